@@ -1,0 +1,107 @@
+# Two commands: `make demo` and `make test`. Both set up .venv on first use and start at once afterwards.
+#
+# Variables:
+#   PYTHON=python3.12                          the interpreter .venv is made with (3.10 or newer)
+#   TORCH=torch==2.14.1                        another torch; may carry pip options: TORCH="torch==2.13.0 --index-url URL"
+#   TORCH= VENV_ARGS=--system-site-packages    use the torch that is already installed
+#   VENV=.venv                                 where the environment lives
+#   SPECDEC_BUILD=auto|cpu|cuda|none           what is compiled (see setup.py)
+
+PYTHON ?= python3
+VENV ?= .venv
+VENV_ARGS ?=
+TORCH ?= torch==2.13.0
+PYTEST_ARGS ?=
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+BIN := $(abspath $(VENV))/bin
+export PATH := $(BIN):$(PATH)
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+PYTEST := $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+STAMPS := $(VENV)/stamps
+TORCH_STAMP := $(STAMPS)/torch-$(shell cksum <<<'$(TORCH)' | cut -d' ' -f1)
+READY := $(STAMPS)/build $(STAMPS)/test
+NATIVE := setup.py pyproject.toml $(shell find csrc -not -name '.*' 2>/dev/null)
+
+# $(call lane,name,command): run a command under a heading, with its duration.
+define lane
+@printf '\n== %s\n' '$(1)'; SECONDS=0; \
+{ $(2); } || { printf '== %s: FAILED after %d s\n' '$(1)' "$$SECONDS"; exit 1; }; \
+printf '== %s: passed in %d s\n' '$(1)' "$$SECONDS"
+endef
+
+.PHONY: help demo test bench lint types clean distclean environment
+.PHONY: lane-architecture lane-unit lane-kernels
+
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
+
+demo: $(STAMPS)/build ## Generate text with and without speculation on the bundled models and check that it is equal
+	@$(BIN)/specdec demo
+
+test: lint types lane-architecture lane-kernels lane-unit ## Style, types and all test lanes
+
+lint: $(READY) ## ruff
+	$(call lane,lint,$(BIN)/ruff check .)
+
+types: $(READY) ## mypy
+	$(call lane,types,$(BIN)/mypy)
+
+lane-architecture: $(READY) ## Tests of layers, sizes, names, imports and documents
+	$(call lane,architecture,$(PYTEST) -q tests/architecture)
+
+lane-kernels: $(READY) ## Tests of the operators, on every backend that is there
+	$(call lane,kernels,$(PYTEST) -q tests/kernels)
+
+lane-unit: $(READY) ## Tests of everything else: rules, caches, targets, drafters, engine, command line
+	$(call lane,unit,$(PYTEST) -q tests --ignore=tests/architecture --ignore=tests/kernels)
+
+bench: $(READY) ## Benchmarks of operators and steps
+	@$(PYTEST) -q benchmarks --benchmark-only
+
+environment: $(READY) ## Set up .venv without running anything
+
+clean: ## Remove everything that was built or cached, but not .venv
+	@rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis .benchmarks $(STAMPS)/build
+	@find specdec_fast kernels tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	@find kernels -name '*.so' -delete
+
+distclean: clean ## Remove .venv as well
+	@rm -rf $(VENV)
+
+# -- the environment: each step leaves a stamp, so it runs once -------------------------------------------------------
+
+$(STAMPS)/venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || { \
+	  echo "specdec-fast needs Python 3.10 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1 || echo missing)." \
+	       "Name another one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@echo "setting up $(VENV) ($$($(PYTHON) --version))"
+	@$(PYTHON) -m venv $(VENV_ARGS) $(VENV) || { \
+	  echo "'$(PYTHON) -m venv' failed; on Debian and Ubuntu install the package python3-venv"; exit 1; }
+	@mkdir -p $(STAMPS) && touch $@
+
+# torch first: whatever else asks for torch is then content with it, and no second (far larger) build is fetched.
+$(TORCH_STAMP): $(STAMPS)/venv
+	@if [[ -n '$(TORCH)' ]]; then echo 'installing $(TORCH)'; $(PIP) install -q $(TORCH); fi
+	@$(BIN)/python -c 'import torch' || { echo "no torch in $(VENV); leave TORCH= out, or name one"; exit 1; }
+	@rm -f $(STAMPS)/torch-* && touch $@
+
+$(STAMPS)/demo: requirements/demo.txt $(TORCH_STAMP)
+	@echo 'installing requirements/demo.txt'
+	@$(PIP) install -q -r $<
+	@touch $@
+
+$(STAMPS)/build: $(NATIVE) $(STAMPS)/demo
+	@echo 'building specdec-fast'
+	@$(PIP) install -q --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(STAMPS)/test: requirements/test.txt $(STAMPS)/demo
+	@echo 'installing requirements/test.txt'
+	@$(PIP) install -q -r $<
+	@touch $@

@@ -1,0 +1,96 @@
+// What every binding needs to read its tensor arguments. std::invalid_argument arrives in Python as ValueError.
+#pragma once
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <optional>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+#include "scalar.h"
+
+namespace specdec::bindings {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+template <class... Parts>
+[[noreturn, gnu::noinline, gnu::cold]] void reject(const Parts&... parts) {
+  std::ostringstream text;
+  (text << ... << parts);
+  throw std::invalid_argument(text.str());
+}
+
+// Throws ValueError with the joined parts unless `good`. Write "op: name is <got>, expected <what>; <remedy>".
+#define SPECDEC_CHECK(good, ...)                                      \
+  do {                                                                \
+    if (__builtin_expect(!(good), 0)) ::specdec::bindings::reject(__VA_ARGS__); \
+  } while (0)
+
+inline Scalar scalar_of(const Tensor& tensor, const char* what) {
+  switch (tensor.scalar_type()) {
+    case ScalarType::Float:
+      return Scalar::Float32;
+    case ScalarType::BFloat16:
+      return Scalar::BFloat16;
+    case ScalarType::Half:
+      return Scalar::Half;
+    case ScalarType::Double:
+      return Scalar::Float64;
+    default:
+      reject(what, " has an unsupported dtype, expected float32, bfloat16, float16 or float64");
+  }
+}
+
+inline std::string shape_of(const Tensor& tensor) {
+  std::ostringstream text;
+  text << '[';
+  for (int64_t i = 0; i < tensor.dim(); ++i) text << (i ? ", " : "") << tensor.size(i);
+  text << ']';
+  return text.str();
+}
+
+template <class T>
+struct TorchType;
+template <>
+struct TorchType<float> {
+  static constexpr ScalarType type = ScalarType::Float;
+  static constexpr const char* name = "float32";
+};
+template <>
+struct TorchType<int32_t> {
+  static constexpr ScalarType type = ScalarType::Int;
+  static constexpr const char* name = "int32";
+};
+template <>
+struct TorchType<int64_t> {
+  static constexpr ScalarType type = ScalarType::Long;
+  static constexpr const char* name = "int64";
+};
+template <>
+struct TorchType<int8_t> {
+  static constexpr ScalarType type = ScalarType::Char;
+  static constexpr const char* name = "int8";
+};
+template <>
+struct TorchType<bool> {
+  static constexpr ScalarType type = ScalarType::Bool;
+  static constexpr const char* name = "bool";
+};
+
+// Pointer to a contiguous tensor of T; ValueError otherwise.
+template <class T>
+const T* input(const Tensor& tensor, const char* what) {
+  SPECDEC_CHECK(tensor.scalar_type() == TorchType<T>::type, what, " has the wrong dtype, expected ", TorchType<T>::name);
+  SPECDEC_CHECK(tensor.is_contiguous(), what, " is not contiguous (shape ", shape_of(tensor), "); call .contiguous()");
+  return static_cast<const T*>(tensor.const_data_ptr());
+}
+
+template <class T>
+T* output(const Tensor& tensor, const char* what) {
+  return const_cast<T*>(input<T>(tensor, what));
+}
+
+}  // namespace specdec::bindings

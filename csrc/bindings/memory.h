@@ -1,0 +1,89 @@
+// Reads the tensor arguments of the cache operators; the same for CPU and CUDA.
+#pragma once
+#include <vector>
+
+#include "bindings/arguments.h"
+#include "kv_commit/kv_cpu.h"
+
+namespace specdec::bindings {
+
+// Memory layout of a cache [pages, page_size, ...] whose slots consist of equally spaced contiguous runs.
+inline CacheLayout layout_of(const Tensor& cache, const char* op) {
+  const int64_t dims = cache.dim(), size = static_cast<int64_t>(cache.element_size());
+  int64_t run = 1, axis = dims - 1;
+  while (axis >= 2 && (cache.size(axis) == 1 || cache.stride(axis) == run)) run *= cache.size(axis--);
+  int64_t runs = 1, run_stride = run;
+  for (; axis >= 2; --axis) {
+    if (cache.size(axis) == 1) continue;
+    SPECDEC_CHECK(runs == 1, op, ": a cache of shape ", shape_of(cache),
+                  " has slots that are not equally spaced runs, expected [pages, page_size, heads, width] with a contiguous last axis; "
+                  "pass the cache itself or a view that only swaps two axes");
+    runs = cache.size(axis);
+    run_stride = cache.stride(axis);
+  }
+  return {static_cast<char*>(cache.mutable_data_ptr()), cache.stride(0) * size, cache.stride(1) * size, runs, run_stride * size, run * size};
+}
+
+inline void list_layouts(const std::vector<Tensor>& caches, std::vector<CacheLayout>& layouts) {
+  SPECDEC_CHECK(!caches.empty(), "kv_commit: the list of caches is empty, expected at least one tensor");
+  layouts.clear();
+  for (const Tensor& cache : caches) {
+    SPECDEC_CHECK(cache.dim() >= 2 && cache.size(0) == caches[0].size(0) && cache.size(1) == caches[0].size(1),
+                  "kv_commit: a cache has shape ", shape_of(cache), ", expected the pages and page size of the first, ", shape_of(caches[0]),
+                  "; one call serves caches that share a page table");
+    layouts.push_back(layout_of(cache, "kv_commit"));
+  }
+}
+
+// Rows of a CacheTable's layout tensor, int64 [n, 6] on the host, are CacheLayouts.
+inline const CacheLayout* table_layouts(const Tensor& layout, int64_t& count) {
+  static_assert(sizeof(CacheLayout) == 6 * sizeof(int64_t));
+  SPECDEC_CHECK(layout.dim() == 2 && layout.size(1) == 6 && layout.is_cpu(), "kv_commit: layout must come from a CacheTable");
+  count = layout.size(0);
+  return reinterpret_cast<const CacheLayout*>(input<int64_t>(layout, "kv_commit: layout"));
+}
+
+inline CommitArguments commit_arguments(
+    const Tensor& page_table, const Tensor& lengths, const Tensor& path, const Tensor& offsets, const Tensor& num_accepted,
+    int64_t pages, int64_t page_size) {
+  const int64_t rows = lengths.numel();
+  SPECDEC_CHECK(page_table.dim() == 2 && page_table.size(0) == rows && path.dim() == 2 && path.size(0) == rows && path.size(1) >= 1 &&
+                    offsets.numel() == rows + 1 && num_accepted.numel() == rows,
+                "kv_commit: page_table ", shape_of(page_table), ", path ", shape_of(path), ", offsets ", shape_of(offsets), ", num_accepted ",
+                shape_of(num_accepted), " do not fit lengths ", shape_of(lengths), "; expected [B, P], [B, D + 1], [B + 1], [B], [B]");
+  return {input<int32_t>(page_table, "kv_commit: page_table"),
+          input<int32_t>(lengths, "kv_commit: lengths"),
+          input<int32_t>(path, "kv_commit: path"),
+          input<int32_t>(offsets, "kv_commit: offsets"),
+          input<int32_t>(num_accepted, "kv_commit: num_accepted"),
+          rows, page_table.size(1), path.size(1), pages, page_size};
+}
+
+inline NewEntries entries_of(const Tensor& entries, const Tensor& cache, const Tensor& slots, const char* name) {
+  const bool fits = entries.dim() == 3 && cache.dim() == 4 && entries.size(0) == slots.numel() && entries.size(1) == cache.size(2) &&
+                    entries.size(2) == cache.size(3) && entries.scalar_type() == cache.scalar_type();
+  SPECDEC_CHECK(fits, "kv_stage: ", name, " has shape ", shape_of(entries), ", expected [", slots.numel(),
+                ", heads, width] with heads, width and dtype of its cache ", shape_of(cache));
+  SPECDEC_CHECK((entries.stride(2) == 1 || entries.size(2) == 1) && (cache.stride(3) == 1 || cache.size(3) == 1), "kv_stage: the last axis of ",
+                name, " or its cache is strided, expected contiguous; call .contiguous() on it");
+  const int64_t size = static_cast<int64_t>(entries.element_size());
+  return {static_cast<const char*>(entries.const_data_ptr()), entries.stride(0) * size, entries.stride(1) * size};
+}
+
+// One run per head: heads of new entries may be strided.
+inline CacheLayout head_layout(const Tensor& cache) {
+  const int64_t size = static_cast<int64_t>(cache.element_size());
+  return {static_cast<char*>(cache.mutable_data_ptr()), cache.stride(0) * size, cache.stride(1) * size,
+          cache.size(2), cache.stride(2) * size, cache.size(3) * size};
+}
+
+inline StageArguments stage_arguments(
+    const Tensor& key, const Tensor& value, const Tensor& key_cache, const Tensor& value_cache, const Tensor& slots) {
+  const NewEntries new_key = entries_of(key, key_cache, slots, "key"), new_value = entries_of(value, value_cache, slots, "value");
+  SPECDEC_CHECK(key_cache.size(0) == value_cache.size(0) && key_cache.size(1) == value_cache.size(1), "kv_stage: value_cache has shape ",
+                shape_of(value_cache), ", expected the pages and page size of key_cache ", shape_of(key_cache));
+  return {new_key, new_value, head_layout(key_cache), head_layout(value_cache), input<int64_t>(slots, "kv_stage: slots"),
+          slots.numel(), key_cache.size(0), key_cache.size(1)};
+}
+
+}  // namespace specdec::bindings

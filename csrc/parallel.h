@@ -1,0 +1,30 @@
+// Threads for kernels that take plain pointers. The extension implements `run_parallel` with torch's thread pool
+// (csrc/bindings/module.cpp); other programs (csrc/sanitize) bring their own.
+#pragma once
+#include <cstdint>
+
+namespace specdec {
+
+using RangeFunction = void (*)(int64_t begin, int64_t end, void* context);
+
+// Runs function over disjoint pieces of [begin, end) of at least `grain` items; returns when all are done.
+void run_parallel(int64_t begin, int64_t end, int64_t grain, RangeFunction function, void* context);
+
+// Threads that run_parallel may use.
+int thread_count();
+
+// body(begin, end) over [begin, end). Stays on the calling thread when everything fits into one grain: starting other
+// threads costs from ten microseconds to far more on a loaded machine, so grains must stand for real work.
+template <class Body>
+inline void parallel_for(int64_t begin, int64_t end, int64_t grain, const Body& body) {
+  if (begin >= end) return;
+  if (end - begin <= grain) {
+    body(begin, end);
+    return;
+  }
+  run_parallel(
+      begin, end, grain, [](int64_t b, int64_t e, void* context) { (*static_cast<const Body*>(context))(b, e); },
+      const_cast<void*>(static_cast<const void*>(&body)));
+}
+
+}  // namespace specdec

@@ -1,0 +1,258 @@
+// Vectors of SPECDEC_LANES floats in namespace SPECDEC_ISA: arithmetic, loads, exponentials, Philox and noise.
+// Included by one source file per instruction set (rows_*.cpp), never alone. GCC's and clang's vector extensions give
+// the arithmetic; intrinsics serve only where these have no word for it.
+#include <cfloat>
+#include <cstdint>
+#include <cstring>
+
+#include "random.h"
+#include "scalar.h"
+
+#define SPECDEC_INLINE static inline __attribute__((always_inline))
+
+namespace specdec {
+namespace SPECDEC_ISA {
+
+constexpr int N = SPECDEC_LANES;
+typedef float F __attribute__((vector_size(4 * N)));
+typedef int32_t I __attribute__((vector_size(4 * N)));
+typedef uint32_t U __attribute__((vector_size(4 * N)));
+typedef uint64_t W __attribute__((vector_size(4 * N)));  // N / 2 lanes
+typedef int64_t L __attribute__((vector_size(4 * N)));
+typedef double D __attribute__((vector_size(4 * N)));
+typedef float HalfF __attribute__((vector_size(2 * N)));  // N / 2 lanes
+typedef uint16_t Short __attribute__((vector_size(2 * N)));
+
+template <class To, class From>
+SPECDEC_INLINE To bits(From from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  std::memcpy(&to, &from, sizeof to);
+  return to;
+}
+SPECDEC_INLINE F all(float value) { return value - F{}; }
+SPECDEC_INLINE U all(uint32_t value) { return value - U{}; }
+SPECDEC_INLINE W all(uint64_t value) { return value - W{}; }
+SPECDEC_INLINE I all(int32_t value) { return value - I{}; }
+SPECDEC_INLINE D all(double value) { return value - D{}; }
+SPECDEC_INLINE I iota() {
+  I out;
+  for (int i = 0; i < N; ++i) out[i] = i;
+  return out;
+}
+SPECDEC_INLINE F larger(F a, F b) { return a > b ? a : b; }  // b if a is NaN
+
+// a * b + c: one rounding where the instruction set has it. Never used for noise.
+SPECDEC_INLINE F fma(F a, F b, F c) {
+#if SPECDEC_LANES == 16
+  return (F)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif SPECDEC_LANES == 8
+  return (F)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+  return a * b + c;
+#endif
+}
+SPECDEC_INLINE D fma(D a, D b, D c) {
+#if SPECDEC_LANES == 16
+  return (D)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
+#elif SPECDEC_LANES == 8
+  return (D)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
+#else
+  return a * b + c;
+#endif
+}
+// Products of the low halves of 64-bit lanes; high halves are ignored.
+SPECDEC_INLINE W multiply_low(W a, W b) {
+#if SPECDEC_LANES == 16
+  return (W)_mm512_mul_epu32((__m512i)a, (__m512i)b);
+#elif SPECDEC_LANES == 8
+  return (W)_mm256_mul_epu32((__m256i)a, (__m256i)b);
+#elif defined(__SSE2__)
+  return (W)_mm_mul_epu32((__m128i)a, (__m128i)b);
+#else
+  return (a & 0xffffffffu) * (b & 0xffffffffu);
+#endif
+}
+SPECDEC_INLINE bool any(I mask) {
+#if SPECDEC_LANES == 16
+  return _mm512_movepi32_mask((__m512i)mask) != 0;
+#elif SPECDEC_LANES == 8
+  return _mm256_movemask_ps((__m256)mask) != 0;
+#elif defined(__SSE2__)
+  return _mm_movemask_ps((__m128)mask) != 0;
+#else
+  int32_t found = 0;
+  for (int i = 0; i < N; ++i) found |= mask[i];
+  return found != 0;
+#endif
+}
+// a0 b0 a1 b1 ...: first half of the lanes, then second half.
+SPECDEC_INLINE void interleave(W a, W b, U* low, U* high) {
+  W lo, hi;
+#ifdef __clang__
+  for (int i = 0; i < N / 4; ++i) {
+    lo[2 * i] = a[i];
+    lo[2 * i + 1] = b[i];
+    hi[2 * i] = a[N / 4 + i];
+    hi[2 * i + 1] = b[N / 4 + i];
+  }
+#else
+  W first, second;
+  for (int i = 0; i < N / 2; ++i) {
+    first[i] = (i & 1 ? N / 2 : 0) + i / 2;
+    second[i] = (i & 1 ? N / 2 : 0) + N / 4 + i / 2;
+  }
+  lo = __builtin_shuffle(a, b, first);
+  hi = __builtin_shuffle(a, b, second);
+#endif
+  *low = bits<U>(lo);
+  *high = bits<U>(hi);
+}
+
+SPECDEC_INLINE F widen_lanes(const float* p) {
+  F out;
+  std::memcpy(&out, p, sizeof out);
+  return out;
+}
+SPECDEC_INLINE F widen_lanes(const BFloat16* p) {
+  Short raw;
+  std::memcpy(&raw, p, sizeof raw);
+  return bits<F>(__builtin_convertvector(raw, U) << 16);
+}
+SPECDEC_INLINE F widen_lanes(const Half* p) {
+#if SPECDEC_LANES == 16
+  return (F)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+#elif SPECDEC_LANES == 8
+  return (F)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#else
+  F out;
+  for (int i = 0; i < N; ++i) out[i] = widen(p[i]);
+  return out;
+#endif
+}
+constexpr float kInfinity = __builtin_inff();
+SPECDEC_INLINE float lowest_of(float) { return -kInfinity; }
+SPECDEC_INLINE BFloat16 lowest_of(BFloat16) { return {0xff80u}; }
+SPECDEC_INLINE Half lowest_of(Half) { return {0xfc00u}; }
+
+// The next N elements, or `count` < N of them padded with -inf.
+template <class In>
+SPECDEC_INLINE F load(const In* p, int64_t count) {
+  if (__builtin_expect(count >= N, 1)) return widen_lanes(p);
+  In padded[N];
+  for (int i = 0; i < N; ++i) padded[i] = i < count ? p[i] : lowest_of(In{});
+  return widen_lanes(padded);
+}
+SPECDEC_INLINE void store(float* p, F value) { std::memcpy(p, &value, sizeof value); }
+
+SPECDEC_INLINE float reduce_max(F v) {
+  float best = v[0];
+  for (int i = 1; i < N; ++i) best = v[i] > best ? v[i] : best;
+  return best;
+}
+SPECDEC_INLINE double reduce_sum(F v) {
+  double sum = 0;
+  for (int i = 0; i < N; ++i) sum += v[i];
+  return sum;
+}
+
+// Nearest integers of |x| < 2^22 as a float; *power becomes 2^n (n from -126 to 127).
+SPECDEC_INLINE F split_power(F x, F* power) {
+  const F magic = all(12582912.0f);
+  const F shifted = x + magic;
+  *power = bits<F>((bits<I>(shifted) << 23) + 0x3f800000);
+  return shifted - magic;
+}
+// 2^x for -126 <= x <= 127 up to a relative error of 2e-7, as factors; NaN stays NaN.
+SPECDEC_INLINE F exp2_factor(F x, F* power) {
+  const F f = x - split_power(x, power);
+  F poly = all(0.0013276466634124517f);
+  poly = fma(poly, f, all(0.009675540961325169f));
+  poly = fma(poly, f, all(0.05550713464617729f));
+  poly = fma(poly, f, all(0.24022120237350464f));
+  poly = fma(poly, f, all(0.6931469440460205f));
+  return fma(poly, f, all(1.0000001192092896f));
+}
+// e^x to 2 ulp for x <= 88; 0 below -87.3 (results would be subnormal); NaN stays NaN.
+SPECDEC_INLINE F exp(F x) {
+  const I zero = x < -87.3f;
+  const F clamped = x < -87.3f ? all(-87.3f) : x;
+  F power;
+  const F n = split_power(clamped * 1.44269504f, &power);
+  F r = fma(n, all(-0.693359375f), clamped);
+  r = fma(n, all(0.00021219444f), r);
+  F poly = all(0.0013950599823147058f);
+  poly = fma(poly, r, all(0.008368954062461853f));
+  poly = fma(poly, r, all(0.04166620597243309f));
+  poly = fma(poly, r, all(0.166665181517601f));
+  poly = fma(poly, r, all(0.5f));
+  poly = fma(poly, r * r, r) + 1.0f;
+  return zero ? F{} : poly * power;
+}
+// e^x for x <= 0 in double, to a few units of 1e-16; 0 below -700.
+SPECDEC_INLINE D exp(D x) {
+  const D clamped = x < -700.0 ? all(-700.0) : x;
+  const D magic = all(6755399441055744.0);
+  const D shifted = clamped * 1.4426950408889634 + magic;
+  const D n = shifted - magic;
+  const D power = bits<D>((bits<L>(shifted) << 52) + 0x3ff0000000000000);
+  D r = fma(n, all(-0.693145751953125), clamped);
+  r = fma(n, all(-1.42860682030941723e-6), r);
+  constexpr double inverse_factorial[13] = {1.0,       1.0,        1.0 / 2,     1.0 / 6,       1.0 / 24,
+                                            1.0 / 120, 1.0 / 720,  1.0 / 5040,  1.0 / 40320,   1.0 / 362880,
+                                            1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600};
+  D poly = all(inverse_factorial[12]);
+  for (int i = 11; i >= 0; --i) poly = fma(poly, r, all(inverse_factorial[i]));
+  return x < -700.0 ? D{} : poly * power;
+}
+
+// Noise: the arithmetic of random.h lane by lane, so no fma here.
+SPECDEC_INLINE F noise_log(F y) {
+  const I raw = bits<I>(y);
+  const I exponent = (raw - static_cast<int32_t>(noise::kSqrtHalfBits)) >> 23;
+  const F f = bits<F>(raw - (exponent << 23)) - 1.0f;
+  const F e = __builtin_convertvector(exponent, F);
+  F poly = all(noise::kP[7]);
+  for (int i = 6; i >= 0; --i) poly = poly * f + noise::kP[i];
+  const F square = f * f;
+  F tail = poly * f * square;
+  tail = tail + e * noise::kLn2Low;
+  tail = tail - square * 0.5f;
+  return (f + tail) + e * noise::kLn2High;
+}
+SPECDEC_INLINE F from_words(U word) {  // nearest float of each word
+  return __builtin_convertvector(word, F);
+}
+SPECDEC_INLINE F gumbel_of(U word) {
+  const F x = (from_words(word) + 0.5f) * noise::kInverse32;
+  F poly = all(noise::kQ[4]);
+  for (int i = 3; i >= 0; --i) poly = poly * x + noise::kQ[i];
+  const F small = x + (x * x) * poly;
+  const F large = -noise_log((from_words(~word) + 0.5f) * noise::kInverse32);
+  return -noise_log(word < noise::kSplit ? small : large);
+}
+
+// Words of the 2 N tokens from `first`, a multiple of four.
+SPECDEC_INLINE void philox(const Counter& counter, uint32_t first, U* low, U* high) {
+  W x0, x1 = all(uint64_t{counter.position}), x2 = all(uint64_t{counter.index}), x3 = all(uint64_t{counter.stream});
+  for (int i = 0; i < N / 2; ++i) x0[i] = i;
+  x0 += first >> 2;
+  const W m0 = all(uint64_t{noise::kMultiply0}), m1 = all(uint64_t{noise::kMultiply1});
+  uint32_t k0 = counter.key0, k1 = counter.key1;
+#pragma GCC unroll 10
+  for (int round = 0; round < 10; ++round) {
+    // only the low halves of lanes count; multiply_low ignores the rest
+    const W a = multiply_low(x0, m0), b = multiply_low(x2, m1);
+    x0 = (b >> 32) ^ x1 ^ uint64_t{k0};
+    x2 = (a >> 32) ^ x3 ^ uint64_t{k1};
+    x1 = b;
+    x3 = a;
+    k0 += noise::kWeyl0;
+    k1 += noise::kWeyl1;
+  }
+  const uint64_t half = 0xffffffffu;
+  interleave((x0 & half) | (x1 << 32), (x2 & half) | (x3 << 32), low, high);
+}
+
+}  // namespace SPECDEC_ISA
+}  // namespace specdec

@@ -1,0 +1,42 @@
+"""Operators of speculative decoding: each a plain PyTorch reference beside faster kernels of the same contract.
+
+Depends on torch alone at import; extensions are loaded by the first call that can use them. `explain()` says which
+kernel serves what and why.
+"""
+
+from __future__ import annotations
+
+from .dispatch import OPS, Backend, FallbackWarning, Op, UnsupportedError, explain, use_backend
+
+# Every operator's name is also the name of its folder: importing it here makes `specdec_kernels.<name>` the operator.
+from .chain_verify import chain_thresholds, chain_verify
+from .draw_sample import draw_sample
+from .kv_commit import CacheTable, kv_commit
+from .kv_stage import kv_stage
+from .law_stats import law_stats
+from .replay_sample import replay_sample
+from .tree_attention import tree_attention
+from .tree_plan import TreePlan, tree_plan
+from .tree_verify import tree_verify
+
+__all__ = [
+    "OPS",
+    "Backend",
+    "CacheTable",
+    "FallbackWarning",
+    "Op",
+    "TreePlan",
+    "UnsupportedError",
+    "chain_thresholds",
+    "chain_verify",
+    "draw_sample",
+    "explain",
+    "kv_commit",
+    "kv_stage",
+    "law_stats",
+    "replay_sample",
+    "tree_attention",
+    "tree_plan",
+    "tree_verify",
+    "use_backend",
+]

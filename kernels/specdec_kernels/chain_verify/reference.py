@@ -1,0 +1,273 @@
+"""Plain PyTorch definition of chain_verify and chain_thresholds."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import expect
+from ..law_stats.reference import law_weights
+from ..random import ACCEPT, BLOCK, RECOVER, draw_from_weights, uniform, words
+
+CHOSEN = 0
+"""The proposal is a point mass (n-gram, retrieval, arg-max heads): q(x) = 1."""
+DRAWN = 1
+"""The proposal was drawn from row ``law_row`` of the draft laws. On a chain every other non-zero mark means the same."""
+
+Law = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+"""(logits, inv_t, lse, cut, tie_id)"""
+
+
+def check(
+    tokens: Tensor,
+    offsets: Tensor,
+    drawn: Tensor,
+    law_row: Tensor,
+    target: Law,
+    draft: Law | None,
+    token_ids: Tensor | None,
+    seeds: Tensor | None = None,
+    root_positions: Tensor | None = None,
+    uniforms: Tensor | None = None,
+    race: tuple[Tensor, Tensor] | None = None,
+    *,
+    max_depth: int | None = None,
+) -> None:
+    """Raises ValueError for arguments that chain_verify cannot take; without randomness, for chain_thresholds."""
+    op = "chain_verify" if max_depth is not None else "chain_thresholds"
+    nodes = expect.tensor(op, "tokens", tokens, torch.int64, "M").shape[0]
+    expect.offsets(op, offsets, nodes)
+    batch = offsets.shape[0] - 1
+    expect.tensor(op, "drawn", drawn, torch.int8, nodes)
+    expect.tensor(op, "law_row", law_row, torch.int32, nodes)
+    vocab = expect.law(op, "target", target, nodes)[0].shape[1]
+    used = _ChainNodes.of(offsets, nodes)
+    inner = used.index > 0
+    expect.values(op, "tokens", ~inner | ((tokens >= 0) & (tokens < vocab)), tokens, f"an id in [0, {vocab})")
+    from_law = inner & (drawn != CHOSEN)
+    if draft is None:
+        expect.values(op, "drawn", ~from_law, drawn, "0 (chosen) everywhere when there are no draft laws")
+    else:
+        laws, width = expect.law(op, "draft", draft, "R")[0].shape
+        expect.values(
+            op, "law_row", ~from_law | ((law_row >= 0) & (law_row < laws)), law_row, f"a draft law in [0, {laws})"
+        )
+        if token_ids is not None:
+            expect.tensor(op, "token_ids", token_ids, torch.int64, width)
+            expect.values(op, "token_ids", (token_ids >= 0) & (token_ids < vocab), token_ids, f"in [0, {vocab})")
+        elif width > vocab:
+            raise ValueError(
+                f"{op}: draft laws have {width} columns, target laws {vocab}; expected at most as many; slice off "
+                "padding or pass token_ids"
+            )
+    if max_depth is None:
+        return
+    expect.tensor(op, "seeds", seeds, torch.int64, batch)
+    expect.tensor(op, "root_positions", root_positions, torch.int32, batch)
+    if uniforms is not None:
+        expect.tensor(op, "uniforms", uniforms, torch.float32, nodes)
+    if race is not None:
+        if not isinstance(race, (tuple, list)) or len(race) != 2:
+            raise ValueError(f"{op}: race is {type(race).__name__}; expected (block noise, token noise)")
+        expect.tensor(op, "race block noise", race[0], torch.float32, batch, (vocab + BLOCK - 1) // BLOCK)
+        expect.tensor(op, "race token noise", race[1], torch.float32, batch, vocab)
+    expect.depth(op, max_depth)
+    longest = int((offsets[1:] - offsets[:-1]).max()) - 1 if batch else 0
+    if longest > max_depth:
+        raise ValueError(
+            f"{op}: a row has {longest} draft tokens; expected at most max_depth = {max_depth}; drawn tokens must all "
+            "be verified, so pass a larger max_depth"
+        )
+
+
+class _ChainNodes(NamedTuple):
+    row: Tensor  # int64 [M], -1 for tail nodes
+    index: Tensor  # int64 [M], within the row; 0 for roots and tail nodes
+    has_child: Tensor  # bool [M]
+
+    @classmethod
+    def of(cls, offsets: Tensor, nodes: int) -> _ChainNodes:
+        packed = torch.arange(nodes, device=offsets.device)
+        bounds = offsets.long()
+        row = torch.searchsorted(bounds, packed, right=True) - 1
+        tail = packed >= bounds[-1]
+        row = row.clamp(max=max(len(bounds) - 2, 0))
+        has_child = ~tail & (packed + 1 < bounds[(row + 1).clamp(max=len(bounds) - 1)])
+        return cls(torch.where(tail, -1, row), torch.where(tail, 0, packed - bounds[row]), has_child)
+
+
+def _log_weight_at(law: Law, rows: Tensor, columns: Tensor) -> Tensor:
+    """Log weight of one column of each given law row, -inf where it has none."""
+    logits, inv_t, lse, cut, tie_id = law
+    level = logits[rows, columns].to(inv_t.dtype)
+    keep = (level > cut[rows]) | ((level == cut[rows]) & (columns <= tie_id[rows]))
+    value = torch.where(inv_t[rows] == 0, 0.0, level * inv_t[rows] - lse[rows])
+    return torch.where(keep, value, -torch.inf).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
+
+
+def _accept(tokens: Tensor, chain: _ChainNodes, drawn: Tensor, law_row: Tensor, target: Law, draft: Law | None,
+            token_ids: Tensor | None) -> Tensor:
+    """Accept threshold of every node: 1 at roots, 0 at tail nodes, min(1, p(x) / q(x)) elsewhere."""
+    nodes = tokens.shape[0]
+    inner = chain.index > 0
+    column = torch.where(inner, tokens, 0)
+    parent = (torch.arange(nodes, device=tokens.device) - 1).clamp(min=0)
+    log_p = _log_weight_at(target, parent, column)
+    log_q = torch.zeros_like(log_p)
+    if draft is not None and draft[0].shape[0] > 0:
+        from_law = inner & (drawn != CHOSEN)
+        if token_ids is not None:
+            same = token_ids[None, :] == column[:, None]
+            known, column = same.any(1), same.int().argmax(1)
+        else:
+            known = column < draft[0].shape[1]
+            column = torch.where(known, column, 0)
+        q = _log_weight_at(draft, torch.where(from_law, law_row, 0).long(), column)
+        q = torch.where(known, q, -torch.inf).to(torch.promote_types(log_p.dtype, q.dtype))
+        log_q = torch.where(from_law, q, log_q.to(q.dtype))
+    # q(x) = 0 means that x was not drawn from this law; rejecting it keeps the target's law whatever x is
+    ratio = torch.where(log_q == -torch.inf, 0.0, (log_p - log_q).exp().clamp(max=1.0))
+    ratio = torch.where(inner, ratio, 1.0)
+    return torch.where(chain.row < 0, 0.0, ratio)
+
+
+def _residual(nodes: Tensor, tokens: Tensor, chain: _ChainNodes, drawn: Tensor, law_row: Tensor, target: Law,
+              draft: Law | None, token_ids: Tensor | None) -> Tensor:
+    """Weights of the token that is drawn if the walk stops at these nodes: float [N, V]."""
+    p = law_weights(*(part[nodes] for part in target))
+    has_child = chain.has_child[nodes]
+    child = torch.where(has_child, nodes + 1, 0)
+    chosen = has_child & (drawn[child] == CHOSEN)
+    from_law = has_child & (drawn[child] != CHOSEN)
+    rest = p.clone()
+    rest[chosen, tokens[child[chosen]]] = 0.0
+    if bool(from_law.any()):
+        assert draft is not None
+        q = law_weights(*(part[law_row[child[from_law]].long()] for part in draft))
+        dtype = torch.promote_types(p.dtype, q.dtype)
+        p, rest = p.to(dtype), rest.to(dtype)
+        spread = torch.zeros(q.shape[0], p.shape[1], dtype=dtype, device=p.device)
+        if token_ids is None:
+            spread[:, : q.shape[1]] = q
+        else:
+            spread[:, token_ids] = q.to(dtype)
+        rest[from_law] = (rest[from_law] - spread).clamp(min=0.0)
+    elif draft is not None:
+        dtype = torch.promote_types(p.dtype, draft[1].dtype)
+        p, rest = p.to(dtype), rest.to(dtype)
+    # nothing left: p <= q up to rounding, so a rejection here is itself rounding; p is the law to draw from
+    empty = rest.sum(1, dtype=torch.float64) <= 0
+    return torch.where(empty[:, None], p, rest)
+
+
+def chain_verify(
+    tokens: Tensor,
+    offsets: Tensor,
+    drawn: Tensor,
+    law_row: Tensor,
+    target: Law,
+    draft: Law | None,
+    token_ids: Tensor | None,
+    seeds: Tensor,
+    root_positions: Tensor,
+    uniforms: Tensor | None = None,
+    race: tuple[Tensor, Tensor] | None = None,
+    *,
+    max_depth: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Token-level rejection sampling on a batch of chains: emitted tokens have exactly the target's law.
+
+    Node i of a row (the child of node i - 1) is accepted iff ``u < p(x) / q(x)``, strictly, where p is the target law
+    after node i - 1 and q the law the token was drawn from (q(x) = 1 if it was chosen). After the first rejection the
+    next token is drawn from the positive part of p - q (p without x if it was chosen); after none it is drawn from the
+    law after the last node. The draw is a two-level race (``random.draw_from_weights``); only one row per request is
+    read for it.
+
+    Args:
+        tokens: int64 [M] packed nodes in target ids; the first node of a row is its root.
+        offsets: int32 [B + 1].
+        drawn: int8 [M], CHOSEN or DRAWN; ignored at roots.
+        law_row: int32 [M], row of the draft laws that a drawn node came from; ignored elsewhere.
+        target: (logits [M, V], inv_t [M], lse [M], cut [M], tie_id [M]); row i is the law of the token after node i.
+        draft: (logits [R, Vd], inv_t [R], lse [R], cut [R], tie_id [R]) or None if every node is chosen.
+        token_ids: int64 [Vd], distinct target ids of the draft's columns, or None: column v is id v (Vd <= V).
+        seeds: int64 [B], request seeds.
+        root_positions: int32 [B], absolute positions of the roots.
+        uniforms: float32 [M] in (0, 1) instead of the keyed coins (those of roots are ignored).
+        race: Gumbel noise (blocks [B, ceil(V / 1024)], tokens [B, V]), float32, instead of the keyed one.
+        max_depth: capacity of a path, the root not counted.
+
+    Returns:
+        path: int32 [B, max_depth + 1], packed indices, root first, padded with -1.
+        num_accepted: int32 [B], the root not counted.
+        next_token: int64 [B]. A row without nodes has path -1, 0 and next_token -1; a row that stops at a law without
+        any weight (lse = NaN, see law_stats) has next_token 0.
+
+    Raises:
+        ValueError: wrong shape, dtype, id or law row, or a row with more than max_depth draft tokens.
+
+    Sources: Leviathan, Kalman, Matias (2023), algorithm 1; Chen et al. (2023), algorithm 2.
+    """
+    check(tokens, offsets, drawn, law_row, target, draft, token_ids, seeds, root_positions, uniforms, race,
+          max_depth=max_depth)  # fmt: skip
+    nodes, batch, device = tokens.shape[0], offsets.shape[0] - 1, tokens.device
+    chain = _ChainNodes.of(offsets, nodes)
+    threshold = _accept(tokens, chain, drawn, law_row, target, draft, token_ids)
+    if uniforms is None and batch:
+        of_row = chain.row.clamp(min=0)
+        uniforms = uniform(words(seeds[of_row], root_positions[of_row], chain.index, ACCEPT, 0))
+    start, count = offsets[:-1].long(), (offsets[1:] - offsets[:-1]).long()
+    accepted = torch.zeros(batch, dtype=torch.int64, device=device)
+    walking = count > 0
+    for step in range(1, max_depth + 1):
+        node = (start + step).clamp(max=max(nodes - 1, 0))
+        if nodes == 0 or uniforms is None:
+            break
+        walking = walking & (step < count)
+        walking = walking & (uniforms[node] < threshold[node])
+        accepted += walking
+    steps = torch.arange(max_depth + 1, device=device)
+    path = torch.where((steps <= accepted[:, None]) & (count > 0)[:, None], start[:, None] + steps, -1)
+    next_token = torch.full((batch,), -1, dtype=torch.int64, device=device)
+    real = (count > 0).nonzero().squeeze(1)
+    if len(real):
+        last = (start + accepted)[real]
+        weights = _residual(last, tokens, chain, drawn, law_row, target, draft, token_ids)
+        noise = (race[0][real], race[1][real]) if race is not None else None
+        next_token[real] = draw_from_weights(
+            weights, seeds[real], root_positions[real], accepted[real], RECOVER, noise
+        )
+    return path.to(torch.int32), accepted.to(torch.int32), next_token
+
+
+def chain_thresholds(
+    tokens: Tensor,
+    offsets: Tensor,
+    drawn: Tensor,
+    law_row: Tensor,
+    target: Law,
+    draft: Law | None,
+    token_ids: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """What chain_verify would do, without its randomness: for exact checks of its law, not for a decoding step.
+
+    Args: as in chain_verify.
+
+    Returns:
+        accept: [M], threshold of each node's coin (1 at roots, 0 at tail nodes).
+        residual: [M, V], unnormalised weights of the token drawn if the walk stops at node i: its child was rejected,
+        or it has none. Zero at tail nodes. Both float32, float64 if target or draft logits are.
+
+    Raises:
+        ValueError: as chain_verify.
+    """
+    check(tokens, offsets, drawn, law_row, target, draft, token_ids)
+    nodes = tokens.shape[0]
+    chain = _ChainNodes.of(offsets, nodes)
+    accept = _accept(tokens, chain, drawn, law_row, target, draft, token_ids)
+    packed = torch.arange(nodes, device=tokens.device)
+    residual = _residual(packed, tokens, chain, drawn, law_row, target, draft, token_ids)
+    residual[chain.row < 0] = 0.0
+    return accept.to(residual.dtype), residual

@@ -1,0 +1,247 @@
+"""Operators with several backends: how one is chosen, wished for and explained.
+
+An `Op` owns a plain PyTorch reference and an ordered list of faster backends. The first backend whose `why_not` has
+nothing to say serves the call; the answer is remembered per signature, so a later call costs one dictionary look-up.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch.compiler import is_compiling
+
+REFERENCE = "reference"
+OPS: dict[str, Op] = {}
+
+
+class UnsupportedError(ValueError):
+    """The backend that was asked for cannot serve this call; the message lists every backend's reason."""
+
+
+class FallbackWarning(UserWarning):
+    """A call is served by the slow reference because no faster backend can serve it."""
+
+
+def _never(*args: Any, **kwargs: Any) -> str | None:
+    return None
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One implementation of an operator.
+
+    name: "cpu", "cuda", "triton", ...; load: returns the callable (imported on first use; same parameters as the
+    operator); why_not: called with the arguments of a call, returns None or one sentence that says why this backend
+    cannot serve it (shapes, dtypes and devices only: its answer is cached per signature, see `Op`); missing: the
+    reason that needs no arguments (extension not built, no such device), or None; graph_device: type of device on which
+    torch.compile may put this backend into a graph (its callable only calls a registered operator with a fake kernel).
+    """
+
+    name: str
+    load: Callable[[], Callable[..., Any]]
+    why_not: Callable[..., str | None] = _never
+    missing: Callable[[], str | None] = _never
+    graph_device: str | None = None
+
+
+class Explanation(NamedTuple):
+    """One row of `explain`: `reason` is None for a backend that can serve."""
+
+    op: str
+    backend: str
+    chosen: bool
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class _Wish:
+    """Backend names asked for: one for all operators and exceptions by operator name."""
+
+    everywhere: str | None
+    by_op: tuple[tuple[str, str], ...] = ()
+
+    def name_for(self, op: str) -> str | None:
+        return dict(self.by_op).get(op, self.everywhere)
+
+
+def _parse_wish(text: str) -> _Wish | None:
+    """"cpu" or "cpu,tree_attention=sdpa" -> wish; "" or "auto" -> None."""
+    everywhere, by_op = None, []
+    for part in filter(None, (p.strip() for p in text.split(","))):
+        op, equals, name = part.rpartition("=")
+        if equals:
+            by_op.append((op.strip(), name.strip()))
+        elif name != "auto":
+            everywhere = name
+    return _Wish(everywhere, tuple(by_op)) if everywhere or by_op else None
+
+
+_WISH: ContextVar[_Wish | None] = ContextVar(
+    "specdec_backend", default=_parse_wish(os.environ.get("SPECDEC_BACKEND", ""))
+)
+
+
+@contextmanager
+def use_backend(name: str | None = None, **by_op: str) -> Iterator[None]:
+    """Inside the block operators run on the named backend, or raise UnsupportedError when it cannot serve a call.
+
+    `use_backend("reference")` for all operators, `use_backend(tree_attention="sdpa")` for one, `use_backend()` for the
+    automatic choice. Holds for the current thread and context only. The environment variable SPECDEC_BACKEND
+    ("cpu", or "cpu,tree_attention=sdpa"), read at import, sets the wish outside of any block.
+
+    Raises: ValueError for an operator that does not exist.
+    """
+    for op in by_op:
+        if op not in OPS:
+            raise ValueError(f"use_backend: no operator {op!r}; there are {', '.join(sorted(OPS))}")
+    token = _WISH.set(_Wish(name, tuple(sorted(by_op.items()))) if name or by_op else None)
+    try:
+        yield
+    finally:
+        _WISH.reset(token)
+
+
+def first_tensor_key(*args: Any, **kwargs: Any) -> Hashable:
+    """Default signature: device and dtype of the first positional argument, which must be a tensor."""
+    first = args[0]
+    return first.dtype if first.is_cpu else (first.device, first.dtype)  # on the CPU every microsecond counts
+
+
+class Op:
+    """Callable operator with a reference and faster backends.
+
+    name: unique; reference: plain PyTorch on any device; backends: in order of preference; key: called with the
+    arguments, returns everything (hashable) that a `why_not` of these backends looks at, device type and dtypes first.
+    The reference is always the last resort; being chosen automatically it warns once per reason.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        reference: Callable[..., Any],
+        backends: list[Backend],
+        key: Callable[..., Hashable] = first_tensor_key,
+    ) -> None:
+        if name in OPS:
+            raise ValueError(f"operator {name!r} is registered twice")
+        self.name = name
+        self.reference = reference
+        self.backends = [*backends, Backend(REFERENCE, lambda: reference)]
+        self.last_backend: str | None = None
+        """Name of the backend that served the latest call in this process (a diagnostic for tests and benchmarks)."""
+        self._key = key
+        self._choices: dict[Hashable, tuple[str, Callable[..., Any]]] = {}
+        self._graph_calls: dict[str, Callable[..., Any]] = {}
+        self._warned: set[str] = set()
+        self.__name__ = self.__qualname__ = name
+        self.__doc__ = reference.__doc__
+        self.__wrapped__ = reference  # inspect.signature and help() show the reference's parameters
+        OPS[name] = self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            return self._traced(*args, **kwargs)
+        wish = _WISH.get()
+        signature = self._key(*args, **kwargs) if wish is None else (wish, self._key(*args, **kwargs))
+        choice = self._choices.get(signature)
+        if choice is None:
+            choice = self._choices[signature] = self._choose(wish, args, kwargs)
+        self.last_backend = choice[0]
+        return choice[1](*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<Op {self.name}: {' > '.join(b.name for b in self.backends)}>"
+
+    def choose(self, *args: Any, **kwargs: Any) -> str:
+        """Name of the backend that would serve this call. Raises: UnsupportedError."""
+        return self._choose(_WISH.get(), args, kwargs, quiet=True)[0]
+
+    def explain(self, *args: Any, **kwargs: Any) -> list[Explanation]:
+        """One row per backend, in order of preference; with arguments, for exactly that call."""
+        wish = _WISH.get()
+        wanted = wish.name_for(self.name) if wish else None
+        rows, taken = [], False
+        for backend in self.backends:
+            reason = self._reason(backend, args, kwargs) if args or kwargs else backend.missing()
+            chosen = not taken and reason is None and wanted in (None, backend.name)
+            taken = taken or chosen
+            rows.append(Explanation(self.name, backend.name, chosen, reason))
+        return rows
+
+    def forget(self) -> None:
+        """Drops cached choices (after an extension was built or loaded by hand)."""
+        self._choices.clear()
+        self._graph_calls.clear()
+        self._warned.clear()
+
+    @staticmethod
+    def _reason(backend: Backend, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+        return backend.missing() or backend.why_not(*args, **kwargs)
+
+    def _choose(
+        self, wish: _Wish | None, args: tuple[Any, ...], kwargs: dict[str, Any], quiet: bool = False
+    ) -> tuple[str, Callable[..., Any]]:
+        wanted = wish.name_for(self.name) if wish is not None else None
+        reasons: list[str] = []
+        for backend in self.backends:
+            if wanted is not None and backend.name != wanted:
+                continue
+            reason = self._reason(backend, args, kwargs)
+            if reason is None:
+                if backend.name == REFERENCE and wanted is None and reasons and not quiet:
+                    self._warn("; ".join(reasons))
+                return backend.name, backend.load()
+            reasons.append(f"{backend.name}: {reason}")
+        everyone = [f"{b.name}: {self._reason(b, args, kwargs) or 'can serve this call'}" for b in self.backends]
+        known = any(b.name == wanted for b in self.backends)
+        problem = "cannot serve this call" if known else "is not a backend of this operator"
+        raise UnsupportedError(f"{self.name}: backend {wanted!r} {problem}. Backends:\n  " + "\n  ".join(everyone))
+
+    def _traced(self, *args: Any, **kwargs: Any) -> Any:
+        """The call as torch.compile sees it: the backend is picked once, while tracing, and is not wished for."""
+        tensors = [a for a in args if isinstance(a, torch.Tensor)]
+        return self._graph_calls[_pick_for_graph(self.name, tensors[0].device.type)](*args, **kwargs)
+
+    def _warn(self, reasons: str) -> None:
+        if reasons not in self._warned:
+            self._warned.add(reasons)
+            warnings.warn(f"{self.name} runs on its slow PyTorch reference ({reasons})", FallbackWarning, stacklevel=4)
+
+
+def _pick_for_graph(name: str, device: str) -> str:
+    """Key of the callable, which is in op._graph_calls afterwards."""
+    op = OPS[name]
+    if device not in op._graph_calls:
+        fits = [b for b in op.backends if b.graph_device == device and b.missing() is None]
+        op._graph_calls[device] = fits[0].load() if fits else op.reference
+    return device
+
+
+# What torch.compiler.assume_constant_result does, without importing the compiler: run while tracing, keep the answer.
+_pick_for_graph._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def explain(op: Op | str | None = None, *args: Any, **kwargs: Any) -> str:
+    """Table of operators and backends, which one is chosen and why the others are not.
+
+    op: an operator, its name, or None for all; args, kwargs: a call to explain exactly. Raises: ValueError for an
+    unknown name.
+    """
+    if isinstance(op, str) and op not in OPS:
+        raise ValueError(f"explain: no operator {op!r}; there are {', '.join(sorted(OPS))}")
+    chosen = [OPS[op]] if isinstance(op, str) else [op] if op is not None else list(OPS.values())
+    rows = [row for each in chosen for row in each.explain(*args, **kwargs)]
+    wide = max((len(row.op) for row in rows), default=0)
+    name_wide = max((len(row.backend) for row in rows), default=0)
+    lines = []
+    for row in rows:
+        verdict = "chosen" if row.chosen else "ready" if row.reason is None else f"no: {row.reason}"
+        lines.append(f"{row.op:<{wide}}  {row.backend:<{name_wide}}  {verdict}")
+    return "\n".join(lines)

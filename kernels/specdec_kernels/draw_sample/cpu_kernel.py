@@ -1,0 +1,27 @@
+"""C++ backend of draw_sample."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .reference import check
+
+_draw_sample = torch.ops.specdec.draw_sample.default
+
+
+def draw_sample(
+    logits: Tensor,
+    inv_t: Tensor,
+    lse: Tensor,
+    cut: Tensor,
+    tie_id: Tensor,
+    seeds: Tensor,
+    root_positions: Tensor,
+    index: Tensor,
+) -> Tensor:
+    try:
+        return _draw_sample(logits, inv_t, lse, cut, tie_id, seeds, root_positions, index)
+    except RuntimeError:
+        check(logits, inv_t, lse, cut, tie_id, seeds, root_positions, index)  # the message with the remedy
+        raise

@@ -1,0 +1,61 @@
+"""Plain PyTorch definition of draw_sample."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .. import expect
+from ..law_stats.reference import law_weights
+from ..random import DRAFT, draw_from_weights
+
+
+def check(
+    logits: Tensor,
+    inv_t: Tensor,
+    lse: Tensor,
+    cut: Tensor,
+    tie_id: Tensor,
+    seeds: Tensor,
+    root_positions: Tensor,
+    index: Tensor,
+) -> None:
+    """Raises ValueError for arguments that draw_sample cannot take."""
+    op = "draw_sample"
+    expect.law(op, "law", (logits, inv_t, lse, cut, tie_id), "R")
+    rows = logits.shape[0]
+    expect.tensor(op, "seeds", seeds, torch.int64, rows)
+    expect.tensor(op, "root_positions", root_positions, torch.int32, rows)
+    expect.tensor(op, "index", index, torch.int32, rows)
+
+
+def draw_sample(
+    logits: Tensor,
+    inv_t: Tensor,
+    lse: Tensor,
+    cut: Tensor,
+    tie_id: Tensor,
+    seeds: Tensor,
+    root_positions: Tensor,
+    index: Tensor,
+) -> Tensor:
+    """One fresh draw per row from its law, for drafters, by the two-level race of ``random.draw_from_weights``.
+
+    Args:
+        logits: [R, V] float32, bfloat16, float16 or float64, any row stride.
+        inv_t, lse, cut: [R], tie_id: int32 [R], from law_stats.
+        seeds: int64 [R], request seed of each row.
+        root_positions: int32 [R], absolute position of the root of the step that will verify the token.
+        index: int32 [R], number of the draw within the request's step. Each (seed, root position, index) must be used
+            for one draw only: two draws of equal counters are the same draw.
+
+    Returns:
+        int64 [R], ids of the columns of ``logits`` (map them yourself if the draft vocabulary is smaller than the
+        target's). Greedy rows give tie_id; rows without any weight give 0.
+
+    Raises:
+        ValueError: wrong shape or dtype.
+    """
+    check(logits, inv_t, lse, cut, tie_id, seeds, root_positions, index)
+    weights = law_weights(logits, inv_t, lse, cut, tie_id)
+    return draw_from_weights(weights, seeds, root_positions, index, DRAFT)

@@ -1,0 +1,66 @@
+"""The memory layout of a set of caches, described once so that commits need not look at every tensor again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+
+def slot_layout(cache: Tensor) -> list[int]:
+    """[address, bytes between pages, between slots, runs per slot, bytes between runs, bytes per run] of a cache.
+
+    A run is a piece of a slot that is contiguous in memory: the whole slot for [pages, page_size, heads, D], one head of it
+    for a head-first cache.
+
+    Raises: ValueError if a slot is not made of equally spaced runs.
+    """
+    size = cache.element_size()
+    run, axis = 1, cache.dim() - 1
+    while axis >= 2 and (cache.shape[axis] == 1 or cache.stride(axis) == run):
+        run *= cache.shape[axis]
+        axis -= 1
+    outer = [a for a in range(2, axis + 1) if cache.shape[a] != 1]
+    if cache.dim() < 2 or len(outer) > 1:
+        raise ValueError(
+            f"kv_commit: a cache has shape {list(cache.shape)} and strides {list(cache.stride())}, expected [pages, page_size, "
+            "heads, width] with a contiguous last axis; pass the cache itself or a view that only swaps two axes"
+        )
+    runs, spacing = (cache.shape[outer[0]], cache.stride(outer[0])) if outer else (1, run)
+    return [cache.data_ptr(), cache.stride(0) * size, cache.stride(1) * size, runs, spacing * size, run * size]
+
+
+class CacheTable:
+    """A prepared list of caches for `kv_commit`: addresses and strides are read once, at construction.
+
+    caches: tensors [pages, page_size, ...] on one device with equal first two sizes. They are kept alive; the table goes
+    stale when a cache is reallocated (`set_`, `resize_`), so make a new one then. A sequence of the caches itself.
+
+    Raises: ValueError for an empty list, unequal pages, several devices or an unsupported layout.
+    """
+
+    __slots__ = ("caches", "layout", "page_size", "pages")
+
+    def __init__(self, caches: Sequence[Tensor]) -> None:
+        self.caches = tuple(caches)
+        if not self.caches:
+            raise ValueError("kv_commit: the list of caches is empty, expected at least one tensor")
+        first = self.caches[0]
+        for cache in self.caches:
+            if cache.shape[:2] != first.shape[:2] or cache.device != first.device:
+                raise ValueError(
+                    f"kv_commit: a cache is {list(cache.shape)} on {cache.device}, expected pages and page size "
+                    f"{list(first.shape[:2])} on {first.device} like the first; one table serves one page table"
+                )
+        self.pages, self.page_size = first.shape[:2]
+        self.layout = torch.tensor([slot_layout(c) for c in self.caches], dtype=torch.int64)  # [n, 6], on the host
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.caches[index]
+
+    def __len__(self) -> int:
+        return len(self.caches)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self.caches)

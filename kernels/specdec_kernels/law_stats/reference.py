@@ -1,0 +1,110 @@
+"""Plain PyTorch definition of law_stats."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .. import expect
+
+SMALLEST_TEMPERATURE = 1e-6
+"""Below it (and above 0) logits times 1 / T would leave float32."""
+
+
+def check(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> None:
+    """Raises ValueError for arguments that law_stats cannot take."""
+    op = "law_stats"
+    rows = expect.logits(op, "logits", logits, "R").shape[0]
+    expect.tensor(op, "temperature", temperature, torch.float32, rows)
+    expect.tensor(op, "top_k", top_k, torch.int32, rows)
+    expect.tensor(op, "top_p", top_p, torch.float32, rows)
+    expect.tensor(op, "min_p", min_p, torch.float32, rows)
+    good = (temperature == 0) | ((temperature >= SMALLEST_TEMPERATURE) & torch.isfinite(temperature))
+    expect.values(op, "temperature", good, temperature, f"0 (greedy) or a number >= {SMALLEST_TEMPERATURE}")
+    expect.values(op, "top_k", top_k >= 0, top_k, "a count >= 0; 0 turns top-k off")
+    expect.values(op, "top_p", (top_p > 0) & (top_p <= 1), top_p, "a number in (0, 1]; 1 turns top-p off")
+    expect.values(op, "min_p", (min_p >= 0) & (min_p <= 1), min_p, "a number in [0, 1]; 0 turns min-p off")
+
+
+def law_stats(
+    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Statistics that turn a row of logits into its processed sampling law, without storing probabilities.
+
+    The weight of token v is ``exp(l * inv_t - lse)`` if ``l > cut`` or (``l == cut`` and ``v <= tie_id``), else 0, with
+    ``l = logits[r, v]``; the weights of a row sum to 1. Order of the filters: temperature, then top-k, then top-p on
+    the renormalised top-k (a token stays iff the mass strictly before it, logits descending and ids ascending, is
+    below top_p), then min-p (a token stays iff its probability is at least min_p times the largest). All of them keep
+    a prefix of that order, so one cut describes them exactly; ties go to the lower id.
+
+    Args:
+        logits: [R, V] float32, bfloat16, float16 or float64. The row stride is free: pass ``logits[:, :V]`` of a padded
+            vocabulary. -inf marks a forbidden token.
+        temperature: float32 [R]; 0 is greedy, else >= 1e-6.
+        top_k: int32 [R]; 0 is off. Values above V are off too.
+        top_p: float32 [R] in (0, 1]; 1 is off.
+        min_p: float32 [R] in [0, 1]; 0 is off.
+
+    Returns:
+        (inv_t, lse, cut, tie_id), each [R]; the first three float32 (float64 for float64 logits), tie_id int32.
+        Temperature only: cut = -inf, tie_id = V - 1. Greedy: inv_t = 0, lse = 0, cut = largest logit, tie_id = its
+        lowest id; ``inv_t == 0`` is the mark of a greedy row. A row with a NaN or +inf logit, or without a finite one,
+        has lse = cut = NaN and tie_id = 0: no token has weight, and the caller reports the row.
+
+    Raises:
+        ValueError: wrong shape, dtype or parameter value.
+
+    Sources: top-k Fan, Lewis, Dauphin (2018) section 5.1; top-p Holtzman et al. (2020) section 3.1; min-p Nguyen et al.
+    (2024) section 3.
+    """
+    check(logits, temperature, top_k, top_p, min_p)
+    rows, vocab = logits.shape
+    dtype = expect.statistics_dtype(logits)
+    level = logits.to(dtype)
+    greedy = temperature == 0
+    inv_t = torch.where(greedy, 0.0, 1.0 / temperature.to(dtype))
+    if rows == 0:
+        return inv_t, inv_t.clone(), inv_t.clone(), top_k.clone()
+
+    ordered, ids = level.sort(dim=1, descending=True, stable=True)
+    scaled = (ordered * inv_t[:, None]).double()
+    mass = (scaled - scaled[:, :1]).exp().nan_to_num(nan=0.0)
+    use_k = (top_k > 0) & (top_k < vocab)
+    limit = torch.where(use_k, top_k.long(), vocab)
+    keep = torch.arange(vocab, device=logits.device) < limit[:, None]
+    running = (mass * keep).cumsum(1)
+    before = torch.cat([torch.zeros_like(running[:, :1]), running[:, :-1]], dim=1)
+    keep &= (before < top_p.double()[:, None] * running[:, -1:]) | (top_p == 1)[:, None]
+    keep &= mass >= min_p.double()[:, None]
+
+    last = (keep.sum(1) - 1).clamp(min=0)[:, None]
+    filtered = use_k | (top_p < 1) | (min_p > 0)
+    cut = torch.where(filtered, ordered.gather(1, last).squeeze(1), -torch.inf)
+    tie_id = torch.where(cut == -torch.inf, vocab - 1, ids.gather(1, last).squeeze(1))
+    lse = scaled[:, 0] + (mass * keep).sum(1).log()
+
+    bad = torch.isnan(level).any(1) | (level == torch.inf).any(1) | ~torch.isfinite(level).any(1)
+    bad |= ~greedy & ~torch.isfinite(scaled[:, 0])
+    cut = torch.where(greedy, ordered[:, 0], cut)
+    tie_id = torch.where(greedy, ids[:, 0], tie_id)
+    lse = torch.where(greedy, 0.0, lse)
+    nan = torch.nan
+    return (
+        inv_t,
+        torch.where(bad, nan, lse).to(dtype),
+        torch.where(bad, nan, cut),
+        torch.where(bad, 0, tie_id).to(torch.int32),
+    )
+
+
+def law_weights(logits: Tensor, inv_t: Tensor, lse: Tensor, cut: Tensor, tie_id: Tensor) -> Tensor:
+    """Weights of a law, the definition in the contract of law_stats: [R, V] float32 (float64 for float64 logits).
+
+    Materialises the matrix: for references, tests and inspection, not for a decoding step.
+    """
+    level = logits.to(expect.statistics_dtype(logits))
+    ids = torch.arange(logits.shape[1], device=logits.device)
+    keep = (level > cut[:, None]) | ((level == cut[:, None]) & (ids <= tie_id[:, None]))
+    greedy = (inv_t == 0)[:, None]
+    log_weight = torch.where(greedy, 0.0, level * inv_t[:, None] - lse[:, None])
+    return torch.where(keep, log_weight.exp(), 0.0)

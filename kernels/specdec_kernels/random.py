@@ -1,0 +1,214 @@
+"""Counter-based randomness: Philox4x32-10 words and the noise made of them, the one definition for all backends.
+
+A word is a pure function of (request seed, stream, position, index, token id); nothing depends on a row's place in the
+batch, on the number of steps so far or on a generator's state. ``csrc/random.h`` is the same arithmetic in C++.
+
+Bits agree everywhere because the exponential and the Gumbel variate are float32 polynomials of plain multiplications and
+additions: no fused multiply-add, no division, no library function. Do not compile these functions with a compiler that
+contracts ``a * b + c``.
+
+Philox: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011), section 3.3.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+REPLAY = 0
+"""Noise shared by target and drafter: position = absolute position of the token being chosen, index = 0."""
+ACCEPT = 1
+"""Coins of the accept tests: position = position of the step's root, index = tested node within its row, token = 0."""
+DRAFT = 2
+"""Token noise of a drafter's draw: position = position of the step's root, index = draw."""
+RECOVER = 3
+"""Token noise of recovered and bonus tokens: position = position of the step's root, index = number accepted."""
+DRAFT_BLOCK = 4
+"""Block noise that goes with DRAFT (token = block)."""
+RECOVER_BLOCK = 5
+"""Block noise that goes with RECOVER (token = block)."""
+
+BLOCK = 1024
+"""Token ids per block of the two-level race."""
+
+_MASK = 0xFFFFFFFF
+_SPLIT = 1 << 29  # words below it (x < 1/8) take the branch that keeps tiny exponentials precise
+_INV32 = 2.0**-32
+# Minimax fits, float32-representable. -log1p(-x) = x + x^2 Q(x) on [0, 1/8];
+# log(1 + f) = f - f^2 / 2 + f^3 P(f) on [sqrt(1/2) - 1, sqrt(2) - 1]. Lowest degree first.
+_Q = (0.5000001788139343, 0.3333158791065216, 0.2506265640258789, 0.1903098225593567, 0.23242275416851044)
+_P = (
+    0.33333316445350647,
+    -0.25000810623168945,
+    0.2000228613615036,
+    -0.16624553501605988,
+    0.14181196689605713,
+    -0.13128767907619476,
+    0.12881621718406677,
+    -0.07859545946121216,
+)
+_LN2_HIGH = 0.693359375  # ten bits, so exponent * _LN2_HIGH is exact
+_LN2_LOW = -0.00021219444170128554
+_SQRT_HALF_BITS = 0x3F3504F3
+
+
+def _int64(value: Tensor | int, device: torch.device) -> Tensor:
+    return torch.as_tensor(value, dtype=torch.int64, device=device)
+
+
+def philox(
+    c0: Tensor | int, c1: Tensor | int, c2: Tensor | int, c3: Tensor | int, seed: Tensor | int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Four Philox4x32-10 words for a counter and a 64-bit seed.
+
+    Args:
+        c0, c1, c2, c3: counter words, broadcastable; their low 32 bits are used.
+        seed: key, broadcastable; low half is key word 0, high half key word 1.
+
+    Returns:
+        Four int64 tensors of the broadcast shape with values in [0, 2**32).
+    """
+    device = next((c.device for c in (c0, c1, c2, c3, seed) if isinstance(c, Tensor)), torch.device("cpu"))
+    x0, x1, x2, x3 = (_int64(c, device) & _MASK for c in (c0, c1, c2, c3))
+    key = _int64(seed, device)
+    k0, k1 = key & _MASK, (key >> 32) & _MASK
+    for _ in range(10):
+        # int64 products wrap modulo 2**64; shifting and masking still gives the right halves
+        first, second = x0 * 0xD2511F53, x2 * 0xCD9E8D57
+        x0, x1, x2, x3 = (
+            ((second >> 32) & _MASK) ^ x1 ^ k0,
+            second & _MASK,
+            ((first >> 32) & _MASK) ^ x3 ^ k1,
+            first & _MASK,
+        )
+        k0, k1 = (k0 + 0x9E3779B9) & _MASK, (k1 + 0xBB67AE85) & _MASK
+    x0, x1, x2, x3 = torch.broadcast_tensors(x0, x1, x2, x3)
+    return x0, x1, x2, x3
+
+
+def words(
+    seed: Tensor | int, position: Tensor | int, index: Tensor | int, stream: Tensor | int, token: Tensor | int
+) -> Tensor:
+    """One random word per element, int64 in [0, 2**32).
+
+    All arguments broadcast. The counter is (token >> 2, position, index, stream) and ``token & 3`` selects the word.
+    """
+    device = next((a.device for a in (seed, position, index, token) if isinstance(a, Tensor)), torch.device("cpu"))
+    token = _int64(token, device)
+    four = philox(token >> 2, position, index, stream, seed)
+    lane = (token & 3).expand_as(four[0])
+    return torch.where(
+        lane < 2, torch.where(lane == 0, four[0], four[1]), torch.where(lane == 2, four[2], four[3])
+    )
+
+
+def span_words(seeds: Tensor, positions: Tensor, index: Tensor | int, stream: int, count: int) -> Tensor:
+    """Words of tokens 0 .. count-1 for every row: int64 [R, count]. ``index`` is [R] or an int."""
+    device = seeds.device
+    quads = torch.arange((count + 3) // 4, device=device, dtype=torch.int64)
+    index = _int64(index, device)
+    index = index[:, None] if index.ndim else index
+    four = philox(quads[None, :], positions[:, None], index, stream, seeds[:, None])
+    return torch.stack(four, dim=-1).flatten(1)[:, :count]
+
+
+def _log(y: Tensor) -> Tensor:
+    """Natural logarithm of positive normal float32 by multiplications and additions only (about one ulp)."""
+    bits = y.contiguous().view(torch.int32)
+    exponent = (bits - _SQRT_HALF_BITS) >> 23
+    f = (bits - (exponent << 23)).view(torch.float32) - 1.0  # 1 + f in [sqrt(1/2), sqrt(2))
+    e = exponent.to(torch.float32)
+    poly = torch.full_like(f, _P[-1])
+    for coefficient in reversed(_P[:-1]):
+        poly = poly * f + coefficient
+    square = f * f
+    tail = poly * f * square
+    tail = tail + e * _LN2_LOW
+    tail = tail - square * 0.5
+    return (f + tail) + e * _LN2_HIGH
+
+
+def exponential(word: Tensor) -> Tensor:
+    """Standard exponential variate of a word: float32 in [2**-33, 22.9].
+
+    E = -log(1 - x) with x = (word + 1/2) / 2**32. Words below 2**29 use a polynomial in x, so that the small values,
+    which win races, keep their full relative precision; the others use the logarithm of 1 - x.
+    """
+    x = (word.to(torch.float32) + 0.5) * _INV32
+    poly = torch.full_like(x, _Q[-1])
+    for coefficient in reversed(_Q[:-1]):
+        poly = poly * x + coefficient
+    small = x + (x * x) * poly
+    y = ((_MASK - word).to(torch.float32) + 0.5) * _INV32
+    return torch.where(word < _SPLIT, small, -_log(y))
+
+
+def gumbel(word: Tensor) -> Tensor:
+    """Standard Gumbel variate of a word, -log(exponential(word)): float32 in about [-3.14, 22.88]."""
+    return -_log(exponential(word))
+
+
+def uniform(word: Tensor) -> Tensor:
+    """Uniform variate of a word: float32, a multiple of 2**-24 strictly inside (0, 1).
+
+    Twenty-three bits: with twenty-four, the addition of one half would round the largest value up to 1.
+    """
+    return ((word >> 9).to(torch.float32) + 0.5) * 2.0**-23
+
+
+def replay_noise(seeds: Tensor, positions: Tensor, vocab: int) -> Tensor:
+    """Gumbel noise shared by target and drafter for every token id: float32 [R, vocab].
+
+    Args:
+        seeds: int64 [R], request seeds.
+        positions: int32 [R], absolute positions of the tokens being chosen.
+        vocab: number of token ids.
+    """
+    return gumbel(span_words(seeds, positions, 0, REPLAY, vocab))
+
+
+def draw_from_weights(
+    weights: Tensor,
+    seeds: Tensor | None,
+    positions: Tensor | None,
+    index: Tensor | None,
+    stream: int = RECOVER,
+    race: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """Draw one token per row from unnormalised weights by the two-level race.
+
+    The vocabulary is cut in blocks of ``BLOCK`` ids. The block with the largest ``log(mass) + gumbel`` wins, then the
+    token in it with the largest ``log(weight) + gumbel``. Two independent levels of Gumbel-max, so the law is that of
+    the weights while the noise needed is one word per block and one per token of a single block. Tokens of weight zero
+    never win; ties go to the lower id; a row without any weight gives token 0.
+
+    Args:
+        weights: float32 or float64 [R, V], not negative.
+        seeds, positions, index: [R] each, the counter of the draw; unused when ``race`` is given.
+        stream: DRAFT or RECOVER; its block stream is two further on.
+        race: explicit Gumbel noise (blocks [R, ceil(V / BLOCK)], tokens [R, V]), float32.
+
+    Returns:
+        int64 [R].
+    """
+    rows, vocab = weights.shape
+    if rows == 0:
+        return torch.zeros(0, dtype=torch.int64, device=weights.device)
+    count = (vocab + BLOCK - 1) // BLOCK
+    padded = torch.nn.functional.pad(weights, (0, count * BLOCK - vocab)).view(rows, count, BLOCK)
+    mass = padded.sum(-1, dtype=torch.float64).to(weights.dtype)
+    if race is None:
+        assert seeds is not None and positions is not None and index is not None
+        block_noise = gumbel(span_words(seeds, positions, index, stream + 2, count))
+    else:
+        block_noise = race[0]
+    block = (mass.log() + block_noise).argmax(-1)
+    inside = padded[torch.arange(rows, device=weights.device), block]
+    ids = block[:, None] * BLOCK + torch.arange(BLOCK, device=weights.device)
+    if race is None:
+        assert seeds is not None and positions is not None and index is not None
+        noise = gumbel(words(seeds[:, None], positions[:, None], index[:, None], stream, ids))
+    else:
+        noise = race[1].gather(1, ids.clamp(max=vocab - 1))
+    best = (inside.log() + noise).argmax(-1)
+    return ids.gather(1, best[:, None]).squeeze(1)

@@ -1,0 +1,21 @@
+"""replay_sample: tokens chosen by shared Gumbel noise, the same with and without speculation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..dispatch import Op
+from ..extension import cpu_backend
+from .reference import replay_sample as _reference
+
+__all__ = ["replay_sample"]
+
+
+def _load_cpu() -> Callable[..., Any]:
+    from .cpu_kernel import replay_sample
+
+    return replay_sample
+
+
+replay_sample = Op("replay_sample", _reference, [cpu_backend(_load_cpu)])

@@ -1,0 +1,26 @@
+"""C++ backend of replay_sample."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .reference import check
+
+_replay_sample = torch.ops.specdec.replay_sample.default
+
+
+def replay_sample(
+    logits: Tensor,
+    inv_t: Tensor,
+    cut: Tensor,
+    tie_id: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    noise: Tensor | None = None,
+) -> Tensor:
+    try:
+        return _replay_sample(logits, inv_t, cut, tie_id, seeds, positions, noise)
+    except RuntimeError:
+        check(logits, inv_t, cut, tie_id, seeds, positions, noise)  # the message with the remedy
+        raise

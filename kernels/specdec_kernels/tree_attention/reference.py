@@ -1,0 +1,107 @@
+"""Tree attention in plain PyTorch: one row after the other, one softmax over all visible keys."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def visible_nodes(ancestors: Tensor, count: int) -> Tensor:
+    """Boolean [n, count]: bit j of each node's words. ancestors: int32 [n, W]."""
+    index = torch.arange(count, device=ancestors.device)
+    return ((ancestors[:, index >> 5] >> (index & 31)) & 1).bool()
+
+
+def tree_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    page_table: Tensor,
+    lengths: Tensor,
+    offsets: Tensor,
+    ancestors: Tensor | None = None,
+    depth: Tensor | None = None,
+    *,
+    scale: float,
+    softcap: float = 0.0,
+    window: int = 0,
+    sinks: Tensor | None = None,
+    return_lse: bool = False,
+    out: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention of packed tree nodes over a paged cache that already holds their own keys and values.
+
+    query: [M, H, D], any float dtype (the head and node axes may be strided)
+    key_cache, value_cache: [pages, page_size, Hkv, D] of query's dtype, H a multiple of Hkv, last axis contiguous; a cache
+        stored head-first is passed as a transposed view
+    page_table: int32 [B, P], pages of each row in order; lengths: int32 [B], committed tokens of each row
+    offsets: int32 [B + 1], nodes of row b are offsets[b]..offsets[b + 1] - 1; node i of a row lies in slot lengths[b] + i.
+        Rows without nodes are fine; nodes beyond offsets[B] get zeros (and a log-sum-exp of -inf)
+    ancestors: int32 [M, W], bit j of word j >> 5 set iff node j of the row is an ancestor of the node or the node itself;
+        None: causal, node i sees nodes 0..i (prefill)
+    depth: int32 [M], needed with ancestors and a window, ignored otherwise
+    scale: factor of the scores; softcap: scores become softcap * tanh(score / softcap), 0 is off
+    window: a key is visible iff query position - key position < window, 0 is off. Slot s < lengths[b] has position s, node
+        i has lengths[b] + depth[i] (causal: lengths[b] + i)
+    sinks: [H], logits that take part in the softmax without a value
+    return_lse: also return the log of the softmax denominator (sinks included)
+    out: [M, H, D] tensor to write to
+
+    Returns: [M, H, D] of query's dtype, computed in float32 (float64 for float64); with return_lse also
+    lse float32 (float64) [M, H].
+    Raises: ValueError for shapes, dtypes or pages that do not fit.
+    """
+    nodes, heads, head_dim = query.shape
+    pages, page_size, kv_heads, _ = key_cache.shape
+    if heads % kv_heads:
+        raise ValueError(f"tree_attention: query has {heads} heads, expected a multiple of the cache's {kv_heads}")
+    if ancestors is not None and window and depth is None:
+        raise ValueError("tree_attention: window with ancestors needs depth; pass the depth of every node")
+    wide = torch.float64 if query.dtype == torch.float64 else torch.float32
+    result = torch.zeros_like(query) if out is None else out.zero_()
+    lse = torch.full((nodes, heads), -torch.inf, dtype=wide, device=query.device)
+    keys_by_slot, values_by_slot = key_cache.flatten(0, 1), value_cache.flatten(0, 1)
+    bounds, committed = offsets.tolist(), lengths.tolist()
+    for row, length in enumerate(committed):
+        first, last = bounds[row], bounds[row + 1]
+        count = last - first
+        if count == 0:
+            continue
+        position = torch.arange(length + count, device=query.device)
+        table = page_table[row].long()
+        if length + count > table.numel() * page_size:
+            raise ValueError(
+                f"tree_attention: row {row} needs {length + count} slots, expected at most {table.numel() * page_size} "
+                "(pages of the table x page size); grow page_table"
+            )
+        used = table[position // page_size]
+        if bool(((used < 0) | (used >= pages)).any()):
+            raise ValueError(f"tree_attention: row {row} of page_table names pages outside 0..{pages - 1}")
+        slots = used * page_size + position % page_size
+        key = keys_by_slot[slots].to(wide).repeat_interleave(heads // kv_heads, dim=1)  # [L, H, D]
+        value = values_by_slot[slots].to(wide).repeat_interleave(heads // kv_heads, dim=1)
+        scores = torch.einsum("nhd,lhd->hnl", query[first:last].to(wide), key) * scale
+        if softcap:
+            scores = softcap * torch.tanh(scores / softcap)
+
+        visible = torch.ones(count, length + count, dtype=torch.bool, device=query.device)
+        node_position = position[length:]
+        if ancestors is None:
+            visible[:, length:] = torch.ones(count, count, dtype=torch.bool, device=query.device).tril()
+        else:
+            visible[:, length:] = visible_nodes(ancestors[first:last], count)
+            if depth is not None:
+                node_position = length + depth[first:last]
+        if window:
+            key_position = torch.cat([position[:length], node_position])
+            visible &= node_position[:, None] - key_position[None, :] < window
+        scores = scores.masked_fill(~visible, -torch.inf)
+
+        joined = scores
+        if sinks is not None:
+            joined = torch.cat([scores, sinks.to(wide)[:, None, None].expand(-1, count, 1)], dim=2)
+        row_lse = torch.logsumexp(joined, dim=2)
+        weights = torch.exp(scores - row_lse[:, :, None]).nan_to_num(0.0)  # nothing visible at all: zeros
+        result[first:last] = torch.einsum("hnl,lhd->nhd", weights, value).to(query.dtype)
+        lse[first:last] = row_lse.T
+    return (result, lse) if return_lse else result

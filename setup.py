@@ -1,0 +1,196 @@
+"""Builds the optional compiled extensions; everything else is declared in pyproject.toml.
+
+SPECDEC_BUILD chooses what is compiled:
+  auto (default)  what this machine can build; a failure leaves an install that works through the PyTorch references
+  cpu             the CPU extension, and a failure is an error
+  cuda            the CPU and the CUDA extension, and a failure is an error
+  none            nothing
+
+Three kinds of module:
+  specdec_kernels._C       csrc/**/*.cpp   operators for CPU; libtorch stable ABI, one binary for torch >= 2.10 and Python >= 3.10
+  specdec_kernels._C_cuda  csrc/**/*.cu    operators for CUDA; the same ABI; needs a CUDA build of torch and nvcc
+  specdec_kernels._<name>  csrc/bindings/pybind_<name>.cpp + csrc/<name>/**/*.cpp
+                                           C++ objects without tensors, bound by pybind11 (none of them uses torch)
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+from setuptools import find_packages, setup
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).resolve().parent
+SOURCES = ROOT / "csrc"
+MODES = ("auto", "cpu", "cuda", "none")
+MODE = os.environ.get("SPECDEC_BUILD", "auto").lower()
+if MODE not in MODES:
+    raise SystemExit(f"SPECDEC_BUILD={MODE!r} is not one of {', '.join(MODES)}")
+
+# pip runs this file several times; those that only ask for metadata need not import torch.
+ONLY_METADATA = len(sys.argv) > 1 and sys.argv[1] in ("egg_info", "dist_info")
+
+STABLE_ABI = "-DTORCH_TARGET_VERSION=0x020a000000000000"  # torch 2.10
+# No fused multiply-add unless written as an intrinsic: noise must have the same bits in every backend.
+CXX_FLAGS = ["-O3", "-g0", "-std=c++20", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden", "-Wall", "-Wno-psabi"]
+
+
+def say(message: str) -> None:
+    print(f"specdec-fast: {message}", file=sys.stderr, flush=True)
+
+
+def import_torch():
+    """torch of this environment, or, under pip's build isolation, of the environment being installed into."""
+    try:
+        return importlib.import_module("torch")
+    except ImportError:
+        pass
+    # Build isolation hides site-packages but keeps sys.prefix. Appended last, so the isolated setuptools wins.
+    for folder in dict.fromkeys([sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]):
+        if os.path.isdir(os.path.join(folder, "torch")) and folder not in sys.path:
+            sys.path.append(folder)
+    try:
+        return importlib.import_module("torch")
+    except ImportError:
+        return None
+
+
+def toolkit_root() -> str | None:
+    """Folder of the CUDA toolkit that the nvcc on PATH belongs to (nvcc may be a wrapper script elsewhere)."""
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        return None
+    probe = subprocess.run([nvcc, "--dryrun", "-x", "cu", os.devnull], capture_output=True, text=True)
+    for line in probe.stderr.splitlines():
+        key, _, value = line.removeprefix("#$ ").partition("=")
+        if key == "TOP":
+            return os.path.normpath(value.strip())
+    return str(Path(nvcc).resolve().parent.parent)
+
+
+def relative(paths) -> list[str]:
+    return sorted(str(path.relative_to(ROOT)) for path in paths)
+
+
+def pybind_modules() -> dict[str, list[str]]:
+    """Module name -> sources of every C++ object module."""
+    found = {}
+    for binding in sorted((SOURCES / "bindings").glob("pybind_*.cpp")):
+        name = binding.stem.removeprefix("pybind_")
+        found[name] = relative([binding, *(SOURCES / name).rglob("*.cpp")])
+    return found
+
+
+def operator_sources(suffix: str) -> list[str]:
+    apart = {SOURCES / "sanitize"} | {SOURCES / name for name in pybind_modules()}
+    return relative(
+        path
+        for path in SOURCES.rglob(f"*{suffix}")
+        if not path.name.startswith("pybind_") and not apart & set(path.parents)
+    )
+
+
+def pybind_extensions() -> list:
+    modules = pybind_modules()
+    if not modules:
+        return []
+    from pybind11.setup_helpers import Pybind11Extension
+
+    return [
+        Pybind11Extension(f"specdec_kernels._{name}", sources, cxx_std=17, include_dirs=["csrc"], extra_compile_args=CXX_FLAGS)
+        for name, sources in modules.items()
+    ]
+
+
+def extensions(torch) -> tuple[list, type]:
+    """(extension modules, build command)."""
+    if MODE == "none" and not ONLY_METADATA:
+        say("SPECDEC_BUILD=none: no extension is built; operators run through their PyTorch references")
+        return [], build_ext
+    if ONLY_METADATA:
+        return [], build_ext
+    if torch is None:
+        if MODE != "auto":
+            raise SystemExit(
+                f"specdec-fast: SPECDEC_BUILD={MODE} but torch cannot be imported by this build. Install torch first; "
+                "if it is installed, build with `pip install --no-build-isolation -e .`"
+            )
+        say("torch was not found, so no extension is built; operators run through their PyTorch references. "
+            "Install torch first and run the same command again to have the compiled operators.")
+        return [], build_ext
+    root = toolkit_root()
+    if root is not None:
+        os.environ.setdefault("CUDA_HOME", root)
+    from torch.utils.cpp_extension import BuildExtension, CppExtension, CUDAExtension
+
+    modules = pybind_extensions()
+    cpu = operator_sources(".cpp")
+    if cpu:
+        modules.append(CppExtension(
+            "specdec_kernels._C", cpu, include_dirs=[str(SOURCES)], py_limited_api=True,
+            extra_compile_args={"cxx": [*CXX_FLAGS, STABLE_ABI]},
+        ))
+    cuda = operator_sources(".cu")
+    can_cuda = torch.version.cuda is not None and root is not None
+    if MODE == "cuda" and not can_cuda:
+        raise SystemExit(
+            f"specdec-fast: SPECDEC_BUILD=cuda needs a CUDA build of torch (found {torch.__version__}) "
+            f"and nvcc on PATH ({'found' if root else 'not found'})"
+        )
+    if cuda and can_cuda and MODE in ("auto", "cuda"):
+        modules.append(CUDAExtension(
+            "specdec_kernels._C_cuda", cuda, include_dirs=[str(SOURCES)], py_limited_api=True,
+            extra_compile_args={
+                "cxx": [*CXX_FLAGS, STABLE_ABI, "-DUSE_CUDA"],
+                "nvcc": ["-O3", "-std=c++20", "--fmad=false", STABLE_ABI, "-DUSE_CUDA"],
+            },
+        ))
+
+    class Build(BuildExtension):
+        """BuildExtension that keeps its objects between installs and, in auto mode, survives a failing compiler."""
+
+        def finalize_options(self) -> None:
+            super().finalize_options()
+            # pip hands out a temporary folder; a lasting one lets ninja reuse objects. Keyed by what changes them.
+            tag = f"{sys.implementation.cache_tag}-{platform.machine()}-torch{torch.__version__}"
+            self.build_temp = str(ROOT / "build" / f"objects-{tag}")
+            if MODE == "auto":
+                for extension in self.extensions or []:
+                    extension.optional = True
+
+        def run(self) -> None:
+            inplace = self.inplace
+            try:
+                super().run()
+            except (Exception, SystemExit) as error:
+                if MODE != "auto":
+                    raise
+                self.inplace = inplace
+                say(f"the extension was NOT built: {type(error).__name__}: {error}")
+                say("the install goes on without it and operators run through their PyTorch references. For speed, "
+                    "install a C++20 compiler (g++ 11 or clang 14 and later) and run the same command again; "
+                    "SPECDEC_BUILD=cpu turns this message into an error.")
+
+    return modules, Build
+
+
+EXTENSIONS, BUILD = extensions(None if ONLY_METADATA or MODE == "none" else import_torch())
+STABLE_ONLY = bool(EXTENSIONS) and all(getattr(e, "py_limited_api", False) for e in EXTENSIONS)
+
+setup(
+    packages=[
+        *find_packages(include=["specdec_fast", "specdec_fast.*"]),
+        *find_packages("kernels", include=["specdec_kernels", "specdec_kernels.*"]),
+    ],
+    package_dir={"specdec_kernels": "kernels/specdec_kernels"},
+    ext_modules=EXTENSIONS,
+    cmdclass={"build_ext": BUILD},
+    options={"bdist_wheel": {"py_limited_api": "cp310"}} if STABLE_ONLY else {},
+)

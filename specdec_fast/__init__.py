@@ -1,0 +1,49 @@
+"""specdec-fast: speculative decoding that anyone can check. See README.md and ARCHITECTURE.md."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Acceptance": "interfaces",
+    "Budget": "interfaces",
+    "Draft": "draft",
+    "Drawn": "draft",
+    "Engine": "engine",
+    "Handle": "request",
+    "HuggingFaceTarget": "targets.huggingface",
+    "Laws": "draft",
+    "Needs": "interfaces",
+    "Rng": "interfaces",
+    "SamplingParams": "sampling",
+    "get_drafter": "drafters",
+    "get_rule": "rules",
+    "load": "loading",
+}
+
+__all__ = ["__version__", *_HOME]
+
+if TYPE_CHECKING:
+    from specdec_fast.draft import Draft as Draft
+    from specdec_fast.draft import Drawn as Drawn
+    from specdec_fast.draft import Laws as Laws
+    from specdec_fast.drafters import get_drafter as get_drafter
+    from specdec_fast.engine import Engine as Engine
+    from specdec_fast.interfaces import Acceptance as Acceptance
+    from specdec_fast.interfaces import Budget as Budget
+    from specdec_fast.interfaces import Needs as Needs
+    from specdec_fast.interfaces import Rng as Rng
+    from specdec_fast.loading import load as load
+    from specdec_fast.request import Handle as Handle
+    from specdec_fast.rules import get_rule as get_rule
+    from specdec_fast.sampling import SamplingParams as SamplingParams
+    from specdec_fast.targets.huggingface import HuggingFaceTarget as HuggingFaceTarget
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOME:
+        return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,165 @@
+"""The paged key/value cache: the only writer of its tensors, page tables and lengths.
+
+Knows nothing of models beyond the shape of a layer's keys and values. Between steps `lengths[row]` committed tokens
+of a row lie at positions 0..lengths-1; staged nodes lie behind them and vanish unless committed.
+Tests: tests/cache/test_paged.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from specdec_kernels import TreePlan, kv_commit
+from torch import Tensor
+
+from specdec_fast.cache.pages import PageAllocator
+from specdec_fast.interfaces import Slots
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """Key/value shape of one attention layer."""
+
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+
+
+class PagedCache:
+    """Keys and values of all layers in pages of `page_size` tokens, [num_pages, page_size, heads, dim] each.
+
+    max_rows and max_length are capacities: the page table is int32 [max_rows, ceil(max_length / page_size)].
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[LayerShape],
+        *,
+        num_pages: int,
+        page_size: int,
+        max_rows: int,
+        max_length: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if not 1 <= page_size <= 256:
+            raise ValueError(f"page_size: got {page_size}; expected 1..256")
+        self.page_size = page_size
+        self.max_rows = max_rows
+        self.max_length = max_length
+        self.pages = PageAllocator(num_pages)
+        self.device = torch.device(device)
+
+        def pool(heads: int, dim: int) -> Tensor:
+            return torch.zeros(num_pages, page_size, heads, dim, dtype=dtype, device=device)
+
+        self.keys = [pool(layer.num_kv_heads, layer.key_dim) for layer in layers]
+        self.values = [pool(layer.num_kv_heads, layer.value_dim) for layer in layers]
+        self._all = [*self.keys, *self.values]
+        self.page_table = torch.zeros(max_rows, -(-max_length // page_size), dtype=torch.int32, device=device)
+        self.lengths = torch.zeros(max_rows, dtype=torch.int32, device=device)
+        self._owned: list[list[int]] = [[] for _ in range(max_rows)]
+
+    def pages_for(self, length: int) -> int:
+        """Pages that `length` tokens of a row occupy."""
+        return -(-length // self.page_size)
+
+    def reserve(self, row: int, length: int) -> bool:
+        """Make room for `length` tokens of a row; False (and nothing changed) when the pool is dry."""
+        if length > self.max_length:
+            raise ValueError(f"reserve: got length {length} for row {row}; expected at most {self.max_length}")
+        owned = self._owned[row]
+        missing = self.pages_for(length) - len(owned)
+        if missing <= 0:
+            return True
+        taken = self.pages.take(missing)
+        if taken is None:
+            return False
+        start = len(owned)
+        owned.extend(taken)
+        self.page_table[row, start : start + missing] = torch.tensor(taken, dtype=torch.int32)
+        return True
+
+    def stage(self, rows: Tensor, offsets: Tensor, num_nodes: int, plan: TreePlan | None = None) -> Slots:
+        """Where `num_nodes` packed nodes go: node i of row b at slot `lengths[b] + i`.
+
+        rows: int32 [B]; offsets: int32 [B+1]; plan gives depths and ancestors of trees, None means causal chains.
+        The caller has reserved the room. Nodes behind offsets[-1] go to the trash page.
+        """
+        index = rows.long()
+        table, lengths = self.page_table[index], self.lengths[index]
+        node = torch.arange(num_nodes, dtype=torch.int32, device=self.device)
+        if rows.shape[0] == 1:
+            slot_position = lengths + node
+            pages = table[0][(slot_position // self.page_size).long()]
+            valid = None
+        else:
+            row_of = torch.bucketize(node, offsets[1:], right=True)
+            valid = row_of < rows.shape[0]
+            row_of = row_of.clamp(max=rows.shape[0] - 1)
+            slot_position = lengths[row_of] + node - offsets[row_of]
+            pages = table[row_of, (slot_position // self.page_size).long()]
+        slots = pages.long() * self.page_size + slot_position % self.page_size
+        depth = ancestors = None
+        positions = slot_position
+        if plan is not None:
+            depth, ancestors = plan.depth, plan.ancestors
+            positions = (lengths if rows.shape[0] == 1 else lengths[row_of]) + depth
+        if valid is not None:
+            slots = torch.where(valid, slots, -1)
+            positions = torch.where(valid, positions, 0)
+        return Slots(table, lengths, offsets, slots, positions.long(), ancestors, depth)
+
+    def commit(self, rows: Tensor, slots: Slots, path: Tensor, num_accepted: Tensor) -> None:
+        """Keep the accepted path of a step (root first), forget the other nodes; lengths grow by the path's."""
+        kv_commit(self._all, slots.page_table, slots.lengths, path, slots.offsets, num_accepted)
+        self.advance(rows, slots, (path >= 0).sum(1, dtype=torch.int32))
+
+    def advance(self, rows: Tensor, slots: Slots, counts: Tensor) -> None:
+        """The first `counts` (int32 [B]) staged nodes of each row are committed where they lie (chains)."""
+        self.lengths[rows.long()] = slots.lengths + counts
+
+    def rollback(self, rows: Tensor, lengths: Tensor) -> None:
+        """Truncate rows (int32 [B]) to absolute lengths (int32 [B])."""
+        self.lengths[rows.long()] = lengths
+
+    def fork(self, source: int, row: int, length: int) -> bool:
+        """Let an empty row read the first `length` tokens of another: whole pages shared, the last one copied.
+
+        False (and nothing changed) when the pool is dry.
+        """
+        if self._owned[row]:
+            raise ValueError(f"fork: row {row} already holds pages; release it first")
+        shared = self._owned[source][: length // self.page_size]
+        rest = length % self.page_size
+        copied = self.pages.take(1) if rest else []
+        if copied is None:
+            return False
+        self.pages.share(shared)
+        if rest:
+            origin = self._owned[source][len(shared)]
+            for pool in self._all:
+                pool[copied[0], :rest] = pool[origin, :rest]
+        owned = self._owned[row] = [*shared, *copied]
+        if owned:
+            self.page_table[row, : len(owned)] = torch.tensor(owned, dtype=torch.int32)
+        self.lengths[row] = length
+        return True
+
+    def release(self, rows: Sequence[int]) -> None:
+        """Give back all pages of the rows. Idempotent."""
+        for row in rows:
+            if self._owned[row]:
+                self.pages.give_back(self._owned[row])
+                self._owned[row] = []
+                self.page_table[row].zero_()
+            self.lengths[row] = 0
+
+    def read(self, row: int, layer: int) -> tuple[Tensor, Tensor]:
+        """Copies of a row's committed keys and values, [length, heads, dim]: for tests and for recompute checks."""
+        length = int(self.lengths[row])
+        at = torch.arange(length, device=self.device)
+        pages = self.page_table[row][at // self.page_size].long()
+        return self.keys[layer][pages, at % self.page_size], self.values[layer][pages, at % self.page_size]

@@ -1,0 +1,124 @@
+"""The command line: `specdec demo | generate | info | train`. Parsing, errors and exit codes live here, work does not.
+
+Nothing heavy is imported before a command runs, so `specdec --help` stays fast. Exit codes: 0 done, 1 the reader of a
+pipe went away, 2 bad input (one message on stderr, no traceback), 130 interrupted. Tests: tests/cli/.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from specdec_fast import __version__
+from specdec_fast.commands.demo import demo
+from specdec_fast.commands.generate import generate
+from specdec_fast.commands.info import info
+
+# Applications of other modules, mounted when their module is there: name -> (module with `app`, line of help).
+MOUNTED = {"train": ("specdec_fast.train.command", "Train a target and draft pair such as the bundled one.")}
+
+
+def _explain(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error) or type(error).__name__
+
+
+def _complain(error: Exception) -> None:
+    print(f"specdec: error: {_explain(error)}", file=sys.stderr)
+
+
+def _drop_output() -> None:
+    """Point stdout to nowhere, so that the interpreter's last flush does not complain about the closed pipe again."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError):
+        pass
+
+
+class Root(TyperGroup):
+    """Top-level group: knows the mounted applications and turns the library's errors into messages and exit codes."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        present = [name for name, (module, _) in MOUNTED.items() if _is_there(module)]
+        return [*super().list_commands(ctx), *present]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        found = super().get_command(ctx, cmd_name)
+        if found is None and cmd_name in MOUNTED and _is_there(MOUNTED[cmd_name][0]):
+            return _Deferred(cmd_name)
+        return found
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+            return result
+        except BrokenPipeError:
+            _drop_output()
+            raise typer.Exit(1) from None
+        except KeyboardInterrupt:
+            print("specdec: interrupted", file=sys.stderr)
+            raise typer.Exit(130) from None
+        except (ValueError, OSError) as error:
+            if ctx.params.get("debug"):
+                raise
+            _complain(error)
+            raise typer.Exit(2) from None
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+class _Deferred(TyperGroup):
+    """Stands for a mounted application in the list of commands; imports it only to run it."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name=name, help=MOUNTED[name][1])
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        app: typer.Typer = import_module(MOUNTED[str(self.name)][0]).app
+        return typer.main.get_command(app).make_context(info_name, args, parent=parent, **extra)
+
+
+main = typer.Typer(
+    name="specdec",
+    cls=Root,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"specdec-fast {__version__}")
+        raise typer.Exit
+
+
+@main.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show a traceback instead of a one-line error.")] = False,
+) -> None:
+    """Speculative decoding that anyone can check: the same text as the target model alone, sooner."""
+
+
+main.command()(demo)
+main.command()(generate)
+main.command()(info)
+
+if __name__ == "__main__":
+    main()

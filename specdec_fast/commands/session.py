@@ -1,0 +1,147 @@
+"""From options to an engine: which models and drafter they mean, quiet loading, threads."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from specdec_fast.engine import Engine
+
+BUNDLED_TARGET, BUNDLED_DRAFT = "demo-target", "demo-draft"
+NO_DRAFTER = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What to load and how. `drafter` is None for plain decoding."""
+
+    model: str
+    draft: str | None
+    drafter: str | None
+    rule: str
+    draft_tokens: int | None
+    dtype: str
+    device: str
+    compile: bool
+
+    def describe(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "model": self.model,
+            "draft": self.draft,
+            "drafter": self.drafter,
+            "rule": self.rule,
+            "dtype": self.dtype,
+            "device": self.device,
+            "compile": self.compile,
+        }
+
+
+def resolve(
+    *,
+    model: str,
+    draft: str | None,
+    drafter: str | None,
+    rule: str,
+    draft_tokens: int | None,
+    dtype: str,
+    device: str,
+    compile: bool,
+) -> Setup:
+    """Fill in the bundled draft, settle who drafts, and refuse flags that contradict each other.
+
+    Raises ValueError.
+    """
+    from specdec_fast.drafters import drafter_names
+    from specdec_fast.rules import get_rule
+
+    get_rule(rule)
+    if drafter is not None and drafter not in (NO_DRAFTER, *drafter_names()):
+        raise ValueError(f"--drafter: got {drafter!r}; expected one of {', '.join(drafter_names())}, or {NO_DRAFTER}")
+    if draft is not None and drafter not in (None, "draft_model"):
+        raise ValueError(f"--draft {draft} with --drafter {drafter}: expected one of them; a draft model drafts by itself")
+    if draft_tokens is not None and draft_tokens < 0:
+        raise ValueError(f"--draft-tokens: got {draft_tokens}; expected 0 (plain decoding) or more")
+    if model == BUNDLED_TARGET and draft is None and drafter in (None, "draft_model"):
+        draft = BUNDLED_DRAFT
+    if drafter is None and draft is not None:
+        drafter = "draft_model"
+    if draft_tokens and drafter in (None, NO_DRAFTER):
+        raise ValueError(
+            f"--draft-tokens {draft_tokens}: got no drafter; pass --draft MODEL or --drafter NAME, or leave it out"
+        )
+    if draft_tokens == 0 or drafter == NO_DRAFTER:
+        draft = drafter = None
+    return Setup(model, draft, drafter, rule, draft_tokens or None, dtype, device, compile)
+
+
+def open_engine(setup: Setup, *, threads: int | None, max_rows: int, max_length: int | None = None) -> Engine:
+    """Set the threads and load everything.
+
+    Raises ValueError for whatever does not exist or fit together.
+    """
+    import torch
+
+    from specdec_fast.loading import load
+
+    if threads is not None:
+        if threads < 1:
+            raise ValueError(f"--threads: got {threads}; expected at least 1")
+        torch.set_num_threads(threads)
+    check_device(setup.device)
+    return load(
+        setup.model,
+        setup.draft,
+        drafter=setup.drafter,
+        rule=setup.rule,
+        num_draft_tokens=setup.draft_tokens,
+        dtype=setup.dtype,
+        device=setup.device,
+        max_rows=max_rows,
+        max_length=max_length,
+        compile=setup.compile,
+    )
+
+
+def check_device(name: str) -> None:
+    """Raise ValueError unless tensors can live on the device."""
+    import torch
+
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"--device: got {name!r}; expected cpu, cuda or cuda:N") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"--device: got {name!r}; this machine has {torch.cuda.device_count()} CUDA devices; use cpu")
+
+
+def quiet() -> None:
+    """No progress bars and no chatter from libraries; warnings as one line each; output that never fails to encode."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    warnings.showwarning = _one_line
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="replace")
+
+
+def _one_line(message: Warning | str, *_: Any, **__: Any) -> None:
+    print(f"specdec: warning: {message}", file=sys.stderr)
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of what a result depends on; None for what is not installed."""
+    found: dict[str, str | None] = {"python": sys.version.split()[0]}
+    for package in ("specdec-fast", "torch", "transformers", "triton"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = None
+    return found

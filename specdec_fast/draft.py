@@ -1,0 +1,224 @@
+"""What a drafter proposes: a packed batch of token trees, and the laws that drawn tokens came from.
+
+Owns the data types and their checks. Knows nothing of models, caches or rules. Tests: tests/test_draft.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+
+class Drawn(IntEnum):
+    """How a node's token was picked, given its parent's context (the verification rule needs to know)."""
+
+    CHOSEN = 0  # a point mass: any deterministic choice; nothing is claimed about a law
+    DRAWN = 1  # drawn from its law row, independently of its siblings
+    DRAWN_WITHOUT_EARLIER = 2  # drawn from its law row restricted to tokens not drawn by earlier siblings
+    DRAWN_WITHOUT_CHOSEN = 3  # drawn from its law row restricted to tokens outside the chosen siblings
+
+
+@dataclass(frozen=True, slots=True)
+class Laws:
+    """R next-token distributions, made once by whoever samples from them and never recomputed by a rule.
+
+    The weight of token v in a row is ``exp(l*inv_t - lse)`` if ``l > cut or (l == cut and v <= tie_id)``, else 0.
+    A row at temperature 0 has ``inv_t == 0`` and its arg-max in ``tie_id``.
+
+    logits: [R, V] any float dtype, after penalties, bias and masks; inv_t, lse, cut: float [R]; tie_id: int32 [R];
+    token_ids: int64 [V] draft vocabulary -> target vocabulary, or None when they are the same.
+    """
+
+    logits: Tensor
+    inv_t: Tensor
+    lse: Tensor
+    cut: Tensor
+    tie_id: Tensor
+    token_ids: Tensor | None = None
+
+    @property
+    def stats(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """(inv_t, lse, cut, tie_id), in the order in which the ops take them."""
+        return self.inv_t, self.lse, self.cut, self.tie_id
+
+    def select(self, index: Tensor) -> Laws:
+        """The laws of the given rows (int64 [R'])."""
+        return Laws(
+            self.logits[index],
+            self.inv_t[index],
+            self.lse[index],
+            self.cut[index],
+            self.tie_id[index],
+            self.token_ids,
+        )
+
+    def weights(self) -> Tensor:
+        """The probabilities, [R, V]: for tests and plots; the engine never materialises them."""
+        dtype = torch.float64 if self.logits.dtype == torch.float64 else torch.float32
+        logits = self.logits.to(dtype)
+        ids = torch.arange(logits.shape[1], device=logits.device)
+        cut, tie = self.cut[:, None].to(dtype), self.tie_id[:, None]
+        kept = ((logits > cut) | ((logits == cut) & (ids <= tie))) & (logits > float("-inf"))
+        scaled = torch.where(kept, logits, 0.0) * self.inv_t[:, None].to(dtype) - self.lse[:, None].to(dtype)
+        return torch.where(kept, scaled.exp(), 0.0)
+
+
+def concat_laws(parts: Sequence[Laws]) -> Laws:
+    """One `Laws` with the rows of all parts, in order (all over the same vocabulary)."""
+    if len(parts) == 1:
+        return parts[0]
+    fields = ("logits", "inv_t", "lse", "cut", "tie_id")
+    return Laws(*(torch.cat([getattr(part, name) for part in parts]) for name in fields), parts[0].token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A batch of B token trees on one packed axis of M nodes; node 0 of each row is the root.
+
+    rows: int32 [B] row ids in the decode state; tokens: int64 [M] target-vocabulary ids; parents: int32 [M] index
+    within the row, -1 for the root, parents before children; offsets: int32 [B+1]; drawn: int8 [M] (`Drawn`);
+    law_row: int32 [M] row of `laws` a drawn node came from, -1 otherwise; scouts: bool [M] nodes that are scored
+    but never accepted. `max_nodes` is the largest number of nodes of a row and `max_depth` a bound on the depth of
+    any node: host integers, so that nobody has to ask the device.
+    """
+
+    rows: Tensor
+    tokens: Tensor
+    parents: Tensor
+    offsets: Tensor
+    drawn: Tensor
+    law_row: Tensor
+    laws: Laws | None = None
+    scouts: Tensor | None = None
+    max_nodes: int = 0
+    max_depth: int = 0
+    is_chain: bool = False
+
+    @property
+    def num_rows(self) -> int:
+        return self.rows.shape[0]
+
+    @property
+    def num_nodes(self) -> int:
+        return self.tokens.shape[0]
+
+    @staticmethod
+    def chains(
+        rows: Sequence[int],
+        chains: Sequence[Sequence[int]],
+        *,
+        law_rows: Sequence[Sequence[int]] | None = None,
+        laws: Laws | None = None,
+        device: torch.device | str = "cpu",
+    ) -> Draft:
+        """Chains from host lists: `chains[b]` is the root followed by the draft tokens of row b.
+
+        `law_rows[b][i]` is the law row the i-th draft token (root not counted) was drawn from; None: all chosen.
+        """
+        lengths = [len(chain) for chain in chains]
+        offsets, parents, tokens, source = [0], [], [], []
+        for index, chain in enumerate(chains):
+            offsets.append(offsets[-1] + lengths[index])
+            parents.extend(range(-1, lengths[index] - 1))
+            tokens.extend(chain)
+            if law_rows is not None and lengths[index]:
+                source.append(-1)
+                source.extend(law_rows[index])
+        packed = torch.tensor([parents, source if law_rows is not None else [-1] * len(tokens)], dtype=torch.int32)
+        law_row = packed[1]
+        drawn = (law_row >= 0).to(torch.int8) if law_rows is not None else torch.zeros(len(tokens), dtype=torch.int8)
+        longest = max(lengths, default=0)
+        return Draft(
+            rows=torch.tensor(rows, dtype=torch.int32).to(device),
+            tokens=torch.tensor(tokens, dtype=torch.int64).to(device),
+            parents=packed[0].to(device),
+            offsets=torch.tensor(offsets, dtype=torch.int32).to(device),
+            drawn=drawn.to(device),
+            law_row=law_row.to(device),
+            laws=laws,
+            max_nodes=longest,
+            max_depth=max(longest - 1, 0),
+            is_chain=True,
+        )
+
+    @staticmethod
+    def trees(
+        rows: Sequence[int],
+        trees: Sequence[tuple[Sequence[int], Sequence[int]]],
+        *,
+        scouts: Sequence[bool] | None = None,
+        device: torch.device | str = "cpu",
+    ) -> Draft:
+        """Trees of chosen tokens from host lists: `trees[b] = (tokens, parents)`, root first with parent -1.
+
+        Raises ValueError when a parent does not come before its child.
+        """
+        offsets, tokens, parents, depth_bound = [0], [], [], 0
+        for index, (row_tokens, row_parents) in enumerate(trees):
+            if len(row_tokens) != len(row_parents):
+                raise ValueError(
+                    f"tree of row {rows[index]}: got {len(row_tokens)} tokens and {len(row_parents)} parents; "
+                    "expected one parent per token"
+                )
+            depths: list[int] = []
+            for node, parent in enumerate(row_parents):
+                if (node == 0) != (parent == -1) or parent >= node:
+                    raise ValueError(
+                        f"tree of row {rows[index]}, node {node}: got parent {parent}; expected -1 for node 0 and an "
+                        "earlier node otherwise; order the nodes so that parents precede their children"
+                    )
+                depths.append(0 if parent < 0 else depths[parent] + 1)
+            depth_bound = max(depth_bound, max(depths, default=0))
+            tokens.extend(row_tokens)
+            parents.extend(row_parents)
+            offsets.append(len(tokens))
+        count = len(tokens)
+        return Draft(
+            rows=torch.tensor(rows, dtype=torch.int32).to(device),
+            tokens=torch.tensor(tokens, dtype=torch.int64).to(device),
+            parents=torch.tensor(parents, dtype=torch.int32).to(device),
+            offsets=torch.tensor(offsets, dtype=torch.int32).to(device),
+            drawn=torch.zeros(count, dtype=torch.int8, device=device),
+            law_row=torch.full((count,), -1, dtype=torch.int32, device=device),
+            scouts=None if scouts is None else torch.tensor(list(scouts), dtype=torch.bool).to(device),
+            max_nodes=max((b - a for a, b in zip(offsets, offsets[1:])), default=0),
+            max_depth=depth_bound,
+        )
+
+    def check(self, vocab_size: int | None = None) -> None:
+        """Raise ValueError unless the draft is well formed. Reads the device: for tests and for foreign drafters."""
+        count, offsets = self.num_nodes, self.offsets.tolist()
+        if len(offsets) != self.num_rows + 1 or offsets[0] != 0 or offsets[-1] > count:
+            raise ValueError(
+                f"draft: got offsets {offsets} for {self.num_rows} rows and {count} nodes; expected "
+                f"{self.num_rows + 1} non-decreasing numbers from 0 to at most {count}"
+            )
+        tokens, parents = self.tokens.tolist(), self.parents.tolist()
+        for row, (start, stop) in enumerate(zip(offsets, offsets[1:])):
+            if stop < start:
+                raise ValueError(f"draft: offsets decrease at row {row}: {start} then {stop}")
+            for node in range(start, stop):
+                parent = parents[node]
+                if (node == start) != (parent == -1) or not -1 <= parent < max(node - start, 1):
+                    raise ValueError(
+                        f"draft: row {row}, node {node - start}: got parent {parent}; expected -1 for the root and an "
+                        "earlier node of the row otherwise"
+                    )
+                if vocab_size is not None and not 0 <= tokens[node] < vocab_size:
+                    raise ValueError(
+                        f"draft: row {row}, node {node - start}: got token {tokens[node]}; expected 0..{vocab_size - 1}"
+                    )
+        law_row = self.law_row.tolist()
+        available = 0 if self.laws is None else self.laws.inv_t.shape[0]
+        for node, how in enumerate(self.drawn.tolist()):
+            if how not in tuple(Drawn):
+                raise ValueError(f"draft: node {node}: got drawn={how}; expected one of {[int(d) for d in Drawn]}")
+            if how != Drawn.CHOSEN and not 0 <= law_row[node] < available:
+                raise ValueError(
+                    f"draft: node {node} is drawn from law row {law_row[node]}, but the draft carries {available} "
+                    "laws; a drawn token must name the law it was drawn from"
+                )

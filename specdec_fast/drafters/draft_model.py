@@ -1,0 +1,170 @@
+"""A small model drafts a chain of K tokens (Leviathan et al. 2023; Chen et al. 2023), over a paged cache of its own.
+
+How a token is picked: `coupled` (arg-max under the replay noise that the target will use), `drawn` (from the draft's
+law, which travels with the draft) or `greedy`. All are lossless under every lossless rule; `coupled` suits `replay`,
+`drawn` suits `token`. Tests: tests/drafters/test_draft_model.py and the contract suite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from specdec_kernels import draw_sample, replay_sample
+from torch import Tensor
+
+from specdec_fast.draft import Draft, Laws, concat_laws
+from specdec_fast.interfaces import Acceptance, Budget, Needs, Rng, StateView, TargetOutput
+from specdec_fast.sampling import Sampling, ban_early_stops
+from specdec_fast.targets.huggingface import HuggingFaceTarget
+
+PICKS = ("coupled", "drawn", "greedy")
+
+
+class DraftModelDrafter:
+    """Drafts with `model`, a target of its own whose rows mirror those of the engine.
+
+    num_draft_tokens: K, the default budget per row; pick: "coupled", "drawn" or "greedy"; vocab_size: the target's
+    (draft ids beyond it are masked).
+    """
+
+    name = "draft_model"
+
+    def __init__(
+        self,
+        model: HuggingFaceTarget,
+        num_draft_tokens: int = 4,
+        pick: str = "coupled",
+        vocab_size: int | None = None,
+    ) -> None:
+        if num_draft_tokens < 1:
+            raise ValueError(f"draft_model num_draft_tokens: got {num_draft_tokens}; expected at least 1")
+        if pick not in PICKS:
+            raise ValueError(f"draft_model pick: got {pick!r}; expected one of {', '.join(PICKS)}")
+        self.model = model
+        self.num_draft_tokens = num_draft_tokens
+        self.pick = pick
+        self.needs = Needs(topology="chain", own_cache=True, laws=pick == "drawn")
+        self._vocab_size = min(vocab_size or model.vocab_size, model.vocab_size)
+        self._stored: dict[int, tuple[int, list[int]]] = {}  # per row: committed tokens held, drafted tokens held
+
+    def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
+        for row in rows:
+            self._stored[row] = (0, [])
+
+    def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
+        tokens = [view.tokens(row) for row in rows]
+        counts = [
+            limit if limit > 0 and self._room(row, len(have) + limit) else 0
+            for row, limit, have in zip(rows, budget.nodes, tokens)
+        ]
+        active = [index for index, count in enumerate(counts) if count]
+        if not active:
+            return Draft.chains(rows, [[have[-1]] for have in tokens], device=view.device)
+        logits = self._catch_up([rows[index] for index in active], [tokens[index] for index in active])
+        levels: list[tuple[list[int], Tensor]] = []
+        parts: list[Laws] = []
+        for level in range(max(counts)):
+            chosen, laws = self._pick_level(view, rows, active, logits, rng, level)
+            levels.append((active, chosen))
+            if laws is not None:
+                parts.append(laws)
+            going = [at for at, index in enumerate(active) if counts[index] > level + 1]
+            if not going:
+                break
+            if len(going) < len(active):
+                chosen = chosen[going]
+                active = [active[at] for at in going]
+            ids = torch.tensor([rows[index] for index in active], dtype=torch.int32).to(view.device)
+            offsets = torch.arange(len(active) + 1, dtype=torch.int32, device=view.device)
+            logits = self._masked(self.model.extend(ids, chosen, offsets, logits=True).logits)
+        return self._pack(view, rows, tokens, counts, levels, parts)
+
+    def observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
+        pass  # the next propose compares what it stored with what was committed
+
+    def release(self, rows: Sequence[int]) -> None:
+        for row in rows:
+            self._stored.pop(row, None)
+        self.model.cache.release(rows)
+
+    def _room(self, row: int, length: int) -> bool:
+        cache = self.model.cache
+        return length <= self.model.max_length and cache.reserve(row, length)
+
+    def _masked(self, logits: Tensor | None) -> Tensor:
+        assert logits is not None
+        return logits if logits.shape[1] == self._vocab_size else logits[:, : self._vocab_size]
+
+    def _catch_up(self, rows: list[int], tokens: list[Sequence[int]]) -> Tensor:
+        """Drop what was not accepted, feed what is new; logits [B, V] after the root."""
+        kept, fed, offsets = [], [], [0]
+        for row, have in zip(rows, tokens):
+            start, drafted = self._stored[row]
+            for token in drafted:  # drafted tokens that were accepted are already stored
+                if start + 1 >= len(have) or have[start] != token:
+                    break
+                start += 1
+            kept.append(start)
+            fed.extend(have[start:])
+            offsets.append(len(fed))
+            self._stored[row] = (len(have), [])
+        device = self.model.device
+        ids = torch.tensor(rows, dtype=torch.int32).to(device)
+        self.model.cache.rollback(ids, torch.tensor(kept, dtype=torch.int32).to(device))
+        output = self.model.extend(
+            ids,
+            torch.tensor(fed, dtype=torch.int64).to(device),
+            torch.tensor(offsets, dtype=torch.int32).to(device),
+            logits=True,
+        )
+        return self._masked(output.logits)
+
+    def _pick_level(
+        self, view: StateView, rows: Sequence[int], active: list[int], logits: Tensor, rng: Rng, level: int
+    ) -> tuple[Tensor, Laws | None]:
+        sampling: Sampling = view.sampling([rows[index] for index in active])
+        roots = rng.positions if len(active) == len(rows) else rng.positions[active]
+        positions = roots + (level + 1)
+        if sampling.any_minimum:
+            ban_early_stops(logits, sampling, torch.arange(len(active), device=logits.device), positions)
+        if self.pick == "greedy":
+            return logits.argmax(1), None
+        laws = sampling.laws(logits)
+        if self.pick == "coupled":
+            return replay_sample(laws.logits, laws.inv_t, laws.cut, laws.tie_id, sampling.seeds, positions), laws
+        index = torch.full_like(positions, level)
+        return draw_sample(laws.logits, *laws.stats, sampling.seeds, roots, index), laws
+
+    def _pack(
+        self,
+        view: StateView,
+        rows: Sequence[int],
+        tokens: list[Sequence[int]],
+        counts: list[int],
+        levels: list[tuple[list[int], Tensor]],
+        parts: list[Laws],
+    ) -> Draft:
+        """Interleave the levels into packed chains."""
+        drafted: list[list[int]] = [[] for _ in rows]
+        law_rows: list[list[int]] = [[] for _ in rows]
+        used = 0
+        for active, chosen in levels:
+            for at, (index, token) in enumerate(zip(active, chosen.tolist())):
+                drafted[index].append(token)
+                law_rows[index].append(used + at)
+            used += len(active)
+        for index, row in enumerate(rows):
+            if drafted[index]:
+                self._stored[row] = (len(tokens[index]), drafted[index][:-1])  # the last one was not fed
+        drawn = self.pick == "drawn"
+        return Draft.chains(
+            rows,
+            [[have[-1], *more] for have, more in zip(tokens, drafted)],
+            law_rows=law_rows if drawn else None,
+            laws=concat_laws(parts) if drawn else None,
+            device=view.device,
+        )
+
+
+DRAFTER = DraftModelDrafter

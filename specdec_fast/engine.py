@@ -1,0 +1,365 @@
+"""The engine: requests in, tokens out, one loop for every drafter and rule; rows join and leave at any step.
+
+One step: propose, plan, score (which stages), verify, commit, append, observe. Owns the queue and who runs; tokens
+belong to the state, keys and values to the caches, random numbers to nobody. Tests: tests/engine/.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from specdec_kernels import tree_plan
+
+from specdec_fast.draft import Draft
+from specdec_fast.interfaces import Acceptance, Budget, Drafter, Needs, Rule, Target, TargetOutput
+from specdec_fast.request import Handle
+from specdec_fast.rules import DEFAULT, get_rule
+from specdec_fast.sampling import SamplingParams, process
+from specdec_fast.state import DecodeState
+from specdec_fast.stats import Clock, RequestStats
+from specdec_fast.stopping import StopChecker
+
+log = logging.getLogger("specdec_fast")
+
+Prompt = str | Sequence[int]
+
+
+class Engine:
+    """Continuous batching of speculative decoding.
+
+    target: where logits come from; drafter: proposes (None: plain decoding, a tree of one node per row); rule: name or
+    object; tokenizer: a transformers tokenizer, needed for text prompts, text output and stop strings; eos_token_ids:
+    ids that end a text; prefill_chunk: most prompt tokens in one forward pass.
+
+    Raises ValueError when the rule cannot verify what the drafter proposes.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter | None = None,
+        *,
+        rule: str | Rule = DEFAULT,
+        tokenizer: Any = None,
+        eos_token_ids: Sequence[int] = (),
+        prefill_chunk: int = 2048,
+    ) -> None:
+        self.target, self.drafter, self.rule = target, drafter, get_rule(rule)
+        self.tokenizer = tokenizer
+        self.eos_token_ids = tuple(eos_token_ids)
+        self.needs = drafter.needs if drafter is not None else Needs()
+        reason = self.rule.why_not(self.needs)
+        if reason is not None:
+            raise ValueError(reason)
+        if prefill_chunk < 1:
+            raise ValueError(f"prefill_chunk: got {prefill_chunk}; expected at least 1")
+        cache: Any = target.cache
+        self._cache = cache
+        self._chunk = prefill_chunk
+        self.state = DecodeState(cache.max_rows, cache.max_length, cache.device)
+        self.stats = RequestStats()  # merged from finished requests
+        self.seconds = Clock().seconds  # wall-clock per verb, each step counted once
+        self._queue: deque[Handle] = deque()
+        self._running: dict[int, Handle] = {}  # by row, in order of admission
+        self._next_id = 0
+
+    # -- requests ---------------------------------------------------------------------------------------------------
+
+    def submit(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, num_draft_tokens: int | None = None
+    ) -> Handle:
+        """Queue a request. `num_draft_tokens` overrides the drafter's K (0: plain decoding for this request).
+
+        Raises ValueError for a prompt or parameters that cannot be served; nothing else is affected.
+        """
+        params = (params or SamplingParams()).with_seed()
+        tokens = self._encode(prompt)
+        reason = self.rule.why_not_sampling(params)
+        if reason is not None:
+            raise ValueError(reason)
+        if params.stop and self.tokenizer is None:
+            raise ValueError("stop strings: got an engine without a tokenizer; pass tokenizer=, or use stop_token_ids")
+        limit = self._cache.max_length
+        if len(tokens) >= limit:
+            raise ValueError(
+                f"prompt: got {len(tokens)} tokens; expected fewer than the context limit of {limit}; shorten the prompt"
+            )
+        longest = min(len(tokens) + params.max_new_tokens, limit)
+        pages = self._cache.pages
+        if self._cache.pages_for(longest) > pages.num_pages - 1:
+            raise ValueError(
+                f"request: {longest} tokens need {self._cache.pages_for(longest)} pages of keys and values; the pool has "
+                f"{pages.num_pages - 1}; lower max_new_tokens or raise num_pages"
+            )
+        default = getattr(self.drafter, "num_draft_tokens", 0) if self.drafter is not None else 0
+        if num_draft_tokens is not None and num_draft_tokens < 0:
+            raise ValueError(f"num_draft_tokens: got {num_draft_tokens}; expected 0 or more")
+        handle = Handle(self._next_id, tokens, params, default if num_draft_tokens is None else num_draft_tokens)
+        handle.stop_ids = (*(() if params.ignore_eos else self.eos_token_ids), *params.stop_token_ids)
+        handle.checker = StopChecker(
+            self.tokenizer,
+            tokens,
+            eos_ids=handle.stop_ids,
+            stop=params.stop,
+            max_new_tokens=params.max_new_tokens,
+            max_length=limit,
+        )
+        self._next_id += 1
+        self._queue.append(handle)
+        return handle
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise ValueError("prompt: got text and an engine without a tokenizer; pass token ids or tokenizer=")
+            tokens = list(self.tokenizer.encode(prompt))
+        else:
+            tokens = [int(token) for token in prompt]
+        if not tokens:
+            raise ValueError("prompt: got no tokens; expected at least one")
+        vocab = self.target.vocab_size
+        bad = next((token for token in tokens if not 0 <= token < vocab), None)
+        if bad is not None:
+            raise ValueError(f"prompt: got token id {bad}; expected 0..{vocab - 1}; is this the target's tokenizer?")
+        return tokens
+
+    def cancel(self, handle: Handle) -> None:
+        """End a request now; what it has generated stays on the handle. Idempotent."""
+        if handle.finished:
+            return
+        handle.end("cancelled")
+        if handle.row is not None:
+            self._retire(handle)
+        else:
+            self._queue.remove(handle)
+
+    @property
+    def idle(self) -> bool:
+        """True when no request waits or runs."""
+        return not self._queue and not self._running
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_queued(self) -> int:
+        return len(self._queue)
+
+    def stream(self, handle: Handle) -> Iterator[str]:
+        """Text of one request as it can no longer change; drives the engine (all requests advance)."""
+        shown = 0
+        while True:
+            checker = handle.checker
+            assert checker is not None
+            if checker.released > shown:
+                yield checker.text[shown : checker.released]
+                shown = checker.released
+            if handle.finished:
+                return
+            self.step()
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        num_draft_tokens: int | None = None,
+    ) -> list[Handle]:
+        """Run prompts to their ends, batched; handles in the order of the prompts.
+
+        A prompt that cannot be served gets a handle with `finish_reason="error"`; the others run.
+        """
+        if params is None or isinstance(params, SamplingParams):
+            params = [params or SamplingParams()] * len(prompts)
+        if len(params) != len(prompts):
+            raise ValueError(f"params: got {len(params)} for {len(prompts)} prompts; expected one, or one per prompt")
+        handles = []
+        for prompt, own in zip(prompts, params):
+            try:
+                handles.append(self.submit(prompt, own, num_draft_tokens=num_draft_tokens))
+            except ValueError as error:
+                refused = Handle(-1, [], own, 0)
+                refused.end("error", error)
+                handles.append(refused)
+        while not all(handle.finished for handle in handles):
+            self.step()
+        return handles
+
+    # -- one step ---------------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def step(self) -> list[Handle]:
+        """Advance every running request by one target pass; the requests that took part."""
+        clock = Clock()
+        with clock.time("prefill"):
+            self._admit()
+            budget = self._make_room()
+        if not self._running:
+            return []
+        rows, handles = list(self._running), list(self._running.values())
+        state, target = self.state, self.target
+        rng, sampling = state.rng(rows), state.sampling(rows)
+        with clock.time("propose"):
+            draft = self._propose(rows, budget, rng)
+        with clock.time("plan"):
+            plan = tree_plan(draft.parents, draft.offsets)
+        with clock.time("score"):
+            output, slots = target.score(draft, plan, self.needs.taps)
+        with clock.time("verify"):
+            assert output.logits is not None
+            laws = process(draft, plan, output.logits, sampling, rng.positions)
+            acceptance = self.rule(draft, plan, laws, rng)
+        with clock.time("commit"):
+            target.cache.commit(draft.rows, slots, acceptance.path, acceptance.num_accepted)
+        with clock.time("append"):
+            broken = self._broken_rows(draft, laws.lse)
+            self._append(rows, handles, draft, acceptance, broken)
+        with clock.time("observe"):
+            if self.drafter is not None:
+                self.drafter.observe(state, draft, acceptance, output)
+        for handle in handles:
+            for verb, seconds in clock.seconds.items():
+                handle.stats.seconds[verb] += seconds
+            if handle.finished:
+                self._retire(handle)
+        for verb, seconds in clock.seconds.items():
+            self.seconds[verb] += seconds
+        return handles
+
+    def _propose(self, rows: list[int], budget: Budget, rng: Any) -> Draft:
+        if self.drafter is None or not any(budget.nodes):
+            roots = [[self.state.tokens(row)[-1]] for row in rows]
+            return Draft.chains(rows, roots, device=self.state.device)
+        return self.drafter.propose(self.state, rows, budget, rng)
+
+    def _append(
+        self, rows: list[int], handles: list[Handle], draft: Draft, acceptance: Acceptance, broken: set[int]
+    ) -> None:
+        offsets = draft.offsets.tolist()
+        kept = []
+        for index, (emitted, accepted) in enumerate(self.state.read(draft, acceptance)):
+            handle = handles[index]
+            if index in broken:
+                handle.end("error", ValueError(f"request {handle.request_id}: the model returned NaN or no finite logit"))
+                kept.append([])
+                continue
+            drafted = offsets[index + 1] - offsets[index] - 1
+            depth = drafted if draft.is_chain else min(drafted, draft.max_depth)
+            kept.append(handle.take(emitted, accepted, drafted, depth))
+        self.state.append(rows, kept)
+
+    @staticmethod
+    def _broken_rows(draft: Draft, lse: torch.Tensor) -> set[int]:
+        """Rows with a law that is not a number."""
+        if not bool(torch.isnan(lse).any()):
+            return set()
+        bad = torch.isnan(lse).nonzero().flatten()
+        return set((torch.bucketize(bad, draft.offsets.long(), right=True) - 1).tolist())
+
+    # -- who runs -----------------------------------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        """Move queued requests to free rows while there is room for their tokens and one step, and prefill them."""
+        joined: list[int] = []
+        while self._queue and self.state.num_free:
+            handle = self._queue[0]
+            tokens = [*handle.prompt, *handle.tokens]
+            row = self.state.join(tokens, handle.params, len(handle.prompt), handle.stop_ids)
+            if not self._cache.reserve(row, len(tokens) + min(handle.num_draft_tokens, self._remaining(handle) - 1)):
+                self.state.leave(row)
+                if not self._running and not joined:
+                    raise RuntimeError("engine: an empty pool has no room for a request that was accepted")
+                break
+            self._queue.popleft()
+            handle.row = row
+            self._running[row] = handle
+            joined.append(row)
+        if joined:
+            output = self._prefill(joined)
+            if self.drafter is not None:
+                self.drafter.begin(self.state, joined, output)
+
+    def _prefill(self, rows: list[int]) -> TargetOutput | None:
+        """Store keys and values of all committed tokens but the root, in chunks. Returns the taps of all of them."""
+        device = self.state.device
+        todo = {row: list(self.state.tokens(row)[:-1]) for row in rows}
+        outputs: dict[str, list[torch.Tensor]] = {}
+        while any(todo.values()):
+            left, batch = self._chunk, []
+            for row, tokens in todo.items():
+                take = min(left, len(tokens))
+                if take:
+                    batch.append((row, tokens[:take]))
+                    todo[row] = tokens[take:]
+                    left -= take
+            offsets = [0]
+            for _, tokens in batch:
+                offsets.append(offsets[-1] + len(tokens))
+            output = self.target.extend(
+                torch.tensor([row for row, _ in batch], dtype=torch.int32).to(device),
+                torch.tensor([token for _, tokens in batch for token in tokens], dtype=torch.int64).to(device),
+                torch.tensor(offsets, dtype=torch.int32).to(device),
+                logits=False,
+                taps=self.needs.taps,
+            )
+            for name, tap in output.taps.items():
+                outputs.setdefault(name, []).append(tap)
+        return TargetOutput(None, {name: torch.cat(taps) for name, taps in outputs.items()}) if outputs else None
+
+    @staticmethod
+    def _remaining(handle: Handle) -> int:
+        assert handle.checker is not None
+        return handle.checker.remaining
+
+    def _make_room(self) -> Budget:
+        """Reserve slots for this step's nodes; the youngest requests are evicted (and later recomputed) if need be."""
+        nodes = []
+        for row, handle in list(self._running.items()):
+            if row not in self._running:
+                continue
+            wanted = min(handle.num_draft_tokens, self._remaining(handle) - 1) if self.drafter is not None else 0
+            while row in self._running and not self._cache.reserve(row, self.state.length(row) + wanted):
+                self._preempt(next(reversed(self._running.values())))
+            if row in self._running:
+                nodes.append(wanted)
+        return Budget(nodes)
+
+    def _preempt(self, handle: Handle) -> None:
+        handle.stats.preemptions += 1
+        self._retire(handle)
+        self._queue.appendleft(handle)
+
+    def _retire(self, handle: Handle) -> None:
+        """Take a request off its row and free everything it held."""
+        row = handle.row
+        assert row is not None
+        del self._running[row]
+        handle.row = None
+        self._cache.release([row])
+        if self.drafter is not None:
+            self.drafter.release([row])
+        self.state.leave(row)
+        if handle.finished:
+            self.stats.merge(handle.stats)
+
+    def why_not_graph(self) -> list[str]:
+        """Why steps are not captured (`graph` mode): the reasons, from device, drafter and requests. Empty: they could be."""
+        reasons = []
+        if self.state.device.type != "cuda":
+            reasons.append(f"device is {self.state.device.type}: capture needs CUDA")
+        if self.needs.host_tokens:
+            reasons.append("the drafter reads committed tokens on the host")
+        if any(handle.params.stop for handle in self._running.values()):
+            reasons.append("a running request has stop strings")
+        reasons.append("captured steps are not built yet")
+        return reasons
+
+    @property
+    def step_mode(self) -> str:
+        """"graph" when a step can be captured, else "sync"; `why_not_graph` has the reasons."""
+        return "sync" if self.why_not_graph() else "graph"

@@ -1,0 +1,150 @@
+"""The four seams of the engine: Target, KVCache, Drafter, Rule, and the small values that cross them.
+
+A class that satisfies a protocol needs no base class. Nothing here computes. Tests: tests/test_interfaces.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, runtime_checkable
+
+from specdec_kernels import TreePlan
+from torch import Tensor
+
+from specdec_fast.draft import Draft, Laws
+from specdec_fast.sampling import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """What a rule answers.
+
+    path: int32 [B, D+1] accepted node indices on the packed axis, root first, -1 padded; num_accepted: int32 [B],
+    root not counted; next_token: int64 [B] recovered (after a rejection) or bonus (all accepted); node_choice:
+    int64 [M] the target's own choice at every node (replay and greedy), scouts included, or None.
+    """
+
+    path: Tensor
+    num_accepted: Tensor
+    next_token: Tensor
+    node_choice: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rng:
+    """Where a step stands in the keyed randomness: seeds int64 [B], positions int32 [B] absolute, of the roots."""
+
+    seeds: Tensor
+    positions: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class TargetOutput:
+    """logits: [N, V] of the nodes that were asked for, or None; taps: hidden states [M, hidden] by name."""
+
+    logits: Tensor | None
+    taps: dict[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """Where M staged nodes of B rows live: all the attention of one forward pass needs to know.
+
+    page_table: int32 [B, P]; lengths: int32 [B] committed tokens; offsets: int32 [B+1]; slots: int64 [M] flat slot
+    ids; positions: int64 [M]; ancestors: int32 [M, W] or None (causal chains); depth: int32 [M] or None (causal).
+    """
+
+    page_table: Tensor
+    lengths: Tensor
+    offsets: Tensor
+    slots: Tensor
+    positions: Tensor
+    ancestors: Tensor | None = None
+    depth: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a drafter, rule or request asks of the engine: capabilities, never identities.
+
+    topology: the shape of its drafts; taps: hidden states wanted from the target ("entering:i", "final_norm");
+    host_tokens: reads committed tokens on the host (forces the `sync` step mode); node_choices: wants the target's
+    choice at every node; laws: its tokens are drawn and carry laws.
+    """
+
+    topology: Literal["chain", "tree"] = "chain"
+    taps: tuple[str, ...] = ()
+    host_tokens: bool = False
+    own_cache: bool = False
+    partial_layers: bool = False
+    node_choices: bool = False
+    laws: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How many draft nodes (root not counted) each row may propose this step: host integers, one per row."""
+
+    nodes: Sequence[int]
+
+
+class StateView(Protocol):
+    """Read-only sight of what is committed. Drafters get this and nothing newer."""
+
+    device: object
+
+    def tokens(self, row: int) -> Sequence[int]: ...
+    def length(self, row: int) -> int: ...
+    def sampling(self, rows: Sequence[int]) -> Sampling: ...
+
+
+@runtime_checkable
+class KVCache(Protocol):
+    """Seam 2. Transactional: stage, then commit a path or forget; lengths are absolute."""
+
+    lengths: Tensor
+
+    def stage(self, rows: Tensor, offsets: Tensor, num_nodes: int, plan: TreePlan | None) -> Slots: ...
+    def commit(self, rows: Tensor, slots: Slots, path: Tensor, num_accepted: Tensor) -> None: ...
+    def rollback(self, rows: Tensor, lengths: Tensor) -> None: ...
+    def reserve(self, row: int, length: int) -> bool: ...
+    def release(self, rows: Sequence[int]) -> None: ...
+
+
+@runtime_checkable
+class Target(Protocol):
+    """Seam 1. A model that scores packed trees over a cache of its own."""
+
+    vocab_size: int
+    cache: KVCache
+
+    def extend(
+        self, rows: Tensor, tokens: Tensor, offsets: Tensor, *, logits: bool, taps: Sequence[str] = ()
+    ) -> TargetOutput: ...
+    def score(self, draft: Draft, plan: TreePlan, taps: Sequence[str] = ()) -> tuple[TargetOutput, Slots]: ...
+
+
+@runtime_checkable
+class Drafter(Protocol):
+    """Seam 3. Four verbs; rows join by `begin` and leave by `release` at any step."""
+
+    name: str
+    needs: Needs
+
+    def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None: ...
+    def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft: ...
+    def observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None: ...
+    def release(self, rows: Sequence[int]) -> None: ...
+
+
+@runtime_checkable
+class Rule(Protocol):
+    """Seam 4. A pure function of its arguments."""
+
+    name: str
+    lossless: bool
+
+    def why_not(self, needs: Needs) -> str | None: ...
+    def why_not_sampling(self, params: object) -> str | None: ...
+    def __call__(self, draft: Draft, plan: TreePlan, target_laws: Laws, rng: Rng) -> Acceptance: ...

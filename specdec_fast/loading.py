@@ -1,0 +1,147 @@
+"""From model names to an engine: loads target, draft and tokenizer, and refuses pairs that do not fit.
+
+Tests: tests/test_loading.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from specdec_fast.drafters import get_drafter
+from specdec_fast.engine import Engine
+from specdec_fast.interfaces import Rule
+from specdec_fast.rules import DEFAULT, get_rule
+from specdec_fast.targets.huggingface import HuggingFaceTarget, UnsupportedModelError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+ASSETS = Path(__file__).parent / "assets"
+BUNDLED = {"demo-target": ASSETS / "demo-target", "demo-draft": ASSETS / "demo-draft"}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+
+
+def _dtype(name: str | torch.dtype) -> torch.dtype:
+    if isinstance(name, torch.dtype):
+        return name
+    if name not in DTYPES:
+        raise ValueError(f"dtype: got {name!r}; expected one of {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def load_model(source: str | Path, dtype: str | torch.dtype = "float32", device: str = "cpu") -> PreTrainedModel:
+    """A transformers causal LM from a bundled name, a folder or a hub id.
+
+    Raises ValueError when there is none or when it cannot be loaded.
+    """
+    from transformers import AutoModelForCausalLM
+
+    place = BUNDLED.get(str(source), source)
+    wanted = _dtype(dtype)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(place, dtype=wanted)
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ValueError(
+            f"model: got {str(source)!r}; expected a bundled name ({', '.join(BUNDLED)}), a folder with config.json and "
+            f"weights, or a hub id that is reachable from here: {reason}"
+        ) from error
+    return model.to(device).eval()
+
+
+def load_tokenizer(source: str | Path) -> Any:
+    """The tokenizer beside a model, or None when there is none."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(BUNDLED.get(str(source), source))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def check_same_tokenizer(target: Any, draft: Any) -> None:
+    """Raise ValueError unless both tokenizers give the same ids to the same tokens (either may be None)."""
+    if target is None or draft is None:
+        return
+    ours, theirs = target.get_vocab(), draft.get_vocab()
+    if ours == theirs:
+        return
+    different = [token for token in ours.keys() | theirs.keys() if ours.get(token) != theirs.get(token)]
+    raise ValueError(
+        f"draft: its tokenizer differs from the target's: {len(different)} of {len(ours)} tokens have other ids "
+        f"(for example {sorted(different)[0]!r}); expected the same vocabulary; take a draft of the same model family"
+    )
+
+
+def eos_ids(model: PreTrainedModel, tokenizer: Any) -> tuple[int, ...]:
+    """End-of-sequence ids of a model, from its generation config, its config or its tokenizer."""
+    for holder in (getattr(model, "generation_config", None), model.config, tokenizer):
+        found = getattr(holder, "eos_token_id", None)
+        if found is not None:
+            return tuple(found) if isinstance(found, (list, tuple)) else (int(found),)
+    return ()
+
+
+def load(
+    target: str | Path | PreTrainedModel,
+    draft: str | Path | PreTrainedModel | None = None,
+    *,
+    drafter: str | None = None,
+    rule: str | Rule = DEFAULT,
+    num_draft_tokens: int | None = None,
+    tokenizer: Any = None,
+    dtype: str | torch.dtype = "float32",
+    device: str = "cpu",
+    max_rows: int = 8,
+    max_length: int | None = None,
+    page_size: int = 16,
+    num_pages: int | None = None,
+    compile: bool = False,
+    eos_token_ids: Sequence[int] | None = None,
+) -> Engine:
+    """An engine for a target and, when given, a draft model or another drafter.
+
+    target, draft: a bundled name ("demo-target", "demo-draft"), folder, hub id or a loaded model; drafter: name (default:
+    "draft_model" when a draft is given, else none); the other arguments as in `HuggingFaceTarget` and `Engine`.
+
+    Raises ValueError when something cannot be loaded or does not fit together.
+    """
+    chosen = get_rule(rule)
+    name = drafter or ("draft_model" if draft is not None else None)
+    if name == "draft_model" and draft is None:
+        raise ValueError("drafter draft_model: got no draft model; expected draft=, a model of the target's family")
+    if draft is not None and name != "draft_model":
+        raise ValueError(f"draft: got a draft model and drafter {name!r}; expected drafter draft_model, or no draft")
+
+    def from_any(source: str | Path | PreTrainedModel) -> PreTrainedModel:
+        return load_model(source, dtype, device) if isinstance(source, (str, Path)) else source
+
+    model = from_any(target)
+    if tokenizer is None and isinstance(target, (str, Path)):
+        tokenizer = load_tokenizer(target)
+    vocab_size = len(tokenizer) if tokenizer is not None else None
+    shape: dict[str, Any] = {"max_rows": max_rows, "page_size": page_size, "compile": compile}
+    ours = HuggingFaceTarget(model, max_length=max_length, num_pages=num_pages, vocab_size=vocab_size, **shape)
+    options: dict[str, Any] = {} if num_draft_tokens is None else {"num_draft_tokens": num_draft_tokens}
+    made = None
+    if name == "draft_model":
+        assert draft is not None
+        small = from_any(draft)
+        if isinstance(draft, (str, Path)):
+            check_same_tokenizer(tokenizer, load_tokenizer(draft))
+        if small is model:
+            raise ValueError("draft: got the target itself; expected another model (its cache would be shared)")
+        pick = getattr(chosen, "prefers", "coupled")
+        their = HuggingFaceTarget(small, max_length=ours.max_length, vocab_size=vocab_size, **shape)
+        made = get_drafter(name)(their, pick=pick, vocab_size=ours.vocab_size, **options)
+    elif name is not None:
+        made = get_drafter(name)(**options)
+    ids = eos_ids(model, tokenizer) if eos_token_ids is None else tuple(eos_token_ids)
+    return Engine(ours, made, rule=chosen, tokenizer=tokenizer, eos_token_ids=ids)
+
+
+__all__ = ["UnsupportedModelError", "check_same_tokenizer", "eos_ids", "load", "load_model", "load_tokenizer"]

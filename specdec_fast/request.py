@@ -1,0 +1,84 @@
+"""A request and the handle its owner holds: prompt, parameters, what came out, why it ended, what it cost.
+
+Tests: tests/engine/test_engine.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from specdec_fast.sampling import SamplingParams
+from specdec_fast.stats import RequestStats
+from specdec_fast.stopping import StopChecker
+
+ACCEPTED, RECOVERED, BONUS, PLAIN = "accepted", "recovered", "bonus", "plain"
+
+
+@dataclass(eq=False, slots=True)
+class Handle:
+    """One request, alive or ended.
+
+    tokens: generated ids; origins: for each of them "accepted", "recovered", "bonus", or "plain" (nothing was
+    drafted); text: generated text ("" without a tokenizer); finish_reason: "eos", "stop", "length", "cancelled",
+    "error" or None while it runs; error: the exception that ended it, or None.
+    """
+
+    request_id: int
+    prompt: Sequence[int]
+    params: SamplingParams
+    num_draft_tokens: int
+    checker: StopChecker | None = None
+    stop_ids: tuple[int, ...] = ()
+    tokens: list[int] = field(default_factory=list)
+    origins: list[str] = field(default_factory=list)
+    finish_reason: str | None = None
+    error: Exception | None = None
+    stats: RequestStats = field(default_factory=RequestStats)
+    row: int | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    @property
+    def text(self) -> str:
+        return self.checker.text if self.checker is not None else ""
+
+    def take(self, emitted: Sequence[int], num_accepted: int, num_drafted: int, depth: int) -> list[int]:
+        """Keep emitted tokens up to the end of the text; sets `finish_reason` when it is reached."""
+        assert self.checker is not None
+        kept: list[int] = []
+        for index, token in enumerate(emitted):
+            kept.append(token)
+            if index < num_accepted:
+                origin = ACCEPTED
+            elif num_drafted == 0:
+                origin = PLAIN
+            else:
+                origin = BONUS if num_accepted == depth else RECOVERED
+            self.origins.append(origin)
+            self.finish_reason = self.checker.push(token)
+            if self.finished:
+                break
+        self.tokens.extend(kept)
+        self.stats.count(num_drafted, depth, num_accepted, len(kept))
+        return kept
+
+    def end(self, reason: str, error: Exception | None = None) -> None:
+        """End it from outside (cancelled, error)."""
+        self.finish_reason, self.error = reason, error
+        if self.checker is not None:
+            self.checker.close()
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "text": self.text,
+            "tokens": list(self.tokens),
+            "finish_reason": self.finish_reason,
+            "error": None if self.error is None else str(self.error),
+            "seed": self.params.seed,
+            "stats": self.stats.as_dict(),
+        }

@@ -1,0 +1,38 @@
+"""Greedy: accept iff the drafted token is the target's arg-max (Stern et al. 2018, section 3). Temperature 0 only.
+
+Every rule does the same at T = 0; this one says so and reads nothing but the arg-max. Tests: tests/rules/test_greedy.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specdec_kernels import TreePlan
+
+from specdec_fast.draft import Draft, Laws
+from specdec_fast.interfaces import Acceptance, Needs, Rng
+from specdec_fast.rules.replay import walk
+from specdec_fast.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Greedy:
+    """Any tree; refuses requests with a temperature."""
+
+    name: str = "greedy"
+    lossless: bool = True
+    prefers: str = "greedy"
+
+    def why_not(self, needs: Needs) -> str | None:
+        return None
+
+    def why_not_sampling(self, params: SamplingParams) -> str | None:
+        if params.temperature > 0:
+            return f"rule greedy: got temperature {params.temperature}; expected 0, or another rule (replay, token)"
+        return None
+
+    def __call__(self, draft: Draft, plan: TreePlan, target_laws: Laws, rng: Rng) -> Acceptance:
+        return walk(draft, plan, target_laws.tie_id.long())
+
+
+RULE = Greedy()

@@ -1,0 +1,55 @@
+"""Replay: accept iff the drafted token is the one that the target itself draws with the shared keyed noise.
+
+Sample-and-match (research literature: "target-only" verification) with Gumbel noise keyed by (seed, absolute position,
+token): the text is a function of the seed alone, with or without speculation, for every drafter, tree and batch.
+Daliri, Musco, Suresh 2024 (coupling without communication) for the acceptance bound. T = 0 is greedy.
+Tests: tests/rules/test_replay.py, tests/engine/test_replay.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specdec_kernels import TreePlan, replay_sample, tree_verify
+from torch import Tensor
+
+from specdec_fast.draft import Draft, Laws
+from specdec_fast.interfaces import Acceptance, Needs, Rng
+from specdec_fast.sampling import SamplingParams
+
+
+def walk(draft: Draft, plan: TreePlan, choice: Tensor) -> Acceptance:
+    """Follow the target's choice from the root as far as the draft has it. choice: int64 [M]."""
+    path, accepted, following = tree_verify(
+        draft.tokens, draft.offsets, plan.first_child, plan.next_sibling, choice, draft.scouts, max_depth=draft.max_depth
+    )
+    return Acceptance(path, accepted, following, choice)
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Any tree, any proposal law (q is not used), any temperature."""
+
+    name: str = "replay"
+    lossless: bool = True
+    prefers: str = "coupled"
+
+    def why_not(self, needs: Needs) -> str | None:
+        return None
+
+    def why_not_sampling(self, params: SamplingParams) -> str | None:
+        return None
+
+    def __call__(self, draft: Draft, plan: TreePlan, target_laws: Laws, rng: Rng) -> Acceptance:
+        if draft.num_rows == 1:
+            seeds, roots = rng.seeds.expand(draft.num_nodes), rng.positions
+        else:
+            row_of = plan.row.clamp(min=0).long()
+            seeds, roots = rng.seeds[row_of], rng.positions[row_of]
+        laws = target_laws
+        positions = roots + plan.depth + 1
+        choice = replay_sample(laws.logits, laws.inv_t, laws.cut, laws.tie_id, seeds, positions)
+        return walk(draft, plan, choice)
+
+
+RULE = Replay()

@@ -1,0 +1,5 @@
+"""Models that score packed trees."""
+
+from specdec_fast.targets.huggingface import HuggingFaceTarget
+
+__all__ = ["HuggingFaceTarget"]

@@ -1,0 +1,86 @@
+"""The attention function that transformers models call in place of their own: paged, packed, tree-aware.
+
+Registered under one name in transformers' AttentionInterface; no mask function is registered, so that models build
+no mask. The context of a forward pass travels in a keyword argument. Tests: tests/targets/test_huggingface.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from specdec_kernels import kv_stage, tree_attention
+from torch import Tensor
+
+from specdec_fast.cache.paged import LayerShape
+from specdec_fast.interfaces import Slots
+
+NAME = "specdec_paged"
+
+
+@dataclass(slots=True)
+class PackedContext:
+    """What one forward pass tells every attention layer: where nodes live and who sees whom."""
+
+    slots: Slots
+    keys: Sequence[Tensor]
+    values: Sequence[Tensor]
+
+
+@dataclass(slots=True)
+class Probe:
+    """Stands in for a context in a dry run: records the shape of every layer's keys and values."""
+
+    layers: dict[int, LayerShape] = field(default_factory=dict)
+
+
+def attend(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    packed: PackedContext | Probe | None = None,
+    **_: object,
+) -> tuple[Tensor, None]:
+    """Attention of packed nodes [1, H, M, D] over the paged cache; returns [1, M, H, Dv] as transformers expects."""
+    if packed is None:
+        raise RuntimeError(
+            f"a model with attention '{NAME}' was called outside its target; call HuggingFaceTarget.extend or .score, "
+            "or give the model its own attention back with model.set_attn_implementation('sdpa')"
+        )
+    layer = module.layer_idx
+    if isinstance(packed, Probe):
+        packed.layers[layer] = LayerShape(key.shape[1], key.shape[3], value.shape[3])
+        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
+    slots = packed.slots
+    keys, values = packed.keys[layer], packed.values[layer]
+    kv_stage(key[0].transpose(0, 1), value[0].transpose(0, 1), keys, values, slots.slots)
+    out = tree_attention(
+        query[0].transpose(0, 1),
+        keys,
+        values,
+        slots.page_table,
+        slots.lengths,
+        slots.offsets,
+        slots.ancestors,
+        slots.depth,
+        scale=query.shape[3] ** -0.5 if scaling is None else scaling,
+        softcap=softcap or 0.0,
+        window=sliding_window or 0,
+        sinks=s_aux,
+    )
+    return out.unsqueeze(0), None
+
+
+def register() -> None:
+    """Make transformers know the attention function. Idempotent."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, attend)

@@ -1,0 +1,191 @@
+"""Any transformers causal LM that supports the attention interface, unmodified, as a target (or a draft model).
+
+Owns the model's forward pass and its cache; knows nothing of drafts' origin or of sampling. One packed [1, M] forward
+serves prefill, plain decoding and trees. Tests: tests/targets/test_huggingface.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from specdec_kernels import TreePlan
+from torch import Tensor
+
+from specdec_fast.cache.paged import LayerShape, PagedCache
+from specdec_fast.draft import Draft
+from specdec_fast.interfaces import Slots, TargetOutput
+from specdec_fast.targets import attention
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+PINNED_ROPE = ("dynamic", "longrope")  # their frequencies depend on the longest position of the whole pack
+ATTENTION_LAYERS = ("full_attention", "sliding_attention", "attention")
+
+
+class UnsupportedModelError(ValueError):
+    """The model cannot be served by the packed forward; the message says why and what to do."""
+
+
+class HuggingFaceTarget:
+    """A transformers causal LM over a paged cache of its own.
+
+    model: an instance, on its device and in its dtype. max_rows: rows in flight; max_length: context per row (default:
+    the model's, at most 4,096); num_pages: size of the pool (default: room for max_rows full rows); vocab_size: valid
+    ids (default: the embedding's; the tokenizer's length where the embedding is padded); compile: run the forward
+    through torch.compile.
+
+    Raises UnsupportedModelError for encoder-decoders, recurrent layers, models without the attention interface and
+    rotary scalings that look at the whole batch.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        max_rows: int = 8,
+        max_length: int | None = None,
+        page_size: int = 16,
+        num_pages: int | None = None,
+        vocab_size: int | None = None,
+        compile: bool = False,
+    ) -> None:
+        _refuse_unsupported(model)
+        attention.register()
+        self.model = model.eval()
+        self.device = model.device
+        self.context_limit = int(getattr(model.config.get_text_config(), "max_position_embeddings", 2**31 - 1))
+        self.max_length = min(self.context_limit, max_length or 4096)
+        embedded = model.get_input_embeddings().weight.shape[0]
+        self.vocab_size = min(vocab_size or embedded, embedded)
+        _set_attention(model)
+        self._forward: Any = model.forward
+        layers = self._probe()
+        self.num_layers = len(layers)
+        if num_pages is None:
+            num_pages = max_rows * -(-self.max_length // page_size) + 1
+        self.cache = PagedCache(
+            layers,
+            num_pages=num_pages,
+            page_size=page_size,
+            max_rows=max_rows,
+            max_length=self.max_length,
+            dtype=model.dtype,
+            device=self.device,
+        )
+        if compile:
+            self._forward = torch.compile(model.forward, dynamic=None)
+
+    def _probe(self) -> list[LayerShape]:
+        probe = attention.Probe()
+        token = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
+        with torch.inference_mode():
+            self.model(input_ids=token, position_ids=token, use_cache=False, packed=probe)
+        expected = self.model.config.get_text_config().num_hidden_layers
+        if sorted(probe.layers) != list(range(expected)):
+            raise UnsupportedModelError(
+                f"{type(self.model).__name__}: got attention calls from layers {sorted(probe.layers)}; expected "
+                f"one from each of {expected} layers; models whose layers share or lack attention are not supported"
+            )
+        return [probe.layers[index] for index in range(expected)]
+
+    def extend(
+        self, rows: Tensor, tokens: Tensor, offsets: Tensor, *, logits: bool, taps: Sequence[str] = ()
+    ) -> TargetOutput:
+        """Append committed tokens to rows (causal): prefill, and every step of a draft model.
+
+        rows: int32 [B]; tokens: int64 [M]; offsets: int32 [B+1]. With `logits`, [B, V] after each row's last token.
+        The caller has reserved the room.
+        """
+        slots = self.cache.stage(rows, offsets, tokens.shape[0])
+        wanted = (offsets[1:] - 1).long() if logits else tokens.new_zeros(1)
+        output = self._run(tokens, slots, wanted, taps)
+        self.cache.advance(rows, slots, offsets[1:] - offsets[:-1])
+        return output if logits else TargetOutput(None, output.taps)
+
+    def score(self, draft: Draft, plan: TreePlan, taps: Sequence[str] = ()) -> tuple[TargetOutput, Slots]:
+        """Logits [M, V] of every node of a draft in one pass, and the slots to commit."""
+        slots = self.cache.stage(draft.rows, draft.offsets, draft.num_nodes, None if draft.is_chain else plan)
+        return self._run(draft.tokens, slots, None, taps), slots
+
+    def _run(self, tokens: Tensor, slots: Slots, wanted: Tensor | None, taps: Sequence[str]) -> TargetOutput:
+        context = attention.PackedContext(slots, self.cache.keys, self.cache.values)
+        caught: dict[str, Tensor] = {}
+        hooks = [self._tap(name, caught) for name in taps]
+        try:
+            output = self._forward(
+                input_ids=tokens[None],
+                position_ids=slots.positions[None],
+                use_cache=False,
+                logits_to_keep=0 if wanted is None else wanted,
+                packed=context,
+            )
+        finally:
+            for hook in hooks:
+                hook.remove()
+        logits = output.logits[0]
+        return TargetOutput(logits if logits.shape[1] == self.vocab_size else logits[:, : self.vocab_size], caught)
+
+    def _tap(self, name: str, caught: dict[str, Tensor]) -> Any:
+        place, _, index = name.partition(":")
+        if place == "final_norm":
+
+            def keep_input(_module: Any, args: tuple[Tensor, ...]) -> None:
+                caught[name] = args[0][0]
+
+            return self.model.get_output_embeddings().register_forward_pre_hook(keep_input)
+        if place != "entering" or not index.isdigit() or int(index) >= self.num_layers:
+            raise ValueError(f"tap: got {name!r}; expected 'final_norm' or 'entering:i' with i < {self.num_layers}")
+
+        def keep(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            hidden = args[0] if args else kwargs["hidden_states"]
+            caught[name] = hidden[0]
+
+        return self._layers()[int(index)].register_forward_pre_hook(keep, with_kwargs=True)
+
+    def _layers(self) -> torch.nn.ModuleList:
+        for module in self.model.base_model.modules():
+            if isinstance(module, torch.nn.ModuleList) and len(module) == self.num_layers:
+                return module
+        raise UnsupportedModelError(f"{type(self.model).__name__}: no list of {self.num_layers} layers to tap")
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Input embeddings of tokens int64 [...]."""
+        return self.model.get_input_embeddings()(tokens)
+
+    def lm_head(self, hidden: Tensor) -> Tensor:
+        """Logits [..., vocab_size] of hidden states as tapped at "final_norm"."""
+        return self.model.get_output_embeddings()(hidden)[..., : self.vocab_size]
+
+
+def _set_attention(model: PreTrainedModel) -> None:
+    model.set_attn_implementation(attention.NAME)
+
+
+def _refuse_unsupported(model: PreTrainedModel) -> None:
+    name, config = type(model).__name__, model.config.get_text_config()
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise UnsupportedModelError(f"{name}: got an encoder-decoder; expected a decoder-only causal language model")
+    if not getattr(model, "_supports_attention_backend", False):
+        raise UnsupportedModelError(
+            f"{name}: does not support transformers' attention interface; expected a model whose attention goes "
+            "through AttentionInterface (Llama, Qwen, Mistral, GPT-2, Gemma and most current decoders do)"
+        )
+    odd = sorted({kind for kind in getattr(config, "layer_types", None) or () if kind not in ATTENTION_LAYERS})
+    if odd:
+        raise UnsupportedModelError(
+            f"{name}: got layers of type {', '.join(odd)}; expected attention layers only; recurrent state cannot be "
+            "rolled back by forgetting slots"
+        )
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    nested = [value for value in rope.values() if isinstance(value, dict)] or [rope]
+    for entry in nested:
+        kind = entry.get("rope_type", entry.get("type", "default"))
+        if kind in PINNED_ROPE:
+            raise UnsupportedModelError(
+                f"{name}: got rotary scaling '{kind}', whose frequencies depend on the longest row of a batch, so a "
+                "row's text would depend on its neighbours; set config.rope_parameters to a fixed type (default, "
+                "linear, llama3, yarn) before loading"
+            )

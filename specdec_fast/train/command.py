@@ -1,0 +1,83 @@
+"""`specdec train demo-pair`: the command line of this package."""
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+app = typer.Typer(help="Train what the package bundles.", no_args_is_help=True)
+
+
+@app.callback()
+def main() -> None:
+    """Train what the package bundles."""
+
+
+class _Progress:
+    """A live bar on a terminal, a plain line every few seconds when piped."""
+
+    def __init__(self, every: float = 10.0) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self.live = sys.stdout.isatty()
+        self.every, self.last, self.tasks = every, 0.0, {}
+        self.bar = Progress(TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>5.1f}%"),
+                            TextColumn("{task.fields[note]}"), TimeRemainingColumn(), disable=not self.live)
+
+    def __call__(self, stage: str, share: float, loss: float, tokens: int, rate: float, left: float) -> None:
+        """One report of a stage."""
+        note = f"{tokens:,} tokens" + (f", loss {loss:.4f}" if loss == loss else "")
+        note += f", {rate:,.0f} tokens/s" if rate == rate else ""
+        if self.live:
+            if stage not in self.tasks:
+                self.tasks[stage] = self.bar.add_task(stage, total=1.0, note="")
+            self.bar.update(self.tasks[stage], completed=share, note=note)
+        elif time.monotonic() - self.last > self.every or share >= 1.0:
+            self.last = time.monotonic()
+            ends = f", {left:.0f} s left" if left == left else ""
+            print(f"{stage} {share:.1%}: {note}{ends}", flush=True)
+
+
+@app.command("demo-pair")
+def demo_pair(
+    out: Annotated[Path, typer.Option(help="Work folder; an interrupted run goes on from here.")] = Path("demo-pair"),
+    minutes: Annotated[Optional[float], typer.Option(help="Train so long in all instead of by tokens.")] = None,
+    target_tokens: Annotated[int, typer.Option(help="Tokens the target is trained on.")] = 8_000_000,
+    draft_tokens: Annotated[int, typer.Option(help="Tokens the draft is distilled on.")] = 16_000_000,
+    threads: Annotated[int, typer.Option(help="CPU threads; 0 leaves PyTorch's default.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of everything that is drawn.")] = 0,
+    compiled: Annotated[bool, typer.Option("--compile/--no-compile", help="Train through torch.compile.")] = True,
+    install: Annotated[bool, typer.Option(help="Copy the result over the bundled pair.")] = False,
+) -> None:
+    """Train tokenizer, target and draft of the demo pair from the text on this machine (CPU, resumable)."""
+    import torch
+
+    from specdec_fast.train import demo_pair as pair
+    from specdec_fast.train.corpus import CorpusNotFound
+    from specdec_fast.train.recipe import timed, tokened
+
+    if threads:
+        torch.set_num_threads(threads)
+    recipe = timed(minutes) if minutes else tokened(target_tokens, draft_tokens)
+    recipe = dataclasses.replace(recipe, seed=seed, compiled=compiled)
+    progress = _Progress()
+    try:
+        with progress.bar:
+            numbers = pair.run(recipe, out, progress, say=progress.bar.console.print if progress.live else print)
+    except CorpusNotFound as error:
+        typer.secho(f"The training text is not all here: {error}", err=True, fg="red")
+        raise typer.Exit(2) from error
+    except KeyboardInterrupt as stop:
+        typer.echo(f"\nStopped; the checkpoint is in {out}. To go on: specdec train demo-pair --out {out} "
+                   "with the same options.", err=True)
+        raise typer.Exit(130) from stop
+    alpha, bits = numbers["alpha_held_out"]["all"]["alpha"], numbers["bits_per_byte"]["target"]["all"]
+    typer.echo(f"alpha {alpha:.3f}, target {bits:.3f} bits per byte; written to {out / 'export'}")
+    if install:
+        assets = Path(pair.__file__).parent.parent / "assets"
+        pair.install(out, assets)
+        typer.echo(f"installed into {assets}")

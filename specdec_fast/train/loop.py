@@ -1,0 +1,130 @@
+"""The training loop of every stage: budget, schedule, checkpoints that survive a kill, progress."""
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from specdec_fast.train.muon import MuonWithAdamW
+
+# (step, progress in [0, 1)) -> pairs (scalar loss already weighted for this step, tokens it covers)
+Losses = Callable[[int, float], Iterator[tuple[Tensor, int]]]
+# (stage, progress, mean loss, tokens, tokens per second, seconds left)
+Report = Callable[[str, float, float, int, float, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How long a stage trains: a number of tokens, of seconds, or whichever ends first."""
+
+    tokens: int | None = None
+    seconds: float | None = None
+
+    def progress(self, tokens: int, seconds: float) -> float:
+        """Share of the budget that is used up; 1 or more means done."""
+        shares = [0.0]
+        if self.tokens is not None:
+            shares.append(tokens / max(self.tokens, 1))
+        if self.seconds is not None:
+            shares.append(seconds / max(self.seconds, 1e-9))
+        return max(shares)
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Learning-rate factor: linear warm-up, then linear from ``first`` to ``last`` (zero at the end of the last stage).
+
+    Decay to zero: Bergsma et al. 2025 (arXiv:2502.15938).
+    """
+
+    first: float = 1.0
+    last: float = 0.0
+    warm_up: float = 0.02
+
+    def __call__(self, progress: float) -> float:
+        if progress < self.warm_up:
+            return self.first * (progress + 1e-3) / (self.warm_up + 1e-3)
+        done = min((progress - self.warm_up) / (1.0 - self.warm_up), 1.0)
+        return self.first + (self.last - self.first) * done
+
+
+def save_atomically(value: Any, path: Path) -> None:
+    """torch.save under another name, then rename: a kill leaves the old file or the new one, never half of one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(path.suffix + ".partial")
+    torch.save(value, partial)
+    os.replace(partial, path)
+
+
+@dataclass(slots=True)
+class Progress:
+    """Where a stage stands; stored in its checkpoint."""
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    loss: float = float("nan")
+    done: bool = False
+
+
+def fit(stage: str, model: nn.Module, losses: Losses, budget: Budget, checkpoint: Path, report: Report, *,
+        schedule: Schedule = Schedule(), muon_lr: float = 0.02, adam_lr: float = 3e-3, save_every: float = 120.0,
+        clip: float = 1.0, stop_after: int | None = None) -> Progress:
+    """Train ``model`` until the budget is spent, resuming from ``checkpoint`` when it exists.
+
+    The data of a step depends on its number only, so with a token budget an interrupted run ends with the same
+    weights as one that was not. ``stop_after`` ends this call after so many steps (for tests), checkpoint written.
+    """
+    at = Progress()
+    optimiser = MuonWithAdamW(model.named_parameters(), muon_lr=muon_lr, adam_lr=adam_lr)
+    if checkpoint.exists():
+        stored = torch.load(checkpoint, map_location="cpu", weights_only=True)
+        model.load_state_dict(stored["model"])
+        at = Progress(**stored["progress"])
+        if at.done:
+            return at
+        optimiser.load_state_dict(stored["optimiser"])
+
+    def save() -> None:
+        save_atomically({"model": model.state_dict(), "progress": {k: getattr(at, k) for k in Progress.__slots__},
+                         **({} if at.done else {"optimiser": optimiser.state_dict()})}, checkpoint)
+
+    started, before = time.monotonic(), at.seconds
+    saved, first_step, first_tokens = started, at.step, at.tokens
+    try:
+        while (share := budget.progress(at.tokens, at.seconds)) < 1.0:
+            optimiser.scale = schedule(share)
+            optimiser.zero_grad(set_to_none=True)
+            total = 0.0
+            covered = 0
+            for loss, tokens in losses(at.step, share):
+                loss.backward()
+                total += float(loss.detach())
+                covered += tokens
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+            optimiser.step()
+            now = time.monotonic()
+            at.step, at.tokens, at.seconds = at.step + 1, at.tokens + covered, before + now - started
+            at.loss = total if at.loss != at.loss else 0.95 * at.loss + 0.05 * total
+            share = budget.progress(at.tokens, at.seconds)
+            rate = (at.tokens - first_tokens) / (now - started)
+            left = (1 - share) * at.seconds / max(share, 1e-9)
+            report(stage, min(share, 1.0), at.loss, at.tokens, rate, max(left, 0.0))
+            if stop_after is not None and at.step - first_step >= stop_after:
+                save()
+                return at
+            if now - saved > save_every:
+                save()
+                saved = now
+    except KeyboardInterrupt:
+        save()
+        raise
+    at.done = True
+    save()
+    return at

@@ -1,0 +1,67 @@
+"""Shapes of the demo pair: two Llama configurations and a few helpers to build them."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a small Llama needs: sizes only, everything else is fixed by `build`."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    inner: int
+    vocabulary: int = 1024
+    context: int = 2048
+    head_dim: int = 64
+
+
+# Many thin layers on purpose: at batch 1 every layer costs a fixed overhead, which a shallow draft does not pay.
+TARGET = Shape(layers=12, hidden=256, heads=4, kv_heads=2, inner=448)
+DRAFT = Shape(layers=1, hidden=128, heads=2, kv_heads=2, inner=384)
+
+
+def build(shape: Shape, seed: int, end_id: int = 0) -> LlamaForCausalLM:
+    """A randomly initialised float32 Llama of this shape with tied embeddings."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=shape.vocabulary, hidden_size=shape.hidden, intermediate_size=shape.inner,
+        num_hidden_layers=shape.layers, num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim, max_position_embeddings=shape.context, tie_word_embeddings=True,
+        bos_token_id=end_id, eos_token_id=end_id, pad_token_id=end_id, rope_theta=10000.0, rms_norm_eps=1e-5,
+        initializer_range=0.02, attention_dropout=0.0)
+    generator_state = torch.get_rng_state()
+    torch.manual_seed(seed)
+    try:
+        model = LlamaForCausalLM(config).float()
+    finally:
+        torch.set_rng_state(generator_state)
+    return model
+
+
+def start_quietly(model: LlamaForCausalLM) -> None:
+    """Zero the matrices that write into the residual stream: at the start every layer is the identity."""
+    import torch
+
+    for layer in model.model.layers:
+        torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
+        torch.nn.init.zeros_(layer.mlp.down_proj.weight)
+
+
+def grow(small: LlamaForCausalLM, large: LlamaForCausalLM) -> None:
+    """Fill the deeper model ``large`` with repeated copies of the layers of ``small``, in place.
+
+    Depth-wise stacking of Du et al. 2024 (arXiv:2405.15319): the cheap shallow model learns from more tokens first.
+    """
+    large.model.embed_tokens.load_state_dict(small.model.embed_tokens.state_dict())
+    large.model.norm.load_state_dict(small.model.norm.state_dict())
+    for index, layer in enumerate(large.model.layers):
+        layer.load_state_dict(small.model.layers[index % len(small.model.layers)].state_dict())

@@ -1,0 +1,82 @@
+"""Muon for the hidden matrices, AdamW for the rest: one optimiser, float32, sized for a small model on a CPU."""
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_QUINTIC = (3.4445, -4.7750, 2.0315)
+
+
+def orthogonalise(stack: Tensor, steps: int = 5) -> Tensor:
+    """The nearest semi-orthogonal matrices of ``stack [n, rows, columns]`` by a Newton-Schulz iteration, in float32.
+
+    Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks". torch.optim.Muon does the same in
+    bfloat16, one matrix at a time, which is slow on a CPU without bfloat16 arithmetic.
+    """
+    a, b, c = _QUINTIC
+    tall = stack.shape[1] > stack.shape[2]
+    x = stack.transpose(1, 2) if tall else stack
+    x = x / (x.flatten(1).norm(dim=1).view(-1, 1, 1) + 1e-7)
+    for _ in range(steps):
+        gram = x @ x.transpose(1, 2)
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.transpose(1, 2) if tall else x
+
+
+class MuonWithAdamW(torch.optim.Optimizer):
+    """Muon on every 2-D parameter whose name says it is a layer's matrix, AdamW on embeddings, heads and norms.
+
+    Matrices of one shape are orthogonalised together. `scale` multiplies both learning rates (the schedule).
+    """
+
+    def __init__(self, named: Iterable[tuple[str, nn.Parameter]], muon_lr: float = 0.02, adam_lr: float = 3e-3,
+                 momentum: float = 0.95, betas: tuple[float, float] = (0.9, 0.95)) -> None:
+        matrices, rest = [], []
+        for name, parameter in named:
+            (matrices if parameter.ndim == 2 and ".layers." in name else rest).append(parameter)
+        groups = [{"params": matrices, "kind": "muon", "peak": muon_lr}, {"params": rest, "kind": "adam", "peak": adam_lr}]
+        super().__init__([g for g in groups if g["params"]], dict(momentum=momentum, betas=betas, eps=1e-8))
+        self.scale = 1.0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """One update; gradients of parameters that have none are skipped."""
+        for group in self.param_groups:
+            (self._muon if group["kind"] == "muon" else self._adam)(group, group["peak"] * self.scale)
+
+    def _muon(self, group: dict[str, Any], lr: float) -> None:
+        by_shape: dict[tuple[int, ...], list[nn.Parameter]] = defaultdict(list)
+        for p in group["params"]:
+            if p.grad is not None:
+                by_shape[tuple(p.shape)].append(p)
+        for shape, parameters in by_shape.items():
+            updates = []
+            for p in parameters:
+                state = self.state[p]
+                if "momentum" not in state:
+                    state["momentum"] = torch.zeros_like(p)
+                state["momentum"].lerp_(p.grad, 1 - group["momentum"])
+                updates.append(p.grad.lerp(state["momentum"], group["momentum"]))
+            stack = orthogonalise(torch.stack(updates))
+            factor = max(1.0, shape[0] / shape[1]) ** 0.5
+            for p, update in zip(parameters, stack):
+                p.add_(update, alpha=-lr * factor)
+
+    def _adam(self, group: dict[str, Any], lr: float) -> None:
+        first, second = group["betas"]
+        for p in group["params"]:
+            if p.grad is None:
+                continue
+            state = self.state[p]
+            if "count" not in state:
+                state.update(count=torch.zeros(()), mean=torch.zeros_like(p), square=torch.zeros_like(p))
+            state["count"] += 1
+            state["mean"].lerp_(p.grad, 1 - first)
+            state["square"].lerp_(p.grad.square(), 1 - second)
+            n = float(state["count"])
+            root = (state["square"] / (1 - second ** n)).sqrt_().add_(group["eps"])
+            p.addcdiv_(state["mean"], root, value=-lr / (1 - first ** n))

@@ -1,0 +1,253 @@
+"""Who may import whom: csrc <- specdec_kernels <- core <- parts <- drafters <- engine <- top.
+
+Imports are read from the syntax tree, inside functions too, so a lazy import is held to the same rules.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+PACKAGES = {"specdec_fast": "specdec_fast", "specdec_kernels": "kernels/specdec_kernels"}
+CORE = {"budget", "draft", "interfaces", "request", "sampling", "state", "stats", "stopping"}
+TOP = {"bench", "integrations", "lab", "train"}
+
+# What each layer may import besides itself. A part of the package that is not named here has no place in the house.
+_PARTS = {"kernels", "core"}
+_ENGINE = _PARTS | {"rules", "cache", "heads", "stores", "targets", "drafters"}
+_TOP = _ENGINE | {"engine", "loading"}
+MAY_IMPORT: dict[str, set[str]] = {
+    "kernels": set(),
+    "core": {"kernels"},
+    "rules": _PARTS,
+    "cache": _PARTS,
+    "heads": _PARTS,
+    "stores": _PARTS,
+    "targets": _PARTS | {"cache"},
+    "drafters": _PARTS | {"cache", "heads", "stores", "targets"},
+    "engine": _ENGINE,
+    "loading": _ENGINE | {"engine"},
+    **{name: _TOP | {"front"} for name in TOP},
+    "cli": _TOP | TOP | {"front", "commands"},
+    "commands": _TOP | TOP | {"front"},
+    "front": _TOP,  # specdec_fast/__init__.py: names only, resolved on first use
+}
+# Packages from outside that a layer may import at all.
+OUTSIDE = {"kernels": {"torch", "triton"}, "core": {"torch"}, "rules": {"torch"}, "cache": {"torch"}}
+
+
+@dataclass(frozen=True)
+class Import:
+    """`module` imports `target` at `line`; `typing_only` is inside `if TYPE_CHECKING`."""
+
+    module: str
+    target: str
+    line: int
+    typing_only: bool
+
+
+def modules_of(root: Path, files: Iterable[Path]) -> dict[str, Path]:
+    """Dotted name -> file of every module of our packages."""
+    found = {}
+    for package, folder in PACKAGES.items():
+        base = root / folder
+        for path in files:
+            if path.suffix == ".py" and base in path.parents:
+                parts = [package, *path.relative_to(base).with_suffix("").parts]
+                found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imports_of(module: str, path: Path, known: set[str]) -> Iterator[Import]:
+    """Every import of a module, relative names resolved, `from package import submodule` pointing at the submodule."""
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+
+    def visit(node: ast.AST, typing_only: bool) -> Iterator[Import]:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(module, alias.name, node.lineno, typing_only)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                anchor = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*anchor, base] if base else anchor)
+            for alias in node.names:
+                deeper = f"{base}.{alias.name}"
+                yield Import(module, deeper if deeper in known else base, node.lineno, typing_only)
+        guard = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        for child in ast.iter_child_nodes(node):
+            yield from visit(child, typing_only or guard)
+
+    yield from visit(ast.parse(path.read_text(encoding="utf-8"), str(path)), False)
+
+
+def layer_of(module: str) -> str | None:
+    """The layer of one of our modules; None for a part that has none."""
+    package, _, rest = module.partition(".")
+    if package == "specdec_kernels":
+        return "kernels"
+    part = rest.partition(".")[0]
+    if not part:
+        return "front"
+    if part in CORE:
+        return "core"
+    return part if part in MAY_IMPORT else None
+
+
+def violations(root: Path, files: Iterable[Path]) -> list[str]:
+    """One line per import that goes against the layers."""
+    known = modules_of(root, files)
+    found = []
+    for module, path in sorted(known.items()):
+        place = path.relative_to(root)
+        layer = layer_of(module)
+        if layer is None:
+            found.append(f"{place}: this module has no layer; name it in {Path(__file__).name}")
+            continue
+        for item in imports_of(module, path, set(known)):
+            outer = item.target.partition(".")[0]
+            if outer not in PACKAGES:
+                allowed = OUTSIDE.get(layer)
+                if allowed is not None and outer not in sys.stdlib_module_names and outer not in allowed:
+                    found.append(f"{place}:{item.line}: {layer} imports {outer}; it may import {sorted(allowed)}")
+                continue
+            other = layer_of(item.target)
+            if other == layer == "drafters" and len({module, item.target, "specdec_fast.drafters"}) == 3:
+                found.append(f"{place}:{item.line}: drafter imports {item.target}; drafters are independent")
+            elif other != layer and other not in MAY_IMPORT[layer]:
+                found.append(f"{place}:{item.line}: {layer} imports {item.target}, which is above or beside it")
+    return found
+
+
+def cycles(root: Path, files: Iterable[Path]) -> list[str]:
+    """One line per import cycle at run time (imports for type checking alone do not count)."""
+    known = modules_of(root, files)
+    graph = {
+        module: sorted({i.target for i in imports_of(module, path, set(known)) if not i.typing_only} & set(known))
+        for module, path in known.items()
+    }
+    state: dict[str, int] = {}
+    found = []
+
+    def visit(module: str, trail: list[str]) -> None:
+        state[module] = 1
+        for target in graph[module]:
+            if state.get(target) == 1 and target != module:
+                found.append(" -> ".join([*trail[trail.index(target) :], target]))
+            elif target not in state:
+                visit(target, [*trail, target])
+        state[module] = 2
+
+    for module in sorted(graph):
+        if module not in state:
+            visit(module, [module])
+    return found
+
+
+def foreign_includes(root: Path, files: Iterable[Path]) -> list[str]:
+    """Kernel sources that include headers of torch or Python: only csrc/bindings sees them."""
+    found = []
+    for path in files:
+        inside = root / "csrc" in path.parents and root / "csrc" / "bindings" not in path.parents
+        if inside and path.suffix in (".h", ".cpp", ".cu", ".cuh"):
+            for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+                if re.match(r'\s*#\s*include\s*[<"](torch|ATen|c10|pybind11|Python\.h)', line):
+                    found.append(f"{path.relative_to(root)}:{number}: {line.strip()}; take plain pointers instead")
+    return found
+
+
+def test_imports_follow_the_layers(root: Path, listed: Callable[[Path], list[Path]]) -> None:
+    assert violations(root, listed(root)) == []
+
+
+def test_there_are_no_import_cycles(root: Path, listed: Callable[[Path], list[Path]]) -> None:
+    assert cycles(root, listed(root)) == []
+
+
+def test_only_bindings_include_framework_headers(root: Path, listed: Callable[[Path], list[Path]]) -> None:
+    assert foreign_includes(root, listed(root)) == []
+
+
+def test_the_operators_are_reached_through_their_package_only(
+    root: Path, listed: Callable[[Path], list[Path]]
+) -> None:
+    direct = [
+        str(path.relative_to(root))
+        for path in listed(root)
+        if root / "specdec_fast" in path.parents and path.suffix == ".py"
+        if "torch.ops.specdec" in path.read_text(encoding="utf-8")
+    ]
+    assert direct == []
+
+
+PLANTED = [
+    ("kernels/specdec_kernels/op/reference.py", "from specdec_fast.draft import Draft", "kernels imports"),
+    ("kernels/specdec_kernels/op/reference.py", "import numpy", "kernels imports numpy"),
+    ("specdec_fast/draft.py", "from specdec_fast.engine import Engine", "core imports"),
+    ("specdec_fast/draft.py", "def f():\n    import specdec_fast.rules", "core imports"),
+    ("specdec_fast/state.py", "from specdec_fast import Engine", "core imports specdec_fast,"),
+    ("specdec_fast/rules/replay.py", "from specdec_fast.targets import tiny", "rules imports"),
+    ("specdec_fast/cache/paged.py", "from specdec_fast.targets.tiny import x", "cache imports"),
+    ("specdec_fast/drafters/a.py", "from specdec_fast.drafters.b import x", "drafters are independent"),
+    ("specdec_fast/drafters/a.py", "from . import b", "drafters are independent"),
+    ("specdec_fast/drafters/a.py", "from ..rules import replay", "drafters imports"),
+    ("specdec_fast/drafters/a.py", "import specdec_fast.engine as e", "drafters imports"),
+    ("specdec_fast/engine.py", "from specdec_fast.cli import main", "engine imports"),
+    ("specdec_fast/lab/report.py", "from specdec_fast.bench import x", "lab imports"),
+    ("specdec_fast/stuff/thing.py", "", "has no layer"),
+]
+
+
+def plant(root: Path, sources: dict[str, str]) -> list[Path]:
+    """Write files below root, with empty neighbours that imports can resolve to."""
+    neighbours = ["draft", "engine", "cli", "rules/replay", "targets/tiny", "drafters/a", "drafters/b", "bench/__init__"]
+    for name in (f"specdec_fast/{stem}.py" for stem in [*neighbours, "__init__", "drafters/__init__"]):
+        sources.setdefault(name, "")
+    for name, text in sources.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return sorted(root / name for name in sources)
+
+
+@pytest.mark.parametrize(("place", "source", "message"), PLANTED)
+def test_a_planted_import_is_caught(tmp_path: Path, place: str, source: str, message: str) -> None:
+    found = violations(tmp_path, plant(tmp_path, {place: source}))
+    assert len(found) == 1 and place in found[0] and message in found[0], found
+
+
+def test_a_clean_tree_passes(tmp_path: Path) -> None:
+    files = plant(
+        tmp_path,
+        {
+            "specdec_fast/targets/tiny.py": "from specdec_fast.cache.paged import x",
+            "specdec_fast/drafters/a.py": "from specdec_fast.targets import tiny\nimport torch",
+            "specdec_fast/cli.py": "def f():\n    from specdec_fast.bench import x\n    from specdec_fast import Engine",
+        },
+    )
+    assert violations(tmp_path, files) == [] and cycles(tmp_path, files) == []
+
+
+def test_a_planted_cycle_is_caught(tmp_path: Path) -> None:
+    files = plant(
+        tmp_path,
+        {
+            "specdec_fast/state.py": "from specdec_fast.sampling import x",
+            "specdec_fast/sampling.py": "def f():\n    from specdec_fast import state",
+            "specdec_fast/stats.py": "if TYPE_CHECKING:\n    from specdec_fast.state import x",
+        },
+    )
+    assert cycles(tmp_path, files) == ["specdec_fast.sampling -> specdec_fast.state -> specdec_fast.sampling"]
+
+
+def test_a_planted_include_is_caught(tmp_path: Path) -> None:
+    for place in ("csrc/verify/chain.h", "csrc/bindings/verify.cpp"):
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / place).write_text("#include <torch/csrc/stable/library.h>\n")
+    found = foreign_includes(tmp_path, sorted(tmp_path.rglob("*.*")))
+    assert len(found) == 1 and "csrc/verify/chain.h:1" in found[0]

@@ -1,0 +1,145 @@
+"""The whole script on a few kilobytes of synthetic text, and resumption."""
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from specdec_fast.train.corpus import CorpusNotFound, Document, held_out, split_chapters
+from specdec_fast.train.demo_pair import Unfinished, install, make_tokens, run
+from specdec_fast.train.draft_stage import distillation_loss
+from specdec_fast.train.loop import Budget, Schedule
+from specdec_fast.train.models import Shape, build, grow
+from specdec_fast.train.muon import orthogonalise
+from specdec_fast.train.recipe import Recipe
+
+SMALL = Recipe(
+    target=Shape(layers=2, hidden=32, heads=2, kv_heads=1, inner=48, vocabulary=300, context=128, head_dim=16),
+    draft=Shape(layers=1, hidden=16, heads=1, kv_heads=1, inner=16, vocabulary=300, context=128, head_dim=16),
+    start_layers=1, start_budget=Budget(tokens=4 * 64), target_budget=Budget(tokens=4 * 64),
+    unlikelihood_budget=Budget(tokens=2 * (2 * 12 + 64)), draft_budget=Budget(tokens=4 * 4 * 32), block=32,
+    blocks_per_step=2, short=16, long_from=0.5, repeat_rows=2, repeat_prefix=8, repeat_length=12, context=32,
+    corpus_contexts=12, sampled_contexts=4, contexts_per_step=4, compiled=False)
+
+
+def corpus() -> list[Document]:
+    texts = []
+    for number in range(120):
+        domain = ("code", "docs", "kjv")[number % 3]
+        texts.append(Document(domain, f"text {number}", f"def f{number}(x):\n    return x + {number}\n\n" * (3 + number % 4)))
+    return texts
+
+
+def quiet(*_: object) -> None:
+    """Take a report and say nothing."""
+
+
+def weights(path: Path) -> dict[str, torch.Tensor]:
+    return torch.load(path, weights_only=True)["model"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    out = tmp_path_factory.mktemp("pair")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    numbers = run(SMALL, out, quiet, documents=corpus(), say=quiet)
+    yield out, numbers
+    torch.set_num_threads(threads)
+
+
+def test_the_script_ends_with_a_pair_and_its_numbers(finished, tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    out, numbers = finished
+    assert 0.0 < numbers["alpha_held_out"]["all"]["alpha"] <= 1.0
+    assert math.isfinite(numbers["bits_per_byte"]["target"]["all"])
+    assert numbers["training"]["target"]["tokens"] == 4 * 64
+    install(out, tmp_path)
+    for name, layers in (("demo-target", 2), ("demo-draft", 1)):
+        model = AutoModelForCausalLM.from_pretrained(tmp_path / name)
+        assert model.dtype == torch.bfloat16 and model.config.num_hidden_layers == layers
+        tokenizer = AutoTokenizer.from_pretrained(tmp_path / name)
+        text = "for i in range(3):\n    print('ü', i)\n"
+        assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+        assert tokenizer.eos_token_id == model.config.eos_token_id == 0
+    card = (tmp_path / "demo-pair.md").read_text()
+    assert numbers["target"]["sha256"] in card and "PSF" in card and "public domain" in card
+    assert json.loads((tmp_path / "demo-pair.json").read_text()) == numbers
+
+
+def test_an_interrupted_run_ends_with_the_same_weights(finished, tmp_path):
+    out, _ = finished
+    for _ in range(40):
+        try:
+            run(SMALL, tmp_path, quiet, documents=corpus(), stop_after=1, say=quiet)
+            break
+        except Unfinished:
+            continue
+    else:
+        pytest.fail("the run never ended")
+    for name in ("target-start.pt", "target.pt", "final.pt", "draft.pt"):
+        whole, pieces = weights(out / name), weights(tmp_path / name)
+        for key in whole:
+            torch.testing.assert_close(pieces[key], whole[key], rtol=0, atol=0, msg=f"{name}: {key}")
+
+
+def test_a_finished_run_is_not_trained_again(finished):
+    out, numbers = finished
+    before = (out / "final.pt").stat().st_mtime_ns
+    make_tokens(SMALL, out)
+    again = run(SMALL, out, quiet, say=quiet)
+    assert (out / "final.pt").stat().st_mtime_ns == before
+    assert again["target"]["sha256"] == numbers["target"]["sha256"]
+
+
+def test_chapters_are_documents():
+    lines = ["Ge1:1 In the beginning.", "Ge1:2 And the earth.", "", "Ge2:1 Thus.", "Ex1:1 Now these."]
+    found = list(split_chapters(lines))
+    assert [d.name for d in found] == ["Genesis 1", "Genesis 2", "Exodus 1"]
+    assert found[0].text == "Genesis 1\n\n1:1 In the beginning.\n1:2 And the earth.\n"
+
+
+def test_one_document_in_33_is_held_out():
+    share = sum(held_out(Document("code", f"{i}.py", "")) for i in range(20_000)) / 20_000
+    assert share == pytest.approx(1 / 33, rel=0.15)
+
+
+def test_a_missing_corpus_names_the_packages(monkeypatch):
+    from specdec_fast.train import corpus as module
+
+    monkeypatch.setattr(module, "find_documentation", lambda: None)
+    monkeypatch.setattr(module.shutil, "which", lambda *a, **k: None)
+    with pytest.raises(CorpusNotFound, match="python3-doc.*bible-kjv.*apt-get install"):
+        module.read_corpus()
+
+
+def test_stacking_repeats_the_layers():
+    small, large = build(SMALL.draft, 0), build(Shape(3, 16, 1, 1, 16, 300, 128, 16), 1)
+    grow(small, large)
+    for layer in large.model.layers:
+        assert torch.equal(layer.mlp.up_proj.weight, small.model.layers[0].mlp.up_proj.weight)
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 8), (2, 6, 12), (2, 12, 6)])
+def test_newton_schulz_brings_singular_values_near_one(shape):
+    values = torch.linalg.svdvals(orthogonalise(torch.randn(shape, generator=torch.Generator().manual_seed(0))))
+    assert values.min() > 0.3 and values.max() < 1.3
+
+
+def test_distillation_loss_ends_at_the_entropy_and_the_distance():
+    p = torch.tensor([[0.5, 0.25, 0.25]])
+    entropy = 1.5 * math.log(2)
+    assert distillation_loss(p.log(), p.log(), 0.0).item() == pytest.approx(entropy, rel=1e-5)
+    assert distillation_loss(p.log(), p.log(), 1.0).item() == pytest.approx(0.0, abs=1e-6)
+    q = torch.tensor([[0.25, 0.5, 0.25]])
+    assert distillation_loss(q.log(), p.log(), 1.0).item() == pytest.approx(4 * 0.25, rel=1e-5)
+
+
+def test_the_schedule_warms_up_and_ends_at_zero():
+    schedule = Schedule(1.0, 0.0, 0.1)
+    assert schedule(0.0) < 0.02 and schedule(0.1) == pytest.approx(1.0) and schedule(1.0) == 0.0
+    assert Budget(tokens=10, seconds=100.0).progress(5, 80.0) == pytest.approx(0.8)
