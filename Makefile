@@ -75,6 +75,7 @@ distclean: clean ## Remove .venv as well
 	@rm -rf $(VENV)
 
 # -- the environment: each step leaves a stamp, so it runs once -------------------------------------------------------
+# (--no-compile: byte-compiling all of torch and transformers takes longer than installing them; few modules are used)
 
 $(STAMPS)/venv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || { \
@@ -87,21 +88,21 @@ $(STAMPS)/venv:
 
 # torch first: whatever else asks for torch is then content with it, and no second (far larger) build is fetched.
 $(TORCH_STAMP): $(STAMPS)/venv
-	@if [[ -n '$(TORCH)' ]]; then echo 'installing $(TORCH)'; $(PIP) install -q $(TORCH); fi
+	@if [[ -n '$(TORCH)' ]]; then echo 'installing $(TORCH)'; $(PIP) install -q --no-compile $(TORCH); fi
 	@$(BIN)/python -c 'import torch' || { echo "no torch in $(VENV); leave TORCH= out, or name one"; exit 1; }
 	@rm -f $(STAMPS)/torch-* && touch $@
 
 $(STAMPS)/demo: requirements/demo.txt $(TORCH_STAMP)
 	@echo 'installing requirements/demo.txt'
-	@$(PIP) install -q -r $<
+	@$(PIP) install -q --no-compile -r $<
 	@touch $@
 
 $(STAMPS)/build: $(NATIVE) $(STAMPS)/demo
 	@echo 'building specdec-fast'
-	@$(PIP) install -q --no-deps --no-build-isolation -e .
+	@$(PIP) install -q --no-compile --no-deps --no-build-isolation -e .
 	@touch $@
 
 $(STAMPS)/test: requirements/test.txt $(STAMPS)/demo
 	@echo 'installing requirements/test.txt'
-	@$(PIP) install -q -r $<
+	@$(PIP) install -q --no-compile -r $<
 	@touch $@

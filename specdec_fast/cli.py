@@ -1,13 +1,15 @@
-"""The command line: `specdec demo | generate | info | train`. Parsing, errors and exit codes live here, work does not.
+"""The command line: `specdec demo | generate | info | train`. Errors and exit codes live here, work does not.
 
-Nothing heavy is imported before a command runs, so `specdec --help` stays fast. Exit codes: 0 done, 1 the reader of a
-pipe went away, 2 bad input (one message on stderr, no traceback), 130 interrupted. Tests: tests/cli/.
+Nothing heavy is imported before a command runs, so `specdec --help` stays fast. Exit codes: 0 done, 1 the
+reader of a pipe went away, 2 bad input (one message on stderr, no traceback), 130 interrupted.
+Tests: tests/cli/.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Annotated, Any
@@ -20,7 +22,7 @@ from specdec_fast.commands.demo import demo
 from specdec_fast.commands.generate import generate
 from specdec_fast.commands.info import info
 
-# Applications of other modules, mounted when their module is there: name -> (module with `app`, line of help).
+# Applications of other modules, mounted when they are there: name -> (module with `app`, line of help).
 MOUNTED = {"train": ("specdec_fast.train.command", "Train a target and draft pair such as the bundled one.")}
 
 
@@ -35,15 +37,13 @@ def _complain(error: Exception) -> None:
 
 
 def _drop_output() -> None:
-    """Point stdout to nowhere, so that the interpreter's last flush does not complain about the closed pipe again."""
-    try:
+    """Point stdout to nowhere: the interpreter's last flush would complain about the closed pipe again."""
+    with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (OSError, ValueError):
-        pass
 
 
 class Root(TyperGroup):
-    """Top-level group: knows the mounted applications and turns the library's errors into messages and exit codes."""
+    """Knows the mounted applications, and is the one place where errors become messages and exit codes."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         present = [name for name, (module, _) in MOUNTED.items() if _is_there(module)]
@@ -109,9 +109,12 @@ def _print_version(wanted: bool) -> None:
 @main.callback()
 def root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show a traceback instead of a one-line error.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show a traceback instead of a one-line error.")
+    ] = False,
 ) -> None:
     """Speculative decoding that anyone can check: the same text as the target model alone, sooner."""
 

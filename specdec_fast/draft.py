@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -82,8 +83,8 @@ class Draft:
     rows: int32 [B] row ids in the decode state; tokens: int64 [M] target-vocabulary ids; parents: int32 [M] index
     within the row, -1 for the root, parents before children; offsets: int32 [B+1]; drawn: int8 [M] (`Drawn`);
     law_row: int32 [M] row of `laws` a drawn node came from, -1 otherwise; scouts: bool [M] nodes that are scored
-    but never accepted. `max_nodes` is the largest number of nodes of a row and `max_depth` a bound on the depth of
-    any node: host integers, so that nobody has to ask the device.
+    but never accepted; row_of: int64 [M] batch row of each node. `counts` (nodes per row) and `max_depth` (a bound on
+    the depth of any node) are host integers, so that nobody has to ask the device.
     """
 
     rows: Tensor
@@ -92,11 +93,12 @@ class Draft:
     offsets: Tensor
     drawn: Tensor
     law_row: Tensor
+    row_of: Tensor
+    counts: tuple[int, ...]
+    max_depth: int
+    is_chain: bool = False
     laws: Laws | None = None
     scouts: Tensor | None = None
-    max_nodes: int = 0
-    max_depth: int = 0
-    is_chain: bool = False
 
     @property
     def num_rows(self) -> int:
@@ -119,30 +121,19 @@ class Draft:
 
         `law_rows[b][i]` is the law row the i-th draft token (root not counted) was drawn from; None: all chosen.
         """
-        lengths = [len(chain) for chain in chains]
-        offsets, parents, tokens, source = [0], [], [], []
-        for index, chain in enumerate(chains):
-            offsets.append(offsets[-1] + lengths[index])
-            parents.extend(range(-1, lengths[index] - 1))
-            tokens.extend(chain)
-            if law_rows is not None and lengths[index]:
-                source.append(-1)
-                source.extend(law_rows[index])
-        packed = torch.tensor([parents, source if law_rows is not None else [-1] * len(tokens)], dtype=torch.int32)
-        law_row = packed[1]
-        drawn = (law_row >= 0).to(torch.int8) if law_rows is not None else torch.zeros(len(tokens), dtype=torch.int8)
-        longest = max(lengths, default=0)
+        counts = tuple(len(chain) for chain in chains)
+        where = torch.device(device)
+        shape = packed_shape(tuple(rows), counts, where)
+        if law_rows is None:
+            drawn, law_row = shape.drawn, shape.law_row
+        else:
+            source = [row for count, own in zip(counts, law_rows) if count for row in (-1, *own)]
+            law_row = torch.tensor(source, dtype=torch.int32).to(where)
+            drawn = (law_row >= 0).to(torch.int8)
+        tokens = torch.tensor([token for chain in chains for token in chain], dtype=torch.int64).to(where)
+        depth = max(max(counts, default=0) - 1, 0)
         return Draft(
-            rows=torch.tensor(rows, dtype=torch.int32).to(device),
-            tokens=torch.tensor(tokens, dtype=torch.int64).to(device),
-            parents=packed[0].to(device),
-            offsets=torch.tensor(offsets, dtype=torch.int32).to(device),
-            drawn=drawn.to(device),
-            law_row=law_row.to(device),
-            laws=laws,
-            max_nodes=longest,
-            max_depth=max(longest - 1, 0),
-            is_chain=True,
+            shape.rows, tokens, shape.parents, shape.offsets, drawn, law_row, shape.row_of, counts, depth, True, laws
         )
 
     @staticmethod
@@ -166,7 +157,7 @@ class Draft:
                 )
             depths: list[int] = []
             for node, parent in enumerate(row_parents):
-                if (node == 0) != (parent == -1) or parent >= node:
+                if (node == 0) != (parent == -1) or not -1 <= parent < max(node, 1):
                     raise ValueError(
                         f"tree of row {rows[index]}, node {node}: got parent {parent}; expected -1 for node 0 and an "
                         "earlier node otherwise; order the nodes so that parents precede their children"
@@ -177,6 +168,7 @@ class Draft:
             parents.extend(row_parents)
             offsets.append(len(tokens))
         count = len(tokens)
+        counts = tuple(b - a for a, b in zip(offsets, offsets[1:]))
         return Draft(
             rows=torch.tensor(rows, dtype=torch.int32).to(device),
             tokens=torch.tensor(tokens, dtype=torch.int64).to(device),
@@ -184,9 +176,10 @@ class Draft:
             offsets=torch.tensor(offsets, dtype=torch.int32).to(device),
             drawn=torch.zeros(count, dtype=torch.int8, device=device),
             law_row=torch.full((count,), -1, dtype=torch.int32, device=device),
-            scouts=None if scouts is None else torch.tensor(list(scouts), dtype=torch.bool).to(device),
-            max_nodes=max((b - a for a, b in zip(offsets, offsets[1:])), default=0),
+            row_of=_row_of(counts).to(device),
+            counts=counts,
             max_depth=depth_bound,
+            scouts=None if scouts is None else torch.tensor(list(scouts), dtype=torch.bool).to(device),
         )
 
     def check(self, vocab_size: int | None = None) -> None:
@@ -197,6 +190,8 @@ class Draft:
                 f"draft: got offsets {offsets} for {self.num_rows} rows and {count} nodes; expected "
                 f"{self.num_rows + 1} non-decreasing numbers from 0 to at most {count}"
             )
+        if list(self.counts) != [stop - start for start, stop in zip(offsets, offsets[1:])]:
+            raise ValueError(f"draft: got counts {self.counts} and offsets {offsets}; expected their differences")
         tokens, parents = self.tokens.tolist(), self.parents.tolist()
         for row, (start, stop) in enumerate(zip(offsets, offsets[1:])):
             if stop < start:
@@ -212,6 +207,8 @@ class Draft:
                     raise ValueError(
                         f"draft: row {row}, node {node - start}: got token {tokens[node]}; expected 0..{vocab_size - 1}"
                     )
+                if self.is_chain and parent != node - start - 1:
+                    raise ValueError(f"draft: row {row} is no chain at node {node - start}; expected is_chain=False")
         law_row = self.law_row.tolist()
         available = 0 if self.laws is None else self.laws.inv_t.shape[0]
         for node, how in enumerate(self.drawn.tolist()):
@@ -222,3 +219,38 @@ class Draft:
                     f"draft: node {node} is drawn from law row {law_row[node]}, but the draft carries {available} "
                     "laws; a drawn token must name the law it was drawn from"
                 )
+
+
+@dataclass(frozen=True, slots=True)
+class PackedShape:
+    """Everything of a batch of chosen chains that does not depend on its tokens."""
+
+    rows: Tensor
+    parents: Tensor
+    offsets: Tensor
+    drawn: Tensor
+    law_row: Tensor
+    row_of: Tensor
+
+
+def _row_of(counts: Sequence[int]) -> Tensor:
+    return torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts, dtype=torch.int64))
+
+
+@lru_cache(maxsize=512)
+def packed_shape(rows: tuple[int, ...], counts: tuple[int, ...], device: torch.device) -> PackedShape:
+    """Packed chains of the given lengths, remembered: most steps repeat a shape. The tensors must not be written to."""
+    with torch.inference_mode(False):
+        row_of = _row_of(counts)
+        offsets = [0]
+        for count in counts:
+            offsets.append(offsets[-1] + count)
+        parents = [parent for count in counts for parent in range(-1, count - 1)]
+        return PackedShape(
+            rows=torch.tensor(rows, dtype=torch.int32).to(device),
+            parents=torch.tensor(parents, dtype=torch.int32).to(device),
+            offsets=torch.tensor(offsets, dtype=torch.int32).to(device),
+            drawn=torch.zeros(offsets[-1], dtype=torch.int8, device=device),
+            law_row=torch.full((offsets[-1],), -1, dtype=torch.int32, device=device),
+            row_of=row_of.to(device),
+        )

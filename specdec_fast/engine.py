@@ -7,12 +7,14 @@ belong to the state, keys and values to the caches, random numbers to nobody. Te
 from __future__ import annotations
 
 import logging
+import math
+import operator
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from specdec_kernels import tree_plan
+from specdec_kernels import TreePlan, tree_plan
 
 from specdec_fast.draft import Draft
 from specdec_fast.interfaces import Acceptance, Budget, Drafter, Needs, Rule, Target, TargetOutput
@@ -81,6 +83,9 @@ class Engine:
         reason = self.rule.why_not_sampling(params)
         if reason is not None:
             raise ValueError(reason)
+        bad = next((token for token in params.stop_token_ids if token >= self.target.vocab_size), None)
+        if bad is not None:
+            raise ValueError(f"stop_token_ids: got {bad}; expected ids below {self.target.vocab_size}, the target's vocabulary")
         if params.stop and self.tokenizer is None:
             raise ValueError("stop strings: got an engine without a tokenizer; pass tokenizer=, or use stop_token_ids")
         limit = self._cache.max_length
@@ -118,7 +123,10 @@ class Engine:
                 raise ValueError("prompt: got text and an engine without a tokenizer; pass token ids or tokenizer=")
             tokens = list(self.tokenizer.encode(prompt))
         else:
-            tokens = [int(token) for token in prompt]
+            try:
+                tokens = [operator.index(token) for token in prompt]
+            except TypeError:
+                raise ValueError(f"prompt: got {prompt!r:.60}; expected text or a sequence of token ids") from None
         if not tokens:
             raise ValueError("prompt: got no tokens; expected at least one")
         vocab = self.target.vocab_size
@@ -136,6 +144,7 @@ class Engine:
             self._retire(handle)
         else:
             self._queue.remove(handle)
+            self.stats.merge(handle.stats)
 
     @property
     def idle(self) -> bool:
@@ -186,8 +195,13 @@ class Engine:
                 refused = Handle(-1, [], own, 0)
                 refused.end("error", error)
                 handles.append(refused)
-        while not all(handle.finished for handle in handles):
-            self.step()
+        try:
+            while not all(handle.finished for handle in handles):
+                self.step()
+        except BaseException:  # the caller never sees these handles, so nobody else could give back what they hold
+            for handle in handles:
+                self.cancel(handle)
+            raise
         return handles
 
     # -- one step ---------------------------------------------------------------------------------------------------
@@ -197,12 +211,13 @@ class Engine:
         """Advance every running request by one target pass; the requests that took part."""
         clock = Clock()
         with clock.time("prefill"):
+            self._make_room()
             self._admit()
-            budget = self._make_room()
         if not self._running:
             return []
         rows, handles = list(self._running), list(self._running.values())
         state, target = self.state, self.target
+        budget = Budget([self._wanted(handle) for handle in handles])
         rng, sampling = state.rng(rows), state.sampling(rows)
         with clock.time("propose"):
             draft = self._propose(rows, budget, rng)
@@ -217,18 +232,19 @@ class Engine:
         with clock.time("commit"):
             target.cache.commit(draft.rows, slots, acceptance.path, acceptance.num_accepted)
         with clock.time("append"):
-            broken = self._broken_rows(draft, laws.lse)
-            self._append(rows, handles, draft, acceptance, broken)
-        with clock.time("observe"):
-            if self.drafter is not None:
-                self.drafter.observe(state, draft, acceptance, output)
-        for handle in handles:
+            self._append(rows, handles, draft, plan, acceptance, self._broken_rows(acceptance, laws.lse))
+        try:
+            with clock.time("observe"):
+                if self.drafter is not None:
+                    self.drafter.observe(state, draft, acceptance, output)
+        finally:
+            for handle in handles:
+                for verb, seconds in clock.seconds.items():
+                    handle.stats.seconds[verb] += seconds
+                if handle.finished:
+                    self._retire(handle)
             for verb, seconds in clock.seconds.items():
-                handle.stats.seconds[verb] += seconds
-            if handle.finished:
-                self._retire(handle)
-        for verb, seconds in clock.seconds.items():
-            self.seconds[verb] += seconds
+                self.seconds[verb] += seconds
         return handles
 
     def _propose(self, rows: list[int], budget: Budget, rng: Any) -> Draft:
@@ -238,28 +254,43 @@ class Engine:
         return self.drafter.propose(self.state, rows, budget, rng)
 
     def _append(
-        self, rows: list[int], handles: list[Handle], draft: Draft, acceptance: Acceptance, broken: set[int]
+        self,
+        rows: list[int],
+        handles: list[Handle],
+        draft: Draft,
+        plan: TreePlan,
+        acceptance: Acceptance,
+        broken: set[int],
     ) -> None:
-        offsets = draft.offsets.tolist()
         kept = []
+        at_leaf = None
+        if not draft.is_chain:
+            last = acceptance.path.gather(1, acceptance.num_accepted[:, None].long()).squeeze(1)
+            at_leaf = (plan.first_child[last.long()] < 0).tolist()
         for index, (emitted, accepted) in enumerate(self.state.read(draft, acceptance)):
             handle = handles[index]
             if index in broken:
                 handle.end("error", ValueError(f"request {handle.request_id}: the model returned NaN or no finite logit"))
                 kept.append([])
                 continue
-            drafted = offsets[index + 1] - offsets[index] - 1
-            depth = drafted if draft.is_chain else min(drafted, draft.max_depth)
-            kept.append(handle.take(emitted, accepted, drafted, depth))
+            drafted = draft.counts[index] - 1
+            try:
+                complete = accepted == drafted if at_leaf is None else at_leaf[index]
+                kept.append(handle.take(emitted, accepted, drafted, accepted if complete else accepted + 1))
+            except Exception as error:  # the tokenizer's: it ends this request, not the batch
+                log.exception("request %d: its text could not be made", handle.request_id)
+                handle.finish_reason, handle.error = "error", error
+                kept.append([])
         self.state.append(rows, kept)
 
     @staticmethod
-    def _broken_rows(draft: Draft, lse: torch.Tensor) -> set[int]:
-        """Rows with a law that is not a number."""
-        if not bool(torch.isnan(lse).any()):
+    def _broken_rows(acceptance: Acceptance, lse: torch.Tensor) -> set[int]:
+        """Rows whose path meets a law that is not a number; laws of refused nodes decide nothing."""
+        if not math.isnan(lse.sum().item()):
             return set()
-        bad = torch.isnan(lse).nonzero().flatten()
-        return set((torch.bucketize(bad, draft.offsets.long(), right=True) - 1).tolist())
+        bad = torch.isnan(lse)
+        path = acceptance.path.long()
+        return set(((path >= 0) & bad[path.clamp(min=0)]).any(1).nonzero().flatten().tolist())
 
     # -- who runs -----------------------------------------------------------------------------------------------------
 
@@ -270,7 +301,7 @@ class Engine:
             handle = self._queue[0]
             tokens = [*handle.prompt, *handle.tokens]
             row = self.state.join(tokens, handle.params, len(handle.prompt), handle.stop_ids)
-            if not self._cache.reserve(row, len(tokens) + min(handle.num_draft_tokens, self._remaining(handle) - 1)):
+            if not self._cache.reserve(row, len(tokens) + self._wanted(handle)):
                 self.state.leave(row)
                 if not self._running and not joined:
                     raise RuntimeError("engine: an empty pool has no room for a request that was accepted")
@@ -279,10 +310,16 @@ class Engine:
             handle.row = row
             self._running[row] = handle
             joined.append(row)
-        if joined:
+        if not joined:
+            return
+        try:
             output = self._prefill(joined)
             if self.drafter is not None:
                 self.drafter.begin(self.state, joined, output)
+        except BaseException:  # keys and values are half there: wait in the queue for another start
+            for row in reversed(joined):
+                self._requeue(self._running[row])
+            raise
 
     def _prefill(self, rows: list[int]) -> TargetOutput | None:
         """Store keys and values of all committed tokens but the root, in chunks. Returns the taps of all of them."""
@@ -311,26 +348,21 @@ class Engine:
                 outputs.setdefault(name, []).append(tap)
         return TargetOutput(None, {name: torch.cat(taps) for name, taps in outputs.items()}) if outputs else None
 
-    @staticmethod
-    def _remaining(handle: Handle) -> int:
+    def _wanted(self, handle: Handle) -> int:
+        """Draft nodes for the next step of a request: the last token of a text needs none."""
         assert handle.checker is not None
-        return handle.checker.remaining
+        return min(handle.num_draft_tokens, handle.checker.remaining - 1) if self.drafter is not None else 0
 
-    def _make_room(self) -> Budget:
+    def _make_room(self) -> None:
         """Reserve slots for this step's nodes; the youngest requests are evicted (and later recomputed) if need be."""
-        nodes = []
         for row, handle in list(self._running.items()):
-            if row not in self._running:
-                continue
-            wanted = min(handle.num_draft_tokens, self._remaining(handle) - 1) if self.drafter is not None else 0
-            while row in self._running and not self._cache.reserve(row, self.state.length(row) + wanted):
-                self._preempt(next(reversed(self._running.values())))
-            if row in self._running:
-                nodes.append(wanted)
-        return Budget(nodes)
+            while row in self._running and not self._cache.reserve(row, self.state.length(row) + self._wanted(handle)):
+                youngest = next(reversed(self._running.values()))
+                youngest.stats.preemptions += 1
+                self._requeue(youngest)
 
-    def _preempt(self, handle: Handle) -> None:
-        handle.stats.preemptions += 1
+    def _requeue(self, handle: Handle) -> None:
+        """Back to the head of the queue; its tokens are kept, its keys and values recomputed."""
         self._retire(handle)
         self._queue.appendleft(handle)
 

@@ -38,18 +38,25 @@ def load_model(source: str | Path, dtype: str | torch.dtype = "float32", device:
 
     Raises ValueError when there is none or when it cannot be loaded.
     """
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
     place = BUNDLED.get(str(source), source)
     wanted = _dtype(dtype)
     try:
-        model = AutoModelForCausalLM.from_pretrained(place, dtype=wanted)
-    except (OSError, ValueError, KeyError) as error:
+        model, found = AutoModelForCausalLM.from_pretrained(place, dtype=wanted, output_loading_info=True)
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(
             f"model: got {str(source)!r}; expected a bundled name ({', '.join(BUNDLED)}), a folder with config.json and "
             f"weights, or a hub id that is reachable from here: {reason}"
         ) from error
+    missing = sorted(found["missing_keys"])
+    if missing:
+        raise ValueError(
+            f"model {str(source)!r}: the weights lack {len(missing)} tensors of the architecture (for example "
+            f"{missing[0]}); expected a complete checkpoint; these would be random"
+        )
     return model.to(device).eval()
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -76,16 +76,18 @@ class SamplingParams:
             _require(
                 isinstance(self.seed, int) and 0 <= self.seed < _SEED_LIMIT, "seed", self.seed, "0 <= seed < 2**63"
             )
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        stop, ids = self.stop, self.stop_token_ids
+        _require(isinstance(stop, Iterable), "stop", stop, "non-empty strings")
+        stop = (stop,) if isinstance(stop, str) else tuple(stop)
         _require(all(isinstance(s, str) and s for s in stop), "stop", self.stop, "non-empty strings")
         object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         _require(
-            all(isinstance(i, int) and i >= 0 for i in self.stop_token_ids),
+            isinstance(ids, Iterable) and all(isinstance(i, int) and i >= 0 for i in ids),
             "stop_token_ids",
-            self.stop_token_ids,
-            "token ids >= 0",
+            ids,
+            "a sequence of token ids >= 0",
         )
+        object.__setattr__(self, "stop_token_ids", tuple(ids))
 
     def with_seed(self) -> SamplingParams:
         """Itself, or a copy with a fresh random seed when it has none."""
@@ -108,15 +110,24 @@ class Sampling:
     first_free: Tensor
     stop_ids: tuple[tuple[int, ...], ...] = ()
     any_minimum: bool = False
-    all_greedy: bool = False
+    _per_node: dict[tuple[int, ...], Sampling] = field(default_factory=dict, repr=False, compare=False)
 
-    def laws(self, logits: Tensor, row_of: Tensor | None = None) -> Laws:
-        """The laws of logits [R, V]; row_of: int64 [R] index into the B rows, None when R == B."""
-        if row_of is None:
-            params = (self.temperature, self.top_k, self.top_p, self.min_p)
-        else:
-            params = (self.temperature[row_of], self.top_k[row_of], self.top_p[row_of], self.min_p[row_of])
-        return Laws(logits, *law_stats(logits, *params))
+    def laws(self, logits: Tensor) -> Laws:
+        """The laws of logits [B, V], one row of logits per row of the batch."""
+        return Laws(logits, *law_stats(logits, self.temperature, self.top_k, self.top_p, self.min_p))
+
+    def per_node(self, counts: tuple[int, ...], row_of: Tensor) -> Sampling:
+        """Each row's parameters repeated for its nodes. counts: nodes per row; row_of: int64 [M] row of each node.
+
+        Remembered per shape: most steps of a batch repeat one.
+        """
+        found = self._per_node.get(counts)
+        if found is None:
+            if len(self._per_node) > 256:
+                self._per_node.clear()
+            fields = ("temperature", "top_k", "top_p", "min_p", "seeds", "first_free")
+            found = self._per_node[counts] = Sampling(*(getattr(self, name)[row_of] for name in fields))
+        return found
 
 
 @dataclass(slots=True)
@@ -167,7 +178,6 @@ class SamplingTable:
             first_free=tensor([entry[1] for entry in entries], torch.int32),
             stop_ids=tuple(entry[2] for entry in entries),
             any_minimum=any(p.min_new_tokens and entry[2] for p, entry in zip(params, entries)),
-            all_greedy=all(p.temperature == 0 for p in params),
         )
 
 
@@ -180,7 +190,8 @@ def ban_early_stops(logits: Tensor, sampling: Sampling, row_of: Tensor, position
     for index, ids in enumerate(sampling.stop_ids):
         if ids:
             nodes = (early & (row_of == index)).nonzero().flatten()
-            logits[nodes[:, None], torch.tensor(ids, device=logits.device)[None, :]] = float("-inf")
+            known = [token for token in ids if token < logits.shape[1]]  # a draft's vocabulary may be smaller
+            logits[nodes[:, None], torch.tensor(known, dtype=torch.int64, device=logits.device)[None, :]] = float("-inf")
     return logits
 
 
@@ -189,10 +200,6 @@ def process(draft: Draft, plan: TreePlan, logits: Tensor, sampling: Sampling, ro
 
     Row i of the result is the law of the token after node i. root_positions: int32 [B] absolute.
     """
-    if draft.num_rows == 1:
-        row_of = torch.zeros(draft.num_nodes, dtype=torch.int64, device=logits.device)
-    else:
-        row_of = plan.row.clamp(min=0).long()
     if sampling.any_minimum:
-        ban_early_stops(logits, sampling, row_of, root_positions[row_of] + plan.depth + 1)
-    return sampling.laws(logits, row_of)
+        ban_early_stops(logits, sampling, draft.row_of, root_positions[draft.row_of] + plan.depth + 1)
+    return sampling.per_node(draft.counts, draft.row_of).laws(logits)

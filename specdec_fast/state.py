@@ -1,7 +1,7 @@
 """What has been decoded: tokens, lengths and done flags of every row. The only writer of them.
 
-Laid out with fixed capacities ([max_rows, max_length]) on the device beside a host mirror, so that a captured step can
-own the device side. Knows nothing of models, caches or text. Tests: tests/test_state.py.
+The host mirror is what `sync` steps work on; the device side has fixed capacities ([max_rows, max_length]) so that a
+captured step can own it after `publish`. Knows nothing of models, caches or text. Tests: tests/test_state.py.
 """
 
 from __future__ import annotations
@@ -39,17 +39,12 @@ class DecodeState:
         """Give a free row to a text of committed tokens (prompt, and what was generated before a preemption)."""
         row = self._free.pop()
         self._host[row] = list(tokens)
-        self.device_tokens[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
-        self.lengths[row] = len(tokens)
-        self.done[row] = False
         self._table.set(row, params, prompt_length, stop_ids)
         return row
 
     def leave(self, row: int) -> None:
         """Free a row."""
         self._host[row] = []
-        self.lengths[row] = 0
-        self.done[row] = True
         self._table.clear(row)
         self._free.append(row)
 
@@ -82,14 +77,12 @@ class DecodeState:
 
     def append(self, rows: Sequence[int], kept: Sequence[Sequence[int]]) -> None:
         """Commit tokens to rows."""
-        row_ids, places, values, grown = [], [], [], []
         for row, tokens in zip(rows, kept):
-            host = self._host[row]
-            row_ids.extend([row] * len(tokens))
-            places.extend(range(len(host), len(host) + len(tokens)))
-            values.extend(tokens)
-            host.extend(tokens)
-            grown.append(len(host))
-        index = torch.tensor([row_ids, places, values], dtype=torch.int64).to(self.device)
-        self.device_tokens[index[0], index[1]] = index[2]
-        self.lengths[torch.tensor(rows, dtype=torch.int64)] = torch.tensor(grown, dtype=torch.int32).to(self.device)
+            self._host[row].extend(tokens)
+
+    def publish(self) -> None:
+        """Bring the device side up to date with the host mirror (a captured step reads and writes it there)."""
+        for row, host in enumerate(self._host):
+            self.device_tokens[row, : len(host)] = torch.tensor(host, dtype=torch.int64)
+            self.lengths[row] = len(host)
+            self.done[row] = not host

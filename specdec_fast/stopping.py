@@ -6,6 +6,7 @@ Tests: tests/test_stopping.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from os.path import commonprefix
 from typing import Any
 
 _INCOMPLETE = "�"
@@ -20,10 +21,9 @@ class TextStream:
     def __init__(self, tokenizer: Any, prompt: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         self._tokens = list(prompt[-8:])  # context, so that a word keeps its leading space
-        self._shown = 0
         self._start = 0
-        if tokenizer is not None:
-            self._shown = len(self._decode())
+        self._shown = 0
+        self._prompt_text: str | None = None if tokenizer is None else self._decode()
 
     def _decode(self) -> str:
         text: str = self._tokenizer.decode(
@@ -46,6 +46,9 @@ class TextStream:
         text = self._decode()
         if text.endswith(_INCOMPLETE) and not final:
             return ""
+        if self._prompt_text is not None:  # a prompt may end inside a character that the new tokens complete
+            self._shown = len(commonprefix([self._prompt_text, text]))
+            self._prompt_text = None
         piece, self._shown = text[self._shown :], len(text)
         if len(self._tokens) - self._start > 64:  # keep the window short: decoding stays cheap on long texts
             self._start = len(self._tokens) - 8

@@ -1,22 +1,29 @@
-"""Shared by all tests: one thread (small tensors run faster so, and sums come out the same) and fixed seeds."""
+"""Shared by all tests: the oracles on the path, one thread (small tensors run faster so) and fixed seeds."""
 
 from __future__ import annotations
 
 import os
 import random
+import sys
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach for a network
 
-import pytest
-import torch
+HERE = str(Path(__file__).resolve().parent)
+if HERE not in sys.path:
+    sys.path.insert(0, HERE)  # so that every test folder can `import oracles`
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
 
 SEED = 20_260_101
 
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
+    """Tests of several threads raise the number themselves and put it back."""
     torch.set_num_threads(1)
 
 

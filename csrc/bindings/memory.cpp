@@ -14,7 +14,8 @@ void reject_problem(const char* op, const KvProblem& problem, const char* remedy
   }
 }
 
-void kv_stage(Tensor key, Tensor value, Tensor key_cache, Tensor value_cache, Tensor slots) {
+void kv_stage(
+    const Tensor& key, const Tensor& value, const Tensor& key_cache, const Tensor& value_cache, const Tensor& slots) {
   const StageArguments arguments = stage_arguments(key, value, key_cache, value_cache, slots);
   reject_problem("kv_stage", stage(arguments), "slots are page * page_size + offset");
 }
@@ -27,7 +28,8 @@ void commit(const CacheLayout* layouts, int64_t count, const CommitArguments& ar
 }
 
 void kv_commit(
-    std::vector<Tensor> caches, Tensor page_table, Tensor lengths, Tensor path, Tensor offsets, Tensor num_accepted) {
+    const std::vector<Tensor>& caches, const Tensor& page_table, const Tensor& lengths, const Tensor& path, const Tensor& offsets,
+    const Tensor& num_accepted) {
   static thread_local std::vector<CacheLayout> layouts;
   list_layouts(caches, layouts);
   commit(layouts.data(), static_cast<int64_t>(layouts.size()),
@@ -35,8 +37,8 @@ void kv_commit(
 }
 
 void kv_commit_table(
-    Tensor layout, int64_t pages, int64_t page_size, Tensor page_table, Tensor lengths, Tensor path, Tensor offsets,
-    Tensor num_accepted) {
+    const Tensor& layout, int64_t pages, int64_t page_size, const Tensor& page_table, const Tensor& lengths, const Tensor& path,
+    const Tensor& offsets, const Tensor& num_accepted) {
   int64_t count = 0;
   const CacheLayout* layouts = table_layouts(layout, count);
   commit(layouts, count, commit_arguments(page_table, lengths, path, offsets, num_accepted, pages, page_size));

@@ -9,6 +9,7 @@
 #include "scalar.h"
 
 #define SPECDEC_INLINE static inline __attribute__((always_inline))
+#define SPECDEC_INLINE_MEMBER inline __attribute__((always_inline))
 
 namespace specdec {
 namespace SPECDEC_ISA {
@@ -145,15 +146,20 @@ SPECDEC_INLINE F load(const In* p, int64_t count) {
 }
 SPECDEC_INLINE void store(float* p, F value) { std::memcpy(p, &value, sizeof value); }
 
+// Reductions by halves.
 SPECDEC_INLINE float reduce_max(F v) {
-  float best = v[0];
-  for (int i = 1; i < N; ++i) best = v[i] > best ? v[i] : best;
-  return best;
+  float a[N];
+  std::memcpy(a, &v, sizeof v);
+  for (int half = N / 2; half >= 1; half /= 2)
+    for (int i = 0; i < half; ++i) a[i] = a[i] > a[i + half] ? a[i] : a[i + half];
+  return a[0];
 }
 SPECDEC_INLINE double reduce_sum(F v) {
-  double sum = 0;
-  for (int i = 0; i < N; ++i) sum += v[i];
-  return sum;
+  float a[N];
+  std::memcpy(a, &v, sizeof v);
+  for (int half = N / 2; half >= 1; half /= 2)
+    for (int i = 0; i < half; ++i) a[i] += a[i + half];
+  return a[0];
 }
 
 // Nearest integers of |x| < 2^22 as a float; *power becomes 2^n (n from -126 to 127).
@@ -163,15 +169,30 @@ SPECDEC_INLINE F split_power(F x, F* power) {
   *power = bits<F>((bits<I>(shifted) << 23) + 0x3f800000);
   return shifted - magic;
 }
-// 2^x for -126 <= x <= 127 up to a relative error of 2e-7, as factors; NaN stays NaN.
-SPECDEC_INLINE F exp2_factor(F x, F* power) {
-  const F f = x - split_power(x, power);
+// sum + 2^x up to a relative error of 2e-7 of the new term; NaN stays NaN, -inf adds (almost) nothing.
+SPECDEC_INLINE F add_exp2(F x, F sum) {
+#if SPECDEC_LANES == 16
+  const F f = (F)_mm512_reduce_ps((__m512)x, 0x09);  // x - floor(x)
+  F poly = all(0.0018671301659196615f);
+  poly = fma(poly, f, all(0.009017029777169228f));
+  poly = fma(poly, f, all(0.05579991266131401f));
+  poly = fma(poly, f, all(0.24016444385051727f));
+  poly = fma(poly, f, all(0.6931512951850891f));
+  poly = fma(poly, f, all(1.0f));
+  return sum + (F)_mm512_scalef_ps((__m512)poly, (__m512)x);
+#else
+  F power;
+  x = x < -126.0f ? all(-126.0f) : x;
+  x = x > 127.0f ? all(127.0f) : x;
+  const F f = x - split_power(x, &power);
   F poly = all(0.0013276466634124517f);
   poly = fma(poly, f, all(0.009675540961325169f));
   poly = fma(poly, f, all(0.05550713464617729f));
   poly = fma(poly, f, all(0.24022120237350464f));
   poly = fma(poly, f, all(0.6931469440460205f));
-  return fma(poly, f, all(1.0000001192092896f));
+  poly = fma(poly, f, all(1.0000001192092896f));
+  return fma(poly, power, sum);
+#endif
 }
 // e^x to 2 ulp for x <= 88; 0 below -87.3 (results would be subnormal); NaN stays NaN.
 SPECDEC_INLINE F exp(F x) {
@@ -232,26 +253,45 @@ SPECDEC_INLINE F gumbel_of(U word) {
   return -noise_log(word < noise::kSplit ? small : large);
 }
 
-// Words of the 2 N tokens from `first`, a multiple of four.
-SPECDEC_INLINE void philox(const Counter& counter, uint32_t first, U* low, U* high) {
-  W x0, x1 = all(uint64_t{counter.position}), x2 = all(uint64_t{counter.index}), x3 = all(uint64_t{counter.stream});
-  for (int i = 0; i < N / 2; ++i) x0[i] = i;
-  x0 += first >> 2;
-  const W m0 = all(uint64_t{noise::kMultiply0}), m1 = all(uint64_t{noise::kMultiply1});
+// Round keys and the rest of the counter, spread over lanes once per row.
+struct Philox {
+  W key0[10], key1[10], position, index, stream;
+};
+SPECDEC_INLINE void prepare(const Counter& counter, Philox* out) {
   uint32_t k0 = counter.key0, k1 = counter.key1;
+  for (int round = 0; round < 10; ++round, k0 += noise::kWeyl0, k1 += noise::kWeyl1) {
+    out->key0[round] = all(uint64_t{k0});
+    out->key1[round] = all(uint64_t{k1});
+  }
+  out->position = all(uint64_t{counter.position});
+  out->index = all(uint64_t{counter.index});
+  out->stream = all(uint64_t{counter.stream});
+}
+constexpr int kBatch = 4;          // vectors of words made at once: two independent chains of multiplications
+constexpr int kWords = kBatch * N;  // tokens they serve
+// Words of the kWords tokens from `first`, a multiple of four.
+SPECDEC_INLINE void philox(const Philox& p, uint32_t first, U* words) {
+  W x0[2], x1[2], x2[2], x3[2];
+  for (int i = 0; i < N / 2; ++i) x0[0][i] = i;
+  x0[0] += first >> 2;
+  x0[1] = x0[0] + N / 2;
+  for (int k = 0; k < 2; ++k) x1[k] = p.position, x2[k] = p.index, x3[k] = p.stream;
+  const W m0 = all(uint64_t{noise::kMultiply0}), m1 = all(uint64_t{noise::kMultiply1});
 #pragma GCC unroll 10
   for (int round = 0; round < 10; ++round) {
-    // only the low halves of lanes count; multiply_low ignores the rest
-    const W a = multiply_low(x0, m0), b = multiply_low(x2, m1);
-    x0 = (b >> 32) ^ x1 ^ uint64_t{k0};
-    x2 = (a >> 32) ^ x3 ^ uint64_t{k1};
-    x1 = b;
-    x3 = a;
-    k0 += noise::kWeyl0;
-    k1 += noise::kWeyl1;
+#pragma GCC unroll 2
+    for (int k = 0; k < 2; ++k) {
+      // only the low halves of lanes count; multiply_low ignores the rest
+      const W a = multiply_low(x0[k], m0), b = multiply_low(x2[k], m1);
+      x0[k] = (b >> 32) ^ x1[k] ^ p.key0[round];
+      x2[k] = (a >> 32) ^ x3[k] ^ p.key1[round];
+      x1[k] = b;
+      x3[k] = a;
+    }
   }
   const uint64_t half = 0xffffffffu;
-  interleave((x0 & half) | (x1 << 32), (x2 & half) | (x3 << 32), low, high);
+  for (int k = 0; k < 2; ++k)
+    interleave((x0[k] & half) | (x1[k] << 32), (x2[k] & half) | (x3[k] << 32), words + 2 * k, words + 2 * k + 1);
 }
 
 }  // namespace SPECDEC_ISA

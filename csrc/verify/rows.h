@@ -23,13 +23,6 @@ struct Peak {
   bool nan;
 };
 
-// log2 of the sum of 2^(l * inv_t / ln 2), and the largest element. NaN for a NaN or +inf element.
-template <class Real>
-struct Mass {
-  Real peak;
-  double log2_sum;
-};
-
 // A running argmax: strictly larger wins, so equal scores keep the lower id when ids come in order.
 template <class Real>
 struct Best {
@@ -49,10 +42,13 @@ constexpr int kPad = 32;
 // Pointers to functions for float accumulation; arrays are indexed by Scalar (Float32, BFloat16, Half).
 struct RowKernels {
   const char* name;
-  Mass<float> (*mass[3])(const void* row, int64_t count, float inv_t);
+  // log2 of the sum of exp(l * inv_t): NaN or +inf if there is a NaN or +inf element, -inf for nothing but -inf.
+  double (*mass[3])(const void* row, int64_t count, float inv_t);
   Peak<float> (*peak[3])(const void* row, int64_t count);
   // Largest element that is not NaN (-inf if there is none).
   float (*largest[3])(const void* row, int64_t count);
+  // At least the total of `weights` (up to roundings), from a pass of comparisons.
+  float (*mass_bound[3])(const void* piece, int count, const LawRow<float>& law);
   // Sum of exp(double(l * inv_t) - top), for exact nuclei.
   double (*mass64[3])(const void* row, int64_t count, float inv_t, double top);
   // Appends the elements >= threshold in id order; returns how many.
@@ -78,5 +74,55 @@ extern const RowKernels kPortableRows;
 #define SPECDEC_X86 1
 extern const RowKernels kAvx2Rows, kAvx512Rows;
 #endif
+
+// One name per pass for both accumulation types: float goes to the table, double to plain loops (rows_double.cpp).
+namespace rows {
+inline int slot(Scalar type) { return static_cast<int>(type); }
+inline double mass(Scalar type, const void* row, int64_t count, float inv_t) {
+  return row_kernels().mass[slot(type)](row, count, inv_t);
+}
+inline Peak<float> peak(Scalar type, const void* row, int64_t count, float) {
+  return row_kernels().peak[slot(type)](row, count);
+}
+inline float largest(Scalar type, const void* row, int64_t count, float) {
+  return row_kernels().largest[slot(type)](row, count);
+}
+inline float mass_bound(Scalar type, const void* piece, int count, const LawRow<float>& law) {
+  return row_kernels().mass_bound[slot(type)](piece, count, law);
+}
+inline double mass64(Scalar type, const void* row, int64_t count, float inv_t, double top) {
+  return row_kernels().mass64[slot(type)](row, count, inv_t, top);
+}
+inline int64_t collect(Scalar type, const void* row, int64_t count, float threshold, Entry<float>* out) {
+  return row_kernels().collect[slot(type)](row, count, threshold, out);
+}
+inline void weights(Scalar type, const void* piece, int count, int32_t first, const LawRow<float>& law, float* out) {
+  row_kernels().weights[slot(type)](piece, count, first, law, out);
+}
+inline void replay(Scalar type, const void* piece, int count, int32_t first, const LawRow<float>& law,
+                   const Counter& counter, float top, Best<float>* best) {
+  row_kernels().replay[slot(type)](piece, count, first, law, counter, top, best);
+}
+inline void subtract(float* p, const float* q, int count) { row_kernels().subtract(p, q, count); }
+inline double total(const float* weights, int count) { return row_kernels().total(weights, count); }
+inline void race(const float* weights, int count, int32_t first, const Counter& counter, Best<float>* best) {
+  row_kernels().race(weights, count, first, counter, best);
+}
+inline float log(float weight) { return noise::log(weight); }
+
+double mass(Scalar, const void* row, int64_t count, double inv_t);
+Peak<double> peak(Scalar, const void* row, int64_t count, double);
+double largest(Scalar, const void* row, int64_t count, double);
+double mass_bound(Scalar, const void* piece, int count, const LawRow<double>& law);
+double mass64(Scalar, const void* row, int64_t count, double inv_t, double top);
+int64_t collect(Scalar, const void* row, int64_t count, double threshold, Entry<double>* out);
+void weights(Scalar, const void* piece, int count, int32_t first, const LawRow<double>& law, double* out);
+void replay(Scalar, const void* piece, int count, int32_t first, const LawRow<double>& law, const Counter& counter,
+            double top, Best<double>* best);
+void subtract(double* p, const double* q, int count);
+double total(const double* weights, int count);
+void race(const double* weights, int count, int32_t first, const Counter& counter, Best<double>* best);
+double log(double weight);
+}  // namespace rows
 
 }  // namespace specdec

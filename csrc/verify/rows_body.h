@@ -11,7 +11,8 @@
 namespace specdec {
 namespace SPECDEC_ISA {
 
-constexpr int kSlice = 2048;           // elements between two looks at the maximum
+constexpr int kSlice = 2048;      // elements summed at once
+constexpr float kFloor = -1e30f;  // reference of a row whose first slice is masked
 constexpr double kLog2E = 1.4426950408889634;
 
 template <class In>
@@ -48,63 +49,74 @@ Peak<float> peak(const void* row, int64_t count) {
   return out;
 }
 
-// One slice of sum 2^(l * scale - reference * scale); *top is raised to the slice's largest element.
+// One slice of sum 2^(l * scale + shift).
 template <class In>
-SPECDEC_INLINE F slice_sum(const In* p, int64_t count, float scale, float shift, F* top) {
-  F sum[2] = {F{}, F{}};
-  F high[2] = {*top, *top};
+SPECDEC_INLINE double slice_sum(const In* p, int64_t count, float scale, float shift) {
+  F sum[4] = {F{}, F{}, F{}, F{}};
   const F a = all(scale), b = all(shift);
-  auto step = [&](F l, int k) __attribute__((always_inline)) {
-    high[k] = larger(l, high[k]);
-    F x = fma(l, a, b), power;
-    x = x < -126.0f ? all(-126.0f) : x;
-    const F factor = exp2_factor(x, &power);
-    sum[k] = fma(factor, power, sum[k]);
-  };
   int64_t i = 0;
-  for (; i + 2 * N <= count; i += 2 * N) {
-    step(widen_lanes(p + i), 0);
-    step(widen_lanes(p + i + N), 1);
+  for (; i + 4 * N <= count; i += 4 * N)
+    for (int k = 0; k < 4; ++k) sum[k] = add_exp2(fma(widen_lanes(p + i + k * N), a, b), sum[k]);
+  for (; i < count; i += N) sum[0] = add_exp2(fma(load(p + i, count - i), a, b), sum[0]);
+  return reduce_sum((sum[0] + sum[1]) + (sum[2] + sum[3]));
+}
+
+// For levels near the end of float's range and for rows without a finite one.
+template <class In>
+__attribute__((noinline, cold)) double careful_mass(const In* p, int64_t count, double exact, float top) {
+  double total = 0;
+  if (!(top > -kInfinity && top < kInfinity)) {  // -inf for a piece of -inf, NaN if there is +inf or NaN
+    for (int64_t i = 0; i < count; ++i) total += widen(p[i]) == -kInfinity ? 0.0 : std::nan("");
+    return std::log2(total);
   }
-  for (; i < count; i += N) step(load(p + i, count - i), 0);
-  *top = larger(high[0], high[1]);
-  return sum[0] + sum[1];
+  for (int64_t i = 0; i < count; ++i) total += std::exp2((double(widen(p[i])) - top) * exact);
+  return top * exact + std::log2(total);
 }
 
 template <class In>
-Mass<float> mass(const void* row, int64_t count, float inv_t) {
+double mass(const void* row, int64_t count, float inv_t) {
   const In* p = static_cast<const In*>(row);
   const double exact = inv_t * kLog2E;
   const float scale = static_cast<float>(exact);
-  // The reference level only has to be near the largest element; it moves when a slice exceeds it clearly.
-  float reference = largest_of(p, count < kSlice ? count : kSlice), top = reference;
-  reference = reference > -1e30f ? reference : -1e30f;
+  // The reference only has to be near the largest element: it moves when a slice clearly exceeds it.
+  const float first_top = largest_of(p, count < kSlice ? count : kSlice);
+  float reference = first_top > kFloor ? first_top : kFloor;
   double sum = 0;
   for (int64_t i = 0; i < count;) {
     const int64_t size = count - i < kSlice ? count - i : kSlice;
-    const float shift = -reference * scale;
-    F high = all(-kInfinity);
-    const double part = reduce_sum(slice_sum(p + i, size, scale, shift, &high));
-    const float slice_top = reduce_max(high);
-    top = slice_top > top ? slice_top : top;
-    if ((slice_top - reference) * scale > 2.0f && slice_top < kInfinity) {
-      const float moved = slice_top;
-      sum *= std::exp2((static_cast<double>(reference) - moved) * exact);
-      reference = moved;
-      continue;  // this slice again, from the new reference
+    const double part = slice_sum(p + i, size, scale, -reference * scale);
+    if (!(part <= 64)) {  // some term may be large: look
+      const float top = largest_of(p + i, size);
+      if ((top - reference) * scale > 2.0f && top < kInfinity) {
+        sum *= std::exp2((static_cast<double>(reference) - top) * exact);
+        reference = top;
+        continue;  // this slice again
+      }
     }
     sum += part;
     i += size;
   }
-  if (!(std::fabs(top) * scale < 1e30f) && top > -kInfinity && top < kInfinity) {
-    // Levels near the end of float's range: no speed here, but the right answer.
-    double total = 0;
-    for (int64_t i = 0; i < count; ++i) total += std::exp((double(widen(p[i])) - top) * inv_t);
-    return {top, top * exact + std::log2(total)};
-  }
+  if (!(std::fabs(reference) * scale < 1e30f)) return careful_mass(p, count, exact, largest_of(p, count));
   // `scale` and `shift` are rounded; the shift enters exactly as it was used, the scale to first order.
-  const double used = -static_cast<double>(-reference * scale);
-  return {top, used + (exact - scale) * reference + std::log2(sum)};
+  return static_cast<double>(reference * scale) + (exact - scale) * reference + std::log2(sum);
+}
+
+// Upper bound of a block's mass: the largest of every few elements stands for all of them.
+template <class In>
+float mass_bound(const void* piece, int count, const LawRow<float>& law) {
+  const In* p = static_cast<const In*>(piece);
+  F top[4] = {all(-kInfinity), all(-kInfinity), all(-kInfinity), all(-kInfinity)};
+  int i = 0, group = 0;
+  for (; i + 4 * N <= count; i += 4 * N, ++group)
+    for (int k = 0; k < 4; ++k) top[k] = larger(widen_lanes(p + i + k * N), top[k]);
+  for (; i < count; i += N, ++group) top[0] = larger(load(p + i, count - i), top[0]);
+  const float scale = law.inv_t * 1.44269504f, shift = -law.lse * 1.44269504f;
+  F sum = {};
+  for (int k = 0; k < 4; ++k) {
+    const F x = fma(top[k], all(scale), all(shift));
+    sum = add_exp2(top[k] >= law.cut ? x : all(-kInfinity), sum);
+  }
+  return static_cast<float>(reduce_sum(sum) * group);
 }
 
 template <class In>
@@ -151,9 +163,7 @@ void weights(const void* piece, int count, int32_t first, const LawRow<float>& l
     const F level = load(p + i, count - i);
     F weight = exp(level * law.inv_t - law.lse);
     weight = kept(level, ids, law) ? weight : F{};
-    if (count - i < N)  // the padding looks like -inf, which a law without finite cut "keeps" with weight 0
-      for (int k = count - i; k < N; ++k) weight[k] = 0;
-    store(out + i, weight);
+    store(out + i, weight);  // lanes past the end look like -inf: weight 0
   }
   const int end = (count + N - 1) / N * N, padded = (count + kPad - 1) / kPad * kPad;
   for (int i = end; i < padded; ++i) out[i] = 0;
@@ -176,14 +186,16 @@ double total(const float* weights, int count) {
 }
 
 struct BestLanes {
-  F score = all(-kInfinity);
-  I ids = {};
-  __attribute__((always_inline)) void add(F candidate, I id) {
+  F score;
+  I ids;
+  // not a constructor: an implicit one would escape the instruction set chosen by the pragma
+  SPECDEC_INLINE BestLanes none() { return {all(-kInfinity), I{}}; }
+  SPECDEC_INLINE_MEMBER void add(F candidate, I id) {
     const I better = candidate > score;
     score = better ? candidate : score;
     ids = better ? id : ids;
   }
-  __attribute__((always_inline)) void into(Best<float>* best) const {
+  SPECDEC_INLINE_MEMBER void into(Best<float>* best) const {
     for (int i = 0; i < N; ++i)
       if (score[i] > best->score || (score[i] == best->score && score[i] > -kInfinity && ids[i] < best->id))
         *best = {score[i], ids[i]};
@@ -194,56 +206,70 @@ template <class In>
 void replay(const void* piece, int count, int32_t first, const LawRow<float>& law, const Counter& counter, float top,
             Best<float>* best) {
   const In* p = static_cast<const In*>(piece);
-  // A token wins only with gumbel > best - top, that is with a word below a bound. Slack for the roundings of noise.
-  U bound = all(~0u);
-  bool every = true;
-  if (best->score > -kInfinity) {
-    const double need = double(best->score) - double(top) * law.inv_t;
-    const double slack = 1e-3 + 1e-5 * std::fabs(double(best->score));
-    const double below = -std::expm1(-std::exp(-(need - slack))) * 0x1p32;
-    every = !(below < 0x1p32 - 2);
-    if (!every) bound = all(static_cast<uint32_t>(below) + 1);
-  }
-  BestLanes winner;
-  I ids = iota() + first;
-  for (int i = 0; i < count; i += 2 * N, ids += 2 * N) {
-    U word[2];
-    philox(counter, static_cast<uint32_t>(first + i), &word[0], &word[1]);
-    if (!every && !any((word[0] < bound) | (word[1] < bound))) continue;
-    for (int k = 0; k < 2 && i + k * N < count; ++k) {
-      const F level = load(p + i + k * N, count - i - k * N);
-      const I id = ids + k * N;
-      const F score = level * law.inv_t + gumbel_of(word[k]);
-      winner.add(kept(level, id, law) & (id < first + count) ? score : all(-kInfinity), id);
+  Philox state;
+  prepare(counter, &state);
+  constexpr int kStride = 8 * N;  // tokens between two looks at the best so far
+  for (int begin = 0; begin < count; begin += kStride) {
+    const int end = begin + kStride < count ? begin + kStride : count;
+    // A token wins only with gumbel > best - top, that is with a word below a bound (with slack for roundings).
+    U bound = all(~0u);
+    bool every = true;
+    if (best->score > -kInfinity) {
+      const double need = double(best->score) - double(top) * law.inv_t;
+      const double slack = 1e-3 + 1e-5 * std::fabs(double(best->score));
+      const double below = -std::expm1(-std::exp(slack - need)) * 0x1p32;
+      every = !(below < 0x1p32 - 2);
+      if (!every) bound = all(static_cast<uint32_t>(below) + 1);
     }
+    BestLanes winner = BestLanes::none();
+    bool touched = false;
+    for (int i = begin; i < end; i += kWords) {
+      U word[kBatch];
+      philox(state, static_cast<uint32_t>(first + i), word);
+      if (!every && !any(((word[0] < bound) | (word[1] < bound)) | ((word[2] < bound) | (word[3] < bound)))) continue;
+      touched = true;
+      for (int k = 0; k < kBatch && i + k * N < count; ++k) {
+        const F level = load(p + i + k * N, count - i - k * N);
+        const I id = iota() + (first + i + k * N);
+        const F score = level * law.inv_t + gumbel_of(word[k]);
+        winner.add(kept(level, id, law) & (id < first + count) ? score : all(-kInfinity), id);
+      }
+    }
+    if (touched) winner.into(best);
   }
-  winner.into(best);
 }
 
 void race(const float* weights, int count, int32_t first, const Counter& counter, Best<float>* best) {
-  BestLanes winner;
-  I ids = iota() + first;
-  for (int i = 0; i < count; i += 2 * N, ids += 2 * N) {
-    F weight[2];
-    std::memcpy(weight, weights + i, sizeof weight);
-    if (!any((weight[0] >= FLT_MIN) | (weight[1] >= FLT_MIN))) continue;
-    U word[2];
-    philox(counter, static_cast<uint32_t>(first + i), &word[0], &word[1]);
-    for (int k = 0; k < 2; ++k) {
-      const F score = noise_log(weight[k]) + gumbel_of(word[k]);
-      winner.add(weight[k] >= FLT_MIN ? score : all(-kInfinity), ids + k * N);
+  BestLanes winner = BestLanes::none();
+  Philox state;
+  prepare(counter, &state);
+  const int32_t last = first + count - 1;
+  for (int i = 0; i < count; i += kWords) {
+    bool some = false;
+    for (int k = 0; k < kBatch && i + k * N < count; ++k) some |= any(widen_lanes(weights + i + k * N) >= FLT_MIN);
+    if (!some) continue;
+    U word[kBatch];
+    philox(state, static_cast<uint32_t>(first + i), word);
+    for (int k = 0; k < kBatch && i + k * N < count; ++k) {
+      const F weight = widen_lanes(weights + i + k * N);
+      const I id = iota() + (first + i + k * N);
+      const F score = noise_log(weight) + gumbel_of(word[k]);
+      winner.add((weight >= FLT_MIN) & (id <= last) ? score : all(-kInfinity), id);
     }
   }
   winner.into(best);
 }
 
 void gumbel_row(const Counter& counter, int64_t count, float* out) {
-  for (int64_t i = 0; i < count; i += 2 * N) {
-    U word[2];
-    philox(counter, static_cast<uint32_t>(i), &word[0], &word[1]);
-    const F both[2] = {gumbel_of(word[0]), gumbel_of(word[1])};
-    const int64_t size = count - i < 2 * N ? count - i : 2 * N;
-    std::memcpy(out + i, both, sizeof(float) * size);
+  Philox state;
+  prepare(counter, &state);
+  for (int64_t i = 0; i < count; i += kWords) {
+    U word[kBatch];
+    philox(state, static_cast<uint32_t>(i), word);
+    F noise[kBatch];
+    for (int k = 0; k < kBatch; ++k) noise[k] = gumbel_of(word[k]);
+    const int64_t size = count - i < kWords ? count - i : kWords;
+    std::memcpy(out + i, noise, sizeof(float) * size);
   }
 }
 
@@ -257,6 +283,7 @@ const RowKernels SPECDEC_TABLE = {
     SPECDEC_EACH(mass),
     SPECDEC_EACH(peak),
     SPECDEC_EACH(largest),
+    SPECDEC_EACH(mass_bound),
     SPECDEC_EACH(mass64),
     SPECDEC_EACH(collect),
     SPECDEC_EACH(weights),

@@ -12,6 +12,7 @@ from .dispatch import OPS, Backend, FallbackWarning, Op, UnsupportedError, expla
 from .chain_verify import chain_thresholds, chain_verify
 from .draw_sample import draw_sample
 from .kv_commit import CacheTable, kv_commit
+from .kv_slots import kv_slots
 from .kv_stage import kv_stage
 from .law_stats import law_stats
 from .replay_sample import replay_sample
@@ -32,6 +33,7 @@ __all__ = [
     "draw_sample",
     "explain",
     "kv_commit",
+    "kv_slots",
     "kv_stage",
     "law_stats",
     "replay_sample",

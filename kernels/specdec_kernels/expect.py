@@ -88,3 +88,8 @@ def depth(op: str, value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ValueError(f"{op}: max_depth is {value!r}; expected an int >= 0, the capacity of a path without its root")
     return value
+
+
+def contiguous(*arguments: Tensor | None) -> list[Tensor | None]:
+    """The arguments as the compiled operators take them, where a first try failed on strides."""
+    return [argument if argument is None else argument.contiguous() for argument in arguments]

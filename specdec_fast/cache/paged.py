@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from specdec_kernels import TreePlan, kv_commit
+from specdec_kernels import CacheTable, TreePlan, kv_commit, kv_slots
 from torch import Tensor
 
 from specdec_fast.cache.pages import PageAllocator
@@ -57,7 +57,7 @@ class PagedCache:
 
         self.keys = [pool(layer.num_kv_heads, layer.key_dim) for layer in layers]
         self.values = [pool(layer.num_kv_heads, layer.value_dim) for layer in layers]
-        self._all = [*self.keys, *self.values]
+        self._all = CacheTable([*self.keys, *self.values])
         self.page_table = torch.zeros(max_rows, -(-max_length // page_size), dtype=torch.int32, device=device)
         self.lengths = torch.zeros(max_rows, dtype=torch.int32, device=device)
         self._owned: list[list[int]] = [[] for _ in range(max_rows)]
@@ -82,53 +82,35 @@ class PagedCache:
         self.page_table[row, start : start + missing] = torch.tensor(taken, dtype=torch.int32)
         return True
 
-    def stage(self, rows: Tensor, offsets: Tensor, num_nodes: int, plan: TreePlan | None = None) -> Slots:
+    def stage(
+        self, rows: Tensor, offsets: Tensor, num_nodes: int, plan: TreePlan | None = None, *, advance: bool = False
+    ) -> Slots:
         """Where `num_nodes` packed nodes go: node i of row b at slot `lengths[b] + i`.
 
         rows: int32 [B]; offsets: int32 [B+1]; plan gives depths and ancestors of trees, None means causal chains.
-        The caller has reserved the room. Nodes behind offsets[-1] go to the trash page.
+        The caller has reserved the room. Nodes behind offsets[-1] go to the trash page. With `advance` they are
+        committed where they lie (known tokens: prefill, and every token a draft model feeds itself).
         """
-        index = rows.long()
-        table, lengths = self.page_table[index], self.lengths[index]
-        node = torch.arange(num_nodes, dtype=torch.int32, device=self.device)
-        if rows.shape[0] == 1:
-            slot_position = lengths + node
-            pages = table[0][(slot_position // self.page_size).long()]
-            valid = None
-        else:
-            row_of = torch.bucketize(node, offsets[1:], right=True)
-            valid = row_of < rows.shape[0]
-            row_of = row_of.clamp(max=rows.shape[0] - 1)
-            slot_position = lengths[row_of] + node - offsets[row_of]
-            pages = table[row_of, (slot_position // self.page_size).long()]
-        slots = pages.long() * self.page_size + slot_position % self.page_size
-        depth = ancestors = None
-        positions = slot_position
-        if plan is not None:
-            depth, ancestors = plan.depth, plan.ancestors
-            positions = (lengths if rows.shape[0] == 1 else lengths[row_of]) + depth
-        if valid is not None:
-            slots = torch.where(valid, slots, -1)
-            positions = torch.where(valid, positions, 0)
-        return Slots(table, lengths, offsets, slots, positions.long(), ancestors, depth)
+        depth, ancestors = (None, None) if plan is None else (plan.depth, plan.ancestors)
+        table, lengths, slots, positions = kv_slots(
+            self.page_table, self.lengths, rows, offsets, depth, num_nodes, self.page_size, advance
+        )
+        return Slots(table, lengths, offsets, slots, positions, ancestors, depth)
 
     def commit(self, rows: Tensor, slots: Slots, path: Tensor, num_accepted: Tensor) -> None:
         """Keep the accepted path of a step (root first), forget the other nodes; lengths grow by the path's."""
         kv_commit(self._all, slots.page_table, slots.lengths, path, slots.offsets, num_accepted)
-        self.advance(rows, slots, (path >= 0).sum(1, dtype=torch.int32))
-
-    def advance(self, rows: Tensor, slots: Slots, counts: Tensor) -> None:
-        """The first `counts` (int32 [B]) staged nodes of each row are committed where they lie (chains)."""
-        self.lengths[rows.long()] = slots.lengths + counts
+        self.lengths[rows] = slots.lengths + (path >= 0).sum(1, dtype=torch.int32)
 
     def rollback(self, rows: Tensor, lengths: Tensor) -> None:
         """Truncate rows (int32 [B]) to absolute lengths (int32 [B])."""
-        self.lengths[rows.long()] = lengths
+        self.lengths[rows] = lengths
 
     def fork(self, source: int, row: int, length: int) -> bool:
         """Let an empty row read the first `length` tokens of another: whole pages shared, the last one copied.
 
-        False (and nothing changed) when the pool is dry.
+        False (and nothing changed) when the pool is dry. While both rows live, neither may be rolled back into the pages
+        that they share: what is staged there next would be written for both.
         """
         if self._owned[row]:
             raise ValueError(f"fork: row {row} already holds pages; release it first")

@@ -1,1 +1,1 @@
-"""The commands of `specdec`, one module each, and what they share. Heavy imports happen inside the functions."""
+"""The commands of `specdec`, one module each, and what they share. Heavy imports happen inside functions."""

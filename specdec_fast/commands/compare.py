@@ -9,11 +9,11 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
-from specdec_kernels.random import replay_noise
 
 from specdec_fast.engine import Engine
 from specdec_fast.sampling import SamplingParams
 from specdec_fast.stats import RequestStats
+from specdec_kernels.random import replay_noise
 
 if TYPE_CHECKING:
     from specdec_fast.commands.prompts import WorkItem
@@ -24,7 +24,10 @@ REPLAYING_RULES = ("replay", "greedy")  # rules whose text is a function of the 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One prompt at one temperature, decoded both ways; seconds are medians over the repeats, whole request each."""
+    """One prompt at one temperature, decoded both ways; seconds: of whole requests, medians over the repeats.
+
+    gap: by how much the plain token beat the other one where the texts part (None: they do not).
+    """
 
     item: WorkItem
     temperature: float
@@ -75,7 +78,7 @@ class Comparison:
 
 def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int:
     """Index of the first entry that differs; the shorter length when one continues the other."""
-    pairs = enumerate(zip(ours, theirs))
+    pairs = enumerate(zip(ours, theirs, strict=False))
     return next((at for at, (mine, other) in pairs if mine != other), min(len(ours), len(theirs)))
 
 
@@ -91,7 +94,9 @@ def summary(comparisons: Sequence[Comparison]) -> dict[str, Any]:
     for each in comparisons:
         stats.merge(each.speculative.stats)
     plain = sum(len(c.plain.tokens) for c in comparisons) / sum(c.plain_seconds for c in comparisons)
-    fast = sum(len(c.speculative.tokens) for c in comparisons) / sum(c.speculative_seconds for c in comparisons)
+    fast = sum(len(c.speculative.tokens) for c in comparisons) / sum(
+        c.speculative_seconds for c in comparisons
+    )
     return {
         "plain_tokens_per_s": plain,
         "speculative_tokens_per_s": fast,
@@ -104,7 +109,7 @@ def summary(comparisons: Sequence[Comparison]) -> dict[str, Any]:
 
 
 def is_replaying(rule_name: str, temperature: float) -> bool:
-    """Whether the speculative text must be the plain one, token by token (else only its distribution is the same)."""
+    """Whether the speculative text must be the plain one, token by token (else only its law is)."""
     return temperature == 0 or rule_name in REPLAYING_RULES
 
 
@@ -117,7 +122,11 @@ class Comparer:
     def __init__(self, engine: Engine, tick: Callable[[], None] = lambda: None) -> None:
         self.engine = engine
         self.plain = Engine(
-            engine.target, None, rule=engine.rule, tokenizer=engine.tokenizer, eos_token_ids=engine.eos_token_ids
+            engine.target,
+            None,
+            rule=engine.rule,
+            tokenizer=engine.tokenizer,
+            eos_token_ids=engine.eos_token_ids,
         )
         self._tick = tick
 
@@ -126,7 +135,9 @@ class Comparer:
         for engine in (self.plain, self.engine):
             self._run(engine, item, params)
 
-    def compare(self, items: Sequence[WorkItem], params: SamplingParams, repeats: int) -> Iterator[Comparison]:
+    def compare(
+        self, items: Sequence[WorkItem], params: SamplingParams, repeats: int
+    ) -> Iterator[Comparison]:
         """Decode every item both ways `repeats` times, the two ways taking turns in going first."""
         for item in items:
             times: dict[Engine, list[float]] = {self.plain: [], self.engine: []}
@@ -140,7 +151,13 @@ class Comparer:
             plain, fast = handles[self.plain], handles[self.engine]
             gap = None if plain.tokens == fast.tokens else self._gap(plain, fast)
             yield Comparison(
-                item, params.temperature, plain, fast, median(times[self.plain]), median(times[self.engine]), gap
+                item,
+                params.temperature,
+                plain,
+                fast,
+                median(times[self.plain]),
+                median(times[self.engine]),
+                gap,
             )
 
     def _run(self, engine: Engine, item: WorkItem, params: SamplingParams) -> tuple[Handle, float]:
@@ -156,7 +173,7 @@ class Comparer:
 
     @torch.inference_mode()
     def _gap(self, plain: Handle, fast: Handle) -> float | None:
-        """How much better plain decoding's token scored than the other, where the texts part: rounding, or more?"""
+        """By how much plain decoding's token beat the other one where the texts part: rounding, or more?"""
         at = first_difference(plain.tokens, fast.tokens)
         if at >= min(len(plain.tokens), len(fast.tokens)):
             return None

@@ -10,7 +10,9 @@ _MODELS, _RUN, _SAMPLING = "Models", "Run", "Sampling"
 
 Model = Annotated[
     str,
-    typer.Option("--model", "-m", help="Target: a bundled name, a folder or a hub id.", rich_help_panel=_MODELS),
+    typer.Option(
+        "--model", "-m", help="Target: a bundled name, a folder or a hub id.", rich_help_panel=_MODELS
+    ),
 ]
 DraftModel = Annotated[
     str | None,
@@ -24,7 +26,9 @@ DraftModel = Annotated[
 DrafterName = Annotated[
     str | None,
     typer.Option(
-        "--drafter", help="Who proposes: draft_model, ngram, ... (see `specdec info`), or none.", rich_help_panel=_MODELS
+        "--drafter",
+        help="Who proposes: draft_model, ngram, ... (see `specdec info`), or none.",
+        rich_help_panel=_MODELS,
     ),
 ]
 RuleName = Annotated[
@@ -42,7 +46,8 @@ Dtype = Annotated[
 ]
 Device = Annotated[str, typer.Option("--device", help="cpu, cuda or cuda:N.", rich_help_panel=_RUN)]
 Threads = Annotated[
-    int | None, typer.Option("--threads", "-t", help="CPU threads (default: PyTorch's).", rich_help_panel=_RUN)
+    int | None,
+    typer.Option("--threads", "-t", help="CPU threads (default: PyTorch's).", rich_help_panel=_RUN),
 ]
 Compile = Annotated[
     bool, typer.Option("--compile", help="Run the models through torch.compile.", rich_help_panel=_RUN)
@@ -53,10 +58,14 @@ Json = Annotated[
 Temperature = Annotated[
     float, typer.Option("--temperature", "-T", help="0 is greedy.", rich_help_panel=_SAMPLING)
 ]
-TopK = Annotated[int, typer.Option("--top-k", help="Keep the k likeliest tokens; 0: all.", rich_help_panel=_SAMPLING)]
+TopK = Annotated[
+    int, typer.Option("--top-k", help="Keep the k likeliest tokens; 0: all.", rich_help_panel=_SAMPLING)
+]
 TopP = Annotated[
     float,
-    typer.Option("--top-p", help="Keep the likeliest tokens that make up this mass.", rich_help_panel=_SAMPLING),
+    typer.Option(
+        "--top-p", help="Keep the likeliest tokens that make up this mass.", rich_help_panel=_SAMPLING
+    ),
 ]
 MinP = Annotated[
     float,
@@ -65,5 +74,6 @@ MinP = Annotated[
     ),
 ]
 Seed = Annotated[
-    int | None, typer.Option("--seed", "-s", help="Same seed, same text (default: random).", rich_help_panel=_SAMPLING)
+    int | None,
+    typer.Option("--seed", "-s", help="Same seed, same text (default: random).", rich_help_panel=_SAMPLING),
 ]

@@ -1,4 +1,4 @@
-"""What a terminal shows: consoles without escape codes in pipes, text coloured by origin, numbers in words."""
+"""What a terminal shows: text coloured by origin, statistics; in pipes, the same without escape codes."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ class Painter:
         first = self._seen == 0
         self._seen += len(new)
         if self._stream is None:
-            pieces = [(f" {token}", origin) for token, origin in zip(new, origins)]
+            pieces = [(f" {token}", origin) for token, origin in zip(new, origins, strict=True)]
             if pieces and first:
                 pieces[0] = (pieces[0][0].lstrip(), pieces[0][1])
             return pieces
-        for token, origin in zip(new, origins):
+        for token, origin in zip(new, origins, strict=True):
             self._length += len(self._stream.push(token))
             self._ends.append((self._length, origin))
         checker = handle.checker
@@ -98,18 +98,14 @@ def paint(pieces: Iterable[tuple[str, str]]) -> Text:
     return text
 
 
-def legend(origins: Iterable[str] = ()) -> Text:
-    """One line per colour; with the origins of some tokens, also how many there are of each."""
+def legend() -> Text:
+    """What the colours mean, one per line."""
     from rich.text import Text
 
-    counted = list(origins)
-    text = Text()
-    for name, meaning in MEANINGS.items():
-        share = f"{counted.count(name) / len(counted):4.0%} " if counted else ""
-        text.append(f"{share}{name:<9}", STYLES[name])
-        text.append(f"  {meaning}\n", "dim")
-    text.rstrip()
-    return text
+    lines = [
+        Text.assemble((f"{name:<9}", STYLES[name]), (f"  {words}", "dim")) for name, words in MEANINGS.items()
+    ]
+    return Text("\n").join(lines)
 
 
 def stats_table(stats: Any, seconds: float) -> Any:
@@ -119,11 +115,18 @@ def stats_table(stats: Any, seconds: float) -> Any:
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     speed = stats.new_tokens / seconds if seconds else 0.0
     table.add_row("tokens", f"{stats.new_tokens} in {seconds:.2f} s: {speed:.1f} tokens/s")
-    table.add_row("tau", f"{stats.tau:.2f} tokens per target pass ({stats.steps} passes, {stats.drafted} tokens drafted)")
+    table.add_row(
+        "tau",
+        f"{stats.tau:.2f} tokens per target pass ({stats.steps} passes, {stats.drafted} tokens drafted)",
+    )
     if stats.tested:
         by_position = "  ".join(f"{at}: {rate:.2f}" for at, rate in enumerate(stats.alpha, 1))
-        table.add_row("alpha", f"{stats.mean_alpha:.2f} of tested draft tokens accepted; by position  {by_position}")
+        table.add_row(
+            "alpha", f"{stats.mean_alpha:.2f} of tested draft tokens accepted; by position  {by_position}"
+        )
     total = sum(stats.seconds.values())
-    by_verb = "  ".join(f"{verb} {share / total:.0%}" for verb, share in stats.seconds.items() if share >= total / 200)
+    by_verb = "  ".join(
+        f"{verb} {share / total:.0%}" for verb, share in stats.seconds.items() if share >= total / 200
+    )
     table.add_row("time", by_verb if total else "none")
     return table

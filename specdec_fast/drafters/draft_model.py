@@ -13,7 +13,7 @@ import torch
 from specdec_kernels import draw_sample, replay_sample
 from torch import Tensor
 
-from specdec_fast.draft import Draft, Laws, concat_laws
+from specdec_fast.draft import Draft, Laws, concat_laws, packed_shape
 from specdec_fast.interfaces import Acceptance, Budget, Needs, Rng, StateView, TargetOutput
 from specdec_fast.sampling import Sampling, ban_early_stops
 from specdec_fast.targets.huggingface import HuggingFaceTarget
@@ -75,9 +75,8 @@ class DraftModelDrafter:
             if len(going) < len(active):
                 chosen = chosen[going]
                 active = [active[at] for at in going]
-            ids = torch.tensor([rows[index] for index in active], dtype=torch.int32).to(view.device)
-            offsets = torch.arange(len(active) + 1, dtype=torch.int32, device=view.device)
-            logits = self._masked(self.model.extend(ids, chosen, offsets, logits=True).logits)
+            shape = packed_shape(tuple(rows[index] for index in active), (1,) * len(active), view.device)
+            logits = self._masked(self.model.extend(shape.rows, chosen, shape.offsets, logits=True).logits)
         return self._pack(view, rows, tokens, counts, levels, parts)
 
     def observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
@@ -98,25 +97,23 @@ class DraftModelDrafter:
 
     def _catch_up(self, rows: list[int], tokens: list[Sequence[int]]) -> Tensor:
         """Drop what was not accepted, feed what is new; logits [B, V] after the root."""
-        kept, fed, offsets = [], [], [0]
+        kept, fed, counts = [], [], []
         for row, have in zip(rows, tokens):
             start, drafted = self._stored[row]
             for token in drafted:  # drafted tokens that were accepted are already stored
-                if start + 1 >= len(have) or have[start] != token:
+                if start >= len(have) or have[start] != token:
                     break
                 start += 1
+            start = min(start, len(have) - 1)  # the root is always fed: its logits are wanted
             kept.append(start)
-            fed.extend(have[start:])
-            offsets.append(len(fed))
-            self._stored[row] = (len(have), [])
+            # a target's padding ids may lie beyond the draft's embedding: what stands in for them only costs acceptance
+            fed.extend(token if token < self.model.vocab_size else 0 for token in have[start:])
+            counts.append(len(have) - start)
         device = self.model.device
-        ids = torch.tensor(rows, dtype=torch.int32).to(device)
-        self.model.cache.rollback(ids, torch.tensor(kept, dtype=torch.int32).to(device))
+        shape = packed_shape(tuple(rows), tuple(counts), device)
+        self.model.cache.rollback(shape.rows, torch.tensor(kept, dtype=torch.int32).to(device))
         output = self.model.extend(
-            ids,
-            torch.tensor(fed, dtype=torch.int64).to(device),
-            torch.tensor(offsets, dtype=torch.int32).to(device),
-            logits=True,
+            shape.rows, torch.tensor(fed, dtype=torch.int64).to(device), shape.offsets, logits=True
         )
         return self._masked(output.logits)
 

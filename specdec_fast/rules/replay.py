@@ -41,13 +41,9 @@ class Replay:
         return None
 
     def __call__(self, draft: Draft, plan: TreePlan, target_laws: Laws, rng: Rng) -> Acceptance:
-        if draft.num_rows == 1:
-            seeds, roots = rng.seeds.expand(draft.num_nodes), rng.positions
-        else:
-            row_of = plan.row.clamp(min=0).long()
-            seeds, roots = rng.seeds[row_of], rng.positions[row_of]
         laws = target_laws
-        positions = roots + plan.depth + 1
+        positions = rng.positions[draft.row_of] + plan.depth + 1
+        seeds = rng.seeds[draft.row_of]
         choice = replay_sample(laws.logits, laws.inv_t, laws.cut, laws.tie_id, seeds, positions)
         return walk(draft, plan, choice)
 

@@ -99,10 +99,9 @@ class HuggingFaceTarget:
         rows: int32 [B]; tokens: int64 [M]; offsets: int32 [B+1]. With `logits`, [B, V] after each row's last token.
         The caller has reserved the room.
         """
-        slots = self.cache.stage(rows, offsets, tokens.shape[0])
+        slots = self.cache.stage(rows, offsets, tokens.shape[0], advance=True)
         wanted = (offsets[1:] - 1).long() if logits else tokens.new_zeros(1)
         output = self._run(tokens, slots, wanted, taps)
-        self.cache.advance(rows, slots, offsets[1:] - offsets[:-1])
         return output if logits else TargetOutput(None, output.taps)
 
     def score(self, draft: Draft, plan: TreePlan, taps: Sequence[str] = ()) -> tuple[TargetOutput, Slots]:
@@ -110,12 +109,14 @@ class HuggingFaceTarget:
         slots = self.cache.stage(draft.rows, draft.offsets, draft.num_nodes, None if draft.is_chain else plan)
         return self._run(draft.tokens, slots, None, taps), slots
 
+    @torch.no_grad()  # keys of a pass that is recorded for backward could not be written into the cache
     def _run(self, tokens: Tensor, slots: Slots, wanted: Tensor | None, taps: Sequence[str]) -> TargetOutput:
         context = attention.PackedContext(slots, self.cache.keys, self.cache.values)
         caught: dict[str, Tensor] = {}
         hooks = [self._tap(name, caught) for name in taps]
         try:
-            output = self._forward(
+            forward = self.model.forward if taps else self._forward  # compiled code does not see new hooks
+            output = forward(
                 input_ids=tokens[None],
                 position_ids=slots.positions[None],
                 use_cache=False,
@@ -132,10 +133,10 @@ class HuggingFaceTarget:
         place, _, index = name.partition(":")
         if place == "final_norm":
 
-            def keep_input(_module: Any, args: tuple[Tensor, ...]) -> None:
-                caught[name] = args[0][0]
+            def keep_output(_module: Any, _args: Any, output: Any) -> None:
+                caught[name] = output[0][0]
 
-            return self.model.get_output_embeddings().register_forward_pre_hook(keep_input)
+            return self.model.base_model.register_forward_hook(keep_output)
         if place != "entering" or not index.isdigit() or int(index) >= self.num_layers:
             raise ValueError(f"tap: got {name!r}; expected 'final_norm' or 'entering:i' with i < {self.num_layers}")
 
@@ -157,7 +158,9 @@ class HuggingFaceTarget:
 
     def lm_head(self, hidden: Tensor) -> Tensor:
         """Logits [..., vocab_size] of hidden states as tapped at "final_norm"."""
-        return self.model.get_output_embeddings()(hidden)[..., : self.vocab_size]
+        logits: Tensor = self.model.get_output_embeddings()(hidden)[..., : self.vocab_size]
+        softcap = getattr(self.model.config.get_text_config(), "final_logit_softcapping", None)
+        return logits if softcap is None else softcap * torch.tanh(logits / softcap)
 
 
 def _set_attention(model: PreTrainedModel) -> None:
@@ -168,6 +171,11 @@ def _refuse_unsupported(model: PreTrainedModel) -> None:
     name, config = type(model).__name__, model.config.get_text_config()
     if getattr(model.config, "is_encoder_decoder", False):
         raise UnsupportedModelError(f"{name}: got an encoder-decoder; expected a decoder-only causal language model")
+    if getattr(model, "_is_stateful", False):
+        raise UnsupportedModelError(
+            f"{name}: got a model with recurrent state; expected attention layers only; recurrent state cannot be rolled "
+            "back by forgetting slots"
+        )
     if not getattr(model, "_supports_attention_backend", False):
         raise UnsupportedModelError(
             f"{name}: does not support transformers' attention interface; expected a model whose attention goes "

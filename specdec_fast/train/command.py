@@ -1,11 +1,12 @@
 """`specdec train demo-pair`: the command line of this package."""
+
 from __future__ import annotations
 
 import dataclasses
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -25,8 +26,14 @@ class _Progress:
 
         self.live = sys.stdout.isatty()
         self.every, self.last, self.tasks = every, 0.0, {}
-        self.bar = Progress(TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>5.1f}%"),
-                            TextColumn("{task.fields[note]}"), TimeRemainingColumn(), disable=not self.live)
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.percentage:>5.1f}%"),
+            TextColumn("{task.fields[note]}"),
+            TimeRemainingColumn(),
+            disable=not self.live,
+        )
 
     def __call__(self, stage: str, share: float, loss: float, tokens: int, rate: float, left: float) -> None:
         """One report of a stage."""
@@ -44,13 +51,22 @@ class _Progress:
 
 @app.command("demo-pair")
 def demo_pair(
-    out: Annotated[Path, typer.Option(help="Work folder; an interrupted run goes on from here.")] = Path("demo-pair"),
-    minutes: Annotated[Optional[float], typer.Option(help="Train so long in all instead of by tokens.")] = None,
+    out: Annotated[Path, typer.Option(help="Work folder; an interrupted run goes on from here.")] = Path(
+        "demo-pair"
+    ),
+    minutes: Annotated[
+        float | None, typer.Option(help="Train so long in all instead of by tokens.")
+    ] = None,
     target_tokens: Annotated[int, typer.Option(help="Tokens the target is trained on.")] = 8_000_000,
     draft_tokens: Annotated[int, typer.Option(help="Tokens the draft is distilled on.")] = 16_000_000,
     threads: Annotated[int, typer.Option(help="CPU threads; 0 leaves PyTorch's default.")] = 0,
+    workers: Annotated[
+        int, typer.Option(help="Processes that train together, one thread each; 1 uses --threads.")
+    ] = 1,
     seed: Annotated[int, typer.Option(help="Seed of everything that is drawn.")] = 0,
-    compiled: Annotated[bool, typer.Option("--compile/--no-compile", help="Train through torch.compile.")] = True,
+    compiled: Annotated[
+        bool, typer.Option("--compile/--no-compile", help="Train through torch.compile.")
+    ] = True,
     install: Annotated[bool, typer.Option(help="Copy the result over the bundled pair.")] = False,
 ) -> None:
     """Train tokenizer, target and draft of the demo pair from the text on this machine (CPU, resumable)."""
@@ -63,17 +79,22 @@ def demo_pair(
     if threads:
         torch.set_num_threads(threads)
     recipe = timed(minutes) if minutes else tokened(target_tokens, draft_tokens)
-    recipe = dataclasses.replace(recipe, seed=seed, compiled=compiled)
+    recipe = dataclasses.replace(recipe, seed=seed, compiled=compiled, workers=workers)
     progress = _Progress()
     try:
         with progress.bar:
-            numbers = pair.run(recipe, out, progress, say=progress.bar.console.print if progress.live else print)
+            numbers = pair.run(
+                recipe, out, progress, say=progress.bar.console.print if progress.live else print
+            )
     except CorpusNotFound as error:
         typer.secho(f"The training text is not all here: {error}", err=True, fg="red")
         raise typer.Exit(2) from error
     except KeyboardInterrupt as stop:
-        typer.echo(f"\nStopped; the checkpoint is in {out}. To go on: specdec train demo-pair --out {out} "
-                   "with the same options.", err=True)
+        typer.echo(
+            f"\nStopped; the checkpoint is in {out}. To go on: specdec train demo-pair --out {out} "
+            "with the same options.",
+            err=True,
+        )
         raise typer.Exit(130) from stop
     alpha, bits = numbers["alpha_held_out"]["all"]["alpha"], numbers["bits_per_byte"]["target"]["all"]
     typer.echo(f"alpha {alpha:.3f}, target {bits:.3f} bits per byte; written to {out / 'export'}")

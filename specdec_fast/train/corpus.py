@@ -1,9 +1,10 @@
 """Find, read and split the text the demo pair is trained on.
 
-Three domains, all under licences that allow it: ``code`` (the standard library of the running Python, PSF licence),
-``docs`` (the Python documentation's reStructuredText sources, PSF licence) and ``kjv`` (the King James Bible, public
-domain). A document is a file or a chapter. Nothing is downloaded.
+Three domains, all under licences that allow it: ``code`` (the standard library of the running Python, PSF
+licence), ``docs`` (the Python documentation's reStructuredText sources, PSF licence) and ``kjv`` (the King
+James Bible, public domain). A document is a file or a chapter. Nothing is downloaded.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -19,16 +20,32 @@ DOMAINS = ("code", "docs", "kjv")
 HOLD_OUT_EVERY = 33
 MAX_DOCUMENT_BYTES = 400_000
 # Tables rather than text: they would only teach the model to count.
-SKIPPED_PARTS = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "__pycache__",
-                           "pydoc_data", "lib-dynload", "unicodedata_db", "pgen2"})
+SKIPPED_PARTS = frozenset(
+    {
+        "site-packages",
+        "dist-packages",
+        "test",
+        "tests",
+        "idle_test",
+        "encodings",
+        "__pycache__",
+        "pydoc_data",
+        "lib-dynload",
+        "unicodedata_db",
+        "pgen2",
+    }
+)
 
-BOOKS = (
-    "Genesis|Exodus|Leviticus|Numbers|Deuteronomy|Joshua|Judges|Ruth|1 Samuel|2 Samuel|1 Kings|2 Kings|1 Chronicles|"
-    "2 Chronicles|Ezra|Nehemiah|Esther|Job|Psalms|Proverbs|Ecclesiastes|Song of Solomon|Isaiah|Jeremiah|Lamentations|"
-    "Ezekiel|Daniel|Hosea|Joel|Amos|Obadiah|Jonah|Micah|Nahum|Habakkuk|Zephaniah|Haggai|Zechariah|Malachi|Matthew|"
-    "Mark|Luke|John|Acts|Romans|1 Corinthians|2 Corinthians|Galatians|Ephesians|Philippians|Colossians|"
-    "1 Thessalonians|2 Thessalonians|1 Timothy|2 Timothy|Titus|Philemon|Hebrews|James|1 Peter|2 Peter|1 John|2 John|"
-    "3 John|Jude|Revelation").split("|")
+BOOK_NAMES = (
+    "Genesis|Exodus|Leviticus|Numbers|Deuteronomy|Joshua|Judges|Ruth|1 Samuel|2 Samuel|"
+    "1 Kings|2 Kings|1 Chronicles|2 Chronicles|Ezra|Nehemiah|Esther|Job|Psalms|Proverbs|"
+    "Ecclesiastes|Song of Solomon|Isaiah|Jeremiah|Lamentations|Ezekiel|Daniel|Hosea|Joel|Amos|"
+    "Obadiah|Jonah|Micah|Nahum|Habakkuk|Zephaniah|Haggai|Zechariah|Malachi|Matthew|Mark|"
+    "Luke|John|Acts|Romans|1 Corinthians|2 Corinthians|Galatians|Ephesians|Philippians|"
+    "Colossians|1 Thessalonians|2 Thessalonians|1 Timothy|2 Timothy|Titus|Philemon|Hebrews|"
+    "James|1 Peter|2 Peter|1 John|2 John|3 John|Jude|Revelation"
+)
+BOOKS = BOOK_NAMES.split("|")
 VERSE = re.compile(r"^(?P<book>[0-9]?[A-Za-z]+?)(?P<chapter>\d+):(?P<verse>\d+) (?P<text>.*)$")
 
 
@@ -71,8 +88,10 @@ def read_docs() -> Iterator[Document]:
     """The Python documentation as reStructuredText. *Raises* CorpusNotFound without the Debian package."""
     root = find_documentation()
     if root is None:
-        raise CorpusNotFound("no Python documentation under /usr/share/doc/python3.*/html/_sources: "
-                             "install the Debian package python3-doc (or python3.11-doc)")
+        raise CorpusNotFound(
+            "no Python documentation under /usr/share/doc/python3.*/html/_sources: "
+            "install the Debian package python3-doc (or python3.11-doc)"
+        )
     for path in sorted(root.rglob("*.rst.txt")):
         text = path.read_text(encoding="utf-8", errors="replace")
         if 200 <= len(text) <= MAX_DOCUMENT_BYTES:
@@ -83,11 +102,17 @@ def read_kjv() -> Iterator[Document]:
     """The King James Bible, one chapter a document. *Raises* CorpusNotFound without the Debian packages."""
     program = shutil.which("bible") or shutil.which("bible", path="/usr/bin:/usr/games:/usr/local/bin")
     if program is None:
-        raise CorpusNotFound("no program called bible: install the Debian packages bible-kjv and bible-kjv-text")
-    done = subprocess.run([program, "-f", "-l20000", "gen1:1-rev22:21"], capture_output=True, text=True, timeout=120)
+        raise CorpusNotFound(
+            "no program called bible: install the Debian packages bible-kjv and bible-kjv-text"
+        )
+    done = subprocess.run(
+        [program, "-f", "-l20000", "gen1:1-rev22:21"], capture_output=True, text=True, timeout=120
+    )
     if done.returncode or "God created the heaven" not in done.stdout:
-        raise CorpusNotFound("the program bible printed no text: install the Debian package bible-kjv-text "
-                             f"(it said: {(done.stderr or done.stdout)[:200]!r})")
+        raise CorpusNotFound(
+            "the program bible printed no text: install the Debian package bible-kjv-text "
+            f"(it said: {(done.stderr or done.stdout)[:200]!r})"
+        )
     yield from split_chapters(done.stdout.splitlines())
 
 
@@ -130,6 +155,7 @@ def read_corpus() -> list[Document]:
         except CorpusNotFound as error:
             missing.append(str(error))
     if missing:
-        raise CorpusNotFound("; ".join(missing) + ". In one line: "
-                             "apt-get install python3-doc bible-kjv bible-kjv-text")
+        raise CorpusNotFound(
+            "; ".join(missing) + ". In one line: apt-get install python3-doc bible-kjv bible-kjv-text"
+        )
     return documents

@@ -1,4 +1,5 @@
 """Token arrays of the corpus, and batches that depend on the step number only."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -13,13 +14,15 @@ from specdec_fast.train.corpus import DOMAINS, Document, held_out
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Encoded corpus: training tokens in one row, held-out documents apart with their domain and length in bytes."""
+    """Encoded corpus: training tokens in one row, held-out documents apart with their domain and length in
+    bytes.
+    """
 
-    train: np.ndarray                 # uint16 [N], documents shuffled, each begins with the end token
-    held: np.ndarray                  # uint16 [H]
-    held_offsets: np.ndarray          # int64 [documents + 1]
-    held_domain: np.ndarray           # int64 [documents], index into DOMAINS
-    held_bytes: np.ndarray            # int64 [documents]
+    train: np.ndarray  # uint16 [N], documents shuffled, each begins with the end token
+    held: np.ndarray  # uint16 [H]
+    held_offsets: np.ndarray  # int64 [documents + 1]
+    held_domain: np.ndarray  # int64 [documents], index into DOMAINS
+    held_bytes: np.ndarray  # int64 [documents]
 
     def save(self, path: Path) -> None:
         """Write to an .npz file."""
@@ -34,8 +37,10 @@ class Tokens:
     def held_documents(self) -> list[tuple[str, np.ndarray, int]]:
         """Held-out documents: (domain, token ids [n], length in bytes)."""
         cuts = self.held_offsets
-        return [(DOMAINS[int(self.held_domain[i])], self.held[cuts[i]:cuts[i + 1]], int(self.held_bytes[i]))
-                for i in range(len(self.held_domain))]
+        return [
+            (DOMAINS[int(self.held_domain[i])], self.held[cuts[i] : cuts[i + 1]], int(self.held_bytes[i]))
+            for i in range(len(self.held_domain))
+        ]
 
 
 def arrange(documents: list[Document], ids: list[np.ndarray], seed: int) -> Tokens:
@@ -48,7 +53,8 @@ def arrange(documents: list[Document], ids: list[np.ndarray], seed: int) -> Toke
         held=np.concatenate([ids[i] for i in kept]) if kept else np.zeros(0, np.uint16),
         held_offsets=np.cumsum([0] + [len(ids[i]) for i in kept]).astype(np.int64),
         held_domain=np.asarray([DOMAINS.index(documents[i].domain) for i in kept], dtype=np.int64),
-        held_bytes=np.asarray([len(documents[i].text.encode()) for i in kept], dtype=np.int64))
+        held_bytes=np.asarray([len(documents[i].text.encode()) for i in kept], dtype=np.int64),
+    )
 
 
 def blocks(row: np.ndarray, step: int, count: int, length: int, seed: int) -> Tensor:
@@ -64,5 +70,5 @@ def blocks(row: np.ndarray, step: int, count: int, length: int, seed: int) -> Te
         offset = int(rng.integers(0, min(length, max(len(row) - length - 1, 1))))
         start = offset + int(rng.permutation(per_epoch)[place]) * length
         start = min(start, len(row) - length - 1)
-        picked.append(row[start:start + length + 1].astype(np.int64))
+        picked.append(row[start : start + length + 1].astype(np.int64))
     return torch.from_numpy(np.stack(picked))

@@ -1,8 +1,9 @@
 """Train the bundled demo pair from the text on this machine, stage by stage, every stage resumable.
 
-tokenizer -> target -> unlikelihood -> draft -> export -> measure. All state lives in one work folder; a stage whose
-result is there is skipped, one that was interrupted goes on from its checkpoint.
+tokenizer -> target -> unlikelihood -> draft -> export -> measure. All state lives in one work folder; a stage
+whose result is there is skipped, one that was interrupted goes on from its checkpoint.
 """
+
 from __future__ import annotations
 
 import shutil
@@ -29,35 +30,51 @@ def make_tokens(recipe: Recipe, out: Path, documents: list[Document] | None = No
         return
     out.mkdir(parents=True, exist_ok=True)
     documents = read_corpus() if documents is None else documents
-    tokenizer = train_tokenizer((d.text for d in documents if not held_out(d)), recipe.target.vocabulary,
-                                recipe.target.context)
+    tokenizer = train_tokenizer(
+        (d.text for d in documents if not held_out(d)), recipe.target.vocabulary, recipe.target.context
+    )
     tokenizer.save_pretrained(out / "tokenizer")
     partial = out / "tokens.partial.npz"
     arrange(documents, encode(tokenizer, documents), recipe.seed).save(partial)
     partial.replace(out / "tokens.npz")
 
 
-def run(recipe: Recipe, out: Path, report: Report, documents: list[Document] | None = None,
-        stop_after: int | None = None, say: Callable[[str], None] = print) -> dict[str, object]:
+def run(
+    recipe: Recipe,
+    out: Path,
+    report: Report,
+    documents: list[Document] | None = None,
+    stop_after: int | None = None,
+    say: Callable[[str], None] = print,
+) -> dict[str, object]:
     """Run every stage that is not done and return the measured numbers.
 
-    ``documents`` replaces the corpus of this machine; ``stop_after`` ends each training stage after so many steps.
-    *Raises* CorpusNotFound, and Unfinished when a stage was stopped.
+    ``documents`` replaces the corpus of this machine; ``stop_after`` ends each training stage after so many
+    steps. *Raises* CorpusNotFound, and Unfinished when a stage was stopped.
     """
     from specdec_fast.train.draft_stage import train_draft
     from specdec_fast.train.export import export_pair, measure_pair
     from specdec_fast.train.target_stage import train_target, train_unlikelihood
+    from specdec_fast.train.team import together
 
     say("tokenizer: byte-level BPE over the training documents")
     make_tokens(recipe, out, documents)
     say(f"corpus: {len(Tokens.load(out / 'tokens.npz').train):,} training tokens")
-    for name, stage in (("target", train_target), ("unlikelihood", train_unlikelihood), ("draft", train_draft)):
+    for name, stage in (
+        ("target", train_target),
+        ("unlikelihood", train_unlikelihood),
+        ("draft", train_draft),
+    ):
         begun = time.monotonic()
-        progress: Progress = stage(recipe, out, report, stop_after)
+        progress: Progress = together(stage, recipe, out, report, stop_after, recipe.workers)
         if not progress.done:
-            raise Unfinished(f"stage {name} stopped at step {progress.step}; run again with --out {out} to go on")
-        say(f"{name}: {progress.tokens:,} tokens in {progress.seconds:.0f} s "
-            f"(this call {time.monotonic() - begun:.0f} s), loss {progress.loss:.4f}")
+            raise Unfinished(
+                f"stage {name} stopped at step {progress.step}; run again with --out {out} to go on"
+            )
+        say(
+            f"{name}: {progress.tokens:,} tokens in {progress.seconds:.0f} s "
+            f"(this call {time.monotonic() - begun:.0f} s), loss {progress.loss:.4f}"
+        )
     export_pair(recipe, out)
     return measure_pair(recipe, out, say=say)
 

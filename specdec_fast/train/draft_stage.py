@@ -1,6 +1,8 @@
 """Stage 4: distil the draft from the target's own distribution."""
+
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +18,7 @@ from specdec_fast.train.measure import continue_text
 from specdec_fast.train.models import build
 from specdec_fast.train.recipe import Recipe
 from specdec_fast.train.target_stage import load_model
+from specdec_fast.train.team import Team
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
@@ -48,70 +51,96 @@ def start_draft(draft: LlamaForCausalLM, target: LlamaForCausalLM) -> None:
         torch.nn.init.zeros_(layer.mlp.down_proj.weight)
 
 
-@torch.no_grad()
-def write_contexts(recipe: Recipe, target: LlamaForCausalLM, out: Path, report: Report) -> None:
-    """Store contexts and the target's last hidden states there, resumably: contexts.npy, hidden.npy, contexts.count.
+def _pieces(recipe: Recipe) -> list[tuple[int, int]]:
+    """(first row, last row) of what is written in one go: 8 rows of training text, 32 of the target's own."""
+    text, total = recipe.corpus_contexts, recipe.corpus_contexts + recipe.sampled_contexts
+    cuts = [*range(0, text, 8), *range(text, total, 32), total]
+    return list(itertools.pairwise(cuts))
 
-    Contexts are training text and, for a share, text the target itself continues at temperature 1 or greedily: in use
-    the draft sees nothing else. Hidden states take a quarter of the memory of logits and give them by one product.
+
+@torch.no_grad()
+def write_contexts(
+    recipe: Recipe, target: LlamaForCausalLM, out: Path, report: Report, team: Team = Team()
+) -> None:
+    """Store contexts and the target's last hidden states there, resumably: contexts.npy, hidden.npy.
+
+    Contexts are training text and, for a share, text the target itself continues at temperature 1 or
+    greedily: in use the draft sees nothing else. Hidden states take a quarter of the memory of logits and
+    give them by one product.
     """
     row = Tokens.load(out / "tokens.npz").train
     total, length = recipe.corpus_contexts + recipe.sampled_contexts, recipe.context
-    mark = out / "contexts.count"
-    written = int(mark.read_text()) if mark.exists() else 0
-    mode = "r+" if written else "w+"
-    contexts = np.lib.format.open_memmap(out / "contexts.npy", mode, np.int16, (total, length))
-    hidden = np.lib.format.open_memmap(out / "hidden.npy", mode, np.float16, (total, length, recipe.target.hidden))
-    while written < total:
-        count = min(8 if written < recipe.corpus_contexts else 32, total - written)
-        if written < recipe.corpus_contexts:
-            count = min(count, recipe.corpus_contexts - written)
-            start = 1_000_000 * 8 + written
-            ids = torch.cat([blocks(row, start + i, 1, length, recipe.seed + 1) for i in range(count)])[:, :length]
+    names = {
+        "contexts.npy": (np.int16, (total, length)),
+        "hidden.npy": (np.float16, (total, length, recipe.target.hidden)),
+    }
+    if team.rank == 0:
+        for name, (kind, shape) in names.items():
+            if not (out / name).exists():
+                np.lib.format.open_memmap(out / name, "w+", kind, shape).flush()
+    team.wait()
+    contexts, hidden = (np.load(out / name, mmap_mode="r+") for name in names)
+    mine = [piece for index, piece in enumerate(_pieces(recipe)) if index % team.size == team.rank]
+    mark = out / f"contexts.{team.rank}of{team.size}"
+    done = int(mark.read_text()) if mark.exists() else 0
+    for number, (first, last) in list(enumerate(mine))[done:]:
+        if first < recipe.corpus_contexts:
+            ids = torch.cat([blocks(row, i, 1, length, recipe.seed + 1) for i in range(first, last)])[
+                :, :length
+            ]
         else:
-            generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + written)
-            prefix = torch.cat([blocks(row, 1_000_000 * 9 + written + i, 1, length, recipe.seed + 1)
-                                for i in range(count)])[:, :length // 4]
-            greedy = (written // 32) % 3 == 2
-            ids = continue_text(target, prefix, length - prefix.shape[1], 0.0 if greedy else 1.0, generator)
+            generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + first)
+            prefix = torch.cat([blocks(row, i, 1, length, recipe.seed + 2) for i in range(first, last)])[
+                :, : length // 4
+            ]
+            temperature = 0.0 if number % 3 == 2 else 1.0
+            ids = continue_text(target, prefix, length - prefix.shape[1], temperature, generator)
         states = target.model(input_ids=ids, use_cache=False).last_hidden_state
-        contexts[written:written + count] = ids.numpy()
-        hidden[written:written + count] = states.to(torch.float16).numpy()
-        written += count
+        contexts[first:last] = ids.numpy()
+        hidden[first:last] = states.to(torch.float16).numpy()
         contexts.flush()
+        hidden.flush()
         partial = mark.with_suffix(".partial")
-        partial.write_text(str(written))
+        partial.write_text(str(number + 1))
         os.replace(partial, mark)
-        report("contexts", written / total, float("nan"), written * length, float("nan"), float("nan"))
+        report("contexts", (number + 1) / len(mine), float("nan"), last * length, float("nan"), float("nan"))
+    team.wait()
 
 
-def train_draft(recipe: Recipe, out: Path, report: Report, stop_after: int | None = None) -> Progress:
+def train_draft(
+    recipe: Recipe, out: Path, report: Report, stop_after: int | None = None, team: Team = Team()
+) -> Progress:
     """Distil the draft from the final target. Checkpoint: draft.pt."""
     target = load_model(build(recipe.target, recipe.seed), out / "final.pt")
-    write_contexts(recipe, target, out, report)
-    contexts = np.load(out / "contexts.npy", mmap_mode="r")
-    hidden = np.load(out / "hidden.npy", mmap_mode="r")
+    write_contexts(recipe, target, out, report, team)
+    contexts, hidden = (np.load(out / name, mmap_mode="r") for name in ("contexts.npy", "hidden.npy"))
     draft = build(recipe.draft, recipe.seed)
     start_draft(draft, target)
     head = target.lm_head.weight.detach()
-
-    def loss(ids: Tensor, states: Tensor, distance_weight: Tensor) -> Tensor:
-        logits = draft(input_ids=ids, use_cache=False).logits
-        return distillation_loss(logits, states.float() @ head.T, distance_weight)
-
-    compiled = torch.compile(loss, dynamic=False) if recipe.compiled else loss
-    per_epoch = max(len(contexts) // recipe.contexts_per_step, 1)
+    per_epoch, each = max(len(contexts) // recipe.contexts_per_step, 1), recipe.contexts_per_step
 
     def losses(step: int, progress: float) -> Iterator[tuple[Tensor, int]]:
         epoch, place = divmod(step, per_epoch)
         order = np.random.default_rng((recipe.seed, 11, epoch)).permutation(len(contexts))
-        picked = np.sort(order[place * recipe.contexts_per_step:(place + 1) * recipe.contexts_per_step])
-        weight = torch.tensor(min(max((progress - 0.4) / 0.4, 0.0), 1.0) * 0.7)
-        parts = np.array_split(picked, max(len(picked) // 4, 1))
-        for part in parts:
+        picked = order[place * each : (place + 1) * each][list(team.share(each))]
+        weight = min(max((progress - 0.4) / 0.4, 0.0), 1.0) * 0.7
+        for part in np.array_split(np.sort(picked), max(len(picked) // 4, 1)):
             ids = torch.from_numpy(contexts[part].astype(np.int64))
-            states = torch.from_numpy(hidden[part])
-            yield compiled(ids, states, weight) * (len(part) / len(picked)), ids.numel()
+            logits = draft(input_ids=ids, use_cache=False).logits
+            loss = distillation_loss(logits, torch.from_numpy(hidden[part]).float() @ head.T, weight)
+            yield loss * (len(part) / len(picked)), ids.numel()
 
-    return fit("draft", draft, losses, recipe.draft_budget, out / "draft.pt", report, schedule=Schedule(1.0, 0.0, 0.03),
-               muon_lr=recipe.muon_lr, adam_lr=recipe.adam_lr, save_every=recipe.save_every, stop_after=stop_after)
+    return fit(
+        "draft",
+        draft,
+        losses,
+        recipe.draft_budget,
+        out / "draft.pt",
+        report,
+        schedule=Schedule(1.0, 0.0, 0.03),
+        muon_lr=recipe.muon_lr,
+        adam_lr=recipe.adam_lr,
+        save_every=recipe.save_every,
+        stop_after=stop_after,
+        team=team,
+    )

@@ -1,4 +1,5 @@
 """Stages 5 and 6: write the pair as bfloat16 safetensors, measure what was written, write the model card."""
+
 from __future__ import annotations
 
 import hashlib
@@ -13,7 +14,14 @@ from torch import Tensor
 
 from specdec_fast.train.card import write_card
 from specdec_fast.train.data import Tokens
-from specdec_fast.train.measure import HeldDocument, acceptance, bits_per_byte, continue_text, distinct, windows
+from specdec_fast.train.measure import (
+    HeldDocument,
+    acceptance,
+    bits_per_byte,
+    continue_text,
+    distinct,
+    windows,
+)
 from specdec_fast.train.models import build
 from specdec_fast.train.recipe import Recipe
 from specdec_fast.train.target_stage import load_model
@@ -23,7 +31,6 @@ if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
 
 WORKLOAD = Path(__file__).parent.parent / "assets" / "workload.json"
-NEW_TOKENS = 200
 
 
 def save_model(model: LlamaForCausalLM, tokenizer_folder: Path, folder: Path) -> None:
@@ -36,11 +43,15 @@ def save_model(model: LlamaForCausalLM, tokenizer_folder: Path, folder: Path) ->
     model.config.dtype = torch.bfloat16
     model.save_pretrained(folder, safe_serialization=True)
     load_tokenizer(tokenizer_folder).save_pretrained(folder)
+    (folder / "model.safetensors").chmod(0o644)
 
 
 def export_pair(recipe: Recipe, out: Path) -> None:
     """Checkpoints final.pt and draft.pt -> export/demo-target and export/demo-draft."""
-    for name, shape, checkpoint in (("demo-target", recipe.target, "final.pt"), ("demo-draft", recipe.draft, "draft.pt")):
+    for name, shape, checkpoint in (
+        ("demo-target", recipe.target, "final.pt"),
+        ("demo-draft", recipe.draft, "draft.pt"),
+    ):
         model = load_model(build(shape, recipe.seed), out / checkpoint)
         save_model(model, out / "tokenizer", out / "export" / name)
 
@@ -52,8 +63,15 @@ def load_exported(folder: Path) -> LlamaForCausalLM:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
-def continuations(model: LlamaForCausalLM, documents: Sequence[HeldDocument], temperature: float, rows: int,
-                  prefix: int, count: int, seed: int) -> Iterator[tuple[str, Tensor]]:
+def continuations(
+    model: LlamaForCausalLM,
+    documents: Sequence[HeldDocument],
+    temperature: float,
+    rows: int,
+    prefix: int,
+    count: int,
+    seed: int,
+) -> Iterator[tuple[str, Tensor]]:
     """Held-out beginnings continued by the model: contexts as they are in use."""
     pieces = [piece for _, piece in windows(documents, prefix - 1) if piece.shape[1] == prefix]
     order = np.random.default_rng(seed).permutation(len(pieces))[:rows]
@@ -62,17 +80,29 @@ def continuations(model: LlamaForCausalLM, documents: Sequence[HeldDocument], te
     yield ("greedy" if temperature == 0.0 else "sampled"), written
 
 
-def workload_texts(model: LlamaForCausalLM, tokenizer: Any, prompts: Sequence[dict[str, str]], temperature: float
-                   ) -> list[dict[str, Any]]:
-    """Each prompt continued by 200 tokens: its distinct-4, where it ended, and the text."""
+def workload_texts(
+    model: LlamaForCausalLM,
+    tokenizer: Any,
+    prompts: Sequence[dict[str, str]],
+    temperature: float,
+    count: int = 200,
+) -> list[dict[str, Any]]:
+    """Each prompt continued by ``count`` tokens: its distinct-4, where it ended, and the text."""
     rows = []
     for number, prompt in enumerate(prompts):
         ids = torch.tensor([tokenizer(prompt["prompt"])["input_ids"]])
         generator = torch.Generator().manual_seed(number)
-        new = continue_text(model, ids, NEW_TOKENS, temperature, generator)[0, ids.shape[1]:].tolist()
+        new = continue_text(model, ids, count, temperature, generator)[0, ids.shape[1] :].tolist()
         end = new.index(tokenizer.eos_token_id) if tokenizer.eos_token_id in new else None
-        rows.append({"id": prompt["id"], "kind": prompt["kind"], "distinct_4": round(distinct(new[:end]), 4),
-                     "tokens_before_end": NEW_TOKENS if end is None else end, "text": tokenizer.decode(new[:end])})
+        rows.append(
+            {
+                "id": prompt["id"],
+                "kind": prompt["kind"],
+                "distinct_4": round(distinct(new[:end]), 4),
+                "tokens_before_end": count if end is None else end,
+                "text": tokenizer.decode(new[:end]),
+            }
+        )
     return rows
 
 
@@ -82,8 +112,7 @@ def _rounded(value: Any) -> Any:
     return round(value, 4) if isinstance(value, float) else value
 
 
-def measure_pair(recipe: Recipe, out: Path, say: Callable[[str], None] = print, alpha_tokens: int = 40_000,
-                 rows: int = 24, new_tokens: int = 256) -> dict[str, Any]:
+def measure_pair(recipe: Recipe, out: Path, say: Callable[[str], None] = print) -> dict[str, Any]:
     """Measure the exported pair and write demo-pair.json, demo-pair.md and texts.json beside it."""
     export = out / "export"
     documents = Tokens.load(out / "tokens.npz").held_documents()
@@ -92,23 +121,40 @@ def measure_pair(recipe: Recipe, out: Path, say: Callable[[str], None] = print, 
     prompts = json.loads(WORKLOAD.read_text(encoding="utf-8")) if WORKLOAD.exists() else []
     length, prefix = min(1024, recipe.target.context), 64
     say("measuring bits per byte and alpha on held-out documents")
-    held = list(windows(documents, length, alpha_tokens))
+    held = list(windows(documents, length, recipe.measured_tokens))
     numbers: dict[str, Any] = {
-        "target": _model_facts(target, export / "demo-target"), "draft": _model_facts(draft, export / "demo-draft"),
-        "bits_per_byte": {"target": bits_per_byte(target, documents, length),
-                          "draft": bits_per_byte(draft, documents, length)},
-        "alpha_held_out": acceptance(target, draft, held)}
+        "target": _model_facts(target, export / "demo-target"),
+        "draft": _model_facts(draft, export / "demo-draft"),
+        "bits_per_byte": {
+            "target": bits_per_byte(target, documents, length),
+            "draft": bits_per_byte(draft, documents, length),
+        },
+        "alpha_held_out": acceptance(target, draft, held),
+    }
     say("measuring alpha on text the target writes")
     for temperature, name in ((1.0, "alpha_sampled_contexts"), (0.0, "alpha_greedy_contexts")):
-        pieces = continuations(target, documents, temperature, rows, prefix, new_tokens, recipe.seed)
+        pieces = continuations(
+            target,
+            documents,
+            temperature,
+            recipe.continued_rows,
+            prefix,
+            recipe.continued_tokens,
+            recipe.seed,
+        )
         numbers[name] = acceptance(target, draft, pieces, skip=prefix)["all"]
-    texts = {name: workload_texts(target, tokenizer, prompts, temperature)
-             for name, temperature in (("greedy", 0.0), ("sampled", 1.0))}
+    texts = {
+        name: workload_texts(target, tokenizer, prompts, temperature, recipe.workload_tokens)
+        for name, temperature in (("greedy", 0.0), ("sampled", 1.0))
+    }
     numbers["workload"] = {
-        name: {"distinct_4_mean": float(np.mean([r["distinct_4"] for r in lines])) if lines else 1.0,
-               "distinct_4": {r["id"]: r["distinct_4"] for r in lines},
-               "ended_early": [r["id"] for r in lines if r["tokens_before_end"] < NEW_TOKENS]}
-        for name, lines in texts.items()}
+        name: {
+            "distinct_4_mean": float(np.mean([r["distinct_4"] for r in lines])) if lines else 1.0,
+            "distinct_4": {r["id"]: r["distinct_4"] for r in lines},
+            "ended_early": [r["id"] for r in lines if r["tokens_before_end"] < recipe.workload_tokens],
+        }
+        for name, lines in texts.items()
+    }
     numbers["training"] = _training_facts(out)
     numbers = _rounded(numbers)
     (export / "demo-pair.json").write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
@@ -119,8 +165,12 @@ def measure_pair(recipe: Recipe, out: Path, say: Callable[[str], None] = print, 
 
 def _model_facts(model: LlamaForCausalLM, folder: Path) -> dict[str, Any]:
     weights = folder / "model.safetensors"
-    return {"parameters": sum(p.numel() for p in model.parameters()), "layers": model.config.num_hidden_layers,
-            "bytes": weights.stat().st_size, "sha256": hashlib.sha256(weights.read_bytes()).hexdigest()}
+    return {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "layers": model.config.num_hidden_layers,
+        "bytes": weights.stat().st_size,
+        "sha256": hashlib.sha256(weights.read_bytes()).hexdigest(),
+    }
 
 
 def _training_facts(out: Path) -> dict[str, Any]:

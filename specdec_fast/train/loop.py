@@ -1,10 +1,14 @@
 """The training loop of every stage: budget, schedule, checkpoints that survive a kill, progress."""
+
 from __future__ import annotations
 
 import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from specdec_fast.train.muon import MuonWithAdamW
+from specdec_fast.train.team import Team
 
-# (step, progress in [0, 1)) -> pairs (scalar loss already weighted for this step, tokens it covers)
+# (step, progress in [0, 1)) -> pairs (scalar loss already weighted for this member's step, tokens it covers)
 Losses = Callable[[int, float], Iterator[tuple[Tensor, int]]]
 # (stage, progress, mean loss, tokens, tokens per second, seconds left)
 Report = Callable[[str, float, float, int, float, float], None]
@@ -38,7 +43,8 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Learning-rate factor: linear warm-up, then linear from ``first`` to ``last`` (zero at the end of the last stage).
+    """Learning-rate factor: linear warm-up, then linear from ``first`` to ``last`` (zero at the end of the
+    last stage).
 
     Decay to zero: Bergsma et al. 2025 (arXiv:2502.15938).
     """
@@ -55,11 +61,37 @@ class Schedule:
 
 
 def save_atomically(value: Any, path: Path) -> None:
-    """torch.save under another name, then rename: a kill leaves the old file or the new one, never half of one."""
+    """torch.save under another name, then rename: a kill leaves the old file or the new one, never half of
+    one.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(path.suffix + ".partial")
     torch.save(value, partial)
     os.replace(partial, path)
+
+
+@contextmanager
+def held_interrupt() -> Iterator[list[bool]]:
+    """Ctrl-C only sets the flag that is handed out, so that no step is cut in half; a second one acts at
+    once.
+    """
+    flag = [False]
+    if threading.current_thread() is not threading.main_thread():
+        yield flag
+        return
+
+    def note(number: int, frame: Any) -> None:
+        if flag[0]:
+            raise KeyboardInterrupt
+        flag[0] = True
+
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, note)
+    try:
+        yield flag
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @dataclass(slots=True)
@@ -73,13 +105,27 @@ class Progress:
     done: bool = False
 
 
-def fit(stage: str, model: nn.Module, losses: Losses, budget: Budget, checkpoint: Path, report: Report, *,
-        schedule: Schedule = Schedule(), muon_lr: float = 0.02, adam_lr: float = 3e-3, save_every: float = 120.0,
-        clip: float = 1.0, stop_after: int | None = None) -> Progress:
+def fit(
+    stage: str,
+    model: nn.Module,
+    losses: Losses,
+    budget: Budget,
+    checkpoint: Path,
+    report: Report,
+    *,
+    schedule: Schedule = Schedule(),
+    muon_lr: float = 0.008,
+    adam_lr: float = 2e-3,
+    save_every: float = 120.0,
+    clip: float = 1.0,
+    stop_after: int | None = None,
+    team: Team = Team(),
+) -> Progress:
     """Train ``model`` until the budget is spent, resuming from ``checkpoint`` when it exists.
 
-    The data of a step depends on its number only, so with a token budget an interrupted run ends with the same
-    weights as one that was not. ``stop_after`` ends this call after so many steps (for tests), checkpoint written.
+    The data of a step depends on its number only, so with a token budget an interrupted run ends with the
+    same weights as one that was not. ``stop_after`` ends this call after so many steps (for tests),
+    checkpoint written. *Raises* KeyboardInterrupt after Ctrl-C, checkpoint written.
     """
     at = Progress()
     optimiser = MuonWithAdamW(model.named_parameters(), muon_lr=muon_lr, adam_lr=adam_lr)
@@ -90,41 +136,54 @@ def fit(stage: str, model: nn.Module, losses: Losses, budget: Budget, checkpoint
         if at.done:
             return at
         optimiser.load_state_dict(stored["optimiser"])
+        for group in optimiser.param_groups:  # the rates are the caller's, not the checkpoint's
+            group["peak"] = muon_lr if group["kind"] == "muon" else adam_lr
 
     def save() -> None:
-        save_atomically({"model": model.state_dict(), "progress": {k: getattr(at, k) for k in Progress.__slots__},
-                         **({} if at.done else {"optimiser": optimiser.state_dict()})}, checkpoint)
+        if team.rank == 0:
+            save_atomically(
+                {
+                    "model": model.state_dict(),
+                    "progress": asdict(at),
+                    **({} if at.done else {"optimiser": optimiser.state_dict()}),
+                },
+                checkpoint,
+            )
 
     started, before = time.monotonic(), at.seconds
     saved, first_step, first_tokens = started, at.step, at.tokens
-    try:
+    with held_interrupt() as stop:
         while (share := budget.progress(at.tokens, at.seconds)) < 1.0:
             optimiser.scale = schedule(share)
             optimiser.zero_grad(set_to_none=True)
-            total = 0.0
-            covered = 0
+            total, covered = 0.0, 0
             for loss, tokens in losses(at.step, share):
                 loss.backward()
                 total += float(loss.detach())
                 covered += tokens
+            # members agree on the clock, so that they follow one schedule
+            total, seconds = team.average(model.parameters(), total, before + time.monotonic() - started)
             nn.utils.clip_grad_norm_(model.parameters(), clip)
             optimiser.step()
-            now = time.monotonic()
-            at.step, at.tokens, at.seconds = at.step + 1, at.tokens + covered, before + now - started
+            at.step, at.tokens, at.seconds = at.step + 1, at.tokens + covered * team.size, seconds
             at.loss = total if at.loss != at.loss else 0.95 * at.loss + 0.05 * total
-            share = budget.progress(at.tokens, at.seconds)
-            rate = (at.tokens - first_tokens) / (now - started)
-            left = (1 - share) * at.seconds / max(share, 1e-9)
-            report(stage, min(share, 1.0), at.loss, at.tokens, rate, max(left, 0.0))
-            if stop_after is not None and at.step - first_step >= stop_after:
+            share, now = budget.progress(at.tokens, at.seconds), time.monotonic()
+            report(
+                stage,
+                min(share, 1.0),
+                at.loss,
+                at.tokens,
+                (at.tokens - first_tokens) / max(now - started, 1e-9),
+                max((1 - share) * at.seconds / max(share, 1e-9), 0.0),
+            )
+            if stop[0] or (stop_after is not None and at.step - first_step >= stop_after):
                 save()
+                if stop[0]:
+                    raise KeyboardInterrupt
                 return at
             if now - saved > save_every:
                 save()
                 saved = now
-    except KeyboardInterrupt:
-        save()
-        raise
     at.done = True
     save()
     return at

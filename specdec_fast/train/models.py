@@ -1,4 +1,5 @@
 """Shapes of the demo pair: two Llama configurations and a few helpers to build them."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ class Shape:
     head_dim: int = 64
 
 
-# Many thin layers on purpose: at batch 1 every layer costs a fixed overhead, which a shallow draft does not pay.
+# Many thin layers on purpose: at batch 1 a layer has a fixed cost that a shallow draft does not pay.
 TARGET = Shape(layers=12, hidden=256, heads=4, kv_heads=2, inner=448)
 DRAFT = Shape(layers=1, hidden=128, heads=2, kv_heads=2, inner=384)
 
@@ -33,11 +34,23 @@ def build(shape: Shape, seed: int, end_id: int = 0) -> LlamaForCausalLM:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
-        vocab_size=shape.vocabulary, hidden_size=shape.hidden, intermediate_size=shape.inner,
-        num_hidden_layers=shape.layers, num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads,
-        head_dim=shape.head_dim, max_position_embeddings=shape.context, tie_word_embeddings=True,
-        bos_token_id=end_id, eos_token_id=end_id, pad_token_id=end_id, rope_theta=10000.0, rms_norm_eps=1e-5,
-        initializer_range=0.02, attention_dropout=0.0)
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.inner,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        max_position_embeddings=shape.context,
+        tie_word_embeddings=True,
+        bos_token_id=end_id,
+        eos_token_id=end_id,
+        pad_token_id=end_id,
+        rope_theta=10000.0,
+        rms_norm_eps=1e-5,
+        initializer_range=0.02,
+        attention_dropout=0.0,
+    )
     generator_state = torch.get_rng_state()
     torch.manual_seed(seed)
     try:
@@ -57,11 +70,19 @@ def start_quietly(model: LlamaForCausalLM) -> None:
 
 
 def grow(small: LlamaForCausalLM, large: LlamaForCausalLM) -> None:
-    """Fill the deeper model ``large`` with repeated copies of the layers of ``small``, in place.
+    """Fill the deeper model ``large`` with the layers of ``small``, each repeated in place and scaled down.
 
-    Depth-wise stacking of Du et al. 2024 (arXiv:2405.15319): the cheap shallow model learns from more tokens first.
+    The cheap shallow model learns from more tokens first. A layer repeated k times writes 1/k into the
+    residual stream each time, so the deeper model begins near the function of the shallow one. Repetition in
+    place as in Chang et al. 2018 (arXiv:1710.10348); for stacking of whole models see Du et al. 2024
+    (arXiv:2405.15319).
     """
     large.model.embed_tokens.load_state_dict(small.model.embed_tokens.state_dict())
     large.model.norm.load_state_dict(small.model.norm.state_dict())
+    deep, shallow = len(large.model.layers), len(small.model.layers)
+    sources = [index * shallow // deep for index in range(deep)]
     for index, layer in enumerate(large.model.layers):
-        layer.load_state_dict(small.model.layers[index % len(small.model.layers)].state_dict())
+        layer.load_state_dict(small.model.layers[sources[index]].state_dict())
+        copies = sources.count(sources[index])
+        layer.self_attn.o_proj.weight.data /= copies
+        layer.mlp.down_proj.weight.data /= copies

@@ -1,4 +1,6 @@
-"""Muon for the hidden matrices, AdamW for the rest: one optimiser, float32, sized for a small model on a CPU."""
+"""Muon for the hidden matrices, AdamW for the rest: one optimiser, float32, sized for a small model on a CPU.
+"""
+
 from __future__ import annotations
 
 from collections import defaultdict
@@ -12,10 +14,11 @@ _QUINTIC = (3.4445, -4.7750, 2.0315)
 
 
 def orthogonalise(stack: Tensor, steps: int = 5) -> Tensor:
-    """The nearest semi-orthogonal matrices of ``stack [n, rows, columns]`` by a Newton-Schulz iteration, in float32.
+    """The nearest semi-orthogonal matrices of ``stack [n, rows, columns]`` by a Newton-Schulz iteration, in
+    float32.
 
-    Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks". torch.optim.Muon does the same in
-    bfloat16, one matrix at a time, which is slow on a CPU without bfloat16 arithmetic.
+    Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks". torch.optim.Muon does the
+    same in bfloat16, one matrix at a time, which is slow on a CPU without bfloat16 arithmetic.
     """
     a, b, c = _QUINTIC
     tall = stack.shape[1] > stack.shape[2]
@@ -28,18 +31,29 @@ def orthogonalise(stack: Tensor, steps: int = 5) -> Tensor:
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
-    """Muon on every 2-D parameter whose name says it is a layer's matrix, AdamW on embeddings, heads and norms.
+    """Muon on every 2-D parameter whose name says it is a layer's matrix, AdamW on embeddings, heads and
+    norms.
 
     Matrices of one shape are orthogonalised together. `scale` multiplies both learning rates (the schedule).
     """
 
-    def __init__(self, named: Iterable[tuple[str, nn.Parameter]], muon_lr: float = 0.02, adam_lr: float = 3e-3,
-                 momentum: float = 0.95, betas: tuple[float, float] = (0.9, 0.95)) -> None:
+    def __init__(
+        self,
+        named: Iterable[tuple[str, nn.Parameter]],
+        muon_lr: float = 0.02,
+        adam_lr: float = 3e-3,
+        momentum: float = 0.95,
+        betas: tuple[float, float] = (0.9, 0.95),
+    ) -> None:
         matrices, rest = [], []
         for name, parameter in named:
             (matrices if parameter.ndim == 2 and ".layers." in name else rest).append(parameter)
-        groups = [{"params": matrices, "kind": "muon", "peak": muon_lr}, {"params": rest, "kind": "adam", "peak": adam_lr}]
-        super().__init__([g for g in groups if g["params"]], dict(momentum=momentum, betas=betas, eps=1e-8))
+        groups = [
+            {"params": matrices, "kind": "muon", "peak": muon_lr},
+            {"params": rest, "kind": "adam", "peak": adam_lr},
+        ]
+        defaults = {"momentum": momentum, "betas": betas, "eps": 1e-8}
+        super().__init__([g for g in groups if g["params"]], defaults)
         self.scale = 1.0
 
     @torch.no_grad()
@@ -63,7 +77,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
                 updates.append(p.grad.lerp(state["momentum"], group["momentum"]))
             stack = orthogonalise(torch.stack(updates))
             factor = max(1.0, shape[0] / shape[1]) ** 0.5
-            for p, update in zip(parameters, stack):
+            for p, update in zip(parameters, stack, strict=True):
                 p.add_(update, alpha=-lr * factor)
 
     def _adam(self, group: dict[str, Any], lr: float) -> None:
@@ -78,5 +92,5 @@ class MuonWithAdamW(torch.optim.Optimizer):
             state["mean"].lerp_(p.grad, 1 - first)
             state["square"].lerp_(p.grad.square(), 1 - second)
             n = float(state["count"])
-            root = (state["square"] / (1 - second ** n)).sqrt_().add_(group["eps"])
-            p.addcdiv_(state["mean"], root, value=-lr / (1 - first ** n))
+            root = (state["square"] / (1 - second**n)).sqrt_().add_(group["eps"])
+            p.addcdiv_(state["mean"], root, value=-lr / (1 - first**n))

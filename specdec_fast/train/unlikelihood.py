@@ -1,4 +1,5 @@
 """Unlikelihood training: a small model falls into loops under greedy decoding unless it is taught not to."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -8,11 +9,12 @@ from torch import Tensor
 
 
 def repeated(tokens: Sequence[int], start: int, n: int = 4) -> list[bool]:
-    """For every token: does it complete an n-gram that already ended earlier, counting from ``start`` only?"""
+    """For every token: does it complete an n-gram that already ended earlier, counting from ``start`` only?
+    """
     seen: set[tuple[int, ...]] = set()
     marks = [False] * len(tokens)
     for end in range(start + n, len(tokens) + 1):
-        gram = tuple(tokens[end - n:end])
+        gram = tuple(tokens[end - n : end])
         marks[end - 1] = gram in seen
         seen.add(gram)
     return marks

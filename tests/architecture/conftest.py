@@ -19,7 +19,7 @@ def root() -> Path:
 
 @pytest.fixture
 def listed() -> Callable[[Path], list[Path]]:
-    """Files of a tree: what git tracks or would track, or everything that is not generated where there is no git."""
+    """Files of a tree: what git tracks or would track; all that is not generated where there is no git."""
     return _listed
 
 

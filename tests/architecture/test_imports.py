@@ -27,7 +27,9 @@ print(json.dumps(found))
 def probe(*statements: str, prelude: str = "import torch", cwd: Path) -> list[tuple[float, list[str]]]:
     """(seconds, newly loaded modules) of each statement, all in one fresh interpreter."""
     source = PROBE.format(statements=statements, prelude=prelude)
-    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, cwd=cwd, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", source], capture_output=True, text=True, cwd=cwd, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -48,7 +50,11 @@ def test_imports_are_light_and_quick(tmp_path: Path) -> None:
 
 
 def test_a_heavy_import_is_caught(tmp_path: Path) -> None:
-    for name, text in (("eager.py", "import triton.language\n"), ("triton/__init__.py", ""), ("triton/language.py", "")):
+    for name, text in (
+        ("eager.py", "import triton.language\n"),
+        ("triton/__init__.py", ""),
+        ("triton/language.py", ""),
+    ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     ((_, modules),) = probe("import eager", prelude=f"sys.path.insert(0, {str(tmp_path)!r})", cwd=tmp_path)
@@ -73,7 +79,9 @@ FIND = "import importlib.util as u; s = u.find_spec('kernels'); print('found', s
 
 def test_kernels_does_not_resolve_to_our_tree(tmp_path: Path) -> None:
     """`kernels` is another project's package: an installed specdec-fast must not answer to that name."""
-    done = subprocess.run([sys.executable, "-c", FIND], capture_output=True, text=True, cwd=tmp_path, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", FIND], capture_output=True, text=True, cwd=tmp_path, check=True
+    )
     assert "specdec" not in done.stdout.replace("specdec-fast/.venv", "")
 
 
@@ -81,5 +89,7 @@ def test_a_real_kernels_package_wins_even_from_our_root(tmp_path: Path, root: Pa
     (tmp_path / "kernels").mkdir()
     (tmp_path / "kernels" / "__init__.py").write_text("")
     source = f"import sys; sys.path.append({str(tmp_path)!r}); {FIND}"
-    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, cwd=root, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", source], capture_output=True, text=True, cwd=root, check=True
+    )
     assert done.stdout.strip() == f"found {tmp_path / 'kernels' / '__init__.py'}"

@@ -18,7 +18,7 @@ PACKAGES = {"specdec_fast": "specdec_fast", "specdec_kernels": "kernels/specdec_
 CORE = {"budget", "draft", "interfaces", "request", "sampling", "state", "stats", "stopping"}
 TOP = {"bench", "integrations", "lab", "train"}
 
-# What each layer may import besides itself. A part of the package that is not named here has no place in the house.
+# What each layer may import besides itself. A module that belongs to none of them has no place in the house.
 _PARTS = {"kernels", "core"}
 _ENGINE = _PARTS | {"rules", "cache", "heads", "stores", "targets", "drafters"}
 _TOP = _ENGINE | {"engine", "loading"}
@@ -65,7 +65,7 @@ def modules_of(root: Path, files: Iterable[Path]) -> dict[str, Path]:
 
 
 def imports_of(module: str, path: Path, known: set[str]) -> Iterator[Import]:
-    """Every import of a module, relative names resolved, `from package import submodule` pointing at the submodule."""
+    """Every import of a module; relative names are resolved, `from package import part` names the part."""
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
 
     def visit(node: ast.AST, typing_only: bool) -> Iterator[Import]:
@@ -115,13 +115,17 @@ def violations(root: Path, files: Iterable[Path]) -> list[str]:
             if outer not in PACKAGES:
                 allowed = OUTSIDE.get(layer)
                 if allowed is not None and outer not in sys.stdlib_module_names and outer not in allowed:
-                    found.append(f"{place}:{item.line}: {layer} imports {outer}; it may import {sorted(allowed)}")
+                    found.append(
+                        f"{place}:{item.line}: {layer} imports {outer}; it may import {sorted(allowed)}"
+                    )
                 continue
             other = layer_of(item.target)
             if other == layer == "drafters" and len({module, item.target, "specdec_fast.drafters"}) == 3:
                 found.append(f"{place}:{item.line}: drafter imports {item.target}; drafters are independent")
             elif other != layer and other not in MAY_IMPORT[layer]:
-                found.append(f"{place}:{item.line}: {layer} imports {item.target}, which is above or beside it")
+                found.append(
+                    f"{place}:{item.line}: {layer} imports {item.target}, which is above or beside it"
+                )
     return found
 
 
@@ -129,7 +133,9 @@ def cycles(root: Path, files: Iterable[Path]) -> list[str]:
     """One line per import cycle at run time (imports for type checking alone do not count)."""
     known = modules_of(root, files)
     graph = {
-        module: sorted({i.target for i in imports_of(module, path, set(known)) if not i.typing_only} & set(known))
+        module: sorted(
+            {i.target for i in imports_of(module, path, set(known)) if not i.typing_only} & set(known)
+        )
         for module, path in known.items()
     }
     state: dict[str, int] = {}
@@ -158,7 +164,9 @@ def foreign_includes(root: Path, files: Iterable[Path]) -> list[str]:
         if inside and path.suffix in (".h", ".cpp", ".cu", ".cuh"):
             for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
                 if re.match(r'\s*#\s*include\s*[<"](torch|ATen|c10|pybind11|Python\.h)', line):
-                    found.append(f"{path.relative_to(root)}:{number}: {line.strip()}; take plain pointers instead")
+                    found.append(
+                        f"{path.relative_to(root)}:{number}: {line.strip()}; take plain pointers instead"
+                    )
     return found
 
 
@@ -206,7 +214,16 @@ PLANTED = [
 
 def plant(root: Path, sources: dict[str, str]) -> list[Path]:
     """Write files below root, with empty neighbours that imports can resolve to."""
-    neighbours = ["draft", "engine", "cli", "rules/replay", "targets/tiny", "drafters/a", "drafters/b", "bench/__init__"]
+    neighbours = [
+        "draft",
+        "engine",
+        "cli",
+        "rules/replay",
+        "targets/tiny",
+        "drafters/a",
+        "drafters/b",
+        "bench/__init__",
+    ]
     for name in (f"specdec_fast/{stem}.py" for stem in [*neighbours, "__init__", "drafters/__init__"]):
         sources.setdefault(name, "")
     for name, text in sources.items():
@@ -227,7 +244,7 @@ def test_a_clean_tree_passes(tmp_path: Path) -> None:
         {
             "specdec_fast/targets/tiny.py": "from specdec_fast.cache.paged import x",
             "specdec_fast/drafters/a.py": "from specdec_fast.targets import tiny\nimport torch",
-            "specdec_fast/cli.py": "def f():\n    from specdec_fast.bench import x\n    from specdec_fast import Engine",
+            "specdec_fast/cli.py": "def f():\n    from specdec_fast.bench import x\nimport specdec_fast",
         },
     )
     assert violations(tmp_path, files) == [] and cycles(tmp_path, files) == []

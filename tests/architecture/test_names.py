@@ -67,7 +67,9 @@ def parts_without_company(root: Path, files: Iterable[Path]) -> list[str]:
     """Operators, drafters and rules that lack their reference, their test or their benchmark."""
     present = {str(path.relative_to(root)) for path in files}
     benchmarks = "\n".join(
-        path.read_text(encoding="utf-8") for path in files if root / "benchmarks" in path.parents and path.suffix == ".py"
+        path.read_text(encoding="utf-8")
+        for path in files
+        if root / "benchmarks" in path.parents and path.suffix == ".py"
     )
     found = []
 
@@ -75,11 +77,13 @@ def parts_without_company(root: Path, files: Iterable[Path]) -> list[str]:
         found.extend(f"{name}: {place} is missing" for place in needed if place not in present)
 
     def expect_benchmark(name: str) -> None:
-        if not re.search(rf"\b{name}\b", benchmarks):
+        if not re.search(rf"(?<![a-z]){name}(?![a-z])", benchmarks):
             found.append(f"{name}: no benchmark under benchmarks/ mentions it")
 
     for op in sorted(operators(root, files)):
-        expect(op, f"{KERNELS}/{op}/__init__.py", f"{KERNELS}/{op}/reference.py", f"tests/kernels/test_{op}.py")
+        expect(
+            op, f"{KERNELS}/{op}/__init__.py", f"{KERNELS}/{op}/reference.py", f"tests/kernels/test_{op}.py"
+        )
         expect_benchmark(op)
     for kind in ("drafters", "rules"):
         for place in sorted(present):
@@ -143,7 +147,11 @@ def test_planted_lonely_parts_are_caught(tmp_path: Path) -> None:
         "tests/drafters/test_drafty.py": "",
     }
     assert parts_without_company(tmp_path, plant(tmp_path, sources)) == []
-    lonely = {f"{KERNELS}/raw/__init__.py": "", "specdec_fast/drafters/new.py": "", "specdec_fast/rules/odd.py": ""}
+    lonely = {
+        f"{KERNELS}/raw/__init__.py": "",
+        "specdec_fast/drafters/new.py": "",
+        "specdec_fast/rules/odd.py": "",
+    }
     assert parts_without_company(tmp_path, plant(tmp_path, sources | lonely)) == [
         f"raw: {KERNELS}/raw/reference.py is missing",
         "raw: tests/kernels/test_raw.py is missing",

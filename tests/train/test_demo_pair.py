@@ -1,4 +1,5 @@
 """The whole script on a few kilobytes of synthetic text, and resumption."""
+
 from __future__ import annotations
 
 import json
@@ -15,21 +16,47 @@ from specdec_fast.train.loop import Budget, Schedule
 from specdec_fast.train.models import Shape, build, grow
 from specdec_fast.train.muon import orthogonalise
 from specdec_fast.train.recipe import Recipe
+from specdec_fast.train.target_stage import train_target
+from specdec_fast.train.team import together
 
 SMALL = Recipe(
-    target=Shape(layers=2, hidden=32, heads=2, kv_heads=1, inner=48, vocabulary=300, context=128, head_dim=16),
+    target=Shape(
+        layers=2, hidden=32, heads=2, kv_heads=1, inner=48, vocabulary=300, context=128, head_dim=16
+    ),
     draft=Shape(layers=1, hidden=16, heads=1, kv_heads=1, inner=16, vocabulary=300, context=128, head_dim=16),
-    start_layers=1, start_budget=Budget(tokens=4 * 64), target_budget=Budget(tokens=4 * 64),
-    unlikelihood_budget=Budget(tokens=2 * (2 * 12 + 64)), draft_budget=Budget(tokens=4 * 4 * 32), block=32,
-    blocks_per_step=2, short=16, long_from=0.5, repeat_rows=2, repeat_prefix=8, repeat_length=12, context=32,
-    corpus_contexts=12, sampled_contexts=4, contexts_per_step=4, compiled=False)
+    start_layers=1,
+    start_budget=Budget(tokens=4 * 64),
+    target_budget=Budget(tokens=4 * 64),
+    unlikelihood_budget=Budget(tokens=2 * (2 * 12 + 64)),
+    draft_budget=Budget(tokens=4 * 4 * 32),
+    block=32,
+    blocks_per_step=2,
+    short=16,
+    long_from=0.5,
+    repeat_rows=2,
+    repeat_prefix=8,
+    repeat_length=12,
+    context=32,
+    corpus_contexts=12,
+    sampled_contexts=4,
+    contexts_per_step=4,
+    measured_tokens=200,
+    continued_rows=2,
+    continued_tokens=8,
+    workload_tokens=6,
+    compiled=False,
+)
 
 
 def corpus() -> list[Document]:
     texts = []
     for number in range(120):
         domain = ("code", "docs", "kjv")[number % 3]
-        texts.append(Document(domain, f"text {number}", f"def f{number}(x):\n    return x + {number}\n\n" * (3 + number % 4)))
+        texts.append(
+            Document(
+                domain, f"text {number}", f"def f{number}(x):\n    return x + {number}\n\n" * (3 + number % 4)
+            )
+        )
     return texts
 
 
@@ -87,6 +114,16 @@ def test_an_interrupted_run_ends_with_the_same_weights(finished, tmp_path):
             torch.testing.assert_close(pieces[key], whole[key], rtol=0, atol=0, msg=f"{name}: {key}")
 
 
+def test_two_members_end_with_the_weights_of_one(finished, tmp_path):
+    out, _ = finished
+    make_tokens(SMALL, tmp_path, corpus())
+    progress = together(train_target, SMALL, tmp_path, quiet, None, 2)
+    assert progress.done and progress.tokens == 4 * 64
+    whole, parts = weights(out / "target.pt"), weights(tmp_path / "target.pt")
+    for key in whole:
+        torch.testing.assert_close(parts[key], whole[key], rtol=1e-3, atol=1e-4, msg=key)
+
+
 def test_a_finished_run_is_not_trained_again(finished):
     out, numbers = finished
     before = (out / "final.pt").stat().st_mtime_ns
@@ -113,20 +150,27 @@ def test_a_missing_corpus_names_the_packages(monkeypatch):
 
     monkeypatch.setattr(module, "find_documentation", lambda: None)
     monkeypatch.setattr(module.shutil, "which", lambda *a, **k: None)
-    with pytest.raises(CorpusNotFound, match="python3-doc.*bible-kjv.*apt-get install"):
+    with pytest.raises(CorpusNotFound, match=r"python3-doc.*bible-kjv.*apt-get install"):
         module.read_corpus()
 
 
-def test_stacking_repeats_the_layers():
+def test_a_grown_model_begins_near_the_shallow_one():
     small, large = build(SMALL.draft, 0), build(Shape(3, 16, 1, 1, 16, 300, 128, 16), 1)
     grow(small, large)
+    first = small.model.layers[0].mlp
     for layer in large.model.layers:
-        assert torch.equal(layer.mlp.up_proj.weight, small.model.layers[0].mlp.up_proj.weight)
+        assert torch.equal(layer.mlp.up_proj.weight, first.up_proj.weight)
+        assert torch.allclose(3 * layer.mlp.down_proj.weight, first.down_proj.weight)
+    ids = torch.arange(20)[None]
+    difference = (small(ids).logits.softmax(-1) - large(ids).logits.softmax(-1)).abs().max()
+    assert difference < 0.01
 
 
 @pytest.mark.parametrize("shape", [(3, 8, 8), (2, 6, 12), (2, 12, 6)])
 def test_newton_schulz_brings_singular_values_near_one(shape):
-    values = torch.linalg.svdvals(orthogonalise(torch.randn(shape, generator=torch.Generator().manual_seed(0))))
+    values = torch.linalg.svdvals(
+        orthogonalise(torch.randn(shape, generator=torch.Generator().manual_seed(0)))
+    )
     assert values.min() > 0.3 and values.max() < 1.3
 
 

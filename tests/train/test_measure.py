@@ -1,4 +1,5 @@
 """The measuring functions against cases computed by hand."""
+
 from __future__ import annotations
 
 import math
@@ -21,7 +22,7 @@ def uniform_model():
 
 
 def test_distinct_counts_unique_grams():
-    assert distinct([1, 2, 3, 4, 1, 2, 3, 4]) == pytest.approx(4 / 5)      # 1234 2341 3412 4123 1234
+    assert distinct([1, 2, 3, 4, 1, 2, 3, 4]) == pytest.approx(4 / 5)  # 1234 2341 3412 4123 1234
     assert distinct([5] * 10) == pytest.approx(1 / 7)
     assert distinct([1, 2]) == 1.0
     assert distinct([1, 2, 1, 2], n=2) == pytest.approx(2 / 3)
@@ -36,7 +37,10 @@ def test_overlap_is_the_sum_of_minima():
 
 def test_a_uniform_model_needs_log2_of_the_vocabulary():
     # 11 predicted tokens of 3 bits over 4 + 6 bytes, in windows shorter than the documents
-    documents = [("code", np.array([0, 1, 2, 3, 4, 5], np.uint16), 4), ("kjv", np.array([0, 1, 2, 3, 4, 5, 6], np.uint16), 6)]
+    documents = [
+        ("code", np.array([0, 1, 2, 3, 4, 5], np.uint16), 4),
+        ("kjv", np.array([0, 1, 2, 3, 4, 5, 6], np.uint16), 6),
+    ]
     bits = bits_per_byte(uniform_model(), documents, length=4)
     assert bits == pytest.approx({"code": 15 / 4, "kjv": 18 / 6, "all": 33 / 10})
 
@@ -45,7 +49,9 @@ def test_windows_predict_every_token_once():
     ids = np.arange(11, dtype=np.uint16)
     predicted = [int(t) for _, piece in windows([("docs", ids, 1)], 4) for t in piece[0, 1:]]
     assert predicted == list(range(1, 11))
-    assert sum(piece.shape[1] - 1 for _, piece in windows([("docs", ids, 1), ("docs", ids, 1)], 4, limit=8)) == 8
+    assert (
+        sum(piece.shape[1] - 1 for _, piece in windows([("docs", ids, 1), ("docs", ids, 1)], 4, limit=8)) == 8
+    )
 
 
 def test_acceptance_of_a_model_with_itself_is_one():
@@ -61,7 +67,9 @@ def test_acceptance_against_a_uniform_draft():
     piece = torch.tensor([[0, 3, 1, 4, 1, 5]])
     p = model(input_ids=piece[:, :-1]).logits.softmax(-1)
     expected = p.clamp(max=1 / 8).sum(-1).mean().item()
-    assert acceptance(model, uniform_model(), [("code", piece)])["all"]["alpha"] == pytest.approx(expected, abs=1e-6)
+    assert acceptance(model, uniform_model(), [("code", piece)])["all"]["alpha"] == pytest.approx(
+        expected, abs=1e-6
+    )
 
 
 def test_continuations_match_plain_argmax_and_depend_on_the_seed_only():
@@ -70,7 +78,9 @@ def test_continuations_match_plain_argmax_and_depend_on_the_seed_only():
     text = continue_text(model, prefix, 6, 0.0)
     plain = prefix
     for _ in range(6):
-        plain = torch.cat([plain, model(input_ids=plain, use_cache=False).logits[:, -1].argmax(-1, keepdim=True)], 1)
+        plain = torch.cat(
+            [plain, model(input_ids=plain, use_cache=False).logits[:, -1].argmax(-1, keepdim=True)], 1
+        )
     assert torch.equal(text, plain)
     drawn = [continue_text(model, prefix, 6, 1.0, torch.Generator().manual_seed(9)) for _ in range(2)]
     assert torch.equal(*drawn)
@@ -78,7 +88,7 @@ def test_continuations_match_plain_argmax_and_depend_on_the_seed_only():
 
 def test_repeats_are_marked_where_an_ngram_closes_again():
     assert repeated([1, 2, 3, 1, 2, 3], 0, n=2) == [False, False, False, False, True, True]
-    assert repeated([1, 2, 1, 2, 9], 2, n=2) == [False] * 5          # the prefix does not count
+    assert repeated([1, 2, 1, 2, 9], 2, n=2) == [False] * 5  # the prefix does not count
     assert repetition_mask(torch.tensor([[7, 7, 7]]), 0, n=2).tolist() == [[False, False, True]]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .. import expect
 from .reference import Law, check
 
 _chain_verify = torch.ops.specdec.chain_verify.default
@@ -30,13 +31,16 @@ def chain_verify(
 ) -> tuple[Tensor, Tensor, Tensor]:
     try:
         return _chain_verify(
-            tokens, offsets, drawn, law_row, *target, *(draft or _NO_LAW), token_ids,
-            seeds, root_positions, uniforms, *(race or _NO_RACE), max_depth,
+            tokens, offsets, drawn, law_row, *target, *(draft or _NO_LAW), token_ids, seeds, root_positions,
+            uniforms, *(race or _NO_RACE), max_depth,
         )  # fmt: skip
-    except (RuntimeError, TypeError):
-        check(tokens, offsets, drawn, law_row, target, draft, token_ids, seeds, root_positions, uniforms, race,
-              max_depth=max_depth)  # fmt: skip
-        raise
+    except (RuntimeError, ValueError, TypeError):
+        chain = (tokens, offsets, drawn, law_row)
+        check(
+            *chain, target, draft, token_ids, seeds, root_positions, uniforms, race, max_depth=max_depth
+        )  # raises with a remedy
+        parts = (*chain, *target, *(draft or _NO_LAW), token_ids, seeds, root_positions, uniforms)
+        return _chain_verify(*expect.contiguous(*parts, *(race or _NO_RACE)), max_depth)
 
 
 def chain_thresholds(
@@ -51,7 +55,8 @@ def chain_thresholds(
     try:
         return _chain_thresholds(
             tokens, offsets, drawn, law_row, *target, *(draft or _NO_LAW), token_ids
-        )
-    except (RuntimeError, TypeError):
-        check(tokens, offsets, drawn, law_row, target, draft, token_ids)
-        raise
+        )  # fmt: skip
+    except (RuntimeError, ValueError, TypeError):
+        chain = (tokens, offsets, drawn, law_row)
+        check(*chain, target, draft, token_ids)  # raises with a remedy
+        return _chain_thresholds(*expect.contiguous(*chain, *target, *(draft or _NO_LAW), token_ids))

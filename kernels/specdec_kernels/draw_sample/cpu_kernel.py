@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .. import expect
 from .reference import check
 
 _draw_sample = torch.ops.specdec.draw_sample.default
@@ -22,6 +23,6 @@ def draw_sample(
 ) -> Tensor:
     try:
         return _draw_sample(logits, inv_t, lse, cut, tie_id, seeds, root_positions, index)
-    except RuntimeError:
-        check(logits, inv_t, lse, cut, tie_id, seeds, root_positions, index)  # the message with the remedy
-        raise
+    except (RuntimeError, ValueError):
+        check(logits, inv_t, lse, cut, tie_id, seeds, root_positions, index)  # raises with a remedy
+        return _draw_sample(*expect.contiguous(logits, inv_t, lse, cut, tie_id, seeds, root_positions, index))

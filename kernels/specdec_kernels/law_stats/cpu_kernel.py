@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .. import expect
 from .reference import check
 
 _law_stats = torch.ops.specdec.law_stats.default
@@ -15,6 +16,6 @@ def law_stats(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     try:
         return _law_stats(logits, temperature, top_k, top_p, min_p)
-    except RuntimeError:
-        check(logits, temperature, top_k, top_p, min_p)  # the message with the remedy
-        raise
+    except (RuntimeError, ValueError):
+        check(logits, temperature, top_k, top_p, min_p)  # raises with a remedy
+        return _law_stats(*expect.contiguous(logits, temperature, top_k, top_p, min_p))

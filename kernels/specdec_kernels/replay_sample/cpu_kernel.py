@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .. import expect
 from .reference import check
 
 _replay_sample = torch.ops.specdec.replay_sample.default
@@ -21,6 +22,6 @@ def replay_sample(
 ) -> Tensor:
     try:
         return _replay_sample(logits, inv_t, cut, tie_id, seeds, positions, noise)
-    except RuntimeError:
-        check(logits, inv_t, cut, tie_id, seeds, positions, noise)  # the message with the remedy
-        raise
+    except (RuntimeError, ValueError):
+        check(logits, inv_t, cut, tie_id, seeds, positions, noise)  # raises with a remedy
+        return _replay_sample(*expect.contiguous(logits, inv_t, cut, tie_id, seeds, positions, noise))

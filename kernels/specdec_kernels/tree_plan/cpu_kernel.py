@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .. import expect
 from .plan import TreePlan
 from .reference import check
 
@@ -14,6 +15,6 @@ _tree_plan = torch.ops.specdec.tree_plan.default
 def tree_plan(parents: Tensor, offsets: Tensor) -> TreePlan:
     try:
         return TreePlan(*_tree_plan(parents, offsets))
-    except RuntimeError:
-        check(parents, offsets)  # the message with the remedy
-        raise
+    except (RuntimeError, ValueError):
+        check(parents, offsets)  # raises with a remedy
+        return TreePlan(*_tree_plan(*expect.contiguous(parents, offsets)))

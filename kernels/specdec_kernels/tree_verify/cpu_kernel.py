@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .. import expect
 from .reference import check
 
 _tree_verify = torch.ops.specdec.tree_verify.default
@@ -22,6 +23,7 @@ def tree_verify(
 ) -> tuple[Tensor, Tensor, Tensor]:
     try:
         return _tree_verify(tokens, offsets, first_child, next_sibling, node_choice, scouts, max_depth)
-    except RuntimeError as error:
+    except (RuntimeError, ValueError):
         check(tokens, offsets, first_child, next_sibling, node_choice, scouts, max_depth=max_depth)
-        raise ValueError(str(error)) from None  # a path longer than max_depth: known only after the walk
+        links = expect.contiguous(tokens, offsets, first_child, next_sibling, node_choice, scouts)
+        return _tree_verify(*links, max_depth)  # raises again for a path longer than max_depth

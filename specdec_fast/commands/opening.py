@@ -61,9 +61,11 @@ def resolve(
 
     get_rule(rule)
     if drafter is not None and drafter not in (NO_DRAFTER, *drafter_names()):
-        raise ValueError(f"--drafter: got {drafter!r}; expected one of {', '.join(drafter_names())}, or {NO_DRAFTER}")
+        raise ValueError(
+            f"--drafter: got {drafter!r}; expected one of {', '.join(drafter_names())}, or {NO_DRAFTER}"
+        )
     if draft is not None and drafter not in (None, "draft_model"):
-        raise ValueError(f"--draft {draft} with --drafter {drafter}: expected one of them; a draft model drafts by itself")
+        raise ValueError(f"--draft {draft} with --drafter {drafter}: expected only one of them")
     if draft_tokens is not None and draft_tokens < 0:
         raise ValueError(f"--draft-tokens: got {draft_tokens}; expected 0 (plain decoding) or more")
     if model == BUNDLED_TARGET and draft is None and drafter in (None, "draft_model"):
@@ -72,7 +74,7 @@ def resolve(
         drafter = "draft_model"
     if draft_tokens and drafter in (None, NO_DRAFTER):
         raise ValueError(
-            f"--draft-tokens {draft_tokens}: got no drafter; pass --draft MODEL or --drafter NAME, or leave it out"
+            f"--draft-tokens {draft_tokens}: got no drafter; pass --draft MODEL or --drafter NAME"
         )
     if draft_tokens == 0 or drafter == NO_DRAFTER:
         draft = drafter = None
@@ -92,6 +94,10 @@ def open_engine(setup: Setup, *, threads: int | None, max_rows: int, max_length:
         if threads < 1:
             raise ValueError(f"--threads: got {threads}; expected at least 1")
         torch.set_num_threads(threads)
+    if max_length is not None and max_length < 2:
+        raise ValueError(
+            f"--max-length: got {max_length}; expected at least 2, one token of prompt and one of text"
+        )
     check_device(setup.device)
     return load(
         setup.model,
@@ -116,15 +122,19 @@ def check_device(name: str) -> None:
     except RuntimeError:
         raise ValueError(f"--device: got {name!r}; expected cpu, cuda or cuda:N") from None
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"--device: got {name!r}; this machine has {torch.cuda.device_count()} CUDA devices; use cpu")
+        raise ValueError(
+            f"--device: got {name!r}; this machine has {torch.cuda.device_count()} CUDA devices; use cpu"
+        )
 
 
 def quiet() -> None:
-    """No progress bars and no chatter from libraries; warnings as one line each; output that never fails to encode."""
+    """No chatter from libraries; warnings as one line each; output that never fails to encode."""
+    from huggingface_hub.utils import logging as hub_logging
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
+    hub_logging.set_verbosity_error()
     warnings.showwarning = _one_line
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)

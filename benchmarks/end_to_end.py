@@ -1,0 +1,237 @@
+"""End-to-end speed on the bundled pair: ours and transformers', plain and speculative, interleaved in one run.
+
+`python -m benchmarks.end_to_end` measures all settings, prints a table and writes benchmarks/results/end_to_end_cpu.json
+after every setting, so that an interrupted run keeps what it measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+
+from benchmarks.interleave import environment, interleave
+from specdec_fast import SamplingParams, load
+from specdec_fast.loading import ASSETS, load_model, load_tokenizer
+
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One row of the table."""
+
+    dtype: str = "float32"
+    threads: int = 1
+    compiled: bool = False
+    batch: int = 1
+    temperature: float = 0.0
+    new_tokens: int = 200
+    draft_tokens: int = 4
+
+    @property
+    def name(self) -> str:
+        how = "compiled" if self.compiled else "eager"
+        return f"{self.dtype}-{self.threads}thread-{how}-batch{self.batch}-T{self.temperature:g}"
+
+
+def all_settings(draft_tokens: int) -> list[Setting]:
+    """What the README's table reports."""
+    found = [
+        Setting(dtype, threads, compiled, 1, temperature, draft_tokens=draft_tokens)
+        for dtype, threads, compiled, temperature in product(
+            ("float32", "bfloat16"), (1, 2), (False, True), (0.0, 1.0)
+        )
+    ]
+    return found + [
+        Setting(dtype, threads, False, 8, temperature, draft_tokens=draft_tokens)
+        for dtype, threads, temperature in product(("float32", "bfloat16"), (1, 2), (0.0, 1.0))
+    ]
+
+
+def workload(tokenizer: Any, count: int) -> list[list[int]]:
+    """`count` prompts of the bundled workload, kinds taking turns."""
+    items = json.loads((ASSETS / "workload.json").read_text())
+    kinds: dict[str, list[str]] = {}
+    for item in items:
+        kinds.setdefault(item["kind"], []).append(item["prompt"])
+    turns = [prompt for group in zip(*kinds.values()) for prompt in group]
+    return [list(tokenizer.encode(prompt)) for prompt in turns[:count]]
+
+
+def distinct_4(tokens: list[int]) -> float:
+    """Share of distinct 4-grams: near 1 for text, near 0 for loops."""
+    grams = [tuple(tokens[at : at + 4]) for at in range(len(tokens) - 3)]
+    return len(set(grams)) / len(grams) if grams else 1.0
+
+
+class Sides:
+    """Builds every side of a setting over the same weights."""
+
+    def __init__(self, setting: Setting, prompts: int) -> None:
+        self.setting = setting
+        self.tokenizer = load_tokenizer("demo-target")
+        self.prompts = workload(self.tokenizer, max(prompts, setting.batch))
+        torch.set_num_threads(setting.threads)
+        self.outputs: dict[str, list[list[int]]] = {}
+        self.tau, self.alpha = 0.0, 0.0
+
+    def ours(self, draft: bool) -> Callable[[], None]:
+        setting = self.setting
+        engine = load(
+            "demo-target",
+            "demo-draft" if draft else None,
+            dtype=setting.dtype,
+            compile=setting.compiled,
+            num_draft_tokens=setting.draft_tokens if draft else None,
+            max_length=1024,
+        )
+        params = [
+            SamplingParams(
+                temperature=setting.temperature, seed=index, max_new_tokens=setting.new_tokens, ignore_eos=True
+            )
+            for index in range(len(self.prompts))
+        ]
+        name = "speculative" if draft else "plain"
+
+        def run() -> None:
+            step = setting.batch
+            handles = []
+            for start in range(0, len(self.prompts) - step + 1, step):
+                handles += engine.generate(self.prompts[start : start + step], params[start : start + step])
+            self.outputs[name] = [handle.tokens for handle in handles]
+            if draft:
+                self.tau = mean(handle.stats.tau for handle in handles)
+                self.alpha = mean(handle.stats.mean_alpha for handle in handles)
+
+        return run
+
+    def theirs(self, assisted: bool) -> Callable[[], None]:
+        setting = self.setting
+        model = load_model("demo-target", setting.dtype)
+        extra: dict[str, Any] = {}
+        if assisted:
+            extra["assistant_model"] = load_model("demo-draft", setting.dtype)
+            extra["assistant_model"].generation_config.num_assistant_tokens = setting.draft_tokens
+            extra["assistant_model"].generation_config.num_assistant_tokens_schedule = "constant"
+        if setting.compiled:
+            extra["cache_implementation"] = "static"
+            model.forward = torch.compile(model.forward, dynamic=None)
+        if setting.temperature > 0:
+            extra |= {"temperature": setting.temperature, "top_k": 0, "top_p": 1.0}
+        name = "transformers assisted" if assisted else "transformers"
+
+        def run() -> None:
+            texts = []
+            for prompt in self.prompts:
+                ids = torch.tensor([prompt])
+                torch.manual_seed(0)
+                out = model.generate(
+                    ids,
+                    attention_mask=torch.ones_like(ids),
+                    max_new_tokens=setting.new_tokens,
+                    min_new_tokens=setting.new_tokens,
+                    do_sample=setting.temperature > 0,
+                    pad_token_id=0,
+                    **extra,
+                )
+                texts.append(out[0, len(prompt) :].tolist())
+            self.outputs[name] = texts
+
+        return run
+
+
+def measure(
+    setting: Setting, rounds: int, prompts: int
+) -> tuple[dict[str, Any], dict[str, Callable[[], None]]]:
+    """One row of the table (tokens per second of each side, the ratios between them), and the sides themselves."""
+    sides = Sides(setting, prompts)
+    runs = {"plain": sides.ours(draft=False), "speculative": sides.ours(draft=True)}
+    if setting.batch == 1:
+        runs["transformers"] = sides.theirs(assisted=False)
+        if not setting.compiled:  # its shapes change at every step: compiled it recompiles without end
+            runs["transformers assisted"] = sides.theirs(assisted=True)
+    timing = interleave(runs, rounds)
+    count = sum(map(len, sides.outputs["plain"]))
+    row: dict[str, Any] = {
+        "setting": setting.name,
+        "dtype": setting.dtype,
+        "threads": setting.threads,
+        "compiled": setting.compiled,
+        "batch": setting.batch,
+        "temperature": setting.temperature,
+        "new_tokens": setting.new_tokens,
+        "draft_tokens": setting.draft_tokens,
+        "rounds": rounds,
+        "prompts": len(sides.prompts),
+        "tokens_per_s": {name: count / timing.median(name) for name in runs},
+        "speculative_vs_plain": timing.ratio("plain", "speculative"),
+        "speculative_vs_plain_range": timing.spread("plain", "speculative"),
+        "tau": sides.tau,
+        "alpha": sides.alpha,
+        "distinct_4": mean(map(distinct_4, sides.outputs["speculative"])),
+        "identical": sides.outputs["plain"] == sides.outputs["speculative"],
+    }
+    if "transformers" in runs:
+        row["plain_vs_transformers"] = timing.ratio("transformers", "plain")
+        if setting.temperature == 0:
+            row["identical_to_transformers"] = sides.outputs["plain"] == sides.outputs["transformers"]
+    if "transformers assisted" in runs:
+        row["speculative_vs_assisted"] = timing.ratio("transformers assisted", "speculative")
+    return row, runs
+
+
+COLUMNS = {
+    "setting": "setting",
+    "plain_vs_transformers": "plain / HF",
+    "speculative_vs_plain": "spec / plain",
+    "speculative_vs_assisted": "spec / HF assisted",
+    "tau": "tau",
+    "alpha": "alpha",
+    "distinct_4": "distinct-4",
+    "identical": "identical",
+}
+
+
+def as_markdown(rows: list[dict[str, Any]]) -> str:
+    """The table of the README."""
+
+    def cell(value: Any) -> str:
+        return "" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
+
+    lines = ["| " + " | ".join(COLUMNS.values()) + " |", "|" + "---|" * len(COLUMNS)]
+    lines += ["| " + " | ".join(cell(row.get(key)) for key in COLUMNS) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--prompts", type=int, default=4)
+    parser.add_argument("--draft-tokens", type=int, default=4)
+    parser.add_argument("--only", default="", help="settings whose name contains this")
+    parser.add_argument("--out", type=Path, default=RESULTS / "end_to_end_cpu.json")
+    options = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    facts = environment()
+    for setting in all_settings(options.draft_tokens):
+        if options.only not in setting.name:
+            continue
+        row, _ = measure(setting, options.rounds, options.prompts)
+        rows.append(row)
+        print(as_markdown([row]).splitlines()[-1], flush=True)
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps({"environment": facts, "rows": rows}, indent=1) + "\n")
+    print(as_markdown(rows))
+    options.out.with_suffix(".md").write_text(as_markdown(rows) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""Times several ways of doing the same work in turn, round after round, so that drift of the machine hits all alike."""
+
+from __future__ import annotations
+
+import gc
+import os
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds per round of each side."""
+
+    seconds: dict[str, list[float]]
+
+    def median(self, side: str) -> float:
+        return median(self.seconds[side])
+
+    def ratio(self, slow: str, fast: str) -> float:
+        """How many times faster `fast` is: the median of the round-by-round ratios."""
+        return median(a / b for a, b in zip(self.seconds[slow], self.seconds[fast]))
+
+    def spread(self, slow: str, fast: str) -> tuple[float, float]:
+        """Smallest and largest round-by-round ratio."""
+        ratios = [a / b for a, b in zip(self.seconds[slow], self.seconds[fast])]
+        return min(ratios), max(ratios)
+
+
+def interleave(sides: Mapping[str, Callable[[], Any]], rounds: int) -> Timing:
+    """Run every side once per round, rotating who goes first; one uncounted warm-up each."""
+    for run in sides.values():
+        run()
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    names = list(sides)
+    gc.collect()
+    gc.disable()
+    try:
+        for turn in range(rounds):
+            shift = turn % len(names)
+            for name in names[shift:] + names[:shift]:
+                start = perf_counter()
+                sides[name]()
+                seconds[name].append(perf_counter() - start)
+    finally:
+        gc.enable()
+    return Timing(seconds)
+
+
+def environment() -> dict[str, Any]:
+    """Machine and versions, for result files."""
+    import transformers
+
+    model = platform.processor() or platform.machine()
+    try:
+        with open("/proc/cpuinfo") as info:
+            model = next(line.split(":", 1)[1].strip() for line in info if line.startswith("model name"))
+    except (OSError, StopIteration):
+        pass
+    return {
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+        "cpu": model,
+        "cores": os.cpu_count(),
+        "isa": torch.backends.cpu.get_cpu_capability(),
+        "load_before": [round(load, 2) for load in os.getloadavg()],
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }

@@ -1,0 +1,283 @@
+// One tile of tree attention: scores of a block of keys, online softmax, weighted sum of values. Included once per
+// instruction set after simd.h.
+//
+// The order of every sum depends on the key's slot and the width alone, never on how many nodes, heads or rows come with
+// it, as long as a row has few nodes (Tile::wide is false): the same node gives the same bits in any company.
+
+#if SPECDEC_LANES == 16
+constexpr int kRowTile = 6, kColumnTile = 4;  // 24 of 32 registers
+#else
+constexpr int kRowTile = 4, kColumnTile = 2;  // 8 of 16 registers and room for operands
+#endif
+constexpr float kNegativeInfinity = -__builtin_inff();
+
+// c[i][j] (+)= sum over k of a[i][k] * b[k][offset + j] for ROWS x COLUMNS vectors.
+template <int ROWS, int COLUMNS>
+void multiply_tile(const float* a, int64_t lda, const float* const* b, int64_t offset, int64_t count, float* c, int64_t ldc, bool add) {
+  Floats sum[ROWS][COLUMNS];
+  for (int i = 0; i < ROWS; ++i)
+    for (int j = 0; j < COLUMNS; ++j) sum[i][j] = add ? load(c + i * ldc + j * kLanes) : Floats{};
+  for (int64_t k = 0; k < count; ++k) {
+    const float* row = b[k] + offset;
+    Floats right[COLUMNS];
+    for (int j = 0; j < COLUMNS; ++j) right[j] = load(row + j * kLanes);
+    for (int i = 0; i < ROWS; ++i) {
+      const Floats left = all(a[i * lda + k]);
+      for (int j = 0; j < COLUMNS; ++j) sum[i][j] = fma(left, right[j], sum[i][j]);
+    }
+  }
+  for (int i = 0; i < ROWS; ++i)
+    for (int j = 0; j < COLUMNS; ++j) store(c + i * ldc + j * kLanes, sum[i][j]);
+}
+
+using MultiplyTile = void (*)(const float*, int64_t, const float* const*, int64_t, int64_t, float*, int64_t, bool);
+
+template <int ROWS>
+inline MultiplyTile multiply_tile_of(int64_t columns) {
+  static_assert(kColumnTile == 2 || kColumnTile == 4);
+  if constexpr (kColumnTile == 4) {
+    if (columns == 4) return multiply_tile<ROWS, 4>;
+    if (columns == 3) return multiply_tile<ROWS, 3>;
+  }
+  return columns == 2 ? multiply_tile<ROWS, 2> : multiply_tile<ROWS, 1>;
+}
+
+inline MultiplyTile multiply_tile_of(int64_t rows, int64_t columns) {
+  static_assert(kRowTile == 4 || kRowTile == 6);
+  if constexpr (kRowTile == 6) {
+    if (rows == 6) return multiply_tile_of<6>(columns);
+    if (rows == 5) return multiply_tile_of<5>(columns);
+  }
+  if (rows == 4) return multiply_tile_of<4>(columns);
+  if (rows == 3) return multiply_tile_of<3>(columns);
+  return rows == 2 ? multiply_tile_of<2>(columns) : multiply_tile_of<1>(columns);
+}
+
+// c += or = a * b with b given by pointers to its rows.
+inline void multiply(const float* a, int64_t rows, int64_t lda, const float* const* b, int64_t vectors, int64_t count, float* c, int64_t ldc, bool add) {
+  for (int64_t j = 0; j < vectors; j += kColumnTile) {
+    const int64_t columns = vectors - j < kColumnTile ? vectors - j : kColumnTile;
+    for (int64_t i = 0; i < rows; i += kRowTile) {
+      const int64_t part = rows - i < kRowTile ? rows - i : kRowTile;
+      multiply_tile_of(part, columns)(a + i * lda, lda, b, j * kLanes, count, c + i * ldc + j * kLanes, ldc, add);
+    }
+  }
+}
+
+// scores[i][k] = query i . key k for ROWS queries and kLanes / ROWS keys at a time; vectors run along the width.
+template <int ROWS>
+void dot_tile(const float* query, int64_t width, const float* const* keys, float* scores) {
+  constexpr int kKeys = kLanes / ROWS;
+  for (int64_t k = 0; k < kKeyBlock; k += kKeys) {
+    Floats sum[kLanes] = {};
+    for (int64_t d = 0; d < width; d += kLanes) {
+      Floats left[ROWS];
+      for (int i = 0; i < ROWS; ++i) left[i] = load(query + i * width + d);
+      for (int j = 0; j < kKeys; ++j) {
+        const Floats right = load(keys[k + j] + d);
+        for (int i = 0; i < ROWS; ++i) sum[i * kKeys + j] = fma(left[i], right, sum[i * kKeys + j]);
+      }
+    }
+    const Floats result = totals(sum);
+    if constexpr (ROWS == 1) {
+      store(scores + k, result);
+    } else {
+      float lanes[kLanes];
+      store(lanes, result);
+      for (int i = 0; i < ROWS; ++i) __builtin_memcpy(scores + i * kKeyBlock + k, lanes + i * kKeys, kKeys * sizeof(float));
+    }
+  }
+}
+
+inline void dot_scores(const float* query, int64_t rows, int64_t width, const float* const* keys, float* scores) {
+  int64_t i = 0;
+  for (; i + 4 <= rows && kLanes >= 8; i += 4) dot_tile<4>(query + i * width, width, keys, scores + i * kKeyBlock);
+  for (; i + 2 <= rows; i += 2) dot_tile<2>(query + i * width, width, keys, scores + i * kKeyBlock);
+  for (; i < rows; ++i) dot_tile<1>(query + i * width, width, keys, scores + i * kKeyBlock);
+}
+
+// Copies `width` elements as floats and fills up to `total_width` with zeros.
+template <class T>
+inline void widen_row(const T* from, int64_t width, int64_t total_width, float* to) {
+  int64_t d = 0;
+  for (; d + kLanes <= width; d += kLanes) store(to + d, load(from + d));
+  for (; d < width; ++d) to[d] = widen(from[d]);
+  for (; d < total_width; ++d) to[d] = 0.0f;
+}
+
+// Pointers to the rows of slots [begin, begin + count); converted into `memory` unless they can be used where they lie.
+template <class T>
+inline void gather_rows(const T* cache, int64_t page_stride, int64_t slot_stride, const AttentionArguments& a, const int32_t* table,
+                        int64_t begin, int64_t count, int64_t width, float* memory, const float** rows) {
+  int64_t page = begin / a.page_size, slot = begin % a.page_size;
+  const T* base = cache + table[page] * page_stride;
+  for (int64_t t = 0; t < count; ++t, ++slot) {
+    if (slot == a.page_size) {
+      slot = 0;
+      base = cache + table[++page] * page_stride;
+    }
+    const T* from = base + slot * slot_stride;
+    if constexpr (sizeof(T) == sizeof(float)) {
+      if (width == a.head_dim) {
+        rows[t] = from;
+        continue;
+      }
+    }
+    widen_row(from, a.head_dim, width, memory + t * width);
+    rows[t] = memory + t * width;
+  }
+}
+
+// Softmax of one block for one query: scores become weights, the state of the query moves on.
+inline void soften(float* scores, uint64_t visible, float softcap, float* max, float* sum, float* acc, int64_t width) {
+  constexpr int kParts = kKeyBlock / kLanes;
+  Floats part[kParts];
+  Floats highest = all(kNegativeInfinity);
+  for (int p = 0; p < kParts; ++p) {
+    part[p] = load(scores + p * kLanes);
+    if (softcap != 0.0f) part[p] = all(softcap) * hyperbolic_tangent(part[p] / all(softcap));
+    part[p] = keep(part[p], static_cast<uint32_t>(visible >> (p * kLanes)), all(kNegativeInfinity));
+    highest = larger(part[p], highest);
+  }
+  const float block_max = largest(highest);
+  const float next = block_max > *max ? block_max : *max;
+  if (next == kNegativeInfinity) {  // nothing seen so far
+    for (int p = 0; p < kParts; ++p) store(scores + p * kLanes, Floats{});
+    return;
+  }
+  if (next != *max) {
+    const Floats factor = exponential(all(*max - next));
+    *sum *= factor[0];
+    for (int64_t d = 0; d < width; d += kLanes) store(acc + d, load(acc + d) * factor);
+    *max = next;
+  }
+  Floats weights = {};
+  for (int p = 0; p < kParts; ++p) {
+    const Floats weight = exponential(part[p] - all(next));
+    weights += weight;
+    store(scores + p * kLanes, weight);
+  }
+  *sum += total(weights);
+}
+
+template <class T>
+void attend_typed(const AttentionArguments& a, const Tile& tile, float* scratch, Partial state) {
+  const int64_t group = a.heads / a.kv_heads, rows = tile.count * group, width = padded(a.head_dim, kLanes);
+  float* query = scratch;
+  float* scores = query + rows * width;
+  float* flipped = scores + rows * kKeyBlock;
+  float* key_memory = flipped + kKeyBlock * width;
+  float* value_memory = key_memory + kKeyBlock * width;
+  const T* queries = static_cast<const T*>(a.query) + (a.offsets[tile.row] + tile.first) * a.query_node + tile.kv_head * group * a.query_head;
+  const Floats scale = all(static_cast<float>(a.scale));
+  for (int64_t r = 0; r < rows; ++r) {
+    float* to = query + r * width;
+    widen_row(queries + r / group * a.query_node + r % group * a.query_head, a.head_dim, width, to);
+    for (int64_t d = 0; d < width; d += kLanes) store(to + d, load(to + d) * scale);
+    state.max[r] = kNegativeInfinity;
+    state.sum[r] = 0.0f;
+  }
+  __builtin_memset(state.acc, 0, static_cast<size_t>(rows * width) * sizeof(float));
+
+  const T* keys = static_cast<const T*>(a.keys) + tile.kv_head * a.key_head;
+  const T* values = static_cast<const T*>(a.values) + tile.kv_head * a.value_head;
+  const int32_t* table = a.page_table + tile.row * a.pages_per_row;
+  const float *key_rows[kKeyBlock], *value_rows[kKeyBlock], *flipped_rows[kWidestHead];
+  if (tile.wide) {
+    for (int64_t d = 0; d < width; ++d) flipped_rows[d] = flipped + d * kKeyBlock;
+  }
+  const float softcap = static_cast<float>(a.softcap);
+  for (int64_t block = tile.key_begin / kKeyBlock * kKeyBlock; block < tile.key_end; block += kKeyBlock) {
+    const int64_t count = tile.key_end - block < kKeyBlock ? tile.key_end - block : kKeyBlock;
+    uint64_t any = 0;
+    uint64_t visible[kMostNodes];
+    for (int64_t i = 0; i < tile.count; ++i) any |= visible[i] = visible_keys(a, tile.row, tile.first + i, block, count);
+    if (any == 0) continue;
+    gather_rows(keys, a.key_page, a.key_slot, a, table, block, count, width, key_memory, key_rows);
+    for (int64_t t = count; t < kKeyBlock; ++t) key_rows[t] = key_rows[count - 1];  // scored, then hidden
+    if (tile.wide) {
+      for (int64_t d = 0; d < width; d += kLanes) {
+        for (int64_t k = 0; k < kKeyBlock; k += kLanes) {
+          Floats square[kLanes];
+          for (int i = 0; i < kLanes; ++i) square[i] = load(key_rows[k + i] + d);
+          transpose(square);
+          for (int i = 0; i < kLanes; ++i) store(flipped + (d + i) * kKeyBlock + k, square[i]);
+        }
+      }
+      multiply(query, rows, width, flipped_rows, kKeyBlock / kLanes, a.head_dim, scores, kKeyBlock, false);
+    } else {
+      dot_scores(query, rows, width, key_rows, scores);
+    }
+    for (int64_t r = 0; r < rows; ++r) {
+      soften(scores + r * kKeyBlock, visible[r / group], softcap, state.max + r, state.sum + r, state.acc + r * width, width);
+    }
+    gather_rows(values, a.value_page, a.value_slot, a, table, block, count, width, value_memory, value_rows);
+    multiply(scores, rows, kKeyBlock, value_rows, width / kLanes, count, state.acc, width, true);
+  }
+}
+
+void attend(const AttentionArguments& a, const Tile& tile, float* scratch, Partial state) {
+  switch (a.type) {
+    case Scalar::BFloat16:
+      return attend_typed<BFloat16>(a, tile, scratch, state);
+    case Scalar::Half:
+      return attend_typed<Half>(a, tile, scratch, state);
+    default:
+      return attend_typed<float>(a, tile, scratch, state);
+  }
+}
+
+// Adds the state over other keys; always called in the order of the keys.
+void merge(int64_t rows, int64_t width, Partial into, Partial from) {
+  for (int64_t r = 0; r < rows; ++r) {
+    const float next = into.max[r] > from.max[r] ? into.max[r] : from.max[r];
+    if (next == kNegativeInfinity) continue;
+    const Floats mine = exponential(all(into.max[r] - next)), theirs = exponential(all(from.max[r] - next));
+    into.sum[r] = into.sum[r] * mine[0] + from.sum[r] * theirs[0];
+    into.max[r] = next;
+    float* to = into.acc + r * width;
+    const float* other = from.acc + r * width;
+    for (int64_t d = 0; d < width; d += kLanes) store(to + d, load(to + d) * mine + load(other + d) * theirs);
+  }
+}
+
+template <class T>
+inline void write_row(const float* from, Floats factor, int64_t width, T* to) {
+  float lanes[kLanes];
+  for (int64_t d = 0; d < width; d += kLanes) {
+    store(lanes, load(from + d) * factor);
+    const int64_t count = width - d < kLanes ? width - d : kLanes;
+    for (int64_t i = 0; i < count; ++i) to[d + i] = narrow<T>(lanes[i]);
+  }
+}
+
+void finish(const AttentionArguments& a, const Tile& tile, Partial state) {
+  const int64_t group = a.heads / a.kv_heads, width = padded(a.head_dim, kLanes);
+  for (int64_t r = 0; r < tile.count * group; ++r) {
+    const int64_t node = a.offsets[tile.row] + tile.first + r / group, head = tile.kv_head * group + r % group;
+    float max = state.max[r], sum = state.sum[r], shrink = 1.0f;
+    if (a.sinks != nullptr) {
+      const float sink = static_cast<float>(sink_of(a, head));
+      const float next = sink > max ? sink : max;
+      if (next != kNegativeInfinity) {
+        shrink = exponential(all(max - next))[0];
+        sum = sum * shrink + exponential(all(sink - next))[0];
+        max = next;
+      }
+    }
+    if (a.lse != nullptr) static_cast<float*>(a.lse)[node * a.heads + head] = sum == 0.0f ? kNegativeInfinity : max + __builtin_logf(sum);
+    const Floats factor = all(sum == 0.0f ? 0.0f : shrink / sum);
+    const float* from = state.acc + r * width;
+    const int64_t at = node * a.out_node + head * a.out_head;
+    switch (a.type) {
+      case Scalar::BFloat16:
+        write_row(from, factor, a.head_dim, static_cast<BFloat16*>(a.out) + at);
+        break;
+      case Scalar::Half:
+        write_row(from, factor, a.head_dim, static_cast<Half*>(a.out) + at);
+        break;
+      default:
+        write_row(from, factor, a.head_dim, static_cast<float*>(a.out) + at);
+    }
+  }
+}

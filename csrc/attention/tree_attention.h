@@ -1,0 +1,88 @@
+// Attention of packed tree nodes over a paged cache on the CPU, in terms of plain pointers. The contract is written down
+// in kernels/specdec_kernels/tree_attention/reference.py.
+#pragma once
+#include <cstdint>
+
+#include "scalar.h"
+
+namespace specdec {
+
+// Strides count elements. Pointers without a comment about null must not be null.
+struct AttentionArguments {
+  Scalar type = Scalar::Float32;
+  const void *query = nullptr, *keys = nullptr, *values = nullptr;
+  void* out = nullptr;
+  void* lse = nullptr;  // [nodes, heads] float, double for Float64; may be null
+  int64_t query_node = 0, query_head = 0, out_node = 0, out_head = 0;
+  int64_t key_page = 0, key_slot = 0, key_head = 0, value_page = 0, value_slot = 0, value_head = 0;
+  int64_t nodes = 0, rows = 0, heads = 0, kv_heads = 0, head_dim = 0, pages = 0, page_size = 0, pages_per_row = 0, words = 0;
+  const int32_t *page_table = nullptr, *lengths = nullptr, *offsets = nullptr;
+  const int32_t* ancestors = nullptr;  // null: causal
+  const int32_t* depth = nullptr;      // null: depth is the index within the row
+  const void* sinks = nullptr;         // [heads] of sink_type; may be null
+  Scalar sink_type = Scalar::Float32;
+  double scale = 1.0, softcap = 0.0;
+  int64_t window = 0;
+};
+
+// What is wrong with an argument: `text` is null when nothing is.
+struct AttentionProblem {
+  const char* text;
+  int64_t row, got, limit;
+};
+
+enum class Isa : int { Best, Portable, Avx2, Avx512 };
+
+// Checks lengths, offsets and pages, then computes. `isa` is for tests; an instruction set that this machine lacks falls back.
+AttentionProblem tree_attention(const AttentionArguments& arguments, Isa isa = Isa::Best);
+
+// The instruction set that Isa::Best stands for on this machine.
+Isa best_isa();
+
+// --- between the files of this folder ---
+
+// Nodes first..first + count - 1 of a row with the heads of one key/value head, over keys [key_begin, key_end).
+// Query r of the tile is node first + r / group, head kv_head * group + r % group.
+struct Tile {
+  int64_t row, kv_head, first, count, key_begin, key_end;
+  bool wide;  // many nodes: keys are transposed first
+};
+
+// Softmax state of a tile's queries: running maximum, sum of weights, weighted sum of values [rows, padded width].
+struct Partial {
+  float *max, *sum, *acc;
+};
+
+constexpr int64_t kKeyBlock = 64;  // keys per block; blocks start at multiples of it, whatever the row's length
+constexpr int64_t kMostNodes = 96;    // of a tile
+constexpr int64_t kWidestHead = 512;  // largest head_dim
+
+// One tile implementation per instruction set.
+struct TileKernel {
+  int64_t lanes;
+  void (*attend)(const AttentionArguments& a, const Tile& tile, float* scratch, Partial state);
+  void (*merge)(int64_t rows, int64_t width, Partial into, Partial from);
+  void (*finish)(const AttentionArguments& a, const Tile& tile, Partial state);
+};
+extern const TileKernel kPortableTile;
+#if defined(__x86_64__)
+extern const TileKernel kAvx2Tile, kAvx512Tile;
+#endif
+
+inline int64_t padded(int64_t width, int64_t lanes) { return (width + lanes - 1) / lanes * lanes; }
+inline int64_t partial_floats(int64_t rows, int64_t width) { return 2 * padded(rows, 16) + rows * width; }
+inline Partial partial_at(float* memory, int64_t rows) {
+  return {memory, memory + padded(rows, 16), memory + 2 * padded(rows, 16)};
+}
+inline double sink_of(const AttentionArguments& a, int64_t head) {
+  double sink = 0.0;
+  with_scalar(a.sink_type, [&](auto type) { sink = widen(static_cast<const decltype(type)*>(a.sinks)[head]); });
+  return sink;
+}
+// Queries, scores, and the transposed and converted key and value blocks.
+inline int64_t scratch_floats(int64_t rows, int64_t width) { return rows * (width + kKeyBlock) + 3 * kKeyBlock * width + 16; }
+
+// float64: plain loops.
+void attend_double(const AttentionArguments& a, int64_t row, int64_t node, int64_t head, double* scores);
+
+}  // namespace specdec

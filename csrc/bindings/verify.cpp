@@ -1,0 +1,302 @@
+// torch.ops.specdec.{law_stats, replay_sample, draw_sample, tree_plan, chain_verify, chain_thresholds, tree_verify}:
+// schemas and CPU implementations. The Python side repeats failed checks with longer messages (kernels/.../reference.py).
+#include <tuple>
+#include <vector>
+
+#include "bindings/arguments.h"
+#include "random.h"
+#include "verify/chain.h"
+#include "verify/law_stats.h"
+#include "verify/sample.h"
+#include "verify/tree.h"
+
+namespace specdec::bindings {
+namespace {
+
+using Maybe = std::optional<Tensor>;
+
+Matrix matrix(const Tensor& logits, const char* what) {
+  SPECDEC_CHECK(logits.dim() == 2, what, " has shape ", shape_of(logits), ", expected [rows, V]");
+  const int64_t columns = logits.size(1);
+  SPECDEC_CHECK(columns >= 1 && columns < (int64_t{1} << 31), what, " has ", columns, " columns");
+  SPECDEC_CHECK(columns == 1 || logits.stride(1) == 1, what, " is not contiguous in its last dimension");
+  return {logits.const_data_ptr(), logits.size(0), columns, logits.stride(0), scalar_of(logits, what)};
+}
+
+template <class T>
+const T* vector(const Tensor& tensor, int64_t count, const char* what) {
+  SPECDEC_CHECK(tensor.dim() == 1 && tensor.size(0) == count, what, " has shape ", shape_of(tensor), ", expected [",
+                count, "]");
+  return input<T>(tensor, what);
+}
+
+const void* statistic(const Tensor& tensor, const Matrix& logits, const char* what) {
+  const bool wide = logits.type == Scalar::Float64;
+  SPECDEC_CHECK(tensor.scalar_type() == (wide ? ScalarType::Double : ScalarType::Float), what,
+                " has the wrong dtype, expected ", wide ? "float64" : "float32");
+  SPECDEC_CHECK(tensor.dim() == 1 && tensor.size(0) == logits.rows && tensor.is_contiguous(), what, " has shape ",
+                shape_of(tensor), ", expected contiguous [", logits.rows, "]");
+  return tensor.const_data_ptr();
+}
+
+Laws laws_of(const Tensor& logits, const Tensor& inv_t, const Tensor& lse, const Tensor& cut, const Tensor& tie_id) {
+  Laws laws;
+  laws.logits = matrix(logits, "logits");
+  laws.inv_t = statistic(inv_t, laws.logits, "inv_t");
+  laws.lse = statistic(lse, laws.logits, "lse");
+  laws.cut = statistic(cut, laws.logits, "cut");
+  laws.tie_id = vector<int32_t>(tie_id, laws.logits.rows, "tie_id");
+  return laws;
+}
+
+int32_t dtype_code(ScalarType type) {
+  static const int32_t float32 = aoti_torch_dtype_float32(), float64 = aoti_torch_dtype_float64(),
+                       int32 = aoti_torch_dtype_int32(), int64 = aoti_torch_dtype_int64();
+  return type == ScalarType::Float ? float32 : type == ScalarType::Double ? float64 : type == ScalarType::Int ? int32 : int64;
+}
+
+// Uninitialised CPU tensor, by the C shim: an operator call of new_empty costs several times as much.
+template <int Rank>
+Tensor empty(const int64_t (&size)[Rank], ScalarType type) {
+  int64_t strides[Rank];
+  int64_t stride = 1;
+  for (int i = Rank - 1; i >= 0; --i) {
+    strides[i] = stride;
+    stride *= size[i];
+  }
+  static const int32_t device = aoti_torch_device_type_cpu();
+  AtenTensorHandle handle = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(Rank, size, strides, dtype_code(type), device, 0, &handle));
+  return Tensor(handle);
+}
+
+template <class T>
+T* data(const Tensor& tensor) {
+  return static_cast<T*>(tensor.mutable_data_ptr());
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> law_stats_cpu(
+    Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p) {
+  const Matrix m = matrix(logits, "logits");
+  const SamplingRows sampling{vector<float>(temperature, m.rows, "temperature"), vector<int32_t>(top_k, m.rows, "top_k"),
+                              vector<float>(top_p, m.rows, "top_p"), vector<float>(min_p, m.rows, "min_p")};
+  int64_t row = 0;
+  const char* bad = invalid_parameter(sampling, m.rows, &row);
+  SPECDEC_CHECK(bad == nullptr, "law_stats: ", bad, "[", row, "] is out of range");
+  const ScalarType type = m.type == Scalar::Float64 ? ScalarType::Double : ScalarType::Float;
+  Tensor inv_t = empty({m.rows}, type), lse = empty({m.rows}, type), cut = empty({m.rows}, type);
+  Tensor tie_id = empty({m.rows}, ScalarType::Int);
+  law_stats(m, sampling, inv_t.mutable_data_ptr(), lse.mutable_data_ptr(), cut.mutable_data_ptr(), data<int32_t>(tie_id));
+  return {inv_t, lse, cut, tie_id};
+}
+
+Tensor replay_sample_cpu(
+    Tensor logits, Tensor inv_t, Tensor cut, Tensor tie_id, Tensor seeds, Tensor positions, Maybe noise) {
+  const Laws laws = laws_of(logits, inv_t, inv_t, cut, tie_id);
+  const int64_t rows = laws.logits.rows;
+  const float* explicit_noise = nullptr;
+  if (noise.has_value()) {
+    SPECDEC_CHECK(noise->dim() == 2 && noise->size(0) == rows && noise->size(1) == laws.logits.columns,
+                  "noise has shape ", shape_of(*noise));
+    explicit_noise = input<float>(*noise, "noise");
+  }
+  Tensor tokens = empty({rows}, ScalarType::Long);
+  replay_sample(laws, vector<int64_t>(seeds, rows, "seeds"), vector<int32_t>(positions, rows, "positions"),
+                explicit_noise, data<int64_t>(tokens));
+  return tokens;
+}
+
+Tensor draw_sample_cpu(
+    Tensor logits, Tensor inv_t, Tensor lse, Tensor cut, Tensor tie_id, Tensor seeds, Tensor root_positions,
+    Tensor index) {
+  const Laws laws = laws_of(logits, inv_t, lse, cut, tie_id);
+  const int64_t rows = laws.logits.rows;
+  Tensor tokens = empty({rows}, ScalarType::Long);
+  draw_sample(laws, vector<int64_t>(seeds, rows, "seeds"), vector<int32_t>(root_positions, rows, "root_positions"),
+              vector<int32_t>(index, rows, "index"), data<int64_t>(tokens));
+  return tokens;
+}
+
+const int32_t* offsets_of(const Tensor& offsets, int64_t nodes, int64_t* rows) {
+  SPECDEC_CHECK(offsets.dim() == 1 && offsets.size(0) >= 1, "offsets has shape ", shape_of(offsets));
+  *rows = offsets.size(0) - 1;
+  const int32_t* data = input<int32_t>(offsets, "offsets");
+  SPECDEC_CHECK(valid_offsets(data, *rows, nodes), "offsets do not ascend from 0 to at most ", nodes);
+  return data;
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> tree_plan_cpu(Tensor parents, Tensor offsets) {
+  SPECDEC_CHECK(parents.dim() == 1, "parents has shape ", shape_of(parents), ", expected [M]");
+  const int64_t nodes = parents.size(0);
+  int64_t rows = 0;
+  const int32_t* starts = offsets_of(offsets, nodes, &rows);
+  const int64_t words = std::max<int64_t>(1, (widest_row(starts, rows) + 31) / 32);
+  Tensor depth = empty({nodes}, ScalarType::Int), row = empty({nodes}, ScalarType::Int);
+  Tensor ancestors = empty({nodes, words}, ScalarType::Int);
+  Tensor first = empty({nodes}, ScalarType::Int), next = empty({nodes}, ScalarType::Int);
+  const TreeLinks links{data<int32_t>(depth), data<int32_t>(row),  data<int32_t>(ancestors),
+                        data<int32_t>(first), data<int32_t>(next), words};
+  const int64_t bad = tree_plan(input<int32_t>(parents, "parents"), nodes, starts, rows, links);
+  SPECDEC_CHECK(bad < 0, "tree_plan: the parent of packed node ", bad, " is not an earlier node of its row");
+  return {depth, row, ancestors, first, next};
+}
+
+struct PathTensors {
+  Tensor path, num_accepted, next_token;
+  PathTensors(int64_t rows, int64_t max_depth)
+      : path(empty({rows, max_depth + 1}, ScalarType::Int)),
+        num_accepted(empty({rows}, ScalarType::Int)),
+        next_token(empty({rows}, ScalarType::Long)) {}
+  Path view(int64_t max_depth) const {
+    return {data<int32_t>(path), data<int32_t>(num_accepted), data<int64_t>(next_token), max_depth};
+  }
+};
+
+std::tuple<Tensor, Tensor, Tensor> tree_verify_cpu(
+    Tensor tokens, Tensor offsets, Tensor first_child, Tensor next_sibling, Tensor node_choice, Maybe scouts,
+    int64_t max_depth) {
+  SPECDEC_CHECK(tokens.dim() == 1 && max_depth >= 0, "tokens has shape ", shape_of(tokens), ", max_depth ", max_depth);
+  const int64_t nodes = tokens.size(0);
+  int64_t rows = 0, row = 0;
+  const int32_t* starts = offsets_of(offsets, nodes, &rows);
+  const PathTensors out(rows, max_depth);
+  const Walk walk = tree_verify(
+      vector<int64_t>(tokens, nodes, "tokens"), nodes, starts, rows, vector<int32_t>(first_child, nodes, "first_child"),
+      vector<int32_t>(next_sibling, nodes, "next_sibling"), vector<int64_t>(node_choice, nodes, "node_choice"),
+      scouts.has_value() ? vector<bool>(*scouts, nodes, "scouts") : nullptr, out.view(max_depth), &row);
+  SPECDEC_CHECK(walk != Walk::kBadLink, "tree_verify: links of row ", row, " do not point forward");
+  SPECDEC_CHECK(walk != Walk::kTooDeep, "tree_verify: the path of row ", row, " is longer than max_depth = ", max_depth,
+                "; expected a capacity of at least the largest depth; pass a larger max_depth");
+  return {out.path, out.num_accepted, out.next_token};
+}
+
+// The draft of chain_verify and chain_thresholds, checked.
+struct ChainArguments {
+  ChainDraft draft;
+  Laws target, drafts;
+
+  ChainArguments(const Tensor& tokens, const Tensor& offsets, const Tensor& drawn, const Tensor& law_row,
+                 const Laws& target_, const Maybe& logits, const Maybe& inv_t, const Maybe& lse, const Maybe& cut,
+                 const Maybe& tie_id, const Maybe& token_ids)
+      : target(target_) {
+    SPECDEC_CHECK(tokens.dim() == 1, "tokens has shape ", shape_of(tokens), ", expected [M]");
+    draft.nodes = tokens.size(0);
+    draft.offsets = offsets_of(offsets, draft.nodes, &draft.rows);
+    draft.tokens = input<int64_t>(tokens, "tokens");
+    draft.drawn = vector<int8_t>(drawn, draft.nodes, "drawn");
+    draft.law_row = vector<int32_t>(law_row, draft.nodes, "law_row");
+    SPECDEC_CHECK(target.logits.rows == draft.nodes, "target has ", target.logits.rows, " laws for ", draft.nodes, " nodes");
+    draft.laws = nullptr;
+    draft.token_ids = nullptr;
+    if (logits.has_value()) {
+      drafts = laws_of(*logits, inv_t.value(), lse.value(), cut.value(), tie_id.value());
+      draft.laws = &drafts;
+      if (token_ids.has_value())
+        draft.token_ids = vector<int64_t>(*token_ids, drafts.logits.columns, "token_ids");
+      else
+        SPECDEC_CHECK(drafts.logits.columns <= target.logits.columns, "draft laws are wider than target laws");
+    }
+    int64_t at = 0;
+    const char* bad = invalid_chain(draft, target, &at);
+    SPECDEC_CHECK(bad == nullptr, bad, "[", at, "] is out of range");
+  }
+  ChainArguments(const ChainArguments&) = delete;
+};
+
+std::tuple<Tensor, Tensor, Tensor> chain_verify_cpu(
+    Tensor tokens, Tensor offsets, Tensor drawn, Tensor law_row, Tensor logits, Tensor inv_t, Tensor lse, Tensor cut,
+    Tensor tie_id, Maybe draft_logits, Maybe draft_inv_t, Maybe draft_lse, Maybe draft_cut, Maybe draft_tie_id,
+    Maybe token_ids, Tensor seeds, Tensor root_positions, Maybe uniforms, Maybe block_noise, Maybe token_noise,
+    int64_t max_depth) {
+  const ChainArguments a(tokens, offsets, drawn, law_row, laws_of(logits, inv_t, lse, cut, tie_id), draft_logits,
+                         draft_inv_t, draft_lse, draft_cut, draft_tie_id, token_ids);
+  const int64_t rows = a.draft.rows, vocab = a.target.logits.columns;
+  SPECDEC_CHECK(max_depth >= 0 && widest_row(a.draft.offsets, rows) <= max_depth + 1, "max_depth is ", max_depth);
+  ChainNoise noise{vector<int64_t>(seeds, rows, "seeds"), vector<int32_t>(root_positions, rows, "root_positions"),
+                   nullptr, nullptr, nullptr};
+  if (uniforms.has_value()) noise.uniforms = vector<float>(*uniforms, a.draft.nodes, "uniforms");
+  if (block_noise.has_value()) {
+    SPECDEC_CHECK(block_noise->dim() == 2 && block_noise->size(0) == rows && block_noise->size(1) == block_count(vocab),
+                  "block noise has shape ", shape_of(*block_noise));
+    SPECDEC_CHECK(token_noise.has_value() && token_noise->dim() == 2 && token_noise->size(0) == rows &&
+                      token_noise->size(1) == vocab, "token noise has the wrong shape");
+    noise.block_noise = input<float>(*block_noise, "block noise");
+    noise.token_noise = input<float>(*token_noise, "token noise");
+  }
+  const PathTensors out(rows, max_depth);
+  chain_verify(a.draft, a.target, noise, out.view(max_depth));
+  return {out.path, out.num_accepted, out.next_token};
+}
+
+std::tuple<Tensor, Tensor> chain_thresholds_cpu(
+    Tensor tokens, Tensor offsets, Tensor drawn, Tensor law_row, Tensor logits, Tensor inv_t, Tensor lse, Tensor cut,
+    Tensor tie_id, Maybe draft_logits, Maybe draft_inv_t, Maybe draft_lse, Maybe draft_cut, Maybe draft_tie_id,
+    Maybe token_ids) {
+  const ChainArguments a(tokens, offsets, drawn, law_row, laws_of(logits, inv_t, lse, cut, tie_id), draft_logits,
+                         draft_inv_t, draft_lse, draft_cut, draft_tie_id, token_ids);
+  const bool wide = a.target.wide() || (a.draft.laws != nullptr && a.drafts.wide());
+  const ScalarType type = wide ? ScalarType::Double : ScalarType::Float;
+  Tensor accept = empty({a.draft.nodes}, type);
+  Tensor residual = empty({a.draft.nodes, a.target.logits.columns}, type);
+  chain_thresholds(a.draft, a.target, accept.mutable_data_ptr(), residual.mutable_data_ptr());
+  return {accept, residual};
+}
+
+// Noise of tokens 0 .. count - 1, for comparisons with the reference. kind 0: word, 1: exponential, 2: Gumbel,
+// 3: uniform, 4: Gumbel by the vector code.
+Tensor noise_cpu(Tensor like, int64_t seed, int64_t position, int64_t index, int64_t stream, int64_t count, int64_t kind) {
+  const Counter counter(seed, static_cast<int32_t>(position), static_cast<int32_t>(index), static_cast<uint32_t>(stream));
+  Tensor out = empty({count}, kind == 0 ? ScalarType::Long : ScalarType::Float);
+  if (kind == 4) {
+    row_kernels().gumbel_row(counter, count, data<float>(out));
+    return out;
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    const uint32_t word = random_word(counter, static_cast<uint32_t>(i));
+    if (kind == 0)
+      data<int64_t>(out)[i] = word;
+    else
+      data<float>(out)[i] = kind == 1 ? exponential(word) : kind == 2 ? gumbel(word) : uniform(word);
+  }
+  return out;
+}
+
+}  // namespace
+}  // namespace specdec::bindings
+
+STABLE_TORCH_LIBRARY_FRAGMENT(specdec, m) {
+  m.def(
+      "law_stats(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p) "
+      "-> (Tensor, Tensor, Tensor, Tensor)");
+  m.def(
+      "replay_sample(Tensor logits, Tensor inv_t, Tensor cut, Tensor tie_id, Tensor seeds, Tensor positions, "
+      "Tensor? noise) -> Tensor");
+  m.def(
+      "draw_sample(Tensor logits, Tensor inv_t, Tensor lse, Tensor cut, Tensor tie_id, Tensor seeds, "
+      "Tensor root_positions, Tensor index) -> Tensor");
+  m.def("tree_plan(Tensor parents, Tensor offsets) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
+  m.def(
+      "tree_verify(Tensor tokens, Tensor offsets, Tensor first_child, Tensor next_sibling, Tensor node_choice, "
+      "Tensor? scouts, int max_depth) -> (Tensor, Tensor, Tensor)");
+  m.def(
+      "chain_verify(Tensor tokens, Tensor offsets, Tensor drawn, Tensor law_row, Tensor logits, Tensor inv_t, "
+      "Tensor lse, Tensor cut, Tensor tie_id, Tensor? draft_logits, Tensor? draft_inv_t, Tensor? draft_lse, "
+      "Tensor? draft_cut, Tensor? draft_tie_id, Tensor? token_ids, Tensor seeds, Tensor root_positions, "
+      "Tensor? uniforms, Tensor? block_noise, Tensor? token_noise, int max_depth) -> (Tensor, Tensor, Tensor)");
+  m.def(
+      "chain_thresholds(Tensor tokens, Tensor offsets, Tensor drawn, Tensor law_row, Tensor logits, Tensor inv_t, "
+      "Tensor lse, Tensor cut, Tensor tie_id, Tensor? draft_logits, Tensor? draft_inv_t, Tensor? draft_lse, "
+      "Tensor? draft_cut, Tensor? draft_tie_id, Tensor? token_ids) -> (Tensor, Tensor)");
+  m.def("noise(Tensor like, int seed, int position, int index, int stream, int count, int kind) -> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(specdec, CPU, m) {
+  m.impl("law_stats", TORCH_BOX(&specdec::bindings::law_stats_cpu));
+  m.impl("replay_sample", TORCH_BOX(&specdec::bindings::replay_sample_cpu));
+  m.impl("draw_sample", TORCH_BOX(&specdec::bindings::draw_sample_cpu));
+  m.impl("tree_plan", TORCH_BOX(&specdec::bindings::tree_plan_cpu));
+  m.impl("tree_verify", TORCH_BOX(&specdec::bindings::tree_verify_cpu));
+  m.impl("chain_verify", TORCH_BOX(&specdec::bindings::chain_verify_cpu));
+  m.impl("chain_thresholds", TORCH_BOX(&specdec::bindings::chain_thresholds_cpu));
+  m.impl("noise", TORCH_BOX(&specdec::bindings::noise_cpu));
+}

@@ -1,0 +1,33 @@
+// chain_verify: the token rule of speculative sampling on packed chains (Leviathan et al. 2023, algorithm 1).
+#pragma once
+#include "verify/law.h"
+#include "verify/tree.h"
+
+namespace specdec {
+
+struct ChainDraft {
+  const int64_t* tokens;   // [nodes], target ids
+  const int32_t* offsets;  // [rows + 1]
+  const int8_t* drawn;     // 0: chosen; anything else: drawn from row law_row of the laws
+  const int32_t* law_row;
+  int64_t nodes, rows;
+  const Laws* laws;          // nullptr if every node is chosen
+  const int64_t* token_ids;  // target id of each draft column, distinct; nullptr: the same
+};
+
+struct ChainNoise {
+  const int64_t* seeds;
+  const int32_t* root_positions;
+  const float *uniforms, *block_noise, *token_noise;  // explicit, or nullptr for the keyed ones
+};
+
+// What is wrong with a draft, or nullptr; *at is the node (or column of token_ids).
+const char* invalid_chain(const ChainDraft& draft, const Laws& target, int64_t* at);
+
+// Both need a valid draft, valid offsets and rows of at most max_depth + 1 nodes.
+void chain_verify(const ChainDraft& draft, const Laws& target, const ChainNoise& noise, const Path& out);
+
+// accept [nodes], residual [nodes, V]: double if target or draft logits are Float64, else float.
+void chain_thresholds(const ChainDraft& draft, const Laws& target, void* accept, void* residual);
+
+}  // namespace specdec

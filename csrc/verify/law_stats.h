@@ -1,0 +1,19 @@
+// law_stats: sampling parameters and a pass over the logits -> (inv_t, lse, cut, tie_id).
+#pragma once
+#include "verify/law.h"
+
+namespace specdec {
+
+struct SamplingRows {
+  const float* temperature;
+  const int32_t* top_k;
+  const float *top_p, *min_p;
+};
+
+// nullptr if every parameter is in range, else the name of the one that is not and its row.
+const char* invalid_parameter(const SamplingRows& sampling, int64_t rows, int64_t* row);
+
+// inv_t, lse, cut: double for Float64 logits, else float.
+void law_stats(const Matrix& logits, const SamplingRows& sampling, void* inv_t, void* lse, void* cut, int32_t* tie_id);
+
+}  // namespace specdec

@@ -1,0 +1,99 @@
+// Passes for float64 logits: plain loops and libm, the precise sibling of rows_body.h.
+#include <cmath>
+#include <limits>
+
+#include "verify/rows.h"
+
+namespace specdec::rows {
+namespace {
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+const double* doubles(const void* row) { return static_cast<const double*>(row); }
+}  // namespace
+
+double mass(Scalar type, const void* row, int64_t count, double inv_t) {
+  const double* p = doubles(row);
+  const double top = largest(type, row, count, inv_t);
+  double sum = 0;
+  if (top == -kInfinity) {  // -inf for a piece of -inf, NaN if there is a NaN
+    for (int64_t i = 0; i < count; ++i) sum += p[i] == -kInfinity ? 0.0 : p[i];
+    return std::log2(sum);
+  }
+  for (int64_t i = 0; i < count; ++i) sum += std::exp((p[i] - top) * inv_t);
+  return top * inv_t * 1.4426950408889634 + std::log2(sum);
+}
+
+double mass_bound(Scalar type, const void* piece, int count, const LawRow<double>& law) {
+  const double top = largest(type, piece, count, law.inv_t);
+  return top >= law.cut ? count * std::exp(top * law.inv_t - law.lse) : 0.0;
+}
+
+Peak<double> peak(Scalar, const void* row, int64_t count, double) {
+  const double* p = doubles(row);
+  Peak<double> best{-kInfinity, 0, false};
+  for (int64_t i = 0; i < count; ++i) {
+    if (p[i] != p[i]) best.nan = true;
+    if (p[i] > best.level) best.level = p[i], best.id = static_cast<int32_t>(i);
+  }
+  return best;
+}
+
+double largest(Scalar, const void* row, int64_t count, double) {
+  const double* p = doubles(row);
+  double top = -kInfinity;
+  for (int64_t i = 0; i < count; ++i) top = p[i] > top ? p[i] : top;
+  return top;
+}
+
+double mass64(Scalar, const void* row, int64_t count, double inv_t, double top) {
+  const double* p = doubles(row);
+  double sum = 0;
+  for (int64_t i = 0; i < count; ++i) sum += std::exp(p[i] * inv_t - top);
+  return sum;
+}
+
+int64_t collect(Scalar, const void* row, int64_t count, double threshold, Entry<double>* out) {
+  const double* p = doubles(row);
+  int64_t found = 0;
+  for (int64_t i = 0; i < count; ++i)
+    if (p[i] >= threshold) out[found++] = {p[i], static_cast<int32_t>(i)};
+  return found;
+}
+
+void weights(Scalar, const void* piece, int count, int32_t first, const LawRow<double>& law, double* out) {
+  const double* p = doubles(piece);
+  for (int i = 0; i < count; ++i)
+    out[i] = law.keeps(p[i], first + i) ? std::exp(p[i] * law.inv_t - law.lse) : 0.0;
+  for (int i = count; i % kPad != 0; ++i) out[i] = 0;
+}
+
+void replay(Scalar, const void* piece, int count, int32_t first, const LawRow<double>& law, const Counter& counter,
+            double, Best<double>* best) {
+  const double* p = doubles(piece);
+  for (int i = 0; i < count; ++i) {
+    if (!law.keeps(p[i], first + i)) continue;
+    const double score = p[i] * law.inv_t + gumbel(random_word(counter, static_cast<uint32_t>(first + i)));
+    if (score > best->score) *best = {score, first + i};
+  }
+}
+
+void subtract(double* p, const double* q, int count) {
+  for (int i = 0; i < count; ++i) p[i] = p[i] > q[i] ? p[i] - q[i] : 0.0;
+}
+
+double total(const double* weights, int count) {
+  double sum = 0;
+  for (int i = 0; i < count; ++i) sum += weights[i];
+  return sum;
+}
+
+void race(const double* weights, int count, int32_t first, const Counter& counter, Best<double>* best) {
+  for (int i = 0; i < count; ++i) {
+    if (!(weights[i] > 0)) continue;
+    const double score = std::log(weights[i]) + gumbel(random_word(counter, static_cast<uint32_t>(first + i)));
+    if (score > best->score) *best = {score, first + i};
+  }
+}
+
+double log(double weight) { return std::log(weight); }
+
+}  // namespace specdec::rows

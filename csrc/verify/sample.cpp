@@ -1,0 +1,133 @@
+#include "verify/sample.h"
+
+#include <vector>
+
+#include "parallel.h"
+#include "verify/race.h"
+
+namespace specdec {
+namespace {
+
+// Best token of the race blocks begin .. end - 1 of one row.
+template <class Real>
+Best<Real> replay_blocks(const Laws& laws, int64_t r, const LawRow<Real>& law, int64_t begin, int64_t end,
+                         const Counter& counter, const float* noise) {
+  Best<Real> best{-std::numeric_limits<Real>::infinity(), 0};
+  const Matrix& logits = laws.logits;
+  for (int64_t b = begin; b < end; ++b) {
+    const int64_t first = b * kRaceBlock;
+    const int count = block_size(logits.columns, b);
+    if (noise == nullptr) {
+      const void* piece = logits.at(r, first);
+      const Real top = static_cast<Real>(rows::largest(logits.type, piece, count, Real{}));
+      if (!(top >= law.cut) || top == -std::numeric_limits<Real>::infinity()) continue;
+      rows::replay(logits.type, piece, count, static_cast<int32_t>(first), law, counter, top, &best);
+      continue;
+    }
+    for (int64_t v = first; v < first + count; ++v) {
+      const Real level = static_cast<Real>(logits.level(r, v));
+      if (!law.keeps(level, v)) continue;
+      const Real scaled = level * law.inv_t, score = scaled + noise[v];
+      if (score > best.score) best = {score, static_cast<int32_t>(v)};
+    }
+  }
+  return best;
+}
+
+template <class Real>
+void replay_rows(const Laws& laws, const int64_t* seeds, const int32_t* positions, const float* noise,
+                 int64_t* tokens) {
+  const int64_t rows = laws.logits.rows, vocab = laws.logits.columns, blocks = block_count(vocab);
+  constexpr int64_t kBlocksPerPiece = 32;  // noise costs more than reading: 32768 words are tens of microseconds
+  const int64_t pieces = (blocks + kBlocksPerPiece - 1) / kBlocksPerPiece;
+  auto noise_of = [&](int64_t r) { return noise == nullptr ? nullptr : noise + r * vocab; };
+  auto counter_of = [&](int64_t r) { return Counter(seeds[r], positions[r], 0, kReplay); };
+  if (pieces == 1 || rows >= 4 * thread_count()) {
+    parallel_for(0, rows, std::max<int64_t>(1, row_grain(vocab) / 4), [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) {
+        const LawRow<Real> law = laws.row<Real>(r);
+        tokens[r] = law.inv_t == 0
+                        ? law.tie_id
+                        : replay_blocks(laws, r, law, 0, blocks, counter_of(r), noise_of(r)).id;
+      }
+    });
+    return;
+  }
+  std::vector<Best<Real>> parts(rows * pieces);
+  parallel_for(0, rows * pieces, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t r = i / pieces, first = i % pieces * kBlocksPerPiece;
+      const LawRow<Real> law = laws.row<Real>(r);
+      if (law.inv_t != 0)
+        parts[i] = replay_blocks(laws, r, law, first, std::min(first + kBlocksPerPiece, blocks), counter_of(r),
+                                 noise_of(r));
+    }
+  });
+  for (int64_t r = 0; r < rows; ++r) {
+    const LawRow<Real> law = laws.row<Real>(r);
+    Best<Real> best = parts[r * pieces];
+    for (int64_t i = 1; i < pieces; ++i)
+      if (parts[r * pieces + i].score > best.score) best = parts[r * pieces + i];
+    tokens[r] = law.inv_t == 0 ? law.tie_id : best.id;
+  }
+}
+
+template <class Real>
+void draw_rows(const Laws& laws, const int64_t* seeds, const int32_t* root_positions, const int32_t* index,
+               int64_t* tokens) {
+  const int64_t rows = laws.logits.rows, vocab = laws.logits.columns, blocks = block_count(vocab);
+  std::vector<double> bounds;
+  if (blocks > 1) {
+    std::vector<int64_t> wanted(rows);
+    for (int64_t r = 0; r < rows; ++r) wanted[r] = laws.greedy(r) || laws.broken(r) ? -1 : r;
+    bounds.resize(rows * blocks);
+    block_bounds(laws, wanted.data(), rows, bounds.data());
+  }
+  parallel_for(0, rows, blocks > 1 ? 64 : row_grain(vocab) / 4, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      if (laws.greedy(r) || laws.broken(r)) {
+        tokens[r] = laws.tie_id[r];
+        continue;
+      }
+      const RaceNoise noise(seeds[r], root_positions[r], index[r], kDraft);
+      const int64_t token = race<Real>(
+          vocab, noise,
+          [&](int64_t b, Real* out) { laws.weights(r, b * kRaceBlock, block_size(vocab, b), out); },
+          [&](int64_t b) { return bounds[r * blocks + b]; });
+      tokens[r] = std::max<int64_t>(token, 0);
+    }
+  });
+}
+
+}  // namespace
+
+void block_bounds(const Laws& laws, const int64_t* rows_wanted, int64_t count, double* bounds) {
+  const Matrix& logits = laws.logits;
+  const int64_t blocks = block_count(logits.columns);
+  constexpr double slack = 1e-3;  // for roundings of the true mass and of its noise
+  parallel_for(0, count * blocks, kGrain / kRaceBlock, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t row = rows_wanted[i / blocks], block = i % blocks;
+      if (row < 0) continue;
+      const void* piece = logits.at(row, block * kRaceBlock);
+      const int size = block_size(logits.columns, block);
+      const double bound = laws.wide() ? rows::mass_bound(logits.type, piece, size, laws.row<double>(row))
+                                       : rows::mass_bound(logits.type, piece, size, laws.row<float>(row));
+      bounds[i] = bound > 0 ? std::log(bound) + slack : -std::numeric_limits<double>::infinity();
+    }
+  });
+}
+
+void replay_sample(const Laws& laws, const int64_t* seeds, const int32_t* positions, const float* noise,
+                   int64_t* tokens) {
+  laws.wide() ? replay_rows<double>(laws, seeds, positions, noise, tokens)
+              : replay_rows<float>(laws, seeds, positions, noise, tokens);
+}
+
+void draw_sample(const Laws& laws, const int64_t* seeds, const int32_t* root_positions, const int32_t* index,
+                 int64_t* tokens) {
+  laws.wide() ? draw_rows<double>(laws, seeds, root_positions, index, tokens)
+              : draw_rows<float>(laws, seeds, root_positions, index, tokens);
+}
+
+}  // namespace specdec

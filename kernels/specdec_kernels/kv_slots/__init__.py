@@ -1,0 +1,21 @@
+"""Where the staged nodes of a packed batch go in a paged cache. See `kv_slots` for the contract."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..dispatch import Op
+from ..extension import cpu_backend
+from .reference import kv_slots as _reference
+
+
+def _load_cpu() -> Callable[..., Any]:
+    from .cpu_kernel import kv_slots
+
+    return kv_slots
+
+
+kv_slots = Op("kv_slots", _reference, [cpu_backend(_load_cpu, op="kv_slots")])
+
+__all__ = ["kv_slots"]

@@ -1,0 +1,37 @@
+"""C++ backend of tree_attention (csrc/attention): no temporary tensors, nothing but the call."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_attention = torch.ops.specdec.tree_attention.default
+_attention_lse = torch.ops.specdec.tree_attention_lse.default
+_attention_out = torch.ops.specdec.tree_attention_out.default
+
+
+def tree_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    page_table: Tensor,
+    lengths: Tensor,
+    offsets: Tensor,
+    ancestors: Tensor | None = None,
+    depth: Tensor | None = None,
+    *,
+    scale: float,
+    softcap: float = 0.0,
+    window: int = 0,
+    sinks: Tensor | None = None,
+    return_lse: bool = False,
+    out: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    rest = (page_table, lengths, offsets, ancestors, depth, scale, softcap, window, sinks)
+    if out is None:
+        attend = _attention_lse if return_lse else _attention
+        return attend(query, key_cache, value_cache, *rest)
+    wide = torch.float64 if query.dtype == torch.float64 else torch.float32
+    lse = torch.empty(query.shape[:2], dtype=wide) if return_lse else None
+    _attention_out(query, key_cache, value_cache, *rest, out, lse)
+    return out if lse is None else (out, lse)

@@ -1,0 +1,128 @@
+"""What `specdec demo` prints: a title, each text with its numbers, a table, one sentence to take home."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from specdec_fast.commands.compare import Comparison, is_replaying, summary
+from specdec_fast.commands.show import STYLES, Painter, harmless, legend, paint
+
+if TYPE_CHECKING:
+    from specdec_fast.engine import Engine
+
+_COLUMNS = (
+    ("plain\ntok/s", "plain_tokens_per_s", ".1f"),
+    ("spec.\ntok/s", "speculative_tokens_per_s", ".1f"),
+    ("speed\nup", "speedup", ".2f"),
+    ("tau", "tau", ".2f"),
+    ("alpha", "alpha", ".2f"),
+    ("distinct-4", "distinct_4", ".2f"),
+)
+
+
+def print_title(out: Console, header: dict[str, Any]) -> None:
+    """What runs, and what the colours mean."""
+    drafts = f"{header['draft_tokens']} tokens ahead"
+    words = Text.assemble((header["model"], "bold"), " with ", (header["draft"] or header["drafter"], "bold"))
+    words.append(f" drafting {drafts}")
+    out.print(words)
+    threads = header["threads"]
+    where = f"{header['device']}, {threads} thread{'s' if threads != 1 else ''}"
+    out.print(f"rule {header['rule']}, {header['dtype']}, {where}, one request at a time", style="dim")
+    if out.color_system is not None:
+        out.print()
+        out.print(legend())
+
+
+def print_text(out: Console, comparison: Comparison, engine: Engine) -> None:
+    """One prompt: its numbers, where it ends, and how the models went on."""
+    replaying = is_replaying(engine.rule.name, comparison.temperature)
+    stats = comparison.speculative.stats
+    words, style = _verdict(comparison, replaying)
+    title = Text.assemble("\n", (comparison.item.id, "bold"), f"  {_mode(comparison.temperature)}  ")
+    title.append(f"{_speeds(comparison.plain_speed, comparison.speculative_speed)}  ")
+    title.append(f"tau {stats.tau:.2f}  alpha {stats.mean_alpha:.2f}  ").append(words, style)
+    out.print(title)
+    context = tail_of(comparison.item.prompt)
+    out.print(_body(context, comparison.speculative, engine))
+    if not comparison.identical:
+        out.print("plain decoding:", style="dim")
+        out.print(_body(context, comparison.plain, engine))
+
+
+def _body(context: str, handle: Any, engine: Engine) -> Padding:
+    body = Text.assemble((harmless(context), "dim"), paint(Painter(handle, engine.tokenizer).fresh()))
+    body.rstrip()
+    return Padding(body, (0, 0, 0, 2), expand=False)
+
+
+def _mode(temperature: float) -> str:
+    return "greedy" if temperature == 0 else f"T = {temperature:g}"
+
+
+def _speeds(plain: float, fast: float) -> str:
+    return f"{plain:.0f} → {fast:.0f} tokens/s  {fast / plain:.2f}x"
+
+
+def _verdict(comparison: Comparison, replaying: bool) -> tuple[str, str]:
+    """Words and style for "are the texts the same?"."""
+    if comparison.identical:
+        return "same text", "green"
+    if not replaying:
+        return "other text, same law", ""
+    words = f"texts part at token {comparison.first_difference}"
+    if comparison.gap is not None:
+        words += f" (scores {abs(comparison.gap):.1e} apart)"
+    return words, "bold red"
+
+
+def tail_of(prompt: str, limit: int = 100) -> str:
+    """The last line of a prompt, shortened at its left."""
+    body = prompt.rstrip("\n")
+    tail = prompt[body.rfind("\n") + 1 :]
+    if len(tail) <= limit:
+        return tail
+    tail = tail[-limit:]
+    return f"… {tail[tail.find(' ') + 1 :]}"
+
+
+def print_conclusion(out: Console, done: list[Comparison], header: dict[str, Any]) -> None:
+    """Table, shares of the origins, and the totals in a sentence."""
+    total = summary(done)
+    out.print()
+    out.print(_table(done, header["rule"], total))
+    origins = [origin for each in done for origin in each.speculative.origins]
+    shares = Text("tokens: ")
+    for name in STYLES:
+        if name not in origins:
+            continue
+        shares.append(f"{origins.count(name) / len(origins):.0%} {name}", STYLES[name]).append("  ")
+    shares.rstrip()
+    out.print(shares)
+    out.print("tau: tokens per target pass; alpha: share of tested draft tokens accepted", style="dim")
+    bound = [each for each in done if is_replaying(header["rule"], each.temperature)]
+    same = sum(each.identical for each in bound)
+    texts = f"{same} of {len(bound)} texts identical to plain decoding" if bound else "same law, other texts"
+    speeds = _speeds(total["plain_tokens_per_s"], total["speculative_tokens_per_s"])
+    out.print(f"{speeds}, {texts}", style="bold")
+
+
+def _table(done: list[Comparison], rule: str, total: dict[str, Any]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_footer=True, footer_style="bold")
+    table.add_column("prompt", "all")
+    table.add_column("mode")
+    for title, key, form in _COLUMNS:
+        table.add_column(title, format(total[key], form), justify="right")
+    table.add_column("same\ntext", "yes" if total["identical"] else "no", justify="right")
+    for each in done:
+        numbers = summary([each])
+        cells = [format(numbers[key], form) for _, key, form in _COLUMNS]
+        same = "yes" if each.identical else "no" if is_replaying(rule, each.temperature) else "same law"
+        table.add_row(each.item.id, _mode(each.temperature), *cells, same)
+    return table

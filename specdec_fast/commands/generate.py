@@ -1,0 +1,278 @@
+"""`specdec generate`: text from any model, streamed; several prompts run as one batch."""
+
+from __future__ import annotations
+
+import json
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from specdec_fast.commands import options
+
+if TYPE_CHECKING:
+    from specdec_fast.commands.prompts import Prompt
+    from specdec_fast.commands.opening import Setup
+    from specdec_fast.engine import Engine
+    from specdec_fast.request import Handle
+    from specdec_fast.sampling import SamplingParams
+
+_PROMPT, _LENGTH, _OUTPUT = "Prompt", "Length", "Output"
+_MAX_ROWS = 8
+
+
+def generate(
+    prompt: Annotated[
+        str | None, typer.Argument(help="Text to continue; else --file or standard input.")
+    ] = None,
+    file: Annotated[
+        str | None,
+        typer.Option(
+            "--file",
+            "-f",
+            help="Text; .json or .jsonl with texts, token ids or objects; - is stdin.",
+            rich_help_panel=_PROMPT,
+        ),
+    ] = None,
+    lines: Annotated[
+        bool, typer.Option("--lines", help="Every line is a prompt.", rich_help_panel=_PROMPT)
+    ] = False,
+    model: options.Model = "demo-target",
+    draft: options.DraftModel = None,
+    drafter: options.DrafterName = None,
+    rule: options.RuleName = "replay",
+    draft_tokens: options.DraftTokens = None,
+    temperature: options.Temperature = 1.0,
+    top_k: options.TopK = 0,
+    top_p: options.TopP = 1.0,
+    min_p: options.MinP = 0.0,
+    seed: options.Seed = None,
+    max_new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", help="Most tokens to generate.", rich_help_panel=_LENGTH)
+    ] = 128,
+    min_new_tokens: Annotated[
+        int, typer.Option("--min-new-tokens", help="No end of text before.", rich_help_panel=_LENGTH)
+    ] = 0,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--stop",
+            help="End before this text; may be repeated; \\n is a new line.",
+            rich_help_panel=_LENGTH,
+        ),
+    ] = None,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Go on after the end of the text.", rich_help_panel=_LENGTH)
+    ] = False,
+    max_length: Annotated[
+        int | None,
+        typer.Option(
+            "--max-length",
+            help="Context: prompt and text (default: the model's, at most 4096).",
+            rich_help_panel=_LENGTH,
+        ),
+    ] = None,
+    dtype: options.Dtype = "float32",
+    device: options.Device = "cpu",
+    threads: options.Threads = None,
+    compile: options.Compile = False,
+    as_json: options.Json = False,
+    stats: Annotated[
+        bool,
+        typer.Option(
+            "--stats", help="tau, alpha by position and time per verb, on stderr.", rich_help_panel=_OUTPUT
+        ),
+    ] = False,
+    color: Annotated[
+        bool,
+        typer.Option("--color", help="Colour tokens by origin (in a terminal).", rich_help_panel=_OUTPUT),
+    ] = False,
+) -> None:
+    """Continue a prompt with a model, faster than the model alone and with the same result."""
+    from specdec_fast.commands import opening
+    from specdec_fast.commands.prompts import read_prompts, unescape
+
+    if as_json and color:
+        raise ValueError("--json with --color: expected one of them; JSON carries the origins of all tokens")
+    prompts = read_prompts(prompt, file, lines)
+    setup = opening.resolve(
+        model=model,
+        draft=draft,
+        drafter=drafter,
+        rule=rule,
+        draft_tokens=draft_tokens,
+        dtype=dtype,
+        device=device,
+        compile=compile,
+    )
+    from specdec_fast.sampling import SamplingParams
+
+    params = SamplingParams(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seed=seed,
+        max_new_tokens=max_new_tokens,
+        min_new_tokens=min_new_tokens,
+        stop=tuple(unescape(text) for text in stop or ()),
+        ignore_eos=ignore_eos,
+    )
+    opening.quiet()
+    engine = opening.open_engine(
+        setup, threads=threads, max_rows=min(len(prompts), _MAX_ROWS), max_length=max_length
+    )
+    job = _Job(engine, prompts, params, color=color, streams=not as_json)
+    try:
+        job.run()
+        interrupted = False
+    except KeyboardInterrupt:
+        interrupted = True
+        job.cancel()
+    if as_json:
+        print(json.dumps(job.report(setup), indent=2, ensure_ascii=False))
+    if stats:
+        job.print_stats()
+    if interrupted:
+        job.err.print(f"specdec: interrupted after {engine_tokens(job.handles)} tokens")
+        raise typer.Exit(130)
+    refused = [handle for handle in job.handles if handle.error is not None]
+    if refused:
+        if len(job.handles) == 1:
+            raise refused[0].error  # type: ignore[misc]
+        for index, handle in enumerate(job.handles):
+            if handle.error is not None:
+                job.err.print(f"specdec: error: prompt {index + 1}: {handle.error}")
+        raise typer.Exit(2)
+
+
+def engine_tokens(handles: list[Handle]) -> int:
+    """Tokens generated so far."""
+    return sum(len(handle.tokens) for handle in handles)
+
+
+class _Job:
+    """The requests of one call and how they are shown: one streams, several print as they end, in order."""
+
+    def __init__(
+        self, engine: Engine, prompts: list[Prompt], params: SamplingParams, *, color: bool, streams: bool
+    ) -> None:
+        from specdec_fast.commands.show import Painter, make_console
+
+        self.engine, self.prompts = engine, prompts
+        self.out, self.err = make_console(), make_console(stderr=True)
+        self.seconds = 0.0
+        self._color, self._streams = color and self.out.is_terminal, streams
+        if color and not self.out.is_terminal:
+            self.err.print(
+                "specdec: note: --color: standard output is not a terminal; FORCE_COLOR=1 colours a pipe"
+            )
+        self.handles = [self._submit(prompt, params) for prompt in prompts]
+        self._painters = [Painter(handle, engine.tokenizer) for handle in self.handles]
+        self._shown = 0  # requests printed to their end
+
+    def _submit(self, prompt: Prompt, params: SamplingParams) -> Handle:
+        """A request, or in a batch a handle that says why it was refused."""
+        if len(self.prompts) == 1:
+            return self.engine.submit(prompt, params)
+        from specdec_fast.request import Handle
+
+        try:
+            return self.engine.submit(prompt, params)
+        except ValueError as error:
+            refused = Handle(-1, [], params, 0)
+            refused.end("error", error)
+            return refused
+
+    def run(self) -> None:
+        """Until every request has ended."""
+        start = perf_counter()
+        try:
+            while not all(handle.finished for handle in self.handles):
+                self.engine.step()
+                self._show()
+            self._show()
+        finally:
+            self.seconds = perf_counter() - start
+
+    def cancel(self) -> None:
+        """End what still runs and print what there is of it."""
+        for handle in self.handles:
+            if not handle.finished:
+                handle.end("cancelled")
+        self._show()
+
+    def _show(self) -> None:
+        if not self._streams:
+            return
+        while self._shown < len(self.handles):
+            at = self._shown
+            handle = self.handles[at]
+            several = len(self.handles) > 1
+            if several and not handle.finished:
+                return
+            if several:
+                self._heading(at)
+            self._write(self._painters[at].fresh() if handle.checker is not None else [])
+            if not handle.finished:
+                return
+            self.out.print()
+            self._shown += 1
+
+    def _heading(self, at: int) -> None:
+        from rich.text import Text
+
+        prompt = self.prompts[at]
+        words = (
+            prompt.strip().splitlines()[0]
+            if isinstance(prompt, str) and prompt.strip()
+            else f"{len(prompt)} tokens"
+        )
+        reason = self.handles[at].finish_reason
+        self.out.print(Text(f"── {at + 1}: {words[:60]} [{reason}]", "bold"), soft_wrap=True)
+
+    def _write(self, pieces: list[tuple[str, str]]) -> None:
+        from specdec_fast.commands.show import harmless, paint
+
+        if self._color:
+            self.out.print(paint(pieces), end="", soft_wrap=True)
+        else:
+            text = "".join(piece for piece, _ in pieces)
+            self.out.file.write(harmless(text) if self.out.is_terminal else text)
+        self.out.file.flush()
+
+    def print_stats(self) -> None:
+        """To stderr, summed over the requests."""
+        from specdec_fast.commands.show import legend, stats_table
+        from specdec_fast.stats import RequestStats
+
+        total = RequestStats()
+        for handle in self.handles:
+            total.merge(handle.stats)
+        if len(self.handles) > 1:
+            total.seconds = dict(self.engine.seconds)  # requests of a batch share their steps
+        self.err.print(stats_table(total, self.seconds))
+        if len(self.handles) == 1:
+            self.err.print(f"seed    {self.handles[0].params.seed}, ended by {self.handles[0].finish_reason}")
+        if self._color:
+            self.err.print(legend())
+
+    def report(self, setup: Setup) -> dict[str, Any]:
+        """The JSON object."""
+        import torch
+
+        from specdec_fast.commands.opening import versions
+
+        tokens = engine_tokens(self.handles)
+        return {
+            **setup.describe(),
+            "threads": torch.get_num_threads(),
+            "versions": versions(),
+            "new_tokens": tokens,
+            "seconds": self.seconds,
+            "tokens_per_s": tokens / self.seconds if self.seconds else 0.0,
+            "requests": [
+                {"prompt": prompt, **handle.as_dict(), "origins": handle.origins}
+                for prompt, handle in zip(self.prompts, self.handles, strict=True)
+            ],
+        }

@@ -1,0 +1,123 @@
+"""`specdec info`: what this installation is made of, which kernels serve, and why the others do not."""
+
+from __future__ import annotations
+
+import json
+import platform
+from pathlib import Path
+from typing import Any
+
+from specdec_fast.commands import options
+
+
+def info(as_json: options.Json = False) -> None:
+    """Versions, processor, kernels and their reasons, rules, drafters, bundled models."""
+    found = collect()
+    if as_json:
+        print(json.dumps(found, indent=2, ensure_ascii=False))
+        return
+    _print(found)
+
+
+def collect() -> dict[str, Any]:
+    """Everything `specdec info` says, for JSON."""
+    import torch
+
+    from specdec_fast.commands.opening import versions
+    from specdec_fast.drafters import drafter_names
+    from specdec_fast.rules import rule_names
+    from specdec_kernels import OPS
+    from specdec_kernels.extension import missing
+
+    reason = missing()
+    return {
+        "versions": versions(),
+        "cpu": {
+            "name": processor(),
+            "architecture": platform.machine(),
+            "isa": torch.backends.cpu.get_cpu_capability(),
+            "threads": torch.get_num_threads(),
+        },
+        "cuda": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
+        "extension": {"built": reason is None, "reason": reason},
+        "ops": [dict(row._asdict()) for op in OPS.values() for row in op.explain()],
+        "rules": rule_names(),
+        "drafters": drafter_names(),
+        "assets": assets(),
+    }
+
+
+def processor() -> str:
+    """The processor's name, as far as the system tells."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text(errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def assets() -> list[dict[str, Any]]:
+    """What comes with the package: name, bytes, parameters (of models)."""
+    from specdec_fast.loading import ASSETS
+
+    entries = sorted(ASSETS.iterdir()) if ASSETS.is_dir() else []
+    return [
+        {"name": entry.name, "bytes": _size(entry), "parameters": _parameters(entry)}
+        for entry in entries
+        if not entry.name.startswith((".", "_"))
+    ]
+
+
+def _size(entry: Path) -> int:
+    files = entry.rglob("*") if entry.is_dir() else [entry]
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def _parameters(folder: Path) -> int | None:
+    """Parameters in a folder's safetensors files, from their headers; None without such files."""
+    import math
+
+    from safetensors import safe_open
+
+    files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
+    count = 0
+    for file in files:
+        with safe_open(file, "pt") as weights:
+            count += sum(math.prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118
+    return count if files else None
+
+
+def _print(found: dict[str, Any]) -> None:
+    from rich import box
+    from rich.table import Table
+
+    from specdec_fast.commands.show import make_console
+
+    out = make_console()
+    facts = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    named = ", ".join(f"{name} {number or 'not installed'}" for name, number in found["versions"].items())
+    cpu, extension = found["cpu"], found["extension"]
+    facts.add_row("versions", named)
+    facts.add_row("cpu", f"{cpu['name']}, {cpu['architecture']}, {cpu['isa']}, {cpu['threads']} threads")
+    facts.add_row("cuda", ", ".join(found["cuda"]) or "none")
+    facts.add_row("extension", "built" if extension["built"] else f"not usable: {extension['reason']}")
+    facts.add_row("rules", ", ".join(found["rules"]))
+    facts.add_row("drafters", ", ".join(found["drafters"]))
+    facts.add_row("bundled", "\n".join(_describe(asset) for asset in found["assets"]) or "nothing")
+    out.print(facts)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for title in ("operator", "backend", "serves"):
+        table.add_column(title)
+    last = None
+    for row in found["ops"]:
+        verdict = "chosen" if row["chosen"] else "ready" if row["reason"] is None else f"no: {row['reason']}"
+        style = "bold" if row["chosen"] else "dim"
+        table.add_row(row["op"] if row["op"] != last else "", row["backend"], verdict, style=style)
+        last = row["op"]
+    out.print(table)
+
+
+def _describe(asset: dict[str, Any]) -> str:
+    parameters = f", {asset['parameters'] / 1e6:.2f} M parameters" if asset["parameters"] else ""
+    return f"{asset['name']}: {asset['bytes'] / 1e6:.2f} MB{parameters}"

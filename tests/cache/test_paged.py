@@ -1,0 +1,156 @@
+"""PagedCache: layout of staged nodes, commits, rollbacks, reservations and forks, one thing at a time."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from oracles.ledger import Ledger, cache, random_path, random_tree
+
+PAGE_SIZES = (1, 4, 16, 256)
+
+
+def ledger(lengths: dict[int, int], **shape: int) -> Ledger:
+    """A ledger with rows that hold some tokens already."""
+    made = Ledger(cache(**shape))
+    for row, length in lengths.items():
+        made.rows[row] = []
+        assert made.cache.reserve(row, max(length, 1))
+        if length:
+            made.step({row: list(range(-1, length - 1))}, {row: list(range(length))}, chain=True)
+    made.check()
+    return made
+
+
+@pytest.mark.parametrize("page_size", PAGE_SIZES)
+@pytest.mark.parametrize("chain", [False, True])
+def test_a_batch_of_every_shape(page_size: int, chain: bool) -> None:
+    """Rows of unlike lengths, one without nodes, tail nodes behind them."""
+    made = ledger({0: 5, 2: 0, 3: 9, 4: 16}, page_size=page_size, num_pages=70)
+    for row, length in ((0, 12), (2, 4), (3, 10), (4, 20)):
+        assert made.cache.reserve(row, length)
+    trees = {3: [-1], 0: [-1, 0, 0, 1, 1, 3], 4: [], 2: [-1, 0, 1, 0]}
+    paths = {3: [0], 0: [0, 1, 4], 4: [], 2: [0, 3]}
+    if chain:
+        trees = {row: list(range(-1, len(tree) - 1)) for row, tree in trees.items()}
+        paths = {row: list(range(len(path))) for row, path in paths.items()}
+    made.step(trees, paths, tail=3, chain=chain)
+    made.check()
+    assert made.cache.lengths.tolist() == [8, 0, 2, 10, 16]
+
+
+@pytest.mark.parametrize("page_size", PAGE_SIZES)
+def test_tail_nodes_of_a_single_row_go_to_the_trash(page_size: int) -> None:
+    made = ledger({1: 62}, page_size=page_size, num_pages=70)
+    assert made.cache.reserve(1, 64)
+    made.step({1: [-1, 0]}, {1: [0, 1]}, tail=9)
+    made.check()
+
+
+def test_an_empty_batch_and_a_batch_of_tail_nodes() -> None:
+    made = ledger({1: 3})
+    made.step({1: []}, {1: []}, tail=2)
+    made.check()
+    assert made.cache.lengths.tolist() == [0, 3, 0, 0, 0]
+
+
+def test_what_was_not_accepted_is_forgotten() -> None:
+    made = ledger({0: 3})
+    assert made.cache.reserve(0, 12)
+    made.step({0: [-1, 0, 0, 2]}, {0: [0]})
+    made.check()
+    made.step({0: [-1, 0, 1]}, {0: [0, 1, 2]})
+    made.check()
+    assert len(made.rows[0]) == 7
+
+
+def test_known_tokens_are_committed_where_they_lie() -> None:
+    made = ledger({0: 3, 2: 6})
+    assert made.cache.reserve(0, 8) and made.cache.reserve(2, 8)
+    rows, bounds = torch.tensor([2, 0], dtype=torch.int32), torch.tensor([0, 1, 5], dtype=torch.int32)
+    plain = made.cache.stage(rows, bounds, 7)
+    made.check()
+    advanced = made.cache.stage(rows, bounds, 7, advance=True)
+    assert made.cache.lengths.tolist() == [7, 0, 7, 0, 0]
+    assert torch.equal(plain.slots, advanced.slots) and torch.equal(plain.lengths, advanced.lengths)
+    assert advanced.lengths.tolist() == [6, 3]
+
+
+def test_rollback_truncates_to_absolute_lengths() -> None:
+    made = ledger({0: 9, 2: 5})
+    made.cache.rollback(torch.tensor([2, 0], dtype=torch.int32), torch.tensor([0, 6], dtype=torch.int32))
+    made.rows = {0: made.rows[0][:6], 2: []}
+    made.check()
+    made.step({2: [-1, 0], 0: [-1]}, {2: [0, 1], 0: [0]})
+    made.check()
+
+
+def test_reserving_is_all_or_nothing() -> None:
+    made = cache(num_pages=4, page_size=4)
+    assert made.reserve(0, 8) and made.pages.num_free == 1
+    assert not made.reserve(1, 5) and made.pages.num_free == 1 and made.page_table[1].tolist() == [0] * 16
+    assert made.reserve(0, 3) and made.pages.num_free == 1, "a smaller wish gives nothing back"
+    assert made.reserve(1, 4) and not made.reserve(0, 9)
+    with pytest.raises(ValueError, match="got length 65 for row 0; expected at most 64"):
+        made.reserve(0, 65)
+
+
+def test_releasing_twice_is_harmless() -> None:
+    made = ledger({0: 9, 1: 2})
+    made.release(0)
+    made.cache.release([0, 3])
+    made.check()
+    made.release(1)
+    assert made.cache.pages.num_used == 0
+
+
+@pytest.mark.parametrize("page_size", [0, 257])
+def test_bad_page_sizes_are_refused(page_size: int) -> None:
+    with pytest.raises(ValueError, match=f"page_size: got {page_size}; expected 1..256"):
+        cache(page_size=page_size)
+
+
+@pytest.mark.parametrize("length", [0, 3, 4, 8, 10])
+def test_a_fork_shares_whole_pages_and_copies_the_last(length: int) -> None:
+    made = ledger({0: 10})
+    before = made.cache.pages.num_used
+    assert made.cache.fork(0, 3, length)
+    made.rows[3] = made.rows[0][:length]
+    made.check()
+    assert made.cache.pages.num_used == before + (1 if length % 4 else 0)
+    for row in (3, 0):  # both go on, neither sees the other
+        assert made.cache.reserve(row, len(made.rows[row]) + 5)
+        made.step({row: [-1, 0, 0, 1, 3]}, {row: [0, 1, 3]})
+        made.check()
+    made.release(0)
+    made.check()
+    made.release(3)
+    assert made.cache.pages.num_used == 0
+
+
+def test_a_fork_needs_an_empty_row_and_room() -> None:
+    made = ledger({0: 6, 1: 4}, num_pages=4)
+    with pytest.raises(ValueError, match="row 1 already holds pages; release it first"):
+        made.cache.fork(0, 1, 4)
+    assert not made.cache.fork(0, 2, 6)
+    made.check()
+    assert made.cache.fork(0, 2, 4)
+    made.rows[2] = made.rows[0][:4]
+    made.check()
+
+
+@pytest.mark.parametrize("page_size", [1, 3, 16])
+@pytest.mark.parametrize("seed", range(2))
+def test_many_steps_of_random_trees(seed: int, page_size: int) -> None:
+    source = random.Random(seed)
+    made = ledger({row: source.randrange(5) for row in range(4)}, page_size=page_size, num_pages=300, max_length=120)
+    for _ in range(25):
+        rows = source.sample(range(4), source.randrange(1, 5))
+        trees = {row: random_tree(source, source.randrange(12)) for row in rows}
+        if any(len(made.rows[row]) + len(tree) > 120 for row, tree in trees.items()):
+            break
+        for row, tree in trees.items():
+            assert made.cache.reserve(row, len(made.rows[row]) + len(tree))
+        made.step(trees, {row: random_path(source, tree) for row, tree in trees.items()}, tail=source.randrange(3))
+        made.check()

@@ -1,0 +1,77 @@
+"""`specdec demo`: what it claims is what it measured, in text and in JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+QUICK = ["--max-new-tokens", "12", "--prompts", "2", "--repeats", "1"]
+NUMBERS = ("plain_tokens_per_s", "speculative_tokens_per_s", "speedup", "tau", "alpha", "distinct_4")
+
+
+def test_json(run: Any, pair: list[str]) -> None:
+    result = run("demo", *pair, *QUICK, "--json", "--threads", "1")
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert all(isinstance(report[name], float) for name in NUMBERS)
+    assert report["identical"] is True
+    assert report["identical_expected"] is True
+    assert report["prompts"] == 2
+    assert report["threads"] == 1
+    assert report["dtype"] == "float32"
+    assert report["rule"] == "replay"
+    assert report["temperature"] == [0.0, 1.0]
+    assert report["speedup"] == pytest.approx(
+        report["speculative_tokens_per_s"] / report["plain_tokens_per_s"]
+    )
+    assert len(report["per_prompt"]) == 4
+    assert [each["temperature"] for each in report["per_temperature"]] == [0.0, 1.0]
+    for each in report["per_prompt"]:
+        assert each["text"] == each["plain_text"]
+        assert each["first_difference"] is None
+        assert each["new_tokens"] <= 12
+
+
+def test_text(run: Any, pair: list[str]) -> None:
+    result = run("demo", *pair, *QUICK, "--temperature", "0")
+    assert result.exit_code == 0
+    assert result.stderr == ""
+    assert "\x1b" not in result.stdout
+    assert "2 of 2 texts identical to plain decoding" in result.stdout
+    for word in ("tau", "alpha", "distinct", "accepted", "recovered"):
+        assert word in result.stdout
+
+
+def test_colours_and_legend(run: Any, pair: list[str]) -> None:
+    result = run("demo", *pair, *QUICK, "--temperature", "0", env={"FORCE_COLOR": "1", "TERM": "xterm"})
+    assert "\x1b[32m" in result.stdout
+    assert "the target agreed" in result.stdout
+
+
+def test_a_rule_that_keeps_only_the_law(run: Any, pair: list[str]) -> None:
+    options = [
+        *pair,
+        "--max-new-tokens",
+        "24",
+        "--prompts",
+        "1",
+        "--repeats",
+        "1",
+        "--rule",
+        "token",
+        "-T",
+        "1",
+    ]
+    report = json.loads(run("demo", *options, "--json").stdout)
+    assert report["identical_expected"] is False
+    shown = run("demo", *options).stdout
+    assert ("same law" in shown) or report["identical"]
+
+
+def test_one_prompt_of_each_kind(run: Any, pair: list[str]) -> None:
+    options = ["--max-new-tokens", "2", "--repeats", "1", "--temperature", "0", "--json"]
+    report = json.loads(run("demo", *pair, *options).stdout)
+    kinds = [each["kind"] for each in report["per_prompt"]]
+    assert len(kinds) == len(set(kinds)) == 4

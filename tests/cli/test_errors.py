@@ -1,0 +1,93 @@
+"""Bad input: one message that says what was got and expected, exit code 2, nothing on standard output."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# Arguments ({name} is a folder of the `models` fixture) and what the message must contain.
+CASES = [
+    (["generate", "x", "--model", "{target}/nowhere"], ["model: got", "nowhere", "expected"]),
+    (["generate", "x", "--model", "{broken}"], ["model: got", "expected"]),
+    (["generate", "x", "--model", "{cut}"], ["model: got", "expected"]),
+    (["generate", "x", "--model", "{partial}"], ["weights lack 1 tensors", "lm_head.weight"]),
+    (["generate", "x", "--model", "{dynamic}"], ["rotary scaling 'dynamic'", "set config.rope_parameters"]),
+    (
+        ["generate", "x", "--model", "{target}", "--draft", "{stranger}"],
+        ["tokenizer differs", "same vocabulary"],
+    ),
+    (["generate", "x", "--model", "{target}", "--draft", "{target}/nowhere"], ["model: got", "nowhere"]),
+    (["generate", "x", "--model", "{bare}"], ["engine without a tokenizer", "token ids"]),
+    (["generate", "", "--model", "{target}"], ["prompt: got an empty text"]),
+    (["generate", "--model", "{target}"], ["prompt: got an empty text"]),  # nothing on standard input
+    (["generate", "x" * 3000, "--model", "{target}"], ["prompt: got 3000 tokens", "context limit of 2048"]),
+    (["generate", "x", "--temperature", "-1"], ["temperature: got -1.0", "expected 0 (greedy)"]),
+    (["generate", "x", "--temperature", "nan"], ["temperature: got nan", "finite"]),
+    (["generate", "x", "--top-k", "-3"], ["top_k: got -3"]),
+    (["generate", "x", "--min-p", "1.5"], ["min_p: got 1.5"]),
+    (["generate", "x", "--seed", "-1"], ["seed: got -1"]),
+    (["generate", "x", "--max-new-tokens", "0"], ["max_new_tokens: got 0"]),
+    (["generate", "x", "--min-new-tokens", "9", "--max-new-tokens", "8"], ["min_new_tokens: got 9"]),
+    (["generate", "x", "--stop", ""], ["stop: got", "non-empty"]),
+    (["generate", "--file", "{target}/nowhere.txt"], ["--file: got", "not a file"]),
+    (["generate", "--file", "{target}"], ["--file: got", "not a file"]),
+    (["generate", "--file", "{target}/model.safetensors"], ["not UTF-8"]),
+    (["generate", "x", "--file", "{target}/config.json"], ["an argument and --file"]),
+    (["generate", "x", "--lines"], ["--lines: got a prompt as argument"]),
+    (["generate", "x", "--json", "--color"], ["--json with --color"]),
+    (["generate", "x", "--rule", "wish"], ["rule: got 'wish'", "replay"]),
+    (["generate", "x", "--drafter", "wish"], ["--drafter: got 'wish'", "ngram"]),
+    (["generate", "x", "--draft", "a", "--drafter", "ngram"], ["--draft a with --drafter ngram"]),
+    (["generate", "x", "--model", "{target}", "--drafter", "draft_model"], ["no draft model"]),
+    (["generate", "x", "--model", "{target}", "--draft-tokens", "4"], ["--draft-tokens 4: got no drafter"]),
+    (["generate", "x", "--draft-tokens", "-1"], ["--draft-tokens: got -1"]),
+    (["generate", "x", "--model", "{target}", "--rule", "greedy"], ["rule greedy: got temperature 1.0"]),
+    (["generate", "x", "--model", "{target}", "--dtype", "int3"], ["dtype: got 'int3'", "bfloat16"]),
+    (["generate", "x", "--model", "{target}", "--device", "toaster"], ["--device: got 'toaster'"]),
+    (["generate", "x", "--model", "{target}", "--threads", "0"], ["--threads: got 0"]),
+    (["generate", "x", "--model", "{target}", "--max-length", "0"], ["--max-length: got 0"]),
+    (["demo", "--prompts", "0"], ["--prompts: got 0", "expected 1.."]),
+    (["demo", "--prompts", "1000"], ["--prompts: got 1000"]),
+    (["demo", "--repeats", "0"], ["--repeats: got 0"]),
+    (["demo", "--drafter", "none"], ["no drafter to compare"]),
+    (["demo", "--model", "{target}"], ["no drafter to compare"]),
+    (["demo", "--rule", "wish"], ["rule: got 'wish'"]),
+]
+
+
+@pytest.mark.parametrize(("args", "fragments"), CASES, ids=lambda value: " ".join(value)[:60])
+def test_message_and_exit_code(
+    run: Any, models: dict[str, str], args: list[str], fragments: list[str]
+) -> None:
+    result = run(*(arg.format_map(models) if "{" in arg else arg for arg in args))
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    assert result.stderr.startswith("specdec: error: ")
+    assert "Traceback" not in result.stderr
+    for fragment in fragments:
+        assert fragment in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "fragment"),
+    [
+        ("a.json", "[", "not JSON"),
+        ("a.json", "[]", "empty list"),
+        ("a.json", '[""]', "empty text"),
+        ("a.json", '[{"text": "x"}]', "an object with a prompt"),
+        ("a.json", "[1.5]", "a list of token ids"),
+        ("a.json", "[[99999]]", "token id 99999"),
+        ("a.jsonl", '"x"\n{', "line 2 is not JSON"),
+        ("a.txt", "", "empty text"),
+    ],
+)
+def test_prompt_files(
+    run: Any, models: dict[str, str], tmp_path: Path, name: str, content: str, fragment: str
+) -> None:
+    (tmp_path / name).write_text(content)
+    result = run("generate", "--file", str(tmp_path / name), "--model", models["target"])
+    assert result.exit_code == 2
+    assert fragment in result.stderr
+    assert len(result.stderr.splitlines()) == 1

@@ -1,0 +1,110 @@
+"""The program itself: help, version, mounted applications, errors as messages, pipes and interrupts."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import types
+from typing import Any
+
+import pytest
+import typer
+
+from specdec_fast import __version__, cli
+
+
+def test_version(run: Any) -> None:
+    result = run("--version")
+    assert result.exit_code == 0
+    assert result.stdout == f"specdec-fast {__version__}\n"
+
+
+def test_help_lists_the_commands(run: Any) -> None:
+    result = run("--help")
+    assert result.exit_code == 0
+    for name in ("demo", "generate", "info"):
+        assert name in result.stdout
+
+
+@pytest.mark.parametrize("command", ["demo", "generate", "info"])
+def test_help_of_commands(run: Any, command: str) -> None:
+    result = run(command, "--help")
+    assert result.exit_code == 0
+    assert "--json" in result.stdout
+
+
+def test_unknown_option_and_command(run: Any) -> None:
+    assert run("info", "--nonsense").exit_code == 2
+    assert run("nonsense").exit_code == 2
+
+
+def test_mounts_what_is_there(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("specdec_fast_test_mounted")
+    module.__spec__ = types.SimpleNamespace()  # type: ignore[assignment]
+    app = module.app = typer.Typer()  # type: ignore[attr-defined]
+    seen = []
+
+    @app.callback()
+    def group() -> None:
+        pass
+
+    @app.command()
+    def sub(number: int) -> None:
+        seen.append(number)
+        if number < 0:
+            raise ValueError("number: got a negative one; expected 0 or more")
+
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(cli.MOUNTED, "mounted", (module.__name__, "A mounted application."))
+    monkeypatch.setitem(cli.MOUNTED, "absent", ("specdec_fast_test_absent.command", "Not there."))
+    listing = run("--help").stdout
+    assert "A mounted application." in listing
+    assert "absent" not in listing
+    assert run("mounted", "sub", "3").exit_code == 0
+    assert seen == [3]
+    failed = run("mounted", "sub", "--", "-1")
+    assert failed.exit_code == 2
+    assert failed.stderr == "specdec: error: number: got a negative one; expected 0 or more\n"
+    assert run("absent").exit_code == 2
+
+
+def test_debug_shows_the_exception(run: Any) -> None:
+    result = run("--debug", "generate", "--rule", "nonsense", "x")
+    assert isinstance(result.exception, ValueError)
+
+
+def test_help_loads_nothing_heavy(program: Any) -> None:
+    process = program("--help", PYTHONPROFILEIMPORTTIME="1")
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 0
+    loaded = {line.rpartition(b"|")[2].strip() for line in stderr.splitlines()}
+    assert not loaded & {b"torch", b"transformers", b"specdec_kernels"}
+
+
+def test_interrupt_prints_what_there_is(program: Any, pair: list[str]) -> None:
+    process = program("generate", "Once", *pair, "--max-new-tokens", "1900", "--ignore-eos", "--seed", "0")
+    first = process.stdout.read(3)
+    process.send_signal(signal.SIGINT)
+    rest, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert first
+    assert rest.endswith(b"\n")
+    assert b"interrupted after" in stderr
+    assert b"Traceback" not in stderr
+
+
+def test_closed_pipe_is_quiet(program: Any, pair: list[str]) -> None:
+    process = program("generate", "Once", *pair, "--max-new-tokens", "1900", "--ignore-eos", "--seed", "0")
+    process.stdout.read(3)
+    process.stdout.close()
+    stderr = process.stderr.read()
+    assert process.wait(timeout=60) == 1
+    assert stderr == b""
+
+
+def test_bad_input_of_the_program(program: Any) -> None:
+    process = program("generate", "x", "--top-p", "2")
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert stdout == b""
+    assert stderr == b"specdec: error: SamplingParams.top_p: got 2.0; expected a number in (0, 1]; 1 is off\n"

@@ -1,0 +1,132 @@
+"""Greedy decoding through the engine is token-identical to transformers' `generate`, whatever drafts and however.
+
+The reference runs on an untouched copy of the model with transformers' own attention and cache, one prompt at a time.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from oracles import models
+from oracles.noisy_oracle import NoisyChain, NoisyTree
+from oracles.pairwise import pairwise
+
+from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
+from specdec_fast.request import Handle
+
+NEW = 40
+FACTORS: dict[str, tuple[Any, ...]] = {
+    "family": models.FAMILY_NAMES,
+    "drafter": ("draft_model", "ngram", "chain", "tree"),
+    "num_draft_tokens": (1, 2, 4, 8),
+    "batch": (1, 2, 5, 8),
+    "rule": ("replay", "greedy", "token"),
+    "page_size": (1, 16, 256),
+    "attention": ("eager", "sdpa"),
+}
+CASES = [case for case in pairwise(FACTORS, seed=3)]
+
+
+def lengths(batch: int, seed: int) -> list[int]:
+    """Prompt lengths of a ragged batch."""
+    return random.Random(seed).sample(models.PROMPT_LENGTHS, batch)
+
+
+def drafter(name: str, family: str, count: int, texts: list[list[int]], rows: int = 8) -> Any:
+    if name == "draft_model":
+        small = HuggingFaceTarget(models.kin(family), max_length=320, max_rows=rows)
+        return get_drafter(name)(small, num_draft_tokens=count)
+    if name == "ngram":
+        return get_drafter(name)(num_draft_tokens=count, n_min=1)
+    kind = {"chain": NoisyChain, "tree": NoisyTree}[name]
+    made = kind(texts, 0.75, 96, num_draft_tokens=count, seed=count)
+    if name == "tree" and count > 2:
+        made.scout_rate = 0.1
+    return made
+
+
+def check(handles: list[Handle], want: list[list[int]], family: str, prompts: list[list[int]]) -> None:
+    """Equal token for token; a difference is reported with the gap between the two best logits there."""
+    for handle, expected, prompt in zip(handles, want, prompts, strict=True):
+        if handle.tokens == expected:
+            continue
+        assert handle.error is None, handle.error
+        at = next(i for i, (a, b) in enumerate(zip([*handle.tokens, -1], [*expected, -2])) if a != b)
+        with torch.no_grad():
+            logits = models.untouched(family)(torch.tensor([[*prompt, *expected[:at]]])).logits[0, -1]
+        best = logits.topk(2).values
+        pytest.fail(
+            f"prompt of {len(prompt)}: token {at} is {handle.tokens[at : at + 1]}, generate says {expected[at : at + 1]}; "
+            f"the two best logits there differ by {float(best[0] - best[1]):.2g}"
+        )
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(str(value) for value in case.values()))
+def test_the_text_is_that_of_generate(case: dict[str, Any]) -> None:
+    rule, name = case["rule"], case["drafter"]
+    if rule == "token" and name == "tree":
+        rule = "replay"  # the token rule takes chains only
+    family, seed = case["family"], CASES.index(case)
+    chosen = lengths(case["batch"], seed)
+    prompts = [models.prompt(length) for length in chosen]
+    want = [models.greedy_text(family, length, NEW, case["attention"]) for length in chosen]
+    texts = [[*prompt, *text] for prompt, text in zip(prompts, want)]
+    source = random.Random(seed)
+    ends: tuple[int, ...] = ()
+    if seed % 2:  # an end-of-sequence id that appears in the middle of a text, so inside accepted runs as well
+        ends = (want[0][source.randrange(10, NEW)],)
+        want = [models.until(text, ends) for text in want]
+    engine = Engine(
+        models.target(family, page_size=case["page_size"], max_rows=source.choice([case["batch"], 8])),
+        drafter(name, family, case["num_draft_tokens"], texts),
+        rule=rule,
+        eos_token_ids=ends,
+        prefill_chunk=source.choice([7, 64, 2048]),
+    )
+    handles = engine.generate(prompts, SamplingParams(temperature=0, max_new_tokens=NEW))
+    check(handles, want, family, prompts)
+    for handle in handles:
+        assert handle.finish_reason == ("eos" if handle.tokens[-1] in ends else "length")
+    if name != "ngram" and case["num_draft_tokens"] > 1:
+        assert engine.stats.tau > 1.15, "nothing was accepted: the test would prove little"
+    assert engine.target.cache.pages.num_used == 0
+
+
+def test_every_pair_of_factors_is_covered() -> None:
+    assert len(CASES) <= 40
+    for one in FACTORS:
+        for two in FACTORS:
+            if one < two:
+                pairs = {(case[one], case[two]) for case in CASES}
+                assert len(pairs) == len(FACTORS[one]) * len(FACTORS[two])
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma2"])
+def test_the_window_matters_for_these_texts(family: str) -> None:
+    """Otherwise the cases above would not notice a window that is ignored or off by one."""
+    ids = torch.tensor([models.prompt(75)])
+    model = models.untouched(family)
+    found = []
+    for window in (24, 23, 25, 4096):
+        model.config.sliding_window = window
+        other = type(model)(model.config)
+        other.load_state_dict(model.state_dict())
+        with torch.no_grad():
+            found.append(other.eval()(ids, use_cache=False).logits[0, 40:].argmax(1))
+    model.config.sliding_window = 24
+    assert all(int((found[0] != other).sum()) >= 1 for other in found[1:])
+
+
+def test_every_position_of_an_accepted_run_can_end_the_text() -> None:
+    """A perfect drafter of eight tokens, and each of the first twelve tokens in turn as end of sequence."""
+    family, length = "llama", 17
+    prompt, text = models.prompt(length), models.greedy_text("llama", 17, NEW)
+    target = models.target(family)
+    for end in dict.fromkeys(text[:12]):
+        engine = Engine(target, NoisyChain([[*prompt, *text]], 1.0, 96, num_draft_tokens=8), eos_token_ids=(end,))
+        handle = engine.generate([prompt], SamplingParams(temperature=0, max_new_tokens=NEW))[0]
+        assert handle.tokens == models.until(text, (end,)) and handle.finish_reason == "eos"
+        assert len(handle.origins) == len(handle.tokens) == handle.stats.new_tokens

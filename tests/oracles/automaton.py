@@ -1,0 +1,135 @@
+"""A finite automaton as a language model: a `Target` whose logits depend on the whole prefix, at the price of a look-up.
+
+The state after a token is a function of that token and of the state before it, and the state before it is read from
+the paged cache. So whatever goes wrong with staging, committing, rolling back or page tables changes the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from specdec_kernels import TreePlan, kv_stage
+from torch import Tensor
+
+from specdec_fast.cache import PagedCache
+from specdec_fast.cache.paged import LayerShape
+from specdec_fast.draft import Draft
+from specdec_fast.interfaces import Slots, TargetOutput
+
+
+def random_logits(states: int, vocab: int, seed: int = 0, std: float = 1.5) -> Tensor:
+    """Logits float32 [states, vocab]."""
+    return torch.randn(states, vocab, generator=torch.Generator().manual_seed(seed)) * std
+
+
+def mixing(states: int, vocab: int) -> Tensor:
+    """Transitions int64 [states, vocab] in which every earlier token matters."""
+    return (torch.arange(states)[:, None] * 5 + torch.arange(vocab)[None, :] * 3 + 1) % states
+
+
+class AutomatonTarget:
+    """logits [S, V]: row s follows state s; transitions int64 [S, V]: the state after a token, from the state before it.
+
+    The text starts in state 0. `before_pass`, when set, is called before every forward pass (to raise, to count).
+    """
+
+    def __init__(
+        self,
+        logits: Tensor,
+        transitions: Tensor | None = None,
+        *,
+        max_rows: int = 8,
+        max_length: int = 64,
+        page_size: int = 4,
+        num_pages: int | None = None,
+    ) -> None:
+        self.table = logits
+        self.vocab_size = logits.shape[1]
+        self.transitions = mixing(*logits.shape) if transitions is None else transitions
+        self.device = torch.device("cpu")
+        self.max_length = max_length
+        if num_pages is None:
+            num_pages = max_rows * -(-max_length // page_size) + 1
+        self.cache = PagedCache(
+            [LayerShape(1, 1, 1)],
+            num_pages=num_pages,
+            page_size=page_size,
+            max_rows=max_rows,
+            max_length=max_length,
+            dtype=torch.float32,
+        )
+        self.before_pass: Callable[[], None] | None = None
+        self.passes = 0
+
+    def state_after(self, tokens: Sequence[int]) -> int:
+        """The state after a text, without any cache."""
+        state = 0
+        for token in tokens:
+            state = int(self.transitions[state, token])
+        return state
+
+    def logits_after(self, tokens: Sequence[int]) -> np.ndarray:
+        """Logits [V] after a text, without any cache."""
+        return self.table[self.state_after(tokens)].double().numpy()
+
+    def extend(
+        self, rows: Tensor, tokens: Tensor, offsets: Tensor, *, logits: bool, taps: Sequence[str] = ()
+    ) -> TargetOutput:
+        bounds = offsets.tolist()
+        parents = [node - start - 1 for start, stop in zip(bounds, bounds[1:]) for node in range(start, stop)]
+        slots = self.cache.stage(rows, offsets, tokens.shape[0], advance=True)
+        states = self._run(tokens, parents, bounds, slots)
+        last = (offsets[1:] - 1).long()
+        return TargetOutput(self.table[states[last]].clone() if logits else None)
+
+    def score(self, draft: Draft, plan: TreePlan, taps: Sequence[str] = ()) -> tuple[TargetOutput, Slots]:
+        slots = self.cache.stage(draft.rows, draft.offsets, draft.num_nodes, None if draft.is_chain else plan)
+        states = self._run(draft.tokens, draft.parents.tolist(), draft.offsets.tolist(), slots)
+        return TargetOutput(self.table[states].clone()), slots
+
+    def _run(self, tokens: Tensor, parents: list[int], bounds: list[int], slots: Slots) -> Tensor:
+        self.passes += 1
+        if self.before_pass is not None:
+            self.before_pass()
+        transitions = self._host_transitions()
+        states = [0] * tokens.shape[0]
+        ids = tokens.tolist()
+        for row, before in enumerate(self._committed_states(slots).tolist()):
+            start = bounds[row]
+            for node in range(start, bounds[row + 1]):
+                parent = parents[node]
+                state = int(before) if parent < 0 else states[start + parent]
+                states[node] = transitions[state][ids[node]]
+        found = torch.tensor(states, dtype=torch.int64)
+        kv_stage(
+            found.to(torch.float32).reshape(-1, 1, 1),
+            tokens.to(torch.float32).reshape(-1, 1, 1),
+            self.cache.keys[0],
+            self.cache.values[0],
+            slots.slots,
+        )
+        return found
+
+    def _committed_states(self, slots: Slots) -> Tensor:
+        newest = (slots.lengths.long() - 1).clamp(min=0)
+        pages = slots.page_table.gather(1, (newest // self.cache.page_size)[:, None]).squeeze(1).long()
+        stored = self.cache.keys[0][pages, newest % self.cache.page_size].reshape(-1)
+        return torch.where(slots.lengths > 0, stored, 0.0)
+
+    def _host_transitions(self) -> list[list[int]]:
+        if getattr(self, "_host", None) is None:
+            self._host = self.transitions.tolist()
+        return self._host
+
+
+def scripted(script: Sequence[int], vocab: int, **shape: int) -> AutomatonTarget:
+    """A target whose greedy token at absolute position i is script[i], whatever came before."""
+    states = len(script) + 1
+    logits = torch.zeros(states, vocab)
+    logits[0, 0] = 1.0
+    for position, token in enumerate(script):
+        logits[position, token] = 8.0
+    counting = torch.arange(1, states + 1).clamp(max=states - 1)[:, None].expand(states, vocab).contiguous()
+    return AutomatonTarget(logits, counting, **shape)

@@ -1,0 +1,135 @@
+"""Draft and Laws: constructors, checks, weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from oracles.laws import law
+from specdec_kernels import law_stats, tree_plan
+
+from specdec_fast.draft import Draft, Drawn, Laws, concat_laws
+
+
+def laws(rows: int, vocab: int = 7, seed: int = 0, **changes: float) -> Laws:
+    logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    settings = {"temperature": 0.8, "top_k": 0, "top_p": 1.0, "min_p": 0.0} | changes
+    columns = [
+        torch.full((rows,), settings[name], dtype=torch.int32 if name == "top_k" else torch.float32)
+        for name in ("temperature", "top_k", "top_p", "min_p")
+    ]
+    return Laws(logits, *law_stats(logits, *columns))
+
+
+def test_chains_are_packed_row_after_row() -> None:
+    draft = Draft.chains([4, 1, 7], [[9, 1, 2], [8], [5, 6]])
+    assert draft.rows.tolist() == [4, 1, 7] and draft.offsets.tolist() == [0, 3, 4, 6]
+    assert draft.tokens.tolist() == [9, 1, 2, 8, 5, 6]
+    assert draft.parents.tolist() == [-1, 0, 1, -1, -1, 0]
+    assert draft.row_of.tolist() == [0, 0, 0, 1, 2, 2] and draft.counts == (3, 1, 2)
+    assert draft.max_depth == 2 and draft.is_chain and draft.num_rows == 3 and draft.num_nodes == 6
+    assert draft.drawn.tolist() == [Drawn.CHOSEN] * 6 and draft.law_row.tolist() == [-1] * 6
+    assert [draft.tokens.dtype, draft.rows.dtype, draft.drawn.dtype] == [torch.int64, torch.int32, torch.int8]
+    draft.check(vocab_size=10)
+
+
+def test_drawn_chains_name_their_laws() -> None:
+    draft = Draft.chains([0, 1, 2], [[3, 1], [3], [3, 4, 5]], law_rows=[[2], [], [0, 1]], laws=laws(3))
+    assert draft.law_row.tolist() == [-1, 2, -1, -1, 0, 1]
+    assert draft.drawn.tolist() == [0, 1, 0, 0, 1, 1]
+    draft.check(vocab_size=7)
+
+
+def test_a_repeated_shape_keeps_its_own_tokens() -> None:
+    first, second = Draft.chains([0, 1], [[1, 2], [3]]), Draft.chains([0, 1], [[4, 5], [6]])
+    assert first.tokens.tolist() == [1, 2, 3] and second.tokens.tolist() == [4, 5, 6]
+
+
+def test_rows_without_nodes_are_legal() -> None:
+    draft = Draft.chains([0, 1], [[], [5, 6]])
+    assert draft.offsets.tolist() == [0, 0, 2]
+    draft.check(vocab_size=7)
+    assert Draft.chains([], []).num_nodes == 0
+
+
+def test_trees_are_packed_and_planned() -> None:
+    draft = Draft.trees([3, 0], [([9, 1, 2, 1], [-1, 0, 0, 1]), ([8], [-1])], scouts=[False, False, True, False, False])
+    assert draft.parents.tolist() == [-1, 0, 0, 1, -1] and draft.max_depth == 2 and not draft.is_chain
+    assert draft.scouts is not None and draft.scouts.tolist() == [False, False, True, False, False]
+    assert draft.row_of.tolist() == [0, 0, 0, 0, 1] and draft.counts == (4, 1)
+    plan = tree_plan(draft.parents, draft.offsets)
+    assert plan.depth.tolist() == [0, 1, 1, 2, 0] and plan.row.tolist() == draft.row_of.tolist()
+    draft.check(vocab_size=10)
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        (([1, 2], [-1]), "2 tokens and 1 parents"),
+        (([1, 2], [-1, 1]), "node 1: got parent 1"),
+        (([1, 2], [-1, -1]), "node 1: got parent -1"),
+        (([1, 2], [-1, -2]), "node 1: got parent -2"),
+        (([1, 2], [0, 0]), "node 0: got parent 0"),
+    ],
+)
+def test_bad_trees_are_refused(tree: tuple[list[int], list[int]], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as error:
+        Draft.trees([5], [tree])
+    assert "tree of row 5" in str(error.value) and "expected" in str(error.value)
+
+
+GOOD = Draft.trees([0, 1], [([1, 2, 3], [-1, 0, 0]), ([4, 5], [-1, 0])])
+
+
+def ints(*values: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+    return torch.tensor(values, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"offsets": ints(0, 3)}, "for 2 rows"),
+        ({"offsets": ints(0, 3, 6)}, "at most 5"),
+        ({"offsets": ints(1, 3, 5)}, "from 0"),
+        ({"offsets": ints(0, 3, 2), "counts": (3, -1)}, "decrease at row 1"),
+        ({"counts": (2, 3)}, "counts"),
+        ({"parents": ints(-1, 0, 2, -1, 0)}, "row 0, node 2: got parent 2"),
+        ({"parents": ints(-1, 0, 0, 0, 0)}, "row 1, node 0: got parent 0"),
+        ({"parents": ints(-1, 0, 0, -1, -2)}, "row 1, node 1: got parent -2"),
+        ({"tokens": ints(1, 2, 3, 4, 6, dtype=torch.int64)}, "row 1, node 1: got token 6"),
+        ({"is_chain": True}, "row 0 is no chain at node 2"),
+        ({"drawn": ints(0, 9, 0, 0, 0, dtype=torch.int8)}, "node 1: got drawn=9"),
+        ({"drawn": ints(0, 1, 0, 0, 0, dtype=torch.int8)}, "node 1 is drawn from law row -1"),
+    ],
+)
+def test_check_names_what_is_wrong(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(GOOD, **changes).check(vocab_size=6)
+    GOOD.check(vocab_size=6)
+
+
+def test_a_law_row_that_does_not_exist_is_refused() -> None:
+    draft = Draft.chains([0], [[1, 2]], law_rows=[[1]], laws=laws(1))
+    with pytest.raises(ValueError, match="law row 1, but the draft carries 1"):
+        draft.check()
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"temperature": 0.0}, {"top_k": 3}, {"top_p": 0.7}, {"min_p": 0.2, "temperature": 1.7}]
+)
+def test_weights_are_the_probabilities(changes: dict[str, float]) -> None:
+    made = laws(5, **changes)
+    settings = {"temperature": 0.8} | changes
+    settings["temperature"] = float(torch.tensor(settings["temperature"], dtype=torch.float32))
+    for row, weights in zip(made.logits, made.weights()):
+        want = law(row.numpy(), **{k: (int(v) if k == "top_k" else v) for k, v in settings.items()})
+        assert torch.allclose(weights, torch.from_numpy(want), atol=1e-6)
+
+
+def test_laws_are_selected_and_joined_by_rows() -> None:
+    one, two = laws(3), laws(2, seed=1)
+    both = concat_laws([one, two])
+    assert torch.equal(both.weights(), torch.cat([one.weights(), two.weights()]))
+    assert torch.equal(both.select(torch.tensor([4, 0])).weights(), both.weights()[[4, 0]])
+    assert concat_laws([one]) is one

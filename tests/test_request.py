@@ -1,0 +1,52 @@
+"""Handle: what is kept of a step, where each token came from, how it ends."""
+
+from __future__ import annotations
+
+import json
+
+from specdec_fast.request import Handle
+from specdec_fast.sampling import SamplingParams
+from specdec_fast.stopping import StopChecker
+
+
+def handle(max_new_tokens: int = 100, eos: tuple[int, ...] = ()) -> Handle:
+    made = Handle(3, [1, 2], SamplingParams(max_new_tokens=max_new_tokens, seed=7), 4)
+    made.checker = StopChecker(None, [1, 2], eos_ids=eos, stop=(), max_new_tokens=max_new_tokens, max_length=1000)
+    return made
+
+
+def test_origins_tell_where_each_token_came_from() -> None:
+    made = handle()
+    assert made.take([5, 6, 7], 2, 2, 2) == [5, 6, 7]
+    assert made.take([5, 8], 1, 4, 2) == [5, 8]
+    assert made.take([9], 0, 0, 0) == [9]
+    assert made.origins == ["accepted", "accepted", "bonus", "accepted", "recovered", "plain"]
+    assert made.tokens == [5, 6, 7, 5, 8, 9] and not made.finished
+    assert made.stats.new_tokens == 6 and made.stats.steps == 3 and made.stats.drafted == 6
+
+
+def test_nothing_is_kept_behind_an_end_inside_an_accepted_run() -> None:
+    made = handle(eos=(6,))
+    assert made.take([5, 6, 7, 8], 3, 3, 3) == [5, 6]
+    assert made.finish_reason == "eos" and made.tokens == [5, 6] and made.origins == ["accepted"] * 2
+    assert made.stats.new_tokens == 2
+
+
+def test_the_length_limit_cuts_a_run() -> None:
+    made = handle(max_new_tokens=2)
+    assert made.take([5, 6, 7], 2, 2, 2) == [5, 6] and made.finish_reason == "length"
+
+
+def test_ending_from_outside() -> None:
+    made = handle()
+    made.take([5], 0, 0, 0)
+    made.end("error", ValueError("why"))
+    assert made.finished and made.finish_reason == "error" and made.tokens == [5]
+    read = json.loads(json.dumps(made.as_dict()))
+    assert read["error"] == "why" and read["seed"] == 7 and read["tokens"] == [5] and read["stats"]["steps"] == 1
+
+
+def test_a_refused_request_has_no_text() -> None:
+    refused = Handle(-1, [], SamplingParams(), 0)
+    refused.end("error", ValueError("no"))
+    assert refused.text == "" and refused.finished

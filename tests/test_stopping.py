@@ -1,0 +1,138 @@
+"""TextStream and StopChecker: text as it grows, characters of several tokens, stop strings across token borders."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from oracles.toy_tokenizer import byte_tokenizer
+
+from specdec_fast.stopping import StopChecker, TextStream
+
+TOKENIZER = byte_tokenizer()
+
+
+def ids(text: str) -> list[int]:
+    """One token per byte, so that borders fall everywhere."""
+    return [TOKENIZER.convert_tokens_to_ids(TOKENIZER.byte_names[byte]) for byte in text.encode()]
+
+
+def checker(prompt: str = "go", **changes: object) -> StopChecker:
+    settings = {"eos_ids": (), "stop": (), "max_new_tokens": 1000, "max_length": 2000} | changes
+    return StopChecker(TOKENIZER, ids(prompt), **settings)
+
+
+def run(check: StopChecker, tokens: list[int]) -> tuple[str | None, int]:
+    for count, token in enumerate(tokens, 1):
+        reason = check.push(token)
+        if reason is not None:
+            return reason, count
+    return None, len(tokens)
+
+
+def test_a_character_of_several_tokens_appears_when_it_is_complete() -> None:
+    stream = TextStream(TOKENIZER, ids("price: "))
+    assert [stream.push(token) for token in ids("3 €!")] == ["3", " ", "", "", "€", "!"]
+
+
+def test_an_unfinished_character_is_shown_at_the_end_only() -> None:
+    stream = TextStream(TOKENIZER, ids("x"))
+    assert [stream.push(token) for token in ids("a€")[:3]] == ["a", "", ""]
+    assert set(stream.finish()) == {"�"}
+
+
+def test_a_prompt_that_ends_inside_a_character_loses_nothing() -> None:
+    euro = ids("€")
+    stream = TextStream(TOKENIZER, [*ids("ab"), *euro[:2]])
+    pieces = [stream.push(token) for token in [euro[2], *ids("cde")]]
+    assert "".join(pieces) == "€cde"
+    stream = TextStream(TOKENIZER, [*ids("ab"), *euro[:2]])
+    assert "".join(stream.push(token) for token in ids("cde")) == "cde"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_pieces_join_to_the_whole_text_however_long(seed: int) -> None:
+    source = random.Random(seed)
+    text = "".join(source.choice("abc de€fé漢🙂") for _ in range(400))
+    stream = TextStream(TOKENIZER, ids("start "))
+    assert "".join(stream.push(token) for token in ids(text)) + stream.finish() == text
+
+
+def test_without_a_tokenizer_there_is_no_text() -> None:
+    stream = TextStream(None, [1, 2])
+    assert stream.push(3) == "" and stream.finish() == ""
+
+
+def test_a_stop_string_across_token_borders_is_cut() -> None:
+    check = checker(stop=("END",))
+    assert run(check, ids("some text END more")) == ("stop", len("some text END"))
+    assert check.text == "some text " and check.released == len(check.text)
+
+
+def test_a_stop_string_inside_one_token_cuts_its_head_only() -> None:
+    check = checker(stop=("he",))
+    token = TOKENIZER.convert_tokens_to_ids("the")
+    assert check.push(token) == "stop" and check.text == "t"
+
+
+def test_the_earliest_of_several_stop_strings_wins() -> None:
+    check = checker(stop=("cd", "bcd"))
+    assert run(check, ids("abcde")) == ("stop", 4)
+    assert check.text == "a"
+
+
+def test_a_stop_string_of_many_bytes_per_character() -> None:
+    check = checker(stop=("€漢",))
+    assert run(check, ids("a€b€漢c"))[0] == "stop"
+    assert check.text == "a€b"
+
+
+def test_the_prompt_never_matches() -> None:
+    check = checker(prompt="EN", stop=("END",))
+    assert run(check, ids("D and so on")) == (None, len("D and so on"))
+
+
+def test_text_that_could_become_a_stop_string_is_held_back() -> None:
+    check = checker(stop=("END",))
+    released = []
+    for token in ids("aENbE"):
+        check.push(token)
+        released.append(check.text[: check.released])
+    assert released == ["a", "a", "a", "aENb", "aENb"]
+    check.close()
+    assert check.text[: check.released] == "aENbE"
+
+
+def test_overlapping_beginnings_of_stop_strings_hold_the_longest() -> None:
+    check = checker(stop=("aab", "abx"))
+    for token in ids("zaa"):
+        check.push(token)
+    assert check.text[: check.released] == "z"
+    assert check.push(ids("b")[0]) == "stop" and check.text == "z"
+
+
+def test_end_of_sequence_ids_end_the_text() -> None:
+    end = ids("!")[0]
+    check = checker(eos_ids=(5, end))
+    assert run(check, ids("hi! there")) == ("eos", 3)
+    assert check.released == len(check.text)
+
+
+def test_the_length_is_exact_and_the_context_counts() -> None:
+    assert run(checker(max_new_tokens=4), ids("abcdefgh")) == ("length", 4)
+    assert run(checker(prompt="abc", max_length=8), ids("abcdefgh")) == ("length", 5)
+    check = checker(max_new_tokens=7)
+    run(check, ids("abc"))
+    assert check.remaining == 4
+
+
+def test_a_stop_string_on_the_last_token_counts_as_stop() -> None:
+    check = checker(stop=("cd",), max_new_tokens=4)
+    assert run(check, ids("abcd")) == ("stop", 4)
+    assert check.text == "ab"
+
+
+def test_unfinished_bytes_are_released_at_the_length_limit() -> None:
+    check = checker(max_new_tokens=2)
+    assert run(check, ids("a€")) == ("length", 2)
+    assert check.text.startswith("a") and len(check.text) > 1 and check.released == len(check.text)
