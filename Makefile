@@ -89,7 +89,7 @@ $(STAMPS)/venv:
 # torch first: whatever else asks for torch is then content with it, and no second (far larger) build is fetched.
 $(TORCH_STAMP): $(STAMPS)/venv
 	@if [[ -n '$(TORCH)' ]]; then echo 'installing $(TORCH)'; $(PIP) install -q --no-compile $(TORCH); fi
-	@$(BIN)/python -c 'import torch' || { echo "no torch in $(VENV); leave TORCH= out, or name one"; exit 1; }
+	@$(BIN)/python -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)' || { echo "no torch in $(VENV); leave TORCH= out, or name one"; exit 1; }
 	@rm -f $(STAMPS)/torch-* && touch $@
 
 $(STAMPS)/demo: requirements/demo.txt $(TORCH_STAMP)

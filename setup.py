@@ -1,16 +1,17 @@
 """Builds the optional compiled extensions; everything else is declared in pyproject.toml.
 
 SPECDEC_BUILD chooses what is compiled:
-  auto (default)  what this machine can build; a failure leaves an install that works through the PyTorch references
+  auto (default)  what this machine can build; a failure leaves an install that works through the references
   cpu             the CPU extension, and a failure is an error
   cuda            the CPU and the CUDA extension, and a failure is an error
   none            nothing
 
 Three kinds of module:
-  specdec_kernels._C       csrc/**/*.cpp   operators for CPU; libtorch stable ABI, one binary for torch >= 2.10 and Python >= 3.10
-  specdec_kernels._C_cuda  csrc/**/*.cu    operators for CUDA; the same ABI; needs a CUDA build of torch and nvcc
-  specdec_kernels._<name>  csrc/bindings/pybind_<name>.cpp + csrc/<name>/**/*.cpp
-                                           C++ objects without tensors, bound by pybind11 (none of them uses torch)
+  specdec_kernels._C       csrc/**/*.cpp: operators for CPU; libtorch stable ABI, one binary for torch >= 2.10
+                           and Python >= 3.10
+  specdec_kernels._C_cuda  csrc/**/*.cu: operators for CUDA; the same ABI; needs a CUDA torch and nvcc
+  specdec_kernels._<name>  csrc/bindings/pybind_<name>.cpp + csrc/<name>/**/*.cpp: C++ objects without
+                           tensors, bound by pybind11 (none of them uses torch)
 """
 
 from __future__ import annotations
@@ -39,7 +40,16 @@ ONLY_METADATA = len(sys.argv) > 1 and sys.argv[1] in ("egg_info", "dist_info")
 
 STABLE_ABI = "-DTORCH_TARGET_VERSION=0x020a000000000000"  # torch 2.10
 # No fused multiply-add unless written as an intrinsic: noise must have the same bits in every backend.
-CXX_FLAGS = ["-O3", "-g0", "-std=c++20", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden", "-Wall", "-Wno-psabi"]
+CXX_FLAGS = [
+    "-O3",
+    "-g0",
+    "-std=c++20",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fvisibility=hidden",
+    "-Wall",
+    "-Wno-psabi",
+]
 
 
 def say(message: str) -> None:
@@ -52,7 +62,8 @@ def import_torch():
         return importlib.import_module("torch")
     except ImportError:
         pass
-    # Build isolation hides site-packages but keeps sys.prefix. Appended last, so the isolated setuptools wins.
+    # Build isolation hides site-packages but keeps sys.prefix. Appended last, so the isolated setuptools
+    # wins.
     for folder in dict.fromkeys([sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]):
         if os.path.isdir(os.path.join(folder, "torch")) and folder not in sys.path:
             sys.path.append(folder)
@@ -63,7 +74,7 @@ def import_torch():
 
 
 def toolkit_root() -> str | None:
-    """Folder of the CUDA toolkit that the nvcc on PATH belongs to (nvcc may be a wrapper script elsewhere)."""
+    """Folder of the CUDA toolkit that nvcc on PATH belongs to (it may be a wrapper script elsewhere)."""
     nvcc = shutil.which("nvcc")
     if nvcc is None:
         return None
@@ -104,7 +115,13 @@ def pybind_extensions() -> list:
     from pybind11.setup_helpers import Pybind11Extension
 
     return [
-        Pybind11Extension(f"specdec_kernels._{name}", sources, cxx_std=17, include_dirs=["csrc"], extra_compile_args=CXX_FLAGS)
+        Pybind11Extension(
+            f"specdec_kernels._{name}",
+            sources,
+            cxx_std=17,
+            include_dirs=["csrc"],
+            extra_compile_args=CXX_FLAGS,
+        )
         for name, sources in modules.items()
     ]
 
@@ -119,11 +136,13 @@ def extensions(torch) -> tuple[list, type]:
     if torch is None:
         if MODE != "auto":
             raise SystemExit(
-                f"specdec-fast: SPECDEC_BUILD={MODE} but torch cannot be imported by this build. Install torch first; "
-                "if it is installed, build with `pip install --no-build-isolation -e .`"
+                f"specdec-fast: SPECDEC_BUILD={MODE} but torch cannot be imported by this build. Install "
+                "torch first; if it is installed, build with `pip install --no-build-isolation -e .`"
             )
-        say("torch was not found, so no extension is built; operators run through their PyTorch references. "
-            "Install torch first and run the same command again to have the compiled operators.")
+        say(
+            "torch was not found, so no extension is built; operators run through their PyTorch references. "
+            "Install torch first and run the same command again to have the compiled operators."
+        )
         return [], build_ext
     root = toolkit_root()
     if root is not None:
@@ -133,10 +152,15 @@ def extensions(torch) -> tuple[list, type]:
     modules = pybind_extensions()
     cpu = operator_sources(".cpp")
     if cpu:
-        modules.append(CppExtension(
-            "specdec_kernels._C", cpu, include_dirs=[str(SOURCES)], py_limited_api=True,
-            extra_compile_args={"cxx": [*CXX_FLAGS, STABLE_ABI]},
-        ))
+        modules.append(
+            CppExtension(
+                "specdec_kernels._C",
+                cpu,
+                include_dirs=[str(SOURCES)],
+                py_limited_api=True,
+                extra_compile_args={"cxx": [*CXX_FLAGS, STABLE_ABI]},
+            )
+        )
     cuda = operator_sources(".cu")
     can_cuda = torch.version.cuda is not None and root is not None
     if MODE == "cuda" and not can_cuda:
@@ -145,20 +169,26 @@ def extensions(torch) -> tuple[list, type]:
             f"and nvcc on PATH ({'found' if root else 'not found'})"
         )
     if cuda and can_cuda and MODE in ("auto", "cuda"):
-        modules.append(CUDAExtension(
-            "specdec_kernels._C_cuda", cuda, include_dirs=[str(SOURCES)], py_limited_api=True,
-            extra_compile_args={
-                "cxx": [*CXX_FLAGS, STABLE_ABI, "-DUSE_CUDA"],
-                "nvcc": ["-O3", "-std=c++20", "--fmad=false", STABLE_ABI, "-DUSE_CUDA"],
-            },
-        ))
+        modules.append(
+            CUDAExtension(
+                "specdec_kernels._C_cuda",
+                cuda,
+                include_dirs=[str(SOURCES)],
+                py_limited_api=True,
+                extra_compile_args={
+                    "cxx": [*CXX_FLAGS, STABLE_ABI, "-DUSE_CUDA"],
+                    "nvcc": ["-O3", "-std=c++20", "--fmad=false", STABLE_ABI, "-DUSE_CUDA"],
+                },
+            )
+        )
 
     class Build(BuildExtension):
-        """BuildExtension that keeps its objects between installs and, in auto mode, survives a failing compiler."""
+        """Keeps its objects between installs and, in auto mode, survives a failing compiler."""
 
         def finalize_options(self) -> None:
             super().finalize_options()
-            # pip hands out a temporary folder; a lasting one lets ninja reuse objects. Keyed by what changes them.
+            # pip hands out a temporary folder; a lasting one lets ninja reuse objects. Keyed by what changes
+            # them.
             tag = f"{sys.implementation.cache_tag}-{platform.machine()}-torch{torch.__version__}"
             self.build_temp = str(ROOT / "build" / f"objects-{tag}")
             if MODE == "auto":
@@ -174,9 +204,11 @@ def extensions(torch) -> tuple[list, type]:
                     raise
                 self.inplace = inplace
                 say(f"the extension was NOT built: {type(error).__name__}: {error}")
-                say("the install goes on without it and operators run through their PyTorch references. For speed, "
-                    "install a C++20 compiler (g++ 11 or clang 14 and later) and run the same command again; "
-                    "SPECDEC_BUILD=cpu turns this message into an error.")
+                say(
+                    "the install goes on without it and operators run through their PyTorch references. For "
+                    "speed, install a C++20 compiler (g++ 12 or clang 14 and later) and run the same command "
+                    "again; SPECDEC_BUILD=cpu turns this message into an error."
+                )
 
     return modules, Build
 

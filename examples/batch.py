@@ -1,7 +1,7 @@
 """A ragged batch: requests with parameters of their own join and leave while others run; one is cancelled.
 
-Nothing is padded and nobody waits for a neighbour: a row that ends makes room for the next in the queue, and the text
-of a request does not depend on who else is in the batch.
+Nothing is padded and nobody waits for a neighbour: a row that ends makes room for the next in the queue. The
+text of a request does not depend on who else is in the batch.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ REQUESTS = {
     "sampled": ("And the king said", SamplingParams(temperature=1, seed=1, max_new_tokens=40)),
     "nucleus": ("import os\n\ndef ", SamplingParams(temperature=0.8, top_p=0.9, seed=2, max_new_tokens=32)),
     "one verse": ("1:1 In the ", SamplingParams(temperature=0.7, seed=3, stop=("\n",), max_new_tokens=48)),
-    "cancelled": ("class Engine:", SamplingParams(seed=4, max_new_tokens=400)),
+    "too long": ("class Engine:", SamplingParams(seed=4, max_new_tokens=400)),
 }
 
 
 def main() -> None:
     engine = load("demo-target", "demo-draft", max_rows=3)
     handles: dict[str, Handle] = {}
-    for name in ("greedy", "sampled", "nucleus", "cancelled"):  # four requests, three rows: the last one waits
+    for name in ("greedy", "sampled", "nucleus", "too long"):  # four requests, three rows: the last one waits
         handles[name] = engine.submit(*REQUESTS[name])
 
     steps = 0
@@ -30,8 +30,8 @@ def main() -> None:
         steps += 1
         if steps == 5:  # requests may join at any time, here one without speculation
             handles["one verse"] = engine.submit(*REQUESTS["one verse"], num_draft_tokens=0)
-        if len(handles["cancelled"].tokens) > 20:
-            engine.cancel(handles["cancelled"])
+        if len(handles["too long"].tokens) > 20:
+            engine.cancel(handles["too long"])
         now = {name for name, handle in handles.items() if handle.row is not None}
         for name in sorted(now - running):
             print(f"step {steps:3}: {name} joins")

@@ -1,8 +1,7 @@
 """Speculative decoding without the engine: for whoever has a serving loop and wants the parts.
 
-The loop below owns everything an engine owns. Its drafts are made by hand: a tree of two guesses, both looked up in the
-text so far. The verification is done twice, by a rule and by the operators under it, to show that a rule is no more
-than a name for two operator calls.
+The loop owns what an engine owns. It merges two sources into one tree by hand, the guess of a drafter and
+what followed the newest token earlier in the text, and verifies twice: by a rule, and by its operators.
 """
 
 from __future__ import annotations
@@ -10,80 +9,105 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from specdec_kernels import replay_sample, tree_plan, tree_verify
 
-from specdec_fast import Draft, HuggingFaceTarget, SamplingParams, get_rule
+from specdec_fast import (
+    Acceptance,
+    Budget,
+    Draft,
+    HuggingFaceTarget,
+    Laws,
+    Rng,
+    SamplingParams,
+    get_drafter,
+    get_rule,
+)
 from specdec_fast.loading import load_model, load_tokenizer
 from specdec_fast.sampling import process
 from specdec_fast.state import DecodeState
+from specdec_kernels import TreePlan, replay_sample, tree_plan, tree_verify
 
-PROMPT = "1:1 And the sons of Adam were seven; the sons of Noah were three; the sons of"
-NEW_TOKENS = 48
+PROMPT = "1:1 And the sons of Adam were seven; and the sons of Noah were three; and the sons of"
+NEW_TOKENS, DEPTH, CONTEXT = 48, 4, 512
 
 
-def two_guesses(tokens: Sequence[int], depth: int = 4) -> tuple[list[int], list[int]]:
-    """A tree (tokens, parents): what followed the newest token the last two times, sharing what they share."""
-    nodes, parents = [tokens[-1]], [-1]
+def looked_up(tokens: Sequence[int]) -> list[int]:
+    """What followed the newest token when it was last seen."""
     places = [at + 1 for at in range(len(tokens) - 1) if tokens[at] == tokens[-1]]
-    for place in reversed(places[-2:]):
+    return list(tokens[places[-1] : places[-1] + DEPTH]) if places else []
+
+
+def merged(root: int, guesses: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
+    """One tree (tokens, parents) of several chains: they share nodes as long as they agree."""
+    tokens, parents = [root], [-1]
+    for guess in guesses:
         parent = 0
-        for token in tokens[place : place + depth]:
-            children = [node for node in range(1, len(nodes)) if parents[node] == parent and nodes[node] == token]
-            if not children:
-                children = [len(nodes)]
-                nodes.append(token)
+        for token in guess:
+            same = [
+                node for node in range(1, len(tokens)) if (parents[node], tokens[node]) == (parent, token)
+            ]
+            if not same:
+                same = [len(tokens)]
+                tokens.append(token)
                 parents.append(parent)
-            parent = children[0]
-    return nodes, parents
+            parent = same[0]
+    return tokens, parents
 
 
 @torch.inference_mode()
 def main() -> None:
     tokenizer = load_tokenizer("demo-target")
-    target = HuggingFaceTarget(load_model("demo-target"), max_rows=1, max_length=512)
+    target = HuggingFaceTarget(load_model("demo-target"), max_rows=1, max_length=CONTEXT)
+    model = HuggingFaceTarget(load_model("demo-draft"), max_rows=1, max_length=CONTEXT)
+    drafter = get_drafter("draft_model")(model, num_draft_tokens=DEPTH)
     rule = get_rule("replay")
-    params = SamplingParams(temperature=0.5, seed=11)
 
-    # One request in row 0: the state owns its tokens, the target's cache owns keys and values.
+    # One request in row 0: the state owns its tokens, the target's cache its keys and values.
     prompt = tokenizer.encode(PROMPT)
-    state = DecodeState(max_rows=1, max_length=512)
+    state = DecodeState(max_rows=1, max_length=CONTEXT)
+    params = SamplingParams(temperature=0.5, seed=11)
     row = state.join(prompt, params, prompt_length=len(prompt), stop_ids=())
-    rows = torch.tensor([row], dtype=torch.int32)
     target.cache.reserve(row, len(prompt))
-    prefill = torch.tensor(prompt[:-1])
-    target.extend(rows, prefill, torch.tensor([0, len(prefill)], dtype=torch.int32), logits=False)
+    before_root = torch.tensor(prompt[:-1])  # the newest token is the root of the first tree
+    ends = torch.tensor([0, len(before_root)], dtype=torch.int32)
+    target.extend(torch.tensor([row], dtype=torch.int32), before_root, ends, logits=False)
+    drafter.begin(state, [row], None)
 
     steps = 0
     while state.length(row) < len(prompt) + NEW_TOKENS:
-        rng, sampling = state.rng([row]), state.sampling([row])
+        rng = state.rng([row])
+        history = state.tokens(row)
+        guess = drafter.propose(state, [row], Budget([DEPTH]), rng).tokens.tolist()[1:]
+        draft = Draft.trees([row], [merged(history[-1], [guess, looked_up(history)])])
 
-        draft = Draft.trees([row], [two_guesses(state.tokens(row))])  # propose
         plan = tree_plan(draft.parents, draft.offsets)
         target.cache.reserve(row, state.length(row) + draft.num_nodes)
-        output, slots = target.score(draft, plan)  # every node in one forward pass
-        laws = process(draft, plan, output.logits, sampling, rng.positions)
-        acceptance = rule(draft, plan, laws, rng)  # verify
-        target.cache.commit(draft.rows, slots, acceptance.path, acceptance.num_accepted)
-
+        output, slots = target.score(draft, plan)  # all nodes in one forward pass
+        laws = process(draft, plan, output.logits, state.sampling([row]), rng.positions)
+        acceptance = rule(draft, plan, laws, rng)
         check_with_operators(draft, plan, laws, rng, acceptance)
+
+        target.cache.commit(draft.rows, slots, acceptance.path, acceptance.num_accepted)
         [(emitted, num_accepted)] = state.read(draft, acceptance)
         state.append([row], [emitted])
+        drafter.observe(state, draft, acceptance, output)
         steps += 1
-        told = f"step {steps:2}: {draft.num_nodes - 1} drafted, {num_accepted} accepted"
-        print(f"{told}: {tokenizer.decode(emitted)!r}")
+        tried = f"{len(draft.tokens) - 1} nodes tried, {num_accepted} accepted"
+        print(f"step {steps:2}: {tried}, then {tokenizer.decode(emitted[-1:])!r}")
+    drafter.release([row])
 
-    text = tokenizer.decode(state.tokens(row)[len(prompt) :])
-    count = state.length(row) - len(prompt)
-    print(f"\n{PROMPT}{text}\n\n{count} tokens, {count / steps:.2f} tokens per target pass")
+    new = state.tokens(row)[len(prompt) :]
+    print(f"\n{PROMPT}{tokenizer.decode(new)}")
+    print(f"\n{len(new)} tokens, {len(new) / steps:.2f} tokens per target pass")
 
 
-def check_with_operators(draft, plan, laws, rng, acceptance) -> None:  # type: ignore[no-untyped-def]
-    """The rule again, from its operators: what the target says at every node, and how far the draft has it."""
+def check_with_operators(draft: Draft, plan: TreePlan, laws: Laws, rng: Rng, acceptance: Acceptance) -> None:
+    """What the rule did: the target's own choice at every node, and how far the tree has it."""
     seeds = rng.seeds[draft.row_of]
     positions = rng.positions[draft.row_of] + plan.depth + 1
     choice = replay_sample(laws.logits, laws.inv_t, laws.cut, laws.tie_id, seeds, positions)
+    links = plan.first_child, plan.next_sibling
     path, num_accepted, next_token = tree_verify(
-        draft.tokens, draft.offsets, plan.first_child, plan.next_sibling, choice, None, draft.max_depth
+        draft.tokens, draft.offsets, *links, choice, None, max_depth=draft.max_depth
     )
     assert torch.equal(path, acceptance.path)
     assert torch.equal(num_accepted, acceptance.num_accepted)

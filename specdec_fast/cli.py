@@ -88,7 +88,7 @@ class _Deferred(TyperGroup):
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         app: typer.Typer = import_module(MOUNTED[str(self.name)][0]).app
-        return typer.main.get_command(app).make_context(info_name, args, parent=parent, **extra)
+        return typer.main.get_group(app).make_context(info_name, args, parent=parent, **extra)
 
 
 main = typer.Typer(

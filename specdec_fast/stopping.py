@@ -23,6 +23,7 @@ class TextStream:
         self._tokens = list(prompt[-8:])  # context, so that a word keeps its leading space
         self._start = 0
         self._shown = 0
+        self._fresh = False
         self._prompt_text: str | None = None if tokenizer is None else self._decode()
 
     def _decode(self) -> str:
@@ -31,26 +32,29 @@ class TextStream:
         )
         return text
 
-    def push(self, token: int, final: bool = False) -> str:
-        """The text that this token completes ("" while a character is unfinished)."""
-        if self._tokenizer is None:
+    def push(self, token: int) -> None:
+        """Take a token; nothing is decoded yet."""
+        if self._tokenizer is not None:
+            self._tokens.append(token)
+            self._fresh = True
+
+    def flush(self, final: bool = False) -> str:
+        """The text that the tokens since the last flush complete ("" while a character is unfinished).
+
+        final: nothing will follow, so give out what is held back.
+        """
+        if not self._fresh:
             return ""
-        self._tokens.append(token)
-        return self._flush(final)
-
-    def finish(self) -> str:
-        """Whatever is still held back."""
-        return "" if self._tokenizer is None else self._flush(final=True)
-
-    def _flush(self, final: bool) -> str:
+        self._fresh = not final
         text = self._decode()
         if text.endswith(_INCOMPLETE) and not final:
             return ""
         if self._prompt_text is not None:  # a prompt may end inside a character that the new tokens complete
             self._shown = len(commonprefix([self._prompt_text, text]))
             self._prompt_text = None
+        self._fresh = False
         piece, self._shown = text[self._shown :], len(text)
-        if len(self._tokens) - self._start > 64:  # keep the window short: decoding stays cheap on long texts
+        if len(self._tokens) - self._start > 24:  # keep the window short: decoding stays cheap on long texts
             self._start = len(self._tokens) - 8
             self._shown = len(self._decode())
         return piece
@@ -60,7 +64,7 @@ class StopChecker:
     """Decides after each token of one request whether the text ends there.
 
     eos_ids: ids that end it; stop: strings that end it, cut from the text; max_new_tokens and max_length: hard limits.
-    Holds `text` (all of it) and `released` (how much of it can no longer become part of a stop string).
+    Text is decoded when somebody asks for it, and after every token only if there are stop strings to look for.
     """
 
     def __init__(
@@ -77,8 +81,20 @@ class StopChecker:
         self._eos = frozenset(eos_ids)
         self._stop = tuple(stop)
         self._left = min(max_new_tokens, max_length - len(prompt))
-        self.text = ""
-        self.released = 0
+        self._text = ""
+        self._released = 0
+
+    @property
+    def text(self) -> str:
+        """All text so far."""
+        self._decode()
+        return self._text
+
+    @property
+    def released(self) -> int:
+        """How much of the text can no longer become part of a stop string."""
+        self._decode()
+        return self._released
 
     @property
     def remaining(self) -> int:
@@ -91,38 +107,45 @@ class StopChecker:
         if token in self._eos:
             self._finish()
             return "eos"
-        before = len(self.text)
-        self.text += self._stream.push(token)
-        if self._stop and len(self.text) > before and self._find_stop(before):
+        self._stream.push(token)
+        if self._stop and self._decode():
             return "stop"
         if self._left <= 0:
-            self._finish()
-            return "stop" if self._stop and self._find_stop(before) else "length"
-        self.released = max(self.released, len(self.text) - self._held())
+            return "stop" if self._finish() else "length"
         return None
 
     def close(self) -> None:
         """No more tokens will come (cancelled): release what was held back."""
         self._finish()
 
-    def _finish(self) -> None:
-        self.text += self._stream.finish()
-        self.released = len(self.text)
+    def _finish(self) -> bool:
+        """Release everything; True if a stop string was still found in it."""
+        found = self._decode(final=True)
+        self._released = len(self._text)
+        return found
 
-    def _find_stop(self, before: int) -> bool:
-        start = max(0, before - max(map(len, self._stop)) + 1)
-        found = [at for at in (self.text.find(stop, start) for stop in self._stop) if at >= 0]
+    def _decode(self, final: bool = False) -> bool:
+        """Bring the text up to date; True if a stop string was found (and cut off)."""
+        piece = self._stream.flush(final)
+        if not piece:
+            return False
+        before = len(self._text)
+        self._text += piece
+        found = []
+        if self._stop:
+            start = max(0, before - max(map(len, self._stop)) + 1)
+            found = [at for at in (self._text.find(stop, start) for stop in self._stop) if at >= 0]
         if found:
-            self.text = self.text[: min(found)]
-            self.released = len(self.text)
+            self._text = self._text[: min(found)]
+        self._released = len(self._text) if found else max(self._released, len(self._text) - self._held())
         return bool(found)
 
     def _held(self) -> int:
         """Length of the longest tail that is the beginning of a stop string."""
         longest = 0
         for stop in self._stop:
-            for size in range(min(len(stop) - 1, len(self.text)), longest, -1):
-                if self.text.endswith(stop[:size]):
+            for size in range(min(len(stop) - 1, len(self._text)), longest, -1):
+                if self._text.endswith(stop[:size]):
                     longest = size
                     break
         return longest

@@ -30,24 +30,37 @@ def run(check: StopChecker, tokens: list[int]) -> tuple[str | None, int]:
     return None, len(tokens)
 
 
+def put(stream: TextStream, token: int) -> str:
+    stream.push(token)
+    return stream.flush()
+
+
+def test_many_tokens_at_once_give_the_text_of_one_by_one() -> None:
+    stream = TextStream(TOKENIZER, ids("price: "))
+    for token in ids("3 € are enough for a very long text, they say"):
+        stream.push(token)
+    assert stream.flush() == "3 € are enough for a very long text, they say"
+    assert stream.flush(final=True) == ""
+
+
 def test_a_character_of_several_tokens_appears_when_it_is_complete() -> None:
     stream = TextStream(TOKENIZER, ids("price: "))
-    assert [stream.push(token) for token in ids("3 €!")] == ["3", " ", "", "", "€", "!"]
+    assert [put(stream, token) for token in ids("3 €!")] == ["3", " ", "", "", "€", "!"]
 
 
 def test_an_unfinished_character_is_shown_at_the_end_only() -> None:
     stream = TextStream(TOKENIZER, ids("x"))
-    assert [stream.push(token) for token in ids("a€")[:3]] == ["a", "", ""]
-    assert set(stream.finish()) == {"�"}
+    assert [put(stream, token) for token in ids("a€")[:3]] == ["a", "", ""]
+    assert set(stream.flush(final=True)) == {"�"}
 
 
 def test_a_prompt_that_ends_inside_a_character_loses_nothing() -> None:
     euro = ids("€")
     stream = TextStream(TOKENIZER, [*ids("ab"), *euro[:2]])
-    pieces = [stream.push(token) for token in [euro[2], *ids("cde")]]
+    pieces = [put(stream, token) for token in [euro[2], *ids("cde")]]
     assert "".join(pieces) == "€cde"
     stream = TextStream(TOKENIZER, [*ids("ab"), *euro[:2]])
-    assert "".join(stream.push(token) for token in ids("cde")) == "cde"
+    assert "".join(put(stream, token) for token in ids("cde")) == "cde"
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -55,12 +68,12 @@ def test_pieces_join_to_the_whole_text_however_long(seed: int) -> None:
     source = random.Random(seed)
     text = "".join(source.choice("abc de€fé漢🙂") for _ in range(400))
     stream = TextStream(TOKENIZER, ids("start "))
-    assert "".join(stream.push(token) for token in ids(text)) + stream.finish() == text
+    assert "".join(put(stream, token) for token in ids(text)) + stream.flush(final=True) == text
 
 
 def test_without_a_tokenizer_there_is_no_text() -> None:
     stream = TextStream(None, [1, 2])
-    assert stream.push(3) == "" and stream.finish() == ""
+    assert put(stream, 3) == "" and stream.flush(final=True) == ""
 
 
 def test_a_stop_string_across_token_borders_is_cut() -> None:

@@ -64,11 +64,12 @@ inline void multiply(const float* a, int64_t rows, int64_t lda, const float* con
   }
 }
 
-// scores[i][k] = query i . key k for ROWS queries and kLanes / ROWS keys at a time; vectors run along the width.
+// scores[i][k] = query i . key k for ROWS queries and kLanes / ROWS keys at a time; vectors run along the width. Writes
+// scores of whole groups of keys, so keys[count...] must be readable up to the end of a group.
 template <int ROWS>
-void dot_tile(const float* query, int64_t width, const float* const* keys, float* scores) {
+void dot_tile(const float* query, int64_t width, const float* const* keys, int64_t count, float* scores) {
   constexpr int kKeys = kLanes / ROWS;
-  for (int64_t k = 0; k < kKeyBlock; k += kKeys) {
+  for (int64_t k = 0; k < count; k += kKeys) {
     Floats sum[kLanes] = {};
     for (int64_t d = 0; d < width; d += kLanes) {
       Floats left[ROWS];
@@ -89,11 +90,11 @@ void dot_tile(const float* query, int64_t width, const float* const* keys, float
   }
 }
 
-inline void dot_scores(const float* query, int64_t rows, int64_t width, const float* const* keys, float* scores) {
+inline void dot_scores(const float* query, int64_t rows, int64_t width, const float* const* keys, int64_t count, float* scores) {
   int64_t i = 0;
-  for (; i + 4 <= rows && kLanes >= 8; i += 4) dot_tile<4>(query + i * width, width, keys, scores + i * kKeyBlock);
-  for (; i + 2 <= rows; i += 2) dot_tile<2>(query + i * width, width, keys, scores + i * kKeyBlock);
-  for (; i < rows; ++i) dot_tile<1>(query + i * width, width, keys, scores + i * kKeyBlock);
+  for (; i + 4 <= rows && kLanes >= 8; i += 4) dot_tile<4>(query + i * width, width, keys, count, scores + i * kKeyBlock);
+  for (; i + 2 <= rows; i += 2) dot_tile<2>(query + i * width, width, keys, count, scores + i * kKeyBlock);
+  for (; i < rows; ++i) dot_tile<1>(query + i * width, width, keys, count, scores + i * kKeyBlock);
 }
 
 // Copies `width` elements as floats and fills up to `total_width` with zeros.
@@ -206,7 +207,7 @@ void attend_typed(const AttentionArguments& a, const Tile& tile, float* scratch,
       }
       multiply(query, rows, width, flipped_rows, kKeyBlock / kLanes, a.head_dim, scores, kKeyBlock, false);
     } else {
-      dot_scores(query, rows, width, key_rows, scores);
+      dot_scores(query, rows, width, key_rows, count, scores);
     }
     for (int64_t r = 0; r < rows; ++r) {
       soften(scores + r * kKeyBlock, visible[r / group], softcap, state.max + r, state.sum + r, state.acc + r * width, width);

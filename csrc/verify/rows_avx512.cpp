@@ -15,6 +15,7 @@
 #endif
 // GCC 12 warns about its own _mm512_undefined_epi32
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
 #include <immintrin.h>
 
 #define SPECDEC_LANES 16

@@ -208,34 +208,28 @@ void replay(const void* piece, int count, int32_t first, const LawRow<float>& la
   const In* p = static_cast<const In*>(piece);
   Philox state;
   prepare(counter, &state);
-  constexpr int kStride = 8 * N;  // tokens between two looks at the best so far
-  for (int begin = 0; begin < count; begin += kStride) {
-    const int end = begin + kStride < count ? begin + kStride : count;
-    // A token wins only with gumbel > best - top, that is with a word below a bound (with slack for roundings).
-    U bound = all(~0u);
-    bool every = true;
-    if (best->score > -kInfinity) {
+  U bound = all(~0u);
+  bool every = true;
+  for (int i = 0, seen = -1; i < count; i += kWords) {
+    if (seen != best->id && best->score > -kInfinity) {
+      // A token wins only with gumbel > need, that is with a word below exp(-need) 2^32; slack for roundings.
       const double need = double(best->score) - double(top) * law.inv_t;
-      const double slack = 1e-3 + 1e-5 * std::fabs(double(best->score));
-      const double below = -std::expm1(-std::exp(slack - need)) * 0x1p32;
+      const double below = std::exp(1e-3 + 1e-5 * std::fabs(double(best->score)) - need) * 0x1p32;
       every = !(below < 0x1p32 - 2);
-      if (!every) bound = all(static_cast<uint32_t>(below) + 1);
+      bound = all(every ? ~0u : static_cast<uint32_t>(below) + 1);
+      seen = best->id;
     }
+    U word[kBatch];
+    philox(state, static_cast<uint32_t>(first + i), word);
+    if (!every && !any(((word[0] < bound) | (word[1] < bound)) | ((word[2] < bound) | (word[3] < bound)))) continue;
     BestLanes winner = BestLanes::none();
-    bool touched = false;
-    for (int i = begin; i < end; i += kWords) {
-      U word[kBatch];
-      philox(state, static_cast<uint32_t>(first + i), word);
-      if (!every && !any(((word[0] < bound) | (word[1] < bound)) | ((word[2] < bound) | (word[3] < bound)))) continue;
-      touched = true;
-      for (int k = 0; k < kBatch && i + k * N < count; ++k) {
-        const F level = load(p + i + k * N, count - i - k * N);
-        const I id = iota() + (first + i + k * N);
-        const F score = level * law.inv_t + gumbel_of(word[k]);
-        winner.add(kept(level, id, law) & (id < first + count) ? score : all(-kInfinity), id);
-      }
+    for (int k = 0; k < kBatch && i + k * N < count; ++k) {
+      const F level = load(p + i + k * N, count - i - k * N);
+      const I id = iota() + (first + i + k * N);
+      const F score = level * law.inv_t + gumbel_of(word[k]);
+      winner.add(kept(level, id, law) & (id < first + count) ? score : all(-kInfinity), id);
     }
-    if (touched) winner.into(best);
+    if (any(winner.score > best->score)) winner.into(best);
   }
 }
 

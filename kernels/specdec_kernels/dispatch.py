@@ -1,7 +1,8 @@
 """Operators with several backends: how one is chosen, wished for and explained.
 
-An `Op` owns a plain PyTorch reference and an ordered list of faster backends. The first backend whose `why_not` has
-nothing to say serves the call; the answer is remembered per signature, so a later call costs one dictionary look-up.
+An `Op` owns a plain PyTorch reference and an ordered list of faster backends. The first backend whose
+`why_not` has nothing to say serves the call; the answer is remembered per signature, so a later call costs
+one dictionary look-up.
 """
 
 from __future__ import annotations
@@ -37,11 +38,13 @@ def _never(*args: Any, **kwargs: Any) -> str | None:
 class Backend:
     """One implementation of an operator.
 
-    name: "cpu", "cuda", "triton", ...; load: returns the callable (imported on first use; same parameters as the
-    operator); why_not: called with the arguments of a call, returns None or one sentence that says why this backend
-    cannot serve it (shapes, dtypes and devices only: its answer is cached per signature, see `Op`); missing: the
-    reason that needs no arguments (extension not built, no such device), or None; graph_device: type of device on which
-    torch.compile may put this backend into a graph (its callable only calls a registered operator with a fake kernel).
+    name: "cpu", "cuda", "triton", ...; load: returns the callable (imported on first use; same parameters as
+    the operator); why_not: called with the arguments of a call, returns None or one sentence that says why
+    this backend cannot serve it (shapes, dtypes and devices only: its answer is cached per signature, see
+    `Op`); missing: the reason that needs no arguments (extension not built, no such device), or None;
+    graph_device: type of device on which torch.compile may put this backend into a graph (its callable only
+    calls a registered operator with a fake kernel); not_worth: like why_not, but only keeps the automatic
+    choice away; an explicit wish may still have the backend.
     """
 
     name: str
@@ -49,6 +52,7 @@ class Backend:
     why_not: Callable[..., str | None] = _never
     missing: Callable[[], str | None] = _never
     graph_device: str | None = None
+    not_worth: Callable[..., str | None] = _never
 
 
 class Explanation(NamedTuple):
@@ -72,7 +76,7 @@ class _Wish:
 
 
 def _parse_wish(text: str) -> _Wish | None:
-    """"cpu" or "cpu,tree_attention=sdpa" -> wish; "" or "auto" -> None."""
+    """A wish from text like "cpu" or "cpu,tree_attention=sdpa"; None from "" or "auto"."""
     everywhere, by_op = None, []
     for part in filter(None, (p.strip() for p in text.split(","))):
         op, equals, name = part.rpartition("=")
@@ -83,18 +87,18 @@ def _parse_wish(text: str) -> _Wish | None:
     return _Wish(everywhere, tuple(by_op)) if everywhere or by_op else None
 
 
-_WISH: ContextVar[_Wish | None] = ContextVar(
-    "specdec_backend", default=_parse_wish(os.environ.get("SPECDEC_BACKEND", ""))
-)
+_FROM_ENVIRONMENT = _parse_wish(os.environ.get("SPECDEC_BACKEND", ""))
+_WISH: ContextVar[_Wish | None] = ContextVar("specdec_backend", default=_FROM_ENVIRONMENT)
 
 
 @contextmanager
 def use_backend(name: str | None = None, **by_op: str) -> Iterator[None]:
-    """Inside the block operators run on the named backend, or raise UnsupportedError when it cannot serve a call.
+    """Inside the block operators run on the named backend, or raise UnsupportedError where it cannot serve.
 
-    `use_backend("reference")` for all operators, `use_backend(tree_attention="sdpa")` for one, `use_backend()` for the
-    automatic choice. Holds for the current thread and context only. The environment variable SPECDEC_BACKEND
-    ("cpu", or "cpu,tree_attention=sdpa"), read at import, sets the wish outside of any block.
+    `use_backend("reference")` for all operators, `use_backend(tree_attention="sdpa")` for one,
+    `use_backend()` for the automatic choice. Holds for the current thread and context only. The environment
+    variable SPECDEC_BACKEND ("cpu", or "cpu,tree_attention=sdpa"), read at import, sets the wish outside of
+    any block.
 
     Raises: ValueError for an operator that does not exist.
     """
@@ -117,8 +121,9 @@ def first_tensor_key(*args: Any, **kwargs: Any) -> Hashable:
 class Op:
     """Callable operator with a reference and faster backends.
 
-    name: unique; reference: plain PyTorch on any device; backends: in order of preference; key: called with the
-    arguments, returns everything (hashable) that a `why_not` of these backends looks at, device type and dtypes first.
+    name: unique; reference: plain PyTorch on any device; backends: in order of preference; key: called with
+    the arguments, returns everything (hashable) that a `why_not` of these backends looks at, device type and
+    dtypes first.
     The reference is always the last resort; being chosen automatically it warns once per reason.
     """
 
@@ -135,7 +140,7 @@ class Op:
         self.reference = reference
         self.backends = [*backends, Backend(REFERENCE, lambda: reference)]
         self.last_backend: str | None = None
-        """Name of the backend that served the latest call in this process (a diagnostic for tests and benchmarks)."""
+        """Backend that served the latest call in this process: a diagnostic for tests and benchmarks."""
         self._key = key
         self._choices: dict[Hashable, tuple[str, Callable[..., Any]]] = {}
         self._graph_calls: dict[str, Callable[..., Any]] = {}
@@ -170,7 +175,10 @@ class Op:
         rows, taken = [], False
         for backend in self.backends:
             reason = self._reason(backend, args, kwargs) if args or kwargs else backend.missing()
-            chosen = not taken and reason is None and wanted in (None, backend.name)
+            if reason is None and wanted is None and (args or kwargs):
+                reason = backend.not_worth(*args, **kwargs)
+            certain = bool(args or kwargs) or wanted is not None or backend.not_worth is _never
+            chosen = not taken and reason is None and certain and wanted in (None, backend.name)
             taken = taken or chosen
             rows.append(Explanation(self.name, backend.name, chosen, reason))
         return rows
@@ -194,25 +202,33 @@ class Op:
             if wanted is not None and backend.name != wanted:
                 continue
             reason = self._reason(backend, args, kwargs)
+            if reason is None and wanted is None:
+                reason = backend.not_worth(*args, **kwargs)
             if reason is None:
                 if backend.name == REFERENCE and wanted is None and reasons and not quiet:
                     self._warn("; ".join(reasons))
                 return backend.name, backend.load()
             reasons.append(f"{backend.name}: {reason}")
-        everyone = [f"{b.name}: {self._reason(b, args, kwargs) or 'can serve this call'}" for b in self.backends]
+        everyone = [
+            f"{b.name}: {self._reason(b, args, kwargs) or 'can serve this call'}" for b in self.backends
+        ]
         known = any(b.name == wanted for b in self.backends)
         problem = "cannot serve this call" if known else "is not a backend of this operator"
-        raise UnsupportedError(f"{self.name}: backend {wanted!r} {problem}. Backends:\n  " + "\n  ".join(everyone))
+        raise UnsupportedError(
+            f"{self.name}: backend {wanted!r} {problem}. Backends:\n  " + "\n  ".join(everyone)
+        )
 
     def _traced(self, *args: Any, **kwargs: Any) -> Any:
-        """The call as torch.compile sees it: the backend is picked once, while tracing, and is not wished for."""
+        """The call as torch.compile sees it: the backend is picked once, while tracing."""
         tensors = [a for a in args if isinstance(a, torch.Tensor)]
         return self._graph_calls[_pick_for_graph(self.name, tensors[0].device.type)](*args, **kwargs)
 
     def _warn(self, reasons: str) -> None:
         if reasons not in self._warned:
             self._warned.add(reasons)
-            warnings.warn(f"{self.name} runs on its slow PyTorch reference ({reasons})", FallbackWarning, stacklevel=4)
+            warnings.warn(
+                f"{self.name} runs on its slow PyTorch reference ({reasons})", FallbackWarning, stacklevel=4
+            )
 
 
 def _pick_for_graph(name: str, device: str) -> str:
@@ -224,15 +240,15 @@ def _pick_for_graph(name: str, device: str) -> str:
     return device
 
 
-# What torch.compiler.assume_constant_result does, without importing the compiler: run while tracing, keep the answer.
+# What torch.compiler.assume_constant_result does, without importing the compiler: runs while tracing.
 _pick_for_graph._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def explain(op: Op | str | None = None, *args: Any, **kwargs: Any) -> str:
     """Table of operators and backends, which one is chosen and why the others are not.
 
-    op: an operator, its name, or None for all; args, kwargs: a call to explain exactly. Raises: ValueError for an
-    unknown name.
+    op: an operator, its name, or None for all; args, kwargs: a call to explain exactly. Raises: ValueError
+    for an unknown name.
     """
     if isinstance(op, str) and op not in OPS:
         raise ValueError(f"explain: no operator {op!r}; there are {', '.join(sorted(OPS))}")

@@ -39,7 +39,10 @@ def cuda_missing() -> str | None:
     try:
         importlib.import_module("specdec_kernels._C_cuda")
     except ModuleNotFoundError:
-        return "extension specdec_kernels._C_cuda not built; run `SPECDEC_BUILD=cuda pip install -e .` with nvcc on PATH"
+        return (
+            "extension specdec_kernels._C_cuda not built; "
+            "run `SPECDEC_BUILD=cuda pip install -e .` with nvcc on PATH"
+        )
     except ImportError as error:
         return f"extension specdec_kernels._C_cuda does not load ({error})"
     return None
@@ -80,11 +83,15 @@ def cpu_backend(
             return f"extension specdec_kernels._C is older than operator {op}; {REMEDY}"
         return reason
 
-    return Backend(name, load, _on("cpu", why_not), missing_here, graph_device="cpu" if name == "cpu" else None)
+    return Backend(
+        name, load, _on("cpu", why_not), missing_here, graph_device="cpu" if name == "cpu" else None
+    )
 
 
 def cuda_backend(
-    load: Callable[[], Callable[..., Any]], why_not: Callable[..., str | None] | None = None, name: str = "cuda"
+    load: Callable[[], Callable[..., Any]],
+    why_not: Callable[..., str | None] | None = None,
+    name: str = "cuda",
 ) -> Backend:
     """Backend that runs in the CUDA extension."""
     return Backend(name, load, _on("cuda", why_not), cuda_missing, graph_device="cuda")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ def _attention_lse(query: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
     return _attention(query), torch.empty(query.shape[:2], dtype=wide, device=query.device)
 
 
-_FAKES = {
+_FAKES: dict[str, Callable[..., Any]] = {
     "kv_stage": _nothing,
     "kv_commit": _nothing,
     "tree_attention": _attention,

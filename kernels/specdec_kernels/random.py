@@ -195,7 +195,8 @@ def draw_from_weights(
     if rows == 0:
         return torch.zeros(0, dtype=torch.int64, device=weights.device)
     count = (vocab + BLOCK - 1) // BLOCK
-    padded = torch.nn.functional.pad(weights, (0, count * BLOCK - vocab)).view(rows, count, BLOCK)
+    width = BLOCK if count > 1 else vocab
+    padded = torch.nn.functional.pad(weights, (0, count * width - vocab)).view(rows, count, width)
     mass = padded.sum(-1, dtype=torch.float64).to(weights.dtype)
     if race is None:
         assert seeds is not None and positions is not None and index is not None
@@ -204,7 +205,7 @@ def draw_from_weights(
         block_noise = race[0]
     block = (mass.log() + block_noise).argmax(-1)
     inside = padded[torch.arange(rows, device=weights.device), block]
-    ids = block[:, None] * BLOCK + torch.arange(BLOCK, device=weights.device)
+    ids = block[:, None] * BLOCK + torch.arange(width, device=weights.device)
     if race is None:
         assert seeds is not None and positions is not None and index is not None
         noise = gumbel(words(seeds[:, None], positions[:, None], index[:, None], stream, ids))

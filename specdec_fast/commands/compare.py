@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -130,10 +130,15 @@ class Comparer:
         )
         self._tick = tick
 
-    def warm_up(self, item: WorkItem, params: SamplingParams) -> None:
-        """Run one prompt both ways, unmeasured: first calls allocate, choose kernels and compile."""
+    def warm_up(self, item: WorkItem, params: SamplingParams) -> float:
+        """Run one prompt both ways, unmeasured: first calls allocate, choose kernels and compile.
+
+        Returns the seconds that both ways take together, about.
+        """
+        brief = replace(params, max_new_tokens=min(8, params.max_new_tokens))
         for engine in (self.plain, self.engine):
-            self._run(engine, item, params)
+            self._run(engine, item, brief)
+        return sum(self._run(engine, item, params)[1] for engine in (self.plain, self.engine))
 
     def compare(
         self, items: Sequence[WorkItem], params: SamplingParams, repeats: int

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,9 +13,17 @@ from specdec_fast.commands import options
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress
 
     from specdec_fast.commands.compare import Comparison
+    from specdec_fast.commands.prompts import WorkItem
+    from specdec_fast.engine import Engine
+    from specdec_fast.sampling import SamplingParams
 
+_MOST_REPEATS, _BUDGET_SECONDS = (
+    3,
+    15.0,
+)  # without --repeats: a fast machine repeats, a slow one is not kept waiting
 _DEFAULT_TEMPERATURES = (0.0, 1.0)
 
 
@@ -35,11 +45,13 @@ def demo(
     ] = 4,
     max_new_tokens: Annotated[
         int, typer.Option("--max-new-tokens", help="Tokens per text.", rich_help_panel="Workload")
-    ] = 64,
+    ] = 48,
     repeats: Annotated[
-        int,
-        typer.Option("--repeats", help="Runs per prompt; their median counts.", rich_help_panel="Workload"),
-    ] = 3,
+        int | None,
+        typer.Option(
+            "--repeats", help="Runs per prompt (default: 1 to 3, by speed).", rich_help_panel="Workload"
+        ),
+    ] = None,
     seed: Annotated[
         int, typer.Option("--seed", "-s", help="Seed of all prompts.", rich_help_panel="Workload")
     ] = 0,
@@ -55,7 +67,7 @@ def demo(
     from specdec_fast.commands.show import make_console
 
     items = one_of_each(bundled_workload(), prompts)
-    if repeats < 1:
+    if repeats is not None and repeats < 1:
         raise ValueError(f"--repeats: got {repeats}; expected at least 1")
     setup = opening.resolve(
         model=model,
@@ -77,104 +89,93 @@ def demo(
     params = [SamplingParams(temperature=t, max_new_tokens=max_new_tokens, seed=seed) for t in chosen]
     out, err = make_console(), make_console(stderr=True)
     opening.quiet()
-    with err.status("loading models") if err.is_terminal else _nothing():
+    with err.status("loading models") if err.is_terminal else nullcontext():
         engine = opening.open_engine(setup, threads=threads, max_rows=1)
-    import torch
-
-    from specdec_fast.commands.demo_view import print_conclusion, print_title
-
-    header = {
-        **setup.describe(),
-        "draft_tokens": engine.drafter.num_draft_tokens,
-        "threads": torch.get_num_threads(),
-    }
-    if not as_json:
-        print_title(out, header)
-    done, interrupted = _measure(engine, items, params, repeats, compile, None if as_json else out, err)
+    measured = _Measurement(engine, items, params, repeats, setup.describe())
+    measured.run(None if as_json else out, err)
     if as_json:
-        print(
-            json.dumps(
-                _report(done, header, chosen, repeats, max_new_tokens, seed), indent=2, ensure_ascii=False
-            )
-        )
-    elif done:
-        print_conclusion(out, done, header)
-    if interrupted:
-        err.print(
-            "interrupted: "
-            + (f"{len(done)} comparisons were finished" if done else "nothing was measured yet")
-        )
+        print(json.dumps(measured.report(), indent=2, ensure_ascii=False))
+    if measured.interrupted:
+        err.print(f"specdec: interrupted after {len(measured.done)} of {len(items) * len(params)} texts")
         raise typer.Exit(130)
 
 
-def _nothing() -> Any:
-    from contextlib import nullcontext
+class _Measurement:
+    """All comparisons of one call: `done` grows as they come, and Ctrl-C keeps what there is."""
 
-    return nullcontext()
+    def __init__(
+        self,
+        engine: Engine,
+        items: list[WorkItem],
+        params: list[SamplingParams],
+        repeats: int | None,
+        setup: dict[str, Any],
+    ) -> None:
+        import torch
 
+        self.engine, self.items, self.params, self.repeats = engine, items, params, repeats
+        self.done: list[Comparison] = []
+        self.interrupted = False
+        ahead = getattr(engine.drafter, "num_draft_tokens", None)
+        self.header = {**setup, "draft_tokens": ahead, "threads": torch.get_num_threads()}
 
-def _measure(
-    engine: Any, items: Any, params: Any, repeats: int, compiled: bool, out: Console | None, err: Console
-) -> tuple[list[Comparison], bool]:
-    """All comparisons, printed as they come when there is an `out`; and whether Ctrl-C ended them early."""
-    from dataclasses import replace
+    def run(self, out: Console | None, err: Console) -> None:
+        """Measure, with a progress bar on `err`; every text is printed to `out` when it is known."""
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+        from specdec_fast.commands import demo_view
 
-    from specdec_fast.commands.compare import Comparer
-    from specdec_fast.commands.demo_view import print_text
-
-    columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
-    bar = Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
-    task = bar.add_task("warming up", total=len(items) * len(params) * repeats * 2 + 2)
-    comparer = Comparer(engine, tick=lambda: bar.advance(task))
-    done: list[Comparison] = []
-    try:
+        if out is not None:
+            demo_view.print_title(out, self.header)
+        columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
+        bar = Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
         bar.start()
-        short = (
-            params[0] if compiled else replace(params[0], max_new_tokens=min(16, params[0].max_new_tokens))
-        )
-        comparer.warm_up(items[0], short)
-        for each in params:
-            bar.update(
-                task, description="greedy" if each.temperature == 0 else f"temperature {each.temperature:g}"
-            )
-            for comparison in comparer.compare(items, each, repeats):
-                done.append(comparison)
+        try:
+            for comparison in self._compare(bar):
+                self.done.append(comparison)
                 if out is not None:
-                    bar.stop()
-                    print_text(out, comparison, engine)
+                    bar.stop()  # two consoles on one terminal take turns
+                    demo_view.print_text(out, comparison, self.engine)
                     bar.start()
-    except KeyboardInterrupt:
-        return done, True
-    finally:
-        bar.stop()
-    return done, False
+        except KeyboardInterrupt:
+            self.interrupted = True
+        finally:
+            bar.stop()
+        if out is not None and self.done:
+            demo_view.print_conclusion(out, self.done, self.header)
 
+    def _compare(self, bar: Progress) -> Iterator[Comparison]:
+        from specdec_fast.commands.compare import Comparer
 
-def _report(
-    done: list[Comparison],
-    header: dict[str, Any],
-    temperatures: list[float],
-    repeats: int,
-    max_new_tokens: int,
-    seed: int,
-) -> dict[str, Any]:
-    """The JSON object: totals, what was run, and every comparison."""
-    from specdec_fast.commands.compare import is_replaying, summary
-    from specdec_fast.commands.opening import versions
+        texts = len(self.items) * len(self.params)
+        task = bar.add_task("warming up", total=None)
+        comparer = Comparer(self.engine, tick=lambda: bar.advance(task))
+        seconds = comparer.warm_up(self.items[0], self.params[0])
+        if self.repeats is None:
+            self.repeats = max(1, min(_MOST_REPEATS, int(_BUDGET_SECONDS / (seconds * texts))))
+        bar.update(task, completed=0, total=2 * self.repeats * texts)
+        for params in self.params:
+            greedy = params.temperature == 0
+            bar.update(task, description="greedy" if greedy else f"temperature {params.temperature:g}")
+            yield from comparer.compare(self.items, params, self.repeats)
 
-    groups = {t: [each for each in done if each.temperature == t] for t in temperatures}
-    return {
-        **(summary(done) if done else {}),
-        "identical_expected": all(is_replaying(header["rule"], t) for t in temperatures),
-        **header,
-        "temperature": temperatures,
-        "prompts": len({each.item.id for each in done}),
-        "max_new_tokens": max_new_tokens,
-        "repeats": repeats,
-        "seed": seed,
-        "versions": versions(),
-        "per_temperature": [{"temperature": t, **summary(group)} for t, group in groups.items() if group],
-        "per_prompt": [each.as_dict() for each in done],
-    }
+    def report(self) -> dict[str, Any]:
+        """The JSON object: totals, what was run, and every comparison."""
+        from specdec_fast.commands.compare import is_replaying, summary
+        from specdec_fast.commands.opening import versions
+
+        temperatures = [params.temperature for params in self.params]
+        groups = {t: [each for each in self.done if each.temperature == t] for t in temperatures}
+        return {
+            **(summary(self.done) if self.done else {}),
+            "identical_expected": all(is_replaying(self.header["rule"], t) for t in temperatures),
+            **self.header,
+            "temperature": temperatures,
+            "prompts": len({each.item.id for each in self.done}),
+            "max_new_tokens": self.params[0].max_new_tokens,
+            "repeats": self.repeats,
+            "seed": self.params[0].seed,
+            "versions": versions(),
+            "per_temperature": [{"temperature": t, **summary(own)} for t, own in groups.items() if own],
+            "per_prompt": [each.as_dict() for each in self.done],
+        }

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -15,6 +14,7 @@ from specdec_fast.commands.show import STYLES, Painter, harmless, legend, paint
 
 if TYPE_CHECKING:
     from specdec_fast.engine import Engine
+    from specdec_fast.request import Handle
 
 _COLUMNS = (
     ("plain\ntok/s", "plain_tokens_per_s", ".1f"),
@@ -50,16 +50,17 @@ def print_text(out: Console, comparison: Comparison, engine: Engine) -> None:
     title.append(f"tau {stats.tau:.2f}  alpha {stats.mean_alpha:.2f}  ").append(words, style)
     out.print(title)
     context = tail_of(comparison.item.prompt)
-    out.print(_body(context, comparison.speculative, engine))
+    _print_body(out, context, comparison.speculative, engine)
     if not comparison.identical:
         out.print("plain decoding:", style="dim")
-        out.print(_body(context, comparison.plain, engine))
+        _print_body(out, context, comparison.plain, engine)
 
 
-def _body(context: str, handle: Any, engine: Engine) -> Padding:
+def _print_body(out: Console, context: str, handle: Handle, engine: Engine) -> None:
     body = Text.assemble((harmless(context), "dim"), paint(Painter(handle, engine.tokenizer).fresh()))
     body.rstrip()
-    return Padding(body, (0, 0, 0, 2), expand=False)
+    for line in body.wrap(out, out.width - 2):
+        out.print(Text("  ").append_text(line))
 
 
 def _mode(temperature: float) -> str:

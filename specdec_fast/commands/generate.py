@@ -11,8 +11,8 @@ import typer
 from specdec_fast.commands import options
 
 if TYPE_CHECKING:
-    from specdec_fast.commands.prompts import Prompt
     from specdec_fast.commands.opening import Setup
+    from specdec_fast.commands.prompts import Prompt
     from specdec_fast.engine import Engine
     from specdec_fast.request import Handle
     from specdec_fast.sampling import SamplingParams
@@ -168,7 +168,7 @@ class _Job:
                 "specdec: note: --color: standard output is not a terminal; FORCE_COLOR=1 colours a pipe"
             )
         self.handles = [self._submit(prompt, params) for prompt in prompts]
-        self._painters = [Painter(handle, engine.tokenizer) for handle in self.handles]
+        self._painters = [Painter(handle, engine.tokenizer, by_origin=self._color) for handle in self.handles]
         self._shown = 0  # requests printed to their end
 
     def _submit(self, prompt: Prompt, params: SamplingParams) -> Handle:
@@ -213,7 +213,7 @@ class _Job:
                 return
             if several:
                 self._heading(at)
-            self._write(self._painters[at].fresh() if handle.checker is not None else [])
+            self._write(self._painters[at].fresh())
             if not handle.finished:
                 return
             self.out.print()
@@ -251,9 +251,11 @@ class _Job:
             total.merge(handle.stats)
         if len(self.handles) > 1:
             total.seconds = dict(self.engine.seconds)  # requests of a batch share their steps
-        self.err.print(stats_table(total, self.seconds))
+        table = stats_table(total, self.seconds)
         if len(self.handles) == 1:
-            self.err.print(f"seed    {self.handles[0].params.seed}, ended by {self.handles[0].finish_reason}")
+            (handle,) = self.handles
+            table.add_row("ended by", f"{handle.finish_reason}; seed {handle.params.seed}")
+        self.err.print(table)
         if self._color:
             self.err.print(legend())
 

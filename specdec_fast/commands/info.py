@@ -99,7 +99,7 @@ def _print(found: dict[str, Any]) -> None:
     named = ", ".join(f"{name} {number or 'not installed'}" for name, number in found["versions"].items())
     cpu, extension = found["cpu"], found["extension"]
     facts.add_row("versions", named)
-    facts.add_row("cpu", f"{cpu['name']}, {cpu['architecture']}, {cpu['isa']}, {cpu['threads']} threads")
+    facts.add_row("cpu", f"{cpu['name']}, {cpu['architecture']}, {cpu['isa']}, threads: {cpu['threads']}")
     facts.add_row("cuda", ", ".join(found["cuda"]) or "none")
     facts.add_row("extension", "built" if extension["built"] else f"not usable: {extension['reason']}")
     facts.add_row("rules", ", ".join(found["rules"]))

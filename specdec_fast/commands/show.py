@@ -40,39 +40,36 @@ def harmless(text: str) -> str:
 
 
 class Painter:
-    """Splits the growing text of a request into pieces by the origin of their tokens.
+    """Gives out the growing text of a request in pieces, by the origin of their tokens if asked to.
 
     Without a tokenizer the pieces are token ids.
     """
 
-    def __init__(self, handle: Handle, tokenizer: Any) -> None:
+    def __init__(self, handle: Handle, tokenizer: Any, *, by_origin: bool = True) -> None:
         from specdec_fast.stopping import TextStream
 
-        self._handle = handle
+        self._handle, self._by_origin = handle, by_origin
         self._stream = TextStream(tokenizer, handle.prompt) if tokenizer is not None else None
-        self._seen = 0
-        self._shown = 0
+        self._seen = 0  # tokens
+        self._shown = 0  # characters
+        self._length = 0  # characters of the tokens seen
         self._ends: list[tuple[int, str]] = []  # where the text of each token ends, and its origin
-        self._length = 0
 
     def fresh(self) -> list[tuple[str, str]]:
         """(text, origin) of what became final since the last call."""
-        handle = self._handle
-        new = handle.tokens[self._seen :]
-        origins = handle.origins[self._seen : self._seen + len(new)]
-        first = self._seen == 0
+        start, new = self._seen, self._handle.tokens[self._seen :]
         self._seen += len(new)
+        origins = self._handle.origins[start : self._seen]
         if self._stream is None:
-            pieces = [(f" {token}", origin) for token, origin in zip(new, origins, strict=True)]
-            if pieces and first:
-                pieces[0] = (pieces[0][0].lstrip(), pieces[0][1])
-            return pieces
-        for token, origin in zip(new, origins, strict=True):
-            self._length += len(self._stream.push(token))
-            self._ends.append((self._length, origin))
-        checker = handle.checker
-        assert checker is not None
-        return self._cut(checker.text, checker.released)
+            space = " " if start else ""
+            return [(f"{' ' if at else space}{token}", origins[at]) for at, token in enumerate(new)]
+        if self._by_origin:
+            for token, origin in zip(new, origins, strict=True):
+                self._stream.push(token)
+                self._length += len(self._stream.flush())
+                self._ends.append((self._length, origin))
+        checker = self._handle.checker
+        return [] if checker is None else self._cut(checker.text, checker.released)
 
     def _cut(self, text: str, limit: int) -> list[tuple[str, str]]:
         pieces = []
@@ -81,7 +78,8 @@ class Painter:
             if stop > self._shown:
                 pieces.append((text[self._shown : stop], origin))
                 self._shown = stop
-        if self._shown < limit and self._handle.finished:  # half a character that the end released
+        if self._shown < limit and (self._handle.finished or not self._by_origin):
+            # All of it without origins; with them, half a character that the end released.
             pieces.append((text[self._shown : limit], self._ends[-1][1] if self._ends else "plain"))
             self._shown = limit
         self._ends = [entry for entry in self._ends if entry[0] > self._shown] or self._ends[-1:]
@@ -120,10 +118,8 @@ def stats_table(stats: Any, seconds: float) -> Any:
         f"{stats.tau:.2f} tokens per target pass ({stats.steps} passes, {stats.drafted} tokens drafted)",
     )
     if stats.tested:
-        by_position = "  ".join(f"{at}: {rate:.2f}" for at, rate in enumerate(stats.alpha, 1))
-        table.add_row(
-            "alpha", f"{stats.mean_alpha:.2f} of tested draft tokens accepted; by position  {by_position}"
-        )
+        table.add_row("alpha", f"{stats.mean_alpha:.2f} of tested draft tokens accepted")
+        table.add_row("by position", " ".join(f"{rate:.2f}" for rate in stats.alpha))
     total = sum(stats.seconds.values())
     by_verb = "  ".join(
         f"{verb} {share / total:.0%}" for verb, share in stats.seconds.items() if share >= total / 200

@@ -43,6 +43,10 @@ def save_model(model: LlamaForCausalLM, tokenizer_folder: Path, folder: Path) ->
     model.config.dtype = torch.bfloat16
     model.save_pretrained(folder, safe_serialization=True)
     load_tokenizer(tokenizer_folder).save_pretrained(folder)
+    settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    settings["tokenizer_class"] = "PreTrainedTokenizerFast"  # known to every version of transformers
+    settings = {key: value for key, value in settings.items() if key not in ("is_local", "local_files_only")}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
     (folder / "model.safetensors").chmod(0o644)
 
 

@@ -25,7 +25,7 @@ class Shape:
 
 # Many thin layers on purpose: at batch 1 a layer has a fixed cost that a shallow draft does not pay.
 TARGET = Shape(layers=12, hidden=256, heads=4, kv_heads=2, inner=448)
-DRAFT = Shape(layers=1, hidden=128, heads=2, kv_heads=2, inner=384)
+DRAFT = Shape(layers=1, hidden=192, heads=3, kv_heads=3, inner=384)
 
 
 def build(shape: Shape, seed: int, end_id: int = 0) -> LlamaForCausalLM:

@@ -141,7 +141,7 @@ def train_unlikelihood(
         mask = repetition_mask(written, recipe.repeat_prefix)[:, 1:]
         logits = model(input_ids=written[:, :-1], use_cache=False).logits
         yield recipe.repeat_weight * unlikelihood(logits, written[:, 1:], mask), rows * recipe.repeat_length
-        count = recipe.blocks_per_step
+        count = recipe.repeat_blocks
         taken = blocks(row, 500_000 + step, count, recipe.block, recipe.seed)
         for index in team.share(count):
             yield text(taken[index : index + 1]) / (count / team.size), recipe.block
@@ -153,7 +153,7 @@ def train_unlikelihood(
         recipe.unlikelihood_budget,
         out / "final.pt",
         report,
-        schedule=Schedule(0.1, 0.02, 0.05),
+        schedule=Schedule(0.3, 0.03, 0.05),
         muon_lr=recipe.muon_lr,
         adam_lr=recipe.adam_lr,
         save_every=recipe.save_every,

@@ -44,7 +44,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in draft.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * parameter.std() * 0.02)
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * parameter.std() * 0.08)
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     everyone = {
         "target": (target, _letters()),

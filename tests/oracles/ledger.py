@@ -48,8 +48,8 @@ class Ledger:
         for layer, shape in enumerate(LAYERS):
             value = torch.tensor(numbers, dtype=torch.float32)[:, None, None] + 0.25 * layer
             kv_stage(
-                value.expand(-1, shape.num_kv_heads, shape.key_dim).contiguous(),
-                -value.expand(-1, shape.num_kv_heads, shape.value_dim).contiguous(),
+                value.repeat(1, shape.num_kv_heads, shape.key_dim),
+                -value.repeat(1, shape.num_kv_heads, shape.value_dim),
                 self.cache.keys[layer],
                 self.cache.values[layer],
                 slots.slots,

@@ -1,4 +1,4 @@
-"""The memory layout of a set of caches, described once so that commits need not look at every tensor again."""
+"""The memory layout of a set of caches, described once so that commits need not look at them again."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import Tensor
 
 
 def slot_layout(cache: Tensor) -> list[int]:
-    """[address, bytes between pages, between slots, runs per slot, bytes between runs, bytes per run] of a cache.
+    """[address, bytes between pages, between slots, runs per slot, bytes between runs, bytes per run].
 
-    A run is a piece of a slot that is contiguous in memory: the whole slot for [pages, page_size, heads, D], one head of it
-    for a head-first cache.
+    A run is a piece of a slot that is contiguous in memory: the whole slot for [pages, page_size, heads, D],
+    one head of it for a head-first cache.
 
     Raises: ValueError if a slot is not made of equally spaced runs.
     """
@@ -24,18 +24,27 @@ def slot_layout(cache: Tensor) -> list[int]:
     outer = [a for a in range(2, axis + 1) if cache.shape[a] != 1]
     if cache.dim() < 2 or len(outer) > 1:
         raise ValueError(
-            f"kv_commit: a cache has shape {list(cache.shape)} and strides {list(cache.stride())}, expected [pages, page_size, "
-            "heads, width] with a contiguous last axis; pass the cache itself or a view that only swaps two axes"
+            f"kv_commit: a cache has shape {list(cache.shape)} and strides {list(cache.stride())}, expected "
+            "[pages, page_size, heads, width] with a contiguous last axis; pass the cache itself or a view "
+            "that only swaps two axes"
         )
     runs, spacing = (cache.shape[outer[0]], cache.stride(outer[0])) if outer else (1, run)
-    return [cache.data_ptr(), cache.stride(0) * size, cache.stride(1) * size, runs, spacing * size, run * size]
+    return [
+        cache.data_ptr(),
+        cache.stride(0) * size,
+        cache.stride(1) * size,
+        runs,
+        spacing * size,
+        run * size,
+    ]
 
 
 class CacheTable:
     """A prepared list of caches for `kv_commit`: addresses and strides are read once, at construction.
 
-    caches: tensors [pages, page_size, ...] on one device with equal first two sizes. They are kept alive; the table goes
-    stale when a cache is reallocated (`set_`, `resize_`), so make a new one then. A sequence of the caches itself.
+    caches: tensors [pages, page_size, ...] on one device with equal first two sizes. They are kept alive;
+    the table goes stale when a cache is reallocated (`set_`, `resize_`), so make a new one then. A sequence
+    of the caches itself.
 
     Raises: ValueError for an empty list, unequal pages, several devices or an unsupported layout.
     """
@@ -50,11 +59,13 @@ class CacheTable:
         for cache in self.caches:
             if cache.shape[:2] != first.shape[:2] or cache.device != first.device:
                 raise ValueError(
-                    f"kv_commit: a cache is {list(cache.shape)} on {cache.device}, expected pages and page size "
-                    f"{list(first.shape[:2])} on {first.device} like the first; one table serves one page table"
+                    f"kv_commit: a cache is {list(cache.shape)} on {cache.device}, expected pages and page "
+                    f"size {list(first.shape[:2])} on {first.device} like the first; "
+                    "one table serves one page table"
                 )
         self.pages, self.page_size = first.shape[:2]
-        self.layout = torch.tensor([slot_layout(c) for c in self.caches], dtype=torch.int64)  # [n, 6], on the host
+        # int64 [n, 6], always on the host
+        self.layout = torch.tensor([slot_layout(c) for c in self.caches], dtype=torch.int64)
 
     def __getitem__(self, index: int) -> Tensor:
         return self.caches[index]

@@ -18,14 +18,15 @@ def kv_commit(
 ) -> None:
     """Slides the accepted nodes of every row to the front of its staged slots, in all layers, in place.
 
-    For i in 0..num_accepted[b]: slot lengths[b] + (path[b, i] - offsets[b]) moves to slot lengths[b] + i. Everything else
-    that was staged is thereby forgotten; lengths are the caller's to advance.
+    For i in 0..num_accepted[b]: slot lengths[b] + (path[b, i] - offsets[b]) moves to slot lengths[b] + i.
+    Everything else that was staged is thereby forgotten; lengths are the caller's to advance.
 
-    caches: tensors [pages, page_size, ...] of any dtypes that share one page table, usually keys and values of all layers;
-        a sequence of tensors, or a `CacheTable` made from one once, which makes calls cheaper
+    caches: tensors [pages, page_size, ...] of any dtypes that share one page table, usually keys and values
+        of all layers; a sequence of tensors, or a `CacheTable` made from one once, which makes calls cheaper
     page_table: int32 [B, P]; lengths: int32 [B], committed tokens before this commit
-    path: int32 [B, D + 1], packed node indices, root first, increasing, -1 padded, as the verify operators return them
-    offsets: int32 [B + 1]; num_accepted: int32 [B], at most D. Rows whose path starts with -1 are left alone
+    path: int32 [B, D + 1], packed node indices, root first, increasing, -1 padded, as the verify operators
+        return them; rows whose path starts with -1 are left alone
+    offsets: int32 [B + 1]; num_accepted: int32 [B], at most D
 
     Raises: ValueError for shapes or dtypes that do not fit.
     """
@@ -37,5 +38,6 @@ def kv_commit(
         source = length + nodes - int(offsets[row])
         target = length + torch.arange(len(nodes), device=nodes.device)
         for cache in caches:
-            moved = cache[table[source // page_size], source % page_size]  # a copy, so overlap does not matter
+            # Indexing makes a copy, so overlap does not matter.
+            moved = cache[table[source // page_size], source % page_size]
             cache[table[target // page_size], target % page_size] = moved

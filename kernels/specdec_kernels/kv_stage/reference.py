@@ -8,8 +8,8 @@ from torch import Tensor
 def kv_stage(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor) -> None:
     """Writes the keys and values of M nodes of one layer into their slots of a paged cache, in place.
 
-    key, value: [M, Hkv, D]; key_cache, value_cache: [pages, page_size, Hkv, D] of the same dtype, any dtype; node and head
-    axes of all four may be strided, the last axis is contiguous
+    key, value: [M, Hkv, D]; key_cache, value_cache: [pages, page_size, Hkv, D] of the same dtype, any dtype;
+    node and head axes of all four may be strided, the last axis is contiguous
     slots: int64 [M], page * page_size + offset; a negative slot sends the node to the trash, slot 0 of page 0
 
     Raises: ValueError for shapes or dtypes that do not fit and for slots beyond the cache.
@@ -22,7 +22,9 @@ def kv_stage(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor,
                 f"{[slots.shape[0], *cache.shape[2:]]} (one entry per slot, heads and width of its cache)"
             )
     if slots.device.type == "cpu" and slots.numel() and int(slots.max()) >= pages * page_size:
-        raise ValueError(f"kv_stage: slot {int(slots.max())} is outside the cache, expected less than {pages * page_size}")
+        raise ValueError(
+            f"kv_stage: slot {int(slots.max())} is outside the cache, expected less than {pages * page_size}"
+        )
     where = slots.clamp(min=0)
     page, offset = where // page_size, where % page_size
     key_cache[page, offset] = key

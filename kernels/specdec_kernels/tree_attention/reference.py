@@ -32,17 +32,17 @@ def tree_attention(
     """Attention of packed tree nodes over a paged cache that already holds their own keys and values.
 
     query: [M, H, D], any float dtype (the head and node axes may be strided)
-    key_cache, value_cache: [pages, page_size, Hkv, D] of query's dtype, H a multiple of Hkv, last axis contiguous; a cache
-        stored head-first is passed as a transposed view
+    key_cache, value_cache: [pages, page_size, Hkv, D] of query's dtype, H a multiple of Hkv, last axis
+        contiguous; a cache stored head-first is passed as a transposed view
     page_table: int32 [B, P], pages of each row in order; lengths: int32 [B], committed tokens of each row
-    offsets: int32 [B + 1], nodes of row b are offsets[b]..offsets[b + 1] - 1; node i of a row lies in slot lengths[b] + i.
-        Rows without nodes are fine; nodes beyond offsets[B] get zeros (and a log-sum-exp of -inf)
-    ancestors: int32 [M, W], bit j of word j >> 5 set iff node j of the row is an ancestor of the node or the node itself;
-        None: causal, node i sees nodes 0..i (prefill)
+    offsets: int32 [B + 1], nodes of row b are offsets[b]..offsets[b + 1] - 1; node i of a row lies in slot
+        lengths[b] + i. Rows without nodes are fine; nodes beyond offsets[B] get zeros (and an lse of -inf)
+    ancestors: int32 [M, W], bit j of word j >> 5 set iff node j of the row is an ancestor of the node or the
+        node itself; None: causal, node i sees nodes 0..i (prefill)
     depth: int32 [M], needed with ancestors and a window, ignored otherwise
     scale: factor of the scores; softcap: scores become softcap * tanh(score / softcap), 0 is off
-    window: a key is visible iff query position - key position < window, 0 is off. Slot s < lengths[b] has position s, node
-        i has lengths[b] + depth[i] (causal: lengths[b] + i)
+    window: a key is visible iff query position - key position < window, 0 is off. Slot s < lengths[b] has
+        position s, node i has lengths[b] + depth[i] (causal: lengths[b] + i)
     sinks: [H], logits that take part in the softmax without a value
     return_lse: also return the log of the softmax denominator (sinks included)
     out: [M, H, D] tensor to write to
@@ -51,10 +51,12 @@ def tree_attention(
     lse float32 (float64) [M, H].
     Raises: ValueError for shapes, dtypes or pages that do not fit.
     """
-    nodes, heads, head_dim = query.shape
+    nodes, heads, _ = query.shape
     pages, page_size, kv_heads, _ = key_cache.shape
     if heads % kv_heads:
-        raise ValueError(f"tree_attention: query has {heads} heads, expected a multiple of the cache's {kv_heads}")
+        raise ValueError(
+            f"tree_attention: query has {heads} heads, expected a multiple of the cache's {kv_heads}"
+        )
     if ancestors is not None and window and depth is None:
         raise ValueError("tree_attention: window with ancestors needs depth; pass the depth of every node")
     wide = torch.float64 if query.dtype == torch.float64 else torch.float32
@@ -71,8 +73,8 @@ def tree_attention(
         table = page_table[row].long()
         if length + count > table.numel() * page_size:
             raise ValueError(
-                f"tree_attention: row {row} needs {length + count} slots, expected at most {table.numel() * page_size} "
-                "(pages of the table x page size); grow page_table"
+                f"tree_attention: row {row} needs {length + count} slots, expected at most "
+                f"{table.numel() * page_size} (pages of the table x page size); grow page_table"
             )
         used = table[position // page_size]
         if bool(((used < 0) | (used >= pages)).any()):

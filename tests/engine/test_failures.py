@@ -1,0 +1,177 @@
+"""Things go wrong: a model that returns NaN, raises, a tokenizer or a drafter that raises. Nobody else notices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from oracles import models
+from oracles.automaton import AutomatonTarget, mixing, random_logits
+from oracles.noisy_oracle import NoisyChain, NoisyTree
+from oracles.toy_tokenizer import byte_tokenizer
+
+from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
+
+VOCAB, STATES = 8, 23
+POISON = VOCAB - 1  # after this token the model returns NaN for good
+PARAMS = SamplingParams(seed=3, max_new_tokens=14)
+
+
+def target(poison: bool = False, value: float = float("nan"), **shape: int) -> AutomatonTarget:
+    logits = random_logits(STATES, VOCAB, seed=2)
+    logits[:, POISON] = -20.0
+    transitions = mixing(STATES, VOCAB)
+    if poison:
+        logits = torch.cat([logits, torch.full((1, VOCAB), value)])
+        transitions = torch.cat([transitions, torch.full((1, VOCAB), STATES)])
+        transitions[:, POISON] = STATES
+    return AutomatonTarget(logits, transitions, **shape)
+
+
+def texts() -> list[list[int]]:
+    return [handle.tokens for handle in Engine(target()).generate([[1], [2], [1, 2, 3]], PARAMS)]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf"), float("inf")])
+@pytest.mark.parametrize("rule", ["replay", "token", "greedy"])
+@pytest.mark.parametrize("drafted", [False, True])
+def test_a_row_without_numbers_ends_alone(value: float, rule: str, drafted: bool) -> None:
+    params = SamplingParams(seed=3, max_new_tokens=14, temperature=0.0 if rule == "greedy" else 1.0)
+    want = Engine(target()).generate([[1], [2]], params)
+    drafter = NoisyChain([[1, *want[0].tokens], [2, *want[1].tokens]], 0.8, VOCAB - 1) if drafted else None
+    engine = Engine(target(poison=True, value=value), drafter, rule=rule)
+    handles = engine.generate([[1], [1, POISON, 2], [2]], params)
+    assert handles[1].finish_reason == "error" and handles[1].tokens == []
+    assert "NaN or no finite logit" in str(handles[1].error)
+    assert [len(handles[0].tokens), len(handles[2].tokens)] == [14, 14]
+    if rule != "token":
+        assert handles[0].tokens == want[0].tokens and handles[2].tokens == want[1].tokens
+    assert engine.target.cache.pages.num_used == 0 and engine.idle
+
+
+@pytest.mark.parametrize("rule", ["replay", "token"])
+def test_a_refused_node_without_numbers_ends_nothing(rule: str) -> None:
+    """A draft token that would lead to NaN is refused, so plain decoding would never have met it."""
+
+    class Poisoner(NoisyChain):
+        def guess(self, following: Any, at: int) -> int:
+            return POISON if at == 1 else super().guess(following, at)
+
+    want = texts()
+    drafter = Poisoner([[1, *want[0]], [2, *want[1]]], 1.0, VOCAB - 1)
+    engine = Engine(target(poison=True), drafter, rule=rule)
+    handles = engine.generate([[1], [2]], PARAMS)
+    assert [handle.error for handle in handles] == [None, None]
+    if rule == "replay":
+        assert [handle.tokens for handle in handles] == want[:2]
+
+
+def test_a_model_with_a_broken_row_of_its_own() -> None:
+    """The same through transformers: an embedding of NaN for one token."""
+    model = models.own("llama")
+    with torch.no_grad():
+        model.get_input_embeddings().weight[95] = float("nan")
+    engine = Engine(HuggingFaceTarget(model, max_length=64), get_drafter("ngram")(n_min=1))
+    prompts = [models.prompt(17), [5, 95, 7], models.prompt(5)]
+    handles = engine.generate(prompts, SamplingParams(temperature=0, max_new_tokens=20))
+    assert [handle.finish_reason for handle in handles] == ["length", "error", "length"]
+    assert handles[0].tokens == models.greedy_text("llama", 17, 20)
+    assert handles[2].tokens == models.greedy_text("llama", 5, 20)
+
+
+def failing(at: int) -> Callable[[], None]:
+    """Raises at the given passes of a model."""
+    count = [0]
+
+    def before_pass() -> None:
+        count[0] += 1
+        if count[0] in (at, at + 1):
+            raise RuntimeError("out of memory")
+
+    return before_pass
+
+
+def drafters(kind: str, want: list[list[int]]) -> Any:
+    if kind == "draft_model":
+        close = random_logits(STATES, VOCAB, seed=2) + 0.4 * random_logits(STATES, VOCAB, seed=4)
+        return get_drafter("draft_model")(AutomatonTarget(close), num_draft_tokens=3)
+    if kind == "ngram":
+        return get_drafter("ngram")(n_min=1)
+    kinds = {"chain": NoisyChain, "tree": NoisyTree}
+    prompts = [[1], [2], [1, 2, 3]]
+    return kinds[kind]([[*prompt, *text] for prompt, text in zip(prompts, want)], 0.8, VOCAB)
+
+
+@pytest.mark.parametrize("kind", ["ngram", "draft_model", "chain", "tree"])
+@pytest.mark.parametrize("at", [1, 2, 4])
+@pytest.mark.parametrize("whose", ["target", "draft"])
+def test_a_model_that_raises_may_be_tried_again(kind: str, at: int, whose: str) -> None:
+    """Prefill, first steps, later steps: the exception reaches the caller, and going on gives the same text."""
+    want = texts()
+    engine = Engine(target(), drafters(kind, want))
+    if whose == "draft":
+        if kind != "draft_model":
+            pytest.skip("no model of its own")
+        engine.drafter.model.before_pass = failing(at)
+    else:
+        engine.target.before_pass = failing(at)
+    handles = [engine.submit(prompt, PARAMS) for prompt in ([1], [2], [1, 2, 3])]
+    failures = 0
+    while not engine.idle:
+        try:
+            engine.step()
+        except RuntimeError:
+            failures += 1
+    assert failures == 2
+    assert [handle.tokens for handle in handles] == want
+    assert engine.target.cache.pages.num_used == 0
+
+
+@pytest.mark.parametrize("at", [1, 3])
+def test_generate_gives_back_what_its_requests_held(at: int) -> None:
+    engine = Engine(target(), drafters("draft_model", []))
+    other = engine.submit([1], PARAMS)
+    engine.target.before_pass = failing(at)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        engine.generate([[2], [1, 2, 3]], PARAMS)
+    assert not other.finished and engine.num_running + engine.num_queued == 1
+    engine.target.before_pass = None
+    while not engine.idle:
+        engine.step()
+    assert other.tokens == texts()[0]
+    assert engine.target.cache.pages.num_used == 0 and engine.drafter.model.cache.pages.num_used == 0
+
+
+def test_a_drafter_that_raises_while_it_observes_does_not_keep_finished_rows() -> None:
+    class Blind(NoisyChain):
+        def observe(self, *args: Any) -> None:
+            raise RuntimeError("observe")
+
+    engine = Engine(target(), Blind([], 0.5, VOCAB))
+    handle = engine.submit([1], SamplingParams(seed=3, max_new_tokens=1))
+    with pytest.raises(RuntimeError, match="observe"):
+        engine.step()
+    assert handle.finished and engine.idle and engine.target.cache.pages.num_used == 0
+
+
+def test_a_tokenizer_that_raises_ends_its_request_only() -> None:
+    tokenizer = byte_tokenizer()
+
+    class Moody:
+        def decode(self, tokens: list[int], **options: Any) -> str:
+            if 5 in tokens and 1 in tokens[:1]:
+                raise OverflowError("no such token")
+            return str(tokenizer.decode(tokens, **options))
+
+    model = target()
+    engine = Engine(model, tokenizer=Moody())
+    params = SamplingParams(seed=3, max_new_tokens=40, stop=("zzz",))
+    handles = [engine.submit(prompt, params) for prompt in ([1], [2], [3])]
+    while not engine.idle:
+        engine.step()
+    assert 5 in Engine(target()).generate([[1]], SamplingParams(seed=3, max_new_tokens=40))[0].tokens
+    assert handles[0].finish_reason == "error" and isinstance(handles[0].error, OverflowError)
+    assert [len(handle.tokens) for handle in handles[1:]] == [40, 40]
+    assert model.cache.pages.num_used == 0

@@ -1,0 +1,264 @@
+"""The law of chain_verify: every coin cell in exact arithmetic, and a million draws through the keyed randomness."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from fractions import Fraction
+
+import pytest
+import torch
+from scipy import stats as statistics
+from torch import Tensor
+
+from specdec_kernels import chain_thresholds, chain_verify, draw_sample, extension, law_stats, use_backend
+
+BACKENDS = ["reference"] + ([] if extension.missing() else ["cpu"])
+FAST = BACKENDS[-1]
+Row = list[Fraction]
+Prefix = tuple[int, ...]
+
+
+def int32(values: list[int]) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def law(logits: Tensor) -> tuple[Tensor, ...]:
+    rows = len(logits)
+    return (
+        logits,
+        *law_stats(logits, torch.ones(rows), torch.zeros(rows, dtype=torch.int32), torch.ones(rows), torch.zeros(rows)),
+    )
+
+
+class Model:
+    """Random rational target and draft laws after every prefix; a draft step may choose its token instead."""
+
+    def __init__(self, seed: int, vocab: int, length: int, kinds: str) -> None:
+        rng = random.Random(seed)
+        self.vocab, self.length = vocab, length
+        self.p: dict[Prefix, Row] = {}
+        self.q: dict[Prefix, Row] = {}
+        self.chosen: dict[Prefix, int | None] = {}
+        for size in range(length + 1):
+            for prefix in itertools.product(range(vocab), repeat=size):
+                self.p[prefix], self.q[prefix] = self.row(rng), self.row(rng)
+                kind = rng.choice(kinds)  # c: chosen, d: drawn, e: drawn from the target's own law
+                if kind == "e":
+                    self.q[prefix] = self.p[prefix]
+                self.chosen[prefix] = rng.randrange(vocab) if kind == "c" else None
+
+    def row(self, rng: random.Random) -> Row:
+        weights = [rng.choice([0, 1, 1, 2, 3, 5, 8]) for _ in range(self.vocab)]
+        weights[rng.randrange(self.vocab)] += 1
+        return [Fraction(w, sum(weights)) for w in weights]
+
+    def proposal(self, path: Prefix) -> Fraction:
+        """Probability that the drafter proposes this path."""
+        product = Fraction(1)
+        for i, token in enumerate(path):
+            chosen = self.chosen[path[:i]]
+            product *= self.q[path[:i]][token] if chosen is None else Fraction(int(token == chosen))
+        return product
+
+    def accept(self, prefix: Prefix, token: int) -> Fraction:
+        q = self.q[prefix][token] if self.chosen[prefix] is None else Fraction(1)
+        return min(Fraction(1), self.p[prefix][token] / q)
+
+    def residual(self, prefix: Prefix, token: int | None) -> Row:
+        """What is drawn from after a prefix whose proposed continuation (if any) was rejected."""
+        p = self.p[prefix]
+        if token is None:
+            return p
+        if self.chosen[prefix] is not None:
+            rest = [Fraction(0) if v == token else w for v, w in enumerate(p)]
+        else:
+            rest = [max(a - b, Fraction(0)) for a, b in zip(p, self.q[prefix], strict=True)]
+        return rest if sum(rest) > 0 else p
+
+
+def step_law(model: Model, accept: dict, residual: dict, zero: Fraction | float) -> dict[Prefix, Fraction | float]:  # type: ignore[type-arg]
+    """Law of the first length + 1 tokens: one step by the given cells, then plain sampling from the target."""
+    total: dict[Prefix, Fraction | float] = dict.fromkeys(itertools.product(range(model.vocab), repeat=model.length + 1), zero)
+    for path in itertools.product(range(model.vocab), repeat=model.length):
+        reach = model.proposal(path) + zero
+        if reach == 0:
+            continue
+        for n in range(model.length + 1):
+            stop = 1 - accept[path, n + 1] if n < model.length else 1
+            weights = residual[path, n]
+            for token in range(model.vocab):
+                here = reach * stop * weights[token] / sum(weights)
+                if here == 0:
+                    continue
+                head = (*path[:n], token)
+                for rest in itertools.product(range(model.vocab), repeat=model.length - n):
+                    tail, sequence = zero + 1, head
+                    for next_token in rest:
+                        tail *= model.p[sequence][next_token]
+                        sequence = (*sequence, next_token)
+                    total[sequence] += here * tail
+            reach = reach * accept[path, n + 1] if n < model.length else reach
+    return total
+
+
+def target_law(model: Model) -> dict[Prefix, Fraction]:
+    return {
+        s: Fraction(1) * _product(model.p[s[:i]][token] for i, token in enumerate(s))
+        for s in itertools.product(range(model.vocab), repeat=model.length + 1)
+    }
+
+
+def _product(factors: itertools.chain | object) -> Fraction:  # type: ignore[type-arg]
+    out = Fraction(1)
+    for factor in factors:  # type: ignore[attr-defined]
+        out *= factor
+    return out
+
+
+def cells(model: Model, backend: str) -> tuple[dict, dict]:  # type: ignore[type-arg]
+    """Thresholds and residuals of the operator for every proposable path, in one call."""
+    paths = [p for p in itertools.product(range(model.vocab), repeat=model.length) if model.proposal(p) > 0]
+    width = model.length + 1
+
+    def logits(rows: list[Row]) -> Tensor:
+        return torch.tensor([[float(w) for w in row] for row in rows], dtype=torch.float64).log()
+
+    prefixes = [path[:i] for path in paths for i in range(width)]
+    tokens = [token for path in paths for token in (0, *path)]
+    drawn = [0 if i == 0 or model.chosen[path[: i - 1]] is not None else 1 for path in paths for i in range(width)]
+    # the law that node i was drawn from belongs to its parent's prefix
+    rows = [max(k - 1, 0) for k in range(len(prefixes))]
+    with use_backend(backend):
+        accept, residual = chain_thresholds(
+            torch.tensor(tokens),
+            int32([width * i for i in range(len(paths) + 1)]),
+            torch.tensor(drawn, dtype=torch.int8),
+            int32(rows),
+            law(logits([model.p[prefix] for prefix in prefixes])),
+            law(logits([model.q[prefix] for prefix in prefixes])),
+            None,
+        )
+    keys = [(path, i) for path in paths for i in range(width)]
+    return (
+        dict(zip(keys, accept.tolist(), strict=True)),
+        dict(zip(keys, residual.tolist(), strict=True)),
+    )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("vocab", "length"), [(3, 1), (4, 1), (3, 2), (4, 2), (3, 3)])
+@pytest.mark.parametrize("kinds", ["c", "d", "e", "cd", "cde"])
+def test_one_step_emits_the_target_s_law_exactly(backend: str, vocab: int, length: int, kinds: str) -> None:
+    model = Model(hash((vocab, length)) + len(kinds), vocab, length, kinds)
+    accept, residual = cells(model, backend)
+    exact_accept = {
+        (path, i): Fraction(1) if i == 0 else model.accept(path[: i - 1], path[i - 1]) for path, i in accept
+    }
+    exact_residual = {
+        (path, i): model.residual(path[:i], path[i] if i < length else None) for path, i in accept
+    }
+    for cell in accept:
+        assert accept[cell] == pytest.approx(float(exact_accept[cell]), abs=1e-12)
+        # rounding may leave dust of p - q where the exact rest is empty; such a cell has no probability
+        if model.proposal(cell[0]) > 0 and (cell[1] == length or exact_accept[cell[0], cell[1] + 1] < 1):
+            assert residual[cell] == pytest.approx([float(w) for w in exact_residual[cell]], abs=1e-12)
+    want = target_law(model)
+    assert step_law(model, exact_accept, exact_residual, Fraction(0)) == want  # the rule, in rational arithmetic
+    got = step_law(model, accept, residual, 0.0)  # the operator's cells
+    for sequence, probability in want.items():
+        assert got[sequence] == pytest.approx(float(probability), abs=1e-12)
+
+
+def generate(p: Tensor, q: Tensor, chosen: Tensor, requests: int, length: int, tokens_wanted: int) -> Tensor:
+    """First tokens of many requests through draw_sample and chain_verify, step by step as an engine would."""
+    seeds = torch.arange(requests) * 7919 + 3
+    sequence = torch.zeros(requests, tokens_wanted + length + 2, dtype=torch.int64)
+    size = torch.ones(requests, dtype=torch.int64)  # token 0 is the prompt
+    width = length + 1
+    offsets = torch.arange(0, requests * width + 1, width, dtype=torch.int32)
+    row = torch.arange(requests)
+    q_law = law(q)
+    for _ in range(tokens_wanted):
+        if bool((size > tokens_wanted).all()):
+            break
+        position = (size - 1).int()
+        nodes = torch.zeros(requests, width, dtype=torch.int64)
+        nodes[:, 0] = sequence[row, size - 1]
+        drawn = torch.zeros(requests, width, dtype=torch.int8)
+        law_row = torch.zeros(requests, width, dtype=torch.int32)
+        for i in range(1, width):
+            before = nodes[:, i - 1]
+            draft = [part[before] for part in q_law]
+            index = torch.full((requests,), i, dtype=torch.int32)
+            token = draw_sample(*draft, seeds, position, index)
+            nodes[:, i] = torch.where(chosen[before] >= 0, chosen[before], token)
+            drawn[:, i] = (chosen[before] < 0).to(torch.int8)
+            law_row[:, i] = before.int()
+        target = law(p[nodes.flatten()])
+        _, accepted, emitted = chain_verify(
+            nodes.flatten(), offsets, drawn.flatten(), law_row.flatten(), target, q_law, None, seeds, position,
+            max_depth=length,
+        )  # fmt: skip
+        live = size <= tokens_wanted
+        for i in range(1, width):
+            take = live & (i <= accepted)
+            sequence[row[take], size[take] + i - 1] = nodes[take, i]
+        sequence[row[live], (size + accepted)[live]] = emitted[live]
+        size = torch.where(live, size + accepted + 1, size)
+    return sequence[:, 1 : tokens_wanted + 1]
+
+
+@pytest.mark.skipif("cpu" not in BACKENDS, reason="CPU extension not built")
+@pytest.mark.parametrize("kind", ["drawn", "mixed"])
+def test_a_million_keyed_draws_have_the_joint_law_over_steps(kind: str) -> None:
+    """Several tokens and steps: a coin or a race used twice, or shared between streams, shows in the joint law."""
+    vocab, length, wanted, requests = 3, 2, 4, 120_000
+    g = torch.Generator().manual_seed(5)
+    p, q = torch.randn(vocab, vocab, generator=g) * 1.2, torch.randn(vocab, vocab, generator=g) * 1.2
+    p[1, 2] = -float("inf")
+    chosen = torch.tensor([-1, 2, -1]) if kind == "mixed" else torch.tensor([-1, -1, -1])
+    with use_backend(FAST):
+        tokens = generate(p, q, chosen, requests, length, wanted)
+    code = torch.zeros(requests, dtype=torch.int64)
+    chance = torch.ones(vocab**wanted, dtype=torch.float64)
+    probability = p.double().softmax(1)
+    for place in range(wanted):
+        code = code * vocab + tokens[:, place]
+        digit = torch.arange(vocab**wanted) // vocab ** (wanted - 1 - place) % vocab
+        before = torch.zeros_like(digit) if place == 0 else torch.arange(vocab**wanted) // vocab ** (wanted - place) % vocab
+        chance *= probability[before, digit]
+    counts = torch.bincount(code, minlength=vocab**wanted)
+    assert counts[chance == 0].sum() == 0
+    kept = chance > 0
+    assert statistics.chisquare(counts[kept].numpy(), (chance[kept] * requests).numpy()).pvalue > 1e-3
+
+
+@pytest.mark.skipif("cpu" not in BACKENDS, reason="CPU extension not built")
+def test_coins_and_races_are_independent_of_the_drafts() -> None:
+    """One step over a uniform target: which token follows must not depend on how the coin fell."""
+    requests, vocab = 200_000, 4
+    target = law(torch.zeros(1, vocab))
+    q = law(torch.tensor([[2.0, 1.0, 0.0, -1.0]]))
+    seeds, zero = torch.arange(requests), torch.zeros(requests, dtype=torch.int32)
+    token = draw_sample(*(part.expand(requests, *part.shape[1:]) for part in q), seeds, zero, zero + 1)
+    nodes = torch.stack([torch.zeros_like(token), token], 1).flatten()
+    with use_backend(FAST):
+        _, accepted, emitted = chain_verify(
+            nodes,
+            torch.arange(0, 2 * requests + 1, 2, dtype=torch.int32),
+            torch.ones(2 * requests, dtype=torch.int8),
+            torch.zeros(2 * requests, dtype=torch.int32),
+            tuple(part.expand(2 * requests, *part.shape[1:]) for part in target),
+            q,
+            None,
+            seeds,
+            zero,
+            max_depth=1,
+        )
+    first = torch.where(accepted == 1, token, emitted)
+    counts = torch.bincount(first, minlength=vocab)
+    assert statistics.chisquare(counts.numpy()).pvalue > 1e-3
+    both = accepted == 1
+    table = torch.bincount(token[both] * vocab + emitted[both], minlength=vocab**2).view(vocab, vocab)
+    assert statistics.chi2_contingency(table.numpy()).pvalue > 1e-3

@@ -1,0 +1,232 @@
+"""chain_verify and chain_thresholds: extension against reference on ragged batches, edges of the rule, errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from specdec_kernels import chain_thresholds, chain_verify, draw_sample, extension, law_stats, use_backend
+from specdec_kernels.random import gumbel
+
+BACKENDS = ["reference"] + ([] if extension.missing() else ["cpu"])
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+INF = float("inf")
+
+
+def int32(values: list[int]) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def plain(rows: int, t: float = 1.0) -> tuple[Tensor, ...]:
+    return torch.full((rows,), t), torch.zeros(rows, dtype=torch.int32), torch.ones(rows), torch.zeros(rows)
+
+
+def law(logits: Tensor, t: float = 1.0) -> tuple[Tensor, ...]:
+    return (logits, *law_stats(logits, *plain(len(logits), t)))
+
+
+@st.composite
+def verifications(draw: st.DrawFn) -> dict[str, Any]:
+    """Ragged rows, chosen and drawn nodes, four dtypes for each side, smaller and permuted draft vocabularies."""
+    g = torch.Generator().manual_seed(draw(st.integers(0, 2**32 - 1)))
+    counts = draw(st.lists(st.sampled_from([0, 1, 2, 4, 6]), max_size=4))
+    offsets = [0]
+    for count in counts:
+        offsets.append(offsets[-1] + count)
+    nodes = offsets[-1] + draw(st.integers(0, 2))
+    vocab = draw(st.sampled_from([2, 3, 9, 33, 1000, 1024, 1025, 3000]))
+    width = draw(st.sampled_from([vocab, vocab, max(1, vocab // 2)]))
+    laws = draw(st.integers(1, 5))
+    mapped = draw(st.sampled_from(["same", "sorted", "shuffled"]))
+    token_ids = None
+    if mapped != "same":
+        token_ids = torch.randperm(vocab, generator=g)[:width]
+        token_ids = token_ids.sort().values if mapped == "sorted" else token_ids
+
+    def sampled(rows: int, columns: int) -> tuple[Tensor, ...]:
+        def pick(*choices: float) -> Tensor:
+            return torch.tensor(choices)[torch.randint(0, len(choices), (rows,), generator=g)]
+
+        scale = draw(st.sampled_from([0.0, 1.0, 5.0]))
+        level = torch.randn(rows, columns + 2, generator=g) * scale
+        if draw(st.booleans()):
+            level[torch.rand(level.shape, generator=g) < 0.5] = -INF
+        if rows and draw(st.sampled_from([False, False, True])):
+            level[int(torch.randint(0, rows, (1,), generator=g))] = float("nan")
+        level = level.to(draw(st.sampled_from(DTYPES)))[:, :columns]
+        return level, *law_stats(level, pick(0, 0.5, 1, 1), pick(0, 0, 5).int(), pick(1, 1, 0.8), pick(0, 0, 0.1))
+
+    target, draft = sampled(nodes, vocab), sampled(laws, width)
+    law_row = torch.randint(0, laws, (nodes,), generator=g, dtype=torch.int32)
+    drawn = torch.randint(0, 2, (nodes,), generator=g, dtype=torch.int8)
+    zero = torch.zeros(laws, dtype=torch.int32)
+    drafted = draw_sample(*draft, torch.arange(laws), zero, zero)
+    drafted = drafted if token_ids is None else token_ids[drafted]
+    tokens = torch.where(drawn == 1, drafted[law_row.long()], torch.randint(0, vocab, (nodes,), generator=g))
+    if draw(st.sampled_from([False, False, True])):
+        draft, token_ids, drawn = None, None, drawn * 0
+    return {
+        "tokens": tokens,
+        "offsets": int32(offsets),
+        "drawn": drawn,
+        "law_row": torch.where(drawn == 1, law_row, -1).int(),
+        "target": target,
+        "draft": draft,
+        "token_ids": token_ids,
+    } | {
+        "seeds": torch.randint(-(2**63), 2**63 - 1, (len(counts),), generator=g),
+        "root_positions": torch.randint(0, 2**31 - 1, (len(counts),), generator=g, dtype=torch.int32),
+        "uniforms": torch.rand(nodes, generator=g) if draw(st.booleans()) else None,
+        "race": None
+        if draw(st.booleans())
+        else tuple(
+            gumbel(torch.randint(0, 2**32, (len(counts), size), generator=g)) for size in (-(-vocab // 1024), vocab)
+        ),
+    }
+
+
+@pytest.mark.skipif("cpu" not in BACKENDS, reason="CPU extension not built")
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(verifications())
+def test_extension_equals_reference(case: dict[str, Any]) -> None:
+    with use_backend("reference"):
+        want = chain_verify(**case, max_depth=6)
+    with use_backend("cpu"):
+        got = chain_verify(**case, max_depth=6)
+    for a, b in zip(got, want, strict=True):
+        assert a.dtype == b.dtype and torch.equal(a, b)
+    fixed = {name: case[name] for name in case if name not in ("seeds", "root_positions", "uniforms", "race")}
+    with use_backend("reference"):
+        accept, residual = chain_thresholds(**fixed)
+    with use_backend("cpu"):
+        accept_cpu, residual_cpu = chain_thresholds(**fixed)
+    laws = [part for part in (case["target"], case["draft"]) if part is not None]
+    half = max(torch.finfo(part[1].dtype).eps for part in laws)  # one float32 side rounds as float32
+    torch.testing.assert_close(accept_cpu, accept, rtol=8 * half, atol=half)
+    torch.testing.assert_close(residual_cpu, residual, rtol=8 * half, atol=4 * half)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_test_is_strict(backend: str) -> None:
+    """A coin that equals the threshold rejects; above all a token of probability zero is never accepted."""
+    target = law(torch.tensor([[0.0, -INF], [0.0, 0.0]]))
+    chain = (torch.tensor([0, 1]), int32([0, 2]), torch.zeros(2, dtype=torch.int8), int32([-1, -1]), target, None, None)
+    with use_backend(backend):
+        accept, residual = chain_thresholds(*chain)
+        assert accept.tolist() == [1, 0] and residual[0].tolist() == [1, 0]
+        _, accepted, token = chain_verify(*chain, torch.tensor([1]), int32([3]), torch.zeros(2), max_depth=1)
+        assert accepted.tolist() == [0] and token.tolist() == [0]
+        half = torch.tensor([[0.0, 0.0], [0.0, 0.0]])
+        chain = (*chain[:4], law(half), None, None)
+        threshold = chain_thresholds(*chain)[0][1]
+        for coin, want in ((threshold, 0), (torch.nextafter(threshold, torch.zeros(())), 1)):
+            coins = torch.stack([torch.zeros(()), coin])
+            assert chain_verify(*chain, torch.tensor([1]), int32([3]), coins, max_depth=1)[1].tolist() == [want]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_equal_laws_are_always_accepted_and_leave_no_dust(backend: str) -> None:
+    rows, vocab = 50, 2000
+    level = torch.randn(rows, vocab) * 3
+    offsets = int32(list(range(0, rows + 1, 2)))
+    seeds, zero = torch.arange(rows // 2), torch.zeros(rows // 2, dtype=torch.int32)
+    target = law(level)
+    roots = tuple(part[::2].contiguous() for part in target)
+    tokens = torch.zeros(rows, dtype=torch.int64)
+    tokens[1::2] = draw_sample(*roots, seeds, zero, zero)
+    row = torch.arange(rows, dtype=torch.int32) // 2
+    drawn = torch.ones(rows, dtype=torch.int8)
+    with use_backend(backend):
+        accept, residual = chain_thresholds(tokens, offsets, drawn, row, target, roots, None)
+        assert (accept == 1).all()
+        assert (residual.sum(1) > 0.999).all()  # p itself where p - q is empty
+        out = chain_verify(tokens, offsets, drawn, row, target, roots, None, seeds, zero, max_depth=1)
+    assert (out[1] == 1).all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_token_the_draft_could_not_draw_is_rejected(backend: str) -> None:
+    target = law(torch.zeros(2, 4))
+    chain = (torch.tensor([0, 3]), int32([0, 2]), torch.ones(2, dtype=torch.int8), int32([0, 0]), target)
+    draft = law(torch.zeros(1, 2))
+    with use_backend(backend):
+        for token_ids in (None, torch.tensor([0, 1])):
+            assert chain_thresholds(*chain, draft, token_ids)[0].tolist() == [1, 0]
+        accept, residual = chain_thresholds(*chain, draft, torch.tensor([3, 0]))
+        assert accept.tolist() == [1, 0.5]
+        torch.testing.assert_close(residual[0], torch.tensor([0, 0.25, 0.25, 0]))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_greedy_rows_match_tokens(backend: str) -> None:
+    level = torch.randn(4, 50)
+    best = level.argmax(1)
+    target = law(level, 0.0)
+    no_law = (torch.zeros(4, dtype=torch.int8), int32([-1] * 4))
+    for right in range(4):
+        tokens = torch.cat([torch.zeros(1, dtype=torch.int64), best[:3]])
+        if right < 3:
+            tokens[right + 1] = (tokens[right + 1] + 1) % 50
+        with use_backend(backend):
+            path, accepted, token = chain_verify(
+                tokens, int32([0, 4]), *no_law, target, None, None, torch.tensor([9]), int32([2]), max_depth=5
+            )
+        assert accepted.tolist() == [right] and token.tolist() == [int(best[right])]
+        assert path.tolist() == [[*range(right + 1), *[-1] * (5 - right)]]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rows_without_nodes_and_without_a_law(backend: str) -> None:
+    level = torch.randn(2, 2000)
+    level[1, 7] = float("nan")
+    chain = (torch.tensor([0, 0]), int32([0, 0, 1, 2, 2]), torch.zeros(2, dtype=torch.int8), int32([-1, -1]))
+    zero = torch.zeros(4, dtype=torch.int32)
+    with use_backend(backend):
+        path, accepted, token = chain_verify(
+            *chain, law(level), None, None, torch.arange(4), zero, max_depth=2
+        )
+    assert path.tolist() == [[-1] * 3, [0, -1, -1], [1, -1, -1], [-1] * 3]
+    assert accepted.tolist() == [0] * 4
+    assert token.tolist()[0] == token.tolist()[3] == -1 and token[2] == 0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_errors_are_named(backend: str) -> None:
+    good: dict[str, Any] = {
+        "tokens": torch.tensor([0, 1, 2]),
+        "offsets": int32([0, 3]),
+        "drawn": torch.tensor([0, 1, 0], dtype=torch.int8),
+        "law_row": int32([-1, 0, -1]),
+        "target": law(torch.zeros(3, 4)),
+        "draft": law(torch.zeros(1, 4)),
+        "token_ids": None,
+        "seeds": torch.tensor([1]),
+        "root_positions": int32([5]),
+        "max_depth": 2,
+    }
+    bad: list[tuple[dict[str, Any], str]] = [
+        ({"tokens": torch.tensor([0, 4, 2])}, r"tokens\[1\] is 4.*\[0, 4\)"),
+        ({"tokens": torch.tensor([0, -1, 2])}, r"tokens\[1\] is -1"),
+        ({"law_row": int32([-1, 1, -1])}, r"law_row\[1\] is 1"),
+        ({"draft": None}, r"drawn\[1\] is 1.*no draft laws"),
+        ({"max_depth": 1}, r"2 draft tokens.*larger max_depth"),
+        ({"offsets": int32([0, 4])}, "offsets"),
+        ({"target": law(torch.zeros(2, 4))}, "target logits has 2 rows"),
+        ({"target": torch.zeros(3, 4)}, "law_stats"),
+        ({"draft": law(torch.zeros(1, 5))}, "5 columns"),
+        ({"token_ids": torch.tensor([0, 1, 2, 4])}, r"token_ids\[3\] is 4"),
+        ({"seeds": int32([1])}, r"seeds.*torch.int64"),
+        ({"uniforms": torch.zeros(2)}, r"uniforms.*shape"),
+        ({"race": (torch.zeros(1, 1), torch.zeros(1, 3))}, r"race token noise.*shape"),
+        ({"drawn": torch.zeros(3)}, r"drawn.*torch.int8"),
+    ]
+    with use_backend(backend):
+        chain_verify(**good)
+        for change, message in bad:
+            with pytest.raises(ValueError, match=message):
+                chain_verify(**(good | change))

@@ -1,0 +1,145 @@
+"""kv_commit: every backend against a list-of-lists model, in place, over any layout, dtype and page size."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles.packed_trees import Batch, Shape, build, shapes
+from torch import Tensor
+
+from specdec_kernels import CacheTable, extension, kv_commit, use_backend
+
+NEEDS_C = pytest.mark.skipif(extension.missing() is not None, reason=str(extension.missing()))
+BACKENDS = ["reference", pytest.param("cpu", marks=NEEDS_C)]
+DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.uint8]
+
+
+def accepted_paths(case: Batch, generator: torch.Generator, spare: int) -> tuple[Tensor, Tensor]:
+    """A random root path per row, as the verify operators return them: (path [B, D + 1], num_accepted [B])."""
+    deepest = max([len(p) for p in case.parents] + [1]) + spare
+    path = torch.full((len(case.parents), deepest), -1, dtype=torch.int32)
+    accepted = torch.zeros(len(case.parents), dtype=torch.int32)
+    for row, parents in enumerate(case.parents):
+        if not parents:
+            continue
+        walk, node = [], int(torch.randint(len(parents), (1,), generator=generator))
+        while node >= 0:
+            walk.append(node)
+            node = parents[node]
+        for i, node in enumerate(reversed(walk)):
+            path[row, i] = int(case.offsets[row]) + node
+        accepted[row] = len(walk) - 1
+    return path, accepted
+
+
+def model(cache: Tensor, case: Batch, path: Tensor, accepted: Tensor) -> list[list[Any]]:
+    """The cache as a list of slots per row, moved with Python lists."""
+    size = cache.shape[1]
+    expected = []
+    for row, pages in enumerate(case.page_table.tolist()):
+        slots = [cache[page, s] for page in pages for s in range(size)]
+        length, first = int(case.lengths[row]), int(case.offsets[row])
+        if case.parents[row]:
+            kept = [slots[length + int(n) - first] for n in path[row, : int(accepted[row]) + 1]]
+            slots[length : length + len(kept)] = kept
+        expected.append([slot.clone() for slot in slots])
+    return expected
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@settings(max_examples=30, deadline=None)
+@given(
+    shape=shapes(most_length=40), layers=st.integers(1, 3), prepared=st.booleans(), spare=st.integers(0, 2)
+)
+def test_commits_equal_a_model_of_lists(
+    backend: str, shape: Shape, layers: int, prepared: bool, spare: int
+) -> None:
+    case = build(replace(shape, dtype=torch.float32))
+    g = torch.Generator().manual_seed(shape.seed)
+    path, accepted = accepted_paths(case, g, spare)
+    caches = []
+    for layer in range(layers):  # layers of different types and sizes in one call
+        like = case.key_cache if layer != 1 else case.value_cache[..., :3]
+        values = torch.randint(0, 200, like.shape, generator=g).to(DTYPES[(shape.seed + layer) % 4])
+        cache = torch.empty_strided(like.shape, like.stride(), dtype=values.dtype)
+        caches.append(cache.copy_(values))
+    expected = [model(cache, case, path, accepted) for cache in caches]
+    untouched = [cache[0].clone() for cache in caches]
+    with use_backend(backend):
+        kv_commit(
+            CacheTable(caches) if prepared else caches,
+            case.page_table,
+            case.lengths,
+            path,
+            case.offsets,
+            accepted,
+        )
+    assert kv_commit.last_backend == backend
+    for cache, want, trash in zip(caches, expected, untouched, strict=True):
+        for row, pages in enumerate(case.page_table.tolist()):
+            got = cache[pages].flatten(0, 1)
+            assert all(torch.equal(a, b) for a, b in zip(got, want[row], strict=True))
+        assert torch.equal(cache[0], trash)
+
+
+@NEEDS_C
+def test_threads_do_not_change_the_result() -> None:
+    case = build(Shape([60], [100], width=256, heads=8, kv_heads=8, deep=True))
+    path, accepted = accepted_paths(case, torch.Generator().manual_seed(4), 0)
+    caches = [case.key_cache.clone() for _ in range(24)]
+    torch.set_num_threads(2)
+    try:
+        kv_commit(caches, case.page_table, case.lengths, path, case.offsets, accepted)
+    finally:
+        torch.set_num_threads(1)
+    with use_backend("reference"):
+        kv_commit([case.key_cache], case.page_table, case.lengths, path, case.offsets, accepted)
+    assert all(torch.equal(cache, case.key_cache) for cache in caches)
+
+
+def small() -> tuple[Batch, Tensor, Tensor]:
+    case = build(Shape([4], [10]))
+    return case, torch.tensor([[0, 2, -1]], dtype=torch.int32), torch.tensor([1], dtype=torch.int32)
+
+
+@NEEDS_C
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"path": torch.tensor([[0, 9]], dtype=torch.int32)}, "path"),
+        ({"num_accepted": torch.tensor([7], dtype=torch.int32)}, "num_accepted"),
+        ({"page_table": torch.tensor([[99]], dtype=torch.int32)}, "page"),
+        ({"lengths": torch.tensor([10])}, "int32"),
+        ({"lengths": torch.tensor([500], dtype=torch.int32)}, "slot"),
+        ({"offsets": torch.tensor([0], dtype=torch.int32)}, "offsets"),
+    ],
+)
+def test_bad_arguments_are_refused_before_anything_moves(change: dict[str, Tensor], words: str) -> None:
+    case, path, accepted = small()
+    names = ("page_table", "lengths", "path", "offsets", "num_accepted")
+    values = (case.page_table, case.lengths, path, case.offsets, accepted)
+    before = case.key_cache.clone()
+    with use_backend("cpu"), pytest.raises(ValueError, match=f"(?s)kv_commit.*{words}"):
+        kv_commit([case.key_cache], *(change.get(n, v) for n, v in zip(names, values, strict=True)))
+    assert torch.equal(case.key_cache, before)
+
+
+def test_tables_refuse_what_they_cannot_describe() -> None:
+    with pytest.raises(ValueError, match="empty"):
+        CacheTable([])
+    with pytest.raises(ValueError, match="one table serves one page table"):
+        CacheTable([torch.zeros(2, 4, 1, 8), torch.zeros(3, 4, 1, 8)])
+    with pytest.raises(ValueError, match="only swaps two axes"):
+        CacheTable([torch.zeros(2, 4, 6, 8)[:, :, ::2, ::2]])
+
+
+@NEEDS_C
+def test_opcheck() -> None:
+    case, path, accepted = small()
+    inputs = ([case.key_cache, case.value_cache], case.page_table, case.lengths, path, case.offsets, accepted)
+    torch.library.opcheck(torch.ops.specdec.kv_commit.default, inputs)

@@ -1,0 +1,302 @@
+"""law_stats against its reference, an independent sort, transformers' warpers, and at the edges of its domain."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from specdec_kernels import extension, law_stats, use_backend
+from specdec_kernels.law_stats import law_weights
+
+BACKENDS = ["reference"] + ([] if extension.missing() else ["cpu"])
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+INF = float("inf")
+quick = settings(max_examples=60, deadline=None, derandomize=True)
+
+
+def parameters(rows: int, t: float = 1.0, k: int = 0, p: float = 1.0, m: float = 0.0) -> tuple[Tensor, ...]:
+    return (
+        torch.full((rows,), t),
+        torch.full((rows,), k, dtype=torch.int32),
+        torch.full((rows,), p),
+        torch.full((rows,), m),
+    )
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[Tensor, ...]:
+    """Ragged vocabularies, ties, forbidden tokens, NaN rows, padding, and every parameter mixed per row."""
+    rows = draw(st.integers(0, 5))
+    vocab = draw(st.sampled_from([1, 2, 3, 5, 16, 17, 33, 100, 1000, 1025, 2051, 3001]))
+    dtype = draw(st.sampled_from(DTYPES))
+    seed = draw(st.integers(0, 2**32 - 1))
+    g = torch.Generator().manual_seed(seed)
+    scale = draw(st.sampled_from([0.0, 0.3, 2.0, 12.0]))
+    level = (
+        torch.randn(rows, vocab + draw(st.sampled_from([0, 1, 7])), generator=g, dtype=torch.float64) * scale
+    )
+    if draw(st.booleans()):
+        level = (level * 4).round() / 4  # many ties
+    if draw(st.booleans()):
+        level[torch.rand(level.shape, generator=g) < draw(st.sampled_from([0.1, 0.9]))] = -INF
+    level = level.to(dtype)
+    for row in range(rows):
+        oddity = draw(st.sampled_from(["none"] * 6 + ["nan", "inf", "forbidden", "masked start", "smallest"]))
+        if oddity == "nan":
+            level[row, draw(st.integers(0, vocab - 1))] = float("nan")
+        elif oddity == "inf":
+            level[row, draw(st.integers(0, vocab - 1))] = INF
+        elif oddity == "forbidden":
+            level[row] = -INF
+        elif oddity == "masked start":
+            level[row, : vocab // 2] = torch.finfo(dtype).min
+        elif oddity == "smallest":
+            level[row] = torch.finfo(dtype).min
+
+    def column(choices: list[float], kind: torch.dtype) -> Tensor:
+        return torch.tensor([draw(st.sampled_from(choices)) for _ in range(rows)], dtype=kind)
+
+    temperature = column([0.0, 1.0, 1.0, 0.7, 0.1, 5.0, 100.0], torch.float32)
+    top_k = column([0, 0, 1, 2, 7, 50, vocab - 1, vocab, 10**6], torch.int32)
+    top_p = column([1.0, 1.0, 0.9, 0.5, 1e-6, 0.99999, 0.25], torch.float32)
+    min_p = column([0.0, 0.0, 0.05, 1.0, 1e-5, 0.5], torch.float32)
+    return level[:, :vocab], temperature, top_k.clamp(min=0), top_p, min_p
+
+
+def compare(got: tuple[Tensor, ...], want: tuple[Tensor, ...]) -> None:
+    assert torch.equal(got[0], want[0])
+    tolerance = 1e-12 if want[1].dtype == torch.float64 else 6e-7
+    assert torch.equal(got[1].isnan(), want[1].isnan())
+    torch.testing.assert_close(got[1], want[1], rtol=tolerance, atol=tolerance, equal_nan=True)
+    torch.testing.assert_close(got[2], want[2], rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(got[3], want[3])
+
+
+@pytest.mark.skipif("cpu" not in BACKENDS, reason="CPU extension not built")
+@quick
+@given(batches())
+def test_extension_equals_reference(batch: tuple[Tensor, ...]) -> None:
+    with use_backend("reference"):
+        want = law_stats(*batch)
+    with use_backend("cpu"):
+        compare(law_stats(*batch), want)
+
+
+def by_sorting(level: np.ndarray, t: float, k: float, p: float, m: float) -> tuple[np.ndarray, bool]:
+    """Probabilities of one row by sorting, and whether a decision was too close to be compared."""
+    order = np.lexsort((np.arange(len(level)), -level))
+    z = (level[order] * (np.float32(1) / np.float32(t))).astype(np.float32).astype(np.float64)
+    mass = np.exp(z - z[0])
+    close = False
+    if 0 < k < len(level):
+        mass[int(k) :] = 0
+    if p < 1:
+        before = np.concatenate([[0.0], np.cumsum(mass)[:-1]])
+        gap = before - np.float32(p) * mass.sum()
+        close |= bool((np.abs(gap) < 1e-9 * mass.sum()).any())
+        mass[gap >= 0] = 0
+    close |= bool((np.abs(mass - np.float32(m)) < 1e-9).any()) and m not in (0.0, 1.0)
+    mass[mass < np.float32(m)] = 0
+    out = np.zeros(len(level))
+    out[order] = mass / mass.sum()
+    return out, close
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@quick
+@given(st.integers(0, 2**32 - 1), st.sampled_from([3, 40, 777, 2500]), st.booleans())
+def test_weights_equal_an_independent_sort(backend: str, seed: int, vocab: int, ties: bool) -> None:
+    g = torch.Generator().manual_seed(seed)
+    rows = 6
+    level = torch.randn(rows, vocab, generator=g) * 3
+    if ties:
+        level = (level * 2).round() / 2
+
+    def pick(*choices: float) -> Tensor:
+        return torch.tensor(choices)[torch.randint(0, len(choices), (rows,), generator=g)]
+
+    t, p, m = pick(0.5, 1.0, 1.7), pick(1.0, 0.9, 0.4), pick(0.0, 0.02, 0.3)
+    k = pick(0, 1, 5, vocab // 2, 3 * vocab).int()
+    with use_backend(backend):
+        stats = law_stats(level, t, k, p, m)
+    got = law_weights(level, *stats)
+    for row in range(rows):
+        want, close = by_sorting(level[row].numpy(), *(float(x[row]) for x in (t, k, p, m)))
+        if not close:
+            assert np.array_equal(got[row].numpy() > 0, want > 0)
+        np.testing.assert_allclose(got[row].numpy(), want, rtol=2e-5, atol=1e-6 if close else 1e-9)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_weights_equal_the_warpers_of_transformers(backend: str) -> None:
+    warpers = pytest.importorskip("transformers.generation.logits_process")
+    level = torch.randn(40, 300) * 3
+    for t, k, p, m in [
+        (1.0, 20, 1.0, 0.0),
+        (0.7, 0, 0.9, 0.0),
+        (1.3, 50, 0.8, 0.0),
+        (1.0, 0, 1.0, 0.1),
+        (2.0, 60, 0.95, 0.03),
+    ]:
+        scores = warpers.TemperatureLogitsWarper(t)(None, level.double())
+        if k:
+            scores = warpers.TopKLogitsWarper(k)(None, scores)
+        if p < 1:
+            scores = warpers.TopPLogitsWarper(p)(None, scores)
+        if m:
+            scores = warpers.MinPLogitsWarper(m)(None, scores)
+        with use_backend(backend):
+            stats = law_stats(level, *parameters(40, t, k, p, m))
+        torch.testing.assert_close(
+            law_weights(level, *stats).double(), scores.softmax(-1), rtol=2e-5, atol=1e-7
+        )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_normaliser_is_as_good_as_torch(backend: str, dtype: torch.dtype) -> None:
+    level = (
+        torch.randn(6, 5001, dtype=torch.float64) * torch.tensor([0.1, 1, 3, 10, 30, 100.0])[:, None]
+    ).to(dtype)
+    exact = level.double().logsumexp(1)
+    with use_backend(backend):
+        lse = law_stats(level, *parameters(6))[1]
+    own = (level.to(lse.dtype).logsumexp(1).double() - exact).abs()
+    last_place = torch.finfo(lse.dtype).eps * exact.abs() * (2 if dtype == torch.float64 else 1)
+    assert ((lse.double() - exact).abs() <= 2 * own + last_place).all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_greedy_rows(backend: str) -> None:
+    level = torch.tensor([[1.0, 3.0, 3.0, 2.0], [-INF, -5.0, -INF, -5.0]])
+    with use_backend(backend):
+        inv_t, lse, cut, tie_id = law_stats(level, *parameters(2, t=0.0, k=3, p=0.5, m=0.5))
+    assert inv_t.tolist() == [0, 0] and lse.tolist() == [0, 0]
+    assert cut.tolist() == [3.0, -5.0] and tie_id.tolist() == [1, 1]
+    assert law_weights(level, inv_t, lse, cut, tie_id).tolist() == [[0, 1, 0, 0], [0, 1, 0, 0]]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("t", [0.0, 1.0])
+def test_rows_without_a_law_are_marked(backend: str, t: float) -> None:
+    level = torch.tensor([[1.0, float("nan"), 2.0], [1.0, INF, 2.0], [-INF, -INF, -INF]])
+    with use_backend(backend):
+        inv_t, lse, cut, tie_id = law_stats(level, *parameters(3, t=t, k=2, p=0.9, m=0.1))
+    assert lse.isnan().all() and cut.isnan().all() and tie_id.tolist() == [0, 0, 0]
+    assert inv_t.tolist() == [t] * 3
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_ties_keep_the_lower_ids(backend: str) -> None:
+    level = torch.zeros(3, 6)
+    level[:, 5] = 1.0
+    t, _, p, m = parameters(3)
+    k = torch.tensor([3, 0, 0], dtype=torch.int32)
+    p[1], m[2] = 0.5, 1.0
+    with use_backend(backend):
+        stats = law_stats(level, t, k, p, m)
+    kept = law_weights(level, *stats) > 0
+    # e / (e + 5) = 0.352, then 0.1296 each: two zeros are needed to reach one half
+    assert [row.nonzero().flatten().tolist() for row in kept] == [[0, 1, 5], [0, 1, 5], [5]]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_large_vocabularies(backend: str, threads: int) -> None:
+    level = torch.randn(4, 70_001) * 2
+    level[1] = (level[1] * 8).round() / 8
+    level[3, :40_000] = -INF
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for k, p, m in [
+            (0, 1.0, 0.0),
+            (40, 1.0, 0.0),
+            (30_000, 1.0, 0.0),
+            (0, 0.9, 0.0),
+            (20_000, 0.97, 1e-4),
+            (0, 1.0, 1e-3),
+        ]:
+            with use_backend(backend):
+                got = law_stats(level, *parameters(4, 0.9, k, p, m))
+            with use_backend("reference"):
+                compare(got, law_stats(level, *parameters(4, 0.9, k, p, m)))
+    finally:
+        torch.set_num_threads(before)
+
+
+BAD = [
+    ("temperature", {"t": -1.0}, "0 (greedy)"),
+    ("temperature", {"t": float("nan")}, "0 (greedy)"),
+    ("temperature", {"t": 1e-9}, "0 (greedy)"),
+    ("top_k", {"k": -1}, "0 turns top-k off"),
+    ("top_p", {"p": 0.0}, "1 turns top-p off"),
+    ("top_p", {"p": 1.5}, "1 turns top-p off"),
+    ("min_p", {"m": -0.1}, "0 turns min-p off"),
+]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("name", "values", "remedy"), BAD)
+def test_bad_parameters_are_named(backend: str, name: str, values: dict[str, float], remedy: str) -> None:
+    with use_backend(backend), pytest.raises(ValueError, match=name) as error:
+        law_stats(torch.zeros(2, 3), *parameters(2, **values))  # type: ignore[arg-type]
+    assert remedy in str(error.value)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_bad_tensors_are_named(backend: str) -> None:
+    good = parameters(2)
+    with use_backend(backend):
+        for logits in (
+            torch.zeros(3),
+            torch.zeros(2, 3, dtype=torch.int64),
+            torch.zeros(3, 2).T,
+            torch.zeros(2, 0),
+        ):
+            with pytest.raises(ValueError, match=r"logits.*expected"):
+                law_stats(logits, *good)
+        with pytest.raises(ValueError, match=r"top_k.*torch.int32"):
+            law_stats(torch.zeros(2, 3), good[0], good[1].long(), *good[2:])
+        with pytest.raises(ValueError, match=r"top_p.*shape"):
+            law_stats(torch.zeros(2, 3), *good[:2], torch.ones(3), good[3])
+        expanded = tuple(part[:1].expand(2) for part in good)  # strides of zero are fine
+        compare(law_stats(torch.zeros(2, 3), *expanded), law_stats(torch.zeros(2, 3), *good))
+
+
+@pytest.mark.skipif("cpu" not in BACKENDS, reason="CPU extension not built")
+@pytest.mark.parametrize("isa", ["portable", "avx2"])
+def test_every_instruction_set_gives_the_same_integers(isa: str) -> None:
+    code = """
+import torch
+from specdec_kernels import chain_verify, draw_sample, law_stats, replay_sample, use_backend
+torch.manual_seed(0)
+seeds, pos = torch.arange(6), torch.arange(6, dtype=torch.int32)
+t, k = torch.tensor([0, 1, 1, 1, 0.5, 1]), torch.tensor([0, 0, 9, 0, 0, 0], dtype=torch.int32)
+p, m = torch.tensor([1, 1, 1, 0.9, 1, 1]), torch.tensor([0, 0, 0, 0, 0, 0.01])
+off, ones = torch.tensor([0, 3, 6], dtype=torch.int32), torch.ones(6, dtype=torch.int8)
+for dtype in (torch.float32, torch.bfloat16, torch.float16):
+    l = (torch.randn(6, 5003) * 3).to(dtype)
+    l[:, ::7] = -float("inf")
+    out = []
+    for backend in ("reference", "cpu"):
+        with use_backend(backend):
+            s = law_stats(l, t, k, p, m)
+            d = draw_sample(l, *s, seeds, pos, pos)
+            out.append([*s[2:], d, replay_sample(l, s[0], s[2], s[3], seeds, pos),
+                        *chain_verify(d, off, ones, pos, (l, *s), (l, *s), None, seeds[:2], pos[:2], max_depth=2)])
+            lse = s[1]
+    assert all(torch.equal(a, b) for a, b in zip(*out)), (dtype, out)
+print("same")
+"""
+    environment = os.environ | {"SPECDEC_ISA": isa, "SPECDEC_BACKEND": ""}
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert answer.stdout.strip() == "same", answer.stderr

@@ -1,0 +1,28 @@
+"""Every example runs on the bundled pair, quickly, and says what it promises to say."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+SAYS = {
+    "generate.py": ["64 tokens", "tokens per target pass"],
+    "batch.py": ["too long leaves, cancelled", "one verse joins", "without speculation: True"],
+    "custom_loop.py": ["nodes tried", "accepted", "tokens per target pass"],
+}
+
+
+def test_every_example_is_tested() -> None:
+    assert {path.name for path in EXAMPLES.glob("*.py")} == set(SAYS)
+
+
+@pytest.mark.parametrize("name", sorted(SAYS))
+def test_runs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    shown = capsys.readouterr().out
+    for words in SAYS[name]:
+        assert words in shown
