@@ -25,6 +25,7 @@ PYTEST := $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 STAMPS := $(VENV)/stamps
 TORCH_STAMP := $(STAMPS)/torch-$(shell cksum <<<'$(TORCH)' | cut -d' ' -f1)
+SANITIZERS := tests/architecture/test_sanitizers.py
 READY := $(STAMPS)/build $(STAMPS)/test
 NATIVE := setup.py pyproject.toml $(shell find csrc -not -name '.*' 2>/dev/null)
 
@@ -36,7 +37,7 @@ printf '== %s: passed in %d s\n' '$(1)' "$$SECONDS"
 endef
 
 .PHONY: help demo test bench lint types clean distclean environment
-.PHONY: lane-architecture lane-unit lane-kernels
+.PHONY: lane-architecture lane-kernels lane-unit lane-sanitizers
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -44,7 +45,7 @@ help: ## List the targets
 demo: $(STAMPS)/build ## Generate text with and without speculation on the bundled models and check that it is equal
 	@$(BIN)/specdec demo
 
-test: lint types lane-architecture lane-kernels lane-unit ## Style, types and all test lanes
+test: lint types lane-architecture lane-kernels lane-unit lane-sanitizers ## Style, types and all test lanes
 
 lint: $(READY) ## ruff
 	$(call lane,lint,$(BIN)/ruff check .)
@@ -53,13 +54,16 @@ types: $(READY) ## mypy
 	$(call lane,types,$(BIN)/mypy)
 
 lane-architecture: $(READY) ## Tests of layers, sizes, names, imports and documents
-	$(call lane,architecture,$(PYTEST) -q tests/architecture)
+	$(call lane,architecture,$(PYTEST) -q tests/architecture --deselect $(SANITIZERS))
 
 lane-kernels: $(READY) ## Tests of the operators, on every backend that is there
 	$(call lane,kernels,$(PYTEST) -q tests/kernels)
 
 lane-unit: $(READY) ## Tests of everything else: rules, caches, targets, drafters, engine, command line
 	$(call lane,unit,$(PYTEST) -q tests --ignore=tests/architecture --ignore=tests/kernels)
+
+lane-sanitizers: $(READY) ## The C++ kernels under the address and undefined-behaviour sanitizers (a build of their own)
+	$(call lane,sanitizers,$(PYTEST) -q $(SANITIZERS))
 
 bench: $(READY) ## Benchmarks of operators and steps
 	@$(PYTEST) -q benchmarks --benchmark-only

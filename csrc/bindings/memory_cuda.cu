@@ -3,10 +3,10 @@
 #include <cuda_runtime.h>
 #include <torch/csrc/stable/accelerator.h>
 
-#include <cstring>
 #include <vector>
 
 #include "bindings/memory.h"
+#include "kv_commit/units.h"
 
 namespace specdec::bindings {
 namespace {
@@ -18,48 +18,17 @@ struct Addresses {
   char* base[kCachesPerLaunch];
 };
 
-// Unit u of a slot: where it lies within the slot, in bytes.
-SPECDEC_HD int64_t unit_offset(const CacheLayout& cache, int64_t unit, int64_t unit_bytes) {
-  const int64_t byte = unit * unit_bytes;
-  return byte / cache.run_bytes * cache.run_stride + byte % cache.run_bytes;
-}
-
-// Block (b, c) moves the accepted slots of row b in cache c. A thread moves the same bytes of every slot, in the order of
-// the path, so slots that overwrite each other need no barrier.
+// Block (b, c) moves the accepted slots of row b in cache c.
 template <class Unit>
 __global__ void __launch_bounds__(kThreads) commit_kernel(Addresses addresses, CacheLayout layout, CommitArguments a) {
-  const int64_t b = blockIdx.x;
   layout.base = addresses.base[blockIdx.y];
-  const int32_t* path = a.path + b * a.path_width;
-  const int32_t* table = a.page_table + b * a.pages_per_row;
-  const int32_t first_node = a.offsets[b], length = a.lengths[b];
-  const int64_t last = a.num_accepted[b] < a.path_width ? a.num_accepted[b] : a.path_width - 1;
-  const int64_t units = layout.runs * layout.run_bytes / static_cast<int64_t>(sizeof(Unit));
-  for (int64_t u = threadIdx.x; u < units; u += blockDim.x) {
-    const int64_t at = unit_offset(layout, u, sizeof(Unit));
-    for (int64_t i = 0; i <= last && path[i] >= 0; ++i) {
-      const PathMove move = path_move(path, first_node, length, i);
-      if (!move.moves) continue;
-      const char* from = address_of(layout, place_of(table, move.source, a.page_size)) + at;
-      char* to = address_of(layout, place_of(table, move.target, a.page_size)) + at;
-      *reinterpret_cast<Unit*>(to) = *reinterpret_cast<const Unit*>(from);
-    }
-  }
+  commit_units<Unit>(layout, a, blockIdx.x, threadIdx.x, blockDim.x);
 }
 
 // Block (i, 0) writes the key of node i, block (i, 1) its value.
 template <class Unit>
 __global__ void __launch_bounds__(kThreads) stage_kernel(StageArguments a) {
-  const int64_t i = blockIdx.x;
-  const NewEntries& entries = blockIdx.y == 0 ? a.key : a.value;
-  const CacheLayout& cache = blockIdx.y == 0 ? a.key_cache : a.value_cache;
-  const char* from = entries.base + i * entries.node_stride;
-  char* to = address_of(cache, place_of(a.slots[i], a.page_size));
-  const int64_t units = cache.runs * cache.run_bytes / static_cast<int64_t>(sizeof(Unit));
-  for (int64_t u = threadIdx.x; u < units; u += blockDim.x) {
-    const int64_t byte = u * static_cast<int64_t>(sizeof(Unit)), run = byte / cache.run_bytes, rest = byte % cache.run_bytes;
-    *reinterpret_cast<Unit*>(to + run * cache.run_stride + rest) = *reinterpret_cast<const Unit*>(from + run * entries.head_stride + rest);
-  }
+  stage_units<Unit>(a, blockIdx.x, static_cast<int>(blockIdx.y), threadIdx.x, blockDim.x);
 }
 
 // Calls launch(Unit{}) with the widest type that divides every address and stride.
@@ -145,10 +114,7 @@ void kv_stage(const Tensor& key, const Tensor& value, const Tensor& key_cache, c
   const StageArguments a = stage_arguments(key, value, key_cache, value_cache, slots);
   if (a.nodes == 0) return;
   const OnDevice device(key);
-  const auto bits = [](const NewEntries& e) {
-    return reinterpret_cast<uint64_t>(e.base) | static_cast<uint64_t>(e.node_stride) | static_cast<uint64_t>(e.head_stride);
-  };
-  const uint64_t alignment = alignment_bits(a.key_cache) | alignment_bits(a.value_cache) | bits(a.key) | bits(a.value);
+  const uint64_t alignment = alignment_bits(a.key_cache) | alignment_bits(a.value_cache) | alignment_bits(a.key) | alignment_bits(a.value);
   with_unit(alignment, [&](auto unit) {
     stage_kernel<decltype(unit)><<<dim3(static_cast<unsigned>(a.nodes), 2), kThreads, 0, device.stream()>>>(a);
   });

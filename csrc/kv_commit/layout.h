@@ -44,16 +44,4 @@ SPECDEC_HD PathMove path_move(const int32_t* path, int32_t first_node, int32_t l
   return {source, target, path[i] >= 0 && source != target};
 }
 
-// Largest of 16, 8, 4, 2, 1 that divides every address and size of a copy.
-SPECDEC_HD int64_t copy_unit(uint64_t all_bits) {
-  uint64_t unit = 16;
-  while (all_bits % unit) unit >>= 1;
-  return static_cast<int64_t>(unit);
-}
-SPECDEC_HD uint64_t alignment_bits(const CacheLayout& cache) {
-  return reinterpret_cast<uint64_t>(cache.base) | static_cast<uint64_t>(cache.page_stride) |
-         static_cast<uint64_t>(cache.slot_stride) | static_cast<uint64_t>(cache.run_bytes) |
-         (cache.runs > 1 ? static_cast<uint64_t>(cache.run_stride) : 0u);
-}
-
 }  // namespace specdec

@@ -169,11 +169,16 @@ void verify(const ChainDraft& draft, const Laws& target, const ChainNoise& noise
   auto trivial = [&](int64_t b) {
     return draft.offsets[b] == draft.offsets[b + 1] || target.broken(last_of(b)) || target.greedy(last_of(b));
   };
+  auto child_of = [&](int64_t b) { return last_of(b) + 1 < draft.offsets[b + 1] ? last_of(b) + 1 : -1; };
   if (blocks > 1) {
-    std::vector<int64_t> wanted(draft.rows);
-    for (int64_t b = 0; b < draft.rows; ++b) wanted[b] = trivial(b) ? -1 : last_of(b);
+    std::vector<int64_t> wanted(draft.rows), drawn_from(draft.rows, -1);
+    for (int64_t b = 0; b < draft.rows; ++b) {
+      wanted[b] = trivial(b) ? -1 : last_of(b);
+      const int64_t child = child_of(b);
+      if (child >= 0 && draft.drawn[child] && draft.token_ids == nullptr) drawn_from[b] = draft.law_row[child];
+    }
     bounds.resize(draft.rows * blocks);
-    block_bounds(target, wanted.data(), draft.rows, bounds.data());
+    block_bounds(target, wanted.data(), draft.rows, bounds.data(), draft.laws, drawn_from.data());
   }
 
   parallel_for(0, draft.rows, blocks > 1 ? 64 : std::max<int64_t>(1, row_grain(vocab) / 8),
@@ -191,10 +196,14 @@ void verify(const ChainDraft& draft, const Laws& target, const ChainNoise& noise
         draw_noise.token_noise = noise.token_noise + b * vocab;
       }
       const double* row_bounds = bounds.data() + (blocks > 1 ? b * blocks : 0);
-      const int64_t child = chains.has_child(node, draft.offsets[b + 1]) ? node + 1 : -1;
+      const int64_t child = child_of(b);
       int64_t token = chains.draw(node, child, draw_noise, row_bounds);
       // nothing left: p <= q up to rounding, so a rejection here is itself rounding; p is the law to draw from
-      if (token < 0 && child >= 0) token = chains.draw(node, -1, draw_noise, row_bounds);
+      if (token < 0 && child >= 0) {
+        std::vector<double> whole(blocks);
+        if (blocks > 1) block_bounds(target, &node, 1, whole.data());
+        token = chains.draw(node, -1, draw_noise, whole.data());
+      }
       out.next_token[b] = std::max<int64_t>(token, 0);
     }
   });

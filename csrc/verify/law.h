@@ -92,8 +92,10 @@ struct Laws {
   }
 };
 
-// Log of an upper bound of the mass of every race block of given rows, -inf if there surely is none:
-// bounds[i * blocks + b] for row rows_wanted[i]; negative rows are skipped.
-void block_bounds(const Laws& laws, const int64_t* rows_wanted, int64_t count, double* bounds);
+// Log of an upper bound of the mass of every race block of `count` draws, -inf if there surely is none:
+// bounds[i * blocks + b]. Draw i is from row wanted[i] of the laws (skipped if negative) or, with a draft, from what its
+// row draft_rows[i] (if not negative) leaves of that law.
+void block_bounds(const Laws& laws, const int64_t* wanted, int64_t count, double* bounds, const Laws* draft = nullptr,
+                  const int64_t* draft_rows = nullptr);
 
 }  // namespace specdec

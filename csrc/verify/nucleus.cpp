@@ -61,7 +61,8 @@ Real smallest_kept(Real top, Real inv_t, double top_scaled, float min_p) {
 
 // A level that at least k elements reach: the k-th largest of the maxima of small pieces.
 template <class Real>
-Real top_k_bound(Scalar type, const void* row, int64_t vocab, int64_t k, std::vector<Real>& maxima) {
+Real top_k_bound(Scalar type, const void* row, int64_t vocab, int64_t k) {
+  static thread_local std::vector<Real> maxima;
   int64_t piece = 1024;
   while (piece > 32 && vocab / piece < 4 * k) piece /= 2;
   const int64_t count = vocab / piece;
@@ -74,11 +75,11 @@ Real top_k_bound(Scalar type, const void* row, int64_t vocab, int64_t k, std::ve
   return maxima[k - 1];
 }
 
-// Reorders candidates so that the kept ones (mass strictly before them < target) come first; returns how many.
+// Reorders candidates so that the kept ones (mass strictly before them < target) come first; returns how
+// many. `before` is the mass of what precedes all candidates.
 template <class Real>
-int64_t nucleus_size(Candidate<Real>* c, int64_t count, double target) {
-  int64_t low = 0, high = count;
-  double before = 0;  // mass of [0, low), all kept
+int64_t nucleus_size(Candidate<Real>* c, int64_t count, double before, double target) {
+  int64_t low = 0, high = count;  // [0, low) is kept and weighs `before` with what precedes the candidates
   while (high - low > 24) {
     Candidate<Real>*a = c + low, *b = c + (low + high) / 2, *d = c + high - 1;
     if (precedes(*b, *a)) std::swap(*a, *b);
@@ -108,55 +109,152 @@ int64_t nucleus_size(Candidate<Real>* c, int64_t count, double target) {
   return low;
 }
 
+constexpr int64_t kFew = 4096;  // candidates that go to the quickselect without narrowing the window first
+
+// One row and a window [low, high] of levels; elements above `high` are all kept.
+template <class Real>
+class Selection {
+ public:
+  Selection(Scalar type, const void* row, int64_t vocab, Real inv_t)
+      : type_(type), row_(row), vocab_(vocab), inv_t_(inv_t) {
+    top_ = rows::largest(type, row, vocab, Real{});
+    top_scaled_ = static_cast<Real>(top_ * inv_t);
+    open(-std::numeric_limits<Real>::infinity());
+  }
+
+  Real top() const { return top_; }
+  double top_scaled() const { return top_scaled_; }
+  Real high() const { return high_; }
+  double mass_above() const { return mass_above_; }
+  double total() const { return rows::mass64(type_, row_, vocab_, inv_t_, top_scaled_, lowest_level()); }
+  std::vector<Candidate<Real>>& candidates() { return candidates_; }
+
+  void by_level(Real level) {
+    open(level);
+    gather(vocab_);
+  }
+  // Leaves exactly the kept candidates of the k largest elements, given that the k-th is at least `bound`.
+  void by_count(int64_t k, Real bound) {
+    open(bound);
+    locate(false, static_cast<double>(k));
+    k -= count_above_;
+    if (k < static_cast<int64_t>(candidates_.size())) {
+      std::nth_element(candidates_.begin(), candidates_.begin() + (k - 1), candidates_.end(),
+                       precedes<Candidate<Real>, Candidate<Real>>);
+      candidates_.resize(k);
+    }
+  }
+  // Leaves the kept candidates of the elements with less than `target` mass before them, none below `bound`.
+  void by_mass(double target, Real bound) {
+    open(bound);
+    locate(true, target);
+    prune(target);
+  }
+  void prune(double target) {
+    candidates_.resize(nucleus_size(candidates_.data(), static_cast<int64_t>(candidates_.size()), mass_above_, target));
+  }
+
+ private:
+  static constexpr Real lowest_level() { return -std::numeric_limits<Real>::infinity(); }
+
+  void open(Real low) {
+    low_ = low;
+    high_ = top_;
+    count_above_ = 0;
+    mass_above_ = 0;
+  }
+
+  // False if there are more than `limit` elements in the window.
+  bool gather(int64_t limit) {
+    static thread_local std::vector<Entry<Real>> found;
+    const size_t space = static_cast<size_t>(std::min(limit, vocab_)) + rows::kCollectSlack;
+    if (found.size() < space) found.resize(space);
+    const int64_t count = rows::collect(type_, row_, vocab_, low_, high_, limit, found.data());
+    if (count > limit) return false;
+    candidates_.resize(count);
+    for (int64_t i = 0; i < count; ++i)
+      candidates_[i] = {found[i].level, found[i].id, relative_mass(found[i].level, inv_t_, top_scaled_)};
+    return true;
+  }
+
+  void locate(bool by_mass, double target) {
+    for (int round = 0; round < 6 && !gather(kFew); ++round)
+      if (!narrow(by_mass, target)) break;
+    if (high_ < top_) mass_above_ = rows::mass64(type_, row_, vocab_, inv_t_, top_scaled_, high_);
+    gather(vocab_);
+  }
+
+  // Cuts the window to about a ninth, or away from -inf; false if it did not shrink.
+  bool narrow(bool by_mass, double target) {
+    Real edges[kEdges];
+    double masses[kEdges] = {};
+    int64_t counts[kEdges];
+    const Real unit = (std::fabs(high_) + 1) / 256;
+    for (int i = 0; i < kEdges; ++i)
+      edges[i] = low_ < Real(-1e30) ? high_ - unit * std::pow(Real(4), Real(kEdges - 1 - i))
+                                    : low_ + (high_ - low_) * (Real(i + 1) / (kEdges + 1));
+    rows::above(type_, row_, vocab_, inv_t_, top_, edges, by_mass ? masses : nullptr, counts);
+    // masses are float sums here, so decisions keep clear of the target
+    const double slack = by_mass ? 1e-4 * target : 0;
+    const Real before_low = low_, before_high = high_;
+    for (int i = 0; i < kEdges; ++i) {
+      const double above = by_mass ? masses[i] : static_cast<double>(counts[i]);
+      if (above - slack >= target) {
+        low_ = std::max(low_, edges[i]);
+      } else if (above + slack < target) {
+        high_ = edges[i];
+        count_above_ = counts[i];
+        break;
+      }
+    }
+    return low_ > before_low || high_ < before_high;
+  }
+
+  Scalar type_;
+  const void* row_;
+  int64_t vocab_;
+  Real inv_t_, top_;
+  double top_scaled_;
+  Real low_, high_;
+  int64_t count_above_;
+  double mass_above_;
+  std::vector<Candidate<Real>> candidates_;
+};
+
 }  // namespace
 
 template <class Real>
 Nucleus<Real> select_nucleus(Scalar type, const void* row, int64_t vocab, Real inv_t, int64_t top_k, float top_p,
                              float min_p) {
-  const Real top = rows::largest(type, row, vocab, Real{});
-  static thread_local std::vector<Entry<Real>> found;
-  static thread_local std::vector<Candidate<Real>> candidates;
-  static thread_local std::vector<Real> maxima;
-  const double top_scaled = static_cast<Real>(top * inv_t);
-  Real bound = -std::numeric_limits<Real>::infinity();
-  double target = std::numeric_limits<double>::infinity();
+  Selection<Real> selection(type, row, vocab, inv_t);
+  const Real top = selection.top();
+  const double top_scaled = selection.top_scaled();
+  const Real lowest = min_p > 0 ? smallest_kept(top, inv_t, top_scaled, min_p) : -std::numeric_limits<Real>::infinity();
   if (top_k > 0) {
-    bound = top_k_bound(type, row, vocab, top_k, maxima);
+    selection.by_count(top_k, top_k_bound<Real>(type, row, vocab, top_k));
+    if (top_p < 1) {
+      double total = selection.mass_above();
+      for (const Candidate<Real>& c : selection.candidates()) total += c.mass;
+      if (selection.mass_above() < top_p * total)
+        selection.prune(top_p * total);
+      else
+        selection.by_mass(top_p * total, -std::numeric_limits<Real>::infinity());
+    }
   } else if (top_p < 1) {
     // Tokens of relative mass m have together at most vocab * m, so those below the bound weigh at most half of what
     // top-p leaves out: the nucleus lies above the bound.
-    const double total = rows::mass64(type, row, vocab, inv_t, top_scaled);
-    target = static_cast<double>(top_p) * total;
+    const double total = selection.total();
     const double depth = std::log(0.5 * (1 - static_cast<double>(top_p)) * total / static_cast<double>(vocab));
-    bound = static_cast<Real>(top + (depth * 1.0001 - 1e-3) / inv_t - 1e-6 * std::fabs(static_cast<double>(top)));
+    selection.by_mass(top_p * total, static_cast<Real>(top + (depth * 1.0001 - 1e-3) / inv_t -
+                                                       1e-6 * std::fabs(static_cast<double>(top))));
   }
-  Real lowest = bound;
-  if (min_p > 0) {
-    lowest = smallest_kept(top, inv_t, top_scaled, min_p);
-    // top-p after top-k weighs the whole top-k, min-p or not
-    if (!(top_k > 0 && top_p < 1)) bound = std::max(bound, lowest);
-  }
+  // everything above the window is kept so far, so a min-p that cuts there decides alone
+  if ((top_k == 0 && top_p == 1) || (min_p > 0 && lowest > selection.high())) selection.by_level(lowest);
 
-  if (found.size() < static_cast<size_t>(vocab)) found.resize(vocab);
-  int64_t count = rows::collect(type, row, vocab, bound, found.data());
-  if (top_k > 0 && count > top_k) {
-    std::nth_element(found.begin(), found.begin() + (top_k - 1), found.begin() + count,
-                     precedes<Entry<Real>, Entry<Real>>);
-    count = top_k;
-  }
-  if (candidates.size() < static_cast<size_t>(count)) candidates.resize(count);
-  double total = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    candidates[i] = {found[i].level, found[i].id, relative_mass(found[i].level, inv_t, top_scaled)};
-    total += candidates[i].mass;
-  }
-  if (top_p < 1) count = nucleus_size(candidates.data(), count, top_k > 0 ? top_p * total : target);
-
-  double kept = 0;
+  double kept = selection.mass_above();
   Nucleus<Real> out{0, std::numeric_limits<Real>::infinity(), 0};
-  for (int64_t i = 0; i < count; ++i) {
-    const Candidate<Real>& c = candidates[i];
-    if (min_p > 0 && c.level < lowest) continue;
+  for (const Candidate<Real>& c : selection.candidates()) {
+    if (c.level < lowest) continue;
     kept += c.mass;
     if (c.level < out.cut)
       out.cut = c.level, out.tie_id = c.id;

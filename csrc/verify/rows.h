@@ -38,6 +38,7 @@ struct Entry {
 
 // Buffers of one race block are padded with zeros up to a multiple of this.
 constexpr int kPad = 32;
+constexpr int kEdges = 8;
 
 // Pointers to functions for float accumulation; arrays are indexed by Scalar (Float32, BFloat16, Half).
 struct RowKernels {
@@ -49,10 +50,17 @@ struct RowKernels {
   float (*largest[3])(const void* row, int64_t count);
   // At least the total of `weights` (up to roundings), from a pass of comparisons.
   float (*mass_bound[3])(const void* piece, int count, const LawRow<float>& law);
-  // Sum of exp(double(l * inv_t) - top), for exact nuclei.
-  double (*mass64[3])(const void* row, int64_t count, float inv_t, double top);
-  // Appends the elements >= threshold in id order; returns how many.
-  int64_t (*collect[3])(const void* row, int64_t count, float threshold, Entry<float>* out);
+  // At least, and nearly, the total of max(p - q, 0) for two pieces of the same type and the same tokens.
+  float (*residual_bound[3])(const void* p, const void* q, int count, const LawRow<float>& p_law,
+                             const LawRow<float>& q_law);
+  // Sum of exp(double(l * inv_t) - top) over the elements > floor, for exact nuclei.
+  double (*mass64[3])(const void* row, int64_t count, float inv_t, double top, float floor);
+  // How many elements are > each of kEdges levels and, unless masses is null, about what exp((l - top) * inv_t) sum to.
+  void (*above[3])(const void* row, int64_t count, float inv_t, float top, const float* edges, double* masses,
+                   int64_t* counts);
+  // The elements of [low, high] in id order; returns how many, or more than `limit` as soon as there are more. Writes
+  // up to kCollectSlack beyond the limit.
+  int64_t (*collect[3])(const void* row, int64_t count, float low, float high, int64_t limit, Entry<float>* out);
   // Weights of tokens first .. first + count - 1 (count <= kRaceBlock), zero padded.
   void (*weights[3])(const void* piece, int count, int32_t first, const LawRow<float>& law, float* out);
   // argmax of l * inv_t + gumbel over the kept tokens of one block; `top` bounds its elements from above.
@@ -77,6 +85,7 @@ extern const RowKernels kAvx2Rows, kAvx512Rows;
 
 // One name per pass for both accumulation types: float goes to the table, double to plain loops (rows_double.cpp).
 namespace rows {
+constexpr int kCollectSlack = 16;
 inline int slot(Scalar type) { return static_cast<int>(type); }
 inline double mass(Scalar type, const void* row, int64_t count, float inv_t) {
   return row_kernels().mass[slot(type)](row, count, inv_t);
@@ -90,11 +99,20 @@ inline float largest(Scalar type, const void* row, int64_t count, float) {
 inline float mass_bound(Scalar type, const void* piece, int count, const LawRow<float>& law) {
   return row_kernels().mass_bound[slot(type)](piece, count, law);
 }
-inline double mass64(Scalar type, const void* row, int64_t count, float inv_t, double top) {
-  return row_kernels().mass64[slot(type)](row, count, inv_t, top);
+inline float residual_bound(Scalar type, const void* p, const void* q, int count, const LawRow<float>& p_law,
+                            const LawRow<float>& q_law) {
+  return row_kernels().residual_bound[slot(type)](p, q, count, p_law, q_law);
 }
-inline int64_t collect(Scalar type, const void* row, int64_t count, float threshold, Entry<float>* out) {
-  return row_kernels().collect[slot(type)](row, count, threshold, out);
+inline double mass64(Scalar type, const void* row, int64_t count, float inv_t, double top, float floor) {
+  return row_kernels().mass64[slot(type)](row, count, inv_t, top, floor);
+}
+inline void above(Scalar type, const void* row, int64_t count, float inv_t, float top, const float* edges,
+                  double* masses, int64_t* counts) {
+  row_kernels().above[slot(type)](row, count, inv_t, top, edges, masses, counts);
+}
+inline int64_t collect(Scalar type, const void* row, int64_t count, float low, float high, int64_t limit,
+                       Entry<float>* out) {
+  return row_kernels().collect[slot(type)](row, count, low, high, limit, out);
 }
 inline void weights(Scalar type, const void* piece, int count, int32_t first, const LawRow<float>& law, float* out) {
   row_kernels().weights[slot(type)](piece, count, first, law, out);
@@ -114,8 +132,10 @@ double mass(Scalar, const void* row, int64_t count, double inv_t);
 Peak<double> peak(Scalar, const void* row, int64_t count, double);
 double largest(Scalar, const void* row, int64_t count, double);
 double mass_bound(Scalar, const void* piece, int count, const LawRow<double>& law);
-double mass64(Scalar, const void* row, int64_t count, double inv_t, double top);
-int64_t collect(Scalar, const void* row, int64_t count, double threshold, Entry<double>* out);
+double mass64(Scalar, const void* row, int64_t count, double inv_t, double top, double floor);
+void above(Scalar, const void* row, int64_t count, double inv_t, double top, const double* edges, double* masses,
+           int64_t* counts);
+int64_t collect(Scalar, const void* row, int64_t count, double low, double high, int64_t limit, Entry<double>* out);
 void weights(Scalar, const void* piece, int count, int32_t first, const LawRow<double>& law, double* out);
 void replay(Scalar, const void* piece, int count, int32_t first, const LawRow<double>& law, const Counter& counter,
             double top, Best<double>* best);

@@ -15,6 +15,12 @@ constexpr int kSlice = 2048;      // elements summed at once
 constexpr float kFloor = -1e30f;  // reference of a row whose first slice is masked
 constexpr double kLog2E = 1.4426950408889634;
 
+// Rows come from beyond the second cache; hardware prefetching alone leaves the arithmetic waiting. Harmless past the end.
+template <class In>
+SPECDEC_INLINE void fetch_ahead(const In* p) {
+  __builtin_prefetch(reinterpret_cast<const char*>(p) + 2048);
+}
+
 template <class In>
 SPECDEC_INLINE float largest_of(const In* p, int64_t count) {
   F best[4] = {all(-kInfinity), all(-kInfinity), all(-kInfinity), all(-kInfinity)};
@@ -56,7 +62,10 @@ SPECDEC_INLINE double slice_sum(const In* p, int64_t count, float scale, float s
   const F a = all(scale), b = all(shift);
   int64_t i = 0;
   for (; i + 4 * N <= count; i += 4 * N)
-    for (int k = 0; k < 4; ++k) sum[k] = add_exp2(fma(widen_lanes(p + i + k * N), a, b), sum[k]);
+    for (int k = 0; k < 4; ++k) {
+      fetch_ahead(p + i + k * N);
+      sum[k] = add_exp2(fma(widen_lanes(p + i + k * N), a, b), sum[k]);
+    }
   for (; i < count; i += N) sum[0] = add_exp2(fma(load(p + i, count - i), a, b), sum[0]);
   return reduce_sum((sum[0] + sum[1]) + (sum[2] + sum[3]));
 }
@@ -108,7 +117,10 @@ float mass_bound(const void* piece, int count, const LawRow<float>& law) {
   F top[4] = {all(-kInfinity), all(-kInfinity), all(-kInfinity), all(-kInfinity)};
   int i = 0, group = 0;
   for (; i + 4 * N <= count; i += 4 * N, ++group)
-    for (int k = 0; k < 4; ++k) top[k] = larger(widen_lanes(p + i + k * N), top[k]);
+    for (int k = 0; k < 4; ++k) {
+      fetch_ahead(p + i + k * N);
+      top[k] = larger(widen_lanes(p + i + k * N), top[k]);
+    }
   for (; i < count; i += N, ++group) top[0] = larger(load(p + i, count - i), top[0]);
   const float scale = law.inv_t * 1.44269504f, shift = -law.lse * 1.44269504f;
   F sum = {};
@@ -119,13 +131,40 @@ float mass_bound(const void* piece, int count, const LawRow<float>& law) {
   return static_cast<float>(reduce_sum(sum) * group);
 }
 
+// About the total of max(p - q, 0) over a block, never less than it.
 template <class In>
-double mass64(const void* row, int64_t count, float inv_t, double top) {
+float residual_bound(const void* p_piece, const void* q_piece, int count, const LawRow<float>& p_law,
+                     const LawRow<float>& q_law) {
+  const In *p = static_cast<const In*>(p_piece), *q = static_cast<const In*>(q_piece);
+  constexpr float log2e = static_cast<float>(kLog2E);
+  const F p_scale = all(p_law.inv_t * log2e), p_shift = all(-p_law.lse * log2e);
+  const F q_scale = all(q_law.inv_t * log2e), q_shift = all(-q_law.lse * log2e);
+  F sum[2] = {F{}, F{}};
+  auto step = [&](F a, F b, int k) __attribute__((always_inline)) {
+    const F x = a >= p_law.cut ? fma(a, p_scale, p_shift) : all(-kInfinity);
+    const F y = b > q_law.cut ? fma(b, q_scale, q_shift) : all(-kInfinity);
+    const F rest = fma(add_exp2(x, F{}), all(1.00001f), -add_exp2(y, F{}));  // more than any rounding of p
+    sum[k] += rest > 0.0f ? rest : F{};
+  };
+  int i = 0;
+  for (; i + 2 * N <= count; i += 2 * N)
+    for (int k = 0; k < 2; ++k) {
+      fetch_ahead(p + i + k * N);
+      fetch_ahead(q + i + k * N);
+      step(widen_lanes(p + i + k * N), widen_lanes(q + i + k * N), k);
+    }
+  for (; i < count; i += N) step(load(p + i, count - i), load(q + i, count - i), 0);
+  return static_cast<float>(reduce_sum(sum[0] + sum[1]));
+}
+
+template <class In>
+double mass64(const void* row, int64_t count, float inv_t, double top, float floor) {
   const In* p = static_cast<const In*>(row);
   D sum[2] = {D{}, D{}};
   const D shift = all(top);
   for (int64_t i = 0; i < count; i += N) {
-    const F z = load(p + i, count - i) * inv_t;
+    const F level = load(p + i, count - i);
+    const F z = level > floor ? level * inv_t : all(-kInfinity);
     HalfF part[2];
     std::memcpy(part, &z, sizeof z);
     for (int k = 0; k < 2; ++k) sum[k] += exp(__builtin_convertvector(part[k], D) - shift);
@@ -136,13 +175,47 @@ double mass64(const void* row, int64_t count, float inv_t, double top) {
   return total;
 }
 
+template <class In, bool kMasses>
+SPECDEC_INLINE void above_edges(const In* p, int64_t count, float scale, float shift, const float* edges,
+                                double* masses, int64_t* counts) {
+  F sum[kEdges], edge[kEdges];
+  I number[kEdges];
+  for (int k = 0; k < kEdges; ++k) sum[k] = F{}, number[k] = I{}, edge[k] = all(edges[k]);
+  for (int64_t i = 0; i < count; i += N) {
+    const F level = load(p + i, count - i);
+    F mass = {};
+    if constexpr (kMasses) mass = add_exp2(fma(level, all(scale), all(shift)), F{});
+    for (int k = 0; k < kEdges; ++k) {
+      const I over = level > edge[k];
+      number[k] -= over;
+      if constexpr (kMasses) sum[k] += over ? mass : F{};
+    }
+  }
+  for (int k = 0; k < kEdges; ++k) {
+    counts[k] = 0;
+    for (int lane = 0; lane < N; ++lane) counts[k] += number[k][lane];
+    if constexpr (kMasses) masses[k] = reduce_sum(sum[k]);
+  }
+}
+
 template <class In>
-int64_t collect(const void* row, int64_t count, float threshold, Entry<float>* out) {
+void above(const void* row, int64_t count, float inv_t, float top, const float* edges, double* masses,
+           int64_t* counts) {
+  const In* p = static_cast<const In*>(row);
+  const float scale = inv_t * static_cast<float>(kLog2E);
+  if (masses != nullptr)
+    above_edges<In, true>(p, count, scale, -top * scale, edges, masses, counts);
+  else
+    above_edges<In, false>(p, count, 0, 0, edges, masses, counts);
+}
+
+template <class In>
+int64_t collect(const void* row, int64_t count, float low, float high, int64_t limit, Entry<float>* out) {
   const In* p = static_cast<const In*>(row);
   int64_t found = 0;
-  for (int64_t i = 0; i < count; i += N) {
+  for (int64_t i = 0; i < count && found <= limit; i += N) {
     const F x = load(p + i, count - i);
-    const I take = x >= threshold;
+    const I take = (x >= low) & (x <= high);
     if (!any(take)) continue;
     const int lanes = count - i < N ? static_cast<int>(count - i) : N;
     for (int k = 0; k < lanes; ++k)
@@ -219,6 +292,11 @@ void replay(const void* piece, int count, int32_t first, const LawRow<float>& la
       bound = all(every ? ~0u : static_cast<uint32_t>(below) + 1);
       seen = best->id;
     }
+    if (law.cut > -kInfinity) {  // noise costs more than a look at who is kept
+      bool some = false;
+      for (int k = 0; k < kBatch && i + k * N < count; ++k) some |= any(load(p + i + k * N, count - i - k * N) >= law.cut);
+      if (!some) continue;
+    }
     U word[kBatch];
     philox(state, static_cast<uint32_t>(first + i), word);
     if (!every && !any(((word[0] < bound) | (word[1] < bound)) | ((word[2] < bound) | (word[3] < bound)))) continue;
@@ -234,24 +312,35 @@ void replay(const void* piece, int count, int32_t first, const LawRow<float>& la
 }
 
 void race(const float* weights, int count, int32_t first, const Counter& counter, Best<float>* best) {
-  BestLanes winner = BestLanes::none();
+  const int32_t last = first + count - 1;
   Philox state;
   prepare(counter, &state);
-  const int32_t last = first + count - 1;
   for (int i = 0; i < count; i += kWords) {
-    bool some = false;
-    for (int k = 0; k < kBatch && i + k * N < count; ++k) some |= any(widen_lanes(weights + i + k * N) >= FLT_MIN);
-    if (!some) continue;
+    F weight[kBatch];
+    for (int k = 0; k < kBatch; ++k) weight[k] = i + k * N < count ? widen_lanes(weights + i + k * N) : F{};
+    const float top = reduce_max(larger(larger(weight[0], weight[1]), larger(weight[2], weight[3])));
+    if (top < FLT_MIN) continue;
+    // gumbel > need wins, that is a word below exp(-need) 2^32 = exp(log(top) - best) 2^32
+    float below = 0x1p33f;
+    if (best->score > -kInfinity) {
+      const float need = best->score - noise::log(top);
+      if (need > 22.9f) continue;  // more than any Gumbel variate
+      below = need < 0 ? 0x1p33f : 1.01f * exp(all(-need))[0] * 0x1p32f;
+    }
     U word[kBatch];
     philox(state, static_cast<uint32_t>(first + i), word);
-    for (int k = 0; k < kBatch && i + k * N < count; ++k) {
-      const F weight = widen_lanes(weights + i + k * N);
-      const I id = iota() + (first + i + k * N);
-      const F score = noise_log(weight) + gumbel_of(word[k]);
-      winner.add((weight >= FLT_MIN) & (id <= last) ? score : all(-kInfinity), id);
+    if (below < 0x1.fp31f) {
+      const U bound = all(static_cast<uint32_t>(below) + 1);
+      if (!any(((word[0] < bound) | (word[1] < bound)) | ((word[2] < bound) | (word[3] < bound)))) continue;
     }
+    BestLanes winner = BestLanes::none();
+    for (int k = 0; k < kBatch && i + k * N < count; ++k) {
+      const I id = iota() + (first + i + k * N);
+      const F score = noise_log(weight[k]) + gumbel_of(word[k]);
+      winner.add((weight[k] >= FLT_MIN) & (id <= last) ? score : all(-kInfinity), id);
+    }
+    if (any(winner.score > best->score)) winner.into(best);
   }
-  winner.into(best);
 }
 
 void gumbel_row(const Counter& counter, int64_t count, float* out) {
@@ -278,7 +367,9 @@ const RowKernels SPECDEC_TABLE = {
     SPECDEC_EACH(peak),
     SPECDEC_EACH(largest),
     SPECDEC_EACH(mass_bound),
+    SPECDEC_EACH(residual_bound),
     SPECDEC_EACH(mass64),
+    SPECDEC_EACH(above),
     SPECDEC_EACH(collect),
     SPECDEC_EACH(weights),
     SPECDEC_EACH(replay),

@@ -44,18 +44,34 @@ double largest(Scalar, const void* row, int64_t count, double) {
   return top;
 }
 
-double mass64(Scalar, const void* row, int64_t count, double inv_t, double top) {
+double mass64(Scalar, const void* row, int64_t count, double inv_t, double top, double floor) {
   const double* p = doubles(row);
   double sum = 0;
-  for (int64_t i = 0; i < count; ++i) sum += std::exp(p[i] * inv_t - top);
+  for (int64_t i = 0; i < count; ++i)
+    if (p[i] > floor) sum += std::exp(p[i] * inv_t - top);
   return sum;
 }
 
-int64_t collect(Scalar, const void* row, int64_t count, double threshold, Entry<double>* out) {
+void above(Scalar, const void* row, int64_t count, double inv_t, double top, const double* edges, double* masses,
+           int64_t* counts) {
+  const double* p = doubles(row);
+  for (int k = 0; k < kEdges; ++k) {
+    counts[k] = 0;
+    double sum = 0;
+    for (int64_t i = 0; i < count; ++i)
+      if (p[i] > edges[k]) {
+        ++counts[k];
+        if (masses != nullptr) sum += std::exp((p[i] - top) * inv_t);
+      }
+    if (masses != nullptr) masses[k] = sum;
+  }
+}
+
+int64_t collect(Scalar, const void* row, int64_t count, double low, double high, int64_t limit, Entry<double>* out) {
   const double* p = doubles(row);
   int64_t found = 0;
-  for (int64_t i = 0; i < count; ++i)
-    if (p[i] >= threshold) out[found++] = {p[i], static_cast<int32_t>(i)};
+  for (int64_t i = 0; i < count && found <= limit; ++i)
+    if (p[i] >= low && p[i] <= high) out[found++] = {p[i], static_cast<int32_t>(i)};
   return found;
 }
 

@@ -101,18 +101,25 @@ void draw_rows(const Laws& laws, const int64_t* seeds, const int32_t* root_posit
 
 }  // namespace
 
-void block_bounds(const Laws& laws, const int64_t* rows_wanted, int64_t count, double* bounds) {
+void block_bounds(const Laws& laws, const int64_t* wanted, int64_t count, double* bounds, const Laws* draft,
+                  const int64_t* draft_rows) {
   const Matrix& logits = laws.logits;
   const int64_t blocks = block_count(logits.columns);
   constexpr double slack = 1e-3;  // for roundings of the true mass and of its noise
+  const bool alike = draft != nullptr && draft->logits.type == logits.type && !laws.wide();
   parallel_for(0, count * blocks, kGrain / kRaceBlock, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      const int64_t row = rows_wanted[i / blocks], block = i % blocks;
+      const int64_t row = wanted[i / blocks], first = i % blocks * kRaceBlock;
       if (row < 0) continue;
-      const void* piece = logits.at(row, block * kRaceBlock);
-      const int size = block_size(logits.columns, block);
-      const double bound = laws.wide() ? rows::mass_bound(logits.type, piece, size, laws.row<double>(row))
-                                       : rows::mass_bound(logits.type, piece, size, laws.row<float>(row));
+      const void* piece = logits.at(row, first);
+      const int size = block_size(logits.columns, i % blocks);
+      const int64_t other = alike ? draft_rows[i / blocks] : -1;
+      const double bound =
+          laws.wide() ? rows::mass_bound(logits.type, piece, size, laws.row<double>(row))
+          : other >= 0 && first + size <= draft->logits.columns && !draft->broken(other)
+              ? rows::residual_bound(logits.type, piece, draft->logits.at(other, first), size, laws.row<float>(row),
+                                     draft->row<float>(other))
+              : rows::mass_bound(logits.type, piece, size, laws.row<float>(row));
       bounds[i] = bound > 0 ? std::log(bound) + slack : -std::numeric_limits<double>::infinity();
     }
   });

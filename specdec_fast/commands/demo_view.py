@@ -77,9 +77,9 @@ def _verdict(comparison: Comparison, replaying: bool) -> tuple[str, str]:
         return "same text", "green"
     if not replaying:
         return "other text, same law", ""
-    words = f"texts part at token {comparison.first_difference}"
+    words = f"differs from token {comparison.first_difference}"
     if comparison.gap is not None:
-        words += f" (scores {abs(comparison.gap):.1e} apart)"
+        words += f", scores {abs(comparison.gap):.1e} apart"
     return words, "bold red"
 
 
@@ -103,13 +103,22 @@ def print_conclusion(out: Console, done: list[Comparison], header: dict[str, Any
     for name in STYLES:
         if name not in origins:
             continue
-        shares.append(f"{origins.count(name) / len(origins):.0%} {name}", STYLES[name]).append("  ")
+        shares.append(
+            f"{origins.count(name) / len(origins):.0%} {'not drafted' if name == 'plain' else name}",
+            STYLES[name],
+        ).append("  ")
     shares.rstrip()
     out.print(shares)
     out.print("tau: tokens per target pass; alpha: share of tested draft tokens accepted", style="dim")
     bound = [each for each in done if is_replaying(header["rule"], each.temperature)]
     same = sum(each.identical for each in bound)
     texts = f"{same} of {len(bound)} texts identical to plain decoding" if bound else "same law, other texts"
+    if same < len(bound) and header["dtype"] in ("bfloat16", "float16"):
+        out.print(
+            f"{header['dtype']} rounds a token's scores differently beside other tokens: near-ties may fall "
+            "either way; --dtype float32 gives the same texts",
+            style="dim",
+        )
     speeds = _speeds(total["plain_tokens_per_s"], total["speculative_tokens_per_s"])
     out.print(f"{speeds}, {texts}", style="bold")
 
@@ -120,7 +129,9 @@ def _table(done: list[Comparison], rule: str, total: dict[str, Any]) -> Table:
     table.add_column("mode")
     for title, key, form in _COLUMNS:
         table.add_column(title, format(total[key], form), justify="right")
-    table.add_column("same\ntext", "yes" if total["identical"] else "no", justify="right")
+    bound = [each for each in done if is_replaying(rule, each.temperature)]
+    verdict = "same law" if not bound else "yes" if all(each.identical for each in bound) else "no"
+    table.add_column("same\ntext", verdict, justify="right")
     for each in done:
         numbers = summary([each])
         cells = [format(numbers[key], form) for _, key, form in _COLUMNS]

@@ -38,7 +38,7 @@ class HuggingFaceTarget:
     through torch.compile.
 
     Raises UnsupportedModelError for encoder-decoders, recurrent layers, models without the attention interface and
-    rotary scalings that look at the whole batch.
+    rotary scalings that look at the whole batch, ValueError for capacities below 1.
     """
 
     def __init__(
@@ -53,11 +53,15 @@ class HuggingFaceTarget:
         compile: bool = False,
     ) -> None:
         _refuse_unsupported(model)
+        wanted = {"max_rows": max_rows, "max_length": 1 if max_length is None else max_length, "page_size": page_size}
+        for name, value in wanted.items():
+            if value < 1:
+                raise ValueError(f"{name}: got {value}; expected at least 1")
         attention.register()
         self.model = model.eval()
         self.device = model.device
         self.context_limit = int(getattr(model.config.get_text_config(), "max_position_embeddings", 2**31 - 1))
-        self.max_length = min(self.context_limit, max_length or 4096)
+        self.max_length = min(self.context_limit, 4096 if max_length is None else max_length)
         embedded = model.get_input_embeddings().weight.shape[0]
         self.vocab_size = min(vocab_size or embedded, embedded)
         _set_attention(model)
@@ -113,8 +117,10 @@ class HuggingFaceTarget:
     def _run(self, tokens: Tensor, slots: Slots, wanted: Tensor | None, taps: Sequence[str]) -> TargetOutput:
         context = attention.PackedContext(slots, self.cache.keys, self.cache.values)
         caught: dict[str, Tensor] = {}
-        hooks = [self._tap(name, caught) for name in taps]
+        hooks: list[Any] = []
         try:
+            for name in taps:
+                hooks.append(self._tap(name, caught))
             forward = self.model.forward if taps else self._forward  # compiled code does not see new hooks
             output = forward(
                 input_ids=tokens[None],

@@ -77,9 +77,11 @@ def tiny_model(
 
 def _scale_layers(model: PreTrainedModel) -> None:
     """Give attention and MLP weights unit gain, so that context matters for the logits."""
+    inputs_first = model.config.model_type == "gpt2"  # its Conv1D stores weights as [inputs, outputs]
     for name, parameter in model.named_parameters():
         if parameter.dim() == 2 and "embed" not in name and "wte" not in name and "wpe" not in name:
-            torch.nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
+            inputs = parameter.shape[0 if inputs_first and "lm_head" not in name else 1]
+            torch.nn.init.normal_(parameter, std=inputs**-0.5)
         elif parameter.dim() == 2:
             torch.nn.init.normal_(parameter, std=0.5)
 

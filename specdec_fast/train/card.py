@@ -7,10 +7,12 @@ from typing import Any
 
 from specdec_fast.train.recipe import Recipe
 
+LOOPS_BELOW = 0.75  # natural text of the corpus has 0.83 (code) to 0.94 (King James Bible)
 
-def write_card(recipe: Recipe, numbers: dict[str, Any], path: Path) -> None:
-    """demo-pair.md: data, licences, recipe, numbers, limits."""
-    path.write_text(card(recipe, numbers), encoding="utf-8")
+
+def write_card(recipe: Recipe, numbers: dict[str, Any], path: Path, notes: str = "") -> None:
+    """demo-pair.md: data, licences, recipe (with notes on this very run), numbers, limits."""
+    path.write_text(card(recipe, numbers, notes), encoding="utf-8")
 
 
 def _shape(numbers: dict[str, Any], name: str, recipe: Recipe) -> str:
@@ -30,7 +32,7 @@ def _domains(rows: dict[str, dict[str, float]]) -> str:
     )
 
 
-def card(recipe: Recipe, numbers: dict[str, Any]) -> str:
+def card(recipe: Recipe, numbers: dict[str, Any], notes: str = "") -> str:
     """The card's text in Markdown."""
     bits, work, training = numbers["bits_per_byte"], numbers["workload"], numbers["training"]
     contexts = "\n".join(
@@ -52,6 +54,10 @@ def card(recipe: Recipe, numbers: dict[str, Any]) -> str:
     held_bits = "\n".join(
         f"| {kind} | {bits['target'][kind]:.3f} | {bits['draft'][kind]:.3f} |" for kind in bits["target"]
     )
+    loops = ""
+    if work["greedy"]["distinct_4_mean"] < LOOPS_BELOW:
+        loops = "Greedy text falls into loops (see distinct-4), easy to draft: judge speed at T = 1.\n"
+    notes = f"\n{notes.strip()}\n" if notes.strip() else ""
     return f"""# The demo pair
 
 A target and a draft small enough to be shipped with the package, so that speculative decoding can be seen,
@@ -87,13 +93,15 @@ of this project.
 `specdec train demo-pair` (resumable, CPU). Muon for the layers' matrices (Jordan et al. 2024), Adam for the
 rest, float32, learning rate linear to zero.
 
-1. Target: {recipe.start_layers} layers first, stacked to {recipe.target.layers} (Du et al. 2024,
-arXiv:2405.15319) and trained on; sequences of {recipe.short}, in the last {1 - recipe.long_from:.0%} of
-{recipe.block} tokens. 2. Sequence-level unlikelihood training (Welleck et al. 2020, arXiv:1908.04319) against
-repeated 4-grams, mixed with text. 3. Draft: distilled from the final target, cross-entropy against its whole
-distribution and in the second half more and more total variation distance (Zhou et al. 2024,
-arXiv:2310.08461), on training text and text of the target itself.
-
+1. Target: {recipe.start_layers} layers first, then each repeated in place to make {recipe.target.layers}
+   (Chang et al. 2018, arXiv:1710.10348) and trained on; sequences of {recipe.short}, in the last
+   {1 - recipe.long_from:.0%} of {recipe.block} tokens.
+2. Sequence-level unlikelihood training (Welleck et al. 2020, arXiv:1908.04319) against repeated 4-grams,
+   mixed with text.
+3. Draft: distilled from the final target, cross-entropy against its whole distribution and in the second half
+   more and more total variation distance (Zhou et al. 2024, arXiv:2310.08461), on training text and text of
+   the target itself.
+{notes}
 | stage | steps | tokens | seconds on 2 cores |
 |---|---|---|---|
 {stages}
@@ -128,6 +136,6 @@ distinct-4 (unique / all 4-grams) of 200 tokens after every prompt of `workload.
 English and Python of one corpus only; no instructions, no facts, no safety training. Names, verses and
 signatures it writes are mostly invented. Speed-ups seen with this pair say how the engine behaves where a
 forward pass is bound by overhead, not what a large model gains.
-
+{loops}
 Target weights: sha256 `{numbers["target"]["sha256"]}`.
 """

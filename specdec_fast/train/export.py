@@ -92,18 +92,22 @@ def workload_texts(
     count: int = 200,
 ) -> list[dict[str, Any]]:
     """Each prompt continued by ``count`` tokens: its distinct-4, where it ended, and the text."""
+    if not prompts:
+        return []
+    ids = [tokenizer(prompt["prompt"])["input_ids"] for prompt in prompts]
+    longest = max(map(len, ids))
+    prefix = torch.tensor([[tokenizer.pad_token_id] * (longest - len(row)) + row for row in ids])
+    mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in ids])
+    written = continue_text(model, prefix, count, temperature, torch.Generator().manual_seed(0), mask)
     rows = []
-    for number, prompt in enumerate(prompts):
-        ids = torch.tensor([tokenizer(prompt["prompt"])["input_ids"]])
-        generator = torch.Generator().manual_seed(number)
-        new = continue_text(model, ids, count, temperature, generator)[0, ids.shape[1] :].tolist()
-        end = new.index(tokenizer.eos_token_id) if tokenizer.eos_token_id in new else None
+    for prompt, new in zip(prompts, written[:, longest:].tolist(), strict=True):
+        end = new.index(tokenizer.eos_token_id) if tokenizer.eos_token_id in new else count
         rows.append(
             {
                 "id": prompt["id"],
                 "kind": prompt["kind"],
                 "distinct_4": round(distinct(new[:end]), 4),
-                "tokens_before_end": count if end is None else end,
+                "tokens_before_end": end,
                 "text": tokenizer.decode(new[:end]),
             }
         )
@@ -117,7 +121,10 @@ def _rounded(value: Any) -> Any:
 
 
 def measure_pair(recipe: Recipe, out: Path, say: Callable[[str], None] = print) -> dict[str, Any]:
-    """Measure the exported pair and write demo-pair.json, demo-pair.md and texts.json beside it."""
+    """Measure the exported pair and write demo-pair.json, demo-pair.md and texts.json.
+
+    A file notes.md in the work folder goes into the card.
+    """
     export = out / "export"
     documents = Tokens.load(out / "tokens.npz").held_documents()
     target, draft = load_exported(export / "demo-target"), load_exported(export / "demo-draft")
@@ -125,15 +132,12 @@ def measure_pair(recipe: Recipe, out: Path, say: Callable[[str], None] = print) 
     prompts = json.loads(WORKLOAD.read_text(encoding="utf-8")) if WORKLOAD.exists() else []
     length, prefix = min(1024, recipe.target.context), 64
     say("measuring bits per byte and alpha on held-out documents")
-    held = list(windows(documents, length, recipe.measured_tokens))
+    rows = acceptance(target, draft, windows(documents, length, recipe.measured_tokens))
     numbers: dict[str, Any] = {
         "target": _model_facts(target, export / "demo-target"),
         "draft": _model_facts(draft, export / "demo-draft"),
-        "bits_per_byte": {
-            "target": bits_per_byte(target, documents, length),
-            "draft": bits_per_byte(draft, documents, length),
-        },
-        "alpha_held_out": acceptance(target, draft, held),
+        "bits_per_byte": {who: bits_per_byte(rows, documents, who) for who in ("target", "draft")},
+        "alpha_held_out": rows,
     }
     say("measuring alpha on text the target writes")
     for temperature, name in ((1.0, "alpha_sampled_contexts"), (0.0, "alpha_greedy_contexts")):
@@ -163,7 +167,10 @@ def measure_pair(recipe: Recipe, out: Path, say: Callable[[str], None] = print) 
     numbers = _rounded(numbers)
     (export / "demo-pair.json").write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
     (out / "texts.json").write_text(json.dumps(texts, indent=1), encoding="utf-8")
-    write_card(recipe, numbers, export / "demo-pair.md")
+    notes = out / "notes.md"
+    write_card(
+        recipe, numbers, export / "demo-pair.md", notes.read_text(encoding="utf-8") if notes.exists() else ""
+    )
     return numbers
 
 

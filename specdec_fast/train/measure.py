@@ -36,69 +36,80 @@ def overlap(target_logits: Tensor, draft_logits: Tensor) -> Tensor:
 def windows(
     documents: Iterable[HeldDocument], length: int, limit: int | None = None
 ) -> Iterator[tuple[str, Tensor]]:
-    """Pieces of at most ``length + 1`` tokens that overlap by one, so that every token but the first is
-    predicted once.
+    """Pieces of at most ``length + 1`` tokens, overlapping by one: only the first is not predicted.
 
-    ``limit`` bounds the tokens taken per domain.
+    With a ``limit``, evenly spread pieces of about so many tokens per domain.
     """
-    taken: dict[str, int] = {}
+    pieces: dict[str, list[np.ndarray]] = {}
     for domain, ids, _ in documents:
-        for start in range(0, len(ids) - 1, length):
-            if limit is not None and taken.get(domain, 0) >= limit:
-                break
-            piece = torch.from_numpy(ids[start : start + length + 1].astype(np.int64))[None]
-            taken[domain] = taken.get(domain, 0) + piece.shape[1] - 1
-            yield domain, piece
-
-
-@torch.no_grad()
-def bits_per_byte(
-    model: LlamaForCausalLM, documents: Sequence[HeldDocument], length: int = 1024
-) -> dict[str, float]:
-    """Bits per byte by domain and over ``all``: code length of the tokens / bytes of the text."""
-    bits: dict[str, float] = {}
-    size: dict[str, int] = {}
-    for domain, piece in windows(documents, length):
-        logits = model(input_ids=piece[:, :-1], use_cache=False).logits
-        loss = torch.nn.functional.cross_entropy(
-            logits.flatten(0, 1).float(), piece[:, 1:].flatten(), reduction="sum"
+        pieces.setdefault(domain, []).extend(
+            ids[start : start + length + 1] for start in range(0, len(ids) - 1, length)
         )
-        bits[domain] = bits.get(domain, 0.0) + float(loss) / math.log(2)
-    for domain, _, length_in_bytes in documents:
-        size[domain] = size.get(domain, 0) + length_in_bytes
-    result = {domain: bits[domain] / size[domain] for domain in bits}
-    result["all"] = sum(bits.values()) / max(sum(size.values()), 1)
-    return result
+    for domain, found in pieces.items():
+        if limit is not None and len(found) * length > limit:
+            whole = [piece for piece in found if len(piece) == length + 1] or found
+            picked = np.linspace(0, len(whole) - 1, max(limit // length, 1)).astype(int)
+            found = [whole[i] for i in sorted(set(picked.tolist()))]
+        for piece in found:
+            yield domain, torch.from_numpy(piece.astype(np.int64))[None]
+
+
+def bytes_per_token(documents: Sequence[HeldDocument]) -> dict[str, float]:
+    """Bytes of text per predicted token by domain."""
+    counts: dict[str, list[int]] = {}
+    for domain, ids, size in documents:
+        row = counts.setdefault(domain, [0, 0])
+        row[0] += size
+        row[1] += len(ids) - 1
+    return {domain: size / tokens for domain, (size, tokens) in counts.items()}
+
+
+def bits_per_byte(
+    rows: dict[str, dict[str, float]], documents: Sequence[HeldDocument], who: str
+) -> dict[str, float]:
+    """Bits per byte by domain and over ``all``, out of the bits per token that `acceptance` found.
+
+    ``who`` is ``target`` or ``draft``; domains count in ``all`` by their bytes.
+    """
+    size = bytes_per_token(documents)
+    total = {domain: sum(n for d, _, n in documents if d == domain) for domain in size}
+    bits = {domain: rows[domain][f"{who}_bits_per_token"] / size[domain] for domain in size if domain in rows}
+    bits["all"] = sum(bits[d] * total[d] for d in bits) / sum(total[d] for d in bits)
+    return bits
 
 
 @torch.no_grad()
 def acceptance(
     target: LlamaForCausalLM, draft: LlamaForCausalLM, pieces: Iterable[tuple[str, Tensor]], skip: int = 0
 ) -> dict[str, dict[str, float]]:
-    """alpha, greedy agreement and p(argmax q) by kind of piece and over ``all``; the first ``skip`` tokens
-    are context.
+    """alpha, greedy agreement, p(argmax q) and bits per token by kind of piece and over ``all``.
+
+    The first ``skip`` tokens of a piece are context only.
     """
     sums: dict[str, np.ndarray] = {}
     for kind, piece in pieces:
-        p = target(input_ids=piece[:, :-1], use_cache=False).logits[:, skip:]
-        q = draft(input_ids=piece[:, :-1], use_cache=False).logits[:, skip:]
-        favourite = q.argmax(-1, keepdim=True)
+        p, q = (
+            model(input_ids=piece[:, :-1], use_cache=False).logits[:, skip:].float().log_softmax(-1)
+            for model in (target, draft)
+        )
+        favourite, following = q.argmax(-1, keepdim=True), piece[:, 1 + skip :, None]
         row = np.array(
             [
                 p[..., 0].numel(),
-                overlap(p, q).sum(),
-                (p.argmax(-1, keepdim=True) == favourite).sum(),
-                p.float().softmax(-1).gather(-1, favourite).sum(),
-            ],
-            dtype=np.float64,
+                float(overlap(p, q).sum()),
+                float((p.argmax(-1, keepdim=True) == favourite).sum()),
+                float(p.gather(-1, favourite).exp().sum()),
+                -float(p.gather(-1, following).sum()) / math.log(2),
+                -float(q.gather(-1, following).sum()) / math.log(2),
+            ]
         )
         for name in (kind, "all"):
-            sums[name] = sums.get(name, np.zeros(4)) + row
+            sums[name] = sums.get(name, np.zeros(6)) + row
+    names = ("alpha", "greedy_agreement", "p_of_draft_argmax")
+    names += ("target_bits_per_token", "draft_bits_per_token")
     return {
         kind: {
-            "alpha": row[1] / row[0],
-            "greedy_agreement": row[2] / row[0],
-            "p_of_draft_argmax": row[3] / row[0],
+            **{name: float(value / row[0]) for name, value in zip(names, row[1:], strict=True)},
             "positions": int(row[0]),
         }
         for kind, row in sums.items()
@@ -112,17 +123,29 @@ def continue_text(
     count: int,
     temperature: float,
     generator: torch.Generator | None = None,
+    mask: Tensor | None = None,
 ) -> Tensor:
-    """Each row of ``prefix [B, n]`` continued by ``count`` tokens, int64 [B, n + count]; temperature 0 is
-    greedy.
+    """Each row of ``prefix [B, n]`` continued by ``count`` tokens, int64 [B, n + count]; T = 0 is greedy.
+
+    ``mask [B, n]`` is 0 where a row is padded on its left.
     """
     from transformers import DynamicCache
 
     cache = DynamicCache(config=model.config)
     tokens, fed = prefix, prefix
+    mask = torch.ones_like(prefix) if mask is None else mask
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    padded = bool((mask == 0).any())
     for _ in range(count):
         logits = (
-            model(input_ids=fed, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            model(
+                input_ids=fed,
+                attention_mask=mask if padded else None,
+                position_ids=positions,
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=1,
+            )
             .logits[:, -1]
             .float()
         )
@@ -131,4 +154,6 @@ def continue_text(
         else:
             fed = torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)
         tokens = torch.cat([tokens, fed], dim=1)
+        mask = torch.cat([mask, torch.ones_like(fed)], dim=1)
+        positions = positions[:, -1:] + 1
     return tokens

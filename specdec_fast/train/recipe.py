@@ -23,7 +23,7 @@ class Recipe:
     block: int = 1024  # tokens of a block
     blocks_per_step: int = 4
     short: int = 512  # length of a sequence before the last part of the run
-    long_from: float = 0.7  # share of the target's budget after which sequences are whole blocks
+    long_from: float = 0.75  # share of the target's budget after which sequences are whole blocks
     muon_lr: float = 0.008  # 0.02, usual for batches of half a million tokens, is too much for 4096
     adam_lr: float = 2e-3
     repeat_blocks: int = 2  # unlikelihood: blocks of ordinary text per step
@@ -32,12 +32,12 @@ class Recipe:
     repeat_length: int = 112
     repeat_weight: float = 1.0
     context: int = 512  # distillation: length of a context
-    corpus_contexts: int = 1408  # distillation: contexts taken from the training text
-    sampled_contexts: int = 192  # distillation: contexts continued by the target itself
-    contexts_per_step: int = 16
-    measured_tokens: int = 40_000  # per domain, for alpha on held-out text
-    continued_rows: int = 24  # held-out beginnings the target continues, for alpha in use
-    continued_tokens: int = 256
+    corpus_contexts: int = 384  # distillation: contexts taken from the training text
+    sampled_contexts: int = 64  # distillation: contexts continued by the target itself
+    contexts_per_step: int = 4
+    measured_tokens: int = 16_000  # per domain, for alpha on held-out text
+    continued_rows: int = 16  # held-out beginnings the target continues, for alpha in use
+    continued_tokens: int = 128
     workload_tokens: int = 200
     workers: int = 1  # processes that train together, one thread each
     compiled: bool = True

@@ -153,7 +153,7 @@ def train_unlikelihood(
         recipe.unlikelihood_budget,
         out / "final.pt",
         report,
-        schedule=Schedule(0.3, 0.03, 0.05),
+        schedule=Schedule(0.6, 0.0, 0.05),
         muon_lr=recipe.muon_lr,
         adam_lr=recipe.adam_lr,
         save_every=recipe.save_every,

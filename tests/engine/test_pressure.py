@@ -131,12 +131,12 @@ def test_requests_wait_for_pages_in_their_order() -> None:
 def test_a_thousand_requests_leak_nothing(kind: str) -> None:
     """Random arrivals, budgets, ends and cancellations over a pool that is too small."""
     source = random.Random(kind)
-    wanted = requests(1000 if kind == "tree" else 300, longest=14, seed=7)
+    wanted = requests(1000 if kind == "tree" else 400, longest=14, seed=7)
     ends = (3,)
     want = texts_alone(wanted, ends)
     texts = [[*prompt, *text] for (prompt, _), text in zip(wanted, want)]
     proposer = drafter(kind, 8, texts[:20])
-    engine = Engine(target(max_rows=8, num_pages=14, page_size=4), proposer, eos_token_ids=ends)
+    engine = Engine(target(max_rows=8, num_pages=10, page_size=4), proposer, eos_token_ids=ends)
     waiting, open_handles, cancelled = list(range(len(wanted))), {}, set()
     while waiting or not engine.idle:
         for _ in range(source.randrange(4)):
@@ -148,7 +148,8 @@ def test_a_thousand_requests_leak_nothing(kind: str) -> None:
             alive = [at for at, handle in open_handles.items() if not handle.finished]
             if alive:
                 cancelled.add(source.choice(alive))
-                engine.cancel(open_handles[max(cancelled, key=lambda at: not open_handles[at].finished)])
+                for at in cancelled:
+                    engine.cancel(open_handles[at])
         engine.step()
         held = sum(len(owned) for owned in engine.target.cache._owned)
         assert engine.target.cache.pages.num_used == held
@@ -157,5 +158,5 @@ def test_a_thousand_requests_leak_nothing(kind: str) -> None:
             assert handle.tokens == want[at][: len(handle.tokens)]
         else:
             assert handle.tokens == want[at]
-    assert engine.stats.preemptions > 10 and len(cancelled) > 10
+    assert engine.stats.preemptions >= 8 and len(cancelled) > 10
     nothing_is_held(engine)

@@ -20,7 +20,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.uint8]
 
 
 def accepted_paths(case: Batch, generator: torch.Generator, spare: int) -> tuple[Tensor, Tensor]:
-    """A random root path per row, as the verify operators return them: (path [B, D + 1], num_accepted [B])."""
+    """A random root path per row, as the verify operators return it: path [B, D + 1], num_accepted [B]."""
     deepest = max([len(p) for p in case.parents] + [1]) + spare
     path = torch.full((len(case.parents), deepest), -1, dtype=torch.int32)
     accepted = torch.zeros(len(case.parents), dtype=torch.int32)

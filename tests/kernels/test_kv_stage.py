@@ -1,4 +1,4 @@
-"""kv_stage: every backend against assignment slot by slot, over strides, layouts, dtypes and the trash slot."""
+"""kv_stage: every backend against assignment slot by slot, over strides, layouts, dtypes and trash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""tree_attention: every backend and instruction set against the reference, and all of them against float64."""
+"""tree_attention: every backend and instruction set against the reference, and all against float64."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_the_error_is_at_most_twice_that_of_torch(backend: str, dtype: torch.dty
 
 @NEEDS_C
 def test_a_node_has_the_same_bits_in_any_company() -> None:
-    """Rows of at most 64 nodes: a chain scored at once equals one node after the other; so do other rows beside it."""
+    """Rows of at most 64 nodes: a chain scored at once equals one node after the other, beside any rows."""
     case = build(Shape([40, 3], [1000, 7], heads=6, kv_heads=2, deep=True))
     together = run("cpu", case, True)
     for i in (0, 1, 17, 39):

@@ -41,7 +41,9 @@ def test_a_uniform_model_needs_log2_of_the_vocabulary():
         ("code", np.array([0, 1, 2, 3, 4, 5], np.uint16), 4),
         ("kjv", np.array([0, 1, 2, 3, 4, 5, 6], np.uint16), 6),
     ]
-    bits = bits_per_byte(uniform_model(), documents, length=4)
+    rows = acceptance(build(TINY, seed=1).eval(), uniform_model(), windows(documents, 4))
+    assert rows["all"]["positions"] == 11
+    bits = bits_per_byte(rows, documents, "draft")
     assert bits == pytest.approx({"code": 15 / 4, "kjv": 18 / 6, "all": 33 / 10})
 
 
@@ -49,9 +51,8 @@ def test_windows_predict_every_token_once():
     ids = np.arange(11, dtype=np.uint16)
     predicted = [int(t) for _, piece in windows([("docs", ids, 1)], 4) for t in piece[0, 1:]]
     assert predicted == list(range(1, 11))
-    assert (
-        sum(piece.shape[1] - 1 for _, piece in windows([("docs", ids, 1), ("docs", ids, 1)], 4, limit=8)) == 8
-    )
+    few = list(windows([("docs", ids, 1), ("docs", ids, 1)], 2, limit=4))
+    assert [tuple(piece.shape) for _, piece in few] == [(1, 3), (1, 3)]
 
 
 def test_acceptance_of_a_model_with_itself_is_one():
@@ -84,6 +85,14 @@ def test_continuations_match_plain_argmax_and_depend_on_the_seed_only():
     assert torch.equal(text, plain)
     drawn = [continue_text(model, prefix, 6, 1.0, torch.Generator().manual_seed(9)) for _ in range(2)]
     assert torch.equal(*drawn)
+
+
+def test_padding_on_the_left_changes_nothing():
+    model = build(TINY, seed=5).eval()
+    short = continue_text(model, torch.tensor([[3, 1]]), 5, 0.0)[0, 2:]
+    rows = torch.tensor([[0, 0, 3, 1], [4, 2, 5, 6]])
+    mask = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
+    assert torch.equal(continue_text(model, rows, 5, 0.0, mask=mask)[0, 4:], short)
 
 
 def test_repeats_are_marked_where_an_ngram_closes_again():

@@ -1,0 +1,130 @@
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "sanitize/cases.h"
+#include "verify/chain.h"
+#include "verify/law_stats.h"
+#include "verify/sample.h"
+
+namespace specdec::sanitize {
+namespace {
+
+// Laws over random logits with masked, tied and broken rows; every array has exactly the size it needs.
+struct SomeLaws {
+  Block logits, inv_t, lse, cut;
+  std::vector<int32_t> tie_id;
+  Laws laws;
+
+  SomeLaws(Random& random, Scalar type, int64_t rows, int64_t vocab)
+      : logits(type, rows * vocab, random), inv_t(wide(type), rows), lse(wide(type), rows), cut(wide(type), rows), tie_id(rows) {
+    std::vector<float> temperature, top_p, min_p;
+    std::vector<int32_t> top_k;
+    for (int64_t r = 0; r < rows; ++r) {
+      temperature.push_back(one_of<float>(random, {0.0f, 0.7f, 1.0f, 1.5f}));
+      top_k.push_back(one_of<int32_t>(random, {0, 0, 1, 5}));
+      top_p.push_back(one_of<float>(random, {1.0f, 1.0f, 0.8f, 0.1f}));
+      min_p.push_back(one_of<float>(random, {0.0f, 0.0f, 0.05f}));
+      const int64_t kind = between(random, 0, 9);
+      for (int64_t v = 0; v < vocab; ++v) {
+        if (kind == 0 || (kind == 1 && v % 3)) logits.set(r * vocab + v, -std::numeric_limits<double>::infinity());
+        if (kind == 2) logits.set(r * vocab + v, 1.0);
+      }
+      if (kind == 3) logits.set(r * vocab + between(random, 0, vocab - 1), std::numeric_limits<double>::quiet_NaN());
+    }
+    laws = {{logits.data(), rows, vocab, vocab, type}, inv_t.data(), lse.data(), cut.data(), tie_id.data()};
+    const SamplingRows sampling{temperature.data(), top_k.data(), top_p.data(), min_p.data()};
+    int64_t bad = 0;
+    expect(invalid_parameter(sampling, rows, &bad) == nullptr, "sampling parameters", 0);
+    law_stats(laws.logits, sampling, inv_t.data(), lse.data(), cut.data(), tie_id.data());
+  }
+  static Scalar wide(Scalar type) { return type == Scalar::Float64 ? Scalar::Float64 : Scalar::Float32; }
+};
+
+void check_tokens(const std::vector<int64_t>& tokens, int64_t vocab, const char* what, uint64_t seed) {
+  for (int64_t token : tokens) expect(token >= 0 && token < vocab, what, seed);
+}
+
+}  // namespace
+
+void verify_case(uint64_t seed) {
+  Random random(seed);
+  const std::vector<Scalar> types{Scalar::Float32, Scalar::BFloat16, Scalar::Half, Scalar::Float64};
+  const int64_t vocab = one_of<int64_t>(random, {1, 2, 17, 300, 1024, 1025, 3001});
+  const Trees trees(random, between(random, 1, 4), 6);
+  const int64_t nodes = trees.nodes(), rows = trees.rows();
+  const SomeLaws target(random, one_of(random, types), nodes, vocab);
+
+  std::vector<int64_t> seeds(nodes), tokens(nodes);
+  std::vector<int32_t> positions(nodes);
+  for (int64_t i = 0; i < nodes; ++i) {
+    seeds[i] = between(random, std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max());
+    positions[i] = static_cast<int32_t>(between(random, 0, 5000));
+  }
+  replay_sample(target.laws, seeds.data(), positions.data(), nullptr, tokens.data());
+  check_tokens(tokens, vocab, "a replayed token", seed);
+  const Block noise(Scalar::Float32, nodes * vocab, random);
+  replay_sample(target.laws, seeds.data(), positions.data(), static_cast<const float*>(noise.data()), tokens.data());
+  check_tokens(tokens, vocab, "a token replayed from given noise", seed);
+  draw_sample(target.laws, seeds.data(), positions.data(), positions.data(), tokens.data());
+  check_tokens(tokens, vocab, "a drawn token", seed);
+
+  // Chains: the draft's vocabulary may be a permuted part of the target's.
+  const int64_t draft_vocab = between(random, 1, vocab), law_rows = between(random, 1, 5);
+  std::vector<int64_t> ids;
+  for (int64_t v = 0; v < vocab; ++v) ids.push_back(v);
+  std::shuffle(ids.begin(), ids.end(), random);
+  ids.resize(static_cast<size_t>(draft_vocab));
+  ids.shrink_to_fit();
+  const SomeLaws draft(random, one_of(random, types), law_rows, draft_vocab);
+  std::vector<int8_t> drawn(nodes, 0);
+  std::vector<int32_t> law_row(nodes, -1);
+  for (int64_t i = 0; i < nodes; ++i) {
+    tokens[i] = one_of(random, ids);
+    const int32_t row = static_cast<int32_t>(between(random, 0, law_rows - 1));
+    if (trees.parents[i] >= 0 && seed % 3 != 0 && !draft.laws.broken(row)) drawn[i] = 1, law_row[i] = row;
+  }
+  const bool same_vocabulary = draft_vocab == vocab && seed % 2;
+  const ChainDraft chain{tokens.data(), trees.offsets.data(), drawn.data(), law_row.data(), nodes, rows,
+                         seed % 3 != 0 ? &draft.laws : nullptr, same_vocabulary ? nullptr : ids.data()};
+  int64_t at = 0;
+  expect(invalid_chain(chain, target.laws, &at) == nullptr, "a valid chain", seed);
+  const int64_t depth = 6;
+  std::vector<int32_t> path(rows * (depth + 1)), accepted(rows), roots(rows, 7);
+  std::vector<int64_t> next(rows), row_seeds(rows, static_cast<int64_t>(seed));
+  chain_verify(chain, target.laws, {row_seeds.data(), roots.data(), nullptr, nullptr, nullptr}, {path.data(), accepted.data(), next.data(), depth});
+  const auto check_path = [&](const char* what) {
+    for (int64_t b = 0; b < rows; ++b) {
+      const int64_t count = trees.offsets[b + 1] - trees.offsets[b];
+      expect(count == 0 ? next[b] == -1 && accepted[b] == 0 : accepted[b] >= 0 && accepted[b] < count && next[b] >= 0 && next[b] < vocab, what, seed);
+    }
+  };
+  check_path("chain_verify");
+  const Block coins(Scalar::Float32, nodes, random), block_noise(Scalar::Float32, rows * block_count(vocab), random), token_noise(Scalar::Float32, rows * vocab, random);
+  chain_verify(chain, target.laws,
+               {row_seeds.data(), roots.data(), static_cast<const float*>(coins.data()), static_cast<const float*>(block_noise.data()), static_cast<const float*>(token_noise.data())},
+               {path.data(), accepted.data(), next.data(), depth});
+  check_path("chain_verify with given noise");
+  const bool wide = target.laws.wide() || (chain.laws != nullptr && draft.laws.wide());
+  const Block accept(wide ? Scalar::Float64 : Scalar::Float32, nodes), residual(wide ? Scalar::Float64 : Scalar::Float32, nodes * vocab);
+  chain_thresholds(chain, target.laws, accept.data(), residual.data());
+  for (int64_t i = 0; i < nodes; ++i) expect(!(accept.get(i) < 0), "an accept threshold", seed);
+
+  // Trees.
+  int32_t words = (widest_row(trees.offsets.data(), rows) + 31) / 32;
+  words = words > 0 ? words : 1;
+  std::vector<int32_t> depths(nodes), row_of(nodes), ancestors(nodes * words), child(nodes), sibling(nodes);
+  expect(tree_plan(trees.parents.data(), nodes, trees.offsets.data(), rows, {depths.data(), row_of.data(), ancestors.data(), child.data(), sibling.data(), words}) == -1,
+         "tree_plan", seed);
+  std::vector<int64_t> choice(nodes);
+  for (int64_t i = 0; i < nodes; ++i) choice[i] = nodes ? tokens[between(random, 0, nodes - 1)] : 0;
+  std::unique_ptr<bool[]> scouts(new bool[nodes]());
+  if (nodes > 1) scouts[nodes - 1] = trees.parents[nodes - 1] >= 0;
+  int64_t row = 0;
+  expect(tree_verify(tokens.data(), nodes, trees.offsets.data(), rows, child.data(), sibling.data(), choice.data(), seed % 2 ? scouts.get() : nullptr,
+                     {path.data(), accepted.data(), next.data(), depth}, &row) == Walk::kFine,
+         "tree_verify", seed);
+  check_path("tree_verify");
+}
+
+}  // namespace specdec::sanitize

@@ -1,0 +1,179 @@
+"""The build: what setup.py compiles in which mode, what the binary needs, that CUDA sources compile."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import pytest
+import setuptools
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+SETUP = (ROOT / "setup.py").read_text()
+ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
+
+
+def declared(
+    monkeypatch: pytest.MonkeyPatch, mode: str, root: Path = ROOT, command: str = "build"
+) -> dict[str, Any]:
+    """What setup.py hands to setuptools in a mode."""
+    seen: dict[str, Any] = {}
+    monkeypatch.setattr(setuptools, "setup", seen.update)
+    monkeypatch.setattr(sys, "argv", ["setup.py", command])
+    monkeypatch.setenv("SPECDEC_BUILD", mode)
+    monkeypatch.chdir(root)
+    runpy.run_path(str(root / "setup.py"))
+    return seen
+
+
+def test_the_cpu_extension_is_every_source_but_the_test_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    (extension,) = declared(monkeypatch, "cpu")["ext_modules"]
+    sources = set(extension.sources)
+    assert extension.name == "specdec_kernels._C" and extension.py_limited_api
+    assert {"csrc/bindings/module.cpp", "csrc/attention/tree_attention.cpp"} <= sources
+    apart = {p.relative_to(ROOT).as_posix() for p in (ROOT / "csrc" / "sanitize").rglob("*.cpp")}
+    pybind = {p.relative_to(ROOT).as_posix() for p in (ROOT / "csrc" / "bindings").glob("pybind_*.cpp")}
+    assert apart and not sources & (apart | pybind)
+    flags = extension.extra_compile_args["cxx"]
+    assert "-ffp-contract=off" in flags and not [f for f in flags if f.startswith("-march")]
+
+
+def test_modes(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert declared(monkeypatch, "none")["ext_modules"] == []
+    assert declared(monkeypatch, "auto", command="dist_info")["ext_modules"] == []
+    with pytest.raises(SystemExit, match="not one of auto, cpu, cuda, none"):
+        declared(monkeypatch, "fast")
+    if torch.version.cuda is None:
+        with pytest.raises(SystemExit, match="needs a CUDA build of torch"):
+            declared(monkeypatch, "cuda")
+
+
+def test_without_torch_auto_goes_on_and_cpu_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert declared(monkeypatch, "auto")["ext_modules"] == []
+    with pytest.raises(SystemExit, match="Install torch first"):
+        declared(monkeypatch, "cpu")
+
+
+def test_a_failing_compiler_stops_only_who_insists(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from setuptools.dist import Distribution
+    from torch.utils.cpp_extension import BuildExtension
+
+    def fail(command: Any) -> None:
+        raise RuntimeError("no such compiler")
+
+    for mode in ("auto", "cpu"):
+        seen = declared(monkeypatch, mode)
+        with monkeypatch.context() as patch:
+            patch.setattr(BuildExtension, "run", fail, raising=False)
+            command = seen["cmdclass"]["build_ext"](Distribution({"ext_modules": seen["ext_modules"]}))
+            command.ensure_finalized()
+            if mode == "auto":
+                command.run()
+                assert all(extension.optional for extension in command.extensions)
+                assert (
+                    "the extension was NOT built: RuntimeError: no such compiler" in capsys.readouterr().err
+                )
+            else:
+                with pytest.raises(RuntimeError, match="no such compiler"):
+                    command.run()
+        assert Path(command.build_temp).parent == ROOT / "build"  # lasting: ninja finds its objects again
+
+
+def test_a_module_of_cpp_objects_can_be_added(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("pybind11")
+    (tmp_path / "setup.py").write_text(SETUP)
+    for source in ("bindings/module.cpp", "bindings/pybind_demo.cpp", "demo/demo.cpp", "sanitize/main.cpp"):
+        path = tmp_path / "csrc" / source
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    (tmp_path / "kernels").mkdir()
+    seen = declared(monkeypatch, "cpu", tmp_path)
+    modules = {extension.name: extension.sources for extension in seen["ext_modules"]}
+    assert modules == {
+        "specdec_kernels._demo": ["csrc/bindings/pybind_demo.cpp", "csrc/demo/demo.cpp"],
+        "specdec_kernels._C": ["csrc/bindings/module.cpp"],
+    }
+    assert seen["options"] == {}, "a wheel with a pybind11 module fits one Python version only"
+
+
+def project() -> dict[str, Any]:
+    if sys.version_info < (3, 11):
+        pytest.skip("tomllib is new in Python 3.11")
+    import tomllib
+
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def test_torch_is_a_dependency_of_the_package_but_not_of_its_build() -> None:
+    config = project()
+    assert not [r for r in config["build-system"]["requires"] if r.startswith("torch")]
+    assert [r for r in config["project"]["dependencies"] if r.startswith("torch>=")] == ["torch>=2.11"]
+    assert config["project"]["scripts"] == {"specdec": "specdec_fast.cli:main"}
+    assert not (ROOT / "kernels" / "__init__.py").exists(), "it would shadow another package of that name"
+
+
+BINARY = ROOT / "kernels" / "specdec_kernels" / "_C.abi3.so"
+
+
+@pytest.mark.skipif(
+    not BINARY.exists() or shutil.which("nm") is None, reason="no extension in the tree, or no nm"
+)
+def test_the_binary_needs_only_the_stable_abi() -> None:
+    """One file for torch 2.11 to 2.15: no mangled symbol of torch, only its C shims."""
+    table = subprocess.run(
+        ["nm", "-D", "--undefined-only", str(BINARY)], capture_output=True, text=True, check=True
+    )
+    needed = [line.split()[-1] for line in table.stdout.splitlines()]
+    assert not [name for name in needed if re.match(r"_ZN?K?\d*(2at|3c10|5torch)", name)]
+    assert [name for name in needed if name.startswith(("aoti_torch_", "torch_"))]
+    exported = subprocess.run(
+        ["nm", "-D", "--defined-only", str(BINARY)], capture_output=True, text=True, check=True
+    )
+    assert "PyInit__C" in exported.stdout and "tree_attention" not in exported.stdout
+
+
+def cuda_sources() -> list[Path]:
+    return sorted((ROOT / "csrc").rglob("*.cu"))
+
+
+@pytest.mark.aot
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH")
+@pytest.mark.parametrize("source", cuda_sources(), ids=lambda path: path.name)
+def test_cuda_sources_compile(source: Path) -> None:
+    """For sm_80, sm_90 and sm_100; skips the compiler when the same text was compiled before."""
+    from torch.utils.cpp_extension import include_paths
+
+    text = hashlib.sha256(f"{torch.__version__} {ARCHITECTURES}".encode())
+    for path in (source, *sorted((ROOT / "csrc").rglob("*.h"))):
+        text.update(path.read_bytes())
+    stamp = ROOT / "build" / "nvcc-check" / f"{source.name}-{text.hexdigest()[:16]}"
+    if stamp.exists():
+        return
+    stamp.parent.mkdir(parents=True, exist_ok=True)
+    includes = [ROOT / "csrc", *include_paths(), sysconfig.get_path("include")]
+    command = [
+        "nvcc", "-c", "-O3", "-std=c++20", "--fmad=false", "-DUSE_CUDA",
+        "-DTORCH_TARGET_VERSION=0x020a000000000000",
+        "-DPy_LIMITED_API=0x030A0000", "-Xcompiler", "-fPIC", "-Xptxas", "-v",
+        "-gencode", f"arch=compute_80,code=[{','.join(ARCHITECTURES)}]",
+        *(f"-I{path}" for path in includes), str(source), "-o", str(stamp) + ".o",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    spills = [
+        line for line in done.stderr.splitlines() if "spill" in line and "0 bytes spill stores" not in line
+    ]
+    assert spills == []
+    stamp.touch()

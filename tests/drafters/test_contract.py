@@ -1,0 +1,211 @@
+"""What every drafter must keep to, run for every registered name: a new drafter is tested by being there."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from oracles import models
+from oracles.automaton import AutomatonTarget, random_logits
+from specdec_kernels import tree_plan
+
+from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
+from specdec_fast.draft import Draft, Drawn
+from specdec_fast.drafters import drafter_names
+from specdec_fast.interfaces import Budget, Drafter, Needs
+from specdec_fast.rules import rule_names
+from specdec_fast.state import DecodeState
+
+VOCAB, STATES, ROWS = 8, 23, 6
+
+
+def close_model(**shape: Any) -> AutomatonTarget:
+    """A model that is often right about `target`."""
+    logits = random_logits(STATES, VOCAB, seed=2) + 0.5 * random_logits(STATES, VOCAB, seed=3)
+    return AutomatonTarget(logits, **{"max_rows": ROWS, **shape})
+
+
+def target(**shape: Any) -> AutomatonTarget:
+    return AutomatonTarget(random_logits(STATES, VOCAB, seed=2), **{"max_rows": ROWS, **shape})
+
+
+# How to build a drafter over the automaton: name -> variants. A drafter without an entry is built without arguments.
+BUILD: dict[str, dict[str, Callable[[], Any]]] = {
+    "draft_model": {
+        pick: (lambda pick=pick: get_drafter("draft_model")(close_model(), num_draft_tokens=4, pick=pick))
+        for pick in ("coupled", "drawn", "greedy")
+    },
+    "ngram": {"short": lambda: get_drafter("ngram")(num_draft_tokens=5, n_min=1)},
+}
+VARIANTS = [
+    pytest.param(build, id=f"{name}-{variant}")
+    for name in drafter_names()
+    for variant, build in BUILD.get(name, {"default": get_drafter(name)}).items()
+]
+every_drafter = pytest.mark.parametrize("build", VARIANTS)
+
+
+def rules_for(needs: Needs) -> list[str]:
+    from specdec_fast import get_rule
+
+    return [name for name in rule_names() if get_rule(name).why_not(needs) is None]
+
+
+def state_of(prompts: list[list[int]], **changes: Any) -> tuple[DecodeState, list[int]]:
+    state = DecodeState(ROWS, 64)
+    return state, [
+        state.join(prompt, SamplingParams(seed=at, **changes), len(prompt), ()) for at, prompt in enumerate(prompts)
+    ]
+
+
+def prompts(count: int, seed: int = 0) -> list[list[int]]:
+    source = random.Random(seed)
+    return [[source.randrange(VOCAB) for _ in range(source.randrange(1, 14))] for _ in range(count)]
+
+
+@torch.inference_mode()
+def proposal(made: Any, state: DecodeState, rows: list[int], limits: list[int]) -> Draft:
+    draft: Draft = made.propose(state, rows, Budget(limits), state.rng(rows))
+    return draft
+
+
+def check(draft: Draft, state: DecodeState, rows: list[int], limits: list[int], needs: Needs) -> None:
+    draft.check(VOCAB)
+    assert draft.rows.tolist() == rows
+    offsets = draft.offsets.tolist()
+    plan = tree_plan(draft.parents, draft.offsets)
+    assert offsets[-1] == draft.num_nodes and int(plan.depth.max()) <= draft.max_depth
+    for at, (row, limit) in enumerate(zip(rows, limits)):
+        start, stop = offsets[at], offsets[at + 1]
+        assert int(draft.tokens[start]) == state.tokens(row)[-1], "node 0 is the newest committed token"
+        assert stop - start - 1 <= limit, "more nodes than the budget"
+    assert draft.is_chain or needs.topology == "tree"
+    assert needs.laws or set(draft.drawn.tolist()) <= {int(Drawn.CHOSEN)}
+    inner = set(range(draft.num_nodes)) - set(offsets[:-1])
+    for node in inner:
+        if int(draft.drawn[node]) != Drawn.CHOSEN:
+            assert draft.laws is not None
+            weights = draft.laws.select(draft.law_row[node : node + 1].long()).weights()
+            assert float(weights[0, int(draft.tokens[node])]) > 0, "drawn from a law that forbids it"
+
+
+@every_drafter
+def test_it_is_a_drafter(build: Callable[[], Any]) -> None:
+    made = build()
+    assert isinstance(made, Drafter) and isinstance(made.needs, Needs)
+    assert made.name in drafter_names() and made.num_draft_tokens >= 1
+    assert {"replay", "greedy"} <= set(rules_for(made.needs))
+
+
+@every_drafter
+def test_drafts_are_well_formed_and_within_budget(build: Callable[[], Any]) -> None:
+    source, made = random.Random(5), build()
+    state, rows = state_of(prompts(4))
+    made.begin(state, rows, None)
+    for _ in range(12):
+        some = source.sample(rows, source.randrange(1, 5))
+        limits = [source.randrange(0, 7) for _ in some]
+        check(proposal(made, state, some, limits), state, some, limits, made.needs)
+        for row in some:
+            if state.length(row) < 50:
+                state.append([row], [[source.randrange(VOCAB) for _ in range(source.randrange(1, 4))]])
+
+
+@every_drafter
+def test_a_proposal_depends_on_its_own_row_only(build: Callable[[], Any]) -> None:
+    """Alone, in a batch and in another order: the same drafts."""
+    texts = prompts(4, seed=3)
+
+    def drafted(order: list[int]) -> dict[int, list[int]]:
+        made = build()
+        state, rows = state_of(texts)
+        made.begin(state, rows, None)
+        draft = proposal(made, state, [rows[at] for at in order], [4] * len(order))
+        bounds, tokens = draft.offsets.tolist(), draft.tokens.tolist()
+        return {at: tokens[bounds[place] : bounds[place + 1]] for place, at in enumerate(order)}
+
+    together = drafted([0, 1, 2, 3])
+    assert drafted([2, 0, 3, 1]) == together
+    assert {at: drafted([at])[at] for at in range(4)} == together
+
+
+@every_drafter
+def test_asking_again_after_a_failed_step_is_harmless(build: Callable[[], Any]) -> None:
+    made = build()
+    state, rows = state_of(prompts(3))
+    made.begin(state, rows, None)
+    first = proposal(made, state, rows, [4, 4, 4])
+    second = proposal(made, state, rows, [4, 4, 4])
+    assert torch.equal(first.tokens, second.tokens) and torch.equal(first.offsets, second.offsets)
+
+
+@every_drafter
+def test_released_rows_leave_nothing_behind(build: Callable[[], Any]) -> None:
+    """The drafts of a row that was used before are those of a fresh drafter."""
+    texts = prompts(3, seed=8)
+    made = build()
+    state, rows = state_of(prompts(3, seed=9))
+    made.begin(state, rows, None)
+    proposal(made, state, rows, [4, 4, 4])
+    made.release(rows)
+    made.release(rows)  # idempotent
+
+    def drafts(drafter: Any) -> list[int]:
+        fresh, same = state_of(texts)
+        drafter.begin(fresh, same, None)
+        found: list[int] = proposal(drafter, fresh, same, [4, 4, 4]).tokens.tolist()
+        drafter.release(same)
+        return found
+
+    assert drafts(made) == drafts(build())
+    model = getattr(made, "model", None)
+    assert model is None or model.cache.pages.num_used == 0
+
+
+@every_drafter
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_text_is_that_of_plain_decoding(build: Callable[[], Any], temperature: float) -> None:
+    """Under replay, with rows that come and go in a pool that is too small for all."""
+    texts = prompts(12, seed=1)
+    params = [
+        SamplingParams(seed=at, temperature=temperature, max_new_tokens=5 + 2 * at, min_new_tokens=at % 5)
+        for at in range(12)
+    ]
+    want = [handle.tokens for handle in Engine(target(), eos_token_ids=(3,)).generate(texts, params)]
+    engine = Engine(target(num_pages=24, page_size=4), build(), eos_token_ids=(3,))
+    handles = engine.generate(texts, params)
+    assert [handle.tokens for handle in handles] == want
+    assert engine.target.cache.pages.num_used == 0 and engine.stats.drafted > 0
+
+
+@every_drafter
+def test_every_rule_that_takes_it_serves_it(build: Callable[[], Any]) -> None:
+    texts = prompts(6, seed=2)
+    for rule in rules_for(build().needs):
+        params = SamplingParams(temperature=0.0 if rule == "greedy" else 0.9, seed=4, max_new_tokens=16)
+        engine = Engine(target(), build(), rule=rule)
+        handles = engine.generate(texts, params)
+        assert all(len(handle.tokens) == 16 and handle.error is None for handle in handles), rule
+        if rule != "token":
+            assert [h.tokens for h in handles] == [h.tokens for h in Engine(target()).generate(texts, params)]
+
+
+@every_drafter
+def test_a_request_may_ask_for_no_draft(build: Callable[[], Any]) -> None:
+    engine = Engine(target(), build())
+    handles = [engine.submit([1, 2, 1, 2], SamplingParams(seed=1, max_new_tokens=9), num_draft_tokens=n) for n in (0, 3)]
+    while not engine.idle:
+        engine.step()
+    assert handles[0].tokens == handles[1].tokens and handles[0].stats.drafted == 0
+
+
+def test_every_drafter_that_takes_a_model_works_over_transformers() -> None:
+    for name in drafter_names():
+        small = HuggingFaceTarget(models.kin("llama"), max_length=128)
+        made = get_drafter(name)(small) if "model" in name else get_drafter(name)()
+        engine = Engine(HuggingFaceTarget(models.own("llama"), max_length=128), made)
+        handles = engine.generate([models.prompt(17), models.prompt(5)], SamplingParams(temperature=0, max_new_tokens=12))
+        assert [handle.tokens for handle in handles] == [models.greedy_text("llama", n, 12) for n in (17, 5)]

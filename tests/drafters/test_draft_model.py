@@ -1,0 +1,192 @@
+"""The draft-model drafter: its tokens are its model's own choices, its laws the ones they were drawn from."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from oracles import models
+from oracles.automaton import AutomatonTarget, random_logits
+from oracles.chi_square import p_value
+from oracles.laws import law
+from oracles.plain_decoding import plain_decode
+
+from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
+from specdec_fast.draft import Draft
+from specdec_fast.interfaces import Budget
+from specdec_fast.state import DecodeState
+
+VOCAB = 8
+
+
+def automaton(seed: int = 2, vocab: int = VOCAB, **shape: int) -> AutomatonTarget:
+    return AutomatonTarget(random_logits(23, vocab, seed=seed), **shape)
+
+
+def drafter(model: AutomatonTarget, **settings: Any) -> Any:
+    return get_drafter("draft_model")(model, **settings)
+
+
+def propose(made: Any, state: DecodeState, rows: list[int], limits: list[int]) -> tuple[Draft, list[list[int]]]:
+    with torch.inference_mode():
+        draft = made.propose(state, rows, Budget(limits), state.rng(rows))
+    draft.check(VOCAB)
+    tokens, bounds = draft.tokens.tolist(), draft.offsets.tolist()
+    return draft, [tokens[a + 1 : b] for a, b in zip(bounds, bounds[1:])]
+
+
+def joined(made: Any, prompts: list[list[int]], **changes: Any) -> tuple[DecodeState, list[int]]:
+    state = DecodeState(8, 64)
+    rows = [
+        state.join(prompt, SamplingParams(seed=10 + at, **changes), len(prompt), ()) for at, prompt in enumerate(prompts)
+    ]
+    made.begin(state, rows, None)
+    return state, rows
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_coupled_tokens_are_the_draft_s_own_text_for_the_seed(temperature: float) -> None:
+    made = drafter(automaton())
+    state, rows = joined(made, [[1, 2], [3], [4, 5, 6]], temperature=temperature)
+    _, chains = propose(made, state, rows, [5, 0, 3])
+    for at, (count, prompt) in enumerate([(5, [1, 2]), (0, [3]), (3, [4, 5, 6])]):
+        params = SamplingParams(seed=10 + at, temperature=temperature, max_new_tokens=max(count, 1))
+        assert chains[at] == plain_decode(made.model.logits_after, prompt, params)[:count]
+
+
+def test_greedy_tokens_are_the_arg_max_whatever_the_temperature() -> None:
+    made = drafter(automaton(), pick="greedy")
+    state, rows = joined(made, [[1, 2], [3]], temperature=1.5)
+    _, chains = propose(made, state, rows, [4, 4])
+    for prompt, chain in zip([[1, 2], [3]], chains):
+        assert chain == plain_decode(made.model.logits_after, prompt, SamplingParams(temperature=0, max_new_tokens=4))
+
+
+def test_drawn_tokens_carry_the_laws_they_were_drawn_from() -> None:
+    made = drafter(automaton(), pick="drawn")
+    changes = {"temperature": 0.7, "top_k": 5, "top_p": 0.95}
+    state, rows = joined(made, [[1, 2], [3], [4, 5, 6]], **changes)
+    draft, chains = propose(made, state, rows, [2, 4, 0])
+    assert draft.laws is not None and made.needs.laws
+    weights = draft.laws.weights()
+    for at, prompt in enumerate([[1, 2], [3], [4, 5, 6]]):
+        start = int(draft.offsets[at])
+        assert int(draft.law_row[start]) == -1 and int(draft.drawn[start]) == 0
+        for depth in range(len(chains[at])):
+            row = int(draft.law_row[start + 1 + depth])
+            want = law(made.model.logits_after([*prompt, *chains[at][:depth]]), **changes)
+            assert np.allclose(weights[row].numpy(), want, atol=1e-6) and want[chains[at][depth]] > 0
+
+
+def test_drawn_tokens_follow_their_law() -> None:
+    """The joint law of two drafted tokens over many seeds."""
+    made = drafter(automaton(vocab=4, max_rows=500), pick="drawn")
+    seen: Counter[tuple[int, ...]] = Counter()
+    for start in range(0, 4000, 500):
+        state = DecodeState(500, 64)
+        rows = [state.join([1], SamplingParams(seed=start + at), 1, ()) for at in range(500)]
+        made.begin(state, rows, None)
+        with torch.inference_mode():
+            draft = made.propose(state, rows, Budget([2] * 500), state.rng(rows))
+        seen.update(tuple(pair) for pair in draft.tokens.reshape(500, 3)[:, 1:].tolist())
+        made.release(rows)
+    exact = {
+        (one, two): law(made.model.logits_after([1]), 1.0)[one] * law(made.model.logits_after([1, one]), 1.0)[two]
+        for one in range(4)
+        for two in range(4)
+    }
+    assert p_value(seen, exact) > 1e-3
+
+
+def test_accepted_tokens_are_not_fed_again_and_refused_ones_are_forgotten() -> None:
+    made = drafter(automaton(), pick="greedy")
+    state, rows = joined(made, [[1, 2]])
+    _, [chain] = propose(made, state, rows, [3])
+    passes = made.model.passes
+    fed: list[int] = []
+    extend = made.model.extend
+
+    def spy(rows: Any, tokens: Any, *args: Any, **kwargs: Any) -> Any:
+        fed.append(len(tokens))
+        return extend(rows, tokens, *args, **kwargs)
+
+    made.model.extend = spy
+    state.append(rows, [[*chain[:2], (chain[2] + 1) % VOCAB]])  # two accepted, then another token
+    _, [second] = propose(made, state, rows, [3])
+    assert fed == [1, 1, 1] and made.model.passes == passes + 3
+    text = list(state.tokens(0))
+    assert second == plain_decode(made.model.logits_after, text, SamplingParams(temperature=0, max_new_tokens=3))
+    fed.clear()
+    state.append(rows, [[(second[0] + 1) % VOCAB]])  # nothing accepted
+    _, [third] = propose(made, state, rows, [1])
+    text = list(state.tokens(0))
+    assert third == plain_decode(made.model.logits_after, text, SamplingParams(temperature=0, max_new_tokens=1))
+    fed.clear()
+    state.append(rows, [[*third, 5]])  # everything accepted, and a bonus
+    propose(made, state, rows, [1])
+    assert fed == [2], "the last drafted token was never fed, so it is now, with the bonus"
+
+
+def test_asking_twice_without_new_tokens_gives_the_same() -> None:
+    """After a failed step the engine asks again."""
+    for pick in ("coupled", "greedy", "drawn"):
+        made = drafter(automaton(), pick=pick)
+        state, rows = joined(made, [[1, 2], [5]])
+        first, second = propose(made, state, rows, [3, 2])[1], propose(made, state, rows, [3, 2])[1]
+        assert first == second
+
+
+def test_a_dry_pool_or_a_short_context_means_no_draft() -> None:
+    made = drafter(automaton(num_pages=3, page_size=4))
+    state, rows = joined(made, [[1, 2, 3], [4, 5]])
+    _, chains = propose(made, state, rows, [4, 4])
+    assert [len(chain) for chain in chains] == [4, 0]
+    made = drafter(automaton(max_length=6))
+    state, rows = joined(made, [[1, 2, 3]])
+    assert [len(propose(made, state, rows, [limit])[1][0]) for limit in (3, 4)] == [3, 0]
+
+
+def test_minimum_lengths_bind_the_draft_too() -> None:
+    ends = (1, 2, 3, 4, 5)
+    for pick in ("coupled", "greedy", "drawn"):
+        made = drafter(automaton(), pick=pick)
+        state = DecodeState(2, 32)
+        rows = [state.join([1, 2], SamplingParams(seed=1, min_new_tokens=4), 2, ends)]
+        made.begin(state, rows, None)
+        assert not set(propose(made, state, rows, [4])[1][0]) & set(ends)
+
+
+def test_vocabularies_of_unlike_size() -> None:
+    """A draft with padding is cut to the target's ids; ids that the draft does not know are stood in for."""
+    params = [SamplingParams(seed=seed, max_new_tokens=20) for seed in range(4)]
+    prompts = [[1, 7], [7, 7, 3], [0], [6, 7]]
+    want = [handle.tokens for handle in Engine(automaton()).generate(prompts, params)]
+    for vocab in (6, 12):
+        for rule, pick in (("replay", "coupled"), ("token", "drawn")):
+            made = drafter(automaton(vocab=vocab), pick=pick, vocab_size=VOCAB)
+            handles = Engine(automaton(), made, rule=rule).generate(prompts, params)
+            assert [handle.error for handle in handles] == [None] * 4
+            if rule == "replay":
+                assert [handle.tokens for handle in handles] == want
+            assert made.model.cache.pages.num_used == 0
+    small = HuggingFaceTarget(models.own("llama"), max_length=64)
+    padded = get_drafter("draft_model")(small, vocab_size=90)
+    handle = Engine(HuggingFaceTarget(models.own("llama"), max_length=64, vocab_size=90), padded).generate(
+        [models.prompt(5, vocab=90)], SamplingParams(temperature=1.5, seed=1, max_new_tokens=30)
+    )[0]
+    assert len(handle.tokens) == 30 and max(handle.tokens) < 90 and handle.stats.mean_alpha == 1.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_draft_tokens": 0}, "draft_model num_draft_tokens: got 0; expected at least 1"),
+        ({"pick": "best"}, "draft_model pick: got 'best'; expected one of coupled, drawn, greedy"),
+    ],
+)
+def test_bad_settings(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        drafter(automaton(), **settings)

@@ -1,0 +1,109 @@
+"""Prompt lookup: what it copies, checked against a search that reads the whole text each time."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from specdec_fast import get_drafter
+from specdec_fast.interfaces import Budget, Rng
+from specdec_fast.sampling import SamplingParams
+from specdec_fast.state import DecodeState
+
+
+def search(tokens: list[int], limit: int, n_max: int, n_min: int) -> list[int]:
+    """The tokens behind the last earlier place of the longest suffix that has one, running on into its own copy."""
+    for size in range(min(n_max, len(tokens)), n_min - 1, -1):
+        gram = tokens[-size:]
+        for end in range(len(tokens) - 1, size - 1, -1):
+            if tokens[end - size : end] == gram:
+                grown = list(tokens)
+                for at in range(limit):
+                    grown.append(grown[end + at])
+                return grown[len(tokens) :]
+    return []
+
+
+class Rows:
+    """A state with rows, and the drafter's answers for them."""
+
+    def __init__(self, drafter: object, prompts: list[list[int]]) -> None:
+        self.drafter, self.state = drafter, DecodeState(8, 4000)
+        params = SamplingParams(seed=1)
+        self.rows = [self.state.join(prompt, params, len(prompt), ()) for prompt in prompts]
+        drafter.begin(self.state, self.rows, None)  # type: ignore[attr-defined]
+
+    def propose(self, limits: list[int]) -> list[list[int]]:
+        count = len(self.rows)
+        rng = Rng(torch.zeros(count, dtype=torch.int64), torch.zeros(count, dtype=torch.int32))
+        draft = self.drafter.propose(self.state, self.rows, Budget(limits), rng)  # type: ignore[attr-defined]
+        draft.check(100)
+        tokens, bounds = draft.tokens.tolist(), draft.offsets.tolist()
+        assert draft.rows.tolist() == self.rows and draft.is_chain
+        chains = [tokens[a:b] for a, b in zip(bounds, bounds[1:])]
+        assert [chain[0] for chain in chains] == [self.state.tokens(row)[-1] for row in self.rows]
+        return [chain[1:] for chain in chains]
+
+
+def ask(tokens: list[int], limit: int = 4, **settings: int) -> list[int]:
+    return Rows(get_drafter("ngram")(**settings), [tokens]).propose([limit])[0]
+
+
+def test_by_hand() -> None:
+    assert ask([1, 2, 3, 9, 1, 2], n_min=2) == [3, 9, 1, 2]
+    assert ask([1, 2, 3, 1, 2, 4, 1, 2], n_min=2, limit=2) == [4, 1], "the last occurrence wins"
+    assert ask([7, 1, 2, 3, 8, 1, 2, 9, 7, 1, 2], n_max=3, n_min=2, limit=1) == [3], "the longest suffix wins"
+    assert ask([5, 5, 5], n_min=1) == [5, 5, 5, 5], "a match at the end runs on into its own copy"
+    assert ask([1, 2, 1, 2], n_min=2, limit=5) == [1, 2, 1, 2, 1]
+
+
+def test_nothing_is_proposed_without_a_match() -> None:
+    assert ask([1, 2, 3, 4]) == [] and ask([3]) == [] and ask([3, 3]) == []
+    assert ask([1, 2, 3, 1], n_min=2) == [], "one token is too short a match"
+    assert ask([1, 2, 9, 1, 2], n_min=2, limit=0) == []
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_growing_texts_against_a_plain_search(seed: int) -> None:
+    """The index is extended step by step; the answers are those of a search through everything."""
+    source = random.Random(seed)
+    n_min = source.randrange(1, 3)
+    n_max = n_min + source.randrange(3)
+    vocab = source.choice([2, 4, 9])
+    texts = [[source.randrange(vocab) for _ in range(source.randrange(1, 30))] for _ in range(3)]
+    rows = Rows(get_drafter("ngram")(n_max=n_max, n_min=n_min), texts)
+    for _ in range(40):
+        limits = [source.randrange(7) for _ in rows.rows]
+        got = rows.propose(limits)
+        for text, limit, chain in zip(texts, limits, got):
+            assert chain == (search(text, limit, n_max, n_min) if limit else [])
+        for text, row in zip(texts, rows.rows):
+            more = [source.randrange(vocab) for _ in range(source.randrange(1, 5))]
+            text.extend(more)
+            rows.state.append([row], [more])
+
+
+def test_a_row_that_is_given_to_another_text_forgets() -> None:
+    drafter = get_drafter("ngram")(n_min=2)
+    rows = Rows(drafter, [[1, 2, 3, 1, 2]])
+    assert rows.propose([2]) == [[3, 1]]
+    drafter.release(rows.rows)
+    rows.state.leave(rows.rows[0])
+    assert rows.state.join([1, 2], SamplingParams(seed=1), 2, ()) == rows.rows[0]
+    drafter.begin(rows.state, rows.rows, None)
+    assert rows.propose([2]) == [[]]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_draft_tokens": 0}, "ngram num_draft_tokens: got 0; expected at least 1"),
+        ({"n_min": 0}, "ngram n_min, n_max: got 0, 4; expected 1 <= n_min <= n_max"),
+        ({"n_min": 3, "n_max": 2}, "ngram n_min, n_max: got 3, 2"),
+    ],
+)
+def test_bad_settings(settings: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        get_drafter("ngram")(**settings)

@@ -1,0 +1,86 @@
+"""After every step the caches of target and draft hold what a fresh forward pass over the committed tokens would store."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from oracles import models
+from oracles.noisy_oracle import NoisyChain, NoisyTree
+
+from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
+
+
+def recomputed(model: Any, tokens: list[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Keys and values per layer, [length, heads, dim], from transformers' own cache."""
+    from transformers import DynamicCache
+
+    cache = DynamicCache()  # without a configuration: nothing is cut off at a window
+    with torch.no_grad():
+        model(torch.tensor([tokens]), past_key_values=cache, use_cache=True)
+    return [(layer.keys[0].transpose(0, 1), layer.values[0].transpose(0, 1)) for layer in cache.layers]
+
+
+def holds(target: HuggingFaceTarget, row: int, tokens: list[int], model: Any) -> None:
+    assert int(target.cache.lengths[row]) == len(tokens)
+    for index, (keys, values) in enumerate(recomputed(model, tokens) if tokens else []):
+        ours = target.cache.read(row, index)
+        assert torch.allclose(ours[0], keys, atol=2e-5, rtol=1e-4), f"keys of layer {index}, row {row}"
+        assert torch.allclose(ours[1], values, atol=2e-5, rtol=1e-4), f"values of layer {index}, row {row}"
+
+
+class Recorder:
+    """A drafter that remembers what its model was fed."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner, self.fed = inner, {}
+        self.name, self.needs, self.num_draft_tokens = inner.name, inner.needs, inner.num_draft_tokens
+        self.begin, self.observe, self.release = inner.begin, inner.observe, inner.release
+
+    def propose(self, view: Any, rows: Any, budget: Any, rng: Any) -> Any:
+        before = {row: list(view.tokens(row)) for row in rows}
+        draft = self.inner.propose(view, rows, budget, rng)
+        tokens = draft.tokens.tolist()
+        for at, row in enumerate(rows):
+            start, count = sum(draft.counts[:at]), draft.counts[at]
+            if count > 1:  # everything but the last drafted token is stored
+                self.fed[row] = [*before[row], *tokens[start + 1 : start + count - 1]]
+        return draft
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 256])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mistral"])
+def test_the_target_s_cache_after_every_step(family: str, page_size: int) -> None:
+    lengths = (1, 5, 17)
+    prompts = [models.prompt(length) for length in lengths]
+    texts = [[*prompt, *models.greedy_text(family, length, 24)] for prompt, length in zip(prompts, lengths)]
+    for kind, count in ((NoisyTree, 9), (NoisyChain, 4)):
+        engine = Engine(models.target(family, page_size=page_size, num_pages=330), kind(texts, 0.7, 96, count))
+        for prompt, new in zip(prompts, (24, 14, 20)):
+            engine.submit(prompt, SamplingParams(temperature=0, max_new_tokens=new))
+        steps = 0
+        while not engine.idle:
+            engine.step()
+            steps += 1
+            if steps % 2 or engine.num_running < 3:
+                for row in engine._running:
+                    holds(engine.target, row, list(engine.state.tokens(row))[:-1], models.untouched(family))
+        assert engine.stats.mean_alpha > 0.2
+
+
+@pytest.mark.parametrize("pick", ["coupled", "drawn"])
+def test_the_draft_s_cache_after_every_step(pick: str) -> None:
+    small = models.kin("llama")
+    reference = models.kin("llama")
+    recorder = Recorder(
+        get_drafter("draft_model")(HuggingFaceTarget(small, max_length=320), num_draft_tokens=4, pick=pick)
+    )
+    engine = Engine(models.target("llama"), recorder, rule="token" if pick == "drawn" else "replay")
+    for seed, length in enumerate((1, 17, 40)):
+        engine.submit(models.prompt(length), SamplingParams(seed=seed, max_new_tokens=12 + 4 * seed))
+    while not engine.idle:
+        engine.step()
+        for row in engine._running:
+            holds(recorder.inner.model, row, recorder.fed[row], reference)
+    assert engine.stats.mean_alpha > 0.3

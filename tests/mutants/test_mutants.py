@@ -1,0 +1,363 @@
+"""Known ways to be wrong, planted one at a time: each must be noticed by a check that passes without it.
+
+The checks are small editions of those in tests/engine. A mutant that survives means that the suite has a hole.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from oracles.automaton import AutomatonTarget, random_logits
+from oracles.chi_square import p_value
+from oracles.laws import joint, law
+from oracles.noisy_oracle import NoisyChain, NoisyTree
+from oracles.plain_decoding import plain_decode
+from specdec_kernels import chain_verify, kv_commit, kv_slots, replay_sample, tree_verify
+
+import specdec_fast.cache.paged as paged_module
+import specdec_fast.drafters.draft_model as draft_model_module
+import specdec_fast.engine as engine_module
+import specdec_fast.rules.replay as replay_module
+import specdec_fast.rules.token as token_module
+from specdec_fast import Engine, SamplingParams, get_drafter
+from specdec_fast.draft import Draft
+from specdec_fast.state import DecodeState
+
+VOCAB, STATES = 5, 7
+PROMPT = [1, 3]
+
+
+def target(rows: int = 8, **shape: int) -> AutomatonTarget:
+    return AutomatonTarget(random_logits(STATES, VOCAB, seed=1, std=1.5), max_rows=rows, page_size=4, **shape)
+
+
+def drafter(rows: int, pick: str) -> Any:
+    logits = 0.5 * random_logits(STATES, VOCAB, seed=1) + 0.5 * random_logits(STATES, VOCAB, seed=6)
+    return get_drafter("draft_model")(AutomatonTarget(logits, max_rows=rows), num_draft_tokens=3, pick=pick)
+
+
+class Noticed(AssertionError):
+    """A check saw something wrong."""
+
+
+def law_holds() -> None:
+    """The joint law of three tokens of the token rule with a drawn draft model."""
+    engine = Engine(target(500), drafter(500, "drawn"), rule="token")
+    handles = [engine.submit(PROMPT, SamplingParams(seed=seed, max_new_tokens=7)) for seed in range(2500)]
+    while not engine.idle:
+        engine.step()
+    reader = target()
+    exact = joint(lambda text: law(reader.logits_after([*PROMPT, *text]), 1.0), 3, VOCAB)
+    chance = p_value(Counter(tuple(handle.tokens[:3]) for handle in handles), exact)
+    if chance < 1e-6:
+        raise Noticed(f"p = {chance}")
+    assert chance > 1e-3
+
+
+def chosen_law_holds() -> None:
+    """The same with tokens that were chosen."""
+    engine = Engine(target(500), NoisyChain([[*PROMPT, 2, 2, 2, 2, 2, 2]], 1.0, VOCAB, 3), rule="token")
+    handles = [engine.submit(PROMPT, SamplingParams(seed=seed, max_new_tokens=7)) for seed in range(2500)]
+    while not engine.idle:
+        engine.step()
+    reader = target()
+    exact = joint(lambda text: law(reader.logits_after([*PROMPT, *text]), 1.0), 3, VOCAB)
+    chance = p_value(Counter(tuple(handle.tokens[:3]) for handle in handles), exact)
+    if chance < 1e-6:
+        raise Noticed(f"p = {chance}")
+    assert chance > 1e-3
+
+
+def texts_hold(kind: str) -> None:
+    """Replay with trees, chains or a draft model gives the oracle's text, at T = 0 and above."""
+    wanted = [SamplingParams(seed=seed, max_new_tokens=14, temperature=0.9 * (seed % 2)) for seed in range(6)]
+    reader = target()
+    want = [plain_decode(reader.logits_after, PROMPT, params) for params in wanted]
+    texts = [[*PROMPT, *text] for text in want]
+    made = {
+        "chain": lambda: NoisyChain(texts, 0.8, VOCAB, 4),
+        "tree": lambda: NoisyTree(texts, 0.8, VOCAB, 9),
+        "draft_model": lambda: drafter(8, "coupled"),
+    }[kind]()
+    engine = Engine(target(), made)
+    try:
+        handles = engine.generate([PROMPT] * 6, wanted)
+    except (ValueError, IndexError, RuntimeError) as error:
+        raise Noticed(str(error)) from error
+    if [handle.tokens for handle in handles] != want:
+        raise Noticed("another text")
+    if engine.stats.mean_alpha < 0.2:
+        raise Noticed("nothing is accepted any more")
+    if engine.target.cache.pages.num_used:
+        raise Noticed("pages were lost")
+
+
+def trees_hold() -> None:
+    texts_hold("tree")
+
+
+def chains_hold() -> None:
+    texts_hold("chain")
+
+
+def coupled_drafts_hold() -> None:
+    """Beside the texts: every proposal is what the draft itself would write for that seed."""
+    propose = draft_model_module.DraftModelDrafter.propose
+
+    def checked(self: Any, view: Any, rows: Any, budget: Any, rng: Any) -> Draft:
+        draft = propose(self, view, rows, budget, rng)
+        tokens, start = draft.tokens.tolist(), 0
+        for at, row in enumerate(rows):
+            chain = tokens[start + 1 : start + draft.counts[at]]
+            start += draft.counts[at]
+            sampling = view.sampling(rows)
+            params = SamplingParams(
+                temperature=float(sampling.temperature[at].double().round(decimals=3)),
+                seed=int(sampling.seeds[at]),
+                max_new_tokens=max(len(chain), 1),
+            )
+            if chain and chain != plain_decode(self.model.logits_after, list(view.tokens(row)), params):
+                raise Noticed("a draft that is not the draft model's")
+        return draft
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(draft_model_module.DraftModelDrafter, "propose", checked)
+        texts_hold("draft_model")
+
+
+Patch = pytest.MonkeyPatch
+
+
+def resample_from_p(patch: Patch) -> None:
+    """After a rejection draw from p instead of the residual: a second walk without any draft."""
+
+    def broken(tokens: Any, offsets: Any, drawn: Any, law_row: Any, target_law: Any, *rest: Any, **more: Any) -> Any:
+        path, accepted, following = chain_verify(tokens, offsets, drawn, law_row, target_law, *rest, **more)
+        last = path.gather(1, accepted[:, None].long()).squeeze(1).long()
+        rows = len(last)
+        alone = tuple(part[last] for part in target_law)
+        roots = torch.zeros(rows, dtype=torch.int64)
+        bounds = torch.arange(rows + 1, dtype=torch.int32)
+        seeds, positions = rest[2], rest[3]
+        again = chain_verify(
+            roots, bounds, torch.zeros(rows, dtype=torch.int8), torch.full((rows,), -1, dtype=torch.int32), alone,
+            None, None, seeds + 10**9, positions, max_depth=0,
+        )  # fmt: skip
+        return path, accepted, again[2]
+
+    patch.setattr(token_module, "chain_verify", broken)
+
+
+def law_of_the_wrong_row(patch: Patch) -> None:
+    """The law that a drawn token is said to come from is its neighbour's."""
+
+    def broken(tokens: Any, offsets: Any, drawn: Any, law_row: Any, *rest: Any, **more: Any) -> Any:
+        count = rest[1][0].shape[0] if rest[1] is not None else 1
+        shifted = torch.where(law_row >= 0, (law_row + 1) % count, law_row)
+        return chain_verify(tokens, offsets, drawn, shifted.to(torch.int32), *rest, **more)
+
+    patch.setattr(token_module, "chain_verify", broken)
+
+
+def chosen_taken_for_drawn(patch: Patch) -> None:
+    """A chosen token gets the target's own law for a q: it is always accepted."""
+
+    def broken(tokens: Any, offsets: Any, drawn: Any, law_row: Any, target_law: Any, *rest: Any, **more: Any) -> Any:
+        rows = torch.arange(len(tokens), dtype=torch.int32) - 1
+        return chain_verify(tokens, offsets, drawn + 1, rows.clamp(min=0), target_law, target_law, *rest[1:], **more)
+
+    patch.setattr(token_module, "chain_verify", broken)
+
+
+def the_same_coins_every_step(patch: Patch) -> None:
+    """Fresh draws are keyed by the request only, not by the position of the root."""
+
+    def broken(*args: Any, **more: Any) -> Any:
+        return chain_verify(*args[:8], args[8] * 0 + 1, *args[9:], **more)
+
+    draw = draft_model_module.draw_sample
+    patch.setattr(token_module, "chain_verify", broken)
+    patch.setattr(draft_model_module, "draw_sample", lambda *args: draw(*args[:6], args[6] * 0 + 1, args[7]))
+
+
+def drop_unlikely_drawn_tokens(patch: Patch) -> None:
+    """A drawn token is dropped because it is unlikely, after it was drawn: an anticipating policy."""
+    pack = Draft.chains
+
+    def broken(rows: Any, chains: Any, *, law_rows: Any = None, laws: Any = None, device: Any = "cpu") -> Draft:
+        if law_rows is not None:
+            weights = laws.weights()
+            for at, (chain, names) in enumerate(zip(chains, law_rows)):
+                for place, name in enumerate(names):
+                    if float(weights[name, chain[place + 1]]) < 0.25:
+                        chains[at], law_rows[at] = chain[: place + 1], names[:place]
+                        break
+        return pack(rows, chains, law_rows=law_rows, laws=laws, device=device)
+
+    patch.setattr(draft_model_module, "Draft", type("Dropping", (), {"chains": staticmethod(broken)}))
+
+
+def no_path_in_the_commit(patch: Patch) -> None:
+    """Accepted nodes stay where they were staged."""
+    patch.setattr(paged_module, "kv_commit", lambda *args: None)
+
+
+def commit_one_less(patch: Patch) -> None:
+    """The last accepted node is not moved."""
+
+    def broken(caches: Any, table: Any, lengths: Any, path: Any, offsets: Any, accepted: Any) -> None:
+        kv_commit(caches, table, lengths, path, offsets, (accepted - 1).clamp(min=0))
+
+    patch.setattr(paged_module, "kv_commit", broken)
+
+
+def stage_one_later(patch: Patch) -> None:
+    """Nodes are staged one slot behind their place."""
+
+    def broken(table: Any, lengths: Any, *rest: Any) -> Any:
+        tables, committed, slots, positions = kv_slots(table, lengths, *rest)
+        return tables, committed, torch.where(slots >= 0, slots + 1, slots), positions
+
+    patch.setattr(paged_module, "kv_slots", broken)
+
+
+def root_fed_twice(patch: Patch) -> None:
+    """Prefill stores the root as well, and the step stages it again."""
+    prefill = Engine._prefill
+
+    def broken(self: Engine, rows: list[int]) -> Any:
+        whole = self.state
+        doubled = {row: [*whole.tokens(row), whole.tokens(row)[-1]] for row in rows}
+        self.state = type("View", (), {"device": whole.device, "tokens": lambda _, row: doubled[row]})()
+        try:
+            return prefill(self, rows)
+        finally:
+            self.state = whole
+
+    patch.setattr(Engine, "_prefill", broken)
+
+
+def shift_noise(by: int) -> Callable[[Patch], None]:
+    def plant(patch: Patch) -> None:
+        def broken(logits: Any, inv_t: Any, cut: Any, tie: Any, seeds: Any, positions: Any) -> Any:
+            return replay_sample(logits, inv_t, cut, tie, seeds, positions + by)
+
+        patch.setattr(replay_module, "replay_sample", broken)
+
+    return plant
+
+
+def noise_of_the_root(patch: Patch) -> None:
+    """Every node draws with the noise of the root's position."""
+
+    def broken(draft: Any, plan: Any, laws: Any, rng: Any) -> Any:
+        return replay_module.RULE.__class__.__call__(
+            replay_module.RULE, draft, replace(plan, depth=plan.depth * 0), laws, rng
+        )
+
+    patch.setattr(engine_module, "get_rule", lambda rule: type("Flat", (), {
+        "name": "replay", "why_not": lambda *_: None, "why_not_sampling": lambda *_: None,
+        "__call__": lambda _, *args: broken(*args),
+    })())  # fmt: skip
+
+
+def noise_of_the_wrong_row(patch: Patch) -> None:
+    """Seeds of the neighbouring row."""
+
+    def broken(logits: Any, inv_t: Any, cut: Any, tie: Any, seeds: Any, positions: Any) -> Any:
+        return replay_sample(logits, inv_t, cut, tie, seeds.roll(1), positions)
+
+    patch.setattr(replay_module, "replay_sample", broken)
+
+
+def draft_noise_off_by_one(patch: Patch) -> None:
+    """The draft couples to the noise of the next position: lossless, but nothing much is accepted."""
+    patch.setattr(draft_model_module, "replay_sample", lambda *args: replay_sample(*args[:5], args[5] + 1))
+
+
+def any_child_is_accepted(patch: Patch) -> None:
+    """The walk goes one child further, whatever its token."""
+
+    def broken(tokens: Any, offsets: Any, child: Any, sibling: Any, choice: Any, scouts: Any, **more: Any) -> Any:
+        path, accepted, following = tree_verify(tokens, offsets, child, sibling, choice, scouts, **more)
+        last = path.gather(1, accepted[:, None].long()).squeeze(1).long()
+        deeper = child[last].long()
+        room = (deeper >= 0) & (accepted < path.shape[1] - 1)
+        for row in room.nonzero().flatten().tolist():
+            accepted[row] += 1
+            path[row, accepted[row]] = deeper[row]
+            following[row] = choice[deeper[row]]
+        return path, accepted, following
+
+    patch.setattr(replay_module, "tree_verify", broken)
+
+
+def forget_to_append_the_next_token(patch: Patch) -> None:
+    read = DecodeState.read
+
+    def broken(draft: Any, acceptance: Any) -> Any:
+        return [(tokens[:-1] if count else tokens, count) for tokens, count in read(draft, acceptance)]
+
+    patch.setattr(DecodeState, "read", staticmethod(broken))
+
+
+def keep_refused_drafts(patch: Patch) -> None:
+    """The draft model's cache is not rolled back."""
+    patch.setattr(paged_module.PagedCache, "rollback", lambda self, rows, lengths: None)
+
+
+CHECKS: list[tuple[Callable[[], None], list[Callable[[Patch], None]]]] = [
+    (
+        law_holds,
+        [
+            resample_from_p,
+            law_of_the_wrong_row,
+            the_same_coins_every_step,
+            drop_unlikely_drawn_tokens,
+        ],
+    ),
+    (chosen_law_holds, [chosen_taken_for_drawn]),
+    (
+        trees_hold,
+        [
+            no_path_in_the_commit,
+            commit_one_less,
+            stage_one_later,
+            root_fed_twice,
+            shift_noise(1),
+            shift_noise(-1),
+            noise_of_the_root,
+            noise_of_the_wrong_row,
+            any_child_is_accepted,
+            forget_to_append_the_next_token,
+        ],
+    ),
+    (chains_hold, [stage_one_later, root_fed_twice, noise_of_the_root]),
+    (coupled_drafts_hold, [keep_refused_drafts, draft_noise_off_by_one, shift_noise(1)]),
+]
+
+
+@pytest.mark.parametrize("check", [check for check, _ in CHECKS], ids=lambda check: check.__name__)
+def test_the_engine_itself_passes(check: Callable[[], None]) -> None:
+    check()
+
+
+@pytest.mark.parametrize(
+    ("check", "mutant"),
+    [
+        pytest.param(check, mutant, id=f"{check.__name__}-{mutant.__qualname__.replace('.<locals>.plant', '')}-{number}")
+        for check, mutants in CHECKS
+        for number, mutant in enumerate(mutants)
+    ],
+)
+def test_the_mutant_is_killed(
+    check: Callable[[], None], mutant: Callable[[Patch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutant(monkeypatch)
+    with pytest.raises(Noticed):
+        check()

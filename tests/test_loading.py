@@ -1,0 +1,171 @@
+"""load: from folders and objects to an engine, and what it says when things do not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from oracles import models
+from oracles.toy_tokenizer import END_OF_TEXT, PIECES, byte_tokenizer
+
+from specdec_fast import SamplingParams, load
+from specdec_fast.loading import eos_ids, load_model, load_tokenizer
+from specdec_fast.targets.huggingface import UnsupportedModelError
+from specdec_fast.targets.tiny import tiny_model
+
+TOKENIZER = byte_tokenizer()
+VOCAB = len(TOKENIZER)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target with a padded embedding and its tokenizer."""
+    place = tmp_path_factory.mktemp("target")
+    model = tiny_model("llama", vocab_size=VOCAB + 6, eos_token_id=VOCAB - 1)
+    model.save_pretrained(place)
+    TOKENIZER.save_pretrained(place)
+    return place
+
+
+@pytest.fixture(scope="module")
+def draft_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A draft without the padding, of another family."""
+    place = tmp_path_factory.mktemp("draft")
+    tiny_model("gpt2", vocab_size=VOCAB, seed=2).save_pretrained(place)
+    TOKENIZER.save_pretrained(place)
+    return place
+
+
+def test_a_folder_makes_an_engine(folder: Path) -> None:
+    engine = load(str(folder), max_length=128, max_rows=3, page_size=8, num_pages=40)
+    assert engine.drafter is None and engine.rule.name == "replay" and engine.eos_token_ids == (VOCAB - 1,)
+    assert engine.target.vocab_size == VOCAB, "padding is cut at the tokenizer's length"
+    assert engine.target.cache.pages.num_pages == 40 and engine.state.max_rows == 3
+    handle = engine.generate(["the thing"], SamplingParams(temperature=0, max_new_tokens=12))[0]
+    assert handle.error is None and handle.text == TOKENIZER.decode(handle.tokens, skip_special_tokens=True)
+    assert list(handle.prompt) == TOKENIZER.encode("the thing")
+
+
+@pytest.mark.parametrize(("rule", "pick"), [("replay", "coupled"), ("token", "drawn"), ("greedy", "greedy")])
+def test_the_draft_picks_as_the_rule_prefers(folder: Path, draft_folder: Path, rule: str, pick: str) -> None:
+    engine = load(folder, draft_folder, rule=rule, num_draft_tokens=3, max_length=64)
+    assert engine.drafter.name == "draft_model" and engine.drafter.pick == pick
+    assert engine.drafter.num_draft_tokens == 3 and engine.drafter.model.max_length == 64
+    want = load(folder, max_length=64).generate(["abc"], SamplingParams(temperature=0, max_new_tokens=10))[0]
+    handle = engine.generate(["abc"], SamplingParams(temperature=0, max_new_tokens=10))[0]
+    assert handle.tokens == want.tokens and handle.stats.drafted > 0
+
+
+def test_loaded_models_are_taken_as_they_are() -> None:
+    model, draft = models.own("llama"), models.kin("llama")
+    engine = load(model, draft, max_length=64, eos_token_ids=())
+    assert engine.target.model is model and engine.drafter.model.model is draft and engine.tokenizer is None
+    handle = engine.generate([models.prompt(17)], SamplingParams(temperature=0, max_new_tokens=10))[0]
+    assert handle.tokens == models.greedy_text("llama", 17, 10)
+
+
+def test_a_drafter_by_name(folder: Path) -> None:
+    engine = load(folder, drafter="ngram", max_length=64)
+    assert engine.drafter.name == "ngram"
+    assert load(folder, drafter="ngram", num_draft_tokens=2, max_length=64).drafter.num_draft_tokens == 2
+
+
+def test_types(folder: Path) -> None:
+    assert load_model(folder, "bfloat16").dtype == torch.bfloat16
+    assert load_model(folder, torch.float64).dtype == torch.float64
+    with pytest.raises(ValueError, match="dtype: got 'int3'; expected one of float32"):
+        load(folder, dtype="int3")
+
+
+@pytest.mark.parametrize("name", ["no/such-model", "/no/such/folder", "not a name"])
+def test_unknown_models_list_what_can_be_given(name: str) -> None:
+    with pytest.raises(ValueError, match="model: got '.*'; expected a bundled name") as error:
+        load(name)
+    assert name in str(error.value) and "demo-target" in str(error.value) and "folder" in str(error.value)
+
+
+def test_a_folder_without_a_model(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="model: got"):
+        load(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match="model: got"):
+        load(tmp_path)
+
+
+def test_a_folder_with_broken_weights(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    (tmp_path / "model.safetensors").write_bytes(b"not weights")
+    with pytest.raises(ValueError, match="model: got"):
+        load(tmp_path)
+
+
+def test_tokenizers_that_differ_are_refused(folder: Path, tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models as kinds
+    from transformers import PreTrainedTokenizerFast
+
+    tiny_model("llama", vocab_size=VOCAB, seed=2).save_pretrained(tmp_path)
+    words = {word: index for index, word in enumerate([*PIECES, END_OF_TEXT])}
+    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(kinds.WordLevel(words, unk_token="th"))).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="draft: its tokenizer differs from the target's") as error:
+        load(folder, tmp_path, max_length=64)
+    assert "expected the same vocabulary" in str(error.value) and "take a draft of the same model family" in str(error.value)
+
+
+def test_a_draft_without_a_tokenizer_is_taken_on_trust(folder: Path, tmp_path: Path) -> None:
+    tiny_model("llama", vocab_size=VOCAB, seed=2).save_pretrained(tmp_path)
+    assert load_tokenizer(tmp_path) is None
+    assert load(folder, tmp_path, max_length=64).drafter is not None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"drafter": "draft_model"}, "drafter draft_model: got no draft model; expected draft="),
+        ({"drafter": "nothing"}, "drafter: got 'nothing'; expected one of"),
+        ({"rule": "nothing"}, "rule: got 'nothing'; expected one of"),
+        ({"drafter": "ngram", "draft": True}, "got a draft model and drafter 'ngram'; expected drafter draft_model"),
+        ({"max_length": 0}, "max_length: got 0; expected at least 1"),
+        ({"page_size": 0}, "page_size: got 0; expected at least 1"),
+        ({"num_pages": 1}, "num_pages: got 1; expected at least 2"),
+        ({"draft": True, "num_draft_tokens": 0}, "draft_model num_draft_tokens: got 0; expected at least 1"),
+    ],
+)
+def test_arguments_that_do_not_fit(arguments: dict[str, Any], message: str) -> None:
+    if arguments.get("draft") is True:
+        arguments = arguments | {"draft": models.kin("llama")}
+    with pytest.raises(ValueError, match=message):
+        load(models.own("llama"), **({"max_length": 64} | arguments))
+
+
+def test_the_target_cannot_be_its_own_draft() -> None:
+    model = models.own("llama")
+    with pytest.raises(ValueError, match="draft: got the target itself; expected another model"):
+        load(model, model, max_length=64)
+
+
+def test_models_of_other_kinds_are_refused(tmp_path: Path) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM, T5ForConditionalGeneration
+
+    shape = {"vocab_size": 32, "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+    T5ForConditionalGeneration(AutoConfig.for_model("t5", **shape)).save_pretrained(tmp_path / "t5")
+    with pytest.raises(ValueError, match="model: got .*expected") as error:
+        load(tmp_path / "t5")
+    assert "T5" in str(error.value), "the reason must be told"
+    small = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 1, "state_size": 4}
+    AutoModelForCausalLM.from_config(AutoConfig.for_model("mamba", **small)).save_pretrained(tmp_path / "mamba")
+    with pytest.raises(UnsupportedModelError, match="MambaForCausalLM: got a model with recurrent state; expected"):
+        load(tmp_path / "mamba")
+
+
+def test_where_end_ids_come_from() -> None:
+    model = models.own("llama")
+    model.generation_config.eos_token_id = [4, 7]
+    assert eos_ids(model, None) == (4, 7)
+    model.generation_config.eos_token_id = 5
+    assert eos_ids(model, None) == (5,)
+    model.generation_config.eos_token_id = None
+    assert eos_ids(model, None) == (0,), "the configuration's"
+    model.config.eos_token_id = None
+    assert eos_ids(model, TOKENIZER) == (VOCAB - 1,) and eos_ids(model, None) == ()
