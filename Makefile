@@ -25,7 +25,7 @@ PYTEST := $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 STAMPS := $(VENV)/stamps
 TORCH_STAMP := $(STAMPS)/torch-$(shell cksum <<<'$(TORCH)' | cut -d' ' -f1)
-SANITIZERS := tests/architecture/test_sanitizers.py
+NATIVE_TESTS := tests/architecture/test_build.py tests/architecture/test_sanitizers.py
 READY := $(STAMPS)/build $(STAMPS)/test
 NATIVE := setup.py pyproject.toml $(shell find csrc -not -name '.*' 2>/dev/null)
 
@@ -37,7 +37,7 @@ printf '== %s: passed in %d s\n' '$(1)' "$$SECONDS"
 endef
 
 .PHONY: help demo test bench lint types clean distclean environment
-.PHONY: lane-architecture lane-kernels lane-unit lane-sanitizers
+.PHONY: lane-architecture lane-kernels lane-unit lane-native
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -45,7 +45,7 @@ help: ## List the targets
 demo: $(STAMPS)/build ## Generate text with and without speculation on the bundled models and check that it is equal
 	@$(BIN)/specdec demo
 
-test: lint types lane-architecture lane-kernels lane-unit lane-sanitizers ## Style, types and all test lanes
+test: lint types lane-architecture lane-kernels lane-unit lane-native ## Style, types and all test lanes
 
 lint: $(READY) ## ruff
 	$(call lane,lint,$(BIN)/ruff check .)
@@ -54,7 +54,7 @@ types: $(READY) ## mypy
 	$(call lane,types,$(BIN)/mypy)
 
 lane-architecture: $(READY) ## Tests of layers, sizes, names, imports and documents
-	$(call lane,architecture,$(PYTEST) -q tests/architecture --deselect $(SANITIZERS))
+	$(call lane,architecture,$(PYTEST) -q tests/architecture $(NATIVE_TESTS:%=--ignore=%))
 
 lane-kernels: $(READY) ## Tests of the operators, on every backend that is there
 	$(call lane,kernels,$(PYTEST) -q tests/kernels)
@@ -62,11 +62,12 @@ lane-kernels: $(READY) ## Tests of the operators, on every backend that is there
 lane-unit: $(READY) ## Tests of everything else: rules, caches, targets, drafters, engine, command line
 	$(call lane,unit,$(PYTEST) -q tests --ignore=tests/architecture --ignore=tests/kernels)
 
-lane-sanitizers: $(READY) ## The C++ kernels under the address and undefined-behaviour sanitizers (a build of their own)
-	$(call lane,sanitizers,$(PYTEST) -q $(SANITIZERS))
+lane-native: $(READY) ## Tests of the build, and the C++ kernels under the address and undefined-behaviour sanitizers
+	$(call lane,native,$(PYTEST) -q $(NATIVE_TESTS))
 
 bench: $(READY) ## Benchmarks of operators and steps
-	@$(PYTEST) -q benchmarks --benchmark-only
+	@$(PYTEST) -q benchmarks --benchmark-only --benchmark-group-by=func --benchmark-sort=name \
+	  --benchmark-columns=min,median,iqr,rounds
 
 environment: $(READY) ## Set up .venv without running anything
 

@@ -1,6 +1,6 @@
 """End-to-end speed on the bundled pair: ours and transformers', plain and speculative, interleaved in one run.
 
-`python -m benchmarks.end_to_end` measures all settings, prints a table and writes benchmarks/results/end_to_end_cpu.json
+`python -m benchmarks.end_to_end` measures all settings, prints a table and writes a result file (in benchmarks/results)
 after every setting, so that an interrupted run keeps what it measured.
 """
 
@@ -46,9 +46,7 @@ def all_settings(draft_tokens: int) -> list[Setting]:
     """What the README's table reports."""
     found = [
         Setting(dtype, threads, compiled, 1, temperature, draft_tokens=draft_tokens)
-        for dtype, threads, compiled, temperature in product(
-            ("float32", "bfloat16"), (1, 2), (False, True), (0.0, 1.0)
-        )
+        for dtype, threads, compiled, temperature in product(("float32", "bfloat16"), (1, 2), (False, True), (0.0, 1.0))
     ]
     return found + [
         Setting(dtype, threads, False, 8, temperature, draft_tokens=draft_tokens)
@@ -148,9 +146,7 @@ class Sides:
         return run
 
 
-def measure(
-    setting: Setting, rounds: int, prompts: int
-) -> tuple[dict[str, Any], dict[str, Callable[[], None]]]:
+def measure(setting: Setting, rounds: int, prompts: int) -> tuple[dict[str, Any], dict[str, Callable[[], None]]]:
     """One row of the table (tokens per second of each side, the ratios between them), and the sides themselves."""
     sides = Sides(setting, prompts)
     runs = {"plain": sides.ours(draft=False), "speculative": sides.ours(draft=True)}

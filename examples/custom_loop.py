@@ -42,9 +42,7 @@ def merged(root: int, guesses: Sequence[Sequence[int]]) -> tuple[list[int], list
     for guess in guesses:
         parent = 0
         for token in guess:
-            same = [
-                node for node in range(1, len(tokens)) if (parents[node], tokens[node]) == (parent, token)
-            ]
+            same = [node for node in range(1, len(tokens)) if (parents[node], tokens[node]) == (parent, token)]
             if not same:
                 same = [len(tokens)]
                 tokens.append(token)

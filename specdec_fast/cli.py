@@ -112,9 +112,7 @@ def root(
         bool,
         typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
-    debug: Annotated[
-        bool, typer.Option("--debug", help="Show a traceback instead of a one-line error.")
-    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show a traceback instead of a one-line error.")] = False,
 ) -> None:
     """Speculative decoding that anyone can check: the same text as the target model alone, sooner."""
 

@@ -72,8 +72,11 @@ def concat_laws(parts: Sequence[Laws]) -> Laws:
     """One `Laws` with the rows of all parts, in order (all over the same vocabulary)."""
     if len(parts) == 1:
         return parts[0]
-    fields = ("logits", "inv_t", "lse", "cut", "tie_id")
-    return Laws(*(torch.cat([getattr(part, name) for part in parts]) for name in fields), parts[0].token_ids)
+
+    def joined(name: str) -> Tensor:
+        return torch.cat([getattr(part, name) for part in parts])
+
+    return Laws(joined("logits"), joined("inv_t"), joined("lse"), joined("cut"), joined("tie_id"), parts[0].token_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +151,9 @@ class Draft:
 
         Raises ValueError when a parent does not come before its child.
         """
-        offsets, tokens, parents, depth_bound = [0], [], [], 0
+        offsets, depth_bound = [0], 0
+        tokens: list[int] = []
+        parents: list[int] = []
         for index, (row_tokens, row_parents) in enumerate(trees):
             if len(row_tokens) != len(row_parents):
                 raise ValueError(

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from specdec_kernels import TreePlan, tree_plan
 
 from specdec_fast.draft import Draft
 from specdec_fast.interfaces import Acceptance, Budget, Drafter, Needs, Rule, Target, TargetOutput
@@ -23,7 +22,9 @@ from specdec_fast.rules import DEFAULT, get_rule
 from specdec_fast.sampling import SamplingParams, process
 from specdec_fast.state import DecodeState
 from specdec_fast.stats import Clock, RequestStats
+from specdec_fast.step_mode import why_not_graph
 from specdec_fast.stopping import StopChecker
+from specdec_kernels import TreePlan, tree_plan
 
 log = logging.getLogger("specdec_fast")
 
@@ -85,19 +86,21 @@ class Engine:
             raise ValueError(reason)
         bad = next((token for token in params.stop_token_ids if token >= self.target.vocab_size), None)
         if bad is not None:
-            raise ValueError(f"stop_token_ids: got {bad}; expected ids below {self.target.vocab_size}, the target's vocabulary")
+            raise ValueError(
+                f"stop_token_ids: got {bad}; expected ids below {self.target.vocab_size}, the target's vocabulary"
+            )
         if params.stop and self.tokenizer is None:
             raise ValueError("stop strings: got an engine without a tokenizer; pass tokenizer=, or use stop_token_ids")
         limit = self._cache.max_length
         if len(tokens) >= limit:
             raise ValueError(
-                f"prompt: got {len(tokens)} tokens; expected fewer than the context limit of {limit}; shorten the prompt"
+                f"prompt: got {len(tokens)} tokens; expected fewer than the context limit of {limit}; shorten it"
             )
         longest = min(len(tokens) + params.max_new_tokens, limit)
         pages = self._cache.pages
         if self._cache.pages_for(longest) > pages.num_pages - 1:
             raise ValueError(
-                f"request: {longest} tokens need {self._cache.pages_for(longest)} pages of keys and values; the pool has "
+                f"request: {longest} tokens need {self._cache.pages_for(longest)} pages of the cache; the pool has "
                 f"{pages.num_pages - 1}; lower max_new_tokens or raise num_pages"
             )
         default = getattr(self.drafter, "num_draft_tokens", 0) if self.drafter is not None else 0
@@ -262,7 +265,7 @@ class Engine:
         acceptance: Acceptance,
         broken: set[int],
     ) -> None:
-        kept = []
+        kept: list[list[int]] = []
         at_leaf = None
         if not draft.is_chain:
             last = acceptance.path.gather(1, acceptance.num_accepted[:, None].long()).squeeze(1)
@@ -270,7 +273,9 @@ class Engine:
         for index, (emitted, accepted) in enumerate(self.state.read(draft, acceptance)):
             handle = handles[index]
             if index in broken:
-                handle.end("error", ValueError(f"request {handle.request_id}: the model returned NaN or no finite logit"))
+                handle.end(
+                    "error", ValueError(f"request {handle.request_id}: the model returned NaN or no finite logit")
+                )
                 kept.append([])
                 continue
             drafted = draft.counts[index] - 1
@@ -380,18 +385,10 @@ class Engine:
             self.stats.merge(handle.stats)
 
     def why_not_graph(self) -> list[str]:
-        """Why steps are not captured (`graph` mode): the reasons, from device, drafter and requests. Empty: they could be."""
-        reasons = []
-        if self.state.device.type != "cuda":
-            reasons.append(f"device is {self.state.device.type}: capture needs CUDA")
-        if self.needs.host_tokens:
-            reasons.append("the drafter reads committed tokens on the host")
-        if any(handle.params.stop for handle in self._running.values()):
-            reasons.append("a running request has stop strings")
-        reasons.append("captured steps are not built yet")
-        return reasons
+        """Why steps are not captured (`graph` mode): the reasons; empty if they could be."""
+        return why_not_graph(self.state.device, self.needs, self._running.values())
 
     @property
     def step_mode(self) -> str:
-        """"graph" when a step can be captured, else "sync"; `why_not_graph` has the reasons."""
+        """Either "graph", when a step can be captured, or "sync"; `why_not_graph` has the reasons."""
         return "sync" if self.why_not_graph() else "graph"

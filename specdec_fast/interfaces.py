@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
-from specdec_kernels import TreePlan
+import torch
 from torch import Tensor
 
 from specdec_fast.draft import Draft, Laws
 from specdec_fast.sampling import Sampling
+from specdec_kernels import TreePlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,8 @@ class Budget:
 class StateView(Protocol):
     """Read-only sight of what is committed. Drafters get this and nothing newer."""
 
-    device: object
+    @property
+    def device(self) -> torch.device: ...
 
     def tokens(self, row: int) -> Sequence[int]: ...
     def length(self, row: int) -> int: ...
@@ -119,7 +121,9 @@ class Target(Protocol):
     """Seam 1. A model that scores packed trees over a cache of its own."""
 
     vocab_size: int
-    cache: KVCache
+
+    @property
+    def cache(self) -> KVCache: ...
 
     def extend(
         self, rows: Tensor, tokens: Tensor, offsets: Tensor, *, logits: bool, taps: Sequence[str] = ()

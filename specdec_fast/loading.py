@@ -44,20 +44,22 @@ def load_model(source: str | Path, dtype: str | torch.dtype = "float32", device:
     place = BUNDLED.get(str(source), source)
     wanted = _dtype(dtype)
     try:
-        model, found = AutoModelForCausalLM.from_pretrained(place, dtype=wanted, output_loading_info=True)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(place, dtype=wanted, output_loading_info=True)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(
-            f"model: got {str(source)!r}; expected a bundled name ({', '.join(BUNDLED)}), a folder with config.json and "
-            f"weights, or a hub id that is reachable from here: {reason}"
+            f"model: got {str(source)!r}; expected a bundled name ({', '.join(BUNDLED)}), a folder with config.json, "
+            f"and weights, or a hub id that is reachable from here: {reason}"
         ) from error
+    model, found = loaded
     missing = sorted(found["missing_keys"])
     if missing:
         raise ValueError(
             f"model {str(source)!r}: the weights lack {len(missing)} tensors of the architecture (for example "
             f"{missing[0]}); expected a complete checkpoint; these would be random"
         )
-    return model.to(device).eval()
+    moved: PreTrainedModel = model.to(device).eval()
+    return moved
 
 
 def load_tokenizer(source: str | Path) -> Any:
@@ -112,7 +114,7 @@ def load(
 ) -> Engine:
     """An engine for a target and, when given, a draft model or another drafter.
 
-    target, draft: a bundled name ("demo-target", "demo-draft"), folder, hub id or a loaded model; drafter: name (default:
+    target, draft: a bundled name ("demo-target", "demo-draft"), folder, hub id or loaded model; drafter: name (default:
     "draft_model" when a draft is given, else none); the other arguments as in `HuggingFaceTarget` and `Engine`.
 
     Raises ValueError when something cannot be loaded or does not fit together.

@@ -1,6 +1,7 @@
 """What the target's law is: sampling parameters, and `process`, the one owner of logits -> `Laws` at every node.
 
-Order: banned tokens (minimum length, vocabulary padding), temperature, top-k, top-p, min-p. Tests: tests/test_sampling.py.
+Order: banned tokens (minimum length, vocabulary padding), temperature, top-k, top-p, min-p.
+Tests: tests/test_sampling.py.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
-from specdec_kernels import TreePlan, law_stats
 from torch import Tensor
 
 from specdec_fast.draft import Draft, Laws
+from specdec_kernels import TreePlan, law_stats
 
 _SEED_LIMIT = 2**63
 
@@ -191,7 +192,9 @@ def ban_early_stops(logits: Tensor, sampling: Sampling, row_of: Tensor, position
         if ids:
             nodes = (early & (row_of == index)).nonzero().flatten()
             known = [token for token in ids if token < logits.shape[1]]  # a draft's vocabulary may be smaller
-            logits[nodes[:, None], torch.tensor(known, dtype=torch.int64, device=logits.device)[None, :]] = float("-inf")
+            logits[nodes[:, None], torch.tensor(known, dtype=torch.int64, device=logits.device)[None, :]] = float(
+                "-inf"
+            )
     return logits
 
 

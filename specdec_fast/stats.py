@@ -46,7 +46,7 @@ class RequestStats:
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(VERBS, 0.0))
 
     def count(self, drafted: int, depth: int, accepted: int, kept: int) -> None:
-        """One step: `drafted` nodes of a tree `depth` deep, `accepted` of them kept by the rule, `kept` tokens emitted."""
+        """One step: `drafted` nodes of a tree `depth` deep, `accepted` kept by the rule, `kept` tokens emitted."""
         self.steps += 1
         self.drafted += drafted
         self.new_tokens += kept

@@ -6,7 +6,6 @@ Tests: tests/test_stopping.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from os.path import commonprefix
 from typing import Any
 
 _INCOMPLETE = "�"
@@ -50,7 +49,7 @@ class TextStream:
         if text.endswith(_INCOMPLETE) and not final:
             return ""
         if self._prompt_text is not None:  # a prompt may end inside a character that the new tokens complete
-            self._shown = len(commonprefix([self._prompt_text, text]))
+            self._shown = _common_length(self._prompt_text, text)
             self._prompt_text = None
         self._fresh = False
         piece, self._shown = text[self._shown :], len(text)
@@ -58,6 +57,11 @@ class TextStream:
             self._start = len(self._tokens) - 8
             self._shown = len(self._decode())
         return piece
+
+
+def _common_length(ours: str, theirs: str) -> int:
+    """Length of the common prefix."""
+    return next((at for at, (a, b) in enumerate(zip(ours, theirs)) if a != b), min(len(ours), len(theirs)))
 
 
 class StopChecker:

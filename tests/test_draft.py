@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 from oracles.laws import law
-from specdec_kernels import law_stats, tree_plan
 
 from specdec_fast.draft import Draft, Drawn, Laws, concat_laws
+from specdec_kernels import law_stats, tree_plan
 
 
 def laws(rows: int, vocab: int = 7, seed: int = 0, **changes: float) -> Laws:
@@ -122,7 +122,7 @@ def test_weights_are_the_probabilities(changes: dict[str, float]) -> None:
     made = laws(5, **changes)
     settings = {"temperature": 0.8} | changes
     settings["temperature"] = float(torch.tensor(settings["temperature"], dtype=torch.float32))
-    for row, weights in zip(made.logits, made.weights()):
+    for row, weights in zip(made.logits, made.weights(), strict=True):
         want = law(row.numpy(), **{k: (int(v) if k == "top_k" else v) for k, v in settings.items()})
         assert torch.allclose(weights, torch.from_numpy(want), atol=1e-6)
 

@@ -81,7 +81,7 @@ def test_types(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["no/such-model", "/no/such/folder", "not a name"])
 def test_unknown_models_list_what_can_be_given(name: str) -> None:
-    with pytest.raises(ValueError, match="model: got '.*'; expected a bundled name") as error:
+    with pytest.raises(ValueError, match=r"model: got '.*'; expected a bundled name") as error:
         load(name)
     assert name in str(error.value) and "demo-target" in str(error.value) and "folder" in str(error.value)
 
@@ -102,15 +102,20 @@ def test_a_folder_with_broken_weights(folder: Path, tmp_path: Path) -> None:
 
 
 def test_tokenizers_that_differ_are_refused(folder: Path, tmp_path: Path) -> None:
-    from tokenizers import Tokenizer, models as kinds
+    from tokenizers import Tokenizer
+    from tokenizers import models as kinds
     from transformers import PreTrainedTokenizerFast
 
     tiny_model("llama", vocab_size=VOCAB, seed=2).save_pretrained(tmp_path)
     words = {word: index for index, word in enumerate([*PIECES, END_OF_TEXT])}
-    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(kinds.WordLevel(words, unk_token="th"))).save_pretrained(tmp_path)
+    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(kinds.WordLevel(words, unk_token="th"))).save_pretrained(
+        tmp_path
+    )
     with pytest.raises(ValueError, match="draft: its tokenizer differs from the target's") as error:
         load(folder, tmp_path, max_length=64)
-    assert "expected the same vocabulary" in str(error.value) and "take a draft of the same model family" in str(error.value)
+    assert "expected the same vocabulary" in str(error.value) and "take a draft of the same model family" in str(
+        error.value
+    )
 
 
 def test_a_draft_without_a_tokenizer_is_taken_on_trust(folder: Path, tmp_path: Path) -> None:
@@ -125,7 +130,10 @@ def test_a_draft_without_a_tokenizer_is_taken_on_trust(folder: Path, tmp_path: P
         ({"drafter": "draft_model"}, "drafter draft_model: got no draft model; expected draft="),
         ({"drafter": "nothing"}, "drafter: got 'nothing'; expected one of"),
         ({"rule": "nothing"}, "rule: got 'nothing'; expected one of"),
-        ({"drafter": "ngram", "draft": True}, "got a draft model and drafter 'ngram'; expected drafter draft_model"),
+        (
+            {"drafter": "ngram", "draft": True},
+            "got a draft model and drafter 'ngram'; expected drafter draft_model",
+        ),
         ({"max_length": 0}, "max_length: got 0; expected at least 1"),
         ({"page_size": 0}, "page_size: got 0; expected at least 1"),
         ({"num_pages": 1}, "num_pages: got 1; expected at least 2"),
@@ -150,7 +158,7 @@ def test_models_of_other_kinds_are_refused(tmp_path: Path) -> None:
 
     shape = {"vocab_size": 32, "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
     T5ForConditionalGeneration(AutoConfig.for_model("t5", **shape)).save_pretrained(tmp_path / "t5")
-    with pytest.raises(ValueError, match="model: got .*expected") as error:
+    with pytest.raises(ValueError, match=r"model: got .*expected") as error:
         load(tmp_path / "t5")
     assert "T5" in str(error.value), "the reason must be told"
     small = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 1, "state_size": 4}

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 from oracles.laws import law
-from specdec_kernels import tree_plan
 
 from specdec_fast.draft import Draft
 from specdec_fast.sampling import SamplingParams, SamplingTable, process
+from specdec_kernels import tree_plan
 
 BAD = [
     ("temperature", -0.1),
@@ -98,7 +98,13 @@ def test_every_node_gets_the_law_of_its_row() -> None:
         [2, 0, 3, 1], [([1, 2, 3], [-1, 0, 0]), ([1], [-1]), ([1, 2], [-1, 0]), ([1, 2, 3, 4], [-1, 0, 1, 1])]
     )
     logits = torch.randn(10, 9, generator=torch.Generator().manual_seed(3)) * 2
-    laws = process(draft, tree_plan(draft.parents, draft.offsets), logits.clone(), made, torch.zeros(4, dtype=torch.int32))
+    laws = process(
+        draft,
+        tree_plan(draft.parents, draft.offsets),
+        logits.clone(),
+        made,
+        torch.zeros(4, dtype=torch.int32),
+    )
     of_node = [2, 2, 2, 0, 3, 3, 1, 1, 1, 1]
     for node, row in enumerate(of_node):
         own = params[row]
@@ -108,7 +114,9 @@ def test_every_node_gets_the_law_of_its_row() -> None:
 
 @pytest.mark.parametrize("minimum", [0, 1, 3])
 def test_ends_are_forbidden_before_the_minimum_at_each_node_s_own_depth(minimum: int) -> None:
-    """Prompt of 4 tokens, root at position 4: one new token is there, a node at depth d decides new token d + 2."""
+    """Prompt of 4 tokens, root at position 4: one new token is there, a node at depth d decides new token d +
+    2.
+    """
     made = table(SamplingParams(min_new_tokens=minimum), SamplingParams(), stop_ids=(2, 5)).pack([0, 1])
     draft = Draft.trees([0, 1], [([1, 1, 1, 1], [-1, 0, 1, 0]), ([1], [-1])])
     logits = torch.zeros(5, 8)

@@ -1,4 +1,6 @@
-"""TextStream and StopChecker: text as it grows, characters of several tokens, stop strings across token borders."""
+"""TextStream and StopChecker: text as it grows, characters of several tokens, stop strings across token
+borders.
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from specdec_kernels import kv_slots, use_backend
 
 

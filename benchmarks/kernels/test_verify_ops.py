@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-from specdec_kernels import chain_verify, draw_sample, extension, law_stats, replay_sample, tree_plan, tree_verify
 from torch import Tensor
+
+from specdec_kernels import chain_verify, draw_sample, extension, law_stats, replay_sample, tree_plan, tree_verify
 
 pytestmark = pytest.mark.skipif(extension.missing() is not None, reason="CPU extension not built")
 

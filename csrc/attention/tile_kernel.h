@@ -9,6 +9,7 @@ constexpr int kRowTile = 6, kColumnTile = 4;  // 24 of 32 registers
 #else
 constexpr int kRowTile = 4, kColumnTile = 2;  // 8 of 16 registers and room for operands
 #endif
+constexpr int64_t kAhead = 4;  // slots to fetch early: they are too far apart for the processor to guess
 constexpr float kNegativeInfinity = -__builtin_inff();
 
 // c[i][j] (+)= sum over k of a[i][k] * b[k][offset + j] for ROWS x COLUMNS vectors.
@@ -106,10 +107,13 @@ inline void widen_row(const T* from, int64_t width, int64_t total_width, float* 
   for (; d < total_width; ++d) to[d] = 0.0f;
 }
 
-// Pointers to the rows of slots [begin, begin + count); converted into `memory` unless they can be used where they lie.
+// Pointers to the rows of slots [begin, begin + count): copied to `memory` as floats, or used where they lie if `in_place`
+// and they already are floats of the padded width. Slots are often 4 KiB apart and then fight for the same lines of the
+// first cache, so what many queries read is better copied.
 template <class T>
 inline void gather_rows(const T* cache, int64_t page_stride, int64_t slot_stride, const AttentionArguments& a, const int32_t* table,
-                        int64_t begin, int64_t count, int64_t width, float* memory, const float** rows) {
+                        int64_t begin, int64_t count, int64_t width, bool in_place, float* memory, const float** rows) {
+  const T* slots[kKeyBlock];
   int64_t page = begin / a.page_size, slot = begin % a.page_size;
   const T* base = cache + table[page] * page_stride;
   for (int64_t t = 0; t < count; ++t, ++slot) {
@@ -117,14 +121,20 @@ inline void gather_rows(const T* cache, int64_t page_stride, int64_t slot_stride
       slot = 0;
       base = cache + table[++page] * page_stride;
     }
-    const T* from = base + slot * slot_stride;
-    if constexpr (sizeof(T) == sizeof(float)) {
-      if (width == a.head_dim) {
-        rows[t] = from;
-        continue;
-      }
+    slots[t] = base + slot * slot_stride;
+  }
+  if constexpr (sizeof(T) == sizeof(float)) {
+    if (in_place && width == a.head_dim) {
+      for (int64_t t = 0; t < count; ++t) rows[t] = slots[t];
+      return;
     }
-    widen_row(from, a.head_dim, width, memory + t * width);
+  }
+  const int64_t bytes = a.head_dim * static_cast<int64_t>(sizeof(T));
+  for (int64_t t = 0; t < count; ++t) {
+    if (t + kAhead < count) {
+      for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(reinterpret_cast<const char*>(slots[t + kAhead]) + at);
+    }
+    widen_row(slots[t], a.head_dim, width, memory + t * width);
     rows[t] = memory + t * width;
   }
 }
@@ -188,13 +198,14 @@ void attend_typed(const AttentionArguments& a, const Tile& tile, float* scratch,
     for (int64_t d = 0; d < width; ++d) flipped_rows[d] = flipped + d * kKeyBlock;
   }
   const float softcap = static_cast<float>(a.softcap);
+  const bool in_place = rows <= 32;
   for (int64_t block = tile.key_begin / kKeyBlock * kKeyBlock; block < tile.key_end; block += kKeyBlock) {
     const int64_t count = tile.key_end - block < kKeyBlock ? tile.key_end - block : kKeyBlock;
     uint64_t any = 0;
     uint64_t visible[kMostNodes];
     for (int64_t i = 0; i < tile.count; ++i) any |= visible[i] = visible_keys(a, tile.row, tile.first + i, block, count);
     if (any == 0) continue;
-    gather_rows(keys, a.key_page, a.key_slot, a, table, block, count, width, key_memory, key_rows);
+    gather_rows(keys, a.key_page, a.key_slot, a, table, block, count, width, in_place, key_memory, key_rows);
     for (int64_t t = count; t < kKeyBlock; ++t) key_rows[t] = key_rows[count - 1];  // scored, then hidden
     if (tile.wide) {
       for (int64_t d = 0; d < width; d += kLanes) {
@@ -212,7 +223,7 @@ void attend_typed(const AttentionArguments& a, const Tile& tile, float* scratch,
     for (int64_t r = 0; r < rows; ++r) {
       soften(scores + r * kKeyBlock, visible[r / group], softcap, state.max + r, state.sum + r, state.acc + r * width, width);
     }
-    gather_rows(values, a.value_page, a.value_slot, a, table, block, count, width, value_memory, value_rows);
+    gather_rows(values, a.value_page, a.value_slot, a, table, block, count, width, in_place, value_memory, value_rows);
     multiply(scores, rows, kKeyBlock, value_rows, width / kLanes, count, state.acc, width, true);
   }
 }

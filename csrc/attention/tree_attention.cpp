@@ -14,6 +14,7 @@ namespace {
 
 constexpr int64_t kFewNodes = 64;       // rows with more transpose their keys
 constexpr int64_t kTileQueries = 96;    // queries per tile, about
+constexpr int64_t kWideQueries = 192;   // the same for rows with many nodes
 constexpr int64_t kChunk = 512;         // keys per partial result of a row with few nodes, a multiple of kKeyBlock
 constexpr double kGrain = 8e6;          // multiply-adds that are worth another thread (100 us or more)
 
@@ -86,10 +87,10 @@ int64_t first_key(const AttentionArguments& a, const Tile& tile) {
 
 void plan(const AttentionArguments& a, std::vector<Job>& jobs, double& work) {
   const int64_t group = a.heads / a.kv_heads;
-  const int64_t nodes_per_tile = std::clamp<int64_t>(kTileQueries / group, 1, kMostNodes);
   for (int64_t b = 0; b < a.rows; ++b) {
     const int64_t count = static_cast<int64_t>(a.offsets[b + 1]) - a.offsets[b];
     const bool wide = count > kFewNodes;
+    const int64_t nodes_per_tile = std::clamp<int64_t>((wide ? kWideQueries : kTileQueries) / group, 1, kMostNodes);
     const int64_t tiles = (count + nodes_per_tile - 1) / nodes_per_tile;
     for (int64_t t = 0; t < tiles; ++t) {
       // Causal tiles grow with their index: take them from both ends so that pieces of the list weigh about the same.

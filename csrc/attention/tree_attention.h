@@ -54,7 +54,7 @@ struct Partial {
 };
 
 constexpr int64_t kKeyBlock = 64;  // keys per block; blocks start at multiples of it, whatever the row's length
-constexpr int64_t kMostNodes = 96;    // of a tile
+constexpr int64_t kMostNodes = 192;   // of a tile
 constexpr int64_t kWidestHead = 512;  // largest head_dim
 
 // One tile implementation per instruction set.

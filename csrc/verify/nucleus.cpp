@@ -12,7 +12,7 @@ namespace specdec {
 namespace {
 
 template <class Real>
-struct Candidate {
+struct Contender {
   Real level;
   int32_t id;
   double mass;  // exp(level * inv_t - top * inv_t)
@@ -75,19 +75,19 @@ Real top_k_bound(Scalar type, const void* row, int64_t vocab, int64_t k) {
   return maxima[k - 1];
 }
 
-// Reorders candidates so that the kept ones (mass strictly before them < target) come first; returns how
-// many. `before` is the mass of what precedes all candidates.
+// Reorders contenders so that the kept ones (mass strictly before them < target) come first; returns how
+// many. `before` is the mass of what precedes all contenders.
 template <class Real>
-int64_t nucleus_size(Candidate<Real>* c, int64_t count, double before, double target) {
-  int64_t low = 0, high = count;  // [0, low) is kept and weighs `before` with what precedes the candidates
+int64_t nucleus_size(Contender<Real>* c, int64_t count, double before, double target) {
+  int64_t low = 0, high = count;  // [0, low) is kept and weighs `before` with what precedes the contenders
   while (high - low > 24) {
-    Candidate<Real>*a = c + low, *b = c + (low + high) / 2, *d = c + high - 1;
+    Contender<Real>*a = c + low, *b = c + (low + high) / 2, *d = c + high - 1;
     if (precedes(*b, *a)) std::swap(*a, *b);
     if (precedes(*d, *b)) {
       std::swap(*b, *d);
       if (precedes(*b, *a)) std::swap(*a, *b);
     }
-    const Candidate<Real> pivot = *b;
+    const Contender<Real> pivot = *b;
     std::swap(*b, *d);
     int64_t split = low;
     double mass = 0;
@@ -104,12 +104,12 @@ int64_t nucleus_size(Candidate<Real>* c, int64_t count, double before, double ta
       low = split + 1;
     }
   }
-  std::sort(c + low, c + high, precedes<Candidate<Real>, Candidate<Real>>);
+  std::sort(c + low, c + high, precedes<Contender<Real>, Contender<Real>>);
   while (low < high && before < target) before += c[low++].mass;
   return low;
 }
 
-constexpr int64_t kFew = 4096;  // candidates that go to the quickselect without narrowing the window first
+constexpr int64_t kFew = 4096;  // contenders that go to the quickselect without narrowing the window first
 
 // One row and a window [low, high] of levels; elements above `high` are all kept.
 template <class Real>
@@ -127,31 +127,31 @@ class Selection {
   Real high() const { return high_; }
   double mass_above() const { return mass_above_; }
   double total() const { return rows::mass64(type_, row_, vocab_, inv_t_, top_scaled_, lowest_level()); }
-  std::vector<Candidate<Real>>& candidates() { return candidates_; }
+  std::vector<Contender<Real>>& contenders() { return contenders_; }
 
   void by_level(Real level) {
     open(level);
     gather(vocab_);
   }
-  // Leaves exactly the kept candidates of the k largest elements, given that the k-th is at least `bound`.
+  // Leaves exactly the kept contenders of the k largest elements, given that the k-th is at least `bound`.
   void by_count(int64_t k, Real bound) {
     open(bound);
     locate(false, static_cast<double>(k));
     k -= count_above_;
-    if (k < static_cast<int64_t>(candidates_.size())) {
-      std::nth_element(candidates_.begin(), candidates_.begin() + (k - 1), candidates_.end(),
-                       precedes<Candidate<Real>, Candidate<Real>>);
-      candidates_.resize(k);
+    if (k < static_cast<int64_t>(contenders_.size())) {
+      std::nth_element(contenders_.begin(), contenders_.begin() + (k - 1), contenders_.end(),
+                       precedes<Contender<Real>, Contender<Real>>);
+      contenders_.resize(k);
     }
   }
-  // Leaves the kept candidates of the elements with less than `target` mass before them, none below `bound`.
+  // Leaves the kept contenders of the elements with less than `target` mass before them, none below `bound`.
   void by_mass(double target, Real bound) {
     open(bound);
     locate(true, target);
     prune(target);
   }
   void prune(double target) {
-    candidates_.resize(nucleus_size(candidates_.data(), static_cast<int64_t>(candidates_.size()), mass_above_, target));
+    contenders_.resize(nucleus_size(contenders_.data(), static_cast<int64_t>(contenders_.size()), mass_above_, target));
   }
 
  private:
@@ -171,9 +171,9 @@ class Selection {
     if (found.size() < space) found.resize(space);
     const int64_t count = rows::collect(type_, row_, vocab_, low_, high_, limit, found.data());
     if (count > limit) return false;
-    candidates_.resize(count);
+    contenders_.resize(count);
     for (int64_t i = 0; i < count; ++i)
-      candidates_[i] = {found[i].level, found[i].id, relative_mass(found[i].level, inv_t_, top_scaled_)};
+      contenders_[i] = {found[i].level, found[i].id, relative_mass(found[i].level, inv_t_, top_scaled_)};
     return true;
   }
 
@@ -218,7 +218,7 @@ class Selection {
   Real low_, high_;
   int64_t count_above_;
   double mass_above_;
-  std::vector<Candidate<Real>> candidates_;
+  std::vector<Contender<Real>> contenders_;
 };
 
 }  // namespace
@@ -234,7 +234,7 @@ Nucleus<Real> select_nucleus(Scalar type, const void* row, int64_t vocab, Real i
     selection.by_count(top_k, top_k_bound<Real>(type, row, vocab, top_k));
     if (top_p < 1) {
       double total = selection.mass_above();
-      for (const Candidate<Real>& c : selection.candidates()) total += c.mass;
+      for (const Contender<Real>& c : selection.contenders()) total += c.mass;
       if (selection.mass_above() < top_p * total)
         selection.prune(top_p * total);
       else
@@ -253,7 +253,7 @@ Nucleus<Real> select_nucleus(Scalar type, const void* row, int64_t vocab, Real i
 
   double kept = selection.mass_above();
   Nucleus<Real> out{0, std::numeric_limits<Real>::infinity(), 0};
-  for (const Candidate<Real>& c : selection.candidates()) {
+  for (const Contender<Real>& c : selection.contenders()) {
     if (c.level < lowest) continue;
     kept += c.mass;
     if (c.level < out.cut)

@@ -263,9 +263,9 @@ struct BestLanes {
   I ids;
   // not a constructor: an implicit one would escape the instruction set chosen by the pragma
   SPECDEC_INLINE BestLanes none() { return {all(-kInfinity), I{}}; }
-  SPECDEC_INLINE_MEMBER void add(F candidate, I id) {
-    const I better = candidate > score;
-    score = better ? candidate : score;
+  SPECDEC_INLINE_MEMBER void add(F contender, I id) {
+    const I better = contender > score;
+    score = better ? contender : score;
     ids = better ? id : ids;
   }
   SPECDEC_INLINE_MEMBER void into(Best<float>* best) const {

@@ -6,10 +6,9 @@ kernel serves what and why.
 
 from __future__ import annotations
 
-from .dispatch import OPS, Backend, FallbackWarning, Op, UnsupportedError, explain, use_backend
-
 # Every operator's name is also the name of its folder: importing it here makes `specdec_kernels.<name>` the operator.
 from .chain_verify import chain_thresholds, chain_verify
+from .dispatch import OPS, Backend, FallbackWarning, Op, UnsupportedError, explain, use_backend
 from .draw_sample import draw_sample
 from .kv_commit import CacheTable, kv_commit
 from .kv_slots import kv_slots

@@ -209,14 +209,10 @@ class Op:
                     self._warn("; ".join(reasons))
                 return backend.name, backend.load()
             reasons.append(f"{backend.name}: {reason}")
-        everyone = [
-            f"{b.name}: {self._reason(b, args, kwargs) or 'can serve this call'}" for b in self.backends
-        ]
+        everyone = [f"{b.name}: {self._reason(b, args, kwargs) or 'can serve this call'}" for b in self.backends]
         known = any(b.name == wanted for b in self.backends)
         problem = "cannot serve this call" if known else "is not a backend of this operator"
-        raise UnsupportedError(
-            f"{self.name}: backend {wanted!r} {problem}. Backends:\n  " + "\n  ".join(everyone)
-        )
+        raise UnsupportedError(f"{self.name}: backend {wanted!r} {problem}. Backends:\n  " + "\n  ".join(everyone))
 
     def _traced(self, *args: Any, **kwargs: Any) -> Any:
         """The call as torch.compile sees it: the backend is picked once, while tracing."""
@@ -226,9 +222,7 @@ class Op:
     def _warn(self, reasons: str) -> None:
         if reasons not in self._warned:
             self._warned.add(reasons)
-            warnings.warn(
-                f"{self.name} runs on its slow PyTorch reference ({reasons})", FallbackWarning, stacklevel=4
-            )
+            warnings.warn(f"{self.name} runs on its slow PyTorch reference ({reasons})", FallbackWarning, stacklevel=4)
 
 
 def _pick_for_graph(name: str, device: str) -> str:

@@ -40,8 +40,7 @@ def cuda_missing() -> str | None:
         importlib.import_module("specdec_kernels._C_cuda")
     except ModuleNotFoundError:
         return (
-            "extension specdec_kernels._C_cuda not built; "
-            "run `SPECDEC_BUILD=cuda pip install -e .` with nvcc on PATH"
+            "extension specdec_kernels._C_cuda not built; run `SPECDEC_BUILD=cuda pip install -e .` with nvcc on PATH"
         )
     except ImportError as error:
         return f"extension specdec_kernels._C_cuda does not load ({error})"
@@ -83,9 +82,7 @@ def cpu_backend(
             return f"extension specdec_kernels._C is older than operator {op}; {REMEDY}"
         return reason
 
-    return Backend(
-        name, load, _on("cpu", why_not), missing_here, graph_device="cpu" if name == "cpu" else None
-    )
+    return Backend(name, load, _on("cpu", why_not), missing_here, graph_device="cpu" if name == "cpu" else None)
 
 
 def cuda_backend(

@@ -3,9 +3,9 @@
 A word is a pure function of (request seed, stream, position, index, token id); nothing depends on a row's place in the
 batch, on the number of steps so far or on a generator's state. ``csrc/random.h`` is the same arithmetic in C++.
 
-Bits agree everywhere because the exponential and the Gumbel variate are float32 polynomials of plain multiplications and
-additions: no fused multiply-add, no division, no library function. Do not compile these functions with a compiler that
-contracts ``a * b + c``.
+Bits agree everywhere because the exponential and the Gumbel variate are float32 polynomials of plain multiplications
+and additions: no fused multiply-add, no division, no library function. Do not compile these functions with a compiler
+that contracts ``a * b + c``.
 
 Philox: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011), section 3.3.
 """
@@ -97,9 +97,7 @@ def words(
     token = _int64(token, device)
     four = philox(token >> 2, position, index, stream, seed)
     lane = (token & 3).expand_as(four[0])
-    return torch.where(
-        lane < 2, torch.where(lane == 0, four[0], four[1]), torch.where(lane == 2, four[2], four[3])
-    )
+    return torch.where(lane < 2, torch.where(lane == 0, four[0], four[1]), torch.where(lane == 2, four[2], four[3]))
 
 
 def span_words(seeds: Tensor, positions: Tensor, index: Tensor | int, stream: int, count: int) -> Tensor:

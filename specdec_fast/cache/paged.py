@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from specdec_kernels import CacheTable, TreePlan, kv_commit, kv_slots
 from torch import Tensor
 
 from specdec_fast.cache.pages import PageAllocator
 from specdec_fast.interfaces import Slots
+from specdec_kernels import CacheTable, TreePlan, kv_commit, kv_slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class PagedCache:
     def fork(self, source: int, row: int, length: int) -> bool:
         """Let an empty row read the first `length` tokens of another: whole pages shared, the last one copied.
 
-        False (and nothing changed) when the pool is dry. While both rows live, neither may be rolled back into the pages
+        False (and nothing changed) when the pool is dry. While both rows live, neither may be rolled back into pages
         that they share: what is staged there next would be written for both.
         """
         if self._owned[row]:

@@ -94,9 +94,7 @@ def summary(comparisons: Sequence[Comparison]) -> dict[str, Any]:
     for each in comparisons:
         stats.merge(each.speculative.stats)
     plain = sum(len(c.plain.tokens) for c in comparisons) / sum(c.plain_seconds for c in comparisons)
-    fast = sum(len(c.speculative.tokens) for c in comparisons) / sum(
-        c.speculative_seconds for c in comparisons
-    )
+    fast = sum(len(c.speculative.tokens) for c in comparisons) / sum(c.speculative_seconds for c in comparisons)
     return {
         "plain_tokens_per_s": plain,
         "speculative_tokens_per_s": fast,
@@ -140,9 +138,7 @@ class Comparer:
             self._run(engine, item, brief)
         return sum(self._run(engine, item, params)[1] for engine in (self.plain, self.engine))
 
-    def compare(
-        self, items: Sequence[WorkItem], params: SamplingParams, repeats: int
-    ) -> Iterator[Comparison]:
+    def compare(self, items: Sequence[WorkItem], params: SamplingParams, repeats: int) -> Iterator[Comparison]:
         """Decode every item both ways `repeats` times, the two ways taking turns in going first."""
         for item in items:
             times: dict[Engine, list[float]] = {self.plain: [], self.engine: []}

@@ -35,9 +35,7 @@ def demo(
     draft_tokens: options.DraftTokens = None,
     temperature: Annotated[
         list[float] | None,
-        typer.Option(
-            "--temperature", "-T", help="May be repeated (default: 0 and 1).", rich_help_panel="Workload"
-        ),
+        typer.Option("--temperature", "-T", help="May be repeated (default: 0 and 1).", rich_help_panel="Workload"),
     ] = None,
     prompts: Annotated[
         int,
@@ -48,13 +46,9 @@ def demo(
     ] = 48,
     repeats: Annotated[
         int | None,
-        typer.Option(
-            "--repeats", help="Runs per prompt (default: 1 to 3, by speed).", rich_help_panel="Workload"
-        ),
+        typer.Option("--repeats", help="Runs per prompt (default: 1 to 3, by speed).", rich_help_panel="Workload"),
     ] = None,
-    seed: Annotated[
-        int, typer.Option("--seed", "-s", help="Seed of all prompts.", rich_help_panel="Workload")
-    ] = 0,
+    seed: Annotated[int, typer.Option("--seed", "-s", help="Seed of all prompts.", rich_help_panel="Workload")] = 0,
     dtype: options.Dtype = "float32",
     device: options.Device = "cpu",
     threads: options.Threads = None,

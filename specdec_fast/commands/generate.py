@@ -22,9 +22,7 @@ _MAX_ROWS = 8
 
 
 def generate(
-    prompt: Annotated[
-        str | None, typer.Argument(help="Text to continue; else --file or standard input.")
-    ] = None,
+    prompt: Annotated[str | None, typer.Argument(help="Text to continue; else --file or standard input.")] = None,
     file: Annotated[
         str | None,
         typer.Option(
@@ -34,9 +32,7 @@ def generate(
             rich_help_panel=_PROMPT,
         ),
     ] = None,
-    lines: Annotated[
-        bool, typer.Option("--lines", help="Every line is a prompt.", rich_help_panel=_PROMPT)
-    ] = False,
+    lines: Annotated[bool, typer.Option("--lines", help="Every line is a prompt.", rich_help_panel=_PROMPT)] = False,
     model: options.Model = "demo-target",
     draft: options.DraftModel = None,
     drafter: options.DrafterName = None,
@@ -79,9 +75,7 @@ def generate(
     as_json: options.Json = False,
     stats: Annotated[
         bool,
-        typer.Option(
-            "--stats", help="tau, alpha by position and time per verb, on stderr.", rich_help_panel=_OUTPUT
-        ),
+        typer.Option("--stats", help="tau, alpha by position and time per verb, on stderr.", rich_help_panel=_OUTPUT),
     ] = False,
     color: Annotated[
         bool,
@@ -119,9 +113,7 @@ def generate(
         ignore_eos=ignore_eos,
     )
     opening.quiet()
-    engine = opening.open_engine(
-        setup, threads=threads, max_rows=min(len(prompts), _MAX_ROWS), max_length=max_length
-    )
+    engine = opening.open_engine(setup, threads=threads, max_rows=min(len(prompts), _MAX_ROWS), max_length=max_length)
     job = _Job(engine, prompts, params, color=color, streams=not as_json)
     try:
         job.run()
@@ -164,9 +156,7 @@ class _Job:
         self.seconds = 0.0
         self._color, self._streams = color and self.out.is_terminal, streams
         if color and not self.out.is_terminal:
-            self.err.print(
-                "specdec: note: --color: standard output is not a terminal; FORCE_COLOR=1 colours a pipe"
-            )
+            self.err.print("specdec: note: --color: standard output is not a terminal; FORCE_COLOR=1 colours a pipe")
         self.handles = [self._submit(prompt, params) for prompt in prompts]
         self._painters = [Painter(handle, engine.tokenizer, by_origin=self._color) for handle in self.handles]
         self._shown = 0  # requests printed to their end
@@ -224,9 +214,7 @@ class _Job:
 
         prompt = self.prompts[at]
         words = (
-            prompt.strip().splitlines()[0]
-            if isinstance(prompt, str) and prompt.strip()
-            else f"{len(prompt)} tokens"
+            prompt.strip().splitlines()[0] if isinstance(prompt, str) and prompt.strip() else f"{len(prompt)} tokens"
         )
         reason = self.handles[at].finish_reason
         self.out.print(Text(f"── {at + 1}: {words[:60]} [{reason}]", "bold"), soft_wrap=True)

@@ -61,9 +61,7 @@ def resolve(
 
     get_rule(rule)
     if drafter is not None and drafter not in (NO_DRAFTER, *drafter_names()):
-        raise ValueError(
-            f"--drafter: got {drafter!r}; expected one of {', '.join(drafter_names())}, or {NO_DRAFTER}"
-        )
+        raise ValueError(f"--drafter: got {drafter!r}; expected one of {', '.join(drafter_names())}, or {NO_DRAFTER}")
     if draft is not None and drafter not in (None, "draft_model"):
         raise ValueError(f"--draft {draft} with --drafter {drafter}: expected only one of them")
     if draft_tokens is not None and draft_tokens < 0:
@@ -73,9 +71,7 @@ def resolve(
     if drafter is None and draft is not None:
         drafter = "draft_model"
     if draft_tokens and drafter in (None, NO_DRAFTER):
-        raise ValueError(
-            f"--draft-tokens {draft_tokens}: got no drafter; pass --draft MODEL or --drafter NAME"
-        )
+        raise ValueError(f"--draft-tokens {draft_tokens}: got no drafter; pass --draft MODEL or --drafter NAME")
     if draft_tokens == 0 or drafter == NO_DRAFTER:
         draft = drafter = None
     return Setup(model, draft, drafter, rule, draft_tokens or None, dtype, device, compile)
@@ -95,9 +91,7 @@ def open_engine(setup: Setup, *, threads: int | None, max_rows: int, max_length:
             raise ValueError(f"--threads: got {threads}; expected at least 1")
         torch.set_num_threads(threads)
     if max_length is not None and max_length < 2:
-        raise ValueError(
-            f"--max-length: got {max_length}; expected at least 2, one token of prompt and one of text"
-        )
+        raise ValueError(f"--max-length: got {max_length}; expected at least 2, one token of prompt and one of text")
     check_device(setup.device)
     return load(
         setup.model,
@@ -122,9 +116,7 @@ def check_device(name: str) -> None:
     except RuntimeError:
         raise ValueError(f"--device: got {name!r}; expected cpu, cuda or cuda:N") from None
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(
-            f"--device: got {name!r}; this machine has {torch.cuda.device_count()} CUDA devices; use cpu"
-        )
+        raise ValueError(f"--device: got {name!r}; this machine has {torch.cuda.device_count()} CUDA devices; use cpu")
 
 
 def quiet() -> None:

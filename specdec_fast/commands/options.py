@@ -10,9 +10,7 @@ _MODELS, _RUN, _SAMPLING = "Models", "Run", "Sampling"
 
 Model = Annotated[
     str,
-    typer.Option(
-        "--model", "-m", help="Target: a bundled name, a folder or a hub id.", rich_help_panel=_MODELS
-    ),
+    typer.Option("--model", "-m", help="Target: a bundled name, a folder or a hub id.", rich_help_panel=_MODELS),
 ]
 DraftModel = Annotated[
     str | None,
@@ -36,9 +34,7 @@ RuleName = Annotated[
 ]
 DraftTokens = Annotated[
     int | None,
-    typer.Option(
-        "--draft-tokens", "-k", help="Tokens drafted per step; 0: plain decoding.", rich_help_panel=_MODELS
-    ),
+    typer.Option("--draft-tokens", "-k", help="Tokens drafted per step; 0: plain decoding.", rich_help_panel=_MODELS),
 ]
 Dtype = Annotated[
     str,
@@ -49,23 +45,15 @@ Threads = Annotated[
     int | None,
     typer.Option("--threads", "-t", help="CPU threads (default: PyTorch's).", rich_help_panel=_RUN),
 ]
-Compile = Annotated[
-    bool, typer.Option("--compile", help="Run the models through torch.compile.", rich_help_panel=_RUN)
-]
+Compile = Annotated[bool, typer.Option("--compile", help="Run the models through torch.compile.", rich_help_panel=_RUN)]
 Json = Annotated[
     bool, typer.Option("--json", help="Exactly one JSON object on standard output.", rich_help_panel="Output")
 ]
-Temperature = Annotated[
-    float, typer.Option("--temperature", "-T", help="0 is greedy.", rich_help_panel=_SAMPLING)
-]
-TopK = Annotated[
-    int, typer.Option("--top-k", help="Keep the k likeliest tokens; 0: all.", rich_help_panel=_SAMPLING)
-]
+Temperature = Annotated[float, typer.Option("--temperature", "-T", help="0 is greedy.", rich_help_panel=_SAMPLING)]
+TopK = Annotated[int, typer.Option("--top-k", help="Keep the k likeliest tokens; 0: all.", rich_help_panel=_SAMPLING)]
 TopP = Annotated[
     float,
-    typer.Option(
-        "--top-p", help="Keep the likeliest tokens that make up this mass.", rich_help_panel=_SAMPLING
-    ),
+    typer.Option("--top-p", help="Keep the likeliest tokens that make up this mass.", rich_help_panel=_SAMPLING),
 ]
 MinP = Annotated[
     float,

@@ -36,9 +36,7 @@ def read_prompts(argument: str | None, file: str | None, lines: bool) -> list[Pr
         return [_checked(argument)]
     if file in (None, "-"):
         if file is None and sys.stdin.isatty():
-            raise ValueError(
-                "prompt: got none; pass it as an argument, with --file FILE, or on standard input"
-            )
+            raise ValueError("prompt: got none; pass it as an argument, with --file FILE, or on standard input")
         return _split(sys.stdin.read(), "", lines)
     assert file is not None
     path = Path(file)
@@ -57,9 +55,7 @@ def _split(text: str, suffix: str, lines: bool) -> list[Prompt]:
     if lines and suffix == ".json":
         raise ValueError("--lines: got a .json file; expected a text file; JSON lists need no --lines")
     if suffix == ".jsonl":
-        entries = [
-            _parse(line, f"line {number}") for number, line in enumerate(text.splitlines(), 1) if line.strip()
-        ]
+        entries = [_parse(line, f"line {number}") for number, line in enumerate(text.splitlines(), 1) if line.strip()]
     elif suffix == ".json":
         parsed = _parse(text, "the file")
         is_ids = isinstance(parsed, list) and parsed and all(isinstance(entry, int) for entry in parsed)
@@ -77,9 +73,7 @@ def _parse(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise ValueError(
-            f"--file: {where} is not JSON ({error}); expected strings or objects with a prompt"
-        ) from None
+        raise ValueError(f"--file: {where} is not JSON ({error}); expected strings or objects with a prompt") from None
 
 
 def _checked(entry: Any) -> Prompt:
@@ -89,13 +83,9 @@ def _checked(entry: Any) -> Prompt:
         raise ValueError("prompt: got an empty text; expected at least one character")
     if isinstance(entry, str):
         return entry
-    if isinstance(entry, list) and all(
-        isinstance(token, int) and not isinstance(token, bool) for token in entry
-    ):
+    if isinstance(entry, list) and all(isinstance(token, int) and not isinstance(token, bool) for token in entry):
         return entry
-    raise ValueError(
-        f"prompt: got {entry!r}; expected a text, a list of token ids, or an object with a prompt"
-    )
+    raise ValueError(f"prompt: got {entry!r}; expected a text, a list of token ids, or an object with a prompt")
 
 
 def unescape(text: str) -> str:
@@ -110,17 +100,13 @@ def bundled_workload() -> list[WorkItem]:
     path = ASSETS / "workload.json"
     if not path.is_file():
         raise ValueError(f"workload: {path} is missing; reinstall specdec-fast")
-    return [
-        WorkItem(entry["id"], entry["kind"], entry["prompt"]) for entry in json.loads(path.read_text("utf-8"))
-    ]
+    return [WorkItem(entry["id"], entry["kind"], entry["prompt"]) for entry in json.loads(path.read_text("utf-8"))]
 
 
 def one_of_each(items: Sequence[WorkItem], count: int) -> list[WorkItem]:
     """The first `count` items, kinds taking turns. Raises ValueError when there are not as many."""
     if not 1 <= count <= len(items):
-        raise ValueError(
-            f"--prompts: got {count}; expected 1..{len(items)}, the size of the bundled workload"
-        )
+        raise ValueError(f"--prompts: got {count}; expected 1..{len(items)}, the size of the bundled workload")
     by_kind: dict[str, list[WorkItem]] = {}
     for item in items:
         by_kind.setdefault(item.kind, []).append(item)

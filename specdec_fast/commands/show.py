@@ -100,9 +100,7 @@ def legend() -> Text:
     """What the colours mean, one per line."""
     from rich.text import Text
 
-    lines = [
-        Text.assemble((f"{name:<9}", STYLES[name]), (f"  {words}", "dim")) for name, words in MEANINGS.items()
-    ]
+    lines = [Text.assemble((f"{name:<9}", STYLES[name]), (f"  {words}", "dim")) for name, words in MEANINGS.items()]
     return Text("\n").join(lines)
 
 
@@ -121,8 +119,6 @@ def stats_table(stats: Any, seconds: float) -> Any:
         table.add_row("alpha", f"{stats.mean_alpha:.2f} of tested draft tokens accepted")
         table.add_row("by position", " ".join(f"{rate:.2f}" for rate in stats.alpha))
     total = sum(stats.seconds.values())
-    by_verb = "  ".join(
-        f"{verb} {share / total:.0%}" for verb, share in stats.seconds.items() if share >= total / 200
-    )
+    by_verb = "  ".join(f"{verb} {share / total:.0%}" for verb, share in stats.seconds.items() if share >= total / 200)
     table.add_row("time", by_verb if total else "none")
     return table

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from specdec_kernels import draw_sample, replay_sample
 from torch import Tensor
 
 from specdec_fast.draft import Draft, Laws, concat_laws, packed_shape
 from specdec_fast.interfaces import Acceptance, Budget, Needs, Rng, StateView, TargetOutput
 from specdec_fast.sampling import Sampling, ban_early_stops
 from specdec_fast.targets.huggingface import HuggingFaceTarget
+from specdec_kernels import draw_sample, replay_sample
 
 PICKS = ("coupled", "drawn", "greedy")
 
@@ -97,7 +97,9 @@ class DraftModelDrafter:
 
     def _catch_up(self, rows: list[int], tokens: list[Sequence[int]]) -> Tensor:
         """Drop what was not accepted, feed what is new; logits [B, V] after the root."""
-        kept, fed, counts = [], [], []
+        kept: list[int] = []
+        fed: list[int] = []
+        counts: list[int] = []
         for row, have in zip(rows, tokens):
             start, drafted = self._stored[row]
             for token in drafted:  # drafted tokens that were accepted are already stored

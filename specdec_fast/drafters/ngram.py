@@ -1,4 +1,4 @@
-"""Prompt lookup: the tokens that followed the last occurrence of the newest n-gram (Saxena 2023, prompt lookup decoding).
+"""Prompt lookup: the tokens that followed the last occurrence of the newest n-gram (Saxena 2023, prompt lookup).
 
 Needs no model. Keeps an index of every n-gram's last place per row, extended as tokens are committed.
 Tests: tests/drafters/test_ngram.py and the contract suite.
@@ -38,7 +38,7 @@ class _Index:
 
 
 class NgramDrafter:
-    """Copies up to `num_draft_tokens` tokens from behind the last match of the longest suffix of n_max..n_min tokens."""
+    """Copies up to `num_draft_tokens` tokens behind the last match of the longest suffix of n_max..n_min tokens."""
 
     name = "ngram"
     needs = Needs(topology="chain", host_tokens=True)

@@ -1,18 +1,17 @@
 """Greedy: accept iff the drafted token is the target's arg-max (Stern et al. 2018, section 3). Temperature 0 only.
 
-Every rule does the same at T = 0; this one says so and reads nothing but the arg-max. Tests: tests/rules/test_greedy.py.
+Every rule does the same at T = 0; this one says so and reads the arg-max only. Tests: tests/rules/test_greedy.py.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specdec_kernels import TreePlan
-
 from specdec_fast.draft import Draft, Laws
 from specdec_fast.interfaces import Acceptance, Needs, Rng
 from specdec_fast.rules.replay import walk
 from specdec_fast.sampling import SamplingParams
+from specdec_kernels import TreePlan
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,18 +10,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specdec_kernels import TreePlan, replay_sample, tree_verify
 from torch import Tensor
 
 from specdec_fast.draft import Draft, Laws
 from specdec_fast.interfaces import Acceptance, Needs, Rng
 from specdec_fast.sampling import SamplingParams
+from specdec_kernels import TreePlan, replay_sample, tree_verify
 
 
 def walk(draft: Draft, plan: TreePlan, choice: Tensor) -> Acceptance:
     """Follow the target's choice from the root as far as the draft has it. choice: int64 [M]."""
     path, accepted, following = tree_verify(
-        draft.tokens, draft.offsets, plan.first_child, plan.next_sibling, choice, draft.scouts, max_depth=draft.max_depth
+        draft.tokens,
+        draft.offsets,
+        plan.first_child,
+        plan.next_sibling,
+        choice,
+        draft.scouts,
+        max_depth=draft.max_depth,
     )
     return Acceptance(path, accepted, following, choice)
 

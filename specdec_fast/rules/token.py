@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specdec_kernels import TreePlan, chain_verify
-
 from specdec_fast.draft import Draft, Laws
 from specdec_fast.interfaces import Acceptance, Needs, Rng
 from specdec_fast.sampling import SamplingParams
+from specdec_kernels import TreePlan, chain_verify
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
-from specdec_kernels import kv_stage, tree_attention
 from torch import Tensor
 
 from specdec_fast.cache.paged import LayerShape
 from specdec_fast.interfaces import Slots
+from specdec_kernels import kv_stage, tree_attention
 
 NAME = "specdec_paged"
 
@@ -55,7 +56,7 @@ def attend(
             f"a model with attention '{NAME}' was called outside its target; call HuggingFaceTarget.extend or .score, "
             "or give the model its own attention back with model.set_attn_implementation('sdpa')"
         )
-    layer = module.layer_idx
+    layer: Any = module.layer_idx
     if isinstance(packed, Probe):
         packed.layers[layer] = LayerShape(key.shape[1], key.shape[3], value.shape[3])
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from specdec_kernels import TreePlan
 from torch import Tensor
 
 from specdec_fast.cache.paged import LayerShape, PagedCache
 from specdec_fast.draft import Draft
 from specdec_fast.interfaces import Slots, TargetOutput
 from specdec_fast.targets import attention
+from specdec_kernels import TreePlan
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -62,7 +62,8 @@ class HuggingFaceTarget:
         self.device = model.device
         self.context_limit = int(getattr(model.config.get_text_config(), "max_position_embeddings", 2**31 - 1))
         self.max_length = min(self.context_limit, 4096 if max_length is None else max_length)
-        embedded = model.get_input_embeddings().weight.shape[0]
+        weight: Any = model.get_input_embeddings().weight
+        embedded = int(weight.shape[0])
         self.vocab_size = min(vocab_size or embedded, embedded)
         _set_attention(model)
         self._forward: Any = model.forward
@@ -179,7 +180,7 @@ def _refuse_unsupported(model: PreTrainedModel) -> None:
         raise UnsupportedModelError(f"{name}: got an encoder-decoder; expected a decoder-only causal language model")
     if getattr(model, "_is_stateful", False):
         raise UnsupportedModelError(
-            f"{name}: got a model with recurrent state; expected attention layers only; recurrent state cannot be rolled "
+            f"{name}: got a model with recurrent state; expected attention layers only; that state cannot be rolled "
             "back by forgetting slots"
         )
     if not getattr(model, "_supports_attention_backend", False):

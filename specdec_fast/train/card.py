@@ -48,8 +48,7 @@ def card(recipe: Recipe, numbers: dict[str, Any], notes: str = "") -> str:
         for name, value in work["greedy"]["distinct_4"].items()
     )
     stages = "\n".join(
-        f"| {name} | {row['step']:,} | {row['tokens']:,} | {row['seconds']:.0f} |"
-        for name, row in training.items()
+        f"| {name} | {row['step']:,} | {row['tokens']:,} | {row['seconds']:.0f} |" for name, row in training.items()
     )
     held_bits = "\n".join(
         f"| {kind} | {bits['target'][kind]:.3f} | {bits['draft'][kind]:.3f} |" for kind in bits["target"]

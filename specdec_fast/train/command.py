@@ -6,7 +6,7 @@ import dataclasses
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -25,7 +25,8 @@ class _Progress:
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
         self.live = sys.stdout.isatty()
-        self.every, self.last, self.tasks = every, 0.0, {}
+        self.every, self.last = every, 0.0
+        self.tasks: dict[Any, Any] = {}
         self.bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -51,22 +52,14 @@ class _Progress:
 
 @app.command("demo-pair")
 def demo_pair(
-    out: Annotated[Path, typer.Option(help="Work folder; an interrupted run goes on from here.")] = Path(
-        "demo-pair"
-    ),
-    minutes: Annotated[
-        float | None, typer.Option(help="Train so long in all instead of by tokens.")
-    ] = None,
+    out: Annotated[Path, typer.Option(help="Work folder; an interrupted run goes on from here.")] = Path("demo-pair"),
+    minutes: Annotated[float | None, typer.Option(help="Train so long in all instead of by tokens.")] = None,
     target_tokens: Annotated[int, typer.Option(help="Tokens the target is trained on.")] = 8_000_000,
     draft_tokens: Annotated[int, typer.Option(help="Tokens the draft is distilled on.")] = 16_000_000,
     threads: Annotated[int, typer.Option(help="CPU threads; 0 leaves PyTorch's default.")] = 0,
-    workers: Annotated[
-        int, typer.Option(help="Processes that train together, one thread each; 1 uses --threads.")
-    ] = 1,
+    workers: Annotated[int, typer.Option(help="Processes that train together, one thread each; 1 uses --threads.")] = 1,
     seed: Annotated[int, typer.Option(help="Seed of everything that is drawn.")] = 0,
-    compiled: Annotated[
-        bool, typer.Option("--compile/--no-compile", help="Train through torch.compile.")
-    ] = True,
+    compiled: Annotated[bool, typer.Option("--compile/--no-compile", help="Train through torch.compile.")] = True,
     install: Annotated[bool, typer.Option(help="Copy the result over the bundled pair.")] = False,
 ) -> None:
     """Train tokenizer, target and draft of the demo pair from the text on this machine (CPU, resumable)."""
@@ -83,9 +76,7 @@ def demo_pair(
     progress = _Progress()
     try:
         with progress.bar:
-            numbers = pair.run(
-                recipe, out, progress, say=progress.bar.console.print if progress.live else print
-            )
+            numbers = pair.run(recipe, out, progress, say=progress.bar.console.print if progress.live else print)
     except CorpusNotFound as error:
         typer.secho(f"The training text is not all here: {error}", err=True, fg="red")
         raise typer.Exit(2) from error

@@ -102,12 +102,8 @@ def read_kjv() -> Iterator[Document]:
     """The King James Bible, one chapter a document. *Raises* CorpusNotFound without the Debian packages."""
     program = shutil.which("bible") or shutil.which("bible", path="/usr/bin:/usr/games:/usr/local/bin")
     if program is None:
-        raise CorpusNotFound(
-            "no program called bible: install the Debian packages bible-kjv and bible-kjv-text"
-        )
-    done = subprocess.run(
-        [program, "-f", "-l20000", "gen1:1-rev22:21"], capture_output=True, text=True, timeout=120
-    )
+        raise CorpusNotFound("no program called bible: install the Debian packages bible-kjv and bible-kjv-text")
+    done = subprocess.run([program, "-f", "-l20000", "gen1:1-rev22:21"], capture_output=True, text=True, timeout=120)
     if done.returncode or "God created the heaven" not in done.stdout:
         raise CorpusNotFound(
             "the program bible printed no text: install the Debian package bible-kjv-text "
@@ -118,7 +114,9 @@ def read_kjv() -> Iterator[Document]:
 
 def split_chapters(lines: Iterable[str]) -> Iterator[Document]:
     """Chapters out of lines such as ``Ge1:1 In the beginning ...``, in the order of the canon."""
-    book, key, verses, index = "", None, [], -1
+    book, index = "", -1
+    key: tuple[int, str] = (-1, "")
+    verses: list[str] = []
     for line in lines:
         match = VERSE.match(line)
         if match is None:
@@ -155,7 +153,5 @@ def read_corpus() -> list[Document]:
         except CorpusNotFound as error:
             missing.append(str(error))
     if missing:
-        raise CorpusNotFound(
-            "; ".join(missing) + ". In one line: apt-get install python3-doc bible-kjv bible-kjv-text"
-        )
+        raise CorpusNotFound("; ".join(missing) + ". In one line: apt-get install python3-doc bible-kjv bible-kjv-text")
     return documents

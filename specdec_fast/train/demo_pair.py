@@ -10,6 +10,7 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from specdec_fast.train.corpus import Document, held_out, read_corpus
 from specdec_fast.train.data import Tokens, arrange
@@ -46,7 +47,7 @@ def run(
     documents: list[Document] | None = None,
     stop_after: int | None = None,
     say: Callable[[str], None] = print,
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Run every stage that is not done and return the measured numbers.
 
     ``documents`` replaces the corpus of this machine; ``stop_after`` ends each training stage after so many
@@ -68,9 +69,7 @@ def run(
         begun = time.monotonic()
         progress: Progress = together(stage, recipe, out, report, stop_after, recipe.workers)
         if not progress.done:
-            raise Unfinished(
-                f"stage {name} stopped at step {progress.step}; run again with --out {out} to go on"
-            )
+            raise Unfinished(f"stage {name} stopped at step {progress.step}; run again with --out {out} to go on")
         say(
             f"{name}: {progress.tokens:,} tokens in {progress.seconds:.0f} s "
             f"(this call {time.monotonic() - begun:.0f} s), loss {progress.loss:.4f}"

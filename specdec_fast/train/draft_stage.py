@@ -59,9 +59,7 @@ def _pieces(recipe: Recipe) -> list[tuple[int, int]]:
 
 
 @torch.no_grad()
-def write_contexts(
-    recipe: Recipe, target: LlamaForCausalLM, out: Path, report: Report, team: Team = Team()
-) -> None:
+def write_contexts(recipe: Recipe, target: LlamaForCausalLM, out: Path, report: Report, team: Team = Team()) -> None:
     """Store contexts and the target's last hidden states there, resumably: contexts.npy, hidden.npy.
 
     Contexts are training text and, for a share, text the target itself continues at temperature 1 or
@@ -85,9 +83,7 @@ def write_contexts(
     done = int(mark.read_text()) if mark.exists() else 0
     for number, (first, last) in list(enumerate(mine))[done:]:
         if first < recipe.corpus_contexts:
-            ids = torch.cat([blocks(row, i, 1, length, recipe.seed + 1) for i in range(first, last)])[
-                :, :length
-            ]
+            ids = torch.cat([blocks(row, i, 1, length, recipe.seed + 1) for i in range(first, last)])[:, :length]
         else:
             generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + first)
             prefix = torch.cat([blocks(row, i, 1, length, recipe.seed + 2) for i in range(first, last)])[

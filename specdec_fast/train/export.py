@@ -39,7 +39,7 @@ def save_model(model: LlamaForCausalLM, tokenizer_folder: Path, folder: Path) ->
 
     end = model.config.eos_token_id
     model.generation_config = GenerationConfig(bos_token_id=end, eos_token_id=end, pad_token_id=end)
-    model = model.to(torch.bfloat16)
+    model = model.bfloat16()
     model.config.dtype = torch.bfloat16
     model.save_pretrained(folder, safe_serialization=True)
     load_tokenizer(tokenizer_folder).save_pretrained(folder)
@@ -168,9 +168,7 @@ def measure_pair(recipe: Recipe, out: Path, say: Callable[[str], None] = print) 
     (export / "demo-pair.json").write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
     (out / "texts.json").write_text(json.dumps(texts, indent=1), encoding="utf-8")
     notes = out / "notes.md"
-    write_card(
-        recipe, numbers, export / "demo-pair.md", notes.read_text(encoding="utf-8") if notes.exists() else ""
-    )
+    write_card(recipe, numbers, export / "demo-pair.md", notes.read_text(encoding="utf-8") if notes.exists() else "")
     return numbers
 
 

@@ -19,8 +19,7 @@ HeldDocument = tuple[str, np.ndarray, int]  # domain, token ids (the end token f
 
 
 def distinct(tokens: Sequence[int], n: int = 4) -> float:
-    """Unique n-grams / all n-grams; 1.0 when the text is shorter than n. Li et al. 2016 (arXiv:1510.03055).
-    """
+    """Unique n-grams / all n-grams; 1.0 when the text is shorter than n. Li et al. 2016 (arXiv:1510.03055)."""
     grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
     return len(set(grams)) / len(grams) if grams else 1.0
 
@@ -33,9 +32,7 @@ def overlap(target_logits: Tensor, draft_logits: Tensor) -> Tensor:
     return torch.minimum(target_logits.float().softmax(-1), draft_logits.float().softmax(-1)).sum(-1)
 
 
-def windows(
-    documents: Iterable[HeldDocument], length: int, limit: int | None = None
-) -> Iterator[tuple[str, Tensor]]:
+def windows(documents: Iterable[HeldDocument], length: int, limit: int | None = None) -> Iterator[tuple[str, Tensor]]:
     """Pieces of at most ``length + 1`` tokens, overlapping by one: only the first is not predicted.
 
     With a ``limit``, evenly spread pieces of about so many tokens per domain.
@@ -64,9 +61,7 @@ def bytes_per_token(documents: Sequence[HeldDocument]) -> dict[str, float]:
     return {domain: size / tokens for domain, (size, tokens) in counts.items()}
 
 
-def bits_per_byte(
-    rows: dict[str, dict[str, float]], documents: Sequence[HeldDocument], who: str
-) -> dict[str, float]:
+def bits_per_byte(rows: dict[str, dict[str, float]], documents: Sequence[HeldDocument], who: str) -> dict[str, float]:
     """Bits per byte by domain and over ``all``, out of the bits per token that `acceptance` found.
 
     ``who`` is ``target`` or ``draft``; domains count in ``all`` by their bytes.
@@ -105,8 +100,7 @@ def acceptance(
         )
         for name in (kind, "all"):
             sums[name] = sums.get(name, np.zeros(6)) + row
-    names = ("alpha", "greedy_agreement", "p_of_draft_argmax")
-    names += ("target_bits_per_token", "draft_bits_per_token")
+    names = ("alpha", "greedy_agreement", "p_of_draft_argmax", "target_bits_per_token", "draft_bits_per_token")
     return {
         kind: {
             **{name: float(value / row[0]) for name, value in zip(names, row[1:], strict=True)},

@@ -1,5 +1,4 @@
-"""Muon for the hidden matrices, AdamW for the rest: one optimiser, float32, sized for a small model on a CPU.
-"""
+"""Muon for the hidden matrices, AdamW for the rest: one optimiser, float32, sized for a small model on a CPU."""
 
 from __future__ import annotations
 
@@ -45,7 +44,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
         momentum: float = 0.95,
         betas: tuple[float, float] = (0.9, 0.95),
     ) -> None:
-        matrices, rest = [], []
+        matrices: list[torch.nn.Parameter] = []
+        rest: list[torch.nn.Parameter] = []
         for name, parameter in named:
             (matrices if parameter.ndim == 2 and ".layers." in name else rest).append(parameter)
         groups = [
@@ -73,6 +73,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
                 state = self.state[p]
                 if "momentum" not in state:
                     state["momentum"] = torch.zeros_like(p)
+                assert p.grad is not None
                 state["momentum"].lerp_(p.grad, 1 - group["momentum"])
                 updates.append(p.grad.lerp(state["momentum"], group["momentum"]))
             stack = orthogonalise(torch.stack(updates))

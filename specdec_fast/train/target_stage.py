@@ -133,9 +133,7 @@ def train_unlikelihood(
         generator = torch.Generator().manual_seed(int(rng.integers(2**62)))
         rows = len(team.share(recipe.repeat_rows))
         starts = rng.integers(0, len(row) - recipe.repeat_prefix, rows)
-        prefix = torch.from_numpy(
-            np.stack([row[s : s + recipe.repeat_prefix].astype(np.int64) for s in starts])
-        )
+        prefix = torch.from_numpy(np.stack([row[s : s + recipe.repeat_prefix].astype(np.int64) for s in starts]))
         temperature = (0.0, 0.0, 0.7)[step % 3]
         written = continue_text(model, prefix, recipe.repeat_length, temperature, generator)
         mask = repetition_mask(written, recipe.repeat_prefix)[:, 1:]

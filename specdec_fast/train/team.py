@@ -39,14 +39,14 @@ class Team:
         """Average all gradients in place, and the given numbers, over the members."""
         if self.size == 1:
             return values
-        given = [p for p in parameters if p.grad is not None]
-        flat = torch.cat([p.grad.flatten() for p in given] + [torch.tensor(values, dtype=torch.float32)])
+        given = [p.grad for p in parameters if p.grad is not None]
+        flat = torch.cat([grad.flatten() for grad in given] + [torch.tensor(values, dtype=torch.float32)])
         torch.distributed.all_reduce(flat)
         flat /= self.size
         at = 0
-        for p in given:
-            p.grad.copy_(flat[at : at + p.numel()].view_as(p))
-            at += p.numel()
+        for grad in given:
+            grad.copy_(flat[at : at + grad.numel()].view_as(grad))
+            at += grad.numel()
         return tuple(float(v) for v in flat[at:])
 
 
@@ -72,8 +72,7 @@ def _member(stage: Stage, recipe: Any, out: Path, stop_after: int | None, team: 
 def together(
     stage: Stage, recipe: Any, out: Path, report: Callable[..., None], stop_after: int | None, size: int
 ) -> Any:
-    """Run a stage with ``size`` members, this process the first of them; its result. Size 1 runs it plainly.
-    """
+    """Run a stage with ``size`` members, this process the first of them; its result. Size 1 runs it plainly."""
     if size == 1:
         return stage(recipe, out, report, stop_after, Team())
     handle, name = tempfile.mkstemp(prefix="meeting-", dir=out)
@@ -82,9 +81,7 @@ def together(
     meeting = f"file://{Path(name).resolve()}"
     context = multiprocessing.get_context("spawn")
     others = [
-        context.Process(
-            target=_member, args=(stage, recipe, out, stop_after, Team(rank, size), meeting), daemon=True
-        )
+        context.Process(target=_member, args=(stage, recipe, out, stop_after, Team(rank, size), meeting), daemon=True)
         for rank in range(1, size)
     ]
     threads = torch.get_num_threads()

@@ -17,9 +17,7 @@ END = "<|endoftext|>"
 VOCABULARY = 1024
 
 
-def train_tokenizer(
-    texts: Iterable[str], size: int = VOCABULARY, context: int = 2048
-) -> PreTrainedTokenizerFast:
+def train_tokenizer(texts: Iterable[str], size: int = VOCABULARY, context: int = 2048) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer of exactly ``size`` entries; id 0 begins, ends and separates documents.
 
     Sennrich et al. 2016 (arXiv:1508.07909), on bytes as in GPT-2.

@@ -9,8 +9,7 @@ from torch import Tensor
 
 
 def repeated(tokens: Sequence[int], start: int, n: int = 4) -> list[bool]:
-    """For every token: does it complete an n-gram that already ended earlier, counting from ``start`` only?
-    """
+    """For every token: does it complete an n-gram that already ended earlier, counting from ``start`` only?"""
     seen: set[tuple[int, ...]] = set()
     marks = [False] * len(tokens)
     for end in range(start + n, len(tokens) + 1):

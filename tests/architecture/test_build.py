@@ -21,9 +21,7 @@ SETUP = (ROOT / "setup.py").read_text()
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 
 
-def declared(
-    monkeypatch: pytest.MonkeyPatch, mode: str, root: Path = ROOT, command: str = "build"
-) -> dict[str, Any]:
+def declared(monkeypatch: pytest.MonkeyPatch, mode: str, root: Path = ROOT, command: str = "build") -> dict[str, Any]:
     """What setup.py hands to setuptools in a mode."""
     seen: dict[str, Any] = {}
     monkeypatch.setattr(setuptools, "setup", seen.update)
@@ -81,9 +79,7 @@ def test_a_failing_compiler_stops_only_who_insists(
             if mode == "auto":
                 command.run()
                 assert all(extension.optional for extension in command.extensions)
-                assert (
-                    "the extension was NOT built: RuntimeError: no such compiler" in capsys.readouterr().err
-                )
+                assert "the extension was NOT built: RuntimeError: no such compiler" in capsys.readouterr().err
             else:
                 with pytest.raises(RuntimeError, match="no such compiler"):
                     command.run()
@@ -126,20 +122,14 @@ def test_torch_is_a_dependency_of_the_package_but_not_of_its_build() -> None:
 BINARY = ROOT / "kernels" / "specdec_kernels" / "_C.abi3.so"
 
 
-@pytest.mark.skipif(
-    not BINARY.exists() or shutil.which("nm") is None, reason="no extension in the tree, or no nm"
-)
+@pytest.mark.skipif(not BINARY.exists() or shutil.which("nm") is None, reason="no extension in the tree, or no nm")
 def test_the_binary_needs_only_the_stable_abi() -> None:
     """One file for torch 2.11 to 2.15: no mangled symbol of torch, only its C shims."""
-    table = subprocess.run(
-        ["nm", "-D", "--undefined-only", str(BINARY)], capture_output=True, text=True, check=True
-    )
+    table = subprocess.run(["nm", "-D", "--undefined-only", str(BINARY)], capture_output=True, text=True, check=True)
     needed = [line.split()[-1] for line in table.stdout.splitlines()]
     assert not [name for name in needed if re.match(r"_ZN?K?\d*(2at|3c10|5torch)", name)]
     assert [name for name in needed if name.startswith(("aoti_torch_", "torch_"))]
-    exported = subprocess.run(
-        ["nm", "-D", "--defined-only", str(BINARY)], capture_output=True, text=True, check=True
-    )
+    exported = subprocess.run(["nm", "-D", "--defined-only", str(BINARY)], capture_output=True, text=True, check=True)
     assert "PyInit__C" in exported.stdout and "tree_attention" not in exported.stdout
 
 
@@ -172,8 +162,6 @@ def test_cuda_sources_compile(source: Path) -> None:
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
-    spills = [
-        line for line in done.stderr.splitlines() if "spill" in line and "0 bytes spill stores" not in line
-    ]
+    spills = [line for line in done.stderr.splitlines() if "spill" in line and "0 bytes spill stores" not in line]
     assert spills == []
     stamp.touch()

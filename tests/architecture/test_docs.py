@@ -75,9 +75,7 @@ def missing_paths(root: Path, documents: Iterable[Path]) -> list[str]:
 
 
 def make_targets(root: Path) -> set[str]:
-    return set(
-        re.findall(r"^([a-z][\w-]*):", (root / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
-    )
+    return set(re.findall(r"^([a-z][\w-]*):", (root / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
 
 
 def subcommands() -> set[str]:
@@ -103,9 +101,7 @@ def wrong_commands(root: Path, documents: Iterable[Path], verbs: set[str]) -> li
         for name in re.findall(r"(?:^|[\n$;&/] *)specdec ([a-z]+)", "\n".join(code)):
             if name not in verbs:
                 known = ", ".join(sorted(verbs))
-                found.append(
-                    f"{document.relative_to(root)}: specdec {name}: no such command; there are {known}"
-                )
+                found.append(f"{document.relative_to(root)}: specdec {name}: no such command; there are {known}")
     return found
 
 
@@ -277,9 +273,7 @@ def test_a_planted_path_is_caught(tmp_path: Path) -> None:
 
 
 def test_a_planted_command_is_caught(tmp_path: Path) -> None:
-    text = (
-        "`make test`, `make coffee`\n```bash\n$ make demo\nspecdec demo && specdec bench\nspecdec brew\n```\n"
-    )
+    text = "`make test`, `make coffee`\n```bash\n$ make demo\nspecdec demo && specdec bench\nspecdec brew\n```\n"
     document, _ = write(tmp_path, {"README.md": text, "Makefile": "demo: x\ntest:\n"})
     found = wrong_commands(tmp_path, [document], {"demo", "bench"})
     assert [line.split(":")[1].strip() for line in found] == ["make coffee", "specdec brew"]

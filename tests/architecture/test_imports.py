@@ -27,9 +27,7 @@ print(json.dumps(found))
 def probe(*statements: str, prelude: str = "import torch", cwd: Path) -> list[tuple[float, list[str]]]:
     """(seconds, newly loaded modules) of each statement, all in one fresh interpreter."""
     source = PROBE.format(statements=statements, prelude=prelude)
-    done = subprocess.run(
-        [sys.executable, "-c", source], capture_output=True, text=True, cwd=cwd, timeout=120
-    )
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, cwd=cwd, timeout=120)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -79,9 +77,7 @@ FIND = "import importlib.util as u; s = u.find_spec('kernels'); print('found', s
 
 def test_kernels_does_not_resolve_to_our_tree(tmp_path: Path) -> None:
     """`kernels` is another project's package: an installed specdec-fast must not answer to that name."""
-    done = subprocess.run(
-        [sys.executable, "-c", FIND], capture_output=True, text=True, cwd=tmp_path, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", FIND], capture_output=True, text=True, cwd=tmp_path, check=True)
     assert "specdec" not in done.stdout.replace("specdec-fast/.venv", "")
 
 
@@ -89,7 +85,5 @@ def test_a_real_kernels_package_wins_even_from_our_root(tmp_path: Path, root: Pa
     (tmp_path / "kernels").mkdir()
     (tmp_path / "kernels" / "__init__.py").write_text("")
     source = f"import sys; sys.path.append({str(tmp_path)!r}); {FIND}"
-    done = subprocess.run(
-        [sys.executable, "-c", source], capture_output=True, text=True, cwd=root, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, cwd=root, check=True)
     assert done.stdout.strip() == f"found {tmp_path / 'kernels' / '__init__.py'}"

@@ -115,17 +115,13 @@ def violations(root: Path, files: Iterable[Path]) -> list[str]:
             if outer not in PACKAGES:
                 allowed = OUTSIDE.get(layer)
                 if allowed is not None and outer not in sys.stdlib_module_names and outer not in allowed:
-                    found.append(
-                        f"{place}:{item.line}: {layer} imports {outer}; it may import {sorted(allowed)}"
-                    )
+                    found.append(f"{place}:{item.line}: {layer} imports {outer}; it may import {sorted(allowed)}")
                 continue
             other = layer_of(item.target)
             if other == layer == "drafters" and len({module, item.target, "specdec_fast.drafters"}) == 3:
                 found.append(f"{place}:{item.line}: drafter imports {item.target}; drafters are independent")
             elif other != layer and other not in MAY_IMPORT[layer]:
-                found.append(
-                    f"{place}:{item.line}: {layer} imports {item.target}, which is above or beside it"
-                )
+                found.append(f"{place}:{item.line}: {layer} imports {item.target}, which is above or beside it")
     return found
 
 
@@ -133,9 +129,7 @@ def cycles(root: Path, files: Iterable[Path]) -> list[str]:
     """One line per import cycle at run time (imports for type checking alone do not count)."""
     known = modules_of(root, files)
     graph = {
-        module: sorted(
-            {i.target for i in imports_of(module, path, set(known)) if not i.typing_only} & set(known)
-        )
+        module: sorted({i.target for i in imports_of(module, path, set(known)) if not i.typing_only} & set(known))
         for module, path in known.items()
     }
     state: dict[str, int] = {}
@@ -164,9 +158,7 @@ def foreign_includes(root: Path, files: Iterable[Path]) -> list[str]:
         if inside and path.suffix in (".h", ".cpp", ".cu", ".cuh"):
             for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
                 if re.match(r'\s*#\s*include\s*[<"](torch|ATen|c10|pybind11|Python\.h)', line):
-                    found.append(
-                        f"{path.relative_to(root)}:{number}: {line.strip()}; take plain pointers instead"
-                    )
+                    found.append(f"{path.relative_to(root)}:{number}: {line.strip()}; take plain pointers instead")
     return found
 
 
@@ -182,9 +174,7 @@ def test_only_bindings_include_framework_headers(root: Path, listed: Callable[[P
     assert foreign_includes(root, listed(root)) == []
 
 
-def test_the_operators_are_reached_through_their_package_only(
-    root: Path, listed: Callable[[Path], list[Path]]
-) -> None:
+def test_the_operators_are_reached_through_their_package_only(root: Path, listed: Callable[[Path], list[Path]]) -> None:
     direct = [
         str(path.relative_to(root))
         for path in listed(root)

@@ -81,9 +81,7 @@ def parts_without_company(root: Path, files: Iterable[Path]) -> list[str]:
             found.append(f"{name}: no benchmark under benchmarks/ mentions it")
 
     for op in sorted(operators(root, files)):
-        expect(
-            op, f"{KERNELS}/{op}/__init__.py", f"{KERNELS}/{op}/reference.py", f"tests/kernels/test_{op}.py"
-        )
+        expect(op, f"{KERNELS}/{op}/__init__.py", f"{KERNELS}/{op}/reference.py", f"tests/kernels/test_{op}.py")
         expect_benchmark(op)
     for kind in ("drafters", "rules"):
         for place in sorted(present):

@@ -16,9 +16,7 @@ def too_long(root: Path, files: Iterable[Path]) -> list[str]:
         if path.suffix in SUFFIXES:
             lines = len(path.read_text(encoding="utf-8").splitlines())
             if lines > LIMIT:
-                found.append(
-                    f"{path.relative_to(root)}: {lines} lines; at most {LIMIT}; split it by responsibility"
-                )
+                found.append(f"{path.relative_to(root)}: {lines} lines; at most {LIMIT}; split it by responsibility")
     return found
 
 

@@ -1,4 +1,4 @@
-"""Random programs of a paged cache against lists of lists (hypothesis finds and shrinks the failing program)."""
+"""Random programs of a paged cache against lists of lists; hypothesis finds and shrinks failing programs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ class CachePrograms(RuleBasedStateMachine):
     def start(self, page_size: int, pages: int) -> None:
         self.ledger = Ledger(cache(page_size=page_size, num_pages=pages, max_length=48))
 
-    @rule(rows=st.lists(ROWS, min_size=1, max_size=5, unique=True), seed=st.integers(0, 2**20), tail=st.integers(0, 2))
+    @rule(
+        rows=st.lists(ROWS, min_size=1, max_size=5, unique=True),
+        seed=st.integers(0, 2**20),
+        tail=st.integers(0, 2),
+    )
     def step(self, rows: list[int], seed: int, tail: int) -> None:
         source, trees = random.Random(seed), {}
         for row in rows:

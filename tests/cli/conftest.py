@@ -29,9 +29,7 @@ def _letters(shift: int = 0) -> Any:
     vocabulary = {"<end>": 0} | {chr(32 + (at + shift) % 95): at + 1 for at in range(95)}
     core = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     core.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=core, eos_token="<end>", clean_up_tokenization_spaces=False
-    )
+    return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<end>", clean_up_tokenization_spaces=False)
 
 
 @pytest.fixture(scope="session")

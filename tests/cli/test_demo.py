@@ -23,9 +23,7 @@ def test_json(run: Any, pair: list[str]) -> None:
     assert report["dtype"] == "float32"
     assert report["rule"] == "replay"
     assert report["temperature"] == [0.0, 1.0]
-    assert report["speedup"] == pytest.approx(
-        report["speculative_tokens_per_s"] / report["plain_tokens_per_s"]
-    )
+    assert report["speedup"] == pytest.approx(report["speculative_tokens_per_s"] / report["plain_tokens_per_s"])
     assert len(report["per_prompt"]) == 4
     assert [each["temperature"] for each in report["per_temperature"]] == [0.0, 1.0]
     for each in report["per_prompt"]:

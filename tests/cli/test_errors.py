@@ -58,9 +58,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("args", "fragments"), CASES, ids=lambda value: " ".join(value)[:60])
-def test_message_and_exit_code(
-    run: Any, models: dict[str, str], args: list[str], fragments: list[str]
-) -> None:
+def test_message_and_exit_code(run: Any, models: dict[str, str], args: list[str], fragments: list[str]) -> None:
     result = run(*(arg.format_map(models) if "{" in arg else arg for arg in args))
     assert result.exit_code == 2, result.output
     assert result.stdout == ""
@@ -83,9 +81,7 @@ def test_message_and_exit_code(
         ("a.txt", "", "empty text"),
     ],
 )
-def test_prompt_files(
-    run: Any, models: dict[str, str], tmp_path: Path, name: str, content: str, fragment: str
-) -> None:
+def test_prompt_files(run: Any, models: dict[str, str], tmp_path: Path, name: str, content: str, fragment: str) -> None:
     (tmp_path / name).write_text(content)
     result = run("generate", "--file", str(tmp_path / name), "--model", models["target"])
     assert result.exit_code == 2

@@ -64,9 +64,7 @@ def test_several_prompts(
     assert requests[1]["text"] in shown
 
 
-def test_one_bad_prompt_does_not_stop_the_others(
-    run: Any, pair: list[str], expected: str, tmp_path: Path
-) -> None:
+def test_one_bad_prompt_does_not_stop_the_others(run: Any, pair: list[str], expected: str, tmp_path: Path) -> None:
     (tmp_path / "p.json").write_text(json.dumps(["x" * 3000, "Once upon"]))
     result = run("generate", "--file", str(tmp_path / "p.json"), *pair, *SAMPLING)
     assert result.exit_code == 2
@@ -118,7 +116,5 @@ def test_colours_only_when_they_can_be_seen(run: Any, pair: list[str], expected:
     assert "not a terminal" in piped.stderr
     forced = run("generate", "Once upon", *pair, *SAMPLING, "--color", env={"FORCE_COLOR": "1"})
     assert "\x1b[32m" in forced.stdout
-    unwanted = run(
-        "generate", "Once upon", *pair, *SAMPLING, "--color", env={"FORCE_COLOR": "1", "NO_COLOR": "1"}
-    )
+    unwanted = run("generate", "Once upon", *pair, *SAMPLING, "--color", env={"FORCE_COLOR": "1", "NO_COLOR": "1"})
     assert "\x1b" not in unwanted.stdout

@@ -10,7 +10,6 @@ import pytest
 import torch
 from oracles import models
 from oracles.automaton import AutomatonTarget, random_logits
-from specdec_kernels import tree_plan
 
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
 from specdec_fast.draft import Draft, Drawn
@@ -18,6 +17,7 @@ from specdec_fast.drafters import drafter_names
 from specdec_fast.interfaces import Budget, Drafter, Needs
 from specdec_fast.rules import rule_names
 from specdec_fast.state import DecodeState
+from specdec_kernels import tree_plan
 
 VOCAB, STATES, ROWS = 8, 23, 6
 
@@ -32,7 +32,8 @@ def target(**shape: Any) -> AutomatonTarget:
     return AutomatonTarget(random_logits(STATES, VOCAB, seed=2), **{"max_rows": ROWS, **shape})
 
 
-# How to build a drafter over the automaton: name -> variants. A drafter without an entry is built without arguments.
+# How to build a drafter over the automaton: name -> variants. A drafter without an entry is built without
+# arguments.
 BUILD: dict[str, dict[str, Callable[[], Any]]] = {
     "draft_model": {
         pick: (lambda pick=pick: get_drafter("draft_model")(close_model(), num_draft_tokens=4, pick=pick))
@@ -78,7 +79,7 @@ def check(draft: Draft, state: DecodeState, rows: list[int], limits: list[int], 
     offsets = draft.offsets.tolist()
     plan = tree_plan(draft.parents, draft.offsets)
     assert offsets[-1] == draft.num_nodes and int(plan.depth.max()) <= draft.max_depth
-    for at, (row, limit) in enumerate(zip(rows, limits)):
+    for at, (row, limit) in enumerate(zip(rows, limits, strict=True)):
         start, stop = offsets[at], offsets[at + 1]
         assert int(draft.tokens[start]) == state.tokens(row)[-1], "node 0 is the newest committed token"
         assert stop - start - 1 <= limit, "more nodes than the budget"
@@ -196,7 +197,9 @@ def test_every_rule_that_takes_it_serves_it(build: Callable[[], Any]) -> None:
 @every_drafter
 def test_a_request_may_ask_for_no_draft(build: Callable[[], Any]) -> None:
     engine = Engine(target(), build())
-    handles = [engine.submit([1, 2, 1, 2], SamplingParams(seed=1, max_new_tokens=9), num_draft_tokens=n) for n in (0, 3)]
+    handles = [
+        engine.submit([1, 2, 1, 2], SamplingParams(seed=1, max_new_tokens=9), num_draft_tokens=n) for n in (0, 3)
+    ]
     while not engine.idle:
         engine.step()
     assert handles[0].tokens == handles[1].tokens and handles[0].stats.drafted == 0
@@ -207,5 +210,7 @@ def test_every_drafter_that_takes_a_model_works_over_transformers() -> None:
         small = HuggingFaceTarget(models.kin("llama"), max_length=128)
         made = get_drafter(name)(small) if "model" in name else get_drafter(name)()
         engine = Engine(HuggingFaceTarget(models.own("llama"), max_length=128), made)
-        handles = engine.generate([models.prompt(17), models.prompt(5)], SamplingParams(temperature=0, max_new_tokens=12))
+        handles = engine.generate(
+            [models.prompt(17), models.prompt(5)], SamplingParams(temperature=0, max_new_tokens=12)
+        )
         assert [handle.tokens for handle in handles] == [models.greedy_text("llama", n, 12) for n in (17, 5)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -35,13 +36,14 @@ def propose(made: Any, state: DecodeState, rows: list[int], limits: list[int]) -
         draft = made.propose(state, rows, Budget(limits), state.rng(rows))
     draft.check(VOCAB)
     tokens, bounds = draft.tokens.tolist(), draft.offsets.tolist()
-    return draft, [tokens[a + 1 : b] for a, b in zip(bounds, bounds[1:])]
+    return draft, [tokens[a + 1 : b] for a, b in pairwise(bounds)]
 
 
 def joined(made: Any, prompts: list[list[int]], **changes: Any) -> tuple[DecodeState, list[int]]:
     state = DecodeState(8, 64)
     rows = [
-        state.join(prompt, SamplingParams(seed=10 + at, **changes), len(prompt), ()) for at, prompt in enumerate(prompts)
+        state.join(prompt, SamplingParams(seed=10 + at, **changes), len(prompt), ())
+        for at, prompt in enumerate(prompts)
     ]
     made.begin(state, rows, None)
     return state, rows
@@ -61,7 +63,7 @@ def test_greedy_tokens_are_the_arg_max_whatever_the_temperature() -> None:
     made = drafter(automaton(), pick="greedy")
     state, rows = joined(made, [[1, 2], [3]], temperature=1.5)
     _, chains = propose(made, state, rows, [4, 4])
-    for prompt, chain in zip([[1, 2], [3]], chains):
+    for prompt, chain in zip([[1, 2], [3]], chains, strict=True):
         assert chain == plain_decode(made.model.logits_after, prompt, SamplingParams(temperature=0, max_new_tokens=4))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import pytest
 import torch
@@ -14,7 +15,9 @@ from specdec_fast.state import DecodeState
 
 
 def search(tokens: list[int], limit: int, n_max: int, n_min: int) -> list[int]:
-    """The tokens behind the last earlier place of the longest suffix that has one, running on into its own copy."""
+    """The tokens behind the last earlier place of the longest suffix that has one, running on into its own
+    copy.
+    """
     for size in range(min(n_max, len(tokens)), n_min - 1, -1):
         gram = tokens[-size:]
         for end in range(len(tokens) - 1, size - 1, -1):
@@ -42,7 +45,7 @@ class Rows:
         draft.check(100)
         tokens, bounds = draft.tokens.tolist(), draft.offsets.tolist()
         assert draft.rows.tolist() == self.rows and draft.is_chain
-        chains = [tokens[a:b] for a, b in zip(bounds, bounds[1:])]
+        chains = [tokens[a:b] for a, b in pairwise(bounds)]
         assert [chain[0] for chain in chains] == [self.state.tokens(row)[-1] for row in self.rows]
         return [chain[1:] for chain in chains]
 
@@ -77,9 +80,9 @@ def test_growing_texts_against_a_plain_search(seed: int) -> None:
     for _ in range(40):
         limits = [source.randrange(7) for _ in rows.rows]
         got = rows.propose(limits)
-        for text, limit, chain in zip(texts, limits, got):
+        for text, limit, chain in zip(texts, limits, got, strict=True):
             assert chain == (search(text, limit, n_max, n_min) if limit else [])
-        for text, row in zip(texts, rows.rows):
+        for text, row in zip(texts, rows.rows, strict=True):
             more = [source.randrange(vocab) for _ in range(source.randrange(1, 5))]
             text.extend(more)
             rows.state.append([row], [more])

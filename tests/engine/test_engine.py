@@ -42,7 +42,11 @@ def test_max_new_tokens_is_exact(limit: int, tree: bool) -> None:
 
 def test_any_of_several_ends_and_further_stop_ids() -> None:
     full = plain(SamplingParams(seed=6, max_new_tokens=40)).tokens
-    for ends, stops, ignore in [((full[7],), (), False), ((full[9], full[4]), (), False), ((full[4],), (full[8],), True)]:
+    for ends, stops, ignore in [
+        ((full[7],), (), False),
+        ((full[9], full[4]), (), False),
+        ((full[4],), (full[8],), True),
+    ]:
         params = SamplingParams(seed=6, max_new_tokens=40, stop_token_ids=stops, ignore_eos=ignore)
         active = {*stops, *(() if ignore else ends)}
         want = full[: next(at for at, token in enumerate(full) if token in active) + 1]
@@ -99,7 +103,7 @@ def test_statistics_add_up(tree: bool) -> None:
         assert stats.new_tokens == len(handle.tokens) == len(handle.origins)
         assert stats.tau == len(handle.tokens) / stats.steps
         assert stats.tested == sorted(stats.tested, reverse=True)
-        assert all(hit <= seen for hit, seen in zip(stats.accepted, stats.tested))
+        assert all(hit <= seen for hit, seen in zip(stats.accepted, stats.tested, strict=True))
         kept = handle.origins.count("accepted")
         assert kept <= sum(stats.accepted) and len(handle.tokens) <= kept + stats.steps
         if handle.origins[-1] != "accepted":  # the last step was not cut short
@@ -130,7 +134,16 @@ def test_prompts_that_cannot_be_served_are_refused_alone() -> None:
     handles = engine.generate(prompts, params)
     assert [handle.finish_reason for handle in (handles[0], handles[-1])] == ["length"] * 2
     assert handles[0].tokens == handles[-1].tokens
-    wanted = ["no tokens", "token id 99", "token id -1", "without a tokenizer", "[1.5]", "got 7", "16 tokens", "pages"]
+    wanted = [
+        "no tokens",
+        "token id 99",
+        "token id -1",
+        "without a tokenizer",
+        "[1.5]",
+        "got 7",
+        "16 tokens",
+        "pages",
+    ]
     for handle, part in zip(handles[1:-1], wanted, strict=True):
         assert handle.finish_reason == "error" and part in str(handle.error) and handle.tokens == []
         assert any(word in str(handle.error) for word in ("expected", "pass", "lower")), handle.error

@@ -1,4 +1,6 @@
-"""Things go wrong: a model that returns NaN, raises, a tokenizer or a drafter that raises. Nobody else notices."""
+"""Things go wrong: a model that returns NaN, raises, a tokenizer or a drafter that raises. Nobody else
+notices.
+"""
 
 from __future__ import annotations
 
@@ -101,15 +103,16 @@ def drafters(kind: str, want: list[list[int]]) -> Any:
         return get_drafter("ngram")(n_min=1)
     kinds = {"chain": NoisyChain, "tree": NoisyTree}
     prompts = [[1], [2], [1, 2, 3]]
-    return kinds[kind]([[*prompt, *text] for prompt, text in zip(prompts, want)], 0.8, VOCAB)
+    return kinds[kind]([[*prompt, *text] for prompt, text in zip(prompts, want, strict=True)], 0.8, VOCAB)
 
 
 @pytest.mark.parametrize(
-    ("kind", "whose"), [*((kind, "target") for kind in ("ngram", "draft_model", "chain", "tree")), ("draft_model", "draft")]
+    ("kind", "whose"),
+    [*((kind, "target") for kind in ("ngram", "draft_model", "chain", "tree")), ("draft_model", "draft")],
 )
 @pytest.mark.parametrize("at", [1, 2, 4])
 def test_a_model_that_raises_may_be_tried_again(kind: str, at: int, whose: str) -> None:
-    """Prefill, first steps, later steps: the exception reaches the caller, and going on gives the same text."""
+    """Prefill, first steps, later steps: the exception reaches the caller; going on gives the same text."""
     want = texts()
     engine = Engine(target(), drafters(kind, want))
     (engine.target if whose == "target" else engine.drafter.model).before_pass = failing(at)

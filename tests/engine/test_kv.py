@@ -1,4 +1,6 @@
-"""After every step the caches of target and draft hold what a fresh forward pass over the committed tokens would store."""
+"""After every step the caches of target and draft hold what a fresh forward pass over the committed tokens
+would store.
+"""
 
 from __future__ import annotations
 
@@ -54,10 +56,12 @@ class Recorder:
 def test_the_target_s_cache_after_every_step(family: str, page_size: int) -> None:
     lengths = (1, 5, 17)
     prompts = [models.prompt(length) for length in lengths]
-    texts = [[*prompt, *models.greedy_text(family, length, 24)] for prompt, length in zip(prompts, lengths)]
+    texts = [
+        [*prompt, *models.greedy_text(family, length, 24)] for prompt, length in zip(prompts, lengths, strict=True)
+    ]
     for kind, count in ((NoisyTree, 9), (NoisyChain, 4)):
         engine = Engine(models.target(family, page_size=page_size, num_pages=330), kind(texts, 0.7, 96, count))
-        for prompt, new in zip(prompts, (24, 14, 20)):
+        for prompt, new in zip(prompts, (24, 14, 20), strict=True):
             engine.submit(prompt, SamplingParams(temperature=0, max_new_tokens=new))
         steps = 0
         while not engine.idle:

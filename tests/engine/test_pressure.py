@@ -1,4 +1,6 @@
-"""Too little memory, too many requests, requests that leave: texts stay what they are and every page comes back."""
+"""Too little memory, too many requests, requests that leave: texts stay what they are and every page comes
+back.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,10 @@ def requests(count: int, longest: int = 40, seed: int = 0) -> list[tuple[list[in
         prompt = [source.randrange(VOCAB) for _ in range(source.randrange(1, 10))]
         temperature = source.choice([0.0, 1.0])
         made.append(
-            (prompt, SamplingParams(seed=number, max_new_tokens=source.randrange(1, longest), temperature=temperature))
+            (
+                prompt,
+                SamplingParams(seed=number, max_new_tokens=source.randrange(1, longest), temperature=temperature),
+            )
         )
     return made
 
@@ -68,7 +73,7 @@ def nothing_is_held(engine: Engine) -> None:
 def test_rows_are_evicted_and_recomputed_without_a_trace(kind: str, page_size: int, num_pages: int) -> None:
     wanted = requests(30)
     want = texts_alone(wanted)
-    texts = [[*prompt, *text] for (prompt, _), text in zip(wanted, want)]
+    texts = [[*prompt, *text] for (prompt, _), text in zip(wanted, want, strict=True)]
     engine = Engine(target(max_rows=6, num_pages=num_pages, page_size=page_size), drafter(kind, 6, texts))
     handles = engine.generate([prompt for prompt, _ in wanted], [params for _, params in wanted])
     assert [handle.tokens for handle in handles] == want
@@ -134,7 +139,7 @@ def test_a_thousand_requests_leak_nothing(kind: str) -> None:
     wanted = requests(1000 if kind == "tree" else 400, longest=14, seed=7)
     ends = (3,)
     want = texts_alone(wanted, ends)
-    texts = [[*prompt, *text] for (prompt, _), text in zip(wanted, want)]
+    texts = [[*prompt, *text] for (prompt, _), text in zip(wanted, want, strict=True)]
     proposer = drafter(kind, 8, texts[:20])
     engine = Engine(target(max_rows=8, num_pages=10, page_size=4), proposer, eos_token_ids=ends)
     waiting, open_handles, cancelled = list(range(len(wanted))), {}, set()

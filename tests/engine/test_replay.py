@@ -1,6 +1,8 @@
-"""Replay: the text is a function of prompt, parameters and seed, with and without speculation, in any company.
+"""Replay: the text is a function of prompt, parameters and seed, with and without speculation, in any
+company.
 
-The reference is plain decoding through the engine, and for some cases a full forward pass of the untouched model per token
+The reference is plain decoding through the engine, and for some cases a full forward pass of the untouched
+model per token
 with the law in float64.
 """
 
@@ -35,7 +37,10 @@ def params(seed: int, temperature: float, law: str, new: int = NEW, **changes: A
 
 @pytest.mark.parametrize(
     "case",
-    pairwise({"temperature": (0.3, 0.7, 1.0, 1.5), "law": tuple(LAWS), "family": ("llama", "gpt2", "mistral")}, seed=1)[::3],
+    pairwise(
+        {"temperature": (0.3, 0.7, 1.0, 1.5), "law": tuple(LAWS), "family": ("llama", "gpt2", "mistral")},
+        seed=1,
+    )[::3],
     ids=lambda case: "-".join(str(value) for value in case.values()),
 )
 def test_plain_decoding_is_the_cache_free_oracle(case: dict[str, Any]) -> None:
@@ -44,7 +49,7 @@ def test_plain_decoding_is_the_cache_free_oracle(case: dict[str, Any]) -> None:
     engine = Engine(models.target(case["family"]))
     handles = engine.generate(prompts, wanted)
     logits_after = recompute(models.untouched(case["family"]))
-    for prompt, handle in zip(prompts, handles):
+    for prompt, handle in zip(prompts, handles, strict=True):
         assert handle.tokens == plain_decode(logits_after, prompt, wanted)
 
 
@@ -76,7 +81,7 @@ def test_the_text_of_a_seed_does_not_depend_on_speculation(
     wanted = [params(100 + at, case["temperature"], case["law"]) for at in range(len(PROMPTS))]
     plain = Engine(llama).generate(PROMPTS, wanted)
     if case["drafter"] == "tree":
-        texts = [[*prompt, *handle.tokens] for prompt, handle in zip(PROMPTS, plain)]
+        texts = [[*prompt, *handle.tokens] for prompt, handle in zip(PROMPTS, plain, strict=True)]
         drafter: Any = NoisyTree(texts, 0.7, 96, num_draft_tokens=count)
     elif case["drafter"] == "ngram":
         drafter = get_drafter("ngram")(num_draft_tokens=count, n_min=1)
@@ -85,7 +90,7 @@ def test_the_text_of_a_seed_does_not_depend_on_speculation(
     engine = Engine(llama, drafter)
     order = random.Random(count).sample(range(len(PROMPTS)), len(PROMPTS))  # other places in the batch
     drafted = engine.generate([PROMPTS[at] for at in order], [wanted[at] for at in order])
-    for at, handle in zip(order, drafted):
+    for at, handle in zip(order, drafted, strict=True):
         assert handle.tokens == plain[at].tokens
     if case["drafter"] in ("coupled", "tree"):
         assert engine.stats.tau > 1.2
@@ -123,7 +128,7 @@ def test_rows_join_and_leave_without_changing_anybody_s_text(kind: str, rows: in
     """Requests arrive at random times, with budgets of their own, into batches of up to `rows`."""
     source = random.Random(rows)
     target = automaton(max_rows=rows, page_size=source.choice([1, 4, 16]))
-    texts = [[*prompt, *text] for (prompt, _), text in zip(requests(40), alone)]
+    texts = [[*prompt, *text] for (prompt, _), text in zip(requests(40), alone, strict=True)]
     drafter: Any = {
         "none": lambda: None,
         "ngram": lambda: get_drafter("ngram")(num_draft_tokens=5, n_min=1),

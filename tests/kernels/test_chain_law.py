@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Iterable
 from fractions import Fraction
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ BACKENDS = ["reference"] + ([] if extension.missing() else ["cpu"])
 FAST = BACKENDS[-1]
 Row = list[Fraction]
 Prefix = tuple[int, ...]
+Cells = dict[tuple[Prefix, int], Any]
 
 
 def int32(values: list[int]) -> Tensor:
@@ -77,9 +80,11 @@ class Model:
         return rest if sum(rest) > 0 else p
 
 
-def step_law(model: Model, accept: dict, residual: dict, zero: Fraction | float) -> dict[Prefix, Fraction | float]:  # type: ignore[type-arg]
+def step_law(model: Model, accept: Cells, residual: Cells, zero: Fraction | float) -> dict[Prefix, Fraction | float]:
     """Law of the first length + 1 tokens: one step by the given cells, then plain sampling from the target."""
-    total: dict[Prefix, Fraction | float] = dict.fromkeys(itertools.product(range(model.vocab), repeat=model.length + 1), zero)
+    total: dict[Prefix, Fraction | float] = dict.fromkeys(
+        itertools.product(range(model.vocab), repeat=model.length + 1), zero
+    )
     for path in itertools.product(range(model.vocab), repeat=model.length):
         reach = model.proposal(path) + zero
         if reach == 0:
@@ -109,14 +114,14 @@ def target_law(model: Model) -> dict[Prefix, Fraction]:
     }
 
 
-def _product(factors: itertools.chain | object) -> Fraction:  # type: ignore[type-arg]
+def _product(factors: Iterable[Fraction]) -> Fraction:
     out = Fraction(1)
-    for factor in factors:  # type: ignore[attr-defined]
+    for factor in factors:
         out *= factor
     return out
 
 
-def cells(model: Model, backend: str) -> tuple[dict, dict]:  # type: ignore[type-arg]
+def cells(model: Model, backend: str) -> tuple[Cells, Cells]:
     """Thresholds and residuals of the operator for every proposable path, in one call."""
     paths = [p for p in itertools.product(range(model.vocab), repeat=model.length) if model.proposal(p) > 0]
     width = model.length + 1
@@ -155,9 +160,7 @@ def test_one_step_emits_the_target_s_law_exactly(backend: str, vocab: int, lengt
     exact_accept = {
         (path, i): Fraction(1) if i == 0 else model.accept(path[: i - 1], path[i - 1]) for path, i in accept
     }
-    exact_residual = {
-        (path, i): model.residual(path[:i], path[i] if i < length else None) for path, i in accept
-    }
+    exact_residual = {(path, i): model.residual(path[:i], path[i] if i < length else None) for path, i in accept}
     for cell in accept:
         assert accept[cell] == pytest.approx(float(exact_accept[cell]), abs=1e-12)
         # rounding may leave dust of p - q where the exact rest is empty; such a cell has no probability
@@ -226,7 +229,7 @@ def test_a_million_keyed_draws_have_the_joint_law_over_steps(kind: str) -> None:
     for place in range(wanted):
         code = code * vocab + tokens[:, place]
         digit = torch.arange(vocab**wanted) // vocab ** (wanted - 1 - place) % vocab
-        before = torch.zeros_like(digit) if place == 0 else torch.arange(vocab**wanted) // vocab ** (wanted - place) % vocab
+        before = torch.arange(vocab**wanted) // vocab ** (wanted - place) % vocab  # 0, the prompt, at place 0
         chance *= probability[before, digit]
     counts = torch.bincount(code, minlength=vocab**wanted)
     assert counts[chance == 0].sum() == 0

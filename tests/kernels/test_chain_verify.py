@@ -187,9 +187,7 @@ def test_rows_without_nodes_and_without_a_law(backend: str) -> None:
     chain = (torch.tensor([0, 0]), int32([0, 0, 1, 2, 2]), torch.zeros(2, dtype=torch.int8), int32([-1, -1]))
     zero = torch.zeros(4, dtype=torch.int32)
     with use_backend(backend):
-        path, accepted, token = chain_verify(
-            *chain, law(level), None, None, torch.arange(4), zero, max_depth=2
-        )
+        path, accepted, token = chain_verify(*chain, law(level), None, None, torch.arange(4), zero, max_depth=2)
     assert path.tolist() == [[-1] * 3, [0, -1, -1], [1, -1, -1], [-1] * 3]
     assert accepted.tolist() == [0] * 4
     assert token.tolist()[0] == token.tolist()[3] == -1 and token[2] == 0

@@ -193,9 +193,7 @@ def test_without_the_extension_references_serve_and_say_why() -> None:
 
 
 def test_the_environment_is_a_wish_and_the_import_is_light() -> None:
-    light = (
-        "import sys\nimport specdec_kernels\nheavy = {'triton', 'specdec_kernels._C'} & set(sys.modules)\n"
-    )
+    light = "import sys\nimport specdec_kernels\nheavy = {'triton', 'specdec_kernels._C'} & set(sys.modules)\n"
     out = run_python(light + "print(len(heavy))" + STAGE, SPECDEC_BACKEND="cpu,kv_stage=reference")
     assert out.split() == ["0", "reference"]
 
@@ -211,9 +209,7 @@ def test_a_wish_in_words(text: str, name: str | None) -> None:
 
 @pytest.mark.skipif(extension.missing() is not None, reason=str(extension.missing()))
 def test_every_operator_runs_on_its_extension_by_default() -> None:
-    assert [
-        row for name in OPS for row in OPS[name].explain() if row.chosen and row.backend == "reference"
-    ] == []
+    assert [row for name in OPS for row in OPS[name].explain() if row.chosen and row.backend == "reference"] == []
 
 
 def test_dispatch_costs_little(op: Op) -> None:

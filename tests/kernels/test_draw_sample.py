@@ -45,9 +45,7 @@ def test_extension_equals_reference(
 
     law = law_stats(level, pick(0, 0.5, 1, 1), pick(0, 0, 1, 40).int(), pick(1, 0.9), pick(0, 0.01))
     seeds = torch.randint(-(2**63), 2**63 - 1, (rows,), generator=g)
-    positions, index = (
-        torch.randint(0, 2**31 - 1, (rows,), generator=g, dtype=torch.int32) for _ in range(2)
-    )
+    positions, index = (torch.randint(0, 2**31 - 1, (rows,), generator=g, dtype=torch.int32) for _ in range(2))
     with use_backend("reference"):
         want = draw_sample(level, *law, seeds, positions, index)
     with use_backend("cpu"):

@@ -53,12 +53,8 @@ def model(cache: Tensor, case: Batch, path: Tensor, accepted: Tensor) -> list[li
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @settings(max_examples=30, deadline=None)
-@given(
-    shape=shapes(most_length=40), layers=st.integers(1, 3), prepared=st.booleans(), spare=st.integers(0, 2)
-)
-def test_commits_equal_a_model_of_lists(
-    backend: str, shape: Shape, layers: int, prepared: bool, spare: int
-) -> None:
+@given(shape=shapes(most_length=40), layers=st.integers(1, 3), prepared=st.booleans(), spare=st.integers(0, 2))
+def test_commits_equal_a_model_of_lists(backend: str, shape: Shape, layers: int, prepared: bool, spare: int) -> None:
     case = build(replace(shape, dtype=torch.float32))
     g = torch.Generator().manual_seed(shape.seed)
     path, accepted = accepted_paths(case, g, spare)

@@ -25,9 +25,7 @@ def batches(draw: st.DrawFn) -> dict:
     lengths = [draw(st.integers(0, room)) for _ in range(capacity)]
     counts = [draw(st.integers(0, min(room - lengths[row], 7))) for row in rows]
     seed = draw(st.integers(0, 2**16))
-    table = torch.randint(
-        1, 99, (capacity, pages), generator=torch.Generator().manual_seed(seed), dtype=torch.int32
-    )
+    table = torch.randint(1, 99, (capacity, pages), generator=torch.Generator().manual_seed(seed), dtype=torch.int32)
     tail, with_depth = draw(st.integers(0, 3)), draw(st.booleans())
     nodes = sum(counts) + tail
     depth = [draw(st.integers(0, 9)) for _ in range(nodes)] if with_depth else None
@@ -90,14 +88,12 @@ def test_every_node_goes_behind_its_row(backend: str, case: dict) -> None:
     ],
     ids=["row beyond", "row negative", "more nodes than there are", "no room", "offsets decrease"],
 )
-def test_what_does_not_fit_is_refused(
-    backend: str, rows: list[int], offsets: list[int], lengths: list[int]
-) -> None:
+def test_what_does_not_fit_is_refused(backend: str, rows: list[int], offsets: list[int], lengths: list[int]) -> None:
     if not served(backend):
         pytest.skip(f"backend {backend} is not available here")
     ints = {"dtype": torch.int32}
     table = torch.ones(2, 2, **ints)
-    with use_backend(backend), pytest.raises(ValueError, match="kv_slots.*expected"):
+    with use_backend(backend), pytest.raises(ValueError, match=r"kv_slots.*expected"):
         kv_slots(
             table,
             torch.tensor(lengths, **ints),

@@ -20,9 +20,9 @@ BACKENDS = ["reference", pytest.param("cpu", marks=NEEDS_C)]
 def entries(nodes: int, heads: int, width: int, kind: str, g: torch.Generator) -> Tensor:
     """New keys or values [nodes, heads, width], contiguous or as a model's projections leave them."""
     if kind == "fused":  # a slice of one projection of queries, keys and values
-        return torch.randn(nodes, 3 * heads * width, generator=g)[:, heads * width :].unflatten(
-            1, (2 * heads, width)
-        )[:, :heads]
+        return torch.randn(nodes, 3 * heads * width, generator=g)[:, heads * width :].unflatten(1, (2 * heads, width))[
+            :, :heads
+        ]
     if kind == "head_first":
         return torch.randn(heads, nodes, width, generator=g).transpose(0, 1)
     return torch.randn(nodes, heads, width, generator=g)
@@ -30,9 +30,7 @@ def entries(nodes: int, heads: int, width: int, kind: str, g: torch.Generator) -
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @settings(max_examples=30, deadline=None)
-@given(
-    shape=shapes(most_length=30), kind=st.sampled_from(["plain", "fused", "head_first"]), trash=st.booleans()
-)
+@given(shape=shapes(most_length=30), kind=st.sampled_from(["plain", "fused", "head_first"]), trash=st.booleans())
 def test_nodes_lie_in_their_slots(backend: str, shape: Shape, kind: str, trash: bool) -> None:
     case = build(replace(shape, dtype=torch.float32))
     g = torch.Generator().manual_seed(shape.seed)

@@ -40,9 +40,7 @@ def batches(draw: st.DrawFn) -> tuple[Tensor, ...]:
     seed = draw(st.integers(0, 2**32 - 1))
     g = torch.Generator().manual_seed(seed)
     scale = draw(st.sampled_from([0.0, 0.3, 2.0, 12.0]))
-    level = (
-        torch.randn(rows, vocab + draw(st.sampled_from([0, 1, 7])), generator=g, dtype=torch.float64) * scale
-    )
+    level = torch.randn(rows, vocab + draw(st.sampled_from([0, 1, 7])), generator=g, dtype=torch.float64) * scale
     if draw(st.booleans()):
         level = (level * 4).round() / 4  # many ties
     if draw(st.booleans()):
@@ -155,17 +153,13 @@ def test_weights_equal_the_warpers_of_transformers(backend: str) -> None:
             scores = warpers.MinPLogitsWarper(m)(None, scores)
         with use_backend(backend):
             stats = law_stats(level, *parameters(40, t, k, p, m))
-        torch.testing.assert_close(
-            law_weights(level, *stats).double(), scores.softmax(-1), rtol=2e-5, atol=1e-7
-        )
+        torch.testing.assert_close(law_weights(level, *stats).double(), scores.softmax(-1), rtol=2e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_normaliser_is_as_good_as_torch(backend: str, dtype: torch.dtype) -> None:
-    level = (
-        torch.randn(6, 5001, dtype=torch.float64) * torch.tensor([0.1, 1, 3, 10, 30, 100.0])[:, None]
-    ).to(dtype)
+    level = (torch.randn(6, 5001, dtype=torch.float64) * torch.tensor([0.1, 1, 3, 10, 30, 100.0])[:, None]).to(dtype)
     exact = level.double().logsumexp(1)
     with use_backend(backend):
         lse = law_stats(level, *parameters(6))[1]

@@ -41,9 +41,7 @@ def some_words(count: int = 500_000) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("counter", "seed", "expected"), KNOWN)
-def test_philox_gives_the_known_answers(
-    counter: tuple[int, ...], seed: int, expected: tuple[int, ...]
-) -> None:
+def test_philox_gives_the_known_answers(counter: tuple[int, ...], seed: int, expected: tuple[int, ...]) -> None:
     assert tuple(int(word) for word in philox(*counter, seed)) == expected
 
 

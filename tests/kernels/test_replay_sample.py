@@ -45,9 +45,7 @@ def test_extension_equals_reference(
     def pick(*choices: float) -> Tensor:
         return torch.tensor(choices)[torch.randint(0, len(choices), (rows,), generator=g)]
 
-    inv_t, _, cut, tie_id = law_stats(
-        level, pick(0, 0.5, 1, 1), pick(0, 0, 1, 40).int(), pick(1, 0.9), pick(0, 0.01)
-    )
+    inv_t, _, cut, tie_id = law_stats(level, pick(0, 0.5, 1, 1), pick(0, 0, 1, 40).int(), pick(1, 0.9), pick(0, 0.01))
     seeds = torch.randint(-(2**63), 2**63 - 1, (rows,), generator=g)
     positions = torch.randint(0, 2**31 - 1, (rows,), generator=g, dtype=torch.int32)
     noise = replay_noise(seeds + 1, positions, vocab) if explicit else None
@@ -89,8 +87,7 @@ def test_positions_are_independent() -> None:
     one = torch.ones(rows, dtype=torch.int32)
     with use_backend(FAST):
         first, second = (
-            replay_sample(level, inv_t, cut, tie_id, torch.arange(rows), position)
-            for position in (one, one + 1)
+            replay_sample(level, inv_t, cut, tie_id, torch.arange(rows), position) for position in (one, one + 1)
         )
     table = torch.bincount(first * vocab + second, minlength=vocab * vocab).view(vocab, vocab)
     assert statistics.chi2_contingency(table.numpy()).pvalue > 1e-3

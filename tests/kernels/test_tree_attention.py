@@ -120,14 +120,10 @@ def test_the_error_is_at_most_twice_that_of_torch(backend: str, dtype: torch.dty
     measure = torch.zeros_like(got)
     for row, (first, count) in enumerate(((0, 9), (9, 70))):
         length = case.shape.lengths[row] + count
-        mask = sdpa_kernel.row_mask(
-            first, count, length - count, case.ancestors, None, 0, torch.device("cpu")
-        )
+        mask = sdpa_kernel.row_mask(first, count, length - count, case.ancestors, None, 0, torch.device("cpu"))
         at = torch.arange(length)
         slots = case.page_table[row].long()[at // 16] * 16 + at % 16
-        key, value = (
-            c.flatten(0, 1)[slots].repeat_interleave(2, 1) for c in (case.key_cache, case.value_cache)
-        )
+        key, value = (c.flatten(0, 1)[slots].repeat_interleave(2, 1) for c in (case.key_cache, case.value_cache))
         scores = (case.query[first : first + count].transpose(0, 1) @ key.permute(1, 2, 0)) * 0.125
         weights = scores.masked_fill(~mask, -torch.inf).softmax(-1)
         measure[first : first + count] = (weights @ value.transpose(0, 1)).transpose(0, 1)
@@ -228,9 +224,7 @@ def test_torch_compile_keeps_staging_before_attention() -> None:
     def layer(hidden: Tensor, key_cache: Tensor, value_cache: Tensor) -> Tensor:
         key, value = (hidden * 2)[:, :2], (hidden - 1)[:, 2:]
         kv_stage(key, value, key_cache, value_cache, slots)
-        return (
-            tree_attention(hidden, key_cache, value_cache, *case.cache[3:], case.ancestors, scale=0.125) + 1
-        )
+        return tree_attention(hidden, key_cache, value_cache, *case.cache[3:], case.ancestors, scale=0.125) + 1
 
     eager_caches = case.key_cache.clone(), case.value_cache.clone()
     graph_caches = case.key_cache.clone(), case.value_cache.clone()

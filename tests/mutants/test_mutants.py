@@ -1,134 +1,36 @@
 """Known ways to be wrong, planted one at a time: each must be noticed by a check that passes without it.
 
-The checks are small editions of those in tests/engine. A mutant that survives means that the suite has a hole.
+The checks are those of oracles.small_checks. A mutant that survives means that the suite has a
+hole.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from oracles.automaton import AutomatonTarget, random_logits
-from oracles.chi_square import p_value
-from oracles.laws import joint, law
-from oracles.noisy_oracle import NoisyChain, NoisyTree
-from oracles.plain_decoding import plain_decode
-from specdec_kernels import chain_verify, kv_commit, kv_slots, replay_sample, tree_verify
+from oracles.small_checks import (
+    Noticed,
+    chains_hold,
+    chosen_law_holds,
+    coupled_drafts_hold,
+    forbidden_tokens_hold,
+    law_holds,
+    trees_hold,
+)
 
 import specdec_fast.cache.paged as paged_module
 import specdec_fast.drafters.draft_model as draft_model_module
 import specdec_fast.engine as engine_module
 import specdec_fast.rules.replay as replay_module
 import specdec_fast.rules.token as token_module
-from specdec_fast import Engine, SamplingParams, get_drafter
+from specdec_fast import Engine
 from specdec_fast.draft import Draft
 from specdec_fast.state import DecodeState
-
-VOCAB, STATES = 5, 7
-PROMPT = [1, 3]
-
-
-def target(rows: int = 8, **shape: int) -> AutomatonTarget:
-    return AutomatonTarget(random_logits(STATES, VOCAB, seed=1, std=1.5), max_rows=rows, page_size=4, **shape)
-
-
-def drafter(rows: int, pick: str) -> Any:
-    logits = 0.5 * random_logits(STATES, VOCAB, seed=1) + 0.5 * random_logits(STATES, VOCAB, seed=6)
-    return get_drafter("draft_model")(AutomatonTarget(logits, max_rows=rows), num_draft_tokens=3, pick=pick)
-
-
-class Noticed(AssertionError):
-    """A check saw something wrong."""
-
-
-def law_holds() -> None:
-    """The joint law of three tokens of the token rule with a drawn draft model."""
-    engine = Engine(target(500), drafter(500, "drawn"), rule="token")
-    handles = [engine.submit(PROMPT, SamplingParams(seed=seed, max_new_tokens=7)) for seed in range(2500)]
-    while not engine.idle:
-        engine.step()
-    reader = target()
-    exact = joint(lambda text: law(reader.logits_after([*PROMPT, *text]), 1.0), 3, VOCAB)
-    chance = p_value(Counter(tuple(handle.tokens[:3]) for handle in handles), exact)
-    if chance < 1e-6:
-        raise Noticed(f"p = {chance}")
-    assert chance > 1e-3
-
-
-def chosen_law_holds() -> None:
-    """The same with tokens that were chosen."""
-    engine = Engine(target(500), NoisyChain([[*PROMPT, 2, 2, 2, 2, 2, 2]], 1.0, VOCAB, 3), rule="token")
-    handles = [engine.submit(PROMPT, SamplingParams(seed=seed, max_new_tokens=7)) for seed in range(2500)]
-    while not engine.idle:
-        engine.step()
-    reader = target()
-    exact = joint(lambda text: law(reader.logits_after([*PROMPT, *text]), 1.0), 3, VOCAB)
-    chance = p_value(Counter(tuple(handle.tokens[:3]) for handle in handles), exact)
-    if chance < 1e-6:
-        raise Noticed(f"p = {chance}")
-    assert chance > 1e-3
-
-
-def texts_hold(kind: str) -> None:
-    """Replay with trees, chains or a draft model gives the oracle's text, at T = 0 and above."""
-    wanted = [SamplingParams(seed=seed, max_new_tokens=14, temperature=0.9 * (seed % 2)) for seed in range(6)]
-    reader = target()
-    want = [plain_decode(reader.logits_after, PROMPT, params) for params in wanted]
-    texts = [[*PROMPT, *text] for text in want]
-    made = {
-        "chain": lambda: NoisyChain(texts, 0.8, VOCAB, 4),
-        "tree": lambda: NoisyTree(texts, 0.8, VOCAB, 9),
-        "draft_model": lambda: drafter(8, "coupled"),
-    }[kind]()
-    engine = Engine(target(), made)
-    try:
-        handles = engine.generate([PROMPT] * 6, wanted)
-    except (ValueError, IndexError, RuntimeError) as error:
-        raise Noticed(str(error)) from error
-    if [handle.tokens for handle in handles] != want:
-        raise Noticed("another text")
-    if engine.stats.mean_alpha < 0.2:
-        raise Noticed("nothing is accepted any more")
-    if engine.target.cache.pages.num_used:
-        raise Noticed("pages were lost")
-
-
-def trees_hold() -> None:
-    texts_hold("tree")
-
-
-def chains_hold() -> None:
-    texts_hold("chain")
-
-
-def coupled_drafts_hold() -> None:
-    """Beside the texts: every proposal is what the draft itself would write for that seed."""
-    propose = draft_model_module.DraftModelDrafter.propose
-
-    def checked(self: Any, view: Any, rows: Any, budget: Any, rng: Any) -> Draft:
-        draft = propose(self, view, rows, budget, rng)
-        tokens, start = draft.tokens.tolist(), 0
-        for at, row in enumerate(rows):
-            chain = tokens[start + 1 : start + draft.counts[at]]
-            start += draft.counts[at]
-            sampling = view.sampling(rows)
-            params = SamplingParams(
-                temperature=float(sampling.temperature[at].double().round(decimals=3)),
-                seed=int(sampling.seeds[at]),
-                max_new_tokens=max(len(chain), 1),
-            )
-            if chain and chain != plain_decode(self.model.logits_after, list(view.tokens(row)), params):
-                raise Noticed("a draft that is not the draft model's")
-        return draft
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(draft_model_module.DraftModelDrafter, "propose", checked)
-        texts_hold("draft_model")
-
+from specdec_kernels import chain_verify, kv_commit, kv_slots, replay_sample, tree_verify
 
 Patch = pytest.MonkeyPatch
 
@@ -137,7 +39,7 @@ def resample_from_p(patch: Patch) -> None:
     """After a rejection draw from p instead of the residual: a second walk without any draft."""
 
     def broken(tokens: Any, offsets: Any, drawn: Any, law_row: Any, target_law: Any, *rest: Any, **more: Any) -> Any:
-        path, accepted, following = chain_verify(tokens, offsets, drawn, law_row, target_law, *rest, **more)
+        path, accepted, _ = chain_verify(tokens, offsets, drawn, law_row, target_law, *rest, **more)
         last = path.gather(1, accepted[:, None].long()).squeeze(1).long()
         rows = len(last)
         alone = tuple(part[last] for part in target_law)
@@ -145,7 +47,8 @@ def resample_from_p(patch: Patch) -> None:
         bounds = torch.arange(rows + 1, dtype=torch.int32)
         seeds, positions = rest[2], rest[3]
         again = chain_verify(
-            roots, bounds, torch.zeros(rows, dtype=torch.int8), torch.full((rows,), -1, dtype=torch.int32), alone,
+            roots, bounds, torch.zeros(rows, dtype=torch.int8), torch.full((rows,), -1, dtype=torch.int32),
+            alone,
             None, None, seeds + 10**9, positions, max_depth=0,
         )  # fmt: skip
         return path, accepted, again[2]
@@ -174,6 +77,15 @@ def chosen_taken_for_drawn(patch: Patch) -> None:
     patch.setattr(token_module, "chain_verify", broken)
 
 
+def coins_may_equal_the_ratio(patch: Patch) -> None:
+    """u <= p / q instead of u < p / q."""
+
+    def broken(*args: Any, uniforms: Any = None, **more: Any) -> Any:
+        return chain_verify(*args, uniforms=None if uniforms is None else uniforms - 1e-7, **more)
+
+    patch.setattr(token_module, "chain_verify", broken)
+
+
 def the_same_coins_every_step(patch: Patch) -> None:
     """Fresh draws are keyed by the request only, not by the position of the root."""
 
@@ -192,7 +104,7 @@ def drop_unlikely_drawn_tokens(patch: Patch) -> None:
     def broken(rows: Any, chains: Any, *, law_rows: Any = None, laws: Any = None, device: Any = "cpu") -> Draft:
         if law_rows is not None:
             weights = laws.weights()
-            for at, (chain, names) in enumerate(zip(chains, law_rows)):
+            for at, (chain, names) in enumerate(zip(chains, law_rows, strict=True)):
                 for place, name in enumerate(names):
                     if float(weights[name, chain[place + 1]]) < 0.25:
                         chains[at], law_rows[at] = chain[: place + 1], names[:place]
@@ -322,6 +234,7 @@ CHECKS: list[tuple[Callable[[], None], list[Callable[[Patch], None]]]] = [
         ],
     ),
     (chosen_law_holds, [chosen_taken_for_drawn]),
+    (forbidden_tokens_hold, [coins_may_equal_the_ratio]),
     (
         trees_hold,
         [
@@ -350,7 +263,11 @@ def test_the_engine_itself_passes(check: Callable[[], None]) -> None:
 @pytest.mark.parametrize(
     ("check", "mutant"),
     [
-        pytest.param(check, mutant, id=f"{check.__name__}-{mutant.__qualname__.replace('.<locals>.plant', '')}-{number}")
+        pytest.param(
+            check,
+            mutant,
+            id=f"{check.__name__}-{mutant.__qualname__.replace('.<locals>.plant', '')}-{number}",
+        )
         for check, mutants in CHECKS
         for number, mutant in enumerate(mutants)
     ],

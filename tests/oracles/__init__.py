@@ -1,1 +1,3 @@
-"""Independent answers for the tests: slow and simple, written from the definitions and not from the engine's code."""
+"""Independent answers for the tests: slow and simple, written from the definitions and not from the engine's
+code.
+"""

@@ -1,22 +1,26 @@
-"""A finite automaton as a language model: a `Target` whose logits depend on the whole prefix, at the price of a look-up.
+"""A finite automaton as a language model: a `Target` whose logits depend on the whole prefix, at the price of
+a look-up.
 
-The state after a token is a function of that token and of the state before it, and the state before it is read from
-the paged cache. So whatever goes wrong with staging, committing, rolling back or page tables changes the text.
+The state after a token is a function of that token and of the state before it, and the state before it is
+read from
+the paged cache. So whatever goes wrong with staging, committing, rolling back or page tables changes the
+text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import numpy as np
 import torch
-from specdec_kernels import TreePlan, kv_stage
 from torch import Tensor
 
 from specdec_fast.cache import PagedCache
 from specdec_fast.cache.paged import LayerShape
 from specdec_fast.draft import Draft
 from specdec_fast.interfaces import Slots, TargetOutput
+from specdec_kernels import TreePlan, kv_stage
 
 
 def random_logits(states: int, vocab: int, seed: int = 0, std: float = 1.5) -> Tensor:
@@ -30,9 +34,11 @@ def mixing(states: int, vocab: int) -> Tensor:
 
 
 class AutomatonTarget:
-    """logits [S, V]: row s follows state s; transitions int64 [S, V]: the state after a token, from the state before it.
+    """logits [S, V]: row s follows state s; transitions int64 [S, V]: the state after a token, from the state
+    before it.
 
-    The text starts in state 0. `before_pass`, when set, is called before every forward pass (to raise, to count).
+    The text starts in state 0. `before_pass`, when set, is called before every forward pass (to raise, to
+    count).
     """
 
     def __init__(
@@ -78,7 +84,7 @@ class AutomatonTarget:
         self, rows: Tensor, tokens: Tensor, offsets: Tensor, *, logits: bool, taps: Sequence[str] = ()
     ) -> TargetOutput:
         bounds = offsets.tolist()
-        parents = [node - start - 1 for start, stop in zip(bounds, bounds[1:]) for node in range(start, stop)]
+        parents = [node - start - 1 for start, stop in pairwise(bounds) for node in range(start, stop)]
         slots = self.cache.stage(rows, offsets, tokens.shape[0], advance=True)
         states = self._run(tokens, parents, bounds, slots)
         last = (offsets[1:] - 1).long()

@@ -1,19 +1,23 @@
-"""A drafter that draws its chains from a table, and one that chooses them: the two kinds of proposals of the token rule."""
+"""A drafter that draws its chains from a table, and one that chooses them: the two kinds of proposals of the
+token rule.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 import torch
-from specdec_kernels import draw_sample
 from torch import Tensor
 
 from specdec_fast.draft import Draft, concat_laws
 from specdec_fast.interfaces import Acceptance, Budget, Needs, Rng, StateView, TargetOutput
+from specdec_kernels import draw_sample
 
 
 class DrawnChain:
-    """Draws each token from the law of logits_after(prefix), one row and one level at a time, without any cache."""
+    """Draws each token from the law of logits_after(prefix), one row and one level at a time, without any
+    cache.
+    """
 
     name = "drawn_chain"
     needs = Needs(topology="chain", laws=True)
@@ -40,7 +44,7 @@ class DrawnChain:
             )
             at = torch.full((len(active),), level, dtype=torch.int32)
             drawn = draw_sample(laws.logits, *laws.stats, rng.seeds[active], rng.positions[active], at)
-            for index, token in zip(active, drawn.tolist()):
+            for index, token in zip(active, drawn.tolist(), strict=True):
                 texts[index].append(token)
                 chains[index].append(token)
                 law_rows[index].append(used)
@@ -61,7 +65,7 @@ class ChosenChain(DrawnChain):
 
     def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
         chains = []
-        for row, limit in zip(rows, budget.nodes):
+        for row, limit in zip(rows, budget.nodes, strict=True):
             text = list(view.tokens(row))
             chain = [text[-1]]
             for _ in range(limit):

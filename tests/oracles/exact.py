@@ -1,4 +1,5 @@
-"""Exact laws of speculative decoding: the token rule in rational arithmetic, and the law of a text made of many steps.
+"""Exact laws of speculative decoding: the token rule in rational arithmetic, and the law of a text made of
+many steps.
 
 Written from Leviathan et al. (2023), algorithm 1, and Chen et al. (2023), algorithm 2.
 """

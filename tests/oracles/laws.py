@@ -1,4 +1,6 @@
-"""A next-token law in float64, straight from the definition: temperature, top-k, top-p, min-p, ties to the lower id."""
+"""A next-token law in float64, straight from the definition: temperature, top-k, top-p, min-p, ties to the
+lower id.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a paged cache must hold, as lists: every row is the list of the numbers written for its committed tokens."""
+"""What a paged cache must hold, as lists: every row is the list of the numbers written for its committed
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +8,10 @@ import random
 from dataclasses import dataclass, field
 
 import torch
-from specdec_kernels import TreePlan, kv_stage, tree_plan
 
 from specdec_fast.cache import PagedCache
 from specdec_fast.cache.paged import LayerShape
+from specdec_kernels import TreePlan, kv_stage, tree_plan
 
 LAYERS = (LayerShape(2, 3, 2), LayerShape(1, 4, 4))
 
@@ -28,7 +30,9 @@ class Ledger:
     floor: dict[int, int] = field(default_factory=dict)  # tokens that a row shares with another: not to be rolled back
     written: int = 0
 
-    def step(self, trees: dict[int, list[int]], paths: dict[int, list[int]], tail: int = 0, chain: bool = False) -> None:
+    def step(
+        self, trees: dict[int, list[int]], paths: dict[int, list[int]], tail: int = 0, chain: bool = False
+    ) -> None:
         """Stage trees (parents by row), write them, commit a path of each (node indices, root first)."""
         rows = list(trees)
         parents = [parent for row in rows for parent in trees[row]]

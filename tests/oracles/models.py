@@ -18,7 +18,9 @@ PROMPT_LENGTHS = (1, 2, 5, 17, 40, 75, 130, 200)
 
 @functools.cache
 def untouched(family: str, attention: str = "sdpa") -> Any:
-    """A tiny model with transformers' own attention. Not to be given to a target (that would change its attention)."""
+    """A tiny model with transformers' own attention. Not to be given to a target (that would change its
+    attention).
+    """
     model = tiny_model(family)
     model.set_attn_implementation(attention if model._supports_sdpa else "eager")
     model.generation_config.eos_token_id = None
@@ -47,7 +49,9 @@ def target(family: str, **shape: Any) -> HuggingFaceTarget:
 
 
 def prompt(length: int, vocab: int = 96) -> list[int]:
-    """A random prompt, the same for the same length; every second half repeats its first, so that look-up finds something."""
+    """A random prompt, the same for the same length; every second half repeats its first, so that look-up
+    finds something.
+    """
     source = torch.Generator().manual_seed(100 + length)
     half = torch.randint(1, vocab, (-(-length // 2),), generator=source).tolist()
     return (half + half)[:length]
@@ -64,7 +68,7 @@ def _greedy_text(family: str, attention: str, length: int, new_tokens: int) -> t
 
 def greedy_text(family: str, length: int, new_tokens: int, attention: str = "sdpa") -> list[int]:
     """What transformers' `generate` appends to `prompt(length)` without sampling; no end-of-sequence id."""
-    return list(_greedy_text(family, attention, length, max(48, new_tokens))[:new_tokens])
+    return list(_greedy_text(family, attention, length, max(32, new_tokens))[:new_tokens])
 
 
 def until(tokens: Sequence[int], ends: Sequence[int]) -> list[int]:

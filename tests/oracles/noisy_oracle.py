@@ -1,4 +1,6 @@
-"""Drafters that know the text to come and are right with a chosen probability: acceptance without a good model."""
+"""Drafters that know the text to come and are right with a chosen probability: acceptance without a good
+model.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,19 @@ from specdec_fast.interfaces import Acceptance, Budget, Needs, Rng, StateView, T
 
 
 class _Noisy:
-    """texts: whole texts (prompt and continuation); alpha: chance that a proposed token is the next one of its text."""
+    """texts: whole texts (prompt and continuation); alpha: chance that a proposed token is the next one of
+    its text.
+    """
 
     name = "noisy_oracle"
 
     def __init__(
-        self, texts: Sequence[Sequence[int]], alpha: float, vocab: int, num_draft_tokens: int = 4, seed: int = 0
+        self,
+        texts: Sequence[Sequence[int]],
+        alpha: float,
+        vocab: int,
+        num_draft_tokens: int = 4,
+        seed: int = 0,
     ) -> None:
         self.texts = [list(text) for text in texts]
         self.alpha, self.vocab, self.num_draft_tokens = alpha, vocab, num_draft_tokens
@@ -55,7 +64,7 @@ class NoisyChain(_Noisy):
 
     def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
         chains = []
-        for row, limit in zip(rows, budget.nodes):
+        for row, limit in zip(rows, budget.nodes, strict=True):
             tokens = list(view.tokens(row))
             following = self.truth(row, tokens)
             chains.append([tokens[-1], *(self.guess(following, at) for at in range(limit))])
@@ -63,14 +72,16 @@ class NoisyChain(_Noisy):
 
 
 class NoisyTree(_Noisy):
-    """Random trees that hide the true continuation among wrong siblings, equal siblings and, if wanted, scouts."""
+    """Random trees that hide the true continuation among wrong siblings, equal siblings and, if wanted,
+    scouts.
+    """
 
     needs = Needs(topology="tree", host_tokens=True)
     scout_rate = 0.0
 
     def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
         trees, scouts = [], []
-        for row, limit in zip(rows, budget.nodes):
+        for row, limit in zip(rows, budget.nodes, strict=True):
             tokens = list(view.tokens(row))
             following = self.truth(row, tokens)
             nodes, parents, depth, true = [tokens[-1]], [-1], [0], [True]

@@ -1,4 +1,4 @@
-"""Decoding without a cache, without speculation and without our model code: one full forward pass per token."""
+"""Decoding without a cache, without speculation and without our model code: a full forward pass per token."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from oracles.laws import law
-from specdec_kernels.random import replay_noise
 
+from oracles.laws import law
 from specdec_fast.sampling import SamplingParams
+from specdec_kernels.random import replay_noise
 
 LogitsAfter = Callable[[Sequence[int]], np.ndarray]
 

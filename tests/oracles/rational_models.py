@@ -1,4 +1,6 @@
-"""Small target and draft models with rational laws: zeros, equal rows, point masses and ordinary rows all occur."""
+"""Small target and draft models with rational laws: zeros, equal rows, point masses and ordinary rows all
+occur.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +9,10 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 import torch
-from oracles.exact import Text
-from specdec_kernels import law_stats
 
+from oracles.exact import Text
 from specdec_fast.draft import Laws
+from specdec_kernels import law_stats
 
 
 def rational_law(source: random.Random, vocab: int) -> list[Fraction]:

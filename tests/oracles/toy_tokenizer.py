@@ -1,4 +1,6 @@
-"""A small byte-level tokenizer made on the spot: every byte, a few pieces of several letters, one end-of-text id."""
+"""A small byte-level tokenizer made on the spot: every byte, a few pieces of several letters, one end-of-text
+id.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,22 @@ def _byte_alphabet() -> list[str]:
 
 @cache
 def byte_tokenizer() -> Any:
-    """A transformers tokenizer; `byte_names[b]` is the token of byte b. It has 266 ids, the last ends a text."""
+    """A tokenizer of 266 ids; `byte_names[b]` is the token of byte b, the last id ends texts."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     names = _byte_alphabet()
     vocab = {name: index for index, name in enumerate([*names, *PIECES, END_OF_TEXT])}
-    merges = [("t", "h"), ("h", "e"), ("t", "he"), ("i", "n"), ("in", "g"), ("e", "r"), ("a", "b"), ("b", "c")]
+    merges = [
+        ("t", "h"),
+        ("h", "e"),
+        ("t", "he"),
+        ("i", "n"),
+        ("in", "g"),
+        ("e", "r"),
+        ("a", "b"),
+        ("b", "c"),
+    ]
     inner = Tokenizer(models.BPE(vocab=vocab, merges=merges))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()

@@ -1,4 +1,6 @@
-"""The greedy rule: the target's arg-max from the root, on every small chain and on random trees; temperature 0 only."""
+"""The greedy rule: the target's arg-max from the root, on every small chain and on random trees; temperature
+0 only.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,12 @@ from itertools import product
 import pytest
 import torch
 from oracles.tree_walk import random_trees, walk
-from specdec_kernels import law_stats, tree_plan
 
 from specdec_fast.draft import Draft, Laws
 from specdec_fast.interfaces import Needs, Rng
 from specdec_fast.rules import get_rule
 from specdec_fast.sampling import SamplingParams
+from specdec_kernels import law_stats, tree_plan
 
 
 def greedy_laws(logits: torch.Tensor) -> Laws:
@@ -21,7 +23,11 @@ def greedy_laws(logits: torch.Tensor) -> Laws:
     return Laws(
         logits,
         *law_stats(
-            logits, torch.zeros(rows), torch.zeros(rows, dtype=torch.int32), torch.ones(rows), torch.zeros(rows)
+            logits,
+            torch.zeros(rows),
+            torch.zeros(rows, dtype=torch.int32),
+            torch.ones(rows),
+            torch.zeros(rows),
         ),
     )
 
@@ -33,7 +39,9 @@ def rng(rows: int) -> Rng:
 @pytest.mark.parametrize("rule", ["greedy", "replay", "token"])
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_every_chain_of_three_tokens(rule: str, depth: int) -> None:
-    """All chains over three tokens against all sequences of arg-maxima: accepted exactly as far as they agree."""
+    """All chains over three tokens against all sequences of arg-maxima: accepted exactly as far as they
+    agree.
+    """
     chains, choices = list(product(range(3), repeat=depth)), list(product(range(3), repeat=depth + 1))
     cases = [(chain, choice) for chain in chains for choice in choices]
     draft = Draft.chains(list(range(len(cases))), [[0, *chain] for chain, _ in cases])

@@ -1,4 +1,6 @@
-"""The replay rule: every node's choice is the keyed draw at its own absolute position, and the walk follows it."""
+"""The replay rule: every node's choice is the keyed draw at its own absolute position, and the walk follows
+it.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,12 @@ import pytest
 import torch
 from oracles.plain_decoding import replay_choice
 from oracles.tree_walk import random_trees, walk
-from specdec_kernels import law_stats, tree_plan
 
 from specdec_fast.draft import Draft, Laws
 from specdec_fast.interfaces import Acceptance, Needs, Rng
 from specdec_fast.rules import get_rule
 from specdec_fast.sampling import SamplingParams
+from specdec_kernels import law_stats, tree_plan
 
 
 def verify(draft: Draft, logits: torch.Tensor, params: list[SamplingParams], positions: list[int]) -> Acceptance:
@@ -56,7 +58,7 @@ def test_the_choice_of_every_node_is_the_keyed_draw_there(seed: int) -> None:
     plan = tree_plan(draft.parents, draft.offsets)
     want = [
         replay_choice(logits[node].double().numpy(), params[row], positions[row] + depth + 1)
-        for node, (row, depth) in enumerate(zip(plan.row.tolist(), plan.depth.tolist()))
+        for node, (row, depth) in enumerate(zip(plan.row.tolist(), plan.depth.tolist(), strict=True))
     ]
     assert answer.node_choice is not None and answer.node_choice.tolist() == want
     walk(trees, scouts, want, answer)
@@ -72,10 +74,13 @@ def test_the_answer_does_not_depend_on_the_place_in_the_batch() -> None:
 
     def answers(order: list[int]) -> dict[int, tuple[int, int]]:
         draft = Draft.trees(order, [trees[at] for at in order])
-        found = verify(draft, torch.cat([logits[at] for at in order]), [params[at] for at in order], [9 + at for at in order])
-        return {
-            at: (int(found.num_accepted[place]), int(found.next_token[place])) for place, at in enumerate(order)
-        }
+        found = verify(
+            draft,
+            torch.cat([logits[at] for at in order]),
+            [params[at] for at in order],
+            [9 + at for at in order],
+        )
+        return {at: (int(found.num_accepted[place]), int(found.next_token[place])) for place, at in enumerate(order)}
 
     alone = {at: answers([at])[at] for at in range(5)}
     assert answers([0, 1, 2, 3, 4]) == alone and answers([3, 1, 4, 0, 2]) == alone

@@ -1,4 +1,6 @@
-"""The token rule in exact arithmetic: thresholds, residuals and the walk itself, cell by cell, joint over several steps."""
+"""The token rule in exact arithmetic: thresholds, residuals and the walk itself, cell by cell, joint over
+several steps.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,12 @@ import pytest
 import torch
 from oracles.exact import Text, chains, point_mass, residual, target_law, text_law, token_rule
 from oracles.rational_models import After, RationalModel, laws_of
-from specdec_kernels import chain_thresholds, chain_verify, tree_plan
 
 import specdec_fast.rules.token as token_rule_module
 from specdec_fast.draft import Draft, Laws
 from specdec_fast.interfaces import Rng
 from specdec_fast.rules import get_rule
+from specdec_kernels import chain_thresholds, chain_verify, tree_plan
 
 SHAPES = [(3, 1, 0), (3, 2, 1), (3, 3, 2), (4, 2, 3), (4, 3, 4)]
 
@@ -115,7 +117,9 @@ def test_chosen_chains_keep_the_joint_law_over_several_steps(vocab: int, depth: 
 def test_the_walk_goes_where_its_coins_send_it(
     vocab: int, depth: int, seed: int, chosen: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every cell of the rule: each stop of each chain, each token of the race there, with coins beside the exact threshold."""
+    """Every cell of the rule: each stop of each chain, each token of the race there, with coins beside the
+    exact threshold.
+    """
     target = RationalModel(vocab, seed)
     drafting = RationalModel(vocab, seed + 50, like=target)
     if chosen:
@@ -184,7 +188,9 @@ def test_thresholds_and_residuals_are_the_rational_ones() -> None:
             want, got = residual(p, q), rest[3 * row + depth]
             total = float(sum(want)) or 1.0
             if sum(want):
-                assert torch.allclose(got / got.sum(), torch.tensor([float(w) / total for w in want]).double(), atol=1e-12)
+                assert torch.allclose(
+                    got / got.sum(), torch.tensor([float(w) / total for w in want]).double(), atol=1e-12
+                )
 
 
 def test_coins_are_compared_strictly(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +198,9 @@ def test_coins_are_compared_strictly(monkeypatch: pytest.MonkeyPatch) -> None:
     laws = laws_of([[Fraction(0), Fraction(1)], [Fraction(1, 2), Fraction(1, 2)]])
     draft = Draft.chains([0], [[0, 0]], law_rows=[[0]], laws=laws_of([[Fraction(1, 2), Fraction(1, 2)]]))
     monkeypatch.setattr(
-        token_rule_module, "chain_verify", lambda *args, **kwargs: chain_verify(*args, uniforms=torch.zeros(2), **kwargs)
+        token_rule_module,
+        "chain_verify",
+        lambda *args, **kwargs: chain_verify(*args, uniforms=torch.zeros(2), **kwargs),
     )
     for seed in range(20):
         rng = Rng(torch.tensor([seed]), torch.tensor([3], dtype=torch.int32))

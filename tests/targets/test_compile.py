@@ -9,10 +9,10 @@ import pytest
 import torch
 from oracles import models
 from oracles.noisy_oracle import NoisyTree
-from specdec_kernels import tree_plan
 
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams
 from specdec_fast.draft import Draft
+from specdec_kernels import tree_plan
 
 LENGTHS = (5, 17)
 
@@ -24,7 +24,7 @@ def compiled_text(new_tokens: int, drafted: int) -> HuggingFaceTarget:
     want = [models.greedy_text("llama", length, new_tokens) for length in LENGTHS]
     target = HuggingFaceTarget(models.own("llama"), max_length=64, compile=True)
     assert target._forward is not target.model.forward
-    texts = [[*prompt, *text] for prompt, text in zip(prompts, want)]
+    texts = [[*prompt, *text] for prompt, text in zip(prompts, want, strict=True)]
     drafter = NoisyTree(texts, 0.8, 96, num_draft_tokens=drafted) if drafted else None
     handles = Engine(target, drafter).generate(prompts, SamplingParams(temperature=0, max_new_tokens=new_tokens))
     assert [handle.tokens for handle in handles] == want

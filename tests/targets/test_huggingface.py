@@ -1,4 +1,6 @@
-"""HuggingFaceTarget: the packed forward gives the logits that transformers gives, row by row and branch by branch."""
+"""HuggingFaceTarget: the packed forward gives the logits that transformers gives, row by row and branch by
+branch.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,10 @@ import pytest
 import torch
 from oracles import models
 from oracles.ledger import random_path, random_tree
-from specdec_kernels import tree_plan
 
 from specdec_fast.draft import Draft
 from specdec_fast.targets.huggingface import HuggingFaceTarget, UnsupportedModelError
+from specdec_kernels import tree_plan
 
 
 def prefill(target: HuggingFaceTarget, texts: dict[int, list[int]]) -> torch.Tensor:
@@ -60,7 +62,7 @@ def test_trees_on_ragged_rows_have_the_logits_of_their_own_paths(family: str, pa
         output, slots = target.score(draft, plan)
         assert output.logits is not None and output.logits.shape == (draft.num_nodes, 96)
         node, paths = 0, []
-        for row, (tokens, parents) in zip(rows, trees):
+        for row, (tokens, parents) in zip(rows, trees, strict=True):
             for place in range(len(tokens)):
                 path, at = [], place
                 while at >= 0:
@@ -137,7 +139,9 @@ def test_half_precision_stays_near_transformers(dtype: torch.dtype) -> None:
 
 
 def test_half_precision_text_diverges_only_at_near_ties() -> None:
-    """bfloat16 against transformers' bfloat16: the first difference, if any, lies where two logits are nearly equal."""
+    """bfloat16 against transformers' bfloat16: the first difference, if any, lies where two logits are nearly
+    equal.
+    """
     from specdec_fast import Engine, SamplingParams, get_drafter
 
     reference = models.own("llama", torch.bfloat16)
@@ -147,13 +151,13 @@ def test_half_precision_text_diverges_only_at_near_ties() -> None:
     target = HuggingFaceTarget(models.own("llama", torch.bfloat16), max_length=128)
     engine = Engine(target, get_drafter("draft_model")(small, num_draft_tokens=4))
     handles = engine.generate(prompts, SamplingParams(temperature=0, max_new_tokens=32))
-    for prompt, handle in zip(prompts, handles):
+    for prompt, handle in zip(prompts, handles, strict=True):
         ids = torch.tensor([prompt])
         with torch.no_grad():
             want = reference.generate(
                 ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=32, pad_token_id=0
             )[0, len(prompt) :].tolist()
-            at = next((at for at, (a, b) in enumerate(zip(handle.tokens, want)) if a != b), None)
+            at = next((at for at, (a, b) in enumerate(zip(handle.tokens, want, strict=False)) if a != b), None)
             if at is not None:
                 best = reference(torch.tensor([[*prompt, *want[:at]]])).logits[0, -1].float().topk(2).values
                 gap = float(best[0] - best[1])
@@ -233,7 +237,7 @@ def test_models_that_cannot_be_served_are_refused(kind: str, shape: dict[str, in
 
 def test_the_model_outside_of_its_target_says_what_to_do() -> None:
     target = models.target("llama")
-    with pytest.raises(RuntimeError, match="called outside its target; call HuggingFaceTarget.extend"):
+    with pytest.raises(RuntimeError, match=r"called outside its target; call HuggingFaceTarget\.extend"):
         target.model(torch.tensor([[1, 2, 3]]))
     target.model.set_attn_implementation("sdpa")
     assert target.model(torch.tensor([[1, 2, 3]])).logits.shape == (1, 3, 96)

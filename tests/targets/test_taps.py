@@ -9,11 +9,11 @@ import pytest
 import torch
 from oracles import models
 from oracles.noisy_oracle import NoisyTree
-from specdec_kernels import tree_plan
 
 from specdec_fast import Engine, SamplingParams
 from specdec_fast.draft import Draft
 from specdec_fast.interfaces import Needs, TargetOutput
+from specdec_kernels import tree_plan
 
 TAPS = ("entering:0", "entering:1", "final_norm")
 
@@ -41,7 +41,9 @@ def test_taps_are_the_hidden_states_of_transformers(family: str) -> None:
         want = states(family, text)
         for name in TAPS:
             got = output.taps[name]
-            expected = torch.cat([want[name][:20], want[name][:5]] if not logits else [want[name][20:40], want[name][5:9]])
+            expected = torch.cat(
+                [want[name][:20], want[name][:5]] if not logits else [want[name][20:40], want[name][5:9]]
+            )
             assert got.shape == expected.shape and torch.allclose(got, expected, atol=2e-4), (name, logits)
     draft = Draft.trees([0, 1], [([7, 8, 9], [-1, 0, 0]), ([5], [-1])])
     output, _ = target.score(draft, tree_plan(draft.parents, draft.offsets), TAPS)
@@ -98,9 +100,11 @@ class Listener(NoisyTree):
 def test_drafters_are_shown_the_prompt_and_every_step(chunk: int) -> None:
     lengths = (5, 17, 40)
     prompts = [models.prompt(length) for length in lengths]
-    texts = [[*prompt, *models.greedy_text("llama", length, 12)] for prompt, length in zip(prompts, lengths)]
+    texts = [
+        [*prompt, *models.greedy_text("llama", length, 12)] for prompt, length in zip(prompts, lengths, strict=True)
+    ]
     listener = Listener(texts, 0.8, 96, num_draft_tokens=5)
     engine = Engine(models.target("llama"), listener, prefill_chunk=chunk)
     handles = engine.generate(prompts, SamplingParams(temperature=0, max_new_tokens=12))
-    assert [[*prompt, *handle.tokens] for prompt, handle in zip(prompts, handles)] == texts
+    assert [[*prompt, *handle.tokens] for prompt, handle in zip(prompts, handles, strict=True)] == texts
     assert listener.heard > 6

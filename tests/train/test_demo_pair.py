@@ -20,9 +20,7 @@ from specdec_fast.train.target_stage import train_target
 from specdec_fast.train.team import together
 
 SMALL = Recipe(
-    target=Shape(
-        layers=2, hidden=32, heads=2, kv_heads=1, inner=48, vocabulary=300, context=128, head_dim=16
-    ),
+    target=Shape(layers=2, hidden=32, heads=2, kv_heads=1, inner=48, vocabulary=300, context=128, head_dim=16),
     draft=Shape(layers=1, hidden=16, heads=1, kv_heads=1, inner=16, vocabulary=300, context=128, head_dim=16),
     start_layers=1,
     start_budget=Budget(tokens=4 * 64),
@@ -53,9 +51,7 @@ def corpus() -> list[Document]:
     for number in range(120):
         domain = ("code", "docs", "kjv")[number % 3]
         texts.append(
-            Document(
-                domain, f"text {number}", f"def f{number}(x):\n    return x + {number}\n\n" * (3 + number % 4)
-            )
+            Document(domain, f"text {number}", f"def f{number}(x):\n    return x + {number}\n\n" * (3 + number % 4))
         )
     return texts
 
@@ -168,9 +164,7 @@ def test_a_grown_model_begins_near_the_shallow_one():
 
 @pytest.mark.parametrize("shape", [(3, 8, 8), (2, 6, 12), (2, 12, 6)])
 def test_newton_schulz_brings_singular_values_near_one(shape):
-    values = torch.linalg.svdvals(
-        orthogonalise(torch.randn(shape, generator=torch.Generator().manual_seed(0)))
-    )
+    values = torch.linalg.svdvals(orthogonalise(torch.randn(shape, generator=torch.Generator().manual_seed(0))))
     assert values.min() > 0.3 and values.max() < 1.3
 
 

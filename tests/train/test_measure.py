@@ -68,9 +68,7 @@ def test_acceptance_against_a_uniform_draft():
     piece = torch.tensor([[0, 3, 1, 4, 1, 5]])
     p = model(input_ids=piece[:, :-1]).logits.softmax(-1)
     expected = p.clamp(max=1 / 8).sum(-1).mean().item()
-    assert acceptance(model, uniform_model(), [("code", piece)])["all"]["alpha"] == pytest.approx(
-        expected, abs=1e-6
-    )
+    assert acceptance(model, uniform_model(), [("code", piece)])["all"]["alpha"] == pytest.approx(expected, abs=1e-6)
 
 
 def test_continuations_match_plain_argmax_and_depend_on_the_seed_only():
@@ -79,9 +77,7 @@ def test_continuations_match_plain_argmax_and_depend_on_the_seed_only():
     text = continue_text(model, prefix, 6, 0.0)
     plain = prefix
     for _ in range(6):
-        plain = torch.cat(
-            [plain, model(input_ids=plain, use_cache=False).logits[:, -1].argmax(-1, keepdim=True)], 1
-        )
+        plain = torch.cat([plain, model(input_ids=plain, use_cache=False).logits[:, -1].argmax(-1, keepdim=True)], 1)
     assert torch.equal(text, plain)
     drawn = [continue_text(model, prefix, 6, 1.0, torch.Generator().manual_seed(9)) for _ in range(2)]
     assert torch.equal(*drawn)

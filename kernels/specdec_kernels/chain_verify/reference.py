@@ -14,7 +14,7 @@ from ..random import ACCEPT, BLOCK, RECOVER, draw_from_weights, uniform, words
 CHOSEN = 0
 """The proposal is a point mass (n-gram, retrieval, arg-max heads): q(x) = 1."""
 DRAWN = 1
-"""The proposal was drawn from row ``law_row`` of the draft laws. On a chain every other non-zero mark means the same."""
+"""The proposal was drawn from row ``law_row`` of the draft laws. On a chain all other non-zero marks mean the same."""
 
 Law = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 """(logits, inv_t, lse, cut, tie_id)"""
@@ -44,7 +44,7 @@ def check(
     expect.tensor(op, "law_row", law_row, torch.int32, nodes)
     vocab = expect.law(op, "target", target, nodes)[0].shape[1]
     used = _ChainNodes.of(offsets, nodes)
-    inner = used.index > 0
+    inner = used.place > 0
     expect.values(op, "tokens", ~inner | ((tokens >= 0) & (tokens < vocab)), tokens, f"an id in [0, {vocab})")
     from_law = inner & (drawn != CHOSEN)
     if draft is None:
@@ -84,7 +84,7 @@ def check(
 
 class _ChainNodes(NamedTuple):
     row: Tensor  # int64 [M], -1 for tail nodes
-    index: Tensor  # int64 [M], within the row; 0 for roots and tail nodes
+    place: Tensor  # int64 [M], within the row; 0 for roots and tail nodes
     has_child: Tensor  # bool [M]
 
     @classmethod
@@ -107,11 +107,18 @@ def _log_weight_at(law: Law, rows: Tensor, columns: Tensor) -> Tensor:
     return torch.where(keep, value, -torch.inf).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
 
 
-def _accept(tokens: Tensor, chain: _ChainNodes, drawn: Tensor, law_row: Tensor, target: Law, draft: Law | None,
-            token_ids: Tensor | None) -> Tensor:
+def _accept(
+    tokens: Tensor,
+    chain: _ChainNodes,
+    drawn: Tensor,
+    law_row: Tensor,
+    target: Law,
+    draft: Law | None,
+    token_ids: Tensor | None,
+) -> Tensor:
     """Accept threshold of every node: 1 at roots, 0 at tail nodes, min(1, p(x) / q(x)) elsewhere."""
     nodes = tokens.shape[0]
-    inner = chain.index > 0
+    inner = chain.place > 0
     column = torch.where(inner, tokens, 0)
     parent = (torch.arange(nodes, device=tokens.device) - 1).clamp(min=0)
     log_p = _log_weight_at(target, parent, column)
@@ -133,8 +140,16 @@ def _accept(tokens: Tensor, chain: _ChainNodes, drawn: Tensor, law_row: Tensor, 
     return torch.where(chain.row < 0, 0.0, ratio)
 
 
-def _residual(nodes: Tensor, tokens: Tensor, chain: _ChainNodes, drawn: Tensor, law_row: Tensor, target: Law,
-              draft: Law | None, token_ids: Tensor | None) -> Tensor:
+def _residual(
+    nodes: Tensor,
+    tokens: Tensor,
+    chain: _ChainNodes,
+    drawn: Tensor,
+    law_row: Tensor,
+    target: Law,
+    draft: Law | None,
+    token_ids: Tensor | None,
+) -> Tensor:
     """Weights of the token that is drawn if the walk stops at these nodes: float [N, V]."""
     p = law_weights(*(part[nodes] for part in target))
     has_child = chain.has_child[nodes]
@@ -217,7 +232,7 @@ def chain_verify(
     threshold = _accept(tokens, chain, drawn, law_row, target, draft, token_ids)
     if uniforms is None and batch:
         of_row = chain.row.clamp(min=0)
-        uniforms = uniform(words(seeds[of_row], root_positions[of_row], chain.index, ACCEPT, 0))
+        uniforms = uniform(words(seeds[of_row], root_positions[of_row], chain.place, ACCEPT, 0))
     start, count = offsets[:-1].long(), (offsets[1:] - offsets[:-1]).long()
     accepted = torch.zeros(batch, dtype=torch.int64, device=device)
     walking = count > 0
@@ -236,9 +251,7 @@ def chain_verify(
         last = (start + accepted)[real]
         weights = _residual(last, tokens, chain, drawn, law_row, target, draft, token_ids)
         noise = (race[0][real], race[1][real]) if race is not None else None
-        next_token[real] = draw_from_weights(
-            weights, seeds[real], root_positions[real], accepted[real], RECOVER, noise
-        )
+        next_token[real] = draw_from_weights(weights, seeds[real], root_positions[real], accepted[real], RECOVER, noise)
     return path.to(torch.int32), accepted.to(torch.int32), next_token
 
 

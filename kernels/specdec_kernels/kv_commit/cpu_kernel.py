@@ -22,8 +22,6 @@ def kv_commit(
     num_accepted: Tensor,
 ) -> None:
     if isinstance(caches, CacheTable):
-        _commit_table(
-            caches.layout, caches.pages, caches.page_size, page_table, lengths, path, offsets, num_accepted
-        )
+        _commit_table(caches.layout, caches.pages, caches.page_size, page_table, lengths, path, offsets, num_accepted)
     else:
         _commit(caches, page_table, lengths, path, offsets, num_accepted)

@@ -54,9 +54,7 @@ def tree_attention(
     nodes, heads, _ = query.shape
     pages, page_size, kv_heads, _ = key_cache.shape
     if heads % kv_heads:
-        raise ValueError(
-            f"tree_attention: query has {heads} heads, expected a multiple of the cache's {kv_heads}"
-        )
+        raise ValueError(f"tree_attention: query has {heads} heads, expected a multiple of the cache's {kv_heads}")
     if ancestors is not None and window and depth is None:
         raise ValueError("tree_attention: window with ancestors needs depth; pass the depth of every node")
     wide = torch.float64 if query.dtype == torch.float64 else torch.float32

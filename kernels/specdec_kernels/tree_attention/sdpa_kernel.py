@@ -68,11 +68,7 @@ def row_mask(
 ) -> Tensor:
     """Boolean [count, length + count]: which slots of a row each node sees."""
     index = torch.arange(count, device=device)
-    nodes = (
-        index[:, None] >= index
-        if ancestors is None
-        else visible_nodes(ancestors[first : first + count], count)
-    )
+    nodes = index[:, None] >= index if ancestors is None else visible_nodes(ancestors[first : first + count], count)
     visible = torch.cat([nodes.new_ones(count, length), nodes], dim=1)
     if window:
         of_nodes = length + (index if ancestors is None or depth is None else depth[first : first + count])
@@ -109,17 +105,14 @@ def tree_attention(
             continue
         pages = page_table[row, : (length + count + page_size - 1) // page_size].long()
         key, value = (
-            cache[pages].flatten(0, 1)[: length + count].transpose(0, 1)[None]
-            for cache in (key_cache, value_cache)
+            cache[pages].flatten(0, 1)[: length + count].transpose(0, 1)[None] for cache in (key_cache, value_cache)
         )
         plain = ancestors is None and length == 0 and not window
         attended = scaled_dot_product_attention(
             query[first : first + count].transpose(0, 1)[None],
             key,
             value,
-            attn_mask=None
-            if plain
-            else row_mask(first, count, length, ancestors, depth, window, query.device),
+            attn_mask=None if plain else row_mask(first, count, length, ancestors, depth, window, query.device),
             is_causal=plain,
             scale=scale,
             enable_gqa=query.shape[1] != kv_heads,

@@ -55,7 +55,7 @@ def tree_plan(parents: Tensor, offsets: Tensor) -> TreePlan:
     first_child, next_sibling = [-1] * nodes, [-1] * nodes
     ancestors = [0] * nodes  # python integers: bit j is node j of the row
     for row, (start, end) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
-        latest = {}  # parent -> its latest child so far
+        latest: dict[int, int] = {}  # parent -> its latest child so far
         for node in range(start, end):
             row_of[node] = row
             ancestors[node] = 1 << (node - start)

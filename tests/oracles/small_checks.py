@@ -1,0 +1,141 @@
+"""Small editions of the engine's checks, for mutants to be tried on.
+
+Each raises `Noticed` when it sees something wrong.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+
+import specdec_fast.drafters.draft_model as draft_model_module
+import specdec_fast.rules.token as token_module
+from oracles.automaton import AutomatonTarget, random_logits
+from oracles.chi_square import p_value
+from oracles.laws import joint, law
+from oracles.noisy_oracle import NoisyChain, NoisyTree
+from oracles.plain_decoding import plain_decode
+from specdec_fast import Engine, SamplingParams, get_drafter
+from specdec_fast.draft import Draft
+
+VOCAB, STATES = 5, 7
+PROMPT = [1, 3]
+
+
+def target(rows: int = 8, **shape: int) -> AutomatonTarget:
+    return AutomatonTarget(random_logits(STATES, VOCAB, seed=1, std=1.5), max_rows=rows, page_size=4, **shape)
+
+
+def drafter(rows: int, pick: str) -> Any:
+    logits = 0.5 * random_logits(STATES, VOCAB, seed=1) + 0.5 * random_logits(STATES, VOCAB, seed=6)
+    return get_drafter("draft_model")(AutomatonTarget(logits, max_rows=rows), num_draft_tokens=3, pick=pick)
+
+
+class Noticed(AssertionError):
+    """A check saw something wrong."""
+
+
+def law_holds() -> None:
+    """The joint law of three tokens of the token rule with a drawn draft model."""
+    engine = Engine(target(500), drafter(500, "drawn"), rule="token")
+    handles = [engine.submit(PROMPT, SamplingParams(seed=seed, max_new_tokens=7)) for seed in range(2500)]
+    while not engine.idle:
+        engine.step()
+    reader = target()
+    exact = joint(lambda text: law(reader.logits_after([*PROMPT, *text]), 1.0), 3, VOCAB)
+    chance = p_value(Counter(tuple(handle.tokens[:3]) for handle in handles), exact)
+    if chance < 1e-6:
+        raise Noticed(f"p = {chance}")
+    assert chance > 1e-3
+
+
+def chosen_law_holds() -> None:
+    """The same with tokens that were chosen."""
+    engine = Engine(target(500), NoisyChain([[*PROMPT, 2, 2, 2, 2, 2, 2]], 1.0, VOCAB, 3), rule="token")
+    handles = [engine.submit(PROMPT, SamplingParams(seed=seed, max_new_tokens=7)) for seed in range(2500)]
+    while not engine.idle:
+        engine.step()
+    reader = target()
+    exact = joint(lambda text: law(reader.logits_after([*PROMPT, *text]), 1.0), 3, VOCAB)
+    chance = p_value(Counter(tuple(handle.tokens[:3]) for handle in handles), exact)
+    if chance < 1e-6:
+        raise Noticed(f"p = {chance}")
+    assert chance > 1e-3
+
+
+def texts_hold(kind: str) -> None:
+    """Replay with trees, chains or a draft model gives the oracle's text, at T = 0 and above."""
+    wanted = [SamplingParams(seed=seed, max_new_tokens=14, temperature=0.9 * (seed % 2)) for seed in range(6)]
+    reader = target()
+    want = [plain_decode(reader.logits_after, PROMPT, params) for params in wanted]
+    texts = [[*PROMPT, *text] for text in want]
+    made = {
+        "chain": lambda: NoisyChain(texts, 0.8, VOCAB, 4),
+        "tree": lambda: NoisyTree(texts, 0.8, VOCAB, 9),
+        "draft_model": lambda: drafter(8, "coupled"),
+    }[kind]()
+    engine = Engine(target(), made)
+    try:
+        handles = engine.generate([PROMPT] * 6, wanted)
+    except (ValueError, IndexError, RuntimeError) as error:
+        raise Noticed(str(error)) from error
+    if [handle.tokens for handle in handles] != want:
+        raise Noticed("another text")
+    if engine.stats.mean_alpha < 0.2:
+        raise Noticed("nothing is accepted any more")
+    if engine.target.cache.pages.num_used:
+        raise Noticed("pages were lost")
+
+
+def trees_hold() -> None:
+    texts_hold("tree")
+
+
+def chains_hold() -> None:
+    texts_hold("chain")
+
+
+def coupled_drafts_hold() -> None:
+    """Beside the texts: every proposal is what the draft itself would write for that seed."""
+    propose = draft_model_module.DraftModelDrafter.propose
+
+    def checked(self: Any, view: Any, rows: Any, budget: Any, rng: Any) -> Draft:
+        draft = propose(self, view, rows, budget, rng)
+        tokens, start = draft.tokens.tolist(), 0
+        for at, row in enumerate(rows):
+            chain = tokens[start + 1 : start + draft.counts[at]]
+            start += draft.counts[at]
+            sampling = view.sampling(rows)
+            params = SamplingParams(
+                temperature=float(sampling.temperature[at].double().round(decimals=3)),
+                seed=int(sampling.seeds[at]),
+                max_new_tokens=max(len(chain), 1),
+            )
+            if chain and chain != plain_decode(self.model.logits_after, list(view.tokens(row)), params):
+                raise Noticed("a draft that is not the draft model's")
+        return draft
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(draft_model_module.DraftModelDrafter, "propose", checked)
+        texts_hold("draft_model")
+
+
+def forbidden_tokens_hold() -> None:
+    """A coin of exactly zero does not accept a token that the target forbids."""
+    verify = token_module.chain_verify
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            token_module,
+            "chain_verify",
+            lambda *args, **more: verify(*args, uniforms=torch.zeros(len(args[0])), **more),
+        )
+        handle = Engine(target(), NoisyChain([[*PROMPT, 2, 2, 2]], 1.0, VOCAB, 2), rule="token").generate(
+            [PROMPT], SamplingParams(seed=1, top_k=1, max_new_tokens=3)
+        )[0]
+    if "accepted" in handle.origins and handle.tokens != plain_decode(
+        target().logits_after, PROMPT, SamplingParams(temperature=0, max_new_tokens=3)
+    ):
+        raise Noticed("a token of probability zero")
