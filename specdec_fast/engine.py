@@ -254,7 +254,10 @@ class Engine:
         if self.drafter is None or not any(budget.nodes):
             roots = [[self.state.tokens(row)[-1]] for row in rows]
             return Draft.chains(rows, roots, device=self.state.device)
-        return self.drafter.propose(self.state, rows, budget, rng)
+        draft = self.drafter.propose(self.state, rows, budget, rng)
+        if any(count - 1 > limit for count, limit in zip(draft.counts, budget.nodes)):  # would leave its pages
+            raise ValueError(f"drafter {self.drafter.name}: got {draft.counts} nodes; expected 1 + {budget.nodes}")
+        return draft
 
     def _append(
         self,

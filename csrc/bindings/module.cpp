@@ -7,7 +7,7 @@
 namespace specdec {
 
 void run_parallel(int64_t begin, int64_t end, int64_t grain, RangeFunction function, void* context) {
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_parallel_for(begin, end, grain, function, context));
+  TORCH_ERROR_CODE_CHECK(torch_parallel_for(begin, end, grain, function, context));
 }
 
 int thread_count() { return static_cast<int>(torch::stable::get_num_threads()); }

@@ -49,6 +49,12 @@ class DraftModelDrafter:
         self._stored: dict[int, tuple[int, list[int]]] = {}  # per row: committed tokens held, drafted tokens held
 
     def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
+        room = self.model.cache.max_rows
+        if max(rows) >= room:
+            raise ValueError(
+                f"draft_model: got row {max(rows)} of the engine and a draft with room for {room} rows; expected at "
+                "least as many as the target has; build the draft with the target's max_rows"
+            )
         for row in rows:
             self._stored[row] = (0, [])
 
@@ -83,9 +89,7 @@ class DraftModelDrafter:
         pass  # the next propose compares what it stored with what was committed
 
     def release(self, rows: Sequence[int]) -> None:
-        for row in rows:
-            self._stored.pop(row, None)
-        self.model.cache.release(rows)
+        self.model.cache.release([row for row in rows if self._stored.pop(row, None) is not None])
 
     def _room(self, row: int, length: int) -> bool:
         cache = self.model.cache

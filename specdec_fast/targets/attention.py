@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from specdec_fast.cache.paged import LayerShape
 from specdec_fast.interfaces import Slots
@@ -36,6 +37,10 @@ class Probe:
     layers: dict[int, LayerShape] = field(default_factory=dict)
 
 
+class OutsideTargetError(RuntimeError):
+    """The attention function was called without the context of a packed pass."""
+
+
 def attend(
     module: torch.nn.Module,
     query: Tensor,
@@ -52,16 +57,21 @@ def attend(
 ) -> tuple[Tensor, None]:
     """Attention of packed nodes [1, H, M, D] over the paged cache; returns [1, M, H, Dv] as transformers expects."""
     if packed is None:
-        raise RuntimeError(
+        raise OutsideTargetError(
             f"a model with attention '{NAME}' was called outside its target; call HuggingFaceTarget.extend or .score, "
             "or give the model its own attention back with model.set_attn_implementation('sdpa')"
         )
     layer: Any = module.layer_idx
     if isinstance(packed, Probe):
-        packed.layers[layer] = LayerShape(key.shape[1], key.shape[3], value.shape[3])
+        width = max(key.shape[3], value.shape[3])
+        packed.layers[layer] = LayerShape(key.shape[1], width, width)
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
     slots = packed.slots
     keys, values = packed.keys[layer], packed.values[layer]
+    scale = query.shape[3] ** -0.5 if scaling is None else scaling
+    value_dim = value.shape[3]
+    if value_dim != key.shape[3]:  # latent attention: the narrower of the two is padded with zeros, which add nothing
+        query, key, value = (pad(part, (0, keys.shape[3] - part.shape[3])) for part in (query, key, value))
     kv_stage(key[0].transpose(0, 1), value[0].transpose(0, 1), keys, values, slots.slots)
     out = tree_attention(
         query[0].transpose(0, 1),
@@ -72,12 +82,12 @@ def attend(
         slots.offsets,
         slots.ancestors,
         slots.depth,
-        scale=query.shape[3] ** -0.5 if scaling is None else scaling,
+        scale=scale,
         softcap=softcap or 0.0,
         window=sliding_window or 0,
         sinks=s_aux,
     )
-    return out.unsqueeze(0), None
+    return out[..., :value_dim].unsqueeze(0), None
 
 
 def register() -> None:

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from specdec_fast.cache.paged import LayerShape, PagedCache
-from specdec_fast.draft import Draft
+from specdec_fast.draft import Draft, packed_shape
 from specdec_fast.interfaces import Slots, TargetOutput
 from specdec_fast.targets import attention
-from specdec_kernels import TreePlan
+from specdec_kernels import TreePlan, tree_plan
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -65,29 +65,47 @@ class HuggingFaceTarget:
         weight: Any = model.get_input_embeddings().weight
         embedded = int(weight.shape[0])
         self.vocab_size = min(vocab_size or embedded, embedded)
-        _set_attention(model)
         self._forward: Any = model.forward
-        layers = self._probe()
-        self.num_layers = len(layers)
+        before = model.config._attn_implementation
+        if before == attention.NAME:
+            before = "eager"
+            model.set_attn_implementation(before)
         if num_pages is None:
             num_pages = max_rows * -(-self.max_length // page_size) + 1
-        self.cache = PagedCache(
-            layers,
-            num_pages=num_pages,
-            page_size=page_size,
-            max_rows=max_rows,
-            max_length=self.max_length,
-            dtype=model.dtype,
-            device=self.device,
-        )
+        room = min(12, self.max_length, max(num_pages - 1, 1) * page_size)
+        sample = torch.arange(room, device=self.device) % embedded
+        own = self._own_logits(sample)
+        model.set_attn_implementation(attention.NAME)
+        try:
+            layers = self._probe()
+            self.num_layers = len(layers)
+            self.cache = PagedCache(
+                layers,
+                num_pages=num_pages,
+                page_size=page_size,
+                max_rows=max_rows,
+                max_length=self.max_length,
+                dtype=model.dtype,
+                device=self.device,
+            )
+            self._compare(sample, own)
+        except ValueError:
+            model.set_attn_implementation(before)
+            raise
         if compile:
             self._forward = torch.compile(model.forward, dynamic=None)
 
     def _probe(self) -> list[LayerShape]:
         probe = attention.Probe()
         token = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
-        with torch.inference_mode():
-            self.model(input_ids=token, position_ids=token, use_cache=False, packed=probe)
+        try:
+            with torch.inference_mode():
+                self.model(input_ids=token, position_ids=token, use_cache=False, packed=probe)
+        except attention.OutsideTargetError:
+            raise UnsupportedModelError(
+                f"{type(self.model).__name__}: does not hand keyword arguments on to its attention; expected a model that "
+                "does (Llama, Qwen, Mistral, GPT-2, Gemma and most current decoders do)"
+            ) from None
         expected = self.model.config.get_text_config().num_hidden_layers
         if sorted(probe.layers) != list(range(expected)):
             raise UnsupportedModelError(
@@ -95,6 +113,30 @@ class HuggingFaceTarget:
                 f"one from each of {expected} layers; models whose layers share or lack attention are not supported"
             )
         return [probe.layers[index] for index in range(expected)]
+
+    def _own_logits(self, sample: Tensor) -> Tensor:
+        with torch.inference_mode():
+            logits: Tensor = self.model(input_ids=sample[None], use_cache=False).logits
+        return logits[0, :, : self.vocab_size].float()
+
+    def _compare(self, sample: Tensor, own: Tensor) -> None:
+        """Refuse a model whose attention does something that the attention interface does not tell."""
+        self.cache.reserve(0, len(sample))
+        half = len(sample) // 2
+        draft = Draft.chains([0], [sample[half:].tolist()], device=self.device)
+        with torch.inference_mode():
+            if half:
+                shape = packed_shape((0,), (half,), self.device)
+                self.extend(shape.rows, sample[:half], shape.offsets, logits=False)
+            packed = self.score(draft, tree_plan(draft.parents, draft.offsets))[0].logits
+        self.cache.release([0])
+        assert packed is not None
+        error, spread = float((packed.float() - own[half:]).abs().mean()), float(own.std())
+        if error > 0.25 * spread:  # rounding, even of half precision, stays far below; NaN is for the engine to report
+            raise UnsupportedModelError(
+                f"{type(self.model).__name__}: got logits that differ from the model's own by {error:.2g} on average "
+                f"(their spread is {spread:.2g}); expected the same; its attention is not the standard one"
+            )
 
     def extend(
         self, rows: Tensor, tokens: Tensor, offsets: Tensor, *, logits: bool, taps: Sequence[str] = ()
@@ -170,10 +212,6 @@ class HuggingFaceTarget:
         return logits if softcap is None else softcap * torch.tanh(logits / softcap)
 
 
-def _set_attention(model: PreTrainedModel) -> None:
-    model.set_attn_implementation(attention.NAME)
-
-
 def _refuse_unsupported(model: PreTrainedModel) -> None:
     name, config = type(model).__name__, model.config.get_text_config()
     if getattr(model.config, "is_encoder_decoder", False):
@@ -191,8 +229,8 @@ def _refuse_unsupported(model: PreTrainedModel) -> None:
     odd = sorted({kind for kind in getattr(config, "layer_types", None) or () if kind not in ATTENTION_LAYERS})
     if odd:
         raise UnsupportedModelError(
-            f"{name}: got layers of type {', '.join(odd)}; expected attention layers only; recurrent state cannot be "
-            "rolled back by forgetting slots"
+            f"{name}: got layers of type {', '.join(odd)}; expected full or sliding-window attention only (recurrent "
+            "state could not be rolled back by forgetting slots)"
         )
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     nested = [value for value in rope.values() if isinstance(value, dict)] or [rope]
