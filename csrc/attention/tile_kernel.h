@@ -257,8 +257,14 @@ template <class T>
 inline void write_row(const float* from, Floats factor, int64_t width, T* to) {
   float lanes[kLanes];
   for (int64_t d = 0; d < width; d += kLanes) {
-    store(lanes, load(from + d) * factor);
     const int64_t count = width - d < kLanes ? width - d : kLanes;
+    if constexpr (sizeof(T) == sizeof(float)) {
+      if (count == kLanes) {
+        store(to + d, load(from + d) * factor);
+        continue;
+      }
+    }
+    store(lanes, load(from + d) * factor);
     for (int64_t i = 0; i < count; ++i) to[d + i] = narrow<T>(lanes[i]);
   }
 }

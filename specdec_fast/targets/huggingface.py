@@ -103,8 +103,8 @@ class HuggingFaceTarget:
                 self.model(input_ids=token, position_ids=token, use_cache=False, packed=probe)
         except attention.OutsideTargetError:
             raise UnsupportedModelError(
-                f"{type(self.model).__name__}: does not hand keyword arguments on to its attention; expected a model that "
-                "does (Llama, Qwen, Mistral, GPT-2, Gemma and most current decoders do)"
+                f"{type(self.model).__name__}: does not hand keyword arguments on to its attention; expected a model "
+                "that does (Llama, Qwen, Mistral, GPT-2, Gemma and most current decoders do)"
             ) from None
         expected = self.model.config.get_text_config().num_hidden_layers
         if sorted(probe.layers) != list(range(expected)):

@@ -15,6 +15,7 @@ from oracles.noisy_oracle import NoisyChain, NoisyTree
 from oracles.toy_tokenizer import byte_tokenizer
 
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
+from specdec_fast.interfaces import Budget
 
 VOCAB, STATES = 8, 23
 POISON = VOCAB - 1  # after this token the model returns NaN for good
@@ -153,6 +154,26 @@ def test_a_drafter_that_raises_while_it_observes_does_not_keep_finished_rows() -
     with pytest.raises(RuntimeError, match="observe"):
         engine.step()
     assert handle.finished and engine.idle and engine.target.cache.pages.num_used == 0
+
+
+def test_a_drafter_that_spends_too_much_is_stopped_before_it_writes_over_others() -> None:
+    class Spender(NoisyChain):
+        def propose(self, view: Any, rows: Any, budget: Any, rng: Any) -> Any:
+            return super().propose(view, rows, Budget([limit + 1 for limit in budget.nodes]), rng)
+
+    engine = Engine(target(), Spender([], 0.5, VOCAB, num_draft_tokens=3))
+    with pytest.raises(ValueError, match=r"drafter noisy_oracle: got .* nodes; expected 1 \+"):
+        engine.generate([[1], [2]], PARAMS)
+    assert engine.idle and engine.target.cache.pages.num_used == 0
+
+
+def test_a_draft_with_too_few_rows_is_named() -> None:
+    small = AutomatonTarget(random_logits(STATES, VOCAB, seed=2), max_rows=2)
+    engine = Engine(target(max_rows=4), get_drafter("draft_model")(small))
+    assert [len(handle.tokens) for handle in engine.generate([[1], [2]], PARAMS)] == [14, 14]
+    with pytest.raises(ValueError, match="draft with room for 2 rows; expected at least as many as the target has"):
+        engine.generate([[1], [2], [3]], PARAMS)
+    assert engine.idle and engine.target.cache.pages.num_used == small.cache.pages.num_used == 0
 
 
 def test_a_tokenizer_that_raises_ends_its_request_only() -> None:
