@@ -7,29 +7,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 from oracles import models
+from oracles.kv_recompute import holds
 from oracles.noisy_oracle import NoisyChain, NoisyTree
 
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
-
-
-def recomputed(model: Any, tokens: list[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Keys and values per layer, [length, heads, dim], from transformers' own cache."""
-    from transformers import DynamicCache
-
-    cache = DynamicCache()  # without a configuration: nothing is cut off at a window
-    with torch.no_grad():
-        model(torch.tensor([tokens]), past_key_values=cache, use_cache=True)
-    return [(layer.keys[0].transpose(0, 1), layer.values[0].transpose(0, 1)) for layer in cache.layers]
-
-
-def holds(target: HuggingFaceTarget, row: int, tokens: list[int], model: Any) -> None:
-    assert int(target.cache.lengths[row]) == len(tokens)
-    for index, (keys, values) in enumerate(recomputed(model, tokens) if tokens else []):
-        ours = target.cache.read(row, index)
-        assert torch.allclose(ours[0], keys, atol=2e-5, rtol=1e-4), f"keys of layer {index}, row {row}"
-        assert torch.allclose(ours[1], values, atol=2e-5, rtol=1e-4), f"values of layer {index}, row {row}"
 
 
 class Recorder:

@@ -1,0 +1,29 @@
+"""What a cache must hold: keys and values of a fresh forward pass by the untouched model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from specdec_fast.targets.huggingface import HuggingFaceTarget
+
+
+def recomputed(model: Any, tokens: Sequence[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Keys and values per layer, [length, heads, dim], from transformers' own cache."""
+    from transformers import DynamicCache
+
+    cache = DynamicCache()  # without a configuration: nothing is cut off at a window
+    with torch.no_grad():
+        model(torch.tensor([list(tokens)]), past_key_values=cache, use_cache=True)
+    return [(layer.keys[0].transpose(0, 1), layer.values[0].transpose(0, 1)) for layer in cache.layers]
+
+
+def holds(target: HuggingFaceTarget, row: int, tokens: Sequence[int], model: Any) -> None:
+    """Assert that a row holds exactly these tokens."""
+    assert int(target.cache.lengths[row]) == len(tokens)
+    for index, (keys, values) in enumerate(recomputed(model, tokens) if tokens else []):
+        ours = target.cache.read(row, index)
+        assert torch.allclose(ours[0], keys, atol=2e-5, rtol=1e-4), f"keys of layer {index}, row {row}"
+        assert torch.allclose(ours[1], values, atol=2e-5, rtol=1e-4), f"values of layer {index}, row {row}"
