@@ -57,6 +57,10 @@ def card(recipe: Recipe, numbers: dict[str, Any], notes: str = "") -> str:
     if work["greedy"]["distinct_4_mean"] < LOOPS_BELOW:
         loops = "Greedy text falls into loops (see distinct-4), easy to draft: judge speed at T = 1.\n"
     notes = f"\n{notes.strip()}\n" if notes.strip() else ""
+    arithmetic = "bfloat16 matrix products and float32 weights" if recipe.bfloat16 else "float32"
+    lengths = ", ".join(
+        f"{length} tokens" + (f" from {share:.0%} of the budget" if share else "") for share, length in recipe.lengths
+    )
     return f"""# The demo pair
 
 A target and a draft small enough to be shipped with the package, so that speculative decoding can be seen,
@@ -90,11 +94,10 @@ of this project.
 ## Recipe
 
 `specdec train demo-pair` (resumable, CPU). Muon for the layers' matrices (Jordan et al. 2024), Adam for the
-rest, float32, learning rate linear to zero.
+rest, {arithmetic}, learning rate linear to zero.
 
 1. Target: {recipe.start_layers} layers first, then each repeated in place to make {recipe.target.layers}
-   (Chang et al. 2018, arXiv:1710.10348) and trained on; sequences of {recipe.short}, in the last
-   {1 - recipe.long_from:.0%} of {recipe.block} tokens.
+   (Chang et al. 2018, arXiv:1710.10348) and trained on; sequences of {lengths}.
 2. Sequence-level unlikelihood training (Welleck et al. 2020, arXiv:1908.04319) against repeated 4-grams,
    mixed with text.
 3. Draft: distilled from the final target, cross-entropy against its whole distribution and in the second half

@@ -54,11 +54,14 @@ class _Progress:
 def demo_pair(
     out: Annotated[Path, typer.Option(help="Work folder; an interrupted run goes on from here.")] = Path("demo-pair"),
     minutes: Annotated[float | None, typer.Option(help="Train so long in all instead of by tokens.")] = None,
-    target_tokens: Annotated[int, typer.Option(help="Tokens the target is trained on.")] = 8_000_000,
-    draft_tokens: Annotated[int, typer.Option(help="Tokens the draft is distilled on.")] = 16_000_000,
+    target_tokens: Annotated[int, typer.Option(help="Tokens the target is trained on.")] = 30_000_000,
+    draft_tokens: Annotated[int, typer.Option(help="Tokens the draft is distilled on.")] = 24_000_000,
     threads: Annotated[int, typer.Option(help="CPU threads; 0 leaves PyTorch's default.")] = 0,
     workers: Annotated[int, typer.Option(help="Processes that train together, one thread each; 1 uses --threads.")] = 1,
     seed: Annotated[int, typer.Option(help="Seed of everything that is drawn.")] = 0,
+    bfloat16: Annotated[
+        bool | None, typer.Option("--bf16/--no-bf16", help="Matrix products in bfloat16; default: where the CPU can.")
+    ] = None,
     compiled: Annotated[bool, typer.Option("--compile/--no-compile", help="Train through torch.compile.")] = True,
     install: Annotated[bool, typer.Option(help="Copy the result over the bundled pair.")] = False,
 ) -> None:
@@ -72,7 +75,10 @@ def demo_pair(
     if threads:
         torch.set_num_threads(threads)
     recipe = timed(minutes) if minutes else tokened(target_tokens, draft_tokens)
-    recipe = dataclasses.replace(recipe, seed=seed, compiled=compiled, workers=workers)
+    if bfloat16 is None:
+        able = torch.cpu.get_capabilities()
+        bfloat16 = bool(able.get("avx512_bf16") or able.get("amx_bf16"))
+    recipe = dataclasses.replace(recipe, seed=seed, compiled=compiled, workers=workers, bfloat16=bfloat16)
     progress = _Progress()
     try:
         with progress.bar:

@@ -15,7 +15,7 @@ from torch import Tensor
 from specdec_fast.train.data import Tokens, blocks
 from specdec_fast.train.loop import Progress, Report, Schedule, fit
 from specdec_fast.train.measure import continue_text
-from specdec_fast.train.models import build
+from specdec_fast.train.models import build, mixed
 from specdec_fast.train.recipe import Recipe
 from specdec_fast.train.target_stage import load_model
 from specdec_fast.train.team import Team
@@ -91,7 +91,8 @@ def write_contexts(recipe: Recipe, target: LlamaForCausalLM, out: Path, report: 
             ]
             temperature = 0.0 if number % 3 == 2 else 1.0
             ids = continue_text(target, prefix, length - prefix.shape[1], temperature, generator)
-        states = target.model(input_ids=ids, use_cache=False).last_hidden_state
+        with mixed(recipe.bfloat16):
+            states = target.model(input_ids=ids, use_cache=False).last_hidden_state
         contexts[first:last] = ids.numpy()
         hidden[first:last] = states.to(torch.float16).numpy()
         contexts.flush()
@@ -122,8 +123,9 @@ def train_draft(
         weight = min(max((progress - 0.4) / 0.4, 0.0), 1.0) * 0.7
         for part in np.array_split(np.sort(picked), max(len(picked) // 4, 1)):
             ids = torch.from_numpy(contexts[part].astype(np.int64))
-            logits = draft(input_ids=ids, use_cache=False).logits
-            loss = distillation_loss(logits, torch.from_numpy(hidden[part]).float() @ head.T, weight)
+            with mixed(recipe.bfloat16):
+                logits = draft(input_ids=ids, use_cache=False).logits
+            loss = distillation_loss(logits.float(), torch.from_numpy(hidden[part]).float() @ head.T, weight)
             yield loss * (len(part) / len(picked)), ids.numel()
 
     return fit(
@@ -136,6 +138,7 @@ def train_draft(
         schedule=Schedule(1.0, 0.0, 0.03),
         muon_lr=recipe.muon_lr,
         adam_lr=recipe.adam_lr,
+        bfloat16=recipe.bfloat16,
         save_every=recipe.save_every,
         stop_after=stop_after,
         team=team,

@@ -118,6 +118,7 @@ def fit(
     adam_lr: float = 2e-3,
     save_every: float = 120.0,
     clip: float = 1.0,
+    bfloat16: bool = False,
     stop_after: int | None = None,
     team: Team = Team(),
 ) -> Progress:
@@ -128,7 +129,7 @@ def fit(
     checkpoint written. *Raises* KeyboardInterrupt after Ctrl-C, checkpoint written.
     """
     at = Progress()
-    optimiser = MuonWithAdamW(model.named_parameters(), muon_lr=muon_lr, adam_lr=adam_lr)
+    optimiser = MuonWithAdamW(model.named_parameters(), muon_lr=muon_lr, adam_lr=adam_lr, bfloat16=bfloat16)
     if checkpoint.exists():
         stored = torch.load(checkpoint, map_location="cpu", weights_only=True)
         model.load_state_dict(stored["model"])

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import torch
     from transformers import LlamaForCausalLM
 
 
@@ -58,6 +59,13 @@ def build(shape: Shape, seed: int, end_id: int = 0) -> LlamaForCausalLM:
     finally:
         torch.set_rng_state(generator_state)
     return model
+
+
+def mixed(bfloat16: bool) -> torch.autocast:
+    """Matrix products in bfloat16 inside this context (weights and sums stay float32), or nothing at all."""
+    import torch
+
+    return torch.autocast("cpu", torch.bfloat16, enabled=bfloat16)
 
 
 def start_quietly(model: LlamaForCausalLM) -> None:

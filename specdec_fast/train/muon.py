@@ -12,21 +12,22 @@ from torch import Tensor, nn
 _QUINTIC = (3.4445, -4.7750, 2.0315)
 
 
-def orthogonalise(stack: Tensor, steps: int = 5) -> Tensor:
-    """The nearest semi-orthogonal matrices of ``stack [n, rows, columns]`` by a Newton-Schulz iteration, in
-    float32.
+def orthogonalise(stack: Tensor, steps: int = 5, bfloat16: bool = False) -> Tensor:
+    """The nearest semi-orthogonal matrices of ``stack [n, rows, columns]`` by a Newton-Schulz iteration, one
+    batch.
 
     Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks". torch.optim.Muon does the
-    same in bfloat16, one matrix at a time, which is slow on a CPU without bfloat16 arithmetic.
+    same in bfloat16 only, one matrix at a time; here float32 unless ``bfloat16`` is asked for.
     """
     a, b, c = _QUINTIC
     tall = stack.shape[1] > stack.shape[2]
     x = stack.transpose(1, 2) if tall else stack
     x = x / (x.flatten(1).norm(dim=1).view(-1, 1, 1) + 1e-7)
+    x = x.to(torch.bfloat16) if bfloat16 else x
     for _ in range(steps):
         gram = x @ x.transpose(1, 2)
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x.transpose(1, 2) if tall else x
+    return (x.transpose(1, 2) if tall else x).to(stack.dtype)
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
@@ -43,6 +44,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         adam_lr: float = 3e-3,
         momentum: float = 0.95,
         betas: tuple[float, float] = (0.9, 0.95),
+        bfloat16: bool = False,
     ) -> None:
         matrices: list[torch.nn.Parameter] = []
         rest: list[torch.nn.Parameter] = []
@@ -55,6 +57,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         defaults = {"momentum": momentum, "betas": betas, "eps": 1e-8}
         super().__init__([g for g in groups if g["params"]], defaults)
         self.scale = 1.0
+        self.bfloat16 = bfloat16
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -76,7 +79,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
                 assert p.grad is not None
                 state["momentum"].lerp_(p.grad, 1 - group["momentum"])
                 updates.append(p.grad.lerp(state["momentum"], group["momentum"]))
-            stack = orthogonalise(torch.stack(updates))
+            stack = orthogonalise(torch.stack(updates), bfloat16=self.bfloat16)
             factor = max(1.0, shape[0] / shape[1]) ** 0.5
             for p, update in zip(parameters, stack, strict=True):
                 p.add_(update, alpha=-lr * factor)

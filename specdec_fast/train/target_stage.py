@@ -15,7 +15,7 @@ from torch.nn import functional
 from specdec_fast.train.data import Tokens, blocks
 from specdec_fast.train.loop import Progress, Report, Schedule, fit
 from specdec_fast.train.measure import continue_text
-from specdec_fast.train.models import build, grow, start_quietly
+from specdec_fast.train.models import build, grow, mixed, start_quietly
 from specdec_fast.train.recipe import Recipe
 from specdec_fast.train.team import Team
 from specdec_fast.train.unlikelihood import repetition_mask, unlikelihood
@@ -26,18 +26,20 @@ if TYPE_CHECKING:
 
 def compile_layers(model: LlamaForCausalLM) -> None:
     """Compile one layer and use it for all: fused element-wise work, and a fraction of a whole model's
-    compile time.
+    compile time. Attention is written out: at these lengths two plain products cost half of the fused call.
     """
+    model.set_attn_implementation("eager")
     for layer in model.model.layers:
         layer.compile(dynamic=False)
 
 
-def next_token_loss(model: LlamaForCausalLM) -> Callable[[Tensor], Tensor]:
+def next_token_loss(model: LlamaForCausalLM, bfloat16: bool = False) -> Callable[[Tensor], Tensor]:
     """Mean cross-entropy of ids [B, T + 1]."""
 
     def loss(ids: Tensor) -> Tensor:
-        logits = model(input_ids=ids[:, :-1], use_cache=False).logits
-        return functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+        with mixed(bfloat16):
+            logits = model(input_ids=ids[:, :-1], use_cache=False).logits
+        return functional.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
 
     return loss
 
@@ -47,7 +49,7 @@ def _text_losses(
     loss: Callable[[Tensor], Tensor],
     row: np.ndarray,
     first_step: int,
-    long_from: float,
+    lengths: tuple[tuple[float, int], ...],
     team: Team,
 ) -> Callable[[int, float], Iterator[tuple[Tensor, int]]]:
     def losses(step: int, progress: float) -> Iterator[tuple[Tensor, int]]:
@@ -55,9 +57,8 @@ def _text_losses(
         taken = blocks(row, first_step + step, count, recipe.block, recipe.seed)
         for index in team.share(count):
             block = taken[index : index + 1]
-            if progress < long_from:
-                pieces = range(0, recipe.block, recipe.short)
-                block = torch.cat([block[:, i : i + recipe.short + 1] for i in pieces])
+            length = [length for share, length in lengths if share <= progress][-1]
+            block = torch.cat([block[:, i : i + length + 1] for i in range(0, recipe.block, length)])
             yield loss(block) / (count / team.size), recipe.block
 
     return losses
@@ -78,12 +79,13 @@ def train_target(
         "team": team,
         "muon_lr": recipe.muon_lr,
         "adam_lr": recipe.adam_lr,
+        "bfloat16": recipe.bfloat16,
         "save_every": recipe.save_every,
     }
     started = fit(
         "target-start",
         shallow,
-        _text_losses(recipe, next_token_loss(shallow), row, 0, 2.0, team),
+        _text_losses(recipe, next_token_loss(shallow, recipe.bfloat16), row, 0, recipe.lengths[:1], team),
         recipe.start_budget,
         out / "target-start.pt",
         report,
@@ -100,7 +102,7 @@ def train_target(
     return fit(
         "target",
         model,
-        _text_losses(recipe, next_token_loss(model), row, started.step, recipe.long_from, team),
+        _text_losses(recipe, next_token_loss(model, recipe.bfloat16), row, started.step, recipe.lengths, team),
         recipe.target_budget,
         out / "target.pt",
         report,
@@ -125,7 +127,7 @@ def train_unlikelihood(
     """
     row = Tokens.load(out / "tokens.npz").train
     model = load_model(build(recipe.target, recipe.seed), out / "target.pt")
-    text = next_token_loss(model)
+    text = next_token_loss(model, recipe.bfloat16)
 
     def losses(step: int, progress: float) -> Iterator[tuple[Tensor, int]]:
         key = (recipe.seed, 7, step, team.rank)
@@ -137,7 +139,8 @@ def train_unlikelihood(
         temperature = (0.0, 0.0, 0.7)[step % 3]
         written = continue_text(model, prefix, recipe.repeat_length, temperature, generator)
         mask = repetition_mask(written, recipe.repeat_prefix)[:, 1:]
-        logits = model(input_ids=written[:, :-1], use_cache=False).logits
+        with mixed(recipe.bfloat16):
+            logits = model(input_ids=written[:, :-1], use_cache=False).logits
         yield recipe.repeat_weight * unlikelihood(logits, written[:, 1:], mask), rows * recipe.repeat_length
         count = recipe.repeat_blocks
         taken = blocks(row, 500_000 + step, count, recipe.block, recipe.seed)
@@ -154,6 +157,7 @@ def train_unlikelihood(
         schedule=Schedule(0.6, 0.0, 0.05),
         muon_lr=recipe.muon_lr,
         adam_lr=recipe.adam_lr,
+        bfloat16=recipe.bfloat16,
         save_every=recipe.save_every,
         stop_after=stop_after,
         team=team,

@@ -16,7 +16,7 @@ from specdec_fast.train.loop import Budget, Schedule
 from specdec_fast.train.models import Shape, build, grow
 from specdec_fast.train.muon import orthogonalise
 from specdec_fast.train.recipe import Recipe
-from specdec_fast.train.target_stage import train_target
+from specdec_fast.train.target_stage import next_token_loss, train_target
 from specdec_fast.train.team import together
 
 SMALL = Recipe(
@@ -29,8 +29,7 @@ SMALL = Recipe(
     draft_budget=Budget(tokens=4 * 4 * 32),
     block=32,
     blocks_per_step=2,
-    short=16,
-    long_from=0.5,
+    lengths=((0.0, 16), (0.5, 32)),
     repeat_rows=2,
     repeat_prefix=8,
     repeat_length=12,
@@ -162,10 +161,27 @@ def test_a_grown_model_begins_near_the_shallow_one():
     assert difference < 0.01
 
 
+@pytest.mark.parametrize("bfloat16", [False, True])
 @pytest.mark.parametrize("shape", [(3, 8, 8), (2, 6, 12), (2, 12, 6)])
-def test_newton_schulz_brings_singular_values_near_one(shape):
-    values = torch.linalg.svdvals(orthogonalise(torch.randn(shape, generator=torch.Generator().manual_seed(0))))
-    assert values.min() > 0.3 and values.max() < 1.3
+def test_newton_schulz_brings_singular_values_near_one(shape, bfloat16):
+    stack = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    result = orthogonalise(stack, bfloat16=bfloat16)
+    values = torch.linalg.svdvals(result)
+    assert result.dtype == torch.float32 and values.min() > 0.3 and values.max() < 1.3
+
+
+def test_bfloat16_products_give_nearly_the_same_loss_and_float32_gradients():
+    ids = torch.randint(300, (2, 17), generator=torch.Generator().manual_seed(0))
+    found = []
+    for bfloat16 in (False, True):
+        model = build(SMALL.target, seed=3)
+        loss = next_token_loss(model, bfloat16)(ids)
+        loss.backward()
+        found.append((loss.item(), model.model.layers[0].mlp.up_proj.weight.grad))
+    (exact, gradient), (rounded, rough) = found
+    assert rounded != exact and rounded == pytest.approx(exact, rel=1e-2)
+    assert rough.dtype == torch.float32
+    assert torch.nn.functional.cosine_similarity(gradient.flatten(), rough.flatten(), dim=0) > 0.98
 
 
 def test_distillation_loss_ends_at_the_entropy_and_the_distance():
