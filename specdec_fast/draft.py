@@ -13,6 +13,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from specdec_kernels import TreePlan, tree_plan
+
 
 class Drawn(IntEnum):
     """How a node's token was picked, given its parent's context (the verification rule needs to know)."""
@@ -86,7 +88,8 @@ class Draft:
     rows: int32 [B] row ids in the decode state; tokens: int64 [M] target-vocabulary ids; parents: int32 [M] index
     within the row, -1 for the root, parents before children; offsets: int32 [B+1]; drawn: int8 [M] (`Drawn`);
     law_row: int32 [M] row of `laws` a drawn node came from, -1 otherwise; scouts: bool [M] nodes that are scored
-    but never accepted; row_of: int64 [M] batch row of each node. `counts` (nodes per row) and `max_depth` (a bound on
+    but never accepted; row_of: int64 [M] batch row of each node; plan: the links of its trees where they are known
+    already (chains repeat few shapes), else None. `counts` (nodes per row) and `max_depth` (a bound on
     the depth of any node) are host integers, so that nobody has to ask the device.
     """
 
@@ -102,6 +105,7 @@ class Draft:
     is_chain: bool = False
     laws: Laws | None = None
     scouts: Tensor | None = None
+    plan: TreePlan | None = None
 
     @property
     def num_rows(self) -> int:
@@ -136,7 +140,18 @@ class Draft:
         tokens = torch.tensor([token for chain in chains for token in chain], dtype=torch.int64).to(where)
         depth = max(max(counts, default=0) - 1, 0)
         return Draft(
-            shape.rows, tokens, shape.parents, shape.offsets, drawn, law_row, shape.row_of, counts, depth, True, laws
+            rows=shape.rows,
+            tokens=tokens,
+            parents=shape.parents,
+            offsets=shape.offsets,
+            drawn=drawn,
+            law_row=law_row,
+            row_of=shape.row_of,
+            counts=counts,
+            max_depth=depth,
+            is_chain=True,
+            laws=laws,
+            plan=shape.plan,
         )
 
     @staticmethod
@@ -236,6 +251,8 @@ class PackedShape:
     drawn: Tensor
     law_row: Tensor
     row_of: Tensor
+    last: Tensor  # int64 [rows]: each row's last node
+    plan: TreePlan
 
 
 def _row_of(counts: Sequence[int]) -> Tensor:
@@ -251,11 +268,15 @@ def packed_shape(rows: tuple[int, ...], counts: tuple[int, ...], device: torch.d
         for count in counts:
             offsets.append(offsets[-1] + count)
         parents = [parent for count in counts for parent in range(-1, count - 1)]
+        packed = torch.tensor(parents, dtype=torch.int32).to(device)
+        starts = torch.tensor(offsets, dtype=torch.int32).to(device)
         return PackedShape(
             rows=torch.tensor(rows, dtype=torch.int32).to(device),
-            parents=torch.tensor(parents, dtype=torch.int32).to(device),
-            offsets=torch.tensor(offsets, dtype=torch.int32).to(device),
+            parents=packed,
+            offsets=starts,
             drawn=torch.zeros(offsets[-1], dtype=torch.int8, device=device),
             law_row=torch.full((offsets[-1],), -1, dtype=torch.int32, device=device),
             row_of=row_of.to(device),
+            last=torch.tensor(offsets[1:], dtype=torch.int64).to(device) - 1,
+            plan=tree_plan(packed, starts),
         )

@@ -225,7 +225,7 @@ class Engine:
         with clock.time("propose"):
             draft = self._propose(rows, budget, rng)
         with clock.time("plan"):
-            plan = tree_plan(draft.parents, draft.offsets)
+            plan = tree_plan(draft.parents, draft.offsets) if draft.plan is None else draft.plan
         with clock.time("score"):
             output, slots = target.score(draft, plan, self.needs.taps)
         with clock.time("verify"):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from specdec_fast.draft import Draft, Laws
-from specdec_kernels import TreePlan, law_stats
+from specdec_kernels import TreePlan, law_stats, replay_sample
 
 _SEED_LIMIT = 2**63
 
@@ -100,7 +100,8 @@ class Sampling:
     """The sampling parameters of B rows as tensors [B], ready to be gathered per node.
 
     `first_free` (int32 [B]) is the absolute position from which end-of-sequence ids may appear; `stop_ids` holds
-    each row's ids on the host. Both matter only while `any_minimum` is set.
+    each row's ids on the host. Both matter only while `any_minimum` is set. all_greedy: every row is at T = 0;
+    any_filter: some row is greedy or has top-k, top-p or min-p.
     """
 
     temperature: Tensor
@@ -111,11 +112,40 @@ class Sampling:
     first_free: Tensor
     stop_ids: tuple[tuple[int, ...], ...] = ()
     any_minimum: bool = False
+    all_greedy: bool = False
+    any_filter: bool = True
     _per_node: dict[tuple[int, ...], Sampling] = field(default_factory=dict, repr=False, compare=False)
+    _kept_whole: dict[tuple[torch.dtype, int], tuple[Tensor, Tensor, Tensor]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
     def laws(self, logits: Tensor) -> Laws:
         """The laws of logits [B, V], one row of logits per row of the batch."""
         return Laws(logits, *law_stats(logits, self.temperature, self.top_k, self.top_p, self.min_p))
+
+    def choose(self, logits: Tensor, positions: Tensor) -> Tensor:
+        """The token, int64 [B], that logits [B, V] give at `positions` (int32 [B]) under the replay noise.
+
+        The same token as replay_sample over `laws`, without reading the rows twice where nothing is filtered.
+        """
+        if self.all_greedy:
+            return logits.argmax(1)
+        if self.any_filter:
+            laws = self.laws(logits)
+            return replay_sample(logits, laws.inv_t, laws.cut, laws.tie_id, self.seeds, positions)
+        inv_t, cut, tie = self._unfiltered(logits)
+        return replay_sample(logits, inv_t, cut, tie, self.seeds, positions)
+
+    def _unfiltered(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(1/T, cut, tie) of laws that keep every token, remembered."""
+        wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
+        key = (wide, logits.shape[1])
+        found = self._kept_whole.get(key)
+        if found is None:
+            inv_t = 1.0 / self.temperature.to(wide)
+            tie = torch.full_like(self.top_k, logits.shape[1] - 1)
+            found = self._kept_whole[key] = (inv_t, torch.full_like(inv_t, float("-inf")), tie)
+        return found
 
     def per_node(self, counts: tuple[int, ...], row_of: Tensor) -> Sampling:
         """Each row's parameters repeated for its nodes. counts: nodes per row; row_of: int64 [M] row of each node.
@@ -178,6 +208,8 @@ class SamplingTable:
             seeds=tensor([p.seed for p in params], torch.int64),
             first_free=tensor([entry[1] for entry in entries], torch.int32),
             stop_ids=tuple(entry[2] for entry in entries),
+            all_greedy=all(p.temperature == 0 for p in params),
+            any_filter=any(p.temperature == 0 or p.top_k or p.top_p < 1 or p.min_p for p in params),
             any_minimum=any(p.min_new_tokens and entry[2] for p, entry in zip(params, entries)),
         )
 

@@ -11,7 +11,7 @@ from oracles.laws import law
 
 from specdec_fast.draft import Draft
 from specdec_fast.sampling import SamplingParams, SamplingTable, process
-from specdec_kernels import tree_plan
+from specdec_kernels import replay_sample, tree_plan
 
 BAD = [
     ("temperature", -0.1),
@@ -43,6 +43,23 @@ BAD = [
     ("stop_token_ids", ("a",)),
     ("stop_token_ids", 5),
 ]
+
+
+@pytest.mark.parametrize(
+    "rows", [[{"temperature": 0.7}, {}], [{"temperature": 0.0}] * 2, [{"top_k": 3}, {"temperature": 0.0}]]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_choose_is_the_replayed_choice_of_the_laws(rows: list[dict[str, float]], dtype: torch.dtype) -> None:
+    table = SamplingTable(torch.device("cpu"))
+    for row, options in enumerate(rows):
+        table.set(row, SamplingParams(seed=row + 5, **options), 3, ())
+    sampling = table.pack(range(len(rows)))
+    for position in range(40):
+        logits = 3 * torch.randn(2, 50, generator=torch.Generator().manual_seed(position))
+        positions = torch.full((2,), position, dtype=torch.int32)
+        laws = sampling.laws(logits.to(dtype))
+        want = replay_sample(laws.logits, laws.inv_t, laws.cut, laws.tie_id, sampling.seeds, positions)
+        assert torch.equal(sampling.choose(logits.to(dtype), positions), want)
 
 
 @pytest.mark.parametrize(("name", "value"), BAD)

@@ -25,23 +25,24 @@ void commit(const CacheLayout* layouts, int64_t count, const CommitArguments& ar
   moves.clear();
   reject_problem("kv_commit", plan_commit(arguments, moves), "path holds packed node indices as the verify operators return them");
   apply_moves(layouts, count, moves);
+  advance_lengths(arguments);
 }
 
 void kv_commit(
     const std::vector<Tensor>& caches, const Tensor& page_table, const Tensor& lengths, const Tensor& path, const Tensor& offsets,
-    const Tensor& num_accepted) {
+    const Tensor& num_accepted, std::optional<Tensor> rows, std::optional<Tensor> cache_lengths) {
   static thread_local std::vector<CacheLayout> layouts;
   list_layouts(caches, layouts);
   commit(layouts.data(), static_cast<int64_t>(layouts.size()),
-         commit_arguments(page_table, lengths, path, offsets, num_accepted, caches[0].size(0), caches[0].size(1)));
+         commit_arguments(page_table, lengths, path, offsets, num_accepted, rows, cache_lengths, caches[0].size(0), caches[0].size(1)));
 }
 
 void kv_commit_table(
     const Tensor& layout, int64_t pages, int64_t page_size, const Tensor& page_table, const Tensor& lengths, const Tensor& path,
-    const Tensor& offsets, const Tensor& num_accepted) {
+    const Tensor& offsets, const Tensor& num_accepted, std::optional<Tensor> rows, std::optional<Tensor> cache_lengths) {
   int64_t count = 0;
   const CacheLayout* layouts = table_layouts(layout, count);
-  commit(layouts, count, commit_arguments(page_table, lengths, path, offsets, num_accepted, pages, page_size));
+  commit(layouts, count, commit_arguments(page_table, lengths, path, offsets, num_accepted, rows, cache_lengths, pages, page_size));
 }
 
 }  // namespace
@@ -51,10 +52,10 @@ STABLE_TORCH_LIBRARY_FRAGMENT(specdec, m) {
   m.def("kv_stage(Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, Tensor slots) -> ()");
   m.def(
       "kv_commit(Tensor(a!)[] caches, Tensor page_table, Tensor lengths, Tensor path, Tensor offsets, "
-      "Tensor num_accepted) -> ()");
+      "Tensor num_accepted, Tensor? rows=None, Tensor(b!)? cache_lengths=None) -> ()");
   m.def(
       "kv_commit_table(Tensor layout, int pages, int page_size, Tensor page_table, Tensor lengths, Tensor path, "
-      "Tensor offsets, Tensor num_accepted) -> ()");
+      "Tensor offsets, Tensor num_accepted, Tensor? rows=None, Tensor(a!)? cache_lengths=None) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(specdec, CPU, m) {

@@ -45,18 +45,26 @@ inline const CacheLayout* table_layouts(const Tensor& layout, int64_t& count) {
 
 inline CommitArguments commit_arguments(
     const Tensor& page_table, const Tensor& lengths, const Tensor& path, const Tensor& offsets, const Tensor& num_accepted,
-    int64_t pages, int64_t page_size) {
+    const std::optional<Tensor>& rows_of_cache, const std::optional<Tensor>& cache_lengths, int64_t pages, int64_t page_size) {
   const int64_t rows = lengths.numel();
   SPECDEC_CHECK(page_table.dim() == 2 && page_table.size(0) == rows && path.dim() == 2 && path.size(0) == rows && path.size(1) >= 1 &&
                     offsets.numel() == rows + 1 && num_accepted.numel() == rows,
                 "kv_commit: page_table ", shape_of(page_table), ", path ", shape_of(path), ", offsets ", shape_of(offsets), ", num_accepted ",
                 shape_of(num_accepted), " do not fit lengths ", shape_of(lengths), "; expected [B, P], [B, D + 1], [B + 1], [B], [B]");
-  return {input<int32_t>(page_table, "kv_commit: page_table"),
+  SPECDEC_CHECK(rows_of_cache.has_value() == cache_lengths.has_value() && (!cache_lengths.has_value() || rows_of_cache->numel() == rows),
+                "kv_commit: rows and cache_lengths go together, expected int32 [", rows, "] and int32 [R], or neither");
+  CommitArguments a{input<int32_t>(page_table, "kv_commit: page_table"),
           input<int32_t>(lengths, "kv_commit: lengths"),
           input<int32_t>(path, "kv_commit: path"),
           input<int32_t>(offsets, "kv_commit: offsets"),
           input<int32_t>(num_accepted, "kv_commit: num_accepted"),
           rows, page_table.size(1), path.size(1), pages, page_size};
+  if (cache_lengths.has_value()) {
+    a.cache_lengths = output<int32_t>(*cache_lengths, "kv_commit: cache_lengths");
+    a.cache_rows = input<int32_t>(*rows_of_cache, "kv_commit: rows");
+    a.cache_capacity = cache_lengths->numel();
+  }
+  return a;
 }
 
 inline NewEntries entries_of(const Tensor& entries, const Tensor& cache, const Tensor& slots, const char* name) {
@@ -64,7 +72,7 @@ inline NewEntries entries_of(const Tensor& entries, const Tensor& cache, const T
                     entries.size(2) == cache.size(3) && entries.scalar_type() == cache.scalar_type();
   SPECDEC_CHECK(fits, "kv_stage: ", name, " has shape ", shape_of(entries), ", expected [", slots.numel(),
                 ", heads, width] with heads, width and dtype of its cache ", shape_of(cache));
-  SPECDEC_CHECK((entries.stride(2) == 1 || entries.size(2) == 1) && (cache.stride(3) == 1 || cache.size(3) == 1), "kv_stage: the last axis of ",
+  SPECDEC_CHECK(entries.numel() == 0 || ((entries.stride(2) == 1 || entries.size(2) == 1) && (cache.stride(3) == 1 || cache.size(3) == 1)), "kv_stage: the last axis of ",
                 name, " or its cache is strided, expected contiguous; call .contiguous() on it");
   const int64_t size = static_cast<int64_t>(entries.element_size());
   return {static_cast<const char*>(entries.const_data_ptr()), entries.stride(0) * size, entries.stride(1) * size};

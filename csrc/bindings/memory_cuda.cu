@@ -22,6 +22,9 @@ struct Addresses {
 template <class Unit>
 __global__ void __launch_bounds__(kThreads) commit_kernel(Addresses addresses, CacheLayout layout, CommitArguments a) {
   layout.base = addresses.base[blockIdx.y];
+  if (a.cache_lengths != nullptr && blockIdx.y == 0 && threadIdx.x == 0) {
+    a.cache_lengths[a.cache_rows[blockIdx.x]] = a.lengths[blockIdx.x] + kept_tokens(a, blockIdx.x);
+  }
   commit_units<Unit>(layout, a, blockIdx.x, threadIdx.x, blockDim.x);
 }
 
@@ -93,21 +96,21 @@ void commit(const CacheLayout* layouts, int64_t count, const CommitArguments& ar
 
 void kv_commit(
     const std::vector<Tensor>& caches, const Tensor& page_table, const Tensor& lengths, const Tensor& path, const Tensor& offsets,
-    const Tensor& num_accepted) {
+    const Tensor& num_accepted, std::optional<Tensor> rows, std::optional<Tensor> cache_lengths) {
   std::vector<CacheLayout> layouts;
   list_layouts(caches, layouts);
   const OnDevice device(page_table);
   commit(layouts.data(), static_cast<int64_t>(layouts.size()),
-         commit_arguments(page_table, lengths, path, offsets, num_accepted, caches[0].size(0), caches[0].size(1)), device.stream());
+         commit_arguments(page_table, lengths, path, offsets, num_accepted, rows, cache_lengths, caches[0].size(0), caches[0].size(1)), device.stream());
 }
 
 void kv_commit_table(
     const Tensor& layout, int64_t pages, int64_t page_size, const Tensor& page_table, const Tensor& lengths, const Tensor& path,
-    const Tensor& offsets, const Tensor& num_accepted) {
+    const Tensor& offsets, const Tensor& num_accepted, std::optional<Tensor> rows, std::optional<Tensor> cache_lengths) {
   int64_t count = 0;
   const CacheLayout* layouts = table_layouts(layout, count);
   const OnDevice device(page_table);
-  commit(layouts, count, commit_arguments(page_table, lengths, path, offsets, num_accepted, pages, page_size), device.stream());
+  commit(layouts, count, commit_arguments(page_table, lengths, path, offsets, num_accepted, rows, cache_lengths, pages, page_size), device.stream());
 }
 
 void kv_stage(const Tensor& key, const Tensor& value, const Tensor& key_cache, const Tensor& value_cache, const Tensor& slots) {

@@ -36,6 +36,9 @@ void write_entries(const NewEntries& entries, CacheLayout cache, const StageArgu
 
 KvProblem plan_commit(const CommitArguments& a, std::vector<Move>& moves) {
   for (int64_t b = 0; b < a.rows; ++b) {
+    if (a.cache_rows != nullptr && (a.cache_rows[b] < 0 || a.cache_rows[b] >= a.cache_capacity)) {
+      return {"rows", b, a.cache_rows[b], a.cache_capacity};
+    }
     const int64_t accepted = a.num_accepted[b];
     const int64_t nodes = static_cast<int64_t>(a.offsets[b + 1]) - a.offsets[b];
     const int32_t* path = a.path + b * a.path_width;
@@ -59,6 +62,11 @@ KvProblem plan_commit(const CommitArguments& a, std::vector<Move>& moves) {
     }
   }
   return {nullptr, 0, 0, 0};
+}
+
+void advance_lengths(const CommitArguments& a) {
+  if (a.cache_lengths == nullptr) return;
+  for (int64_t b = 0; b < a.rows; ++b) a.cache_lengths[a.cache_rows[b]] = a.lengths[b] + kept_tokens(a, b);
 }
 
 void apply_moves(const CacheLayout* caches, int64_t count, const std::vector<Move>& moves) {

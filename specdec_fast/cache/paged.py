@@ -99,8 +99,7 @@ class PagedCache:
 
     def commit(self, rows: Tensor, slots: Slots, path: Tensor, num_accepted: Tensor) -> None:
         """Keep the accepted path of a step (root first), forget the other nodes; lengths grow by the path's."""
-        kv_commit(self._all, slots.page_table, slots.lengths, path, slots.offsets, num_accepted)
-        self.lengths[rows] = slots.lengths + (path >= 0).sum(1, dtype=torch.int32)
+        kv_commit(self._all, slots.page_table, slots.lengths, path, slots.offsets, num_accepted, rows, self.lengths)
 
     def rollback(self, rows: Tensor, lengths: Tensor) -> None:
         """Truncate rows (int32 [B]) to absolute lengths (int32 [B])."""

@@ -92,6 +92,13 @@ def demo(
     if measured.interrupted:
         err.print(f"specdec: interrupted after {len(measured.done)} of {len(items) * len(params)} texts")
         raise typer.Exit(130)
+    broken = measured.broken_promises()
+    if broken:
+        err.print(
+            f"specdec: {', '.join(broken)}: the text differs from plain decoding, which in {dtype} it must not; "
+            "please report it with the output of `specdec info`"
+        )
+        raise typer.Exit(1)
 
 
 class _Measurement:
@@ -152,6 +159,15 @@ class _Measurement:
             greedy = params.temperature == 0
             bar.update(task, description="greedy" if greedy else f"temperature {params.temperature:g}")
             yield from comparer.compare(self.items, params, self.repeats)
+
+    def broken_promises(self) -> list[str]:
+        """Prompts whose text had to be plain decoding's and is not (half precision promises none: near-ties)."""
+        from specdec_fast.commands.compare import is_replaying
+
+        if self.header["dtype"] != "float32":
+            return []
+        bound = [each for each in self.done if is_replaying(self.header["rule"], each.temperature)]
+        return [f"{each.item.id} at T = {each.temperature:g}" for each in bound if not each.identical]
 
     def report(self) -> dict[str, Any]:
         """The JSON object: totals, what was run, and every comparison."""

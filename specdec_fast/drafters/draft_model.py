@@ -16,7 +16,7 @@ from specdec_fast.draft import Draft, Laws, concat_laws, packed_shape
 from specdec_fast.interfaces import Acceptance, Budget, Needs, Rng, StateView, TargetOutput
 from specdec_fast.sampling import Sampling, ban_early_stops
 from specdec_fast.targets.huggingface import HuggingFaceTarget
-from specdec_kernels import draw_sample, replay_sample
+from specdec_kernels import draw_sample
 
 PICKS = ("coupled", "drawn", "greedy")
 
@@ -70,8 +70,11 @@ class DraftModelDrafter:
         logits = self._catch_up([rows[index] for index in active], [tokens[index] for index in active])
         levels: list[tuple[list[int], Tensor]] = []
         parts: list[Laws] = []
+        sampling, roots = view.sampling([rows[index] for index in active]), rng.positions
+        if len(active) < len(rows):
+            roots = roots[active]
         for level in range(max(counts)):
-            chosen, laws = self._pick_level(view, rows, active, logits, rng, level)
+            chosen, laws = self._pick_level(sampling, roots, logits, level)
             levels.append((active, chosen))
             if laws is not None:
                 parts.append(laws)
@@ -79,10 +82,11 @@ class DraftModelDrafter:
             if not going:
                 break
             if len(going) < len(active):
-                chosen = chosen[going]
+                chosen, roots = chosen[going], roots[going]
                 active = [active[at] for at in going]
+                sampling = view.sampling([rows[index] for index in active])
             shape = packed_shape(tuple(rows[index] for index in active), (1,) * len(active), view.device)
-            logits = self._masked(self.model.extend(shape.rows, chosen, shape.offsets, logits=True).logits)
+            logits = self._masked(self.model.extend(shape.rows, chosen, shape.offsets, logits=shape.last).logits)
         return self._pack(view, rows, tokens, counts, levels, parts)
 
     def observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
@@ -119,23 +123,19 @@ class DraftModelDrafter:
         shape = packed_shape(tuple(rows), tuple(counts), device)
         self.model.cache.rollback(shape.rows, torch.tensor(kept, dtype=torch.int32).to(device))
         output = self.model.extend(
-            shape.rows, torch.tensor(fed, dtype=torch.int64).to(device), shape.offsets, logits=True
+            shape.rows, torch.tensor(fed, dtype=torch.int64).to(device), shape.offsets, logits=shape.last
         )
         return self._masked(output.logits)
 
-    def _pick_level(
-        self, view: StateView, rows: Sequence[int], active: list[int], logits: Tensor, rng: Rng, level: int
-    ) -> tuple[Tensor, Laws | None]:
-        sampling: Sampling = view.sampling([rows[index] for index in active])
-        roots = rng.positions if len(active) == len(rows) else rng.positions[active]
+    def _pick_level(self, sampling: Sampling, roots: Tensor, logits: Tensor, level: int) -> tuple[Tensor, Laws | None]:
         positions = roots + (level + 1)
         if sampling.any_minimum:
-            ban_early_stops(logits, sampling, torch.arange(len(active), device=logits.device), positions)
+            ban_early_stops(logits, sampling, torch.arange(len(logits), device=logits.device), positions)
         if self.pick == "greedy":
             return logits.argmax(1), None
-        laws = sampling.laws(logits)
         if self.pick == "coupled":
-            return replay_sample(laws.logits, laws.inv_t, laws.cut, laws.tie_id, sampling.seeds, positions), laws
+            return sampling.choose(logits, positions), None
+        laws = sampling.laws(logits)
         index = torch.full_like(positions, level)
         return draw_sample(laws.logits, *laws.stats, sampling.seeds, roots, index), laws
 

@@ -48,8 +48,8 @@ class Replay:
 
     def __call__(self, draft: Draft, plan: TreePlan, target_laws: Laws, rng: Rng) -> Acceptance:
         laws = target_laws
-        positions = rng.positions[draft.row_of] + plan.depth + 1
-        seeds = rng.seeds[draft.row_of]
+        positions = rng.positions.index_select(0, draft.row_of) + plan.depth + 1
+        seeds = rng.seeds.index_select(0, draft.row_of)
         choice = replay_sample(laws.logits, laws.inv_t, laws.cut, laws.tie_id, seeds, positions)
         return walk(draft, plan, choice)
 

@@ -139,14 +139,17 @@ class HuggingFaceTarget:
             )
 
     def extend(
-        self, rows: Tensor, tokens: Tensor, offsets: Tensor, *, logits: bool, taps: Sequence[str] = ()
+        self, rows: Tensor, tokens: Tensor, offsets: Tensor, *, logits: bool | Tensor, taps: Sequence[str] = ()
     ) -> TargetOutput:
         """Append committed tokens to rows (causal): prefill, and every step of a draft model.
 
-        rows: int32 [B]; tokens: int64 [M]; offsets: int32 [B+1]. With `logits`, [B, V] after each row's last token.
+        rows: int32 [B]; tokens: int64 [M]; offsets: int32 [B+1]. logits: True for [B, V] after each row's last token,
+        or the packed indices (int64 [N]) of the tokens whose logits [N, V] are wanted.
         The caller has reserved the room.
         """
         slots = self.cache.stage(rows, offsets, tokens.shape[0], advance=True)
+        if isinstance(logits, Tensor):
+            return self._run(tokens, slots, logits, taps)
         wanted = (offsets[1:] - 1).long() if logits else tokens.new_zeros(1)
         output = self._run(tokens, slots, wanted, taps)
         return output if logits else TargetOutput(None, output.taps)
@@ -156,8 +159,10 @@ class HuggingFaceTarget:
         slots = self.cache.stage(draft.rows, draft.offsets, draft.num_nodes, None if draft.is_chain else plan)
         return self._run(draft.tokens, slots, None, taps), slots
 
-    @torch.no_grad()  # keys of a pass that is recorded for backward could not be written into the cache
     def _run(self, tokens: Tensor, slots: Slots, wanted: Tensor | None, taps: Sequence[str]) -> TargetOutput:
+        if torch.is_grad_enabled():  # keys of a pass that is recorded for backward could not be written into the cache
+            with torch.no_grad():
+                return self._run(tokens, slots, wanted, taps)
         context = attention.PackedContext(slots, self.cache.keys, self.cache.values)
         caught: dict[str, Tensor] = {}
         hooks: list[Any] = []

@@ -42,6 +42,17 @@ def test_text(run: Any, pair: list[str]) -> None:
         assert word in result.stdout
 
 
+def test_a_text_that_breaks_the_promise_fails_the_command(run: Any, pair: list[str], monkeypatch: Any) -> None:
+    from specdec_fast.commands.compare import Comparison
+
+    monkeypatch.setattr(Comparison, "identical", property(lambda _: False))
+    result = run("demo", *pair, *QUICK, "--temperature", "0", "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["identical"] is False
+    assert "differs from plain decoding" in result.stderr
+    assert run("demo", *pair, *QUICK, "--temperature", "1", "--rule", "token").exit_code == 0  # nothing was promised
+
+
 def test_colours_and_legend(run: Any, pair: list[str]) -> None:
     result = run("demo", *pair, *QUICK, "--temperature", "0", env={"FORCE_COLOR": "1", "TERM": "xterm"})
     assert "\x1b[32m" in result.stdout

@@ -83,6 +83,32 @@ def test_commits_equal_a_model_of_lists(backend: str, shape: Shape, layers: int,
         assert torch.equal(cache[0], trash)
 
 
+@pytest.mark.parametrize("backend", ["reference", pytest.param("cpu", marks=NEEDS_C)])
+def test_lengths_of_the_cache_advance_by_what_is_kept(backend: str) -> None:
+    case, path, accepted = small()
+    lengths, rows = torch.tensor([7, 8, 9], dtype=torch.int32), torch.tensor([2], dtype=torch.int32)
+    arguments = ([case.key_cache], case.page_table, case.lengths)
+    with use_backend(backend):
+        kv_commit(*arguments, path, case.offsets, accepted, rows, lengths)
+        assert lengths.tolist() == [7, 8, int(case.lengths[0]) + 2]
+        nothing = torch.full_like(path, -1)
+        kv_commit(*arguments, nothing, case.offsets, accepted * 0, rows, lengths)
+        assert lengths.tolist() == [7, 8, int(case.lengths[0])]
+        with pytest.raises(ValueError, match="rows and cache_lengths go together"):
+            kv_commit(*arguments, path, case.offsets, accepted, rows)
+
+
+@NEEDS_C
+def test_a_row_outside_the_cache_is_refused_before_anything_moves() -> None:
+    case, path, accepted = small()
+    before, lengths = case.key_cache.clone(), torch.zeros(3, dtype=torch.int32)
+    for row in (-1, 3):
+        rows = torch.tensor([row], dtype=torch.int32)
+        with use_backend("cpu"), pytest.raises(ValueError, match=r"(?s)kv_commit.*rows"):
+            kv_commit([case.key_cache], case.page_table, case.lengths, path, case.offsets, accepted, rows, lengths)
+    assert torch.equal(case.key_cache, before) and not lengths.any()
+
+
 @NEEDS_C
 def test_threads_do_not_change_the_result() -> None:
     case = build(Shape([60], [100], width=256, heads=8, kv_heads=8, deep=True))

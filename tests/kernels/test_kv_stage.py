@@ -69,6 +69,16 @@ def test_bad_arguments_are_refused(backend: str) -> None:
             kv_stage(key, key.double(), *caches, slots)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nothing_to_stage_is_fine_whatever_the_strides(backend: str) -> None:
+    case = build(Shape([3], [10]))
+    before = case.key_cache.clone()
+    empty = torch.zeros(0, 64, 2).transpose(1, 2)
+    with use_backend(backend):
+        kv_stage(empty, empty, case.key_cache, case.value_cache, torch.zeros(0, dtype=torch.int64))
+    assert torch.equal(case.key_cache, before)
+
+
 @NEEDS_C
 def test_opcheck() -> None:
     case = build(Shape([3], [10]))

@@ -29,6 +29,7 @@ import specdec_fast.rules.replay as replay_module
 import specdec_fast.rules.token as token_module
 from specdec_fast import Engine
 from specdec_fast.draft import Draft
+from specdec_fast.sampling import Sampling
 from specdec_fast.state import DecodeState
 from specdec_kernels import chain_verify, kv_commit, kv_slots, replay_sample, tree_verify
 
@@ -114,16 +115,23 @@ def drop_unlikely_drawn_tokens(patch: Patch) -> None:
     patch.setattr(draft_model_module, "Draft", type("Dropping", (), {"chains": staticmethod(broken)}))
 
 
+def advance_only(
+    caches: Any, table: Any, lengths: Any, path: Any, offsets: Any, accepted: Any, rows: Any, all_: Any
+) -> None:
+    all_[rows.long()] = lengths + (path >= 0).sum(1, dtype=torch.int32)
+
+
 def no_path_in_the_commit(patch: Patch) -> None:
     """Accepted nodes stay where they were staged."""
-    patch.setattr(paged_module, "kv_commit", lambda *args: None)
+    patch.setattr(paged_module, "kv_commit", advance_only)
 
 
 def commit_one_less(patch: Patch) -> None:
     """The last accepted node is not moved."""
 
-    def broken(caches: Any, table: Any, lengths: Any, path: Any, offsets: Any, accepted: Any) -> None:
+    def broken(caches: Any, table: Any, lengths: Any, path: Any, offsets: Any, accepted: Any, *more: Any) -> None:
         kv_commit(caches, table, lengths, path, offsets, (accepted - 1).clamp(min=0))
+        advance_only(caches, table, lengths, path, offsets, accepted, *more)
 
     patch.setattr(paged_module, "kv_commit", broken)
 
@@ -189,7 +197,8 @@ def noise_of_the_wrong_row(patch: Patch) -> None:
 
 def draft_noise_off_by_one(patch: Patch) -> None:
     """The draft couples to the noise of the next position: lossless, but nothing much is accepted."""
-    patch.setattr(draft_model_module, "replay_sample", lambda *args: replay_sample(*args[:5], args[5] + 1))
+    choose = Sampling.choose
+    patch.setattr(Sampling, "choose", lambda self, logits, positions: choose(self, logits, positions + 1))
 
 
 def any_child_is_accepted(patch: Patch) -> None:

@@ -81,14 +81,16 @@ class AutomatonTarget:
         return self.table[self.state_after(tokens)].double().numpy()
 
     def extend(
-        self, rows: Tensor, tokens: Tensor, offsets: Tensor, *, logits: bool, taps: Sequence[str] = ()
+        self, rows: Tensor, tokens: Tensor, offsets: Tensor, *, logits: bool | Tensor, taps: Sequence[str] = ()
     ) -> TargetOutput:
         bounds = offsets.tolist()
         parents = [node - start - 1 for start, stop in pairwise(bounds) for node in range(start, stop)]
         slots = self.cache.stage(rows, offsets, tokens.shape[0], advance=True)
         states = self._run(tokens, parents, bounds, slots)
-        last = (offsets[1:] - 1).long()
-        return TargetOutput(self.table[states[last]].clone() if logits else None)
+        if logits is False:
+            return TargetOutput(None)
+        wanted = logits if isinstance(logits, Tensor) else (offsets[1:] - 1).long()
+        return TargetOutput(self.table[states[wanted]].clone())
 
     def score(self, draft: Draft, plan: TreePlan, taps: Sequence[str] = ()) -> tuple[TargetOutput, Slots]:
         slots = self.cache.stage(draft.rows, draft.offsets, draft.num_nodes, None if draft.is_chain else plan)

@@ -20,8 +20,11 @@ def kv_commit(
     path: Tensor,
     offsets: Tensor,
     num_accepted: Tensor,
+    rows: Tensor | None = None,
+    cache_lengths: Tensor | None = None,
 ) -> None:
     if isinstance(caches, CacheTable):
-        _commit_table(caches.layout, caches.pages, caches.page_size, page_table, lengths, path, offsets, num_accepted)
+        where, size = (caches.layout, caches.pages), caches.page_size
+        _commit_table(*where, size, page_table, lengths, path, offsets, num_accepted, rows, cache_lengths)
     else:
-        _commit(caches, page_table, lengths, path, offsets, num_accepted)
+        _commit(caches, page_table, lengths, path, offsets, num_accepted, rows, cache_lengths)
