@@ -159,7 +159,12 @@ class Op:
         if choice is None:
             choice = self._choices[signature] = self._choose(wish, args, kwargs)
         self.last_backend = choice[0]
-        return choice[1](*args, **kwargs)
+        try:
+            return choice[1](*args, **kwargs)
+        except RuntimeError as error:  # torch 2.15 no longer tells C++'s invalid_argument from other exceptions
+            if str(error).startswith(self.name):
+                raise ValueError(str(error)) from None
+            raise
 
     def __repr__(self) -> str:
         return f"<Op {self.name}: {' > '.join(b.name for b in self.backends)}>"
