@@ -97,7 +97,7 @@ def write_contexts(recipe: Recipe, target: LlamaForCausalLM, out: Path, report: 
         hidden[first:last] = states.to(torch.float16).numpy()
         contexts.flush()
         hidden.flush()
-        partial = mark.with_suffix(".partial")
+        partial = mark.with_name(mark.name + ".partial")  # every member has its own
         partial.write_text(str(number + 1))
         os.replace(partial, mark)
         report("contexts", (number + 1) / len(mine), float("nan"), last * length, float("nan"), float("nan"))
