@@ -19,7 +19,7 @@ class Drawn(IntEnum):
 
     CHOSEN = 0  # a point mass: any deterministic choice; nothing is claimed about a law
     DRAWN = 1  # drawn from its law row, independently of its siblings
-    DRAWN_WITHOUT_EARLIER = 2  # drawn from its law row restricted to tokens not drawn by earlier siblings
+    DRAWN_WITHOUT_EARLIER = 2  # drawn from its law row without tokens that earlier siblings drew from the same row
     DRAWN_WITHOUT_CHOSEN = 3  # drawn from its law row restricted to tokens outside the chosen siblings
 
 
@@ -186,6 +186,20 @@ class Draft:
             max_depth=depth_bound,
             scouts=None if scouts is None else torch.tensor(list(scouts), dtype=torch.bool).to(device),
         )
+
+    def refuse_dropped(self, rule: str) -> None:
+        """Raise ValueError where a drawn token is a scout, so that `rule`, which uses the draft's laws, would drop it.
+
+        This is the part of the contract that a draft can show. The rest is the drafter's word: how many children a
+        node gets, and whether a drawn token is verified, may depend on committed data and on tokens drawn before it,
+        never on the token itself or on later ones.
+        """
+        if self.scouts is not None and bool((self.scouts & (self.drawn != Drawn.CHOSEN)).any()):
+            node = int((self.scouts & (self.drawn != Drawn.CHOSEN)).nonzero()[0, 0])
+            raise ValueError(
+                f"rule {rule}: got node {node}, a drawn token that is a scout; expected every drawn token to be "
+                "verified (dropping one changes the law); mark it chosen and give its siblings no law, or use replay"
+            )
 
     def check(self, vocab_size: int | None = None) -> None:
         """Raise ValueError unless the draft is well formed. Reads the device: for tests and for foreign drafters."""

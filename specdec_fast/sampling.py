@@ -1,28 +1,47 @@
 """What the target's law is: sampling parameters, and `process`, the one owner of logits -> `Laws` at every node.
 
-Order: banned tokens (minimum length, vocabulary padding), temperature, top-k, top-p, min-p.
-Tests: tests/test_sampling.py.
+Order: penalties (repetition, frequency, presence), bias and banned tokens (minimum length too), forced tokens, allowed
+tokens and grammar, temperature, top-k, top-p, min-p. Tests: tests/test_sampling.py.
 """
 
 from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from specdec_fast.draft import Draft, Laws
-from specdec_kernels import TreePlan, law_stats
+from specdec_fast.draft import Draft, Laws, packed_shape
+from specdec_fast.edits import Edits, TokenCounts, has_penalties, pack_edits
+from specdec_fast.grammar import Guide, Matcher
+from specdec_kernels import NodePaths, TreePlan, law_stats
 
 _SEED_LIMIT = 2**63
+_LARGEST_BIAS = 10_000
 
 
 def _require(ok: bool, name: str, got: object, expected: str) -> None:
     if not ok:
         raise ValueError(f"SamplingParams.{name}: got {got!r}; expected {expected}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
+
+
+def _ids(name: str, got: object) -> tuple[int, ...]:
+    """Token ids from any iterable of them."""
+    ok = isinstance(got, Iterable) and not isinstance(got, (str, bytes, Mapping))
+    ids = tuple(got) if ok else ()  # type: ignore[arg-type]
+    _require(ok and all(map(_is_id, ids)), name, got, "a sequence of token ids >= 0")
+    return ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +51,17 @@ class SamplingParams:
     seed: 0 <= seed < 2**63, or None to draw one (it is recorded on the request). stop: strings that end the text
     (not part of it). stop_token_ids: further end-of-sequence ids; `ignore_eos` drops the model's own.
     min_new_tokens: no end-of-sequence id is produced before. max_new_tokens: exact upper bound.
+
+    repetition_penalty: divides positive logits and multiplies negative ones of every token in the prompt or the
+    generated text, as in transformers; 1 is off. presence_penalty: subtracted from the logit of every generated token;
+    frequency_penalty: subtracted once per time it was generated; both count generated tokens only, as in vLLM and the
+    OpenAI API; 0 is off. logit_bias: id -> number added to its logit. banned_token_ids: never produced.
+    allowed_token_ids: nothing else is produced. forced_tokens: index of the generated token (0: the first) -> its only
+    choice; a sequence is a forced prefix. grammar: a `Matcher` at its start (`specdec_fast.grammar`), which the
+    generated text must match; end-of-sequence ids are allowed exactly where it is complete.
+
+    logprobs: None, or how many alternatives to report beside the log-probability of every emitted token
+    (`specdec_fast.logprobs`).
 
     Raises ValueError for values that are out of range or contradict each other.
     """
@@ -46,16 +76,21 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+    banned_token_ids: tuple[int, ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    forced_tokens: Mapping[int, int] | Sequence[int] = field(default_factory=dict, hash=False)
+    logprobs: int | None = None
+    grammar: Matcher | None = None
 
     def __post_init__(self) -> None:
-        for name in ("temperature", "top_p", "min_p"):
+        penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+        for name in ("temperature", "top_p", "min_p", *penalties):
             value = getattr(self, name)
-            _require(
-                isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value),
-                name,
-                value,
-                "a finite number",
-            )
+            _require(_is_number(value), name, value, "a finite number")
         for name in ("top_k", "max_new_tokens", "min_new_tokens"):
             value = getattr(self, name)
             _require(isinstance(value, int) and not isinstance(value, bool), name, value, "an integer")
@@ -77,18 +112,105 @@ class SamplingParams:
             _require(
                 isinstance(self.seed, int) and 0 <= self.seed < _SEED_LIMIT, "seed", self.seed, "0 <= seed < 2**63"
             )
-        stop, ids = self.stop, self.stop_token_ids
+        stop = self.stop
         _require(isinstance(stop, Iterable), "stop", stop, "non-empty strings")
         stop = (stop,) if isinstance(stop, str) else tuple(stop)
         _require(all(isinstance(s, str) and s for s in stop), "stop", self.stop, "non-empty strings")
         object.__setattr__(self, "stop", stop)
-        _require(
-            isinstance(ids, Iterable) and all(isinstance(i, int) and i >= 0 for i in ids),
-            "stop_token_ids",
-            ids,
-            "a sequence of token ids >= 0",
+        object.__setattr__(self, "stop_token_ids", _ids("stop_token_ids", self.stop_token_ids))
+        self._check_edits()
+
+    def _check_edits(self) -> None:
+        value = self.repetition_penalty
+        _require(0.01 <= value <= 100, "repetition_penalty", value, "a number from 0.01 to 100; 1 is off")
+        for name in ("presence_penalty", "frequency_penalty"):
+            value = getattr(self, name)
+            _require(-100 <= value <= 100, name, value, "a number from -100 to 100; 0 is off")
+        bias = self.logit_bias
+        good = isinstance(bias, Mapping) and all(
+            _is_id(token) and _is_number(value) and abs(value) <= _LARGEST_BIAS for token, value in bias.items()
         )
-        object.__setattr__(self, "stop_token_ids", tuple(ids))
+        _require(
+            good, "logit_bias", bias, f"token ids >= 0 -> numbers up to {_LARGEST_BIAS}; ban with banned_token_ids"
+        )
+        object.__setattr__(self, "logit_bias", dict(bias))
+        object.__setattr__(self, "banned_token_ids", _ids("banned_token_ids", self.banned_token_ids))
+        if self.allowed_token_ids is not None:
+            allowed = _ids("allowed_token_ids", self.allowed_token_ids)
+            _require(bool(allowed), "allowed_token_ids", self.allowed_token_ids, "at least one id, or None")
+            object.__setattr__(self, "allowed_token_ids", allowed)
+        forced = self.forced_tokens
+        if not isinstance(forced, Mapping):
+            forced = dict(enumerate(_ids("forced_tokens", forced)))
+        _require(
+            all(_is_id(index) and _is_id(token) for index, token in forced.items()),
+            "forced_tokens",
+            self.forced_tokens,
+            "index of a generated token -> token id, or a sequence of ids",
+        )
+        last = max(forced, default=0)
+        _require(
+            last < self.max_new_tokens, "forced_tokens", last, f"an index below max_new_tokens ({self.max_new_tokens})"
+        )
+        object.__setattr__(self, "forced_tokens", dict(forced))
+        count = self.logprobs
+        _require(
+            count is None or (_is_id(count) and count <= 1000), "logprobs", count, "None, or a count from 0 to 1000"
+        )
+        is_matcher = self.grammar is None or isinstance(self.grammar, Matcher)
+        _require(is_matcher, "grammar", self.grammar, "a specdec_fast.grammar.Matcher, or None")
+
+    @property
+    def forced(self) -> Mapping[int, int]:
+        """`forced_tokens` as a mapping."""
+        assert isinstance(self.forced_tokens, Mapping)
+        return self.forced_tokens
+
+    def check(self, vocab_size: int, stop_ids: Sequence[int] = ()) -> None:
+        """Raise ValueError for what this vocabulary cannot serve: ids beyond it, or limits that leave no token.
+
+        stop_ids: ids that end the text.
+        """
+        banned, forced, allowed = set(self.banned_token_ids), self.forced, self.allowed_token_ids
+        for name, ids in (
+            ("stop_token_ids", self.stop_token_ids),
+            ("logit_bias", self.logit_bias),
+            ("banned_token_ids", banned),
+            ("allowed_token_ids", allowed or ()),
+            ("forced_tokens", forced.values()),
+        ):
+            bad = next((token for token in ids if token >= vocab_size), None)
+            if bad is not None:
+                raise ValueError(f"{name}: got {bad}; expected ids below {vocab_size}, the target's vocabulary")
+        left = (set(range(vocab_size)) if allowed is None else set(allowed)) - banned if banned or allowed else None
+        if left is not None and not left:
+            raise ValueError("banned_token_ids: got all tokens that are allowed; expected at least one to be left")
+        if self.min_new_tokens and not (set(range(vocab_size)) if left is None else left) - set(stop_ids):
+            raise ValueError(
+                "min_new_tokens: got only end-of-sequence ids left to choose from; expected another allowed token, or 0"
+            )
+        for index, token in forced.items():
+            if left is not None and token not in left:
+                raise ValueError(
+                    f"forced_tokens: got {token}, which is banned or not allowed; expected no contradiction"
+                )
+            if index < self.min_new_tokens and token in stop_ids:
+                raise ValueError(
+                    f"forced_tokens: got {token}, which ends the text, at {index}; expected none before min_new_tokens "
+                    f"({self.min_new_tokens})"
+                )
+        if self.grammar is not None:
+            if not stop_ids:
+                raise ValueError(
+                    "grammar: got a request without an end-of-sequence id; expected one, so that the text can end "
+                    "where the grammar does; pass stop_token_ids, and do not ignore_eos"
+                )
+            try:
+                begins = Guide(self.grammar, stop_ids).opening()
+            except Exception as error:
+                raise ValueError(f"grammar: {error}") from error
+            if not begins:
+                raise ValueError("grammar: got one that no token of the vocabulary begins; expected at least one")
 
     def with_seed(self) -> SamplingParams:
         """Itself, or a copy with a fresh random seed when it has none."""
@@ -99,8 +221,7 @@ class SamplingParams:
 class Sampling:
     """The sampling parameters of B rows as tensors [B], ready to be gathered per node.
 
-    `first_free` (int32 [B]) is the absolute position from which end-of-sequence ids may appear; `stop_ids` holds
-    each row's ids on the host. Both matter only while `any_minimum` is set.
+    `edits` is what the rows change in logits before temperature, or None: then nothing is done for it.
     """
 
     temperature: Tensor
@@ -108,9 +229,7 @@ class Sampling:
     top_p: Tensor
     min_p: Tensor
     seeds: Tensor
-    first_free: Tensor
-    stop_ids: tuple[tuple[int, ...], ...] = ()
-    any_minimum: bool = False
+    edits: Edits | None = None
     _per_node: dict[tuple[int, ...], Sampling] = field(default_factory=dict, repr=False, compare=False)
 
     def laws(self, logits: Tensor) -> Laws:
@@ -126,29 +245,62 @@ class Sampling:
         if found is None:
             if len(self._per_node) > 256:
                 self._per_node.clear()
-            fields = ("temperature", "top_k", "top_p", "min_p", "seeds", "first_free")
+            fields = ("temperature", "top_k", "top_p", "min_p", "seeds")
             found = self._per_node[counts] = Sampling(*(getattr(self, name)[row_of] for name in fields))
         return found
 
 
 @dataclass(slots=True)
 class SamplingTable:
-    """Sampling parameters of every row of a decode state; packs those of the rows asked for."""
+    """Sampling parameters of every row of a decode state; packs those of the rows asked for.
+
+    `followed` holds the rows whose generated tokens it must hear of (`append`): those with penalties or a grammar.
+    """
 
     device: torch.device
+    followed: set[int] = field(default_factory=set)
     _rows: dict[int, tuple[SamplingParams, int, tuple[int, ...]]] = field(default_factory=dict)
     _packed: dict[tuple[int, ...], Sampling] = field(default_factory=dict)
+    _guides: dict[int, Guide] = field(default_factory=dict)
+    _counts: TokenCounts = field(init=False)
 
-    def set(self, row: int, params: SamplingParams, prompt_length: int, stop_ids: Sequence[int]) -> None:
-        """Row `row` now follows `params` (which must carry a seed)."""
+    def __post_init__(self) -> None:
+        self._counts = TokenCounts(self.device)
+
+    def set(
+        self,
+        row: int,
+        params: SamplingParams,
+        prompt_length: int,
+        stop_ids: Sequence[int],
+        tokens: Sequence[int] = (),
+    ) -> None:
+        """Row `row` now follows `params` (which must carry a seed). tokens: what is committed, prompt first."""
         if params.seed is None:
             raise ValueError("SamplingTable.set: got params without a seed; call params.with_seed() first")
-        self._rows[row] = (params, prompt_length + params.min_new_tokens, tuple(stop_ids))
-        self._packed.clear()
+        self.clear(row)
+        self._rows[row] = (params, prompt_length, tuple(stop_ids))
+        if has_penalties(params):
+            self._counts.join(row, tokens[:prompt_length], tokens[prompt_length:])
+            self.followed.add(row)
+        if params.grammar is not None:
+            self._guides[row] = Guide(params.grammar, stop_ids, tokens[prompt_length:])
+            self.followed.add(row)
+
+    def append(self, row: int, tokens: Sequence[int]) -> None:
+        """Tokens were generated in a row that is `followed`."""
+        if row in self._counts and tokens:
+            self._counts.append(row, tokens)
+        if row in self._guides:
+            self._guides[row].push(tokens)
 
     def clear(self, row: int) -> None:
         self._rows.pop(row, None)
         self._packed.clear()
+        if row in self.followed:
+            self.followed.remove(row)
+            self._counts.leave(row)
+            self._guides.pop(row, None)
 
     def params(self, row: int) -> SamplingParams:
         return self._rows[row][0]
@@ -176,33 +328,65 @@ class SamplingTable:
             top_p=tensor([p.top_p for p in params], torch.float32),
             min_p=tensor([p.min_p for p in params], torch.float32),
             seeds=tensor([p.seed for p in params], torch.int64),
-            first_free=tensor([entry[1] for entry in entries], torch.int32),
-            stop_ids=tuple(entry[2] for entry in entries),
-            any_minimum=any(p.min_new_tokens and entry[2] for p, entry in zip(params, entries)),
+            edits=pack_edits(
+                rows,
+                params,
+                [entry[1] for entry in entries],
+                [entry[2] for entry in entries],
+                self._counts,
+                [self._guides.get(row) for row in rows],
+                self.device,
+            ),
         )
-
-
-def ban_early_stops(logits: Tensor, sampling: Sampling, row_of: Tensor, positions: Tensor) -> Tensor:
-    """Set end-of-sequence ids to -inf, in place, where the token at `positions` comes before the row's minimum.
-
-    logits: [R, V]; row_of: int64 [R]; positions: int32 [R] absolute position of the token a law row decides.
-    """
-    early = positions < sampling.first_free[row_of]
-    for index, ids in enumerate(sampling.stop_ids):
-        if ids:
-            nodes = (early & (row_of == index)).nonzero().flatten()
-            known = [token for token in ids if token < logits.shape[1]]  # a draft's vocabulary may be smaller
-            logits[nodes[:, None], torch.tensor(known, dtype=torch.int64, device=logits.device)[None, :]] = float(
-                "-inf"
-            )
-    return logits
 
 
 def process(draft: Draft, plan: TreePlan, logits: Tensor, sampling: Sampling, root_positions: Tensor) -> Laws:
     """The target's law at every node, each on its own root path. logits: [M, V], edited in place.
 
-    Row i of the result is the law of the token after node i. root_positions: int32 [B] absolute.
+    Row i of the result is the law of the token after node i. root_positions: int32 [B] absolute. A node below a token
+    that a grammar refuses keeps a law without the grammar's mask: it has weight 0 in its parent's law, so no rule gets
+    there. A node that can be reached and has no token left has a law of NaN (`failures` says why).
     """
-    if sampling.any_minimum:
-        ban_early_stops(logits, sampling, draft.row_of, root_positions[draft.row_of] + plan.depth + 1)
+    if sampling.edits is not None:
+        paths = NodePaths(draft.tokens, draft.parents, draft.offsets, root_positions)
+        logits = sampling.edits.apply(logits, paths, draft.row_of)
     return sampling.per_node(draft.counts, draft.row_of).laws(logits)
+
+
+def process_chains(logits: Tensor, sampling: Sampling, root_positions: Tensor, chains: Sequence[Sequence[int]]) -> Laws:
+    """The law of a draft's next token after each of B chains, with the edits that the target's law will have there.
+
+    logits: [B, V], edited in place, V at most the target's; chains: per row the root and what was drafted after it. A
+    row whose edits leave the draft nothing keeps its own law: any q will do, what the target refuses is never accepted.
+    """
+    edits = sampling.edits
+    if edits is None:
+        return sampling.laws(logits)
+    shape = packed_shape(tuple(range(len(chains))), tuple(map(len, chains)), logits.device)
+    tokens = torch.tensor([token for chain in chains for token in chain], dtype=torch.int64).to(logits.device)
+    paths = NodePaths(tokens, shape.parents, shape.offsets, root_positions, shape.offsets[1:] - 1)
+    edited = edits.apply(logits.clone(), paths, torch.arange(len(chains), device=logits.device))
+    laws = sampling.laws(edited)
+    empty = torch.isnan(laws.lse)
+    if bool(empty.any()):
+        laws = sampling.laws(torch.where(empty[:, None], logits.to(edited.dtype), edited))
+    return laws
+
+
+def failures(path: Tensor, laws: Laws, sampling: Sampling) -> dict[int, tuple[int, str]]:
+    """Rows whose path meets a law without a token: at which place of the path, and why. Laws of refused nodes decide
+    nothing.
+
+    path: int32 [B, D + 1] accepted nodes, -1 padded. Looks at the laws only if one of them is broken.
+    """
+    if not math.isnan(laws.lse.sum().item()):
+        return {}
+    met = (path >= 0) & torch.isnan(laws.lse)[path.long().clamp(min=0)]
+    found = {}
+    for row in met.any(1).nonzero().flatten().tolist():
+        place = int(met[row].int().argmax())
+        logits = laws.logits[int(path[row, place])]
+        masked = bool((logits == float("-inf")).all())
+        reason = sampling.edits.why_empty(row) if masked and sampling.edits is not None else None
+        found[row] = place, reason or "the model returned NaN or no finite logit"
+    return found

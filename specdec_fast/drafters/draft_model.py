@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specdec_fast.draft import Draft, Laws, concat_laws, packed_shape
 from specdec_fast.interfaces import Acceptance, Budget, Needs, Rng, StateView, TargetOutput
-from specdec_fast.sampling import Sampling, ban_early_stops
+from specdec_fast.sampling import Sampling, process_chains
 from specdec_fast.targets.huggingface import HuggingFaceTarget
 from specdec_kernels import draw_sample, replay_sample
 
@@ -71,7 +71,7 @@ class DraftModelDrafter:
         levels: list[tuple[list[int], Tensor]] = []
         parts: list[Laws] = []
         for level in range(max(counts)):
-            chosen, laws = self._pick_level(view, rows, active, logits, rng, level)
+            chosen, laws = self._pick_level(view, rows, active, logits, rng, levels)
             levels.append((active, chosen))
             if laws is not None:
                 parts.append(laws)
@@ -124,19 +124,30 @@ class DraftModelDrafter:
         return self._masked(output.logits)
 
     def _pick_level(
-        self, view: StateView, rows: Sequence[int], active: list[int], logits: Tensor, rng: Rng, level: int
+        self,
+        view: StateView,
+        rows: Sequence[int],
+        active: list[int],
+        logits: Tensor,
+        rng: Rng,
+        levels: list[tuple[list[int], Tensor]],
     ) -> tuple[Tensor, Laws | None]:
         sampling: Sampling = view.sampling([rows[index] for index in active])
         roots = rng.positions if len(active) == len(rows) else rng.positions[active]
-        positions = roots + (level + 1)
-        if sampling.any_minimum:
-            ban_early_stops(logits, sampling, torch.arange(len(active), device=logits.device), positions)
-        if self.pick == "greedy":
+        positions = roots + (len(levels) + 1)
+        if sampling.edits is None and self.pick == "greedy":
             return logits.argmax(1), None
-        laws = sampling.laws(logits)
+        if sampling.edits is None:
+            laws = sampling.laws(logits)
+        else:  # q with the target's edits, each row after its own chain
+            drafted = [dict(zip(earlier, chosen.tolist())) for earlier, chosen in levels]
+            chains = [[view.tokens(rows[i])[-1], *(tokens[i] for tokens in drafted)] for i in active]
+            laws = process_chains(logits, sampling, roots, chains)
+        if self.pick == "greedy":
+            return laws.logits.argmax(1), None
         if self.pick == "coupled":
             return replay_sample(laws.logits, laws.inv_t, laws.cut, laws.tie_id, sampling.seeds, positions), laws
-        index = torch.full_like(positions, level)
+        index = torch.full_like(positions, len(levels))
         return draw_sample(laws.logits, *laws.stats, sampling.seeds, roots, index), laws
 
     def _pack(
