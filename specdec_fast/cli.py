@@ -1,7 +1,8 @@
-"""The command line: `specdec demo | generate | info | train`. Errors and exit codes live here, work does not.
+"""The command line: `specdec demo | generate | info | lab | train`. Errors and exit codes live here, work does not.
 
 Nothing heavy is imported before a command runs, so `specdec --help` stays fast. Exit codes: 0 done, 1 the
-reader of a pipe went away, 2 bad input (one message on stderr, no traceback), 130 interrupted.
+reader of a pipe went away or the lab rejected a law, 2 bad input (one message on stderr, no traceback), 130
+interrupted.
 Tests: tests/cli/.
 """
 
@@ -21,6 +22,7 @@ from specdec_fast import __version__
 from specdec_fast.commands.demo import demo
 from specdec_fast.commands.generate import generate
 from specdec_fast.commands.info import info
+from specdec_fast.commands.lab import lab
 
 # Applications of other modules, mounted when they are there: name -> (module with `app`, line of help).
 MOUNTED = {"train": ("specdec_fast.train.command", "Train a target and draft pair such as the bundled one.")}
@@ -120,6 +122,7 @@ def root(
 main.command()(demo)
 main.command()(generate)
 main.command()(info)
+main.command()(lab)
 
 if __name__ == "__main__":
     main()

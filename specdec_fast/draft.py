@@ -21,7 +21,7 @@ class Drawn(IntEnum):
 
     CHOSEN = 0  # a point mass: any deterministic choice; nothing is claimed about a law
     DRAWN = 1  # drawn from its law row, independently of its siblings
-    DRAWN_WITHOUT_EARLIER = 2  # drawn from its law row restricted to tokens not drawn by earlier siblings
+    DRAWN_WITHOUT_EARLIER = 2  # drawn from its law row without tokens that earlier siblings drew from the same row
     DRAWN_WITHOUT_CHOSEN = 3  # drawn from its law row restricted to tokens outside the chosen siblings
 
 
@@ -33,7 +33,9 @@ class Laws:
     A row at temperature 0 has ``inv_t == 0`` and its arg-max in ``tie_id``.
 
     logits: [R, V] any float dtype, after penalties, bias and masks; inv_t, lse, cut: float [R]; tie_id: int32 [R];
-    token_ids: int64 [V] draft vocabulary -> target vocabulary, or None when they are the same.
+    token_ids: int64 [V] draft vocabulary -> target vocabulary, or None when they are the same; mass: float [R,
+    ceil(V / 1024)] block masses of exactly these laws (`law_stats(..., masses=True)`), or None: they make draws cheaper
+    and never change them.
     """
 
     logits: Tensor
@@ -42,6 +44,7 @@ class Laws:
     cut: Tensor
     tie_id: Tensor
     token_ids: Tensor | None = None
+    mass: Tensor | None = None
 
     @property
     def stats(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -57,6 +60,7 @@ class Laws:
             self.cut[index],
             self.tie_id[index],
             self.token_ids,
+            None if self.mass is None else self.mass[index],
         )
 
     def weights(self) -> Tensor:
@@ -78,7 +82,9 @@ def concat_laws(parts: Sequence[Laws]) -> Laws:
     def joined(name: str) -> Tensor:
         return torch.cat([getattr(part, name) for part in parts])
 
-    return Laws(joined("logits"), joined("inv_t"), joined("lse"), joined("cut"), joined("tie_id"), parts[0].token_ids)
+    mass = None if any(part.mass is None for part in parts) else joined("mass")
+    stats = (joined("inv_t"), joined("lse"), joined("cut"), joined("tie_id"))
+    return Laws(joined("logits"), *stats, parts[0].token_ids, mass)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +207,20 @@ class Draft:
             max_depth=depth_bound,
             scouts=None if scouts is None else torch.tensor(list(scouts), dtype=torch.bool).to(device),
         )
+
+    def refuse_dropped(self, rule: str) -> None:
+        """Raise ValueError where a drawn token is a scout, so that `rule`, which uses the draft's laws, would drop it.
+
+        This is the part of the contract that a draft can show. The rest is the drafter's word: how many children a
+        node gets, and whether a drawn token is verified, may depend on committed data and on tokens drawn before it,
+        never on the token itself or on later ones.
+        """
+        if self.scouts is not None and bool((self.scouts & (self.drawn != Drawn.CHOSEN)).any()):
+            node = int((self.scouts & (self.drawn != Drawn.CHOSEN)).nonzero()[0, 0])
+            raise ValueError(
+                f"rule {rule}: got node {node}, a drawn token that is a scout; expected every drawn token to be "
+                "verified (dropping one changes the law); mark it chosen and give its siblings no law, or use replay"
+            )
 
     def check(self, vocab_size: int | None = None) -> None:
         """Raise ValueError unless the draft is well formed. Reads the device: for tests and for foreign drafters."""

@@ -7,7 +7,6 @@ belong to the state, keys and values to the caches, random numbers to nobody. Te
 from __future__ import annotations
 
 import logging
-import math
 import operator
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -15,11 +14,12 @@ from typing import Any
 
 import torch
 
-from specdec_fast.draft import Draft
+from specdec_fast.draft import Draft, Laws
 from specdec_fast.interfaces import Acceptance, Budget, Drafter, Needs, Rule, Target, TargetOutput
+from specdec_fast.logprobs import token_logprobs
 from specdec_fast.request import Handle
-from specdec_fast.rules import DEFAULT, get_rule
-from specdec_fast.sampling import SamplingParams, process
+from specdec_fast.rules import DEFAULT, rule_for
+from specdec_fast.sampling import Sampling, SamplingParams, failures, process
 from specdec_fast.state import DecodeState
 from specdec_fast.stats import Clock, RequestStats
 from specdec_fast.step_mode import why_not_graph
@@ -51,13 +51,13 @@ class Engine:
         eos_token_ids: Sequence[int] = (),
         prefill_chunk: int = 2048,
     ) -> None:
-        self.target, self.drafter, self.rule = target, drafter, get_rule(rule)
+        self.target, self.drafter = target, drafter
         self.tokenizer = tokenizer
         self.eos_token_ids = tuple(eos_token_ids)
         self.needs = drafter.needs if drafter is not None else Needs()
-        reason = self.rule.why_not(self.needs)
-        if reason is not None:
-            raise ValueError(reason)
+        self.rule, self.why_rule = rule_for(rule, self.needs)
+        if not self.rule.lossless:
+            log.warning("rule %s is lossy: texts do not have the target's law", self.rule.name)
         if prefill_chunk < 1:
             raise ValueError(f"prefill_chunk: got {prefill_chunk}; expected at least 1")
         cache: Any = target.cache
@@ -84,11 +84,8 @@ class Engine:
         reason = self.rule.why_not_sampling(params)
         if reason is not None:
             raise ValueError(reason)
-        bad = next((token for token in params.stop_token_ids if token >= self.target.vocab_size), None)
-        if bad is not None:
-            raise ValueError(
-                f"stop_token_ids: got {bad}; expected ids below {self.target.vocab_size}, the target's vocabulary"
-            )
+        stop_ids = (*(() if params.ignore_eos else self.eos_token_ids), *params.stop_token_ids)
+        params.check(self.target.vocab_size, stop_ids)
         if params.stop and self.tokenizer is None:
             raise ValueError("stop strings: got an engine without a tokenizer; pass tokenizer=, or use stop_token_ids")
         limit = self._cache.max_length
@@ -107,7 +104,7 @@ class Engine:
         if num_draft_tokens is not None and num_draft_tokens < 0:
             raise ValueError(f"num_draft_tokens: got {num_draft_tokens}; expected 0 or more")
         handle = Handle(self._next_id, tokens, params, default if num_draft_tokens is None else num_draft_tokens)
-        handle.stop_ids = (*(() if params.ignore_eos else self.eos_token_ids), *params.stop_token_ids)
+        handle.stop_ids = stop_ids
         handle.checker = StopChecker(
             self.tokenizer,
             tokens,
@@ -235,7 +232,7 @@ class Engine:
         with clock.time("commit"):
             target.cache.commit(draft.rows, slots, acceptance.path, acceptance.num_accepted)
         with clock.time("append"):
-            self._append(rows, handles, draft, plan, acceptance, self._broken_rows(acceptance, laws.lse))
+            self._append(rows, handles, draft, plan, acceptance, laws, sampling)
         try:
             with clock.time("observe"):
                 if self.drafter is not None:
@@ -266,39 +263,32 @@ class Engine:
         draft: Draft,
         plan: TreePlan,
         acceptance: Acceptance,
-        broken: set[int],
+        laws: Laws,
+        sampling: Sampling,
     ) -> None:
         kept: list[list[int]] = []
-        at_leaf = None
+        broken, at_leaf = failures(acceptance.path, laws, sampling), None
         if not draft.is_chain:
             last = acceptance.path.gather(1, acceptance.num_accepted[:, None].long()).squeeze(1)
             at_leaf = (plan.first_child[last.long()] < 0).tolist()
         for index, (emitted, accepted) in enumerate(self.state.read(draft, acceptance)):
             handle = handles[index]
-            if index in broken:
-                handle.end(
-                    "error", ValueError(f"request {handle.request_id}: the model returned NaN or no finite logit")
-                )
-                kept.append([])
-                continue
             drafted = draft.counts[index] - 1
+            sound, reason = broken.get(index, (len(emitted), ""))
+            emitted, accepted = emitted[:sound], min(accepted, sound)
             try:
                 complete = accepted == drafted if at_leaf is None else at_leaf[index]
                 kept.append(handle.take(emitted, accepted, drafted, accepted if complete else accepted + 1))
+                if handle.params.logprobs is not None:
+                    nodes = acceptance.path[index].tolist()
+                    handle.logprobs += token_logprobs(laws, nodes, kept[-1], handle.params.logprobs)
             except Exception as error:  # the tokenizer's: it ends this request, not the batch
                 log.exception("request %d: its text could not be made", handle.request_id)
                 handle.finish_reason, handle.error = "error", error
                 kept.append([])
+            if reason and not handle.finished:
+                handle.end("error", ValueError(f"request {handle.request_id}: {reason}"))
         self.state.append(rows, kept)
-
-    @staticmethod
-    def _broken_rows(acceptance: Acceptance, lse: torch.Tensor) -> set[int]:
-        """Rows whose path meets a law that is not a number; laws of refused nodes decide nothing."""
-        if not math.isnan(lse.sum().item()):
-            return set()
-        bad = torch.isnan(lse)
-        path = acceptance.path.long()
-        return set(((path >= 0) & bad[path.clamp(min=0)]).any(1).nonzero().flatten().tolist())
 
     # -- who runs -----------------------------------------------------------------------------------------------------
 

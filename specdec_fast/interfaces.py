@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -85,7 +85,10 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How many draft nodes (root not counted) each row may propose this step: host integers, one per row."""
+    """How many draft nodes (root not counted) each row may propose this step: host integers, one per row.
+
+    Fixed before anything is drawn, from committed data alone: whoever makes one has no draft to look at.
+    """
 
     nodes: Sequence[int]
 
@@ -133,7 +136,13 @@ class Target(Protocol):
 
 @runtime_checkable
 class Drafter(Protocol):
-    """Seam 3. Four verbs; rows join by `begin` and leave by `release` at any step."""
+    """Seam 3. Four verbs; rows join by `begin` and leave by `release` at any step.
+
+    What keeps the text lossless under rules that use the draft's laws (`Rule.uses_q`): `propose` sees committed data
+    and a budget; whether a node is drawn at all may depend on these and on the tokens drawn before it; a token that
+    was drawn is in the draft, with its law, and is no scout. Pruning after drawing is for chosen tokens, or for rules
+    that do not look at q.
+    """
 
     name: str
     needs: Needs
@@ -146,11 +155,35 @@ class Drafter(Protocol):
 
 @runtime_checkable
 class Rule(Protocol):
-    """Seam 4. A pure function of its arguments."""
+    """Seam 4. A pure function of its arguments.
+
+    lossless: the emitted text has the target's law; replays: the text is a function of the seed alone, whatever was
+    drafted; uses_q: reads the laws that drawn tokens came from, so none of them may be dropped before verification;
+    prefers: how a draft model should pick its tokens for this rule ("greedy", "coupled" or "drawn").
+    """
 
     name: str
     lossless: bool
+    replays: bool
+    uses_q: bool
+    prefers: str
 
     def why_not(self, needs: Needs) -> str | None: ...
-    def why_not_sampling(self, params: object) -> str | None: ...
+    def why_not_sampling(self, params: Any) -> str | None: ...
     def __call__(self, draft: Draft, plan: TreePlan, target_laws: Laws, rng: Rng) -> Acceptance: ...
+
+
+@runtime_checkable
+class CoinRule(Rule, Protocol):
+    """A rule that tosses one coin per node: the coins can be given, and what they are compared with can be seen.
+
+    Called with `uniforms` (float32 [M] in (0, 1)) a rule takes these in place of its keyed coins. `thresholds` answers
+    with (threshold [M], residual [M, V]): the coin of node i passes iff it is strictly below threshold[i], given that
+    the rule looks at it; residual[i] are the unnormalised weights of the next token when the accepted path ends at
+    node i. Both are functions of the draft and the target's laws alone.
+    """
+
+    def __call__(
+        self, draft: Draft, plan: TreePlan, target_laws: Laws, rng: Rng, uniforms: Tensor | None = None
+    ) -> Acceptance: ...
+    def thresholds(self, draft: Draft, plan: TreePlan, target_laws: Laws) -> tuple[Tensor, Tensor]: ...

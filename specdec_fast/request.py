@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from specdec_fast.logprobs import TokenLogprob
 from specdec_fast.sampling import SamplingParams
 from specdec_fast.stats import RequestStats
 from specdec_fast.stopping import StopChecker
@@ -21,8 +22,8 @@ class Handle:
     """One request, alive or ended.
 
     tokens: generated ids; origins: for each of them "accepted", "recovered", "bonus", or "plain" (nothing was
-    drafted); text: generated text ("" without a tokenizer); finish_reason: "eos", "stop", "length", "cancelled",
-    "error" or None while it runs; error: the exception that ended it, or None.
+    drafted); logprobs: one per token, if asked for; text: generated text ("" without a tokenizer); finish_reason:
+    "eos", "stop", "length", "cancelled", "error" or None while it runs; error: the exception that ended it, or None.
     """
 
     request_id: int
@@ -33,6 +34,7 @@ class Handle:
     stop_ids: tuple[int, ...] = ()
     tokens: list[int] = field(default_factory=list)
     origins: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: str | None = None
     error: Exception | None = None
     stats: RequestStats = field(default_factory=RequestStats)
@@ -74,6 +76,7 @@ class Handle:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
+        asked = self.params.logprobs is not None
         return {
             "text": self.text,
             "tokens": list(self.tokens),
@@ -81,4 +84,5 @@ class Handle:
             "error": None if self.error is None else str(self.error),
             "seed": self.params.seed,
             "stats": self.stats.as_dict(),
+            **({"logprobs": [each.as_dict() for each in self.logprobs]} if asked else {}),
         }

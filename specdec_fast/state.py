@@ -39,7 +39,7 @@ class DecodeState:
         """Give a free row to a text of committed tokens (prompt, and what was generated before a preemption)."""
         row = self._free.pop()
         self._host[row] = list(tokens)
-        self._table.set(row, params, prompt_length, stop_ids)
+        self._table.set(row, params, prompt_length, stop_ids, self._host[row])
         return row
 
     def leave(self, row: int) -> None:
@@ -79,6 +79,8 @@ class DecodeState:
         """Commit tokens to rows."""
         for row, tokens in zip(rows, kept):
             self._host[row].extend(tokens)
+            if row in self._table.followed:
+                self._table.append(row, tokens)
 
     def publish(self) -> None:
         """Bring the device side up to date with the host mirror (a captured step reads and writes it there)."""

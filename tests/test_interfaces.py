@@ -14,7 +14,7 @@ import specdec_fast
 from specdec_fast import Engine, SamplingParams, get_drafter, get_rule
 from specdec_fast.cache import PagedCache
 from specdec_fast.drafters import drafter_names
-from specdec_fast.interfaces import Drafter, KVCache, Needs, Rule, Target
+from specdec_fast.interfaces import CoinRule, Drafter, KVCache, Needs, Rule, Target
 from specdec_fast.rules import rule_names
 
 
@@ -22,8 +22,13 @@ def test_what_we_ship_satisfies_its_protocols() -> None:
     target = AutomatonTarget(random_logits(5, 7))
     assert isinstance(target, Target) and isinstance(target.cache, KVCache) and isinstance(target.cache, PagedCache)
     for name in rule_names():
-        assert isinstance(get_rule(name), Rule) and get_rule(name).name == name
-        assert get_rule(name).lossless
+        rule = get_rule(name)
+        assert isinstance(rule, Rule) and rule.name == name
+        assert rule.lossless == (name != "lossy")
+        assert rule.uses_q == (name not in ("greedy", "replay", "lossy"))
+        assert rule.replays == (name in ("greedy", "replay"))
+        assert rule.prefers == {"greedy": "greedy", "lossy": "greedy", "replay": "coupled"}.get(name, "drawn")
+        assert isinstance(rule, CoinRule) == (not rule.replays)
     for oracle in (NoisyChain([], 0.5, 7), NoisyTree([], 0.5, 7)):
         assert isinstance(oracle, Drafter)
 

@@ -42,6 +42,33 @@ BAD = [
     ("stop_token_ids", (1, -2)),
     ("stop_token_ids", ("a",)),
     ("stop_token_ids", 5),
+    ("stop_token_ids", "12"),
+    ("stop_token_ids", (True,)),
+    ("repetition_penalty", 0.0),
+    ("repetition_penalty", -1.0),
+    ("repetition_penalty", 101),
+    ("repetition_penalty", math.nan),
+    ("presence_penalty", math.inf),
+    ("presence_penalty", "1"),
+    ("frequency_penalty", -100.5),
+    ("logit_bias", {1: math.inf}),
+    ("logit_bias", {-1: 1.0}),
+    ("logit_bias", {"1": 1.0}),
+    ("logit_bias", {1: "a"}),
+    ("logit_bias", [(1, 2.0)]),
+    ("logit_bias", {1: 1e5}),
+    ("banned_token_ids", (-1,)),
+    ("banned_token_ids", 3),
+    ("banned_token_ids", (2**31,)),
+    ("allowed_token_ids", ()),
+    ("allowed_token_ids", (1.0,)),
+    ("forced_tokens", {-1: 2}),
+    ("forced_tokens", {0: -2}),
+    ("forced_tokens", (1, "a")),
+    ("logprobs", -1),
+    ("logprobs", 1001),
+    ("logprobs", True),
+    ("grammar", "[a-z]+"),
 ]
 
 
@@ -76,6 +103,31 @@ def test_good_parameters_are_normalised() -> None:
     assert made.stop == ("END",) and made.stop_token_ids == (3, 4)
     assert SamplingParams(min_new_tokens=5, max_new_tokens=5).min_new_tokens == 5
     assert SamplingParams(top_p=1.0, min_p=1.0, top_k=0, seed=2**63 - 1).seed == 2**63 - 1
+
+
+def test_edits_are_normalised() -> None:
+    made = SamplingParams(
+        logit_bias={3: 1}, banned_token_ids=[1], allowed_token_ids=range(3), forced_tokens=[7, 8], logprobs=0
+    )
+    assert made.logit_bias == {3: 1} and made.banned_token_ids == (1,) and made.allowed_token_ids == (0, 1, 2)
+    assert made.forced_tokens == made.forced == {0: 7, 1: 8} and made.logprobs == 0
+    assert hash(made) == hash(made.with_seed().__class__(**{f: getattr(made, f) for f in made.__slots__}))
+    with pytest.raises(ValueError, match=r"forced_tokens: got 5; expected an index below max_new_tokens \(5\)"):
+        SamplingParams(max_new_tokens=5, forced_tokens={5: 1})
+
+
+def test_limits_are_checked_against_a_vocabulary() -> None:
+    """The engine's refusals are tested in tests/engine/test_surface.py; these are the borders."""
+    SamplingParams(banned_token_ids=range(9)).check(10)
+    SamplingParams(banned_token_ids=(9,), logit_bias={9: 1.0}, stop_token_ids=(9,)).check(10, (9,))
+    SamplingParams(min_new_tokens=3).check(10, range(9))
+    SamplingParams(min_new_tokens=3, forced_tokens={3: 4}).check(10, (4,))
+    with pytest.raises(ValueError, match="forced_tokens: got 4, which ends the text, at 2"):
+        SamplingParams(min_new_tokens=3, forced_tokens={2: 4}).check(10, (4,))
+    with pytest.raises(ValueError, match="min_new_tokens: got only end-of-sequence ids left"):
+        SamplingParams(min_new_tokens=3, banned_token_ids=range(4)).check(10, range(4, 10))
+    with pytest.raises(ValueError, match="min_new_tokens: got only end-of-sequence ids left"):
+        SamplingParams(min_new_tokens=3).check(10, range(10))
 
 
 def test_a_seed_is_drawn_once_and_kept() -> None:
@@ -157,5 +209,5 @@ def test_ends_beyond_the_vocabulary_of_the_logits_are_no_problem() -> None:
 
 
 def test_a_minimum_without_end_ids_changes_nothing() -> None:
-    assert not table(SamplingParams(min_new_tokens=5)).pack([0]).any_minimum
-    assert table(SamplingParams(min_new_tokens=5, stop_token_ids=(3,))).pack([0]).any_minimum
+    assert table(SamplingParams(min_new_tokens=5)).pack([0]).edits is None
+    assert table(SamplingParams(min_new_tokens=5, stop_token_ids=(3,))).pack([0]).edits is not None

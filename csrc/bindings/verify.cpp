@@ -1,9 +1,9 @@
-// torch.ops.specdec.{law_stats, replay_sample, draw_sample, tree_plan, chain_verify, chain_thresholds, tree_verify}:
+// torch.ops.specdec.{law_stats, law_masses, replay_sample, draw_sample, tree_plan, chain_verify, chain_thresholds, tree_verify}:
 // schemas and CPU implementations. The Python side repeats failed checks with longer messages (kernels/.../reference.py).
 #include <tuple>
 #include <vector>
 
-#include "bindings/arguments.h"
+#include "bindings/laws.h"
 #include "random.h"
 #include "verify/chain.h"
 #include "verify/law_stats.h"
@@ -13,70 +13,13 @@
 namespace specdec::bindings {
 namespace {
 
-using Maybe = std::optional<Tensor>;
+struct StatsTensors {
+  Tensor inv_t, lse, cut, tie_id;
+  Maybe mass;
+};
 
-Matrix matrix(const Tensor& logits, const char* what) {
-  SPECDEC_CHECK(logits.dim() == 2, what, " has shape ", shape_of(logits), ", expected [rows, V]");
-  const int64_t columns = logits.size(1);
-  SPECDEC_CHECK(columns >= 1 && columns < (int64_t{1} << 31), what, " has ", columns, " columns");
-  SPECDEC_CHECK(columns == 1 || logits.stride(1) == 1, what, " is not contiguous in its last dimension");
-  return {logits.const_data_ptr(), logits.size(0), columns, logits.stride(0), scalar_of(logits, what)};
-}
-
-template <class T>
-const T* vector(const Tensor& tensor, int64_t count, const char* what) {
-  SPECDEC_CHECK(tensor.dim() == 1 && tensor.size(0) == count, what, " has shape ", shape_of(tensor), ", expected [",
-                count, "]");
-  return input<T>(tensor, what);
-}
-
-const void* statistic(const Tensor& tensor, const Matrix& logits, const char* what) {
-  const bool wide = logits.type == Scalar::Float64;
-  SPECDEC_CHECK(tensor.scalar_type() == (wide ? ScalarType::Double : ScalarType::Float), what,
-                " has the wrong dtype, expected ", wide ? "float64" : "float32");
-  SPECDEC_CHECK(tensor.dim() == 1 && tensor.size(0) == logits.rows && tensor.is_contiguous(), what, " has shape ",
-                shape_of(tensor), ", expected contiguous [", logits.rows, "]");
-  return tensor.const_data_ptr();
-}
-
-Laws laws_of(const Tensor& logits, const Tensor& inv_t, const Tensor& lse, const Tensor& cut, const Tensor& tie_id) {
-  Laws laws;
-  laws.logits = matrix(logits, "logits");
-  laws.inv_t = statistic(inv_t, laws.logits, "inv_t");
-  laws.lse = statistic(lse, laws.logits, "lse");
-  laws.cut = statistic(cut, laws.logits, "cut");
-  laws.tie_id = vector<int32_t>(tie_id, laws.logits.rows, "tie_id");
-  return laws;
-}
-
-int32_t dtype_code(ScalarType type) {
-  static const int32_t float32 = aoti_torch_dtype_float32(), float64 = aoti_torch_dtype_float64(),
-                       int32 = aoti_torch_dtype_int32(), int64 = aoti_torch_dtype_int64();
-  return type == ScalarType::Float ? float32 : type == ScalarType::Double ? float64 : type == ScalarType::Int ? int32 : int64;
-}
-
-// Uninitialised CPU tensor, by the C shim: an operator call of new_empty costs several times as much.
-template <int Rank>
-Tensor empty(const int64_t (&size)[Rank], ScalarType type) {
-  int64_t strides[Rank];
-  int64_t stride = 1;
-  for (int i = Rank - 1; i >= 0; --i) {
-    strides[i] = stride;
-    stride *= size[i];
-  }
-  static const int32_t device = aoti_torch_device_type_cpu();
-  AtenTensorHandle handle = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(Rank, size, strides, dtype_code(type), device, 0, &handle));
-  return Tensor(handle);
-}
-
-template <class T>
-T* data(const Tensor& tensor) {
-  return static_cast<T*>(tensor.mutable_data_ptr());
-}
-
-std::tuple<Tensor, Tensor, Tensor, Tensor> law_stats_cpu(
-    Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p) {
+StatsTensors stats_of(const Tensor& logits, const Tensor& temperature, const Tensor& top_k, const Tensor& top_p,
+                      const Tensor& min_p, bool masses) {
   const Matrix m = matrix(logits, "logits");
   const SamplingRows sampling{vector<float>(temperature, m.rows, "temperature"), vector<int32_t>(top_k, m.rows, "top_k"),
                               vector<float>(top_p, m.rows, "top_p"), vector<float>(min_p, m.rows, "min_p")};
@@ -84,10 +27,24 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> law_stats_cpu(
   const char* bad = invalid_parameter(sampling, m.rows, &row);
   SPECDEC_CHECK(bad == nullptr, "law_stats: ", bad, "[", row, "] is out of range");
   const ScalarType type = m.type == Scalar::Float64 ? ScalarType::Double : ScalarType::Float;
-  Tensor inv_t = empty({m.rows}, type), lse = empty({m.rows}, type), cut = empty({m.rows}, type);
-  Tensor tie_id = empty({m.rows}, ScalarType::Int);
-  law_stats(m, sampling, inv_t.mutable_data_ptr(), lse.mutable_data_ptr(), cut.mutable_data_ptr(), data<int32_t>(tie_id));
-  return {inv_t, lse, cut, tie_id};
+  StatsTensors out{empty({m.rows}, type), empty({m.rows}, type), empty({m.rows}, type), empty({m.rows}, ScalarType::Int),
+                   std::nullopt};
+  if (masses) out.mass = empty({m.rows, block_count(m.columns)}, type);
+  law_stats(m, sampling, out.inv_t.mutable_data_ptr(), out.lse.mutable_data_ptr(), out.cut.mutable_data_ptr(),
+            data<int32_t>(out.tie_id), masses ? out.mass->mutable_data_ptr() : nullptr);
+  return out;
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> law_stats_cpu(
+    Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p) {
+  const StatsTensors out = stats_of(logits, temperature, top_k, top_p, min_p, false);
+  return {out.inv_t, out.lse, out.cut, out.tie_id};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> law_masses_cpu(
+    Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p) {
+  const StatsTensors out = stats_of(logits, temperature, top_k, top_p, min_p, true);
+  return {out.inv_t, out.lse, out.cut, out.tie_id, *out.mass};
 }
 
 Tensor replay_sample_cpu(
@@ -108,21 +65,14 @@ Tensor replay_sample_cpu(
 
 Tensor draw_sample_cpu(
     Tensor logits, Tensor inv_t, Tensor lse, Tensor cut, Tensor tie_id, Tensor seeds, Tensor root_positions,
-    Tensor index) {
-  const Laws laws = laws_of(logits, inv_t, lse, cut, tie_id);
+    Tensor index, Maybe mass) {
+  Laws laws = laws_of(logits, inv_t, lse, cut, tie_id);
+  add_masses(&laws, mass);
   const int64_t rows = laws.logits.rows;
   Tensor tokens = empty({rows}, ScalarType::Long);
   draw_sample(laws, vector<int64_t>(seeds, rows, "seeds"), vector<int32_t>(root_positions, rows, "root_positions"),
               vector<int32_t>(index, rows, "index"), data<int64_t>(tokens));
   return tokens;
-}
-
-const int32_t* offsets_of(const Tensor& offsets, int64_t nodes, int64_t* rows) {
-  SPECDEC_CHECK(offsets.dim() == 1 && offsets.size(0) >= 1, "offsets has shape ", shape_of(offsets));
-  *rows = offsets.size(0) - 1;
-  const int32_t* data = input<int32_t>(offsets, "offsets");
-  SPECDEC_CHECK(valid_offsets(data, *rows, nodes), "offsets do not ascend from 0 to at most ", nodes);
-  return data;
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> tree_plan_cpu(Tensor parents, Tensor offsets) {
@@ -140,17 +90,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> tree_plan_cpu(Tensor parents,
   SPECDEC_CHECK(bad < 0, "tree_plan: the parent of packed node ", bad, " is not an earlier node of its row");
   return {depth, row, ancestors, first, next};
 }
-
-struct PathTensors {
-  Tensor path, num_accepted, next_token;
-  PathTensors(int64_t rows, int64_t max_depth)
-      : path(empty({rows, max_depth + 1}, ScalarType::Int)),
-        num_accepted(empty({rows}, ScalarType::Int)),
-        next_token(empty({rows}, ScalarType::Long)) {}
-  Path view(int64_t max_depth) const {
-    return {data<int32_t>(path), data<int32_t>(num_accepted), data<int64_t>(next_token), max_depth};
-  }
-};
 
 std::tuple<Tensor, Tensor, Tensor> tree_verify_cpu(
     Tensor tokens, Tensor offsets, Tensor first_child, Tensor next_sibling, Tensor node_choice, Maybe scouts,
@@ -177,8 +116,9 @@ struct ChainArguments {
 
   ChainArguments(const Tensor& tokens, const Tensor& offsets, const Tensor& drawn, const Tensor& law_row,
                  const Laws& target_, const Maybe& logits, const Maybe& inv_t, const Maybe& lse, const Maybe& cut,
-                 const Maybe& tie_id, const Maybe& token_ids)
+                 const Maybe& tie_id, const Maybe& token_ids, const Maybe& mass = std::nullopt)
       : target(target_) {
+    add_masses(&target, mass);
     SPECDEC_CHECK(tokens.dim() == 1, "tokens has shape ", shape_of(tokens), ", expected [M]");
     draft.nodes = tokens.size(0);
     draft.offsets = offsets_of(offsets, draft.nodes, &draft.rows);
@@ -207,9 +147,9 @@ std::tuple<Tensor, Tensor, Tensor> chain_verify_cpu(
     Tensor tokens, Tensor offsets, Tensor drawn, Tensor law_row, Tensor logits, Tensor inv_t, Tensor lse, Tensor cut,
     Tensor tie_id, Maybe draft_logits, Maybe draft_inv_t, Maybe draft_lse, Maybe draft_cut, Maybe draft_tie_id,
     Maybe token_ids, Tensor seeds, Tensor root_positions, Maybe uniforms, Maybe block_noise, Maybe token_noise,
-    int64_t max_depth) {
+    int64_t max_depth, bool block, Maybe mass) {
   const ChainArguments a(tokens, offsets, drawn, law_row, laws_of(logits, inv_t, lse, cut, tie_id), draft_logits,
-                         draft_inv_t, draft_lse, draft_cut, draft_tie_id, token_ids);
+                         draft_inv_t, draft_lse, draft_cut, draft_tie_id, token_ids, mass);
   const int64_t rows = a.draft.rows, vocab = a.target.logits.columns;
   SPECDEC_CHECK(max_depth >= 0 && widest_row(a.draft.offsets, rows) <= max_depth + 1, "max_depth is ", max_depth);
   ChainNoise noise{vector<int64_t>(seeds, rows, "seeds"), vector<int32_t>(root_positions, rows, "root_positions"),
@@ -224,21 +164,21 @@ std::tuple<Tensor, Tensor, Tensor> chain_verify_cpu(
     noise.token_noise = input<float>(*token_noise, "token noise");
   }
   const PathTensors out(rows, max_depth);
-  chain_verify(a.draft, a.target, noise, out.view(max_depth));
+  chain_verify(a.draft, a.target, block ? ChainRule::kBlock : ChainRule::kToken, noise, out.view(max_depth));
   return {out.path, out.num_accepted, out.next_token};
 }
 
 std::tuple<Tensor, Tensor> chain_thresholds_cpu(
     Tensor tokens, Tensor offsets, Tensor drawn, Tensor law_row, Tensor logits, Tensor inv_t, Tensor lse, Tensor cut,
     Tensor tie_id, Maybe draft_logits, Maybe draft_inv_t, Maybe draft_lse, Maybe draft_cut, Maybe draft_tie_id,
-    Maybe token_ids) {
+    Maybe token_ids, bool block) {
   const ChainArguments a(tokens, offsets, drawn, law_row, laws_of(logits, inv_t, lse, cut, tie_id), draft_logits,
                          draft_inv_t, draft_lse, draft_cut, draft_tie_id, token_ids);
   const bool wide = a.target.wide() || (a.draft.laws != nullptr && a.drafts.wide());
   const ScalarType type = wide ? ScalarType::Double : ScalarType::Float;
   Tensor accept = empty({a.draft.nodes}, type);
   Tensor residual = empty({a.draft.nodes, a.target.logits.columns}, type);
-  chain_thresholds(a.draft, a.target, accept.mutable_data_ptr(), residual.mutable_data_ptr());
+  chain_thresholds(a.draft, a.target, block ? ChainRule::kBlock : ChainRule::kToken, accept.mutable_data_ptr(), residual.mutable_data_ptr());
   return {accept, residual};
 }
 
@@ -269,11 +209,14 @@ STABLE_TORCH_LIBRARY_FRAGMENT(specdec, m) {
       "law_stats(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p) "
       "-> (Tensor, Tensor, Tensor, Tensor)");
   m.def(
+      "law_masses(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p) "
+      "-> (Tensor, Tensor, Tensor, Tensor, Tensor)");
+  m.def(
       "replay_sample(Tensor logits, Tensor inv_t, Tensor cut, Tensor tie_id, Tensor seeds, Tensor positions, "
       "Tensor? noise) -> Tensor");
   m.def(
       "draw_sample(Tensor logits, Tensor inv_t, Tensor lse, Tensor cut, Tensor tie_id, Tensor seeds, "
-      "Tensor root_positions, Tensor index) -> Tensor");
+      "Tensor root_positions, Tensor index, Tensor? mass) -> Tensor");
   m.def("tree_plan(Tensor parents, Tensor offsets) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def(
       "tree_verify(Tensor tokens, Tensor offsets, Tensor first_child, Tensor next_sibling, Tensor node_choice, "
@@ -282,16 +225,18 @@ STABLE_TORCH_LIBRARY_FRAGMENT(specdec, m) {
       "chain_verify(Tensor tokens, Tensor offsets, Tensor drawn, Tensor law_row, Tensor logits, Tensor inv_t, "
       "Tensor lse, Tensor cut, Tensor tie_id, Tensor? draft_logits, Tensor? draft_inv_t, Tensor? draft_lse, "
       "Tensor? draft_cut, Tensor? draft_tie_id, Tensor? token_ids, Tensor seeds, Tensor root_positions, "
-      "Tensor? uniforms, Tensor? block_noise, Tensor? token_noise, int max_depth) -> (Tensor, Tensor, Tensor)");
+      "Tensor? uniforms, Tensor? block_noise, Tensor? token_noise, int max_depth, bool block, Tensor? mass) "
+      "-> (Tensor, Tensor, Tensor)");
   m.def(
       "chain_thresholds(Tensor tokens, Tensor offsets, Tensor drawn, Tensor law_row, Tensor logits, Tensor inv_t, "
       "Tensor lse, Tensor cut, Tensor tie_id, Tensor? draft_logits, Tensor? draft_inv_t, Tensor? draft_lse, "
-      "Tensor? draft_cut, Tensor? draft_tie_id, Tensor? token_ids) -> (Tensor, Tensor)");
+      "Tensor? draft_cut, Tensor? draft_tie_id, Tensor? token_ids, bool block) -> (Tensor, Tensor)");
   m.def("noise(Tensor like, int seed, int position, int index, int stream, int count, int kind) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(specdec, CPU, m) {
   m.impl("law_stats", TORCH_BOX(&specdec::bindings::law_stats_cpu));
+  m.impl("law_masses", TORCH_BOX(&specdec::bindings::law_masses_cpu));
   m.impl("replay_sample", TORCH_BOX(&specdec::bindings::replay_sample_cpu));
   m.impl("draw_sample", TORCH_BOX(&specdec::bindings::draw_sample_cpu));
   m.impl("tree_plan", TORCH_BOX(&specdec::bindings::tree_plan_cpu));

@@ -32,7 +32,9 @@ int main(int count, char** values) {
   const uint64_t first = count > 2 ? std::strtoull(values[2], nullptr, 10) : 1;
   for (uint64_t seed = first; seed < first + cases; ++seed) {
     attention_case(seed);
+    edit_case(seed);
     memory_case(seed);
+    proposals_case(seed);
     verify_case(seed);
   }
   std::printf("%llu cases per operator: fine\n", static_cast<unsigned long long>(cases));

@@ -2,44 +2,12 @@
 #include <cmath>
 #include <limits>
 
-#include "sanitize/cases.h"
+#include "sanitize/some_laws.h"
 #include "verify/chain.h"
-#include "verify/law_stats.h"
 #include "verify/sample.h"
 
 namespace specdec::sanitize {
 namespace {
-
-// Laws over random logits with masked, tied and broken rows; every array has exactly the size it needs.
-struct SomeLaws {
-  Block logits, inv_t, lse, cut;
-  std::vector<int32_t> tie_id;
-  Laws laws;
-
-  SomeLaws(Random& random, Scalar type, int64_t rows, int64_t vocab)
-      : logits(type, rows * vocab, random), inv_t(wide(type), rows), lse(wide(type), rows), cut(wide(type), rows), tie_id(rows) {
-    std::vector<float> temperature, top_p, min_p;
-    std::vector<int32_t> top_k;
-    for (int64_t r = 0; r < rows; ++r) {
-      temperature.push_back(one_of<float>(random, {0.0f, 0.7f, 1.0f, 1.5f}));
-      top_k.push_back(one_of<int32_t>(random, {0, 0, 1, 5}));
-      top_p.push_back(one_of<float>(random, {1.0f, 1.0f, 0.8f, 0.1f}));
-      min_p.push_back(one_of<float>(random, {0.0f, 0.0f, 0.05f}));
-      const int64_t kind = between(random, 0, 9);
-      for (int64_t v = 0; v < vocab; ++v) {
-        if (kind == 0 || (kind == 1 && v % 3)) logits.set(r * vocab + v, -std::numeric_limits<double>::infinity());
-        if (kind == 2) logits.set(r * vocab + v, 1.0);
-      }
-      if (kind == 3) logits.set(r * vocab + between(random, 0, vocab - 1), std::numeric_limits<double>::quiet_NaN());
-    }
-    laws = {{logits.data(), rows, vocab, vocab, type}, inv_t.data(), lse.data(), cut.data(), tie_id.data()};
-    const SamplingRows sampling{temperature.data(), top_k.data(), top_p.data(), min_p.data()};
-    int64_t bad = 0;
-    expect(invalid_parameter(sampling, rows, &bad) == nullptr, "sampling parameters", 0);
-    law_stats(laws.logits, sampling, inv_t.data(), lse.data(), cut.data(), tie_id.data());
-  }
-  static Scalar wide(Scalar type) { return type == Scalar::Float64 ? Scalar::Float64 : Scalar::Float32; }
-};
 
 void check_tokens(const std::vector<int64_t>& tokens, int64_t vocab, const char* what, uint64_t seed) {
   for (int64_t token : tokens) expect(token >= 0 && token < vocab, what, seed);
@@ -92,7 +60,8 @@ void verify_case(uint64_t seed) {
   const int64_t depth = 6;
   std::vector<int32_t> path(rows * (depth + 1)), accepted(rows), roots(rows, 7);
   std::vector<int64_t> next(rows), row_seeds(rows, static_cast<int64_t>(seed));
-  chain_verify(chain, target.laws, {row_seeds.data(), roots.data(), nullptr, nullptr, nullptr}, {path.data(), accepted.data(), next.data(), depth});
+  const ChainRule rule = seed % 5 < 2 ? ChainRule::kBlock : ChainRule::kToken;
+  chain_verify(chain, target.laws, rule, {row_seeds.data(), roots.data(), nullptr, nullptr, nullptr}, {path.data(), accepted.data(), next.data(), depth});
   const auto check_path = [&](const char* what) {
     for (int64_t b = 0; b < rows; ++b) {
       const int64_t count = trees.offsets[b + 1] - trees.offsets[b];
@@ -101,13 +70,13 @@ void verify_case(uint64_t seed) {
   };
   check_path("chain_verify");
   const Block coins(Scalar::Float32, nodes, random), block_noise(Scalar::Float32, rows * block_count(vocab), random), token_noise(Scalar::Float32, rows * vocab, random);
-  chain_verify(chain, target.laws,
+  chain_verify(chain, target.laws, rule,
                {row_seeds.data(), roots.data(), static_cast<const float*>(coins.data()), static_cast<const float*>(block_noise.data()), static_cast<const float*>(token_noise.data())},
                {path.data(), accepted.data(), next.data(), depth});
   check_path("chain_verify with given noise");
   const bool wide = target.laws.wide() || (chain.laws != nullptr && draft.laws.wide());
   const Block accept(wide ? Scalar::Float64 : Scalar::Float32, nodes), residual(wide ? Scalar::Float64 : Scalar::Float32, nodes * vocab);
-  chain_thresholds(chain, target.laws, accept.data(), residual.data());
+  chain_thresholds(chain, target.laws, rule, accept.data(), residual.data());
   for (int64_t i = 0; i < nodes; ++i) expect(!(accept.get(i) < 0), "an accept threshold", seed);
 
   // Trees.

@@ -1,4 +1,5 @@
-// chain_verify: the token rule of speculative sampling on packed chains (Leviathan et al. 2023, algorithm 1).
+// chain_verify: speculative sampling on packed chains by the token rule (Leviathan et al. 2023, algorithm 1) or the block
+// rule (Sun et al. 2025, algorithm 2).
 #pragma once
 #include "verify/law.h"
 #include "verify/tree.h"
@@ -21,13 +22,15 @@ struct ChainNoise {
   const float *uniforms, *block_noise, *token_noise;  // explicit, or nullptr for the keyed ones
 };
 
+enum class ChainRule { kToken, kBlock };
+
 // What is wrong with a draft, or nullptr; *at is the node (or column of token_ids).
 const char* invalid_chain(const ChainDraft& draft, const Laws& target, int64_t* at);
 
 // Both need a valid draft, valid offsets and rows of at most max_depth + 1 nodes.
-void chain_verify(const ChainDraft& draft, const Laws& target, const ChainNoise& noise, const Path& out);
+void chain_verify(const ChainDraft& draft, const Laws& target, ChainRule rule, const ChainNoise& noise, const Path& out);
 
 // accept [nodes], residual [nodes, V]: double if target or draft logits are Float64, else float.
-void chain_thresholds(const ChainDraft& draft, const Laws& target, void* accept, void* residual);
+void chain_thresholds(const ChainDraft& draft, const Laws& target, ChainRule rule, void* accept, void* residual);
 
 }  // namespace specdec

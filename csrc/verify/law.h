@@ -47,6 +47,9 @@ struct Laws {
   Matrix logits;
   const void *inv_t, *lse, *cut;  // double for Float64 logits, else float
   const int32_t* tie_id;
+  // Masses of the race blocks, [rows, block_count(columns)], double for Float64 logits, else float; rows of NaN where
+  // they are not known. nullptr: none are.
+  const void* mass = nullptr;
 
   bool wide() const { return logits.type == Scalar::Float64; }
   template <class Real>
@@ -60,6 +63,12 @@ struct Laws {
   // No token has weight: the row had a NaN or +inf logit, or no finite one.
   bool broken(int64_t r) const {
     return wide() ? std::isnan(static_cast<const double*>(lse)[r]) : std::isnan(static_cast<const float*>(lse)[r]);
+  }
+
+  bool weighed(int64_t r) const { return mass != nullptr && !std::isnan(block_mass(r, 0)); }
+  double block_mass(int64_t r, int64_t block) const {
+    const int64_t at = r * block_count(logits.columns) + block;
+    return wide() ? static_cast<const double*>(mass)[at] : static_cast<const float*>(mass)[at];
   }
 
   // Log of one weight, -inf where there is none, rounded as the reference rounds it.
@@ -93,7 +102,7 @@ struct Laws {
 };
 
 // Log of an upper bound of the mass of every race block of `count` draws, -inf if there surely is none:
-// bounds[i * blocks + b]. Draw i is from row wanted[i] of the laws (skipped if negative) or, with a draft, from what its
+// bounds[i * blocks + b]. Known masses are such bounds (also of what a proposal leaves of them) and cost no pass. Draw i is from row wanted[i] of the laws (skipped if negative) or, with a draft, from what its
 // row draft_rows[i] (if not negative) leaves of that law.
 void block_bounds(const Laws& laws, const int64_t* wanted, int64_t count, double* bounds, const Laws* draft = nullptr,
                   const int64_t* draft_rows = nullptr);

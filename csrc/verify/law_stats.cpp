@@ -10,14 +10,8 @@ namespace specdec {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr double kLn2 = 0.6931471805599453;
-constexpr int64_t kChunk = 32768;  // logits per piece when a row is shared among threads
-
-struct Sampling {
-  float temperature;
-  int32_t top_k;
-  float top_p, min_p;
-};
+constexpr int64_t kChunk = 32 * kRaceBlock;  // logits per piece when a row is shared among threads
+constexpr double kFarthest = 1e4;  // beyond it floats say too little about weights, exp(l * inv_t - lse)
 
 template <class Real>
 struct Stats {
@@ -25,81 +19,115 @@ struct Stats {
   int32_t tie_id;
 };
 
-// What one pass over a piece of a row leaves: greedy rows need its peak, the others log2 of its mass.
+// What one pass over a piece of a row leaves: its peak for greedy rows, else block sums in units of exp(exponent).
 template <class Real>
 struct Piece {
   Peak<Real> peak;
-  double log2_sum;
+  double exponent;
 };
 
 template <class Real>
-Piece<Real> scan(const Matrix& logits, int64_t row, int64_t first, int64_t count, Real inv_t) {
+Piece<Real> scan(const Matrix& logits, int64_t row, int64_t first, int64_t count, Real inv_t, double* sums) {
   const void* p = logits.at(row, first);
-  if (inv_t != 0) return {{}, rows::mass(logits.type, p, count, inv_t)};
+  if (inv_t != 0) return {{}, rows::masses(logits.type, p, count, inv_t, sums)};
   Peak<Real> peak = rows::peak(logits.type, p, count, inv_t);
   peak.id += static_cast<int32_t>(first);
   return {peak, 0};
 }
 
+// Brings the block sums of a row's pieces to one unit; returns the row's peak, or that unit.
 template <class Real>
-Piece<Real> merge(const Piece<Real>& a, const Piece<Real>& b) {
-  Piece<Real> out = b.peak.level > a.peak.level ? b : a;  // ties: the earlier piece has the lower id
-  out.peak.nan = a.peak.nan || b.peak.nan;
-  const double high = std::max(a.log2_sum, b.log2_sum), low = std::min(a.log2_sum, b.log2_sum);
-  const bool nan = a.log2_sum != a.log2_sum || b.log2_sum != b.log2_sum;
-  out.log2_sum = nan ? std::nan("") : low == -kInfinity ? high : high + std::log2(1 + std::exp2(low - high));
-  return out;
+Piece<Real> merge(const Piece<Real>* parts, int64_t pieces, int64_t blocks, double* sums) {
+  constexpr int64_t kEach = kChunk / kRaceBlock;
+  Piece<Real> whole = parts[0];
+  for (int64_t i = 1; i < pieces; ++i) {
+    const bool nan = whole.peak.nan || parts[i].peak.nan;
+    if (parts[i].peak.level > whole.peak.level) whole.peak = parts[i].peak;  // ties: the earlier piece has the lower id
+    whole.peak.nan = nan;
+    whole.exponent = std::max(whole.exponent, parts[i].exponent);
+  }
+  for (int64_t b = 0; b < blocks; ++b) {
+    const double up = parts[b / kEach].exponent - whole.exponent;
+    if (up != 0) sums[b] *= std::exp(up);
+  }
+  return whole;
+}
+
+double sum_of(const double* sums, int64_t blocks) {
+  double part[8] = {};
+  int64_t b = 0;
+  for (; b + 8 <= blocks; b += 8)
+    for (int k = 0; k < 8; ++k) part[k] += sums[b + k];
+  for (; b < blocks; ++b) part[0] += sums[b];
+  return ((part[0] + part[1]) + (part[2] + part[3])) + ((part[4] + part[5]) + (part[6] + part[7]));
 }
 
 template <class Real>
-Stats<Real> plain_row(const Piece<Real>& whole, Real inv_t, int64_t vocab) {
+Stats<Real> plain_row(const Piece<Real>& whole, double total, Real inv_t, int64_t vocab) {
   constexpr Real nan = std::numeric_limits<Real>::quiet_NaN();
   if (inv_t == 0) {
     if (whole.peak.nan || !std::isfinite(whole.peak.level)) return {0, nan, nan, 0};
     return {0, 0, whole.peak.level, whole.peak.id};
   }
-  const Real lse = static_cast<Real>(whole.log2_sum * kLn2);
+  const Real lse = static_cast<Real>(whole.exponent + std::log(total));
   if (!std::isfinite(lse)) return {inv_t, nan, nan, 0};
   return {inv_t, lse, static_cast<Real>(-kInfinity), static_cast<int32_t>(vocab - 1)};
 }
 
 template <class Real>
-void all_rows(const Matrix& logits, const SamplingRows& sampling, Real* inv_t, Real* lse, Real* cut, int32_t* tie_id) {
-  const int64_t rows = logits.rows, vocab = logits.columns;
-  auto sampling_of = [&](int64_t r) {
-    return Sampling{sampling.temperature[r], sampling.top_k[r], sampling.top_p[r], sampling.min_p[r]};
-  };
+struct Results {
+  Real *inv_t, *lse, *cut;
+  int32_t* tie_id;
+  Real* mass;
+};
+
+template <class Real>
+void all_rows(const Matrix& logits, const SamplingRows& sampling, const Results<Real>& out) {
+  const int64_t rows = logits.rows, vocab = logits.columns, blocks = block_count(vocab);
   auto inverse = [&](int64_t r) {
     return sampling.temperature[r] == 0 ? Real{0} : Real{1} / static_cast<Real>(sampling.temperature[r]);
   };
-  auto finish = [&](int64_t r, const Piece<Real>& whole) {
-    const Sampling s = sampling_of(r);
-    Stats<Real> out = plain_row(whole, inverse(r), vocab);
-    const bool top_k = s.top_k > 0 && s.top_k < vocab;
-    if (out.inv_t != 0 && out.lse == out.lse && (top_k || s.top_p < 1 || s.min_p > 0)) {
-      const Nucleus<Real> kept = select_nucleus<Real>(logits.type, logits.at(r, 0), vocab, out.inv_t,
-                                                      top_k ? s.top_k : 0, s.top_p, s.min_p);
-      out.lse = kept.lse;
-      out.cut = kept.cut;
-      out.tie_id = out.cut == static_cast<Real>(-kInfinity) ? static_cast<int32_t>(vocab - 1) : kept.tie_id;
+  auto finish = [&](int64_t r, const Piece<Real>& whole, const double* sums) {
+    const double total = inverse(r) != 0 ? sum_of(sums, blocks) : 0.0;
+    Stats<Real> found = plain_row(whole, total, inverse(r), vocab);
+    const int64_t top_k = sampling.top_k[r] < vocab ? sampling.top_k[r] : 0;
+    const bool has_law = found.lse == found.lse;
+    const bool filtered = top_k > 0 || sampling.top_p[r] < 1 || sampling.min_p[r] > 0;
+    if (found.inv_t != 0 && has_law && filtered) {
+      const Nucleus<Real> kept = select_nucleus<Real>(logits.type, logits.at(r, 0), vocab, found.inv_t, top_k,
+                                                      sampling.top_p[r], sampling.min_p[r]);
+      found.lse = kept.lse;
+      found.cut = kept.cut;
+      found.tie_id = found.cut == static_cast<Real>(-kInfinity) ? static_cast<int32_t>(vocab - 1) : kept.tie_id;
     }
-    inv_t[r] = out.inv_t;
-    lse[r] = out.lse;
-    cut[r] = out.cut;
-    tie_id[r] = out.tie_id;
+    out.inv_t[r] = found.inv_t;
+    out.lse[r] = found.lse;
+    out.cut[r] = found.cut;
+    out.tie_id[r] = found.tie_id;
+    if (out.mass == nullptr) return;
+    const bool known = found.inv_t != 0 && has_law && !filtered && std::fabs(found.lse) < kFarthest;
+    // in units of the rounded normaliser, as the weights are
+    const double share = known ? std::exp(whole.exponent - static_cast<double>(found.lse)) : std::nan("");
+    for (int64_t b = 0; b < blocks; ++b) out.mass[r * blocks + b] = static_cast<Real>(known ? sums[b] * share : share);
   };
   const int64_t pieces = (vocab + kChunk - 1) / kChunk;
   if (pieces == 1 || rows * vocab <= kGrain || rows >= 4 * thread_count()) {
     parallel_for(0, rows, row_grain(vocab), [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r) finish(r, scan(logits, r, 0, vocab, inverse(r)));
+      std::vector<double> sums(blocks);
+      for (int64_t r = begin; r < end; ++r) {
+        const Piece<Real> whole = scan(logits, r, 0, vocab, inverse(r), sums.data());
+        finish(r, whole, sums.data());
+      }
     });
     return;
   }
   std::vector<Piece<Real>> parts(rows * pieces);
+  std::vector<double> sums(rows * blocks);
   parallel_for(0, rows * pieces, kGrain / kChunk, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t row = i / pieces, first = i % pieces * kChunk;
-      parts[i] = scan(logits, row, first, std::min(kChunk, vocab - first), inverse(row));
+      parts[i] = scan(logits, row, first, std::min(kChunk, vocab - first), inverse(row),
+                      &sums[row * blocks + first / kRaceBlock]);
     }
   });
   bool filtered = false;
@@ -107,9 +135,9 @@ void all_rows(const Matrix& logits, const SamplingRows& sampling, Real* inv_t, R
     filtered |= sampling.top_k[r] > 0 || sampling.top_p[r] < 1 || sampling.min_p[r] > 0;
   parallel_for(0, rows, filtered ? 1 : rows, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
-      Piece<Real> whole = parts[r * pieces];
-      for (int64_t i = 1; i < pieces; ++i) whole = merge(whole, parts[r * pieces + i]);
-      finish(r, whole);
+      double* own = &sums[r * blocks];
+      const Piece<Real> whole = merge(&parts[r * pieces], pieces, inverse(r) != 0 ? blocks : 0, own);
+      finish(r, whole, own);
     }
   });
 }
@@ -128,11 +156,18 @@ const char* invalid_parameter(const SamplingRows& sampling, int64_t rows, int64_
   return nullptr;
 }
 
-void law_stats(const Matrix& logits, const SamplingRows& sampling, void* inv_t, void* lse, void* cut, int32_t* tie_id) {
+void law_stats(const Matrix& logits, const SamplingRows& sampling, void* inv_t, void* lse, void* cut, int32_t* tie_id,
+               void* mass) {
+  auto run = [&](auto real) {
+    using Real = decltype(real);
+    all_rows<Real>(logits, sampling,
+                   {static_cast<Real*>(inv_t), static_cast<Real*>(lse), static_cast<Real*>(cut), tie_id,
+                    static_cast<Real*>(mass)});
+  };
   if (logits.type == Scalar::Float64)
-    all_rows(logits, sampling, static_cast<double*>(inv_t), static_cast<double*>(lse), static_cast<double*>(cut), tie_id);
+    run(double{});
   else
-    all_rows(logits, sampling, static_cast<float*>(inv_t), static_cast<float*>(lse), static_cast<float*>(cut), tie_id);
+    run(float{});
 }
 
 }  // namespace specdec

@@ -13,7 +13,10 @@ struct SamplingRows {
 // nullptr if every parameter is in range, else the name of the one that is not and its row.
 const char* invalid_parameter(const SamplingRows& sampling, int64_t rows, int64_t* row);
 
-// inv_t, lse, cut: double for Float64 logits, else float.
-void law_stats(const Matrix& logits, const SamplingRows& sampling, void* inv_t, void* lse, void* cut, int32_t* tie_id);
+// inv_t, lse, cut and mass: double for Float64 logits, else float. mass: nullptr, or the masses of each row's race blocks,
+// [rows, block_count(columns)]; NaN throughout for rows that are greedy, filtered, without a law or
+// with a normaliser beyond 1e4.
+void law_stats(const Matrix& logits, const SamplingRows& sampling, void* inv_t, void* lse, void* cut, int32_t* tie_id,
+               void* mass = nullptr);
 
 }  // namespace specdec

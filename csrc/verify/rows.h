@@ -43,8 +43,9 @@ constexpr int kEdges = 8;
 // Pointers to functions for float accumulation; arrays are indexed by Scalar (Float32, BFloat16, Half).
 struct RowKernels {
   const char* name;
-  // log2 of the sum of exp(l * inv_t): NaN or +inf if there is a NaN or +inf element, -inf for nothing but -inf.
-  double (*mass[3])(const void* row, int64_t count, float inv_t);
+  // Sums of exp(l * inv_t) over each race block, in units of exp(the answer): NaN for a block with a NaN or +inf element,
+  // 0 for nothing but -inf.
+  double (*masses[3])(const void* row, int64_t count, float inv_t, double* sums);
   Peak<float> (*peak[3])(const void* row, int64_t count);
   // Largest element that is not NaN (-inf if there is none).
   float (*largest[3])(const void* row, int64_t count);
@@ -87,8 +88,8 @@ extern const RowKernels kAvx2Rows, kAvx512Rows;
 namespace rows {
 constexpr int kCollectSlack = 16;
 inline int slot(Scalar type) { return static_cast<int>(type); }
-inline double mass(Scalar type, const void* row, int64_t count, float inv_t) {
-  return row_kernels().mass[slot(type)](row, count, inv_t);
+inline double masses(Scalar type, const void* row, int64_t count, float inv_t, double* sums) {
+  return row_kernels().masses[slot(type)](row, count, inv_t, sums);
 }
 inline Peak<float> peak(Scalar type, const void* row, int64_t count, float) {
   return row_kernels().peak[slot(type)](row, count);
@@ -128,7 +129,7 @@ inline void race(const float* weights, int count, int32_t first, const Counter& 
 }
 inline float log(float weight) { return noise::log(weight); }
 
-double mass(Scalar, const void* row, int64_t count, double inv_t);
+double masses(Scalar, const void* row, int64_t count, double inv_t, double* sums);
 Peak<double> peak(Scalar, const void* row, int64_t count, double);
 double largest(Scalar, const void* row, int64_t count, double);
 double mass_bound(Scalar, const void* piece, int count, const LawRow<double>& law);

@@ -7,29 +7,10 @@
 #endif
 
 #include "verify/lanes.h"
+#include "verify/row_masses.h"
 
 namespace specdec {
 namespace SPECDEC_ISA {
-
-constexpr int kSlice = 2048;      // elements summed at once
-constexpr float kFloor = -1e30f;  // reference of a row whose first slice is masked
-constexpr double kLog2E = 1.4426950408889634;
-
-// Rows come from beyond the second cache; hardware prefetching alone leaves the arithmetic waiting. Harmless past the end.
-template <class In>
-SPECDEC_INLINE void fetch_ahead(const In* p) {
-  __builtin_prefetch(reinterpret_cast<const char*>(p) + 2048);
-}
-
-template <class In>
-SPECDEC_INLINE float largest_of(const In* p, int64_t count) {
-  F best[4] = {all(-kInfinity), all(-kInfinity), all(-kInfinity), all(-kInfinity)};
-  int64_t i = 0;
-  for (; i + 4 * N <= count; i += 4 * N)
-    for (int k = 0; k < 4; ++k) best[k] = larger(widen_lanes(p + i + k * N), best[k]);
-  for (; i < count; i += N) best[0] = larger(load(p + i, count - i), best[0]);
-  return reduce_max(larger(larger(best[0], best[1]), larger(best[2], best[3])));
-}
 
 template <class In>
 float largest(const void* row, int64_t count) {
@@ -53,61 +34,6 @@ Peak<float> peak(const void* row, int64_t count) {
     if (best[i] > out.level || (best[i] == out.level && best[i] > -kInfinity && where[i] < out.id))
       out.level = best[i], out.id = where[i];
   return out;
-}
-
-// One slice of sum 2^(l * scale + shift).
-template <class In>
-SPECDEC_INLINE double slice_sum(const In* p, int64_t count, float scale, float shift) {
-  F sum[4] = {F{}, F{}, F{}, F{}};
-  const F a = all(scale), b = all(shift);
-  int64_t i = 0;
-  for (; i + 4 * N <= count; i += 4 * N)
-    for (int k = 0; k < 4; ++k) {
-      fetch_ahead(p + i + k * N);
-      sum[k] = add_exp2(fma(widen_lanes(p + i + k * N), a, b), sum[k]);
-    }
-  for (; i < count; i += N) sum[0] = add_exp2(fma(load(p + i, count - i), a, b), sum[0]);
-  return reduce_sum((sum[0] + sum[1]) + (sum[2] + sum[3]));
-}
-
-// For levels near the end of float's range and for rows without a finite one.
-template <class In>
-__attribute__((noinline, cold)) double careful_mass(const In* p, int64_t count, double exact, float top) {
-  double total = 0;
-  if (!(top > -kInfinity && top < kInfinity)) {  // -inf for a piece of -inf, NaN if there is +inf or NaN
-    for (int64_t i = 0; i < count; ++i) total += widen(p[i]) == -kInfinity ? 0.0 : std::nan("");
-    return std::log2(total);
-  }
-  for (int64_t i = 0; i < count; ++i) total += std::exp2((double(widen(p[i])) - top) * exact);
-  return top * exact + std::log2(total);
-}
-
-template <class In>
-double mass(const void* row, int64_t count, float inv_t) {
-  const In* p = static_cast<const In*>(row);
-  const double exact = inv_t * kLog2E;
-  const float scale = static_cast<float>(exact);
-  // The reference only has to be near the largest element: it moves when a slice clearly exceeds it.
-  const float first_top = largest_of(p, count < kSlice ? count : kSlice);
-  float reference = first_top > kFloor ? first_top : kFloor;
-  double sum = 0;
-  for (int64_t i = 0; i < count;) {
-    const int64_t size = count - i < kSlice ? count - i : kSlice;
-    const double part = slice_sum(p + i, size, scale, -reference * scale);
-    if (!(part <= 64)) {  // some term may be large: look
-      const float top = largest_of(p + i, size);
-      if ((top - reference) * scale > 2.0f && top < kInfinity) {
-        sum *= std::exp2((static_cast<double>(reference) - top) * exact);
-        reference = top;
-        continue;  // this slice again
-      }
-    }
-    sum += part;
-    i += size;
-  }
-  if (!(std::fabs(reference) * scale < 1e30f)) return careful_mass(p, count, exact, largest_of(p, count));
-  // `scale` and `shift` are rounded; the shift enters exactly as it was used, the scale to first order.
-  return static_cast<double>(reference * scale) + (exact - scale) * reference + std::log2(sum);
 }
 
 // Upper bound of a block's mass: the largest of every few elements stands for all of them.
@@ -363,7 +289,7 @@ extern const RowKernels SPECDEC_TABLE;
   { SPECDEC_ISA::function<float>, SPECDEC_ISA::function<BFloat16>, SPECDEC_ISA::function<Half> }
 const RowKernels SPECDEC_TABLE = {
     SPECDEC_NAME,
-    SPECDEC_EACH(mass),
+    SPECDEC_EACH(masses),
     SPECDEC_EACH(peak),
     SPECDEC_EACH(largest),
     SPECDEC_EACH(mass_bound),

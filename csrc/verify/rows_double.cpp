@@ -10,16 +10,17 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 const double* doubles(const void* row) { return static_cast<const double*>(row); }
 }  // namespace
 
-double mass(Scalar type, const void* row, int64_t count, double inv_t) {
+double masses(Scalar type, const void* row, int64_t count, double inv_t, double* sums) {
   const double* p = doubles(row);
   const double top = largest(type, row, count, inv_t);
-  double sum = 0;
-  if (top == -kInfinity) {  // -inf for a piece of -inf, NaN if there is a NaN
-    for (int64_t i = 0; i < count; ++i) sum += p[i] == -kInfinity ? 0.0 : p[i];
-    return std::log2(sum);
+  const double level = top > -kInfinity && top < kInfinity ? top : 0.0;
+  for (int64_t first = 0; first < count; first += kRaceBlock) {
+    double sum = 0;
+    for (int64_t i = first; i < count && i < first + kRaceBlock; ++i)
+      sum += p[i] == kInfinity ? std::nan("") : std::exp((p[i] - level) * inv_t);
+    sums[first / kRaceBlock] = sum;
   }
-  for (int64_t i = 0; i < count; ++i) sum += std::exp((p[i] - top) * inv_t);
-  return top * inv_t * 1.4426950408889634 + std::log2(sum);
+  return top == -kInfinity ? top : level * inv_t;
 }
 
 double mass_bound(Scalar type, const void* piece, int count, const LawRow<double>& law) {

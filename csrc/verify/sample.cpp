@@ -111,6 +111,11 @@ void block_bounds(const Laws& laws, const int64_t* wanted, int64_t count, double
     for (int64_t i = begin; i < end; ++i) {
       const int64_t row = wanted[i / blocks], first = i % blocks * kRaceBlock;
       if (row < 0) continue;
+      if (laws.weighed(row)) {
+        const double mass = laws.block_mass(row, i % blocks);
+        bounds[i] = mass > 0 ? std::log(mass) + slack : -std::numeric_limits<double>::infinity();
+        continue;
+      }
       const void* piece = logits.at(row, first);
       const int size = block_size(logits.columns, i % blocks);
       const int64_t other = alike ? draft_rows[i / blocks] : -1;

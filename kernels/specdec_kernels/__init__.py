@@ -10,32 +10,46 @@ from __future__ import annotations
 from .chain_verify import chain_thresholds, chain_verify
 from .dispatch import OPS, Backend, FallbackWarning, Op, UnsupportedError, explain, use_backend
 from .draw_sample import draw_sample
+from .edit_logits import ALWAYS, Additions, Forced, NodePaths, Penalties, TokenMasks, edit_logits
 from .kv_commit import CacheTable, kv_commit
 from .kv_slots import kv_slots
 from .kv_stage import kv_stage
 from .law_stats import law_stats
+from .ordered_verify import ordered_thresholds, ordered_verify
 from .replay_sample import replay_sample
+from .traversal_verify import traversal_thresholds, traversal_verify
 from .tree_attention import tree_attention
 from .tree_plan import TreePlan, tree_plan
 from .tree_verify import tree_verify
 
 __all__ = [
+    "ALWAYS",
     "OPS",
+    "Additions",
     "Backend",
     "CacheTable",
     "FallbackWarning",
+    "Forced",
+    "NodePaths",
     "Op",
+    "Penalties",
+    "TokenMasks",
     "TreePlan",
     "UnsupportedError",
     "chain_thresholds",
     "chain_verify",
     "draw_sample",
+    "edit_logits",
     "explain",
     "kv_commit",
     "kv_slots",
     "kv_stage",
     "law_stats",
+    "ordered_thresholds",
+    "ordered_verify",
     "replay_sample",
+    "traversal_thresholds",
+    "traversal_verify",
     "tree_attention",
     "tree_plan",
     "tree_verify",

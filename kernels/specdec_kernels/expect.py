@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .random import BLOCK
+
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -63,6 +65,13 @@ def law(op: str, name: str, value: object, rows: int | str) -> tuple[Tensor, Ten
     tensor(op, f"{name} cut", cut, dtype, count)
     tensor(op, f"{name} tie_id", tie_id, torch.int32, count)
     return matrix, inv_t, lse, cut, tie_id
+
+
+def mass(op: str, value: object, law: tuple[Tensor, ...]) -> None:
+    """Checks the block masses of a law, as law_stats(..., masses=True) returns them, or None."""
+    if value is not None:
+        rows, vocab = law[0].shape
+        tensor(op, "mass", value, statistics_dtype(law[0]), rows, (vocab + BLOCK - 1) // BLOCK)
 
 
 def values(op: str, name: str, good: Tensor, value: Tensor, expected: str) -> None:

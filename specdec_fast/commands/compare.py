@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from specdec_fast.engine import Engine
+from specdec_fast.rules import get_rule
 from specdec_fast.sampling import SamplingParams
 from specdec_fast.stats import RequestStats
 from specdec_kernels.random import replay_noise
@@ -18,8 +19,6 @@ from specdec_kernels.random import replay_noise
 if TYPE_CHECKING:
     from specdec_fast.commands.prompts import WorkItem
     from specdec_fast.request import Handle
-
-REPLAYING_RULES = ("replay", "greedy")  # rules whose text is a function of the seed, whatever was drafted
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +107,7 @@ def summary(comparisons: Sequence[Comparison]) -> dict[str, Any]:
 
 def is_replaying(rule_name: str, temperature: float) -> bool:
     """Whether the speculative text must be the plain one, token by token (else only its law is)."""
-    return temperature == 0 or rule_name in REPLAYING_RULES
+    return temperature == 0 or get_rule(rule_name).replays
 
 
 class Comparer:

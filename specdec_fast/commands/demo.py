@@ -85,7 +85,7 @@ def demo(
     opening.quiet()
     with err.status("loading models") if err.is_terminal else nullcontext():
         engine = opening.open_engine(setup, threads=threads, max_rows=1)
-    measured = _Measurement(engine, items, params, repeats, setup.describe())
+    measured = _Measurement(engine, items, params, repeats, setup.describe(engine.rule))
     measured.run(None if as_json else out, err)
     if as_json:
         print(json.dumps(measured.report(), indent=2, ensure_ascii=False))

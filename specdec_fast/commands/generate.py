@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -43,6 +44,13 @@ def generate(
     top_p: options.TopP = 1.0,
     min_p: options.MinP = 0.0,
     seed: options.Seed = None,
+    repetition_penalty: options.RepetitionPenalty = 1.0,
+    presence_penalty: options.PresencePenalty = 0.0,
+    frequency_penalty: options.FrequencyPenalty = 0.0,
+    logit_bias: options.LogitBias = None,
+    ban: options.Ban = None,
+    regex: options.Regex = None,
+    json_schema: options.JsonSchema = None,
     max_new_tokens: Annotated[
         int, typer.Option("--max-new-tokens", help="Most tokens to generate.", rich_help_panel=_LENGTH)
     ] = 128,
@@ -73,6 +81,7 @@ def generate(
     threads: options.Threads = None,
     compile: options.Compile = False,
     as_json: options.Json = False,
+    logprobs: options.Logprobs = None,
     stats: Annotated[
         bool,
         typer.Option("--stats", help="tau, alpha by position and time per verb, on stderr.", rich_help_panel=_OUTPUT),
@@ -111,9 +120,16 @@ def generate(
         min_new_tokens=min_new_tokens,
         stop=tuple(unescape(text) for text in stop or ()),
         ignore_eos=ignore_eos,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        logit_bias=options.read_bias(logit_bias),
+        banned_token_ids=tuple(ban or ()),
+        logprobs=logprobs,
     )
     opening.quiet()
     engine = opening.open_engine(setup, threads=threads, max_rows=min(len(prompts), _MAX_ROWS), max_length=max_length)
+    params = replace(params, grammar=options.read_grammar(regex, json_schema, engine.tokenizer))
     job = _Job(engine, prompts, params, color=color, streams=not as_json)
     try:
         job.run()
@@ -123,6 +139,8 @@ def generate(
         job.cancel()
     if as_json:
         print(json.dumps(job.report(setup), indent=2, ensure_ascii=False))
+    elif logprobs is not None:
+        job.print_logprobs()
     if stats:
         job.print_stats()
     if interrupted:
@@ -247,6 +265,15 @@ class _Job:
         if self._color:
             self.err.print(legend())
 
+    def print_logprobs(self) -> None:
+        """To stderr, request by request."""
+        from specdec_fast.commands.show import logprobs_table
+
+        for at, handle in enumerate(self.handles):
+            if len(self.handles) > 1:
+                self.err.print(f"{at + 1}:")
+            self.err.print(logprobs_table(handle.logprobs, self.engine.tokenizer))
+
     def report(self, setup: Setup) -> dict[str, Any]:
         """The JSON object."""
         import torch
@@ -255,7 +282,7 @@ class _Job:
 
         tokens = engine_tokens(self.handles)
         return {
-            **setup.describe(),
+            **setup.describe(self.engine.rule),
             "threads": torch.get_num_threads(),
             "versions": versions(),
             "new_tokens": tokens,

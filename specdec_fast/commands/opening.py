@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from specdec_fast.engine import Engine
+    from specdec_fast.interfaces import Rule
 
 BUNDLED_TARGET, BUNDLED_DRAFT = "demo-target", "demo-draft"
 NO_DRAFTER = "none"
@@ -28,13 +29,14 @@ class Setup:
     device: str
     compile: bool
 
-    def describe(self) -> dict[str, Any]:
-        """For JSON."""
+    def describe(self, rule: Rule) -> dict[str, Any]:
+        """For JSON. rule: the one that runs, which `best` leaves open."""
         return {
             "model": self.model,
             "draft": self.draft,
             "drafter": self.drafter,
-            "rule": self.rule,
+            "rule": rule.name,
+            "lossless": rule.lossless,
             "dtype": self.dtype,
             "device": self.device,
             "compile": self.compile,
@@ -59,7 +61,7 @@ def resolve(
     from specdec_fast.drafters import drafter_names
     from specdec_fast.rules import get_rule
 
-    get_rule(rule)
+    get_rule(rule)  # an unknown one is refused before anything is loaded
     if drafter is not None and drafter not in (NO_DRAFTER, *drafter_names()):
         raise ValueError(f"--drafter: got {drafter!r}; expected one of {', '.join(drafter_names())}, or {NO_DRAFTER}")
     if draft is not None and drafter not in (None, "draft_model"):
@@ -93,7 +95,7 @@ def open_engine(setup: Setup, *, threads: int | None, max_rows: int, max_length:
     if max_length is not None and max_length < 2:
         raise ValueError(f"--max-length: got {max_length}; expected at least 2, one token of prompt and one of text")
     check_device(setup.device)
-    return load(
+    engine = load(
         setup.model,
         setup.draft,
         drafter=setup.drafter,
@@ -105,6 +107,13 @@ def open_engine(setup: Setup, *, threads: int | None, max_rows: int, max_length:
         max_length=max_length,
         compile=setup.compile,
     )
+    if setup.rule != engine.rule.name:
+        print(f"specdec: note: rule {setup.rule} is {engine.rule.name} here: {engine.why_rule}", file=sys.stderr)
+    if not engine.rule.lossless:
+        print(
+            f"specdec: warning: rule {engine.rule.name} is lossy: texts do not have the target's law", file=sys.stderr
+        )
+    return engine
 
 
 def check_device(name: str) -> None:

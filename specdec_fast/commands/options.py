@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -65,3 +66,88 @@ Seed = Annotated[
     int | None,
     typer.Option("--seed", "-s", help="Same seed, same text (default: random).", rich_help_panel=_SAMPLING),
 ]
+RepetitionPenalty = Annotated[
+    float,
+    typer.Option(
+        "--repetition-penalty",
+        help="Above 1: tokens of prompt and text become less likely; 1 is off.",
+        rich_help_panel=_SAMPLING,
+    ),
+]
+PresencePenalty = Annotated[
+    float,
+    typer.Option(
+        "--presence-penalty", help="Taken off the logits of tokens in the text; 0 is off.", rich_help_panel=_SAMPLING
+    ),
+]
+FrequencyPenalty = Annotated[
+    float,
+    typer.Option("--frequency-penalty", help="The same, per time they are in the text.", rich_help_panel=_SAMPLING),
+]
+LogitBias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--logit-bias",
+        metavar="ID:VALUE",
+        help="Add VALUE to the logit of token ID; may be repeated.",
+        rich_help_panel=_SAMPLING,
+    ),
+]
+Ban = Annotated[
+    list[int] | None,
+    typer.Option("--ban", metavar="ID", help="Never produce token ID; may be repeated.", rich_help_panel=_SAMPLING),
+]
+Regex = Annotated[
+    str | None,
+    typer.Option("--regex", help="The text matches this expression (extra: grammar).", rich_help_panel=_SAMPLING),
+]
+JsonSchema = Annotated[
+    str | None,
+    typer.Option(
+        "--json-schema",
+        metavar="FILE",
+        help="The text is JSON of this schema: a file, or the schema itself (extra: grammar).",
+        rich_help_panel=_SAMPLING,
+    ),
+]
+Logprobs = Annotated[
+    int | None,
+    typer.Option(
+        "--logprobs",
+        metavar="N",
+        help="Log-probabilities of the tokens and N alternatives: in the JSON, else on stderr.",
+        rich_help_panel="Output",
+    ),
+]
+
+
+def read_bias(entries: list[str] | None) -> dict[int, float]:
+    """Token biases from ID:VALUE. Raises ValueError."""
+    found = {}
+    for entry in entries or ():
+        token, colon, value = entry.partition(":")
+        try:
+            found[int(token)] = float(value if colon else "")
+        except ValueError:
+            raise ValueError(f"--logit-bias: got {entry!r}; expected ID:VALUE, such as 42:-1.5") from None
+    return found
+
+
+def read_grammar(regex: str | None, schema: str | None, tokenizer: Any) -> Any:
+    """The grammar that --regex or --json-schema asks for, or None. Raises ValueError."""
+    if regex is not None and schema is not None:
+        raise ValueError("--regex with --json-schema: expected one of them")
+    if regex is None and schema is None:
+        return None
+    if tokenizer is None:
+        raise ValueError(f"--{'regex' if schema is None else 'json-schema'}: got a model without a tokenizer")
+    from specdec_fast.integrations import llguidance
+
+    if regex is not None:
+        return llguidance.regex(regex, tokenizer)
+    assert schema is not None
+    if schema.lstrip().startswith("{"):
+        return llguidance.json_schema(schema, tokenizer)
+    if not Path(schema).is_file():
+        raise ValueError(f"--json-schema: got {schema!r}; expected a file, or a JSON object")
+    return llguidance.json_schema(Path(schema).read_text(encoding="utf-8"), tokenizer)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
+    from specdec_fast.logprobs import TokenLogprob
     from specdec_fast.request import Handle
 
 # Hue and shape differ, so that nobody depends on telling red from green.
@@ -121,4 +122,19 @@ def stats_table(stats: Any, seconds: float) -> Any:
     total = sum(stats.seconds.values())
     by_verb = "  ".join(f"{verb} {share / total:.0%}" for verb, share in stats.seconds.items() if share >= total / 200)
     table.add_row("time", by_verb if total else "none")
+    return table
+
+
+def logprobs_table(logprobs: Sequence[TokenLogprob], tokenizer: Any) -> Any:
+    """Emitted tokens with their log-probabilities and alternatives, one per line."""
+    from rich.table import Table
+    from rich.text import Text
+
+    def name(token: int) -> str:
+        return str(token) if tokenizer is None else f"{token} {harmless(repr(tokenizer.decode([token])))}"
+
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for each in logprobs:
+        others = "  ".join(f"{name(token)} {logprob:.3f}" for token, logprob in each.top)
+        table.add_row(Text(name(each.token)), f"{each.logprob:.3f}", Text(others, "dim"))
     return table

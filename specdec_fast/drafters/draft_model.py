@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specdec_fast.draft import Draft, Laws, concat_laws, packed_shape
 from specdec_fast.interfaces import Acceptance, Budget, Needs, Rng, StateView, TargetOutput
-from specdec_fast.sampling import Sampling, ban_early_stops
+from specdec_fast.sampling import Sampling, process_chains
 from specdec_fast.targets.huggingface import HuggingFaceTarget
 from specdec_kernels import draw_sample
 
@@ -74,7 +74,7 @@ class DraftModelDrafter:
         if len(active) < len(rows):
             roots = roots[active]
         for level in range(max(counts)):
-            chosen, laws = self._pick_level(sampling, roots, logits, level)
+            chosen, laws = self._pick_level(view, [rows[at] for at in active], sampling, roots, logits, levels, active)
             levels.append((active, chosen))
             if laws is not None:
                 parts.append(laws)
@@ -127,17 +127,30 @@ class DraftModelDrafter:
         )
         return self._masked(output.logits)
 
-    def _pick_level(self, sampling: Sampling, roots: Tensor, logits: Tensor, level: int) -> tuple[Tensor, Laws | None]:
-        positions = roots + (level + 1)
-        if sampling.any_minimum:
-            ban_early_stops(logits, sampling, torch.arange(len(logits), device=logits.device), positions)
+    def _pick_level(
+        self,
+        view: StateView,
+        rows: list[int],
+        sampling: Sampling,
+        roots: Tensor,
+        logits: Tensor,
+        levels: list[tuple[list[int], Tensor]],
+        active: list[int],
+    ) -> tuple[Tensor, Laws | None]:
+        positions = roots + (len(levels) + 1)
+        if sampling.edits is not None:  # q with the target's edits, each row after its own chain
+            drafted = [dict(zip(earlier, chosen.tolist())) for earlier, chosen in levels]
+            chains = [[view.tokens(row)[-1], *(tokens[at] for tokens in drafted)] for row, at in zip(rows, active)]
+            laws = process_chains(logits, sampling, roots, chains)
+            logits = laws.logits
+        elif self.pick == "drawn":
+            laws = sampling.laws(logits)
         if self.pick == "greedy":
             return logits.argmax(1), None
         if self.pick == "coupled":
             return sampling.choose(logits, positions), None
-        laws = sampling.laws(logits)
-        index = torch.full_like(positions, level)
-        return draw_sample(laws.logits, *laws.stats, sampling.seeds, roots, index), laws
+        index = torch.full_like(positions, len(levels))
+        return draw_sample(laws.logits, *laws.stats, sampling.seeds, roots, index, mass=laws.mass), laws
 
     def _pack(
         self,

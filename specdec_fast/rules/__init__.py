@@ -5,9 +5,10 @@ from __future__ import annotations
 from importlib import import_module
 from pkgutil import iter_modules
 
-from specdec_fast.interfaces import Rule
+from specdec_fast.interfaces import Needs, Rule
 
 DEFAULT = "replay"
+LOSSY = "lossy"
 
 
 def rule_names() -> list[str]:
@@ -16,10 +17,37 @@ def rule_names() -> list[str]:
 
 
 def get_rule(rule: str | Rule = DEFAULT) -> Rule:
-    """The rule of a name, or the given rule itself. Raises ValueError for an unknown name."""
+    """The rule of a name, or the given rule itself. A name may carry options: `lossy:lenience=0.5`.
+
+    Raises ValueError for an unknown name, and for a rule that is not lossless without saying so in its name.
+    """
     if not isinstance(rule, str):
+        if not rule.lossless and rule.name.partition(":")[0] != LOSSY:
+            raise ValueError(
+                f"rule {rule.name}: got a rule that is not lossless; expected a name that says so: {LOSSY!r} or "
+                f"'{LOSSY}:<which>'"
+            )
         return rule
-    if rule not in rule_names():
+    key, colon, options = rule.partition(":")
+    if key not in rule_names():
         raise ValueError(f"rule: got {rule!r}; expected one of {', '.join(rule_names())}")
-    found: Rule = import_module(f"{__name__}.{rule}").RULE
+    module = import_module(f"{__name__}.{key}")
+    if colon and not hasattr(module, "with_options"):
+        raise ValueError(f"rule: got {rule!r}; expected {key!r}, which has no options")
+    found: Rule = module.with_options(rule, options) if colon else module.RULE
     return found
+
+
+def rule_for(rule: str | Rule, needs: Needs) -> tuple[Rule, str]:
+    """The rule that verifies what a drafter with these needs proposes, and why it is this one.
+
+    Raises ValueError, with the reason, when the rule cannot.
+    """
+    found, why = get_rule(rule), "asked for by name"
+    pick = getattr(found, "pick", None)  # rule best names another one
+    if pick is not None:
+        found, why = pick(needs)
+    reason = found.why_not(needs)
+    if reason is not None:
+        raise ValueError(reason)
+    return found, why

@@ -20,6 +20,8 @@ class Greedy:
 
     name: str = "greedy"
     lossless: bool = True
+    replays: bool = True
+    uses_q: bool = False
     prefers: str = "greedy"
 
     def why_not(self, needs: Needs) -> str | None:

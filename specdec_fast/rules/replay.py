@@ -38,6 +38,8 @@ class Replay:
 
     name: str = "replay"
     lossless: bool = True
+    replays: bool = True
+    uses_q: bool = False
     prefers: str = "coupled"
 
     def why_not(self, needs: Needs) -> str | None:

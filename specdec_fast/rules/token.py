@@ -8,11 +8,32 @@ on the draft. Tests: tests/rules/test_token.py, tests/kernels/test_chain_verify.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
 
 from specdec_fast.draft import Draft, Laws
 from specdec_fast.interfaces import Acceptance, Needs, Rng
 from specdec_fast.sampling import SamplingParams
-from specdec_kernels import TreePlan, chain_verify
+from specdec_kernels import TreePlan, chain_thresholds, chain_verify
+
+
+def chains(rule: str, draft: Draft, target_laws: Laws) -> tuple[Any, ...]:
+    """A draft of chains and its laws as the operators take them. Raises ValueError for trees and scouts."""
+    if not draft.is_chain:
+        raise ValueError(f"rule {rule}: got a tree; expected chains (every node's parent is the node before it)")
+    if draft.scouts is not None:
+        raise ValueError(f"rule {rule}: got scouts; expected chains in which every node is a proposal; use rule tree")
+    laws = draft.laws
+    return (
+        draft.tokens,
+        draft.offsets,
+        draft.drawn,
+        draft.law_row,
+        (target_laws.logits, *target_laws.stats),
+        None if laws is None else (laws.logits, *laws.stats),
+        None if laws is None else laws.token_ids,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,32 +42,34 @@ class Token:
 
     name: str = "token"
     lossless: bool = True
+    replays: bool = False
+    uses_q: bool = True
     prefers: str = "drawn"
 
     def why_not(self, needs: Needs) -> str | None:
         if needs.topology != "chain":
-            return "rule token: got a drafter that proposes trees; expected chains, or another rule (replay)"
+            return "rule token: got a drafter that proposes trees; expected chains, or another rule (tree, traversal)"
         return None
 
     def why_not_sampling(self, params: SamplingParams) -> str | None:
         return None
 
-    def __call__(self, draft: Draft, plan: TreePlan, target_laws: Laws, rng: Rng) -> Acceptance:
-        if not draft.is_chain:
-            raise ValueError("rule token: got a tree; expected chains (every node's parent is the node before it)")
+    def __call__(
+        self, draft: Draft, plan: TreePlan, target_laws: Laws, rng: Rng, uniforms: Tensor | None = None
+    ) -> Acceptance:
         path, accepted, following = chain_verify(
-            draft.tokens,
-            draft.offsets,
-            draft.drawn,
-            draft.law_row,
-            (target_laws.logits, *target_laws.stats),
-            None if draft.laws is None else (draft.laws.logits, *draft.laws.stats),
-            None if draft.laws is None else draft.laws.token_ids,
+            *chains(self.name, draft, target_laws),
             rng.seeds,
             rng.positions,
+            uniforms=uniforms,
             max_depth=draft.max_depth,
+            mass=target_laws.mass,
         )
         return Acceptance(path, accepted, following)
+
+    def thresholds(self, draft: Draft, plan: TreePlan, target_laws: Laws) -> tuple[Tensor, Tensor]:
+        """Accept thresholds [M] and residual weights [M, V] (`chain_thresholds`); node i follows node i - 1."""
+        return chain_thresholds(*chains(self.name, draft, target_laws))
 
 
 RULE = Token()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -118,3 +119,89 @@ def test_colours_only_when_they_can_be_seen(run: Any, pair: list[str], expected:
     assert "\x1b[32m" in forced.stdout
     unwanted = run("generate", "Once upon", *pair, *SAMPLING, "--color", env={"FORCE_COLOR": "1", "NO_COLOR": "1"})
     assert "\x1b" not in unwanted.stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "changes"),
+    [
+        (["--repetition-penalty", "1.5"], {"repetition_penalty": 1.5}),
+        (["--presence-penalty", "1.5"], {"presence_penalty": 1.5}),
+        (["--frequency-penalty", "-1.25"], {"frequency_penalty": -1.25}),
+        (["--logit-bias", "40:4.5", "--logit-bias", "41:-1"], {"logit_bias": {40: 4.5, 41: -1.0}}),
+        (["--ban", "BANNED", "--ban", "51"], {"banned_token_ids": ("BANNED", 51)}),
+    ],
+    ids=lambda value: value[0][2:] if isinstance(value, list) else "",
+)
+def test_penalties_bias_and_bans_reach_the_engine(
+    run: Any, pair: list[str], models: dict[str, str], expected: str, flags: list[str], changes: dict[str, Any]
+) -> None:
+    engine = load(models["target"], max_rows=1)
+    (first,) = engine.tokenizer.encode(expected[0])
+    flags = [flag.replace("BANNED", str(first)) for flag in flags]
+    if "banned_token_ids" in changes:
+        changes = {"banned_token_ids": (first, 51)}
+    params = SamplingParams(seed=7, max_new_tokens=40, ignore_eos=True, **changes)
+    want = engine.generate(["Once upon"], params)[0].text
+    assert want != expected
+    assert run("generate", "Once upon", *pair, *SAMPLING, *flags).stdout == want + "\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--logit-bias", "40"], "--logit-bias: got '40'; expected ID:VALUE"),
+        (["--logit-bias", "a:1"], "--logit-bias: got 'a:1'; expected ID:VALUE"),
+        (["--ban", "5000"], "banned_token_ids: got 5000; expected ids below"),
+        (["--repetition-penalty", "0"], "repetition_penalty: got 0.0; expected"),
+        (["--regex", "a", "--json-schema", "{}"], "--regex with --json-schema: expected one of them"),
+        (["--json-schema", "nowhere.json"], "--json-schema: got 'nowhere.json'; expected a file"),
+    ],
+)
+def test_bad_limits_are_one_line(run: Any, pair: list[str], flags: list[str], message: str) -> None:
+    result = run("generate", "Once upon", *pair, *SAMPLING, *flags)
+    assert result.exit_code == 2 and message in result.stderr and len(result.stderr.splitlines()) == 1
+
+
+def test_logprobs_in_both_forms(run: Any, pair: list[str], expected: str) -> None:
+    report = json.loads(run("generate", "Once upon", *pair, *SAMPLING, "--logprobs", "2", "--json").stdout)
+    (request,) = report["requests"]
+    assert [each["token"] for each in request["logprobs"]] == request["tokens"]
+    assert all(each["logprob"] <= 0 and len(each["top"]) == 2 for each in request["logprobs"])
+    shown = run("generate", "Once upon", *pair, *SAMPLING, "--logprobs", "2")
+    assert shown.stdout == expected + "\n"
+    first = request["logprobs"][0]
+    assert shown.stderr.splitlines()[0].startswith(f"{first['token']} ")
+    assert f"{first['logprob']:.3f}" in shown.stderr.splitlines()[0]
+    assert len(shown.stderr.splitlines()) == 40
+
+
+@pytest.fixture(scope="module")
+def bytes_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A tiny model with a byte-level tokenizer: grammar libraries read those."""
+    from oracles.toy_tokenizer import byte_tokenizer
+
+    from specdec_fast.targets.tiny import tiny_model
+
+    folder, tokenizer = tmp_path_factory.mktemp("bytes"), byte_tokenizer()
+    tiny_model("llama", vocab_size=272, eos_token_id=tokenizer.eos_token_id).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def test_grammars(run: Any, bytes_model: str, tmp_path: Path) -> None:
+    pytest.importorskip("llguidance")
+    options = ["--model", bytes_model, "--drafter", "ngram", "--seed", "7", "--max-new-tokens", "60"]
+    text = run("generate", "Once upon", *options, "--regex", "[0-9]{4}-[A-F]{2}").stdout
+    assert re.fullmatch(r"[0-9]{4}-[A-F]{2}\n", text)
+    schema = {"type": "object", "properties": {"a": {"enum": ["x", "yy"]}}, "required": ["a"]}
+    schema["additionalProperties"] = False
+    (tmp_path / "s.json").write_text(json.dumps(schema))
+    for given in (json.dumps(schema), str(tmp_path / "s.json")):
+        found = json.loads(run("generate", "Once upon", *options, "--json-schema", given).stdout)
+        assert found.keys() == {"a"} and found["a"] in ("x", "yy")
+
+
+def test_a_tokenizer_that_the_grammar_library_cannot_read_is_refused(run: Any, pair: list[str]) -> None:
+    pytest.importorskip("llguidance")
+    result = run("generate", "Once upon", *pair, "--regex", "a")
+    assert result.exit_code == 2 and "grammar: llguidance cannot read this tokenizer" in result.stderr

@@ -173,7 +173,7 @@ def test_one_step_emits_the_target_s_law_exactly(backend: str, vocab: int, lengt
         assert got[sequence] == pytest.approx(float(probability), abs=1e-12)
 
 
-def generate(p: Tensor, q: Tensor, chosen: Tensor, requests: int, length: int, tokens_wanted: int) -> Tensor:
+def generate(p: Tensor, q: Tensor, chosen: Tensor, requests: int, length: int, tokens_wanted: int, rule: str) -> Tensor:
     """First tokens of many requests through draw_sample and chain_verify, step by step as an engine would."""
     seeds = torch.arange(requests) * 7919 + 3
     sequence = torch.zeros(requests, tokens_wanted + length + 2, dtype=torch.int64)
@@ -201,7 +201,7 @@ def generate(p: Tensor, q: Tensor, chosen: Tensor, requests: int, length: int, t
         target = law(p[nodes.flatten()])
         _, accepted, emitted = chain_verify(
             nodes.flatten(), offsets, drawn.flatten(), law_row.flatten(), target, q_law, None, seeds, position,
-            max_depth=length,
+            max_depth=length, rule=rule,
         )  # fmt: skip
         live = size <= tokens_wanted
         for i in range(1, width):
@@ -213,8 +213,9 @@ def generate(p: Tensor, q: Tensor, chosen: Tensor, requests: int, length: int, t
 
 
 @pytest.mark.skipif("cpu" not in BACKENDS, reason="CPU extension not built")
+@pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize("kind", ["drawn", "mixed"])
-def test_a_million_keyed_draws_have_the_joint_law_over_steps(kind: str) -> None:
+def test_a_million_keyed_draws_have_the_joint_law_over_steps(kind: str, rule: str) -> None:
     """Several tokens and steps: a coin or a race used twice, or shared between streams, shows in the joint law."""
     vocab, length, wanted, requests = 3, 2, 4, 120_000
     g = torch.Generator().manual_seed(5)
@@ -222,7 +223,7 @@ def test_a_million_keyed_draws_have_the_joint_law_over_steps(kind: str) -> None:
     p[1, 2] = -float("inf")
     chosen = torch.tensor([-1, 2, -1]) if kind == "mixed" else torch.tensor([-1, -1, -1])
     with use_backend(FAST):
-        tokens = generate(p, q, chosen, requests, length, wanted)
+        tokens = generate(p, q, chosen, requests, length, wanted, rule)
     code = torch.zeros(requests, dtype=torch.int64)
     chance = torch.ones(vocab**wanted, dtype=torch.float64)
     probability = p.double().softmax(1)

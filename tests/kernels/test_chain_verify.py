@@ -59,9 +59,11 @@ def verifications(draw: st.DrawFn) -> dict[str, Any]:
         if rows and draw(st.sampled_from([False, False, True])):
             level[int(torch.randint(0, rows, (1,), generator=g))] = float("nan")
         level = level.to(draw(st.sampled_from(DTYPES)))[:, :columns]
-        return level, *law_stats(level, pick(0, 0.5, 1, 1), pick(0, 0, 5).int(), pick(1, 1, 0.8), pick(0, 0, 0.1))
+        filters = (pick(0, 0, 5).int(), pick(1, 1, 0.8), pick(0, 0, 0.1)) if draw(st.booleans()) else plain(rows)[1:]
+        return level, *law_stats(level, pick(0, 0.5, 1, 1), *filters, masses=True)
 
-    target, draft = sampled(nodes, vocab), sampled(laws, width)
+    *target, mass = sampled(nodes, vocab)
+    *draft, _ = sampled(laws, width)
     law_row = torch.randint(0, laws, (nodes,), generator=g, dtype=torch.int32)
     drawn = torch.randint(0, 2, (nodes,), generator=g, dtype=torch.int8)
     zero = torch.zeros(laws, dtype=torch.int32)
@@ -79,6 +81,8 @@ def verifications(draw: st.DrawFn) -> dict[str, Any]:
         "draft": draft,
         "token_ids": token_ids,
     } | {
+        "mass": mass if draw(st.booleans()) else None,
+        "rule": draw(st.sampled_from(["token", "block"])),
         "seeds": torch.randint(-(2**63), 2**63 - 1, (len(counts),), generator=g),
         "root_positions": torch.randint(0, 2**31 - 1, (len(counts),), generator=g, dtype=torch.int32),
         "uniforms": torch.rand(nodes, generator=g) if draw(st.booleans()) else None,
@@ -100,14 +104,19 @@ def test_extension_equals_reference(case: dict[str, Any]) -> None:
         got = chain_verify(**case, max_depth=6)
     for a, b in zip(got, want, strict=True):
         assert a.dtype == b.dtype and torch.equal(a, b)
-    fixed = {name: case[name] for name in case if name not in ("seeds", "root_positions", "uniforms", "race")}
+    steps = ("seeds", "root_positions", "uniforms", "race", "mass")
+    fixed = {name: case[name] for name in case if name not in steps}
     with use_backend("reference"):
         accept, residual = chain_thresholds(**fixed)
     with use_backend("cpu"):
         accept_cpu, residual_cpu = chain_thresholds(**fixed)
     laws = [part for part in (case["target"], case["draft"]) if part is not None]
     half = max(torch.finfo(part[1].dtype).eps for part in laws)  # one float32 side rounds as float32
-    torch.testing.assert_close(accept_cpu, accept, rtol=8 * half, atol=half)
+    if case["rule"] == "token":
+        torch.testing.assert_close(accept_cpu, accept, rtol=8 * half, atol=half)
+    else:  # h = S / (S + 1 - w): a rounding of S weighs more the smaller the denominator is
+        steep = accept.double() / residual.sum(1, dtype=torch.float64).clamp(min=half)
+        assert ((accept_cpu.double() - accept.double()).abs() <= 8 * half * (1 + steep)).all()
     torch.testing.assert_close(residual_cpu, residual, rtol=8 * half, atol=4 * half)
 
 
@@ -193,6 +202,58 @@ def test_rows_without_nodes_and_without_a_law(backend: str) -> None:
     assert token.tolist()[0] == token.tolist()[3] == -1 and token[2] == 0
 
 
+@pytest.mark.skipif("cpu" not in BACKENDS, reason="CPU extension not built")
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("mapped", [False, True])
+def test_masses_never_change_the_answer(rule: str, mapped: bool) -> None:
+    """Many blocks of very different mass, a removed token that was nearly all of its block, any draft."""
+    torch.manual_seed(1)
+    rows, nodes, vocab = 12, 5, 9_000
+    count = rows * nodes
+    level = torch.randn(count, vocab) * 3
+    level[::2, 5000] = 14.0
+    draft_level = level + torch.randn(count, 1) * torch.randn(count, vocab)
+    order = torch.arange(count)
+    *target, mass = law_stats(level, *plain(count), masses=True)
+    draft = law(draft_level)
+    drawn = (order % 3 > 0).to(torch.int8)
+    tokens = torch.where(order % 3 > 0, draw_sample(*draft, order, order.int(), order.int()).roll(1), 5000)
+    chain = (tokens, torch.arange(0, count + 1, nodes, dtype=torch.int32), drawn, (order - 1).clamp(min=0).int())
+    ends = set()
+    for seed in range(20):
+        random = (torch.arange(rows) + 100 * seed, torch.arange(rows, dtype=torch.int32))
+        more: dict[str, Any] = {"max_depth": nodes - 1, "rule": rule}
+        token_ids = torch.arange(vocab) if mapped else None
+        with use_backend("cpu"):
+            want = chain_verify(*chain, (level, *target), draft, token_ids, *random, **more)
+            got = chain_verify(*chain, (level, *target), draft, token_ids, *random, **more, mass=mass)
+            useless = chain_verify(
+                *chain, (level, *target), draft, token_ids, *random, **more, mass=mass * float("nan")
+            )
+        assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(want, got, useless, strict=True))
+        ends |= set(got[1].tolist())
+    assert len(ends) >= 4
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_block_rule_looks_beyond_a_coin_that_fails(backend: str) -> None:
+    target, draft = law(torch.tensor([[0.0, 0.0], [3.0, 0.0], [0.0, 0.0]])), law(torch.tensor([[1.0, 0.0], [0.0, 0.0]]))
+    chain = (torch.tensor([0, 0, 0]), int32([0, 3]), torch.ones(3, dtype=torch.int8), int32([-1, 0, 1]))
+    coins = torch.tensor([0.0, 0.99, 0.5])
+    with use_backend(backend):
+        for rule, want in (("token", 0), ("block", 2)):
+            _, accepted, _ = chain_verify(
+                *chain, target, draft, None, torch.tensor([1]), int32([3]), coins, max_depth=2, rule=rule
+            )
+            assert accepted.tolist() == [want]
+        accept = chain_thresholds(*chain, target, draft, None, rule="block")[0]
+    p, q = 0.5, float(torch.tensor([1.0, 0.0]).softmax(0)[0])
+    reach, p_next = p / q, torch.tensor([3.0, 0.0]).softmax(0)
+    left = float((reach * p_next - 0.5).clamp(min=0).sum())
+    want_first = left / (left + 1 - reach)
+    assert accept.tolist() == pytest.approx([1.0, want_first, min(1.0, reach * float(p_next[0]) / 0.5)], abs=1e-6)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_errors_are_named(backend: str) -> None:
     good: dict[str, Any] = {
@@ -222,6 +283,9 @@ def test_errors_are_named(backend: str) -> None:
         ({"uniforms": torch.zeros(2)}, r"uniforms.*shape"),
         ({"race": (torch.zeros(1, 1), torch.zeros(1, 3))}, r"race token noise.*shape"),
         ({"drawn": torch.zeros(3)}, r"drawn.*torch.int8"),
+        ({"rule": "tree"}, r"rule is 'tree'; expected 'token' or 'block'"),
+        ({"mass": torch.zeros(3, 2)}, r"mass.*shape"),
+        ({"mass": torch.zeros(3, 1, dtype=torch.float64)}, r"mass.*torch.float32"),
     ]
     with use_backend(backend):
         chain_verify(**good)

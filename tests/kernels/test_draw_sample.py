@@ -43,13 +43,15 @@ def test_extension_equals_reference(
     def pick(*choices: float) -> Tensor:
         return torch.tensor(choices)[torch.randint(0, len(choices), (rows,), generator=g)]
 
-    law = law_stats(level, pick(0, 0.5, 1, 1), pick(0, 0, 1, 40).int(), pick(1, 0.9), pick(0, 0.01))
+    filters = (pick(0, 0, 1, 40).int(), pick(1, 0.9), pick(0, 0.01)) if seed % 2 else plain(rows)[1:]
+    *law, mass = law_stats(level, pick(0, 0.5, 1, 1), *filters, masses=True)
     seeds = torch.randint(-(2**63), 2**63 - 1, (rows,), generator=g)
     positions, index = (torch.randint(0, 2**31 - 1, (rows,), generator=g, dtype=torch.int32) for _ in range(2))
     with use_backend("reference"):
         want = draw_sample(level, *law, seeds, positions, index)
     with use_backend("cpu"):
         assert torch.equal(draw_sample(level, *law, seeds, positions, index), want)
+        assert torch.equal(draw_sample(level, *law, seeds, positions, index, mass=mass), want)
 
 
 @pytest.mark.parametrize("vocab", [6, 2500])

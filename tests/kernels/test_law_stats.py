@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -69,7 +70,7 @@ def batches(draw: st.DrawFn) -> tuple[Tensor, ...]:
     return level[:, :vocab], temperature, top_k.clamp(min=0), top_p, min_p
 
 
-def compare(got: tuple[Tensor, ...], want: tuple[Tensor, ...]) -> None:
+def compare(got: Sequence[Tensor], want: Sequence[Tensor]) -> None:
     assert torch.equal(got[0], want[0])
     tolerance = 1e-12 if want[1].dtype == torch.float64 else 6e-7
     assert torch.equal(got[1].isnan(), want[1].isnan())
@@ -83,9 +84,69 @@ def compare(got: tuple[Tensor, ...], want: tuple[Tensor, ...]) -> None:
 @given(batches())
 def test_extension_equals_reference(batch: tuple[Tensor, ...]) -> None:
     with use_backend("reference"):
-        want = law_stats(*batch)
+        *want, mass = law_stats(*batch, masses=True)
     with use_backend("cpu"):
-        compare(law_stats(*batch), want)
+        *got, cpu_mass = law_stats(*batch, masses=True)
+        plain = law_stats(*batch)
+    compare(got, want)
+    assert all(torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)) for a, b in zip(got, plain, strict=True))
+    tolerance = 1e-12 if mass.dtype == torch.float64 else 2e-5
+    torch.testing.assert_close(cpu_mass, mass, rtol=tolerance, atol=1e-30, equal_nan=True)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_masses_are_the_sums_of_blocks_and_unknown_where_there_is_a_cut(backend: str) -> None:
+    level = torch.randn(5, 2500) * 4
+    level[0, 1024:2048] = -INF  # a block of forbidden tokens
+    level[0, 3] = 90.0  # and one that outweighs the row
+    t, k, p, m = parameters(5)
+    t[1], k[2], p[3], m[4] = 0.0, 7, 0.5, 0.1
+    with use_backend(backend):
+        *stats, mass = law_stats(level, t, k, p, m, masses=True)
+    weights = law_weights(level, *stats)[0]
+    want = torch.stack([weights[:1024].sum(), weights[1024:2048].sum(), weights[2048:].sum()])
+    torch.testing.assert_close(mass[0], want, rtol=1e-5, atol=1e-30)
+    assert mass.shape == (5, 3) and mass[1:].isnan().all()
+    assert law_stats(level[:0], *(part[:0] for part in (t, k, p, m)), masses=True)[4].shape == (0, 3)
+
+
+@pytest.mark.skipif("cpu" not in BACKENDS, reason="CPU extension not built")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_sums_keep_their_precision_whatever_the_levels_are(dtype: torch.dtype, threads: int) -> None:
+    """Rows that climb, fall, jump and end in a part of a block: every one makes the sums change their unit or way."""
+    vocab = 40 * 1024 + 77
+    ramp = torch.linspace(0, 1, vocab, dtype=torch.float64)
+    torch.manual_seed(3)
+    rows = [
+        torch.randn(vocab) * 3,
+        ramp * 400,
+        -ramp * 400,
+        ramp * 400 - 350 + torch.randn(vocab),
+        torch.where(ramp < 0.6, -INF, torch.randn(vocab)),
+        torch.where(torch.rand(vocab) < 0.01, -INF, torch.randn(vocab) * 2),
+        torch.where(ramp > 0.97, 180.0, -180.0),
+        torch.full((vocab,), -700.0),
+        torch.where(torch.arange(vocab) == vocab - 1, 200.0, torch.randn(vocab)),
+    ]
+    level = torch.stack([row.double() for row in rows]).to(dtype)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for t in (1.0, 0.31, 7.0):
+            with use_backend("cpu"):
+                _, lse, _, _, mass = law_stats(level, *parameters(len(rows), t), masses=True)
+            scaled = level.to(lse.dtype) * (1 / torch.tensor(t).to(lse.dtype))
+            exact = scaled.double().logsumexp(1)
+            tolerance = 1e-12 if dtype == torch.float64 else 6e-7
+            torch.testing.assert_close(lse.double(), exact, rtol=tolerance, atol=tolerance)
+            for row in range(len(rows)):
+                blocks = (scaled[row].double() - exact[row]).exp().split(1024)
+                want = torch.stack([block.sum() for block in blocks])
+                # levels far from the heavy ones carry the rounding of level times 1 / T
+                torch.testing.assert_close(mass[row].double(), want, rtol=max(2e-4, tolerance), atol=1e-30)
+    finally:
+        torch.set_num_threads(before)
 
 
 def by_sorting(level: np.ndarray, t: float, k: float, p: float, m: float) -> tuple[np.ndarray, bool]:

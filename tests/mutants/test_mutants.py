@@ -24,7 +24,6 @@ from oracles.small_checks import (
 
 import specdec_fast.cache.paged as paged_module
 import specdec_fast.drafters.draft_model as draft_model_module
-import specdec_fast.engine as engine_module
 import specdec_fast.rules.replay as replay_module
 import specdec_fast.rules.token as token_module
 from specdec_fast import Engine
@@ -95,7 +94,9 @@ def the_same_coins_every_step(patch: Patch) -> None:
 
     draw = draft_model_module.draw_sample
     patch.setattr(token_module, "chain_verify", broken)
-    patch.setattr(draft_model_module, "draw_sample", lambda *args: draw(*args[:6], args[6] * 0 + 1, args[7]))
+    patch.setattr(
+        draft_model_module, "draw_sample", lambda *args, **more: draw(*args[:6], args[6] * 0 + 1, args[7], **more)
+    )
 
 
 def drop_unlikely_drawn_tokens(patch: Patch) -> None:
@@ -174,16 +175,12 @@ def shift_noise(by: int) -> Callable[[Patch], None]:
 
 def noise_of_the_root(patch: Patch) -> None:
     """Every node draws with the noise of the root's position."""
+    call = replay_module.Replay.__call__
 
-    def broken(draft: Any, plan: Any, laws: Any, rng: Any) -> Any:
-        return replay_module.RULE.__class__.__call__(
-            replay_module.RULE, draft, replace(plan, depth=plan.depth * 0), laws, rng
-        )
+    def broken(self: Any, draft: Any, plan: Any, laws: Any, rng: Any) -> Any:
+        return call(self, draft, replace(plan, depth=plan.depth * 0), laws, rng)
 
-    patch.setattr(engine_module, "get_rule", lambda rule: type("Flat", (), {
-        "name": "replay", "why_not": lambda *_: None, "why_not_sampling": lambda *_: None,
-        "__call__": lambda _, *args: broken(*args),
-    })())  # fmt: skip
+    patch.setattr(replay_module.Replay, "__call__", broken)
 
 
 def noise_of_the_wrong_row(patch: Patch) -> None:

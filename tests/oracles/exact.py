@@ -1,4 +1,4 @@
-"""Exact laws of speculative decoding: the token rule in rational arithmetic, and the law of a text made of
+"""Exact laws of speculative decoding: the chain rules in rational arithmetic, and the law of a text made of
 many steps.
 
 Written from Leviathan et al. (2023), algorithm 1, and Chen et al. (2023), algorithm 2.
@@ -42,6 +42,36 @@ def token_rule(chain: Text, p: Sequence[Law], q: Sequence[Law]) -> list[tuple[Fr
         if not alive:
             return outcomes
     outcomes.extend((alive * weight, (*chain, token)) for token, weight in enumerate(p[-1]) if weight)
+    return outcomes
+
+
+def block_rule(chain: Text, p: Sequence[Law], q: Sequence[Law]) -> list[tuple[Fraction, Text]]:
+    """Outcomes of block verification (Sun et al. 2025, algorithm 2), arguments as in token_rule.
+
+    Every coin is looked at, and the last that passes counts.
+    """
+    worth = [Fraction(1)]
+    for depth, token in enumerate(chain):
+        worth.append(min(Fraction(1), worth[-1] * p[depth][token] / q[depth][token]))
+    passes, rests = [Fraction(1)], []
+    for depth in range(len(chain)):
+        rests.append([max(worth[depth] * a - b, Fraction(0)) for a, b in zip(p[depth], q[depth], strict=True)])
+        if depth:
+            total = sum(rests[depth])
+            denominator = total + 1 - worth[depth]
+            passes.append(total / denominator if denominator else Fraction(1))
+    rests.append(list(p[-1]))
+    if chain:
+        passes.append(worth[-1])
+    outcomes, later_fail = [], Fraction(1)
+    for depth in range(len(chain), -1, -1):
+        here = later_fail * passes[depth]
+        if here:
+            total = sum(rests[depth])
+            outcomes.extend(
+                (here * weight / total, (*chain[:depth], other)) for other, weight in enumerate(rests[depth]) if weight
+            )
+        later_fail *= 1 - passes[depth]
     return outcomes
 
 

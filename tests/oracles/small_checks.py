@@ -130,7 +130,7 @@ def forbidden_tokens_hold() -> None:
         patch.setattr(
             token_module,
             "chain_verify",
-            lambda *args, **more: verify(*args, uniforms=torch.zeros(len(args[0])), **more),
+            lambda *args, **more: verify(*args, **(more | {"uniforms": torch.zeros(len(args[0]))})),
         )
         handle = Engine(target(), NoisyChain([[*PROMPT, 2, 2, 2]], 1.0, VOCAB, 2), rule="token").generate(
             [PROMPT], SamplingParams(seed=1, top_k=1, max_new_tokens=3)

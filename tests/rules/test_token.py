@@ -5,46 +5,27 @@ several steps.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from fractions import Fraction
 from itertools import product
 
 import pytest
 import torch
+from oracles.chain_batches import batch
 from oracles.exact import Text, chains, point_mass, residual, target_law, text_law, token_rule
-from oracles.rational_models import After, RationalModel, laws_of
+from oracles.rational_models import RationalModel, laws_of
 
 import specdec_fast.rules.token as token_rule_module
 from specdec_fast.draft import Draft, Laws
 from specdec_fast.interfaces import Rng
 from specdec_fast.rules import get_rule
-from specdec_kernels import chain_thresholds, chain_verify, tree_plan
+from specdec_kernels import chain_verify, tree_plan
 
 SHAPES = [(3, 1, 0), (3, 2, 1), (3, 3, 2), (4, 2, 3), (4, 3, 4)]
 
 
-def batch(
-    found: list[tuple[Fraction, Text]], context: Text, p: After, q: After | None, dtype: torch.dtype
-) -> tuple[Draft, Laws]:
-    """All drafted chains of one context as one batch, and the target's laws at every node."""
-    drafted = [chain for _, chain in found]
-    count = len(drafted[0])
-    rows = [[p((*context, *chain[:depth])) for depth in range(count + 1)] for chain in drafted]
-    draft_rows = [[(q or p)((*context, *chain[:depth])) for depth in range(count)] for chain in drafted]
-    names = [[row * count + depth for depth in range(count)] for row in range(len(drafted))]
-    draft = Draft.chains(
-        list(range(len(drafted))),
-        [[0, *chain] for chain in drafted],
-        law_rows=None if q is None else names,
-        laws=None if q is None else laws_of([law for laws in draft_rows for law in laws], dtype),
-    )
-    return draft, laws_of([law for laws in rows for law in laws], dtype)
-
-
 def thresholds(draft: Draft, laws: Laws) -> tuple[torch.Tensor, torch.Tensor]:
-    theirs = None if draft.laws is None else (draft.laws.logits, *draft.laws.stats)
-    return chain_thresholds(
-        draft.tokens, draft.offsets, draft.drawn, draft.law_row, (laws.logits, *laws.stats), theirs, None
-    )
+    return get_rule("token").thresholds(draft, tree_plan(draft.parents, draft.offsets), laws)
 
 
 def by_thresholds(found: list[tuple[Fraction, Text]], draft: Draft, laws: Laws) -> Iterable[tuple[float, Text]]:
@@ -157,10 +138,10 @@ def test_the_walk_goes_where_its_coins_send_it(
     monkeypatch.setattr(
         token_rule_module,
         "chain_verify",
-        lambda *args, **kwargs: chain_verify(*args, uniforms=uniforms, race=race, **kwargs),
+        lambda *args, **kwargs: chain_verify(*args, race=race, **kwargs),
     )
     rng = Rng(torch.zeros(len(cells), dtype=torch.int64), torch.zeros(len(cells), dtype=torch.int32))
-    answer = get_rule("token")(draft, tree_plan(draft.parents, draft.offsets), laws, rng)
+    answer = get_rule("token")(draft, tree_plan(draft.parents, draft.offsets), laws, rng, uniforms)
     for row, (chain, coins, favoured, emitted) in enumerate(cells):
         count = int(answer.num_accepted[row])
         got = (*chain[:count], int(answer.next_token[row]))
@@ -193,18 +174,13 @@ def test_thresholds_and_residuals_are_the_rational_ones() -> None:
                 )
 
 
-def test_coins_are_compared_strictly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_coins_are_compared_strictly() -> None:
     """A token that the target forbids is refused even by a coin of zero."""
     laws = laws_of([[Fraction(0), Fraction(1)], [Fraction(1, 2), Fraction(1, 2)]])
     draft = Draft.chains([0], [[0, 0]], law_rows=[[0]], laws=laws_of([[Fraction(1, 2), Fraction(1, 2)]]))
-    monkeypatch.setattr(
-        token_rule_module,
-        "chain_verify",
-        lambda *args, **kwargs: chain_verify(*args, uniforms=torch.zeros(2), **kwargs),
-    )
     for seed in range(20):
         rng = Rng(torch.tensor([seed]), torch.tensor([3], dtype=torch.int32))
-        answer = get_rule("token")(draft, tree_plan(draft.parents, draft.offsets), laws, rng)
+        answer = get_rule("token")(draft, tree_plan(draft.parents, draft.offsets), laws, rng, torch.zeros(2))
         assert answer.num_accepted.tolist() == [0] and answer.next_token.tolist() == [1]
 
 
@@ -217,3 +193,12 @@ def test_trees_are_refused() -> None:
             laws_of([[Fraction(1, 2), Fraction(1, 2)]] * 3),
             Rng(torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int32)),
         )
+
+
+def test_scouts_are_refused() -> None:
+    """They would be taken for proposals."""
+    laws = laws_of([[Fraction(1, 2), Fraction(1, 2)]] * 2)
+    draft = replace(Draft.chains([0], [[0, 1]]), scouts=torch.tensor([False, True]))
+    rng = Rng(torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int32))
+    with pytest.raises(ValueError, match="rule token: got scouts"):
+        get_rule("token")(draft, tree_plan(draft.parents, draft.offsets), laws, rng)

@@ -1,4 +1,4 @@
-"""chain_verify: the token rule on chains, and chain_thresholds, its introspection."""
+"""chain_verify: the token and the block rule on chains, and chain_thresholds, their introspection."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor
 
 from ..dispatch import Op
 from ..extension import cpu_backend
-from .reference import CHOSEN, DRAWN
+from .reference import BLOCK_RULE, CHOSEN, DRAWN, TOKEN
 from .reference import chain_thresholds as _thresholds
 from .reference import chain_verify as _verify
 
-__all__ = ["CHOSEN", "DRAWN", "chain_thresholds", "chain_verify"]
+__all__ = ["BLOCK_RULE", "CHOSEN", "DRAWN", "TOKEN", "chain_thresholds", "chain_verify"]
 
 
 def _load_verify() -> Callable[..., Any]:

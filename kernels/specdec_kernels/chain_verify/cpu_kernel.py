@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 
 from .. import expect
-from .reference import Law, check
+from .reference import BLOCK_RULE, TOKEN, Law, check
 
 _chain_verify = torch.ops.specdec.chain_verify.default
 _chain_thresholds = torch.ops.specdec.chain_thresholds.default
 _NO_LAW = (None, None, None, None, None)
 _NO_RACE = (None, None)
+_IS_BLOCK = {TOKEN: False, BLOCK_RULE: True}
 
 
 def chain_verify(
@@ -28,19 +29,23 @@ def chain_verify(
     race: tuple[Tensor, Tensor] | None = None,
     *,
     max_depth: int,
+    rule: str = TOKEN,
+    mass: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     try:
         return _chain_verify(
             tokens, offsets, drawn, law_row, *target, *(draft or _NO_LAW), token_ids, seeds, root_positions,
-            uniforms, *(race or _NO_RACE), max_depth,
+            uniforms, *(race or _NO_RACE), max_depth, _IS_BLOCK[rule], mass,
         )  # fmt: skip
-    except (RuntimeError, ValueError, TypeError):
+    except (RuntimeError, ValueError, TypeError, KeyError):
         chain = (tokens, offsets, drawn, law_row)
         check(
-            *chain, target, draft, token_ids, seeds, root_positions, uniforms, race, max_depth=max_depth
-        )  # raises with a remedy
+            *chain, target, draft, token_ids, seeds, root_positions, uniforms, race,
+            max_depth=max_depth, rule=rule, mass=mass,
+        )  # fmt: skip  # raises with a remedy
         parts = (*chain, *target, *(draft or _NO_LAW), token_ids, seeds, root_positions, uniforms)
-        return _chain_verify(*expect.contiguous(*parts, *(race or _NO_RACE)), max_depth)
+        known = None if mass is None else mass.contiguous()
+        return _chain_verify(*expect.contiguous(*parts, *(race or _NO_RACE)), max_depth, _IS_BLOCK[rule], known)
 
 
 def chain_thresholds(
@@ -51,12 +56,15 @@ def chain_thresholds(
     target: Law,
     draft: Law | None,
     token_ids: Tensor | None,
+    *,
+    rule: str = TOKEN,
 ) -> tuple[Tensor, Tensor]:
     try:
         return _chain_thresholds(
-            tokens, offsets, drawn, law_row, *target, *(draft or _NO_LAW), token_ids
+            tokens, offsets, drawn, law_row, *target, *(draft or _NO_LAW), token_ids, _IS_BLOCK[rule]
         )  # fmt: skip
-    except (RuntimeError, ValueError, TypeError):
+    except (RuntimeError, ValueError, TypeError, KeyError):
         chain = (tokens, offsets, drawn, law_row)
-        check(*chain, target, draft, token_ids)  # raises with a remedy
-        return _chain_thresholds(*expect.contiguous(*chain, *target, *(draft or _NO_LAW), token_ids))
+        check(*chain, target, draft, token_ids, rule=rule)  # raises with a remedy
+        parts = expect.contiguous(*chain, *target, *(draft or _NO_LAW), token_ids)
+        return _chain_thresholds(*parts, _IS_BLOCK[rule])

@@ -16,6 +16,9 @@ CHOSEN = 0
 DRAWN = 1
 """The proposal was drawn from row ``law_row`` of the draft laws. On a chain all other non-zero marks mean the same."""
 
+TOKEN, BLOCK_RULE = "token", "block"
+"""Names of the rules."""
+
 Law = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 """(logits, inv_t, lse, cut, tie_id)"""
 
@@ -34,15 +37,20 @@ def check(
     race: tuple[Tensor, Tensor] | None = None,
     *,
     max_depth: int | None = None,
+    rule: str = TOKEN,
+    mass: Tensor | None = None,
 ) -> None:
     """Raises ValueError for arguments that chain_verify cannot take; without randomness, for chain_thresholds."""
     op = "chain_verify" if max_depth is not None else "chain_thresholds"
+    if rule not in (TOKEN, BLOCK_RULE):
+        raise ValueError(f"{op}: rule is {rule!r}; expected {TOKEN!r} or {BLOCK_RULE!r}")
     nodes = expect.tensor(op, "tokens", tokens, torch.int64, "M").shape[0]
     expect.offsets(op, offsets, nodes)
     batch = offsets.shape[0] - 1
     expect.tensor(op, "drawn", drawn, torch.int8, nodes)
     expect.tensor(op, "law_row", law_row, torch.int32, nodes)
     vocab = expect.law(op, "target", target, nodes)[0].shape[1]
+    expect.mass(op, mass, target)
     used = _ChainNodes.of(offsets, nodes)
     inner = used.place > 0
     expect.values(op, "tokens", ~inner | ((tokens >= 0) & (tokens < vocab)), tokens, f"an id in [0, {vocab})")
@@ -107,7 +115,7 @@ def _log_weight_at(law: Law, rows: Tensor, columns: Tensor) -> Tensor:
     return torch.where(keep, value, -torch.inf).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
 
 
-def _accept(
+def _log_ratio(
     tokens: Tensor,
     chain: _ChainNodes,
     drawn: Tensor,
@@ -116,7 +124,7 @@ def _accept(
     draft: Law | None,
     token_ids: Tensor | None,
 ) -> Tensor:
-    """Accept threshold of every node: 1 at roots, 0 at tail nodes, min(1, p(x) / q(x)) elsewhere."""
+    """log p(x) - log q(x) of every node's token: -inf for what must be refused, 0 where there is no test."""
     nodes = tokens.shape[0]
     inner = chain.place > 0
     column = torch.where(inner, tokens, 0)
@@ -135,9 +143,18 @@ def _accept(
         q = torch.where(known, q, -torch.inf).to(torch.promote_types(log_p.dtype, q.dtype))
         log_q = torch.where(from_law, q, log_q.to(q.dtype))
     # q(x) = 0 means that x was not drawn from this law; rejecting it keeps the target's law whatever x is
-    ratio = torch.where(log_q == -torch.inf, 0.0, (log_p - log_q).exp().clamp(max=1.0))
-    ratio = torch.where(inner, ratio, 1.0)
-    return torch.where(chain.row < 0, 0.0, ratio)
+    ratio = torch.where(log_q == -torch.inf, -torch.inf, log_p - log_q)
+    return torch.where(inner, ratio, 0.0)
+
+
+def _reach(log_ratio: Tensor, chain: _ChainNodes) -> Tensor:
+    """w of the block rule, float64 [M]: the chance that the path ends at this node or later, given its tokens."""
+    reach = torch.ones(len(log_ratio), dtype=torch.float64, device=log_ratio.device)
+    ratio = log_ratio.double().exp()
+    for step in range(1, int(chain.place.max()) + 1 if len(reach) else 0):
+        here = (chain.place == step).nonzero().squeeze(1)
+        reach[here] = (reach[here - 1] * ratio[here]).clamp(max=1.0)
+    return reach
 
 
 def _residual(
@@ -149,32 +166,58 @@ def _residual(
     target: Law,
     draft: Law | None,
     token_ids: Tensor | None,
+    reach: Tensor | None,
+    fall_back: bool = True,
 ) -> Tensor:
-    """Weights of the token that is drawn if the walk stops at these nodes: float [N, V]."""
+    """Weights of the token that is drawn if the path ends at these nodes, p where none are left: float [N, V]."""
     p = law_weights(*(part[nodes] for part in target))
+    dtype = p.dtype if draft is None else torch.promote_types(p.dtype, draft[1].dtype)
+    p = p.to(dtype)
     has_child = chain.has_child[nodes]
     child = torch.where(has_child, nodes + 1, 0)
     chosen = has_child & (drawn[child] == CHOSEN)
     from_law = has_child & (drawn[child] != CHOSEN)
     rest = p.clone()
+    if reach is not None:
+        rest *= torch.where(has_child, reach[nodes], 1.0).to(dtype)[:, None]
     rest[chosen, tokens[child[chosen]]] = 0.0
     if bool(from_law.any()):
         assert draft is not None
         q = law_weights(*(part[law_row[child[from_law]].long()] for part in draft))
-        dtype = torch.promote_types(p.dtype, q.dtype)
-        p, rest = p.to(dtype), rest.to(dtype)
         spread = torch.zeros(q.shape[0], p.shape[1], dtype=dtype, device=p.device)
         if token_ids is None:
             spread[:, : q.shape[1]] = q
         else:
             spread[:, token_ids] = q.to(dtype)
         rest[from_law] = (rest[from_law] - spread).clamp(min=0.0)
-    elif draft is not None:
-        dtype = torch.promote_types(p.dtype, draft[1].dtype)
-        p, rest = p.to(dtype), rest.to(dtype)
+    if not fall_back:
+        return rest
     # nothing left: p <= q up to rounding, so a rejection here is itself rounding; p is the law to draw from
     empty = rest.sum(1, dtype=torch.float64) <= 0
     return torch.where(empty[:, None], p, rest)
+
+
+def _thresholds(
+    tokens: Tensor,
+    chain: _ChainNodes,
+    drawn: Tensor,
+    law_row: Tensor,
+    target: Law,
+    draft: Law | None,
+    token_ids: Tensor | None,
+    rule: str,
+) -> tuple[Tensor, Tensor | None]:
+    """Threshold of every node's coin, 1 at roots and 0 at tail nodes, and the reach of the block rule."""
+    parts = (tokens, chain, drawn, law_row, target, draft, token_ids)
+    log_ratio = _log_ratio(*parts)
+    if rule == TOKEN:
+        return torch.where(chain.row < 0, 0.0, log_ratio.exp().clamp(max=1.0)), None
+    reach = _reach(log_ratio, chain)
+    nodes = torch.arange(len(tokens), device=tokens.device)
+    left = _residual(nodes, *parts, reach, fall_back=False).sum(1, dtype=torch.float64)
+    share = torch.minimum(left / (left + (1.0 - reach)), reach)
+    share = torch.where((reach >= 1) | (reach <= 0) | ~chain.has_child, reach, share)
+    return torch.where(chain.row < 0, 0.0, share), reach
 
 
 def chain_verify(
@@ -191,13 +234,23 @@ def chain_verify(
     race: tuple[Tensor, Tensor] | None = None,
     *,
     max_depth: int,
+    rule: str = TOKEN,
+    mass: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Token-level rejection sampling on a batch of chains: emitted tokens have exactly the target's law.
+    """Rejection sampling on a batch of chains: emitted tokens have exactly the target's law.
 
-    Node i of a row (the child of node i - 1) is accepted iff ``u < p(x) / q(x)``, strictly, where p is the target law
-    after node i - 1 and q the law the token was drawn from (q(x) = 1 if it was chosen). After the first rejection the
-    next token is drawn from the positive part of p - q (p without x if it was chosen); after none it is drawn from the
-    law after the last node. The draw is a two-level race (``random.draw_from_weights``); only one row per request is
+    Token rule: node i of a row (the child of node i - 1) is accepted iff ``u < p(x) / q(x)``, strictly, where p is the
+    target law after node i - 1 and q the law the token was drawn from (q(x) = 1 if it was chosen). After the first
+    rejection the next token is drawn from the positive part of p - q (p without x if it was chosen); after none it is
+    drawn from the law after the last node.
+
+    Block rule: let w = 1 at the root and w = min(1, w' p(x) / q(x)) at its descendants, w' being that of the node
+    before. The path ends at the last node with ``u < h``, whatever the coins before it say: h = w at the last node of a
+    row, elsewhere h = S / (S + 1 - w) (1 if w = 1) with S the total of the positive part of w p - q, p the target law
+    after the node and q the law its child was drawn from. The next token is drawn from that positive part. At least as
+    many tokens are accepted as by the token rule; for chains of chosen tokens the number has the same law.
+
+    The draw is a two-level race (``random.draw_from_weights``); only one row per request is
     read for it.
 
     Args:
@@ -213,6 +266,9 @@ def chain_verify(
         uniforms: float32 [M] in (0, 1) instead of the keyed coins (those of roots are ignored).
         race: Gumbel noise (blocks [B, ceil(V / 1024)], tokens [B, V]), float32, instead of the keyed one.
         max_depth: capacity of a path, the root not counted.
+        rule: "token" or "block".
+        mass: block masses of the target laws, from law_stats(..., masses=True), or None. They save passes over the rows
+            and never change the answer, except that h of the block rule may differ by rounding.
 
     Returns:
         path: int32 [B, max_depth + 1], packed indices, root first, padded with -1.
@@ -223,13 +279,15 @@ def chain_verify(
     Raises:
         ValueError: wrong shape, dtype, id or law row, or a row with more than max_depth draft tokens.
 
-    Sources: Leviathan, Kalman, Matias (2023), algorithm 1; Chen et al. (2023), algorithm 2.
+    Sources: Leviathan, Kalman, Matias (2023), algorithm 1; Chen et al. (2023), algorithm 2; Sun et al. (2025), Block
+    verification accelerates speculative decoding, algorithm 2.
     """
     check(tokens, offsets, drawn, law_row, target, draft, token_ids, seeds, root_positions, uniforms, race,
-          max_depth=max_depth)  # fmt: skip
+          max_depth=max_depth, rule=rule, mass=mass)  # fmt: skip
     nodes, batch, device = tokens.shape[0], offsets.shape[0] - 1, tokens.device
     chain = _ChainNodes.of(offsets, nodes)
-    threshold = _accept(tokens, chain, drawn, law_row, target, draft, token_ids)
+    parts = (tokens, chain, drawn, law_row, target, draft, token_ids)
+    threshold, reach = _thresholds(*parts, rule)
     if uniforms is None and batch:
         of_row = chain.row.clamp(min=0)
         uniforms = uniform(words(seeds[of_row], root_positions[of_row], chain.place, ACCEPT, 0))
@@ -240,16 +298,16 @@ def chain_verify(
         node = (start + step).clamp(max=max(nodes - 1, 0))
         if nodes == 0 or uniforms is None:
             break
-        walking = walking & (step < count)
-        walking = walking & (uniforms[node] < threshold[node])
-        accepted += walking
+        passed = (step < count) & (uniforms[node] < threshold[node])
+        walking = walking & passed
+        accepted = torch.where(passed if rule == BLOCK_RULE else walking, step, accepted)
     steps = torch.arange(max_depth + 1, device=device)
     path = torch.where((steps <= accepted[:, None]) & (count > 0)[:, None], start[:, None] + steps, -1)
     next_token = torch.full((batch,), -1, dtype=torch.int64, device=device)
     real = (count > 0).nonzero().squeeze(1)
     if len(real):
         last = (start + accepted)[real]
-        weights = _residual(last, tokens, chain, drawn, law_row, target, draft, token_ids)
+        weights = _residual(last, *parts, reach)
         noise = (race[0][real], race[1][real]) if race is not None else None
         next_token[real] = draw_from_weights(weights, seeds[real], root_positions[real], accepted[real], RECOVER, noise)
     return path.to(torch.int32), accepted.to(torch.int32), next_token
@@ -263,6 +321,8 @@ def chain_thresholds(
     target: Law,
     draft: Law | None,
     token_ids: Tensor | None,
+    *,
+    rule: str = TOKEN,
 ) -> tuple[Tensor, Tensor]:
     """What chain_verify would do, without its randomness: for exact checks of its law, not for a decoding step.
 
@@ -270,17 +330,17 @@ def chain_thresholds(
 
     Returns:
         accept: [M], threshold of each node's coin (1 at roots, 0 at tail nodes).
-        residual: [M, V], unnormalised weights of the token drawn if the walk stops at node i: its child was rejected,
-        or it has none. Zero at tail nodes. Both float32, float64 if target or draft logits are.
+        residual: [M, V], unnormalised weights of the token drawn if the path ends at node i. Zero at tail nodes. Both
+        float32, float64 if target or draft logits are.
 
     Raises:
         ValueError: as chain_verify.
     """
-    check(tokens, offsets, drawn, law_row, target, draft, token_ids)
+    check(tokens, offsets, drawn, law_row, target, draft, token_ids, rule=rule)
     nodes = tokens.shape[0]
     chain = _ChainNodes.of(offsets, nodes)
-    accept = _accept(tokens, chain, drawn, law_row, target, draft, token_ids)
-    packed = torch.arange(nodes, device=tokens.device)
-    residual = _residual(packed, tokens, chain, drawn, law_row, target, draft, token_ids)
+    parts = (tokens, chain, drawn, law_row, target, draft, token_ids)
+    accept, reach = _thresholds(*parts, rule)
+    residual = _residual(torch.arange(nodes, device=tokens.device), *parts, reach)
     residual[chain.row < 0] = 0.0
     return accept.to(residual.dtype), residual

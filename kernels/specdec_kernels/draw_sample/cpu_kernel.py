@@ -20,9 +20,11 @@ def draw_sample(
     seeds: Tensor,
     root_positions: Tensor,
     index: Tensor,
+    *,
+    mass: Tensor | None = None,
 ) -> Tensor:
     try:
-        return _draw_sample(logits, inv_t, lse, cut, tie_id, seeds, root_positions, index)
-    except (RuntimeError, ValueError):
-        check(logits, inv_t, lse, cut, tie_id, seeds, root_positions, index)  # raises with a remedy
-        return _draw_sample(*expect.contiguous(logits, inv_t, lse, cut, tie_id, seeds, root_positions, index))
+        return _draw_sample(logits, inv_t, lse, cut, tie_id, seeds, root_positions, index, mass)
+    except (RuntimeError, ValueError, TypeError):
+        check(logits, inv_t, lse, cut, tie_id, seeds, root_positions, index, mass)  # raises with a remedy
+        return _draw_sample(*expect.contiguous(logits, inv_t, lse, cut, tie_id, seeds, root_positions, index, mass))

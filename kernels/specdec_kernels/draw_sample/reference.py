@@ -19,6 +19,7 @@ def check(
     seeds: Tensor,
     root_positions: Tensor,
     index: Tensor,
+    mass: Tensor | None = None,
 ) -> None:
     """Raises ValueError for arguments that draw_sample cannot take."""
     op = "draw_sample"
@@ -27,6 +28,7 @@ def check(
     expect.tensor(op, "seeds", seeds, torch.int64, rows)
     expect.tensor(op, "root_positions", root_positions, torch.int32, rows)
     expect.tensor(op, "index", index, torch.int32, rows)
+    expect.mass(op, mass, (logits,))
 
 
 def draw_sample(
@@ -38,6 +40,8 @@ def draw_sample(
     seeds: Tensor,
     root_positions: Tensor,
     index: Tensor,
+    *,
+    mass: Tensor | None = None,
 ) -> Tensor:
     """One fresh draw per row from its law, for drafters, by the two-level race of ``random.draw_from_weights``.
 
@@ -48,6 +52,7 @@ def draw_sample(
         root_positions: int32 [R], absolute position of the root of the step that will verify the token.
         index: int32 [R], number of the draw within the request's step. Each (seed, root position, index) must be used
             for one draw only: two draws of equal counters are the same draw.
+        mass: block masses from law_stats(..., masses=True) or None. They save a pass and never change the answer.
 
     Returns:
         int64 [R], ids of the columns of ``logits`` (map them yourself if the draft vocabulary is smaller than the
@@ -56,6 +61,6 @@ def draw_sample(
     Raises:
         ValueError: wrong shape or dtype.
     """
-    check(logits, inv_t, lse, cut, tie_id, seeds, root_positions, index)
+    check(logits, inv_t, lse, cut, tie_id, seeds, root_positions, index, mass)
     weights = law_weights(logits, inv_t, lse, cut, tie_id)
     return draw_from_weights(weights, seeds, root_positions, index, DRAFT)

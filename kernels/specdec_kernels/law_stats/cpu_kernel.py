@@ -9,13 +9,15 @@ from .. import expect
 from .reference import check
 
 _law_stats = torch.ops.specdec.law_stats.default
+_law_masses = torch.ops.specdec.law_masses.default
 
 
 def law_stats(
-    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, *, masses: bool = False
+) -> tuple[Tensor, ...]:
+    run = _law_masses if masses else _law_stats
     try:
-        return _law_stats(logits, temperature, top_k, top_p, min_p)
+        return run(logits, temperature, top_k, top_p, min_p)
     except (RuntimeError, ValueError):
         check(logits, temperature, top_k, top_p, min_p)  # raises with a remedy
-        return _law_stats(*expect.contiguous(logits, temperature, top_k, top_p, min_p))
+        return run(*expect.contiguous(logits, temperature, top_k, top_p, min_p))

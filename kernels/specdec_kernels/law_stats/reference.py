@@ -6,9 +6,12 @@ import torch
 from torch import Tensor
 
 from .. import expect
+from ..random import BLOCK
 
 SMALLEST_TEMPERATURE = 1e-6
 """Below it (and above 0) logits times 1 / T would leave float32."""
+FARTHEST = 1e4
+"""Normalisers beyond it leave too few digits to the weights for masses to be of use."""
 
 
 def check(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> None:
@@ -27,8 +30,8 @@ def check(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min
 
 
 def law_stats(
-    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, *, masses: bool = False
+) -> tuple[Tensor, ...]:
     """Statistics that turn a row of logits into its processed sampling law, without storing probabilities.
 
     The weight of token v is ``exp(l * inv_t - lse)`` if ``l > cut`` or (``l == cut`` and ``v <= tie_id``), else 0, with
@@ -44,12 +47,18 @@ def law_stats(
         top_k: int32 [R]; 0 is off. Values above V are off too.
         top_p: float32 [R] in (0, 1]; 1 is off.
         min_p: float32 [R] in [0, 1]; 0 is off.
+        masses: also return the total weight of every race block (``random.BLOCK`` ids), which costs no further pass and
+            spares whoever draws from the row one.
 
     Returns:
-        (inv_t, lse, cut, tie_id), each [R]; the first three float32 (float64 for float64 logits), tie_id int32.
+        (inv_t, lse, cut, tie_id), each [R]; the first three float32 (float64 for float64 logits), tie_id int32; then
+        mass, if wanted.
         Temperature only: cut = -inf, tie_id = V - 1. Greedy: inv_t = 0, lse = 0, cut = largest logit, tie_id = its
         lowest id; ``inv_t == 0`` is the mark of a greedy row. A row with a NaN or +inf logit, or without a finite one,
         has lse = cut = NaN and tie_id = 0: no token has weight, and the caller reports the row.
+        mass: [R, ceil(V / 1024)] of lse's dtype, equal to the sums of the weights up to rounding; NaN throughout for
+        rows that are greedy, filtered (top-k, top-p, min-p), without a law or with a normaliser beyond 1e4, where
+        rounding hides what the weights are.
 
     Raises:
         ValueError: wrong shape, dtype or parameter value.
@@ -64,24 +73,25 @@ def law_stats(
     greedy = temperature == 0
     inv_t = torch.where(greedy, 0.0, 1.0 / temperature.to(dtype))
     if rows == 0:
-        return inv_t, inv_t.clone(), inv_t.clone(), top_k.clone()
+        mass = [inv_t.new_empty(0, (vocab + BLOCK - 1) // BLOCK)] if masses else []
+        return inv_t, inv_t.clone(), inv_t.clone(), top_k.clone(), *mass
 
     ordered, ids = level.sort(dim=1, descending=True, stable=True)
     scaled = (ordered * inv_t[:, None]).double()
-    mass = (scaled - scaled[:, :1]).exp().nan_to_num(nan=0.0)
+    share = (scaled - scaled[:, :1]).exp().nan_to_num(nan=0.0)
     use_k = (top_k > 0) & (top_k < vocab)
     limit = torch.where(use_k, top_k.long(), vocab)
     keep = torch.arange(vocab, device=logits.device) < limit[:, None]
-    running = (mass * keep).cumsum(1)
+    running = (share * keep).cumsum(1)
     before = torch.cat([torch.zeros_like(running[:, :1]), running[:, :-1]], dim=1)
     keep &= (before < top_p.double()[:, None] * running[:, -1:]) | (top_p == 1)[:, None]
-    keep &= mass >= min_p.double()[:, None]
+    keep &= share >= min_p.double()[:, None]
 
     last = (keep.sum(1) - 1).clamp(min=0)[:, None]
     filtered = use_k | (top_p < 1) | (min_p > 0)
     cut = torch.where(filtered, ordered.gather(1, last).squeeze(1), -torch.inf)
     tie_id = torch.where(cut == -torch.inf, vocab - 1, ids.gather(1, last).squeeze(1))
-    lse = scaled[:, 0] + (mass * keep).sum(1).log()
+    lse = scaled[:, 0] + (share * keep).sum(1).log()
 
     bad = torch.isnan(level).any(1) | (level == torch.inf).any(1) | ~torch.isfinite(level).any(1)
     bad |= ~greedy & ~torch.isfinite(scaled[:, 0])
@@ -89,12 +99,17 @@ def law_stats(
     tie_id = torch.where(greedy, ids[:, 0], tie_id)
     lse = torch.where(greedy, 0.0, lse)
     nan = torch.nan
-    return (
+    stats = (
         inv_t,
         torch.where(bad, nan, lse).to(dtype),
         torch.where(bad, nan, cut),
         torch.where(bad, 0, tie_id).to(torch.int32),
     )
+    if not masses:
+        return stats
+    blocks = law_weights(logits, *stats).split(BLOCK, dim=1)
+    mass = torch.stack([block.sum(1, dtype=torch.float64) for block in blocks], dim=1).to(dtype)
+    return *stats, torch.where((greedy | filtered | ~(stats[1].abs() < FARTHEST))[:, None], nan, mass)
 
 
 def law_weights(logits: Tensor, inv_t: Tensor, lse: Tensor, cut: Tensor, tie_id: Tensor) -> Tensor:

@@ -1,0 +1,102 @@
+"""Speed of verification on trees on the CPU, beside one plain read (sum) of the logits of the same nodes.
+
+    python -m pytest benchmarks/kernels/test_proposal_ops.py -s
+
+Machines share caches and ports with other work: trust ratios of one run and minima, not absolute times.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from specdec_kernels import draw_sample, extension, law_stats, ordered_verify, traversal_verify, tree_plan
+
+pytestmark = pytest.mark.skipif(extension.missing() is not None, reason="CPU extension not built")
+
+VOCAB = 151_936
+OPERATORS = [ordered_verify, traversal_verify]
+# marks: 0 chosen, 1 drawn, 2 drawn without earlier ones, 3 drawn outside of the chosen ones
+KINDS = {"chosen": [0, 0, 0], "independent": [1, 1, 1], "without_replacement": [1, 2, 2], "hybrid": [3, 0, 0]}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def law(logits: Tensor) -> tuple[Tensor, ...]:
+    rows = len(logits)
+    zero = torch.zeros(rows, dtype=torch.int32)
+    return (logits, *law_stats(logits, torch.ones(rows), zero, torch.ones(rows), torch.zeros(rows)))
+
+
+def tree(marks: list[int], rows: int, noise: float, vocab: int = VOCAB) -> tuple[tuple[Any, ...], Tensor]:
+    """Arguments of both operators for rows of two levels of three siblings each, and the logits of all nodes."""
+    g = torch.Generator().manual_seed(0)
+    parents = torch.tensor([-1, 0, 0, 0, 1, 1, 1], dtype=torch.int32).repeat(rows)
+    count = len(parents)
+    p = torch.randn(count, vocab, generator=g) * 2
+    q = p + noise * torch.randn(count, vocab, generator=g)
+    drawn = torch.tensor([0, *marks, *marks], dtype=torch.int8).repeat(rows)
+    tokens = torch.zeros(count, dtype=torch.int64)
+    source = torch.tensor([0, 0, 0, 0, 1, 1, 1]).repeat(rows) + torch.arange(rows).repeat_interleave(7) * 7
+    top = q.topk(3, 1).indices
+    for start in range(0, count, 7):
+        for first in (1, 4):
+            gone: list[int] = []
+            for place, mark in enumerate(marks):
+                node, logits = start + first + place, q[source[start + first]].clone()
+                if mark == 0:
+                    tokens[node] = top[source[node], place - marks.count(3)]
+                    continue
+                logits[gone if mark == 2 else top[source[node], : marks.count(0)] if mark == 3 else []] = -float("inf")
+                seed, at = torch.tensor([node]), torch.tensor([place], dtype=torch.int32)
+                tokens[node] = draw_sample(*law(logits[None]), seed, at, at)
+                gone.append(int(tokens[node]))
+    offsets = torch.arange(0, count + 1, 7, dtype=torch.int32)
+    plan = tree_plan(parents, offsets)
+    seeds, positions = torch.arange(rows), torch.arange(rows, dtype=torch.int32)
+    draft_law = None if not any(marks) else law(q)
+    arguments = (tokens, offsets, plan.first_child, plan.next_sibling, drawn, source.int(), law(p), draft_law, None)
+    return (*arguments, None, seeds, positions), p
+
+
+def best(functions: list[Callable[[], Any]], rounds: int) -> list[float]:
+    """Smallest time of each, in microseconds; they take turns, so that a busy moment hits all of them."""
+    times = [float("inf")] * len(functions)
+    for _ in range(rounds):
+        for i, function in enumerate(functions):
+            start = time.perf_counter()
+            function()
+            times[i] = min(times[i], time.perf_counter() - start)
+    return [t * 1e6 for t in times]
+
+
+@pytest.mark.parametrize("noise", [0.3, 2.0], ids=["near", "far"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.name)
+def test_a_step(benchmark: Any, operator: Any, kind: str, noise: float) -> None:
+    arguments, logits = tree(KINDS[kind], 4, noise)
+
+    def run() -> Any:
+        return operator(*arguments, max_depth=2)
+
+    read, verify = best([logits.sum, run], 60)
+    benchmark.extra_info |= {"sum_us": round(read, 1), "verify_us": round(verify, 1), "ratio": round(verify / read, 2)}
+    print(f"\n{operator.name} {kind}: sum {read:.0f} us, verify {verify:.0f} us, ratio {verify / read:.2f}")
+    benchmark.pedantic(run, rounds=5)
+
+
+@pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.name)
+def test_a_small_step(benchmark: Any, operator: Any) -> None:
+    arguments, _ = tree(KINDS["hybrid"], 1, 0.3, 1000)
+    benchmark(lambda: operator(*arguments, max_depth=2))

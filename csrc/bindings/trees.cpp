@@ -1,0 +1,119 @@
+// torch.ops.specdec.{ordered, traversal}_{verify, thresholds}: schemas and CPU implementations. The Python side repeats
+// failed checks with longer messages (kernels/specdec_kernels/proposals.py).
+#include <tuple>
+
+#include "bindings/laws.h"
+#include "verify/ordered.h"
+#include "verify/traversal.h"
+
+namespace specdec::bindings {
+namespace {
+
+// A tree draft and its laws, checked.
+struct TreeArguments {
+  TreeDraft draft;
+  Laws target, drafts;
+
+  TreeArguments(const Tensor& tokens, const Tensor& offsets, const Tensor& first_child, const Tensor& next_sibling,
+                const Tensor& drawn, const Tensor& law_row, const Laws& target_, const Maybe& logits,
+                const Maybe& inv_t, const Maybe& lse, const Maybe& cut, const Maybe& tie_id, const Maybe& token_ids,
+                const Maybe& scouts)
+      : target(target_) {
+    SPECDEC_CHECK(tokens.dim() == 1, "tokens has shape ", shape_of(tokens), ", expected [M]");
+    draft.nodes = tokens.size(0);
+    draft.offsets = offsets_of(offsets, draft.nodes, &draft.rows);
+    draft.tokens = input<int64_t>(tokens, "tokens");
+    draft.first_child = vector<int32_t>(first_child, draft.nodes, "first_child");
+    draft.next_sibling = vector<int32_t>(next_sibling, draft.nodes, "next_sibling");
+    draft.drawn = vector<int8_t>(drawn, draft.nodes, "drawn");
+    draft.law_row = vector<int32_t>(law_row, draft.nodes, "law_row");
+    draft.scouts = scouts.has_value() ? vector<bool>(*scouts, draft.nodes, "scouts") : nullptr;
+    SPECDEC_CHECK(target.logits.rows == draft.nodes, "target has ", target.logits.rows, " laws for ", draft.nodes, " nodes");
+    draft.laws = nullptr;
+    draft.token_ids = nullptr;
+    if (logits.has_value()) {
+      drafts = laws_of(*logits, inv_t.value(), lse.value(), cut.value(), tie_id.value());
+      draft.laws = &drafts;
+      if (token_ids.has_value())
+        draft.token_ids = vector<int64_t>(*token_ids, drafts.logits.columns, "token_ids");
+      else
+        SPECDEC_CHECK(drafts.logits.columns <= target.logits.columns, "draft laws are wider than target laws");
+    }
+    int64_t at = 0;
+    const char* bad = invalid_tree(draft, target, &at);
+    SPECDEC_CHECK(bad == nullptr, bad, "[", at, "] is out of range");
+  }
+  TreeArguments(const TreeArguments&) = delete;
+};
+
+using Verify = void (*)(const TreeDraft&, const Laws&, const StepNoise&, const Path&);
+using Thresholds = void (*)(const TreeDraft&, const Laws&, void*, void*);
+
+template <Verify Function>
+std::tuple<Tensor, Tensor, Tensor> verify_cpu(
+    Tensor tokens, Tensor offsets, Tensor first_child, Tensor next_sibling, Tensor drawn, Tensor law_row, Tensor logits,
+    Tensor inv_t, Tensor lse, Tensor cut, Tensor tie_id, Maybe draft_logits, Maybe draft_inv_t, Maybe draft_lse,
+    Maybe draft_cut, Maybe draft_tie_id, Maybe token_ids, Maybe scouts, Tensor seeds, Tensor root_positions,
+    Maybe uniforms, Maybe block_noise, Maybe token_noise, int64_t max_depth) {
+  const TreeArguments a(tokens, offsets, first_child, next_sibling, drawn, law_row,
+                        laws_of(logits, inv_t, lse, cut, tie_id), draft_logits, draft_inv_t, draft_lse, draft_cut,
+                        draft_tie_id, token_ids, scouts);
+  const int64_t rows = a.draft.rows, vocab = a.target.logits.columns;
+  SPECDEC_CHECK(max_depth >= 0 && deepest(a.draft) <= max_depth, "max_depth is ", max_depth);
+  StepNoise noise{vector<int64_t>(seeds, rows, "seeds"), vector<int32_t>(root_positions, rows, "root_positions"),
+                  nullptr, nullptr, nullptr};
+  if (uniforms.has_value()) noise.uniforms = vector<float>(*uniforms, a.draft.nodes, "uniforms");
+  if (block_noise.has_value()) {
+    SPECDEC_CHECK(block_noise->dim() == 2 && block_noise->size(0) == rows && block_noise->size(1) == block_count(vocab),
+                  "block noise has shape ", shape_of(*block_noise));
+    SPECDEC_CHECK(token_noise.has_value() && token_noise->dim() == 2 && token_noise->size(0) == rows &&
+                      token_noise->size(1) == vocab, "token noise has the wrong shape");
+    noise.block_noise = input<float>(*block_noise, "block noise");
+    noise.token_noise = input<float>(*token_noise, "token noise");
+  }
+  const PathTensors out(rows, max_depth);
+  Function(a.draft, a.target, noise, out.view(max_depth));
+  return {out.path, out.num_accepted, out.next_token};
+}
+
+template <Thresholds Function>
+std::tuple<Tensor, Tensor> thresholds_cpu(
+    Tensor tokens, Tensor offsets, Tensor first_child, Tensor next_sibling, Tensor drawn, Tensor law_row, Tensor logits,
+    Tensor inv_t, Tensor lse, Tensor cut, Tensor tie_id, Maybe draft_logits, Maybe draft_inv_t, Maybe draft_lse,
+    Maybe draft_cut, Maybe draft_tie_id, Maybe token_ids, Maybe scouts) {
+  const TreeArguments a(tokens, offsets, first_child, next_sibling, drawn, law_row,
+                        laws_of(logits, inv_t, lse, cut, tie_id), draft_logits, draft_inv_t, draft_lse, draft_cut,
+                        draft_tie_id, token_ids, scouts);
+  const bool wide = a.target.wide() || (a.draft.laws != nullptr && a.drafts.wide());
+  const ScalarType type = wide ? ScalarType::Double : ScalarType::Float;
+  Tensor accept = empty({a.draft.nodes}, type);
+  Tensor residual = empty({a.draft.nodes, a.target.logits.columns}, type);
+  Function(a.draft, a.target, accept.mutable_data_ptr(), residual.mutable_data_ptr());
+  return {accept, residual};
+}
+
+#define SPECDEC_TREE_DRAFT                                                                                           \
+  "Tensor tokens, Tensor offsets, Tensor first_child, Tensor next_sibling, Tensor drawn, Tensor law_row, "           \
+  "Tensor logits, Tensor inv_t, Tensor lse, Tensor cut, Tensor tie_id, Tensor? draft_logits, Tensor? draft_inv_t, "  \
+  "Tensor? draft_lse, Tensor? draft_cut, Tensor? draft_tie_id, Tensor? token_ids, Tensor? scouts"
+#define SPECDEC_STEP_NOISE                                                                                 \
+  "Tensor seeds, Tensor root_positions, Tensor? uniforms, Tensor? block_noise, Tensor? token_noise, " \
+  "int max_depth"
+
+}  // namespace
+}  // namespace specdec::bindings
+
+STABLE_TORCH_LIBRARY_FRAGMENT(specdec, m) {
+  m.def("ordered_verify(" SPECDEC_TREE_DRAFT ", " SPECDEC_STEP_NOISE ") -> (Tensor, Tensor, Tensor)");
+  m.def("ordered_thresholds(" SPECDEC_TREE_DRAFT ") -> (Tensor, Tensor)");
+  m.def("traversal_verify(" SPECDEC_TREE_DRAFT ", " SPECDEC_STEP_NOISE ") -> (Tensor, Tensor, Tensor)");
+  m.def("traversal_thresholds(" SPECDEC_TREE_DRAFT ") -> (Tensor, Tensor)");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(specdec, CPU, m) {
+  using namespace specdec::bindings;
+  m.impl("ordered_verify", TORCH_BOX(&verify_cpu<specdec::ordered_verify>));
+  m.impl("ordered_thresholds", TORCH_BOX(&thresholds_cpu<specdec::ordered_thresholds>));
+  m.impl("traversal_verify", TORCH_BOX(&verify_cpu<specdec::traversal_verify>));
+  m.impl("traversal_thresholds", TORCH_BOX(&thresholds_cpu<specdec::traversal_thresholds>));
+}

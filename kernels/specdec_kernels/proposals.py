@@ -1,0 +1,203 @@
+"""Proposals on packed trees: what each node's token was drawn from, for the references of the rules that look at q.
+
+The children of a node are an ordered list of proposals. Each has a law, given everything that was decided before it:
+a point mass if its token was chosen, else its draft law, restricted to the tokens that could still be drawn. Scouts are
+no proposals: they are skipped wherever children are listed.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import expect
+from .law_stats.reference import law_weights
+from .random import ACCEPT, BLOCK, uniform, words
+
+CHOSEN = 0
+"""A point mass: any deterministic choice."""
+DRAWN = 1
+"""Drawn from its law, independently of its siblings."""
+DRAWN_WITHOUT_EARLIER = 2
+"""Drawn from its law restricted to tokens that no earlier sibling was drawn as, from the same law row."""
+DRAWN_WITHOUT_CHOSEN = 3
+"""Drawn from its law restricted to tokens that are not those of chosen siblings, earlier or later."""
+
+Law = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+"""(logits, inv_t, lse, cut, tie_id)"""
+
+
+def dust(target: Law, draft: Law | None) -> float:
+    """Mass below which what a drawn law leaves of a target law is rounding: a rejection there has no probability."""
+    wide = target[1].dtype == torch.float64 and (draft is None or draft[1].dtype == torch.float64)
+    return 2.0**-44 if wide else 2.0**-20
+
+
+def check(
+    op: str,
+    tokens: Tensor,
+    offsets: Tensor,
+    first_child: Tensor,
+    next_sibling: Tensor,
+    drawn: Tensor,
+    law_row: Tensor,
+    target: Law,
+    draft: Law | None,
+    token_ids: Tensor | None,
+    scouts: Tensor | None = None,
+    seeds: Tensor | None = None,
+    root_positions: Tensor | None = None,
+    uniforms: Tensor | None = None,
+    race: tuple[Tensor, Tensor] | None = None,
+    *,
+    max_depth: int | None = None,
+) -> None:
+    """Raises ValueError for a tree draft that `op` cannot take; without max_depth, randomness is not looked at."""
+    nodes = expect.tensor(op, "tokens", tokens, torch.int64, "M").shape[0]
+    expect.offsets(op, offsets, nodes)
+    index = torch.arange(nodes, device=tokens.device)
+    row = torch.searchsorted(offsets.long(), index, right=True) - 1
+    inside = index < offsets[-1]
+    end = offsets.long()[(row + 1).clamp(max=len(offsets) - 1)]
+    for name, links in (("first_child", first_child), ("next_sibling", next_sibling)):
+        expect.tensor(op, name, links, torch.int32, nodes)
+        good = ~inside | (links == -1) | ((links > index) & (links < end))
+        expect.values(op, name, good, links, "-1 or the packed index of a later node of the row; use tree_plan's links")
+    expect.tensor(op, "drawn", drawn, torch.int8, nodes)
+    expect.tensor(op, "law_row", law_row, torch.int32, nodes)
+    vocab = expect.law(op, "target", target, nodes)[0].shape[1]
+    inner = inside & (index > offsets.long()[row.clamp(min=0)])
+    expect.values(op, "tokens", ~inner | ((tokens >= 0) & (tokens < vocab)), tokens, f"an id in [0, {vocab})")
+    expect.values(op, "drawn", ~inner | ((drawn >= 0) & (drawn <= 3)), drawn, "a mark from 0 to 3")
+    from_law = inner & (drawn != CHOSEN)
+    if draft is None:
+        expect.values(op, "drawn", ~from_law, drawn, "0 (chosen) everywhere when there are no draft laws")
+    else:
+        laws, width = expect.law(op, "draft", draft, "R")[0].shape
+        named = ~from_law | ((law_row >= 0) & (law_row < laws))
+        expect.values(op, "law_row", named, law_row, f"a draft law in [0, {laws})")
+        if token_ids is not None:
+            expect.tensor(op, "token_ids", token_ids, torch.int64, width)
+            expect.values(op, "token_ids", (token_ids >= 0) & (token_ids < vocab), token_ids, f"in [0, {vocab})")
+        elif width > vocab:
+            raise ValueError(
+                f"{op}: draft laws have {width} columns, target laws {vocab}; expected at most as many; slice off "
+                "padding or pass token_ids"
+            )
+    if scouts is not None:
+        expect.tensor(op, "scouts", scouts, torch.bool, nodes)
+    if max_depth is None:
+        return
+    batch = offsets.shape[0] - 1
+    expect.tensor(op, "seeds", seeds, torch.int64, batch)
+    expect.tensor(op, "root_positions", root_positions, torch.int32, batch)
+    if uniforms is not None:
+        expect.tensor(op, "uniforms", uniforms, torch.float32, nodes)
+    if race is not None:
+        if not isinstance(race, (tuple, list)) or len(race) != 2:
+            raise ValueError(f"{op}: race is {type(race).__name__}; expected (block noise, token noise)")
+        expect.tensor(op, "race block noise", race[0], torch.float32, batch, (vocab + BLOCK - 1) // BLOCK)
+        expect.tensor(op, "race token noise", race[1], torch.float32, batch, vocab)
+    expect.depth(op, max_depth)
+    deepest = max(_depths(offsets, first_child, next_sibling), default=0)
+    if deepest > max_depth:
+        raise ValueError(
+            f"{op}: a row is {deepest} draft tokens deep; expected at most max_depth = {max_depth}; drawn tokens must "
+            "all be verified, so pass a larger max_depth"
+        )
+
+
+def _depths(offsets: Tensor, first_child: Tensor, next_sibling: Tensor) -> list[int]:
+    first, sibling, depth = first_child.tolist(), next_sibling.tolist(), [0] * len(first_child)
+    for node in range(int(offsets[-1])):
+        child = first[node]
+        while child >= 0:
+            depth[child] = depth[node] + 1
+            child = sibling[child]
+    return depth
+
+
+class Tree:
+    """A packed batch of trees on the host, its laws as dense weights one node at a time."""
+
+    def __init__(
+        self,
+        tokens: Tensor,
+        offsets: Tensor,
+        first_child: Tensor,
+        next_sibling: Tensor,
+        drawn: Tensor,
+        law_row: Tensor,
+        target: Law,
+        draft: Law | None,
+        token_ids: Tensor | None,
+        scouts: Tensor | None,
+    ) -> None:
+        self.bounds: list[int] = offsets.tolist()
+        self.token: list[int] = tokens.tolist()
+        self.mark: list[int] = drawn.tolist()
+        self.source: list[int] = law_row.tolist()
+        self.laws, self.draft, self.token_ids = target, draft, token_ids
+        self.dtype = target[1].dtype if draft is None else torch.promote_types(target[1].dtype, draft[1].dtype)
+        self.dust = dust(target, draft)
+        first, sibling = first_child.tolist(), next_sibling.tolist()
+        scout = [False] * len(first) if scouts is None else scouts.tolist()
+        self.parent = [-1] * len(first)
+        self.children: list[list[int]] = [[] for _ in first]
+        for node in range(self.bounds[-1]):
+            child = first[node]
+            while child >= 0:
+                if not scout[child]:
+                    self.children[node].append(child)
+                    self.parent[child] = node
+                child = sibling[child]
+
+    def target(self, node: int) -> Tensor:
+        """Weights of the target's law after a node: [V]."""
+        return law_weights(*(part[node : node + 1] for part in self.laws))[0].to(self.dtype)
+
+    def proposal(self, parent: int, place: int) -> Tensor | None:
+        """Weights of the law that child number `place` was drawn from, given what was decided before it: [V].
+
+        None if its token has no weight there: it was not drawn from this law and is no proposal.
+        """
+        siblings = self.children[parent]
+        node = siblings[place]
+        token, mark = self.token[node], self.mark[node]
+        weights = torch.zeros(self.laws[0].shape[1], dtype=self.dtype, device=self.laws[0].device)
+        if mark == CHOSEN:
+            weights[token] = 1.0
+            return weights
+        assert self.draft is not None
+        row = self.source[node]
+        q = law_weights(*(part[row : row + 1] for part in self.draft))[0].to(self.dtype)
+        if self.token_ids is None:
+            weights[: len(q)] = q
+        else:
+            weights[self.token_ids] = q
+        gone: list[int] = []
+        if mark == DRAWN_WITHOUT_EARLIER:
+            same = (other for other in siblings[:place] if self.mark[other] != CHOSEN and self.source[other] == row)
+            gone = [self.token[other] for other in same]
+        elif mark == DRAWN_WITHOUT_CHOSEN:
+            gone = [self.token[other] for other in siblings if self.mark[other] == CHOSEN]
+        weights[gone] = 0.0
+        if not float(weights[token]) > 0:
+            return None
+        return weights * (1.0 / mass(weights)) if gone else weights
+
+
+def mass(weights: Tensor) -> float:
+    """Total of weights [V], summed in float64."""
+    return float(weights.sum(dtype=torch.float64))
+
+
+def coins(tree: Tree, seeds: Tensor, root_positions: Tensor, nodes: int) -> list[float]:
+    """The keyed coin of every node: index is the node's place within its row."""
+    bounds = torch.tensor(tree.bounds, device=seeds.device)
+    packed = torch.arange(nodes, device=seeds.device)
+    row = (torch.searchsorted(bounds, packed, right=True) - 1).clamp(min=0, max=max(len(bounds) - 2, 0))
+    if not len(seeds):
+        return [1.0] * nodes
+    found: list[float] = uniform(words(seeds[row], root_positions[row], packed - bounds[row], ACCEPT, 0)).tolist()
+    return found

@@ -1,0 +1,233 @@
+"""`specdec lab`: does speculative decoding change what the model says? Runs the lab, writes its report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from specdec_fast.commands import options
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from specdec_fast.engine import Engine
+    from specdec_fast.lab.run import Lab, Progress
+    from specdec_fast.sampling import SamplingParams
+
+_WORK = "Work"
+_LENGTHS = (16, 48, 96)
+_ROWS = 8  # greedy texts decoded at once
+
+
+def lab(
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the report; draws in it are continued.")],
+    model: options.Model = "demo-target",
+    draft: options.DraftModel = None,
+    rule: options.RuleName = "token",
+    draft_tokens: options.DraftTokens = None,
+    draws: Annotated[int, typer.Option("--draws", "-N", help="Draws per place.", rich_help_panel=_WORK)] = 1_000_000,
+    prompts: Annotated[
+        int, typer.Option("--prompts", "-n", help="Prompts of the bundled workload.", rich_help_panel=_WORK)
+    ] = 4,
+    exact: Annotated[
+        bool, typer.Option(help="Enumerate all rules and compare backends.", rich_help_panel=_WORK)
+    ] = True,
+    mutants: Annotated[
+        bool, typer.Option("--mutants", help="Measure known mistakes: the kill matrix.", rich_help_panel=_WORK)
+    ] = False,
+    recorded: Annotated[
+        Path | None,
+        typer.Option("--recorded", help="Judge the draws in this .npz (docs/losslessness.md) instead of ours.",
+                     rich_help_panel=_WORK),
+    ] = None,
+    ledger: Annotated[
+        Path | None,
+        typer.Option("--ledger", help="File in which the evidence of many runs accumulates.", rich_help_panel=_WORK),
+    ] = None,
+    temperature: options.Temperature = 1.0,
+    top_k: options.TopK = 0,
+    top_p: options.TopP = 1.0,
+    min_p: options.MinP = 0.0,
+    seed: options.Seed = None,
+    dtype: options.Dtype = "float32",
+    device: options.Device = "cpu",
+    threads: options.Threads = None,
+    as_json: options.Json = False,
+) -> None:  # fmt: skip
+    """Check that speculation keeps the model's law: exact laws, a million draws, greedy texts, a page of plots."""
+    from specdec_fast.commands import opening
+    from specdec_fast.commands.show import make_console
+    from specdec_fast.lab import require_extra
+
+    require_extra()
+    from specdec_fast.lab.run import Lab
+    from specdec_fast.lab.sequential import Ledger
+    from specdec_fast.sampling import SamplingParams
+
+    if draws < 1:
+        raise ValueError(f"--draws: got {draws}; expected at least 1")
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"--out: {out} is a file; expected a folder, or a name that is free")
+    if ledger is not None and seed is not None:
+        raise ValueError("--ledger with --seed: a seed that was used before would count its draws twice; drop --seed")
+    params = SamplingParams(
+        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, max_new_tokens=max(_LENGTHS), seed=seed or 0
+    )
+    console = make_console(stderr=True)
+    kept = Ledger.open(ledger)
+    run = Lab(out, seed=kept.next_seed if ledger is not None else params.seed or 0)
+    asked = _Asked(draws, prompts, exact, mutants)  # refuses what it cannot find before anything is loaded
+    with _progress(console) as progress:
+        run.progress = progress
+        try:
+            if recorded is not None:
+                _judge_recorded(run, recorded, asked)
+            else:
+                setup = opening.resolve(
+                    model=model, draft=draft, drafter=None, rule=rule, draft_tokens=draft_tokens, dtype=dtype,
+                    device=device, compile=False,
+                )  # fmt: skip
+                opening.quiet()
+                with console.status("loading models") if console.is_terminal else nullcontext():
+                    engine = opening.open_engine(setup, threads=threads, max_rows=min(prompts, _ROWS))
+                run.header = {
+                    **setup.describe(engine.rule),
+                    "rule": engine.rule.name,
+                    **asked.as_dict(),
+                    **_described(params),
+                }
+                run.header |= {"seed": run.seed, "versions": opening.versions()}
+                _measure(run, engine, replace(params, seed=run.seed), asked, None if ledger is None else kept)
+        except KeyboardInterrupt:
+            _interrupted(run, asked, out, console)
+    _tell(run, as_json, console)
+
+
+class _Asked:
+    """How much was asked for."""
+
+    def __init__(self, draws: int, prompts: int, exact: bool, mutants: bool) -> None:
+        from specdec_fast.commands.prompts import bundled_workload, one_of_each
+
+        self.items = [(item.id, item.prompt) for item in one_of_each(bundled_workload(), prompts)]
+        self.draws, self.prompts, self.exact, self.mutants = draws, prompts, exact, mutants
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"draws": self.draws, "prompts": self.prompts}
+
+
+def _described(params: SamplingParams) -> dict[str, Any]:
+    shown = {"temperature": params.temperature, "top_k": params.top_k, "top_p": params.top_p, "min_p": params.min_p}
+    neutral = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    return {name: value for name, value in shown.items() if value != neutral.get(name)}
+
+
+def _measure(run: Lab, engine: Engine, params: SamplingParams, asked: _Asked, ledger: Any) -> None:
+    items = asked.items
+    rule = engine.rule
+    if not rule.lossless:
+        run.notes.append(f"rule {rule.name} is lossy by design: expect its law to be rejected")
+    sampled = params.temperature > 0
+    if not sampled:
+        run.notes.append("temperature 0: every law is one token; nothing is drawn")
+    elif (reason := rule.why_not_sampling(params)) is not None:
+        run.notes.append(f"nothing is drawn: {reason}")
+        sampled = False
+    if asked.exact:
+        run.run_exact()
+    run.run_greedy(engine, items, _LENGTHS)
+    if sampled:
+        run.run_draws(engine, items, params, asked.draws)
+        run.run_acceptances()
+        if ledger is not None:
+            run.add_to_ledger(ledger)
+    if asked.mutants:
+        run.run_mutants(asked.draws)
+    tokenizer = engine.tokenizer
+    run.draw_figures(None if tokenizer is None else lambda token: str(tokenizer.decode([token])))
+
+
+def _judge_recorded(run: Lab, path: Path, asked: _Asked) -> None:
+    from specdec_fast.commands.opening import versions
+    from specdec_fast.lab.recorded import Recorded
+
+    found = Recorded.load(path)
+    run.header = {"recorded": str(path), "draws": len(found.tokens), "versions": versions()}
+    run.run_recorded(found)
+    if asked.mutants:
+        run.run_mutants(asked.draws)
+
+
+@contextmanager
+def _progress(console: Console) -> Iterator[Progress]:
+    """A bar on a terminal; nothing elsewhere."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = TextColumn("{task.description:<34.34}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%")
+    bar = Progress(*columns, TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal)
+    with bar:
+        task = bar.add_task("starting", total=None)
+
+        def show(what: str, done: int, total: int) -> None:
+            bar.update(task, description=what, completed=done, total=total)
+
+        yield show
+
+
+def _interrupted(run: Lab, asked: _Asked, out: Path, console: Console) -> None:
+    total = asked.draws * max(len(run.drawings), 1)
+    words = f"specdec: interrupted after {run.draws_so_far:,} of {total:,} draws"
+    if run.draws_so_far:
+        words += (
+            f"; they are kept in {out / 'draws'}; run the same command again to go on (add --no-exact to go on sooner)"
+        )
+    console.print(words, soft_wrap=True)
+    raise typer.Exit(130)
+
+
+def _tell(run: Lab, as_json: bool, console: Console) -> None:
+    """Write the report, say what was found, and leave with 1 if anything does not hold."""
+    from specdec_fast.lab.report import finite, write_report
+
+    page = write_report(run)
+    failures = run.failures
+    if as_json:
+        print(json.dumps(finite(run.as_dict()), indent=2, ensure_ascii=False))
+    else:
+        for line in _summary(run):
+            print(line)
+        print(f"report: {page}")
+    for line in failures:
+        console.print(f"specdec: {line}", soft_wrap=True)
+    if failures:
+        raise typer.Exit(1)
+
+
+def _summary(run: Lab) -> Iterator[str]:
+    if run.exact:
+        worst = max(each.error for each in run.exact)
+        yield f"exact: {len(run.exact)} laws enumerated, largest error {worst:.1e}"
+        yield f"closed forms: {len(run.expected)}, same keys: {sum(each.compared for each in run.agreement):,} rows"
+    if run.greedy:
+        same = sum(each.identical for each in run.greedy)
+        yield f"greedy: {same} of {len(run.greedy)} texts identical"
+    for row in run.summaries:
+        name = row.get("place", f"context {row.get('context')}")
+        yield f"{name}: {row['draws']:,} draws, distance at most {row['certified_distance']:.4f} (99.9%)"
+    if run.judged:
+        lowest = min(each.test.p_value for each in run.judged)
+        rejected = sum(each.rejected for each in run.judged)
+        yield f"tests: {len(run.judged)}, {rejected} rejected, smallest p {lowest:.3g}"
+    if run.mutants:
+        killed = sum(each.killed for each in run.mutants)
+        yield f"mutants: {killed} of {len(run.mutants)} killed; planted into the engine: {len(run.planted)} checks"
+    if run.ledger is not None:
+        yield f"ledger: {run.ledger.runs} runs, ln E = {run.ledger.log_total():.2f}"
+    for note in run.notes:
+        yield f"note: {note}"

@@ -1,0 +1,1 @@
+"""Bridges to other libraries; each is imported only by whoever uses it."""

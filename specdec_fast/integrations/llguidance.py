@@ -1,0 +1,111 @@
+"""Regular expressions and JSON schemas as grammars, by the library llguidance (extra `grammar`).
+
+    params = SamplingParams(grammar=regex(r"[0-9]{4}-[0-9]{2}", tokenizer))
+
+A grammar may serve any number of requests: each forks it. Tests: tests/integrations/test_llguidance.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import Tensor
+
+_VOCABULARIES: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+
+
+def _library() -> Any:
+    try:
+        import llguidance
+        import llguidance.hf
+    except ModuleNotFoundError:
+        raise ValueError(
+            "grammar: the package llguidance is not installed; run `pip install 'specdec-fast[grammar]'`"
+        ) from None
+    return llguidance
+
+
+def _vocabulary(tokenizer: Any) -> Any:
+    """llguidance's form of a fast tokenizer; making one takes up to a second, so it is remembered."""
+    library = _library()
+    found = _VOCABULARIES.get(tokenizer)
+    if found is None:
+        try:
+            found = library.hf.from_tokenizer(tokenizer, n_vocab=len(tokenizer))
+        except Exception as error:
+            raise ValueError(f"grammar: llguidance cannot read this tokenizer: {error}") from None
+        _VOCABULARIES[tokenizer] = found
+    return found
+
+
+class LLGuidanceMatcher:
+    """A `Matcher` (`specdec_fast.grammar`) over an `LLMatcher`, whose silent error state becomes an exception."""
+
+    def __init__(self, inner: Any, vocab_size: int) -> None:
+        self._inner = inner
+        self.vocab_size = vocab_size
+
+    @property
+    def complete(self) -> bool:
+        done: bool = self._inner.is_accepting()
+        return done
+
+    def fork(self) -> LLGuidanceMatcher:
+        return LLGuidanceMatcher(self._inner.deep_copy(), self.vocab_size)
+
+    def advance(self, token: int) -> bool:
+        if not 0 <= token < self.vocab_size:
+            return False
+        taken: int = self._inner.try_consume_tokens([token])
+        self._check()
+        return taken == 1
+
+    def rollback(self, count: int) -> None:
+        if not self._inner.rollback(count):
+            self._check()
+            raise RuntimeError(f"llguidance: a rollback of {count} tokens failed")
+
+    def fill_mask(self, words: Tensor) -> None:
+        self._inner.unsafe_compute_mask_ptr(words.data_ptr(), 4 * words.numel())
+        self._check()
+
+    def _check(self) -> None:
+        if self._inner.is_error():
+            raise RuntimeError(f"llguidance: {self._inner.get_error()}")
+
+
+def _matcher(source: str, tokenizer: Any, what: str) -> LLGuidanceMatcher:
+    if tokenizer is None:
+        raise ValueError(f"{what}: got no tokenizer; a grammar of text needs one")
+    vocabulary = _vocabulary(tokenizer)
+    inner = _library().LLMatcher(vocabulary, source, log_level=0)
+    if inner.is_error():
+        raise ValueError(f"{what}: {inner.get_error()}")
+    return LLGuidanceMatcher(inner, vocabulary.vocab_size)
+
+
+def regex(pattern: str, tokenizer: Any) -> LLGuidanceMatcher:
+    """Texts that match a regular expression as a whole (Rust syntax: no look-around, no back-references).
+
+    tokenizer: a fast transformers tokenizer. Raises ValueError for a pattern that llguidance refuses.
+    """
+    source = _library().LLMatcher.grammar_from_regex(pattern)
+    return _matcher(source, tokenizer, f"regex {pattern!r}")
+
+
+def json_schema(schema: str | Mapping[str, Any], tokenizer: Any, *, whitespace: bool = False) -> LLGuidanceMatcher:
+    """JSON texts that a schema allows. schema: a mapping, or JSON text; whitespace: leave it to the model.
+
+    Raises ValueError for a schema that is no JSON object or that llguidance refuses.
+    """
+    try:
+        parsed = json.loads(schema) if isinstance(schema, str) else dict(schema)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"JSON schema: got text that is not JSON: {error}") from None
+    if not isinstance(parsed, dict):
+        raise ValueError(f"JSON schema: got {type(parsed).__name__}; expected an object")
+    source = _library().LLMatcher.grammar_from_json_schema(parsed, {"whitespace_flexible": whitespace})
+    return _matcher(source, tokenizer, "JSON schema")

@@ -1,0 +1,162 @@
+"""Independent answers in rational arithmetic, written from the definitions: laws of texts, acceptance, bounds.
+
+Shares nothing with the rules and operators under test but the numbers that go in. Tests: tests/lab/test_oracle.py.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fractions import Fraction
+from itertools import chain, combinations
+
+import numpy as np
+
+Text = tuple[int, ...]
+Law = Sequence[Fraction]
+After = Callable[[Text], Law]
+
+
+def rational_law(source: random.Random, vocab: int) -> list[Fraction]:
+    """Small integer weights, zeros among them, normalised."""
+    while True:
+        weights = [max(source.randrange(-2, 7), 0) for _ in range(vocab)]
+        if sum(weights):
+            return [Fraction(weight, sum(weights)) for weight in weights]
+
+
+class RationalModel:
+    """A law per text, a function of its length and last token: zeros, point masses and ties with `like` all occur.
+
+    vocab: size; seed: which model; like: a model with whose laws one in five of ours agrees (p = q: nothing may be
+    refused); memory: how many last tokens matter (0 and `timeless`: the same law everywhere).
+    """
+
+    def __init__(
+        self, vocab: int, seed: int, like: RationalModel | None = None, *, memory: int = 1, timeless: bool = False
+    ) -> None:
+        self.vocab, self.seed, self.like, self.memory, self.timeless = vocab, seed, like, memory, timeless
+        self._known: dict[object, list[Fraction]] = {}
+
+    def key(self, text: Text) -> object:
+        """Texts of equal key have the same law, and so have their continuations."""
+        return (0 if self.timeless else len(text), text[-self.memory :] if self.memory else ())
+
+    def after(self, text: Text) -> list[Fraction]:
+        key = self.key(text)
+        if key not in self._known:
+            source = random.Random(f"{self.seed}-{key}")
+            same = self.like is not None and source.random() < 0.2
+            self._known[key] = self.like.after(text) if same and self.like else rational_law(source, self.vocab)
+        return self._known[key]
+
+
+def target_law(after: After, length: int) -> dict[Text, Fraction]:
+    """The joint law of the first `length` tokens of plain decoding; texts of probability 0 are left out."""
+    found: dict[Text, Fraction] = {(): Fraction(1)}
+    for _ in range(length):
+        found = {
+            (*text, token): chance * weight
+            for text, chance in found.items()
+            for token, weight in enumerate(after(text))
+            if weight
+        }
+    return found
+
+
+def drafted_chains(q_after: After, context: Text, depth: int) -> dict[Text, Fraction]:
+    """All chains of `depth` tokens drawn one after the other from q after `context`."""
+    return target_law(lambda text: q_after((*context, *text)), depth)
+
+
+def chain_ratios(p_after: After, q_after: After, context: Text, drafted: Text) -> list[Fraction]:
+    """p / q of every token of a drafted chain."""
+    prefixes = [(*context, *drafted[:at]) for at in range(len(drafted))]
+    return [p_after(before)[token] / q_after(before)[token] for before, token in zip(prefixes, drafted, strict=True)]
+
+
+def token_rule_accepted(p_after: After, q_after: After, context: Text, depth: int) -> Fraction:
+    """Expected accepted tokens of the token rule: sum over i of E[prod_{j<=i} min(1, p/q)] (Leviathan et al. 2023)."""
+    total = Fraction(0)
+    for drafted, chance in drafted_chains(q_after, context, depth).items():
+        alive = Fraction(1)
+        for ratio in chain_ratios(p_after, q_after, context, drafted):
+            alive *= min(Fraction(1), ratio)
+            total += chance * alive
+    return total
+
+
+def block_rule_accepted(p_after: After, q_after: After, context: Text, depth: int) -> Fraction:
+    """Expected accepted tokens of block verification: sum over i of E[w_i], w_i = min(1, w_{i-1} p/q) (Sun et al.)."""
+    total = Fraction(0)
+    for drafted, chance in drafted_chains(q_after, context, depth).items():
+        weight = Fraction(1)
+        for ratio in chain_ratios(p_after, q_after, context, drafted):
+            weight = min(Fraction(1), weight * ratio)
+            total += chance * weight
+    return total
+
+
+def geometric_tokens(alpha: float | Fraction, depth: int) -> float | Fraction:
+    """(1 - alpha^(depth+1)) / (1 - alpha): expected tokens per step if every test passes with chance alpha."""
+    return depth + 1 if alpha == 1 else (1 - alpha ** (depth + 1)) / (1 - alpha)
+
+
+def overlap(p: Law, q: Law) -> Fraction:
+    """sum min(p, q) = 1 - TV: the acceptance rate of one drawn token."""
+    return sum((min(a, b) for a, b in zip(p, q, strict=True)), Fraction(0))
+
+
+def transport_bound(p: Law, sets: Mapping[frozenset[int], Fraction]) -> Fraction:
+    """alpha*: the most any lossless rule can accept at one node (Hu et al. 2025), min over H of p(H) + 1 - P(all in H).
+
+    sets: chance of each set of proposed tokens. Tries all subsets H of the vocabulary: small ones only.
+    """
+    tokens = [token for token, weight in enumerate(p) if weight]
+    best = Fraction(1)
+    for inside in chain.from_iterable(combinations(tokens, size) for size in range(len(tokens) + 1)):
+        # tokens that p forbids cost nothing, so H holds all of them
+        wide = frozenset(inside) | frozenset(token for token, weight in enumerate(p) if not weight)
+        missing = 1 - sum((chance for drafted, chance in sets.items() if drafted <= wide), Fraction(0))
+        best = min(best, sum((p[token] for token in inside), Fraction(0)) + missing)
+    return best
+
+
+def text_law(step: Callable[[Text], Iterable[tuple[float, Text]]], length: int) -> dict[Text, float]:
+    """The joint law of the first `length` tokens when steps are repeated until there are enough."""
+    found: dict[Text, float] = {}
+    pending: dict[Text, float] = {(): 1.0}
+    while pending:
+        context = min(pending, key=len)
+        chance = pending.pop(context)
+        for share, emitted in step(context):
+            text = (*context, *emitted)
+            place = found if len(text) >= length else pending
+            text = text[:length]
+            place[text] = place.get(text, 0.0) + chance * share
+    return found
+
+
+def law_of_logits(
+    logits: np.ndarray, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
+) -> np.ndarray:
+    """Probabilities float64 [V] of one row of logits [V]: temperature, top-k, top-p, min-p; ties to the lower id.
+
+    Raises ValueError for NaN, +inf, or a row without a finite logit.
+    """
+    level = np.asarray(logits, dtype=np.float64)
+    if np.isnan(level).any() or (level == np.inf).any() or not np.isfinite(level).any():
+        raise ValueError("logits: got NaN, +inf or no finite number; expected finite logits (-inf where masked)")
+    order = np.lexsort((np.arange(len(level)), -level))
+    result = np.zeros(len(level))
+    if temperature == 0:
+        result[order[0]] = 1.0
+        return result
+    weight = np.exp((level - level[order[0]]) / temperature)
+    kept = order[: top_k or len(level)]
+    if top_p < 1:
+        before = np.concatenate([[0.0], np.cumsum(weight[kept])[:-1]])
+        kept = kept[before < top_p * weight[kept].sum()]
+    kept = kept[weight[kept] >= min_p]
+    result[kept] = weight[kept]
+    return np.asarray(result / result.sum())

@@ -1,0 +1,186 @@
+"""Positions of real texts that went through verification, with the laws that stood there.
+
+An engine runs each prompt with its rule wrapped in a recorder. Kept are the first speculated position of a text, the
+first one after a rejection and the first bonus token, each with the target's law from the packed pass that verified it,
+the draft's law, and the target's law again from a plain forward of the whole prefix without our cache or attention.
+Tests: tests/lab/test_places.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specdec_fast.draft import Draft, Laws
+from specdec_fast.engine import Engine
+from specdec_fast.interfaces import Acceptance, Rng, Rule
+from specdec_fast.lab.oracle import law_of_logits
+from specdec_fast.sampling import SamplingParams
+from specdec_kernels import TreePlan, law_stats
+
+KINDS = ("first speculated", "after a rejection", "bonus")
+MOST_RUNS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One position. p, q: packed laws of one row each; base, draft: the same as float64 [V] from plain forwards of
+    the target and the draft; row_error: largest difference between p and base; tokens: the prefix.
+    """
+
+    prompt: str
+    kind: str
+    tokens: tuple[int, ...]
+    p: Laws
+    q: Laws
+    base: np.ndarray
+    draft: np.ndarray
+    row_error: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.prompt}/{self.kind}"
+
+
+@dataclass(slots=True)
+class _Step:
+    position: int
+    drafted: list[int]
+    accepted: int
+    root: Laws
+    last: Laws
+
+
+class Recorder:
+    """A rule that does what another does and keeps every step of a batch of one row."""
+
+    def __init__(self, rule: Rule) -> None:
+        self._rule = rule
+        self.steps: list[_Step] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._rule, name)
+
+    def __call__(self, draft: Draft, plan: TreePlan, target_laws: Laws, rng: Rng) -> Acceptance:
+        answer = self._rule(draft, plan, target_laws, rng)
+        path = [node for node in answer.path[0].tolist() if node >= 0]
+        drafted = draft.tokens.tolist()[1:] if draft.is_chain else draft.tokens[path[1:]].tolist()
+        at = torch.tensor
+        self.steps.append(
+            _Step(
+                int(rng.positions[0]),
+                drafted,
+                int(answer.num_accepted[0]),
+                _copy(target_laws, at([0])),
+                _copy(target_laws, at([path[-1]])),
+            )
+        )
+        return answer
+
+
+def _copy(laws: Laws, rows: Tensor) -> Laws:
+    own = laws.select(rows.to(laws.logits.device))
+    return Laws(own.logits.cpu().clone(), *(part.cpu().clone() for part in own.stats))
+
+
+@dataclass(slots=True)
+class Placed:
+    """What was found, and what was not, in words."""
+
+    places: list[Place] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+
+
+def find_places(engine: Engine, prompts: Sequence[tuple[str, str]], params: SamplingParams) -> Placed:
+    """The three kinds of places for every (name, text) of `prompts`.
+
+    A prompt is run with several seeds until all kinds have occurred; a kind that never does (a draft that is always or
+    never right) is reported, not invented.
+    """
+    found = Placed()
+    small: Any = getattr(engine.drafter, "model", None)
+    if small is None:
+        raise ValueError("lab: got no draft model; expected --draft MODEL, or recorded draws with --recorded FILE")
+    rule, recorder = engine.rule, Recorder(engine.rule)
+    engine.rule = recorder
+    try:
+        for name, text in prompts:
+            wanted: dict[str, tuple[list[int], Laws] | None] = dict.fromkeys(KINDS)
+            for run in range(MOST_RUNS):
+                recorder.steps.clear()
+                handle = engine.submit(text, replace(params, seed=(params.seed or 0) + run))
+                while not handle.finished and None in wanted.values():
+                    engine.step()
+                    if handle.error is not None:
+                        raise handle.error
+                    _note(recorder.steps, [*handle.prompt, *handle.tokens], wanted)
+                engine.cancel(handle)
+                if None not in wanted.values():
+                    break
+            for kind, hit in wanted.items():
+                if hit is None:
+                    found.missing.append(f"{name}: no position of the kind '{kind}' in {MOST_RUNS} texts")
+                else:
+                    found.places.append(_place(engine, small, name, kind, hit, params))
+    finally:
+        engine.rule = rule
+    return found
+
+
+def _note(steps: list[_Step], text: list[int], wanted: dict[str, Any]) -> None:
+    """Fill in the kinds that the newest step shows."""
+    step = steps[-1]
+    if not step.drafted:
+        return
+    before = steps[-2] if len(steps) > 1 else None
+    if before is None:
+        wanted["first speculated"] = wanted["first speculated"] or (text[: step.position + 1], step.root)
+    elif before.drafted and before.accepted < len(before.drafted):
+        wanted["after a rejection"] = wanted["after a rejection"] or (text[: step.position + 1], step.root)
+    if step.accepted == len(step.drafted):
+        prefix = [*text[: step.position + 1], *step.drafted]
+        wanted["bonus"] = wanted["bonus"] or (prefix, step.last)
+
+
+def _place(
+    engine: Engine, small: Any, name: str, kind: str, hit: tuple[list[int], Laws], params: SamplingParams
+) -> Place:
+    prefix, p = hit
+    settings = (params.temperature, params.top_k, params.top_p, params.min_p)
+    base = law_of_logits(plain_logits(engine.target, prefix).double().numpy(), *settings)
+    vocab = p.logits.shape[1]
+    q_logits = plain_logits(small, prefix)[None, : min(vocab, small.vocab_size)].float()
+    if q_logits.shape[1] < vocab:
+        q_logits = torch.nn.functional.pad(q_logits, (0, vocab - q_logits.shape[1]), value=float("-inf"))
+    q = Laws(q_logits, *law_stats(q_logits, *_packed(settings)))
+    error = float(np.abs(p.weights()[0].double().numpy() - base).max())
+    return Place(name, kind, tuple(prefix), p, q, base, law_of_logits(q_logits[0].double().numpy(), *settings), error)
+
+
+def _packed(settings: tuple[float, int, float, float]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    temperature, top_k, top_p, min_p = settings
+    return (
+        torch.tensor([temperature], dtype=torch.float32),
+        torch.tensor([top_k], dtype=torch.int32),
+        torch.tensor([top_p], dtype=torch.float32),
+        torch.tensor([min_p], dtype=torch.float32),
+    )
+
+
+@torch.inference_mode()
+def plain_logits(target: Any, tokens: Sequence[int]) -> Tensor:
+    """Logits float32 [V] after `tokens`, from the model's own attention over the whole text, without our cache."""
+    model = target.model
+    ours = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    try:
+        ids = torch.tensor([list(tokens)], device=target.device)
+        logits: Tensor = model(input_ids=ids, use_cache=False).logits[0, -1, : target.vocab_size]
+    finally:
+        model.set_attn_implementation(ours)
+    return logits.float().cpu()

@@ -1,0 +1,211 @@
+"""Every draft a drafter could make in a context, with its exact probability: proposal laws, tree shapes, policies.
+
+Tests: tests/lab/test_proposals.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from specdec_fast.draft import Drawn
+from specdec_fast.lab.oracle import Law, RationalModel, Text
+
+Shape = tuple[int, ...]
+"""Parents of the nodes, root first with -1; children of a node in index order."""
+
+CHAINS: tuple[Shape, ...] = ((-1, 0), (-1, 0, 1), (-1, 0, 1, 2))
+TREES: tuple[Shape, ...] = (
+    (-1, 0, 0),
+    (-1, 0, 0, 0),
+    (-1, 0, 0, 1, 1),
+    (-1, 0, 0, 1, 2),
+    (-1, 0, 1, 1, 0),
+    (-1, 0, 0, 1, 3),
+    (-1, 0, 1, 2, 1),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Picked:
+    """A proposed token: how it was drawn, and the law it came from (None: chosen)."""
+
+    token: int
+    drawn: Drawn
+    law: Law | None
+
+
+Siblings = Iterator[tuple[Fraction, list[Picked]]]
+
+
+def chosen(q: Law, other: Law, count: int, depth: int) -> Siblings:
+    """The likeliest tokens of q, as point masses."""
+    order = sorted(range(len(q)), key=lambda token: (-q[token], token))
+    yield Fraction(1), [Picked(token, Drawn.CHOSEN, None) for token in order[:count]]
+
+
+def repeated(q: Law, other: Law, count: int, depth: int) -> Siblings:
+    """The same token several times, then others: duplicates gain nothing and must not harm."""
+    order = sorted(range(len(q)), key=lambda token: (-q[token], token))
+    yield Fraction(1), [Picked(order[max(0, at - 1) % len(q)], Drawn.CHOSEN, None) for at in range(count)]
+
+
+def drawn(q: Law, other: Law, count: int, depth: int) -> Siblings:
+    """Independent draws from q."""
+    found: list[tuple[Fraction, list[Picked]]] = [(Fraction(1), [])]
+    for _ in range(count):
+        found = [
+            (chance * weight, [*picks, Picked(token, Drawn.DRAWN, q)])
+            for chance, picks in found
+            for token, weight in enumerate(q)
+            if weight
+        ]
+    yield from found
+
+
+def without(q: Law, other: Law, count: int, depth: int) -> Siblings:
+    """Draws from q without replacement; fewer when q has fewer tokens."""
+
+    def go(chance: Fraction, picks: list[Picked]) -> Siblings:
+        taken = {pick.token for pick in picks}
+        left = sum((weight for token, weight in enumerate(q) if token not in taken), Fraction(0))
+        if len(picks) == count or not left:
+            yield chance, picks
+            return
+        for token, weight in enumerate(q):
+            if weight and token not in taken:
+                yield from go(chance * weight / left, [*picks, Picked(token, Drawn.DRAWN_WITHOUT_EARLIER, q)])
+
+    yield from go(Fraction(1), [])
+
+
+def hybrid(q: Law, other: Law, count: int, depth: int) -> Siblings:
+    """One draw from q outside its likeliest `count - 1` tokens, then these, chosen (Hu et al. 2025, section 5)."""
+    order = sorted(range(len(q)), key=lambda token: (-q[token], token))
+    top = [Picked(token, Drawn.CHOSEN, None) for token in order[: count - 1]]
+    taken = {pick.token for pick in top}
+    left = sum((weight for token, weight in enumerate(q) if token not in taken), Fraction(0))
+    if not left:
+        yield Fraction(1), top
+        return
+    for token, weight in enumerate(q):
+        if weight and token not in taken:
+            yield weight / left, [Picked(token, Drawn.DRAWN_WITHOUT_CHOSEN, q), *top]
+
+
+def mixed(q: Law, other: Law, count: int, depth: int) -> Siblings:
+    """Sources that take turns: chosen, drawn from q, drawn from another law; on a chain by depth."""
+    kinds = [(depth + at) % 3 for at in range(count)]
+    found: list[tuple[Fraction, list[Picked]]] = [(Fraction(1), [])]
+    for kind in kinds:
+        if kind == 0:
+            top = max(range(len(q)), key=lambda token: (q[token], -token))
+            found = [(chance, [*picks, Picked(top, Drawn.CHOSEN, None)]) for chance, picks in found]
+            continue
+        law = q if kind == 1 else other
+        found = [
+            (chance * weight, [*picks, Picked(token, Drawn.DRAWN, law)])
+            for chance, picks in found
+            for token, weight in enumerate(law)
+            if weight
+        ]
+    yield from found
+
+
+PROPOSALS: dict[str, Callable[[Law, Law, int, int], Siblings]] = {
+    "chosen": chosen,
+    "drawn": drawn,
+    "mixed": mixed,
+    "without": without,
+    "hybrid": hybrid,
+    "repeated": repeated,
+}
+ON_CHAINS = ("chosen", "drawn", "mixed")
+"""Proposal laws that differ when every node has one child."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How a drafter decides what to draft. All but `drop` look only at what is known before a token is drawn.
+
+    shape: the tree for a context; expands: whether a node's children are drafted, from the law q at that node, its own
+    token's q and its depth; drops: whether a drawn token is thrown away before verification, from its q.
+    """
+
+    name: str
+    shape: Callable[[Sequence[Shape], Text], Shape] = lambda shapes, context: shapes[0]
+    expands: Callable[[Law, Fraction, int, Text], bool] = lambda q, own, depth, context: True
+    drops: Callable[[Fraction], bool] = lambda own: False
+
+    @property
+    def anticipating(self) -> bool:
+        """Decides about a token by looking at it: only rules that do not use q survive that."""
+        return self.name == "drop"
+
+
+POLICIES: dict[str, Policy] = {
+    "full": Policy("full"),
+    "stop before": Policy("stop before", expands=lambda q, own, depth, context: max(q) >= Fraction(1, 2)),
+    "stop after": Policy("stop after", expands=lambda q, own, depth, context: own >= Fraction(1, 3)),
+    "ragged": Policy("ragged", expands=lambda q, own, depth, context: depth < (len(context) + sum(context)) % 3),
+    "adaptive": Policy(
+        "adaptive", shape=lambda shapes, context: shapes[(2 * len(context) + sum(context)) % len(shapes)]
+    ),
+    "drop": Policy("drop", drops=lambda own: own < Fraction(2, 5)),
+}
+
+
+@dataclass(slots=True)
+class DraftTree:
+    """One possible draft: node 0 is the root. law[i] is None for chosen nodes; text[i]: the node's path."""
+
+    chance: Fraction
+    tokens: list[int] = field(default_factory=lambda: [0])
+    parents: list[int] = field(default_factory=lambda: [-1])
+    drawn: list[Drawn] = field(default_factory=lambda: [Drawn.CHOSEN])
+    law: list[Law | None] = field(default_factory=lambda: [None])
+    text: list[Text] = field(default_factory=lambda: [()])
+
+    def extended(self, parent: int, picks: list[Picked], chance: Fraction) -> DraftTree:
+        """A copy with the children `picks` under node `parent`."""
+        return DraftTree(
+            self.chance * chance,
+            [*self.tokens, *(pick.token for pick in picks)],
+            [*self.parents, *(parent for _ in picks)],
+            [*self.drawn, *(pick.drawn for pick in picks)],
+            [*self.law, *(pick.law for pick in picks)],
+            [*self.text, *((*self.text[parent], pick.token) for pick in picks)],
+        )
+
+
+def all_drafts(
+    context: Text, q: RationalModel, other: RationalModel, proposal: str, shapes: Sequence[Shape], policy: Policy
+) -> list[DraftTree]:
+    """Every draft that can be made after `context`; the chances add up to 1.
+
+    Nodes come in breadth-first order: all children of a node together, in the order in which they are tested.
+    """
+    shape = policy.shape(shapes, context)
+    children = [[node for node, parent in enumerate(shape) if parent == at] for at in range(len(shape))]
+    make = PROPOSALS[proposal]
+    # a draft in progress: the tree, which place of the shape each node has, and which node is next to be expanded
+    pending: list[tuple[DraftTree, list[int], int]] = [(DraftTree(Fraction(1)), [0], 0)]
+    done: list[DraftTree] = []
+    while pending:
+        tree, places, at = pending.pop()
+        if at == len(tree.tokens):
+            done.append(tree)
+            continue
+        path, below = (*context, *tree.text[at]), children[places[at]]
+        law = q.after(path)
+        own = Fraction(1) if at == 0 else q.after(path[:-1])[tree.tokens[at]]
+        depth = len(tree.text[at])
+        if not below or not policy.expands(law, own, depth, context):
+            pending.append((tree, places, at + 1))
+            continue
+        for chance, picks in make(law, other.after(path), len(below), depth):
+            kept = [place for place, pick in enumerate(picks) if not policy.drops(law[pick.token])]
+            longer = tree.extended(at, [picks[place] for place in kept], chance)
+            pending.append((longer, [*places, *(below[place] for place in kept)], at + 1))
+    return done

@@ -1,0 +1,319 @@
+"""One run of the lab: what is measured, in which order, and the verdict. The command and the report read its results.
+
+Tests: tests/lab/test_run.py, tests/cli/test_lab.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from specdec_fast.engine import Engine
+from specdec_fast.lab import exact as exact_part
+from specdec_fast.lab.acceptance import Acceptances, compare_rules, contenders
+from specdec_fast.lab.agreement import Agreement, run_agreement
+from specdec_fast.lab.draws import Drawing
+from specdec_fast.lab.exact import Exact, cases_for, has_a_law, own_rules
+from specdec_fast.lab.expected import Expected, run_expected
+from specdec_fast.lab.figures import BARS, accepted_chart, observed_chart, proof_figures, shown_bars
+from specdec_fast.lab.greedy import GreedyText, compare_greedy
+from specdec_fast.lab.mutant_rules import MUTANTS
+from specdec_fast.lab.mutants import Killed, Planted, planted_folder, run_mutants, run_planted
+from specdec_fast.lab.places import find_places
+from specdec_fast.lab.recorded import Recorded, checks_of, contexts_of, summary_of
+from specdec_fast.lab.sequential import Ledger
+from specdec_fast.lab.statistics import Spread, Test, holm, spread
+from specdec_fast.rules import get_rule
+from specdec_fast.sampling import SamplingParams
+
+LEVEL = 1e-3
+"""Chance that a run rejects anything at all when everything holds."""
+
+Progress = Callable[[str, int, int], None]
+"""progress(what, done, total)"""
+
+
+def _silent(what: str, done: int, total: int) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A test at a place, after the correction for all tests of the run."""
+
+    place: str
+    test: Test
+    rejected: bool
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"place": self.place, **self.test.as_dict(), "rejected": self.rejected}
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """name: file name without ending; caption: one line; png: its bytes."""
+
+    name: str
+    caption: str
+    png: bytes
+
+
+@dataclass(slots=True)
+class Lab:
+    """Results of one run; every method fills in its part."""
+
+    out: Path
+    seed: int = 0
+    progress: Progress = _silent
+    header: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    exact: list[Exact] = field(default_factory=list)
+    expected: list[Expected] = field(default_factory=list)
+    agreement: list[Agreement] = field(default_factory=list)
+    greedy: list[GreedyText] = field(default_factory=list)
+    drawings: list[Drawing] = field(default_factory=list)
+    summaries: list[dict[str, Any]] = field(default_factory=list)
+    spreads: dict[str, Spread] = field(default_factory=dict)
+    judged: list[Judged] = field(default_factory=list)
+    acceptances: list[Acceptances] = field(default_factory=list)
+    mutants: list[Killed] = field(default_factory=list)
+    planted: list[Planted] = field(default_factory=list)
+    ledger: Ledger | None = None
+    figures: list[Figure] = field(default_factory=list)
+    proof: list[Figure] = field(default_factory=list)
+
+    # -- parts ------------------------------------------------------------------------------------------------------
+
+    def run_exact(self, names: Sequence[str] | None = None) -> None:
+        """Enumeration, closed forms and equal answers of all backends, for all rules that claim a law."""
+        chosen = [name for name in names or own_rules() if get_rule(name).lossless]
+        total = sum(len(list(cases_for(name))) for name in chosen if has_a_law(get_rule(name)))
+        done = 0
+
+        def tick() -> None:
+            nonlocal done
+            done += 1
+            self.progress("exact laws", done, total)
+
+        self.exact = exact_part.run_exact(chosen, tick=tick)
+        self.progress("closed forms", 0, 1)
+        self.expected = run_expected(chosen)
+        for at, name in enumerate(chosen):
+            self.progress("same keys, same answers", at, len(chosen))
+            self.agreement += run_agreement([name])
+
+    def run_greedy(self, engine: Engine, prompts: Sequence[tuple[str, str]], lengths: Sequence[int]) -> None:
+        """Experiment A."""
+        done = 0
+
+        def tick() -> None:
+            nonlocal done
+            done += 1
+            self.progress("greedy texts", done, len(prompts) * len(lengths))
+
+        self.greedy += compare_greedy(engine, prompts, lengths, tick)
+
+    def run_draws(self, engine: Engine, prompts: Sequence[tuple[str, str]], params: SamplingParams, draws: int) -> None:
+        """Experiments B and C: find places, draw, judge; draws that are in `out` already count."""
+        self.progress("places", 0, 1)
+        found = find_places(engine, prompts, params)
+        self.notes += found.missing
+        if not found.places:
+            raise ValueError(f"lab: no position went through verification: {'; '.join(found.missing)}")
+        folder = self.out / "draws"
+        folder.mkdir(parents=True, exist_ok=True)
+        rule = engine.rule
+        self.drawings = []
+        for place in found.places:
+            kept = folder / f"{slug(place.name)}.npz"
+            try:
+                self.drawings.append(Drawing(place, rule, self.seed, kept))
+            except ValueError as error:
+                if "draft law" not in str(error):
+                    raise
+                self.notes.append(f"{place.name}: left out: {error}")
+        total = draws * len(self.drawings)
+        for drawing in self.drawings:
+            before = sum(each.counts.draws for each in self.drawings)
+
+            def tick(count: int, drawing: Drawing = drawing) -> None:
+                self.progress(f"draws, {drawing.place.name}", self.draws_so_far, total)
+
+            self.progress(f"draws, {drawing.place.name}", before, total)
+            drawing.run(draws, tick)
+        self._judge([(each.place.name, test) for each in self.drawings for test in each.tests()])
+        self.summaries = [each.summary() for each in self.drawings]
+
+    @property
+    def draws_so_far(self) -> int:
+        return sum(each.counts.draws for each in self.drawings)
+
+    def run_acceptances(self, steps: int = 4000) -> None:
+        """Mean accepted tokens of every rule at the places that were found."""
+        names, done = own_rules(), 0
+        total = len(contenders(names))
+
+        def tick() -> None:
+            nonlocal done
+            done += 1
+            self.progress("accepted tokens by rule", done, total)
+
+        self.acceptances = compare_rules(names, [each.place for each in self.drawings], steps, self.seed, tick)
+
+    def run_recorded(self, recorded: Recorded) -> None:
+        """Judge foreign draws."""
+        self._judge([("recorded", test) for test in checks_of(recorded)])
+        self.summaries = summary_of(recorded)
+        for at, counts in contexts_of(recorded)[:12]:
+            p, q = recorded.p[at], None if recorded.q is None else recorded.q[at]
+            name = f"context {at}"
+            bars = shown_bars(p)
+            self.spreads[name] = spread(counts, p, bars)
+            chart = observed_chart(f"{recorded.source}, {name}", p, q, counts, self.spreads[name])
+            self.figures.append(Figure(slug(name), self._caption(name, len(bars)), chart))
+
+    def run_mutants(self, draws: int) -> None:
+        """The kill matrix; mutants planted into the engine too, where their tests are there."""
+        done = 0
+
+        def tick() -> None:
+            nonlocal done
+            done += 1
+            self.progress("mutants", done, len(MUTANTS))
+
+        self.mutants = run_mutants(draws, tick)
+        folder = planted_folder()
+        if folder is None:
+            self.notes.append("mutants of the engine: their tests come with the source, not with the package")
+            return
+        self.progress("mutants planted into the engine", 0, 1)
+        try:
+            self.planted = run_planted(folder)
+        except ValueError as error:
+            self.notes.append(str(error))
+
+    def add_to_ledger(self, ledger: Ledger) -> None:
+        """Add this run's first tokens to what earlier runs counted, and keep it."""
+        for drawing in self.drawings:
+            name = f"{self.header.get('model', '?')}/{drawing.rule.name}/{drawing.place.name}"
+            ledger.add(name, drawing.counts.first, drawing.p)
+        ledger.runs += 1
+        ledger.next_seed += 1
+        ledger.save()
+        self.ledger = ledger
+
+    def draw_figures(self, decode: Callable[[int], str] | None) -> None:
+        """Bar charts of all places, the six figures of the proof at the first, the chart of rules."""
+        for at, drawing in enumerate(self.drawings):
+            name = drawing.place.name
+            self.progress("figures", at, len(self.drawings) + 1)
+            bars = shown_bars(drawing.p)
+            self.spreads[name] = spread(drawing.counts.first, drawing.p, bars)
+            chart = observed_chart(name, drawing.p, drawing.q, drawing.counts.first, self.spreads[name], decode)
+            self.figures.append(Figure(slug(name), self._caption(name, len(bars)), chart))
+        if self.drawings:
+            # the place where the two laws differ most shows most
+            shown = min(self.drawings, key=lambda each: float(np.minimum(each.p, each.q).sum()))
+            for name, caption, png in proof_figures(shown.p, shown.q, decode, shown.place.name):
+                self.proof.append(Figure(f"proof-{name}", caption, png))
+        if self.acceptances:
+            rows = [(f"{row.rule}: {row.proposals}", row.mean, row.half) for row in self.acceptances]
+            self.figures.append(
+                Figure("accepted", "Accepted draft tokens per step, six nodes each.", accepted_chart(rows))
+            )
+
+    def _caption(self, name: str, bars: int) -> str:
+        own = self.spreads[name]
+        verdict = "inside" if own.inside else "outside of"
+        return (
+            f"{name}: the {bars} likeliest tokens. Standard deviation of frequency minus probability over these: "
+            f"{own.observed:.3e}; expected {own.expected:.3e}; {verdict} the 99.9% band {own.low:.3e} to "
+            f"{own.high:.3e}."
+        )
+
+    def _judge(self, tests: list[tuple[str, Test]]) -> None:
+        rejected = holm([test.p_value for _, test in tests], LEVEL)
+        self.judged = [Judged(place, test, bad) for (place, test), bad in zip(tests, rejected)]
+
+    # -- verdict ----------------------------------------------------------------------------------------------------
+
+    @property
+    def failures(self) -> list[str]:
+        """What does not hold, a line each, with the offending bins of rejected laws."""
+        lines = [
+            f"exact: {e.rule}, {e.proposal}, shape {e.shape}, {e.policy}: off by {e.error:.3g}"
+            for e in self.exact
+            if not e.holds
+        ]
+        lines += [
+            f"expected: {e.rule}, {e.setting}: {e.accepted:.15g}, not {e.relation} {e.value:.15g} ({e.source})"
+            for e in self.expected
+            if not e.holds
+        ]
+        lines += [
+            f"agreement: {a.rule}, {a.what}: {a.different} of {a.compared} rows differ"
+            for a in self.agreement
+            if not a.holds
+        ]
+        lines += [
+            f"greedy: {g.prompt}, {g.length} tokens: first difference at token {g.difference}, top-2 gap {g.gap}"
+            for g in self.greedy
+            if not g.holds
+        ]
+        for each in self.judged:
+            if each.rejected:
+                lines.append(f"law rejected: {each.place}, {each.test.name}: p = {each.test.p_value:.3g}")
+                lines += [
+                    f"  bin {bin_}: seen {seen}, expected {due:.1f}, z = {z:+.2f}"
+                    for bin_, seen, due, z in each.test.worst
+                ]
+        lines += [f"mutant survived: {m.name}" for m in self.mutants if not m.killed]
+        lines += [f"planted mutant survived or its check is broken: {m.name}" for m in self.planted if not m.passed]
+        if self.ledger is not None and self.ledger.rejects:
+            lines.append(f"law rejected over {self.ledger.runs} runs: ln E = {self.ledger.log_total():.2f}")
+        return lines
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: everything but the pictures."""
+        ledger = self.ledger
+        return {
+            **self.header,
+            "level": LEVEL,
+            "holds": not self.failures,
+            "failures": self.failures,
+            "notes": self.notes,
+            "places": [
+                {
+                    "name": each.place.name,
+                    "kind": each.place.kind,
+                    "tokens": list(each.place.tokens),
+                    "row_error": each.place.row_error,
+                }
+                for each in self.drawings
+            ],
+            "summaries": self.summaries,
+            "tests": [each.as_dict() for each in self.judged],
+            "spreads": {name: asdict(own) | {"inside": own.inside} for name, own in self.spreads.items()},
+            "greedy": [each.as_dict() for each in self.greedy],
+            "exact": [each.as_dict() for each in self.exact],
+            "expected": [each.as_dict() for each in self.expected],
+            "agreement": [each.as_dict() for each in self.agreement],
+            "acceptances": [each.as_dict() for each in self.acceptances],
+            "mutants": [each.as_dict() for each in self.mutants],
+            "planted": [each.as_dict() for each in self.planted],
+            "ledger": None
+            if ledger is None
+            else {"runs": ledger.runs, "log_evidence": ledger.log_total(), "rejects": ledger.rejects},
+            "figures": [f"figures/{each.name}.png" for each in (*self.figures, *self.proof)],
+            "bars": BARS,
+        }
+
+
+def slug(name: str) -> str:
+    """A name as part of a file name."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "unnamed"

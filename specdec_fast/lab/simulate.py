@@ -1,0 +1,189 @@
+"""Many texts from one pair of laws: the production rule, operators and keyed randomness, in large batches.
+
+Every node has the same target law p and every draft law is the same q (a model without memory), so a batch of any size
+needs two rows of logits: they are shared by a row stride of zero. The target's law of a text is then a product of p.
+Tests: tests/lab/test_draws.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specdec_fast.draft import Draft, Drawn, Laws
+from specdec_fast.interfaces import Rng, Rule
+from specdec_fast.lab.exact import takes_trees
+from specdec_kernels import draw_sample, replay_sample, tree_plan
+
+CHAIN = (-1, 0, 1)
+TREE = (-1, 0, 0, 1, 1)
+"""Two siblings, two children under the first of them."""
+
+MOST_REDRAWS = 200
+LARGE = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What is drafted in every row. parents: of the nodes, root first; pick: how tokens are picked.
+
+    pick: "coupled" (replay noise; chains, or the k largest of q under the noise), "drawn" (chain), "without" (siblings
+    without replacement), "hybrid" (one drawn, the others the likeliest), "iid" (independent siblings).
+    """
+
+    parents: tuple[int, ...]
+    pick: str
+
+    @property
+    def depth(self) -> list[int]:
+        found = [0]
+        for parent in self.parents[1:]:
+            found.append(found[parent] + 1)
+        return found
+
+    @property
+    def siblings(self) -> dict[int, list[int]]:
+        """Children of every node that has some, in order."""
+        found: dict[int, list[int]] = {}
+        for node, parent in enumerate(self.parents[1:], 1):
+            found.setdefault(parent, []).append(node)
+        return found
+
+    @property
+    def is_chain(self) -> bool:
+        return all(parent == node - 1 for node, parent in enumerate(self.parents))
+
+
+def layout_for(rule: Rule, vocab: int = 1024) -> Layout:
+    """The layout that shows a rule at work: what it prefers, on a tree if it takes trees and tests drawn tokens.
+
+    Replay noise costs a word for every token of every node, so over a large vocabulary its chain is shorter.
+    """
+    if rule.prefers == "coupled":
+        return Layout(CHAIN if vocab <= LARGE else CHAIN[:2], "coupled")
+    return Layout(TREE, "hybrid") if takes_trees(rule) else Layout(CHAIN, "drawn")
+
+
+def shared(laws: Laws, rows: int) -> Laws:
+    """One law as `rows` equal laws, without copies of its logits."""
+    vocab = laws.logits.shape[1]
+    return Laws(laws.logits.expand(rows, vocab), *(part.expand(rows).contiguous() for part in laws.stats))
+
+
+class Simulator:
+    """Steps of one rule on one pair of laws (p, q: `Laws` of one row each, over the same vocabulary)."""
+
+    def __init__(self, rule: Rule, p: Laws, q: Laws, layout: Layout | None = None) -> None:
+        self.rule, self.p, self.q = rule, p, q
+        self.layout = layout or layout_for(rule)
+        self.vocab = p.logits.shape[1]
+        widest = max((len(nodes) for nodes in self.layout.siblings.values()), default=0)
+        weights = q.weights()[0]
+        support = int((weights > 0).sum())
+        if self.layout.pick in ("without", "hybrid") and support < widest:
+            raise ValueError(f"draft law: got {support} tokens; expected at least {widest}, one for each sibling")
+        self.top = torch.topk(weights, max(widest - 1, 0)).indices if self.layout.pick == "hybrid" else None
+        self._outside = self._without(self.top) if self.top is not None else q
+
+    def _without(self, tokens: Tensor) -> Laws:
+        """q restricted to tokens outside of `tokens`: its weights need no sum to be 1."""
+        logits = self.q.logits.clone()
+        logits[:, tokens] = float("-inf")
+        return Laws(logits, *self.q.stats)
+
+    @property
+    def chosen(self) -> tuple[int, ...]:
+        """Tokens that are chosen, whatever is drawn, as children of the root."""
+        return () if self.top is None else tuple(self.top[: len(self.layout.siblings[0]) - 1].tolist())
+
+    def draft(self, seeds: Tensor, positions: Tensor) -> Draft:
+        """One draft per row. seeds int64 [n], positions int32 [n] of the roots."""
+        rows, size = len(seeds), len(self.layout.parents)
+        tokens = torch.zeros(rows, size, dtype=torch.int64)
+        drawn = torch.zeros(size, dtype=torch.int8)
+        for group in self.layout.siblings.values():
+            self._fill(tokens, drawn, group, seeds, positions)
+        index = torch.arange(rows * size) // size
+        law_row = torch.where(drawn > 0, 0, -1).to(torch.int32)
+        return Draft(
+            rows=torch.arange(rows, dtype=torch.int32),
+            tokens=tokens.flatten(),
+            parents=torch.tensor(self.layout.parents, dtype=torch.int32).repeat(rows),
+            offsets=torch.arange(rows + 1, dtype=torch.int32) * size,
+            drawn=drawn.repeat(rows),
+            law_row=law_row.repeat(rows),
+            row_of=index,
+            counts=(size,) * rows,
+            max_depth=max(self.layout.depth),
+            is_chain=self.layout.is_chain,
+            laws=self.q if bool((drawn > 0).any()) else None,
+        )
+
+    def _fill(self, tokens: Tensor, drawn: Tensor, group: list[int], seeds: Tensor, positions: Tensor) -> None:
+        """Pick the tokens of one group of siblings, in every row."""
+        pick, depth = self.layout.pick, self.layout.depth[group[0]]
+        if pick == "coupled":
+            tokens[:, group] = self._coupled(seeds, positions + depth, len(group))
+            return
+        if pick == "hybrid" and len(group) > 1:
+            assert self.top is not None
+            chosen = self.top[: len(group) - 1]
+            law = self._outside if len(group) - 1 == len(self.top) else self._without(chosen)
+            tokens[:, group[0]] = self._draw(law, seeds, positions, group[0])
+            tokens[:, group[1:]] = chosen
+            drawn[group[0]] = Drawn.DRAWN_WITHOUT_CHOSEN
+            return
+        for at, node in enumerate(group):
+            tokens[:, node] = self._draw(self.q, seeds, positions, node)
+            drawn[node] = Drawn.DRAWN_WITHOUT_EARLIER if pick == "without" and len(group) > 1 else Drawn.DRAWN
+            if pick == "without":
+                self._redraw(tokens, group[:at], node, seeds, positions)
+
+    def _redraw(self, tokens: Tensor, earlier: list[int], node: int, seeds: Tensor, positions: Tensor) -> None:
+        """Draw again until the token is none of its earlier siblings': then it has their law without them."""
+        for attempt in range(1, MOST_REDRAWS + 1):
+            same = (tokens[:, earlier] == tokens[:, node, None]).any(1).nonzero().flatten()
+            if not len(same):
+                return
+            number = node + attempt * len(self.layout.parents)
+            tokens[same, node] = self._draw(self.q, seeds[same], positions[same], number)
+        rest = self._rows_without(tokens[same][:, earlier])
+        index = torch.full((len(same),), node + (MOST_REDRAWS + 1) * len(self.layout.parents), dtype=torch.int32)
+        tokens[same, node] = draw_sample(rest.logits, *rest.stats, seeds[same], positions[same], index)
+
+    def _rows_without(self, taken: Tensor) -> Laws:
+        """q without the tokens `taken` [n, k] of each row, as rows of their own: for the few that keep colliding."""
+        laws = shared(self.q, len(taken))
+        return Laws(laws.logits.clone().scatter_(1, taken, float("-inf")), *laws.stats)
+
+    @staticmethod
+    def _draw(law: Laws, seeds: Tensor, positions: Tensor, index: int) -> Tensor:
+        many = shared(law, len(seeds))
+        at = torch.full((len(seeds),), index, dtype=torch.int32)
+        return draw_sample(many.logits, *many.stats, seeds, positions, at)
+
+    def _coupled(self, seeds: Tensor, positions: Tensor, count: int) -> Tensor:
+        """The `count` largest of q under the target's own noise, int64 [n, count]."""
+        many = shared(self.q, len(seeds))
+        first = replay_sample(many.logits, many.inv_t, many.cut, many.tie_id, seeds, positions)
+        found = [first]
+        for _ in range(count - 1):
+            rest = self._rows_without(torch.stack(found, 1))
+            found.append(replay_sample(rest.logits, rest.inv_t, rest.cut, rest.tie_id, seeds, positions))
+        return torch.stack(found, 1)
+
+    def step(self, seeds: Tensor, positions: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(emitted tokens [n, depth + 1] padded with -1, accepted [n], complete bool [n]: the path ended at a leaf)."""
+        draft = self.draft(seeds, positions)
+        plan = tree_plan(draft.parents, draft.offsets)
+        answer = self.rule(draft, plan, shared(self.p, draft.num_nodes), Rng(seeds, positions))
+        path, count = answer.path.long(), answer.num_accepted.long()
+        emitted = torch.where(path >= 0, draft.tokens[path.clamp(min=0)], -1)
+        emitted = torch.cat([emitted[:, 1:], torch.full((len(seeds), 1), -1)], 1)
+        emitted.scatter_(1, count[:, None], answer.next_token[:, None])
+        last = path.gather(1, count[:, None]).squeeze(1)
+        complete = plan.first_child[last] < 0
+        return emitted.numpy(), count.numpy(), complete.numpy()

@@ -1,0 +1,59 @@
+"""Block: block verification on chains (Sun et al. 2025, algorithm 2), which accepts at least as much as rule token.
+
+The path ends at the last node whose coin passes, whatever the coins before it say. The thresholds weigh what the chain
+as a whole is worth, so that at least i tokens are kept with chance w_i = min(1, w_{i-1} p/q). Chosen tokens are point
+masses (q = 1), where nothing is gained. Uses fresh keyed coins, so the law is exact but the text depends on the draft.
+Tests: tests/rules/test_block.py, tests/kernels/test_chain_verify.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from specdec_fast.draft import Draft, Laws
+from specdec_fast.interfaces import Acceptance, Needs, Rng
+from specdec_fast.rules.token import chains
+from specdec_fast.sampling import SamplingParams
+from specdec_kernels import TreePlan, chain_thresholds, chain_verify
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Chains, chosen or drawn."""
+
+    name: str = "block"
+    lossless: bool = True
+    replays: bool = False
+    uses_q: bool = True
+    prefers: str = "drawn"
+
+    def why_not(self, needs: Needs) -> str | None:
+        if needs.topology != "chain":
+            return "rule block: got a drafter that proposes trees; expected chains, or another rule (traversal)"
+        return None
+
+    def why_not_sampling(self, params: SamplingParams) -> str | None:
+        return None
+
+    def __call__(
+        self, draft: Draft, plan: TreePlan, target_laws: Laws, rng: Rng, uniforms: Tensor | None = None
+    ) -> Acceptance:
+        path, accepted, following = chain_verify(
+            *chains(self.name, draft, target_laws),
+            rng.seeds,
+            rng.positions,
+            uniforms=uniforms,
+            max_depth=draft.max_depth,
+            rule="block",
+            mass=target_laws.mass,
+        )
+        return Acceptance(path, accepted, following)
+
+    def thresholds(self, draft: Draft, plan: TreePlan, target_laws: Laws) -> tuple[Tensor, Tensor]:
+        """Thresholds [M] and residual weights [M, V] (`chain_thresholds`); nodes from the last to the first."""
+        return chain_thresholds(*chains(self.name, draft, target_laws), rule="block")
+
+
+RULE = Block()

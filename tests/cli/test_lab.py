@@ -1,0 +1,122 @@
+"""`specdec lab` as a program: a report, exit codes, draws that are kept, bad input."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import Result
+
+FEW = ["--draws", "1500", "--prompts", "1", "--no-exact"]
+Run = Callable[..., Result]
+
+
+def test_the_whole_command_on_a_tiny_pair(run: Run, pair: list[str], tmp_path: Path) -> None:
+    result = run("lab", *pair, *FEW, "--out", str(tmp_path / "r"), "--json")
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert report["holds"] and report["rule"] == "token" and report["draws"] == 1500
+    assert {each["name"].partition("/")[2] for each in report["places"]} <= {
+        "first speculated", "after a rejection", "bonus",
+    }  # fmt: skip
+    assert report["tests"] and all(not each["rejected"] for each in report["tests"])
+    assert len(report["greedy"]) == 3 and report["exact"] == []
+    page = (tmp_path / "r" / "index.html").read_text("utf-8")
+    assert page.count("data:image/png;base64,") == len(report["figures"])
+    assert json.loads((tmp_path / "r" / "report.json").read_text())["holds"]
+
+
+def test_the_same_command_goes_on(run: Run, pair: list[str], tmp_path: Path) -> None:
+    where = ["--out", str(tmp_path / "r"), "--seed", "4"]
+    assert run("lab", *pair, *FEW, *where).exit_code == 0
+    more = run("lab", *pair, "--prompts", "1", "--no-exact", "--draws", "2500", *where, "--json")
+    assert more.exit_code == 0, more.output
+    assert {row["draws"] for row in json.loads(more.stdout)["summaries"]} == {2500}
+    other = run("lab", *pair, *FEW, "--out", str(tmp_path / "r"), "--seed", "5")
+    assert other.exit_code == 2 and "take another --out" in other.stderr
+
+
+def test_the_ledger_takes_new_seeds_every_time(run: Run, pair: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "ledger.json"
+    for night in (1, 2):
+        result = run("lab", *pair, *FEW, "--out", str(tmp_path / str(night)), "--ledger", str(file))
+        assert result.exit_code == 0 and f"ledger: {night} runs" in result.stdout
+    data = json.loads(file.read_text())
+    assert data["next_seed"] == 2
+    entries = [entry for name, entry in data["entries"].items() if "first speculated" in name]
+    assert entries[0]["runs"] == 2 and sum(entries[0]["counts"]) == 3000
+
+
+def test_a_lossy_rule_is_rejected(run: Run, pair: list[str], tmp_path: Path) -> None:
+    from specdec_fast.rules import rule_names
+
+    if "lossy" not in rule_names():
+        pytest.skip("no lossy rule")
+    result = run(
+        "lab", *pair, "--draws", "20000", "--prompts", "1", "--no-exact", "--rule", "lossy", "-o", str(tmp_path)
+    )
+    assert result.exit_code == 1, result.output
+    assert "law rejected" in result.stderr and "lossy by design" in result.stdout
+
+
+def recorded(path: Path, wrong: bool) -> str:
+    law = np.full(10, 0.1)
+    bent = np.array([0.15, 0.05, *law[2:]])
+    tokens = np.random.default_rng(0).choice(10, 20_000, p=bent if wrong else law)
+    np.savez(path, tokens=tokens, p=law)
+    return str(path)
+
+
+def test_recorded_draws_are_judged(run: Run, tmp_path: Path) -> None:
+    good = run("lab", "--recorded", recorded(tmp_path / "a.npz", False), "--out", str(tmp_path / "a"))
+    assert good.exit_code == 0, good.output
+    bad = run("lab", "--recorded", recorded(tmp_path / "b.npz", True), "--out", str(tmp_path / "b"))
+    assert bad.exit_code == 1 and "bin 0" in bad.stderr and "bin 1" in bad.stderr
+    assert "something does not hold" in (tmp_path / "b" / "index.html").read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--draws", "0"], "--draws: got 0"),
+        (["--seed", "1", "--ledger", "x.json"], "drop --seed"),
+        (["--recorded", "absent.npz"], "absent.npz does not exist"),
+        (["--rule", "none-such"], "rule: got 'none-such'"),
+        (["--prompts", "9999"], "--prompts: got 9999"),
+        (["--min-p", "-0.1"], "min_p: got -0.1"),
+        (["--model", "/none/such"], "/none/such"),
+    ],
+)
+def test_bad_input_is_explained(run: Run, tmp_path: Path, options: list[str], words: str) -> None:
+    result = run("lab", "--no-exact", "--out", str(tmp_path / "r"), *options)
+    assert result.exit_code == 2 and words in result.stderr, result.output
+
+
+def test_a_file_in_the_way_is_not_overwritten(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "r").write_text("mine")
+    result = run("lab", "--no-exact", "--out", str(tmp_path / "r"))
+    assert result.exit_code == 2 and (tmp_path / "r").read_text() == "mine"
+
+
+def test_ctrl_c_keeps_the_draws(
+    program: Callable[..., subprocess.Popen[bytes]], pair: list[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "r"
+    many = ["--draws", "200000000", "--prompts", "1", "--no-exact", "--out", str(out)]
+    process = program("lab", *pair, *many)
+    deadline = time.monotonic() + 240
+    while not (out / "draws").exists() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    time.sleep(3.0)  # some chunks
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 130, errors.decode()
+    assert b"run the same command again" in errors
+    (kept,) = [np.load(path)["draws"] for path in (out / "draws").glob("*.npz")]
+    assert int(kept) > 0

@@ -1,0 +1,43 @@
+"""`--rule`: best says what it picked, lossy says that it is lossy, options travel in the name."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+FEW = ["--max-new-tokens", "12", "--seed", "7", "--temperature", "0.9"]
+
+
+@pytest.mark.parametrize(
+    ("drafter", "rule", "why"), [("ngram", "replay", "chooses"), ("draft_model", "block", "draws")]
+)
+def test_best_says_what_it_picked(run: Any, pair: list[str], drafter: str, rule: str, why: str) -> None:
+    where = pair if drafter == "draft_model" else [*pair[:2], "--drafter", drafter]
+    result = run("generate", "Once upon", *where, *FEW, "--rule", "best", "--json")
+    report = json.loads(result.stdout)
+    assert report["rule"] == rule and report["lossless"] is True
+    assert f"note: rule best is {rule} here: the drafter {why}" in result.stderr
+
+
+@pytest.mark.parametrize("rule", ["lossy", "lossy:lenience=0.5"])
+def test_lossy_rules_say_so_everywhere(run: Any, pair: list[str], rule: str) -> None:
+    result = run("generate", "Once upon", *pair, *FEW, "--rule", rule, "--json")
+    report = json.loads(result.stdout)
+    assert report["rule"] == rule and report["lossless"] is False
+    assert f"warning: rule {rule} is lossy" in result.stderr
+    assert "lossy" not in run("generate", "Once upon", *pair, *FEW).stderr
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ("wish", "rule: got 'wish'; expected one of best, "),
+        ("lossy:lenience=2", "rule lossy lenience: got 2.0"),
+        ("token:x=1", "which has no options"),
+    ],
+)
+def test_bad_rules_end_in_one_line(run: Any, pair: list[str], rule: str, message: str) -> None:
+    result = run("generate", "Once upon", *pair, *FEW, "--rule", rule)
+    assert result.exit_code == 2 and message in result.stderr and "Traceback" not in result.stderr

@@ -1,0 +1,89 @@
+"""The law of the text under rules tree and traversal, through the whole engine, with trees of every proposal law."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from oracles.automaton import AutomatonTarget, random_logits
+from oracles.chi_square import p_value
+from oracles.drawn_tree import DrawnTree
+from oracles.laws import joint, law
+
+from specdec_fast import Engine, SamplingParams
+from specdec_fast.draft import Drawn
+
+STATES, VOCAB, PROMPT = 7, 4, [1]
+C, D, E, W = Drawn
+SHAPES = {
+    "hybrid": [(0, W), (0, C), (1, W), (1, C), (3, D)],
+    "without_replacement": [(0, D), (0, E), (1, D), (1, E), (2, D)],
+    "mixed": [(0, C), (0, D), (0, E), (2, D), (1, C)],
+}
+CASES = [
+    ("tree", "hybrid", {}),
+    ("tree", "without_replacement", {"temperature": 1.4, "top_k": 3}),
+    ("tree", "mixed", {}),
+    ("traversal", "hybrid", {"temperature": 1.4, "top_p": 0.9}),
+    ("traversal", "without_replacement", {}),
+    ("traversal", "mixed", {"temperature": 0.7}),
+]
+
+
+def target() -> AutomatonTarget:
+    return AutomatonTarget(random_logits(STATES, VOCAB, seed=VOCAB), max_rows=500, max_length=16, page_size=4)
+
+
+def drafter(shape: str) -> DrawnTree:
+    reader = target()
+    table = 0.3 * random_logits(STATES, VOCAB, seed=VOCAB) + 0.7 * random_logits(STATES, VOCAB, seed=77)
+    return DrawnTree(lambda text: table[reader.state_after(text)], SHAPES[shape])
+
+
+@pytest.mark.parametrize(("rule", "shape", "params"), CASES, ids=lambda value: str(value))
+def test_the_joint_law_of_three_tokens_is_the_target_s(rule: str, shape: str, params: dict[str, Any]) -> None:
+    engine, reader = Engine(target(), drafter(shape), rule=rule), target()
+    handles = [engine.submit(PROMPT, SamplingParams(seed=seed, max_new_tokens=6, **params)) for seed in range(2500)]
+    while not engine.idle:
+        engine.step()
+    settings = {"temperature": 1.0} | params
+    exact = joint(lambda text: law(reader.logits_after([*PROMPT, *text]), **settings), 3, VOCAB)
+    assert p_value(Counter(tuple(handle.tokens[:3]) for handle in handles), exact) > 1e-3
+    assert engine.stats.steps > len(handles), "texts must be made of several steps"
+    assert 0.2 < engine.stats.tau - 1 < 2.5, "all accepted or all refused: the test would prove little"
+
+
+@pytest.mark.parametrize("rule", ["tree", "traversal", "best"])
+def test_a_text_does_not_depend_on_its_neighbours(rule: str) -> None:
+    engine = Engine(target(), drafter("mixed"), rule=rule)
+    together = engine.generate([PROMPT] * 5, [SamplingParams(seed=seed, max_new_tokens=8) for seed in range(5)])
+    for seed, handle in enumerate(together):
+        alone = Engine(target(), drafter("mixed"), rule=rule)
+        assert alone.generate([PROMPT], SamplingParams(seed=seed, max_new_tokens=8))[0].tokens == handle.tokens
+
+
+@pytest.mark.parametrize("rule", ["tree", "traversal"])
+def test_greedy_texts_are_the_target_s(rule: str) -> None:
+    params = SamplingParams(temperature=0, max_new_tokens=10)
+    want = Engine(target()).generate([PROMPT], params)[0].tokens
+    assert Engine(target(), drafter("mixed"), rule=rule).generate([PROMPT], params)[0].tokens == want
+
+
+class Dropping(DrawnTree):
+    """Draws, and then gives up drafts that look bad."""
+
+    def kept(self, weights: torch.Tensor) -> torch.Tensor:
+        return (weights > 0.35).all(1)
+
+
+def test_dropping_a_drawn_token_after_it_was_drawn_is_noticed() -> None:
+    """The part of the contract that no type can hold: what a drafter draws it must put to verification."""
+    reader, honest = target(), drafter("mixed")
+    engine = Engine(target(), Dropping(honest.logits_after, [(0, D)]), rule="tree")
+    handles = [engine.submit(PROMPT, SamplingParams(seed=seed, max_new_tokens=3)) for seed in range(2500)]
+    while not engine.idle:
+        engine.step()
+    exact = joint(lambda text: law(reader.logits_after([*PROMPT, *text]), 1.0), 1, VOCAB)
+    assert p_value(Counter(tuple(handle.tokens[:1]) for handle in handles), exact) < 1e-6

@@ -1,0 +1,191 @@
+"""Many draws through production randomness: right rules are accepted, spoilt ones rejected, interrupted runs go on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from oracles.planted_rules import Planted, place
+
+from specdec_fast.interfaces import Rng
+from specdec_fast.lab import draws as draws_module
+from specdec_fast.lab.draws import Drawing, branch_laws, coupled_matches, groups_of
+from specdec_fast.lab.exact import has_a_law, own_rules
+from specdec_fast.lab.simulate import TREE, Layout, Simulator, layout_for, shared
+from specdec_fast.rules import get_rule
+
+RULES = [name for name in own_rules() if has_a_law(get_rule(name))]
+
+
+def smallest(drawing: Drawing) -> dict[str, float]:
+    return {test.name: test.p_value for test in drawing.tests()}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_right_rules_are_accepted(name: str) -> None:
+    for number, vocab in ((0, 60), (1, 1500)):
+        drawing = Drawing(place(vocab, number), get_rule(name), seed=3)
+        drawing.run(6000)
+        p_values = smallest(drawing)
+        assert min(p_values.values()) > 1e-4, p_values
+        assert {"first token, chi-square", "joint law of 3 tokens", "bonus tokens"} <= p_values.keys()
+        assert {"accepted tokens", "recovered tokens", "acceptance rate"} <= p_values.keys()
+        summary = drawing.summary()
+        assert 0.3 < summary["acceptance_rate"] < 0.999
+        counts = drawing.counts
+        assert counts.first.sum() == counts.accepted.sum() + counts.recovered.sum() == counts.depth.sum() == 6000
+        assert counts.joint.sum() == 1500 and counts.after_rejection.sum() > 100
+
+
+def from_p(found, draft, laws, rng):
+    """After a rejection: a draw from p."""
+    weights = laws.weights()[:1].double()
+    gumbel = -torch.rand(len(found.next_token), weights.shape[1]).double().log()
+    return type(found)(found.path, found.num_accepted, (weights / gumbel).argmax(1))
+
+
+SPOILT = {
+    "redraw from p": ({"answer": from_p}, "recovered tokens"),
+    "another position's coins": (
+        {"rng": lambda rng: Rng(rng.seeds, rng.positions * 0)},
+        "joint law of 3 tokens",
+    ),
+    "one step of seeds": ({"rng": lambda rng: Rng(rng.seeds // 8, rng.positions)}, "first token, chi-square"),
+}
+
+
+@pytest.mark.parametrize("how", SPOILT)
+def test_spoilt_rules_are_rejected_by_the_test_that_is_made_for_it(how: str) -> None:
+    spoil, killer = SPOILT[how]
+    drawing = Drawing(place(60, 0), Planted(get_rule("token"), **spoil), seed=3)
+    drawing.run(20_000)
+    assert smallest(drawing)[killer] < 1e-6
+
+
+def test_a_draft_that_is_not_from_q_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draft tokens drawn at another temperature than their law says."""
+    draw = Simulator._draw
+
+    def hot(law, seeds, positions, index):
+        return draw(type(law)(law.logits, law.inv_t * 0.7, law.lse, law.cut, law.tie_id), seeds, positions, index)
+
+    monkeypatch.setattr(Simulator, "_draw", staticmethod(hot))
+    drawing = Drawing(place(60, 0), get_rule("token"), seed=3)
+    drawing.run(20_000)
+    assert min(smallest(drawing).values()) < 1e-6
+
+
+def test_the_same_laws_are_shared_not_copied() -> None:
+    many = shared(place(500).p, 1000)
+    assert many.logits.shape == (1000, 500) and many.logits.stride(0) == 0
+    assert many.inv_t.shape == (1000,) and many.inv_t.is_contiguous()
+
+
+@pytest.mark.parametrize("pick", ["without", "hybrid", "iid"])
+def test_siblings_have_the_laws_of_their_marks(pick: str) -> None:
+    here = place(12, 2)
+    simulator = Simulator(get_rule("replay"), here.p, here.q, Layout(TREE, pick))
+    count = 30_000
+    draft = simulator.draft(torch.arange(count), torch.full((count,), 4, dtype=torch.int32))
+    tokens = draft.tokens.view(count, len(TREE)).numpy()
+    q = here.draft
+    first, second = tokens[:, 1], tokens[:, 2]
+    pairs = np.zeros((12, 12))
+    np.add.at(pairs, (first, second), 1)
+    if pick == "iid":
+        law = np.outer(q, q)
+    elif pick == "without":
+        law = np.outer(q, q) / (1 - q)[:, None]
+        np.fill_diagonal(law, 0)
+    else:
+        best = int(q.argmax())
+        law = np.zeros((12, 12))
+        law[:, best] = q / (1 - q[best])
+        law[best] = 0
+        assert set(second) == {best} == set(simulator.chosen)
+    assert draws_module.chi_square(pairs.astype(np.int64).ravel(), (law / law.sum()).ravel()).p_value > 1e-4
+
+
+def test_coupled_matches_are_those_of_the_definition() -> None:
+    here = place(30, 4, masked=3)
+    p, q = here.base, here.draft
+    with np.errstate(divide="ignore", invalid="ignore"):
+        want = np.array([0 if p[x] * q[x] == 0 else 1 / np.maximum(p / p[x], q / q[x]).sum() for x in range(30)])
+    assert np.allclose(coupled_matches(p, q), want, atol=1e-14)
+    assert np.allclose(coupled_matches(p, p), p, atol=1e-14)
+
+
+def test_branches_add_up_to_p() -> None:
+    here = place(40, 5)
+    for name in RULES:
+        simulator = Simulator(get_rule(name), here.p, here.q)
+        found = branch_laws(simulator, here.base, here.draft)
+        assert found is not None
+        accepted, recovered = found
+        assert np.allclose(accepted + recovered, here.base) and (recovered >= 0).all() and 0 < accepted.sum() < 1
+
+
+def test_groups_part_what_is_accepted_from_what_is_recovered() -> None:
+    here = place(200, 6)
+    group = groups_of(here.base, here.draft)
+    assert set(group) == set(range(6))
+    assert ((group < 3) == (here.base < here.draft)).all()
+    mass = np.bincount(group, weights=here.base)
+    assert mass.min() > 0.02
+
+
+def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draws_module, "CHUNK", 1000)
+    whole = Drawing(place(60, 0), get_rule("token"), seed=5)
+    whole.run(5000)
+    file = tmp_path / "here.npz"
+    first = Drawing(place(60, 0), get_rule("token"), 5, file)
+
+    def stop(count: int) -> None:
+        if first.counts.draws >= 3000:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        first.run(5000, stop)
+    second = Drawing(place(60, 0), get_rule("token"), 5, file)
+    assert second.counts.draws == 3000
+    second.run(5000)
+    for name in (*draws_module.VECTORS, "joint", "depth"):
+        assert (getattr(second.counts, name) == getattr(whole.counts, name)).all(), name
+
+
+def test_draws_of_another_run_are_not_mixed_in(tmp_path: Path) -> None:
+    file = tmp_path / "here.npz"
+    Drawing(place(60, 0), get_rule("token"), 5, file).run(500)
+    for other in (
+        lambda: Drawing(place(60, 1), get_rule("token"), 5, file),
+        lambda: Drawing(place(60, 0), get_rule("replay"), 5, file),
+        lambda: Drawing(place(60, 0), get_rule("token"), 6, file),
+    ):
+        with pytest.raises(ValueError, match="take another --out"):
+            other()
+    file.write_bytes(b"torn")
+    with pytest.raises(ValueError, match="no counts of the lab"):
+        Drawing(place(60, 0), get_rule("token"), 5, file)
+
+
+def test_masked_tokens_are_never_drawn() -> None:
+    drawing = Drawing(place(60, 7, masked=20), get_rule("token"), seed=1)
+    drawing.run(4000)
+    assert drawing.counts.first[:20].sum() == 0 and drawing.counts.bonus[:20].sum() == 0
+
+
+def test_large_vocabularies_get_a_shorter_coupled_chain() -> None:
+    assert len(layout_for(get_rule("replay"), 1000).parents) == 3
+    assert len(layout_for(get_rule("replay"), 32_000).parents) == 2
+    assert len(layout_for(get_rule("token"), 32_000).parents) == 3
+
+
+def test_a_draft_law_with_too_few_tokens_is_refused() -> None:
+    from specdec_fast.lab.agreement import law_row
+
+    one = law_row(torch.tensor([[0.0, float("-inf"), float("-inf")]]))
+    with pytest.raises(ValueError, match="expected at least 2"):
+        Simulator(get_rule("replay"), one, one, Layout(TREE, "without"))

@@ -1,0 +1,121 @@
+"""Every rule keeps the target's law exactly; wrong rules, policies and walks are seen."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+import torch
+from oracles.planted_rules import Planted
+
+from specdec_fast.draft import Drawn
+from specdec_fast.lab.exact import (
+    TOLERANCE,
+    Case,
+    cases_for,
+    depth_first,
+    enumerate_case,
+    has_a_law,
+    own_rules,
+    run_exact,
+    takes_trees,
+)
+from specdec_fast.lab.oracle import RationalModel
+from specdec_fast.lab.proposals import CHAINS, ON_CHAINS, POLICIES, PROPOSALS, TREES, DraftTree, all_drafts
+from specdec_fast.rules import get_rule
+from specdec_kernels import UnsupportedError
+
+RULES = [name for name in own_rules() if has_a_law(get_rule(name))]
+DEEP = CHAINS[2]
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_the_emitted_law_is_the_target_s(name: str) -> None:
+    found = run_exact([name])
+    assert [each for each in found if not each.holds] == []
+    assert max(each.drafts for each in found) >= 12, "a draft or two would prove little"
+    assert max(each.accepted for each in found) > 0.2
+
+
+def test_every_law_shape_and_policy_is_tried() -> None:
+    for name in RULES:
+        rule, cases = get_rule(name), list(cases_for(name))
+        policies = {case.policy for case in cases}
+        assert policies == set(POLICIES) - ({"drop"} if rule.uses_q else set())
+        proposals = {case.proposal for case in cases}
+        shapes = {shape for case in cases for shape in case.shapes}
+        assert proposals == set(PROPOSALS if takes_trees(rule) else ON_CHAINS)
+        assert shapes == set(CHAINS + TREES if takes_trees(rule) else CHAINS)
+        assert {case.length for case in cases} >= {3, 4}
+        assert {case.vocab for case in cases} == {3, 4}
+    assert max(len(shape) - 1 for shape in TREES) == 4 and "token" in RULES and "replay" in RULES
+
+
+@pytest.mark.parametrize("name", [name for name in RULES if not get_rule(name).replays])
+def test_compiled_rules_have_the_same_exact_law(name: str) -> None:
+    """The C++ operators in float64, enumerated like the reference."""
+    for case in list(cases_for(name, small=True))[:20]:
+        try:
+            assert enumerate_case(case, "cpu").error < TOLERANCE
+        except UnsupportedError as error:
+            pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("name", [name for name in RULES if get_rule(name).uses_q])
+def test_dropping_drawn_tokens_is_seen(name: str) -> None:
+    """An anticipating policy breaks every rule that uses q: the reason why such pairs are refused."""
+    assert enumerate_case(Case(name, "drawn", (DEEP,), "drop")).error > 0.01
+
+
+@pytest.mark.parametrize("name", [name for name in RULES if not get_rule(name).replays])
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        {"threshold": lambda found: found * 0.99},
+        {"coins": lambda coins: coins * 0.97},
+        {"residual": lambda found, laws: laws.weights()},
+        {"residual": lambda found, laws: found.roll(1, 1)},
+    ],
+    ids=["threshold", "coins", "p for the residual", "residual of another token"],
+)
+def test_a_spoilt_rule_is_seen(name: str, spoil: dict) -> None:
+    case = Case(name, "drawn", (DEEP,), "full", seed=2)
+    assert enumerate_case(case).holds
+    assert enumerate_case(case, rule=Planted(get_rule(name), **spoil)).error > 1e-6
+
+
+def test_a_path_that_is_none_is_seen() -> None:
+    def astray(found, draft, laws, rng):
+        path = found.path.clone()
+        path[found.num_accepted > 0, 1] += 1
+        return type(found)(path, found.num_accepted, found.next_token)
+
+    with pytest.raises(AssertionError, match="expected a path of the draft"):
+        enumerate_case(Case("token", "drawn", (DEEP,), "full"), rule=Planted(get_rule("token"), answer=astray))
+
+
+def test_thresholds_beyond_one_are_seen() -> None:
+    with pytest.raises(AssertionError, match=r"leave \[0, 1\]"):
+        wrong = Planted(get_rule("token"), threshold=lambda found: found * 2)
+        enumerate_case(Case("token", "drawn", (DEEP,), "full"), rule=wrong)
+
+
+def test_greedy_follows_no_law_and_is_left_out() -> None:
+    assert not has_a_law(get_rule("greedy")) and "greedy" in own_rules()
+    assert run_exact(["greedy"]) == []
+
+
+def test_the_other_layout_is_the_same_tree() -> None:
+    q, other = RationalModel(3, 50), RationalModel(3, 90)
+    for tree in all_drafts((), q, other, "mixed", (TREES[4],), POLICIES["full"]):
+        turned = depth_first(tree)
+        assert turned.parents == [-1, 0, 1, 1, 0] and tree.parents == [-1, 0, 0, 1, 1]
+        assert sorted(zip(turned.text, turned.drawn)) == sorted(zip(tree.text, tree.drawn))
+    lone = DraftTree(Fraction(1))
+    assert depth_first(lone) == lone and lone.drawn == [Drawn.CHOSEN]
+
+
+def test_float32_laws_would_not_pass() -> None:
+    """The tolerance tells float64 from float32: the enumeration is not merely insensitive."""
+    blurred = Planted(get_rule("token"), threshold=lambda found: found.to(torch.float32).to(torch.float64))
+    assert 1e-12 < enumerate_case(Case("token", "drawn", (DEEP,), "full"), rule=blurred).error < 1e-6

@@ -1,0 +1,83 @@
+"""The lab's rational oracle agrees with the one of the tests, with sums by hand and with brute force."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import product
+
+import numpy as np
+import pytest
+from oracles.exact import chains, text_law, token_rule
+from oracles.exact import target_law as other_target_law
+from oracles.laws import law
+
+from specdec_fast.lab.oracle import (
+    RationalModel,
+    block_rule_accepted,
+    geometric_tokens,
+    law_of_logits,
+    overlap,
+    target_law,
+    token_rule_accepted,
+    transport_bound,
+)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_laws_of_texts_agree_with_the_tests_oracle(seed: int) -> None:
+    model = RationalModel(3, seed)
+    assert target_law(model.after, 3) == other_target_law(model.after, 3)
+    assert sum(target_law(model.after, 3).values()) == 1
+
+
+def test_models_have_zeros_points_and_equal_rows() -> None:
+    target = RationalModel(3, 0)
+    draft = RationalModel(3, 50, like=target)
+    texts = [text for length in range(4) for text in product(range(3), repeat=length)]
+    laws = [target.after(text) for text in texts]
+    assert any(0 in one for one in laws) and any(1 in one for one in laws)
+    assert any(target.after(text) == draft.after(text) for text in texts)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_accepted_tokens_are_those_of_the_rule_in_rational_arithmetic(seed: int, depth: int) -> None:
+    target = RationalModel(3, seed)
+    q = RationalModel(3, seed + 50, like=target)
+    found = Fraction(0)
+    for chance, chain in chains(q.after, (), depth):
+        p = [target.after(chain[:at]) for at in range(depth + 1)]
+        laws = [q.after(chain[:at]) for at in range(depth)]
+        found += sum(chance * share * (len(emitted) - 1) for share, emitted in token_rule(chain, p, laws))
+    assert token_rule_accepted(target.after, q.after, (), depth) == found
+    assert block_rule_accepted(target.after, q.after, (), depth) >= found
+    assert depth > 1 or block_rule_accepted(target.after, q.after, (), depth) == found
+    assert text_law(lambda context: [(w, (t,)) for t, w in enumerate(target.after(context)) if w], 1, Fraction(1))
+
+
+def test_the_geometric_series() -> None:
+    assert geometric_tokens(Fraction(1, 2), 2) == Fraction(7, 4)
+    assert geometric_tokens(1, 4) == 5 and geometric_tokens(0, 4) == 1
+
+
+def test_the_transport_bound_of_one_drawn_token_is_the_overlap() -> None:
+    for seed in range(8):
+        p, q = RationalModel(4, seed).after(()), RationalModel(4, seed + 50).after(())
+        sets = {frozenset([token]): weight for token, weight in enumerate(q) if weight}
+        assert transport_bound(p, sets) == overlap(p, q)
+    even = [Fraction(1, 2), Fraction(1, 2)]
+    assert transport_bound(even, {frozenset([0, 1]): Fraction(1)}) == 1
+    assert transport_bound(even, {frozenset([0]): Fraction(1)}) == Fraction(1, 2)
+
+
+@pytest.mark.parametrize("settings", [(1.0, 0, 1.0, 0.0), (0.7, 5, 1.0, 0.0), (1.3, 0, 0.8, 0.0), (1.0, 7, 0.9, 0.1)])
+def test_processed_laws_agree_with_the_tests_oracle(settings: tuple[float, int, float, float]) -> None:
+    logits = np.round(np.random.default_rng(0).standard_normal(40) * 3) / 2  # with ties
+    assert np.allclose(law_of_logits(logits, *settings), law(logits, *settings), atol=1e-15)
+    assert law_of_logits(logits, 0.0).argmax() == logits.argmax()
+
+
+@pytest.mark.parametrize("bad", [[float("nan"), 0.0], [float("inf"), 0.0], [float("-inf")] * 2])
+def test_rows_that_are_no_law_are_refused(bad: list[float]) -> None:
+    with pytest.raises(ValueError, match=r"NaN, \+inf or no finite"):
+        law_of_logits(np.array(bad), 1.0)

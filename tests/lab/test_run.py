@@ -1,0 +1,183 @@
+"""Places, greedy texts, the acceptance table and the report on a tiny pair; what does not hold is said."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from oracles.planted_rules import Planted, place
+
+from specdec_fast.engine import Engine
+from specdec_fast.lab import require_extra
+from specdec_fast.lab.acceptance import compare_rules
+from specdec_fast.lab.exact import has_a_law, own_rules, takes_trees
+from specdec_fast.lab.greedy import GreedyText, compare_greedy
+from specdec_fast.lab.mutants import Killed
+from specdec_fast.lab.places import KINDS, Recorder, find_places, plain_logits
+from specdec_fast.lab.recorded import Recorded
+from specdec_fast.lab.report import ARTICLE, finite, short, write_report
+from specdec_fast.lab.run import Lab, slug
+from specdec_fast.lab.sequential import Ledger
+from specdec_fast.loading import load
+from specdec_fast.rules import get_rule
+from specdec_fast.sampling import SamplingParams
+from specdec_fast.targets.tiny import tiny_model
+
+PARAMS = SamplingParams(temperature=1.0, max_new_tokens=24, seed=3)
+
+
+def engine(rule: str = "token", noise: float = 0.05) -> Engine:
+    target, draft = tiny_model("llama", logit_std=1.5), tiny_model("llama", logit_std=1.5)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in draft.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * parameter.std() * noise)
+    return load(target, draft, rule=rule, num_draft_tokens=2, eos_token_ids=())
+
+
+PROMPTS: Any = [("a", [5, 6, 7, 8]), ("b", [9, 3])]
+
+
+@pytest.mark.parametrize("rule", ["token", "replay"])
+def test_places_went_through_verification(rule: str) -> None:
+    made = engine(rule)
+    found = find_places(made, PROMPTS, PARAMS)
+    assert found.missing == [] and [each.kind for each in found.places] == [*KINDS, *KINDS]
+    assert made.rule is get_rule(rule) and made.idle and made.target.cache.pages.num_used == 0
+    for each in found.places:
+        assert each.row_error < 1e-5
+        assert np.allclose(each.p.weights()[0].double().numpy(), each.base, atol=1e-5)
+        again = torch.softmax(plain_logits(made.target, each.tokens).double(), 0).numpy()
+        assert np.allclose(each.base, again, atol=1e-12)
+        small = torch.softmax(plain_logits(made.drafter.model, each.tokens).double(), 0).numpy()
+        assert np.allclose(each.draft, small, atol=1e-9)
+        assert list(each.tokens[:2]) in ([5, 6], [9, 3])
+
+
+def test_the_recorder_changes_nothing() -> None:
+    made = engine()
+    plain = made.generate([PROMPTS[0][1]], PARAMS)[0].tokens
+    recorder = Recorder(made.rule)
+    made.rule = recorder
+    assert made.generate([PROMPTS[0][1]], PARAMS)[0].tokens == plain
+    assert len(recorder.steps) > 3 and recorder.name == "token"
+
+
+def test_a_pair_without_a_draft_is_refused() -> None:
+    alone = load(tiny_model("llama"), eos_token_ids=())
+    with pytest.raises(ValueError, match="got no draft model"):
+        find_places(alone, PROMPTS, PARAMS)
+
+
+def test_greedy_texts_are_identical() -> None:
+    found = compare_greedy(engine("token"), PROMPTS, (4, 12))
+    assert len(found) == 4 and all(each.identical and each.holds for each in found)
+    assert {each.tokens for each in found} == {4, 12}
+
+
+def test_a_greedy_difference_is_found_with_its_gap() -> None:
+    made = engine("greedy")
+
+    def astray(found, draft, laws, rng):
+        late = rng.positions >= 6 if draft.num_nodes > draft.num_rows else rng.positions < 0
+        return type(found)(found.path, found.num_accepted, torch.where(late, found.next_token ^ 1, found.next_token))
+
+    made.rule = Planted(made.rule, answer=astray)
+    found = compare_greedy(made, PROMPTS, (12,))
+    assert not any(each.identical or each.holds for each in found)
+    assert all(each.gap is not None and each.gap > each.allowed for each in found)
+    assert GreedyText("a", 4, "bfloat16", 4, 2, 0.1, 1.0, 0.5).holds
+
+
+def test_rules_are_ranked_as_theory_says() -> None:
+    names = own_rules()
+    rows = compare_rules(names, [place(50, seed) for seed in range(3)], steps=1500)
+    mean = {(row.rule, row.proposals): row.mean for row in rows}
+    half = max(row.half for row in rows)
+    assert {row.rule for row in rows} == {name for name in names if has_a_law(get_rule(name))}
+    if "block" in names:
+        assert mean["block", "chain"] > mean["token", "chain"] - half
+    for name in names:
+        if takes_trees(get_rule(name)) and get_rule(name).uses_q:
+            assert mean[name, "tree, hybrid"] > mean[name, "tree, without replacement"] - half
+            assert mean[name, "tree, without replacement"] > mean[name, "tree, independent"] - half
+    assert [row.mean for row in rows] == sorted(row.mean for row in rows)
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    made = engine()
+    run = Lab(tmp_path_factory.mktemp("lab"), seed=2)
+    run.header = {"model": "tiny <b>", "rule": "token", "versions": {"torch": torch.__version__}}
+    run.run_greedy(made, PROMPTS[:1], (6,))
+    run.run_draws(made, PROMPTS[:1], PARAMS, 3000)
+    run.run_acceptances(200)
+    run.add_to_ledger(Ledger())
+    run.mutants = [Killed("m", "o", 0.1, 0.2, 100.0, float("inf"), ("exact, joint",))]
+    run.draw_figures(None)
+    return run
+
+
+def test_the_report_is_one_page_with_its_pictures(done: Lab) -> None:
+    page = write_report(done)
+    text = page.read_text("utf-8")
+    assert done.failures == []
+    pictures = re.findall(r'src="data:image/png;base64,([A-Za-z0-9+/=]+)"', text)
+    assert len(pictures) == len(done.figures) + len(done.proof) == 3 + 1 + 6
+    assert not re.search(r'(src|href)="(?!data:)', text), "the page must not need anything else"
+    assert "tiny &lt;b&gt;" in text and "Everything that was checked holds" in text
+    assert "9.694e-05" in text and f"{ARTICLE:.3e}" == "9.694e-05"
+    for judged in done.judged:
+        assert judged.test.name in text
+    data = json.loads((done.out / "report.json").read_text("utf-8"))
+    assert data["holds"] and len(data["tests"]) == len(done.judged) == 24
+    assert data["mutants"][0]["draws_joint"] is None
+    for name in data["figures"]:
+        assert (done.out / name).stat().st_size > 2000
+
+
+def test_what_does_not_hold_is_said_with_its_bins(tmp_path: Path) -> None:
+    law = np.full(20, 0.05)
+    wrong = law.copy()
+    wrong[3], wrong[4] = 0.08, 0.02
+    run = Lab(tmp_path)
+    run.run_recorded(Recorded.make(np.random.default_rng(0).choice(20, 20_000, p=wrong), law))
+    lines = run.failures
+    assert any("law rejected: recorded, context 0, chi-square" in line for line in lines)
+    assert {line.split(":")[0].strip() for line in lines if "  bin" in line} >= {"bin 3", "bin 4"}
+    run.mutants = [Killed("m", "o", 0.0, 0.0, float("inf"), float("inf"), ())]
+    run.greedy = [GreedyText("a", 4, "float32", 4, 2, 3.0, 1.0, 1e-3)]
+    assert "mutant survived: m" in run.failures and any("first difference at token 2" in line for line in run.failures)
+    page = write_report(run).read_text("utf-8")
+    assert "something does not hold" in page and "bin 3" in page
+
+
+def test_all_tests_of_a_run_share_one_level(tmp_path: Path) -> None:
+    """Two hundred contexts, all right: nothing is rejected, though single p-values are small."""
+    source = np.random.default_rng(1)
+    laws = source.dirichlet(np.full(8, 1.0), size=200)
+    context = np.repeat(np.arange(200), 400)
+    tokens = np.concatenate([source.choice(8, 400, p=law) for law in laws])
+    run = Lab(tmp_path)
+    run.run_recorded(Recorded.make(tokens, laws, context=context))
+    assert min(each.test.p_value for each in run.judged) < 0.02 and run.failures == []
+
+
+def test_numbers_are_printed_for_people_and_for_json() -> None:
+    assert [short(value) for value in (None, float("inf"), 1e6, 0.25, 1.23456e-7)] == [
+        "\u2013", "\u221e", "1,000,000", "0.25", "1.23e-07",
+    ]  # fmt: skip
+    assert finite({"a": [float("nan"), 1.0], "b": (float("inf"),)}) == {"a": [None, 1.0], "b": [None]}
+    assert slug("Prose wells/after a rejection") == "prose-wells-after-a-rejection" and slug("//") == "unnamed"
+
+
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    require_extra()
+    monkeypatch.setattr("specdec_fast.lab.find_spec", lambda name: None if name == "matplotlib" else object())
+    with pytest.raises(ValueError, match=r"matplotlib not installed; run: pip install 'specdec-fast\[lab\]'"):
+        require_extra()

@@ -1,0 +1,173 @@
+"""Known ways to get trees wrong, planted in the references one at a time: the exact law must notice each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import pytest
+import torch
+from oracles.tree_cases import CASES, check_law
+from torch import Tensor
+
+from specdec_fast.rules import get_rule
+from specdec_kernels import use_backend
+from specdec_kernels.proposals import CHOSEN, DRAWN_WITHOUT_CHOSEN, DRAWN_WITHOUT_EARLIER, Tree, mass
+
+Patch = pytest.MonkeyPatch
+ordered_module: Any = import_module("specdec_kernels.ordered_verify.reference")  # the attribute is the operator
+traversal_module: Any = import_module("specdec_kernels.traversal_verify.reference")
+law_of = Tree.proposal
+rounds, visit = ordered_module._rounds, traversal_module._visit
+
+
+def _whole_law(patch: Patch, mark: int) -> None:
+    """The law that the token was drawn from, as if nothing were excluded."""
+
+    def broken(tree: Tree, parent: int, place: int) -> Tensor | None:
+        node = tree.children[parent][place]
+        kept = tree.mark[node]
+        if kept == mark:
+            tree.mark[node] = 1
+        try:
+            return law_of(tree, parent, place)
+        finally:
+            tree.mark[node] = kept
+
+    patch.setattr(Tree, "proposal", broken)
+
+
+def unconditioned_siblings(patch: Patch) -> None:
+    """Siblings drawn without replacement are tested against the whole draft law."""
+    _whole_law(patch, DRAWN_WITHOUT_EARLIER)
+
+
+def unconditioned_hybrid(patch: Patch) -> None:
+    """The drawn child of a hybrid node is tested against the whole draft law."""
+    _whole_law(patch, DRAWN_WITHOUT_CHOSEN)
+
+
+def chosen_taken_for_drawn(patch: Patch) -> None:
+    """A chosen token is tested against the draft law of its node's first drawn sibling, or the target's."""
+
+    def broken(tree: Tree, parent: int, place: int) -> Tensor | None:
+        node = tree.children[parent][place]
+        return tree.target(parent) if tree.mark[node] == CHOSEN else law_of(tree, parent, place)
+
+    patch.setattr(Tree, "proposal", broken)
+
+
+def siblings_see_the_first_law(patch: Patch) -> None:
+    """Every child is tested against the target's own law: what the earlier ones took is forgotten."""
+
+    def broken(tree: Tree, node: int) -> tuple[list[float], Tensor]:
+        thresholds, rest = rounds(tree, node)
+        p = tree.target(node)
+        for place, child in enumerate(tree.children[node]):
+            law = tree.proposal(node, place)
+            if law is not None:
+                thresholds[place] = min(1.0, float(p[tree.token[child]]) / float(law[tree.token[child]]))
+        return thresholds, rest
+
+    patch.setattr(ordered_module, "_rounds", broken)
+
+
+def resample_from_p(patch: Patch) -> None:
+    """When all children are refused the next token comes from the target's law."""
+    patch.setattr(ordered_module, "_rounds", lambda tree, node: (rounds(tree, node)[0], tree.target(node)))
+    patch.setattr(
+        traversal_module, "_visit", lambda tree, node, reach: (*visit(tree, node, reach)[:2], tree.target(node))
+    )
+
+
+def reach_is_not_updated(patch: Patch) -> None:
+    """A node is as likely after its subtree failed as before."""
+
+    def broken(tree: Tree, node: int, reach: float) -> tuple[list[float], float, Tensor]:
+        of_children, _, rest = visit(tree, node, reach)
+        return of_children, reach, rest
+
+    patch.setattr(traversal_module, "_visit", broken)
+
+
+def reach_is_forgotten_in_the_residual(patch: Patch) -> None:
+    """The positive part of P - Q in place of w P - Q."""
+
+    def broken(tree: Tree, node: int, reach: float) -> tuple[list[float], float, Tensor]:
+        of_children, after, _ = visit(tree, node, reach)
+        return of_children, after, visit(tree, node, 1.0)[2]
+
+    patch.setattr(traversal_module, "_visit", broken)
+
+
+def reach_is_the_ratio_alone(patch: Patch) -> None:
+    """A child's reach without its parent's."""
+
+    def broken(tree: Tree, node: int, reach: float) -> tuple[list[float], float, Tensor]:
+        return visit(tree, node, 1.0)[0], *visit(tree, node, reach)[1:]
+
+    patch.setattr(traversal_module, "_visit", broken)
+
+
+def coins_from_the_root(patch: Patch) -> None:
+    """Thresholds of the walk from the root, looked at from the leaves."""
+
+    def broken(tree: Tree, node: int, reach: float) -> tuple[list[float], float, Tensor]:
+        thresholds, rest = rounds(tree, node)
+        return thresholds, reach, rest
+
+    patch.setattr(traversal_module, "_visit", broken)
+
+
+def normalised_before_the_difference(patch: Patch) -> None:
+    """What earlier siblings left is not normalised before the next one is subtracted."""
+
+    def broken(tree: Tree, node: int) -> tuple[list[float], Tensor]:
+        rest, thresholds = tree.target(node), []
+        for place, child in enumerate(tree.children[node]):
+            law = tree.proposal(node, place)
+            if law is None:
+                thresholds.append(0.0)
+                continue
+            token = tree.token[child]
+            thresholds.append(min(1.0, float(rest[token]) / max(mass(rest), 1e-300) / float(law[token])))
+            left = (rest - law).clamp(min=0.0)
+            rest = left if mass(left) > 1e-12 else rest
+        return thresholds, rest
+
+    patch.setattr(ordered_module, "_rounds", broken)
+
+
+MUTANTS: list[tuple[str, Callable[[Patch], None]]] = [
+    ("tree", unconditioned_siblings),
+    ("tree", unconditioned_hybrid),
+    ("tree", chosen_taken_for_drawn),
+    ("tree", siblings_see_the_first_law),
+    ("tree", resample_from_p),
+    ("tree", normalised_before_the_difference),
+    ("traversal", unconditioned_siblings),
+    ("traversal", unconditioned_hybrid),
+    ("traversal", chosen_taken_for_drawn),
+    ("traversal", resample_from_p),
+    ("traversal", reach_is_not_updated),
+    ("traversal", reach_is_forgotten_in_the_residual),
+    ("traversal", reach_is_the_ratio_alone),
+    ("traversal", coins_from_the_root),
+]
+
+
+@pytest.mark.parametrize(("rule", "mutant"), MUTANTS, ids=lambda value: getattr(value, "__name__", value))
+def test_the_exact_law_notices(rule: str, mutant: Callable[[Patch], None], monkeypatch: Patch) -> None:
+    found, order = get_rule(rule), "ordered" if rule == "tree" else "post"
+    noticed = 0
+    mutant(monkeypatch)
+    with use_backend("reference"), torch.inference_mode():
+        for case in CASES[:: len(CASES) // 90]:
+            try:
+                check_law(case, found, order)  # type: ignore[arg-type]
+            except AssertionError:
+                noticed += 1
+            if noticed == 2:
+                return
+    raise AssertionError(f"noticed by {noticed} small trees; expected at least 2")

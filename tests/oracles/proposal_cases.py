@@ -1,0 +1,199 @@
+"""Ragged batches of drafted trees for the operators on ordered proposals, and decoding with them step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from specdec_kernels import draw_sample, law_stats, tree_plan
+from specdec_kernels.random import gumbel
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+INF = float("inf")
+Verify = Callable[..., tuple[Tensor, Tensor, Tensor]]
+
+
+def int32(values: list[int]) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def law(logits: Tensor, t: float = 1.0) -> tuple[Tensor, ...]:
+    """A law of logits at one temperature, as the operators take it."""
+    rows = len(logits)
+    zero = torch.zeros(rows, dtype=torch.int32)
+    return (logits, *law_stats(logits, torch.full((rows,), t), zero, torch.ones(rows), torch.zeros(rows)))
+
+
+@st.composite
+def proposals(draw: st.DrawFn) -> dict[str, Any]:
+    """Ragged rows, all marks, several draft laws in one node, four dtypes for each side, mapped draft vocabularies."""
+    g = torch.Generator().manual_seed(draw(st.integers(0, 2**32 - 1)))
+
+    def pick(choices: list[float], count: int) -> Tensor:
+        return torch.tensor(choices)[torch.randint(0, len(choices), (count,), generator=g)]
+
+    counts = draw(st.lists(st.sampled_from([0, 1, 2, 4, 7]), max_size=4))
+    offsets = [0]
+    for count in counts:
+        offsets.append(offsets[-1] + count)
+    nodes = offsets[-1] + draw(st.integers(0, 2))
+    vocab = draw(st.sampled_from([2, 3, 9, 33, 1000, 1024, 1025, 3000]))
+    width = draw(st.sampled_from([vocab, vocab, max(1, vocab // 2)]))
+    laws = draw(st.integers(1, 3))
+    mapped = draw(st.sampled_from(["same", "sorted", "shuffled"]))
+    token_ids = None
+    if mapped != "same":
+        token_ids = torch.randperm(vocab, generator=g)[:width]
+        token_ids = token_ids.sort().values if mapped == "sorted" else token_ids
+
+    def sampled(rows: int, columns: int, finite: bool) -> tuple[Tensor, ...]:
+        level = torch.randn(rows, columns + 2, generator=g) * draw(st.sampled_from([0.0, 1.0, 5.0]))
+        if draw(st.booleans()):
+            level[torch.rand(level.shape, generator=g) < 0.5] = -INF
+        if rows and not finite and draw(st.sampled_from([False, False, True])):
+            level[int(torch.randint(0, rows, (1,), generator=g))] = float("nan")
+        level = level.to(draw(st.sampled_from(DTYPES)))[:, :columns]
+        cuts = pick([0, 0, 5], rows).int(), pick([1, 1, 0.8], rows), pick([0, 0, 0.1], rows)
+        return level, *law_stats(level, pick([0, 0.5, 1, 1], rows), *cuts)
+
+    target, draft = sampled(nodes, vocab, False), sampled(laws, width, draw(st.booleans()))
+    parents = torch.full((nodes,), -1, dtype=torch.int32)
+    for start, stop in zip(offsets, offsets[1:], strict=False):
+        for node in range(start + 1, stop):
+            parents[node] = int(torch.randint(0, node - start, (1,), generator=g))
+    marks = torch.randint(0, 4, (nodes,), generator=g, dtype=torch.int8)
+    law_row = torch.randint(0, laws, (nodes,), generator=g, dtype=torch.int32)
+    zero = torch.zeros(nodes, dtype=torch.int32)
+    rows = tuple(part[law_row.long()] for part in draft)
+    tokens = draw_sample(*rows, torch.arange(nodes), zero, zero)
+    tokens = tokens if token_ids is None else token_ids[tokens]
+    free = (marks == 0) | (torch.rand(nodes, generator=g) < 0.1)
+    tokens = torch.where(free, torch.randint(0, vocab, (nodes,), generator=g), tokens)
+    if draw(st.sampled_from([False, False, True])):
+        draft, token_ids, marks = None, None, marks * 0  # type: ignore[assignment]
+    plan = tree_plan(parents, int32(offsets))
+    noise = [gumbel(torch.randint(0, 2**32, (len(counts), size), generator=g)) for size in (-(-vocab // 1024), vocab)]
+    return {
+        "tokens": tokens,
+        "offsets": int32(offsets),
+        "first_child": plan.first_child,
+        "next_sibling": plan.next_sibling,
+        "drawn": marks,
+        "law_row": torch.where(marks == 0, -1, law_row).int(),
+        "target": target,
+        "draft": draft,
+        "token_ids": token_ids,
+        "scouts": torch.rand(nodes, generator=g) < 0.2 if draw(st.booleans()) else None,
+        "seeds": torch.randint(-(2**63), 2**63 - 1, (len(counts),), generator=g),
+        "root_positions": torch.randint(0, 2**31 - 1, (len(counts),), generator=g, dtype=torch.int32),
+        "uniforms": torch.rand(nodes, generator=g) if draw(st.booleans()) else None,
+        "race": None if draw(st.booleans()) else tuple(noise),
+    }
+
+
+def fixed(case: dict[str, Any]) -> dict[str, Any]:
+    """The part of a case that the thresholds take."""
+    return {key: case[key] for key in case if key not in ("seeds", "root_positions", "uniforms", "race", "max_depth")}
+
+
+def error_of(case: dict[str, Any]) -> float:
+    """Rounding of one weight: one float32 side rounds as float32."""
+    return max(torch.finfo(part[1].dtype).eps for part in (case["target"], case["draft"]) if part is not None)
+
+
+GOOD: dict[str, Any] = {
+    "tokens": torch.tensor([0, 1, 2, 3]),
+    "offsets": int32([0, 4]),
+    "first_child": int32([1, 3, -1, -1]),
+    "next_sibling": int32([-1, 2, -1, -1]),
+    "drawn": torch.tensor([0, 1, 0, 0], dtype=torch.int8),
+    "law_row": int32([-1, 0, -1, -1]),
+    "target": law(torch.zeros(4, 4)),
+    "draft": law(torch.zeros(1, 4)),
+    "token_ids": None,
+    "scouts": None,
+    "seeds": torch.tensor([1]),
+    "root_positions": int32([5]),
+    "max_depth": 2,
+}
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"tokens": torch.tensor([0, 4, 2, 1])}, r"tokens\[1\] is 4.*\[0, 4\)"),
+    ({"tokens": torch.tensor([0, -1, 2, 1])}, r"tokens\[1\] is -1"),
+    ({"law_row": int32([-1, 1, -1, -1])}, r"law_row\[1\] is 1"),
+    ({"draft": None}, r"drawn\[1\] is 1.*no draft laws"),
+    ({"drawn": torch.tensor([0, 4, 0, 0], dtype=torch.int8)}, r"drawn\[1\] is 4; expected a mark"),
+    ({"max_depth": 1}, r"2 draft tokens deep.*larger max_depth"),
+    ({"first_child": int32([0, -1, -1, -1])}, r"first_child\[0\] is 0.*later node"),
+    ({"next_sibling": int32([-1, 4, -1, -1])}, r"next_sibling\[1\] is 4.*later node"),
+    ({"offsets": int32([0, 5])}, "offsets"),
+    ({"target": law(torch.zeros(3, 4))}, "target logits has 3 rows"),
+    ({"target": torch.zeros(4, 4)}, "law_stats"),
+    ({"draft": law(torch.zeros(1, 5))}, "5 columns"),
+    ({"token_ids": torch.tensor([0, 1, 2, 4])}, r"token_ids\[3\] is 4"),
+    ({"scouts": torch.zeros(3, dtype=torch.bool)}, r"scouts.*shape"),
+    ({"seeds": int32([1])}, r"seeds.*torch.int64"),
+    ({"uniforms": torch.zeros(2)}, r"uniforms.*shape"),
+    ({"race": (torch.zeros(1, 1), torch.zeros(1, 3))}, r"race token noise.*shape"),
+]
+
+
+def decode(verify: Verify, p: Tensor, q: Tensor, requests: int, wanted: int, coins: Any = None) -> Tensor:
+    """First tokens [requests, wanted] of many requests with trees of four drafted tokens, as an engine would do it.
+
+    Below the root a token drawn outside of the draft's best one, and that best one; below the former two tokens drawn
+    without replacement. p, q: [V, V] logits after each last token; texts begin with token 0. coins: called with (seeds,
+    positions of the roots [requests], nodes per tree) for coins [requests, nodes] other than the keyed ones.
+    """
+    seeds = torch.arange(requests) * 7919 + 3
+    text = torch.zeros(requests, wanted + 4, dtype=torch.int64)
+    size, row = torch.ones(requests, dtype=torch.int64), torch.arange(requests)
+    parents = torch.tensor([-1, 0, 0, 1, 1], dtype=torch.int32).repeat(requests)
+    offsets = torch.arange(0, requests * 5 + 1, 5, dtype=torch.int32)
+    plan = tree_plan(parents, offsets)
+    marks = torch.tensor([0, 3, 0, 1, 2], dtype=torch.int8).repeat(requests)
+    q_law, best = law(q), q.argmax(1)
+
+    def drawn(before: Tensor, without: Tensor | None, place: int, position: Tensor) -> Tensor:
+        logits = q[before].clone()
+        if without is not None:
+            logits[row, without] = -INF
+        return draw_sample(*law(logits), seeds, position, torch.full((requests,), place, dtype=torch.int32))
+
+    while bool((size <= wanted).any()):
+        position = (size - 1).int()
+        root = text[row, size - 1]
+        chosen = best[root]
+        first = drawn(root, chosen, 1, position)
+        third = drawn(first, None, 3, position)
+        nodes = torch.stack([root, first, chosen, third, drawn(first, third, 4, position)], 1)
+        sources = torch.stack([root, root, root, first, first], 1).int()
+        uniforms = None if coins is None else coins(seeds, position, 5).flatten()
+        path, accepted, emitted = verify(
+            nodes.flatten(), offsets, plan.first_child, plan.next_sibling, marks, sources.flatten(),
+            law(p[nodes.flatten()]), q_law, None, None, seeds, position, uniforms, max_depth=2,
+        )  # fmt: skip
+        live = size <= wanted
+        for depth in (1, 2):
+            take = live & (depth <= accepted)
+            text[row[take], size[take] + depth - 1] = nodes.flatten()[path[take, depth].long()]
+        text[row[live], (size + accepted)[live]] = emitted[live]
+        size = torch.where(live, size + accepted + 1, size)
+    return text[:, 1 : wanted + 1]
+
+
+def text_chances(p: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """(how often each text was seen, its exact chance), over all texts of that many tokens after token 0."""
+    vocab, wanted = len(p), tokens.shape[1]
+    every = torch.arange(vocab**wanted)
+    code, chance, before = torch.zeros(len(tokens), dtype=torch.int64), torch.ones(len(every)).double(), every * 0
+    probability = p.double().softmax(1)
+    for place in range(wanted):
+        code = code * vocab + tokens[:, place]
+        digit = every // vocab ** (wanted - 1 - place) % vocab
+        chance *= probability[before, digit]
+        before = digit
+    return torch.bincount(code, minlength=len(every)), chance

@@ -1,0 +1,216 @@
+"""Small drafters on trees, and the checks that rules tree and traversal must pass on each of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import product
+
+import torch
+
+from oracles.exact import Text, target_law
+from oracles.rational_models import RationalModel
+from oracles.tree_drafts import packed
+from oracles.tree_rules import DraftedTree, Node, Outcomes, continued, drafted, shapes
+from specdec_fast.draft import Draft
+from specdec_fast.interfaces import CoinRule, Rng
+from specdec_kernels import tree_plan
+
+Oracle = Callable[[DraftedTree], Outcomes]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A drafter: the shape of its trees and how each node is picked; vocabulary and laws come from the seed."""
+
+    vocab: int
+    parents: tuple[int, ...]
+    marks: tuple[int, ...]
+    seed: int
+    scouts: tuple[int, ...] = ()
+
+    @property
+    def target(self) -> RationalModel:
+        return RationalModel(self.vocab, self.seed)
+
+    def trees(self) -> list[tuple[Fraction, DraftedTree]]:
+        """All that it may propose at the start of a text."""
+        target = self.target
+        drafts = [RationalModel(self.vocab, self.seed + 5000, like=target), RationalModel(self.vocab, self.seed + 9000)]
+        source = random.Random(self.seed)
+        shape = [
+            Node(parent, mark, int(source.random() < 0.25), at in self.scouts)
+            for at, (parent, mark) in enumerate(zip(self.parents, self.marks, strict=True), 1)
+        ]
+        chosen = lambda text, node: (len(text) + node + self.seed) % self.vocab  # noqa: E731
+        return list(drafted(shape, target.after, [draft.after for draft in drafts], chosen))
+
+
+def ids(case: Case) -> str:
+    scouts = "".join(f"-scout{at}" for at in case.scouts)
+    return f"v{case.vocab}-{''.join(map(str, case.parents))}-{''.join('cdew'[mark] for mark in case.marks)}{scouts}"
+
+
+def _cases() -> Iterator[Case]:
+    seed = 0
+    for nodes in (1, 2):
+        for parents in shapes(nodes):
+            for marks in product(range(4), repeat=nodes):
+                seed += 1
+                yield Case(3, parents, marks, seed)
+    for parents in shapes(3):
+        for marks in product(range(4), repeat=3):
+            seed += 1
+            if seed % 3 == 0 or parents == (0, 0, 0):
+                yield Case(3, parents, marks, seed)
+    source = random.Random(4)
+    for parents in shapes(4):
+        for _ in range(2):
+            seed += 1
+            yield Case(3, parents, tuple(source.randrange(4) for _ in range(4)), seed)
+    for parents in ((0, 0), (0, 0, 0), (0, 1, 1), (0, 0, 1), (0, 1, 2)):
+        for _ in range(4):
+            seed += 1
+            yield Case(4, parents, tuple(source.randrange(4) for _ in parents), seed)
+    yield Case(3, (0, 0, 1), (1, 0, 1), seed + 1, scouts=(2,))
+    yield Case(3, (0, 0, 2), (0, 3, 0), seed + 2, scouts=(1,))
+
+
+CASES = list(_cases())
+SMALL = [case for case in CASES if len(case.marks) <= 2] + CASES[-2:]
+
+
+def emitted(case: Case, oracle: Oracle) -> dict[Text, Fraction]:
+    """The law of what one step emits."""
+    law: dict[Text, Fraction] = {}
+    for chance, tree in case.trees():
+        for text, share in oracle(tree).emitted.items():
+            law[text] = law.get(text, Fraction(0)) + chance * share
+    return law
+
+
+def accepted(case: Case, oracle: Oracle) -> Fraction:
+    """Expected number of accepted tokens of one step."""
+    total = Fraction(0)
+    for chance, tree in case.trees():
+        for text, share in oracle(tree).emitted.items():
+            total += chance * share * (len(text) - 1)
+    return total
+
+
+def check_oracle(case: Case, oracle: Oracle) -> None:
+    """The rational rule emits the target's law, exactly: the tokens of one step and what plain decoding adds."""
+    length = 1 + max(len(tree.text(at)) for _, tree in case.trees() for at in range(len(tree.nodes)))
+    found = continued(emitted(case, oracle), case.target.after, length)
+    assert {text: chance for text, chance in found.items() if chance} == target_law(case.target.after, length)
+
+
+def seen(case: Case, rule: CoinRule) -> tuple[list[tuple[Fraction, DraftedTree]], Draft, torch.Tensor, torch.Tensor]:
+    trees = case.trees()
+    draft, laws = packed([tree for _, tree in trees])
+    threshold, residual = rule.thresholds(draft, tree_plan(draft.parents, draft.offsets), laws)
+    assert threshold.dtype == residual.dtype == torch.float64 and residual.shape == laws.logits.shape
+    return trees, draft, threshold, residual
+
+
+def check_cells(case: Case, rule: CoinRule, oracle: Oracle) -> None:
+    """What the rule shows of itself is what the oracle computes, wherever the walk can be with positive chance."""
+    trees, draft, threshold, residual = seen(case, rule)
+    for row, (_, tree) in enumerate(trees):
+        want, start = oracle(tree), int(draft.offsets[row])
+        for node, value in want.thresholds.items():
+            assert abs(float(threshold[start + node]) - float(value)) < 1e-12, (tree, node)
+        for node, law in want.laws.items():
+            got = residual[start + node] / residual[start + node].sum()
+            assert (got - torch.tensor([float(w) for w in law], dtype=torch.float64)).abs().max() < 1e-12, (tree, node)
+        for node, each in enumerate(tree.nodes):
+            assert not each.scout or float(threshold[start + node]) == 0
+
+
+def ends(tree: DraftedTree, threshold: Sequence[float], order: str) -> Iterator[tuple[float, int]]:
+    """(probability, last node) of every way the walk may end, from coins alone."""
+    if order == "post":
+        alive = 1.0
+
+        def visit(node: int) -> Iterator[tuple[float, int]]:
+            nonlocal alive
+            for child in tree.children(node):
+                yield from visit(child)
+            yield alive * threshold[node], node
+            alive *= 1 - threshold[node]
+
+        yield from visit(0)
+        return
+
+    def walk(node: int, chance: float) -> Iterator[tuple[float, int]]:
+        for child in tree.children(node):
+            yield from walk(child, chance * threshold[child])
+            chance *= 1 - threshold[child]
+        yield chance, node
+
+    yield from walk(0, 1.0)
+
+
+def law_of_cells(case: Case, rule: CoinRule, order: str) -> tuple[dict[Text, float], int]:
+    """The joint law that the thresholds and residuals themselves emit in one step with plain decoding after it, and
+    how many tokens it is over.
+    """
+    trees, draft, threshold, residual = seen(case, rule)
+    law: dict[Text, float] = {}
+    for row, (chance, tree) in enumerate(trees):
+        start, stop = int(draft.offsets[row]), int(draft.offsets[row + 1])
+        for share, node in ends(tree, threshold[start:stop].tolist(), order):
+            if share > 0:
+                weights = residual[start + node] / residual[start + node].sum()
+                for token, weight in enumerate(weights.tolist()):
+                    text = (*tree.text(node), token)
+                    law[text] = law.get(text, 0.0) + float(chance) * share * weight
+    length = max(map(len, law))
+    after = case.target.after
+    found = continued(law, lambda text: [float(w) for w in after(text)], length)  # type: ignore[arg-type,return-value]
+    return found, length  # type: ignore[return-value]
+
+
+def check_law(case: Case, rule: CoinRule, order: str) -> None:
+    """The thresholds and residuals emit the target's law."""
+    found, length = law_of_cells(case, rule, order)
+    exact = target_law(case.target.after, length)
+    for text in product(range(case.vocab), repeat=length):
+        assert abs(found.get(text, 0.0) - float(exact.get(text, 0))) < 1e-12, text
+
+
+def check_walk(case: Case, rule: CoinRule, order: str) -> None:
+    """Coins just below and just above the thresholds, in all combinations: the path is the one they spell."""
+    trees, _, limits, _ = seen(case, rule)
+    rows: list[tuple[DraftedTree, list[float], list[float]]] = []
+    at = 0
+    for _, tree in trees:
+        own = limits[at : at + len(tree.nodes)].tolist()
+        at += len(tree.nodes)
+        for passes in product((True, False), repeat=len(tree.nodes) - 1):
+            coins = [0.5, *(limit - 1e-5 if go else limit + 1e-5 for limit, go in zip(own[1:], passes, strict=True))]
+            if all(0 < coin < 1 for coin in coins):
+                rows.append((tree, coins, own))
+    if not rows:
+        return
+    draft, laws = packed([tree for tree, _, _ in rows])
+    plan = tree_plan(draft.parents, draft.offsets)
+    seeds = torch.arange(len(rows))
+    uniforms = torch.tensor([coin for _, coins, _ in rows for coin in coins], dtype=torch.float32)
+    answer = rule(draft, plan, laws, Rng(seeds, torch.full((len(rows),), 7, dtype=torch.int32)), uniforms)
+    _, left = rule.thresholds(draft, plan, laws)
+    for row, (tree, coins, own) in enumerate(rows):
+        decided = [float(coin < limit) for coin, limit in zip(coins, own, strict=True)]
+        decided[0] = 1.0
+        (last,) = (node for share, node in ends(tree, decided, order) if share)
+        start = int(draft.offsets[row])
+        path = _path_to(tree, last)
+        got = answer.path[row][answer.path[row] >= 0] - start
+        assert got.tolist() == path and int(answer.num_accepted[row]) == len(path) - 1
+        assert left[start + last, answer.next_token[row]] > 0
+
+
+def _path_to(tree: DraftedTree, node: int) -> list[int]:
+    return [0] if node == 0 else [*_path_to(tree, tree.nodes[node].parent), node]

@@ -1,0 +1,93 @@
+"""Rule best: which rule it picks for what a drafter does, why, and that its reasons are true."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+import torch
+from oracles.automaton import AutomatonTarget, random_logits
+from oracles.drawn_chain import DrawnChain
+from oracles.noisy_oracle import NoisyChain, NoisyTree
+from oracles.tree_cases import CASES, Case, accepted, check_cells, ids
+from oracles.tree_rules import CHOSEN, ordered, traversal
+
+from specdec_fast import Engine, SamplingParams
+from specdec_fast.interfaces import Needs
+from specdec_fast.rules import rule_for, rule_names
+from specdec_fast.rules.best import RULE
+from specdec_kernels import use_backend
+
+
+@pytest.mark.parametrize(
+    ("needs", "temperature", "rule", "why"),
+    [
+        (Needs(laws=True), None, "block", "draws chains"),
+        (Needs(topology="tree", laws=True), None, "traversal", "draws trees"),
+        (Needs(), None, "replay", "chooses its tokens"),
+        (Needs(topology="tree"), 1.0, "replay", "seed alone"),
+        (Needs(topology="tree", laws=True), 0.0, "greedy", "arg-max"),
+    ],
+)
+def test_the_choice_follows_the_drafter_and_says_why(
+    needs: Needs, temperature: float | None, rule: str, why: str
+) -> None:
+    choice = RULE.pick(needs, temperature)
+    assert choice.rule.name == rule and why in choice.why
+    assert choice.rule.lossless and choice.rule.why_not(needs) is None
+
+
+def test_an_engine_runs_what_was_picked() -> None:
+    target = AutomatonTarget(random_logits(11, 6))
+    assert Engine(target, rule="best").rule.name == "replay"
+    engine = Engine(target, NoisyTree([], 0.8, 6), rule="best")
+    assert engine.rule.name == "replay" and "seed alone" in engine.why_rule
+    drawn = DrawnChain(lambda tokens: torch.from_numpy(target.logits_after(tokens)), 3)
+    engine = Engine(target, drawn, rule="best")
+    assert engine.rule.name == "block" and "draws chains" in engine.why_rule
+    assert len(engine.generate([[1, 2]], SamplingParams(seed=3, max_new_tokens=9))[0].tokens) == 9
+    assert Engine(target, drawn, rule="token").why_rule == "asked for by name"
+
+
+def test_a_pair_that_does_not_fit_is_refused_with_reasons() -> None:
+    trees = Needs(topology="tree", laws=True)
+    fits = {name for name in rule_names() if name not in ("best", "lossy") and not _refused(name, trees)}
+    assert fits == {"greedy", "replay", "traversal", "tree"}
+    with pytest.raises(ValueError, match=r"rule token: got a drafter that proposes trees; expected chains, or another"):
+        Engine(AutomatonTarget(random_logits(11, 6)), NoisyTree([], 0.8, 6), rule="token")
+    NoisyChain([], 0.8, 6)
+
+
+def _refused(name: str, needs: Needs) -> bool:
+    try:
+        rule_for(name, needs)
+    except ValueError:
+        return True
+    return False
+
+
+CHOSEN_ONLY = [case for case in CASES if set(case.marks) == {CHOSEN}]
+
+
+@pytest.mark.parametrize("case", CHOSEN_ONLY, ids=ids)
+def test_where_nothing_is_drawn_all_rules_accept_the_same(case: Case) -> None:
+    """Expected accepted tokens: the chance that the target itself draws each path, as replay's choices do."""
+    ((_, tree),) = case.trees()
+    paths = {tree.text(node) for node in range(1, len(tree.nodes)) if not _below_a_scout(case, node)}
+    own = Fraction(0)
+    for text in paths:
+        chance = Fraction(1)
+        for at, token in enumerate(text):
+            chance *= tree.p_after(text[:at])[token]
+        own += chance
+    assert accepted(case, ordered) == accepted(case, traversal) == own
+
+
+def _below_a_scout(case: Case, node: int) -> bool:
+    return node > 0 and (node in case.scouts or _below_a_scout(case, case.parents[node - 1]))
+
+
+def test_called_without_a_choice_it_takes_every_draft() -> None:
+    with use_backend("reference"):
+        for case in CASES[5:12]:
+            check_cells(case, RULE, traversal)
