@@ -157,7 +157,7 @@ class Draft:
             max_depth=depth,
             is_chain=True,
             laws=laws,
-            plan=shape.plan,
+            plan=_chain_plan(counts, where) if depth < _SHORT else None,
         )
 
     @staticmethod
@@ -261,6 +261,9 @@ class Draft:
                 )
 
 
+_SHORT = 64  # nodes a row of a shape that is remembered: drafts, not prompts
+
+
 @dataclass(frozen=True, slots=True)
 class PackedShape:
     """Everything of a batch of chosen chains that does not depend on its tokens."""
@@ -272,16 +275,22 @@ class PackedShape:
     law_row: Tensor
     row_of: Tensor
     last: Tensor  # int64 [rows]: each row's last node
-    plan: TreePlan
 
 
 def _row_of(counts: Sequence[int]) -> Tensor:
     return torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts, dtype=torch.int64))
 
 
-@lru_cache(maxsize=512)
 def packed_shape(rows: tuple[int, ...], counts: tuple[int, ...], device: torch.device) -> PackedShape:
-    """Packed chains of the given lengths, remembered: most steps repeat a shape. The tensors must not be written to."""
+    """Packed chains of the given lengths. The tensors must not be written to: those of short chains are remembered,
+    since most steps repeat a shape.
+    """
+    if max(counts, default=0) > _SHORT:
+        return _pack_shape(rows, counts, device)
+    return _remembered_shape(rows, counts, device)
+
+
+def _pack_shape(rows: tuple[int, ...], counts: tuple[int, ...], device: torch.device) -> PackedShape:
     with torch.inference_mode(False):
         row_of = _row_of(counts)
         offsets = [0]
@@ -298,5 +307,14 @@ def packed_shape(rows: tuple[int, ...], counts: tuple[int, ...], device: torch.d
             law_row=torch.full((offsets[-1],), -1, dtype=torch.int32, device=device),
             row_of=row_of.to(device),
             last=torch.tensor(offsets[1:], dtype=torch.int64).to(device) - 1,
-            plan=tree_plan(packed, starts),
         )
+
+
+_remembered_shape = lru_cache(maxsize=512)(_pack_shape)
+
+
+@lru_cache(maxsize=512)
+def _chain_plan(counts: tuple[int, ...], device: torch.device) -> TreePlan:
+    shape = packed_shape(tuple(range(len(counts))), counts, device)
+    with torch.inference_mode(False):
+        return tree_plan(shape.parents, shape.offsets)

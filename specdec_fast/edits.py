@@ -79,7 +79,7 @@ class TokenCounts:
             return
         wider = self._zeros(max(rows, row + 1), capacity if used <= capacity else max(64, 2 * used))
         for name in ("ids", "counts"):
-            table = wider.clone()
+            table = self._zeros(*wider.shape)
             table[:rows, :capacity] = getattr(self, name)
             setattr(self, name, table)
         sizes = self._zeros(wider.shape[0])

@@ -276,16 +276,17 @@ class Engine:
             drafted = draft.counts[index] - 1
             sound, reason = broken.get(index, (len(emitted), ""))
             emitted, accepted = emitted[:sound], min(accepted, sound)
+            taken: list[int] = []  # exactly one entry of `kept` per row, whatever happens
             try:
                 complete = accepted == drafted if at_leaf is None else at_leaf[index]
-                kept.append(handle.take(emitted, accepted, drafted, accepted if complete else accepted + 1))
+                taken = handle.take(emitted, accepted, drafted, accepted if complete else accepted + 1)
                 if handle.params.logprobs is not None:
                     nodes = acceptance.path[index].tolist()
-                    handle.logprobs += token_logprobs(laws, nodes, kept[-1], handle.params.logprobs)
+                    handle.logprobs += token_logprobs(laws, nodes, taken, handle.params.logprobs)
             except Exception as error:  # the tokenizer's: it ends this request, not the batch
                 log.exception("request %d: its text could not be made", handle.request_id)
                 handle.finish_reason, handle.error = "error", error
-                kept.append([])
+            kept.append(taken)
             if reason and not handle.finished:
                 handle.end("error", ValueError(f"request {handle.request_id}: {reason}"))
         self.state.append(rows, kept)
@@ -298,12 +299,13 @@ class Engine:
         while self._queue and self.state.num_free:
             handle = self._queue[0]
             tokens = [*handle.prompt, *handle.tokens]
-            row = self.state.join(tokens, handle.params, len(handle.prompt), handle.stop_ids)
-            if not self._cache.reserve(row, len(tokens) + self._wanted(handle)):
-                self.state.leave(row)
+            room = len(tokens) + self._wanted(handle)
+            if self._cache.pages_for(room) > self._cache.pages.num_free:
                 if not self._running and not joined:
                     raise RuntimeError("engine: an empty pool has no room for a request that was accepted")
                 break
+            row = self.state.join(tokens, handle.params, len(handle.prompt), handle.stop_ids)
+            self._cache.reserve(row, room)
             self._queue.popleft()
             handle.row = row
             self._running[row] = handle

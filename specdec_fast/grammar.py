@@ -159,6 +159,9 @@ class Guide:
         except Exception as error:
             self.error = error
             return node if node >= 0 else ~node
+        except BaseException:  # Ctrl-C: the matcher may stand anywhere
+            self._renew()
+            raise
         return None
 
     def _mask(self, words: Tensor) -> None:

@@ -95,6 +95,10 @@ def eos_ids(model: PreTrainedModel, tokenizer: Any) -> tuple[int, ...]:
     return ()
 
 
+# Drafters that take a draft model, and what they call the way to pick its tokens, which the rule decides.
+PICKING = {"draft_model": "pick", "draft_tree": "how"}
+
+
 def load(
     target: str | Path | PreTrainedModel,
     draft: str | Path | PreTrainedModel | None = None,
@@ -115,16 +119,17 @@ def load(
     """An engine for a target and, when given, a draft model or another drafter.
 
     target, draft: a bundled name ("demo-target", "demo-draft"), folder, hub id or loaded model; drafter: name (default:
-    "draft_model" when a draft is given, else none); the other arguments as in `HuggingFaceTarget` and `Engine`.
+    "draft_model" when a draft is given, else none; "draft_tree" takes a draft too); the other arguments as in
+    `HuggingFaceTarget` and `Engine`.
 
     Raises ValueError when something cannot be loaded or does not fit together.
     """
     chosen = get_rule(rule)
     name = drafter or ("draft_model" if draft is not None else None)
-    if name == "draft_model" and draft is None:
-        raise ValueError("drafter draft_model: got no draft model; expected draft=, a model of the target's family")
-    if draft is not None and name != "draft_model":
-        raise ValueError(f"draft: got a draft model and drafter {name!r}; expected drafter draft_model, or no draft")
+    if name in PICKING and draft is None:
+        raise ValueError(f"drafter {name}: got no draft model; expected draft=, a model of the target's family")
+    if draft is not None and name not in PICKING:
+        raise ValueError(f"draft: got a draft model and drafter {name!r}; expected {' or '.join(PICKING)}, or no draft")
 
     def from_any(source: str | Path | PreTrainedModel) -> PreTrainedModel:
         return load_model(source, dtype, device) if isinstance(source, (str, Path)) else source
@@ -137,16 +142,16 @@ def load(
     ours = HuggingFaceTarget(model, max_length=max_length, num_pages=num_pages, vocab_size=vocab_size, **shape)
     options: dict[str, Any] = {} if num_draft_tokens is None else {"num_draft_tokens": num_draft_tokens}
     made = None
-    if name == "draft_model":
-        assert draft is not None
+    if name in PICKING:
+        assert name is not None and draft is not None
         small = from_any(draft)
         if isinstance(draft, (str, Path)):
             check_same_tokenizer(tokenizer, load_tokenizer(draft))
         if small is model:
             raise ValueError("draft: got the target itself; expected another model (its cache would be shared)")
-        pick = getattr(chosen, "prefers", "coupled")
+        options[PICKING[name]] = getattr(chosen, "prefers", "coupled")
         their = HuggingFaceTarget(small, max_length=ours.max_length, vocab_size=vocab_size, **shape)
-        made = get_drafter(name)(their, pick=pick, vocab_size=ours.vocab_size, **options)
+        made = get_drafter(name)(their, vocab_size=ours.vocab_size, **options)
     elif name is not None:
         made = get_drafter(name)(**options)
     ids = eos_ids(model, tokenizer) if eos_token_ids is None else tuple(eos_token_ids)

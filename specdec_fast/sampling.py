@@ -43,8 +43,9 @@ class Sampling:
 
     def laws(self, logits: Tensor) -> Laws:
         """The laws of logits [B, V], one row of logits per row of the batch."""
-        *stats, mass = law_stats(logits, self.temperature, self.top_k, self.top_p, self.min_p, masses=True)
-        return Laws(logits, *stats, mass=mass)
+        found = law_stats(logits, self.temperature, self.top_k, self.top_p, self.min_p, masses=True)
+        inv_t, lse, cut, tie_id, mass = found
+        return Laws(logits, inv_t, lse, cut, tie_id, mass=mass)
 
     def choose(self, logits: Tensor, positions: Tensor) -> Tensor:
         """The token, int64 [B], that logits [B, V] give at `positions` (int32 [B]) under the replay noise.

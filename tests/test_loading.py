@@ -132,7 +132,7 @@ def test_a_draft_without_a_tokenizer_is_taken_on_trust(folder: Path, tmp_path: P
         ({"rule": "nothing"}, "rule: got 'nothing'; expected one of"),
         (
             {"drafter": "ngram", "draft": True},
-            "got a draft model and drafter 'ngram'; expected drafter draft_model",
+            "got a draft model and drafter 'ngram'; expected draft_model or draft_tree",
         ),
         ({"max_length": 0}, "max_length: got 0; expected at least 1"),
         ({"page_size": 0}, "page_size: got 0; expected at least 1"),

@@ -144,7 +144,7 @@ SPECDEC_INLINE bool quick_sums(const In* p, int blocks, const QuickScale& quick,
   __m512i seen = _mm512_setzero_si512();
   for (int b = 0; b < blocks; ++b) seen = quick_block(p + b * kRaceBlock, kRaceBlock, quick, seen, total + b);
   const F sum = sum_each(total);
-  if (!quick_range(seen) || any(sum * static_cast<float>(kQuickUnit) >= static_cast<float>(kMost))) return false;
+  if (!quick_range(seen) || any(~(sum * static_cast<float>(kQuickUnit) < static_cast<float>(kMost)))) return false;
   for (int b = 0; b < blocks; ++b) sums[b] = sum[b] * kQuickUnit;
   return true;
 }

@@ -64,11 +64,11 @@ def resolve(
     get_rule(rule)  # an unknown one is refused before anything is loaded
     if drafter is not None and drafter not in (NO_DRAFTER, *drafter_names()):
         raise ValueError(f"--drafter: got {drafter!r}; expected one of {', '.join(drafter_names())}, or {NO_DRAFTER}")
-    if draft is not None and drafter not in (None, "draft_model"):
+    if draft is not None and drafter not in (None, "draft_model", "draft_tree"):
         raise ValueError(f"--draft {draft} with --drafter {drafter}: expected only one of them")
     if draft_tokens is not None and draft_tokens < 0:
         raise ValueError(f"--draft-tokens: got {draft_tokens}; expected 0 (plain decoding) or more")
-    if model == BUNDLED_TARGET and draft is None and drafter in (None, "draft_model"):
+    if model == BUNDLED_TARGET and draft is None and drafter in (None, "draft_model", "draft_tree"):
         draft = BUNDLED_DRAFT
     if drafter is None and draft is not None:
         drafter = "draft_model"

@@ -16,17 +16,17 @@ class Recipe:
     draft: Shape = DRAFT
     start_layers: int = 4  # the target begins this shallow and is grown by stacking
     seed: int = 0
-    start_budget: Budget = field(default_factory=lambda: Budget(tokens=6_000_000))
-    target_budget: Budget = field(default_factory=lambda: Budget(tokens=24_000_000))
-    unlikelihood_budget: Budget = field(default_factory=lambda: Budget(tokens=1_500_000))
-    draft_budget: Budget = field(default_factory=lambda: Budget(tokens=24_000_000))
+    start_budget: Budget = field(default_factory=lambda: Budget(tokens=1_200_000))
+    target_budget: Budget = field(default_factory=lambda: Budget(tokens=4_800_000))
+    unlikelihood_budget: Budget = field(default_factory=lambda: Budget(tokens=600_000))
+    draft_budget: Budget = field(default_factory=lambda: Budget(tokens=14_000_000))
     block: int = 1024  # tokens of a block
     blocks_per_step: int = 8
     # (share of the target's budget from which it holds, length of a sequence)
     lengths: tuple[tuple[float, int], ...] = ((0.0, 256), (0.45, 512), (0.8, 1024))
     muon_lr: float = 0.012  # 0.02, usual for batches of half a million tokens, is too much for 8192
     adam_lr: float = 2.5e-3
-    repeat_blocks: int = 2  # unlikelihood: blocks of ordinary text per step
+    repeat_blocks: int = 4  # unlikelihood: blocks of ordinary text per step
     repeat_rows: int = 32  # unlikelihood: continuations per step
     repeat_prefix: int = 48
     repeat_length: int = 176
@@ -52,7 +52,7 @@ def tokened(target_tokens: int, draft_tokens: int) -> Recipe:
     return Recipe(
         start_budget=Budget(tokens=target_tokens // 5),
         target_budget=Budget(tokens=target_tokens - target_tokens // 5),
-        unlikelihood_budget=Budget(tokens=max(target_tokens // 20, 1)),
+        unlikelihood_budget=Budget(tokens=max(target_tokens // 10, 1)),
         draft_budget=Budget(tokens=draft_tokens),
     )
 

@@ -39,6 +39,10 @@ BUILD: dict[str, dict[str, Callable[[], Any]]] = {
         pick: (lambda pick=pick: get_drafter("draft_model")(close_model(), num_draft_tokens=4, pick=pick))
         for pick in ("coupled", "drawn", "greedy")
     },
+    "draft_tree": {
+        how: (lambda how=how: get_drafter("draft_tree")(close_model(), widths=(3, 2, 1), how=how))
+        for how in ("coupled", "hybrid", "iid", "top_k", "without_replacement")
+    },
     "ngram": {"short": lambda: get_drafter("ngram")(num_draft_tokens=5, n_min=1)},
 }
 VARIANTS = [
@@ -206,7 +210,7 @@ def test_a_request_may_ask_for_no_draft(build: Callable[[], Any]) -> None:
 def test_every_drafter_that_takes_a_model_works_over_transformers() -> None:
     for name in drafter_names():
         small = HuggingFaceTarget(models.kin("llama"), max_length=128)
-        made = get_drafter(name)(small) if "model" in name else get_drafter(name)()
+        made = get_drafter(name)(small) if name.startswith("draft_") else get_drafter(name)()
         engine = Engine(HuggingFaceTarget(models.own("llama"), max_length=128), made)
         handles = engine.generate(
             [models.prompt(17), models.prompt(5)], SamplingParams(temperature=0, max_new_tokens=12)

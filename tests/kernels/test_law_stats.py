@@ -355,3 +355,21 @@ print("same")
     environment = os.environ | {"SPECDEC_ISA": isa, "SPECDEC_BACKEND": ""}
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert answer.stdout.strip() == "same", answer.stderr
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("top_k", [0, 50])
+def test_a_late_peak_far_above_the_beginning_of_a_row(dtype: torch.dtype, top_k: int) -> None:
+    """Around the largest power of two that a float can hold, in either order."""
+    gaps = torch.cat([torch.arange(55.0, 65.0, 0.05), torch.arange(80.0, 95.0, 0.1)])
+    rows = len(gaps)
+    for place in (0, 127, 128, 2000, 4095):
+        logits = torch.zeros(rows, 4096)
+        logits[:, place] = gaps
+        batch = (logits.to(dtype), *parameters(rows, k=top_k))
+        with use_backend("reference"):
+            want = law_stats(*batch)
+        with use_backend("cpu"):
+            got = law_stats(*batch)
+        assert not got[1].isnan().any()
+        compare(got, want)

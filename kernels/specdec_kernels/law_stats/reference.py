@@ -73,8 +73,8 @@ def law_stats(
     greedy = temperature == 0
     inv_t = torch.where(greedy, 0.0, 1.0 / temperature.to(dtype))
     if rows == 0:
-        mass = [inv_t.new_empty(0, (vocab + BLOCK - 1) // BLOCK)] if masses else []
-        return inv_t, inv_t.clone(), inv_t.clone(), top_k.clone(), *mass
+        none = [inv_t.new_empty(0, (vocab + BLOCK - 1) // BLOCK)] if masses else []
+        return inv_t, inv_t.clone(), inv_t.clone(), top_k.clone(), *none
 
     ordered, ids = level.sort(dim=1, descending=True, stable=True)
     scaled = (ordered * inv_t[:, None]).double()
