@@ -54,7 +54,9 @@ def lab(
     top_k: options.TopK = 0,
     top_p: options.TopP = 1.0,
     min_p: options.MinP = 0.0,
-    seed: options.Seed = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", "-s", help="Seed of all draws (default: 0).", rich_help_panel=_WORK)
+    ] = None,
     dtype: options.Dtype = "float32",
     device: options.Device = "cpu",
     threads: options.Threads = None,
@@ -76,6 +78,11 @@ def lab(
         raise ValueError(f"--out: {out} is a file; expected a folder, or a name that is free")
     if ledger is not None and seed is not None:
         raise ValueError("--ledger with --seed: a seed that was used before would count its draws twice; drop --seed")
+    if ledger is not None and (recorded is not None or temperature == 0):
+        raise ValueError(
+            "--ledger: evidence accumulates over our own draws at a temperature; drop --ledger, or --recorded and "
+            "--temperature 0"
+        )
     params = SamplingParams(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, max_new_tokens=max(_LENGTHS), seed=seed or 0
     )

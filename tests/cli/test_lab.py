@@ -86,6 +86,8 @@ def test_recorded_draws_are_judged(run: Run, tmp_path: Path) -> None:
     [
         (["--draws", "0"], "--draws: got 0"),
         (["--seed", "1", "--ledger", "x.json"], "drop --seed"),
+        (["--temperature", "0", "--ledger", "x.json"], "--ledger: evidence"),
+        (["--recorded", "x.npz", "--ledger", "x.json"], "--ledger: evidence"),
         (["--recorded", "absent.npz"], "absent.npz does not exist"),
         (["--rule", "none-such"], "rule: got 'none-such'"),
         (["--prompts", "9999"], "--prompts: got 9999"),
