@@ -12,7 +12,7 @@ from torch import Tensor
 
 from . import expect
 from .law_stats.reference import law_weights
-from .random import ACCEPT, BLOCK, uniform, words
+from .random import ACCEPT, BLOCK, RECOVER, draw_from_weights, uniform, words
 
 CHOSEN = 0
 """A point mass: any deterministic choice."""
@@ -201,3 +201,30 @@ def coins(tree: Tree, seeds: Tensor, root_positions: Tensor, nodes: int) -> list
         return [1.0] * nodes
     found: list[float] = uniform(words(seeds[row], root_positions[row], packed - bounds[row], ACCEPT, 0)).tolist()
     return found
+
+
+def next_token(
+    weights: Tensor,
+    row: int,
+    depth: int,
+    seeds: Tensor,
+    root_positions: Tensor,
+    race: tuple[Tensor, Tensor] | None,
+) -> int:
+    """The token drawn from weights [V] for a row whose path ends at `depth`."""
+    own = slice(row, row + 1)
+    noise = None if race is None else (race[0][own], race[1][own])
+    index = torch.tensor([depth], device=weights.device)
+    return int(draw_from_weights(weights[None], seeds[own], root_positions[own], index, RECOVER, noise))
+
+
+def answer(
+    paths: list[list[int]], following: list[int], max_depth: int, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(path, num_accepted, next_token) as the verify operators return them, from one path per row."""
+    padded = [path + [-1] * (max_depth + 1 - len(path)) for path in paths]
+    return (
+        torch.tensor(padded, dtype=torch.int32, device=device).reshape(len(paths), max_depth + 1),
+        torch.tensor([max(len(path) - 1, 0) for path in paths], dtype=torch.int32, device=device),
+        torch.tensor(following, dtype=torch.int64, device=device),
+    )

@@ -8,6 +8,7 @@ Tests: tests/rules/test_tree.py, tests/kernels/test_ordered_verify.py.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,10 +38,12 @@ def proposals(draft: Draft, plan: TreePlan, target_laws: Laws) -> tuple[Any, ...
 
 
 @dataclass(frozen=True, slots=True)
-class Tree:
-    """Any tree, any proposal law, any temperature."""
+class OrderedProposals:
+    """A rule over one of the operators on ordered proposals: any tree, any proposal law, any temperature."""
 
-    name: str = "tree"
+    name: str
+    verify: Callable[..., Any]
+    weigh: Callable[..., Any]
     lossless: bool = True
     replays: bool = False
     uses_q: bool = True
@@ -56,7 +59,7 @@ class Tree:
         self, draft: Draft, plan: TreePlan, target_laws: Laws, rng: Rng, uniforms: Tensor | None = None
     ) -> Acceptance:
         draft.refuse_dropped(self.name)
-        path, accepted, following = ordered_verify(
+        path, accepted, following = self.verify(
             *proposals(draft, plan, target_laws),
             rng.seeds,
             rng.positions,
@@ -66,8 +69,8 @@ class Tree:
         return Acceptance(path, accepted, following)
 
     def thresholds(self, draft: Draft, plan: TreePlan, target_laws: Laws) -> tuple[Tensor, Tensor]:
-        """Accept thresholds [M] and residual weights [M, V] (`ordered_thresholds`); siblings in index order."""
-        return ordered_thresholds(*proposals(draft, plan, target_laws))
+        """Accept thresholds [M] and residual weights [M, V], as the operator's *_thresholds defines them."""
+        return self.weigh(*proposals(draft, plan, target_laws))
 
 
-RULE = Tree()
+RULE = OrderedProposals("tree", ordered_verify, ordered_thresholds)

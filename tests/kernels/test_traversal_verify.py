@@ -2,138 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import pytest
 import torch
-from hypothesis import given, settings
-from oracles.proposal_cases import BAD, GOOD, decode, error_of, fixed, int32, law, proposals, text_chances
-from scipy import stats as statistics
+from oracles.proposal_cases import decode
+from oracles.proposal_checks import ProposalChecks, models, needs_extension, p_value
 from torch import Tensor
 
-from specdec_kernels import extension, traversal_thresholds, traversal_verify, use_backend
+from specdec_kernels import traversal_thresholds, traversal_verify, use_backend
 from specdec_kernels.random import ACCEPT, uniform, words
 
-BACKENDS = ["reference"] + ([] if extension.missing() else ["cpu"])
-needs_extension = pytest.mark.skipif("cpu" not in BACKENDS, reason="CPU extension not built")
 
-
-@needs_extension
-@settings(max_examples=150, deadline=None, derandomize=True)
-@given(proposals())
-def test_extension_equals_reference(case: dict[str, Any]) -> None:
-    with use_backend("reference"):
-        want = traversal_verify(**case, max_depth=6)
-        accept, residual = traversal_thresholds(**fixed(case))
-    with use_backend("cpu"):
-        got = traversal_verify(**case, max_depth=6)
-        accept_cpu, residual_cpu = traversal_thresholds(**fixed(case))
-    error = error_of(case)
-    torch.testing.assert_close(accept_cpu, accept, rtol=64 * error, atol=16 * error)
-    torch.testing.assert_close(residual_cpu, residual, rtol=64 * error, atol=16 * error)
-    for a, b in zip(got, want, strict=True):
-        assert a.dtype == b.dtype and torch.equal(a, b)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_coins_are_compared_strictly_and_scouts_are_never_accepted(backend: str) -> None:
-    """A coin that equals the threshold refuses; above all a token of probability zero is never accepted."""
-    inf = float("inf")
-    tree = {**GOOD, "target": law(torch.tensor([[0.0, -inf, 0.0, 0.0]] + [[0.0] * 4] * 3))}
-    with use_backend(backend):
-        accept, residual = traversal_thresholds(**fixed(tree))
-        assert accept[0] == 1 and accept[1] == 0 and residual[0, 1] == 0
-        path, accepted, _ = traversal_verify(**{**tree, "uniforms": torch.tensor([0.0, 0.0, 0.9, 0.0])})
-        assert accepted.tolist() == [0] and path.tolist() == [[0, -1, -1]]
-        tree = GOOD
-        threshold = traversal_thresholds(**fixed(tree))[0][2]
-        for coin, want in ((threshold, 0), (torch.nextafter(threshold, torch.zeros(())), 1)):
-            uniforms = torch.tensor([0.0, 1.0, float(coin), 1.0])
-            assert traversal_verify(**{**tree, "uniforms": uniforms})[1].tolist() == [want if threshold > 0 else 0]
-        for scout in (1, 2, 3):
-            scouts = torch.arange(4) == scout
-            path = traversal_verify(**{**tree, "scouts": scouts, "uniforms": torch.zeros(4)})[0]
-            assert scout not in path
-            assert traversal_thresholds(**fixed({**tree, "scouts": scouts}))[0][scout] == 0
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_greedy_rows_match_tokens(backend: str) -> None:
-    level = torch.randn(5, 50)
-    best = level.argmax(1)
-    tokens = torch.stack([best[0], (best[0] + 1) % 50, best[0], (best[2] + 1) % 50, best[2]])
-    with use_backend(backend):
-        path, accepted, token = traversal_verify(
-            tokens, int32([0, 5]), int32([1, -1, 3, -1, -1]), int32([-1, 2, -1, 4, -1]),
-            torch.tensor([0, 0, 1, 2, 0], dtype=torch.int8), int32([-1, -1, 0, 1, -1]), law(level, 0.0),
-            law(torch.zeros(2, 50)), None, None, torch.tensor([9]), int32([2]), max_depth=4,
-        )  # fmt: skip
-    assert path.tolist() == [[0, 2, 4, -1, -1]] and accepted.tolist() == [2] and token.tolist() == [int(best[4])]
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_rows_without_nodes_and_without_a_law(backend: str) -> None:
-    level = torch.randn(3, 2000)
-    level[1] = float("nan")
-    none = int32([-1, -1, -1])
-    with use_backend(backend):
-        path, accepted, token = traversal_verify(
-            torch.tensor([0, 0, 7]), int32([0, 0, 1, 3, 3]), int32([-1, 2, -1]), none,
-            torch.zeros(3, dtype=torch.int8), none, law(level), None, None, None, torch.arange(4),
-            torch.zeros(4, dtype=torch.int32), max_depth=2,
-        )  # fmt: skip
-    assert path.tolist() == [[-1] * 3, [0, -1, -1], [1, -1, -1], [-1] * 3]
-    assert accepted.tolist() == [0] * 4
-    assert token.tolist()[0] == token.tolist()[3] == -1 and token[2] == 0
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_row_is_the_same_alone_and_in_a_batch(backend: str) -> None:
-    g = torch.Generator().manual_seed(2)
-    rows, vocab = 6, 1500
-    target, draft = law(torch.randn(4 * rows, vocab, generator=g)), law(torch.randn(rows, vocab, generator=g))
-    tokens = torch.randint(0, 8, (4 * rows,), generator=g)
-    first = torch.tensor([1, 3, -1, -1]).repeat(rows) + torch.arange(rows).repeat_interleave(4) * 4
-    first = torch.where(torch.tensor([1, 1, 0, 0]).repeat(rows) == 1, first, -1).int()
-    sibling = torch.full((4 * rows,), -1, dtype=torch.int32)
-    sibling[1::4] = torch.arange(2, 4 * rows, 4, dtype=torch.int32)
-    marks = torch.tensor([0, 3, 0, 1], dtype=torch.int8).repeat(rows)
-    source = torch.arange(rows, dtype=torch.int32).repeat_interleave(4)
-    offsets, seeds, at = torch.arange(0, 4 * rows + 1, 4, dtype=torch.int32), torch.arange(rows), int32([3] * rows)
-    with use_backend(backend):
-        whole = traversal_verify(
-            tokens, offsets, first, sibling, marks, source, target, draft, None, None, seeds, at, max_depth=2
-        )
-        for row in range(rows):
-            own = slice(4 * row, 4 * row + 4)
-            links = [torch.where(part[own] >= 0, part[own] - 4 * row, -1).int() for part in (first, sibling)]
-            path, accepted, token = traversal_verify(
-                tokens[own], int32([0, 4]), *links, marks[own], source[own], tuple(part[own] for part in target),
-                draft, None, None, seeds[row : row + 1], at[row : row + 1], max_depth=2,
-            )  # fmt: skip
-            assert torch.equal(torch.where(path[0] >= 0, path[0] + 4 * row, -1), whole[0][row])
-            assert accepted[0] == whole[1][row] and token[0] == whole[2][row]
-
-
-def p_value(tokens: Tensor, p: Tensor) -> float:
-    counts, chance = text_chances(p, tokens)
-    assert counts[chance == 0].sum() == 0
-    kept = chance > 0
-    return float(statistics.chisquare(counts[kept].numpy(), (chance[kept] * len(tokens)).numpy()).pvalue)
-
-
-def models() -> tuple[Tensor, Tensor]:
-    """Laws far enough from each other that trees fail often, and coins below them are looked at."""
-    g = torch.Generator().manual_seed(2)
-    return torch.randn(3, 3, generator=g) * 2, torch.randn(3, 3, generator=g) * 2
-
-
-@needs_extension
-def test_keyed_draws_have_the_joint_law_over_several_steps() -> None:
-    """A coin or a race that is used twice, or shared between streams, shows in the joint law of four tokens."""
-    p, q = models()
-    with use_backend("cpu"):
-        assert p_value(decode(traversal_verify, p, q, 60_000, 4), p) > 1e-3
+class TestTraversalVerify(ProposalChecks):
+    verify, thresholds = traversal_verify, traversal_thresholds
 
 
 @needs_extension
@@ -148,12 +27,3 @@ def test_coins_keyed_by_a_token_s_own_position_would_be_noticed() -> None:
 
     with use_backend("cpu"):
         assert p_value(decode(traversal_verify, p, q, 60_000, 4, reused), p) < 1e-6
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(("change", "message"), BAD, ids=[message for _, message in BAD])
-def test_errors_are_named(backend: str, change: dict[str, Any], message: str) -> None:
-    with use_backend(backend):
-        traversal_verify(**GOOD)
-        with pytest.raises(ValueError, match=message):
-            traversal_verify(**(GOOD | change))

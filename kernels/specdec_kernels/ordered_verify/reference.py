@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..proposals import CHOSEN, Law, Tree, coins, mass
+from ..proposals import CHOSEN, Law, Tree, answer, coins, mass, next_token
 from ..proposals import check as check_proposals
-from ..random import RECOVER, draw_from_weights
 
 
 def check(*args: object, max_depth: int | None = None) -> None:
@@ -101,33 +100,24 @@ def ordered_verify(
     check(tokens, offsets, first_child, next_sibling, drawn, law_row, target, draft, token_ids, scouts, seeds,
           root_positions, uniforms, race, max_depth=max_depth)  # fmt: skip
     tree = Tree(tokens, offsets, first_child, next_sibling, drawn, law_row, target, draft, token_ids, scouts)
-    device, dtype = tokens.device, tree.dtype
     coin = coins(tree, seeds, root_positions, len(tokens)) if uniforms is None else uniforms.tolist()
-    paths, accepted, following = [], [], []
+    paths, following = [], []
     for row, (start, end) in enumerate(zip(tree.bounds[:-1], tree.bounds[1:], strict=True)):
         path: list[int] = []
         node, token = start if end > start else -1, -1
         while node >= 0:
             path.append(node)
             thresholds, rest = _rounds(tree, node)
-            limits = torch.tensor(thresholds, dtype=dtype).tolist()
+            limits = torch.tensor(thresholds, dtype=tree.dtype).tolist()
             passed = [child for child, limit in zip(tree.children[node], limits, strict=True) if coin[child] < limit]
             if passed:
                 node = passed[0]
                 continue
-            noise = None if race is None else (race[0][row : row + 1], race[1][row : row + 1])
-            index = torch.tensor([len(path) - 1], device=device)
-            own = slice(row, row + 1)
-            token = int(draw_from_weights(rest[None], seeds[own], root_positions[own], index, RECOVER, noise))
+            token = next_token(rest, row, len(path) - 1, seeds, root_positions, race)
             node = -1
-        paths.append(path + [-1] * (max_depth + 1 - len(path)))
-        accepted.append(max(len(path) - 1, 0))
+        paths.append(path)
         following.append(token)
-    return (
-        torch.tensor(paths, dtype=torch.int32, device=device).reshape(len(paths), max_depth + 1),
-        torch.tensor(accepted, dtype=torch.int32, device=device),
-        torch.tensor(following, dtype=torch.int64, device=device),
-    )
+    return answer(paths, following, max_depth, tokens.device)
 
 
 def ordered_thresholds(

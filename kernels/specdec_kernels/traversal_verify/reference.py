@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..proposals import CHOSEN, Law, Tree, coins, mass
+from ..proposals import CHOSEN, Law, Tree, answer, coins, mass, next_token
 from ..proposals import check as check_proposals
-from ..random import RECOVER, draw_from_weights
 
 
 def check(*args: object, max_depth: int | None = None) -> None:
@@ -100,7 +99,6 @@ def traversal_verify(
     check(tokens, offsets, first_child, next_sibling, drawn, law_row, target, draft, token_ids, scouts, seeds,
           root_positions, uniforms, race, max_depth=max_depth)  # fmt: skip
     tree = Tree(tokens, offsets, first_child, next_sibling, drawn, law_row, target, draft, token_ids, scouts)
-    device = tokens.device
     coin = coins(tree, seeds, root_positions, len(tokens)) if uniforms is None else uniforms.tolist()
     reach, residual = _weigh(tree)
     limit = reach.tolist()
@@ -113,23 +111,15 @@ def traversal_verify(
                 return [node, *below]
         return [node] if tree.parent[node] < 0 or coin[node] < limit[node] else None
 
-    paths, accepted, following = [], [], []
+    paths, following = [], []
     for row, (start, end) in enumerate(zip(tree.bounds[:-1], tree.bounds[1:], strict=True)):
         path, token = [], -1
         if end > start:
             path = first_to_pass(start) or []
-            noise = None if race is None else (race[0][row : row + 1], race[1][row : row + 1])
-            index, own = torch.tensor([len(path) - 1], device=device), slice(row, row + 1)
-            weights = residual[path[-1]][None]
-            token = int(draw_from_weights(weights, seeds[own], root_positions[own], index, RECOVER, noise))
-        paths.append(path + [-1] * (max_depth + 1 - len(path)))
-        accepted.append(max(len(path) - 1, 0))
+            token = next_token(residual[path[-1]], row, len(path) - 1, seeds, root_positions, race)
+        paths.append(path)
         following.append(token)
-    return (
-        torch.tensor(paths, dtype=torch.int32, device=device).reshape(len(paths), max_depth + 1),
-        torch.tensor(accepted, dtype=torch.int32, device=device),
-        torch.tensor(following, dtype=torch.int64, device=device),
-    )
+    return answer(paths, following, max_depth, tokens.device)
 
 
 def traversal_thresholds(
