@@ -5,7 +5,7 @@ A class that satisfies a protocol needs no base class. Nothing here computes. Te
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -134,6 +134,22 @@ class Target(Protocol):
     def score(self, draft: Draft, plan: TreePlan, taps: Sequence[str] = ()) -> tuple[TargetOutput, Slots]: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a drafter can be made of where names are turned into an engine.
+
+    target: what it drafts for; tokenizer: the target's, or None; draft: opens the draft model that was given, None when
+    none was; prefers: how the rule at hand wants a draft model's tokens picked (`Rule.prefers`); make: another drafter
+    of the same parts, by name and options.
+    """
+
+    target: Target
+    tokenizer: Any
+    draft: Callable[[], Target] | None
+    prefers: str
+    make: Callable[..., Drafter]
+
+
 @runtime_checkable
 class Drafter(Protocol):
     """Seam 3. Four verbs; rows join by `begin` and leave by `release` at any step.
@@ -142,6 +158,9 @@ class Drafter(Protocol):
     and a budget; whether a node is drawn at all may depend on these and on the tokens drawn before it; a token that
     was drawn is in the draft, with its law, and is no scout. Pruning after drawing is for chosen tokens, or for rules
     that do not look at q.
+
+    A class may add `from_parts(parts, **options)`, a class method that makes one out of `Parts`, and say with
+    `takes_draft = True` that it wants a draft model; a class without is made by `cls(**options)`.
     """
 
     name: str

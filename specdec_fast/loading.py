@@ -5,13 +5,19 @@ Tests: tests/test_loading.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from specdec_fast.drafters import get_drafter
+from specdec_fast.drafters import (
+    drafter_names,
+    make_drafter,
+    refuse_missing_draft,
+    refuse_unknown_options,
+    takes_draft,
+)
 from specdec_fast.engine import Engine
 from specdec_fast.interfaces import Rule
 from specdec_fast.rules import DEFAULT, get_rule
@@ -95,15 +101,12 @@ def eos_ids(model: PreTrainedModel, tokenizer: Any) -> tuple[int, ...]:
     return ()
 
 
-# Drafters that take a draft model, and what they call the way to pick its tokens, which the rule decides.
-PICKING = {"draft_model": "pick", "draft_tree": "how"}
-
-
 def load(
     target: str | Path | PreTrainedModel,
     draft: str | Path | PreTrainedModel | None = None,
     *,
     drafter: str | None = None,
+    drafter_options: Mapping[str, Any] | None = None,
     rule: str | Rule = DEFAULT,
     num_draft_tokens: int | None = None,
     tokenizer: Any = None,
@@ -119,17 +122,24 @@ def load(
     """An engine for a target and, when given, a draft model or another drafter.
 
     target, draft: a bundled name ("demo-target", "demo-draft"), folder, hub id or loaded model; drafter: name (default:
-    "draft_model" when a draft is given, else none; "draft_tree" takes a draft too); the other arguments as in
-    `HuggingFaceTarget` and `Engine`.
+    "draft_model" when a draft is given, else none; "draft_tree" takes a draft too); drafter_options: what else its
+    constructor takes; the other arguments as in `HuggingFaceTarget` and `Engine`.
 
     Raises ValueError when something cannot be loaded or does not fit together.
     """
     chosen = get_rule(rule)
     name = drafter or ("draft_model" if draft is not None else None)
-    if name in PICKING and draft is None:
-        raise ValueError(f"drafter {name}: got no draft model; expected draft=, a model of the target's family")
-    if draft is not None and name not in PICKING:
-        raise ValueError(f"draft: got a draft model and drafter {name!r}; expected {' or '.join(PICKING)}, or no draft")
+    options: dict[str, Any] = {**(drafter_options or {})}
+    if name is None and options:
+        raise ValueError(f"drafter_options: got {options} and no drafter; expected drafter=, their name")
+    if num_draft_tokens is not None:
+        options["num_draft_tokens"] = num_draft_tokens
+    if name is not None:  # before anything is loaded
+        refuse_missing_draft(name, draft is not None)
+        refuse_unknown_options(name, options)
+    if draft is not None and name is not None and not takes_draft(name):
+        takers = [each for each in drafter_names() if takes_draft(each)]
+        raise ValueError(f"draft: got a draft model and drafter {name!r}; expected {' or '.join(takers)}, or no draft")
 
     def from_any(source: str | Path | PreTrainedModel) -> PreTrainedModel:
         return load_model(source, dtype, device) if isinstance(source, (str, Path)) else source
@@ -140,20 +150,26 @@ def load(
     vocab_size = len(tokenizer) if tokenizer is not None else None
     shape: dict[str, Any] = {"max_rows": max_rows, "page_size": page_size, "compile": compile}
     ours = HuggingFaceTarget(model, max_length=max_length, num_pages=num_pages, vocab_size=vocab_size, **shape)
-    options: dict[str, Any] = {} if num_draft_tokens is None else {"num_draft_tokens": num_draft_tokens}
-    made = None
-    if name in PICKING:
-        assert name is not None and draft is not None
+
+    def open_draft() -> HuggingFaceTarget:
+        assert draft is not None
         small = from_any(draft)
         if isinstance(draft, (str, Path)):
             check_same_tokenizer(tokenizer, load_tokenizer(draft))
         if small is model:
             raise ValueError("draft: got the target itself; expected another model (its cache would be shared)")
-        options[PICKING[name]] = getattr(chosen, "prefers", "coupled")
-        their = HuggingFaceTarget(small, max_length=ours.max_length, vocab_size=vocab_size, **shape)
-        made = get_drafter(name)(their, vocab_size=ours.vocab_size, **options)
-    elif name is not None:
-        made = get_drafter(name)(**options)
+        return HuggingFaceTarget(small, max_length=ours.max_length, vocab_size=vocab_size, **shape)
+
+    made = None
+    if name is not None:
+        made = make_drafter(
+            name,
+            options,
+            target=ours,
+            tokenizer=tokenizer,
+            draft=None if draft is None else open_draft,
+            prefers=getattr(chosen, "prefers", "coupled"),
+        )
     ids = eos_ids(model, tokenizer) if eos_token_ids is None else tuple(eos_token_ids)
     return Engine(ours, made, rule=chosen, tokenizer=tokenizer, eos_token_ids=ids)
 

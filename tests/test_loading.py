@@ -134,6 +134,8 @@ def test_a_draft_without_a_tokenizer_is_taken_on_trust(folder: Path, tmp_path: P
             {"drafter": "ngram", "draft": True},
             "got a draft model and drafter 'ngram'; expected draft_model or draft_tree",
         ),
+        ({"drafter_options": {"n_max": 3}}, "drafter_options: got {'n_max': 3} and no drafter"),
+        ({"drafter": "ngram", "drafter_options": {"wish": 3}}, "drafter ngram: got option 'wish'; expected num_draft"),
         ({"max_length": 0}, "max_length: got 0; expected at least 1"),
         ({"page_size": 0}, "page_size: got 0; expected at least 1"),
         ({"num_pages": 1}, "num_pages: got 1; expected at least 2"),
@@ -145,6 +147,14 @@ def test_arguments_that_do_not_fit(arguments: dict[str, Any], message: str) -> N
         arguments = arguments | {"draft": models.kin("llama")}
     with pytest.raises(ValueError, match=message):
         load(models.own("llama"), **({"max_length": 64} | arguments))
+
+
+def test_options_reach_the_drafter() -> None:
+    made: Any = load(models.own("llama"), drafter="ngram", drafter_options={"n_max": 3, "num_draft_tokens": 5}).drafter
+    assert made.num_draft_tokens == 5 and list(made._sizes) == [3, 2]
+    engine = load(models.own("llama"), models.kin("llama"), drafter="draft_tree", drafter_options={"widths": [2, 1]})
+    tree: Any = engine.drafter
+    assert tree.widths == (2, 1) and tree.num_draft_tokens == 4 and tree.how == "coupled"
 
 
 def test_the_target_cannot_be_its_own_draft() -> None:

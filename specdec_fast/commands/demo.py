@@ -31,6 +31,7 @@ def demo(
     model: options.Model = "demo-target",
     draft: options.DraftModel = None,
     drafter: options.DrafterName = None,
+    drafter_option: options.DrafterOptions = None,
     rule: options.RuleName = "replay",
     draft_tokens: options.DraftTokens = None,
     temperature: Annotated[
@@ -67,6 +68,7 @@ def demo(
         model=model,
         draft=draft,
         drafter=drafter,
+        drafter_option=drafter_option,
         rule=rule,
         draft_tokens=draft_tokens,
         dtype=dtype,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import warnings
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ class Setup:
     dtype: str
     device: str
     compile: bool
+    drafter_options: Mapping[str, Any] = field(default_factory=dict)
 
     def describe(self, rule: Rule) -> dict[str, Any]:
         """For JSON. rule: the one that runs, which `best` leaves open."""
@@ -35,6 +37,7 @@ class Setup:
             "model": self.model,
             "draft": self.draft,
             "drafter": self.drafter,
+            "drafter_options": dict(self.drafter_options),
             "rule": rule.name,
             "lossless": rule.lossless,
             "dtype": self.dtype,
@@ -53,30 +56,38 @@ def resolve(
     dtype: str,
     device: str,
     compile: bool,
+    drafter_option: list[str] | None = None,
 ) -> Setup:
     """Fill in the bundled draft, settle who drafts, and refuse flags that contradict each other.
 
     Raises ValueError.
     """
-    from specdec_fast.drafters import drafter_names
+    from specdec_fast.commands.options import read_drafter_options
+    from specdec_fast.drafters import drafter_names, refuse_unknown_options, takes_draft
     from specdec_fast.rules import get_rule
 
     get_rule(rule)  # an unknown one is refused before anything is loaded
     if drafter is not None and drafter not in (NO_DRAFTER, *drafter_names()):
         raise ValueError(f"--drafter: got {drafter!r}; expected one of {', '.join(drafter_names())}, or {NO_DRAFTER}")
-    if draft is not None and drafter not in (None, "draft_model", "draft_tree"):
+    takes = drafter is None or (drafter != NO_DRAFTER and takes_draft(drafter))
+    if draft is not None and not takes:
         raise ValueError(f"--draft {draft} with --drafter {drafter}: expected only one of them")
     if draft_tokens is not None and draft_tokens < 0:
         raise ValueError(f"--draft-tokens: got {draft_tokens}; expected 0 (plain decoding) or more")
-    if model == BUNDLED_TARGET and draft is None and drafter in (None, "draft_model", "draft_tree"):
+    if model == BUNDLED_TARGET and draft is None and takes:
         draft = BUNDLED_DRAFT
     if drafter is None and draft is not None:
         drafter = "draft_model"
     if draft_tokens and drafter in (None, NO_DRAFTER):
         raise ValueError(f"--draft-tokens {draft_tokens}: got no drafter; pass --draft MODEL or --drafter NAME")
+    chosen = read_drafter_options(drafter_option)
+    if chosen and drafter in (None, NO_DRAFTER):
+        raise ValueError(f"--drafter-option {next(iter(chosen))}: got no drafter; pass --drafter NAME")
+    if chosen and drafter is not None:
+        refuse_unknown_options(drafter, chosen)
     if draft_tokens == 0 or drafter == NO_DRAFTER:
-        draft = drafter = None
-    return Setup(model, draft, drafter, rule, draft_tokens or None, dtype, device, compile)
+        draft, drafter, chosen = None, None, {}
+    return Setup(model, draft, drafter, rule, draft_tokens or None, dtype, device, compile, chosen)
 
 
 def open_engine(setup: Setup, *, threads: int | None, max_rows: int, max_length: int | None = None) -> Engine:
@@ -99,6 +110,7 @@ def open_engine(setup: Setup, *, threads: int | None, max_rows: int, max_length:
         setup.model,
         setup.draft,
         drafter=setup.drafter,
+        drafter_options=setup.drafter_options,
         rule=setup.rule,
         num_draft_tokens=setup.draft_tokens,
         dtype=setup.dtype,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,6 +28,16 @@ DrafterName = Annotated[
     typer.Option(
         "--drafter",
         help="Who proposes: draft_model, ngram, ... (see `specdec info`), or none.",
+        rich_help_panel=_MODELS,
+    ),
+]
+DrafterOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--drafter-option",
+        "-o",
+        metavar="NAME=VALUE",
+        help="What else the drafter takes, such as n_max=3 or widths=[4,2]; may be repeated.",
         rich_help_panel=_MODELS,
     ),
 ]
@@ -119,6 +130,20 @@ Logprobs = Annotated[
         rich_help_panel="Output",
     ),
 ]
+
+
+def read_drafter_options(entries: list[str] | None) -> dict[str, Any]:
+    """Options from NAME=VALUE; a value is JSON where it can be, else text. Raises ValueError."""
+    found: dict[str, Any] = {}
+    for entry in entries or ():
+        name, equals, value = entry.partition("=")
+        if not name or not equals:
+            raise ValueError(f"--drafter-option: got {entry!r}; expected NAME=VALUE, such as n_max=3")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found
 
 
 def read_bias(entries: list[str] | None) -> dict[int, float]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from importlib.metadata import entry_points
 from pkgutil import iter_modules
 from typing import Any
+
+from specdec_fast.interfaces import Drafter, Parts, Target
 
 GROUP = "specdec_fast.drafters"
 
@@ -26,3 +30,55 @@ def get_drafter(name: str) -> type[Any]:
             loaded: type[Any] = point.load()
             return loaded
     raise ValueError(f"drafter: got {name!r}; expected one of {', '.join(drafter_names())}")
+
+
+def takes_draft(name: str) -> bool:
+    """Whether the drafter of a name wants a draft model."""
+    return bool(getattr(get_drafter(name), "takes_draft", False))
+
+
+def drafter_options(name: str) -> dict[str, inspect.Parameter]:
+    """The options of a drafter by name, as its constructor declares them; what it gets from `Parts` is left out."""
+    found = inspect.signature(get_drafter(name)).parameters
+    return {option: each for option, each in found.items() if each.default is not inspect.Parameter.empty}
+
+
+def refuse_unknown_options(name: str, options: Iterable[str]) -> None:
+    """Raise ValueError where the constructor of a drafter takes no option of such a name."""
+    known = drafter_options(name)
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise ValueError(f"drafter {name}: got option {unknown[0]!r}; expected {', '.join(known) or 'no options'}")
+
+
+def refuse_missing_draft(name: str, given: bool) -> None:
+    """Raise ValueError where the drafter of a name wants a draft model and there is none."""
+    if takes_draft(name) and not given:
+        raise ValueError(f"drafter {name}: got no draft model; expected draft=, a model of the target's family")
+
+
+def make_drafter(
+    name: str,
+    options: Mapping[str, Any],
+    *,
+    target: Target,
+    tokenizer: Any = None,
+    draft: Callable[[], Target] | None = None,
+    prefers: str = "coupled",
+) -> Drafter:
+    """The drafter of a name out of what there is.
+
+    Raises ValueError for an option that its constructor does not take and for a draft model that is missing.
+    """
+    refuse_unknown_options(name, options)
+    refuse_missing_draft(name, draft is not None)
+
+    def make(other: str, **theirs: Any) -> Drafter:
+        return make_drafter(other, theirs, target=target, tokenizer=tokenizer, draft=draft, prefers=prefers)
+
+    build: Any = get_drafter(name)
+    if not hasattr(build, "from_parts"):
+        made: Drafter = build(**options)
+        return made
+    made = build.from_parts(Parts(target, tokenizer, draft, prefers, make), **options)
+    return made

@@ -8,12 +8,13 @@ law, which travels with the draft) or `greedy`. All are lossless under every los
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from specdec_fast.draft import Draft, Laws, concat_laws, packed_shape
-from specdec_fast.interfaces import Acceptance, Budget, Needs, Rng, StateView, TargetOutput
+from specdec_fast.interfaces import Acceptance, Budget, Needs, Parts, Rng, StateView, TargetOutput
 from specdec_fast.sampling import Sampling, process_chains
 from specdec_fast.targets.huggingface import HuggingFaceTarget
 from specdec_kernels import draw_sample
@@ -29,6 +30,7 @@ class DraftModelDrafter:
     """
 
     name = "draft_model"
+    takes_draft = True
 
     def __init__(
         self,
@@ -47,6 +49,13 @@ class DraftModelDrafter:
         self.needs = Needs(topology="chain", own_cache=True, laws=pick == "drawn")
         self._vocab_size = min(vocab_size or model.vocab_size, model.vocab_size)
         self._stored: dict[int, tuple[int, list[int]]] = {}  # per row: committed tokens held, drafted tokens held
+
+    @classmethod
+    def from_parts(cls, parts: Parts, **options: Any) -> DraftModelDrafter:
+        """Over the draft model that was given, picking tokens as the rule prefers."""
+        assert parts.draft is not None
+        model: Any = parts.draft()
+        return cls(model, **{"pick": parts.prefers, "vocab_size": parts.target.vocab_size, **options})
 
     def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
         room = self.model.cache.max_rows

@@ -13,12 +13,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from specdec_fast.draft import Draft, Drawn, Laws, concat_laws, packed_shape
-from specdec_fast.interfaces import Acceptance, Budget, Needs, Rng, StateView, TargetOutput
+from specdec_fast.interfaces import Acceptance, Budget, Needs, Parts, Rng, StateView, TargetOutput
 from specdec_fast.targets.huggingface import HuggingFaceTarget
 from specdec_kernels import NodePaths, draw_sample, replay_sample, tree_plan
 
@@ -65,6 +66,7 @@ class DraftTreeDrafter:
     """
 
     name = "draft_tree"
+    takes_draft = True
 
     def __init__(
         self,
@@ -89,6 +91,13 @@ class DraftTreeDrafter:
         self.needs = Needs(topology="tree", own_cache=True, laws=how in ("hybrid", "iid", "without_replacement"))
         self._vocab_size = min(vocab_size or model.vocab_size, model.vocab_size)
         self._stored: dict[int, tuple[int, _Tree | None]] = {}  # per row: committed tokens held, the tree staged behind
+
+    @classmethod
+    def from_parts(cls, parts: Parts, **options: Any) -> DraftTreeDrafter:
+        """Over the draft model that was given, picking tokens as the rule prefers."""
+        assert parts.draft is not None
+        model: Any = parts.draft()
+        return cls(model, **{"how": parts.prefers, "vocab_size": parts.target.vocab_size, **options})
 
     def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
         room = self.model.cache.max_rows

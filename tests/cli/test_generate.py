@@ -28,9 +28,16 @@ def test_streams_the_engines_text(run: Any, pair: list[str], expected: str) -> N
     assert result.stdout == expected + "\n"
 
 
-@pytest.mark.parametrize("extra", [["--draft-tokens", "0"], ["--drafter", "none"], ["--drafter", "ngram"]])
+@pytest.mark.parametrize(
+    "extra", [["--draft-tokens", "0"], ["--drafter", "none"], ["--drafter", "ngram", "-o", "n_max=3"]]
+)
 def test_same_text_whoever_drafts(run: Any, models: dict[str, str], expected: str, extra: list[str]) -> None:
     result = run("generate", "Once upon", "--model", models["target"], *SAMPLING, *extra)
+    assert result.stdout == expected + "\n"
+
+
+def test_same_text_from_trees(run: Any, pair: list[str], expected: str) -> None:
+    result = run("generate", "Once upon", *pair, "--drafter", "draft_tree", "-o", "widths=[3,2]", *SAMPLING)
     assert result.stdout == expected + "\n"
 
 

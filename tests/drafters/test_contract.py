@@ -13,7 +13,7 @@ from oracles.automaton import AutomatonTarget, random_logits
 
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter, get_rule
 from specdec_fast.draft import Draft, Drawn
-from specdec_fast.drafters import drafter_names
+from specdec_fast.drafters import drafter_names, takes_draft
 from specdec_fast.interfaces import Budget, Drafter, Needs
 from specdec_fast.rules import rule_names
 from specdec_fast.state import DecodeState
@@ -210,7 +210,7 @@ def test_a_request_may_ask_for_no_draft(build: Callable[[], Any]) -> None:
 def test_every_drafter_that_takes_a_model_works_over_transformers() -> None:
     for name in drafter_names():
         small = HuggingFaceTarget(models.kin("llama"), max_length=128)
-        made = get_drafter(name)(small) if name.startswith("draft_") else get_drafter(name)()
+        made = get_drafter(name)(small) if takes_draft(name) else get_drafter(name)()
         engine = Engine(HuggingFaceTarget(models.own("llama"), max_length=128), made)
         handles = engine.generate(
             [models.prompt(17), models.prompt(5)], SamplingParams(temperature=0, max_new_tokens=12)
