@@ -99,7 +99,7 @@ rest, {arithmetic}, learning rate linear to zero.
 1. Target: {recipe.start_layers} layers first, then each repeated in place to make {recipe.target.layers}
    (Chang et al. 2018, arXiv:1710.10348) and trained on; sequences of {lengths}.
 2. Sequence-level unlikelihood training (Welleck et al. 2020, arXiv:1908.04319) against repeated 4-grams,
-   mixed with text.
+   mixed with text, in {recipe.unlikelihood_rounds} rounds; the target is the mean of the weights at their ends.
 3. Draft: distilled from the final target, cross-entropy against its whole distribution and in the second half
    more and more total variation distance (Zhou et al. 2024, arXiv:2310.08461), on training text and text of
    the target itself.
