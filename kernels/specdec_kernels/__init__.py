@@ -17,6 +17,7 @@ from .kv_stage import kv_stage
 from .law_stats import law_stats
 from .ordered_verify import ordered_thresholds, ordered_verify
 from .replay_sample import replay_sample
+from .replay_verify import replay_verify
 from .traversal_verify import traversal_thresholds, traversal_verify
 from .tree_attention import tree_attention
 from .tree_plan import TreePlan, tree_plan
@@ -49,6 +50,7 @@ __all__ = [
     "ordered_thresholds",
     "ordered_verify",
     "replay_sample",
+    "replay_verify",
     "traversal_thresholds",
     "traversal_verify",
     "tree_attention",
