@@ -38,7 +38,8 @@ BUILD: dict[str, dict[str, Callable[[], Any]]] = {
     "draft_model": {
         pick: (lambda pick=pick: get_drafter("draft_model")(close_model(), num_draft_tokens=4, pick=pick))
         for pick in ("coupled", "drawn", "greedy")
-    },
+    }
+    | {"entropy": lambda: get_drafter("draft_model")(close_model(), pick="drawn", entropy_stop=0.45)},
     "draft_tree": {
         how: (lambda how=how: get_drafter("draft_tree")(close_model(), widths=(3, 2, 1), how=how))
         for how in ("coupled", "hybrid", "iid", "top_k", "without_replacement")
