@@ -45,9 +45,10 @@ class Chains {
 
   // Block rule: the chance that node or a later one is where the path ends, given that of the node before it.
   double reach(int64_t node, double before) const { return std::min(1.0, before * std::exp(log_ratio(node))); }
-  // Block rule: the threshold of a node that is reached with this chance; `child` < 0 for the last one.
+  // Block rule: the threshold of a node that is reached with this chance; `child` < 0 for the last one. After a broken
+  // law nothing can be accepted, so such a node is a last one too.
   double block_threshold(int64_t node, int64_t child, double reach) const {
-    if (child < 0 || reach >= 1 || reach <= 0) return reach;
+    if (child < 0 || reach >= 1 || reach <= 0 || target_.broken(node)) return reach;
     const double left = left_over(node, child, reach);
     return std::min(left / (left + (1.0 - reach)), reach);
   }

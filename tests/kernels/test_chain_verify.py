@@ -202,6 +202,23 @@ def test_rows_without_nodes_and_without_a_law(backend: str) -> None:
     assert token.tolist()[0] == token.tolist()[3] == -1 and token[2] == 0
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_path_ends_before_a_law_without_weight(backend: str) -> None:
+    """Block rule: a node after which nothing can come is as likely to be reached as it would be at the end of a row."""
+    torch.manual_seed(4)
+    level, draft = torch.randn(4, 40), law(torch.randn(2, 40))
+    level[1] = float("nan")
+    target, sources = law(level), int32([-1, 0, 1, 1])
+    tokens, marks = torch.tensor([0, 3, 5, 6]), torch.tensor([0, 1, 1, 0], dtype=torch.int8)
+    with use_backend(backend):
+        broken, _ = chain_thresholds(tokens, int32([0, 4]), marks, sources, target, draft, None, rule="block")
+        short = tuple(part[:2] for part in (tokens, marks, sources))
+        end, _ = chain_thresholds(
+            short[0], int32([0, 2]), *short[1:], tuple(part[:2] for part in target), draft, None, rule="block"
+        )
+    assert broken[:2].tolist() == end.tolist() and broken[2:].tolist() == [0, 0] and 0 < end[1] < 1
+
+
 @pytest.mark.skipif("cpu" not in BACKENDS, reason="CPU extension not built")
 @pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize("mapped", [False, True])

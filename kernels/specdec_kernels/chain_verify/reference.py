@@ -216,7 +216,8 @@ def _thresholds(
     nodes = torch.arange(len(tokens), device=tokens.device)
     left = _residual(nodes, *parts, reach, fall_back=False).sum(1, dtype=torch.float64)
     share = torch.minimum(left / (left + (1.0 - reach)), reach)
-    share = torch.where((reach >= 1) | (reach <= 0) | ~chain.has_child, reach, share)
+    ends = (reach >= 1) | (reach <= 0) | ~chain.has_child | target[2].isnan()
+    share = torch.where(ends, reach, share)
     return torch.where(chain.row < 0, 0.0, share), reach
 
 
@@ -246,9 +247,10 @@ def chain_verify(
 
     Block rule: let w = 1 at the root and w = min(1, w' p(x) / q(x)) at its descendants, w' being that of the node
     before. The path ends at the last node with ``u < h``, whatever the coins before it say: h = w at the last node of a
-    row, elsewhere h = S / (S + 1 - w) (1 if w = 1) with S the total of the positive part of w p - q, p the target law
-    after the node and q the law its child was drawn from. The next token is drawn from that positive part. At least as
-    many tokens are accepted as by the token rule; for chains of chosen tokens the number has the same law.
+    row and at a node whose target law has no weight (lse = NaN), elsewhere h = S / (S + 1 - w) (1 if w = 1) with S the
+    total of the positive part of w p - q, p the target law after the node and q the law its child was drawn from. The
+    next token is drawn from that positive part. At least as many tokens are accepted as by the token rule; for chains
+    of chosen tokens the number has the same law.
 
     The draw is a two-level race (``random.draw_from_weights``); only one row per request is
     read for it.
