@@ -19,6 +19,7 @@ from .ordered_verify import ordered_thresholds, ordered_verify
 from .replay_sample import replay_sample
 from .traversal_verify import traversal_thresholds, traversal_verify
 from .tree_attention import tree_attention
+from .tree_expand import tree_expand
 from .tree_plan import TreePlan, tree_plan
 from .tree_verify import tree_verify
 
@@ -51,6 +52,7 @@ __all__ = [
     "traversal_thresholds",
     "traversal_verify",
     "tree_attention",
+    "tree_expand",
     "tree_plan",
     "tree_verify",
     "use_backend",
