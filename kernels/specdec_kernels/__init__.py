@@ -20,6 +20,7 @@ from .replay_sample import replay_sample
 from .replay_verify import replay_verify
 from .traversal_verify import traversal_thresholds, traversal_verify
 from .tree_attention import tree_attention
+from .tree_expand import tree_expand
 from .tree_plan import TreePlan, tree_plan
 from .tree_verify import tree_verify
 
@@ -54,6 +55,7 @@ __all__ = [
     "traversal_thresholds",
     "traversal_verify",
     "tree_attention",
+    "tree_expand",
     "tree_plan",
     "tree_verify",
     "use_backend",

@@ -33,12 +33,13 @@ def target(**shape: Any) -> AutomatonTarget:
 
 
 # How to build a drafter over the automaton: name -> variants. A drafter without an entry is built without
-# arguments.
+# arguments; one with an empty entry cannot work over the automaton (its own tests and test_contract_models.py try it).
 BUILD: dict[str, dict[str, Callable[[], Any]]] = {
     "draft_model": {
         pick: (lambda pick=pick: get_drafter("draft_model")(close_model(), num_draft_tokens=4, pick=pick))
         for pick in ("coupled", "drawn", "greedy")
-    },
+    }
+    | {"entropy": lambda: get_drafter("draft_model")(close_model(), pick="drawn", entropy_stop=0.45)},
     "draft_tree": {
         how: (lambda how=how: get_drafter("draft_tree")(close_model(), widths=(3, 2, 1), how=how))
         for how in ("coupled", "hybrid", "iid", "top_k", "without_replacement")
@@ -182,6 +183,40 @@ def test_the_text_is_that_of_plain_decoding(build: Callable[[], Any], temperatur
     handles = engine.generate(texts, params)
     assert [handle.tokens for handle in handles] == want
     assert engine.target.cache.pages.num_used == 0 and engine.stats.drafted > 0
+
+
+@every_drafter
+def test_after_some_steps_it_proposes_what_a_fresh_one_would(build: Callable[[], Any]) -> None:
+    """Unless it learns from more than the text: from the target's choices or hidden states."""
+    made = build()
+    if made.needs.node_choices or made.needs.taps:
+        pytest.skip("it learns from what it observes")
+    engine = Engine(target(), made)
+    for at, prompt in enumerate(prompts(3, seed=5)):
+        engine.submit(prompt, SamplingParams(seed=at, temperature=[0.0, 0.7, 1.0][at], max_new_tokens=40))
+    for _ in range(4):
+        engine.step()
+    state, rows = engine.state, list(engine._running)
+    kept, fresh = proposal(made, state, rows, [4, 5, 6]), build()
+    fresh.begin(state, rows, None)
+    again = proposal(fresh, state, rows, [4, 5, 6])
+    for name in ("tokens", "parents", "offsets", "drawn"):
+        assert torch.equal(getattr(kept, name), getattr(again, name)), name
+
+
+@every_drafter
+def test_it_never_costs_a_target_pass_and_a_second_call_repeats_the_first(build: Callable[[], Any]) -> None:
+    texts = prompts(4, seed=11)
+    params = [SamplingParams(seed=at, temperature=[0.0, 1.0][at % 2], max_new_tokens=9 + 3 * at) for at in range(4)]
+    alone = target()
+    want = [handle.tokens for handle in Engine(alone, eos_token_ids=(3,)).generate(texts, params)]
+    engine = Engine(target(), build(), eos_token_ids=(3,))
+    for _ in range(2):
+        before = engine.target.passes
+        handles = engine.generate(texts, params)
+        assert [handle.tokens for handle in handles] == want
+        assert engine.target.passes - before <= alone.passes
+        assert all(handle.stats.steps <= handle.stats.new_tokens for handle in handles)
 
 
 @every_drafter
