@@ -1,0 +1,49 @@
+"""What drafters that need no draft model cost: one `propose` and one `observe` of jacobi and lookahead.
+
+python -m pytest benchmarks/test_parallel.py
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from specdec_fast import SamplingParams, get_drafter
+from specdec_fast.interfaces import Acceptance, Budget, TargetOutput
+from specdec_fast.state import DecodeState
+
+VOCAB, LENGTH = 1024, 512
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("jacobi", {}),
+    ("jacobi", {"block": 4}),
+    ("lookahead", {"window": 7, "ngram": 5, "guesses": 7}),
+    ("lookahead", {"window": 15, "ngram": 5, "guesses": 15}),
+]
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize(("name", "settings"), CASES, ids=str)
+def test_propose_and_observe(benchmark: Any, name: str, settings: dict[str, Any], rows: int) -> None:
+    made, source = get_drafter(name)(**settings), random.Random(0)
+    state = DecodeState(rows, LENGTH + 64)
+    text = [source.randrange(VOCAB // 8) for _ in range(LENGTH)]
+    joined = [state.join(text[at:], SamplingParams(seed=at), LENGTH - at, ()) for at in range(rows)]
+    made.begin(state, joined, None)
+    budget, rng = Budget([made.num_draft_tokens] * rows), state.rng(joined)
+    output = TargetOutput(None)
+
+    @torch.inference_mode()
+    def step() -> int:
+        draft = made.propose(state, joined, budget, rng)
+        roots = draft.offsets[:-1].to(torch.int32)
+        choice = (draft.tokens * 7 + 1) % VOCAB
+        nothing = torch.zeros(rows, dtype=torch.int32)
+        made.observe(state, draft, Acceptance(roots[:, None], nothing, choice[roots.long()], choice), output)
+        return draft.num_nodes
+
+    for _ in range(settings.get("ngram", 2)):
+        benchmark.extra_info["nodes"] = step()
+    benchmark(step)
