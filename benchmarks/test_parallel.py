@@ -1,4 +1,6 @@
-"""What drafters that need no draft model cost: one `propose` and one `observe` of jacobi and lookahead.
+"""What drafters that need no draft model cost: one `propose` and one `observe`.
+
+jacobi and lookahead need the host alone; layer_skip runs a part of the target.
 
 python -m pytest benchmarks/test_parallel.py
 """
@@ -47,3 +49,25 @@ def test_propose_and_observe(benchmark: Any, name: str, settings: dict[str, Any]
     for _ in range(settings.get("ngram", 2)):
         benchmark.extra_info["nodes"] = step()
     benchmark(step)
+
+
+@pytest.mark.parametrize("stop", ["adaptive", "fixed"])
+@pytest.mark.parametrize("exit_after", [2, 6])
+def test_layer_skip_propose(benchmark: Any, exit_after: int, stop: str) -> None:
+    """Four drafted tokens; beside it, what the passes of the reduced model take without the drafter."""
+    from specdec_fast import load
+
+    torch.set_num_threads(1)
+    options = {"exit_after": exit_after, "stop": stop, "threshold": 0.0, "num_draft_tokens": 4}
+    engine = load("demo-target", drafter="layer_skip", drafter_options=options, max_rows=1, max_length=256)
+    made: Any = engine.drafter
+    state = DecodeState(1, 256)
+    row = state.join(list(range(20, 60)), SamplingParams(seed=1), 40, ())
+    made.begin(state, [row], None)
+
+    @torch.inference_mode()
+    def propose() -> int:
+        return made.propose(state, [row], Budget([4]), state.rng([row])).num_nodes
+
+    benchmark.extra_info["nodes"] = propose()
+    benchmark(propose)
