@@ -172,7 +172,7 @@ class HuggingFaceTarget:
         for a sub-block that cannot be left out.
         """
         if self._sub_blocks is None:
-            self._sub_blocks = SubBlocks(self.model, self._layers())
+            self._sub_blocks = SubBlocks(self.model, list(self._layers()))
         whole, self._forward = self._forward, self.model.forward
         try:
             with self._sub_blocks.skipping(skip):
