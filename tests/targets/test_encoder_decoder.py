@@ -39,7 +39,7 @@ def model(family: str) -> Any:
         for name, parameter in made.named_parameters():
             if parameter.dim() == 2:
                 embeds = "embed" in name or "shared" in name
-                parameter.normal_(std=(3.0 if family == "t5" else 0.7) if embeds else 1.5 * parameter.shape[1] ** -0.5)
+                parameter.normal_(std=0.7 if embeds else 1.5 * parameter.shape[1] ** -0.5)
     return made
 
 
