@@ -152,7 +152,8 @@ def _translate(
     horizon: int,
     fill: int | Callable[[Sequence[int], int], Sequence[int]],
 ) -> Translation:
-    text, guess, passes = [row.start], [], 0
+    text, passes = [row.start], 0
+    guess: list[int] = []
     while len(text) - 1 < limit:
         done = len(text) - 1
         room = max(min(block - done % block, horizon - done, limit - done) - 1, 0)

@@ -172,7 +172,7 @@ class HuggingFaceTarget:
         for a sub-block that cannot be left out.
         """
         if self._sub_blocks is None:
-            self._sub_blocks = SubBlocks(self.model, list(self._layers()))
+            self._sub_blocks = SubBlocks(self.model, list(self.layers))
         whole, self._forward = self._forward, self.model.forward
         try:
             with self._sub_blocks.skipping(skip):
@@ -219,9 +219,11 @@ class HuggingFaceTarget:
             hidden = args[0] if args else kwargs["hidden_states"]
             caught[name] = hidden[0]
 
-        return self._layers()[int(index)].register_forward_pre_hook(keep, with_kwargs=True)
+        return self.layers[int(index)].register_forward_pre_hook(keep, with_kwargs=True)
 
-    def _layers(self) -> torch.nn.ModuleList:
+    @property
+    def layers(self) -> torch.nn.ModuleList:
+        """The decoder layers of the model. Raises UnsupportedModelError when there is no list of them."""
         for module in self.model.base_model.modules():
             if isinstance(module, torch.nn.ModuleList) and len(module) == self.num_layers:
                 return module
