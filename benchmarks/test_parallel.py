@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.parallel import measure
 from specdec_fast import SamplingParams, get_drafter
 from specdec_fast.interfaces import Acceptance, Budget, TargetOutput
 from specdec_fast.state import DecodeState
@@ -71,3 +72,12 @@ def test_layer_skip_propose(benchmark: Any, exit_after: int, stop: str) -> None:
 
     benchmark.extra_info["nodes"] = propose()
     benchmark(propose)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", ["jacobi", "lookahead W3 N3 G3", "layer_skip, middle half"])
+def test_parallel_end_to_end(benchmark: Any, name: str, temperature: float) -> None:
+    rows, runs = measure([name], temperature, rounds=2, prompts=2, new_tokens=40)
+    benchmark.extra_info.update(rows[0])
+    benchmark.pedantic(runs[name], rounds=2)
+    assert rows[0]["identical"], "speculation changed the text: no speed-up is reported on a red test"
