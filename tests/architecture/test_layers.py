@@ -20,7 +20,7 @@ CORE = {
     *("stats",),
     *("sampling_params", "step_mode", "stopping"),
 }
-TOP = {"bench", "integrations", "lab", "train"}
+TOP = {"bench", "integrations", "lab", "train", "tune"}
 
 # What each layer may import besides itself. A module that belongs to none of them has no place in the house.
 _PARTS = {"kernels", "core"}

@@ -13,7 +13,7 @@ from oracles.automaton import AutomatonTarget, random_logits
 
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter, get_rule
 from specdec_fast.draft import Draft, Drawn
-from specdec_fast.drafters import drafter_names, takes_draft
+from specdec_fast.drafters import drafter_names, make_drafter
 from specdec_fast.interfaces import Budget, Drafter, Needs
 from specdec_fast.rules import rule_names
 from specdec_fast.state import DecodeState
@@ -43,6 +43,10 @@ BUILD: dict[str, dict[str, Callable[[], Any]]] = {
     "draft_tree": {
         how: (lambda how=how: get_drafter("draft_tree")(close_model(), widths=(3, 2, 1), how=how))
         for how in ("coupled", "hybrid", "iid", "top_k", "without_replacement")
+    },
+    "layer_skip": {
+        pick: (lambda pick=pick: get_drafter("layer_skip")(target(), exit_after=2, pick=pick, threshold=0.3))
+        for pick in ("coupled", "drawn", "greedy")
     },
     "ngram": {"short": lambda: get_drafter("ngram")(num_draft_tokens=5, n_min=1)},
 }
@@ -245,8 +249,9 @@ def test_a_request_may_ask_for_no_draft(build: Callable[[], Any]) -> None:
 def test_every_drafter_that_takes_a_model_works_over_transformers() -> None:
     for name in drafter_names():
         small = HuggingFaceTarget(models.kin("llama"), max_length=128)
-        made = get_drafter(name)(small) if takes_draft(name) else get_drafter(name)()
-        engine = Engine(HuggingFaceTarget(models.own("llama"), max_length=128), made)
+        large = HuggingFaceTarget(models.own("llama"), max_length=128)
+        made = make_drafter(name, {}, target=large, draft=lambda small=small: small)
+        engine = Engine(large, made)
         handles = engine.generate(
             [models.prompt(17), models.prompt(5)], SamplingParams(temperature=0, max_new_tokens=12)
         )
