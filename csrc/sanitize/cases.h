@@ -73,6 +73,7 @@ struct Trees {
 void attention_case(uint64_t seed);
 void edit_case(uint64_t seed);
 void memory_case(uint64_t seed);
+void ngram_case(uint64_t seed);
 void proposals_case(uint64_t seed);
 void verify_case(uint64_t seed);
 

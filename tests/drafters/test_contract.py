@@ -43,7 +43,10 @@ BUILD: dict[str, dict[str, Callable[[], Any]]] = {
         how: (lambda how=how: get_drafter("draft_tree")(close_model(), widths=(3, 2, 1), how=how))
         for how in ("coupled", "hybrid", "iid", "top_k", "without_replacement")
     },
-    "ngram": {"short": lambda: get_drafter("ngram")(num_draft_tokens=5, n_min=1)},
+    "ngram": {
+        match: (lambda match=match: get_drafter("ngram")(num_draft_tokens=5, n_min=1, match=match))
+        for match in ("last", "frequent")
+    },
 }
 VARIANTS = [
     pytest.param(build, id=f"{name}-{variant}")
