@@ -47,6 +47,10 @@ BUILD: dict[str, dict[str, Callable[[], Any]]] = {
         match: (lambda match=match: get_drafter("ngram")(num_draft_tokens=5, n_min=1, match=match))
         for match in ("last", "frequent")
     },
+    "suffix": {
+        "own": lambda: get_drafter("suffix")(num_draft_tokens=6, min_match=1),
+        "shared": lambda: get_drafter("suffix")(num_draft_tokens=6, min_match=1, shared=True, max_tokens=60),
+    },
 }
 VARIANTS = [
     pytest.param(build, id=f"{name}-{variant}")
