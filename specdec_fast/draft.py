@@ -226,16 +226,16 @@ class Draft:
             tokens.extend(row_tokens)
             parents.extend(row_parents)
             offsets.append(len(tokens))
-        count = len(tokens)
         counts = tuple(b - a for a, b in zip(offsets, offsets[1:]))
+        shape = packed_shape(tuple(rows), counts, torch.device(device))
         return Draft(
-            rows=torch.tensor(rows, dtype=torch.int32).to(device),
+            rows=shape.rows,
             tokens=torch.tensor(tokens, dtype=torch.int64).to(device),
             parents=torch.tensor(parents, dtype=torch.int32).to(device),
-            offsets=torch.tensor(offsets, dtype=torch.int32).to(device),
-            drawn=torch.zeros(count, dtype=torch.int8, device=device),
-            law_row=torch.full((count,), -1, dtype=torch.int32, device=device),
-            row_of=_row_of(counts).to(device),
+            offsets=shape.offsets,
+            drawn=shape.drawn,
+            law_row=shape.law_row,
+            row_of=shape.row_of,
             counts=counts,
             max_depth=depth_bound,
             scouts=None if scouts is None else torch.tensor(list(scouts), dtype=torch.bool).to(device),

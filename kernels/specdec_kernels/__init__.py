@@ -15,6 +15,7 @@ from .kv_commit import CacheTable, kv_commit
 from .kv_slots import kv_slots
 from .kv_stage import kv_stage
 from .law_stats import law_stats
+from .ngram_match import ngram_match
 from .ordered_verify import ordered_thresholds, ordered_verify
 from .replay_sample import replay_sample
 from .replay_verify import replay_verify
@@ -48,6 +49,7 @@ __all__ = [
     "kv_slots",
     "kv_stage",
     "law_stats",
+    "ngram_match",
     "ordered_thresholds",
     "ordered_verify",
     "replay_sample",

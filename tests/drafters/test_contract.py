@@ -48,7 +48,14 @@ BUILD: dict[str, dict[str, Callable[[], Any]]] = {
         pick: (lambda pick=pick: get_drafter("layer_skip")(target(), exit_after=2, pick=pick, threshold=0.3))
         for pick in ("coupled", "drawn", "greedy")
     },
-    "ngram": {"short": lambda: get_drafter("ngram")(num_draft_tokens=5, n_min=1)},
+    "ngram": {
+        match: (lambda match=match: get_drafter("ngram")(num_draft_tokens=5, n_min=1, match=match))
+        for match in ("last", "frequent")
+    },
+    "suffix": {
+        "own": lambda: get_drafter("suffix")(num_draft_tokens=6, min_match=1),
+        "shared": lambda: get_drafter("suffix")(num_draft_tokens=6, min_match=1, shared=True, max_tokens=60),
+    },
 }
 VARIANTS = [
     pytest.param(build, id=f"{name}-{variant}")
