@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .. import expect
 from ..law_stats.reference import check as check_logits
-from ..law_stats.reference import law_stats
+from ..law_stats.reference import law_stats, on_paths, only
 from ..proposals import depths
 from ..replay_sample.reference import replay_sample
 from ..tree_verify.reference import check as check_tree
@@ -66,8 +66,8 @@ def replay_verify(
 
     Returns:
         path, num_accepted, next_token: as tree_verify. At a law without weight the choice is 0.
-        inv_t, lse, cut, tie_id, mass: as law_stats(..., masses=True) for the nodes of every path. Rows that nobody
-        looked at may have lse = +inf, which no law has.
+        inv_t, lse, cut, tie_id, mass: as law_stats(..., masses=True) for the nodes of every path. The other rows are
+        not read: inv_t, cut and tie_id 0, lse +inf, mass NaN.
 
     Raises:
         ValueError: as law_stats, replay_sample and tree_verify.
@@ -83,4 +83,4 @@ def replay_verify(
         depth = torch.tensor(depths(offsets, first_child, next_sibling), dtype=torch.int32, device=tokens.device)
         choice = replay_sample(logits, inv_t, cut, tie_id, seeds[row], root_positions[row] + depth + 1)
     walked = tree_verify(*links, choice, scouts, max_depth=max_depth)
-    return (*walked, *stats)
+    return (*walked, *only(on_paths(walked[0], len(tokens)), stats))
