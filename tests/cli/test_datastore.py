@@ -42,7 +42,7 @@ def test_generation_with_it(run: Callable[..., Any], models: dict[str, str], tex
     done = run(*ask, "--drafter", "rest", "-o", f"datastore={store}", "-o", "min_match=1")
     assert done.exit_code == 0, done.output
     drafted = json.loads(done.stdout)
-    assert drafted["text"] == plain["text"]
+    assert drafted["requests"][0]["text"] == plain["requests"][0]["text"]
 
 
 def test_parquet(run: Callable[..., Any], models: dict[str, str], tmp_path: Path) -> None:

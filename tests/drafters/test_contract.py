@@ -65,6 +65,10 @@ BUILD: dict[str, dict[str, Callable[[], Any]]] = {
         match: (lambda match=match: get_drafter("ngram")(num_draft_tokens=5, n_min=1, match=match))
         for match in ("last", "frequent")
     },
+    "recycling": {
+        name: (lambda shared=shared: get_drafter("recycling")(num_draft_tokens=6, top_k=3, shared=shared))
+        for name, shared in (("own", False), ("shared", True))
+    },
     "rest": {"files": lambda: get_drafter("rest")(num_draft_tokens=6, min_match=1, datastore=two_datastores())},
     "suffix": {
         "own": lambda: get_drafter("suffix")(num_draft_tokens=6, min_match=1),
