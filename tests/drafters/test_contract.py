@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import random
 from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
 from typing import Any
 
 import pytest
@@ -13,10 +18,11 @@ from oracles.automaton import AutomatonTarget, random_logits
 
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter, get_rule
 from specdec_fast.draft import Draft, Drawn
-from specdec_fast.drafters import drafter_names, make_drafter
+from specdec_fast.drafters import drafter_names, drafter_options, make_drafter
 from specdec_fast.interfaces import Budget, Drafter, Needs
 from specdec_fast.rules import rule_names
 from specdec_fast.state import DecodeState
+from specdec_fast.stores.datastore import Datastore, build
 from specdec_kernels import tree_plan
 
 VOCAB, STATES, ROWS = 8, 23, 6
@@ -30,6 +36,18 @@ def close_model(**shape: Any) -> AutomatonTarget:
 
 def target(**shape: Any) -> AutomatonTarget:
     return AutomatonTarget(random_logits(STATES, VOCAB, seed=2), **{"max_rows": ROWS, **shape})
+
+
+@lru_cache(maxsize=1)
+def two_datastores() -> list[Datastore]:
+    """Texts of the automaton itself, in two files that are mapped until the tests end."""
+    source, folder = random.Random(6), Path(mkdtemp())
+    atexit.register(rmtree, folder, ignore_errors=True)
+    for at in range(2):
+        params = [SamplingParams(temperature=0.5, seed=100 * at + seed, max_new_tokens=30) for seed in range(20)]
+        texts = Engine(target()).generate([[source.randrange(VOCAB)] for _ in params], params)
+        build(folder / str(at), [[*handle.prompt, *handle.tokens] for handle in texts], VOCAB)
+    return [Datastore(folder / str(at)) for at in range(2)]
 
 
 # How to build a drafter over the automaton: name -> variants. A drafter without an entry is built without
@@ -52,6 +70,11 @@ BUILD: dict[str, dict[str, Callable[[], Any]]] = {
         match: (lambda match=match: get_drafter("ngram")(num_draft_tokens=5, n_min=1, match=match))
         for match in ("last", "frequent")
     },
+    "recycling": {
+        name: (lambda shared=shared: get_drafter("recycling")(num_draft_tokens=6, top_k=3, shared=shared))
+        for name, shared in (("own", False), ("shared", True))
+    },
+    "rest": {"files": lambda: get_drafter("rest")(num_draft_tokens=6, min_match=1, datastore=two_datastores())},
     "suffix": {
         "own": lambda: get_drafter("suffix")(num_draft_tokens=6, min_match=1),
         "shared": lambda: get_drafter("suffix")(num_draft_tokens=6, min_match=1, shared=True, max_tokens=60),
@@ -257,7 +280,8 @@ def test_every_drafter_that_takes_a_model_works_over_transformers() -> None:
     for name in drafter_names():
         small = HuggingFaceTarget(models.kin("llama"), max_length=128)
         large = HuggingFaceTarget(models.own("llama"), max_length=128)
-        made = make_drafter(name, {}, target=large, draft=lambda small=small: small)
+        options = {"datastore": two_datastores()} if "datastore" in drafter_options(name) else {}
+        made = make_drafter(name, options, target=large, draft=lambda small=small: small)
         engine = Engine(large, made)
         handles = engine.generate(
             [models.prompt(17), models.prompt(5)], SamplingParams(temperature=0, max_new_tokens=12)
