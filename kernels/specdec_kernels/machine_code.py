@@ -34,7 +34,7 @@ class Variant:
     arguments that are no constants, in any order: "*bf16" (a pointer to 16-byte aligned memory), "*u8:1" (unaligned),
     "i32" or "i32:16" (an integer that 16 divides), "fp32"; constants: values of the constexpr arguments; warps,
     stages: launch options; everyday: architectures it is compiled for in every test run (`make kernels-full` compiles
-    all variants for all); architectures: those it exists for.
+    all variants for all); architectures: those it exists for; fusion: whether a * b + c may become one instruction.
     """
 
     name: str
@@ -45,6 +45,7 @@ class Variant:
     stages: int = 3
     everyday: tuple[str, ...] = ("sm_90",)
     architectures: tuple[str, ...] = ARCHITECTURES
+    fusion: bool = True
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ def compile_variant(variant: Variant, architecture: str) -> Any:
     constants = {(names.index(n),): value for n, value in variant.constants.items()}
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=hints)
     target = GPUTarget("cuda", int(architecture.removeprefix("sm_")), 32)
-    options = {"num_warps": variant.warps, "num_stages": variant.stages, "enable_fp_fusion": True}
+    options = {"num_warps": variant.warps, "num_stages": variant.stages, "enable_fp_fusion": variant.fusion}
     return compile_source(source, target=target, options=options)
 
 

@@ -55,30 +55,16 @@ def check(
     """Raises ValueError for a tree draft that `op` cannot take; without max_depth, randomness is not looked at."""
     nodes = expect.tensor(op, "tokens", tokens, torch.int64, "M").shape[0]
     expect.offsets(op, offsets, nodes)
-    index = torch.arange(nodes, device=tokens.device)
-    row = torch.searchsorted(offsets.long(), index, right=True) - 1
-    inside = index < offsets[-1]
-    end = offsets.long()[(row + 1).clamp(max=len(offsets) - 1)]
-    for name, links in (("first_child", first_child), ("next_sibling", next_sibling)):
-        expect.tensor(op, name, links, torch.int32, nodes)
-        good = ~inside | (links == -1) | ((links > index) & (links < end))
-        expect.values(op, name, good, links, "-1 or the packed index of a later node of the row; use tree_plan's links")
+    expect.tensor(op, "first_child", first_child, torch.int32, nodes)
+    expect.tensor(op, "next_sibling", next_sibling, torch.int32, nodes)
     expect.tensor(op, "drawn", drawn, torch.int8, nodes)
     expect.tensor(op, "law_row", law_row, torch.int32, nodes)
     vocab = expect.law(op, "target", target, nodes)[0].shape[1]
-    inner = inside & (index > offsets.long()[row.clamp(min=0)])
-    expect.values(op, "tokens", ~inner | ((tokens >= 0) & (tokens < vocab)), tokens, f"an id in [0, {vocab})")
-    expect.values(op, "drawn", ~inner | ((drawn >= 0) & (drawn <= 3)), drawn, "a mark from 0 to 3")
-    from_law = inner & (drawn != CHOSEN)
-    if draft is None:
-        expect.values(op, "drawn", ~from_law, drawn, "0 (chosen) everywhere when there are no draft laws")
-    else:
+    laws = 0
+    if draft is not None:
         laws, width = expect.law(op, "draft", draft, "R")[0].shape
-        named = ~from_law | ((law_row >= 0) & (law_row < laws))
-        expect.values(op, "law_row", named, law_row, f"a draft law in [0, {laws})")
         if token_ids is not None:
             expect.tensor(op, "token_ids", token_ids, torch.int64, width)
-            expect.values(op, "token_ids", (token_ids >= 0) & (token_ids < vocab), token_ids, f"in [0, {vocab})")
         elif width > vocab:
             raise ValueError(
                 f"{op}: draft laws have {width} columns, target laws {vocab}; expected at most as many; slice off "
@@ -86,21 +72,56 @@ def check(
             )
     if scouts is not None:
         expect.tensor(op, "scouts", scouts, torch.bool, nodes)
-    if max_depth is None:
-        return
-    batch = offsets.shape[0] - 1
-    expect.tensor(op, "seeds", seeds, torch.int64, batch)
-    expect.tensor(op, "root_positions", root_positions, torch.int32, batch)
-    if uniforms is not None:
-        expect.tensor(op, "uniforms", uniforms, torch.float32, nodes)
-    if race is not None:
-        if not isinstance(race, (tuple, list)) or len(race) != 2:
-            raise ValueError(f"{op}: race is {type(race).__name__}; expected (block noise, token noise)")
-        expect.tensor(op, "race block noise", race[0], torch.float32, batch, (vocab + BLOCK - 1) // BLOCK)
-        expect.tensor(op, "race token noise", race[1], torch.float32, batch, vocab)
-    expect.depth(op, max_depth)
+    if max_depth is not None:
+        batch = offsets.shape[0] - 1
+        expect.tensor(op, "seeds", seeds, torch.int64, batch)
+        expect.tensor(op, "root_positions", root_positions, torch.int32, batch)
+        if uniforms is not None:
+            expect.tensor(op, "uniforms", uniforms, torch.float32, nodes)
+        if race is not None:
+            if not isinstance(race, (tuple, list)) or len(race) != 2:
+                raise ValueError(f"{op}: race is {type(race).__name__}; expected (block noise, token noise)")
+            expect.tensor(op, "race block noise", race[0], torch.float32, batch, (vocab + BLOCK - 1) // BLOCK)
+            expect.tensor(op, "race token noise", race[1], torch.float32, batch, vocab)
+        expect.depth(op, max_depth)
+    if expect.readable(tokens):
+        tree = (tokens, offsets, first_child, next_sibling, drawn, law_row)
+        _check_values(op, *tree, vocab, laws, token_ids if draft is not None else None, max_depth)
+
+
+def _check_values(
+    op: str,
+    tokens: Tensor,
+    offsets: Tensor,
+    first_child: Tensor,
+    next_sibling: Tensor,
+    drawn: Tensor,
+    law_row: Tensor,
+    vocab: int,
+    laws: int,
+    token_ids: Tensor | None,
+    max_depth: int | None,
+) -> None:
+    """The part of `check` that reads tensors; laws: number of draft laws, 0 for none."""
+    index = torch.arange(len(tokens), device=tokens.device)
+    row = torch.searchsorted(offsets.long(), index, right=True) - 1
+    inside = index < offsets[-1]
+    end = offsets.long()[(row + 1).clamp(max=len(offsets) - 1)]
+    for name, links in (("first_child", first_child), ("next_sibling", next_sibling)):
+        good = ~inside | (links == -1) | ((links > index) & (links < end))
+        expect.values(op, name, good, links, "-1 or the packed index of a later node of the row; use tree_plan's links")
+    inner = inside & (index > offsets.long()[row.clamp(min=0)])
+    expect.values(op, "tokens", ~inner | ((tokens >= 0) & (tokens < vocab)), tokens, f"an id in [0, {vocab})")
+    expect.values(op, "drawn", ~inner | ((drawn >= 0) & (drawn <= 3)), drawn, "a mark from 0 to 3")
+    from_law = inner & (drawn != CHOSEN)
+    if laws == 0:
+        expect.values(op, "drawn", ~from_law, drawn, "0 (chosen) everywhere when there are no draft laws")
+    named = ~from_law | ((law_row >= 0) & (law_row < laws))
+    expect.values(op, "law_row", named, law_row, f"a draft law in [0, {laws})")
+    if token_ids is not None:
+        expect.values(op, "token_ids", (token_ids >= 0) & (token_ids < vocab), token_ids, f"in [0, {vocab})")
     deepest = max(depths(offsets, first_child, next_sibling), default=0)
-    if deepest > max_depth:
+    if max_depth is not None and deepest > max_depth:
         raise ValueError(
             f"{op}: a row is {deepest} draft tokens deep; expected at most max_depth = {max_depth}; drawn tokens must "
             "all be verified, so pass a larger max_depth"
@@ -108,7 +129,7 @@ def check(
 
 
 def depths(offsets: Tensor, first_child: Tensor, next_sibling: Tensor) -> list[int]:
-    """Depth of every packed node, 0 for roots and tail nodes; the links point forward."""
+    """Depth of every node, on the host; 0 for tail nodes."""
     first, sibling, depth = first_child.tolist(), next_sibling.tolist(), [0] * len(first_child)
     for node in range(int(offsets[-1])):
         child = first[node]

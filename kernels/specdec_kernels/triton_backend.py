@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import lru_cache
 from typing import Any
 
@@ -37,6 +37,40 @@ def not_worth(*args: Any, **kwargs: Any) -> str | None:
     return "Triton's interpreter is for tests" if INTERPRETED else None
 
 
+def half_or_single(logits: object, *args: Any, **kwargs: Any) -> str | None:
+    """Why kernels that compute in float32 cannot take these logits (a tensor, or the first of a law), or None."""
+    first = logits[0] if isinstance(logits, (tuple, list)) and logits else logits
+    if isinstance(first, torch.Tensor) and first.dtype == torch.float64:
+        return "float64 logits; this kernel computes in float32"
+    return None
+
+
+def _laws(place: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The target's and the draft's law among the arguments of a verify operator, the former at `place`."""
+    given = [*args[place : place + 2]]
+    return [*given, *(kwargs.get(name) for name in ("target", "draft")[len(given) :])]
+
+
+def laws_half_or_single(place: int) -> Callable[..., str | None]:
+    """`half_or_single` for a verify operator whose target law is argument number `place`, its draft law the next."""
+
+    def why_not(*args: Any, **kwargs: Any) -> str | None:
+        return next(filter(None, map(half_or_single, _laws(place, args, kwargs))), None)
+
+    return why_not
+
+
+def laws_key(place: int) -> Callable[..., Hashable]:
+    """Signature of a verify operator: the device of its tokens and the dtypes of the laws."""
+
+    def key(*args: Any, **kwargs: Any) -> Hashable:
+        tokens = args[0] if args else kwargs["tokens"]
+        laws = args[place : place + 2] if len(args) > place + 1 else _laws(place, args, kwargs)
+        return (tokens.device.type, *(law[0].dtype if isinstance(law, (tuple, list)) and law else None for law in laws))
+
+    return key
+
+
 def triton_backend(
     load: Callable[[], Callable[..., Any]],
     why_not: Callable[..., str | None] | None = None,
@@ -46,6 +80,6 @@ def triton_backend(
     kind = "cpu" if INTERPRETED else "cuda"
 
     def check(*args: Any, **kwargs: Any) -> str | None:
-        return on_device(kind, args) or (why_not(*args, **kwargs) if why_not else None)
+        return on_device(kind, args or tuple(kwargs.values())) or (why_not(*args, **kwargs) if why_not else None)
 
     return Backend(name, load, check, missing, not_worth=not_worth)

@@ -179,3 +179,17 @@ def guarded(values: Tensor, row_stride: int | None = None) -> Tensor:
         return flat.view(values.shape).copy_(values)
     flat.fill_(float("nan") if values.dtype.is_floating_point else torch.iinfo(values.dtype).max)
     return flat.as_strided(values.shape, (row_stride, 1)).copy_(values)
+
+
+def guarded_case(case: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of an operator with every tensor guarded; the rows of logits keep a padding, of NaN."""
+
+    def one(value: Any) -> Any:
+        if isinstance(value, (tuple, list)):
+            return tuple(map(one, value))
+        if not isinstance(value, Tensor):
+            return value
+        padded = value.ndim == 2 and not value.is_contiguous()
+        return guarded(value, row_stride=value.shape[1] + 3 if padded else None)
+
+    return {name: one(value) for name, value in case.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ def law(logits: Tensor, t: float = 1.0) -> tuple[Tensor, ...]:
 
 
 @st.composite
-def proposals(draw: st.DrawFn) -> dict[str, Any]:
+def proposals(draw: st.DrawFn, dtypes: Sequence[torch.dtype] = DTYPES) -> dict[str, Any]:
     """Ragged rows, all marks, several draft laws in one node, four dtypes for each side, mapped draft vocabularies."""
     g = torch.Generator().manual_seed(draw(st.integers(0, 2**32 - 1)))
 
@@ -56,7 +56,7 @@ def proposals(draw: st.DrawFn) -> dict[str, Any]:
             level[torch.rand(level.shape, generator=g) < 0.5] = -INF
         if rows and not finite and draw(st.sampled_from([False, False, True])):
             level[int(torch.randint(0, rows, (1,), generator=g))] = float("nan")
-        level = level.to(draw(st.sampled_from(DTYPES)))[:, :columns]
+        level = level.to(draw(st.sampled_from(dtypes)))[:, :columns]
         cuts = pick([0, 0, 5], rows).int(), pick([1, 1, 0.8], rows), pick([0, 0, 0.1], rows)
         return level, *law_stats(level, pick([0, 0.5, 1, 1], rows), *cuts)
 

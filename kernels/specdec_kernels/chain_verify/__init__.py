@@ -4,13 +4,12 @@ chain_thresholds: their introspection.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
-
-from torch import Tensor
 
 from ..dispatch import Op
 from ..extension import cpu_backend
+from ..triton_backend import laws_half_or_single, laws_key, triton_backend
 from .reference import BLOCK_RULE, CHOSEN, DRAWN, TOKEN
 from .reference import chain_thresholds as _thresholds
 from .reference import chain_verify as _verify
@@ -37,10 +36,27 @@ def _load_thresholds() -> Callable[..., Any]:
     return chain_thresholds
 
 
-def _key(tokens: Tensor, *args: Any, **kwargs: Any) -> Hashable:
-    return tokens.device.type
+def _load_triton_verify() -> Callable[..., Any]:
+    from .launch import chain_verify
+
+    return chain_verify
 
 
-chain_verify = Op("chain_verify", _verify, [cpu_backend(_load_verify)], key=_key)
-chain_verify_logits = Op("chain_verify_logits", _verify_logits, [cpu_backend(_load_verify_logits)], key=_key)
-chain_thresholds = Op("chain_thresholds", _thresholds, [cpu_backend(_load_thresholds)], key=_key)
+def _load_triton_thresholds() -> Callable[..., Any]:
+    from .launch import chain_thresholds
+
+    return chain_thresholds
+
+
+_key = laws_key(4)
+_why_not = laws_half_or_single(4)
+chain_verify = Op(
+    "chain_verify", _verify, [triton_backend(_load_triton_verify, _why_not), cpu_backend(_load_verify)], key=_key
+)
+chain_verify_logits = Op("chain_verify_logits", _verify_logits, [cpu_backend(_load_verify_logits)])
+chain_thresholds = Op(
+    "chain_thresholds",
+    _thresholds,
+    [triton_backend(_load_triton_thresholds, _why_not), cpu_backend(_load_thresholds)],
+    key=_key,
+)

@@ -51,39 +51,41 @@ def check(
     expect.tensor(op, "law_row", law_row, torch.int32, nodes)
     vocab = expect.law(op, "target", target, nodes)[0].shape[1]
     expect.mass(op, mass, target)
-    used = _ChainNodes.of(offsets, nodes)
-    inner = used.place > 0
-    expect.values(op, "tokens", ~inner | ((tokens >= 0) & (tokens < vocab)), tokens, f"an id in [0, {vocab})")
-    from_law = inner & (drawn != CHOSEN)
-    if draft is None:
-        expect.values(op, "drawn", ~from_law, drawn, "0 (chosen) everywhere when there are no draft laws")
-    else:
+    laws = 0
+    if draft is not None:
         laws, width = expect.law(op, "draft", draft, "R")[0].shape
-        expect.values(
-            op, "law_row", ~from_law | ((law_row >= 0) & (law_row < laws)), law_row, f"a draft law in [0, {laws})"
-        )
         if token_ids is not None:
             expect.tensor(op, "token_ids", token_ids, torch.int64, width)
-            expect.values(op, "token_ids", (token_ids >= 0) & (token_ids < vocab), token_ids, f"in [0, {vocab})")
         elif width > vocab:
             raise ValueError(
                 f"{op}: draft laws have {width} columns, target laws {vocab}; expected at most as many; slice off "
                 "padding or pass token_ids"
             )
-    if max_depth is None:
+    if max_depth is not None:
+        expect.tensor(op, "seeds", seeds, torch.int64, batch)
+        expect.tensor(op, "root_positions", root_positions, torch.int32, batch)
+        if uniforms is not None:
+            expect.tensor(op, "uniforms", uniforms, torch.float32, nodes)
+        if race is not None:
+            if not isinstance(race, (tuple, list)) or len(race) != 2:
+                raise ValueError(f"{op}: race is {type(race).__name__}; expected (block noise, token noise)")
+            expect.tensor(op, "race block noise", race[0], torch.float32, batch, (vocab + BLOCK - 1) // BLOCK)
+            expect.tensor(op, "race token noise", race[1], torch.float32, batch, vocab)
+        expect.depth(op, max_depth)
+    if not expect.readable(tokens):
         return
-    expect.tensor(op, "seeds", seeds, torch.int64, batch)
-    expect.tensor(op, "root_positions", root_positions, torch.int32, batch)
-    if uniforms is not None:
-        expect.tensor(op, "uniforms", uniforms, torch.float32, nodes)
-    if race is not None:
-        if not isinstance(race, (tuple, list)) or len(race) != 2:
-            raise ValueError(f"{op}: race is {type(race).__name__}; expected (block noise, token noise)")
-        expect.tensor(op, "race block noise", race[0], torch.float32, batch, (vocab + BLOCK - 1) // BLOCK)
-        expect.tensor(op, "race token noise", race[1], torch.float32, batch, vocab)
-    expect.depth(op, max_depth)
+    inner = _ChainNodes.of(offsets, nodes).place > 0
+    expect.values(op, "tokens", ~inner | ((tokens >= 0) & (tokens < vocab)), tokens, f"an id in [0, {vocab})")
+    from_law = inner & (drawn != CHOSEN)
+    if draft is None:
+        expect.values(op, "drawn", ~from_law, drawn, "0 (chosen) everywhere when there are no draft laws")
+    else:
+        named = ~from_law | ((law_row >= 0) & (law_row < laws))
+        expect.values(op, "law_row", named, law_row, f"a draft law in [0, {laws})")
+        if token_ids is not None:
+            expect.values(op, "token_ids", (token_ids >= 0) & (token_ids < vocab), token_ids, f"in [0, {vocab})")
     longest = int((offsets[1:] - offsets[:-1]).max()) - 1 if batch else 0
-    if longest > max_depth:
+    if max_depth is not None and longest > max_depth:
         raise ValueError(
             f"{op}: a row has {longest} draft tokens; expected at most max_depth = {max_depth}; drawn tokens must all "
             "be verified, so pass a larger max_depth"

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..dispatch import Op
 from ..extension import cpu_backend
+from ..triton_backend import half_or_single, triton_backend
 from .reference import draw_sample as _reference
 
 __all__ = ["draw_sample"]
@@ -18,4 +19,10 @@ def _load_cpu() -> Callable[..., Any]:
     return draw_sample
 
 
-draw_sample = Op("draw_sample", _reference, [cpu_backend(_load_cpu)])
+def _load_triton() -> Callable[..., Any]:
+    from .launch import draw_sample
+
+    return draw_sample
+
+
+draw_sample = Op("draw_sample", _reference, [triton_backend(_load_triton, half_or_single), cpu_backend(_load_cpu)])

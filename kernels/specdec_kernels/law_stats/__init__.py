@@ -7,6 +7,7 @@ from typing import Any
 
 from ..dispatch import Op
 from ..extension import cpu_backend
+from ..triton_backend import half_or_single, triton_backend
 from .reference import law_stats as _reference
 from .reference import law_weights
 
@@ -19,4 +20,10 @@ def _load_cpu() -> Callable[..., Any]:
     return law_stats
 
 
-law_stats = Op("law_stats", _reference, [cpu_backend(_load_cpu)])
+def _load_triton() -> Callable[..., Any]:
+    from .launch import law_stats
+
+    return law_stats
+
+
+law_stats = Op("law_stats", _reference, [triton_backend(_load_triton, half_or_single), cpu_backend(_load_cpu)])

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
-
-from torch import Tensor
 
 from ..dispatch import Op
 from ..extension import cpu_backend
+from ..triton_backend import laws_half_or_single, laws_key, triton_backend
 from .reference import ordered_thresholds as _thresholds
 from .reference import ordered_verify as _verify
 
@@ -27,11 +26,29 @@ def _load_thresholds() -> Callable[..., Any]:
     return ordered_thresholds
 
 
-def _key(tokens: Tensor, *args: Any, **kwargs: Any) -> Hashable:
-    return tokens.device.type
+def _load_triton_verify() -> Callable[..., Any]:
+    from .launch import ordered_verify
+
+    return ordered_verify
 
 
-ordered_verify = Op("ordered_verify", _verify, [cpu_backend(_load_verify, op="ordered_verify")], key=_key)
+def _load_triton_thresholds() -> Callable[..., Any]:
+    from .launch import ordered_thresholds
+
+    return ordered_thresholds
+
+
+_key = laws_key(6)
+_why_not = laws_half_or_single(6)
+ordered_verify = Op(
+    "ordered_verify",
+    _verify,
+    [triton_backend(_load_triton_verify, _why_not), cpu_backend(_load_verify, op="ordered_verify")],
+    key=_key,
+)
 ordered_thresholds = Op(
-    "ordered_thresholds", _thresholds, [cpu_backend(_load_thresholds, op="ordered_thresholds")], key=_key
+    "ordered_thresholds",
+    _thresholds,
+    [triton_backend(_load_triton_thresholds, _why_not), cpu_backend(_load_thresholds, op="ordered_thresholds")],
+    key=_key,
 )

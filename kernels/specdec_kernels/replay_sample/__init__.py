@@ -7,6 +7,7 @@ from typing import Any
 
 from ..dispatch import Op
 from ..extension import cpu_backend
+from ..triton_backend import half_or_single, triton_backend
 from .reference import replay_sample as _reference
 
 __all__ = ["replay_sample"]
@@ -18,4 +19,10 @@ def _load_cpu() -> Callable[..., Any]:
     return replay_sample
 
 
-replay_sample = Op("replay_sample", _reference, [cpu_backend(_load_cpu)])
+def _load_triton() -> Callable[..., Any]:
+    from .launch import replay_sample
+
+    return replay_sample
+
+
+replay_sample = Op("replay_sample", _reference, [triton_backend(_load_triton, half_or_single), cpu_backend(_load_cpu)])

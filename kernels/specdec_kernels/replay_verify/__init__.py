@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
-
-from torch import Tensor
 
 from ..dispatch import Op
 from ..extension import cpu_backend
@@ -20,8 +18,4 @@ def _load_cpu() -> Callable[..., Any]:
     return replay_verify
 
 
-def _key(tokens: Tensor, *args: Any, **kwargs: Any) -> Hashable:
-    return tokens.device.type
-
-
-replay_verify = Op("replay_verify", _reference, [cpu_backend(_load_cpu)], key=_key)
+replay_verify = Op("replay_verify", _reference, [cpu_backend(_load_cpu)])

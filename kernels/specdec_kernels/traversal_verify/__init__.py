@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
-
-from torch import Tensor
 
 from ..dispatch import Op
 from ..extension import cpu_backend
+from ..triton_backend import laws_half_or_single, laws_key, triton_backend
 from .reference import traversal_thresholds as _thresholds
 from .reference import traversal_verify as _verify
 
@@ -27,11 +26,29 @@ def _load_thresholds() -> Callable[..., Any]:
     return traversal_thresholds
 
 
-def _key(tokens: Tensor, *args: Any, **kwargs: Any) -> Hashable:
-    return tokens.device.type
+def _load_triton_verify() -> Callable[..., Any]:
+    from .launch import traversal_verify
+
+    return traversal_verify
 
 
-traversal_verify = Op("traversal_verify", _verify, [cpu_backend(_load_verify, op="traversal_verify")], key=_key)
+def _load_triton_thresholds() -> Callable[..., Any]:
+    from .launch import traversal_thresholds
+
+    return traversal_thresholds
+
+
+_key = laws_key(6)
+_why_not = laws_half_or_single(6)
+traversal_verify = Op(
+    "traversal_verify",
+    _verify,
+    [triton_backend(_load_triton_verify, _why_not), cpu_backend(_load_verify, op="traversal_verify")],
+    key=_key,
+)
 traversal_thresholds = Op(
-    "traversal_thresholds", _thresholds, [cpu_backend(_load_thresholds, op="traversal_thresholds")], key=_key
+    "traversal_thresholds",
+    _thresholds,
+    [triton_backend(_load_triton_thresholds, _why_not), cpu_backend(_load_thresholds, op="traversal_thresholds")],
+    key=_key,
 )

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..dispatch import Op
 from ..extension import cpu_backend
+from ..triton_backend import triton_backend
 from .reference import tree_verify as _reference
 
 __all__ = ["tree_verify"]
@@ -18,4 +19,10 @@ def _load_cpu() -> Callable[..., Any]:
     return tree_verify
 
 
-tree_verify = Op("tree_verify", _reference, [cpu_backend(_load_cpu)])
+def _load_triton() -> Callable[..., Any]:
+    from .launch import tree_verify
+
+    return tree_verify
+
+
+tree_verify = Op("tree_verify", _reference, [triton_backend(_load_triton), cpu_backend(_load_cpu)])

@@ -23,14 +23,17 @@ def check(
     nodes = expect.tensor(op, "tokens", tokens, torch.int64, "M").shape[0]
     expect.offsets(op, offsets, nodes)
     expect.tensor(op, "node_choice", node_choice, torch.int64, nodes)
-    index = torch.arange(nodes, device=tokens.device)
-    for name, links in (("first_child", first_child), ("next_sibling", next_sibling)):
-        expect.tensor(op, name, links, torch.int32, nodes)
-        good = (links == -1) | ((links > index) & (links < nodes))
-        expect.values(op, name, good, links, "-1 or the packed index of a later node; use the links of tree_plan")
+    expect.tensor(op, "first_child", first_child, torch.int32, nodes)
+    expect.tensor(op, "next_sibling", next_sibling, torch.int32, nodes)
     if scouts is not None:
         expect.tensor(op, "scouts", scouts, torch.bool, nodes)
     expect.depth(op, max_depth)
+    if not expect.readable(tokens):
+        return
+    index = torch.arange(nodes, device=tokens.device)
+    for name, links in (("first_child", first_child), ("next_sibling", next_sibling)):
+        good = (links == -1) | ((links > index) & (links < nodes))
+        expect.values(op, name, good, links, "-1 or the packed index of a later node; use the links of tree_plan")
 
 
 def too_deep(op: str, row: int, max_depth: int) -> ValueError:

@@ -1,0 +1,152 @@
+"""Triton kernels of chain_verify: accept thresholds and the walk; the draw is that of `draw_sample`.
+
+One program holds a whole chain. The token rule needs a few numbers per node, so it walks at once. The block rule needs
+what is left of the law at every node that has a child: one program per such node sums it, then the walk follows.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ..law_triton import NEGATIVE_INFINITY
+from ..random_triton import coin
+from ..rest_triton import column_of, log_weights_at, rest_of
+
+BEYOND = tl.constexpr(1 << 30)
+
+
+@triton.jit
+def ratios(
+    logits, inv_t, lse, cut, tie_id, stride, width, q_logits, q_inv_t, q_lse, q_cut, q_tie, q_stride, q_width, columns,
+    tokens, next_sibling, drawn, law_row, scouts, applied, p_scale, q_scale, offsets, children, reach, threshold,
+    seeds, positions, uniforms, path, accepted, last, firsts, vocab, depth, STEPS: tl.constexpr,
+    BLOCK_RULE: tl.constexpr, WALK: tl.constexpr, EXPLICIT: tl.constexpr, CHAIN: tl.constexpr, DRAFT: tl.constexpr,
+    MAPPED: tl.constexpr, SCOUTS: tl.constexpr,
+):  # fmt: skip
+    """Of one chain: every node's child and reach (block rule) or threshold (token rule), and with WALK its path."""
+    row = tl.program_id(0)
+    start, end = tl.load(offsets + row), tl.load(offsets + row + 1)
+    count = tl.minimum(end - start, depth + 1)
+    step = tl.arange(0, STEPS)
+    node = start + step
+    real, inner = step < count, (step > 0) & (step < count)
+    token = tl.load(tokens + node, mask=inner, other=0).to(tl.int32)
+    target = (logits, inv_t, lse, cut, tie_id, stride, width)
+    ratio = log_weights_at(target, node - 1, token, inner)
+    if DRAFT:
+        draft = (q_logits, q_inv_t, q_lse, q_cut, q_tie, q_stride, q_width)
+        from_law = inner & (tl.load(drawn + node, mask=inner, other=0) != 0)
+        source = tl.load(law_row + node, mask=from_law, other=0)
+        log_q = log_weights_at(draft, source, column_of(columns, token, vocab, MAPPED), from_law)
+        # q(x) = 0 means that x was not drawn from this law; rejecting it keeps the target's law whatever x is
+        none = from_law & (log_q == NEGATIVE_INFINITY)
+        ratio = tl.where(none, NEGATIVE_INFINITY, ratio - tl.where(from_law & (none == 0), log_q, 0.0))
+    child = tl.where(step + 1 < count, node + 1, -1)
+    tl.store(children + node, child, mask=real)
+    if BLOCK_RULE:
+        chance = tl.full((STEPS,), 1.0, tl.float64)
+        value = tl.full((), 1.0, tl.float64)
+        factor = tl.exp(ratio.to(tl.float64))
+        for place in range(1, count):
+            value = tl.minimum(value * tl.sum(tl.where(step == place, factor, 0.0), 0), 1.0)
+            chance = tl.where(step == place, value, chance)
+        tl.store(reach + node, chance, mask=real)
+        tl.store(p_scale + child, chance.to(tl.float32), mask=real & (child >= 0))
+    else:
+        limit = tl.where(inner, tl.minimum(tl.exp(ratio), 1.0), 1.0)
+        tl.store(threshold + node, limit, mask=real)
+        tl.store(p_scale + child, tl.full((STEPS,), 1.0, tl.float32), mask=real & (child >= 0))
+        if WALK:
+            walk_one(
+                limit, inner, step, start, count, row, seeds, positions, uniforms, path, accepted, last, firsts, depth,
+                STEPS, False, EXPLICIT,
+            )  # fmt: skip
+    tl.store(applied + child, tl.full((STEPS,), 1, tl.int32), mask=real & (child >= 0))
+
+
+@triton.jit
+def walk_one(
+    limit, inner, step, start, count, row, seeds, positions, uniforms, path, accepted, last, firsts, depth,
+    STEPS: tl.constexpr, BLOCK_RULE: tl.constexpr, EXPLICIT: tl.constexpr,
+):  # fmt: skip
+    """Path, number accepted, last node and its refused child (-1: none) of one chain."""
+    if EXPLICIT:
+        u = tl.load(uniforms + start + step, mask=inner, other=1.0)
+    else:
+        u = coin(tl.load(seeds + row), tl.load(positions + row), step)
+    passed = inner & (u < limit)
+    if BLOCK_RULE:
+        length = tl.max(tl.where(passed, step, 0), 0)
+    else:
+        length = tl.minimum(tl.min(tl.where((step > 0) & (passed == 0), step, BEYOND), 0), tl.maximum(count, 1)) - 1
+    nodes = tl.where((step <= length) & (count > 0), start + step, -1)
+    tl.store(path + row.to(tl.int64) * (depth + 1) + step, nodes, mask=step <= depth)
+    tl.store(accepted + row, length)
+    tl.store(last + row, tl.where(count > 0, start + length, -1))
+    tl.store(firsts + row, tl.where(length + 1 < count, start + length + 1, -1))
+
+
+@triton.jit
+def walk(
+    threshold, offsets, seeds, positions, uniforms, path, accepted, last, firsts, depth, STEPS: tl.constexpr,
+    EXPLICIT: tl.constexpr,
+):  # fmt: skip
+    """The walk of the block rule, from thresholds that are known."""
+    row = tl.program_id(0)
+    start, end = tl.load(offsets + row), tl.load(offsets + row + 1)
+    count = tl.minimum(end - start, depth + 1)
+    step = tl.arange(0, STEPS)
+    inner = (step > 0) & (step < count)
+    limit = tl.load(threshold + start + step, mask=inner, other=0.0)
+    walk_one(
+        limit, inner, step, start, count, row, seeds, positions, uniforms, path, accepted, last, firsts, depth, STEPS,
+        True, EXPLICIT,
+    )  # fmt: skip
+
+
+@triton.jit
+def shares(
+    logits, inv_t, lse, cut, tie_id, stride, width, q_logits, q_inv_t, q_lse, q_cut, q_tie, q_stride, q_width, columns,
+    tokens, next_sibling, drawn, law_row, scouts, applied, p_scale, q_scale, children, reach, threshold, vocab,
+    TILE: tl.constexpr, CHAIN: tl.constexpr, DRAFT: tl.constexpr, MAPPED: tl.constexpr, SCOUTS: tl.constexpr,
+):  # fmt: skip
+    """Block rule: the threshold of one node, from the total of what is left there."""
+    node = tl.program_id(0)
+    child = tl.load(children + node)
+    chance = tl.load(reach + node)
+    share = chance
+    if (child >= 0) & (chance < 1) & (chance > 0):
+        target = (logits, inv_t, lse, cut, tie_id, stride, width)
+        draft = (q_logits, q_inv_t, q_lse, q_cut, q_tie, q_stride, q_width)
+        tree = (tokens, next_sibling, drawn, law_row, scouts)
+        steps = (applied, p_scale, q_scale)
+        part = tl.zeros((TILE,), tl.float64)
+        for first in range(0, vocab, TILE):
+            rest = rest_of(
+                target, tree, draft, columns, steps, (CHAIN, DRAFT, MAPPED, SCOUTS), node, child, -1,
+                first + tl.arange(0, TILE), vocab,
+            )  # fmt: skip
+            part += rest.to(tl.float64)
+        left = tl.sum(part, 0)
+        share = tl.minimum(left / (left + (1.0 - chance)), chance)
+    tl.store(threshold + node, share.to(tl.float32))
+
+
+@triton.jit
+def write(
+    logits, inv_t, lse, cut, tie_id, stride, width, q_logits, q_inv_t, q_lse, q_cut, q_tie, q_stride, q_width, columns,
+    tokens, next_sibling, drawn, law_row, scouts, applied, p_scale, q_scale, children, out, vocab, TILE: tl.constexpr,
+    CHAIN: tl.constexpr, DRAFT: tl.constexpr, MAPPED: tl.constexpr, SCOUTS: tl.constexpr,
+):  # fmt: skip
+    """What is left at one node, for inspection: float32 [nodes, vocab]."""
+    node = tl.program_id(0)
+    ids = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    target = (logits, inv_t, lse, cut, tie_id, stride, width)
+    draft = (q_logits, q_inv_t, q_lse, q_cut, q_tie, q_stride, q_width)
+    tree = (tokens, next_sibling, drawn, law_row, scouts)
+    rest = rest_of(
+        target, tree, draft, columns, (applied, p_scale, q_scale), (CHAIN, DRAFT, MAPPED, SCOUTS), node,
+        tl.load(children + node), -1, ids, vocab,
+    )  # fmt: skip
+    tl.store(out + node.to(tl.int64) * vocab + ids, rest, mask=ids < vocab)

@@ -1,0 +1,174 @@
+"""Triton backend of draw_sample, and the draw at the end of every verify operator."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..machine_code import Variant
+from ..random import BLOCK, DRAFT, RECOVER
+from .reference import check
+from .triton_kernel import masses, race
+
+GROUP = 8
+"""Race blocks whose masses one program sums: 8,192 logits."""
+FEW = 2
+"""Race blocks up to which all of them are weighed in the race itself, without a launch for their masses."""
+MASS_WARPS, RACE_WARPS = 8, 4
+
+Law = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+class Rest(NamedTuple):
+    """The laws and proposals that a draw, or a pass before it, reads: the kernels' arguments in order, and their kind.
+
+    tensors: what `rest_triton` describes, with stand-ins where something is absent. kind: (chain, has draft laws, draft
+    columns are mapped, has scouts).
+    """
+
+    tensors: tuple[Any, ...]
+    kind: tuple[bool, bool, bool, bool]
+    vocab: int
+
+
+def law_arguments(law: Law) -> tuple[Any, ...]:
+    """A law as the kernels take it."""
+    logits, *others = law
+    return (logits, *(part.contiguous() for part in others), logits.stride(0), logits.shape[1])
+
+
+def columns_of(token_ids: Tensor, vocab: int) -> Tensor:
+    """int32 [vocab]: the draft column of every target id, -1 for none."""
+    columns = torch.full((vocab,), -1, dtype=torch.int32, device=token_ids.device)
+    index = torch.arange(token_ids.shape[0], dtype=torch.int32, device=token_ids.device)
+    return columns.scatter_(0, token_ids, index)
+
+
+def rest_of(
+    target: Law,
+    draft: Law | None = None,
+    token_ids: Tensor | None = None,
+    tree: tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None] | None = None,
+    steps: tuple[Tensor, Tensor, Tensor] | None = None,
+    chain: bool = False,
+) -> Rest:
+    """tree: (tokens, next_sibling, drawn, law_row, scouts); steps: (applied, p_scale, q_scale) per node.
+
+    chain: a node has one child at most, the next node; next_sibling is not read.
+    """
+    p = law_arguments(target)
+    vocab, device = target[0].shape[1], target[0].device
+    has_draft = draft is not None and draft[0].shape[0] > 0
+    q = law_arguments(draft) if has_draft and draft is not None else p
+    columns = columns_of(token_ids, vocab) if has_draft and token_ids is not None else p[4]
+    nothing = torch.empty(1, dtype=torch.int64, device=device)
+    tokens, siblings, drawn, law_row, scouts = tree or (nothing, p[4], nothing.view(torch.int8), p[4], None)
+    applied, p_scale, q_scale = steps or (p[4], p[1], p[1])
+    links = (tokens, siblings, drawn, law_row, drawn if scouts is None else scouts.view(torch.int8))
+    kind = (chain, has_draft, has_draft and token_ids is not None, scouts is not None)
+    return Rest((*p, *q, columns, *links, applied, p_scale, q_scale), kind, vocab)
+
+
+def draw(
+    rest: Rest,
+    nodes: Tensor,
+    firsts: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    index: Tensor,
+    stream: int = RECOVER,
+    noise: tuple[Tensor, Tensor] | None = None,
+    known: Tensor | None = None,
+) -> Tensor:
+    """One token per row of nodes int32 [B] (-1: none), after the refused children from firsts int32 [B] (-1: none) on.
+
+    known: masses of the target's race blocks that bound those of what is left, or None.
+    """
+    rows, blocks = nodes.shape[0], -(-rest.vocab // BLOCK)
+    out = torch.empty(rows, dtype=torch.int64, device=nodes.device)
+    if rows == 0:
+        return out
+    few = blocks <= FEW
+    part = torch.empty(rows, 1 if few else blocks, dtype=torch.float32, device=nodes.device)
+    given = part if known is None else known.contiguous()
+    shared = (*rest.tensors, nodes, firsts, given, part)
+    if not few:
+        masses[(rows, -(-blocks // GROUP))](
+            *shared, rest.vocab, blocks, GROUP, known is not None, *rest.kind, num_warps=MASS_WARPS,
+            enable_fp_fusion=False,
+        )  # fmt: skip
+    explicit = (part, part) if noise is None else tuple(each.contiguous() for each in noise)
+    race[(rows,)](
+        *shared, seeds, positions, index, *explicit, out, rest.vocab, blocks, max(4, 1 << (blocks - 1).bit_length()),
+        stream, noise is not None, known is not None and not few, few, *rest.kind, num_warps=RACE_WARPS,
+        enable_fp_fusion=False,
+    )  # fmt: skip
+    return out
+
+
+def draw_sample(
+    logits: Tensor,
+    inv_t: Tensor,
+    lse: Tensor,
+    cut: Tensor,
+    tie_id: Tensor,
+    seeds: Tensor,
+    root_positions: Tensor,
+    index: Tensor,
+    *,
+    mass: Tensor | None = None,
+) -> Tensor:
+    check(logits, inv_t, lse, cut, tie_id, seeds, root_positions, index, mass)
+    rows = torch.arange(logits.shape[0], dtype=torch.int32, device=logits.device)
+    keys = (seeds.contiguous(), root_positions.contiguous(), index.contiguous())
+    rest = rest_of((logits, inv_t, lse, cut, tie_id))
+    return draw(rest, rows, torch.full_like(rows, -1), *keys, DRAFT, known=mass)
+
+
+def rest_types(dtype: str, draft: str = "") -> dict[str, str]:
+    """Types of the kernels' arguments that `Rest` gives."""
+    draft = draft or dtype
+    return {
+        "logits": f"*{dtype}", "inv_t": "*fp32", "lse": "*fp32", "cut": "*fp32", "tie_id": "*i32", "stride": "i32:16",
+        "width": "i32:16", "q_logits": f"*{draft}", "q_inv_t": "*fp32", "q_lse": "*fp32", "q_cut": "*fp32",
+        "q_tie": "*i32", "q_stride": "i32:16", "q_width": "i32:16", "columns": "*i32", "tokens": "*i64",
+        "next_sibling": "*i32", "drawn": "*i8", "law_row": "*i32", "scouts": "*i8", "applied": "*i32",
+        "p_scale": "*fp32", "q_scale": "*fp32",
+    }  # fmt: skip
+
+
+def rest_constants(chain: bool, draft: bool, mapped: bool = False, scouts: bool = False) -> dict[str, bool]:
+    """Values of the kernels' constants that `Rest` gives."""
+    return {"CHAIN": chain, "DRAFT": draft, "MAPPED": mapped, "SCOUTS": scouts}
+
+
+def _draw(name: str, everyday: bool, dtype: str = "bf16", known: bool = False, **kind: bool) -> list[Variant]:
+    shared = rest_types(dtype) | {
+        "nodes": "*i32", "firsts": "*i32", "known": "*fp32", "part": "*fp32", "vocab": "i32:16", "blocks": "i32",
+    }  # fmt: skip
+    noise = {
+        "seeds": "*i64", "positions": "*i32", "index": "*i32", "block_noise": "*fp32", "token_noise": "*fp32",
+        "out": "*i64",
+    }  # fmt: skip
+    constants = rest_constants(**kind) | {"KNOWN": known}
+    race_constants = constants | {"PLACES": 256, "STREAM": RECOVER, "EXPLICIT": False, "FEW": False}
+    chosen = ("sm_90",) if everyday else ()
+    kernel = "draw_sample.triton_kernel"
+    return [
+        Variant(f"draw_sample/masses {name}", f"{kernel}:masses", shared, constants | {"GROUP": GROUP}, MASS_WARPS,
+                everyday=chosen, fusion=False),
+        Variant(f"draw_sample/race {name}", f"{kernel}:race", shared | noise, race_constants, RACE_WARPS,
+                everyday=chosen, fusion=False),
+    ]  # fmt: skip
+
+
+VARIANTS = [
+    *_draw("of a law bf16", True, chain=False, draft=False),
+    *_draw("of a law fp32 known masses", False, "fp32", True, chain=False, draft=False),
+    *_draw("after a chain bf16", True, known=True, chain=True, draft=True),
+    *_draw("after a chain bf16 mapped", False, chain=True, draft=True, mapped=True),
+    *_draw("after a tree bf16", True, chain=False, draft=True, scouts=True),
+    *_draw("after a tree fp32 mapped", False, "fp32", chain=False, draft=True, mapped=True),
+]

@@ -1,0 +1,229 @@
+"""Triton kernels of law_stats: one read of every row, then a launch that joins its blocks and refines rows with a cut.
+
+Refining finds the cut by bisection on the rank of tokens (`law_triton.rank`: level, then id), with masses in float64.
+Tiles whose largest logit lies below what can be kept are not read again; when few contenders are left they are gathered
+in a scratch of a few thousand ranks and decided there. Nothing is sorted and no weight is stored.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ..law_triton import LAST, NEGATIVE_INFINITY, RACE_BLOCK, id_of, level_of, middle, rank
+
+INFINITY = tl.constexpr(float("inf"))
+NAN = tl.constexpr(float("nan"))
+BLOCKS = tl.constexpr(4)  # race blocks of a tile while refining
+TILE = tl.constexpr(4 * 1024)
+
+
+@triton.jit
+def scan(logits, temperature, tops, places, sums, vocab, blocks, stride, GROUP: tl.constexpr):
+    """Of GROUP race blocks: the largest logit, its lowest id (greedy rows), and sum exp((l - largest) / T)."""
+    row = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1) * GROUP + tl.arange(0, GROUP)
+    ids = block[:, None] * RACE_BLOCK + tl.arange(0, RACE_BLOCK)[None, :]
+    t = tl.load(temperature + row)
+    level = tl.load(logits + row * stride + ids, mask=ids < vocab, other=NEGATIVE_INFINITY).to(tl.float32)
+    clean = tl.where(level == level, level, NEGATIVE_INFINITY)
+    top = tl.max(clean, 1)
+    at = row * blocks + block
+    if t == 0:
+        place = tl.min(tl.where(clean == top[:, None], ids, 0x7FFFFFFF), 1)
+        tl.store(places + at, place, mask=block < blocks)
+    inv_t = tl.where(t == 0, 1.0, 1.0 / t)
+    scaled_top = top * inv_t
+    shift = tl.where(scaled_top > NEGATIVE_INFINITY, scaled_top, 0.0)
+    tl.store(sums + at, tl.sum(tl.exp(level * inv_t - shift[:, None]), 1), mask=block < blocks)
+    tl.store(tops + at, top, mask=block < blocks)
+
+
+@triton.jit
+def tile_of(logits, start, vocab):
+    """(levels, ranks, inside) of a tile of a row."""
+    ids = start + tl.arange(0, TILE)
+    inside = ids < vocab
+    level = tl.load(logits + ids, mask=inside, other=NEGATIVE_INFINITY).to(tl.float32)
+    return level, rank(level, ids), inside
+
+
+@triton.jit
+def tile_top(tops, start, blocks):
+    """No token of a tile has a higher rank, from what the scan left."""
+    block = start // RACE_BLOCK + tl.arange(0, BLOCKS)
+    return rank(tl.max(tl.load(tops + block, mask=block < blocks, other=NEGATIVE_INFINITY), 0), 0)
+
+
+@triton.jit
+def share_of(level, inv_t, top_scaled):
+    """exp(l / T - top / T) in float64 of a float32 product, the mass relative to that of the largest logit."""
+    return tl.exp((level * inv_t).to(tl.float64) - top_scaled)
+
+
+@triton.jit
+def above(logits, tops, vocab, blocks, inv_t, top_scaled, floor, ceiling, by_mass):
+    """Of the tokens ranked over `floor`: their total (masses, or how many), how many are ranked up to `ceiling`, and
+    the lowest rank."""
+    total = tl.zeros((), tl.float64)
+    count = tl.zeros((), tl.int32)
+    least = tl.full((), 0x7FFFFFFFFFFFFFFF, tl.int64)
+    for start in range(0, vocab, TILE):
+        if tile_top(tops, start, blocks) > floor:
+            level, ranked, inside = tile_of(logits, start, vocab)
+            over = inside & (ranked > floor)
+            value = tl.where(by_mass, share_of(level, inv_t, top_scaled), 1.0)
+            total += tl.sum(tl.where(over, value, 0.0), 0)
+            count += tl.sum((over & (ranked <= ceiling)).to(tl.int32), 0)
+            least = tl.minimum(least, tl.min(tl.where(over, ranked, 0x7FFFFFFFFFFFFFFF), 0))
+    return total, count, least
+
+
+@triton.jit
+def gather(logits, tops, contenders, vocab, blocks, low, high, ROOM: tl.constexpr):
+    """Writes the ranks in [low, high] in id order, as many as there is room for; returns how many there are."""
+    count = tl.zeros((), tl.int32)
+    for start in range(0, vocab, TILE):
+        if tile_top(tops, start, blocks) >= low:
+            _, ranked, inside = tile_of(logits, start, vocab)
+            taken = (inside & (ranked >= low) & (ranked <= high)).to(tl.int32)
+            place = count + tl.cumsum(taken, 0) - 1
+            tl.store(contenders + place, ranked, mask=(taken > 0) & (place < ROOM))
+            count += tl.sum(taken, 0)
+    tl.debug_barrier()
+    return count
+
+
+@triton.jit
+def lowest_kept(
+    logits, tops, contenders, vocab, blocks, inv_t, top_scaled, low, high, target, by_mass, ROOM: tl.constexpr
+):
+    """The smallest rank with less than `target` (mass, or number) above it, in [low, high]."""
+    passed = tl.zeros((), tl.float64)  # total above `high`
+    count = gather(logits, tops, contenders, vocab, blocks, low, high, ROOM)
+    if count > ROOM:
+        while count > ROOM:
+            half = middle(low, high)
+            total, upper, _ = above(logits, tops, vocab, blocks, inv_t, top_scaled, half, high, by_mass)
+            if total < target:
+                high = half
+                passed = total
+                count = count - upper
+            else:
+                low = half + 1
+                count = upper
+        count = gather(logits, tops, contenders, vocab, blocks, low, high, ROOM)
+    places = tl.arange(0, ROOM)
+    ranked = tl.load(contenders + places, mask=places < count, other=-0x7FFFFFFFFFFFFFFF)
+    value = tl.where(by_mass, share_of(level_of(ranked), inv_t, top_scaled), 1.0)
+    value = tl.where(places < count, value, 0.0)
+    while low < high:
+        half = middle(low, high)
+        total = passed + tl.sum(tl.where(ranked > half, value, 0.0), 0)
+        if total < target:
+            high = half
+        else:
+            low = half + 1
+    tl.debug_barrier()  # the scratch may be written again
+    return low
+
+
+@triton.jit
+def level_bound(tops, blocks, wanted, top, PLACES: tl.constexpr):
+    """A rank that at least `wanted` race blocks reach with their largest logit; the lowest rank if there are fewer."""
+    lowest = rank(tl.full((), NEGATIVE_INFINITY, tl.float32), LAST)
+    block = tl.arange(0, PLACES)
+    peak = tl.load(tops + block, mask=block < blocks, other=NEGATIVE_INFINITY)
+    ranked = tl.where(block < blocks, rank(peak, block * 0), lowest - 1)
+    low = lowest
+    high = tl.where(wanted > blocks, lowest, rank(top, 0))
+    while low < high:
+        half = (low >> 1) + (high >> 1) + ((low | high) & 1)
+        if tl.sum((ranked >= half).to(tl.int32), 0) >= wanted:
+            low = half
+        else:
+            high = half - 1
+    return rank(level_of(low), LAST)
+
+
+@triton.jit
+def join(
+    logits, temperature, top_k, top_p, min_p, tops, places, sums, contenders, out_inv_t, out_lse, out_cut, out_tie,
+    mass, vocab, blocks, stride, PLACES: tl.constexpr, ROOM: tl.constexpr, MASSES: tl.constexpr, FARTHEST: tl.constexpr,
+):  # fmt: skip
+    """Joins the blocks of a row; where a filter cuts, finds the cut. One program per row; PLACES >= blocks."""
+    row = tl.program_id(0).to(tl.int64)
+    block = tl.arange(0, PLACES)
+    have = block < blocks
+    tops += row * blocks
+    peak = tl.load(tops + block, mask=have, other=NEGATIVE_INFINITY)
+    sum_of = tl.load(sums + row * blocks + block, mask=have, other=0.0)
+    t = tl.load(temperature + row)
+    greedy = t == 0
+    inv_t = tl.where(greedy, 0.0, 1.0 / t)
+    top = tl.max(peak, 0)
+    top_scaled = (top * tl.where(greedy, 1.0, inv_t)).to(tl.float64)
+    unit = tl.where(peak > NEGATIVE_INFINITY, (peak * tl.where(greedy, 1.0, inv_t)).to(tl.float64) - top_scaled, 0.0)
+    part = tl.where(peak > NEGATIVE_INFINITY, sum_of.to(tl.float64) * tl.exp(unit), sum_of.to(tl.float64))
+    total = tl.sum(part, 0)
+    lse = (top_scaled + tl.log(total)).to(tl.float32)
+    finite = (tl.abs(lse) < INFINITY) & (tl.abs(top) < INFINITY)  # false for NaN
+    cut = tl.full((), NEGATIVE_INFINITY, tl.float32)
+    tie = vocab - 1
+    k = tl.load(top_k + row)
+    p = tl.load(top_p + row).to(tl.float64)
+    m = tl.load(min_p + row).to(tl.float64)
+    k = tl.where(k < vocab, k, 0)
+    filtered = (k > 0) | (p < 1) | (m > 0)
+    if greedy:
+        lse = tl.zeros((), tl.float32)
+        if finite:
+            first = tl.load(places + row * blocks + block, mask=have & (peak == top), other=0x7FFFFFFF)
+            cut = top
+            tie = tl.min(first, 0)
+    elif filtered & finite:
+        logits += row * stride
+        contenders += row * ROOM
+        highest = rank(top, 0)
+        low = rank(tl.full((), NEGATIVE_INFINITY, tl.float32), LAST)
+        for stage in range(2):
+            by_mass = stage == 1
+            wanted = ((stage == 0) & (k > 0)) | (by_mass & (p < 1))
+            if wanted:
+                target = k.to(tl.float64)
+                if by_mass:
+                    whole, _, _ = above(logits, tops, vocab, blocks, inv_t, top_scaled, low - 1, highest, by_mass)
+                    target = p * whole
+                    # tokens of relative mass x weigh at most vocab * x together: all that is kept lies above this
+                    depth = tl.log(0.5 * (1 - p) * whole / vocab)
+                    shy = (depth * 1.0001 - 1e-3) / inv_t - 1e-6 * tl.abs(top).to(tl.float64)
+                    deepest = (top.to(tl.float64) + shy).to(tl.float32)
+                    low = tl.maximum(low, rank(deepest, LAST))
+                else:
+                    low = level_bound(tops, blocks, k, top, PLACES)
+                low = tl.minimum(low, highest)
+                low = lowest_kept(
+                    logits, tops, contenders, vocab, blocks, inv_t, top_scaled, low, highest, target, by_mass, ROOM
+                )
+        if m > 0:
+            floor = low
+            ceiling = highest
+            while floor < ceiling:  # the smallest rank whose level weighs enough
+                half = middle(floor, ceiling)
+                if share_of(level_of(half), inv_t, top_scaled) >= m:
+                    ceiling = half
+                else:
+                    floor = half + 1
+            low = floor
+        kept, _, least = above(logits, tops, vocab, blocks, inv_t, top_scaled, low - 1, highest, True)
+        lse = (top_scaled + tl.log(kept)).to(tl.float32)
+        cut = level_of(least)
+        tie = tl.where(cut > NEGATIVE_INFINITY, id_of(least), vocab - 1)
+    tl.store(out_inv_t + row, inv_t)
+    tl.store(out_lse + row, tl.where(finite, lse, NAN))
+    tl.store(out_cut + row, tl.where(finite, cut, NAN))
+    tl.store(out_tie + row, tl.where(finite, tie, 0))
+    if MASSES:
+        known = finite & (t != 0) & (filtered == 0) & (tl.abs(lse) < FARTHEST)
+        share = part * tl.exp(top_scaled - lse.to(tl.float64))  # in units of the rounded normaliser, as weights are
+        tl.store(mass + row * blocks + block, tl.where(known, share.to(tl.float32), NAN), mask=have)

@@ -1,0 +1,103 @@
+"""Triton backends of ordered_verify and traversal_verify: their launches and the calls."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .chain_verify.launch import TILE, WARPS, write_rest
+from .draw_sample.launch import Rest, draw, rest_constants, rest_of, rest_types
+from .machine_code import Variant
+from .proposals import Law, depths, dust
+from .proposals_triton import plant, walk_down, walk_up, weigh
+
+
+class Proposals:
+    """Buffers of one call on a batch of trees. levels: weigh them level by level, each with what reaches it."""
+
+    def __init__(
+        self, tokens: Tensor, offsets: Tensor, first_child: Tensor, next_sibling: Tensor, drawn: Tensor,
+        law_row: Tensor, target: Law, draft: Law | None, token_ids: Tensor | None, scouts: Tensor | None,
+        levels: bool,
+    ) -> None:  # fmt: skip
+        self.device, self.nodes, self.rows = tokens.device, tokens.shape[0], offsets.shape[0] - 1
+        self.offsets, self.first, self.sibling = (part.contiguous() for part in (offsets, first_child, next_sibling))
+        self.levels, self.dust = levels, dust(target, draft)
+        count = self.nodes
+        self.accept = torch.zeros(count, dtype=torch.float32, device=self.device)
+        self.applied = torch.zeros(count, dtype=torch.int32, device=self.device)
+        self.level, self.parents = torch.full((2, count), -1, dtype=torch.int32, device=self.device)
+        self.reach = torch.zeros(count, dtype=torch.float64, device=self.device)
+        p_scale, q_scale = torch.empty(2, count, dtype=torch.float32, device=self.device)
+        self.scouts = scouts if scouts is None else scouts.contiguous()
+        tree = (tokens.contiguous(), self.sibling, drawn.contiguous(), law_row.contiguous(), self.scouts)
+        self.rest: Rest = rest_of(target, draft, token_ids, tree, (self.applied, p_scale, q_scale))
+
+    def weigh(self, depth: int, shortcut: bool) -> None:
+        """Thresholds of all nodes; depth: that of the deepest node, or more."""
+        if self.nodes == 0 or self.rows == 0:
+            return
+        plant[(self.rows,)](self.offsets, self.level, self.reach, self.accept, num_warps=1)
+        for level in range(depth if self.levels else 1):
+            weigh[(self.nodes,)](
+                *self.rest.tensors, self.offsets, self.first, self.accept, self.reach, self.level, self.parents, level,
+                self.rows, self.rest.vocab, self.dust, TILE, self.levels, shortcut, *self.rest.kind, num_warps=WARPS,
+                enable_fp_fusion=False,
+            )  # fmt: skip
+
+    def verify(
+        self, seeds: Tensor, positions: Tensor, uniforms: Tensor | None, race: tuple[Tensor, Tensor] | None, depth: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        path = torch.empty(self.rows, depth + 1, dtype=torch.int32, device=self.device)
+        accepted, last, firsts = torch.empty(3, self.rows, dtype=torch.int32, device=self.device)
+        seeds, positions = seeds.contiguous(), positions.contiguous()
+        if self.rows:
+            self.weigh(depth, True)
+            coins = self.accept if uniforms is None else uniforms.contiguous()
+            marks = self.accept if self.scouts is None else self.scouts.view(torch.int8)
+            links = (self.offsets, self.first, self.sibling, marks, self.accept)
+            given = (seeds, positions, coins, path, accepted, last, firsts, depth, 1 << depth.bit_length())
+            kind = (uniforms is not None, self.scouts is not None)
+            if self.levels:
+                walk_up[(self.rows,)](*links, self.level, self.parents, *given, *kind, num_warps=1)
+            else:
+                walk_down[(self.rows,)](*links, *given, *kind, num_warps=1)
+        return path, accepted, draw(self.rest, last, firsts, seeds, positions, accepted, noise=race)
+
+    def thresholds(self) -> tuple[Tensor, Tensor]:
+        """For inspection, so it may ask the device how deep the trees are."""
+        deepest = max(depths(self.offsets, self.first, self.sibling), default=0)
+        self.weigh(deepest, False)
+        left = write_rest(self.rest, self.first, self.nodes)
+        inside = torch.arange(self.nodes, device=self.device) < self.offsets[-1]
+        return self.accept, torch.where(inside[:, None], left, 0.0)
+
+
+def weigh_variants(op: str, name: str, everyday: bool, dtype: str = "bf16", **kind: bool) -> list[Variant]:
+    """Configurations of the kernels that an operator on ordered proposals launches."""
+    levels, chosen = op == "traversal_verify", ("sm_90",) if everyday else ()
+    tables = {
+        "offsets": "*i32", "first_child": "*i32", "accept": "*fp32", "reach": "*fp64", "level": "*i32",
+        "parents": "*i32", "level_now": "i32", "rows": "i32", "vocab": "i32:16", "dust": "fp32",
+    }  # fmt: skip
+    constants = rest_constants(chain=False, **kind) | {"TILE": TILE, "LEVELS": levels, "SHORTCUT": True}
+    return [
+        Variant(f"{op}/weigh {name}", "proposals_triton:weigh", rest_types(dtype) | tables, constants, WARPS,
+                everyday=chosen, fusion=False)
+    ]  # fmt: skip
+
+
+def walk_variant(op: str, steps: int, scouts: bool) -> Variant:
+    """Configuration of an operator's walk."""
+    arguments = {
+        "offsets": "*i32", "first_child": "*i32", "next_sibling": "*i32", "scouts": "*i8", "accept": "*fp32",
+        "seeds": "*i64", "positions": "*i32", "uniforms": "*fp32", "path": "*i32", "accepted": "*i32",
+        "last": "*i32:1", "firsts": "*i32:1", "depth": "i32",
+    }  # fmt: skip
+    up = op == "traversal_verify"
+    if up:
+        arguments |= {"level": "*i32", "parents": "*i32"}
+    return Variant(
+        f"{op}/walk", f"proposals_triton:{'walk_up' if up else 'walk_down'}", arguments,
+        {"STEPS": steps, "EXPLICIT": False, "SCOUTS": scouts}, 1, everyday=(), fusion=False,
+    )  # fmt: skip

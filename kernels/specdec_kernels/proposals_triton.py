@@ -1,0 +1,219 @@
+"""Triton kernels over ordered proposals on trees, for ordered_verify and traversal_verify.
+
+`weigh` is one node with all of its children: what each may be accepted with, and what its refusal leaves, in one pass
+over the vocabulary per refusal (and one more where its law excludes tokens). Nodes do not wait for one another:
+ordered_verify weighs all of them in one launch, traversal_verify one level per launch, since a node's law depends on
+what reached it. The walks read a few numbers per node; `draw_sample`'s kernels draw at the end.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .random_triton import coin
+from .rest_triton import CHOSEN, excludes, proposal, rest_of
+
+
+@triton.jit
+def weigh(
+    logits, inv_t, lse, cut, tie_id, stride, width, q_logits, q_inv_t, q_lse, q_cut, q_tie, q_stride, q_width, columns,
+    tokens, next_sibling, drawn, law_row, scouts, applied, p_scale, q_scale, offsets, first_child, accept, reach,
+    level, parents, level_now, rows, vocab, dust, TILE: tl.constexpr, LEVELS: tl.constexpr, SHORTCUT: tl.constexpr,
+    CHAIN: tl.constexpr, DRAFT: tl.constexpr, MAPPED: tl.constexpr, SCOUTS: tl.constexpr,
+):  # fmt: skip
+    """Rounds of one node. LEVELS: only if it is at level_now; its children get their level, parent and reach.
+
+    SHORTCUT: what is refused at a greedy node leaves the node's one token, whatever it was, so nothing is summed.
+    """
+    node = tl.program_id(0)
+    mine = node < tl.load(offsets + rows)
+    own = tl.full((), 1.0, tl.float64)
+    if LEVELS:
+        mine = mine & (tl.load(level + node) == level_now)
+        own = tl.load(reach + node)
+    if mine:
+        target = (logits, inv_t, lse, cut, tie_id, stride, width)
+        draft = (q_logits, q_inv_t, q_lse, q_cut, q_tie, q_stride, q_width)
+        tree = (tokens, next_sibling, drawn, law_row, scouts)
+        steps = (applied, p_scale, q_scale)
+        first = tl.load(first_child + node)
+        scale, norm = tl.load(inv_t + node), tl.load(lse + node)
+        total = tl.full((), 1.0, tl.float64)
+        child = first
+        while child >= 0:
+            proposes = child >= 0
+            if SCOUTS:
+                proposes = tl.load(scouts + child) == 0
+            if proposes:
+                token = tl.load(tokens + child).to(tl.int32)
+                chosen = tl.load(drawn + child) == CHOSEN
+                offered = tl.full((), 1.0, tl.float64)
+                factor = tl.full((), 1.0, tl.float64)
+                if DRAFT:  # noqa: SIM102 (known when compiling)
+                    if chosen == 0:
+                        q = proposal(tree, draft, columns, (CHAIN, DRAFT, MAPPED, SCOUTS), first, child, token, vocab)
+                        something, itself = excludes(tree, (CHAIN, DRAFT, MAPPED, SCOUTS), first, child)
+                        offered = tl.where(itself, 0.0, q.to(tl.float64))
+                        if something & (offered > 0):
+                            part = tl.zeros((TILE,), tl.float64)
+                            for start in range(0, vocab, TILE):
+                                tile = proposal(
+                                    tree, draft, columns, (CHAIN, DRAFT, MAPPED, SCOUTS), first, child,
+                                    start + tl.arange(0, TILE), vocab,
+                                )  # fmt: skip
+                                part += tile.to(tl.float64)
+                            factor = 1.0 / tl.sum(part, 0)
+                            offered = offered * factor
+                if offered > 0:  # otherwise it was not drawn from its law and is no proposal
+                    held = rest_of(
+                        target, tree, draft, columns, steps, (CHAIN, DRAFT, MAPPED, SCOUTS), node, first, child, token,
+                        vocab,
+                    )  # fmt: skip
+                    chance = tl.minimum(own * held.to(tl.float64) / total / offered, 1.0)
+                    tl.store(accept + child, chance.to(tl.float32))
+                    if LEVELS:
+                        tl.store(reach + child, chance)
+                    greedy = (scale == 0) & ((own == 1.0) | (own == 0.0))
+                    if (norm == norm) & ((SHORTCUT & greedy) == 0):
+                        by = tl.where(chosen, 1.0, own / total)
+                        tl.store(p_scale + child, by.to(tl.float32))
+                        tl.store(q_scale + child, factor.to(tl.float32))
+                        tl.store(applied + child, 1)
+                        tl.debug_barrier()  # these are read back below
+                        part = tl.zeros((TILE,), tl.float64)
+                        stop = tl.load(next_sibling + child)
+                        for start in range(0, vocab, TILE):
+                            left = rest_of(
+                                target, tree, draft, columns, steps, (CHAIN, DRAFT, MAPPED, SCOUTS), node, first, stop,
+                                start + tl.arange(0, TILE), vocab,
+                            )  # fmt: skip
+                            part += left.to(tl.float64)
+                        left_mass = tl.sum(part, 0)
+                        share = tl.where(chosen, own * left_mass / total, left_mass)
+                        if share > tl.where(chosen, 0.0, dust):
+                            total = left_mass
+                            own = share / (share + (1.0 - own))
+                        else:  # the law was at most the proposal's up to rounding: it stays as it is
+                            tl.debug_barrier()
+                            tl.store(applied + child, 0)
+                            tl.debug_barrier()
+                            own = tl.where(own < 1, 0.0, 1.0).to(tl.float64)
+                    elif norm != norm:
+                        own = tl.where(own < 1, 0.0, 1.0).to(tl.float64)
+                if LEVELS:
+                    tl.store(level + child, level_now + 1)
+                    tl.store(parents + child, node)
+            child = tl.load(next_sibling + child)
+        if LEVELS:
+            tl.store(reach + node, own)
+            tl.store(accept + node, own.to(tl.float32))
+
+
+@triton.jit
+def plant(offsets, level, reach, accept):
+    """The roots: level 0, reach and threshold 1."""
+    row = tl.program_id(0)
+    start, end = tl.load(offsets + row), tl.load(offsets + row + 1)
+    if start < end:
+        tl.store(level + start, 0)
+        tl.store(reach + start, tl.full((), 1.0, tl.float64))
+        tl.store(accept + start, 1.0)
+
+
+@triton.jit
+def walk_down(
+    offsets, first_child, next_sibling, scouts, accept, seeds, positions, uniforms, path, accepted, last, firsts, depth,
+    STEPS: tl.constexpr, EXPLICIT: tl.constexpr, SCOUTS: tl.constexpr,
+):  # fmt: skip
+    """ordered_verify: at every node the first child whose coin passes."""
+    row = tl.program_id(0)
+    out = path + row.to(tl.int64) * (depth + 1)
+    root, end = tl.load(offsets + row), tl.load(offsets + row + 1)
+    node = tl.where(root < end, root, -1)
+    final = node
+    length = tl.zeros((), tl.int32)
+    if node >= 0:
+        seed, position = tl.load(seeds + row), tl.load(positions + row)
+        while node >= 0:
+            tl.store(out + length, node)
+            final = node
+            length += 1
+            child = tl.load(first_child + node)
+            node = node * 0 - 1
+            while (child >= 0) & (node < 0) & (length <= depth):
+                if EXPLICIT:
+                    u = tl.load(uniforms + child)
+                else:
+                    u = coin(seed, position, child - root)
+                passed = u < tl.load(accept + child)
+                if SCOUTS:
+                    passed = passed & (tl.load(scouts + child) == 0)
+                node = tl.where(passed, child, -1)
+                child = tl.load(next_sibling + child)
+    step = tl.arange(0, STEPS)
+    tl.store(out + step, tl.full((STEPS,), -1, tl.int32), mask=(step >= length) & (step <= depth))
+    tl.store(accepted + row, tl.maximum(length - 1, 0))
+    tl.store(last + row, final)
+    first = tl.full((), -1, tl.int32)
+    if final >= 0:
+        first = tl.load(first_child + final)
+    tl.store(firsts + row, first)
+
+
+@triton.jit
+def walk_up(
+    offsets, first_child, next_sibling, scouts, accept, level, parents, seeds, positions, uniforms, path, accepted,
+    last, firsts, depth, STEPS: tl.constexpr, EXPLICIT: tl.constexpr, SCOUTS: tl.constexpr,
+):  # fmt: skip
+    """traversal_verify: the first node in post-order whose coin passes; the root's always does."""
+    row = tl.program_id(0)
+    out = path + row.to(tl.int64) * (depth + 1)
+    root, end = tl.load(offsets + row), tl.load(offsets + row + 1)
+    final = tl.full((), -1, tl.int32)
+    length = tl.zeros((), tl.int32)
+    if root < end:
+        seed, position = tl.load(seeds + row), tl.load(positions + row)
+        node = root
+        descend = node >= 0
+        while final < 0:
+            child = tl.full((), -1, tl.int32)
+            if descend:
+                child = proposing(tl.load(first_child + node), next_sibling, scouts, SCOUTS)
+                if (child >= 0) & (tl.load(level + node) >= depth):
+                    child = child * 0 - 1
+            if child >= 0:
+                node = child
+            else:
+                if EXPLICIT:
+                    u = tl.load(uniforms + node)
+                else:
+                    u = coin(seed, position, node - root)
+                if (node == root) | (u < tl.load(accept + node)):
+                    final = node
+                else:
+                    sibling = proposing(tl.load(next_sibling + node), next_sibling, scouts, SCOUTS)
+                    descend = sibling >= 0
+                    node = tl.where(descend, sibling, tl.load(parents + node, mask=node != root, other=0))
+        length = tl.load(level + final) + 1
+        node = final
+        for back in range(length):
+            tl.store(out + (length - 1 - back), node)
+            node = tl.load(parents + node, mask=node != root, other=-1)
+    step = tl.arange(0, STEPS)
+    tl.store(out + step, tl.full((STEPS,), -1, tl.int32), mask=(step >= length) & (step <= depth))
+    tl.store(accepted + row, tl.maximum(length - 1, 0))
+    tl.store(last + row, final)
+    first = tl.full((), -1, tl.int32)
+    if final >= 0:
+        first = tl.load(first_child + final)
+    tl.store(firsts + row, first)
+
+
+@triton.jit
+def proposing(child, next_sibling, scouts, SCOUTS: tl.constexpr):
+    """This sibling, or the next one that is no scout; -1 for none."""
+    if SCOUTS:
+        while (child >= 0) & (tl.load(scouts + child, mask=child >= 0, other=0) != 0):
+            child = tl.load(next_sibling + child)
+    return child

@@ -1,0 +1,63 @@
+"""Triton backend of replay_sample: launch configurations and the call."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..machine_code import Variant
+from .reference import check
+from .triton_kernel import choose, pieces
+
+TILE = 2048
+TILES = 2
+"""Tiles of one program: noise costs about a hundred instructions a token, so pieces are short and many."""
+WARPS = 8
+
+
+def replay_sample(
+    logits: Tensor,
+    inv_t: Tensor,
+    cut: Tensor,
+    tie_id: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    noise: Tensor | None = None,
+) -> Tensor:
+    check(logits, inv_t, cut, tie_id, seeds, positions, noise)
+    rows, vocab = logits.shape
+    count = -(-vocab // (TILE * TILES))
+    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    if rows:
+        best = torch.empty(rows, count, dtype=torch.int64, device=logits.device)
+        law = [part.contiguous() for part in (inv_t, cut, tie_id, seeds, positions)]
+        added = logits if noise is None else noise.contiguous()
+        pieces[(rows, count)](
+            logits, *law, added, best, vocab, logits.stride(0), vocab, TILE, TILES, noise is not None,
+            num_warps=WARPS, enable_fp_fusion=False,
+        )  # fmt: skip
+        choose[(rows,)](law[0], law[2], best, tokens, count, 1 << (count - 1).bit_length(), num_warps=1)
+    return tokens
+
+
+def _pieces(dtype: str, everyday: tuple[str, ...], explicit: bool = False) -> Variant:
+    arguments = {
+        "logits": f"*{dtype}", "inv_t": "*fp32", "cut": "*fp32", "tie_id": "*i32", "seeds": "*i64",
+        "positions": "*i32", "noise": "*fp32", "best": "*i64", "vocab": "i32:16", "stride": "i32:16",
+        "noise_stride": "i32",
+    }  # fmt: skip
+    return Variant(
+        f"replay_sample/pieces {dtype}{' given noise' if explicit else ''}", "replay_sample.triton_kernel:pieces",
+        arguments, {"TILE": TILE, "TILES": TILES, "EXPLICIT": explicit}, WARPS, everyday=everyday, fusion=False,
+    )  # fmt: skip
+
+
+VARIANTS = [
+    *(_pieces(dtype, ("sm_90",) if dtype == "bf16" else ()) for dtype in ("bf16", "fp16", "fp32")),
+    _pieces("bf16", (), explicit=True),
+    Variant(
+        "replay_sample/choose", "replay_sample.triton_kernel:choose",
+        {"inv_t": "*fp32", "tie_id": "*i32", "best": "*i64", "tokens": "*i64", "count": "i32"}, {"PIECES": 64}, 1,
+        everyday=(),
+    ),
+]  # fmt: skip

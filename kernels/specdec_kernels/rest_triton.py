@@ -1,0 +1,131 @@
+"""What is left of a node's law after some of its children were refused, tile by tile inside Triton kernels.
+
+Nothing dense is kept between passes: a tile of what is left is the target's weights, from which the refused proposals
+are taken one after another, each with two numbers (`steps`) that earlier passes found. So a later proposal costs a few
+more instructions per token instead of a copy of the law.
+
+The arguments come in tuples: a law is (logits, inv_t, lse, cut, tie_id, row stride, columns); the tree is (tokens,
+next_sibling, drawn, law_row, scouts); steps are (applied, p_scale, q_scale), one entry per node, about its own refusal.
+`kind` is (chain, has draft laws, draft columns are mapped, has scouts), all known when compiling.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .law_triton import NEGATIVE_INFINITY, weigh
+
+CHOSEN, WITHOUT_EARLIER, WITHOUT_CHOSEN = tl.constexpr(0), tl.constexpr(2), tl.constexpr(3)
+
+
+@triton.jit
+def weights_of(law, row, ids):
+    """Weights of tokens of one row of a law."""
+    row = row.to(tl.int64)
+    inv_t, lse = tl.load(law[1] + row), tl.load(law[2] + row)
+    return weigh(law[0] + row * law[5], ids, law[6], inv_t, lse, tl.load(law[3] + row), tl.load(law[4] + row))
+
+
+@triton.jit
+def log_weights_at(law, rows, columns, wanted):
+    """Log weight of one column of each row, -inf where it has none or is not wanted."""
+    wanted = wanted & (columns >= 0) & (columns < law[6])
+    inv_t = tl.load(law[1] + rows, mask=wanted, other=0.0)
+    lse = tl.load(law[2] + rows, mask=wanted, other=0.0)
+    cut = tl.load(law[3] + rows, mask=wanted, other=0.0)
+    tie = tl.load(law[4] + rows, mask=wanted, other=-1)
+    at = rows.to(tl.int64) * law[5] + columns
+    level = tl.load(law[0] + at, mask=wanted, other=NEGATIVE_INFINITY).to(tl.float32)
+    kept = wanted & ((level > cut) | ((level == cut) & (columns <= tie)))
+    value = tl.where(inv_t == 0, 0.0, level * inv_t - lse)
+    return tl.where(kept & (value == value), value, NEGATIVE_INFINITY)
+
+
+@triton.jit
+def column_of(columns, ids, vocab, MAPPED: tl.constexpr):
+    """Columns of the draft laws that stand for target ids, -1 for none."""
+    column = ids
+    if MAPPED:
+        column = tl.load(columns + ids, mask=(ids >= 0) & (ids < vocab), other=-1)
+    return column
+
+
+@triton.jit
+def proposal(tree, draft, columns, kind: tl.constexpr, first, child, ids, vocab):
+    """Draft weights that a drawn child could have been drawn by, not yet normalised for what is excluded."""
+    source = tl.load(tree[3] + child)
+    q = weights_of(draft, source, column_of(columns, ids, vocab, kind[2]))
+    if not kind[0]:
+        mark = tl.load(tree[2] + child)
+        if mark >= WITHOUT_EARLIER:
+            other = first
+            while other >= 0:
+                if gone(tree, kind, mark, source, child, other):
+                    q = tl.where(ids == tl.load(tree[0] + other).to(tl.int32), 0.0, q)
+                other = tl.load(tree[1] + other)
+    return q
+
+
+@triton.jit
+def gone(tree, kind: tl.constexpr, mark, source, child, other):
+    """Whether a child of this mark and source cannot be the token of a sibling."""
+    chosen = tl.load(tree[2] + other) == CHOSEN
+    earlier = (mark == WITHOUT_EARLIER) & (chosen == 0) & (other < child) & (tl.load(tree[3] + other) == source)
+    found = earlier | ((mark == WITHOUT_CHOSEN) & chosen)
+    if kind[3]:
+        found = found & (tl.load(tree[4] + other) == 0)
+    return found
+
+
+@triton.jit
+def excludes(tree, kind: tl.constexpr, first, child):
+    """(whether anything is excluded from a drawn child's law, whether its own token is)."""
+    mark, source = tl.load(tree[2] + child), tl.load(tree[3] + child)
+    token = tl.load(tree[0] + child)
+    something = child < 0
+    itself = child < 0
+    if mark >= WITHOUT_EARLIER:
+        other = first
+        while other >= 0:
+            if gone(tree, kind, mark, source, child, other):
+                something = child >= 0
+                itself = itself | (tl.load(tree[0] + other) == token)
+            other = tl.load(tree[1] + other)
+    return something, itself
+
+
+@triton.jit
+def without(rest, tree, draft, columns, steps, kind: tl.constexpr, first, child, ids, vocab):
+    """Weights left after one refusal."""
+    token = tl.load(tree[0] + child).to(tl.int32)
+    scale = tl.load(steps[1] + child)
+    if kind[0]:
+        rest = rest * scale
+    if kind[1]:
+        if tl.load(tree[2] + child) == CHOSEN:
+            rest = tl.where(ids == token, 0.0, rest)
+        else:
+            q = proposal(tree, draft, columns, kind, first, child, ids, vocab)
+            if not kind[0]:
+                rest = rest * scale
+                q = q * tl.load(steps[2] + child)
+            rest = tl.maximum(rest - q, 0.0)
+    else:
+        rest = tl.where(ids == token, 0.0, rest)
+    return rest
+
+
+@triton.jit
+def rest_of(target, tree, draft, columns, steps, kind: tl.constexpr, node, first, stop, ids, vocab):
+    """Weights left at a node when its children from `first` up to `stop` (-1: all) were refused."""
+    rest = weights_of(target, node, ids)
+    child = first
+    while (child >= 0) & (child != stop):
+        if tl.load(steps[0] + child) != 0:
+            rest = without(rest, tree, draft, columns, steps, kind, first, child, ids, vocab)
+        if kind[0]:
+            child = child * 0 - 1
+        else:
+            child = tl.load(tree[1] + child)
+    return rest

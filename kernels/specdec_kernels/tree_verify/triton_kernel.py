@@ -1,0 +1,37 @@
+"""Triton kernel of tree_verify: one program follows one row's choices; links of a row stay in the nearest cache."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def follow(
+    tokens, offsets, first_child, next_sibling, choice, scouts, path, accepted, following, stopped, depth,
+    STEPS: tl.constexpr, SCOUTS: tl.constexpr,
+):  # fmt: skip
+    """Path, number accepted and next token of one row; stopped: whether the path would be longer than `depth`."""
+    row = tl.program_id(0)
+    out = path + row.to(tl.int64) * (depth + 1)
+    node, end = tl.load(offsets + row), tl.load(offsets + row + 1)
+    node = tl.where(node < end, node, -1)
+    length = tl.zeros((), tl.int32)
+    token = tl.full((), -1, tl.int64)
+    while (node >= 0) & (length <= depth):
+        tl.store(out + length, node)
+        length += 1
+        token = tl.load(choice + node)
+        child = tl.load(first_child + node)
+        node = node * 0 - 1
+        while (child >= 0) & (node < 0):
+            fits = tl.load(tokens + child) == token
+            if SCOUTS:
+                fits = fits & (tl.load(scouts + child) == 0)
+            node = tl.where(fits, child, -1)
+            child = tl.load(next_sibling + child)
+    step = tl.arange(0, STEPS)
+    tl.store(out + step, tl.full((STEPS,), -1, tl.int32), mask=(step >= length) & (step <= depth))
+    tl.store(accepted + row, tl.maximum(length - 1, 0))
+    tl.store(following + row, token)
+    tl.store(stopped + row, (node >= 0).to(tl.int32))

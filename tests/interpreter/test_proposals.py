@@ -1,0 +1,132 @@
+"""ordered_verify and traversal_verify in Triton: the reference draw for draw, thresholds and residuals to rounding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from oracles.interpreter import guarded_case
+from oracles.proposal_cases import BAD, GOOD, error_of, fixed, int32, law, proposals
+
+from specdec_kernels import (
+    draw_sample,
+    law_stats,
+    ordered_thresholds,
+    ordered_verify,
+    traversal_thresholds,
+    traversal_verify,
+    tree_plan,
+    use_backend,
+)
+
+HALF_AND_SINGLE = [torch.float32, torch.bfloat16, torch.float16]
+RULES = {"ordered": (ordered_verify, ordered_thresholds), "traversal": (traversal_verify, traversal_thresholds)}
+
+
+@pytest.mark.parametrize("rule", RULES)
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(proposals(HALF_AND_SINGLE))
+def test_kernel_equals_reference(rule: str, case: dict[str, Any]) -> None:
+    verify, thresholds = RULES[rule]
+    with use_backend("reference"):
+        want, (accept, residual) = verify(**case, max_depth=6), thresholds(**fixed(case))
+    with use_backend("triton"):
+        got = verify(**guarded_case(case), max_depth=6)
+        got_accept, got_residual = thresholds(**guarded_case(fixed(case)))
+    error = error_of(case)
+    torch.testing.assert_close(got_accept, accept, rtol=64 * error, atol=16 * error)
+    torch.testing.assert_close(got_residual, residual, rtol=64 * error, atol=16 * error)
+    for a, b in zip(got, want, strict=True):
+        assert a.dtype == b.dtype and torch.equal(a, b)
+
+
+def spine(rows: int, depth: int, vocab: int) -> dict[str, Any]:
+    """Chains of drawn tokens; at every eighth level two more children, drawn without the first one, and chosen."""
+    own, marks, levels, spine_of = [-1], [0], [0], [True]
+    before, ends = 0, []
+    for level in range(depth):
+        parent = before
+        ends.append(parent)
+        before = len(own)
+        for mark in (1, 2, 0) if level % 8 == 0 else (1,):
+            spine_of.append(len(own) == before)
+            own.append(parent)
+            marks.append(mark)
+            levels.append(level)
+    size = len(own)
+    parents, offsets = int32(own * rows), torch.arange(0, rows * size + 1, size, dtype=torch.int32)
+    plan = tree_plan(parents, offsets)
+    count = rows * size
+    level = torch.randn(count, vocab)
+    sources = (torch.arange(rows)[:, None] * size + torch.tensor(ends)).flatten()
+    draft = law((level[sources] + 0.1 * torch.randn(rows * depth, vocab)).bfloat16())
+    order = torch.arange(count)
+    law_row = (torch.tensor(levels).repeat(rows) + order // size * depth).int()
+    none = torch.zeros(count, dtype=torch.int32)
+    uniforms = torch.rand(count)
+    # coins that let the first row's path go far down
+    uniforms[:size] = torch.where(torch.tensor(spine_of) & (torch.tensor(levels) < 50), 1e-6, uniforms[:size])
+    return {
+        "tokens": draw_sample(*(part[law_row.long()] for part in draft), order, none, none),
+        "offsets": offsets,
+        "first_child": plan.first_child,
+        "next_sibling": plan.next_sibling,
+        "drawn": torch.tensor(marks * rows, dtype=torch.int8),
+        "law_row": law_row,
+        "target": (
+            level,
+            *law_stats(level, torch.where(order // size == 1, 0.0, 1.0), none, torch.ones(count), torch.zeros(count)),
+        ),
+        "draft": draft,
+        "token_ids": None,
+        "scouts": None,
+        "seeds": torch.arange(rows) * 13,
+        "root_positions": int32([5] * rows),
+        "uniforms": uniforms,
+        "max_depth": depth,
+    }
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("rows", "depth", "vocab"), [(1, 64, 7), (2, 2, 200_001)])
+def test_deep_trees_and_a_large_vocabulary(rule: str, rows: int, depth: int, vocab: int) -> None:
+    case = spine(rows, depth, vocab)
+    with use_backend("reference"):
+        want = RULES[rule][0](**case)
+    with use_backend("triton"):
+        got = RULES[rule][0](**case)
+    for a, b in zip(got, want, strict=True):
+        assert torch.equal(a, b)
+    assert depth < 64 or int(want[1].max()) >= 50
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_rows_without_a_law_and_duplicate_siblings(rule: str) -> None:
+    """A node whose law is broken accepts nothing; two equal chosen siblings share what there is."""
+    level = torch.randn(7, 2000)
+    level[1] = float("nan")
+    tree_of = (
+        torch.tensor([0, 0, 7, 0, 3, 3, 9]), int32([0, 0, 1, 3, 3, 7]), int32([-1, 2, -1, 4, -1, -1, -1]),
+        int32([-1, -1, -1, -1, 5, 6, -1]), torch.zeros(7, dtype=torch.int8), int32([-1] * 7),
+    )  # fmt: skip
+    keys = (law(level), None, None, None, torch.arange(5), torch.zeros(5, dtype=torch.int32))
+    verify, thresholds = RULES[rule]
+    with use_backend("reference"):
+        want, limits = verify(*tree_of, *keys, max_depth=2), thresholds(*tree_of, *keys[:4])
+    with use_backend("triton"):
+        got, got_limits = verify(*tree_of, *keys, max_depth=2), thresholds(*tree_of, *keys[:4])
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+    assert got[2][2] == 0 and got_limits[0][5] == (0 if rule == "ordered" else limits[0][5])
+    torch.testing.assert_close(got_limits[0], limits[0], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_errors_are_named(rule: str) -> None:
+    verify = RULES[rule][0]
+    with use_backend("triton"):
+        verify(**GOOD)
+        for change, message in BAD:
+            with pytest.raises(ValueError, match=message):
+                verify(**(GOOD | change))
