@@ -6,14 +6,15 @@ Owns the data types and their checks. Knows nothing of models, caches or rules. 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from specdec_kernels import TreePlan, tree_plan
+from specdec_kernels import TreePlan, law_stats, tree_plan
 
 
 class Drawn(IntEnum):
@@ -72,6 +73,38 @@ class Laws:
         kept = ((logits > cut) | ((logits == cut) & (ids <= tie))) & (logits > float("-inf"))
         scaled = torch.where(kept, logits, 0.0) * self.inv_t[:, None].to(dtype) - self.lse[:, None].to(dtype)
         return torch.where(kept, scaled.exp(), 0.0)
+
+
+class PendingLaws(Laws):
+    """Laws whose statistics nobody has read yet: the first look finds all of them, unless a rule brings its own.
+
+    logits: [R, V]; asked: (temperature, top_k, top_p, min_p), each [R], as law_stats takes them.
+    """
+
+    __slots__ = ("_found", "asked")
+    asked: tuple[Tensor, Tensor, Tensor, Tensor]
+    _found: tuple[Tensor, ...] | None
+
+    def __init__(self, logits: Tensor, asked: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
+        for name, value in (("logits", logits), ("token_ids", None), ("asked", asked), ("_found", None)):
+            object.__setattr__(self, name, value)
+
+    def settle(self, found: Sequence[Tensor]) -> None:
+        """The statistics (inv_t, lse, cut, tie_id, mass) as a rule found them: those of every node of its paths."""
+        object.__setattr__(self, "_found", tuple(found))
+
+    def _all(self) -> tuple[Tensor, ...]:
+        found = self._found
+        if found is None:
+            found = law_stats(self.logits, *self.asked, masses=True)
+            self.settle(found)
+        return found
+
+    inv_t = property(lambda self: self._all()[0])
+    lse = property(lambda self: self._all()[1])
+    cut = property(lambda self: self._all()[2])
+    tie_id = property(lambda self: self._all()[3])
+    mass = property(lambda self: self._all()[4])
 
 
 def concat_laws(parts: Sequence[Laws]) -> Laws:
@@ -207,6 +240,45 @@ class Draft:
             max_depth=depth_bound,
             scouts=None if scouts is None else torch.tensor(list(scouts), dtype=torch.bool).to(device),
         )
+
+    def select(self, places: Sequence[int]) -> tuple[Draft, Tensor]:
+        """The draft of some of its rows, by their places in the batch; and which nodes these are, int64 [M']."""
+        starts = self.offsets.tolist()
+        kept = [node for place in places for node in range(starts[place], starts[place] + self.counts[place])]
+        nodes = torch.tensor(kept, dtype=torch.int64).to(self.tokens.device)
+        at = torch.tensor(list(places), dtype=torch.int64).to(self.tokens.device)
+        counts = tuple(self.counts[place] for place in places)
+        shape = packed_shape(tuple(self.rows[at].tolist()), counts, self.tokens.device)
+        return (
+            replace(
+                self,
+                rows=shape.rows,
+                tokens=self.tokens[nodes],
+                parents=self.parents[nodes],
+                offsets=shape.offsets,
+                drawn=self.drawn[nodes],
+                law_row=self.law_row[nodes],
+                row_of=shape.row_of,
+                counts=counts,
+                scouts=None if self.scouts is None else self.scouts[nodes],
+                plan=None,
+            ),
+            nodes,
+        )
+
+    def among(self, rows: Sequence[int], roots: Sequence[int]) -> Draft:
+        """The draft for all of `rows`: those that it lacks get a root and nothing else. roots: newest tokens."""
+        bare = Draft.chains(rows, [[root] for root in roots], device=self.tokens.device)
+        have = {row: place for place, row in enumerate(self.rows.tolist())}
+        both: dict[str, Any] = {
+            name: torch.cat([getattr(self, name), getattr(bare, name)])
+            for name in ("rows", "tokens", "parents", "drawn", "law_row", "row_of")
+        }
+        if self.scouts is not None:
+            both["scouts"] = torch.cat([self.scouts, torch.zeros_like(bare.tokens, dtype=torch.bool)])
+        offsets = torch.cat([self.offsets, bare.offsets[1:] + self.offsets[-1]])
+        joined = replace(self, offsets=offsets, counts=self.counts + bare.counts, plan=None, **both)
+        return joined.select([have.get(row, len(have) + at) for at, row in enumerate(rows)])[0]
 
     def refuse_dropped(self, rule: str) -> None:
         """Raise ValueError where a drawn token is a scout, so that `rule`, which uses the draft's laws, would drop it.

@@ -33,6 +33,7 @@ int main(int count, char** values) {
   for (uint64_t seed = first; seed < first + cases; ++seed) {
     attention_case(seed);
     edit_case(seed);
+    expand_case(seed);
     memory_case(seed);
     ngram_case(seed);
     proposals_case(seed);
