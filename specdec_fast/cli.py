@@ -1,4 +1,4 @@
-"""The command line: `specdec demo | generate | lab | tune | ...`. Errors and exit codes live here, not work.
+"""The program `specdec demo | generate | info | lab | datastore | kernels | train | tune`: errors and exit codes.
 
 Nothing heavy is imported before a command runs, so `specdec --help` stays fast. Exit codes: 0 done, 1 the
 reader of a pipe went away or the lab rejected a law, 2 bad input (one message on stderr, no traceback), 130

@@ -60,7 +60,7 @@ class RecyclingDrafter:
     """
 
     name = "recycling"
-    needs = Needs(topology="tree", host_tokens=True)
+    needs = Needs(topology="tree", host_tokens=True, logits=True)
 
     def __init__(self, num_draft_tokens: int = 12, top_k: int = 8, depth: int = 6, shared: bool = False) -> None:
         if num_draft_tokens < 1 or depth < 1:
