@@ -16,7 +16,8 @@ import pytest
 
 PACKAGES = {"specdec_fast": "specdec_fast", "specdec_kernels": "kernels/specdec_kernels"}
 CORE = {
-    *("budget", "draft", "edits", "grammar", "interfaces", "logprobs", "request", "sampling", "state", "stats"),
+    *("budget", "draft", "edits", "grammar", "interfaces", "logprobs", "proposing", "request", "sampling", "state"),
+    *("stats",),
     *("sampling_params", "step_mode", "stopping"),
 }
 TOP = {"bench", "integrations", "lab", "train", "tune"}

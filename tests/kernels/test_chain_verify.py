@@ -139,6 +139,7 @@ def check_logits(case: dict[str, Any], sampling: tuple[Tensor, ...]) -> None:
         "logits": case["target"][0],
         "sampling": sampling,
     }
+    answers: list[tuple[Tensor, ...]] = []
     for backend in ("reference", "cpu"):
         with use_backend(backend):
             stats = law_stats(case["logits"], *sampling, masses=True)
@@ -148,11 +149,15 @@ def check_logits(case: dict[str, Any], sampling: tuple[Tensor, ...]) -> None:
         assert all(torch.equal(a, b) for a, b in zip((path, accepted, token), want, strict=True))
         seen = path[path >= 0].long()
         known = (found[1] != INF).nonzero().squeeze(1)
-        assert set(seen.tolist()) <= set(known.tolist())
+        assert set(seen.tolist()) <= set(known.tolist()) and found[4].isnan().all(1)[found[1] == INF].all()
         for a, b in zip(found, stats, strict=True):
             assert torch.equal(a[known].nan_to_num(nan=7.0), b[known].nan_to_num(nan=7.0))
-        if backend == "cpu" and case["rule"] == "token":
+        if case["rule"] == "token":
             assert len(known) == len(seen), "a row that no decision needs was read"
+        answers.append((path, accepted, token, *(part.nan_to_num(nan=7.0) for part in found)))
+    for a, b in zip(*answers, strict=True):
+        assert a.dtype == b.dtype
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.skipif("cpu" not in BACKENDS, reason="CPU extension not built")
