@@ -81,7 +81,8 @@ class Bench:
     def __call__(self, skip: LayerSet) -> Trial:
         self._drafter.skip = skip
         if not self._warm:
-            self._run(self._plain), self._run(self._drafting)
+            self._run(self._plain)
+            self._run(self._drafting)
             self._warm = True
         pairs = []
         for _ in range(self._repeats):
