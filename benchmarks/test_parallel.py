@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.parallel import measure
+from benchmarks.drafters import measure
 from specdec_fast import SamplingParams, get_drafter
 from specdec_fast.interfaces import Acceptance, Budget, TargetOutput
 from specdec_fast.state import DecodeState
