@@ -37,7 +37,7 @@ printf '== %s: passed in %d s\n' '$(1)' "$$SECONDS"
 endef
 
 .PHONY: help demo test bench lint types clean distclean environment
-.PHONY: lane-architecture lane-kernels lane-interpreter lane-unit lane-native
+.PHONY: lane-architecture lane-kernels lane-interpreter lane-compile lane-unit lane-native kernels-full
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -45,7 +45,7 @@ help: ## List the targets
 demo: $(STAMPS)/build ## Generate text with and without speculation on the bundled models and check that it is equal
 	@$(BIN)/specdec demo
 
-test: lint types lane-architecture lane-kernels lane-interpreter lane-unit lane-native ## Style, types and all test lanes
+test: lint types lane-architecture lane-kernels lane-interpreter lane-compile lane-unit lane-native ## Style, types and all test lanes
 
 lint: $(READY) ## ruff
 	$(call lane,lint,$(BIN)/ruff check .)
@@ -62,8 +62,15 @@ lane-kernels: $(READY) ## Tests of the operators, on every backend that is there
 lane-interpreter: $(READY) ## Triton kernels in Triton's interpreter, against the references; no GPU needed
 	$(call lane,interpreter,TRITON_INTERPRET=1 $(PYTEST) -q tests/interpreter)
 
+lane-compile: $(READY) ## Triton kernels compiled for GPUs that need not be here, against recorded registers and memory
+	$(call lane,compile,$(PYTEST) -q tests/machine_code)
+
+kernels-full: $(READY) ## The same for every launch configuration and architecture: a few minutes
+	$(call lane,kernels-full,SPECDEC_KERNELS_FULL=1 $(PYTEST) -q tests/machine_code)
+
 lane-unit: $(READY) ## Tests of everything else: rules, caches, targets, drafters, engine, command line
-	$(call lane,unit,$(PYTEST) -q tests --ignore=tests/architecture --ignore=tests/kernels --ignore=tests/interpreter)
+	$(call lane,unit,$(PYTEST) -q tests --ignore=tests/architecture --ignore=tests/kernels --ignore=tests/interpreter \
+	  --ignore=tests/machine_code)
 
 lane-native: $(READY) ## Tests of the build, and the C++ kernels under the address and undefined-behaviour sanitizers
 	$(call lane,native,$(PYTEST) -q $(NATIVE_TESTS))

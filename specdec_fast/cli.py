@@ -1,4 +1,4 @@
-"""The command line: `specdec demo | generate | info | lab | train`. Errors and exit codes live here, work does not.
+"""The command line: `specdec demo | generate | info | kernels | lab | train`. Errors and exit codes live here.
 
 Nothing heavy is imported before a command runs, so `specdec --help` stays fast. Exit codes: 0 done, 1 the
 reader of a pipe went away or the lab rejected a law, 2 bad input (one message on stderr, no traceback), 130
@@ -25,7 +25,10 @@ from specdec_fast.commands.info import info
 from specdec_fast.commands.lab import lab
 
 # Applications of other modules, mounted when they are there: name -> (module with `app`, line of help).
-MOUNTED = {"train": ("specdec_fast.train.command", "Train a target and draft pair such as the bundled one.")}
+MOUNTED = {
+    "kernels": ("specdec_fast.commands.kernels", "Operators and their kernels: who serves, agreement, machine code."),
+    "train": ("specdec_fast.train.command", "Train a target and draft pair such as the bundled one."),
+}
 
 
 def _explain(error: Exception) -> str:

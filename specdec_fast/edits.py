@@ -129,8 +129,11 @@ class Edits:
                 "grammar against the vocabulary, banned tokens and min_new_tokens"
             )
         limited = self.allowed[request] is not None
-        for part in (self.additions, self.forced):
-            limited |= part is not None and bool(part.offsets[request] < part.offsets[request + 1])
+        if self.additions is not None:  # a bias bans nothing
+            start, stop = self.additions.offsets[request : request + 2].tolist()
+            limited |= bool((self.additions.values[start:stop] == float("-inf")).any())
+        if self.forced is not None:
+            limited |= bool(self.forced.offsets[request] < self.forced.offsets[request + 1])
         return "banned, allowed and forced tokens leave no token to choose from" if limited else None
 
     def _masks(self, vocab: int, paths: NodePaths, request_of: Tensor) -> TokenMasks | None:

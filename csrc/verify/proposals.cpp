@@ -243,7 +243,7 @@ double Rest<Real>::subtract(int place, double reach) {
 template <class Real>
 double Rest<Real>::refuse(int place, double reach) {
   const int64_t node = children_[place];
-  if (target_.broken(node_)) return nothing_left(reach);
+  if (target_.broken(node_)) return reach;  // a leaf: none of its proposals can be accepted
   // a greedy law has one token; refusing what is not it leaves that token, whatever the proposal was
   if (!exact_ && !dense_ && (reach == 1 || reach == 0) && target_.greedy(node_)) return reach;
   return draft_.drawn[node] == kChosen ? strike_out(draft_.tokens[node], reach) : subtract(place, reach);

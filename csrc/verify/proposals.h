@@ -81,7 +81,7 @@ class Rest {
     return weight(draft_.tokens[children_[place]]) / total_ / offered;
   }
   // The law becomes the positive part of reach * r - Q. Returns S / (S + 1 - reach) for its total S; if nothing is left
-  // the law stays and the answer is 0, or 1 for reach 1.
+  // the law stays and the answer is 0, or 1 for reach 1; after a broken law it is `reach`.
   double refuse(int place, double reach);
 
   // One token of what is left, 0 if there is none.

@@ -7,7 +7,7 @@ kernel serves what and why.
 from __future__ import annotations
 
 # Every operator's name is also the name of its folder: importing it here makes `specdec_kernels.<name>` the operator.
-from .chain_verify import chain_thresholds, chain_verify
+from .chain_verify import chain_thresholds, chain_verify, chain_verify_logits
 from .dispatch import OPS, Backend, FallbackWarning, Op, UnsupportedError, explain, use_backend
 from .draw_sample import draw_sample
 from .edit_logits import ALWAYS, Additions, Forced, NodePaths, Penalties, TokenMasks, edit_logits
@@ -38,6 +38,7 @@ __all__ = [
     "UnsupportedError",
     "chain_thresholds",
     "chain_verify",
+    "chain_verify_logits",
     "draw_sample",
     "edit_logits",
     "explain",

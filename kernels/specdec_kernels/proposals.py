@@ -178,6 +178,10 @@ class Tree:
         """Weights of the target's law after a node: [V]."""
         return law_weights(*(part[node : node + 1] for part in self.laws))[0].to(self.dtype)
 
+    def broken(self, node: int) -> bool:
+        """Whether the target's law after a node has no weight at all."""
+        return bool(self.laws[2][node].isnan())
+
     def proposal(self, parent: int, place: int) -> Tensor | None:
         """Weights of the law that child number `place` was drawn from, given what was decided before it: [V].
 

@@ -125,7 +125,7 @@ class Lab:
         self.notes += found.missing
         if not found.places:
             raise ValueError(f"lab: no position went through verification: {'; '.join(found.missing)}")
-        folder = self.out / "draws"
+        folder = self.out / "draws" / f"seed-{self.seed}"
         folder.mkdir(parents=True, exist_ok=True)
         rule = engine.rule
         self.drawings = []

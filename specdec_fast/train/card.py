@@ -7,7 +7,7 @@ from typing import Any
 
 from specdec_fast.train.recipe import Recipe
 
-LOOPS_BELOW = 0.75  # natural text of the corpus has 0.83 (code) to 0.94 (King James Bible)
+NATURAL = "0.83 (code) to 0.94 (King James Bible)"  # distinct-4 of the corpus
 
 
 def write_card(recipe: Recipe, numbers: dict[str, Any], path: Path, notes: str = "") -> None:
@@ -53,9 +53,12 @@ def card(recipe: Recipe, numbers: dict[str, Any], notes: str = "") -> str:
     held_bits = "\n".join(
         f"| {kind} | {bits['target'][kind]:.3f} | {bits['draft'][kind]:.3f} |" for kind in bits["target"]
     )
-    loops = ""
-    if work["greedy"]["distinct_4_mean"] < LOOPS_BELOW:
-        loops = "Greedy text falls into loops (see distinct-4), easy to draft: judge speed at T = 1.\n"
+    looping = work["greedy"]["loops"]
+    loops = (
+        f"Greedy text ends in a loop after {len(looping)} prompts ({', '.join(looping)})."
+        if looping
+        else "After no prompt of the workload does greedy text end in a loop (a period that repeats to the end)."
+    )
     notes = f"\n{notes.strip()}\n" if notes.strip() else ""
     arithmetic = "bfloat16 matrix products and float32 weights" if recipe.bfloat16 else "float32"
     lengths = ", ".join(
@@ -99,7 +102,7 @@ rest, {arithmetic}, learning rate linear to zero.
 1. Target: {recipe.start_layers} layers first, then each repeated in place to make {recipe.target.layers}
    (Chang et al. 2018, arXiv:1710.10348) and trained on; sequences of {lengths}.
 2. Sequence-level unlikelihood training (Welleck et al. 2020, arXiv:1908.04319) against repeated 4-grams,
-   mixed with text.
+   mixed with text, in {recipe.unlikelihood_rounds} rounds; the target is the mean of the weights at their ends.
 3. Draft: distilled from the final target, cross-entropy against its whole distribution and in the second half
    more and more total variation distance (Zhou et al. 2024, arXiv:2310.08461), on training text and text of
    the target itself.
@@ -127,7 +130,8 @@ how often both arg-maxima agree, and what an arg-max draft would get under sampl
 {contexts}
 
 distinct-4 (unique / all 4-grams) of 200 tokens after every prompt of `workload.json`; means: greedy
-{work["greedy"]["distinct_4_mean"]:.3f}, sampled at T = 1 {work["sampled"]["distinct_4_mean"]:.3f}.
+{work["greedy"]["distinct_4_mean"]:.3f}, sampled at T = 1 {work["sampled"]["distinct_4_mean"]:.3f}; text of the corpus
+has {NATURAL}. {loops}
 
 | prompt | greedy | T = 1 |
 |---|---|---|
@@ -137,7 +141,8 @@ distinct-4 (unique / all 4-grams) of 200 tokens after every prompt of `workload.
 
 English and Python of one corpus only; no instructions, no facts, no safety training. Names, verses and
 signatures it writes are mostly invented. Speed-ups seen with this pair say how the engine behaves where a
-forward pass is bound by overhead, not what a large model gains.
-{loops}
+forward pass is bound by overhead, not what a large model gains. Greedy text repeats itself more than natural text
+does, which helps drafters that copy: judge those at T = 1.
+
 Target weights: sha256 `{numbers["target"]["sha256"]}`.
 """

@@ -20,6 +20,7 @@ from specdec_fast.train.measure import (
     bits_per_byte,
     continue_text,
     distinct,
+    loop_length,
     windows,
 )
 from specdec_fast.train.models import build
@@ -107,6 +108,7 @@ def workload_texts(
                 "id": prompt["id"],
                 "kind": prompt["kind"],
                 "distinct_4": round(distinct(new[:end]), 4),
+                "loop": loop_length(new[:end]),
                 "tokens_before_end": end,
                 "text": tokenizer.decode(new[:end]),
             }
@@ -159,6 +161,7 @@ def measure_pair(recipe: Recipe, out: Path, say: Callable[[str], None] = print) 
         name: {
             "distinct_4_mean": float(np.mean([r["distinct_4"] for r in lines])) if lines else 1.0,
             "distinct_4": {r["id"]: r["distinct_4"] for r in lines},
+            "loops": [r["id"] for r in lines if r["loop"]],
             "ended_early": [r["id"] for r in lines if r["tokens_before_end"] < recipe.workload_tokens],
         }
         for name, lines in texts.items()

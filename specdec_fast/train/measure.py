@@ -24,6 +24,20 @@ def distinct(tokens: Sequence[int], n: int = 4) -> float:
     return len(set(grams)) / len(grams) if grams else 1.0
 
 
+def loop_length(tokens: Sequence[int], least: int = 16) -> int:
+    """How many tokens at the end only repeat what stands one period before: at least two periods and ``least`` tokens,
+    else 0.
+    """
+    size = len(tokens)
+    for period in range(1, size // 3 + 1):
+        run = 0
+        while run < size - period and tokens[size - 1 - run] == tokens[size - 1 - run - period]:
+            run += 1
+        if run >= max(2 * period, least):
+            return run
+    return 0
+
+
 def overlap(target_logits: Tensor, draft_logits: Tensor) -> Tensor:
     """alpha of each position: sum over tokens of min(p, q) at temperature 1. Logits [..., V] -> [...].
 

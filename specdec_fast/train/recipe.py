@@ -19,18 +19,21 @@ class Recipe:
     start_budget: Budget = field(default_factory=lambda: Budget(tokens=1_200_000))
     target_budget: Budget = field(default_factory=lambda: Budget(tokens=4_800_000))
     unlikelihood_budget: Budget = field(default_factory=lambda: Budget(tokens=600_000))
-    draft_budget: Budget = field(default_factory=lambda: Budget(tokens=14_000_000))
+    draft_budget: Budget = field(default_factory=lambda: Budget(tokens=20_000_000))
     block: int = 1024  # tokens of a block
     blocks_per_step: int = 8
     # (share of the target's budget from which it holds, length of a sequence)
     lengths: tuple[tuple[float, int], ...] = ((0.0, 256), (0.45, 512), (0.8, 1024))
     muon_lr: float = 0.012  # 0.02, usual for batches of half a million tokens, is too much for 8192
     adam_lr: float = 2.5e-3
+    unlikelihood_rounds: int = 2  # each with that budget, from where the one before ended; the target is their mean
     repeat_blocks: int = 4  # unlikelihood: blocks of ordinary text per step
+    repeat_muon_lr: float = 0.008
+    repeat_adam_lr: float = 1.6e-3
     repeat_rows: int = 32  # unlikelihood: continuations per step
     repeat_prefix: int = 48
-    repeat_length: int = 176
-    repeat_weight: float = 1.0
+    repeat_length: int = 200
+    repeat_weight: float = 1.3
     context: int = 512  # distillation: length of a context
     corpus_contexts: int = 3072  # distillation: contexts taken from the training text
     sampled_contexts: int = 512  # distillation: contexts continued by the target itself
@@ -64,6 +67,6 @@ def timed(minutes: float) -> Recipe:
     return Recipe(
         start_budget=Budget(seconds=seconds["start"]),
         target_budget=Budget(seconds=seconds["target"]),
-        unlikelihood_budget=Budget(seconds=seconds["unlikelihood"]),
+        unlikelihood_budget=Budget(seconds=seconds["unlikelihood"] / Recipe().unlikelihood_rounds),
         draft_budget=Budget(seconds=seconds["draft"]),
     )

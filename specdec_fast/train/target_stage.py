@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from specdec_fast.train.data import Tokens, blocks
-from specdec_fast.train.loop import Progress, Report, Schedule, fit
+from specdec_fast.train.loop import Progress, Report, Schedule, fit, save_atomically
 from specdec_fast.train.measure import continue_text
 from specdec_fast.train.models import build, grow, mixed, start_quietly
 from specdec_fast.train.recipe import Recipe
@@ -122,15 +123,46 @@ def load_model(model: LlamaForCausalLM, checkpoint: Path) -> LlamaForCausalLM:
 def train_unlikelihood(
     recipe: Recipe, out: Path, report: Report, stop_after: int | None = None, team: Team = Team()
 ) -> Progress:
-    """Continue texts greedily or by sampling and penalise repeated 4-grams, beside ordinary text. Checkpoint:
-    final.pt.
+    """Unlikelihood training in rounds; the target is the mean of the weights that the rounds end with, which repeats
+    itself less and has fewer bits per byte than any of them (Izmailov et al. 2018, arXiv:1803.05407).
+
+    Checkpoints: round-1.pt and so on, final.pt.
     """
-    row = Tokens.load(out / "tokens.npz").train
-    model = load_model(build(recipe.target, recipe.seed), out / "target.pt")
+    if (out / "final.pt").exists():
+        return Progress(**torch.load(out / "final.pt", map_location="cpu", weights_only=True)["progress"])
+    start, ends = out / "target.pt", []
+    for number in range(recipe.unlikelihood_rounds):
+        end = out / f"round-{number + 1}.pt"
+        progress = _unlikelihood_round(recipe, number, start, end, report, stop_after, team)
+        if not progress.done:
+            return progress
+        start = end
+        ends.append(end)
+    rounds = [torch.load(end, map_location="cpu", weights_only=True) for end in ends]
+    total = Progress(
+        step=sum(each["progress"]["step"] for each in rounds),
+        tokens=sum(each["progress"]["tokens"] for each in rounds),
+        seconds=sum(each["progress"]["seconds"] for each in rounds),
+        loss=progress.loss,
+        done=True,
+    )
+    if team.rank == 0:
+        weights = [each["model"] for each in rounds]
+        mean = {name: torch.stack([each[name] for each in weights]).mean(0) for name in weights[0]}
+        save_atomically({"model": mean, "progress": asdict(total)}, out / "final.pt")
+    return total
+
+
+def _unlikelihood_round(
+    recipe: Recipe, number: int, start: Path, end: Path, report: Report, stop_after: int | None, team: Team
+) -> Progress:
+    """Continue texts greedily or by sampling and penalise repeated 4-grams, beside ordinary text."""
+    row = Tokens.load(end.parent / "tokens.npz").train
+    model = load_model(build(recipe.target, recipe.seed), start)
     text = next_token_loss(model, recipe.bfloat16)
 
     def losses(step: int, progress: float) -> Iterator[tuple[Tensor, int]]:
-        key = (recipe.seed, 7, step, team.rank)
+        key = (recipe.seed, 7 + 2 * number, step, team.rank)
         rng = np.random.default_rng(key)
         generator = torch.Generator().manual_seed(int(rng.integers(2**62)))
         rows = len(team.share(recipe.repeat_rows))
@@ -143,20 +175,20 @@ def train_unlikelihood(
             logits = model(input_ids=written[:, :-1], use_cache=False).logits
         yield recipe.repeat_weight * unlikelihood(logits, written[:, 1:], mask), rows * recipe.repeat_length
         count = recipe.repeat_blocks
-        taken = blocks(row, 500_000 + step, count, recipe.block, recipe.seed)
+        taken = blocks(row, 500_000 * (1 + number) + step, count, recipe.block, recipe.seed)
         for index in team.share(count):
             yield text(taken[index : index + 1]) / (count / team.size), recipe.block
 
     return fit(
-        "unlikelihood",
+        f"unlikelihood {number + 1}",
         model,
         losses,
         recipe.unlikelihood_budget,
-        out / "final.pt",
+        end,
         report,
         schedule=Schedule(0.6, 0.0, 0.05),
-        muon_lr=recipe.muon_lr,
-        adam_lr=recipe.adam_lr,
+        muon_lr=recipe.repeat_muon_lr,
+        adam_lr=recipe.repeat_adam_lr,
         bfloat16=recipe.bfloat16,
         save_every=recipe.save_every,
         stop_after=stop_after,

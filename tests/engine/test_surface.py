@@ -282,12 +282,17 @@ class Forks(Broken):
         return made
 
 
-@pytest.mark.parametrize("rule", ["replay", "token", "greedy"])
-@pytest.mark.parametrize("kind", ["plain", "chain", "tree", "model"])
+RULES_OF_KINDS = {
+    "plain": ("replay", "greedy", "token"),
+    "chain": ("replay", "greedy", "token", "block"),
+    "tree": ("replay", "greedy", "tree", "traversal"),
+    "model": ("replay", "greedy", "token", "block"),
+}
+
+
+@pytest.mark.parametrize(("kind", "rule"), [(kind, rule) for kind, rules in RULES_OF_KINDS.items() for rule in rules])
 @pytest.mark.parametrize("case", ["stuck", "fill_mask", "advance", "refuse"])
-def test_a_grammar_that_cannot_go_on_ends_its_request_alone(rule: str, kind: str, case: str) -> None:
-    if rule == "token" and kind == "tree":
-        pytest.skip("the token rule takes chains")
+def test_a_grammar_that_cannot_go_on_ends_its_request_alone(kind: str, rule: str, case: str) -> None:
     if case == "stuck":
         grammar: Any = stuck()
     else:
@@ -312,7 +317,7 @@ def test_a_grammar_that_cannot_go_on_ends_its_request_alone(rule: str, kind: str
         assert str(handle.error).partition(": ")[2].startswith("grammar: "), handle.error
     assert len(handles[1].tokens) == len(alone.tokens)
     assert [handles[0].error, handles[2].error] == [None, None]
-    if rule != "token":
+    if engine.rule.replays or temperature == 0:
         assert handles[1].tokens == alone.tokens
         assert [handles[0].tokens, handles[2].tokens] == want
     assert target.cache.pages.num_used == 0 and engine.idle
@@ -327,8 +332,11 @@ def test_a_model_that_leaves_no_allowed_token_is_an_error_of_its_own() -> None:
     assert "leave no token to choose from" in str(bad.error) and bad.tokens == []
     assert good.error is None and len(good.tokens) == 8
     nan = AutomatonTarget(torch.full((STATES, VOCAB), float("nan")))
-    (handle,) = Engine(nan).generate([[1]], wanted[:1])
-    assert "the model returned NaN" in str(handle.error)
+    nothing = AutomatonTarget(torch.full((STATES, VOCAB), float("-inf")))
+    biased = SamplingParams(seed=1, logit_bias={2: 1.0})  # not what took the tokens away
+    for model, params in ((nan, wanted[0]), (nothing, biased)):
+        (handle,) = Engine(model).generate([[1]], params)
+        assert "the model returned NaN or no finite logit" in str(handle.error)
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [

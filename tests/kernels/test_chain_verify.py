@@ -7,9 +7,17 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import given, settings
-from oracles.chain_cases import INF, compare_thresholds, fixed, int32, law, plain, verifications
+from oracles.chain_cases import INF, check_logits, compare_thresholds, fixed, int32, law, plain, verifications
 
-from specdec_kernels import chain_thresholds, chain_verify, draw_sample, extension, law_stats, use_backend
+from specdec_kernels import (
+    chain_thresholds,
+    chain_verify,
+    chain_verify_logits,
+    draw_sample,
+    extension,
+    law_stats,
+    use_backend,
+)
 
 BACKENDS = ["reference"] + ([] if extension.missing() else ["cpu"])
 
@@ -18,6 +26,7 @@ BACKENDS = ["reference"] + ([] if extension.missing() else ["cpu"])
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(verifications())
 def test_extension_equals_reference(case: dict[str, Any]) -> None:
+    sampling = case.pop("sampling")
     with use_backend("reference"):
         want = chain_verify(**case, max_depth=6)
     with use_backend("cpu"):
@@ -25,9 +34,41 @@ def test_extension_equals_reference(case: dict[str, Any]) -> None:
     for a, b in zip(got, want, strict=True):
         assert a.dtype == b.dtype and torch.equal(a, b)
     with use_backend("reference"):
-        want_limits = chain_thresholds(**fixed(case))
+        limits = chain_thresholds(**fixed(case))
     with use_backend("cpu"):
-        compare_thresholds(case, chain_thresholds(**fixed(case)), want_limits)
+        compare_thresholds(case, chain_thresholds(**fixed(case)), limits)
+    check_logits(case, sampling, ("reference", "cpu"))
+
+
+@pytest.mark.skipif("cpu" not in BACKENDS, reason="CPU extension not built")
+@pytest.mark.parametrize("rows", [1, 9])
+def test_threads_do_not_change_what_is_found_on_the_way(rows: int) -> None:
+    torch.manual_seed(3)
+    count, vocab = rows * 4, 140_000
+    level, draft = torch.randn(count, vocab) * 2, law(torch.randn(1, vocab) * 2)
+    order = torch.arange(count)
+    tokens = draw_sample(*(part.expand(count, *part.shape[1:]) for part in draft), order, order.int(), order.int())
+    chain = (tokens, torch.arange(0, count + 1, 4, dtype=torch.int32), torch.ones(count, dtype=torch.int8))
+    before, found = torch.get_num_threads(), []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        with use_backend("cpu"):
+            found.append(
+                chain_verify_logits(
+                    *chain,
+                    order.int() * 0,
+                    level,
+                    plain(count),
+                    draft,
+                    None,
+                    order[:rows],
+                    int32([5] * rows),
+                    max_depth=3,
+                )
+            )
+    torch.set_num_threads(before)
+    assert all(torch.equal(a, b) for a, b in zip(found[0][:3], found[1][:3], strict=True))
+    torch.testing.assert_close(found[0][4], found[1][4], rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -110,6 +151,23 @@ def test_rows_without_nodes_and_without_a_law(backend: str) -> None:
     assert path.tolist() == [[-1] * 3, [0, -1, -1], [1, -1, -1], [-1] * 3]
     assert accepted.tolist() == [0] * 4
     assert token.tolist()[0] == token.tolist()[3] == -1 and token[2] == 0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_path_ends_before_a_law_without_weight(backend: str) -> None:
+    """Block rule: a node after which nothing can come is as likely to be reached as it would be at the end of a row."""
+    torch.manual_seed(4)
+    level, draft = torch.randn(4, 40), law(torch.randn(2, 40))
+    level[1] = float("nan")
+    target, sources = law(level), int32([-1, 0, 1, 1])
+    tokens, marks = torch.tensor([0, 3, 5, 6]), torch.tensor([0, 1, 1, 0], dtype=torch.int8)
+    with use_backend(backend):
+        broken, _ = chain_thresholds(tokens, int32([0, 4]), marks, sources, target, draft, None, rule="block")
+        short = tuple(part[:2] for part in (tokens, marks, sources))
+        end, _ = chain_thresholds(
+            short[0], int32([0, 2]), *short[1:], tuple(part[:2] for part in target), draft, None, rule="block"
+        )
+    assert broken[:2].tolist() == end.tolist() and broken[2:].tolist() == [0, 0] and 0 < end[1] < 1
 
 
 @pytest.mark.skipif("cpu" not in BACKENDS, reason="CPU extension not built")

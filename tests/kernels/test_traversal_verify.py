@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
-from oracles.proposal_cases import decode
-from oracles.proposal_checks import ProposalChecks, models, needs_extension, p_value
+from oracles.proposal_cases import decode, int32, law
+from oracles.proposal_checks import BACKENDS, ProposalChecks, models, needs_extension, p_value
 from torch import Tensor
 
 from specdec_kernels import traversal_thresholds, traversal_verify, use_backend
@@ -13,6 +14,26 @@ from specdec_kernels.random import ACCEPT, uniform, words
 
 class TestTraversalVerify(ProposalChecks):
     verify, thresholds = traversal_verify, traversal_thresholds
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_node_without_a_law_is_a_leaf(backend: str) -> None:
+    torch.manual_seed(4)
+    level, draft = torch.randn(5, 40), law(torch.randn(3, 40))
+    level[1] = float("nan")
+    tokens, marks = torch.tensor([0, 3, 3, 5, 6]), torch.tensor([0, 1, 1, 1, 1], dtype=torch.int8)
+    sources = int32([-1, 0, 0, 1, 1])
+
+    def accept(first: list[int], sibling: list[int]) -> list[float]:
+        with use_backend(backend):
+            found, _ = traversal_thresholds(
+                tokens, int32([0, 5]), int32(first), int32(sibling), marks, sources, law(level), draft, None
+            )
+        return found.tolist()
+
+    with_children = accept([1, 3, -1, -1, -1], [-1, 2, -1, 4, -1])
+    leaf = accept([1, -1, -1, -1, -1], [-1, 2, -1, -1, -1])
+    assert with_children[:3] == leaf[:3] and with_children[3:] == [0, 0] and 0 < leaf[1] < 1
 
 
 @needs_extension

@@ -73,6 +73,14 @@ def finished(tmp_path_factory):
     torch.set_num_threads(threads)
 
 
+def test_the_target_is_the_mean_of_its_rounds(finished):
+    out, _ = finished
+    first, second, mean = (weights(out / name) for name in ("round-1.pt", "round-2.pt", "final.pt"))
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert not torch.equal(first[name], second[name])
+    torch.testing.assert_close(mean[name], (first[name] + second[name]) / 2)
+
+
 def test_the_script_ends_with_a_pair_and_its_numbers(finished, tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

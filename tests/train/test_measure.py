@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from specdec_fast.train.measure import acceptance, bits_per_byte, continue_text, distinct, overlap, windows
+from specdec_fast.train.measure import acceptance, bits_per_byte, continue_text, distinct, loop_length, overlap, windows
 from specdec_fast.train.models import Shape, build
 from specdec_fast.train.unlikelihood import repeated, repetition_mask, unlikelihood
 
@@ -95,6 +95,14 @@ def test_repeats_are_marked_where_an_ngram_closes_again():
     assert repeated([1, 2, 3, 1, 2, 3], 0, n=2) == [False, False, False, False, True, True]
     assert repeated([1, 2, 1, 2, 9], 2, n=2) == [False] * 5  # the prefix does not count
     assert repetition_mask(torch.tensor([[7, 7, 7]]), 0, n=2).tolist() == [[False, False, True]]
+
+
+def test_loops_are_found_at_the_end_only():
+    assert loop_length([1, 2, 3] + [7, 8] * 10) == 18
+    assert loop_length([1, 2, 3] + [7, 8] * 7) == 0, "too short to tell"
+    assert loop_length([7] * 40 + list(range(40))) == 0
+    assert loop_length(list(range(30)) * 2) == 0, "said twice is no loop"
+    assert loop_length(list(range(30)) * 3) == 60
 
 
 def test_unlikelihood_is_minus_log_of_the_rest():

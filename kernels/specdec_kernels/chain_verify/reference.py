@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import expect
-from ..law_stats.reference import law_weights
+from ..law_stats.reference import law_stats, law_weights
 from ..random import ACCEPT, BLOCK, RECOVER, draw_from_weights, uniform, words
 
 CHOSEN = 0
@@ -218,7 +218,8 @@ def _thresholds(
     nodes = torch.arange(len(tokens), device=tokens.device)
     left = _residual(nodes, *parts, reach, fall_back=False).sum(1, dtype=torch.float64)
     share = torch.minimum(left / (left + (1.0 - reach)), reach)
-    share = torch.where((reach >= 1) | (reach <= 0) | ~chain.has_child, reach, share)
+    ends = (reach >= 1) | (reach <= 0) | ~chain.has_child | target[2].isnan()
+    share = torch.where(ends, reach, share)
     return torch.where(chain.row < 0, 0.0, share), reach
 
 
@@ -248,9 +249,10 @@ def chain_verify(
 
     Block rule: let w = 1 at the root and w = min(1, w' p(x) / q(x)) at its descendants, w' being that of the node
     before. The path ends at the last node with ``u < h``, whatever the coins before it say: h = w at the last node of a
-    row, elsewhere h = S / (S + 1 - w) (1 if w = 1) with S the total of the positive part of w p - q, p the target law
-    after the node and q the law its child was drawn from. The next token is drawn from that positive part. At least as
-    many tokens are accepted as by the token rule; for chains of chosen tokens the number has the same law.
+    row and at a node whose target law has no weight (lse = NaN), elsewhere h = S / (S + 1 - w) (1 if w = 1) with S the
+    total of the positive part of w p - q, p the target law after the node and q the law its child was drawn from. The
+    next token is drawn from that positive part. At least as many tokens are accepted as by the token rule; for chains
+    of chosen tokens the number has the same law.
 
     The draw is a two-level race (``random.draw_from_weights``); only one row per request is
     read for it.
@@ -313,6 +315,43 @@ def chain_verify(
         noise = (race[0][real], race[1][real]) if race is not None else None
         next_token[real] = draw_from_weights(weights, seeds[real], root_positions[real], accepted[real], RECOVER, noise)
     return path.to(torch.int32), accepted.to(torch.int32), next_token
+
+
+def chain_verify_logits(
+    tokens: Tensor,
+    offsets: Tensor,
+    drawn: Tensor,
+    law_row: Tensor,
+    logits: Tensor,
+    sampling: tuple[Tensor, Tensor, Tensor, Tensor],
+    draft: Law | None,
+    token_ids: Tensor | None,
+    seeds: Tensor,
+    root_positions: Tensor,
+    *,
+    max_depth: int,
+    rule: str = TOKEN,
+) -> tuple[Tensor, ...]:
+    """law_stats and chain_verify in one: the token rule reads the logits of a path's nodes and of no others.
+
+    Args: as in chain_verify, but for the target's laws:
+        logits: [M, V]; row i is that of the token after node i.
+        sampling: (temperature, top_k, top_p, min_p), each [M], as law_stats takes them.
+
+    Returns:
+        path, num_accepted, next_token: as chain_verify.
+        inv_t, lse, cut, tie_id, mass: as law_stats(..., masses=True) for the nodes of every path, and for whatever else
+        was looked at. Rows that nobody looked at have lse = +inf, which no law has.
+
+    Raises:
+        ValueError: as law_stats and chain_verify.
+    """
+    inv_t, lse, cut, tie_id, mass = law_stats(logits, *sampling, masses=True)
+    answer = chain_verify(
+        tokens, offsets, drawn, law_row, (logits, inv_t, lse, cut, tie_id), draft, token_ids, seeds, root_positions,
+        max_depth=max_depth, rule=rule, mass=mass,
+    )  # fmt: skip
+    return (*answer, inv_t, lse, cut, tie_id, mass)
 
 
 def chain_thresholds(

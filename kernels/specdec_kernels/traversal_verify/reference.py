@@ -21,8 +21,8 @@ def _visit(tree: Tree, node: int, reach: float) -> tuple[list[float], float, Ten
     of_children = []
     for place, child in enumerate(tree.children[node]):
         token, law = tree.token[child], tree.proposal(node, place)
-        if law is None:
-            of_children.append(0.0)  # not drawn from its law: no proposal, so nothing is subtracted either
+        if law is None or tree.broken(node):
+            of_children.append(0.0)  # not drawn from its law, or nothing to compare it with: nothing is subtracted
             continue
         of_children.append(min(1.0, reach * float(rest[token]) / total / float(law[token])))
         if tree.mark[child] == CHOSEN:
@@ -80,7 +80,8 @@ def traversal_verify(
     and when its whole subtree has failed, with S the total of the positive part of w P - Q, P becomes that part
     normalised and w becomes ``S / (S + 1 - w)`` (S = 0: 0, at reach 1 still 1 with P as it was). When all children
     have failed, the node itself is accepted iff its coin is below w, strictly, and the next token is drawn from P.
-    So the answer is the first node in post-order whose coin passes; the root's always does. On a chain this is block
+    A node whose target law has no weight at all (lse = NaN) is a leaf: its children have reach 0. So the answer is the
+    first node in post-order whose coin passes; the root's always does. On a chain this is block
     verification. Proposal laws, tokens without weight and rounding are treated as in ordered_verify.
 
     The coins must be fresh in every step, for the rule looks at coins of nodes that it does not accept: they are keyed
