@@ -104,7 +104,7 @@ def chain_verify_logits(
     max_depth: int,
     rule: str = TOKEN,
 ) -> tuple[Tensor, ...]:
-    """Statistics of all rows, which are found side by side here; those that the walk passes by are marked as elsewhere."""
+    """Statistics of all rows, which are found side by side here; those it passes by are marked as such."""
     inv_t, lse, cut, tie_id, mass = stats = law_stats(logits, *sampling, masses=True)
     answer = chain_verify(
         tokens, offsets, drawn, law_row, (logits, inv_t, lse, cut, tie_id), draft, token_ids, seeds, root_positions,
