@@ -1,4 +1,5 @@
-"""The command line: `specdec demo | generate | info | lab | train`. Errors and exit codes live here, work does not.
+"""The command line: `specdec demo | drafters | generate | info | lab | train | tune`. Errors and exit codes live here,
+work does not.
 
 Nothing heavy is imported before a command runs, so `specdec --help` stays fast. Exit codes: 0 done, 1 the
 reader of a pipe went away or the lab rejected a law, 2 bad input (one message on stderr, no traceback), 130
@@ -20,12 +21,16 @@ from typer.core import TyperGroup
 
 from specdec_fast import __version__
 from specdec_fast.commands.demo import demo
+from specdec_fast.commands.drafters import drafters
 from specdec_fast.commands.generate import generate
 from specdec_fast.commands.info import info
 from specdec_fast.commands.lab import lab
 
 # Applications of other modules, mounted when they are there: name -> (module with `app`, line of help).
-MOUNTED = {"train": ("specdec_fast.train.command", "Train a target and draft pair such as the bundled one.")}
+MOUNTED = {
+    "train": ("specdec_fast.train.command", "Train a target and draft pair such as the bundled one."),
+    "tune": ("specdec_fast.commands.tune", "Choose by measuring what a drafter is made of."),
+}
 
 
 def _explain(error: Exception) -> str:
@@ -120,6 +125,7 @@ def root(
 
 
 main.command()(demo)
+main.command()(drafters)
 main.command()(generate)
 main.command()(info)
 main.command()(lab)

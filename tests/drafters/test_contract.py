@@ -43,6 +43,10 @@ BUILD: dict[str, dict[str, Callable[[], Any]]] = {
     "draft_tree": {
         how: (lambda how=how: get_drafter("draft_tree")(close_model(), widths=(3, 2, 1), how=how))
         for how in ("coupled", "hybrid", "iid", "top_k", "without_replacement")
+    }
+    | {
+        f"best_{how}": (lambda how=how: get_drafter("draft_tree")(close_model(), depth=4, width=3, how=how))
+        for how in ("coupled", "top_k")
     },
     "ngram": {"short": lambda: get_drafter("ngram")(num_draft_tokens=5, n_min=1)},
 }
