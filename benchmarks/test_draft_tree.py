@@ -60,6 +60,21 @@ def test_growing_64_nodes_outside_the_model(benchmark: Any, how: str) -> None:
     benchmark(propose)
 
 
+def test_joining_two_drafts(benchmark: Any) -> None:
+    """The drafter forest over two prompt lookups: what joining costs, for the look-ups cost little."""
+    rows = 4
+    made = get_drafter("forest")([get_drafter("ngram")(n_min=1), get_drafter("ngram")(n_max=2, n_min=1)])
+    state = DecodeState(rows, 128)
+    joined = [state.join([1, 2, 3, 4, 5, 6] * 5, SamplingParams(seed=at), 30, ()) for at in range(rows)]
+    made.begin(state, joined, None)
+
+    def propose() -> int:
+        return made.propose(state, joined, Budget([16] * rows), state.rng(joined)).num_nodes
+
+    benchmark.extra_info |= {"nodes": propose()}
+    benchmark(propose)
+
+
 @pytest.mark.parametrize(("name", "settings"), CASES, ids=str)
 def test_propose(benchmark: Any, name: str, settings: dict[str, Any]) -> None:
     rows = 4

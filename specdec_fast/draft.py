@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_kernels import TreePlan, tree_plan
+from specdec_kernels import TreePlan, law_stats, tree_plan
 
 
 class Drawn(IntEnum):
@@ -73,6 +73,38 @@ class Laws:
         kept = ((logits > cut) | ((logits == cut) & (ids <= tie))) & (logits > float("-inf"))
         scaled = torch.where(kept, logits, 0.0) * self.inv_t[:, None].to(dtype) - self.lse[:, None].to(dtype)
         return torch.where(kept, scaled.exp(), 0.0)
+
+
+class PendingLaws(Laws):
+    """Laws whose statistics nobody has read yet: the first look finds all of them, unless a rule brings its own.
+
+    logits: [R, V]; asked: (temperature, top_k, top_p, min_p), each [R], as law_stats takes them.
+    """
+
+    __slots__ = ("_found", "asked")
+    asked: tuple[Tensor, Tensor, Tensor, Tensor]
+    _found: tuple[Tensor, ...] | None
+
+    def __init__(self, logits: Tensor, asked: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
+        for name, value in (("logits", logits), ("token_ids", None), ("asked", asked), ("_found", None)):
+            object.__setattr__(self, name, value)
+
+    def settle(self, found: Sequence[Tensor]) -> None:
+        """The statistics (inv_t, lse, cut, tie_id, mass) as a rule found them: those of every node of its paths."""
+        object.__setattr__(self, "_found", tuple(found))
+
+    def _all(self) -> tuple[Tensor, ...]:
+        found = self._found
+        if found is None:
+            found = law_stats(self.logits, *self.asked, masses=True)
+            self.settle(found)
+        return found
+
+    inv_t = property(lambda self: self._all()[0])
+    lse = property(lambda self: self._all()[1])
+    cut = property(lambda self: self._all()[2])
+    tie_id = property(lambda self: self._all()[3])
+    mass = property(lambda self: self._all()[4])
 
 
 def concat_laws(parts: Sequence[Laws]) -> Laws:
@@ -194,16 +226,16 @@ class Draft:
             tokens.extend(row_tokens)
             parents.extend(row_parents)
             offsets.append(len(tokens))
-        count = len(tokens)
         counts = tuple(b - a for a, b in zip(offsets, offsets[1:]))
+        shape = packed_shape(tuple(rows), counts, torch.device(device))
         return Draft(
-            rows=torch.tensor(rows, dtype=torch.int32).to(device),
+            rows=shape.rows,
             tokens=torch.tensor(tokens, dtype=torch.int64).to(device),
             parents=torch.tensor(parents, dtype=torch.int32).to(device),
-            offsets=torch.tensor(offsets, dtype=torch.int32).to(device),
-            drawn=torch.zeros(count, dtype=torch.int8, device=device),
-            law_row=torch.full((count,), -1, dtype=torch.int32, device=device),
-            row_of=_row_of(counts).to(device),
+            offsets=shape.offsets,
+            drawn=shape.drawn,
+            law_row=shape.law_row,
+            row_of=shape.row_of,
             counts=counts,
             max_depth=depth_bound,
             scouts=None if scouts is None else torch.tensor(list(scouts), dtype=torch.bool).to(device),

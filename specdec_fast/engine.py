@@ -232,7 +232,7 @@ class Engine:
             output, slots = target.score(draft, plan, self.needs.taps)
         with clock.time("verify"):
             assert output.logits is not None
-            laws = process(draft, plan, output.logits, sampling, rng.positions)
+            laws = process(draft, plan, output.logits, sampling, rng.positions, whole=self.needs.node_choices)
             acceptance = self.rule(draft, plan, laws, rng)
         with clock.time("commit"):
             target.cache.commit(draft.rows, slots, acceptance.path, acceptance.num_accepted)

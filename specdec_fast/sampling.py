@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from specdec_fast.draft import Draft, Laws, packed_shape
+from specdec_fast.draft import Draft, Laws, PendingLaws, packed_shape
 from specdec_fast.edits import Edits, TokenCounts, has_penalties, pack_edits
 from specdec_fast.grammar import Guide
 from specdec_fast.sampling_params import SamplingParams as SamplingParams
@@ -46,6 +46,10 @@ class Sampling:
         found = law_stats(logits, self.temperature, self.top_k, self.top_p, self.min_p, masses=True)
         inv_t, lse, cut, tie_id, mass = found
         return Laws(logits, inv_t, lse, cut, tie_id, mass=mass)
+
+    def pending(self, logits: Tensor) -> PendingLaws:
+        """The same, for a rule that may not need all of them."""
+        return PendingLaws(logits, (self.temperature, self.top_k, self.top_p, self.min_p))
 
     def choose(self, logits: Tensor, positions: Tensor) -> Tensor:
         """The token, int64 [B], that logits [B, V] give at `positions` (int32 [B]) under the replay noise.
@@ -177,17 +181,22 @@ class SamplingTable:
         )
 
 
-def process(draft: Draft, plan: TreePlan, logits: Tensor, sampling: Sampling, root_positions: Tensor) -> Laws:
+def process(
+    draft: Draft, plan: TreePlan, logits: Tensor, sampling: Sampling, root_positions: Tensor, *, whole: bool = False
+) -> Laws:
     """The target's law at every node, each on its own root path. logits: [M, V], edited in place.
 
-    Row i of the result is the law of the token after node i. root_positions: int32 [B] absolute. A node below a token
-    that a grammar refuses keeps a law without the grammar's mask: it has weight 0 in its parent's law, so no rule gets
-    there. A node that can be reached and has no token left has a law of NaN (`failures` says why).
+    Row i of the result is the law of the token after node i. Its statistics are found when they are first looked at, or
+    all at once if `whole`, for whoever wants the target's choice at every node. root_positions: int32 [B] absolute.
+
+    A node below a token that a grammar refuses keeps a law without the grammar's mask: it has weight 0 in its parent's
+    law, so no rule gets there. A node that can be reached and has no token left has a law of NaN (`failures` says why).
     """
     if sampling.edits is not None:
         paths = NodePaths(draft.tokens, draft.parents, draft.offsets, root_positions)
         logits = sampling.edits.apply(logits, paths, draft.row_of)
-    return sampling.per_node(draft.counts, draft.row_of).laws(logits)
+    each = sampling.per_node(draft.counts, draft.row_of)
+    return each.laws(logits) if whole else each.pending(logits)
 
 
 def process_chains(logits: Tensor, sampling: Sampling, root_positions: Tensor, chains: Sequence[Sequence[int]]) -> Laws:

@@ -1,5 +1,5 @@
-// torch.ops.specdec.{law_stats, law_masses, replay_sample, draw_sample, tree_plan, chain_verify, chain_thresholds, tree_verify}:
-// schemas and CPU implementations. The Python side repeats failed checks with longer messages (kernels/.../reference.py).
+// torch.ops.specdec.{law_stats, law_masses, replay_sample, draw_sample, tree_plan, tree_verify, replay_verify,
+// chain_verify, chain_verify_logits, chain_thresholds}: schemas and CPU implementations. The Python side repeats failed checks with longer messages (kernels/.../reference.py).
 #include <tuple>
 #include <vector>
 
@@ -13,25 +13,41 @@
 namespace specdec::bindings {
 namespace {
 
+// Results of law_stats.
 struct StatsTensors {
   Tensor inv_t, lse, cut, tie_id;
   Maybe mass;
+
+  StatsTensors(const Matrix& m, bool masses) : StatsTensors(m, masses, m.type == Scalar::Float64 ? ScalarType::Double : ScalarType::Float) {}
+
+ private:
+  StatsTensors(const Matrix& m, bool masses, ScalarType type)
+      : inv_t(empty({m.rows}, type)),
+        lse(empty({m.rows}, type)),
+        cut(empty({m.rows}, type)),
+        tie_id(empty({m.rows}, ScalarType::Int)) {
+    if (masses) mass = empty({m.rows, block_count(m.columns)}, type);
+  }
 };
 
-StatsTensors stats_of(const Tensor& logits, const Tensor& temperature, const Tensor& top_k, const Tensor& top_p,
-                      const Tensor& min_p, bool masses) {
+// Logits with the sampling parameters of their rows, checked, and where their statistics go.
+AskedRows asked_rows(const Tensor& logits, const Tensor& temperature, const Tensor& top_k, const Tensor& top_p,
+                     const Tensor& min_p, const StatsTensors& out) {
   const Matrix m = matrix(logits, "logits");
   const SamplingRows sampling{vector<float>(temperature, m.rows, "temperature"), vector<int32_t>(top_k, m.rows, "top_k"),
                               vector<float>(top_p, m.rows, "top_p"), vector<float>(min_p, m.rows, "min_p")};
   int64_t row = 0;
   const char* bad = invalid_parameter(sampling, m.rows, &row);
   SPECDEC_CHECK(bad == nullptr, "law_stats: ", bad, "[", row, "] is out of range");
-  const ScalarType type = m.type == Scalar::Float64 ? ScalarType::Double : ScalarType::Float;
-  StatsTensors out{empty({m.rows}, type), empty({m.rows}, type), empty({m.rows}, type), empty({m.rows}, ScalarType::Int),
-                   std::nullopt};
-  if (masses) out.mass = empty({m.rows, block_count(m.columns)}, type);
-  law_stats(m, sampling, out.inv_t.mutable_data_ptr(), out.lse.mutable_data_ptr(), out.cut.mutable_data_ptr(),
-            data<int32_t>(out.tie_id), masses ? out.mass->mutable_data_ptr() : nullptr);
+  return {m, sampling, out.inv_t.mutable_data_ptr(), out.lse.mutable_data_ptr(), out.cut.mutable_data_ptr(),
+          data<int32_t>(out.tie_id), out.mass.has_value() ? out.mass->mutable_data_ptr() : nullptr};
+}
+
+StatsTensors stats_of(const Tensor& logits, const Tensor& temperature, const Tensor& top_k, const Tensor& top_p,
+                      const Tensor& min_p, bool masses) {
+  StatsTensors out(matrix(logits, "logits"), masses);
+  const AskedRows to = asked_rows(logits, temperature, top_k, top_p, min_p, out);
+  law_stats(to.logits, to.sampling, to.inv_t, to.lse, to.cut, to.tie_id, to.mass);
   return out;
 }
 
@@ -91,22 +107,52 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> tree_plan_cpu(Tensor parents,
   return {depth, row, ancestors, first, next};
 }
 
+// Trees as the walks take them, checked.
+WalkedTree walked_tree(const Tensor& tokens, const Tensor& offsets, const Tensor& first_child, const Tensor& next_sibling,
+                       const Maybe& scouts, int64_t* rows) {
+  SPECDEC_CHECK(tokens.dim() == 1, "tokens has shape ", shape_of(tokens), ", expected [M]");
+  const int64_t nodes = tokens.size(0);
+  return {vector<int64_t>(tokens, nodes, "tokens"), nodes, offsets_of(offsets, nodes, rows),
+          vector<int32_t>(first_child, nodes, "first_child"), vector<int32_t>(next_sibling, nodes, "next_sibling"),
+          scouts.has_value() ? vector<bool>(*scouts, nodes, "scouts") : nullptr};
+}
+
+void check_walk(const char* op, Walk walk, int64_t row, int64_t max_depth) {
+  SPECDEC_CHECK(walk != Walk::kBadLink, op, ": links of row ", row, " do not point forward");
+  SPECDEC_CHECK(walk != Walk::kTooDeep, op, ": the path of row ", row, " is longer than max_depth = ", max_depth,
+                "; expected a capacity of at least the largest depth; pass a larger max_depth");
+}
+
 std::tuple<Tensor, Tensor, Tensor> tree_verify_cpu(
     Tensor tokens, Tensor offsets, Tensor first_child, Tensor next_sibling, Tensor node_choice, Maybe scouts,
     int64_t max_depth) {
-  SPECDEC_CHECK(tokens.dim() == 1 && max_depth >= 0, "tokens has shape ", shape_of(tokens), ", max_depth ", max_depth);
-  const int64_t nodes = tokens.size(0);
+  SPECDEC_CHECK(max_depth >= 0, "max_depth is ", max_depth);
   int64_t rows = 0, row = 0;
-  const int32_t* starts = offsets_of(offsets, nodes, &rows);
+  const WalkedTree tree = walked_tree(tokens, offsets, first_child, next_sibling, scouts, &rows);
   const PathTensors out(rows, max_depth);
-  const Walk walk = tree_verify(
-      vector<int64_t>(tokens, nodes, "tokens"), nodes, starts, rows, vector<int32_t>(first_child, nodes, "first_child"),
-      vector<int32_t>(next_sibling, nodes, "next_sibling"), vector<int64_t>(node_choice, nodes, "node_choice"),
-      scouts.has_value() ? vector<bool>(*scouts, nodes, "scouts") : nullptr, out.view(max_depth), &row);
-  SPECDEC_CHECK(walk != Walk::kBadLink, "tree_verify: links of row ", row, " do not point forward");
-  SPECDEC_CHECK(walk != Walk::kTooDeep, "tree_verify: the path of row ", row, " is longer than max_depth = ", max_depth,
-                "; expected a capacity of at least the largest depth; pass a larger max_depth");
+  const int64_t* choice = vector<int64_t>(node_choice, tree.nodes, "node_choice");
+  const Walk walk = tree_verify(tree, rows, choice, out.view(max_depth), &row);
+  check_walk("tree_verify", walk, row, max_depth);
   return {out.path, out.num_accepted, out.next_token};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> replay_verify_cpu(
+    Tensor tokens, Tensor offsets, Tensor first_child, Tensor next_sibling, Maybe scouts, Tensor logits,
+    Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seeds, Tensor root_positions, int64_t max_depth) {
+  SPECDEC_CHECK(max_depth >= 0, "max_depth is ", max_depth);
+  int64_t rows = 0, row = 0;
+  const WalkedTree tree = walked_tree(tokens, offsets, first_child, next_sibling, scouts, &rows);
+  const StatsTensors stats(matrix(logits, "logits"), true);
+  const AskedRows asked = asked_rows(logits, temperature, top_k, top_p, min_p, stats);
+  SPECDEC_CHECK(asked.logits.rows == tree.nodes, "logits has ", asked.logits.rows, " rows for ", tree.nodes, " nodes");
+  ask_nothing(asked);
+  Laws laws = laws_of(logits, stats.inv_t, stats.lse, stats.cut, stats.tie_id);
+  laws.asked = &asked;
+  const PathTensors out(rows, max_depth);
+  const Walk walk = replay_verify(tree, rows, laws, vector<int64_t>(seeds, rows, "seeds"),
+                                  vector<int32_t>(root_positions, rows, "root_positions"), out.view(max_depth), &row);
+  check_walk("replay_verify", walk, row, max_depth);
+  return {out.path, out.num_accepted, out.next_token, stats.inv_t, stats.lse, stats.cut, stats.tie_id, *stats.mass};
 }
 
 // The draft of chain_verify and chain_thresholds, checked.
@@ -143,13 +189,9 @@ struct ChainArguments {
   ChainArguments(const ChainArguments&) = delete;
 };
 
-std::tuple<Tensor, Tensor, Tensor> chain_verify_cpu(
-    Tensor tokens, Tensor offsets, Tensor drawn, Tensor law_row, Tensor logits, Tensor inv_t, Tensor lse, Tensor cut,
-    Tensor tie_id, Maybe draft_logits, Maybe draft_inv_t, Maybe draft_lse, Maybe draft_cut, Maybe draft_tie_id,
-    Maybe token_ids, Tensor seeds, Tensor root_positions, Maybe uniforms, Maybe block_noise, Maybe token_noise,
-    int64_t max_depth, bool block, Maybe mass) {
-  const ChainArguments a(tokens, offsets, drawn, law_row, laws_of(logits, inv_t, lse, cut, tie_id), draft_logits,
-                         draft_inv_t, draft_lse, draft_cut, draft_tie_id, token_ids, mass);
+// Explicit noise of chain_verify, checked, beside the keyed one.
+ChainNoise chain_noise(const ChainArguments& a, const Tensor& seeds, const Tensor& root_positions, const Maybe& uniforms,
+                       const Maybe& block_noise, const Maybe& token_noise, int64_t max_depth) {
   const int64_t rows = a.draft.rows, vocab = a.target.logits.columns;
   SPECDEC_CHECK(max_depth >= 0 && widest_row(a.draft.offsets, rows) <= max_depth + 1, "max_depth is ", max_depth);
   ChainNoise noise{vector<int64_t>(seeds, rows, "seeds"), vector<int32_t>(root_positions, rows, "root_positions"),
@@ -163,9 +205,37 @@ std::tuple<Tensor, Tensor, Tensor> chain_verify_cpu(
     noise.block_noise = input<float>(*block_noise, "block noise");
     noise.token_noise = input<float>(*token_noise, "token noise");
   }
-  const PathTensors out(rows, max_depth);
+  return noise;
+}
+
+std::tuple<Tensor, Tensor, Tensor> chain_verify_cpu(
+    Tensor tokens, Tensor offsets, Tensor drawn, Tensor law_row, Tensor logits, Tensor inv_t, Tensor lse, Tensor cut,
+    Tensor tie_id, Maybe draft_logits, Maybe draft_inv_t, Maybe draft_lse, Maybe draft_cut, Maybe draft_tie_id,
+    Maybe token_ids, Tensor seeds, Tensor root_positions, Maybe uniforms, Maybe block_noise, Maybe token_noise,
+    int64_t max_depth, bool block, Maybe mass) {
+  const ChainArguments a(tokens, offsets, drawn, law_row, laws_of(logits, inv_t, lse, cut, tie_id), draft_logits,
+                         draft_inv_t, draft_lse, draft_cut, draft_tie_id, token_ids, mass);
+  const ChainNoise noise = chain_noise(a, seeds, root_positions, uniforms, block_noise, token_noise, max_depth);
+  const PathTensors out(a.draft.rows, max_depth);
   chain_verify(a.draft, a.target, block ? ChainRule::kBlock : ChainRule::kToken, noise, out.view(max_depth));
   return {out.path, out.num_accepted, out.next_token};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> chain_verify_logits_cpu(
+    Tensor tokens, Tensor offsets, Tensor drawn, Tensor law_row, Tensor logits, Tensor temperature, Tensor top_k,
+    Tensor top_p, Tensor min_p, Maybe draft_logits, Maybe draft_inv_t, Maybe draft_lse, Maybe draft_cut,
+    Maybe draft_tie_id, Maybe token_ids, Tensor seeds, Tensor root_positions, int64_t max_depth, bool block) {
+  const StatsTensors stats(matrix(logits, "logits"), true);
+  const AskedRows rows = asked_rows(logits, temperature, top_k, top_p, min_p, stats);
+  ask_nothing(rows);
+  Laws target = laws_of(logits, stats.inv_t, stats.lse, stats.cut, stats.tie_id);
+  target.asked = &rows;
+  const ChainArguments a(tokens, offsets, drawn, law_row, target, draft_logits, draft_inv_t, draft_lse, draft_cut,
+                         draft_tie_id, token_ids, stats.mass);
+  const ChainNoise noise = chain_noise(a, seeds, root_positions, std::nullopt, std::nullopt, std::nullopt, max_depth);
+  const PathTensors out(a.draft.rows, max_depth);
+  chain_verify(a.draft, a.target, block ? ChainRule::kBlock : ChainRule::kToken, noise, out.view(max_depth));
+  return {out.path, out.num_accepted, out.next_token, stats.inv_t, stats.lse, stats.cut, stats.tie_id, *stats.mass};
 }
 
 std::tuple<Tensor, Tensor> chain_thresholds_cpu(
@@ -222,11 +292,21 @@ STABLE_TORCH_LIBRARY_FRAGMENT(specdec, m) {
       "tree_verify(Tensor tokens, Tensor offsets, Tensor first_child, Tensor next_sibling, Tensor node_choice, "
       "Tensor? scouts, int max_depth) -> (Tensor, Tensor, Tensor)");
   m.def(
+      "replay_verify(Tensor tokens, Tensor offsets, Tensor first_child, Tensor next_sibling, Tensor? scouts, "
+      "Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seeds, "
+      "Tensor root_positions, int max_depth) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+  m.def(
       "chain_verify(Tensor tokens, Tensor offsets, Tensor drawn, Tensor law_row, Tensor logits, Tensor inv_t, "
       "Tensor lse, Tensor cut, Tensor tie_id, Tensor? draft_logits, Tensor? draft_inv_t, Tensor? draft_lse, "
       "Tensor? draft_cut, Tensor? draft_tie_id, Tensor? token_ids, Tensor seeds, Tensor root_positions, "
       "Tensor? uniforms, Tensor? block_noise, Tensor? token_noise, int max_depth, bool block, Tensor? mass) "
       "-> (Tensor, Tensor, Tensor)");
+  m.def(
+      "chain_verify_logits(Tensor tokens, Tensor offsets, Tensor drawn, Tensor law_row, Tensor logits, "
+      "Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor? draft_logits, Tensor? draft_inv_t, "
+      "Tensor? draft_lse, Tensor? draft_cut, Tensor? draft_tie_id, Tensor? token_ids, Tensor seeds, "
+      "Tensor root_positions, int max_depth, bool block) "
+      "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def(
       "chain_thresholds(Tensor tokens, Tensor offsets, Tensor drawn, Tensor law_row, Tensor logits, Tensor inv_t, "
       "Tensor lse, Tensor cut, Tensor tie_id, Tensor? draft_logits, Tensor? draft_inv_t, Tensor? draft_lse, "
@@ -241,7 +321,9 @@ STABLE_TORCH_LIBRARY_IMPL(specdec, CPU, m) {
   m.impl("draw_sample", TORCH_BOX(&specdec::bindings::draw_sample_cpu));
   m.impl("tree_plan", TORCH_BOX(&specdec::bindings::tree_plan_cpu));
   m.impl("tree_verify", TORCH_BOX(&specdec::bindings::tree_verify_cpu));
+  m.impl("replay_verify", TORCH_BOX(&specdec::bindings::replay_verify_cpu));
   m.impl("chain_verify", TORCH_BOX(&specdec::bindings::chain_verify_cpu));
+  m.impl("chain_verify_logits", TORCH_BOX(&specdec::bindings::chain_verify_logits_cpu));
   m.impl("chain_thresholds", TORCH_BOX(&specdec::bindings::chain_thresholds_cpu));
   m.impl("noise", TORCH_BOX(&specdec::bindings::noise_cpu));
 }

@@ -4,6 +4,7 @@
 
 #include "sanitize/some_laws.h"
 #include "verify/chain.h"
+#include "verify/law_stats.h"
 #include "verify/sample.h"
 
 namespace specdec::sanitize {
@@ -69,6 +70,17 @@ void verify_case(uint64_t seed) {
     }
   };
   check_path("chain_verify");
+
+  // The same with statistics found on the way.
+  const Scalar real = target.laws.wide() ? Scalar::Float64 : Scalar::Float32;
+  const Block inv_t(real, nodes), lse(real, nodes), cut(real, nodes), mass(real, nodes * block_count(vocab));
+  std::vector<int32_t> tie_id(nodes), top_k(nodes, seed % 2 ? 0 : 3);
+  std::vector<float> temperature(nodes, seed % 7 ? 1.0f : 0.0f), top_p(nodes, seed % 4 ? 1.0f : 0.9f), min_p(nodes, 0.0f);
+  const AskedRows asked{target.laws.logits, {temperature.data(), top_k.data(), top_p.data(), min_p.data()}, inv_t.data(), lse.data(), cut.data(), tie_id.data(), mass.data()};
+  ask_nothing(asked);
+  Laws pending{target.laws.logits, inv_t.data(), lse.data(), cut.data(), tie_id.data(), mass.data(), &asked};
+  chain_verify(chain, pending, rule, {row_seeds.data(), roots.data(), nullptr, nullptr, nullptr}, {path.data(), accepted.data(), next.data(), depth});
+  check_path("chain_verify on logits");
   const Block coins(Scalar::Float32, nodes, random), block_noise(Scalar::Float32, rows * block_count(vocab), random), token_noise(Scalar::Float32, rows * vocab, random);
   chain_verify(chain, target.laws, rule,
                {row_seeds.data(), roots.data(), static_cast<const float*>(coins.data()), static_cast<const float*>(block_noise.data()), static_cast<const float*>(token_noise.data())},
@@ -90,10 +102,13 @@ void verify_case(uint64_t seed) {
   std::unique_ptr<bool[]> scouts(new bool[nodes]());
   if (nodes > 1) scouts[nodes - 1] = trees.parents[nodes - 1] >= 0;
   int64_t row = 0;
-  expect(tree_verify(tokens.data(), nodes, trees.offsets.data(), rows, child.data(), sibling.data(), choice.data(), seed % 2 ? scouts.get() : nullptr,
-                     {path.data(), accepted.data(), next.data(), depth}, &row) == Walk::kFine,
-         "tree_verify", seed);
+  const WalkedTree walked{tokens.data(), nodes, trees.offsets.data(), child.data(), sibling.data(), seed % 2 ? scouts.get() : nullptr};
+  const Path walked_path{path.data(), accepted.data(), next.data(), depth};
+  expect(tree_verify(walked, rows, choice.data(), walked_path, &row) == Walk::kFine, "tree_verify", seed);
   check_path("tree_verify");
+  ask_nothing(asked);
+  expect(replay_verify(walked, rows, pending, row_seeds.data(), roots.data(), walked_path, &row) == Walk::kFine, "replay_verify", seed);
+  check_path("replay_verify");
 }
 
 }  // namespace specdec::sanitize

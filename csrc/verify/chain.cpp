@@ -29,6 +29,7 @@ class Chains {
   // log p(x) - log q(x) of an inner node, rounded once per side; -inf for what surely is refused.
   double log_ratio(int64_t node) const {
     const int64_t token = draft_.tokens[node];
+    target_.need(node - 1);
     const double log_p = target_.log_weight(node - 1, token);
     if (!draft_.drawn[node]) return log_p;
     const double log_q = laws_.log_weight(draft_.law_row[node], token);
@@ -132,7 +133,9 @@ void verify(const ChainDraft& draft, const Laws& target, ChainRule rule, const C
   const int64_t vocab = target.logits.columns, blocks = block_count(vocab), width = out.max_depth + 1;
 
   std::vector<double> reach(draft.rows, 1.0);
-  const int64_t rows_at_once = rule == ChainRule::kToken ? 2048 : std::max<int64_t>(1, row_grain(vocab) / 8);
+  int64_t rows_at_once = rule == ChainRule::kToken ? 2048 : std::max<int64_t>(1, row_grain(vocab) / 8);
+  // threads share the chains, or each row of logits where there are too few of these
+  if (target.asked != nullptr) rows_at_once = draft.rows < thread_count() ? draft.rows : std::max<int64_t>(1, row_grain(vocab) / 4);
   parallel_for(0, draft.rows, rows_at_once, [&](int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; ++b) {
       int32_t* path = out.path + b * width;
@@ -143,8 +146,10 @@ void verify(const ChainDraft& draft, const Laws& target, ChainRule rule, const C
         return uniform(random_word(counter, 0));
       });
       std::fill_n(path, width, -1);
-      if (start < stop)
+      if (start < stop) {
+        target.need(start + last.place);
         for (int32_t i = 0; i <= last.place; ++i) path[i] = start + i;
+      }
       out.num_accepted[b] = last.place;
       reach[b] = last.reach;
     }

@@ -43,6 +43,9 @@ struct Matrix {
   }
 };
 
+struct AskedRows;
+void find_row(const AskedRows& asked, int64_t row);
+
 struct Laws {
   Matrix logits;
   const void *inv_t, *lse, *cut;  // double for Float64 logits, else float
@@ -50,7 +53,13 @@ struct Laws {
   // Masses of the race blocks, [rows, block_count(columns)], double for Float64 logits, else float; rows of NaN where
   // they are not known. nullptr: none are.
   const void* mass = nullptr;
+  // Where statistics come from that nobody has asked for yet (law_stats.h); nullptr: all are there.
+  const AskedRows* asked = nullptr;
 
+  // Makes sure that row r has its statistics. Whoever may get laws with `asked` calls it before anything else.
+  void need(int64_t r) const {
+    if (asked != nullptr) find_row(*asked, r);
+  }
   bool wide() const { return logits.type == Scalar::Float64; }
   template <class Real>
   LawRow<Real> row(int64_t r) const {

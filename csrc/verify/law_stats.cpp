@@ -111,7 +111,7 @@ void all_rows(const Matrix& logits, const SamplingRows& sampling, const Results<
     for (int64_t b = 0; b < blocks; ++b) out.mass[r * blocks + b] = static_cast<Real>(known ? sums[b] * share : share);
   };
   const int64_t pieces = (vocab + kChunk - 1) / kChunk;
-  if (pieces == 1 || rows * vocab <= kGrain || rows >= 4 * thread_count()) {
+  if (pieces == 1 || thread_count() == 1 || rows * vocab <= kGrain || rows >= 4 * thread_count()) {
     parallel_for(0, rows, row_grain(vocab), [&](int64_t begin, int64_t end) {
       std::vector<double> sums(blocks);
       for (int64_t r = begin; r < end; ++r) {
@@ -168,6 +168,45 @@ void law_stats(const Matrix& logits, const SamplingRows& sampling, void* inv_t, 
     run(double{});
   else
     run(float{});
+}
+
+namespace {
+
+template <class Real>
+void find_row_as(const AskedRows& asked, int64_t r) {
+  Real* const lse = static_cast<Real*>(asked.lse) + r;
+  if (*lse != static_cast<Real>(kInfinity)) return;
+  Matrix row = asked.logits;
+  row.data = asked.logits.at(r, 0);
+  row.rows = 1;
+  const SamplingRows& all = asked.sampling;
+  const int64_t blocks = block_count(row.columns);
+  all_rows<Real>(row, {all.temperature + r, all.top_k + r, all.top_p + r, all.min_p + r},
+                 {static_cast<Real*>(asked.inv_t) + r, lse, static_cast<Real*>(asked.cut) + r, asked.tie_id + r,
+                  static_cast<Real*>(asked.mass) + r * blocks});
+}
+
+}  // namespace
+
+void find_row(const AskedRows& asked, int64_t row) {
+  asked.logits.type == Scalar::Float64 ? find_row_as<double>(asked, row) : find_row_as<float>(asked, row);
+}
+
+void ask_nothing(const AskedRows& asked) {
+  const int64_t rows = asked.logits.rows;
+  std::fill_n(asked.tie_id, rows, 0);
+  auto fill = [&](auto real) {
+    using Real = decltype(real);
+    std::fill_n(static_cast<Real*>(asked.lse), rows, static_cast<Real>(kInfinity));
+    std::fill_n(static_cast<Real*>(asked.inv_t), rows, Real{0});
+    std::fill_n(static_cast<Real*>(asked.cut), rows, Real{0});
+    std::fill_n(static_cast<Real*>(asked.mass), rows * block_count(asked.logits.columns),
+                std::numeric_limits<Real>::quiet_NaN());
+  };
+  if (asked.logits.type == Scalar::Float64)
+    fill(double{});
+  else
+    fill(float{});
 }
 
 }  // namespace specdec

@@ -19,4 +19,17 @@ const char* invalid_parameter(const SamplingRows& sampling, int64_t rows, int64_
 void law_stats(const Matrix& logits, const SamplingRows& sampling, void* inv_t, void* lse, void* cut, int32_t* tie_id,
                void* mass = nullptr);
 
+// Statistics of rows that are found when they are first asked for. A row with lse = +inf was not; each row is asked for
+// by one thread.
+struct AskedRows {
+  Matrix logits;
+  SamplingRows sampling;
+  void *inv_t, *lse, *cut;
+  int32_t* tie_id;
+  void* mass;
+};
+
+// Marks all rows as not asked for: inv_t, cut and tie_id 0, lse +inf, masses NaN.
+void ask_nothing(const AskedRows& asked);
+
 }  // namespace specdec

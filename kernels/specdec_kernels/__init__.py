@@ -7,7 +7,7 @@ kernel serves what and why.
 from __future__ import annotations
 
 # Every operator's name is also the name of its folder: importing it here makes `specdec_kernels.<name>` the operator.
-from .chain_verify import chain_thresholds, chain_verify
+from .chain_verify import chain_thresholds, chain_verify, chain_verify_logits
 from .dispatch import OPS, Backend, FallbackWarning, Op, UnsupportedError, explain, use_backend
 from .draw_sample import draw_sample
 from .edit_logits import ALWAYS, Additions, Forced, NodePaths, Penalties, TokenMasks, edit_logits
@@ -15,8 +15,10 @@ from .kv_commit import CacheTable, kv_commit
 from .kv_slots import kv_slots
 from .kv_stage import kv_stage
 from .law_stats import law_stats
+from .ngram_match import ngram_match
 from .ordered_verify import ordered_thresholds, ordered_verify
 from .replay_sample import replay_sample
+from .replay_verify import replay_verify
 from .traversal_verify import traversal_thresholds, traversal_verify
 from .tree_attention import tree_attention
 from .tree_expand import tree_expand
@@ -39,6 +41,7 @@ __all__ = [
     "UnsupportedError",
     "chain_thresholds",
     "chain_verify",
+    "chain_verify_logits",
     "draw_sample",
     "edit_logits",
     "explain",
@@ -46,9 +49,11 @@ __all__ = [
     "kv_slots",
     "kv_stage",
     "law_stats",
+    "ngram_match",
     "ordered_thresholds",
     "ordered_verify",
     "replay_sample",
+    "replay_verify",
     "traversal_thresholds",
     "traversal_verify",
     "tree_attention",

@@ -99,7 +99,7 @@ def check(
         expect.tensor(op, "race block noise", race[0], torch.float32, batch, (vocab + BLOCK - 1) // BLOCK)
         expect.tensor(op, "race token noise", race[1], torch.float32, batch, vocab)
     expect.depth(op, max_depth)
-    deepest = max(_depths(offsets, first_child, next_sibling), default=0)
+    deepest = max(depths(offsets, first_child, next_sibling), default=0)
     if deepest > max_depth:
         raise ValueError(
             f"{op}: a row is {deepest} draft tokens deep; expected at most max_depth = {max_depth}; drawn tokens must "
@@ -107,7 +107,8 @@ def check(
         )
 
 
-def _depths(offsets: Tensor, first_child: Tensor, next_sibling: Tensor) -> list[int]:
+def depths(offsets: Tensor, first_child: Tensor, next_sibling: Tensor) -> list[int]:
+    """Depth of every packed node, 0 for roots and tail nodes; the links point forward."""
     first, sibling, depth = first_child.tolist(), next_sibling.tolist(), [0] * len(first_child)
     for node in range(int(offsets[-1])):
         child = first[node]

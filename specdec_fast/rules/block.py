@@ -14,9 +14,9 @@ from torch import Tensor
 
 from specdec_fast.draft import Draft, Laws
 from specdec_fast.interfaces import Acceptance, Needs, Rng
-from specdec_fast.rules.token import chains
+from specdec_fast.rules.token import chain_coins, verify_chains
 from specdec_fast.sampling import SamplingParams
-from specdec_kernels import TreePlan, chain_thresholds, chain_verify
+from specdec_kernels import TreePlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,20 +40,11 @@ class Block:
     def __call__(
         self, draft: Draft, plan: TreePlan, target_laws: Laws, rng: Rng, uniforms: Tensor | None = None
     ) -> Acceptance:
-        path, accepted, following = chain_verify(
-            *chains(self.name, draft, target_laws),
-            rng.seeds,
-            rng.positions,
-            uniforms=uniforms,
-            max_depth=draft.max_depth,
-            rule="block",
-            mass=target_laws.mass,
-        )
-        return Acceptance(path, accepted, following)
+        return verify_chains(self.name, draft, target_laws, rng, uniforms)
 
     def thresholds(self, draft: Draft, plan: TreePlan, target_laws: Laws) -> tuple[Tensor, Tensor]:
         """Thresholds [M] and residual weights [M, V] (`chain_thresholds`); nodes from the last to the first."""
-        return chain_thresholds(*chains(self.name, draft, target_laws), rule="block")
+        return chain_coins(self.name, draft, target_laws)
 
 
 RULE = Block()

@@ -12,28 +12,44 @@ from typing import Any
 
 from torch import Tensor
 
-from specdec_fast.draft import Draft, Laws
+from specdec_fast.draft import Draft, Laws, PendingLaws
 from specdec_fast.interfaces import Acceptance, Needs, Rng
 from specdec_fast.sampling import SamplingParams
-from specdec_kernels import TreePlan, chain_thresholds, chain_verify
+from specdec_kernels import TreePlan, chain_thresholds, chain_verify, chain_verify_logits
 
 
-def chains(rule: str, draft: Draft, target_laws: Laws) -> tuple[Any, ...]:
-    """A draft of chains and its laws as the operators take them. Raises ValueError for trees and scouts."""
+def verify_chains(rule: str, draft: Draft, target_laws: Laws, rng: Rng, uniforms: Tensor | None) -> Acceptance:
+    """The rule "token" or "block" on chains. Of laws that nobody has looked at yet it finds what it needs."""
+    nodes, laws, token_ids = _proposals(rule, draft)
+    noise = (laws, token_ids, rng.seeds, rng.positions)
+    if uniforms is None and isinstance(target_laws, PendingLaws):
+        path, accepted, following, *found = chain_verify_logits(
+            *nodes, target_laws.logits, target_laws.asked, *noise, max_depth=draft.max_depth, rule=rule
+        )
+        target_laws.settle(found)
+    else:
+        target = (target_laws.logits, *target_laws.stats)
+        path, accepted, following = chain_verify(
+            *nodes, target, *noise, uniforms=uniforms, max_depth=draft.max_depth, rule=rule, mass=target_laws.mass
+        )
+    return Acceptance(path, accepted, following)
+
+
+def chain_coins(rule: str, draft: Draft, target_laws: Laws) -> tuple[Tensor, Tensor]:
+    """Accept thresholds [M] and residual weights [M, V] of the rule "token" or "block" (`chain_thresholds`)."""
+    nodes, laws, token_ids = _proposals(rule, draft)
+    return chain_thresholds(*nodes, (target_laws.logits, *target_laws.stats), laws, token_ids, rule=rule)
+
+
+def _proposals(rule: str, draft: Draft) -> tuple[tuple[Tensor, ...], Any, Tensor | None]:
+    """A draft of chains as the operators take it: nodes, laws, ids. Raises ValueError for trees and scouts."""
     if not draft.is_chain:
         raise ValueError(f"rule {rule}: got a tree; expected chains (every node's parent is the node before it)")
     if draft.scouts is not None:
         raise ValueError(f"rule {rule}: got scouts; expected chains in which every node is a proposal; use rule tree")
+    nodes = (draft.tokens, draft.offsets, draft.drawn, draft.law_row)
     laws = draft.laws
-    return (
-        draft.tokens,
-        draft.offsets,
-        draft.drawn,
-        draft.law_row,
-        (target_laws.logits, *target_laws.stats),
-        None if laws is None else (laws.logits, *laws.stats),
-        None if laws is None else laws.token_ids,
-    )
+    return nodes, None if laws is None else (laws.logits, *laws.stats), None if laws is None else laws.token_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +73,11 @@ class Token:
     def __call__(
         self, draft: Draft, plan: TreePlan, target_laws: Laws, rng: Rng, uniforms: Tensor | None = None
     ) -> Acceptance:
-        path, accepted, following = chain_verify(
-            *chains(self.name, draft, target_laws),
-            rng.seeds,
-            rng.positions,
-            uniforms=uniforms,
-            max_depth=draft.max_depth,
-            mass=target_laws.mass,
-        )
-        return Acceptance(path, accepted, following)
+        return verify_chains(self.name, draft, target_laws, rng, uniforms)
 
     def thresholds(self, draft: Draft, plan: TreePlan, target_laws: Laws) -> tuple[Tensor, Tensor]:
         """Accept thresholds [M] and residual weights [M, V] (`chain_thresholds`); node i follows node i - 1."""
-        return chain_thresholds(*chains(self.name, draft, target_laws))
+        return chain_coins(self.name, draft, target_laws)
 
 
 RULE = Token()

@@ -5,6 +5,7 @@ notices.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -148,6 +149,7 @@ class Moody(NoisyTree):
     """Raises in a verb for the row whose text begins with a token, whatever else is in the batch."""
 
     verb, first, begins = "propose", 2, 0
+    needs = replace(NoisyTree.needs, node_choices=True)
 
     def _fail(self, verb: str, view: Any, rows: Any) -> None:
         if verb == self.verb and any(view.tokens(row)[0] == self.first for row in rows):

@@ -10,7 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec_kernels import chain_thresholds, chain_verify, draw_sample, extension, law_stats, use_backend
+from specdec_kernels import (
+    chain_thresholds,
+    chain_verify,
+    chain_verify_logits,
+    draw_sample,
+    extension,
+    law_stats,
+    use_backend,
+)
 from specdec_kernels.random import gumbel
 
 BACKENDS = ["reference"] + ([] if extension.missing() else ["cpu"])
@@ -60,10 +68,11 @@ def verifications(draw: st.DrawFn) -> dict[str, Any]:
             level[int(torch.randint(0, rows, (1,), generator=g))] = float("nan")
         level = level.to(draw(st.sampled_from(DTYPES)))[:, :columns]
         filters = (pick(0, 0, 5).int(), pick(1, 1, 0.8), pick(0, 0, 0.1)) if draw(st.booleans()) else plain(rows)[1:]
-        return level, *law_stats(level, pick(0, 0.5, 1, 1), *filters, masses=True)
+        parameters = (pick(0, 0.5, 1, 1), *filters)
+        return parameters, level, *law_stats(level, *parameters, masses=True)
 
-    *target, mass = sampled(nodes, vocab)
-    *draft, _ = sampled(laws, width)
+    sampling, *target, mass = sampled(nodes, vocab)
+    _, *draft, _ = sampled(laws, width)
     law_row = torch.randint(0, laws, (nodes,), generator=g, dtype=torch.int32)
     drawn = torch.randint(0, 2, (nodes,), generator=g, dtype=torch.int8)
     zero = torch.zeros(laws, dtype=torch.int32)
@@ -81,6 +90,7 @@ def verifications(draw: st.DrawFn) -> dict[str, Any]:
         "draft": draft,
         "token_ids": token_ids,
     } | {
+        "sampling": sampling,
         "mass": mass if draw(st.booleans()) else None,
         "rule": draw(st.sampled_from(["token", "block"])),
         "seeds": torch.randint(-(2**63), 2**63 - 1, (len(counts),), generator=g),
@@ -98,6 +108,7 @@ def verifications(draw: st.DrawFn) -> dict[str, Any]:
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(verifications())
 def test_extension_equals_reference(case: dict[str, Any]) -> None:
+    sampling = case.pop("sampling")
     with use_backend("reference"):
         want = chain_verify(**case, max_depth=6)
     with use_backend("cpu"):
@@ -118,6 +129,66 @@ def test_extension_equals_reference(case: dict[str, Any]) -> None:
         steep = accept.double() / residual.sum(1, dtype=torch.float64).clamp(min=half)
         assert ((accept_cpu.double() - accept.double()).abs() <= 8 * half * (1 + steep)).all()
     torch.testing.assert_close(residual_cpu, residual, rtol=8 * half, atol=4 * half)
+    check_logits(case, sampling)
+
+
+def check_logits(case: dict[str, Any], sampling: tuple[Tensor, ...]) -> None:
+    """chain_verify_logits answers as chain_verify does on the laws of law_stats, which it gives for every path."""
+    case = {name: case[name] for name in case if name not in ("uniforms", "race", "mass", "target")} | {
+        "max_depth": 6,
+        "logits": case["target"][0],
+        "sampling": sampling,
+    }
+    answers: list[tuple[Tensor, ...]] = []
+    for backend in ("reference", "cpu"):
+        with use_backend(backend):
+            stats = law_stats(case["logits"], *sampling, masses=True)
+            laws = {name: case[name] for name in case if name not in ("logits", "sampling")}
+            want = chain_verify(**laws, target=(case["logits"], *stats[:4]), mass=stats[4])
+            path, accepted, token, *found = chain_verify_logits(**case)
+        assert all(torch.equal(a, b) for a, b in zip((path, accepted, token), want, strict=True))
+        seen = path[path >= 0].long()
+        known = (found[1] != INF).nonzero().squeeze(1)
+        assert set(seen.tolist()) <= set(known.tolist()) and found[4].isnan().all(1)[found[1] == INF].all()
+        for a, b in zip(found, stats, strict=True):
+            assert torch.equal(a[known].nan_to_num(nan=7.0), b[known].nan_to_num(nan=7.0))
+        if case["rule"] == "token":
+            assert len(known) == len(seen), "a row that no decision needs was read"
+        answers.append((path, accepted, token, *(part.nan_to_num(nan=7.0) for part in found)))
+    for a, b in zip(*answers, strict=True):
+        assert a.dtype == b.dtype
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif("cpu" not in BACKENDS, reason="CPU extension not built")
+@pytest.mark.parametrize("rows", [1, 9])
+def test_threads_do_not_change_what_is_found_on_the_way(rows: int) -> None:
+    torch.manual_seed(3)
+    count, vocab = rows * 4, 140_000
+    level, draft = torch.randn(count, vocab) * 2, law(torch.randn(1, vocab) * 2)
+    order = torch.arange(count)
+    tokens = draw_sample(*(part.expand(count, *part.shape[1:]) for part in draft), order, order.int(), order.int())
+    chain = (tokens, torch.arange(0, count + 1, 4, dtype=torch.int32), torch.ones(count, dtype=torch.int8))
+    before, found = torch.get_num_threads(), []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        with use_backend("cpu"):
+            found.append(
+                chain_verify_logits(
+                    *chain,
+                    order.int() * 0,
+                    level,
+                    plain(count),
+                    draft,
+                    None,
+                    order[:rows],
+                    int32([5] * rows),
+                    max_depth=3,
+                )
+            )
+    torch.set_num_threads(before)
+    assert all(torch.equal(a, b) for a, b in zip(found[0][:3], found[1][:3], strict=True))
+    torch.testing.assert_close(found[0][4], found[1][4], rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

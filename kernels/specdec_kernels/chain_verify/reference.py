@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import expect
-from ..law_stats.reference import law_weights
+from ..law_stats.reference import law_stats, law_weights, on_paths, only
 from ..random import ACCEPT, BLOCK, RECOVER, draw_from_weights, uniform, words
 
 CHOSEN = 0
@@ -313,6 +313,46 @@ def chain_verify(
         noise = (race[0][real], race[1][real]) if race is not None else None
         next_token[real] = draw_from_weights(weights, seeds[real], root_positions[real], accepted[real], RECOVER, noise)
     return path.to(torch.int32), accepted.to(torch.int32), next_token
+
+
+def chain_verify_logits(
+    tokens: Tensor,
+    offsets: Tensor,
+    drawn: Tensor,
+    law_row: Tensor,
+    logits: Tensor,
+    sampling: tuple[Tensor, Tensor, Tensor, Tensor],
+    draft: Law | None,
+    token_ids: Tensor | None,
+    seeds: Tensor,
+    root_positions: Tensor,
+    *,
+    max_depth: int,
+    rule: str = TOKEN,
+) -> tuple[Tensor, ...]:
+    """law_stats and chain_verify in one: the token rule reads the logits of a path's nodes and of no others.
+
+    Args: as in chain_verify, but for the target's laws:
+        logits: [M, V]; row i is that of the token after node i.
+        sampling: (temperature, top_k, top_p, min_p), each [M], as law_stats takes them.
+
+    Returns:
+        path, num_accepted, next_token: as chain_verify.
+        inv_t, lse, cut, tie_id, mass: as law_stats(..., masses=True) for the nodes of every path, and by the block rule
+        for all nodes with a child. The other rows are not read: inv_t, cut and tie_id 0, lse +inf, mass NaN.
+
+    Raises:
+        ValueError: as law_stats and chain_verify.
+    """
+    inv_t, lse, cut, tie_id, mass = stats = law_stats(logits, *sampling, masses=True)
+    answer = chain_verify(
+        tokens, offsets, drawn, law_row, (logits, inv_t, lse, cut, tie_id), draft, token_ids, seeds, root_positions,
+        max_depth=max_depth, rule=rule, mass=mass,
+    )  # fmt: skip
+    looked = on_paths(answer[0], len(tokens))
+    if rule == BLOCK_RULE:
+        looked |= _ChainNodes.of(offsets, len(tokens)).has_child
+    return (*answer, *only(looked, stats))
 
 
 def chain_thresholds(

@@ -26,6 +26,8 @@ def tree_attention(
     sinks: Tensor | None = None,
     return_lse: bool = False,
     out: Tensor | None = None,
+    workspace: Tensor | None = None,
+    batch_invariant: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     rest = (page_table, lengths, offsets, ancestors, depth, scale, softcap, window, sinks)
     if out is None:

@@ -28,12 +28,17 @@ def tree_attention(
     sinks: Tensor | None = None,
     return_lse: bool = False,
     out: Tensor | None = None,
+    key_scale: Tensor | None = None,
+    value_scale: Tensor | None = None,
+    workspace: Tensor | None = None,
+    batch_invariant: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention of packed tree nodes over a paged cache that already holds their own keys and values.
 
     query: [M, H, D], any float dtype (the head and node axes may be strided)
     key_cache, value_cache: [pages, page_size, Hkv, D] of query's dtype, H a multiple of Hkv, last axis
-        contiguous; a cache stored head-first is passed as a transposed view
+        contiguous; a cache stored head-first is passed as a transposed view, one that is contiguous per row ([B, slots,
+        Hkv, D]) with a page table of arange(B)[:, None]. float8_e4m3fn caches go with any query dtype
     page_table: int32 [B, P], pages of each row in order; lengths: int32 [B], committed tokens of each row
     offsets: int32 [B + 1], nodes of row b are offsets[b]..offsets[b + 1] - 1; node i of a row lies in slot
         lengths[b] + i. Rows without nodes are fine; nodes beyond offsets[B] get zeros (and an lse of -inf)
@@ -46,6 +51,11 @@ def tree_attention(
     sinks: [H], logits that take part in the softmax without a value
     return_lse: also return the log of the softmax denominator (sinks included)
     out: [M, H, D] tensor to write to
+    key_scale, value_scale: float32 [Hkv], both or neither: factors of what the caches hold
+    workspace: float32 memory for backends that need some (see `workspace_size` in their launch module), so that they
+        allocate nothing when out is given too
+    batch_invariant: GPU kernels add keys in an order that depends on their slots alone, so that a node's bits do not
+        depend on the rest of the batch (the C++ kernel does so in any case for rows of up to 64 nodes)
 
     Returns: [M, H, D] of query's dtype, computed in float32 (float64 for float64); with return_lse also
     lse float32 (float64) [M, H].
@@ -80,6 +90,9 @@ def tree_attention(
         slots = used * page_size + position % page_size
         key = keys_by_slot[slots].to(wide).repeat_interleave(heads // kv_heads, dim=1)  # [L, H, D]
         value = values_by_slot[slots].to(wide).repeat_interleave(heads // kv_heads, dim=1)
+        if key_scale is not None and value_scale is not None:
+            key = key * key_scale.to(wide).repeat_interleave(heads // kv_heads)[:, None]
+            value = value * value_scale.to(wide).repeat_interleave(heads // kv_heads)[:, None]
         scores = torch.einsum("nhd,lhd->hnl", query[first:last].to(wide), key) * scale
         if softcap:
             scores = softcap * torch.tanh(scores / softcap)

@@ -36,8 +36,11 @@ def why_not(
     softcap: float = 0.0,
     sinks: Tensor | None = None,
     return_lse: bool = False,
+    batch_invariant: bool = False,
     **kwargs: Any,
 ) -> str | None:
+    if batch_invariant:
+        return "torch's attention adds keys in an order of its own"
     if softcap:
         return "torch's attention has no softcap"
     if sinks is not None:
@@ -93,6 +96,8 @@ def tree_attention(
     sinks: Tensor | None = None,
     return_lse: bool = False,
     out: Tensor | None = None,
+    workspace: Tensor | None = None,
+    batch_invariant: bool = False,
 ) -> Tensor:
     if ancestors is not None and window and depth is None:
         raise ValueError("tree_attention: window with ancestors needs depth; pass the depth of every node")

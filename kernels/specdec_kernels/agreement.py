@@ -1,0 +1,128 @@
+"""Do the backends of this machine agree? Sample calls of every operator, run on each backend, against the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .dispatch import OPS, REFERENCE, use_backend
+from .kv_commit import CacheTable
+from .samples import CACHE_SAMPLES, Call, Sample, Sizes
+from .samples_verify import VERIFY_SAMPLES
+from .triton_backend import INTERPRETED
+
+SAMPLES: dict[str, Sample] = {**CACHE_SAMPLES, **VERIFY_SAMPLES}
+"""What `specdec kernels check`, `explain` and `bench` call operators with. Calls are made anew: some write in place."""
+
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float64: 1e-12}
+"""Largest difference of floating-point results, relative to 1 + their size."""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """One backend on one sample: `reason` says why it was not run, or how it differs; `worst`: largest difference."""
+
+    op: str
+    backend: str
+    dtype: str
+    ran: bool
+    agrees: bool
+    worst: float
+    reason: str | None = None
+
+
+def sample(op: str, sizes: Sizes, device: torch.device | str = "cpu") -> Call:
+    """A call of an operator with tensors on a device. Raises: ValueError for an operator without samples."""
+    if op not in SAMPLES:
+        raise ValueError(f"agreement: no sample of operator {op!r}; there are {', '.join(sorted(SAMPLES))}")
+    call = SAMPLES[op].make(sizes)
+    if torch.device(device).type == "cpu":
+        return call
+    moved: dict[int, Tensor] = {}
+
+    def move(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return moved.setdefault(id(value), value.to(device))
+        if isinstance(value, CacheTable):
+            return CacheTable([move(each) for each in value])
+        if isinstance(value, (tuple, list)):
+            return type(value)(move(each) for each in value)
+        if isinstance(value, dict):
+            return {name: move(each) for name, each in value.items()}
+        if is_dataclass(value) and not isinstance(value, type):
+            return type(value)(**{each.name: move(getattr(value, each.name)) for each in fields(value)})
+        return value
+
+    return Call(move(call.arguments), move(call.options), move(call.writes), call.bytes, call.products)
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """All tensors of a result: alone, in tuples, or in a dataclass."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for each in value:
+            yield from tensors_in(each)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for each in fields(value):
+            yield from tensors_in(getattr(value, each.name))
+
+
+def results(op: str, call: Call) -> list[Tensor]:
+    """Runs the operator: what it returns, then what it wrote."""
+    return [*tensors_in(OPS[op](*call.arguments, **call.options)), *call.writes]
+
+
+def difference(got: Tensor, want: Tensor, tolerance: float) -> tuple[float, str | None]:
+    """(largest difference relative to 1 + |want|, how the tensors differ or None)."""
+    if got.shape != want.shape or got.dtype != want.dtype:
+        return float("inf"), f"{got.dtype} {list(got.shape)}; expected {want.dtype} {list(want.shape)}"
+    got, want = got.cpu(), want.cpu()
+    if not want.dtype.is_floating_point:
+        wrong = int((got != want).sum())
+        return float(wrong), f"{wrong} of {want.numel()} integers differ" if wrong else None
+    got, want = got.double(), want.double()
+    same = (got == want) | (got.isnan() & want.isnan())
+    off = torch.where(same, 0.0, (got - want).abs() / (1 + want.abs())).nan_to_num(torch.inf)
+    worst = float(off.max()) if off.numel() else 0.0
+    return worst, f"differs by {worst:.2g}; expected at most {tolerance:.2g}" if worst > tolerance else None
+
+
+def check(
+    ops: Iterable[str] | None = None,
+    dtypes: Iterable[torch.dtype] = (torch.float32, torch.bfloat16),
+    device: torch.device | str = "cpu",
+    sizes: Sizes | None = None,
+) -> Iterator[Agreement]:
+    """Every backend of the operators on sample calls, one after the other."""
+    for name in ops if ops is not None else OPS:
+        for dtype in dtypes:
+            if dtype != torch.float32 and "dtype" not in SAMPLES[name].names:
+                continue
+            here = replace(sizes or Sizes(), dtype=dtype)
+            with use_backend(REFERENCE):
+                want = results(name, sample(name, here, device))
+            for backend in OPS[name].backends:
+                if backend.name != REFERENCE:
+                    yield _compare(name, backend.name, here, device, want)
+
+
+def _compare(name: str, backend: str, sizes: Sizes, device: torch.device | str, want: list[Tensor]) -> Agreement:
+    with use_backend(REFERENCE):  # what the operator is called with must not depend on the backend
+        call, short = sample(name, sizes, device), str(sizes.dtype).removeprefix("torch.")
+    with use_backend(backend):
+        rows = {row.backend: row for row in OPS[name].explain(*call.arguments, **call.options)}
+        reason = rows[backend].reason
+        if reason is None and backend == "triton" and INTERPRETED and sizes.dtype == torch.bfloat16:
+            reason = "Triton's interpreter takes bfloat16 for integers"
+        if reason is not None:
+            return Agreement(name, backend, short, False, True, 0.0, reason)
+        got = results(name, call)
+    found = [difference(a, b, TOLERANCE[sizes.dtype]) for a, b in zip(got, want, strict=True)]
+    words = "; ".join(text for _, text in found if text)
+    worst = max((each for each, _ in found), default=0.0)
+    return Agreement(name, backend, short, True, not words, worst, words or None)

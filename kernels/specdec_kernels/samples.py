@@ -1,0 +1,163 @@
+"""Sample calls of the attention and cache operators, by shape; `agreement.SAMPLES` has those of all operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .kv_commit import CacheTable
+from .tree_plan import TreePlan, tree_plan
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of an operator.
+
+    writes: tensors among the arguments that the operator writes to; bytes: what it must read and write at least;
+    products: multiplications of its matrix products.
+    """
+
+    arguments: tuple[Any, ...]
+    options: dict[str, Any] = field(default_factory=dict)
+    writes: tuple[Tensor, ...] = ()
+    bytes: int = 0
+    products: int = 0
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a sample is made of; each operator takes some of it.
+
+    rows: requests; nodes: nodes of each; length: committed tokens of each, as many as a multiple of the page or not;
+    heads, kv_heads, width, page, layers: of the cache; vocab: columns of logits; dtype: of logits, queries and caches.
+    """
+
+    rows: int = 2
+    nodes: int = 8
+    length: int = 100
+    heads: int = 8
+    kv_heads: int = 2
+    width: int = 64
+    page: int = 16
+    layers: int = 2
+    vocab: int = 3000
+    dtype: torch.dtype = torch.float32
+
+
+def size_of(*tensors: Tensor) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def random(sizes: Sizes, *shape: int, scale: float = 1.0) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return (torch.randn(shape, generator=generator) * scale).to(sizes.dtype)
+
+
+def int32(values: Any) -> Tensor:
+    return torch.as_tensor(values, dtype=torch.int32)
+
+
+def offsets(sizes: Sizes) -> Tensor:
+    return torch.arange(sizes.rows + 1, dtype=torch.int32) * sizes.nodes
+
+
+def parents(sizes: Sizes) -> Tensor:
+    """Trees whose nodes have two children each."""
+    return int32([-1, *((node - 1) // 2 for node in range(1, sizes.nodes))] * sizes.rows)
+
+
+def planned(sizes: Sizes) -> TreePlan:
+    return tree_plan(parents(sizes), offsets(sizes))
+
+
+def pages(sizes: Sizes) -> Tensor:
+    """Page table [rows, P] of pages in random order; page 0 stays free."""
+    per_row = -(-(sizes.length + sizes.nodes) // sizes.page)
+    order = torch.randperm(sizes.rows * per_row, generator=torch.Generator().manual_seed(0)) + 1
+    return order.view(sizes.rows, per_row).int()
+
+
+def caches(sizes: Sizes, count: int) -> list[Tensor]:
+    table = pages(sizes)
+    shape = (table.numel() + 1, sizes.page, sizes.kv_heads, sizes.width)
+    return [random(sizes, *shape) + each for each in range(count)]
+
+
+def attention(sizes: Sizes) -> Call:
+    plan, (keys, values) = planned(sizes), caches(sizes, 2)
+    query = random(sizes, sizes.rows * sizes.nodes, sizes.heads, sizes.width)
+    lengths = int32([sizes.length] * sizes.rows)
+    seen = sizes.rows * (sizes.length + sizes.nodes)
+    return Call(
+        (query, keys, values, pages(sizes), lengths, offsets(sizes), plan.ancestors, plan.depth),
+        {"scale": sizes.width**-0.5},
+        bytes=2 * size_of(query) + 2 * seen * sizes.kv_heads * sizes.width * query.element_size(),
+        products=2 * query.numel() * (sizes.length + sizes.nodes),
+    )
+
+
+def plan(sizes: Sizes) -> Call:
+    at = parents(sizes), offsets(sizes)
+    return Call(at, bytes=size_of(*at) * 5)
+
+
+def slots(sizes: Sizes) -> Call:
+    table, lengths = pages(sizes), int32([sizes.length] * sizes.rows)
+    nodes = sizes.rows * sizes.nodes
+    where = torch.arange(sizes.rows).int(), offsets(sizes), planned(sizes).depth
+    return Call((table, lengths, *where, nodes, sizes.page), bytes=2 * size_of(table) + 16 * nodes)
+
+
+def stage(sizes: Sizes) -> Call:
+    nodes = sizes.rows * sizes.nodes
+    entries = [random(sizes, nodes, sizes.kv_heads, sizes.width) for _ in range(2)]
+    stored = caches(sizes, 2)
+    where = torch.arange(nodes) + sizes.page
+    return Call((*entries, *stored, where), {}, tuple(stored), bytes=2 * size_of(*entries))
+
+
+def commit(sizes: Sizes) -> Call:
+    """The path to the last node of every row, whose kept nodes all move but the root."""
+    table, stored = pages(sizes), caches(sizes, 2 * sizes.layers)
+    lengths, first = int32([sizes.length] * sizes.rows), offsets(sizes)
+    walk = [sizes.nodes - 1]
+    while walk[0] > 0:
+        walk.insert(0, (walk[0] - 1) // 2)
+    path = int32([[row * sizes.nodes + node for node in walk] for row in range(sizes.rows)])
+    accepted, own = int32([len(walk) - 1] * sizes.rows), lengths.clone()
+    moved = 2 * sizes.rows * sum(at != node for at, node in enumerate(walk))
+    return Call(
+        (CacheTable(stored), table, lengths, path, first, accepted, torch.arange(sizes.rows).int(), own),
+        {},
+        (*stored, own),
+        bytes=moved * len(stored) * sizes.kv_heads * sizes.width * stored[0].element_size(),
+    )
+
+
+@dataclass(frozen=True)
+class Sample:
+    """make: the call of some sizes; names: the sizes it looks at; gpu: the same, large, as a GPU's benchmark has it."""
+
+    make: Callable[[Sizes], Call]
+    names: tuple[str, ...]
+    gpu: tuple[Sizes, ...] = ()
+
+
+_CACHE = ("rows", "nodes", "length", "kv_heads", "width", "page", "dtype")
+_LLAMA: dict[str, Any] = {"heads": 32, "kv_heads": 8, "width": 128, "dtype": torch.bfloat16}
+CACHE_SAMPLES: dict[str, Sample] = {
+    "tree_attention": Sample(
+        attention,
+        ("heads", *_CACHE),
+        tuple(Sizes(rows=b, nodes=n, length=length, **_LLAMA) for b, n, length in
+              [(1, 8, 2048), (1, 8, 8192), (1, 8, 32768), (1, 64, 8192), (8, 8, 8192), (64, 8, 8192), (64, 32, 8192)]),
+    ),
+    "kv_commit": Sample(commit, ("layers", *_CACHE), tuple(Sizes(rows=b, layers=32, **_LLAMA) for b in (1, 8, 64))),
+    "kv_stage": Sample(stage, _CACHE, tuple(Sizes(rows=b, **_LLAMA) for b in (1, 64))),
+    "kv_slots": Sample(slots, ("rows", "nodes", "length", "page"), (Sizes(rows=64),)),
+    "tree_plan": Sample(plan, ("rows", "nodes"), (Sizes(rows=1, nodes=64), Sizes(rows=64, nodes=32))),
+}  # fmt: skip

@@ -1,0 +1,151 @@
+"""Sample calls of the verification operators; see `samples`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .edit_logits import ALWAYS, Additions, NodePaths, Penalties, TokenMasks
+from .law_stats import law_stats
+from .samples import Call, Sample, Sizes, int32, offsets, parents, planned, random, size_of
+
+
+def logits(sizes: Sizes) -> Tensor:
+    return random(sizes, sizes.rows * sizes.nodes, sizes.vocab, scale=2.0)
+
+
+def settings(count: int, top_p: float = 1.0) -> tuple[Tensor, ...]:
+    return torch.ones(count), int32([0] * count), torch.full((count,), top_p), torch.zeros(count)
+
+
+def law(matrix: Tensor) -> tuple[Tensor, ...]:
+    return (matrix, *law_stats(matrix, *settings(len(matrix))))
+
+
+def seeds(count: int) -> tuple[Tensor, Tensor]:
+    return torch.arange(count) + 11, torch.arange(count, dtype=torch.int32) + 5
+
+
+def statistics(sizes: Sizes) -> Call:
+    matrix = logits(sizes)
+    return Call((matrix, *settings(len(matrix), 0.9)), bytes=size_of(matrix))
+
+
+def replay(sizes: Sizes) -> Call:
+    matrix, inv_t, _, cut, tie = law(logits(sizes))
+    return Call((matrix, inv_t, cut, tie, *seeds(len(matrix))), bytes=size_of(matrix))
+
+
+def draw(sizes: Sizes) -> Call:
+    target = law(logits(sizes))
+    return Call((*target, *seeds(len(target[0])), torch.arange(len(target[0])).int()), bytes=size_of(target[0]))
+
+
+def likely(sizes: Sizes, matrix: Tensor) -> Tensor:
+    """A token for every node: the most likely one after the node before it in the pack."""
+    return matrix.float().argmax(1).roll(1)
+
+
+def chain(sizes: Sizes) -> Call:
+    """Drafted tokens drawn from a law that is near the target's."""
+    matrix = logits(sizes)
+    count = len(matrix)
+    near = (matrix.float() + 0.3 * random(sizes, count, sizes.vocab).float().flip(0)).to(matrix.dtype)
+    source = (torch.arange(count) - 1).clamp(min=0).int()
+    arguments = (likely(sizes, matrix), offsets(sizes), torch.ones(count, dtype=torch.int8), source)
+    sides = law(matrix), law(near)
+    return Call(
+        (*arguments, *sides, None, *seeds(sizes.rows)), {"max_depth": sizes.nodes - 1}, bytes=2 * size_of(matrix)
+    )
+
+
+def chain_on_logits(sizes: Sizes) -> Call:
+    call = chain(sizes)
+    nodes, target, noise = call.arguments[:4], call.arguments[4][0], call.arguments[5:]
+    return Call((*nodes, target, settings(len(target)), *noise), call.options, bytes=call.bytes)
+
+
+def tree(sizes: Sizes) -> Call:
+    """Chosen tokens on trees of two children per node."""
+    matrix, plan = logits(sizes), planned(sizes)
+    count = len(matrix)
+    first = matrix.float().topk(2, 1).indices
+    tokens = torch.zeros(count, dtype=torch.int64)
+    for node, parent in enumerate(parents(sizes).tolist()):
+        if parent >= 0:
+            tokens[node] = first[node - node % sizes.nodes + parent, (node % sizes.nodes + 1) % 2]
+    marks, source = torch.zeros(count, dtype=torch.int8), torch.zeros(count, dtype=torch.int32)
+    head = (tokens, offsets(sizes), plan.first_child, plan.next_sibling, marks, source, law(matrix), None, None, None)
+    return Call((*head, *seeds(sizes.rows)), {"max_depth": sizes.nodes}, bytes=size_of(matrix))
+
+
+def thresholds(call: Call, count: int) -> Call:
+    """The call of the operator that shows the thresholds of a rule: what the rule takes, without its randomness."""
+    return Call(call.arguments[:count], bytes=call.bytes)
+
+
+def walk(sizes: Sizes) -> Call:
+    plan, count = planned(sizes), sizes.rows * sizes.nodes
+    tokens = torch.arange(count) % 3
+    arguments = (tokens, offsets(sizes), plan.first_child, plan.next_sibling, torch.arange(count) % 2 + 1)
+    return Call(arguments, {"max_depth": sizes.nodes}, bytes=size_of(*arguments))
+
+
+def walk_on_logits(sizes: Sizes) -> Call:
+    matrix, plan = logits(sizes), planned(sizes)
+    tokens = tree(sizes).arguments[0]
+    links = (tokens, offsets(sizes), plan.first_child, plan.next_sibling, None)
+    options = {"max_depth": sizes.nodes}
+    return Call((*links, matrix, settings(len(matrix)), *seeds(sizes.rows)), options, bytes=size_of(matrix))
+
+
+def expand(sizes: Sizes) -> Call:
+    matrix, inv_t, _, cut, tie = law(logits(sizes))
+    scores = torch.linspace(0, -1, len(matrix)).to(inv_t.dtype)
+    return Call((matrix, inv_t, cut, tie, offsets(sizes), scores), {"width": 4, "keep": 8}, bytes=size_of(matrix))
+
+
+def match(sizes: Sizes) -> Call:
+    """Histories of few different tokens, each `length` long."""
+    tokens = torch.randint(4, (sizes.rows * sizes.length,), generator=torch.Generator().manual_seed(2))
+    starts = torch.arange(sizes.rows) * sizes.length
+    return Call((tokens, starts, int32([sizes.length] * sizes.rows), 4, 2, 5), bytes=size_of(tokens))
+
+
+def edit(sizes: Sizes) -> Call:
+    matrix = logits(sizes)
+    rows, history = sizes.rows, 20
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.stack([torch.randperm(sizes.vocab, generator=generator)[:history] for _ in range(rows)]).int()
+    tokens = torch.randint(sizes.vocab, (len(matrix),), generator=generator)
+    paths = NodePaths(tokens, parents(sizes), offsets(sizes), int32([history] * rows))
+    factors = torch.tensor([[1.2, 0.1, 0.2]] * rows)
+    own = torch.arange(rows).int()
+    penalties = Penalties(factors, own, ids, torch.ones_like(ids), int32([history] * rows))
+    additions = Additions(
+        own.new_tensor(range(rows + 1)), ids[:, 0].contiguous(), torch.ones(rows), own + ALWAYS - rows
+    )
+    words = torch.randint(-(2**31), 2**31, (rows, -(-sizes.vocab // 32)), generator=generator).int()
+    masks = TokenMasks(words, torch.arange(rows).repeat_interleave(sizes.nodes).int())
+    return Call((matrix, paths, penalties, additions, None, masks), {}, (matrix,), bytes=2 * size_of(matrix))
+
+
+_LOGITS = ("rows", "nodes", "vocab", "dtype")
+_GPU = tuple(Sizes(rows=b, nodes=6, vocab=128_256) for b in (1, 8, 64))
+VERIFY_SAMPLES: dict[str, Sample] = {
+    "law_stats": Sample(statistics, _LOGITS, _GPU),
+    "replay_sample": Sample(replay, _LOGITS, _GPU),
+    "draw_sample": Sample(draw, _LOGITS, _GPU),
+    "chain_verify": Sample(chain, _LOGITS, _GPU),
+    "chain_verify_logits": Sample(chain_on_logits, _LOGITS, _GPU),
+    "replay_verify": Sample(walk_on_logits, _LOGITS, _GPU),
+    "tree_expand": Sample(expand, _LOGITS, _GPU),
+    "ngram_match": Sample(match, ("rows", "length"), (Sizes(rows=64, length=4096),)),
+    "chain_thresholds": Sample(lambda sizes: thresholds(chain(sizes), 7), _LOGITS),
+    "ordered_thresholds": Sample(lambda sizes: thresholds(tree(sizes), 9), _LOGITS),
+    "traversal_thresholds": Sample(lambda sizes: thresholds(tree(sizes), 9), _LOGITS),
+    "ordered_verify": Sample(tree, _LOGITS, _GPU),
+    "traversal_verify": Sample(tree, _LOGITS, _GPU),
+    "tree_verify": Sample(walk, ("rows", "nodes"), (Sizes(rows=64, nodes=32),)),
+    "edit_logits": Sample(edit, _LOGITS, _GPU),
+}

@@ -1,0 +1,168 @@
+"""Times of operators on one device, beside what the device can do at all: copy, read and multiply, in the same run.
+
+On a GPU a captured graph runs a call over and over on copies of its tensors that together exceed the L2 cache four
+times, so that neither the host nor the cache flatters. On a CPU backends take turns, round after round.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from statistics import median
+from typing import Any
+
+import torch
+
+from .agreement import SAMPLES, sample
+from .dispatch import OPS, REFERENCE, use_backend
+from .samples import Call, Sizes
+
+MOST_COPIES = 64
+ROUNDS = 50
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Median microseconds of a call; rates count what it must read, write and multiply at least.
+
+    share: of the device's measured copy rate, or of its rate of multiplication where that is the nearer limit. `reason`
+    says why there is no time.
+    """
+
+    op: str
+    backend: str
+    sizes: str
+    microseconds: float | None
+    gigabytes_per_s: float | None = None
+    teraflops_per_s: float | None = None
+    share: float | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What the device did in this run: GB/s of a copy (read and write) and of a reading sum, TFLOP/s of a product."""
+
+    copy: float
+    read: float
+    multiply: float
+
+
+def graph_time(calls: Sequence[Callable[[], Any]], rounds: int = ROUNDS) -> float:
+    """Median seconds per call of a captured graph that runs every one of `calls` once."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for call in calls[:3]:
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    times = []
+    for turn in range(rounds + 3):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        if turn >= 3:
+            times.append(start.elapsed_time(end) / 1e3 / len(calls))
+    return median(times)
+
+
+def host_time(calls: Sequence[Callable[[], Any]], rounds: int = ROUNDS) -> float:
+    """Median seconds per call, one call per round."""
+    calls[0]()
+    times = []
+    for turn in range(rounds):
+        start = time.perf_counter()
+        calls[turn % len(calls)]()
+        times.append(time.perf_counter() - start)
+    return median(times)
+
+
+def _seconds(device: torch.device, calls: Sequence[Callable[[], Any]], rounds: int) -> float:
+    return graph_time(calls, rounds) if device.type == "cuda" else host_time(calls, rounds)
+
+
+def cache_size(device: torch.device) -> int:
+    """Bytes of the last cache: what a benchmark must not find its data in."""
+    if device.type != "cuda":
+        return 0
+    return int(torch.cuda.get_device_properties(device).L2_cache_size)
+
+
+def measure_ceilings(device: torch.device, rounds: int = 10) -> Ceilings:
+    """Copy, read and matrix product of this device, now."""
+    gpu = device.type == "cuda"
+    count = 2**28 if gpu else 2**23
+    one, other = (torch.zeros(count, dtype=torch.float32, device=device) for _ in range(2))
+    size = count * 4
+    copied = _seconds(device, [lambda: other.copy_(one)], rounds)
+    read = _seconds(device, [lambda: one.sum()], rounds)
+    side, dtype = (8192, torch.bfloat16) if gpu else (512, torch.float32)
+    left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+    product = torch.empty_like(left)
+    multiplied = _seconds(device, [lambda: torch.mm(left, right, out=product)], rounds)
+    return Ceilings(2 * size / copied / 1e9, size / read / 1e9, 2 * side**3 / multiplied / 1e12)
+
+
+def describe(op: str, sizes: Sizes) -> str:
+    """The sizes an operator looks at, in words."""
+    each = {name: getattr(sizes, name) for name in SAMPLES[op].names}
+    return " ".join(f"{name}={str(value).removeprefix('torch.')}" for name, value in each.items())
+
+
+def copies(op: str, sizes: Sizes, device: torch.device) -> list[Call]:
+    """Calls on tensors of their own, in all at least four times the size of the last cache."""
+    with use_backend(REFERENCE):
+        first = sample(op, sizes)
+        wanted = 4 * cache_size(device) // max(1, first.bytes) + 1
+        return [sample(op, sizes, device) for _ in range(min(MOST_COPIES, wanted))]
+
+
+def bench(
+    ops: list[str],
+    device: torch.device,
+    sizes: Sizes | None = None,
+    rounds: int = ROUNDS,
+    ceilings: Ceilings | None = None,
+) -> Iterator[Timing]:
+    """Times of all backends of the operators; sizes: what to time, else the shapes of `SAMPLES`."""
+    limit = ceilings or measure_ceilings(device)
+    for op in ops:
+        given = SAMPLES[op].gpu if device.type == "cuda" and SAMPLES[op].gpu else (Sizes(),)
+        for shape in (sizes,) if sizes is not None else given:
+            calls = copies(op, shape, device)
+            for backend in OPS[op].backends:
+                yield _time(op, backend.name, shape, device, calls, rounds, limit)
+
+
+def _time(
+    op: str, backend: str, sizes: Sizes, device: torch.device, calls: list[Call], rounds: int, limit: Ceilings
+) -> Timing:
+    words = describe(op, sizes)
+    with use_backend(backend):
+        rows = OPS[op].explain(*calls[0].arguments, **calls[0].options)
+        reason = next(row.reason for row in rows if row.backend == backend)
+        if reason is None and backend == REFERENCE and device.type == "cuda":
+            reason = "the reference asks the device for numbers: no graph"
+        if reason is not None:
+            return Timing(op, backend, words, None, reason=reason)
+        run = [partial(OPS[op], *call.arguments, **call.options) for call in calls]
+        try:
+            seconds = _seconds(device, run, rounds)
+        except (RuntimeError, ValueError) as error:
+            return Timing(op, backend, words, None, reason=f"{type(error).__name__}: {str(error).splitlines()[0]}")
+    rate, flops = calls[0].bytes / seconds / 1e9, calls[0].products * 2 / seconds / 1e12
+    share = max(rate / limit.copy, flops / limit.multiply)
+    return replace(
+        Timing(op, backend, words, seconds * 1e6, rate),
+        share=share,
+        teraflops_per_s=flops if calls[0].products else None,
+    )

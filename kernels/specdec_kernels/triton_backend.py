@@ -1,0 +1,51 @@
+"""Triton backends: when they can serve a call, and how their kernels run on tensors of the CPU, for tests.
+
+With TRITON_INTERPRET=1 in the environment before triton is first imported, kernels run in Triton's interpreter on CPU
+tensors: slowly, program after program, but the same source. Then the backends can be wished for
+(``use_backend("triton")``); they are never chosen on their own.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from .dispatch import Backend
+from .extension import on_device
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "yes", "y")
+"""Whether kernels of this process run in the interpreter; triton reads the variable once, so this is per process."""
+
+
+@lru_cache(maxsize=1)
+def missing() -> str | None:
+    """Why no Triton kernel can run here, or None."""
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed; `pip install specdec-fast[gpu]`"
+    if INTERPRETED or torch.cuda.is_available():
+        return None
+    return "no CUDA device (TRITON_INTERPRET=1 runs the kernels on the CPU, for tests)"
+
+
+def not_worth(*args: Any, **kwargs: Any) -> str | None:
+    """Keeps the automatic choice away from the interpreter."""
+    return "Triton's interpreter is for tests" if INTERPRETED else None
+
+
+def triton_backend(
+    load: Callable[[], Callable[..., Any]],
+    why_not: Callable[..., str | None] | None = None,
+    name: str = "triton",
+) -> Backend:
+    """Backend whose kernels are written in Triton: for tensors on a GPU, or on the CPU in the interpreter."""
+    kind = "cpu" if INTERPRETED else "cuda"
+
+    def check(*args: Any, **kwargs: Any) -> str | None:
+        return on_device(kind, args) or (why_not(*args, **kwargs) if why_not else None)
+
+    return Backend(name, load, check, missing, not_worth=not_worth)

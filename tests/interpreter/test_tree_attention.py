@@ -1,0 +1,215 @@
+"""tree_attention in Triton against the reference: ragged batches, every option, any cut into pieces, guarded memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles.interpreter import guarded
+from oracles.packed_trees import Batch, Shape, build
+from torch import Tensor
+
+from specdec_kernels import UnsupportedError, tree_attention, use_backend
+from specdec_kernels.tree_attention.sdpa_kernel import row_mask
+
+launch = pytest.importorskip("specdec_kernels.tree_attention.launch")
+
+# Outputs are means of values of size one: absolute errors in units of the dtype's own rounding.
+TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+
+
+def fenced(case: Batch) -> Batch:
+    """The same batch in memory that ends where its tensors end; what no node may read is not a number."""
+    names = ("query", "page_table", "lengths", "offsets", "ancestors", "depth")
+    caches = {}
+    for name in ("key_cache", "value_cache"):
+        cache = getattr(case, name)
+        swapped = cache.transpose(1, 2) if case.shape.head_first else cache
+        caches[name] = guarded(swapped.contiguous())
+        caches[name] = caches[name].transpose(1, 2) if case.shape.head_first else caches[name]
+        used = torch.zeros(cache.shape[:2], dtype=torch.bool)
+        for row, count in enumerate(case.shape.counts):
+            at = torch.arange(case.shape.lengths[row] + count)
+            used[case.page_table[row].long()[at // cache.shape[1]], at % cache.shape[1]] = True
+        caches[name][~used] = torch.nan
+    return replace(case, **{name: guarded(getattr(case, name)) for name in names}, **caches)
+
+
+def run(backend: str, case: Batch, causal: bool = False, **kwargs: Any) -> Any:
+    tree = () if causal else (case.ancestors, case.depth)
+    with use_backend(tree_attention=backend):
+        return tree_attention(*case.cache, *tree, scale=case.shape.width**-0.5, **kwargs)
+
+
+def assert_same(got: tuple[Tensor, Tensor], want: tuple[Tensor, Tensor]) -> None:
+    assert got[0].dtype == want[0].dtype and got[1].dtype == want[1].dtype
+    assert not got[0].isnan().any() and (got[0] - want[0]).abs().max() <= TOLERANCE[want[0].dtype]
+    empty = want[1] == -torch.inf
+    assert torch.equal(got[1] == -torch.inf, empty)
+    torch.testing.assert_close(got[1][~empty], want[1][~empty], rtol=1e-5, atol=1e-5)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[Shape, dict[str, Any]]:
+    kv_heads = draw(st.sampled_from([1, 2]))
+    shape = Shape(
+        counts=draw(st.lists(st.sampled_from([0, 1, 5, 40]), min_size=1, max_size=3).filter(any)),
+        lengths=[0, 0, 0],
+        page_size=draw(st.sampled_from([1, 3, 16, 64, 256])),
+        heads=kv_heads * draw(st.sampled_from([1, 3, 4])),
+        kv_heads=kv_heads,
+        width=draw(st.sampled_from([40, 64, 80, 128])),
+        dtype=draw(st.sampled_from(list(TOLERANCE))),
+        head_first=draw(st.booleans()),
+        tail=draw(st.sampled_from([0, 3])),
+        deep=draw(st.booleans()),
+        seed=draw(st.integers(0, 2**20)),
+    )
+    lengths = [draw(st.sampled_from([0, 1, 63, 64, 130, 300])) for _ in shape.counts]
+    option = {
+        "causal": draw(st.booleans()),
+        "window": draw(st.sampled_from([0, 0, 1, 6, 70])),
+        "softcap": draw(st.sampled_from([0.0, 0.0, 2.0, 50.0])),
+        "batch_invariant": draw(st.booleans()),
+    }
+    return replace(shape, lengths=lengths), option | {"sinks": draw(st.booleans())}
+
+
+@settings(max_examples=25, deadline=None)
+@given(case=cases(), count=st.sampled_from([1, 2, 4, 8]))
+def test_the_kernel_equals_the_reference(case: tuple[Shape, dict[str, Any]], count: int) -> None:
+    batch, option = fenced(build(case[0])), dict(case[1])
+    option["sinks"] = torch.randn(batch.shape.heads) if option["sinks"] else None
+    want = run("reference", batch, return_lse=True, **option)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launch, "pieces", lambda *_: count)
+        launch._cut.cache_clear()
+        got = run("triton", batch, return_lse=True, **option)
+    launch._cut.cache_clear()
+    assert_same(got, want)
+
+
+@pytest.mark.parametrize("width", [96, 256])
+def test_wide_heads(width: int) -> None:
+    case = fenced(build(Shape([9], [70], width=width, dtype=torch.bfloat16)))
+    assert (run("triton", case) - run("reference", case)).abs().max() <= TOLERANCE[torch.bfloat16]
+
+
+def test_a_tree_of_more_than_a_thousand_nodes() -> None:
+    case = build(Shape([1100], [37], heads=1, kv_heads=1, page_size=256, deep=True, dtype=torch.bfloat16))
+    assert case.ancestors.shape[1] == 35
+    assert (run("triton", case) - run("reference", case)).abs().max() <= TOLERANCE[torch.bfloat16]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_error_is_at_most_twice_that_of_torch(dtype: torch.dtype) -> None:
+    """Against float64, with eager attention in the same dtype as the measure."""
+    case = build(Shape([9, 40], [200, 30], dtype=dtype))
+    exact_case = build(Shape([9, 40], [200, 30], dtype=torch.float64))
+    for name in ("query", "key_cache", "value_cache"):
+        getattr(exact_case, name).copy_(getattr(case, name))
+    exact, got = run("reference", exact_case), run("triton", case)
+    worst = 0.0
+    for row, (first, count) in enumerate(((0, 9), (9, 40))):
+        length = case.shape.lengths[row] + count
+        mask = row_mask(first, count, length - count, case.ancestors, None, 0, torch.device("cpu"))
+        at = torch.arange(length)
+        slots = case.page_table[row].long()[at // 16] * 16 + at % 16
+        key, value = (c.flatten(0, 1)[slots].repeat_interleave(2, 1) for c in (case.key_cache, case.value_cache))
+        scores = (case.query[first : first + count].transpose(0, 1) @ key.permute(1, 2, 0)) * 0.125
+        eager = (scores.masked_fill(~mask, -torch.inf).softmax(-1) @ value.transpose(0, 1)).transpose(0, 1)
+        worst = max(worst, float((eager - exact[first : first + count]).abs().max()))
+    assert (got - exact).abs().max() <= 2 * max(worst, torch.finfo(dtype).eps / 4)
+
+
+def test_a_node_has_the_same_bits_in_any_company(monkeypatch: pytest.MonkeyPatch) -> None:
+    """batch_invariant: a chain scored at once equals one node after the other, beside any rows."""
+    # A matrix unit treats all rows of a block alike; the library behind numpy.matmul does not.
+    monkeypatch.setattr(
+        np, "matmul", lambda a, b, **_: np.einsum("mk,nk->mn", *(x.astype(np.float32) for x in (a, b.T)))
+    )
+    case = build(Shape([40, 3], [1000, 7], heads=6, kv_heads=2, deep=True, dtype=torch.float16))
+    together = run("triton", case, True, batch_invariant=True)
+
+    def alone(first: int, last: int, length: int) -> Tensor:
+        offsets = torch.tensor([0, last - first], dtype=torch.int32)
+        row = case.page_table[:1], case.lengths[:1] + length, offsets
+        with use_backend("triton"):
+            inputs = (case.query[first:last], case.key_cache, case.value_cache, *row)
+            return tree_attention(*inputs, scale=0.125, batch_invariant=True)
+
+    for count in (1, 18, 40):
+        assert torch.equal(alone(0, count, 0), together[:count])
+    assert torch.equal(alone(39, 40, 39), together[39:40])
+
+
+def test_an_eight_bit_cache_with_scales() -> None:
+    case = build(Shape([7, 2], [70, 5], dtype=torch.bfloat16, heads=4, kv_heads=2))
+    narrow = [cache.float().div(4).to(torch.float8_e4m3fn) for cache in (case.key_cache, case.value_cache)]
+    scales = {"key_scale": torch.tensor([4.0, 3.0]), "value_scale": torch.tensor([4.0, 5.0])}
+    short = replace(case, key_cache=narrow[0], value_cache=narrow[1])
+    want = run("reference", short, **scales)
+    assert (run("triton", short, **scales) - want).abs().max() <= 4 * TOLERANCE[torch.bfloat16]
+    assert (want - run("reference", case)).abs().max() > 0.1, "scales matter"
+    with use_backend("cpu"), pytest.raises(UnsupportedError, match="with scales"):
+        tree_attention(*short.cache, scale=0.1, **scales)
+
+
+def test_a_cache_that_is_contiguous_per_row() -> None:
+    case = build(Shape([5, 3], [50, 20], page_size=64))
+    table = torch.arange(2, dtype=torch.int32)[:, None]
+    rows = [torch.stack([cache[case.page_table[row, 0]] for row in range(2)]) for cache in case.cache[1:3]]
+    inputs = (case.query, *rows, table, *case.cache[4:], case.ancestors)
+    with use_backend("triton"):
+        got = tree_attention(*inputs, scale=0.125)
+    assert (got - run("reference", case)).abs().max() <= TOLERANCE[torch.float32]
+
+
+def test_strided_queries_and_memory_of_ones_own() -> None:
+    case = build(Shape([3], [600]))
+    query = torch.randn(3, 8 * 64)[:, : 4 * 64].view(3, 4, 64)
+    out = torch.empty(3, 4, 128)[:, :, :64]
+    size = launch.workspace_size(query, case.key_cache, case.page_table)
+    workspace = guarded(torch.full((size,), torch.nan))
+    given = {"scale": 0.1, "out": out, "workspace": workspace}
+    with use_backend("triton"):
+        result = tree_attention(query, *case.cache[1:], case.ancestors, **given)
+        with pytest.raises(ValueError, match=r"workspace is .* expected contiguous float32 of at least"):
+            tree_attention(query, *case.cache[1:], case.ancestors, **given | {"workspace": workspace[1:]})
+    with use_backend("reference"):
+        want = tree_attention(query.contiguous(), *case.cache[1:], case.ancestors, scale=0.1)
+    assert size > 0 and result.data_ptr() == out.data_ptr()
+    assert (out - want).abs().max() <= TOLERANCE[torch.float32]
+
+
+def test_page_ids_beyond_the_cache_read_nothing_beyond_it() -> None:
+    case = fenced(build(Shape([3], [20])))
+    case.page_table[0, 1] = 99
+    run("triton", case)
+    case.page_table[0, 1] = -5
+    run("triton", case)
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"query": torch.zeros(3, 3, 64)}, "3 heads"),
+    ({"lengths": torch.tensor([20])}, "expected int32"),
+    ({"query": torch.zeros(3, 4, 32)}, "expected torch.float32 .pages, page_size, 2, 32."),
+    ({"offsets": torch.tensor([0, 1, 3], dtype=torch.int32)}, "offsets is"),
+    ({"query": torch.zeros(3, 4, 128)[:, :, ::2]}, "strided last axis"),
+    ({"query": torch.zeros(3, 4, 64, dtype=torch.float64)}, "served are float32"),
+    ({"ancestors": torch.zeros(2, 1, dtype=torch.int32)}, "ancestors is"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), BAD, ids=[b[1] for b in BAD])
+def test_bad_arguments_are_refused_in_words(change: dict[str, Tensor], words: str) -> None:
+    case = build(Shape([3], [20]))
+    names = ("query", "key_cache", "value_cache", "page_table", "lengths", "offsets", "ancestors")
+    values = [change.get(n, v) for n, v in zip(names, (*case.cache, case.ancestors), strict=True)]
+    with use_backend("triton"), pytest.raises(ValueError, match=f"(?s)tree_attention.*{words}"):
+        tree_attention(*values, scale=0.1)

@@ -1,0 +1,113 @@
+"""Every Triton kernel as machine code for GPUs that need not be here, held to recorded ceilings: `make lane-compile`.
+
+In a usual run the pairs of variant and architecture that are marked `everyday`, at most 40; with SPECDEC_KERNELS_FULL=1
+(`make kernels-full`) every variant for every architecture.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from specdec_kernels import machine_code
+from specdec_kernels.machine_code import Cost, Variant, breaches, measure, variants
+
+pytestmark = [
+    pytest.mark.aot,
+    pytest.mark.skipif(machine_code.missing() is not None, reason=str(machine_code.missing())),
+]
+FULL = os.environ.get("SPECDEC_KERNELS_FULL") == "1"
+MOST_EVERYDAY = 40
+CHOSEN = variants() if machine_code.missing() is None else []
+EVERYDAY = [(variant, each) for variant in CHOSEN for each in variant.everyday]
+PAIRS = [(variant, each) for variant in CHOSEN for each in variant.architectures] if FULL else EVERYDAY
+
+
+@pytest.fixture(autouse=True, scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Compiled kernels of earlier runs say nothing about this compiler."""
+    import triton
+
+    triton.knobs.cache.dir = str(tmp_path_factory.mktemp("triton"))
+
+
+@pytest.mark.parametrize(("variant", "architecture"), PAIRS, ids=lambda x: getattr(x, "name", x))
+def test_no_kernel_costs_more_than_recorded(variant: Variant, architecture: str) -> None:
+    cost = measure(variant, architecture)
+    ceiling = machine_code.ceilings().get(variant.name, {}).get(architecture)
+    assert breaches(cost, ceiling, architecture) == []
+
+
+def test_everyday_variants_are_few_and_cover_every_kernel_on_hopper() -> None:
+    assert len(EVERYDAY) <= MOST_EVERYDAY
+    assert all(set(variant.everyday) <= set(variant.architectures) for variant in CHOSEN)
+    covered = {variant.kernel for variant, architecture in EVERYDAY if architecture == "sm_90"}
+    assert covered == {variant.kernel for variant in CHOSEN}
+
+
+def test_every_operator_with_triton_kernels_lists_variants() -> None:
+    folder = Path(machine_code.__file__).parent
+    kernels = {path.parent.name for path in folder.glob("*/triton_kernel.py")}
+    assert kernels and {variant.kernel.partition(".")[0] for variant in CHOSEN} == kernels
+    assert {variant.name.partition("/")[0] for variant in CHOSEN} == kernels
+
+
+def test_ceilings_are_recorded_for_all_that_exists_and_nothing_else() -> None:
+    recorded = machine_code.ceilings()
+    assert {n: set(each) for n, each in recorded.items()} == {v.name: set(v.architectures) for v in CHOSEN}
+    assert all(each["sm_90"]["spills"] == 0 for each in recorded.values()), "nothing may spill on sm_90"
+
+
+GOOD = Cost(registers=100, stack=0, spills=0, shared=4096, wgmma=8, mma=0, wide_loads=4, narrow_loads=10)
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"registers": 111}, "registers 111; expected at most 110"),
+        ({"shared": 5000}, "shared"),
+        ({"spills": 1}, "spills"),
+        ({"stack": 8}, "stack"),
+        ({"wgmma": 0, "mma": 8}, "wgmma 0; expected some"),
+        ({"wide_loads": 0}, "wide_loads"),
+        ({"narrow_loads": 99}, "narrow_loads"),
+    ],
+)
+def test_growth_is_a_breach(change: dict[str, int], word: str) -> None:
+    ceiling = asdict(GOOD)
+    assert breaches(GOOD, ceiling, "sm_80") == breaches(replace(GOOD, registers=110), ceiling, "sm_80") == []
+    assert word in breaches(replace(GOOD, **change), ceiling, "sm_80")[0]
+
+
+def test_spills_on_hopper_and_missing_ceilings_are_breaches() -> None:
+    spilling = replace(GOOD, spills=3)
+    assert breaches(spilling, asdict(spilling), "sm_80") == []
+    assert "expected none on sm_90" in breaches(spilling, asdict(spilling), "sm_90")[0]
+    assert "no ceiling is recorded" in breaches(GOOD, None, "sm_80")[0]
+
+
+def test_arguments_that_do_not_fit_the_kernel_are_named() -> None:
+    variant = CHOSEN[0]
+    wrong = replace(variant, arguments={**variant.arguments, "nonsense": "i32"})
+    with pytest.raises(ValueError, match=r"other arguments.*nonsense"):
+        measure(wrong, "sm_90")
+
+
+def test_recording_keeps_what_it_does_not_measure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(machine_code, "CEILINGS", tmp_path / "ceilings.json")
+    first, second = CHOSEN[0].name, CHOSEN[1].name
+    machine_code.record({first: {"sm_80": GOOD, "sm_90": GOOD}, "gone": {"sm_90": GOOD}})
+    machine_code.record({second: {"sm_90": replace(GOOD, registers=7)}})
+    kept = json.loads((tmp_path / "ceilings.json").read_text())["variants"]
+    assert set(kept) == {first, second} and kept[first]["sm_80"] == asdict(GOOD)
+    assert kept[second]["sm_90"]["registers"] == 7
+
+
+def test_the_file_holds_plain_numbers() -> None:
+    source = machine_code.CEILINGS.read_text(encoding="utf-8")
+    assert ast.literal_eval(source)["triton"].startswith("3.")

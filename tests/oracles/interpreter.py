@@ -1,0 +1,181 @@
+"""Triton's interpreter as a test bed: right in bfloat16, watchful about integers and memory, not slower than needed.
+
+`install` changes the interpreter of this process. Three things it gets wrong or lets pass (triton 3.6 to 3.9):
+
+- bfloat16 numbers are kept as their 16 bits, and arithmetic is done on these as if they were integers. Here they are
+  widened to float32 before every operation and rounded to nearest even after it.
+- An int32 that overflows wraps in silence. Here it raises, as a kernel compiled with overflow checks would.
+- Every call of a function inside a kernel searches the whole language for what to replace. Here that is done once per
+  launch.
+
+A read beyond the end of a tensor goes unnoticed; tensors made by `guarded` end at a page that nobody may touch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import inspect
+import mmap
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_BITWISE = (np.bitwise_and, np.bitwise_or, np.bitwise_xor)
+_installed = False
+
+
+def widened(bits: np.ndarray) -> np.ndarray:
+    """bfloat16 bits as float32."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def rounded(values: np.ndarray) -> np.ndarray:
+    """float32 as bfloat16 bits, to nearest, ties to even; NaN stays NaN."""
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+    half = np.uint32(0x7FFF) + ((bits >> 16) & np.uint32(1))
+    short = ((bits.astype(np.uint64) + half) >> 16).astype(np.uint16)
+    return np.where(np.isnan(values), np.uint16(0x7FC0), short).reshape(np.shape(values))
+
+
+def install() -> None:
+    """Makes the interpreter of this process fit for tests. Before the first launch; again does nothing."""
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    import triton.runtime.interpreter as interpreter
+
+    interpreter.interpreter_builder.options = dataclasses.replace(interpreter.interpreter_builder.options, debug=True)
+    _mend_bfloat16(interpreter)
+    _search_once(interpreter)
+
+
+def _mend_bfloat16(interpreter: Any) -> None:
+    import triton.language as tl
+
+    builder, handle = interpreter.InterpreterBuilder, interpreter.TensorHandle
+    plain = {
+        name: getattr(builder, name) for name in ("binary_op", "unary_op", "ternary_op", "cast_impl", "create_dot")
+    }
+
+    def is_short(value: Any) -> bool:
+        return value.dtype.scalar == tl.bfloat16 and value.data.dtype == np.uint16
+
+    def wide(value: Any) -> Any:
+        return handle(widened(value.data), tl.float32) if is_short(value) else value
+
+    def binary_op(self: Any, left: Any, right: Any, op: Any) -> Any:
+        if not (is_short(left) and is_short(right)) or op in _BITWISE:
+            return plain["binary_op"](self, left, right, op)
+        result = op(wide(left).data, wide(right).data)
+        return handle(result, tl.int1) if result.dtype == np.bool_ else handle(rounded(result), tl.bfloat16)
+
+    def unary_op(self: Any, value: Any, op: Any) -> Any:
+        if not is_short(value):
+            return plain["unary_op"](self, value, op)
+        return handle(rounded(op(wide(value).data)), tl.bfloat16)
+
+    def ternary_op(self: Any, first: Any, second: Any, third: Any, op: Any) -> Any:
+        if op is np.where or not (is_short(second) and is_short(third)):
+            return plain["ternary_op"](self, first, second, third, op)
+        return handle(rounded(op(wide(first).data, wide(second).data, wide(third).data)), tl.bfloat16)
+
+    def cast_impl(self: Any, value: Any, to: Any) -> Any:
+        if is_short(value) and to.scalar != tl.bfloat16:
+            return plain["cast_impl"](self, wide(value), to)
+        if to.scalar == tl.bfloat16 and not is_short(value):
+            return handle(rounded(value.data.astype(np.float32)), tl.bfloat16)
+        return plain["cast_impl"](self, value, to)
+
+    def create_fp_to_fp(self: Any, value: Any, to: Any, rounding: Any) -> Any:
+        if tl.bfloat16 in (value.dtype.scalar, to.scalar):
+            return cast_impl(self, value, to)
+        return plain_fp_to_fp(self, value, to, rounding)
+
+    def create_dot(self: Any, left: Any, right: Any, *others: Any) -> Any:
+        return plain["create_dot"](self, wide(left), wide(right), *others)
+
+    plain_fp_to_fp = builder.create_fp_to_fp
+    for changed in (binary_op, unary_op, ternary_op, cast_impl, create_fp_to_fp, create_dot):
+        setattr(builder, changed.__name__, changed)
+
+    reduce_impl = interpreter.ReduceOps.apply_impl
+
+    def apply_impl(self: Any, given: tuple[Any, ...]) -> Any:
+        short = [is_short(each.handle) for each in given]
+        if not any(short):
+            return reduce_impl(self, given)
+        inputs = tuple(
+            self.to_tensor(wide(each.handle).data, tl.float32) if s else each for each, s in zip(given, short)
+        )
+        result = reduce_impl(self, inputs)
+
+        def narrow(value: Any) -> Any:
+            if value.dtype != tl.float32:
+                return value
+            data = rounded(value.handle.data)
+            kind = tl.block_type(tl.bfloat16, list(data.shape)) if value.shape else tl.bfloat16
+            return tl.core.tensor(handle(data, tl.bfloat16), kind)
+
+        return type(result)(map(narrow, result)) if isinstance(result, (tuple, list)) else narrow(result)
+
+    interpreter.ReduceOps.apply_impl = apply_impl
+
+
+def _search_once(interpreter: Any) -> None:
+    import triton.language as tl
+
+    search = interpreter._patch_lang
+    found: set[int] = set()
+    used: dict[Any, frozenset[int]] = {}
+
+    def once(function: Any) -> Any:
+        modules = used.get(function)
+        if modules is None:
+            values = function.__globals__.values()
+            modules = used[function] = frozenset(
+                id(value) for value in values if inspect.ismodule(value) and (value is tl or value is tl.core)
+            )
+        if modules and modules <= found:
+            return None
+        scope = search(function)
+        found.update(modules)
+        put_back = scope.restore
+
+        def restore() -> None:
+            put_back()
+            found.clear()
+
+        scope.restore = restore
+        return scope
+
+    interpreter._patch_lang = once
+
+
+def guarded(values: Tensor, row_stride: int | None = None) -> Tensor:
+    """A copy of a CPU tensor whose last element is the last that may be touched: a read beyond it kills the process.
+
+    values: any dtype. row_stride: elements from row to row of a matrix, at least its width; what lies between rows is
+    filled with NaN (integers: the largest number), so that a kernel which uses it gives itself away.
+    """
+    if values.numel() == 0:
+        return values.clone()
+    if row_stride is None:
+        count = values.numel()
+    else:
+        count = (values.shape[0] - 1) * row_stride + values.shape[1]
+    size, page = count * values.element_size(), mmap.PAGESIZE
+    pages = -(-size // page)
+    region = mmap.mmap(-1, (pages + 1) * page)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(region))
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mprotect(ctypes.c_void_p(start + pages * page), ctypes.c_size_t(page), 0):
+        raise OSError(ctypes.get_errno(), "mprotect")
+    flat = torch.frombuffer(memoryview(region)[pages * page - size : pages * page], dtype=values.dtype)
+    if row_stride is None:
+        return flat.view(values.shape).copy_(values)
+    flat.fill_(float("nan") if values.dtype.is_floating_point else torch.iinfo(values.dtype).max)
+    return flat.as_strided(values.shape, (row_stride, 1)).copy_(values)
