@@ -4,8 +4,10 @@
 
 #if defined(__CUDACC__)
 #define SPECDEC_HD __host__ __device__ __forceinline__
+#define SPECDEC_UNROLL _Pragma("unroll")
 #else
 #define SPECDEC_HD inline
+#define SPECDEC_UNROLL
 #endif
 
 namespace specdec {

@@ -5,8 +5,12 @@
 
 namespace specdec {
 
+// Nodes that a thread reads before it writes the first of them: that many loads are under way at once.
+constexpr int64_t kRound = 8;
+
 // Moves units first, first + step, ... of the accepted slots of row b. A thread moves the same bytes of every slot in the
-// order of the path, so slots that overwrite each other need no barrier between threads.
+// order of the path, kRound slots at a time. A target never lies behind the source of a later node, so slots that
+// overwrite each other need no barrier between threads, and none between reads and writes of a round.
 template <class Unit>
 SPECDEC_HD void commit_units(const CacheLayout& cache, const CommitArguments& a, int64_t b, int64_t first, int64_t step) {
   constexpr int64_t kBytes = sizeof(Unit);
@@ -17,12 +21,20 @@ SPECDEC_HD void commit_units(const CacheLayout& cache, const CommitArguments& a,
   for (int64_t unit = first; unit < cache.runs * cache.run_bytes / kBytes; unit += step) {
     const int64_t byte = unit * kBytes;
     const int64_t at = byte / cache.run_bytes * cache.run_stride + byte % cache.run_bytes;
-    for (int64_t i = 0; i <= last && path[i] >= 0; ++i) {
-      const PathMove move = path_move(path, first_node, length, i);
-      if (!move.moves) continue;
-      const char* from = address_of(cache, place_of(table, move.source, a.page_size)) + at;
-      char* to = address_of(cache, place_of(table, move.target, a.page_size)) + at;
-      *reinterpret_cast<Unit*>(to) = *reinterpret_cast<const Unit*>(from);
+    for (int64_t start = 0; start <= last && path[start] >= 0; start += kRound) {
+      Unit held[kRound];
+      SPECDEC_UNROLL
+      for (int64_t j = 0; j < kRound; ++j) {
+        if (start + j > last) continue;
+        const PathMove move = path_move(path, first_node, length, start + j);
+        if (move.moves) held[j] = *reinterpret_cast<const Unit*>(address_of(cache, place_of(table, move.source, a.page_size)) + at);
+      }
+      SPECDEC_UNROLL
+      for (int64_t j = 0; j < kRound; ++j) {
+        if (start + j > last) continue;
+        const PathMove move = path_move(path, first_node, length, start + j);
+        if (move.moves) *reinterpret_cast<Unit*>(address_of(cache, place_of(table, move.target, a.page_size)) + at) = held[j];
+      }
     }
   }
 }

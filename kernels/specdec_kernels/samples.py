@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import torch
@@ -18,7 +19,8 @@ class Call:
     """One call of an operator.
 
     writes: tensors among the arguments that the operator writes to; bytes: what it must read and write at least;
-    products: multiplications of its matrix products.
+    products: multiplications of its matrix products; compared: how many of its results every backend must have alike
+    (None: all).
     """
 
     arguments: tuple[Any, ...]
@@ -26,6 +28,7 @@ class Call:
     writes: tuple[Tensor, ...] = ()
     bytes: int = 0
     products: int = 0
+    compared: int | None = None
 
 
 @dataclass(frozen=True)
@@ -53,8 +56,10 @@ def size_of(*tensors: Tensor) -> int:
 
 
 def random(sizes: Sizes, *shape: int, scale: float = 1.0) -> Tensor:
-    generator = torch.Generator().manual_seed(sum(shape))
-    return (torch.randn(shape, generator=generator) * scale).to(sizes.dtype)
+    """Normal numbers; large tensors repeat two million of them, because making more takes a while."""
+    generator, count = torch.Generator().manual_seed(sum(shape)), prod(shape)
+    numbers = (torch.randn(min(count, 2**21), generator=generator) * scale).to(sizes.dtype)
+    return numbers.repeat(-(-count // 2**21))[:count].view(shape)
 
 
 def int32(values: Any) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -84,6 +86,35 @@ def thresholds(call: Call, count: int) -> Call:
     return Call(call.arguments[:count], bytes=call.bytes)
 
 
+def chain_logits(sizes: Sizes) -> Call:
+    """The chain with the target's logits in place of its laws; what is known of rows off the path is not compared."""
+    call = chain(sizes)
+    *nodes, target, draft, ids, own, roots = call.arguments
+    arguments = (*nodes, target[0], settings(len(target[0])), draft, ids, own, roots)
+    return replace(call, arguments=arguments, compared=3)
+
+
+def replay_walk(sizes: Sizes) -> Call:
+    tokens, bounds, child, sibling, _, _, target, *_ = tree(sizes).arguments
+    arguments = (tokens, bounds, child, sibling, None, target[0], settings(len(target[0])), *seeds(sizes.rows))
+    return Call(arguments, {"max_depth": sizes.nodes}, bytes=size_of(target[0]), compared=3)
+
+
+def expand(sizes: Sizes) -> Call:
+    matrix, inv_t, _, cut, tie = law(logits(sizes))
+    scores = torch.linspace(-3, 0, len(matrix), dtype=inv_t.dtype)
+    return Call((matrix, inv_t, cut, tie, offsets(sizes), scores), {"width": 4, "keep": 8}, bytes=size_of(matrix))
+
+
+def match(sizes: Sizes) -> Call:
+    """Histories of 17 different tokens that repeat themselves with one token changed."""
+    length = sizes.length + sizes.nodes
+    tokens = (torch.arange(sizes.rows * length) % 17) ** 2 % 23
+    tokens[length // 2] = 99
+    starts = torch.arange(sizes.rows) * length
+    return Call((tokens, starts, int32([length] * sizes.rows), 4, 1, 8), bytes=size_of(tokens))
+
+
 def walk(sizes: Sizes) -> Call:
     plan, count = planned(sizes), sizes.rows * sizes.nodes
     tokens = torch.arange(count) % 3
@@ -147,5 +178,9 @@ VERIFY_SAMPLES: dict[str, Sample] = {
     "ordered_verify": Sample(tree, _LOGITS, _GPU),
     "traversal_verify": Sample(tree, _LOGITS, _GPU),
     "tree_verify": Sample(walk, ("rows", "nodes"), (Sizes(rows=64, nodes=32),)),
+    "chain_verify_logits": Sample(chain_logits, _LOGITS, _GPU),
+    "replay_verify": Sample(replay_walk, _LOGITS, _GPU),
+    "tree_expand": Sample(expand, _LOGITS, _GPU),
+    "ngram_match": Sample(match, ("rows", "nodes", "length"), (Sizes(rows=64, length=32768),)),
     "edit_logits": Sample(edit, _LOGITS, _GPU),
 }

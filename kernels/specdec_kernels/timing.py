@@ -120,9 +120,8 @@ def describe(op: str, sizes: Sizes) -> str:
 
 def copies(op: str, sizes: Sizes, device: torch.device) -> list[Call]:
     """Calls on tensors of their own, in all at least four times the size of the last cache."""
-    with use_backend(REFERENCE):
-        first = sample(op, sizes)
-        wanted = 4 * cache_size(device) // max(1, first.bytes) + 1
+    with use_backend():
+        wanted = 4 * cache_size(device) // max(1, sample(op, sizes).bytes) + 1
         return [sample(op, sizes, device) for _ in range(min(MOST_COPIES, wanted))]
 
 

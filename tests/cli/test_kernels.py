@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +18,7 @@ from specdec_kernels.agreement import SAMPLES
 from specdec_kernels.machine_code import Cost
 from specdec_kernels.samples import Sizes
 
+ROOT = Path(__file__).parents[2]
 COST = Cost(registers=100, stack=0, spills=0, shared=4096, wgmma=8, mma=0, wide_loads=4, narrow_loads=10)
 
 
@@ -35,7 +40,8 @@ def test_every_operator_has_a_sample_and_the_backends_here_agree(run: Any) -> No
 
 
 def test_a_backend_that_differs_is_shown_and_fails(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = tree_plan.backends[0]
+    others = [backend for backend in tree_plan.backends if backend.name != "cpu"]
+    (backend,) = (backend for backend in tree_plan.backends if backend.name == "cpu")
 
     def wrong(*arguments: Any) -> Any:
         plan = tree_plan.reference(*arguments)
@@ -43,7 +49,7 @@ def test_a_backend_that_differs_is_shown_and_fails(run: Any, monkeypatch: pytest
 
     tree_plan.forget()
     changed = replace(backend, load=lambda: wrong, missing=lambda: None)
-    monkeypatch.setattr(tree_plan, "backends", [changed, *tree_plan.backends[1:]])
+    monkeypatch.setattr(tree_plan, "backends", [changed, *others])
     try:
         result = run("kernels", "check", "tree_plan")
     finally:
@@ -112,6 +118,28 @@ def test_bench_times_what_is_here(run: Any, monkeypatch: pytest.MonkeyPatch) -> 
     assert times["reference"]["microseconds"] > 0 and times["reference"]["share"] > 0
     assert all(row["reason"] for row in found["times"] if row["microseconds"] is None)
     assert "TFLOP/s" in run(*asked, "--device", "cpu").stdout
+
+
+def test_the_report_of_all_kernels_and_its_script(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.kernels.gpu", "--device", "cpu", "--rounds", "1", "--out", tmp_path]
+    done = subprocess.run([*command, "tree_plan", "kv_commit"], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "kernels.json").read_text())
+    backends = {row["backend"] for row in found["times"] if row["op"] == "kv_commit" and row["microseconds"]}
+    assert {"reference", "torch index_copy per layer"} <= backends and all(r["agrees"] for r in found["agreement"])
+    assert "torch index_copy per layer" in (tmp_path / "kernels.html").read_text()
+    script = ROOT / "benchmarks" / "gpu_session.sh"
+    assert subprocess.run(["bash", "-n", script]).returncode == 0
+    limits = [int(limit) for limit in re.findall(r"^part \w+ (\d+) ", script.read_text(), flags=re.MULTILINE)]
+    assert len(limits) >= 6 and sum(limits) < 9 * 60
+
+
+def test_the_example_of_embedding_runs() -> None:
+    done = subprocess.run([sys.executable, ROOT / "examples" / "embed_ops.py"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    paths = re.findall(r"path \[([\d, ]+)\].* (\d+) tokens committed", done.stdout)
+    assert [int(total) - len(path.split(",")) for path, total in paths] == [40, 21]
+    assert all(len(path.split(",")) >= 2 for path, _ in paths), "the planted guesses are accepted"
 
 
 def test_samples_of_gpu_benchmarks_name_sizes_their_operator_knows() -> None:

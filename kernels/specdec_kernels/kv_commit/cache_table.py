@@ -49,7 +49,7 @@ class CacheTable:
     Raises: ValueError for an empty list, unequal pages, several devices or an unsupported layout.
     """
 
-    __slots__ = ("caches", "layout", "page_size", "pages")
+    __slots__ = ("caches", "device_layout", "layout", "page_size", "pages", "slot")
 
     def __init__(self, caches: Sequence[Tensor]) -> None:
         self.caches = tuple(caches)
@@ -66,6 +66,18 @@ class CacheTable:
         self.pages, self.page_size = first.shape[:2]
         # int64 [n, 6], always on the host
         self.layout = torch.tensor([slot_layout(c) for c in self.caches], dtype=torch.int64)
+        self.device_layout = self.layout.to(first.device)
+        self.slot = self._slot()
+
+    def _slot(self) -> tuple[int, int, int] | None:
+        """(runs, units per run, bytes per unit: 4, or 1 where something is not aligned to 16 bytes); None where the
+        slots of the caches differ."""
+        runs = self.layout[:, 3].unique().tolist()
+        sizes = self.layout[:, 5].unique().tolist()
+        if len(runs) > 1 or len(sizes) > 1:
+            return None
+        unit = 1 if (self.layout[:, [0, 1, 2, 4, 5]] % 16).any() else 4
+        return runs[0], sizes[0] // unit, unit
 
     def __getitem__(self, index: int) -> Tensor:
         return self.caches[index]

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..dispatch import Op
 from ..extension import cpu_backend
+from ..triton_backend import triton_backend
 from .reference import kv_slots as _reference
 
 
@@ -16,6 +17,12 @@ def _load_cpu() -> Callable[..., Any]:
     return kv_slots
 
 
-kv_slots = Op("kv_slots", _reference, [cpu_backend(_load_cpu, op="kv_slots")])
+def _load_triton() -> Callable[..., Any]:
+    from .launch import kv_slots
+
+    return kv_slots
+
+
+kv_slots = Op("kv_slots", _reference, [triton_backend(_load_triton), cpu_backend(_load_cpu, op="kv_slots")])
 
 __all__ = ["kv_slots"]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
+
+from torch import Tensor
 
 from ..dispatch import Op
 from ..extension import cpu_backend, cuda_backend
+from ..triton_backend import INTERPRETED, triton_backend
 from .reference import kv_stage as _reference
 
 
@@ -16,6 +19,29 @@ def _load() -> Callable[..., Any]:  # the operator itself tells CPU from CUDA by
     return kv_stage
 
 
-kv_stage = Op("kv_stage", _reference, [cuda_backend(_load), cpu_backend(_load, op="kv_stage")])
+def _load_triton() -> Callable[..., Any]:
+    from .launch import kv_stage
+
+    return kv_stage
+
+
+def _why_not_triton(*args: Any) -> str | None:
+    from .launch import why_not
+
+    return why_not(*args)
+
+
+def _key(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor) -> Hashable:
+    if key.is_cpu and not INTERPRETED:
+        return key.dtype
+    return key.device, key.dtype, key_cache.shape[2:] == value_cache.shape[2:]
+
+
+kv_stage = Op(
+    "kv_stage",
+    _reference,
+    [cuda_backend(_load), triton_backend(_load_triton, _why_not_triton), cpu_backend(_load, op="kv_stage")],
+    key=_key,
+)
 
 __all__ = ["kv_stage"]

@@ -7,6 +7,7 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
+from triton import next_power_of_2
 
 from ..machine_code import ARCHITECTURES, Variant
 
@@ -33,11 +34,6 @@ class Config:
     stages: int
 
 
-def power_of_two(least: int) -> int:
-    """The smallest power of two that is not less."""
-    return 1 << max(0, least - 1).bit_length()
-
-
 def choose(rows: int, width: int, itemsize: int, narrow: bool = False) -> Config:
     """Config for so many query rows per request and key/value head, head width and bytes per number of a query.
 
@@ -46,8 +42,8 @@ def choose(rows: int, width: int, itemsize: int, narrow: bool = False) -> Config
     16 and 32 rows run on warp-level matrix instructions, 64 and 128 on warp-group ones (Hopper). Wide heads and
     float32 take smaller tiles, so that nothing spills and two stages fit in shared memory.
     """
-    block_d = max(16, power_of_two(width))
-    block_m = min(128, max(16, power_of_two(rows)))
+    block_d = max(16, next_power_of_2(width))
+    block_m = min(128, max(16, next_power_of_2(rows)))
     if itemsize == 4:
         return Config(min(block_m, 32), 32 if block_d <= 128 else 16, block_d, 4, 2)
     if block_d > 128:
@@ -67,7 +63,7 @@ def pieces(blocks: int, capacity: int, config: Config, processors: int = PROCESS
 
 def joint(count: int, block_d: int) -> tuple[int, int]:
     """(pieces, heads) of a tile of the joining kernel: about 4,096 numbers."""
-    block_p = min(MOST_PIECES, power_of_two(count))
+    block_p = min(MOST_PIECES, next_power_of_2(count))
     return block_p, max(1, 4096 // (block_p * block_d))
 
 
@@ -235,7 +231,7 @@ def tree_attention(
             query.stride(0), query.stride(1), key_cache.stride(0), key_cache.stride(1), key_cache.stride(2),
             value_cache.stride(0), value_cache.stride(1), value_cache.stride(2), result.stride(0), result.stride(1),
             HEADS=heads, GROUP=heads // kv_heads, PAGE=page_size, WIDTH=width, BLOCK_D=config.block_d,
-            BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_B=power_of_two(batch + 1), PIECES=count,
+            BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_B=next_power_of_2(batch + 1), PIECES=count,
             PIECE_TILES=shape.piece_tiles, CAUSAL=ancestors is None, WINDOW=window > 0, SOFTCAP=softcap > 0,
             SINKS=sinks is not None, LSE=return_lse, SCALED=key_scale is not None,
             ALIKE=key_cache.stride() == value_cache.stride(), num_warps=config.warps, num_stages=config.stages,

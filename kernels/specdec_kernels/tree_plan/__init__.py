@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
+
+from torch import Tensor
 
 from ..dispatch import Op
 from ..extension import cpu_backend
-from .plan import TreePlan
+from ..triton_backend import INTERPRETED, triton_backend
+from .plan import MOST_NODES, TreePlan
 from .reference import tree_plan as _reference
 
 __all__ = ["TreePlan", "tree_plan"]
@@ -19,4 +22,25 @@ def _load_cpu() -> Callable[..., Any]:
     return tree_plan
 
 
-tree_plan = Op("tree_plan", _reference, [cpu_backend(_load_cpu)])
+def _load_triton() -> Callable[..., Any]:
+    from .launch import tree_plan
+
+    return tree_plan
+
+
+def _why_not_triton(*args: Any, **kwargs: Any) -> str | None:
+    from .launch import why_not
+
+    return why_not(*args, **kwargs)
+
+
+def _key(parents: Tensor, offsets: Tensor, max_nodes: int | None = None) -> Hashable:
+    if parents.is_cpu and not INTERPRETED:
+        return parents.dtype
+    most = parents.shape[0] if max_nodes is None else max_nodes
+    return parents.device, parents.dtype, most > MOST_NODES
+
+
+tree_plan = Op(
+    "tree_plan", _reference, [triton_backend(_load_triton, _why_not_triton), cpu_backend(_load_cpu)], key=_key
+)

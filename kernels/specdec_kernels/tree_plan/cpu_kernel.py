@@ -12,9 +12,10 @@ from .reference import check
 _tree_plan = torch.ops.specdec.tree_plan.default
 
 
-def tree_plan(parents: Tensor, offsets: Tensor) -> TreePlan:
+def tree_plan(parents: Tensor, offsets: Tensor, max_nodes: int | None = None) -> TreePlan:
     try:
-        return TreePlan(*_tree_plan(parents, offsets))
+        plan = TreePlan(*_tree_plan(parents, offsets))
     except (RuntimeError, ValueError):
         check(parents, offsets)  # raises with a remedy
-        return TreePlan(*_tree_plan(*expect.contiguous(parents, offsets)))
+        plan = TreePlan(*_tree_plan(*expect.contiguous(parents, offsets)))
+    return plan if max_nodes is None else plan.widened(max_nodes)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
+from torch.nn.functional import pad
+
+MOST_NODES = 2048
+"""Nodes of a row that the GPU kernel serves: more ancestor words would not fit in registers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,3 +27,12 @@ class TreePlan:
     ancestors: Tensor
     first_child: Tensor
     next_sibling: Tensor
+
+    def widened(self, max_nodes: int) -> TreePlan:
+        """The plan with ancestor words for rows of so many nodes. Raises: ValueError if a row has more."""
+        words, missing = self.ancestors.shape[1], -(-max_nodes // 32) - self.ancestors.shape[1]
+        if missing < 0 and words > 1:
+            raise ValueError(
+                f"tree_plan: max_nodes is {max_nodes}; expected at least the largest row, {32 * words - 31} or more"
+            )
+        return replace(self, ancestors=pad(self.ancestors, (0, missing))) if missing > 0 else self

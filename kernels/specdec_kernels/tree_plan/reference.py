@@ -29,13 +29,15 @@ def check(parents: Tensor, offsets: Tensor) -> None:
                 )
 
 
-def tree_plan(parents: Tensor, offsets: Tensor) -> TreePlan:
+def tree_plan(parents: Tensor, offsets: Tensor, max_nodes: int | None = None) -> TreePlan:
     """Depths, rows, ancestor words and child links of packed trees, one per request.
 
     Args:
         parents: int32 [M], index of the parent within the row, -1 for the root; a parent precedes its children.
         offsets: int32 [B + 1], the rows' nodes are offsets[b] .. offsets[b + 1] - 1. Rows without nodes are legal;
             nodes from offsets[B] on are the tail and belong to no row.
+        max_nodes: nodes of the largest row or more, which the host knows; then there are ancestor words for so many.
+            None: as few words as the data need; a GPU kernel, which asks nobody, makes words for M nodes.
 
     Returns:
         TreePlan, see there.
@@ -76,10 +78,11 @@ def tree_plan(parents: Tensor, offsets: Tensor) -> TreePlan:
 
     packed = torch.tensor(table, dtype=torch.int64).reshape(nodes, words)
     packed = torch.where(packed >= 2**31, packed - 2**32, packed)
-    return TreePlan(
+    plan = TreePlan(
         depth=to_int32(depth),
         row=to_int32(row_of),
         ancestors=packed.to(device=parents.device, dtype=torch.int32),
         first_child=to_int32(first_child),
         next_sibling=to_int32(next_sibling),
     )
+    return plan if max_nodes is None else plan.widened(max_nodes)

@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Everything that needs a GPU, in one go and without a network: build, tests, benchmarks, one report.
+#   benchmarks/gpu_session.sh [folder]       results land in the folder (default: gpu-results)
+# For a bare machine with Python, torch (CUDA), triton and nvcc. Every part has a time limit of its own, 510 s in all, and
+# writes its results as it goes: what an abort leaves behind is complete up to there. The exit status counts failed parts.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+out=${1:-gpu-results}
+mkdir -p "$out"
+export PYTHONPATH="$PWD:$PWD/kernels${PYTHONPATH:+:$PYTHONPATH}" MAX_JOBS=${MAX_JOBS:-$(nproc)} TRITON_CACHE_DIR="${TRITON_CACHE_DIR:-$PWD/$out/triton}"
+python=${PYTHON:-python3}
+failed=0
+
+part() { # part NAME SECONDS COMMAND...: runs with a limit, keeps the output, notes how it went
+  local name=$1 limit=$2 started=$SECONDS status
+  shift 2
+  echo "== $name (at most $limit s)"
+  timeout --kill-after=10 "$limit" "$@" >"$out/$name.log" 2>&1
+  status=$?
+  tail -n 15 "$out/$name.log"
+  printf '%s\t%s\t%s s\n' "$name" "$([ $status = 0 ] && echo passed || echo "failed ($status)")" "$((SECONDS - started))" | tee -a "$out/summary.tsv"
+  [ $status = 0 ] || failed=$((failed + 1))
+}
+
+: >"$out/summary.tsv"
+part machine 20 bash -c "nvidia-smi; $python -c 'import torch, triton, sys; print(sys.version, torch.__version__, triton.__version__)'"
+part build 140 env SPECDEC_BUILD=auto "$python" setup.py -q build_ext --inplace
+part built 15 "$python" -c "import torch, specdec_kernels._C, specdec_kernels._C_cuda"
+part list 20 "$python" -c "import specdec_kernels; print(specdec_kernels.explain())"
+part check 90 "$python" -m benchmarks.kernels.gpu --check
+part example 40 "$python" examples/embed_ops.py
+part kernels 185 "$python" -m benchmarks.kernels.gpu --out "$out"
+echo "== $failed parts failed; $SECONDS s; report: $out/kernels.html"
+exit "$failed"

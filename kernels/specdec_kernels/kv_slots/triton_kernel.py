@@ -1,0 +1,48 @@
+"""Triton kernel of kv_slots: one program per request, and one for the nodes that belong to none."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit(do_not_specialize=["batch", "nodes", "capacity", "columns"])
+def place(
+    page_table, lengths, rows, offsets, depth, own_table, own_lengths, slots, positions,
+    batch, nodes, capacity, columns,
+    PAGE: tl.constexpr, ADVANCE: tl.constexpr, TREE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Grid (batch + 1). Nodes without room, and those of rows that do not exist, go to the trash (-1)."""
+    request = tl.program_id(0)
+    lane = tl.arange(0, BLOCK)
+    first = tl.load(offsets + request)
+    if request == batch:
+        for start in range(first, nodes, BLOCK):
+            node = start + lane
+            tl.store(slots + node, tl.full([BLOCK], -1, tl.int64), mask=node < nodes)
+            tl.store(positions + node, tl.zeros([BLOCK], tl.int64), mask=node < nodes)
+        return
+    end = tl.minimum(tl.load(offsets + request + 1), nodes)
+    row = tl.load(rows + request)
+    known = (row >= 0) & (row < capacity)
+    row = tl.where(known, row, 0).to(tl.int64)
+    length = tl.load(lengths + row)
+    tl.store(own_lengths + request, length)
+    for start in range(0, columns, BLOCK):
+        column = start + lane
+        page = tl.load(page_table + row * columns + column, mask=column < columns, other=0)
+        tl.store(own_table + request.to(tl.int64) * columns + column, page, mask=column < columns)
+    room = tl.where(known, columns * PAGE, 0)
+    for start in range(first, end, BLOCK):
+        node = start + lane
+        at = length + node - first
+        held = (node < end) & (at < room)
+        page = tl.load(page_table + row * columns + at // PAGE, mask=held, other=0)
+        slot = page.to(tl.int64) * PAGE + at % PAGE
+        position = at
+        if TREE:
+            position = length + tl.load(depth + node, mask=node < end, other=0)
+        tl.store(slots + node, tl.where(held, slot, -1), mask=node < end)
+        tl.store(positions + node, position.to(tl.int64), mask=node < end)
+    if ADVANCE:
+        tl.store(lengths + row, length + tl.maximum(end - first, 0), mask=known)

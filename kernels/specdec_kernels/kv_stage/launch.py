@@ -1,0 +1,67 @@
+"""Launch of the Triton kv_stage."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from triton import next_power_of_2
+
+from ..machine_code import Variant
+
+
+def blocks(heads: int, width: int) -> tuple[int, int]:
+    """(heads, numbers) of a program: up to 4,096 numbers."""
+    block_d = next_power_of_2(width)
+    return max(1, min(next_power_of_2(heads), 4096 // block_d)), block_d
+
+
+def kv_stage(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor) -> None:
+    """The operator in one launch. Slots are not checked: one beyond the cache is skipped."""
+    from .triton_kernel import stage
+
+    pages, page_size, heads, width = key_cache.shape
+    for name, new, cache in (("key", key, key_cache), ("value", value, value_cache)):
+        if new.dtype != cache.dtype or new.shape[1:] != cache.shape[2:] or new.shape[0] != slots.shape[0]:
+            raise ValueError(
+                f"kv_stage: {name} is {new.dtype} {list(new.shape)}, expected {cache.dtype} "
+                f"{[slots.shape[0], *cache.shape[2:]]} (one entry per slot, heads and width of its cache)"
+            )
+        if width > 1 and (cache.stride(3) != 1 or (new.numel() and new.stride(2) != 1)):
+            raise ValueError(f"kv_stage: the last axis of {name} or its cache is strided; call .contiguous() on it")
+    if value_cache.shape != key_cache.shape or slots.dtype != torch.int64 or not slots.is_contiguous():
+        raise ValueError(
+            f"kv_stage: value_cache is {list(value_cache.shape)} and slots {slots.dtype}; expected "
+            f"{list(key_cache.shape)} like key_cache, and contiguous int64"
+        )
+    if slots.shape[0] == 0:
+        return
+    block_h, block_d = blocks(heads, width)
+    with torch.cuda.device_of(key_cache):
+        stage[(slots.shape[0], -(-heads // block_h))](
+            key, value, key_cache, value_cache, slots, pages * page_size,
+            *key.stride()[:2], *value.stride()[:2], *key_cache.stride()[:3], *value_cache.stride()[:3],
+            HEADS=heads, WIDTH=width, PAGE=page_size, BLOCK_H=block_h, BLOCK_D=block_d, num_warps=4,
+        )  # fmt: skip
+
+
+def why_not(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor) -> str | None:
+    if value_cache.shape != key_cache.shape:
+        return "keys and values differ in width"
+    return None
+
+
+_STRIDES = ("k_node", "k_head", "v_node", "v_head", "kc_page", "kc_slot", "kc_head", "vc_page", "vc_slot", "vc_head")
+VARIANTS = [
+    Variant(
+        "kv_stage/bf16 8 heads of 128",
+        "kv_stage.triton_kernel:stage",
+        {
+            **dict.fromkeys(("key", "value", "key_cache", "value_cache"), "*bf16"),
+            "slots": "*i64",
+            "capacity": "i32",
+            **dict.fromkeys(_STRIDES, "i32:16"),
+        },
+        {"HEADS": 8, "WIDTH": 128, "PAGE": 16, "BLOCK_H": 8, "BLOCK_D": 128},
+        stages=1,
+    )
+]

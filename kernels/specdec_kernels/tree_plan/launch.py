@@ -1,0 +1,56 @@
+"""Launch of the Triton tree_plan."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from triton import next_power_of_2
+
+from ..machine_code import Variant
+from .plan import MOST_NODES, TreePlan
+
+
+def block(words: int) -> int:
+    """Packed nodes of a program: at most 2,048 ancestor words together."""
+    return max(16, min(64, 2048 // next_power_of_2(words)))
+
+
+def why_not(parents: Tensor, offsets: Tensor, max_nodes: int | None = None) -> str | None:
+    most = parents.shape[0] if max_nodes is None else max_nodes
+    return None if most <= MOST_NODES else f"rows of up to {most} nodes; at most {MOST_NODES} (give max_nodes)"
+
+
+def tree_plan(parents: Tensor, offsets: Tensor, max_nodes: int | None = None) -> TreePlan:
+    """The operator in one launch. Data is not checked: a parent that does not precede its child counts as none."""
+    from .triton_kernel import plan
+
+    for name, given in (("parents", parents), ("offsets", offsets)):
+        if given.dtype != torch.int32 or given.ndim != 1 or not given.is_contiguous():
+            raise ValueError(f"tree_plan: {name} is {given.dtype} {list(given.shape)}; expected contiguous flat int32")
+    nodes, batch = parents.shape[0], offsets.shape[0] - 1
+    words = max(1, -(-(nodes if max_nodes is None else max_nodes) // 32))
+    depth, row, first_child, next_sibling = (torch.empty_like(parents) for _ in range(4))
+    ancestors = parents.new_empty(nodes, words)
+    size = block(words)
+    if nodes:
+        with torch.cuda.device_of(parents):
+            plan[(-(-nodes // size),)](
+                parents, offsets, depth, row, ancestors, first_child, next_sibling, nodes, batch,
+                WORDS=words, BLOCK_W=next_power_of_2(words), BLOCK=size, BLOCK_B=next_power_of_2(batch + 1),
+            )  # fmt: skip
+    return TreePlan(depth, row, ancestors, first_child, next_sibling)
+
+
+def _variant(words: int, everyday: tuple[str, ...]) -> Variant:
+    names = ("parents", "offsets", "depth", "row", "ancestors", "first_child", "next_sibling")
+    return Variant(
+        f"tree_plan/{32 * words} nodes",
+        "tree_plan.triton_kernel:plan",
+        {**dict.fromkeys(names, "*i32"), "nodes": "i32", "batch": "i32"},
+        {"WORDS": words, "BLOCK_W": next_power_of_2(words), "BLOCK": block(words), "BLOCK_B": 16},
+        stages=1,
+        everyday=everyday,
+    )
+
+
+VARIANTS = [_variant(2, ("sm_90",)), _variant(32, ())]

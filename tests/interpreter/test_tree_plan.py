@@ -1,0 +1,64 @@
+"""tree_plan in Triton against the reference: equal, over ragged batches, wide and deep trees, in guarded memory."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles.interpreter import guarded
+
+from specdec_kernels import TreePlan, tree_plan, use_backend
+
+
+def both(parents: list[int], offsets: list[int], max_nodes: int) -> tuple[TreePlan, TreePlan]:
+    inputs = [torch.tensor(values, dtype=torch.int32) for values in (parents, offsets)]
+    with use_backend("reference"):
+        want = tree_plan(*inputs, max_nodes=max_nodes)
+    with use_backend("triton"):
+        return tree_plan(*map(guarded, inputs), max_nodes=max_nodes), want
+
+
+def assert_equal(got: TreePlan, want: TreePlan) -> None:
+    for field in fields(TreePlan):
+        assert torch.equal(getattr(got, field.name), getattr(want, field.name)), field.name
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    counts=st.lists(st.sampled_from([0, 1, 2, 7, 33, 70]), max_size=4),
+    reach=st.sampled_from([1, 3, 100]),
+    tail=st.sampled_from([0, 2]),
+    source=st.randoms(use_true_random=False),
+    spare=st.sampled_from([0, 64]),
+)
+def test_the_kernel_equals_the_reference(counts: list[int], reach: int, tail: int, source, spare: int) -> None:
+    parents, offsets = [], [0]
+    for count in counts:
+        parents += [source.randint(max(0, i - reach), i - 1) if i else -1 for i in range(count)]
+        offsets.append(len(parents))
+    assert_equal(*both(parents + [0] * tail, offsets, max([*counts, 1]) + spare))
+
+
+def test_a_row_of_more_than_a_thousand_nodes() -> None:
+    assert_equal(*both([-1, *((i - 1) // 3 for i in range(1, 1030))], [0, 1030], 1030))
+
+
+def test_parents_that_make_no_tree_end_the_walk() -> None:
+    """The host is not there to complain: nothing hangs, nothing is read out of bounds."""
+    inputs = [guarded(torch.tensor(v, dtype=torch.int32)) for v in ([-1, 1, 3, 2, 99, -7], [0, 6])]
+    with use_backend("triton"):
+        plan = tree_plan(*inputs, max_nodes=6)
+    assert plan.depth.tolist() == [0, 0, 0, 1, 0, 0]
+
+
+def test_words_for_more_nodes_than_there_are() -> None:
+    parents, offsets = torch.tensor([-1, 0], dtype=torch.int32), torch.tensor([0, 2], dtype=torch.int32)
+    for backend in ("triton", "cpu", "reference"):
+        with use_backend(backend):
+            assert tree_plan(parents, offsets, max_nodes=65).ancestors.tolist() == [[1, 0, 0], [3, 0, 0]]
+    large = torch.tensor([-1, *range(40)], dtype=torch.int32)
+    with use_backend("reference"), pytest.raises(ValueError, match="expected at least the largest row"):
+        tree_plan(large, torch.tensor([0, 41], dtype=torch.int32), max_nodes=32)
