@@ -26,6 +26,12 @@ PYTEST := $(BIN)/python -m pytest $(PYTEST_ARGS)
 STAMPS := $(VENV)/stamps
 TORCH_STAMP := $(STAMPS)/torch-$(shell cksum <<<'$(TORCH)' | cut -d' ' -f1)
 NATIVE_TESTS := tests/architecture/test_build.py tests/architecture/test_sanitizers.py
+EXACT_TESTS := tests/rules $(addprefix tests/lab/,test_exact.py test_expected.py test_oracle.py test_proposals.py)
+REPLAY_TESTS := tests/engine/test_greedy.py tests/engine/test_replay.py tests/lab/test_agreement.py
+MUTANT_TESTS := tests/mutants tests/lab/test_mutants.py
+STATISTICS_TESTS := tests/lab tests/engine/test_law.py tests/engine/test_tree_law.py
+ELSEWHERE := tests/architecture tests/kernels tests/interpreter tests/machine_code \
+  $(EXACT_TESTS) $(REPLAY_TESTS) $(MUTANT_TESTS) $(STATISTICS_TESTS)
 READY := $(STAMPS)/build $(STAMPS)/test
 NATIVE := setup.py pyproject.toml $(shell find csrc -not -name '.*' 2>/dev/null)
 
@@ -38,6 +44,7 @@ endef
 
 .PHONY: help demo test bench lint types clean distclean environment
 .PHONY: lane-architecture lane-kernels lane-interpreter lane-compile lane-unit lane-native kernels-full
+.PHONY: lane-exact lane-replay lane-statistics lane-mutants
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -45,7 +52,8 @@ help: ## List the targets
 demo: $(STAMPS)/build ## Generate text with and without speculation on the bundled models and check that it is equal
 	@$(BIN)/specdec demo
 
-test: lint types lane-architecture lane-kernels lane-interpreter lane-compile lane-unit lane-native ## Style, types and all test lanes
+test: lint types lane-architecture lane-kernels lane-interpreter lane-compile lane-exact lane-replay lane-statistics \
+  lane-mutants lane-unit lane-native ## Style, types and all test lanes
 
 lint: $(READY) ## ruff
 	$(call lane,lint,$(BIN)/ruff check .)
@@ -68,9 +76,21 @@ lane-compile: $(READY) ## Triton kernels compiled for GPUs that need not be here
 kernels-full: $(READY) ## The same for every launch configuration and architecture: a few minutes
 	$(call lane,kernels-full,SPECDEC_KERNELS_FULL=1 $(PYTEST) -q tests/machine_code)
 
-lane-unit: $(READY) ## Tests of everything else: rules, caches, targets, drafters, engine, command line
-	$(call lane,unit,$(PYTEST) -q tests --ignore=tests/architecture --ignore=tests/kernels --ignore=tests/interpreter \
-	  --ignore=tests/machine_code)
+lane-exact: $(READY) ## Laws of all rules enumerated in exact arithmetic, closed forms of what they accept
+	$(call lane,exact,$(PYTEST) -q $(EXACT_TESTS))
+
+lane-replay: $(READY) ## Same seed, same text: greedy and replayed texts, all backends on the same keys
+	$(call lane,replay,$(PYTEST) -q $(REPLAY_TESTS))
+
+lane-statistics: $(READY) ## Draws against laws, through the engine too, and the tests that judge them
+	$(call lane,statistics,$(PYTEST) -q $(STATISTICS_TESTS) \
+	  $(foreach done,$(EXACT_TESTS) $(REPLAY_TESTS) $(MUTANT_TESTS),--ignore=$(done)))
+
+lane-mutants: $(READY) ## Wrong variants of rules and engine, each killed by a named test
+	$(call lane,mutants,$(PYTEST) -q $(MUTANT_TESTS))
+
+lane-unit: $(READY) ## Tests of everything else: caches, targets, drafters, engine, command line, training
+	$(call lane,unit,$(PYTEST) -q tests $(ELSEWHERE:%=--ignore=%))
 
 lane-native: $(READY) ## Tests of the build, and the C++ kernels under the address and undefined-behaviour sanitizers
 	$(call lane,native,$(PYTEST) -q $(NATIVE_TESTS))

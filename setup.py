@@ -112,14 +112,20 @@ def pybind_extensions() -> list:
     modules = pybind_modules()
     if not modules:
         return []
-    from pybind11.setup_helpers import Pybind11Extension
+    try:
+        from pybind11.setup_helpers import Pybind11Extension
+    except ImportError:
+        if MODE != "auto":
+            raise SystemExit(f"specdec-fast: SPECDEC_BUILD={MODE} needs pybind11: pip install pybind11") from None
+        say("pybind11 was not found, so suffix structures run in Python; pip install pybind11 and run this again")
+        return []
 
     return [
         Pybind11Extension(
             f"specdec_kernels._{name}",
             sources,
             cxx_std=17,
-            include_dirs=["csrc"],
+            include_dirs=[str(SOURCES)],
             extra_compile_args=CXX_FLAGS,
         )
         for name, sources in modules.items()

@@ -6,9 +6,10 @@ Owns the data types and their checks. Knows nothing of models, caches or rules. 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -225,20 +226,59 @@ class Draft:
             tokens.extend(row_tokens)
             parents.extend(row_parents)
             offsets.append(len(tokens))
-        count = len(tokens)
         counts = tuple(b - a for a, b in zip(offsets, offsets[1:]))
+        shape = packed_shape(tuple(rows), counts, torch.device(device))
         return Draft(
-            rows=torch.tensor(rows, dtype=torch.int32).to(device),
+            rows=shape.rows,
             tokens=torch.tensor(tokens, dtype=torch.int64).to(device),
             parents=torch.tensor(parents, dtype=torch.int32).to(device),
-            offsets=torch.tensor(offsets, dtype=torch.int32).to(device),
-            drawn=torch.zeros(count, dtype=torch.int8, device=device),
-            law_row=torch.full((count,), -1, dtype=torch.int32, device=device),
-            row_of=_row_of(counts).to(device),
+            offsets=shape.offsets,
+            drawn=shape.drawn,
+            law_row=shape.law_row,
+            row_of=shape.row_of,
             counts=counts,
             max_depth=depth_bound,
             scouts=None if scouts is None else torch.tensor(list(scouts), dtype=torch.bool).to(device),
         )
+
+    def select(self, places: Sequence[int]) -> tuple[Draft, Tensor]:
+        """The draft of some of its rows, by their places in the batch; and which nodes these are, int64 [M']."""
+        starts = self.offsets.tolist()
+        kept = [node for place in places for node in range(starts[place], starts[place] + self.counts[place])]
+        nodes = torch.tensor(kept, dtype=torch.int64).to(self.tokens.device)
+        at = torch.tensor(list(places), dtype=torch.int64).to(self.tokens.device)
+        counts = tuple(self.counts[place] for place in places)
+        shape = packed_shape(tuple(self.rows[at].tolist()), counts, self.tokens.device)
+        return (
+            replace(
+                self,
+                rows=shape.rows,
+                tokens=self.tokens[nodes],
+                parents=self.parents[nodes],
+                offsets=shape.offsets,
+                drawn=self.drawn[nodes],
+                law_row=self.law_row[nodes],
+                row_of=shape.row_of,
+                counts=counts,
+                scouts=None if self.scouts is None else self.scouts[nodes],
+                plan=None,
+            ),
+            nodes,
+        )
+
+    def among(self, rows: Sequence[int], roots: Sequence[int]) -> Draft:
+        """The draft for all of `rows`: those that it lacks get a root and nothing else. roots: newest tokens."""
+        bare = Draft.chains(rows, [[root] for root in roots], device=self.tokens.device)
+        have = {row: place for place, row in enumerate(self.rows.tolist())}
+        both: dict[str, Any] = {
+            name: torch.cat([getattr(self, name), getattr(bare, name)])
+            for name in ("rows", "tokens", "parents", "drawn", "law_row", "row_of")
+        }
+        if self.scouts is not None:
+            both["scouts"] = torch.cat([self.scouts, torch.zeros_like(bare.tokens, dtype=torch.bool)])
+        offsets = torch.cat([self.offsets, bare.offsets[1:] + self.offsets[-1]])
+        joined = replace(self, offsets=offsets, counts=self.counts + bare.counts, plan=None, **both)
+        return joined.select([have.get(row, len(have) + at) for at, row in enumerate(rows)])[0]
 
     def refuse_dropped(self, rule: str) -> None:
         """Raise ValueError where a drawn token is a scout, so that `rule`, which uses the draft's laws, would drop it.

@@ -14,9 +14,11 @@ from typing import Any
 
 import torch
 
+from specdec_fast.budget import BudgetPolicy, Outcome, budget_for
 from specdec_fast.draft import Draft, Laws
-from specdec_fast.interfaces import Acceptance, Budget, Drafter, Needs, Rule, Target, TargetOutput
+from specdec_fast.interfaces import Acceptance, Drafter, Rule, Target, TargetOutput
 from specdec_fast.logprobs import token_logprobs
+from specdec_fast.proposing import Proposer
 from specdec_fast.request import Handle
 from specdec_fast.rules import DEFAULT, rule_for
 from specdec_fast.sampling import Sampling, SamplingParams, failures, process
@@ -36,7 +38,8 @@ class Engine:
 
     target: where logits come from; drafter: proposes (None: plain decoding, a tree of one node per row); rule: name or
     object; tokenizer: a transformers tokenizer, needed for text prompts, text output and stop strings; eos_token_ids:
-    ids that end a text; prefill_chunk: most prompt tokens in one forward pass.
+    ids that end a text; prefill_chunk: most prompt tokens in one forward pass; budget: how many nodes are drafted,
+    "fixed" (what a request asks for) or "goodput" (what pays), or a `BudgetPolicy`.
 
     Raises ValueError when the rule cannot verify what the drafter proposes.
     """
@@ -50,11 +53,14 @@ class Engine:
         tokenizer: Any = None,
         eos_token_ids: Sequence[int] = (),
         prefill_chunk: int = 2048,
+        budget: str | BudgetPolicy = "fixed",
     ) -> None:
         self.target, self.drafter = target, drafter
         self.tokenizer = tokenizer
         self.eos_token_ids = tuple(eos_token_ids)
-        self.needs = drafter.needs if drafter is not None else Needs()
+        self._running: dict[int, Handle] = {}  # by row, in order of admission
+        self._proposer = Proposer(drafter, budget_for(budget), self._running)
+        self.needs = self._proposer.needs
         self.rule, self.why_rule = rule_for(rule, self.needs)
         if not self.rule.lossless:
             log.warning("rule %s is lossy: texts do not have the target's law", self.rule.name)
@@ -67,7 +73,6 @@ class Engine:
         self.stats = RequestStats()  # merged from finished requests
         self.seconds = Clock().seconds  # wall-clock per verb, each step counted once
         self._queue: deque[Handle] = deque()
-        self._running: dict[int, Handle] = {}  # by row, in order of admission
         self._next_id = 0
 
     # -- requests ---------------------------------------------------------------------------------------------------
@@ -100,7 +105,7 @@ class Engine:
                 f"request: {longest} tokens need {self._cache.pages_for(longest)} pages of the cache; the pool has "
                 f"{pages.num_pages - 1}; lower max_new_tokens or raise num_pages"
             )
-        default = getattr(self.drafter, "num_draft_tokens", 0) if self.drafter is not None else 0
+        default = self._proposer.num_draft_tokens
         if num_draft_tokens is not None and num_draft_tokens < 0:
             raise ValueError(f"num_draft_tokens: got {num_draft_tokens}; expected 0 or more")
         handle = Handle(self._next_id, tokens, params, default if num_draft_tokens is None else num_draft_tokens)
@@ -217,26 +222,25 @@ class Engine:
             return []
         rows, handles = list(self._running), list(self._running.values())
         state, target = self.state, self.target
-        budget = Budget([self._wanted(handle) for handle in handles])
         rng, sampling = state.rng(rows), state.sampling(rows)
         with clock.time("propose"):
-            draft = self._propose(rows, budget, rng)
+            draft = self._proposer.propose(state, rows, rng)
         with clock.time("plan"):
             plan = tree_plan(draft.parents, draft.offsets) if draft.plan is None else draft.plan
         with clock.time("score"):
             output, slots = target.score(draft, plan, self.needs.taps)
         with clock.time("verify"):
             assert output.logits is not None
-            laws = process(draft, plan, output.logits, sampling, rng.positions)
+            laws = process(draft, plan, output.logits, sampling, rng.positions, whole=self.needs.node_choices)
             acceptance = self.rule(draft, plan, laws, rng)
         with clock.time("commit"):
             target.cache.commit(draft.rows, slots, acceptance.path, acceptance.num_accepted)
         with clock.time("append"):
-            self._append(rows, handles, draft, plan, acceptance, laws, sampling)
+            outcomes = self._append(rows, handles, draft, plan, acceptance, laws, sampling)
         try:
             with clock.time("observe"):
-                if self.drafter is not None:
-                    self.drafter.observe(state, draft, acceptance, output)
+                self._proposer.observe(state, draft, acceptance, output)
+                self._proposer.budget.observe(rows, outcomes, clock.seconds["propose"], clock.verifying)
         finally:
             for handle in handles:
                 for verb, seconds in clock.seconds.items():
@@ -247,15 +251,6 @@ class Engine:
                 self.seconds[verb] += seconds
         return handles
 
-    def _propose(self, rows: list[int], budget: Budget, rng: Any) -> Draft:
-        if self.drafter is None or not any(budget.nodes):
-            roots = [[self.state.tokens(row)[-1]] for row in rows]
-            return Draft.chains(rows, roots, device=self.state.device)
-        draft = self.drafter.propose(self.state, rows, budget, rng)
-        if any(count - 1 > limit for count, limit in zip(draft.counts, budget.nodes)):  # would leave its pages
-            raise ValueError(f"drafter {self.drafter.name}: got {draft.counts} nodes; expected 1 + {budget.nodes}")
-        return draft
-
     def _append(
         self,
         rows: list[int],
@@ -265,10 +260,13 @@ class Engine:
         acceptance: Acceptance,
         laws: Laws,
         sampling: Sampling,
-    ) -> None:
+    ) -> list[Outcome]:
         kept: list[list[int]] = []
+        outcomes: list[Outcome] = []
         broken, at_leaf = failures(acceptance.path, laws, sampling), None
+        depths = [count - 1 for count in draft.counts]
         if not draft.is_chain:
+            depths = [min(draft.max_depth, depth) for depth in depths]
             last = acceptance.path.gather(1, acceptance.num_accepted[:, None].long()).squeeze(1)
             at_leaf = (plan.first_child[last.long()] < 0).tolist()
         for index, (emitted, accepted) in enumerate(self.state.read(draft, acceptance)):
@@ -279,7 +277,9 @@ class Engine:
             taken: list[int] = []  # exactly one entry of `kept` per row, whatever happens
             try:
                 complete = accepted == drafted if at_leaf is None else at_leaf[index]
-                taken = handle.take(emitted, accepted, drafted, accepted if complete else accepted + 1)
+                tested = accepted if complete else accepted + 1
+                outcomes.append(Outcome(drafted, depths[index], tested, accepted))
+                taken = handle.take(emitted, accepted, drafted, tested)
                 if handle.params.logprobs is not None:
                     nodes = acceptance.path[index].tolist()
                     handle.logprobs += token_logprobs(laws, nodes, taken, handle.params.logprobs)
@@ -290,6 +290,7 @@ class Engine:
             if reason and not handle.finished:
                 handle.end("error", ValueError(f"request {handle.request_id}: {reason}"))
         self.state.append(rows, kept)
+        return outcomes
 
     # -- who runs -----------------------------------------------------------------------------------------------------
 
@@ -299,7 +300,7 @@ class Engine:
         while self._queue and self.state.num_free:
             handle = self._queue[0]
             tokens = [*handle.prompt, *handle.tokens]
-            room = len(tokens) + self._wanted(handle)
+            room = len(tokens) + self._proposer.most(handle)
             if self._cache.pages_for(room) > self._cache.pages.num_free:
                 if not self._running and not joined:
                     raise RuntimeError("engine: an empty pool has no room for a request that was accepted")
@@ -314,8 +315,7 @@ class Engine:
             return
         try:
             output = self._prefill(joined)
-            if self.drafter is not None:
-                self.drafter.begin(self.state, joined, output)
+            self._proposer.begin(self.state, joined, output)
         except BaseException:  # keys and values are half there: wait in the queue for another start
             for row in reversed(joined):
                 self._requeue(self._running[row])
@@ -348,15 +348,12 @@ class Engine:
                 outputs.setdefault(name, []).append(tap)
         return TargetOutput(None, {name: torch.cat(taps) for name, taps in outputs.items()}) if outputs else None
 
-    def _wanted(self, handle: Handle) -> int:
-        """Draft nodes for the next step of a request: the last token of a text needs none."""
-        assert handle.checker is not None
-        return min(handle.num_draft_tokens, handle.checker.remaining - 1) if self.drafter is not None else 0
-
     def _make_room(self) -> None:
         """Reserve slots for this step's nodes; the youngest requests are evicted (and later recomputed) if need be."""
         for row, handle in list(self._running.items()):
-            while row in self._running and not self._cache.reserve(row, self.state.length(row) + self._wanted(handle)):
+            while row in self._running and not self._cache.reserve(
+                row, self.state.length(row) + self._proposer.most(handle)
+            ):
                 youngest = next(reversed(self._running.values()))
                 youngest.stats.preemptions += 1
                 self._requeue(youngest)
@@ -373,8 +370,7 @@ class Engine:
         del self._running[row]
         handle.row = None
         self._cache.release([row])
-        if self.drafter is not None:
-            self.drafter.release([row])
+        self._proposer.release([row])
         self.state.leave(row)
         if handle.finished:
             self.stats.merge(handle.stats)

@@ -71,7 +71,8 @@ class Needs:
 
     topology: the shape of its drafts; taps: hidden states wanted from the target ("entering:i", "final_norm");
     host_tokens: reads committed tokens on the host (forces the `sync` step mode); node_choices: wants the target's
-    choice at every node; laws: its tokens are drawn and carry laws.
+    choice at every node; logits: learns from the target's logits when it observes; laws: its tokens are drawn and
+    carry laws.
     """
 
     topology: Literal["chain", "tree"] = "chain"
@@ -80,6 +81,7 @@ class Needs:
     own_cache: bool = False
     partial_layers: bool = False
     node_choices: bool = False
+    logits: bool = False
     laws: bool = False
 
 

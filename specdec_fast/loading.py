@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from specdec_fast.budget import BudgetPolicy, budget_for
 from specdec_fast.drafters import (
     drafter_names,
     make_drafter,
@@ -118,6 +119,7 @@ def load(
     num_pages: int | None = None,
     compile: bool = False,
     eos_token_ids: Sequence[int] | None = None,
+    budget: str | BudgetPolicy = "fixed",
 ) -> Engine:
     """An engine for a target and, when given, a draft model or another drafter.
 
@@ -127,7 +129,7 @@ def load(
 
     Raises ValueError when something cannot be loaded or does not fit together.
     """
-    chosen = get_rule(rule)
+    chosen, policy = get_rule(rule), budget_for(budget)
     name = drafter or ("draft_model" if draft is not None else None)
     options: dict[str, Any] = {**(drafter_options or {})}
     if name is None and options:
@@ -171,7 +173,7 @@ def load(
             prefers=getattr(chosen, "prefers", "coupled"),
         )
     ids = eos_ids(model, tokenizer) if eos_token_ids is None else tuple(eos_token_ids)
-    return Engine(ours, made, rule=chosen, tokenizer=tokenizer, eos_token_ids=ids)
+    return Engine(ours, made, rule=chosen, tokenizer=tokenizer, eos_token_ids=ids, budget=policy)
 
 
 __all__ = ["UnsupportedModelError", "check_same_tokenizer", "eos_ids", "load", "load_model", "load_tokenizer"]

@@ -181,18 +181,24 @@ class SamplingTable:
         )
 
 
-def process(draft: Draft, plan: TreePlan, logits: Tensor, sampling: Sampling, root_positions: Tensor) -> Laws:
+def process(
+    draft: Draft, plan: TreePlan, logits: Tensor, sampling: Sampling, root_positions: Tensor, *, whole: bool = False
+) -> Laws:
     """The target's law at every node, each on its own root path. logits: [M, V], edited in place.
 
-    Row i of the result is the law of the token after node i; its statistics are found when they are first looked at.
-    root_positions: int32 [B] absolute. A node below a token that a grammar refuses keeps a law without the grammar's
-    mask: it has weight 0 in its parent's law, so no rule gets there. A node that can be reached and has no token left
-    has a law of NaN (`failures` says why).
+    Row i of the result is the law of the token after node i. On the CPU its statistics are found when they are first
+    looked at, or all at once if `whole`, for whoever wants the target's choice at every node. root_positions: int32 [B]
+    absolute.
+
+    A node below a token that a grammar refuses keeps a law without the grammar's mask: it has weight 0 in its parent's
+    law, so no rule gets there. A node that can be reached and has no token left has a law of NaN (`failures` says why).
     """
     if sampling.edits is not None:
         paths = NodePaths(draft.tokens, draft.parents, draft.offsets, root_positions)
         logits = sampling.edits.apply(logits, paths, draft.row_of)
-    return sampling.per_node(draft.counts, draft.row_of).pending(logits)
+    each = sampling.per_node(draft.counts, draft.row_of)
+    # on a device all rows are found side by side: one launch, and nothing to wait for
+    return each.laws(logits) if whole or not logits.is_cpu else each.pending(logits)
 
 
 def process_chains(logits: Tensor, sampling: Sampling, root_positions: Tensor, chains: Sequence[Sequence[int]]) -> Laws:

@@ -27,6 +27,11 @@ class Clock:
         finally:
             self.seconds[verb] += perf_counter() - start
 
+    @property
+    def verifying(self) -> float:
+        """Seconds of a step from its plan to the committed tokens."""
+        return sum(self.seconds[verb] for verb in ("plan", "score", "verify", "commit", "append"))
+
 
 @dataclass(slots=True)
 class RequestStats:
@@ -34,7 +39,8 @@ class RequestStats:
 
     steps: target passes; new_tokens: tokens kept; tested[i], accepted[i]: how often the draft token at depth i + 1 was
     reached by the walk, and kept by it; seconds: time per verb of the steps the request took part in (shared with
-    the rest of its batch); preemptions: how often it was evicted and recomputed.
+    the rest of its batch); preemptions: how often it was evicted and recomputed; faults: how often its drafter raised
+    while it worked on the request, which then went on without drafts.
     """
 
     steps: int = 0
@@ -43,6 +49,7 @@ class RequestStats:
     tested: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
     preemptions: int = 0
+    faults: int = 0
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(VERBS, 0.0))
 
     def count(self, drafted: int, depth: int, accepted: int, kept: int) -> None:
@@ -80,6 +87,7 @@ class RequestStats:
         self.new_tokens += other.new_tokens
         self.drafted += other.drafted
         self.preemptions += other.preemptions
+        self.faults += other.faults
         for mine, theirs in ((self.tested, other.tested), (self.accepted, other.accepted)):
             mine.extend([0] * (len(theirs) - len(mine)))
             for position, count in enumerate(theirs):
@@ -97,5 +105,6 @@ class RequestStats:
             "alpha": self.mean_alpha,
             "alpha_per_position": self.alpha,
             "preemptions": self.preemptions,
+            "faults": self.faults,
             "seconds": dict(self.seconds),
         }

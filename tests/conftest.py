@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+import logging
 import os
 import random
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -38,3 +41,23 @@ def fixed_seeds() -> None:
 def generator() -> torch.Generator:
     """A seeded generator for test data."""
     return torch.Generator().manual_seed(SEED)
+
+
+@pytest.fixture(autouse=True)
+def faults(request: pytest.FixtureRequest) -> Iterator[list[str]]:
+    """What was logged of drafters that raised. The engine goes on without them, so a test would not notice: one that
+    does not name this fixture fails.
+    """
+    found: list[str] = []
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.levelno >= logging.ERROR and str(record.msg).startswith("drafter"):
+                found.append(record.getMessage())
+
+    listener = Listener()
+    logger = logging.getLogger("specdec_fast")
+    logger.addHandler(listener)
+    yield found
+    logger.removeHandler(listener)
+    assert not found or "faults" in inspect.signature(request.function).parameters, found

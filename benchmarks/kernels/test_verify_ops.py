@@ -28,6 +28,7 @@ from specdec_kernels import (
     extension,
     law_stats,
     replay_sample,
+    replay_verify,
     tree_plan,
     tree_verify,
 )
@@ -224,6 +225,38 @@ def test_replay_sample(benchmark: Any, vocab: int, options: dict[str, Any]) -> N
     inv_t, _, cut, tie_id = law_stats(logits, *parameters(8, **options))
     seeds, positions = torch.arange(8), torch.arange(8, dtype=torch.int32)
     benchmark(lambda: replay_sample(logits, inv_t, cut, tie_id, seeds, positions))
+
+
+@pytest.mark.parametrize("vocab", [SMALL, VOCAB])
+def test_replay_verify(benchmark: Any, vocab: int) -> None:
+    """A tree of 16 nodes whose path has 4: one call beside law_stats, replay_sample and tree_verify of all nodes."""
+    nodes = 16
+    logits, settings = torch.randn(nodes, vocab) * 2, parameters(nodes)
+    plan = tree_plan(int32([-1, 0, 0, 0, 1, 1, 2, 2, 4, 4, 5, 6, 8, 8, 9, 10]), int32([0, nodes]))
+    seeds, roots = torch.tensor([3]), int32([7])
+    inv_t, _, cut, tie_id = law_stats(logits, *settings)
+    choice = replay_sample(logits, inv_t, cut, tie_id, seeds.expand(nodes), roots + plan.depth + 1)
+    tokens = torch.zeros(nodes, dtype=torch.int64)
+    tokens[1], tokens[4], tokens[8] = choice[0], choice[1], choice[4]
+    links = (tokens, int32([0, nodes]), plan.first_child, plan.next_sibling)
+
+    def apart() -> Any:
+        inv_t, _, cut, tie_id, _ = law_stats(logits, *settings, masses=True)
+        choice = replay_sample(logits, inv_t, cut, tie_id, seeds.expand(nodes), roots + plan.depth + 1)
+        return tree_verify(*links, choice, max_depth=4)
+
+    def one() -> Any:
+        return replay_verify(*links, None, logits, settings, seeds, roots, max_depth=4)
+
+    assert one()[1].tolist() == apart()[1].tolist() == [3]
+    found = times({"apart": apart, "one": one}, 200 if vocab == SMALL else 40)
+    faster = median(a / b for a, b in zip(found["apart"], found["one"]))
+    benchmark.extra_info |= {"times_faster_than_its_parts": round(faster, 2)}
+    print(
+        f"\nreplay_verify, V = {vocab}: {min(found['one']):.0f} us, its parts {min(found['apart']):.0f} us: "
+        f"{faster:.2f} times faster"
+    )
+    benchmark(one)
 
 
 @pytest.mark.parametrize("vocab", [SMALL, VOCAB])

@@ -1,5 +1,5 @@
-// torch.ops.specdec.{law_stats, law_masses, replay_sample, draw_sample, tree_plan, chain_verify, chain_thresholds, tree_verify}:
-// schemas and CPU implementations. The Python side repeats failed checks with longer messages (kernels/.../reference.py).
+// torch.ops.specdec.{law_stats, law_masses, replay_sample, draw_sample, tree_plan, tree_verify, replay_verify,
+// chain_verify, chain_verify_logits, chain_thresholds}: schemas and CPU implementations. The Python side repeats failed checks with longer messages (kernels/.../reference.py).
 #include <tuple>
 #include <vector>
 
@@ -107,22 +107,52 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> tree_plan_cpu(Tensor parents,
   return {depth, row, ancestors, first, next};
 }
 
+// Trees as the walks take them, checked.
+WalkedTree walked_tree(const Tensor& tokens, const Tensor& offsets, const Tensor& first_child, const Tensor& next_sibling,
+                       const Maybe& scouts, int64_t* rows) {
+  SPECDEC_CHECK(tokens.dim() == 1, "tokens has shape ", shape_of(tokens), ", expected [M]");
+  const int64_t nodes = tokens.size(0);
+  return {vector<int64_t>(tokens, nodes, "tokens"), nodes, offsets_of(offsets, nodes, rows),
+          vector<int32_t>(first_child, nodes, "first_child"), vector<int32_t>(next_sibling, nodes, "next_sibling"),
+          scouts.has_value() ? vector<bool>(*scouts, nodes, "scouts") : nullptr};
+}
+
+void check_walk(const char* op, Walk walk, int64_t row, int64_t max_depth) {
+  SPECDEC_CHECK(walk != Walk::kBadLink, op, ": links of row ", row, " do not point forward");
+  SPECDEC_CHECK(walk != Walk::kTooDeep, op, ": the path of row ", row, " is longer than max_depth = ", max_depth,
+                "; expected a capacity of at least the largest depth; pass a larger max_depth");
+}
+
 std::tuple<Tensor, Tensor, Tensor> tree_verify_cpu(
     Tensor tokens, Tensor offsets, Tensor first_child, Tensor next_sibling, Tensor node_choice, Maybe scouts,
     int64_t max_depth) {
-  SPECDEC_CHECK(tokens.dim() == 1 && max_depth >= 0, "tokens has shape ", shape_of(tokens), ", max_depth ", max_depth);
-  const int64_t nodes = tokens.size(0);
+  SPECDEC_CHECK(max_depth >= 0, "max_depth is ", max_depth);
   int64_t rows = 0, row = 0;
-  const int32_t* starts = offsets_of(offsets, nodes, &rows);
+  const WalkedTree tree = walked_tree(tokens, offsets, first_child, next_sibling, scouts, &rows);
   const PathTensors out(rows, max_depth);
-  const Walk walk = tree_verify(
-      vector<int64_t>(tokens, nodes, "tokens"), nodes, starts, rows, vector<int32_t>(first_child, nodes, "first_child"),
-      vector<int32_t>(next_sibling, nodes, "next_sibling"), vector<int64_t>(node_choice, nodes, "node_choice"),
-      scouts.has_value() ? vector<bool>(*scouts, nodes, "scouts") : nullptr, out.view(max_depth), &row);
-  SPECDEC_CHECK(walk != Walk::kBadLink, "tree_verify: links of row ", row, " do not point forward");
-  SPECDEC_CHECK(walk != Walk::kTooDeep, "tree_verify: the path of row ", row, " is longer than max_depth = ", max_depth,
-                "; expected a capacity of at least the largest depth; pass a larger max_depth");
+  const int64_t* choice = vector<int64_t>(node_choice, tree.nodes, "node_choice");
+  const Walk walk = tree_verify(tree, rows, choice, out.view(max_depth), &row);
+  check_walk("tree_verify", walk, row, max_depth);
   return {out.path, out.num_accepted, out.next_token};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> replay_verify_cpu(
+    Tensor tokens, Tensor offsets, Tensor first_child, Tensor next_sibling, Maybe scouts, Tensor logits,
+    Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seeds, Tensor root_positions, int64_t max_depth) {
+  SPECDEC_CHECK(max_depth >= 0, "max_depth is ", max_depth);
+  int64_t rows = 0, row = 0;
+  const WalkedTree tree = walked_tree(tokens, offsets, first_child, next_sibling, scouts, &rows);
+  const StatsTensors stats(matrix(logits, "logits"), true);
+  const AskedRows asked = asked_rows(logits, temperature, top_k, top_p, min_p, stats);
+  SPECDEC_CHECK(asked.logits.rows == tree.nodes, "logits has ", asked.logits.rows, " rows for ", tree.nodes, " nodes");
+  ask_nothing(asked);
+  Laws laws = laws_of(logits, stats.inv_t, stats.lse, stats.cut, stats.tie_id);
+  laws.asked = &asked;
+  const PathTensors out(rows, max_depth);
+  const Walk walk = replay_verify(tree, rows, laws, vector<int64_t>(seeds, rows, "seeds"),
+                                  vector<int32_t>(root_positions, rows, "root_positions"), out.view(max_depth), &row);
+  check_walk("replay_verify", walk, row, max_depth);
+  return {out.path, out.num_accepted, out.next_token, stats.inv_t, stats.lse, stats.cut, stats.tie_id, *stats.mass};
 }
 
 // The draft of chain_verify and chain_thresholds, checked.
@@ -262,6 +292,10 @@ STABLE_TORCH_LIBRARY_FRAGMENT(specdec, m) {
       "tree_verify(Tensor tokens, Tensor offsets, Tensor first_child, Tensor next_sibling, Tensor node_choice, "
       "Tensor? scouts, int max_depth) -> (Tensor, Tensor, Tensor)");
   m.def(
+      "replay_verify(Tensor tokens, Tensor offsets, Tensor first_child, Tensor next_sibling, Tensor? scouts, "
+      "Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seeds, "
+      "Tensor root_positions, int max_depth) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+  m.def(
       "chain_verify(Tensor tokens, Tensor offsets, Tensor drawn, Tensor law_row, Tensor logits, Tensor inv_t, "
       "Tensor lse, Tensor cut, Tensor tie_id, Tensor? draft_logits, Tensor? draft_inv_t, Tensor? draft_lse, "
       "Tensor? draft_cut, Tensor? draft_tie_id, Tensor? token_ids, Tensor seeds, Tensor root_positions, "
@@ -287,6 +321,7 @@ STABLE_TORCH_LIBRARY_IMPL(specdec, CPU, m) {
   m.impl("draw_sample", TORCH_BOX(&specdec::bindings::draw_sample_cpu));
   m.impl("tree_plan", TORCH_BOX(&specdec::bindings::tree_plan_cpu));
   m.impl("tree_verify", TORCH_BOX(&specdec::bindings::tree_verify_cpu));
+  m.impl("replay_verify", TORCH_BOX(&specdec::bindings::replay_verify_cpu));
   m.impl("chain_verify", TORCH_BOX(&specdec::bindings::chain_verify_cpu));
   m.impl("chain_verify_logits", TORCH_BOX(&specdec::bindings::chain_verify_logits_cpu));
   m.impl("chain_thresholds", TORCH_BOX(&specdec::bindings::chain_thresholds_cpu));

@@ -72,8 +72,11 @@ struct Trees {
 
 void attention_case(uint64_t seed);
 void edit_case(uint64_t seed);
+void expand_case(uint64_t seed);
 void memory_case(uint64_t seed);
+void ngram_case(uint64_t seed);
 void proposals_case(uint64_t seed);
+void suffix_case(uint64_t seed);
 void verify_case(uint64_t seed);
 
 }  // namespace specdec::sanitize

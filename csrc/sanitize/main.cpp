@@ -33,8 +33,11 @@ int main(int count, char** values) {
   for (uint64_t seed = first; seed < first + cases; ++seed) {
     attention_case(seed);
     edit_case(seed);
+    expand_case(seed);
     memory_case(seed);
+    ngram_case(seed);
     proposals_case(seed);
+    suffix_case(seed);
     verify_case(seed);
   }
   std::printf("%llu cases per operator: fine\n", static_cast<unsigned long long>(cases));

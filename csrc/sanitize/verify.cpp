@@ -102,10 +102,13 @@ void verify_case(uint64_t seed) {
   std::unique_ptr<bool[]> scouts(new bool[nodes]());
   if (nodes > 1) scouts[nodes - 1] = trees.parents[nodes - 1] >= 0;
   int64_t row = 0;
-  expect(tree_verify(tokens.data(), nodes, trees.offsets.data(), rows, child.data(), sibling.data(), choice.data(), seed % 2 ? scouts.get() : nullptr,
-                     {path.data(), accepted.data(), next.data(), depth}, &row) == Walk::kFine,
-         "tree_verify", seed);
+  const WalkedTree walked{tokens.data(), nodes, trees.offsets.data(), child.data(), sibling.data(), seed % 2 ? scouts.get() : nullptr};
+  const Path walked_path{path.data(), accepted.data(), next.data(), depth};
+  expect(tree_verify(walked, rows, choice.data(), walked_path, &row) == Walk::kFine, "tree_verify", seed);
   check_path("tree_verify");
+  ask_nothing(asked);
+  expect(replay_verify(walked, rows, pending, row_seeds.data(), roots.data(), walked_path, &row) == Walk::kFine, "replay_verify", seed);
+  check_path("replay_verify");
 }
 
 }  // namespace specdec::sanitize

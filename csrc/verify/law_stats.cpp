@@ -200,6 +200,8 @@ void ask_nothing(const AskedRows& asked) {
     std::fill_n(static_cast<Real*>(asked.lse), rows, static_cast<Real>(kInfinity));
     std::fill_n(static_cast<Real*>(asked.inv_t), rows, Real{0});
     std::fill_n(static_cast<Real*>(asked.cut), rows, Real{0});
+    std::fill_n(static_cast<Real*>(asked.mass), rows * block_count(asked.logits.columns),
+                std::numeric_limits<Real>::quiet_NaN());
   };
   if (asked.logits.type == Scalar::Float64)
     fill(double{});

@@ -29,7 +29,7 @@ struct AskedRows {
   void* mass;
 };
 
-// Marks all rows as not asked for.
+// Marks all rows as not asked for: inv_t, cut and tie_id 0, lse +inf, masses NaN.
 void ask_nothing(const AskedRows& asked);
 
 }  // namespace specdec

@@ -72,6 +72,21 @@ void replay_rows(const Laws& laws, const int64_t* seeds, const int32_t* position
   }
 }
 
+// Token of one row.
+template <class Real>
+int64_t replay_token(const Laws& laws, int64_t r, int64_t seed, int32_t position) {
+  Laws one = laws;
+  one.logits.data = laws.logits.at(r, 0);
+  one.logits.rows = 1;
+  one.inv_t = static_cast<const Real*>(laws.inv_t) + r;
+  one.cut = static_cast<const Real*>(laws.cut) + r;
+  one.lse = one.inv_t;
+  one.tie_id = laws.tie_id + r;
+  int64_t token = 0;
+  replay_rows<Real>(one, &seed, &position, nullptr, &token);
+  return token;
+}
+
 template <class Real>
 void draw_rows(const Laws& laws, const int64_t* seeds, const int32_t* root_positions, const int32_t* index,
                int64_t* tokens) {
@@ -134,6 +149,25 @@ void replay_sample(const Laws& laws, const int64_t* seeds, const int32_t* positi
                    int64_t* tokens) {
   laws.wide() ? replay_rows<double>(laws, seeds, positions, noise, tokens)
               : replay_rows<float>(laws, seeds, positions, noise, tokens);
+}
+
+Walk replay_verify(const WalkedTree& tree, int64_t rows, const Laws& laws, const int64_t* seeds,
+                   const int32_t* root_positions, const Path& out, int64_t* row) {
+  std::vector<Walk> walks(rows);
+  // threads share the trees, or each row of logits where there are too few of these
+  const int64_t grain = rows < thread_count() ? rows : std::max<int64_t>(1, row_grain(laws.logits.columns) / 8);
+  parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t b = begin; b < end; ++b)
+      walks[b] = walk_row(tree, b, out, [&](int64_t node, int64_t depth) {
+        laws.need(node);
+        const int32_t position = root_positions[b] + static_cast<int32_t>(depth) + 1;
+        return laws.wide() ? replay_token<double>(laws, node, seeds[b], position)
+                           : replay_token<float>(laws, node, seeds[b], position);
+      });
+  });
+  for (*row = 0; *row < rows; ++*row)
+    if (walks[*row] != Walk::kFine) return walks[*row];
+  return Walk::kFine;
 }
 
 void draw_sample(const Laws& laws, const int64_t* seeds, const int32_t* root_positions, const int32_t* index,

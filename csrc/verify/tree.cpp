@@ -48,35 +48,10 @@ int64_t tree_plan(const int32_t* parents, int64_t nodes, const int32_t* offsets,
   return -1;
 }
 
-Walk tree_verify(const int64_t* tokens, int64_t nodes, const int32_t* offsets, int64_t rows, const int32_t* first_child,
-                 const int32_t* next_sibling, const int64_t* node_choice, const bool* scouts, const Path& out,
-                 int64_t* row) {
-  for (int64_t b = 0; b < rows; ++b) {
-    int32_t* path = out.path + b * (out.max_depth + 1);
-    *row = b;
-    std::fill_n(path, out.max_depth + 1, -1);
-    if (offsets[b + 1] == offsets[b]) {
-      out.num_accepted[b] = 0;
-      out.next_token[b] = -1;
-      continue;
-    }
-    int32_t node = offsets[b];
-    int64_t accepted = 0;
-    path[0] = node;
-    while (true) {
-      int32_t before = node, child = first_child[node];
-      while (child != -1) {
-        if (child <= before || child >= nodes) return Walk::kBadLink;
-        if (tokens[child] == node_choice[node] && !(scouts && scouts[child])) break;
-        before = child;
-        child = next_sibling[child];
-      }
-      if (child == -1) break;
-      if (accepted == out.max_depth) return Walk::kTooDeep;
-      path[++accepted] = node = child;
-    }
-    out.num_accepted[b] = static_cast<int32_t>(accepted);
-    out.next_token[b] = node_choice[node];
+Walk tree_verify(const WalkedTree& tree, int64_t rows, const int64_t* node_choice, const Path& out, int64_t* row) {
+  for (*row = 0; *row < rows; ++*row) {
+    const Walk walk = walk_row(tree, *row, out, [&](int64_t node, int64_t) { return node_choice[node]; });
+    if (walk != Walk::kFine) return walk;
   }
   return Walk::kFine;
 }

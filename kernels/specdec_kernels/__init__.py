@@ -15,10 +15,13 @@ from .kv_commit import CacheTable, kv_commit
 from .kv_slots import kv_slots
 from .kv_stage import kv_stage
 from .law_stats import law_stats
+from .ngram_match import ngram_match
 from .ordered_verify import ordered_thresholds, ordered_verify
 from .replay_sample import replay_sample
+from .replay_verify import replay_verify
 from .traversal_verify import traversal_thresholds, traversal_verify
 from .tree_attention import tree_attention
+from .tree_expand import tree_expand
 from .tree_plan import TreePlan, tree_plan
 from .tree_verify import tree_verify
 
@@ -46,12 +49,15 @@ __all__ = [
     "kv_slots",
     "kv_stage",
     "law_stats",
+    "ngram_match",
     "ordered_thresholds",
     "ordered_verify",
     "replay_sample",
+    "replay_verify",
     "traversal_thresholds",
     "traversal_verify",
     "tree_attention",
+    "tree_expand",
     "tree_plan",
     "tree_verify",
     "use_backend",

@@ -113,8 +113,8 @@ def use_backend(name: str | None = None, **by_op: str) -> Iterator[None]:
 
 
 def first_tensor_key(*args: Any, **kwargs: Any) -> Hashable:
-    """Default signature: device and dtype of the first positional argument, which must be a tensor."""
-    first = args[0]
+    """Default signature: device and dtype of the first argument, which must be a tensor."""
+    first = args[0] if args else next(iter(kwargs.values()))
     return first.dtype if first.is_cpu else (first.device, first.dtype)  # on the CPU every microsecond counts
 
 

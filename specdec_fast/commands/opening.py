@@ -30,6 +30,7 @@ class Setup:
     device: str
     compile: bool
     drafter_options: Mapping[str, Any] = field(default_factory=dict)
+    budget: str = "fixed"
 
     def describe(self, rule: Rule) -> dict[str, Any]:
         """For JSON. rule: the one that runs, which `best` leaves open."""
@@ -38,6 +39,7 @@ class Setup:
             "draft": self.draft,
             "drafter": self.drafter,
             "drafter_options": dict(self.drafter_options),
+            "budget": self.budget,
             "rule": rule.name,
             "lossless": rule.lossless,
             "dtype": self.dtype,
@@ -57,16 +59,19 @@ def resolve(
     device: str,
     compile: bool,
     drafter_option: list[str] | None = None,
+    budget: str = "fixed",
 ) -> Setup:
     """Fill in the bundled draft, settle who drafts, and refuse flags that contradict each other.
 
     Raises ValueError.
     """
+    from specdec_fast.budget import budget_for
     from specdec_fast.commands.options import read_drafter_options
     from specdec_fast.drafters import drafter_names, refuse_unknown_options, takes_draft
     from specdec_fast.rules import get_rule
 
-    get_rule(rule)  # an unknown one is refused before anything is loaded
+    get_rule(rule)  # what is unknown is refused before anything is loaded
+    budget_for(budget)
     if drafter is not None and drafter not in (NO_DRAFTER, *drafter_names()):
         raise ValueError(f"--drafter: got {drafter!r}; expected one of {', '.join(drafter_names())}, or {NO_DRAFTER}")
     takes = drafter is None or (drafter != NO_DRAFTER and takes_draft(drafter))
@@ -87,7 +92,7 @@ def resolve(
         refuse_unknown_options(drafter, chosen)
     if draft_tokens == 0 or drafter == NO_DRAFTER:
         draft, drafter, chosen = None, None, {}
-    return Setup(model, draft, drafter, rule, draft_tokens or None, dtype, device, compile, chosen)
+    return Setup(model, draft, drafter, rule, draft_tokens or None, dtype, device, compile, chosen, budget)
 
 
 def open_engine(setup: Setup, *, threads: int | None, max_rows: int, max_length: int | None = None) -> Engine:
@@ -118,6 +123,7 @@ def open_engine(setup: Setup, *, threads: int | None, max_rows: int, max_length:
         max_rows=max_rows,
         max_length=max_length,
         compile=setup.compile,
+        budget=setup.budget,
     )
     if setup.rule != engine.rule.name:
         print(f"specdec: note: rule {setup.rule} is {engine.rule.name} here: {engine.why_rule}", file=sys.stderr)

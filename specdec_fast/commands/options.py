@@ -48,6 +48,14 @@ DraftTokens = Annotated[
     int | None,
     typer.Option("--draft-tokens", "-k", help="Tokens drafted per step; 0: plain decoding.", rich_help_panel=_MODELS),
 ]
+BudgetName = Annotated[
+    str,
+    typer.Option(
+        "--budget",
+        help="Nodes drafted per step: fixed (all that --draft-tokens allows) or goodput (what pays, none if nothing).",
+        rich_help_panel=_MODELS,
+    ),
+]
 Dtype = Annotated[
     str,
     typer.Option("--dtype", help="float32, bfloat16, float16 or float64.", rich_help_panel=_RUN),

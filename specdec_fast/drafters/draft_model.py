@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specdec_fast.budget import surely_accepted
 from specdec_fast.draft import Draft, Laws, concat_laws, packed_shape
 from specdec_fast.interfaces import Acceptance, Budget, Needs, Parts, Rng, StateView, TargetOutput
 from specdec_fast.sampling import Sampling, process_chains
@@ -26,7 +27,8 @@ class DraftModelDrafter:
     """Drafts with `model`, a target of its own whose rows mirror those of the engine.
 
     num_draft_tokens: K, the default budget per row; pick: "coupled", "drawn" or "greedy"; vocab_size: the target's
-    (draft ids beyond it are masked).
+    (draft ids beyond it are masked); entropy_stop: a row's chain ends before a token whose law is so uncertain that the
+    bound of Agrawal et al. 2024 on its acceptance (`surely_accepted`) is below this; 0 never stops.
     """
 
     name = "draft_model"
@@ -38,7 +40,10 @@ class DraftModelDrafter:
         num_draft_tokens: int = 4,
         pick: str = "coupled",
         vocab_size: int | None = None,
+        entropy_stop: float = 0.0,
     ) -> None:
+        if not 0 <= entropy_stop < 1:
+            raise ValueError(f"draft_model entropy_stop: got {entropy_stop}; expected a number in [0, 1); 0 is off")
         if num_draft_tokens < 1:
             raise ValueError(f"draft_model num_draft_tokens: got {num_draft_tokens}; expected at least 1")
         if pick not in PICKS:
@@ -46,6 +51,7 @@ class DraftModelDrafter:
         self.model = model
         self.num_draft_tokens = num_draft_tokens
         self.pick = pick
+        self.entropy_stop = entropy_stop
         self.needs = Needs(topology="chain", own_cache=True, laws=pick == "drawn")
         self._vocab_size = min(vocab_size or model.vocab_size, model.vocab_size)
         self._stored: dict[int, tuple[int, list[int]]] = {}  # per row: committed tokens held, drafted tokens held
@@ -83,6 +89,15 @@ class DraftModelDrafter:
         if len(active) < len(rows):
             roots = roots[active]
         for level in range(max(counts)):
+            if self.entropy_stop:  # before the token is drawn: a token that was drawn is never dropped
+                sure = (surely_accepted(logits, sampling.temperature) >= self.entropy_stop).tolist()
+                if not all(sure):
+                    going = [at for at, good in enumerate(sure) if good]
+                    if not going:
+                        break
+                    logits, roots = logits[going], roots[going]
+                    active = [active[at] for at in going]
+                    sampling = view.sampling([rows[index] for index in active])
             chosen, laws = self._pick_level(view, [rows[at] for at in active], sampling, roots, logits, levels, active)
             levels.append((active, chosen))
             if laws is not None:
@@ -134,6 +149,8 @@ class DraftModelDrafter:
         output = self.model.extend(
             shape.rows, torch.tensor(fed, dtype=torch.int64).to(device), shape.offsets, logits=shape.last
         )
+        for row, have in zip(rows, tokens):
+            self._stored[row] = (len(have), [])
         return self._masked(output.logits)
 
     def _pick_level(
@@ -182,7 +199,7 @@ class DraftModelDrafter:
         for index, row in enumerate(rows):
             if drafted[index]:
                 self._stored[row] = (len(tokens[index]), drafted[index][:-1])  # the last one was not fed
-        drawn = self.pick == "drawn"
+        drawn = self.pick == "drawn" and bool(parts)
         return Draft.chains(
             rows,
             [[have[-1], *more] for have, more in zip(tokens, drafted)],

@@ -1,6 +1,8 @@
-"""Prompt lookup: the tokens that followed the last occurrence of the newest n-gram (Saxena 2023, prompt lookup).
+"""Prompt lookup: what followed the newest n-gram before (Saxena 2023, prompt lookup decoding).
 
-Needs no model. Keeps an index of every n-gram's last place per row, extended as tokens are committed.
+Needs no model. Keeps an index of every n-gram's place per row, extended as tokens are committed, so that a proposal
+costs the same at any length of the text. The operator `ngram_match` gives the same answers from the tokens alone, by
+reading all of them: for steps that live on a device, where no index is kept.
 Tests: tests/drafters/test_ngram.py and the contract suite.
 """
 
@@ -11,24 +13,41 @@ from collections.abc import Sequence
 from specdec_fast.draft import Draft
 from specdec_fast.interfaces import Acceptance, Budget, Needs, Rng, StateView, TargetOutput
 
+MATCHES = ("last", "frequent")
+
 
 class _Index:
-    """Where each n-gram of a row was last seen: `ends[n][gram]` is the position after it."""
+    """Where to copy from after each n-gram of a row: `ends[n][gram]` is the position after the occurrence to copy.
 
-    def __init__(self, sizes: range) -> None:
+    With `frequent`, `most[n][gram]` is how often the commonest next token followed and `counts[n][gram, next]` how
+    often each did.
+    """
+
+    def __init__(self, sizes: range, frequent: bool) -> None:
         self.ends: dict[int, dict[tuple[int, ...], int]] = {size: {} for size in sizes}
+        self.frequent = frequent
+        self.most: dict[int, dict[tuple[int, ...], int]] = {size: {} for size in sizes}
+        self.counts: dict[int, dict[tuple[int, ...], int]] = {size: {} for size in sizes}
         self.indexed = 0
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Index n-grams that end before the newest token (so that a look-up never finds itself)."""
         for end in range(self.indexed + 1, len(tokens)):
             for size, ends in self.ends.items():
-                if size <= end:
-                    ends[tuple(tokens[end - size : end])] = end
+                if size > end:
+                    continue
+                gram = tuple(tokens[end - size : end])
+                if self.frequent:
+                    counts, most, longer = self.counts[size], self.most[size], (*gram, tokens[end])
+                    counts[longer] = count = counts.get(longer, 0) + 1
+                    if count < most.get(gram, 0):
+                        continue
+                    most[gram] = count  # of two that tie, the one that was seen last
+                ends[gram] = end
         self.indexed = max(self.indexed, len(tokens) - 1)
 
     def find(self, tokens: Sequence[int]) -> int | None:
-        """Position after the last earlier occurrence of the longest indexed suffix, or None."""
+        """Position after the occurrence to copy of the longest indexed suffix, or None."""
         for size, ends in self.ends.items():
             if size <= len(tokens):
                 end = ends.get(tuple(tokens[-size:]))
@@ -38,23 +57,31 @@ class _Index:
 
 
 class NgramDrafter:
-    """Copies up to `num_draft_tokens` tokens behind the last match of the longest suffix of n_max..n_min tokens."""
+    """Copies up to `num_draft_tokens` tokens behind a match of the longest suffix of n_max..n_min tokens.
+
+    match: "last" copies the last occurrence; "frequent" the last one that is followed by the token that most
+    occurrences are followed by.
+    """
 
     name = "ngram"
     needs = Needs(topology="chain", host_tokens=True)
 
-    def __init__(self, num_draft_tokens: int = 8, n_max: int = 4, n_min: int = 2) -> None:
+    def __init__(self, num_draft_tokens: int = 8, n_max: int = 4, n_min: int = 2, match: str = "last") -> None:
         if num_draft_tokens < 1:
             raise ValueError(f"ngram num_draft_tokens: got {num_draft_tokens}; expected at least 1")
         if not 1 <= n_min <= n_max:
             raise ValueError(f"ngram n_min, n_max: got {n_min}, {n_max}; expected 1 <= n_min <= n_max")
+        if match not in MATCHES:
+            raise ValueError(f"ngram match: got {match!r}; expected one of {', '.join(MATCHES)}")
         self.num_draft_tokens = num_draft_tokens
         self._sizes = range(n_max, n_min - 1, -1)
+        self._frequent = match == "frequent"
         self._rows: dict[int, _Index] = {}
 
     def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
         for row in rows:
-            self._rows[row] = _Index(self._sizes)
+            self._rows[row] = index = _Index(self._sizes, self._frequent)
+            index.extend(view.tokens(row))
 
     def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
         chains = []
@@ -64,11 +91,10 @@ class NgramDrafter:
             chain = [tokens[-1]]
             end = index.find(tokens) if limit > 0 else None
             if end is not None:
-                source = list(tokens)
-                for _ in range(limit):  # a match close to the end runs on into its own copy
-                    source.append(source[end])
-                    end += 1
-                chain.extend(source[len(tokens) :])
+                found = list(tokens[end : end + limit])
+                for at in range(limit - len(found)):  # a match close to the end runs on into its own copy
+                    found.append(found[at])
+                chain += found
             chains.append(chain)
         return Draft.chains(rows, chains, device=view.device)
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specdec_fast.draft import Draft, Laws
+from specdec_fast.draft import Draft, Laws, PendingLaws
 from specdec_fast.interfaces import Acceptance, Needs, Rng
-from specdec_fast.rules.replay import walk
+from specdec_fast.rules.replay import walk, walk_logits
 from specdec_fast.sampling import SamplingParams
 from specdec_kernels import TreePlan
 
@@ -33,6 +33,8 @@ class Greedy:
         return None
 
     def __call__(self, draft: Draft, plan: TreePlan, target_laws: Laws, rng: Rng) -> Acceptance:
+        if isinstance(target_laws, PendingLaws):
+            return walk_logits(draft, plan, target_laws, rng)
         return walk(draft, plan, target_laws.tie_id.long())
 
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from specdec_fast.draft import Draft, Laws
+from specdec_fast.draft import Draft, Laws, PendingLaws
 from specdec_fast.interfaces import Acceptance, Needs, Rng
 from specdec_fast.sampling import SamplingParams
-from specdec_kernels import TreePlan, replay_sample, tree_verify
+from specdec_kernels import TreePlan, replay_sample, replay_verify, tree_verify
 
 
 def walk(draft: Draft, plan: TreePlan, choice: Tensor) -> Acceptance:
@@ -30,6 +30,24 @@ def walk(draft: Draft, plan: TreePlan, choice: Tensor) -> Acceptance:
         max_depth=draft.max_depth,
     )
     return Acceptance(path, accepted, following, choice)
+
+
+def walk_logits(draft: Draft, plan: TreePlan, laws: PendingLaws, rng: Rng) -> Acceptance:
+    """The same where nobody wants choices beside the path: finds laws and tokens of the nodes it comes to."""
+    path, accepted, following, *found = replay_verify(
+        draft.tokens,
+        draft.offsets,
+        plan.first_child,
+        plan.next_sibling,
+        draft.scouts,
+        laws.logits,
+        laws.asked,
+        rng.seeds,
+        rng.positions,
+        max_depth=draft.max_depth,
+    )
+    laws.settle(found)
+    return Acceptance(path, accepted, following)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +68,8 @@ class Replay:
 
     def __call__(self, draft: Draft, plan: TreePlan, target_laws: Laws, rng: Rng) -> Acceptance:
         laws = target_laws
+        if isinstance(laws, PendingLaws):
+            return walk_logits(draft, plan, laws, rng)
         positions = rng.positions.index_select(0, draft.row_of) + plan.depth + 1
         seeds = rng.seeds.index_select(0, draft.row_of)
         choice = replay_sample(laws.logits, laws.inv_t, laws.cut, laws.tie_id, seeds, positions)

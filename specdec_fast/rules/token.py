@@ -30,7 +30,7 @@ def verify_chains(rule: str, draft: Draft, target_laws: Laws, rng: Rng, uniforms
     else:
         target = (target_laws.logits, *target_laws.stats)
         path, accepted, following = chain_verify(
-            *nodes, target, *noise, uniforms, max_depth=draft.max_depth, rule=rule, mass=target_laws.mass
+            *nodes, target, *noise, uniforms=uniforms, max_depth=draft.max_depth, rule=rule, mass=target_laws.mass
         )
     return Acceptance(path, accepted, following)
 

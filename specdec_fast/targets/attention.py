@@ -32,9 +32,10 @@ class PackedContext:
 
 @dataclass(slots=True)
 class Probe:
-    """Stands in for a context in a dry run: records the shape of every layer's keys and values."""
+    """Stands in for a context in a dry run: records every layer's attention module and the shape of what it stores."""
 
     layers: dict[int, LayerShape] = field(default_factory=dict)
+    modules: dict[int, torch.nn.Module] = field(default_factory=dict)
 
 
 class OutsideTargetError(RuntimeError):
@@ -64,6 +65,7 @@ def attend(
     layer: Any = module.layer_idx
     if isinstance(packed, Probe):
         width = max(key.shape[3], value.shape[3])
+        packed.modules[layer] = module
         packed.layers[layer] = LayerShape(key.shape[1], width, width)
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
     slots = packed.slots

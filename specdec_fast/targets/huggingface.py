@@ -6,7 +6,8 @@ serves prefill, plain decoding and trees. Tests: tests/targets/test_huggingface.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +17,8 @@ from specdec_fast.cache.paged import LayerShape, PagedCache
 from specdec_fast.draft import Draft, packed_shape
 from specdec_fast.interfaces import Slots, TargetOutput
 from specdec_fast.targets import attention
+from specdec_fast.targets.layer_set import LayerSet
+from specdec_fast.targets.sub_blocks import SubBlocks
 from specdec_kernels import TreePlan, tree_plan
 
 if TYPE_CHECKING:
@@ -66,6 +69,8 @@ class HuggingFaceTarget:
         embedded = int(weight.shape[0])
         self.vocab_size = min(vocab_size or embedded, embedded)
         self._forward: Any = model.forward
+        self._sub_blocks: SubBlocks | None = None
+        self.model_id = str(getattr(model.config, "name_or_path", "") or "")
         before = model.config._attn_implementation
         if before == attention.NAME:
             before = "eager"
@@ -159,6 +164,22 @@ class HuggingFaceTarget:
         slots = self.cache.stage(draft.rows, draft.offsets, draft.num_nodes, None if draft.is_chain else plan)
         return self._run(draft.tokens, slots, None, taps), slots
 
+    @contextmanager
+    def partial(self, skip: LayerSet) -> Iterator[None]:
+        """While entered, passes leave these sub-blocks out (and are not compiled): self-speculation.
+
+        Layers whose attention is left out store no keys and values. Raises ValueError for a layer that is not there and
+        for a sub-block that cannot be left out.
+        """
+        if self._sub_blocks is None:
+            self._sub_blocks = SubBlocks(self.model, list(self.layers))
+        whole, self._forward = self._forward, self.model.forward
+        try:
+            with self._sub_blocks.skipping(skip):
+                yield
+        finally:
+            self._forward = whole
+
     def _run(self, tokens: Tensor, slots: Slots, wanted: Tensor | None, taps: Sequence[str]) -> TargetOutput:
         if torch.is_grad_enabled():  # keys of a pass that is recorded for backward could not be written into the cache
             with torch.no_grad():
@@ -198,9 +219,11 @@ class HuggingFaceTarget:
             hidden = args[0] if args else kwargs["hidden_states"]
             caught[name] = hidden[0]
 
-        return self._layers()[int(index)].register_forward_pre_hook(keep, with_kwargs=True)
+        return self.layers[int(index)].register_forward_pre_hook(keep, with_kwargs=True)
 
-    def _layers(self) -> torch.nn.ModuleList:
+    @property
+    def layers(self) -> torch.nn.ModuleList:
+        """The decoder layers of the model. Raises UnsupportedModelError when there is no list of them."""
         for module in self.model.base_model.modules():
             if isinstance(module, torch.nn.ModuleList) and len(module) == self.num_layers:
                 return module

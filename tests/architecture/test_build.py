@@ -33,8 +33,10 @@ def declared(monkeypatch: pytest.MonkeyPatch, mode: str, root: Path = ROOT, comm
 
 
 def test_the_cpu_extension_is_every_source_but_the_test_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    (extension,) = declared(monkeypatch, "cpu")["ext_modules"]
+    *objects, extension = declared(monkeypatch, "cpu")["ext_modules"]
     sources = set(extension.sources)
+    assert [each.name for each in objects] == ["specdec_kernels._suffix"]
+    assert not sources & {source for each in objects for source in each.sources}
     assert extension.name == "specdec_kernels._C" and extension.py_limited_api
     assert {"csrc/bindings/module.cpp", "csrc/attention/tree_attention.cpp"} <= sources
     apart = {p.relative_to(ROOT).as_posix() for p in (ROOT / "csrc" / "sanitize").rglob("*.cpp")}

@@ -22,6 +22,7 @@ DOCUMENTS = (
     "ARCHITECTURE.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
+    "docs/drafters.md",
     "kernels/README.md",
     "tests/README.md",
 )

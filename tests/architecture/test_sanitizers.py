@@ -19,7 +19,7 @@ FLAGS = [
     "-fsanitize=address,undefined",
     "-fno-sanitize-recover=all",
 ]
-FOLDERS = ("attention", "kv_commit", "verify", "sanitize")
+FOLDERS = ("attention", "kv_commit", "ngram", "suffix", "verify", "sanitize")
 CASES = 40
 
 

@@ -29,7 +29,8 @@ def test_streams_the_engines_text(run: Any, pair: list[str], expected: str) -> N
 
 
 @pytest.mark.parametrize(
-    "extra", [["--draft-tokens", "0"], ["--drafter", "none"], ["--drafter", "ngram", "-o", "n_max=3"]]
+    "extra",
+    [["--draft-tokens", "0"], ["--drafter", "none"], ["--drafter", "ngram", "-o", "n_max=3"]],
 )
 def test_same_text_whoever_drafts(run: Any, models: dict[str, str], expected: str, extra: list[str]) -> None:
     result = run("generate", "Once upon", "--model", models["target"], *SAMPLING, *extra)
@@ -38,6 +39,8 @@ def test_same_text_whoever_drafts(run: Any, models: dict[str, str], expected: st
 
 def test_same_text_from_trees(run: Any, pair: list[str], expected: str) -> None:
     result = run("generate", "Once upon", *pair, "--drafter", "draft_tree", "-o", "widths=[3,2]", *SAMPLING)
+    assert result.stdout == expected + "\n"
+    result = run("generate", "Once upon", *pair, "--budget", "goodput", *SAMPLING)
     assert result.stdout == expected + "\n"
 
 

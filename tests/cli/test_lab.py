@@ -118,5 +118,5 @@ def test_ctrl_c_keeps_the_draws(
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 130, errors.decode()
     assert b"run the same command again" in errors
-    (kept,) = [np.load(path)["draws"] for path in (out / "draws").glob("*.npz")]
+    (kept,) = [np.load(path)["draws"] for path in (out / "draws").rglob("*.npz")]
     assert int(kept) > 0

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import random
 from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
 from typing import Any
 
 import pytest
@@ -13,10 +18,11 @@ from oracles.automaton import AutomatonTarget, random_logits
 
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter, get_rule
 from specdec_fast.draft import Draft, Drawn
-from specdec_fast.drafters import drafter_names, takes_draft
+from specdec_fast.drafters import drafter_names, make_drafter
 from specdec_fast.interfaces import Budget, Drafter, Needs
 from specdec_fast.rules import rule_names
 from specdec_fast.state import DecodeState
+from specdec_fast.stores.datastore import Datastore, build
 from specdec_kernels import tree_plan
 
 VOCAB, STATES, ROWS = 8, 23, 6
@@ -32,18 +38,47 @@ def target(**shape: Any) -> AutomatonTarget:
     return AutomatonTarget(random_logits(STATES, VOCAB, seed=2), **{"max_rows": ROWS, **shape})
 
 
+@lru_cache(maxsize=1)
+def two_datastores() -> list[Datastore]:
+    """Texts of the automaton itself, in two files that are mapped until the tests end."""
+    source, folder = random.Random(6), Path(mkdtemp())
+    atexit.register(rmtree, folder, ignore_errors=True)
+    for at in range(2):
+        params = [SamplingParams(temperature=0.5, seed=100 * at + seed, max_new_tokens=30) for seed in range(20)]
+        texts = Engine(target()).generate([[source.randrange(VOCAB)] for _ in params], params)
+        build(folder / str(at), [[*handle.prompt, *handle.tokens] for handle in texts], VOCAB)
+    return [Datastore(folder / str(at)) for at in range(2)]
+
+
 # How to build a drafter over the automaton: name -> variants. A drafter without an entry is built without
-# arguments.
+# arguments; one with an empty entry cannot work over the automaton (its own tests and test_contract_models.py try it).
 BUILD: dict[str, dict[str, Callable[[], Any]]] = {
     "draft_model": {
         pick: (lambda pick=pick: get_drafter("draft_model")(close_model(), num_draft_tokens=4, pick=pick))
         for pick in ("coupled", "drawn", "greedy")
-    },
+    }
+    | {"entropy": lambda: get_drafter("draft_model")(close_model(), pick="drawn", entropy_stop=0.45)},
     "draft_tree": {
         how: (lambda how=how: get_drafter("draft_tree")(close_model(), widths=(3, 2, 1), how=how))
         for how in ("coupled", "hybrid", "iid", "top_k", "without_replacement")
     },
-    "ngram": {"short": lambda: get_drafter("ngram")(num_draft_tokens=5, n_min=1)},
+    "layer_skip": {
+        pick: (lambda pick=pick: get_drafter("layer_skip")(target(), exit_after=2, pick=pick, threshold=0.3))
+        for pick in ("coupled", "drawn", "greedy")
+    },
+    "ngram": {
+        match: (lambda match=match: get_drafter("ngram")(num_draft_tokens=5, n_min=1, match=match))
+        for match in ("last", "frequent")
+    },
+    "recycling": {
+        name: (lambda shared=shared: get_drafter("recycling")(num_draft_tokens=6, top_k=3, shared=shared))
+        for name, shared in (("own", False), ("shared", True))
+    },
+    "rest": {"files": lambda: get_drafter("rest")(num_draft_tokens=6, min_match=1, datastore=two_datastores())},
+    "suffix": {
+        "own": lambda: get_drafter("suffix")(num_draft_tokens=6, min_match=1),
+        "shared": lambda: get_drafter("suffix")(num_draft_tokens=6, min_match=1, shared=True, max_tokens=60),
+    },
 }
 VARIANTS = [
     pytest.param(build, id=f"{name}-{variant}")
@@ -185,6 +220,40 @@ def test_the_text_is_that_of_plain_decoding(build: Callable[[], Any], temperatur
 
 
 @every_drafter
+def test_after_some_steps_it_proposes_what_a_fresh_one_would(build: Callable[[], Any]) -> None:
+    """Unless it learns from more than the text: from the target's choices, logits or hidden states."""
+    made = build()
+    if made.needs.node_choices or made.needs.logits or made.needs.taps:
+        pytest.skip("it learns from what it observes")
+    engine = Engine(target(), made)
+    for at, prompt in enumerate(prompts(3, seed=5)):
+        engine.submit(prompt, SamplingParams(seed=at, temperature=[0.0, 0.7, 1.0][at], max_new_tokens=40))
+    for _ in range(4):
+        engine.step()
+    state, rows = engine.state, list(engine._running)
+    kept, fresh = proposal(made, state, rows, [4, 5, 6]), build()
+    fresh.begin(state, rows, None)
+    again = proposal(fresh, state, rows, [4, 5, 6])
+    for name in ("tokens", "parents", "offsets", "drawn"):
+        assert torch.equal(getattr(kept, name), getattr(again, name)), name
+
+
+@every_drafter
+def test_it_never_costs_a_target_pass_and_a_second_call_repeats_the_first(build: Callable[[], Any]) -> None:
+    texts = prompts(4, seed=11)
+    params = [SamplingParams(seed=at, temperature=[0.0, 1.0][at % 2], max_new_tokens=9 + 3 * at) for at in range(4)]
+    alone = target()
+    want = [handle.tokens for handle in Engine(alone, eos_token_ids=(3,)).generate(texts, params)]
+    engine = Engine(target(), build(), eos_token_ids=(3,))
+    for _ in range(2):
+        before = engine.target.passes
+        handles = engine.generate(texts, params)
+        assert [handle.tokens for handle in handles] == want
+        assert engine.target.passes - before <= alone.passes
+        assert all(handle.stats.steps <= handle.stats.new_tokens for handle in handles)
+
+
+@every_drafter
 def test_every_rule_that_takes_it_serves_it(build: Callable[[], Any]) -> None:
     texts = prompts(6, seed=2)
     for rule in rules_for(build().needs):
@@ -210,8 +279,10 @@ def test_a_request_may_ask_for_no_draft(build: Callable[[], Any]) -> None:
 def test_every_drafter_that_takes_a_model_works_over_transformers() -> None:
     for name in drafter_names():
         small = HuggingFaceTarget(models.kin("llama"), max_length=128)
-        made = get_drafter(name)(small) if takes_draft(name) else get_drafter(name)()
-        engine = Engine(HuggingFaceTarget(models.own("llama"), max_length=128), made)
+        large = HuggingFaceTarget(models.own("llama"), max_length=128)
+        options = {"datastore": two_datastores()} if name == "rest" else {}
+        made = make_drafter(name, options, target=large, draft=lambda small=small: small)
+        engine = Engine(large, made)
         handles = engine.generate(
             [models.prompt(17), models.prompt(5)], SamplingParams(temperature=0, max_new_tokens=12)
         )

@@ -192,3 +192,28 @@ def test_vocabularies_of_unlike_size() -> None:
 def test_bad_settings(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         drafter(automaton(), **settings)
+
+
+@pytest.mark.parametrize("pick", ["drawn", "coupled"])
+def test_the_entropy_stop_ends_a_chain_before_an_uncertain_token_and_changes_nothing_before_it(pick: str) -> None:
+    """The bound of every law on the way is recomputed from the table; the tokens are those of a drafter without it."""
+    model = automaton()
+    state = DecodeState(6, 64)
+    prompts = [[1], [2, 3], [4, 4, 1], [0, 7], [5], [6, 1, 1, 2]]
+    rows = [state.join(prompt, SamplingParams(seed=9), len(prompt), ()) for prompt in prompts]
+    free, stopped = drafter(model, pick=pick), drafter(automaton(), pick=pick, entropy_stop=0.45)
+    for made in (free, stopped):
+        made.begin(state, rows, None)
+    _, whole = propose(free, state, rows, [6] * 6)
+    _, cut = propose(stopped, state, rows, [6] * 6)
+    for prompt, long, short in zip(prompts, whole, cut, strict=True):
+        bounds = []
+        for count in range(6):
+            q = np.exp(model.logits_after([*prompt, *long[:count]]))
+            q /= q.sum()
+            bounds.append(1 - np.sqrt(-0.2 * (q * np.log(q)).sum()))
+        sure = next((at for at, bound in enumerate(bounds) if bound < 0.45), 6)
+        assert short == long[:sure]
+    assert 0 < sum(map(len, cut)) < sum(map(len, whole))
+    with pytest.raises(ValueError, match=r"entropy_stop: got 1.0; expected a number in \[0, 1\); 0 is off"):
+        drafter(model, entropy_stop=1.0)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -12,20 +14,24 @@ from specdec_fast import get_drafter
 from specdec_fast.interfaces import Budget, Rng
 from specdec_fast.sampling import SamplingParams
 from specdec_fast.state import DecodeState
+from specdec_kernels import ngram_match
 
 
-def search(tokens: list[int], limit: int, n_max: int, n_min: int) -> list[int]:
-    """The tokens behind the last earlier place of the longest suffix that has one, running on into its own
+def search(tokens: list[int], limit: int, n_max: int, n_min: int, match: str) -> list[int]:
+    """The tokens behind the place to copy of the longest suffix that was there before, running on into its own
     copy.
     """
     for size in range(min(n_max, len(tokens)), n_min - 1, -1):
         gram = tokens[-size:]
-        for end in range(len(tokens) - 1, size - 1, -1):
-            if tokens[end - size : end] == gram:
-                grown = list(tokens)
-                for at in range(limit):
-                    grown.append(grown[end + at])
-                return grown[len(tokens) :]
+        ends = [end for end in range(size, len(tokens)) if tokens[end - size : end] == gram]
+        if match == "frequent":
+            counts = Counter(tokens[end] for end in ends)
+            ends = [end for end in ends if counts[tokens[end]] == max(counts.values())]
+        if ends:
+            grown = list(tokens)
+            for at in range(limit):
+                grown.append(grown[ends[-1] + at])
+            return grown[len(tokens) :]
     return []
 
 
@@ -50,7 +56,7 @@ class Rows:
         return [chain[1:] for chain in chains]
 
 
-def ask(tokens: list[int], limit: int = 4, **settings: int) -> list[int]:
+def ask(tokens: list[int], limit: int = 4, **settings: Any) -> list[int]:
     return Rows(get_drafter("ngram")(**settings), [tokens]).propose([limit])[0]
 
 
@@ -68,24 +74,44 @@ def test_nothing_is_proposed_without_a_match() -> None:
     assert ask([1, 2, 9, 1, 2], n_min=2, limit=0) == []
 
 
+def test_the_most_frequent_match() -> None:
+    text = [1, 2, 7, 3, 1, 2, 7, 4, 1, 2, 8, 5, 1, 2]
+    assert ask(text, limit=3) == [8, 5, 1]
+    assert ask(text, limit=3, match="frequent") == [7, 4, 1], "the last of the commonest continuations"
+    assert ask([1, 2, 7, 1, 2, 8, 1, 2], limit=1, match="frequent") == [8], "of two that tie, the last"
+
+
+@pytest.mark.parametrize("match", ["last", "frequent"])
 @pytest.mark.parametrize("seed", range(6))
-def test_growing_texts_against_a_plain_search(seed: int) -> None:
+def test_growing_texts_against_a_plain_search(seed: int, match: str) -> None:
     """The index is extended step by step; the answers are those of a search through everything."""
     source = random.Random(seed)
     n_min = source.randrange(1, 3)
     n_max = n_min + source.randrange(3)
     vocab = source.choice([2, 4, 9])
     texts = [[source.randrange(vocab) for _ in range(source.randrange(1, 30))] for _ in range(3)]
-    rows = Rows(get_drafter("ngram")(n_max=n_max, n_min=n_min), texts)
+    rows = Rows(get_drafter("ngram")(n_max=n_max, n_min=n_min, match=match), texts)
     for _ in range(40):
         limits = [source.randrange(7) for _ in rows.rows]
         got = rows.propose(limits)
         for text, limit, chain in zip(texts, limits, got, strict=True):
-            assert chain == (search(text, limit, n_max, n_min) if limit else [])
+            assert chain == (search(text, limit, n_max, n_min, match) if limit else [])
         for text, row in zip(texts, rows.rows, strict=True):
             more = [source.randrange(vocab) for _ in range(source.randrange(1, 5))]
             text.extend(more)
             rows.state.append([row], [more])
+
+
+@pytest.mark.parametrize("match", ["last", "frequent"])
+def test_the_operator_gives_the_same_answers(match: str) -> None:
+    source = random.Random(7)
+    texts = [[source.randrange(4) for _ in range(source.randrange(2, 60))] for _ in range(8)]
+    chains = Rows(get_drafter("ngram")(match=match), texts).propose([5] * 8)
+    lengths = torch.tensor([len(text) for text in texts], dtype=torch.int32)
+    packed = torch.tensor([token for text in texts for token in text])
+    drafts, matched = ngram_match(packed, lengths.long().cumsum(0) - lengths, lengths, 4, 2, 5, match == "frequent")
+    assert [row if size else [] for row, size in zip(drafts.tolist(), matched.tolist(), strict=True)] == chains
+    assert any(chains) and not all(chains)
 
 
 def test_a_row_that_is_given_to_another_text_forgets() -> None:
@@ -105,8 +131,9 @@ def test_a_row_that_is_given_to_another_text_forgets() -> None:
         ({"num_draft_tokens": 0}, "ngram num_draft_tokens: got 0; expected at least 1"),
         ({"n_min": 0}, "ngram n_min, n_max: got 0, 4; expected 1 <= n_min <= n_max"),
         ({"n_min": 3, "n_max": 2}, "ngram n_min, n_max: got 3, 2"),
+        ({"match": "first"}, "ngram match: got 'first'; expected one of last, frequent"),
     ],
 )
-def test_bad_settings(settings: dict[str, int], message: str) -> None:
+def test_bad_settings(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         get_drafter("ngram")(**settings)

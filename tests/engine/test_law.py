@@ -39,9 +39,10 @@ def draft_logits(vocab: int, closeness: float) -> torch.Tensor:
 
 def drafter(kind: str, vocab: int, count: int) -> Any:
     reader = target(vocab)
-    if kind == "draft_model":
+    if kind in ("draft_model", "entropy"):
         small = AutomatonTarget(draft_logits(vocab, 0.5), max_rows=ROWS, max_length=16, page_size=4)
-        return get_drafter("draft_model")(small, num_draft_tokens=count, pick="drawn")
+        stop = 0.52 if kind == "entropy" else 0.0  # about every second law of this draft is less certain
+        return get_drafter("draft_model")(small, num_draft_tokens=count, pick="drawn", entropy_stop=stop)
     if kind == "drawn":
         table = draft_logits(vocab, 0.2)
         return DrawnChain(lambda text: table[reader.state_after(text)], count)
@@ -73,6 +74,7 @@ def exact(vocab: int, params: dict[str, Any], length: int = 3) -> dict[tuple[int
 CASES = [
     ("draft_model", 4, 3, {}, 6000),
     ("draft_model", 6, 2, {"temperature": 0.7, "top_k": 4}, 4000),
+    ("entropy", 4, 3, {}, 6000),
     ("drawn", 5, 4, {"temperature": 1.5, "top_p": 0.9}, 3000),
     ("drawn", 4, 1, {"min_p": 0.15}, 3000),
     ("chosen", 4, 2, {}, 4000),

@@ -7,7 +7,6 @@ hole.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -30,9 +29,44 @@ from specdec_fast import Engine
 from specdec_fast.draft import Draft
 from specdec_fast.sampling import Sampling
 from specdec_fast.state import DecodeState
-from specdec_kernels import chain_verify, kv_commit, kv_slots, replay_sample, tree_verify
+from specdec_kernels import chain_verify, kv_commit, kv_slots, law_stats, replay_sample, tree_verify
 
 Patch = pytest.MonkeyPatch
+
+
+def plant_in_chains(patch: Patch, broken: Callable[..., Any]) -> None:
+    """A wrong chain_verify, for laws that are known and for those that are found on the way."""
+
+    def on_logits(
+        tokens: Any, offsets: Any, drawn: Any, law_row: Any, logits: Any, sampling: Any, *rest: Any, **more: Any
+    ) -> Any:
+        stats = law_stats(logits, *sampling, masses=True)
+        return (*broken(tokens, offsets, drawn, law_row, (logits, *stats[:4]), *rest, **more), *stats)
+
+    patch.setattr(token_module, "chain_verify", broken)
+    patch.setattr(token_module, "chain_verify_logits", on_logits)
+
+
+def plant_in_walks(
+    patch: Patch, sample: Callable[..., Any] = replay_sample, walk: Callable[..., Any] = tree_verify, deeper: int = 1
+) -> None:
+    """A wrong replay_sample or tree_verify for the rule replay, or a depth that does not grow as it should."""
+
+    def on_logits(
+        tokens: Any, offsets: Any, child: Any, sibling: Any, scouts: Any, logits: Any, sampling: Any, seeds: Any,
+        roots: Any, *, max_depth: int,
+    ) -> Any:  # fmt: skip
+        stats = law_stats(logits, *sampling, masses=True)
+        row = torch.repeat_interleave(torch.arange(len(seeds)), offsets.diff().long())
+        depth = torch.zeros(len(tokens), dtype=torch.int32)
+        for node in range(len(tokens)):
+            below = int(child[node])
+            while below >= 0:
+                depth[below], below = depth[node] + deeper, int(sibling[below])
+        choice = sample(logits, stats[0], stats[2], stats[3], seeds[row], roots[row] + depth + 1)
+        return (*walk(tokens, offsets, child, sibling, choice, scouts, max_depth=max_depth), *stats)
+
+    patch.setattr(replay_module, "replay_verify", on_logits)
 
 
 def resample_from_p(patch: Patch) -> None:
@@ -53,7 +87,7 @@ def resample_from_p(patch: Patch) -> None:
         )  # fmt: skip
         return path, accepted, again[2]
 
-    patch.setattr(token_module, "chain_verify", broken)
+    plant_in_chains(patch, broken)
 
 
 def law_of_the_wrong_row(patch: Patch) -> None:
@@ -64,7 +98,7 @@ def law_of_the_wrong_row(patch: Patch) -> None:
         shifted = torch.where(law_row >= 0, (law_row + 1) % count, law_row)
         return chain_verify(tokens, offsets, drawn, shifted.to(torch.int32), *rest, **more)
 
-    patch.setattr(token_module, "chain_verify", broken)
+    plant_in_chains(patch, broken)
 
 
 def chosen_taken_for_drawn(patch: Patch) -> None:
@@ -74,7 +108,7 @@ def chosen_taken_for_drawn(patch: Patch) -> None:
         rows = torch.arange(len(tokens), dtype=torch.int32) - 1
         return chain_verify(tokens, offsets, drawn + 1, rows.clamp(min=0), target_law, target_law, *rest[1:], **more)
 
-    patch.setattr(token_module, "chain_verify", broken)
+    plant_in_chains(patch, broken)
 
 
 def coins_may_equal_the_ratio(patch: Patch) -> None:
@@ -83,7 +117,7 @@ def coins_may_equal_the_ratio(patch: Patch) -> None:
     def broken(*args: Any, uniforms: Any = None, **more: Any) -> Any:
         return chain_verify(*args, uniforms=None if uniforms is None else uniforms - 1e-7, **more)
 
-    patch.setattr(token_module, "chain_verify", broken)
+    plant_in_chains(patch, broken)
 
 
 def the_same_coins_every_step(patch: Patch) -> None:
@@ -93,7 +127,7 @@ def the_same_coins_every_step(patch: Patch) -> None:
         return chain_verify(*args[:8], args[8] * 0 + 1, *args[9:], **more)
 
     draw = draft_model_module.draw_sample
-    patch.setattr(token_module, "chain_verify", broken)
+    plant_in_chains(patch, broken)
     patch.setattr(
         draft_model_module, "draw_sample", lambda *args, **more: draw(*args[:6], args[6] * 0 + 1, args[7], **more)
     )
@@ -168,19 +202,14 @@ def shift_noise(by: int) -> Callable[[Patch], None]:
         def broken(logits: Any, inv_t: Any, cut: Any, tie: Any, seeds: Any, positions: Any) -> Any:
             return replay_sample(logits, inv_t, cut, tie, seeds, positions + by)
 
-        patch.setattr(replay_module, "replay_sample", broken)
+        plant_in_walks(patch, broken)
 
     return plant
 
 
 def noise_of_the_root(patch: Patch) -> None:
     """Every node draws with the noise of the root's position."""
-    call = replay_module.Replay.__call__
-
-    def broken(self: Any, draft: Any, plan: Any, laws: Any, rng: Any) -> Any:
-        return call(self, draft, replace(plan, depth=plan.depth * 0), laws, rng)
-
-    patch.setattr(replay_module.Replay, "__call__", broken)
+    plant_in_walks(patch, deeper=0)
 
 
 def noise_of_the_wrong_row(patch: Patch) -> None:
@@ -189,7 +218,7 @@ def noise_of_the_wrong_row(patch: Patch) -> None:
     def broken(logits: Any, inv_t: Any, cut: Any, tie: Any, seeds: Any, positions: Any) -> Any:
         return replay_sample(logits, inv_t, cut, tie, seeds.roll(1), positions)
 
-    patch.setattr(replay_module, "replay_sample", broken)
+    plant_in_walks(patch, broken)
 
 
 def draft_noise_off_by_one(patch: Patch) -> None:
@@ -212,7 +241,7 @@ def any_child_is_accepted(patch: Patch) -> None:
             following[row] = choice[deeper[row]]
         return path, accepted, following
 
-    patch.setattr(replay_module, "tree_verify", broken)
+    plant_in_walks(patch, walk=broken)
 
 
 def forget_to_append_the_next_token(patch: Patch) -> None:

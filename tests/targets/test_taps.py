@@ -63,7 +63,7 @@ def test_unknown_taps_are_named_and_leave_nothing_behind(name: str) -> None:
     draft = Draft.chains([0], [[1]])
     with pytest.raises(ValueError, match=f"tap: got '{name}'; expected 'final_norm' or 'entering:i' with i < 2"):
         target.score(draft, tree_plan(draft.parents, draft.offsets), ("entering:0", name))
-    assert not any(layer._forward_pre_hooks for layer in target._layers())
+    assert not any(layer._forward_pre_hooks for layer in target.layers)
 
 
 class Listener(NoisyTree):

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from ..draw_sample.launch import Rest, draw, rest_constants, rest_of, rest_types
-from ..law_stats.launch import law_stats
 from ..machine_code import Variant
 from .reference import BLOCK_RULE, TOKEN, Law, check
 from .triton_kernel import ratios, shares, walk, write
@@ -86,29 +85,6 @@ def chain_verify(
     chains.weigh(*keys, uniforms, True)
     token = draw(chains.rest, chains.last, chains.firsts, *keys, chains.accepted, noise=race, known=mass)
     return chains.path, chains.accepted, token
-
-
-def chain_verify_logits(
-    tokens: Tensor,
-    offsets: Tensor,
-    drawn: Tensor,
-    law_row: Tensor,
-    logits: Tensor,
-    sampling: tuple[Tensor, Tensor, Tensor, Tensor],
-    draft: Law | None,
-    token_ids: Tensor | None,
-    seeds: Tensor,
-    root_positions: Tensor,
-    *,
-    max_depth: int,
-    rule: str = TOKEN,
-) -> tuple[Tensor, ...]:
-    inv_t, lse, cut, tie_id, mass = law_stats(logits, *sampling, masses=True)
-    answer = chain_verify(
-        tokens, offsets, drawn, law_row, (logits, inv_t, lse, cut, tie_id), draft, token_ids, seeds, root_positions,
-        max_depth=max_depth, rule=rule, mass=mass,
-    )  # fmt: skip
-    return (*answer, inv_t, lse, cut, tie_id, mass)
 
 
 def write_rest(rest: Rest, children: Tensor, nodes: int) -> Tensor:

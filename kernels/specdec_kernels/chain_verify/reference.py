@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import expect
-from ..law_stats.reference import law_stats, law_weights
+from ..law_stats.reference import law_stats, law_weights, on_paths, only
 from ..random import ACCEPT, BLOCK, RECOVER, draw_from_weights, uniform, words
 
 CHOSEN = 0
@@ -340,18 +340,21 @@ def chain_verify_logits(
 
     Returns:
         path, num_accepted, next_token: as chain_verify.
-        inv_t, lse, cut, tie_id, mass: as law_stats(..., masses=True) for the nodes of every path, and for whatever else
-        was looked at. Rows that nobody looked at have lse = +inf, which no law has.
+        inv_t, lse, cut, tie_id, mass: as law_stats(..., masses=True) for the nodes of every path, and by the block rule
+        for all nodes with a child. The other rows are not read: inv_t, cut and tie_id 0, lse +inf, mass NaN.
 
     Raises:
         ValueError: as law_stats and chain_verify.
     """
-    inv_t, lse, cut, tie_id, mass = law_stats(logits, *sampling, masses=True)
+    inv_t, lse, cut, tie_id, mass = stats = law_stats(logits, *sampling, masses=True)
     answer = chain_verify(
         tokens, offsets, drawn, law_row, (logits, inv_t, lse, cut, tie_id), draft, token_ids, seeds, root_positions,
         max_depth=max_depth, rule=rule, mass=mass,
     )  # fmt: skip
-    return (*answer, inv_t, lse, cut, tie_id, mass)
+    looked = on_paths(answer[0], len(tokens))
+    if rule == BLOCK_RULE:
+        looked |= _ChainNodes.of(offsets, len(tokens)).has_child
+    return (*answer, *only(looked, stats))
 
 
 def chain_thresholds(

@@ -125,3 +125,25 @@ def law_weights(logits: Tensor, inv_t: Tensor, lse: Tensor, cut: Tensor, tie_id:
     greedy = (inv_t == 0)[:, None]
     log_weight = torch.where(greedy, 0.0, level * inv_t[:, None] - lse[:, None])
     return torch.where(keep, log_weight.exp(), 0.0)
+
+
+def only(rows: Tensor, stats: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """What law_stats(..., masses=True) found, for some rows (bool [R]); the others get the marks of a row that nobody
+    asked for: inv_t, cut and tie_id 0, lse +inf, mass NaN.
+    """
+    inv_t, lse, cut, tie_id, mass = stats
+    unknown = torch.full_like(lse, torch.inf), torch.full_like(mass, torch.nan)
+    return (
+        torch.where(rows, inv_t, 0.0),
+        torch.where(rows, lse, unknown[0]),
+        torch.where(rows, cut, 0.0),
+        torch.where(rows, tie_id, 0),
+        torch.where(rows[:, None], mass, unknown[1]),
+    )
+
+
+def on_paths(path: Tensor, nodes: int) -> Tensor:
+    """bool [nodes]: whether a node is on one of the paths (int32 [B, D + 1], -1 padded)."""
+    seen = torch.zeros(nodes + 1, dtype=torch.bool, device=path.device)
+    seen[path.long().flatten()] = True  # padding marks the last place, which is cut off
+    return seen[:nodes]

@@ -1,0 +1,209 @@
+"""Every drafter beside plain decoding on the bundled target, interleaved in one run: tau, speed, text.
+
+`python -m benchmarks.drafters` measures all of them, prints a table and writes a result file (in benchmarks/results)
+after every workload and temperature. The text of every row is compared with plain decoding's. Workloads: `mixed`, the
+bundled prompts; and `edit`, where the text is the prompt's with one token in twenty replaced. The bundled target does
+not copy of itself, so the tokens of `edit` are forced on it (`SamplingParams.forced_tokens`): target and drafters do
+all their work, and the text is known beforehand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+
+from benchmarks.end_to_end import distinct_4, workload
+from benchmarks.interleave import environment, interleave
+from specdec_fast import SamplingParams, load
+from specdec_fast.loading import ASSETS, load_tokenizer
+
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A drafter as it is measured. published: what its paper reports, on other models and machines."""
+
+    drafter: str
+    published: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def draft(self) -> str | None:
+        from specdec_fast.drafters import takes_draft
+
+        return "demo-draft" if takes_draft(self.drafter) else None
+
+
+METHODS: dict[str, Method] = {
+    "draft_model": Method("draft_model", "2x to 3x (T5, Chinchilla)", {"num_draft_tokens": 4}),
+    "draft_tree 2 1 1": Method("draft_tree", "1.5x to 2.8x (SpecInfer)", {"widths": [2, 1, 1]}),
+    "ngram": Method("ngram", "1.5x to 1.6x (Spec-Bench, 7B)"),
+    # not shared: the rounds repeat their prompts, and the texts of the round before would be known
+    "suffix": Method("suffix", "2.3x to 2.5x with others (Spec-Bench)", {"shared": False}),
+    "rest": Method("rest", "1.6x to 2.4x (batch 1)"),
+    "recycling": Method("recycling", "2x (Spec-Bench)", {"shared": False}),
+    "recycling of 8": Method("recycling", "2x (Spec-Bench)", {"shared": False, "num_draft_tokens": 8}),
+    "jacobi": Method("jacobi", "0.73x (CPU, MT)"),
+    "jacobi, blocks of 4": Method("jacobi", "1.34x (CPU, MT)", {"block": 4}),
+    "lookahead W7 N5 G7": Method("lookahead", "1.5x to 2.3x (A100, 7B)"),
+    "lookahead W3 N3 G3": Method("lookahead", "1.5x to 2.3x (A100, 7B)", {"window": 3, "ngram": 3, "guesses": 3}),
+    "layer_skip, middle half": Method("layer_skip", "1.53x (13B) to 1.99x (70B)", {"exit_after": None}),
+    "layer_skip, exit after 4": Method("layer_skip", "1.53x (13B) to 1.99x (70B)", {"exit_after": 4}),
+}
+
+
+COPYING = ("ngram", "suffix", "forest", "draft_model")  # what `edit` is measured with
+
+
+def copied_share(prompt: list[int], text: list[int], size: int = 8) -> float:
+    """Share of the text's tokens that lie in runs of at least `size` tokens that occur in the prompt."""
+    known = {tuple(prompt[at : at + size]) for at in range(len(prompt) - size + 1)}
+    covered = [False] * len(text)
+    for at in range(len(text) - size + 1):
+        if tuple(text[at : at + size]) in known:
+            covered[at : at + size] = [True] * size
+    return mean(covered) if text else 0.0
+
+
+def edits(tokenizer: Any, count: int, length: int) -> list[tuple[list[int], list[int]]]:
+    """Prompts of held-out text, and what an edit of each looks like: every twentieth token is another."""
+    found = []
+    for text in (ASSETS / "heldout.txt").read_text(encoding="utf-8").split("\f"):
+        ids = tokenizer.encode(text)
+        for start in range(0, len(ids) - length, length):
+            piece = ids[start : start + length]
+            found.append(
+                (piece, [(token + 7) % 500 + 100 if at % 20 == 9 else token for at, token in enumerate(piece)])
+            )
+    return found[:: max(len(found) // count, 1)][:count]
+
+
+def datastore(folder: Path, tokenizer: Any) -> Path:
+    """Held-out text of the kinds that the target was trained on, for `rest`: none of it was seen in training."""
+    from specdec_fast.stores.datastore import build
+
+    texts = (ASSETS / "heldout.txt").read_text(encoding="utf-8").split("\f")
+    build(folder / "heldout", [tokenizer.encode(text) for text in texts], len(tokenizer))
+    return folder / "heldout"
+
+
+def measure(
+    names: list[str],
+    temperature: float,
+    *,
+    rounds: int,
+    prompts: int,
+    new_tokens: int,
+    clock: Callable[[], float] = time.perf_counter,
+    edit: bool = False,
+) -> tuple[list[dict[str, Any]], dict[str, Callable[[], None]]]:
+    """One row per method, and what was run. One thread, float32, batch 1."""
+    torch.set_num_threads(1)
+    outputs: dict[str, list[Any]] = {}
+    runs: dict[str, Callable[[], None]] = {}
+    tokenizer = load_tokenizer("demo-target")
+    params = [SamplingParams(temperature=temperature, seed=1, max_new_tokens=new_tokens, ignore_eos=True)] * prompts
+    if edit:
+        pairs = edits(tokenizer, prompts, new_tokens)
+        texts = [prompt for prompt, _ in pairs]
+        params = [replace(own, forced_tokens=tuple(text)) for own, (_, text) in zip(params, pairs)]
+    else:
+        texts = workload(tokenizer, prompts)
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ["plain", *names]:
+            method = METHODS.get(name)
+            chosen: dict[str, Any] = {}
+            if method is not None:
+                chosen = {"drafter": method.drafter, "draft": method.draft, "drafter_options": dict(method.options)}
+                if method.drafter == "rest":
+                    chosen["drafter_options"]["datastore"] = str(datastore(Path(folder), tokenizer))
+            engine = load("demo-target", max_length=1024, max_rows=1, **chosen)
+
+            def run(name: str = name, engine: Any = engine) -> None:
+                outputs[name] = [engine.generate([text], own)[0] for text, own in zip(texts, params)]
+
+            runs[name] = run
+        timing = interleave(runs, rounds, clock)
+    plain = [handle.tokens for handle in outputs["plain"]]
+    copied = mean(copied_share(prompt, text) for prompt, text in zip(texts, plain))
+    rows = []
+    for name in names:
+        low, high = timing.spread("plain", name)
+        rows.append(
+            {
+                "workload": "edit" if edit else "mixed",
+                "drafter": name,
+                "published": METHODS[name].published,
+                "temperature": temperature,
+                "tau": mean(handle.stats.tau for handle in outputs[name]),
+                "speed_vs_plain": timing.ratio("plain", name),
+                "speed_vs_plain_range": [low, high],
+                "distinct_4": mean(distinct_4(text) for text in plain),
+                "copied_share": copied,
+                "identical": [handle.tokens for handle in outputs[name]] == plain,
+                "rounds": rounds,
+                "prompts": prompts,
+                "new_tokens": new_tokens,
+            }
+        )
+    return rows, runs
+
+
+def as_markdown(rows: list[dict[str, Any]]) -> str:
+    """The rows as a table."""
+    lines = [
+        "| workload | drafter | T | tau | speed / plain | copied | distinct-4 | identical | published |",
+        "|" + "---|" * 9,
+    ]
+    for row in rows:
+        lines.append(
+            f"| {row['workload']} | {row['drafter']} | {row['temperature']:g} | {row['tau']:.2f} | "
+            f"{row['speed_vs_plain']:.2f} | {row['copied_share']:.2f} | {row['distinct_4']:.2f} | {row['identical']} | "
+            f"{row['published']} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--new-tokens", type=int, default=100)
+    parser.add_argument("--only", default="", help="methods whose name contains this")
+    parser.add_argument("--processor-time", action="store_true", help="count processor time: for a machine with others")
+    parser.add_argument("--out", type=Path, default=RESULTS / "drafters_cpu.json")
+    options = parser.parse_args()
+    clock = time.process_time if options.processor_time else time.perf_counter
+    facts: dict[str, Any] = {**environment(), "clock": clock.__name__, "threads": 1, "dtype": "float32"}
+    rows: list[dict[str, Any]] = []
+    every = [name for name in METHODS if options.only in name]
+    copying = [name for name in every if METHODS[name].drafter in COPYING]
+    for temperature, edit, names in ((0.0, False, every), (1.0, False, every), (1.0, True, copying)):
+        found, _ = measure(
+            names,
+            temperature,
+            edit=edit,
+            rounds=options.rounds,
+            prompts=options.prompts,
+            new_tokens=options.new_tokens,
+            clock=clock,
+        )
+        rows += found
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps({"environment": facts, "rows": rows}, indent=1) + "\n")
+    options.out.with_suffix(".md").write_text(as_markdown(rows) + "\n")
+    print(as_markdown(rows))
+
+
+if __name__ == "__main__":
+    main()

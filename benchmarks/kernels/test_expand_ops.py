@@ -1,0 +1,56 @@
+"""Speed of growing trees outside the model: tree_expand beside its reference, and a whole tree of 64 nodes.
+
+    python -m pytest benchmarks/kernels/test_expand_ops.py -s
+
+Machines share caches and ports with other work: trust ratios of one run and minima, not absolute times.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from specdec_kernels import extension, tree_expand, use_backend
+
+pytestmark = pytest.mark.skipif(extension.missing() is not None, reason="CPU extension not built")
+
+
+def best_of(call: Callable[[], Any], rounds: int = 40) -> float:
+    """Least seconds of a call."""
+    found = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        call()
+        found.append(time.perf_counter() - start)
+    return min(found)
+
+
+@pytest.mark.parametrize("vocab", [1024, 32_000, 151_936])
+@pytest.mark.parametrize("noisy", [False, True], ids=["plain", "noise"])
+def test_one_level_of_eight_nodes(vocab: int, noisy: bool) -> None:
+    """Eight nodes with eight children each, the eight best kept."""
+    torch.set_num_threads(1)
+    logits = torch.randn(8, vocab) * 2
+    one = torch.ones(8)
+    given: dict[str, Any] = {
+        "inv_t": one,
+        "cut": one * -torch.inf,
+        "tie_id": torch.full((8,), vocab - 1, dtype=torch.int32),
+        "offsets": torch.tensor([0, 8], dtype=torch.int32),
+        "scores": torch.zeros(8),
+        "width": 8,
+        "keep": 8,
+    }
+    if noisy:
+        given |= {"seeds": torch.arange(8), "positions": torch.arange(8, dtype=torch.int32)}
+    kernel = best_of(lambda: tree_expand(logits, **given))
+    with use_backend("reference"):
+        reference = best_of(lambda: tree_expand(logits, **given), rounds=5)
+    print(
+        f"\ntree_expand {vocab:>7} tokens, noise {noisy}: {1e6 * kernel:8.1f} us, reference x{reference / kernel:.1f}"
+    )
+    assert kernel < reference

@@ -1,0 +1,50 @@
+// Counted tree of all strings of at most `depth` tokens in a set of texts that come and go.
+#pragma once
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "suffix/edges.h"
+#include "suffix/grow.h"
+
+namespace specdec::suffix {
+
+class CountedTree {
+ public:
+  explicit CountedTree(int64_t depth);
+  // Adds a text and returns its id. tokens: 0 or more.
+  int64_t add(std::vector<int32_t> tokens);
+  // Takes a text out again, as if it had never been there. False for an id that is not there.
+  bool remove(int64_t id);
+  int64_t size() const { return tokens_; }
+  int64_t nodes() const { return static_cast<int64_t>(nodes_.size() - free_.size()) - 1; }
+  int64_t count(const std::vector<int32_t>& tokens) const;
+  // Continuations of the longest suffix of a context that is there; at most max_match tokens of it are looked at.
+  Grown grow(const std::vector<int32_t>& context, int64_t max_match, const Limits& limits) const;
+
+ private:
+  // A string that occurs once is not spelled out: its node is a leaf that names the place, `position` being where the
+  // string starts in its text.
+  struct Node {
+    int32_t token, parent, first_child, next, before;
+    int64_t count, text, position;  // text < 0: children are nodes
+  };
+  // A string of `depth` tokens: a node, or a place below a leaf.
+  struct Place {
+    int32_t node;
+    int64_t depth;
+  };
+  int32_t add_child(int32_t parent, int32_t token, int64_t text, int64_t position);
+  void drop(int32_t node);
+  void spell_out(int32_t leaf, int64_t depth);
+  Place step(Place place, int32_t token) const;
+  Place find(const int32_t* tokens, int64_t count) const;
+
+  int64_t depth_, tokens_ = 0, next_id_ = 0;
+  std::vector<Node> nodes_;
+  std::vector<int32_t> free_;
+  Edges index_;
+  std::map<int64_t, std::vector<int32_t>> texts_;
+};
+
+}  // namespace specdec::suffix

@@ -1,0 +1,21 @@
+"""What followed the longest suffix of a token history that occurred before. See `ngram_match` for the contract."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..dispatch import Op
+from ..extension import cpu_backend
+from .reference import ngram_match as _reference
+
+
+def _load_cpu() -> Callable[..., Any]:
+    from .cpu_kernel import ngram_match
+
+    return ngram_match
+
+
+ngram_match = Op("ngram_match", _reference, [cpu_backend(_load_cpu, op="ngram_match")])
+
+__all__ = ["ngram_match"]

@@ -1,0 +1,252 @@
+"""How many draft nodes each row gets in a step: as many as were asked for (`fixed`), or as many as pay (`goodput`).
+
+A policy sees committed data and the times of past steps, never a draft that is about to be verified: settling a budget
+by what was drawn would change the law of the text under rules that use q. `surely_accepted` is for drafters that stop
+early: it looks at the law of a token that is not drawn yet. Tests: tests/test_budget.py.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from heapq import heapify, heapreplace
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one row's draft: nodes drafted (root not counted), their depth, depths reached by the walk
+    (`tested`), tokens accepted.
+    """
+
+    drafted: int
+    depth: int
+    tested: int
+    accepted: int
+
+
+@runtime_checkable
+class BudgetPolicy(Protocol):
+    """Decides before a draft is made; hears afterwards what became of it and what it cost."""
+
+    name: str
+
+    def nodes(self, rows: Sequence[int], most: Sequence[int]) -> list[int]:
+        """Draft nodes of each row for this step, at most `most`."""
+
+    def observe(self, rows: Sequence[int], outcomes: Sequence[Outcome], propose: float, verify: float) -> None:
+        """A step is over: seconds of proposing and of everything from the target's pass to the committed tokens."""
+
+    def release(self, rows: Sequence[int]) -> None:
+        """Rows have left."""
+
+
+class Fixed:
+    """Every row gets what it asked for."""
+
+    name = "fixed"
+
+    def nodes(self, rows: Sequence[int], most: Sequence[int]) -> list[int]:
+        return list(most)
+
+    def observe(self, rows: Sequence[int], outcomes: Sequence[Outcome], propose: float, verify: float) -> None:
+        pass
+
+    def release(self, rows: Sequence[int]) -> None:
+        pass
+
+
+@dataclass(slots=True)
+class _Times:
+    """Measured seconds by a number of nodes; between two measured numbers, a straight line."""
+
+    seconds: dict[int, float] = field(default_factory=dict)
+    counts: dict[int, int] = field(default_factory=dict)
+    keys: list[int] = field(default_factory=list)
+
+    def add(self, number: int, seconds: float) -> None:
+        key = number if number <= 32 else number // 8 * 8
+        count = self.counts.get(key, 0)
+        if not count:
+            self.keys.insert(bisect_left(self.keys, key), key)
+            self.seconds[key] = seconds
+        else:  # a pause of the machine is no measurement
+            known = self.seconds[key]
+            self.seconds[key] = known + max(1 / (count + 1), 0.1) * (min(seconds, 3 * known) - known)
+        self.counts[key] = count + 1
+
+    def at(self, number: int) -> float:
+        """Seconds for a number; beyond what was measured the last slope goes on, never downwards."""
+        keys, seconds = self.keys, self.seconds
+        if not keys:
+            return 0.0
+        if number in seconds:
+            return seconds[number]
+        if len(keys) == 1:
+            return seconds[keys[0]]
+        right = min(max(bisect_left(keys, number), 1), len(keys) - 1)
+        low, high = keys[right - 1], keys[right]
+        slope = (seconds[high] - seconds[low]) / (high - low)
+        if number > high:
+            return seconds[high] + max(slope, 0.0) * (number - high)
+        if number < low:
+            return max(seconds[low] - max(slope, 0.0) * (low - number), 0.0)
+        return seconds[low] + slope * (number - low)
+
+
+@dataclass(slots=True)
+class _Rates:
+    """Acceptance rate at each depth, given that the walk got there; recent steps count more."""
+
+    forget: float
+    tested: list[float] = field(default_factory=list)
+    accepted: list[float] = field(default_factory=list)
+
+    def add(self, outcome: Outcome) -> None:
+        while len(self.tested) < outcome.tested:
+            self.tested.append(0.0)
+            self.accepted.append(0.0)
+        for depth in range(outcome.tested):
+            self.tested[depth] = self.tested[depth] * self.forget + 1
+            self.accepted[depth] = self.accepted[depth] * self.forget + (depth < outcome.accepted)
+
+    def rate(self, depth: int, prior: float, weight: float) -> float:
+        if depth >= len(self.tested):
+            return prior
+        return (self.accepted[depth] + weight * prior) / (self.tested[depth] + weight)
+
+
+class Goodput:
+    """As many nodes as bring the most tokens per second by what was measured, none where drafting does not pay.
+
+    Expected tokens: per row, the product of its acceptance rates down to each depth (few data lean on those of all
+    rows); a budget of n nodes reaches the depth that drafts of n nodes had. Seconds: a table of measured times by the
+    nodes of a pass, and one of proposing by the largest budget. Nodes are admitted one after another, the one that
+    brings most first, and the best point on the way is taken (Liu et al. 2024, TurboSpec; the survival order of
+    DSpark 2026). The first steps, and a step now and then, go to measuring.
+
+    first_rate: what is expected of a depth that was never tested; probe: steps without drafts until the next try, which
+    doubles up to 16 times this; refresh: steps with drafts between two measurements of a step without.
+    """
+
+    name = "goodput"
+
+    def __init__(self, first_rate: float = 0.7, probe: int = 32, refresh: int = 128) -> None:
+        if not 0 <= first_rate <= 1:
+            raise ValueError(f"goodput first_rate: got {first_rate}; expected a number in [0, 1]")
+        if probe < 1 or refresh < 1:
+            raise ValueError(f"goodput probe, refresh: got {probe}, {refresh}; expected at least 1")
+        self._first_rate, self._probe, self._refresh = first_rate, probe, refresh
+        self._verify, self._propose = _Times(), _Times()
+        self._all = _Rates(0.99)
+        self._rows: dict[int, _Rates] = {}
+        self._reached = _Times()  # depth of drafts by their nodes
+        self._measuring = [1.0, 0.5, 0.0, 1.0, 0.5, 0.0]  # shares of the budget, in the first steps
+        self._idle, self._patience, self._busy = 0, probe, 0
+
+    def nodes(self, rows: Sequence[int], most: Sequence[int]) -> list[int]:
+        if not any(most):
+            return list(most)
+        if self._measuring:
+            return [-int(-limit * self._measuring[0] // 1) for limit in most]
+        chosen = self._best(rows, most)
+        if not any(chosen):
+            self._idle, self._busy = self._idle + 1, 0
+            if self._idle >= self._patience:
+                self._idle, self._patience = 0, min(2 * self._patience, 16 * self._probe)
+                return list(most)
+            return chosen
+        self._idle, self._patience, self._busy = 0, self._probe, self._busy + 1
+        if self._busy >= self._refresh:
+            self._busy = 0
+            return [0] * len(chosen)
+        return chosen
+
+    def observe(self, rows: Sequence[int], outcomes: Sequence[Outcome], propose: float, verify: float) -> None:
+        drafted = [outcome.drafted for outcome in outcomes]
+        known = all(row in self._rows for row in rows)  # the first draft of a row may include its whole prompt
+        if self._measuring and known:
+            self._measuring.pop(0)
+        self._verify.add(len(rows) + sum(drafted), verify)
+        if known and any(drafted):
+            self._propose.add(max(drafted), propose)
+        for row, outcome in zip(rows, outcomes):
+            mine = self._rows.setdefault(row, _Rates(0.95))
+            if outcome.drafted:
+                mine.add(outcome)
+                self._all.add(outcome)
+                self._reached.add(outcome.drafted, outcome.depth)
+
+    def release(self, rows: Sequence[int]) -> None:
+        for row in rows:
+            self._rows.pop(row, None)
+
+    def expected(self, row: int, most: int) -> list[float]:
+        """Accepted tokens to be expected of budgets 0..most of a row."""
+        gains, total, survival, below = [0.0], 0.0, 1.0, 0.0
+        mine, rate, reached = self._rows.get(row), self._first_rate, 0
+        for nodes in range(1, most + 1):
+            depth = min(max(self._reached.at(nodes), below), nodes) if self._reached.keys else float(nodes)
+            depth = max(depth, min(1.0, float(nodes)))
+            while below < depth:
+                if below >= reached:
+                    rate = self._all.rate(reached, rate, 2.0)
+                    survival *= rate if mine is None else mine.rate(reached, rate, 8.0)
+                    reached += 1
+                part = min(depth, float(reached)) - below
+                total, below = total + part * survival, below + part
+            gains.append(total)
+        return gains
+
+    def _best(self, rows: Sequence[int], most: Sequence[int]) -> list[int]:
+        gains = [self.expected(row, limit) for row, limit in zip(rows, most)]
+        heap = [(own[0] - own[1], at) for at, own in enumerate(gains) if len(own) > 1]
+        heapify(heap)
+        count, tokens = len(rows), float(len(rows))
+        nodes, order = [0] * len(rows), []
+        best, keep, widest = tokens / max(self._verify.at(count), 1e-9), 0, 0
+        while heap:
+            gain, at = heap[0]
+            tokens, count, nodes[at] = tokens - gain, count + 1, nodes[at] + 1
+            widest = max(widest, nodes[at])
+            order.append(at)
+            found = tokens / max(self._verify.at(count) + self._propose.at(widest), 1e-9)
+            if found > best:
+                best, keep = found, len(order)
+            own, after = gains[at], nodes[at]
+            heapreplace(heap, (own[after] - own[after + 1], at) if after + 1 < len(own) else (1.0, at))
+            if heap[0][0] > 0:  # what is left are rows that have all they asked for
+                break
+        chosen = [0] * len(rows)
+        for at in order[:keep]:
+            chosen[at] += 1
+        return chosen
+
+
+POLICIES: dict[str, type[Fixed] | type[Goodput]] = {"fixed": Fixed, "goodput": Goodput}
+
+
+def budget_for(policy: str | BudgetPolicy) -> BudgetPolicy:
+    """A policy by name, or the object itself. Raises ValueError for an unknown name."""
+    if not isinstance(policy, str):
+        return policy
+    if policy not in POLICIES:
+        raise ValueError(f"budget: got {policy!r}; expected one of {', '.join(sorted(POLICIES))}")
+    return POLICIES[policy]()
+
+
+def surely_accepted(logits: Tensor, temperature: Tensor, scale: float = 0.2) -> Tensor:
+    """A low estimate of the chance that a token of each law is accepted, from the law's entropy alone: float [R].
+
+    1 - sqrt(scale * H), H in nats (Agrawal et al. 2024, AdaEDL). logits: [R, V]; temperature: float32 [R]; rows at
+    temperature 0 are looked at as if at 1, for their certainty says nothing.
+    """
+    wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    inv_t = torch.where(temperature == 0, 1.0, 1.0 / temperature).to(wide)
+    log_q = torch.log_softmax(logits.to(wide) * inv_t[:, None], dim=1)
+    entropy = -(log_q.exp() * log_q.clamp(min=torch.finfo(wide).min)).sum(1)
+    return 1 - (scale * entropy.clamp(min=0)).sqrt()

@@ -1,0 +1,192 @@
+"""`specdec datastore build | info`: datastores for the drafter `rest`, out of text, JSONL or Parquet files."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from specdec_fast.commands import options
+
+app = typer.Typer(help="Build and inspect datastores for the drafter rest.", no_args_is_help=True)
+_BATCH = 64  # documents that are tokenized together
+SUFFIXES = (".txt", ".md", ".rst", ".py", ".jsonl", ".parquet")
+
+
+@app.command()
+def build(
+    inputs: Annotated[
+        list[Path], typer.Argument(help="Files or folders: .jsonl and .parquet by field, others are one document each.")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")],
+    model: options.Model = "demo-target",
+    field: Annotated[str, typer.Option(help="Field of a JSONL line, or column of a Parquet file.")] = "text",
+    as_json: options.Json = False,
+) -> None:
+    """Tokenize documents, sort their suffixes, and write a datastore that fits the target's tokenizer."""
+    from specdec_fast.commands.opening import quiet
+    from specdec_fast.loading import load_tokenizer
+    from specdec_fast.stores.datastore import Datastore
+    from specdec_fast.stores.datastore import build as write
+    from specdec_fast.stores.vocabulary import fingerprint
+
+    quiet()
+    files = _files(inputs)
+    tokenizer = load_tokenizer(model)
+    if tokenizer is None:
+        raise ValueError(f"--model: got {model!r}; expected a model with a tokenizer")
+    started = time.monotonic()
+    with _Progress(sum(file.stat().st_size for file in files)) as progress:
+        documents = _tokenized(_documents(files, field, progress), tokenizer)
+        write(output, documents, len(tokenizer), fingerprint(tokenizer), progress)
+    made = Datastore(output)
+    seconds = time.monotonic() - started
+    if as_json:
+        print(json.dumps({**describe(made), "seconds": seconds}))
+    else:
+        print(
+            f"{output}: {made.num_documents:,} documents, {made.num_tokens:,} tokens, {made.num_bytes / 1e6:,.1f} MB, "
+            f"{seconds:.1f} s"
+        )
+
+
+@app.command()
+def info(
+    path: Annotated[Path, typer.Argument(help="A datastore.")],
+    verify: Annotated[bool, typer.Option("--verify", help="Read all of it and compare checksums.")] = False,
+    as_json: options.Json = False,
+) -> None:
+    """What a datastore holds, and whether it is sound."""
+    from specdec_fast.stores.datastore import Datastore
+
+    found = Datastore(path)
+    if verify:
+        with _Progress(found.num_bytes) as progress:
+            found.verify(progress.advance)
+    described = {**describe(found), "verified": verify}
+    if as_json:
+        print(json.dumps(described))
+        return
+    from rich.table import Table
+
+    from specdec_fast.commands.show import make_console
+
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for name, value in described.items():
+        table.add_row(name, f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value))
+    make_console().print(table)
+
+
+def describe(store: Any) -> dict[str, Any]:
+    """For JSON."""
+    return {
+        "path": str(store.path),
+        "documents": store.num_documents,
+        "tokens": store.num_tokens,
+        "vocab_size": store.vocab_size,
+        "vocabulary": store.header["vocabulary"],
+        "bytes": store.num_bytes,
+    }
+
+
+class _Progress:
+    """A bar over bytes on a terminal, nothing when piped."""
+
+    def __init__(self, total: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeRemainingColumn(),
+        )
+        self._bar = Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty())
+        self._task = self._bar.add_task("reading", total=max(total, 1), note="")
+
+    def __enter__(self) -> _Progress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def advance(self, count: int) -> None:
+        self._bar.update(self._task, advance=count)
+
+    def __call__(self, stage: str, tokens: int) -> None:
+        self._bar.update(self._task, description=stage, note=f"{tokens:,} tokens")
+
+
+def _files(inputs: list[Path]) -> list[Path]:
+    found: list[Path] = []
+    for each in inputs:
+        if each.is_dir():
+            inside = sorted(file for file in each.rglob("*") if file.is_file() and file.suffix in SUFFIXES)
+            if not inside:
+                raise ValueError(f"{each}: no file in it ends in {', '.join(SUFFIXES)}; name the files one by one")
+            found += inside
+        elif each.is_file():
+            found.append(each)
+        else:
+            raise ValueError(f"{each}: expected a file or a folder")
+    return found
+
+
+def _documents(files: list[Path], field: str, progress: _Progress) -> Iterator[str]:
+    for file in files:
+        if file.suffix == ".jsonl":
+            yield from _lines(file, field, progress)
+        elif file.suffix == ".parquet":
+            yield from _column(file, field)
+            progress.advance(file.stat().st_size)
+        else:
+            yield file.read_text(encoding="utf-8", errors="replace")
+            progress.advance(file.stat().st_size)
+
+
+def _lines(file: Path, field: str, progress: _Progress) -> Iterator[str]:
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                try:
+                    text = json.loads(line)[field]
+                except (ValueError, KeyError, TypeError):
+                    text = None
+                if not isinstance(text, str):
+                    raise ValueError(f"{file}:{number}: expected a JSON object with text in {field!r}; see --field")
+                yield text
+            progress.advance(len(line))
+
+
+def _column(file: Path, field: str) -> Iterator[str]:
+    try:
+        from pyarrow import ArrowInvalid
+        from pyarrow.parquet import ParquetFile
+    except ImportError:
+        raise ValueError(f"{file}: Parquet needs pyarrow; pip install specdec-fast[datastore]") from None
+    try:
+        table = ParquetFile(file)
+    except ArrowInvalid as error:
+        raise ValueError(f"{file}: this is no Parquet file: {error}") from None
+    if field not in table.schema_arrow.names:
+        raise ValueError(f"{file}: got columns {', '.join(table.schema_arrow.names)}; expected {field!r}; see --field")
+    for batch in table.iter_batches(columns=[field]):
+        yield from (str(text) for text in batch.column(0).to_pylist() if text is not None)
+
+
+def _tokenized(texts: Iterator[str], tokenizer: Any) -> Iterator[list[int]]:
+    batch: list[str] = []
+    for text in texts:
+        batch.append(text)
+        if len(batch) == _BATCH:
+            yield from tokenizer(batch, add_special_tokens=False, verbose=False)["input_ids"]
+            batch = []
+    if batch:
+        yield from tokenizer(batch, add_special_tokens=False, verbose=False)["input_ids"]

@@ -1,0 +1,181 @@
+"""`specdec tune layers`: what the drafter layer_skip leaves out, found by measuring."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from specdec_fast.commands import options
+
+if TYPE_CHECKING:
+    from specdec_fast.targets.layer_set import LayerSet
+    from specdec_fast.tune.layers import Trial
+
+app = typer.Typer(help="Choose by measuring what a drafter is made of.", no_args_is_help=True)
+METHODS = ("bayes", "similarity")
+_PROMPTS = 8  # of the bundled workload, and rows for the similarity of hidden states
+
+
+@app.callback()
+def main() -> None:
+    """Choose by measuring what a drafter is made of."""
+
+
+@app.command()
+def layers(
+    model: options.Model = "demo-target",
+    method: Annotated[
+        str,
+        typer.Option(help="bayes: Bayesian optimisation (extra: tune); similarity: hidden states, then a few timings."),
+    ] = "bayes",
+    trials: Annotated[int, typer.Option(help="Choices to measure in all, those of earlier runs included.")] = 60,
+    file: Annotated[
+        str | None, typer.Option("--file", "-f", help="Prompts, as in `generate` (default: a bundled workload).")
+    ] = None,
+    lines: Annotated[bool, typer.Option("--lines", help="Every line is a prompt.")] = False,
+    new_tokens: Annotated[int, typer.Option(help="Tokens decoded per prompt and measurement.")] = 32,
+    repeats: Annotated[int, typer.Option(help="Measurements per trial; their spread is the noise.")] = 2,
+    stop: Annotated[str, typer.Option(help="How a draft ends: adaptive, fixed or threshold.")] = "adaptive",
+    seed: Annotated[int, typer.Option(help="Of the search.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Result file (default: in the user's data folder, beside the model id).")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="PNG of the search (default: beside the result).")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Forget the trials of earlier runs.")] = False,
+    dtype: options.Dtype = "float32",
+    device: options.Device = "cpu",
+    threads: options.Threads = None,
+    as_json: options.Json = False,
+) -> None:
+    """Find the attention and MLP sub-blocks that layer_skip best leaves out for a model.
+
+    An interrupted search goes on where it stopped when it is called again.
+    """
+    if method not in METHODS:
+        raise ValueError(f"--method: got {method!r}; expected one of {', '.join(METHODS)}")
+    if trials < 1:
+        raise ValueError(f"--trials: got {trials}; expected at least 1")
+    from specdec_fast.commands import opening
+    from specdec_fast.targets.layer_set import place_of, write_layers
+    from specdec_fast.tune.figure import search_chart
+    from specdec_fast.tune.layers import Bench, best_of, confirm, search
+    from specdec_fast.tune.similarity import similar_choices
+
+    opening.quiet()
+    setup = opening.resolve(
+        model=model, draft=None, drafter=opening.NO_DRAFTER, rule="replay", draft_tokens=None,
+        dtype=dtype, device=device, compile=False,
+    )  # fmt: skip
+    engine = opening.open_engine(setup, threads=threads, max_rows=_PROMPTS)
+    target: Any = engine.target
+    prompts = [engine._encode(prompt) for prompt in _read(file, lines)]
+    place = out or place_of(target.model_id or model)
+    count = target.num_layers
+    done = [] if fresh else _resumed(place, count)
+    if done:
+        _say(f"{place}: {len(done)} trials of earlier runs", as_json)
+    bench = Bench(
+        target, prompts, new_tokens=new_tokens, repeats=repeats, stop=stop, eos_token_ids=engine.eos_token_ids
+    )
+    found = list(done)
+
+    def keep(trial: Trial, what: str = "trial") -> None:
+        found.append(trial)
+        best = best_of(found)
+        facts = {"model": model, "stop": stop, "new_tokens": new_tokens, "prompts": len(prompts), "repeats": repeats,
+                 "dtype": dtype, "cost": best.cost, "noise": best.noise, "tau": best.tau,
+                 "trials": [each.as_json() for each in found]}  # fmt: skip
+        write_layers(place, best.skip, count, facts)
+        _say(
+            f"{what} {len(found)}: {trial.cost:.3f} of plain decoding's {trial.plain_ms:.2f} ms/token "
+            f"(noise {trial.noise:.3f}), tau {trial.tau:.2f}, {len(trial.skip)} of {2 * count} left out; "
+            f"best {best.cost:.3f}",
+            as_json,
+        )
+
+    similar = [each.skip for each in similar_choices(target, [prompt[-512:] for prompt in prompts[:_PROMPTS]])]
+    if method == "bayes":
+        for trial in search(bench, count, trials, done=done, starts=_starts(similar, count, trials), seed=seed):
+            keep(trial)
+    else:
+        known = {trial.skip for trial in done}
+        for skip in _spread(similar, trials - len(done)):
+            if skip not in known:
+                keep(bench(skip))
+    if len(found) > len(done):
+        for trial in confirm(bench, found):
+            keep(trial, "again")
+    best = best_of(found)
+    picture = plot or place.with_suffix(".png")
+    picture.write_bytes(search_chart(found, best, count, f"{model}: what layer_skip leaves out"))
+    noise = [trial.noise for trial in found]
+    report = {
+        "model": model,
+        "file": str(place),
+        "plot": str(picture),
+        "trials": len(found),
+        "attention": list(best.skip.attention),
+        "mlp": list(best.skip.mlp),
+        "cost": best.cost,
+        "noise": max(best.noise, sum(noise) / len(noise)),
+        "tau": best.tau,
+        "pays": best.cost < 1,
+    }
+    print(json.dumps(report, indent=2) if as_json else _summary(report, count))
+
+
+def _read(file: str | None, lines: bool) -> Sequence[Any]:
+    from specdec_fast.commands.prompts import bundled_workload, one_of_each, read_prompts
+
+    if file is not None:
+        return read_prompts(None, file, lines)
+    return [item.prompt for item in one_of_each(bundled_workload(), _PROMPTS)]
+
+
+def _resumed(place: Path, num_layers: int) -> list[Trial]:
+    """Trials of earlier runs. Raises ValueError for a file of another model."""
+    from specdec_fast.targets.layer_set import chosen_in, read_layers
+    from specdec_fast.tune.layers import Trial
+
+    if not place.is_file():
+        return []
+    chosen_in(place, num_layers)
+    return [Trial.from_json(entry) for entry in read_layers(place).get("trials", [])]
+
+
+def _spread(choices: Sequence[LayerSet], count: int) -> list[LayerSet]:
+    """At most so many of the choices, evenly from few to many sub-blocks left out."""
+    if count < 2:
+        return list(choices[len(choices) // 2 :][:count])
+    last, count = len(choices) - 1, min(count, len(choices))
+    return [choices[round(at * last / (count - 1))] for at in range(count)] if count > 1 else list(choices)
+
+
+def _starts(similar: Sequence[LayerSet], num_layers: int, trials: int) -> list[LayerSet]:
+    """What the search begins with: nothing, the middle, and a few that hidden states recommend."""
+    from specdec_fast.targets.layer_set import LayerSet
+
+    return [LayerSet(), LayerSet.middle(num_layers), *_spread(similar[1:-1], max(trials // 5, 1))]
+
+
+def _say(line: str, as_json: bool) -> None:
+    print(line, file=sys.stderr if as_json else sys.stdout, flush=True)
+
+
+def _summary(report: dict[str, Any], num_layers: int) -> str:
+    verdict = (
+        "use it with `specdec generate --drafter layer_skip`"
+        if report["pays"]
+        else "no choice was faster than plain decoding here"
+    )
+    return (
+        f"best of {report['trials']} trials: {report['cost']:.3f} of plain decoding's time per token "
+        f"(noise {report['noise']:.3f}), tau {report['tau']:.2f}\n"
+        f"left out of {num_layers} layers: attention {report['attention']}, MLP {report['mlp']}\n"
+        f"{report['file']}, {report['plot']}: {verdict}"
+    )

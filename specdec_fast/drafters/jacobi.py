@@ -1,0 +1,122 @@
+"""Jacobi, Gauss-Seidel-Jacobi and hybrid decoding (Santilli et al. 2023, section 3, algorithms 1 to 3).
+
+The text is the root of a triangular system, y_i = choice(y_<i). Every step puts a guess of the next tokens through the
+target at once, keeps the prefix that agrees with the target's choice, and takes the choices behind it for the next
+guess. Under `replay` the choice is the arg-max with noise that is fixed for each position, so the iteration has one
+fixed point at any temperature and it is the text of plain decoding. Works with every rule: one that does not tell the
+choice at every node leaves the arg-max of the logits as the next guess.
+For encoder-decoder models, where it was published: specdec_fast/targets/encoder_decoder.py.
+Tests: tests/drafters/test_jacobi.py and the contract suite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from specdec_fast.draft import Draft
+from specdec_fast.interfaces import Acceptance, Budget, Needs, Parts, Rng, StateView, TargetOutput
+
+Fill = int | Callable[[Sequence[int], int], Sequence[int]]
+"""Where a guess begins: a token id, or a function (text so far, number of tokens) -> tokens."""
+
+
+@dataclass(slots=True)
+class _Row:
+    """One request: tokens at its start, and a guess of the tokens from absolute position `start` on."""
+
+    prompt: int
+    start: int = 0
+    guess: list[int] = field(default_factory=list)
+
+
+class JacobiDrafter:
+    """Iterates on a block of future tokens: "PJ" with one block without end, PGJ(b) in blocks, HGJ(b, h) to a horizon.
+
+    block: b, so that a guess ends with its block, counted from the start of the request; None: no blocks. horizon: h,
+    generated tokens after which plain decoding takes over; None: never. fill: what a guess holds where nothing is known
+    (default: the newest token); num_draft_tokens: longest guess (default: b - 1, or 15 without blocks).
+    """
+
+    name = "jacobi"
+    needs = Needs(topology="chain", host_tokens=True, node_choices=True)
+
+    def __init__(
+        self,
+        block: int | None = None,
+        horizon: int | None = None,
+        fill: Fill | None = None,
+        num_draft_tokens: int | None = None,
+    ) -> None:
+        for what, got in (("block", block), ("horizon", horizon), ("num_draft_tokens", num_draft_tokens)):
+            if got is not None and (not isinstance(got, int) or isinstance(got, bool) or got < 1):
+                raise ValueError(f"jacobi {what}: got {got!r}; expected a whole number of at least 1, or none")
+        if fill is not None and not callable(fill) and (not isinstance(fill, int) or fill < 0):
+            raise ValueError(f"jacobi fill: got {fill!r}; expected a token id, or a function of text and length")
+        self.block, self.horizon, self.fill = block, horizon, fill
+        self.num_draft_tokens = num_draft_tokens or (15 if block is None else max(block - 1, 1))
+        self._rows: dict[int, _Row] = {}
+        self._last: Draft | None = None
+
+    @classmethod
+    def from_parts(cls, parts: Parts, **options: Any) -> JacobiDrafter:
+        """With a fill that the target's vocabulary has."""
+        fill, vocab = options.get("fill"), parts.target.vocab_size
+        if isinstance(fill, int) and fill >= vocab:
+            raise ValueError(f"jacobi fill: got token id {fill}; expected 0..{vocab - 1}")
+        return cls(**options)
+
+    def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
+        for row in rows:
+            self._rows[row] = _Row(view.length(row))
+
+    def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
+        chains = []
+        for row, limit in zip(rows, budget.nodes):
+            text, state = view.tokens(row), self._rows[row]
+            count = self._room(len(text) - state.prompt, limit)
+            known = state.guess[len(text) - state.start :] if len(text) >= state.start else []
+            chain = [text[-1], *known[:count]]
+            missing = 1 + count - len(chain)
+            if missing:
+                chain += self._filled(text, chain[1:], missing)
+            chains.append(chain)
+        self._last = Draft.chains(rows, chains, device=view.device)
+        return self._last
+
+    def observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
+        if draft is not self._last:
+            return
+        choice = acceptance.node_choice
+        if choice is None:
+            assert output.logits is not None
+            choice = output.logits.argmax(1)
+        answers, first = choice.tolist(), 0
+        accepted = acceptance.num_accepted.tolist()
+        for row, count, taken in zip(draft.rows.tolist(), draft.counts, accepted):
+            state = self._rows.get(row)
+            if state is not None:  # the tail behind the token that follows the accepted ones
+                state.guess = answers[first + taken + 1 : first + count]
+                state.start = view.length(row)
+            first += count
+
+    def release(self, rows: Sequence[int]) -> None:
+        for row in rows:
+            self._rows.pop(row, None)
+
+    def _room(self, generated: int, limit: int) -> int:
+        """Guessed tokens of this step; the target's answer to the last of them is still inside block and horizon."""
+        if self.block is not None:
+            limit = min(limit, self.block - generated % self.block - 1)
+        if self.horizon is not None:
+            limit = min(limit, self.horizon - generated - 1)
+        return max(limit, 0)
+
+    def _filled(self, text: Sequence[int], known: Sequence[int], count: int) -> Sequence[int]:
+        if callable(self.fill):
+            return list(self.fill([*text, *known], count))[:count]
+        return [text[-1] if self.fill is None else self.fill] * count
+
+
+DRAFTER = JacobiDrafter

@@ -1,0 +1,277 @@
+"""Draft & Verify (Zhang et al. 2023): the target drafts for itself with some attention and MLP sub-blocks left out.
+
+Early exit after layer E is the case in which everything behind E is left out. Drafted tokens are staged behind the
+committed prefix in the target's own cache, so that the layers that stay read the exact keys and values of the prefix;
+then the row is rolled back, and verification writes the same slots anew in all layers. Nothing committed is touched.
+
+A draft ends at its budget (`fixed`), or behind the first token at which the largest probability of the draft's law at
+temperature 1 is below a threshold (`threshold`), which may follow the acceptance rate (`adaptive`, section 3.3). That
+token is kept and verified, so stopping is lossless under every rule. Tests: tests/drafters/test_layer_skip.py and the
+contract suite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdec_fast.draft import Draft, Laws, concat_laws, packed_shape
+from specdec_fast.interfaces import Acceptance, Budget, Needs, Parts, Rng, StateView, TargetOutput
+from specdec_fast.sampling import process_chains
+from specdec_fast.targets.layer_set import LayerSet, chosen_in, place_of
+from specdec_kernels import draw_sample
+
+PICKS = ("coupled", "drawn", "greedy")
+STOPS = ("adaptive", "fixed", "threshold")
+
+
+@dataclass(slots=True)
+class Exit:
+    """The adaptive threshold of one request: moves by `step`, damped, towards a goal of accepted / drafted tokens.
+
+    rate: smoothed acceptance, 0 at the start. A draft that ran to its budget does not lower the threshold: it could not
+    have been longer.
+    """
+
+    threshold: float
+    goal: float
+    rate: float = 0.0
+    step: float = 0.01
+    keep_rate: float = 0.5
+    keep_threshold: float = 0.9
+
+    def update(self, accepted: int, drafted: int, full: bool) -> None:
+        """After a verification. full: the draft ended at its budget."""
+        self.rate = self.keep_rate * self.rate + (1 - self.keep_rate) * accepted / drafted
+        if self.rate < self.goal:
+            wanted = self.threshold + self.step
+        else:
+            wanted = self.threshold if full else self.threshold - self.step
+        self.threshold = self.keep_threshold * self.threshold + (1 - self.keep_threshold) * wanted
+
+
+@dataclass(slots=True)
+class _Row:
+    """One row's draft while it grows."""
+
+    row: int
+    text: Sequence[int]
+    limit: int
+    tokens: list[int] = field(default_factory=list)
+    law_rows: list[int] = field(default_factory=list)
+
+
+class LayerSkipDrafter:
+    """Drafts with `target` itself, which has to offer `partial` (transformers targets do).
+
+    What is left out: skip_attention and skip_mlp (layer numbers), or exit_after (the first layers alone), or layers (a
+    file of `specdec tune layers`); without any of them what was tuned for this model id, else the middle half of the
+    layers. stop: "adaptive", "threshold" or "fixed"; threshold: its first or only value; goal: the acceptance rate that
+    the adaptive one aims at; num_draft_tokens: most tokens of a draft (default: 12; 4 where stop is "fixed"); pick: as
+    in draft_model.
+
+    A target that is not the engine's own is kept up to date with full passes, which is right but gains nothing.
+    """
+
+    name = "layer_skip"
+
+    def __init__(
+        self,
+        target: Any,
+        *,
+        skip_attention: Sequence[int] | None = None,
+        skip_mlp: Sequence[int] | None = None,
+        exit_after: int | None = None,
+        layers: str | None = None,
+        stop: str = "adaptive",
+        threshold: float = 0.6,
+        goal: float = 0.9,
+        num_draft_tokens: int | None = None,
+        pick: str = "coupled",
+        vocab_size: int | None = None,
+    ) -> None:
+        if not hasattr(target, "partial"):
+            raise ValueError(
+                f"layer_skip: got a target ({type(target).__name__}) that cannot leave layers out; expected one with "
+                "`partial`, such as HuggingFaceTarget"
+            )
+        for what, got, known in (("stop", stop, STOPS), ("pick", pick, PICKS)):
+            if got not in known:
+                raise ValueError(f"layer_skip {what}: got {got!r}; expected one of {', '.join(known)}")
+        for what, share in (("threshold", threshold), ("goal", goal)):
+            if not isinstance(share, (int, float)) or not 0 <= share <= 1:
+                raise ValueError(f"layer_skip {what}: got {share!r}; expected a number from 0 to 1")
+        if num_draft_tokens is not None and num_draft_tokens < 1:
+            raise ValueError(f"layer_skip num_draft_tokens: got {num_draft_tokens}; expected at least 1")
+        self.target = target
+        self.skip = _settle(target, skip_attention, skip_mlp, exit_after, layers)
+        self.stop, self.threshold, self.goal, self.pick = stop, float(threshold), float(goal), pick
+        self.num_draft_tokens = num_draft_tokens or (4 if stop == "fixed" else 12)
+        self.needs = Needs(topology="chain", host_tokens=True, partial_layers=True, laws=pick == "drawn")
+        self._vocab_size = min(vocab_size or target.vocab_size, target.vocab_size)
+        self._exits: dict[int, Exit] = {}
+        self._last: tuple[Draft | None, tuple[int, ...]] = (None, ())
+
+    @classmethod
+    def from_parts(cls, parts: Parts, **options: Any) -> LayerSkipDrafter:
+        """Over the target that is drafted for, picking tokens as the rule prefers."""
+        return cls(parts.target, **{"pick": parts.prefers, **options})
+
+    def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
+        room = self.target.cache.max_rows
+        if max(rows) >= room:
+            raise ValueError(
+                f"layer_skip: got row {max(rows)} and a target with room for {room} rows; use the engine's"
+            )
+        for row in rows:
+            self._exits[row] = Exit(self.threshold, self.goal)
+
+    def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
+        drafts = [_Row(row, view.tokens(row), limit) for row, limit in zip(rows, budget.nodes)]
+        going = [at for at, own in enumerate(drafts) if own.limit > 0 and self._room(own)]
+        parts: list[Laws] = []
+        if going:
+            cache, device = self.target.cache, self.target.device
+            members = torch.tensor([drafts[at].row for at in going], dtype=torch.int32).to(device)
+            committed = torch.tensor([len(drafts[at].text) - 1 for at in going], dtype=torch.int32).to(device)
+            self._catch_up([drafts[at] for at in going], cache.lengths[members.long()].tolist())
+            try:
+                with self.target.partial(self.skip):
+                    self._draft(view, drafts, going, rng, parts)
+            finally:
+                cache.rollback(members, committed)
+        drawn = self.pick == "drawn" and bool(parts)
+        draft = Draft.chains(
+            rows,
+            [[own.text[-1], *own.tokens] for own in drafts],
+            law_rows=[own.law_rows for own in drafts] if drawn else None,
+            laws=concat_laws(parts) if drawn else None,
+            device=view.device,
+        )
+        self._last = (draft, tuple(budget.nodes))
+        return draft
+
+    def observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
+        last, limits = self._last
+        if self.stop != "adaptive" or draft is not last:
+            return
+        taken = acceptance.num_accepted.tolist()
+        for row, count, limit, accepted in zip(draft.rows.tolist(), draft.counts, limits, taken):
+            if count > 1 and row in self._exits:
+                self._exits[row].update(accepted, count - 1, full=count - 1 == limit)
+
+    def release(self, rows: Sequence[int]) -> None:
+        mine = [row for row in rows if self._exits.pop(row, None) is not None]
+        self.target.cache.release(mine)  # the engine has done so where the target is its own
+
+    def _room(self, own: _Row) -> bool:
+        length = len(own.text) - 1 + own.limit
+        return length <= self.target.max_length and self.target.cache.reserve(own.row, length)
+
+    def _catch_up(self, drafts: list[_Row], held: list[int]) -> None:
+        """Full passes over committed tokens that the target has not stored: none, where it is the engine's."""
+        behind = [(own, have) for own, have in zip(drafts, held) if have < len(own.text) - 1]
+        if not behind:
+            return
+        shape = packed_shape(
+            tuple(own.row for own, _ in behind),
+            tuple(len(own.text) - 1 - have for own, have in behind),
+            self.target.device,
+        )
+        fed = [token for own, have in behind for token in own.text[have:-1]]
+        self.target.extend(
+            shape.rows, torch.tensor(fed, dtype=torch.int64).to(self.target.device), shape.offsets, logits=False
+        )
+
+    def _draft(self, view: StateView, drafts: list[_Row], going: list[int], rng: Rng, parts: list[Laws]) -> None:
+        """Level by level; the token before each level is fed, and vanishes with the rollback."""
+        device, used = self.target.device, 0
+        fed = torch.tensor([drafts[at].text[-1] for at in going], dtype=torch.int64).to(device)
+        level = 0
+        while going:
+            own = [drafts[at] for at in going]
+            shape = packed_shape(tuple(each.row for each in own), (1,) * len(own), device)
+            output = self.target.extend(shape.rows, fed, shape.offsets, logits=shape.last)
+            logits = output.logits[:, : self._vocab_size]
+            sure = [1.0] * len(own)
+            if self.stop != "fixed":
+                wide = logits.float()
+                sure = (wide.amax(1) - wide.logsumexp(1)).exp().tolist()
+            roots = rng.positions if len(own) == len(drafts) else rng.positions[going]
+            chosen, laws = self._pick(view, own, logits, roots, level)
+            if laws is not None:
+                parts.append(laws)
+            staying = []
+            for place, (each, token) in enumerate(zip(own, chosen.tolist())):
+                each.tokens.append(token)
+                each.law_rows.append(used + place)
+                if len(each.tokens) < each.limit and sure[place] >= self._least(each.row):
+                    staying.append(place)
+            used += len(own)
+            level += 1
+            fed = chosen if len(staying) == len(own) else chosen[staying]
+            going = [going[place] for place in staying]
+
+    def _least(self, row: int) -> float:
+        """The probability below which a draft ends."""
+        if self.stop == "fixed":
+            return 0.0
+        return self._exits[row].threshold if self.stop == "adaptive" else self.threshold
+
+    def _pick(
+        self, view: StateView, own: list[_Row], logits: Tensor, roots: Tensor, level: int
+    ) -> tuple[Tensor, Laws | None]:
+        sampling, laws = view.sampling([each.row for each in own]), None
+        if sampling.edits is not None:  # the draft's law with the target's edits, each row after its own chain
+            laws = process_chains(logits, sampling, roots, [[each.text[-1], *each.tokens] for each in own])
+            logits = laws.logits
+        if self.pick == "greedy":
+            return logits.argmax(1), None
+        if self.pick == "coupled":
+            return sampling.choose(logits, roots + (level + 1)), None
+        laws = sampling.laws(logits) if laws is None else laws
+        index = torch.full_like(roots, level)
+        return draw_sample(laws.logits, *laws.stats, sampling.seeds, roots, index, mass=laws.mass), laws
+
+
+def _settle(
+    target: Any,
+    skip_attention: Sequence[int] | None,
+    skip_mlp: Sequence[int] | None,
+    exit_after: int | None,
+    layers: str | None,
+) -> LayerSet:
+    """What is left out. Raises ValueError for contradictions and for layers that the model does not have."""
+    listed = skip_attention is not None or skip_mlp is not None
+    given = [
+        name
+        for name, there in (
+            ("skip_attention/skip_mlp", listed),
+            ("exit_after", exit_after is not None),
+            ("layers", layers is not None),
+        )
+        if there
+    ]
+    if len(given) > 1:
+        raise ValueError(f"layer_skip: got {' and '.join(given)}; expected one of them")
+    count = target.num_layers
+    if listed:
+        found = LayerSet.of(skip_attention or (), skip_mlp or ()).check(count, "layer_skip")
+    elif exit_after is not None:
+        found = LayerSet.after(exit_after, count)
+    elif layers is not None:
+        found = chosen_in(layers, count)
+    else:
+        model_id = getattr(target, "model_id", "")
+        tuned = place_of(model_id) if model_id else None
+        found = chosen_in(tuned, count) if tuned is not None and tuned.is_file() else LayerSet.middle(count)
+    with target.partial(found):  # sub-blocks that cannot be left out are refused here
+        pass
+    return found
+
+
+DRAFTER = LayerSkipDrafter

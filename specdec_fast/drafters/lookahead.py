@@ -1,0 +1,174 @@
+"""Lookahead decoding (Fu et al. 2024, sections 3.1 to 3.3): a Jacobi window grows n-grams, a pool of them drafts.
+
+No model and no training. Window and guesses travel in one tree: the window's nodes are scouts, which the target scores
+and no rule accepts, and its mask is a parents array. Works with every rule that takes trees: where a rule tells the
+target's choice at every node (`replay`, `greedy`) the window follows the choice, so that it sees the noise which the
+text will see; elsewhere it follows the arg-max of the logits, as published for sampling.
+Tests: tests/drafters/test_lookahead.py and the contract suite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from specdec_fast.draft import Draft
+from specdec_fast.interfaces import Acceptance, Budget, Needs, Rng, StateView, TargetOutput
+
+GOLDEN = 0.6180339887498949
+
+
+@dataclass(slots=True)
+class _Row:
+    """One request. rows: the window's rows of tokens; the place of the root, column 0 of row 0, holds no meaning."""
+
+    rows: list[list[int]]
+    pool: dict[int, dict[tuple[int, ...], None]] = field(default_factory=dict)
+    indexed: int = 0  # committed tokens whose n-grams are in the pool
+
+
+class LookaheadDrafter:
+    """N-grams of `ngram` tokens from a window of `window` columns; at most `guesses` of one first token are verified.
+
+    window: W >= 1 columns; ngram: N >= 2, so the window has N - 1 rows and a guess N - 1 tokens (N = 2 is Jacobi
+    decoding with a pool); guesses: G >= 0 n-grams kept for each first token, the least recently seen leaves first;
+    pool_from_prompt: n-grams of prompt and text enter the pool too. A step scores up to (W + G)(N - 1) nodes.
+
+    Guesses go first when the budget is short; then the window is as many columns wide as fit.
+    """
+
+    name = "lookahead"
+    needs = Needs(topology="tree", host_tokens=True, node_choices=True)
+
+    def __init__(
+        self,
+        window: int = 7,
+        ngram: int = 5,
+        guesses: int = 7,
+        pool_from_prompt: bool = True,
+        num_draft_tokens: int | None = None,
+    ) -> None:
+        for what, got, least in (("window", window, 1), ("ngram", ngram, 2), ("guesses", guesses, 0)):
+            if not isinstance(got, int) or isinstance(got, bool) or got < least:
+                raise ValueError(f"lookahead {what}: got {got!r}; expected a whole number of at least {least}")
+        if num_draft_tokens is not None and num_draft_tokens < 1:
+            raise ValueError(f"lookahead num_draft_tokens: got {num_draft_tokens}; expected at least 1")
+        self.window, self.ngram, self.guesses = window, ngram, guesses
+        self.pool_from_prompt = pool_from_prompt
+        self.num_draft_tokens = num_draft_tokens or max(1, (window + guesses) * (ngram - 1) - 1)
+        self._rows: dict[int, _Row] = {}
+        self._last: tuple[Draft | None, dict[int, tuple[int, int]]] = (None, {})  # per row: first scout, columns
+
+    def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
+        for row in rows:
+            text = view.tokens(row)
+            width = self.window + self.ngram - 2  # a column is lost with each row that is filled
+            spread = [text[int(at * GOLDEN % 1 * len(text))] for at in range(1, width + 1)]
+            self._rows[row] = _Row([spread])
+
+    def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
+        trees: list[tuple[list[int], list[int]]] = []
+        scouts: list[bool] = []
+        windows: dict[int, tuple[int, int]] = {}
+        for row, limit in zip(rows, budget.nodes):
+            text, state = view.tokens(row), self._rows[row]
+            if self.pool_from_prompt:
+                self._read(state, text)
+            tokens, parents = self._guess(state, text[-1], limit)
+            first = len(tokens)
+            # row 0's column 0 is the root, which is there already
+            columns = min(len(state.rows[0]), (limit + 2 - first) // len(state.rows)) if limit else 0
+            if columns > 0:
+                windows[row] = (first, columns)
+                _add_window(state.rows, columns, tokens, parents)
+            scouts += [False] * first + [True] * (len(tokens) - first)
+            trees.append((tokens, parents))
+        draft = Draft.trees(rows, trees, scouts=scouts if any(scouts) else None, device=view.device)
+        self._last = (draft, windows)
+        return draft
+
+    def observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
+        last, windows = self._last
+        if draft is not last or not windows:
+            return
+        choice = acceptance.node_choice
+        if choice is None:
+            assert output.logits is not None
+            choice = output.logits.argmax(1)
+        answers, start = choice.tolist(), 0
+        tokens = draft.tokens[draft.offsets[:-1].long()].tolist()
+        for at, (row, count) in enumerate(zip(draft.rows.tolist(), draft.counts)):
+            state = self._rows.get(row)
+            if row in windows and state is not None:
+                self._move(state, tokens[at], answers[start : start + count], *windows[row])
+            start += count
+
+    def release(self, rows: Sequence[int]) -> None:
+        for row in rows:
+            self._rows.pop(row, None)
+
+    def _read(self, state: _Row, text: Sequence[int]) -> None:
+        """N-grams of committed tokens that were not read yet."""
+        for end in range(max(state.indexed, self.ngram - 1), len(text)):
+            self._keep(state, tuple(text[end - self.ngram + 1 : end + 1]))
+        state.indexed = len(text)
+
+    def _keep(self, state: _Row, gram: tuple[int, ...]) -> None:
+        """An n-gram enters the pool, or becomes its newest."""
+        known = state.pool.setdefault(gram[0], {})
+        known.pop(gram[1:], None)
+        known[gram[1:]] = None
+        if len(known) > self.guesses:
+            del known[next(iter(known))]
+
+    def _guess(self, state: _Row, root: int, limit: int) -> tuple[list[int], list[int]]:
+        """The pool's n-grams that begin with the root as a tree, newest first; equal beginnings are shared."""
+        tokens, parents = [root], [-1]
+        children: dict[tuple[int, int], int] = {}
+        for guess in reversed(state.pool.get(root, {})):
+            node = 0
+            for token in guess:
+                below = children.get((node, token))
+                if below is None:
+                    if len(tokens) > limit:
+                        return tokens, parents
+                    below = children[node, token] = len(tokens)
+                    tokens.append(token)
+                    parents.append(node)
+                node = below
+        return tokens, parents
+
+    def _move(self, state: _Row, root: int, answers: list[int], first: int, columns: int) -> None:
+        """Collect n-grams and move the window one position on. answers: the target's choice at the row's nodes."""
+        rows = state.rows
+        height = len(rows)
+        if height == 1:
+            ends = [0, *range(first, first + columns - 1)]
+        else:
+            ends = list(range(first + height * columns - 1 - columns, first + height * columns - 1))
+        fresh = [answers[node] for node in ends] + rows[-1][columns:]
+        if height < self.ngram - 1:
+            state.rows = [row[1:] for row in (*rows, fresh)]
+            return
+        for column in range(columns):
+            key = rows[0][column] if column else root
+            self._keep(state, (key, *(row[column] for row in rows[1:]), fresh[column]))
+        state.rows = [*rows[1:], fresh]
+
+
+def _add_window(rows: list[list[int]], columns: int, tokens: list[int], parents: list[int]) -> None:
+    """The window's nodes behind those that are there: row 0 is a chain from the root, and below each of its columns
+    hangs the column of the other rows, the history of one trajectory.
+    """
+    base = len(tokens) - 1  # node of row 0, column i > 0
+    tokens += rows[0][1:columns]
+    parents += [0, *range(base + 1, base + columns - 1)][: columns - 1]
+    above = [0, *range(base + 1, base + columns)]
+    for row in rows[1:]:
+        here = range(len(tokens), len(tokens) + columns)
+        tokens += row[:columns]
+        parents += above
+        above = list(here)
+
+
+DRAFTER = LookaheadDrafter

@@ -1,0 +1,111 @@
+"""REST: trees from what followed the newest tokens in a datastore of text (He et al. 2023, section 3).
+
+Needs no model, but a datastore: `specdec datastore build`. The longest suffix of max_match..min_match tokens that any
+datastore has is looked up, its continuations are counted over all of them, and the commonest prefixes make the tree.
+Tests: tests/drafters/test_rest.py and the contract suite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from specdec_fast.draft import Draft
+from specdec_fast.interfaces import Acceptance, Budget, Needs, Parts, Rng, StateView, TargetOutput
+from specdec_fast.stores.datastore import Datastore
+from specdec_fast.stores.suffix import structures
+from specdec_fast.stores.vocabulary import fingerprint
+
+
+class RestDrafter:
+    """The `num_draft_tokens` commonest continuations, as a tree at most `depth` deep.
+
+    datastore: a path, an open `Datastore`, or several of them; max_match, min_match: longest and shortest suffix;
+    samples: places of each datastore that are looked at, evenly spread over the matches; min_probability: of a path,
+    its share of the matches.
+    """
+
+    name = "rest"
+    needs = Needs(topology="tree", host_tokens=True)
+
+    def __init__(
+        self,
+        num_draft_tokens: int = 64,
+        datastore: str | Path | Datastore | Sequence[str | Path | Datastore] = (),
+        max_match: int = 16,
+        min_match: int = 2,
+        depth: int = 10,
+        samples: int = 5000,
+        min_probability: float = 0.02,
+    ) -> None:
+        if num_draft_tokens < 1 or depth < 1 or samples < 1:
+            raise ValueError(
+                f"rest num_draft_tokens, depth, samples: got {num_draft_tokens}, {depth}, {samples}; "
+                "expected at least 1"
+            )
+        if not 1 <= min_match <= max_match:
+            raise ValueError(
+                f"rest min_match, max_match: got {min_match}, {max_match}; expected 1 <= min_match <= max_match"
+            )
+        if not 0 <= min_probability <= 1:
+            raise ValueError(f"rest min_probability: got {min_probability}; expected 0 to 1")
+        self.num_draft_tokens = num_draft_tokens
+        self._max_match, self._min_match = max_match, min_match
+        self._depth, self._samples, self._min_probability = depth, samples, float(min_probability)
+        self.datastores = _open(datastore)
+        self._arrays = [each.array for each in self.datastores]
+        self._look_up = structures().look_up
+
+    @classmethod
+    def from_parts(cls, parts: Parts, datastore: Any = (), **options: Any) -> RestDrafter:
+        """One whose datastores must be those of the target's tokenizer."""
+        return cls(datastore=_open(datastore, fingerprint(parts.tokenizer), parts.target.vocab_size), **options)
+
+    def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
+        pass
+
+    def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
+        trees = []
+        for row, limit in zip(rows, budget.nodes):
+            context = list(view.tokens(row)[-self._max_match :])
+            tokens, parents = self._tree(context, limit) if limit > 0 else ([], [])
+            trees.append(([context[-1], *tokens], [-1, *parents]))
+        return Draft.trees(rows, trees, device=view.device)
+
+    def _tree(self, context: list[int], limit: int) -> tuple[list[int], list[int]]:
+        try:
+            tokens, parents, _, _ = self._look_up(
+                self._arrays,
+                context,
+                self._max_match,
+                self._depth,
+                self._samples,
+                limit,
+                self._min_match,
+                self._min_probability,
+            )
+        except IndexError:
+            raise ValueError(
+                f"rest: a datastore of {[str(each.path) for each in self.datastores]} is damaged: its suffix array "
+                "points outside of it; find it with `specdec datastore info --verify` and make it again"
+            ) from None
+        return tokens, parents
+
+    def observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
+        pass
+
+    def release(self, rows: Sequence[int]) -> None:
+        pass
+
+
+def _open(datastore: Any, vocabulary: str = "", vocab_size: int | None = None) -> list[Datastore]:
+    given = [datastore] if isinstance(datastore, (str, Path, Datastore)) else list(datastore)
+    if not given:
+        raise ValueError(
+            "rest: got no datastore; expected datastore=PATH, or several; make one with `specdec datastore build`"
+        )
+    return [each if isinstance(each, Datastore) else Datastore(each, vocabulary, vocab_size) for each in given]
+
+
+DRAFTER = RestDrafter

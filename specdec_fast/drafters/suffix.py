@@ -1,0 +1,144 @@
+"""Suffix decoding: trees from what followed the longest suffix before, in this text and in finished ones.
+
+Oliaro et al. 2024 (SuffixDecoding, section 3) for counted trees, length by match and best-first growth; Hu et al. 2024
+(SAM Decoding, section 3) for the automaton. Needs no model. Each row keeps a suffix automaton of its own text; texts of
+finished requests may be remembered in a counted tree that all rows read. The source whose tree promises more accepted
+tokens proposes. Tests: tests/drafters/test_suffix.py and the contract suite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specdec_fast.draft import Draft
+from specdec_fast.interfaces import Acceptance, Budget, Needs, Parts, Rng, StateView, TargetOutput
+from specdec_fast.stores.memory import TextMemory
+from specdec_fast.stores.suffix import structures
+from specdec_fast.stores.vocabulary import fingerprint
+
+_CONTEXT = 16  # longest match in finished texts, and what is remembered in front of a generated text
+
+
+@dataclass(slots=True)
+class _Row:
+    """The automaton over a row's text, and the text from `_CONTEXT` tokens before what is generated."""
+
+    automaton: Any
+    skipped: int
+    text: list[int]
+    length: int  # tokens when the row began
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        new = tokens[len(self.automaton) :]
+        self.automaton.extend(new)
+        self.text += new
+
+
+class SuffixDrafter:
+    """Up to `num_draft_tokens` nodes, at most `factor` times as deep as the match is long.
+
+    min_match: shortest suffix that proposes; min_probability: of a path, by the counts; shared: remember texts of
+    finished requests for others, up to max_tokens tokens; store: file that these are loaded from and saved to (implies
+    shared).
+
+    With `shared`, what one request was given is drafted for another. A rule that replays is exact whatever is drafted.
+    The others toss coins that are keyed by a request's seed, so requests that read each other's texts need seeds of
+    their own; that is why `from_parts` shares by default only under rules that replay and greedy ones.
+    """
+
+    name = "suffix"
+    needs = Needs(topology="tree", host_tokens=True)
+
+    def __init__(
+        self,
+        num_draft_tokens: int = 16,
+        min_match: int = 1,
+        factor: float = 2.0,
+        min_probability: float = 0.1,
+        shared: bool = False,
+        max_tokens: int = 100_000,
+        store: str | None = None,
+    ) -> None:
+        if num_draft_tokens < 1 or min_match < 1:
+            raise ValueError(
+                f"suffix num_draft_tokens, min_match: got {num_draft_tokens}, {min_match}; expected at least 1"
+            )
+        if not factor > 0 or not 0 <= min_probability <= 1:
+            raise ValueError(
+                f"suffix factor, min_probability: got {factor}, {min_probability}; expected more than 0, and 0 to 1"
+            )
+        if max_tokens < 1:
+            raise ValueError(f"suffix max_tokens: got {max_tokens}; expected at least 1")
+        self.num_draft_tokens = num_draft_tokens
+        self._how = (min_match, float(factor), float(min_probability))
+        self._make = structures().Automaton
+        self.memory = TextMemory(max_tokens) if shared or store is not None else None
+        self._store, self._vocabulary = store, ""
+        self._rows: dict[int, _Row] = {}
+        if store is not None:
+            self._open(None)
+
+    @classmethod
+    def from_parts(cls, parts: Parts, **options: Any) -> SuffixDrafter:
+        """One that shares by default where that is exact, with a store of the target's tokenizer."""
+        options.setdefault("shared", parts.prefers in ("coupled", "greedy"))
+        store = options.pop("store", None)
+        made = cls(**options)
+        if store is not None:
+            made.memory = made.memory or TextMemory(options.get("max_tokens", 100_000))
+            made._store, made._vocabulary = store, fingerprint(parts.tokenizer)
+            made._open(parts.target.vocab_size)
+        return made
+
+    def _open(self, vocab_size: int | None) -> None:
+        assert self.memory is not None and self._store is not None
+        if Path(self._store).exists():
+            self.memory.load(self._store, self._vocabulary, vocab_size)
+        elif not Path(self._store).absolute().parent.is_dir():
+            raise ValueError(f"suffix store: got {self._store!r}; expected a file in a folder that exists")
+
+    def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
+        for row in rows:
+            tokens = view.tokens(row)
+            skipped = max(len(tokens) - _CONTEXT, 0)
+            self._rows[row] = made = _Row(self._make(), skipped, [], len(tokens))
+            made.automaton.extend(tokens)
+            made.text += tokens[skipped:]
+
+    def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
+        trees = []
+        for row, limit in zip(rows, budget.nodes):
+            own = self._rows[row]
+            own.extend(view.tokens(row))
+            tokens, parents = self._tree(own, limit) if limit > 0 else ([], [])
+            trees.append(([view.tokens(row)[-1], *tokens], [-1, *parents]))
+        return Draft.trees(rows, trees, device=view.device)
+
+    def _tree(self, row: _Row, limit: int) -> tuple[list[int], list[int]]:
+        """Tokens and parents below the root, from the source that promises more."""
+        best = row.automaton.grow(limit, *self._how)
+        if self.memory is not None and len(self.memory):
+            other = self.memory.grow(row.text[-_CONTEXT:], limit, _CONTEXT, *self._how)
+            if other[2] > best[2]:
+                best = other
+        return best[0], best[1]
+
+    def observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
+        for row in draft.rows.tolist():
+            self._rows[row].extend(view.tokens(row))
+
+    def release(self, rows: Sequence[int]) -> None:
+        remembered = False
+        for row in rows:
+            own = self._rows.pop(row, None)
+            if own is not None and self.memory is not None and len(own.automaton) > own.length:
+                self.memory.add(own.text)
+                remembered = True
+        if remembered and self._store is not None and self.memory is not None:
+            self.memory.save(self._store, self._vocabulary)
+
+
+DRAFTER = SuffixDrafter

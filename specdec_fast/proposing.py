@@ -1,0 +1,181 @@
+"""Between the engine and its drafter: how many nodes each row may draft, and what happens when the drafter fails.
+
+A drafter that raises never ends a request. The rows it was working on when it raised are found by asking for one row
+at a time; these go on without drafts until they end, the others as before. Every fault is counted in the statistics of
+its requests and the first of its kind is logged. Owns no tokens. Tests: tests/engine/test_failures.py.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from specdec_fast.budget import BudgetPolicy
+from specdec_fast.draft import Draft
+from specdec_fast.interfaces import Acceptance, Budget, Drafter, Needs, Rng, StateView, TargetOutput
+from specdec_fast.request import Handle
+
+log = logging.getLogger("specdec_fast")
+
+
+class Proposer:
+    """A drafter (or none) with its budget, contained. running: the engine's requests by row.
+
+    A row that is given up never drafts again, so under rules that use q a fault that depends on what was drawn drops
+    drawn tokens in one step of a request at most; under replay and greedy nothing depends on drafts at all.
+    """
+
+    def __init__(self, drafter: Drafter | None, budget: BudgetPolicy, running: Mapping[int, Handle]) -> None:
+        self.drafter, self.budget = drafter, budget
+        self.needs = drafter.needs if drafter is not None else Needs()
+        self.num_draft_tokens: int = getattr(drafter, "num_draft_tokens", 0)
+        self._running = running
+        self._given_up: set[int] = set()
+        self._logged: set[tuple[str, str]] = set()
+
+    def most(self, handle: Handle) -> int:
+        """Draft nodes that the next step of a request may have: the last token of a text needs none."""
+        assert handle.checker is not None
+        if self.drafter is None or handle.row in self._given_up:
+            return 0
+        return max(min(handle.num_draft_tokens, handle.checker.remaining - 1), 0)
+
+    def begin(self, view: StateView, rows: Sequence[int], output: TargetOutput | None) -> None:
+        """Rows join. output: taps of all their tokens, row after row."""
+        if self.drafter is None:
+            return
+        try:
+            self.drafter.begin(view, rows, output)
+        except Exception as error:
+            if len(rows) > 1 and output is None:
+                for row in rows:
+                    self._forget(row)
+                    self.begin(view, [row], None)
+                return
+            self._fault("begin", error, rows)
+            for row in rows:
+                self._give_up(row)
+
+    def propose(self, view: StateView, rows: Sequence[int], rng: Rng) -> Draft:
+        """A draft for all rows, within the budget of this step."""
+        most = [self.most(self._running[row]) for row in rows]
+        limits = self.budget.nodes(rows, most) if self.drafter is not None else most
+        roots = [view.tokens(row)[-1] for row in rows]
+        draft = None
+        if any(limits):
+            places = [at for at, row in enumerate(rows) if row not in self._given_up]
+            draft = self._contained(view, rows, places, limits, rng)
+        if draft is None:
+            return Draft.chains(rows, [[root] for root in roots], device=view.device)
+        return draft if draft.num_rows == len(rows) else draft.among(rows, roots)
+
+    def observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
+        """The drafter hears of the rows that it still serves."""
+        if self.drafter is None:
+            return
+        rows = draft.rows.tolist()
+        if self._given_up.intersection(rows):
+            places = [at for at, row in enumerate(rows) if row not in self._given_up]
+            if not places:
+                return
+            draft, acceptance, output = _part(draft, acceptance, output, places)
+            rows = [rows[at] for at in places]
+        try:
+            self.drafter.observe(view, draft, acceptance, output)
+        except Exception as error:
+            self._fault("observe", error, rows)
+            for row in rows:
+                self._give_up(row)
+
+    def release(self, rows: Sequence[int]) -> None:
+        """Rows leave."""
+        self.budget.release(rows)
+        for row in rows:
+            if self.drafter is not None and row not in self._given_up:
+                self._forget(row)
+        self._given_up.difference_update(rows)
+
+    def _contained(
+        self, view: StateView, rows: Sequence[int], places: list[int], limits: Sequence[int], rng: Rng
+    ) -> Draft | None:
+        """The draft of the rows at `places`; without those on which the drafter fails, None if nothing is left."""
+        try:
+            return self._ask(view, rows, places, limits, rng)
+        except Exception as error:
+            first = error
+        sound = []
+        for at in places:
+            try:
+                self._ask(view, rows, [at], limits, rng)
+                sound.append(at)
+            except Exception as error:
+                self._fault("propose", error, [rows[at]])
+                self._give_up(rows[at])
+        if len(sound) == len(places):  # each of them alone is fine
+            self._fault("propose", first, [rows[at] for at in places])
+        try:
+            return self._ask(view, rows, sound, limits, rng) if any(limits[at] for at in sound) else None
+        except Exception as error:
+            self._fault("propose", error, [rows[at] for at in sound])
+            for at in sound:
+                self._give_up(rows[at])
+            return None
+
+    def _ask(self, view: StateView, rows: Sequence[int], places: list[int], limits: Sequence[int], rng: Rng) -> Draft:
+        assert self.drafter is not None
+        if len(places) < len(rows):
+            rng = Rng(rng.seeds[places], rng.positions[places])
+        budget = Budget([limits[at] for at in places])
+        draft = self.drafter.propose(view, [rows[at] for at in places], budget, rng)
+        if any(count - 1 > limit for count, limit in zip(draft.counts, budget.nodes)):  # would leave its pages
+            raise ValueError(f"drafter {self.drafter.name}: got {draft.counts} nodes; expected 1 + {budget.nodes}")
+        return draft
+
+    def _give_up(self, row: int) -> None:
+        """No drafts for this row any more; the drafter may forget it."""
+        self._given_up.add(row)
+        self._forget(row)
+
+    def _forget(self, row: int) -> None:
+        assert self.drafter is not None
+        try:
+            self.drafter.release([row])
+        except Exception as error:
+            self._fault("release", error, [row])
+
+    def _fault(self, verb: str, error: Exception, rows: Sequence[int]) -> None:
+        for row in rows:
+            if row in self._running:
+                self._running[row].stats.faults += 1
+        kind = (verb, type(error).__name__)
+        if kind not in self._logged:
+            self._logged.add(kind)
+            assert self.drafter is not None
+            log.error(
+                "drafter %s raised in %s: %s: %s; the requests it fails on go on without drafts, and this is logged "
+                "once; mend the drafter or its options, or choose another with drafter=",
+                *(self.drafter.name, verb, type(error).__name__, error),
+                exc_info=error,
+            )
+
+
+def _part(
+    draft: Draft, acceptance: Acceptance, output: TargetOutput, places: list[int]
+) -> tuple[Draft, Acceptance, TargetOutput]:
+    """What a step says about some rows of its batch, by their places."""
+    part, nodes = draft.select(places)
+    place_of = torch.full((draft.num_nodes + 1,), -1, dtype=torch.int32, device=nodes.device)  # the last one is for -1
+    place_of[nodes] = torch.arange(nodes.shape[0], dtype=torch.int32, device=nodes.device)
+    choice = acceptance.node_choice
+    heard = replace(
+        acceptance,
+        path=place_of[acceptance.path[places].long()],
+        num_accepted=acceptance.num_accepted[places],
+        next_token=acceptance.next_token[places],
+        node_choice=None if choice is None else choice[nodes],
+    )
+    logits = None if output.logits is None else output.logits[nodes]
+    return part, heard, TargetOutput(logits, {name: tap[nodes] for name, tap in output.taps.items()})

@@ -1,0 +1,147 @@
+"""Datastores: a token stream on disk with its suffix array, mapped into memory and looked up by suffix.
+
+He et al. 2023 (REST, section 3.1) for the idea. The stream holds documents, each with a separator behind it (the id one
+above the vocabulary); tokens take two bytes where the vocabulary allows it, positions four below 2**32 tokens.
+Tests: tests/stores/test_datastore.py.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
+
+import numpy as np
+
+from specdec_fast.stores import container
+from specdec_fast.stores.suffix import structures
+from specdec_fast.stores.vocabulary import refuse_other_vocabulary
+
+log = logging.getLogger("specdec_fast")
+
+KIND = "datastore"
+Report = Callable[[str, int], None]
+
+
+def suffix_array(tokens: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Positions of a stream of unsigned tokens [n] in the order of the suffixes that start there: uint32 or int64 [n].
+
+    Sorted by divsufsort where pydivsufsort is installed (extra: datastore), else by doubling in numpy, which takes
+    several times as long and as much memory.
+    """
+    dtype = np.uint32 if len(tokens) < 2**32 else np.int64
+    try:
+        from pydivsufsort import divsufsort
+    except ImportError:
+        log.warning("datastore: pydivsufsort is not installed (pip install specdec-fast[datastore]); sorting in numpy")
+        return _double(np.asarray(tokens)).astype(dtype)
+    return np.asarray(divsufsort(np.array(tokens))).astype(dtype)
+
+
+def _double(tokens: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Suffix array by prefix doubling (Manber and Myers 1990)."""
+    size = len(tokens)
+    if size == 0:
+        return np.zeros(0, np.int64)
+    rank = np.unique(tokens, return_inverse=True)[1].astype(np.int64) + 1
+    reach = 1
+    while True:
+        key = rank * np.int64(rank.max() + 1)
+        if reach < size:
+            key[:-reach] += rank[reach:]
+        order = np.argsort(key, kind="stable")
+        grown = key[order]
+        rank = np.empty(size, np.int64)
+        rank[order] = np.cumsum(np.concatenate([[1], grown[1:] != grown[:-1]]))
+        if rank[order[-1]] == size or reach >= size:
+            return order
+        reach *= 2
+
+
+def build(
+    path: str | Path,
+    documents: Iterable[Sequence[int]],
+    vocab_size: int,
+    vocabulary: str = "",
+    report: Report = lambda stage, tokens: None,
+) -> None:
+    """Write a datastore of documents (token ids) to a file.
+
+    vocab_size: ids are below it; vocabulary: fingerprint of the tokenizer; report: called with what is being done
+    ("reading", "sorting", "writing") and the tokens so far. Raises ValueError for ids that are out of range and where
+    there is no token at all.
+    """
+    place = Path(path)
+    if not place.absolute().parent.is_dir():
+        raise ValueError(f"datastore: got {str(path)!r}; expected a file in a folder that exists")
+    if not 1 <= vocab_size < 2**31:
+        raise ValueError(f"datastore: got vocab_size {vocab_size}; expected 1 to 2**31 - 1")
+    dtype = np.uint16 if vocab_size < 2**16 else np.uint32  # the separator is vocab_size itself
+    count = size = 0
+    with TemporaryFile(dir=place.absolute().parent) as file:
+        for document in documents:
+            tokens = np.asarray(document, dtype=np.int64)
+            if len(tokens) == 0:
+                continue
+            if tokens.min() < 0 or tokens.max() >= vocab_size:
+                bad = int(tokens[(tokens < 0) | (tokens >= vocab_size)][0])
+                raise ValueError(f"datastore: document {count}: got token {bad}; expected 0 to {vocab_size - 1}")
+            file.write(np.append(tokens, vocab_size).astype(dtype).tobytes())
+            count, size = count + 1, size + len(tokens) + 1
+            report("reading", size)
+        if count == 0:
+            raise ValueError("datastore: got no tokens; expected at least one document with text")
+        file.flush()
+        stream = np.memmap(file, dtype, "r", shape=(size,))
+        report("sorting", size)
+        suffixes = suffix_array(stream)
+        report("writing", size)
+        header = {"vocabulary": vocabulary, "vocab_size": vocab_size, "documents": count, "tokens": size - count}
+        container.write(place, KIND, header, {"tokens": stream, "suffixes": suffixes})
+
+
+class Datastore:
+    """An open datastore.
+
+    vocabulary, vocab_size: what the target's tokenizer is expected to be ("" and None: anything).
+    Raises ValueError for a file that is none, was cut off or is damaged, or belongs to another tokenizer.
+    """
+
+    def __init__(self, path: str | Path, vocabulary: str = "", vocab_size: int | None = None) -> None:
+        self.path = Path(path)
+        self.header, self._arrays = container.read(path, KIND)
+        refuse_other_vocabulary(path, self.header["vocabulary"], vocabulary)
+        own = int(self.header["vocab_size"])
+        if vocab_size is not None and own > vocab_size:
+            raise ValueError(
+                f"{path}: its tokens go up to {own - 1}; expected ids below {vocab_size}; make it again with the "
+                "target's tokenizer"
+            )
+        tokens, suffixes = self._arrays["tokens"], self._arrays["suffixes"]
+        self.array = structures().Array(tokens, suffixes, own)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens, separators not counted."""
+        return int(self.header["tokens"])
+
+    @property
+    def num_documents(self) -> int:
+        return int(self.header["documents"])
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.header["vocab_size"])
+
+    @property
+    def num_bytes(self) -> int:
+        return self.path.stat().st_size
+
+    def verify(self, report: container.Report | None = None) -> None:
+        """Read all of it and raise ValueError where it is not what was written. report: called with bytes done."""
+        container.verify(self.path, self.header, self._arrays, report)
+        tokens, suffixes = self._arrays["tokens"], self._arrays["suffixes"]
+        if len(tokens) != len(suffixes):
+            raise ValueError(f"{self.path}: got {len(suffixes)} suffixes of {len(tokens)} tokens; make it again")

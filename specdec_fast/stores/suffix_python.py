@@ -1,0 +1,281 @@
+"""The suffix structures in Python: what is right, and what serves where nothing was compiled. See stores/suffix.py.
+
+Answers equal those of csrc/suffix, floats included. Tests: tests/stores/test_suffix.py.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+Grown = tuple[list[int], list[int], float, int]
+COUNTED = 64  # suffix links that one more occurrence is counted along
+
+
+def grow(
+    start: Any,
+    depth: int,
+    nodes: int,
+    min_probability: float,
+    children: Callable[[Any], Iterable[tuple[int, int, Any]]],
+    match: int,
+    base: int = 0,
+) -> Grown:
+    """Best-first growth from counts. children(place): (token, count, place) of every continuation.
+
+    The likeliest path first; ties go to the elder parent, then to the lower token. A path's probability is the product
+    of its tokens' shares among their siblings, or, where `base` is given, the path's own count as a share of that.
+    """
+    tokens: list[int] = []
+    parents: list[int] = []
+    expected = 0.0
+    heap: list[tuple[float, int, int, int, Any]] = []
+
+    def push(place: Any, probability: float, node: int, below: int) -> None:
+        if below >= depth:
+            return
+        found = list(children(place))
+        total = base or sum(count for _, count, _ in found)
+        for token, count, child in found:
+            own = (1.0 if base else probability) * float(count) / float(total)
+            if own >= min_probability:
+                heapq.heappush(heap, (-own, node, token, below + 1, child))
+
+    push(start, 1.0, 0, 0)
+    while heap and len(tokens) < nodes:
+        negative, parent, token, below, place = heapq.heappop(heap)
+        tokens.append(token)
+        parents.append(parent)
+        expected -= negative
+        push(place, -negative, len(tokens), below)
+    return tokens, parents, expected, match
+
+
+def depth_of(nodes: int, factor: float, match: int) -> int:
+    return min(nodes, max(1, int(factor * match)))
+
+
+def check(tokens: Sequence[int]) -> Sequence[int]:
+    for token in tokens:
+        if not 0 <= token < 2**31:
+            raise ValueError(f"suffix: got token {token}; expected 0 to 2**31 - 1")
+    return tokens
+
+
+class Automaton:
+    """Suffix automaton of one growing text (Blumer et al. 1985)."""
+
+    def __init__(self) -> None:
+        self._length, self._link, self._count = [0], [-1], [0]
+        self._edges: list[dict[int, int]] = [{}]
+        self._last = 0
+
+    def _add(self, length: int, link: int, count: int, edges: dict[int, int]) -> int:
+        self._length.append(length)
+        self._link.append(link)
+        self._count.append(count)
+        self._edges.append(edges)
+        return len(self._length) - 1
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        for token in check(tokens):
+            self._append(token)
+
+    def _append(self, token: int) -> None:
+        edges, link, length = self._edges, self._link, self._length
+        state, added = self._last, self._add(length[self._last] + 1, 0, 1, {})
+        self._last = added
+        while state >= 0 and token not in edges[state]:
+            edges[state][token] = added
+            state = link[state]
+        if state >= 0:
+            following = edges[state][token]
+            if length[following] == length[state] + 1:
+                link[added] = following
+            else:  # its shorter strings now end at more places than its longest: they get a state of their own
+                clone = self._add(length[state] + 1, link[following], self._count[following], dict(edges[following]))
+                while state >= 0 and edges[state].get(token) == following:
+                    edges[state][token] = clone
+                    state = link[state]
+                link[following] = link[added] = clone
+        up, left = link[added], COUNTED
+        while up > 0 and left:
+            self._count[up] += 1
+            up, left = link[up], left - 1
+
+    def __len__(self) -> int:
+        return self._length[self._last]
+
+    @property
+    def states(self) -> int:
+        return len(self._length)
+
+    def match(self) -> int:
+        """Length of the longest suffix of the text that occurred in it before (the two may overlap)."""
+        return self._length[self._link[self._last]] if self._last else 0
+
+    def count(self, tokens: Sequence[int]) -> int:
+        """How often a string occurs: exact below COUNTED suffix links, else at least this."""
+        state = 0
+        for token in check(tokens):
+            if token not in self._edges[state]:
+                return 0
+            state = self._edges[state][token]
+        return self._count[state] if state else len(self) + 1
+
+    def grow(self, nodes: int, min_match: int, factor: float, min_probability: float) -> Grown:
+        """Continuations of that suffix."""
+        match = self.match()
+        if match == 0 or match < min_match:
+            return [], [], 0.0, match
+
+        def children(state: int) -> list[tuple[int, int, int]]:
+            return [(token, self._count[target], target) for token, target in self._edges[state].items()]
+
+        depth = depth_of(nodes, factor, match)
+        return grow(self._link[self._last], depth, nodes, min_probability, children, match)
+
+
+class CountedTree:
+    """Counted tree of all strings of at most `depth` tokens in a set of texts that come and go."""
+
+    def __init__(self, depth: int) -> None:
+        self._depth, self._next, self._size = depth, 0, 0
+        self._root: list[Any] = [0, {}]  # count, children by token
+        self._texts: dict[int, list[int]] = {}
+
+    def add(self, tokens: Sequence[int]) -> int:
+        """Adds a text and returns its id."""
+        text = list(check(tokens))
+        for start in range(len(text)):
+            node = self._root
+            for token in text[start : start + self._depth]:
+                node = node[1].setdefault(token, [0, {}])
+                node[0] += 1
+        self._next += 1
+        self._texts[self._next - 1] = text
+        self._size += len(text)
+        return self._next - 1
+
+    def remove(self, text_id: int) -> bool:
+        """Takes a text out again, as if it had never been there. False for an id that is not there."""
+        text = self._texts.pop(text_id, None)
+        if text is None:
+            return False
+        for start in range(len(text)):
+            node = self._root
+            for token in text[start : start + self._depth]:
+                child = node[1][token]
+                child[0] -= 1
+                if child[0] == 0:
+                    del node[1][token]
+                node = child
+        self._size -= len(text)
+        return True
+
+    def __len__(self) -> int:
+        return self._size
+
+    def _find(self, tokens: Sequence[int]) -> Any:
+        node = self._root
+        for token in tokens:
+            node = node[1].get(token)
+            if node is None:
+                return None
+        return node
+
+    def count(self, tokens: Sequence[int]) -> int:
+        node = self._find(check(tokens))
+        return self._size if node is self._root else 0 if node is None else int(node[0])
+
+    def grow(
+        self, context: Sequence[int], max_match: int, nodes: int, min_match: int, factor: float, min_probability: float
+    ) -> Grown:
+        """Continuations of the longest suffix of a context that is there, of at most max_match tokens."""
+        check(context)
+        for match in range(min(max_match, len(context), self._depth - 1), -1, -1):
+            node = self._find(context[len(context) - match :])
+            if node is not None:
+                break
+        if match == 0 or match < min_match:
+            return [], [], 0.0, match
+
+        def children(place: Any) -> list[tuple[int, int, Any]]:
+            return [(token, child[0], child) for token, child in place[1].items()]
+
+        return grow(node, depth_of(nodes, factor, match), nodes, min_probability, children, match)
+
+
+class Array:
+    """A token stream with its suffix array: numpy arrays, tokens from `separator` on end a document."""
+
+    def __init__(self, tokens: Any, suffixes: Any, separator: int) -> None:
+        if len(tokens) != len(suffixes):
+            raise ValueError(f"suffix array: got {len(tokens)} tokens and {len(suffixes)} suffixes; expected as many")
+        self.tokens, self.suffixes, self.separator = np.asarray(tokens), np.asarray(suffixes), separator
+
+    def position(self, rank: int) -> int:
+        at = int(self.suffixes[rank])
+        if not 0 <= at < len(self.tokens):
+            raise IndexError("suffix array")
+        return at
+
+    def token(self, at: int) -> int:
+        """Token at a position, or -1 at the end of a document."""
+        found = int(self.tokens[at]) if at < len(self.tokens) else self.separator
+        return found if found < self.separator else -1
+
+    def _bound(self, tokens: list[int], after: bool) -> int:
+        low, high = 0, len(self.tokens)
+        while low < high:
+            middle = (low + high) // 2
+            at = self.position(middle)
+            # A separator sorts above all tokens; a suffix that is cut off comes first.
+            own = [min(int(token), self.separator) for token in self.tokens[at : at + len(tokens)]]
+            if own < tokens or (after and own == tokens):
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def range(self, tokens: Sequence[int]) -> tuple[int, int]:
+        """[low, high) of the suffixes that start with a string of tokens."""
+        wanted = list(tokens)
+        return self._bound(wanted, False), self._bound(wanted, True)
+
+
+def look_up(
+    arrays: Sequence[Array],
+    context: Sequence[int],
+    max_match: int,
+    depth: int,
+    samples: int,
+    nodes: int,
+    min_match: int,
+    min_probability: float,
+) -> Grown:
+    """Continuations of the longest suffix of a context that any of the arrays has, counted over all of them."""
+    for match in range(min(max_match, len(context)), min_match - 1, -1):
+        ranges = [array.range(context[len(context) - match :]) for array in arrays]
+        if any(high > low for low, high in ranges):
+            break
+    else:
+        return [], [], 0.0, 0
+    found: list[tuple[Array, int]] = []
+    for array, (low, high) in zip(arrays, ranges):
+        taken = min(high - low, samples)
+        found += [(array, array.position(low + sample * (high - low) // taken)) for sample in range(taken)]
+
+    def children(place: tuple[int, list[tuple[Array, int]]]) -> list[tuple[int, int, Any]]:
+        below, places = place
+        by_token: dict[int, list[tuple[Array, int]]] = {}
+        for array, at in places:
+            token = array.token(at + below)
+            if token >= 0:
+                by_token.setdefault(token, []).append((array, at))
+        return [(token, len(own), (below + 1, own)) for token, own in by_token.items()]
+
+    return grow((match, found), min(depth, nodes), nodes, min_probability, children, match, base=len(found))

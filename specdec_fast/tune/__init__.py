@@ -1,0 +1,1 @@
+"""Choosing what a drafter is made of by measuring: `specdec tune`."""

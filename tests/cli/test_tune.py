@@ -1,0 +1,64 @@
+"""`specdec tune layers`: searches, goes on where it stopped, and the drafter finds the result."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TINY = ["--new-tokens", "4", "--repeats", "1", "--threads", "1"]
+
+
+@pytest.fixture
+def prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("SPECDEC_DATA", str(tmp_path / "data"))
+    (tmp_path / "prompts.txt").write_text("one two three\nfour five\n")
+    return str(tmp_path / "prompts.txt")
+
+
+@pytest.mark.parametrize("method", ["bayes", "similarity"])
+def test_a_search_and_its_continuation(run: Any, models: dict[str, str], prompts: str, method: str) -> None:
+    if method == "bayes":
+        pytest.importorskip("optuna")
+    asked = ["tune", "layers", "-m", models["target"], "-f", prompts, "--lines", "--method", method, *TINY]
+    result = run(*asked, "--trials", "4")
+    assert result.exit_code == 0, result.output
+    assert "trial 4: " in result.output and "again 5: " in result.output and "noise" in result.output
+    (place,) = (Path(prompts).parent / "data" / "layers").glob("target-*.json")
+    stored = json.loads(place.read_text())
+    first = len(stored["trials"])
+    assert first == 4 + min(3, len({json.dumps(trial["skip"]) for trial in stored["trials"]}))
+    assert place.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    again = json.loads(run(*asked, "--trials", str(first + 1), "--json").stdout)
+    assert again["trials"] > first and again["file"] == str(place)
+    assert json.loads(place.read_text())["trials"][:first] == stored["trials"]
+    fresh = json.loads(run(*asked, "--trials", "2", "--fresh", "--json", "--out", str(place)).stdout)
+    assert fresh["trials"] <= 2 + 3 and {"attention", "mlp", "cost", "noise", "pays"} <= set(fresh)
+    text = [
+        run("generate", "a b a b", "-m", models["target"], "-T", "0", "--max-new-tokens", "8", *more)
+        for more in ([], ["--drafter", "layer_skip"], ["--drafter", "layer_skip", "-o", f"layers={place}"])
+    ]
+    assert [each.exit_code for each in text] == [0, 0, 0] and len({each.stdout for each in text}) == 1
+
+
+def test_bad_input(run: Any, models: dict[str, str], prompts: str, tmp_path: Path) -> None:
+    other = tmp_path / "other.json"
+    other.write_text('{"format": "specdec-layers-1", "num_layers": 9}')
+    for more, message in (
+        (["--method", "guess"], "--method: got 'guess'; expected one of bayes, similarity"),
+        (["--trials", "0"], "--trials: got 0; expected at least 1"),
+        (["--new-tokens", "0"], "new_tokens: got 0; expected at least 1"),
+        (["--out", str(other)], "is for a model of 9 layers; expected 2"),
+        (["--stop", "never"], "layer_skip stop: got 'never'"),
+    ):
+        result = run("tune", "layers", "-m", models["target"], "-f", prompts, *more)
+        assert result.exit_code == 2 and message in result.stderr and "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("name", ["jacobi", "lookahead", "layer_skip"])
+def test_drafters_by_name_on_the_bundled_model(run: Any, prompts: str, name: str) -> None:
+    asked = ["generate", "The cat", "--seed", "4", "--max-new-tokens", "24", "--threads", "1"]
+    plain, drafted = run(*asked, "--drafter", "none"), run(*asked, "--drafter", name)
+    assert drafted.exit_code == 0 and drafted.stdout == plain.stdout

@@ -1,0 +1,240 @@
+"""Suffix structures against a search through plain text, compiled and in Python, and both against each other."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specdec_fast.stores import suffix, suffix_python
+from specdec_kernels import FallbackWarning
+
+try:
+    from specdec_kernels import _suffix as compiled
+except ImportError:
+    compiled = None  # type: ignore[assignment]
+MODULES = [
+    pytest.param(compiled, id="compiled", marks=pytest.mark.skipif(compiled is None, reason="not built")),
+    pytest.param(suffix_python, id="python"),
+]
+both = pytest.mark.parametrize("module", MODULES)
+
+
+def occurrences(texts: list[list[int]], string: list[int]) -> int:
+    size = len(string)
+    return sum(text[at : at + size] == string for text in texts for at in range(len(text) - size + 1))
+
+
+def check_growth(
+    grown: Any, texts: list[list[int]], string: list[int], depth: int, nodes: int, floor: float, absolute: bool = False
+) -> None:
+    """The tree holds the likeliest paths by the counts of `texts`, all of them that fit, in order."""
+    tokens, parents, expected, match = grown
+    assert match == len(string) and len(tokens) == len(parents) <= nodes
+    vocab = {token for text in texts for token in text}
+    base = occurrences(texts, string)
+
+    def share(path: list[int]) -> float:
+        if absolute:
+            return occurrences(texts, string + path) / base
+        value = 1.0
+        for at in range(len(path)):
+            counts = {token: occurrences(texts, string + path[:at] + [token]) for token in vocab}
+            value *= counts[path[at]] / max(sum(counts.values()), 1)
+        return value
+
+    paths: list[list[int]] = [[]]
+    for token, parent in zip(tokens, parents, strict=True):
+        paths.append([*paths[parent], token])
+    shares = [share(path) for path in paths[1:]]
+    assert len({tuple(path) for path in paths}) == len(paths), "no path twice"
+    assert all(len(path) <= depth for path in paths) and all(value >= floor - 1e-12 for value in shares)
+    assert all(b <= a + 1e-12 for a, b in zip(shares, shares[1:]))
+    assert expected == pytest.approx(sum(shares))
+    left = [
+        share([*path, token]) for path in paths if len(path) < depth for token in vocab if [*path, token] not in paths
+    ]
+    if len(tokens) < nodes:
+        assert all(value < floor or value == 0 for value in left)
+    elif shares:
+        assert all(value <= shares[-1] + 1e-12 for value in left), "a likelier path was left out"
+
+
+@both
+@pytest.mark.parametrize("seed", range(8))
+def test_the_automaton_of_a_growing_text(module: Any, seed: int) -> None:
+    source = random.Random(seed)
+    vocab = source.choice([1, 2, 3, 6])
+    text: list[int] = []
+    automaton = module.Automaton()
+    for _ in range(25):
+        more = [source.randrange(vocab) for _ in range(source.randrange(4))]
+        automaton.extend(more)
+        text += more
+        assert len(automaton) == len(text) and automaton.states <= max(2 * len(text), 2)
+        longest = max((n for n in range(len(text)) if occurrences([text], text[len(text) - n :]) > 1), default=0)
+        assert automaton.match() == longest
+        for _ in range(5):
+            string = [source.randrange(vocab) for _ in range(source.randrange(1, 5))]
+            assert automaton.count(string) == occurrences([text], string)
+        nodes, factor = source.randrange(1, 8), source.choice([0.5, 1.0, 2.0])
+        grown = automaton.grow(nodes, 1, factor, 0.1)
+        if longest:
+            depth = min(nodes, max(1, int(factor * longest)))
+            check_growth(grown, [text], text[len(text) - longest :], depth, nodes, 0.1)
+        assert automaton.grow(nodes, longest + 1, factor, 0.1)[:2] == ([], [])
+
+
+@both
+def test_a_periodic_text_is_counted_from_below(module: Any) -> None:
+    """Chains of suffix links are followed so far only: counts of long contexts are right, those of short ones are not
+    above the truth.
+    """
+    automaton = module.Automaton()
+    automaton.extend([5] * 300)
+    assert automaton.match() == 299 and automaton.count([5] * 290) == 11
+    assert 0 < automaton.count([5]) <= 300
+    assert automaton.grow(3, 1, 1.0, 0.1) == ([5], [0], 1.0, 299), (
+        "behind the longest match nothing is known but one token"
+    )
+
+
+@both
+@pytest.mark.parametrize("seed", range(8))
+def test_the_tree_of_texts_that_come_and_go(module: Any, seed: int) -> None:
+    source = random.Random(seed)
+    vocab, depth = source.choice([1, 2, 3, 8]), source.randrange(2, 8)
+    tree, texts = module.CountedTree(depth), {}
+    for _ in range(40):
+        if texts and source.random() < 0.4:
+            gone = source.choice(list(texts))
+            assert tree.remove(gone) and not tree.remove(gone)
+            del texts[gone]
+        else:
+            text = [source.randrange(vocab) for _ in range(source.randrange(14))]
+            texts[tree.add(text)] = text
+        held = list(texts.values())
+        assert len(tree) == sum(map(len, held))
+        for _ in range(5):
+            string = [source.randrange(vocab) for _ in range(source.randrange(1, depth + 1))]
+            assert tree.count(string) == occurrences(held, string)
+        context = [source.randrange(vocab) for _ in range(source.randrange(9))]
+        most, nodes = source.randrange(1, 9), source.randrange(1, 8)
+        reach = min(most, len(context), depth - 1)
+        match = next(n for n in range(reach, -1, -1) if n == 0 or occurrences(held, context[len(context) - n :]))
+        grown = tree.grow(context, most, nodes, 1, 2.0, 0.1)
+        assert grown[3] == match
+        if match:
+            below = min(nodes, max(1, 2 * match), depth - match)
+            check_growth(grown, held, context[len(context) - match :], below, nodes, 0.1)
+    for gone in texts:
+        tree.remove(gone)
+    assert len(tree) == 0 and tree.count([0]) == 0 and tree.grow([0], 4, 4, 1, 1.0, 0.0)[0] == []
+
+
+def sorted_suffixes(stream: list[int]) -> list[int]:
+    return sorted(range(len(stream)), key=lambda at: stream[at:])
+
+
+def some_stream(source: random.Random, vocab: int) -> tuple[list[int], list[list[int]]]:
+    """Documents with a separator (the vocabulary's size) behind each."""
+    documents = [[source.randrange(vocab) for _ in range(source.randrange(12))] for _ in range(source.randrange(1, 9))]
+    return [token for document in documents for token in [*document, vocab]], documents
+
+
+@both
+@pytest.mark.parametrize("seed", range(12))
+def test_arrays_of_documents(module: Any, seed: int) -> None:
+    """Ranges and counts are those of a search through the documents; nothing crosses a separator."""
+    source = random.Random(seed)
+    vocab = source.choice([1, 2, 4])
+    arrays, documents = [], []
+    for width, index in ((np.uint16, np.uint32), (np.uint32, np.int64)):
+        stream, own = some_stream(source, vocab)
+        documents += own
+        arrays.append(module.Array(np.array(stream, width), np.array(sorted_suffixes(stream), index), vocab))
+        for _ in range(6):
+            string = [source.randrange(vocab) for _ in range(source.randrange(1, 5))]
+            low, high = arrays[-1].range(string)
+            assert high - low == occurrences(own, string)
+    for _ in range(12):
+        context = [source.randrange(vocab) for _ in range(source.randrange(10))]
+        nodes, most, fewest = source.randrange(1, 9), source.randrange(2, 7), source.randrange(1, 3)
+        sizes = range(min(most, len(context)), fewest - 1, -1)
+        match = next((n for n in sizes if occurrences(documents, context[len(context) - n :])), 0)
+        grown = module.look_up(arrays, context, most, 5, 5000, nodes, fewest, 0.0)
+        if match == 0:
+            assert grown == ([], [], 0.0, 0)
+        else:
+            tail = context[len(context) - match :]
+            check_growth(grown, documents, tail, min(5, nodes), nodes, 0.0, absolute=True)
+
+
+@both
+def test_ties_go_to_the_elder_parent_and_the_lower_token(module: Any) -> None:
+    stream = [1, 5, 9, 1, 3, 9, 1, 4, 9]
+    array = module.Array(np.array(stream, np.uint16), np.array(sorted_suffixes(stream), np.uint32), 9)
+    assert module.look_up([array], [1], 1, 1, 100, 3, 1, 0.0) == ([3, 4, 5], [0, 0, 0], 1.0, 1)
+    assert module.look_up([array, array], [1], 1, 1, 100, 2, 1, 0.0)[0] == [3, 4]
+
+
+@both
+def test_a_large_range_is_thinned_out_evenly(module: Any) -> None:
+    """900 of 1,000 places go on with 2, spread in order: so do nine tenths of 20 samples."""
+    stream = ([1, 2] * 900 + [1, 3] * 100) + [4]
+    array = module.Array(np.array(stream, np.uint16), np.array(sorted_suffixes(stream), np.uint32), 4)
+    tokens, _, expected, match = module.look_up([array], [1], 4, 1, 20, 8, 1, 0.0)
+    assert (tokens, match) == ([2, 3], 1) and expected == pytest.approx(1.0)
+    one = module.look_up([array], [1], 4, 1, 20, 1, 1, 0.0)
+    assert one[0] == [2] and one[2] == pytest.approx(0.9)
+
+
+@both
+def test_bad_arguments(module: Any) -> None:
+    for made in (module.Automaton(), module.CountedTree(4)):
+        for token in (-1, 2**31):
+            with pytest.raises(ValueError, match=f"suffix: got token {token}; expected 0 to"):
+                (made.extend if hasattr(made, "extend") else made.add)([1, token])
+    with pytest.raises(ValueError, match="suffix array: "):
+        module.Array(np.zeros(3, np.uint16), np.zeros(2, np.uint32), 4)
+    damaged = module.Array(np.zeros(3, np.uint16), np.array([0, 1, 77], np.uint32), 4)
+    with pytest.raises(IndexError, match="suffix array"):
+        damaged.range([3])
+
+
+@pytest.mark.skipif(compiled is None, reason="not built")
+@pytest.mark.parametrize("seed", range(6))
+def test_both_answer_alike_to_the_last_bit(seed: int) -> None:
+    source = random.Random(seed)
+    vocab = source.choice([2, 5, 30])
+    pairs = [(module.Automaton(), module.CountedTree(9)) for module in (compiled, suffix_python)]
+    for _ in range(30):
+        text = [source.randrange(vocab) for _ in range(source.randrange(20))]
+        arguments = (source.randrange(1, 30), source.randrange(1, 4), source.choice([0.5, 1.7, 4.0]), 0.05)
+        answers = []
+        for automaton, tree in pairs:
+            automaton.extend(text)
+            tree.add(text)
+            answers.append((automaton.grow(*arguments), tree.grow(text[::-1], 6, *arguments)))
+        assert answers[0] == answers[1]
+
+
+def test_without_the_extension_python_serves_and_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(name: str) -> Any:
+        if name.startswith("specdec_kernels"):
+            raise ModuleNotFoundError(name)
+        return suffix_python
+
+    monkeypatch.setattr(suffix, "import_module", gone)
+    suffix.structures.cache_clear()
+    try:
+        with pytest.warns(FallbackWarning, match=r"_suffix is not built; build it with"):
+            assert suffix.structures() is suffix_python
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert suffix.structures() is suffix_python
+    finally:
+        suffix.structures.cache_clear()

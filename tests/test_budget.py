@@ -1,0 +1,166 @@
+"""Budgets: what pays by measured times and rates, when drafting stops, and that nothing newer than the past is seen."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+from oracles.automaton import AutomatonTarget, random_logits
+from oracles.noisy_oracle import NoisyChain
+
+from specdec_fast import Engine, SamplingParams
+from specdec_fast.budget import BudgetPolicy, Fixed, Goodput, Outcome, budget_for, surely_accepted
+
+
+class Machine:
+    """Steps of made-up cost and acceptance: verify(nodes of the pass), propose(largest budget), rates by row."""
+
+    def __init__(
+        self,
+        policy: BudgetPolicy,
+        rates: list[float],
+        verify: Callable[[int], float],
+        propose: Callable[[int], float],
+        most: int = 8,
+    ) -> None:
+        self.policy, self.rates, self.verify, self.propose = policy, rates, verify, propose
+        self.most, self.random = [most] * len(rates), random.Random(4)
+        self.seconds, self.tokens, self.asked = 0.0, 0, [0] * len(rates)
+
+    def step(self) -> list[int]:
+        rows = list(range(len(self.rates)))
+        limits = self.policy.nodes(rows, self.most)
+        assert all(0 <= limit <= most for limit, most in zip(limits, self.most, strict=True))
+        outcomes = []
+        for row, limit in enumerate(limits):
+            hits = itertools.takewhile(lambda _: self.random.random() < self.rates[row], range(limit))  # noqa: B023
+            accepted = len(list(hits))
+            outcomes.append(Outcome(limit, limit, min(accepted + 1, limit), accepted))
+            self.tokens += accepted + 1
+            self.asked[row] += limit
+        spent = self.propose(max(limits)) if any(limits) else 0.0
+        cost = self.verify(len(rows) + sum(limits))
+        self.policy.observe(rows, outcomes, spent, cost)
+        self.seconds += spent + cost
+        return limits
+
+    def run(self, steps: int) -> list[list[int]]:
+        return [self.step() for _ in range(steps)]
+
+    def plain(self) -> float:
+        """Tokens per second without drafts."""
+        return len(self.rates) / self.verify(len(self.rates))
+
+
+def test_the_best_length_of_a_chain_is_found() -> None:
+    """The oracle: tokens over time, with the true rates and costs, for every length."""
+    for rate, slope in ((0.9, 0.02), (0.6, 0.1), (0.75, 0.05)):
+        machine = Machine(Goodput(), [rate], lambda n, slope=slope: 1 + slope * n, lambda n: 0.1 * n, most=12)
+        machine.run(400)
+
+        def speed(k: int, rate: float = rate, slope: float = slope) -> float:
+            return sum(rate**i for i in range(k + 1)) / (1 + slope * (k + 1) + 0.1 * k)
+
+        best = max(range(13), key=speed)
+        chosen = [limits[0] for limits in machine.run(40)]
+        assert speed(sorted(chosen)[20]) > 0.97 * speed(best), (sorted(chosen)[20], best)
+
+
+def test_drafting_stops_where_it_does_not_pay() -> None:
+    """Nothing is accepted and a draft costs as much as a pass: below three per cent is lost over a thousand steps."""
+    machine = Machine(Goodput(), [0.0], lambda n: 1.0 + 0.05 * n, lambda n: 0.5 * n, most=4)
+    machine.run(1000)
+    assert machine.asked[0] < 60 and machine.run(1)[0] == [0]
+    assert machine.seconds * machine.plain() / machine.tokens < 1.03
+    before = machine.seconds, machine.tokens
+    machine.run(2000)
+    assert (machine.seconds - before[0]) * machine.plain() / (machine.tokens - before[1]) < 1.03
+
+
+def test_drafting_starts_again_when_it_pays_again() -> None:
+    machine = Machine(Goodput(probe=8), [0.0], lambda n: 1.0 + 0.02 * n, lambda n: 0.05 * n)
+    machine.run(300)
+    assert machine.run(1)[0] == [0]
+    machine.rates[0] = 0.95
+    machine.run(1200)
+    assert sum(limits[0] for limits in machine.run(20)) > 80
+
+
+def test_rows_that_are_accepted_more_get_more() -> None:
+    machine = Machine(Goodput(), [0.95, 0.2, 0.6], lambda n: 1 + 0.1 * n, lambda n: 0.01 * n)
+    machine.run(300)
+    machine.asked = [0, 0, 0]
+    machine.run(60)
+    assert machine.asked[0] > machine.asked[2] > machine.asked[1]
+
+
+def test_a_larger_batch_gets_fewer_nodes_where_passes_are_bound_by_compute() -> None:
+    per_row = []
+    for rows in (1, 8):
+        machine = Machine(Goodput(), [0.7] * rows, lambda n: max(1.0, n / 8), lambda n: 0.01 * n)
+        machine.run(200)
+        machine.asked = [0] * rows
+        machine.run(50)
+        per_row.append(sum(machine.asked) / rows)
+    assert per_row[1] < 0.4 * per_row[0]
+
+
+def test_pauses_of_the_machine_are_not_believed() -> None:
+    machine = Machine(Goodput(), [0.9], lambda n: 1.0 if machine.random.random() > 0.03 else 40.0, lambda n: 0.01 * n)
+    machine.run(300)
+    assert sum(limits[0] for limits in machine.run(50)) > 250
+
+
+def test_expected_tokens_of_a_tree_follow_the_depth_of_its_drafts() -> None:
+    policy = Goodput()
+    for _ in range(60):
+        policy.observe([0], [Outcome(14, 3, 3, 2)], 0.1, 1.0)
+        policy.observe([0], [Outcome(2, 1, 1, 1)], 0.1, 1.0)
+    gains = policy.expected(0, 14)
+    assert gains == sorted(gains) and len(gains) == 15
+    assert abs(gains[14] - 2.0) < 0.35 and abs(gains[2] - 1.0) < 0.2 and gains[14] < 3
+
+
+def test_fixed_is_what_was_asked_for() -> None:
+    policy = budget_for("fixed")
+    assert isinstance(policy, Fixed) and policy.nodes([0, 1], [3, 0]) == [3, 0]
+    assert budget_for(policy) is policy and isinstance(policy, BudgetPolicy) and isinstance(Goodput(), BudgetPolicy)
+    with pytest.raises(ValueError, match="budget: got 'most'; expected one of fixed, goodput"):
+        budget_for("most")
+    with pytest.raises(ValueError, match="goodput first_rate: got 2"):
+        Goodput(first_rate=2)
+    with pytest.raises(ValueError, match="goodput probe, refresh: got 0"):
+        Goodput(probe=0)
+
+
+def test_an_engine_with_goodput_says_the_same_and_learns_that_drafts_are_useless() -> None:
+    """A slow drafter that is always wrong; the model's passes take no time beside it."""
+    logits = random_logits(23, 8, seed=2)
+    prompts = [[1], [2, 3], [1, 2, 3]]
+    params = [SamplingParams(seed=at, max_new_tokens=90) for at in range(3)]
+    want = [h.tokens for h in Engine(AutomatonTarget(logits, max_length=128)).generate(prompts, params)]
+
+    class Slow(NoisyChain):
+        def propose(self, *args: object) -> object:
+            time.sleep(0.002)
+            return super().propose(*args)
+
+    drafted = {}
+    for budget in ("fixed", "goodput"):
+        engine = Engine(AutomatonTarget(logits, max_length=128), Slow([], 0.0, 8), budget=budget)
+        handles = engine.generate(prompts, params)
+        assert [handle.tokens for handle in handles] == want
+        drafted[budget] = engine.stats.drafted
+    assert drafted["goodput"] < 0.4 * drafted["fixed"]
+
+
+def test_the_entropy_bound_is_that_of_the_law() -> None:
+    logits = torch.tensor([[0.0, 0.0, 0.0, 0.0], [60.0, 0.0, 0.0, 0.0], [0.0, 0.0, float("-inf"), float("-inf")]])
+    bound = surely_accepted(logits, torch.tensor([0.7, 2.0, 0.0]), scale=0.5)
+    want = [1 - (0.5 * h) ** 0.5 for h in (math.log(4), 0.0, math.log(2))]
+    assert torch.allclose(bound, torch.tensor(want), atol=1e-4)
