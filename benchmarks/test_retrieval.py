@@ -139,3 +139,14 @@ def test_rest(benchmark: Any, size: int, tmp_path: Path) -> None:
 
     benchmark.extra_info |= {"nodes": propose().num_nodes, "rows": 8}
     benchmark(propose)
+
+
+@pytest.mark.parametrize("size", [10**5, 10**6], ids=str)
+def test_rest_common(benchmark: Any, size: int, tmp_path: Path) -> None:
+    """The dearest look-up: two tokens that are everywhere, of whose places 5,000 are looked at, and 64 nodes."""
+    pytest.importorskip("pydivsufsort")
+    source = random.Random(0)
+    build(tmp_path / "store", [[source.randrange(4) for _ in range(size)]], 4)
+    store = Datastore(tmp_path / "store")
+    grown = benchmark(structures().look_up, [store.array], [1, 2], 2, 10, 5000, 64, 2, 0.0)
+    assert len(grown[0]) == 64

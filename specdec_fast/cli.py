@@ -20,6 +20,7 @@ from typer.core import TyperGroup
 
 from specdec_fast import __version__
 from specdec_fast.commands.demo import demo
+from specdec_fast.commands.drafters import drafters
 from specdec_fast.commands.generate import generate
 from specdec_fast.commands.info import info
 from specdec_fast.commands.lab import lab
@@ -125,6 +126,7 @@ def root(
 
 
 main.command()(demo)
+main.command()(drafters)
 main.command()(generate)
 main.command()(info)
 main.command()(lab)

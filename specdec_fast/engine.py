@@ -85,7 +85,7 @@ class Engine:
         Raises ValueError for a prompt or parameters that cannot be served; nothing else is affected.
         """
         params = (params or SamplingParams()).with_seed()
-        tokens = self._encode(prompt)
+        tokens = self.encode(prompt)
         reason = self.rule.why_not_sampling(params)
         if reason is not None:
             raise ValueError(reason)
@@ -122,7 +122,8 @@ class Engine:
         self._queue.append(handle)
         return handle
 
-    def _encode(self, prompt: Prompt) -> list[int]:
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt. Raises ValueError for what this target cannot read."""
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise ValueError("prompt: got text and an engine without a tokenizer; pass token ids or tokenizer=")

@@ -15,9 +15,9 @@ from specdec_fast.budget import BudgetPolicy, budget_for
 from specdec_fast.drafters import (
     drafter_names,
     make_drafter,
+    may_take_draft,
     refuse_missing_draft,
     refuse_unknown_options,
-    takes_draft,
 )
 from specdec_fast.engine import Engine
 from specdec_fast.interfaces import Rule
@@ -139,8 +139,8 @@ def load(
     if name is not None:  # before anything is loaded
         refuse_missing_draft(name, draft is not None)
         refuse_unknown_options(name, options)
-    if draft is not None and name is not None and not takes_draft(name):
-        takers = [each for each in drafter_names() if takes_draft(each)]
+    if draft is not None and name is not None and not may_take_draft(name):
+        takers = [each for each in drafter_names() if may_take_draft(each)]
         raise ValueError(f"draft: got a draft model and drafter {name!r}; expected {' or '.join(takers)}, or no draft")
 
     def from_any(source: str | Path | PreTrainedModel) -> PreTrainedModel:

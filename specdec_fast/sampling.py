@@ -61,16 +61,16 @@ class Sampling:
         if self.any_filter:
             laws = self.laws(logits)
             return replay_sample(logits, laws.inv_t, laws.cut, laws.tie_id, self.seeds, positions)
-        inv_t, cut, tie = self._unfiltered(logits)
+        inv_t, cut, tie = self.unfiltered(logits)
         return replay_sample(logits, inv_t, cut, tie, self.seeds, positions)
 
-    def _unfiltered(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(1/T, cut, tie) of laws that keep every token, remembered."""
+    def unfiltered(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(1/T, cut, tie) of laws that keep every token, remembered. Rows at temperature 0 are taken at 1."""
         wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
         key = (wide, logits.shape[1])
         found = self._kept_whole.get(key)
         if found is None:
-            inv_t = 1.0 / self.temperature.to(wide)
+            inv_t = 1.0 / torch.where(self.temperature == 0, 1.0, self.temperature).to(wide)
             tie = torch.full_like(self.top_k, logits.shape[1] - 1)
             found = self._kept_whole[key] = (inv_t, torch.full_like(inv_t, float("-inf")), tie)
         return found

@@ -12,12 +12,18 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 SAYS = {
     "generate.py": ["64 tokens", "tokens per target pass"],
     "batch.py": ["too long leaves, cancelled", "one verse joins", "without speculation: True"],
+    "own_drafter.py": ["drafter stutter", "drafted", "tokens per target pass"],
+    "embed_ops.py": ["tree_attention  cpu", "request 0: path", "tokens committed"],
     "custom_loop.py": ["nodes tried", "accepted", "tokens per target pass"],
 }
 
 
 def test_every_example_is_tested() -> None:
     assert {path.name for path in EXAMPLES.glob("*.py")} == set(SAYS)
+
+
+def test_a_drafter_of_one_s_own_is_short() -> None:
+    assert len((EXAMPLES / "own_drafter.py").read_text().splitlines()) < 60
 
 
 @pytest.mark.parametrize("name", sorted(SAYS))

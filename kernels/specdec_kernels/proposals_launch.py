@@ -8,8 +8,9 @@ from torch import Tensor
 from .chain_verify.launch import TILE, WARPS, write_rest
 from .draw_sample.launch import Rest, draw, rest_constants, rest_of, rest_types
 from .machine_code import Variant
+from .ordered_verify.triton_kernel import plant, walk_down, weigh
 from .proposals import Law, depths, dust
-from .proposals_triton import plant, walk_down, walk_up, weigh
+from .traversal_verify.triton_kernel import walk_up
 
 
 class Proposals:
@@ -82,8 +83,8 @@ def weigh_variants(op: str, name: str, everyday: bool, dtype: str = "bf16", **ki
     }  # fmt: skip
     constants = rest_constants(chain=False, **kind) | {"TILE": TILE, "LEVELS": levels, "SHORTCUT": True}
     return [
-        Variant(f"{op}/weigh {name}", "proposals_triton:weigh", rest_types(dtype) | tables, constants, WARPS,
-                everyday=chosen, fusion=False)
+        Variant(f"{op}/weigh {name}", "ordered_verify.triton_kernel:weigh", rest_types(dtype) | tables, constants,
+                WARPS, everyday=chosen, fusion=False)
     ]  # fmt: skip
 
 
@@ -98,6 +99,6 @@ def walk_variant(op: str, steps: int, scouts: bool) -> Variant:
     if up:
         arguments |= {"level": "*i32", "parents": "*i32"}
     return Variant(
-        f"{op}/walk", f"proposals_triton:{'walk_up' if up else 'walk_down'}", arguments,
-        {"STEPS": steps, "EXPLICIT": False, "SCOUTS": scouts}, 1, everyday=(), fusion=False,
+        f"{op}/walk", f"{op}.triton_kernel:{'walk_up' if up else 'walk_down'}", arguments,
+        {"STEPS": steps, "EXPLICIT": False, "SCOUTS": scouts}, 1, fusion=False,
     )  # fmt: skip

@@ -19,8 +19,7 @@ class Call:
     """One call of an operator.
 
     writes: tensors among the arguments that the operator writes to; bytes: what it must read and write at least;
-    products: multiplications of its matrix products; compared: how many of its results every backend must have alike
-    (None: all).
+    products: multiplications of its matrix products.
     """
 
     arguments: tuple[Any, ...]
@@ -28,7 +27,6 @@ class Call:
     writes: tuple[Tensor, ...] = ()
     bytes: int = 0
     products: int = 0
-    compared: int | None = None
 
 
 @dataclass(frozen=True)

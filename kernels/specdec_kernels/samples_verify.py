@@ -61,12 +61,6 @@ def chain(sizes: Sizes) -> Call:
     )
 
 
-def chain_on_logits(sizes: Sizes) -> Call:
-    call = chain(sizes)
-    nodes, target, noise = call.arguments[:4], call.arguments[4][0], call.arguments[5:]
-    return Call((*nodes, target, settings(len(target)), *noise), call.options, bytes=call.bytes)
-
-
 def tree(sizes: Sizes) -> Call:
     """Chosen tokens on trees of two children per node."""
     matrix, plan = logits(sizes), planned(sizes)
@@ -87,17 +81,17 @@ def thresholds(call: Call, count: int) -> Call:
 
 
 def chain_logits(sizes: Sizes) -> Call:
-    """The chain with the target's logits in place of its laws; what is known of rows off the path is not compared."""
+    """The chain with the target's logits in place of its laws."""
     call = chain(sizes)
     *nodes, target, draft, ids, own, roots = call.arguments
     arguments = (*nodes, target[0], settings(len(target[0])), draft, ids, own, roots)
-    return replace(call, arguments=arguments, compared=3)
+    return replace(call, arguments=arguments)
 
 
 def replay_walk(sizes: Sizes) -> Call:
     tokens, bounds, child, sibling, _, _, target, *_ = tree(sizes).arguments
     arguments = (tokens, bounds, child, sibling, None, target[0], settings(len(target[0])), *seeds(sizes.rows))
-    return Call(arguments, {"max_depth": sizes.nodes}, bytes=size_of(target[0]), compared=3)
+    return Call(arguments, {"max_depth": sizes.nodes}, bytes=size_of(target[0]))
 
 
 def expand(sizes: Sizes) -> Call:
@@ -120,27 +114,6 @@ def walk(sizes: Sizes) -> Call:
     tokens = torch.arange(count) % 3
     arguments = (tokens, offsets(sizes), plan.first_child, plan.next_sibling, torch.arange(count) % 2 + 1)
     return Call(arguments, {"max_depth": sizes.nodes}, bytes=size_of(*arguments))
-
-
-def walk_on_logits(sizes: Sizes) -> Call:
-    matrix, plan = logits(sizes), planned(sizes)
-    tokens = tree(sizes).arguments[0]
-    links = (tokens, offsets(sizes), plan.first_child, plan.next_sibling, None)
-    options = {"max_depth": sizes.nodes}
-    return Call((*links, matrix, settings(len(matrix)), *seeds(sizes.rows)), options, bytes=size_of(matrix))
-
-
-def expand(sizes: Sizes) -> Call:
-    matrix, inv_t, _, cut, tie = law(logits(sizes))
-    scores = torch.linspace(0, -1, len(matrix)).to(inv_t.dtype)
-    return Call((matrix, inv_t, cut, tie, offsets(sizes), scores), {"width": 4, "keep": 8}, bytes=size_of(matrix))
-
-
-def match(sizes: Sizes) -> Call:
-    """Histories of few different tokens, each `length` long."""
-    tokens = torch.randint(4, (sizes.rows * sizes.length,), generator=torch.Generator().manual_seed(2))
-    starts = torch.arange(sizes.rows) * sizes.length
-    return Call((tokens, starts, int32([sizes.length] * sizes.rows), 4, 2, 5), bytes=size_of(tokens))
 
 
 def edit(sizes: Sizes) -> Call:
@@ -168,10 +141,6 @@ VERIFY_SAMPLES: dict[str, Sample] = {
     "replay_sample": Sample(replay, _LOGITS, _GPU),
     "draw_sample": Sample(draw, _LOGITS, _GPU),
     "chain_verify": Sample(chain, _LOGITS, _GPU),
-    "chain_verify_logits": Sample(chain_on_logits, _LOGITS, _GPU),
-    "replay_verify": Sample(walk_on_logits, _LOGITS, _GPU),
-    "tree_expand": Sample(expand, _LOGITS, _GPU),
-    "ngram_match": Sample(match, ("rows", "length"), (Sizes(rows=64, length=4096),)),
     "chain_thresholds": Sample(lambda sizes: thresholds(chain(sizes), 7), _LOGITS),
     "ordered_thresholds": Sample(lambda sizes: thresholds(tree(sizes), 9), _LOGITS),
     "traversal_thresholds": Sample(lambda sizes: thresholds(tree(sizes), 9), _LOGITS),

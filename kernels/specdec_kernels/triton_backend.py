@@ -45,28 +45,29 @@ def half_or_single(logits: object, *args: Any, **kwargs: Any) -> str | None:
     return None
 
 
-def _laws(place: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """The target's and the draft's law among the arguments of a verify operator, the former at `place`."""
-    given = [*args[place : place + 2]]
-    return [*given, *(kwargs.get(name) for name in ("target", "draft")[len(given) :])]
+def _both(places: dict[str, int], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    return [args[place] if place < len(args) else kwargs.get(name) for name, place in places.items()]
 
 
-def laws_half_or_single(place: int) -> Callable[..., str | None]:
-    """`half_or_single` for a verify operator whose target law is argument number `place`, its draft law the next."""
+def laws_half_or_single(**places: int) -> Callable[..., str | None]:
+    """`half_or_single` for an operator that takes laws, or logits, under these names and at these places."""
 
     def why_not(*args: Any, **kwargs: Any) -> str | None:
-        return next(filter(None, map(half_or_single, _laws(place, args, kwargs))), None)
+        return next(filter(None, map(half_or_single, _both(places, args, kwargs))), None)
 
     return why_not
 
 
-def laws_key(place: int) -> Callable[..., Hashable]:
-    """Signature of a verify operator: the device of its tokens and the dtypes of the laws."""
+def laws_key(**places: int) -> Callable[..., Hashable]:
+    """Signature of an operator on packed nodes: the device of its tokens and the dtypes of its laws, or logits."""
+
+    def dtype(law: Any) -> torch.dtype | None:
+        first = law[0] if isinstance(law, (tuple, list)) and law else law
+        return getattr(first, "dtype", None)
 
     def key(*args: Any, **kwargs: Any) -> Hashable:
         tokens = args[0] if args else kwargs["tokens"]
-        laws = args[place : place + 2] if len(args) > place + 1 else _laws(place, args, kwargs)
-        return (tokens.device.type, *(law[0].dtype if isinstance(law, (tuple, list)) and law else None for law in laws))
+        return (tokens.device.type, *map(dtype, _both(places, args, kwargs)))
 
     return key
 

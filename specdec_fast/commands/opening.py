@@ -67,14 +67,14 @@ def resolve(
     """
     from specdec_fast.budget import budget_for
     from specdec_fast.commands.options import read_drafter_options
-    from specdec_fast.drafters import drafter_names, refuse_unknown_options, takes_draft
+    from specdec_fast.drafters import drafter_names, may_take_draft, refuse_unknown_options
     from specdec_fast.rules import get_rule
 
     get_rule(rule)  # what is unknown is refused before anything is loaded
     budget_for(budget)
     if drafter is not None and drafter not in (NO_DRAFTER, *drafter_names()):
         raise ValueError(f"--drafter: got {drafter!r}; expected one of {', '.join(drafter_names())}, or {NO_DRAFTER}")
-    takes = drafter is None or (drafter != NO_DRAFTER and takes_draft(drafter))
+    takes = drafter is None or (drafter != NO_DRAFTER and may_take_draft(drafter))
     if draft is not None and not takes:
         raise ValueError(f"--draft {draft} with --drafter {drafter}: expected only one of them")
     if draft_tokens is not None and draft_tokens < 0:

@@ -1,4 +1,4 @@
-"""`specdec tune layers`: what the drafter layer_skip leaves out, found by measuring."""
+"""`specdec tune layers`: what the drafter layer_skip leaves out, found by measuring; `tree` has a file of its own."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specdec_fast.commands import options
+from specdec_fast.commands.tune_tree import tree
 
 if TYPE_CHECKING:
     from specdec_fast.targets.layer_set import LayerSet
@@ -24,6 +25,9 @@ _PROMPTS = 8  # of the bundled workload, and rows for the similarity of hidden s
 @app.callback()
 def main() -> None:
     """Choose by measuring what a drafter is made of."""
+
+
+app.command()(tree)
 
 
 @app.command()
@@ -73,7 +77,7 @@ def layers(
     )  # fmt: skip
     engine = opening.open_engine(setup, threads=threads, max_rows=_PROMPTS)
     target: Any = engine.target
-    prompts = [engine._encode(prompt) for prompt in _read(file, lines)]
+    prompts = [engine.encode(prompt) for prompt in _read(file, lines)]
     place = out or place_of(target.model_id or model)
     count = target.num_layers
     done = [] if fresh else _resumed(place, count)

@@ -37,6 +37,11 @@ def takes_draft(name: str) -> bool:
     return bool(getattr(get_drafter(name), "takes_draft", False))
 
 
+def may_take_draft(name: str) -> bool:
+    """Whether the drafter of a name wants a draft model, or has a use for one with some options."""
+    return takes_draft(name) or bool(getattr(get_drafter(name), "may_take_draft", False))
+
+
 def drafter_options(name: str) -> dict[str, inspect.Parameter]:
     """The options of a drafter by name, as its constructor declares them; what it gets from `Parts` is left out."""
     found = inspect.signature(get_drafter(name)).parameters

@@ -32,7 +32,8 @@ class DraftModelDrafter:
     """
 
     name = "draft_model"
-    takes_draft = True
+    takes_draft = draws = True
+    needs = Needs(topology="chain", own_cache=True)
 
     def __init__(
         self,

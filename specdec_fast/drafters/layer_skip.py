@@ -78,6 +78,8 @@ class LayerSkipDrafter:
     """
 
     name = "layer_skip"
+    draws = True
+    needs = Needs(topology="chain", host_tokens=True, partial_layers=True)
 
     def __init__(
         self,

@@ -61,6 +61,18 @@ BUILD: dict[str, dict[str, Callable[[], Any]]] = {
     "draft_tree": {
         how: (lambda how=how: get_drafter("draft_tree")(close_model(), widths=(3, 2, 1), how=how))
         for how in ("coupled", "hybrid", "iid", "top_k", "without_replacement")
+    }
+    | {
+        f"best_{how}": (lambda how=how: get_drafter("draft_tree")(close_model(), depth=4, width=3, how=how))
+        for how in ("coupled", "top_k")
+    },
+    "forest": {
+        pick: (
+            lambda pick=pick: get_drafter("forest")(
+                [get_drafter("ngram")(n_min=1), get_drafter("draft_model")(close_model(), pick=pick)], adapt=False
+            )
+        )
+        for pick in ("coupled", "drawn")
     },
     "layer_skip": {
         pick: (lambda pick=pick: get_drafter("layer_skip")(target(), exit_after=2, pick=pick, threshold=0.3))

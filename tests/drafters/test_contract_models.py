@@ -19,14 +19,23 @@ from oracles.kv_recompute import holds
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams
 from specdec_fast.drafters import drafter_names, make_drafter, takes_draft
 from specdec_fast.interfaces import Drafter
+from specdec_fast.stores.datastore import build
 
 FAMILIES = ("llama", "qwen3", "gpt2", "mistral")
 LENGTHS = (1, 5, 17, 75, 200)
 LIMITS = (24, 9, 1, 20, 16)
 TEMPERATURES = (0.0, 0.7, 0.0, 1.0, 0.7)
 
+
+def datastore(folder: Path) -> dict[str, Any]:
+    """Texts of the target, so that something is found."""
+    texts = [[*models.prompt(n), *models.greedy_text("llama", n, 24)] for n in (5, 17, 40)]
+    build(folder / "texts", texts, vocab_size=96)
+    return {"datastore": str(folder / "texts"), "min_match": 1}
+
+
 # Options of drafters that cannot do without (a file, say), made in a folder of the test.
-OPTIONS: dict[str, Callable[[Path], dict[str, Any]]] = {}
+OPTIONS: dict[str, Callable[[Path], dict[str, Any]]] = {"rest": datastore}
 
 
 @functools.cache

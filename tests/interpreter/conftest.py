@@ -16,6 +16,7 @@ from specdec_kernels import use_backend
 from specdec_kernels.triton_backend import INTERPRETED
 
 HERE = Path(__file__).parent
+NUMPY = "ignore::RuntimeWarning:triton.runtime.interpreter"  # it computes both sides of every choice
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -25,6 +26,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.interpreter)
+            item.add_marker(pytest.mark.filterwarnings(NUMPY))
             if reason is not None:
                 item.add_marker(pytest.mark.skip(reason=reason))
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import given, settings
-from oracles.chain_cases import INF, compare_thresholds, fixed, int32, law, verifications
+from oracles.chain_cases import INF, check_logits, compare_thresholds, fixed, int32, law, verifications
 from oracles.interpreter import guarded_case
 
 from specdec_kernels import UnsupportedError, chain_thresholds, chain_verify, draw_sample, law_stats, use_backend
@@ -15,10 +15,10 @@ from specdec_kernels import UnsupportedError, chain_thresholds, chain_verify, dr
 HALF_AND_SINGLE = [torch.float32, torch.bfloat16, torch.float16]
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(verifications(HALF_AND_SINGLE))
 def test_kernel_equals_reference(case: dict[str, Any]) -> None:
-    del case["sampling"]
+    sampling = case.pop("sampling")
     with use_backend("reference"):
         want, limits = chain_verify(**case, max_depth=6), chain_thresholds(**fixed(case))
     with use_backend("triton"):
@@ -26,6 +26,7 @@ def test_kernel_equals_reference(case: dict[str, Any]) -> None:
     for a, b in zip(got, want, strict=True):
         assert a.dtype == b.dtype and torch.equal(a, b)
     compare_thresholds(case, got_limits, limits)
+    check_logits(case, sampling, ("triton",))
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])

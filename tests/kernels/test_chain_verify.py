@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import given, settings
-from oracles.chain_cases import INF, compare_thresholds, fixed, int32, law, plain, verifications
-from torch import Tensor
+from oracles.chain_cases import INF, check_logits, compare_thresholds, fixed, int32, law, plain, verifications
 
 from specdec_kernels import (
     chain_thresholds,
@@ -35,38 +34,10 @@ def test_extension_equals_reference(case: dict[str, Any]) -> None:
     for a, b in zip(got, want, strict=True):
         assert a.dtype == b.dtype and torch.equal(a, b)
     with use_backend("reference"):
-        want_limits = chain_thresholds(**fixed(case))
+        limits = chain_thresholds(**fixed(case))
     with use_backend("cpu"):
-        compare_thresholds(case, chain_thresholds(**fixed(case)), want_limits)
-    check_logits(case, sampling)
-
-
-def check_logits(case: dict[str, Any], sampling: tuple[Tensor, ...]) -> None:
-    """chain_verify_logits answers as chain_verify does on the laws of law_stats, which it gives for every path."""
-    case = {name: case[name] for name in case if name not in ("uniforms", "race", "mass", "target")} | {
-        "max_depth": 6,
-        "logits": case["target"][0],
-        "sampling": sampling,
-    }
-    answers: list[tuple[Tensor, ...]] = []
-    for backend in ("reference", "cpu"):
-        with use_backend(backend):
-            stats = law_stats(case["logits"], *sampling, masses=True)
-            laws = {name: case[name] for name in case if name not in ("logits", "sampling")}
-            want = chain_verify(**laws, target=(case["logits"], *stats[:4]), mass=stats[4])
-            path, accepted, token, *found = chain_verify_logits(**case)
-        assert all(torch.equal(a, b) for a, b in zip((path, accepted, token), want, strict=True))
-        seen = path[path >= 0].long()
-        known = (found[1] != INF).nonzero().squeeze(1)
-        assert set(seen.tolist()) <= set(known.tolist()) and found[4].isnan().all(1)[found[1] == INF].all()
-        for a, b in zip(found, stats, strict=True):
-            assert torch.equal(a[known].nan_to_num(nan=7.0), b[known].nan_to_num(nan=7.0))
-        if case["rule"] == "token":
-            assert len(known) == len(seen), "a row that no decision needs was read"
-        answers.append((path, accepted, token, *(part.nan_to_num(nan=7.0) for part in found)))
-    for a, b in zip(*answers, strict=True):
-        assert a.dtype == b.dtype
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+        compare_thresholds(case, chain_thresholds(**fixed(case)), limits)
+    check_logits(case, sampling, ("reference", "cpu"))
 
 
 @pytest.mark.skipif("cpu" not in BACKENDS, reason="CPU extension not built")

@@ -9,7 +9,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec_kernels import draw_sample, law_stats
+from specdec_kernels import chain_verify, chain_verify_logits, draw_sample, law_stats, use_backend
 from specdec_kernels.random import gumbel
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
@@ -110,3 +110,32 @@ def compare_thresholds(case: dict[str, Any], got: tuple[Tensor, Tensor], want: t
         steep = true_accept.double() / true_residual.sum(1, dtype=torch.float64).clamp(min=half)
         assert ((accept.double() - true_accept.double()).abs() <= 8 * half * (1 + steep)).all()
     torch.testing.assert_close(residual, true_residual, rtol=8 * half, atol=4 * half)
+
+
+def check_logits(case: dict[str, Any], sampling: tuple[Tensor, ...], backends: Sequence[str]) -> None:
+    """chain_verify_logits answers as chain_verify does on the laws of law_stats, which it gives for every path."""
+    case = {name: case[name] for name in case if name not in ("uniforms", "race", "mass", "target")} | {
+        "max_depth": 6,
+        "logits": case["target"][0],
+        "sampling": sampling,
+    }
+    answers: list[tuple[Tensor, ...]] = []
+    for backend in backends:
+        with use_backend(backend):
+            stats = law_stats(case["logits"], *sampling, masses=True)
+            laws = {name: case[name] for name in case if name not in ("logits", "sampling")}
+            want = chain_verify(**laws, target=(case["logits"], *stats[:4]), mass=stats[4])
+            path, accepted, token, *found = chain_verify_logits(**case)
+        assert all(torch.equal(a, b) for a, b in zip((path, accepted, token), want, strict=True))
+        seen = path[path >= 0].long()
+        known = (found[1] != INF).nonzero().squeeze(1)
+        assert set(seen.tolist()) <= set(known.tolist()) and found[4].isnan().all(1)[found[1] == INF].all()
+        for a, b in zip(found, stats, strict=True):
+            assert torch.equal(a[known].nan_to_num(nan=7.0), b[known].nan_to_num(nan=7.0))
+        if case["rule"] == "token":
+            assert len(known) == len(seen), "a row that no decision needs was read"
+        answers.append((path, accepted, token, *(part.nan_to_num(nan=7.0) for part in found)))
+    for other in answers[1:]:
+        for a, b in zip(answers[0], other, strict=True):
+            assert a.dtype == b.dtype
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)

@@ -1,10 +1,12 @@
 """Triton's interpreter as a test bed: right in bfloat16, watchful about integers and memory, not slower than needed.
 
-`install` changes the interpreter of this process. Three things it gets wrong or lets pass (triton 3.6 to 3.9):
+`install` changes the interpreter of this process. Four things it gets wrong or lets pass (triton 3.6 to 3.9):
 
 - bfloat16 numbers are kept as their 16 bits, and arithmetic is done on these as if they were integers. Here they are
   widened to float32 before every operation and rounded to nearest even after it.
 - An int32 that overflows wraps in silence. Here it raises, as a kernel compiled with overflow checks would.
+- A comparison keeps the type of what it compared, so that one of scalars cannot be combined with one of blocks. Here
+  it is a bit.
 - Every call of a function inside a kernel searches the whole language for what to replace. Here that is done once per
   launch.
 
@@ -69,7 +71,8 @@ def _mend_bfloat16(interpreter: Any) -> None:
 
     def binary_op(self: Any, left: Any, right: Any, op: Any) -> Any:
         if not (is_short(left) and is_short(right)) or op in _BITWISE:
-            return plain["binary_op"](self, left, right, op)
+            result = plain["binary_op"](self, left, right, op)
+            return handle(result.data, tl.int1) if result.data.dtype == np.bool_ else result
         result = op(wide(left).data, wide(right).data)
         return handle(result, tl.int1) if result.dtype == np.bool_ else handle(rounded(result), tl.bfloat16)
 
@@ -187,6 +190,9 @@ def guarded_case(case: dict[str, Any]) -> dict[str, Any]:
     def one(value: Any) -> Any:
         if isinstance(value, (tuple, list)):
             return tuple(map(one, value))
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            parts = {field.name: one(getattr(value, field.name)) for field in dataclasses.fields(value)}
+            return dataclasses.replace(value, **parts)
         if not isinstance(value, Tensor):
             return value
         padded = value.ndim == 2 and not value.is_contiguous()

@@ -48,12 +48,25 @@ def _load_triton_thresholds() -> Callable[..., Any]:
     return chain_thresholds
 
 
-_key = laws_key(4)
-_why_not = laws_half_or_single(4)
+def _load_triton_logits() -> Callable[..., Any]:
+    from .launch import chain_verify_logits
+
+    return chain_verify_logits
+
+
+_LAWS = {"target": 4, "draft": 5}
+_LOGITS = {"logits": 4, "draft": 6}
+_key = laws_key(**_LAWS)
+_why_not = laws_half_or_single(**_LAWS)
 chain_verify = Op(
     "chain_verify", _verify, [triton_backend(_load_triton_verify, _why_not), cpu_backend(_load_verify)], key=_key
 )
-chain_verify_logits = Op("chain_verify_logits", _verify_logits, [cpu_backend(_load_verify_logits)])
+chain_verify_logits = Op(
+    "chain_verify_logits",
+    _verify_logits,
+    [triton_backend(_load_triton_logits, laws_half_or_single(**_LOGITS)), cpu_backend(_load_verify_logits)],
+    key=laws_key(**_LOGITS),
+)
 chain_thresholds = Op(
     "chain_thresholds",
     _thresholds,

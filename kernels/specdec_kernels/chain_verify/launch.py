@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 
 from ..draw_sample.launch import Rest, draw, rest_constants, rest_of, rest_types
+from ..law_stats.launch import law_stats
+from ..law_stats.reference import only
 from ..machine_code import Variant
-from .reference import BLOCK_RULE, TOKEN, Law, check
+from .reference import BLOCK_RULE, TOKEN, Law, check, looked_at
 from .triton_kernel import ratios, shares, walk, write
 
 TILE = 2048
@@ -87,6 +89,30 @@ def chain_verify(
     return chains.path, chains.accepted, token
 
 
+def chain_verify_logits(
+    tokens: Tensor,
+    offsets: Tensor,
+    drawn: Tensor,
+    law_row: Tensor,
+    logits: Tensor,
+    sampling: tuple[Tensor, Tensor, Tensor, Tensor],
+    draft: Law | None,
+    token_ids: Tensor | None,
+    seeds: Tensor,
+    root_positions: Tensor,
+    *,
+    max_depth: int,
+    rule: str = TOKEN,
+) -> tuple[Tensor, ...]:
+    """Statistics of all rows, which are found side by side here; those it passes by are marked as such."""
+    inv_t, lse, cut, tie_id, mass = stats = law_stats(logits, *sampling, masses=True)
+    answer = chain_verify(
+        tokens, offsets, drawn, law_row, (logits, inv_t, lse, cut, tie_id), draft, token_ids, seeds, root_positions,
+        max_depth=max_depth, rule=rule, mass=mass,
+    )  # fmt: skip
+    return (*answer, *only(looked_at(answer[0], offsets, len(tokens), rule), stats))
+
+
 def write_rest(rest: Rest, children: Tensor, nodes: int) -> Tensor:
     """What is left at every node when its children from children[i] on were refused: float32 [nodes, V]."""
     out = torch.empty(nodes, rest.vocab, dtype=torch.float32, device=children.device)
@@ -140,7 +166,7 @@ def _variants(name: str, everyday: bool, dtype: str = "bf16", **kind: bool) -> l
                 everyday=chosen, fusion=False),
         Variant(f"chain_verify/write {name}", f"{kernel}:write",
                 rest | {"children": "*i32", "out": "*fp32", "vocab": "i32:16"}, constants | {"TILE": TILE}, WARPS,
-                everyday=(), fusion=False),
+                everyday=chosen, fusion=False),
     ]  # fmt: skip
 
 
@@ -152,6 +178,6 @@ VARIANTS = [
         "chain_verify/walk", "chain_verify.triton_kernel:walk",
         {"threshold": "*fp32", "offsets": "*i32", "seeds": "*i64", "positions": "*i32", "uniforms": "*fp32",
          "path": "*i32", "accepted": "*i32", "last": "*i32", "firsts": "*i32", "depth": "i32"},
-        {"STEPS": 8, "EXPLICIT": False}, 1, everyday=(), fusion=False,
+        {"STEPS": 8, "EXPLICIT": False}, 1, fusion=False,
     ),
 ]  # fmt: skip

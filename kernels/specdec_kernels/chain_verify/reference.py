@@ -317,6 +317,12 @@ def chain_verify(
     return path.to(torch.int32), accepted.to(torch.int32), next_token
 
 
+def looked_at(path: Tensor, offsets: Tensor, nodes: int, rule: str) -> Tensor:
+    """bool [nodes]: the rows that a rule whose answer is `path` had to read."""
+    looked = on_paths(path, nodes)
+    return looked | _ChainNodes.of(offsets, nodes).has_child if rule == BLOCK_RULE else looked
+
+
 def chain_verify_logits(
     tokens: Tensor,
     offsets: Tensor,
@@ -351,10 +357,7 @@ def chain_verify_logits(
         tokens, offsets, drawn, law_row, (logits, inv_t, lse, cut, tie_id), draft, token_ids, seeds, root_positions,
         max_depth=max_depth, rule=rule, mass=mass,
     )  # fmt: skip
-    looked = on_paths(answer[0], len(tokens))
-    if rule == BLOCK_RULE:
-        looked |= _ChainNodes.of(offsets, len(tokens)).has_child
-    return (*answer, *only(looked, stats))
+    return (*answer, *only(looked_at(answer[0], offsets, len(tokens), rule), stats))
 
 
 def chain_thresholds(

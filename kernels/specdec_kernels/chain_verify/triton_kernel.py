@@ -116,7 +116,8 @@ def shares(
     child = tl.load(children + node)
     chance = tl.load(reach + node)
     share = chance
-    if (child >= 0) & (chance < 1) & (chance > 0):
+    norm = tl.load(lse + node)
+    if (child >= 0) & (chance < 1) & (chance > 0) & (norm == norm):
         target = (logits, inv_t, lse, cut, tie_id, stride, width)
         draft = (q_logits, q_inv_t, q_lse, q_cut, q_tie, q_stride, q_width)
         tree = (tokens, next_sibling, drawn, law_row, scouts)

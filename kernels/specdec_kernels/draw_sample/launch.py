@@ -16,7 +16,7 @@ GROUP = 8
 """Race blocks whose masses one program sums: 8,192 logits."""
 FEW = 2
 """Race blocks up to which all of them are weighed in the race itself, without a launch for their masses."""
-MASS_WARPS, RACE_WARPS = 8, 4
+MASS_WARPS, RACE_WARPS = 8, 8
 
 Law = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 

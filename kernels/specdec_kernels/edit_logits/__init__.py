@@ -7,6 +7,7 @@ from typing import Any
 
 from ..dispatch import Op
 from ..extension import cpu_backend
+from ..triton_backend import half_or_single, triton_backend
 from .edits import ALWAYS, Additions, Forced, NodePaths, Penalties, TokenMasks
 from .reference import edit_logits as _reference
 
@@ -19,4 +20,12 @@ def _load_cpu() -> Callable[..., Any]:
     return edit_logits
 
 
-edit_logits = Op("edit_logits", _reference, [cpu_backend(_load_cpu, op="edit_logits")])
+def _load_triton() -> Callable[..., Any]:
+    from .launch import edit_logits
+
+    return edit_logits
+
+
+edit_logits = Op(
+    "edit_logits", _reference, [triton_backend(_load_triton, half_or_single), cpu_backend(_load_cpu, op="edit_logits")]
+)

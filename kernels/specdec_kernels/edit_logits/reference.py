@@ -37,7 +37,8 @@ def check(
         expect.values(OP, "nodes", (paths.nodes >= 0) & (paths.nodes < nodes), paths.nodes, f"nodes below {nodes}")
     elif rows != nodes:
         raise ValueError(f"{OP}: logits has {rows} rows; expected {nodes}, one per node, or nodes= with one per row")
-    bounds, parent_of = offsets.tolist(), paths.parents.tolist()
+    readable = expect.readable(logits)
+    bounds, parent_of = (offsets.tolist(), paths.parents.tolist()) if readable else ([0], [])
     for start, stop in zip(bounds, bounds[1:]):
         for node in range(stop - start):
             if (node == 0) != (parent_of[start + node] == -1) or not -1 <= parent_of[start + node] < max(node, 1):

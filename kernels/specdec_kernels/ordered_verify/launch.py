@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from ..machine_code import Variant
 from ..proposals import Law
 from ..proposals_launch import Proposals, walk_variant, weigh_variants
 from .reference import check
@@ -53,5 +54,9 @@ VARIANTS = [
     *weigh_variants("ordered_verify", "bf16", True, draft=True),
     *weigh_variants("ordered_verify", "fp32 mapped scouts", False, "fp32", draft=True, mapped=True, scouts=True),
     *weigh_variants("ordered_verify", "bf16 chosen", False, draft=False),
+    Variant(
+        "ordered_verify/plant", "ordered_verify.triton_kernel:plant",
+        {"offsets": "*i32", "level": "*i32", "reach": "*fp64", "accept": "*fp32"}, warps=1,
+    ),
     walk_variant("ordered_verify", 8, False),
-]
+]  # fmt: skip

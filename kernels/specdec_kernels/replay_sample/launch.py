@@ -58,6 +58,6 @@ VARIANTS = [
     Variant(
         "replay_sample/choose", "replay_sample.triton_kernel:choose",
         {"inv_t": "*fp32", "tie_id": "*i32", "best": "*i64", "tokens": "*i64", "count": "i32"}, {"PIECES": 64}, 1,
-        everyday=(),
+
     ),
 ]  # fmt: skip

@@ -38,8 +38,8 @@ def _load_triton_thresholds() -> Callable[..., Any]:
     return traversal_thresholds
 
 
-_key = laws_key(6)
-_why_not = laws_half_or_single(6)
+_key = laws_key(target=6, draft=7)
+_why_not = laws_half_or_single(target=6, draft=7)
 traversal_verify = Op(
     "traversal_verify",
     _verify,

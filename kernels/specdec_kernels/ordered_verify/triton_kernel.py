@@ -11,8 +11,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .random_triton import coin
-from .rest_triton import CHOSEN, excludes, proposal, rest_of
+from ..random_triton import coin
+from ..rest_triton import CHOSEN, excludes, proposal, rest_of
 
 
 @triton.jit
@@ -99,8 +99,6 @@ def weigh(
                             tl.store(applied + child, 0)
                             tl.debug_barrier()
                             own = tl.where(own < 1, 0.0, 1.0).to(tl.float64)
-                    elif norm != norm:
-                        own = tl.where(own < 1, 0.0, 1.0).to(tl.float64)
                 if LEVELS:
                     tl.store(level + child, level_now + 1)
                     tl.store(parents + child, node)
@@ -159,61 +157,3 @@ def walk_down(
     if final >= 0:
         first = tl.load(first_child + final)
     tl.store(firsts + row, first)
-
-
-@triton.jit
-def walk_up(
-    offsets, first_child, next_sibling, scouts, accept, level, parents, seeds, positions, uniforms, path, accepted,
-    last, firsts, depth, STEPS: tl.constexpr, EXPLICIT: tl.constexpr, SCOUTS: tl.constexpr,
-):  # fmt: skip
-    """traversal_verify: the first node in post-order whose coin passes; the root's always does."""
-    row = tl.program_id(0)
-    out = path + row.to(tl.int64) * (depth + 1)
-    root, end = tl.load(offsets + row), tl.load(offsets + row + 1)
-    final = tl.full((), -1, tl.int32)
-    length = tl.zeros((), tl.int32)
-    if root < end:
-        seed, position = tl.load(seeds + row), tl.load(positions + row)
-        node = root
-        descend = node >= 0
-        while final < 0:
-            child = tl.full((), -1, tl.int32)
-            if descend:
-                child = proposing(tl.load(first_child + node), next_sibling, scouts, SCOUTS)
-                if (child >= 0) & (tl.load(level + node) >= depth):
-                    child = child * 0 - 1
-            if child >= 0:
-                node = child
-            else:
-                if EXPLICIT:
-                    u = tl.load(uniforms + node)
-                else:
-                    u = coin(seed, position, node - root)
-                if (node == root) | (u < tl.load(accept + node)):
-                    final = node
-                else:
-                    sibling = proposing(tl.load(next_sibling + node), next_sibling, scouts, SCOUTS)
-                    descend = sibling >= 0
-                    node = tl.where(descend, sibling, tl.load(parents + node, mask=node != root, other=0))
-        length = tl.load(level + final) + 1
-        node = final
-        for back in range(length):
-            tl.store(out + (length - 1 - back), node)
-            node = tl.load(parents + node, mask=node != root, other=-1)
-    step = tl.arange(0, STEPS)
-    tl.store(out + step, tl.full((STEPS,), -1, tl.int32), mask=(step >= length) & (step <= depth))
-    tl.store(accepted + row, tl.maximum(length - 1, 0))
-    tl.store(last + row, final)
-    first = tl.full((), -1, tl.int32)
-    if final >= 0:
-        first = tl.load(first_child + final)
-    tl.store(firsts + row, first)
-
-
-@triton.jit
-def proposing(child, next_sibling, scouts, SCOUTS: tl.constexpr):
-    """This sibling, or the next one that is no scout; -1 for none."""
-    if SCOUTS:
-        while (child >= 0) & (tl.load(scouts + child, mask=child >= 0, other=0) != 0):
-            child = tl.load(next_sibling + child)
-    return child

@@ -1,0 +1,82 @@
+"""Triton backend of edit_logits: launch configurations and the call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from ..machine_code import Variant
+from .edits import Additions, Forced, NodePaths, Penalties, TokenMasks
+from .reference import check
+from .triton_kernel import sparse, whole
+
+ENTRIES = 256
+"""Table entries of one step over committed tokens or additions."""
+TILE = 4096
+"""Logits that one program bars."""
+SPARSE_WARPS, WHOLE_WARPS = 2, 8
+
+
+def edit_logits(
+    logits: Tensor,
+    paths: NodePaths,
+    penalties: Penalties | None = None,
+    additions: Additions | None = None,
+    forced: Forced | None = None,
+    masks: TokenMasks | None = None,
+) -> Tensor:
+    check(logits, paths, penalties, additions, forced, masks)
+    (rows, vocab), requests = logits.shape, paths.offsets.shape[0] - 1
+    if rows == 0 or requests == 0:
+        return logits
+
+    def given(edits: Any, *names: str) -> list[Tensor]:
+        """Fields of edits, stand-ins where there are none."""
+        return [paths.offsets if edits is None else getattr(edits, name).contiguous() for name in names]
+
+    nodes = paths.offsets if paths.nodes is None else paths.nodes.contiguous()
+    tree = [part.contiguous() for part in (paths.tokens, paths.parents, paths.offsets, paths.roots)]
+    places = 1 << (requests - 1).bit_length()
+    if penalties is not None or additions is not None:
+        sparse[(rows,)](
+            logits, *tree, nodes, *given(penalties, "factors", "rows", "ids", "counts", "sizes"),
+            *given(additions, "offsets", "ids", "values", "until"), requests, vocab, logits.stride(0),
+            0 if penalties is None else penalties.ids.shape[1], ENTRIES, places, paths.nodes is not None,
+            penalties is not None, additions is not None, num_warps=SPARSE_WARPS, enable_fp_fusion=False,
+        )  # fmt: skip
+    if forced is not None or masks is not None:
+        whole[(rows, -(-vocab // TILE))](
+            logits, *tree, nodes, *given(forced, "offsets", "positions", "ids"), *given(masks, "words", "index"),
+            requests, vocab, logits.stride(0), 0 if masks is None else masks.words.shape[1], TILE, places,
+            paths.nodes is not None, forced is not None, masks is not None, num_warps=WHOLE_WARPS,
+            enable_fp_fusion=False,
+        )  # fmt: skip
+    return logits
+
+
+def _variants(dtype: str, everyday: bool) -> list[Variant]:
+    tree = {
+        "logits": f"*{dtype}", "tokens": "*i64", "parents": "*i32", "offsets": "*i32", "roots": "*i32",
+        "nodes": "*i32", "requests": "i32", "vocab": "i32:16", "stride": "i32:16",
+    }  # fmt: skip
+    tables = {
+        "factors": "*fp32", "rows": "*i32", "ids": "*i32", "counts": "*i32", "sizes": "*i32", "add_offsets": "*i32",
+        "add_ids": "*i32", "values": "*fp32", "until": "*i32", "capacity": "i32",
+    }  # fmt: skip
+    masks = {
+        "forced_offsets": "*i32", "forced_positions": "*i32", "forced_ids": "*i32", "words": "*i32", "index": "*i32",
+        "width": "i32",
+    }  # fmt: skip
+    chosen, kernel = ("sm_90",) if everyday else (), "edit_logits.triton_kernel"
+    shared = {"REQUESTS": 64, "NODES": False}
+    return [
+        Variant(f"edit_logits/sparse {dtype}", f"{kernel}:sparse", tree | tables,
+                shared | {"TILE": ENTRIES, "PENALTIES": True, "ADDITIONS": True}, SPARSE_WARPS, everyday=chosen,
+                fusion=False),
+        Variant(f"edit_logits/whole {dtype}", f"{kernel}:whole", tree | masks,
+                shared | {"TILE": TILE, "FORCED": True, "MASKS": True}, WHOLE_WARPS, everyday=chosen, fusion=False),
+    ]  # fmt: skip
+
+
+VARIANTS = [*_variants("fp32", True), *_variants("bf16", False), *_variants("fp16", False)]

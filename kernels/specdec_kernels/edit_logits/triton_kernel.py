@@ -1,0 +1,143 @@
+"""Triton kernels of edit_logits: sparse edits of a row by one program, then whole-row edits tile by tile.
+
+A row's path is walked up its parents wherever it is needed: it is short, and its links lie in the nearest cache.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ..law_triton import NEGATIVE_INFINITY
+
+
+@triton.jit
+def place(nodes, offsets, parents, roots, requests, NODES: tl.constexpr, REQUESTS: tl.constexpr):
+    """(request, its first node, node, position being decided) of a row of logits; request -1 for none."""
+    node = tl.program_id(0)
+    if NODES:
+        node = tl.load(nodes + node)
+    row = tl.arange(0, REQUESTS)
+    starts = tl.load(offsets + row, mask=row < requests, other=0x7FFFFFFF)
+    ends = tl.load(offsets + row + 1, mask=row < requests, other=0)
+    request = tl.max(tl.where((starts <= node) & (node < ends), row, -1), 0)
+    start = tl.zeros((), tl.int32)
+    position = tl.zeros((), tl.int64)
+    if request >= 0:
+        start = tl.load(offsets + request)
+        position = tl.load(roots + request).to(tl.int64) + 1
+        parent = tl.load(parents + node)
+        while parent >= 0:
+            position += 1
+            parent = tl.load(parents + start + parent)
+    return request, start, node, position
+
+
+@triton.jit
+def on_path(tokens, parents, start, node, ids):
+    """How often each of `ids` (int64) is on the path of a node, int32."""
+    count = (ids * 0).to(tl.int32)
+    parent = tl.load(parents + node)
+    while parent >= 0:
+        count += (ids == tl.load(tokens + node)).to(tl.int32)
+        node = start + parent
+        parent = tl.load(parents + node)
+    return count
+
+
+@triton.jit
+def penalised(level, count, repetition, presence, frequency):
+    """A logit after the penalties, in float32."""
+    level = tl.where(level < 0, level * repetition, tl.math.div_rn(level, repetition))
+    level = level - frequency * count.to(tl.float32)
+    return tl.where(count > 0, level - presence, level)
+
+
+@triton.jit
+def sparse(
+    logits, tokens, parents, offsets, roots, nodes, factors, rows, ids, counts, sizes, add_offsets, add_ids, values,
+    until, requests, vocab, stride, capacity, TILE: tl.constexpr, REQUESTS: tl.constexpr, NODES: tl.constexpr,
+    PENALTIES: tl.constexpr, ADDITIONS: tl.constexpr,
+):  # fmt: skip
+    """Penalties and additions of one row."""
+    request, start, node, position = place(nodes, offsets, parents, roots, requests, NODES, REQUESTS)
+    if request >= 0:
+        logits += tl.program_id(0).to(tl.int64) * stride
+        lane = tl.arange(0, TILE)
+        if PENALTIES:
+            repetition = tl.load(factors + 3 * request)
+            presence, frequency = tl.load(factors + 3 * request + 1), tl.load(factors + 3 * request + 2)
+            table = tl.load(rows + request)
+            used = tl.load(sizes + table)
+            own = ids + table.to(tl.int64) * capacity
+            own_counts = counts + table.to(tl.int64) * capacity
+            # tokens of the path that were never committed; each at its last place there
+            at = node
+            parent = tl.load(parents + at)
+            while parent >= 0:
+                token = tl.load(tokens + at)
+                total = on_path(tokens, parents, start, node, token)
+                upwards = on_path(tokens, parents, start, at, token)
+                known = tl.zeros((TILE,), tl.int32)
+                for first in range(0, used, TILE):
+                    listed = tl.load(own + first + lane, mask=first + lane < used, other=-1)
+                    known += (listed == token).to(tl.int32)
+                fresh = (upwards == total) & (tl.sum(known, 0) == 0) & (token >= 0) & (token < vocab)
+                level = tl.load(logits + token, mask=fresh, other=0.0).to(tl.float32)
+                changed = penalised(level, total, repetition, presence, frequency)
+                tl.store(logits + token, changed.to(logits.dtype.element_ty), mask=fresh)
+                at = start + parent
+                parent = tl.load(parents + at)
+            for first in range(0, used, TILE):
+                token = tl.load(own + first + lane, mask=first + lane < used, other=-1).to(tl.int64)
+                total = tl.load(own_counts + first + lane, mask=first + lane < used, other=0)
+                total += on_path(tokens, parents, start, node, token)
+                wanted = (token >= 0) & (token < vocab)
+                level = tl.load(logits + token, mask=wanted, other=0.0).to(tl.float32)
+                changed = penalised(level, total, repetition, presence, frequency)
+                tl.store(logits + token, changed.to(logits.dtype.element_ty), mask=wanted)
+            tl.debug_barrier()
+        if ADDITIONS:
+            begin, end = tl.load(add_offsets + request), tl.load(add_offsets + request + 1)
+            # finite values first: their ids are distinct, while what is forbidden may be listed again
+            for forbidding in range(2):
+                for first in range(begin, end, TILE):
+                    inside = first + lane < end
+                    token = tl.load(add_ids + first + lane, mask=inside, other=-1)
+                    value = tl.load(values + first + lane, mask=inside, other=0.0)
+                    last = tl.load(until + first + lane, mask=inside, other=0)
+                    wanted = (token >= 0) & (token < vocab) & (position < last)
+                    wanted = wanted & ((value == NEGATIVE_INFINITY) == (forbidding == 1))
+                    level = tl.load(logits + token, mask=wanted, other=0.0).to(tl.float32)
+                    tl.store(logits + token, (level + value).to(logits.dtype.element_ty), mask=wanted)
+                tl.debug_barrier()
+
+
+@triton.jit
+def whole(
+    logits, tokens, parents, offsets, roots, nodes, forced_offsets, forced_positions, forced_ids, words, index,
+    requests, vocab, stride, width, TILE: tl.constexpr, REQUESTS: tl.constexpr, NODES: tl.constexpr,
+    FORCED: tl.constexpr, MASKS: tl.constexpr,
+):  # fmt: skip
+    """Forced tokens and the mask of one tile of a row."""
+    request, _, _, position = place(nodes, offsets, parents, roots, requests, NODES, REQUESTS)
+    if request >= 0:
+        row = tl.program_id(0).to(tl.int64)
+        ids = tl.program_id(1) * TILE + tl.arange(0, TILE)
+        inside = ids < vocab
+        barred = ids < 0
+        if FORCED:
+            for entry in range(tl.load(forced_offsets + request), tl.load(forced_offsets + request + 1)):
+                here = tl.load(forced_positions + entry).to(tl.int64) == position
+                barred = barred | (here & (ids != tl.load(forced_ids + entry)))
+        if MASKS:
+            mask = tl.load(index + row)
+            if mask >= 0:
+                word = tl.load(words + mask.to(tl.int64) * width + ids // 32, mask=inside, other=-1)
+                barred = barred | (((word >> (ids % 32)) & 1) == 0)
+        barred = barred & inside
+        if tl.max(barred.to(tl.int32), 0) > 0:
+            level = tl.load(logits + row * stride + ids, mask=barred, other=0.0)
+            # adding -inf keeps NaN, and turns +inf into NaN: broken rows stay visible
+            level = (level.to(tl.float32) + NEGATIVE_INFINITY).to(logits.dtype.element_ty)
+            tl.store(logits + row * stride + ids, level, mask=barred)

@@ -1,0 +1,84 @@
+"""`specdec drafters`: who can propose here, what each needs, how its tokens are picked, and its options."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+from specdec_fast.commands import options
+
+
+def drafters(as_json: options.Json = False) -> None:
+    """All drafters, built in and installed: needs, law, defaults and a line on each."""
+    found = collect()
+    if as_json:
+        print(json.dumps(found, indent=2, ensure_ascii=False, default=str))
+        return
+    _print(found)
+
+
+def collect() -> list[dict[str, Any]]:
+    """Everything `specdec drafters` says, for JSON. One that cannot be loaded is listed with the reason."""
+    from specdec_fast.drafters import drafter_names
+
+    return [_describe(name) for name in drafter_names()]
+
+
+def _describe(name: str) -> dict[str, Any]:
+    from specdec_fast.drafters import drafter_options, get_drafter
+
+    try:
+        kind = get_drafter(name)
+        module = __import__(kind.__module__, fromlist=["__doc__"])
+    except Exception as error:  # of another package: it must not hide the others
+        return {"name": name, "error": f"{type(error).__name__}: {error}"}
+    needs = getattr(kind, "needs", None)
+    words = (module.__doc__ or kind.__doc__ or "").strip().splitlines()
+    return {
+        "name": name,
+        "line": words[0] if words else "",
+        "takes_draft": bool(getattr(kind, "takes_draft", False)),
+        "needs": None if needs is None else asdict(needs),
+        "law": _law(kind, needs),
+        "defaults": {option: each.default for option, each in drafter_options(name).items()},
+        "module": kind.__module__,
+    }
+
+
+def _law(kind: Any, needs: Any) -> str:
+    """How tokens are picked: chosen ones are point masses, drawn ones carry the law that they came from."""
+    if needs is not None and needs.laws:
+        return "drawn"
+    return "chosen, or drawn by option" if getattr(kind, "draws", False) else "chosen"
+
+
+def needed(entry: dict[str, Any]) -> str:
+    """In words: shape of the drafts first, then what is asked of the engine."""
+    found = ["draft model"] if entry["takes_draft"] else []
+    for name, value in (entry["needs"] or {}).items():
+        if name == "topology":
+            found.insert(0, f"{value}s")
+        elif name == "taps" and value:
+            found.append(f"taps {', '.join(value)}")
+        elif value is True and name != "laws":
+            found.append(name.replace("_", " "))
+    return ", ".join(found)
+
+
+def _print(found: list[dict[str, Any]]) -> None:
+    from rich.text import Text
+
+    from specdec_fast.commands.show import make_console
+
+    out = make_console()
+    for entry in found:
+        if "error" in entry:
+            out.print(Text(f"{entry['name']}: cannot be loaded: {entry['error']}"), soft_wrap=True)
+            continue
+        heading = Text(entry["name"], "bold")
+        heading.append(f"  {entry['line']}", "not bold")
+        out.print(heading, soft_wrap=True)
+        defaults = " ".join(f"{name}={value}" for name, value in entry["defaults"].items())
+        for title, words in (("needs", needed(entry)), ("law", entry["law"]), ("options", defaults or "none")):
+            out.print(Text(f"  {title:<8}{words}", "dim"), soft_wrap=True)

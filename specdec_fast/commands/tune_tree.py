@@ -1,0 +1,87 @@
+"""`specdec tune tree`: the best static tree for a pair of models, from acceptance measured by rank and depth."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from specdec_fast.commands import options
+
+_PROMPTS = 16  # of the bundled workload
+_SIZES = (4, 8, 16, 32, 64)
+
+
+def tree(
+    model: options.Model = "demo-target",
+    draft: options.DraftModel = None,
+    nodes: Annotated[int, typer.Option(help="Nodes of the tree, root not counted.")] = 16,
+    depth: Annotated[int, typer.Option(help="Deepest level to measure.")] = 8,
+    width: Annotated[int, typer.Option(help="Most children of a node.")] = 8,
+    how: Annotated[str, typer.Option(help="Order of children: coupled (rule replay) or top_k.")] = "coupled",
+    file: Annotated[
+        str | None, typer.Option("--file", "-f", help="Prompts, as in `generate` (default: a bundled workload).")
+    ] = None,
+    lines: Annotated[bool, typer.Option("--lines", help="Every line is a prompt.")] = False,
+    new_tokens: Annotated[int, typer.Option(help="Tokens that the target writes per prompt.")] = 64,
+    temperature: options.Temperature = 1.0,
+    seed: Annotated[int, typer.Option("--seed", "-s", help="Of the first text.")] = 0,
+    out: Annotated[Path, typer.Option(help="Result file, for `-o shape=FILE`.")] = Path("tree-shape.json"),
+    dtype: options.Dtype = "float32",
+    device: options.Device = "cpu",
+    threads: options.Threads = None,
+    as_json: options.Json = False,
+) -> None:
+    """Find the static tree that promises most tokens per step with a draft model.
+
+    Use it with `--drafter draft_tree -o shape=FILE`.
+    """
+    if min(nodes, depth, width, new_tokens) < 1:
+        raise ValueError(
+            f"--nodes, --depth, --width, --new-tokens: got {nodes}, {depth}, {width}, {new_tokens}; expected at least 1"
+        )
+    from specdec_fast.commands import opening
+    from specdec_fast.commands.prompts import bundled_workload, one_of_each, read_prompts
+    from specdec_fast.sampling import SamplingParams
+    from specdec_fast.shapes import best_shape, expected_tokens, write_shape
+    from specdec_fast.tune.tree import measure
+
+    opening.quiet()
+    setup = opening.resolve(
+        model=model, draft=draft, drafter="draft_tree", rule="replay", draft_tokens=None,
+        dtype=dtype, device=device, compile=False,
+    )  # fmt: skip
+    engine = opening.open_engine(setup, threads=threads, max_rows=8)
+    drafter: Any = engine.drafter
+    if file is not None:
+        prompts: list[Any] = list(read_prompts(None, file, lines))
+    else:
+        prompts = [item.prompt for item in one_of_each(bundled_workload(), _PROMPTS)]
+    rates, tokens = measure(
+        engine.target,
+        drafter.model,
+        [engine.encode(prompt) for prompt in prompts],
+        SamplingParams(temperature=temperature, seed=seed, max_new_tokens=new_tokens),
+        how=how,
+        width=width,
+        depth=depth,
+        eos_token_ids=engine.eos_token_ids,
+    )
+    shape = best_shape(rates, nodes)
+    facts = {
+        "model": model, "draft": setup.draft, "how": how, "temperature": temperature, "seed": seed,
+        "prompts": len(prompts), "tokens": tokens, "expected_tokens": expected_tokens(shape, rates), "rates": rates,
+        "expected_by_nodes": {size: expected_tokens(best_shape(rates, size), rates) for size in _SIZES},
+    }  # fmt: skip
+    write_shape(out, shape, facts)
+    if as_json:
+        print(json.dumps({"file": str(out), "parents": list(shape.parents), **facts}, indent=2))
+        return
+    print(f"{out}: {shape.num_nodes} nodes, {facts['expected_tokens']:.2f} tokens per step expected")
+    print(f"measured on {tokens} tokens of {len(prompts)} prompts; rate of the first choices by depth:")
+    for level, row in enumerate(rates):
+        print(f"  {level + 1}: " + " ".join(f"{rate:.3f}" for rate in row[:6]))
+    for size in _SIZES:
+        print(f"  {size:>3} nodes: {expected_tokens(best_shape(rates, size), rates):.2f} tokens per step")

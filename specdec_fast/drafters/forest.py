@@ -1,0 +1,281 @@
+"""Several drafters at once: their proposals joined into one tree per row, the budget shared by what each brings.
+
+Siblings are tested drawn ones first, each under the law that it was drawn from. A chosen token that is there already
+becomes the same node; a drawn one stays beside its equal, for each was drawn and has to be verified. With drawn tokens
+in front this folding loses nothing and is lossless: a chosen token behind an equal one that was drawn and refused has
+no mass left. Every drafter hears of the step as if it had been alone. Tests: tests/drafters/test_forest.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from specdec_fast.budget import Goodput, Outcome
+from specdec_fast.draft import Draft, Drawn, Laws, concat_laws, packed_shape
+from specdec_fast.interfaces import Acceptance, Budget, Drafter, Needs, Parts, Rng, StateView, TargetOutput
+
+Names = str | Sequence[str] | Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(slots=True)
+class _Joined:
+    """One row's tree while drafts are joined; node 0 is the root."""
+
+    tokens: list[int]
+    parents: list[int] = field(default_factory=lambda: [-1])
+    drawn: list[int] = field(default_factory=lambda: [0])
+    law_row: list[int] = field(default_factory=lambda: [-1])
+    scouts: list[bool] = field(default_factory=lambda: [False])
+    chosen: dict[tuple[int, int], int] = field(default_factory=dict)  # (parent, token) -> node to fold into
+
+
+class ForestDrafter:
+    """Joins the drafts of the drafters `of`; by name they are made with their own defaults, or {name: options}.
+
+    num_draft_tokens: the default budget per row, which the drafters share; adapt: share it by the tokens that each is
+    expected to bring, from its acceptance so far; otherwise evenly.
+
+    Drafters whose drawn tokens exclude chosen siblings (`draft_tree` with how=hybrid) cannot be joined with others: a
+    sibling from elsewhere would change the law that their tokens were drawn from.
+    """
+
+    name = "forest"
+    may_take_draft = draws = True
+    needs = Needs(topology="tree", host_tokens=True)
+
+    def __init__(self, of: Sequence[Drafter] = (), num_draft_tokens: int = 16, adapt: bool = True) -> None:
+        if not of or any(isinstance(source, str) for source in of):
+            raise ValueError(
+                f"forest of: got {of!r}; expected drafters; by name with `-o of=ngram,recycling` or load()"
+            )
+        if num_draft_tokens < 1:
+            raise ValueError(f"forest num_draft_tokens: got {num_draft_tokens}; expected at least 1")
+        self.sources = list(of)
+        self.num_draft_tokens = num_draft_tokens
+        self.adapt = adapt
+        each = [source.needs for source in of]
+        self.needs = Needs(
+            topology="tree",
+            taps=tuple(dict.fromkeys(tap for needs in each for tap in needs.taps)),
+            **{
+                name: any(getattr(needs, name) for needs in each)
+                for name in ("host_tokens", "own_cache", "partial_layers", "node_choices", "logits", "laws")
+            },
+        )
+        self._records = [Goodput() for _ in of]  # acceptance of each, by row and overall
+        self._drafts: list[tuple[Draft, list[int]]] = []  # of the step: each drafter's own, and its nodes in the forest
+
+    @classmethod
+    def from_parts(cls, parts: Parts, of: Names = "ngram,recycling", **options: Any) -> ForestDrafter:
+        """Of drafters by name: "a,b", a list of names, or {name: options}."""
+        named = of.split(",") if isinstance(of, str) else of
+        chosen: dict[str, Mapping[str, Any]] = dict(named) if isinstance(named, Mapping) else {n: {} for n in named}
+        if cls.name in chosen:
+            raise ValueError("forest of: got a forest; expected drafters that are none")
+        return cls([parts.make(name, **own) for name, own in chosen.items()], **options)
+
+    def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
+        for source in self.sources:
+            source.begin(view, rows, prompt_output)
+
+    def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
+        shares = [self._shares(row, limit) for row, limit in zip(rows, budget.nodes)]
+        trees = [_Joined([view.tokens(row)[-1]]) for row in rows]
+        drafts = [
+            source.propose(view, rows, Budget([share[at] for share in shares]), rng)
+            for at, source in enumerate(self.sources)
+        ]
+        laws, first = _stack([draft.laws for draft in drafts])
+        placed: list[list[int]] = [[] for _ in drafts]
+        for at in sorted(range(len(drafts)), key=lambda one: drafts[one].laws is None):  # into drawn nodes others fold
+            placed[at] = _place(trees, drafts[at], first[at])
+        order = [_siblings_in_order(tree) for tree in trees]
+        starts = [0]
+        for tree in trees:
+            starts.append(starts[-1] + len(tree.tokens))
+        self._drafts = []
+        for draft, nodes in zip(drafts, placed):
+            rows_of = draft.row_of.tolist()
+            self._drafts.append((draft, [starts[row] + order[row][node] for row, node in zip(rows_of, nodes)]))
+        return _pack(rows, trees, order, laws, view.device)
+
+    def observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
+        if not self._drafts or len(self._drafts[0][0].counts) != draft.num_rows:
+            return  # a step that was not drafted here
+        rows = draft.rows.tolist()
+        paths = [path[: count + 1] for path, count in zip(acceptance.path.tolist(), acceptance.num_accepted.tolist())]
+        tokens, following = draft.tokens.tolist(), acceptance.next_token.tolist()
+        for source, record, (own, nodes) in zip(self.sources, self._records, self._drafts):
+            heard, outcomes = _alone(own, nodes, paths, tokens, following, acceptance)
+            at = torch.tensor(nodes, dtype=torch.int64, device=draft.tokens.device)
+            logits = None if output.logits is None else output.logits[at]
+            source.observe(view, own, heard, TargetOutput(logits, {n: tap[at] for n, tap in output.taps.items()}))
+            record.observe(rows, outcomes, 0.0, 0.0)
+        self._drafts = []
+
+    def release(self, rows: Sequence[int]) -> None:
+        for source, record in zip(self.sources, self._records):
+            source.release(rows)
+            record.release(rows)
+
+    def _shares(self, row: int, limit: int) -> list[int]:
+        """Nodes of each drafter: one for each, then where the next one is expected to bring most."""
+        count = len(self.sources)
+        if not self.adapt:
+            return [limit // count + (at < limit % count) for at in range(count)]
+        gains = [record.expected(row, limit) for record in self._records]
+        shares = [int(at < limit) for at in range(count)]
+        for _ in range(limit - sum(shares)):
+            best = max(range(count), key=lambda at: gains[at][min(shares[at] + 1, limit)] - gains[at][shares[at]])
+            shares[best] += 1
+        return shares
+
+
+def _place(trees: list[_Joined], draft: Draft, first: int) -> list[int]:
+    """Enter a draft's nodes; the node of its row's tree that each became. first: its first law row."""
+    tokens, parents, drawn = draft.tokens.tolist(), draft.parents.tolist(), draft.drawn.tolist()
+    law_row, offsets = draft.law_row.tolist(), draft.offsets.tolist()
+    scouts = [False] * len(tokens) if draft.scouts is None else draft.scouts.tolist()
+    placed: list[int] = []
+    for row, tree in enumerate(trees):
+        start = offsets[row]
+        placed.append(0)
+        for node in range(start + 1, offsets[row + 1]):
+            parent = placed[start + parents[node]]
+            if drawn[node] == Drawn.DRAWN_WITHOUT_CHOSEN:
+                raise ValueError(
+                    "forest: got a token that was drawn outside its chosen siblings, which others would join; expected "
+                    'other ways to pick, such as of={"draft_tree": {"how": "without_replacement"}}'
+                )
+            key = (parent, tokens[node])
+            folds = drawn[node] == Drawn.CHOSEN and not scouts[node]
+            if folds and key in tree.chosen:
+                placed.append(tree.chosen[key])
+                continue
+            placed.append(len(tree.tokens))
+            if not scouts[node]:
+                tree.chosen.setdefault(key, len(tree.tokens))
+            tree.tokens.append(tokens[node])
+            tree.parents.append(parent)
+            tree.drawn.append(drawn[node])
+            tree.law_row.append(first + law_row[node] if drawn[node] != Drawn.CHOSEN else -1)
+            tree.scouts.append(scouts[node])
+    return placed
+
+
+def _siblings_in_order(tree: _Joined) -> list[int]:
+    """Where each node goes so that drawn siblings come before chosen ones, and parents before children."""
+    children: list[list[int]] = [[] for _ in tree.tokens]
+    for node, parent in enumerate(tree.parents[1:], start=1):
+        children[parent].append(node)
+    order, place = [0], [0] * len(tree.tokens)
+    for node in order:  # grows while it is read: breadth first
+        for child in sorted(children[node], key=lambda one: tree.drawn[one] == Drawn.CHOSEN):
+            place[child] = len(order)
+            order.append(child)
+    return place
+
+
+def _stack(parts: Sequence[Laws | None]) -> tuple[Laws | None, list[int]]:
+    """All laws over one vocabulary, and where those of each drafter begin."""
+    first, used = [], 0
+    for part in parts:
+        first.append(used)
+        used += 0 if part is None else part.inv_t.shape[0]
+    there = [part for part in parts if part is not None]
+    if len(there) < 2:
+        return (there[0] if there else None), first
+    if any(part.token_ids is not None for part in there):
+        raise ValueError("forest: got laws over part of a vocabulary from several drafters; expected one such drafter")
+    widest = max(part.logits.shape[1] for part in there)
+    same = [
+        part
+        if part.logits.shape[1] == widest
+        else replace(part, logits=pad(part.logits, (0, widest - part.logits.shape[1]), value=-torch.inf), mass=None)
+        for part in there
+    ]
+    return concat_laws(same), first
+
+
+def _pack(
+    rows: Sequence[int], trees: list[_Joined], order: list[list[int]], laws: Laws | None, device: torch.device
+) -> Draft:
+    columns: dict[str, list[Any]] = {name: [] for name in ("tokens", "parents", "drawn", "law_row", "scouts")}
+    deepest = 0
+    for tree, place in zip(trees, order):
+        back = sorted(range(len(place)), key=place.__getitem__)
+        depth = [0] * len(place)
+        for at, node in enumerate(back):
+            parent = tree.parents[node]
+            columns["parents"].append(-1 if parent < 0 else place[parent])
+            depth[at] = 0 if parent < 0 else depth[place[parent]] + 1
+            for name in ("tokens", "drawn", "law_row", "scouts"):
+                columns[name].append(getattr(tree, name)[node])
+        deepest = max(deepest, max(depth))
+    shape = packed_shape(tuple(rows), tuple(len(tree.tokens) for tree in trees), device)
+
+    def tensor(name: str, dtype: torch.dtype) -> Tensor:
+        return torch.tensor(columns[name], dtype=dtype).to(device)
+
+    return Draft(
+        rows=shape.rows,
+        tokens=tensor("tokens", torch.int64),
+        parents=tensor("parents", torch.int32),
+        offsets=shape.offsets,
+        drawn=tensor("drawn", torch.int8),
+        law_row=tensor("law_row", torch.int32),
+        row_of=shape.row_of,
+        counts=tuple(len(tree.tokens) for tree in trees),
+        max_depth=deepest,
+        laws=laws if any(columns["drawn"]) else None,
+        scouts=tensor("scouts", torch.bool) if any(columns["scouts"]) else None,
+    )
+
+
+def _alone(
+    own: Draft,
+    nodes: list[int],
+    paths: list[list[int]],
+    tokens: list[int],
+    following: list[int],
+    acceptance: Acceptance,
+) -> tuple[Acceptance, list[Outcome]]:
+    """A step as one drafter would have seen it alone: the part of the accepted path that it had drafted too."""
+    offsets, parents = own.offsets.tolist(), own.parents.tolist()
+    mine, following_mine, outcomes = [], [], []
+    for row, path in enumerate(paths):
+        start, stop = offsets[row], offsets[row + 1]
+        walk, depth = [start], [0] * (stop - start)
+        for node in range(start + 1, stop):
+            depth[node - start] = depth[parents[node]] + 1
+        for reached in path[1:]:
+            here = walk[-1] - start
+            step = next((n for n in range(start, stop) if parents[n] == here and nodes[n] == reached), None)
+            if step is None:
+                break
+            walk.append(step)
+        mine.append(walk)
+        accepted = len(walk) - 1
+        following_mine.append(tokens[path[accepted + 1]] if accepted + 1 < len(path) else following[row])
+        went_on = any(parents[n] == walk[-1] - start for n in range(start + 1, stop))
+        outcomes.append(Outcome(stop - start - 1, max(depth), accepted + went_on, accepted))
+    width = own.max_depth + 1
+    device = acceptance.path.device
+    padded = [walk + [-1] * (width - len(walk)) for walk in mine]
+    choice = acceptance.node_choice
+    heard = Acceptance(
+        path=torch.tensor(padded, dtype=torch.int32).to(device),
+        num_accepted=torch.tensor([len(walk) - 1 for walk in mine], dtype=torch.int32).to(device),
+        next_token=torch.tensor(following_mine, dtype=torch.int64).to(device),
+        node_choice=None if choice is None else choice[torch.tensor(nodes, dtype=torch.int64).to(device)],
+    )
+    return heard, outcomes
+
+
+DRAFTER = ForestDrafter

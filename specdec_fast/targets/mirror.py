@@ -1,0 +1,114 @@
+"""A draft model whose rows follow those of the engine: what is committed stays, the trees that were drafted lie behind.
+
+The only writer of the draft's cache for drafters of trees. Tests: tests/drafters/test_draft_tree.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdec_fast.draft import Draft, packed_shape
+from specdec_kernels import tree_plan
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A tree whose nodes' keys lie behind a row's committed tokens; node 0 is the root."""
+
+    tokens: Sequence[int]
+    parents: Sequence[int]
+
+    def walk(self, text: Sequence[int]) -> list[int]:
+        """The nodes that hold this text, from the root on: as far as the tree has it."""
+        path: list[int] = []
+        for token in text:
+            parent = path[-1] if path else -1
+            following = (n for n, own in enumerate(self.parents) if own == parent and self.tokens[n] == token)
+            node = next(following, None)
+            if node is None:
+                break
+            path.append(node)
+        return path
+
+
+class Mirror:
+    """model: a target of its own; name: the drafter's, for messages.
+
+    Rows are given by number, as the engine counts them; the caller asks `room` before it stages anything.
+    """
+
+    def __init__(self, model: Any, name: str) -> None:
+        self.model, self._name = model, name
+        self._held: dict[int, tuple[int, Staged | None]] = {}  # per row: committed tokens held, the tree behind them
+
+    def begin(self, rows: Sequence[int]) -> None:
+        """Rows join with nothing stored. Raises ValueError where the draft has fewer rows than the engine."""
+        room = self.model.cache.max_rows
+        if max(rows) >= room:
+            raise ValueError(
+                f"{self._name}: got row {max(rows)} of the engine and a draft with room for {room} rows; expected at "
+                "least as many as the target has; build the draft with the target's max_rows"
+            )
+        for row in rows:
+            self._held[row] = (0, None)
+
+    def room(self, row: int, length: int) -> bool:
+        """Whether a row can hold so many tokens."""
+        return length <= self.model.max_length and bool(self.model.cache.reserve(row, length))
+
+    def release(self, rows: Sequence[int]) -> None:
+        """Rows leave."""
+        self.model.cache.release([row for row in rows if self._held.pop(row, None) is not None])
+
+    def catch_up(self, rows: Sequence[int], texts: Sequence[Sequence[int]]) -> None:
+        """Keep what was accepted of the trees that are staged, forget the rest, feed what is new but the root."""
+        device, cache = self.model.device, self.model.cache
+        kept: list[tuple[int, int, list[int]]] = []  # row, nodes staged, accepted path
+        for row, text in zip(rows, texts):
+            held, tree = self._held[row]
+            path = [] if tree is None else tree.walk(text[held : len(text) - 1])
+            if path:
+                assert tree is not None
+                kept.append((row, len(tree.tokens), path))
+            self._held[row] = (held + len(path), None)
+        if kept:
+            shape = packed_shape(tuple(row for row, *_ in kept), tuple(staged for _, staged, _ in kept), device)
+            slots = cache.stage(shape.rows, shape.offsets, sum(staged for _, staged, _ in kept))
+            starts = accumulate((staged for _, staged, _ in kept), initial=0)
+            width = max(len(path) for *_, path in kept)
+            paths = [
+                [start + node for node in path] + [-1] * (width - len(path)) for start, (*_, path) in zip(starts, kept)
+            ]
+            accepted = torch.tensor([len(path) - 1 for *_, path in kept], dtype=torch.int32).to(device)
+            cache.commit(shape.rows, slots, torch.tensor(paths, dtype=torch.int32).to(device), accepted)
+        new = [(row, text[self._held[row][0] : -1]) for row, text in zip(rows, texts)]
+        new = [(row, part) for row, part in new if part]
+        if new:
+            shape = packed_shape(tuple(row for row, _ in new), tuple(len(part) for _, part in new), device)
+            fed = torch.tensor([self._known(token) for _, part in new for token in part], dtype=torch.int64)
+            self.model.extend(shape.rows, fed.to(device), shape.offsets, logits=False)
+            for row, part in new:
+                self._held[row] = (self._held[row][0] + len(part), None)
+
+    def score(self, rows: Sequence[int], trees: Sequence[Staged]) -> tuple[Draft, Tensor]:
+        """One pass over whole trees: what was staged behind the rows before is written over. Logits [M, V]."""
+        draft = Draft.trees(
+            list(rows),
+            [([self._known(token) for token in tree.tokens], tree.parents) for tree in trees],
+            device=self.model.device,
+        )
+        for row, tree in zip(rows, trees):
+            self._held[row] = (self._held[row][0], tree)
+        output, _ = self.model.score(draft, tree_plan(draft.parents, draft.offsets))
+        assert output.logits is not None
+        return draft, output.logits
+
+    def _known(self, token: int) -> int:
+        """The target's padding ids may lie beyond the draft's embedding: what stands in for them costs acceptance."""
+        return token if token < self.model.vocab_size else 0

@@ -1,0 +1,195 @@
+"""Joined drafts: duplicates become one node, drawn tokens stay and come first, every drafter hears its own part."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from oracles.automaton import AutomatonTarget, random_logits
+from oracles.chi_square import p_value
+from oracles.laws import joint, law
+
+from specdec_fast import Engine, SamplingParams, get_drafter, load
+from specdec_fast.draft import Draft, Drawn
+from specdec_fast.interfaces import Acceptance, Budget, Needs, TargetOutput
+from specdec_fast.state import DecodeState
+
+VOCAB = 8
+
+
+class Fixed:
+    """The same tree for every row, cut to its budget; remembers what it hears."""
+
+    name, num_draft_tokens = "fixed_tree", 9
+
+    def __init__(self, tokens: Sequence[int], parents: Sequence[int]) -> None:
+        self.tree = (list(tokens), list(parents))
+        self.needs = Needs(topology="tree", node_choices=True)
+        self.heard: list[tuple[Draft, Acceptance, TargetOutput]] = []
+        self.limits: list[int] = []
+
+    def begin(self, *args: Any) -> None:
+        pass
+
+    def propose(self, view: Any, rows: Any, budget: Any, rng: Any) -> Draft:
+        self.limits = list(budget.nodes)
+        tokens, parents = self.tree
+        trees = [
+            ([view.tokens(row)[-1], *tokens[:limit]], [-1, *parents[:limit]])
+            for row, limit in zip(rows, budget.nodes, strict=True)
+        ]
+        return Draft.trees(rows, trees)
+
+    def observe(self, view: Any, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
+        self.heard.append((draft, acceptance, output))
+
+    def release(self, rows: Any) -> None:
+        pass
+
+
+def forest(*sources: Any, **options: Any) -> Any:
+    return get_drafter("forest")(sources, **options)
+
+
+def automaton(seed: int = 2, **shape: int) -> AutomatonTarget:
+    return AutomatonTarget(random_logits(23, VOCAB, seed=seed), **shape)
+
+
+def proposal(made: Any, prompts: list[list[int]], limits: list[int], **params: Any) -> Draft:
+    state = DecodeState(8, 64)
+    rows = [
+        state.join(prompt, SamplingParams(seed=7 + at, **params), len(prompt), ()) for at, prompt in enumerate(prompts)
+    ]
+    made.begin(state, rows, None)
+    with torch.inference_mode():
+        draft: Draft = made.propose(state, rows, Budget(limits), state.rng(rows))
+    draft.check(VOCAB)
+    return draft
+
+
+def paths(draft: Draft) -> list[tuple[int, ...]]:
+    """Of the only row: every node as the tokens that lead to it."""
+    found: list[tuple[int, ...]] = []
+    for token, parent in zip(draft.tokens.tolist(), draft.parents.tolist(), strict=True):
+        found.append((*found[parent], token) if parent >= 0 else ())
+    return found
+
+
+def test_equal_paths_become_one_node() -> None:
+    one, other = Fixed([1, 2, 3], [0, 1, 2]), Fixed([1, 4, 2, 5], [0, 0, 1, 3])
+    draft = proposal(forest(one, other, adapt=False), [[6]], [8])
+    assert sorted(paths(draft)) == sorted({(), (1,), (1, 2), (1, 2, 3), (4,), (1, 2, 5)})
+    assert draft.num_nodes == 6 and draft.max_depth == 3
+
+
+def test_drawn_tokens_stay_come_first_and_keep_their_laws() -> None:
+    """Chosen ones that are equal fold into them, with all that follows."""
+    drawn = get_drafter("draft_model")(automaton(), num_draft_tokens=3, pick="drawn")
+    alone = proposal(get_drafter("draft_model")(automaton(), num_draft_tokens=3, pick="drawn"), [[6]], [3])
+    first = alone.tokens.tolist()[1]
+    beside = (first + 1) % VOCAB
+    chosen = Fixed([beside, first, 0], [0, 0, 2])
+    draft = proposal(forest(chosen, drawn, adapt=False), [[6]], [6])
+    children = [node for node, parent in enumerate(draft.parents.tolist()) if parent == 0]
+    assert [int(draft.tokens[node]) for node in children] == [first, beside]
+    assert [int(draft.drawn[node]) for node in children] == [Drawn.DRAWN, Drawn.CHOSEN]
+    assert (first, 0) in paths(draft)
+    for node in range(draft.num_nodes):
+        if int(draft.drawn[node]) != Drawn.CHOSEN:
+            at = alone.tokens.tolist().index(int(draft.tokens[node]), 1)
+            assert torch.equal(draft.laws.logits[draft.law_row[node]], alone.laws.logits[alone.law_row[at]])
+    assert int((draft.drawn == Drawn.DRAWN).sum()) == 3
+
+
+def test_two_drafters_that_draw_the_same_token_both_have_it_tested() -> None:
+    twins = [get_drafter("draft_model")(automaton(), num_draft_tokens=2, pick="drawn") for _ in range(2)]
+    draft = proposal(forest(*twins, adapt=False), [[6]], [4])
+    assert draft.num_nodes == 5 and int((draft.drawn == Drawn.DRAWN).sum()) == 4
+    assert len(set(draft.law_row.tolist())) == 5
+
+
+def test_tokens_drawn_outside_their_siblings_are_refused() -> None:
+    hybrid = get_drafter("draft_tree")(automaton(), widths=(3,), how="hybrid")
+    with pytest.raises(ValueError, match="forest: got a token that was drawn outside its chosen siblings"):
+        proposal(forest(hybrid, Fixed([1], [0]), adapt=False), [[6]], [4])
+
+
+def test_every_drafter_hears_of_its_own_nodes() -> None:
+    """Choices, logits and the accepted path, as they would be had it drafted alone."""
+    model = automaton()
+    text = Engine(model).generate([[6]], SamplingParams(temperature=0, max_new_tokens=6))[0].tokens
+    wrong = [(token + 1) % VOCAB for token in text]
+    one = Fixed([wrong[0], text[0], text[1], wrong[2]], [0, 0, 2, 3])
+    other = Fixed([text[0], wrong[1], text[1], text[2]], [0, 1, 1, 3])
+    engine = Engine(automaton(), forest(one, other, adapt=False, num_draft_tokens=8))
+    engine.submit([6], SamplingParams(temperature=0, max_new_tokens=30))
+    engine.step()
+    for source, accepted, following in ((one, 2, text[2]), (other, 3, text[3])):
+        draft, acceptance, output = source.heard[0]
+        assert draft.tokens.tolist() == [6, *source.tree[0]]
+        assert int(acceptance.num_accepted[0]) == accepted and int(acceptance.next_token[0]) == following
+        path = [node for node in acceptance.path[0].tolist() if node >= 0]
+        assert [int(draft.tokens[node]) for node in path[1:]] == text[:accepted]
+        for node, tokens in enumerate(paths(draft)):
+            state = model.state_after([6, *tokens])
+            assert torch.equal(output.logits[node], model.table[state])
+            assert int(acceptance.node_choice[node]) == int(model.table[state].argmax())
+
+
+def test_the_budget_goes_to_who_is_accepted() -> None:
+    script = AutomatonTarget(random_logits(23, VOCAB, seed=2), max_length=256)
+    good = get_drafter("draft_model")(AutomatonTarget(random_logits(23, VOCAB, seed=2), max_length=256))
+    bad = Fixed([3, 3, 3, 3, 3, 3, 3], [0, 1, 2, 3, 4, 5, 6])
+    made = forest(bad, good, num_draft_tokens=8)
+    engine = Engine(script, made)
+    engine.generate([[1, 2]], SamplingParams(seed=1, max_new_tokens=120))
+    assert bad.limits == [1] or max(bad.limits) <= 2, "one node keeps it in sight"
+    assert engine.stats.tau > 4
+
+
+def test_the_joint_law_under_the_tree_rules() -> None:
+    """Two draft models that draw, one drafter that chooses, in one tree; three tokens against exact chances."""
+    vocab, states = 4, 7
+    table = random_logits(states, vocab, seed=4)
+
+    def target() -> AutomatonTarget:
+        return AutomatonTarget(table, max_rows=400, max_length=24)
+
+    def source(seed: int) -> Any:
+        near = AutomatonTarget(0.5 * table + 0.5 * random_logits(states, vocab, seed=seed), max_rows=400, max_length=24)
+        return get_drafter("draft_model")(near, num_draft_tokens=2, pick="drawn")
+
+    for rule in ("tree", "traversal"):
+        made = forest(Fixed([1, 2, 0], [0, 0, 1]), source(5), source(6), num_draft_tokens=7)
+        engine = Engine(target(), made, rule=rule)
+        handles = [engine.submit([1], SamplingParams(seed=seed, max_new_tokens=8)) for seed in range(4000)]
+        while not engine.idle:
+            engine.step()
+        reader = target()
+        exact = joint(lambda text: law(reader.logits_after([1, *text]), temperature=1.0), 3, vocab)  # noqa: B023
+        assert p_value(Counter(tuple(handle.tokens[:3]) for handle in handles), exact) > 1e-3
+        assert engine.stats.faults == 0 and 0.2 < engine.stats.mean_alpha < 0.98
+
+
+def test_by_name_with_options_and_a_draft_model() -> None:
+    params = SamplingParams(seed=4, max_new_tokens=24)
+    plain = load("demo-target", max_rows=1).generate(["Once upon a time"], params)[0].tokens
+    options = {"of": {"ngram": {"n_min": 1}, "draft_model": {}}, "num_draft_tokens": 8}
+    engine = load("demo-target", "demo-draft", drafter="forest", drafter_options=options, max_rows=1)
+    assert [source.name for source in engine.drafter.sources] == ["ngram", "draft_model"]
+    assert engine.generate(["Once upon a time"], params)[0].tokens == plain and engine.stats.tau > 1.5
+    with pytest.raises(ValueError, match="drafter draft_model: got no draft model"):
+        load("demo-target", drafter="forest", drafter_options={"of": "ngram,draft_model"}, max_rows=1)
+
+
+def test_bad_options_are_named() -> None:
+    for of in ((), ("ngram",)):
+        with pytest.raises(ValueError, match="forest of: got"):
+            get_drafter("forest")(of)
+    with pytest.raises(ValueError, match="forest num_draft_tokens: got 0"):
+        forest(Fixed([1], [0]), num_draft_tokens=0)
+    with pytest.raises(ValueError, match="forest of: got a forest"):
+        load("demo-target", drafter="forest", drafter_options={"of": "ngram,forest"}, max_rows=1)
