@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from specdec_fast.budget import surely_accepted
-from specdec_fast.draft import Draft, Laws, concat_laws, packed_shape
+from specdec_fast.draft import Draft, packed_shape
 from specdec_fast.interfaces import Acceptance, Budget, Needs, Parts, Rng, StateView, TargetOutput
+from specdec_fast.laws import Laws, concat_laws
 from specdec_fast.sampling import Sampling, process_chains
 from specdec_fast.targets.huggingface import HuggingFaceTarget
 from specdec_fast.translation import Translation
@@ -128,7 +129,9 @@ class DraftModelDrafter:
                     logits, roots = logits[going], roots[going]
                     active = [active[at] for at in going]
                     sampling = view.sampling([rows[index] for index in active])
-            chosen, laws = self._pick_level(view, [rows[at] for at in active], sampling, roots, logits, levels, active)
+            chosen, laws = self._pick_level(
+                view, [rows[at] for at in active], sampling, roots, logits, levels, active, rng.first_draw
+            )
             levels.append((active, chosen))
             if laws is not None:
                 parts.append(laws)
@@ -201,6 +204,7 @@ class DraftModelDrafter:
         logits: Tensor,
         levels: list[tuple[list[int], Tensor]],
         active: list[int],
+        first_draw: int,
     ) -> tuple[Tensor, Laws | None]:
         if self.tokenizers == "slem":
             return logits.argmax(1), None
@@ -216,7 +220,7 @@ class DraftModelDrafter:
             return logits.argmax(1), None
         if self.pick == "coupled":
             return sampling.choose(logits, positions), None
-        index = torch.full_like(positions, len(levels))
+        index = torch.full_like(positions, first_draw + len(levels))
         return draw_sample(laws.logits, *laws.stats, sampling.seeds, roots, index, mass=laws.mass), laws
 
     def _pack(

@@ -17,13 +17,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappush, heappushpop
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from specdec_fast.draft import Draft, Drawn, Laws, concat_laws, packed_shape
+from specdec_fast.draft import Draft, Drawn, packed_shape
 from specdec_fast.interfaces import Acceptance, Budget, Needs, Parts, Rng, StateView, TargetOutput
+from specdec_fast.laws import Laws, concat_laws
 from specdec_fast.sampling import Sampling
 from specdec_fast.shapes import Shape, read_shape, shape_of_widths
 from specdec_fast.targets.huggingface import HuggingFaceTarget
@@ -89,6 +90,7 @@ class DraftTreeDrafter:
 
     name = "draft_tree"
     takes_draft = draws = True
+    apart: ClassVar = {"how": "without_replacement"}
     needs = Needs(topology="tree", own_cache=True)
 
     def __init__(
@@ -128,7 +130,7 @@ class DraftTreeDrafter:
             self.shape = read_shape(shape) if isinstance(shape, (str, Path)) else Shape(tuple(shape))
         self._most = self.shape.num_nodes if not depth else width + (depth - 1) * width * width
         self.num_draft_tokens = min(self._most, num_draft_tokens or (24 if depth else self._most))
-        self.needs = Needs(topology="tree", own_cache=True, laws=how not in CHOOSING)
+        self.needs = Needs(topology="tree", own_cache=True, laws=how not in CHOOSING, excludes=how == "hybrid")
         self._vocab_size = min(vocab_size or model.vocab_size, model.vocab_size)
         self._mirror = Mirror(model, self.name)
 
@@ -147,7 +149,11 @@ class DraftTreeDrafter:
         texts = [view.tokens(row) for row in rows]
         limits = [min(limit, self._most) for limit in budget.nodes]
         trees = [
-            _Tree([text[-1]], limit if limit > 0 and self._mirror.room(row, self._longest(len(text), limit)) else 0)
+            _Tree(
+                [text[-1]],
+                limit if limit > 0 and self._mirror.room(row, self._longest(len(text), limit)) else 0,
+                draws=rng.first_draw,
+            )
             for row, limit, text in zip(rows, limits, texts)
         ]
         active = [index for index, tree in enumerate(trees) if tree.limit]
