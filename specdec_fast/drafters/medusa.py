@@ -19,6 +19,7 @@ from specdec_fast.interfaces import Parts
 from specdec_fast.shapes import Shape, read_shape
 
 PUBLISHED = Path(__file__).parents[1] / "assets" / "medusa-trees.json"
+DEFAULT, TREE = "mc_sim_7b_63", "tree.json"
 
 
 @lru_cache(maxsize=1)
@@ -43,8 +44,9 @@ class MedusaDrafter(AheadDrafter):
     """Drafts with Medusa heads over the target's last hidden state.
 
     head: folder or hub id of the heads, or the heads themselves (default: those that are bundled for the target);
-    shape: a published tree by name, a list of parents, or a file of `specdec tune tree`; a budget of n nodes takes the
-    first n; num_draft_tokens: the default budget per row; pick: "coupled" for `replay`, "greedy" for other rules.
+    shape: a published tree by name, a list of parents, or a file (default: `tree.json` beside the heads, where training
+    puts one, else "mc_sim_7b_63"); a budget of n nodes takes the first n; num_draft_tokens: the default budget per row;
+    pick: "coupled" for `replay`, "greedy" for other rules.
 
     Raises ValueError for heads that cannot be loaded or belong to another target.
     """
@@ -56,12 +58,14 @@ class MedusaDrafter(AheadDrafter):
         target: Any,
         head: str | Path | MedusaHeads | None = None,
         num_draft_tokens: int | None = 16,
-        shape: str | Path | Sequence[int] = "mc_sim_7b_63",
+        shape: str | Path | Sequence[int] | None = None,
         pick: str = "coupled",
     ) -> None:
-        tree = _shape(shape)
+        tree = _shape(DEFAULT if shape is None else shape)
         if not isinstance(head, MedusaHeads):
             place = bundled_head(target, self.name) if head is None else head
+            if shape is None and (Path(place) / TREE).is_file():
+                tree = read_shape(Path(place) / TREE)
             head = load_medusa(place, hidden_size=target.hidden_size, vocab_size=target.num_embeddings)
             head = head.to(device=target.device, dtype=target.dtype)
         super().__init__(target, head, tree, num_draft_tokens, pick)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from specdec_fast.draft import Draft, packed_shape
 from specdec_fast.interfaces import Acceptance, Budget, Needs, Rng, StateView, TargetOutput
+from specdec_fast.sampling import Sampling
 from specdec_fast.shapes import Shape
 from specdec_kernels import TreePlan, tree_expand, tree_plan
 
@@ -99,7 +100,7 @@ class AheadDrafter:
         if not active:
             return Draft.chains(rows, [[root] for root in roots], device=view.device)
         states = torch.stack([self._states[rows[at]][1] for at in active])
-        best = self._best(view, [rows[at] for at in active], states, rng.positions[active])
+        best = self.best(states, view.sampling([rows[at] for at in active]), rng.positions[active])
         pack = self._pack(tuple(counts), best.shape[2], view.device)
         tokens = best.flatten()[pack.source]
         tokens[pack.roots] = torch.tensor(roots, dtype=torch.int64).to(view.device)
@@ -118,16 +119,15 @@ class AheadDrafter:
             plan=pack.plan,
         )
 
-    def _best(self, view: StateView, rows: Sequence[int], states: Tensor, positions: Tensor) -> Tensor:
-        """Tokens int64 [depths, rows, ranks], best first. positions: int32 [rows], of the roots."""
+    def best(self, states: Tensor, sampling: Sampling, positions: Tensor) -> Tensor:
+        """Tokens int64 [depths, N, ranks], best first, from states [N, hidden]. positions: int32 [N], of the roots."""
         logits = self.heads(states, self._project)[: max(self._depth)]
-        depths, count = logits.shape[0], len(rows)
+        depths, count = logits.shape[0], len(states)
         ids = self.heads.token_ids
         if ids is not None:  # the noise is that of the target's ids
             whole = logits.new_full((depths, count, self._vocab_size), float("-inf"))
             logits = whole.index_copy_(2, ids, logits)
         logits = logits[..., : self._vocab_size].reshape(depths * count, -1)
-        sampling = view.sampling(rows)
         inv_t, cut, tie = (value.repeat(depths) for value in sampling.unfiltered(logits))
         noise: dict[str, Tensor] = {}
         if self.pick == "coupled" and not sampling.all_greedy:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
@@ -183,7 +184,7 @@ def fit(
 
     def measure() -> dict[str, float]:
         found = _held_out(wrapped, held, settings, device)
-        return {"step": at.step, "loss": at.loss, **found}
+        return {"step": at.step, **({"loss": at.loss} if at.step else {}), **found}
 
     with held_interrupt() as stop:
         if not at.history:
@@ -261,11 +262,21 @@ def _save(accelerator: Any, folder: Path) -> None:
 
 
 def _resume(accelerator: Any, folder: Path) -> None:
+    from safetensors import SafetensorError
+
     for place in (folder / "checkpoint", folder / "checkpoint.old"):
         if place.is_dir():
             try:
                 accelerator.load_state(str(place))
-            except (RuntimeError, ValueError, KeyError, OSError, IndexError) as error:
+            except (
+                RuntimeError,
+                ValueError,
+                LookupError,
+                OSError,
+                EOFError,
+                UnpicklingError,
+                SafetensorError,
+            ) as error:
                 reason = (str(error).strip() or type(error).__name__).splitlines()[0]
                 raise ValueError(
                     f"{place}: it cannot be read, or is of other settings: {reason}; train into another --out, or "

@@ -19,6 +19,7 @@ from oracles.automaton import AutomatonTarget, random_logits
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter, get_rule
 from specdec_fast.draft import Draft, Drawn
 from specdec_fast.drafters import drafter_names, make_drafter
+from specdec_fast.heads.blockwise import BlockwiseHeads
 from specdec_fast.heads.medusa import MedusaHeads
 from specdec_fast.interfaces import Budget, Drafter, Needs
 from specdec_fast.rules import rule_names
@@ -65,6 +66,10 @@ def two_datastores() -> list[Datastore]:
 # How to build a drafter over the automaton: name -> variants. A drafter without an entry is built without
 # arguments; one with an empty entry cannot work over the automaton (its own tests and test_contract_models.py try it).
 BUILD: dict[str, dict[str, Callable[[], Any]]] = {
+    "blockwise": {
+        pick: (lambda pick=pick: get_drafter("blockwise")(target(), BlockwiseHeads(STATES, VOCAB, 3), pick=pick))
+        for pick in ("coupled", "greedy")
+    },
     "draft_model": {
         pick: (lambda pick=pick: get_drafter("draft_model")(close_model(), num_draft_tokens=4, pick=pick))
         for pick in ("coupled", "drawn", "greedy")
@@ -313,8 +318,8 @@ def test_every_drafter_that_takes_a_model_works_over_transformers() -> None:
         small = HuggingFaceTarget(models.kin("llama"), max_length=128)
         large = HuggingFaceTarget(models.own("llama"), max_length=128)
         options: dict[str, Any] = {"datastore": two_datastores()} if name == "rest" else {}
-        if name == "medusa":
-            options["head"] = models.medusa_heads(large)
+        if name in models.HEADS:
+            options["head"] = models.HEADS[name](large)
         made = make_drafter(name, options, target=large, draft=lambda small=small: small)
         engine = Engine(large, made)
         handles = engine.generate(

@@ -36,7 +36,7 @@ def datastore(folder: Path) -> dict[str, Any]:
 
 # Options of drafters that cannot do without (a file, say), made in a folder of the test.
 OPTIONS: dict[str, Callable[[Path], dict[str, Any]]] = {
-    "medusa": lambda folder: {"head": models.medusa_heads(target("llama"))},
+    **{name: (lambda folder, make=make: {"head": make(target("llama"))}) for name, make in models.HEADS.items()},
     "rest": datastore,
 }
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from specdec_fast.heads.blockwise import BlockwiseHeads
 from specdec_fast.heads.medusa import MedusaHeads
 from specdec_fast.targets.huggingface import HuggingFaceTarget
 from specdec_fast.targets.tiny import FAMILIES, tiny_model
@@ -56,6 +57,14 @@ def medusa_heads(large: HuggingFaceTarget) -> MedusaHeads:
     heads.start_from(large.model.get_output_embeddings().weight)
     torch.nn.init.normal_(heads.weight, std=0.05)
     return heads
+
+
+def blockwise_heads(large: HuggingFaceTarget) -> BlockwiseHeads:
+    """Three blockwise heads, which at the start say what the target says of the next token."""
+    return BlockwiseHeads(large.hidden_size, large.num_embeddings, 3)
+
+
+HEADS: dict[str, Callable[[HuggingFaceTarget], Any]] = {"blockwise": blockwise_heads, "medusa": medusa_heads}
 
 
 def prompt(length: int, vocab: int = 96) -> list[int]:
