@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -218,7 +219,7 @@ def _train(
     if not place.exists():
         row = read_row(inputs, field, model, target, tokenizer, answer, temperature, settings.seed)
         out.mkdir(parents=True, exist_ok=True)
-        partial = out / "tokens.partial.npy"
+        partial = out / f"tokens.{os.getpid()}.npy"  # of several processes each writes the same
         np.save(partial, row)
         partial.replace(place)
     row, held = split(np.load(place), settings.length)
@@ -229,6 +230,8 @@ def _train(
         except KeyboardInterrupt:
             print(f"Stopped; the checkpoint is in {out}; the same command goes on from there.", file=sys.stderr)
             raise
+    if os.environ.get("RANK", "0") != "0":  # of several processes one writes the result
+        return
     facts = {"training": {"steps": progress.step, "labels": labels, **progress.history[-1]}}
     save(trainee, held, out / "head", facts)
     (out / "history.json").write_text(json.dumps(progress.history, indent=1) + "\n")
@@ -246,13 +249,14 @@ class _Bar:
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
         self._live, self._last, self._title = sys.stderr.isatty(), 0.0, title
+        self._mute = os.environ.get("RANK", "0") != "0"
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
             TextColumn("{task.fields[note]}"),
             TimeRemainingColumn(),
         )
-        self._bar = Progress(*columns, console=Console(stderr=True), disable=not self._live)
+        self._bar = Progress(*columns, console=Console(stderr=True), disable=not self._live or self._mute)
         self._task = self._bar.add_task(title, total=1.0, note="")
 
     def __enter__(self) -> _Bar:
@@ -267,6 +271,6 @@ class _Bar:
 
         note = f"loss {found['loss']:.3f}, {found.get('tokens_per_step', 1.0):.2f} tokens per step"
         self._bar.update(self._task, completed=share, note=note)
-        if not self._live and (share >= 1 or time.monotonic() - self._last > 10):
+        if not self._live and not self._mute and (share >= 1 or time.monotonic() - self._last > 10):
             self._last = time.monotonic()
             print(f"{self._title}: {share:.0%}, {note}, {left:.0f} s left", file=sys.stderr, flush=True)
