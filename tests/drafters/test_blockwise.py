@@ -13,7 +13,7 @@ from oracles import models
 from oracles.automaton import AutomatonTarget, random_logits, scripted
 from torch import nn
 
-from specdec_fast import Engine, SamplingParams, get_drafter
+from specdec_fast import Engine, SamplingParams, get_drafter, load
 from specdec_fast.drafters import make_drafter
 from specdec_fast.heads.blockwise import BlockwiseHeads
 from specdec_fast.heads.checkpoint_blockwise import load_blockwise, save_blockwise
@@ -101,3 +101,13 @@ def test_what_is_wrong_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "medusa"}))
     with pytest.raises(ValueError, match=r"got model_type 'medusa'.*expected 'blockwise' and all sizes"):
         load()
+
+
+def test_the_bundled_heads_work_out_of_the_box() -> None:
+    plain = load("demo-target", max_rows=1, max_length=96)
+    engine = load("demo-target", drafter="blockwise", max_rows=1, max_length=96)
+    for temperature in (0.0, 1.0):
+        params = SamplingParams(temperature=temperature, seed=3, max_new_tokens=40, ignore_eos=True)
+        handle = engine.generate(["And it came to pass"], params)[0]
+        assert handle.tokens == plain.generate(["And it came to pass"], params)[0].tokens
+    assert engine.stats.tau > 1.1
