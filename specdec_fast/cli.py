@@ -29,7 +29,7 @@ from specdec_fast.commands.lab import lab
 MOUNTED = {
     "datastore": ("specdec_fast.commands.datastore", "Build and inspect datastores for the drafter rest."),
     "kernels": ("specdec_fast.commands.kernels", "Operators and their kernels: who serves, agreement, machine code."),
-    "train": ("specdec_fast.train.command", "Train a target and draft pair such as the bundled one."),
+    "train": ("specdec_fast.train.command", "Train heads for a model, or a pair such as the bundled one."),
     "tune": ("specdec_fast.commands.tune", "Choose by measuring what a drafter is made of."),
 }
 

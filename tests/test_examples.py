@@ -14,6 +14,7 @@ SAYS = {
     "batch.py": ["too long leaves, cancelled", "one verse joins", "without speculation: True"],
     "own_drafter.py": ["drafter stutter", "drafted", "tokens per target pass"],
     "embed_ops.py": ["tree_attention  cpu", "request 0: path", "tokens committed"],
+    "medusa_heads.py": ["held-out loss", "same text: True", "tokens per target pass"],
     "custom_loop.py": ["nodes tried", "accepted", "tokens per target pass"],
 }
 

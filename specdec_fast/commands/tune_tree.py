@@ -17,6 +17,8 @@ _SIZES = (4, 8, 16, 32, 64)
 def tree(
     model: options.Model = "demo-target",
     draft: options.DraftModel = None,
+    drafter: Annotated[str, typer.Option("--drafter", help="draft_tree, or medusa.")] = "draft_tree",
+    drafter_option: options.DrafterOptions = None,
     nodes: Annotated[int, typer.Option(help="Nodes of the tree, root not counted.")] = 16,
     depth: Annotated[int, typer.Option(help="Deepest level to measure.")] = 8,
     width: Annotated[int, typer.Option(help="Most children of a node.")] = 8,
@@ -34,10 +36,12 @@ def tree(
     threads: options.Threads = None,
     as_json: options.Json = False,
 ) -> None:
-    """Find the static tree that promises most tokens per step with a draft model.
+    """Find the static tree that promises most tokens per step with a draft model, or with Medusa heads.
 
-    Use it with `--drafter draft_tree -o shape=FILE`.
+    Use it with `--drafter draft_tree -o shape=FILE`, or `--drafter medusa` likewise.
     """
+    if drafter not in ("draft_tree", "medusa") or how not in ("coupled", "top_k"):
+        raise ValueError(f"--drafter, --how: got {drafter}, {how}; expected draft_tree or medusa, coupled or top_k")
     if min(nodes, depth, width, new_tokens) < 1:
         raise ValueError(
             f"--nodes, --depth, --width, --new-tokens: got {nodes}, {depth}, {width}, {new_tokens}; expected at least 1"
@@ -46,29 +50,33 @@ def tree(
     from specdec_fast.commands.prompts import bundled_workload, one_of_each, read_prompts
     from specdec_fast.sampling import SamplingParams
     from specdec_fast.shapes import best_shape, expected_tokens, write_shape
+    from specdec_fast.tune.heads import measure_heads
     from specdec_fast.tune.tree import measure
 
     opening.quiet()
+    given = list(drafter_option or ())
+    if drafter == "medusa":  # as deep and as wide as what is measured
+        wide = [-1, *[0] * width, *(at if at == 1 else at + width - 1 for at in range(1, depth))]
+        given += [f"shape={wide}", f"pick={'coupled' if how == 'coupled' else 'greedy'}"]
     setup = opening.resolve(
-        model=model, draft=draft, drafter="draft_tree", rule="replay", draft_tokens=None,
-        dtype=dtype, device=device, compile=False,
+        model=model, draft=draft, drafter=drafter, rule="replay", draft_tokens=None,
+        dtype=dtype, device=device, compile=False, drafter_option=given,
     )  # fmt: skip
     engine = opening.open_engine(setup, threads=threads, max_rows=8)
-    drafter: Any = engine.drafter
+    made: Any = engine.drafter
     if file is not None:
         prompts: list[Any] = list(read_prompts(None, file, lines))
     else:
         prompts = [item.prompt for item in one_of_each(bundled_workload(), _PROMPTS)]
-    rates, tokens = measure(
-        engine.target,
-        drafter.model,
-        [engine.encode(prompt) for prompt in prompts],
-        SamplingParams(temperature=temperature, seed=seed, max_new_tokens=new_tokens),
-        how=how,
-        width=width,
-        depth=depth,
-        eos_token_ids=engine.eos_token_ids,
-    )
+    ids = [engine.encode(prompt) for prompt in prompts]
+    params = SamplingParams(temperature=temperature, seed=seed, max_new_tokens=new_tokens)
+    ends = engine.eos_token_ids
+    if drafter == "medusa":
+        rates, tokens = measure_heads(engine.target, made, ids, params, eos_token_ids=ends)
+    else:
+        rates, tokens = measure(
+            engine.target, made.model, ids, params, how=how, width=width, depth=depth, eos_token_ids=ends
+        )
     shape = best_shape(rates, nodes)
     facts = {
         "model": model, "draft": setup.draft, "how": how, "temperature": temperature, "seed": seed,

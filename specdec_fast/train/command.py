@@ -1,4 +1,4 @@
-"""`specdec train demo-pair`: the command line of this package."""
+"""`specdec train demo-pair`, and the heads of head_command.py: the command line of this package."""
 
 from __future__ import annotations
 
@@ -10,12 +10,18 @@ from typing import Annotated, Any
 
 import typer
 
-app = typer.Typer(help="Train what the package bundles.", no_args_is_help=True)
+from specdec_fast.train.head_command import blockwise, medusa
+
+app = typer.Typer(help="Train the bundled pair, or heads for any model.", no_args_is_help=True)
 
 
 @app.callback()
 def main() -> None:
-    """Train what the package bundles."""
+    """Train the bundled pair, or heads for any model."""
+
+
+app.command()(blockwise)
+app.command()(medusa)
 
 
 class _Progress:

@@ -23,6 +23,7 @@ DOCUMENTS = (
     "CONTRIBUTING.md",
     "CHANGELOG.md",
     "docs/drafters.md",
+    "docs/training.md",
     "kernels/README.md",
     "tests/README.md",
 )

@@ -24,3 +24,21 @@ def test_a_shape_is_found_written_and_used(run: Any, pair: list[str], tmp_path: 
     assert "tokens per step expected" in text.stdout and "64 nodes:" in text.stdout
     bad = run("tune", "tree", *pair, "--nodes", "0")
     assert bad.exit_code == 2 and "--nodes, --depth, --width, --new-tokens: got 0, 8, 8, 64" in bad.stderr
+
+
+def test_medusa_heads_get_a_tree_too(run: Any, tmp_path: Path) -> None:
+    """For the bundled heads; the file is taken by the drafter and changes no text."""
+    file, prompts = tmp_path / "shape.json", tmp_path / "prompts.txt"
+    prompts.write_text("def main(\nAnd it came\n")
+    where = ["--file", str(prompts), "--lines", "--out", str(file)]
+    options = ["--drafter", "medusa", "--nodes", "5", "--width", "4", "--new-tokens", "24"]
+    result = run("tune", "tree", *options, *where, "--json")
+    assert result.exit_code == 0, result.stderr
+    report = json.loads(result.stdout)
+    assert report["tokens"] == 48 and len(report["parents"]) == 6 and len(report["rates"][0]) == 4
+    sampling = ["--temperature", "0", "--max-new-tokens", "20"]
+    plain = run("generate", "def main(", "--drafter", "none", *sampling)
+    drafted = run("generate", "def main(", "--drafter", "medusa", "-o", f"shape={file}", *sampling)
+    assert drafted.exit_code == 0 and drafted.stdout == plain.stdout
+    bad = run("tune", "tree", "--drafter", "ngram")
+    assert bad.exit_code == 2 and "--drafter, --how: got ngram, coupled; expected draft_tree or medusa" in bad.stderr

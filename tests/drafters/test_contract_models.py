@@ -35,7 +35,10 @@ def datastore(folder: Path) -> dict[str, Any]:
 
 
 # Options of drafters that cannot do without (a file, say), made in a folder of the test.
-OPTIONS: dict[str, Callable[[Path], dict[str, Any]]] = {"rest": datastore}
+OPTIONS: dict[str, Callable[[Path], dict[str, Any]]] = {
+    **{name: (lambda folder, make=make: {"head": make(target("llama"))}) for name, make in models.HEADS.items()},
+    "rest": datastore,
+}
 
 
 @functools.cache

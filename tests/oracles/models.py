@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from specdec_fast.heads.blockwise import BlockwiseHeads
+from specdec_fast.heads.medusa import MedusaHeads
 from specdec_fast.targets.huggingface import HuggingFaceTarget
 from specdec_fast.targets.tiny import FAMILIES, tiny_model
 
@@ -46,6 +48,23 @@ def kin(family: str, noise: float = 0.15, seed: int = 5) -> Any:
 def target(family: str, **shape: Any) -> HuggingFaceTarget:
     """A target over its own copy of the tiny model."""
     return HuggingFaceTarget(own(family), **{"max_length": 320, **shape})
+
+
+def medusa_heads(large: HuggingFaceTarget) -> MedusaHeads:
+    """Three Medusa heads that begin from the projection of a target."""
+    heads = MedusaHeads(large.hidden_size, large.num_embeddings, 3)
+    torch.manual_seed(0)
+    heads.start_from(large.model.get_output_embeddings().weight)
+    torch.nn.init.normal_(heads.weight, std=0.05)
+    return heads
+
+
+def blockwise_heads(large: HuggingFaceTarget) -> BlockwiseHeads:
+    """Three blockwise heads, which at the start say what the target says of the next token."""
+    return BlockwiseHeads(large.hidden_size, large.num_embeddings, 3)
+
+
+HEADS: dict[str, Callable[[HuggingFaceTarget], Any]] = {"blockwise": blockwise_heads, "medusa": medusa_heads}
 
 
 def prompt(length: int, vocab: int = 96) -> list[int]:

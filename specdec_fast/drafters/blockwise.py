@@ -1,0 +1,52 @@
+"""Blockwise parallel decoding: a chain of the best token of every place ahead (Stern et al. 2018).
+
+Scoring and proposing are one pass, as in section 5 of the paper: the pass that verifies a draft leaves the hidden state
+that the next one starts from. The target itself is the paper's first head, so the text is the target's, and any rule
+may verify; the paper's approximate acceptance is not used. Tests: tests/drafters/test_blockwise.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from specdec_fast.heads.ahead import TAP, AheadDrafter
+from specdec_fast.heads.blockwise import BlockwiseHeads
+from specdec_fast.heads.checkpoint import bundled_head
+from specdec_fast.heads.checkpoint_blockwise import load_blockwise
+from specdec_fast.interfaces import Needs, Parts
+from specdec_fast.shapes import shape_of_widths
+
+
+class BlockwiseDrafter(AheadDrafter):
+    """Drafts a chain, one token per head.
+
+    head: folder or hub id of the heads, or the heads themselves; num_draft_tokens: length of the chain (default: all
+    heads); pick: "coupled" for `replay`, "greedy" for other rules.
+
+    Raises ValueError for heads that cannot be loaded or belong to another target.
+    """
+
+    name = "blockwise"
+    needs = Needs(topology="chain", host_tokens=True, taps=(TAP,))
+
+    def __init__(
+        self,
+        target: Any,
+        head: str | Path | BlockwiseHeads | None = None,
+        num_draft_tokens: int | None = None,
+        pick: str = "coupled",
+    ) -> None:
+        if not isinstance(head, BlockwiseHeads):
+            place = bundled_head(target, self.name) if head is None else head
+            head = load_blockwise(place, hidden_size=target.hidden_size, vocab_size=target.num_embeddings)
+            head = head.to(device=target.device, dtype=target.dtype)
+        super().__init__(target, head, shape_of_widths((1,) * head.num_heads), num_draft_tokens, pick)
+
+    @classmethod
+    def from_parts(cls, parts: Parts, **options: Any) -> BlockwiseDrafter:
+        """For the target at hand, picking with its noise where the rule replays."""
+        return cls(parts.target, **{"pick": "coupled" if parts.prefers == "coupled" else "greedy", **options})
+
+
+DRAFTER = BlockwiseDrafter

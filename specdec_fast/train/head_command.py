@@ -1,0 +1,276 @@
+"""`specdec train medusa | blockwise`: the command lines of heads that look ahead."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+_DATA, _HEADS, _RUN = "Text", "Heads", "Training"
+
+Inputs = Annotated[
+    list[Path] | None,
+    typer.Argument(
+        help="Text: files or folders, .jsonl and .parquet by field. Default for demo-target: its own corpus."
+    ),
+]
+Model = Annotated[str, typer.Option("--model", "-m", help="Target: a bundled name, a folder or a hub id.")]
+Out = Annotated[Path, typer.Option("--out", help="Work folder; an interrupted run goes on from here.")]
+Field = Annotated[
+    str, typer.Option("--field", help="Field of a JSONL line, or column of a Parquet file.", rich_help_panel=_DATA)
+]
+Answer = Annotated[
+    int,
+    typer.Option(
+        "--answer", help="Above 0: the texts are prompts, answered by the target with so many tokens.",
+        rich_help_panel=_DATA,
+    ),
+]  # fmt: skip
+Temperature = Annotated[float, typer.Option("--temperature", "-T", help="Of these answers.", rich_help_panel=_DATA)]
+Heads = Annotated[int, typer.Option("--heads", help="Places ahead.", rich_help_panel=_HEADS)]
+Labels = Annotated[
+    str,
+    typer.Option("--labels", help="text: the next tokens; target: the target's own law.", rich_help_panel=_HEADS),
+]
+Steps = Annotated[int, typer.Option("--steps", help="Optimiser steps.", rich_help_panel=_RUN)]
+Batch = Annotated[int, typer.Option("--batch", help="Blocks per step and process.", rich_help_panel=_RUN)]
+Length = Annotated[int, typer.Option("--length", help="Tokens per block.", rich_help_panel=_RUN)]
+Rate = Annotated[float, typer.Option("--lr", help="Peak learning rate.", rich_help_panel=_RUN)]
+Measure = Annotated[int, typer.Option("--measure-every", help="Steps between measurements.", rich_help_panel=_RUN)]
+Precision = Annotated[
+    str, typer.Option("--mixed-precision", help="no, bf16 or fp16: of the heads.", rich_help_panel=_RUN)
+]
+Dtype = Annotated[str, typer.Option("--dtype", help="Of the target while training.", rich_help_panel=_RUN)]
+Seed = Annotated[int, typer.Option("--seed", help="Of the order of the text.", rich_help_panel=_RUN)]
+Threads = Annotated[int | None, typer.Option("--threads", "-t", help="CPU threads.", rich_help_panel=_RUN)]
+
+
+def medusa(
+    inputs: Inputs = None,
+    model: Model = "demo-target",
+    out: Out = Path("medusa-heads"),
+    field: Field = "text",
+    answer: Answer = 0,
+    temperature: Temperature = 0.7,
+    heads: Heads = 4,
+    layers: Annotated[int, typer.Option(help="Residual blocks per head.", rich_help_panel=_HEADS)] = 1,
+    own_lm_head: Annotated[
+        bool,
+        typer.Option("--own-lm-head/--tied", help="A projection per head, or the target's.", rich_help_panel=_HEADS),
+    ] = True,
+    layout: Annotated[
+        str, typer.Option(help="Of the result: fasterdecoding or vllm.", rich_help_panel=_HEADS)
+    ] = "fasterdecoding",
+    nodes: Annotated[int, typer.Option(help="Nodes of the tree that is made for them.", rich_help_panel=_HEADS)] = 63,
+    labels: Labels = "text",
+    steps: Steps = 1000,
+    batch: Batch = 8,
+    length: Length = 512,
+    lr: Rate = 1e-3,
+    measure_every: Measure = 100,
+    mixed_precision: Precision = "no",
+    dtype: Dtype = "float32",
+    seed: Seed = 0,
+    threads: Threads = None,
+) -> None:
+    """Train Medusa heads for a model that stays as it is (Medusa-1). Use them with `--drafter medusa -o head=OUT/head`.
+
+    Run it by `accelerate launch -m specdec_fast.cli train medusa ...` on several GPUs or machines.
+    """
+    from specdec_fast.heads.checkpoint_medusa import LAYOUTS, save_medusa
+    from specdec_fast.heads.medusa import MedusaHeads
+    from specdec_fast.shapes import best_shape, expected_tokens, write_shape
+    from specdec_fast.train.ahead import AheadTrainee, rank_rates
+
+    if layout not in LAYOUTS:
+        raise ValueError(f"--layout: got {layout!r}; expected one of {', '.join(LAYOUTS)}")
+    if nodes < 1:
+        raise ValueError(f"--nodes: got {nodes}; expected at least 1")
+
+    def build(target: Any) -> Any:
+        projection = target.get_output_embeddings().weight
+        made = MedusaHeads(target.config.get_text_config().hidden_size, len(projection), heads, num_layers=layers,
+                           own_lm_head=own_lm_head)  # fmt: skip
+        made.start_from(projection.float())
+        return made
+
+    def save(trainee: AheadTrainee, held: Any, place: Path, facts: dict[str, Any]) -> None:
+        projection = trainee.states.model.get_output_embeddings().weight
+        save_medusa(trainee.heads, place, base_model=model, layout=layout, lm_head=projection, facts=facts)
+        rates = rank_rates(trainee, held, length)
+        if rates[0][0] > 0:  # else there is nothing to choose by, and the drafter takes a published tree
+            shape = best_shape(rates, nodes)
+            write_shape(place / "tree.json", shape, {"expected_tokens": expected_tokens(shape, rates), "rates": rates})
+
+    _train(
+        "medusa", inputs, model, out, field, answer, temperature, build, save, labels=labels, decay=0.8, steps=steps,
+        batch=batch, length=length, lr=lr, measure_every=measure_every, mixed_precision=mixed_precision, dtype=dtype,
+        seed=seed, threads=threads,
+    )  # fmt: skip
+
+
+def blockwise(
+    inputs: Inputs = None,
+    model: Model = "demo-target",
+    out: Out = Path("blockwise-heads"),
+    field: Field = "text",
+    answer: Answer = 0,
+    temperature: Temperature = 0.7,
+    heads: Heads = 4,
+    inner: Annotated[
+        int | None, typer.Option(help="Width of the layer per place (default: the target's).", rich_help_panel=_HEADS)
+    ] = None,
+    labels: Labels = "text",
+    steps: Steps = 1000,
+    batch: Batch = 8,
+    length: Length = 512,
+    lr: Rate = 1e-3,
+    measure_every: Measure = 100,
+    mixed_precision: Precision = "no",
+    dtype: Dtype = "float32",
+    seed: Seed = 0,
+    threads: Threads = None,
+) -> None:
+    """Train the layer of blockwise parallel decoding for a model that stays as it is."""
+    from specdec_fast.heads.blockwise import BlockwiseHeads
+    from specdec_fast.heads.checkpoint_blockwise import save_blockwise
+
+    def build(target: Any) -> Any:
+        rows = len(target.get_output_embeddings().weight)
+        return BlockwiseHeads(target.config.get_text_config().hidden_size, rows, heads, inner)
+
+    def save(trainee: Any, held: Any, place: Path, facts: dict[str, Any]) -> None:
+        save_blockwise(trainee.heads, place, base_model=model, facts=facts)
+
+    _train(
+        "blockwise", inputs, model, out, field, answer, temperature, build, save, labels=labels, decay=1.0, steps=steps,
+        batch=batch, length=length, lr=lr, measure_every=measure_every, mixed_precision=mixed_precision, dtype=dtype,
+        seed=seed, threads=threads,
+    )  # fmt: skip
+
+
+def read_row(
+    inputs: list[Path] | None,
+    field: str,
+    model: str,
+    target: Any,
+    tokenizer: Any,
+    answer: int,
+    temperature: float,
+    seed: int,
+) -> Any:
+    """The training tokens that a command line asks for. Raises ValueError."""
+    from specdec_fast.loading import BUNDLED
+    from specdec_fast.stores.documents import find_files, read_documents
+    from specdec_fast.train.texts import answered, corpus_row, text_row
+
+    if answer < 0:
+        raise ValueError(f"--answer: got {answer}; expected 0 (the texts themselves) or more")
+    if not inputs:
+        if model not in BUNDLED:
+            raise ValueError(f"training text: got none for {model!r}; expected files or folders of text")
+        return corpus_row(tokenizer)
+    if answer:
+        prompts = list(read_documents(find_files(inputs), field))
+        return answered(target, tokenizer, prompts, answer, temperature, seed)
+    return text_row(inputs, field, tokenizer)
+
+
+def _train(
+    kind: str,
+    inputs: list[Path] | None,
+    model: str,
+    out: Path,
+    field: str,
+    answer: int,
+    temperature: float,
+    build: Callable[[Any], Any],
+    save: Callable[[Any, Any, Path, dict[str, Any]], None],
+    *,
+    labels: str,
+    decay: float,
+    dtype: str,
+    threads: int | None,
+    **options: Any,
+) -> None:
+    """Read the text once (it stays in the work folder), train, and write head, curve and measures."""
+    import numpy as np
+    import torch
+
+    from specdec_fast.loading import load_model, load_tokenizer
+    from specdec_fast.train.ahead import TAP, AheadTrainee
+    from specdec_fast.train.curve import training_curve
+    from specdec_fast.train.heads import Settings, TargetStates, fit
+    from specdec_fast.train.texts import split
+
+    settings = Settings(**options)
+    if threads:
+        torch.set_num_threads(threads)
+    torch.manual_seed(settings.seed)
+    target, tokenizer = load_model(model, dtype), load_tokenizer(model)
+    if tokenizer is None:
+        raise ValueError(f"--model: got {model!r}; expected a model with a tokenizer")
+    place = out / "tokens.npy"
+    if not place.exists():
+        row = read_row(inputs, field, model, target, tokenizer, answer, temperature, settings.seed)
+        out.mkdir(parents=True, exist_ok=True)
+        partial = out / f"tokens.{os.getpid()}.npy"  # of several processes each writes the same
+        np.save(partial, row)
+        partial.replace(place)
+    row, held = split(np.load(place), settings.length)
+    trainee = AheadTrainee(build(target), TargetStates(target, (TAP,)), decay, labels)
+    with _Bar(f"{kind}, {len(row):,} tokens") as bar:
+        try:
+            progress = fit(trainee, trainee.states, row, held, settings, out, bar)
+        except KeyboardInterrupt:
+            print(f"Stopped; the checkpoint is in {out}; the same command goes on from there.", file=sys.stderr)
+            raise
+    if os.environ.get("RANK", "0") != "0":  # of several processes one writes the result
+        return
+    facts = {"training": {"steps": progress.step, "labels": labels, **progress.history[-1]}}
+    save(trainee, held, out / "head", facts)
+    (out / "history.json").write_text(json.dumps(progress.history, indent=1) + "\n")
+    training_curve(progress.history, out / "curve.png", f"{kind} heads for {model}")
+    first, last = progress.history[0]["tokens_per_step"], progress.history[-1]["tokens_per_step"]
+    print(f"{out / 'head'}: a chain yields {last:.2f} tokens per step on held-out text, {first:.2f} before training")
+    print(f"specdec generate --model {model} --drafter {kind} -o head={out / 'head'}")
+
+
+class _Bar:
+    """A bar on a terminal, a line every few seconds when piped."""
+
+    def __init__(self, title: str) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._live, self._last, self._title = sys.stderr.isatty(), 0.0, title
+        self._mute = os.environ.get("RANK", "0") != "0"
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeRemainingColumn(),
+        )
+        self._bar = Progress(*columns, console=Console(stderr=True), disable=not self._live or self._mute)
+        self._task = self._bar.add_task(title, total=1.0, note="")
+
+    def __enter__(self) -> _Bar:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def __call__(self, share: float, found: Any, left: float) -> None:
+        import time
+
+        note = f"loss {found['loss']:.3f}, {found.get('tokens_per_step', 1.0):.2f} tokens per step"
+        self._bar.update(self._task, completed=share, note=note)
+        if not self._live and not self._mute and (share >= 1 or time.monotonic() - self._last > 10):
+            self._last = time.monotonic()
+            print(f"{self._title}: {share:.0%}, {note}, {left:.0f} s left", file=sys.stderr, flush=True)
