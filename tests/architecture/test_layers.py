@@ -17,7 +17,7 @@ import pytest
 PACKAGES = {"specdec_fast": "specdec_fast", "specdec_kernels": "kernels/specdec_kernels"}
 CORE = {
     *("budget", "draft", "edits", "grammar", "interfaces", "logprobs", "proposing", "request", "sampling", "state"),
-    *("shapes", "stats"),
+    *("draft_source", "growing", "shapes", "stats"),
     *("sampling_params", "step_mode", "stopping"),
 }
 TOP = {"bench", "integrations", "lab", "train", "tune"}
