@@ -1,0 +1,203 @@
+"""Checkpoints of trained heads: a local folder or a hub id, safetensors or .bin, one file or shards.
+
+What is here knows files, names and shapes, and no architecture: the layouts of a family stand beside it
+(`checkpoint_medusa.py` for example). Tests: tests/heads/test_checkpoint.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+SAFETENSORS, PICKLED = (".safetensors",), (".bin", ".pt", ".pth")
+NAMES = ("model.safetensors", "pytorch_model.bin")
+"""Files that hold weights, each alone or as shards with an index, in the order in which they are looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """config.json and the tensors of a head, as they lie in the files. source: what the user named."""
+
+    source: str
+    folder: Path
+    config: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+    def field(self, name: str, kind: type, default: Any = None) -> Any:
+        """A field of config.json, `default` when it is absent or null. Raises ValueError for another type."""
+        found = self.config.get(name)
+        if found is None:
+            return default
+        if not isinstance(found, kind) or (kind is int and isinstance(found, bool)):
+            raise ValueError(
+                f"{self.folder / 'config.json'}: field {name!r} is {found!r}; expected {kind.__name__}; mend the file"
+            )
+        return found
+
+
+def open_checkpoint(
+    source: str | Path, *, names: Sequence[str] = NAMES, keep: Callable[[str], bool] = lambda key: True
+) -> Checkpoint:
+    """Read a head from a folder or a hub id.
+
+    names: files that may hold the weights, in order of preference; keep: which keys are wanted, for files that hold a
+    whole model too. Tensors stay in the dtype of the file, on the CPU.
+
+    Raises ValueError for a place that is none, a hub id that cannot be reached, files that are missing, cut off or
+    hold pickled code, and where no key is wanted.
+    """
+    folder = find_folder(source, names)
+    config = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
+    tensors: dict[str, Tensor] = {}
+    files = weight_files(folder, names)
+    for file in files:
+        for key, value in read_tensors(file, keep):
+            if key in tensors:
+                raise ValueError(f"{file}: key {key!r} is in an earlier shard too; expected every key once")
+            tensors[key] = value
+    if not tensors:
+        listed = ", ".join(file.name for file in files)
+        raise ValueError(f"{folder}: no key of {listed} belongs to such a head; is this the checkpoint of another one?")
+    return Checkpoint(str(source), folder, config, tensors)
+
+
+def find_folder(source: str | Path, names: Sequence[str] = NAMES) -> Path:
+    """The folder of a checkpoint: a local one, or what a hub id has been downloaded to. Raises ValueError."""
+    place = Path(source)
+    if place.is_dir():
+        return place
+    if place.exists():
+        raise ValueError(f"head: got {str(source)!r}, a file; expected the folder that it is in, with config.json")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError
+
+    patterns = ["config.json", *(pattern for name in names for pattern in (name, *_shard_patterns(name)))]
+    try:
+        return Path(snapshot_download(str(source), allow_patterns=patterns))
+    except HFValidationError:
+        reason = "no such folder, and no hub id"
+    except (OSError, ValueError) as error:  # not found, gated, offline: all of the hub's errors are among these
+        reason = f"{type(error).__name__}: {(str(error).strip() or 'no reason given').splitlines()[0]}"
+    raise ValueError(
+        f"head: got {str(source)!r}; expected a folder with config.json and {' or '.join(names)}, or a hub id that is "
+        f"reachable from here (to work offline, download it first and name the folder): {reason}"
+    )
+
+
+def _shard_patterns(name: str) -> tuple[str, str]:
+    stem, _, suffix = name.rpartition(".")
+    return f"{stem}-*-of-*.{suffix}", f"{name}.index.json"
+
+
+def weight_files(folder: Path, names: Sequence[str] = NAMES) -> list[Path]:
+    """The files that hold the weights of a folder. Raises ValueError when there are none, or a shard is missing."""
+    for name in names:
+        if (folder / name).is_file():
+            return [folder / name]
+        index = folder / f"{name}.index.json"
+        if index.is_file():
+            mapped = read_json(index).get("weight_map")
+            if not isinstance(mapped, dict) or not mapped:
+                raise ValueError(f"{index}: no 'weight_map'; expected an object from keys to files")
+            shards = sorted({str(shard) for shard in mapped.values()})
+            gone = [shard for shard in shards if Path(shard).name != shard or not (folder / shard).is_file()]
+            if gone:
+                raise ValueError(f"{index}: it names {gone[0]}, which is not in the folder; download the whole of it")
+            return [folder / shard for shard in shards]
+    inside = ", ".join(sorted(file.name for file in folder.iterdir())[:8]) or "nothing"
+    raise ValueError(f"{folder}: got {inside}; expected {' or '.join(names)}, or shards with an index")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises ValueError for anything else."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: this is no JSON: {error}; download it again") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path}: got {type(found).__name__}; expected a JSON object")
+    return found
+
+
+def read_tensors(file: Path, keep: Callable[[str], bool] = lambda key: True) -> Iterator[tuple[str, Tensor]]:
+    """(key, tensor) of one file. A .bin is read without running what may be pickled in it. Raises ValueError."""
+    if file.suffix in SAFETENSORS:
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(file, framework="pt") as opened:
+                for key in opened.keys():  # noqa: SIM118 (no mapping)
+                    if keep(key):
+                        yield key, opened.get_tensor(key)
+        except SafetensorError as error:
+            raise ValueError(f"{file}: this is no whole safetensors file: {error}; download it again") from None
+        return
+    try:
+        found = torch.load(file, map_location="cpu", weights_only=True)
+    except UnpicklingError as error:
+        raise ValueError(
+            f"{file}: it holds pickled code or objects, and they are not run; expected tensors only; convert it to "
+            f"safetensors where you trust it ({str(error).strip().splitlines()[0]})"
+        ) from None
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ValueError(f"{file}: this is no whole PyTorch file: {reason}; download it again") from None
+    if isinstance(found, dict) and isinstance(found.get("state_dict"), dict):
+        found = found["state_dict"]
+    if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
+        raise ValueError(f"{file}: got {type(found).__name__}; expected names with tensors")
+    yield from ((key, value) for key, value in found.items() if keep(key))
+
+
+def fill(module: nn.Module, tensors: Mapping[str, Tensor], source: str, *, optional: Iterable[str] = ()) -> None:
+    """Copy tensors into a module by name; dtype and device are the module's.
+
+    optional: names that may be missing, and then keep what they hold.
+
+    Raises ValueError that names every key that is missing, that nothing reads, or that has another shape.
+    """
+    wanted = module.state_dict()
+    may_miss = set(optional)
+    missing = sorted(key for key in wanted if key not in tensors and key not in may_miss)
+    extra = sorted(key for key in tensors if key not in wanted)
+    shaped = sorted(key for key in tensors if key in wanted and tensors[key].shape != wanted[key].shape)
+    found = [f"missing: {_some(missing)}"] * bool(missing) + [f"nothing reads: {_some(extra)}"] * bool(extra)
+    found += [f"{key} is {list(tensors[key].shape)}, expected {list(wanted[key].shape)}" for key in shaped[:4]]
+    if found:
+        raise ValueError(f"head {source}: its tensors do not fit: {'; '.join(found)}; is this a head for this target?")
+    for key, value in tensors.items():
+        if wanted[key].is_floating_point() and not bool(torch.isfinite(value.float()).all()):
+            raise ValueError(f"head {source}: {key} holds numbers that are not finite; download it again")
+    with torch.no_grad():
+        for key, value in tensors.items():
+            wanted[key].copy_(value)
+
+
+def _some(keys: Sequence[str], most: int = 6) -> str:
+    return ", ".join(keys[:most]) + (f" and {len(keys) - most} more" if len(keys) > most else "")
+
+
+def refuse_other_size(source: str, what: str, got: int, expected: int, remedy: str) -> None:
+    """Raise ValueError unless a size of a head is the target's."""
+    if got != expected:
+        raise ValueError(f"head {source}: {what} is {got}, the target's is {expected}; {remedy}")
+
+
+def write_checkpoint(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], name: str) -> None:
+    """Write config.json and the tensors as the safetensors file `name`; each file is whole or the old one."""
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = folder / f"{name}.partial"
+    save_file({key: value.detach().contiguous().cpu() for key, value in tensors.items()}, partial, {"format": "pt"})
+    partial.replace(folder / name)
+    described = folder / "config.json.partial"
+    described.write_text(json.dumps(dict(config), indent=2) + "\n", encoding="utf-8")
+    described.replace(folder / "config.json")

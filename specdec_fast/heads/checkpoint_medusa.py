@@ -1,0 +1,295 @@
+"""Public layouts of Medusa heads, told by their keys: FasterDecoding v0.1, v1.0 and v2, and vLLM's.
+
+| layout | file | keys |
+|---|---|---|
+| v0.1 | medusa_lm_head.safetensors or .pt | `{i}.{j}.linear.weight`, `.bias`, and `{i}.{layers}.weight`, a projection |
+| v2 | the same | `{i}.{j}.linear.weight`, `.bias` only; the target's projection is used |
+| v1.0 | a whole model, often in shards | those of v0.1 behind `medusa_head.` |
+| vLLM | model.safetensors | `blocks.{i}.layers.{j}.weight`, `lm_heads.{i}.weight`, `token_map`; `medusa_heads.` or not |
+
+Tests: tests/heads/test_checkpoint.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdec_fast.heads.checkpoint import (
+    Checkpoint,
+    fill,
+    open_checkpoint,
+    refuse_other_size,
+    write_checkpoint,
+)
+from specdec_fast.heads.medusa import MedusaHeads
+
+log = logging.getLogger("specdec_fast")
+
+FILE = "medusa_lm_head.safetensors"
+NAMES = (FILE, "medusa_lm_head.pt", "model.safetensors", "pytorch_model.bin")
+LAYOUTS = ("fasterdecoding", "vllm")
+
+_PREFIX = re.compile(r"^(medusa_heads?\.)")
+_OWN = re.compile(r"^(?:medusa_heads?\.)?(?:\d+\.\d+\.|blocks\.\d+\.|lm_heads?\.|token_map$)")
+_BLOCK = re.compile(r"^(\d+)\.(\d+)\.linear\.(weight|bias)$|^blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)$")
+_PROJECTION = re.compile(r"^(\d+)\.(\d+)\.weight$|^lm_heads\.(\d+)\.weight$")
+
+
+@dataclass(slots=True)
+class _Found:
+    """What the keys of a checkpoint say. blocks: (head, layer, "weight" or "bias") -> tensor."""
+
+    vllm: bool = False
+    whole: bool = False  # a whole model with heads in it
+    blocks: dict[tuple[int, int, str], Tensor] = field(default_factory=dict)
+    projections: dict[int, Tensor] = field(default_factory=dict)
+    depth: dict[int, int] = field(default_factory=dict)  # FasterDecoding: the number that a projection has in its list
+    shared: Tensor | None = None  # vLLM: one projection for all heads
+    token_map: Tensor | None = None
+    unknown: list[str] = field(default_factory=list)
+
+
+def load_medusa(source: str | Path, *, hidden_size: int, vocab_size: int) -> MedusaHeads:
+    """The Medusa heads of a folder or hub id, for a target of these sizes, in float32.
+
+    Raises ValueError that names the file, key or field where the checkpoint is not one of the known layouts, is not
+    whole, or belongs to another target. Published v0.1 files hold 5 heads beside a config that says 2, so there the
+    keys count, with a warning; elsewhere the two must agree.
+    """
+    opened = open_checkpoint(source, names=NAMES, keep=lambda key: _OWN.match(key) is not None)
+    found = _read(opened)
+    heads, layers = _sizes(opened, found)
+    own = bool(found.projections) or found.shared is not None
+    sample = next(iter(found.blocks.values()), None)
+    if sample is None:
+        sample = next(iter(found.projections.values()))
+    refuse_other_size(
+        opened.source, "hidden size", sample.shape[-1], hidden_size, "take heads that were trained for this target"
+    )
+    token_ids = _token_ids(opened, found, vocab_size)
+    rows = vocab_size if token_ids is None else len(token_ids)
+    tensors = _stacked(opened, found, heads, layers, rows, token_ids)
+    made = MedusaHeads(
+        hidden_size,
+        vocab_size,
+        heads,
+        num_layers=layers,
+        bias="bias" in tensors,
+        own_lm_head=own,
+        token_ids=None if token_ids is None else rows,
+    )
+    fill(made, tensors, opened.source)
+    return made.eval()
+
+
+def _read(opened: Checkpoint) -> _Found:
+    found = _Found()
+    for name, value in opened.tensors.items():
+        prefix = _PREFIX.match(name)
+        key = name[prefix.end() :] if prefix else name
+        found.whole |= bool(prefix) and prefix is not None and prefix[1] == "medusa_head."
+        block, projection = _BLOCK.match(key), _PROJECTION.match(key)
+        if block:
+            head, layer, what = (block[1], block[2], block[3]) if block[1] else (block[4], block[5], block[6])
+            found.vllm |= block[1] is None
+            found.blocks[int(head), int(layer), what] = value
+        elif projection:
+            head = projection[1] or projection[3]
+            found.vllm |= projection[1] is None
+            found.projections[int(head)] = value
+            if projection[1]:
+                found.depth[int(head)] = int(projection[2])
+        elif key == "token_map":
+            found.token_map = value
+        elif key == "lm_head.weight":
+            found.shared = value
+        else:
+            found.unknown.append(name)
+    if found.whole:
+        found.shared = None  # the projection of the model that the heads came with is the target's own
+    if found.unknown or not (found.blocks or found.projections):
+        odd = (found.unknown or list(opened.tensors))[0]
+        raise ValueError(
+            f"head {opened.source}: key {odd!r} is of no known Medusa layout; expected '0.0.linear.weight' and so on "
+            "(FasterDecoding) or 'blocks.0.layers.0.weight' and so on (vLLM)"
+        )
+    return found
+
+
+def _sizes(opened: Checkpoint, found: _Found) -> tuple[int, int]:
+    """(heads, layers) by the keys; config.json is compared with them."""
+    heads = 1 + max([head for head, *_ in found.blocks] + list(found.projections))
+    layers = 1 + max([layer for _, layer, _ in found.blocks], default=-1)
+    names = ("num_heads", "num_hidden_layers") if found.vllm else ("medusa_num_heads", "medusa_num_layers")
+    told = opened.field(names[0], int)
+    if told is not None and told != heads:
+        message = f"{opened.folder / 'config.json'}: {names[0]} is {told}, but the file holds {heads} heads"
+        if found.vllm or found.whole or told > heads:
+            raise ValueError(f"{message}; expected the same number; mend {names[0]}, or download the weights again")
+        log.warning("%s; taking all of them, as published files of this layout mean it", message)
+    depth = opened.field(names[1], int)
+    if depth is not None and depth != layers:
+        raise ValueError(
+            f"{opened.folder / 'config.json'}: {names[1]} is {depth}, but the heads of the file have {layers} blocks; "
+            f"expected the same number; mend {names[1]}, or download the weights again"
+        )
+    for head, place in found.depth.items():
+        if place != layers:
+            raise ValueError(
+                f"head {opened.source}: key '{head}.{place}.weight' is a projection behind {place} blocks, but the "
+                f"heads have {layers}; expected '{head}.{layers}.weight'"
+            )
+    return heads, layers
+
+
+def _token_ids(opened: Checkpoint, found: _Found, vocab_size: int) -> Tensor | None:
+    """The target's ids of a reduced vocabulary, or None."""
+    if found.token_map is None:
+        reduced = opened.field("truncated_vocab_size", int) if found.vllm else None
+        if reduced is not None and reduced < opened.field("vocab_size", int, reduced):
+            raise ValueError(
+                f"{opened.folder / 'config.json'}: truncated_vocab_size is {reduced}, but the file has no key "
+                "'token_map', which says which tokens these are"
+            )
+        return None
+    ids = found.token_map
+    if ids.is_floating_point() or ids.dim() != 1 or not len(ids):
+        raise ValueError(f"head {opened.source}: token_map is {ids.dtype} {list(ids.shape)}; expected a list of ids")
+    if int(ids.min()) < 0 or int(ids.max()) >= vocab_size or len(ids.unique()) != len(ids):
+        raise ValueError(
+            f"head {opened.source}: token_map has ids from {int(ids.min())} to {int(ids.max())}; expected different "
+            f"ones from 0 to {vocab_size - 1}, the target's vocabulary"
+        )
+    return ids.long()
+
+
+def _stacked(
+    opened: Checkpoint, found: _Found, heads: int, layers: int, rows: int, token_ids: Tensor | None
+) -> dict[str, Tensor]:
+    """The tensors of `MedusaHeads`. Raises ValueError that names every key that is missing or misshapen."""
+    places = [(head, layer) for head in range(heads) for layer in range(layers)]
+    named = {
+        (head, layer, what): f"blocks.{head}.layers.{layer}.{what}" if found.vllm else f"{head}.{layer}.linear.{what}"
+        for head, layer in places
+        for what in ("weight", "bias")
+    }
+    biased = any(what == "bias" for *_, what in found.blocks)
+    missing = [named[key] for key in named if key not in found.blocks and (biased or key[2] == "weight")]
+    projections = dict(found.projections)
+    if found.shared is not None and not projections:
+        projections = dict.fromkeys(range(heads), found.shared)
+    elif found.vllm and opened.config.get("original_lm_head") and set(projections) == {0}:
+        projections = dict.fromkeys(range(heads), projections[0])
+    if projections or found.vllm:
+        pattern = "lm_heads.{}.weight" if found.vllm else f"{{}}.{layers}.weight"
+        missing += [pattern.format(head) for head in range(heads) if head not in projections]
+    if missing:
+        raise ValueError(f"head {opened.source}: missing: {', '.join(missing)}; download it again")
+    tensors: dict[str, Tensor] = {}
+    hidden = next(iter(found.blocks.values())).shape[-1] if found.blocks else projections[0].shape[-1]
+    for key, value in found.blocks.items():
+        shape = [hidden, hidden] if key[2] == "weight" else [hidden]
+        if list(value.shape) != shape:
+            raise ValueError(f"head {opened.source}: {named[key]} is {list(value.shape)}; expected {shape}")
+
+    def stack(what: str) -> Tensor:
+        return torch.stack(
+            [torch.stack([found.blocks[head, layer, what] for head in range(heads)]) for layer in range(layers)]
+        )
+
+    tensors["weight"] = stack("weight") if layers else torch.zeros(0, heads, hidden, hidden)
+    if biased:
+        tensors["bias"] = stack("bias")
+    if projections:
+        cut = []
+        for head in range(heads):
+            value = projections[head]
+            if token_ids is not None and len(value) > rows:
+                value = value[token_ids]  # vLLM reads full projections beside a map like this
+            if list(value.shape) != [rows, hidden]:
+                what = "projection" if not found.vllm else f"lm_heads.{head}.weight"
+                raise ValueError(
+                    f"head {opened.source}: the {what} of head {head} is {list(value.shape)}; expected "
+                    f"{[rows, hidden]}, the target's vocabulary; take heads that were trained for this target"
+                )
+            cut.append(value)
+        tensors["lm_head"] = torch.stack(cut)
+    if token_ids is not None:
+        tensors["token_ids"] = token_ids
+    return tensors
+
+
+def save_medusa(
+    heads: MedusaHeads,
+    folder: Path,
+    *,
+    base_model: str,
+    layout: str = "fasterdecoding",
+    dtype: torch.dtype = torch.bfloat16,
+    lm_head: Tensor | None = None,
+    facts: Mapping[str, Any] | None = None,
+) -> None:
+    """Write heads in a public layout: "fasterdecoding" (v0.1, or v2 without own projections) or "vllm".
+
+    base_model: the id of the target; lm_head: [V, hidden], the target's projection, which "vllm" wants in the file for
+    heads without their own; facts: more fields of config.json.
+
+    Raises ValueError for an unknown layout, and for heads that the layout cannot hold.
+    """
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout: got {layout!r}; expected one of {', '.join(LAYOUTS)}")
+    tensors: dict[str, Tensor] = {}
+    blocks = [(layer, head) for layer in range(heads.num_layers) for head in range(heads.num_heads)]
+    vllm = layout == "vllm"
+    if not vllm and heads.token_ids is not None:
+        raise ValueError("layout: got 'fasterdecoding' and heads with a reduced vocabulary; expected 'vllm'")
+    if vllm and heads.lm_head is None and lm_head is None:
+        raise ValueError("layout: got 'vllm' and heads without projections; expected lm_head, the target's own")
+    for layer, head in blocks:
+        stem = f"blocks.{head}.layers.{layer}." if vllm else f"{head}.{layer}.linear."
+        tensors[f"{stem}weight"] = heads.weight[layer, head].to(dtype)
+        if heads.bias is not None:
+            tensors[f"{stem}bias"] = heads.bias[layer, head].to(dtype)
+    if heads.lm_head is not None:
+        for head in range(heads.num_heads):
+            name = f"lm_heads.{head}.weight" if vllm else f"{head}.{heads.num_layers}.weight"
+            tensors[name] = heads.lm_head[head].to(dtype)
+    elif vllm:
+        assert lm_head is not None
+        tensors["lm_head.weight"] = lm_head.to(dtype)
+    config: dict[str, Any] = {**(facts or {})}
+    if vllm:
+        reduced = heads.vocab_size
+        if heads.token_ids is not None:
+            tensors["token_map"] = heads.token_ids
+            reduced = len(heads.token_ids)
+        config |= {
+            "architectures": ["MedusaModel"],
+            "model_type": "medusa",
+            "hidden_size": heads.hidden_size,
+            "vocab_size": heads.vocab_size,
+            "truncated_vocab_size": reduced,
+            "num_heads": heads.num_heads,
+            "num_hidden_layers": heads.num_layers,
+            "max_paths": 64,
+            "topk": 10,
+            "original_lm_head": heads.lm_head is None,
+            "medusa_fc_bias": heads.bias is not None,
+        }
+    else:
+        config |= {
+            "base_model_name_or_path": base_model,
+            "medusa_num_heads": heads.num_heads,
+            "medusa_num_layers": heads.num_layers,
+        }
+        if heads.lm_head is None:
+            config["version"] = "2"
+    write_checkpoint(folder, config, tensors, "model.safetensors" if vllm else FILE)
