@@ -57,6 +57,7 @@ METHODS: dict[str, Method] = {
     "jacobi, blocks of 4": Method("jacobi", "1.34x (CPU, MT)", {"block": 4}),
     "lookahead W7 N5 G7": Method("lookahead", "1.5x to 2.3x (A100, 7B)"),
     "lookahead W3 N3 G3": Method("lookahead", "1.5x to 2.3x (A100, 7B)", {"window": 3, "ngram": 3, "guesses": 3}),
+    "medusa, 8 nodes": Method("medusa", "1.71x (Spec-Bench, 7B) to 2.18x (Medusa-1)", {"num_draft_tokens": 8}),
     "layer_skip, middle half": Method("layer_skip", "1.53x (13B) to 1.99x (70B)", {"exit_after": None}),
     "layer_skip, exit after 4": Method("layer_skip", "1.53x (13B) to 1.99x (70B)", {"exit_after": 4}),
 }

@@ -12,10 +12,10 @@ from typing import Annotated, Any
 import typer
 
 from specdec_fast.commands import options
+from specdec_fast.stores.documents import find_files, read_documents
 
 app = typer.Typer(help="Build and inspect datastores for the drafter rest.", no_args_is_help=True)
 _BATCH = 64  # documents that are tokenized together
-SUFFIXES = (".txt", ".md", ".rst", ".py", ".jsonl", ".parquet")
 
 
 @app.command()
@@ -36,13 +36,13 @@ def build(
     from specdec_fast.stores.vocabulary import fingerprint
 
     quiet()
-    files = _files(inputs)
+    files = find_files(inputs)
     tokenizer = load_tokenizer(model)
     if tokenizer is None:
         raise ValueError(f"--model: got {model!r}; expected a model with a tokenizer")
     started = time.monotonic()
     with _Progress(sum(file.stat().st_size for file in files)) as progress:
-        documents = _tokenized(_documents(files, field, progress), tokenizer)
+        documents = _tokenized(read_documents(files, field, progress.advance), tokenizer)
         write(output, documents, len(tokenizer), fingerprint(tokenizer), progress)
     made = Datastore(output)
     seconds = time.monotonic() - started
@@ -122,63 +122,6 @@ class _Progress:
 
     def __call__(self, stage: str, tokens: int) -> None:
         self._bar.update(self._task, description=stage, note=f"{tokens:,} tokens")
-
-
-def _files(inputs: list[Path]) -> list[Path]:
-    found: list[Path] = []
-    for each in inputs:
-        if each.is_dir():
-            inside = sorted(file for file in each.rglob("*") if file.is_file() and file.suffix in SUFFIXES)
-            if not inside:
-                raise ValueError(f"{each}: no file in it ends in {', '.join(SUFFIXES)}; name the files one by one")
-            found += inside
-        elif each.is_file():
-            found.append(each)
-        else:
-            raise ValueError(f"{each}: expected a file or a folder")
-    return found
-
-
-def _documents(files: list[Path], field: str, progress: _Progress) -> Iterator[str]:
-    for file in files:
-        if file.suffix == ".jsonl":
-            yield from _lines(file, field, progress)
-        elif file.suffix == ".parquet":
-            yield from _column(file, field)
-            progress.advance(file.stat().st_size)
-        else:
-            yield file.read_text(encoding="utf-8", errors="replace")
-            progress.advance(file.stat().st_size)
-
-
-def _lines(file: Path, field: str, progress: _Progress) -> Iterator[str]:
-    with file.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                try:
-                    text = json.loads(line)[field]
-                except (ValueError, KeyError, TypeError):
-                    text = None
-                if not isinstance(text, str):
-                    raise ValueError(f"{file}:{number}: expected a JSON object with text in {field!r}; see --field")
-                yield text
-            progress.advance(len(line))
-
-
-def _column(file: Path, field: str) -> Iterator[str]:
-    try:
-        from pyarrow import ArrowInvalid
-        from pyarrow.parquet import ParquetFile
-    except ImportError:
-        raise ValueError(f"{file}: Parquet needs pyarrow; pip install specdec-fast[datastore]") from None
-    try:
-        table = ParquetFile(file)
-    except ArrowInvalid as error:
-        raise ValueError(f"{file}: this is no Parquet file: {error}") from None
-    if field not in table.schema_arrow.names:
-        raise ValueError(f"{file}: got columns {', '.join(table.schema_arrow.names)}; expected {field!r}; see --field")
-    for batch in table.iter_batches(columns=[field]):
-        yield from (str(text) for text in batch.column(0).to_pylist() if text is not None)
 
 
 def _tokenized(texts: Iterator[str], tokenizer: Any) -> Iterator[list[int]]:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 SAFETENSORS, PICKLED = (".safetensors",), (".bin", ".pt", ".pth")
+ASSETS = Path(__file__).parents[1] / "assets"
 NAMES = ("model.safetensors", "pytorch_model.bin")
 """Files that hold weights, each alone or as shards with an index, in the order in which they are looked for."""
 
@@ -201,3 +202,15 @@ def write_checkpoint(folder: Path, config: Mapping[str, Any], tensors: Mapping[s
     described = folder / "config.json.partial"
     described.write_text(json.dumps(dict(config), indent=2) + "\n", encoding="utf-8")
     described.replace(folder / "config.json")
+
+
+def bundled_head(target: Any, kind: str) -> Path:
+    """The folder of the head of a kind that is bundled for a target. Raises ValueError when there is none."""
+    model = Path(str(getattr(target, "model_id", "")))
+    place = ASSETS / f"demo-{kind}"
+    if (place / "config.json").is_file() and model.name == read_json(place / "config.json")["base_model_name_or_path"]:
+        return place
+    raise ValueError(
+        f"{kind} head: got none; expected -o head=FOLDER (or a hub id), heads trained for this target; "
+        f"`specdec train {kind}` makes them"
+    )

@@ -5,7 +5,7 @@
 | v0.1 | medusa_lm_head.safetensors or .pt | `{i}.{j}.linear.weight`, `.bias`, and `{i}.{layers}.weight`, a projection |
 | v2 | the same | `{i}.{j}.linear.weight`, `.bias` only; the target's projection is used |
 | v1.0 | a whole model, often in shards | those of v0.1 behind `medusa_head.` |
-| vLLM | model.safetensors | `blocks.{i}.layers.{j}.weight`, `lm_heads.{i}.weight`, `token_map`; `medusa_heads.` or not |
+| vLLM | model.safetensors | `blocks.{i}.layers.{j}.weight`, `lm_heads.{i}.weight`; maybe behind `medusa_heads.` |
 
 Tests: tests/heads/test_checkpoint.py.
 """

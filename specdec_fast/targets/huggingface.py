@@ -222,6 +222,21 @@ class HuggingFaceTarget:
         return self.layers[int(index)].register_forward_pre_hook(keep, with_kwargs=True)
 
     @property
+    def hidden_size(self) -> int:
+        """Width of the hidden states at the taps."""
+        return int(self.model.config.get_text_config().hidden_size)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the model, and so of its taps."""
+        return self.model.dtype
+
+    @property
+    def num_embeddings(self) -> int:
+        """Rows of the embedding: `vocab_size`, and padding behind it where there is some."""
+        return int(self.model.get_input_embeddings().weight.shape[0])
+
+    @property
     def layers(self) -> torch.nn.ModuleList:
         """The decoder layers of the model. Raises UnsupportedModelError when there is no list of them."""
         for module in self.model.base_model.modules():

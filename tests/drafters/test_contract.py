@@ -19,6 +19,7 @@ from oracles.automaton import AutomatonTarget, random_logits
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter, get_rule
 from specdec_fast.draft import Draft, Drawn
 from specdec_fast.drafters import drafter_names, make_drafter
+from specdec_fast.heads.medusa import MedusaHeads
 from specdec_fast.interfaces import Budget, Drafter, Needs
 from specdec_fast.rules import rule_names
 from specdec_fast.state import DecodeState
@@ -36,6 +37,17 @@ def close_model(**shape: Any) -> AutomatonTarget:
 
 def target(**shape: Any) -> AutomatonTarget:
     return AutomatonTarget(random_logits(STATES, VOCAB, seed=2), **{"max_rows": ROWS, **shape})
+
+
+def some_heads(own: bool, ids: int | None) -> MedusaHeads:
+    """Three random heads over the automaton's state."""
+    torch.manual_seed(0)
+    heads = MedusaHeads(STATES, VOCAB, 3, own_lm_head=own, token_ids=ids)
+    for parameter in heads.parameters():
+        torch.nn.init.normal_(parameter)
+    if heads.token_ids is not None:
+        heads.token_ids.copy_(torch.arange(ids) + 2)
+    return heads
 
 
 @lru_cache(maxsize=1)
@@ -77,6 +89,14 @@ BUILD: dict[str, dict[str, Callable[[], Any]]] = {
     "layer_skip": {
         pick: (lambda pick=pick: get_drafter("layer_skip")(target(), exit_after=2, pick=pick, threshold=0.3))
         for pick in ("coupled", "drawn", "greedy")
+    },
+    "medusa": {
+        name: (lambda pick=pick, own=own, ids=ids: get_drafter("medusa")(target(), some_heads(own, ids), pick=pick))
+        for name, pick, own, ids in (
+            ("coupled", "coupled", True, None),
+            ("greedy", "greedy", False, None),
+            ("reduced", "coupled", True, 5),
+        )
     },
     "ngram": {
         match: (lambda match=match: get_drafter("ngram")(num_draft_tokens=5, n_min=1, match=match))
@@ -292,7 +312,9 @@ def test_every_drafter_that_takes_a_model_works_over_transformers() -> None:
     for name in drafter_names():
         small = HuggingFaceTarget(models.kin("llama"), max_length=128)
         large = HuggingFaceTarget(models.own("llama"), max_length=128)
-        options = {"datastore": two_datastores()} if name == "rest" else {}
+        options: dict[str, Any] = {"datastore": two_datastores()} if name == "rest" else {}
+        if name == "medusa":
+            options["head"] = models.medusa_heads(large)
         made = make_drafter(name, options, target=large, draft=lambda small=small: small)
         engine = Engine(large, made)
         handles = engine.generate(

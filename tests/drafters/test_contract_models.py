@@ -35,7 +35,10 @@ def datastore(folder: Path) -> dict[str, Any]:
 
 
 # Options of drafters that cannot do without (a file, say), made in a folder of the test.
-OPTIONS: dict[str, Callable[[Path], dict[str, Any]]] = {"rest": datastore}
+OPTIONS: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "medusa": lambda folder: {"head": models.medusa_heads(target("llama"))},
+    "rest": datastore,
+}
 
 
 @functools.cache

@@ -89,15 +89,24 @@ class AutomatonTarget:
         parents = [node - start - 1 for start, stop in pairwise(bounds) for node in range(start, stop)]
         slots = self.cache.stage(rows, offsets, tokens.shape[0], advance=True)
         states = self._run(tokens, parents, bounds, slots)
+        caught = self._taps(taps, states)
         if logits is False:
-            return TargetOutput(None)
+            return TargetOutput(None, caught)
         wanted = logits if isinstance(logits, Tensor) else (offsets[1:] - 1).long()
-        return TargetOutput(self.table[states[wanted]].clone())
+        return TargetOutput(self.table[states[wanted]].clone(), caught)
 
     def score(self, draft: Draft, plan: TreePlan, taps: Sequence[str] = ()) -> tuple[TargetOutput, Slots]:
         slots = self.cache.stage(draft.rows, draft.offsets, draft.num_nodes, None if draft.is_chain else plan)
         states = self._run(draft.tokens, draft.parents.tolist(), draft.offsets.tolist(), slots)
-        return TargetOutput(self.table[states].clone()), slots
+        return TargetOutput(self.table[states].clone(), self._taps(taps, states)), slots
+
+    def _taps(self, names: Sequence[str], states: Tensor) -> dict[str, Tensor]:
+        """Hidden states [M, S]: the state, one-hot."""
+        return {name: torch.eye(len(self.table))[states] for name in names}
+
+    def lm_head(self, hidden: Tensor) -> Tensor:
+        """Logits of hidden states."""
+        return hidden @ self.table
 
     @contextmanager
     def partial(self, skip: Sized) -> Iterator[None]:

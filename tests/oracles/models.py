@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from specdec_fast.heads.medusa import MedusaHeads
 from specdec_fast.targets.huggingface import HuggingFaceTarget
 from specdec_fast.targets.tiny import FAMILIES, tiny_model
 
@@ -46,6 +47,15 @@ def kin(family: str, noise: float = 0.15, seed: int = 5) -> Any:
 def target(family: str, **shape: Any) -> HuggingFaceTarget:
     """A target over its own copy of the tiny model."""
     return HuggingFaceTarget(own(family), **{"max_length": 320, **shape})
+
+
+def medusa_heads(large: HuggingFaceTarget) -> MedusaHeads:
+    """Three Medusa heads that begin from the projection of a target."""
+    heads = MedusaHeads(large.hidden_size, large.num_embeddings, 3)
+    torch.manual_seed(0)
+    heads.start_from(large.model.get_output_embeddings().weight)
+    torch.nn.init.normal_(heads.weight, std=0.05)
+    return heads
 
 
 def prompt(length: int, vocab: int = 96) -> list[int]:

@@ -1,0 +1,274 @@
+"""The training loop of heads over a frozen target: accelerate, checkpoints that survive a kill, curves.
+
+Knows no architecture: a trainee is a module whose forward takes a batch of tokens and answers with its loss. Tests:
+tests/train/test_heads.py.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from specdec_fast.train.data import blocks
+from specdec_fast.train.loop import held_interrupt
+
+# (share done, what was measured last, seconds left)
+Report = Callable[[float, Mapping[str, float], float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a head is trained. steps: of all processes together; batch: blocks per step and process; length: tokens per
+    block; lr, warm_up, betas, clip: of AdamW, with a linear warm-up and then a cosine to zero; measure_every: steps
+    between two looks at held-out text; saving: share of the time that checkpoints may take.
+
+    Raises ValueError for values that make no training.
+    """
+
+    steps: int = 1000
+    batch: int = 8
+    length: int = 512
+    lr: float = 1e-3
+    warm_up: float = 0.1
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = 0.0
+    clip: float = 1.0
+    seed: int = 0
+    measure_every: int = 100
+    saving: float = 0.05
+    mixed_precision: str = "no"
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch", "length", "measure_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"training {name}: got {getattr(self, name)}; expected at least 1")
+        if not self.lr > 0 or not 0 <= self.warm_up < 1 or not 0 < self.saving <= 1:
+            raise ValueError(
+                f"training lr, warm_up, saving: got {self.lr}, {self.warm_up}, {self.saving}; expected a positive "
+                "rate, a share below 1 and a share above 0"
+            )
+        if self.mixed_precision not in ("no", "bf16", "fp16"):
+            raise ValueError(f"training mixed_precision: got {self.mixed_precision!r}; expected no, bf16 or fp16")
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step."""
+        warm = self.warm_up * self.steps
+        if step < warm:
+            return self.lr * (step + 1) / (warm + 1)
+        return self.lr * 0.5 * (1 + math.cos(math.pi * min((step - warm) / max(self.steps - warm, 1), 1.0)))
+
+
+@dataclass(slots=True)
+class Progress:
+    """Where a run stands; stored with every checkpoint. history: what was measured, by step."""
+
+    step: int = 0
+    seconds: float = 0.0
+    loss: float = float("nan")
+    history: list[dict[str, float]] = field(default_factory=list)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"step": self.step, "seconds": self.seconds, "loss": self.loss, "history": self.history}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)
+
+
+class TargetStates:
+    """The hidden states of a frozen transformers model at named places, as `Needs.taps` has them.
+
+    model: a transformers causal LM. tokens int64 [B, L] -> {tap: [B, L, hidden]}, without gradients.
+    """
+
+    def __init__(self, model: Any, taps: tuple[str, ...]) -> None:
+        self.model, self.taps = model.eval().requires_grad_(False), taps
+        count = model.config.get_text_config().num_hidden_layers
+        self._layers = next(
+            (each for each in model.base_model.modules() if isinstance(each, nn.ModuleList) and len(each) == count),
+            None,
+        )
+        for tap in taps:
+            place, _, index = tap.partition(":")
+            known = place == "entering" and index.isdigit() and int(index) < count and self._layers is not None
+            if tap != "final_norm" and not known:
+                raise ValueError(f"tap: got {tap!r}; expected 'final_norm' or 'entering:i' with i < {count}")
+
+    @property
+    def hidden_size(self) -> int:
+        return int(self.model.config.get_text_config().hidden_size)
+
+    @torch.no_grad()
+    def __call__(self, tokens: Tensor) -> dict[str, Tensor]:
+        caught: dict[str, Tensor] = {}
+        hooks = []
+        for tap in self.taps:
+            if tap != "final_norm":
+                assert self._layers is not None
+
+                def keep(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tap: str = tap) -> None:
+                    caught[tap] = args[0] if args else kwargs["hidden_states"]
+
+                layer = self._layers[int(tap.partition(":")[2])]
+                hooks.append(layer.register_forward_pre_hook(keep, with_kwargs=True))
+        try:
+            output = self.model.base_model(input_ids=tokens, use_cache=False)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if "final_norm" in self.taps:
+            caught["final_norm"] = output[0]
+        return caught
+
+    def lm_head(self, hidden: Tensor) -> Tensor:
+        """Logits [..., V] of hidden states as tapped at "final_norm"; gradients go through to `hidden`."""
+        logits: Tensor = self.model.get_output_embeddings()(hidden)
+        softcap = getattr(self.model.config.get_text_config(), "final_logit_softcapping", None)
+        return logits if softcap is None else softcap * torch.tanh(logits / softcap)
+
+
+def fit(
+    trainee: nn.Module,
+    states: TargetStates,
+    row: np.ndarray,
+    held: np.ndarray,
+    settings: Settings,
+    folder: Path,
+    report: Report = lambda share, found, left: None,
+    *,
+    stop_after: int | None = None,
+) -> Progress:
+    """Train until `settings.steps`, going on from the checkpoint in `folder` when there is one.
+
+    trainee: forward(tokens int64 [B, length + 1]) -> (scalar loss, measures by name as tensors), called the same way
+    on held-out text; it keeps `states` out of its own parameters. row, held: tokens [N]. stop_after: end this call
+    after so many steps, checkpoint written.
+
+    Batches and rates depend on the number of the step alone, so a run that was killed ends as one that was not, as far
+    as arithmetic repeats. Checkpoints are written as often as `settings.saving` allows: what a kill loses is that
+    share of time, mostly the last step. `accelerate launch` makes it several processes or machines.
+
+    Raises KeyboardInterrupt after Ctrl-C, checkpoint written; ValueError where accelerate is absent, and for a
+    checkpoint that is of other settings or cannot be read.
+    """
+    try:
+        from accelerate import Accelerator
+    except ImportError:
+        raise ValueError(
+            "training: accelerate is not installed; expected it; run `pip install 'specdec-fast[train]'`"
+        ) from None
+    accelerator = Accelerator(mixed_precision=settings.mixed_precision)
+    states.model.to(accelerator.device)
+    optimiser = torch.optim.AdamW(
+        [each for each in trainee.parameters() if each.requires_grad],
+        lr=settings.lr,
+        betas=settings.betas,
+        weight_decay=settings.weight_decay,
+    )
+    wrapped, optimiser = accelerator.prepare(trainee, optimiser)
+    at = Progress()
+    accelerator.register_for_checkpointing(at)
+    _resume(accelerator, folder)
+    started, before, begun, saved, cost = time.monotonic(), at.seconds, at.step, time.monotonic(), 0.0
+    size, rank, device = accelerator.num_processes, accelerator.process_index, accelerator.device
+
+    def measure() -> dict[str, float]:
+        found = _held_out(wrapped, held, settings, device)
+        return {"step": at.step, "loss": at.loss, **found}
+
+    with held_interrupt() as stop:
+        if not at.history:
+            at.history.append(measure())
+        while at.step < settings.steps:
+            for group in optimiser.param_groups:
+                group["lr"] = settings.rate(at.step)
+            tokens = blocks(row, at.step * size + rank, settings.batch, settings.length, settings.seed).to(device)
+            with accelerator.autocast():
+                loss, _ = wrapped(tokens)
+            accelerator.backward(loss)
+            accelerator.clip_grad_norm_(wrapped.parameters(), settings.clip)
+            optimiser.step()
+            optimiser.zero_grad(set_to_none=True)
+            now = time.monotonic()
+            at.step, at.seconds = at.step + 1, before + now - started
+            ending = stop_after is not None and at.step - begun >= stop_after
+            due = (now - saved) * settings.saving > cost
+            # all processes do the same: the mean loss, and whether anybody wants to save or to stop
+            mean, save, halt = accelerator.reduce(
+                torch.stack([loss.detach().float() / size, *torch.tensor([float(due), float(stop[0])]).to(device)])
+            ).tolist()
+            if mean != mean:
+                raise ValueError(f"training: the loss of step {at.step} is no number; expected one; lower the rate")
+            at.loss = mean if at.loss != at.loss else 0.95 * at.loss + 0.05 * mean
+            done = at.step >= settings.steps
+            if at.step % settings.measure_every == 0 or done:
+                at.history.append(measure())
+            if save or halt or ending or done:
+                _save(accelerator, folder)
+                saved = time.monotonic()
+                cost = saved - now
+            left = (settings.steps - at.step) * (time.monotonic() - started) / max(at.step - begun, 1)
+            report(at.step / settings.steps, {**at.history[-1], "loss": at.loss}, left)
+            if halt:
+                raise KeyboardInterrupt
+            if ending:
+                break
+    accelerator.wait_for_everyone()
+    accelerator.free_memory(wrapped, optimiser)
+    return at
+
+
+@torch.no_grad()
+def _held_out(trainee: nn.Module, held: np.ndarray, settings: Settings, device: torch.device) -> dict[str, float]:
+    """Mean measures over held-out text, the same in every process."""
+    length = settings.length
+    starts = range(0, len(held) - length, length)
+    total: dict[str, float] = {}
+    trainee.eval()
+    for start in starts:
+        tokens = torch.from_numpy(held[start : start + length + 1].astype(np.int64))[None].to(device)
+        loss, found = trainee(tokens)
+        for name, value in {"held_loss": loss, **found}.items():
+            total[name] = total.get(name, 0.0) + float(value) / len(starts)
+    trainee.train()
+    return total
+
+
+def _save(accelerator: Any, folder: Path) -> None:
+    """Write under another name, then rename: a kill leaves a whole checkpoint under one of two names."""
+    new, here, old = folder / "checkpoint.partial", folder / "checkpoint", folder / "checkpoint.old"
+    if accelerator.is_main_process:
+        shutil.rmtree(new, ignore_errors=True)
+    accelerator.wait_for_everyone()
+    accelerator.save_state(str(new))
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        shutil.rmtree(old, ignore_errors=True)
+        if here.exists():
+            here.rename(old)
+        new.rename(here)
+        shutil.rmtree(old, ignore_errors=True)
+    accelerator.wait_for_everyone()
+
+
+def _resume(accelerator: Any, folder: Path) -> None:
+    for place in (folder / "checkpoint", folder / "checkpoint.old"):
+        if place.is_dir():
+            try:
+                accelerator.load_state(str(place))
+            except (RuntimeError, ValueError, KeyError, OSError, IndexError) as error:
+                reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+                raise ValueError(
+                    f"{place}: it cannot be read, or is of other settings: {reason}; train into another --out, or "
+                    "remove it to begin anew"
+                ) from None
+            return
