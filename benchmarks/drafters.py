@@ -31,11 +31,14 @@ RESULTS = Path(__file__).parent / "results"
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A drafter as it is measured. published: what its paper reports, on other models and machines."""
+    """A drafter as it is measured. published: what its paper reports, on other models and machines; own_head: it needs
+    a head that `--heads` has.
+    """
 
     drafter: str
     published: str
     options: dict[str, Any] = field(default_factory=dict)
+    own_head: bool = False
 
     @property
     def draft(self) -> str | None:
@@ -47,6 +50,9 @@ class Method:
 METHODS: dict[str, Method] = {
     "draft_model": Method("draft_model", "2x to 3x (T5, Chinchilla)", {"num_draft_tokens": 4}),
     "draft_tree 2 1 1": Method("draft_tree", "1.5x to 2.8x (SpecInfer)", {"widths": [2, 1, 1]}),
+    "eagle": Method("eagle", "2.1x to 2.4x (EAGLE), 2.4x to 2.6x (EAGLE-2, Spec-Bench)", {"width": 3}, own_head=True),
+    "eagle, static": Method("eagle", "2.1x to 2.4x (EAGLE)", {"depth": 0, "num_draft_tokens": 8}, own_head=True),
+    "eagle3": Method("eagle3", "3.0x (Spec-Bench, 13B)", {"width": 3}, own_head=True),
     "ngram": Method("ngram", "1.5x to 1.6x (Spec-Bench, 7B)"),
     # not shared: the rounds repeat their prompts, and the texts of the round before would be known
     "suffix": Method("suffix", "2.3x to 2.5x with others (Spec-Bench)", {"shared": False}),
@@ -109,6 +115,7 @@ def measure(
     clock: Callable[[], float] = time.perf_counter,
     edit: bool = False,
     budget: str = "fixed",
+    heads: Path | None = None,
 ) -> tuple[list[dict[str, Any]], dict[str, Callable[[], None]]]:
     """One row per method, and what was run. One thread, float32, batch 1."""
     torch.set_num_threads(1)
@@ -129,6 +136,9 @@ def measure(
             if method is not None:
                 chosen = {"drafter": method.drafter, "draft": method.draft, "drafter_options": dict(method.options)}
                 chosen["budget"] = budget
+                if method.own_head:
+                    assert heads is not None
+                    chosen["drafter_options"]["head"] = str(heads / method.drafter)
                 if method.drafter == "rest":
                     chosen["drafter_options"]["datastore"] = str(datastore(Path(folder), tokenizer))
             engine = load("demo-target", max_length=1024, max_rows=1, **chosen)
@@ -186,6 +196,7 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=100)
     parser.add_argument("--only", default="", help="methods whose name contains this")
     parser.add_argument("--budget", default="fixed", help="fixed, or goodput: no drafts where they do not pay")
+    parser.add_argument("--heads", type=Path, help="folder of trained heads, eagle and eagle3; left out without")
     parser.add_argument("--processor-time", action="store_true", help="count processor time: for a machine with others")
     parser.add_argument("--out", type=Path, default=RESULTS / "drafters_cpu.json")
     options = parser.parse_args()
@@ -193,6 +204,8 @@ def main() -> None:
     facts: dict[str, Any] = {**environment(), "clock": clock.__name__, "threads": 1, "dtype": "float32"}
     rows: list[dict[str, Any]] = []
     every = [name for name in METHODS if options.only in name]
+    have = {place.name for place in options.heads.iterdir()} if options.heads else set()
+    every = [name for name in every if not METHODS[name].own_head or METHODS[name].drafter in have]
     copying = [name for name in every if METHODS[name].drafter in COPYING]
     for temperature, edit, names in ((0.0, False, every), (1.0, False, every), (1.0, True, copying)):
         found, _ = measure(
@@ -204,6 +217,7 @@ def main() -> None:
             prompts=options.prompts,
             new_tokens=options.new_tokens,
             clock=clock,
+            heads=options.heads,
         )
         rows += found
         options.out.parent.mkdir(parents=True, exist_ok=True)

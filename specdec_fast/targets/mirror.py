@@ -6,7 +6,6 @@ The only writer of the draft's cache for drafters of trees. Tests: tests/drafter
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -14,40 +13,27 @@ import torch
 from torch import Tensor
 
 from specdec_fast.draft import Draft, packed_shape
+from specdec_fast.draft_source import Staged
+from specdec_fast.interfaces import Acceptance, StateView, TargetOutput
 from specdec_kernels import tree_plan
 
 
-@dataclass(frozen=True, slots=True)
-class Staged:
-    """A tree whose nodes' keys lie behind a row's committed tokens; node 0 is the root."""
-
-    tokens: Sequence[int]
-    parents: Sequence[int]
-
-    def walk(self, text: Sequence[int]) -> list[int]:
-        """The nodes that hold this text, from the root on: as far as the tree has it."""
-        path: list[int] = []
-        for token in text:
-            parent = path[-1] if path else -1
-            following = (n for n, own in enumerate(self.parents) if own == parent and self.tokens[n] == token)
-            node = next(following, None)
-            if node is None:
-                break
-            path.append(node)
-        return path
-
-
 class Mirror:
-    """model: a target of its own; name: the drafter's, for messages.
+    """model: a target of its own; vocab_size: the target's (draft ids beyond it are masked); name: the drafter's, for
+    messages.
 
     Rows are given by number, as the engine counts them; the caller asks `room` before it stages anything.
     """
 
-    def __init__(self, model: Any, name: str) -> None:
+    token_ids: Tensor | None = None
+
+    def __init__(self, model: Any, vocab_size: int, name: str) -> None:
         self.model, self._name = model, name
+        self.device: torch.device = model.device
+        self.vocab_size = min(vocab_size, model.vocab_size)
         self._held: dict[int, tuple[int, Staged | None]] = {}  # per row: committed tokens held, the tree behind them
 
-    def begin(self, rows: Sequence[int]) -> None:
+    def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
         """Rows join with nothing stored. Raises ValueError where the draft has fewer rows than the engine."""
         room = self.model.cache.max_rows
         if max(rows) >= room:
@@ -58,9 +44,12 @@ class Mirror:
         for row in rows:
             self._held[row] = (0, None)
 
-    def room(self, row: int, length: int) -> bool:
-        """Whether a row can hold so many tokens."""
+    def room(self, row: int, tokens: int, length: int) -> bool:
+        """Whether a row can hold `length` tokens."""
         return length <= self.model.max_length and bool(self.model.cache.reserve(row, length))
+
+    def observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
+        """Nothing: `catch_up` compares what is staged with what was committed."""
 
     def release(self, rows: Sequence[int]) -> None:
         """Rows leave."""
@@ -114,6 +103,10 @@ class Mirror:
         output, _ = self.model.score(draft, tree_plan(draft.parents, draft.offsets))
         assert output.logits is not None
         return draft, output.logits
+
+    def logits(self, scored: Tensor) -> Tensor:
+        """Logits [N, vocab_size] of some rows of what `score` gave."""
+        return scored[:, : self.vocab_size]
 
     def _known(self, token: int) -> int:
         """The target's padding ids may lie beyond the draft's embedding: what stands in for them costs acceptance."""

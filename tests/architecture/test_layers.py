@@ -29,7 +29,7 @@ CORE = {
         "sampling",
         "state",
     ),
-    *("shapes", "translation", "stats"),
+    *("draft_source", "growing", "shapes", "translation", "stats"),
     *("sampling_params", "step_mode", "stopping"),
 }
 TOP = {"bench", "integrations", "lab", "train", "tune"}

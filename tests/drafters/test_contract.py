@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-from oracles import models
+from oracles import heads, models
 from oracles.automaton import AutomatonTarget, random_logits
+from oracles.automaton_head import AutomatonHead
 
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter, get_rule
 from specdec_fast.draft import Draft, Drawn
@@ -75,6 +76,19 @@ BUILD: dict[str, dict[str, Callable[[], Any]]] = {
         for pick in ("coupled", "drawn", "greedy")
     }
     | {"entropy": lambda: get_drafter("draft_model")(close_model(), pick="drawn", entropy_stop=0.45)},
+    "eagle": {
+        how: (lambda how=how: get_drafter("eagle")(target(), AutomatonHead(close_model()), how=how, depth=0, width=3))
+        for how in ("coupled", "greedy", "drawn", "hybrid")
+    }
+    | {"dynamic": lambda: get_drafter("eagle")(target(), AutomatonHead(close_model()), depth=4, width=3)},
+    "eagle3": {
+        f"{how}_{depth}": (
+            lambda how=how, depth=depth: get_drafter("eagle3")(
+                target(), AutomatonHead(close_model(), kept=(0, 1, 2, 5, 7)), how=how, depth=depth, width=3
+            )
+        )
+        for how, depth in (("coupled", 4), ("greedy", 4), ("coupled", 0), ("drawn", 0))
+    },
     "draft_tree": {
         how: (lambda how=how: get_drafter("draft_tree")(close_model(), widths=(3, 2, 1), how=how))
         for how in ("coupled", "hybrid", "iid", "top_k", "without_replacement")
@@ -313,13 +327,15 @@ def test_a_request_may_ask_for_no_draft(build: Callable[[], Any]) -> None:
     assert handles[0].tokens == handles[1].tokens and handles[0].stats.drafted == 0
 
 
-def test_every_drafter_that_takes_a_model_works_over_transformers() -> None:
+def test_every_drafter_that_takes_a_model_works_over_transformers(tmp_path: Path) -> None:
     for name in drafter_names():
         small = HuggingFaceTarget(models.kin("llama"), max_length=128)
         large = HuggingFaceTarget(models.own("llama"), max_length=128)
         options: dict[str, Any] = {"datastore": two_datastores()} if name == "rest" else {}
         if name in models.HEADS:
             options["head"] = models.HEADS[name](large)
+        if name.startswith("eagle"):
+            options = heads.options(name, tmp_path)
         made = make_drafter(name, options, target=large, draft=lambda small=small: small)
         engine = Engine(large, made)
         handles = engine.generate(

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from oracles import models
+from oracles import heads, models
 from oracles.kv_recompute import holds
 
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams
@@ -38,6 +38,8 @@ def datastore(folder: Path) -> dict[str, Any]:
 OPTIONS: dict[str, Callable[[Path], dict[str, Any]]] = {
     **{name: (lambda folder, make=make: {"head": make(target("llama"))}) for name, make in models.HEADS.items()},
     "rest": datastore,
+    "eagle": functools.partial(heads.options, "eagle"),
+    "eagle3": functools.partial(heads.options, "eagle3"),
 }
 
 

@@ -1,0 +1,57 @@
+"""EAGLE-3: a head that reads three hidden states of the target drafts a dynamic tree, level by level.
+
+Li et al. 2025; the tree is that of EAGLE-2. Draft tokens come from the head's own vocabulary. The head:
+specdec_fast/heads/eagle3.py. Tests: tests/drafters/test_eagle.py and the contract suite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from specdec_fast.heads.checkpoint import bundled_head
+from specdec_fast.heads.checkpoint_eagle import load_eagle3
+from specdec_fast.interfaces import Needs, Parts
+from specdec_fast.targets.head_rows import PagedHead
+from specdec_fast.targets.head_trees import HeadTrees
+
+
+class Eagle3Drafter(HeadTrees):
+    """Drafts for `target` with `head`: a folder or hub id of a checkpoint, or a head that is open already
+    (default: the one that is bundled for the target).
+
+    layers: in place of what the checkpoint says, the layers of the target whose inputs the head reads;
+    depth: levels of a dynamic tree, 0 for the static tree `shape` (a list of parents, a file of `specdec tune tree`;
+    default: the published one); width: nodes that are grown per level, and children looked at of each;
+    num_draft_tokens: the default budget per row (default: 24, or the static tree); how: one of `growing.HOWS`, or a
+    rule's `prefers`. The head's keys and values come from true hidden states wherever these are known.
+    """
+
+    name = "eagle3"
+    needs = Needs(topology="tree", own_cache=True)
+
+    def __init__(
+        self,
+        target: Any,
+        head: str | Path | Any | None = None,
+        num_draft_tokens: int | None = None,
+        how: str = "coupled",
+        depth: int = 5,
+        width: int = 8,
+        shape: str | Path | Sequence[int] | None = None,
+        layers: Sequence[int] | None = None,
+    ) -> None:
+        if head is None:
+            head = bundled_head(target, self.name)
+        if isinstance(head, (str, Path)):
+            head = PagedHead(load_eagle3(head, target, layers=layers), target)
+        super().__init__(head, how=how, num_draft_tokens=num_draft_tokens, depth=depth, width=width, shape=shape)
+
+    @classmethod
+    def from_parts(cls, parts: Parts, **options: Any) -> Eagle3Drafter:
+        """Over the target that is drafted for, picking tokens as the rule prefers."""
+        return cls(parts.target, **{"how": parts.prefers, **options})
+
+
+DRAFTER = Eagle3Drafter

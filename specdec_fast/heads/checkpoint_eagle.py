@@ -1,0 +1,248 @@
+"""Public layouts of EAGLE heads, told by their configuration and keys.
+
+| layout | config.json | keys |
+|---|---|---|
+| EAGLE-1, EAGLE-2 | of the layer; `bias` absent means true | `fc.*`, `layers.0.*`, `embed_tokens.weight` |
+| EAGLE-3 as published | `draft_vocab_size` | `fc`, `midlayer.*`, `norm`, `lm_head`, `d2t`, `t2d` |
+| SGLang, SpecForge | the same and `eagle_config` | the same, or `layers.0.*` in place of `midlayer.*` |
+| speculators | `speculators_model_type`, `transformer_layer_config` | `layers.0.*`, norms, `embed_tokens` |
+
+Two conventions for the layers that EAGLE-3 reads are about: the input of layer i (EAGLE, vLLM, speculators), and the
+output of layer i (SGLang, SpecForge), which is the input of layer i + 1. Tests: tests/heads/test_checkpoint_eagle.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdec_fast.heads.checkpoint import Checkpoint, fill, open_checkpoint, refuse_other_size, write_checkpoint
+from specdec_fast.heads.eagle import EagleHead
+from specdec_fast.heads.eagle3 import Eagle3Head
+
+FILE = "model.safetensors"
+_RENAMED = (
+    (re.compile(r"^midlayer\."), "layers.0."),
+    (re.compile(r"^fusion_fc\."), "fc."),
+    (re.compile(r"^transformer\."), "layers.0."),
+    (re.compile(r"^draft_id_to_target_id$"), "d2t"),
+)
+_DROPPED = re.compile(r"rotary_emb\.|^verifier_|^t2d$")
+
+
+def load_eagle(source: str | Path, target: Any) -> EagleHead:
+    """An EAGLE-1 or EAGLE-2 head for `target`. Raises ValueError that says which file, key or field is wrong."""
+    found = open_checkpoint(source)
+    if "d2t" in found.tensors or any(key.endswith("hidden_norm.weight") for key in found.tensors):
+        raise ValueError(f"head {source}: got an EAGLE-3 head; expected an EAGLE-1 or EAGLE-2 head; use drafter eagle3")
+    described = _layer_fields(found)
+    _refuse_other_target(found, described, target)
+    head = EagleHead(_config(found, described), bias=found.field("bias", bool, True))
+    tensors = _tensors(found)
+    embedding = tensors.pop("embed_tokens.weight", None)  # the target's own, and that one is used
+    if embedding is not None and embedding.shape[1] != head.hidden_size:
+        raise ValueError(
+            f"head {source}: embed_tokens.weight is {list(embedding.shape)}; expected {head.hidden_size} columns"
+        )
+    tensors.pop("lm_head.weight", None)
+    fill(head, tensors, found.source)
+    return head
+
+
+def load_eagle3(source: str | Path, target: Any, layers: Sequence[int] | None = None) -> Eagle3Head:
+    """An EAGLE-3 head for `target`; layers: whose inputs it reads, in place of what its config.json says.
+
+    Raises ValueError that says which file, key or field is wrong, and for settings that are not lossless.
+    """
+    found = open_checkpoint(source)
+    described = _layer_fields(found)
+    _refuse_lossy(found)
+    _refuse_other_target(found, described, target)
+    tensors = _tensors(found)
+    if "lm_head.weight" not in tensors or not any(key.endswith("hidden_norm.weight") for key in tensors):
+        raise ValueError(
+            f"head {source}: got no lm_head.weight or no hidden_norm.weight; expected an EAGLE-3 head (drafter eagle "
+            "reads those of EAGLE-1 and EAGLE-2)"
+        )
+    columns = int(tensors["lm_head.weight"].shape[0])
+    drafted = found.field("draft_vocab_size", int, columns)
+    if drafted != columns:
+        raise ValueError(
+            f"{found.folder / 'config.json'}: field 'draft_vocab_size' is {drafted}, lm_head.weight has {columns} "
+            "rows; expected the same; mend the file"
+        )
+    vocab = int(described.get("vocab_size", target.vocab_size))
+    head = Eagle3Head(
+        _config(found, described),
+        vocab_size=vocab,
+        draft_vocab_size=columns,
+        taps=_taps(found, target.num_layers, layers),
+        target_hidden_size=target.hidden_size,
+        own_embedding="embed_tokens.weight" in tensors,
+        **{
+            name: found.field(name, bool, False)
+            for name in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+        },
+    )
+    if columns < vocab and "d2t" not in tensors:
+        raise ValueError(
+            f"head {source}: missing: d2t; expected {columns} offsets from its {columns} columns to the {vocab} ids of "
+            "the target"
+        )
+    fill(head, tensors, found.source, optional=("d2t",))
+    _check_ids(found, head, target.vocab_size)
+    return head
+
+
+def save_eagle(folder: Path, head: EagleHead, facts: Mapping[str, Any] | None = None) -> None:
+    """Write a head as EAGLE-1 and EAGLE-2 heads are published. facts: further fields of config.json."""
+    tensors = {key: value for key, value in head.state_dict().items() if not _DROPPED.search(key)}
+    write_checkpoint(folder, {**_described(head), "bias": head.fc.bias is not None, **(facts or {})}, tensors, FILE)
+
+
+def save_eagle3(folder: Path, head: Eagle3Head, facts: Mapping[str, Any] | None = None) -> None:
+    """Write a head as EAGLE-3 heads are published, with the ids of its layers as vLLM and SGLang read them.
+
+    facts: further fields of config.json.
+    """
+    tensors = {re.sub(r"^layers\.0\.", "midlayer.", key): value for key, value in head.state_dict().items()}
+    columns = head.token_ids
+    if columns is None:
+        del tensors["d2t"]
+    else:
+        there = torch.zeros(head.vocab_size, dtype=torch.bool, device=columns.device)
+        tensors["t2d"] = there.index_fill_(0, columns, True)
+    ids = [int(name.partition(":")[2]) for name in head.taps]
+    extra = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "vocab_size": head.vocab_size,
+        "draft_vocab_size": head.lm_head.out_features,
+        "target_hidden_size": head.fc.in_features // len(ids),
+        "eagle_aux_hidden_state_layer_ids": ids,
+        "eagle_config": {
+            "eagle_aux_hidden_state_layer_ids": [index - 1 for index in ids],
+            "use_aux_hidden_state": True,
+        },
+        "norm_before_residual": head.norm_before_residual,
+        "norm_before_fc": head.input_norm is not None,
+        "fc_norm": head.fc_norm is not None,
+        "norm_output": head.norm_output,
+    }
+    write_checkpoint(folder, {**_described(head), **extra, **(facts or {})}, tensors, FILE)
+
+
+def _described(head: Any) -> dict[str, Any]:
+    fields: dict[str, Any] = {key: value for key, value in head.config.to_dict().items() if not key.startswith("_")}
+    fields["dtype"] = str(next(head.parameters()).dtype).partition(".")[2]
+    rope = fields.get("rope_parameters") or {}
+    if "rope_theta" in rope:  # where older programs look for it
+        fields["rope_theta"] = rope["rope_theta"]
+    return fields
+
+
+def _layer_fields(found: Checkpoint) -> dict[str, Any]:
+    """The fields that describe the layers: those of config.json, or what `speculators` puts inside of it."""
+    kind = found.config.get("speculators_model_type")
+    if kind is None:
+        return dict(found.config)
+    if kind not in ("eagle", "eagle3"):
+        raise ValueError(
+            f"{found.folder / 'config.json'}: field 'speculators_model_type' is {kind!r}; expected 'eagle' or 'eagle3'"
+        )
+    inner = found.field("transformer_layer_config", dict)
+    if inner is None:
+        raise ValueError(f"{found.folder / 'config.json'}: no field 'transformer_layer_config'; download it again")
+    return dict(inner)
+
+
+def _config(found: Checkpoint, described: Mapping[str, Any]) -> Any:
+    from transformers import AutoConfig
+
+    fields = {key: value for key, value in described.items() if key not in ("architectures", "transformers_version")}
+    kind = str(fields.pop("model_type", None) or "llama")
+    if kind == "llama" and fields.get("qkv_bias"):
+        kind = "qwen2"
+    if "num_hidden_layers" not in fields:
+        fields["num_hidden_layers"] = 1
+    layers = {int(key.split(".")[1]) for key in _tensors(found) if key.startswith("layers.")}
+    if layers and len(layers) != fields["num_hidden_layers"]:
+        raise ValueError(
+            f"{found.folder / 'config.json'}: field 'num_hidden_layers' is {fields['num_hidden_layers']}, the file has "
+            f"{len(layers)}; expected the same; mend the file"
+        )
+    try:
+        return AutoConfig.for_model(kind, **fields)
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{found.folder / 'config.json'}: got layers that cannot be read: {error}") from None
+
+
+def _tensors(found: Checkpoint) -> dict[str, Tensor]:
+    renamed: dict[str, Tensor] = {}
+    for key, value in found.tensors.items():
+        if _DROPPED.search(key):
+            continue
+        for pattern, name in _RENAMED:
+            key = pattern.sub(name, key)
+        renamed[key] = value
+    return renamed
+
+
+def _refuse_other_target(found: Checkpoint, described: Mapping[str, Any], target: Any) -> None:
+    hidden, rows = target.hidden_size, target.num_embeddings
+    remedy = "use a head that was trained for this target"
+    refuse_other_size(found.source, "hidden_size", int(described.get("hidden_size", hidden)), hidden, remedy)
+    vocab = int(described.get("vocab_size", rows))
+    if vocab not in (rows, target.vocab_size):
+        refuse_other_size(found.source, "vocab_size", vocab, target.vocab_size, remedy)
+
+
+def _refuse_lossy(found: Checkpoint) -> None:
+    """Settings of `speculators` that accept tokens which the target would not have given."""
+    settings = found.field("speculators_config", dict, {})
+    for method in settings.get("proposal_methods") or []:
+        for name, most in (("verifier_accept_k", 1), ("accept_tolerance", 0.0)):
+            if float(method.get(name) or most) > most:
+                raise ValueError(
+                    f"{found.folder / 'config.json'}: proposal_methods says {name}={method[name]}, which is lossy; "
+                    f"expected {most}; set it so: verification here never changes the target's law"
+                )
+
+
+def _taps(found: Checkpoint, num_layers: int, layers: Sequence[int] | None) -> tuple[str, ...]:
+    """Names of the hidden states that the head reads."""
+    published = [2, num_layers // 2, num_layers - 3]
+    nested = found.field("eagle_config", dict, {}).get("eagle_aux_hidden_state_layer_ids")
+    named = found.field("eagle_aux_hidden_state_layer_ids", list)
+    if layers is not None:
+        ids = list(layers)
+    elif named is not None:
+        ids = named
+    elif nested is not None:
+        ids = nested if nested == published else [index + 1 for index in nested]
+    else:
+        ids = published
+    if not ids or any(not isinstance(index, int) or not 0 <= index < num_layers for index in ids):
+        raise ValueError(
+            f"head {found.source}: it reads the inputs of layers {ids}; expected numbers from 0 to {num_layers - 1}, "
+            "the target's; is this a head for this target? (drafter option layers= names others)"
+        )
+    return tuple(f"entering:{index}" for index in ids)
+
+
+def _check_ids(found: Checkpoint, head: Eagle3Head, vocab_size: int) -> None:
+    ids = head.token_ids
+    if ids is None:
+        return
+    if bool((ids[1:] <= ids[:-1]).any()) or int(ids[0]) < 0 or int(ids[-1]) >= vocab_size:
+        raise ValueError(
+            f"head {found.source}: d2t leads to ids {int(ids.min())} to {int(ids.max())}; expected ascending ids from "
+            f"0 to {vocab_size - 1}"
+        )
+    there = found.tensors.get("t2d")
+    if there is not None and not torch.equal(there.bool().nonzero().flatten(), ids):
+        raise ValueError(f"head {found.source}: t2d and d2t name different ids; expected the same; download it again")

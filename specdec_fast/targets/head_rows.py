@@ -1,0 +1,210 @@
+"""A trained head over the hidden states of a target, with a paged cache of its own whose rows follow the engine's.
+
+`PagedHead` runs a head's layers through the attention and the cache of targets. `HeadRows` keeps, row by row, the true
+features that the target has shown, stores the keys and values of what was committed from these, and stages the trees
+that are drafted behind them: what a tree stored for a token that was accepted came from predicted features, and is
+written over (Li et al. 2024, EAGLE). Tests: tests/targets/test_head_rows.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdec_fast.cache.paged import LayerShape, PagedCache
+from specdec_fast.draft import Draft, packed_shape
+from specdec_fast.draft_source import Staged
+from specdec_fast.interfaces import Acceptance, Slots, StateView, TargetOutput
+from specdec_fast.targets import attention
+from specdec_kernels import tree_plan
+
+
+class PagedHead:
+    """head: a module as in specdec_fast/heads/ (taps, fuse, forward, read); target: lends embedding and projection.
+
+    Capacities, device and dtype are the target's.
+    """
+
+    def __init__(self, head: Any, target: Any, *, page_size: int = 16) -> None:
+        attention.register()
+        device = target.device
+        self.head = head.to(device=device, dtype=target.dtype).eval()
+        head.config._attn_implementation = attention.NAME
+        self.target, self.device = target, device
+        self.taps: tuple[str, ...] = head.taps
+        self.vocab_size: int = target.vocab_size
+        self.token_ids: Tensor | None = head.token_ids
+        config, rows, length = head.config, target.cache.max_rows, target.cache.max_length
+        dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.cache = PagedCache(
+            [LayerShape(config.num_key_value_heads, dim, dim)] * config.num_hidden_layers,
+            num_pages=rows * -(-length // page_size) + 1,
+            page_size=page_size,
+            max_rows=rows,
+            max_length=length,
+            dtype=target.dtype,
+            device=device,
+        )
+
+    @torch.no_grad()
+    def features(self, taps: Mapping[str, Tensor]) -> Tensor:
+        """Features [M, hidden] out of the target's hidden states."""
+        found: Tensor = self.head.fuse([taps[name] for name in self.taps])
+        return found
+
+    def extend(self, rows: Tensor, tokens: Tensor, features: Tensor, offsets: Tensor) -> Tensor:
+        """Append places to rows (causal): predicted features [M, hidden].
+
+        rows: int32 [B]; tokens: int64 [M]; features: [M, hidden], of the token before each; offsets: int32 [B+1].
+        """
+        return self._run(tokens, features, self.cache.stage(rows, offsets, tokens.shape[0], advance=True))
+
+    def score(self, draft: Draft, features: Tensor) -> Tensor:
+        """Predicted features [M, hidden] of every node of a draft; features: [M, hidden], of the token before each."""
+        plan = tree_plan(draft.parents, draft.offsets)
+        slots = self.cache.stage(draft.rows, draft.offsets, draft.num_nodes, plan)
+        return self._run(draft.tokens, features, slots)
+
+    @torch.no_grad()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [N, columns] of predicted features."""
+        found: Tensor = self.head.read(hidden, self.target.lm_head)
+        return found
+
+    @torch.no_grad()
+    def _run(self, tokens: Tensor, features: Tensor, slots: Slots) -> Tensor:
+        own = getattr(self.head, "embed_tokens", None)
+        embedded = self.target.embed(tokens) if own is None else own(tokens)
+        packed = attention.PackedContext(slots, self.cache.keys, self.cache.values)
+        found: Tensor = self.head(embedded[None], features[None], slots.positions[None], packed=packed)
+        return found[0]
+
+
+@dataclass(slots=True)
+class _Row:
+    """features: [n, hidden], true ones of the tokens from `first` on; stored: places whose keys come from true ones."""
+
+    features: Tensor
+    first: int = 0
+    stored: int = 0
+
+
+class HeadRows:
+    """model: a `PagedHead`, or anything with its verbs; name: the drafter's, for messages.
+
+    Place i of a row is token i + 1 with the feature of token i, so a text of n tokens has n - 1 places; the last is
+    the root of the trees. A row whose features are not all known (a text of one token, a drafter that joined late)
+    is not drafted for.
+    """
+
+    def __init__(self, model: Any, name: str) -> None:
+        self.model, self._name = model, name
+        self.device: torch.device = model.device
+        self.vocab_size: int = model.vocab_size
+        self.token_ids: Tensor | None = model.token_ids
+        self._rows: dict[int, _Row] = {}
+        self._hidden: Tensor | None = None  # of the last pass
+        self._starts: dict[int, int] = {}  # per row: where its nodes begin there
+        self._at_roots = False  # the last pass was that of `catch_up`
+
+    def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
+        """Rows join; prompt_output: the taps of all their tokens but the roots."""
+        counts = [view.length(row) - 1 for row in rows]
+        known = prompt_output is not None and all(name in prompt_output.taps for name in self.model.taps)
+        if not known or prompt_output is None:
+            for row in rows:
+                self._rows[row] = _Row(torch.empty(0, 0, device=self.device))
+            return
+        features = self.model.features(prompt_output.taps)
+        for row, part in zip(rows, features.split(counts)):
+            self._rows[row] = _Row(part.clone())
+
+    def room(self, row: int, tokens: int, length: int) -> bool:
+        """Whether the features of all but the newest token are known, and the row can hold `length` tokens."""
+        own = self._rows[row]
+        if tokens < 2 or own.first + own.features.shape[0] != tokens - 1:
+            return False
+        return length <= self.model.cache.max_length and bool(self.model.cache.reserve(row, length))
+
+    def catch_up(self, rows: Sequence[int], texts: Sequence[Sequence[int]]) -> None:
+        """Store the places that are new, from true features, the root's once more; their cache ends before the root."""
+        fed: list[int] = []
+        counts: list[int] = []
+        parts: list[Tensor] = []
+        for row, text in zip(rows, texts):
+            own = self._rows[row]
+            start = min(own.stored, len(text) - 2)
+            own.features, own.first = own.features[start - own.first :], start
+            fed += text[start + 1 :]
+            counts.append(len(text) - 1 - start)
+            parts.append(own.features)
+            own.stored = start
+        shape = packed_shape(tuple(rows), tuple(counts), self.device)
+        cache = self.model.cache
+        cache.rollback(shape.rows, self._lengths([self._rows[row].stored for row in rows]))
+        tokens = torch.tensor(fed, dtype=torch.int64).to(self.device)
+        hidden = self.model.extend(shape.rows, tokens, torch.cat(parts), shape.offsets)
+        cache.rollback(shape.rows, self._lengths([len(text) - 2 for text in texts]))
+        for row, text in zip(rows, texts):
+            own = self._rows[row]
+            own.stored = len(text) - 1
+            own.features, own.first = own.features[-1:], len(text) - 2
+        self._remember(hidden[shape.last], list(rows), [1] * len(rows))
+        self._at_roots = True
+
+    def score(self, rows: Sequence[int], trees: Sequence[Staged]) -> tuple[Draft, Tensor]:
+        """One pass over whole trees, which grow by nodes at their ends. Predicted features [M, hidden]."""
+        draft = Draft.trees(list(rows), [(tree.tokens, tree.parents) for tree in trees], device=self.device)
+        assert self._hidden is not None
+        if self._at_roots and all(len(tree.tokens) == 1 for tree in trees):
+            at = torch.tensor([self._starts[row] for row in rows], dtype=torch.int64).to(self.device)
+            return draft, self._hidden[at]
+        before = self._hidden.shape[0]
+        source: list[int] = []
+        for place, (row, tree) in enumerate(zip(rows, trees)):
+            start = self._starts[row]
+            source += [before + place, *(start + parent for parent in tree.parents[1:])]
+        roots = torch.cat([self._rows[row].features for row in rows])
+        both = torch.cat([self._hidden, roots.to(self._hidden.dtype)])
+        hidden = self.model.score(draft, both[torch.tensor(source, dtype=torch.int64).to(self.device)])
+        self._remember(hidden, list(rows), [len(tree.tokens) for tree in trees])
+        return draft, hidden
+
+    def logits(self, scored: Tensor) -> Tensor:
+        """Logits [N, columns] of some rows of what `score` gave."""
+        found: Tensor = self.model.logits(scored)
+        return found
+
+    def observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
+        """The features of what was accepted are known now."""
+        if any(name not in output.taps for name in self.model.taps):
+            return
+        path = acceptance.path.tolist()
+        counts = [accepted + 1 for accepted in acceptance.num_accepted.tolist()]
+        nodes = [node for own, count in zip(path, counts) for node in own[:count]]
+        at = torch.tensor(nodes, dtype=torch.int64).to(self.device)
+        features = self.model.features({name: output.taps[name][at] for name in self.model.taps})
+        for row, part in zip(draft.rows.tolist(), features.split(counts)):
+            own = self._rows[row]
+            if own.features.shape[0]:
+                own.features = torch.cat([own.features, part.to(own.features.dtype)])
+            elif own.first == 0 and view.length(row) - 1 == part.shape[0]:  # the text began with its root
+                own.features = part.clone()
+
+    def release(self, rows: Sequence[int]) -> None:
+        """Rows leave."""
+        self.model.cache.release([row for row in rows if self._rows.pop(row, None) is not None])
+
+    def _lengths(self, lengths: list[int]) -> Tensor:
+        return torch.tensor(lengths, dtype=torch.int32).to(self.device)
+
+    def _remember(self, hidden: Tensor, rows: list[int], counts: list[int]) -> None:
+        self._hidden, self._at_roots, start = hidden, False, 0
+        self._starts = {}
+        for row, count in zip(rows, counts):
+            self._starts[row] = start
+            start += count

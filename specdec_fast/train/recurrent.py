@@ -1,0 +1,218 @@
+"""Training of EAGLE heads: the next state and the next token (EAGLE-1), and unrolled steps (EAGLE-3).
+
+Li et al. 2024 (EAGLE), section 4.1.3; Li et al. 2025 (EAGLE-3), section 3.2, training-time test. The loop and the
+target's states: specdec_fast/train/heads.py. Tests: tests/train/test_recurrent.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from specdec_fast.train.heads import TargetStates
+
+FINAL = "final_norm"
+
+
+def unroll(head: Any, embedded: Tensor, features: Tensor, steps: int) -> list[Tensor]:
+    """What drafting `steps` places ahead computes, for all places at once: predicted features [B, T, hidden] per step.
+
+    embedded: [B, T, hidden], of the tokens behind the features; features: [B, T, hidden], true ones. Place t of step j
+    is the j-th place drafted behind the true places 0..t: it attends to these, and to itself in the steps before. At
+    the end of the text, where its token would lie beyond, it means nothing (the last j places).
+    """
+    from transformers import DynamicCache
+
+    count = embedded.shape[1]
+    cache = DynamicCache()
+    device = embedded.device
+    mask = torch.ones(count, count, dtype=torch.bool, device=device).tril()
+    itself = torch.eye(count, dtype=torch.bool, device=device)
+    places = torch.arange(count, device=device)
+    found: list[Tensor] = []
+    for step in range(steps):
+        features = head(
+            embedded,
+            features,
+            (places + step)[None],
+            attention_mask=mask[None, None],
+            past_key_values=cache,
+        )
+        found.append(features)
+        embedded = functional.pad(embedded[:, 1:], (0, 0, 0, 1))
+        mask = torch.cat([mask, itself], dim=1)
+    return found
+
+
+class _Trainee(nn.Module):
+    """head: an EAGLE head; states: of the target, at the head's taps and at the final norm; ahead: steps to measure."""
+
+    def __init__(self, head: Any, states: TargetStates, ahead: int) -> None:
+        super().__init__()
+        if ahead < 1:
+            raise ValueError(f"training steps ahead: got {ahead}; expected at least 1")
+        missing = [tap for tap in (*head.taps, FINAL) if tap not in states.taps]
+        if missing:
+            raise ValueError(f"training: got states without {missing[0]!r}; expected the head's taps and {FINAL!r}")
+        head.config._attn_implementation = "sdpa"
+        self.head, self.states, self.ahead = head, states, ahead
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        with torch.no_grad():
+            embedded: Tensor = self.states.model.get_input_embeddings()(tokens)
+        return embedded.to(self._dtype)
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return next(self.head.parameters()).dtype
+
+    def _project(self, hidden: Tensor) -> Tensor:
+        return self.states.lm_head(hidden.to(self.states.model.dtype)).float()
+
+    def _read(self, hidden: Tensor) -> Tensor:
+        found: Tensor = self.head.read(hidden, self._project)
+        return found.float()
+
+    @torch.no_grad()
+    def _measures(self, tokens: Tensor, logits: Sequence[Tensor]) -> dict[str, Tensor]:
+        """How often the best token of every step is the text's (`head_1`, ...), and what a chain of them yields."""
+        found: dict[str, Tensor] = {}
+        right = torch.ones_like(tokens[:, 2:], dtype=torch.bool)
+        total = torch.ones((), device=tokens.device)
+        for step, own in enumerate(logits):
+            best = own.argmax(-1)
+            if self.head.token_ids is not None:
+                best = self.head.token_ids[best]
+            text = tokens[:, 2 + step :]
+            if not text.shape[1]:
+                break
+            hit = best[:, : text.shape[1]] == text
+            right = right[:, : text.shape[1]] & hit
+            found[f"head_{step + 1}"] = hit.float().mean()
+            total = total + right.float().mean()
+        return {**found, "tokens_per_step": total}
+
+
+class EagleTrainee(_Trainee):
+    """The loss of EAGLE-1: smooth L1 to the true state, and 0.1 times the cross-entropy to the target's law there.
+
+    noise: half the width of the uniform noise on the states that are read, for texts of 512 tokens, as published.
+    """
+
+    def __init__(
+        self, head: Any, states: TargetStates, *, token_weight: float = 0.1, noise: float = 0.1, ahead: int = 4
+    ) -> None:
+        super().__init__(head, states, ahead)
+        self.token_weight, self.noise = token_weight, noise
+
+    def forward(self, tokens: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """(loss, measures) of tokens int64 [B, L]."""
+        true = self.states(tokens)[FINAL].to(self._dtype)
+        features = true[:, :-1]
+        if self.training and self.noise:
+            features = features + (torch.rand_like(features) * 2 - 1) * self.noise * 512 / tokens.shape[1]
+        found = unroll(self.head, self._embed(tokens[:, 1:]), features, 1 if self.training else self.ahead)
+        with torch.no_grad():
+            wanted = self._project(true[:, 1:]).softmax(-1)
+        logits = self._read(found[0])
+        loss = functional.smooth_l1_loss(found[0].float(), true[:, 1:].float())
+        loss = loss - self.token_weight * (wanted * logits.log_softmax(-1)).sum(-1).mean()
+        return loss, self._measures(tokens, [logits, *(self._read(hidden) for hidden in found[1:])])
+
+
+class Eagle3Trainee(_Trainee):
+    """The loss of EAGLE-3: over `ahead` unrolled steps, decay ** step times the cross-entropy to the target's law.
+
+    The law is the target's over the head's vocabulary; places whose likeliest token lies outside of it are left out.
+    """
+
+    def __init__(self, head: Any, states: TargetStates, *, decay: float = 0.8, ahead: int = 7) -> None:
+        super().__init__(head, states, ahead)
+        if not 0 < decay <= 1:
+            raise ValueError(f"training decay: got {decay}; expected a number above 0, at most 1")
+        self.decay = decay
+
+    def forward(self, tokens: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """(loss, measures) of tokens int64 [B, L]."""
+        states = self.states(tokens)
+        features = self.head.fuse([states[tap] for tap in self.head.taps])[:, :-1]
+        with torch.no_grad():
+            whole = self._project(states[FINAL][:, 1:])
+            ids = self.head.token_ids
+            inside = torch.ones(whole.shape[-1], dtype=torch.bool, device=whole.device)
+            if ids is not None:
+                inside = torch.zeros_like(inside).index_fill_(0, ids, True)
+            counted = inside[whole.argmax(-1)]
+            law = (whole if ids is None else whole[..., ids]).softmax(-1)
+        ahead = min(self.ahead, tokens.shape[1] - 1)
+        found = [self._read(hidden) for hidden in unroll(self.head, self._embed(tokens[:, 1:]), features, ahead)]
+        loss = torch.zeros((), device=tokens.device)
+        for step, logits in enumerate(found):
+            count = law.shape[1] - step
+            each = -(law[:, step:] * logits[:, :count].log_softmax(-1)).sum(-1)
+            kept = counted[:, step:]
+            loss = loss + self.decay**step * (each * kept).sum() / kept.sum().clamp(min=1)
+        return loss, self._measures(tokens, found)
+
+
+def frequent_ids(row: np.ndarray, count: int, vocab_size: int) -> Tensor:
+    """int64 [count]: the most frequent ids of tokens [N], ascending; the lower id first among equals."""
+    if not 1 <= count <= vocab_size:
+        raise ValueError(f"draft vocabulary: got {count}; expected 1 to the target's {vocab_size}")
+    seen = np.bincount(row, minlength=vocab_size)
+    return torch.from_numpy(np.sort(np.argsort(-seen, kind="stable")[:count]).astype(np.int64))
+
+
+def layer_config(target: Any, **changes: Any) -> Any:
+    """A configuration of one Llama layer of the target's width, with a rotary embedding of its own."""
+    from transformers import AutoConfig
+
+    config = target.config.get_text_config()
+    heads = config.num_attention_heads
+    fields = {
+        "hidden_size": config.hidden_size,
+        "intermediate_size": getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
+        "num_attention_heads": heads,
+        "num_key_value_heads": getattr(config, "num_key_value_heads", None) or heads,
+        "head_dim": getattr(config, "head_dim", None) or config.hidden_size // heads,
+        "rms_norm_eps": 1e-5,
+        "vocab_size": target.get_input_embeddings().weight.shape[0],
+        "max_position_embeddings": config.max_position_embeddings,
+    }
+    return AutoConfig.for_model("llama", **{**fields, "num_hidden_layers": 1, "tie_word_embeddings": False, **changes})
+
+
+def new_eagle(target: Any) -> Any:
+    """An untrained EAGLE-1 head for a transformers model."""
+    from specdec_fast.heads.eagle import EagleHead
+
+    return EagleHead(layer_config(target), bias=True)
+
+
+def new_eagle3(target: Any, ids: Tensor, layers: Sequence[int] | None = None) -> Any:
+    """An untrained EAGLE-3 head for a transformers model, over the vocabulary `ids` (int64, ascending).
+
+    layers: whose inputs it reads, by default the published 2, L // 2 and L - 3. Its projection begins as the target's.
+    """
+    from specdec_fast.heads.eagle3 import Eagle3Head
+
+    count = target.config.get_text_config().num_hidden_layers
+    read = list(layers) if layers is not None else [2, count // 2, count - 3]
+    if any(not 0 <= index < count for index in read):
+        raise ValueError(f"layers: got {read}; expected numbers from 0 to {count - 1}, the target's")
+    projection = target.get_output_embeddings().weight
+    head = Eagle3Head(
+        layer_config(target),
+        vocab_size=target.get_input_embeddings().weight.shape[0],
+        draft_vocab_size=len(ids),
+        taps=[f"entering:{index}" for index in read],
+    )
+    with torch.no_grad():
+        head.d2t.copy_(ids - torch.arange(len(ids)))
+        head.lm_head.weight.copy_(projection[ids.to(projection.device)])
+    return head

@@ -1,0 +1,55 @@
+"""What is EAGLE-3's own: a vocabulary smaller than the target's, and layers by number. More in test_eagle.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from oracles import heads, models
+from oracles.automaton import scripted
+from oracles.automaton_head import AutomatonHead
+from oracles.head_drafts import automaton, proposed
+
+from specdec_fast import Engine, SamplingParams, get_drafter
+from specdec_fast.draft import Drawn
+from specdec_fast.interfaces import Budget
+
+
+def test_drawn_tokens_carry_laws_over_the_head_s_vocabulary() -> None:
+    target, kept = automaton(), [0, 2, 3, 7]
+    made = get_drafter("eagle3")(target, AutomatonHead(automaton(seed=9), kept), how="drawn", depth=0)
+    draft = proposed(made, target, [[1, 2], [3, 1, 1]], 25, temperature=1.0)
+    draft.check(8)
+    assert draft.laws is not None and draft.laws.token_ids is not None
+    assert draft.laws.logits.shape[1] == 4 and draft.laws.token_ids.tolist() == kept
+    roots = set(draft.offsets.tolist()[:-1])
+    drawn = [node for node in range(draft.num_nodes) if node not in roots]
+    assert {int(draft.tokens[node]) for node in drawn} <= set(kept)
+    assert {int(draft.drawn[node]) for node in drawn} == {Drawn.DRAWN_WITHOUT_EARLIER}
+
+
+def test_edits_reach_the_head_s_law_over_its_own_vocabulary() -> None:
+    """A banned token is not drafted, whatever the head thinks of it."""
+    script = [1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4, 5]
+    target = scripted(script, 8)
+    made = get_drafter("eagle3")(target, AutomatonHead(scripted(script, 8), (1, 2, 3, 4, 6)), depth=3, width=2)
+    draft = proposed(made, target, [[1, 2]], 6, temperature=0, banned_token_ids=(3,))
+    assert 3 not in draft.tokens[1:].tolist()
+
+
+def test_layers_change_the_drafts_and_not_the_text(tmp_path: Path) -> None:
+    options = heads.options("eagle3", tmp_path)
+    texts, seen = [], []
+    for layers in ((0, 1, 1), (1, 0, 1)):
+        target = models.target("llama", max_rows=2)
+        made = get_drafter("eagle3")(target, options["head"], layers=layers)
+        engine = Engine(target, made)
+        handles = [engine.submit(models.prompt(17), SamplingParams(temperature=0, max_new_tokens=8))]
+        engine.step()
+        with torch.inference_mode():
+            drafted = made.propose(engine.state, [0], Budget([9]), engine.state.rng([0]))
+        seen.append(drafted.tokens.tolist())
+        while not engine.idle:
+            engine.step()
+        texts.append(handles[0].tokens)
+    assert texts[0] == texts[1] == models.greedy_text("llama", 17, 8) and seen[0] != seen[1]

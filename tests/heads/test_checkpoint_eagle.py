@@ -1,0 +1,240 @@
+"""EAGLE checkpoints: every public layout, written as its producer writes it, and what is wrong with broken ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from oracles import heads, models
+
+from specdec_fast.heads.checkpoint_eagle import load_eagle, load_eagle3, save_eagle, save_eagle3
+
+PLAIN = {key: value for key, value in heads.LAYER.items() if key not in ("head_dim", "num_hidden_layers")}
+REDUCED = {**heads.LAYER, "draft_vocab_size": len(heads.KEPT)}
+IDS = [1, 0, 1]
+METHOD = {"proposal_type": "greedy", "speculative_tokens": 3, "verifier_accept_k": 1, "accept_tolerance": 0.0}
+
+
+@pytest.fixture(scope="module")
+def target() -> Any:
+    return models.target("llama", max_rows=2)
+
+
+def speculators(**changes: Any) -> dict[str, Any]:
+    """A config.json of `speculators`."""
+    method = {**METHOD, **changes.pop("method", {})}
+    return {
+        "speculators_model_type": "eagle3",
+        "speculators_version": "0.5.0",
+        "architectures": ["Eagle3Speculator"],
+        "draft_vocab_size": len(heads.KEPT),
+        "eagle_aux_hidden_state_layer_ids": IDS,
+        "norm_before_residual": True,
+        "target_hidden_size": None,
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [method],
+            "verifier": {"name_or_path": "some/model", "architectures": ["LlamaForCausalLM"]},
+        },
+        "transformer_layer_config": dict(heads.LAYER),
+        **changes,
+    }
+
+
+def test_eagle_1_with_and_without_bias(tmp_path: Path, target: Any) -> None:
+    """`bias` absent means that fc has one; config.json has no head_dim and is that of the target but for one layer."""
+    for bias in (True, False):
+        tensors = heads.eagle_tensors(bias=bias)
+        config = {**PLAIN, "num_hidden_layers": 1, "architectures": ["LlamaForCausalLM"], "torch_dtype": "float16"}
+        config |= {} if bias else {"bias": False}
+        folder = heads.write(tmp_path / f"{bias}", config, tensors, "pytorch_model.bin")
+        head = load_eagle(folder, target)
+        assert torch.equal(head.fc.weight, tensors["fc.weight"]) and (head.fc.bias is not None) == bias
+        layer: Any = head.layers[0]
+        assert torch.equal(layer.self_attn.q_proj.weight, tensors["layers.0.self_attn.q_proj.weight"])
+        assert isinstance(layer.input_layernorm, torch.nn.Identity) and head.taps == ("final_norm",)
+
+
+def test_eagle_1_of_a_qwen_target_has_biases_in_its_attention(tmp_path: Path, target: Any) -> None:
+    tensors = heads.eagle_tensors()
+    for name, width in (("q", 64), ("k", 32), ("v", 32)):
+        tensors[f"layers.0.self_attn.{name}_proj.bias"] = torch.randn(width)
+    head = load_eagle(heads.write(tmp_path, {**PLAIN, "num_hidden_layers": 1, "qkv_bias": True}, tensors), target)
+    layer: Any = head.layers[0]
+    assert torch.equal(layer.self_attn.v_proj.bias, tensors["layers.0.self_attn.v_proj.bias"])
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.safetensors"])
+def test_eagle_3_as_published(tmp_path: Path, target: Any, name: str) -> None:
+    """The head has a rotary embedding of its own: no rope_theta means 10,000, whatever the target's is."""
+    tensors = heads.eagle3_tensors()
+    head = load_eagle3(heads.write(tmp_path, REDUCED, tensors, name), target, layers=IDS)
+    assert head.token_ids is not None and head.token_ids.tolist() == heads.KEPT
+    there = torch.zeros(96, dtype=torch.bool)
+    there[torch.arange(len(heads.KEPT)) + tensors["d2t"]] = True
+    assert torch.equal(there, tensors["t2d"])
+    layer: Any = head.layers[0]
+    assert torch.equal(layer.self_attn.k_proj.weight, tensors["midlayer.self_attn.k_proj.weight"])
+    assert torch.equal(layer.hidden_norm.weight, tensors["midlayer.hidden_norm.weight"])
+    assert head.config.rope_parameters["rope_theta"] == 10000.0 and not head.norm_before_residual
+    assert head.embed_tokens is None and head.input_norm is None and head.fc_norm is None
+
+
+def test_eagle_3_with_the_whole_vocabulary_has_no_offsets(tmp_path: Path, target: Any) -> None:
+    tensors = heads.eagle3_tensors()
+    tensors["lm_head.weight"] = torch.randn(96, 64)
+    del tensors["d2t"], tensors["t2d"]
+    head = load_eagle3(heads.write(tmp_path, dict(heads.LAYER), tensors), target, layers=IDS)
+    assert head.token_ids is None and head.lm_head.out_features == 96
+
+
+@pytest.mark.parametrize("prefix", ["midlayer.", "layers.0."])
+def test_sglang_counts_outputs_of_layers(tmp_path: Path, target: Any, prefix: str) -> None:
+    config = {
+        **REDUCED,
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, -1, 0], "use_aux_hidden_state": True},
+    }
+    tensors = {key: value.bfloat16() if value.is_floating_point() else value
+               for key, value in heads.eagle3_tensors(prefix=prefix).items()}  # fmt: skip
+    head = load_eagle3(heads.write(tmp_path, config, tensors), target)
+    assert head.taps == ("entering:1", "entering:0", "entering:1")
+
+
+def test_layers_by_convention(tmp_path: Path) -> None:
+    """Published ids are inputs of layers, SGLang's are outputs; both mean the same places of a model of twelve."""
+    from specdec_fast.heads.checkpoint import open_checkpoint
+    from specdec_fast.heads.checkpoint_eagle import _taps
+
+    tensors = heads.eagle3_tensors()
+    for at, extra in enumerate(
+        (
+            {},
+            {"eagle_aux_hidden_state_layer_ids": [2, 6, 9]},
+            {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 5, 8]}},
+            {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 6, 9]}},
+            {"eagle_aux_hidden_state_layer_ids": None},
+        )
+    ):
+        found = open_checkpoint(heads.write(tmp_path / str(at), {**REDUCED, **extra}, tensors))
+        assert _taps(found, 12, None) == ("entering:2", "entering:6", "entering:9")
+
+
+def test_speculators_with_its_norms_and_its_embedding(tmp_path: Path, target: Any) -> None:
+    tensors = heads.eagle3_tensors(prefix="layers.0.") | {
+        "embed_tokens.weight": torch.randn(96, 64),
+        "input_norm.weight": torch.rand(192) + 0.5,
+    }
+    config = speculators(norm_before_fc=True, norm_output=True)
+    head = load_eagle3(heads.write(tmp_path / "one", config, tensors), target)
+    assert head.taps == ("entering:1", "entering:0", "entering:1") and head.norm_before_residual and head.norm_output
+    assert head.input_norm is not None and torch.equal(head.input_norm.weight, tensors["input_norm.weight"])
+    assert head.embed_tokens is not None and torch.equal(head.embed_tokens.weight, tensors["embed_tokens.weight"])
+    del tensors["input_norm.weight"]
+    tensors |= {f"fc_norm.{index}.weight": torch.rand(64) for index in range(3)}
+    head = load_eagle3(heads.write(tmp_path / "each", speculators(fc_norm=True), tensors), target)
+    assert head.fc_norm is not None and torch.equal(head.fc_norm[2].weight, tensors["fc_norm.2.weight"])
+
+
+def test_norms_stand_where_the_configuration_says(tmp_path: Path, target: Any) -> None:
+    """Against the formulas, written out: attention off, so that a place sees itself alone."""
+    tensors = heads.eagle3_tensors(prefix="layers.0.")
+    tensors["layers.0.self_attn.o_proj.weight"].zero_()
+    features, embedded = torch.randn(5, 64), torch.randn(5, 64)
+
+    def norm(x: torch.Tensor, key: str) -> torch.Tensor:
+        return x * (x.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * tensors[f"{key}.weight"]
+
+    for before in (False, True):
+        for output in (False, True):
+            config = speculators(norm_before_residual=before, norm_output=output)
+            head = load_eagle3(heads.write(tmp_path / f"{before}{output}", config, tensors), target)
+            head.config._attn_implementation = "eager"
+            place = torch.arange(5)[None]
+            with torch.no_grad():
+                got = head(embedded[None], features[None], place)[0]
+                hidden = norm(features, "layers.0.hidden_norm") if before else features
+                inner = norm(hidden, "layers.0.post_attention_layernorm")
+                gate = torch.nn.functional.silu(inner @ tensors["layers.0.mlp.gate_proj.weight"].T)
+                up = inner @ tensors["layers.0.mlp.up_proj.weight"].T
+                hidden = hidden + (gate * up) @ tensors["layers.0.mlp.down_proj.weight"].T
+                normed = norm(hidden, "norm")
+                assert torch.allclose(got, normed if output else hidden, atol=1e-4)
+                assert torch.allclose(head.read(got, None), normed @ tensors["lm_head.weight"].T, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ({"verifier_accept_k": 2}, "verifier_accept_k=2, which is lossy"),
+        ({"accept_tolerance": 0.1}, "accept_tol"),
+    ],
+)
+def test_lossy_settings_are_refused(tmp_path: Path, target: Any, method: dict[str, Any], message: str) -> None:
+    folder = heads.write(tmp_path, speculators(method=method), heads.eagle3_tensors(prefix="layers.0."))
+    with pytest.raises(ValueError, match=message):
+        load_eagle3(folder, target)
+
+
+def _without(key: str) -> Any:
+    return lambda config, tensors: tensors.pop(key)
+
+
+BROKEN = [
+    (_without("midlayer.mlp.up_proj.weight"), "missing: layers.0.mlp.up_proj.weight"),
+    (_without("d2t"), "missing: d2t"),
+    (_without("midlayer.hidden_norm.weight"), "expected an EAGLE-3 head"),
+    (lambda config, tensors: tensors.update(surplus=torch.zeros(1)), "nothing reads: surplus"),
+    (
+        lambda config, tensors: tensors.update({"fc.weight": torch.zeros(64, 128)}),
+        r"fc.weight is \[64, 128\]",
+    ),
+    (lambda config, tensors: config.update(hidden_size=32), "hidden_size is 32, the target's is 64"),
+    (lambda config, tensors: config.update(vocab_size=500), "vocab_size is 500, the target's is 96"),
+    (lambda config, tensors: config.update(draft_vocab_size=7), "'draft_vocab_size' is 7, lm_head.weight has 64 rows"),
+    (lambda config, tensors: config.update(num_hidden_layers=2), "'num_hidden_layers' is 2, the file has 1"),
+    (lambda config, tensors: config.update(model_type="gpt2"), "model_type 'gpt2'"),
+    (
+        lambda config, tensors: config.update(eagle_aux_hidden_state_layer_ids=[0, 1, 2]),
+        r"inputs of layers \[0, 1",
+    ),
+    (lambda config, tensors: tensors["d2t"].neg_(), "d2t leads to ids"),
+    (lambda config, tensors: tensors["t2d"].logical_not_(), "t2d and d2t name different ids"),
+    (lambda config, tensors: config.update(speculators_model_type="dflash"), "'speculators_model_type' is 'dflash'"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), BROKEN)
+def test_broken_ones_say_which_key_or_field(tmp_path: Path, target: Any, change: Any, message: str) -> None:
+    config, tensors = {**REDUCED, "eagle_aux_hidden_state_layer_ids": IDS}, heads.eagle3_tensors()
+    change(config, tensors)
+    with pytest.raises(ValueError, match=message):
+        load_eagle3(heads.write(tmp_path, config, tensors), target)
+
+
+def test_each_drafter_names_the_other(tmp_path: Path, target: Any) -> None:
+    with pytest.raises(ValueError, match=r"got an EAGLE-3 head; .* use drafter eagle3"):
+        load_eagle(heads.write(tmp_path / "3", REDUCED, heads.eagle3_tensors()), target)
+    with pytest.raises(ValueError, match=r"expected an EAGLE-3 head .drafter eagle reads"):
+        load_eagle3(heads.write(tmp_path / "1", PLAIN, heads.eagle_tensors()), target)
+
+
+def test_what_is_written_is_read_back(tmp_path: Path, target: Any) -> None:
+    folder = heads.write(tmp_path / "a", {**REDUCED, "eagle_aux_hidden_state_layer_ids": IDS}, heads.eagle3_tensors())
+    head = load_eagle3(folder, target)
+    save_eagle3(tmp_path / "b", head)
+    again = load_eagle3(tmp_path / "b", target)
+    assert head.taps == again.taps
+    for key, value in head.state_dict().items():
+        assert torch.equal(value, again.state_dict()[key]), key
+    config = json.loads((tmp_path / "b" / "config.json").read_text())
+    assert config["architectures"] == ["LlamaForCausalLMEagle3"] and config["draft_vocab_size"] == len(heads.KEPT)
+    assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [0, -1, 0]
+    first = load_eagle(heads.write(tmp_path / "c", {**PLAIN, "num_hidden_layers": 1}, heads.eagle_tensors()), target)
+    save_eagle(tmp_path / "d", first)
+    for key, value in load_eagle(tmp_path / "d", target).state_dict().items():
+        assert torch.equal(value, first.state_dict()[key]), key

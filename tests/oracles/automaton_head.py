@@ -1,0 +1,46 @@
+"""A trained head for automata: it is handed the state before a token, one-hot, and answers with the state after it.
+
+Wrong features, a wrong shift between tokens and features or a wrong parent give wrong states, so wrong drafts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from oracles.automaton import AutomatonTarget
+from specdec_fast.draft import Draft
+from specdec_kernels import tree_plan
+
+
+class AutomatonHead:
+    """The verbs of `PagedHead`. model: the automaton that it believes in, right where it is the target's; kept: the ids
+    of its vocabulary (None: all).
+    """
+
+    taps = ("final_norm",)
+
+    def __init__(self, model: AutomatonTarget, kept: Sequence[int] | None = None) -> None:
+        self.model, self.cache, self.device = model, model.cache, model.device
+        self.vocab_size = model.vocab_size
+        self.token_ids = None if kept is None else torch.tensor(kept, dtype=torch.int64)
+
+    def features(self, taps: Mapping[str, Tensor]) -> Tensor:
+        return taps["final_norm"]
+
+    def extend(self, rows: Tensor, tokens: Tensor, features: Tensor, offsets: Tensor) -> Tensor:
+        self.cache.stage(rows, offsets, tokens.shape[0], advance=True)
+        return self._after(tokens, features)
+
+    def score(self, draft: Draft, features: Tensor) -> Tensor:
+        self.cache.stage(draft.rows, draft.offsets, draft.num_nodes, tree_plan(draft.parents, draft.offsets))
+        return self._after(draft.tokens, features)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        logits = hidden @ self.model.table
+        return logits if self.token_ids is None else logits[:, self.token_ids]
+
+    def _after(self, tokens: Tensor, features: Tensor) -> Tensor:
+        return torch.eye(len(self.model.table))[self.model.transitions[features.argmax(1), tokens]]

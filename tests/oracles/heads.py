@@ -1,0 +1,100 @@
+"""Tiny EAGLE heads with random weights for the tiny models, written as their producers write them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+HIDDEN, INNER, VOCAB, HEADS, KV_HEADS, DIM = 64, 96, 96, 4, 2, 16
+KEPT = [*range(40), *range(50, 74)]  # the vocabulary of a reduced EAGLE-3 head
+LAYER: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": HIDDEN,
+    "intermediate_size": INNER,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS,
+    "head_dim": DIM,
+    "num_hidden_layers": 1,
+    "vocab_size": VOCAB,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 128,
+    "hidden_act": "silu",
+}
+
+
+def _random(seed: int) -> Any:
+    source = torch.Generator().manual_seed(seed)
+
+    def matrix(rows: int, columns: int) -> torch.Tensor:
+        return torch.randn(rows, columns, generator=source) * columns**-0.5
+
+    def norm(width: int) -> torch.Tensor:
+        return 1 + 0.1 * torch.randn(width, generator=source)
+
+    return matrix, norm
+
+
+def layer(prefix: str, wide: int, seed: int = 0) -> dict[str, torch.Tensor]:
+    """One Llama layer; wide: how many times the hidden size its attention reads."""
+    matrix, norm = _random(seed)
+    return {
+        f"{prefix}self_attn.q_proj.weight": matrix(HEADS * DIM, wide * HIDDEN),
+        f"{prefix}self_attn.k_proj.weight": matrix(KV_HEADS * DIM, wide * HIDDEN),
+        f"{prefix}self_attn.v_proj.weight": matrix(KV_HEADS * DIM, wide * HIDDEN),
+        f"{prefix}self_attn.o_proj.weight": matrix(HIDDEN, HEADS * DIM),
+        f"{prefix}mlp.gate_proj.weight": matrix(INNER, HIDDEN),
+        f"{prefix}mlp.up_proj.weight": matrix(INNER, HIDDEN),
+        f"{prefix}mlp.down_proj.weight": matrix(HIDDEN, INNER),
+        f"{prefix}post_attention_layernorm.weight": norm(HIDDEN),
+    }
+
+
+def eagle_tensors(seed: int = 0, bias: bool = True) -> dict[str, torch.Tensor]:
+    """The keys of yuhuili/EAGLE-*: an embedding, fc and one layer without its first norm."""
+    matrix, _ = _random(seed + 1)
+    fc = {"fc.weight": matrix(HIDDEN, 2 * HIDDEN)} | ({"fc.bias": matrix(1, HIDDEN)[0]} if bias else {})
+    return {"embed_tokens.weight": matrix(VOCAB, HIDDEN), **fc, **layer("layers.0.", 1, seed)}
+
+
+def eagle3_tensors(seed: int = 0, prefix: str = "midlayer.", taps: int = 3) -> dict[str, torch.Tensor]:
+    """The keys of yuhuili/EAGLE3-*, with a vocabulary of `KEPT`."""
+    matrix, norm = _random(seed + 1)
+    ids = torch.tensor(KEPT)
+    there = torch.zeros(VOCAB, dtype=torch.bool)
+    there[ids] = True
+    return {
+        "d2t": ids - torch.arange(len(KEPT)),
+        "t2d": there,
+        "fc.weight": matrix(HIDDEN, taps * HIDDEN),
+        f"{prefix}input_layernorm.weight": norm(HIDDEN),
+        f"{prefix}hidden_norm.weight": norm(HIDDEN),
+        **layer(prefix, 2, seed),
+        "norm.weight": norm(HIDDEN),
+        "lm_head.weight": 3 * matrix(len(KEPT), HIDDEN),
+    }
+
+
+def write(
+    folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor], name: str = "model.safetensors"
+) -> Path:
+    """A checkpoint folder; .bin files are pickled as torch does."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    if name.endswith(".bin"):
+        torch.save(tensors, folder / name)
+    else:
+        save_file(tensors, folder / name)
+    return folder
+
+
+def options(name: str, folder: Path) -> dict[str, Any]:
+    """Options of a drafter by name that open a tiny head for any of the tiny models, written below `folder`."""
+    if name == "eagle":
+        config = {key: value for key, value in LAYER.items() if key != "head_dim"}
+        return {"head": str(write(folder / name, config, eagle_tensors(), "pytorch_model.bin"))}
+    config = {**LAYER, "draft_vocab_size": len(KEPT)}
+    return {"head": str(write(folder / name, config, eagle3_tensors())), "layers": (0, 1, 1)}
