@@ -108,6 +108,7 @@ def measure(
     new_tokens: int,
     clock: Callable[[], float] = time.perf_counter,
     edit: bool = False,
+    budget: str = "fixed",
 ) -> tuple[list[dict[str, Any]], dict[str, Callable[[], None]]]:
     """One row per method, and what was run. One thread, float32, batch 1."""
     torch.set_num_threads(1)
@@ -127,6 +128,7 @@ def measure(
             chosen: dict[str, Any] = {}
             if method is not None:
                 chosen = {"drafter": method.drafter, "draft": method.draft, "drafter_options": dict(method.options)}
+                chosen["budget"] = budget
                 if method.drafter == "rest":
                     chosen["drafter_options"]["datastore"] = str(datastore(Path(folder), tokenizer))
             engine = load("demo-target", max_length=1024, max_rows=1, **chosen)
@@ -146,6 +148,7 @@ def measure(
                 "workload": "edit" if edit else "mixed",
                 "drafter": name,
                 "published": METHODS[name].published,
+                "budget": budget,
                 "temperature": temperature,
                 "tau": mean(handle.stats.tau for handle in outputs[name]),
                 "speed_vs_plain": timing.ratio("plain", name),
@@ -182,6 +185,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--new-tokens", type=int, default=100)
     parser.add_argument("--only", default="", help="methods whose name contains this")
+    parser.add_argument("--budget", default="fixed", help="fixed, or goodput: no drafts where they do not pay")
     parser.add_argument("--processor-time", action="store_true", help="count processor time: for a machine with others")
     parser.add_argument("--out", type=Path, default=RESULTS / "drafters_cpu.json")
     options = parser.parse_args()
@@ -195,6 +199,7 @@ def main() -> None:
             names,
             temperature,
             edit=edit,
+            budget=options.budget,
             rounds=options.rounds,
             prompts=options.prompts,
             new_tokens=options.new_tokens,

@@ -15,7 +15,7 @@ _HOME = {
     "Engine": "engine",
     "Handle": "request",
     "HuggingFaceTarget": "targets.huggingface",
-    "Laws": "draft",
+    "Laws": "laws",
     "Needs": "interfaces",
     "Rng": "interfaces",
     "SamplingParams": "sampling",
@@ -29,13 +29,13 @@ __all__ = ["__version__", *_HOME]
 if TYPE_CHECKING:
     from specdec_fast.draft import Draft as Draft
     from specdec_fast.draft import Drawn as Drawn
-    from specdec_fast.draft import Laws as Laws
     from specdec_fast.drafters import get_drafter as get_drafter
     from specdec_fast.engine import Engine as Engine
     from specdec_fast.interfaces import Acceptance as Acceptance
     from specdec_fast.interfaces import Budget as Budget
     from specdec_fast.interfaces import Needs as Needs
     from specdec_fast.interfaces import Rng as Rng
+    from specdec_fast.laws import Laws as Laws
     from specdec_fast.loading import load as load
     from specdec_fast.request import Handle as Handle
     from specdec_fast.rules import get_rule as get_rule

@@ -169,7 +169,7 @@ class Goodput:
     def observe(self, rows: Sequence[int], outcomes: Sequence[Outcome], propose: float, verify: float) -> None:
         drafted = [outcome.drafted for outcome in outcomes]
         known = all(row in self._rows for row in rows)  # the first draft of a row may include its whole prompt
-        if self._measuring and known:
+        if self._measuring:
             self._measuring.pop(0)
         self._verify.add(len(rows) + sum(drafted), verify)
         if known and any(drafted):

@@ -1,6 +1,6 @@
-"""What a drafter proposes: a packed batch of token trees, and the laws that drawn tokens came from.
+"""What a drafter proposes: a packed batch of token trees.
 
-Owns the data types and their checks. Knows nothing of models, caches or rules. Tests: tests/test_draft.py.
+Owns the data type and its checks. Knows nothing of models, caches or rules. Tests: tests/test_draft.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_kernels import TreePlan, law_stats, tree_plan
+from specdec_fast.laws import Laws
+from specdec_kernels import TreePlan, tree_plan
 
 
 class Drawn(IntEnum):
@@ -24,100 +25,6 @@ class Drawn(IntEnum):
     DRAWN = 1  # drawn from its law row, independently of its siblings
     DRAWN_WITHOUT_EARLIER = 2  # drawn from its law row without tokens that earlier siblings drew from the same row
     DRAWN_WITHOUT_CHOSEN = 3  # drawn from its law row restricted to tokens outside the chosen siblings
-
-
-@dataclass(frozen=True, slots=True)
-class Laws:
-    """R next-token distributions, made once by whoever samples from them and never recomputed by a rule.
-
-    The weight of token v in a row is ``exp(l*inv_t - lse)`` if ``l > cut or (l == cut and v <= tie_id)``, else 0.
-    A row at temperature 0 has ``inv_t == 0`` and its arg-max in ``tie_id``.
-
-    logits: [R, V] any float dtype, after penalties, bias and masks; inv_t, lse, cut: float [R]; tie_id: int32 [R];
-    token_ids: int64 [V] draft vocabulary -> target vocabulary, or None when they are the same; mass: float [R,
-    ceil(V / 1024)] block masses of exactly these laws (`law_stats(..., masses=True)`), or None: they make draws cheaper
-    and never change them.
-    """
-
-    logits: Tensor
-    inv_t: Tensor
-    lse: Tensor
-    cut: Tensor
-    tie_id: Tensor
-    token_ids: Tensor | None = None
-    mass: Tensor | None = None
-
-    @property
-    def stats(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """(inv_t, lse, cut, tie_id), in the order in which the ops take them."""
-        return self.inv_t, self.lse, self.cut, self.tie_id
-
-    def select(self, index: Tensor) -> Laws:
-        """The laws of the given rows (int64 [R'])."""
-        return Laws(
-            self.logits[index],
-            self.inv_t[index],
-            self.lse[index],
-            self.cut[index],
-            self.tie_id[index],
-            self.token_ids,
-            None if self.mass is None else self.mass[index],
-        )
-
-    def weights(self) -> Tensor:
-        """The probabilities, [R, V]: for tests and plots; the engine never materialises them."""
-        dtype = torch.float64 if self.logits.dtype == torch.float64 else torch.float32
-        logits = self.logits.to(dtype)
-        ids = torch.arange(logits.shape[1], device=logits.device)
-        cut, tie = self.cut[:, None].to(dtype), self.tie_id[:, None]
-        kept = ((logits > cut) | ((logits == cut) & (ids <= tie))) & (logits > float("-inf"))
-        scaled = torch.where(kept, logits, 0.0) * self.inv_t[:, None].to(dtype) - self.lse[:, None].to(dtype)
-        return torch.where(kept, scaled.exp(), 0.0)
-
-
-class PendingLaws(Laws):
-    """Laws whose statistics nobody has read yet: the first look finds all of them, unless a rule brings its own.
-
-    logits: [R, V]; asked: (temperature, top_k, top_p, min_p), each [R], as law_stats takes them.
-    """
-
-    __slots__ = ("_found", "asked")
-    asked: tuple[Tensor, Tensor, Tensor, Tensor]
-    _found: tuple[Tensor, ...] | None
-
-    def __init__(self, logits: Tensor, asked: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
-        for name, value in (("logits", logits), ("token_ids", None), ("asked", asked), ("_found", None)):
-            object.__setattr__(self, name, value)
-
-    def settle(self, found: Sequence[Tensor]) -> None:
-        """The statistics (inv_t, lse, cut, tie_id, mass) as a rule found them: those of every node of its paths."""
-        object.__setattr__(self, "_found", tuple(found))
-
-    def _all(self) -> tuple[Tensor, ...]:
-        found = self._found
-        if found is None:
-            found = law_stats(self.logits, *self.asked, masses=True)
-            self.settle(found)
-        return found
-
-    inv_t = property(lambda self: self._all()[0])
-    lse = property(lambda self: self._all()[1])
-    cut = property(lambda self: self._all()[2])
-    tie_id = property(lambda self: self._all()[3])
-    mass = property(lambda self: self._all()[4])
-
-
-def concat_laws(parts: Sequence[Laws]) -> Laws:
-    """One `Laws` with the rows of all parts, in order (all over the same vocabulary)."""
-    if len(parts) == 1:
-        return parts[0]
-
-    def joined(name: str) -> Tensor:
-        return torch.cat([getattr(part, name) for part in parts])
-
-    mass = None if any(part.mass is None for part in parts) else joined("mass")
-    stats = (joined("inv_t"), joined("lse"), joined("cut"), joined("tie_id"))
-    return Laws(joined("logits"), *stats, parts[0].token_ids, mass)
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +186,24 @@ class Draft:
         offsets = torch.cat([self.offsets, bare.offsets[1:] + self.offsets[-1]])
         joined = replace(self, offsets=offsets, counts=self.counts + bare.counts, plan=None, **both)
         return joined.select([have.get(row, len(have) + at) for at, row in enumerate(rows)])[0]
+
+    def proposals(self, plan: TreePlan) -> tuple[list[int], list[int], Tensor]:
+        """What may be accepted: nodes per row and the depth of the deepest, root and scouts not counted; and bool [M],
+        whether a node has a child that may be.
+        """
+        if self.scouts is None:
+            counts = [count - 1 for count in self.counts]
+            if self.is_chain:
+                return counts, counts, plan.first_child >= 0
+            depths = torch.zeros(self.num_rows, dtype=torch.int32, device=self.rows.device)
+            return counts, depths.scatter_reduce(0, self.row_of, plan.depth, "amax").tolist(), plan.first_child >= 0
+        inner = (self.parents >= 0) & ~self.scouts
+        nobody = torch.zeros(self.num_rows, dtype=torch.int32, device=self.rows.device)
+        counted = nobody.index_add(0, self.row_of, inner.to(torch.int32)).tolist()
+        depths = nobody.scatter_reduce(0, self.row_of, torch.where(inner, plan.depth, 0), "amax")
+        goes_on = torch.zeros_like(inner)
+        goes_on[(self.parents + self.offsets[self.row_of])[inner].long()] = True
+        return counted, depths.tolist(), goes_on
 
     def refuse_dropped(self, rule: str) -> None:
         """Raise ValueError where a drawn token is a scout, so that `rule`, which uses the draft's laws, would drop it.

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from specdec_fast.budget import BudgetPolicy, Outcome, budget_for
-from specdec_fast.draft import Draft, Laws
+from specdec_fast.draft import Draft
 from specdec_fast.interfaces import Acceptance, Drafter, Rule, Target, TargetOutput
+from specdec_fast.laws import Laws
 from specdec_fast.logprobs import token_logprobs
 from specdec_fast.proposing import Proposer
 from specdec_fast.request import Handle
@@ -264,20 +265,20 @@ class Engine:
     ) -> list[Outcome]:
         kept: list[list[int]] = []
         outcomes: list[Outcome] = []
-        broken, at_leaf = failures(acceptance.path, laws, sampling), None
-        depths = [count - 1 for count in draft.counts]
+        broken, goes_on = failures(acceptance.path, laws, sampling), None
+        proposed, depths = [count - 1 for count in draft.counts], [count - 1 for count in draft.counts]
         if not draft.is_chain:
-            depths = [min(draft.max_depth, depth) for depth in depths]
+            proposed, depths, inner = draft.proposals(plan)
             last = acceptance.path.gather(1, acceptance.num_accepted[:, None].long()).squeeze(1)
-            at_leaf = (plan.first_child[last.long()] < 0).tolist()
+            goes_on = inner[last.long()].tolist()
         for index, (emitted, accepted) in enumerate(self.state.read(draft, acceptance)):
             handle = handles[index]
-            drafted = draft.counts[index] - 1
+            drafted = proposed[index]
             sound, reason = broken.get(index, (len(emitted), ""))
             emitted, accepted = emitted[:sound], min(accepted, sound)
             taken: list[int] = []  # exactly one entry of `kept` per row, whatever happens
             try:
-                complete = accepted == drafted if at_leaf is None else at_leaf[index]
+                complete = accepted == drafted if goes_on is None else not goes_on[index]
                 tested = accepted if complete else accepted + 1
                 outcomes.append(Outcome(drafted, depths[index], tested, accepted))
                 taken = handle.take(emitted, accepted, drafted, tested)

@@ -12,7 +12,8 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from specdec_fast.draft import Draft, Laws
+from specdec_fast.draft import Draft
+from specdec_fast.laws import Laws
 from specdec_fast.sampling import Sampling
 from specdec_kernels import TreePlan
 
@@ -34,10 +35,15 @@ class Acceptance:
 
 @dataclass(frozen=True, slots=True)
 class Rng:
-    """Where a step stands in the keyed randomness: seeds int64 [B], positions int32 [B] absolute, of the roots."""
+    """Where a step stands in the keyed randomness: seeds int64 [B], positions int32 [B] absolute, of the roots.
+
+    first_draw: number of the first draw that the drafter may make in this step. Every draw has a number of its own,
+    also when several drafters share a step: two draws of one number come from the same noise.
+    """
 
     seeds: Tensor
     positions: Tensor
+    first_draw: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +78,7 @@ class Needs:
     topology: the shape of its drafts; taps: hidden states wanted from the target ("entering:i", "final_norm");
     host_tokens: reads committed tokens on the host (forces the `sync` step mode); node_choices: wants the target's
     choice at every node; logits: learns from the target's logits when it observes; laws: its tokens are drawn and
-    carry laws.
+    carry laws; excludes: they are drawn outside their chosen siblings, so no sibling may come from elsewhere.
     """
 
     topology: Literal["chain", "tree"] = "chain"
@@ -83,6 +89,7 @@ class Needs:
     node_choices: bool = False
     logits: bool = False
     laws: bool = False
+    excludes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +170,9 @@ class Drafter(Protocol):
 
     A class may add `from_parts(parts, **options)`, a class method that makes one out of `Parts`, and say with
     `takes_draft = True` that it wants a draft model; a class without is made by `cls(**options)`. Its class attribute
-    `needs` holds for the default options; `draws = True` says that others make it draw tokens from laws, and
-    `may_take_draft = True` that some options have a use for a draft model.
+    `needs` holds for the default options; `draws = True` says that others make it draw tokens from laws,
+    `may_take_draft = True` that some options have a use for a draft model, and `apart` names options with which it
+    does not need `excludes`.
     """
 
     name: str

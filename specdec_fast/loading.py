@@ -89,7 +89,8 @@ def check_same_tokenizer(target: Any, draft: Any) -> None:
     different = [token for token in ours.keys() | theirs.keys() if ours.get(token) != theirs.get(token)]
     raise ValueError(
         f"draft: its tokenizer differs from the target's: {len(different)} of {len(ours)} tokens have other ids "
-        f"(for example {sorted(different)[0]!r}); expected the same vocabulary; take a draft of the same model family"
+        f"(for example {sorted(different)[0]!r}); expected the same vocabulary; take a draft of the same model family, "
+        "or drafter draft_model with its option tokenizers=tli or tokenizers=slem"
     )
 
 
@@ -156,11 +157,17 @@ def load(
     def open_draft() -> HuggingFaceTarget:
         assert draft is not None
         small = from_any(draft)
-        if isinstance(draft, (str, Path)):
-            check_same_tokenizer(tokenizer, load_tokenizer(draft))
+        theirs = load_tokenizer(draft) if isinstance(draft, (str, Path)) else None
+        size = vocab_size
+        if options.get("tokenizers", "same") == "same":
+            check_same_tokenizer(tokenizer, theirs)
+        elif theirs is not None:
+            size = len(theirs)
         if small is model:
             raise ValueError("draft: got the target itself; expected another model (its cache would be shared)")
-        return HuggingFaceTarget(small, max_length=ours.max_length, vocab_size=vocab_size, **shape)
+        opened = HuggingFaceTarget(small, max_length=ours.max_length, vocab_size=size, **shape)
+        opened.tokenizer = theirs
+        return opened
 
     made = None
     if name is not None:

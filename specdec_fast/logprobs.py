@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from specdec_fast.draft import Laws
+from specdec_fast.laws import Laws
 
 
 @dataclass(frozen=True, slots=True)

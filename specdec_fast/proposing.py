@@ -24,8 +24,9 @@ log = logging.getLogger("specdec_fast")
 class Proposer:
     """A drafter (or none) with its budget, contained. running: the engine's requests by row.
 
-    A row that is given up never drafts again, so under rules that use q a fault that depends on what was drawn drops
-    drawn tokens in one step of a request at most; under replay and greedy nothing depends on drafts at all.
+    A row that is given up drafts no more until it leaves, and the drafter hears no more of it but that it left. Under
+    rules that use q a fault that depends on what was drawn drops drawn tokens in one step of a request at most; under
+    replay and greedy nothing depends on drafts at all.
     """
 
     def __init__(self, drafter: Drafter | None, budget: BudgetPolicy, running: Mapping[int, Handle]) -> None:
@@ -35,6 +36,7 @@ class Proposer:
         self._running = running
         self._given_up: set[int] = set()
         self._logged: set[tuple[str, str]] = set()
+        self._asked: tuple[Draft, Draft] | None = None  # of the step: the drafter's own draft, and what was made of it
 
     def most(self, handle: Handle) -> int:
         """Draft nodes that the next step of a request may have: the last token of a text needs none."""
@@ -62,7 +64,8 @@ class Proposer:
     def propose(self, view: StateView, rows: Sequence[int], rng: Rng) -> Draft:
         """A draft for all rows, within the budget of this step."""
         most = [self.most(self._running[row]) for row in rows]
-        limits = self.budget.nodes(rows, most) if self.drafter is not None else most
+        limits = self._limits(rows, most)
+        self._asked = None
         roots = [view.tokens(row)[-1] for row in rows]
         draft = None
         if any(limits):
@@ -70,19 +73,36 @@ class Proposer:
             draft = self._contained(view, rows, places, limits, rng)
         if draft is None:
             return Draft.chains(rows, [[root] for root in roots], device=view.device)
-        return draft if draft.num_rows == len(rows) else draft.among(rows, roots)
+        whole = draft if draft.num_rows == len(rows) else draft.among(rows, roots)
+        self._asked = draft, whole
+        return whole
+
+    def _limits(self, rows: Sequence[int], most: list[int]) -> list[int]:
+        """What the budget allows, never more than there is room for; all of that where the budget fails."""
+        if self.drafter is None:
+            return most
+        try:
+            asked = self.budget.nodes(rows, most)
+            return [max(0, min(limit, room)) for limit, room in zip(asked, most, strict=True)]
+        except Exception as error:
+            self._log("budget", error, f"budget {type(self.budget).__name__}", "drafts are as long as they may be")
+            return most
 
     def observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
-        """The drafter hears of the rows that it still serves."""
+        """The drafter hears of the rows that it still serves, and of its own draft as it made it."""
         if self.drafter is None:
             return
-        rows = draft.rows.tolist()
-        if self._given_up.intersection(rows):
-            places = [at for at, row in enumerate(rows) if row not in self._given_up]
-            if not places:
-                return
-            draft, acceptance, output = _part(draft, acceptance, output, places)
-            rows = [rows[at] for at in places]
+        rows, asked, self._asked = draft.rows.tolist(), self._asked, None
+        served = [row for row in rows if row not in self._given_up]
+        if asked is not None and asked[1] is draft:
+            served = asked[0].rows.tolist()
+        if not served:
+            return
+        if len(served) < len(rows):
+            draft, acceptance, output = _part(draft, acceptance, output, [rows.index(row) for row in served])
+        if asked is not None and asked[0].num_nodes == draft.num_nodes:
+            draft = asked[0]
+        rows = served
         try:
             self.drafter.observe(view, draft, acceptance, output)
         except Exception as error:
@@ -94,7 +114,7 @@ class Proposer:
         """Rows leave."""
         self.budget.release(rows)
         for row in rows:
-            if self.drafter is not None and row not in self._given_up:
+            if self.drafter is not None:
                 self._forget(row)
         self._given_up.difference_update(rows)
 
@@ -135,9 +155,8 @@ class Proposer:
         return draft
 
     def _give_up(self, row: int) -> None:
-        """No drafts for this row any more; the drafter may forget it."""
+        """No drafts for this row any more. The drafter keeps what it knows of it until the row leaves."""
         self._given_up.add(row)
-        self._forget(row)
 
     def _forget(self, row: int) -> None:
         assert self.drafter is not None
@@ -150,14 +169,18 @@ class Proposer:
         for row in rows:
             if row in self._running:
                 self._running[row].stats.faults += 1
+        assert self.drafter is not None
+        consequence = "the requests it fails on go on without drafts"
+        self._log(verb, error, f"drafter {self.drafter.name}", consequence)
+
+    def _log(self, verb: str, error: Exception, who: str, consequence: str) -> None:
+        """Say what went wrong, the first time."""
         kind = (verb, type(error).__name__)
         if kind not in self._logged:
             self._logged.add(kind)
-            assert self.drafter is not None
             log.error(
-                "drafter %s raised in %s: %s: %s; the requests it fails on go on without drafts, and this is logged "
-                "once; mend the drafter or its options, or choose another with drafter=",
-                *(self.drafter.name, verb, type(error).__name__, error),
+                "%s raised in %s: %s: %s; %s, and this is logged once; mend it or its options, or choose another",
+                *(who, verb, type(error).__name__, error, consequence),
                 exc_info=error,
             )
 

@@ -45,14 +45,14 @@ def generator() -> torch.Generator:
 
 @pytest.fixture(autouse=True)
 def faults(request: pytest.FixtureRequest) -> Iterator[list[str]]:
-    """What was logged of drafters that raised. The engine goes on without them, so a test would not notice: one that
-    does not name this fixture fails.
+    """What was logged of drafters and budgets that raised. The engine goes on without them, so a test would not notice:
+    one that does not name this fixture fails.
     """
     found: list[str] = []
 
     class Listener(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            if record.levelno >= logging.ERROR and str(record.msg).startswith("drafter"):
+            if record.levelno >= logging.ERROR and record.getMessage().startswith(("drafter", "budget")):
                 found.append(record.getMessage())
 
     listener = Listener()

@@ -8,7 +8,8 @@ import pytest
 import torch
 from oracles.laws import law
 
-from specdec_fast.draft import Draft, Drawn, Laws, concat_laws
+from specdec_fast.draft import Draft, Drawn
+from specdec_fast.laws import Laws, concat_laws
 from specdec_kernels import law_stats, tree_plan
 
 

@@ -154,7 +154,7 @@ def test_options_reach_the_drafter() -> None:
     assert made.num_draft_tokens == 5 and list(made._sizes) == [3, 2]
     engine = load(models.own("llama"), models.kin("llama"), drafter="draft_tree", drafter_options={"widths": [2, 1]})
     tree: Any = engine.drafter
-    assert tree.shape.num_nodes == tree.num_draft_tokens == 4 and tree.how == "coupled"
+    assert tree.shape.parents == (-1, 0, 0, 1, 2) and tree.num_draft_tokens == 4 and tree.how == "coupled"
 
 
 def test_the_target_cannot_be_its_own_draft() -> None:

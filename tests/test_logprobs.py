@@ -13,7 +13,7 @@ from oracles.edited_decoding import edited_law
 from oracles.noisy_oracle import NoisyChain, NoisyTree
 
 from specdec_fast import Engine, SamplingParams
-from specdec_fast.draft import Laws
+from specdec_fast.laws import Laws
 from specdec_fast.logprobs import token_logprobs
 from specdec_kernels import law_stats
 

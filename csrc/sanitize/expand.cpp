@@ -21,7 +21,7 @@ void expand_once(Random& random, const Laws& laws, const Trees& trees, uint64_t 
   }
   const bool noisy = seed % 2;
   tree_expand<Real>(laws, trees.offsets.data(), rows, parents.data(), noisy ? seeds.data() : nullptr,
-                    noisy ? positions.data() : nullptr, {tokens.data(), scores.data(), best.data(), width, keep});
+                    noisy ? positions.data() : nullptr, {tokens.data(), scores.data(), best.data(), width, keep, Real(seed % 3 + 1) / 2});
   for (int64_t i = 0; i < nodes * width; ++i) {
     expect(tokens[i] >= -1 && tokens[i] < vocab, "a child", seed);
     expect(i % width == 0 || !(scores[i] > scores[i - 1]), "the order of children", seed);

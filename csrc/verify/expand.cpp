@@ -80,7 +80,7 @@ void expand_node(const Laws& laws, int64_t r, Real parent, const Counter* counte
   if (counter != nullptr) row_kernels().gumbel_row(*counter, vocab, scratch->noise.data());
   Real* level = scratch->level.data();
   fill(laws, r, law, counter == nullptr ? nullptr : scratch->noise.data(), level);
-  const double unit = rows::masses(kTypeOf<Real>, level, vocab, Real{1}, scratch->sums.data());
+  const double unit = rows::masses(kTypeOf<Real>, level, vocab, out.sharpness, scratch->sums.data());
   double total = 0;
   for (double sum : scratch->sums) total += sum;
   const Real norm = static_cast<Real>(unit + std::log(total));
@@ -89,7 +89,7 @@ void expand_node(const Laws& laws, int64_t r, Real parent, const Counter* counte
   const int64_t count = largest_of(level, vocab, width, best.data());
   for (int64_t k = 0; k < count; ++k) {
     tokens[k] = best[k].id;
-    scores[k] = parent + (best[k].level - norm);
+    scores[k] = parent + (best[k].level * out.sharpness - norm);
   }
 }
 

@@ -11,6 +11,7 @@ struct Children {
   Real* scores;
   int32_t* best;
   int64_t width, keep;
+  Real sharpness;  // of scores: the log-softmax is that of sharpness * z
 };
 
 // laws: inv_t, cut and tie_id of N nodes (lse is not read); parents: their scores, Real; seeds and positions: keyed replay noise

@@ -13,6 +13,11 @@ from .proposals import Law, depths, dust
 from .traversal_verify.triton_kernel import walk_up
 
 
+def weigh_warps(draft: bool) -> int:
+    """Warps of `weigh`: of these numbers, the one that spills nothing on Hopper."""
+    return WARPS if draft else WARPS // 2
+
+
 class Proposals:
     """Buffers of one call on a batch of trees. levels: weigh them level by level, each with what reaches it."""
 
@@ -42,8 +47,8 @@ class Proposals:
         for level in range(depth if self.levels else 1):
             weigh[(self.nodes,)](
                 *self.rest.tensors, self.offsets, self.first, self.accept, self.reach, self.level, self.parents, level,
-                self.rows, self.rest.vocab, self.dust, TILE, self.levels, shortcut, *self.rest.kind, num_warps=WARPS,
-                enable_fp_fusion=False,
+                self.rows, self.rest.vocab, self.dust, TILE, self.levels, shortcut, *self.rest.kind,
+                num_warps=weigh_warps(self.rest.kind[1]), enable_fp_fusion=False,
             )  # fmt: skip
 
     def verify(
@@ -84,7 +89,7 @@ def weigh_variants(op: str, name: str, everyday: bool, dtype: str = "bf16", **ki
     constants = rest_constants(chain=False, **kind) | {"TILE": TILE, "LEVELS": levels, "SHORTCUT": True}
     return [
         Variant(f"{op}/weigh {name}", "ordered_verify.triton_kernel:weigh", rest_types(dtype) | tables, constants,
-                WARPS, everyday=chosen, fusion=False)
+                weigh_warps(kind["draft"]), everyday=chosen, fusion=False)
     ]  # fmt: skip
 
 

@@ -14,13 +14,16 @@ import torch
 from torch import Tensor
 
 from specdec_fast.budget import surely_accepted
-from specdec_fast.draft import Draft, Laws, concat_laws, packed_shape
+from specdec_fast.draft import Draft, packed_shape
 from specdec_fast.interfaces import Acceptance, Budget, Needs, Parts, Rng, StateView, TargetOutput
+from specdec_fast.laws import Laws, concat_laws
 from specdec_fast.sampling import Sampling, process_chains
 from specdec_fast.targets.huggingface import HuggingFaceTarget
+from specdec_fast.translation import Translation
 from specdec_kernels import draw_sample
 
 PICKS = ("coupled", "drawn", "greedy")
+TOKENIZERS = ("same", "tli", "slem")
 
 
 class DraftModelDrafter:
@@ -28,7 +31,9 @@ class DraftModelDrafter:
 
     num_draft_tokens: K, the default budget per row; pick: "coupled", "drawn" or "greedy"; vocab_size: the target's
     (draft ids beyond it are masked); entropy_stop: a row's chain ends before a token whose law is so uncertain that the
-    bound of Agrawal et al. 2024 on its acceptance (`surely_accepted`) is below this; 0 never stops.
+    bound of Agrawal et al. 2024 on its acceptance (`surely_accepted`) is below this; 0 never stops; tokenizers: "same",
+    or for a draft with another one "tli" (its law restricted to common tokens) or "slem" (its text, likeliest tokens
+    first, in the target's tokens), both by way of `translation`.
     """
 
     name = "draft_model"
@@ -42,7 +47,19 @@ class DraftModelDrafter:
         pick: str = "coupled",
         vocab_size: int | None = None,
         entropy_stop: float = 0.0,
+        tokenizers: str = "same",
+        translation: Translation | None = None,
     ) -> None:
+        if tokenizers not in TOKENIZERS:
+            raise ValueError(
+                f"draft_model tokenizers: got {tokenizers!r}; expected one of {', '.join(TOKENIZERS)}: the last two "
+                "are for a draft whose tokenizer is not the target's"
+            )
+        if (tokenizers == "same") != (translation is None):
+            raise ValueError(
+                f"draft_model tokenizers: got {tokenizers!r} {'with' if translation else 'without'} a translation; "
+                "expected one for tli and slem; load() and the command line make it from the models' tokenizers"
+            )
         if not 0 <= entropy_stop < 1:
             raise ValueError(f"draft_model entropy_stop: got {entropy_stop}; expected a number in [0, 1); 0 is off")
         if num_draft_tokens < 1:
@@ -53,16 +70,26 @@ class DraftModelDrafter:
         self.num_draft_tokens = num_draft_tokens
         self.pick = pick
         self.entropy_stop = entropy_stop
-        self.needs = Needs(topology="chain", own_cache=True, laws=pick == "drawn")
+        self.tokenizers, self._translation = tokenizers, translation
+        self.needs = Needs(topology="chain", own_cache=True, laws=pick == "drawn" and tokenizers != "slem")
         self._vocab_size = min(vocab_size or model.vocab_size, model.vocab_size)
+        if translation is not None:
+            self._vocab_size = model.vocab_size
         self._stored: dict[int, tuple[int, list[int]]] = {}  # per row: committed tokens held, drafted tokens held
+        self._fed: dict[int, list[int]] = {}  # per row, with a translation: the draft's tokens that are held
 
     @classmethod
     def from_parts(cls, parts: Parts, **options: Any) -> DraftModelDrafter:
         """Over the draft model that was given, picking tokens as the rule prefers."""
         assert parts.draft is not None
         model: Any = parts.draft()
-        return cls(model, **{"pick": parts.prefers, "vocab_size": parts.target.vocab_size, **options})
+        translation = None
+        if options.get("tokenizers", "same") != "same":
+            theirs = getattr(model, "tokenizer", None)
+            sizes = parts.target.vocab_size, model.vocab_size
+            translation = Translation(parts.tokenizer, theirs, *sizes, device=model.device)
+        defaults = {"pick": parts.prefers, "vocab_size": parts.target.vocab_size, "translation": translation}
+        return cls(model, **{**defaults, **options})
 
     def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
         room = self.model.cache.max_rows
@@ -72,18 +99,21 @@ class DraftModelDrafter:
                 "least as many as the target has; build the draft with the target's max_rows"
             )
         for row in rows:
-            self._stored[row] = (0, [])
+            self._stored[row], self._fed[row] = (0, []), []
 
     def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
         tokens = [view.tokens(row) for row in rows]
+        held = tokens
+        if self._translation is not None:
+            held = [self._translation.to_draft(have) if any(budget.nodes) else have for have in tokens]
         counts = [
             limit if limit > 0 and self._room(row, len(have) + limit) else 0
-            for row, limit, have in zip(rows, budget.nodes, tokens)
+            for row, limit, have in zip(rows, budget.nodes, held)
         ]
         active = [index for index, count in enumerate(counts) if count]
         if not active:
             return Draft.chains(rows, [[have[-1]] for have in tokens], device=view.device)
-        logits = self._catch_up([rows[index] for index in active], [tokens[index] for index in active])
+        logits = self._catch_up([rows[index] for index in active], [held[index] for index in active])
         levels: list[tuple[list[int], Tensor]] = []
         parts: list[Laws] = []
         sampling, roots = view.sampling([rows[index] for index in active]), rng.positions
@@ -99,7 +129,9 @@ class DraftModelDrafter:
                     logits, roots = logits[going], roots[going]
                     active = [active[at] for at in going]
                     sampling = view.sampling([rows[index] for index in active])
-            chosen, laws = self._pick_level(view, [rows[at] for at in active], sampling, roots, logits, levels, active)
+            chosen, laws = self._pick_level(
+                view, [rows[at] for at in active], sampling, roots, logits, levels, active, rng.first_draw
+            )
             levels.append((active, chosen))
             if laws is not None:
                 parts.append(laws)
@@ -111,14 +143,17 @@ class DraftModelDrafter:
                 active = [active[at] for at in going]
                 sampling = view.sampling([rows[index] for index in active])
             shape = packed_shape(tuple(rows[index] for index in active), (1,) * len(active), view.device)
-            logits = self._masked(self.model.extend(shape.rows, chosen, shape.offsets, logits=shape.last).logits)
-        return self._pack(view, rows, tokens, counts, levels, parts)
+            fed = self._translation.ids(chosen) if self.tokenizers == "tli" and self._translation else chosen
+            logits = self._masked(self.model.extend(shape.rows, fed, shape.offsets, logits=shape.last).logits)
+        return self._pack(view, rows, tokens, held, levels, parts)
 
     def observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
         pass  # the next propose compares what it stored with what was committed
 
     def release(self, rows: Sequence[int]) -> None:
         self.model.cache.release([row for row in rows if self._stored.pop(row, None) is not None])
+        for row in rows:
+            self._fed.pop(row, None)
 
     def _room(self, row: int, length: int) -> bool:
         cache = self.model.cache
@@ -126,6 +161,8 @@ class DraftModelDrafter:
 
     def _masked(self, logits: Tensor | None) -> Tensor:
         assert logits is not None
+        if self.tokenizers == "tli" and self._translation is not None:
+            return self._translation.law(logits)
         return logits if logits.shape[1] == self._vocab_size else logits[:, : self._vocab_size]
 
     def _catch_up(self, rows: list[int], tokens: list[Sequence[int]]) -> Tensor:
@@ -139,6 +176,8 @@ class DraftModelDrafter:
                 if start >= len(have) or have[start] != token:
                     break
                 start += 1
+            if self._translation is not None:
+                start = _common(self._fed[row], have)
             start = min(start, len(have) - 1)  # the root is always fed: its logits are wanted
             kept.append(start)
             # a target's padding ids may lie beyond the draft's embedding: what stands in for them only costs acceptance
@@ -152,6 +191,8 @@ class DraftModelDrafter:
         )
         for row, have in zip(rows, tokens):
             self._stored[row] = (len(have), [])
+            if self._translation is not None:
+                self._fed[row] = list(have)
         return self._masked(output.logits)
 
     def _pick_level(
@@ -163,7 +204,10 @@ class DraftModelDrafter:
         logits: Tensor,
         levels: list[tuple[list[int], Tensor]],
         active: list[int],
+        first_draw: int,
     ) -> tuple[Tensor, Laws | None]:
+        if self.tokenizers == "slem":
+            return logits.argmax(1), None
         positions = roots + (len(levels) + 1)
         if sampling.edits is not None:  # q with the target's edits, each row after its own chain
             drafted = [dict(zip(earlier, chosen.tolist())) for earlier, chosen in levels]
@@ -176,7 +220,7 @@ class DraftModelDrafter:
             return logits.argmax(1), None
         if self.pick == "coupled":
             return sampling.choose(logits, positions), None
-        index = torch.full_like(positions, len(levels))
+        index = torch.full_like(positions, first_draw + len(levels))
         return draw_sample(laws.logits, *laws.stats, sampling.seeds, roots, index, mass=laws.mass), laws
 
     def _pack(
@@ -184,7 +228,7 @@ class DraftModelDrafter:
         view: StateView,
         rows: Sequence[int],
         tokens: list[Sequence[int]],
-        counts: list[int],
+        held: list[Sequence[int]],
         levels: list[tuple[list[int], Tensor]],
         parts: list[Laws],
     ) -> Draft:
@@ -199,7 +243,9 @@ class DraftModelDrafter:
             used += len(active)
         for index, row in enumerate(rows):
             if drafted[index]:
-                self._stored[row] = (len(tokens[index]), drafted[index][:-1])  # the last one was not fed
+                self._stored[row] = (len(held[index]), drafted[index][:-1])  # the last one was not fed
+                if self._translation is not None:
+                    drafted[index] = self._translated(row, tokens[index], held[index], drafted[index])
         drawn = self.pick == "drawn" and bool(parts)
         return Draft.chains(
             rows,
@@ -208,6 +254,20 @@ class DraftModelDrafter:
             laws=concat_laws(parts) if drawn else None,
             device=view.device,
         )
+
+    def _translated(self, row: int, tokens: Sequence[int], held: Sequence[int], drafted: list[int]) -> list[int]:
+        """The drafted tokens as the target's; remembers what the draft was fed."""
+        assert self._translation is not None
+        if self.tokenizers == "slem":
+            self._fed[row] = [*held, *drafted[:-1]]
+            return self._translation.to_target(tokens, drafted)[: len(drafted)]
+        self._fed[row] = [*held, *self._translation.ids(torch.tensor(drafted[:-1], dtype=torch.int64)).tolist()]
+        return drafted
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Length of the common beginning."""
+    return next((at for at, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
 
 
 DRAFTER = DraftModelDrafter

@@ -17,13 +17,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappush, heappushpop
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from specdec_fast.draft import Draft, Drawn, Laws, concat_laws, packed_shape
+from specdec_fast.draft import Draft, Drawn, packed_shape
 from specdec_fast.interfaces import Acceptance, Budget, Needs, Parts, Rng, StateView, TargetOutput
+from specdec_fast.laws import Laws, concat_laws
 from specdec_fast.sampling import Sampling
 from specdec_fast.shapes import Shape, read_shape, shape_of_widths
 from specdec_fast.targets.huggingface import HuggingFaceTarget
@@ -78,7 +79,8 @@ class DraftTreeDrafter:
 
     widths: children of each node by level, (3, 2, 1): three, two for each of them, one for each of those; shape: in
     place of widths, a list of parents or a file of `specdec tune tree`; depth: above 0, levels of a dynamic tree in
-    place of a static one, `width` nodes of each grown, `width` children looked at of each; num_draft_tokens: the
+    place of a static one, `width` nodes of each grown, `width` children looked at of each, scored as if the draft's law
+    were raised to the power `sharpness` (its first choices come true more often than it says); num_draft_tokens: the
     default budget per row (default: all of a static tree, 24 of a dynamic one); how: one of `HOWS`, or a rule's
     `prefers`; vocab_size: the target's (draft ids beyond it are masked).
 
@@ -88,6 +90,7 @@ class DraftTreeDrafter:
 
     name = "draft_tree"
     takes_draft = draws = True
+    apart: ClassVar = {"how": "without_replacement"}
     needs = Needs(topology="tree", own_cache=True)
 
     def __init__(
@@ -100,6 +103,7 @@ class DraftTreeDrafter:
         shape: str | Path | Sequence[int] | None = None,
         depth: int = 0,
         width: int = 8,
+        sharpness: float = 2.0,
     ) -> None:
         how = PREFERRED.get(how, how)
         if not widths or any(each < 1 for each in widths):
@@ -108,6 +112,8 @@ class DraftTreeDrafter:
             raise ValueError(f"draft_tree how: got {how!r}; expected one of {', '.join(HOWS)}")
         if num_draft_tokens is not None and num_draft_tokens < 1:
             raise ValueError(f"draft_tree num_draft_tokens: got {num_draft_tokens}; expected at least 1")
+        if not 0 < sharpness < float("inf"):
+            raise ValueError(f"draft_tree sharpness: got {sharpness}; expected a number above 0")
         if depth < 0 or width < 1:
             raise ValueError(f"draft_tree depth, width: got {depth}, {width}; expected depth >= 0 and width >= 1")
         if depth and (how not in CHOOSING or shape is not None):
@@ -117,14 +123,14 @@ class DraftTreeDrafter:
                 f"how={' or '.join(CHOOSING)}: a dynamic tree drops tokens that it has looked at"
             )
         self.model = model
-        self.how, self.depth, self.width = how, depth, width
+        self.how, self.depth, self.width, self.sharpness = how, depth, width, sharpness
         if shape is None:
             self.shape = shape_of_widths(widths)
         else:
             self.shape = read_shape(shape) if isinstance(shape, (str, Path)) else Shape(tuple(shape))
         self._most = self.shape.num_nodes if not depth else width + (depth - 1) * width * width
         self.num_draft_tokens = min(self._most, num_draft_tokens or (24 if depth else self._most))
-        self.needs = Needs(topology="tree", own_cache=True, laws=how not in CHOOSING)
+        self.needs = Needs(topology="tree", own_cache=True, laws=how not in CHOOSING, excludes=how == "hybrid")
         self._vocab_size = min(vocab_size or model.vocab_size, model.vocab_size)
         self._mirror = Mirror(model, self.name)
 
@@ -143,7 +149,11 @@ class DraftTreeDrafter:
         texts = [view.tokens(row) for row in rows]
         limits = [min(limit, self._most) for limit in budget.nodes]
         trees = [
-            _Tree([text[-1]], limit if limit > 0 and self._mirror.room(row, self._longest(len(text), limit)) else 0)
+            _Tree(
+                [text[-1]],
+                limit if limit > 0 and self._mirror.room(row, self._longest(len(text), limit)) else 0,
+                draws=rng.first_draw,
+            )
             for row, limit, text in zip(rows, limits, texts)
         ]
         active = [index for index, tree in enumerate(trees) if tree.limit]
@@ -219,7 +229,16 @@ class DraftTreeDrafter:
             noise = {"seeds": sampling.seeds, "positions": torch.where(sampling.temperature == 0, -1, level.positions)}
         width = min(width, logits.shape[1])
         found: tuple[Tensor, Tensor, Tensor] = tree_expand(
-            logits, inv_t, cut, tie, offsets, scores.to(inv_t.dtype), width=width, keep=keep, **noise
+            logits,
+            inv_t,
+            cut,
+            tie,
+            offsets,
+            scores.to(inv_t.dtype),
+            width=width,
+            keep=keep,
+            sharpness=self.sharpness,
+            **noise,
         )
         return found
 

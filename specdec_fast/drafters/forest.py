@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from specdec_fast.budget import Goodput, Outcome
-from specdec_fast.draft import Draft, Drawn, Laws, concat_laws, packed_shape
+from specdec_fast.draft import Draft, Drawn, packed_shape
 from specdec_fast.interfaces import Acceptance, Budget, Drafter, Needs, Parts, Rng, StateView, TargetOutput
+from specdec_fast.laws import Laws, concat_laws
 
 Names = str | Sequence[str] | Mapping[str, Mapping[str, Any]]
 
@@ -56,6 +57,12 @@ class ForestDrafter:
             )
         if num_draft_tokens < 1:
             raise ValueError(f"forest num_draft_tokens: got {num_draft_tokens}; expected at least 1")
+        unfit = next((source.name for source in of if source.needs.excludes), None)
+        if unfit is not None:
+            raise ValueError(
+                f"forest of: got {unfit} with tokens that are drawn outside their chosen siblings, which others would "
+                'join; expected other ways to pick, such as of={"draft_tree": {"how": "without_replacement"}}'
+            )
         self.sources = list(of)
         self.num_draft_tokens = num_draft_tokens
         self.adapt = adapt
@@ -69,7 +76,8 @@ class ForestDrafter:
             },
         )
         self._records = [Goodput() for _ in of]  # acceptance of each, by row and overall
-        self._drafts: list[tuple[Draft, list[int]]] = []  # of the step: each drafter's own, and its nodes in the forest
+        self._last: Draft | None = None  # of the step, and of each drafter: its own, with its nodes in the forest
+        self._drafts: list[tuple[Draft, list[int]]] = []
 
     @classmethod
     def from_parts(cls, parts: Parts, of: Names = "ngram,recycling", **options: Any) -> ForestDrafter:
@@ -78,7 +86,11 @@ class ForestDrafter:
         chosen: dict[str, Mapping[str, Any]] = dict(named) if isinstance(named, Mapping) else {n: {} for n in named}
         if cls.name in chosen:
             raise ValueError("forest of: got a forest; expected drafters that are none")
-        return cls([parts.make(name, **own) for name, own in chosen.items()], **options)
+        made = [parts.make(name, **own) for name, own in chosen.items()]
+        for at, (name, own) in enumerate(chosen.items()):
+            if made[at].needs.excludes and not own:
+                made[at] = parts.make(name, **getattr(made[at], "apart", {}))
+        return cls(made, **options)
 
     def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
         for source in self.sources:
@@ -87,8 +99,13 @@ class ForestDrafter:
     def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
         shares = [self._shares(row, limit) for row, limit in zip(rows, budget.nodes)]
         trees = [_Joined([view.tokens(row)[-1]]) for row in rows]
-        drafts = [
-            source.propose(view, rows, Budget([share[at] for share in shares]), rng)
+        drafts = [  # each with draws of its own: two draws of one number would come from the same noise
+            source.propose(
+                view,
+                rows,
+                Budget([share[at] for share in shares]),
+                replace(rng, first_draw=rng.first_draw + (at << 16)),
+            )
             for at, source in enumerate(self.sources)
         ]
         laws, first = _stack([draft.laws for draft in drafts])
@@ -103,11 +120,14 @@ class ForestDrafter:
         for draft, nodes in zip(drafts, placed):
             rows_of = draft.row_of.tolist()
             self._drafts.append((draft, [starts[row] + order[row][node] for row, node in zip(rows_of, nodes)]))
-        return _pack(rows, trees, order, laws, view.device)
+        self._last = _pack(rows, trees, order, laws, view.device)
+        return self._last
 
     def observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
-        if not self._drafts or len(self._drafts[0][0].counts) != draft.num_rows:
-            return  # a step that was not drafted here
+        if draft is not self._last:  # a step that was not drafted here
+            for source in self.sources:
+                source.observe(view, draft, acceptance, output)
+            return
         rows = draft.rows.tolist()
         paths = [path[: count + 1] for path, count in zip(acceptance.path.tolist(), acceptance.num_accepted.tolist())]
         tokens, following = draft.tokens.tolist(), acceptance.next_token.tolist()
@@ -117,7 +137,7 @@ class ForestDrafter:
             logits = None if output.logits is None else output.logits[at]
             source.observe(view, own, heard, TargetOutput(logits, {n: tap[at] for n, tap in output.taps.items()}))
             record.observe(rows, outcomes, 0.0, 0.0)
-        self._drafts = []
+        self._last, self._drafts = None, []
 
     def release(self, rows: Sequence[int]) -> None:
         for source, record in zip(self.sources, self._records):
@@ -148,11 +168,6 @@ def _place(trees: list[_Joined], draft: Draft, first: int) -> list[int]:
         placed.append(0)
         for node in range(start + 1, offsets[row + 1]):
             parent = placed[start + parents[node]]
-            if drawn[node] == Drawn.DRAWN_WITHOUT_CHOSEN:
-                raise ValueError(
-                    "forest: got a token that was drawn outside its chosen siblings, which others would join; expected "
-                    'other ways to pick, such as of={"draft_tree": {"how": "without_replacement"}}'
-                )
             key = (parent, tokens[node])
             folds = drawn[node] == Drawn.CHOSEN and not scouts[node]
             if folds and key in tree.chosen:

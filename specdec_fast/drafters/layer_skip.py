@@ -19,8 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_fast.draft import Draft, Laws, concat_laws, packed_shape
+from specdec_fast.draft import Draft, packed_shape
 from specdec_fast.interfaces import Acceptance, Budget, Needs, Parts, Rng, StateView, TargetOutput
+from specdec_fast.laws import Laws, concat_laws
 from specdec_fast.sampling import process_chains
 from specdec_fast.targets.layer_set import LayerSet, chosen_in, place_of
 from specdec_kernels import draw_sample
@@ -116,6 +117,7 @@ class LayerSkipDrafter:
         self.needs = Needs(topology="chain", host_tokens=True, partial_layers=True, laws=pick == "drawn")
         self._vocab_size = min(vocab_size or target.vocab_size, target.vocab_size)
         self._exits: dict[int, Exit] = {}
+        self._filled: set[int] = set()  # rows whose texts were stored here: the target is not the engine's own
         self._last: tuple[Draft | None, tuple[int, ...]] = (None, ())
 
     @classmethod
@@ -167,8 +169,11 @@ class LayerSkipDrafter:
                 self._exits[row].update(accepted, count - 1, full=count - 1 == limit)
 
     def release(self, rows: Sequence[int]) -> None:
-        mine = [row for row in rows if self._exits.pop(row, None) is not None]
-        self.target.cache.release(mine)  # the engine has done so where the target is its own
+        for row in rows:
+            self._exits.pop(row, None)
+        mine = self._filled.intersection(rows)
+        self._filled -= mine
+        self.target.cache.release(sorted(mine))
 
     def _room(self, own: _Row) -> bool:
         length = len(own.text) - 1 + own.limit
@@ -179,6 +184,7 @@ class LayerSkipDrafter:
         behind = [(own, have) for own, have in zip(drafts, held) if have < len(own.text) - 1]
         if not behind:
             return
+        self._filled.update(own.row for own, _ in behind)
         shape = packed_shape(
             tuple(own.row for own, _ in behind),
             tuple(len(own.text) - 1 - have for own, have in behind),
@@ -204,7 +210,7 @@ class LayerSkipDrafter:
                 wide = logits.float()
                 sure = (wide.amax(1) - wide.logsumexp(1)).exp().tolist()
             roots = rng.positions if len(own) == len(drafts) else rng.positions[going]
-            chosen, laws = self._pick(view, own, logits, roots, level)
+            chosen, laws = self._pick(view, own, logits, roots, level, rng.first_draw)
             if laws is not None:
                 parts.append(laws)
             staying = []
@@ -225,7 +231,7 @@ class LayerSkipDrafter:
         return self._exits[row].threshold if self.stop == "adaptive" else self.threshold
 
     def _pick(
-        self, view: StateView, own: list[_Row], logits: Tensor, roots: Tensor, level: int
+        self, view: StateView, own: list[_Row], logits: Tensor, roots: Tensor, level: int, first_draw: int
     ) -> tuple[Tensor, Laws | None]:
         sampling, laws = view.sampling([each.row for each in own]), None
         if sampling.edits is not None:  # the draft's law with the target's edits, each row after its own chain
@@ -236,7 +242,7 @@ class LayerSkipDrafter:
         if self.pick == "coupled":
             return sampling.choose(logits, roots + (level + 1)), None
         laws = sampling.laws(logits) if laws is None else laws
-        index = torch.full_like(roots, level)
+        index = torch.full_like(roots, first_draw + level)
         return draw_sample(laws.logits, *laws.stats, sampling.seeds, roots, index, mass=laws.mass), laws
 
 

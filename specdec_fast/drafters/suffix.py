@@ -8,6 +8,7 @@ tokens proposes. Tests: tests/drafters/test_suffix.py and the contract suite.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ from specdec_fast.interfaces import Acceptance, Budget, Needs, Parts, Rng, State
 from specdec_fast.stores.memory import TextMemory
 from specdec_fast.stores.suffix import structures
 from specdec_fast.stores.vocabulary import fingerprint
+
+log = logging.getLogger("specdec_fast")
 
 _CONTEXT = 16  # longest match in finished texts, and what is remembered in front of a generated text
 
@@ -138,7 +141,11 @@ class SuffixDrafter:
                 self.memory.add(own.text)
                 remembered = True
         if remembered and self._store is not None and self.memory is not None:
-            self.memory.save(self._store, self._vocabulary)
+            try:
+                self.memory.save(self._store, self._vocabulary)
+            except OSError as error:  # decoding goes on; the file keeps what it held
+                log.warning("suffix store %s cannot be written any more: %s", self._store, error)
+                self._store = None
 
 
 DRAFTER = SuffixDrafter

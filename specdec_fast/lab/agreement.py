@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_fast.draft import Draft, Laws
+from specdec_fast.draft import Draft
 from specdec_fast.interfaces import Acceptance, CoinRule, Rng, Rule
 from specdec_fast.lab.exact import takes_trees
 from specdec_fast.lab.simulate import CHAIN, Layout, Simulator, layout_for
+from specdec_fast.laws import Laws
 from specdec_fast.rules import get_rule
 from specdec_kernels import OPS, UnsupportedError, law_stats, tree_plan, use_backend
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from specdec_fast.draft import Draft, Laws
+from specdec_fast.draft import Draft
 from specdec_fast.interfaces import CoinRule, Needs, Rng, Rule
 from specdec_fast.lab.oracle import Law, RationalModel, Text, target_law, text_law
 from specdec_fast.lab.proposals import (
@@ -30,6 +30,7 @@ from specdec_fast.lab.proposals import (
     Shape,
     all_drafts,
 )
+from specdec_fast.laws import Laws
 from specdec_fast.rules import get_rule, rule_names
 from specdec_fast.rules.replay import walk
 from specdec_fast.sampling import SamplingParams

@@ -16,10 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec_fast.draft import Draft, Laws
+from specdec_fast.draft import Draft
 from specdec_fast.engine import Engine
 from specdec_fast.interfaces import Acceptance, Rng, Rule
 from specdec_fast.lab.oracle import law_of_logits
+from specdec_fast.laws import Laws
 from specdec_fast.sampling import SamplingParams
 from specdec_kernels import TreePlan, law_stats
 

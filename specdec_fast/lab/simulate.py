@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec_fast.draft import Draft, Drawn, Laws
+from specdec_fast.draft import Draft, Drawn
 from specdec_fast.interfaces import Rng, Rule
 from specdec_fast.lab.exact import takes_trees
+from specdec_fast.laws import Laws
 from specdec_kernels import draw_sample, replay_sample, tree_plan
 
 CHAIN = (-1, 0, 1)

@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from specdec_fast.draft import Draft, Laws
+from specdec_fast.draft import Draft
 from specdec_fast.interfaces import Acceptance, Needs, Rng, Rule
+from specdec_fast.laws import Laws
 from specdec_fast.rules import get_rule, traversal
 from specdec_fast.sampling import SamplingParams
 from specdec_kernels import TreePlan

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from specdec_fast.draft import Draft, Laws
+from specdec_fast.draft import Draft
 from specdec_fast.interfaces import Acceptance, Needs, Rng
+from specdec_fast.laws import Laws
 from specdec_fast.rules.token import chain_coins, verify_chains
 from specdec_fast.sampling import SamplingParams
 from specdec_kernels import TreePlan

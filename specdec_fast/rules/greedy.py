@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specdec_fast.draft import Draft, Laws, PendingLaws
+from specdec_fast.draft import Draft
 from specdec_fast.interfaces import Acceptance, Needs, Rng
+from specdec_fast.laws import Laws, PendingLaws
 from specdec_fast.rules.replay import walk, walk_logits
 from specdec_fast.sampling import SamplingParams
 from specdec_kernels import TreePlan

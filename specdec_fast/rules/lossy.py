@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from specdec_fast.draft import Draft, Laws
+from specdec_fast.draft import Draft
 from specdec_fast.interfaces import Acceptance, Needs, Rng
+from specdec_fast.laws import Laws
 from specdec_fast.sampling import SamplingParams
 from specdec_kernels import TreePlan
 from specdec_kernels.random import ACCEPT, RECOVER, draw_from_weights, uniform, words

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from specdec_fast.draft import Draft, Laws, PendingLaws
+from specdec_fast.draft import Draft
 from specdec_fast.interfaces import Acceptance, Needs, Rng
+from specdec_fast.laws import Laws, PendingLaws
 from specdec_fast.sampling import SamplingParams
 from specdec_kernels import TreePlan, replay_sample, replay_verify, tree_verify
 

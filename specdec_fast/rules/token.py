@@ -12,8 +12,9 @@ from typing import Any
 
 from torch import Tensor
 
-from specdec_fast.draft import Draft, Laws, PendingLaws
+from specdec_fast.draft import Draft
 from specdec_fast.interfaces import Acceptance, Needs, Rng
+from specdec_fast.laws import Laws, PendingLaws
 from specdec_fast.sampling import SamplingParams
 from specdec_kernels import TreePlan, chain_thresholds, chain_verify, chain_verify_logits
 

@@ -14,8 +14,9 @@ from typing import Any
 
 from torch import Tensor
 
-from specdec_fast.draft import Draft, Laws
+from specdec_fast.draft import Draft
 from specdec_fast.interfaces import Acceptance, Needs, Rng
+from specdec_fast.laws import Laws
 from specdec_fast.sampling import SamplingParams
 from specdec_kernels import TreePlan, ordered_thresholds, ordered_verify
 

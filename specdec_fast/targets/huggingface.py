@@ -68,6 +68,7 @@ class HuggingFaceTarget:
         weight: Any = model.get_input_embeddings().weight
         embedded = int(weight.shape[0])
         self.vocab_size = min(vocab_size or embedded, embedded)
+        self.tokenizer: Any = None  # set where a drafter needs a draft's own
         self._forward: Any = model.forward
         self._sub_blocks: SubBlocks | None = None
         self.model_id = str(getattr(model.config, "name_or_path", "") or "")

@@ -69,6 +69,9 @@ class Mirror:
     def catch_up(self, rows: Sequence[int], texts: Sequence[Sequence[int]]) -> None:
         """Keep what was accepted of the trees that are staged, forget the rest, feed what is new but the root."""
         device, cache = self.model.device, self.model.cache
+        # a pass that raised may have left more stored than is known
+        own = torch.tensor(list(rows), dtype=torch.int32).to(device)
+        cache.rollback(own, torch.tensor([self._held[row][0] for row in rows], dtype=torch.int32).to(device))
         kept: list[tuple[int, int, list[int]]] = []  # row, nodes staged, accepted path
         for row, text in zip(rows, texts):
             held, tree = self._held[row]
@@ -76,7 +79,8 @@ class Mirror:
             if path:
                 assert tree is not None
                 kept.append((row, len(tree.tokens), path))
-            self._held[row] = (held + len(path), None)
+            else:
+                self._held[row] = (held, None)
         if kept:
             shape = packed_shape(tuple(row for row, *_ in kept), tuple(staged for _, staged, _ in kept), device)
             slots = cache.stage(shape.rows, shape.offsets, sum(staged for _, staged, _ in kept))
@@ -87,6 +91,8 @@ class Mirror:
             ]
             accepted = torch.tensor([len(path) - 1 for *_, path in kept], dtype=torch.int32).to(device)
             cache.commit(shape.rows, slots, torch.tensor(paths, dtype=torch.int32).to(device), accepted)
+            for row, _, path in kept:
+                self._held[row] = (self._held[row][0] + len(path), None)
         new = [(row, text[self._held[row][0] : -1]) for row, text in zip(rows, texts)]
         new = [(row, part) for row, part in new if part]
         if new:

@@ -136,6 +136,7 @@ def train_unlikelihood(
         progress = _unlikelihood_round(recipe, number, start, end, report, stop_after, team)
         if not progress.done:
             return progress
+        team.wait()  # the first member has written what all of them load next
         start = end
         ends.append(end)
     rounds = [torch.load(end, map_location="cpu", weights_only=True) for end in ends]

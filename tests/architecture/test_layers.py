@@ -16,8 +16,20 @@ import pytest
 
 PACKAGES = {"specdec_fast": "specdec_fast", "specdec_kernels": "kernels/specdec_kernels"}
 CORE = {
-    *("budget", "draft", "edits", "grammar", "interfaces", "logprobs", "proposing", "request", "sampling", "state"),
-    *("shapes", "stats"),
+    *(
+        "budget",
+        "draft",
+        "edits",
+        "grammar",
+        "interfaces",
+        "laws",
+        "logprobs",
+        "proposing",
+        "request",
+        "sampling",
+        "state",
+    ),
+    *("shapes", "translation", "stats"),
     *("sampling_params", "step_mode", "stopping"),
 }
 TOP = {"bench", "integrations", "lab", "train", "tune"}

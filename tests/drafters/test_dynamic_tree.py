@@ -19,7 +19,8 @@ from specdec_kernels.random import replay_noise
 
 @pytest.mark.parametrize("how", ["top_k", "coupled"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_a_dynamic_tree_holds_the_best_of_all_paths(how: str, temperature: float) -> None:
+@pytest.mark.parametrize("sharpness", [1.0, 2.5])
+def test_a_dynamic_tree_holds_the_best_of_all_paths(how: str, temperature: float, sharpness: float) -> None:
     """Every path of three tokens is scored in float64; the drafter looks at eight nodes per level and keeps seven."""
     model = AutomatonTarget(random_logits(23, 8, seed=4))
     state = DecodeState(6, 64)
@@ -28,7 +29,7 @@ def test_a_dynamic_tree_holds_the_best_of_all_paths(how: str, temperature: float
         state.join(prompt, SamplingParams(seed=11 + at, temperature=temperature), len(prompt), ())
         for at, prompt in enumerate(prompts)
     ]
-    made = get_drafter("draft_tree")(model, depth=3, width=8, how=how)
+    made = get_drafter("draft_tree")(model, depth=3, width=8, how=how, sharpness=sharpness)
     made.begin(state, rows, None)
     with torch.inference_mode():
         draft = made.propose(state, rows, Budget([7, 5, 7]), state.rng(rows))
@@ -44,6 +45,7 @@ def test_a_dynamic_tree_holds_the_best_of_all_paths(how: str, temperature: float
                 if how == "coupled" and temperature:
                     position = torch.tensor([len(prompt) + length], dtype=torch.int32)
                     z = z + replay_noise(torch.tensor([11 + at]), position, 8)[0].double().numpy()
+                z = sharpness * z
                 z = z - np.log(np.exp(z - z.max()).sum()) - z.max()
                 scores |= {(*path, token): scores[path] + z[token] for token in range(8)}
         best = sorted((path for path in scores if path), key=lambda path: -scores[path])[:count]

@@ -134,6 +134,19 @@ def test_the_memory_follows_a_file(tmp_path: Path) -> None:
         suffix(store=str(tmp_path / "gone" / "texts"))
 
 
+def test_a_file_that_cannot_be_written_stops_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    drafter = suffix(store=str(folder / "file"))
+    folder.rmdir()
+    for prompt in ([5], [6]):
+        row = Row(drafter, prompt)
+        row.append([1, 2])
+        row.finish()
+    assert drafter.memory.texts == [[5, 1, 2], [6, 1, 2]]
+    assert caplog.text.count("cannot be written any more") == 1
+
+
 class Letters:
     def __init__(self, shift: int) -> None:
         self.shift = shift

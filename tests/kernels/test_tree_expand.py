@@ -65,9 +65,10 @@ def slow(given: dict[str, Any], width: int, keep: int) -> tuple[list[list[tuple[
         kept = [v for v in range(logits.shape[1]) if level[node, v] > cut or (level[node, v] == cut and v <= tie)]
         order = level[node] * inv_t + (noise if noise.any() else 0)  # rounded as the operator rounds
         exact = logits[node] * inv_t.double() + noise.double()
-        norm = math.log(sum(math.exp(exact[v]) for v in kept)) if kept else 0.0
+        sharp = given.get("sharpness", 1.0)
+        norm = math.log(sum(math.exp(sharp * exact[v]) for v in kept)) if kept else 0.0
         best = sorted(kept, key=lambda v: (-float(order[v]), v))[:width]
-        children.append([(v, float(given["scores"][node]) + float(exact[v]) - norm) for v in best])
+        children.append([(v, float(given["scores"][node]) + sharp * float(exact[v]) - norm) for v in best])
     bounds, kept_per_tree = given["offsets"].tolist(), []
     for start, stop in zip(bounds, bounds[1:], strict=False):
         flat = [(-children[n][j][1], n * width + j) for n in range(start, stop) for j in range(len(children[n]))]
@@ -82,6 +83,8 @@ def slow(given: dict[str, Any], width: int, keep: int) -> tuple[list[list[tuple[
 def test_children_are_those_of_the_definition(backend: str, dtype: torch.dtype, law: dict, noisy: bool) -> None:
     for seed, (nodes, vocab, width, keep) in enumerate([(5, 7, 3, 4), (3, 130, 8, 30), (1, 1, 1, 2), (4, 129, 2, 3)]):
         given = case(seed, nodes, vocab, dtype, **law)
+        if seed % 2:
+            given["sharpness"] = 1.7
         if noisy:
             given["seeds"] = torch.arange(nodes) * 977 - 3
             given["positions"] = torch.tensor([-1, 5, 5, 0, 60][:nodes], dtype=torch.int32)
@@ -158,6 +161,7 @@ def test_no_nodes_and_strided_logits(backend: str) -> None:
     [
         ({"width": 0}, "width is 0; expected between 1 and the vocabulary of 7"),
         ({"width": 8}, "width is 8"),
+        ({"sharpness": 0.0}, "sharpness is 0.0; expected a number above 0"),
         ({"keep": 0}, "keep is 0; expected at least 1"),
         ({"scores": torch.zeros(4)}, r"scores has shape \[4\]; expected \[5\]"),
         ({"scores": torch.zeros(5, dtype=torch.float64)}, "scores has dtype"),

@@ -8,7 +8,8 @@ import torch
 
 from oracles.exact import Text
 from oracles.rational_models import After, laws_of
-from specdec_fast.draft import Draft, Laws
+from specdec_fast.draft import Draft
+from specdec_fast.laws import Laws
 
 
 def batch(

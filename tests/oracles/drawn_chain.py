@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from specdec_fast.draft import Draft, concat_laws
+from specdec_fast.draft import Draft
 from specdec_fast.interfaces import Acceptance, Budget, Needs, Rng, StateView, TargetOutput
+from specdec_fast.laws import concat_laws
 from specdec_kernels import draw_sample
 
 

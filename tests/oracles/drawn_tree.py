@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from specdec_fast.draft import Draft, Drawn, Laws, concat_laws
+from specdec_fast.draft import Draft, Drawn
 from specdec_fast.interfaces import Acceptance, Budget, Needs, Rng, StateView, TargetOutput
+from specdec_fast.laws import Laws, concat_laws
 from specdec_kernels.random import DRAFT, draw_from_weights
 
 

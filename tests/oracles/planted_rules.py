@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_fast.draft import Draft, Laws
+from specdec_fast.draft import Draft
 from specdec_fast.interfaces import Acceptance, Rng, Rule
 from specdec_fast.lab.agreement import law_row
 from specdec_fast.lab.oracle import law_of_logits
 from specdec_fast.lab.places import Place
+from specdec_fast.laws import Laws
 from specdec_kernels import TreePlan
 
 

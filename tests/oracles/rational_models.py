@@ -11,7 +11,7 @@ from fractions import Fraction
 import torch
 
 from oracles.exact import Text
-from specdec_fast.draft import Laws
+from specdec_fast.laws import Laws
 from specdec_kernels import law_stats
 
 

@@ -8,7 +8,8 @@ import torch
 
 from oracles.rational_models import laws_of
 from oracles.tree_rules import CHOSEN, DraftedTree
-from specdec_fast.draft import Draft, Laws
+from specdec_fast.draft import Draft
+from specdec_fast.laws import Laws
 
 
 def packed(trees: Sequence[DraftedTree], dtype: torch.dtype = torch.float64) -> tuple[Draft, Laws]:

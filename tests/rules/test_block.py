@@ -17,8 +17,9 @@ from oracles.exact import Text, block_rule, chains, point_mass, target_law, text
 from oracles.rational_models import RationalModel, laws_of
 from torch import Tensor
 
-from specdec_fast.draft import Draft, Laws
+from specdec_fast.draft import Draft
 from specdec_fast.interfaces import Rng
+from specdec_fast.laws import Laws
 from specdec_fast.rules import get_rule
 from specdec_kernels import extension, law_stats, tree_plan, use_backend
 

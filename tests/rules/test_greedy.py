@@ -11,8 +11,9 @@ import pytest
 import torch
 from oracles.tree_walk import random_trees, walk
 
-from specdec_fast.draft import Draft, Laws
+from specdec_fast.draft import Draft
 from specdec_fast.interfaces import Needs, Rng
+from specdec_fast.laws import Laws
 from specdec_fast.rules import get_rule
 from specdec_fast.sampling import SamplingParams
 from specdec_kernels import law_stats, tree_plan

@@ -17,8 +17,9 @@ from oracles.tree_drafts import packed
 from oracles.tree_rules import CHOSEN, DRAWN
 
 from specdec_fast import Engine, SamplingParams, get_rule
-from specdec_fast.draft import Draft, Laws
+from specdec_fast.draft import Draft
 from specdec_fast.interfaces import Needs, Rng
+from specdec_fast.laws import Laws
 from specdec_fast.rules.lossy import Lenience, Typical
 from specdec_fast.rules.replay import Replay
 from specdec_kernels import law_stats, tree_plan

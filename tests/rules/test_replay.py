@@ -11,8 +11,9 @@ import torch
 from oracles.plain_decoding import replay_choice
 from oracles.tree_walk import random_trees, walk
 
-from specdec_fast.draft import Draft, Laws
+from specdec_fast.draft import Draft
 from specdec_fast.interfaces import Acceptance, Needs, Rng
+from specdec_fast.laws import Laws
 from specdec_fast.rules import get_rule
 from specdec_fast.sampling import SamplingParams
 from specdec_kernels import law_stats, tree_plan

@@ -16,8 +16,9 @@ from oracles.exact import Text, chains, point_mass, residual, target_law, text_l
 from oracles.rational_models import RationalModel, laws_of
 
 import specdec_fast.rules.token as token_rule_module
-from specdec_fast.draft import Draft, Laws
+from specdec_fast.draft import Draft
 from specdec_fast.interfaces import Rng
+from specdec_fast.laws import Laws
 from specdec_fast.rules import get_rule
 from specdec_kernels import chain_verify, tree_plan
 

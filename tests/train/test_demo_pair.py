@@ -16,7 +16,7 @@ from specdec_fast.train.loop import Budget, Schedule
 from specdec_fast.train.models import Shape, build, grow
 from specdec_fast.train.muon import orthogonalise
 from specdec_fast.train.recipe import Recipe
-from specdec_fast.train.target_stage import next_token_loss, train_target
+from specdec_fast.train.target_stage import next_token_loss, train_target, train_unlikelihood
 from specdec_fast.train.team import together
 
 SMALL = Recipe(
@@ -125,6 +125,9 @@ def test_two_members_end_with_the_weights_of_one(finished, tmp_path):
     whole, parts = weights(out / "target.pt"), weights(tmp_path / "target.pt")
     for key in whole:
         torch.testing.assert_close(parts[key], whole[key], rtol=1e-3, atol=1e-4, msg=key)
+    rounds = together(train_unlikelihood, SMALL, tmp_path, quiet, None, 2)  # each begins where the one before ended
+    assert rounds.done and rounds.step > 0
+    assert (tmp_path / "final.pt").exists() and set(weights(tmp_path / "final.pt")) == set(whole)
 
 
 def test_a_finished_run_is_not_trained_again(finished):

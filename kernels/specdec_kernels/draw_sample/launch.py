@@ -16,7 +16,13 @@ GROUP = 8
 """Race blocks whose masses one program sums: 8,192 logits."""
 FEW = 2
 """Race blocks up to which all of them are weighed in the race itself, without a launch for their masses."""
-MASS_WARPS, RACE_WARPS = 8, 8
+MASS_WARPS = 8
+
+
+def race_warps(chain: bool, draft: bool) -> int:
+    """Warps of the race: of these numbers, the one that spills nothing on Hopper."""
+    return 8 if draft and not chain else 4
+
 
 Law = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
@@ -102,7 +108,8 @@ def draw(
     explicit = (part, part) if noise is None else tuple(each.contiguous() for each in noise)
     race[(rows,)](
         *shared, seeds, positions, index, *explicit, out, rest.vocab, blocks, max(4, 1 << (blocks - 1).bit_length()),
-        stream, noise is not None, known is not None and not few, few, *rest.kind, num_warps=RACE_WARPS,
+        stream, noise is not None, known is not None and not few, few, *rest.kind,
+        num_warps=race_warps(*rest.kind[:2]),
         enable_fp_fusion=False,
     )  # fmt: skip
     return out
@@ -159,7 +166,8 @@ def _draw(name: str, everyday: bool, dtype: str = "bf16", known: bool = False, *
     return [
         Variant(f"draw_sample/masses {name}", f"{kernel}:masses", shared, constants | {"GROUP": GROUP}, MASS_WARPS,
                 everyday=chosen, fusion=False),
-        Variant(f"draw_sample/race {name}", f"{kernel}:race", shared | noise, race_constants, RACE_WARPS,
+        Variant(f"draw_sample/race {name}", f"{kernel}:race", shared | noise, race_constants,
+                race_warps(kind["chain"], kind["draft"]),
                 everyday=chosen, fusion=False),
     ]  # fmt: skip
 

@@ -21,17 +21,20 @@ def tree_expand(
     *,
     width: int,
     keep: int,
+    sharpness: float = 1.0,
     seeds: Tensor | None = None,
     positions: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     try:
         found: tuple[Tensor, Tensor, Tensor] = _tree_expand(
-            logits, inv_t, cut, tie_id, offsets, scores, width, keep, seeds, positions
+            logits, inv_t, cut, tie_id, offsets, scores, width, keep, sharpness, seeds, positions
         )
         return found
     except (RuntimeError, ValueError):
-        check(logits, inv_t, cut, tie_id, offsets, scores, width, keep, seeds, positions)  # raises with a remedy
+        check(
+            logits, inv_t, cut, tie_id, offsets, scores, width, keep, sharpness, seeds, positions
+        )  # raises with a remedy
         again = expect.contiguous(inv_t, cut, tie_id, offsets, scores)
         keys = expect.contiguous(seeds, positions)
-        found = _tree_expand(logits, *again, width, keep, *keys)
+        found = _tree_expand(logits, *again, width, keep, sharpness, *keys)
         return found

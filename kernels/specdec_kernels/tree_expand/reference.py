@@ -18,6 +18,7 @@ def check(
     scores: Tensor,
     width: int,
     keep: int,
+    sharpness: float,
     seeds: Tensor | None,
     positions: Tensor | None,
 ) -> None:
@@ -34,6 +35,8 @@ def check(
         raise ValueError(f"{op}: width is {width}; expected between 1 and the vocabulary of {vocab}")
     if keep < 1:
         raise ValueError(f"{op}: keep is {keep}; expected at least 1")
+    if not 0 < sharpness < float("inf"):
+        raise ValueError(f"{op}: sharpness is {sharpness}; expected a number above 0; 1 takes the law as it is")
     if (seeds is None) != (positions is None):
         raise ValueError(f"{op}: got one of seeds and positions; expected both, or neither for growth without noise")
     if seeds is not None and positions is not None:
@@ -51,22 +54,25 @@ def tree_expand(
     *,
     width: int,
     keep: int,
+    sharpness: float = 1.0,
     seeds: Tensor | None = None,
     positions: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One level of growth: the `width` best children of every node, and the `keep` best children of every tree.
 
     The value of token v at a node is ``z = l * inv_t``, plus the request's replay noise where it is wanted; tokens that
-    the law does not keep have none. A child's score is its parent's plus ``z`` minus the log of the sum of ``exp(z)``
-    over all kept tokens: without noise the log-probability of the path, with noise a measure of how far ahead the path
-    is of its rivals under the very noise that the target will use (Gumbel top-k).
+    the law does not keep have none. A child's score is its parent's plus ``s z`` minus the log of the sum of
+    ``exp(s z)`` over all kept tokens, s the sharpness. At s = 1 that is, without noise, the log-probability of the
+    path; with noise it measures how far ahead the path is of its rivals under the very noise that the target will use
+    (Gumbel top-k).
 
     Args:
         logits: [N, V] float32, bfloat16, float16 or float64, any row stride; the nodes to grow from.
         inv_t, cut: [N], tie_id: int32 [N], as law_stats makes them; the log-normaliser is found here.
         offsets: int32 [B + 1], the nodes of each of B trees.
         scores: [N] of inv_t's dtype, score of every node; -inf: it gets no children.
-        width: children per node, at most V; keep: children per tree.
+        width: children per node, at most V; keep: children per tree; sharpness: of scores, above 1 where first choices
+            come true more often than their weights say.
         seeds: int64 [N], positions: int32 [N], absolute position of the children: replay noise, none where the position
             is negative.
 
@@ -83,7 +89,7 @@ def tree_expand(
 
     Sources: EAGLE-2 (Li et al., 2024) section 4.1; Gumbel top-k, Kool, van Hoof, Welling (2019) section 3.
     """
-    check(logits, inv_t, cut, tie_id, offsets, scores, width, keep, seeds, positions)
+    check(logits, inv_t, cut, tie_id, offsets, scores, width, keep, sharpness, seeds, positions)
     nodes, vocab = logits.shape
     bounds = offsets.tolist()
     if nodes == 0:
@@ -99,12 +105,12 @@ def tree_expand(
     greedy = inv_t == 0
     z = torch.where(greedy[:, None], torch.where(ids == tie_id[:, None], 0.0, -torch.inf).to(z.dtype), z)
     z = torch.where((torch.isnan(cut) | (scores == -torch.inf))[:, None], -torch.inf, z)
-    norm = z.double().logsumexp(1).to(z.dtype)
+    norm = (z.double() * sharpness).logsumexp(1).to(z.dtype)
     ordered, tokens = z.sort(dim=1, descending=True, stable=True)
     ordered, tokens = ordered[:, :width], tokens[:, :width]
     there = (ordered > -torch.inf) & torch.isfinite(norm)[:, None]
     tokens = torch.where(there, tokens, -1)
-    found = torch.where(there, scores[:, None] + (ordered - norm[:, None]), -torch.inf)
+    found = torch.where(there, scores[:, None] + (ordered * sharpness - norm[:, None]), -torch.inf)
     best = torch.full((len(bounds) - 1, keep), -1, dtype=torch.int32, device=logits.device)
     for tree, (start, stop) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
         own = found[start:stop].flatten()

@@ -1,0 +1,154 @@
+"""A drafter or budget that goes wrong once changes nobody's text, and those it does not concern notice nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from oracles import models
+from oracles.automaton import AutomatonTarget, random_logits
+
+from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
+from specdec_fast.budget import Fixed, Goodput, Outcome
+
+PROMPTS = [models.prompt(17), models.prompt(9)]
+GREEDY = SamplingParams(temperature=0, max_new_tokens=24)
+
+
+def tiny() -> HuggingFaceTarget:
+    return HuggingFaceTarget(models.own("llama"), max_length=96, max_rows=4)
+
+
+def automaton(sharp: float = 1.0) -> AutomatonTarget:
+    return AutomatonTarget(random_logits(23, 8, seed=2) * sharp, max_length=200, page_size=4)
+
+
+def failing(method: Any, at: int) -> Any:
+    """The method, which raises at its call number `at`."""
+    calls = 0
+
+    def wrapped(*arguments: Any, **more: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == at:
+            raise RuntimeError("one bad moment")
+        return method(*arguments, **more)
+
+    return wrapped
+
+
+@pytest.mark.parametrize("verb", ["propose", "observe"])
+def test_the_target_s_own_cache_survives_a_drafter_that_works_in_it(verb: str, faults: list[str]) -> None:
+    want = [handle.tokens for handle in Engine(tiny()).generate(PROMPTS, GREEDY)]
+    target = tiny()
+    drafter = get_drafter("layer_skip")(target, num_draft_tokens=3)
+    setattr(drafter, verb, failing(getattr(drafter, verb), 3))
+    handles = Engine(target, drafter).generate(PROMPTS, GREEDY)
+    assert [handle.tokens for handle in handles] == want and len(faults) == 1
+    assert target.cache.pages.num_used == 0
+
+
+def test_one_source_of_a_forest_fails_beside_another_that_works_in_the_target(faults: list[str]) -> None:
+    want = [handle.tokens for handle in Engine(tiny()).generate(PROMPTS, GREEDY)]
+    target, ngram = tiny(), get_drafter("ngram")(n_min=1)
+    ngram.observe = failing(ngram.observe, 3)
+    forest = get_drafter("forest")([ngram, get_drafter("layer_skip")(target, num_draft_tokens=3)])
+    handles = Engine(target, forest).generate(PROMPTS, GREEDY)
+    assert [handle.tokens for handle in handles] == want and len(faults) == 1
+    assert target.cache.pages.num_used == 0
+
+
+class Generous(Fixed):
+    def nodes(self, rows: Any, most: Any) -> list[int]:
+        return [limit + 6 for limit in most]
+
+
+class Short(Fixed):
+    def nodes(self, rows: Any, most: Any) -> list[int]:
+        return list(most)[:-1]
+
+
+@pytest.mark.parametrize("budget", [Generous(), Short()], ids=lambda budget: type(budget).__name__)
+def test_a_budget_cannot_spend_what_is_not_there(budget: Fixed, faults: list[str]) -> None:
+    prompts, params = [[1, 2, 1, 2, 1, 2], [3, 4, 3, 4, 3]], SamplingParams(seed=1, max_new_tokens=60)
+    want = [handle.tokens for handle in Engine(automaton()).generate(prompts, params)]
+    engine = Engine(automaton(), get_drafter("draft_model")(automaton()), budget=budget)
+    handles = engine.generate(prompts, params)
+    assert [handle.tokens for handle in handles] == want
+    assert all(handle.stats.faults == 0 and handle.stats.tau > 3 for handle in handles)
+    assert len(faults) == isinstance(budget, Short)
+
+
+def test_a_mirror_finds_its_place_again(faults: list[str]) -> None:
+    """A pass of the draft that raised after it had stored something does not leave the rest at wrong positions."""
+    model = tiny()
+    drafter = get_drafter("draft_tree")(model, widths=(1, 1, 1))
+    model._run = failing(model._run, 1)
+    engine = Engine(tiny(), drafter)
+    handles = [engine.submit(prompt, SamplingParams(seed=1, max_new_tokens=60)) for prompt in PROMPTS]
+    while not engine.idle:
+        engine.step()
+        for row in engine._running:
+            assert int(model.cache.lengths[row]) == drafter._mirror._held[row][0]
+    assert all(handle.stats.tau > 3.3 for handle in handles) and len(faults) == 1
+
+
+@pytest.mark.parametrize("name", ["jacobi", "lookahead"])
+def test_the_others_go_on_learning(name: str, faults: list[str]) -> None:
+    def drafted(prompts: list[list[int]]) -> tuple[list[int], float]:
+        drafter = get_drafter(name)()
+        propose = drafter.propose
+
+        def moody(view: Any, rows: Any, budget: Any, rng: Any) -> Any:
+            if any(view.tokens(row)[0] == 7 for row in rows):
+                raise OverflowError("seven")
+            return propose(view, rows, budget, rng)
+
+        drafter.propose = moody
+        handle = Engine(automaton(3.0), drafter).generate(prompts, SamplingParams(seed=1, max_new_tokens=40))[0]
+        return handle.tokens, handle.stats.tau
+
+    assert drafted([[1, 2, 3]]) == drafted([[1, 2, 3], [7, 2]])
+    assert len(faults) == 1
+
+
+def test_a_forest_forgets_drafts_of_a_step_that_was_lost() -> None:
+    class Skipping(Fixed):
+        skip = False
+
+        def nodes(self, rows: Any, most: Any) -> list[int]:
+            return [0] * len(rows) if self.skip else list(most)
+
+    budget, target = Skipping(), automaton()
+    forest = get_drafter("forest")([get_drafter("draft_model")(automaton()), get_drafter("ngram")(n_min=1)])
+    engine = Engine(target, forest, budget=budget)
+    handles = [engine.submit(prompt, SamplingParams(seed=1, max_new_tokens=60)) for prompt in ([1, 2, 3], [1, 2])]
+    step = 0
+    while not engine.idle:
+        step += 1
+        target.before_pass = failing(lambda: None, 1) if step == 4 else None
+        budget.skip = step == 5
+        if step == 4:
+            with pytest.raises(RuntimeError):
+                engine.step()
+        else:
+            engine.step()
+    assert all(handle.stats.faults == 0 and handle.error is None for handle in handles)
+
+
+def test_scouts_are_neither_drafted_nor_tested() -> None:
+    engine = Engine(automaton(3.0), get_drafter("lookahead")(guesses=0))
+    (handle,) = engine.generate([[1, 2, 3]], SamplingParams(seed=1, max_new_tokens=30))
+    assert handle.stats.drafted == 0 and sum(handle.stats.tested) == 0
+    assert set(handle.origins) <= {"bonus", "plain"}
+
+
+def test_goodput_ends_its_measuring_although_rows_come_and_go() -> None:
+    budget = Goodput()
+    for step in range(60):
+        rows = [step % 3, (step + 1) % 3, (step + 2) % 3]
+        budget.release([step % 3])
+        limits = budget.nodes(rows, [4, 4, 4])
+        outcomes = [Outcome(limit, limit, min(1, limit), 0) for limit in limits]
+        budget.observe(rows, outcomes, 5.0 * max(limits), 1.0 + sum(limits))
+    assert limits == [0, 0, 0], "nothing is ever accepted"

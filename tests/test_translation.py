@@ -1,0 +1,165 @@
+"""Draft models with another tokenizer: what passes between the vocabularies, and texts that stay as they are."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from oracles import models
+
+from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter, load
+from specdec_fast.interfaces import Budget
+from specdec_fast.targets.tiny import tiny_model
+from specdec_fast.translation import Translation
+
+PAIRS = ["th", "he", "in", "er", "ab", "AB", "zz"]
+
+
+def letters(alphabet: Sequence[str], pairs: Sequence[str] = ()) -> Any:
+    """A tokenizer of single letters and pairs of them, numbered in this order behind an end of text."""
+    from tokenizers import Tokenizer, decoders
+    from tokenizers import models as kinds
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {token: at for at, token in enumerate(["<end>", *alphabet, *pairs])}
+    core = Tokenizer(kinds.BPE(vocab=vocabulary, merges=[(pair[0], pair[1]) for pair in pairs]))
+    core.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<end>", clean_up_tokenization_spaces=False)
+
+
+ALPHABET = [chr(32 + at) for at in range(95)]
+OURS = letters(ALPHABET)
+TURNED = letters(ALPHABET[::-1])
+FEWER = letters(string.ascii_letters + " ", PAIRS)
+
+
+def turned_twin() -> Any:
+    """The target itself, its ids in the order of the turned tokenizer."""
+    twin = models.own("llama")
+    order = torch.tensor([0, *range(95, 0, -1)])
+    with torch.no_grad():
+        for layer in (twin.get_input_embeddings(), twin.get_output_embeddings()):
+            layer.weight.copy_(layer.weight[order].clone())
+    return twin
+
+
+def engine_of(mode: str, small: Any, theirs: Any, rule: str = "replay", pick: str = "coupled") -> Engine:
+    target = models.target("llama", max_rows=5)
+    draft = HuggingFaceTarget(small, max_rows=5, max_length=320, vocab_size=len(theirs))
+    between = Translation(OURS, theirs, target.vocab_size, draft.vocab_size)
+    made = get_drafter("draft_model")(draft, pick=pick, tokenizers=mode, translation=between)
+    return Engine(target, made, rule=rule, tokenizer=OURS)
+
+
+PROMPTS = ["a", "the other", "AB zz in the", "Hello, 42!", "th"]
+PARAMS = [
+    SamplingParams(temperature=t, seed=at, max_new_tokens=16 + at) for at, t in enumerate((0.0, 0.7, 1.0, 1.0, 0.0))
+]
+
+
+def plain() -> list[list[int]]:
+    return [handle.tokens for handle in Engine(models.target("llama"), tokenizer=OURS).generate(PROMPTS, PARAMS)]
+
+
+def test_common_tokens_and_texts_pass() -> None:
+    between = Translation(OURS, FEWER, 96, len(FEWER))
+    assert between.target_ids.shape == between.draft_ids.shape == (54,)  # letters, space, end of text
+    text = OURS.encode("the zz!")
+    assert FEWER.decode(between.to_draft(OURS.encode("the zz"))) == "the zz"
+    assert FEWER.convert_ids_to_tokens(between.to_draft(OURS.encode("the zz"))) == ["th", "e", " ", "zz"]
+    new = between.to_target(text, FEWER.convert_tokens_to_ids(["th", "e", "ab"]))
+    assert OURS.decode(new) == "theab" and len(new) == 5
+    logits = torch.arange(float(len(FEWER)))[None]
+    law = between.law(logits)
+    assert law.shape == (1, 96) and int(torch.isfinite(law).sum()) == 54
+    ids = OURS.convert_tokens_to_ids(["q", " ", "<end>"])
+    assert law[0, ids].tolist() == [float(at) for at in FEWER.convert_tokens_to_ids(["q", " ", "<end>"])]
+    assert between.ids(torch.tensor(ids)).tolist() == FEWER.convert_tokens_to_ids(["q", " ", "<end>"])
+    assert between.to_draft([]) == [0]
+
+
+def test_a_seam_that_joins_is_cut_elsewhere() -> None:
+    """The target would write the last letter and the draft's first one as a single token."""
+    pairs = letters(ALPHABET, ["ab"])
+    between = Translation(pairs, OURS, len(pairs), 96)
+    new = between.to_target(pairs.encode("xa"), OURS.encode("bc"))
+    assert pairs.decode(new) == "bc"
+
+
+@pytest.mark.parametrize("pick", ["coupled", "greedy"])
+def test_with_all_tokens_in_common_tli_is_the_same_draft(pick: str) -> None:
+    """The twin under other ids: under replay it is never corrected where it is coupled."""
+    engine = engine_of("tli", turned_twin(), TURNED, pick=pick)
+    handles = engine.generate(PROMPTS, PARAMS)
+    assert [handle.tokens for handle in handles] == plain() and engine.stats.faults == 0
+    assert all(
+        "recovered" not in handle.origins for handle in handles if pick == "coupled" or handle.params.temperature == 0
+    )
+
+
+@pytest.mark.parametrize("mode", ["tli", "slem"])
+def test_texts_do_not_change_in_a_ragged_batch(mode: str) -> None:
+    small = tiny_model("gpt2", vocab_size=len(FEWER) + 3, max_position_embeddings=512)
+    engine = engine_of(mode, small, FEWER)
+    for _ in range(2):
+        assert [handle.tokens for handle in engine.generate(PROMPTS, PARAMS)] == plain()
+    assert engine.stats.faults == 0 and engine.stats.drafted > 50
+    assert engine.drafter.model.cache.pages.num_used == 0
+
+
+def test_slem_hands_over_what_the_draft_would_write() -> None:
+    engine = engine_of("slem", turned_twin(), TURNED)
+    handles = engine.generate(PROMPTS, [SamplingParams(temperature=0, max_new_tokens=20)] * 5)
+    assert engine.stats.tau > 3 and all("recovered" not in handle.origins for handle in handles)
+
+
+def test_drawn_tokens_come_from_the_restricted_law() -> None:
+    """Under the token rule: accepted about as often as the overlap of the laws says, with penalties on the way."""
+    engine = engine_of("tli", turned_twin(), TURNED, rule="token", pick="drawn")
+    params = SamplingParams(seed=3, max_new_tokens=30, repetition_penalty=1.2)
+    handles = engine.generate(PROMPTS, params)
+    assert engine.stats.mean_alpha > 0.97 and all(len(handle.tokens) == 30 for handle in handles)
+    with torch.inference_mode():
+        state = engine.state
+        row = state.join(OURS.encode("the"), params, 3, ())
+        engine.drafter.begin(state, [row], None)
+        draft = engine.drafter.propose(state, [row], Budget([3]), state.rng([row]))
+        draft.check(96)
+        assert draft.laws is not None and draft.laws.logits.shape[1] == 96
+
+
+def test_models_on_disk(tmp_path: Path) -> None:
+    """Other tokenizers are refused with the option that takes them; with it they load."""
+    for name, model, tokenizer in (("target", models.own("llama"), OURS), ("draft", turned_twin(), TURNED)):
+        model.save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+    target, draft = tmp_path / "target", tmp_path / "draft"
+    with pytest.raises(ValueError, match=r"tokenizer differs .* option tokenizers=tli or tokenizers=slem"):
+        load(target, draft, max_length=128)
+    for mode in ("tli", "slem"):
+        engine = load(target, draft, drafter_options={"tokenizers": mode}, max_length=128, eos_token_ids=())
+        assert [handle.tokens for handle in engine.generate(PROMPTS, PARAMS)] == plain() and engine.stats.tau > 1.3
+    with pytest.raises(ValueError, match="translation: got no tokenizer of the draft"):
+        load(target, turned_twin(), drafter_options={"tokenizers": "tli"}, max_length=128)
+
+
+def test_bad_options_are_named() -> None:
+    small = models.target("llama")
+    with pytest.raises(ValueError, match="tokenizers: got 'other'; expected one of same, tli, slem"):
+        get_drafter("draft_model")(small, tokenizers="other")
+    with pytest.raises(ValueError, match="tokenizers: got 'tli' without a translation"):
+        get_drafter("draft_model")(small, tokenizers="tli")
+    with pytest.raises(ValueError, match="translation: got tokenizers without a common token"):
+        Translation(_without_end("abc"), _without_end("xyz"), 96, 96)
+
+
+def _without_end(alphabet: str) -> Any:
+    class Plain:
+        def get_vocab(self) -> dict[str, int]:
+            return {letter: at for at, letter in enumerate(alphabet)}
+
+    return Plain()
