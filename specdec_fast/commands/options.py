@@ -27,7 +27,7 @@ DrafterName = Annotated[
     str | None,
     typer.Option(
         "--drafter",
-        help="Who proposes: draft_model, ngram, ... (see `specdec info`), or none.",
+        help="Who proposes: draft_model, ngram, ... (see `specdec drafters`), or none.",
         rich_help_panel=_MODELS,
     ),
 ]

@@ -82,8 +82,14 @@ def make_drafter(
         return make_drafter(other, theirs, target=target, tokenizer=tokenizer, draft=draft, prefers=prefers)
 
     build: Any = get_drafter(name)
-    if not hasattr(build, "from_parts"):
-        made: Drafter = build(**options)
-        return made
-    made = build.from_parts(Parts(target, tokenizer, draft, prefers, make), **options)
+    try:
+        if not hasattr(build, "from_parts"):
+            made: Drafter = build(**options)
+        else:
+            made = build.from_parts(Parts(target, tokenizer, draft, prefers, make), **options)
+    except TypeError as error:  # an option of another type than its checks expect
+        defaults = ", ".join(f"{option}={each.default!r}" for option, each in drafter_options(name).items())
+        raise ValueError(
+            f"drafter {name}: got {dict(options)} ({error}); expected values like the defaults: {defaults}"
+        ) from error
     return made

@@ -45,6 +45,7 @@ CASES = [
     (["generate", "x", "--drafter", "ngram", "-o", "n_max"], ["--drafter-option: got 'n_max'", "NAME=VALUE"]),
     (["generate", "x", "--model", "{target}", "-o", "n_max=3"], ["--drafter-option n_max: got no drafter"]),
     (["generate", "x", "--drafter", "ngram", "--budget", "most"], ["budget: got 'most'", "fixed, goodput"]),
+    (["generate", "x", "--drafter", "ngram", "-o", "n_max=abc"], ["drafter ngram: got {'n_max': 'abc'}", "n_max=4"]),
     (["generate", "x", "--drafter", "ngram", "-o", "n_max=0"], ["ngram n_min, n_max: got 2, 0"]),
     (["generate", "x", "--model", "{target}", "--draft-tokens", "4"], ["--draft-tokens 4: got no drafter"]),
     (["generate", "x", "--draft-tokens", "-1"], ["--draft-tokens: got -1"]),
