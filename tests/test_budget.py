@@ -6,15 +6,19 @@ import itertools
 import math
 import random
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 from oracles.automaton import AutomatonTarget, random_logits
+from oracles.chi_square import p_value
+from oracles.laws import joint, law
 from oracles.noisy_oracle import NoisyChain
 
-from specdec_fast import Engine, SamplingParams
+from specdec_fast import Engine, SamplingParams, get_drafter
 from specdec_fast.budget import BudgetPolicy, Fixed, Goodput, Outcome, budget_for, surely_accepted
+from specdec_fast.interfaces import Budget
 
 
 class Machine:
@@ -164,3 +168,47 @@ def test_the_entropy_bound_is_that_of_the_law() -> None:
     bound = surely_accepted(logits, torch.tensor([0.7, 2.0, 0.0]), scale=0.5)
     want = [1 - (0.5 * h) ** 0.5 for h in (math.log(4), 0.0, math.log(2))]
     assert torch.allclose(bound, torch.tensor(want), atol=1e-4)
+
+
+class ByTheClock(Goodput):
+    """Its times are made of what was drafted, so that a run repeats itself."""
+
+    def observe(self, rows: Sequence[int], outcomes: Sequence[Outcome], propose: float, verify: float) -> None:
+        nodes = [outcome.drafted for outcome in outcomes]
+        super().observe(rows, outcomes, 1e-4 * max(nodes), 1e-3 * (1 + 0.05 * sum(nodes)))
+
+
+class Peeking(Fixed):
+    """Wrong on purpose: drafts where the token that the request's seed is about to draw is an even one."""
+
+    engine: Engine
+
+    def nodes(self, rows: Sequence[int], most: Sequence[int]) -> list[int]:
+        state, drafter = self.engine.state, self.engine.drafter
+        with torch.inference_mode():
+            draft = drafter.propose(state, list(rows), Budget([1] * len(rows)), state.rng(list(rows)))
+        first = draft.tokens[draft.offsets[:-1].long() + 1].tolist()
+        return [limit if token % 2 == 0 else 0 for limit, token in zip(most, first)]
+
+
+def _first_three(policy: BudgetPolicy) -> float:
+    """p-value of 4,000 texts of rule token under a budget, against the exact chances of their first three tokens."""
+    stay, table, near = torch.zeros(1, 4, dtype=torch.long), torch.randn(1, 4), torch.randn(1, 4)
+    target = AutomatonTarget(table, stay, max_rows=1000, max_length=24)
+    drafter = get_drafter("draft_model")(AutomatonTarget(near, stay, max_rows=1000, max_length=24), pick="drawn")
+    engine = Engine(target, drafter, rule="token", budget=policy)
+    if isinstance(policy, Peeking):
+        policy.engine = engine
+    handles = [engine.submit([1], SamplingParams(seed=seed, max_new_tokens=8)) for seed in range(4000)]
+    while not engine.idle:
+        engine.step()
+    assert engine.stats.drafted > 0
+    exact = joint(lambda text: law(target.logits_after([1, *text]), temperature=1.0), 3, 4)
+    return p_value(Counter(tuple(handle.tokens[:3]) for handle in handles), exact)
+
+
+def test_the_law_under_a_budget_that_follows_acceptance_and_one_that_peeks_is_noticed() -> None:
+    torch.manual_seed(1)
+    assert _first_three(ByTheClock()) > 1e-3
+    torch.manual_seed(1)
+    assert _first_three(Peeking()) < 1e-6

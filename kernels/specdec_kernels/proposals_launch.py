@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -77,6 +80,56 @@ class Proposals:
         left = write_rest(self.rest, self.first, self.nodes)
         inside = torch.arange(self.nodes, device=self.device) < self.offsets[-1]
         return self.accept, torch.where(inside[:, None], left, 0.0)
+
+
+def verify_by(levels: bool, check: Callable[..., None]) -> Callable[..., Any]:
+    """A *_verify over these kernels; `check` raises for what they cannot take."""
+
+    def verify(
+        tokens: Tensor,
+        offsets: Tensor,
+        first_child: Tensor,
+        next_sibling: Tensor,
+        drawn: Tensor,
+        law_row: Tensor,
+        target: Law,
+        draft: Law | None,
+        token_ids: Tensor | None,
+        scouts: Tensor | None,
+        seeds: Tensor,
+        root_positions: Tensor,
+        uniforms: Tensor | None = None,
+        race: tuple[Tensor, Tensor] | None = None,
+        *,
+        max_depth: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        tree = (tokens, offsets, first_child, next_sibling, drawn, law_row, target, draft, token_ids, scouts)
+        check(*tree, seeds, root_positions, uniforms, race, max_depth=max_depth)
+        return Proposals(*tree, levels=levels).verify(seeds, root_positions, uniforms, race, max_depth)
+
+    return verify
+
+
+def thresholds_by(levels: bool, check: Callable[..., None]) -> Callable[..., Any]:
+    """A *_thresholds over these kernels."""
+
+    def thresholds(
+        tokens: Tensor,
+        offsets: Tensor,
+        first_child: Tensor,
+        next_sibling: Tensor,
+        drawn: Tensor,
+        law_row: Tensor,
+        target: Law,
+        draft: Law | None,
+        token_ids: Tensor | None,
+        scouts: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        tree = (tokens, offsets, first_child, next_sibling, drawn, law_row, target, draft, token_ids, scouts)
+        check(*tree)
+        return Proposals(*tree, levels=levels).thresholds()
+
+    return thresholds
 
 
 def weigh_variants(op: str, name: str, everyday: bool, dtype: str = "bf16", **kind: bool) -> list[Variant]:

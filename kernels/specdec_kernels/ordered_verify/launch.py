@@ -2,53 +2,12 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from ..machine_code import Variant
-from ..proposals import Law
-from ..proposals_launch import Proposals, walk_variant, weigh_variants
+from ..proposals_launch import thresholds_by, verify_by, walk_variant, weigh_variants
 from .reference import check
 
-
-def ordered_verify(
-    tokens: Tensor,
-    offsets: Tensor,
-    first_child: Tensor,
-    next_sibling: Tensor,
-    drawn: Tensor,
-    law_row: Tensor,
-    target: Law,
-    draft: Law | None,
-    token_ids: Tensor | None,
-    scouts: Tensor | None,
-    seeds: Tensor,
-    root_positions: Tensor,
-    uniforms: Tensor | None = None,
-    race: tuple[Tensor, Tensor] | None = None,
-    *,
-    max_depth: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    tree = (tokens, offsets, first_child, next_sibling, drawn, law_row, target, draft, token_ids, scouts)
-    check(*tree, seeds, root_positions, uniforms, race, max_depth=max_depth)
-    return Proposals(*tree, levels=False).verify(seeds, root_positions, uniforms, race, max_depth)
-
-
-def ordered_thresholds(
-    tokens: Tensor,
-    offsets: Tensor,
-    first_child: Tensor,
-    next_sibling: Tensor,
-    drawn: Tensor,
-    law_row: Tensor,
-    target: Law,
-    draft: Law | None,
-    token_ids: Tensor | None,
-    scouts: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    tree = (tokens, offsets, first_child, next_sibling, drawn, law_row, target, draft, token_ids, scouts)
-    check(*tree)
-    return Proposals(*tree, levels=False).thresholds()
-
+ordered_verify = verify_by(False, check)
+ordered_thresholds = thresholds_by(False, check)
 
 VARIANTS = [
     *weigh_variants("ordered_verify", "bf16", True, draft=True),

@@ -2,52 +2,11 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from ..proposals import Law
-from ..proposals_launch import Proposals, walk_variant, weigh_variants
+from ..proposals_launch import thresholds_by, verify_by, walk_variant, weigh_variants
 from .reference import check
 
-
-def traversal_verify(
-    tokens: Tensor,
-    offsets: Tensor,
-    first_child: Tensor,
-    next_sibling: Tensor,
-    drawn: Tensor,
-    law_row: Tensor,
-    target: Law,
-    draft: Law | None,
-    token_ids: Tensor | None,
-    scouts: Tensor | None,
-    seeds: Tensor,
-    root_positions: Tensor,
-    uniforms: Tensor | None = None,
-    race: tuple[Tensor, Tensor] | None = None,
-    *,
-    max_depth: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    tree = (tokens, offsets, first_child, next_sibling, drawn, law_row, target, draft, token_ids, scouts)
-    check(*tree, seeds, root_positions, uniforms, race, max_depth=max_depth)
-    return Proposals(*tree, levels=True).verify(seeds, root_positions, uniforms, race, max_depth)
-
-
-def traversal_thresholds(
-    tokens: Tensor,
-    offsets: Tensor,
-    first_child: Tensor,
-    next_sibling: Tensor,
-    drawn: Tensor,
-    law_row: Tensor,
-    target: Law,
-    draft: Law | None,
-    token_ids: Tensor | None,
-    scouts: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    tree = (tokens, offsets, first_child, next_sibling, drawn, law_row, target, draft, token_ids, scouts)
-    check(*tree)
-    return Proposals(*tree, levels=True).thresholds()
-
+traversal_verify = verify_by(True, check)
+traversal_thresholds = thresholds_by(True, check)
 
 VARIANTS = [
     *weigh_variants("traversal_verify", "bf16", True, draft=True),
