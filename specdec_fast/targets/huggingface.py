@@ -19,6 +19,7 @@ from specdec_fast.interfaces import Slots, TargetOutput
 from specdec_fast.targets import attention
 from specdec_fast.targets.layer_set import LayerSet
 from specdec_fast.targets.sub_blocks import SubBlocks
+from specdec_fast.targets.weight_layout import store_by_input
 from specdec_kernels import TreePlan, tree_plan
 
 if TYPE_CHECKING:
@@ -98,6 +99,8 @@ class HuggingFaceTarget:
         except ValueError:
             model.set_attn_implementation(before)
             raise
+        if self.device.type == "cpu":
+            store_by_input(model)
         if compile:
             self._forward = torch.compile(model.forward, dynamic=None)
 

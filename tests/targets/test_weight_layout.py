@@ -1,0 +1,54 @@
+"""Weights laid out for products of few rows: the same model, stored otherwise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from specdec_fast.loading import load_model
+from specdec_fast.targets.huggingface import HuggingFaceTarget
+from specdec_fast.targets.weight_layout import store_by_input
+
+
+def linears(model: torch.nn.Module) -> dict[str, torch.nn.Linear]:
+    return {name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+
+
+def test_values_stay_and_only_free_weights_move() -> None:
+    model = load_model("demo-draft")
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    store_by_input(model)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    strides = {name: module.weight.stride() for name, module in linears(model).items()}
+    tied = strides.pop("lm_head")
+    assert tied == (model.config.hidden_size, 1), "the tied embedding is read by row"
+    assert strides
+    assert all(stride[0] == 1 for stride in strides.values()), strides
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+def test_a_second_time_changes_nothing() -> None:
+    model = load_model("demo-draft")
+    store_by_input(model)
+    before = {name: module.weight.stride() for name, module in linears(model).items()}
+    store_by_input(model)
+    assert {name: module.weight.stride() for name, module in linears(model).items()} == before
+
+
+def test_a_target_stores_its_model_so_and_the_model_can_still_be_saved(tmp_path: Path) -> None:
+    model = load_model("demo-draft")
+    tokens = torch.arange(1, 9)[None]
+    with torch.inference_mode():
+        own = model(tokens).logits
+    HuggingFaceTarget(model, max_rows=1, max_length=32)
+    assert model.model.layers[0].mlp.up_proj.weight.stride(0) == 1
+    model.set_attn_implementation("sdpa")
+    with torch.inference_mode():
+        torch.testing.assert_close(model(tokens).logits, own, rtol=1e-4, atol=1e-4)
+    model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    for name, value in model.state_dict().items():
+        assert torch.equal(again.state_dict()[name], value), name
