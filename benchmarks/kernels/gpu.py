@@ -3,8 +3,8 @@
     python -m benchmarks.kernels.gpu --out results/       # partial results are on disk after every operator
 
 Ours are timed by `specdec_kernels.timing`: graph replay over copies of the data that exceed the L2 cache four times.
-Peers are timed the same way: torch's scaled_dot_product_attention with a mask, and index_copy per layer. There are no
-other libraries in this file.
+Peers are timed the same way: torch's scaled_dot_product_attention with a mask, index_copy per layer, log_softmax and
+topk, unfold and compare. There are no other libraries in this file.
 """
 
 from __future__ import annotations
@@ -55,9 +55,32 @@ def index_copy_per_layer(call: Call) -> Callable[[], Any]:
     return run
 
 
+def topk_of_log_softmax(call: Call) -> Callable[[], Any]:
+    """Children by torch's own operators: two passes over the logits and one search, without the best of each tree."""
+    logits, _, _, _, _, scores = call.arguments
+    return lambda: (scores[:, None] + logits.float().log_softmax(1)).topk(call.options["width"], 1)
+
+
+def unfold_and_compare(call: Call) -> Callable[[], Any]:
+    """The longest suffix only, over rows of equal length: every window beside the newest tokens."""
+    tokens, starts, _, n_max, _, wanted = call.arguments
+    rows = tokens.view(starts.shape[0], -1)
+    ahead = torch.arange(wanted, device=tokens.device)
+
+    def run() -> torch.Tensor:
+        same = (rows[:, :-1].unfold(1, n_max, 1) == rows[:, None, -n_max:]).all(2)
+        index = torch.arange(same.shape[1], device=tokens.device)
+        last = torch.where(same, index, 0).amax(1) + n_max
+        return rows.gather(1, (last[:, None] + ahead).clamp(max=rows.shape[1] - 1))
+
+    return run
+
+
 PEERS: dict[str, list[tuple[str, Callable[[Call], Callable[[], Any]]]]] = {
     "tree_attention": [("torch sdpa with mask", sdpa_with_mask)],
     "kv_commit": [("torch index_copy per layer", index_copy_per_layer)],
+    "tree_expand": [("torch log_softmax and topk", topk_of_log_softmax)],
+    "ngram_match": [("torch unfold and compare", unfold_and_compare)],
 }
 
 

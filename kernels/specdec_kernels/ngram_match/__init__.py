@@ -7,6 +7,7 @@ from typing import Any
 
 from ..dispatch import Op
 from ..extension import cpu_backend
+from ..triton_backend import triton_backend
 from .reference import ngram_match as _reference
 
 
@@ -16,6 +17,12 @@ def _load_cpu() -> Callable[..., Any]:
     return ngram_match
 
 
-ngram_match = Op("ngram_match", _reference, [cpu_backend(_load_cpu, op="ngram_match")])
+def _load_triton() -> Callable[..., Any]:
+    from .launch import ngram_match
+
+    return ngram_match
+
+
+ngram_match = Op("ngram_match", _reference, [triton_backend(_load_triton), cpu_backend(_load_cpu, op="ngram_match")])
 
 __all__ = ["ngram_match"]

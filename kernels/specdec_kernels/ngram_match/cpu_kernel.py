@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from .. import expect
+from ..memory import into
 from .reference import check
 
 _ngram_match = torch.ops.specdec.ngram_match.default
@@ -19,10 +20,13 @@ def ngram_match(
     n_min: int,
     num_tokens: int,
     frequent: bool = False,
-) -> tuple[Tensor, Tensor]:
+    out: tuple[Tensor, Tensor] | None = None,
+    workspace: Tensor | None = None,
+) -> tuple[Tensor, ...]:
     sizes = (n_max, n_min, num_tokens, frequent)
     try:
-        return _ngram_match(tokens, starts, lengths, *sizes)
+        found: tuple[Tensor, ...] = _ngram_match(tokens, starts, lengths, *sizes)
     except (RuntimeError, ValueError):
         check(tokens, starts, lengths, n_max, n_min, num_tokens)  # raises with a remedy
-        return _ngram_match(*expect.contiguous(tokens, starts, lengths), *sizes)
+        found = _ngram_match(*expect.contiguous(tokens, starts, lengths), *sizes)
+    return found if out is None else into("ngram_match", out, found)

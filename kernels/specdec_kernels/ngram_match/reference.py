@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from .. import expect
+from ..memory import into
 
 
-def check(tokens: Tensor, starts: Tensor, lengths: Tensor, n_max: int, n_min: int, num_tokens: int) -> None:
-    """Raise ValueError unless the arguments of `ngram_match` fit together. Reads starts and lengths on the host."""
+def check_sizes(tokens: Tensor, starts: Tensor, lengths: Tensor, n_max: int, n_min: int, num_tokens: int) -> None:
+    """Raises ValueError unless shapes, dtypes and numbers of `ngram_match` fit together; looks at no data."""
     expect.tensor("ngram_match", "tokens", tokens, torch.int64, "N")
     expect.tensor("ngram_match", "starts", starts, torch.int64, "B")
     expect.tensor("ngram_match", "lengths", lengths, torch.int32, starts.shape[0])
@@ -17,6 +18,11 @@ def check(tokens: Tensor, starts: Tensor, lengths: Tensor, n_max: int, n_min: in
         raise ValueError(f"ngram_match: n_min is {n_min} and n_max is {n_max}; expected 1 <= n_min <= n_max")
     if num_tokens < 0:
         raise ValueError(f"ngram_match: num_tokens is {num_tokens}; expected 0 or more")
+
+
+def check(tokens: Tensor, starts: Tensor, lengths: Tensor, n_max: int, n_min: int, num_tokens: int) -> None:
+    """`check_sizes`, and that no history leaves `tokens`. Reads starts and lengths on the host."""
+    check_sizes(tokens, starts, lengths, n_max, n_min, num_tokens)
     size = tokens.shape[0]
     for at, (start, length) in enumerate(zip(starts.tolist(), lengths.tolist())):
         if start < 0 or length < 0 or start + length > size:
@@ -34,7 +40,9 @@ def ngram_match(
     n_min: int,
     num_tokens: int,
     frequent: bool = False,
-) -> tuple[Tensor, Tensor]:
+    out: tuple[Tensor, Tensor] | None = None,
+    workspace: Tensor | None = None,
+) -> tuple[Tensor, ...]:
     """What followed the longest suffix of each history that occurred in it before (prompt lookup, Saxena 2023).
 
     The suffix has n_min to n_max tokens and ends at the newest one; an occurrence ends earlier. Of the
@@ -45,9 +53,12 @@ def ngram_match(
     tokens: int64 [N]; starts: int64 [B]; lengths: int32 [B]: history b is tokens[starts[b] : starts[b] + lengths[b]].
     Packed histories have starts = offsets[:-1]; rows of a buffer [R, L] are tokens.view(-1) with starts = rows * L.
     n_max, n_min: longest and shortest suffix; num_tokens: K
+    out: what is returned, written to these contiguous tensors; workspace: uint8 memory for backends that need some (see
+        `workspace_size` in their launch module), so that they allocate nothing when out is given too
 
     Returns: (int64 [B, K] tokens, -1 where nothing matched; int32 [B] length of the suffix that matched, 0 for none).
-    Raises: ValueError for sizes that make no sense and histories that leave `tokens`.
+    Raises: ValueError for sizes that make no sense and histories that leave `tokens` (GPU kernels, which
+        cannot raise for data, take these for empty).
     """
     check(tokens, starts, lengths, n_max, n_min, num_tokens)
     batch = starts.shape[0]
@@ -69,4 +80,4 @@ def ngram_match(
             drafts[row] = history[end + ahead]
             matched[row] = size
             break
-    return drafts, matched
+    return into("ngram_match", out, (drafts, matched))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
+
+from torch import Tensor
 
 from ..dispatch import Op
 from ..extension import cpu_backend
+from ..triton_backend import INTERPRETED, triton_backend
 from .reference import tree_expand as _reference
 
 __all__ = ["tree_expand"]
@@ -18,4 +21,27 @@ def _load_cpu() -> Callable[..., Any]:
     return tree_expand
 
 
-tree_expand = Op("tree_expand", _reference, [cpu_backend(_load_cpu, op="tree_expand")])
+def _load_triton() -> Callable[..., Any]:
+    from .launch import tree_expand
+
+    return tree_expand
+
+
+def _why_not_triton(logits: Tensor, *args: Any, width: int, **kwargs: Any) -> str | None:
+    from .launch import why_not
+
+    return why_not(logits, width)
+
+
+def _key(logits: Tensor, *args: Any, **kwargs: Any) -> Hashable:
+    if logits.is_cpu and not INTERPRETED:
+        return logits.dtype
+    return logits.device, logits.dtype, logits.shape[-1], kwargs["width"]
+
+
+tree_expand = Op(
+    "tree_expand",
+    _reference,
+    [triton_backend(_load_triton, _why_not_triton), cpu_backend(_load_cpu, op="tree_expand")],
+    key=_key,
+)

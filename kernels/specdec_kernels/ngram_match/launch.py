@@ -1,0 +1,87 @@
+"""Triton backend of ngram_match: launch configurations and the call."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from triton import next_power_of_2
+
+from .. import expect
+from ..machine_code import Variant
+from ..memory import Part, bytes_of, carve, results
+from .reference import check_sizes
+
+TILE = 1024
+OTHERS, ROWS = 256, 64
+"""Places of a tile and of a block of `count`: it compares what follows each of the block with what follows the tile."""
+PROGRAMS = 264
+MOST_PIECES = 64
+
+
+def _pieces(size: int, batch: int) -> int:
+    """Programs per history, a power of two; what they find does not depend on it."""
+    wanted = min(PROGRAMS // max(1, batch), size // TILE, MOST_PIECES)
+    return 1 << max(0, wanted.bit_length() - 1)
+
+
+def _parts(tokens: Tensor, starts: Tensor, frequent: bool) -> list[Part]:
+    batch = starts.shape[0]
+    return [((batch, _pieces(tokens.shape[0], batch)), torch.int64)] * (1 + frequent)
+
+
+def workspace_size(tokens: Tensor, starts: Tensor, frequent: bool = False) -> int:
+    """Bytes that `ngram_match(..., workspace=)` needs for tensors of these shapes."""
+    return bytes_of(_parts(tokens, starts, frequent))
+
+
+def ngram_match(
+    tokens: Tensor,
+    starts: Tensor,
+    lengths: Tensor,
+    n_max: int,
+    n_min: int,
+    num_tokens: int,
+    frequent: bool = False,
+    out: tuple[Tensor, Tensor] | None = None,
+    workspace: Tensor | None = None,
+) -> tuple[Tensor, ...]:
+    """The operator in two launches, three with `frequent`. A history that leaves `tokens` counts as empty."""
+    from .triton_kernel import copy, count, search
+
+    check_sizes(tokens, starts, lengths, n_max, n_min, num_tokens)
+    batch, size, device = starts.shape[0], tokens.shape[0], tokens.device
+    shapes: list[Part] = [((batch, num_tokens), torch.int64), ((batch,), torch.int32)]
+    drafts, matched = answer = results("ngram_match", out, device, shapes)
+    pieces = _pieces(size, batch)
+    best, *more = carve("ngram_match", workspace, device, _parts(tokens, starts, frequent))
+    counts = more[0] if more else best
+    where = expect.contiguous(tokens, starts, lengths)
+    if batch == 0:
+        return answer
+    with torch.cuda.device_of(tokens):
+        search[(batch, pieces)](*where, best, size, n_max, n_min, PIECES=pieces, TILE=TILE, num_warps=4)
+        if frequent:
+            count[(batch, pieces)](*where, best, counts, size, PIECES=pieces, TILE=OTHERS, ROWS=ROWS, num_warps=8)
+        copy[(batch,)](
+            *where, best, counts, drafts, matched, size, num_tokens, PIECES=pieces, FREQUENT=frequent,
+            BLOCK=min(128, next_power_of_2(max(1, num_tokens))), num_warps=1,
+        )  # fmt: skip
+    return answer
+
+
+_WHERE = {"tokens": "*i64", "starts": "*i64", "lengths": "*i32", "best": "*i64"}
+VARIANTS = [
+    Variant(
+        "ngram_match/search", "ngram_match.triton_kernel:search",
+        _WHERE | {"size": "i32", "n_max": "i32", "n_min": "i32"}, {"PIECES": 32, "TILE": TILE}, stages=1,
+    ),
+    Variant(
+        "ngram_match/count", "ngram_match.triton_kernel:count", _WHERE | {"counts": "*i64", "size": "i32"},
+        {"PIECES": 32, "TILE": OTHERS, "ROWS": ROWS}, 8, stages=1,
+    ),
+    Variant(
+        "ngram_match/copy 8 tokens", "ngram_match.triton_kernel:copy",
+        _WHERE | {"counts": "*i64", "drafts": "*i64", "matched": "*i32", "size": "i32", "num_tokens": "i32"},
+        {"PIECES": 32, "FREQUENT": True, "BLOCK": 8}, 1, stages=1,
+    ),
+]  # fmt: skip
