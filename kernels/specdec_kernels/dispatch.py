@@ -18,8 +18,16 @@ from typing import Any, NamedTuple
 import torch
 from torch.compiler import is_compiling
 
+from .workspace import copy_into, total
+
 REFERENCE = "reference"
 OPS: dict[str, Op] = {}
+
+
+_MEMORY = """
+    Memory of the caller's: `out=`, a contiguous tensor or a tuple of them as returned, takes the results; `workspace=`,
+    uint8 [`workspace_size(...)`], is scratch. With both, kernels on a GPU allocate nothing.
+    """
 
 
 class UnsupportedError(ValueError):
@@ -42,16 +50,16 @@ class Backend:
     the operator); why_not: called with the arguments of a call, returns None or one sentence that says why
     this backend cannot serve it (shapes, dtypes and devices only: its answer is cached per signature, see
     `Op`); missing: the reason that needs no arguments (extension not built, no such device), or None;
-    graph_device: type of device on which torch.compile may put this backend into a graph (its callable only
-    calls a registered operator with a fake kernel); not_worth: like why_not, but only keeps the automatic
-    choice away; an explicit wish may still have the backend.
+    graph_devices: types of devices on which torch.compile may put this backend into a graph (its callable only
+    calls a registered operator with a fake kernel and kernels for these); not_worth: like why_not, but only keeps
+    the automatic choice away; an explicit wish may still have the backend.
     """
 
     name: str
     load: Callable[[], Callable[..., Any]]
     why_not: Callable[..., str | None] = _never
     missing: Callable[[], str | None] = _never
-    graph_device: str | None = None
+    graph_devices: tuple[str, ...] = ()
     not_worth: Callable[..., str | None] = _never
 
 
@@ -123,7 +131,8 @@ class Op:
 
     name: unique; reference: plain PyTorch on any device; backends: in order of preference; key: called with
     the arguments, returns everything (hashable) that a `why_not` of these backends looks at, device type and
-    dtypes first.
+    dtypes first; direct: the operator takes `out` (a tensor, or a tuple, as it returns them) and `workspace` (uint8,
+    `workspace_size` bytes), and these backends take both themselves; results of the others are copied to `out`.
     The reference is always the last resort; being chosen automatically it warns once per reason.
     """
 
@@ -133,6 +142,7 @@ class Op:
         reference: Callable[..., Any],
         backends: list[Backend],
         key: Callable[..., Hashable] = first_tensor_key,
+        direct: tuple[str, ...] | None = None,
     ) -> None:
         if name in OPS:
             raise ValueError(f"operator {name!r} is registered twice")
@@ -146,13 +156,16 @@ class Op:
         self._graph_calls: dict[str, Callable[..., Any]] = {}
         self._warned: set[str] = set()
         self.__name__ = self.__qualname__ = name
-        self.__doc__ = reference.__doc__
+        self._direct = direct
+        self.__doc__ = f"{reference.__doc__}{_MEMORY}" if direct is not None else reference.__doc__
         self.__wrapped__ = reference  # inspect.signature and help() show the reference's parameters
         OPS[name] = self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if is_compiling():
             return self._traced(*args, **kwargs)
+        if self._direct is not None and ("out" in kwargs or "workspace" in kwargs):
+            return self._given(*args, **kwargs)
         wish = _WISH.get()
         signature = self._key(*args, **kwargs) if wish is None else (wish, self._key(*args, **kwargs))
         choice = self._choices.get(signature)
@@ -165,6 +178,19 @@ class Op:
             if str(error).startswith(self.name):
                 raise ValueError(str(error)) from None
             raise
+
+    def _given(self, *args: Any, out: Any = None, workspace: torch.Tensor | None = None, **kwargs: Any) -> Any:
+        """A call with memory of the caller's."""
+        name, run = self._choose(_WISH.get(), args, kwargs)
+        if name in (self._direct or ()):
+            self.last_backend = name
+            return run(*args, out=out, workspace=workspace, **kwargs)
+        return copy_into(self.name, out, self(*args, **kwargs))
+
+    def workspace_size(self, *args: Any, **kwargs: Any) -> int:
+        """Bytes of `workspace=` with which this call allocates no scratch; 0 where its backend needs none."""
+        scratch = getattr(self._choose(_WISH.get(), args, kwargs, quiet=True)[1], "scratch", None)
+        return total(scratch(*args, **kwargs)) if scratch is not None else 0
 
     def __repr__(self) -> str:
         return f"<Op {self.name}: {' > '.join(b.name for b in self.backends)}>"
@@ -222,7 +248,11 @@ class Op:
     def _traced(self, *args: Any, **kwargs: Any) -> Any:
         """The call as torch.compile sees it: the backend is picked once, while tracing."""
         tensors = [a for a in args if isinstance(a, torch.Tensor)]
-        return self._graph_calls[_pick_for_graph(self.name, tensors[0].device.type)](*args, **kwargs)
+        run = self._graph_calls[_pick_for_graph(self.name, tensors[0].device.type)]
+        if self._direct is None:
+            return run(*args, **kwargs)
+        kwargs.pop("workspace", None)
+        return copy_into(self.name, kwargs.pop("out", None), run(*args, **kwargs))
 
     def _warn(self, reasons: str) -> None:
         if reasons not in self._warned:
@@ -234,7 +264,7 @@ def _pick_for_graph(name: str, device: str) -> str:
     """Key of the callable, which is in op._graph_calls afterwards."""
     op = OPS[name]
     if device not in op._graph_calls:
-        fits = [b for b in op.backends if b.graph_device == device and b.missing() is None]
+        fits = [b for b in op.backends if device in b.graph_devices and b.missing() is None]
         op._graph_calls[device] = fits[0].load() if fits else op.reference
     return device
 

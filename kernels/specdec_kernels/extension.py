@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
 import torch
 
-from . import fake
+from . import fake, registered
 from .dispatch import Backend
 
 REMEDY = "build it with `pip install -e .` (or `pip install .`) where a C++20 compiler is on PATH"
+_REGISTERED: list[torch.library.Library] = []
+"""Registrations live as long as these."""
 
 
 @lru_cache(maxsize=1)
@@ -25,6 +28,10 @@ def missing() -> str | None:
     except ImportError as error:
         return f"extension specdec_kernels._C does not load ({error}); {REMEDY}"
     fake.register()
+    if torch.cuda.is_available():
+        _load_cuda()  # what CUDA C++ serves keeps being served by it
+        if importlib.util.find_spec("triton") is not None:
+            _REGISTERED.append(registered.register())
     return None
 
 
@@ -33,9 +40,11 @@ def cuda_missing() -> str | None:
     """Loads specdec_kernels._C_cuda; None, or why it cannot be had."""
     if not torch.cuda.is_available():
         return "no CUDA device"
-    reason = missing()  # schemas live in _C
-    if reason is not None:
-        return reason
+    return missing() or _load_cuda()  # schemas live in _C
+
+
+@lru_cache(maxsize=1)
+def _load_cuda() -> str | None:
     try:
         importlib.import_module("specdec_kernels._C_cuda")
     except ModuleNotFoundError:
@@ -82,7 +91,9 @@ def cpu_backend(
             return f"extension specdec_kernels._C is older than operator {op}; {REMEDY}"
         return reason
 
-    return Backend(name, load, _on("cpu", why_not), missing_here, graph_device="cpu" if name == "cpu" else None)
+    # the same call serves tensors on a GPU where a Triton kernel is registered for them
+    graph = ("cpu", "cuda") if op in registered.LAUNCHES else ("cpu",)
+    return Backend(name, load, _on("cpu", why_not), missing_here, graph_devices=graph)
 
 
 def cuda_backend(
@@ -91,4 +102,4 @@ def cuda_backend(
     name: str = "cuda",
 ) -> Backend:
     """Backend that runs in the CUDA extension."""
-    return Backend(name, load, _on("cuda", why_not), cuda_missing, graph_device="cuda")
+    return Backend(name, load, _on("cuda", why_not), cuda_missing, graph_devices=("cuda",))

@@ -1,38 +1,129 @@
-"""Shapes of the compiled operators that may appear inside torch.compile, for tracing without data."""
+"""Shapes of the compiled operators, for tracing without data: torch.compile, torch.export, FakeTensorMode.
+
+Every operator of torch.ops.specdec has one; a fake takes the arguments of the schema by name.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .random import BLOCK
 
-def _nothing(*args: Any) -> None:
+_INT, _LONG = torch.int32, torch.int64
+
+
+def _wide(like: Tensor) -> torch.dtype:
+    return torch.float64 if like.dtype == torch.float64 else torch.float32
+
+
+def _nothing(a: Any) -> None:
     return None
 
 
-def _attention(query: Tensor, *args: Any) -> Tensor:
-    return torch.empty(query.shape, dtype=query.dtype, device=query.device)
+def _attention(a: Any) -> Tensor:
+    return torch.empty(a.query.shape, dtype=a.query.dtype, device=a.query.device)
 
 
-def _attention_lse(query: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
-    wide = torch.float64 if query.dtype == torch.float64 else torch.float32
-    return _attention(query), torch.empty(query.shape[:2], dtype=wide, device=query.device)
+def _attention_lse(a: Any) -> tuple[Tensor, Tensor]:
+    return _attention(a), a.query.new_empty(a.query.shape[:2], dtype=_wide(a.query))
 
 
-_FAKES: dict[str, Callable[..., Any]] = {
+def _stats(a: Any) -> tuple[Tensor, ...]:
+    rows = a.logits.shape[0]
+    inv_t, lse, cut = (a.logits.new_empty(rows, dtype=_wide(a.logits)) for _ in range(3))
+    return inv_t, lse, cut, a.logits.new_empty(rows, dtype=_INT)
+
+
+def _masses(a: Any) -> tuple[Tensor, ...]:
+    rows, vocab = a.logits.shape
+    return *_stats(a), a.logits.new_empty((rows, (vocab + BLOCK - 1) // BLOCK), dtype=_wide(a.logits))
+
+
+def _token_per_row(a: Any) -> Tensor:
+    return a.logits.new_empty(a.logits.shape[0], dtype=_LONG)
+
+
+def _path(a: Any) -> tuple[Tensor, ...]:
+    rows = a.offsets.shape[0] - 1
+    path = a.tokens.new_empty((rows, a.max_depth + 1), dtype=_INT)
+    return path, a.tokens.new_empty(rows, dtype=_INT), a.tokens.new_empty(rows, dtype=_LONG)
+
+
+def _path_and_laws(a: Any) -> tuple[Tensor, ...]:
+    return *_path(a), *_masses(a)
+
+
+def _thresholds(a: Any) -> tuple[Tensor, Tensor]:
+    nodes, dtype = a.tokens.shape[0], _wide(a.logits)
+    return a.logits.new_empty(nodes, dtype=dtype), a.logits.new_empty((nodes, a.logits.shape[1]), dtype=dtype)
+
+
+def _plan(a: Any) -> tuple[Tensor, ...]:
+    words = torch.library.get_ctx().new_dynamic_size()  # of the largest row, which only the data tells
+    depth, row, first_child, next_sibling = (torch.empty_like(a.parents) for _ in range(4))
+    return depth, row, a.parents.new_empty((a.parents.shape[0], words)), first_child, next_sibling
+
+
+def _slots(a: Any) -> tuple[Tensor, ...]:
+    batch = a.rows.shape[0]
+    table = a.page_table.new_empty((batch, a.page_table.shape[1]))
+    nodes = (a.page_table.new_empty(a.nodes, dtype=_LONG) for _ in range(2))
+    return table, a.lengths.new_empty(batch), *nodes
+
+
+def _expand(a: Any) -> tuple[Tensor, ...]:
+    nodes = a.logits.shape[0]
+    tokens = a.logits.new_empty((nodes, a.width), dtype=_LONG)
+    scores = a.logits.new_empty((nodes, a.width), dtype=_wide(a.logits))
+    return tokens, scores, a.offsets.new_empty((a.offsets.shape[0] - 1, a.keep))
+
+
+def _match(a: Any) -> tuple[Tensor, Tensor]:
+    rows = a.starts.shape[0]
+    return a.tokens.new_empty((rows, a.num_tokens)), a.lengths.new_empty(rows)
+
+
+FAKES: dict[str, Callable[[Any], Any]] = {
     "kv_stage": _nothing,
     "kv_commit": _nothing,
+    "kv_commit_table": _nothing,
+    "kv_slots": _slots,
+    "edit_logits": _nothing,
     "tree_attention": _attention,
     "tree_attention_lse": _attention_lse,
     "tree_attention_out": _nothing,
+    "tree_plan": _plan,
+    "tree_expand": _expand,
+    "law_stats": _stats,
+    "law_masses": _masses,
+    "replay_sample": _token_per_row,
+    "draw_sample": _token_per_row,
+    "tree_verify": _path,
+    "replay_verify": _path_and_laws,
+    "chain_verify": _path,
+    "chain_verify_logits": _path_and_laws,
+    "chain_thresholds": _thresholds,
+    "ordered_verify": _path,
+    "ordered_thresholds": _thresholds,
+    "traversal_verify": _path,
+    "traversal_thresholds": _thresholds,
+    "ngram_match": _match,
 }
+
+
+def _by_name(operator: Any, fake: Callable[[Any], Any]) -> Callable[..., Any]:
+    names = [argument.name for argument in operator._schema.arguments]
+    return lambda *args, **kwargs: fake(SimpleNamespace(**dict(zip(names, args)), **kwargs))
 
 
 def register() -> None:
     """Registers the fake kernels of the operators that the loaded extension has. Call once per process."""
-    for name, fake in _FAKES.items():
+    for name, fake in FAKES.items():
         if hasattr(torch.ops.specdec, name):
-            torch.library.register_fake(f"specdec::{name}", fake)
+            operator = getattr(torch.ops.specdec, name).default
+            torch.library.register_fake(f"specdec::{name}", _by_name(operator, fake))

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .chain_verify.launch import TILE, WARPS, write_rest
-from .draw_sample.launch import Rest, draw, rest_constants, rest_of, rest_types
+from .draw_sample.launch import Rest, draw, draw_scratch, rest_constants, rest_of, rest_scratch, rest_types
 from .machine_code import Variant
 from .ordered_verify.triton_kernel import plant, walk_down, weigh
 from .proposals import Law, depths, dust
 from .traversal_verify.triton_kernel import walk_up
+from .workspace import Spec, carve, needs, path_specs, results
 
 
 def weigh_warps(draft: bool) -> int:
@@ -24,23 +25,42 @@ def weigh_warps(draft: bool) -> int:
 class Proposals:
     """Buffers of one call on a batch of trees. levels: weigh them level by level, each with what reaches it."""
 
+    @staticmethod
+    def scratch(
+        tokens: Tensor, offsets: Tensor, first_child: Tensor, next_sibling: Tensor, drawn: Tensor, law_row: Tensor,
+        target: Law, draft: Law | None = None, token_ids: Tensor | None = None, *args: object, **kwargs: object,
+    ) -> list[Spec]:  # fmt: skip
+        """Per node: applied, level, parents, accept, both scales, reach; per row: last node, its refused child."""
+        nodes, rows, vocab = (tokens.shape[0],), (offsets.shape[0] - 1,), target[0].shape[1]
+        own = [torch.int32] * 3 + [torch.float32] * 3 + [torch.float64]
+        ends: list[Spec] = [(rows, torch.int32), (rows, torch.int32)]
+        return [
+            *((nodes, dtype) for dtype in own),
+            *ends,
+            *rest_scratch(vocab, token_ids),
+            *draw_scratch(rows[0], vocab),
+        ]
+
     def __init__(
-        self, tokens: Tensor, offsets: Tensor, first_child: Tensor, next_sibling: Tensor, drawn: Tensor,
+        self, op: str, tokens: Tensor, offsets: Tensor, first_child: Tensor, next_sibling: Tensor, drawn: Tensor,
         law_row: Tensor, target: Law, draft: Law | None, token_ids: Tensor | None, scouts: Tensor | None,
-        levels: bool,
+        levels: bool, workspace: Tensor | None = None,
     ) -> None:  # fmt: skip
-        self.device, self.nodes, self.rows = tokens.device, tokens.shape[0], offsets.shape[0] - 1
+        self.op, self.device, self.nodes, self.rows = op, tokens.device, tokens.shape[0], offsets.shape[0] - 1
         self.offsets, self.first, self.sibling = (part.contiguous() for part in (offsets, first_child, next_sibling))
         self.levels, self.dust = levels, dust(target, draft)
-        count = self.nodes
-        self.accept = torch.zeros(count, dtype=torch.float32, device=self.device)
-        self.applied = torch.zeros(count, dtype=torch.int32, device=self.device)
-        self.level, self.parents = torch.full((2, count), -1, dtype=torch.int32, device=self.device)
-        self.reach = torch.zeros(count, dtype=torch.float64, device=self.device)
-        p_scale, q_scale = torch.empty(2, count, dtype=torch.float32, device=self.device)
+        sizes = self.scratch(tokens, offsets, first_child, next_sibling, drawn, law_row, target, draft, token_ids)
+        parts, _ = carve(op, workspace, sizes, tokens.device)
+        self.applied, self.level, self.parents, self.accept, p_scale, q_scale, self.reach = parts[:7]
+        self.last, self.firsts, *rest, self.part = parts[7:]
+        for zeros in (self.applied, self.accept, self.reach):
+            zeros.zero_()
+        for links in (self.level, self.parents):
+            links.fill_(-1)
         self.scouts = scouts if scouts is None else scouts.contiguous()
         tree = (tokens.contiguous(), self.sibling, drawn.contiguous(), law_row.contiguous(), self.scouts)
-        self.rest: Rest = rest_of(target, draft, token_ids, tree, (self.applied, p_scale, q_scale))
+        steps = (self.applied, p_scale, q_scale)
+        self.rest: Rest = rest_of(target, draft, token_ids, tree, steps, scratch=rest)
 
     def weigh(self, depth: int, shortcut: bool) -> None:
         """Thresholds of all nodes; depth: that of the deepest node, or more."""
@@ -55,23 +75,25 @@ class Proposals:
             )  # fmt: skip
 
     def verify(
-        self, seeds: Tensor, positions: Tensor, uniforms: Tensor | None, race: tuple[Tensor, Tensor] | None, depth: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        path = torch.empty(self.rows, depth + 1, dtype=torch.int32, device=self.device)
-        accepted, last, firsts = torch.empty(3, self.rows, dtype=torch.int32, device=self.device)
+        self, seeds: Tensor, positions: Tensor, uniforms: Tensor | None, race: tuple[Tensor, Tensor] | None, depth: int,
+        out: Sequence[Tensor] | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        path, accepted, following = results(self.op, out, path_specs(self.rows, depth), self.device)
         seeds, positions = seeds.contiguous(), positions.contiguous()
         if self.rows:
             self.weigh(depth, True)
             coins = self.accept if uniforms is None else uniforms.contiguous()
             marks = self.accept if self.scouts is None else self.scouts.view(torch.int8)
             links = (self.offsets, self.first, self.sibling, marks, self.accept)
-            given = (seeds, positions, coins, path, accepted, last, firsts, depth, 1 << depth.bit_length())
+            ends = (path, accepted, self.last, self.firsts)
+            given = (seeds, positions, coins, *ends, depth, 1 << depth.bit_length())
             kind = (uniforms is not None, self.scouts is not None)
             if self.levels:
                 walk_up[(self.rows,)](*links, self.level, self.parents, *given, *kind, num_warps=1)
             else:
                 walk_down[(self.rows,)](*links, *given, *kind, num_warps=1)
-        return path, accepted, draw(self.rest, last, firsts, seeds, positions, accepted, noise=race)
+        where = (self.rest, self.last, self.firsts, seeds, positions, accepted)
+        return path, accepted, draw(*where, noise=race, out=following, part=self.part)
 
     def thresholds(self) -> tuple[Tensor, Tensor]:
         """For inspection, so it may ask the device how deep the trees are."""
@@ -82,9 +104,10 @@ class Proposals:
         return self.accept, torch.where(inside[:, None], left, 0.0)
 
 
-def verify_by(levels: bool, check: Callable[..., None]) -> Callable[..., Any]:
+def verify_by(op: str, levels: bool, check: Callable[..., None]) -> Callable[..., Any]:
     """A *_verify over these kernels; `check` raises for what they cannot take."""
 
+    @needs(Proposals.scratch)
     def verify(
         tokens: Tensor,
         offsets: Tensor,
@@ -102,15 +125,18 @@ def verify_by(levels: bool, check: Callable[..., None]) -> Callable[..., Any]:
         race: tuple[Tensor, Tensor] | None = None,
         *,
         max_depth: int,
+        out: Sequence[Tensor] | None = None,
+        workspace: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         tree = (tokens, offsets, first_child, next_sibling, drawn, law_row, target, draft, token_ids, scouts)
         check(*tree, seeds, root_positions, uniforms, race, max_depth=max_depth)
-        return Proposals(*tree, levels=levels).verify(seeds, root_positions, uniforms, race, max_depth)
+        proposals = Proposals(op, *tree, levels=levels, workspace=workspace)
+        return proposals.verify(seeds, root_positions, uniforms, race, max_depth, out)
 
     return verify
 
 
-def thresholds_by(levels: bool, check: Callable[..., None]) -> Callable[..., Any]:
+def thresholds_by(op: str, levels: bool, check: Callable[..., None]) -> Callable[..., Any]:
     """A *_thresholds over these kernels."""
 
     def thresholds(
@@ -127,7 +153,7 @@ def thresholds_by(levels: bool, check: Callable[..., None]) -> Callable[..., Any
     ) -> tuple[Tensor, Tensor]:
         tree = (tokens, offsets, first_child, next_sibling, drawn, law_row, target, draft, token_ids, scouts)
         check(*tree)
-        return Proposals(*tree, levels=levels).thresholds()
+        return Proposals(op, *tree, levels=levels).thresholds()
 
     return thresholds
 

@@ -67,7 +67,7 @@ def uniform(word):
 @triton.jit
 def coin(seed, position, place):
     """The keyed coin of a node: place within its row, int32."""
-    first, _, _, _ = tl.philox(seed, tl.to_tensor(0), position, place, tl.to_tensor(ACCEPT))
+    first, _, _, _ = tl.philox(seed, tl.full((), 0, tl.int32), position, place, tl.full((), ACCEPT, tl.int32))
     return uniform(first)
 
 
@@ -75,6 +75,6 @@ def coin(seed, position, place):
 def gumbel_span(seed, position, index, stream, first, COUNT: tl.constexpr):
     """Gumbel noise of tokens first .. first + COUNT - 1; `first` and COUNT are multiples of four: float32 [COUNT]."""
     quads = (first >> 2) + tl.arange(0, COUNT // 4)
-    w0, w1, w2, w3 = tl.philox(seed, quads, position, index, tl.to_tensor(stream))
+    w0, w1, w2, w3 = tl.philox(seed, quads, position, index, tl.full((), stream, tl.int32))
     even, odd = tl.join(gumbel(w0), gumbel(w2)), tl.join(gumbel(w1), gumbel(w3))
     return tl.reshape(tl.join(even, odd), (COUNT,))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -48,6 +51,35 @@ def test_large_vocabularies_and_more_contenders_than_fit(spread: float, vocab: i
     rows = slice(0, 5) if vocab < 100_000 else slice(0, 3)
     (*got, _), (*want, _) = both((level[rows], *(part[rows] for part in (t, k, p, m))))
     compare(got, want)
+
+
+def test_a_row_is_read_again_only_where_a_filter_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the launches the logits of rows without filters are spoiled: nobody notices. Those of a row with one,
+    which goes on to be refined, are needed.
+    """
+    from specdec_kernels.law_stats import launch
+
+    level = torch.randn(4, 3000) * 3
+    batch = (level, *parameters(4, 0.9))
+    batch[1][1], batch[3][2] = 0.0, 0.8  # row 1 is greedy, row 2 has top-p
+    want = law_stats(*batch, masses=True)
+    spoiled, real = [0, 1, 3], launch.join
+
+    class Spoiling:
+        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+            def run(logits: Tensor, *arguments: Any, **options: Any) -> None:
+                logits[spoiled] = torch.nan
+                real[grid](logits, *arguments, **options)
+
+            return run
+
+    monkeypatch.setattr(launch, "join", Spoiling())
+    with use_backend("triton"):
+        found = law_stats(level.clone(), *batch[1:], masses=True)
+        for got, expected in zip(found, want, strict=True):
+            torch.testing.assert_close(got, expected, rtol=2e-5, atol=1e-6, equal_nan=True)
+        spoiled[:] = [2]
+        assert not torch.equal(law_stats(level.clone(), *batch[1:])[2], want[2])
 
 
 def test_masses_are_those_of_the_weights() -> None:

@@ -59,17 +59,25 @@ _LOGITS = {"logits": 4, "draft": 6}
 _key = laws_key(**_LAWS)
 _why_not = laws_half_or_single(**_LAWS)
 chain_verify = Op(
-    "chain_verify", _verify, [triton_backend(_load_triton_verify, _why_not), cpu_backend(_load_verify)], key=_key
+    "chain_verify",
+    _verify,
+    [triton_backend(_load_triton_verify, _why_not), cpu_backend(_load_verify, op="chain_verify")],
+    key=_key,
+    direct=("triton",),
 )
 chain_verify_logits = Op(
     "chain_verify_logits",
     _verify_logits,
-    [triton_backend(_load_triton_logits, laws_half_or_single(**_LOGITS)), cpu_backend(_load_verify_logits)],
+    [
+        triton_backend(_load_triton_logits, laws_half_or_single(**_LOGITS)),
+        cpu_backend(_load_verify_logits, op="chain_verify_logits"),
+    ],
     key=laws_key(**_LOGITS),
+    direct=("triton",),
 )
 chain_thresholds = Op(
     "chain_thresholds",
     _thresholds,
-    [triton_backend(_load_triton_thresholds, _why_not), cpu_backend(_load_thresholds)],
+    [triton_backend(_load_triton_thresholds, _why_not), cpu_backend(_load_thresholds, op="chain_thresholds")],
     key=_key,
 )

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from ..draw_sample.launch import Rest, draw, rest_constants, rest_of, rest_types
+from ..draw_sample.launch import Rest, draw, draw_scratch, rest_constants, rest_of, rest_scratch, rest_types
 from ..law_stats.launch import law_stats
+from ..law_stats.launch import scratch as law_scratch
 from ..law_stats.reference import only
 from ..machine_code import Variant
+from ..workspace import Spec, carve, copy_into, needs, path_specs, results, total
 from .reference import BLOCK_RULE, TOKEN, Law, check, looked_at
 from .triton_kernel import ratios, shares, walk, write
 
@@ -20,26 +24,36 @@ WARPS = 8
 class _Chains:
     """Buffers of one call, and its launches."""
 
+    @staticmethod
+    def scratch(
+        tokens: Tensor, offsets: Tensor, drawn: Tensor, law_row: Tensor, target: Law, draft: Law | None = None,
+        token_ids: Tensor | None = None, *args: object, **kwargs: object,
+    ) -> list[Spec]:  # fmt: skip
+        """Per node: children, applied, threshold, scale, reach; per row: last node and its refused child; the rest."""
+        nodes, rows, vocab = (tokens.shape[0],), (offsets.shape[0] - 1,), target[0].shape[1]
+        single, integer = torch.float32, torch.int32
+        own: list[Spec] = [(nodes, integer), (nodes, integer), (nodes, single), (nodes, single), (nodes, torch.float64)]
+        return [*own, (rows, integer), (rows, integer), *rest_scratch(vocab, token_ids), *draw_scratch(rows[0], vocab)]
+
     def __init__(
-        self, tokens: Tensor, offsets: Tensor, drawn: Tensor, law_row: Tensor, target: Law, draft: Law | None,
-        token_ids: Tensor | None, rule: str, depth: int,
+        self, op: str, tokens: Tensor, offsets: Tensor, drawn: Tensor, law_row: Tensor, target: Law, draft: Law | None,
+        token_ids: Tensor | None, rule: str, depth: int, out: Sequence[Tensor] | None = None,
+        workspace: Tensor | None = None,
     ) -> None:  # fmt: skip
-        self.device, self.nodes, self.rows = tokens.device, tokens.shape[0], offsets.shape[0] - 1
+        self.nodes, self.rows = tokens.shape[0], offsets.shape[0] - 1
         self.block, self.depth = rule == BLOCK_RULE, depth
         self.steps = 1 << depth.bit_length()
         self.offsets = offsets.contiguous()
-
-        def empty(count: int, dtype: torch.dtype) -> Tensor:
-            return torch.empty(count, dtype=dtype, device=self.device)
-
-        self.children = torch.full((self.nodes,), -1, dtype=torch.int32, device=self.device)
-        self.reach = torch.zeros(self.nodes, dtype=torch.float64, device=self.device)
-        self.threshold = torch.zeros(self.nodes, dtype=torch.float32, device=self.device)
-        applied, scale = empty(self.nodes, torch.int32), empty(self.nodes, torch.float32)
+        chain = (tokens, offsets, drawn, law_row, target, draft, token_ids)
+        parts, _ = carve(op, workspace, self.scratch(*chain), tokens.device)
+        self.children, applied, self.threshold, scale, self.reach, self.last, self.firsts, *rest, self.part = parts
+        self.children.fill_(-1)
+        self.reach.zero_()
+        self.threshold.zero_()
         tree = (tokens.contiguous(), law_row.contiguous(), drawn.contiguous(), law_row.contiguous(), None)
-        self.rest: Rest = rest_of(target, draft, token_ids, tree, (applied, scale, scale), chain=True)
-        self.path = empty(self.rows * (depth + 1), torch.int32).view(self.rows, depth + 1)
-        self.accepted, self.last, self.firsts = (empty(self.rows, torch.int32) for _ in range(3))
+        steps = (applied, scale, scale)
+        self.rest: Rest = rest_of(target, draft, token_ids, tree, steps, chain=True, scratch=rest)
+        self.path, self.accepted, self.tokens = results(op, out, path_specs(self.rows, depth), tokens.device)
 
     def weigh(self, seeds: Tensor, positions: Tensor, uniforms: Tensor | None, walking: bool) -> None:
         explicit = self.threshold if uniforms is None else uniforms.contiguous()
@@ -61,6 +75,7 @@ class _Chains:
                 )  # fmt: skip
 
 
+@needs(_Chains.scratch)
 def chain_verify(
     tokens: Tensor,
     offsets: Tensor,
@@ -77,18 +92,29 @@ def chain_verify(
     max_depth: int,
     rule: str = TOKEN,
     mass: Tensor | None = None,
+    out: Sequence[Tensor] | None = None,
+    workspace: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     chain = (tokens, offsets, drawn, law_row, target, draft, token_ids)
     check(*chain, seeds, root_positions, uniforms, race, max_depth=max_depth, rule=rule, mass=mass)
-    chains = _Chains(*chain, rule, max_depth)
-    if chains.rows == 0:
-        return chains.path, chains.accepted, torch.empty(0, dtype=torch.int64, device=tokens.device)
-    keys = (seeds.contiguous(), root_positions.contiguous())
-    chains.weigh(*keys, uniforms, True)
-    token = draw(chains.rest, chains.last, chains.firsts, *keys, chains.accepted, noise=race, known=mass)
-    return chains.path, chains.accepted, token
+    chains = _Chains("chain_verify", *chain, rule, max_depth, out, workspace)
+    if chains.rows:
+        keys = (seeds.contiguous(), root_positions.contiguous())
+        chains.weigh(*keys, uniforms, True)
+        where = (chains.rest, chains.last, chains.firsts, *keys, chains.accepted)
+        draw(*where, noise=race, known=mass, out=chains.tokens, part=chains.part)
+    return chains.path, chains.accepted, chains.tokens
 
 
+def _scratch_logits(
+    tokens: Tensor, offsets: Tensor, drawn: Tensor, law_row: Tensor, logits: Tensor, sampling: object,
+    draft: Law | None, token_ids: Tensor | None, *args: object, **kwargs: object,
+) -> list[Spec]:  # fmt: skip
+    chain = _Chains.scratch(tokens, offsets, drawn, law_row, (logits,) * 5, draft, token_ids)
+    return [((total(law_scratch(logits)),), torch.uint8), ((total(chain),), torch.uint8)]
+
+
+@needs(_scratch_logits)
 def chain_verify_logits(
     tokens: Tensor,
     offsets: Tensor,
@@ -103,14 +129,26 @@ def chain_verify_logits(
     *,
     max_depth: int,
     rule: str = TOKEN,
+    out: Sequence[Tensor] | None = None,
+    workspace: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    """Statistics of all rows, which are found side by side here; those it passes by are marked as such."""
-    inv_t, lse, cut, tie_id, mass = stats = law_stats(logits, *sampling, masses=True)
+    """Statistics of all rows, which are found side by side here; those it passes by are marked as such (which takes a
+    few masks of one number a row).
+    """
+    chain = (tokens, offsets, drawn, law_row)
+    parts: Sequence[Tensor | None] = (None, None)
+    if workspace is not None:
+        sizes = _scratch_logits(*chain, logits, sampling, draft, token_ids)
+        parts, _ = carve("chain_verify_logits", workspace, sizes, logits.device)
+    given, found = (None, None) if out is None else (out[:3], out[3:])
+    stats = law_stats(logits, *sampling, masses=True, out=found, workspace=parts[0])
+    law = (logits, *stats[:4])
     answer = chain_verify(
-        tokens, offsets, drawn, law_row, (logits, inv_t, lse, cut, tie_id), draft, token_ids, seeds, root_positions,
-        max_depth=max_depth, rule=rule, mass=mass,
+        *chain, law, draft, token_ids, seeds, root_positions, max_depth=max_depth, rule=rule, mass=stats[4],
+        out=given, workspace=parts[1],
     )  # fmt: skip
-    return (*answer, *only(looked_at(answer[0], offsets, len(tokens), rule), stats))
+    marked = only(looked_at(answer[0], offsets, len(tokens), rule), stats)
+    return (*answer, *(marked if out is None else copy_into("chain_verify_logits", found, marked)))
 
 
 def write_rest(rest: Rest, children: Tensor, nodes: int) -> Tensor:
@@ -137,7 +175,7 @@ def chain_thresholds(
     chain = (tokens, offsets, drawn, law_row, target, draft, token_ids)
     check(*chain, rule=rule)
     nodes = tokens.shape[0]
-    chains = _Chains(*chain, rule, max(nodes - 1, 0))
+    chains = _Chains("chain_thresholds", *chain, rule, max(nodes - 1, 0))
     if nodes and chains.rows:
         chains.weigh(offsets, offsets, None, False)
     left = write_rest(chains.rest, chains.children, nodes)

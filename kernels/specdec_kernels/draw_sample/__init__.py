@@ -25,4 +25,9 @@ def _load_triton() -> Callable[..., Any]:
     return draw_sample
 
 
-draw_sample = Op("draw_sample", _reference, [triton_backend(_load_triton, half_or_single), cpu_backend(_load_cpu)])
+draw_sample = Op(
+    "draw_sample",
+    _reference,
+    [triton_backend(_load_triton, half_or_single), cpu_backend(_load_cpu, op="draw_sample")],
+    direct=("triton",),
+)

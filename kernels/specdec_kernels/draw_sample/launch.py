@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from ..machine_code import Variant
 from ..random import BLOCK, DRAFT, RECOVER
+from ..workspace import Spec, carve, needs, results
 from .reference import check
 from .triton_kernel import masses, race
 
@@ -45,11 +47,16 @@ def law_arguments(law: Law) -> tuple[Any, ...]:
     return (logits, *(part.contiguous() for part in others), logits.stride(0), logits.shape[1])
 
 
-def columns_of(token_ids: Tensor, vocab: int) -> Tensor:
-    """int32 [vocab]: the draft column of every target id, -1 for none."""
-    columns = torch.full((vocab,), -1, dtype=torch.int32, device=token_ids.device)
-    index = torch.arange(token_ids.shape[0], dtype=torch.int32, device=token_ids.device)
-    return columns.scatter_(0, token_ids, index)
+def columns_of(token_ids: Tensor, columns: Tensor, index: Tensor) -> Tensor:
+    """Fills int32 [vocab] with the draft column of every target id, -1 for none; index: int32 [draft vocabulary]."""
+    torch.arange(token_ids.shape[0], dtype=torch.int32, device=token_ids.device, out=index)
+    return columns.fill_(-1).scatter_(0, token_ids, index)
+
+
+def rest_scratch(vocab: int, token_ids: Tensor | None) -> list[Spec]:
+    """What `rest_of` needs: a stand-in for what is absent, and the columns of a smaller draft vocabulary."""
+    mapped: tuple[int, int] = (0, 0) if token_ids is None else (vocab, token_ids.shape[0])
+    return [((1,), torch.int64), *(((count,), torch.int32) for count in mapped)]
 
 
 def rest_of(
@@ -59,22 +66,30 @@ def rest_of(
     tree: tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None] | None = None,
     steps: tuple[Tensor, Tensor, Tensor] | None = None,
     chain: bool = False,
+    *,
+    scratch: Sequence[Tensor],
 ) -> Rest:
-    """tree: (tokens, next_sibling, drawn, law_row, scouts); steps: (applied, p_scale, q_scale) per node.
+    """tree: (tokens, next_sibling, drawn, law_row, scouts); steps: (applied, p_scale, q_scale) per node; scratch: as
+    `rest_scratch` says.
 
     chain: a node has one child at most, the next node; next_sibling is not read.
     """
-    p = law_arguments(target)
-    vocab, device = target[0].shape[1], target[0].device
+    p, vocab = law_arguments(target), target[0].shape[1]
     has_draft = draft is not None and draft[0].shape[0] > 0
     q = law_arguments(draft) if has_draft and draft is not None else p
-    columns = columns_of(token_ids, vocab) if has_draft and token_ids is not None else p[4]
-    nothing = torch.empty(1, dtype=torch.int64, device=device)
+    nothing, columns, index = scratch
+    columns = columns_of(token_ids, columns, index) if has_draft and token_ids is not None else p[4]
     tokens, siblings, drawn, law_row, scouts = tree or (nothing, p[4], nothing.view(torch.int8), p[4], None)
     applied, p_scale, q_scale = steps or (p[4], p[1], p[1])
     links = (tokens, siblings, drawn, law_row, drawn if scouts is None else scouts.view(torch.int8))
     kind = (chain, has_draft, has_draft and token_ids is not None, scouts is not None)
     return Rest((*p, *q, columns, *links, applied, p_scale, q_scale), kind, vocab)
+
+
+def draw_scratch(rows: int, vocab: int) -> list[Spec]:
+    """What `draw` needs."""
+    blocks = -(-vocab // BLOCK)
+    return [((rows, 1 if blocks <= FEW else blocks), torch.float32)]
 
 
 def draw(
@@ -87,17 +102,19 @@ def draw(
     stream: int = RECOVER,
     noise: tuple[Tensor, Tensor] | None = None,
     known: Tensor | None = None,
+    *,
+    out: Tensor,
+    part: Tensor,
 ) -> Tensor:
     """One token per row of nodes int32 [B] (-1: none), after the refused children from firsts int32 [B] (-1: none) on.
 
-    known: masses of the target's race blocks that bound those of what is left, or None.
+    known: masses of the target's race blocks that bound those of what is left, or None; out: int64 [B]; part: as
+    `draw_scratch` says.
     """
     rows, blocks = nodes.shape[0], -(-rest.vocab // BLOCK)
-    out = torch.empty(rows, dtype=torch.int64, device=nodes.device)
     if rows == 0:
         return out
     few = blocks <= FEW
-    part = torch.empty(rows, 1 if few else blocks, dtype=torch.float32, device=nodes.device)
     given = part if known is None else known.contiguous()
     shared = (*rest.tensors, nodes, firsts, given, part)
     if not few:
@@ -115,6 +132,13 @@ def draw(
     return out
 
 
+def _scratch(logits: Tensor, *args: object, **kwargs: object) -> list[Spec]:
+    rows, vocab = logits.shape
+    own: list[Spec] = [((rows,), torch.int32), ((rows,), torch.int32)]
+    return [*own, *rest_scratch(vocab, None), *draw_scratch(rows, vocab)]
+
+
+@needs(_scratch)
 def draw_sample(
     logits: Tensor,
     inv_t: Tensor,
@@ -126,12 +150,16 @@ def draw_sample(
     index: Tensor,
     *,
     mass: Tensor | None = None,
+    out: Tensor | None = None,
+    workspace: Tensor | None = None,
 ) -> Tensor:
     check(logits, inv_t, lse, cut, tie_id, seeds, root_positions, index, mass)
-    rows = torch.arange(logits.shape[0], dtype=torch.int32, device=logits.device)
+    (rows, firsts, *scratch, part), _ = carve("draw_sample", workspace, _scratch(logits), logits.device)
+    (tokens,) = results("draw_sample", out, [((logits.shape[0],), torch.int64)], logits.device)
+    torch.arange(logits.shape[0], dtype=torch.int32, device=logits.device, out=rows)
     keys = (seeds.contiguous(), root_positions.contiguous(), index.contiguous())
-    rest = rest_of((logits, inv_t, lse, cut, tie_id))
-    return draw(rest, rows, torch.full_like(rows, -1), *keys, DRAFT, known=mass)
+    rest = rest_of((logits, inv_t, lse, cut, tie_id), scratch=scratch)
+    return draw(rest, rows, firsts.fill_(-1), *keys, DRAFT, known=mass, out=tokens, part=part)
 
 
 def rest_types(dtype: str, draft: str = "") -> dict[str, str]:

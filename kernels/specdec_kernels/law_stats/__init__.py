@@ -26,4 +26,9 @@ def _load_triton() -> Callable[..., Any]:
     return law_stats
 
 
-law_stats = Op("law_stats", _reference, [triton_backend(_load_triton, half_or_single), cpu_backend(_load_cpu)])
+law_stats = Op(
+    "law_stats",
+    _reference,
+    [triton_backend(_load_triton, half_or_single), cpu_backend(_load_cpu, op="law_stats")],
+    direct=("triton",),
+)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from ..machine_code import Variant
 from ..random import BLOCK
+from ..workspace import Spec, carve, needs, results
 from .reference import FARTHEST, check
 from .triton_kernel import join, scan
 
@@ -17,30 +20,44 @@ ROOM = 2048
 WARPS = 8
 
 
+def scratch(logits: Tensor, *args: object, masses: bool = False, **kwargs: object) -> list[Spec]:
+    (rows, vocab), single = logits.shape, torch.float32
+    blocks = -(-vocab // BLOCK)
+    tables: list[Spec] = [((rows, blocks), single), ((rows, blocks), single), ((rows, blocks), torch.int32)]
+    return [*tables, ((rows, ROOM), torch.int64), ((1,), single)]
+
+
+@needs(scratch)
 def law_stats(
-    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, *, masses: bool = False
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    *,
+    masses: bool = False,
+    out: Sequence[Tensor] | None = None,
+    workspace: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     check(logits, temperature, top_k, top_p, min_p)
     rows, vocab = logits.shape
-    blocks = -(-vocab // BLOCK)
-    inv_t, lse, cut, top, total = (
-        torch.empty(shape, dtype=torch.float32, device=logits.device) for shape in [(rows,)] * 3 + [(rows, blocks)] * 2
-    )
-    tie_id, place = (torch.empty(s, dtype=torch.int32, device=logits.device) for s in ((rows,), (rows, blocks)))
-    mass = torch.empty(rows if masses else 0, blocks, dtype=torch.float32, device=logits.device)
+    blocks, device = -(-vocab // BLOCK), logits.device
+    (top, total, place, contenders, nowhere), _ = carve("law_stats", workspace, scratch(logits), device)
+    single = torch.float32
+    made: list[Spec] = [((rows,), single), ((rows,), single), ((rows,), single), ((rows,), torch.int32)]
+    found = results("law_stats", out, [*made, ((rows, blocks), single)] if masses else made, device)
     if rows:
         filters = [part.contiguous() for part in (temperature, top_k, top_p, min_p)]
-        contenders = torch.empty(rows, ROOM, dtype=torch.int64, device=logits.device)
         scan[(rows, -(-blocks // GROUP))](
             logits, filters[0], top, place, total, vocab, blocks, logits.stride(0), GROUP,
             num_warps=WARPS, enable_fp_fusion=False,
         )  # fmt: skip
         join[(rows,)](
-            logits, *filters, top, place, total, contenders, inv_t, lse, cut, tie_id, mass, vocab, blocks,
+            logits, *filters, top, place, total, contenders, *found[:4], found[4] if masses else nowhere, vocab, blocks,
             logits.stride(0), 1 << (blocks - 1).bit_length(), ROOM, masses, FARTHEST,
             num_warps=WARPS, enable_fp_fusion=False,
         )  # fmt: skip
-    return (inv_t, lse, cut, tie_id, mass) if masses else (inv_t, lse, cut, tie_id)
+    return tuple(found)
 
 
 def _variant(kernel: str, dtype: str, everyday: tuple[str, ...], blocks: int = 256, **constants: object) -> Variant:

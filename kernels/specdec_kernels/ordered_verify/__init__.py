@@ -45,6 +45,7 @@ ordered_verify = Op(
     _verify,
     [triton_backend(_load_triton_verify, _why_not), cpu_backend(_load_verify, op="ordered_verify")],
     key=_key,
+    direct=("triton",),
 )
 ordered_thresholds = Op(
     "ordered_thresholds",

@@ -6,8 +6,8 @@ from ..machine_code import Variant
 from ..proposals_launch import thresholds_by, verify_by, walk_variant, weigh_variants
 from .reference import check
 
-ordered_verify = verify_by(False, check)
-ordered_thresholds = thresholds_by(False, check)
+ordered_verify = verify_by("ordered_verify", False, check)
+ordered_thresholds = thresholds_by("ordered_thresholds", False, check)
 
 VARIANTS = [
     *weigh_variants("ordered_verify", "bf16", True, draft=True),

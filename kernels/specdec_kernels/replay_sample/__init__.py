@@ -25,4 +25,9 @@ def _load_triton() -> Callable[..., Any]:
     return replay_sample
 
 
-replay_sample = Op("replay_sample", _reference, [triton_backend(_load_triton, half_or_single), cpu_backend(_load_cpu)])
+replay_sample = Op(
+    "replay_sample",
+    _reference,
+    [triton_backend(_load_triton, half_or_single), cpu_backend(_load_cpu, op="replay_sample")],
+    direct=("triton",),
+)

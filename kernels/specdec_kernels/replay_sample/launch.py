@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..machine_code import Variant
+from ..workspace import Spec, carve, needs, results
 from .reference import check
 from .triton_kernel import choose, pieces
 
@@ -15,6 +16,12 @@ TILES = 2
 WARPS = 8
 
 
+def _scratch(logits: Tensor, *args: object, **kwargs: object) -> list[Spec]:
+    rows, vocab = logits.shape
+    return [((rows, -(-vocab // (TILE * TILES))), torch.int64)]
+
+
+@needs(_scratch)
 def replay_sample(
     logits: Tensor,
     inv_t: Tensor,
@@ -23,13 +30,16 @@ def replay_sample(
     seeds: Tensor,
     positions: Tensor,
     noise: Tensor | None = None,
+    *,
+    out: Tensor | None = None,
+    workspace: Tensor | None = None,
 ) -> Tensor:
     check(logits, inv_t, cut, tie_id, seeds, positions, noise)
     rows, vocab = logits.shape
-    count = -(-vocab // (TILE * TILES))
-    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    (best,), _ = carve("replay_sample", workspace, _scratch(logits), logits.device)
+    (tokens,) = results("replay_sample", out, [((rows,), torch.int64)], logits.device)
     if rows:
-        best = torch.empty(rows, count, dtype=torch.int64, device=logits.device)
+        count = best.shape[1]
         law = [part.contiguous() for part in (inv_t, cut, tie_id, seeds, positions)]
         added = logits if noise is None else noise.contiguous()
         pieces[(rows, count)](

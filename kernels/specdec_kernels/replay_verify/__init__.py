@@ -18,4 +18,4 @@ def _load_cpu() -> Callable[..., Any]:
     return replay_verify
 
 
-replay_verify = Op("replay_verify", _reference, [cpu_backend(_load_cpu)])
+replay_verify = Op("replay_verify", _reference, [cpu_backend(_load_cpu, op="replay_verify")], direct=())

@@ -45,6 +45,7 @@ traversal_verify = Op(
     _verify,
     [triton_backend(_load_triton_verify, _why_not), cpu_backend(_load_verify, op="traversal_verify")],
     key=_key,
+    direct=("triton",),
 )
 traversal_thresholds = Op(
     "traversal_thresholds",

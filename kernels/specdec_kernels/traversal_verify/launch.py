@@ -5,8 +5,8 @@ from __future__ import annotations
 from ..proposals_launch import thresholds_by, verify_by, walk_variant, weigh_variants
 from .reference import check
 
-traversal_verify = verify_by(True, check)
-traversal_thresholds = thresholds_by(True, check)
+traversal_verify = verify_by("traversal_verify", True, check)
+traversal_thresholds = thresholds_by("traversal_thresholds", True, check)
 
 VARIANTS = [
     *weigh_variants("traversal_verify", "bf16", True, draft=True),

@@ -25,4 +25,9 @@ def _load_triton() -> Callable[..., Any]:
     return tree_verify
 
 
-tree_verify = Op("tree_verify", _reference, [triton_backend(_load_triton), cpu_backend(_load_cpu)])
+tree_verify = Op(
+    "tree_verify",
+    _reference,
+    [triton_backend(_load_triton), cpu_backend(_load_cpu, op="tree_verify")],
+    direct=("triton",),
+)

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+from .. import expect
 from ..machine_code import Variant
+from ..workspace import Spec, carve, needs, path_specs, results
 from .reference import check, too_deep
 from .triton_kernel import follow
 
 
+def _scratch(tokens: Tensor, offsets: Tensor, *args: object, **kwargs: object) -> list[Spec]:
+    return [((offsets.shape[0] - 1,), torch.int32)]
+
+
+@needs(_scratch)
 def tree_verify(
     tokens: Tensor,
     offsets: Tensor,
@@ -19,12 +28,13 @@ def tree_verify(
     scouts: Tensor | None = None,
     *,
     max_depth: int,
+    out: Sequence[Tensor] | None = None,
+    workspace: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     check(tokens, offsets, first_child, next_sibling, node_choice, scouts, max_depth=max_depth)
     rows = offsets.shape[0] - 1
-    table = torch.empty(rows * (max_depth + 3), dtype=torch.int32, device=tokens.device)
-    path, accepted, stopped = table.split([rows * (max_depth + 1), rows, rows])
-    following = torch.empty(rows, dtype=torch.int64, device=tokens.device)
+    (stopped,), _ = carve("tree_verify", workspace, _scratch(tokens, offsets), tokens.device)
+    path, accepted, following = results("tree_verify", out, path_specs(rows, max_depth), tokens.device)
     if rows:
         links = [part.contiguous() for part in (tokens, offsets, first_child, next_sibling, node_choice)]
         marks = links[0] if scouts is None else scouts.contiguous().view(torch.int8)
@@ -32,9 +42,9 @@ def tree_verify(
             *links, marks, path, accepted, following, stopped, max_depth, 1 << max_depth.bit_length(),
             scouts is not None, num_warps=1,
         )  # fmt: skip
-        if tokens.is_cpu and bool(stopped.any()):  # elsewhere the path just ends there: asking would synchronise
+        if expect.readable(tokens) and bool(stopped.any()):  # elsewhere the path just ends there
             raise too_deep("tree_verify", int(stopped.nonzero()[0, 0]), max_depth)
-    return path.view(rows, max_depth + 1), accepted, following
+    return path, accepted, following
 
 
 def _follow(steps: int, scouts: bool, everyday: bool) -> Variant:

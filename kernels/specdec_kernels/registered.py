@@ -1,0 +1,141 @@
+"""torch.ops.specdec.* for tensors on a GPU: the schemas of the extension, served by the Triton launches.
+
+The extension declares every operator and serves the CPU; here the launches get the CUDA key, so that torch.compile,
+other languages and whoever calls torch.ops.specdec directly reach them. Calls through `Op` go to the launches without
+this detour. Each function takes the arguments of its schema, where laws are spread out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@lru_cache(maxsize=64)
+def _launch(place: str) -> Callable[..., Any]:
+    folder, _, name = place.partition(":")
+    found: Callable[..., Any] = getattr(import_module(f".{folder}.launch", __package__), name or folder)
+    return found
+
+
+def _plain(place: str, **options: Any) -> Callable[..., Any]:
+    return lambda *args: _launch(place)(*args, **options)
+
+
+def _bundle(parts: Sequence[Any]) -> tuple[Any, ...] | None:
+    """A law, or two matrices of noise; None where the schema has nothing."""
+    return None if parts[0] is None else tuple(parts)
+
+
+def _draw_sample(*args: Any) -> Tensor:
+    return _launch("draw_sample")(*args[:8], mass=args[8])
+
+
+def _tree_plan(parents: Tensor, offsets: Tensor) -> tuple[Tensor, ...]:
+    plan = _launch("tree_plan")(parents, offsets)
+    return plan.depth, plan.row, plan.ancestors, plan.first_child, plan.next_sibling
+
+
+def _tree_verify(*args: Any) -> tuple[Tensor, ...]:
+    return _launch("tree_verify")(*args[:6], max_depth=args[6])
+
+
+def _rule(block: bool) -> str:
+    return "block" if block else "token"
+
+
+def _chain_verify(*args: Any) -> tuple[Tensor, ...]:
+    *_, max_depth, block, mass = args
+    return _launch("chain_verify")(
+        *args[:4], _bundle(args[4:9]), _bundle(args[9:14]), *args[14:18], _bundle(args[18:20]), max_depth=max_depth,
+        rule=_rule(block), mass=mass,
+    )  # fmt: skip
+
+
+def _chain_verify_logits(*args: Any) -> tuple[Tensor, ...]:
+    return _launch("chain_verify:chain_verify_logits")(
+        *args[:5], tuple(args[5:9]), _bundle(args[9:14]), *args[14:17], max_depth=args[17], rule=_rule(args[18])
+    )
+
+
+def _chain_thresholds(*args: Any) -> tuple[Tensor, ...]:
+    laws = _bundle(args[4:9]), _bundle(args[9:14])
+    return _launch("chain_verify:chain_thresholds")(*args[:4], *laws, args[14], rule=_rule(args[15]))
+
+
+def _tree_rule(place: str) -> Callable[..., Any]:
+    def verify(*args: Any) -> tuple[Tensor, ...]:
+        laws = _bundle(args[6:11]), _bundle(args[11:16])
+        noise = (*args[18:21], _bundle(args[21:23]))
+        return _launch(place)(*args[:6], *laws, *args[16:18], *noise, max_depth=args[23])
+
+    return verify
+
+
+def _tree_thresholds(place: str) -> Callable[..., Any]:
+    return lambda *args: _launch(place)(*args[:6], _bundle(args[6:11]), _bundle(args[11:16]), *args[16:18])
+
+
+def _edit_logits(*args: Any) -> None:
+    from .edit_logits import Additions, Forced, NodePaths, Penalties, TokenMasks
+
+    def made(kind: Any, start: int, stop: int) -> Any:
+        return None if args[start] is None else kind(*args[start:stop])
+
+    edits = made(Penalties, 6, 11), made(Additions, 11, 15), made(Forced, 15, 18), made(TokenMasks, 18, 20)
+    _launch("edit_logits")(args[0], NodePaths(*args[1:6]), *edits)
+
+
+def _attention_options(args: Sequence[Any]) -> dict[str, Any]:
+    return dict(zip(("scale", "softcap", "window", "sinks"), args[8:12]))
+
+
+def _attention_out(*args: Any) -> None:
+    out, lse = args[12], args[13]
+    found = _launch("tree_attention")(*args[:8], **_attention_options(args), out=out, return_lse=lse is not None)
+    if lse is not None:
+        lse.copy_(found[1])
+
+
+LAUNCHES: dict[str, Callable[..., Any]] = {
+    "law_stats": _plain("law_stats"),
+    "law_masses": _plain("law_stats", masses=True),
+    "replay_sample": _plain("replay_sample"),
+    "draw_sample": _draw_sample,
+    "tree_plan": _tree_plan,
+    "tree_verify": _tree_verify,
+    "chain_verify": _chain_verify,
+    "chain_verify_logits": _chain_verify_logits,
+    "chain_thresholds": _chain_thresholds,
+    "ordered_verify": _tree_rule("ordered_verify"),
+    "ordered_thresholds": _tree_thresholds("ordered_verify:ordered_thresholds"),
+    "traversal_verify": _tree_rule("traversal_verify"),
+    "traversal_thresholds": _tree_thresholds("traversal_verify:traversal_thresholds"),
+    "edit_logits": _edit_logits,
+    "kv_slots": _plain("kv_slots"),
+    "kv_stage": _plain("kv_stage"),
+    "tree_attention": lambda *args: _launch("tree_attention")(*args[:8], **_attention_options(args)),
+    "tree_attention_lse": lambda *args: _launch("tree_attention")(
+        *args[:8], **_attention_options(args), return_lse=True
+    ),
+    "tree_attention_out": _attention_out,
+}
+"""Operators that the dispatcher knows by the same name, and what serves them on a GPU."""
+
+
+def register(key: str = "CUDA", override: bool = False) -> torch.library.Library:
+    """Gives the launches a dispatch key; holds for as long as the answer lives. Operators that the extension serves
+    there (kv_stage in CUDA C++) keep what they have, unless `override`.
+    """
+    library = torch.library.Library("specdec", "IMPL")
+    for name, launch in LAUNCHES.items():
+        known = hasattr(torch.ops.specdec, name)
+        taken = known and torch._C._dispatch_has_kernel_for_dispatch_key(f"specdec::{name}", key)
+        if known and (override or not taken):
+            library.impl(name, launch, key, allow_override=override)
+    return library

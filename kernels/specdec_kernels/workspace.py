@@ -1,0 +1,100 @@
+"""Memory of the caller's for an operator: where results go (`out=`), and scratch for its kernels (`workspace=`).
+
+A launch that needs scratch says so in one place, a function from the operator's arguments to shapes and dtypes; the
+size that a caller asks for and the tensors that the launch takes both come from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ALIGNMENT = 256
+Spec = tuple[tuple[int, ...], torch.dtype]
+"""Shape and dtype of one tensor."""
+
+
+def needs(sizes: Callable[..., list[Spec]]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Marks a launch with its scratch: `sizes` takes the launch's arguments and may ignore most of them."""
+
+    def mark(launch: Callable[..., Any]) -> Callable[..., Any]:
+        launch.scratch = sizes  # type: ignore[attr-defined]
+        return launch
+
+    return mark
+
+
+def path_specs(rows: int, max_depth: int) -> list[Spec]:
+    """Results of a verify operator: path, num_accepted, next_token."""
+    return [((rows, max_depth + 1), torch.int32), ((rows,), torch.int32), ((rows,), torch.int64)]
+
+
+def _bytes(spec: Spec) -> int:
+    shape, dtype = spec
+    return -(-prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
+
+
+def total(specs: Sequence[Spec]) -> int:
+    """Bytes of a workspace for these tensors."""
+    return sum(map(_bytes, specs))
+
+
+def carve(
+    op: str, workspace: Tensor | None, specs: Sequence[Spec], device: torch.device
+) -> tuple[list[Tensor], Tensor | None]:
+    """Tensors for one call, out of the workspace or fresh, and what is left of the workspace.
+
+    workspace: uint8 [at least `total(specs)`], contiguous, on the device of the call, or None.
+    """
+    if workspace is None:
+        return [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in specs], None
+    wanted = total(specs)
+    good = workspace.dtype == torch.uint8 and workspace.ndim == 1 and workspace.is_contiguous()
+    if not good or workspace.device != device or workspace.shape[0] < wanted:
+        raise ValueError(
+            f"{op}: workspace is {workspace.dtype} {list(workspace.shape)} on {workspace.device}; expected contiguous "
+            f"torch.uint8 [{wanted}] or more on {device}; {op}.workspace_size(...) takes the arguments of the call"
+        )
+    parts, start = [], 0
+    for spec in specs:
+        shape, dtype = spec
+        size = prod(shape) * dtype.itemsize
+        parts.append(workspace[start : start + size].view(dtype).view(shape))
+        start += _bytes(spec)
+    return parts, workspace[start:]
+
+
+def results(op: str, out: Any, specs: Sequence[Spec], device: torch.device) -> list[Tensor]:
+    """The tensors that an operator writes its results to: those of `out` (one, or a tuple), or fresh ones."""
+    if out is None:
+        return [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in specs]
+    given = [out] if isinstance(out, Tensor) else list(out)
+    if len(given) != len(specs):
+        raise ValueError(f"{op}: out has {len(given)} tensors; expected {len(specs)}, as the operator returns them")
+    for place, (tensor, (shape, dtype)) in enumerate(zip(given, specs)):
+        if (
+            tensor.dtype != dtype
+            or tuple(tensor.shape) != shape
+            or tensor.device != device
+            or not tensor.is_contiguous()
+        ):
+            raise ValueError(
+                f"{op}: out[{place}] is {tensor.dtype} {list(tensor.shape)} on {tensor.device}; expected contiguous "
+                f"{dtype} {list(shape)} on {device}"
+            )
+    return given
+
+
+def copy_into(op: str, out: Any, found: Any) -> Any:
+    """For kernels that make their own results: copies them to `out`, which is returned. None: what was found."""
+    if out is None:
+        return found
+    made = [found] if isinstance(found, Tensor) else list(found)
+    places = results(op, out, [(tuple(each.shape), each.dtype) for each in made], made[0].device)
+    for place, each in zip(places, made):
+        place.copy_(each)
+    return out

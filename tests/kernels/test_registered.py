@@ -1,0 +1,79 @@
+"""torch.ops.specdec: every operator passes opcheck, traces whole under torch.compile, and costs little Python."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from oracles.recorded_calls import calls_of
+
+from specdec_kernels import OPS, extension, fake, registered, use_backend
+from specdec_kernels.agreement import sample, tensors_in
+from specdec_kernels.samples import Sizes
+
+pytestmark = pytest.mark.skipif(extension.missing() is not None, reason=str(extension.missing()))
+SIZES = Sizes(vocab=50, length=20, width=16)
+MORE: dict[str, Callable[..., Any]] = {
+    "law_masses": partial(OPS["law_stats"], masses=True),
+    "tree_attention_lse": partial(OPS["tree_attention"], return_lse=True),
+    "tree_attention_out": lambda query, *rest, **options: OPS["tree_attention"](
+        query, *rest, out=torch.empty_like(query), **options
+    ),
+    "kv_commit": lambda caches, *rest: OPS["kv_commit"](list(caches), *rest),
+}
+"""Operators of the extension that a sample call does not reach on its own."""
+FOLDER = {"law_masses": "law_stats", "kv_commit_table": "kv_commit"}
+
+
+def arguments(name: str) -> tuple[Any, ...]:
+    """What the sample call hands to torch.ops.specdec.<name>."""
+    folder = FOLDER.get(name, name.removesuffix("_lse").removesuffix("_out"))
+    # NaN in a result (the marks of rows that were not looked at) is no difference to us, but to opcheck it is
+    call = sample(folder, replace(SIZES, nodes=1) if name == "replay_verify" else SIZES)
+    if name == "law_masses":
+        call.arguments[3].fill_(1.0)
+    with use_backend("cpu"):
+        found = calls_of(name, lambda: MORE.get(name, OPS[folder])(*call.arguments, **call.options))
+    assert len(found) == 1
+    return found[0]
+
+
+def test_every_operator_has_a_fake_kernel_and_a_call_here() -> None:
+    there = {each.partition("::")[2] for each in torch._C._dispatch_get_all_op_names() if each.startswith("specdec::")}
+    assert there - {"noise"} == set(fake.FAKES)
+    assert set(registered.LAUNCHES) <= set(fake.FAKES)
+    folders = {name for name, op in OPS.items() if any(backend.name == "triton" for backend in op.backends)}
+    assert folders - {"kv_commit"} <= set(registered.LAUNCHES), "a CacheTable is no argument of a schema"
+
+
+@pytest.mark.parametrize("name", fake.FAKES)
+def test_opcheck(name: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.library.opcheck(getattr(torch.ops.specdec, name).default, arguments(name))
+
+
+IN_GRAPHS = sorted(set(OPS) - {"kv_commit"})
+
+
+@pytest.mark.parametrize("name", IN_GRAPHS)
+def test_an_operator_is_one_piece_of_a_compiled_program(name: str) -> None:
+    torch._dynamo.reset()
+    want, call = (sample(name, SIZES) for _ in range(2))
+    found: list[str] = []
+
+    def keep(module: Any, _inputs: Any) -> Any:
+        found.extend(str(node.target) for node in module.graph.nodes if node.op == "call_function")
+        return module
+
+    program = torch.compile(lambda *args: OPS[name](*args, **call.options), backend=keep, fullgraph=True)
+    got = [*tensors_in(program(*call.arguments)), *call.writes]
+    assert any(target.startswith("specdec.") for target in found), found
+    expected = [*tensors_in(OPS[name](*want.arguments, **want.options)), *want.writes]
+    for one, other in zip(got, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
