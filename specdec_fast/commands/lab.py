@@ -29,7 +29,16 @@ def lab(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the report; draws in it are continued.")],
     model: options.Model = "demo-target",
     draft: options.DraftModel = None,
-    rule: options.RuleName = "token",
+    drafter: options.DrafterName = None,
+    drafter_option: Annotated[
+        list[str] | None,
+        typer.Option("--drafter-option", metavar="NAME=VALUE", help="What else the drafter takes; may be repeated.",
+                     rich_help_panel="Models"),
+    ] = None,
+    rule: Annotated[
+        str | None,
+        typer.Option(help="Verification rule (default: token; best with --drafter).", rich_help_panel="Models"),
+    ] = None,
     draft_tokens: options.DraftTokens = None,
     draws: Annotated[int, typer.Option("--draws", "-N", help="Draws per place.", rich_help_panel=_WORK)] = 1_000_000,
     prompts: Annotated[
@@ -97,8 +106,9 @@ def lab(
                 _judge_recorded(run, recorded, asked)
             else:
                 setup = opening.resolve(
-                    model=model, draft=draft, drafter=None, rule=rule, draft_tokens=draft_tokens, dtype=dtype,
-                    device=device, compile=False,
+                    model=model, draft=draft, drafter=drafter, rule=rule or ("best" if drafter else "token"),
+                    draft_tokens=draft_tokens, dtype=dtype, device=device, compile=False,
+                    drafter_option=drafter_option,
                 )  # fmt: skip
                 opening.quiet()
                 with console.status("loading models") if console.is_terminal else nullcontext():

@@ -99,10 +99,18 @@ def load_eagle3(source: str | Path, target: Any, layers: Sequence[int] | None = 
     return head
 
 
-def save_eagle(folder: Path, head: EagleHead, facts: Mapping[str, Any] | None = None) -> None:
-    """Write a head as EAGLE-1 and EAGLE-2 heads are published. facts: further fields of config.json."""
+def save_eagle(
+    folder: Path, head: EagleHead, facts: Mapping[str, Any] | None = None, embedding: Tensor | None = None
+) -> None:
+    """Write a head as EAGLE-1 and EAGLE-2 heads are published. facts: further fields of config.json.
+
+    embedding: the target's [V, hidden], which published files hold too; this program uses the target's own.
+    """
     tensors = {key: value for key, value in head.state_dict().items() if not _DROPPED.search(key)}
-    write_checkpoint(folder, {**_described(head), "bias": head.fc.bias is not None, **(facts or {})}, tensors, FILE)
+    if embedding is not None:
+        tensors["embed_tokens.weight"] = embedding.to(head.fc.weight.dtype)
+    described = {**_described(head), "architectures": ["LlamaForCausalLM"], "bias": head.fc.bias is not None}
+    write_checkpoint(folder, {**described, **(facts or {})}, tensors, FILE)
 
 
 def save_eagle3(folder: Path, head: Eagle3Head, facts: Mapping[str, Any] | None = None) -> None:

@@ -20,6 +20,7 @@ from specdec_fast.draft import Draft
 from specdec_fast.engine import Engine
 from specdec_fast.interfaces import Acceptance, Rng, Rule
 from specdec_fast.lab.oracle import law_of_logits
+from specdec_fast.lab.plain_drafts import PlainDraft, plain_draft, plain_output
 from specdec_fast.laws import Laws
 from specdec_fast.sampling import SamplingParams
 from specdec_kernels import TreePlan, law_stats
@@ -50,9 +51,12 @@ class Place:
 
 @dataclass(slots=True)
 class _Step:
+    """accepted: the drafted tokens that were kept; drafted: whether there were any; complete: nothing was refused."""
+
     position: int
-    drafted: list[int]
-    accepted: int
+    accepted: list[int]
+    drafted: bool
+    complete: bool
     root: Laws
     last: Laws
 
@@ -70,13 +74,13 @@ class Recorder:
     def __call__(self, draft: Draft, plan: TreePlan, target_laws: Laws, rng: Rng) -> Acceptance:
         answer = self._rule(draft, plan, target_laws, rng)
         path = [node for node in answer.path[0].tolist() if node >= 0]
-        drafted = draft.tokens.tolist()[1:] if draft.is_chain else draft.tokens[path[1:]].tolist()
         at = torch.tensor
         self.steps.append(
             _Step(
                 int(rng.positions[0]),
-                drafted,
-                int(answer.num_accepted[0]),
+                draft.tokens[path[1:]].tolist(),
+                draft.num_nodes > 1,
+                path[-1] not in draft.parents.tolist(),
                 _copy(target_laws, at([0])),
                 _copy(target_laws, at([path[-1]])),
             )
@@ -104,9 +108,7 @@ def find_places(engine: Engine, prompts: Sequence[tuple[str, str]], params: Samp
     never right) is reported, not invented.
     """
     found = Placed()
-    small: Any = getattr(engine.drafter, "model", None)
-    if small is None:
-        raise ValueError("lab: got no draft model; expected --draft MODEL, or recorded draws with --recorded FILE")
+    law_after = plain_draft(engine)
     rule, recorder = engine.rule, Recorder(engine.rule)
     engine.rule = recorder
     try:
@@ -127,7 +129,7 @@ def find_places(engine: Engine, prompts: Sequence[tuple[str, str]], params: Samp
                 if hit is None:
                     found.missing.append(f"{name}: no position of the kind '{kind}' in {MOST_RUNS} texts")
                 else:
-                    found.places.append(_place(engine, small, name, kind, hit, params))
+                    found.places.append(_place(engine, law_after, name, kind, hit, params))
     finally:
         engine.rule = rule
     return found
@@ -139,25 +141,22 @@ def _note(steps: list[_Step], text: list[int], wanted: dict[str, Any]) -> None:
     if not step.drafted:
         return
     before = steps[-2] if len(steps) > 1 else None
-    if before is None:
+    if before is None or not any(each.drafted for each in steps[:-1]):
         wanted["first speculated"] = wanted["first speculated"] or (text[: step.position + 1], step.root)
-    elif before.drafted and before.accepted < len(before.drafted):
+    elif not before.complete:
         wanted["after a rejection"] = wanted["after a rejection"] or (text[: step.position + 1], step.root)
-    if step.accepted == len(step.drafted):
-        prefix = [*text[: step.position + 1], *step.drafted]
+    if step.complete:
+        prefix = [*text[: step.position + 1], *step.accepted]
         wanted["bonus"] = wanted["bonus"] or (prefix, step.last)
 
 
 def _place(
-    engine: Engine, small: Any, name: str, kind: str, hit: tuple[list[int], Laws], params: SamplingParams
+    engine: Engine, law_after: PlainDraft, name: str, kind: str, hit: tuple[list[int], Laws], params: SamplingParams
 ) -> Place:
     prefix, p = hit
     settings = (params.temperature, params.top_k, params.top_p, params.min_p)
     base = law_of_logits(plain_logits(engine.target, prefix).double().numpy(), *settings)
-    vocab = p.logits.shape[1]
-    q_logits = plain_logits(small, prefix)[None, : min(vocab, small.vocab_size)].float()
-    if q_logits.shape[1] < vocab:
-        q_logits = torch.nn.functional.pad(q_logits, (0, vocab - q_logits.shape[1]), value=float("-inf"))
+    q_logits = law_after(prefix)[None]
     q = Laws(q_logits, *law_stats(q_logits, *_packed(settings)))
     error = float(np.abs(p.weights()[0].double().numpy() - base).max())
     return Place(name, kind, tuple(prefix), p, q, base, law_of_logits(q_logits[0].double().numpy(), *settings), error)
@@ -173,15 +172,6 @@ def _packed(settings: tuple[float, int, float, float]) -> tuple[Tensor, Tensor, 
     )
 
 
-@torch.inference_mode()
 def plain_logits(target: Any, tokens: Sequence[int]) -> Tensor:
     """Logits float32 [V] after `tokens`, from the model's own attention over the whole text, without our cache."""
-    model = target.model
-    ours = model.config._attn_implementation
-    model.set_attn_implementation("eager")
-    try:
-        ids = torch.tensor([list(tokens)], device=target.device)
-        logits: Tensor = model(input_ids=ids, use_cache=False).logits[0, -1, : target.vocab_size]
-    finally:
-        model.set_attn_implementation(ours)
-    return logits.float().cpu()
+    return plain_output(target, tokens)[0]

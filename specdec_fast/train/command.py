@@ -1,4 +1,4 @@
-"""`specdec train demo-pair`, and the heads of head_command.py: the command line of this package."""
+"""`specdec train demo-pair`, and heads (head_command.py, eagle_command.py): the command line of this package."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from specdec_fast.train.eagle_command import eagle, eagle3
 from specdec_fast.train.head_command import blockwise, medusa
 
 app = typer.Typer(help="Train the bundled pair, or heads for any model.", no_args_is_help=True)
@@ -21,6 +22,8 @@ def main() -> None:
 
 
 app.command()(blockwise)
+app.command()(eagle)
+app.command()(eagle3)
 app.command()(medusa)
 
 

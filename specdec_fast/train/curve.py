@@ -35,7 +35,7 @@ def training_curve(history: Sequence[Mapping[str, float]], path: Path, title: st
             below.plot(
                 steps, [entry.get(name, float("nan")) for entry in history], label=name.replace("_", " "), marker="."
             )
-        below.set(xlabel="step", ylabel="held-out text: share of right tokens")
+        below.set(xlabel="step", ylabel="held-out text: share right or accepted")
         if rates:
             below.set_ylim(bottom=0)
             below.legend(frameon=False)

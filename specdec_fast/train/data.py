@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +58,13 @@ def arrange(documents: list[Document], ids: list[np.ndarray], seed: int) -> Toke
     )
 
 
+@lru_cache(maxsize=2)
+def _epoch(seed: int, epoch: int, offsets: int, count: int) -> tuple[int, np.ndarray]:
+    """The offset of an epoch's blocks, and their order."""
+    rng = np.random.default_rng((seed, epoch))
+    return int(rng.integers(0, offsets)), rng.permutation(count)
+
+
 def blocks(row: np.ndarray, step: int, count: int, length: int, seed: int) -> Tensor:
     """The ``count`` blocks of ``length + 1`` tokens of this step, int64 [count, length + 1].
 
@@ -66,9 +74,8 @@ def blocks(row: np.ndarray, step: int, count: int, length: int, seed: int) -> Te
     picked = []
     for index in range(step * count, (step + 1) * count):
         epoch, place = divmod(index, per_epoch)
-        rng = np.random.default_rng((seed, epoch))
-        offset = int(rng.integers(0, min(length, max(len(row) - length - 1, 1))))
-        start = offset + int(rng.permutation(per_epoch)[place]) * length
+        offset, order = _epoch(seed, epoch, min(length, max(len(row) - length - 1, 1)), per_epoch)
+        start = offset + int(order[place]) * length
         start = min(start, len(row) - length - 1)
         picked.append(row[start : start + length + 1].astype(np.int64))
     return torch.from_numpy(np.stack(picked))

@@ -1,4 +1,7 @@
-"""`specdec train medusa | blockwise`: the command lines of heads that look ahead."""
+"""`specdec train medusa | blockwise`: the command lines of heads that look ahead, and what all heads share.
+
+Tests: tests/train/test_heads.py.
+"""
 
 from __future__ import annotations
 
@@ -85,19 +88,20 @@ def medusa(
     from specdec_fast.heads.checkpoint_medusa import LAYOUTS, save_medusa
     from specdec_fast.heads.medusa import MedusaHeads
     from specdec_fast.shapes import best_shape, expected_tokens, write_shape
-    from specdec_fast.train.ahead import AheadTrainee, rank_rates
+    from specdec_fast.train.ahead import TAP, AheadTrainee, rank_rates
+    from specdec_fast.train.heads import TargetStates
 
     if layout not in LAYOUTS:
         raise ValueError(f"--layout: got {layout!r}; expected one of {', '.join(LAYOUTS)}")
     if nodes < 1:
         raise ValueError(f"--nodes: got {nodes}; expected at least 1")
 
-    def build(target: Any) -> Any:
+    def build(target: Any, _row: Any) -> AheadTrainee:
         projection = target.get_output_embeddings().weight
         made = MedusaHeads(target.config.get_text_config().hidden_size, len(projection), heads, num_layers=layers,
                            own_lm_head=own_lm_head)  # fmt: skip
         made.start_from(projection.float())
-        return made
+        return AheadTrainee(made, TargetStates(target, (TAP,)), 0.8, labels)
 
     def save(trainee: AheadTrainee, held: Any, place: Path, facts: dict[str, Any]) -> None:
         projection = trainee.states.model.get_output_embeddings().weight
@@ -107,8 +111,8 @@ def medusa(
             shape = best_shape(rates, nodes)
             write_shape(place / "tree.json", shape, {"expected_tokens": expected_tokens(shape, rates), "rates": rates})
 
-    _train(
-        "medusa", inputs, model, out, field, answer, temperature, build, save, labels=labels, decay=0.8, steps=steps,
+    train_heads(
+        "medusa", inputs, model, out, field, answer, temperature, build, save, facts={"labels": labels}, steps=steps,
         batch=batch, length=length, lr=lr, measure_every=measure_every, mixed_precision=mixed_precision, dtype=dtype,
         seed=seed, threads=threads,
     )  # fmt: skip
@@ -139,16 +143,19 @@ def blockwise(
     """Train the layer of blockwise parallel decoding for a model that stays as it is."""
     from specdec_fast.heads.blockwise import BlockwiseHeads
     from specdec_fast.heads.checkpoint_blockwise import save_blockwise
+    from specdec_fast.train.ahead import TAP, AheadTrainee
+    from specdec_fast.train.heads import TargetStates
 
-    def build(target: Any) -> Any:
+    def build(target: Any, _row: Any) -> AheadTrainee:
         rows = len(target.get_output_embeddings().weight)
-        return BlockwiseHeads(target.config.get_text_config().hidden_size, rows, heads, inner)
+        made = BlockwiseHeads(target.config.get_text_config().hidden_size, rows, heads, inner)
+        return AheadTrainee(made, TargetStates(target, (TAP,)), 1.0, labels)
 
     def save(trainee: Any, held: Any, place: Path, facts: dict[str, Any]) -> None:
         save_blockwise(trainee.heads, place, base_model=model, facts=facts)
 
-    _train(
-        "blockwise", inputs, model, out, field, answer, temperature, build, save, labels=labels, decay=1.0, steps=steps,
+    train_heads(
+        "blockwise", inputs, model, out, field, answer, temperature, build, save, facts={"labels": labels}, steps=steps,
         batch=batch, length=length, lr=lr, measure_every=measure_every, mixed_precision=mixed_precision, dtype=dtype,
         seed=seed, threads=threads,
     )  # fmt: skip
@@ -181,7 +188,7 @@ def read_row(
     return text_row(inputs, field, tokenizer)
 
 
-def _train(
+def train_heads(
     kind: str,
     inputs: list[Path] | None,
     model: str,
@@ -189,23 +196,25 @@ def _train(
     field: str,
     answer: int,
     temperature: float,
-    build: Callable[[Any], Any],
+    build: Callable[[Any, Any], Any],
     save: Callable[[Any, Any, Path, dict[str, Any]], None],
     *,
-    labels: str,
-    decay: float,
+    facts: dict[str, Any],
     dtype: str,
     threads: int | None,
     **options: Any,
 ) -> None:
-    """Read the text once (it stays in the work folder), train, and write head, curve and measures."""
+    """Read the text once (it stays in the work folder), train, and write head, curve and measures.
+
+    build(target, training tokens [N]) makes the trainee, which has `states`; save(trainee, held-out tokens, folder,
+    facts) writes it; facts: what its config.json says of the training beside the measures; options: of `Settings`.
+    """
     import numpy as np
     import torch
 
     from specdec_fast.loading import load_model, load_tokenizer
-    from specdec_fast.train.ahead import TAP, AheadTrainee
     from specdec_fast.train.curve import training_curve
-    from specdec_fast.train.heads import Settings, TargetStates, fit
+    from specdec_fast.train.heads import Settings, fit
     from specdec_fast.train.texts import split
 
     settings = Settings(**options)
@@ -223,7 +232,7 @@ def _train(
         np.save(partial, row)
         partial.replace(place)
     row, held = split(np.load(place), settings.length)
-    trainee = AheadTrainee(build(target), TargetStates(target, (TAP,)), decay, labels)
+    trainee = build(target, row)
     with _Bar(f"{kind}, {len(row):,} tokens") as bar:
         try:
             progress = fit(trainee, trainee.states, row, held, settings, out, bar)
@@ -232,8 +241,8 @@ def _train(
             raise
     if os.environ.get("RANK", "0") != "0":  # of several processes one writes the result
         return
-    facts = {"training": {"steps": progress.step, "labels": labels, **progress.history[-1]}}
-    save(trainee, held, out / "head", facts)
+    told = {"training": {"steps": progress.step, **facts, **progress.history[-1]}}
+    save(trainee, held, out / "head", told)
     (out / "history.json").write_text(json.dumps(progress.history, indent=1) + "\n")
     training_curve(progress.history, out / "curve.png", f"{kind} heads for {model}")
     first, last = progress.history[0]["tokens_per_step"], progress.history[-1]["tokens_per_step"]

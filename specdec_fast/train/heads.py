@@ -29,8 +29,9 @@ Report = Callable[[float, Mapping[str, float], float], None]
 @dataclass(frozen=True, slots=True)
 class Settings:
     """How a head is trained. steps: of all processes together; batch: blocks per step and process; length: tokens per
-    block; lr, warm_up, betas, clip: of AdamW, with a linear warm-up and then a cosine to zero; measure_every: steps
-    between two looks at held-out text; saving: share of the time that checkpoints may take.
+    block; lr, warm_up, betas, weight_decay: of AdamW, with a linear warm-up, then a fall to zero along a cosine or a
+    line (schedule); clip: most that the norm of the gradient may be, or any of its values (clip_values); measure_every:
+    steps between two looks at held-out text; saving: share of the time that checkpoints may take.
 
     Raises ValueError for values that make no training.
     """
@@ -43,6 +44,8 @@ class Settings:
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = 0.0
     clip: float = 1.0
+    clip_values: bool = False
+    schedule: str = "cosine"
     seed: int = 0
     measure_every: int = 100
     saving: float = 0.05
@@ -57,6 +60,8 @@ class Settings:
                 f"training lr, warm_up, saving: got {self.lr}, {self.warm_up}, {self.saving}; expected a positive "
                 "rate, a share below 1 and a share above 0"
             )
+        if self.schedule not in ("cosine", "linear"):
+            raise ValueError(f"training schedule: got {self.schedule!r}; expected cosine or linear")
         if self.mixed_precision not in ("no", "bf16", "fp16"):
             raise ValueError(f"training mixed_precision: got {self.mixed_precision!r}; expected no, bf16 or fp16")
 
@@ -65,7 +70,8 @@ class Settings:
         warm = self.warm_up * self.steps
         if step < warm:
             return self.lr * (step + 1) / (warm + 1)
-        return self.lr * 0.5 * (1 + math.cos(math.pi * min((step - warm) / max(self.steps - warm, 1), 1.0)))
+        done = min((step - warm) / max(self.steps - warm, 1), 1.0)
+        return self.lr * (1 - done if self.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * done)))
 
 
 @dataclass(slots=True)
@@ -196,7 +202,8 @@ def fit(
             with accelerator.autocast():
                 loss, _ = wrapped(tokens)
             accelerator.backward(loss)
-            accelerator.clip_grad_norm_(wrapped.parameters(), settings.clip)
+            clip = accelerator.clip_grad_value_ if settings.clip_values else accelerator.clip_grad_norm_
+            clip(wrapped.parameters(), settings.clip)
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
             now = time.monotonic()

@@ -79,21 +79,29 @@ class _Trainee(nn.Module):
         return found.float()
 
     @torch.no_grad()
-    def _measures(self, tokens: Tensor, logits: Sequence[Tensor]) -> dict[str, Tensor]:
-        """How often the best token of every step is the text's (`head_1`, ...), and what a chain of them yields."""
+    def _measures(self, tokens: Tensor, logits: Sequence[Tensor], whole: Tensor) -> dict[str, Tensor]:
+        """On held-out text: `accepted_1`, ..., the chance that the rule of Leviathan et al. keeps a token drawn at that
+        step, which is the overlap of its law with the target's; and what a chain of best tokens yields there.
+
+        logits: of every step [B, T, columns]; whole: the target's [B, T, V], of the token that the first step guesses.
+        """
+        if self.training:
+            return {}
         found: dict[str, Tensor] = {}
+        ids = self.head.token_ids
+        law = whole.softmax(-1)
+        law = law if ids is None else law[..., ids]
         right = torch.ones_like(tokens[:, 2:], dtype=torch.bool)
         total = torch.ones((), device=tokens.device)
         for step, own in enumerate(logits):
-            best = own.argmax(-1)
-            if self.head.token_ids is not None:
-                best = self.head.token_ids[best]
             text = tokens[:, 2 + step :]
-            if not text.shape[1]:
+            count = text.shape[1]
+            if not count:
                 break
-            hit = best[:, : text.shape[1]] == text
-            right = right[:, : text.shape[1]] & hit
-            found[f"head_{step + 1}"] = hit.float().mean()
+            best = own[:, :count].argmax(-1)
+            right = right[:, :count] & ((best if ids is None else ids[best]) == text)
+            overlap = torch.minimum(law[:, step : step + count, : own.shape[-1]], own[:, :count].softmax(-1))
+            found[f"accepted_{step + 1}"] = overlap.sum(-1).mean()
             total = total + right.float().mean()
         return {**found, "tokens_per_step": total}
 
@@ -118,11 +126,12 @@ class EagleTrainee(_Trainee):
             features = features + (torch.rand_like(features) * 2 - 1) * self.noise * 512 / tokens.shape[1]
         found = unroll(self.head, self._embed(tokens[:, 1:]), features, 1 if self.training else self.ahead)
         with torch.no_grad():
-            wanted = self._project(true[:, 1:]).softmax(-1)
+            whole = self._project(true[:, 1:])
+            wanted = whole.softmax(-1)
         logits = self._read(found[0])
         loss = functional.smooth_l1_loss(found[0].float(), true[:, 1:].float())
         loss = loss - self.token_weight * (wanted * logits.log_softmax(-1)).sum(-1).mean()
-        return loss, self._measures(tokens, [logits, *(self._read(hidden) for hidden in found[1:])])
+        return loss, self._measures(tokens, [logits, *(self._read(hidden) for hidden in found[1:])], whole)
 
 
 class Eagle3Trainee(_Trainee):
@@ -157,7 +166,7 @@ class Eagle3Trainee(_Trainee):
             each = -(law[:, step:] * logits[:, :count].log_softmax(-1)).sum(-1)
             kept = counted[:, step:]
             loss = loss + self.decay**step * (each * kept).sum() / kept.sum().clamp(min=1)
-        return loss, self._measures(tokens, found)
+        return loss, self._measures(tokens, found, whole)
 
 
 def frequent_ids(row: np.ndarray, count: int, vocab_size: int) -> Tensor:
@@ -187,17 +196,18 @@ def layer_config(target: Any, **changes: Any) -> Any:
     return AutoConfig.for_model("llama", **{**fields, "num_hidden_layers": 1, "tie_word_embeddings": False, **changes})
 
 
-def new_eagle(target: Any) -> Any:
-    """An untrained EAGLE-1 head for a transformers model."""
+def new_eagle(target: Any, *, bias: bool = True, **changes: Any) -> Any:
+    """An untrained EAGLE-1 head for a transformers model. changes: of `layer_config`."""
     from specdec_fast.heads.eagle import EagleHead
 
-    return EagleHead(layer_config(target), bias=True)
+    return EagleHead(layer_config(target, **changes), bias=bias)
 
 
-def new_eagle3(target: Any, ids: Tensor, layers: Sequence[int] | None = None) -> Any:
+def new_eagle3(target: Any, ids: Tensor, layers: Sequence[int] | None = None, **changes: Any) -> Any:
     """An untrained EAGLE-3 head for a transformers model, over the vocabulary `ids` (int64, ascending).
 
     layers: whose inputs it reads, by default the published 2, L // 2 and L - 3. Its projection begins as the target's.
+    changes: of `layer_config`.
     """
     from specdec_fast.heads.eagle3 import Eagle3Head
 
@@ -207,7 +217,7 @@ def new_eagle3(target: Any, ids: Tensor, layers: Sequence[int] | None = None) ->
         raise ValueError(f"layers: got {read}; expected numbers from 0 to {count - 1}, the target's")
     projection = target.get_output_embeddings().weight
     head = Eagle3Head(
-        layer_config(target),
+        layer_config(target, **changes),
         vocab_size=target.get_input_embeddings().weight.shape[0],
         draft_vocab_size=len(ids),
         taps=[f"entering:{index}" for index in read],

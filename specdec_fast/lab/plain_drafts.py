@@ -1,0 +1,86 @@
+"""What a drafter would propose after a text, as logits from plain forwards: no cache and no attention of ours.
+
+Tests: tests/lab/test_plain_drafts.py.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+PlainDraft = Callable[[Sequence[int]], Tensor]
+"""Logits float32 [V] of the token after a text, over the target's vocabulary."""
+
+
+@torch.inference_mode()
+def plain_output(target: Any, tokens: Sequence[int]) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Logits float32 [V] after `tokens` and hidden states [n, hidden] before each layer and behind the last norm, from
+    the model's own attention over the whole text.
+    """
+    model = target.model
+    ours = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    try:
+        ids = torch.tensor([list(tokens)], device=target.device)
+        output = model(input_ids=ids, use_cache=False, output_hidden_states=True)
+    finally:
+        model.set_attn_implementation(ours)
+    return output.logits[0, -1, : target.vocab_size].float().cpu(), tuple(each[0] for each in output.hidden_states)
+
+
+def plain_draft(engine: Any) -> PlainDraft:
+    """For a draft model, a head that is run level by level (EAGLE), or heads that look ahead (Medusa, blockwise).
+
+    Raises ValueError for an engine whose drafter has no law of its own.
+    """
+    drafter, target = engine.drafter, engine.target
+    model: Any = getattr(drafter, "model", None)
+    if hasattr(model, "model"):
+        return lambda tokens: _spread(plain_output(model, tokens)[0], None, target.vocab_size)
+    if hasattr(model, "head"):
+        head = copy.deepcopy(model.head)
+        head.config._attn_implementation = "sdpa"
+        return lambda tokens: _by_levels(head, target, tokens)
+    if hasattr(drafter, "heads"):
+        return lambda tokens: _by_places(drafter.heads, target, tokens)
+    raise ValueError(
+        "lab: got no draft with a law of its own; expected --draft MODEL, --drafter eagle, eagle3, medusa or "
+        "blockwise, or recorded draws with --recorded FILE"
+    )
+
+
+@torch.inference_mode()
+def _by_levels(head: Any, target: Any, tokens: Sequence[int]) -> Tensor:
+    """The first level behind a text: place i reads the hidden states of token i and the embedding of token i + 1."""
+    states = plain_output(target, tokens)[1]
+    taps = [states[-1 if tap == "final_norm" else int(tap.partition(":")[2])] for tap in head.taps]
+    features = head.fuse(taps)[None, :-1]
+    ids = torch.tensor(list(tokens[1:]), device=target.device)
+    own = getattr(head, "embed_tokens", None)
+    embedded = (target.embed(ids) if own is None else own(ids))[None]
+    count = len(ids)
+    mask = torch.ones(1, 1, count, count, dtype=torch.bool, device=target.device).tril()
+    hidden = head(embedded, features, torch.arange(count, device=target.device)[None], attention_mask=mask)
+    return _spread(head.read(hidden[0, -1:], target.lm_head)[0], head.token_ids, target.vocab_size)
+
+
+@torch.inference_mode()
+def _by_places(heads: Any, target: Any, tokens: Sequence[int]) -> Tensor:
+    """The first head, at the hidden state before the newest token."""
+    state = plain_output(target, tokens)[1][-1][-2:-1]
+    return _spread(heads(state, target.lm_head)[0, 0], heads.token_ids, target.vocab_size)
+
+
+def _spread(logits: Tensor, ids: Tensor | None, vocab: int) -> Tensor:
+    """Logits of some tokens as logits of all: -inf where there is none."""
+    logits = logits.float().cpu()
+    whole = torch.full((max(vocab, len(logits)),), float("-inf"))
+    if ids is None:
+        whole[: len(logits)] = logits
+    else:
+        whole[ids.cpu()] = logits
+    return whole[:vocab]
