@@ -53,6 +53,7 @@ METHODS: dict[str, Method] = {
     "eagle": Method("eagle", "2.1x to 2.4x (EAGLE), 2.4x to 2.6x (EAGLE-2, Spec-Bench)", {"width": 3}, own_head=True),
     "eagle, static": Method("eagle", "2.1x to 2.4x (EAGLE)", {"depth": 0, "num_draft_tokens": 8}, own_head=True),
     "eagle3": Method("eagle3", "3.0x (Spec-Bench, 13B)", {"width": 3}, own_head=True),
+    "mtp": Method("mtp", "1.8x (DeepSeek-V3)", {"num_draft_tokens": 2}, own_head=True),
     "ngram": Method("ngram", "1.5x to 1.6x (Spec-Bench, 7B)"),
     # not shared: the rounds repeat their prompts, and the texts of the round before would be known
     "suffix": Method("suffix", "2.3x to 2.5x with others (Spec-Bench)", {"shared": False}),

@@ -354,6 +354,7 @@ class TreeDrafter:
             row_of=shape.row_of,
             counts=counts,
             max_depth=max(max(_depths(tree.parents)) for tree in trees),
+            is_chain=self.needs.topology == "chain",
             laws=concat_laws(parts) if drawn else None,
         )
 

@@ -42,6 +42,11 @@ class Shape:
         """Nodes, root not counted."""
         return len(self.parents) - 1
 
+    @property
+    def is_chain(self) -> bool:
+        """Whether every node but the last has exactly one child."""
+        return self.parents == tuple(range(-1, self.num_nodes))
+
     def children(self, limit: int) -> tuple[tuple[int, ...], ...]:
         """Children of every node among the first `limit` behind the root."""
         return _children(self.parents, limit)

@@ -1,4 +1,4 @@
-"""`specdec tune layers`: what the drafter layer_skip leaves out, found by measuring; `tree` has a file of its own."""
+"""`specdec tune layers`: what layer_skip leaves out, found by measuring; `tree` and `head-layers` have own files."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specdec_fast.commands import options
+from specdec_fast.commands.tune_head import head_layers
 from specdec_fast.commands.tune_tree import tree
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ def main() -> None:
 
 
 app.command()(tree)
+app.command()(head_layers)
 
 
 @app.command()

@@ -6,22 +6,28 @@ specdec_fast/heads/eagle3.py. Tests: tests/drafters/test_eagle.py and the contra
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from specdec_fast.heads.checkpoint import bundled_head
+from specdec_fast.heads.checkpoint import ASSETS, bundled_head
 from specdec_fast.heads.checkpoint_eagle import load_eagle3
 from specdec_fast.interfaces import Needs, Parts
+from specdec_fast.targets.head_layers import choose_layers
 from specdec_fast.targets.head_rows import PagedHead
 from specdec_fast.targets.head_trees import HeadTrees
+
+log = logging.getLogger("specdec_fast")
 
 
 class Eagle3Drafter(HeadTrees):
     """Drafts for `target` with `head`: a folder or hub id of a checkpoint, or a head that is open already
     (default: the one that is bundled for the target).
 
-    layers: in place of what the checkpoint says, the layers of the target whose inputs the head reads;
+    layers: in place of what the checkpoint says, the layers of the target whose inputs the head reads, or "auto":
+    those told, one before or one behind, whichever is accepted most on `text` (token ids; `from_parts` takes words
+    too, and has some of its own);
     depth: levels of a dynamic tree, 0 for the static tree `shape` (a list of parents, a file of `specdec tune tree`;
     default: the published one); width: nodes that are grown per level, and children looked at of each;
     num_draft_tokens: the default budget per row (default: 24, or the static tree); how: one of `growing.HOWS`, or a
@@ -40,17 +46,31 @@ class Eagle3Drafter(HeadTrees):
         depth: int = 5,
         width: int = 8,
         shape: str | Path | Sequence[int] | None = None,
-        layers: Sequence[int] | None = None,
+        layers: Sequence[int] | str | None = None,
+        text: Any = None,
     ) -> None:
+        if isinstance(layers, str) and (layers != "auto" or text is None or isinstance(text, str)):
+            raise ValueError(
+                f"eagle3 layers: got {layers!r} and text {text!r:.40}; expected numbers, or 'auto' and a text to tell "
+                "by, as token ids"
+            )
         if head is None:
             head = bundled_head(target, self.name)
         if isinstance(head, (str, Path)):
-            head = PagedHead(load_eagle3(head, target, layers=layers), target)
+            told = None if isinstance(layers, str) else layers
+            head = PagedHead(load_eagle3(head, target, layers=told), target)
+        if layers == "auto":
+            rates = choose_layers(head, target, text)
+            log.info("eagle3 reads %s; acceptance by layers: %s", ", ".join(head.taps), rates)
         super().__init__(head, how=how, num_draft_tokens=num_draft_tokens, depth=depth, width=width, shape=shape)
 
     @classmethod
     def from_parts(cls, parts: Parts, **options: Any) -> Eagle3Drafter:
         """Over the target that is drafted for, picking tokens as the rule prefers."""
+        text = options.get("text")
+        if options.get("layers") == "auto" and parts.tokenizer is not None and (text is None or isinstance(text, str)):
+            words = text or (ASSETS / "heldout.txt").read_text(encoding="utf-8")[:4000]
+            options["text"] = parts.tokenizer.encode(words)
         return cls(parts.target, **{"how": parts.prefers, **options})
 
 

@@ -46,7 +46,7 @@ class MedusaDrafter(AheadDrafter):
     head: folder or hub id of the heads, or the heads themselves (default: those that are bundled for the target);
     shape: a published tree by name, a list of parents, or a file (default: `tree.json` beside the heads, where training
     puts one, else "mc_sim_7b_63"); a budget of n nodes takes the first n; num_draft_tokens: the default budget per row;
-    pick: "coupled" for `replay`, "greedy" for other rules.
+    pick: "coupled" for `replay`, "greedy" for other rules; num_heads: how many heads of a file to use (default: all).
 
     Raises ValueError for heads that cannot be loaded or belong to another target.
     """
@@ -60,13 +60,16 @@ class MedusaDrafter(AheadDrafter):
         num_draft_tokens: int | None = 16,
         shape: str | Path | Sequence[int] | None = None,
         pick: str = "coupled",
+        num_heads: int | None = None,
     ) -> None:
         tree = _shape(DEFAULT if shape is None else shape)
         if not isinstance(head, MedusaHeads):
             place = bundled_head(target, self.name) if head is None else head
             if shape is None and (Path(place) / TREE).is_file():
                 tree = read_shape(Path(place) / TREE)
-            head = load_medusa(place, hidden_size=target.hidden_size, vocab_size=target.num_embeddings)
+            head = load_medusa(
+                place, hidden_size=target.hidden_size, vocab_size=target.num_embeddings, num_heads=num_heads
+            )
             head = head.to(device=target.device, dtype=target.dtype)
         super().__init__(target, head, tree, num_draft_tokens, pick)
 

@@ -57,14 +57,14 @@ def open_checkpoint(
     folder = find_folder(source, names)
     config = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
     tensors: dict[str, Tensor] = {}
-    files = weight_files(folder, names)
+    files = weight_files(folder, names, keep)
     for file in files:
         for key, value in read_tensors(file, keep):
             if key in tensors:
                 raise ValueError(f"{file}: key {key!r} is in an earlier shard too; expected every key once")
             tensors[key] = value
     if not tensors:
-        listed = ", ".join(file.name for file in files)
+        listed = ", ".join(file.name for file in files) or "the index"
         raise ValueError(f"{folder}: no key of {listed} belongs to such a head; is this the checkpoint of another one?")
     return Checkpoint(str(source), folder, config, tensors)
 
@@ -97,8 +97,13 @@ def _shard_patterns(name: str) -> tuple[str, str]:
     return f"{stem}-*-of-*.{suffix}", f"{name}.index.json"
 
 
-def weight_files(folder: Path, names: Sequence[str] = NAMES) -> list[Path]:
-    """The files that hold the weights of a folder. Raises ValueError when there are none, or a shard is missing."""
+def weight_files(
+    folder: Path, names: Sequence[str] = NAMES, keep: Callable[[str], bool] = lambda key: True
+) -> list[Path]:
+    """The files that hold the weights of a folder; of shards those with a key that is wanted.
+
+    Raises ValueError when there are none, or a shard is missing.
+    """
     for name in names:
         if (folder / name).is_file():
             return [folder / name]
@@ -107,7 +112,7 @@ def weight_files(folder: Path, names: Sequence[str] = NAMES) -> list[Path]:
             mapped = read_json(index).get("weight_map")
             if not isinstance(mapped, dict) or not mapped:
                 raise ValueError(f"{index}: no 'weight_map'; expected an object from keys to files")
-            shards = sorted({str(shard) for shard in mapped.values()})
+            shards = sorted({str(shard) for key, shard in mapped.items() if keep(key)})
             gone = [shard for shard in shards if Path(shard).name != shard or not (folder / shard).is_file()]
             if gone:
                 raise ValueError(f"{index}: it names {gone[0]}, which is not in the folder; download the whole of it")
@@ -157,25 +162,32 @@ def read_tensors(file: Path, keep: Callable[[str], bool] = lambda key: True) -> 
     yield from ((key, value) for key, value in found.items() if keep(key))
 
 
-def fill(module: nn.Module, tensors: Mapping[str, Tensor], source: str, *, optional: Iterable[str] = ()) -> None:
+def fill(
+    module: nn.Module,
+    tensors: Mapping[str, Tensor],
+    source: str,
+    *,
+    optional: Iterable[str] = (),
+    named: Callable[[str], str] = str,
+) -> None:
     """Copy tensors into a module by name; dtype and device are the module's.
 
-    optional: names that may be missing, and then keep what they hold.
+    optional: names that may be missing, and then keep what they hold; named: what the file calls a tensor.
 
     Raises ValueError that names every key that is missing, that nothing reads, or that has another shape.
     """
     wanted = module.state_dict()
     may_miss = set(optional)
-    missing = sorted(key for key in wanted if key not in tensors and key not in may_miss)
-    extra = sorted(key for key in tensors if key not in wanted)
+    missing = sorted(named(key) for key in wanted if key not in tensors and key not in may_miss)
+    extra = sorted(named(key) for key in tensors if key not in wanted)
     shaped = sorted(key for key in tensors if key in wanted and tensors[key].shape != wanted[key].shape)
     found = [f"missing: {_some(missing)}"] * bool(missing) + [f"nothing reads: {_some(extra)}"] * bool(extra)
-    found += [f"{key} is {list(tensors[key].shape)}, expected {list(wanted[key].shape)}" for key in shaped[:4]]
+    found += [f"{named(key)} is {list(tensors[key].shape)}, expected {list(wanted[key].shape)}" for key in shaped[:4]]
     if found:
         raise ValueError(f"head {source}: its tensors do not fit: {'; '.join(found)}; is this a head for this target?")
     for key, value in tensors.items():
         if wanted[key].is_floating_point() and not bool(torch.isfinite(value.float()).all()):
-            raise ValueError(f"head {source}: {key} holds numbers that are not finite; download it again")
+            raise ValueError(f"head {source}: {named(key)} holds numbers that are not finite; download it again")
     with torch.no_grad():
         for key, value in tensors.items():
             wanted[key].copy_(value)

@@ -33,6 +33,12 @@ def load_blockwise(source: str | Path, *, hidden_size: int, vocab_size: int) -> 
     remedy = "take heads that were trained for this target"
     refuse_other_size(opened.source, "hidden_size", told["hidden_size"], hidden_size, remedy)
     refuse_other_size(opened.source, "vocab_size", told["vocab_size"], vocab_size, remedy)
+    outer = opened.tensors.get("outer.weight")
+    if outer is not None and outer.shape[0] != told["num_heads"] * hidden_size:
+        raise ValueError(
+            f"{opened.folder / 'config.json'}: field 'num_heads' is {told['num_heads']}, but outer.weight in {FILE} "
+            f"has {outer.shape[0]} rows; expected num_heads * {hidden_size}; mend the field, or download it again"
+        )
     made = BlockwiseHeads(**told)
     fill(made, opened.tensors, opened.source)
     return made.eval()

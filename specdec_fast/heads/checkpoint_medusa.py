@@ -12,7 +12,6 @@ Tests: tests/heads/test_checkpoint.py.
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -30,8 +29,6 @@ from specdec_fast.heads.checkpoint import (
     write_checkpoint,
 )
 from specdec_fast.heads.medusa import MedusaHeads
-
-log = logging.getLogger("specdec_fast")
 
 FILE = "medusa_lm_head.safetensors"
 NAMES = (FILE, "medusa_lm_head.pt", "model.safetensors", "pytorch_model.bin")
@@ -57,16 +54,18 @@ class _Found:
     unknown: list[str] = field(default_factory=list)
 
 
-def load_medusa(source: str | Path, *, hidden_size: int, vocab_size: int) -> MedusaHeads:
+def load_medusa(source: str | Path, *, hidden_size: int, vocab_size: int, num_heads: int | None = None) -> MedusaHeads:
     """The Medusa heads of a folder or hub id, for a target of these sizes, in float32.
 
+    num_heads: how many of them, the nearest places first (default: all, and config.json must say as many as the file
+    has). Published v0.1 files hold 5 heads beside a config that says 2: there it must be given.
+
     Raises ValueError that names the file, key or field where the checkpoint is not one of the known layouts, is not
-    whole, or belongs to another target. Published v0.1 files hold 5 heads beside a config that says 2, so there the
-    keys count, with a warning; elsewhere the two must agree.
+    whole, or belongs to another target.
     """
     opened = open_checkpoint(source, names=NAMES, keep=lambda key: _OWN.match(key) is not None)
     found = _read(opened)
-    heads, layers = _sizes(opened, found)
+    heads, layers = _sizes(opened, found, num_heads)
     own = bool(found.projections) or found.shared is not None
     sample = next(iter(found.blocks.values()), None)
     if sample is None:
@@ -124,17 +123,26 @@ def _read(opened: Checkpoint) -> _Found:
     return found
 
 
-def _sizes(opened: Checkpoint, found: _Found) -> tuple[int, int]:
-    """(heads, layers) by the keys; config.json is compared with them."""
+def _sizes(opened: Checkpoint, found: _Found, num_heads: int | None) -> tuple[int, int]:
+    """(heads, layers) by the keys; config.json is compared with them. Heads that are not wanted are taken out."""
     heads = 1 + max([head for head, *_ in found.blocks] + list(found.projections))
     layers = 1 + max([layer for _, layer, _ in found.blocks], default=-1)
     names = ("num_heads", "num_hidden_layers") if found.vllm else ("medusa_num_heads", "medusa_num_layers")
     told = opened.field(names[0], int)
-    if told is not None and told != heads:
-        message = f"{opened.folder / 'config.json'}: {names[0]} is {told}, but the file holds {heads} heads"
-        if found.vllm or found.whole or told > heads:
-            raise ValueError(f"{message}; expected the same number; mend {names[0]}, or download the weights again")
-        log.warning("%s; taking all of them, as published files of this layout mean it", message)
+    if num_heads is None and told is not None and told != heads:
+        raise ValueError(
+            f"{opened.folder / 'config.json'}: {names[0]} is {told}, but the file holds {heads} heads; expected the "
+            f"same number; mend {names[0]}, or say how many there shall be with option num_heads={heads} (all of them)"
+        )
+    if num_heads is not None and not 1 <= num_heads <= heads:
+        raise ValueError(
+            f"head {opened.source}: got num_heads={num_heads}; expected 1 to {heads}, which the file holds"
+        )
+    if num_heads is not None:
+        heads = num_heads
+        found.blocks = {key: value for key, value in found.blocks.items() if key[0] < heads}
+        found.projections = {head: value for head, value in found.projections.items() if head < heads}
+        found.depth = {head: place for head, place in found.depth.items() if head < heads}
     depth = opened.field(names[1], int)
     if depth is not None and depth != layers:
         raise ValueError(

@@ -27,7 +27,8 @@ class HeadTrees(TreeDrafter):
 
     depth: levels of a dynamic tree (EAGLE-2), 0 for a static one of `shape` (default: `PUBLISHED`); how: one of
     `growing.HOWS`, or a rule's `prefers`: "drawn" draws siblings without replacement in static trees and takes the
-    likeliest in dynamic ones, whose tokens are chosen.
+    likeliest in dynamic ones, whose tokens are chosen. A shape that is a chain makes chains, for rules that take only
+    these.
     """
 
     draws = True
@@ -42,16 +43,18 @@ class HeadTrees(TreeDrafter):
         width: int,
         shape: str | Path | Sequence[int] | None,
     ) -> None:
-        if how == "drawn":
-            how = "top_k" if depth else "without_replacement"
-        how = "top_k" if how == "greedy" else how
         if depth and shape is not None:
             raise ValueError(f"{self.name} depth: got {depth} with a shape; expected depth=0, or no shape")
         if shape is None:
             wanted = PUBLISHED
         else:
             wanted = read_shape(shape) if isinstance(shape, (str, Path)) else Shape(tuple(shape))
+        if how == "drawn":
+            how = "top_k" if depth else "iid" if wanted.is_chain else "without_replacement"
+        how = "top_k" if how == "greedy" else how
         rows = HeadRows(model, self.name)
         super().__init__(rows, wanted, depth=depth, width=width, num_draft_tokens=num_draft_tokens, how=how)
         self.model = model
-        self.needs = replace(type(self).needs, taps=tuple(dict.fromkeys(model.taps)), laws=how not in CHOOSING)
+        chains = not depth and wanted.is_chain and how in (*CHOOSING, "iid")
+        taps = tuple(dict.fromkeys(model.taps))
+        self.needs = replace(self.needs, taps=taps, topology="chain" if chains else "tree")

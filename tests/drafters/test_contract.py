@@ -117,6 +117,11 @@ BUILD: dict[str, dict[str, Callable[[], Any]]] = {
             ("reduced", "coupled", True, 5),
         )
     },
+    "mtp": {
+        how: (lambda how=how: get_drafter("mtp")(target(), AutomatonHead(close_model()), how=how, num_draft_tokens=4))
+        for how in ("coupled", "greedy", "drawn")
+    }
+    | {"dynamic": lambda: get_drafter("mtp")(target(), AutomatonHead(close_model()), depth=4, width=3)},
     "ngram": {
         match: (lambda match=match: get_drafter("ngram")(num_draft_tokens=5, n_min=1, match=match))
         for match in ("last", "frequent")
@@ -334,7 +339,7 @@ def test_every_drafter_that_takes_a_model_works_over_transformers(tmp_path: Path
         options: dict[str, Any] = {"datastore": two_datastores()} if name == "rest" else {}
         if name in models.HEADS:
             options["head"] = models.HEADS[name](large)
-        if name.startswith("eagle"):
+        if name in ("eagle", "eagle3", "mtp"):
             options = heads.options(name, tmp_path)
         made = make_drafter(name, options, target=large, draft=lambda small=small: small)
         engine = Engine(large, made)

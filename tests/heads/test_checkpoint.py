@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -64,20 +63,34 @@ def load(folder: Path, **sizes: int) -> MedusaHeads:
 
 @pytest.mark.parametrize("suffix", ["pt", "safetensors"])
 @pytest.mark.parametrize("layers", [0, 1, 2])
-def test_fasterdecoding_v01_with_the_config_that_says_two(
-    tmp_path: Path, suffix: str, layers: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_fasterdecoding_v01_with_the_config_that_says_two(tmp_path: Path, suffix: str, layers: int) -> None:
+    """As published. How many there shall be is to be said, so that nobody gets others than they believe."""
     made = producer(layers=layers)
     config(tmp_path, base_model_name_or_path="lmsys/vicuna-7b-v1.3", medusa_num_heads=2, medusa_num_layers=layers)
     if suffix == "pt":
         torch.save(made.state_dict(), tmp_path / "medusa_lm_head.pt")
     else:
         save_file(made.state_dict(), tmp_path / "medusa_lm_head.safetensors")
-    with caplog.at_level(logging.WARNING, "specdec_fast"):
-        heads = load(tmp_path)
+    with pytest.raises(
+        ValueError, match=r"config\.json: medusa_num_heads is 2, but the file holds 5 heads; .*option num_heads=5"
+    ):
+        load(tmp_path)
+    heads = load(tmp_path, num_heads=5)
     assert (heads.num_heads, heads.num_layers) == (5, layers)
-    assert "medusa_num_heads is 2, but the file holds 5 heads" in caplog.text
     same(heads, made)
+    fewer = load(tmp_path, num_heads=2)
+    assert torch.equal(fewer(states()), heads(states())[:2])
+    for wrong in (0, 6):
+        with pytest.raises(ValueError, match=f"got num_heads={wrong}; expected 1 to 5, which the file holds"):
+            load(tmp_path, num_heads=wrong)
+
+
+def test_a_v2_file_with_more_heads_than_its_config_says(tmp_path: Path) -> None:
+    config(tmp_path, medusa_num_heads=2, medusa_num_layers=1, version="2")
+    torch.save(producer(5, projection=False).state_dict(), tmp_path / "medusa_lm_head.pt")
+    with pytest.raises(ValueError, match=r"config\.json: medusa_num_heads is 2, but the file holds 5 heads"):
+        load(tmp_path)
+    assert load(tmp_path, num_heads=3).num_heads == 3
 
 
 def test_fasterdecoding_v2_reads_the_projection_of_the_target(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +185,16 @@ def _without(key: str) -> Any:
     return lambda config, tensors: tensors.pop(key)
 
 
+class Trap:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = str(place)
+
+    def __reduce__(self) -> Any:
+        return (os.mkdir, (self.place,))
+
+
 BROKEN = [
     (_without("midlayer.mlp.up_proj.weight"), "missing: layers.0.mlp.up_proj.weight"),
     (_without("d2t"), "missing: d2t"),
@@ -214,6 +225,15 @@ def test_broken_ones_say_which_key_or_field(tmp_path: Path, target: Any, change:
     change(config, tensors)
     with pytest.raises(ValueError, match=message):
         load_eagle3(heads.write(tmp_path, config, tensors), target)
+
+
+@pytest.mark.parametrize("load", [load_eagle, load_eagle3])
+def test_pickled_code_in_a_bin_is_not_run(tmp_path: Path, target: Any, load: Any) -> None:
+    tensors: Any = {"fc.weight": Trap(tmp_path / "sprung")}
+    folder = heads.write(tmp_path, dict(heads.LAYER), tensors, "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"pytorch_model\.bin: it holds pickled code .*not run; expected tensors only"):
+        load(folder, target)
+    assert not (tmp_path / "sprung").exists()
 
 
 def test_each_drafter_names_the_other(tmp_path: Path, target: Any) -> None:

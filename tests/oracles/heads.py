@@ -1,4 +1,4 @@
-"""Tiny EAGLE heads with random weights for the tiny models, written as their producers write them."""
+"""Tiny heads with random weights for the tiny models, written as their producers write them."""
 
 from __future__ import annotations
 
@@ -78,6 +78,26 @@ def eagle3_tensors(seed: int = 0, prefix: str = "midlayer.", taps: int = 3) -> d
     }
 
 
+def mtp_tensors(layout: str = "deepseek", num_layers: int = 2, seed: int = 0) -> dict[str, torch.Tensor]:
+    """A module of multi-token prediction for a Llama target of so many layers, by the keys of a producer."""
+    matrix, norm = _random(seed + 1)
+    own = {
+        "deepseek": ("enorm", "hnorm", "eh_proj", "shared_head.norm"),
+        "qwen": ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm"),
+        "mimo": ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm"),
+    }[layout]
+    outer = {"deepseek": f"model.layers.{num_layers}.", "qwen": "mtp.", "mimo": "model.mtp_layers.0."}[layout]
+    inner = "mtp.layers.0." if layout == "qwen" else outer
+    return {
+        f"{outer}{own[0]}.weight": norm(HIDDEN),
+        f"{outer}{own[1]}.weight": norm(HIDDEN),
+        f"{outer}{own[2]}.weight": matrix(HIDDEN, 2 * HIDDEN),
+        f"{inner}input_layernorm.weight": norm(HIDDEN),
+        **layer(inner, 1, seed),
+        f"{outer}{own[3]}.weight": norm(HIDDEN),
+    }
+
+
 def write(
     folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor], name: str = "model.safetensors"
 ) -> Path:
@@ -96,5 +116,8 @@ def options(name: str, folder: Path) -> dict[str, Any]:
     if name == "eagle":
         config = {key: value for key, value in LAYER.items() if key != "head_dim"}
         return {"head": str(write(folder / name, config, eagle_tensors(), "pytorch_model.bin"))}
+    if name == "mtp":
+        config = {**LAYER, "num_hidden_layers": 2, "num_nextn_predict_layers": 1}
+        return {"head": str(write(folder / name, config, mtp_tensors()))}
     config = {**LAYER, "draft_vocab_size": len(KEPT)}
     return {"head": str(write(folder / name, config, eagle3_tensors())), "layers": (0, 1, 1)}

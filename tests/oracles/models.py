@@ -12,7 +12,7 @@ import torch
 from specdec_fast.heads.blockwise import BlockwiseHeads
 from specdec_fast.heads.medusa import MedusaHeads
 from specdec_fast.targets.huggingface import HuggingFaceTarget
-from specdec_fast.targets.tiny import FAMILIES, tiny_model
+from specdec_fast.targets.tiny import FAMILIES, SHAPE, tiny_model
 
 FAMILY_NAMES = tuple(FAMILIES)
 PROMPT_LENGTHS = (1, 2, 5, 17, 40, 75, 130, 200)
@@ -48,6 +48,21 @@ def kin(family: str, noise: float = 0.15, seed: int = 5) -> Any:
 def target(family: str, **shape: Any) -> HuggingFaceTarget:
     """A target over its own copy of the tiny model."""
     return HuggingFaceTarget(own(family), **{"max_length": 320, **shape})
+
+
+def glm() -> Any:
+    """A tiny GLM-4.5: experts in every layer but the first, and in transformers modules of multi-token prediction."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    shape = {**SHAPE, "num_hidden_layers": 3, "first_k_dense_replace": 1, "num_nextn_predict_layers": 1}
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_group": 1}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model("glm4_moe", **shape, **experts)).eval()
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                torch.nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
+    return model
 
 
 def medusa_heads(large: HuggingFaceTarget) -> MedusaHeads:

@@ -15,7 +15,7 @@ from specdec_fast.draft import Draft, packed_shape
 from specdec_fast.drafters import make_drafter
 from specdec_fast.targets.head_rows import PagedHead
 
-NAMES = ("eagle", "eagle3")
+NAMES = ("eagle", "eagle3", "mtp")
 
 
 def opened(name: str, folder: Path, **shape: Any) -> tuple[Any, Any, Any]:

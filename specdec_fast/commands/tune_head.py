@@ -1,0 +1,54 @@
+"""`specdec tune head-layers`: which layers an EAGLE-3 head reads, told by what is accepted of it."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from specdec_fast.commands import options
+
+
+def head_layers(
+    head: Annotated[str, typer.Option("--head", help="Folder or hub id of an EAGLE-3 head.")],
+    model: options.Model = "demo-target",
+    file: Annotated[
+        str | None, typer.Option("--file", "-f", help="A text to tell by (default: a bundled one).")
+    ] = None,
+    dtype: options.Dtype = "float32",
+    device: options.Device = "cpu",
+    threads: options.Threads = None,
+    as_json: options.Json = False,
+) -> None:
+    """Check the layers that an EAGLE-3 head reads: as its config.json is understood, and one layer before and behind.
+
+    Producers count a target's layers in two ways. The rate is that of the head's first token at temperature 1.
+    """
+    from specdec_fast.commands import opening
+    from specdec_fast.commands.prompts import bundled_workload, read_prompts
+    from specdec_fast.heads.checkpoint_eagle import load_eagle3
+    from specdec_fast.targets.head_layers import layer_acceptance
+    from specdec_fast.targets.head_rows import PagedHead
+
+    opening.quiet()
+    setup = opening.resolve(
+        model=model, draft=None, drafter=opening.NO_DRAFTER, rule="replay", draft_tokens=None,
+        dtype=dtype, device=device, compile=False,
+    )  # fmt: skip
+    engine = opening.open_engine(setup, threads=threads, max_rows=1)
+    target: Any = engine.target
+    texts = [item.prompt for item in bundled_workload()] if file is None else read_prompts(None, file, False)
+    tokens = [token for text in texts for token in engine.encode(text)]
+    rates = layer_acceptance(PagedHead(load_eagle3(head, target), target), target, tokens)
+    told, best = next(iter(rates)), max(rates, key=lambda ids: rates[ids])
+    if as_json:
+        found = [{"layers": list(ids), "acceptance": rate} for ids, rate in rates.items()]
+        print(json.dumps({"head": head, "told": list(told), "best": list(best), "rates": found}, indent=2))
+        return
+    for ids, rate in rates.items():
+        print(f"inputs of layers {list(ids)}: {rate:.3f}" + (" (as config.json is understood)" if ids == told else ""))
+    if best == told:
+        print("the configuration is right")
+    else:
+        print(f"others are accepted more: use -o layers={json.dumps(list(best))}")

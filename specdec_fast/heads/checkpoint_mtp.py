@@ -1,0 +1,198 @@
+"""Public layouts of multi-token prediction modules. They lie inside the checkpoint of the target that they belong to.
+
+| layout | keys, N = num_hidden_layers |
+|---|---|
+| DeepSeek-V3, GLM-4.5 | `model.layers.{N}.` enorm, hnorm, eh_proj, shared_head.norm, and those of a layer |
+| Qwen3-Next, Mellum | `mtp.` pre_fc_norm_embedding, pre_fc_norm_hidden, fc, norm, and `mtp.layers.0.` of a layer |
+| MiMo | `model.mtp_layers.0.` token_layernorm, hidden_layernorm, input_proj, final_layernorm, and those of a layer |
+
+Copies of the target's embedding and projection (`embed_tokens`, `shared_head.head`) are not read: these are shared.
+Of several modules the first is read; it drafts by being applied again. Tests: tests/heads/test_checkpoint_mtp.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdec_fast.heads.checkpoint import (
+    Checkpoint,
+    fill,
+    find_folder,
+    open_checkpoint,
+    read_json,
+    refuse_other_size,
+    write_checkpoint,
+)
+from specdec_fast.heads.mtp import MtpHead, mtp_head
+
+FILE = "model.safetensors"
+LAYOUTS: dict[str, tuple[str, str, dict[str, str]]] = {
+    "deepseek": (
+        "model.layers.{}.",
+        "model.layers.{}.",
+        {"enorm": "enorm", "hnorm": "hnorm", "eh_proj": "eh_proj", "norm": "shared_head.norm"},
+    ),
+    "qwen": (
+        "mtp.",
+        "mtp.layers.{}.",
+        {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "eh_proj": "fc", "norm": "norm"},
+    ),
+    "mimo": (
+        "model.mtp_layers.{}.",
+        "model.mtp_layers.{}.",
+        {"enorm": "token_layernorm", "hnorm": "hidden_layernorm", "eh_proj": "input_proj", "norm": "final_layernorm"},
+    ),
+}
+"""Prefix of the module's own tensors, prefix of its layer's, and what the own ones are called."""
+_SHARED = re.compile(r"(?:^|\.)(?:embed_tokens|shared_head\.head|lm_head)\.weight$|rotary_emb\.")
+_EXPERT = re.compile(r"^(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight$")
+_NUMBERED = re.compile(r"^(?:model\.(?:mtp_)?|mtp\.)layers\.(\d+)\.")
+
+
+def load_mtp(source: str | Path, target: Any) -> MtpHead:
+    """The first multi-token prediction module in a folder or hub id, usually the target's own, for `target`.
+
+    Raises ValueError that says which file, key or field is wrong, and for targets that cannot have one.
+    """
+    head = mtp_head(target)
+    folder = find_folder(source)
+    place = folder / "config.json"
+    if place.is_file():
+        _refuse_other_target(str(source), read_json(place), target)
+    found = open_checkpoint(folder, keep=lambda key: _layout(key, target.num_layers) is not None)
+    names = {name for key in found.tensors if (name := _layout(key, target.num_layers)) is not None}
+    if len(names) > 1:
+        raise ValueError(f"head {source}: got keys of the layouts {', '.join(sorted(names))}; expected those of one")
+    layout = names.pop()
+    head.hidden_first = layout == "mimo"
+    first = target.num_layers if layout == "deepseek" else 0
+    _check_count(found, first)
+    tensors = _tensors(found, layout, first, target)
+
+    def named(key: str) -> str:
+        return _theirs(key, layout, first)
+
+    fill(head, _fused(tensors, named), str(source), named=named)
+    return head
+
+
+def save_mtp(
+    folder: Path, head: MtpHead, num_layers: int, *, layout: str = "deepseek", facts: Mapping[str, Any] | None = None
+) -> None:
+    """Write a module in a public layout, by itself. num_layers: of the target; facts: more fields of config.json.
+
+    Raises ValueError for an unknown layout, and for one that joins the module's inputs in another order.
+    """
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout: got {layout!r}; expected one of {', '.join(LAYOUTS)}")
+    if head.hidden_first != (layout == "mimo"):
+        raise ValueError(f"layout: got {layout!r} for hidden_first={head.hidden_first}; expected True for mimo alone")
+    number = num_layers if layout == "deepseek" else 0
+    tensors = {_theirs(key, layout, number): value for key, value in head.state_dict().items()}
+    fields = {key: value for key, value in head.config.to_dict().items() if not key.startswith("_")}
+    fields |= {"num_hidden_layers": num_layers, "num_nextn_predict_layers": 1}
+    fields["dtype"] = str(next(head.parameters()).dtype).partition(".")[2]
+    write_checkpoint(folder, {**fields, **(facts or {})}, tensors, FILE)
+
+
+def _theirs(key: str, layout: str, number: int) -> str:
+    """What a file of a layout calls a tensor of ours; number: of the module there. Other names stay as they are."""
+    own, inner, names = LAYOUTS[layout]
+    part, _, rest = key.partition(".")
+    if part == "layer":
+        return inner.format(number) + rest
+    return f"{own.format(number)}{names[part]}.{rest}" if part in names else key
+
+
+def _layout(key: str, num_layers: int) -> str | None:
+    """The layout that a key belongs to, or None for the target's own."""
+    if key.startswith("mtp."):
+        return "qwen"
+    if key.startswith("model.mtp_layers."):
+        return "mimo"
+    number = _NUMBERED.match(key)
+    return "deepseek" if number and key.startswith("model.layers.") and int(number[1]) >= num_layers else None
+
+
+def _refuse_other_target(source: str, config: Mapping[str, Any], target: Any) -> None:
+    own = target.model.config.get_text_config()
+    remedy = "take the checkpoint that the target came from"
+    inner = config.get("text_config")
+    fields = inner if isinstance(inner, dict) else config
+    for name, expected in (
+        ("hidden_size", target.hidden_size),
+        ("num_hidden_layers", target.num_layers),
+        ("vocab_size", own.vocab_size),
+    ):
+        got = fields.get(name)
+        if isinstance(got, int):
+            refuse_other_size(source, f"{name} in config.json", got, expected, remedy)
+
+
+def _check_count(found: Checkpoint, first: int) -> None:
+    """How many modules config.json tells of, compared with the keys."""
+    there = {int(number[1]) for key in found.tensors if (number := _NUMBERED.match(key))}
+    for name in ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers"):
+        told = found.field(name, int)
+        if told is not None and there != set(range(first, first + told)):
+            raise ValueError(
+                f"{found.folder / 'config.json'}: field {name!r} is {told}, the file has modules in the places "
+                f"{', '.join(map(str, sorted(there))) or 'none'}; expected {told} from {first} on; mend the field, or "
+                "download the weights again"
+            )
+
+
+def _tensors(found: Checkpoint, layout: str, first: int, target: Any) -> dict[str, Tensor]:
+    """The first module's tensors by our names; those of later modules are left out."""
+    own, inner, names = LAYOUTS[layout]
+    ours = {f"{own.format(first)}{theirs}.": f"{name}." for name, theirs in names.items()}
+    tensors: dict[str, Tensor] = {}
+    for key, value in found.tensors.items():
+        if _SHARED.search(key):
+            if key.endswith(".weight") and list(value.shape) != [target.num_embeddings, target.hidden_size]:
+                raise ValueError(
+                    f"head {found.source}: {key} is {list(value.shape)}; expected "
+                    f"{[target.num_embeddings, target.hidden_size]}, the target's; is this a head for this target?"
+                )
+            continue
+        prefix = next((prefix for prefix in ours if key.startswith(prefix)), None)
+        number = _NUMBERED.match(key)
+        if prefix is not None:
+            tensors[ours[prefix] + key[len(prefix) :]] = value
+        elif key.startswith(inner.format(first)):
+            tensors["layer." + key[len(inner.format(first)) :]] = value
+        elif number is None or int(number[1]) == first:
+            tensors[key] = value  # nothing reads it, and `fill` will say so
+    return tensors
+
+
+def _fused(tensors: dict[str, Tensor], named: Callable[[str], str]) -> dict[str, Tensor]:
+    """Experts as transformers keeps them: one tensor of all, gate and up in one, where a checkpoint has each alone."""
+    kept: dict[str, Tensor] = {}
+    experts: dict[str, dict[tuple[str, int], Tensor]] = {}
+    for key, value in tensors.items():
+        match = _EXPERT.match(key)
+        if match:
+            experts.setdefault(match[1], {})[match[3], int(match[2])] = value
+        else:
+            kept[key] = value
+    for stem, parts in experts.items():
+        count = 1 + max(number for _, number in parts)
+        missing = [
+            named(f"{stem}.{number}.{name}_proj.weight")
+            for number in range(count)
+            for name in ("gate", "up", "down")
+            if (name, number) not in parts
+        ]
+        if missing:
+            raise ValueError(f"head: missing: {', '.join(missing[:6])}; download it again")
+        both = [torch.cat([parts["gate", number], parts["up", number]]) for number in range(count)]
+        kept[f"{stem}.gate_up_proj"] = torch.stack(both)
+        kept[f"{stem}.down_proj"] = torch.stack([parts["down", number] for number in range(count)])
+    return kept

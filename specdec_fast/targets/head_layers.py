@@ -1,0 +1,75 @@
+"""Which hidden states a head was trained on, told by its acceptance: producers count a target's layers in two ways.
+
+The numbers in a head's config.json mean inputs of layers to some and outputs to others, and one that is read the wrong
+way drafts worse without any error. What is accepted of it on a text says which it is.
+Tests: tests/targets/test_head_layers.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdec_fast.draft import packed_shape
+
+ENOUGH, MOST = 16, 256  # tokens of text
+
+
+@torch.no_grad()
+def layer_acceptance(model: Any, target: Any, tokens: Sequence[int]) -> dict[tuple[int, ...], float]:
+    """Acceptance rate by the layers whose inputs a head reads: as it was opened, and one layer before and behind.
+
+    model: a `PagedHead` that reads "entering:i" of `target`, both without rows; tokens: a text, 16 to 256 of which are
+    used. The rate is that of a head's first token, drawn and verified at temperature 1: the mean sum of min(p, q).
+
+    Raises ValueError for a head that reads no layers by number, and for a text that is too short.
+    """
+    told = [name.partition(":")[2] for name in model.taps if name.startswith("entering:")]
+    if len(told) != len(model.taps) or not told:
+        raise ValueError(
+            f"layers: got a head that reads {', '.join(model.taps)}; expected one that reads layers (EAGLE-3)"
+        )
+    text = list(tokens[: min(MOST, target.max_length)])
+    if len(text) < ENOUGH:
+        raise ValueError(f"layers: got a text of {len(text)} tokens; expected at least {ENOUGH} to tell layers by")
+    shifts = [[int(index) + shift for index in told] for shift in (0, -1, 1)]
+    choices = [tuple(ids) for ids in shifts if min(ids) >= 0 and max(ids) < target.num_layers]
+    shape = packed_shape((0,), (len(text),), target.device)
+    fed = torch.tensor(text, dtype=torch.int64).to(target.device)
+    names = sorted({f"entering:{index}" for ids in choices for index in ids})
+    target.cache.reserve(0, len(text))
+    try:
+        places = torch.arange(1, len(text)).to(target.device)
+        output = target.extend(shape.rows, fed, shape.offsets, logits=places, taps=names)
+    finally:
+        target.cache.release([0])
+    law = output.logits.float().softmax(-1)
+    taps = model.taps
+    try:
+        return {ids: _rate(model, ids, output.taps, fed, law) for ids in choices}
+    finally:
+        model.taps = taps
+
+
+def choose_layers(model: Any, target: Any, tokens: Sequence[int]) -> dict[tuple[int, ...], float]:
+    """Make a head read the layers with which it is accepted most. All rates, those it was opened with first."""
+    rates = layer_acceptance(model, target, tokens)
+    best = max(rates, key=lambda ids: rates[ids])
+    model.taps = model.head.taps = tuple(f"entering:{index}" for index in best)
+    return rates
+
+
+def _rate(model: Any, ids: Sequence[int], taps: dict[str, Tensor], fed: Tensor, law: Tensor) -> float:
+    model.taps = tuple(f"entering:{index}" for index in ids)
+    features = model.features(taps)
+    shape = packed_shape((0,), (len(fed) - 1,), fed.device)
+    model.cache.reserve(0, len(fed))
+    try:
+        logits = model.logits(model.extend(shape.rows, fed[1:], features[:-1], shape.offsets)).float()
+    finally:
+        model.cache.release([0])
+    known = law if model.token_ids is None else law[:, model.token_ids]
+    return float(torch.minimum(known, logits.softmax(-1)[:, : known.shape[1]]).sum(-1).mean())

@@ -1,0 +1,109 @@
+"""The module of multi-token prediction against its formula, against transformers' own, and the targets it refuses."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from oracles import models
+
+from specdec_fast import HuggingFaceTarget
+from specdec_fast.heads.mtp import MtpHead, mtp_head
+
+
+def random(head: MtpHead, seed: int = 0) -> MtpHead:
+    source = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in head.parameters():
+            if parameter.dim() > 1:
+                parameter.copy_(torch.randn(parameter.shape, generator=source) * parameter.shape[-1] ** -0.5)
+            else:
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=source))
+    head.config._attn_implementation = "eager"
+    return head.eval()
+
+
+def causal(count: int) -> torch.Tensor:
+    return torch.full((count, count), float("-inf")).triu(1)[None, None]
+
+
+@pytest.mark.parametrize("hidden_first", [False, True])
+@torch.no_grad()
+def test_what_goes_into_the_layer_and_comes_out_of_it(hidden_first: bool) -> None:
+    """Norms and projection written out; attention and the layer's own arithmetic are transformers'."""
+    head = random(mtp_head(models.target("llama", max_rows=1), hidden_first=hidden_first))
+    embedded, features, place = torch.randn(1, 5, 64), 3 * torch.randn(1, 5, 64), torch.arange(5)[None]
+
+    def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return x * (x.square().mean(-1, keepdim=True) + head.config.rms_norm_eps).rsqrt() * weight
+
+    e, h = norm(embedded, head.enorm.weight), norm(features, head.hnorm.weight)
+    joined = torch.cat([h, e] if hidden_first else [e, h], -1) @ head.eh_proj.weight.T
+    turned = head.rotary_emb(joined, place)
+    inner = head.layer(joined, position_embeddings=turned, position_ids=place, attention_mask=causal(5))
+    want = norm(inner, head.norm.weight)
+    torch.testing.assert_close(head(embedded, features, place, attention_mask=causal(5)), want, atol=1e-5, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_it_computes_what_transformers_own_module_does() -> None:
+    """GLM-4.5, with its experts: the chain of three places that is drafted by applying the module again."""
+    layers = pytest.importorskip("transformers.modeling_layers")
+    if not hasattr(layers, "MtpModel"):
+        pytest.skip("this transformers has no module of its own to compare with")
+    model = models.glm()
+    theirs = layers.MtpModel(model, 1).eval()
+    theirs.config._attn_implementation = "eager"
+    for parameter in theirs.layers.parameters():
+        torch.nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.5)
+    target = HuggingFaceTarget(model, max_rows=1, max_length=64)
+    head = mtp_head(target)
+    renamed = {"mtp_block.": "layer.", "post_norm.": "norm."}
+    tensors = {}
+    for key, value in theirs.layers[0].state_dict().items():
+        for before, after in renamed.items():
+            key = after + key[len(before) :] if key.startswith(before) else key
+        tensors[key] = value
+    head.load_state_dict(tensors)
+    head.config._attn_implementation = "eager"
+    head.eval()
+    tokens, features = torch.randint(1, 96, (1, 7)), torch.randn(1, 7, 64)
+    place = torch.arange(7)[None]
+    want = theirs.forward_layer(0, features, place, None, input_ids=tokens)
+    got = head(target.embed(tokens), features, place, attention_mask=causal(7))
+    torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-4)
+    assert torch.equal(head.read(got, target.lm_head).argmax(-1), model.lm_head(want).argmax(-1))
+
+
+def described(kind: str, **settings: Any) -> Any:
+    """What is asked of a target before anything is built."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.for_model(kind, **settings)
+    return SimpleNamespace(model=SimpleNamespace(config=config, base_model=None), layers=[None])
+
+
+def test_latent_attention_is_refused_with_the_reason() -> None:
+    with pytest.raises(ValueError, match=r"latent attention .deepseek_v3, kv_lora_rank 512.*expected keys and values"):
+        mtp_head(described("deepseek_v3"))
+
+
+def test_recurrent_layers_are_refused_with_the_reason() -> None:
+    with pytest.raises(ValueError, match=r"recurrent layers .qwen3_next: linear_attention.*cannot be rolled back"):
+        mtp_head(described("qwen3_next", num_hidden_layers=4))
+
+
+def test_layers_of_another_build_are_refused_with_the_reason() -> None:
+    with pytest.raises(ValueError, match="model_type 'gpt2'; expected decoder layers with an RMS norm"):
+        mtp_head(models.target("gpt2", max_rows=1))
+
+
+def test_a_module_among_several_kinds_of_layers_takes_the_usual_one() -> None:
+    """Full attention where the target alternates it with windows; experts where only the first layers have none."""
+    head = mtp_head(models.target("gemma2", max_rows=1))
+    assert head.config.layer_types == ["full_attention"] and head.config.num_hidden_layers == 1
+    target = HuggingFaceTarget(models.glm(), max_rows=1, max_length=64)
+    layer: Any = mtp_head(target).layer
+    assert hasattr(layer.mlp, "experts") and not hasattr(target.layers[0].mlp, "experts")
