@@ -45,6 +45,15 @@ class Rng:
     positions: Tensor
     first_draw: int = 0
 
+    def noise(self, sampling: Sampling, pick: str) -> list[tuple[int, int] | None]:
+        """Per row the seed and the root's position, by which a drafter that picks "coupled" finds the noise of `replay`
+        on the host; None for other ways to pick and at temperature 0.
+        """
+        if pick != "coupled" or sampling.all_greedy:
+            return [None] * self.seeds.shape[0]
+        keys = zip(self.seeds.tolist(), self.positions.tolist(), sampling.temperature.tolist())
+        return [(seed, position) if temperature else None for seed, position, temperature in keys]
+
 
 @dataclass(frozen=True, slots=True)
 class TargetOutput:

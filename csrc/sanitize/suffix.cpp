@@ -5,6 +5,7 @@
 #include "suffix/array.h"
 #include "suffix/automaton.h"
 #include "suffix/counted_tree.h"
+#include "suffix/successors.h"
 
 namespace specdec::sanitize {
 
@@ -28,7 +29,8 @@ void check_tree(const Grown& grown, const Limits& limits, uint64_t seed) {
 void suffix_case(uint64_t seed) {
   Random random(seed);
   const int64_t vocab = between(random, 1, 4);
-  const Limits limits{between(random, 0, 9), between(random, 1, 3), 1.0, 0.05};
+  Limits limits{between(random, 0, 9), between(random, 1, 3), 1.0, 0.05};
+  if (between(random, 0, 1) == 1) limits.race = Race{static_cast<int64_t>(seed), static_cast<int32_t>(between(random, 0, 99))};
   Automaton automaton;
   const std::vector<int32_t> text = text_of(random, 60, vocab);
   for (const int32_t token : text) {
@@ -51,6 +53,15 @@ void suffix_case(uint64_t seed) {
   }
   for (const int64_t id : ids) tree.remove(id);
   expect(tree.nodes() == 0 && tree.size() == 0, "an emptied tree", seed);
+
+  Successors successors;
+  for (size_t at = 0; at < text.size(); ++at) {
+    Successors::Following following;
+    for (int64_t rank = between(random, 0, 3); rank > 0; --rank) following.emplace_back(static_cast<int32_t>(between(random, 0, vocab)), -1.0f);
+    successors.learn(text[at], std::move(following));
+    check_tree(successors.grow(text[at], 4, {0.7, 0.9, 0.1, between(random, 0, 2)}, limits), limits, seed);
+  }
+  expect(successors.size() <= vocab && successors.after(vocab + 1).empty(), "what was noted", seed);
 
   std::vector<uint16_t> stream;
   for (const int32_t token : text) stream.push_back(static_cast<uint16_t>(token));

@@ -74,14 +74,15 @@ Grown look_up(const std::vector<const Array*>& arrays, const std::vector<int64_t
             high = middle;
         }
         if (token < 0) continue;  // the document ends here
-        Continuation<Place>& own = by_token.try_emplace(token, Continuation<Place>{static_cast<int32_t>(token), 0, {place.depth + 1, {}}}).first->second;
-        own.count += end - at;
+        Continuation<Place>& own = by_token.try_emplace(token, Continuation<Place>{static_cast<int32_t>(token), 0.0, {place.depth + 1, {}}}).first->second;
+        own.weight += static_cast<double>(end - at);
         own.place.ranges.push_back({range.array, range.first, range.ranks, range.samples, at, end});
       }
     }
     for (auto& [token, own] : by_token) list.push_back(std::move(own));
+    return unseen(list.size(), out.match);
   };
-  suffix::grow(start, std::min(how.depth, how.limits.nodes), how.limits, children, out, base);
+  suffix::grow(start, std::min(how.depth, how.limits.nodes), how.limits, children, out, static_cast<double>(base));
   return out;
 }
 

@@ -49,7 +49,8 @@ Grown Automaton::grow(const Limits& limits) const {
   if (out.match < limits.min_match || out.match == 0) return out;
   const auto children = [&](int32_t state, std::vector<Continuation<int32_t>>& found) {
     for (int32_t edge = states_[state].first_edge; edge >= 0; edge = edges_[edge].next)
-      found.push_back({edges_[edge].token, states_[edges_[edge].target].count, edges_[edge].target});
+      found.push_back({edges_[edge].token, static_cast<double>(states_[edges_[edge].target].count), edges_[edge].target});
+    return unseen(found.size(), out.match);
   };
   suffix::grow(states_[last_].link, depth_of(limits, out.match), limits, children, out);
   return out;

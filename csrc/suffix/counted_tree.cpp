@@ -118,16 +118,17 @@ Grown CountedTree::grow(const std::vector<int32_t>& context, int64_t max_match, 
   out.match = low;
   if (low < limits.min_match || low == 0) return out;
   const auto children = [&](const Place& place, std::vector<Continuation<Place>>& found) {
-    if (place.depth >= depth_) return;
+    if (place.depth >= depth_) return 0.0;
     const Node& node = nodes_[place.node];
     if (node.text >= 0) {
       const std::vector<int32_t>& tokens = texts_.at(node.text);
       const int64_t at = node.position + place.depth;
-      if (at < static_cast<int64_t>(tokens.size())) found.push_back({tokens[at], 1, {place.node, place.depth + 1}});
-      return;
+      if (at < static_cast<int64_t>(tokens.size())) found.push_back({tokens[at], 1.0, {place.node, place.depth + 1}});
+      return unseen(found.size(), low);
     }
     for (int32_t child = node.first_child; child >= 0; child = nodes_[child].next)
-      found.push_back({nodes_[child].token, nodes_[child].count, {child, place.depth + 1}});
+      found.push_back({nodes_[child].token, static_cast<double>(nodes_[child].count), {child, place.depth + 1}});
+    return unseen(found.size(), low);
   };
   suffix::grow(find(context.data() + size - low, low), depth_of(limits, low), limits, children, out);
   return out;

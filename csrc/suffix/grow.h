@@ -1,21 +1,32 @@
-// Best-first growth of a draft tree from counts: the same for every structure that can list a place's continuations.
+// Best-first growth of a draft tree from weights: the same for every structure that can list a place's continuations.
 #pragma once
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <optional>
 #include <queue>
 #include <vector>
 
+#include "random.h"
+
 namespace specdec::suffix {
+
+// The replay noise that the target will use: of a request's seed, below a root at an absolute position.
+struct Race {
+  int64_t seed;
+  int32_t position;
+};
 
 struct Limits {
   int64_t nodes;           // at most so many, root not counted
   int64_t min_match;       // shorter matches propose nothing
   double factor;           // depth is at most factor * match
   double min_probability;  // of a path
+  std::optional<Race> race = {};
 };
 
 // A tree below the root (node 0, not listed): node i has tokens[i - 1], parents[i - 1]. expected: sum of the paths'
-// probabilities, which is the number of accepted tokens if the counts tell the truth. match: tokens of the suffix.
+// probabilities, which is the number of accepted tokens if the weights tell the truth. match: tokens of the suffix.
 struct Grown {
   std::vector<int64_t> tokens;
   std::vector<int32_t> parents;
@@ -26,15 +37,34 @@ struct Grown {
 template <class Place>
 struct Continuation {
   int32_t token;
-  int64_t count;
+  double weight;
   Place place;
 };
 
-// children(place, out): the continuations of a place. The likeliest path first; ties go to the elder parent, then to the
-// lower token. A path's probability is the product of its tokens' shares among their siblings, or, where `base` is
-// given, the path's own count as a share of that.
+// The weight of what was never seen behind a match: one part for every other token that was seen, less the longer the
+// match is (Witten and Bell 1991, method C, over the square of the length).
+inline double unseen(size_t kinds, int64_t match) { return static_cast<double>(kinds) / static_cast<double>(match * match); }
+
+// The chance of each continuation to be the one, in place of its weight: with z = log(weight) + noise it is a share of
+// exp(z) among the siblings (how far to trust the weights), times the chance exp(-rest / exp(z)) that nothing of the
+// weight `rest`, whose tokens are not known, comes out higher.
+template <class Place>
+void run_race(const Race& race, int64_t depth, double rest, std::vector<Continuation<Place>>& found) {
+  const Counter counter(race.seed, static_cast<int32_t>(race.position + depth), 0, kReplay);
+  double total = 0;
+  for (auto& each : found) {
+    each.weight *= std::exp(static_cast<double>(gumbel(random_word(counter, static_cast<uint32_t>(each.token)))));
+    total += each.weight;
+  }
+  for (auto& each : found) each.weight = each.weight > 0 ? each.weight / total * std::exp(-rest / each.weight) : 0.0;
+}
+
+// children(place, out): lists the continuations of a place and answers with the weight of those that it cannot list, which
+// counts in a race alone. The likeliest path first; ties go to the elder parent, then to the lower token. A path's
+// probability is the product of its tokens' shares among their siblings, or, where `base` is given and there is no race,
+// the path's own weight as a share of that.
 template <class Place, class Children>
-void grow(const Place& start, int64_t depth, const Limits& limits, const Children& children, Grown& out, int64_t base = 0) {
+void grow(const Place& start, int64_t depth, const Limits& limits, const Children& children, Grown& out, double base = 0) {
   struct Entry {
     double probability;
     int32_t parent, token;
@@ -51,11 +81,14 @@ void grow(const Place& start, int64_t depth, const Limits& limits, const Childre
   const auto push = [&](const Place& place, double probability, int32_t node, int64_t below) {
     if (below >= depth) return;
     found.clear();
-    children(place, found);
-    int64_t total = base;
-    for (const auto& each : found) total += base > 0 ? 0 : each.count;
+    const double rest = children(place, found);
+    double total = limits.race ? 1.0 : base;
+    if (limits.race)
+      run_race(*limits.race, below + 1, rest, found);
+    else if (base == 0)
+      for (const auto& each : found) total += each.weight;
     for (const auto& each : found) {
-      const double own = (base > 0 ? 1.0 : probability) * static_cast<double>(each.count) / static_cast<double>(total);
+      const double own = (limits.race || base == 0 ? probability : 1.0) * each.weight / total;
       if (own >= limits.min_probability) open.push({own, node, each.token, below + 1, each.place});
     }
   };

@@ -1,15 +1,15 @@
 """Token recycling: trees from the likeliest successors that the target last showed (Luo et al. 2024, section 3).
 
-Needs no model. A matrix holds, for every token, the k likeliest next tokens of the newest node that held it, on refused
-branches too; a fixed tree of ranks is filled from it with one gather per level.
+Needs no model. For every token, the likeliest next tokens of the newest node that held it are noted with their
+log-probabilities, on refused branches too. From these a tree grows best-first. Where the rule replays, each place of it
+is a race of the noted law under the very noise that the target will use there (Kool et al. 2019), the chance that a
+token which is not noted wins counted in: a sampled text is drafted as well as a greedy one.
 Tests: tests/drafters/test_recycling.py and the contract suite.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -17,42 +17,19 @@ from torch import Tensor
 
 from specdec_fast.draft import Draft
 from specdec_fast.interfaces import Acceptance, Budget, Needs, Parts, Rng, StateView, TargetOutput
+from specdec_fast.stores.suffix import structures
+from specdec_kernels import tree_expand
 
-# How likely the successor of a rank is to be accepted: it settles which nodes the tree has, not what they hold.
-_RANKS = (0.5, 0.14, 0.08, 0.05, 0.04, 0.03, 0.025, 0.02)
-
-
-@lru_cache(maxsize=512)
-def tree_of_ranks(nodes: int, top: int, depth: int) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """The `nodes` likeliest nodes of a tree of ranks, level by level: (parent, rank) of each; the root is node 0.
-
-    Nodes are numbered in the order of the levels, and inside a level by parent and rank. Smaller trees are parts of
-    larger ones.
-    """
-    chosen: list[tuple[int, ...]] = []
-    heap: list[tuple[float, tuple[int, ...]]] = [(-_RANKS[0], (0,))] if nodes else []
-    while heap and len(chosen) < nodes:
-        value, path = heapq.heappop(heap)
-        chosen.append(path)
-        if len(path) < depth:
-            heapq.heappush(heap, (value * _RANKS[0], (*path, 0)))
-        if path[-1] + 1 < top:
-            sibling = path[-1] + 1
-            heapq.heappush(heap, (value / _RANKS[path[-1]] * _RANKS[sibling], (*path[:-1], sibling)))
-    chosen.sort(key=lambda path: (len(path), path))
-    number = {(): 0} | {path: at for at, path in enumerate(chosen, 1)}
-    levels: list[list[tuple[int, int]]] = []
-    for path in chosen:
-        if len(path) > len(levels):
-            levels.append([])
-        levels[-1].append((number[path[:-1]], path[-1]))
-    return tuple(tuple(level) for level in levels)
+PICKS = ("coupled", "greedy")
+_CERTAIN = 1.5  # at temperature 0 the first choice comes true more often than its probability says
 
 
 class RecyclingDrafter:
     """Up to `num_draft_tokens` nodes, at most `depth` deep, from the last seen `top_k` successors of each token.
 
-    shared: one matrix for all requests, kept when they end; otherwise each request learns for itself.
+    min_probability: of a path; pick: "greedy" (by the noted laws alone; also what "drawn" means here) or "coupled"
+    (under the noise of `replay`); shared: one table for all requests, kept when they end; otherwise each request
+    learns for itself.
 
     With `shared`, what one request was given is drafted for another. A rule that replays is exact whatever is drafted.
     The others toss coins that are keyed by a request's seed, so requests that share need seeds of their own; that is
@@ -62,89 +39,92 @@ class RecyclingDrafter:
     name = "recycling"
     needs = Needs(topology="tree", host_tokens=True, logits=True)
 
-    def __init__(self, num_draft_tokens: int = 12, top_k: int = 8, depth: int = 6, shared: bool = False) -> None:
-        if num_draft_tokens < 1 or depth < 1:
-            raise ValueError(f"recycling num_draft_tokens, depth: got {num_draft_tokens}, {depth}; expected at least 1")
-        if not 1 <= top_k <= len(_RANKS):
-            raise ValueError(f"recycling top_k: got {top_k}; expected 1 to {len(_RANKS)}")
+    def __init__(
+        self,
+        num_draft_tokens: int = 12,
+        top_k: int = 64,
+        depth: int = 6,
+        min_probability: float = 0.05,
+        pick: str = "greedy",
+        shared: bool = False,
+    ) -> None:
+        if num_draft_tokens < 1 or depth < 1 or top_k < 1:
+            raise ValueError(
+                f"recycling num_draft_tokens, depth, top_k: got {num_draft_tokens}, {depth}, {top_k}; "
+                "expected at least 1"
+            )
+        if not 0 <= min_probability <= 1:
+            raise ValueError(f"recycling min_probability: got {min_probability}; expected 0 to 1")
+        pick = "greedy" if pick == "drawn" else pick
+        if pick not in PICKS:
+            raise ValueError(f"recycling pick: got {pick!r}; expected one of {', '.join(PICKS)}")
         self.num_draft_tokens = num_draft_tokens
-        self._top, self._depth, self.shared = top_k, depth, shared
-        self._common: Tensor | None = None
-        self._own: dict[int, Tensor] = {}
+        self._top, self._depth, self._least = top_k, depth, float(min_probability)
+        self.pick, self.shared = pick, shared
+        self._make = structures().Successors
+        self._common = self._make()
+        self._own: dict[int, Any] = {}
 
     @classmethod
     def from_parts(cls, parts: Parts, **options: Any) -> RecyclingDrafter:
-        """One that shares by default where that is exact."""
-        options.setdefault("shared", parts.prefers in ("coupled", "greedy"))
-        return cls(**options)
+        """One that picks as the rule prefers, and shares by default where that is exact."""
+        return cls(**{"pick": parts.prefers, "shared": parts.prefers in ("coupled", "greedy"), **options})
 
-    def successors(self, row: int) -> Tensor | None:
-        """What a row reads: int32 [V, top_k], the likeliest first, -1 where nothing was seen; None before any step."""
-        return self._common if self.shared else self._own.get(row)
+    def successors(self, row: int) -> Any:
+        """What a row reads: the likeliest next tokens by token (`Successors` of specdec_fast/stores/suffix.py)."""
+        return self._common if self.shared else self._own.setdefault(row, self._make())
 
     def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
         pass
 
     def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
+        sampling = view.sampling(rows)
+        laws = zip(*(each.tolist() for each in (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)))
         trees = []
-        for row, limit in zip(rows, budget.nodes):
-            root, seen = view.tokens(row)[-1], self.successors(row)
-            levels = tree_of_ranks(min(limit, self.num_draft_tokens), self._top, self._depth)
-            trees.append(([root], [-1]) if seen is None else self._fill(root, levels, seen))
+        for row, limit, (temperature, *kept), noise in zip(rows, budget.nodes, laws, rng.noise(sampling, self.pick)):
+            root = view.tokens(row)[-1]
+            how = (1 / temperature, *kept) if temperature else (_CERTAIN, 0, 1.0, 0.0)
+            nodes = min(limit, self.num_draft_tokens)
+            tokens, parents, *_ = self.successors(row).grow(root, self._depth, nodes, self._least, *how, noise)
+            trees.append(([root, *tokens], [-1, *parents]))
         return Draft.trees(rows, trees, device=view.device)
-
-    def _fill(
-        self, root: int, levels: Sequence[Sequence[tuple[int, int]]], seen: Tensor
-    ) -> tuple[list[int], list[int]]:
-        """The tree of ranks with tokens in it, without the branches of which nothing was seen."""
-        tokens, parents, place = [root], [-1], {0: 0}  # place: number in the tree of ranks -> in the draft
-        number, known = 1, {0: root}
-        for level in levels:
-            inner = sorted({parent for parent, _ in level if parent in known})
-            if not inner:
-                break
-            following = seen[torch.tensor([known[node] for node in inner], device=seen.device)].tolist()
-            ranks = dict(zip(inner, following))
-            for parent, rank in level:
-                token = ranks[parent][rank] if parent in ranks else -1
-                if token >= 0:
-                    known[number], place[number] = token, len(tokens)
-                    tokens.append(token)
-                    parents.append(place[parent])
-                number += 1
-        return tokens, parents
 
     def observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
         assert output.logits is not None
-        vocab = output.logits.shape[1]
-        top = output.logits.topk(min(self._top, vocab), dim=1).indices.to(torch.int32)
+        top, values = _likeliest(output.logits, min(self._top, output.logits.shape[1]))
+        tokens = draft.tokens.numpy(force=True)
         if self.shared:
-            if self._common is None:
-                self._common = self._empty(vocab, top.device)
-            _learn(self._common, draft.tokens, top)
+            self._common.learn(tokens, top, values)
             return
         start = 0
         for row, count in zip(draft.rows.tolist(), draft.counts):
-            if row not in self._own:
-                self._own[row] = self._empty(vocab, top.device)
-            _learn(self._own[row], draft.tokens[start : start + count], top[start : start + count])
+            own = slice(start, start + count)
+            self.successors(row).learn(tokens[own], top[own], values[own])
             start += count
-
-    def _empty(self, vocab: int, device: torch.device) -> Tensor:
-        return torch.full((vocab, self._top), -1, dtype=torch.int32, device=device)
 
     def release(self, rows: Sequence[int]) -> None:
         for row in rows:
             self._own.pop(row, None)
 
 
-def _learn(seen: Tensor, tokens: Tensor, top: Tensor) -> None:
-    """Replace the successors of tokens (int64 [M]) by top (int32 [M, k]); of equal tokens the last node counts."""
-    last = torch.full((seen.shape[0],), -1, dtype=torch.int64, device=seen.device)
-    order = torch.arange(tokens.shape[0], device=seen.device)
-    last.scatter_reduce_(0, tokens, order, "amax")
-    newest = last[tokens] == order
-    seen[tokens[newest], : top.shape[1]] = top[newest]
+def _likeliest(logits: Tensor, width: int) -> tuple[Any, Any]:
+    """The `width` likeliest tokens of every row, the likeliest first, -1 where there are no more; and their
+    log-probabilities at temperature 1. Arrays [M, width], int64 and float32.
+    """
+    nodes, vocab = logits.shape
+    device = logits.device
+    wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    tokens, values, _ = tree_expand(
+        logits,
+        torch.ones(nodes, dtype=wide, device=device),
+        torch.full((nodes,), float("-inf"), dtype=wide, device=device),
+        torch.full((nodes,), vocab - 1, dtype=torch.int32, device=device),
+        torch.tensor([0, nodes], dtype=torch.int32, device=device),
+        torch.zeros(nodes, dtype=wide, device=device),
+        width=width,
+        keep=1,
+    )
+    return tokens.numpy(force=True), values.float().numpy(force=True)
 
 
 DRAFTER = RecyclingDrafter

@@ -23,7 +23,8 @@ class RestDrafter:
 
     datastore: a path, an open `Datastore`, or several of them; max_match, min_match: longest and shortest suffix;
     samples: places of each datastore that are looked at, evenly spread over the matches; min_probability: of a path,
-    its share of the matches.
+    its share of the matches; pick: "greedy" (by the counts alone; also what "drawn" means here) or "coupled" (under the
+    noise of `replay`).
     """
 
     name = "rest"
@@ -38,6 +39,7 @@ class RestDrafter:
         depth: int = 10,
         samples: int = 5000,
         min_probability: float = 0.02,
+        pick: str = "greedy",
     ) -> None:
         if num_draft_tokens < 1 or depth < 1 or samples < 1:
             raise ValueError(
@@ -50,7 +52,9 @@ class RestDrafter:
             )
         if not 0 <= min_probability <= 1:
             raise ValueError(f"rest min_probability: got {min_probability}; expected 0 to 1")
-        self.num_draft_tokens = num_draft_tokens
+        if pick not in ("coupled", "drawn", "greedy"):
+            raise ValueError(f"rest pick: got {pick!r}; expected coupled, drawn or greedy")
+        self.num_draft_tokens, self.pick = num_draft_tokens, pick
         self._max_match, self._min_match = max_match, min_match
         self._depth, self._samples, self._min_probability = depth, samples, float(min_probability)
         self.datastores = _open(datastore)
@@ -59,21 +63,22 @@ class RestDrafter:
 
     @classmethod
     def from_parts(cls, parts: Parts, datastore: Any = (), **options: Any) -> RestDrafter:
-        """One whose datastores must be those of the target's tokenizer."""
-        return cls(datastore=_open(datastore, fingerprint(parts.tokenizer), parts.target.vocab_size), **options)
+        """One that picks as the rule prefers; its datastores must be those of the target's tokenizer."""
+        opened = _open(datastore, fingerprint(parts.tokenizer), parts.target.vocab_size)
+        return cls(**{"pick": parts.prefers, "datastore": opened, **options})
 
     def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
         pass
 
     def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
         trees = []
-        for row, limit in zip(rows, budget.nodes):
+        for row, limit, noise in zip(rows, budget.nodes, rng.noise(view.sampling(rows), self.pick)):
             context = list(view.tokens(row)[-self._max_match :])
-            tokens, parents = self._tree(context, limit) if limit > 0 else ([], [])
+            tokens, parents = self._tree(context, limit, noise) if limit > 0 else ([], [])
             trees.append(([context[-1], *tokens], [-1, *parents]))
         return Draft.trees(rows, trees, device=view.device)
 
-    def _tree(self, context: list[int], limit: int) -> tuple[list[int], list[int]]:
+    def _tree(self, context: list[int], limit: int, noise: tuple[int, int] | None) -> tuple[list[int], list[int]]:
         try:
             tokens, parents, _, _ = self._look_up(
                 self._arrays,
@@ -84,6 +89,7 @@ class RestDrafter:
                 limit,
                 self._min_match,
                 self._min_probability,
+                noise,
             )
         except IndexError:
             raise ValueError(

@@ -43,9 +43,9 @@ class _Row:
 class SuffixDrafter:
     """Up to `num_draft_tokens` nodes, at most `factor` times as deep as the match is long.
 
-    min_match: shortest suffix that proposes; min_probability: of a path, by the counts; shared: remember texts of
-    finished requests for others, up to max_tokens tokens; store: file that these are loaded from and saved to (implies
-    shared).
+    min_match: shortest suffix that proposes; min_probability: of a path; pick: "greedy" (by the counts alone; also what
+    "drawn" means here) or "coupled" (under the noise of `replay`); shared: remember texts of finished requests for
+    others, up to max_tokens tokens; store: file that these are loaded from and saved to (implies shared).
 
     With `shared`, what one request was given is drafted for another. A rule that replays is exact whatever is drafted.
     The others toss coins that are keyed by a request's seed, so requests that read each other's texts need seeds of
@@ -61,6 +61,7 @@ class SuffixDrafter:
         min_match: int = 1,
         factor: float = 2.0,
         min_probability: float = 0.1,
+        pick: str = "greedy",
         shared: bool = False,
         max_tokens: int = 100_000,
         store: str | None = None,
@@ -73,9 +74,12 @@ class SuffixDrafter:
             raise ValueError(
                 f"suffix factor, min_probability: got {factor}, {min_probability}; expected more than 0, and 0 to 1"
             )
+        if pick not in ("coupled", "drawn", "greedy"):
+            raise ValueError(f"suffix pick: got {pick!r}; expected coupled, drawn or greedy")
         if max_tokens < 1:
             raise ValueError(f"suffix max_tokens: got {max_tokens}; expected at least 1")
         self.num_draft_tokens = num_draft_tokens
+        self.pick = pick
         self._how = (min_match, float(factor), float(min_probability))
         self._make = structures().Automaton
         self.memory = TextMemory(max_tokens) if shared or store is not None else None
@@ -86,10 +90,11 @@ class SuffixDrafter:
 
     @classmethod
     def from_parts(cls, parts: Parts, **options: Any) -> SuffixDrafter:
-        """One that shares by default where that is exact, with a store of the target's tokenizer."""
-        options.setdefault("shared", parts.prefers in ("coupled", "greedy"))
+        """One that picks as the rule prefers, shares by default where that is exact, with a store of the target's
+        tokenizer.
+        """
         store = options.pop("store", None)
-        made = cls(**options)
+        made = cls(**{"pick": parts.prefers, "shared": parts.prefers in ("coupled", "greedy"), **options})
         if store is not None:
             made.memory = made.memory or TextMemory(options.get("max_tokens", 100_000))
             made._store, made._vocabulary = store, fingerprint(parts.tokenizer)
@@ -113,18 +118,18 @@ class SuffixDrafter:
 
     def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
         trees = []
-        for row, limit in zip(rows, budget.nodes):
+        for row, limit, noise in zip(rows, budget.nodes, rng.noise(view.sampling(rows), self.pick)):
             own = self._rows[row]
             own.extend(view.tokens(row))
-            tokens, parents = self._tree(own, limit) if limit > 0 else ([], [])
+            tokens, parents = self._tree(own, limit, noise) if limit > 0 else ([], [])
             trees.append(([view.tokens(row)[-1], *tokens], [-1, *parents]))
         return Draft.trees(rows, trees, device=view.device)
 
-    def _tree(self, row: _Row, limit: int) -> tuple[list[int], list[int]]:
+    def _tree(self, row: _Row, limit: int, noise: tuple[int, int] | None) -> tuple[list[int], list[int]]:
         """Tokens and parents below the root, from the source that promises more."""
-        best = row.automaton.grow(limit, *self._how)
+        best = row.automaton.grow(limit, *self._how, noise)
         if self.memory is not None and len(self.memory):
-            other = self.memory.grow(row.text[-_CONTEXT:], limit, _CONTEXT, *self._how)
+            other = self.memory.grow(row.text[-_CONTEXT:], limit, _CONTEXT, *self._how, noise)
             if other[2] > best[2]:
                 best = other
         return best[0], best[1]

@@ -52,10 +52,18 @@ class TextMemory:
             self._tree.remove(self._texts.popleft()[0])
 
     def grow(
-        self, context: Sequence[int], nodes: int, max_match: int, min_match: int, factor: float, min_probability: float
+        self,
+        context: Sequence[int],
+        nodes: int,
+        max_match: int,
+        min_match: int,
+        factor: float,
+        min_probability: float,
+        noise: tuple[int, int] | None = None,
     ) -> Grown:
         """Continuations of the longest suffix of a context, of at most max_match tokens (see stores/suffix.py)."""
-        found: Grown = self._tree.grow(context[-max_match:], max_match, nodes, min_match, factor, min_probability)
+        how = (max_match, nodes, min_match, factor, min_probability, noise)
+        found: Grown = self._tree.grow(context[-max_match:], *how)
         return found
 
     def save(self, path: str | Path, vocabulary: str = "") -> None:

@@ -6,13 +6,39 @@ Answers equal those of csrc/suffix, floats included. Tests: tests/stores/test_su
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import torch
+
+from specdec_kernels.random import REPLAY, gumbel, words
 
 Grown = tuple[list[int], list[int], float, int]
+Continuation = tuple[int, float, Any]
+Noise = tuple[int, int]
 COUNTED = 64  # suffix links that one more occurrence is counted along
+
+
+def unseen(kinds: int, match: int) -> float:
+    """The weight of what was never seen behind a match: one part for every other token that was seen, less the longer
+    the match is (Witten and Bell 1991, method C, over the square of the length).
+    """
+    return kinds / match**2
+
+
+def run_race(noise: Noise, depth: int, rest: float, found: Sequence[Continuation]) -> list[Continuation]:
+    """The chance of each continuation to be the one, in place of its weight: with z = log(weight) + noise it is a share
+    of exp(z) among the siblings (how far to trust the weights), times the chance exp(-rest / exp(z)) that nothing of
+    the weight `rest`, whose tokens are not known, comes out higher.
+    """
+    ids = torch.tensor([token for token, _, _ in found], dtype=torch.int64)
+    drawn = gumbel(words(noise[0], noise[1] + depth, 0, REPLAY, ids)).tolist()
+    raised = [weight * math.exp(own) for (_, weight, _), own in zip(found, drawn)]
+    total = sum(raised)
+    won = [own / total * math.exp(-rest / own) if own > 0 else 0.0 for own in raised]
+    return [(token, own, place) for own, (token, _, place) in zip(won, found)]
 
 
 def grow(
@@ -20,14 +46,17 @@ def grow(
     depth: int,
     nodes: int,
     min_probability: float,
-    children: Callable[[Any], Iterable[tuple[int, int, Any]]],
+    children: Callable[[Any], tuple[Sequence[Continuation], float]],
     match: int,
+    noise: Noise | None = None,
     base: int = 0,
 ) -> Grown:
-    """Best-first growth from counts. children(place): (token, count, place) of every continuation.
+    """Best-first growth from weights. children(place): (token, weight, place) of every continuation, and the weight of
+    those that cannot be listed, which counts in a race alone. noise: seed and position of the root.
 
     The likeliest path first; ties go to the elder parent, then to the lower token. A path's probability is the product
-    of its tokens' shares among their siblings, or, where `base` is given, the path's own count as a share of that.
+    of its tokens' shares among their siblings, or, where `base` is given and there is no race, the path's own weight as
+    a share of that.
     """
     tokens: list[int] = []
     parents: list[int] = []
@@ -37,10 +66,13 @@ def grow(
     def push(place: Any, probability: float, node: int, below: int) -> None:
         if below >= depth:
             return
-        found = list(children(place))
-        total = base or sum(count for _, count, _ in found)
-        for token, count, child in found:
-            own = (1.0 if base else probability) * float(count) / float(total)
+        found, rest = children(place)
+        total: float = base or sum(weight for _, weight, _ in found)
+        above = 1.0 if base else probability
+        if noise is not None and found:
+            found, total, above = run_race(noise, below + 1, rest, found), 1.0, probability
+        for token, weight, child in found:
+            own = above * weight / total
             if own >= min_probability:
                 heapq.heappush(heap, (-own, node, token, below + 1, child))
 
@@ -126,17 +158,20 @@ class Automaton:
             state = self._edges[state][token]
         return self._count[state] if state else len(self) + 1
 
-    def grow(self, nodes: int, min_match: int, factor: float, min_probability: float) -> Grown:
+    def grow(
+        self, nodes: int, min_match: int, factor: float, min_probability: float, noise: Noise | None = None
+    ) -> Grown:
         """Continuations of that suffix."""
         match = self.match()
         if match == 0 or match < min_match:
             return [], [], 0.0, match
 
-        def children(state: int) -> list[tuple[int, int, int]]:
-            return [(token, self._count[target], target) for token, target in self._edges[state].items()]
+        def children(state: int) -> tuple[list[Continuation], float]:
+            found = [(token, self._count[target], target) for token, target in self._edges[state].items()]
+            return found, unseen(len(found), match)
 
         depth = depth_of(nodes, factor, match)
-        return grow(self._link[self._last], depth, nodes, min_probability, children, match)
+        return grow(self._link[self._last], depth, nodes, min_probability, children, match, noise)
 
 
 class CountedTree:
@@ -192,7 +227,14 @@ class CountedTree:
         return self._size if node is self._root else 0 if node is None else int(node[0])
 
     def grow(
-        self, context: Sequence[int], max_match: int, nodes: int, min_match: int, factor: float, min_probability: float
+        self,
+        context: Sequence[int],
+        max_match: int,
+        nodes: int,
+        min_match: int,
+        factor: float,
+        min_probability: float,
+        noise: Noise | None = None,
     ) -> Grown:
         """Continuations of the longest suffix of a context that is there, of at most max_match tokens."""
         check(context)
@@ -203,10 +245,65 @@ class CountedTree:
         if match == 0 or match < min_match:
             return [], [], 0.0, match
 
-        def children(place: Any) -> list[tuple[int, int, Any]]:
-            return [(token, child[0], child) for token, child in place[1].items()]
+        def children(place: Any) -> tuple[list[Continuation], float]:
+            found = [(token, child[0], child) for token, child in place[1].items()]
+            return found, unseen(len(found), match)
 
-        return grow(node, depth_of(nodes, factor, match), nodes, min_probability, children, match)
+        return grow(node, depth_of(nodes, factor, match), nodes, min_probability, children, match, noise)
+
+
+class Successors:
+    """What the target showed behind each token when it was last scored: its likeliest next tokens."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, list[tuple[int, float]]] = {}
+
+    def learn(self, tokens: Any, following: Any, values: Any) -> None:
+        """Of nodes with these tokens [M], the next tokens [M, k], likeliest first, -1 padded, and their
+        log-probabilities; of equal tokens the last node counts.
+        """
+        if len(following) != len(tokens) or np.shape(following) != np.shape(values):
+            raise ValueError("successors: expected as many next tokens and log-probabilities for every token")
+        for token, ids, own in zip(np.asarray(tokens).tolist(), np.asarray(following), np.asarray(values)):
+            self._seen[token] = [(int(next_one), float(value)) for next_one, value in zip(ids, own) if next_one >= 0]
+
+    def __len__(self) -> int:
+        return sum(map(bool, self._seen.values()))
+
+    def after(self, token: int) -> list[tuple[int, float]]:
+        """(next token, log-probability), the likeliest first; nothing for a token that was not seen."""
+        return self._seen.get(token, [])
+
+    def grow(
+        self,
+        root: int,
+        depth: int,
+        nodes: int,
+        min_probability: float,
+        inv_t: float,
+        top_k: int,
+        top_p: float,
+        min_p: float,
+        noise: Noise | None = None,
+    ) -> Grown:
+        """Trees by these laws at a temperature, of what top-k, top-p and min-p leave of them (0, 1 and 0: all)."""
+
+        def children(token: int) -> tuple[list[Continuation], float]:
+            following = self.after(token)
+            if not following:
+                return [], 0.0
+            found = [(own, math.exp(inv_t * value), own) for own, value in following]
+            # each token that is not listed is at most as likely as the last that is
+            rest = max(1 - sum(math.exp(value) for _, value in following), 0.0)
+            rest *= math.exp((inv_t - 1) * following[-1][1])
+            total, kept, reached = sum(weight for _, weight, _ in found) + rest, 0, 0.0
+            for _, weight, _ in found:
+                if kept and (kept == top_k or reached >= top_p * total or weight < min_p * found[0][1]):
+                    return found[:kept], 0.0
+                kept, reached = kept + 1, reached + weight
+            return found, rest
+
+        return grow(root, depth, nodes, min_probability, children, 0, noise)
 
 
 class Array:
@@ -256,6 +353,7 @@ def look_up(
     nodes: int,
     min_match: int,
     min_probability: float,
+    noise: Noise | None = None,
 ) -> Grown:
     """Continuations of the longest suffix of a context that any of the arrays has, counted over all of them."""
     for match in range(min(max_match, len(context)), min_match - 1, -1):
@@ -269,13 +367,14 @@ def look_up(
         taken = min(high - low, samples)
         found += [(array, array.position(low + sample * (high - low) // taken)) for sample in range(taken)]
 
-    def children(place: tuple[int, list[tuple[Array, int]]]) -> list[tuple[int, int, Any]]:
+    def children(place: tuple[int, list[tuple[Array, int]]]) -> tuple[list[Continuation], float]:
         below, places = place
         by_token: dict[int, list[tuple[Array, int]]] = {}
         for array, at in places:
             token = array.token(at + below)
             if token >= 0:
                 by_token.setdefault(token, []).append((array, at))
-        return [(token, len(own), (below + 1, own)) for token, own in by_token.items()]
+        listed = [(token, len(own), (below + 1, own)) for token, own in sorted(by_token.items())]
+        return listed, unseen(len(listed), match)
 
-    return grow((match, found), min(depth, nodes), nodes, min_probability, children, match, base=len(found))
+    return grow((match, found), min(depth, nodes), nodes, min_probability, children, match, noise, len(found))

@@ -127,12 +127,24 @@ BUILD: dict[str, dict[str, Callable[[], Any]]] = {
         for match in ("last", "frequent")
     },
     "recycling": {
-        name: (lambda shared=shared: get_drafter("recycling")(num_draft_tokens=6, top_k=3, shared=shared))
-        for name, shared in (("own", False), ("shared", True))
+        name: (
+            lambda shared=shared, pick=pick: get_drafter("recycling")(
+                num_draft_tokens=6, top_k=3, shared=shared, pick=pick
+            )
+        )
+        for name, shared, pick in (("own", False, "greedy"), ("shared", True, "greedy"), ("coupled", False, "coupled"))
     },
-    "rest": {"files": lambda: get_drafter("rest")(num_draft_tokens=6, min_match=1, datastore=two_datastores())},
+    "rest": {
+        pick: (
+            lambda pick=pick: get_drafter("rest")(
+                num_draft_tokens=6, min_match=1, datastore=two_datastores(), pick=pick
+            )
+        )
+        for pick in ("coupled", "greedy")
+    },
     "suffix": {
         "own": lambda: get_drafter("suffix")(num_draft_tokens=6, min_match=1),
+        "coupled": lambda: get_drafter("suffix")(num_draft_tokens=6, min_match=1, pick="coupled"),
         "shared": lambda: get_drafter("suffix")(num_draft_tokens=6, min_match=1, shared=True, max_tokens=60),
     },
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from typing import Any
 
@@ -12,9 +13,9 @@ from oracles.automaton import AutomatonTarget, random_logits
 from specdec_fast import Engine, SamplingParams, get_drafter
 from specdec_fast.draft import Draft
 from specdec_fast.drafters import make_drafter
-from specdec_fast.drafters.recycling import tree_of_ranks
 from specdec_fast.interfaces import Acceptance, Budget, TargetOutput
 from specdec_fast.state import DecodeState
+from specdec_kernels.random import replay_noise
 
 VOCAB = 12
 NOTHING = Acceptance(torch.zeros(0), torch.zeros(0), torch.zeros(0))
@@ -22,26 +23,6 @@ NOTHING = Acceptance(torch.zeros(0), torch.zeros(0), torch.zeros(0))
 
 def recycling(**options: Any) -> Any:
     return get_drafter("recycling")(**options)
-
-
-def paths_of(levels: Any) -> list[tuple[int, ...]]:
-    paths: list[tuple[int, ...]] = [()]
-    for level in levels:
-        paths += [(*paths[parent], rank) for parent, rank in level]
-    return paths[1:]
-
-
-@pytest.mark.parametrize(("top", "depth"), [(1, 4), (3, 2), (8, 6)])
-def test_the_tree_of_ranks_grows_by_its_likeliest_node(top: int, depth: int) -> None:
-    trees = [set(paths_of(tree_of_ranks(nodes, top, depth))) for nodes in range(13)]
-    most = sum(top**level for level in range(1, depth + 1))
-    assert [len(tree) for tree in trees] == [min(nodes, most) for nodes in range(13)]
-    for small, large in pairwise(trees):
-        assert small <= large
-    for path in trees[-1]:
-        assert len(path) <= depth and max(path) < top
-        assert len(path) == 1 or path[:-1] in trees[-1], "closed under prefixes"
-        assert path[-1] == 0 or (*path[:-1], path[-1] - 1) in trees[-1], "an elder sibling comes first"
 
 
 def learn(drafter: Any, rows: list[int], chains: list[list[int]], logits: torch.Tensor) -> None:
@@ -58,44 +39,103 @@ def logits_for(successors: list[list[int]]) -> torch.Tensor:
 
 
 @torch.inference_mode()
-def tree(drafter: Any, text: list[int], limit: int) -> tuple[list[int], list[int]]:
+def tree(drafter: Any, text: list[int], limit: int, **sampling: Any) -> tuple[list[int], list[int]]:
     state = DecodeState(1, 99)
-    row = state.join(text, SamplingParams(seed=1), len(text), ())
+    row = state.join(text, SamplingParams(**{"seed": 1, **sampling}), len(text), ())
     drafter.begin(state, [row], None)
     draft = drafter.propose(state, [row], Budget([limit]), state.rng([row]))
     draft.check(VOCAB)
     return draft.tokens.tolist(), draft.parents.tolist()
 
 
-def test_successors_fill_the_tree_level_by_level() -> None:
-    drafter = recycling(top_k=2, depth=3, num_draft_tokens=20)
+def test_successors_grow_a_tree_by_its_likeliest_path() -> None:
+    drafter = recycling(top_k=2, depth=3, num_draft_tokens=20, min_probability=0.0)
     assert tree(drafter, [1], 9) == ([1], [-1]), "before anything was seen"
     learn(drafter, [0], [[1, 2, 3]], logits_for([[2, 3], [4, 1], [5, 6]]))
-    want = ([1, 2, 3, 4, 1, 5, 6, 2, 3], [-1, 0, 0, 1, 1, 2, 2, 4, 4])
-    assert tree(drafter, [1], 20) == want, "4, 5 and 6 have no successors yet"
+    # a first choice has e / (1 + e) = 0.73 of what is known, a second 0.27; 4, 5 and 6 have no successors yet
+    want = ([1, 2, 4, 3, 1, 5, 2, 6, 3], [-1, 0, 1, 0, 1, 3, 4, 3, 4])
+    assert tree(drafter, [1], 20) == want
+    assert tree(drafter, [1], 4) == (want[0][:5], want[1][:5]), "a smaller budget takes the first of them"
     assert tree(drafter, [7], 20) == ([7], [-1]) and tree(drafter, [1], 0) == ([1], [-1])
-    assert tree(drafter, [8, 2], 2) == ([2, 4], [-1, 0]), "the second of two nodes would be below 4"
+    assert tree(recycling(top_k=2), [1], 9) == ([1], [-1]), "and nothing is left to another drafter"
+
+
+def test_paths_below_the_least_probability_are_left_out() -> None:
+    for least, want in ((0.25, [1, 2, 4, 3]), (0.5, [1, 2, 4]), (0.75, [1])):
+        drafter = recycling(top_k=2, min_probability=least)
+        learn(drafter, [0], [[1, 2]], logits_for([[2, 3], [4, 5]]))
+        assert tree(drafter, [1], 9)[0] == want, least
+
+
+def test_temperature_and_filters_are_those_of_the_request() -> None:
+    drafter = recycling(top_k=3, depth=1, min_probability=0.2)
+    learn(drafter, [0], [[1]], torch.tensor([[0.0] * 5 + [2.0, 3.0, 4.0] + [0.0] * 4]))
+    assert tree(drafter, [1], 9)[0] == [1, 7, 6], "0.67, 0.24 and 0.09 of what is noted"
+    assert tree(drafter, [1], 9, temperature=4.0)[0] == [1, 7, 6, 5]
+    assert tree(drafter, [1], 9, temperature=0.0)[0] == [1, 7], "surer at temperature 0"
+    for kept in ({"top_k": 1}, {"top_p": 0.5}, {"min_p": 0.5}):
+        assert tree(drafter, [1], 9, **kept)[0] == [1, 7], kept
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("width", [VOCAB, 6])
+def test_under_replay_the_noise_of_the_request_chooses(width: int) -> None:
+    """With laws that are true and noted whole the target's choice is always the first; with half of the tokens, as
+    often as the choice is among them. Rivals that are not noted are told by the chance that they win.
+    """
+    logits = 1.5 * torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(1))
+    drafter = recycling(top_k=width, depth=1, pick="coupled", min_probability=0.0, num_draft_tokens=1)
+    learn(drafter, [0], [list(range(VOCAB))], logits)
+    state, hits, noted, promised = DecodeState(1, 99), 0, 0, 0.0
+    for seed in range(400):
+        text = [seed % VOCAB]
+        row = state.join(text, SamplingParams(seed=seed), 1, ())
+        choice = int((logits[text[0]] + replay_noise(torch.tensor([seed]), torch.tensor([1]), VOCAB)).argmax())
+        drafted = drafter.propose(state, [row], Budget([1]), state.rng([row])).tokens.tolist()[1]
+        hits += drafted == choice
+        noted += choice in logits[text[0]].topk(width).indices.tolist()
+        promised += drafter.successors(0).grow(text[0], 1, 1, 0.0, 1.0, 0, 1.0, 0.0, (seed, 0))[2]
+        state.leave(row)
+    assert hits == noted and (noted == 400) == (width == VOCAB)
+    assert 0.5 * hits < promised <= hits + 3 * math.sqrt(400) / 2
 
 
 def test_the_last_node_of_a_token_counts() -> None:
     drafter = recycling(top_k=2)
+
+    def after(token: int) -> list[int]:
+        return [found for found, _ in drafter.successors(0).after(token)]
+
     learn(drafter, [0], [[1, 1, 2, 1]], logits_for([[3, 4], [5, 6], [7, 8], [9, 10]]))
-    assert drafter.successors(0)[1].tolist() == [9, 10] and drafter.successors(0)[2].tolist() == [7, 8]
+    assert after(1) == [9, 10] and after(2) == [7, 8]
     learn(drafter, [0], [[1]], logits_for([[0, 11]]))
-    assert drafter.successors(0)[1].tolist() == [0, 11], "token 0 is a token like any other"
-    assert drafter.successors(0)[3].tolist() == [-1, -1]
+    assert after(1) == [0, 11] and after(3) == [], "token 0 is a token like any other"
+    logits = logits_for([[0, 11]])
+    for (_, value), want in zip(drafter.successors(0).after(1), logits.log_softmax(1)[0, [0, 11]].tolist()):
+        assert value == pytest.approx(want, abs=1e-5)
+
+
+def test_a_law_of_few_tokens_is_noted_as_it_is() -> None:
+    drafter, alone = recycling(top_k=4), torch.full((1, VOCAB), float("-inf"))
+    alone[0, 3] = 1.0
+    learn(drafter, [0], [[1]], alone)
+    ((token, value),) = drafter.successors(0).after(1)
+    assert token == 3 and abs(value) < 1e-6 and tree(drafter, [1], 3) == ([1, 3], [-1, 0])
 
 
 def test_requests_learn_apart_or_together() -> None:
     apart, together = recycling(top_k=1), recycling(top_k=1, shared=True)
+
+    def known(drafter: Any, row: int) -> list[list[int]]:
+        return [[found for found, _ in drafter.successors(row).after(token)] for token in range(3)]
+
     for drafter in (apart, together):
         learn(drafter, [0, 1], [[1], [2]], logits_for([[3], [4]]))
-    assert apart.successors(0)[:3, 0].tolist() == [-1, 3, -1]
-    assert apart.successors(1)[:3, 0].tolist() == [-1, -1, 4]
-    assert together.successors(0)[:3, 0].tolist() == [-1, 3, 4] == together.successors(5)[:3, 0].tolist()
+    assert known(apart, 0) == [[], [3], []] and known(apart, 1) == [[], [], [4]]
+    assert known(together, 0) == [[], [3], [4]] == known(together, 5)
     apart.release([0, 7])
     together.release([0])
-    assert apart.successors(0) is None and together.successors(0) is not None
+    assert len(apart.successors(0)) == 0 and len(together.successors(0)) == 2
 
 
 def test_it_is_shared_by_default_where_that_is_exact() -> None:
@@ -114,7 +154,7 @@ def test_an_oracle_is_drafted_to_its_full_depth() -> None:
         cycle.append((cycle[-1] * 5 + 1) % VOCAB)
     drafter = recycling(num_draft_tokens=6, top_k=1, shared=True)
     for token, following in pairwise(cycle):
-        learn(drafter, [0], [[token]], logits_for([[following]]))
+        learn(drafter, [0], [[token]], 9.0 * logits_for([[following]]))
     assert tree(drafter, [3], 6) == (cycle[:7], [-1, 0, 1, 2, 3, 4, 5])
 
 
@@ -137,10 +177,11 @@ def test_in_an_engine_it_changes_nothing_and_costs_no_pass(first_order: bool) ->
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_draft_tokens": 0}, "num_draft_tokens, depth: got 0, 6; expected at least 1"),
-        ({"depth": 0}, "num_draft_tokens, depth: got 12, 0"),
-        ({"top_k": 0}, "top_k: got 0; expected 1 to 8"),
-        ({"top_k": 9}, "top_k: got 9"),
+        ({"num_draft_tokens": 0}, "num_draft_tokens, depth, top_k: got 0, 6, 64; expected at least 1"),
+        ({"depth": 0}, "num_draft_tokens, depth, top_k: got 12, 0"),
+        ({"top_k": 0}, "num_draft_tokens, depth, top_k: got 12, 6, 0"),
+        ({"min_probability": 1.5}, "min_probability: got 1.5; expected 0 to 1"),
+        ({"pick": "best"}, "pick: got 'best'; expected one of coupled, greedy"),
     ],
 )
 def test_bad_options(options: dict[str, Any], message: str) -> None:

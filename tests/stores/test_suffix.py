@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from specdec_fast.stores import suffix, suffix_python
 from specdec_kernels import FallbackWarning
+from specdec_kernels.random import replay_noise
 
 try:
     from specdec_kernels import _suffix as compiled
@@ -220,6 +222,58 @@ def test_both_answer_alike_to_the_last_bit(seed: int) -> None:
             tree.add(text)
             answers.append((automaton.grow(*arguments), tree.grow(text[::-1], 6, *arguments)))
         assert answers[0] == answers[1]
+
+
+@pytest.mark.skipif(compiled is None, reason="not built")
+@pytest.mark.parametrize("seed", range(6))
+def test_both_run_the_same_races(seed: int) -> None:
+    """Trees under noise, of counts and of noted laws: the same nodes, and what they promise up to rounding."""
+    source = random.Random(seed)
+    vocab, noise = source.choice([2, 5, 30]), (source.randrange(2**62), source.randrange(5000))
+    text = [source.randrange(vocab) for _ in range(200)]
+    stream = [*text, vocab]
+    laws = np.log(np.random.default_rng(seed).dirichlet([0.5] * vocab, vocab)).astype(np.float32)
+    order = np.argsort(-laws, axis=1)[:, : vocab // 2 + 1]
+    answers = []
+    for module in (compiled, suffix_python):
+        automaton, tree, noted = module.Automaton(), module.CountedTree(9), module.Successors()
+        automaton.extend(text)
+        tree.add(text)
+        array = module.Array(np.array(stream, np.uint16), np.array(sorted_suffixes(stream), np.uint32), vocab)
+        noted.learn(np.arange(vocab), order, np.take_along_axis(laws, order, 1))
+        assert len(noted) == vocab and noted.after(vocab + 1) == []
+        grown = [
+            automaton.grow(20, 1, 4.0, 0.01, noise),
+            tree.grow(text[:-1], 6, 20, 1, 4.0, 0.01, noise),
+            module.look_up([array], text[-4:-2], 4, 5, 100, 20, 1, 0.01, noise),
+            noted.grow(text[0], 5, 20, 0.01, 1.0, 0, 1.0, 0.0, noise),
+            noted.grow(text[0], 5, 20, 0.01, 1.4, 3, 0.8, 0.05, noise),
+            noted.grow(text[0], 5, 20, 0.0, 0.7, 0, 1.0, 0.0),
+        ]
+        answers.append(grown)
+    for one, other in zip(*answers, strict=True):
+        assert one[:2] == other[:2] and one[3] == other[3] and one[2] == pytest.approx(other[2])
+    assert any(len(grown[0]) > 1 for grown in answers[0])
+
+
+@both
+def test_a_race_is_that_of_the_replay_noise(module: Any) -> None:
+    """Behind 1 came 2 three times and 3 once: under noise each is first where log(count) + noise is larger, and its
+    chance falls with what was never seen.
+    """
+    tree = module.CountedTree(9)
+    for text in ([1, 2], [1, 2], [1, 2], [1, 3]):
+        tree.add(text)
+    firsts = set()
+    for seed in range(40):
+        noise = replay_noise(torch.tensor([seed]), torch.tensor([8], dtype=torch.int32), 4)[0].double()
+        race = torch.tensor([3.0, 1.0]).double() * noise[2:].exp()
+        won = race / race.sum() * torch.exp(-2 / race)  # two kinds behind a match of one token
+        tokens, parents, expected, _ = tree.grow([1], 4, 4, 1, 1.0, 0.0, (seed, 7))
+        assert tokens == [2 + at for at in won.argsort(descending=True).tolist()] and parents == [0, 0]
+        assert expected == pytest.approx(float(won.sum()), rel=1e-5)
+        firsts.add(tokens[0])
+    assert firsts == {2, 3}
 
 
 def test_without_the_extension_python_serves_and_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
