@@ -12,7 +12,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 SAYS = {
     "generate.py": ["64 tokens", "tokens per target pass"],
     "batch.py": ["too long leaves, cancelled", "one verse joins", "without speculation: True"],
-    "own_drafter.py": ["drafter stutter", "drafted", "tokens per target pass"],
+    "own_drafter.py": ["drafter echo", "drafted", "tokens per target pass"],
     "eagle_head.py": ["held-out loss", "same text: True", "tokens per target pass"],
     "embed_ops.py": ["tree_attention  cpu", "request 0: path", "tokens committed"],
     "medusa_heads.py": ["held-out loss", "same text: True", "tokens per target pass"],

@@ -26,15 +26,11 @@ _ROWS = 8  # greedy texts decoded at once
 
 
 def lab(
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the report; draws in it are continued.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder of the report; draws in it are continued.")],
     model: options.Model = "demo-target",
     draft: options.DraftModel = None,
     drafter: options.DrafterName = None,
-    drafter_option: Annotated[
-        list[str] | None,
-        typer.Option("--drafter-option", metavar="NAME=VALUE", help="What else the drafter takes; may be repeated.",
-                     rich_help_panel="Models"),
-    ] = None,
+    drafter_option: options.DrafterOptions = None,
     rule: Annotated[
         str | None,
         typer.Option(help="Verification rule (default: token; best with --drafter).", rich_help_panel="Models"),

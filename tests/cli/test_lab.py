@@ -57,7 +57,7 @@ def test_the_ledger_takes_new_seeds_every_time(run: Run, pair: list[str], tmp_pa
 
 def test_a_lossy_rule_is_rejected(run: Run, pair: list[str], tmp_path: Path) -> None:
     result = run(
-        "lab", *pair, "--draws", "20000", "--prompts", "1", "--no-exact", "--rule", "lossy", "-o", str(tmp_path)
+        "lab", *pair, "--draws", "20000", "--prompts", "1", "--no-exact", "--rule", "lossy", "--out", str(tmp_path)
     )
     assert result.exit_code == 1, result.output
     assert "law rejected" in result.stderr and "lossy by design" in result.stdout
