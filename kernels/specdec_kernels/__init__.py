@@ -11,7 +11,7 @@ from .chain_verify import chain_thresholds, chain_verify, chain_verify_logits
 from .dispatch import OPS, Backend, FallbackWarning, Op, UnsupportedError, explain, use_backend
 from .draw_sample import draw_sample
 from .edit_logits import ALWAYS, Additions, Forced, NodePaths, Penalties, TokenMasks, edit_logits
-from .kv_commit import CacheTable, kv_commit
+from .kv_commit import CacheTable, kv_commit, kv_commit_pages, kv_commit_scratch
 from .kv_slots import kv_slots
 from .kv_stage import kv_stage
 from .law_stats import law_stats
@@ -46,6 +46,8 @@ __all__ = [
     "edit_logits",
     "explain",
     "kv_commit",
+    "kv_commit_pages",
+    "kv_commit_scratch",
     "kv_slots",
     "kv_stage",
     "law_stats",
