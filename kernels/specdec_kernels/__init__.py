@@ -20,7 +20,7 @@ from .ordered_verify import ordered_thresholds, ordered_verify
 from .replay_sample import replay_sample
 from .replay_verify import replay_verify
 from .traversal_verify import traversal_thresholds, traversal_verify
-from .tree_attention import tree_attention
+from .tree_attention import AttentionPlan, attention_plan, plan_for, tree_attention
 from .tree_expand import tree_expand
 from .tree_plan import TreePlan, tree_plan
 from .tree_verify import tree_verify
@@ -29,6 +29,7 @@ __all__ = [
     "ALWAYS",
     "OPS",
     "Additions",
+    "AttentionPlan",
     "Backend",
     "CacheTable",
     "FallbackWarning",
@@ -39,6 +40,7 @@ __all__ = [
     "TokenMasks",
     "TreePlan",
     "UnsupportedError",
+    "attention_plan",
     "chain_thresholds",
     "chain_verify",
     "chain_verify_logits",
@@ -54,6 +56,7 @@ __all__ = [
     "ngram_match",
     "ordered_thresholds",
     "ordered_verify",
+    "plan_for",
     "replay_sample",
     "replay_verify",
     "traversal_thresholds",

@@ -103,6 +103,12 @@ def attention(sizes: Sizes) -> Call:
     )
 
 
+def shares(sizes: Sizes) -> Call:
+    lengths, group = int32([sizes.length] * sizes.rows), sizes.heads // sizes.kv_heads
+    numbers = {"kv_heads": sizes.kv_heads, "group": group, "block_m": 16, "block_n": 64, "programs": 264}
+    return Call((lengths, offsets(sizes), sizes.rows * sizes.nodes), numbers, bytes=size_of(lengths) * 4)
+
+
 def plan(sizes: Sizes) -> Call:
     at = parents(sizes), offsets(sizes)
     return Call(at, bytes=size_of(*at) * 5)
@@ -185,6 +191,7 @@ CACHE_SAMPLES: dict[str, Sample] = {
         tuple(Sizes(rows=b, nodes=n, length=length, **_LLAMA) for b, n, length in
               [(1, 8, 2048), (1, 8, 8192), (1, 8, 32768), (1, 64, 8192), (8, 8, 8192), (64, 8, 8192), (64, 32, 8192)]),
     ),
+    "attention_plan": Sample(shares, ("rows", "nodes", "length", "heads", "kv_heads"), (Sizes(rows=64),)),
     "kv_commit": Sample(commit, ("layers", *_CACHE), tuple(Sizes(rows=b, layers=32, **_LLAMA) for b in (1, 8, 64))),
     "kv_commit_scratch": Sample(
         commit_scratch, ("layers", *_CACHE), tuple(Sizes(rows=b, layers=32, **_LLAMA) for b in (1, 64))
