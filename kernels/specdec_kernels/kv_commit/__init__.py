@@ -39,7 +39,7 @@ def _no_list(caches: Any, *args: Any, **kwargs: Any) -> str | None:
 
 
 def _key(caches: Any, *args: Any, **kwargs: Any) -> Hashable:
-    table = next(each for each in args if isinstance(each, Tensor))
+    table = next(each for each in (*args, *kwargs.values()) if isinstance(each, Tensor))
     return True if table.is_cpu and not INTERPRETED else (table.device, isinstance(caches, CacheTable))
 
 

@@ -60,9 +60,13 @@ def check(lengths: Tensor, offsets: Tensor, nodes: int, group: int, block_m: int
         )
 
 
+LEAST = 2
+"""Tiles of a share, if there are so many."""
+
+
 def share_of(total: int, kv_heads: int, programs: int) -> int:
     """Tiles of a share."""
-    return max(-(-total * kv_heads // programs), 2)
+    return max(-(-total * kv_heads // programs), LEAST)
 
 
 def attention_plan(

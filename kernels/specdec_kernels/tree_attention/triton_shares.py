@@ -11,10 +11,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from . import plan
 from .triton_kernel import attend_tiles, tile_range, write_answer, write_part
 
-LEAST = tl.constexpr(2)
-"""Tiles that a program takes at least."""
+LEAST = tl.constexpr(plan.LEAST)
 
 
 @triton.jit
