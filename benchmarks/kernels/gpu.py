@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from specdec_kernels import OPS
+from specdec_kernels import OPS, plan_for, tree_attention
 from specdec_kernels.agreement import SAMPLES, check
 from specdec_kernels.samples import Call, Sizes
 from specdec_kernels.timing import Timing, bench, copies, describe, graph_time, host_time, measure_ceilings
@@ -76,8 +76,17 @@ def unfold_and_compare(call: Call) -> Callable[[], Any]:
     return run
 
 
+def on_a_fixed_grid(call: Call) -> Callable[[], Any]:
+    """Ours with a plan, which is made before: it costs once per pass what a layer's launches cost."""
+    query, keys, _, table, lengths, offsets, ancestors, _ = call.arguments
+    plan = plan_for(query, keys, table, lengths, offsets, ancestors)
+    if plan is None:
+        raise RuntimeError("no plans: tree_attention is not served by triton")
+    return partial(tree_attention, *call.arguments, **call.options, plan=plan)
+
+
 PEERS: dict[str, list[tuple[str, Callable[[Call], Callable[[], Any]]]]] = {
-    "tree_attention": [("torch sdpa with mask", sdpa_with_mask)],
+    "tree_attention": [("torch sdpa with mask", sdpa_with_mask), ("triton with a plan", on_a_fixed_grid)],
     "kv_commit": [("torch index_copy per layer", index_copy_per_layer)],
     "tree_expand": [("torch log_softmax and topk", topk_of_log_softmax)],
     "ngram_match": [("torch unfold and compare", unfold_and_compare)],

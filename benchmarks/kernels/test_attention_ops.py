@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from specdec_kernels import CacheTable, kv_commit, kv_stage, tree_attention
+from specdec_kernels import CacheTable, kv_commit, kv_commit_pages, kv_commit_scratch, kv_stage, tree_attention
 
 PAGE = 16
 DTYPES = [torch.float32, torch.bfloat16]
@@ -96,9 +96,9 @@ def test_prefill(benchmark: Any, peer: str, shape: tuple[int, ...], dtype: torch
 
 
 @pytest.mark.benchmark(group="cache")
-@pytest.mark.parametrize("how", ["list", "table", "index_put"])
+@pytest.mark.parametrize("how", ["list", "table", "scratch", "pages", "index_put"])
 def test_kv_commit(benchmark: Any, how: str) -> None:
-    """Twelve layers, three of eight staged nodes kept; the peer is one indexed assignment per cache."""
+    """Twelve layers, four of eight nodes kept; the peer is one indexed assignment per cache."""
     _, key_cache, _, table, lengths, offsets = paged((8, 300, 4, 2, 64), torch.float32)
     caches = [torch.randn_like(key_cache) for _ in range(24)]
     path, accepted = torch.tensor([[0, 2, 5, 7, -1]]).int(), torch.tensor([3]).int()
@@ -112,8 +112,18 @@ def test_kv_commit(benchmark: Any, how: str) -> None:
 
         measure(benchmark, peer)
         return
+    trees = (table, lengths, path, offsets, accepted)
+    if how == "scratch":
+        tables = CacheTable(caches), CacheTable.packed([torch.randn(8, 2, 64) for _ in caches])
+        measure(benchmark, lambda: kv_commit_scratch(*tables, *trees))
+        return
+    if how == "pages":  # of one slot each
+        ids = torch.arange(400, dtype=torch.int32)[None]
+        own, rows = (ids.clone(), lengths.clone()), torch.zeros(1, dtype=torch.int32)
+        measure(benchmark, lambda: kv_commit_pages(ids, *trees[1:], rows, own[1], own[0]))
+        return
     given = CacheTable(caches) if how == "table" else caches
-    measure(benchmark, lambda: kv_commit(given, table, lengths, path, offsets, accepted))
+    measure(benchmark, lambda: kv_commit(given, *trees))
 
 
 @pytest.mark.benchmark(group="cache")

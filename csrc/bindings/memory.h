@@ -35,35 +35,52 @@ inline void list_layouts(const std::vector<Tensor>& caches, std::vector<CacheLay
   }
 }
 
-// Rows of a CacheTable's layout tensor, int64 [n, 6] on the host, are CacheLayouts.
-inline const CacheLayout* table_layouts(const Tensor& layout, int64_t& count) {
+// Rows of a CacheTable's layout tensor, int64 [n, 6] on the device of its caches, are CacheLayouts.
+inline const CacheLayout* table_layouts(const Tensor& layout) {
   static_assert(sizeof(CacheLayout) == 6 * sizeof(int64_t));
-  SPECDEC_CHECK(layout.dim() == 2 && layout.size(1) == 6 && layout.is_cpu(), "kv_commit: layout must come from a CacheTable");
-  count = layout.size(0);
+  SPECDEC_CHECK(layout.dim() == 2 && layout.size(1) == 6, "kv_commit: layout must come from a CacheTable");
   return reinterpret_cast<const CacheLayout*>(input<int64_t>(layout, "kv_commit: layout"));
 }
 
-inline CommitArguments commit_arguments(
-    const Tensor& page_table, const Tensor& lengths, const Tensor& path, const Tensor& offsets, const Tensor& num_accepted,
-    const std::optional<Tensor>& rows_of_cache, const std::optional<Tensor>& cache_lengths, int64_t pages, int64_t page_size) {
-  const int64_t rows = lengths.numel();
-  SPECDEC_CHECK(page_table.dim() == 2 && page_table.size(0) == rows && path.dim() == 2 && path.size(0) == rows && path.size(1) >= 1 &&
-                    offsets.numel() == rows + 1 && num_accepted.numel() == rows,
-                "kv_commit: page_table ", shape_of(page_table), ", path ", shape_of(path), ", offsets ", shape_of(offsets), ", num_accepted ",
-                shape_of(num_accepted), " do not fit lengths ", shape_of(lengths), "; expected [B, P], [B, D + 1], [B + 1], [B], [B]");
-  SPECDEC_CHECK(rows_of_cache.has_value() == cache_lengths.has_value() && (!cache_lengths.has_value() || rows_of_cache->numel() == rows),
-                "kv_commit: rows and cache_lengths go together, expected int32 [", rows, "] and int32 [R], or neither");
-  CommitArguments a{input<int32_t>(page_table, "kv_commit: page_table"),
-          input<int32_t>(lengths, "kv_commit: lengths"),
-          input<int32_t>(path, "kv_commit: path"),
-          input<int32_t>(offsets, "kv_commit: offsets"),
-          input<int32_t>(num_accepted, "kv_commit: num_accepted"),
-          rows, page_table.size(1), path.size(1), pages, page_size};
-  if (cache_lengths.has_value()) {
-    a.cache_lengths = output<int32_t>(*cache_lengths, "kv_commit: cache_lengths");
-    a.cache_rows = input<int32_t>(*rows_of_cache, "kv_commit: rows");
-    a.cache_capacity = cache_lengths->numel();
+// The operator that a call with a table serves.
+inline const char* table_op(int64_t scratch_nodes) { return scratch_nodes != 0 ? "kv_commit_scratch" : "kv_commit"; }
+
+// The arguments that all commits share, as a call gives them.
+struct CommitTensors {
+  const Tensor &page_table, &lengths, &path, &offsets, &num_accepted;
+  const std::optional<Tensor>&rows, &cache_lengths;
+};
+
+inline CommitArguments commit_arguments(const char* op, const CommitTensors& t, int64_t pages, int64_t page_size, int64_t scratch_nodes = 0) {
+  const int64_t rows = t.lengths.numel();
+  SPECDEC_CHECK(t.page_table.dim() == 2 && t.page_table.size(0) == rows && t.path.dim() == 2 && t.path.size(0) == rows && t.path.size(1) >= 1 &&
+                    t.offsets.numel() == rows + 1 && t.num_accepted.numel() == rows,
+                op, ": page_table ", shape_of(t.page_table), ", path ", shape_of(t.path), ", offsets ", shape_of(t.offsets), ", num_accepted ",
+                shape_of(t.num_accepted), " do not fit lengths ", shape_of(t.lengths), "; expected [B, P], [B, D + 1], [B + 1], [B], [B]");
+  SPECDEC_CHECK(t.rows.has_value() == t.cache_lengths.has_value() && (!t.cache_lengths.has_value() || t.rows->numel() == rows),
+                op, ": rows and cache_lengths go together, expected int32 [", rows, "] and int32 [R], or neither");
+  const auto read = [&](const Tensor& tensor, const char* name) {
+    SPECDEC_CHECK(tensor.scalar_type() == ScalarType::Int && tensor.is_contiguous(), op, ": ", name, " of shape ", shape_of(tensor),
+                  " has another dtype or is strided, expected contiguous int32; call .int().contiguous()");
+    return static_cast<const int32_t*>(tensor.const_data_ptr());
+  };
+  CommitArguments a{read(t.page_table, "page_table"), read(t.lengths, "lengths"), read(t.path, "path"), read(t.offsets, "offsets"),
+                    read(t.num_accepted, "num_accepted"), rows, t.page_table.size(1), t.path.size(1), pages, page_size, scratch_nodes};
+  if (t.cache_lengths.has_value()) {
+    a.cache_lengths = const_cast<int32_t*>(read(*t.cache_lengths, "cache_lengths"));
+    a.cache_rows = read(*t.rows, "rows");
+    a.cache_capacity = t.cache_lengths->numel();
   }
+  return a;
+}
+
+inline CommitArguments pages_arguments(const CommitTensors& t, const Tensor& cache_table) {
+  CommitArguments a = commit_arguments("kv_commit_pages", t, 0, 1);
+  a.cache_table = output<int32_t>(cache_table, "kv_commit_pages: cache_page_table");
+  SPECDEC_CHECK(a.cache_lengths != nullptr && cache_table.dim() == 2 && cache_table.size(0) == a.cache_capacity && cache_table.size(1) == a.pages_per_row,
+                "kv_commit_pages: cache_page_table is ", shape_of(cache_table), ", expected [", a.cache_capacity, ", ", a.pages_per_row,
+                "], a row for each of cache_lengths and the columns of page_table");
+  SPECDEC_CHECK(a.cache_table != a.page_table || a.rows == 0, "kv_commit_pages: page_table and cache_page_table are the same memory; pass a copy of the rows, as kv_slots makes it");
   return a;
 }
 

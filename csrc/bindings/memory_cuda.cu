@@ -1,8 +1,10 @@
-// CUDA implementations of kv_stage, kv_commit and kv_commit_table: one launch for all layers, no host synchronisation,
-// nothing allocated, on the current stream. Indices are not checked here: that would need the host.
+// CUDA implementations of kv_stage and of the commits: one launch for all layers, no host synchronisation, nothing allocated,
+// on the current stream. Indices cannot be refused here, for that would need the host: what lies beyond a cache is not moved.
 #include <cuda_runtime.h>
 #include <torch/csrc/stable/accelerator.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <vector>
 
 #include "bindings/memory.h"
@@ -12,20 +14,44 @@ namespace specdec::bindings {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kCachesPerLaunch = 256;  // their addresses travel as kernel parameters (4 KiB)
+constexpr int kListed = 64;  // caches of a launch whose layouts travel as kernel parameters (3 KiB)
 
-struct Addresses {
-  char* base[kCachesPerLaunch];
+struct Listed {
+  CacheLayout each[kListed];
 };
 
-// Block (b, c) moves the accepted slots of row b in cache c.
 template <class Unit>
-__global__ void __launch_bounds__(kThreads) commit_kernel(Addresses addresses, CacheLayout layout, CommitArguments a) {
-  layout.base = addresses.base[blockIdx.y];
-  if (a.cache_lengths != nullptr && blockIdx.y == 0 && threadIdx.x == 0) {
-    a.cache_lengths[a.cache_rows[blockIdx.x]] = a.lengths[blockIdx.x] + kept_tokens(a, blockIdx.x);
+__device__ __forceinline__ void commit_here(const CacheLayout& from, const CacheLayout& to, const CommitArguments& a) {
+  commit_units<Unit>(from, to, a, blockIdx.x, threadIdx.x, blockDim.x);
+}
+
+// Block (b, c) moves the accepted slots of row b in cache c, a thread the same 16 bytes of every slot where all of the
+// cache is aligned to them.
+__device__ __forceinline__ void commit_block(const CacheLayout& from, const CacheLayout& to, const CommitArguments& a) {
+  if (blockIdx.y == 0 && threadIdx.x == 0) advance_length(a, blockIdx.x);
+  switch (copy_unit(alignment_bits(from) | alignment_bits(to))) {
+    case 16:
+      return commit_here<uint4>(from, to, a);
+    case 8:
+    case 4:
+      return commit_here<uint32_t>(from, to, a);
+    default:
+      return commit_here<uint8_t>(from, to, a);
   }
-  commit_units<Unit>(layout, a, blockIdx.x, threadIdx.x, blockDim.x);
+}
+__global__ void __launch_bounds__(kThreads) commit_listed_kernel(Listed caches, CommitArguments a) {
+  commit_block(caches.each[blockIdx.y], caches.each[blockIdx.y], a);
+}
+// The layouts lie on the device: a captured launch goes on working on the same table.
+__global__ void __launch_bounds__(kThreads) commit_table_kernel(const CacheLayout* from, const CacheLayout* to, CommitArguments a) {
+  const CacheLayout source = from[blockIdx.y], target = to[blockIdx.y];
+  commit_block(source, target, a);
+}
+
+// Block b moves the page ids of row b.
+__global__ void __launch_bounds__(kThreads) commit_pages_kernel(CommitArguments a) {
+  if (threadIdx.x == 0) advance_length(a, blockIdx.x);
+  commit_page_ids(a, blockIdx.x, threadIdx.x, blockDim.x);
 }
 
 // Block (i, 0) writes the key of node i, block (i, 1) its value.
@@ -71,46 +97,48 @@ void check_launch(const char* op) {
   SPECDEC_CHECK(error == cudaSuccess, op, ": the CUDA launch failed: ", cudaGetErrorString(error));
 }
 
-bool same_shape(const CacheLayout& x, const CacheLayout& y) {
-  return x.page_stride == y.page_stride && x.slot_stride == y.slot_stride && x.runs == y.runs && x.run_stride == y.run_stride &&
-         x.run_bytes == y.run_bytes;
-}
+dim3 rows_and(const CommitArguments& a, int64_t caches) { return dim3(static_cast<unsigned>(a.rows), static_cast<unsigned>(caches)); }
 
-// One launch per run of caches with equal strides: one in all for a usual model.
-void commit(const CacheLayout* layouts, int64_t count, const CommitArguments& arguments, cudaStream_t stream) {
-  if (arguments.rows == 0) return;
-  for (int64_t first = 0, next = 0; first < count; first = next) {
-    Addresses addresses;
-    uint64_t alignment = 0;
-    for (next = first; next < count && next - first < kCachesPerLaunch && same_shape(layouts[next], layouts[first]); ++next) {
-      addresses.base[next - first] = layouts[next].base;
-      alignment |= alignment_bits(layouts[next]);
-    }
-    const dim3 grid(static_cast<unsigned>(arguments.rows), static_cast<unsigned>(next - first));
-    with_unit(alignment, [&](auto unit) {
-      commit_kernel<decltype(unit)><<<grid, kThreads, 0, stream>>>(addresses, layouts[first], arguments);
-    });
-  }
-  check_launch("kv_commit");
-}
-
+// One launch for every 64 caches.
 void kv_commit(
     const std::vector<Tensor>& caches, const Tensor& page_table, const Tensor& lengths, const Tensor& path, const Tensor& offsets,
     const Tensor& num_accepted, std::optional<Tensor> rows, std::optional<Tensor> cache_lengths) {
   std::vector<CacheLayout> layouts;
   list_layouts(caches, layouts);
+  const CommitTensors tensors{page_table, lengths, path, offsets, num_accepted, rows, cache_lengths};
+  const CommitArguments a = commit_arguments("kv_commit", tensors, caches[0].size(0), caches[0].size(1));
   const OnDevice device(page_table);
-  commit(layouts.data(), static_cast<int64_t>(layouts.size()),
-         commit_arguments(page_table, lengths, path, offsets, num_accepted, rows, cache_lengths, caches[0].size(0), caches[0].size(1)), device.stream());
+  for (size_t first = 0; first < layouts.size() && a.rows > 0; first += kListed) {
+    const size_t count = std::min<size_t>(kListed, layouts.size() - first);
+    Listed listed;
+    std::copy_n(layouts.begin() + static_cast<std::ptrdiff_t>(first), count, listed.each);
+    commit_listed_kernel<<<rows_and(a, static_cast<int64_t>(count)), kThreads, 0, device.stream()>>>(listed, a);
+  }
+  check_launch("kv_commit");
 }
 
+// One launch for all caches, whatever their layouts.
 void kv_commit_table(
-    const Tensor& layout, int64_t pages, int64_t page_size, const Tensor& page_table, const Tensor& lengths, const Tensor& path,
-    const Tensor& offsets, const Tensor& num_accepted, std::optional<Tensor> rows, std::optional<Tensor> cache_lengths) {
-  int64_t count = 0;
-  const CacheLayout* layouts = table_layouts(layout, count);
+    const Tensor& layout, const Tensor& scratch_layout, int64_t pages, int64_t page_size, int64_t scratch_nodes, const Tensor& page_table,
+    const Tensor& lengths, const Tensor& path, const Tensor& offsets, const Tensor& num_accepted, std::optional<Tensor> rows,
+    std::optional<Tensor> cache_lengths) {
+  const CommitTensors tensors{page_table, lengths, path, offsets, num_accepted, rows, cache_lengths};
+  const CommitArguments a = commit_arguments(table_op(scratch_nodes), tensors, pages, page_size, scratch_nodes);
   const OnDevice device(page_table);
-  commit(layouts, count, commit_arguments(page_table, lengths, path, offsets, num_accepted, rows, cache_lengths, pages, page_size), device.stream());
+  if (a.rows > 0) {
+    commit_table_kernel<<<rows_and(a, layout.size(0)), kThreads, 0, device.stream()>>>(table_layouts(scratch_layout), table_layouts(layout), a);
+  }
+  check_launch(table_op(scratch_nodes));
+}
+
+void kv_commit_pages(
+    const Tensor& page_table, const Tensor& lengths, const Tensor& path, const Tensor& offsets, const Tensor& num_accepted,
+    std::optional<Tensor> rows, std::optional<Tensor> cache_lengths, const Tensor& cache_page_table) {
+  const CommitTensors tensors{page_table, lengths, path, offsets, num_accepted, rows, cache_lengths};
+  const CommitArguments a = pages_arguments(tensors, cache_page_table);
+  const OnDevice device(page_table);
+  if (a.rows > 0) commit_pages_kernel<<<rows_and(a, 1), kThreads, 0, device.stream()>>>(a);
+  check_launch("kv_commit_pages");
 }
 
 void kv_stage(const Tensor& key, const Tensor& value, const Tensor& key_cache, const Tensor& value_cache, const Tensor& slots) {
@@ -131,4 +159,5 @@ STABLE_TORCH_LIBRARY_IMPL(specdec, CUDA, m) {
   m.impl("kv_stage", TORCH_BOX(&specdec::bindings::kv_stage));
   m.impl("kv_commit", TORCH_BOX(&specdec::bindings::kv_commit));
   m.impl("kv_commit_table", TORCH_BOX(&specdec::bindings::kv_commit_table));
+  m.impl("kv_commit_pages", TORCH_BOX(&specdec::bindings::kv_commit_pages));
 }

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
+#include "kv_commit/units.h"
 #include "parallel.h"
 
 namespace specdec {
@@ -11,9 +13,10 @@ namespace {
 // Bytes that are worth another thread.
 constexpr int64_t kGrainBytes = 512 * 1024;
 
-void copy_slot(const CacheLayout& cache, const char* from, char* to) {
-  for (int64_t r = 0; r < cache.runs; ++r) {
-    std::memcpy(to + r * cache.run_stride, from + r * cache.run_stride, static_cast<size_t>(cache.run_bytes));
+void copy_slot(const CacheLayout& source, const char* from, const CacheLayout& target, char* to) {
+  const int64_t piece = std::gcd(source.run_bytes, target.run_bytes);
+  for (int64_t at = 0; at < target.runs * target.run_bytes; at += piece) {
+    std::memcpy(to + within_slot(target, at), from + within_slot(source, at), static_cast<size_t>(piece));
   }
 }
 
@@ -34,50 +37,70 @@ void write_entries(const NewEntries& entries, CacheLayout cache, const StageArgu
 
 }  // namespace
 
+namespace {
+
+// What is wrong with row b's path; nodes of it are in the row's own order, each behind its ancestors.
+KvProblem check_row(const CommitArguments& a, int64_t b) {
+  if (a.cache_rows != nullptr && (a.cache_rows[b] < 0 || a.cache_rows[b] >= a.cache_capacity)) {
+    return {"rows", b, a.cache_rows[b], a.cache_capacity};
+  }
+  const int64_t accepted = a.num_accepted[b], nodes = static_cast<int64_t>(a.offsets[b + 1]) - a.offsets[b];
+  const int32_t* path = a.path + b * a.path_width;
+  if (accepted < 0 || accepted >= a.path_width) return {"num_accepted", b, accepted, a.path_width};
+  for (int64_t i = 0; i < kept_tokens(a, b); ++i) {
+    const int64_t node = static_cast<int64_t>(path[i]) - a.offsets[b];
+    if (node < i || node >= nodes) return {"path (index within the row)", b, node, nodes};
+    if (a.scratch_nodes != 0 && path[i] >= a.scratch_nodes) return {"path", b, path[i], a.scratch_nodes};
+  }
+  return {nullptr, 0, 0, 0};
+}
+
+}  // namespace
+
 KvProblem plan_commit(const CommitArguments& a, std::vector<Move>& moves) {
   for (int64_t b = 0; b < a.rows; ++b) {
-    if (a.cache_rows != nullptr && (a.cache_rows[b] < 0 || a.cache_rows[b] >= a.cache_capacity)) {
-      return {"rows", b, a.cache_rows[b], a.cache_capacity};
-    }
-    const int64_t accepted = a.num_accepted[b];
-    const int64_t nodes = static_cast<int64_t>(a.offsets[b + 1]) - a.offsets[b];
-    const int32_t* path = a.path + b * a.path_width;
-    const int32_t* table = a.page_table + b * a.pages_per_row;
-    if (accepted < 0 || accepted >= a.path_width) return {"num_accepted", b, accepted, a.path_width};
-    if (path[0] < 0) continue;
-    for (int64_t i = 0; i <= accepted && path[i] >= 0; ++i) {
-      const int64_t node = static_cast<int64_t>(path[i]) - a.offsets[b];
-      if (node < i || node >= nodes) return {"path (index within the row)", b, node, nodes};
-      const PathMove move = path_move(path, a.offsets[b], a.lengths[b], i);
-      if (!move.moves) continue;
-      if (a.lengths[b] < 0 || move.source >= a.pages_per_row * a.page_size) {
-        return {"slot", b, move.source, a.pages_per_row * a.page_size};
-      }
-      const Move copy = {place_of(table, move.source, a.page_size), place_of(table, move.target, a.page_size)};
-      for (int64_t page : {copy.source.page, copy.target.page}) {
-        if (page < 0 || page >= a.pages) return {"page", b, page, a.pages};
-      }
+    const KvProblem problem = check_row(a, b);
+    if (problem.text != nullptr) return problem;
+    const int64_t slots = a.pages_per_row * a.page_size;
+    for (int64_t i = 0; i < kept_tokens(a, b); ++i) {
+      const PathMove move = path_move(a, b, i);
+      if (a.scratch_nodes == 0 && move.source == move.target) continue;
+      const int64_t farthest = a.scratch_nodes != 0 ? move.target : move.source;
+      if (a.lengths[b] < 0 || farthest >= slots) return {"slot", b, farthest, slots};
+      if (!within_pages(a, move.places.source.page)) return {"page", b, move.places.source.page, a.pages};
+      if (!within_pages(a, move.places.target.page)) return {"page", b, move.places.target.page, a.pages};
       // Sources increase and lie at or behind their targets, so ascending order never overwrites a later source.
-      moves.push_back(copy);
+      moves.push_back(move.places);
     }
   }
   return {nullptr, 0, 0, 0};
 }
 
 void advance_lengths(const CommitArguments& a) {
-  if (a.cache_lengths == nullptr) return;
-  for (int64_t b = 0; b < a.rows; ++b) a.cache_lengths[a.cache_rows[b]] = a.lengths[b] + kept_tokens(a, b);
+  for (int64_t b = 0; b < a.rows; ++b) advance_length(a, b);
 }
 
-void apply_moves(const CacheLayout* caches, int64_t count, const std::vector<Move>& moves) {
+void apply_moves(const CacheLayout* from, const CacheLayout* to, int64_t count, const std::vector<Move>& moves) {
   if (moves.empty() || count == 0) return;
-  const int64_t slot_bytes = caches[0].runs * caches[0].run_bytes;
+  const int64_t slot_bytes = to[0].runs * to[0].run_bytes;
   const int64_t cache_bytes = std::max<int64_t>(1, slot_bytes * static_cast<int64_t>(moves.size()));
   parallel_for(0, count, std::max<int64_t>(1, kGrainBytes / cache_bytes), [&](int64_t begin, int64_t end) {
     for (int64_t c = begin; c < end; ++c) {
-      for (const Move& move : moves) copy_slot(caches[c], address_of(caches[c], move.source), address_of(caches[c], move.target));
+      for (const Move& move : moves) copy_slot(from[c], address_of(from[c], move.source), to[c], address_of(to[c], move.target));
     }
   });
+}
+
+KvProblem commit_pages(const CommitArguments& a) {
+  for (int64_t b = 0; b < a.rows; ++b) {
+    const KvProblem problem = check_row(a, b);
+    if (problem.text != nullptr) return problem;
+    const int64_t end = static_cast<int64_t>(a.lengths[b]) + a.offsets[b + 1] - a.offsets[b];
+    if (a.lengths[b] < 0 || end > a.pages_per_row) return {"slot", b, end - 1, a.pages_per_row};
+  }
+  for (int64_t b = 0; b < a.rows; ++b) commit_page_ids(a, b, 0, 1);
+  advance_lengths(a);
+  return {nullptr, 0, 0, 0};
 }
 
 KvProblem stage(const StageArguments& a) {

@@ -34,16 +34,20 @@ SPECDEC_HD Place place_of(int64_t slot, int64_t page_size) {
 SPECDEC_HD char* address_of(const CacheLayout& cache, Place place) {
   return cache.base + place.page * cache.page_stride + place.offset * cache.slot_stride;
 }
+// Where byte `at` of a slot lies, counted from the slot's address.
+SPECDEC_HD int64_t within_slot(const CacheLayout& cache, int64_t at) {
+  return at / cache.run_bytes * cache.run_stride + at % cache.run_bytes;
+}
 
-// The move number i of a row's accepted path; `moves` is false where nothing has to be copied.
-struct PathMove {
-  int64_t source, target;
-  bool moves;
-};
-SPECDEC_HD PathMove path_move(const int32_t* path, int32_t first_node, int32_t length, int64_t i) {
-  const int64_t source = static_cast<int64_t>(length) + path[i] - first_node;
-  const int64_t target = static_cast<int64_t>(length) + i;
-  return {source, target, path[i] >= 0 && source != target};
+// Largest of 16, 8, 4, 2, 1 that divides every address and size of a copy, given the bitwise or of all of them.
+SPECDEC_HD int64_t copy_unit(uint64_t all_bits) {
+  int64_t unit = 16;
+  while (all_bits % static_cast<uint64_t>(unit)) unit >>= 1;
+  return unit;
+}
+SPECDEC_HD uint64_t alignment_bits(const CacheLayout& cache) {
+  return reinterpret_cast<uint64_t>(cache.base) | static_cast<uint64_t>(cache.page_stride) | static_cast<uint64_t>(cache.slot_stride) |
+         static_cast<uint64_t>(cache.run_bytes) | (cache.runs > 1 ? static_cast<uint64_t>(cache.run_stride) : 0u);
 }
 
 }  // namespace specdec

@@ -89,23 +89,69 @@ void memory_case(uint64_t seed) {
   const CacheLayout other = layout(copy);
   with_unit(copy_unit(alignment_bits(other)), [&](auto unit) {
     for (int64_t b = 0; b < rows; ++b)
-      for (int64_t t = 0; t < threads; ++t) commit_units<decltype(unit)>(other, commit, b, t, threads);
+      for (int64_t t = 0; t < threads; ++t) commit_units<decltype(unit)>(other, other, commit, b, t, threads);
   });
-  apply_moves(caches, 2, moves);
+  apply_moves(caches, caches, 2, moves);
   expect(copy == keys, "kv_commit by threads", seed);
-  for (int64_t b = 0; b < rows; ++b) {
-    for (int64_t i = 0; i <= accepted[b] && path[b * depth_limit] >= 0; ++i) {
-      const int64_t node = path[b * depth_limit + i];
-      const Place place = place_of(table.data() + b * pages_per_row, lengths[b] + i, page_size);
-      for (int64_t h = 0; h < heads; ++h) {
-        const float* at = reinterpret_cast<const float*>(address_of(caches[0], place)) + h * head_stride;
-        expect(std::memcmp(at, key.data() + (node * heads + h) * width, static_cast<size_t>(width * size)) == 0, "a committed key", seed);
+  const auto check_committed = [&](const CacheLayout& cache, const char* what) {
+    for (int64_t b = 0; b < rows; ++b) {
+      for (int64_t i = 0; i < kept_tokens(commit, b); ++i) {
+        const int64_t node = path[b * depth_limit + i];
+        const Place place = place_of(table.data() + b * pages_per_row, lengths[b] + i, page_size);
+        for (int64_t h = 0; h < heads; ++h) {
+          const float* at = reinterpret_cast<const float*>(address_of(cache, place)) + h * head_stride;
+          expect(std::memcmp(at, key.data() + (node * heads + h) * width, static_cast<size_t>(width * size)) == 0, what, seed);
+        }
       }
     }
+  };
+  check_committed(caches[0], "a committed key");
+
+  // The same out of a scratch of packed nodes, whose heads always lie side by side.
+  const int64_t slot_bytes = heads * width * size;
+  const CacheLayout scratch{reinterpret_cast<char*>(key.data()), 0, slot_bytes, 1, slot_bytes, slot_bytes};
+  std::fill(keys.begin(), keys.end(), 0.0f);
+  std::fill(copy.begin(), copy.end(), 0.0f);
+  CommitArguments copies = commit;
+  copies.scratch_nodes = nodes + tail;
+  moves.clear();
+  expect(plan_commit(copies, moves).text == nullptr, "kv_commit_scratch", seed);
+  apply_moves(&scratch, &caches[0], 1, moves);
+  with_unit(copy_unit(alignment_bits(other) | alignment_bits(scratch)), [&](auto unit) {
+    for (int64_t b = 0; b < rows; ++b)
+      for (int64_t t = 0; t < threads; ++t) commit_units<decltype(unit)>(scratch, other, copies, b, t, threads);
+  });
+  expect(copy == keys, "kv_commit_scratch by threads", seed);
+  check_committed(caches[0], "a key out of a scratch");
+
+  // Page ids alone: what threads write is what the operator writes, a permutation with the accepted nodes in front.
+  const int64_t columns = pages_per_row * page_size;
+  std::vector<int32_t> ids(rows * columns), cache_lengths(rows), by_threads;
+  for (int64_t i = 0; i < rows * columns; ++i) ids[i] = static_cast<int32_t>(i);
+  std::vector<int32_t> moved = by_threads = ids;
+  CommitArguments page_ids{ids.data(), lengths.data(), path.data(), trees.offsets.data(), accepted.data(), rows, columns, depth_limit, 0, 1};
+  page_ids.cache_lengths = cache_lengths.data();
+  page_ids.cache_rows = batch_rows.data();
+  page_ids.cache_capacity = rows;
+  page_ids.cache_table = by_threads.data();
+  for (int64_t b = 0; b < rows; ++b)
+    for (int64_t t = 0; t < threads; ++t) commit_page_ids(page_ids, b, t, threads);
+  page_ids.cache_table = moved.data();
+  expect(commit_pages(page_ids).text == nullptr && moved == by_threads, "kv_commit_pages", seed);
+  for (int64_t b = 0; b < rows; ++b) {
+    expect(cache_lengths[b] == lengths[b] + kept_tokens(page_ids, b), "lengths of kv_commit_pages", seed);
+    for (int64_t i = 0; i < kept_tokens(page_ids, b); ++i) {
+      const int64_t node = path[b * depth_limit + i] - trees.offsets[b];
+      expect(moved[b * columns + lengths[b] + i] == ids[b * columns + lengths[b] + node], "a page of an accepted node", seed);
+    }
   }
+  std::sort(moved.begin(), moved.end());
+  expect(moved == ids, "pages that are lost", seed);
+
   accepted[0] = depth_limit;
   moves.clear();
   expect(plan_commit(commit, moves).text != nullptr, "refusal of a bad commit", seed);
+  expect(commit_pages(page_ids).text != nullptr, "refusal of a bad commit of pages", seed);
 }
 
 }  // namespace specdec::sanitize

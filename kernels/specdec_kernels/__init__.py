@@ -11,7 +11,7 @@ from .chain_verify import chain_thresholds, chain_verify, chain_verify_logits
 from .dispatch import OPS, Backend, FallbackWarning, Op, UnsupportedError, explain, use_backend
 from .draw_sample import draw_sample
 from .edit_logits import ALWAYS, Additions, Forced, NodePaths, Penalties, TokenMasks, edit_logits
-from .kv_commit import CacheTable, kv_commit
+from .kv_commit import CacheTable, kv_commit, kv_commit_pages, kv_commit_scratch
 from .kv_slots import kv_slots
 from .kv_stage import kv_stage
 from .law_stats import law_stats
@@ -20,7 +20,7 @@ from .ordered_verify import ordered_thresholds, ordered_verify
 from .replay_sample import replay_sample
 from .replay_verify import replay_verify
 from .traversal_verify import traversal_thresholds, traversal_verify
-from .tree_attention import tree_attention
+from .tree_attention import AttentionPlan, attention_plan, plan_for, tree_attention
 from .tree_expand import tree_expand
 from .tree_plan import TreePlan, tree_plan
 from .tree_verify import tree_verify
@@ -29,6 +29,7 @@ __all__ = [
     "ALWAYS",
     "OPS",
     "Additions",
+    "AttentionPlan",
     "Backend",
     "CacheTable",
     "FallbackWarning",
@@ -39,6 +40,7 @@ __all__ = [
     "TokenMasks",
     "TreePlan",
     "UnsupportedError",
+    "attention_plan",
     "chain_thresholds",
     "chain_verify",
     "chain_verify_logits",
@@ -46,12 +48,15 @@ __all__ = [
     "edit_logits",
     "explain",
     "kv_commit",
+    "kv_commit_pages",
+    "kv_commit_scratch",
     "kv_slots",
     "kv_stage",
     "law_stats",
     "ngram_match",
     "ordered_thresholds",
     "ordered_verify",
+    "plan_for",
     "replay_sample",
     "replay_verify",
     "traversal_thresholds",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -103,6 +103,12 @@ def attention(sizes: Sizes) -> Call:
     )
 
 
+def shares(sizes: Sizes) -> Call:
+    lengths, group = int32([sizes.length] * sizes.rows), sizes.heads // sizes.kv_heads
+    numbers = {"kv_heads": sizes.kv_heads, "group": group, "block_m": 16, "block_n": 64, "programs": 264}
+    return Call((lengths, offsets(sizes), sizes.rows * sizes.nodes), numbers, bytes=size_of(lengths) * 4)
+
+
 def plan(sizes: Sizes) -> Call:
     at = parents(sizes), offsets(sizes)
     return Call(at, bytes=size_of(*at) * 5)
@@ -123,22 +129,48 @@ def stage(sizes: Sizes) -> Call:
     return Call((*entries, *stored, where), {}, tuple(stored), bytes=2 * size_of(*entries))
 
 
-def commit(sizes: Sizes) -> Call:
-    """The path to the last node of every row, whose kept nodes all move but the root."""
-    table, stored = pages(sizes), caches(sizes, 2 * sizes.layers)
-    lengths, first = int32([sizes.length] * sizes.rows), offsets(sizes)
+def accepted(sizes: Sizes) -> tuple[Tensor, Tensor]:
+    """(path, num_accepted): to the last node of every row."""
     walk = [sizes.nodes - 1]
     while walk[0] > 0:
         walk.insert(0, (walk[0] - 1) // 2)
     path = int32([[row * sizes.nodes + node for node in walk] for row in range(sizes.rows)])
-    accepted, own = int32([len(walk) - 1] * sizes.rows), lengths.clone()
-    moved = 2 * sizes.rows * sum(at != node for at, node in enumerate(walk))
+    return path, int32([len(walk) - 1] * sizes.rows)
+
+
+def committed(sizes: Sizes, stored: list[Tensor], scratch: list[Tensor] | None = None) -> Call:
+    """Commits to all of `stored`, out of a scratch if there is one; in place all kept nodes move but the root."""
+    path, count = accepted(sizes)
+    lengths, rows = int32([sizes.length] * sizes.rows), torch.arange(sizes.rows).int()
+    own, tables = lengths.clone(), [CacheTable(stored)]
+    if scratch is not None:
+        tables.append(CacheTable.packed(scratch))
+    moved = path.numel() - (0 if scratch else sizes.rows)
     return Call(
-        (CacheTable(stored), table, lengths, path, first, accepted, torch.arange(sizes.rows).int(), own),
+        (*tables, pages(sizes), lengths, path, offsets(sizes), count, rows, own),
         {},
         (*stored, own),
-        bytes=moved * len(stored) * sizes.kv_heads * sizes.width * stored[0].element_size(),
+        bytes=2 * moved * sum(size_of(each[0, 0]) for each in stored),
     )
+
+
+def commit(sizes: Sizes) -> Call:
+    return committed(sizes, caches(sizes, 2 * sizes.layers))
+
+
+def commit_scratch(sizes: Sizes) -> Call:
+    shape = (sizes.rows * sizes.nodes, sizes.kv_heads, sizes.width)
+    scratch = [random(sizes, *shape) + each for each in range(2 * sizes.layers)]
+    return committed(sizes, caches(sizes, 2 * sizes.layers), scratch)
+
+
+def commit_pages(sizes: Sizes) -> Call:
+    """Pages of one slot."""
+    table = pages(replace(sizes, page=1))
+    _, _, *others = committed(sizes, caches(sizes, 1)).arguments
+    own_table = table.clone()
+    writes = (others[-1], own_table)
+    return Call((table, *others, own_table), {}, writes, bytes=8 * sizes.rows * sizes.nodes)
 
 
 @dataclass(frozen=True)
@@ -159,7 +191,12 @@ CACHE_SAMPLES: dict[str, Sample] = {
         tuple(Sizes(rows=b, nodes=n, length=length, **_LLAMA) for b, n, length in
               [(1, 8, 2048), (1, 8, 8192), (1, 8, 32768), (1, 64, 8192), (8, 8, 8192), (64, 8, 8192), (64, 32, 8192)]),
     ),
+    "attention_plan": Sample(shares, ("rows", "nodes", "length", "heads", "kv_heads"), (Sizes(rows=64),)),
     "kv_commit": Sample(commit, ("layers", *_CACHE), tuple(Sizes(rows=b, layers=32, **_LLAMA) for b in (1, 8, 64))),
+    "kv_commit_scratch": Sample(
+        commit_scratch, ("layers", *_CACHE), tuple(Sizes(rows=b, layers=32, **_LLAMA) for b in (1, 64))
+    ),
+    "kv_commit_pages": Sample(commit_pages, ("rows", "nodes", "length"), (Sizes(rows=64, nodes=32),)),
     "kv_stage": Sample(stage, _CACHE, tuple(Sizes(rows=b, **_LLAMA) for b in (1, 64))),
     "kv_slots": Sample(slots, ("rows", "nodes", "length", "page"), (Sizes(rows=64),)),
     "tree_plan": Sample(plan, ("rows", "nodes"), (Sizes(rows=1, nodes=64), Sizes(rows=64, nodes=32))),

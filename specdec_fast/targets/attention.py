@@ -6,17 +6,19 @@ no mask. The context of a forward pass travels in a keyword argument. Tests: tes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 from torch.nn.functional import pad
 
 from specdec_fast.cache.paged import LayerShape
 from specdec_fast.interfaces import Slots
-from specdec_kernels import kv_stage, tree_attention
+from specdec_kernels import AttentionPlan, kv_stage, plan_for, tree_attention
+from specdec_kernels.triton_backend import INTERPRETED
 
 NAME = "specdec_paged"
 
@@ -28,6 +30,18 @@ class PackedContext:
     slots: Slots
     keys: Sequence[Tensor]
     values: Sequence[Tensor]
+    plans: dict[Hashable, AttentionPlan | None] = field(default_factory=dict)
+
+    def plan(self, query: Tensor, keys: Tensor, window: int) -> AttentionPlan | None:
+        """How GPU kernels share out the keys of this pass: made by the first layer of a kind, good for all others."""
+        if (query.is_cpu and not INTERPRETED) or is_compiling():
+            return None
+        kind = (query.shape, query.dtype, keys.shape[1:], keys.dtype, window)
+        if kind not in self.plans:
+            at = self.slots
+            rest = (at.page_table, at.lengths, at.offsets, at.ancestors)
+            self.plans[kind] = plan_for(query, keys, *rest, window=window)
+        return self.plans[kind]
 
 
 @dataclass(slots=True)
@@ -75,8 +89,9 @@ def attend(
     if value_dim != key.shape[3]:  # latent attention: the narrower of the two is padded with zeros, which add nothing
         query, key, value = (pad(part, (0, keys.shape[3] - part.shape[3])) for part in (query, key, value))
     kv_stage(key[0].transpose(0, 1), value[0].transpose(0, 1), keys, values, slots.slots)
+    packed_query, window = query[0].transpose(0, 1), sliding_window or 0
     out = tree_attention(
-        query[0].transpose(0, 1),
+        packed_query,
         keys,
         values,
         slots.page_table,
@@ -86,8 +101,9 @@ def attend(
         slots.depth,
         scale=scale,
         softcap=softcap or 0.0,
-        window=sliding_window or 0,
+        window=window,
         sinks=s_aux,
+        plan=packed.plan(packed_query, keys, window),
     )
     return out[..., :value_dim].unsqueeze(0), None
 

@@ -14,7 +14,16 @@ from oracles.interpreter import guarded
 from oracles.packed_trees import Shape, build
 from torch import Tensor
 
-from specdec_kernels import CacheTable, UnsupportedError, kv_commit, kv_slots, kv_stage, use_backend
+from specdec_kernels import (
+    CacheTable,
+    UnsupportedError,
+    kv_commit,
+    kv_commit_pages,
+    kv_commit_scratch,
+    kv_slots,
+    kv_stage,
+    use_backend,
+)
 
 INTS: dict[str, Any] = {"dtype": torch.int32}
 
@@ -91,12 +100,15 @@ def test_a_slot_beyond_the_cache_is_skipped() -> None:
     head_first=st.booleans(),
     deep=st.booleans(),
     dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.uint8]),
+    what=st.sampled_from(["in place", "in place", "scratch", "pages"]),
     seed=st.integers(0, 2**16),
 )
 def test_commits(
-    counts: list[int], page_size: int, head_first: bool, deep: bool, dtype: torch.dtype, seed: int
+    counts: list[int], page_size: int, head_first: bool, deep: bool, dtype: torch.dtype, what: str, seed: int
 ) -> None:
+    """Keys, values and scales in one call: caches whose slots differ in size and alignment."""
     lengths = [(seed * (row + 3)) % 50 for row in range(len(counts))]
+    page_size = 1 if what == "pages" else page_size
     shape = Shape(counts, lengths, page_size=page_size, width=24, head_first=head_first, deep=deep, seed=seed)
     case = build(replace(shape, kv_heads=3, heads=3))
     path = torch.full((len(counts), max(counts) + 2), -1, **INTS)
@@ -107,30 +119,63 @@ def test_commits(
             walk.insert(0, node + int(case.offsets[row]))
             node = parents[node]
         path[row, : len(walk)] = torch.tensor(walk, **INTS)
-        accepted[row] = max(0, len(walk) - 1)
+        accepted[row] = max(0, len(walk) - 1) + seed % 2  # a path may end before it is used up
     rows = torch.arange(len(counts), **INTS).flip(0)
+    trees = [guarded(each) for each in (case.page_table, case.lengths, path, case.offsets, accepted, rows)]
+    g = torch.Generator().manual_seed(seed)
+    scales = torch.rand(*case.key_cache.shape[:2], 3, generator=g)
+    nodes = [torch.randint(0, 200, (sum(counts) + 1, 3, 24), generator=g).to(dtype), torch.rand(sum(counts) + 1, 3)]
     answers = []
     for backend in ("reference", "triton"):
-        caches = []
-        for seed_of_cache in range(3):
-            cache = torch.empty_strided(case.key_cache.shape, case.key_cache.stride(), dtype=dtype)
-            generator = torch.Generator().manual_seed(seed_of_cache)
-            caches.append(cache.copy_(torch.randint(0, 200, cache.shape, generator=generator)))
-        own = torch.zeros(len(counts) + 1, **INTS)
-        inputs = (case.page_table, case.lengths, path, case.offsets, accepted, rows)
+        cache = torch.empty_strided(case.key_cache.shape, case.key_cache.stride(), dtype=dtype)
+        cache.copy_(torch.randint(0, 200, cache.shape, generator=torch.Generator().manual_seed(1)))
+        caches, own = [cache, scales.clone()], torch.zeros(len(counts) + 1, **INTS)
+        own_table = torch.zeros(len(counts) + 1, case.page_table.shape[1], **INTS)
         with use_backend(backend):
-            kv_commit(CacheTable(caches), *map(guarded, inputs), own)
-        answers.append([*caches, own])
+            if what == "pages":
+                kv_commit_pages(*trees, own, own_table)
+            elif what == "scratch":
+                kv_commit_scratch(CacheTable(caches), CacheTable.packed(nodes), *trees, own)
+            else:
+                kv_commit(CacheTable(caches), *trees, own)
+        answers.append([*caches, own, own_table])
     for want, got in zip(*answers, strict=True):
         assert torch.equal(want, got)
 
 
-def test_commits_of_unlike_caches_are_left_to_others() -> None:
+def test_commits_touch_nothing_beyond_what_they_are_given() -> None:
+    """Data that no host looks at: page ids, nodes, lengths and rows that do not exist."""
+    case = build(Shape([4], [10]))
+    path, accepted = torch.tensor([[0, 2, 3]], **INTS), torch.tensor([2], **INTS)
+    broken = case.page_table.clone()
+    broken[0, :] = 99
+    before = case.key_cache.clone()
+    for table, length, row in ((broken, 10, 0), (case.page_table, 10**6, 7), (case.page_table, -(10**6), -1)):
+        cache, own = guarded(case.key_cache), guarded(torch.zeros(2, **INTS))
+        own_table = guarded(torch.zeros(2, table.shape[1], **INTS))
+        trees = (guarded(table), torch.tensor([length], **INTS), path, case.offsets, accepted)
+        with use_backend("triton"):
+            kv_commit(CacheTable([cache]), *trees, torch.tensor([row], **INTS), own)
+            scratch = guarded(torch.ones(2, 2, 64))  # fewer nodes than the path names
+            kv_commit_scratch(CacheTable([cache]), [scratch], *trees, torch.tensor([row], **INTS), own)
+            kv_commit_pages(*trees, torch.tensor([row], **INTS), own, own_table)
+        assert torch.equal(cache, before)
+        assert own.tolist() == ([13, 0] if row == 0 else [0, 0])
+
+
+def test_what_commits_refuse() -> None:
     case = build(Shape([2], [5]))
-    inputs = (case.page_table, case.lengths, torch.tensor([[0, 1]], **INTS), case.offsets, torch.ones(1, **INTS))
-    unlike = CacheTable([case.key_cache, case.value_cache[..., :3].contiguous()])
+    path, accepted = torch.tensor([[0, 1]], **INTS), torch.ones(1, **INTS)
+    trees = (case.page_table, case.lengths, path, case.offsets, accepted)
+    rows = (torch.zeros(1, **INTS), torch.zeros(1, **INTS))
     with use_backend("triton"):
-        with pytest.raises(UnsupportedError, match="differ in size"):
-            kv_commit(unlike, *inputs)
         with pytest.raises(UnsupportedError, match="a CacheTable made from it once"):
-            kv_commit([case.key_cache], *inputs)
+            kv_commit([case.key_cache], *trees)
+        with pytest.raises(ValueError, match="kv_commit_scratch: slots of 1 scratch tensors are"):
+            kv_commit_scratch(CacheTable([case.key_cache]), [torch.zeros(2, 2, 32)], *trees)
+        with pytest.raises(ValueError, match=r"kv_commit: path is torch\.int64"):
+            kv_commit(CacheTable([case.key_cache]), *trees[:2], path.long(), *trees[3:])
+        with pytest.raises(ValueError, match="kv_commit: rows and cache_lengths go together"):
+            kv_commit(CacheTable([case.key_cache]), *trees, rows[0])
+        with pytest.raises(ValueError, match=r"kv_commit_pages: cache_page_table is .* other memory"):
+            kv_commit_pages(*trees, *rows, case.page_table)

@@ -14,10 +14,18 @@ from oracles.interpreter import guarded
 from oracles.packed_trees import Batch, Shape, build
 from torch import Tensor
 
-from specdec_kernels import UnsupportedError, tree_attention, use_backend
+from specdec_kernels import (
+    AttentionPlan,
+    UnsupportedError,
+    attention_plan,
+    plan_for,
+    tree_attention,
+    use_backend,
+)
 from specdec_kernels.tree_attention.sdpa_kernel import row_mask
 
 launch = pytest.importorskip("specdec_kernels.tree_attention.launch")
+shares = pytest.importorskip("specdec_kernels.tree_attention.shares")
 
 # Outputs are means of values of size one: absolute errors in units of the dtype's own rounding.
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
@@ -92,6 +100,94 @@ def test_the_kernel_equals_the_reference(case: tuple[Shape, dict[str, Any]], cou
         got = run("triton", batch, return_lse=True, **option)
     launch._cut.cache_clear()
     assert_same(got, want)
+
+
+def programs(count: int) -> pytest.MonkeyPatch:
+    """A grid of so many programs, whatever the device."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(launch, "_processors", lambda _: 1)
+    patch.setattr(launch, "OCCUPANCY", dict.fromkeys((16, 32, 64, 128), count))
+    return patch
+
+
+def planned(case: Batch, count: int, causal: bool = False, window: int = 0) -> AttentionPlan:
+    query, keys, _, table, lengths, offsets = case.cache
+    patch = programs(count)
+    try:
+        with use_backend("triton"):
+            plan = plan_for(query, keys, table, lengths, offsets, None if causal else case.ancestors, window=window)
+    finally:
+        patch.undo()
+    assert isinstance(plan, AttentionPlan) and plan.programs == count
+    return plan
+
+
+@settings(max_examples=12, deadline=None)
+@given(case=cases(), count=st.sampled_from([1, 3, 7, 64]))
+def test_shares_of_a_fixed_grid_equal_the_reference(case: tuple[Shape, dict[str, Any]], count: int) -> None:
+    batch, option = fenced(build(case[0])), dict(case[1])
+    option["sinks"] = torch.randn(batch.shape.heads) if option["sinks"] else None
+    option["batch_invariant"] = False
+    want = run("reference", batch, return_lse=True, **option)
+    plan = planned(batch, count, option["causal"], option["window"])
+    size = launch.workspace_size(*batch.cache[:2], batch.page_table, plan=plan)
+    workspace = guarded(torch.full((size,), torch.nan))
+    got = run("triton", batch, return_lse=True, plan=plan, workspace=workspace, **option)
+    assert_same(got, want)
+    again = run("triton", batch, return_lse=True, plan=plan, workspace=workspace, **option)
+    assert torch.equal(got[0], again[0]) and torch.equal(got[1], again[1])
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    counts=st.lists(st.sampled_from([0, 1, 5, 40]), min_size=1, max_size=5),
+    tail=st.sampled_from([0, 3, 40]),
+    group=st.sampled_from([1, 3, 4]),
+    programs=st.sampled_from([1, 5, 64]),
+    causal=st.booleans(),
+    window=st.sampled_from([0, 1, 70]),
+    seed=st.integers(0, 2**16),
+)
+def test_plans_equal_the_reference(
+    counts: list[int], tail: int, group: int, programs: int, causal: bool, window: int, seed: int
+) -> None:
+    g = torch.Generator().manual_seed(seed)
+    lengths = guarded(torch.randint(0, 300, (len(counts),), generator=g, dtype=torch.int32))
+    offsets = guarded(torch.tensor([0, *torch.tensor(counts).cumsum(0)], dtype=torch.int32))
+    numbers = {"kv_heads": 2, "group": group, "block_m": 16, "block_n": 32, "programs": programs}
+    plans = []
+    for backend in ("reference", "triton"):
+        size = 2 * ((sum(counts) + tail) * group // 16 + len(counts) + 1) + 1 + programs
+        out = guarded(torch.full((size,), -7, dtype=torch.int32))
+        given = {**numbers, "causal": causal, "window": window, "out": out}
+        with use_backend(backend), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(shares, "PLAN_BLOCK", 4)
+            plans.append(attention_plan(lengths, offsets, sum(counts) + tail, **given))
+        assert plans[-1].starts.data_ptr() == out.data_ptr()
+    for name in ("starts", "rows", "firsts"):
+        assert torch.equal(*(getattr(plan, name) for plan in plans)), name
+    total = int(plans[0].starts[-1])
+    assert max(-(-total * 2 // programs), 2) * programs >= total * 2, "shares cover all tiles"
+
+
+def test_a_plan_is_for_the_shapes_and_options_it_was_made_for() -> None:
+    case = fenced(build(Shape([5, 0, 1], [200, 3, 65], dtype=torch.float16)))
+    plan = planned(case, 5)
+    with pytest.raises(ValueError, match=r"tree_attention: plan has .* expected .*plan_for"):
+        run("triton", case, plan=plan, window=9)
+    with pytest.raises(ValueError, match="tree_attention: plan has"):
+        run("triton", case, causal=True, plan=plan)
+    one, other = (run("triton", case, plan=each, batch_invariant=True) for each in (plan, None))
+    assert torch.equal(one, other), "shares depend on the batch"
+    with use_backend("reference"):
+        assert plan_for(*case.cache[:2], *case.cache[3:]) is None
+        numbers = {"kv_heads": 2, "group": 2, "block_m": 16, "block_n": 64, "programs": 5}
+        with pytest.raises(ValueError, match=r"attention_plan: out is torch\.int32 \[3\]"):
+            attention_plan(case.lengths, case.offsets, 6, **numbers, out=torch.zeros(3, dtype=torch.int32))
+        with pytest.raises(ValueError, match="attention_plan: lengths are"):
+            attention_plan(case.lengths[:2], case.offsets, 6, **numbers)
+        with pytest.raises(ValueError, match=r"attention_plan: .*programs 0"):
+            attention_plan(case.lengths, case.offsets, 6, **numbers | {"programs": 0})
 
 
 @pytest.mark.parametrize("width", [96, 256])

@@ -209,7 +209,8 @@ def test_a_wish_in_words(text: str, name: str | None) -> None:
 
 @pytest.mark.skipif(extension.missing() is not None, reason=str(extension.missing()))
 def test_every_operator_runs_on_its_extension_by_default() -> None:
-    assert [row for name in OPS for row in OPS[name].explain() if row.chosen and row.backend == "reference"] == []
+    ops = set(OPS) - {"attention_plan"}  # kernels on a CPU need no plan
+    assert [row for name in ops for row in OPS[name].explain() if row.chosen and row.backend == "reference"] == []
 
 
 def test_dispatch_costs_little(op: Op) -> None:

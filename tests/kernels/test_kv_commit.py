@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from oracles.packed_trees import Batch, Shape, build, shapes
 from torch import Tensor
 
-from specdec_kernels import CacheTable, extension, kv_commit, use_backend
+from specdec_kernels import CacheTable, extension, kv_commit, kv_commit_pages, kv_commit_scratch, use_backend
 
 NEEDS_C = pytest.mark.skipif(extension.missing() is not None, reason=str(extension.missing()))
 BACKENDS = ["reference", pytest.param("cpu", marks=NEEDS_C)]
@@ -81,6 +81,78 @@ def test_commits_equal_a_model_of_lists(backend: str, shape: Shape, layers: int,
             got = cache[pages].flatten(0, 1)
             assert all(torch.equal(a, b) for a, b in zip(got, want[row], strict=True))
         assert torch.equal(cache[0], trash)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@settings(max_examples=20, deadline=None)
+@given(shape=shapes(most_length=40), prepared=st.booleans(), spare=st.integers(0, 2))
+def test_commits_out_of_a_scratch(backend: str, shape: Shape, prepared: bool, spare: int) -> None:
+    """The same slots as staging every node and committing in place."""
+    case = build(replace(shape, dtype=torch.float32))
+    path, accepted = accepted_paths(case, torch.Generator().manual_seed(shape.seed), spare)
+    nodes = torch.randn(case.query.shape[0], *case.key_cache.shape[2:])
+    scales = torch.rand(*case.key_cache.shape[:2], 3).half()
+    caches, scratch = [case.key_cache, scales], [nodes, nodes[:, 0, :3].half()]
+    expected = []
+    for cache, held in zip(caches, scratch, strict=True):
+        staged = cache.clone()
+        for row, pages in enumerate(case.page_table.long()):
+            first, last = case.offsets[row : row + 2].tolist()
+            at = int(case.lengths[row]) + torch.arange(last - first)
+            staged[pages[at // cache.shape[1]], at % cache.shape[1]] = held[first:last]
+        expected.append(model(staged, case, path, accepted))
+    rows, lengths = torch.arange(len(case.parents), dtype=torch.int32), case.lengths.clone()
+    tables = (CacheTable(caches), CacheTable.packed(scratch)) if prepared else (caches, scratch)
+    with use_backend(backend):
+        kv_commit_scratch(*tables, case.page_table, case.lengths, path, case.offsets, accepted, rows, lengths)
+    for row, pages in enumerate(case.page_table.tolist()):
+        kept = int((path[row, : int(accepted[row]) + 1] >= 0).sum())
+        assert int(lengths[row]) == int(case.lengths[row]) + kept
+        for cache, want in zip(caches, expected, strict=True):
+            got = cache[pages].flatten(0, 1)[: int(lengths[row])]
+            assert all(torch.equal(a, b) for a, b in zip(got, want[row], strict=False))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@settings(max_examples=20, deadline=None)
+@given(shape=shapes(most_length=40), spare=st.integers(0, 2))
+def test_commits_of_page_ids(backend: str, shape: Shape, spare: int) -> None:
+    """Pages of one slot: reading the cache through the new table equals reading a cache whose slots have moved."""
+    case = build(replace(shape, dtype=torch.float32, page_size=1))
+    path, accepted = accepted_paths(case, torch.Generator().manual_seed(shape.seed), spare)
+    expected, before = model(case.key_cache, case, path, accepted), case.page_table.clone()
+    rows, lengths = torch.arange(len(case.parents), dtype=torch.int32).flip(0), torch.zeros(4, dtype=torch.int32)
+    own = torch.zeros(4, before.shape[1], dtype=torch.int32)
+    own[rows.long()] = before
+    with use_backend(backend):
+        kv_commit_pages(before, case.lengths, path, case.offsets, accepted, rows, lengths, own)
+    for row, want in enumerate(expected):
+        pages, length = own[int(rows[row])], int(lengths[rows[row]])
+        assert sorted(pages.tolist()) == sorted(before[row].tolist()), "no page is lost"
+        got = case.key_cache[pages.long()].flatten(0, 1)
+        assert length >= int(case.lengths[row])
+        assert all(torch.equal(a, b) for a, b in zip(got[:length], want, strict=False))
+
+
+@NEEDS_C
+def test_what_other_commits_refuse() -> None:
+    case, path, accepted = small()
+    lengths, rows = torch.zeros(2, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    trees = (case.page_table, case.lengths, path, case.offsets, accepted)
+    with use_backend("cpu"):
+        with pytest.raises(
+            ValueError, match=r"kv_commit_scratch: slots of 1 scratch tensors are .*, expected those of the 2"
+        ):
+            kv_commit_scratch([case.key_cache, case.value_cache], [torch.zeros(4, 2, 64)], *trees)
+        with pytest.raises(ValueError, match=r"(?s)kv_commit_scratch.*path.*< 2"):
+            kv_commit_scratch([case.key_cache], [torch.zeros(2, 2, 64)], *trees)
+        with pytest.raises(ValueError, match="kv_commit_pages: page_table and cache_page_table are the same memory"):
+            kv_commit_pages(*trees, rows, lengths[:1], case.page_table)
+        with pytest.raises(ValueError, match="kv_commit_pages: cache_page_table is"):
+            kv_commit_pages(*trees, rows, lengths, torch.zeros(2, 99, dtype=torch.int32))
+        with pytest.raises(ValueError, match=r"(?s)kv_commit_pages.*slot of row 0 is"):
+            own = case.page_table.clone()
+            kv_commit_pages(trees[0], trees[1] + 500, *trees[2:], rows, lengths[:1], own)
 
 
 @pytest.mark.parametrize("backend", ["reference", pytest.param("cpu", marks=NEEDS_C)])

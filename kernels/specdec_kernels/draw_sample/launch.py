@@ -203,7 +203,7 @@ def _draw(name: str, everyday: bool, dtype: str = "bf16", known: bool = False, *
 VARIANTS = [
     *_draw("of a law bf16", True, chain=False, draft=False),
     *_draw("of a law fp32 known masses", False, "fp32", True, chain=False, draft=False),
-    *_draw("after a chain bf16", True, known=True, chain=True, draft=True),
+    *_draw("after a chain bf16", False, known=True, chain=True, draft=True),
     *_draw("after a chain bf16 mapped", False, chain=True, draft=True, mapped=True),
     *_draw("after a tree bf16", True, chain=False, draft=True, scouts=True),
     *_draw("after a tree fp32 mapped", False, "fp32", chain=False, draft=True, mapped=True),

@@ -1,4 +1,4 @@
-"""Slides accepted nodes to the front of their row in all layers of a cache. `kv_commit` has the contract."""
+"""Commits of accepted nodes in all layers of a cache: in place, out of a scratch, or of page ids alone."""
 
 from __future__ import annotations
 
@@ -7,42 +7,50 @@ from typing import Any
 
 from torch import Tensor
 
-from ..dispatch import Op
+from ..dispatch import Op, first_tensor_key
 from ..extension import cpu_backend, cuda_backend
 from ..triton_backend import INTERPRETED, triton_backend
+from . import reference
 from .cache_table import CacheTable
-from .reference import kv_commit as _reference
 
 
-def _load() -> Callable[..., Any]:  # the operator itself tells CPU from CUDA by its tensors
-    from .cpu_kernel import kv_commit
+def _load(name: str) -> Callable[[], Callable[..., Any]]:  # the operator itself tells CPU from CUDA by its tensors
+    def load() -> Callable[..., Any]:
+        from . import cpu_kernel
 
-    return kv_commit
+        return getattr(cpu_kernel, name)
 
-
-def _load_triton() -> Callable[..., Any]:
-    from .launch import kv_commit
-
-    return kv_commit
+    return load
 
 
-def _why_not_triton(caches: Any, page_table: Tensor, *args: Any, **kwargs: Any) -> str | None:
-    from .launch import why_not
+def _load_triton(name: str) -> Callable[[], Callable[..., Any]]:
+    def load() -> Callable[..., Any]:
+        from . import launch
 
-    return why_not(caches)
+        return getattr(launch, name)
 
-
-def _key(caches: Any, page_table: Tensor, *args: Any, **kwargs: Any) -> Hashable:
-    if page_table.is_cpu and not INTERPRETED:
-        return True
-    return page_table.device, isinstance(caches, CacheTable) and caches.slot is not None
+    return load
 
 
-kv_commit = Op(
-    "kv_commit",
-    _reference,
-    [cuda_backend(_load), triton_backend(_load_triton, _why_not_triton), cpu_backend(_load, op="kv_commit")],
-    key=_key,
-)
+def _no_list(caches: Any, *args: Any, **kwargs: Any) -> str | None:
+    if not isinstance(caches, CacheTable):
+        return "a list of caches; a CacheTable made from it once keeps its addresses on the device"
+    return None
 
-__all__ = ["CacheTable", "kv_commit"]
+
+def _key(caches: Any, *args: Any, **kwargs: Any) -> Hashable:
+    table = next(each for each in (*args, *kwargs.values()) if isinstance(each, Tensor))
+    return True if table.is_cpu and not INTERPRETED else (table.device, isinstance(caches, CacheTable))
+
+
+def _op(name: str, key: Callable[..., Hashable], why_not: Callable[..., str | None] | None) -> Op:
+    triton = triton_backend(_load_triton(name), why_not)
+    backends = [cuda_backend(_load(name)), triton, cpu_backend(_load(name), op="kv_commit_pages")]
+    return Op(name, getattr(reference, name), backends, key=key)
+
+
+kv_commit = _op("kv_commit", _key, _no_list)
+kv_commit_scratch = _op("kv_commit_scratch", _key, _no_list)
+kv_commit_pages = _op("kv_commit_pages", first_tensor_key, None)
+
+__all__ = ["CacheTable", "kv_commit", "kv_commit_pages", "kv_commit_scratch"]

@@ -44,12 +44,12 @@ class CacheTable:
 
     caches: tensors [pages, page_size, ...] on one device with equal first two sizes. They are kept alive;
     the table goes stale when a cache is reallocated (`set_`, `resize_`), so make a new one then. A sequence
-    of the caches itself.
+    of the caches itself. The addresses lie on the device of the caches, so that a captured launch can be replayed.
 
     Raises: ValueError for an empty list, unequal pages, several devices or an unsupported layout.
     """
 
-    __slots__ = ("caches", "device_layout", "layout", "page_size", "pages", "slot")
+    __slots__ = ("caches", "device_layout", "layout", "page_size", "pages", "slot_bytes")
 
     def __init__(self, caches: Sequence[Tensor]) -> None:
         self.caches = tuple(caches)
@@ -64,20 +64,15 @@ class CacheTable:
                     "one table serves one page table"
                 )
         self.pages, self.page_size = first.shape[:2]
-        # int64 [n, 6], always on the host
+        # int64 [n, 6], on the host and where the kernels read it
         self.layout = torch.tensor([slot_layout(c) for c in self.caches], dtype=torch.int64)
         self.device_layout = self.layout.to(first.device)
-        self.slot = self._slot()
+        self.slot_bytes: list[int] = (self.layout[:, 3] * self.layout[:, 5]).tolist()
 
-    def _slot(self) -> tuple[int, int, int] | None:
-        """(runs, units per run, bytes per unit: 4, or 1 where something is not aligned to 16 bytes); None where the
-        slots of the caches differ."""
-        runs = self.layout[:, 3].unique().tolist()
-        sizes = self.layout[:, 5].unique().tolist()
-        if len(runs) > 1 or len(sizes) > 1:
-            return None
-        unit = 1 if (self.layout[:, [0, 1, 2, 4, 5]] % 16).any() else 4
-        return runs[0], sizes[0] // unit, unit
+    @classmethod
+    def packed(cls, nodes: Sequence[Tensor]) -> CacheTable:
+        """The table of a scratch, tensors [M, ...] of packed nodes: a cache of one page."""
+        return cls([each[None] for each in nodes])
 
     def __getitem__(self, index: int) -> Tensor:
         return self.caches[index]
@@ -87,3 +82,21 @@ class CacheTable:
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter(self.caches)
+
+
+def tables_of(
+    caches: Sequence[Tensor] | CacheTable, scratch: Sequence[Tensor] | CacheTable
+) -> tuple[CacheTable, CacheTable]:
+    """Tables of caches and of the scratch for them. Raises: ValueError where a scratch does not fit its cache."""
+    into = caches if isinstance(caches, CacheTable) else CacheTable(caches)
+    out_of = scratch if isinstance(scratch, CacheTable) else CacheTable.packed(scratch)
+    fits = len(into) == len(out_of) and into.slot_bytes == out_of.slot_bytes and out_of.pages == 1
+    if not fits or any(to.dtype != held.dtype for to, held in zip(into, out_of, strict=True)):
+        got, want = (
+            [f"{each.dtype} {list(each.shape[2:])}" for each in table[:3]] for table in (out_of.caches, into.caches)
+        )
+        raise ValueError(
+            f"kv_commit_scratch: slots of {len(out_of)} scratch tensors are {got}, expected those of the {len(into)} "
+            f"caches, {want}; pass one tensor [M, ...] per cache"
+        )
+    return into, out_of

@@ -1,4 +1,4 @@
-"""C++ backend of kv_commit."""
+"""C++ and CUDA backends of the commits."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .cache_table import CacheTable
+from .cache_table import CacheTable, tables_of
 
 _commit = torch.ops.specdec.kv_commit.default
 _commit_table = torch.ops.specdec.kv_commit_table.default
+kv_commit_pages = torch.ops.specdec.kv_commit_pages.default
 
 
 def kv_commit(
@@ -23,8 +24,25 @@ def kv_commit(
     rows: Tensor | None = None,
     cache_lengths: Tensor | None = None,
 ) -> None:
+    rest = (page_table, lengths, path, offsets, num_accepted, rows, cache_lengths)
     if isinstance(caches, CacheTable):
-        where, size = (caches.layout, caches.pages), caches.page_size
-        _commit_table(*where, size, page_table, lengths, path, offsets, num_accepted, rows, cache_lengths)
+        _commit_table(caches.device_layout, caches.device_layout, caches.pages, caches.page_size, 0, *rest)
     else:
-        _commit(caches, page_table, lengths, path, offsets, num_accepted, rows, cache_lengths)
+        _commit(caches, *rest)
+
+
+def kv_commit_scratch(
+    caches: Sequence[Tensor] | CacheTable,
+    scratch: Sequence[Tensor] | CacheTable,
+    page_table: Tensor,
+    lengths: Tensor,
+    path: Tensor,
+    offsets: Tensor,
+    num_accepted: Tensor,
+    rows: Tensor | None = None,
+    cache_lengths: Tensor | None = None,
+) -> None:
+    into, out_of = tables_of(caches, scratch)
+    size = (into.pages, into.page_size, out_of.page_size)
+    rest = (page_table, lengths, path, offsets, num_accepted, rows, cache_lengths)
+    _commit_table(into.device_layout, out_of.device_layout, *size, *rest)

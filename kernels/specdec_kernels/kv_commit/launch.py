@@ -1,24 +1,66 @@
-"""Launch of the Triton kv_commit."""
+"""Launches of the Triton commits."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from triton import next_power_of_2
 
 from ..machine_code import Variant
-from .cache_table import CacheTable
+from .cache_table import CacheTable, tables_of
+from .reference import check_pair
 
 BLOCK, ROUND = 256, 8
+WORD = 4
+"""Bytes of a unit where all of a cache is aligned to 16 bytes; elsewhere bytes are copied one by one."""
 
 
-def why_not(caches: Sequence[Tensor] | CacheTable, *args: object, **kwargs: object) -> str | None:
-    if not isinstance(caches, CacheTable):
-        return "a list of caches; a CacheTable made from it once keeps its addresses on the device"
-    if caches.slot is None:
-        return "the slots of these caches differ in size"
-    return None
+def _check(op: str, *named: tuple[str, Tensor, int, int]) -> None:
+    """Raises ValueError for other than contiguous int32 of so many rows and dimensions."""
+    for name, given, rows, dimensions in named:
+        if (
+            given.dtype != torch.int32
+            or given.ndim != dimensions
+            or given.shape[0] != rows
+            or not given.is_contiguous()
+        ):
+            raise ValueError(
+                f"{op}: {name} is {given.dtype} {list(given.shape)}; expected contiguous int32 of {rows} rows and "
+                f"{dimensions} dimensions"
+            )
+
+
+def _check_trees(op: str, table: Tensor, lengths: Tensor, path: Tensor, offsets: Tensor, accepted: Tensor) -> None:
+    batch = lengths.shape[0]
+    _check(op, ("page_table", table, batch, 2), ("lengths", lengths, batch, 1), ("path", path, batch, 2))
+    _check(op, ("offsets", offsets, batch + 1, 1), ("num_accepted", accepted, batch, 1))
+
+
+def _commit(
+    op: str, into: CacheTable, out_of: CacheTable | None, rows: Tensor | None, cache_lengths: Tensor | None,
+    *trees: Tensor,
+) -> None:  # fmt: skip
+    from .triton_kernel import commit
+
+    check_pair(op, rows, cache_lengths)
+    _check_trees(op, *trees)
+    batch, path_width = trees[2].shape
+    if batch == 0:
+        return
+    if rows is not None and cache_lengths is not None:
+        _check(op, ("rows", rows, batch, 1), ("cache_lengths", cache_lengths, cache_lengths.shape[0], 1))
+    layout = into.device_layout
+    scratch = layout if out_of is None else out_of.device_layout
+    with torch.cuda.device_of(layout):
+        commit[(batch, len(into), -(-max(into.slot_bytes) // (WORD * BLOCK)))](
+            layout, scratch, *trees, rows, cache_lengths, trees[0].shape[1], path_width, into.pages,
+            0 if out_of is None else out_of.page_size, 0 if cache_lengths is None else cache_lengths.shape[0],
+            PAGE=into.page_size, WIDTH=next_power_of_2(path_width), BLOCK=BLOCK, ROUND=ROUND,
+            ADVANCE=rows is not None, SCRATCH=out_of is not None, num_warps=4,
+        )  # fmt: skip
 
 
 def kv_commit(
@@ -32,45 +74,78 @@ def kv_commit(
     cache_lengths: Tensor | None = None,
 ) -> None:
     """The operator in one launch for all caches. Data is not checked: what lies beyond the cache is not moved."""
-    from .triton_kernel import commit
+    assert isinstance(caches, CacheTable)  # why_not has seen to it
+    _commit("kv_commit", caches, None, rows, cache_lengths, page_table, lengths, path, offsets, num_accepted)
 
-    assert isinstance(caches, CacheTable) and caches.slot is not None  # why_not has seen to it
-    if (rows is None) != (cache_lengths is None):
-        raise ValueError("kv_commit: rows and cache_lengths go together, expected int32 [B] and int32 [R], or neither")
-    batch = lengths.shape[0]
-    given = {"page_table": page_table, "lengths": lengths, "path": path, "offsets": offsets, "accepted": num_accepted}
-    for name, each in given.items():
-        fits = each.shape[0] == batch + (name == "offsets") and each.ndim == (
-            2 if name in ("page_table", "path") else 1
+
+def kv_commit_scratch(
+    caches: Sequence[Tensor] | CacheTable,
+    scratch: Sequence[Tensor] | CacheTable,
+    page_table: Tensor,
+    lengths: Tensor,
+    path: Tensor,
+    offsets: Tensor,
+    num_accepted: Tensor,
+    rows: Tensor | None = None,
+    cache_lengths: Tensor | None = None,
+) -> None:
+    """The operator in one launch for all caches. Data is not checked: what lies beyond either is not copied."""
+    tables = tables_of(caches, scratch)
+    trees = (page_table, lengths, path, offsets, num_accepted)
+    _commit("kv_commit_scratch", *tables, rows, cache_lengths, *trees)
+
+
+def kv_commit_pages(
+    page_table: Tensor,
+    lengths: Tensor,
+    path: Tensor,
+    offsets: Tensor,
+    num_accepted: Tensor,
+    rows: Tensor,
+    cache_lengths: Tensor,
+    cache_page_table: Tensor,
+) -> None:
+    """The operator in one launch. Data is not checked: page ids beyond a row of the page table are not moved."""
+    from .triton_kernel import commit_pages
+
+    op, trees = "kv_commit_pages", (page_table, lengths, path, offsets, num_accepted)
+    _check_trees(op, *trees)
+    batch, columns = page_table.shape
+    capacity = cache_lengths.shape[0]
+    _check(op, ("rows", rows, batch, 1), ("cache_lengths", cache_lengths, capacity, 1))
+    _check(op, ("cache_page_table", cache_page_table, capacity, 2))
+    if cache_page_table.shape[1] != columns or cache_page_table.data_ptr() == page_table.data_ptr():
+        raise ValueError(
+            f"kv_commit_pages: cache_page_table is {list(cache_page_table.shape)}, expected {columns} columns like "
+            "page_table, and other memory; pass a copy of the rows, as kv_slots makes it"
         )
-        if each.dtype != torch.int32 or not fits or not each.is_contiguous():
-            raise ValueError(
-                f"kv_commit: {name} is {each.dtype} {list(each.shape)}; expected contiguous int32 for {batch} rows"
-            )
-    if batch == 0:
-        return
-    runs, run, unit = caches.slot
-    with torch.cuda.device_of(page_table):
-        commit[(batch, len(caches), -(-runs * run // BLOCK))](
-            caches.device_layout, page_table, lengths, path, offsets, num_accepted, rows, cache_lengths,
-            page_table.shape[1], path.shape[1], caches.pages,
-            PAGE=caches.page_size, RUNS=runs, RUN=run, UNIT=unit, BLOCK=BLOCK, ROUND=ROUND,
-            ADVANCE=rows is not None, num_warps=4,
-        )  # fmt: skip
+    if batch:
+        with torch.cuda.device_of(page_table):
+            commit_pages[(batch,)](
+                *trees, rows, cache_lengths, cache_page_table, columns, path.shape[1], capacity,
+                WIDTH=next_power_of_2(path.shape[1]), BLOCK=128, num_warps=4,
+            )  # fmt: skip
+
+
+_TREES = dict.fromkeys(("page_table", "lengths", "path", "offsets", "accepted", "rows", "cache_lengths"), "*i32")
+
+
+def _variant(name: str, scratch: bool) -> Variant:
+    numbers = dict.fromkeys(("columns", "path_width", "pages", "held", "capacity"), "i32")
+    constants: dict[str, Any] = {"PAGE": 16, "WIDTH": 8, "BLOCK": BLOCK, "ROUND": ROUND}
+    arguments = {"layout": "*i64", "scratch": "*i64", **_TREES, **numbers}
+    return Variant(
+        f"kv_commit/{name}", "kv_commit.triton_kernel:commit", arguments,
+        constants | {"ADVANCE": True, "SCRATCH": scratch}, stages=1, everyday=() if scratch else ("sm_90",),
+    )  # fmt: skip
 
 
 VARIANTS = [
+    _variant("in place", False),
+    _variant("out of a scratch", True),
     Variant(
-        f"kv_commit/{name}",
-        "kv_commit.triton_kernel:commit",
-        {
-            "layout": "*i64",
-            **dict.fromkeys(("page_table", "lengths", "path", "offsets", "accepted", "rows", "cache_lengths"), "*i32"),
-            **dict.fromkeys(("columns", "path_width", "pages"), "i32"),
-        },
-        {"PAGE": 16, "RUNS": runs, "RUN": run, "UNIT": 4, "BLOCK": BLOCK, "ROUND": ROUND, "ADVANCE": True},
-        stages=1,
-        everyday=everyday,
-    )
-    for name, runs, run, everyday in (("8 heads of 128", 1, 512, ("sm_90",)), ("head first", 8, 64, ()))
-]
+        "kv_commit/pages", "kv_commit.triton_kernel:commit_pages",
+        {**_TREES, "cache_table": "*i32", **dict.fromkeys(("columns", "path_width", "capacity"), "i32")},
+        {"WIDTH": 8, "BLOCK": 128}, stages=1,
+    ),
+]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Commit of an accepted path in plain PyTorch."""
+"""Commits of an accepted path in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,20 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+from .cache_table import CacheTable
+
+
+def check_pair(op: str, rows: Tensor | None, cache_lengths: Tensor | None) -> None:
+    """Raises ValueError for one without the other."""
+    if (rows is None) != (cache_lengths is None):
+        raise ValueError(f"{op}: rows and cache_lengths go together, expected int32 [B] and int32 [R], or neither")
+
+
+def kept_nodes(path: Tensor, num_accepted: Tensor, row: int) -> Tensor:
+    """int64 nodes that a row keeps: its path up to num_accepted, or to where it ends before."""
+    nodes = path[row, : int(num_accepted[row]) + 1]
+    return nodes[: int((nodes >= 0).cumprod(0).sum())].long()
 
 
 def kv_commit(
@@ -23,23 +37,23 @@ def kv_commit(
     For i in 0..num_accepted[b]: slot lengths[b] + (path[b, i] - offsets[b]) moves to slot lengths[b] + i.
     Everything else that was staged is thereby forgotten.
 
-    caches: tensors [pages, page_size, ...] of any dtypes that share one page table, usually keys and values
-        of all layers; a sequence of tensors, or a `CacheTable` made from one once, which makes calls cheaper
+    caches: tensors [pages, page_size, ...] of any dtypes that share one page table, usually keys, values and, if they
+        have any, scales of all layers; a sequence of tensors, or a `CacheTable` made from it once, which makes calls
+        cheaper and lets a captured one be replayed
     page_table: int32 [B, P]; lengths: int32 [B], committed tokens before this commit
     path: int32 [B, D + 1], packed node indices, root first, increasing, -1 padded, as the verify operators
         return them; rows whose path starts with -1 are left alone
     offsets: int32 [B + 1]; num_accepted: int32 [B], at most D
     rows: int32 [B] and cache_lengths: int32 [R] (both or neither): cache_lengths[rows[b]] becomes lengths[b] plus the
-        tokens that row b keeps, in place; without them lengths are the caller's to advance
+        tokens that row b keeps, in place (a row that keeps none is truncated to lengths[b]); without them lengths are
+        the caller's to advance. lengths is other memory than cache_lengths
 
     Raises: ValueError for shapes or dtypes that do not fit.
     """
-    if (rows is None) != (cache_lengths is None):
-        raise ValueError("kv_commit: rows and cache_lengths go together, expected int32 [B] and int32 [R], or neither")
+    check_pair("kv_commit", rows, cache_lengths)
     page_size = caches[0].shape[1]
     for row in range(lengths.shape[0]):
-        nodes = path[row, : int(num_accepted[row]) + 1]
-        nodes = nodes[: int((nodes >= 0).cumprod(0).sum())].long()
+        nodes = kept_nodes(path, num_accepted, row)
         length, table = int(lengths[row]), page_table[row].long()
         source = length + nodes - int(offsets[row])
         target = length + torch.arange(len(nodes), device=nodes.device)
@@ -49,3 +63,70 @@ def kv_commit(
             cache[table[target // page_size], target % page_size] = moved
         if rows is not None and cache_lengths is not None:
             cache_lengths[int(rows[row])] = length + len(nodes)
+
+
+def kv_commit_scratch(
+    caches: Sequence[Tensor],
+    scratch: Sequence[Tensor],
+    page_table: Tensor,
+    lengths: Tensor,
+    path: Tensor,
+    offsets: Tensor,
+    num_accepted: Tensor,
+    rows: Tensor | None = None,
+    cache_lengths: Tensor | None = None,
+) -> None:
+    """Copies the accepted nodes of every row behind its committed slots, in all layers, out of a scratch.
+
+    For i in 0..num_accepted[b]: node path[b, i] of every scratch goes to slot lengths[b] + i of its cache. The cache
+    needs room for accepted nodes only, and nothing has to be undone.
+
+    scratch: one tensor [M, ...] per cache, of its dtype and slot shape (their axes may lie differently in memory); a
+        sequence of tensors, or a `CacheTable` made by `CacheTable.packed` once
+    Others: as in `kv_commit`.
+
+    Raises: ValueError for shapes or dtypes that do not fit.
+    """
+    check_pair("kv_commit_scratch", rows, cache_lengths)
+    page_size = caches[0].shape[1]
+    for row in range(lengths.shape[0]):
+        nodes = kept_nodes(path, num_accepted, row)
+        length, table = int(lengths[row]), page_table[row].long()
+        target = length + torch.arange(len(nodes), device=nodes.device)
+        for cache, held in zip(caches, scratch, strict=True):
+            nodes_of = held[0] if isinstance(scratch, CacheTable) else held
+            cache[table[target // page_size], target % page_size] = nodes_of[nodes]
+        if rows is not None and cache_lengths is not None:
+            cache_lengths[int(rows[row])] = length + len(nodes)
+
+
+def kv_commit_pages(
+    page_table: Tensor,
+    lengths: Tensor,
+    path: Tensor,
+    offsets: Tensor,
+    num_accepted: Tensor,
+    rows: Tensor,
+    cache_lengths: Tensor,
+    cache_page_table: Tensor,
+) -> None:
+    """The commit of a cache whose pages hold one slot each: page ids move, keys and values stay where they are.
+
+    In row rows[b] of the cache's page table the pages of the accepted nodes move behind those of the committed tokens,
+    and the pages of the other nodes behind them, each in the order in which they were staged: no page is lost, and
+    those to give back or to use again are the last ones.
+
+    page_table: int32 [B, P], the rows' page tables as `kv_slots` hands them out: other memory than cache_page_table
+    cache_page_table: int32 [R, P], written in place; cache_lengths: int32 [R], likewise; rows: int32 [B]
+    Others: as in `kv_commit`.
+
+    Raises: ValueError for shapes or dtypes that do not fit.
+    """
+    for row in range(lengths.shape[0]):
+        accepted = kept_nodes(path, num_accepted, row) - int(offsets[row])
+        length, count = int(lengths[row]), int(offsets[row + 1] - offsets[row])
+        others = torch.ones(count, dtype=torch.bool, device=lengths.device).index_fill_(0, accepted, False).nonzero()
+        order = torch.cat([accepted, others.flatten()])
+        own = int(rows[row])
+        cache_page_table[own, length : length + count] = page_table[row, length + order]
+        cache_lengths[own] = length + len(accepted)

@@ -11,9 +11,11 @@ from ..dispatch import Backend, Op
 from ..extension import cpu_backend, on_device
 from ..triton_backend import triton_backend
 from . import sdpa_kernel
+from .plan import AttentionPlan
+from .plan import attention_plan as _plan_reference
 from .reference import tree_attention as _reference
 
-__all__ = ["tree_attention"]
+__all__ = ["AttentionPlan", "attention_plan", "plan_for", "tree_attention"]
 
 
 def _load_cpu() -> Callable[..., Any]:
@@ -26,6 +28,12 @@ def _load_triton() -> Callable[..., Any]:
     from .launch import tree_attention
 
     return tree_attention
+
+
+def _load_plan() -> Callable[..., Any]:
+    from .shares import attention_plan
+
+    return attention_plan
 
 
 def _one_dtype(query: Tensor, key_cache: Tensor, *args: Any, **kwargs: Any) -> str | None:
@@ -63,3 +71,27 @@ tree_attention = Op(
     ],
     key=_key,
 )
+attention_plan = Op("attention_plan", _plan_reference, [triton_backend(_load_plan)])
+
+
+def plan_for(
+    query: Tensor,
+    key_cache: Tensor,
+    page_table: Tensor,
+    lengths: Tensor,
+    offsets: Tensor,
+    ancestors: Tensor | None = None,
+    *,
+    window: int = 0,
+    out: Tensor | None = None,
+) -> AttentionPlan | None:
+    """The plan of `tree_attention` calls with tensors of these shapes, for all layers of a pass; None where the backend
+    that serves them uses none. Arguments as in `tree_attention`; of query and caches only shapes and dtypes count."""
+    if tree_attention.choose(query, key_cache, page_table, lengths, offsets, scale=1.0) != "triton":
+        return None
+    from .launch import plan_numbers
+
+    numbers = plan_numbers(query, key_cache, page_table)
+    nodes, causal = query.shape[0], ancestors is None
+    plan: AttentionPlan = attention_plan(lengths, offsets, nodes, **numbers, causal=causal, window=window, out=out)
+    return plan

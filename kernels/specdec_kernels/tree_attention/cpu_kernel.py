@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .plan import AttentionPlan
+
 _attention = torch.ops.specdec.tree_attention.default
 _attention_lse = torch.ops.specdec.tree_attention_lse.default
 _attention_out = torch.ops.specdec.tree_attention_out.default
@@ -28,6 +30,7 @@ def tree_attention(
     out: Tensor | None = None,
     workspace: Tensor | None = None,
     batch_invariant: bool = False,
+    plan: AttentionPlan | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     rest = (page_table, lengths, offsets, ancestors, depth, scale, softcap, window, sinks)
     if out is None:

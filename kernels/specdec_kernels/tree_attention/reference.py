@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .plan import AttentionPlan
+
 
 def visible_nodes(ancestors: Tensor, count: int) -> Tensor:
     """Boolean [n, count]: bit j of each node's words. ancestors: int32 [n, W]."""
@@ -32,6 +34,7 @@ def tree_attention(
     value_scale: Tensor | None = None,
     workspace: Tensor | None = None,
     batch_invariant: bool = False,
+    plan: AttentionPlan | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention of packed tree nodes over a paged cache that already holds their own keys and values.
 
@@ -56,6 +59,9 @@ def tree_attention(
         allocate nothing when out is given too
     batch_invariant: GPU kernels add keys in an order that depends on their slots alone, so that a node's bits do not
         depend on the rest of the batch (the C++ kernel does so in any case for rows of up to 64 nodes)
+    plan: what `plan_for` made once for all layers of this pass, whose lengths and offsets are these: GPU kernels then
+        run on a fixed grid whose programs read equal shares of all keys, however ragged the batch. Not used with
+        batch_invariant, for shares depend on the batch
 
     Returns: [M, H, D] of query's dtype, computed in float32 (float64 for float64); with return_lse also
     lse float32 (float64) [M, H].

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from .plan import AttentionPlan
 from .reference import visible_nodes
 
 LARGE = 256
@@ -98,6 +99,7 @@ def tree_attention(
     out: Tensor | None = None,
     workspace: Tensor | None = None,
     batch_invariant: bool = False,
+    plan: AttentionPlan | None = None,
 ) -> Tensor:
     if ancestors is not None and window and depth is None:
         raise ValueError("tree_attention: window with ancestors needs depth; pass the depth of every node")

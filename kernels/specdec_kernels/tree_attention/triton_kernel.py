@@ -144,28 +144,34 @@ def tile_step(
     return acc, highest, total
 
 
-@triton.jit(do_not_specialize=["window", "batch", "nodes", "pages", "pages_per_row", "table_row", "words_per_node"])
-def attend(
-    query, key_cache, value_cache, table, lengths, offsets, ancestors, depth, sinks, out, lse, part, part_lse,
-    key_scale, value_scale, scale, softcap, window, batch, nodes, pages, pages_per_row, table_row, words_per_node,
-    q_node, q_head, k_page, k_slot, k_head, v_page, v_slot, v_head, o_node, o_head,
-    HEADS: tl.constexpr, GROUP: tl.constexpr, PAGE: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_B: tl.constexpr, PIECES: tl.constexpr,
-    PIECE_TILES: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
-    LSE: tl.constexpr, SCALED: tl.constexpr, ALIKE: tl.constexpr,
+@triton.jit
+def tile_range(
+    length, count, block, row, batch, window, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """Attention of a block of query rows over one piece of the keys of their request.
+    """First tile that a block of query rows may see, and the one behind its last; numbers or tensors of blocks."""
+    last = tl.minimum((block * BLOCK_M + BLOCK_M - 1) // GROUP, count - 1)
+    tiles = tl.where(row < batch, tl.cdiv(length + last + 1, BLOCK_N), 0)  # the nodes of no request see nothing
+    begin = tl.zeros_like(tiles)
+    if WINDOW:
+        nearest = length
+        if CAUSAL:
+            nearest = length + block * BLOCK_M // GROUP
+        begin = tl.minimum(tl.maximum(nearest - window + 1, 0) // BLOCK_N, tiles)
+    return begin, tiles
 
-    Grid (blocks, key/value heads, PIECES). PIECE_TILES: tiles of a piece, at fixed absolute slots; 0: an equal share.
-    ALIKE: both caches have the same strides. One piece writes `out`, several write `part` (float32 [PIECES, M, H,
-    WIDTH], weighted means) and `part_lse` (float32 [PIECES, M, H], log2 of the weights' sum).
-    """
-    kv_head = tl.program_id(1)
-    piece = tl.program_id(2)
-    row, first, count, block = locate(offsets, tl.program_id(0), batch, nodes, GROUP, BLOCK_M, BLOCK_B)
-    if block * BLOCK_M >= count * GROUP:
-        return
-    length = tl.load(lengths + row, mask=row < batch, other=0)
+
+@triton.jit
+def attend_tiles(
+    query, key_cache, value_cache, table, ancestors, depth, key_scale, value_scale, scale, softcap, window, pages,
+    pages_per_row, table_row, words_per_node, q_node, q_head, k_page, k_slot, k_head, v_page, v_slot, v_head,
+    row, first, count, block, length, kv_head, lo, hi,
+    GROUP: tl.constexpr, PAGE: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SCALED: tl.constexpr,
+    ALIKE: tl.constexpr,
+):  # fmt: skip
+    """Block `block` of request `row` (nodes first .. first + count - 1) over tiles lo .. hi - 1 of its keys: weighted
+    sum of the values, highest score, sum of the weights."""
     index = block * BLOCK_M + tl.arange(0, BLOCK_M)
     inside = index < count * GROUP
     node = index // GROUP
@@ -183,22 +189,7 @@ def attend(
             depth += first
     if SCALED:
         scale = scale * tl.load(key_scale + kv_head)
-
-    last = tl.minimum((block * BLOCK_M + BLOCK_M - 1) // GROUP, count - 1)
-    tiles = tl.where(row < batch, tl.cdiv(length + last + 1, BLOCK_N), 0)  # the nodes of no request see nothing
-    begin = 0
-    if WINDOW:
-        nearest = tl.min(tl.where(inside, position, 2147483647), axis=0)
-        begin = tl.maximum(nearest - window + 1, 0) // BLOCK_N
-    if PIECE_TILES:
-        lo = tl.maximum(begin, piece * PIECE_TILES)
-        hi = tl.minimum(tiles, (piece + 1) * PIECE_TILES)
-    else:
-        share = tl.cdiv(tl.maximum(tiles - begin, 0), PIECES)
-        lo = begin + piece * share
-        hi = tl.minimum(tiles, lo + share)
     full = tl.maximum(lo, tl.minimum(hi, length // BLOCK_N))
-
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -225,31 +216,93 @@ def attend(
             page = upcoming
     if SCALED:
         acc = acc * tl.load(value_scale + kv_head)
-    rows = (first + tl.where(inside, index // GROUP, 0)).to(tl.int64)
-    if PIECES == 1:
-        if SINKS:
-            sink = tl.load(sinks + head).to(tl.float32) * LOG2_E
-            sink = tl.where(row < batch, sink, float("-inf"))
-            highest = tl.maximum(top, sink)
-            base = tl.where(highest == float("-inf"), 0.0, highest)
-            shrink = tl.exp2(top - base)
-            total = total * shrink + tl.exp2(sink - base)
-            acc = acc * shrink[:, None]
-            top = highest
-        mean = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-        store = inside[:, None] & (wide < WIDTH)[None, :]
-        o_at = rows * o_node + head * o_head
-        tl.store(out + o_at[:, None] + wide[None, :], mean.to(out.dtype.element_ty), mask=store)
-        if LSE:
-            value = tl.where(total == 0.0, float("-inf"), (top + tl.log2(tl.where(total == 0.0, 1.0, total))) * LN_2)
-            tl.store(lse + rows * HEADS + head, value, mask=inside)
+    return acc, top, total
+
+
+@triton.jit
+def write_answer(
+    acc, top, total, rows, head, inside, sees, sinks, out, lse, o_node, o_head,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, SINKS: tl.constexpr, LSE: tl.constexpr,
+):  # fmt: skip
+    """Answers of a block that has seen all keys. sees: whether its nodes belong to a request, and so have sinks."""
+    wide = tl.arange(0, BLOCK_D)
+    if SINKS:
+        sink = tl.load(sinks + head).to(tl.float32) * LOG2_E
+        sink = tl.where(sees, sink, float("-inf"))
+        highest = tl.maximum(top, sink)
+        base = tl.where(highest == float("-inf"), 0.0, highest)
+        shrink = tl.exp2(top - base)
+        total = total * shrink + tl.exp2(sink - base)
+        acc = acc * shrink[:, None]
+        top = highest
+    mean = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    o_at = rows * o_node + head * o_head
+    store = inside[:, None] & (wide < WIDTH)[None, :]
+    tl.store(out + o_at[:, None] + wide[None, :], mean.to(out.dtype.element_ty), mask=store)
+    if LSE:
+        value = tl.where(total == 0.0, float("-inf"), (top + tl.log2(tl.where(total == 0.0, 1.0, total))) * LN_2)
+        tl.store(lse + rows * HEADS + head, value, mask=inside)
+
+
+@triton.jit
+def write_part(acc, top, total, at, inside, part, part_lse, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Weighted means and log2 of the weights' sum of a block that has seen some of its keys, at rows `at`."""
+    wide = tl.arange(0, BLOCK_D)
+    mean = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    value = tl.where(total == 0.0, float("-inf"), top + tl.log2(tl.where(total == 0.0, 1.0, total)))
+    tl.store(part_lse + at, value, mask=inside)
+    seen = inside & (total != 0.0)
+    tl.store(part + at[:, None] * WIDTH + wide[None, :], mean, mask=seen[:, None] & (wide < WIDTH)[None, :])
+
+
+@triton.jit(do_not_specialize=["window", "batch", "nodes", "pages", "pages_per_row", "table_row", "words_per_node"])
+def attend(
+    query, key_cache, value_cache, table, lengths, offsets, ancestors, depth, sinks, out, lse, part, part_lse,
+    key_scale, value_scale, scale, softcap, window, batch, nodes, pages, pages_per_row, table_row, words_per_node,
+    q_node, q_head, k_page, k_slot, k_head, v_page, v_slot, v_head, o_node, o_head,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, PAGE: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_B: tl.constexpr, PIECES: tl.constexpr,
+    PIECE_TILES: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
+    LSE: tl.constexpr, SCALED: tl.constexpr, ALIKE: tl.constexpr,
+):  # fmt: skip
+    """Attention of a block of query rows over one piece of the keys of their request.
+
+    Grid (blocks, key/value heads, PIECES). PIECE_TILES: tiles of a piece, at fixed absolute slots; 0: an equal share.
+    ALIKE: both caches have the same strides. One piece writes `out`, several write `part` (float32 [PIECES, M, H,
+    WIDTH], weighted means) and `part_lse` (float32 [PIECES, M, H], log2 of the weights' sum).
+    """
+    kv_head = tl.program_id(1)
+    piece = tl.program_id(2)
+    row, first, count, block = locate(offsets, tl.program_id(0), batch, nodes, GROUP, BLOCK_M, BLOCK_B)
+    if block * BLOCK_M >= count * GROUP:
+        return
+    length = tl.load(lengths + row, mask=row < batch, other=0)
+    begin, tiles = tile_range(length, count, block, row, batch, window, GROUP, BLOCK_M, BLOCK_N, CAUSAL, WINDOW)
+    if PIECE_TILES:
+        lo = tl.maximum(begin, piece * PIECE_TILES)
+        hi = tl.minimum(tiles, (piece + 1) * PIECE_TILES)
     else:
-        mean = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+        share = tl.cdiv(tl.maximum(tiles - begin, 0), PIECES)
+        lo = begin + piece * share
+        hi = tl.minimum(tiles, lo + share)
+    acc, top, total = attend_tiles(
+        query, key_cache, value_cache, table, ancestors, depth, key_scale, value_scale, scale, softcap, window, pages,
+        pages_per_row, table_row, words_per_node, q_node, q_head, k_page, k_slot, k_head, v_page, v_slot, v_head,
+        row, first, count, block, length, kv_head, lo, hi,
+        GROUP, PAGE, WIDTH, BLOCK_D, BLOCK_M, BLOCK_N, CAUSAL, WINDOW, SOFTCAP, SCALED, ALIKE,
+    )  # fmt: skip
+    index = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    inside = index < count * GROUP
+    rows = (first + tl.where(inside, index // GROUP, 0)).to(tl.int64)
+    head = kv_head * GROUP + index % GROUP
+    if PIECES == 1:
+        write_answer(
+            acc, top, total, rows, head, inside, row < batch, sinks, out, lse, o_node, o_head,
+            HEADS, WIDTH, BLOCK_D, SINKS, LSE,
+        )  # fmt: skip
+    else:
         at = (piece.to(tl.int64) * nodes + rows) * HEADS + head
-        value = tl.where(total == 0.0, float("-inf"), top + tl.log2(tl.where(total == 0.0, 1.0, total)))
-        tl.store(part_lse + at, value, mask=inside)
-        seen = inside & (total != 0.0)
-        tl.store(part + at[:, None] * WIDTH + wide[None, :], mean, mask=seen[:, None] & (wide < WIDTH)[None, :])
+        write_part(acc, top, total, at, inside, part, part_lse, WIDTH, BLOCK_D)
 
 
 @triton.jit(do_not_specialize=["batch", "nodes"])

@@ -1,0 +1,65 @@
+"""Block sizes of the Triton tree attention, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from triton import next_power_of_2
+
+INVARIANT_ROWS = 32
+"""Query rows of a program in the batch-invariant mode: another number would be another order of addition."""
+MOST_PIECES = 32
+PROCESSORS = 132
+"""Multiprocessors to fill where there is no device to ask."""
+OCCUPANCY = {16: 2, 32: 2, 64: 2, 128: 1}
+"""Programs of a multiprocessor on a fixed grid, by query rows of a block."""
+JOINED_ROWS = 4
+
+
+@dataclass(frozen=True)
+class Config:
+    """block_m: query rows of a program; block_n: keys of a tile; block_d: width, padded to a power of two."""
+
+    block_m: int
+    block_n: int
+    block_d: int
+    warps: int
+    stages: int
+
+
+def choose(rows: int, width: int, itemsize: int, narrow: bool = False) -> Config:
+    """Config for so many query rows per request and key/value head, head width and bytes per number of a query.
+
+    narrow: the cache holds 8-bit numbers, whose conversion takes registers.
+
+    16 and 32 rows run on warp-level matrix instructions, 64 and 128 on warp-group ones (Hopper). Wide heads and
+    float32 take smaller tiles, so that nothing spills and two stages fit in shared memory.
+    """
+    block_d = max(16, next_power_of_2(width))
+    block_m = min(128, max(16, next_power_of_2(rows)))
+    if itemsize == 4:
+        return Config(min(block_m, 32), 32 if block_d <= 128 else 16, block_d, 4, 2)
+    if block_d > 128:
+        return Config(min(block_m, 64), 32, block_d, 8 if block_m >= 64 else 4, 2)
+    if block_m == 128:
+        return Config(128, 64, block_d, 8, 3)
+    return Config(block_m, 32 if block_m > 32 or narrow else 64, block_d, 4, 4)
+
+
+def pieces(blocks: int, capacity: int, config: Config, processors: int = PROCESSORS) -> int:
+    """Into how many pieces keys are cut, so that blocks x pieces fill the processors about twice; a power of two."""
+    if config.block_m >= 128:
+        return 1
+    wanted = min(2 * processors // max(1, blocks), capacity // (4 * config.block_n), MOST_PIECES)
+    return 1 << max(0, wanted.bit_length() - 1)
+
+
+def joint(count: int, block_d: int) -> tuple[int, int]:
+    """(pieces, heads) of a tile of the joining kernel: about 4,096 numbers."""
+    block_p = min(MOST_PIECES, next_power_of_2(count))
+    return block_p, max(1, 4096 // (block_p * block_d))
+
+
+def joined(block_d: int) -> tuple[int, int]:
+    """(rows, parts) of a tile of the kernel that joins shares: about 4,096 numbers."""
+    return JOINED_ROWS, max(1, 4096 // (JOINED_ROWS * block_d))

@@ -1,0 +1,120 @@
+"""How the tiles of one pass of tree attention are shared out, once for all layers: the values and their reference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """Shares of the tiles of one pass; integers follow from shapes, tensors (int32) from lengths on the device.
+
+    A block is block_m query rows (nodes times the heads that share a key/value head) of one request; tiles are block_n
+    keys. programs: how many shares there are; causal, window: of the calls that the plan is for.
+    starts: [blocks + 1] tiles before each block, per key/value head. rows: [blocks] its request. firsts: [programs]
+    the block in which each share begins.
+    """
+
+    starts: Tensor
+    rows: Tensor
+    firsts: Tensor
+    block_m: int
+    block_n: int
+    programs: int
+    causal: bool
+    window: int
+
+
+def blocks_of(nodes: int, batch: int, group: int, block_m: int) -> int:
+    """Blocks of a packed batch, as many as its shapes may need; some stay empty."""
+    return nodes * group // block_m + batch + 1
+
+
+def parts_of(out: Tensor | None, device: torch.device, blocks: int, programs: int) -> tuple[Tensor, Tensor, Tensor]:
+    """starts, rows and firsts in one piece of memory. Raises: ValueError for another size of `out`."""
+    size = 2 * blocks + 1 + programs
+    whole = torch.empty(size, dtype=torch.int32, device=device) if out is None else out
+    if whole.dtype != torch.int32 or whole.shape != (size,) or not whole.is_contiguous() or whole.device != device:
+        raise ValueError(
+            f"attention_plan: out is {whole.dtype} {list(whole.shape)}, expected contiguous int32 [{size}] on {device}"
+        )
+    starts, rows, firsts = whole.split([blocks + 1, blocks, programs])
+    return starts, rows, firsts
+
+
+def check(lengths: Tensor, offsets: Tensor, nodes: int, group: int, block_m: int, block_n: int, programs: int) -> None:
+    """Raises ValueError for arguments that attention_plan cannot take; looks at no data."""
+    fits = all(each.dtype == torch.int32 and each.ndim == 1 and each.is_contiguous() for each in (lengths, offsets))
+    if not fits or offsets.shape[0] != lengths.shape[0] + 1:
+        raise ValueError(
+            f"attention_plan: lengths are {lengths.dtype} {list(lengths.shape)} and offsets {offsets.dtype} "
+            f"{list(offsets.shape)}; expected contiguous int32 [B] and [B + 1]"
+        )
+    if nodes < 0 or min(group, block_m, block_n, programs) < 1:
+        raise ValueError(
+            f"attention_plan: nodes {nodes}, group {group}, block_m {block_m}, block_n {block_n}, programs {programs}; "
+            "expected nodes of at least 0 and others of at least 1"
+        )
+
+
+LEAST = 2
+"""Tiles of a share, if there are so many."""
+
+
+def share_of(total: int, kv_heads: int, programs: int) -> int:
+    """Tiles of a share."""
+    return max(-(-total * kv_heads // programs), LEAST)
+
+
+def attention_plan(
+    lengths: Tensor,
+    offsets: Tensor,
+    nodes: int,
+    *,
+    kv_heads: int,
+    group: int,
+    block_m: int,
+    block_n: int,
+    programs: int,
+    causal: bool = False,
+    window: int = 0,
+    out: Tensor | None = None,
+) -> AttentionPlan:
+    """Shares out the tiles that one pass of tree attention reads, equally and whatever the lengths of its rows.
+
+    A plan is good for all layers with these numbers: `plan_for` chooses them, `tree_attention(..., plan=)` takes it.
+
+    lengths: int32 [B], offsets: int32 [B + 1], nodes: M, as in `tree_attention`; group: query heads per key/value head
+    block_m, block_n, programs, causal, window: see `AttentionPlan`
+    out: int32 [2 * (M * group // block_m + B + 1) + 1 + programs], memory of the plan's tensors
+    Raises: ValueError for shapes, dtypes or numbers that do not fit.
+    """
+    check(lengths, offsets, nodes, group, block_m, block_n, programs)
+    batch = lengths.shape[0]
+    blocks = blocks_of(nodes, batch, group, block_m)
+    starts, rows, firsts = parts_of(out, lengths.device, blocks, programs)
+    bounds = [*offsets.tolist(), nodes]
+    begins = [bounds[row] * group // block_m + row for row in range(batch + 1)]
+    total, tiles_before, own_rows = 0, [], []
+    for block in range(blocks):
+        row = max(each for each in range(batch + 1) if begins[each] <= block)
+        tiles_before.append(total)
+        own_rows.append(row)
+        own, count = block - begins[row], bounds[row + 1] - bounds[row]
+        if row == batch or own * block_m >= count * group:
+            continue
+        length = int(lengths[row])
+        last = min((own * block_m + block_m - 1) // group, count - 1)
+        nearest = length + (own * block_m // group if causal else 0)
+        begin = max(nearest - window + 1, 0) // block_n if window else 0
+        total += -(-(length + last + 1) // block_n) - begin
+    tiles_before.append(total)
+    share = share_of(total, kv_heads, programs)
+    wanted = [program * share // kv_heads for program in range(programs)]
+    found = [max(b for b in range(blocks) if tiles_before[b] <= tile) for tile in wanted]
+    for tensor, values in ((starts, tiles_before), (rows, own_rows), (firsts, found)):
+        tensor.copy_(torch.tensor(values, dtype=torch.int32))
+    return AttentionPlan(starts, rows, firsts, block_m, block_n, programs, causal, window)

@@ -1,0 +1,89 @@
+"""Launches of tree attention on a fixed grid, and of the plan that its programs share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton import next_power_of_2
+
+from .config import joined
+from .plan import AttentionPlan, blocks_of, check, parts_of
+
+PLAN_BLOCK = 1024
+
+
+def _steps(count: int) -> int:
+    """Bisections that find one of so many."""
+    return max(1, count).bit_length()
+
+
+def attention_plan(
+    lengths: Tensor,
+    offsets: Tensor,
+    nodes: int,
+    *,
+    kv_heads: int,
+    group: int,
+    block_m: int,
+    block_n: int,
+    programs: int,
+    causal: bool = False,
+    window: int = 0,
+    out: Tensor | None = None,
+) -> AttentionPlan:
+    """The operator in one launch of one program."""
+    from .triton_shares import plan_shares
+
+    check(lengths, offsets, nodes, group, block_m, block_n, programs)
+    batch = lengths.shape[0]
+    blocks = blocks_of(nodes, batch, group, block_m)
+    starts, rows, firsts = parts_of(out, lengths.device, blocks, programs)
+    with torch.cuda.device_of(lengths):
+        plan_shares[(1,)](
+            lengths, offsets, starts, rows, firsts, window, batch, nodes, blocks, KV_HEADS=kv_heads, GROUP=group,
+            BLOCK_M=block_m, BLOCK_N=block_n, CAUSAL=causal, WINDOW=window > 0, PROGRAMS=programs,
+            PLACES=next_power_of_2(programs), STEPS=_steps(max(blocks, batch + 1)),
+            BLOCK=min(PLAN_BLOCK, next_power_of_2(blocks)), num_warps=4,
+        )  # fmt: skip
+    return AttentionPlan(starts, rows, firsts, block_m, block_n, programs, causal, window)
+
+
+def part_size(plan: AttentionPlan, width: int) -> int:
+    """float32 numbers of the parts of all shares: it depends on the grid alone."""
+    return 2 * plan.programs * plan.block_m * (width + 1)
+
+
+def check_plan(plan: AttentionPlan, block_m: int, block_n: int, blocks: int, causal: bool, window: int) -> None:
+    """Raises ValueError for a plan that was made for other shapes or options."""
+    got = plan.block_m, plan.block_n, plan.rows.shape[0], plan.causal, plan.window
+    want = block_m, block_n, blocks, causal, window
+    if got != want:
+        raise ValueError(
+            f"tree_attention: plan has (block_m, block_n, blocks, causal, window) {got}, expected {want}; make one for "
+            "these shapes and options with plan_for"
+        )
+
+
+def launch(plan: AttentionPlan, tensors: tuple[Any, ...], numbers: tuple[Any, ...], part: Tensor, kinds: dict[str, Any],
+           warps: int, stages: int) -> None:  # fmt: skip
+    """Both launches: shares, then what several of them hold. Arguments in the order of the kernels."""
+    from .triton_shares import attend_shares, join_shares
+
+    *inputs, sinks, out, lse, key_scale, value_scale = tensors
+    scale, softcap, window, batch, nodes, pages, *strides = numbers
+    blocks, width = plan.rows.shape[0], kinds["WIDTH"]
+    size = 2 * plan.programs * plan.block_m
+    part, part_lse = part[: size * width], part[size * width : size * (width + 1)]
+    attend_shares[(plan.programs,)](
+        *inputs, sinks, out, lse, part, part_lse, key_scale, value_scale, plan.starts, plan.rows, plan.firsts,
+        scale, softcap, window, batch, nodes, blocks, pages, *strides, PROGRAMS=plan.programs, **kinds,
+        num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    rows, parts = joined(kinds["BLOCK_D"])
+    shared = {name: kinds[name] for name in ("HEADS", "GROUP", "WIDTH", "BLOCK_D", "BLOCK_M", "SINKS", "LSE")}
+    join_shares[(blocks, kinds["HEADS"] // kinds["GROUP"], plan.block_m // rows)](
+        part, part_lse, plan.starts, plan.rows, inputs[5], sinks, out, lse, batch, nodes, blocks, *strides[-2:],
+        BLOCK_R=rows, BLOCK_P=parts, PROGRAMS=plan.programs, **shared, num_warps=4,
+    )  # fmt: skip
