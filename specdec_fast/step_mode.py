@@ -45,7 +45,7 @@ def why_never(
         reasons.append(f"device is {device.type}: capture needs CUDA")
     if isinstance(proposals, str):
         reasons.append(proposals)
-    if not rule.replays:
+    if not getattr(rule, "replays", False):
         reasons.append(f"rule {rule.name} is not captured; replay and greedy are")
     if budget.name != "fixed":
         reasons.append(f"budget {budget.name} decides on the host, from every step")
