@@ -12,6 +12,7 @@ VENV ?= .venv
 VENV_ARGS ?=
 TORCH ?= torch==2.13.0
 PYTEST_ARGS ?=
+TRITON ?= triton==3.6.0
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -43,7 +44,7 @@ printf '== %s: passed in %d s\n' '$(1)' "$$SECONDS"
 endef
 
 .PHONY: help demo test bench lint types clean distclean environment
-.PHONY: lane-architecture lane-kernels lane-interpreter lane-compile lane-unit lane-native kernels-full
+.PHONY: lane-architecture lane-kernels lane-interpreter lane-compile lane-unit lane-native kernels-full kernels-triton
 .PHONY: lane-exact lane-replay lane-statistics lane-mutants
 
 help: ## List the targets
@@ -75,6 +76,14 @@ lane-compile: $(READY) ## Triton kernels compiled for GPUs that need not be here
 
 kernels-full: $(READY) ## The same for every launch configuration and architecture: a few minutes
 	$(call lane,kernels-full,SPECDEC_KERNELS_FULL=1 $(PYTEST) -q tests/machine_code)
+
+kernels-triton: $(READY) ## Compile all Triton kernels for sm_90 with another Triton, in an environment of its own: TRITON=triton==3.6.0
+	$(call lane,kernels-triton,other=$(VENV)/$(subst ==,-,$(TRITON)); \
+	  test -x $$other/bin/python || $(BIN)/python -m venv $$other; \
+	  $$other/bin/python -m pip install -q --no-deps --disable-pip-version-check $(TRITON); \
+	  $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	    >"$$($$other/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/rest.pth"; \
+	  PYTHONPATH=$(CURDIR):$(CURDIR)/kernels $$other/bin/python -m benchmarks.kernels.compile_all)
 
 lane-exact: $(READY) ## Laws of all rules enumerated in exact arithmetic, closed forms of what they accept
 	$(call lane,exact,$(PYTEST) -q $(EXACT_TESTS))

@@ -22,7 +22,9 @@ from specdec_fast import SamplingParams, load
 from specdec_fast.loading import ASSETS, load_model, load_tokenizer
 
 RESULTS = Path(__file__).parent / "results"
-FULL_BATCH_DRAFT = 3  # at most, for a batch of 8: every drafted token costs arithmetic there, which a batch of 1 has free
+FULL_BATCH_DRAFT = (
+    3  # at most, for a batch of 8: every drafted token costs arithmetic there, which a batch of 1 has free
+)
 
 
 @dataclass(frozen=True, slots=True)

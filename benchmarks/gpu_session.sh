@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in one go and without a network: build, tests, benchmarks, one report.
 #   benchmarks/gpu_session.sh [folder]       results land in the folder (default: gpu-results)
-# For a bare machine with Python, torch (CUDA), triton and nvcc. Every part has a time limit of its own, 510 s in all, and
+# For a bare machine with Python, torch (CUDA), triton and nvcc; tests and steps want pytest, hypothesis and transformers,
+# peers what SPECDEC_PEERS names. Every part has a time limit of its own, 530 s in all, and
 # writes its results as it goes: what an abort leaves behind is complete up to there. The exit status counts failed parts.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -23,12 +24,15 @@ part() { # part NAME SECONDS COMMAND...: runs with a limit, keeps the output, no
 }
 
 : >"$out/summary.tsv"
-part machine 20 bash -c "nvidia-smi; $python -c 'import torch, triton, sys; print(sys.version, torch.__version__, triton.__version__)'"
-part build 140 env SPECDEC_BUILD=auto "$python" setup.py -q build_ext --inplace
+part machine 15 bash -c "nvidia-smi; $python -c 'import torch, triton, sys; print(sys.version, torch.__version__, triton.__version__)'"
+part build 130 env SPECDEC_BUILD=auto "$python" setup.py -q build_ext --inplace
 part built 15 "$python" -c "import torch, specdec_kernels._C, specdec_kernels._C_cuda"
-part list 20 "$python" -c "import specdec_kernels; print(specdec_kernels.explain())"
-part check 90 "$python" -m benchmarks.kernels.gpu --check
-part example 40 "$python" examples/embed_ops.py
-part kernels 185 "$python" -m benchmarks.kernels.gpu --out "$out"
-echo "== $failed parts failed; $SECONDS s; report: $out/kernels.html"
+part list 15 "$python" -c "import specdec_kernels; print(specdec_kernels.explain())"
+part tests 120 "$python" -m pytest -q --maxfail=20 tests/gpu
+part operators 40 "$python" -m pytest -q tests/kernels/test_registered.py tests/kernels/test_dispatch.py
+part example 25 "$python" examples/embed_ops.py
+part steps 75 "$python" -m benchmarks.step --out "$out" --shape 1b --rows 1 8 --drafted 0 4 --steps 30
+part kernels 95 "$python" -m benchmarks.kernels.gpu --out "$out" --rounds 20
+"$python" -m benchmarks.report "$out" || failed=$((failed + 1))
+echo "== $failed parts failed; $SECONDS s; report: $out/report.html"
 exit "$failed"

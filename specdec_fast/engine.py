@@ -7,31 +7,27 @@ belong to the state, keys and values to the caches, random numbers to nobody. Te
 from __future__ import annotations
 
 import logging
-import operator
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
-from specdec_fast.budget import BudgetPolicy, Outcome, budget_for
-from specdec_fast.draft import Draft
-from specdec_fast.interfaces import Acceptance, Drafter, Rule, Target, TargetOutput
-from specdec_fast.laws import Laws
-from specdec_fast.logprobs import token_logprobs
+from specdec_fast.budget import BudgetPolicy, budget_for
+from specdec_fast.captured import CapturedSteps
+from specdec_fast.emission import given_by, given_captured, keep
+from specdec_fast.interfaces import Drafter, Rule, Target, TargetOutput
 from specdec_fast.proposing import Proposer
-from specdec_fast.request import Handle
+from specdec_fast.request import Handle, Prompt, encode
 from specdec_fast.rules import DEFAULT, rule_for
-from specdec_fast.sampling import Sampling, SamplingParams, failures, process
+from specdec_fast.sampling import SamplingParams, process
 from specdec_fast.state import DecodeState
 from specdec_fast.stats import Clock, RequestStats
-from specdec_fast.step_mode import why_not_graph
+from specdec_fast.step_mode import captured_proposals, why_never, why_not_these
 from specdec_fast.stopping import StopChecker
-from specdec_kernels import TreePlan, tree_plan
+from specdec_kernels import tree_plan
 
 log = logging.getLogger("specdec_fast")
-
-Prompt = str | Sequence[int]
 
 
 class Engine:
@@ -40,7 +36,9 @@ class Engine:
     target: where logits come from; drafter: proposes (None: plain decoding, a tree of one node per row); rule: name or
     object; tokenizer: a transformers tokenizer, needed for text prompts, text output and stop strings; eos_token_ids:
     ids that end a text; prefill_chunk: most prompt tokens in one forward pass; budget: how many nodes are drafted,
-    "fixed" (what a request asks for) or "goodput" (what pays), or a `BudgetPolicy`.
+    "fixed" (what a request asks for) or "goodput" (what pays), or a `BudgetPolicy`; step_mode: "auto" captures steps on
+    a GPU where drafter, rule and requests allow it, "sync" never, "graph" on any device (without a GPU the same program
+    runs uncaptured, for tests).
 
     Raises ValueError when the rule cannot verify what the drafter proposes.
     """
@@ -55,6 +53,7 @@ class Engine:
         eos_token_ids: Sequence[int] = (),
         prefill_chunk: int = 2048,
         budget: str | BudgetPolicy = "fixed",
+        step_mode: str = "auto",
     ) -> None:
         self.target, self.drafter = target, drafter
         self.tokenizer = tokenizer
@@ -71,6 +70,9 @@ class Engine:
         self._cache = cache
         self._chunk = prefill_chunk
         self.state = DecodeState(cache.max_rows, cache.max_length, cache.device)
+        proposals = captured_proposals(drafter, cache.max_rows)
+        self._never = why_never(step_mode, cache.device, proposals, self.rule, self._proposer.budget)
+        self._captured = CapturedSteps(target, None if isinstance(proposals, str) else proposals, self.rule, self.state)
         self.stats = RequestStats()  # merged from finished requests
         self.seconds = Clock().seconds  # wall-clock per verb, each step counted once
         self._queue: deque[Handle] = deque()
@@ -125,22 +127,7 @@ class Engine:
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt. Raises ValueError for what this target cannot read."""
-        if isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise ValueError("prompt: got text and an engine without a tokenizer; pass token ids or tokenizer=")
-            tokens = list(self.tokenizer.encode(prompt))
-        else:
-            try:
-                tokens = [operator.index(token) for token in prompt]
-            except TypeError:
-                raise ValueError(f"prompt: got {prompt!r:.60}; expected text or a sequence of token ids") from None
-        if not tokens:
-            raise ValueError("prompt: got no tokens; expected at least one")
-        vocab = self.target.vocab_size
-        bad = next((token for token in tokens if not 0 <= token < vocab), None)
-        if bad is not None:
-            raise ValueError(f"prompt: got token id {bad}; expected 0..{vocab - 1}; is this the target's tokenizer?")
-        return tokens
+        return encode(prompt, self.tokenizer, self.target.vocab_size)
 
     def cancel(self, handle: Handle) -> None:
         """End a request now; what it has generated stays on the handle. Idempotent."""
@@ -222,7 +209,13 @@ class Engine:
             self._admit()
         if not self._running:
             return []
+        if self.step_mode == "graph":
+            return self._captured_step(clock)
+        if self._captured.active:
+            self._settle()
         rows, handles = list(self._running), list(self._running.values())
+        if not handles:
+            return []
         state, target = self.state, self.target
         rng, sampling = state.rng(rows), state.sampling(rows)
         with clock.time("propose"):
@@ -238,61 +231,62 @@ class Engine:
         with clock.time("commit"):
             target.cache.commit(draft.rows, slots, acceptance.path, acceptance.num_accepted)
         with clock.time("append"):
-            outcomes = self._append(rows, handles, draft, plan, acceptance, laws, sampling)
+            given = given_by(draft, plan, acceptance, laws, sampling)
+            wanted = any(handle.params.logprobs is not None for handle in handles)
+            kept, outcomes = keep(handles, given, laws, acceptance.path.tolist() if wanted else ())
+            state.append(rows, kept)
         try:
             with clock.time("observe"):
                 self._proposer.observe(state, draft, acceptance, output)
                 self._proposer.budget.observe(rows, outcomes, clock.seconds["propose"], clock.verifying)
         finally:
-            for handle in handles:
-                for verb, seconds in clock.seconds.items():
-                    handle.stats.seconds[verb] += seconds
-                if handle.finished:
-                    self._retire(handle)
-            for verb, seconds in clock.seconds.items():
-                self.seconds[verb] += seconds
+            self._close(handles, clock)
         return handles
 
-    def _append(
-        self,
-        rows: list[int],
-        handles: list[Handle],
-        draft: Draft,
-        plan: TreePlan,
-        acceptance: Acceptance,
-        laws: Laws,
-        sampling: Sampling,
-    ) -> list[Outcome]:
-        kept: list[list[int]] = []
-        outcomes: list[Outcome] = []
-        broken, goes_on = failures(acceptance.path, laws, sampling), None
-        proposed, depths = [count - 1 for count in draft.counts], [count - 1 for count in draft.counts]
-        if not draft.is_chain:
-            proposed, depths, inner = draft.proposals(plan)
-            last = acceptance.path.gather(1, acceptance.num_accepted[:, None].long()).squeeze(1)
-            goes_on = inner[last.long()].tolist()
-        for index, (emitted, accepted) in enumerate(self.state.read(draft, acceptance)):
-            handle = handles[index]
-            drafted = proposed[index]
-            sound, reason = broken.get(index, (len(emitted), ""))
-            emitted, accepted = emitted[:sound], min(accepted, sound)
-            taken: list[int] = []  # exactly one entry of `kept` per row, whatever happens
+    def _captured_step(self, clock: Clock) -> list[Handle]:
+        """Launch a step and read the one before it."""
+        handles = list(self._running.values())
+        left = [handle.checker.remaining for handle in handles if handle.checker is not None]
+        goes_on = max(left) > self._captured.pending  # every pending step gives a row one token at least
+        if goes_on:
             try:
-                complete = accepted == drafted if goes_on is None else not goes_on[index]
-                tested = accepted if complete else accepted + 1
-                outcomes.append(Outcome(drafted, depths[index], tested, accepted))
-                taken = handle.take(emitted, accepted, drafted, tested)
-                if handle.params.logprobs is not None:
-                    nodes = acceptance.path[index].tolist()
-                    handle.logprobs += token_logprobs(laws, nodes, taken, handle.params.logprobs)
-            except Exception as error:  # the tokenizer's: it ends this request, not the batch
-                log.exception("request %d: its text could not be made", handle.request_id)
-                handle.finish_reason, handle.error = "error", error
-            kept.append(taken)
-            if reason and not handle.finished:
-                handle.end("error", ValueError(f"request {handle.request_id}: {reason}"))
-        self.state.append(rows, kept)
-        return outcomes
+                with clock.time("score"):
+                    self._captured.launch(self._running, [self._proposer.most(handle) for handle in handles])
+            except Exception as error:
+                self._never.append(f"a captured step failed: {type(error).__name__}: {error}")
+                log.error("%s; steps are not captured from now on", self._never[-1], exc_info=error)
+                self._settle()
+                return handles
+        if self._captured.pending > 1 or not goes_on:
+            with clock.time("append"):
+                self._take()
+        self._close(handles, clock)
+        return handles
+
+    def _take(self) -> None:
+        """Hand out what the oldest pending step gave."""
+        read = self._captured.read()
+        kept, _ = keep([handle for handle, _ in read], [given_captured(emission) for _, emission in read])
+        for (handle, _), tokens in zip(read, kept):
+            assert handle.row is not None
+            self.state.append([handle.row], [tokens])
+
+    def _settle(self) -> None:
+        """Bring the host up to date: no step is pending, and rows go on without capture."""
+        while self._captured.pending:
+            self._take()
+        self._close(list(self._running.values()), Clock())
+        self._captured.suspend()
+
+    def _close(self, handles: Sequence[Handle], clock: Clock) -> None:
+        """Account for a step and retire requests that have ended."""
+        for handle in handles:
+            for verb, seconds in clock.seconds.items():
+                handle.stats.seconds[verb] += seconds
+            if handle.finished and handle.row is not None:
+                self._retire(handle)
+        for verb, seconds in clock.seconds.items():
+            self.seconds[verb] += seconds
 
     # -- who runs -----------------------------------------------------------------------------------------------------
 
@@ -353,12 +347,20 @@ class Engine:
     def _make_room(self) -> None:
         """Reserve slots for this step's nodes; the youngest requests are evicted (and later recomputed) if need be."""
         for row, handle in list(self._running.items()):
-            while row in self._running and not self._cache.reserve(
-                row, self.state.length(row) + self._proposer.most(handle)
-            ):
+            while row in self._running and not self._cache.reserve(row, self._room(row, handle)):
+                if self._captured.pending:
+                    self._settle()  # texts may have ended, and whoever is evicted keeps all tokens
+                    continue
                 youngest = next(reversed(self._running.values()))
                 youngest.stats.preemptions += 1
                 self._requeue(youngest)
+
+    def _room(self, row: int, handle: Handle) -> int:
+        """Slots that a row may fill by the end of the next step, whatever the steps under way accept."""
+        assert handle.checker is not None
+        length, most = self.state.length(row), self._proposer.most(handle)
+        ahead = self._captured.pending * (most + 1)
+        return min(length + ahead + most, length + handle.checker.remaining)
 
     def _requeue(self, handle: Handle) -> None:
         """Back to the head of the queue; its tokens are kept, its keys and values recomputed."""
@@ -371,6 +373,7 @@ class Engine:
         assert row is not None
         del self._running[row]
         handle.row = None
+        self._captured.leave(row)
         self._cache.release([row])
         self._proposer.release([row])
         self.state.leave(row)
@@ -378,10 +381,15 @@ class Engine:
             self.stats.merge(handle.stats)
 
     def why_not_graph(self) -> list[str]:
-        """Why steps are not captured (`graph` mode): the reasons; empty if they could be."""
-        return why_not_graph(self.state.device, self.needs, self._running.values())
+        """Why steps are not captured (`graph` mode): the reasons; empty if they are."""
+        return self._never or why_not_these(self._running.values())
 
     @property
     def step_mode(self) -> str:
-        """Either "graph", when a step can be captured, or "sync"; `why_not_graph` has the reasons."""
+        """Either "graph", when steps are captured, or "sync"; `why_not_graph` has the reasons."""
         return "sync" if self.why_not_graph() else "graph"
+
+    def explain(self) -> str:
+        """Which rule verifies and how steps run, with the reasons."""
+        reasons = "; ".join(self.why_not_graph()) or "the host reads one step behind"
+        return f"rule {self.rule.name}: {self.why_rule}\nsteps {self.step_mode}: {reasons}"

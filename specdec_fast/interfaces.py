@@ -193,6 +193,38 @@ class Drafter(Protocol):
     def release(self, rows: Sequence[int]) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class CapturedRows:
+    """The batch of a captured step, all of it on the device. rows: int32 [B], all different; lengths: int32 [B]
+    committed tokens; drafts: int32 [B] draft nodes wanted, at most num_draft_tokens, 0 for rows that do not draft;
+    tokens: int64 [R, L], the committed tokens of every row; sampling: of the B rows.
+    """
+
+    rows: Tensor
+    lengths: Tensor
+    drafts: Tensor
+    tokens: Tensor
+    sampling: Sampling
+    num_draft_tokens: int
+
+
+@runtime_checkable
+class CapturedProposals(Protocol):
+    """What a drafter's method `captured(max_rows)` answers with when its proposals can be part of a captured step (else
+    one sentence that says why not). `propose` and `observe` run while a step is captured: they ask the device nothing
+    and make no shape depend on data. The other verbs run on the host, between steps.
+
+    enter: rows join, with what is committed; reserve: whether a row may hold so many tokens; leave: rows go back to
+    steps that are not captured.
+    """
+
+    def enter(self, view: StateView, rows: Sequence[int]) -> None: ...
+    def reserve(self, row: int, length: int) -> bool: ...
+    def propose(self, batch: CapturedRows) -> Tensor: ...
+    def observe(self, batch: CapturedRows, num_accepted: Tensor) -> None: ...
+    def leave(self, rows: Sequence[int]) -> None: ...
+
+
 @runtime_checkable
 class Rule(Protocol):
     """Seam 4. A pure function of its arguments.

@@ -121,6 +121,7 @@ def load(
     compile: bool = False,
     eos_token_ids: Sequence[int] | None = None,
     budget: str | BudgetPolicy = "fixed",
+    step_mode: str = "auto",
 ) -> Engine:
     """An engine for a target and, when given, a draft model or another drafter.
 
@@ -180,7 +181,8 @@ def load(
             prefers=getattr(chosen, "prefers", "coupled"),
         )
     ids = eos_ids(model, tokenizer) if eos_token_ids is None else tuple(eos_token_ids)
-    return Engine(ours, made, rule=chosen, tokenizer=tokenizer, eos_token_ids=ids, budget=policy)
+    given: dict[str, Any] = {"tokenizer": tokenizer, "budget": policy, "step_mode": step_mode}
+    return Engine(ours, made, rule=chosen, eos_token_ids=ids, **given)
 
 
 __all__ = ["UnsupportedModelError", "check_same_tokenizer", "eos_ids", "load", "load_model", "load_tokenizer"]

@@ -5,6 +5,7 @@ Tests: tests/engine/test_engine.py.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,7 @@ from specdec_fast.sampling import SamplingParams
 from specdec_fast.stats import RequestStats
 from specdec_fast.stopping import StopChecker
 
+Prompt = str | Sequence[int]
 ACCEPTED, RECOVERED, BONUS, PLAIN = "accepted", "recovered", "bonus", "plain"
 
 
@@ -86,3 +88,22 @@ class Handle:
             "stats": self.stats.as_dict(),
             **({"logprobs": [each.as_dict() for each in self.logprobs]} if asked else {}),
         }
+
+
+def encode(prompt: Prompt, tokenizer: Any, vocab_size: int) -> list[int]:
+    """Token ids of a prompt. Raises ValueError for what a target of this vocabulary cannot read."""
+    if isinstance(prompt, str):
+        if tokenizer is None:
+            raise ValueError("prompt: got text and an engine without a tokenizer; pass token ids or tokenizer=")
+        tokens = list(tokenizer.encode(prompt))
+    else:
+        try:
+            tokens = [operator.index(token) for token in prompt]
+        except TypeError:
+            raise ValueError(f"prompt: got {prompt!r:.60}; expected text or a sequence of token ids") from None
+    if not tokens:
+        raise ValueError("prompt: got no tokens; expected at least one")
+    bad = next((token for token in tokens if not 0 <= token < vocab_size), None)
+    if bad is not None:
+        raise ValueError(f"prompt: got token id {bad}; expected 0..{vocab_size - 1}; is this the target's tokenizer?")
+    return tokens

@@ -142,8 +142,9 @@ class SamplingTable:
             self._counts.leave(row)
             self._guides.pop(row, None)
 
-    def params(self, row: int) -> SamplingParams:
-        return self._rows[row][0]
+    def entry(self, row: int) -> tuple[SamplingParams, int, tuple[int, ...]]:
+        """A row's parameters, the length of its prompt and the ids that end it."""
+        return self._rows[row]
 
     def pack(self, rows: Sequence[int]) -> Sampling:
         """The parameters of `rows`, in order. Packed anew only when the batch changed."""

@@ -1,4 +1,4 @@
-"""Which step mode serves: declared from what device, drafter and requests need. Tests: tests/engine/test_engine.py.
+"""Which step mode serves, from what device, drafter, rule and requests need. Tests: tests/engine/test_graph_step.py.
 
 `sync`: the host sees the tokens of a step before the next begins. `graph`: a captured step, the host one step behind.
 """
@@ -6,24 +6,67 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
+from specdec_fast.budget import BudgetPolicy
 from specdec_fast.edits import has_penalties
-from specdec_fast.interfaces import Needs
+from specdec_fast.interfaces import CapturedProposals, Drafter, Rule
 from specdec_fast.request import Handle
+from specdec_fast.state import DecodeState
+
+MODES = ("auto", "sync", "graph")
 
 
-def why_not_graph(device: torch.device, needs: Needs, running: Iterable[Handle]) -> list[str]:
-    """Why a step cannot be captured: one sentence per reason."""
-    reasons, running = [], list(running)
-    if device.type != "cuda":
+def captured_proposals(drafter: Drafter | None, max_rows: int) -> CapturedProposals | str | None:
+    """What proposes in captured steps (None: nothing does), or why the drafter cannot."""
+    if drafter is None:
+        return None
+    if drafter.needs.host_tokens:
+        return f"drafter {drafter.name} reads committed tokens on the host"
+    make: Any = getattr(drafter, "captured", None)
+    return f"drafter {drafter.name} has no captured proposals" if make is None else make(max_rows)
+
+
+def why_never(
+    mode: str, device: torch.device, proposals: CapturedProposals | str | None, rule: Rule, budget: BudgetPolicy
+) -> list[str]:
+    """Why no step of an engine can be captured: one sentence per reason. mode "graph" asks for them on any device.
+
+    Raises ValueError for a mode that does not exist.
+    """
+    if mode not in MODES:
+        raise ValueError(f"step_mode: got {mode!r}; expected one of {', '.join(MODES)}")
+    reasons = []
+    if mode == "sync":
+        reasons.append("step_mode is sync")
+    elif device.type != "cuda" and mode != "graph":
         reasons.append(f"device is {device.type}: capture needs CUDA")
-    if needs.host_tokens:
-        reasons.append("the drafter reads committed tokens on the host")
-    if any(handle.params.stop for handle in running):
-        reasons.append("a running request has stop strings")
-    if any(has_penalties(handle.params) or handle.params.grammar is not None for handle in running):
-        reasons.append("a running request has penalties or a grammar, which follow its tokens on the host")
-    reasons.append("captured steps are not built yet")
+    if isinstance(proposals, str):
+        reasons.append(proposals)
+    if not getattr(rule, "replays", False):
+        reasons.append(f"rule {rule.name} is not captured; replay and greedy are")
+    if budget.name != "fixed":
+        reasons.append(f"budget {budget.name} decides on the host, from every step")
     return reasons
+
+
+def why_not_these(running: Iterable[Handle]) -> list[str]:
+    """Why a step of these requests cannot be captured."""
+    return sorted({reason for handle in running for reason in _of_request(handle)})
+
+
+def _of_request(handle: Handle) -> Iterable[str]:
+    params = handle.params
+    if params.stop:
+        yield "a running request has stop strings"
+    if has_penalties(params) or params.grammar is not None:
+        yield "a running request has penalties or a grammar, which follow its tokens on the host"
+    edits = (params.logit_bias, params.banned_token_ids, params.forced, params.min_new_tokens)
+    if any(edits) or params.allowed_token_ids is not None:
+        yield "a running request changes its logits (bias, banned, allowed or forced tokens, minimum length)"
+    if params.logprobs is not None:
+        yield "a running request wants logprobs"
+    if len(handle.stop_ids) > DecodeState.STOP_IDS:
+        yield f"a running request has more than {DecodeState.STOP_IDS} ids that end it"

@@ -81,7 +81,7 @@ def test_the_device_side_mirrors_the_host_when_published() -> None:
             if len(tokens) + len(more) <= 32:
                 state.append([row], [more])
                 tokens.extend(more)
-        state.publish()
+        state.publish(list(held))
         for row in range(4):
             tokens = held.get(row, [])
             assert state.device_tokens[row, : len(tokens)].tolist() == tokens == list(state.tokens(row))

@@ -3,8 +3,7 @@
     python -m benchmarks.kernels.gpu --out results/       # partial results are on disk after every operator
 
 Ours are timed by `specdec_kernels.timing`: graph replay over copies of the data that exceed the L2 cache four times.
-Peers are timed the same way: torch's scaled_dot_product_attention with a mask, index_copy per layer, log_softmax and
-topk, unfold and compare. There are no other libraries in this file.
+Peers (`benchmarks/kernels/peers.py`) take turns with ours.
 """
 
 from __future__ import annotations
@@ -20,90 +19,59 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 
-from specdec_kernels import OPS, plan_for, tree_attention
-from specdec_kernels.agreement import SAMPLES, check
-from specdec_kernels.samples import Call, Sizes
-from specdec_kernels.timing import Timing, bench, copies, describe, graph_time, host_time, measure_ceilings
-
-
-def sdpa_with_mask(call: Call) -> Callable[[], Any]:
-    """scaled_dot_product_attention over keys that already lie side by side, with the tree as a boolean mask."""
-    query, keys, _, table, *_ = call.arguments
-    rows, heads, width = table.shape[0], query.shape[1], query.shape[2]
-    nodes, kv_heads = query.shape[0] // rows, keys.shape[2]
-    length = keys.shape[1] * table.shape[1]
-    q = query.view(rows, nodes, heads, width).transpose(1, 2).contiguous()
-    k, v = (torch.randn(rows, kv_heads, length, width, device=query.device).to(query.dtype) for _ in range(2))
-    mask = torch.ones(nodes, length, dtype=torch.bool, device=query.device).tril(length - nodes)
-    return partial(scaled_dot_product_attention, q, k, v, attn_mask=mask, enable_gqa=heads != kv_heads)
-
-
-def index_copy_per_layer(call: Call) -> Callable[[], Any]:
-    """What a stack without a commit kernel does: one gather and one scatter per layer and side."""
-    caches = list(call.arguments[0])
-    flat = [cache.flatten(0, 1) for cache in caches]
-    moved = call.arguments[3].shape[0] * (call.arguments[3].shape[1] - 1)
-    source = torch.arange(moved, device=flat[0].device) + moved + 1
-    target = torch.arange(moved, device=flat[0].device) + 1
-
-    def run() -> None:
-        for cache in flat:
-            cache.index_copy_(0, target, cache.index_select(0, source))
-
-    return run
-
-
-def topk_of_log_softmax(call: Call) -> Callable[[], Any]:
-    """Children by torch's own operators: two passes over the logits and one search, without the best of each tree."""
-    logits, _, _, _, _, scores = call.arguments
-    return lambda: (scores[:, None] + logits.float().log_softmax(1)).topk(call.options["width"], 1)
-
-
-def unfold_and_compare(call: Call) -> Callable[[], Any]:
-    """The longest suffix only, over rows of equal length: every window beside the newest tokens."""
-    tokens, starts, _, n_max, _, wanted = call.arguments
-    rows = tokens.view(starts.shape[0], -1)
-    ahead = torch.arange(wanted, device=tokens.device)
-
-    def run() -> torch.Tensor:
-        same = (rows[:, :-1].unfold(1, n_max, 1) == rows[:, None, -n_max:]).all(2)
-        index = torch.arange(same.shape[1], device=tokens.device)
-        last = torch.where(same, index, 0).amax(1) + n_max
-        return rows.gather(1, (last[:, None] + ahead).clamp(max=rows.shape[1] - 1))
-
-    return run
-
-
-def on_a_fixed_grid(call: Call) -> Callable[[], Any]:
-    """Ours with a plan, which is made before: it costs once per pass what a layer's launches cost."""
-    query, keys, _, table, lengths, offsets, ancestors, _ = call.arguments
-    plan = plan_for(query, keys, table, lengths, offsets, ancestors)
-    if plan is None:
-        raise RuntimeError("no plans: tree_attention is not served by triton")
-    return partial(tree_attention, *call.arguments, **call.options, plan=plan)
-
-
-PEERS: dict[str, list[tuple[str, Callable[[Call], Callable[[], Any]]]]] = {
-    "tree_attention": [("torch sdpa with mask", sdpa_with_mask), ("triton with a plan", on_a_fixed_grid)],
-    "kv_commit": [("torch index_copy per layer", index_copy_per_layer)],
-    "tree_expand": [("torch log_softmax and topk", topk_of_log_softmax)],
-    "ngram_match": [("torch unfold and compare", unfold_and_compare)],
-}
+from benchmarks.kernels.peers import PEERS
+from specdec_kernels import OPS
+from specdec_kernels.agreement import SAMPLES, TOLERANCE, check
+from specdec_kernels.samples import Sizes
+from specdec_kernels.timing import (
+    Timing,
+    bench,
+    captured,
+    copies,
+    describe,
+    graph_times,
+    host_times,
+    measure_ceilings,
+)
 
 
 def peers(op: str, device: torch.device, rounds: int, shapes: tuple[Sizes, ...]) -> Iterator[Timing]:
-    """Times of what others would do; a peer that fails is reported with its reason."""
-    for name, make in PEERS.get(op, []):
-        for sizes in shapes:
-            words = describe(op, sizes)
+    """Ours and what others do, taking turns; a peer that cannot is reported with its reason."""
+    chosen = [peer for peer in PEERS if peer.op == op]
+    for sizes in shapes if chosen else ():
+        words, calls = describe(op, sizes), copies(op, sizes, device)
+        sides: dict[str, list[Callable[[], Any]]] = {
+            f"ours ({OPS[op].choose(*calls[0].arguments, **calls[0].options)})": [
+                partial(OPS[op], *call.arguments, **call.options) for call in calls
+            ]
+        }
+        ours = next(iter(sides.values()))[0]
+        for peer in chosen:
             try:
-                runs = [make(call) for call in copies(op, sizes, device)]
-                seconds = (graph_time if device.type == "cuda" else host_time)(runs, rounds)
-                yield Timing(op, name, words, seconds * 1e6)
-            except (RuntimeError, ValueError) as error:
-                yield Timing(op, name, words, None, reason=str(error).splitlines()[0])
+                reason = peer.missing(device)
+                if reason is None:
+                    runs = [peer.make(call) for call in calls]
+                    reason = _differs(runs[0](), ours()) if peer.same else None
+                    runs[-1]()
+                    if device.type == "cuda":
+                        captured(runs[:1])
+            except Exception as error:  # whatever another project raises
+                reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
+            if reason is None:
+                sides[peer.name] = runs
+            else:
+                print(f"{op}: {peer.name}: skipped: {reason}", flush=True)
+                yield Timing(op, peer.name, words, None, reason=reason)
+        times = (graph_times if device.type == "cuda" else host_times)(sides, rounds)
+        yield from (Timing(op, name, words, seconds * 1e6) for name, seconds in times.items())
+
+
+def _differs(got: Any, want: Any) -> str | None:
+    """How an answer differs from ours, or None."""
+    worst = float((got.float() - want.float()).abs().max())
+    most = TOLERANCE[want.dtype] * 10 * max(1.0, float(want.float().abs().max()))
+    return None if worst <= most else f"differs from ours by {worst:.2g}; not timed"
 
 
 def page(found: dict[str, Any]) -> str:

@@ -82,7 +82,7 @@ def _tree_thresholds(place: str) -> Callable[..., Any]:
 
 
 def _edit_logits(*args: Any) -> None:
-    from .edit_logits import Additions, Forced, NodePaths, Penalties, TokenMasks
+    from .edit_logits.edits import Additions, Forced, NodePaths, Penalties, TokenMasks
 
     def made(kind: Any, start: int, stop: int) -> Any:
         return None if args[start] is None else kind(*args[start:stop])

@@ -7,7 +7,7 @@ times, so that neither the host nor the cache flatters. On a CPU backends take t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
@@ -50,8 +50,8 @@ class Ceilings:
     multiply: float
 
 
-def graph_time(calls: Sequence[Callable[[], Any]], rounds: int = ROUNDS) -> float:
-    """Median seconds per call of a captured graph that runs every one of `calls` once."""
+def captured(calls: Sequence[Callable[[], Any]]) -> torch.cuda.CUDAGraph:
+    """A graph that runs every one of `calls` once."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -63,16 +63,40 @@ def graph_time(calls: Sequence[Callable[[], Any]], rounds: int = ROUNDS) -> floa
     with torch.cuda.graph(graph):
         for call in calls:
             call()
-    times = []
+    return graph
+
+
+def graph_time(calls: Sequence[Callable[[], Any]], rounds: int = ROUNDS) -> float:
+    """Median seconds per call of a captured graph that runs every one of `calls` once."""
+    return graph_times({"": calls}, rounds)[""]
+
+
+def graph_times(sides: Mapping[str, Sequence[Callable[[], Any]]], rounds: int = ROUNDS) -> dict[str, float]:
+    """Median seconds per call of each side's graph; the sides take turns, round after round."""
+    graphs = {name: captured(calls) for name, calls in sides.items()}
+    times: dict[str, list[float]] = {name: [] for name in sides}
     for turn in range(rounds + 3):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        if turn >= 3:
-            times.append(start.elapsed_time(end) / 1e3 / len(calls))
-    return median(times)
+        for name, graph in graphs.items():
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            if turn >= 3:
+                times[name].append(start.elapsed_time(end) / 1e3 / len(sides[name]))
+    return {name: median(each) for name, each in times.items()}
+
+
+def host_times(sides: Mapping[str, Sequence[Callable[[], Any]]], rounds: int = ROUNDS) -> dict[str, float]:
+    """Median seconds per call of each side, one call a round; the sides take turns."""
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    for turn in range(-1, rounds):
+        for name, calls in sides.items():
+            start = time.perf_counter()
+            calls[turn % len(calls)]()
+            if turn >= 0:
+                times[name].append(time.perf_counter() - start)
+    return {name: median(each) for name, each in times.items()}
 
 
 def host_time(calls: Sequence[Callable[[], Any]], rounds: int = ROUNDS) -> float:

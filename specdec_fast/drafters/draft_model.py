@@ -15,8 +15,9 @@ from torch import Tensor
 
 from specdec_fast.budget import surely_accepted
 from specdec_fast.draft import Draft, packed_shape
-from specdec_fast.interfaces import Acceptance, Budget, Needs, Parts, Rng, StateView, TargetOutput
+from specdec_fast.interfaces import Acceptance, Budget, CapturedRows, Needs, Parts, Rng, StateView, TargetOutput
 from specdec_fast.laws import Laws, concat_laws
+from specdec_fast.packing import pack
 from specdec_fast.sampling import Sampling, process_chains
 from specdec_fast.targets.huggingface import HuggingFaceTarget
 from specdec_fast.translation import Translation
@@ -155,6 +156,18 @@ class DraftModelDrafter:
         for row in rows:
             self._fed.pop(row, None)
 
+    def captured(self, max_rows: int) -> CapturedChains | str:
+        """Its proposals for captured steps over an engine of max_rows rows, or why there are none."""
+        if self._translation is not None:
+            return "a draft with another tokenizer translates its tokens on the host"
+        if self.entropy_stop:
+            return "entropy_stop decides on the host how long a draft is"
+        if self.pick == "drawn":
+            return "tokens that are drawn carry laws (pick=coupled or greedy has none)"
+        if self.model.cache.max_rows < max_rows:
+            return f"the draft has room for {self.model.cache.max_rows} rows, the target for {max_rows}"
+        return CapturedChains(self)
+
     def _room(self, row: int, length: int) -> bool:
         cache = self.model.cache
         return length <= self.model.max_length and cache.reserve(row, length)
@@ -263,6 +276,55 @@ class DraftModelDrafter:
             return self._translation.to_target(tokens, drafted)[: len(drafted)]
         self._fed[row] = [*held, *self._translation.ids(torch.tensor(drafted[:-1], dtype=torch.int64)).tolist()]
         return drafted
+
+
+class CapturedChains:
+    """Chains of a draft model in captured steps: K passes over its cache, whose lengths on the device say what is held.
+
+    The first pass feeds one or two committed tokens a row: the root, and before it the last drafted one where all were
+    accepted.
+    """
+
+    def __init__(self, drafter: DraftModelDrafter) -> None:
+        self._drafter, self._model = drafter, drafter.model
+
+    def enter(self, view: StateView, rows: Sequence[int]) -> None:
+        tokens = [view.tokens(row) for row in rows]
+        if rows:
+            self._drafter._catch_up(list(rows), tokens)
+
+    def reserve(self, row: int, length: int) -> bool:
+        return self._drafter._room(row, length)
+
+    def propose(self, batch: CapturedRows) -> Tensor:
+        """int64 [B, K]; what is beyond a row's drafts means nothing."""
+        cache, index = self._model.cache, batch.rows.long()
+        held = torch.minimum(cache.lengths[index], batch.lengths - 1).clamp(min=0)
+        cache.rollback(batch.rows, held)
+        drafting = batch.drafts > 0
+        packing = pack(torch.where(drafting, (batch.lengths - held).clamp(max=2), 0), 2)
+        at = (held[packing.row_of] + packing.place).clamp(0, batch.tokens.shape[1] - 1)
+        fed = batch.tokens[index[packing.row_of], at.long()]
+        chosen: list[Tensor] = []
+        for level in range(batch.num_draft_tokens):
+            if level:
+                packing = pack((batch.drafts > level).to(torch.int32), 1)
+                fed = chosen[-1][packing.row_of]
+            known = packing.inside & (fed < self._model.vocab_size)
+            scored = self._model.extend(batch.rows, torch.where(known, fed, 0), packing.offsets, logits=packing.last)
+            logits = self._drafter._masked(scored.logits)
+            greedy = self._drafter.pick == "greedy"
+            chosen.append(logits.argmax(1) if greedy else batch.sampling.choose(logits, batch.lengths + level))
+        return torch.stack(chosen, 1)
+
+    def observe(self, batch: CapturedRows, num_accepted: Tensor) -> None:
+        cache = self._model.cache
+        cache.rollback(batch.rows, torch.minimum(cache.lengths[batch.rows.long()], batch.lengths + num_accepted))
+
+    def leave(self, rows: Sequence[int]) -> None:
+        for row in rows:
+            if row in self._drafter._stored:
+                self._drafter._stored[row] = int(self._model.cache.lengths[row]), []
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:

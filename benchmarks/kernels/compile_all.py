@@ -1,0 +1,36 @@
+"""Compiles every Triton kernel for an architecture with the Triton that is installed: python -m
+benchmarks.kernels.compile_all [sm_90]. Nothing runs and no GPU is needed. Exit status 1 if one does not compile; what
+costs more than the recorded ceilings, which are those of another version, is listed.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from specdec_kernels import machine_code
+
+
+def main(architecture: str = "sm_90") -> int:
+    """How many kernels did not compile."""
+    import triton
+
+    print(f"triton {triton.__version__}, {architecture}")
+    failed, dear, spilling, recorded = 0, 0, 0, machine_code.ceilings()
+    chosen = [each for each in machine_code.variants() if architecture in each.architectures]
+    for variant in chosen:
+        try:
+            cost = machine_code.measure(variant, architecture)
+        except Exception as error:  # whatever a compiler raises
+            failed += 1
+            print(f"{variant.name}: {type(error).__name__}: {str(error).strip().splitlines()[-1]}", flush=True)
+            continue
+        found = machine_code.breaches(cost, recorded.get(variant.name, {}).get(architecture), architecture)
+        dear, spilling = dear + bool(found), spilling + bool(cost.spills)
+        if found:
+            print(f"{variant.name}: {'; '.join(found)}", flush=True)
+    print(f"{len(chosen)} kernels, {failed} do not compile, {dear} exceed a recorded ceiling, {spilling} spill")
+    return failed
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(*sys.argv[1:]) > 0)

@@ -1,0 +1,89 @@
+"""From what a step gave a batch to what its requests keep: stop conditions, counters, log-probabilities, errors.
+
+The same for steps that are captured and steps that are not. Tests: tests/engine/.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specdec_fast.budget import Outcome
+from specdec_fast.draft import Draft
+from specdec_fast.graph_step import Emission
+from specdec_fast.interfaces import Acceptance
+from specdec_fast.laws import Laws
+from specdec_fast.logprobs import token_logprobs
+from specdec_fast.request import Handle
+from specdec_fast.sampling import Sampling, failures
+from specdec_fast.state import DecodeState
+from specdec_kernels import TreePlan
+
+log = logging.getLogger("specdec_fast")
+NO_LAW = "the model returned NaN or no finite logit"
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a step gave one request. tokens: accepted ones and the next; drafted, depth: of its draft; complete: nothing
+    of the draft was left to test; reason: why the text breaks off after these tokens, or "".
+    """
+
+    tokens: list[int]
+    accepted: int
+    drafted: int
+    depth: int
+    complete: bool
+    reason: str = ""
+
+
+def given_by(draft: Draft, plan: TreePlan, acceptance: Acceptance, laws: Laws, sampling: Sampling) -> list[Given]:
+    """What a step that is not captured gave its rows: its one host synchronisation."""
+    broken, goes_on = failures(acceptance.path, laws, sampling), None
+    proposed, depths = [count - 1 for count in draft.counts], [count - 1 for count in draft.counts]
+    if not draft.is_chain:
+        proposed, depths, inner = draft.proposals(plan)
+        last = acceptance.path.gather(1, acceptance.num_accepted[:, None].long()).squeeze(1)
+        goes_on = inner[last.long()].tolist()
+    found = []
+    for index, (emitted, accepted) in enumerate(DecodeState.read(draft, acceptance)):
+        sound, reason = broken.get(index, (len(emitted), ""))
+        accepted = min(accepted, sound)
+        complete = accepted == proposed[index] if goes_on is None else not goes_on[index]
+        found.append(Given(emitted[:sound], accepted, proposed[index], depths[index], complete, reason))
+    return found
+
+
+def given_captured(emission: Emission) -> Given:
+    """What a captured step gave a row."""
+    sound = len(emission.tokens) if emission.broken is None else emission.broken
+    accepted, drafted = min(emission.accepted, sound), emission.drafted
+    reason = NO_LAW if emission.broken is not None else ""
+    return Given(emission.tokens[:sound], accepted, drafted, drafted, accepted == drafted, reason)
+
+
+def keep(
+    handles: Sequence[Handle], given: Sequence[Given], laws: Laws | None = None, path: Sequence[Sequence[int]] = ()
+) -> tuple[list[list[int]], list[Outcome]]:
+    """Hand out tokens up to the end of each text: (tokens kept per row, what became of the drafts).
+
+    laws, path: of the nodes, for requests that want log-probabilities.
+    """
+    kept: list[list[int]] = []
+    outcomes: list[Outcome] = []
+    for index, (handle, got) in enumerate(zip(handles, given)):
+        taken: list[int] = []  # exactly one entry of `kept` per row, whatever happens
+        try:
+            tested = got.accepted if got.complete else got.accepted + 1
+            outcomes.append(Outcome(got.drafted, got.depth, tested, got.accepted))
+            taken = handle.take(got.tokens, got.accepted, got.drafted, tested)
+            if handle.params.logprobs is not None and laws is not None:
+                handle.logprobs += token_logprobs(laws, path[index], taken, handle.params.logprobs)
+        except Exception as error:  # the tokenizer's: it ends this request, not the batch
+            log.exception("request %d: its text could not be made", handle.request_id)
+            handle.finish_reason, handle.error = "error", error
+        kept.append(taken)
+        if got.reason and not handle.finished:
+            handle.end("error", ValueError(f"request {handle.request_id}: {got.reason}"))
+    return kept, outcomes

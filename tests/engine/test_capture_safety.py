@@ -1,0 +1,92 @@
+"""What a captured step may not do, checked on the program that would be captured; and that the check sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from oracles import models
+from oracles.capture_guard import CaptureError, Guard, capture_guard
+from torch import Tensor
+
+from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, captured, get_drafter
+
+MASK = torch.tensor([True, False, True])
+FORBIDDEN: list[Callable[[Tensor], Any]] = [
+    lambda x: x.sum().item(),
+    lambda x: x.tolist(),
+    lambda x: bool(x[0] > 0),
+    lambda x: x.cpu(),
+    lambda x: x.nonzero(),
+    lambda x: x[MASK],
+    lambda x: x + torch.tensor([1.0, 2.0, 3.0]),
+    lambda x: torch.masked_select(x, MASK),
+    lambda x: torch.unique(x),
+    lambda x: x.repeat_interleave(torch.arange(3)),
+    lambda x: torch.equal(x, x),
+]
+
+
+@pytest.mark.parametrize("deed", FORBIDDEN)
+def test_the_guard_sees_what_cannot_be_captured(deed: Callable[[Tensor], Any]) -> None:
+    with pytest.raises(CaptureError), capture_guard():
+        deed(torch.ones(3))
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen3"])
+@pytest.mark.parametrize("kind", ["none", "coupled", "greedy"])
+def test_a_step_can_be_captured_and_meets_the_same_tensors_every_time(
+    family: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every replay runs under the guard: nothing forbidden, the same operators on the same shapes, and tensors from
+    outside at the same addresses, while rows accept as much as they like and texts end.
+    """
+    runs: dict[Callable[[], None], list[Guard]] = {}
+
+    def guarded(program: Callable[[], None], device: torch.device) -> Callable[[], None]:
+        def run() -> None:
+            with capture_guard() as guard:
+                program()
+            runs.setdefault(program, []).append(guard)
+
+        return run
+
+    monkeypatch.setattr(captured, "capture", guarded)
+    target, drafter = models.target(family, max_rows=4, max_length=64), None
+    if kind != "none":
+        small = HuggingFaceTarget(models.kin(family), max_length=64, max_rows=4)
+        drafter = get_drafter("draft_model")(small, num_draft_tokens=3, pick=kind)
+    engine = Engine(target, drafter, step_mode="graph")
+    prompts = [models.prompt(length) for length in (1, 5, 17)]
+    wanted = [
+        SamplingParams(temperature=t, seed=3, max_new_tokens=n, top_p=0.9) for t, n in ((0, 4), (1, 9), (0.7, 24))
+    ]
+    handles = engine.generate(prompts, wanted)
+    assert [len(handle.tokens) for handle in handles] == [4, 9, 24] and engine.step_mode == "graph"
+    assert max(map(len, runs.values())) > 2
+    for guards in runs.values():
+        for guard in guards[1:]:
+            assert guard.trace == guards[0].trace
+            assert guard.outside == guards[0].outside
+    names = {name for guards in runs.values() for name, _ in guards[0].trace}
+    assert {"specdec.tree_attention.default", "specdec.kv_commit_table.default", "specdec.tree_verify.default"} <= names
+
+
+def test_a_model_that_cannot_be_captured_goes_on_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers looks at the tokens of GPT-2 on the host, to warn of padding."""
+
+    def guarded(program: Callable[[], None], device: torch.device) -> Callable[[], None]:
+        def run() -> None:
+            with capture_guard():
+                program()
+
+        return run
+
+    wanted = SamplingParams(temperature=0, max_new_tokens=6)
+    want = models.greedy_text("gpt2", 5, 6)
+    monkeypatch.setattr(captured, "capture", guarded)
+    engine = Engine(models.target("gpt2", max_rows=2, max_length=64), step_mode="graph")
+    assert engine.generate([models.prompt(5)], wanted)[0].tokens == want
+    assert "a captured step failed" in engine.explain()

@@ -1,0 +1,238 @@
+"""Captured steps: the same texts as steps that are not captured, whoever joins and leaves, wherever a text ends.
+
+There is no GPU here: step_mode="graph" runs the program that would be captured as it is.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from oracles import models
+from oracles.automaton import AutomatonTarget, random_logits, scripted
+
+from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
+from specdec_fast.packing import pack
+
+VOCAB = 9
+LAWS: list[dict[str, Any]] = [{}, {"top_k": 4}, {"top_p": 0.8}, {"min_p": 0.1}]
+
+
+def automaton(**shape: int) -> AutomatonTarget:
+    return AutomatonTarget(random_logits(31, VOCAB, seed=4), **shape)
+
+
+def kin(**shape: int) -> AutomatonTarget:
+    """A draft that is often right."""
+    return AutomatonTarget(random_logits(31, VOCAB, seed=4) + 0.5 * random_logits(31, VOCAB, seed=5), **shape)
+
+
+def requests(count: int, temperatures: tuple[float, ...]) -> list[tuple[list[int], SamplingParams]]:
+    source, made = random.Random(3), []
+    for seed in range(count):
+        prompt = [source.randrange(VOCAB) for _ in range(source.randrange(1, 12))]
+        new, temperature = source.randrange(1, 25), source.choice(temperatures)
+        made.append(
+            (prompt, SamplingParams(temperature=temperature, seed=seed, max_new_tokens=new, **source.choice(LAWS)))
+        )
+    return made
+
+
+def drafter_of(kind: str, rows: int) -> Any:
+    return None if kind == "none" else get_drafter("draft_model")(kin(max_rows=rows), num_draft_tokens=3, pick=kind)
+
+
+def texts(engine: Engine, wanted: list[tuple[list[int], SamplingParams]], source: random.Random) -> list[Any]:
+    """Requests arrive at random times, with budgets of their own; (tokens, why they ended) of each."""
+    waiting, handles = list(enumerate(wanted)), {}
+    source.shuffle(waiting)
+    while waiting or not engine.idle:
+        while waiting and source.random() < 0.6:
+            at, (prompt, params) = waiting.pop()
+            budget = source.choice([None, 0, 1, 5]) if engine.drafter is not None else None
+            handles[at] = engine.submit(prompt, params, num_draft_tokens=budget)
+        engine.step()
+        assert engine.why_not_graph() == [] or engine._never == ["step_mode is sync"]
+    assert engine.target.cache.pages.num_used == 0  # type: ignore[attr-defined]
+    return [(handles[at].tokens, handles[at].finish_reason) for at in range(len(wanted))]
+
+
+@pytest.mark.parametrize(
+    ("kind", "rule", "temperatures"),
+    [
+        ("none", "replay", (0.0, 0.7, 1.0)),
+        ("coupled", "replay", (0.0, 0.7, 1.5)),
+        ("greedy", "replay", (0.5, 1.0)),
+        ("none", "greedy", (0.0,)),
+        ("greedy", "greedy", (0.0,)),
+    ],
+)
+@pytest.mark.parametrize("rows", [1, 3, 8])
+def test_texts_are_those_of_steps_that_are_not_captured(
+    kind: str, rule: str, temperatures: tuple[float, ...], rows: int
+) -> None:
+    wanted, ends = requests(24, temperatures), (3,)
+    made = {}
+    for mode in ("sync", "graph"):
+        drafter = drafter_of(kind, rows)
+        engine = Engine(automaton(max_rows=rows), drafter, rule=rule, eos_token_ids=ends, step_mode=mode)
+        made[mode] = texts(engine, wanted, random.Random(rows))
+        if drafter is not None:
+            assert engine.stats.mean_alpha > 0.3
+            assert drafter.model.cache.pages.num_used == 0
+    assert made["graph"] == made["sync"]
+    assert {reason for _, reason in made["graph"]} == {"eos", "length"}
+    for (_, params), (tokens, reason) in zip(wanted, made["graph"], strict=True):
+        assert reason == ("eos" if tokens[-1] in ends else "length")
+        assert len(tokens) == params.max_new_tokens or reason == "eos"
+
+
+def test_an_end_inside_an_accepted_run_cuts_the_text_there() -> None:
+    script = [1, 2, 3, 4, 5, 6, 7, 8, 1, 2]
+    for end in (4, 6):
+        drafter = get_drafter("draft_model")(scripted(script, VOCAB), num_draft_tokens=6)
+        engine = Engine(scripted(script, VOCAB), drafter, step_mode="graph")
+        handle = engine.generate([[1]], SamplingParams(temperature=0, stop_token_ids=(end,), max_new_tokens=9))[0]
+        assert handle.tokens == script[1 : script.index(end) + 1] and handle.finish_reason == "eos"
+        assert handle.stats.steps == 1, "everything was accepted in one step"
+
+
+@pytest.mark.parametrize("new", [1, 2, 5, 6])
+def test_the_limit_is_exact(new: int) -> None:
+    script = [1, 2, 3, 4, 5, 6, 7, 8, 1, 2]
+    drafter = get_drafter("draft_model")(scripted(script, VOCAB), num_draft_tokens=3)
+    target = scripted(script, VOCAB)
+    handle = Engine(target, drafter, step_mode="graph").generate(
+        [[1]], SamplingParams(temperature=0, max_new_tokens=new)
+    )[0]
+    assert handle.tokens == script[1 : new + 1] and handle.finish_reason == "length"
+
+
+def test_transformers_models_and_a_ragged_batch() -> None:
+    prompts = [models.prompt(length) for length in (1, 5, 17, 40)]
+    wanted = [
+        SamplingParams(temperature=t, seed=7 + at, max_new_tokens=10) for at, t in enumerate((0.0, 0.7, 1.0, 1.5))
+    ]
+    made = []
+    for mode in ("sync", "graph"):
+        small = HuggingFaceTarget(models.kin("llama"), max_length=96, max_rows=4)
+        drafter = get_drafter("draft_model")(small, num_draft_tokens=3)
+        engine = Engine(models.target("llama", max_rows=4, max_length=96), drafter, step_mode=mode)
+        made.append([handle.tokens for handle in engine.generate(prompts, wanted)])
+        assert engine.stats.tau > 1.2
+    assert made[0] == made[1]
+
+
+def test_a_dry_pool_evicts_without_losing_a_token() -> None:
+    wanted = [([1, 2, 3], SamplingParams(seed=at, max_new_tokens=20)) for at in range(6)]
+    made = {}
+    for mode, pages in (("sync", None), ("graph", 9)):
+        target = automaton(max_rows=4, page_size=4, **({} if pages is None else {"num_pages": pages}))
+        engine = Engine(target, drafter_of("coupled", 4), step_mode=mode)
+        made[mode] = [h.tokens for h in engine.generate([p for p, _ in wanted], [s for _, s in wanted])]
+    assert made["graph"] == made["sync"]
+    assert engine.stats.preemptions > 0
+
+
+def test_steps_change_their_mode_when_requests_need_it() -> None:
+    """Requests with a bias come and go; the others' texts do not notice."""
+    plain = Engine(automaton(max_rows=4))
+    wanted = [SamplingParams(seed=at, max_new_tokens=24) for at in range(3)]
+    want = [handle.tokens for handle in plain.generate([[1], [2], [3]], wanted)]
+    engine = Engine(automaton(max_rows=4), drafter_of("coupled", 4), step_mode="graph")
+    handles = [engine.submit([at + 1], params) for at, params in enumerate(wanted)]
+    modes = []
+    for turn in range(40):
+        if turn in (1, 4):
+            engine.submit([4, 5], SamplingParams(seed=turn, max_new_tokens=3, logit_bias={2: 3.0}))
+        engine.step()
+        modes.append(engine.step_mode)
+    assert engine.idle and [handle.tokens for handle in handles] == want
+    assert modes.count("sync") > 1 and "graph" in modes[: modes.index("sync")] and modes[-1] == "graph"
+
+
+def test_cancelled_requests_leave_at_once() -> None:
+    engine = Engine(automaton(max_rows=2), drafter_of("coupled", 2), step_mode="graph")
+    want = Engine(automaton(max_rows=2)).generate([[3]], SamplingParams(seed=5, max_new_tokens=9))[0].tokens
+    first = engine.submit([1, 2], SamplingParams(seed=1, max_new_tokens=40))
+    for _ in range(3):
+        engine.step()
+    engine.cancel(first)
+    second = engine.submit([3], SamplingParams(seed=5, max_new_tokens=9))
+    while not second.finished:
+        engine.step()
+    assert second.tokens == want and first.finish_reason == "cancelled" and len(first.tokens) < 40
+
+
+def test_a_law_of_nan_ends_its_request_with_an_error() -> None:
+    made = {}
+    for mode in ("sync", "graph"):
+        target = scripted([1, 2, 3, 4, 5, 6], VOCAB)
+        target.table[3] = torch.nan
+        drafter = get_drafter("draft_model")(scripted([1, 2, 3, 4, 5, 6], VOCAB), num_draft_tokens=4)
+        engine = Engine(target, drafter, step_mode=mode)
+        handles = engine.generate([[1], [1, 2]], SamplingParams(temperature=0, max_new_tokens=5))
+        made[mode] = [(handle.tokens, handle.finish_reason, str(handle.error)) for handle in handles]
+    assert made["graph"] == made["sync"] and made["graph"][0][:2] == ([2, 3], "error")
+
+
+def test_a_step_that_fails_falls_back_with_a_reason(caplog: pytest.LogCaptureFixture) -> None:
+    target, fails = automaton(), [True]
+    engine = Engine(target, step_mode="graph")
+    want = Engine(automaton()).generate([[1, 2]], SamplingParams(seed=1, max_new_tokens=6))[0].tokens
+
+    def once() -> None:
+        if engine.num_running and engine._captured.active and fails:
+            fails.clear()
+            raise RuntimeError("cannot be captured")
+
+    target.before_pass = once
+    assert engine.generate([[1, 2]], SamplingParams(seed=1, max_new_tokens=6))[0].tokens == want
+    assert engine.step_mode == "sync" and "a captured step failed: RuntimeError" in engine.explain()
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: Engine(automaton()), "device is cpu"),
+        (lambda: Engine(automaton(), step_mode="sync"), "step_mode is sync"),
+        (lambda: Engine(automaton(), get_drafter("ngram")(), step_mode="graph"), "reads committed tokens on the host"),
+        (lambda: Engine(automaton(), rule="token", step_mode="graph"), "rule token is not captured"),
+        (lambda: Engine(automaton(), drafter_of("coupled", 2), step_mode="graph"), "room for 2 rows"),
+        (lambda: Engine(automaton(), drafter_of("drawn", 8), step_mode="graph"), "carry laws"),
+        (lambda: Engine(automaton(), drafter_of("coupled", 8), budget="goodput", step_mode="graph"), "goodput"),
+    ],
+)
+def test_what_cannot_be_captured_says_why(make: Any, reason: str) -> None:
+    engine = make()
+    assert engine.step_mode == "sync" and reason in engine.explain()
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"logprobs": 2}, "logprobs"),
+        ({"min_new_tokens": 2, "stop_token_ids": (3,)}, "minimum length"),
+        ({"presence_penalty": 1.0}, "penalties"),
+        ({"stop_token_ids": tuple(range(17))}, "more than 16 ids"),
+    ],
+)
+def test_requests_that_cannot_be_captured_say_why(changes: dict[str, Any], reason: str) -> None:
+    engine = Engine(AutomatonTarget(random_logits(31, 400, seed=4)), step_mode="graph")
+    engine.submit([1, 2], SamplingParams(max_new_tokens=8, **changes))
+    engine.step()
+    assert engine.step_mode == "sync" and reason in engine.explain()
+
+
+def test_a_mode_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ValueError, match="step_mode: got 'fast'; expected one of auto, sync, graph"):
+        Engine(automaton(), step_mode="fast")
+
+
+def test_packing_says_where_nodes_belong() -> None:
+    packing = pack(torch.tensor([2, 0, 3], dtype=torch.int32), 3)
+    assert packing.offsets.tolist() == [0, 2, 2, 5] and packing.inside.sum() == 5
+    assert packing.row_of[:5].tolist() == [0, 0, 2, 2, 2] and packing.place[:5].tolist() == [0, 1, 0, 1, 2]
+    assert packing.last.tolist() == [1, 1, 4]

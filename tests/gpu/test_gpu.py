@@ -1,0 +1,91 @@
+"""What needs a GPU: kernels on its tensors against the references, the dispatcher's CUDA key, steps as CUDA graphs.
+
+The twin of tests/interpreter, which runs the same kernels on the same kind of calls without one. Skipped elsewhere.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from oracles import models
+
+from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
+from specdec_kernels import OPS, fake, registered, use_backend
+from specdec_kernels.agreement import TOLERANCE, check, difference, sample, tensors_in
+from specdec_kernels.samples import Sizes
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+SIZES = [
+    Sizes(),
+    Sizes(rows=1, nodes=1, length=1, vocab=64, heads=1, kv_heads=1, width=16),
+    Sizes(rows=3, nodes=5, length=33, vocab=1025, heads=4, kv_heads=4, width=80, page=1),
+    Sizes(rows=5, nodes=33, length=700, vocab=50_257, heads=8, kv_heads=1, width=128, page=64),
+]
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("op", OPS)
+def test_every_backend_agrees_with_the_reference(op: str, sizes: Sizes) -> None:
+    dtypes = (torch.float32, torch.bfloat16, torch.float16)
+    found = list(check([op], dtypes, torch.device("cuda"), sizes))
+    assert [row for row in found if not row.agrees] == []
+    if any(backend.name == "triton" for backend in OPS[op].backends):
+        assert any(row.ran for row in found if row.backend == "triton")
+
+
+@pytest.mark.parametrize("op", sorted(set(OPS) & set(registered.LAUNCHES)))
+def test_the_dispatcher_serves_tensors_on_a_gpu(op: str) -> None:
+    name = f"specdec::{op}"
+    assert torch._C._dispatch_has_kernel_for_dispatch_key(name, "CUDA") and op in fake.FAKES
+    call = sample(op, Sizes(), "cuda")
+    want = sample(op, Sizes(), "cuda")
+    torch._dynamo.reset()
+    program = torch.compile(lambda *args: OPS[op](*args, **call.options), backend="aot_eager", fullgraph=True)
+    got = [*tensors_in(program(*call.arguments)), *call.writes]
+    with use_backend("triton"):
+        expected = [*tensors_in(OPS[op](*want.arguments, **want.options)), *want.writes]
+    for one, other in zip(got, expected, strict=True):
+        assert difference(one, other, TOLERANCE[torch.float32])[1] is None
+
+
+@pytest.mark.parametrize("op", sorted(name for name, op in OPS.items() if op._direct))
+def test_with_memory_of_the_caller_s_nothing_is_allocated(op: str) -> None:
+    call = sample(op, Sizes(vocab=50_257), "cuda")
+    with use_backend("triton"):
+        want = list(tensors_in(OPS[op](*call.arguments, **call.options)))
+        out = want[0].clone() if len(want) == 1 else tuple(map(torch.empty_like, want))
+        size = OPS[op].workspace_size(*call.arguments, **call.options)
+        given = {"out": out, "workspace": torch.empty(size, dtype=torch.uint8, device="cuda")}
+        before = torch.cuda.memory_stats()["allocation.all.allocated"]
+        found = OPS[op](*call.arguments, **call.options, **given)
+        if op != "chain_verify_logits":
+            assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+    for got, expected in zip(tensors_in(found), want, strict=True):
+        assert difference(got, expected, 0.0)[1] is None
+
+
+@pytest.mark.parametrize("kind", ["none", "coupled", "greedy"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_captured_steps_write_the_same_text(kind: str, temperature: float) -> None:
+    prompts = [models.prompt(length) for length in (1, 5, 17, 40)]
+    wanted = [
+        SamplingParams(temperature=temperature, seed=at, max_new_tokens=20 + 3 * at, top_p=0.95) for at in range(4)
+    ]
+    texts: dict[str, Any] = {}
+    for mode in ("sync", "graph"):
+        drafter = None
+        if kind != "none":
+            small = HuggingFaceTarget(models.kin("llama").cuda(), max_length=128, max_rows=4)
+            drafter = get_drafter("draft_model")(small, num_draft_tokens=3, pick=kind)
+        target = HuggingFaceTarget(models.own("llama").cuda(), max_length=128, max_rows=4)
+        engine = Engine(target, drafter, step_mode=mode)
+        handles = [engine.submit(prompt, params) for prompt, params in zip(prompts[:2], wanted)]
+        engine.step()
+        handles += [engine.submit(prompt, params) for prompt, params in zip(prompts[2:], wanted[2:])]
+        while not engine.idle:
+            engine.step()
+        assert engine.step_mode == mode, engine.explain()
+        texts[mode] = [handle.tokens for handle in handles]
+    assert texts["graph"] == texts["sync"]

@@ -1,0 +1,78 @@
+"""Would a program survive capture as a CUDA graph? A guard for machines without one.
+
+While the guard is on, everything fails that waits for a device, takes numbers from the host or makes a shape depend on
+data. It also writes down which operators ran on what shapes, and at which addresses they met tensors from outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+WAITS = {"_local_scalar_dense", "equal", "is_nonzero"}
+DEPENDS_ON_DATA = {"nonzero", "nonzero_static", "masked_select", "unique", "_unique", "_unique2", "unique_dim"}
+FROM_HOST = {"lift_fresh", "lift_fresh_copy", "lift"}
+ON_HOST = ("tolist", "numpy", "cpu", "item", "__bool__", "__int__", "__float__", "__index__", "pin_memory")
+
+
+class CaptureError(AssertionError):
+    """The program could not be captured."""
+
+
+class Guard(TorchDispatchMode):
+    """trace: (operator, shapes of its results) in order; outside: addresses of tensors that it did not make."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trace: list[tuple[str, tuple[Any, ...]]] = []
+        self.outside: list[int] = []
+        self._made: dict[int, Tensor] = {}  # kept alive, so that no address is used twice
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func._schema.name.partition("::")[2]
+        if name in WAITS or name in FROM_HOST or name in DEPENDS_ON_DATA:
+            raise CaptureError(f"{func} cannot be captured")
+        if name == "repeat_interleave" and kwargs.get("output_size") is None:
+            raise CaptureError(f"{func} without output_size: its shape depends on data")
+        if name in ("index", "index_put", "index_put_") and any(
+            each is not None and each.dtype in (torch.bool, torch.uint8) for each in args[1]
+        ):
+            raise CaptureError(f"{func} by a mask: its shape depends on data")
+        for each in tree_leaves((args, kwargs)):
+            if isinstance(each, Tensor) and each.untyped_storage().data_ptr() not in self._made:
+                self.outside.append(each.data_ptr())
+        found = func(*args, **kwargs)
+        results = [each for each in tree_leaves(found) if isinstance(each, Tensor)]
+        given = {each.untyped_storage().data_ptr() for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)}
+        for each in results:
+            address = each.untyped_storage().data_ptr()
+            if address not in given:
+                self._made[address] = each
+        self.trace.append((str(func), tuple(tuple(each.shape) for each in results)))
+        return found
+
+
+@contextmanager
+def capture_guard() -> Iterator[Guard]:
+    """The guard, around one run of a program."""
+
+    def refuse(name: str) -> Any:
+        def raises(*args: Any, **kwargs: Any) -> Any:
+            raise CaptureError(f"Tensor.{name} takes data to the host")
+
+        return raises
+
+    guard = Guard()
+    with ExitStack() as stack:
+        for name in ON_HOST:
+            stack.enter_context(patch.object(Tensor, name, refuse(name)))
+        stack.enter_context(guard)
+        yield guard
