@@ -63,6 +63,27 @@ def test_a_lossy_rule_is_rejected(run: Run, pair: list[str], tmp_path: Path) -> 
     assert "law rejected" in result.stderr and "lossy by design" in result.stdout
 
 
+@pytest.mark.parametrize(
+    ("drafter", "options", "rule"),
+    [
+        ("medusa", [], "replay"),
+        ("eagle3", [], "replay"),
+        ("eagle3", ["--drafter-option", "depth=0", "--rule", "traversal"], "traversal"),
+    ],
+)
+def test_drafters_with_trained_heads(run: Run, tmp_path: Path, drafter: str, options: list[str], rule: str) -> None:
+    """The article's two experiments with heads in place of a draft model: greedy texts, and draws of tokens."""
+    few = ["--draws", "1200", "--prompts", "1", "--no-exact", "--draft-tokens", "6"]
+    result = run("lab", "--drafter", drafter, *options, *few, "--out", str(tmp_path), "--json")
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert report["holds"] and report["rule"] == rule and report["drafter"] == drafter
+    assert all(text["identical"] for text in report["greedy"]) and report["greedy"][0]["tokens_per_pass"] > 1
+    assert any(place["name"].endswith("first speculated") for place in report["places"])
+    assert all(place["row_error"] < 1e-3 for place in report["places"])
+    assert (tmp_path / "index.html").exists()
+
+
 def recorded(path: Path, wrong: bool) -> str:
     law = np.full(10, 0.1)
     bent = np.array([0.15, 0.05, *law[2:]])
@@ -91,6 +112,8 @@ def test_recorded_draws_are_judged(run: Run, tmp_path: Path) -> None:
         (["--prompts", "9999"], "--prompts: got 9999"),
         (["--min-p", "-0.1"], "min_p: got -0.1"),
         (["--model", "/none/such"], "/none/such"),
+        (["--drafter", "ngram"], "got no draft with a law of its own"),
+        (["--drafter", "eagle3", "--rule", "token"], "rule token"),
     ],
 )
 def test_bad_input_is_explained(run: Run, tmp_path: Path, options: list[str], words: str) -> None:

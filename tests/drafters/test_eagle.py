@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +17,8 @@ from oracles.chi_square import p_value
 from oracles.head_drafts import automaton, proposed
 from oracles.laws import joint, law
 
-from specdec_fast import Engine, SamplingParams, get_drafter
+from specdec_fast import Engine, SamplingParams, get_drafter, load
+from specdec_fast.heads.checkpoint import ASSETS
 from specdec_fast.interfaces import Budget
 from specdec_fast.state import DecodeState
 from specdec_fast.targets.head_trees import PUBLISHED
@@ -156,3 +158,31 @@ def test_bad_options_say_what_is_wrong(name: str, options: dict[str, Any], messa
     given = options if "head" in options or not options else {"head": AutomatonHead(automaton()), **options}
     with pytest.raises(ValueError, match=message):
         get_drafter(name)(target, **given)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_bundled_heads_work_out_of_the_box(name: str) -> None:
+    """The text of the bundled target, greedy and replayed, in fewer passes; the rule of drawn trees takes them too."""
+    plain = load("demo-target", max_rows=2, max_length=128)
+    engine = load("demo-target", drafter=name, max_rows=2, max_length=128)
+    prompts = ["def main(", "And it came to pass"]
+    for temperature in (0.0, 1.0):
+        params = SamplingParams(temperature=temperature, seed=3, max_new_tokens=48, ignore_eos=True)
+        handles = engine.generate(prompts, params)
+        assert [handle.tokens for handle in handles] == [handle.tokens for handle in plain.generate(prompts, params)]
+    assert engine.stats.tau > 2.0 and engine.stats.faults == 0
+    drawn = load(
+        "demo-target", drafter=name, drafter_options={"depth": 0}, rule="traversal", max_rows=2, max_length=128
+    )
+    drawn.generate(prompts, SamplingParams(temperature=1.0, seed=3, max_new_tokens=48, ignore_eos=True))
+    assert drawn.stats.tau > 1.5 and drawn.stats.faults == 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_bundled_heads_say_what_they_are(name: str) -> None:
+    place = ASSETS / f"demo-{name}"
+    config, card = (place / "config.json").read_text(), (place / "README.md").read_text()
+    facts = json.loads(config)["training"]
+    assert sum(path.stat().st_size for path in place.iterdir()) < 1.5e6
+    for told in (f"--steps {facts['step']}", f"{facts['accepted_1']:.2f}", f"{facts['tokens_per_step']:.2f}"):
+        assert told in card

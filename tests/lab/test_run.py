@@ -70,7 +70,7 @@ def test_the_recorder_changes_nothing() -> None:
 
 def test_a_pair_without_a_draft_is_refused() -> None:
     alone = load(tiny_model("llama"), eos_token_ids=())
-    with pytest.raises(ValueError, match="got no draft model"):
+    with pytest.raises(ValueError, match="got no draft with a law of its own"):
         find_places(alone, PROMPTS, PARAMS)
 
 
