@@ -18,12 +18,14 @@ class DraftClock:
         self.step = self.drafting = self.passes = 0.0
         self._inside = 0
         drafter = engine.drafter
-        for holder, name in [(drafter, verb) for verb in VERBS] + [
-            (getattr(drafter, attribute), method)
-            for attribute, method in PASSES
-            if hasattr(getattr(drafter, attribute, None), method)
-        ]:
-            setattr(holder, name, self._timed(getattr(holder, name), "drafting" if holder is drafter else "passes"))
+        for verb in VERBS:
+            setattr(drafter, verb, self._timed(getattr(drafter, verb), "drafting"))
+        holders = [(engine.target, "_run")]
+        for each in [drafter, *getattr(drafter, "sources", ())]:
+            holders += [(getattr(each, attribute, None), method) for attribute, method in PASSES]
+        for holder, method in holders:
+            if hasattr(holder, method):
+                setattr(holder, method, self._timed(getattr(holder, method), "passes"))
         engine.step = self._timed(engine.step, "step")
 
     @property

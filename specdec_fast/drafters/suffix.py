@@ -73,6 +73,8 @@ class SuffixDrafter:
             raise ValueError(
                 f"suffix factor, min_probability: got {factor}, {min_probability}; expected more than 0, and 0 to 1"
             )
+        if not isinstance(shared, bool):
+            raise ValueError(f"suffix shared: got {shared!r}; expected true or false")
         if max_tokens < 1:
             raise ValueError(f"suffix max_tokens: got {max_tokens}; expected at least 1")
         self.num_draft_tokens = num_draft_tokens
