@@ -1,10 +1,11 @@
 """Every drafter beside plain decoding on the bundled target, interleaved in one run: tau, speed, text.
 
 `python -m benchmarks.drafters` measures all of them, prints a table and writes a result file (in benchmarks/results)
-after every workload and temperature. The text of every row is compared with plain decoding's. Workloads: `mixed`, the
-bundled prompts; and `edit`, where the text is the prompt's with one token in twenty replaced. The bundled target does
-not copy of itself, so the tokens of `edit` are forced on it (`SamplingParams.forced_tokens`): target and drafters do
-all their work, and the text is known beforehand.
+after every workload and temperature. `drafting` is the drafter's time outside of models, as a share of the steps';
+speed / tau is the efficiency, 1 where drafts cost nothing. The text of every row is compared with plain decoding's.
+Workloads: `mixed`, the bundled prompts; and `edit`, where the text is the prompt's with one token in twenty replaced.
+The bundled target does not copy of itself, so the tokens of `edit` are forced on it (`SamplingParams.forced_tokens`):
+target and drafters do all their work, and the text is known beforehand.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import torch
 
-from benchmarks.end_to_end import distinct_4, workload
+from benchmarks.drafting import DraftClock
+from benchmarks.end_to_end import Setting, Sides, distinct_4, workload
 from benchmarks.interleave import environment, interleave
 from specdec_fast import SamplingParams, load
 from specdec_fast.loading import ASSETS, load_tokenizer
@@ -32,23 +35,38 @@ RESULTS = Path(__file__).parent / "results"
 @dataclass(frozen=True, slots=True)
 class Method:
     """A drafter as it is measured. published: what its paper reports, on other models and machines; own_head: it needs
-    a head that `--heads` has.
+    a trained head, bundled or in `--heads`; draft_wanted: `demo-draft` goes along though the drafter can do without.
     """
 
     drafter: str
     published: str
     options: dict[str, Any] = field(default_factory=dict)
     own_head: bool = False
+    draft_wanted: bool = False
 
     @property
     def draft(self) -> str | None:
         from specdec_fast.drafters import takes_draft
 
-        return "demo-draft" if takes_draft(self.drafter) else None
+        return "demo-draft" if self.draft_wanted or takes_draft(self.drafter) else None
+
+    def head(self, heads: Path | None) -> Path | None:
+        """The folder of its trained head, None where there is none."""
+        places = [ASSETS / f"demo-{self.drafter}"] + ([heads / self.drafter] if heads else [])
+        return next((place for place in reversed(places) if (place / "config.json").is_file()), None)
 
 
+TUNED = "tuned"  # in place of a file: the shape that `specdec tune tree` finds for the bundled pair, made on the spot
 METHODS: dict[str, Method] = {
     "draft_model": Method("draft_model", "2x to 3x (T5, Chinchilla)", {"num_draft_tokens": 4}),
+    "draft_model, entropy stop": Method(
+        "draft_model", "10% to 57% over fixed (AdaEDL)", {"num_draft_tokens": 8, "entropy_stop": 0.3}
+    ),
+    "draft_model, tli": Method("draft_model", "up to 2.8x", {"num_draft_tokens": 4, "tokenizers": "tli"}),
+    "draft_model, slem": Method("draft_model", "up to 2.8x", {"num_draft_tokens": 4, "tokenizers": "slem"}),
+    "draft_tree, tuned shape of 8": Method("draft_tree", "up to 4.04x (Sequoia, A100)", {"shape": TUNED}),
+    "forest of ngram and recycling": Method("forest", "2.3x to 2.5x (SAM with Token Recycling, Spec-Bench)"),
+    "forest of ngram and draft_model": Method("forest", "", {"of": "ngram,draft_model"}, draft_wanted=True),
     "draft_tree 2 1 1": Method("draft_tree", "1.5x to 2.8x (SpecInfer)", {"widths": [2, 1, 1]}),
     "eagle": Method("eagle", "2.1x to 2.4x (EAGLE), 2.4x to 2.6x (EAGLE-2, Spec-Bench)", {"width": 3}, own_head=True),
     "eagle, static": Method("eagle", "2.1x to 2.4x (EAGLE)", {"depth": 0, "num_draft_tokens": 8}, own_head=True),
@@ -106,6 +124,27 @@ def datastore(folder: Path, tokenizer: Any) -> Path:
     return folder / "heldout"
 
 
+@cache
+def tuned_shape(temperature: float, nodes: int = 8) -> tuple[int, ...]:
+    """The static tree that promises most for the bundled pair, measured on prompts of their own kind."""
+    from specdec_fast.shapes import best_shape
+    from specdec_fast.tune.tree import measure as rates_of
+
+    engine = load("demo-target", "demo-draft", drafter="draft_tree", max_rows=8, max_length=256)
+    made: Any = engine.drafter
+    prompts = workload(load_tokenizer("demo-target"), 24)[8:]  # the first are what is measured on
+    params = SamplingParams(temperature=temperature, seed=100, max_new_tokens=64)
+    rates, _ = rates_of(engine.target, made.model, prompts, params, how="coupled", width=4, depth=6)
+    return best_shape(rates, nodes).parents
+
+
+def assisted(texts: list[list[int]], temperature: float, new_tokens: int) -> Callable[[], None]:
+    """The same work by transformers' `generate` with the bundled draft as assistant, four tokens per step."""
+    sides = Sides(Setting(temperature=temperature, new_tokens=new_tokens), 0)
+    sides.prompts = texts
+    return sides.theirs(assisted=True)
+
+
 def measure(
     names: list[str],
     temperature: float,
@@ -122,6 +161,7 @@ def measure(
     torch.set_num_threads(1)
     outputs: dict[str, list[Any]] = {}
     runs: dict[str, Callable[[], None]] = {}
+    engines: dict[str, Any] = {}
     tokenizer = load_tokenizer("demo-target")
     params = [SamplingParams(temperature=temperature, seed=1, max_new_tokens=new_tokens, ignore_eos=True)] * prompts
     if edit:
@@ -138,8 +178,9 @@ def measure(
                 chosen = {"drafter": method.drafter, "draft": method.draft, "drafter_options": dict(method.options)}
                 chosen["budget"] = budget
                 if method.own_head:
-                    assert heads is not None
-                    chosen["drafter_options"]["head"] = str(heads / method.drafter)
+                    chosen["drafter_options"]["head"] = str(method.head(heads))
+                if method.options.get("shape") == TUNED:
+                    chosen["drafter_options"]["shape"] = tuned_shape(temperature)
                 if method.drafter == "rest":
                     chosen["drafter_options"]["datastore"] = str(datastore(Path(folder), tokenizer))
             engine = load("demo-target", max_length=1024, max_rows=1, **chosen)
@@ -147,13 +188,21 @@ def measure(
             def run(name: str = name, engine: Any = engine) -> None:
                 outputs[name] = [engine.generate([text], own)[0] for text, own in zip(texts, params)]
 
-            runs[name] = run
+            runs[name], engines[name] = run, engine
+        if not edit:
+            runs["assisted"] = assisted(texts, temperature, new_tokens)
         timing = interleave(runs, rounds, clock)
+        shares = {}
+        for name in names:  # apart from the timing, which the clock would slow down
+            drafting = DraftClock(engines[name])
+            runs[name]()
+            shares[name] = drafting.share
     plain = [handle.tokens for handle in outputs["plain"]]
     copied = mean(copied_share(prompt, text) for prompt, text in zip(texts, plain))
     rows = []
     for name in names:
         low, high = timing.spread("plain", name)
+        tau, speed = mean(handle.stats.tau for handle in outputs[name]), timing.ratio("plain", name)
         rows.append(
             {
                 "workload": "edit" if edit else "mixed",
@@ -161,9 +210,12 @@ def measure(
                 "published": METHODS[name].published,
                 "budget": budget,
                 "temperature": temperature,
-                "tau": mean(handle.stats.tau for handle in outputs[name]),
-                "speed_vs_plain": timing.ratio("plain", name),
+                "tau": tau,
+                "speed_vs_plain": speed,
                 "speed_vs_plain_range": [low, high],
+                "speed_vs_assisted": None if edit else timing.ratio("assisted", name),
+                "efficiency": speed / tau,
+                "drafting_share": shares[name],
                 "distinct_4": mean(distinct_4(text) for text in plain),
                 "copied_share": copied,
                 "identical": [handle.tokens for handle in outputs[name]] == plain,
@@ -175,16 +227,22 @@ def measure(
     return rows, runs
 
 
+def _cell(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
 def as_markdown(rows: list[dict[str, Any]]) -> str:
     """The rows as a table."""
     lines = [
-        "| workload | drafter | T | tau | speed / plain | copied | distinct-4 | identical | published |",
-        "|" + "---|" * 9,
+        "| workload | drafter | T | tau | speed / plain | speed / HF assisted | speed / tau | drafting | copied | "
+        "distinct-4 | identical | published |",
+        "|" + "---|" * 12,
     ]
     for row in rows:
         lines.append(
             f"| {row['workload']} | {row['drafter']} | {row['temperature']:g} | {row['tau']:.2f} | "
-            f"{row['speed_vs_plain']:.2f} | {row['copied_share']:.2f} | {row['distinct_4']:.2f} | {row['identical']} | "
+            f"{row['speed_vs_plain']:.2f} | {_cell(row['speed_vs_assisted'])} | {row['efficiency']:.2f} | "
+            f"{row['drafting_share']:.3f} | {row['copied_share']:.2f} | {row['distinct_4']:.2f} | {row['identical']} | "
             f"{row['published']} |"
         )
     return "\n".join(lines)
@@ -197,7 +255,7 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=100)
     parser.add_argument("--only", default="", help="methods whose name contains this")
     parser.add_argument("--budget", default="fixed", help="fixed, or goodput: no drafts where they do not pay")
-    parser.add_argument("--heads", type=Path, help="folder of trained heads, eagle and eagle3; left out without")
+    parser.add_argument("--heads", type=Path, help="folder of trained heads, by drafter, beside the bundled ones")
     parser.add_argument("--processor-time", action="store_true", help="count processor time: for a machine with others")
     parser.add_argument("--out", type=Path, default=RESULTS / "drafters_cpu.json")
     options = parser.parse_args()
@@ -205,8 +263,7 @@ def main() -> None:
     facts: dict[str, Any] = {**environment(), "clock": clock.__name__, "threads": 1, "dtype": "float32"}
     rows: list[dict[str, Any]] = []
     every = [name for name in METHODS if options.only in name]
-    have = {place.name for place in options.heads.iterdir()} if options.heads else set()
-    every = [name for name in every if not METHODS[name].own_head or METHODS[name].drafter in have]
+    every = [name for name in every if not METHODS[name].own_head or METHODS[name].head(options.heads)]
     copying = [name for name in every if METHODS[name].drafter in COPYING]
     for temperature, edit, names in ((0.0, False, every), (1.0, False, every), (1.0, True, copying)):
         found, _ = measure(

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappush, heappushpop
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -66,6 +67,7 @@ class _Level:
     logits: Tensor
     columns: Tensor | None  # int64 [columns of the logits] their target ids, None where these are the same
     sampling: Sampling  # per node
+    noisy: bool  # children are picked under the replay noise, in some row at least
     filtered: bool  # some row has top-k, top-p or min-p
     roots: Tensor  # positions of the roots
     positions: Tensor  # of the children
@@ -169,28 +171,34 @@ class TreeDrafter:
     ) -> _Level:
         """One pass over the trees that grow, and the draft's logits after the nodes that get children."""
         device = self.source.device
-        growing = sorted({index for index, *_ in wanted})
-        place = {index: at for at, index in enumerate(growing)}
+        counts: dict[int, int] = {}
+        for index, *_ in wanted:
+            counts[index] = counts.get(index, 0) + 1
+        growing = list(counts)
         staged = [Staged(list(trees[index].tokens), list(trees[index].parents)) for index in growing]
-        draft, scored = self.source.score([rows[index] for index in growing], staged)
-        offsets = draft.offsets.tolist()
-        nodes = torch.tensor([offsets[place[index]] + node for index, node, _ in wanted], dtype=torch.int64).to(device)
-        logits, columns = self.source.logits(scored[nodes]), self.source.token_ids
+        scored = self.source.score([rows[index] for index in growing], staged)
+        starts = dict(zip(growing, accumulate((len(tree.tokens) for tree in staged), initial=0)))
+        nodes = [starts[index] + node for index, node, _ in wanted]
+        if len(wanted) < scored.shape[0]:
+            scored = scored[torch.tensor(nodes, dtype=torch.int64).to(device)]
+        logits, columns = self.source.logits(scored), self.source.token_ids
+        sampling = view.sampling([rows[index] for index in growing])
         if columns is not None and (self.how in CHOOSING or view.sampling(rows).edits is not None):
             # noise and edits go by the ids of the target
             spread = logits.new_full((logits.shape[0], self.source.vocab_size), float("-inf"))
             logits, columns = spread.index_copy_(1, columns, logits), None
-        row_of = torch.tensor([place[index] for index, *_ in wanted], dtype=torch.int64).to(device)
-        counts = tuple(sum(1 for index, *_ in wanted if index == one) for one in growing)
         roots = rng.positions if len(growing) == len(rows) else rng.positions[growing]
-        sampling = view.sampling([rows[index] for index in growing])
+        row_of = packed_shape(tuple(range(len(growing))), tuple(counts.values()), device).row_of
         if sampling.edits is not None:  # q with the target's edits, each node after its own path
-            paths = NodePaths(draft.tokens, draft.parents, draft.offsets, roots, nodes.to(torch.int32))
+            draft = Draft.trees(growing, [(tree.tokens, tree.parents) for tree in staged], device=device)
+            paths = NodePaths(draft.tokens, draft.parents, draft.offsets, roots, torch.tensor(nodes).int().to(device))
             logits = sampling.edits.apply(logits, paths, row_of)
+        noisy = self.how == "coupled" and not sampling.all_greedy
         filtered = sampling.any_filter and not sampling.all_greedy
-        roots = roots[row_of]
-        sampling = sampling.per_node(counts, row_of)
-        return _Level(wanted, logits, columns, sampling, filtered, roots, roots + (depth + 1))
+        if len(wanted) > len(growing):
+            roots = roots[row_of]
+        sampling = sampling.per_node(tuple(counts.values()), row_of)
+        return _Level(wanted, logits, columns, sampling, noisy, filtered, roots, roots + (depth + 1))
 
     def _expand(
         self, level: _Level, laws: Laws | None, scores: Tensor, offsets: Tensor, width: int, keep: int
@@ -203,8 +211,11 @@ class TreeDrafter:
             greedy = laws.inv_t == 0
             cut, tie = torch.where(greedy, cut, laws.cut), torch.where(greedy, tie, laws.tie_id)
         noise: dict[str, Tensor] = {}
-        if self.how == "coupled":
-            noise = {"seeds": sampling.seeds, "positions": torch.where(sampling.temperature == 0, -1, level.positions)}
+        if level.noisy:
+            places = level.positions
+            if level.filtered:  # or there is no row at temperature 0
+                places = torch.where(sampling.temperature == 0, -1, places)
+            noise = {"seeds": sampling.seeds, "positions": places}
         width = min(width, logits.shape[1])
         found: tuple[Tensor, Tensor, Tensor] = tree_expand(
             logits,
@@ -251,9 +262,9 @@ class TreeDrafter:
 
     def _choose(self, level: _Level, laws: Laws | None, width: int) -> list[list[tuple[int, Drawn]]]:
         """The `width` best children of every node."""
-        bounds = torch.tensor([0, len(level.nodes)], dtype=torch.int32).to(level.logits.device)
-        nothing = torch.zeros(len(level.nodes), device=level.logits.device)
-        tokens, _, _ = self._expand(level, laws, nothing, bounds, width, 1)
+        count, device = len(level.nodes), level.logits.device
+        bounds = packed_shape((0,), (count,), device).offsets
+        tokens, _, _ = self._expand(level, laws, torch.zeros(count, device=device), bounds, width, 1)
         return [[(token, Drawn.CHOSEN) for token in own if token >= 0] for own in tokens.tolist()]
 
     def _draw(self, level: _Level, laws: Laws, first_draw: Tensor) -> list[list[tuple[int, Drawn]]]:
@@ -339,7 +350,7 @@ class TreeDrafter:
         device = view.device
         counts = tuple(len(tree.tokens) for tree in trees)
         shape = packed_shape(tuple(rows), counts, device)
-        drawn = bool(parts) and any(any(tree.drawn) for tree in trees)
+        chains, drawn = self.needs.topology == "chain", bool(parts) and any(any(tree.drawn) for tree in trees)
 
         def packed(name: str, dtype: torch.dtype) -> Tensor:
             return torch.tensor([value for tree in trees for value in getattr(tree, name)], dtype=dtype).to(device)
@@ -347,14 +358,14 @@ class TreeDrafter:
         return Draft(
             rows=shape.rows,
             tokens=packed("tokens", torch.int64),
-            parents=packed("parents", torch.int32),
+            parents=shape.parents if chains else packed("parents", torch.int32),
             offsets=shape.offsets,
-            drawn=packed("drawn", torch.int8),
-            law_row=packed("law_row", torch.int32),
+            drawn=packed("drawn", torch.int8) if drawn else shape.drawn,
+            law_row=packed("law_row", torch.int32) if drawn else shape.law_row,
             row_of=shape.row_of,
             counts=counts,
             max_depth=max(max(_depths(tree.parents)) for tree in trees),
-            is_chain=self.needs.topology == "chain",
+            is_chain=chains,
             laws=concat_laws(parts) if drawn else None,
         )
 

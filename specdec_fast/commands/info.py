@@ -58,14 +58,14 @@ def processor() -> str:
 
 
 def assets() -> list[dict[str, Any]]:
-    """What comes with the package: name, bytes, parameters (of models)."""
+    """The models and heads that come with the package: name, bytes, parameters."""
     from specdec_fast.loading import ASSETS
 
     entries = sorted(ASSETS.iterdir()) if ASSETS.is_dir() else []
     return [
         {"name": entry.name, "bytes": _size(entry), "parameters": _parameters(entry)}
         for entry in entries
-        if not entry.name.startswith((".", "_"))
+        if entry.is_dir() and not entry.name.startswith((".", "_"))
     ]
 
 

@@ -1,4 +1,4 @@
-"""Several drafters at once: their proposals joined into one tree per row, the budget shared by what each brings.
+"""Several drafters at once (`of`, without it ngram and recycling): their proposals joined into one tree per row.
 
 Siblings are tested drawn ones first, each under the law that it was drawn from. A chosen token that is there already
 becomes the same node; a drawn one stays beside its equal, for each was drawn and has to be verified. With drawn tokens
@@ -39,8 +39,8 @@ class _Joined:
 class ForestDrafter:
     """Joins the drafts of the drafters `of`; by name they are made with their own defaults, or {name: options}.
 
-    num_draft_tokens: the default budget per row, which the drafters share; adapt: share it by the tokens that each is
-    expected to bring, from its acceptance so far; otherwise evenly.
+    of: by name, without it ngram and recycling; num_draft_tokens: the default budget per row, which they share; adapt:
+    share it by the tokens that each is expected to bring, from its acceptance so far; otherwise evenly.
 
     Drafters whose drawn tokens exclude chosen siblings (`draft_tree` with how=hybrid) cannot be joined with others: a
     sibling from elsewhere would change the law that their tokens were drawn from.

@@ -76,6 +76,8 @@ class SuffixDrafter:
             )
         if pick not in ("coupled", "drawn", "greedy"):
             raise ValueError(f"suffix pick: got {pick!r}; expected coupled, drawn or greedy")
+        if not isinstance(shared, bool):
+            raise ValueError(f"suffix shared: got {shared!r}; expected true or false")
         if max_tokens < 1:
             raise ValueError(f"suffix max_tokens: got {max_tokens}; expected at least 1")
         self.num_draft_tokens = num_draft_tokens

@@ -65,7 +65,7 @@ class PagedHead:
 
     def score(self, draft: Draft, features: Tensor) -> Tensor:
         """Predicted features [M, hidden] of every node of a draft; features: [M, hidden], of the token before each."""
-        plan = tree_plan(draft.parents, draft.offsets)
+        plan = None if draft.is_chain else tree_plan(draft.parents, draft.offsets)
         slots = self.cache.stage(draft.rows, draft.offsets, draft.num_nodes, plan)
         return self._run(draft.tokens, features, slots)
 
@@ -156,23 +156,27 @@ class HeadRows:
         self._remember(hidden[shape.last], list(rows), [1] * len(rows))
         self._at_roots = True
 
-    def score(self, rows: Sequence[int], trees: Sequence[Staged]) -> tuple[Draft, Tensor]:
+    def score(self, rows: Sequence[int], trees: Sequence[Staged]) -> Tensor:
         """One pass over whole trees, which grow by nodes at their ends. Predicted features [M, hidden]."""
-        draft = Draft.trees(list(rows), [(tree.tokens, tree.parents) for tree in trees], device=self.device)
         assert self._hidden is not None
         if self._at_roots and all(len(tree.tokens) == 1 for tree in trees):
+            if list(rows) == list(self._starts):
+                return self._hidden
             at = torch.tensor([self._starts[row] for row in rows], dtype=torch.int64).to(self.device)
-            return draft, self._hidden[at]
+            return self._hidden[at]
+        if all(list(tree.parents) == list(range(-1, len(tree.parents) - 1)) for tree in trees):
+            draft = Draft.chains(rows, [tree.tokens for tree in trees], device=self.device)
+        else:
+            draft = Draft.trees(rows, [(tree.tokens, tree.parents) for tree in trees], device=self.device)
         before = self._hidden.shape[0]
         source: list[int] = []
         for place, (row, tree) in enumerate(zip(rows, trees)):
             start = self._starts[row]
             source += [before + place, *(start + parent for parent in tree.parents[1:])]
-        roots = torch.cat([self._rows[row].features for row in rows])
-        both = torch.cat([self._hidden, roots.to(self._hidden.dtype)])
+        both = torch.cat([self._hidden, *(self._rows[row].features for row in rows)])
         hidden = self.model.score(draft, both[torch.tensor(source, dtype=torch.int64).to(self.device)])
         self._remember(hidden, list(rows), [len(tree.tokens) for tree in trees])
-        return draft, hidden
+        return hidden
 
     def logits(self, scored: Tensor) -> Tensor:
         """Logits [N, columns] of some rows of what `score` gave."""

@@ -91,7 +91,7 @@ class Mirror:
             for row, part in new:
                 self._held[row] = (self._held[row][0] + len(part), None)
 
-    def score(self, rows: Sequence[int], trees: Sequence[Staged]) -> tuple[Draft, Tensor]:
+    def score(self, rows: Sequence[int], trees: Sequence[Staged]) -> Tensor:
         """One pass over whole trees: what was staged behind the rows before is written over. Logits [M, V]."""
         draft = Draft.trees(
             list(rows),
@@ -102,7 +102,7 @@ class Mirror:
             self._held[row] = (self._held[row][0], tree)
         output, _ = self.model.score(draft, tree_plan(draft.parents, draft.offsets))
         assert output.logits is not None
-        return draft, output.logits
+        return output.logits
 
     def logits(self, scored: Tensor) -> Tensor:
         """Logits [N, vocab_size] of some rows of what `score` gave."""

@@ -20,7 +20,8 @@ def test_json(run: Any) -> None:
     for op in OPS:
         assert sum(row["chosen"] for row in found["ops"] if row["op"] == op) == 1
     assert found["extension"]["built"] == (found["extension"]["reason"] is None)
-    assert "workload.json" in {asset["name"] for asset in found["assets"]}
+    bundled = {asset["name"] for asset in found["assets"]}
+    assert {"demo-target", "demo-draft", "demo-medusa"} <= bundled and "workload.json" not in bundled
 
 
 def test_text(run: Any) -> None:

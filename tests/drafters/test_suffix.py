@@ -217,3 +217,8 @@ def test_texts_that_mislead_change_nothing_and_cost_no_pass() -> None:
 def test_bad_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"suffix {message}"):
         suffix(**options)
+
+
+def test_shared_is_true_or_false() -> None:
+    with pytest.raises(ValueError, match="suffix shared: got 'maybe'; expected true or false"):
+        suffix(shared="maybe")
