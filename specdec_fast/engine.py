@@ -242,7 +242,8 @@ class Engine:
         try:
             with clock.time("observe"):
                 self._proposer.observe(state, draft, acceptance, output)
-                self._proposer.budget.observe(rows, outcomes, clock.seconds["propose"], clock.verifying)
+            drafting = clock.seconds["propose"] + clock.seconds["observe"]
+            self._proposer.budget.observe(rows, outcomes, drafting, clock.verifying)
         finally:
             for handle in handles:
                 for verb, seconds in clock.seconds.items():
