@@ -14,9 +14,10 @@ import argparse
 import json
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import count
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -35,7 +36,8 @@ RESULTS = Path(__file__).parent / "results"
 @dataclass(frozen=True, slots=True)
 class Method:
     """A drafter as it is measured. published: what its paper reports, on other models and machines; own_head: it needs
-    a trained head, bundled or in `--heads`; draft_wanted: `demo-draft` goes along though the drafter can do without.
+    a trained head, bundled or in `--heads`; draft_wanted: `demo-draft` goes along though the drafter can do without;
+    warm: it remembers other requests, and has served some of the workload's other prompts.
     """
 
     drafter: str
@@ -43,6 +45,7 @@ class Method:
     options: dict[str, Any] = field(default_factory=dict)
     own_head: bool = False
     draft_wanted: bool = False
+    warm: bool = False
 
     @property
     def draft(self) -> str | None:
@@ -73,10 +76,12 @@ METHODS: dict[str, Method] = {
     "eagle3": Method("eagle3", "3.0x (Spec-Bench, 13B)", {"width": 3}, own_head=True),
     "mtp": Method("mtp", "1.8x (DeepSeek-V3)", {"num_draft_tokens": 2}, own_head=True),
     "ngram": Method("ngram", "1.5x to 1.6x (Spec-Bench, 7B)"),
-    # not shared: the rounds repeat their prompts, and the texts of the round before would be known
+    # not shared where not warm: the rounds repeat their prompts; and no other seed helps at temperature 0
     "suffix": Method("suffix", "2.3x to 2.5x with others (Spec-Bench)", {"shared": False}),
+    "suffix, warm": Method("suffix", "2.3x to 2.5x with others (Spec-Bench)", warm=True),
     "rest": Method("rest", "1.6x to 2.4x (batch 1)"),
     "recycling": Method("recycling", "2x (Spec-Bench)", {"shared": False}),
+    "recycling, warm": Method("recycling", "2x (Spec-Bench)", warm=True),
     "recycling of 8": Method("recycling", "2x (Spec-Bench)", {"shared": False, "num_draft_tokens": 8}),
     "jacobi": Method("jacobi", "0.73x (CPU, MT)"),
     "jacobi, blocks of 4": Method("jacobi", "1.34x (CPU, MT)", {"block": 4}),
@@ -157,7 +162,7 @@ def measure(
     budget: str = "fixed",
     heads: Path | None = None,
 ) -> tuple[list[dict[str, Any]], dict[str, Callable[[], None]]]:
-    """One row per method, and what was run. One thread, float32, batch 1."""
+    """One row per method, and what was run. One thread, float32, batch 1. Every round has seeds of its own."""
     torch.set_num_threads(1)
     outputs: dict[str, list[Any]] = {}
     runs: dict[str, Callable[[], None]] = {}
@@ -185,24 +190,32 @@ def measure(
                     chosen["drafter_options"]["datastore"] = str(datastore(Path(folder), tokenizer))
             engine = load("demo-target", max_length=1024, max_rows=1, **chosen)
 
-            def run(name: str = name, engine: Any = engine) -> None:
-                outputs[name] = [engine.generate([text], own)[0] for text, own in zip(texts, params)]
+            if method is not None and method.warm:
+                for at, text in enumerate(workload(tokenizer, 2 * prompts)[prompts:]):
+                    engine.generate([text], replace(params[0], seed=1000 + at, forced_tokens=()))
+
+            turns = count(1)
+
+            def run(name: str = name, engine: Any = engine, turn: Iterator[int] = turns) -> None:
+                seed = next(turn)
+                own = [replace(each, seed=seed) for each in params]
+                outputs[name] = [engine.generate([text], each)[0] for text, each in zip(texts, own)]
 
             runs[name], engines[name] = run, engine
         if not edit:
             runs["assisted"] = assisted(texts, temperature, new_tokens)
         timing = interleave(runs, rounds, clock)
-        shares = {}
+        timed, shares = dict(outputs), {}
         for name in names:  # apart from the timing, which the clock would slow down
             drafting = DraftClock(engines[name])
             runs[name]()
             shares[name] = drafting.share
-    plain = [handle.tokens for handle in outputs["plain"]]
+    plain = [handle.tokens for handle in timed["plain"]]
     copied = mean(copied_share(prompt, text) for prompt, text in zip(texts, plain))
     rows = []
     for name in names:
         low, high = timing.spread("plain", name)
-        tau, speed = mean(handle.stats.tau for handle in outputs[name]), timing.ratio("plain", name)
+        tau, speed = mean(handle.stats.tau for handle in timed[name]), timing.ratio("plain", name)
         rows.append(
             {
                 "workload": "edit" if edit else "mixed",
@@ -218,7 +231,7 @@ def measure(
                 "drafting_share": shares[name],
                 "distinct_4": mean(distinct_4(text) for text in plain),
                 "copied_share": copied,
-                "identical": [handle.tokens for handle in outputs[name]] == plain,
+                "identical": [handle.tokens for handle in timed[name]] == plain,
                 "rounds": rounds,
                 "prompts": prompts,
                 "new_tokens": new_tokens,
@@ -264,8 +277,9 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     every = [name for name in METHODS if options.only in name]
     every = [name for name in every if not METHODS[name].own_head or METHODS[name].head(options.heads)]
-    copying = [name for name in every if METHODS[name].drafter in COPYING]
-    for temperature, edit, names in ((0.0, False, every), (1.0, False, every), (1.0, True, copying)):
+    cold = [name for name in every if not METHODS[name].warm]
+    copying = [name for name in cold if METHODS[name].drafter in COPYING]
+    for temperature, edit, names in ((0.0, False, cold), (1.0, False, every), (1.0, True, copying)):
         found, _ = measure(
             names,
             temperature,

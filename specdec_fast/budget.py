@@ -39,7 +39,7 @@ class BudgetPolicy(Protocol):
         """Draft nodes of each row for this step, at most `most`."""
 
     def observe(self, rows: Sequence[int], outcomes: Sequence[Outcome], propose: float, verify: float) -> None:
-        """A step is over: seconds of proposing and of everything from the target's pass to the committed tokens."""
+        """A step is over: seconds of the drafter's work, and of all from the target's pass to the committed tokens."""
 
     def release(self, rows: Sequence[int]) -> None:
         """Rows have left."""
@@ -62,25 +62,41 @@ class Fixed:
 
 @dataclass(slots=True)
 class _Times:
-    """Measured seconds by a number of nodes; between two measured numbers, a straight line."""
+    """Measured seconds by a number of nodes; between two measured numbers, a straight line.
 
-    seconds: dict[int, float] = field(default_factory=dict)
+    Numbers are measured at different times, and a machine that others use is faster at one time than at another:
+    `pace`, which follows quickly, is what all numbers have in common, so that they are compared as of the same time.
+    follow: how quickly, per measurement.
+    """
+
+    follow: float = 0.1
+
+    seconds: dict[int, float] = field(default_factory=dict)  # at pace 1
     counts: dict[int, int] = field(default_factory=dict)
     keys: list[int] = field(default_factory=list)
+    pace: float = 1.0
 
     def add(self, number: int, seconds: float) -> None:
         key = number if number <= 32 else number // 8 * 8
         count = self.counts.get(key, 0)
         if not count:
             self.keys.insert(bisect_left(self.keys, key), key)
-            self.seconds[key] = seconds
-        else:  # a pause of the machine is no measurement
-            known = self.seconds[key]
-            self.seconds[key] = known + max(1 / (count + 1), 0.1) * (min(seconds, 3 * known) - known)
+            self.seconds[key] = seconds / self.pace
+        else:  # a pause of the machine is no measurement, and a first one that was is soon forgotten
+            now, known = seconds / self.pace, self.seconds[key]
+            if count < 4:
+                known = min(known, 1.5 * now)
+            found = min(max(now, 0.8 * known), 1.25 * known)
+            self.seconds[key] = known + max(1 / (count + 1), 0.05) * (found - known)
+            if count >= 4 and known > 0:
+                self.pace *= 1 + self.follow * (found / known - 1)
         self.counts[key] = count + 1
 
     def at(self, number: int) -> float:
         """Seconds for a number; beyond what was measured the last slope goes on, never downwards."""
+        return self._steady(number) * self.pace
+
+    def _steady(self, number: int) -> float:
         keys, seconds = self.keys, self.seconds
         if not keys:
             return 0.0
@@ -120,60 +136,24 @@ class _Rates:
         return (self.accepted[depth] + weight * prior) / (self.tested[depth] + weight)
 
 
-class Goodput:
-    """As many nodes as bring the most tokens per second by what was measured, none where drafting does not pay.
-
-    Expected tokens: per row, the product of its acceptance rates down to each depth (few data lean on those of all
-    rows); a budget of n nodes reaches the depth that drafts of n nodes had. Seconds: a table of measured times by the
-    nodes of a pass, and one of proposing by the largest budget. Nodes are admitted one after another, the one that
-    brings most first, and the best point on the way is taken (Liu et al. 2024, TurboSpec; the survival order of
-    DSpark 2026). The first steps, and a step now and then, go to measuring.
-
-    first_rate: what is expected of a depth that was never tested; probe: steps without drafts until the next try, which
-    doubles up to 16 times this; refresh: steps with drafts between two measurements of a step without.
+class Expectations:
+    """What a drafter's budgets bring in accepted tokens, by what became of its drafts: per row, the product of its
+    acceptance rates down to each depth (few data lean on those of all rows); a budget of n nodes reaches the depth that
+    drafts of n nodes had. first_rate: of a depth that was never tested.
     """
 
-    name = "goodput"
-
-    def __init__(self, first_rate: float = 0.7, probe: int = 32, refresh: int = 128) -> None:
-        if not 0 <= first_rate <= 1:
-            raise ValueError(f"goodput first_rate: got {first_rate}; expected a number in [0, 1]")
-        if probe < 1 or refresh < 1:
-            raise ValueError(f"goodput probe, refresh: got {probe}, {refresh}; expected at least 1")
-        self._first_rate, self._probe, self._refresh = first_rate, probe, refresh
-        self._verify, self._propose = _Times(), _Times()
+    def __init__(self, first_rate: float = 0.7) -> None:
+        self.first_rate = first_rate
         self._all = _Rates(0.99)
         self._rows: dict[int, _Rates] = {}
-        self._reached = _Times()  # depth of drafts by their nodes
-        self._measuring = [1.0, 0.5, 0.0, 1.0, 0.5, 0.0]  # shares of the budget, in the first steps
-        self._idle, self._patience, self._busy = 0, probe, 0
+        self._reached = _Times(follow=0.0)  # depth of drafts by their nodes
 
-    def nodes(self, rows: Sequence[int], most: Sequence[int]) -> list[int]:
-        if not any(most):
-            return list(most)
-        if self._measuring:
-            return [-int(-limit * self._measuring[0] // 1) for limit in most]
-        chosen = self._best(rows, most)
-        if not any(chosen):
-            self._idle, self._busy = self._idle + 1, 0
-            if self._idle >= self._patience:
-                self._idle, self._patience = 0, min(2 * self._patience, 16 * self._probe)
-                return list(most)
-            return chosen
-        self._idle, self._patience, self._busy = 0, self._probe, self._busy + 1
-        if self._busy >= self._refresh:
-            self._busy = 0
-            return [0] * len(chosen)
-        return chosen
+    def __contains__(self, row: int) -> bool:
+        """Whether a row was heard of."""
+        return row in self._rows
 
-    def observe(self, rows: Sequence[int], outcomes: Sequence[Outcome], propose: float, verify: float) -> None:
-        drafted = [outcome.drafted for outcome in outcomes]
-        known = all(row in self._rows for row in rows)  # the first draft of a row may include its whole prompt
-        if self._measuring:
-            self._measuring.pop(0)
-        self._verify.add(len(rows) + sum(drafted), verify)
-        if known and any(drafted):
-            self._propose.add(max(drafted), propose)
+    def observe(self, rows: Sequence[int], outcomes: Sequence[Outcome]) -> None:
+        """What became of a step's drafts."""
         for row, outcome in zip(rows, outcomes):
             mine = self._rows.setdefault(row, _Rates(0.95))
             if outcome.drafted:
@@ -182,13 +162,14 @@ class Goodput:
                 self._reached.add(outcome.drafted, outcome.depth)
 
     def release(self, rows: Sequence[int]) -> None:
+        """Rows have left."""
         for row in rows:
             self._rows.pop(row, None)
 
     def expected(self, row: int, most: int) -> list[float]:
         """Accepted tokens to be expected of budgets 0..most of a row."""
         gains, total, survival, below = [0.0], 0.0, 1.0, 0.0
-        mine, rate, reached = self._rows.get(row), self._first_rate, 0
+        mine, rate, reached = self._rows.get(row), self.first_rate, 0
         for nodes in range(1, most + 1):
             depth = min(max(self._reached.at(nodes), below), nodes) if self._reached.keys else float(nodes)
             depth = max(depth, min(1.0, float(nodes)))
@@ -202,13 +183,85 @@ class Goodput:
             gains.append(total)
         return gains
 
+
+class Goodput:
+    """As many nodes as bring the most tokens per second by what was measured, none where drafting does not pay.
+
+    Tokens: `Expectations`. Seconds: a table of measured times by the nodes of a pass, and one of the drafter's work by
+    the largest budget. Nodes are admitted one after another, the one that brings most first, and the best point on the
+    way is taken (Liu et al. 2024, TurboSpec; the survival order of DSpark 2026), if it promises more than `margin`
+    beyond plain steps. The first steps, and a step now and then, go to measuring.
+
+    first_rate: what is expected of a depth that was never tested; probe: steps without drafts until the next try, which
+    costs at most half a step more than a plain one and comes half as often every time that it changes nothing, down to
+    a 64th; refresh: steps with drafts between two measurements of a step without; margin: a share of the speed.
+    """
+
+    name = "goodput"
+
+    def __init__(self, first_rate: float = 0.7, probe: int = 32, refresh: int = 64, margin: float = 0.02) -> None:
+        if not 0 <= first_rate <= 1:
+            raise ValueError(f"goodput first_rate: got {first_rate}; expected a number in [0, 1]")
+        if probe < 1 or refresh < 1:
+            raise ValueError(f"goodput probe, refresh: got {probe}, {refresh}; expected at least 1")
+        if not margin >= 0:
+            raise ValueError(f"goodput margin: got {margin}; expected 0 or more")
+        self._probe, self._refresh, self._margin = probe, refresh, margin
+        self._expectations = Expectations(first_rate)
+        self._verify, self._propose = _Times(), _Times()
+        self._measuring = [1.0, 0.5, 0.0, 1.0, 0.5, 0.0]  # shares of the budget, in the first steps
+        self._idle, self._patience, self._busy, self._again = 0, probe, 0, 2
+
+    def nodes(self, rows: Sequence[int], most: Sequence[int]) -> list[int]:
+        if not any(most):
+            return list(most)
+        if self._measuring:
+            return [-int(-limit * self._measuring[0] // 1) for limit in most]
+        chosen = self._best(rows, most)
+        if not any(chosen):
+            self._idle, self._busy, self._again = self._idle + 1, 0, 2
+            if self._idle >= self._patience:
+                self._idle, self._patience = 0, min(2 * self._patience, 64 * self._probe)
+                return self._try(most)
+            return chosen
+        self._idle, self._busy = 0, self._busy + 1
+        if self._busy >= self._again:  # at first a step without drafts follows soon: was it a slip of the clock?
+            self._busy, self._again = 0, min(2 * self._again, self._refresh)
+            self._patience = self._probe if self._again == self._refresh else self._patience
+            return [0] * len(chosen)
+        return chosen
+
+    def observe(self, rows: Sequence[int], outcomes: Sequence[Outcome], propose: float, verify: float) -> None:
+        drafted = [outcome.drafted for outcome in outcomes]
+        known = all(row in self._expectations for row in rows)  # the first draft of a row may include its whole prompt
+        if self._measuring:
+            self._measuring.pop(0)
+        self._verify.add(len(rows) + sum(drafted), verify)
+        if known and any(drafted):
+            self._propose.add(max(drafted), propose)
+        self._expectations.observe(rows, outcomes)
+
+    def release(self, rows: Sequence[int]) -> None:
+        self._expectations.release(rows)
+
+    def _try(self, most: Sequence[int]) -> list[int]:
+        """As many nodes as cost half a step at most, and one in any case."""
+        count = len(most)
+        plain, limit = self._verify.at(count), max(most)
+        while limit > 1:
+            nodes = [min(limit, own) for own in most]
+            if self._verify.at(count + sum(nodes)) + self._propose.at(limit) <= 1.5 * plain:
+                break
+            limit //= 2
+        return [min(limit, own) for own in most]
+
     def _best(self, rows: Sequence[int], most: Sequence[int]) -> list[int]:
-        gains = [self.expected(row, limit) for row, limit in zip(rows, most)]
+        gains = [self._expectations.expected(row, limit) for row, limit in zip(rows, most)]
         heap = [(own[0] - own[1], at) for at, own in enumerate(gains) if len(own) > 1]
         heapify(heap)
         count, tokens = len(rows), float(len(rows))
         nodes, order = [0] * len(rows), []
-        best, keep, widest = tokens / max(self._verify.at(count), 1e-9), 0, 0
+        best, keep, widest = (1 + self._margin) * tokens / max(self._verify.at(count), 1e-9), 0, 0
         while heap:
             gain, at = heap[0]
             tokens, count, nodes[at] = tokens - gain, count + 1, nodes[at] + 1

@@ -123,12 +123,15 @@ class Draft:
                 )
             depths: list[int] = []
             for node, parent in enumerate(row_parents):
-                if (node == 0) != (parent == -1) or not -1 <= parent < max(node, 1):
+                if 0 <= parent < node:
+                    depths.append(depths[parent] + 1)
+                elif node == 0 and parent == -1:
+                    depths.append(0)
+                else:
                     raise ValueError(
                         f"tree of row {rows[index]}, node {node}: got parent {parent}; expected -1 for node 0 and an "
                         "earlier node otherwise; order the nodes so that parents precede their children"
                     )
-                depths.append(0 if parent < 0 else depths[parent] + 1)
             depth_bound = max(depth_bound, max(depths, default=0))
             tokens.extend(row_tokens)
             parents.extend(row_parents)
@@ -258,7 +261,7 @@ class Draft:
                 )
 
 
-_SHORT = 64  # nodes a row of a shape that is remembered: drafts, not prompts
+_SHORT = 128  # nodes a row of a shape that is remembered: drafts, not prompts
 
 
 @dataclass(frozen=True, slots=True)

@@ -238,7 +238,8 @@ class Engine:
         try:
             with clock.time("observe"):
                 self._proposer.observe(state, draft, acceptance, output)
-                self._proposer.budget.observe(rows, outcomes, clock.seconds["propose"], clock.verifying)
+            drafting = clock.seconds["propose"] + clock.seconds["observe"]
+            self._proposer.budget.observe(rows, outcomes, drafting, clock.verifying)
         finally:
             self._close(handles, clock)
         return handles

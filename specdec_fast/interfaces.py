@@ -86,8 +86,9 @@ class Needs:
 
     topology: the shape of its drafts; taps: hidden states wanted from the target ("entering:i", "final_norm");
     host_tokens: reads committed tokens on the host (forces the `sync` step mode); node_choices: wants the target's
-    choice at every node; logits: learns from the target's logits when it observes; laws: its tokens are drawn and
-    carry laws; excludes: they are drawn outside their chosen siblings, so no sibling may come from elsewhere.
+    choice at every node; logits: learns from the target's logits when it observes; laws: its
+    tokens are drawn and carry laws; excludes: they are drawn outside their chosen siblings, so no sibling may come from
+    elsewhere.
     """
 
     topology: Literal["chain", "tree"] = "chain"

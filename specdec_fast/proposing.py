@@ -52,10 +52,14 @@ class Proposer:
         try:
             self.drafter.begin(view, rows, output)
         except Exception as error:
-            if len(rows) > 1 and output is None:
+            if len(rows) > 1:  # one by one: who is bad joins alone
+                start = 0
                 for row in rows:
+                    stop = start + view.length(row) - 1  # the root was not prefilled
                     self._forget(row)
-                    self.begin(view, [row], None)
+                    own = output and TargetOutput(None, {name: tap[start:stop] for name, tap in output.taps.items()})
+                    self.begin(view, [row], own)
+                    start = stop
                 return
             self._fault("begin", error, rows)
             for row in rows:

@@ -17,7 +17,7 @@ from oracles.laws import joint, law
 from oracles.noisy_oracle import NoisyChain
 
 from specdec_fast import Engine, SamplingParams, get_drafter
-from specdec_fast.budget import BudgetPolicy, Fixed, Goodput, Outcome, budget_for, surely_accepted
+from specdec_fast.budget import BudgetPolicy, Expectations, Fixed, Goodput, Outcome, budget_for, surely_accepted
 from specdec_fast.interfaces import Budget
 
 
@@ -120,12 +120,39 @@ def test_pauses_of_the_machine_are_not_believed() -> None:
     assert sum(limits[0] for limits in machine.run(50)) > 250
 
 
+@pytest.mark.parametrize(
+    ("rate", "most", "propose"), [(0.0, 12, 0.03), (0.03, 55, 0.08), (0.03, 64, 0.02), (0.1, 12, 0.05)]
+)
+def test_a_clock_that_slips_makes_nobody_draft(rate: float, most: int, propose: float) -> None:
+    """A machine that others use: its speed drifts, measurements scatter by a tenth, one in a hundred is a pause. Drafts
+    that do not pay cost below two per cent all the same, against plain decoding on the same machine.
+    """
+    source, speed, passes = random.Random(2), 0.0, 0.0
+
+    def scatter() -> float:
+        nonlocal speed
+        speed = 0.995 * speed + source.gauss(0, 0.015)
+        return math.exp(speed + source.gauss(0, 0.1)) * (3.0 if source.random() < 0.01 else 1.0)
+
+    def verify(nodes: int) -> float:
+        nonlocal passes
+        one = scatter()
+        passes += one
+        return one * (1 + 0.025 * (nodes - 1))
+
+    machine = Machine(Goodput(), [rate], verify, lambda n: propose, most=most)
+    for _ in range(40):
+        machine.run(100)
+        machine.policy.release([0])
+    assert machine.seconds / machine.tokens < 1.02 * passes / 4000, "a plain step is one pass and one token"
+
+
 def test_expected_tokens_of_a_tree_follow_the_depth_of_its_drafts() -> None:
-    policy = Goodput()
+    record = Expectations()
     for _ in range(60):
-        policy.observe([0], [Outcome(14, 3, 3, 2)], 0.1, 1.0)
-        policy.observe([0], [Outcome(2, 1, 1, 1)], 0.1, 1.0)
-    gains = policy.expected(0, 14)
+        record.observe([0], [Outcome(14, 3, 3, 2)])
+        record.observe([0], [Outcome(2, 1, 1, 1)])
+    gains = record.expected(0, 14)
     assert gains == sorted(gains) and len(gains) == 15
     assert abs(gains[14] - 2.0) < 0.35 and abs(gains[2] - 1.0) < 0.2 and gains[14] < 3
 
@@ -140,6 +167,8 @@ def test_fixed_is_what_was_asked_for() -> None:
         Goodput(first_rate=2)
     with pytest.raises(ValueError, match="goodput probe, refresh: got 0"):
         Goodput(probe=0)
+    with pytest.raises(ValueError, match="goodput margin: got -1"):
+        Goodput(margin=-1)
 
 
 def test_an_engine_with_goodput_says_the_same_and_learns_that_drafts_are_useless() -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from specdec_fast.budget import Goodput, Outcome
+from specdec_fast.budget import Expectations, Outcome
 from specdec_fast.draft import Draft, Drawn, packed_shape
 from specdec_fast.interfaces import Acceptance, Budget, Drafter, Needs, Parts, Rng, StateView, TargetOutput
 from specdec_fast.laws import Laws, concat_laws
@@ -75,7 +75,7 @@ class ForestDrafter:
                 for name in ("host_tokens", "own_cache", "partial_layers", "node_choices", "logits", "laws")
             },
         )
-        self._records = [Goodput() for _ in of]  # acceptance of each, by row and overall
+        self._records = [Expectations() for _ in of]  # acceptance of each, by row and overall
         self._last: Draft | None = None  # of the step, and of each drafter: its own, with its nodes in the forest
         self._drafts: list[tuple[Draft, list[int]]] = []
 
@@ -136,7 +136,7 @@ class ForestDrafter:
             at = torch.tensor(nodes, dtype=torch.int64, device=draft.tokens.device)
             logits = None if output.logits is None else output.logits[at]
             source.observe(view, own, heard, TargetOutput(logits, {n: tap[at] for n, tap in output.taps.items()}))
-            record.observe(rows, outcomes, 0.0, 0.0)
+            record.observe(rows, outcomes)
         self._last, self._drafts = None, []
 
     def release(self, rows: Sequence[int]) -> None:

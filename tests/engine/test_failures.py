@@ -197,6 +197,37 @@ def test_a_row_on_which_the_drafter_raises_goes_on_without_drafts(verb: str, fau
     assert engine.target.cache.pages.num_used == 0
 
 
+@pytest.mark.parametrize("chunk", [2048, 3])
+def test_of_rows_that_join_with_taps_the_bad_one_joins_alone(chunk: int, faults: list[str]) -> None:
+    """Each row is given the hidden states of its own tokens, however the prompts were cut into passes."""
+    given: dict[int, torch.Tensor] = {}
+
+    class Tapped(Moody):
+        needs = replace(NoisyTree.needs, taps=("final_norm",))
+
+        def begin(self, view: Any, rows: Any, output: Any) -> None:
+            super().begin(view, rows, output)
+            given[view.tokens(rows[0])[0]] = output.taps["final_norm"]
+
+        def observe(self, view: Any, draft: Any, acceptance: Any, output: Any) -> None:
+            pass
+
+    prompts = [[1, 3, 5], [2, 4], [6, 1, 2, 3, 4]]
+    want = Engine(target()).generate(prompts, PARAMS)
+    drafter = Tapped([[*prompt, *handle.tokens] for prompt, handle in zip(prompts, want)], 0.9, VOCAB)
+    drafter.verb = "begin"
+    handles = Engine(target(), drafter, prefill_chunk=chunk).generate(prompts, PARAMS)
+    assert [handle.tokens for handle in handles] == [handle.tokens for handle in want]
+    assert [handle.stats.faults for handle in handles] == [0, 1, 0] and len(faults) == 1
+    assert handles[0].stats.drafted > 0 and handles[1].stats.drafted == 0
+    for prompt in (prompts[0], prompts[2]):
+        alone = target()
+        alone.cache.reserve(0, 8)
+        row, offsets = torch.tensor([0], dtype=torch.int32), torch.tensor([0, len(prompt) - 1], dtype=torch.int32)
+        taps = alone.extend(row, torch.tensor(prompt[:-1]), offsets, logits=False, taps=("final_norm",)).taps
+        assert torch.equal(given[prompt[0]], taps["final_norm"])
+
+
 @pytest.mark.parametrize("at", [1, 2, 4, 5])
 def test_a_draft_model_that_raises_now_and_then_ends_nothing(at: int, faults: list[str]) -> None:
     engine = Engine(target(), drafters("draft_model", []))
