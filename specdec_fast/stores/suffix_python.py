@@ -167,7 +167,8 @@ class Automaton:
             return [], [], 0.0, match
 
         def children(state: int) -> tuple[list[Continuation], float]:
-            found = [(token, self._count[target], target) for token, target in self._edges[state].items()]
+            edges = self._edges[state].items()
+            found: list[Continuation] = [(token, self._count[target], target) for token, target in edges]
             return found, unseen(len(found), match)
 
         depth = depth_of(nodes, factor, match)
@@ -374,7 +375,8 @@ def look_up(
             token = array.token(at + below)
             if token >= 0:
                 by_token.setdefault(token, []).append((array, at))
-        listed = [(token, len(own), (below + 1, own)) for token, own in sorted(by_token.items())]
+        ordered = sorted(by_token.items())
+        listed: list[Continuation] = [(token, len(own), (below + 1, own)) for token, own in ordered]
         return listed, unseen(len(listed), match)
 
     return grow((match, found), min(depth, nodes), nodes, min_probability, children, match, noise, len(found))
