@@ -92,6 +92,7 @@ FAKES: dict[str, Callable[[Any], Any]] = {
     "kv_stage": _nothing,
     "kv_commit": _nothing,
     "kv_commit_table": _nothing,
+    "kv_commit_pages": _nothing,
     "kv_slots": _slots,
     "edit_logits": _nothing,
     "tree_attention": _attention,

@@ -102,6 +102,11 @@ def _attention_out(*args: Any) -> None:
         lse.copy_(found[1])
 
 
+def _tree_expand(*args: Any) -> tuple[Tensor, ...]:
+    names = "width", "keep", "sharpness", "seeds", "positions"
+    return _launch("tree_expand")(*args[:6], **dict(zip(names, args[6:])))
+
+
 LAUNCHES: dict[str, Callable[..., Any]] = {
     "law_stats": _plain("law_stats"),
     "law_masses": _plain("law_stats", masses=True),
@@ -117,7 +122,10 @@ LAUNCHES: dict[str, Callable[..., Any]] = {
     "traversal_verify": _tree_rule("traversal_verify"),
     "traversal_thresholds": _tree_thresholds("traversal_verify:traversal_thresholds"),
     "edit_logits": _edit_logits,
+    "tree_expand": _tree_expand,
+    "ngram_match": _plain("ngram_match"),
     "kv_slots": _plain("kv_slots"),
+    "kv_commit_pages": _plain("kv_commit:kv_commit_pages"),
     "kv_stage": _plain("kv_stage"),
     "tree_attention": lambda *args: _launch("tree_attention")(*args[:8], **_attention_options(args)),
     "tree_attention_lse": lambda *args: _launch("tree_attention")(
