@@ -34,6 +34,7 @@ def demo(
     drafter_option: options.DrafterOptions = None,
     rule: options.RuleName = "replay",
     draft_tokens: options.DraftTokens = None,
+    budget: options.BudgetName = "fixed",
     temperature: Annotated[
         list[float] | None,
         typer.Option("--temperature", "-T", help="May be repeated (default: 0 and 1).", rich_help_panel="Workload"),
@@ -74,6 +75,7 @@ def demo(
         dtype=dtype,
         device=device,
         compile=compile,
+        budget=budget,
     )
     if setup.drafter is None:
         raise ValueError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import warnings
 from collections.abc import Mapping
@@ -127,10 +128,6 @@ def open_engine(setup: Setup, *, threads: int | None, max_rows: int, max_length:
     )
     if setup.rule != engine.rule.name:
         print(f"specdec: note: rule {setup.rule} is {engine.rule.name} here: {engine.why_rule}", file=sys.stderr)
-    if not engine.rule.lossless:
-        print(
-            f"specdec: warning: rule {engine.rule.name} is lossy: texts do not have the target's law", file=sys.stderr
-        )
     return engine
 
 
@@ -149,11 +146,13 @@ def check_device(name: str) -> None:
 def quiet() -> None:
     """No chatter from libraries; warnings as one line each; output that never fails to encode."""
     from huggingface_hub.utils import logging as hub_logging
-    from transformers.utils import logging
+    from transformers.utils import logging as transformers_logging
 
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
     hub_logging.set_verbosity_error()
+    logging.addLevelName(logging.WARNING, "warning")
+    logging.basicConfig(format="specdec: %(levelname)s: %(message)s")
     warnings.showwarning = _one_line
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
