@@ -143,6 +143,13 @@ def check_device(name: str) -> None:
         raise ValueError(f"--device: got {name!r}; this machine has {torch.cuda.device_count()} CUDA devices; use cpu")
 
 
+class _OneLine(logging.Handler):
+    """A line on standard error for every warning of the library."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(f"specdec: {record.levelname.lower()}: {record.getMessage()}", file=sys.stderr)
+
+
 def quiet() -> None:
     """No chatter from libraries; warnings as one line each; output that never fails to encode."""
     from huggingface_hub.utils import logging as hub_logging
@@ -151,8 +158,9 @@ def quiet() -> None:
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
     hub_logging.set_verbosity_error()
-    logging.addLevelName(logging.WARNING, "warning")
-    logging.basicConfig(format="specdec: %(levelname)s: %(message)s")
+    ours = logging.getLogger("specdec_fast")
+    if not ours.handlers:
+        ours.addHandler(_OneLine())
     warnings.showwarning = _one_line
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
