@@ -159,7 +159,7 @@ def quiet() -> None:
     transformers_logging.set_verbosity_error()
     hub_logging.set_verbosity_error()
     ours = logging.getLogger("specdec_fast")
-    if not ours.handlers:
+    if not any(isinstance(handler, _OneLine) for handler in ours.handlers):
         ours.addHandler(_OneLine())
     warnings.showwarning = _one_line
     for stream in (sys.stdout, sys.stderr):
