@@ -44,8 +44,7 @@ __global__ void __launch_bounds__(kThreads) commit_listed_kernel(Listed caches, 
 }
 // The layouts lie on the device: a captured launch goes on working on the same table.
 __global__ void __launch_bounds__(kThreads) commit_table_kernel(const CacheLayout* from, const CacheLayout* to, CommitArguments a) {
-  const CacheLayout source = from[blockIdx.y], target = to[blockIdx.y];
-  commit_block(source, target, a);
+  commit_block(from[blockIdx.y], to[blockIdx.y], a);
 }
 
 // Block b moves the page ids of row b.
