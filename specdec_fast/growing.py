@@ -63,7 +63,7 @@ class _Border:
     ahead: list[float] = field(default_factory=lambda: [0.0])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Level:
     """Nodes that get children, in packed order, and what they need."""
 
@@ -328,13 +328,13 @@ class TreeDrafter:
         start = 0
         scores.append(-inf)  # of child -1, which is none
         for border, order in zip(growing, best):
-            gained = [scores[child] for child in order]
+            gained = list(map(scores.__getitem__, order))
             # each that enters pushes the least of those before out; all that follow one that does not are worse still
             count = sum(map(gt, gained, border.best))
             border.best = sorted(border.best[count:] + gained[:count])
             entered, above, place, tree = order[:count], border.places, len(border.scores), border.staged
             border.scores += gained[:count]
-            border.tokens += [tokens[child] for child in entered]
+            border.tokens += map(tokens.__getitem__, entered)
             border.parents += [above[child // width - start] for child in entered]
             # something below these may still belong
             going = [child for child in entered[: self.width] if scores[child] > border.best[0]]
@@ -342,7 +342,7 @@ class TreeDrafter:
             border.places = list(range(place, place + len(going)))
             border.nodes = list(range(len(tree.tokens), len(tree.parents)))
             border.ahead = gained[: len(going)]
-            tree.tokens += [tokens[child] for child in going]
+            tree.tokens += map(tokens.__getitem__, going)
             start += len(above)
 
     def _pack(self, view: StateView, rows: Sequence[int], trees: list[_Tree], parts: list[Laws]) -> Draft:
