@@ -16,13 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from heapq import heappush, heappushpop
 from itertools import accumulate
+from math import inf
+from operator import gt
 
 import torch
 from torch import Tensor
 
-from specdec_fast.draft import Draft, Drawn, packed_shape
+from specdec_fast.draft import Draft, Drawn, PackedShape, from_host, packed_shape
 from specdec_fast.draft_source import Source, Staged
 from specdec_fast.interfaces import Acceptance, Budget, Needs, Rng, StateView, TargetOutput
 from specdec_fast.laws import Laws, concat_laws
@@ -49,28 +50,35 @@ class _Tree:
 
 @dataclass(slots=True)
 class _Border:
-    """One row's dynamic tree while it grows: what was found, and the nodes to go on from."""
+    """One row's dynamic tree while it grows: what was found, by columns, and the nodes to go on from."""
 
     staged: _Tree  # nodes that were or will be scored, a part of what was found
-    found: list[tuple[float, int, int]] = field(default_factory=list)  # score, token, parent among these (-1: root)
-    open: list[tuple[int, int, float]] = field(
-        default_factory=lambda: [(-1, 0, 0.0)]
-    )  # place there, staged node, score
-    best: list[float] = field(default_factory=list)  # heap of the scores that make the tree so far
+    best: list[float]  # scores that make the tree so far, ascending; -inf where there is room
+    scores: list[float] = field(default_factory=list)  # of what was found
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)  # among what was found, -1: root
+    # the nodes to go on from: their places there, the same among the staged nodes, and their scores
+    places: list[int] = field(default_factory=lambda: [-1])
+    nodes: list[int] = field(default_factory=lambda: [0])
+    ahead: list[float] = field(default_factory=lambda: [0.0])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Level:
     """Nodes that get children, in packed order, and what they need."""
 
-    nodes: list[tuple[int, int, int]]  # (index of the tree, node in the tree, number of children)
+    shape: PackedShape  # by tree
     logits: Tensor
     columns: Tensor | None  # int64 [columns of the logits] their target ids, None where these are the same
     sampling: Sampling  # per node
     noisy: bool  # children are picked under the replay noise, in some row at least
     filtered: bool  # some row has top-k, top-p or min-p
-    roots: Tensor  # positions of the roots
-    positions: Tensor  # of the children
+    roots: Tensor  # positions of the trees' roots
+    depth: int
+
+    def positions(self, depth: int) -> Tensor:
+        """Per node: of what is so deep in its tree."""
+        return (self.roots + depth)[self.shape.row_of]
 
 
 class TreeDrafter:
@@ -146,8 +154,10 @@ class TreeDrafter:
             wanted = [each for each in wanted if each[2]]
             if not wanted:
                 break
-            level = self._score(view, rows, trees, wanted, rng, depth)
-            self._grow(trees, level, parts)
+            nodes: dict[int, list[int]] = {}
+            for index, node, _ in wanted:
+                nodes.setdefault(index, []).append(node)
+            self._grow(trees, wanted, self._score(view, rows, trees, nodes, rng, depth), parts)
         return self._pack(view, rows, trees, parts)
 
     def observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
@@ -165,40 +175,40 @@ class TreeDrafter:
         view: StateView,
         rows: Sequence[int],
         trees: list[_Tree],
-        wanted: list[tuple[int, int, int]],
+        wanted: dict[int, list[int]],
         rng: Rng,
         depth: int,
     ) -> _Level:
-        """One pass over the trees that grow, and the draft's logits after the nodes that get children."""
-        device = self.source.device
-        counts: dict[int, int] = {}
-        for index, *_ in wanted:
-            counts[index] = counts.get(index, 0) + 1
-        growing = list(counts)
+        """One pass over the trees that grow, and the draft's logits after the nodes that get children, `wanted` of each
+        of these trees.
+        """
+        growing, counts = list(wanted), tuple(map(len, wanted.values()))
         staged = [Staged(list(trees[index].tokens), list(trees[index].parents)) for index in growing]
-        scored = self.source.score([rows[index] for index in growing], staged)
-        starts = dict(zip(growing, accumulate((len(tree.tokens) for tree in staged), initial=0)))
-        nodes = [starts[index] + node for index, node, _ in wanted]
-        if len(wanted) < scored.shape[0]:
-            scored = scored[torch.tensor(nodes, dtype=torch.int64).to(device)]
+        own = [rows[index] for index in growing]
+        scored = self.source.score(own, staged)
+        starts = accumulate((len(tree.tokens) for tree in staged), initial=0)
+        nodes = [start + node for start, some in zip(starts, wanted.values()) for node in some]
+        if nodes[-1] - nodes[0] + 1 == len(nodes):
+            scored = scored[nodes[0] : nodes[-1] + 1]
+        else:
+            scored = scored[from_host(nodes, torch.int64, self.source.device)]
         logits, columns = self.source.logits(scored), self.source.token_ids
-        sampling = view.sampling([rows[index] for index in growing])
+        sampling = view.sampling(own)
         if columns is not None and (self.how in CHOOSING or view.sampling(rows).edits is not None):
             # noise and edits go by the ids of the target
             spread = logits.new_full((logits.shape[0], self.source.vocab_size), float("-inf"))
             logits, columns = spread.index_copy_(1, columns, logits), None
         roots = rng.positions if len(growing) == len(rows) else rng.positions[growing]
-        row_of = packed_shape(tuple(range(len(growing))), tuple(counts.values()), device).row_of
+        shape = packed_shape(tuple(growing), counts, self.source.device)
         if sampling.edits is not None:  # q with the target's edits, each node after its own path
-            draft = Draft.trees(growing, [(tree.tokens, tree.parents) for tree in staged], device=device)
-            paths = NodePaths(draft.tokens, draft.parents, draft.offsets, roots, torch.tensor(nodes).int().to(device))
-            logits = sampling.edits.apply(logits, paths, row_of)
+            draft = Draft.trees(growing, [(tree.tokens, tree.parents) for tree in staged], device=logits.device)
+            ends = from_host(nodes, torch.int32, logits.device)
+            paths = NodePaths(draft.tokens, draft.parents, draft.offsets, roots, ends)
+            logits = sampling.edits.apply(logits, paths, shape.row_of)
         noisy = self.how == "coupled" and not sampling.all_greedy
         filtered = sampling.any_filter and not sampling.all_greedy
-        if len(wanted) > len(growing):
-            roots = roots[row_of]
-        sampling = sampling.per_node(tuple(counts.values()), row_of)
-        return _Level(wanted, logits, columns, sampling, noisy, filtered, roots, roots + (depth + 1))
+        sampling = sampling.per_node(counts, shape.row_of)
+        return _Level(shape, logits, columns, sampling, noisy, filtered, roots, depth)
 
     def _expand(
         self, level: _Level, laws: Laws | None, scores: Tensor, offsets: Tensor, width: int, keep: int
@@ -212,7 +222,7 @@ class TreeDrafter:
             cut, tie = torch.where(greedy, cut, laws.cut), torch.where(greedy, tie, laws.tie_id)
         noise: dict[str, Tensor] = {}
         if level.noisy:
-            places = level.positions
+            places = level.positions(level.depth + 1)
             if level.filtered:  # or there is no row at temperature 0
                 places = torch.where(sampling.temperature == 0, -1, places)
             noise = {"seeds": sampling.seeds, "positions": places}
@@ -231,26 +241,27 @@ class TreeDrafter:
         )
         return found
 
-    def _grow(self, trees: list[_Tree], level: _Level, parts: list[Laws]) -> None:
-        """Pick the children of a level of static trees."""
+    def _grow(self, trees: list[_Tree], wanted: list[tuple[int, int, int]], level: _Level, parts: list[Laws]) -> None:
+        """Pick the children of a level of static trees. wanted: tree, node in it and number of children."""
         used = sum(part.inv_t.shape[0] for part in parts)
-        before = {index: {node: place for place, node in trees[index].newest} for index, *_ in level.nodes}
+        before = {index: {node: place for place, node in trees[index].newest} for index, *_ in wanted}
         for tree in trees:
             tree.newest = []
         if self.how in CHOOSING:
-            picked = self._choose(level, None, max(children for *_, children in level.nodes))
+            picked = self._choose(level, None, max(children for *_, children in wanted))
         else:
             first = []
-            for index, _, children in level.nodes:
+            for index, _, children in wanted:
                 first.append(trees[index].draws)
                 trees[index].draws += children
             laws = level.sampling.laws(level.logits)
             parts.append(replace(laws, token_ids=level.columns))
-            picked = self._draw(level, laws, torch.tensor(first, dtype=torch.int32).to(laws.inv_t.device))
+            counts = [children for *_, children in wanted]
+            picked = self._draw(level, laws, counts, from_host(first, torch.int32, laws.inv_t.device))
             if level.columns is not None:
                 known = level.columns.tolist()
                 picked = [[(known[column], mark) for column, mark in own] for own in picked]
-        for at, (own, (index, parent, count)) in enumerate(zip(picked, level.nodes)):
+        for at, (own, (index, parent, count)) in enumerate(zip(picked, wanted)):
             tree = trees[index]
             places = self.shape.children(tree.limit)[before[index][parent]]
             for place, (token, mark) in zip(places, own[:count]):
@@ -262,27 +273,29 @@ class TreeDrafter:
 
     def _choose(self, level: _Level, laws: Laws | None, width: int) -> list[list[tuple[int, Drawn]]]:
         """The `width` best children of every node."""
-        count, device = len(level.nodes), level.logits.device
+        count, device = level.logits.shape[0], level.logits.device
         bounds = packed_shape((0,), (count,), device).offsets
         tokens, _, _ = self._expand(level, laws, torch.zeros(count, device=device), bounds, width, 1)
         return [[(token, Drawn.CHOSEN) for token in own if token >= 0] for own in tokens.tolist()]
 
-    def _draw(self, level: _Level, laws: Laws, first_draw: Tensor) -> list[list[tuple[int, Drawn]]]:
-        """Tokens and marks of every node's children, in the order in which they are to be tested."""
-        counts = torch.tensor([children for *_, children in level.nodes], device=laws.inv_t.device)
-        greedy, widest = laws.inv_t == 0, int(counts.max())
-        found: list[list[tuple[int, Drawn]]] = [[] for _ in level.nodes]
+    def _draw(
+        self, level: _Level, laws: Laws, children: list[int], first_draw: Tensor
+    ) -> list[list[tuple[int, Drawn]]]:
+        """Tokens and marks of every node's children, so many, in the order in which they are to be tested."""
+        counts, widest = from_host(children, torch.int32, laws.inv_t.device), max(children)
+        greedy, roots = laws.inv_t == 0, level.positions(0)
+        found: list[list[tuple[int, Drawn]]] = [[] for _ in children]
         logits = laws.logits.clone()
         if self.how == "hybrid" or bool(greedy.any()):
             tops = self._choose(level, laws, widest)
-            for at, (own, (*_, children)) in enumerate(zip(tops, level.nodes)):
+            for at, (own, count) in enumerate(zip(tops, children)):
                 drawn_too = self.how == "hybrid" and not bool(greedy[at])
                 if drawn_too or bool(greedy[at]):
-                    found[at] = own[: children - drawn_too]
+                    found[at] = own[: count - drawn_too]
                     logits[at, [token for token, _ in found[at]]] = float("-inf")
         mark = {"hybrid": Drawn.DRAWN_WITHOUT_CHOSEN, "iid": Drawn.DRAWN}.get(self.how, Drawn.DRAWN_WITHOUT_EARLIER)
         for number in range(1 if self.how == "hybrid" else widest):
-            tokens = draw_sample(logits, *laws.stats, level.sampling.seeds, level.roots, first_draw + number)
+            tokens = draw_sample(logits, *laws.stats, level.sampling.seeds, roots, first_draw + number)
             here = logits.gather(1, tokens[:, None]).squeeze(1).to(laws.cut.dtype)
             kept = (here > laws.cut) | ((here == laws.cut) & (tokens <= laws.tie_id))
             wanted = kept & (counts > number) & ~greedy & (here > float("-inf")) & ~torch.isnan(laws.lse)
@@ -294,96 +307,63 @@ class TreeDrafter:
 
     def _grow_best(self, view: StateView, rows: Sequence[int], trees: list[_Tree], rng: Rng) -> list[_Tree]:
         """Dynamic trees: grow from the best nodes of each level, then keep the best of all nodes, root always."""
-        borders = {index: _Border(tree) for index, tree in enumerate(trees) if tree.limit}
+        borders = {index: _Border(tree, [-inf] * tree.limit) for index, tree in enumerate(trees) if tree.limit}
         most = max((tree.limit for tree in trees), default=0)
         for depth in range(self.depth):
-            wanted = [(at, node, self.width) for at, border in borders.items() for _, node, _ in border.open]
+            wanted = {index: border.nodes for index, border in borders.items() if border.nodes}
             if not wanted:
                 break
             level = self._score(view, rows, trees, wanted, rng, depth)
-            growing = [index for index, border in borders.items() if border.open]
-            scores = torch.tensor([score for at in growing for *_, score in borders[at].open])
-            offsets = packed_shape(
-                tuple(growing), tuple(len(borders[at].open) for at in growing), self.source.device
-            ).offsets
-            width = min(self.width, level.logits.shape[1])
-            tokens, found, best = self._expand(level, None, scores.to(self.source.device), offsets, width, most)
-            self._take(borders, growing, width, tokens.flatten().tolist(), found.flatten().tolist(), best.tolist())
+            growing, width = [borders[index] for index in wanted], min(self.width, level.logits.shape[1])
+            ahead = [score for border in growing for score in border.ahead]
+            scores = from_host(ahead, torch.float32, self.source.device)
+            tokens, found, best = self._expand(level, None, scores, level.shape.offsets, width, most)
+            self._take(growing, width, tokens.flatten().tolist(), found.flatten().tolist(), best.tolist())
         return [_finish(tree, borders.get(index)) for index, tree in enumerate(trees)]
 
     def _take(
-        self,
-        borders: dict[int, _Border],
-        growing: list[int],
-        width: int,
-        tokens: list[int],
-        scores: list[float],
-        best: list[list[int]],
+        self, growing: list[_Border], width: int, tokens: list[int], scores: list[float], best: list[list[int]]
     ) -> None:
         """Enter the children of a level, best first, as long as they may belong to the tree in the end."""
         start = 0
-        for index, order in zip(growing, best):
-            border = borders[index]
-            limit, parents = border.staged.limit, border.open
-            following: list[tuple[int, int]] = []  # place among what was found, staged node of the parent
-            for child in order:
-                if child < 0 or (len(border.best) == limit and scores[child] <= border.best[0]):
-                    break  # all that follow, and all below them, are worse still
-                above, node, _ = parents[child // width - start]
-                if len(border.best) == limit:
-                    heappushpop(border.best, scores[child])
-                else:
-                    heappush(border.best, scores[child])
-                if len(following) < self.width:
-                    following.append((len(border.found), node))
-                border.found.append((scores[child], tokens[child], above))
-            border.open = []
-            for place, node in following:
-                score, token, _ = border.found[place]
-                if len(border.best) < limit or score > border.best[0]:  # something below it may still belong
-                    border.open.append((place, len(border.staged.tokens), score))
-                    border.staged.tokens.append(token)
-                    border.staged.parents.append(node)
-            start += len(parents)
+        scores.append(-inf)  # of child -1, which is none
+        for border, order in zip(growing, best):
+            gained = list(map(scores.__getitem__, order))
+            # each that enters pushes the least of those before out; all that follow one that does not are worse still
+            count = sum(map(gt, gained, border.best))
+            border.best = sorted(border.best[count:] + gained[:count])
+            entered, above, place, tree = order[:count], border.places, len(border.scores), border.staged
+            border.scores += gained[:count]
+            border.tokens += map(tokens.__getitem__, entered)
+            border.parents += [above[child // width - start] for child in entered]
+            # something below these may still belong
+            going = [child for child in entered[: self.width] if scores[child] > border.best[0]]
+            tree.parents += [border.nodes[child // width - start] for child in going]
+            border.places = list(range(place, place + len(going)))
+            border.nodes = list(range(len(tree.tokens), len(tree.parents)))
+            border.ahead = gained[: len(going)]
+            tree.tokens += map(tokens.__getitem__, going)
+            start += len(above)
 
     def _pack(self, view: StateView, rows: Sequence[int], trees: list[_Tree], parts: list[Laws]) -> Draft:
-        device = view.device
-        counts = tuple(len(tree.tokens) for tree in trees)
-        shape = packed_shape(tuple(rows), counts, device)
-        chains, drawn = self.needs.topology == "chain", bool(parts) and any(any(tree.drawn) for tree in trees)
-
-        def packed(name: str, dtype: torch.dtype) -> Tensor:
-            return torch.tensor([value for tree in trees for value in getattr(tree, name)], dtype=dtype).to(device)
-
-        return Draft(
-            rows=shape.rows,
-            tokens=packed("tokens", torch.int64),
-            parents=shape.parents if chains else packed("parents", torch.int32),
-            offsets=shape.offsets,
-            drawn=packed("drawn", torch.int8) if drawn else shape.drawn,
-            law_row=packed("law_row", torch.int32) if drawn else shape.law_row,
-            row_of=shape.row_of,
-            counts=counts,
-            max_depth=max(max(_depths(tree.parents)) for tree in trees),
-            is_chain=chains,
-            laws=concat_laws(parts) if drawn else None,
-        )
-
-
-def _depths(parents: Sequence[int]) -> list[int]:
-    depths: list[int] = []
-    for parent in parents:
-        depths.append(0 if parent < 0 else depths[parent] + 1)
-    return depths
+        if self.needs.topology == "chain":
+            draft = Draft.chains(rows, [tree.tokens for tree in trees], device=view.device)
+        else:
+            draft = Draft.trees(rows, [(tree.tokens, tree.parents) for tree in trees], device=view.device)
+        if not parts or not any(any(tree.drawn) for tree in trees):
+            return draft
+        drawn = from_host([mark for tree in trees for mark in tree.drawn], torch.int8, view.device)
+        law_row = from_host([row for tree in trees for row in tree.law_row], torch.int32, view.device)
+        return replace(draft, drawn=drawn, law_row=law_row, laws=concat_laws(parts))
 
 
 def _finish(tree: _Tree, border: _Border | None) -> _Tree:
     """The best nodes of all that were found; earlier ones first among equals, so that parents are kept."""
     if border is None:
         return tree
-    found = border.found
-    best = sorted(sorted(range(len(found)), key=lambda at: (-found[at][0], at))[: tree.limit])
-    place = {-1: 0, **{at: node + 1 for node, at in enumerate(best)}}
-    count = len(best) + 1
-    parents = [-1, *(place[found[at][2]] for at in best)]
-    return _Tree([tree.tokens[0], *(found[at][1] for at in best)], tree.limit, parents, [0] * count, [-1] * count)
+    order = sorted(range(len(border.scores)), key=border.scores.__getitem__, reverse=True)
+    best = sorted(order[: tree.limit])
+    place = {-1: 0, **{at: node for node, at in enumerate(best, 1)}}
+    tokens = [tree.tokens[0], *(border.tokens[at] for at in best)]
+    parents = [-1, *(place[border.parents[at]] for at in best)]
+    return _Tree(tokens, tree.limit, parents)

@@ -1,6 +1,8 @@
 #include "verify/expand.h"
 
 #include <algorithm>
+#include <functional>
+#include <memory>
 #include <vector>
 
 #include "parallel.h"
@@ -8,17 +10,20 @@
 namespace specdec {
 namespace {
 
-constexpr int64_t kPiece = 128;  // logits that one comparison with the worst child so far may skip
+constexpr int64_t kGroups = 32;  // of tokens, whose largest levels bound the worst child from below
 
 template <class Real>
 constexpr Scalar kTypeOf = sizeof(Real) == 8 ? Scalar::Float64 : Scalar::Float32;
 
 template <class Real>
 struct Scratch {
-  std::vector<Real> level;
-  std::vector<float> noise;
+  std::unique_ptr<Real[]> level;
+  std::unique_ptr<float[]> noise;
+  std::unique_ptr<Entry<Real>[]> children;
   std::vector<double> sums;
-  explicit Scratch(int64_t vocab) : level(vocab), noise(vocab), sums(block_count(vocab)) {}
+  explicit Scratch(int64_t vocab)
+      : level(new Real[vocab]), noise(new float[vocab]), children(new Entry<Real>[vocab + rows::kCollectSlack]),
+        sums(block_count(vocab)) {}
 };
 
 // level = l * inv_t, plus noise, of the tokens that the law keeps; -inf elsewhere.
@@ -30,34 +35,39 @@ void fill(const Laws& laws, int64_t r, const LawRow<Real>& law, const float* noi
     using T = decltype(element);
     const T* row = static_cast<const T*>(laws.logits.at(r, 0));
     const Real inv_t = law.inv_t;
-    for (int64_t v = 0; v < vocab; ++v) level[v] = static_cast<Real>(widen(row[v])) * inv_t;
+    for (int64_t v = 0; v < vocab; ++v) {
+      const Real scaled = static_cast<Real>(widen(row[v])) * inv_t;
+      level[v] = scaled == scaled ? scaled : none;
+    }
     if (noise != nullptr)
       for (int64_t v = 0; v < vocab; ++v) level[v] = level[v] + noise[v];
-    if (law.cut == none && law.tie_id == vocab - 1) {
-      for (int64_t v = 0; v < vocab; ++v) level[v] = level[v] == level[v] ? level[v] : none;
-      return;
-    }
+    if (law.cut == none && law.tie_id == vocab - 1) return;
     for (int64_t v = 0; v < vocab; ++v)
       if (!law.keeps(static_cast<Real>(widen(row[v])), v)) level[v] = none;
   });
 }
 
-// The `width` largest levels, larger first, lower ids first among equals; returns how many there are.
+// The `width` largest levels, larger first, lower ids first among equals; returns how many there are. `best` has room for
+// all: so many groups have a level of their own that is at least `low`, and few other tokens have one.
 template <class Real>
 int64_t largest_of(const Real* level, int64_t vocab, int64_t width, Entry<Real>* best) {
-  int64_t count = 0;
-  Real worst = -std::numeric_limits<Real>::infinity();
-  for (int64_t first = 0; first < vocab; first += kPiece) {
-    const int64_t size = std::min(kPiece, vocab - first);
-    if (!(rows::largest(kTypeOf<Real>, level + first, size, Real{}) > worst)) continue;
-    for (int64_t v = first; v < first + size; ++v) {
-      if (!(level[v] > worst)) continue;
-      int64_t at = count < width ? count++ : width - 1;
-      for (; at > 0 && level[v] > best[at - 1].level; --at) best[at] = best[at - 1];
-      best[at] = {level[v], static_cast<int32_t>(v)};
-      if (count == width) worst = best[width - 1].level;
-    }
+  constexpr Real none = -std::numeric_limits<Real>::infinity();
+  Real low = std::numeric_limits<Real>::lowest();
+  if (width <= kGroups) {
+    Real tops[kGroups];
+    std::fill(tops, tops + kGroups, none);
+    int64_t first = 0;
+    for (; first + kGroups <= vocab; first += kGroups)
+      for (int64_t g = 0; g < kGroups; ++g) tops[g] = level[first + g] > tops[g] ? level[first + g] : tops[g];
+    for (int64_t g = 0; first + g < vocab; ++g) tops[g] = std::max(tops[g], level[first + g]);
+    std::nth_element(tops, tops + width - 1, tops + kGroups, std::greater<Real>());
+    low = std::max(low, tops[width - 1]);
   }
+  const int64_t found = rows::collect(kTypeOf<Real>, level, vocab, low, -none, vocab, best);
+  const int64_t count = std::min(found, width);
+  std::partial_sort(best, best + count, best + found, [](const Entry<Real>& a, const Entry<Real>& b) {
+    return a.level > b.level || (a.level == b.level && a.id < b.id);
+  });
   return count;
 }
 
@@ -77,16 +87,16 @@ void expand_node(const Laws& laws, int64_t r, Real parent, const Counter* counte
     scores[0] = parent;
     return;
   }
-  if (counter != nullptr) row_kernels().gumbel_row(*counter, vocab, scratch->noise.data());
-  Real* level = scratch->level.data();
-  fill(laws, r, law, counter == nullptr ? nullptr : scratch->noise.data(), level);
+  if (counter != nullptr) row_kernels().gumbel_row(*counter, vocab, scratch->noise.get());
+  Real* level = scratch->level.get();
+  fill(laws, r, law, counter == nullptr ? nullptr : scratch->noise.get(), level);
   const double unit = rows::masses(kTypeOf<Real>, level, vocab, out.sharpness, scratch->sums.data());
   double total = 0;
   for (double sum : scratch->sums) total += sum;
   const Real norm = static_cast<Real>(unit + std::log(total));
   if (!std::isfinite(norm)) return;
-  std::vector<Entry<Real>> best(width);
-  const int64_t count = largest_of(level, vocab, width, best.data());
+  Entry<Real>* best = scratch->children.get();
+  const int64_t count = largest_of(level, vocab, width, best);
   for (int64_t k = 0; k < count; ++k) {
     tokens[k] = best[k].id;
     scores[k] = parent + (best[k].level * out.sharpness - norm);
@@ -100,9 +110,11 @@ void keep_best(const Children<Real>& out, int64_t row, int64_t begin, int64_t en
   for (int64_t i = begin * out.width; i < end * out.width; ++i)
     if (out.tokens[i] >= 0) order.push_back(static_cast<int32_t>(i));
   const int64_t kept = std::min<int64_t>(out.keep, static_cast<int64_t>(order.size()));
-  std::partial_sort(order.begin(), order.begin() + kept, order.end(), [&](int32_t a, int32_t b) {
+  const auto better = [&](int32_t a, int32_t b) {
     return out.scores[a] > out.scores[b] || (out.scores[a] == out.scores[b] && a < b);
-  });
+  };
+  std::nth_element(order.begin(), order.begin() + kept, order.end(), better);
+  std::sort(order.begin(), order.begin() + kept, better);
   int32_t* best = out.best + row * out.keep;
   std::copy(order.begin(), order.begin() + kept, best);
   std::fill(best + kept, best + out.keep, -1);

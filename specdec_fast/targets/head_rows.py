@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from specdec_fast.cache.paged import LayerShape, PagedCache
-from specdec_fast.draft import Draft, packed_shape
+from specdec_fast.draft import Draft, from_host, packed_shape
 from specdec_fast.draft_source import Staged
 from specdec_fast.interfaces import Acceptance, Slots, StateView, TargetOutput
 from specdec_fast.targets import attention
@@ -145,10 +145,10 @@ class HeadRows:
             own.stored = start
         shape = packed_shape(tuple(rows), tuple(counts), self.device)
         cache = self.model.cache
-        cache.rollback(shape.rows, self._lengths([self._rows[row].stored for row in rows]))
-        tokens = torch.tensor(fed, dtype=torch.int64).to(self.device)
+        cache.rollback(shape.rows, from_host([self._rows[row].stored for row in rows], torch.int32, self.device))
+        tokens = from_host(fed, torch.int64, self.device)
         hidden = self.model.extend(shape.rows, tokens, torch.cat(parts), shape.offsets)
-        cache.rollback(shape.rows, self._lengths([len(text) - 2 for text in texts]))
+        cache.rollback(shape.rows, from_host([len(text) - 2 for text in texts], torch.int32, self.device))
         for row, text in zip(rows, texts):
             own = self._rows[row]
             own.stored = len(text) - 1
@@ -162,8 +162,7 @@ class HeadRows:
         if self._at_roots and all(len(tree.tokens) == 1 for tree in trees):
             if list(rows) == list(self._starts):
                 return self._hidden
-            at = torch.tensor([self._starts[row] for row in rows], dtype=torch.int64).to(self.device)
-            return self._hidden[at]
+            return self._hidden[from_host([self._starts[row] for row in rows], torch.int64, self.device)]
         if all(list(tree.parents) == list(range(-1, len(tree.parents) - 1)) for tree in trees):
             draft = Draft.chains(rows, [tree.tokens for tree in trees], device=self.device)
         else:
@@ -174,7 +173,7 @@ class HeadRows:
             start = self._starts[row]
             source += [before + place, *(start + parent for parent in tree.parents[1:])]
         both = torch.cat([self._hidden, *(self._rows[row].features for row in rows)])
-        hidden = self.model.score(draft, both[torch.tensor(source, dtype=torch.int64).to(self.device)])
+        hidden = self.model.score(draft, both[from_host(source, torch.int64, self.device)])
         self._remember(hidden, list(rows), [len(tree.tokens) for tree in trees])
         return hidden
 
@@ -190,7 +189,7 @@ class HeadRows:
         path = acceptance.path.tolist()
         counts = [accepted + 1 for accepted in acceptance.num_accepted.tolist()]
         nodes = [node for own, count in zip(path, counts) for node in own[:count]]
-        at = torch.tensor(nodes, dtype=torch.int64).to(self.device)
+        at = from_host(nodes, torch.int64, self.device)
         features = self.model.features({name: output.taps[name][at] for name in self.model.taps})
         for row, part in zip(draft.rows.tolist(), features.split(counts)):
             own = self._rows[row]
@@ -202,9 +201,6 @@ class HeadRows:
     def release(self, rows: Sequence[int]) -> None:
         """Rows leave."""
         self.model.cache.release([row for row in rows if self._rows.pop(row, None) is not None])
-
-    def _lengths(self, lengths: list[int]) -> Tensor:
-        return torch.tensor(lengths, dtype=torch.int32).to(self.device)
 
     def _remember(self, hidden: Tensor, rows: list[int], counts: list[int]) -> None:
         self._hidden, self._at_roots, start = hidden, False, 0

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_fast.draft import Draft, packed_shape
+from specdec_fast.draft import Draft, from_host, packed_shape
 from specdec_fast.draft_source import Staged
 from specdec_fast.interfaces import Acceptance, StateView, TargetOutput
 from specdec_kernels import tree_plan
@@ -59,8 +59,8 @@ class Mirror:
         """Keep what was accepted of the trees that are staged, forget the rest, feed what is new but the root."""
         device, cache = self.model.device, self.model.cache
         # a pass that raised may have left more stored than is known
-        own = torch.tensor(list(rows), dtype=torch.int32).to(device)
-        cache.rollback(own, torch.tensor([self._held[row][0] for row in rows], dtype=torch.int32).to(device))
+        lengths = from_host([self._held[row][0] for row in rows], torch.int32, device)
+        cache.rollback(packed_shape(tuple(rows), (1,) * len(rows), device).rows, lengths)
         kept: list[tuple[int, int, list[int]]] = []  # row, nodes staged, accepted path
         for row, text in zip(rows, texts):
             held, tree = self._held[row]
@@ -86,8 +86,8 @@ class Mirror:
         new = [(row, part) for row, part in new if part]
         if new:
             shape = packed_shape(tuple(row for row, _ in new), tuple(len(part) for _, part in new), device)
-            fed = torch.tensor([self._known(token) for _, part in new for token in part], dtype=torch.int64)
-            self.model.extend(shape.rows, fed.to(device), shape.offsets, logits=False)
+            fed = from_host([token for _, part in new for token in self._known(part)], torch.int64, device)
+            self.model.extend(shape.rows, fed, shape.offsets, logits=False)
             for row, part in new:
                 self._held[row] = (self._held[row][0] + len(part), None)
 
@@ -95,7 +95,7 @@ class Mirror:
         """One pass over whole trees: what was staged behind the rows before is written over. Logits [M, V]."""
         draft = Draft.trees(
             list(rows),
-            [([self._known(token) for token in tree.tokens], tree.parents) for tree in trees],
+            [(self._known(tree.tokens), tree.parents) for tree in trees],
             device=self.model.device,
         )
         for row, tree in zip(rows, trees):
@@ -108,6 +108,7 @@ class Mirror:
         """Logits [N, vocab_size] of some rows of what `score` gave."""
         return scored[:, : self.vocab_size]
 
-    def _known(self, token: int) -> int:
+    def _known(self, tokens: Sequence[int]) -> list[int]:
         """The target's padding ids may lie beyond the draft's embedding: what stands in for them costs acceptance."""
-        return token if token < self.model.vocab_size else 0
+        size = self.model.vocab_size
+        return [token if token < size else 0 for token in tokens]

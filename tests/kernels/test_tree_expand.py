@@ -81,7 +81,9 @@ def slow(given: dict[str, Any], width: int, keep: int) -> tuple[list[list[tuple[
 @pytest.mark.parametrize("law", [{}, {"t": 0.6}, {"k": 5}, {"p": 0.7, "t": 1.4}, {"m": 0.2}], ids=str)
 @pytest.mark.parametrize("noisy", [False, True], ids=["plain", "noise"])
 def test_children_are_those_of_the_definition(backend: str, dtype: torch.dtype, law: dict, noisy: bool) -> None:
-    for seed, (nodes, vocab, width, keep) in enumerate([(5, 7, 3, 4), (3, 130, 8, 30), (1, 1, 1, 2), (4, 129, 2, 3)]):
+    for seed, (nodes, vocab, width, keep) in enumerate(
+        [(5, 7, 3, 4), (3, 130, 8, 30), (1, 1, 1, 2), (4, 129, 2, 3), (3, 90, 40, 50)]
+    ):
         given = case(seed, nodes, vocab, dtype, **law)
         if seed % 2:
             given["sharpness"] = 1.7
