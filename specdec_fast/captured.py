@@ -6,7 +6,7 @@ Tests: tests/engine/test_graph_step.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,15 +15,20 @@ from torch import Tensor
 
 from specdec_fast.graph_step import Capacity, Emission, StepProgram
 from specdec_fast.interfaces import CapturedProposals, Rule, Target
+from specdec_fast.proposing import Proposer
 from specdec_fast.request import Handle
 from specdec_fast.state import DecodeState
+from specdec_fast.upload import upload
 
 RING = 4
 """Results that may be under way at once; two are."""
+PROGRAMS = 32
+"""Programs that are kept; the one that was not used for longest goes first."""
 
 
-def capture(program: Callable[[], None], device: torch.device) -> Callable[[], None]:
-    """A CUDA graph of the program, as a callable; the program itself on other devices.
+def capture(program: Callable[[], None], device: torch.device, pool: Any = None) -> Callable[[], None]:
+    """A CUDA graph of the program, as a callable; the program itself on other devices. pool: memory that graphs share
+    which never run at the same time.
 
     The program must do nothing when it runs now: it runs twice, so that kernels are compiled and libraries awake.
     """
@@ -36,7 +41,7 @@ def capture(program: Callable[[], None], device: torch.device) -> Callable[[], N
         program()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, pool=pool):
         program()
     return graph.replay
 
@@ -48,25 +53,41 @@ class _Made:
     program: StepProgram
     run: Callable[[], None]
     ring: list[Tensor]
-    inputs: tuple[Any, ...] | None = None
+    inputs: tuple[list[int], list[int]] | None = None
     turns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    handles: list[Handle]
+    handles: dict[Handle, None]  # in the order of the results
     results: Tensor
     done: torch.cuda.Event | None
 
 
 class CapturedSteps:
-    """One step at a time is under way: `launch` starts the next, `read` answers with the one before."""
+    """One step at a time is under way: `launch` starts the next, `read` answers with the one before.
 
-    def __init__(self, target: Target, proposals: CapturedProposals | None, rule: Rule, state: DecodeState) -> None:
+    A row drafts from when it enters until there is no room for its drafts; then its drafts would go on from a text with
+    gaps, so it has none until all rows have left (`suspend`) and enter again.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        proposals: CapturedProposals | None,
+        rule: Rule,
+        state: DecodeState,
+        proposer: Proposer,
+    ) -> None:
         self._target, self._proposals, self._rule, self._state = target, proposals, rule, state
-        self._made: dict[Capacity, _Made] = {}
+        self._proposer = proposer
+        self._made: dict[Capacity, _Made] = {}  # in the order of their last use
+        self._pool = torch.cuda.graph_pool_handle() if state.device.type == "cuda" else None
         self._entered: set[int] = set()
+        self._drafting: set[int] = set()
+        self._denied: set[int] = set()
         self._pending: list[_Pending] = []
+        self.room_again = False  # a row left since another was denied room: rows should enter anew
 
     @property
     def pending(self) -> int:
@@ -80,24 +101,22 @@ class CapturedSteps:
 
     @property
     def capacities(self) -> list[Capacity]:
-        """What programs were made for."""
+        """What programs are there for."""
         return list(self._made)
 
-    def launch(self, running: dict[int, Handle], most: Sequence[int]) -> None:
-        """Start a step of all running rows; most: draft nodes that each may have."""
+    def ahead(self, handle: Handle) -> int:
+        """Pending steps that a request takes part in: each of them gives it a token, or its end."""
+        return sum(handle in step.handles for step in self._pending)
+
+    def launch(self, running: dict[int, Handle]) -> None:
+        """Start a step of all running rows."""
         handles = list(running.values())
-        joining = [row for row in running if row not in self._entered]
-        if joining:
-            self._state.publish(joining)
-            self._entered.update(joining)
-        if self._proposals is not None:
-            most = [count if count and self._reserve(running[row], count) else 0 for row, count in zip(running, most)]
-            self._proposals.enter(self._state, [row for row, count in zip(running, most) if count and row in joining])
+        self._enter(running)
+        asked = [self._proposer.asked(handle) if row in self._drafting else 0 for row, handle in running.items()]
         greedy = all(handle.params.temperature == 0 for handle in handles)
-        widest = max((handle.num_draft_tokens for handle in handles), default=0) if self._proposals is not None else 0
         rows = min(1 << (len(handles) - 1).bit_length(), self._state.max_rows)
-        made = self._program(Capacity(rows, widest + 1, greedy))
-        self._set(made, list(running), most)
+        made = self._program(Capacity(rows, self._width(handles, asked) + 1, greedy))
+        self._set(made, list(running), asked)
         made.run()
         slot = made.ring[made.turns % RING]
         made.turns += 1
@@ -106,53 +125,93 @@ class CapturedSteps:
         if self._state.device.type == "cuda":
             event = torch.cuda.Event()
             event.record()
-        self._pending.append(_Pending(handles, slot, event))
+        self._pending.append(_Pending(dict.fromkeys(handles), slot, event))
 
     def read(self) -> list[tuple[Handle, Emission]]:
         """What the oldest pending step gave; requests that have ended since are passed over."""
-        step = self._pending.pop(0)
+        step = self._pending[0]
         if step.done is not None:
             step.done.synchronize()
         found = zip(step.handles, StepProgram.read(step.results))
-        return [(handle, got) for handle, got in found if got is not None and not handle.finished]
+        given = [(handle, got) for handle, got in found if got is not None and not handle.finished]
+        del self._pending[0]
+        return given
 
     def leave(self, row: int) -> None:
         """A row is given up; what is under way for it is forgotten with its request."""
-        self._entered.discard(row)
+        for rows in (self._entered, self._drafting, self._denied):
+            rows.discard(row)
+        self.room_again = bool(self._denied)
+        if not self._entered:
+            self._pending.clear()
 
     def suspend(self) -> None:
-        """Rows go back to steps that are not captured; nothing may be pending."""
+        """Rows go back to steps that are not captured; nothing may be pending. What the host knows is what counts: a
+        step that failed may have stored more.
+        """
+        rows = sorted(self._entered)
         if self._proposals is not None:
-            self._proposals.leave(sorted(self._entered))
-        self._state.withdraw(sorted(self._entered))
-        self._entered.clear()
+            self._proposer.leave(self._proposals, self._state, rows)
+        self._state.withdraw(rows)
+        stored = [self._state.length(row) - 1 for row in rows]
+        at, lengths = torch.tensor([rows, stored], dtype=torch.int32).to(self._state.device)
+        self._target.cache.rollback(at, lengths)
+        for kept in (self._entered, self._drafting, self._denied):
+            kept.clear()
+        self.room_again = False
 
-    def _reserve(self, handle: Handle, count: int) -> bool:
+    def _enter(self, running: dict[int, Handle]) -> None:
+        """Publish rows that are new, and find out which draft."""
+        joining = [row for row in running if row not in self._entered]
+        self._state.publish(joining)
+        self._entered.update(joining)
+        if self._proposals is None:
+            return
+        hopeful = [row for row in running if row in self._drafting or row in joining]
+        wanted = [row for row in hopeful if self._proposer.asked(running[row])]
+        roomy = [row for row in wanted if self._reserve(self._proposals, running[row])]
+        self._denied.update(set(wanted).difference(roomy))
+        new = [row for row in roomy if row in joining]
+        entered = self._proposer.enter(self._proposals, self._state, new) if new else []
+        self._drafting = self._drafting.intersection(roomy).union(entered)
+
+    def _reserve(self, proposals: CapturedProposals, handle: Handle) -> bool:
         """Room in the draft's cache for the step to come, whatever the steps under way accept."""
-        assert self._proposals is not None and handle.checker is not None and handle.row is not None
-        ahead = min(self.pending * (count + 1) + count, handle.checker.remaining)
-        return self._proposals.reserve(handle.row, self._state.length(handle.row) + ahead)
+        assert handle.row is not None
+        count = self._proposer.asked(handle)
+        ahead = min(self.ahead(handle) * (count + 1) + count, handle.remaining)
+        return self._proposer.reserve(proposals, handle.row, self._state.length(handle.row) + ahead)
+
+    def _width(self, handles: list[Handle], asked: list[int]) -> int:
+        """Draft nodes of a row that a program must have room for: what texts are short of, rounded up to a power of two
+        but not beyond what is asked for.
+        """
+        left = [handle.remaining - self.ahead(handle) for handle in handles]
+        widest = max(min(count, room - 1) for count, room in zip(asked, left, strict=True))
+        return min(1 << (widest - 1).bit_length(), max(asked)) if widest > 0 else 0
 
     def _program(self, capacity: Capacity) -> _Made:
-        made = self._made.get(capacity)
+        made = self._made.pop(capacity, None)
         if made is None:
             program = StepProgram(capacity, self._target, self._proposals, self._rule, self._state)
             pinned = self._state.device.type == "cuda"
             ring = [torch.zeros(program.results.shape, dtype=torch.int64, pin_memory=pinned) for _ in range(RING)]
-            run = capture(program, self._state.device)  # without live rows it changes nothing
-            made = self._made[capacity] = _Made(program, run, ring)
+            run = capture(program, self._state.device, self._pool)  # without live rows it changes nothing
+            made = _Made(program, run, ring)
+        self._made[capacity] = made
+        if len(self._made) > PROGRAMS:
+            del self._made[next(iter(self._made))]
         return made
 
-    def _set(self, made: _Made, rows: list[int], most: Sequence[int]) -> None:
-        """The inputs of the program, if they are not what they were; places to spare get rows that nobody uses."""
-        inputs = (tuple(rows), tuple(most))
-        if made.inputs == inputs:
+    def _set(self, made: _Made, rows: list[int], asked: list[int]) -> None:
+        """The inputs of the program, if they are not what they were; places to spare get rows that nobody uses. How
+        many drafts a text has room for is not among them: the device knows.
+        """
+        if made.inputs == (rows, asked):
             return
-        made.inputs, spare = inputs, made.program.capacity.rows - len(rows)
+        spare = made.program.capacity.rows - len(rows)
         free = [row for row in range(self._state.max_rows) if row not in set(rows)][:spare]
-        for tensor, values in (
-            (made.program.rows, [*rows, *free]),
-            (made.program.live, [True] * len(rows) + [False] * spare),
-            (made.program.most, [*most, *[0] * spare]),
-        ):
-            tensor.copy_(torch.tensor(values, dtype=tensor.dtype))
+        upload([*rows, *free], made.program.rows)
+        upload([True] * len(rows) + [False] * spare, made.program.live)
+        upload([*asked, *[0] * spare], made.program.most)
+        made.inputs = rows, asked

@@ -72,10 +72,12 @@ class Engine:
         self.state = DecodeState(cache.max_rows, cache.max_length, cache.device)
         proposals = captured_proposals(drafter, cache.max_rows)
         self._never = why_never(step_mode, cache.device, proposals, self.rule, self._proposer.budget)
-        self._captured = CapturedSteps(target, None if isinstance(proposals, str) else proposals, self.rule, self.state)
+        captured = None if isinstance(proposals, str) else proposals
+        self._captured = CapturedSteps(target, captured, self.rule, self.state, self._proposer)
         self.stats = RequestStats()  # merged from finished requests
         self.seconds = Clock().seconds  # wall-clock per verb, each step counted once
         self._queue: deque[Handle] = deque()
+        self._told: list[Handle] = []  # of this step: requests that steps under way gave something
         self._next_id = 0
 
     # -- requests ---------------------------------------------------------------------------------------------------
@@ -83,7 +85,7 @@ class Engine:
     def submit(
         self, prompt: Prompt, params: SamplingParams | None = None, *, num_draft_tokens: int | None = None
     ) -> Handle:
-        """Queue a request. `num_draft_tokens` overrides the drafter's K (0: plain decoding for this request).
+        """Queue a request. `num_draft_tokens` overrides the drafter's K (0: plain decoding), as far as texts have room.
 
         Raises ValueError for a prompt or parameters that cannot be served; nothing else is affected.
         """
@@ -108,10 +110,10 @@ class Engine:
                 f"request: {longest} tokens need {self._cache.pages_for(longest)} pages of the cache; the pool has "
                 f"{pages.num_pages - 1}; lower max_new_tokens or raise num_pages"
             )
-        default = self._proposer.num_draft_tokens
-        if num_draft_tokens is not None and num_draft_tokens < 0:
-            raise ValueError(f"num_draft_tokens: got {num_draft_tokens}; expected 0 or more")
-        handle = Handle(self._next_id, tokens, params, default if num_draft_tokens is None else num_draft_tokens)
+        asked = self._proposer.num_draft_tokens if num_draft_tokens is None else num_draft_tokens
+        if asked < 0:
+            raise ValueError(f"num_draft_tokens: got {asked}; expected 0 or more")
+        handle = Handle(self._next_id, tokens, params, min(asked, max(longest - len(tokens) - 1, 0)))
         handle.stop_ids = stop_ids
         handle.checker = StopChecker(
             self.tokenizer,
@@ -204,19 +206,22 @@ class Engine:
     def step(self) -> list[Handle]:
         """Advance every running request by one target pass; the requests that took part."""
         clock = Clock()
+        self._told.clear()
         with clock.time("prefill"):
             self._make_room()
             self._admit()
-        if not self._running:
-            return []
-        if self.step_mode == "graph":
-            return self._captured_step(clock)
-        if self._captured.active:
+        graph = self.step_mode == "graph"
+        if self._captured.active and (self._captured.room_again or not graph):
             self._settle()
-        rows, handles = list(self._running), list(self._running.values())
-        if not handles:
-            return []
-        state, target = self.state, self.target
+        handles = list(self._running.values())
+        if handles and graph:
+            self._captured_step(handles, clock)
+        elif handles:
+            self._plain_step(handles, clock)
+        return list(dict.fromkeys([*self._told, *handles]))
+
+    def _plain_step(self, handles: list[Handle], clock: Clock) -> None:
+        rows, state, target = list(self._running), self.state, self.target
         rng, sampling = state.rng(rows), state.sampling(rows)
         with clock.time("propose"):
             draft = self._proposer.propose(state, rows, rng)
@@ -242,27 +247,25 @@ class Engine:
             self._proposer.budget.observe(rows, outcomes, drafting, clock.verifying)
         finally:
             self._close(handles, clock)
-        return handles
 
-    def _captured_step(self, clock: Clock) -> list[Handle]:
+    def _captured_step(self, handles: list[Handle], clock: Clock) -> None:
         """Launch a step and read the one before it."""
-        handles = list(self._running.values())
-        left = [handle.checker.remaining for handle in handles if handle.checker is not None]
-        goes_on = max(left) > self._captured.pending  # every pending step gives a row one token at least
+        goes_on = any(handle.remaining > self._captured.ahead(handle) for handle in handles)
         if goes_on:
             try:
                 with clock.time("score"):
-                    self._captured.launch(self._running, [self._proposer.most(handle) for handle in handles])
-            except Exception as error:
+                    self._captured.launch(self._running)
+            except BaseException as error:  # it may have been interrupted behind the device's back
+                self._settle(clock)
+                if not isinstance(error, Exception):
+                    raise
                 self._never.append(f"a captured step failed: {type(error).__name__}: {error}")
                 log.error("%s; steps are not captured from now on", self._never[-1], exc_info=error)
-                self._settle()
-                return handles
+                return
         if self._captured.pending > 1 or not goes_on:
             with clock.time("append"):
                 self._take()
         self._close(handles, clock)
-        return handles
 
     def _take(self) -> None:
         """Hand out what the oldest pending step gave."""
@@ -271,12 +274,13 @@ class Engine:
         for (handle, _), tokens in zip(read, kept):
             assert handle.row is not None
             self.state.append([handle.row], [tokens])
+            self._told.append(handle)
 
-    def _settle(self) -> None:
-        """Bring the host up to date: no step is pending, and rows go on without capture."""
+    def _settle(self, clock: Clock | None = None) -> None:
+        """Bring the host up to date: no step is pending, and rows go on from what the host knows."""
         while self._captured.pending:
             self._take()
-        self._close(list(self._running.values()), Clock())
+        self._close(list(self._running.values()), clock or Clock())
         self._captured.suspend()
 
     def _close(self, handles: Sequence[Handle], clock: Clock) -> None:
@@ -358,10 +362,9 @@ class Engine:
 
     def _room(self, row: int, handle: Handle) -> int:
         """Slots that a row may fill by the end of the next step, whatever the steps under way accept."""
-        assert handle.checker is not None
-        length, most = self.state.length(row), self._proposer.most(handle)
-        ahead = self._captured.pending * (most + 1)
-        return min(length + ahead + most, length + handle.checker.remaining)
+        most = self._proposer.most(handle)
+        ahead = self._captured.ahead(handle) * (most + 1)
+        return self.state.length(row) + min(ahead + most, handle.remaining)
 
     def _requeue(self, handle: Handle) -> None:
         """Back to the head of the queue; its tokens are kept, its keys and values recomputed."""

@@ -86,9 +86,8 @@ class Needs:
 
     topology: the shape of its drafts; taps: hidden states wanted from the target ("entering:i", "final_norm");
     host_tokens: reads committed tokens on the host (forces the `sync` step mode); node_choices: wants the target's
-    choice at every node; logits: learns from the target's logits when it observes; laws: its
-    tokens are drawn and carry laws; excludes: they are drawn outside their chosen siblings, so no sibling may come from
-    elsewhere.
+    choice at every node; logits: learns from the target's logits when it observes; laws: its tokens are drawn and carry
+    laws; excludes: they are drawn outside their chosen siblings, so no sibling may come from elsewhere.
     """
 
     topology: Literal["chain", "tree"] = "chain"
@@ -215,15 +214,15 @@ class CapturedProposals(Protocol):
     one sentence that says why not). `propose` and `observe` run while a step is captured: they ask the device nothing
     and make no shape depend on data. The other verbs run on the host, between steps.
 
-    enter: rows join, with what is committed; reserve: whether a row may hold so many tokens; leave: rows go back to
-    steps that are not captured.
+    enter: rows join, with what is committed, again after it failed; reserve: whether a row may hold so many tokens;
+    leave: rows go back to steps that are not captured, with what is committed: a step may have failed half-way.
     """
 
     def enter(self, view: StateView, rows: Sequence[int]) -> None: ...
     def reserve(self, row: int, length: int) -> bool: ...
     def propose(self, batch: CapturedRows) -> Tensor: ...
     def observe(self, batch: CapturedRows, num_accepted: Tensor) -> None: ...
-    def leave(self, rows: Sequence[int]) -> None: ...
+    def leave(self, view: StateView, rows: Sequence[int]) -> None: ...
 
 
 @runtime_checkable

@@ -15,7 +15,16 @@ import torch
 
 from specdec_fast.budget import BudgetPolicy
 from specdec_fast.draft import Draft
-from specdec_fast.interfaces import Acceptance, Budget, Drafter, Needs, Rng, StateView, TargetOutput
+from specdec_fast.interfaces import (
+    Acceptance,
+    Budget,
+    CapturedProposals,
+    Drafter,
+    Needs,
+    Rng,
+    StateView,
+    TargetOutput,
+)
 from specdec_fast.request import Handle
 
 log = logging.getLogger("specdec_fast")
@@ -40,10 +49,11 @@ class Proposer:
 
     def most(self, handle: Handle) -> int:
         """Draft nodes that the next step of a request may have: the last token of a text needs none."""
-        assert handle.checker is not None
-        if self.drafter is None or handle.row in self._given_up:
-            return 0
-        return max(min(handle.num_draft_tokens, handle.checker.remaining - 1), 0)
+        return max(min(self.asked(handle), handle.remaining - 1), 0)
+
+    def asked(self, handle: Handle) -> int:
+        """Draft nodes that a request asks for, wherever its text ends."""
+        return 0 if self.drafter is None or handle.row in self._given_up else handle.num_draft_tokens
 
     def begin(self, view: StateView, rows: Sequence[int], output: TargetOutput | None) -> None:
         """Rows join. output: taps of all their tokens, row after row."""
@@ -61,9 +71,7 @@ class Proposer:
                     self.begin(view, [row], own)
                     start = stop
                 return
-            self._fault("begin", error, rows)
-            for row in rows:
-                self._give_up(row)
+            self._lost("begin", error, rows)
 
     def propose(self, view: StateView, rows: Sequence[int], rng: Rng) -> Draft:
         """A draft for all rows, within the budget of this step."""
@@ -110,9 +118,37 @@ class Proposer:
         try:
             self.drafter.observe(view, draft, acceptance, output)
         except Exception as error:
-            self._fault("observe", error, rows)
-            for row in rows:
-                self._give_up(row)
+            self._lost("observe", error, rows)
+
+    def reserve(self, captured: CapturedProposals, row: int, length: int) -> bool:
+        """Whether a row may draft in captured steps until it holds so many tokens."""
+        try:
+            return captured.reserve(row, length)
+        except Exception as error:
+            self._lost("reserve", error, [row])
+            return False
+
+    def enter(self, captured: CapturedProposals, view: StateView, rows: Sequence[int]) -> list[int]:
+        """Rows join captured steps; those that do, without those on which the drafter fails."""
+        try:
+            captured.enter(view, rows)
+            return list(rows)
+        except Exception as error:
+            if len(rows) > 1:  # one by one: who is bad stays out alone
+                sound = [own for row in rows for own in self.enter(captured, view, [row])]
+                if len(sound) == len(rows):
+                    self._fault("enter", error, rows)
+                return sound
+            self._lost("enter", error, rows)
+            return []
+
+    def leave(self, captured: CapturedProposals, view: StateView, rows: Sequence[int]) -> None:
+        """Rows go back to steps that are not captured."""
+        for row in rows:
+            try:
+                captured.leave(view, [row])
+            except Exception as error:
+                self._lost("leave", error, [row])
 
     def release(self, rows: Sequence[int]) -> None:
         """Rows leave."""
@@ -136,16 +172,13 @@ class Proposer:
                 self._ask(view, rows, [at], limits, rng)
                 sound.append(at)
             except Exception as error:
-                self._fault("propose", error, [rows[at]])
-                self._give_up(rows[at])
+                self._lost("propose", error, [rows[at]])
         if len(sound) == len(places):  # each of them alone is fine
             self._fault("propose", first, [rows[at] for at in places])
         try:
             return self._ask(view, rows, sound, limits, rng) if any(limits[at] for at in sound) else None
         except Exception as error:
-            self._fault("propose", error, [rows[at] for at in sound])
-            for at in sound:
-                self._give_up(rows[at])
+            self._lost("propose", error, [rows[at] for at in sound])
             return None
 
     def _ask(self, view: StateView, rows: Sequence[int], places: list[int], limits: Sequence[int], rng: Rng) -> Draft:
@@ -158,9 +191,10 @@ class Proposer:
             raise ValueError(f"drafter {self.drafter.name}: got {draft.counts} nodes; expected 1 + {budget.nodes}")
         return draft
 
-    def _give_up(self, row: int) -> None:
-        """No drafts for this row any more. The drafter keeps what it knows of it until the row leaves."""
-        self._given_up.add(row)
+    def _lost(self, verb: str, error: Exception, rows: Sequence[int]) -> None:
+        """No drafts for these rows any more. The drafter keeps what it knows of them until they leave."""
+        self._fault(verb, error, rows)
+        self._given_up.update(rows)
 
     def _forget(self, row: int) -> None:
         assert self.drafter is not None

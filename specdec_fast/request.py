@@ -47,6 +47,12 @@ class Handle:
         return self.finish_reason is not None
 
     @property
+    def remaining(self) -> int:
+        """Tokens that it may still be given."""
+        assert self.checker is not None
+        return self.checker.remaining
+
+    @property
     def text(self) -> str:
         return self.checker.text if self.checker is not None else ""
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from specdec_fast.draft import Draft
 from specdec_fast.interfaces import Acceptance, Rng
 from specdec_fast.sampling import Sampling, SamplingParams, SamplingTable
+from specdec_fast.upload import upload
 
 SETTINGS = {
     "temperature": torch.float32,
@@ -108,11 +109,10 @@ class DecodeState:
         """Bring the device side of rows up to date with the host mirror: captured steps go on from there."""
         for row in rows:
             host, (params, prompt_length, stop_ids) = self._host[row], self._table.entry(row)
-            self.device_tokens[row, : len(host)] = torch.tensor(host, dtype=torch.int64)
+            upload(host, self.device_tokens[row, : len(host)])
             self.lengths[row] = len(host)
             self.limits[row] = min(prompt_length + params.max_new_tokens, self.max_length)
-            padded = [*stop_ids, *[-1] * self.STOP_IDS][: self.STOP_IDS]
-            self.ends[row] = torch.tensor(padded, dtype=torch.int64)
+            upload([*stop_ids, *[-1] * self.STOP_IDS][: self.STOP_IDS], self.ends[row])
             for name, column in self._settings.items():
                 column[row] = getattr(params, "seed" if name == "seeds" else name)
             self.done[row] = False

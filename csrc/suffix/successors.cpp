@@ -18,14 +18,15 @@ Grown Successors::grow(int64_t root, int64_t depth, const Shown& shown, const Li
   const auto children = [&](int64_t token, std::vector<Continuation<int64_t>>& found) {
     const Following& following = after(token);
     if (following.empty()) return 0.0;
+    const double top = following.front().second;  // weights are relative to the likeliest: none underflows to 0 for all
     double seen = 0, total = 0;
     for (const auto& [next, value] : following) {
-      found.push_back({next, std::exp(shown.inv_t * value), next});
+      found.push_back({next, std::exp(shown.inv_t * (value - top)), next});
       seen += std::exp(static_cast<double>(value));
       total += found.back().weight;
     }
     // each token that is not listed is at most as likely as the last that is
-    const double rest = std::max(1.0 - seen, 0.0) * std::exp((shown.inv_t - 1.0) * following.back().second);
+    const double rest = std::max(1.0 - seen, 0.0) * std::exp((shown.inv_t - 1.0) * following.back().second - shown.inv_t * top);
     total += rest;
     size_t kept = 0;
     for (double sum = 0; kept < found.size(); sum += found[kept++].weight)

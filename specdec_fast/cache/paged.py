@@ -15,6 +15,7 @@ from torch import Tensor
 
 from specdec_fast.cache.pages import PageAllocator
 from specdec_fast.interfaces import Slots
+from specdec_fast.upload import upload
 from specdec_kernels import CacheTable, TreePlan, kv_commit, kv_slots
 
 
@@ -79,7 +80,7 @@ class PagedCache:
             return False
         start = len(owned)
         owned.extend(taken)
-        self.page_table[row, start : start + missing] = torch.tensor(taken, dtype=torch.int32)
+        upload(taken, self.page_table[row, start : start + missing])
         return True
 
     def stage(
@@ -125,7 +126,7 @@ class PagedCache:
                 pool[copied[0], :rest] = pool[origin, :rest]
         owned = self._owned[row] = [*shared, *copied]
         if owned:
-            self.page_table[row, : len(owned)] = torch.tensor(owned, dtype=torch.int32)
+            upload(owned, self.page_table[row, : len(owned)])
         self.lengths[row] = length
         return True
 

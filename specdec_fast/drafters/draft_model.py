@@ -321,10 +321,10 @@ class CapturedChains:
         cache = self._model.cache
         cache.rollback(batch.rows, torch.minimum(cache.lengths[batch.rows.long()], batch.lengths + num_accepted))
 
-    def leave(self, rows: Sequence[int]) -> None:
+    def leave(self, view: StateView, rows: Sequence[int]) -> None:
         for row in rows:
-            if row in self._drafter._stored:
-                self._drafter._stored[row] = int(self._model.cache.lengths[row]), []
+            if row in self._drafter._stored:  # beyond the text is what a step that failed has drafted
+                self._drafter._stored[row] = min(int(self._model.cache.lengths[row]), view.length(row)), []
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:

@@ -71,6 +71,11 @@ class MedusaDrafter(AheadDrafter):
                 place, hidden_size=target.hidden_size, vocab_size=target.num_embeddings, num_heads=num_heads
             )
             head = head.to(device=target.device, dtype=target.dtype)
+        elif num_heads is not None:
+            raise ValueError(
+                f"medusa num_heads: got {num_heads} with heads that are open; expected it with a folder or hub id; "
+                "leave it out, or pass where the heads lie"
+            )
         super().__init__(target, head, tree, num_draft_tokens, pick)
 
     @classmethod

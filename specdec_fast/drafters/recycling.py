@@ -31,9 +31,10 @@ class RecyclingDrafter:
     (under the noise of `replay`); shared: one table for all requests, kept when they end; otherwise each request
     learns for itself.
 
-    With `shared`, what one request was given is drafted for another. A rule that replays is exact whatever is drafted.
-    The others toss coins that are keyed by a request's seed, so requests that share need seeds of their own; that is
-    why `from_parts` shares by default only under rules that replay and greedy ones.
+    With `shared`, what one request was given is drafted for another: also what the target showed under the edited
+    logits of requests with bans or grammars (in half formats the edits are made in a copy). A rule that replays is
+    exact whatever is drafted. The others toss coins that are keyed by a request's seed, so requests that share need
+    seeds of their own; that is why `from_parts` shares by default only under rules that replay and greedy ones.
     """
 
     name = "recycling"

@@ -35,7 +35,7 @@ def plain_output(target: Any, tokens: Sequence[int]) -> tuple[Tensor, tuple[Tens
 def plain_draft(engine: Any) -> PlainDraft:
     """For a draft model, a head that is run level by level (EAGLE), or heads that look ahead (Medusa, blockwise).
 
-    Raises ValueError for an engine whose drafter has no law of its own.
+    Raises ValueError for an engine whose drafter has no law of its own; so do trained heads for a text of one token.
     """
     drafter, target = engine.drafter, engine.target
     model: Any = getattr(drafter, "model", None)
@@ -48,17 +48,17 @@ def plain_draft(engine: Any) -> PlainDraft:
     if hasattr(drafter, "heads"):
         return lambda tokens: _by_places(drafter.heads, target, tokens)
     raise ValueError(
-        "lab: got no draft with a law of its own; expected --draft MODEL, --drafter eagle, eagle3, medusa or "
-        "blockwise, or recorded draws with --recorded FILE"
+        "lab: got no draft with a law of its own; expected --draft MODEL, --drafter eagle, eagle3, mtp, medusa "
+        "or blockwise, or recorded draws with --recorded FILE"
     )
 
 
 @torch.inference_mode()
 def _by_levels(head: Any, target: Any, tokens: Sequence[int]) -> Tensor:
     """The first level behind a text: place i reads the hidden states of token i and the embedding of token i + 1."""
-    states = plain_output(target, tokens)[1]
+    states = _before_newest(target, tokens)
     taps = [states[-1 if tap == "final_norm" else int(tap.partition(":")[2])] for tap in head.taps]
-    features = head.fuse(taps)[None, :-1]
+    features = head.fuse(taps)[None]
     ids = torch.tensor(list(tokens[1:]), device=target.device)
     own = getattr(head, "embed_tokens", None)
     embedded = (target.embed(ids) if own is None else own(ids))[None]
@@ -71,8 +71,15 @@ def _by_levels(head: Any, target: Any, tokens: Sequence[int]) -> Tensor:
 @torch.inference_mode()
 def _by_places(heads: Any, target: Any, tokens: Sequence[int]) -> Tensor:
     """The first head, at the hidden state before the newest token."""
-    state = plain_output(target, tokens)[1][-1][-2:-1]
+    state = _before_newest(target, tokens)[-1][-1:]
     return _spread(heads(state, target.lm_head)[0, 0], heads.token_ids, target.vocab_size)
+
+
+def _before_newest(target: Any, tokens: Sequence[int]) -> tuple[Tensor, ...]:
+    """Hidden states [n - 1, hidden] of all tokens but the newest, which heads have not seen."""
+    if len(tokens) < 2:
+        raise ValueError(f"lab: got a text of {len(tokens)} token; expected at least 2: heads read the one before")
+    return tuple(each[:-1] for each in plain_output(target, tokens)[1])
 
 
 def _spread(logits: Tensor, ids: Tensor | None, vocab: int) -> Tensor:

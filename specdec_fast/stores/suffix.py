@@ -3,9 +3,9 @@
 Automaton: one growing text. CountedTree: texts that come and go. Array, look_up: a token stream with its suffix array.
 Successors: what a model showed behind each token. All grow a tree best-first, by counts or laws, or by their race under
 the replay noise of a place (`noise`: seed and position of the root), and answer with (tokens, parents, expected,
-match): node i + 1 of a draft below its root has
-tokens[i] and parents[i] (0 is the root); expected is the sum of the paths' probabilities; match is how many tokens of
-the suffix were found. The code is csrc/suffix, its contract in Python specdec_fast/stores/suffix_python.py.
+match): node i + 1 of a draft below its root has tokens[i] and parents[i] (0 is the root); expected is the sum of the
+paths' probabilities; match is how many tokens of the suffix were found. The code is csrc/suffix, its contract in
+Python specdec_fast/stores/suffix_python.py.
 Tests: tests/stores/test_suffix.py.
 """
 

@@ -293,10 +293,11 @@ class Successors:
             following = self.after(token)
             if not following:
                 return [], 0.0
-            found = [(own, math.exp(inv_t * value), own) for own, value in following]
+            top = following[0][1]  # weights are relative to the likeliest: they never underflow to 0 for all
+            found = [(own, math.exp(inv_t * (value - top)), own) for own, value in following]
             # each token that is not listed is at most as likely as the last that is
             rest = max(1 - sum(math.exp(value) for _, value in following), 0.0)
-            rest *= math.exp((inv_t - 1) * following[-1][1])
+            rest *= math.exp((inv_t - 1) * following[-1][1] - inv_t * top)
             total, kept, reached = sum(weight for _, weight, _ in found) + rest, 0, 0.0
             for _, weight, _ in found:
                 if kept and (kept == top_k or reached >= top_p * total or weight < min_p * found[0][1]):

@@ -40,7 +40,7 @@ def layer_acceptance(model: Any, target: Any, tokens: Sequence[int]) -> dict[tup
     shape = packed_shape((0,), (len(text),), target.device)
     fed = torch.tensor(text, dtype=torch.int64).to(target.device)
     names = sorted({f"entering:{index}" for ids in choices for index in ids})
-    target.cache.reserve(0, len(text))
+    _reserve(target.cache, len(text))
     try:
         places = torch.arange(1, len(text)).to(target.device)
         output = target.extend(shape.rows, fed, shape.offsets, logits=places, taps=names)
@@ -62,11 +62,19 @@ def choose_layers(model: Any, target: Any, tokens: Sequence[int]) -> dict[tuple[
     return rates
 
 
+def _reserve(cache: Any, length: int) -> None:
+    if not cache.reserve(0, length):
+        raise ValueError(
+            f"layers: got a pool of {cache.pages.num_free} free pages; expected {cache.pages_for(length)}, for "
+            f"{length} tokens of text; raise num_pages or pass a shorter text"
+        )
+
+
 def _rate(model: Any, ids: Sequence[int], taps: dict[str, Tensor], fed: Tensor, law: Tensor) -> float:
     model.taps = tuple(f"entering:{index}" for index in ids)
     features = model.features(taps)
     shape = packed_shape((0,), (len(fed) - 1,), fed.device)
-    model.cache.reserve(0, len(fed))
+    _reserve(model.cache, len(fed))
     try:
         logits = model.logits(model.extend(shape.rows, fed[1:], features[:-1], shape.offsets)).float()
     finally:

@@ -31,7 +31,7 @@ CORE = {
     ),
     *("draft_source", "growing", "shapes", "translation", "stats"),
     *("sampling_params", "step_mode", "stopping"),
-    *("captured", "emission", "graph_step", "packing"),
+    *("captured", "emission", "graph_step", "packing", "upload"),
 }
 TOP = {"bench", "integrations", "lab", "train", "tune"}
 

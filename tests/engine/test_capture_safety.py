@@ -45,7 +45,7 @@ def test_a_step_can_be_captured_and_meets_the_same_tensors_every_time(
     """
     runs: dict[Callable[[], None], list[Guard]] = {}
 
-    def guarded(program: Callable[[], None], device: torch.device) -> Callable[[], None]:
+    def guarded(program: Callable[[], None], device: torch.device, pool: Any) -> Callable[[], None]:
         def run() -> None:
             with capture_guard() as guard:
                 program()
@@ -77,7 +77,7 @@ def test_a_step_can_be_captured_and_meets_the_same_tensors_every_time(
 def test_a_model_that_cannot_be_captured_goes_on_without(monkeypatch: pytest.MonkeyPatch) -> None:
     """transformers looks at the tokens of GPT-2 on the host, to warn of padding."""
 
-    def guarded(program: Callable[[], None], device: torch.device) -> Callable[[], None]:
+    def guarded(program: Callable[[], None], device: torch.device, pool: Any) -> Callable[[], None]:
         def run() -> None:
             with capture_guard():
                 program()

@@ -13,7 +13,7 @@ import torch
 from oracles import models
 from oracles.automaton import AutomatonTarget, random_logits, scripted
 
-from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
+from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, captured, get_drafter
 from specdec_fast.packing import pack
 
 VOCAB = 9
@@ -236,3 +236,164 @@ def test_packing_says_where_nodes_belong() -> None:
     assert packing.offsets.tolist() == [0, 2, 2, 5] and packing.inside.sum() == 5
     assert packing.row_of[:5].tolist() == [0, 0, 2, 2, 2] and packing.place[:5].tolist() == [0, 1, 0, 1, 2]
     assert packing.last.tolist() == [1, 1, 4]
+
+
+@pytest.mark.parametrize("verb", ["observe", "propose"])
+@pytest.mark.parametrize("call", [1, 2, 3])
+def test_a_step_that_fails_half_way_costs_no_token(verb: str, call: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind the commit, the cache holds more than the host was told; before it, the draft's holds what nobody saw."""
+    params = SamplingParams(seed=1, max_new_tokens=20)
+    want = [handle.tokens for handle in Engine(automaton()).generate([[1, 2], [3]], params)]
+    drafter = drafter_of("coupled", 8)
+    engine = Engine(automaton(), drafter, step_mode="graph")
+    proposals, count = engine._captured._proposals, [0]
+    whole, leave = getattr(proposals, verb), proposals.leave
+
+    def left(view: Any, rows: Any) -> None:
+        leave(view, rows)
+        assert all(drafter._stored[row][0] <= view.length(row) for row in rows), "what nobody saw is not held"
+
+    monkeypatch.setattr(proposals, "leave", left)
+
+    def failing(*args: Any) -> Any:
+        found, count[0] = whole(*args), count[0] + 1
+        if count[0] == call:
+            raise RuntimeError("half-way")
+        return found
+
+    monkeypatch.setattr(proposals, verb, failing)
+    assert [handle.tokens for handle in engine.generate([[1, 2], [3]], params)] == want
+    assert count[0] == call and "a captured step failed: RuntimeError: half-way" in engine.explain()
+    assert engine.stats.mean_alpha > 0.5, "the draft went on from the text"
+
+
+def test_an_interruption_behind_the_device_costs_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    params = SamplingParams(seed=1, max_new_tokens=20)
+    want = Engine(automaton()).generate([[1, 2]], params)[0].tokens
+    engine = Engine(automaton(), drafter_of("coupled", 8), step_mode="graph")
+    handle, count = engine.submit([1, 2], params), [0]
+    run = captured.StepProgram.__call__
+
+    def interrupted(program: Any) -> None:
+        run(program)
+        count[0] += 1
+        if count[0] == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(captured.StepProgram, "__call__", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        for _ in range(40):
+            engine.step()
+    for _ in range(40):
+        engine.step()
+    assert handle.tokens == want and engine.why_not_graph() == []
+
+
+def test_drafts_are_no_longer_than_texts() -> None:
+    """Programs, draft passes and results follow what a text has room for, not what was asked for it."""
+    passes = {}
+    for mode in ("sync", "graph"):
+        drafter = drafter_of("coupled", 8)
+        engine = Engine(automaton(), drafter, step_mode=mode)
+        handle = engine.submit([1, 2], SamplingParams(seed=1, max_new_tokens=4), num_draft_tokens=150)
+        while not engine.idle:
+            engine.step()
+        passes[mode] = drafter.model.passes
+        assert handle.num_draft_tokens == 3 and len(handle.tokens) == 4
+    assert passes["graph"] <= passes["sync"] + 3, "one step more than needed is under way"
+    assert max(capacity.nodes for capacity in engine._captured.capacities) == 4
+    assert engine.submit([1] * 60, SamplingParams(max_new_tokens=90), num_draft_tokens=150).num_draft_tokens == 3
+
+
+def test_programs_are_few_and_the_oldest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(captured, "PROGRAMS", 3)
+    engine = Engine(automaton(), drafter_of("coupled", 8), step_mode="graph")
+    plain = Engine(automaton())
+    widths = set()
+    for asked in (9, 7, 6, 5, 3, 2, 1, 0):
+        params = SamplingParams(seed=asked, max_new_tokens=20)
+        assert (
+            engine.generate([[1]], params, num_draft_tokens=asked)[0].tokens == plain.generate([[1]], params)[0].tokens
+        )
+        assert len(engine._captured.capacities) <= 3
+        widths |= {capacity.nodes - 1 for capacity in engine._captured.capacities}
+    assert widths <= {9, 8, 7, 6, 5, 4, 3, 2, 1, 0} and engine._captured.capacities[-1].nodes == 1
+
+
+def test_a_row_without_draft_room_drafts_again_when_there_is_some() -> None:
+    """A perfect draft whose pool is too small for two texts at once: once the first has left, the other is as fast as
+    it was alone.
+    """
+    tau = {}
+    for mode in ("sync", "graph"):
+        small = automaton(max_rows=2, page_size=4, num_pages=17)
+        engine = Engine(automaton(max_rows=2), get_drafter("draft_model")(small, num_draft_tokens=3), step_mode=mode)
+        first = engine.submit([1, 2] * 22, SamplingParams(seed=1, max_new_tokens=16))
+        long = engine.submit([4], SamplingParams(seed=2, max_new_tokens=60))
+        while not first.finished:
+            engine.step()
+        steps, tokens = long.stats.steps, len(long.tokens)
+        while not long.finished:
+            engine.step()
+        tau[mode] = (len(long.tokens) - tokens) / (long.stats.steps - steps)
+        assert long.tokens == Engine(automaton()).generate([[4]], long.params)[0].tokens
+    assert tau["graph"] > 0.8 * tau["sync"]
+
+
+@pytest.mark.parametrize("verb", ["reserve", "enter", "leave"])
+@pytest.mark.parametrize("bad", [0, None])
+def test_a_drafter_that_raises_costs_its_rows_their_drafts(
+    verb: str, bad: int | None, faults: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For one row, always; or once, whoever it is."""
+    params = [SamplingParams(seed=at, max_new_tokens=20) for at in range(2)]
+    want = [handle.tokens for handle in Engine(automaton()).generate([[1, 2], [3]], params)]
+    engine = Engine(automaton(), drafter_of("coupled", 8), step_mode="graph")
+    proposals, raised = engine._captured._proposals, [0]
+    whole = getattr(proposals, verb)
+
+    def failing(*args: Any) -> Any:
+        rows = [args[0]] if verb == "reserve" else args[1]
+        if bad in rows or (bad is None and not raised[0]):
+            raised[0] += 1
+            raise RuntimeError("no")
+        return whole(*args)
+
+    monkeypatch.setattr(proposals, verb, failing)
+    handles = [engine.submit(prompt, own) for prompt, own in zip([[1, 2], [3]], params, strict=True)]
+    while not engine.idle:
+        engine.step()
+        if verb == "leave" and not raised[0]:
+            engine._settle()
+    assert [handle.tokens for handle in handles] == want and engine.why_not_graph() == []
+    assert raised[0] and engine.stats.faults == sum(handle.stats.faults for handle in handles) > 0
+    assert len(faults) == 1 and f"drafter draft_model raised in {verb}: RuntimeError: no" in faults[0]
+    assert handles[1].stats.tau > 1.3, "the other row drafts"
+
+
+def test_a_step_names_all_that_took_part() -> None:
+    """Also those whose last tokens came from a step under way when steps stopped being captured."""
+    engine = Engine(automaton(max_rows=2), step_mode="graph")
+    first = engine.submit([1], SamplingParams(seed=1, max_new_tokens=2))
+    engine.step()
+    engine.step()
+    engine.submit([2], SamplingParams(seed=1, max_new_tokens=2, logit_bias={2: 3.0}))
+    assert first in engine.step() and first.finished
+
+
+def test_nothing_is_kept_of_requests_that_have_ended() -> None:
+    engine = Engine(automaton(), step_mode="graph")
+    handle = engine.submit([1], SamplingParams(seed=1, max_new_tokens=30))
+    engine.step()
+    engine.step()
+    engine.cancel(handle)
+    assert engine._captured.pending == 0 and not engine._captured.active
+
+
+def test_inputs_are_written_when_rows_change_and_not_before_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text near its end has room for fewer drafts in every step: the device knows."""
+    writes: list[int] = []
+    monkeypatch.setattr(captured, "upload", lambda values, place: (writes.append(1), place.copy_(torch.tensor(values))))
+    engine = Engine(automaton(), get_drafter("draft_model")(kin(), num_draft_tokens=16), step_mode="graph")
+    engine.generate([[1]], SamplingParams(seed=1, max_new_tokens=16))
+    assert len(writes) == 3 * len(engine._captured.capacities)

@@ -62,3 +62,9 @@ def test_a_drafter_without_a_law_is_refused() -> None:
     engine = Engine(target, make_drafter("ngram", {}, target=target))
     with pytest.raises(ValueError, match="got no draft with a law of its own; expected --draft MODEL, --drafter eagle"):
         find_places(engine, [("one", "two")], SamplingParams())
+
+
+@pytest.mark.parametrize("name", ["eagle", "medusa"])
+def test_heads_have_nothing_to_read_before_the_only_token(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="got a text of 1 token; expected at least 2"):
+        plain_draft(drafting(name, tmp_path))([3])

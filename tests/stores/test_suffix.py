@@ -257,6 +257,17 @@ def test_both_run_the_same_races(seed: int) -> None:
 
 
 @both
+@pytest.mark.parametrize("top", [-0.05, -2.0])
+def test_successors_at_a_low_temperature_are_the_likeliest(module: Any, top: float) -> None:
+    """exp(log-probability / T) is 0 for all at T = 0.001; the law is that of the likeliest all the same."""
+    noted = module.Successors()
+    values = np.array([[top, -3.5]] * 3, np.float32)
+    noted.learn(np.arange(3), np.array([[1, 2], [2, 0], [0, 1]]), values)
+    tokens, parents, expected, _ = noted.grow(0, 3, 3, 0.05, 1000.0, 0, 1.0, 0.0)
+    assert (tokens, parents) == ([1, 2, 0], [0, 1, 2]) and expected == pytest.approx(3)
+
+
+@both
 def test_a_race_is_that_of_the_replay_noise(module: Any) -> None:
     """Behind 1 came 2 three times and 3 once: under noise each is first where log(count) + noise is larger, and its
     chance falls with what was never seen.

@@ -112,6 +112,19 @@ def test_what_cannot_be_told_is_refused(learnt: Any, tmp_path: Path) -> None:
         layer_acceptance(made.model, target, text)
 
 
+@pytest.mark.parametrize("whose", ["target", "model"])
+def test_a_pool_without_room_for_the_text_is_refused(learnt: Any, whose: str) -> None:
+    target, folder, text = learnt
+    model = PagedHead(load_eagle3(folder, target), target)
+    cache = {"target": target, "model": model}[whose].cache
+    held = cache.pages.take(cache.pages.num_free - 1)
+    try:
+        with pytest.raises(ValueError, match="layers: got a pool of 1 free pages; expected"):
+            layer_acceptance(model, target, text)
+    finally:
+        cache.pages.give_back(held)
+
+
 def test_the_program_says_which_layers_to_use(learnt: Any, tmp_path: Path) -> None:
     target, folder, text = learnt
     target.model.set_attn_implementation("eager")
