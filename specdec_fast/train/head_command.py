@@ -204,7 +204,7 @@ def train_heads(
     threads: int | None,
     **options: Any,
 ) -> None:
-    """Read the text once (it stays in the work folder, under a name that tells its sources), train, and write head, curve and measures.
+    """Read the text once (it stays in the work folder, named by its sources), train, write head, curve and measures.
 
     build(target, training tokens [N]) makes the trainee, which has `states`; save(trainee, held-out tokens, folder,
     facts) writes it; facts: what its config.json says of the training beside the measures; options: of `Settings`.
