@@ -2,7 +2,8 @@
 part of this repository. A peer that is missing, or cannot do a call, is reported with its reason.
 
 `make` turns one of our calls (`specdec_kernels.agreement.SAMPLES`) into a callable without arguments on the same data.
-Attention and KV moves answer with what ours answers, and are compared with it before they are timed. Samplers draw with
+Attention answers with what ours answers, and KV moves leave the caches as ours do: both are compared before they are
+timed. Samplers draw with
 noise of their own, so only their shapes could be compared. What prepares a call (softmax, plans, masks) is done before
 the clock starts, which favours the peer.
 """
@@ -33,7 +34,7 @@ Run = Callable[[], Any]
 @dataclass(frozen=True)
 class Peer:
     """name; op: the operator it is compared with; package: what must be importable; make: our call as theirs; gpu: it
-    runs on a GPU only; same: its answer is ours, to rounding.
+    runs on a GPU only; same: its answer, or what it leaves in the caches, is ours, to rounding.
     """
 
     name: str
@@ -283,8 +284,8 @@ PEERS = [
     Peer("vLLM unified attention (chain)", "tree_attention", "vllm", vllm_unified),
     Peer("FA3 cascade (chain)", "tree_attention", "flash_attn_interface", fa3_cascade),
     Peer("ours with a plan", "tree_attention", "triton", on_a_fixed_grid, same=True),
-    Peer("torch index_copy per layer", "kv_commit", "torch", index_copy, gpu=False),
-    Peer("SGLang KV move", "kv_commit", "sglang", sglang_move),
+    Peer("torch index_copy per layer", "kv_commit", "torch", index_copy, gpu=False, same=True),
+    Peer("SGLang KV move", "kv_commit", "sglang", sglang_move, same=True),
     Peer("FlashInfer chain sampling", "chain_verify", "flashinfer", flashinfer_chain),
     Peer("vLLM rejection sampler", "chain_verify", "vllm", vllm_rejection),
     Peer("transformers _speculative_sampling", "chain_verify", "transformers", transformers_sampling, gpu=False),

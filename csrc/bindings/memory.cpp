@@ -36,6 +36,7 @@ void kv_commit(
   static thread_local std::vector<CacheLayout> layouts;
   list_layouts(caches, layouts);
   const CommitTensors tensors{page_table, lengths, path, offsets, num_accepted, rows, cache_lengths};
+  SPECDEC_CHECK(same_device(caches[0], page_table), "kv_commit: caches lie on another device than page_table, expected one; move it with .to()");
   const CommitArguments arguments = commit_arguments("kv_commit", tensors, caches[0].size(0), caches[0].size(1));
   commit(layouts.data(), layouts.data(), static_cast<int64_t>(layouts.size()), arguments);
 }
@@ -45,6 +46,7 @@ void kv_commit_table(
     const Tensor& lengths, const Tensor& path, const Tensor& offsets, const Tensor& num_accepted, std::optional<Tensor> rows,
     std::optional<Tensor> cache_lengths) {
   const CommitTensors tensors{page_table, lengths, path, offsets, num_accepted, rows, cache_lengths};
+  check_tables(table_op(scratch_nodes), layout, scratch_layout, page_table);
   const CommitArguments arguments = commit_arguments(table_op(scratch_nodes), tensors, pages, page_size, scratch_nodes);
   commit(table_layouts(scratch_layout), table_layouts(layout), layout.size(0), arguments);
 }

@@ -35,11 +35,29 @@ inline void list_layouts(const std::vector<Tensor>& caches, std::vector<CacheLay
   }
 }
 
+inline bool same_device(const Tensor& one, const Tensor& other) {
+  return one.is_cpu() ? other.is_cpu() : !other.is_cpu() && one.get_device_index() == other.get_device_index();
+}
+
+// Whether two contiguous tensors have bytes in common.
+inline bool overlap(const Tensor& one, const Tensor& other) {
+  const auto begin = [](const Tensor& each) { return static_cast<const char*>(each.const_data_ptr()); };
+  const auto end = [&](const Tensor& each) { return begin(each) + each.numel() * static_cast<int64_t>(each.element_size()); };
+  return one.numel() > 0 && other.numel() > 0 && begin(one) < end(other) && begin(other) < end(one);
+}
+
 // Rows of a CacheTable's layout tensor, int64 [n, 6] on the device of its caches, are CacheLayouts.
 inline const CacheLayout* table_layouts(const Tensor& layout) {
   static_assert(sizeof(CacheLayout) == 6 * sizeof(int64_t));
   SPECDEC_CHECK(layout.dim() == 2 && layout.size(1) == 6, "kv_commit: layout must come from a CacheTable");
   return reinterpret_cast<const CacheLayout*>(input<int64_t>(layout, "kv_commit: layout"));
+}
+
+// Addresses are read where the trees lie: a table of another device would be followed there.
+inline void check_tables(const char* op, const Tensor& layout, const Tensor& scratch_layout, const Tensor& page_table) {
+  SPECDEC_CHECK(same_device(layout, page_table) && same_device(scratch_layout, page_table) && layout.size(0) == scratch_layout.size(0), op,
+                ": tables ", shape_of(layout), " and ", shape_of(scratch_layout),
+                " do not fit, expected one row per cache in both, on the device of page_table; make the CacheTables of tensors on that device");
 }
 
 // The operator that a call with a table serves.
@@ -60,6 +78,7 @@ inline CommitArguments commit_arguments(const char* op, const CommitTensors& t, 
   SPECDEC_CHECK(t.rows.has_value() == t.cache_lengths.has_value() && (!t.cache_lengths.has_value() || t.rows->numel() == rows),
                 op, ": rows and cache_lengths go together, expected int32 [", rows, "] and int32 [R], or neither");
   const auto read = [&](const Tensor& tensor, const char* name) {
+    SPECDEC_CHECK(same_device(tensor, t.page_table), op, ": ", name, " lies on another device than page_table, expected one; move it with .to()");
     SPECDEC_CHECK(tensor.scalar_type() == ScalarType::Int && tensor.is_contiguous(), op, ": ", name, " of shape ", shape_of(tensor),
                   " has another dtype or is strided, expected contiguous int32; call .int().contiguous()");
     return static_cast<const int32_t*>(tensor.const_data_ptr());
@@ -70,6 +89,7 @@ inline CommitArguments commit_arguments(const char* op, const CommitTensors& t, 
     a.cache_lengths = const_cast<int32_t*>(read(*t.cache_lengths, "cache_lengths"));
     a.cache_rows = read(*t.rows, "rows");
     a.cache_capacity = t.cache_lengths->numel();
+    SPECDEC_CHECK(!overlap(t.lengths, *t.cache_lengths), op, ": lengths and cache_lengths are the same memory, expected a copy; pass lengths.clone()");
   }
   return a;
 }
@@ -80,7 +100,7 @@ inline CommitArguments pages_arguments(const CommitTensors& t, const Tensor& cac
   SPECDEC_CHECK(a.cache_lengths != nullptr && cache_table.dim() == 2 && cache_table.size(0) == a.cache_capacity && cache_table.size(1) == a.pages_per_row,
                 "kv_commit_pages: cache_page_table is ", shape_of(cache_table), ", expected [", a.cache_capacity, ", ", a.pages_per_row,
                 "], a row for each of cache_lengths and the columns of page_table");
-  SPECDEC_CHECK(a.cache_table != a.page_table || a.rows == 0, "kv_commit_pages: page_table and cache_page_table are the same memory; pass a copy of the rows, as kv_slots makes it");
+  SPECDEC_CHECK(!overlap(t.page_table, cache_table), "kv_commit_pages: page_table and cache_page_table are the same memory, expected a copy; pass a copy of the rows, as kv_slots makes it");
   return a;
 }
 

@@ -105,6 +105,7 @@ void kv_commit(
   std::vector<CacheLayout> layouts;
   list_layouts(caches, layouts);
   const CommitTensors tensors{page_table, lengths, path, offsets, num_accepted, rows, cache_lengths};
+  SPECDEC_CHECK(same_device(caches[0], page_table), "kv_commit: caches lie on another device than page_table, expected one; move it with .to()");
   const CommitArguments a = commit_arguments("kv_commit", tensors, caches[0].size(0), caches[0].size(1));
   const OnDevice device(page_table);
   for (size_t first = 0; first < layouts.size() && a.rows > 0; first += kListed) {
@@ -122,6 +123,7 @@ void kv_commit_table(
     const Tensor& lengths, const Tensor& path, const Tensor& offsets, const Tensor& num_accepted, std::optional<Tensor> rows,
     std::optional<Tensor> cache_lengths) {
   const CommitTensors tensors{page_table, lengths, path, offsets, num_accepted, rows, cache_lengths};
+  check_tables(table_op(scratch_nodes), layout, scratch_layout, page_table);
   const CommitArguments a = commit_arguments(table_op(scratch_nodes), tensors, pages, page_size, scratch_nodes);
   const OnDevice device(page_table);
   if (a.rows > 0) {

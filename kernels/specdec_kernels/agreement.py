@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
@@ -40,13 +40,18 @@ def sample(op: str, sizes: Sizes, device: torch.device | str = "cpu") -> Call:
     if op not in SAMPLES:
         raise ValueError(f"agreement: no sample of operator {op!r}; there are {', '.join(sorted(SAMPLES))}")
     call = SAMPLES[op].make(sizes)
-    if torch.device(device).type == "cpu":
-        return call
+    return call if torch.device(device).type == "cpu" else mapped(call, lambda tensor: tensor.to(device))
+
+
+def mapped(call: Call, change: Callable[[Tensor], Tensor]) -> Call:
+    """The call with other tensors; one that occurs twice is changed once."""
     moved: dict[int, Tensor] = {}
 
     def move(value: Any) -> Any:
         if isinstance(value, Tensor):
-            return moved.setdefault(id(value), value.to(device))
+            if id(value) not in moved:
+                moved[id(value)] = change(value)
+            return moved[id(value)]
         if isinstance(value, CacheTable):
             return CacheTable([move(each) for each in value])
         if isinstance(value, (tuple, list)):
@@ -61,10 +66,10 @@ def sample(op: str, sizes: Sizes, device: torch.device | str = "cpu") -> Call:
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """All tensors of a result: alone, in tuples, or in a dataclass."""
+    """All tensors of a result or of arguments: alone, in tuples and tables of caches, or in a dataclass."""
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, (tuple, list)):
+    elif isinstance(value, (tuple, list, CacheTable)):
         for each in value:
             yield from tensors_in(each)
     elif is_dataclass(value) and not isinstance(value, type):

@@ -91,15 +91,19 @@ def _edit_logits(*args: Any) -> None:
     _launch("edit_logits")(args[0], NodePaths(*args[1:6]), *edits)
 
 
+def _kv_commit(caches: Sequence[Tensor], *args: Any) -> None:
+    from .kv_commit import CacheTable
+
+    _launch("kv_commit")(CacheTable(caches), *args)
+
+
 def _attention_options(args: Sequence[Any]) -> dict[str, Any]:
     return dict(zip(("scale", "softcap", "window", "sinks"), args[8:12]))
 
 
 def _attention_out(*args: Any) -> None:
     out, lse = args[12], args[13]
-    found = _launch("tree_attention")(*args[:8], **_attention_options(args), out=out, return_lse=lse is not None)
-    if lse is not None:
-        lse.copy_(found[1])
+    _launch("tree_attention")(*args[:8], **_attention_options(args), out=out, return_lse=lse is not None, lse=lse)
 
 
 def _tree_expand(*args: Any) -> tuple[Tensor, ...]:
@@ -125,6 +129,7 @@ LAUNCHES: dict[str, Callable[..., Any]] = {
     "tree_expand": _tree_expand,
     "ngram_match": _plain("ngram_match"),
     "kv_slots": _plain("kv_slots"),
+    "kv_commit": _kv_commit,
     "kv_commit_pages": _plain("kv_commit:kv_commit_pages"),
     "kv_stage": _plain("kv_stage"),
     "tree_attention": lambda *args: _launch("tree_attention")(*args[:8], **_attention_options(args)),

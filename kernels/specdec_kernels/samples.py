@@ -139,13 +139,14 @@ def accepted(sizes: Sizes) -> tuple[Tensor, Tensor]:
 
 
 def committed(sizes: Sizes, stored: list[Tensor], scratch: list[Tensor] | None = None) -> Call:
-    """Commits to all of `stored`, out of a scratch if there is one; in place all kept nodes move but the root."""
+    """Commits to all of `stored`, out of a scratch if there is one; in place only nodes move that lie elsewhere."""
     path, count = accepted(sizes)
     lengths, rows = int32([sizes.length] * sizes.rows), torch.arange(sizes.rows).int()
     own, tables = lengths.clone(), [CacheTable(stored)]
     if scratch is not None:
         tables.append(CacheTable.packed(scratch))
-    moved = path.numel() - (0 if scratch else sizes.rows)
+    places = torch.arange(path.shape[1])
+    moved = path.numel() if scratch else int((path - offsets(sizes)[:-1, None] != places).sum())
     return Call(
         (*tables, pages(sizes), lengths, path, offsets(sizes), count, rows, own),
         {},

@@ -1,7 +1,7 @@
 """Times of operators on one device, beside what the device can do at all: copy, read and multiply, in the same run.
 
 On a GPU a captured graph runs a call over and over on copies of its tensors that together exceed the L2 cache four
-times, so that neither the host nor the cache flatters. On a CPU backends take turns, round after round.
+times (see `copies`), so that neither the host nor the cache flatters. On a CPU backends take turns, round after round.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from typing import Any
 
 import torch
 
-from .agreement import SAMPLES, sample
+from .agreement import SAMPLES, mapped, sample, tensors_in
 from .dispatch import OPS, REFERENCE, use_backend
-from .samples import Call, Sizes
+from .samples import Call, Sizes, size_of
 
-MOST_COPIES = 64
+MOST_COPIES, MOST_HELD = 1024, 16 << 30
+"""Of the tensors of a call, and bytes of all copies together."""
 ROUNDS = 50
 
 
@@ -143,10 +144,14 @@ def describe(op: str, sizes: Sizes) -> str:
 
 
 def copies(op: str, sizes: Sizes, device: torch.device) -> list[Call]:
-    """Calls on tensors of their own, in all at least four times the size of the last cache."""
+    """Calls on tensors of their own that read and write at least four times the size of the last cache, as far as
+    MOST_COPIES (a call that touches so little is bound by its launches) and MOST_HELD allow.
+    """
     with use_backend():
-        wanted = 4 * cache_size(device) // max(1, sample(op, sizes).bytes) + 1
-        return [sample(op, sizes, device) for _ in range(min(MOST_COPIES, wanted))]
+        first = sample(op, sizes, device)
+    held = size_of(*tensors_in((first.arguments, tuple(first.options.values()))))
+    count = min(4 * cache_size(device) // max(1, first.bytes) + 1, MOST_COPIES, max(1, MOST_HELD // max(1, held)))
+    return [first, *(mapped(first, torch.clone) for _ in range(count - 1))]
 
 
 def bench(

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ALIGNMENT = 256
+ALIGNMENT, ALIGNED = 256, 16
+"""Bytes: between the beginnings of tensors in a workspace, and of its own beginning."""
 Spec = tuple[tuple[int, ...], torch.dtype]
 """Shape and dtype of one tensor."""
 
@@ -59,6 +60,8 @@ def carve(
             f"{op}: workspace is {workspace.dtype} {list(workspace.shape)} on {workspace.device}; expected contiguous "
             f"torch.uint8 [{wanted}] or more on {device}; {op}.workspace_size(...) takes the arguments of the call"
         )
+    if wanted and workspace.data_ptr() % ALIGNED:
+        raise ValueError(f"{op}: workspace begins at an odd address, expected a multiple of {ALIGNED} bytes")
     parts, start = [], 0
     for spec in specs:
         shape, dtype = spec

@@ -204,38 +204,45 @@ def train_heads(
     threads: int | None,
     **options: Any,
 ) -> None:
-    """Read the text once (it stays in the work folder), train, and write head, curve and measures.
+    """Read the text once (it stays in the work folder, named by its sources), train, write head, curve and measures.
 
     build(target, training tokens [N]) makes the trainee, which has `states`; save(trainee, held-out tokens, folder,
     facts) writes it; facts: what its config.json says of the training beside the measures; options: of `Settings`.
     """
+    from zlib import crc32
+
     import numpy as np
     import torch
 
     from specdec_fast.loading import load_model, load_tokenizer
     from specdec_fast.train.curve import training_curve
-    from specdec_fast.train.heads import Settings, fit
+    from specdec_fast.train.heads import Settings, fit, refuse_another_run
     from specdec_fast.train.texts import split
 
     settings = Settings(**options)
+    text = {"inputs": [str(each.resolve()) for each in inputs or ()], "field": field, "model": model, "answer": answer}
+    if answer:
+        text |= {"temperature": temperature, "seed": settings.seed}
+    run = {"kind": kind, "dtype": dtype, **facts, **text}
+    refuse_another_run(out, settings, run)  # before the target answers prompts for hours
     if threads:
         torch.set_num_threads(threads)
     torch.manual_seed(settings.seed)
     target, tokenizer = load_model(model, dtype), load_tokenizer(model)
     if tokenizer is None:
         raise ValueError(f"--model: got {model!r}; expected a model with a tokenizer")
-    place = out / "tokens.npy"
+    place = out / f"tokens-{crc32(json.dumps(text).encode()):08x}.npy"
     if not place.exists():
         row = read_row(inputs, field, model, target, tokenizer, answer, temperature, settings.seed)
         out.mkdir(parents=True, exist_ok=True)
-        partial = out / f"tokens.{os.getpid()}.npy"  # of several processes each writes the same
+        partial = place.with_suffix(f".{os.getpid()}.npy")  # of several processes each writes the same
         np.save(partial, row)
         partial.replace(place)
     row, held = split(np.load(place), settings.length)
     trainee = build(target, row)
     with _Bar(f"{kind}, {len(row):,} tokens") as bar:
         try:
-            progress = fit(trainee, trainee.states, row, held, settings, out, bar)
+            progress = fit(trainee, trainee.states, row, held, settings, out, bar, facts=run)
         except KeyboardInterrupt:
             print(f"Stopped; the checkpoint is in {out}; the same command goes on from there.", file=sys.stderr)
             raise

@@ -6,13 +6,15 @@ tests/train/test_heads.py.
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from pickle import UnpicklingError
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -152,21 +154,23 @@ def fit(
     folder: Path,
     report: Report = lambda share, found, left: None,
     *,
+    facts: Mapping[str, Any] = MappingProxyType({}),
     stop_after: int | None = None,
 ) -> Progress:
     """Train until `settings.steps`, going on from the checkpoint in `folder` when there is one.
 
     trainee: forward(tokens int64 [B, length + 1]) -> (scalar loss, measures by name as tensors), called the same way
-    on held-out text; it keeps `states` out of its own parameters. row, held: tokens [N]. stop_after: end this call
-    after so many steps, checkpoint written.
+    on held-out text; it keeps `states` out of its own parameters. row, held: tokens [N]. facts: what else makes this
+    run, as JSON has it (see `refuse_another_run`). stop_after: end this call after so many steps, checkpoint written.
 
     Batches and rates depend on the number of the step alone, so a run that was killed ends as one that was not, as far
     as arithmetic repeats. Checkpoints are written as often as `settings.saving` allows: what a kill loses is that
     share of time, mostly the last step. `accelerate launch` makes it several processes or machines.
 
     Raises KeyboardInterrupt after Ctrl-C, checkpoint written; ValueError where accelerate is absent, and for a
-    checkpoint that is of other settings or cannot be read.
+    checkpoint that is of other settings or facts, or cannot be read.
     """
+    refuse_another_run(folder, settings, facts)
     try:
         from accelerate import Accelerator
     except ImportError:
@@ -221,7 +225,7 @@ def fit(
             if at.step % settings.measure_every == 0 or done:
                 at.history.append(measure())
             if save or halt or ending or done:
-                _save(accelerator, folder)
+                _save(accelerator, folder, _made_of(settings, facts))
                 saved = time.monotonic()
                 cost = saved - now
             left = (settings.steps - at.step) * (time.monotonic() - started) / max(at.step - begun, 1)
@@ -251,15 +255,57 @@ def _held_out(trainee: nn.Module, held: np.ndarray, settings: Settings, device: 
     return total
 
 
-def _save(accelerator: Any, folder: Path) -> None:
+_FREE = ("measure_every", "saving")
+"""Settings that change nothing in what is trained: a run may go on with others."""
+
+
+def _made_of(settings: Settings, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """All that makes a run what it is, as it comes back from JSON."""
+    own = {name: value for name, value in asdict(settings).items() if name not in _FREE}
+    found: dict[str, Any] = json.loads(json.dumps({**own, **facts}))
+    return found
+
+
+def refuse_another_run(folder: Path, settings: Settings, facts: Mapping[str, Any]) -> None:
+    """Raises ValueError where the checkpoint in `folder` was made with other settings or facts.
+
+    Batches, rates and the split between training and held-out text follow from them: a run that went on with others
+    would be measured on text that it was trained on.
+    """
+    place = next((place for place in _places(folder) if place.is_dir()), None)
+    if place is None:
+        return
+    try:
+        made_of = json.loads((place / _RUN).read_text())
+    except (OSError, ValueError):
+        return  # damaged: `_resume` says so
+    for name, want in _made_of(settings, facts).items():
+        if made_of.get(name) != want:
+            raise ValueError(
+                f"{place}: the run in it has another {name}: got {want!r}; expected {made_of.get(name)!r}, with which "
+                f"it was begun; go on with that, train into another --out, or remove {place} to begin anew"
+            )
+
+
+_RUN = "run.json"
+"""In a checkpoint: what the run is made of."""
+
+
+def _places(folder: Path) -> tuple[Path, Path]:
+    """Where a whole checkpoint may be."""
+    return folder / "checkpoint", folder / "checkpoint.old"
+
+
+def _save(accelerator: Any, folder: Path, made_of: Mapping[str, Any]) -> None:
     """Write under another name, then rename: a kill leaves a whole checkpoint under one of two names."""
-    new, here, old = folder / "checkpoint.partial", folder / "checkpoint", folder / "checkpoint.old"
+    new, (here, old) = folder / "checkpoint.partial", _places(folder)
     if accelerator.is_main_process:
         shutil.rmtree(new, ignore_errors=True)
     accelerator.wait_for_everyone()
     accelerator.save_state(str(new))
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
+        (new / _RUN).write_text(json.dumps(made_of))
         shutil.rmtree(old, ignore_errors=True)
         if here.exists():
             here.rename(old)
@@ -271,9 +317,10 @@ def _save(accelerator: Any, folder: Path) -> None:
 def _resume(accelerator: Any, folder: Path) -> None:
     from safetensors import SafetensorError
 
-    for place in (folder / "checkpoint", folder / "checkpoint.old"):
+    for place in _places(folder):
         if place.is_dir():
             try:
+                json.loads((place / _RUN).read_text())
                 accelerator.load_state(str(place))
             except (
                 RuntimeError,

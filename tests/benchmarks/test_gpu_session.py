@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,12 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import report, step  # noqa: E402
+from benchmarks.kernels import gpu  # noqa: E402
 from benchmarks.kernels.gpu import peers  # noqa: E402
-from benchmarks.kernels.peers import PEERS  # noqa: E402
-from specdec_kernels.samples import Sizes  # noqa: E402
+from benchmarks.kernels.peers import PEERS, Peer, index_copy  # noqa: E402
+from specdec_kernels import timing  # noqa: E402
+from specdec_kernels.agreement import sample  # noqa: E402
+from specdec_kernels.samples import Call, Sizes  # noqa: E402
 
 SIZES = (Sizes(nodes=6, length=40, heads=4, kv_heads=2, width=16, vocab=200),)
 HERE = {peer.name for peer in PEERS if not peer.gpu}
@@ -33,6 +37,41 @@ def test_peers_run_or_say_why_not(op: str, capsys: pytest.CaptureFixture[str]) -
         else:
             assert found[name].reason == "needs a GPU"
             assert f"{name}: skipped: needs a GPU" in capsys.readouterr().out or len(expected) > 1
+
+
+def test_a_peer_that_is_wrong_or_fails_is_not_timed_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    def fail() -> None:
+        raise RuntimeError("out of luck")
+
+    def late(call: Call) -> Callable[[], None]:
+        made.append(1)
+        return index_copy(call) if len(made) != 2 else fail
+
+    wrong = [
+        Peer("moves nothing", "kv_commit", "torch", lambda call: lambda: None, gpu=False, same=True),
+        Peer("fails late", "kv_commit", "torch", late, gpu=False, same=True),
+        Peer("moves", "kv_commit", "torch", index_copy, gpu=False, same=True),
+    ]
+    monkeypatch.setattr(gpu, "PEERS", wrong)
+    monkeypatch.setattr(gpu, "copies", lambda op, sizes, device: [sample(op, sizes) for _ in range(3)])
+    found = {row.backend: row for row in peers("kv_commit", torch.device("cpu"), 3, SIZES)}
+    assert "differs from ours by" in str(found["moves nothing"].reason)
+    assert "out of luck" in str(found["fails late"].reason)
+    assert found["moves"].microseconds and any(name.startswith("ours") for name in found)
+
+
+def test_copies_exceed_the_cache_and_count_what_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = Sizes(rows=1, layers=2)
+    monkeypatch.setattr(timing, "cache_size", lambda device: 100_000)
+    calls = timing.copies("kv_commit", sizes, torch.device("cpu"))
+    slots = 2  # of the path 0, 1, 3, 7 two lie elsewhere than they go
+    assert calls[0].bytes == 2 * slots * 4 * sizes.kv_heads * sizes.width * 4
+    assert len(calls) * calls[0].bytes >= 400_000 and len(calls) <= timing.MOST_COPIES
+    tables = [call.arguments[0] for call in calls]
+    assert len({cache.data_ptr() for table in tables for cache in table}) == 4 * len(calls)
+    assert all(call.writes[0] is call.arguments[0][0] for call in calls), "a call writes to its own tensors"
 
 
 def test_the_step_benchmark_and_the_report(tmp_path: Path) -> None:

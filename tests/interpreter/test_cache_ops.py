@@ -25,6 +25,7 @@ from specdec_kernels import (
     use_backend,
 )
 
+launch = pytest.importorskip("specdec_kernels.kv_commit.launch")
 INTS: dict[str, Any] = {"dtype": torch.int32}
 
 
@@ -163,6 +164,20 @@ def test_commits_touch_nothing_beyond_what_they_are_given() -> None:
         assert own.tolist() == ([13, 0] if row == 0 else [0, 0])
 
 
+def test_a_node_beyond_the_scratch_is_not_copied() -> None:
+    """A table and lengths that are good, and a scratch of two nodes for a path that names node 3."""
+    case = build(Shape([4], [10]))
+    path, accepted = torch.tensor([[0, 1, 3]], **INTS), torch.tensor([2], **INTS)
+    cache, before = guarded(case.key_cache), case.key_cache.clone()
+    with use_backend("triton"):
+        trees = (case.page_table, case.lengths, path, case.offsets, accepted)
+        kv_commit_scratch(CacheTable([cache]), [guarded(torch.full((2, 2, 64), 7.0))], *trees)
+    size = cache.shape[1]
+    slots = [(int(case.page_table[0, at // size]), at % size) for at in range(10, 13)]
+    for slot, value in zip(slots, (torch.full((2, 64), 7.0),) * 2 + (before[slots[2]],), strict=True):
+        assert torch.equal(cache[slot], value)
+
+
 def test_what_commits_refuse() -> None:
     case = build(Shape([2], [5]))
     path, accepted = torch.tensor([[0, 1]], **INTS), torch.ones(1, **INTS)
@@ -177,5 +192,14 @@ def test_what_commits_refuse() -> None:
             kv_commit(CacheTable([case.key_cache]), *trees[:2], path.long(), *trees[3:])
         with pytest.raises(ValueError, match="kv_commit: rows and cache_lengths go together"):
             kv_commit(CacheTable([case.key_cache]), *trees, rows[0])
-        with pytest.raises(ValueError, match=r"kv_commit_pages: cache_page_table is .* other memory"):
-            kv_commit_pages(*trees, *rows, case.page_table)
+        table, lengths = case.page_table.repeat(2, 1), torch.zeros(2, **INTS)
+        for view in (table[:1], table[1:]):
+            with pytest.raises(ValueError, match=r"kv_commit_pages: page_table and cache_page_table .* other memory"):
+                kv_commit_pages(view, *trees[1:], rows[0], lengths, table)
+        with pytest.raises(ValueError, match=r"kv_commit: lengths and cache_lengths .* other memory"):
+            kv_commit(CacheTable([case.key_cache]), trees[0], lengths[1:], *trees[2:], rows[0], lengths)
+        elsewhere = [each.to("meta") for each in trees]
+        with pytest.raises(ValueError, match=r"kv_commit: page_table is .* on meta; expected .* on cpu"):
+            launch.kv_commit(CacheTable([case.key_cache]), *elsewhere)
+        with pytest.raises(ValueError, match="kv_commit_scratch: the scratch lies on meta, expected the device of"):
+            launch.kv_commit_scratch(CacheTable([case.key_cache]), [torch.zeros(2, 2, 64, device="meta")], *trees)

@@ -55,26 +55,42 @@ def test_out_and_workspace_hold_the_same_answer(name: str, monkeypatch: pytest.M
             OPS[name](*call.arguments, **call.options, out=[], workspace=given["workspace"])
 
 
-def test_the_dispatcher_reaches_the_launches() -> None:
-    """With the launches under the key of the CPU, torch.ops.specdec.* is Triton for calls that were recorded before."""
+def test_the_dispatcher_reaches_the_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the launches under the key of the CPU, torch.ops.specdec.* is Triton for the arguments of recorded calls.
+
+    What the recorded calls wrote is put back.
+    """
     names = sorted({*OPS} & set(registered.LAUNCHES))
     recorded = {}
     for name in names:
         call = sample(name, SIZES)
+        arguments = (list(call.arguments[0]), *call.arguments[1:]) if name == "kv_commit" else call.arguments
+        before = [each.clone() for each in call.writes]
         with use_backend("cpu"):
-            recorded[name] = calls_of(name, lambda n=name, c=call: OPS[n](*c.arguments, **c.options))[0]
+            (given,) = calls_of(name, lambda n=name, c=call, a=arguments: OPS[n](*a, **c.options))
+        for each, old in zip(call.writes, before, strict=True):
+            each.copy_(old)
+        recorded[name] = given, call.writes
+    places: list[str] = []
+    find = registered._launch
+
+    def launch(place: str) -> Any:
+        places.append(place)
+        return find(place)
+
+    monkeypatch.setattr(registered, "_launch", launch)
     library = registered.register("CPU", override=True)
     try:
         for name in names:
             with use_backend("reference"):
-                call = sample(name, SIZES)
-                want = results(name, call)
-            got = getattr(torch.ops.specdec, name)(*recorded[name])
-            if not call.writes:
-                made = list(tensors_in(got))
-                for one, other in zip(made, want, strict=True):
-                    if name == "tree_plan":  # as many ancestor words as the largest row needs, or more
-                        one, other = one[..., : other.shape[-1]], other[..., : one.shape[-1]]
-                    assert difference(one, other, TOLERANCE[torch.float32])[1] is None, name
+                want = results(name, sample(name, SIZES))
+            given, writes = recorded[name]
+            places.clear()
+            got = [*tensors_in(getattr(torch.ops.specdec, name)(*given)), *writes]
+            assert got and len(places) == 1 and places[0].endswith(name), (name, places)
+            for one, other in zip(got, want[-len(got) :], strict=True):  # what is written may be returned too
+                if name == "tree_plan":  # as many ancestor words as the largest row needs, or more
+                    one, other = one[..., : other.shape[-1]], other[..., : one.shape[-1]]
+                assert difference(one, other, TOLERANCE[torch.float32])[1] is None, name
     finally:
         library._destroy()

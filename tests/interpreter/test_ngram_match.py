@@ -71,17 +71,19 @@ def test_a_long_history(frequent: bool) -> None:
 def test_memory_of_the_callers_and_histories_that_leave_the_tokens() -> None:
     text = guarded(torch.tensor([1, 2, 7, 3, 1, 2, 7, 4, 1, 2, 8, 5, 1, 2] * 3))
     starts, lengths = torch.tensor([0, 30, -1, 3]), torch.tensor([14, 14, 5, -2], dtype=torch.int32)
-    workspace = guarded(torch.full((launch.workspace_size(text, starts, True),), 255, dtype=torch.uint8))
+    with use_backend("triton"):
+        size = ngram_match.workspace_size(text, starts, lengths, 3, 2, 3, True)
+    workspace = guarded(torch.full((size,), 255, dtype=torch.uint8))
     out = torch.zeros(4, 3, dtype=torch.int64), torch.zeros(4, dtype=torch.int32)
     with use_backend("triton"):
-        found = ngram_match(text, starts, lengths, 3, 2, 3, True, out, workspace)
+        found = ngram_match(text, starts, lengths, 3, 2, 3, True, out=out, workspace=workspace)
         assert found[0] is out[0] and out[0].tolist() == [[7, 4, 1], [-1] * 3, [-1] * 3, [-1] * 3]
         assert out[1].tolist() == [2, 0, 0, 0]
         with pytest.raises(ValueError, match="ngram_match: workspace is"):
-            ngram_match(text, starts, lengths, 3, 2, 3, True, out, workspace[16:])
+            ngram_match(text, starts, lengths, 3, 2, 3, True, out=out, workspace=workspace[16:])
     for backend in ("cpu", "reference"):
         with use_backend(backend):
-            ngram_match(text, starts[:1], lengths[:1], 3, 2, 2, False, (out[0][:1, :2].contiguous(), out[1][:1]))
+            ngram_match(text, starts[:1], lengths[:1], 3, 2, 2, out=(out[0][:1, :2].contiguous(), out[1][:1]))
             assert out[1].tolist() == [2, 0, 0, 0]
-            with pytest.raises(ValueError, match="ngram_match: out is"):
-                ngram_match(text, starts[:1], lengths[:1], 3, 2, 3, True, out)
+            with pytest.raises(ValueError, match=r"ngram_match: out\[0\] is"):
+                ngram_match(text, starts[:1], lengths[:1], 3, 2, 3, True, out=out)

@@ -130,8 +130,9 @@ def test_shares_of_a_fixed_grid_equal_the_reference(case: tuple[Shape, dict[str,
     option["batch_invariant"] = False
     want = run("reference", batch, return_lse=True, **option)
     plan = planned(batch, count, option["causal"], option["window"])
-    size = launch.workspace_size(*batch.cache[:2], batch.page_table, plan=plan)
-    workspace = guarded(torch.full((size,), torch.nan))
+    with use_backend("triton"):
+        size = tree_attention.workspace_size(*batch.cache, scale=1.0, plan=plan)
+    workspace = guarded(torch.full((size,), 255, dtype=torch.uint8))  # not a number, wherever it is read
     got = run("triton", batch, return_lse=True, plan=plan, workspace=workspace, **option)
     assert_same(got, want)
     again = run("triton", batch, return_lse=True, plan=plan, workspace=workspace, **option)
@@ -177,6 +178,11 @@ def test_a_plan_is_for_the_shapes_and_options_it_was_made_for() -> None:
         run("triton", case, plan=plan, window=9)
     with pytest.raises(ValueError, match="tree_attention: plan has"):
         run("triton", case, causal=True, plan=plan)
+    with pytest.raises(
+        ValueError, match=r"plan has .*'kv_heads': 2, 'group': 2.* expected .*'kv_heads': 1, 'group': 4"
+    ):
+        caches = {name: getattr(case, name)[:, :, :1] for name in ("key_cache", "value_cache")}
+        run("triton", replace(case, **caches), plan=plan)
     one, other = (run("triton", case, plan=each, batch_invariant=True) for each in (plan, None))
     assert torch.equal(one, other), "shares depend on the batch"
     with use_backend("reference"):
@@ -270,17 +276,35 @@ def test_strided_queries_and_memory_of_ones_own() -> None:
     case = build(Shape([3], [600]))
     query = torch.randn(3, 8 * 64)[:, : 4 * 64].view(3, 4, 64)
     out = torch.empty(3, 4, 128)[:, :, :64]
-    size = launch.workspace_size(query, case.key_cache, case.page_table)
-    workspace = guarded(torch.full((size,), torch.nan))
+    with use_backend("triton"):
+        size = tree_attention.workspace_size(query, *case.cache[1:], scale=0.1)
+    workspace = guarded(torch.full((size,), 255, dtype=torch.uint8))  # not a number, wherever it is read
     given = {"scale": 0.1, "out": out, "workspace": workspace}
     with use_backend("triton"):
         result = tree_attention(query, *case.cache[1:], case.ancestors, **given)
-        with pytest.raises(ValueError, match=r"workspace is .* expected contiguous float32 of at least"):
-            tree_attention(query, *case.cache[1:], case.ancestors, **given | {"workspace": workspace[1:]})
+        for wrong in (workspace[16:], workspace.to("meta")):
+            with pytest.raises(ValueError, match=r"workspace is .* expected contiguous torch.uint8 .* or more on cpu"):
+                tree_attention(query, *case.cache[1:], case.ancestors, **given | {"workspace": wrong})
     with use_backend("reference"):
         want = tree_attention(query.contiguous(), *case.cache[1:], case.ancestors, scale=0.1)
     assert size > 0 and result.data_ptr() == out.data_ptr()
     assert (out - want).abs().max() <= TOLERANCE[torch.float32]
+
+
+def test_answers_are_contiguous_whatever_the_query_and_go_where_they_are_wanted() -> None:
+    """As the fake kernel says, also for a query [H, M, D] that is passed transposed; lse is written in place."""
+    case = build(Shape([3], [20]))
+    query = case.query.transpose(0, 1).contiguous().transpose(0, 1)
+    made = {}
+    for backend in ("reference", "triton", "cpu", "sdpa"):
+        made[backend] = run(backend, replace(case, query=query))
+        assert made[backend].is_contiguous() and (made[backend] - made["reference"]).abs().max() <= 3e-6
+    want = run("triton", case, return_lse=True)
+    out, lse = torch.empty_like(want[0]), torch.empty_like(want[1])
+    found = launch.tree_attention(
+        *case.cache, case.ancestors, case.depth, scale=case.shape.width**-0.5, out=out, lse=lse, return_lse=True
+    )
+    assert found[0] is out and found[1] is lse and torch.equal(lse, want[1])
 
 
 def test_page_ids_beyond_the_cache_read_nothing_beyond_it() -> None:

@@ -148,11 +148,67 @@ def test_what_other_commits_refuse() -> None:
             kv_commit_scratch([case.key_cache], [torch.zeros(2, 2, 64)], *trees)
         with pytest.raises(ValueError, match="kv_commit_pages: page_table and cache_page_table are the same memory"):
             kv_commit_pages(*trees, rows, lengths[:1], case.page_table)
+        with pytest.raises(ValueError, match=r"kv_commit_scratch: tables \[1, 6\] and \[2, 6\] do not fit"):
+            tables = CacheTable([case.key_cache]), CacheTable.packed([torch.zeros(4, 2, 64)] * 2)
+            layouts = [each.device_layout for each in tables]
+            torch.ops.specdec.kv_commit_table(*layouts, tables[0].pages, tables[0].page_size, 4, *trees)
         with pytest.raises(ValueError, match="kv_commit_pages: cache_page_table is"):
             kv_commit_pages(*trees, rows, lengths, torch.zeros(2, 99, dtype=torch.int32))
         with pytest.raises(ValueError, match=r"(?s)kv_commit_pages.*slot of row 0 is"):
             own = case.page_table.clone()
             kv_commit_pages(trees[0], trees[1] + 500, *trees[2:], rows, lengths[:1], own)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_memory_that_is_read_and_written_at_once_is_refused(backend: str) -> None:
+    """The same tensor, or a view that begins elsewhere."""
+    case, path, accepted = small()
+    table, lengths = case.page_table.repeat(2, 1), case.lengths.repeat(2)
+    rest, rows = (path, case.offsets, accepted), torch.ones(1, dtype=torch.int32)
+    with use_backend(backend):
+        for view in (table[:1], table[1:]):
+            with pytest.raises(
+                ValueError, match="kv_commit_pages: page_table and cache_page_table are the same memory"
+            ):
+                kv_commit_pages(view, case.lengths, *rest, rows, lengths, table)
+        for view in (lengths[:1], lengths[1:]):
+            with pytest.raises(ValueError, match="kv_commit: lengths and cache_lengths are the same memory"):
+                kv_commit([case.key_cache], case.page_table, view, *rest, rows, lengths)
+
+
+@NEEDS_C
+@pytest.mark.parametrize("advance", [False, True])
+def test_a_compiled_program_keeps_what_a_table_commits(advance: bool) -> None:
+    case, path, accepted = small()
+    table, want = CacheTable([case.key_cache.clone(), case.value_cache.clone()]), [case.key_cache, case.value_cache]
+    own = (torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)) if advance else ()
+    trees = (case.page_table, case.lengths, path, case.offsets, accepted)
+    kv_commit(want, *trees)
+    torch._dynamo.reset()
+    program = torch.compile(lambda *args: kv_commit(table, *args), backend="aot_eager", fullgraph=True)
+    program(*trees, *own)
+    assert all(torch.equal(got, each) for got, each in zip(table, want, strict=True))
+    assert not advance or own[1].tolist() == [int(case.lengths[0]) + 2]
+
+
+@NEEDS_C
+def test_a_compiled_program_breaks_for_a_commit_out_of_a_scratch() -> None:
+    case, path, accepted = small()
+    scratch = [torch.randn(4, *case.key_cache.shape[2:])]
+    got, want = (CacheTable([case.key_cache.clone()]) for _ in range(2))
+    trees = (case.page_table, case.lengths, path, case.offsets, accepted)
+    kv_commit_scratch(want, scratch, *trees)
+    for whole in (True, False):
+        torch._dynamo.reset()
+        program = torch.compile(
+            lambda *args: kv_commit_scratch(got, scratch, *args), backend="aot_eager", fullgraph=whole
+        )
+        if whole:
+            with pytest.raises(Exception, match="call it between graphs"):
+                program(*trees)
+        else:
+            program(*trees)
+    assert torch.equal(got[0], want[0])
 
 
 @pytest.mark.parametrize("backend", ["reference", pytest.param("cpu", marks=NEEDS_C)])

@@ -242,6 +242,26 @@ def test_torch_compile_keeps_staging_before_attention() -> None:
 
 
 @NEEDS_C
+def test_what_a_graph_cannot_take_is_refused_in_words() -> None:
+    """Inside of torch.compile the registered operator serves all devices; it knows neither scales nor the mode."""
+    from specdec_kernels.tree_attention import cpu_kernel
+
+    case = build(Shape([3], [20]))
+    scales = {"key_scale": torch.ones(2), "value_scale": torch.ones(2)}
+    program = torch.compile(
+        lambda *args: tree_attention(*args, scale=0.1, **scales), backend="aot_eager", fullgraph=True
+    )
+    with pytest.raises(Exception, match="leave tree_attention out of the graph"):
+        program(*arguments(case, False))
+    elsewhere = [each.to("meta") for each in arguments(case, False)]
+    with pytest.raises(ValueError, match=r"tree_attention: got .*batch_invariant inside of torch\.compile, expected"):
+        cpu_kernel.tree_attention(*elsewhere, scale=0.1, batch_invariant=True)
+    assert run("cpu", case, batch_invariant=True).shape == case.query.shape
+    out, lse = cpu_kernel.tree_attention(*elsewhere, scale=0.1, out=torch.empty_like(elsewhere[0]), return_lse=True)
+    assert out.device == lse.device == elsewhere[0].device
+
+
+@NEEDS_C
 @pytest.mark.parametrize("name", ["tree_attention", "tree_attention_lse", "tree_attention_out"])
 def test_opcheck(name: str) -> None:
     case = build(Shape([3, 0], [20, 5], tail=1))

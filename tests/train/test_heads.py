@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -125,12 +126,15 @@ def test_states_are_those_that_the_engine_taps() -> None:
         TargetStates(models.own("llama"), ("entering:9",))
 
 
-def run(folder: Path, stop_after: int | None = None, **changes: Any) -> tuple[Any, MedusaHeads]:
+def run(
+    folder: Path, stop_after: int | None = None, facts: dict[str, Any] | None = None, **changes: Any
+) -> tuple[Any, MedusaHeads]:
     model, states = tiny()
     heads = some_heads(model)
     settings = Settings(**{"steps": 9, "batch": 2, "length": 24, "measure_every": 4, "saving": 1e-9, **changes})
     row, held = split(row_of(1500), 24)
-    return fit(AheadTrainee(heads, states), states, row, held, settings, folder, stop_after=stop_after), heads
+    options: dict[str, Any] = {"facts": facts or {}, "stop_after": stop_after}
+    return fit(AheadTrainee(heads, states), states, row, held, settings, folder, **options), heads
 
 
 def test_a_run_that_was_cut_off_ends_as_one_that_was_not(tmp_path: Path) -> None:
@@ -147,6 +151,21 @@ def test_a_run_that_was_cut_off_ends_as_one_that_was_not(tmp_path: Path) -> None
     assert progress.history == whole.history
     again, same = run(tmp_path / "cut")
     assert again.step == 9 and torch.equal(same.weight, found.weight), "nothing is left to do"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"length": 23}, {"batch": 3}, {"seed": 1}, {"steps": 8}, {"lr": 2e-3}, {"facts": {"inputs": ["b.txt"]}}],
+    ids=str,
+)
+def test_a_run_does_not_go_on_with_other_settings(tmp_path: Path, changes: dict[str, Any]) -> None:
+    run(tmp_path, stop_after=2, facts={"inputs": ["a.txt"]})
+    name, value = next(iter(changes.get("facts", changes).items()))
+    words = rf"checkpoint: the run in it has another {name}: got {re.escape(repr(value))}; expected .*; go on with that"
+    with pytest.raises(ValueError, match=words):
+        run(tmp_path, **{"facts": {"inputs": ["a.txt"]}, **changes})
+    progress, _ = run(tmp_path, measure_every=3, saving=0.5, facts={"inputs": ["a.txt"]})
+    assert progress.step == 9, "how often is measured and saved may change"
 
 
 def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
@@ -267,4 +286,12 @@ def test_the_command_writes_head_tree_and_curve(tmp_path: Path, capsys: pytest.C
     with pytest.raises(ValueError, match="--layout: got 'gguf'; expected one of fasterdecoding, vllm"):
         train_medusa([text], **{**options, "layout": "gguf"})
     with pytest.raises(ValueError, match="of other settings"):
-        train_medusa([text], own_lm_head=False, **{**options, "heads": 4, "steps": 13})
+        train_medusa([text], own_lm_head=False, **{**options, "heads": 4})
+    with pytest.raises(ValueError, match="another length: got 16; expected 32"):
+        train_medusa([text], own_lm_head=False, **{**options, "length": 16})
+    (tmp_path / "other.py").write_text(text.read_text()[::-1])
+    with pytest.raises(ValueError, match=r"another inputs: got .*other\.py"):
+        train_medusa([tmp_path / "other.py"], own_lm_head=False, **options)
+    shutil.rmtree(out / "checkpoint")
+    train_medusa([tmp_path / "other.py"], own_lm_head=False, **options)
+    assert len(list(out.glob("tokens-*.npy"))) == 2, "text is read again where it is another"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from .cache_table import CacheTable, tables_of
 
@@ -25,12 +26,15 @@ def kv_commit(
     cache_lengths: Tensor | None = None,
 ) -> None:
     rest = (page_table, lengths, path, offsets, num_accepted, rows, cache_lengths)
-    if isinstance(caches, CacheTable):
+    if isinstance(caches, CacheTable) and not is_compiling():
         _commit_table(caches.device_layout, caches.device_layout, caches.pages, caches.page_size, 0, *rest)
     else:
-        _commit(caches, *rest)
+        _commit(list(caches), *rest)  # a compiler sees what this one writes; addresses tell it nothing
 
 
+@torch.compiler.disable(
+    reason="kv_commit_scratch writes to caches that its schema does not name; call it between graphs"
+)
 def kv_commit_scratch(
     caches: Sequence[Tensor] | CacheTable,
     scratch: Sequence[Tensor] | CacheTable,

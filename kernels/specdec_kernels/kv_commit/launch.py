@@ -11,32 +11,34 @@ from triton import next_power_of_2
 
 from ..machine_code import Variant
 from .cache_table import CacheTable, tables_of
-from .reference import check_pair
+from .reference import check_apart, check_pair
 
 BLOCK, ROUND = 256, 8
 WORD = 4
 """Bytes of a unit where all of a cache is aligned to 16 bytes; elsewhere bytes are copied one by one."""
 
 
-def _check(op: str, *named: tuple[str, Tensor, int, int]) -> None:
-    """Raises ValueError for other than contiguous int32 of so many rows and dimensions."""
+def _check(op: str, device: torch.device, *named: tuple[str, Tensor, int, int]) -> None:
+    """Raises ValueError for other than contiguous int32 of so many rows and dimensions on the device."""
     for name, given, rows, dimensions in named:
         if (
             given.dtype != torch.int32
             or given.ndim != dimensions
             or given.shape[0] != rows
             or not given.is_contiguous()
+            or given.device != device
         ):
             raise ValueError(
-                f"{op}: {name} is {given.dtype} {list(given.shape)}; expected contiguous int32 of {rows} rows and "
-                f"{dimensions} dimensions"
+                f"{op}: {name} is {given.dtype} {list(given.shape)} on {given.device}; expected contiguous int32 of "
+                f"{rows} rows and {dimensions} dimensions on {device}"
             )
 
 
-def _check_trees(op: str, table: Tensor, lengths: Tensor, path: Tensor, offsets: Tensor, accepted: Tensor) -> None:
+def _check_trees(op: str, device: torch.device, *trees: Tensor) -> None:
+    table, lengths, path, offsets, accepted = trees
     batch = lengths.shape[0]
-    _check(op, ("page_table", table, batch, 2), ("lengths", lengths, batch, 1), ("path", path, batch, 2))
-    _check(op, ("offsets", offsets, batch + 1, 1), ("num_accepted", accepted, batch, 1))
+    _check(op, device, ("page_table", table, batch, 2), ("lengths", lengths, batch, 1), ("path", path, batch, 2))
+    _check(op, device, ("offsets", offsets, batch + 1, 1), ("num_accepted", accepted, batch, 1))
 
 
 def _commit(
@@ -45,15 +47,17 @@ def _commit(
 ) -> None:  # fmt: skip
     from .triton_kernel import commit
 
-    check_pair(op, rows, cache_lengths)
-    _check_trees(op, *trees)
+    layout = into.device_layout
+    scratch, device = layout if out_of is None else out_of.device_layout, layout.device
+    check_pair(op, trees[1], rows, cache_lengths)
+    _check_trees(op, device, *trees)
+    if scratch.device != device:
+        raise ValueError(f"{op}: the scratch lies on {scratch.device}, expected the device of the caches, {device}")
     batch, path_width = trees[2].shape
     if batch == 0:
         return
     if rows is not None and cache_lengths is not None:
-        _check(op, ("rows", rows, batch, 1), ("cache_lengths", cache_lengths, cache_lengths.shape[0], 1))
-    layout = into.device_layout
-    scratch = layout if out_of is None else out_of.device_layout
+        _check(op, device, ("rows", rows, batch, 1), ("cache_lengths", cache_lengths, cache_lengths.shape[0], 1))
     with torch.cuda.device_of(layout):
         commit[(batch, len(into), -(-max(into.slot_bytes) // (WORD * BLOCK)))](
             layout, scratch, *trees, rows, cache_lengths, trees[0].shape[1], path_width, into.pages,
@@ -109,15 +113,18 @@ def kv_commit_pages(
     from .triton_kernel import commit_pages
 
     op, trees = "kv_commit_pages", (page_table, lengths, path, offsets, num_accepted)
-    _check_trees(op, *trees)
+    device = page_table.device
+    _check_trees(op, device, *trees)
     batch, columns = page_table.shape
     capacity = cache_lengths.shape[0]
-    _check(op, ("rows", rows, batch, 1), ("cache_lengths", cache_lengths, capacity, 1))
-    _check(op, ("cache_page_table", cache_page_table, capacity, 2))
-    if cache_page_table.shape[1] != columns or cache_page_table.data_ptr() == page_table.data_ptr():
+    _check(op, device, ("rows", rows, batch, 1), ("cache_lengths", cache_lengths, capacity, 1))
+    _check(op, device, ("cache_page_table", cache_page_table, capacity, 2))
+    check_pair(op, lengths, rows, cache_lengths)
+    check_apart(op, ("page_table", page_table), ("cache_page_table", cache_page_table))
+    if cache_page_table.shape[1] != columns:
         raise ValueError(
             f"kv_commit_pages: cache_page_table is {list(cache_page_table.shape)}, expected {columns} columns like "
-            "page_table, and other memory; pass a copy of the rows, as kv_slots makes it"
+            "page_table"
         )
     if batch:
         with torch.cuda.device_of(page_table):

@@ -10,10 +10,23 @@ from torch import Tensor
 from .cache_table import CacheTable
 
 
-def check_pair(op: str, rows: Tensor | None, cache_lengths: Tensor | None) -> None:
-    """Raises ValueError for one without the other."""
+def check_pair(op: str, lengths: Tensor, rows: Tensor | None, cache_lengths: Tensor | None) -> None:
+    """Raises ValueError for one of rows and cache_lengths without the other, and for lengths in their memory."""
     if (rows is None) != (cache_lengths is None):
         raise ValueError(f"{op}: rows and cache_lengths go together, expected int32 [B] and int32 [R], or neither")
+    if cache_lengths is not None:
+        check_apart(op, ("lengths", lengths), ("cache_lengths", cache_lengths))
+
+
+def check_apart(op: str, one: tuple[str, Tensor], other: tuple[str, Tensor]) -> None:
+    """Raises ValueError for two tensors, each with its name, that have bytes in common."""
+    begins = one[1].data_ptr(), other[1].data_ptr()
+    sizes = one[1].nbytes, other[1].nbytes
+    if all(sizes) and begins[0] < begins[1] + sizes[1] and begins[1] < begins[0] + sizes[0]:
+        raise ValueError(
+            f"{op}: {one[0]} and {other[0]} are the same memory, expected other memory; pass a copy of the first, "
+            "as kv_slots makes it"
+        )
 
 
 def kept_nodes(path: Tensor, num_accepted: Tensor, row: int) -> Tensor:
@@ -50,7 +63,7 @@ def kv_commit(
 
     Raises: ValueError for shapes or dtypes that do not fit.
     """
-    check_pair("kv_commit", rows, cache_lengths)
+    check_pair("kv_commit", lengths, rows, cache_lengths)
     page_size = caches[0].shape[1]
     for row in range(lengths.shape[0]):
         nodes = kept_nodes(path, num_accepted, row)
@@ -87,7 +100,7 @@ def kv_commit_scratch(
 
     Raises: ValueError for shapes or dtypes that do not fit.
     """
-    check_pair("kv_commit_scratch", rows, cache_lengths)
+    check_pair("kv_commit_scratch", lengths, rows, cache_lengths)
     page_size = caches[0].shape[1]
     for row in range(lengths.shape[0]):
         nodes = kept_nodes(path, num_accepted, row)
@@ -122,6 +135,8 @@ def kv_commit_pages(
 
     Raises: ValueError for shapes or dtypes that do not fit.
     """
+    check_pair("kv_commit_pages", lengths, rows, cache_lengths)
+    check_apart("kv_commit_pages", ("page_table", page_table), ("cache_page_table", cache_page_table))
     for row in range(lengths.shape[0]):
         accepted = kept_nodes(path, num_accepted, row) - int(offsets[row])
         length, count = int(lengths[row]), int(offsets[row + 1] - offsets[row])

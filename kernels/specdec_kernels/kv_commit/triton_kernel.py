@@ -120,7 +120,7 @@ def commit_pages(
     length, begin, end = tl.load(lengths + request), tl.load(offsets + request), tl.load(offsets + request + 1)
     kept = kept_nodes(path, accepted, request, path_width, WIDTH)
     row = tl.load(rows + request)
-    room = tl.where((row >= 0) & (row < capacity) & (length >= 0), columns, 0)
+    room = tl.where((row >= 0) & (row < capacity) & (length >= 0), columns, length)  # no node lies before its length
     table, own = page_table + request * columns, cache_table + row.to(tl.int64) * columns
     for start in range(0, end - begin, BLOCK):
         node = start + tl.arange(0, BLOCK)

@@ -23,6 +23,11 @@ def _load_triton() -> Callable[..., Any]:
     return ngram_match
 
 
-ngram_match = Op("ngram_match", _reference, [triton_backend(_load_triton), cpu_backend(_load_cpu, op="ngram_match")])
+ngram_match = Op(
+    "ngram_match",
+    _reference,
+    [triton_backend(_load_triton), cpu_backend(_load_cpu, op="ngram_match")],
+    direct=("triton",),
+)
 
 __all__ = ["ngram_match"]

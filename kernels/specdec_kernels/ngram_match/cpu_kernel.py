@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from .. import expect
-from ..memory import into
 from .reference import check
 
 _ngram_match = torch.ops.specdec.ngram_match.default
@@ -20,8 +19,6 @@ def ngram_match(
     n_min: int,
     num_tokens: int,
     frequent: bool = False,
-    out: tuple[Tensor, Tensor] | None = None,
-    workspace: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     sizes = (n_max, n_min, num_tokens, frequent)
     try:
@@ -29,4 +26,4 @@ def ngram_match(
     except (RuntimeError, ValueError):
         check(tokens, starts, lengths, n_max, n_min, num_tokens)  # raises with a remedy
         found = _ngram_match(*expect.contiguous(tokens, starts, lengths), *sizes)
-    return found if out is None else into("ngram_match", out, found)
+    return found

@@ -8,7 +8,7 @@ from triton import next_power_of_2
 
 from .. import expect
 from ..machine_code import Variant
-from ..memory import Part, bytes_of, carve, results
+from ..workspace import Spec, carve, needs, results
 from .reference import check_sizes
 
 TILE = 1024
@@ -24,16 +24,14 @@ def _pieces(size: int, batch: int) -> int:
     return 1 << max(0, wanted.bit_length() - 1)
 
 
-def _parts(tokens: Tensor, starts: Tensor, frequent: bool) -> list[Part]:
+def _scratch(
+    tokens: Tensor, starts: Tensor, lengths: Tensor, n_max: int, n_min: int, num_tokens: int, frequent: bool = False
+) -> list[Spec]:
     batch = starts.shape[0]
     return [((batch, _pieces(tokens.shape[0], batch)), torch.int64)] * (1 + frequent)
 
 
-def workspace_size(tokens: Tensor, starts: Tensor, frequent: bool = False) -> int:
-    """Bytes that `ngram_match(..., workspace=)` needs for tensors of these shapes."""
-    return bytes_of(_parts(tokens, starts, frequent))
-
-
+@needs(_scratch)
 def ngram_match(
     tokens: Tensor,
     starts: Tensor,
@@ -50,14 +48,15 @@ def ngram_match(
 
     check_sizes(tokens, starts, lengths, n_max, n_min, num_tokens)
     batch, size, device = starts.shape[0], tokens.shape[0], tokens.device
-    shapes: list[Part] = [((batch, num_tokens), torch.int64), ((batch,), torch.int32)]
-    drafts, matched = answer = results("ngram_match", out, device, shapes)
+    shapes: list[Spec] = [((batch, num_tokens), torch.int64), ((batch,), torch.int32)]
+    drafts, matched = results("ngram_match", out, shapes, device)
     pieces = _pieces(size, batch)
-    best, *more = carve("ngram_match", workspace, device, _parts(tokens, starts, frequent))
+    wanted = _scratch(tokens, starts, lengths, n_max, n_min, num_tokens, frequent)
+    (best, *more), _ = carve("ngram_match", workspace, wanted, device)
     counts = more[0] if more else best
     where = expect.contiguous(tokens, starts, lengths)
     if batch == 0:
-        return answer
+        return drafts, matched
     with torch.cuda.device_of(tokens):
         search[(batch, pieces)](*where, best, size, n_max, n_min, PIECES=pieces, TILE=TILE, num_warps=4)
         if frequent:
@@ -66,7 +65,7 @@ def ngram_match(
             *where, best, counts, drafts, matched, size, num_tokens, PIECES=pieces, FREQUENT=frequent,
             BLOCK=min(128, next_power_of_2(max(1, num_tokens))), num_warps=1,
         )  # fmt: skip
-    return answer
+    return drafts, matched
 
 
 _WHERE = {"tokens": "*i64", "starts": "*i64", "lengths": "*i32", "best": "*i64"}

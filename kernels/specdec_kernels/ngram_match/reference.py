@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from .. import expect
-from ..memory import into
 
 
 def check_sizes(tokens: Tensor, starts: Tensor, lengths: Tensor, n_max: int, n_min: int, num_tokens: int) -> None:
@@ -40,8 +39,6 @@ def ngram_match(
     n_min: int,
     num_tokens: int,
     frequent: bool = False,
-    out: tuple[Tensor, Tensor] | None = None,
-    workspace: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     """What followed the longest suffix of each history that occurred in it before (prompt lookup, Saxena 2023).
 
@@ -53,8 +50,6 @@ def ngram_match(
     tokens: int64 [N]; starts: int64 [B]; lengths: int32 [B]: history b is tokens[starts[b] : starts[b] + lengths[b]].
     Packed histories have starts = offsets[:-1]; rows of a buffer [R, L] are tokens.view(-1) with starts = rows * L.
     n_max, n_min: longest and shortest suffix; num_tokens: K
-    out: what is returned, written to these contiguous tensors; workspace: uint8 memory for backends that need some (see
-        `workspace_size` in their launch module), so that they allocate nothing when out is given too
 
     Returns: (int64 [B, K] tokens, -1 where nothing matched; int32 [B] length of the suffix that matched, 0 for none).
     Raises: ValueError for sizes that make no sense and histories that leave `tokens` (GPU kernels, which
@@ -80,4 +75,4 @@ def ngram_match(
             drafts[row] = history[end + ahead]
             matched[row] = size
             break
-    return into("ngram_match", out, (drafts, matched))
+    return drafts, matched

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
 from triton import next_power_of_2
 
+from ..workspace import Spec, carve, needs, results
 from . import shares
 from .config import INVARIANT_ROWS, OCCUPANCY, PROCESSORS, Config, choose, joint, pieces
 from .plan import AttentionPlan, blocks_of
@@ -60,18 +62,16 @@ def cut(query: Tensor, key_cache: Tensor, page_table: Tensor, batch_invariant: b
     return _cut(*shape, batch_invariant, _processors(query.device))
 
 
-def workspace_size(
-    query: Tensor,
-    key_cache: Tensor,
-    page_table: Tensor,
-    batch_invariant: bool = False,
-    plan: AttentionPlan | None = None,
-) -> int:
-    """float32 numbers that `tree_attention(..., workspace=)` needs for tensors of these shapes; 0: none."""
+def _scratch(
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, page_table: Tensor, *args: Any,
+    batch_invariant: bool = False, plan: AttentionPlan | None = None, **kwargs: Any,
+) -> list[Spec]:  # fmt: skip
+    """float32 numbers for parts of answers."""
     if plan is not None and not batch_invariant:
-        return shares.part_size(plan, query.shape[2])
+        return [((shares.part_size(plan, query.shape[2]),), torch.float32)]
     count = cut(query, key_cache, page_table, batch_invariant).pieces
-    return 0 if count == 1 else count * query.shape[0] * query.shape[1] * (query.shape[2] + 1)
+    size = 0 if count == 1 else count * query.shape[0] * query.shape[1] * (query.shape[2] + 1)
+    return [((size,), torch.float32)]
 
 
 def plan_numbers(query: Tensor, key_cache: Tensor, page_table: Tensor) -> dict[str, int]:
@@ -137,18 +137,7 @@ def _check(query: Tensor, caches: tuple[Tensor, Tensor], integers: dict[str, Ten
         )
 
 
-def _memory(wanted: int, workspace: Tensor | None, device: torch.device) -> Tensor:
-    """float32 numbers for parts of answers. Raises: ValueError for a workspace that does not hold them."""
-    if workspace is None or not wanted:
-        return torch.empty(wanted, dtype=torch.float32, device=device)
-    if workspace.dtype != torch.float32 or workspace.numel() < wanted or not workspace.is_contiguous():
-        raise ValueError(
-            f"tree_attention: workspace is {workspace.dtype} {list(workspace.shape)}, expected contiguous float32 "
-            f"of at least {wanted} numbers; workspace_size() tells how many"
-        )
-    return workspace.view(-1)
-
-
+@needs(_scratch)
 def tree_attention(
     query: Tensor,
     key_cache: Tensor,
@@ -170,12 +159,13 @@ def tree_attention(
     workspace: Tensor | None = None,
     batch_invariant: bool = False,
     plan: AttentionPlan | None = None,
+    lse: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The operator on Triton kernels: one launch for one piece, two for several and with a plan. See the reference for
-    arguments."""
+    arguments; lse: contiguous float32 [M, H] that return_lse writes to."""
     from .triton_kernel import attend, combine
 
-    result = torch.empty_like(query) if out is None else out
+    result = torch.empty(query.shape, dtype=query.dtype, device=query.device) if out is None else out
     integers = {
         "page_table": page_table,
         "lengths": lengths,
@@ -193,17 +183,18 @@ def tree_attention(
     nodes, heads, width = query.shape
     pages, page_size, kv_heads, _ = key_cache.shape
     batch, columns = page_table.shape
-    lse = torch.empty(nodes, heads, dtype=torch.float32, device=query.device) if return_lse else None
+    if return_lse:
+        (lse,) = results("tree_attention", lse, [((nodes, heads), torch.float32)], query.device)
     if nodes == 0:
         return result if lse is None else (result, lse)
     shape = cut(query, key_cache, page_table, batch_invariant)
     config, count = shape.config, shape.pieces
     if plan is not None and not batch_invariant:
-        shares.check_plan(plan, config.block_m, config.block_n, shape.blocks, ancestors is None, window)
-        wanted = shares.part_size(plan, width)
+        shares.check_plan(plan, plan_numbers(query, key_cache, page_table), shape.blocks, ancestors is None, window)
     else:
-        plan, wanted = None, 0 if count == 1 else count * nodes * heads * (width + 1)
-    memory = _memory(wanted, workspace, query.device)
+        plan = None
+    wanted = _scratch(query, key_cache, value_cache, page_table, batch_invariant=batch_invariant, plan=plan)
+    (memory,), _ = carve("tree_attention", workspace, wanted, query.device)
     inputs = (query, key_cache, value_cache, page_table, lengths, offsets, ancestors, depth)
     strides = (
         columns, page_table.stride(0), 0 if ancestors is None else ancestors.shape[1],
@@ -223,7 +214,7 @@ def tree_attention(
             shares.launch(plan, tensors, numbers, memory, kinds, config.warps, config.stages)
             return result if lse is None else (result, lse)
         size = count * nodes * heads
-        part, part_lse = (memory[: size * width], memory[size * width : wanted]) if wanted else (None, None)
+        part, part_lse = (memory[: size * width], memory[size * width :]) if count > 1 else (None, None)
         attend[(shape.blocks, kv_heads, count)](
             *inputs, sinks, result, lse, part, part_lse, key_scale, value_scale, *numbers, **kinds,
             BLOCK_B=next_power_of_2(batch + 1), PIECES=count, PIECE_TILES=shape.piece_tiles,

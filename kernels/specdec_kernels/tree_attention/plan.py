@@ -13,7 +13,7 @@ class AttentionPlan:
     """Shares of the tiles of one pass; integers follow from shapes, tensors (int32) from lengths on the device.
 
     A block is block_m query rows (nodes times the heads that share a key/value head) of one request; tiles are block_n
-    keys. programs: how many shares there are; causal, window: of the calls that the plan is for.
+    keys. programs: how many shares there are; kv_heads, group, causal, window: of the calls that the plan is for.
     starts: [blocks + 1] tiles before each block, per key/value head. rows: [blocks] its request. firsts: [programs]
     the block in which each share begins.
     """
@@ -24,6 +24,8 @@ class AttentionPlan:
     block_m: int
     block_n: int
     programs: int
+    kv_heads: int
+    group: int
     causal: bool
     window: int
 
@@ -117,4 +119,4 @@ def attention_plan(
     found = [max(b for b in range(blocks) if tiles_before[b] <= tile) for tile in wanted]
     for tensor, values in ((starts, tiles_before), (rows, own_rows), (firsts, found)):
         tensor.copy_(torch.tensor(values, dtype=torch.int32))
-    return AttentionPlan(starts, rows, firsts, block_m, block_n, programs, causal, window)
+    return AttentionPlan(starts, rows, firsts, block_m, block_n, programs, kv_heads, group, causal, window)

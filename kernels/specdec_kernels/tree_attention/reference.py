@@ -55,8 +55,8 @@ def tree_attention(
     return_lse: also return the log of the softmax denominator (sinks included)
     out: [M, H, D] tensor to write to
     key_scale, value_scale: float32 [Hkv], both or neither: factors of what the caches hold
-    workspace: float32 memory for backends that need some (see `workspace_size` in their launch module), so that they
-        allocate nothing when out is given too
+    workspace: uint8 [`tree_attention.workspace_size(...)` of this call's arguments] for backends that need some, so
+        that they allocate nothing when out is given too
     batch_invariant: GPU kernels add keys in an order that depends on their slots alone, so that a node's bits do not
         depend on the rest of the batch (the C++ kernel does so in any case for rows of up to 64 nodes)
     plan: what `plan_for` made once for all layers of this pass, whose lengths and offsets are these: GPU kernels then
@@ -74,7 +74,7 @@ def tree_attention(
     if ancestors is not None and window and depth is None:
         raise ValueError("tree_attention: window with ancestors needs depth; pass the depth of every node")
     wide = torch.float64 if query.dtype == torch.float64 else torch.float32
-    result = torch.zeros_like(query) if out is None else out.zero_()
+    result = query.new_zeros(query.shape) if out is None else out.zero_()
     lse = torch.full((nodes, heads), -torch.inf, dtype=wide, device=query.device)
     keys_by_slot, values_by_slot = key_cache.flatten(0, 1), value_cache.flatten(0, 1)
     bounds, committed = offsets.tolist(), lengths.tolist()

@@ -104,7 +104,7 @@ def tree_attention(
     if ancestors is not None and window and depth is None:
         raise ValueError("tree_attention: window with ancestors needs depth; pass the depth of every node")
     page_size, kv_heads = key_cache.shape[1:3]
-    result = torch.zeros_like(query) if out is None else out.zero_()
+    result = query.new_zeros(query.shape) if out is None else out.zero_()
     bounds = offsets.tolist()
     for row, length in enumerate(lengths.tolist()):
         first, count = bounds[row], bounds[row + 1] - bounds[row]

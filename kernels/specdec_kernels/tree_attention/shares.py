@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -47,7 +48,7 @@ def attention_plan(
             PLACES=next_power_of_2(programs), STEPS=_steps(max(blocks, batch + 1)),
             BLOCK=min(PLAN_BLOCK, next_power_of_2(blocks)), num_warps=4,
         )  # fmt: skip
-    return AttentionPlan(starts, rows, firsts, block_m, block_n, programs, causal, window)
+    return AttentionPlan(starts, rows, firsts, block_m, block_n, programs, kv_heads, group, causal, window)
 
 
 def part_size(plan: AttentionPlan, width: int) -> int:
@@ -55,14 +56,14 @@ def part_size(plan: AttentionPlan, width: int) -> int:
     return 2 * plan.programs * plan.block_m * (width + 1)
 
 
-def check_plan(plan: AttentionPlan, block_m: int, block_n: int, blocks: int, causal: bool, window: int) -> None:
-    """Raises ValueError for a plan that was made for other shapes or options."""
-    got = plan.block_m, plan.block_n, plan.rows.shape[0], plan.causal, plan.window
-    want = block_m, block_n, blocks, causal, window
+def check_plan(plan: AttentionPlan, numbers: Mapping[str, int], blocks: int, causal: bool, window: int) -> None:
+    """Raises ValueError for a plan that was made for other shapes or options; numbers: as `attention_plan` takes them,
+    of which programs are the plan's own."""
+    want = {**numbers, "programs": plan.programs, "blocks": blocks, "causal": causal, "window": window}
+    got = {name: plan.rows.shape[0] if name == "blocks" else getattr(plan, name) for name in want}
     if got != want:
         raise ValueError(
-            f"tree_attention: plan has (block_m, block_n, blocks, causal, window) {got}, expected {want}; make one for "
-            "these shapes and options with plan_for"
+            f"tree_attention: plan has {got}, expected {want}; make one for these shapes and options with plan_for"
         )
 
 

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from .. import expect
-from ..memory import into
 from .reference import check
 
 _tree_expand = torch.ops.specdec.tree_expand.default
@@ -25,14 +24,12 @@ def tree_expand(
     sharpness: float = 1.0,
     seeds: Tensor | None = None,
     positions: Tensor | None = None,
-    out: tuple[Tensor, Tensor, Tensor] | None = None,
-    workspace: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     try:
         found: tuple[Tensor, Tensor, Tensor] = _tree_expand(
             logits, inv_t, cut, tie_id, offsets, scores, width, keep, sharpness, seeds, positions
         )
-        return found if out is None else into("tree_expand", out, found)
+        return found
     except (RuntimeError, ValueError):
         check(
             logits, inv_t, cut, tie_id, offsets, scores, width, keep, sharpness, seeds, positions
@@ -40,4 +37,4 @@ def tree_expand(
         again = expect.contiguous(inv_t, cut, tie_id, offsets, scores)
         keys = expect.contiguous(seeds, positions)
         found = _tree_expand(logits, *again, width, keep, sharpness, *keys)
-        return into("tree_expand", out, found)
+        return found

@@ -9,7 +9,7 @@ from torch import Tensor
 from triton import next_power_of_2
 
 from ..machine_code import Variant
-from ..memory import Part, bytes_of, carve, results
+from ..workspace import Spec, carve, needs, results
 from .reference import check
 
 TILE = 4096
@@ -33,17 +33,13 @@ def why_not(logits: Tensor, width: int) -> str | None:
     return None
 
 
-def _parts(logits: Tensor, width: int) -> list[Part]:
+def _scratch(logits: Tensor, *args: Any, width: int, **kwargs: Any) -> list[Spec]:
     nodes, vocab = logits.shape
     count = _pieces(vocab)
     return [((nodes, count, width), torch.int64), ((nodes, count), torch.float32), ((nodes, count), torch.float32)]
 
 
-def workspace_size(logits: Tensor, width: int) -> int:
-    """Bytes that `tree_expand(..., workspace=)` needs for logits of this shape."""
-    return bytes_of(_parts(logits, width))
-
-
+@needs(_scratch)
 def tree_expand(
     logits: Tensor,
     inv_t: Tensor,
@@ -65,10 +61,10 @@ def tree_expand(
 
     check(logits, inv_t, cut, tie_id, offsets, scores, width, keep, sharpness, seeds, positions)
     (nodes, vocab), trees, device = logits.shape, offsets.shape[0] - 1, logits.device
-    shapes: list[Part] = [((nodes, width), torch.int64), ((nodes, width), torch.float32), ((trees, keep), torch.int32)]
-    tokens, found, best = answer = results("tree_expand", out, device, shapes)
+    shapes: list[Spec] = [((nodes, width), torch.int64), ((nodes, width), torch.float32), ((trees, keep), torch.int32)]
+    tokens, found, best = answer = results("tree_expand", out, shapes, device)
     count = _pieces(vocab)
-    scratch = carve("tree_expand", workspace, device, _parts(logits, width))
+    scratch, _ = carve("tree_expand", workspace, _scratch(logits, width=width), device)
     law = [part.contiguous() for part in (inv_t, cut, tie_id, scores)]
     keys = (law[2], law[2]) if seeds is None or positions is None else (seeds.contiguous(), positions.contiguous())
     with torch.cuda.device_of(logits):
@@ -83,7 +79,7 @@ def tree_expand(
             )  # fmt: skip
         if trees:
             keep_best[(trees,)](offsets.contiguous(), found, best, nodes, width, keep, BLOCK=BLOCK, num_warps=4)
-    return answer
+    return tuple(answer)
 
 
 def _variants(dtype: str, noise: bool, everyday: tuple[str, ...]) -> Variant:

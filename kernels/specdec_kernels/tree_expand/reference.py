@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from .. import expect
-from ..memory import into
 from ..random import replay_noise
 
 
@@ -58,8 +57,6 @@ def tree_expand(
     sharpness: float = 1.0,
     seeds: Tensor | None = None,
     positions: Tensor | None = None,
-    out: tuple[Tensor, Tensor, Tensor] | None = None,
-    workspace: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     """One level of growth: the `width` best children of every node, and the `keep` best children of every tree.
 
@@ -78,9 +75,6 @@ def tree_expand(
             come true more often than their weights say.
         seeds: int64 [N], positions: int32 [N], absolute position of the children: replay noise, none where the position
             is negative.
-        out: what is returned, written to these contiguous tensors.
-        workspace: uint8 memory for backends that need some (see `workspace_size` in their launch module), so that they
-            allocate nothing when out is given too.
 
     Returns:
         tokens: int64 [N, width], best first, the lower id first among equals, -1 where the law has no more tokens.
@@ -101,7 +95,7 @@ def tree_expand(
     if nodes == 0:
         nothing = torch.full((len(bounds) - 1, keep), -1, dtype=torch.int32, device=logits.device)
         empty = torch.zeros(0, width, dtype=torch.int64, device=logits.device)
-        return into("tree_expand", out, (empty, scores.new_empty(0, width), nothing))
+        return empty, scores.new_empty(0, width), nothing
     level = logits.to(expect.statistics_dtype(logits))
     ids = torch.arange(vocab, device=logits.device)
     kept = (level > cut[:, None]) | ((level == cut[:, None]) & (ids <= tie_id[:, None]))
@@ -124,4 +118,4 @@ def tree_expand(
         order = own.sort(descending=True, stable=True).indices[:keep]
         order = order[own[order] > -torch.inf]
         best[tree, : order.shape[0]] = (order + start * width).to(torch.int32)
-    return into("tree_expand", out, (tokens, found, best))
+    return tokens, found, best
