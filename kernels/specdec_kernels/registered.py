@@ -92,7 +92,7 @@ def _edit_logits(*args: Any) -> None:
 
 
 def _kv_commit(caches: Sequence[Tensor], *args: Any) -> None:
-    from .kv_commit import CacheTable
+    from .kv_commit.cache_table import CacheTable
 
     _launch("kv_commit")(CacheTable(caches), *args)
 
