@@ -21,7 +21,7 @@ from specdec_fast.drafters import (
 )
 from specdec_fast.engine import Engine
 from specdec_fast.interfaces import Rule
-from specdec_fast.rules import DEFAULT, get_rule
+from specdec_fast.rules import DEFAULT, get_rule, rule_for
 from specdec_fast.targets.huggingface import HuggingFaceTarget, UnsupportedModelError
 
 if TYPE_CHECKING:
@@ -172,14 +172,12 @@ def load(
 
     made = None
     if name is not None:
-        made = make_drafter(
-            name,
-            options,
-            target=ours,
-            tokenizer=tokenizer,
-            draft=None if draft is None else open_draft,
-            prefers=getattr(chosen, "prefers", "coupled"),
-        )
+        source: dict[str, Any] = {"tokenizer": tokenizer, "draft": None if draft is None else open_draft}
+        prefers = getattr(chosen, "prefers", "coupled")
+        made = make_drafter(name, options, target=ours, prefers=prefers, **source)
+        settled = getattr(rule_for(chosen, made.needs)[0], "prefers", prefers)
+        if settled != prefers:  # rule best settled on one that wants tokens picked in another way
+            made = make_drafter(name, options, target=ours, prefers=settled, **source)
     ids = eos_ids(model, tokenizer) if eos_token_ids is None else tuple(eos_token_ids)
     given: dict[str, Any] = {"tokenizer": tokenizer, "budget": policy, "step_mode": step_mode}
     return Engine(ours, made, rule=chosen, eos_token_ids=ids, **given)

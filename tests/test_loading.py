@@ -187,3 +187,14 @@ def test_where_end_ids_come_from() -> None:
     assert eos_ids(model, None) == (0,), "the configuration's"
     model.config.eos_token_id = None
     assert eos_ids(model, TOKENIZER) == (VOCAB - 1,) and eos_ids(model, None) == ()
+
+
+def test_best_lets_a_drafter_pick_as_the_rule_wants_that_it_settles_on() -> None:
+    engine = load("demo-target", drafter="medusa", rule="best", max_rows=1)
+    assert engine.rule.name == "replay" and engine.drafter.pick == "coupled"
+    assert load("demo-target", "demo-draft", rule="best", max_rows=1).drafter.pick == "drawn"
+
+
+def test_a_bundled_head_has_a_name() -> None:
+    engine = load("demo-target", drafter="eagle3", drafter_options={"head": "demo-eagle3"}, max_rows=1)
+    assert engine.drafter.name == "eagle3"

@@ -70,8 +70,12 @@ def open_checkpoint(
 
 
 def find_folder(source: str | Path, names: Sequence[str] = NAMES) -> Path:
-    """The folder of a checkpoint: a local one, or what a hub id has been downloaded to. Raises ValueError."""
+    """The folder of a checkpoint: a local one, a bundled name, or what a hub id has been downloaded to. Raises
+    ValueError.
+    """
     place = Path(source)
+    if not place.is_dir() and place.name == str(source) and (ASSETS / place).is_dir():
+        place = ASSETS / place
     if place.is_dir():
         return place
     if place.exists():

@@ -1,9 +1,9 @@
 """Best: the lossless rule that accepts the most expected tokens for what a drafter does. `Best.pick` says why.
 
 For a drafted chain of drawn tokens that is block verification (Sun et al. 2025; optimal for one path by Thomas and Pal
-2026), for a tree of them traversal verification (Weng et al. 2025). Where no token is drawn, all lossless rules accept
-with the same probability, and replay gives a text that depends on the seed alone for nothing. An engine asked for
-`best` runs the rule that was picked. Tests: tests/rules/test_best.py.
+2026), for a tree of them traversal verification (Weng et al. 2025). Where no token is drawn, a lossless rule accepts x
+with probability p(x), unless the drafter knows the noise, which it does for replay. An engine asked for `best` runs the
+rule that was picked. Tests: tests/rules/test_best.py.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Best:
         if not needs.laws:
             return Choice(
                 get_rule("replay"),
-                "the drafter chooses its tokens, so every lossless rule accepts x with probability p(x); replay's text "
-                "also depends on the seed alone",
+                "the drafter chooses its tokens; for replay it may choose them by the noise that "
+                "the target will use, and the text depends on the seed alone",
             )
         if needs.topology == "chain":
             return Choice(
