@@ -306,8 +306,8 @@ def test_a_planted_number_is_caught(tmp_path: Path) -> None:
         ("a.md", "see issue #3", 1),
         ("a.md", "this " + "session", 1),
         ("a.py", "scope='session'", 0),
-        ("a.md", "https://example.org/work/x", 0),
-        ("a.md", "the work/root is here; $(HOME)/work/x", 0),
+        ("a.md", "https://example.org/" + "work/x", 0),
+        ("a.md", "the work/root is here; $(HOME)/" + "work/x", 0),
     ],
 )
 def test_a_planted_word_is_caught(tmp_path: Path, name: str, line: str, caught: int) -> None:
