@@ -18,7 +18,7 @@
 namespace specdec {
 namespace {
 #define SPECDEC_LANES 8
-#include "attention/simd.h"
+#include "simd.h"
 #include "attention/tile_kernel.h"
 }  // namespace
 }  // namespace specdec

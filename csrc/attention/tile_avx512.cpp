@@ -19,7 +19,7 @@
 namespace specdec {
 namespace {
 #define SPECDEC_LANES 16
-#include "attention/simd.h"
+#include "simd.h"
 #include "attention/tile_kernel.h"
 }  // namespace
 }  // namespace specdec

@@ -13,7 +13,7 @@
 namespace specdec {
 namespace {
 #define SPECDEC_LANES 4
-#include "attention/simd.h"
+#include "simd.h"
 #include "attention/tile_kernel.h"
 }  // namespace
 

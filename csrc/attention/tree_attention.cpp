@@ -31,10 +31,8 @@ float* scratch_memory(int64_t floats) {
 
 const TileKernel& tile_kernel(Isa isa) {
 #if defined(__x86_64__)
-  const Isa best = best_isa();
-  const Isa use = isa == Isa::Best || static_cast<int>(isa) > static_cast<int>(best) ? best : isa;
-  if (use == Isa::Avx512) return kAvx512Tile;
-  if (use == Isa::Avx2) return kAvx2Tile;
+  if (usable(isa) == Isa::Avx512) return kAvx512Tile;
+  if (usable(isa) == Isa::Avx2) return kAvx2Tile;
 #endif
   (void)isa;
   return kPortableTile;
@@ -184,21 +182,6 @@ void run_double(const AttentionArguments& a, double work) {
 }
 
 }  // namespace
-
-Isa best_isa() {
-#if defined(__x86_64__)
-  static const Isa best = [] {
-    __builtin_cpu_init();
-    const bool wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-                      __builtin_cpu_supports("avx512vl");
-    const bool fused = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    return wide && fused ? Isa::Avx512 : fused ? Isa::Avx2 : Isa::Portable;
-  }();
-  return best;
-#else
-  return Isa::Portable;
-#endif
-}
 
 AttentionProblem tree_attention(const AttentionArguments& a, Isa isa) {
   const AttentionProblem problem = check(a);

@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 
+#include "isa.h"
 #include "scalar.h"
 
 namespace specdec {
@@ -31,13 +32,8 @@ struct AttentionProblem {
   int64_t row, got, limit;
 };
 
-enum class Isa : int { Best, Portable, Avx2, Avx512 };
-
 // Checks lengths, offsets and pages, then computes. `isa` is for tests; an instruction set that this machine lacks falls back.
 AttentionProblem tree_attention(const AttentionArguments& arguments, Isa isa = Isa::Best);
-
-// The instruction set that Isa::Best stands for on this machine.
-Isa best_isa();
 
 // --- between the files of this folder ---
 

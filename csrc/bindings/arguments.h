@@ -80,6 +80,25 @@ struct TorchType<bool> {
   static constexpr const char* name = "bool";
 };
 
+inline int32_t dtype_of(const Tensor& tensor) {
+  int32_t dtype = 0;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &dtype));
+  return dtype;
+}
+
+constexpr size_t kMostDimensions = 8;
+
+// Uninitialised contiguous CPU tensor, by the C shim: an operator call of new_empty costs several times as much.
+inline Tensor empty_on_cpu(const int64_t* sizes, size_t rank, int32_t dtype) {
+  int64_t strides[kMostDimensions], step = 1;
+  for (size_t i = rank; i-- > 0; step *= sizes[i]) strides[i] = step;
+  static const int32_t device = aoti_torch_device_type_cpu();
+  AtenTensorHandle handle = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(rank), sizes, strides, dtype, device, 0, &handle));
+  return Tensor(handle);
+}
+inline Tensor empty_on_cpu(std::initializer_list<int64_t> sizes, int32_t dtype) { return empty_on_cpu(sizes.begin(), sizes.size(), dtype); }
+
 // Pointer to a contiguous tensor of T; ValueError otherwise.
 template <class T>
 const T* input(const Tensor& tensor, const char* what) {

@@ -113,20 +113,9 @@ void run(const Inputs& in, const Tensor& out, const Tensor* lse, int64_t isa) {
   }
 }
 
-Tensor empty_on_cpu(std::initializer_list<int64_t> sizes, int32_t dtype) {
-  int64_t strides[4], step = 1;
-  for (size_t i = sizes.size(); i-- > 0; step *= sizes.begin()[i]) strides[i] = step;
-  AtenTensorHandle handle = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
-      static_cast<int64_t>(sizes.size()), sizes.begin(), strides, dtype, aoti_torch_device_type_cpu(), 0, &handle));
-  return Tensor(handle);
-}
-
 Tensor empty_like_query(const Tensor& query) {
   SPECDEC_CHECK(query.dim() == 3, kOp, ": query has shape ", shape_of(query), ", expected [M, H, D]");
-  int32_t dtype = 0;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(query.get(), &dtype));
-  return empty_on_cpu({query.size(0), query.size(1), query.size(2)}, dtype);
+  return empty_on_cpu({query.size(0), query.size(1), query.size(2)}, dtype_of(query));
 }
 
 Tensor attention(

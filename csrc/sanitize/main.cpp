@@ -34,6 +34,7 @@ int main(int count, char** values) {
     attention_case(seed);
     edit_case(seed);
     expand_case(seed);
+    linear_case(seed);
     memory_case(seed);
     ngram_case(seed);
     proposals_case(seed);

@@ -19,6 +19,7 @@ from .ngram_match import ngram_match
 from .ordered_verify import ordered_thresholds, ordered_verify
 from .replay_sample import replay_sample
 from .replay_verify import replay_verify
+from .row_linear import row_linear
 from .traversal_verify import traversal_thresholds, traversal_verify
 from .tree_attention import AttentionPlan, attention_plan, plan_for, tree_attention
 from .tree_expand import tree_expand
@@ -59,6 +60,7 @@ __all__ = [
     "plan_for",
     "replay_sample",
     "replay_verify",
+    "row_linear",
     "traversal_thresholds",
     "traversal_verify",
     "tree_attention",

@@ -88,6 +88,10 @@ def _match(a: Any) -> tuple[Tensor, Tensor]:
     return a.tokens.new_empty((rows, a.num_tokens)), a.lengths.new_empty(rows)
 
 
+def _linear(a: Any) -> Tensor:
+    return a.x.new_empty((*a.x.shape[:-1], a.weight.shape[0]))
+
+
 FAKES: dict[str, Callable[[Any], Any]] = {
     "kv_stage": _nothing,
     "kv_commit": _nothing,
@@ -114,6 +118,7 @@ FAKES: dict[str, Callable[[Any], Any]] = {
     "traversal_verify": _path,
     "traversal_thresholds": _thresholds,
     "ngram_match": _match,
+    "row_linear": _linear,
 }
 
 

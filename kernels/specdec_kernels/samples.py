@@ -103,6 +103,13 @@ def attention(sizes: Sizes) -> Call:
     )
 
 
+def linear(sizes: Sizes) -> Call:
+    """A square layer over the nodes of all rows, its weight stored by input."""
+    inputs = sizes.heads * sizes.width
+    x, weight = random(sizes, sizes.rows * sizes.nodes, inputs), random(sizes, inputs, inputs, scale=inputs**-0.5)
+    return Call((x, weight.t(), random(sizes, inputs)), bytes=size_of(x, x, weight), products=x.numel() * inputs)
+
+
 def shares(sizes: Sizes) -> Call:
     lengths, group = int32([sizes.length] * sizes.rows), sizes.heads // sizes.kv_heads
     numbers = {"kv_heads": sizes.kv_heads, "group": group, "block_m": 16, "block_n": 64, "programs": 264}
@@ -192,6 +199,7 @@ CACHE_SAMPLES: dict[str, Sample] = {
         tuple(Sizes(rows=b, nodes=n, length=length, **_LLAMA) for b, n, length in
               [(1, 8, 2048), (1, 8, 8192), (1, 8, 32768), (1, 64, 8192), (8, 8, 8192), (64, 8, 8192), (64, 32, 8192)]),
     ),
+    "row_linear": Sample(linear, ("rows", "nodes", "heads", "width", "dtype")),
     "attention_plan": Sample(shares, ("rows", "nodes", "length", "heads", "kv_heads"), (Sizes(rows=64),)),
     "kv_commit": Sample(commit, ("layers", *_CACHE), tuple(Sizes(rows=b, layers=32, **_LLAMA) for b in (1, 8, 64))),
     "kv_commit_scratch": Sample(

@@ -17,6 +17,7 @@ from specdec_fast.cache.paged import LayerShape, PagedCache
 from specdec_fast.draft import Draft, packed_shape
 from specdec_fast.interfaces import Slots, TargetOutput
 from specdec_fast.targets import attention
+from specdec_fast.targets.compiled import compiled
 from specdec_fast.targets.layer_set import LayerSet
 from specdec_fast.targets.sub_blocks import SubBlocks
 from specdec_fast.targets.weight_layout import store_by_input
@@ -103,7 +104,7 @@ class HuggingFaceTarget:
         if self.device.type == "cpu":
             store_by_input(model)
         if compile:
-            self._forward = torch.compile(model.forward, dynamic=None)
+            self._forward = compiled(model.forward)
 
     def _probe(self) -> list[LayerShape]:
         probe = attention.Probe()

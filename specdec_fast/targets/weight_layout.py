@@ -1,20 +1,35 @@
-"""How the weights of linear layers lie in memory on a CPU. Tests: tests/targets/test_weight_layout.py."""
+"""Linear layers on a CPU: how their weights lie in memory and what multiplies them. Tests:
+tests/targets/test_weight_layout.py.
+"""
 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
-__all__ = ["store_by_input"]
+from specdec_kernels import row_linear
+
+__all__ = ["RowLinear", "store_by_input"]
+
+
+class RowLinear(torch.nn.Linear):
+    """A linear layer of float32 by `row_linear`: a token gets the same bits alone and beside others."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return row_linear(input, self.weight, self.bias)  # type: ignore[no-any-return]
 
 
 def store_by_input(model: torch.nn.Module) -> None:
     """Lay the weights of all linear layers out with the outputs of one input side by side, in place. Idempotent.
 
     Values, shapes and names stay; strides become (1, outputs). A product of few rows, which is all that decoding does,
-    is then a sum of whole stored vectors: matrix libraries take less time for few rows that way. A weight that is an
-    embedding too is looked up by row and stays as it is.
+    is then a sum of whole stored vectors: less time for few rows. A weight that is an embedding too is looked up by row
+    and stays as it is. Layers in float32 become `RowLinear`.
     """
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
     for module in model.modules():
-        if type(module) is torch.nn.Linear and id(module.weight) not in embeddings:
-            module.weight.data = module.weight.data.t().contiguous().t()
+        if type(module) is torch.nn.Linear:
+            if id(module.weight) not in embeddings:
+                module.weight.data = module.weight.data.t().contiguous().t()
+            if module.weight.dtype == torch.float32:
+                module.__class__ = RowLinear

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from functools import partial
 from typing import Any
 
@@ -54,3 +55,26 @@ def test_the_captured_forward_gives_the_same_text(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.slow
 def test_the_compiled_forward_gives_the_same_text() -> None:
     compiled_text(6, drafted=0)
+
+
+def test_targets_of_one_class_keep_their_passes_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Conditions on the model are not looked at, so a pass of one model must never serve another."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    torch._dynamo.reset()
+    draft = Draft.chains([0], [[1, 2, 3]])
+    tree = Draft.trees(rows=[0], trees=[([1, 2, 3], [-1, 0, 0])])
+    targets = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        model = models.own("llama")
+        for weight in model.parameters():
+            weight.data.add_(0.01 * torch.randn_like(weight))
+        pair = [
+            HuggingFaceTarget(copy.deepcopy(model), max_rows=1, max_length=32, compile=how) for how in (False, True)
+        ]
+        assert all(target.cache.reserve(0, 16) for target in pair)
+        targets.append(pair)
+    for each in (draft, tree, draft):
+        for eager, ready in targets:
+            plan = tree_plan(each.parents, each.offsets)
+            torch.testing.assert_close(ready.score(each, plan)[0].logits, eager.score(each, plan)[0].logits)

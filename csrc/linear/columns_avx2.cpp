@@ -1,0 +1,31 @@
+// The vector code of row_linear for AVX2 with FMA and F16C. Called only where the processor has it (row_linear.cpp).
+#include "linear/row_linear.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#include <cstddef>
+#include <type_traits>
+#include <utility>
+
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
+#else
+#pragma GCC target("avx2,fma,f16c")
+#endif
+
+namespace specdec {
+namespace {
+#define SPECDEC_LANES 8
+#include "simd.h"
+#include "linear/columns.h"
+}  // namespace
+
+void columns_avx2(const RowLinear& call, const float* x, int64_t begin, int64_t end) { columns(call, x, begin, end); }
+
+}  // namespace specdec
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+#endif

@@ -1,0 +1,32 @@
+// The vector code of row_linear for AVX-512. Called only where the processor has it (row_linear.cpp).
+#include "linear/row_linear.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#include <cstddef>
+#include <type_traits>
+#include <utility>
+
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"))), apply_to = function)
+#else
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC 12's own AVX-512 header
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")
+#endif
+
+namespace specdec {
+namespace {
+#define SPECDEC_LANES 16
+#include "simd.h"
+#include "linear/columns.h"
+}  // namespace
+
+void columns_avx512(const RowLinear& call, const float* x, int64_t begin, int64_t end) { columns(call, x, begin, end); }
+
+}  // namespace specdec
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+#endif

@@ -1,0 +1,21 @@
+// The vector code of row_linear for every other processor: four lanes, which compilers map to SSE2 and NEON.
+#include "linear/row_linear.h"
+
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+#include <cstddef>
+#include <type_traits>
+#include <utility>
+
+namespace specdec {
+namespace {
+#define SPECDEC_LANES 4
+#include "simd.h"
+#include "linear/columns.h"
+}  // namespace
+
+void columns_portable(const RowLinear& call, const float* x, int64_t begin, int64_t end) { columns(call, x, begin, end); }
+
+}  // namespace specdec

@@ -1,0 +1,19 @@
+"""C++ backend of row_linear: register tiles of rows and outputs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .reference import check
+
+_row_linear = torch.ops.specdec.row_linear.default
+
+
+def row_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    try:
+        out: Tensor = _row_linear(x, weight, bias)
+    except (RuntimeError, ValueError):
+        check(x, weight, bias)  # raises with a remedy
+        out = _row_linear(x.contiguous(), weight, None if bias is None else bias.contiguous())
+    return out

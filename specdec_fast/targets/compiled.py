@@ -1,0 +1,33 @@
+"""The forward pass of a target through torch.compile. Tests: tests/targets/test_compiled.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any
+
+import torch
+
+__all__ = ["compiled"]
+
+_NUMBERS = count()
+
+
+def _of_arguments(guards: Sequence[Any]) -> list[bool]:
+    """Which conditions of a compiled pass are looked at before each pass: those on its arguments and on torch's modes,
+    not the hundreds on the model, which is the target's own and stays as it is."""
+    return [not (guard.is_global or guard.name.startswith("L['forward']")) for guard in guards]
+
+
+def compiled(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """`forward` through torch.compile, for keyword arguments.
+
+    The compiler keeps what it made by code object, and all models of a class share one: here every target has its own,
+    so the passes of a target and of its draft model are not told apart by conditions on the model.
+    """
+
+    def run(**arguments: Any) -> Any:
+        return forward(**arguments)
+
+    run.__code__ = run.__code__.replace(co_name=f"forward_{next(_NUMBERS)}")
+    return torch.compile(run, dynamic=None, options={"guard_filter_fn": _of_arguments})
