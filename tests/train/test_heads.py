@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +153,27 @@ def test_a_run_that_was_cut_off_ends_as_one_that_was_not(tmp_path: Path) -> None
     assert progress.history == whole.history
     again, same = run(tmp_path / "cut")
     assert again.step == 9 and torch.equal(same.weight, found.weight), "nothing is left to do"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_run_behind_a_whole_step(tmp_path: Path, number: int) -> None:
+    """Nothing is lost, however seldom checkpoints are written."""
+    before = signal.getsignal(number)
+    model, states = tiny()
+    row, held = split(row_of(1500), 24)
+    settings = Settings(steps=9, batch=2, length=24, saving=1e-9)
+    seen: list[float] = []
+
+    def stop_at_three(share: float, found: Any, left: float) -> None:
+        seen.append(share)
+        if len(seen) == 3:
+            os.kill(os.getpid(), number)
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(AheadTrainee(some_heads(model), states), states, row, held, settings, tmp_path, stop_at_three)
+    assert len(seen) == 4, "the step that was under way is whole"
+    progress = fit(AheadTrainee(some_heads(model), states), states, row, held, settings, tmp_path, stop_after=1)
+    assert progress.step == 5 and signal.getsignal(number) == before
 
 
 @pytest.mark.parametrize(
