@@ -239,6 +239,18 @@ def test_text_from_files_prompts_and_columns(tmp_path: Path) -> None:
     assert len(replies) == len(tokenizer.encode("def main(")) + 8
 
 
+def test_a_head_is_trained_on_what_the_target_answers(tmp_path: Path) -> None:
+    """The target that answered is the one that is trained for, with its own attention again."""
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"text": f"def f{at}("}) + "\n" for at in range(4)))
+    options: dict[str, Any] = {"steps": 2, "batch": 1, "length": 16, "heads": 2, "own_lm_head": False}
+    train_medusa([tmp_path / "prompts.jsonl"], out=tmp_path / "out", answer=24, temperature=0.7, **options)
+    (tokens,) = (np.load(place) for place in (tmp_path / "out").glob("tokens-*.npy"))
+    tokenizer = load_tokenizer("demo-target")
+    assert len(tokens) == sum(len(tokenizer.encode(f"def f{at}(")) + 24 for at in range(4))
+    history = json.loads((tmp_path / "out" / "history.json").read_text())
+    assert history[-1]["step"] == 2 and history[-1]["held_loss"] < 20
+
+
 def test_text_that_is_too_short_is_refused() -> None:
     row, held = split(np.arange(1000), 24)
     assert len(row) + len(held) == 1000 and held[0] == row[-1] + 1 and len(held) == 31
