@@ -9,13 +9,17 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
+FAMILIES = ("medusa_heads.py", "blockwise_heads.py", "eagle_head.py", "mtp_module.py")
+"""One for each family of trained heads."""
 SAYS = {
     "generate.py": ["64 tokens", "tokens per target pass"],
+    "blockwise_heads.py": ["held-out loss", "same text: True", "tokens per target pass"],
     "batch.py": ["too long leaves, cancelled", "one verse joins", "without speculation: True"],
     "own_drafter.py": ["drafter echo", "drafted", "tokens per target pass"],
     "eagle_head.py": ["held-out loss", "same text: True", "tokens per target pass"],
     "embed_ops.py": ["tree_attention  cpu", "request 0: path", "tokens committed"],
     "medusa_heads.py": ["held-out loss", "same text: True", "tokens per target pass"],
+    "mtp_module.py": ["held-out loss", "same text: True", "tokens per target pass"],
     "custom_loop.py": ["nodes tried", "accepted", "tokens per target pass"],
 }
 
@@ -26,6 +30,11 @@ def test_every_example_is_tested() -> None:
 
 def test_a_drafter_of_one_s_own_is_short() -> None:
     assert len((EXAMPLES / "own_drafter.py").read_text().splitlines()) < 60
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_of_heads_takes_less_than_forty_lines(name: str) -> None:
+    assert len((EXAMPLES / name).read_text().splitlines()) < 40
 
 
 @pytest.mark.parametrize("name", sorted(SAYS))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import platform
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +91,6 @@ def _parameters(folder: Path) -> int | None:
 
 
 def _print(found: dict[str, Any]) -> None:
-    from rich import box
     from rich.table import Table
 
     from specdec_fast.commands.show import make_console
@@ -106,16 +107,39 @@ def _print(found: dict[str, Any]) -> None:
     facts.add_row("drafters", ", ".join(found["drafters"]))
     facts.add_row("bundled", "\n".join(_describe(asset) for asset in found["assets"]) or "nothing")
     out.print(facts)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for title in ("operator", "backend", "serves"):
-        table.add_column(title)
-    last = None
-    for row in found["ops"]:
-        verdict = "chosen" if row["chosen"] else "ready" if row["reason"] is None else f"no: {row['reason']}"
-        style = "bold" if row["chosen"] else "dim"
-        table.add_row(row["op"] if row["op"] != last else "", row["backend"], verdict, style=style)
-        last = row["op"]
-    out.print(table)
+    out.print(_table(("operator", "served by", "ready too"), _serving(found["ops"])))
+    out.print(_table(("backend", "does not serve, because", "operators"), _refusing(found["ops"])))
+
+
+def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(*titles, box=box.SIMPLE_HEAD, pad_edge=False)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _serving(ops: list[dict[str, Any]]) -> Iterator[tuple[str, str, str]]:
+    """Every operator with its backends that can serve, the chosen one first."""
+    for op in dict.fromkeys(row["op"] for row in ops):
+        own = [row for row in ops if row["op"] == op]
+        chosen = ", ".join(row["backend"] for row in own if row["chosen"])
+        ready = ", ".join(row["backend"] for row in own if row["reason"] is None and not row["chosen"])
+        yield op, chosen, ready
+
+
+def _refusing(ops: list[dict[str, Any]]) -> Iterator[tuple[str, str, str]]:
+    """Every reason once, with the operators that it holds for."""
+    having = Counter(row["backend"] for row in ops)
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for row in ops:
+        if row["reason"] is not None:
+            reasons.setdefault((row["backend"], row["reason"]), []).append(row["op"])
+    for (backend, reason), names in sorted(reasons.items()):
+        whole = len(names) == having[backend]
+        yield backend, reason, f"all {len(names)} that have it" if whole else ", ".join(names)
 
 
 def _describe(asset: dict[str, Any]) -> str:

@@ -2,7 +2,8 @@
 
 Section 6 of the paper: a layer between the last hidden state and the projection, with a residual from its input to each
 of its outputs, one output per place, all under the target's own projection. The paper's first place is the next token;
-here the target itself says that one, so that the text is the target's. Modules only. Tests: tests/heads/test_medusa.py.
+here the target itself says that one, so that the text is the target's. Modules only.
+Tests: tests/drafters/test_blockwise.py.
 """
 
 from __future__ import annotations

@@ -44,12 +44,16 @@ class Checkpoint:
 
 
 def open_checkpoint(
-    source: str | Path, *, names: Sequence[str] = NAMES, keep: Callable[[str], bool] = lambda key: True
+    source: str | Path,
+    *,
+    names: Sequence[str] = NAMES,
+    keep: Callable[[str], bool] = lambda key: True,
+    absent: str = "belongs to such a head; is this the checkpoint of another one?",
 ) -> Checkpoint:
     """Read a head from a folder or a hub id.
 
     names: files that may hold the weights, in order of preference; keep: which keys are wanted, for files that hold a
-    whole model too. Tensors stay in the dtype of the file, on the CPU.
+    whole model too; absent: what to say where none is. Tensors stay in the dtype of the file, on the CPU.
 
     Raises ValueError for a place that is none, a hub id that cannot be reached, files that are missing, cut off or
     hold pickled code, and where no key is wanted.
@@ -65,7 +69,7 @@ def open_checkpoint(
             tensors[key] = value
     if not tensors:
         listed = ", ".join(file.name for file in files) or "the index"
-        raise ValueError(f"{folder}: no key of {listed} belongs to such a head; is this the checkpoint of another one?")
+        raise ValueError(f"{folder}: no key of {listed} {absent}")
     return Checkpoint(str(source), folder, config, tensors)
 
 

@@ -6,6 +6,7 @@
 | EAGLE-3 as published | `draft_vocab_size` | `fc`, `midlayer.*`, `norm`, `lm_head`, `d2t`, `t2d` |
 | SGLang, SpecForge | the same and `eagle_config` | the same, or `layers.0.*` in place of `midlayer.*` |
 | speculators | `speculators_model_type`, `transformer_layer_config` | `layers.0.*`, norms, `embed_tokens` |
+| the same, of EAGLE-1 | and `layernorms`, `fusion_bias` | `fusion_fc.*`, `transformer.*`, norms |
 
 Two conventions for the layers that EAGLE-3 reads are about: the input of layer i (EAGLE, vLLM, speculators), and the
 output of layer i (SGLang, SpecForge), which is the input of layer i + 1. Tests: tests/heads/test_checkpoint_eagle.py.
@@ -31,6 +32,9 @@ _RENAMED = (
     (re.compile(r"^fusion_fc\."), "fc."),
     (re.compile(r"^transformer\."), "layers.0."),
     (re.compile(r"^draft_id_to_target_id$"), "d2t"),
+    (re.compile(r"^embed_layernorm\."), "embedding_layernorm."),
+    (re.compile(r"^hidden_layernorm\."), "layers.0.input_layernorm."),
+    (re.compile(r"^lm_head_layernorm\."), "pre_lm_head_layernorm."),
 )
 _DROPPED = re.compile(r"rotary_emb\.|^verifier_|^t2d$")
 
@@ -41,9 +45,12 @@ def load_eagle(source: str | Path, target: Any) -> EagleHead:
     if "d2t" in found.tensors or any(key.endswith("hidden_norm.weight") for key in found.tensors):
         raise ValueError(f"head {source}: got an EAGLE-3 head; expected an EAGLE-1 or EAGLE-2 head; use drafter eagle3")
     described = _layer_fields(found)
+    _refuse_lossy(found)
     _refuse_other_target(found, described, target)
-    head = EagleHead(_config(found, described), bias=found.field("bias", bool, True))
     tensors = _tensors(found)
+    bias = found.field("bias", bool, True) if "fusion_bias" not in found.config else found.field("fusion_bias", bool)
+    norms = found.field("layernorms", bool, "embedding_layernorm.weight" in tensors)
+    head = EagleHead(_config(found, described), bias=bias, layernorms=norms)
     embedding = tensors.pop("embed_tokens.weight", None)  # the target's own, and that one is used
     if embedding is not None and embedding.shape[1] != head.hidden_size:
         raise ValueError(
@@ -62,8 +69,8 @@ def load_eagle3(source: str | Path, target: Any, layers: Sequence[int] | None = 
     found = open_checkpoint(source)
     described = _layer_fields(found)
     _refuse_lossy(found)
-    _refuse_other_target(found, described, target)
     tensors = _tensors(found)
+    _refuse_other_target(found, described, target, own_embedding="embed_tokens.weight" in tensors)
     if "lm_head.weight" not in tensors or not any(key.endswith("hidden_norm.weight") for key in tensors):
         raise ValueError(
             f"head {source}: got no lm_head.weight or no hidden_norm.weight; expected an EAGLE-3 head (drafter eagle "
@@ -200,10 +207,17 @@ def _tensors(found: Checkpoint) -> dict[str, Tensor]:
     return renamed
 
 
-def _refuse_other_target(found: Checkpoint, described: Mapping[str, Any], target: Any) -> None:
+def _refuse_other_target(
+    found: Checkpoint, described: Mapping[str, Any], target: Any, own_embedding: bool = False
+) -> None:
+    """own_embedding: the head has one, so that it may be narrower or wider than the target."""
     hidden, rows = target.hidden_size, target.num_embeddings
     remedy = "use a head that was trained for this target"
-    refuse_other_size(found.source, "hidden_size", int(described.get("hidden_size", hidden)), hidden, remedy)
+    read = found.field("target_hidden_size", int)
+    if read is not None:
+        refuse_other_size(found.source, "target_hidden_size", read, hidden, remedy)
+    if read is None or not own_embedding:
+        refuse_other_size(found.source, "hidden_size", int(described.get("hidden_size", hidden)), hidden, remedy)
     vocab = int(described.get("vocab_size", rows))
     if vocab not in (rows, target.vocab_size):
         refuse_other_size(found.source, "vocab_size", vocab, target.vocab_size, remedy)

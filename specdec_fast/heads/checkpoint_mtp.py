@@ -50,6 +50,11 @@ LAYOUTS: dict[str, tuple[str, str, dict[str, str]]] = {
     ),
 }
 """Prefix of the module's own tensors, prefix of its layer's, and what the own ones are called."""
+_ABSENT = (
+    "belongs to a module of multi-token prediction; expected a target that was published with one, as GLM-4.5, MiMo "
+    "and Mellum were (those of DeepSeek-V3 and Qwen3-Next are read too, but their targets are refused); for this one "
+    "use a trained head (eagle, eagle3, medusa, blockwise) or a drafter that needs none (ngram, suffix, recycling)"
+)
 _SHARED = re.compile(r"(?:^|\.)(?:embed_tokens|shared_head\.head|lm_head)\.weight$|rotary_emb\.")
 _EXPERT = re.compile(r"^(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight$")
 _NUMBERED = re.compile(r"^(?:model\.(?:mtp_)?|mtp\.)layers\.(\d+)\.")
@@ -65,7 +70,7 @@ def load_mtp(source: str | Path, target: Any) -> MtpHead:
     place = folder / "config.json"
     if place.is_file():
         _refuse_other_target(str(source), read_json(place), target)
-    found = open_checkpoint(folder, keep=lambda key: _layout(key, target.num_layers) is not None)
+    found = open_checkpoint(folder, keep=lambda key: _layout(key, target.num_layers) is not None, absent=_ABSENT)
     names = {name for key in found.tensors if (name := _layout(key, target.num_layers)) is not None}
     if len(names) > 1:
         raise ValueError(f"head {source}: got keys of the layouts {', '.join(sorted(names))}; expected those of one")

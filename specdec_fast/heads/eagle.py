@@ -2,7 +2,8 @@
 
 Place i of a row pairs the target's feature of token i with the embedding of token i + 1, so that what was sampled is
 known; it predicts the feature of token i + 1, and the target's own projection turns that into logits. The decoder layer
-is transformers' own, without its first norm. Li et al. 2024 (EAGLE), section 4.1; EAGLE-2 uses the same weights.
+is transformers' own, without its first norm. Li et al. 2024 (EAGLE), section 4.1; EAGLE-2 uses the same weights. The
+variant with norms is that of vLLM's `speculators` (`layernorms`).
 Tests: tests/heads/test_eagle.py.
 """
 
@@ -19,21 +20,25 @@ LAYERS = {"llama": "LlamaDecoderLayer", "qwen2": "Qwen2DecoderLayer", "qwen3": "
 
 
 class EagleHead(nn.Module):
-    """config: of one or more Llama or Qwen3 layers, as transformers reads it; bias: whether `fc` has one.
+    """config: of one or more Llama or Qwen3 layers, as transformers reads it; bias: whether `fc` has one; layernorms:
+    norms of the embedding, before the layer and before the projection, which the published heads do not have.
 
     taps: the hidden states of the target that it reads; token_ids: what its columns of logits stand for, None: all ids.
     """
 
     token_ids: Tensor | None = None
 
-    def __init__(self, config: Any, *, bias: bool = True) -> None:
+    def __init__(self, config: Any, *, bias: bool = True, layernorms: bool = False) -> None:
         super().__init__()
         self.config = config
         self.taps: tuple[str, ...] = ("final_norm",)
         self.hidden_size: int = config.hidden_size
         self.fc = nn.Linear(2 * self.hidden_size, self.hidden_size, bias=bias)
         self.layers = nn.ModuleList(decoder_layers(config))
-        self.layers[0].input_layernorm = nn.Identity()
+        if not layernorms:
+            self.layers[0].input_layernorm = nn.Identity()
+        self.embedding_layernorm = rms_norm(config) if layernorms else None
+        self.pre_lm_head_layernorm = rms_norm(config) if layernorms else None
         self.rotary_emb = rotary(config)
 
     def fuse(self, taps: Sequence[Tensor]) -> Tensor:
@@ -46,6 +51,7 @@ class EagleHead(nn.Module):
         embedded, features: [1, M, hidden], of a token and of the token before it; position_ids: int64 [1, M];
         context goes to the attention (`packed`, or `attention_mask` and `past_key_values`).
         """
+        embedded = embedded if self.embedding_layernorm is None else self.embedding_layernorm(embedded)
         hidden = self.fc(torch.cat([embedded, features.to(embedded.dtype)], dim=-1))
         turned = self.rotary_emb(hidden, position_ids)
         for layer in self.layers:
@@ -54,7 +60,7 @@ class EagleHead(nn.Module):
 
     def read(self, hidden: Tensor, lm_head: Any) -> Tensor:
         """Logits of predicted features [..., hidden]. lm_head: the target's projection."""
-        found: Tensor = lm_head(hidden)
+        found: Tensor = lm_head(hidden if self.pre_lm_head_layernorm is None else self.pre_lm_head_layernorm(hidden))
         return found
 
 

@@ -2,7 +2,7 @@
 
 Place i of a row pairs the fused hidden states of token i with the embedding of token i + 1. Behind the newest token the
 head's own output stands in for the fused states. Li et al. 2025 (EAGLE-3), section 3; the variants of norms are those
-of vLLM's `speculators`. Tests: tests/heads/test_eagle3.py.
+of vLLM's `speculators`. Tests: tests/heads/test_eagle.py.
 """
 
 from __future__ import annotations

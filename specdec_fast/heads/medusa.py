@@ -1,7 +1,7 @@
 """Medusa heads: residual blocks on the target's last hidden state, one stack per place ahead (Cai et al. 2024).
 
 Section 2.1.1 of the paper. Head k (from 0) reads the hidden state at position t, from which the target predicts the
-token at t + 1, and predicts the token at t + 2 + k. Modules only. Tests: tests/heads/test_medusa.py.
+token at t + 1, and predicts the token at t + 2 + k. Modules only. Tests: tests/heads/test_checkpoint.py.
 """
 
 from __future__ import annotations

@@ -5,39 +5,50 @@ Tests: tests/train/test_eagle_command.py.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from specdec_fast.train import head_command as shared
+from specdec_fast.train.head_command import train_heads
+from specdec_fast.train.options import Text, Training, spelled_out
 
 _HEAD, _LOSS = "Head", "Loss"
 
-Attention = Annotated[
-    int | None, typer.Option("--attention-heads", help="Of its layer (default: the target's).", rich_help_panel=_HEAD)
-]
-KeyHeads = Annotated[
-    int | None, typer.Option("--kv-heads", help="Of its layer (default: the target's).", rich_help_panel=_HEAD)
-]
-Inner = Annotated[
-    int | None, typer.Option("--inner", help="Width of its MLP (default: the target's).", rich_help_panel=_HEAD)
-]
-WarmUp = Annotated[
-    float, typer.Option("--warm-up", help="Share of the steps on which the rate rises.", rich_help_panel="Training")
-]
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """The one layer of a head; None: as the target has it."""
+
+    attention_heads: Annotated[
+        int | None, typer.Option(help="Of its layer (default: the target's).", rich_help_panel=_HEAD)
+    ] = None
+    kv_heads: Annotated[
+        int | None, typer.Option(help="Of its layer (default: the target's).", rich_help_panel=_HEAD)
+    ] = None
+    inner: Annotated[
+        int | None, typer.Option(help="Width of its MLP (default: the target's).", rich_help_panel=_HEAD)
+    ] = None
+
+    def changes(self) -> dict[str, int]:
+        """What differs from the target's own layers. Raises ValueError."""
+        asked = {
+            "num_attention_heads": self.attention_heads,
+            "num_key_value_heads": self.kv_heads,
+            "intermediate_size": self.inner,
+        }
+        if any(value is not None and value < 1 for value in asked.values()):
+            got = ", ".join(str(value) for value in asked.values())
+            raise ValueError(f"--attention-heads, --kv-heads, --inner: got {got}; expected at least 1 of each")
+        return {name: value for name, value in asked.items() if value is not None}
 
 
+@spelled_out(out=Path("eagle-head"), batch=4, length=2048, lr=3e-5, warm_up=2000 / 800_000)
 def eagle(
-    inputs: shared.Inputs = None,
-    model: shared.Model = "demo-target",
-    out: shared.Out = Path("eagle-head"),
-    field: shared.Field = "text",
-    answer: shared.Answer = 0,
-    temperature: shared.Temperature = 0.7,
-    attention_heads: Attention = None,
-    kv_heads: KeyHeads = None,
-    inner: Inner = None,
+    text: Text,
+    layer: Layer,
+    *,
     bias: Annotated[bool, typer.Option(help="Whether the first projection has one.", rich_help_panel=_HEAD)] = True,
     embedding: Annotated[
         bool, typer.Option(help="Write the target's embedding into the result, as published.", rich_help_panel=_HEAD)
@@ -48,16 +59,7 @@ def eagle(
     noise: Annotated[
         float, typer.Option(help="On the features that are read, for 512 tokens.", rich_help_panel=_LOSS)
     ] = 0.1,
-    steps: shared.Steps = 1000,
-    batch: shared.Batch = 4,
-    length: shared.Length = 2048,
-    lr: shared.Rate = 3e-5,
-    warm_up: WarmUp = 2000 / 800_000,
-    measure_every: shared.Measure = 100,
-    mixed_precision: shared.Precision = "no",
-    dtype: shared.Dtype = "float32",
-    seed: shared.Seed = 0,
-    threads: shared.Threads = None,
+    training: Training,
 ) -> None:
     """Train an EAGLE-1 and EAGLE-2 head for a model that stays as it is. Use: `--drafter eagle -o head=OUT/head`.
 
@@ -69,31 +71,24 @@ def eagle(
     from specdec_fast.train.recurrent import FINAL, EagleTrainee, new_eagle
 
     def build(target: Any, _row: Any) -> EagleTrainee:
-        head = new_eagle(target, bias=bias, **_layer(attention_heads, kv_heads, inner))
+        head = new_eagle(target, bias=bias, **layer.changes())
         return EagleTrainee(head, TargetStates(target, (FINAL,)), token_weight=token_weight, noise=noise)
 
     def save(trainee: EagleTrainee, _held: Any, place: Path, facts: dict[str, Any]) -> None:
         own = trainee.states.model.get_input_embeddings().weight if embedding else None
-        save_eagle(place, _halved(trainee.head), {**facts, "base_model_name_or_path": model}, embedding=own)
+        save_eagle(place, _halved(trainee.head), {**facts, "base_model_name_or_path": text.model}, embedding=own)
 
-    shared.train_heads(
-        "eagle", inputs, model, out, field, answer, temperature, build, save,
-        facts={"token_weight": token_weight, "noise": noise}, steps=steps, batch=batch, length=length, lr=lr,
-        warm_up=warm_up, betas=(0.9, 0.95), weight_decay=0.01, clip=0.5, clip_values=True, schedule="linear",
-        measure_every=measure_every, mixed_precision=mixed_precision, dtype=dtype, seed=seed, threads=threads,
+    train_heads(
+        "eagle", text, training, build, save, {"token_weight": token_weight, "noise": noise}, betas=(0.9, 0.95),
+        weight_decay=0.01, clip=0.5, clip_values=True, schedule="linear",
     )  # fmt: skip
 
 
+@spelled_out(out=Path("eagle3-head"), batch=2, length=2048, lr=5e-5, warm_up=12_000 / 800_000)
 def eagle3(
-    inputs: shared.Inputs = None,
-    model: shared.Model = "demo-target",
-    out: shared.Out = Path("eagle3-head"),
-    field: shared.Field = "text",
-    answer: shared.Answer = 0,
-    temperature: shared.Temperature = 0.7,
-    attention_heads: Attention = None,
-    kv_heads: KeyHeads = None,
-    inner: Inner = None,
+    text: Text,
+    layer: Layer,
+    *,
     layers: Annotated[
         str | None,
         typer.Option(help="Layers whose inputs it reads, as in 2,6,9 (default: as published).", rich_help_panel=_HEAD),
@@ -103,16 +98,7 @@ def eagle3(
     ] = 32_000,
     ahead: Annotated[int, typer.Option(help="Unrolled steps of the training-time test.", rich_help_panel=_LOSS)] = 7,
     decay: Annotated[float, typer.Option(help="Weight of a step beside the one before.", rich_help_panel=_LOSS)] = 0.8,
-    steps: shared.Steps = 1000,
-    batch: shared.Batch = 2,
-    length: shared.Length = 2048,
-    lr: shared.Rate = 5e-5,
-    warm_up: WarmUp = 12_000 / 800_000,
-    measure_every: shared.Measure = 100,
-    mixed_precision: shared.Precision = "no",
-    dtype: shared.Dtype = "float32",
-    seed: shared.Seed = 0,
-    threads: shared.Threads = None,
+    training: Training,
 ) -> None:
     """Train an EAGLE-3 head for a model that stays as it is. Use it with `--drafter eagle3 -o head=OUT/head`.
 
@@ -132,28 +118,17 @@ def eagle3(
     def build(target: Any, row: Any) -> Eagle3Trainee:
         rows = target.get_input_embeddings().weight.shape[0]
         ids = frequent_ids(row, min(vocab, rows), rows)
-        head = new_eagle3(target, ids, read, **_layer(attention_heads, kv_heads, inner))
+        head = new_eagle3(target, ids, read, **layer.changes())
         states = TargetStates(target, tuple(dict.fromkeys((*head.taps, FINAL))))
         return Eagle3Trainee(head, states, decay=decay, ahead=ahead)
 
     def save(trainee: Eagle3Trainee, _held: Any, place: Path, facts: dict[str, Any]) -> None:
-        save_eagle3(place, _halved(trainee.head), {**facts, "base_model_name_or_path": model})
+        save_eagle3(place, _halved(trainee.head), {**facts, "base_model_name_or_path": text.model})
 
-    shared.train_heads(
-        "eagle3", inputs, model, out, field, answer, temperature, build, save,
-        facts={"ahead": ahead, "decay": decay}, steps=steps, batch=batch, length=length, lr=lr, warm_up=warm_up,
-        betas=(0.9, 0.95), clip=0.5, schedule="linear", measure_every=measure_every, mixed_precision=mixed_precision,
-        dtype=dtype, seed=seed, threads=threads,
+    train_heads(
+        "eagle3", text, training, build, save, {"ahead": ahead, "decay": decay}, betas=(0.9, 0.95), clip=0.5,
+        schedule="linear",
     )  # fmt: skip
-
-
-def _layer(attention_heads: int | None, kv_heads: int | None, inner: int | None) -> dict[str, int]:
-    """What differs from the target's own layers."""
-    asked = {"num_attention_heads": attention_heads, "num_key_value_heads": kv_heads, "intermediate_size": inner}
-    if any(value is not None and value < 1 for value in asked.values()):
-        got = ", ".join(str(value) for value in asked.values())
-        raise ValueError(f"--attention-heads, --kv-heads, --inner: got {got}; expected at least 1 of each")
-    return {name: value for name, value in asked.items() if value is not None}
 
 
 def _halved(head: Any) -> Any:

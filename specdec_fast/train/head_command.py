@@ -9,58 +9,32 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-_DATA, _HEADS, _RUN = "Text", "Heads", "Training"
+from specdec_fast.train.options import Text, Training, spelled_out
 
-Inputs = Annotated[
-    list[Path] | None,
-    typer.Argument(
-        help="Text: files or folders, .jsonl and .parquet by field. Default for demo-target: its own corpus."
-    ),
-]
-Model = Annotated[str, typer.Option("--model", "-m", help="Target: a bundled name, a folder or a hub id.")]
-Out = Annotated[Path, typer.Option("--out", help="Work folder; an interrupted run goes on from here.")]
-Field = Annotated[
-    str, typer.Option("--field", help="Field of a JSONL line, or column of a Parquet file.", rich_help_panel=_DATA)
-]
-Answer = Annotated[
-    int,
-    typer.Option(
-        "--answer", help="Above 0: the texts are prompts, answered by the target with so many tokens.",
-        rich_help_panel=_DATA,
-    ),
-]  # fmt: skip
-Temperature = Annotated[float, typer.Option("--temperature", "-T", help="Of these answers.", rich_help_panel=_DATA)]
-Heads = Annotated[int, typer.Option("--heads", help="Places ahead.", rich_help_panel=_HEADS)]
-Labels = Annotated[
-    str,
-    typer.Option("--labels", help="text: the next tokens; target: the target's own law.", rich_help_panel=_HEADS),
-]
-Steps = Annotated[int, typer.Option("--steps", help="Optimiser steps.", rich_help_panel=_RUN)]
-Batch = Annotated[int, typer.Option("--batch", help="Blocks per step and process.", rich_help_panel=_RUN)]
-Length = Annotated[int, typer.Option("--length", help="Tokens per block.", rich_help_panel=_RUN)]
-Rate = Annotated[float, typer.Option("--lr", help="Peak learning rate.", rich_help_panel=_RUN)]
-Measure = Annotated[int, typer.Option("--measure-every", help="Steps between measurements.", rich_help_panel=_RUN)]
-Precision = Annotated[
-    str, typer.Option("--mixed-precision", help="no, bf16 or fp16: of the heads.", rich_help_panel=_RUN)
-]
-Dtype = Annotated[str, typer.Option("--dtype", help="Of the target while training.", rich_help_panel=_RUN)]
-Seed = Annotated[int, typer.Option("--seed", help="Of the order of the text.", rich_help_panel=_RUN)]
-Threads = Annotated[int | None, typer.Option("--threads", "-t", help="CPU threads.", rich_help_panel=_RUN)]
+_HEADS = "Heads"
 
 
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """Of heads that look ahead from one hidden state."""
+
+    heads: Annotated[int, typer.Option(help="Places ahead.", rich_help_panel=_HEADS)] = 4
+    labels: Annotated[
+        str, typer.Option(help="text: the next tokens; target: the target's own law.", rich_help_panel=_HEADS)
+    ] = "text"
+
+
+@spelled_out(out=Path("medusa-heads"))
 def medusa(
-    inputs: Inputs = None,
-    model: Model = "demo-target",
-    out: Out = Path("medusa-heads"),
-    field: Field = "text",
-    answer: Answer = 0,
-    temperature: Temperature = 0.7,
-    heads: Heads = 4,
+    text: Text,
+    ahead: Ahead,
+    *,
     layers: Annotated[int, typer.Option(help="Residual blocks per head.", rich_help_panel=_HEADS)] = 1,
     own_lm_head: Annotated[
         bool,
@@ -70,16 +44,7 @@ def medusa(
         str, typer.Option(help="Of the result: fasterdecoding or vllm.", rich_help_panel=_HEADS)
     ] = "fasterdecoding",
     nodes: Annotated[int, typer.Option(help="Nodes of the tree that is made for them.", rich_help_panel=_HEADS)] = 63,
-    labels: Labels = "text",
-    steps: Steps = 1000,
-    batch: Batch = 8,
-    length: Length = 512,
-    lr: Rate = 1e-3,
-    measure_every: Measure = 100,
-    mixed_precision: Precision = "no",
-    dtype: Dtype = "float32",
-    seed: Seed = 0,
-    threads: Threads = None,
+    training: Training,
 ) -> None:
     """Train Medusa heads for a model that stays as it is (Medusa-1). Use them with `--drafter medusa -o head=OUT/head`.
 
@@ -98,47 +63,31 @@ def medusa(
 
     def build(target: Any, _row: Any) -> AheadTrainee:
         projection = target.get_output_embeddings().weight
-        made = MedusaHeads(target.config.get_text_config().hidden_size, len(projection), heads, num_layers=layers,
-                           own_lm_head=own_lm_head)  # fmt: skip
+        made = MedusaHeads(target.config.get_text_config().hidden_size, len(projection), ahead.heads,
+                           num_layers=layers, own_lm_head=own_lm_head)  # fmt: skip
         made.start_from(projection.float())
-        return AheadTrainee(made, TargetStates(target, (TAP,)), 0.8, labels)
+        return AheadTrainee(made, TargetStates(target, (TAP,)), 0.8, ahead.labels)
 
     def save(trainee: AheadTrainee, held: Any, place: Path, facts: dict[str, Any]) -> None:
         projection = trainee.states.model.get_output_embeddings().weight
-        save_medusa(trainee.heads, place, base_model=model, layout=layout, lm_head=projection, facts=facts)
-        rates = rank_rates(trainee, held, length)
+        save_medusa(trainee.heads, place, base_model=text.model, layout=layout, lm_head=projection, facts=facts)
+        rates = rank_rates(trainee, held, training.length)
         if rates[0][0] > 0:  # else there is nothing to choose by, and the drafter takes a published tree
             shape = best_shape(rates, nodes)
             write_shape(place / "tree.json", shape, {"expected_tokens": expected_tokens(shape, rates), "rates": rates})
 
-    train_heads(
-        "medusa", inputs, model, out, field, answer, temperature, build, save, facts={"labels": labels}, steps=steps,
-        batch=batch, length=length, lr=lr, measure_every=measure_every, mixed_precision=mixed_precision, dtype=dtype,
-        seed=seed, threads=threads,
-    )  # fmt: skip
+    train_heads("medusa", text, training, build, save, {"labels": ahead.labels})
 
 
+@spelled_out(out=Path("blockwise-heads"))
 def blockwise(
-    inputs: Inputs = None,
-    model: Model = "demo-target",
-    out: Out = Path("blockwise-heads"),
-    field: Field = "text",
-    answer: Answer = 0,
-    temperature: Temperature = 0.7,
-    heads: Heads = 4,
+    text: Text,
+    ahead: Ahead,
+    *,
     inner: Annotated[
         int | None, typer.Option(help="Width of the layer per place (default: the target's).", rich_help_panel=_HEADS)
     ] = None,
-    labels: Labels = "text",
-    steps: Steps = 1000,
-    batch: Batch = 8,
-    length: Length = 512,
-    lr: Rate = 1e-3,
-    measure_every: Measure = 100,
-    mixed_precision: Precision = "no",
-    dtype: Dtype = "float32",
-    seed: Seed = 0,
-    threads: Threads = None,
+    training: Training,
 ) -> None:
     """Train the layer of blockwise parallel decoding for a model that stays as it is."""
     from specdec_fast.heads.blockwise import BlockwiseHeads
@@ -148,66 +97,47 @@ def blockwise(
 
     def build(target: Any, _row: Any) -> AheadTrainee:
         rows = len(target.get_output_embeddings().weight)
-        made = BlockwiseHeads(target.config.get_text_config().hidden_size, rows, heads, inner)
-        return AheadTrainee(made, TargetStates(target, (TAP,)), 1.0, labels)
+        made = BlockwiseHeads(target.config.get_text_config().hidden_size, rows, ahead.heads, inner)
+        return AheadTrainee(made, TargetStates(target, (TAP,)), 1.0, ahead.labels)
 
     def save(trainee: Any, held: Any, place: Path, facts: dict[str, Any]) -> None:
-        save_blockwise(trainee.heads, place, base_model=model, facts=facts)
+        save_blockwise(trainee.heads, place, base_model=text.model, facts=facts)
 
-    train_heads(
-        "blockwise", inputs, model, out, field, answer, temperature, build, save, facts={"labels": labels}, steps=steps,
-        batch=batch, length=length, lr=lr, measure_every=measure_every, mixed_precision=mixed_precision, dtype=dtype,
-        seed=seed, threads=threads,
-    )  # fmt: skip
+    train_heads("blockwise", text, training, build, save, {"labels": ahead.labels})
 
 
-def read_row(
-    inputs: list[Path] | None,
-    field: str,
-    model: str,
-    target: Any,
-    tokenizer: Any,
-    answer: int,
-    temperature: float,
-    seed: int,
-) -> Any:
+def read_row(text: Text, target: Any, tokenizer: Any, seed: int) -> Any:
     """The training tokens that a command line asks for. Raises ValueError."""
     from specdec_fast.loading import BUNDLED
     from specdec_fast.stores.documents import find_files, read_documents
     from specdec_fast.train.texts import answered, corpus_row, text_row
 
-    if answer < 0:
-        raise ValueError(f"--answer: got {answer}; expected 0 (the texts themselves) or more")
-    if not inputs:
-        if model not in BUNDLED:
-            raise ValueError(f"training text: got none for {model!r}; expected files or folders of text")
+    if text.answer < 0:
+        raise ValueError(f"--answer: got {text.answer}; expected 0 (the texts themselves) or more")
+    if not text.inputs:
+        if text.model not in BUNDLED:
+            raise ValueError(f"training text: got none for {text.model!r}; expected files or folders of text")
         return corpus_row(tokenizer)
-    if answer:
-        prompts = list(read_documents(find_files(inputs), field))
-        return answered(target, tokenizer, prompts, answer, temperature, seed)
-    return text_row(inputs, field, tokenizer)
+    if text.answer:
+        prompts = list(read_documents(find_files(text.inputs), text.field))
+        return answered(target, tokenizer, prompts, text.answer, text.temperature, seed)
+    return text_row(text.inputs, text.field, tokenizer)
 
 
 def train_heads(
     kind: str,
-    inputs: list[Path] | None,
-    model: str,
-    out: Path,
-    field: str,
-    answer: int,
-    temperature: float,
+    text: Text,
+    training: Training,
     build: Callable[[Any, Any], Any],
     save: Callable[[Any, Any, Path, dict[str, Any]], None],
-    *,
     facts: dict[str, Any],
-    dtype: str,
-    threads: int | None,
-    **options: Any,
+    **settings: Any,
 ) -> None:
     """Read the text once (it stays in the work folder, named by its sources), train, write head, curve and measures.
 
     build(target, training tokens [N]) makes the trainee, which has `states`; save(trainee, held-out tokens, folder,
-    facts) writes it; facts: what its config.json says of the training beside the measures; options: of `Settings`.
+    facts) writes it; facts: what its config.json says of the training beside the measures; settings: further ones of
+    `Settings`.
     """
     from zlib import crc32
 
@@ -219,30 +149,37 @@ def train_heads(
     from specdec_fast.train.heads import Settings, fit, refuse_another_run
     from specdec_fast.train.texts import split
 
-    settings = Settings(**options)
-    text = {"inputs": [str(each.resolve()) for each in inputs or ()], "field": field, "model": model, "answer": answer}
-    if answer:
-        text |= {"temperature": temperature, "seed": settings.seed}
-    run = {"kind": kind, "dtype": dtype, **facts, **text}
-    refuse_another_run(out, settings, run)  # before the target answers prompts for hours
+    options = asdict(training)
+    dtype, threads, model, out = options.pop("dtype"), options.pop("threads"), text.model, text.out
+    made = Settings(**options, **settings)
+    source: dict[str, Any] = {
+        "inputs": [str(each.resolve()) for each in text.inputs or ()],
+        "field": text.field,
+        "model": model,
+    }
+    source["answer"] = text.answer
+    if text.answer:
+        source |= {"temperature": text.temperature, "seed": made.seed}
+    run = {"kind": kind, "dtype": dtype, **facts, **source}
+    refuse_another_run(out, made, run)  # before the target answers prompts for hours
     if threads:
         torch.set_num_threads(threads)
-    torch.manual_seed(settings.seed)
+    torch.manual_seed(made.seed)
     target, tokenizer = load_model(model, dtype), load_tokenizer(model)
     if tokenizer is None:
         raise ValueError(f"--model: got {model!r}; expected a model with a tokenizer")
-    place = out / f"tokens-{crc32(json.dumps(text).encode()):08x}.npy"
+    place = out / f"tokens-{crc32(json.dumps(source).encode()):08x}.npy"
     if not place.exists():
-        row = read_row(inputs, field, model, target, tokenizer, answer, temperature, settings.seed)
+        row = read_row(text, target, tokenizer, made.seed)
         out.mkdir(parents=True, exist_ok=True)
         partial = place.with_suffix(f".{os.getpid()}.npy")  # of several processes each writes the same
         np.save(partial, row)
         partial.replace(place)
-    row, held = split(np.load(place), settings.length)
+    row, held = split(np.load(place), made.length)
     trainee = build(target, row)
     with _Bar(f"{kind}, {len(row):,} tokens") as bar:
         try:
-            progress = fit(trainee, trainee.states, row, held, settings, out, bar, facts=run)
+            progress = fit(trainee, trainee.states, row, held, made, out, bar, facts=run)
         except KeyboardInterrupt:
             print(f"Stopped; the checkpoint is in {out}; the same command goes on from there.", file=sys.stderr)
             raise

@@ -72,8 +72,8 @@ def save_atomically(value: Any, path: Path) -> None:
 
 @contextmanager
 def held_interrupt() -> Iterator[list[bool]]:
-    """Ctrl-C only sets the flag that is handed out, so that no step is cut in half; a second one acts at
-    once.
+    """Ctrl-C, and the signal by which schedulers end a program, only set the flag that is handed out, so that no step
+    is cut in half; a second one acts at once.
     """
     flag = [False]
     if threading.current_thread() is not threading.main_thread():
@@ -85,13 +85,15 @@ def held_interrupt() -> Iterator[list[bool]]:
             raise KeyboardInterrupt
         flag[0] = True
 
-    before = signal.getsignal(signal.SIGINT)
-    if before is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, note)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, note)
     try:
         yield flag
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @dataclass(slots=True)

@@ -43,17 +43,22 @@ def answered(
 ) -> np.ndarray:
     """int32 [N]: prompts with the target's own answers, which is the text that heads are to foresee.
 
-    model: a transformers model or what `load` takes; prompts that cannot be served are left out. Raises ValueError
-    when none is left.
+    model: a transformers model, whose attention is its own again afterwards, or what `load` takes; prompts that cannot
+    be served are left out. Raises ValueError when none is left.
     """
     from specdec_fast.loading import load
     from specdec_fast.sampling_params import SamplingParams
 
-    engine = load(model, tokenizer=tokenizer)
+    attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
     params = [
         SamplingParams(temperature=temperature, seed=seed + at, max_new_tokens=new_tokens) for at in range(len(prompts))
     ]
-    handles = [handle for handle in engine.generate(list(prompts), params) if handle.error is None]
+    try:
+        engine = load(model, tokenizer=tokenizer)
+        handles = [handle for handle in engine.generate(list(prompts), params) if handle.error is None]
+    finally:
+        if attention is not None:
+            model.set_attn_implementation(attention)
     if not handles:
         raise ValueError("training prompts: got none that the target can answer; expected texts below its context")
     return np.concatenate([np.asarray([*handle.prompt, *handle.tokens], dtype=np.int32) for handle in handles])

@@ -30,3 +30,11 @@ def test_text(run: Any) -> None:
     assert "\x1b" not in result.stdout
     for op in OPS:
         assert op in result.stdout
+
+
+def test_a_reason_is_told_once(run: Any) -> None:
+    """Not once per operator."""
+    shown = " ".join(run("info").stdout.split())
+    ops = json.loads(run("info", "--json").stdout)["ops"]
+    for backend, reason in {(row["backend"], row["reason"]) for row in ops if row["reason"] is not None}:
+        assert shown.count(f"{backend} {reason[:12]}") == 1, (backend, reason)

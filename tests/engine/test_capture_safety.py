@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from oracles import models
+from oracles.automaton import AutomatonTarget, random_logits
 from oracles.capture_guard import CaptureError, Guard, capture_guard
 from torch import Tensor
 
@@ -90,3 +91,30 @@ def test_a_model_that_cannot_be_captured_goes_on_without(monkeypatch: pytest.Mon
     engine = Engine(models.target("gpt2", max_rows=2, max_length=64), step_mode="graph")
     assert engine.generate([models.prompt(5)], wanted)[0].tokens == want
     assert "a captured step failed" in engine.explain()
+
+
+def test_a_row_that_has_ended_is_left_alone_by_the_step_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host hears of an end one step late. Until then the device gives the row nothing, stores nothing of it, and
+    holds no token behind its end.
+    """
+    run, seen = captured.StepProgram.__call__, set()
+
+    def watched(program: Any) -> None:
+        state, cache = program.state, program.target.cache
+        ended = {row: at for at, row in enumerate(program.rows.tolist()) if program.live[at] and state.done[row]}
+        before = {row: (int(state.lengths[row]), int(cache.lengths[row])) for row in ended}
+        run(program)
+        for row, at in ended.items():
+            assert program.read(program.results)[at] is None
+            length = int(state.lengths[row])
+            assert (length, int(cache.lengths[row])) == before[row]
+            seen.add("limit" if length == int(state.limits[row]) else int(state.device_tokens[row, length - 1]))
+
+    monkeypatch.setattr(captured.StepProgram, "__call__", watched)
+    table = random_logits(31, 9, seed=4)
+    drafter = get_drafter("draft_model")(AutomatonTarget(table, max_rows=3), num_draft_tokens=3)
+    engine = Engine(AutomatonTarget(table, max_rows=3), drafter, eos_token_ids=(3,), step_mode="graph")
+    prompts = [[at % 9, 1 + at % 7] for at in range(12)]
+    wanted = [SamplingParams(temperature=0.9, seed=at, max_new_tokens=4 + at) for at in range(12)]
+    handles = engine.generate(prompts, wanted)
+    assert {handle.finish_reason for handle in handles} == {"eos", "length"} and seen == {"limit", 3}

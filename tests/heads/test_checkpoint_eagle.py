@@ -11,6 +11,8 @@ import pytest
 import torch
 from oracles import heads, models
 
+from specdec_fast import Engine, SamplingParams
+from specdec_fast.drafters import make_drafter
 from specdec_fast.heads.checkpoint_eagle import load_eagle, load_eagle3, save_eagle, save_eagle3
 
 PLAIN = {key: value for key, value in heads.LAYER.items() if key not in ("head_dim", "num_hidden_layers")}
@@ -139,6 +141,100 @@ def test_speculators_with_its_norms_and_its_embedding(tmp_path: Path, target: An
     tensors |= {f"fc_norm.{index}.weight": torch.rand(64) for index in range(3)}
     head = load_eagle3(heads.write(tmp_path / "each", speculators(fc_norm=True), tensors), target)
     assert head.fc_norm is not None and torch.equal(head.fc_norm[2].weight, tensors["fc_norm.2.weight"])
+
+
+@pytest.mark.parametrize("norms", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_speculators_of_eagle_1(tmp_path: Path, target: Any, norms: bool, bias: bool) -> None:
+    """`fusion_bias` and `layernorms` are told, and false if absent; a copy of the projection lies beside them."""
+    tensors = heads.eagle_tensors(bias=bias)
+    del tensors["embed_tokens.weight"]
+    renamed = {key.replace("fc.", "fusion_fc.", 1).replace("layers.0.", "transformer.", 1): value
+               for key, value in tensors.items()} | {"lm_head.weight": torch.randn(96, 64)}  # fmt: skip
+    if norms:
+        names = ("embedding_layernorm", "transformer.input_layernorm", "pre_lm_head_layernorm")
+        renamed |= {f"{name}.weight": torch.rand(64) for name in names}
+    config = {**speculators(), "speculators_model_type": "eagle", "architectures": ["EagleSpeculator"]}
+    config |= {"transformer_layer_architecture": "LlamaDecoderLayer", "fusion_bias": bias, "layernorms": norms}
+    head = load_eagle(heads.write(tmp_path / "new", config, renamed), target)
+    assert (head.fc.bias is not None) == bias and torch.equal(head.fc.weight, tensors["fc.weight"])
+    layer: Any = head.layers[0]
+    assert torch.equal(layer.self_attn.q_proj.weight, tensors["layers.0.self_attn.q_proj.weight"])
+    assert isinstance(layer.input_layernorm, torch.nn.Identity) != norms
+    if norms:
+        assert head.embedding_layernorm is not None and head.pre_lm_head_layernorm is not None
+        assert torch.equal(head.pre_lm_head_layernorm.weight, renamed["pre_lm_head_layernorm.weight"])
+        del renamed["embedding_layernorm.weight"]
+        with pytest.raises(ValueError, match=r"missing: embedding_layernorm\.weight"):
+            load_eagle(heads.write(tmp_path / "less", config, renamed), target)
+    config["speculators_config"]["proposal_methods"] = [{**METHOD, "accept_tolerance": 0.5}]
+    with pytest.raises(ValueError, match=r"accept_tolerance=0\.5, which is lossy"):
+        load_eagle(heads.write(tmp_path / "lossy", config, renamed), target)
+
+
+def test_a_head_of_qwen_layers_and_of_two_of_them(tmp_path: Path, target: Any) -> None:
+    """As speculators makes them: norms of queries and keys, biases, and a second layer that is as wide as any."""
+    tensors = heads.eagle3_tensors(prefix="layers.0.")
+    second = heads.layer("layers.1.", 1, 5) | {"layers.1.input_layernorm.weight": torch.rand(64)}
+    tensors |= second
+    for at, name in ((0, "q"), (1, "q"), (0, "k"), (1, "k")):
+        tensors[f"layers.{at}.self_attn.{name}_norm.weight"] = torch.rand(heads.DIM) + 0.5
+    for at in range(2):
+        for name, width in (("q", 64), ("k", 32), ("v", 32), ("o", 64)):
+            tensors[f"layers.{at}.self_attn.{name}_proj.bias"] = torch.randn(width)
+    layer = {**heads.LAYER, "model_type": "qwen3", "num_hidden_layers": 2, "attention_bias": True}
+    head = load_eagle3(heads.write(tmp_path, speculators(transformer_layer_config=layer), tensors), target)
+    wide, usual = (each.self_attn.q_proj.in_features for each in head.layers)  # type: ignore[union-attr]
+    assert (wide, usual) == (128, 64)
+    for key, value in tensors.items():
+        if key.startswith("layers."):
+            assert torch.equal(head.state_dict()[key], value), key
+
+
+def test_a_head_that_is_narrower_than_its_target(tmp_path: Path) -> None:
+    """`target_hidden_size` says what it reads; then it has an embedding of its own."""
+    wide = models.target("gemma2", max_rows=1)
+    assert wide.hidden_size == 64
+    tensors = heads.eagle3_tensors(prefix="layers.0.") | {"fc.weight": torch.randn(64, 3 * 48)}
+    config = speculators(target_hidden_size=48)
+    with pytest.raises(ValueError, match="target_hidden_size is 48, the target's is 64"):
+        load_eagle3(heads.write(tmp_path / "other", config, tensors), wide)
+    narrow = dict.fromkeys(("hidden_size", "intermediate_size"), 32)
+    made = {key: value[..., :32] if value.shape[-1] in (64, 128) and "fc" not in key else value
+            for key, value in heads.eagle3_tensors(prefix="layers.0.").items()}  # fmt: skip
+    made["fc.weight"] = torch.randn(32, 3 * 64)
+    for name, rows, columns in (("q", 64, 64), ("k", 32, 64), ("v", 32, 64), ("o", 32, 64)):
+        made[f"layers.0.self_attn.{name}_proj.weight"] = torch.randn(rows, columns)
+    for name, rows, columns in (("gate", 32, 32), ("up", 32, 32), ("down", 32, 32)):
+        made[f"layers.0.mlp.{name}_proj.weight"] = torch.randn(rows, columns)
+    made |= {key: torch.rand(32) for key in made if key.endswith("norm.weight")}
+    made |= {"t2d": heads.eagle3_tensors()["t2d"], "d2t": heads.eagle3_tensors()["d2t"]}
+    made["lm_head.weight"] = torch.randn(len(heads.KEPT), 32)
+    config = speculators(target_hidden_size=64, transformer_layer_config={**heads.LAYER, **narrow})
+    with pytest.raises(ValueError, match="hidden_size is 32, the target's is 64"):
+        load_eagle3(heads.write(tmp_path / "bare", config, made), wide)
+    made["embed_tokens.weight"] = torch.randn(96, 32)
+    folder = heads.write(tmp_path / "own", config, made)
+    params = SamplingParams(temperature=0.9, seed=3, max_new_tokens=12)
+    drafter: Any = make_drafter("eagle3", {"head": str(folder)}, target=wide)
+    assert drafter.model.head.hidden_size == 32
+    engine = Engine(wide, drafter)
+    handle = engine.generate([models.prompt(9)], params)[0]
+    assert handle.tokens == Engine(models.target("gemma2", max_rows=1)).generate([models.prompt(9)], params)[0].tokens
+    assert handle.stats.drafted > 0 and handle.stats.faults == 0
+
+
+@pytest.mark.parametrize("suffix", ["bin", "safetensors"])
+def test_eagle_in_shards(tmp_path: Path, target: Any, suffix: str) -> None:
+    tensors, stem = heads.eagle3_tensors(), {"bin": "pytorch_model", "safetensors": "model"}[suffix]
+    keys = sorted(tensors)
+    parts = {f"{stem}-0000{at + 1}-of-00002.{suffix}": {key: tensors[key] for key in keys[at::2]} for at in range(2)}
+    for name, part in parts.items():
+        heads.write(tmp_path, REDUCED, part, name)
+    listed = {key: name for name, part in parts.items() for key in part}
+    (tmp_path / f"{stem}.{suffix}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": listed}))
+    head = load_eagle3(tmp_path, target, layers=IDS)
+    assert torch.equal(head.lm_head.weight, tensors["lm_head.weight"]) and head.token_ids is not None
 
 
 def test_norms_stand_where_the_configuration_says(tmp_path: Path, target: Any) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +155,27 @@ def test_a_run_that_was_cut_off_ends_as_one_that_was_not(tmp_path: Path) -> None
     assert again.step == 9 and torch.equal(same.weight, found.weight), "nothing is left to do"
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_run_behind_a_whole_step(tmp_path: Path, number: int) -> None:
+    """Nothing is lost, however seldom checkpoints are written."""
+    before = signal.getsignal(number)
+    model, states = tiny()
+    row, held = split(row_of(1500), 24)
+    settings = Settings(steps=9, batch=2, length=24, saving=1e-9)
+    seen: list[float] = []
+
+    def stop_at_three(share: float, found: Any, left: float) -> None:
+        seen.append(share)
+        if len(seen) == 3:
+            os.kill(os.getpid(), number)
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(AheadTrainee(some_heads(model), states), states, row, held, settings, tmp_path, stop_at_three)
+    assert len(seen) == 4, "the step that was under way is whole"
+    progress = fit(AheadTrainee(some_heads(model), states), states, row, held, settings, tmp_path, stop_after=1)
+    assert progress.step == 5 and signal.getsignal(number) == before
+
+
 @pytest.mark.parametrize(
     "changes",
     [{"length": 23}, {"batch": 3}, {"seed": 1}, {"steps": 8}, {"lr": 2e-3}, {"facts": {"inputs": ["b.txt"]}}],
@@ -214,6 +237,18 @@ def test_text_from_files_prompts_and_columns(tmp_path: Path) -> None:
     replies = answered("demo-target", tokenizer, ["def main(", ""], 8, 0.0, 0)
     assert replies.tolist()[: len(tokenizer.encode("def main("))] == tokenizer.encode("def main(")
     assert len(replies) == len(tokenizer.encode("def main(")) + 8
+
+
+def test_a_head_is_trained_on_what_the_target_answers(tmp_path: Path) -> None:
+    """The target that answered is the one that is trained for, with its own attention again."""
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"text": f"def f{at}("}) + "\n" for at in range(4)))
+    options: dict[str, Any] = {"steps": 2, "batch": 1, "length": 16, "heads": 2, "own_lm_head": False}
+    train_medusa([tmp_path / "prompts.jsonl"], out=tmp_path / "out", answer=24, temperature=0.7, **options)
+    (tokens,) = (np.load(place) for place in (tmp_path / "out").glob("tokens-*.npy"))
+    tokenizer = load_tokenizer("demo-target")
+    assert len(tokens) == sum(len(tokenizer.encode(f"def f{at}(")) + 24 for at in range(4))
+    history = json.loads((tmp_path / "out" / "history.json").read_text())
+    assert history[-1]["step"] == 2 and history[-1]["held_loss"] < 20
 
 
 def test_text_that_is_too_short_is_refused() -> None:
