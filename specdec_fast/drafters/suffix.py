@@ -154,5 +154,10 @@ class SuffixDrafter:
                 log.warning("suffix store %s cannot be written any more: %s", self._store, error)
                 self._store = None
 
+    def forget(self) -> None:
+        """Forgets the texts of finished requests; a store's file keeps what it holds until the next request ends."""
+        if self.memory is not None:
+            self.memory = TextMemory(self.memory.max_tokens)
+
 
 DRAFTER = SuffixDrafter
