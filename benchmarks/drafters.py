@@ -64,7 +64,7 @@ TUNED = "tuned"  # in place of a file: the shape that `specdec tune tree` finds 
 METHODS: dict[str, Method] = {
     "draft_model": Method("draft_model", "2x to 3x (T5, Chinchilla)", {"num_draft_tokens": 4}),
     "draft_model, entropy stop": Method(
-        "draft_model", "10% to 57% over fixed (AdaEDL)", {"num_draft_tokens": 8, "entropy_stop": 0.3}
+        "draft_model", "10% to 57% over fixed (AdaEDL)", {"num_draft_tokens": 8, "entropy_stop": 0.05}
     ),
     "draft_model, tli": Method("draft_model", "up to 2.8x", {"num_draft_tokens": 4, "tokenizers": "tli"}),
     "draft_model, slem": Method("draft_model", "up to 2.8x", {"num_draft_tokens": 4, "tokenizers": "slem"}),
