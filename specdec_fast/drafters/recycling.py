@@ -41,7 +41,7 @@ class RecyclingDrafter:
     """
 
     name = "recycling"
-    needs = Needs(topology="tree", host_tokens=True, logits=True)
+    needs = Needs(topology="tree", taps=("final_norm",), host_tokens=True, logits=True)
 
     def __init__(
         self,
@@ -65,15 +65,21 @@ class RecyclingDrafter:
         self.num_draft_tokens = num_draft_tokens
         self._top, self._depth, self._least = top_k, depth, float(min_probability)
         self.pick, self.shared = pick, shared
+        self.needs = replace(self.needs, taps=())
         self._lm_head: Callable[[Tensor], Tensor] | None = None
         self._make = structures().Successors
         self._common = self._make()
         self._own: dict[int, Any] = {}
 
+    @staticmethod
+    def by_rule(prefers: str) -> dict[str, Any]:
+        """Defaults where it is made for a rule."""
+        return {"pick": prefers, "shared": prefers in ("coupled", "greedy")}
+
     @classmethod
     def from_parts(cls, parts: Parts, **options: Any) -> RecyclingDrafter:
         """One that picks as the rule prefers, learns from prompts, and shares by default where that is exact."""
-        made = cls(**{"pick": parts.prefers, "shared": parts.prefers in ("coupled", "greedy"), **options})
+        made = cls(**{**cls.by_rule(parts.prefers), **options})
         if hasattr(parts.target, "lm_head"):
             made.read_prompts(parts.target.lm_head)
         return made
@@ -82,7 +88,7 @@ class RecyclingDrafter:
         """Note what the target shows behind the tokens of prompts, too; before the engine is made. lm_head: of the
         target, from hidden states [N, hidden] as tapped at "final_norm" to logits [N, V].
         """
-        self._lm_head, self.needs = lm_head, replace(self.needs, taps=("final_norm",))
+        self._lm_head, self.needs = lm_head, type(self).needs
 
     def successors(self, row: int) -> Any:
         """What a row reads: the likeliest next tokens by token (`Successors` of specdec_fast/stores/suffix.py)."""
