@@ -37,7 +37,8 @@ RESULTS = Path(__file__).parent / "results"
 class Method:
     """A drafter as it is measured. published: what its paper reports, on other models and machines; own_head: it needs
     a trained head, bundled or in `--heads`; draft_wanted: `demo-draft` goes along though the drafter can do without;
-    warm: it remembers other requests, and has served some of the workload's other prompts.
+    memory: "" where it remembers one request alone, "shared" where it remembers those before it in the same round, with
+    nothing left of the round before, "warm" where all rounds' and, to begin with, some of the workload's other prompts.
     """
 
     drafter: str
@@ -45,7 +46,7 @@ class Method:
     options: dict[str, Any] = field(default_factory=dict)
     own_head: bool = False
     draft_wanted: bool = False
-    warm: bool = False
+    memory: str = ""
 
     @property
     def draft(self) -> str | None:
@@ -63,7 +64,7 @@ TUNED = "tuned"  # in place of a file: the shape that `specdec tune tree` finds 
 METHODS: dict[str, Method] = {
     "draft_model": Method("draft_model", "2x to 3x (T5, Chinchilla)", {"num_draft_tokens": 4}),
     "draft_model, entropy stop": Method(
-        "draft_model", "10% to 57% over fixed (AdaEDL)", {"num_draft_tokens": 8, "entropy_stop": 0.3}
+        "draft_model", "10% to 57% over fixed (AdaEDL)", {"num_draft_tokens": 8, "entropy_stop": 0.05}
     ),
     "draft_model, tli": Method("draft_model", "up to 2.8x", {"num_draft_tokens": 4, "tokenizers": "tli"}),
     "draft_model, slem": Method("draft_model", "up to 2.8x", {"num_draft_tokens": 4, "tokenizers": "slem"}),
@@ -76,12 +77,14 @@ METHODS: dict[str, Method] = {
     "eagle3": Method("eagle3", "3.0x (Spec-Bench, 13B)", {"width": 3}, own_head=True),
     "mtp": Method("mtp", "1.8x (DeepSeek-V3)", {"num_draft_tokens": 2}, own_head=True),
     "ngram": Method("ngram", "1.5x to 1.6x (Spec-Bench, 7B)"),
-    # not shared where not warm: the rounds repeat their prompts; and no other seed helps at temperature 0
+    # warm at temperature 0 would be cheating: the rounds repeat their prompts, and no other seed changes the text
     "suffix": Method("suffix", "2.3x to 2.5x with others (Spec-Bench)", {"shared": False}),
-    "suffix, warm": Method("suffix", "2.3x to 2.5x with others (Spec-Bench)", warm=True),
+    "suffix, shared": Method("suffix", "2.3x to 2.5x with others (Spec-Bench)", memory="shared"),
+    "suffix, warm": Method("suffix", "2.3x to 2.5x with others (Spec-Bench)", memory="warm"),
     "rest": Method("rest", "1.6x to 2.4x (batch 1)"),
     "recycling": Method("recycling", "2x (Spec-Bench)", {"shared": False}),
-    "recycling, warm": Method("recycling", "2x (Spec-Bench)", warm=True),
+    "recycling, shared": Method("recycling", "2x (Spec-Bench)", memory="shared"),
+    "recycling, warm": Method("recycling", "2x (Spec-Bench)", memory="warm"),
     "recycling of 8": Method("recycling", "2x (Spec-Bench)", {"shared": False, "num_draft_tokens": 8}),
     "jacobi": Method("jacobi", "0.73x (CPU, MT)"),
     "jacobi, blocks of 4": Method("jacobi", "1.34x (CPU, MT)", {"block": 4}),
@@ -190,14 +193,18 @@ def measure(
                     chosen["drafter_options"]["datastore"] = str(datastore(Path(folder), tokenizer))
             engine = load("demo-target", max_length=1024, max_rows=1, **chosen)
 
-            if method is not None and method.warm:
+            if method is not None and method.memory == "warm":
                 for at, text in enumerate(workload(tokenizer, 2 * prompts)[prompts:]):
                     engine.generate([text], replace(params[0], seed=1000 + at, forced_tokens=()))
 
             turns = count(1)
 
-            def run(name: str = name, engine: Any = engine, turn: Iterator[int] = turns) -> None:
+            apart = method is not None and method.memory == "shared"
+
+            def run(name: str = name, engine: Any = engine, turn: Iterator[int] = turns, apart: bool = apart) -> None:
                 seed = next(turn)
+                if apart:
+                    engine.drafter.forget()
                 own = [replace(each, seed=seed) for each in params]
                 outputs[name] = [engine.generate([text], each)[0] for text, each in zip(texts, own)]
 
@@ -277,7 +284,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     every = [name for name in METHODS if options.only in name]
     every = [name for name in every if not METHODS[name].own_head or METHODS[name].head(options.heads)]
-    cold = [name for name in every if not METHODS[name].warm]
+    cold = [name for name in every if METHODS[name].memory != "warm"]
     copying = [name for name in cold if METHODS[name].drafter in COPYING]
     for temperature, edit, names in ((0.0, False, cold), (1.0, False, every), (1.0, True, copying)):
         found, _ = measure(

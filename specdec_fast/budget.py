@@ -116,7 +116,9 @@ class _Times:
 
 @dataclass(slots=True)
 class _Rates:
-    """Acceptance rate at each depth, given that the walk got there; recent steps count more."""
+    """Acceptance rate at each depth, given that the walk got there; recent steps count more. What was known of depths
+    that are no longer drafted is forgotten too: bad luck there is not believed for ever.
+    """
 
     forget: float
     tested: list[float] = field(default_factory=list)
@@ -129,6 +131,9 @@ class _Rates:
         for depth in range(outcome.tested):
             self.tested[depth] = self.tested[depth] * self.forget + 1
             self.accepted[depth] = self.accepted[depth] * self.forget + (depth < outcome.accepted)
+        for depth in range(outcome.depth, len(self.tested)):
+            self.tested[depth] *= self.forget
+            self.accepted[depth] *= self.forget
 
     def rate(self, depth: int, prior: float, weight: float) -> float:
         if depth >= len(self.tested):
@@ -209,14 +214,14 @@ class Goodput:
         self._probe, self._refresh, self._margin = probe, refresh, margin
         self._expectations = Expectations(first_rate)
         self._verify, self._propose = _Times(), _Times()
-        self._measuring = [1.0, 0.5, 0.0, 1.0, 0.5, 0.0]  # shares of the budget, in the first steps
+        self._measuring = list(FIRST)
         self._idle, self._patience, self._busy, self._again = 0, probe, 0, 2
 
     def nodes(self, rows: Sequence[int], most: Sequence[int]) -> list[int]:
         if not any(most):
             return list(most)
         if self._measuring:
-            return [-int(-limit * self._measuring[0] // 1) for limit in most]
+            return [min(limit, self._measuring[0]) for limit in most]
         chosen = self._best(rows, most)
         if not any(chosen):
             self._idle, self._busy, self._again = self._idle + 1, 0, 2
@@ -278,6 +283,9 @@ class Goodput:
         for at in order[:keep]:
             chosen[at] += 1
         return chosen
+
+
+FIRST = (0, 4, 2, 0, 6, 0)  # nodes of the first steps: few, for nothing is known of what they cost or bring
 
 
 POLICIES: dict[str, type[Fixed] | type[Goodput]] = {"fixed": Fixed, "goodput": Goodput}

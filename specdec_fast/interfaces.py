@@ -178,6 +178,7 @@ class Drafter(Protocol):
     that do not look at q.
 
     A class may add `from_parts(parts, **options)`, a class method that makes one out of `Parts`, and say with
+    `by_rule(prefers)`, a static method, which defaults of its options that sets, for `specdec drafters`, and with
     `takes_draft = True` that it wants a draft model; a class without is made by `cls(**options)`. Its class attribute
     `needs` holds for the default options; `draws = True` says that others make it draw tokens from laws,
     `may_take_draft = True` that some options have a use for a draft model, and `apart` names options with which it

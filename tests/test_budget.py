@@ -18,7 +18,8 @@ from oracles.noisy_oracle import NoisyChain
 
 from specdec_fast import Engine, SamplingParams, get_drafter
 from specdec_fast.budget import BudgetPolicy, Expectations, Fixed, Goodput, Outcome, budget_for, surely_accepted
-from specdec_fast.interfaces import Budget
+from specdec_fast.draft import Draft
+from specdec_fast.interfaces import Budget, Rng, Slots, StateView, TargetOutput
 
 
 class Machine:
@@ -190,6 +191,57 @@ def test_an_engine_with_goodput_says_the_same_and_learns_that_drafts_are_useless
         assert [handle.tokens for handle in handles] == want
         drafted[budget] = engine.stats.drafted
     assert drafted["goodput"] < 0.4 * drafted["fixed"]
+
+
+class Costly(AutomatonTarget):
+    """A pass takes as long as it has nodes, on a clock of its own."""
+
+    def __init__(self, *args: object, row: float = 0.1, **more: object) -> None:
+        super().__init__(*args, **more)
+        self.now, self.row = 0.0, row
+
+    def score(self, draft: Draft, *rest: object) -> tuple[TargetOutput, Slots]:
+        self.now += 1 + self.row * (draft.num_nodes - draft.num_rows)
+        return super().score(draft, *rest)
+
+
+class Paid(NoisyChain):
+    """Its proposals take time on the target's clock."""
+
+    def __init__(self, target: Costly, cost: float, *args: object, **more: object) -> None:
+        super().__init__(*args, **more)
+        self._target, self._cost = target, cost
+
+    def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
+        draft = super().propose(view, rows, budget, rng)
+        self._target.now += self._cost * max(draft.counts, default=1)
+        return draft
+
+
+@pytest.mark.parametrize(
+    ("alpha", "row", "cost", "most"),
+    [(0.0, 0.1, 0.0, 12), (0.0, 0.1, 0.15, 60), (0.05, 0.08, 0.0, 55), (0.2, 0.1, 0.15, 4), (0.5, 0.1, 0.6, 4)],
+)
+def test_in_an_engine_goodput_is_hardly_slower_than_plain_decoding_whatever_drafts(
+    alpha: float, row: float, cost: float, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a clock that tells the work: drafters that do not pay, long drafts and dear ones among them. The first text
+    pays for measuring, those after it for a try now and then.
+    """
+    logits, params = random_logits(23, 8, seed=2), SamplingParams(temperature=0, max_new_tokens=100, ignore_eos=True)
+    texts = [[at % 8, at // 8] for at in range(8)]
+    want = [handle.tokens for handle in Engine(AutomatonTarget(logits, max_length=128)).generate(texts, params)]
+    target = Costly(logits, max_length=128, row=row)
+    monkeypatch.setattr("specdec_fast.stats.perf_counter", lambda: target.now)
+    whole = [text + tokens for text, tokens in zip(texts, want, strict=True)]
+    engine = Engine(target, Paid(target, cost, whole, alpha, 8, num_draft_tokens=most), budget="goodput")
+    speeds = []
+    for text, tokens in zip(texts, want, strict=True):
+        before = target.now
+        assert engine.generate([text], params)[0].tokens == tokens
+        speeds.append(len(tokens) / (target.now - before))
+    assert engine.stats.drafted > 0
+    assert speeds[0] > 0.9 and len(texts[1:]) / sum(1 / speed for speed in speeds[1:]) > 0.98, speeds
 
 
 def test_the_entropy_bound_is_that_of_the_law() -> None:

@@ -10,7 +10,7 @@ from specdec_fast.commands import options
 
 
 def drafters(as_json: options.Json = False) -> None:
-    """All drafters, built in and installed: needs, law, defaults and a line on each."""
+    """All drafters, built in and installed: needs, law, defaults under the default rule, and a line on each."""
     found = collect()
     if as_json:
         print(json.dumps(found, indent=2, ensure_ascii=False, default=str))
@@ -27,6 +27,7 @@ def collect() -> list[dict[str, Any]]:
 
 def _describe(name: str) -> dict[str, Any]:
     from specdec_fast.drafters import drafter_options, get_drafter
+    from specdec_fast.rules import DEFAULT, get_rule
 
     try:
         kind = get_drafter(name)
@@ -34,6 +35,9 @@ def _describe(name: str) -> dict[str, Any]:
     except Exception as error:  # of another package: it must not hide the others
         return {"name": name, "error": f"{type(error).__name__}: {error}"}
     needs = getattr(kind, "needs", None)
+    defaults = {option: each.default for option, each in drafter_options(name).items()}
+    if hasattr(kind, "by_rule"):
+        defaults |= kind.by_rule(get_rule(DEFAULT).prefers)
     words = (module.__doc__ or kind.__doc__ or "").strip().splitlines()
     return {
         "name": name,
@@ -41,7 +45,7 @@ def _describe(name: str) -> dict[str, Any]:
         "takes_draft": bool(getattr(kind, "takes_draft", False)),
         "needs": None if needs is None else asdict(needs),
         "law": _law(kind, needs),
-        "defaults": {option: each.default for option, each in drafter_options(name).items()},
+        "defaults": defaults,
         "module": kind.__module__,
     }
 

@@ -43,10 +43,15 @@ class BlockwiseDrafter(AheadDrafter):
             head = head.to(device=target.device, dtype=target.dtype)
         super().__init__(target, head, shape_of_widths((1,) * head.num_heads), num_draft_tokens, pick)
 
+    @staticmethod
+    def by_rule(prefers: str) -> dict[str, Any]:
+        """Defaults where it is made for a rule."""
+        return {"pick": "coupled" if prefers == "coupled" else "greedy"}
+
     @classmethod
     def from_parts(cls, parts: Parts, **options: Any) -> BlockwiseDrafter:
         """For the target at hand, picking with its noise where the rule replays."""
-        return cls(parts.target, **{"pick": "coupled" if parts.prefers == "coupled" else "greedy", **options})
+        return cls(parts.target, **{**cls.by_rule(parts.prefers), **options})
 
 
 DRAFTER = BlockwiseDrafter

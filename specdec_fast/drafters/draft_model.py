@@ -79,6 +79,11 @@ class DraftModelDrafter:
         self._stored: dict[int, tuple[int, list[int]]] = {}  # per row: committed tokens held, drafted tokens held
         self._fed: dict[int, list[int]] = {}  # per row, with a translation: the draft's tokens that are held
 
+    @staticmethod
+    def by_rule(prefers: str) -> dict[str, Any]:
+        """Defaults where it is made for a rule."""
+        return {"pick": prefers}
+
     @classmethod
     def from_parts(cls, parts: Parts, **options: Any) -> DraftModelDrafter:
         """Over the draft model that was given, picking tokens as the rule prefers."""
@@ -89,8 +94,8 @@ class DraftModelDrafter:
             theirs = getattr(model, "tokenizer", None)
             sizes = parts.target.vocab_size, model.vocab_size
             translation = Translation(parts.tokenizer, theirs, *sizes, device=model.device)
-        defaults = {"pick": parts.prefers, "vocab_size": parts.target.vocab_size, "translation": translation}
-        return cls(model, **{**defaults, **options})
+        defaults = {"vocab_size": parts.target.vocab_size, "translation": translation}
+        return cls(model, **{**cls.by_rule(parts.prefers), **defaults, **options})
 
     def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
         room = self.model.cache.max_rows

@@ -66,13 +66,18 @@ class DraftTreeDrafter(TreeDrafter):
         )
         self.model = model
 
+    @staticmethod
+    def by_rule(prefers: str) -> dict[str, Any]:
+        """Defaults where it is made for a rule."""
+        return {"how": prefers}
+
     @classmethod
     def from_parts(cls, parts: Parts, **options: Any) -> DraftTreeDrafter:
         """Over the draft model that was given, picking tokens as the rule prefers."""
         assert parts.draft is not None
         model: Any = parts.draft()
         how = "top_k" if options.get("depth") and parts.prefers == "drawn" else parts.prefers
-        return cls(model, **{"how": how, "vocab_size": parts.target.vocab_size, **options})
+        return cls(model, **{**cls.by_rule(how), "vocab_size": parts.target.vocab_size, **options})
 
 
 DRAFTER = DraftTreeDrafter

@@ -47,10 +47,15 @@ class EagleDrafter(HeadTrees):
             head = PagedHead(load_eagle(head, target), target)
         super().__init__(head, how=how, num_draft_tokens=num_draft_tokens, depth=depth, width=width, shape=shape)
 
+    @staticmethod
+    def by_rule(prefers: str) -> dict[str, Any]:
+        """Defaults where it is made for a rule."""
+        return {"how": prefers}
+
     @classmethod
     def from_parts(cls, parts: Parts, **options: Any) -> EagleDrafter:
         """Over the target that is drafted for, picking tokens as the rule prefers."""
-        return cls(parts.target, **{"how": parts.prefers, **options})
+        return cls(parts.target, **{**cls.by_rule(parts.prefers), **options})
 
 
 DRAFTER = EagleDrafter

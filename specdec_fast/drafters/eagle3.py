@@ -64,6 +64,11 @@ class Eagle3Drafter(HeadTrees):
             log.info("eagle3 reads %s; acceptance by layers: %s", ", ".join(head.taps), rates)
         super().__init__(head, how=how, num_draft_tokens=num_draft_tokens, depth=depth, width=width, shape=shape)
 
+    @staticmethod
+    def by_rule(prefers: str) -> dict[str, Any]:
+        """Defaults where it is made for a rule."""
+        return {"how": prefers}
+
     @classmethod
     def from_parts(cls, parts: Parts, **options: Any) -> Eagle3Drafter:
         """Over the target that is drafted for, picking tokens as the rule prefers."""
@@ -71,7 +76,7 @@ class Eagle3Drafter(HeadTrees):
         if options.get("layers") == "auto" and parts.tokenizer is not None and (text is None or isinstance(text, str)):
             words = text or (ASSETS / "heldout.txt").read_text(encoding="utf-8")[:4000]
             options["text"] = parts.tokenizer.encode(words)
-        return cls(parts.target, **{"how": parts.prefers, **options})
+        return cls(parts.target, **{**cls.by_rule(parts.prefers), **options})
 
 
 DRAFTER = Eagle3Drafter

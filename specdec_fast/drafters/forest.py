@@ -79,6 +79,11 @@ class ForestDrafter:
         self._last: Draft | None = None  # of the step, and of each drafter: its own, with its nodes in the forest
         self._drafts: list[tuple[Draft, list[int]]] = []
 
+    @staticmethod
+    def by_rule(prefers: str) -> dict[str, Any]:
+        """Defaults where it is made for a rule."""
+        return {"of": "ngram,recycling"}
+
     @classmethod
     def from_parts(cls, parts: Parts, of: Names = "ngram,recycling", **options: Any) -> ForestDrafter:
         """Of drafters by name: "a,b", a list of names, or {name: options}."""

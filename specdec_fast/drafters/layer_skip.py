@@ -120,10 +120,15 @@ class LayerSkipDrafter:
         self._filled: set[int] = set()  # rows whose texts were stored here: the target is not the engine's own
         self._last: tuple[Draft | None, tuple[int, ...]] = (None, ())
 
+    @staticmethod
+    def by_rule(prefers: str) -> dict[str, Any]:
+        """Defaults where it is made for a rule."""
+        return {"pick": prefers}
+
     @classmethod
     def from_parts(cls, parts: Parts, **options: Any) -> LayerSkipDrafter:
         """Over the target that is drafted for, picking tokens as the rule prefers."""
-        return cls(parts.target, **{"pick": parts.prefers, **options})
+        return cls(parts.target, **{**cls.by_rule(parts.prefers), **options})
 
     def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
         room = self.target.cache.max_rows

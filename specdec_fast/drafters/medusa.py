@@ -78,10 +78,15 @@ class MedusaDrafter(AheadDrafter):
             )
         super().__init__(target, head, tree, num_draft_tokens, pick)
 
+    @staticmethod
+    def by_rule(prefers: str) -> dict[str, Any]:
+        """Defaults where it is made for a rule."""
+        return {"pick": "coupled" if prefers == "coupled" else "greedy"}
+
     @classmethod
     def from_parts(cls, parts: Parts, **options: Any) -> MedusaDrafter:
         """For the target at hand, picking with its noise where the rule replays."""
-        return cls(parts.target, **{"pick": "coupled" if parts.prefers == "coupled" else "greedy", **options})
+        return cls(parts.target, **{**cls.by_rule(parts.prefers), **options})
 
 
 DRAFTER = MedusaDrafter

@@ -52,10 +52,15 @@ class MtpDrafter(HeadTrees):
             shape = shape_of_widths((1,) * (3 if num_draft_tokens is None else max(num_draft_tokens, 1))).parents
         super().__init__(head, how=how, num_draft_tokens=num_draft_tokens, depth=depth, width=width, shape=shape)
 
+    @staticmethod
+    def by_rule(prefers: str) -> dict[str, Any]:
+        """Defaults where it is made for a rule."""
+        return {"how": prefers}
+
     @classmethod
     def from_parts(cls, parts: Parts, **options: Any) -> MtpDrafter:
         """Over the target that is drafted for, picking tokens as the rule prefers."""
-        return cls(parts.target, **{"how": parts.prefers, **options})
+        return cls(parts.target, **{**cls.by_rule(parts.prefers), **options})
 
 
 DRAFTER = MtpDrafter

@@ -1,17 +1,19 @@
 """Token recycling: trees from the likeliest successors that the target last showed (Luo et al. 2024, section 3).
 
 Needs no model. For every token, the likeliest next tokens of the newest node that held it are noted with their
-log-probabilities, on refused branches too. From these a tree grows best-first. Where the rule replays, each place of it
-is a race of the noted law under the very noise that the target will use there (Kool et al. 2019), the chance that a
-token which is not noted wins counted in: a sampled text is drafted as well as a greedy one.
+log-probabilities, in prompts and on refused branches too. From these a tree grows best-first. Where the rule replays,
+each place of it is a race of the noted law under the very noise that the target will use there (Kool et al. 2019), the
+chance that a token which is not noted wins counted in: a sampled text is drafted as well as a greedy one.
 Tests: tests/drafters/test_recycling.py and the contract suite.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +23,7 @@ from specdec_fast.stores.suffix import structures
 from specdec_kernels import tree_expand
 
 PICKS = ("coupled", "greedy")
+_ROWS = 256  # of a prompt whose logits are computed at once
 _CERTAIN = 1.5  # at temperature 0 the first choice comes true more often than its probability says
 
 
@@ -38,12 +41,12 @@ class RecyclingDrafter:
     """
 
     name = "recycling"
-    needs = Needs(topology="tree", host_tokens=True, logits=True)
+    needs = Needs(topology="tree", taps=("final_norm",), host_tokens=True, logits=True)
 
     def __init__(
         self,
         num_draft_tokens: int = 12,
-        top_k: int = 64,
+        top_k: int = 128,
         depth: int = 6,
         min_probability: float = 0.05,
         pick: str = "greedy",
@@ -62,21 +65,47 @@ class RecyclingDrafter:
         self.num_draft_tokens = num_draft_tokens
         self._top, self._depth, self._least = top_k, depth, float(min_probability)
         self.pick, self.shared = pick, shared
+        self.needs = replace(self.needs, taps=())
+        self._lm_head: Callable[[Tensor], Tensor] | None = None
         self._make = structures().Successors
         self._common = self._make()
         self._own: dict[int, Any] = {}
 
+    @staticmethod
+    def by_rule(prefers: str) -> dict[str, Any]:
+        """Defaults where it is made for a rule."""
+        return {"pick": prefers, "shared": prefers in ("coupled", "greedy")}
+
     @classmethod
     def from_parts(cls, parts: Parts, **options: Any) -> RecyclingDrafter:
-        """One that picks as the rule prefers, and shares by default where that is exact."""
-        return cls(**{"pick": parts.prefers, "shared": parts.prefers in ("coupled", "greedy"), **options})
+        """One that picks as the rule prefers, learns from prompts, and shares by default where that is exact."""
+        made = cls(**{**cls.by_rule(parts.prefers), **options})
+        if hasattr(parts.target, "lm_head"):
+            made.read_prompts(parts.target.lm_head)
+        return made
+
+    def read_prompts(self, lm_head: Callable[[Tensor], Tensor]) -> None:
+        """Note what the target shows behind the tokens of prompts, too; before the engine is made. lm_head: of the
+        target, from hidden states [N, hidden] as tapped at "final_norm" to logits [N, V].
+        """
+        self._lm_head, self.needs = lm_head, type(self).needs
 
     def successors(self, row: int) -> Any:
         """What a row reads: the likeliest next tokens by token (`Successors` of specdec_fast/stores/suffix.py)."""
         return self._common if self.shared else self._own.setdefault(row, self._make())
 
     def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
-        pass
+        if self._lm_head is None or prompt_output is None:
+            return
+        hidden, start = prompt_output.taps["final_norm"], 0
+        for row in rows:
+            prompt = view.tokens(row)[:-1]
+            newest = list({token: start + at for at, token in enumerate(prompt)}.items())
+            start += len(prompt)
+            for first in range(0, len(newest), _ROWS):
+                tokens, places = zip(*newest[first : first + _ROWS])
+                top = _likeliest(self._lm_head(hidden[list(places)]), self._top)
+                self.successors(row).learn(np.array(tokens), *top)
 
     def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
         sampling = view.sampling(rows)
@@ -92,7 +121,7 @@ class RecyclingDrafter:
 
     def observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
         assert output.logits is not None
-        top, values = _likeliest(output.logits, min(self._top, output.logits.shape[1]))
+        top, values = _likeliest(output.logits, self._top)
         tokens = draft.tokens.numpy(force=True)
         if self.shared:
             self._common.learn(tokens, top, values)
@@ -107,12 +136,17 @@ class RecyclingDrafter:
         for row in rows:
             self._own.pop(row, None)
 
+    def forget(self) -> None:
+        """Empties the table that requests share."""
+        self._common = self._make()
+
 
 def _likeliest(logits: Tensor, width: int) -> tuple[Any, Any]:
     """The `width` likeliest tokens of every row, the likeliest first, -1 where there are no more; and their
     log-probabilities at temperature 1. Arrays [M, width], int64 and float32.
     """
     nodes, vocab = logits.shape
+    width = min(width, vocab)
     device = logits.device
     wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
     tokens, values, _ = tree_expand(

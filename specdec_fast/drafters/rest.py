@@ -61,11 +61,16 @@ class RestDrafter:
         self._arrays = [each.array for each in self.datastores]
         self._look_up = structures().look_up
 
+    @staticmethod
+    def by_rule(prefers: str) -> dict[str, Any]:
+        """Defaults where it is made for a rule."""
+        return {"pick": prefers}
+
     @classmethod
     def from_parts(cls, parts: Parts, datastore: Any = (), **options: Any) -> RestDrafter:
         """One that picks as the rule prefers; its datastores must be those of the target's tokenizer."""
         opened = _open(datastore, fingerprint(parts.tokenizer), parts.target.vocab_size)
-        return cls(**{"pick": parts.prefers, "datastore": opened, **options})
+        return cls(**{**cls.by_rule(parts.prefers), "datastore": opened, **options})
 
     def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
         pass

@@ -90,13 +90,18 @@ class SuffixDrafter:
         if store is not None:
             self._open(None)
 
+    @staticmethod
+    def by_rule(prefers: str) -> dict[str, Any]:
+        """Defaults where it is made for a rule."""
+        return {"pick": prefers, "shared": prefers in ("coupled", "greedy")}
+
     @classmethod
     def from_parts(cls, parts: Parts, **options: Any) -> SuffixDrafter:
         """One that picks as the rule prefers, shares by default where that is exact, with a store of the target's
         tokenizer.
         """
         store = options.pop("store", None)
-        made = cls(**{"pick": parts.prefers, "shared": parts.prefers in ("coupled", "greedy"), **options})
+        made = cls(**{**cls.by_rule(parts.prefers), **options})
         if store is not None:
             made.memory = made.memory or TextMemory(options.get("max_tokens", 100_000))
             made._store, made._vocabulary = store, fingerprint(parts.tokenizer)
@@ -153,6 +158,11 @@ class SuffixDrafter:
             except OSError as error:  # decoding goes on; the file keeps what it held
                 log.warning("suffix store %s cannot be written any more: %s", self._store, error)
                 self._store = None
+
+    def forget(self) -> None:
+        """Forgets the texts of finished requests; a store's file keeps what it holds until the next request ends."""
+        if self.memory is not None:
+            self.memory = TextMemory(self.memory.max_tokens)
 
 
 DRAFTER = SuffixDrafter

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from oracles.automaton import AutomatonTarget, random_logits
 
-from specdec_fast.drafters import drafter_names, get_drafter
+from specdec_fast.drafters import drafter_names, get_drafter, make_drafter
+from specdec_fast.rules import DEFAULT, get_rule
 
 DIST = "Metadata-Version: 2.1\nName: {name}\nVersion: 1\n"
 
@@ -25,6 +27,14 @@ def test_all_are_listed_with_needs_law_defaults_and_a_line(run: Any) -> None:
     assert found["draft_tree"]["takes_draft"] and found["draft_tree"]["needs"]["topology"] == "tree"
     assert found["draft_tree"]["law"] == "chosen, or drawn by option" and found["ngram"]["law"] == "chosen"
     assert found["draft_tree"]["defaults"]["widths"] == [3, 2, 1]
+    target = AutomatonTarget(random_logits(5, 8))
+    for name in ("recycling", "suffix"):  # what a user gets, not what the constructor says
+        made = make_drafter(name, {}, target=target, prefers=get_rule(DEFAULT).prefers)
+        assert found[name]["defaults"]["pick"] == made.pick == "coupled"
+        assert found[name]["defaults"]["shared"] == (getattr(made, "shared", None) or made.memory is not None)
+        assert tuple(found[name]["needs"]["taps"]) == made.needs.taps
+    for name in ("draft_model", "draft_tree", "eagle", "layer_skip", "medusa", "rest"):
+        assert "coupled" in found[name]["defaults"].values(), name
     text = run("drafters").stdout
     for name, entry in found.items():
         assert f"{name}  {entry['line']}" in text

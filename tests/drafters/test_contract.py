@@ -126,7 +126,8 @@ BUILD: dict[str, dict[str, Callable[[], Any]]] = {
         match: (lambda match=match: get_drafter("ngram")(num_draft_tokens=5, n_min=1, match=match))
         for match in ("last", "frequent")
     },
-    "recycling": {
+    "recycling": {"prompts": lambda: make_drafter("recycling", {}, target=target())}
+    | {
         name: (
             lambda shared=shared, pick=pick: get_drafter("recycling")(
                 num_draft_tokens=6, top_k=3, shared=shared, pick=pick

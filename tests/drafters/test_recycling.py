@@ -138,6 +138,39 @@ def test_requests_learn_apart_or_together() -> None:
     assert len(apart.successors(0)) == 0 and len(together.successors(0)) == 2
 
 
+def test_prompts_are_learnt_from_each_row_its_own_and_again_after_a_preemption() -> None:
+    """The newest place of a token counts, the root is not among what was read, and rows are told apart."""
+    table, cycle = 4.0 * random_logits(VOCAB, VOCAB, seed=3), torch.arange(VOCAB).expand(VOCAB, VOCAB)
+    target = AutomatonTarget(table, cycle, max_length=64)
+    state, drafter = DecodeState(2, 64), make_drafter("recycling", {"top_k": 3, "shared": False}, target=target)
+    texts = [[1, 2, 1, 5], [4, 2, 7]]
+    rows = [state.join(text, SamplingParams(seed=at), len(text), ()) for at, text in enumerate(texts)]
+    hidden = torch.eye(VOCAB)[[1, 2, 8, 4, 9]]  # the second 1 and the second row's 2 stand for other states
+    drafter.begin(state, rows, TargetOutput(None, {"final_norm": hidden}))
+    best = table.argmax(1).tolist()
+    for row, want in ((rows[0], {1: best[8], 2: best[2]}), (rows[1], {4: best[4], 2: best[9]})):
+        found = drafter.successors(row)  # type: ignore[attr-defined]
+        assert len(found) == 2 and all(found.after(token)[0][0] == own for token, own in want.items())
+    drafter.release([rows[0]])
+    drafter.begin(state, rows[:1], TargetOutput(None, {"final_norm": torch.eye(VOCAB)[[1, 2, 1]]}))
+    assert drafter.successors(rows[0]).after(1)[0][0] == best[1]  # type: ignore[attr-defined]
+
+    params = SamplingParams(seed=5, max_new_tokens=40)
+    prompt = list(range(VOCAB))
+    engine = Engine(target, make_drafter("recycling", {"shared": False}, target=target))
+    first = engine.generate([prompt], params)[0]
+    assert first.tokens == Engine(AutomatonTarget(table, cycle)).generate([prompt], params)[0].tokens
+    assert first.stats.tau > 5, "a prompt of all tokens tells the whole law before the first step"
+    assert Engine(target, recycling(pick="coupled")).generate([prompt], params)[0].stats.steps > first.stats.steps
+
+
+def test_what_is_shared_can_be_forgotten() -> None:
+    drafter = recycling(shared=True)
+    learn(drafter, [0], [[1]], logits_for([[3]]))
+    drafter.forget()
+    assert len(drafter.successors(0)) == 0
+
+
 def test_it_is_shared_by_default_where_that_is_exact() -> None:
     def made(prefers: str, **options: Any) -> bool:
         target = AutomatonTarget(random_logits(5, 8))
@@ -177,7 +210,7 @@ def test_in_an_engine_it_changes_nothing_and_costs_no_pass(first_order: bool) ->
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_draft_tokens": 0}, "num_draft_tokens, depth, top_k: got 0, 6, 64; expected at least 1"),
+        ({"num_draft_tokens": 0}, "num_draft_tokens, depth, top_k: got 0, 6, 128; expected at least 1"),
         ({"depth": 0}, "num_draft_tokens, depth, top_k: got 12, 0"),
         ({"top_k": 0}, "num_draft_tokens, depth, top_k: got 12, 6, 0"),
         ({"min_probability": 1.5}, "min_probability: got 1.5; expected 0 to 1"),
