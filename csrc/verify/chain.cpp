@@ -47,11 +47,10 @@ class Chains {
   // Block rule: the chance that node or a later one is where the path ends, given that of the node before it.
   double reach(int64_t node, double before) const { return std::min(1.0, before * std::exp(log_ratio(node))); }
   // Block rule: the threshold of a node that is reached with this chance; `child` < 0 for the last one. After a broken
-  // law nothing can be accepted, so such a node is a last one too.
-  double block_threshold(int64_t node, int64_t child, double reach) const {
+  // law nothing can be accepted, so such a node is a last one too. With a coin it need only lie on the right side of it.
+  double block_threshold(int64_t node, int64_t child, double reach, double coin = std::nan("")) const {
     if (child < 0 || reach >= 1 || reach <= 0 || target_.broken(node)) return reach;
-    const double left = left_over(node, child, reach);
-    return std::min(left / (left + (1.0 - reach)), reach);
+    return share(left_over(node, child, reach, coin), reach);
   }
 
   // Weights of one block of target ids for the draw after `node`: (reach p - q)+, reach p without the chosen child, or p.
@@ -81,21 +80,41 @@ class Chains {
   }
 
  private:
-  // Total of the residual weights.
-  double left_over(int64_t node, int64_t child, double reach) const {
+  static double share(double left, double reach) { return std::min(left / (left + (1.0 - reach)), reach); }
+
+  // Total of the residual weights, or as much of it as says whether the coin is below its share.
+  double left_over(int64_t node, int64_t child, double reach, double coin) const {
     const int64_t blocks = block_count(target_.logits.columns);
     const bool one_block = !draft_.drawn[child] && target_.weighed(node);  // the others keep their known masses
+    const bool at_once =
+        draft_.drawn[child] && same_columns() && target_.whole(node) && draft_.laws->whole(draft_.law_row[child]);
     alignas(64) Real weights[kRaceBlock];
-    double left = 0;
+    double left = 0, most = target_.weighed(node) ? 1.001 * reach : kInfinity;  // most: of the blocks to come
     for (int64_t b = 0; b < blocks; ++b) {
       if (one_block && b != draft_.tokens[child] / kRaceBlock) {
         left += target_.block_mass(node, b) * reach;
         continue;
       }
+      const int64_t first = b * kRaceBlock;
+      const int count = block_size(target_.logits.columns, b);
+      if (at_once) {
+        const int64_t row = draft_.law_row[child];
+        const void *p = target_.logits.at(node, first), *q = draft_.laws->logits.at(row, first);
+        left += rows::residual_mass(target_.logits.type, p, q, count, target_.row<float>(node),
+                                    draft_.laws->row<float>(row), static_cast<float>(reach));
+        most -= target_.weighed(node) ? target_.block_mass(node, b) * reach : 0;
+        if (coin < share(left, reach) || coin >= share(left + most, reach)) break;
+        continue;
+      }
       residual(node, child, reach, b, weights);
-      left += rows::total(weights, block_size(target_.logits.columns, b));
+      left += rows::total(weights, count);
     }
     return left;
+  }
+  // Target and draft are rows of floats over the same ids.
+  bool same_columns() const {
+    const Matrix &p = target_.logits, &q = draft_.laws->logits;
+    return draft_.token_ids == nullptr && p.type == q.type && p.columns == q.columns && !target_.wide();
   }
 
   const ChainDraft& draft_;
@@ -121,7 +140,7 @@ End walk(const Chains<Real>& chains, ChainRule rule, int64_t start, int64_t stop
   // the last node whose coin passes; a coin that is not below the reach cannot be below the threshold
   for (int64_t node = stop - 1; node > start; --node) {
     const double u = coin(node), chance = reach[node - start];
-    if (u < chance && u < chains.block_threshold(node, node + 1 < stop ? node + 1 : -1, chance))
+    if (u < chance && u < chains.block_threshold(node, node + 1 < stop ? node + 1 : -1, chance, u))
       return {static_cast<int32_t>(node - start), chance};
   }
   return {0, 1.0};

@@ -74,6 +74,8 @@ struct Laws {
     return wide() ? std::isnan(static_cast<const double*>(lse)[r]) : std::isnan(static_cast<const float*>(lse)[r]);
   }
 
+  // Every finite level has weight.
+  bool whole(int64_t r) const { return !wide() && row<float>(r).cut == -std::numeric_limits<float>::infinity(); }
   bool weighed(int64_t r) const { return mass != nullptr && !std::isnan(block_mass(r, 0)); }
   double block_mass(int64_t r, int64_t block) const {
     const int64_t at = r * block_count(logits.columns) + block;

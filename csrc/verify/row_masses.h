@@ -85,6 +85,7 @@ SPECDEC_INLINE __m512i quick_block(const In* p, int count, const QuickScale& qui
   F first = {}, second = {};
   for (const In* const end = p + count; p != end; p += kStep) {
     F a, b, c, d;
+    for (const In* line = p; line != p + kStep; line += 64 / sizeof(In)) fetch_ahead(line);
     load_two(p, &a, &b);
     load_two(p + 2 * N, &c, &d);
     const __m512i w0 = quick_add(a, quick, low, high, rest, &first), w1 = quick_add(b, quick, low, high, rest, &second);

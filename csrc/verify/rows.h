@@ -51,9 +51,9 @@ struct RowKernels {
   float (*largest[3])(const void* row, int64_t count);
   // At least the total of `weights` (up to roundings), from a pass of comparisons.
   float (*mass_bound[3])(const void* piece, int count, const LawRow<float>& law);
-  // At least, and nearly, the total of max(p - q, 0) for two pieces of the same type and the same tokens.
-  float (*residual_bound[3])(const void* p, const void* q, int count, const LawRow<float>& p_law,
-                             const LawRow<float>& q_law);
+  // Total of max(share * p - q, 0) for two pieces of the same type and the same tokens; at least that if a law has a cut.
+  float (*residual_mass[3])(const void* p, const void* q, int count, const LawRow<float>& p_law,
+                            const LawRow<float>& q_law, float share);
   // Sum of exp(double(l * inv_t) - top) over the elements > floor, for exact nuclei.
   double (*mass64[3])(const void* row, int64_t count, float inv_t, double top, float floor);
   // How many elements are > each of kEdges levels and, unless masses is null, about what exp((l - top) * inv_t) sum to.
@@ -100,9 +100,9 @@ inline float largest(Scalar type, const void* row, int64_t count, float) {
 inline float mass_bound(Scalar type, const void* piece, int count, const LawRow<float>& law) {
   return row_kernels().mass_bound[slot(type)](piece, count, law);
 }
-inline float residual_bound(Scalar type, const void* p, const void* q, int count, const LawRow<float>& p_law,
-                            const LawRow<float>& q_law) {
-  return row_kernels().residual_bound[slot(type)](p, q, count, p_law, q_law);
+inline float residual_mass(Scalar type, const void* p, const void* q, int count, const LawRow<float>& p_law,
+                           const LawRow<float>& q_law, float share) {
+  return row_kernels().residual_mass[slot(type)](p, q, count, p_law, q_law, share);
 }
 inline double mass64(Scalar type, const void* row, int64_t count, float inv_t, double top, float floor) {
   return row_kernels().mass64[slot(type)](row, count, inv_t, top, floor);

@@ -57,19 +57,20 @@ float mass_bound(const void* piece, int count, const LawRow<float>& law) {
   return static_cast<float>(reduce_sum(sum) * group);
 }
 
-// About the total of max(p - q, 0) over a block, never less than it.
+// About the total of max(share * p - q, 0) over a block: never less where a cut is among ties, else to rounding.
 template <class In>
-float residual_bound(const void* p_piece, const void* q_piece, int count, const LawRow<float>& p_law,
-                     const LawRow<float>& q_law) {
+float residual_mass(const void* p_piece, const void* q_piece, int count, const LawRow<float>& p_law,
+                    const LawRow<float>& q_law, float share) {
   const In *p = static_cast<const In*>(p_piece), *q = static_cast<const In*>(q_piece);
-  constexpr float log2e = static_cast<float>(kLog2E);
-  const F p_scale = all(p_law.inv_t * log2e), p_shift = all(-p_law.lse * log2e);
-  const F q_scale = all(q_law.inv_t * log2e), q_shift = all(-q_law.lse * log2e);
+  // logs of weights are rounded as `weights` rounds them
+  auto log2_weight = [](F level, const LawRow<float>& law) __attribute__((always_inline)) {
+    return (level * law.inv_t - law.lse) * static_cast<float>(kLog2E);
+  };
   F sum[2] = {F{}, F{}};
   auto step = [&](F a, F b, int k) __attribute__((always_inline)) {
-    const F x = a >= p_law.cut ? fma(a, p_scale, p_shift) : all(-kInfinity);
-    const F y = b > q_law.cut ? fma(b, q_scale, q_shift) : all(-kInfinity);
-    const F rest = fma(add_exp2(x, F{}), all(1.00001f), -add_exp2(y, F{}));  // more than any rounding of p
+    const F x = a >= p_law.cut ? log2_weight(a, p_law) : all(-kInfinity);
+    const F y = b > q_law.cut ? log2_weight(b, q_law) : all(-kInfinity);
+    const F rest = fma(add_exp2(x, F{}), all(share), -add_exp2(y, F{}));
     sum[k] += rest > 0.0f ? rest : F{};
   };
   int i = 0;
@@ -293,7 +294,7 @@ const RowKernels SPECDEC_TABLE = {
     SPECDEC_EACH(peak),
     SPECDEC_EACH(largest),
     SPECDEC_EACH(mass_bound),
-    SPECDEC_EACH(residual_bound),
+    SPECDEC_EACH(residual_mass),
     SPECDEC_EACH(mass64),
     SPECDEC_EACH(above),
     SPECDEC_EACH(collect),

@@ -121,6 +121,7 @@ void block_bounds(const Laws& laws, const int64_t* wanted, int64_t count, double
   const Matrix& logits = laws.logits;
   const int64_t blocks = block_count(logits.columns);
   constexpr double slack = 1e-3;  // for roundings of the true mass and of its noise
+  constexpr float share = 1.00001f;  // more than any rounding of p
   const bool alike = draft != nullptr && draft->logits.type == logits.type && !laws.wide();
   parallel_for(0, count * blocks, kGrain / kRaceBlock, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
@@ -137,8 +138,8 @@ void block_bounds(const Laws& laws, const int64_t* wanted, int64_t count, double
       const double bound =
           laws.wide() ? rows::mass_bound(logits.type, piece, size, laws.row<double>(row))
           : other >= 0 && first + size <= draft->logits.columns && !draft->broken(other)
-              ? rows::residual_bound(logits.type, piece, draft->logits.at(other, first), size, laws.row<float>(row),
-                                     draft->row<float>(other))
+              ? rows::residual_mass(logits.type, piece, draft->logits.at(other, first), size, laws.row<float>(row),
+                                    draft->row<float>(other), share)
               : rows::mass_bound(logits.type, piece, size, laws.row<float>(row));
       bounds[i] = bound > 0 ? std::log(bound) + slack : -std::numeric_limits<double>::infinity();
     }

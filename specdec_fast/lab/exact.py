@@ -21,6 +21,7 @@ from specdec_fast.interfaces import CoinRule, Needs, Rng, Rule
 from specdec_fast.lab.oracle import Law, RationalModel, Text, target_law, text_law
 from specdec_fast.lab.proposals import (
     CHAINS,
+    DEEPEST,
     ON_CHAINS,
     POLICIES,
     PROPOSALS,
@@ -359,6 +360,7 @@ def cases_for(name: str, *, small: bool = False) -> Iterator[Case]:
             for shape in TREES if policy == "full" and not small else (TREES[(at + turn) % len(TREES)],):
                 yield Case(name, proposal, (shape,), policy, length=2, seed=at + turn)
         yield Case(name, proposal, (TREES[0],), "full", vocab=4, length=3, seed=at + 11)
+        yield Case(name, proposal, (DEEPEST,), "full", vocab=4, length=2, seed=at + 13)
 
 
 def run_exact(

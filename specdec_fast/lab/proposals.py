@@ -25,6 +25,8 @@ TREES: tuple[Shape, ...] = (
     (-1, 0, 0, 1, 3),
     (-1, 0, 1, 2, 1),
 )
+DEEPEST = TREES[5]
+"""Four nodes, three levels."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,9 +175,8 @@ def z_scores(counts: Counts, law: Law) -> Law:
     total = int(counts.sum())
     expected, spread = law * total, np.sqrt(law * (1 - law) * total)
     difference = counts - expected
-    return np.divide(
-        difference, spread, out=np.where(np.abs(difference) > 1e-9 * max(total, 1), np.inf, 0.0), where=spread > 0
-    )
+    sure = np.where(np.abs(difference) > 1e-9 * max(total, 1), np.copysign(np.inf, difference), 0.0)
+    return np.divide(difference, spread, out=sure, where=spread > 0)
 
 
 def intervals(counts: Counts, confidence: float = 0.999) -> tuple[Law, Law]:

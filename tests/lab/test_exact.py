@@ -21,7 +21,7 @@ from specdec_fast.lab.exact import (
     takes_trees,
 )
 from specdec_fast.lab.oracle import RationalModel
-from specdec_fast.lab.proposals import CHAINS, ON_CHAINS, POLICIES, PROPOSALS, TREES, DraftTree, all_drafts
+from specdec_fast.lab.proposals import CHAINS, DEEPEST, ON_CHAINS, POLICIES, PROPOSALS, TREES, DraftTree, all_drafts
 from specdec_fast.rules import get_rule
 from specdec_kernels import UnsupportedError
 
@@ -48,6 +48,8 @@ def test_every_law_shape_and_policy_is_tried() -> None:
         assert shapes == set(CHAINS + TREES if takes_trees(rule) else CHAINS)
         assert {case.length for case in cases} >= {3, 4}
         assert {case.vocab for case in cases} == {3, 4}
+        deepest = {case.proposal for case in cases if case.vocab == 4 and DEEPEST in case.shapes}
+        assert deepest == set(PROPOSALS if takes_trees(rule) else ())
     assert max(len(shape) - 1 for shape in TREES) == 4 and "token" in RULES and "replay" in RULES
 
 

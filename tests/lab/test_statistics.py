@@ -121,7 +121,7 @@ def test_z_scores_have_the_binomial_s_scale() -> None:
     law, source = some_law(30), np.random.default_rng(10)
     z = np.array([z_scores(source.multinomial(20_000, law), law) for _ in range(400)])
     assert abs(z[:, law > 1e-3].std() - 1) < 0.05
-    assert np.isinf(z_scores(np.array([5, 1]), np.array([1.0, 0.0]))).all()
+    assert z_scores(np.array([5, 1]), np.array([1.0, 0.0])).tolist() == [-np.inf, np.inf]
 
 
 def test_the_rate_test_is_two_sided() -> None:
