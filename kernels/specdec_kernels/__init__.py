@@ -22,6 +22,7 @@ from .replay_verify import replay_verify
 from .traversal_verify import traversal_thresholds, traversal_verify
 from .tree_attention import AttentionPlan, attention_plan, plan_for, tree_attention
 from .tree_expand import tree_expand
+from .tree_grow import Growth, tree_grow
 from .tree_plan import TreePlan, tree_plan
 from .tree_verify import tree_verify
 
@@ -34,6 +35,7 @@ __all__ = [
     "CacheTable",
     "FallbackWarning",
     "Forced",
+    "Growth",
     "NodePaths",
     "Op",
     "Penalties",
@@ -63,6 +65,7 @@ __all__ = [
     "traversal_verify",
     "tree_attention",
     "tree_expand",
+    "tree_grow",
     "tree_plan",
     "tree_verify",
     "use_backend",

@@ -83,6 +83,12 @@ def _expand(a: Any) -> tuple[Tensor, ...]:
     return tokens, scores, a.offsets.new_empty((a.offsets.shape[0] - 1, a.keep))
 
 
+def _grow(a: Any) -> tuple[Tensor, ...]:
+    trees = a.offsets.shape[0] - 1
+    places = trees * (1 + (a.keep if a.last else (a.level + 1) * min(a.width, a.keep)))
+    return a.logits.new_empty(places, dtype=_LONG), a.offsets.new_empty(places), a.offsets.new_empty((2, trees))
+
+
 def _match(a: Any) -> tuple[Tensor, Tensor]:
     rows = a.starts.shape[0]
     return a.tokens.new_empty((rows, a.num_tokens)), a.lengths.new_empty(rows)
@@ -100,6 +106,7 @@ FAKES: dict[str, Callable[[Any], Any]] = {
     "tree_attention_out": _nothing,
     "tree_plan": _plan,
     "tree_expand": _expand,
+    "tree_grow": _grow,
     "law_stats": _stats,
     "law_masses": _masses,
     "replay_sample": _token_per_row,

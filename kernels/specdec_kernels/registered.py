@@ -111,6 +111,15 @@ def _tree_expand(*args: Any) -> tuple[Tensor, ...]:
     return _launch("tree_expand")(*args[:6], **dict(zip(names, args[6:])))
 
 
+def _tree_grow(*args: Any) -> tuple[Tensor, ...]:
+    from .tree_grow import Growth
+
+    growth = Growth(*args[5:10], keep=args[12])
+    names = "level", "width", "last", "sharpness", "seeds", "positions"
+    options = dict(zip(names, (*args[10:12], *args[13:])))
+    return _launch("tree_grow")(*args[:5], growth, **options)
+
+
 LAUNCHES: dict[str, Callable[..., Any]] = {
     "law_stats": _plain("law_stats"),
     "law_masses": _plain("law_stats", masses=True),
@@ -127,6 +136,7 @@ LAUNCHES: dict[str, Callable[..., Any]] = {
     "traversal_thresholds": _tree_thresholds("traversal_verify:traversal_thresholds"),
     "edit_logits": _edit_logits,
     "tree_expand": _tree_expand,
+    "tree_grow": _tree_grow,
     "ngram_match": _plain("ngram_match"),
     "kv_slots": _plain("kv_slots"),
     "kv_commit": _kv_commit,

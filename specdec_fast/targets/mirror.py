@@ -6,6 +6,7 @@ The only writer of the draft's cache for drafters of trees. Tests: tests/drafter
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -31,6 +32,7 @@ class Mirror:
         self.model, self._name = model, name
         self.device: torch.device = model.device
         self.vocab_size = min(vocab_size, model.vocab_size)
+        self._wider = vocab_size > model.vocab_size  # the target's padding ids may lie beyond the draft's embedding
         self._held: dict[int, tuple[int, Staged | None]] = {}  # per row: committed tokens held, the tree behind them
 
     def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
@@ -67,7 +69,7 @@ class Mirror:
             path = [] if tree is None else tree.walk(text[held : len(text) - 1])
             if path:
                 assert tree is not None
-                kept.append((row, len(tree.tokens), path))
+                kept.append((row, tree.num_nodes, path))
             else:
                 self._held[row] = (held, None)
         if kept:
@@ -91,16 +93,13 @@ class Mirror:
             for row, part in new:
                 self._held[row] = (self._held[row][0] + len(part), None)
 
-    def score(self, rows: Sequence[int], trees: Sequence[Staged]) -> Tensor:
+    def score(self, rows: Sequence[int], draft: Draft) -> Tensor:
         """One pass over whole trees: what was staged behind the rows before is written over. Logits [M, V]."""
-        draft = Draft.trees(
-            list(rows),
-            [(self._known(tree.tokens), tree.parents) for tree in trees],
-            device=self.model.device,
-        )
-        for row, tree in zip(rows, trees):
-            self._held[row] = (self._held[row][0], tree)
-        output, _ = self.model.score(draft, tree_plan(draft.parents, draft.offsets))
+        for place, row in enumerate(rows):
+            self._held[row] = (self._held[row][0], Staged(draft, place))
+        if self._wider:
+            draft = replace(draft, tokens=torch.where(draft.tokens < self.model.vocab_size, draft.tokens, 0))
+        output, _ = self.model.score(draft, draft.plan or tree_plan(draft.parents, draft.offsets))
         assert output.logits is not None
         return output.logits
 
@@ -109,6 +108,6 @@ class Mirror:
         return scored[:, : self.vocab_size]
 
     def _known(self, tokens: Sequence[int]) -> list[int]:
-        """The target's padding ids may lie beyond the draft's embedding: what stands in for them costs acceptance."""
+        """Tokens that the draft embeds: what stands in for others only costs acceptance."""
         size = self.model.vocab_size
         return [token if token < size else 0 for token in tokens]
