@@ -146,11 +146,18 @@ class Draft:
         return replace(made, scouts=torch.tensor(list(scouts), dtype=torch.bool).to(device))
 
     @staticmethod
-    def packed(rows: Sequence[int], tokens: Tensor, parents: Tensor, counts: tuple[int, ...], max_depth: int) -> Draft:
+    def packed(
+        rows: Sequence[int],
+        tokens: Tensor,
+        parents: Tensor,
+        counts: tuple[int, ...],
+        max_depth: int,
+        plan: TreePlan | None = None,
+    ) -> Draft:
         """Trees of chosen tokens that are packed already: tokens int64, parents int32 [M or more], nodes per row."""
         shape, nodes = packed_shape(tuple(rows), counts, tokens.device), sum(counts)
         if nodes < tokens.shape[0]:
-            tokens, parents = tokens[:nodes], parents[:nodes]
+            tokens, parents, plan = tokens[:nodes], parents[:nodes], None
         return Draft(
             rows=shape.rows,
             tokens=tokens,
@@ -161,6 +168,7 @@ class Draft:
             row_of=shape.row_of,
             counts=counts,
             max_depth=max_depth,
+            plan=plan,
         )
 
     def select(self, places: Sequence[int]) -> tuple[Draft, Tensor]:

@@ -29,6 +29,8 @@ class Staged:
 
     def walk(self, text: Sequence[int]) -> list[int]:
         """The nodes that hold this text, from the root on: as far as the tree has it."""
+        if not text:
+            return []
         start = sum(self.draft.counts[: self.place])
         own = slice(start, start + self.num_nodes)
         tokens, parents = self.draft.tokens[own].tolist(), self.draft.parents[own].tolist()

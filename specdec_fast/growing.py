@@ -305,12 +305,12 @@ class TreeDrafter:
                 logits, law = logits[:0], [part[:0] for part in law]
             bounds = packed_shape(batch, fresh, logits.device).offsets
             sizes = {"level": depth, "width": self.width, "last": last, "sharpness": self.sharpness}
-            tokens, parents, found = tree_grow(logits, *law, bounds, growth, **sizes, **noise)
+            tokens, parents, found, plan = tree_grow(logits, *law, bounds, growth, **sizes, **noise)
             now, deepest = found.tolist()
             fresh, counts = tuple(max(new - old, 0) for new, old in zip(now, counts)), now
             growing = [at for at in batch if now[at]]
             chosen = rows if last else [rows[at] for at in growing]
-            draft = Draft.packed(chosen, tokens, parents, tuple(now[at] for at in growing), max(deepest))
+            draft = Draft.packed(chosen, tokens, parents, tuple(now[at] for at in growing), max(deepest), plan)
             if last:
                 break
         return draft

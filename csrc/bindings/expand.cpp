@@ -39,8 +39,10 @@ T* table(const Tensor& tensor, int64_t rows, int64_t columns, const char* what) 
   return output<T>(tensor, what);
 }
 
+using Grown = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+
 template <class Real>
-std::tuple<Tensor, Tensor, Tensor> grow(const Laws& laws, const int32_t* starts, int64_t rows, const Growth<Real>& growth,
+Grown grow(const Laws& laws, const int32_t* starts, int64_t rows, const Growth<Real>& growth,
                                         const int64_t* seeds, const int32_t* positions, int64_t width, Real sharpness) {
   const int64_t nodes = laws.logits.rows, most = growth.level == 0 ? 1 : growth.reach;
   if (growth.level == 0) tree_begin(growth, rows);
@@ -59,18 +61,26 @@ std::tuple<Tensor, Tensor, Tensor> grow(const Laws& laws, const int32_t* starts,
   }
   const Children<Real> children{tokens.data(), found.data(), best.data(), width, growth.keep, sharpness};
   tree_expand<Real>(laws, starts, rows, parents.data(), seeds ? keys.data() : nullptr, seeds ? places.data() : nullptr, children);
-  const int64_t room = rows * (1 + (growth.last ? growth.keep : (growth.level + 1) * growth.reach));
-  Tensor packed = empty({room}, ScalarType::Long), links = empty({room}, ScalarType::Int);
+  const int64_t most_nodes = 1 + (growth.last ? growth.keep : (growth.level + 1) * growth.reach), room = rows * most_nodes;
+  Tensor packed = empty({room}, ScalarType::Long), above = empty({room}, ScalarType::Int);
   Tensor counts = empty({2, rows}, ScalarType::Int);
-  const int64_t bad = tree_enter(growth, children, starts, rows, {data<int64_t>(packed), data<int32_t>(links), data<int32_t>(counts), room});
+  const PackedTrees out{data<int64_t>(packed), data<int32_t>(above), data<int32_t>(counts), room};
+  const int64_t bad = tree_enter(growth, children, starts, rows, out);
   SPECDEC_CHECK(bad < 0, "tree_grow: the parent of column ", bad % growth.columns, " is not an earlier column");
-  return {packed, links, counts};
+  const int64_t words = (most_nodes + 31) / 32;
+  Tensor depth = empty({room}, ScalarType::Int), row = empty({room}, ScalarType::Int);
+  Tensor ancestors = empty({room, words}, ScalarType::Int);
+  Tensor first = empty({room}, ScalarType::Int), next = empty({room}, ScalarType::Int);
+  std::vector<int32_t> bounds(rows + 1);
+  for (int64_t b = 0; b < rows; ++b) bounds[b + 1] = bounds[b] + out.counts[b];
+  tree_plan(out.parents, room, bounds.data(), rows,
+            {data<int32_t>(depth), data<int32_t>(row), data<int32_t>(ancestors), data<int32_t>(first), data<int32_t>(next), words});
+  return {packed, above, counts, depth, row, ancestors, first, next};
 }
 
-std::tuple<Tensor, Tensor, Tensor> tree_grow_cpu(Tensor logits, Tensor inv_t, Tensor cut, Tensor tie_id, Tensor offsets,
-                                                 Tensor tokens, Tensor scores, Tensor parents, Tensor nodes, Tensor limits,
-                                                 int64_t level, int64_t width, int64_t keep, bool last, double sharpness,
-                                                 Maybe seeds, Maybe positions) {
+Grown tree_grow_cpu(Tensor logits, Tensor inv_t, Tensor cut, Tensor tie_id, Tensor offsets, Tensor tokens, Tensor scores,
+                    Tensor parents, Tensor nodes, Tensor limits, int64_t level, int64_t width, int64_t keep, bool last,
+                    double sharpness, Maybe seeds, Maybe positions) {
   const Laws laws = laws_of(logits, inv_t, inv_t, cut, tie_id);
   int64_t rows = 0;
   const int32_t* starts = offsets_of(offsets, laws.logits.rows, &rows);
@@ -102,7 +112,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(specdec, m) {
   m.def(
       "tree_grow(Tensor logits, Tensor inv_t, Tensor cut, Tensor tie_id, Tensor offsets, Tensor(a!) tokens, "
       "Tensor(b!) scores, Tensor(c!) parents, Tensor(d!) nodes, Tensor limits, int level, int width, int keep, "
-      "bool last, float sharpness, Tensor? seeds, Tensor? positions) -> (Tensor, Tensor, Tensor)");
+      "bool last, float sharpness, Tensor? seeds, Tensor? positions) "
+      "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(specdec, CPU, m) {

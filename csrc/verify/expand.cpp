@@ -31,17 +31,11 @@ template <class Real>
 void fill(const Laws& laws, int64_t r, const LawRow<Real>& law, const float* noise, Real* level) {
   const int64_t vocab = laws.logits.columns;
   constexpr Real none = -std::numeric_limits<Real>::infinity();
+  rows::levels(laws.logits.type, laws.logits.at(r, 0), vocab, law.inv_t, noise, level);
+  if (law.cut == none && law.tie_id == vocab - 1) return;
   with_scalar(laws.logits.type, [&](auto element) {
     using T = decltype(element);
     const T* row = static_cast<const T*>(laws.logits.at(r, 0));
-    const Real inv_t = law.inv_t;
-    for (int64_t v = 0; v < vocab; ++v) {
-      const Real scaled = static_cast<Real>(widen(row[v])) * inv_t;
-      level[v] = scaled == scaled ? scaled : none;
-    }
-    if (noise != nullptr)
-      for (int64_t v = 0; v < vocab; ++v) level[v] = level[v] + noise[v];
-    if (law.cut == none && law.tie_id == vocab - 1) return;
     for (int64_t v = 0; v < vocab; ++v)
       if (!law.keeps(static_cast<Real>(widen(row[v])), v)) level[v] = none;
   });
@@ -107,6 +101,7 @@ void expand_node(const Laws& laws, int64_t r, Real parent, const Counter* counte
 template <class Real>
 void keep_best(const Children<Real>& out, int64_t row, int64_t begin, int64_t end) {
   std::vector<int32_t> order;
+  order.reserve((end - begin) * out.width);
   for (int64_t i = begin * out.width; i < end * out.width; ++i)
     if (out.tokens[i] >= 0) order.push_back(static_cast<int32_t>(i));
   const int64_t kept = std::min<int64_t>(out.keep, static_cast<int64_t>(order.size()));

@@ -84,9 +84,12 @@ def _expand(a: Any) -> tuple[Tensor, ...]:
 
 
 def _grow(a: Any) -> tuple[Tensor, ...]:
-    trees = a.offsets.shape[0] - 1
-    places = trees * (1 + (a.keep if a.last else (a.level + 1) * min(a.width, a.keep)))
-    return a.logits.new_empty(places, dtype=_LONG), a.offsets.new_empty(places), a.offsets.new_empty((2, trees))
+    trees, most = a.offsets.shape[0] - 1, 1 + (a.keep if a.last else (a.level + 1) * min(a.width, a.keep))
+    nodes = trees * most
+    parents, depth, row, first_child, next_sibling = (a.offsets.new_empty(nodes) for _ in range(5))
+    ancestors, counts = a.offsets.new_empty((nodes, (most + 31) // 32)), a.offsets.new_empty((2, trees))
+    tokens = a.logits.new_empty(nodes, dtype=_LONG)
+    return tokens, parents, counts, depth, row, ancestors, first_child, next_sibling
 
 
 def _match(a: Any) -> tuple[Tensor, Tensor]:

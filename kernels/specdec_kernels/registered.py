@@ -36,9 +36,12 @@ def _draw_sample(*args: Any) -> Tensor:
     return _launch("draw_sample")(*args[:8], mass=args[8])
 
 
-def _tree_plan(parents: Tensor, offsets: Tensor) -> tuple[Tensor, ...]:
-    plan = _launch("tree_plan")(parents, offsets)
+def _links(plan: Any) -> tuple[Tensor, ...]:
     return plan.depth, plan.row, plan.ancestors, plan.first_child, plan.next_sibling
+
+
+def _tree_plan(parents: Tensor, offsets: Tensor) -> tuple[Tensor, ...]:
+    return _links(_launch("tree_plan")(parents, offsets))
 
 
 def _tree_verify(*args: Any) -> tuple[Tensor, ...]:
@@ -117,7 +120,8 @@ def _tree_grow(*args: Any) -> tuple[Tensor, ...]:
     growth = Growth(*args[5:10], keep=args[12])
     names = "level", "width", "last", "sharpness", "seeds", "positions"
     options = dict(zip(names, (*args[10:12], *args[13:])))
-    return _launch("tree_grow")(*args[:5], growth, **options)
+    tokens, parents, counts, plan = _launch("tree_grow")(*args[:5], growth, **options)
+    return tokens, parents, counts, *_links(plan)
 
 
 LAUNCHES: dict[str, Callable[..., Any]] = {

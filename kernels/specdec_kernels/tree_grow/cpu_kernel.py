@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from .. import expect
+from ..tree_plan.plan import TreePlan
 from .reference import Growth, check
 
 _tree_grow = torch.ops.specdec.tree_grow.default
@@ -25,14 +26,13 @@ def tree_grow(
     sharpness: float = 1.0,
     seeds: Tensor | None = None,
     positions: Tensor | None = None,
-) -> tuple[Tensor, ...]:
+) -> tuple[Tensor, Tensor, Tensor, TreePlan]:
     sizes = level, width, growth.keep, last, sharpness
     table = growth.tokens, growth.scores, growth.parents, growth.nodes, growth.limits
     try:
-        found: tuple[Tensor, ...] = _tree_grow(logits, inv_t, cut, tie_id, offsets, *table, *sizes, seeds, positions)
-        return found
+        found = _tree_grow(logits, inv_t, cut, tie_id, offsets, *table, *sizes, seeds, positions)
     except (RuntimeError, ValueError):
         check(logits, inv_t, cut, tie_id, offsets, growth, level, width, sharpness, seeds, positions)
         law = expect.contiguous(inv_t, cut, tie_id, offsets)
         found = _tree_grow(logits, *law, *table, *sizes, *expect.contiguous(seeds, positions))
-        return found
+    return found[0], found[1], found[2], TreePlan(*found[3:])

@@ -10,6 +10,8 @@ from torch import Tensor
 from .. import expect
 from ..tree_expand.reference import check as check_expand
 from ..tree_expand.reference import tree_expand
+from ..tree_plan.plan import TreePlan
+from ..tree_plan.reference import tree_plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,25 @@ def check(
         raise ValueError(f"{op}: a limit is {int(growth.limits.max())}; expected at most keep, {keep}")
 
 
+def begin(growth: Growth) -> None:
+    """Nothing but roots."""
+    growth.tokens[:, 1:], growth.scores[:, 1:], growth.parents[:], growth.nodes[:, 1:] = -1, -torch.inf, -1, -1
+    growth.scores[:, 0], growth.nodes[:, 0] = 0, 0
+
+
+def rivals(
+    growth: Growth, offsets: Tensor, nodes: int, level: int, seeds: Tensor | None, positions: Tensor | None
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """The nodes to grow from: their scores [N], their columns int64 [N] and the noise of their children."""
+    at = torch.arange(nodes, device=offsets.device)
+    tree = torch.searchsorted(offsets[1:].long(), at, right=True)
+    column = at - offsets[tree] + (1 + (level - 1) * growth.keep if level else 0)
+    noise = {}
+    if seeds is not None and positions is not None:
+        noise = {"seeds": seeds[tree], "positions": torch.where(positions < 0, -1, positions + level + 1)[tree]}
+    return growth.scores[tree, column], column, noise
+
+
 def tree_grow(
     logits: Tensor,
     inv_t: Tensor,
@@ -100,7 +121,7 @@ def tree_grow(
     sharpness: float = 1.0,
     seeds: Tensor | None = None,
     positions: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, TreePlan]:
     """One level of trees that keep the best: enters the children of the nodes that grow, and packs what comes of it.
 
     Children and their scores are those of `tree_expand`; the `keep` best of a tree's make up the level's columns. The
@@ -124,6 +145,7 @@ def tree_grow(
             B * (1 + (level + 1) * min(width, keep)). Before the last level these are the roots and all nodes that have
             grown or will, of trees of which some node will: the others have no nodes.
         counts: int32 [2, B], nodes of each tree, and the depth of its deepest.
+        plan: TreePlan of these trees, with ancestor words for R / B nodes.
 
     Raises:
         ValueError: wrong shape, dtype or number.
@@ -134,20 +156,14 @@ def tree_grow(
     tokens, scores, parents, nodes = growth.tokens, growth.scores, growth.parents, growth.nodes
     keep, device, (trees, columns) = growth.keep, logits.device, tokens.shape
     if level == 0:
-        tokens[:, 1:], scores[:, 1:], scores[:, 0] = -1, -torch.inf, 0
-        parents[:], nodes[:, 1:], nodes[:, 0] = -1, -1, 0
-    first, ahead, reach = 1 + level * keep, 1 + (level - 1) * keep if level else 0, min(width, keep)
+        begin(growth)
+    first, reach, kids = 1 + level * keep, min(width, keep), min(width, logits.shape[1])
     block = slice(first, first + keep)
-    tree = torch.repeat_interleave(torch.arange(trees, device=device), offsets.diff().long())
-    column = torch.arange(tree.shape[0], device=device) - offsets[tree] + ahead
-    noise = {}
-    if seeds is not None and positions is not None:
-        noise = {"seeds": seeds[tree], "positions": torch.where(positions < 0, -1, positions + level + 1)[tree]}
-    own, kids = scores[tree, column], min(width, logits.shape[1])
+    own, column, noise = rivals(growth, offsets, logits.shape[0], level, seeds, positions)
     children, found, best = tree_expand(
         logits, inv_t, cut, tie_id, offsets, own, width=kids, keep=keep, sharpness=sharpness, **noise
     )
-    if tree.shape[0]:
+    if column.shape[0]:
         at, there = best.clamp(min=0).long(), best >= 0
         tokens[:, block] = torch.where(there, children.flatten()[at], -1)
         scores[:, block] = torch.where(there, found.flatten()[at], -torch.inf)
@@ -166,9 +182,11 @@ def tree_grow(
         packed = (nodes >= 0) & live.any(1, keepdim=True)
     depth = (torch.arange(columns, device=device) + keep - 1) // keep
     counts = torch.stack([packed.sum(1), torch.where(packed, depth, 0).amax(1)]).to(torch.int32)
-    places = trees * (1 + (keep if last else (level + 1) * reach))
+    most = 1 + (keep if last else (level + 1) * reach)
+    places = trees * most
     answer = torch.zeros(places, dtype=torch.int64, device=device), nodes.new_full((places,), -1)
     above = torch.where(parents >= 0, nodes.gather(1, parents.clamp(min=0).long()), -1)
     for whole, part in zip(answer, (tokens[packed], above[packed]), strict=True):
         whole[: part.shape[0]] = part
-    return *answer, counts
+    bounds = torch.nn.functional.pad(counts[0].cumsum(0), (1, 0)).to(torch.int32)
+    return *answer, counts, tree_plan(answer[1], bounds, most)
