@@ -297,7 +297,7 @@ class TreeDrafter:
             if growing:
                 stops = accumulate(draft.counts)
                 ends = [node for at, stop in zip(growing, stops) for node in range(stop - fresh[at], stop)]
-                own = tuple(fresh[at] for at in growing)
+                own = tuple([fresh[at] for at in growing])
                 level = self._score(view, rows, tuple(growing), draft, own, ends, rng, depth)
                 logits, law = level.logits, level.law()
                 growth = growth or self._room_for(roots, limits, law[0].dtype)
@@ -307,10 +307,10 @@ class TreeDrafter:
             sizes = {"level": depth, "width": self.width, "last": last, "sharpness": self.sharpness}
             tokens, parents, found, plan = tree_grow(logits, *law, bounds, growth, **sizes, **noise)
             now, deepest = found.tolist()
-            fresh, counts = tuple(max(new - old, 0) for new, old in zip(now, counts)), now
+            fresh, counts = tuple([max(new - old, 0) for new, old in zip(now, counts)]), now
             growing = [at for at in batch if now[at]]
-            chosen = rows if last else [rows[at] for at in growing]
-            draft = Draft.packed(chosen, tokens, parents, tuple(now[at] for at in growing), max(deepest), plan)
+            whole = tuple([now[at] for at in growing])
+            draft = Draft.packed([rows[at] for at in growing], tokens, parents, whole, max(deepest), plan)
             if last:
                 break
         return draft

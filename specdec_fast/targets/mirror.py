@@ -34,6 +34,7 @@ class Mirror:
         self.vocab_size = min(vocab_size, model.vocab_size)
         self._wider = vocab_size > model.vocab_size  # the target's padding ids may lie beyond the draft's embedding
         self._held: dict[int, tuple[int, Staged | None]] = {}  # per row: committed tokens held, the tree behind them
+        self._doubtful: set[int] = set()  # rows whose cache may hold more than that
 
     def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
         """Rows join with nothing stored. Raises ValueError where the draft has fewer rows than the engine."""
@@ -45,6 +46,7 @@ class Mirror:
             )
         for row in rows:
             self._held[row] = (0, None)
+        self._doubtful.update(rows)
 
     def room(self, row: int, tokens: int, length: int) -> bool:
         """Whether a row can hold `length` tokens."""
@@ -60,9 +62,11 @@ class Mirror:
     def catch_up(self, rows: Sequence[int], texts: Sequence[Sequence[int]]) -> None:
         """Keep what was accepted of the trees that are staged, forget the rest, feed what is new but the root."""
         device, cache = self.model.device, self.model.cache
-        # a pass that raised may have left more stored than is known
-        lengths = from_host([self._held[row][0] for row in rows], torch.int32, device)
-        cache.rollback(packed_shape(tuple(rows), (1,) * len(rows), device).rows, lengths)
+        doubtful = [row for row in rows if row in self._doubtful]  # a pass over these raised, or there was none yet
+        if doubtful:
+            lengths = from_host([self._held[row][0] for row in doubtful], torch.int32, device)
+            cache.rollback(packed_shape(tuple(doubtful), (1,) * len(doubtful), device).rows, lengths)
+        self._doubtful.update(rows)
         kept: list[tuple[int, int, list[int]]] = []  # row, nodes staged, accepted path
         for row, text in zip(rows, texts):
             held, tree = self._held[row]
@@ -92,6 +96,7 @@ class Mirror:
             self.model.extend(shape.rows, fed, shape.offsets, logits=False)
             for row, part in new:
                 self._held[row] = (self._held[row][0] + len(part), None)
+        self._doubtful.difference_update(rows)
 
     def score(self, rows: Sequence[int], draft: Draft) -> Tensor:
         """One pass over whole trees: what was staged behind the rows before is written over. Logits [M, V]."""
@@ -105,7 +110,7 @@ class Mirror:
 
     def logits(self, scored: Tensor) -> Tensor:
         """Logits [N, vocab_size] of some rows of what `score` gave."""
-        return scored[:, : self.vocab_size]
+        return scored if scored.shape[1] == self.vocab_size else scored[:, : self.vocab_size]
 
     def _known(self, tokens: Sequence[int]) -> list[int]:
         """Tokens that the draft embeds: what stands in for others only costs acceptance."""
