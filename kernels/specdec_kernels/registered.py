@@ -117,7 +117,8 @@ def _tree_expand(*args: Any) -> tuple[Tensor, ...]:
 def _tree_grow(*args: Any) -> tuple[Tensor, ...]:
     from .tree_grow import Growth
 
-    growth = Growth(*args[5:10], keep=args[12])
+    table = dict(zip(("tokens", "scores", "parents", "nodes", "limits"), args[5:10]))
+    growth = Growth(**table, keep=args[12])
     names = "level", "width", "last", "sharpness", "seeds", "positions"
     options = dict(zip(names, (*args[10:12], *args[13:])))
     tokens, parents, counts, plan = _launch("tree_grow")(*args[:5], growth, **options)

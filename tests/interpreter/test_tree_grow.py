@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from oracles.growth import grown
+
 from specdec_kernels import use_backend
 
 pytest.importorskip("specdec_kernels.tree_grow.launch")
