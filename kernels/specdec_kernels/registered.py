@@ -115,7 +115,7 @@ def _tree_expand(*args: Any) -> tuple[Tensor, ...]:
 
 
 def _tree_grow(*args: Any) -> tuple[Tensor, ...]:
-    from .tree_grow import Growth
+    from .tree_grow.reference import Growth
 
     table = dict(zip(("tokens", "scores", "parents", "nodes", "limits"), args[5:10]))
     growth = Growth(**table, keep=args[12])

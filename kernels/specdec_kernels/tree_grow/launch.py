@@ -79,7 +79,8 @@ VARIANTS = [
     Variant(
         "tree_grow/pack", "tree_grow.triton_kernel:pack",
         {
-            "tokens": "*i64", **dict.fromkeys(("parents", "nodes", "counts"), "*i32"), "packed": "*i64", "links": "*i32",
+            "tokens": "*i64", **dict.fromkeys(("parents", "nodes", "counts"), "*i32"), "packed": "*i64",
+            "links": "*i32",
             **dict.fromkeys(("trees", "columns", "keep"), "i32"),
         },
         {"COLUMNS": 512, "TREES": 64},
