@@ -50,7 +50,7 @@ def tree_grow(
         if trees:
             enter[(trees,)](
                 offsets.contiguous(), children, found, best, growth.limits.contiguous(), *table, counts, columns, keep,
-                level, kids, reach, LAST=last, KEEP=next_power_of_2(keep), COLUMNS=room, num_warps=4,
+                level, kids, reach, LAST=last, KEEP=next_power_of_2(keep), COLUMNS=room, num_warps=8,
             )  # fmt: skip
             pack[(trees,)](
                 growth.tokens, growth.parents, growth.nodes, counts, packed, links, trees, columns, keep, COLUMNS=room,
@@ -69,7 +69,7 @@ def _entering(last: bool) -> Variant:
             **dict.fromkeys(("found", "scores"), "*fp32"),
             **dict.fromkeys(("columns", "keep", "level", "width", "reach"), "i32"),
         },
-        {"LAST": last, "KEEP": 64, "COLUMNS": 512},
+        {"LAST": last, "KEEP": 64, "COLUMNS": 512}, 8,
     )  # fmt: skip
 
 
