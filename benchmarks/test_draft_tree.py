@@ -43,10 +43,13 @@ class Instant:
         return TargetOutput(self.logits[: draft.num_nodes]), None
 
 
+@pytest.mark.parametrize("vocab", [1024, 32_000])
 @pytest.mark.parametrize("how", ["top_k", "coupled"])
-def test_growing_64_nodes_outside_the_model(benchmark: Any, how: str) -> None:
-    """Six levels of eight nodes each, 1,024 tokens, the 64 best kept; nothing of it is the model's."""
-    model: Any = Instant(1024)
+def test_growing_64_nodes_outside_the_model(benchmark: Any, how: str, vocab: int) -> None:
+    """Six levels of eight nodes each, the 64 best kept, one row: all of `propose` but the passes of the model, whose
+    logits are there at once. Bringing its cache up to date, staging, picking, the trees and their plans are part of it.
+    """
+    model: Any = Instant(vocab)
     made = get_drafter("draft_tree")(model, depth=6, width=8, num_draft_tokens=64, how=how)
     state = DecodeState(1, 256)
     row = state.join([1, 2, 3], SamplingParams(seed=5), 3, ())

@@ -138,18 +138,37 @@ class Draft:
             parents.extend(row_parents)
             offsets.append(len(tokens))
         counts = tuple(b - a for a, b in zip(offsets, offsets[1:]))
-        shape = packed_shape(tuple(rows), counts, torch.device(device))
+        made = Draft.packed(
+            rows, from_host(tokens, torch.int64, device), from_host(parents, torch.int32, device), counts, depth_bound
+        )
+        if scouts is None:
+            return made
+        return replace(made, scouts=torch.tensor(list(scouts), dtype=torch.bool).to(device))
+
+    @staticmethod
+    def packed(
+        rows: Sequence[int],
+        tokens: Tensor,
+        parents: Tensor,
+        counts: tuple[int, ...],
+        max_depth: int,
+        plan: TreePlan | None = None,
+    ) -> Draft:
+        """Trees of chosen tokens that are packed already: tokens int64, parents int32 [M or more], nodes per row."""
+        shape, nodes = packed_shape(tuple(rows), counts, tokens.device), sum(counts)
+        if nodes < tokens.shape[0]:
+            tokens, parents, plan = tokens[:nodes], parents[:nodes], None
         return Draft(
             rows=shape.rows,
-            tokens=from_host(tokens, torch.int64, device),
-            parents=from_host(parents, torch.int32, device),
+            tokens=tokens,
+            parents=parents,
             offsets=shape.offsets,
             drawn=shape.drawn,
             law_row=shape.law_row,
             row_of=shape.row_of,
             counts=counts,
-            max_depth=depth_bound,
-            scouts=None if scouts is None else torch.tensor(list(scouts), dtype=torch.bool).to(device),
+            max_depth=max_depth,
+            plan=plan,
         )
 
     def select(self, places: Sequence[int]) -> tuple[Draft, Tensor]:

@@ -18,17 +18,26 @@ from specdec_fast.interfaces import Acceptance, StateView, TargetOutput
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A tree whose nodes' keys lie behind a row's committed tokens; node 0 is the root."""
+    """A tree whose nodes' keys lie behind a row's committed tokens: number `place` of those of a draft."""
 
-    tokens: Sequence[int]
-    parents: Sequence[int]
+    draft: Draft
+    place: int
+
+    @property
+    def num_nodes(self) -> int:
+        return self.draft.counts[self.place]
 
     def walk(self, text: Sequence[int]) -> list[int]:
         """The nodes that hold this text, from the root on: as far as the tree has it."""
+        if not text:
+            return []
+        start = sum(self.draft.counts[: self.place])
+        own = slice(start, start + self.num_nodes)
+        tokens, parents = self.draft.tokens[own].tolist(), self.draft.parents[own].tolist()
         path: list[int] = []
         for token in text:
             parent = path[-1] if path else -1
-            following = (n for n, own in enumerate(self.parents) if own == parent and self.tokens[n] == token)
+            following = (node for node, above in enumerate(parents) if above == parent and tokens[node] == token)
             node = next(following, None)
             if node is None:
                 break
@@ -53,8 +62,8 @@ class Source(Protocol):
         ...
 
     def catch_up(self, rows: Sequence[int], texts: Sequence[Sequence[int]]) -> None: ...
-    def score(self, rows: Sequence[int], trees: Sequence[Staged]) -> Tensor:
-        """One pass over whole trees: what `logits` makes logits of, [M, any]."""
+    def score(self, rows: Sequence[int], draft: Draft) -> Tensor:
+        """One pass over whole trees, one of each of `rows`: what `logits` makes logits of, [M, any]."""
         ...
 
     def logits(self, scored: Tensor) -> Tensor: ...

@@ -17,19 +17,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from math import inf
-from operator import gt
 
 import torch
 from torch import Tensor
 
 from specdec_fast.draft import Draft, Drawn, PackedShape, from_host, packed_shape
-from specdec_fast.draft_source import Source, Staged
+from specdec_fast.draft_source import Source
 from specdec_fast.interfaces import Acceptance, Budget, Needs, Rng, StateView, TargetOutput
 from specdec_fast.laws import Laws, concat_laws
 from specdec_fast.sampling import Sampling
 from specdec_fast.shapes import Shape
-from specdec_kernels import NodePaths, draw_sample, tree_expand
+from specdec_kernels import Growth, NodePaths, draw_sample, tree_expand, tree_grow
 
 HOWS = ("coupled", "hybrid", "iid", "top_k", "without_replacement")
 CHOOSING = ("coupled", "top_k")
@@ -49,21 +47,6 @@ class _Tree:
 
 
 @dataclass(slots=True)
-class _Border:
-    """One row's dynamic tree while it grows: what was found, by columns, and the nodes to go on from."""
-
-    staged: _Tree  # nodes that were or will be scored, a part of what was found
-    best: list[float]  # scores that make the tree so far, ascending; -inf where there is room
-    scores: list[float] = field(default_factory=list)  # of what was found
-    tokens: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)  # among what was found, -1: root
-    # the nodes to go on from: their places there, the same among the staged nodes, and their scores
-    places: list[int] = field(default_factory=lambda: [-1])
-    nodes: list[int] = field(default_factory=lambda: [0])
-    ahead: list[float] = field(default_factory=lambda: [0.0])
-
-
-@dataclass(slots=True)
 class _Level:
     """Nodes that get children, in packed order, and what they need."""
 
@@ -75,6 +58,15 @@ class _Level:
     filtered: bool  # some row has top-k, top-p or min-p
     roots: Tensor  # positions of the trees' roots
     depth: int
+
+    def law(self, laws: Laws | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """(1/T, cut, tie) that children are picked by: at temperature 0 of the law at 1."""
+        inv_t, cut, tie = self.sampling.unfiltered(self.logits)
+        if self.filtered:
+            laws = self.sampling.laws(self.logits) if laws is None else laws
+            greedy = laws.inv_t == 0
+            cut, tie = torch.where(greedy, cut, laws.cut), torch.where(greedy, tie, laws.tie_id)
+        return inv_t, cut, tie
 
     def positions(self, depth: int) -> Tensor:
         """Per node: of what is so deep in its tree."""
@@ -121,6 +113,7 @@ class TreeDrafter:
             )
         self.source, self.shape = source, shape
         self.how, self.depth, self.width, self.sharpness = how, depth, width, sharpness
+        self._growth: tuple[tuple[tuple[int, ...], torch.dtype], Growth] | None = None  # limits, dtype, memory
         self._most = shape.num_nodes if not depth else width + (depth - 1) * width * width
         self.num_draft_tokens = min(self._most, num_draft_tokens or (24 if depth else self._most))
         self.needs = replace(type(self).needs, laws=how not in CHOOSING, excludes=how == "hybrid")
@@ -130,20 +123,17 @@ class TreeDrafter:
 
     def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
         texts = [view.tokens(row) for row in rows]
-        limits = [min(limit, self._most) for limit in budget.nodes]
-        trees = [
-            _Tree(
-                [text[-1]],
-                limit if limit > 0 and self._room(row, len(text), limit) else 0,
-                draws=rng.first_draw,
-            )
-            for row, limit, text in zip(rows, limits, texts)
-        ]
-        active = [index for index, tree in enumerate(trees) if tree.limit]
-        if active:
-            self.source.catch_up([rows[index] for index in active], [texts[index] for index in active])
+        limits = tuple(
+            limit if limit > 0 and self._room(row, len(text), limit) else 0
+            for row, limit, text in zip(rows, (min(limit, self._most) for limit in budget.nodes), texts)
+        )
+        active = [index for index, limit in enumerate(limits) if limit]
+        if not active:
+            return Draft.chains(rows, [[text[-1]] for text in texts], device=view.device)
+        self.source.catch_up([rows[index] for index in active], [texts[index] for index in active])
         if self.depth:
-            return self._pack(view, rows, self._grow_best(view, rows, trees, rng), [])
+            return self._grow_best(view, rows, [text[-1] for text in texts], limits, rng)
+        trees = [_Tree([text[-1]], limit, draws=rng.first_draw) for text, limit in zip(texts, limits)]
         parts: list[Laws] = []
         for depth in range(len(self.shape.parents)):
             wanted = [
@@ -157,7 +147,13 @@ class TreeDrafter:
             nodes: dict[int, list[int]] = {}
             for index, node, _ in wanted:
                 nodes.setdefault(index, []).append(node)
-            self._grow(trees, wanted, self._score(view, rows, trees, nodes, rng, depth), parts)
+            staged = [trees[index] for index in nodes]
+            draft = self._as_draft([rows[index] for index in nodes], staged, self.source.device)
+            starts = accumulate(draft.counts, initial=0)
+            ends = [start + node for start, some in zip(starts, nodes.values()) for node in some]
+            counts = tuple(map(len, nodes.values()))
+            level = self._score(view, rows, tuple(nodes), draft, counts, ends, rng, depth)
+            self._grow(trees, wanted, level, parts)
         return self._pack(view, rows, trees, parts)
 
     def observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
@@ -174,72 +170,39 @@ class TreeDrafter:
         self,
         view: StateView,
         rows: Sequence[int],
-        trees: list[_Tree],
-        wanted: dict[int, list[int]],
+        places: tuple[int, ...],
+        draft: Draft,
+        counts: tuple[int, ...],
+        ends: list[int],
         rng: Rng,
         depth: int,
     ) -> _Level:
-        """One pass over the trees that grow, and the draft's logits after the nodes that get children, `wanted` of each
-        of these trees.
+        """One pass over the trees that grow, and the draft's logits after the nodes that get children.
+
+        places: of these trees' rows among `rows`; ends: these nodes, packed, `counts` of each tree.
         """
-        growing, counts = list(wanted), tuple(map(len, wanted.values()))
-        staged = [Staged(list(trees[index].tokens), list(trees[index].parents)) for index in growing]
-        own = [rows[index] for index in growing]
-        scored = self.source.score(own, staged)
-        starts = accumulate((len(tree.tokens) for tree in staged), initial=0)
-        nodes = [start + node for start, some in zip(starts, wanted.values()) for node in some]
-        if nodes[-1] - nodes[0] + 1 == len(nodes):
-            scored = scored[nodes[0] : nodes[-1] + 1]
+        own = [rows[place] for place in places]
+        scored = self.source.score(own, draft)
+        if ends[-1] - ends[0] + 1 == len(ends):
+            scored = scored[ends[0] : ends[-1] + 1]
         else:
-            scored = scored[from_host(nodes, torch.int64, self.source.device)]
+            scored = scored[from_host(ends, torch.int64, self.source.device)]
         logits, columns = self.source.logits(scored), self.source.token_ids
         sampling = view.sampling(own)
         if columns is not None and (self.how in CHOOSING or view.sampling(rows).edits is not None):
             # noise and edits go by the ids of the target
             spread = logits.new_full((logits.shape[0], self.source.vocab_size), float("-inf"))
             logits, columns = spread.index_copy_(1, columns, logits), None
-        roots = rng.positions if len(growing) == len(rows) else rng.positions[growing]
-        shape = packed_shape(tuple(growing), counts, self.source.device)
+        roots = rng.positions if len(own) == len(rows) else rng.positions[list(places)]
+        shape = packed_shape(places, counts, self.source.device)
         if sampling.edits is not None:  # q with the target's edits, each node after its own path
-            draft = Draft.trees(growing, [(tree.tokens, tree.parents) for tree in staged], device=logits.device)
-            ends = from_host(nodes, torch.int32, logits.device)
-            paths = NodePaths(draft.tokens, draft.parents, draft.offsets, roots, ends)
+            nodes = from_host(ends, torch.int32, logits.device)
+            paths = NodePaths(draft.tokens, draft.parents, draft.offsets, roots, nodes)
             logits = sampling.edits.apply(logits, paths, shape.row_of)
         noisy = self.how == "coupled" and not sampling.all_greedy
         filtered = sampling.any_filter and not sampling.all_greedy
         sampling = sampling.per_node(counts, shape.row_of)
         return _Level(shape, logits, columns, sampling, noisy, filtered, roots, depth)
-
-    def _expand(
-        self, level: _Level, laws: Laws | None, scores: Tensor, offsets: Tensor, width: int, keep: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The best children of a level's nodes: by the noise or the law, at temperature 0 by the law at 1."""
-        logits, sampling = level.logits, level.sampling
-        inv_t, cut, tie = sampling.unfiltered(logits)
-        if level.filtered:
-            laws = sampling.laws(logits) if laws is None else laws
-            greedy = laws.inv_t == 0
-            cut, tie = torch.where(greedy, cut, laws.cut), torch.where(greedy, tie, laws.tie_id)
-        noise: dict[str, Tensor] = {}
-        if level.noisy:
-            places = level.positions(level.depth + 1)
-            if level.filtered:  # or there is no row at temperature 0
-                places = torch.where(sampling.temperature == 0, -1, places)
-            noise = {"seeds": sampling.seeds, "positions": places}
-        width = min(width, logits.shape[1])
-        found: tuple[Tensor, Tensor, Tensor] = tree_expand(
-            logits,
-            inv_t,
-            cut,
-            tie,
-            offsets,
-            scores.to(inv_t.dtype),
-            width=width,
-            keep=keep,
-            sharpness=self.sharpness,
-            **noise,
-        )
-        return found
 
     def _grow(self, trees: list[_Tree], wanted: list[tuple[int, int, int]], level: _Level, parts: list[Laws]) -> None:
         """Pick the children of a level of static trees. wanted: tree, node in it and number of children."""
@@ -274,9 +237,16 @@ class TreeDrafter:
     def _choose(self, level: _Level, laws: Laws | None, width: int) -> list[list[tuple[int, Drawn]]]:
         """The `width` best children of every node."""
         count, device = level.logits.shape[0], level.logits.device
+        law, noise = level.law(laws), {}
+        if level.noisy:
+            places = level.positions(level.depth + 1)
+            if level.filtered:  # or there is no row at temperature 0
+                places = torch.where(level.sampling.temperature == 0, -1, places)
+            noise = {"seeds": level.sampling.seeds, "positions": places}
         bounds = packed_shape((0,), (count,), device).offsets
-        tokens, _, _ = self._expand(level, laws, torch.zeros(count, device=device), bounds, width, 1)
-        return [[(token, Drawn.CHOSEN) for token in own if token >= 0] for own in tokens.tolist()]
+        width = min(width, level.logits.shape[1])
+        found = tree_expand(level.logits, *law, bounds, torch.zeros_like(law[0]), width=width, keep=1, **noise)
+        return [[(token, Drawn.CHOSEN) for token in own if token >= 0] for own in found[0].tolist()]
 
     def _draw(
         self, level: _Level, laws: Laws, children: list[int], first_draw: Tensor
@@ -305,65 +275,65 @@ class TreeDrafter:
                 logits[wanted.nonzero().flatten(), tokens[wanted]] = float("-inf")
         return found
 
-    def _grow_best(self, view: StateView, rows: Sequence[int], trees: list[_Tree], rng: Rng) -> list[_Tree]:
+    def _grow_best(
+        self, view: StateView, rows: Sequence[int], roots: list[int], limits: tuple[int, ...], rng: Rng
+    ) -> Draft:
         """Dynamic trees: grow from the best nodes of each level, then keep the best of all nodes, root always."""
-        borders = {index: _Border(tree, [-inf] * tree.limit) for index, tree in enumerate(trees) if tree.limit}
-        most = max((tree.limit for tree in trees), default=0)
+        batch, sampling, noise = tuple(range(len(rows))), view.sampling(rows), {}
+        if self.how == "coupled" and not sampling.all_greedy:
+            places = rng.positions
+            if sampling.any_filter:  # or there is no row at temperature 0
+                places = torch.where(sampling.temperature == 0, -1, places)
+            noise = {"seeds": sampling.seeds, "positions": places}
+        # nodes that each tree grows from, and those that it has; a tree that does not grow any more has none
+        fresh = counts = tuple(int(limit > 0) for limit in limits)
+        growing = [at for at in batch if fresh[at]]
+        growth: Growth | None = None
+        logits: Tensor
+        law: Sequence[Tensor]
+        draft = Draft.chains([rows[at] for at in growing], [[roots[at]] for at in growing], device=self.source.device)
         for depth in range(self.depth):
-            wanted = {index: border.nodes for index, border in borders.items() if border.nodes}
-            if not wanted:
+            last = depth == self.depth - 1 or not growing
+            if growing:
+                stops = accumulate(draft.counts)
+                ends = [node for at, stop in zip(growing, stops) for node in range(stop - fresh[at], stop)]
+                own = tuple([fresh[at] for at in growing])
+                level = self._score(view, rows, tuple(growing), draft, own, ends, rng, depth)
+                logits, law = level.logits, level.law()
+                growth = growth or self._room_for(roots, limits, law[0].dtype)
+            else:  # what was found is all there is
+                logits, law = logits[:0], [part[:0] for part in law]
+            bounds = packed_shape(batch, fresh, logits.device).offsets
+            sizes = {"level": depth, "width": self.width, "last": last, "sharpness": self.sharpness}
+            tokens, parents, found, plan = tree_grow(logits, *law, bounds, growth, **sizes, **noise)
+            now, deepest = found.tolist()
+            fresh, counts = tuple([max(new - old, 0) for new, old in zip(now, counts)]), now
+            growing = [at for at in batch if now[at]]
+            whole = tuple([now[at] for at in growing])
+            draft = Draft.packed([rows[at] for at in growing], tokens, parents, whole, max(deepest), plan)
+            if last:
                 break
-            level = self._score(view, rows, trees, wanted, rng, depth)
-            growing, width = [borders[index] for index in wanted], min(self.width, level.logits.shape[1])
-            ahead = [score for border in growing for score in border.ahead]
-            scores = from_host(ahead, torch.float32, self.source.device)
-            tokens, found, best = self._expand(level, None, scores, level.shape.offsets, width, most)
-            self._take(growing, width, tokens.flatten().tolist(), found.flatten().tolist(), best.tolist())
-        return [_finish(tree, borders.get(index)) for index, tree in enumerate(trees)]
+        return draft
 
-    def _take(
-        self, growing: list[_Border], width: int, tokens: list[int], scores: list[float], best: list[list[int]]
-    ) -> None:
-        """Enter the children of a level, best first, as long as they may belong to the tree in the end."""
-        start = 0
-        scores.append(-inf)  # of child -1, which is none
-        for border, order in zip(growing, best):
-            gained = list(map(scores.__getitem__, order))
-            # each that enters pushes the least of those before out; all that follow one that does not are worse still
-            count = sum(map(gt, gained, border.best))
-            border.best = sorted(border.best[count:] + gained[:count])
-            entered, above, place, tree = order[:count], border.places, len(border.scores), border.staged
-            border.scores += gained[:count]
-            border.tokens += map(tokens.__getitem__, entered)
-            border.parents += [above[child // width - start] for child in entered]
-            # something below these may still belong
-            going = [child for child in entered[: self.width] if scores[child] > border.best[0]]
-            tree.parents += [border.nodes[child // width - start] for child in going]
-            border.places = list(range(place, place + len(going)))
-            border.nodes = list(range(len(tree.tokens), len(tree.parents)))
-            border.ahead = gained[: len(going)]
-            tree.tokens += map(tokens.__getitem__, going)
-            start += len(above)
+    def _room_for(self, roots: list[int], limits: tuple[int, ...], dtype: torch.dtype) -> Growth:
+        """Where trees of these limits grow: what the last ones had, if their limits were the same."""
+        if self._growth is None or self._growth[0] != (limits, dtype):
+            with torch.inference_mode(False):
+                most = from_host(limits, torch.int32, self.source.device)
+                self._growth = (limits, dtype), Growth.room(most, max(limits), self.depth, dtype)
+        growth = self._growth[1]
+        growth.tokens[:, 0] = from_host(roots, torch.int64, self.source.device)
+        return growth
 
     def _pack(self, view: StateView, rows: Sequence[int], trees: list[_Tree], parts: list[Laws]) -> Draft:
-        if self.needs.topology == "chain":
-            draft = Draft.chains(rows, [tree.tokens for tree in trees], device=view.device)
-        else:
-            draft = Draft.trees(rows, [(tree.tokens, tree.parents) for tree in trees], device=view.device)
+        draft = self._as_draft(rows, trees, view.device)
         if not parts or not any(any(tree.drawn) for tree in trees):
             return draft
         drawn = from_host([mark for tree in trees for mark in tree.drawn], torch.int8, view.device)
         law_row = from_host([row for tree in trees for row in tree.law_row], torch.int32, view.device)
         return replace(draft, drawn=drawn, law_row=law_row, laws=concat_laws(parts))
 
-
-def _finish(tree: _Tree, border: _Border | None) -> _Tree:
-    """The best nodes of all that were found; earlier ones first among equals, so that parents are kept."""
-    if border is None:
-        return tree
-    order = sorted(range(len(border.scores)), key=border.scores.__getitem__, reverse=True)
-    best = sorted(order[: tree.limit])
-    place = {-1: 0, **{at: node for node, at in enumerate(best, 1)}}
-    tokens = [tree.tokens[0], *(border.tokens[at] for at in best)]
-    parents = [-1, *(place[border.parents[at]] for at in best)]
-    return _Tree(tokens, tree.limit, parents)
+    def _as_draft(self, rows: Sequence[int], trees: list[_Tree], device: torch.device) -> Draft:
+        if self.shape.is_chain:
+            return Draft.chains(rows, [tree.tokens for tree in trees], device=device)
+        return Draft.trees(rows, [(tree.tokens, tree.parents) for tree in trees], device=device)

@@ -60,6 +60,11 @@ struct TorchType<float> {
   static constexpr const char* name = "float32";
 };
 template <>
+struct TorchType<double> {
+  static constexpr ScalarType type = ScalarType::Double;
+  static constexpr const char* name = "float64";
+};
+template <>
 struct TorchType<int32_t> {
   static constexpr ScalarType type = ScalarType::Int;
   static constexpr const char* name = "int32";

@@ -31,17 +31,11 @@ template <class Real>
 void fill(const Laws& laws, int64_t r, const LawRow<Real>& law, const float* noise, Real* level) {
   const int64_t vocab = laws.logits.columns;
   constexpr Real none = -std::numeric_limits<Real>::infinity();
+  rows::levels(laws.logits.type, laws.logits.at(r, 0), vocab, law.inv_t, noise, level);
+  if (law.cut == none && law.tie_id == vocab - 1) return;
   with_scalar(laws.logits.type, [&](auto element) {
     using T = decltype(element);
     const T* row = static_cast<const T*>(laws.logits.at(r, 0));
-    const Real inv_t = law.inv_t;
-    for (int64_t v = 0; v < vocab; ++v) {
-      const Real scaled = static_cast<Real>(widen(row[v])) * inv_t;
-      level[v] = scaled == scaled ? scaled : none;
-    }
-    if (noise != nullptr)
-      for (int64_t v = 0; v < vocab; ++v) level[v] = level[v] + noise[v];
-    if (law.cut == none && law.tie_id == vocab - 1) return;
     for (int64_t v = 0; v < vocab; ++v)
       if (!law.keeps(static_cast<Real>(widen(row[v])), v)) level[v] = none;
   });
@@ -99,7 +93,7 @@ void expand_node(const Laws& laws, int64_t r, Real parent, const Counter* counte
   const int64_t count = largest_of(level, vocab, width, best);
   for (int64_t k = 0; k < count; ++k) {
     tokens[k] = best[k].id;
-    scores[k] = parent + (best[k].level * out.sharpness - norm);
+    scores[k] = parent + std::min(best[k].level * out.sharpness - norm, Real(0));
   }
 }
 
@@ -107,6 +101,7 @@ void expand_node(const Laws& laws, int64_t r, Real parent, const Counter* counte
 template <class Real>
 void keep_best(const Children<Real>& out, int64_t row, int64_t begin, int64_t end) {
   std::vector<int32_t> order;
+  order.reserve((end - begin) * out.width);
   for (int64_t i = begin * out.width; i < end * out.width; ++i)
     if (out.tokens[i] >= 0) order.push_back(static_cast<int32_t>(i));
   const int64_t kept = std::min<int64_t>(out.keep, static_cast<int64_t>(order.size()));
@@ -120,7 +115,90 @@ void keep_best(const Children<Real>& out, int64_t row, int64_t begin, int64_t en
   std::fill(best + kept, best + out.keep, -1);
 }
 
+// The nodes of a tree in the end: its best columns, earlier ones first among equals. Returns how many, the root with them.
+template <class Real>
+int32_t choose_best(const Growth<Real>& growth, const Real* scores, int32_t limit, int32_t* nodes) {
+  constexpr Real none = -std::numeric_limits<Real>::infinity();
+  std::vector<int32_t> order;
+  for (int64_t c = 1; c < growth.columns; ++c)
+    if (scores[c] > none) order.push_back(static_cast<int32_t>(c));
+  const int64_t kept = std::min<int64_t>(std::max(limit, 0), static_cast<int64_t>(order.size()));
+  std::nth_element(order.begin(), order.begin() + kept, order.end(), [&](int32_t a, int32_t b) {
+    return scores[a] > scores[b] || (scores[a] == scores[b] && a < b);
+  });
+  std::fill(nodes + 1, nodes + growth.columns, -1);
+  for (int64_t k = 0; k < kept; ++k) nodes[order[k]] = 0;
+  int32_t count = 1;
+  for (int64_t c = 1; c < growth.columns; ++c)
+    if (nodes[c] == 0) nodes[c] = count++;
+  return count;
+}
+
+// The best of a level's block go on, as long as something below them may still belong to the tree. Returns the tree's nodes, 0 if none goes on.
+template <class Real>
+int32_t choose_next(const Growth<Real>& growth, const Real* scores, int32_t limit, int32_t* nodes) {
+  const int64_t block = growth.block();
+  int32_t count = 0;
+  for (int64_t c = 0; c < block; ++c) count += nodes[c] >= 0;
+  const int32_t before = count;
+  for (int64_t k = 0; k < growth.reach; ++k) {
+    const Real own = scores[block + k];
+    if (!(own > -std::numeric_limits<Real>::infinity())) break;
+    int32_t as_good = 0;
+    for (int64_t c = 1; c < block + growth.keep; ++c) as_good += scores[c] >= own;
+    if (as_good >= limit) break;
+    nodes[block + k] = count++;
+  }
+  return count > before ? count : 0;
+}
+
 }  // namespace
+
+template <class Real>
+void tree_begin(const Growth<Real>& growth, int64_t rows) {
+  for (int64_t b = 0; b < rows; ++b) {
+    const int64_t start = b * growth.columns, size = growth.columns - 1;
+    growth.scores[start] = 0, growth.parents[start] = -1, growth.nodes[start] = 0;
+    std::fill_n(growth.tokens + start + 1, size, -1);
+    std::fill_n(growth.scores + start + 1, size, -std::numeric_limits<Real>::infinity());
+    std::fill_n(growth.parents + start + 1, size, -1);
+    std::fill_n(growth.nodes + start + 1, size, -1);
+  }
+}
+
+template <class Real>
+int64_t tree_enter(const Growth<Real>& growth, const Children<Real>& children, const int32_t* offsets, int64_t rows,
+                   const PackedTrees& out) {
+  int64_t end = 0;
+  for (int64_t b = 0; b < rows; ++b) {
+    const int64_t start = b * growth.columns, block = growth.block();
+    int64_t* tokens = growth.tokens + start;
+    Real* scores = growth.scores + start;
+    int32_t *parents = growth.parents + start, *nodes = growth.nodes + start;
+    for (int64_t k = 0; k < growth.keep; ++k) {
+      const int64_t child = children.best[b * growth.keep + k];
+      if (child < 0) break;  // the rest of the block is empty
+      tokens[block + k] = children.tokens[child];
+      scores[block + k] = children.scores[child];
+      parents[block + k] = static_cast<int32_t>(growth.ahead() + child / children.width - offsets[b]);
+    }
+    const int32_t count = growth.last ? choose_best(growth, scores, growth.limits[b], nodes)
+                                      : choose_next(growth, scores, growth.limits[b], nodes);
+    out.counts[b] = count;
+    int64_t deepest = 0;
+    for (int64_t c = 0; c < (count ? growth.columns : 0); ++c) {
+      if (nodes[c] < 0) continue;
+      if (c != 0 && (parents[c] < 0 || parents[c] >= c)) return start + c;
+      out.tokens[end] = tokens[c];
+      out.parents[end++] = c == 0 ? -1 : nodes[parents[c]];
+      deepest = c;
+    }
+    out.counts[rows + b] = static_cast<int32_t>((deepest + growth.keep - 1) / growth.keep);
+  }
+  std::fill(out.tokens + end, out.tokens + out.room, 0);
+  std::fill(out.parents + end, out.parents + out.room, -1);
+  return -1;
+}
 
 template <class Real>
 void tree_expand(const Laws& laws, const int32_t* offsets, int64_t rows, const Real* parents, const int64_t* seeds,
@@ -141,5 +219,10 @@ template void tree_expand(const Laws&, const int32_t*, int64_t, const float*, co
                           const Children<float>&);
 template void tree_expand(const Laws&, const int32_t*, int64_t, const double*, const int64_t*, const int32_t*,
                           const Children<double>&);
+#define SPECDEC_GROWTH(Real)                               \
+  template void tree_begin(const Growth<Real>&, int64_t);  \
+  template int64_t tree_enter(const Growth<Real>&, const Children<Real>&, const int32_t*, int64_t, const PackedTrees&);
+SPECDEC_GROWTH(float)
+SPECDEC_GROWTH(double)
 
 }  // namespace specdec

@@ -270,6 +270,18 @@ void race(const float* weights, int count, int32_t first, const Counter& counter
   }
 }
 
+template <class In>
+void levels(const void* row, int64_t count, float inv_t, const float* noise, float* out) {
+  const In* p = static_cast<const In*>(row);
+  for (int64_t i = 0; i < count; i += N) {
+    F level = load(p + i, count - i) * inv_t;
+    level = level == level ? level : all(-kInfinity);
+    if (noise != nullptr) level = level + load(noise + i, count - i);
+    const int64_t size = count - i < N ? count - i : N;
+    if (size == N) store(out + i, level); else std::memcpy(out + i, &level, sizeof(float) * size);
+  }
+}
+
 void gumbel_row(const Counter& counter, int64_t count, float* out) {
   Philox state;
   prepare(counter, &state);
@@ -303,6 +315,7 @@ const RowKernels SPECDEC_TABLE = {
     SPECDEC_ISA::subtract,
     SPECDEC_ISA::total,
     SPECDEC_ISA::race,
+    SPECDEC_EACH(levels),
     SPECDEC_ISA::gumbel_row,
 };
 

@@ -93,6 +93,14 @@ void replay(Scalar, const void* piece, int count, int32_t first, const LawRow<do
   }
 }
 
+void levels(Scalar, const void* row, int64_t count, double inv_t, const float* noise, double* out) {
+  const double* p = doubles(row);
+  for (int64_t i = 0; i < count; ++i) {
+    const double scaled = p[i] * inv_t;
+    out[i] = (scaled == scaled ? scaled : -std::numeric_limits<double>::infinity()) + (noise != nullptr ? noise[i] : 0.0);
+  }
+}
+
 void subtract(double* p, const double* q, int count) {
   for (int i = 0; i < count; ++i) p[i] = p[i] > q[i] ? p[i] - q[i] : 0.0;
 }

@@ -23,6 +23,7 @@ from .row_linear import row_linear
 from .traversal_verify import traversal_thresholds, traversal_verify
 from .tree_attention import AttentionPlan, attention_plan, plan_for, tree_attention
 from .tree_expand import tree_expand
+from .tree_grow import Growth, tree_grow
 from .tree_plan import TreePlan, tree_plan
 from .tree_verify import tree_verify
 
@@ -35,6 +36,7 @@ __all__ = [
     "CacheTable",
     "FallbackWarning",
     "Forced",
+    "Growth",
     "NodePaths",
     "Op",
     "Penalties",
@@ -65,6 +67,7 @@ __all__ = [
     "traversal_verify",
     "tree_attention",
     "tree_expand",
+    "tree_grow",
     "tree_plan",
     "tree_verify",
     "use_backend",

@@ -83,6 +83,15 @@ def _expand(a: Any) -> tuple[Tensor, ...]:
     return tokens, scores, a.offsets.new_empty((a.offsets.shape[0] - 1, a.keep))
 
 
+def _grow(a: Any) -> tuple[Tensor, ...]:
+    trees, most = a.offsets.shape[0] - 1, 1 + (a.keep if a.last else (a.level + 1) * min(a.width, a.keep))
+    nodes = trees * most
+    parents, depth, row, first_child, next_sibling = (a.offsets.new_empty(nodes) for _ in range(5))
+    ancestors, counts = a.offsets.new_empty((nodes, (most + 31) // 32)), a.offsets.new_empty((2, trees))
+    tokens = a.logits.new_empty(nodes, dtype=_LONG)
+    return tokens, parents, counts, depth, row, ancestors, first_child, next_sibling
+
+
 def _match(a: Any) -> tuple[Tensor, Tensor]:
     rows = a.starts.shape[0]
     return a.tokens.new_empty((rows, a.num_tokens)), a.lengths.new_empty(rows)
@@ -104,6 +113,7 @@ FAKES: dict[str, Callable[[Any], Any]] = {
     "tree_attention_out": _nothing,
     "tree_plan": _plan,
     "tree_expand": _expand,
+    "tree_grow": _grow,
     "law_stats": _stats,
     "law_masses": _masses,
     "replay_sample": _token_per_row,

@@ -36,9 +36,12 @@ def _draw_sample(*args: Any) -> Tensor:
     return _launch("draw_sample")(*args[:8], mass=args[8])
 
 
-def _tree_plan(parents: Tensor, offsets: Tensor) -> tuple[Tensor, ...]:
-    plan = _launch("tree_plan")(parents, offsets)
+def _links(plan: Any) -> tuple[Tensor, ...]:
     return plan.depth, plan.row, plan.ancestors, plan.first_child, plan.next_sibling
+
+
+def _tree_plan(parents: Tensor, offsets: Tensor) -> tuple[Tensor, ...]:
+    return _links(_launch("tree_plan")(parents, offsets))
 
 
 def _tree_verify(*args: Any) -> tuple[Tensor, ...]:
@@ -111,6 +114,17 @@ def _tree_expand(*args: Any) -> tuple[Tensor, ...]:
     return _launch("tree_expand")(*args[:6], **dict(zip(names, args[6:])))
 
 
+def _tree_grow(*args: Any) -> tuple[Tensor, ...]:
+    from .tree_grow.reference import Growth
+
+    table = dict(zip(("tokens", "scores", "parents", "nodes", "limits"), args[5:10]))
+    growth = Growth(**table, keep=args[12])
+    names = "level", "width", "last", "sharpness", "seeds", "positions"
+    options = dict(zip(names, (*args[10:12], *args[13:])))
+    tokens, parents, counts, plan = _launch("tree_grow")(*args[:5], growth, **options)
+    return tokens, parents, counts, *_links(plan)
+
+
 LAUNCHES: dict[str, Callable[..., Any]] = {
     "law_stats": _plain("law_stats"),
     "law_masses": _plain("law_stats", masses=True),
@@ -127,6 +141,7 @@ LAUNCHES: dict[str, Callable[..., Any]] = {
     "traversal_thresholds": _tree_thresholds("traversal_verify:traversal_thresholds"),
     "edit_logits": _edit_logits,
     "tree_expand": _tree_expand,
+    "tree_grow": _tree_grow,
     "ngram_match": _plain("ngram_match"),
     "kv_slots": _plain("kv_slots"),
     "kv_commit": _kv_commit,

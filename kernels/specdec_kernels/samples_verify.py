@@ -10,6 +10,7 @@ from torch import Tensor
 from .edit_logits import ALWAYS, Additions, NodePaths, Penalties, TokenMasks
 from .law_stats import law_stats
 from .samples import Call, Sample, Sizes, int32, offsets, parents, planned, random, size_of
+from .tree_grow import Growth
 
 
 def logits(sizes: Sizes) -> Tensor:
@@ -100,6 +101,16 @@ def expand(sizes: Sizes) -> Call:
     return Call((matrix, inv_t, cut, tie, offsets(sizes), scores), {"width": 4, "keep": 8}, bytes=size_of(matrix))
 
 
+def grow(sizes: Sizes) -> Call:
+    """The first level: children of a root per row, and the best of them."""
+    matrix, inv_t, _, cut, tie = law(random(sizes, sizes.rows, sizes.vocab, scale=2.0))
+    growth = Growth.room(int32([8] * sizes.rows), 8, 1, inv_t.dtype)
+    growth.tokens[:, 0] = 1
+    call = (matrix, inv_t, cut, tie, int32(range(sizes.rows + 1)), growth)
+    written = growth.tokens, growth.scores, growth.parents, growth.nodes
+    return Call(call, {"level": 0, "width": 4, "last": True}, written, bytes=size_of(matrix))
+
+
 def match(sizes: Sizes) -> Call:
     """Histories of 17 different tokens that repeat themselves with one token changed."""
     length = sizes.length + sizes.nodes
@@ -150,6 +161,7 @@ VERIFY_SAMPLES: dict[str, Sample] = {
     "chain_verify_logits": Sample(chain_logits, _LOGITS, _GPU),
     "replay_verify": Sample(replay_walk, _LOGITS, _GPU),
     "tree_expand": Sample(expand, _LOGITS, _GPU),
+    "tree_grow": Sample(grow, ("rows", "vocab", "dtype"), _GPU),
     "ngram_match": Sample(match, ("rows", "nodes", "length"), (Sizes(rows=64, length=32768),)),
     "edit_logits": Sample(edit, _LOGITS, _GPU),
 }

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from specdec_fast.cache.paged import LayerShape, PagedCache
 from specdec_fast.draft import Draft, from_host, packed_shape
-from specdec_fast.draft_source import Staged
 from specdec_fast.interfaces import Acceptance, Slots, StateView, TargetOutput
 from specdec_fast.targets import attention
 from specdec_kernels import tree_plan
@@ -156,25 +155,20 @@ class HeadRows:
         self._remember(hidden[shape.last], list(rows), [1] * len(rows))
         self._at_roots = True
 
-    def score(self, rows: Sequence[int], trees: Sequence[Staged]) -> Tensor:
+    def score(self, rows: Sequence[int], draft: Draft) -> Tensor:
         """One pass over whole trees, which grow by nodes at their ends. Predicted features [M, hidden]."""
         assert self._hidden is not None
-        if self._at_roots and all(len(tree.tokens) == 1 for tree in trees):
+        starts = [self._starts[row] for row in rows]
+        if self._at_roots and draft.num_nodes == len(rows):
             if list(rows) == list(self._starts):
                 return self._hidden
-            return self._hidden[from_host([self._starts[row] for row in rows], torch.int64, self.device)]
-        if all(list(tree.parents) == list(range(-1, len(tree.parents) - 1)) for tree in trees):
-            draft = Draft.chains(rows, [tree.tokens for tree in trees], device=self.device)
-        else:
-            draft = Draft.trees(rows, [(tree.tokens, tree.parents) for tree in trees], device=self.device)
-        before = self._hidden.shape[0]
-        source: list[int] = []
-        for place, (row, tree) in enumerate(zip(rows, trees)):
-            start = self._starts[row]
-            source += [before + place, *(start + parent for parent in tree.parents[1:])]
+            return self._hidden[from_host(starts, torch.int64, self.device)]
+        before = self._hidden.shape[0]  # where the features of the roots' own tokens are, behind those of the last pass
+        source = from_host(starts, torch.int64, self.device)[draft.row_of] + draft.parents
+        source = torch.where(draft.parents < 0, before + draft.row_of, source)
         both = torch.cat([self._hidden, *(self._rows[row].features for row in rows)])
-        hidden = self.model.score(draft, both[from_host(source, torch.int64, self.device)])
-        self._remember(hidden, list(rows), [len(tree.tokens) for tree in trees])
+        hidden = self.model.score(draft, both[source])
+        self._remember(hidden, list(rows), draft.counts)
         return hidden
 
     def logits(self, scored: Tensor) -> Tensor:
@@ -202,7 +196,7 @@ class HeadRows:
         """Rows leave."""
         self.model.cache.release([row for row in rows if self._rows.pop(row, None) is not None])
 
-    def _remember(self, hidden: Tensor, rows: list[int], counts: list[int]) -> None:
+    def _remember(self, hidden: Tensor, rows: list[int], counts: Sequence[int]) -> None:
         self._hidden, self._at_roots, start = hidden, False, 0
         self._starts = {}
         for row, count in zip(rows, counts):

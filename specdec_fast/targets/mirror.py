@@ -6,6 +6,7 @@ The only writer of the draft's cache for drafters of trees. Tests: tests/drafter
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -31,7 +32,9 @@ class Mirror:
         self.model, self._name = model, name
         self.device: torch.device = model.device
         self.vocab_size = min(vocab_size, model.vocab_size)
+        self._wider = vocab_size > model.vocab_size  # the target's padding ids may lie beyond the draft's embedding
         self._held: dict[int, tuple[int, Staged | None]] = {}  # per row: committed tokens held, the tree behind them
+        self._doubtful: set[int] = set()  # rows whose cache may hold more than that
 
     def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
         """Rows join with nothing stored. Raises ValueError where the draft has fewer rows than the engine."""
@@ -43,6 +46,7 @@ class Mirror:
             )
         for row in rows:
             self._held[row] = (0, None)
+        self._doubtful.update(rows)
 
     def room(self, row: int, tokens: int, length: int) -> bool:
         """Whether a row can hold `length` tokens."""
@@ -58,16 +62,18 @@ class Mirror:
     def catch_up(self, rows: Sequence[int], texts: Sequence[Sequence[int]]) -> None:
         """Keep what was accepted of the trees that are staged, forget the rest, feed what is new but the root."""
         device, cache = self.model.device, self.model.cache
-        # a pass that raised may have left more stored than is known
-        lengths = from_host([self._held[row][0] for row in rows], torch.int32, device)
-        cache.rollback(packed_shape(tuple(rows), (1,) * len(rows), device).rows, lengths)
+        doubtful = [row for row in rows if row in self._doubtful]  # a pass over these raised, or there was none yet
+        if doubtful:
+            lengths = from_host([self._held[row][0] for row in doubtful], torch.int32, device)
+            cache.rollback(packed_shape(tuple(doubtful), (1,) * len(doubtful), device).rows, lengths)
+        self._doubtful.update(rows)
         kept: list[tuple[int, int, list[int]]] = []  # row, nodes staged, accepted path
         for row, text in zip(rows, texts):
             held, tree = self._held[row]
             path = [] if tree is None else tree.walk(text[held : len(text) - 1])
             if path:
                 assert tree is not None
-                kept.append((row, len(tree.tokens), path))
+                kept.append((row, tree.num_nodes, path))
             else:
                 self._held[row] = (held, None)
         if kept:
@@ -90,25 +96,23 @@ class Mirror:
             self.model.extend(shape.rows, fed, shape.offsets, logits=False)
             for row, part in new:
                 self._held[row] = (self._held[row][0] + len(part), None)
+        self._doubtful.difference_update(rows)
 
-    def score(self, rows: Sequence[int], trees: Sequence[Staged]) -> Tensor:
+    def score(self, rows: Sequence[int], draft: Draft) -> Tensor:
         """One pass over whole trees: what was staged behind the rows before is written over. Logits [M, V]."""
-        draft = Draft.trees(
-            list(rows),
-            [(self._known(tree.tokens), tree.parents) for tree in trees],
-            device=self.model.device,
-        )
-        for row, tree in zip(rows, trees):
-            self._held[row] = (self._held[row][0], tree)
-        output, _ = self.model.score(draft, tree_plan(draft.parents, draft.offsets))
+        for place, row in enumerate(rows):
+            self._held[row] = (self._held[row][0], Staged(draft, place))
+        if self._wider:
+            draft = replace(draft, tokens=torch.where(draft.tokens < self.model.vocab_size, draft.tokens, 0))
+        output, _ = self.model.score(draft, draft.plan or tree_plan(draft.parents, draft.offsets))
         assert output.logits is not None
         return output.logits
 
     def logits(self, scored: Tensor) -> Tensor:
         """Logits [N, vocab_size] of some rows of what `score` gave."""
-        return scored[:, : self.vocab_size]
+        return scored if scored.shape[1] == self.vocab_size else scored[:, : self.vocab_size]
 
     def _known(self, tokens: Sequence[int]) -> list[int]:
-        """The target's padding ids may lie beyond the draft's embedding: what stands in for them costs acceptance."""
+        """Tokens that the draft embeds: what stands in for others only costs acceptance."""
         size = self.model.vocab_size
         return [token if token < size else 0 for token in tokens]

@@ -21,9 +21,9 @@ def check(
     sharpness: float,
     seeds: Tensor | None,
     positions: Tensor | None,
+    op: str = "tree_expand",
 ) -> None:
-    """Raises ValueError for arguments that tree_expand cannot take."""
-    op = "tree_expand"
+    """Raises ValueError for arguments that tree_expand, or an operator made of it, cannot take."""
     nodes, vocab = expect.logits(op, "logits", logits, "N").shape
     dtype = expect.statistics_dtype(logits)
     expect.tensor(op, "inv_t", inv_t, dtype, nodes)
@@ -62,9 +62,9 @@ def tree_expand(
 
     The value of token v at a node is ``z = l * inv_t``, plus the request's replay noise where it is wanted; tokens that
     the law does not keep have none. A child's score is its parent's plus ``s z`` minus the log of the sum of
-    ``exp(s z)`` over all kept tokens, s the sharpness. At s = 1 that is, without noise, the log-probability of the
-    path; with noise it measures how far ahead the path is of its rivals under the very noise that the target will use
-    (Gumbel top-k).
+    ``exp(s z)`` over all kept tokens, s the sharpness, and never above its parent's, whatever the roundings. At s = 1
+    that is, without noise, the log-probability of the path; with noise it measures how far ahead the path is of its
+    rivals under the very noise that the target will use (Gumbel top-k).
 
     Args:
         logits: [N, V] float32, bfloat16, float16 or float64, any row stride; the nodes to grow from.
@@ -111,7 +111,7 @@ def tree_expand(
     ordered, tokens = ordered[:, :width], tokens[:, :width]
     there = (ordered > -torch.inf) & torch.isfinite(norm)[:, None]
     tokens = torch.where(there, tokens, -1)
-    found = torch.where(there, scores[:, None] + (ordered * sharpness - norm[:, None]), -torch.inf)
+    found = torch.where(there, scores[:, None] + (ordered * sharpness - norm[:, None]).clamp(max=0), -torch.inf)
     best = torch.full((len(bounds) - 1, keep), -1, dtype=torch.int32, device=logits.device)
     for tree, (start, stop) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
         own = found[start:stop].flatten()

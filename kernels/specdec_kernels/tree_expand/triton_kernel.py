@@ -68,7 +68,7 @@ def join(
             best = tl.max(ranked, 0)
             level = level_of(best)
             there = finite & (best > LOWEST) & (level > NEGATIVE_INFINITY)
-            score = parent + (level * sharpness - norm)
+            score = parent + tl.minimum(level * sharpness - norm, 0.0)
             tl.store(tokens + node * width + child, tl.where(there, id_of(best), -1).to(tl.int64))
             tl.store(found + node * width + child, tl.where(there, score, NEGATIVE_INFINITY))
             ranked = tl.where(ranked == best, LOWEST, ranked)

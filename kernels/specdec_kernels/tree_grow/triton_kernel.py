@@ -1,0 +1,74 @@
+"""Triton kernels of tree_grow: a level's columns and marks, and the packed trees."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ..law_triton import NEGATIVE_INFINITY
+
+
+@triton.jit
+def enter(
+    offsets, children, found, best, limits, tokens, scores, parents, nodes, counts, columns, keep, level, width, reach,
+    LAST: tl.constexpr, KEEP: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Grid (trees): the best children of a tree become columns; the nodes that go on, or those of the end, get their
+    places. KEEP, COLUMNS: room for that many."""
+    tree = tl.program_id(0)
+    start, block = tree.to(tl.int64) * columns, 1 + level * keep
+    ahead = tl.where(level == 0, 0, block - keep)
+    place = tl.arange(0, KEEP)
+    child = tl.load(best + tree.to(tl.int64) * keep + place, mask=place < keep, other=-1)
+    there = child >= 0
+    own = tl.load(found + child, mask=there, other=NEGATIVE_INFINITY)
+    entered = place < keep
+    tl.store(tokens + start + block + place, tl.load(children + child, mask=there, other=-1), mask=entered)
+    tl.store(scores + start + block + place, own, mask=entered)
+    above = ahead + child // width - tl.load(offsets + tree)
+    tl.store(parents + start + block + place, tl.where(there, above, -1), mask=entered)
+    tl.debug_barrier()
+    column = tl.arange(0, COLUMNS)
+    inside, limit = column < columns, tl.load(limits + tree)
+    value = tl.load(scores + start + column, mask=inside & (column > 0), other=NEGATIVE_INFINITY)
+    mark = tl.load(nodes + start + column, mask=inside, other=-1)
+    alive = value > NEGATIVE_INFINITY
+    if LAST:
+        order = tl.zeros((COLUMNS,), dtype=tl.int32)
+        for other in range(1, columns):
+            rival = tl.load(scores + start + other)
+            order += ((rival > value) | ((rival == value) & (other < column))).to(tl.int32)
+        chosen = (alive & (order < limit)) | (column == 0)
+        count = tl.sum(chosen.to(tl.int32), 0)
+        tl.store(nodes + start + column, tl.where(chosen, tl.cumsum(chosen.to(tl.int32), 0) - 1, -1), mask=inside)
+    else:
+        before = tl.sum((mark >= 0).to(tl.int32), 0)
+        count = before
+        for slot in range(reach):
+            mine = tl.load(scores + start + block + slot)
+            as_good = tl.sum((alive & (value >= mine)).to(tl.int32), 0)
+            if (mine > NEGATIVE_INFINITY) & (as_good < limit):
+                tl.store(nodes + start + block + slot, count)
+                count += 1
+        count = tl.where(count > before, count, 0)
+    tl.store(counts + tree, count)
+
+
+@triton.jit
+def pack(
+    tokens, parents, nodes, counts, packed, links, trees, columns, keep, COLUMNS: tl.constexpr, TREES: tl.constexpr
+):  # fmt: skip
+    """Grid (trees): the marked nodes of a tree behind those of the trees before it, and the depth of its deepest."""
+    tree = tl.program_id(0)
+    other = tl.arange(0, TREES)
+    start, end = tree.to(tl.int64) * columns, tl.sum(tl.load(counts + other, mask=other < tree, other=0), 0)
+    column = tl.arange(0, COLUMNS)
+    some = tl.load(counts + tree) > 0
+    node = tl.load(nodes + start + column, mask=(column < columns) & some, other=-1)
+    marked = node >= 0
+    above = tl.load(parents + start + column, mask=marked, other=-1)
+    link = tl.load(nodes + start + above, mask=marked & (above >= 0), other=-1)
+    tl.store(packed + end + node, tl.load(tokens + start + column, mask=marked, other=0), mask=marked)
+    tl.store(links + end + node, link, mask=marked)
+    deepest = tl.max(tl.where(marked, column, 0), 0)
+    tl.store(counts + trees + tree, (deepest + keep - 1) // keep)

@@ -1,0 +1,120 @@
+"""tree_grow: whole trees on every backend, against trees grown with plain Python lists and sorting."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from oracles.growth import grown
+
+from specdec_kernels import Growth, extension, law_stats, tree_expand, tree_grow, use_backend
+
+BACKENDS = [
+    "reference",
+    pytest.param("cpu", marks=pytest.mark.skipif(extension.missing() is not None, reason="extension not built")),
+]
+every_backend = pytest.mark.parametrize("backend", BACKENDS)
+
+
+def law(logits: torch.Tensor, top_k: int = 0) -> tuple[torch.Tensor, ...]:
+    one = torch.ones(len(logits))
+    inv_t, _, cut, tie = law_stats(logits, one, one.int() * top_k, one, one * 0)
+    return inv_t, cut, tie
+
+
+def by_hand(table: torch.Tensor, root: int, limit: int, depth: int, width: int) -> tuple[list[int], list[int], int]:
+    """Tokens, parents and passes of a tree: the law after a node is that of its token."""
+    found: list[tuple[float, int, int]] = []  # score, token, parent's number in here, -1: root
+    front, passes = [(0.0, root, -1)], 0
+    for _ in range(depth):
+        if not front:
+            break
+        passes += 1
+        level = []
+        for score, token, number in front:
+            logits = table[token : token + 1]
+            one = torch.tensor([0, 1], dtype=torch.int32)
+            tokens, scores, _ = tree_expand(logits, *law(logits), one, torch.tensor([score]), width=width, keep=1)
+            level += [(s, t, number) for t, s in zip(tokens[0].tolist(), scores[0].tolist(), strict=True) if t >= 0]
+        level.sort(key=lambda each: -each[0])
+        start = len(found)
+        found += level
+        least = sorted((score for score, *_ in found), reverse=True)[:limit]
+        floor = least[-1] if len(least) == limit else -torch.inf
+        numbered = [(score, token, start + at) for at, (score, token, _) in enumerate(level)]
+        front = [each for each in numbered[:width] if each[0] > floor]
+    best = sorted(sorted(range(len(found)), key=lambda at: -found[at][0])[:limit])
+    place = {-1: 0, **{at: node for node, at in enumerate(best, 1)}}
+    return [root, *(found[at][1] for at in best)], [-1, *(place[found[at][2]] for at in best)], passes
+
+
+@every_backend
+@pytest.mark.parametrize("seed", range(8))
+def test_trees_are_those_of_plain_python(backend: str, seed: int) -> None:
+    source = torch.Generator().manual_seed(seed)
+    table = torch.randn(12, 12, generator=source) * 2
+    limits, depth, width = [7, 1, 20, 3], 1 + seed % 4, [1, 2, 4, 12][seed // 2]
+    growth = Growth.room(torch.tensor(limits, dtype=torch.int32), 20, depth)
+    growth.tokens[:, 0] = torch.tensor([1, 2, 3, 4])
+    fronts, counts = [[1], [2], [3], [4]], [1] * 4
+    passes = [0] * 4
+    for level in range(depth):
+        logits = table[[token for own in fronts for token in own]].reshape(-1, 12)
+        offsets = torch.tensor([0, *torch.tensor([len(own) for own in fronts]).cumsum(0)], dtype=torch.int32)
+        last = level == depth - 1
+        with use_backend(backend):
+            tokens, parents, (now, deepest), plan = tree_grow(
+                logits, *law(logits), offsets, growth, level=level, width=width, last=last
+            )
+        passes = [done + bool(own) for done, own in zip(passes, fronts, strict=True)]
+        packed = tokens[: int(now.sum())].split(now.tolist())
+        fronts = [own[before:].tolist() for own, before in zip(packed, counts, strict=True)]
+        counts = now.tolist()
+    above = parents[: int(now.sum())].split(now.tolist())
+    ends = now.cumsum(0).tolist()
+    for at, limit in enumerate(limits):
+        want_tokens, want_parents, want_passes = by_hand(table, at + 1, limit, depth, width)
+        assert packed[at].tolist() == want_tokens and above[at].tolist() == want_parents and passes[at] == want_passes
+        assert int(deepest[at]) == int(plan.depth[ends[at] - int(now[at]) : ends[at]].max())
+    assert (tokens[ends[-1] :] == 0).all() and (parents[ends[-1] :] == -1).all()
+
+
+@pytest.mark.skipif(extension.missing() is not None, reason="extension not built")
+def test_backends_agree_on_ragged_trees_with_noise_and_filters() -> None:
+    for seed in range(60):
+        with use_backend("reference"):
+            want = grown(seed)
+        assert grown(seed) == want
+
+
+@every_backend
+def test_a_law_of_one_token_never_scores_above_its_parent(backend: str) -> None:
+    logits = torch.randn(200, 50, generator=torch.Generator().manual_seed(3)) * 9
+    offsets, scores = torch.tensor([0, 200], dtype=torch.int32), -torch.rand(200)
+    with use_backend(backend):
+        _, found, _ = tree_expand(logits, *law(logits, 1), offsets, scores, width=1, keep=1, sharpness=2.3)
+    assert (found[:, 0] <= scores).all()
+
+
+@every_backend
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"level": 2}, "level is 2 in a table of 9 columns; expected 0 to 1"),
+        ({"level": 0}, r"trees grow from \[2\] nodes"),
+        ({"width": 0}, "width is 0"),
+        ({"seeds": torch.zeros(1, dtype=torch.int64)}, "got one of seeds and positions"),
+        ({"limits": 5}, "a limit is 5; expected at most keep, 4"),
+    ],
+    ids=str,
+)
+def test_bad_arguments_are_named(backend: str, change: dict[str, Any], message: str) -> None:
+    given: dict[str, Any] = {"level": 1, "width": 2, "limits": 3, **change}
+    growth = Growth.room(torch.tensor([given.pop("limits")], dtype=torch.int32), 4, 2)
+    for part in (growth.tokens, growth.parents, growth.nodes, growth.scores):
+        part.zero_()
+    logits = torch.zeros(2, 5)
+    offsets = torch.tensor([0, 2], dtype=torch.int32)
+    with use_backend(backend), pytest.raises(ValueError, match=f"tree_grow: {message}"):
+        tree_grow(logits, *law(logits), offsets, growth, **given)
