@@ -1,4 +1,4 @@
-"""Speed of growing trees outside the model: tree_expand beside its reference, and a whole tree of 64 nodes.
+"""Speed of growing trees outside the model: tree_expand and tree_grow beside their references.
 
     python -m pytest benchmarks/kernels/test_expand_ops.py -s
 
@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from specdec_kernels import extension, tree_expand, use_backend
+from specdec_kernels import extension, tree_expand, tree_grow, use_backend
+from specdec_kernels.samples import Sizes
+from specdec_kernels.samples_verify import grow
 
 pytestmark = pytest.mark.skipif(extension.missing() is not None, reason="CPU extension not built")
 
@@ -53,4 +55,16 @@ def test_one_level_of_eight_nodes(vocab: int, noisy: bool) -> None:
     print(
         f"\ntree_expand {vocab:>7} tokens, noise {noisy}: {1e6 * kernel:8.1f} us, reference x{reference / kernel:.1f}"
     )
+    assert kernel < reference
+
+
+@pytest.mark.parametrize("vocab", [1024, 32_000])
+def test_one_level_of_trees_that_keep_the_best(vocab: int) -> None:
+    """The level below the roots of eight trees: children, the best of them, packed trees and their plan."""
+    torch.set_num_threads(1)
+    call = grow(Sizes(rows=8, vocab=vocab))
+    kernel = best_of(lambda: tree_grow(*call.arguments, **call.options))
+    with use_backend("reference"):
+        reference = best_of(lambda: tree_grow(*call.arguments, **call.options), rounds=5)
+    print(f"\ntree_grow {vocab:>7} tokens: {1e6 * kernel:8.1f} us, reference x{reference / kernel:.1f}")
     assert kernel < reference

@@ -34,6 +34,50 @@ void expand_once(Random& random, const Laws& laws, const Trees& trees, uint64_t 
     }
 }
 
+// Trees that grow for a few levels, of which some have no room at all.
+template <class Real>
+void grow_once(Random& random, Scalar type, int64_t vocab, uint64_t seed) {
+  const int64_t rows = between(random, 1, 4), keep = between(random, 1, 12), width = between(random, 1, std::min<int64_t>(vocab, 9));
+  const int64_t depth = between(random, 1, 4), columns = 1 + depth * keep, cells = rows * columns, reach = std::min(width, keep);
+  std::vector<int64_t> tokens(cells, 1);
+  std::vector<Real> scores(cells);
+  std::vector<int32_t> parents(cells), nodes(cells), limits(rows), offsets(rows + 1);
+  for (int64_t b = 0; b < rows; ++b) {
+    limits[b] = static_cast<int32_t>(between(random, 0, keep));
+    offsets[b + 1] = offsets[b] + (between(random, 0, 4) > 0);
+  }
+  Growth<Real> growth{tokens.data(), scores.data(), parents.data(), nodes.data(), limits.data(), columns, keep, 0, reach, false};
+  tree_begin(growth, rows);
+  for (growth.level = 0; growth.level < depth; ++growth.level) {
+    growth.last = growth.level + 1 == depth;
+    const int64_t count = offsets[rows];
+    const SomeLaws some(random, type, count, vocab);
+    std::vector<Real> own, found(count * width);
+    for (int64_t b = 0; b < rows; ++b)
+      for (int64_t i = 0; i < offsets[b + 1] - offsets[b]; ++i) own.push_back(scores[b * columns + growth.ahead() + i]);
+    std::vector<int64_t> kids(count * width);
+    std::vector<int32_t> best(rows * keep);
+    const Children<Real> children{kids.data(), found.data(), best.data(), width, keep, Real(1)};
+    tree_expand<Real>(some.laws, offsets.data(), rows, own.data(), nullptr, nullptr, children);
+    const int64_t room = rows * (1 + (growth.last ? keep : (growth.level + 1) * reach));
+    std::vector<int64_t> packed(room);
+    std::vector<int32_t> above(room), counts(2 * rows);
+    expect(tree_enter(growth, children, offsets.data(), rows, {packed.data(), above.data(), counts.data(), room}) == -1, "tree_enter", seed);
+    int64_t node = 0;
+    for (int64_t b = 0; b < rows; ++b) {
+      expect(!growth.last || counts[b] <= 1 + limits[b], "the limit of a tree", seed);
+      for (int64_t i = 0; i < counts[b]; ++i, ++node) {
+        expect(packed[node] >= 0 && packed[node] < std::max<int64_t>(vocab, 2), "a token of a tree", seed);
+        expect(i == 0 ? above[node] == -1 : above[node] >= 0 && above[node] < i, "a parent before its child", seed);
+      }
+      int64_t on = 0;
+      for (int64_t c = 0; c < reach; ++c) on += nodes[b * columns + growth.block() + c] >= 0;
+      offsets[b + 1] = static_cast<int32_t>(offsets[b] + on);
+    }
+    expect(node <= room, "room for trees", seed);
+  }
+}
+
 }  // namespace
 
 void expand_case(uint64_t seed) {
@@ -46,6 +90,10 @@ void expand_case(uint64_t seed) {
     expand_once<double>(random, some.laws, trees, seed);
   else
     expand_once<float>(random, some.laws, trees, seed);
+  if (type == Scalar::Float64)
+    grow_once<double>(random, type, vocab, seed);
+  else
+    grow_once<float>(random, type, vocab, seed);
 }
 
 }  // namespace specdec::sanitize
