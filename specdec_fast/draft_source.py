@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 from typing import Protocol
 
 import torch
@@ -16,24 +18,39 @@ from specdec_fast.draft import Draft
 from specdec_fast.interfaces import Acceptance, StateView, TargetOutput
 
 
+class StagedTrees:
+    """The trees of a draft, whose nodes' keys lie behind rows' committed tokens; read once for all rows."""
+
+    def __init__(self, draft: Draft) -> None:
+        self._draft = draft
+
+    @cached_property
+    def trees(self) -> list[tuple[list[int], list[int]]]:
+        """(tokens, parents) of every tree."""
+        tokens, parents = self._draft.tokens.tolist(), self._draft.parents.tolist()
+        ends = list(accumulate(self._draft.counts))
+        return [(tokens[a:b], parents[a:b]) for a, b in zip([0, *ends], ends)]
+
+    def size(self, place: int) -> int:
+        return self._draft.counts[place]
+
+
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A tree whose nodes' keys lie behind a row's committed tokens: number `place` of those of a draft."""
+    """The tree number `place` of those that were staged."""
 
-    draft: Draft
+    staged: StagedTrees
     place: int
 
     @property
     def num_nodes(self) -> int:
-        return self.draft.counts[self.place]
+        return self.staged.size(self.place)
 
     def walk(self, text: Sequence[int]) -> list[int]:
         """The nodes that hold this text, from the root on: as far as the tree has it."""
         if not text:
             return []
-        start = sum(self.draft.counts[: self.place])
-        own = slice(start, start + self.num_nodes)
-        tokens, parents = self.draft.tokens[own].tolist(), self.draft.parents[own].tolist()
+        tokens, parents = self.staged.trees[self.place]
         path: list[int] = []
         for token in text:
             parent = path[-1] if path else -1

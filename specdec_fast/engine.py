@@ -327,6 +327,7 @@ class Engine:
         device = self.state.device
         todo = {row: list(self.state.tokens(row)[:-1]) for row in rows}
         outputs: dict[str, list[torch.Tensor]] = {}
+        taps = tuple(dict.fromkeys((*self.needs.taps, *self.needs.prompt_taps)))
         while any(todo.values()):
             left, batch = self._chunk, []
             for row, tokens in todo.items():
@@ -343,7 +344,7 @@ class Engine:
                 torch.tensor([token for _, tokens in batch for token in tokens], dtype=torch.int64).to(device),
                 torch.tensor(offsets, dtype=torch.int32).to(device),
                 logits=False,
-                taps=self.needs.taps,
+                taps=taps,
             )
             for name, tap in output.taps.items():
                 outputs.setdefault(name, []).append(tap)

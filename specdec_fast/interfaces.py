@@ -84,7 +84,8 @@ class Slots:
 class Needs:
     """What a drafter, rule or request asks of the engine: capabilities, never identities.
 
-    topology: the shape of its drafts; taps: hidden states wanted from the target ("entering:i", "final_norm");
+    topology: the shape of its drafts; taps: hidden states wanted from the target ("entering:i", "final_norm"), of
+    prompts and of every step; prompt_taps: those wanted of prompts only, which leaves the steps as they are;
     host_tokens: reads committed tokens on the host (forces the `sync` step mode); node_choices: wants the target's
     choice at every node; logits: learns from the target's logits when it observes; laws: its tokens are drawn and carry
     laws; excludes: they are drawn outside their chosen siblings, so no sibling may come from elsewhere.
@@ -92,6 +93,7 @@ class Needs:
 
     topology: Literal["chain", "tree"] = "chain"
     taps: tuple[str, ...] = ()
+    prompt_taps: tuple[str, ...] = ()
     host_tokens: bool = False
     own_cache: bool = False
     partial_layers: bool = False

@@ -35,15 +35,16 @@ std::tuple<Tensor, Tensor, Tensor> tree_expand_cpu(Tensor logits, Tensor inv_t, 
 
 template <class T>
 T* table(const Tensor& tensor, int64_t rows, int64_t columns, const char* what) {
-  SPECDEC_CHECK(tensor.dim() == 2 && tensor.size(0) == rows && tensor.size(1) == columns, what, " has shape ", shape_of(tensor));
+  SPECDEC_CHECK(tensor.dim() == 2 && tensor.size(0) == rows && tensor.size(1) == columns, "tree_grow: ", what, " has shape ",
+                shape_of(tensor), "; expected [", rows, ", ", columns, "], as Growth.room makes it");
   return output<T>(tensor, what);
 }
 
 using Grown = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 template <class Real>
-Grown grow(const Laws& laws, const int32_t* starts, int64_t rows, const Growth<Real>& growth,
-                                        const int64_t* seeds, const int32_t* positions, int64_t width, Real sharpness) {
+Grown grow(const Laws& laws, const int32_t* starts, int64_t rows, const Growth<Real>& growth, const int64_t* seeds,
+           const int32_t* positions, int64_t width, Real sharpness) {
   const int64_t nodes = laws.logits.rows, most = growth.level == 0 ? 1 : growth.reach;
   if (growth.level == 0) tree_begin(growth, rows);
   std::vector<Real> parents(nodes, -std::numeric_limits<Real>::infinity()), found(nodes * width);
@@ -66,7 +67,8 @@ Grown grow(const Laws& laws, const int32_t* starts, int64_t rows, const Growth<R
   Tensor counts = empty({2, rows}, ScalarType::Int);
   const PackedTrees out{data<int64_t>(packed), data<int32_t>(above), data<int32_t>(counts), room};
   const int64_t bad = tree_enter(growth, children, starts, rows, out);
-  SPECDEC_CHECK(bad < 0, "tree_grow: the parent of column ", bad % growth.columns, " is not an earlier column");
+  SPECDEC_CHECK(bad < 0, "tree_grow: tree ", bad / growth.columns, " of the table does not hold what levels of width ", growth.reach,
+                " write (column ", bad % growth.columns, "); give levels in order, from 0 on, with one width");
   const int64_t words = (most_nodes + 31) / 32;
   Tensor depth = empty({room}, ScalarType::Int), row = empty({room}, ScalarType::Int);
   Tensor ancestors = empty({room, words}, ScalarType::Int);
@@ -86,7 +88,7 @@ Grown tree_grow_cpu(Tensor logits, Tensor inv_t, Tensor cut, Tensor tie_id, Tens
   const int32_t* starts = offsets_of(offsets, laws.logits.rows, &rows);
   SPECDEC_CHECK(starts[rows] == laws.logits.rows, "tree_grow: logits of nodes without a tree");
   SPECDEC_CHECK(width >= 1 && keep >= 1 && sharpness > 0, "tree_grow: width is ", width, ", keep is ", keep);
-  SPECDEC_CHECK(tokens.dim() == 2, "tokens has shape ", shape_of(tokens));
+  SPECDEC_CHECK(tokens.dim() == 2, "tree_grow: tokens has shape ", shape_of(tokens), "; expected [B, C]");
   const int64_t columns = tokens.size(1);
   SPECDEC_CHECK(level >= 0 && (level + 1) * keep < columns, "tree_grow: level is ", level, ", the table has ", columns, " columns");
   SPECDEC_CHECK(seeds.has_value() == positions.has_value(), "tree_grow: seeds go with positions");

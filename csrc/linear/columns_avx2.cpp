@@ -18,7 +18,7 @@ namespace specdec {
 namespace {
 #define SPECDEC_LANES 8
 #include "simd.h"
-#include "linear/columns.h"
+#include "linear/tiles.h"
 }  // namespace
 
 void columns_avx2(const RowLinear& call, const float* x, int64_t begin, int64_t end) { columns(call, x, begin, end); }

@@ -19,7 +19,7 @@ namespace specdec {
 namespace {
 #define SPECDEC_LANES 16
 #include "simd.h"
-#include "linear/columns.h"
+#include "linear/tiles.h"
 }  // namespace
 
 void columns_avx512(const RowLinear& call, const float* x, int64_t begin, int64_t end) { columns(call, x, begin, end); }

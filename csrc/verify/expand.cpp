@@ -10,7 +10,7 @@
 namespace specdec {
 namespace {
 
-constexpr int64_t kGroups = 32;  // of tokens, whose largest levels bound the worst child from below
+constexpr int64_t kFewGroups = 32, kMostGroups = 512;  // of tokens, whose largest levels bound the worst child from below
 
 template <class Real>
 constexpr Scalar kTypeOf = sizeof(Real) == 8 ? Scalar::Float64 : Scalar::Float32;
@@ -47,14 +47,16 @@ template <class Real>
 int64_t largest_of(const Real* level, int64_t vocab, int64_t width, Entry<Real>* best) {
   constexpr Real none = -std::numeric_limits<Real>::infinity();
   Real low = std::numeric_limits<Real>::lowest();
-  if (width <= kGroups) {
-    Real tops[kGroups];
-    std::fill(tops, tops + kGroups, none);
+  if (width <= kMostGroups / 2) {
+    int64_t groups = kFewGroups;
+    while (groups < 2 * width) groups *= 2;
+    Real tops[kMostGroups];
+    std::fill(tops, tops + groups, none);
     int64_t first = 0;
-    for (; first + kGroups <= vocab; first += kGroups)
-      for (int64_t g = 0; g < kGroups; ++g) tops[g] = level[first + g] > tops[g] ? level[first + g] : tops[g];
+    for (; first + groups <= vocab; first += groups)
+      for (int64_t g = 0; g < groups; ++g) tops[g] = level[first + g] > tops[g] ? level[first + g] : tops[g];
     for (int64_t g = 0; first + g < vocab; ++g) tops[g] = std::max(tops[g], level[first + g]);
-    std::nth_element(tops, tops + width - 1, tops + kGroups, std::greater<Real>());
+    std::nth_element(tops, tops + width - 1, tops + groups, std::greater<Real>());
     low = std::max(low, tops[width - 1]);
   }
   const int64_t found = rows::collect(kTypeOf<Real>, level, vocab, low, -none, vocab, best);
@@ -134,7 +136,8 @@ int32_t choose_best(const Growth<Real>& growth, const Real* scores, int32_t limi
   return count;
 }
 
-// The best of a level's block go on, as long as something below them may still belong to the tree. Returns the tree's nodes, 0 if none goes on.
+// The best of a level's block go on, as long as something below them may still belong to the tree. Returns the tree's nodes,
+// 0 if none goes on.
 template <class Real>
 int32_t choose_next(const Growth<Real>& growth, const Real* scores, int32_t limit, int32_t* nodes) {
   const int64_t block = growth.block();
@@ -169,6 +172,7 @@ void tree_begin(const Growth<Real>& growth, int64_t rows) {
 template <class Real>
 int64_t tree_enter(const Growth<Real>& growth, const Children<Real>& children, const int32_t* offsets, int64_t rows,
                    const PackedTrees& out) {
+  const int64_t most = 1 + (growth.last ? growth.keep : (growth.level + 1) * growth.reach);
   int64_t end = 0;
   for (int64_t b = 0; b < rows; ++b) {
     const int64_t start = b * growth.columns, block = growth.block();
@@ -184,6 +188,7 @@ int64_t tree_enter(const Growth<Real>& growth, const Children<Real>& children, c
     }
     const int32_t count = growth.last ? choose_best(growth, scores, growth.limits[b], nodes)
                                       : choose_next(growth, scores, growth.limits[b], nodes);
+    if (count > most) return start;
     out.counts[b] = count;
     int64_t deepest = 0;
     for (int64_t c = 0; c < (count ? growth.columns : 0); ++c) {

@@ -48,7 +48,7 @@ template <class Real>
 void tree_begin(const Growth<Real>& growth, int64_t rows);
 
 // Enters the children of a level and packs what is scored next or, on the last level, the best of each tree. Returns -1, or a
-// column whose parent is none.
+// column of a tree that the levels before cannot have written: its parent is none, or there are too many nodes.
 template <class Real>
 int64_t tree_enter(const Growth<Real>& growth, const Children<Real>& children, const int32_t* offsets, int64_t rows,
                    const PackedTrees& out);

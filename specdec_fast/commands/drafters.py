@@ -32,12 +32,12 @@ def _describe(name: str) -> dict[str, Any]:
     try:
         kind = get_drafter(name)
         module = __import__(kind.__module__, fromlist=["__doc__"])
+        defaults = {option: each.default for option, each in drafter_options(name).items()}
+        if hasattr(kind, "by_rule"):
+            defaults |= kind.by_rule(get_rule(DEFAULT).prefers)
     except Exception as error:  # of another package: it must not hide the others
         return {"name": name, "error": f"{type(error).__name__}: {error}"}
     needs = getattr(kind, "needs", None)
-    defaults = {option: each.default for option, each in drafter_options(name).items()}
-    if hasattr(kind, "by_rule"):
-        defaults |= kind.by_rule(get_rule(DEFAULT).prefers)
     words = (module.__doc__ or kind.__doc__ or "").strip().splitlines()
     return {
         "name": name,

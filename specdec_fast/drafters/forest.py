@@ -21,6 +21,7 @@ from specdec_fast.draft import Draft, Drawn, packed_shape
 from specdec_fast.interfaces import Acceptance, Budget, Drafter, Needs, Parts, Rng, StateView, TargetOutput
 from specdec_fast.laws import Laws, concat_laws
 
+_USUAL = "ngram,recycling"
 Names = str | Sequence[str] | Mapping[str, Mapping[str, Any]]
 
 
@@ -70,6 +71,7 @@ class ForestDrafter:
         self.needs = Needs(
             topology="tree",
             taps=tuple(dict.fromkeys(tap for needs in each for tap in needs.taps)),
+            prompt_taps=tuple(dict.fromkeys(tap for needs in each for tap in needs.prompt_taps)),
             **{
                 name: any(getattr(needs, name) for needs in each)
                 for name in ("host_tokens", "own_cache", "partial_layers", "node_choices", "logits", "laws")
@@ -82,10 +84,10 @@ class ForestDrafter:
     @staticmethod
     def by_rule(prefers: str) -> dict[str, Any]:
         """Defaults where it is made for a rule."""
-        return {"of": "ngram,recycling"}
+        return {"of": _USUAL}
 
     @classmethod
-    def from_parts(cls, parts: Parts, of: Names = "ngram,recycling", **options: Any) -> ForestDrafter:
+    def from_parts(cls, parts: Parts, of: Names = _USUAL, **options: Any) -> ForestDrafter:
         """Of drafters by name: "a,b", a list of names, or {name: options}."""
         named = of.split(",") if isinstance(of, str) else of
         chosen: dict[str, Mapping[str, Any]] = dict(named) if isinstance(named, Mapping) else {n: {} for n in named}

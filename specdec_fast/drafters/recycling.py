@@ -23,6 +23,7 @@ from specdec_fast.stores.suffix import structures
 from specdec_kernels import tree_expand
 
 PICKS = ("coupled", "greedy")
+_TAP = "final_norm"
 _ROWS = 256  # of a prompt whose logits are computed at once
 _CERTAIN = 1.5  # at temperature 0 the first choice comes true more often than its probability says
 
@@ -41,7 +42,7 @@ class RecyclingDrafter:
     """
 
     name = "recycling"
-    needs = Needs(topology="tree", taps=("final_norm",), host_tokens=True, logits=True)
+    needs = Needs(topology="tree", prompt_taps=(_TAP,), host_tokens=True, logits=True)
 
     def __init__(
         self,
@@ -65,7 +66,7 @@ class RecyclingDrafter:
         self.num_draft_tokens = num_draft_tokens
         self._top, self._depth, self._least = top_k, depth, float(min_probability)
         self.pick, self.shared = pick, shared
-        self.needs = replace(self.needs, taps=())
+        self.needs = replace(self.needs, prompt_taps=())
         self._lm_head: Callable[[Tensor], Tensor] | None = None
         self._make = structures().Successors
         self._common = self._make()
@@ -95,9 +96,9 @@ class RecyclingDrafter:
         return self._common if self.shared else self._own.setdefault(row, self._make())
 
     def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
-        if self._lm_head is None or prompt_output is None:
+        if self._lm_head is None or prompt_output is None or _TAP not in prompt_output.taps:
             return
-        hidden, start = prompt_output.taps["final_norm"], 0
+        hidden, start = prompt_output.taps[_TAP], 0
         for row in rows:
             prompt = view.tokens(row)[:-1]
             newest = list({token: start + at for at, token in enumerate(prompt)}.items())

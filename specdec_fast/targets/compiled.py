@@ -16,7 +16,7 @@ _NUMBERS = count()
 def _of_arguments(guards: Sequence[Any]) -> list[bool]:
     """Which conditions of a compiled pass are looked at before each pass: those on its arguments and on torch's modes,
     not the hundreds on the model, which is the target's own and stays as it is."""
-    return [not (guard.is_global or guard.name.startswith("L['forward']")) for guard in guards]
+    return [not guard.name or guard.name.removeprefix("L['").startswith("arguments") for guard in guards]
 
 
 def compiled(forward: Callable[..., Any]) -> Callable[..., Any]:

@@ -64,7 +64,7 @@ class PagedHead:
 
     def score(self, draft: Draft, features: Tensor) -> Tensor:
         """Predicted features [M, hidden] of every node of a draft; features: [M, hidden], of the token before each."""
-        plan = None if draft.is_chain else tree_plan(draft.parents, draft.offsets)
+        plan = None if draft.is_chain else draft.plan or tree_plan(draft.parents, draft.offsets)
         slots = self.cache.stage(draft.rows, draft.offsets, draft.num_nodes, plan)
         return self._run(draft.tokens, features, slots)
 

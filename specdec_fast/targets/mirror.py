@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from specdec_fast.draft import Draft, from_host, packed_shape
-from specdec_fast.draft_source import Staged
+from specdec_fast.draft_source import Staged, StagedTrees
 from specdec_fast.interfaces import Acceptance, StateView, TargetOutput
 from specdec_kernels import tree_plan
 
@@ -100,8 +100,9 @@ class Mirror:
 
     def score(self, rows: Sequence[int], draft: Draft) -> Tensor:
         """One pass over whole trees: what was staged behind the rows before is written over. Logits [M, V]."""
+        staged = StagedTrees(draft)
         for place, row in enumerate(rows):
-            self._held[row] = (self._held[row][0], Staged(draft, place))
+            self._held[row] = (self._held[row][0], Staged(staged, place))
         if self._wider:
             draft = replace(draft, tokens=torch.where(draft.tokens < self.model.vocab_size, draft.tokens, 0))
         output, _ = self.model.score(draft, draft.plan or tree_plan(draft.parents, draft.offsets))

@@ -13,10 +13,15 @@ __all__ = ["RowLinear", "store_by_input"]
 
 
 class RowLinear(torch.nn.Linear):
-    """A linear layer of float32 by `row_linear`: a token gets the same bits alone and beside others."""
+    """A linear layer by `row_linear`, so that a token gets the same bits alone and beside others: in float32 on a CPU,
+    where nothing is recorded for a backward pass. Elsewhere it is what it was.
+    """
 
     def forward(self, input: Tensor) -> Tensor:
-        return row_linear(input, self.weight, self.bias)
+        served = input.is_cpu and input.dtype == self.weight.dtype == torch.float32
+        if served and not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu"):
+            return row_linear(input, self.weight, self.bias)
+        return super().forward(input)
 
 
 def store_by_input(model: torch.nn.Module) -> None:
@@ -24,11 +29,11 @@ def store_by_input(model: torch.nn.Module) -> None:
 
     Values, shapes and names stay; strides become (1, outputs). A product of few rows, which is all that decoding does,
     is then a sum of whole stored vectors: less time for few rows. A weight that is an embedding too is looked up by row
-    and stays as it is. Layers in float32 become `RowLinear`.
+    and stays as it is, and so does one that is no plain tensor. Layers in float32 become `RowLinear`.
     """
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
     for module in model.modules():
-        if type(module) is torch.nn.Linear:
+        if type(module) is torch.nn.Linear and type(module.weight.data) is Tensor:
             if id(module.weight) not in embeddings:
                 module.weight.data = module.weight.data.t().contiguous().t()
             if module.weight.dtype == torch.float32:

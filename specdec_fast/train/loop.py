@@ -87,13 +87,14 @@ def held_interrupt() -> Iterator[list[bool]]:
 
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number, handler in before.items():
-        if handler is not signal.SIG_IGN:
+        if handler not in (signal.SIG_IGN, None):  # None: set by a program around us, which keeps it
             signal.signal(number, note)
     try:
         yield flag
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            if handler is not None:
+                signal.signal(number, handler)
 
 
 @dataclass(slots=True)

@@ -118,3 +118,17 @@ def test_bad_arguments_are_named(backend: str, change: dict[str, Any], message: 
     offsets = torch.tensor([0, 2], dtype=torch.int32)
     with use_backend(backend), pytest.raises(ValueError, match=f"tree_grow: {message}"):
         tree_grow(logits, *law(logits), offsets, growth, **given)
+
+
+@every_backend
+def test_a_table_that_earlier_levels_did_not_write(backend: str) -> None:
+    """Levels of another width leave more nodes than there is room for; nothing is written beyond it."""
+    logits = torch.arange(64.0)[None] / 64
+    growth = Growth.room(torch.tensor([8], dtype=torch.int32), 8, 3)
+    growth.tokens[:, 0] = 1
+    with use_backend(backend):
+        tree_grow(logits, *law(logits), torch.tensor([0, 1], dtype=torch.int32), growth, level=0, width=8)
+        two = torch.full((2, 64), -50.0)
+        two[:, 0] = 50.0  # a child as good as its parent goes on
+        with pytest.raises(ValueError, match="give levels in order, from 0 on, with one width"):
+            tree_grow(two, *law(two), torch.tensor([0, 2], dtype=torch.int32), growth, level=1, width=2)

@@ -52,3 +52,17 @@ def test_a_target_stores_its_model_so_and_the_model_can_still_be_saved(tmp_path:
     again = AutoModelForCausalLM.from_pretrained(tmp_path)
     for name, value in model.state_dict().items():
         assert torch.equal(again.state_dict()[name], value), name
+
+
+def test_a_stored_model_can_be_trained_and_cast() -> None:
+    """What a target did to a model's layers must not cost its gradients, nor what autocast makes of them."""
+    model, untouched = load_model("demo-draft"), load_model("demo-draft")
+    store_by_input(model)
+    tokens = torch.arange(1, 9)[None]
+    for each in (model, untouched):
+        each(tokens, labels=tokens).loss.backward()
+    for (name, parameter), own in zip(model.named_parameters(), untouched.parameters(), strict=True):
+        assert parameter.grad is not None and own.grad is not None, name
+        torch.testing.assert_close(parameter.grad, own.grad, rtol=1e-3, atol=1e-5)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(model(tokens).logits, untouched(tokens).logits, rtol=0.05, atol=0.3)

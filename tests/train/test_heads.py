@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from oracles import models
+from safetensors.torch import load_file
 from torch import nn
 
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams
@@ -249,6 +250,8 @@ def test_a_head_is_trained_on_what_the_target_answers(tmp_path: Path) -> None:
     assert len(tokens) == sum(len(tokenizer.encode(f"def f{at}(")) + 24 for at in range(4))
     history = json.loads((tmp_path / "out" / "history.json").read_text())
     assert history[-1]["step"] == 2 and history[-1]["held_loss"] < 20
+    weights = load_file(next((tmp_path / "out").rglob("medusa_lm_head.safetensors")))
+    assert any(float(value.abs().max()) > 0 for value in weights.values()), "blocks begin at zero and learn from there"
 
 
 def test_text_that_is_too_short_is_refused() -> None:

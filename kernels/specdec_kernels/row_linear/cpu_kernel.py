@@ -11,9 +11,17 @@ _row_linear = torch.ops.specdec.row_linear.default
 
 
 def row_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    if torch.compiler.is_compiling():  # nothing is caught in a graph
+        return _traced(x, weight, bias)
     try:
         out: Tensor = _row_linear(x, weight, bias)
     except (RuntimeError, ValueError):
         check(x, weight, bias)  # raises with a remedy
         out = _row_linear(x.contiguous(), weight, None if bias is None else bias.contiguous())
+    return out
+
+
+def _traced(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    plain = weight if 1 in weight.stride() else weight.contiguous()
+    out: Tensor = _row_linear(x.contiguous(), plain, None if bias is None else bias.contiguous())
     return out

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import torch
 from torch import Tensor
 
@@ -32,6 +34,6 @@ def row_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     Returns: [..., N]. Raises: ValueError for shapes and dtypes that do not fit.
     """
     check(x, weight, bias)
-    rows = x.reshape(-1, x.shape[-1])
+    rows = x.reshape(prod(x.shape[:-1]), x.shape[-1])
     out = [torch.nn.functional.linear(row[None], weight, bias) for row in rows]
     return torch.cat(out).view(*x.shape[:-1], weight.shape[0]) if out else x.new_empty(*x.shape[:-1], weight.shape[0])

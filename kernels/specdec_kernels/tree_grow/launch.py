@@ -1,4 +1,4 @@
-"""Triton backend of tree_grow: the launches of tree_expand and two more."""
+"""Triton backend of tree_grow: the launches of tree_expand and tree_plan, two of its own and torch's small ones."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def tree_grow(
                 level, kids, reach, LAST=last, KEEP=next_power_of_2(keep), COLUMNS=room, num_warps=8,
             )  # fmt: skip
             pack[(trees,)](
-                growth.tokens, growth.parents, growth.nodes, counts, packed, links, trees, columns, keep, COLUMNS=room,
-                TREES=next_power_of_2(trees), num_warps=4,
+                growth.tokens, growth.parents, growth.nodes, counts, packed, links, trees, columns, keep, most,
+                COLUMNS=room, TREES=next_power_of_2(trees), num_warps=4,
             )  # fmt: skip
     bounds = pad(counts[0].cumsum(0), (1, 0)).to(torch.int32)
     return packed, links, counts, tree_plan(links, bounds, most)
@@ -81,7 +81,7 @@ VARIANTS = [
         {
             "tokens": "*i64", **dict.fromkeys(("parents", "nodes", "counts"), "*i32"), "packed": "*i64",
             "links": "*i32",
-            **dict.fromkeys(("trees", "columns", "keep"), "i32"),
+            **dict.fromkeys(("trees", "columns", "keep", "most"), "i32"),
         },
         {"COLUMNS": 512, "TREES": 64},
     ),

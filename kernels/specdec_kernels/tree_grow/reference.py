@@ -183,6 +183,12 @@ def tree_grow(
     depth = (torch.arange(columns, device=device) + keep - 1) // keep
     counts = torch.stack([packed.sum(1), torch.where(packed, depth, 0).amax(1)]).to(torch.int32)
     most = 1 + (keep if last else (level + 1) * reach)
+    if expect.readable(logits) and trees and int(counts[0].max()) > most:
+        tree = int(counts[0].argmax())
+        raise ValueError(
+            f"tree_grow: tree {tree} of the table has {int(counts[0, tree])} nodes on level {level}; "
+            f"expected at most {most} with levels of width {reach}; give levels in order, from 0 on, with one width"
+        )
     places = trees * most
     answer = torch.zeros(places, dtype=torch.int64, device=device), nodes.new_full((places,), -1)
     above = torch.where(parents >= 0, nodes.gather(1, parents.clamp(min=0).long()), -1)

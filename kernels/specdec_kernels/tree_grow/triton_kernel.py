@@ -56,7 +56,8 @@ def enter(
 
 @triton.jit
 def pack(
-    tokens, parents, nodes, counts, packed, links, trees, columns, keep, COLUMNS: tl.constexpr, TREES: tl.constexpr
+    tokens, parents, nodes, counts, packed, links, trees, columns, keep, most,
+    COLUMNS: tl.constexpr, TREES: tl.constexpr,
 ):  # fmt: skip
     """Grid (trees): the marked nodes of a tree behind those of the trees before it, and the depth of its deepest."""
     tree = tl.program_id(0)
@@ -65,7 +66,7 @@ def pack(
     column = tl.arange(0, COLUMNS)
     some = tl.load(counts + tree) > 0
     node = tl.load(nodes + start + column, mask=(column < columns) & some, other=-1)
-    marked = node >= 0
+    marked = (node >= 0) & (end + node < trees * most)
     above = tl.load(parents + start + column, mask=marked, other=-1)
     link = tl.load(nodes + start + above, mask=marked & (above >= 0), other=-1)
     tl.store(packed + end + node, tl.load(tokens + start + column, mask=marked, other=0), mask=marked)

@@ -79,31 +79,53 @@ void all_by_input(const RowLinear& call, const float* x, int64_t begin, int64_t 
   for (; column < end; column += kLanes) all_rows(std::integral_constant<int, 1>{}, end - column < kLanes ? end - column : kLanes);
 }
 
-// Weights whose inputs lie side by side: kLanes dot products at a time, joined at the end.
+// R rows by kLanes / R outputs whose weights lie by output: kLanes dot products, joined at the end.
+template <class T, int R>
+inline void by_output(const RowLinear& call, const float* x, int64_t row, int64_t column, int64_t end) {
+  constexpr int kOutputs = kLanes / R;
+  const int64_t count = end - column < kOutputs ? end - column : kOutputs, whole = call.inputs / kLanes * kLanes, rest = call.inputs - whole;
+  const T* weights[kOutputs];
+  for (int i = 0; i < kOutputs; ++i) weights[i] = static_cast<const T*>(call.weight) + (column + (i < count ? i : 0)) * call.stride;
+  Floats sums[kLanes];
+  for (int i = 0; i < kLanes; ++i) sums[i] = Floats{};
+  const float* from = x + row * call.inputs;
+  for (int64_t k = 0; k < whole; k += kLanes) {
+    Floats factors[R];
+    for (int r = 0; r < R; ++r) factors[r] = load(from + r * call.inputs + k);
+    for (int i = 0; i < kOutputs; ++i) {
+      const Floats values = load(weights[i] + k);
+      for (int r = 0; r < R; ++r) sums[r * kOutputs + i] = fma(factors[r], values, sums[r * kOutputs + i]);
+    }
+  }
+  for (int i = 0; i < kOutputs && rest > 0; ++i) {
+    const Floats values = load_part(weights[i] + whole, rest);
+    for (int r = 0; r < R; ++r) {
+      sums[r * kOutputs + i] = fma(load_part(from + r * call.inputs + whole, rest), values, sums[r * kOutputs + i]);
+    }
+  }
+  float joined[kLanes];
+  store(joined, totals(sums));
+  const T* bias = call.bias == nullptr ? nullptr : static_cast<const T*>(call.bias) + column;
+  for (int r = 0; r < R; ++r) {
+    T* to = static_cast<T*>(call.out) + (row + r) * call.outputs + column;
+    for (int64_t i = 0; i < count; ++i) to[i] = narrow<T>(joined[r * kOutputs + i] + (bias == nullptr ? 0.0f : widen(bias[i])));
+  }
+}
+
+// Few enough outputs at a time that their weights stay near for all rows.
 template <class T>
 void all_by_output(const RowLinear& call, const float* x, int64_t begin, int64_t end) {
-  const int64_t whole = call.inputs / kLanes * kLanes, rest = call.inputs - whole;
-  for (int64_t column = begin; column < end; column += kLanes) {
-    const int64_t count = end - column < kLanes ? end - column : kLanes;
-    const T* weights[kLanes];
-    for (int i = 0; i < kLanes; ++i) {
-      weights[i] = static_cast<const T*>(call.weight) + (column + (i < count ? i : 0)) * call.stride;
-    }
-    for (int64_t row = 0; row < call.rows; ++row) {
-      const float* from = x + row * call.inputs;
-      Floats sums[kLanes];
-      for (int i = 0; i < kLanes; ++i) sums[i] = Floats{};
-      for (int64_t k = 0; k < whole; k += kLanes) {
-        const Floats factors = load(from + k);
-        for (int i = 0; i < kLanes; ++i) sums[i] = fma(factors, load(weights[i] + k), sums[i]);
-      }
-      if (rest > 0) {
-        const Floats factors = load_part(from + whole, rest);
-        for (int i = 0; i < kLanes; ++i) sums[i] = fma(factors, load_part(weights[i] + whole, rest), sums[i]);
-      }
-      const T* bias = call.bias == nullptr ? nullptr : static_cast<const T*>(call.bias) + column;
-      put(totals(sums), bias, static_cast<T*>(call.out) + row * call.outputs + column, count);
-    }
+  for (int64_t first = begin; first < end; first += kLanes) {
+    const int64_t last = end - first < kLanes ? end : first + kLanes;
+    int64_t row = 0;
+    const auto rows_of = [&](auto many) {
+      constexpr int kRows = decltype(many)::value;
+      for (; row + kRows <= call.rows; row += kRows)
+        for (int64_t column = first; column < last; column += kLanes / kRows) by_output<T, kRows>(call, x, row, column, last);
+    };
+    rows_of(std::integral_constant<int, 4>{});
+    rows_of(std::integral_constant<int, 2>{});
+    rows_of(std::integral_constant<int, 1>{});
   }
 }
 
