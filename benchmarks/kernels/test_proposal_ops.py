@@ -15,7 +15,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec_kernels import draw_sample, extension, law_stats, ordered_verify, traversal_verify, tree_plan
+from specdec_kernels import (
+    draw_sample,
+    extension,
+    law_stats,
+    ordered_verify,
+    traversal_verify,
+    tree_plan,
+    typical_verify,
+)
 
 pytestmark = pytest.mark.skipif(extension.missing() is not None, reason="CPU extension not built")
 
@@ -100,3 +108,16 @@ def test_a_step(benchmark: Any, operator: Any, kind: str, noise: float) -> None:
 def test_a_small_step(benchmark: Any, operator: Any) -> None:
     arguments, _ = tree(KINDS["hybrid"], 1, 0.3, 1000)
     benchmark(lambda: operator(*arguments, max_depth=2))
+
+
+def test_typical_acceptance(benchmark: Any) -> None:
+    """Every node with children has its entropy summed: two passes over its law."""
+    (*links, _, _, target, _, _, scouts, seeds, positions), logits = tree(KINDS["chosen"], 4, 0.3)
+    limit = {"epsilon": 0.09, "delta": 0.3, "max_depth": 2}
+
+    def run() -> Any:
+        return typical_verify(*links, target, scouts, seeds, positions, **limit)
+
+    read, verify = best([logits.sum, run], 20)
+    benchmark.extra_info |= {"sum_us": round(read, 1), "verify_us": round(verify, 1), "ratio": round(verify / read, 2)}
+    benchmark.pedantic(run, rounds=5)

@@ -1,10 +1,11 @@
-// torch.ops.specdec.{ordered, traversal}_{verify, thresholds}: schemas and CPU implementations. The Python side repeats
-// failed checks with longer messages (kernels/specdec_kernels/proposals.py).
+// torch.ops.specdec.{ordered, traversal}_{verify, thresholds} and typical_verify: schemas and CPU implementations. The
+// Python side repeats failed checks with longer messages (kernels/specdec_kernels/proposals.py).
 #include <tuple>
 
 #include "bindings/laws.h"
 #include "verify/ordered.h"
 #include "verify/traversal.h"
+#include "verify/typical.h"
 
 namespace specdec::bindings {
 namespace {
@@ -13,9 +14,12 @@ namespace {
 struct TreeArguments {
   TreeDraft draft;
   Laws target, drafts;
+  std::vector<int8_t> chosen;
+  std::vector<int32_t> no_row;
 
+  // Without drawn and law_row every node is chosen.
   TreeArguments(const Tensor& tokens, const Tensor& offsets, const Tensor& first_child, const Tensor& next_sibling,
-                const Tensor& drawn, const Tensor& law_row, const Laws& target_, const Maybe& logits,
+                const Maybe& drawn, const Maybe& law_row, const Laws& target_, const Maybe& logits,
                 const Maybe& inv_t, const Maybe& lse, const Maybe& cut, const Maybe& tie_id, const Maybe& token_ids,
                 const Maybe& scouts)
       : target(target_) {
@@ -25,8 +29,12 @@ struct TreeArguments {
     draft.tokens = input<int64_t>(tokens, "tokens");
     draft.first_child = vector<int32_t>(first_child, draft.nodes, "first_child");
     draft.next_sibling = vector<int32_t>(next_sibling, draft.nodes, "next_sibling");
-    draft.drawn = vector<int8_t>(drawn, draft.nodes, "drawn");
-    draft.law_row = vector<int32_t>(law_row, draft.nodes, "law_row");
+    if (!drawn.has_value()) {
+      chosen.assign(draft.nodes, kChosen);
+      no_row.assign(draft.nodes, -1);
+    }
+    draft.drawn = drawn.has_value() ? vector<int8_t>(*drawn, draft.nodes, "drawn") : chosen.data();
+    draft.law_row = drawn.has_value() ? vector<int32_t>(law_row.value(), draft.nodes, "law_row") : no_row.data();
     draft.scouts = scouts.has_value() ? vector<bool>(*scouts, draft.nodes, "scouts") : nullptr;
     SPECDEC_CHECK(target.logits.rows == draft.nodes, "target has ", target.logits.rows, " laws for ", draft.nodes, " nodes");
     draft.laws = nullptr;
@@ -92,6 +100,23 @@ std::tuple<Tensor, Tensor> thresholds_cpu(
   return {accept, residual};
 }
 
+std::tuple<Tensor, Tensor, Tensor> typical_verify_cpu(
+    Tensor tokens, Tensor offsets, Tensor first_child, Tensor next_sibling, Tensor logits, Tensor inv_t, Tensor lse,
+    Tensor cut, Tensor tie_id, Maybe scouts, Tensor seeds, Tensor root_positions, double epsilon, double delta,
+    int64_t max_depth) {
+  const Maybe none;
+  const TreeArguments a(tokens, offsets, first_child, next_sibling, none, none,
+                        laws_of(logits, inv_t, lse, cut, tie_id), none, none, none, none, none, none, scouts);
+  const int64_t rows = a.draft.rows;
+  SPECDEC_CHECK(max_depth >= 0 && deepest(a.draft) <= max_depth, "max_depth is ", max_depth);
+  SPECDEC_CHECK(epsilon >= 0 && delta >= 0, "epsilon is ", epsilon, ", delta is ", delta);
+  const StepNoise noise{vector<int64_t>(seeds, rows, "seeds"), vector<int32_t>(root_positions, rows, "root_positions"),
+                        nullptr, nullptr, nullptr};
+  const PathTensors out(rows, max_depth);
+  typical_verify(a.draft, a.target, {epsilon, delta}, noise, out.view(max_depth));
+  return {out.path, out.num_accepted, out.next_token};
+}
+
 #define SPECDEC_TREE_DRAFT                                                                                           \
   "Tensor tokens, Tensor offsets, Tensor first_child, Tensor next_sibling, Tensor drawn, Tensor law_row, "           \
   "Tensor logits, Tensor inv_t, Tensor lse, Tensor cut, Tensor tie_id, Tensor? draft_logits, Tensor? draft_inv_t, "  \
@@ -108,6 +133,10 @@ STABLE_TORCH_LIBRARY_FRAGMENT(specdec, m) {
   m.def("ordered_thresholds(" SPECDEC_TREE_DRAFT ") -> (Tensor, Tensor)");
   m.def("traversal_verify(" SPECDEC_TREE_DRAFT ", " SPECDEC_STEP_NOISE ") -> (Tensor, Tensor, Tensor)");
   m.def("traversal_thresholds(" SPECDEC_TREE_DRAFT ") -> (Tensor, Tensor)");
+  m.def(
+      "typical_verify(Tensor tokens, Tensor offsets, Tensor first_child, Tensor next_sibling, Tensor logits, Tensor inv_t, "
+      "Tensor lse, Tensor cut, Tensor tie_id, Tensor? scouts, Tensor seeds, Tensor root_positions, float epsilon, "
+      "float delta, int max_depth) -> (Tensor, Tensor, Tensor)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(specdec, CPU, m) {
@@ -116,4 +145,5 @@ STABLE_TORCH_LIBRARY_IMPL(specdec, CPU, m) {
   m.impl("ordered_thresholds", TORCH_BOX(&thresholds_cpu<specdec::ordered_thresholds>));
   m.impl("traversal_verify", TORCH_BOX(&verify_cpu<specdec::traversal_verify>));
   m.impl("traversal_thresholds", TORCH_BOX(&thresholds_cpu<specdec::traversal_thresholds>));
+  m.impl("typical_verify", TORCH_BOX(&typical_verify_cpu));
 }

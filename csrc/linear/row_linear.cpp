@@ -9,7 +9,7 @@ namespace specdec {
 namespace {
 
 // Multiplications that a thread is worth starting for. Below three rows reading the weights takes the time.
-constexpr int64_t kGrain = 1 << 19;
+constexpr int64_t kGrain = 1 << 17;
 
 ColumnKernel kernel_for(Isa isa) {
 #if defined(__x86_64__)

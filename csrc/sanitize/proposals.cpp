@@ -3,6 +3,7 @@
 #include "sanitize/some_laws.h"
 #include "verify/ordered.h"
 #include "verify/traversal.h"
+#include "verify/typical.h"
 
 namespace specdec::sanitize {
 
@@ -70,6 +71,8 @@ void proposals_case(uint64_t seed) {
     check("ordered_verify");
     traversal_verify(draft, target.laws, noise, out);
     check("traversal_verify");
+    typical_verify(draft, target.laws, {0.3, 0.7}, noise, out);
+    check("typical_verify");
   }
   ordered_thresholds(draft, target.laws, accept.data(), residual.data());
   check_thresholds("ordered_thresholds");

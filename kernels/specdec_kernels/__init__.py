@@ -26,6 +26,7 @@ from .tree_expand import tree_expand
 from .tree_grow import Growth, tree_grow
 from .tree_plan import TreePlan, tree_plan
 from .tree_verify import tree_verify
+from .typical_verify import typical_verify
 
 __all__ = [
     "ALWAYS",
@@ -70,5 +71,6 @@ __all__ = [
     "tree_grow",
     "tree_plan",
     "tree_verify",
+    "typical_verify",
     "use_backend",
 ]

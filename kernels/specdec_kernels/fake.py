@@ -126,6 +126,7 @@ FAKES: dict[str, Callable[[Any], Any]] = {
     "ordered_verify": _path,
     "ordered_thresholds": _thresholds,
     "traversal_verify": _path,
+    "typical_verify": _path,
     "traversal_thresholds": _thresholds,
     "ngram_match": _match,
     "row_linear": _linear,

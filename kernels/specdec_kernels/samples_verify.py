@@ -95,6 +95,12 @@ def replay_walk(sizes: Sizes) -> Call:
     return Call(arguments, {"max_depth": sizes.nodes}, bytes=size_of(target[0]))
 
 
+def typical(sizes: Sizes) -> Call:
+    tokens, bounds, child, sibling, _, _, target, _, _, scouts, *keys = tree(sizes).arguments
+    options = {"epsilon": 0.09, "delta": 0.3, "max_depth": sizes.nodes}
+    return Call((tokens, bounds, child, sibling, target, scouts, *keys), options, bytes=size_of(target[0]))
+
+
 def expand(sizes: Sizes) -> Call:
     matrix, inv_t, _, cut, tie = law(logits(sizes))
     scores = torch.linspace(-3, 0, len(matrix), dtype=inv_t.dtype)
@@ -160,6 +166,7 @@ VERIFY_SAMPLES: dict[str, Sample] = {
     "tree_verify": Sample(walk, ("rows", "nodes"), (Sizes(rows=64, nodes=32),)),
     "chain_verify_logits": Sample(chain_logits, _LOGITS, _GPU),
     "replay_verify": Sample(replay_walk, _LOGITS, _GPU),
+    "typical_verify": Sample(typical, _LOGITS),
     "tree_expand": Sample(expand, _LOGITS, _GPU),
     "tree_grow": Sample(grow, ("rows", "vocab", "dtype"), _GPU),
     "ngram_match": Sample(match, ("rows", "nodes", "length"), (Sizes(rows=64, length=32768),)),

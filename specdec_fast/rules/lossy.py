@@ -3,63 +3,26 @@
 `lossy` (or `lossy:epsilon=0.09,delta=0.3`) is typical acceptance (Cai et al. 2024, Medusa, section 2.3.2): a token is
 kept when its probability is above min(epsilon, delta * exp(-entropy)), and of all such paths the longest. `lossy:
 lenience=0.5` is lenience (Leviathan et al. 2023, appendix A.5): the token rule with q multiplied by l < 1, so that no
-token comes more often than p / l. At temperature 0 both are greedy. Plain PyTorch. Tests: tests/rules/test_lossy.py.
+token comes more often than p / l (tokens that were chosen have no q, and are tested as by `token`). At temperature 0
+both are greedy. Tests: tests/rules/test_lossy.py.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 
-import torch
 from torch import Tensor
 
 from specdec_fast.draft import Draft
 from specdec_fast.interfaces import Acceptance, Needs, Rng
 from specdec_fast.laws import Laws
+from specdec_fast.rules.token import chain_coins, verify_chains
 from specdec_fast.sampling import SamplingParams
-from specdec_kernels import TreePlan
-from specdec_kernels.random import ACCEPT, RECOVER, draw_from_weights, uniform, words
+from specdec_kernels import TreePlan, typical_verify
 
 Cells = tuple[Tensor, Tensor]
 """(threshold [M], residual [M, V])"""
-
-
-def _children(plan: TreePlan, draft: Draft) -> list[list[int]]:
-    """Proposals below every node, in index order; scouts are none."""
-    first, sibling = plan.first_child.tolist(), plan.next_sibling.tolist()
-    scout = [False] * len(first) if draft.scouts is None else draft.scouts.tolist()
-    found: list[list[int]] = [[] for _ in first]
-    for node, child in enumerate(first):
-        while child >= 0:
-            if not scout[child]:
-                found[node].append(child)
-            child = sibling[child]
-    return found
-
-
-def _walk(cells: Cells, draft: Draft, plan: TreePlan, rng: Rng, uniforms: Tensor | None) -> Acceptance:
-    """From every root to the first child whose coin passes, as long as there is one; then a token of the residual."""
-    threshold, residual = cells
-    children = _children(plan, draft)
-    if uniforms is None:
-        place = torch.arange(draft.num_nodes, device=draft.row_of.device) - draft.offsets.long()[draft.row_of]
-        uniforms = uniform(words(rng.seeds[draft.row_of], rng.positions[draft.row_of], place, ACCEPT, 0))
-    passed = (uniforms < threshold).tolist()
-    paths = []
-    for start, count in zip(draft.offsets.tolist(), draft.counts):
-        nodes, node = [], start if count else -1
-        while node >= 0:
-            nodes.append(node)
-            node = next((child for child in children[node] if passed[child]), -1)
-        paths.append(nodes)
-    width = draft.max_depth + 1
-    device = draft.tokens.device
-    path = torch.tensor([each + [-1] * (width - len(each)) for each in paths], dtype=torch.int32, device=device)
-    path = path.reshape(len(paths), width)
-    accepted = torch.tensor([max(len(each) - 1, 0) for each in paths], dtype=torch.int32, device=device)
-    last = path.gather(1, accepted[:, None].long()).squeeze(1).long()
-    token = draw_from_weights(residual[last.clamp(min=0)], rng.seeds, rng.positions, accepted, RECOVER)
-    return Acceptance(path, accepted, torch.where(last >= 0, token, -1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,23 +54,24 @@ class Typical:
     def __call__(
         self, draft: Draft, plan: TreePlan, target_laws: Laws, rng: Rng, uniforms: Tensor | None = None
     ) -> Acceptance:
-        return _walk(self.thresholds(draft, plan, target_laws), draft, plan, rng, uniforms)
+        return self._kept(draft, plan, target_laws, rng.seeds, rng.positions)
 
     def thresholds(self, draft: Draft, plan: TreePlan, target_laws: Laws) -> Cells:
         """1 on the longest path of tokens that are typical, 0 elsewhere; and the target's own weights."""
+        rows = draft.offsets[1:]
+        path = self._kept(draft, plan, target_laws, rows.long(), rows).path.long()
         weights = target_laws.weights()
-        entropy = -torch.special.xlogy(weights, weights).sum(1)
-        limit = (self.delta * (-entropy).exp()).clamp(max=self.epsilon).tolist()
-        children, token = _children(plan, draft), draft.tokens.tolist()
-        offsets, found = draft.offsets.tolist(), torch.zeros(draft.num_nodes, dtype=weights.dtype)
-        for start, stop in zip(offsets, offsets[1:]):
-            longest: dict[int, list[int]] = {}
-            for node in reversed(range(start, stop)):  # children come after their parents
-                typical = [child for child in children[node] if float(weights[node, token[child]]) > limit[node]]
-                longest[node] = [node, *max((longest[child] for child in typical), key=len, default=[])]
-            if stop > start:
-                found[longest[start]] = 1.0
-        return found.to(weights.device), weights
+        accept = weights.new_zeros(draft.num_nodes)
+        accept[path[path >= 0]] = 1.0
+        return accept, weights
+
+    def _kept(self, draft: Draft, plan: TreePlan, laws: Laws, seeds: Tensor, positions: Tensor) -> Acceptance:
+        links = (draft.tokens, draft.offsets, plan.first_child, plan.next_sibling)
+        limit = {"epsilon": self.epsilon, "delta": self.delta}
+        target = (laws.logits, *laws.stats)
+        return Acceptance(
+            *typical_verify(*links, target, draft.scouts, seeds, positions, max_depth=draft.max_depth, **limit)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,34 +103,22 @@ class Lenience:
     def __call__(
         self, draft: Draft, plan: TreePlan, target_laws: Laws, rng: Rng, uniforms: Tensor | None = None
     ) -> Acceptance:
-        return _walk(self.thresholds(draft, plan, target_laws), draft, plan, rng, uniforms)
+        return verify_chains("token", self._lenient(draft), target_laws, rng, uniforms)
 
     def thresholds(self, draft: Draft, plan: TreePlan, target_laws: Laws) -> Cells:
         """min(1, p(x) / (l q(x))), and the positive part of p - l q."""
+        return chain_coins("token", self._lenient(draft), target_laws)
+
+    def _lenient(self, draft: Draft) -> Draft:
+        """The draft with l q in place of q: a larger log-normaliser."""
         if not draft.is_chain:
             raise ValueError("rule lossy:lenience: got a tree; expected chains, or lossy (typical)")
         draft.refuse_dropped(self.name)
-        weights = target_laws.weights()
-        rest, found = weights.clone(), torch.zeros(draft.num_nodes, dtype=weights.dtype, device=weights.device)
-        drawn, source, token = draft.drawn.tolist(), draft.law_row.tolist(), draft.tokens.tolist()
-        laws = None if draft.laws is None else draft.laws.weights().to(weights.dtype)
-        columns = None if draft.laws is None else draft.laws.token_ids
-        offsets = draft.offsets.tolist()
-        for start, stop in zip(offsets, offsets[1:]):
-            for node in range(start + 1, stop):
-                q = torch.zeros_like(weights[0])
-                if not drawn[node]:
-                    q[token[node]] = 1.0
-                elif laws is not None and columns is not None:
-                    q[columns] = laws[source[node]]
-                elif laws is not None:
-                    q[: laws.shape[1]] = laws[source[node]]
-                offered = self.lenience * float(q[token[node]])
-                found[node] = min(1.0, float(weights[node - 1, token[node]]) / offered) if offered > 0 else 0.0
-                left = (weights[node - 1] - self.lenience * q).clamp(min=0.0)
-                rest[node - 1] = left if float(left.sum()) > 0 else weights[node - 1]
-        found[draft.offsets[:-1][draft.offsets[:-1] < draft.offsets[1:]].long()] = 1.0
-        return found, rest
+        q = draft.laws
+        if q is None:
+            return draft
+        scaled = Laws(q.logits, q.inv_t, q.lse - math.log(self.lenience), q.cut, q.tie_id, q.token_ids)
+        return replace(draft, laws=scaled)
 
 
 def with_options(name: str, options: str) -> Typical | Lenience:

@@ -4,10 +4,12 @@ tests/targets/test_weight_layout.py.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from specdec_kernels import row_linear
+from specdec_kernels import UnsupportedError, row_linear
 
 __all__ = ["RowLinear", "store_by_input"]
 
@@ -17,10 +19,13 @@ class RowLinear(torch.nn.Linear):
     where nothing is recorded for a backward pass. Elsewhere it is what it was.
     """
 
+    product: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+    """The compiled operator itself: a pass of one token through many small layers feels every look-up on the way."""
+
     def forward(self, input: Tensor) -> Tensor:
         served = input.is_cpu and input.dtype == self.weight.dtype == torch.float32
         if served and not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu"):
-            return row_linear(input, self.weight, self.bias)
+            return RowLinear.product(input.contiguous(), self.weight, self.bias)
         return super().forward(input)
 
 
@@ -29,12 +34,21 @@ def store_by_input(model: torch.nn.Module) -> None:
 
     Values, shapes and names stay; strides become (1, outputs). A product of few rows, which is all that decoding does,
     is then a sum of whole stored vectors: less time for few rows. A weight that is an embedding too is looked up by row
-    and stays as it is, and so does one that is no plain tensor. Layers in float32 become `RowLinear`.
+    and stays as it is, and so does one that is no plain tensor. Layers in float32 become `RowLinear` where the compiled
+    operator is there and wanted.
     """
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
     for module in model.modules():
         if type(module) is torch.nn.Linear and type(module.weight.data) is Tensor:
             if id(module.weight) not in embeddings:
                 module.weight.data = module.weight.data.t().contiguous().t()
-            if module.weight.dtype == torch.float32:
+            if module.weight.dtype == torch.float32 and _compiled(module.weight):
+                RowLinear.product = torch.ops.specdec.row_linear.default
                 module.__class__ = RowLinear
+
+
+def _compiled(weight: Tensor) -> bool:
+    try:
+        return row_linear.choose(weight[:1], weight) == "cpu"
+    except UnsupportedError:  # another backend is wished for everywhere
+        return False

@@ -1,0 +1,76 @@
+#include "verify/typical.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "parallel.h"
+
+namespace specdec {
+namespace {
+
+// In nats.
+template <class Real>
+double entropy(const Laws& laws, int64_t row) {
+  if (laws.greedy(row)) return 0;
+  const LawRow<Real> law = laws.row<Real>(row);
+  alignas(64) Real weights[kRaceBlock], levels[kRaceBlock];
+  double sum = 0;
+  for (int64_t block = 0; block < block_count(laws.logits.columns); ++block) {
+    const int64_t first = block * kRaceBlock;
+    const int count = block_size(laws.logits.columns, block);
+    laws.weights(row, first, count, weights);
+    rows::levels(laws.logits.type, laws.logits.at(row, first), count, law.inv_t, nullptr, levels);
+    for (int i = 0; i < count; ++i) sum += weights[i] > 0 ? static_cast<double>(weights[i] * (law.lse - levels[i])) : 0.0;
+  }
+  return sum;
+}
+
+template <class Real>
+void verify(const TreeDraft& draft, const Laws& target, const TypicalLimit& limit, const StepNoise& noise, const Path& out) {
+  const DraftLaws none(nullptr, nullptr);
+  const int64_t vocab = target.logits.columns, width = out.max_depth + 1;
+  parallel_for(0, draft.rows, std::max<int64_t>(1, row_grain(vocab) / 8), [&](int64_t begin, int64_t end) {
+    Rest<Real> rest(draft, target, none, false);
+    std::vector<int64_t> next;
+    std::vector<int32_t> length;
+    for (int64_t b = begin; b < end; ++b) {
+      int32_t* path = out.path + b * width;
+      std::fill_n(path, width, -1);
+      out.num_accepted[b] = 0;
+      out.next_token[b] = -1;
+      const int64_t root = draft.offsets[b], stop = draft.offsets[b + 1];
+      if (root == stop) continue;
+      next.assign(stop - root, -1);
+      length.assign(stop - root, 0);  // of the longest path of typical tokens below a node
+      for (int64_t node = stop - 1; node >= root; --node) {  // children come after their parents
+        double least = -1;
+        for (int64_t child = draft.first_child[node]; child >= 0; child = draft.next_sibling[child]) {
+          if (draft.is_scout(child)) continue;
+          if (least < 0) least = std::min(limit.epsilon, limit.delta * std::exp(-entropy<Real>(target, node)));
+          const bool typical = std::exp(target.log_weight(node, draft.tokens[child])) > least;
+          if (typical && length[child - root] + 1 > length[node - root]) {
+            length[node - root] = length[child - root] + 1;
+            next[node - root] = child;
+          }
+        }
+      }
+      int64_t last = root;
+      for (int32_t step = 0; last >= 0; ++step) {
+        path[step] = static_cast<int32_t>(last);
+        if (next[last - root] < 0) break;
+        last = next[last - root];
+      }
+      out.num_accepted[b] = length[0];
+      rest.start(last);
+      out.next_token[b] = rest.draw(noise.race(b, length[0], vocab));
+    }
+  });
+}
+
+}  // namespace
+
+void typical_verify(const TreeDraft& draft, const Laws& target, const TypicalLimit& limit, const StepNoise& noise, const Path& out) {
+  target.wide() ? verify<double>(draft, target, limit, noise, out) : verify<float>(draft, target, limit, noise, out);
+}
+
+}  // namespace specdec

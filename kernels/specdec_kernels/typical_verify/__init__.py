@@ -1,0 +1,21 @@
+"""typical_verify: typical acceptance on trees. Lossy: it does not keep the target's law."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..dispatch import Op
+from ..extension import cpu_backend
+from .reference import typical_verify as _reference
+
+__all__ = ["typical_verify"]
+
+
+def _load_cpu() -> Callable[..., Any]:
+    from .cpu_kernel import typical_verify
+
+    return typical_verify
+
+
+typical_verify = Op("typical_verify", _reference, [cpu_backend(_load_cpu, op="typical_verify")])

@@ -1,0 +1,88 @@
+"""Plain PyTorch definition of typical_verify."""
+
+from __future__ import annotations
+
+from math import exp
+
+import torch
+from torch import Tensor
+
+from ..proposals import Law, Tree, answer, next_token
+from ..proposals import check as check_proposals
+
+
+def _all_chosen(tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Marks and law rows of a draft whose laws do not matter."""
+    return torch.zeros_like(tokens, dtype=torch.int8), torch.full_like(tokens, -1, dtype=torch.int32)
+
+
+def check(
+    tokens: Tensor,
+    offsets: Tensor,
+    first_child: Tensor,
+    next_sibling: Tensor,
+    target: Law,
+    scouts: Tensor | None,
+    seeds: Tensor,
+    root_positions: Tensor,
+    epsilon: float,
+    delta: float,
+    max_depth: int,
+) -> None:
+    """Raises ValueError for arguments that typical_verify cannot take."""
+    tree = (tokens, offsets, first_child, next_sibling, *_all_chosen(tokens))
+    noise = (seeds, root_positions)
+    check_proposals("typical_verify", *tree, target, None, None, scouts, *noise, max_depth=max_depth)
+    for name, value in (("epsilon", epsilon), ("delta", delta)):
+        if not value >= 0:
+            raise ValueError(f"typical_verify: {name} is {value}; expected 0 or more")
+
+
+def typical_verify(
+    tokens: Tensor,
+    offsets: Tensor,
+    first_child: Tensor,
+    next_sibling: Tensor,
+    target: Law,
+    scouts: Tensor | None,
+    seeds: Tensor,
+    root_positions: Tensor,
+    *,
+    epsilon: float,
+    delta: float,
+    max_depth: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Typical acceptance: the longest path of typical tokens, and a draw after it. Does NOT keep the target's law.
+
+    A node's token is typical when its probability after its parent is above min(epsilon, delta * exp(-H)), H the
+    entropy of that law in nats. Of several longest paths the one whose nodes come first among siblings is kept. The
+    next token is drawn from the target's law at its end (``random.draw_from_weights``).
+
+    Args: tokens, offsets, first_child, next_sibling, target, scouts, seeds, root_positions, max_depth as in
+    ordered_verify; epsilon, delta: 0 or more.
+
+    Returns: path, num_accepted, next_token, as ordered_verify.
+
+    Raises: ValueError: wrong shape, dtype, id or number, a tree deeper than max_depth.
+
+    Source: Cai et al., Medusa (2024), section 2.3.2.
+    """
+    check(tokens, offsets, first_child, next_sibling, target, scouts, seeds, root_positions, epsilon, delta, max_depth)
+    links = (first_child, next_sibling, *_all_chosen(tokens))
+    tree = Tree(tokens, offsets, *links, target, None, None, scouts)
+    paths, following = [], []
+    for row, (start, end) in enumerate(zip(tree.bounds[:-1], tree.bounds[1:], strict=True)):
+        longest: dict[int, list[int]] = {}
+        for node in reversed(range(start, end)):  # children come after their parents
+            typical: list[int] = []
+            if tree.children[node]:
+                weights = tree.target(node)
+                entropy = -float(torch.special.xlogy(weights, weights).sum(dtype=torch.float64))
+                limit = min(epsilon, delta * exp(-entropy))
+                typical = [child for child in tree.children[node] if float(weights[tree.token[child]]) > limit]
+            longest[node] = [node, *max((longest[child] for child in typical), key=len, default=[])]
+        path = longest[start] if end > start else []
+        paths.append(path)
+        token = next_token(tree.target(path[-1]), row, len(path) - 1, seeds, root_positions, None) if path else -1
+        following.append(token)
+    return answer(paths, following, max_depth, tokens.device)
