@@ -199,6 +199,12 @@ class Op:
         """Name of the backend that would serve this call. Raises: UnsupportedError."""
         return self._choose(_WISH.get(), args, kwargs, quiet=True)[0]
 
+    def bound(self, *args: Any, **kwargs: Any) -> tuple[str, Callable[..., Any]]:
+        """(name, callable) of the backend that would serve this call, for callers that make it so often that they keep
+        the answer. Raises: UnsupportedError.
+        """
+        return self._choose(_WISH.get(), args, kwargs, quiet=True)
+
     def explain(self, *args: Any, **kwargs: Any) -> list[Explanation]:
         """One row per backend, in order of preference; with arguments, for exactly that call."""
         wish = _WISH.get()

@@ -168,7 +168,7 @@ VERIFY_SAMPLES: dict[str, Sample] = {
     "replay_verify": Sample(replay_walk, _LOGITS, _GPU),
     "typical_verify": Sample(typical, _LOGITS),
     "tree_expand": Sample(expand, _LOGITS, _GPU),
-    "tree_grow": Sample(grow, ("rows", "vocab", "dtype"), _GPU),
+    "tree_grow": Sample(grow, ("rows", "vocab", "dtype"), tuple(replace(each, nodes=8) for each in _GPU)),
     "ngram_match": Sample(match, ("rows", "nodes", "length"), (Sizes(rows=64, length=32768),)),
     "edit_logits": Sample(edit, _LOGITS, _GPU),
 }

@@ -19,13 +19,13 @@ class RowLinear(torch.nn.Linear):
     where nothing is recorded for a backward pass. Elsewhere it is what it was.
     """
 
-    product: Callable[[Tensor, Tensor, Tensor | None], Tensor]
-    """The compiled operator itself: a pass of one token through many small layers feels every look-up on the way."""
+    product: Callable[..., Tensor]
+    """The operator's backend itself: a pass of one token through many small layers feels every look-up on the way."""
 
     def forward(self, input: Tensor) -> Tensor:
         served = input.is_cpu and input.dtype == self.weight.dtype == torch.float32
         if served and not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu"):
-            return RowLinear.product(input.contiguous(), self.weight, self.bias)
+            return RowLinear.product(input, self.weight, self.bias)
         return super().forward(input)
 
 
@@ -42,13 +42,15 @@ def store_by_input(model: torch.nn.Module) -> None:
         if type(module) is torch.nn.Linear and type(module.weight.data) is Tensor:
             if id(module.weight) not in embeddings:
                 module.weight.data = module.weight.data.t().contiguous().t()
-            if module.weight.dtype == torch.float32 and _compiled(module.weight):
-                RowLinear.product = torch.ops.specdec.row_linear.default
+            product = _compiled(module.weight) if module.weight.dtype == torch.float32 else None
+            if product is not None:
+                RowLinear.product = product
                 module.__class__ = RowLinear
 
 
-def _compiled(weight: Tensor) -> bool:
+def _compiled(weight: Tensor) -> Callable[..., Tensor] | None:
     try:
-        return row_linear.choose(weight[:1], weight) == "cpu"
+        name, product = row_linear.bound(weight[:1], weight)
     except UnsupportedError:  # another backend is wished for everywhere
-        return False
+        return None
+    return product if name == "cpu" else None
