@@ -201,7 +201,7 @@ def _draw(name: str, everyday: bool, dtype: str = "bf16", known: bool = False, *
 
 
 VARIANTS = [
-    *_draw("of a law bf16", True, chain=False, draft=False),
+    *_draw("of a law bf16", False, chain=False, draft=False),
     *_draw("of a law fp32 known masses", False, "fp32", True, chain=False, draft=False),
     *_draw("after a chain bf16", False, known=True, chain=True, draft=True),
     *_draw("after a chain bf16 mapped", False, chain=True, draft=True, mapped=True),

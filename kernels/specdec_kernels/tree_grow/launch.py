@@ -69,7 +69,7 @@ def _entering(last: bool) -> Variant:
             **dict.fromkeys(("found", "scores"), "*fp32"),
             **dict.fromkeys(("columns", "keep", "level", "width", "reach"), "i32"),
         },
-        {"LAST": last, "KEEP": 64, "COLUMNS": 512}, 8,
+        {"LAST": last, "KEEP": 64, "COLUMNS": 512}, 8, everyday=("sm_90",) if last else (),
     )  # fmt: skip
 
 
