@@ -220,3 +220,9 @@ def test_in_an_engine_it_changes_nothing_and_costs_no_pass(first_order: bool) ->
 def test_bad_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"recycling {message}"):
         recycling(**options)
+
+
+def test_only_prompts_are_tapped() -> None:
+    """A tap in every step would keep the target from running compiled passes."""
+    assert RecyclingDrafter.needs.taps == () and RecyclingDrafter.needs.prompt_taps
+    assert RecyclingDrafter().needs.prompt_taps == (), "nothing is read without the target's projection"
