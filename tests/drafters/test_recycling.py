@@ -13,6 +13,7 @@ from oracles.automaton import AutomatonTarget, random_logits
 from specdec_fast import Engine, SamplingParams, get_drafter
 from specdec_fast.draft import Draft
 from specdec_fast.drafters import make_drafter
+from specdec_fast.drafters.recycling import RecyclingDrafter
 from specdec_fast.interfaces import Acceptance, Budget, TargetOutput
 from specdec_fast.state import DecodeState
 from specdec_kernels.random import replay_noise
