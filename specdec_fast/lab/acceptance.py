@@ -1,7 +1,7 @@
 """Accepted tokens per step of every rule with its best proposals, on the same laws and the same number of nodes.
 
 The laws are those of real places; inside one step every node has the same two (`lab.simulate`). So the table ranks
-rules and proposals, and is no forecast of a text's tokens per pass. Tests: tests/lab/test_acceptance.py.
+rules and proposals, and is no forecast of a text's tokens per pass. Tests: tests/lab/test_run.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 In float32 the texts are equal but for ties. In half precision a matrix product may add in another order when it has
 more rows, so a first difference is reported with the gap between the two largest logits there.
-Tests: tests/lab/test_greedy.py.
+Tests: tests/lab/test_run.py.
 """
 
 from __future__ import annotations

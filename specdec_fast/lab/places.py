@@ -3,7 +3,7 @@
 An engine runs each prompt with its rule wrapped in a recorder. Kept are the first speculated position of a text, the
 first one after a rejection and the first bonus token, each with the target's law from the packed pass that verified it,
 the draft's law, and the target's law again from a plain forward of the whole prefix without our cache or attention.
-Tests: tests/lab/test_places.py.
+Tests: tests/lab/test_run.py, test_plain_drafts.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The report: one HTML page with its pictures inside, the same numbers as JSON, the pictures as PNG files.
 
-Tests: tests/lab/test_report.py.
+Tests: tests/lab/test_run.py.
 """
 
 from __future__ import annotations

@@ -76,6 +76,17 @@ def missing_paths(root: Path, documents: Iterable[Path]) -> list[str]:
     ]
 
 
+def missing_tests(root: Path, files: Iterable[Path]) -> list[str]:
+    """Files of tests that a module names and that are not there."""
+    found = []
+    for path in files:
+        place = path.relative_to(root)
+        if place.parts[0] in ("specdec_fast", "kernels", "csrc") and path.suffix in (".py", ".cpp", ".h"):
+            names = sorted(set(re.findall(r"tests/[\w/]+\.py", path.read_text(encoding="utf-8"))))
+            found += [f"{place}: {name} does not exist" for name in names if not (root / name).exists()]
+    return found
+
+
 def make_targets(root: Path) -> set[str]:
     return set(re.findall(r"^([a-z][\w-]*):", (root / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
 
@@ -189,6 +200,10 @@ def test_named_files_exist(root: Path, documents: list[Path]) -> None:
     assert missing_paths(root, documents) == []
 
 
+def test_tests_that_modules_name_exist(root: Path, listed: Listed) -> None:
+    assert missing_tests(root, listed(root)) == []
+
+
 def test_named_commands_exist(root: Path, documents: list[Path]) -> None:
     assert wrong_commands(root, documents, subcommands()) == []
 
@@ -272,6 +287,12 @@ def test_a_planted_path_is_caught(tmp_path: Path) -> None:
     assert missing_paths(tmp_path, [document]) == [
         f"README.md: {name} does not exist" for name in ("docs/gone.md", "tests/gone.py", "tests/gone2.py")
     ]
+
+
+def test_a_planted_test_of_a_module_is_caught(tmp_path: Path) -> None:
+    sources = {"specdec_fast/a.py": '"""Tests: tests/test_a.py and tests/b/test_gone.py."""', "tests/test_a.py": ""}
+    found = missing_tests(tmp_path, write(tmp_path, sources))
+    assert found == ["specdec_fast/a.py: tests/b/test_gone.py does not exist"]
 
 
 def test_a_planted_command_is_caught(tmp_path: Path) -> None:
