@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from specdec_kernels import extension, tree_expand, tree_grow, use_backend
+from specdec_kernels import Growth, extension, tree_expand, tree_grow, use_backend
 from specdec_kernels.samples import Sizes
 from specdec_kernels.samples_verify import grow
 
@@ -67,4 +67,41 @@ def test_one_level_of_trees_that_keep_the_best(vocab: int) -> None:
     with use_backend("reference"):
         reference = best_of(lambda: tree_grow(*call.arguments, **call.options), rounds=5)
     print(f"\ntree_grow {vocab:>7} tokens: {1e6 * kernel:8.1f} us, reference x{reference / kernel:.1f}")
+    assert kernel < reference
+
+
+@pytest.mark.parametrize("vocab", [1024, 32_000])
+@pytest.mark.parametrize("noisy", [False, True], ids=["plain", "noise"])
+def test_a_whole_tree_of_64_nodes(vocab: int, noisy: bool) -> None:
+    """Six levels of up to eight nodes, eight children of each looked at, the 64 best kept: growth without staging."""
+    torch.set_num_threads(1)
+    levels, keep = 6, 64
+    growth = Growth.room(torch.tensor([keep], dtype=torch.int32), keep, levels)
+    growth.tokens[:, 0] = 1
+    logits = torch.randn(8, vocab, generator=torch.Generator().manual_seed(0)) * 4
+    law = torch.ones(8), torch.full((8,), -torch.inf), torch.full((8,), vocab - 1, dtype=torch.int32)
+    noise: dict[str, Any] = {}
+    if noisy:
+        noise = {"seeds": torch.tensor([5]), "positions": torch.tensor([7], dtype=torch.int32)}
+    given = [
+        (logits[:nodes], *(part[:nodes] for part in law), torch.tensor([0, nodes], dtype=torch.int32))
+        for nodes in range(9)
+    ]
+    nodes = [1]  # that grow on each level
+
+    def grow_all() -> int:
+        had = 1
+        for level in range(levels):
+            last = level == levels - 1
+            counts = tree_grow(*given[nodes[level]], growth, level=level, width=8, last=last, **noise)[2]
+            if not last and len(nodes) <= level + 1:
+                nodes.append(int(counts[0, 0]) - had)
+                had += nodes[-1]
+        return int(counts[0, 0]) - 1
+
+    assert grow_all() == keep
+    kernel = best_of(grow_all, rounds=200)
+    with use_backend("reference"):
+        reference = best_of(grow_all, rounds=5)
+    print(f"\n64 nodes, {vocab:>7} tokens, noise {noisy}: {1e6 * kernel:8.1f} us, reference x{reference / kernel:.1f}")
     assert kernel < reference
