@@ -1,9 +1,11 @@
 // Sums of exponentials over the race blocks of a row. Included by rows_body.h, never alone.
 //
-// The quick way, for AVX-512, takes about two and a half cycles per vector. With x = l * scale - power in [-170, 86), 2^x = 2^n * 2^(j / 32) * 2^r, |r| <= 1/64. Adding 2 to x * 2^-17 rounds it to
-// multiples of 2^-22 and leaves n and j in the low 13 bits, so one table look-up, a shift and an addition make 2^n *
-// 2^(j / 32), and 2^r is close to kSquare * ((r + kMiddle)^2 + kRest), 1.3e-7 at worst. Anything else of that range, -inf
-// and NaN included, sets a higher bit.
+// The quick way, for AVX-512 and AVX2, takes two and a half to four cycles per vector. With x = l * scale - power in
+// [-170, 86), 2^x = 2^n * 2^(j / E) * 2^r, |r| <= 1 / 2E, E the table's entries: 32, or 8 for AVX2. Adding 2 to x * kFine
+// rounds it to multiples of 2^-22 and leaves n and j in the low bits, so one table look-up, a shift and an addition make
+// 2^n * 2^(j / E). 2^r is close to kSquare * ((r + kMiddle)^2 + kRest), 1.3e-7 at worst for 32 entries, and to
+// kCube * (r + kRoot) * ((r + kMiddle)^2 + kRest), 4e-8, for 8. Anything else of that range, -inf and NaN included, sets a
+// higher bit.
 #include <cmath>
 
 namespace specdec {
@@ -25,7 +27,7 @@ SPECDEC_INLINE float largest_of(const In* p, int64_t count) {
   return reduce_max(larger(larger(best[0], best[1]), larger(best[2], best[3])));
 }
 
-#if SPECDEC_LANES == 16
+#if SPECDEC_LANES >= 8
 
 struct QuickScale {
   F scale, start, middle;
@@ -33,14 +35,27 @@ struct QuickScale {
   bool usable;
 };
 
-constexpr float kFine = 0x1p-17f, kMiddle = 46.0f / 32;  // kMiddle is a multiple of 1/32, so that r + kMiddle is exact
-constexpr double kSquare = 0.24109942, kRest = 2.0812600274143485;
 constexpr int kDeepest = 170;
-alignas(64) constexpr uint32_t kPowers[32] = {  // mantissa of 2^(j / 32) minus j << 18
+#if SPECDEC_LANES == 16
+constexpr int kEntryBits = 5;
+constexpr float kMiddle = 46.0f / 32;  // a multiple of 1 / E, so that r + kMiddle is exact
+constexpr double kSquare = 0.24109942, kRest = 2.0812600274143485, kFactor = kSquare;
+#else
+constexpr int kEntryBits = 3;
+constexpr float kMiddle = 1;
+constexpr double kCube = 0.05600285753388301, kRest = 6.796250861820816, kFactor = kCube;
+constexpr float kRootBeyond = 1.2903612852096558f;  // kRoot - kMiddle
+#endif
+constexpr float kFine = 0x1p-22f * (1 << kEntryBits);
+alignas(64) constexpr uint32_t kPowers[1 << kEntryBits] = {  // mantissa of 2^(j / E) minus j << (23 - kEntryBits)
+#if SPECDEC_LANES == 16
     0x00000000u, 0xfffecd87u, 0xfffdaac3u, 0xfffc980fu, 0xfffb95c2u, 0xfffaa43au, 0xfff9c3d3u, 0xfff8f4f0u,
     0xfff837f0u, 0xfff78d3au, 0xfff6f532u, 0xfff67043u, 0xfff5fed7u, 0xfff5a15bu, 0xfff5583fu, 0xfff523f6u,
     0xfff504f3u, 0xfff4fbafu, 0xfff508a4u, 0xfff52c4du, 0xfff5672au, 0xfff5b9beu, 0xfff6248cu, 0xfff6a81eu,
     0xfff744fdu, 0xfff7fbb8u, 0xfff8ccdfu, 0xfff9b907u, 0xfffac0c7u, 0xfffbe4bau, 0xfffd257du, 0xfffe83b3u,
+#else
+    0x00000000u, 0xfffb95c2u, 0xfff837f0u, 0xfff5fed7u, 0xfff504f3u, 0xfff5672au, 0xfff744fdu, 0xfffac0c7u,
+#endif
 };
 
 SPECDEC_INLINE QuickScale quick_scale(float scale, double power) {
@@ -65,42 +80,70 @@ SPECDEC_INLINE void load_two(const BFloat16* p, F* a, F* b) {
   *b = bits<F>(both & 0xffff0000u);
 }
 
+#if SPECDEC_LANES == 16
+struct Powers {
+  __m512i low, high;
+};
+SPECDEC_INLINE Powers powers() { return {_mm512_load_si512(kPowers), _mm512_load_si512(kPowers + 16)}; }
+SPECDEC_INLINE U power_of(const Powers& table, U word) {
+  return (U)_mm512_permutex2var_epi32(table.low, (__m512i)word, table.high) + (word << (23 - kEntryBits));
+}
+SPECDEC_INLINE F minus(F a, F b, F c) { return (F)_mm512_fmsub_ps((__m512)a, (__m512)b, (__m512)c); }  // a * b - c
+SPECDEC_INLINE U any_of(U a, U b, U c) { return (U)_mm512_ternarylogic_epi32((__m512i)a, (__m512i)b, (__m512i)c, 0xFE); }
+SPECDEC_INLINE bool none_in(U word, uint32_t mask) {
+  return _mm512_test_epi32_mask((__m512i)word, _mm512_set1_epi32(static_cast<int>(mask))) == 0;
+}
+// total + 2^r * power, in its own unit; given (r + kMiddle) * kFine
+SPECDEC_INLINE F add_near(F r, F power, F rest, F total) { return fma(power, fma(r, r, rest), total); }
+#else
+struct Powers {
+  __m256i all;
+};
+SPECDEC_INLINE Powers powers() { return {_mm256_load_si256(reinterpret_cast<const __m256i*>(kPowers))}; }
+SPECDEC_INLINE U power_of(const Powers& table, U word) {
+  return (U)_mm256_permutevar8x32_epi32(table.all, (__m256i)word) + (word << (23 - kEntryBits));
+}
+SPECDEC_INLINE F minus(F a, F b, F c) { return (F)_mm256_fmsub_ps((__m256)a, (__m256)b, (__m256)c); }  // a * b - c
+SPECDEC_INLINE U any_of(U a, U b, U c) { return a | b | c; }
+SPECDEC_INLINE bool none_in(U word, uint32_t mask) { return _mm256_testz_si256((__m256i)word, (__m256i)all(mask)); }
+SPECDEC_INLINE F add_near(F r, F power, F rest, F total) {
+  return fma(power * fma(r, all(1 / kFine), all(kRootBeyond)), fma(r, r, rest), total);
+}
+#endif
+
 // total += 2^(l * scale - power) in its own unit; returns the word that tells the range.
-SPECDEC_INLINE __m512i quick_add(F level, const QuickScale& quick, __m512i low, __m512i high, F rest, F* total) {
+SPECDEC_INLINE U quick_add(F level, const QuickScale& quick, const Powers& table, F rest, F* total) {
   const F q = fma(level, quick.scale, quick.start);
-  const F r = (F)_mm512_fmsub_ps((__m512)level, (__m512)quick.scale, (__m512)(q - quick.middle));  // (r + kMiddle) kFine
-  const __m512i word = (__m512i)q;
-  const __m512i table = _mm512_permutex2var_epi32(low, word, high);
-  const F power = (F)_mm512_add_epi32(table, _mm512_slli_epi32(word, 18));
-  *total = fma(power, fma(r, r, rest), *total);
+  const F r = minus(level, quick.scale, q - quick.middle);
+  const U word = bits<U>(q);
+  *total = add_near(r, bits<F>(power_of(table, word)), rest, *total);
   return word;
 }
 
 // Adds a block of whole steps; returns the words' bits.
 constexpr int kStep = 4 * N;
 template <class In>
-SPECDEC_INLINE __m512i quick_block(const In* p, int count, const QuickScale& quick, __m512i seen, F* total) {
+SPECDEC_INLINE U quick_block(const In* p, int count, const QuickScale& quick, U seen, F* total) {
   const F rest = all(static_cast<float>(kRest) * (kFine * kFine));
-  const __m512i low = _mm512_load_si512(kPowers), high = _mm512_load_si512(kPowers + 16);
+  const Powers table = powers();
   F first = {}, second = {};
   for (const In* const end = p + count; p != end; p += kStep) {
     F a, b, c, d;
     for (const In* line = p; line != p + kStep; line += 64 / sizeof(In)) fetch_ahead(line);
     load_two(p, &a, &b);
     load_two(p + 2 * N, &c, &d);
-    const __m512i w0 = quick_add(a, quick, low, high, rest, &first), w1 = quick_add(b, quick, low, high, rest, &second);
-    seen = _mm512_ternarylogic_epi32(seen, w0, w1, 0xFE);  // or
-    const __m512i w2 = quick_add(c, quick, low, high, rest, &first), w3 = quick_add(d, quick, low, high, rest, &second);
-    seen = _mm512_ternarylogic_epi32(seen, w2, w3, 0xFE);
+    const U w0 = quick_add(a, quick, table, rest, &first), w1 = quick_add(b, quick, table, rest, &second);
+    seen = any_of(seen, w0, w1);
+    const U w2 = quick_add(c, quick, table, rest, &first), w3 = quick_add(d, quick, table, rest, &second);
+    seen = any_of(seen, w2, w3);
   }
   *total = first + second;
   return seen;
 }
-SPECDEC_INLINE bool quick_range(__m512i seen) {
-  return _mm512_test_epi32_mask(seen, _mm512_set1_epi32(static_cast<int>(0xbfffe000u))) == 0;
-}
+// A word in range is that of 2.0 and, below it, n and j.
+SPECDEC_INLINE bool quick_range(U seen) { return none_in(seen, ~(0x40000000u | ((256u << kEntryBits) - 1))); }
 // A power of 2^-127 stands for n = 0, and x = 0 is n = kDeepest.
-constexpr double kQuickUnit = kSquare * 0x1p34 / 0x1p43;
+constexpr double kQuickUnit = kFactor / (double(kFine) * double(kFine)) / 0x1p43;
 static_assert(kDeepest == 127 + 43);
 
 // Sum of 2^(l * scale - power), or false if some element is out of range.
@@ -109,7 +152,7 @@ SPECDEC_INLINE bool quick_sum(const In* p, int count, const QuickScale& quick, d
   if (!quick.usable) return false;
   const int whole = count / kStep * kStep;
   F total;
-  if (!quick_range(quick_block(p, whole, quick, _mm512_setzero_si512(), &total))) return false;
+  if (!quick_range(quick_block(p, whole, quick, U{}, &total))) return false;
   F few = {};
   for (int i = whole; i < count; i += N)
     few = add_exp2(fma(load(p + i, count - i), all(quick.plain_scale), all(-quick.power)), few);
@@ -118,6 +161,7 @@ SPECDEC_INLINE bool quick_sum(const In* p, int count, const QuickScale& quick, d
 }
 
 // Lane i of the answer is the sum of v[i].
+#if SPECDEC_LANES == 16
 SPECDEC_INLINE F sum_each(const F (&v)[16]) {
   __m512 quarter[4];
   for (int i = 0; i < 4; ++i) {
@@ -135,14 +179,23 @@ SPECDEC_INLINE F sum_each(const F (&v)[16]) {
               _mm512_shuffle_f32x4(quarter[2 * k], quarter[2 * k + 1], 0xdd);
   return (F)(_mm512_shuffle_f32x4(half[0], half[1], 0x88) + _mm512_shuffle_f32x4(half[0], half[1], 0xdd));
 }
+#else
+SPECDEC_INLINE F sum_each(const F (&v)[8]) {
+  __m256 half[2];
+  for (int k = 0; k < 2; ++k)
+    half[k] = _mm256_hadd_ps(_mm256_hadd_ps((__m256)v[4 * k], (__m256)v[4 * k + 1]),
+                             _mm256_hadd_ps((__m256)v[4 * k + 2], (__m256)v[4 * k + 3]));
+  return (F)(_mm256_permute2f128_ps(half[0], half[1], 0x20) + _mm256_permute2f128_ps(half[0], half[1], 0x31));
+}
+#endif
 
 // Sums of `blocks` <= kGroup whole blocks, or false if one of them is not for the quick way.
-constexpr int kGroup = 16;
+constexpr int kGroup = N;
 template <class In>
 SPECDEC_INLINE bool quick_sums(const In* p, int blocks, const QuickScale& quick, double* sums) {
   if (!quick.usable) return false;
   F total[kGroup] = {};
-  __m512i seen = _mm512_setzero_si512();
+  U seen = {};
   for (int b = 0; b < blocks; ++b) seen = quick_block(p + b * kRaceBlock, kRaceBlock, quick, seen, total + b);
   const F sum = sum_each(total);
   if (!quick_range(seen) || any(~(sum * static_cast<float>(kQuickUnit) < static_cast<float>(kMost)))) return false;
