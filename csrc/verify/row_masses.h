@@ -1,6 +1,6 @@
 // Sums of exponentials over the race blocks of a row. Included by rows_body.h, never alone.
 //
-// The quick way, for AVX-512 and AVX2, takes two and a half to four cycles per vector. With x = l * scale - power in
+// The quick way, for AVX-512 (about two and a half cycles per vector) and AVX2: with x = l * scale - power in
 // [-170, 86), 2^x = 2^n * 2^(j / E) * 2^r, |r| <= 1 / 2E, E the table's entries: 32, or 8 for AVX2. Adding 2 to x * kFine
 // rounds it to multiples of 2^-22 and leaves n and j in the low bits, so one table look-up, a shift and an addition make
 // 2^n * 2^(j / E). 2^r is close to kSquare * ((r + kMiddle)^2 + kRest), 1.3e-7 at worst for 32 entries, and to
@@ -97,11 +97,11 @@ SPECDEC_INLINE bool none_in(U word, uint32_t mask) {
 SPECDEC_INLINE F add_near(F r, F power, F rest, F total) { return fma(power, fma(r, r, rest), total); }
 #else
 struct Powers {
-  __m256i all;
+  __m256i entries;
 };
 SPECDEC_INLINE Powers powers() { return {_mm256_load_si256(reinterpret_cast<const __m256i*>(kPowers))}; }
 SPECDEC_INLINE U power_of(const Powers& table, U word) {
-  return (U)_mm256_permutevar8x32_epi32(table.all, (__m256i)word) + (word << (23 - kEntryBits));
+  return (U)_mm256_permutevar8x32_epi32(table.entries, (__m256i)word) + (word << (23 - kEntryBits));
 }
 SPECDEC_INLINE F minus(F a, F b, F c) { return (F)_mm256_fmsub_ps((__m256)a, (__m256)b, (__m256)c); }  // a * b - c
 SPECDEC_INLINE U any_of(U a, U b, U c) { return a | b | c; }
