@@ -63,7 +63,7 @@ def walk(
     for start in range(root, end, TILE):
         node = start + tl.arange(0, TILE)
         top, steps = climb(parents, tl.where(node < end, node, -1), root)
-        longest = tl.maximum(longest, tl.max(tl.where((top == root) & (steps <= depth), steps, 0), 0))
+        longest = tl.maximum(longest, tl.max(tl.where(top == root, steps, 0), 0))
     for start in range(root, end, TILE):
         node = start + tl.arange(0, TILE)
         top, steps = climb(parents, tl.where(node < end, node, -1), root)
