@@ -70,7 +70,7 @@ def test_no_request_leaves_nothing_known() -> None:
         same(replay_verify(*arguments, max_depth=1), want)
 
 
-def test_errors_are_named() -> None:
+def test_a_scout_and_errors_that_are_named() -> None:
     none, one = torch.zeros(2, dtype=torch.int32), torch.ones(2)
     good: dict[str, Any] = {
         "tokens": torch.tensor([0, 1]), "offsets": torch.tensor([0, 2], dtype=torch.int32),
@@ -86,6 +86,8 @@ def test_errors_are_named() -> None:
     )
     with use_backend("triton"):
         assert replay_verify(**good)[1].tolist() == [1]
+        scouts = torch.tensor([False, True])
+        assert replay_verify(**good | {"scouts": scouts})[1].tolist() == [0], "a scout is never accepted"
         for change, message in bad:
             with pytest.raises(ValueError, match=message):
                 replay_verify(**(good | change))
