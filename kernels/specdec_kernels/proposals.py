@@ -39,8 +39,8 @@ def check(
     offsets: Tensor,
     first_child: Tensor,
     next_sibling: Tensor,
-    drawn: Tensor,
-    law_row: Tensor,
+    drawn: Tensor | None,
+    law_row: Tensor | None,
     target: Law,
     draft: Law | None,
     token_ids: Tensor | None,
@@ -52,13 +52,16 @@ def check(
     *,
     max_depth: int | None = None,
 ) -> None:
-    """Raises ValueError for a tree draft that `op` cannot take; without max_depth, randomness is not looked at."""
+    """Raises ValueError for a tree draft that `op` cannot take; without max_depth, randomness is not looked at. Without
+    drawn and law_row, laws of the draft are none of the operator's business.
+    """
     nodes = expect.tensor(op, "tokens", tokens, torch.int64, "M").shape[0]
     expect.offsets(op, offsets, nodes)
     expect.tensor(op, "first_child", first_child, torch.int32, nodes)
     expect.tensor(op, "next_sibling", next_sibling, torch.int32, nodes)
-    expect.tensor(op, "drawn", drawn, torch.int8, nodes)
-    expect.tensor(op, "law_row", law_row, torch.int32, nodes)
+    if drawn is not None:
+        expect.tensor(op, "drawn", drawn, torch.int8, nodes)
+        expect.tensor(op, "law_row", law_row, torch.int32, nodes)
     vocab = expect.law(op, "target", target, nodes)[0].shape[1]
     laws = 0
     if draft is not None:
@@ -95,8 +98,8 @@ def _check_values(
     offsets: Tensor,
     first_child: Tensor,
     next_sibling: Tensor,
-    drawn: Tensor,
-    law_row: Tensor,
+    drawn: Tensor | None,
+    law_row: Tensor | None,
     vocab: int,
     laws: int,
     token_ids: Tensor | None,
@@ -112,12 +115,13 @@ def _check_values(
         expect.values(op, name, good, links, "-1 or the packed index of a later node of the row; use tree_plan's links")
     inner = inside & (index > offsets.long()[row.clamp(min=0)])
     expect.values(op, "tokens", ~inner | ((tokens >= 0) & (tokens < vocab)), tokens, f"an id in [0, {vocab})")
-    expect.values(op, "drawn", ~inner | ((drawn >= 0) & (drawn <= 3)), drawn, "a mark from 0 to 3")
-    from_law = inner & (drawn != CHOSEN)
-    if laws == 0:
-        expect.values(op, "drawn", ~from_law, drawn, "0 (chosen) everywhere when there are no draft laws")
-    named = ~from_law | ((law_row >= 0) & (law_row < laws))
-    expect.values(op, "law_row", named, law_row, f"a draft law in [0, {laws})")
+    if drawn is not None and law_row is not None:
+        expect.values(op, "drawn", ~inner | ((drawn >= 0) & (drawn <= 3)), drawn, "a mark from 0 to 3")
+        from_law = inner & (drawn != CHOSEN)
+        if laws == 0:
+            expect.values(op, "drawn", ~from_law, drawn, "0 (chosen) everywhere when there are no draft laws")
+        named = ~from_law | ((law_row >= 0) & (law_row < laws))
+        expect.values(op, "law_row", named, law_row, f"a draft law in [0, {laws})")
     if token_ids is not None:
         expect.values(op, "token_ids", (token_ids >= 0) & (token_ids < vocab), token_ids, f"in [0, {vocab})")
     deepest = max(depths(offsets, first_child, next_sibling), default=0)

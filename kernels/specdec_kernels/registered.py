@@ -48,6 +48,15 @@ def _tree_verify(*args: Any) -> tuple[Tensor, ...]:
     return _launch("tree_verify")(*args[:6], max_depth=args[6])
 
 
+def _replay_verify(*args: Any) -> tuple[Tensor, ...]:
+    return _launch("replay_verify")(*args[:6], tuple(args[6:10]), *args[10:12], max_depth=args[12])
+
+
+def _typical_verify(*args: Any) -> tuple[Tensor, ...]:
+    limit = dict(zip(("epsilon", "delta", "max_depth"), args[12:]))
+    return _launch("typical_verify")(*args[:4], _bundle(args[4:9]), *args[9:12], **limit)
+
+
 def _rule(block: bool) -> str:
     return "block" if block else "token"
 
@@ -132,12 +141,14 @@ LAUNCHES: dict[str, Callable[..., Any]] = {
     "draw_sample": _draw_sample,
     "tree_plan": _tree_plan,
     "tree_verify": _tree_verify,
+    "replay_verify": _replay_verify,
     "chain_verify": _chain_verify,
     "chain_verify_logits": _chain_verify_logits,
     "chain_thresholds": _chain_thresholds,
     "ordered_verify": _tree_rule("ordered_verify"),
     "ordered_thresholds": _tree_thresholds("ordered_verify:ordered_thresholds"),
     "traversal_verify": _tree_rule("traversal_verify"),
+    "typical_verify": _typical_verify,
     "traversal_thresholds": _tree_thresholds("traversal_verify:traversal_thresholds"),
     "edit_logits": _edit_logits,
     "tree_expand": _tree_expand,

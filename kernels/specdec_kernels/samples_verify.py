@@ -166,7 +166,7 @@ VERIFY_SAMPLES: dict[str, Sample] = {
     "tree_verify": Sample(walk, ("rows", "nodes"), (Sizes(rows=64, nodes=32),)),
     "chain_verify_logits": Sample(chain_logits, _LOGITS, _GPU),
     "replay_verify": Sample(replay_walk, _LOGITS, _GPU),
-    "typical_verify": Sample(typical, _LOGITS),
+    "typical_verify": Sample(typical, _LOGITS, _GPU),
     "tree_expand": Sample(expand, _LOGITS, _GPU),
     "tree_grow": Sample(grow, ("rows", "vocab", "dtype"), tuple(replace(each, nodes=8) for each in _GPU)),
     "ngram_match": Sample(match, ("rows", "nodes", "length"), (Sizes(rows=64, length=32768),)),

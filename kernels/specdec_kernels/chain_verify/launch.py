@@ -197,7 +197,7 @@ def _variants(name: str, everyday: bool, dtype: str = "bf16", **kind: bool) -> l
         *(
             Variant(f"chain_verify/ratios {rule} {name}", f"{kernel}:ratios", rest | tables | keys | paths,
                     constants | steps | {"BLOCK_RULE": rule == BLOCK_RULE, "WALK": rule == TOKEN}, 1,
-                    everyday=chosen, fusion=False)
+                    everyday=chosen if rule == TOKEN else (), fusion=False)
             for rule in (TOKEN, BLOCK_RULE)
         ),
         Variant(f"chain_verify/shares {name}", f"{kernel}:shares", rest | tables, constants | {"TILE": TILE}, WARPS,

@@ -16,12 +16,12 @@ TILES = 2
 WARPS = 8
 
 
-def _scratch(logits: Tensor, *args: object, **kwargs: object) -> list[Spec]:
+def scratch(logits: Tensor, *args: object, **kwargs: object) -> list[Spec]:
     rows, vocab = logits.shape
     return [((rows, -(-vocab // (TILE * TILES))), torch.int64)]
 
 
-@needs(_scratch)
+@needs(scratch)
 def replay_sample(
     logits: Tensor,
     inv_t: Tensor,
@@ -36,7 +36,7 @@ def replay_sample(
 ) -> Tensor:
     check(logits, inv_t, cut, tie_id, seeds, positions, noise)
     rows, vocab = logits.shape
-    (best,), _ = carve("replay_sample", workspace, _scratch(logits), logits.device)
+    (best,), _ = carve("replay_sample", workspace, scratch(logits), logits.device)
     (tokens,) = results("replay_sample", out, [((rows,), torch.int64)], logits.device)
     if rows:
         count = best.shape[1]

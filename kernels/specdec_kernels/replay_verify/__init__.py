@@ -7,6 +7,7 @@ from typing import Any
 
 from ..dispatch import Op
 from ..extension import cpu_backend
+from ..triton_backend import laws_half_or_single, laws_key, triton_backend
 from .reference import replay_verify as _reference
 
 __all__ = ["replay_verify"]
@@ -18,4 +19,16 @@ def _load_cpu() -> Callable[..., Any]:
     return replay_verify
 
 
-replay_verify = Op("replay_verify", _reference, [cpu_backend(_load_cpu, op="replay_verify")], direct=())
+def _load_triton() -> Callable[..., Any]:
+    from .launch import replay_verify
+
+    return replay_verify
+
+
+replay_verify = Op(
+    "replay_verify",
+    _reference,
+    [triton_backend(_load_triton, laws_half_or_single(logits=5)), cpu_backend(_load_cpu, op="replay_verify")],
+    key=laws_key(logits=5),
+    direct=("triton",),
+)

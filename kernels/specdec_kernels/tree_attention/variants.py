@@ -101,7 +101,7 @@ VARIANTS = [
     _attend("fp16 rows 32", "fp16", choose(32, 128, 2), ()),
     _attend("fp32 rows 16", "fp32", choose(16, 128, 4), ()),
     _attend("fp32 rows 32 width 64", "fp32", choose(32, 64, 4), (), WIDTH=64),
-    _attend("bf16 rows 16 fp8 cache", "bf16", choose(16, 128, 2, True), _NOW, kv="fp8e4nv", SCALED=True),
+    _attend("bf16 rows 16 fp8 cache", "bf16", choose(16, 128, 2, True), (), kv="fp8e4nv", SCALED=True),
     _attend("bf16 rows 64 fp8 cache", "bf16", choose(64, 128, 2, True), (), kv="fp8e4nv", SCALED=True),
     _combine("join 8", 8, _NOW),
     _combine("join 32 sinks", 32, (), SINKS=True, LSE=True),

@@ -14,11 +14,11 @@ from .reference import check, too_deep
 from .triton_kernel import follow
 
 
-def _scratch(tokens: Tensor, offsets: Tensor, *args: object, **kwargs: object) -> list[Spec]:
+def scratch(tokens: Tensor, offsets: Tensor, *args: object, **kwargs: object) -> list[Spec]:
     return [((offsets.shape[0] - 1,), torch.int32)]
 
 
-@needs(_scratch)
+@needs(scratch)
 def tree_verify(
     tokens: Tensor,
     offsets: Tensor,
@@ -33,7 +33,7 @@ def tree_verify(
 ) -> tuple[Tensor, Tensor, Tensor]:
     check(tokens, offsets, first_child, next_sibling, node_choice, scouts, max_depth=max_depth)
     rows = offsets.shape[0] - 1
-    (stopped,), _ = carve("tree_verify", workspace, _scratch(tokens, offsets), tokens.device)
+    (stopped,), _ = carve("tree_verify", workspace, scratch(tokens, offsets), tokens.device)
     path, accepted, following = results("tree_verify", out, path_specs(rows, max_depth), tokens.device)
     if rows:
         links = [part.contiguous() for part in (tokens, offsets, first_child, next_sibling, node_choice)]

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..dispatch import Op
 from ..extension import cpu_backend
+from ..triton_backend import laws_half_or_single, laws_key, triton_backend
 from .reference import typical_verify as _reference
 
 __all__ = ["typical_verify"]
@@ -18,4 +19,16 @@ def _load_cpu() -> Callable[..., Any]:
     return typical_verify
 
 
-typical_verify = Op("typical_verify", _reference, [cpu_backend(_load_cpu, op="typical_verify")])
+def _load_triton() -> Callable[..., Any]:
+    from .launch import typical_verify
+
+    return typical_verify
+
+
+typical_verify = Op(
+    "typical_verify",
+    _reference,
+    [triton_backend(_load_triton, laws_half_or_single(target=4)), cpu_backend(_load_cpu, op="typical_verify")],
+    key=laws_key(target=4),
+    direct=("triton",),
+)

@@ -30,7 +30,7 @@ def check(
     max_depth: int,
 ) -> None:
     """Raises ValueError for arguments that typical_verify cannot take."""
-    tree = (tokens, offsets, first_child, next_sibling, *_all_chosen(tokens))
+    tree = (tokens, offsets, first_child, next_sibling, None, None)
     noise = (seeds, root_positions)
     check_proposals("typical_verify", *tree, target, None, None, scouts, *noise, max_depth=max_depth)
     for name, value in (("epsilon", epsilon), ("delta", delta)):

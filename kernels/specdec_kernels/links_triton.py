@@ -1,0 +1,47 @@
+"""Links of packed trees inside Triton kernels: parents from children and siblings, and the way up.
+
+A link that does not lead to a later node of its row ends there, so that no loop is endless and nothing outside of the
+row is read or written, whatever the links are.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def onward(links, node, end, wanted):
+    """Where links (first_child or next_sibling) lead from the wanted nodes; -1 for nowhere."""
+    to = tl.load(links + node, mask=wanted, other=-1)
+    return tl.where((to > node) & (to < end), to, -1)
+
+
+@triton.jit
+def plant(parents, first_child, next_sibling, root, end, TILE: tl.constexpr):
+    """Writes the parent of every node of a row, -1 for the root, with one program."""
+    for start in range(root, end, TILE):
+        node = start + tl.arange(0, TILE)
+        tl.store(parents + node, tl.full((TILE,), -1, tl.int32), mask=node < end)
+    tl.debug_barrier()  # what one thread writes, others read or overwrite
+    for start in range(root, end, TILE):
+        node = start + tl.arange(0, TILE)
+        child = onward(first_child, node, end, node < end)
+        while tl.max(child, 0) >= 0:
+            tl.store(parents + child, node, mask=child >= 0)
+            child = onward(next_sibling, child, end, child >= 0)
+    tl.debug_barrier()
+
+
+@triton.jit
+def climb(parents, node, root):
+    """(where the way up from nodes of a row ends, how many steps it takes); -1 and 0 for a node of -1."""
+    steps = node * 0
+    going = node > root
+    while tl.max(going.to(tl.int32), 0) > 0:
+        up = tl.load(parents + node, mask=going, other=-1)
+        going = going & (up >= root)
+        steps += going.to(tl.int32)
+        node = tl.where(going, up, node)
+        going = going & (node > root)
+    return node, steps

@@ -1,0 +1,97 @@
+"""Triton backend of replay_verify: the launches of its three parts, and the noise of every node between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..law_stats.launch import law_stats
+from ..law_stats.launch import scratch as law_scratch
+from ..machine_code import Variant
+from ..random import BLOCK
+from ..replay_sample.launch import replay_sample
+from ..replay_sample.launch import scratch as choice_scratch
+from ..tree_verify.launch import scratch as walk_scratch
+from ..tree_verify.launch import tree_verify
+from ..workspace import Spec, carve, needs, path_specs, results, total
+from .reference import check
+from .triton_kernel import key_nodes
+
+TILE = 64
+"""Nodes of a row that are looked at side by side."""
+
+
+def _scratch(
+    tokens: Tensor, offsets: Tensor, first_child: Tensor, next_sibling: Tensor, scouts: Tensor | None, logits: Tensor,
+    *args: object, max_depth: int, **kwargs: object,
+) -> list[Spec]:  # fmt: skip
+    """Of the three parts; per node: parent, seed, position, choice, whether it is off the paths; nodes of the paths."""
+    nodes, rows = tokens.shape[0], offsets.shape[0] - 1
+    parts = (law_scratch(logits), choice_scratch(logits), walk_scratch(tokens, offsets))
+    types = (torch.int32, torch.int64, torch.int32, torch.int64)
+    return [
+        *(((total(part),), torch.uint8) for part in parts),
+        *(((nodes,), dtype) for dtype in types),
+        ((nodes + 1,), torch.bool),
+        ((rows * (max_depth + 1),), torch.int64),
+    ]
+
+
+def _forget(beside: Tensor, path: Tensor, index: Tensor, stats: Sequence[Tensor]) -> None:
+    """What `only` says of nodes beside the paths, in place. beside: bool [nodes + 1], index: int64, both scratch."""
+    index.copy_(path.view(-1))
+    beside = beside.fill_(True).index_fill_(0, index, False)[:-1]  # padding marks the last place
+    for each, nothing in zip(stats, (0, torch.inf, 0, 0)):
+        each.masked_fill_(beside, nothing)
+    stats[4].masked_fill_(beside[:, None], torch.nan)
+
+
+@needs(_scratch)
+def replay_verify(
+    tokens: Tensor,
+    offsets: Tensor,
+    first_child: Tensor,
+    next_sibling: Tensor,
+    scouts: Tensor | None,
+    logits: Tensor,
+    sampling: tuple[Tensor, Tensor, Tensor, Tensor],
+    seeds: Tensor,
+    root_positions: Tensor,
+    *,
+    max_depth: int,
+    out: Sequence[Tensor] | None = None,
+    workspace: Tensor | None = None,
+) -> tuple[Tensor, ...]:
+    """Statistics and choices of all nodes, which are found side by side here."""
+    op, links = "replay_verify", (tokens, offsets, first_child, next_sibling)
+    check(*links, scouts, logits, sampling, seeds, root_positions, max_depth=max_depth)
+    (nodes, vocab), rows = logits.shape, offsets.shape[0] - 1
+    sizes = _scratch(*links, scouts, logits, max_depth=max_depth)
+    parts, _ = carve(op, workspace, sizes, tokens.device)
+    of_stats, of_choice, of_walk, parents, node_seeds, node_positions, choice, beside, index = parts
+    single, statistics = torch.float32, [torch.float32] * 3 + [torch.int32]
+    laws: list[Spec] = [*(((nodes,), dtype) for dtype in statistics), ((nodes, -(-vocab // BLOCK)), single)]
+    found = results(op, out, [*path_specs(rows, max_depth), *laws], tokens.device)
+    inv_t, _, cut, tie_id, _ = stats = law_stats(logits, *sampling, masses=True, out=found[3:], workspace=of_stats)
+    if rows:
+        trees = (part.contiguous() for part in (*links[1:], seeds, root_positions))
+        key_nodes[(rows,)](*trees, parents, node_seeds, node_positions, rows, nodes, TILE, num_warps=1)
+        keys = (inv_t, cut, tie_id, node_seeds, node_positions)
+        replay_sample(logits, *keys, out=choice, workspace=of_choice)
+    tree_verify(*links, choice, scouts, max_depth=max_depth, out=found[:3], workspace=of_walk)
+    _forget(beside, found[0], index, stats)
+    return tuple(found)
+
+
+VARIANTS = [
+    Variant(
+        "replay_verify/key_nodes", "replay_verify.triton_kernel:key_nodes",
+        {
+            "offsets": "*i32", "first_child": "*i32", "next_sibling": "*i32", "seeds": "*i64", "positions": "*i32",
+            "parents": "*i32", "node_seeds": "*i64", "node_positions": "*i32", "rows": "i32", "nodes": "i32",
+        },
+        {"TILE": TILE}, 1,
+    ),
+]  # fmt: skip

@@ -1,0 +1,95 @@
+"""Triton backend of typical_verify: launch configurations and the call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..draw_sample.launch import draw, draw_scratch, law_arguments, rest_of, rest_scratch
+from ..machine_code import Variant
+from ..proposals import Law
+from ..workspace import Spec, carve, needs, path_specs, results
+from .reference import check
+from .triton_kernel import entropies, walk
+
+PIECE = 8192
+"""Tokens of whose law one program finds the entropy."""
+WARPS = 8
+TILE = 64
+"""Nodes of a row that are looked at side by side."""
+
+
+def _scratch(
+    tokens: Tensor, offsets: Tensor, first_child: Tensor, next_sibling: Tensor, target: Law, *args: object,
+    **kwargs: object,
+) -> list[Spec]:  # fmt: skip
+    """Per node: entropies of the pieces, parent, mark; per row: last node, its refused child (none); the draw's."""
+    (nodes, vocab), rows, integer = target[0].shape, offsets.shape[0] - 1, torch.int32
+    own: list[Spec] = [((nodes, -(-vocab // PIECE)), torch.float64), ((nodes,), integer), ((nodes,), integer)]
+    return [*own, ((rows,), integer), ((rows,), integer), *rest_scratch(vocab, None), *draw_scratch(rows, vocab)]
+
+
+@needs(_scratch)
+def typical_verify(
+    tokens: Tensor,
+    offsets: Tensor,
+    first_child: Tensor,
+    next_sibling: Tensor,
+    target: Law,
+    scouts: Tensor | None,
+    seeds: Tensor,
+    root_positions: Tensor,
+    *,
+    epsilon: float,
+    delta: float,
+    max_depth: int,
+    out: Sequence[Tensor] | None = None,
+    workspace: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    tree = (tokens, offsets, first_child, next_sibling)
+    check(*tree, target, scouts, seeds, root_positions, epsilon, delta, max_depth)
+    sizes, rows = _scratch(*tree, target), offsets.shape[0] - 1
+    parts, _ = carve("typical_verify", workspace, sizes, tokens.device)
+    sums, parents, marks, last, firsts, *rest, part = parts
+    path, accepted, following = results("typical_verify", out, path_specs(rows, max_depth), tokens.device)
+    if rows:
+        law, links = law_arguments(target), [each.contiguous() for each in tree]
+        nodes, pieces = sums.shape
+        if nodes:
+            entropies[(nodes, pieces)](*law, links[2], sums, pieces, PIECE, num_warps=WARPS, enable_fp_fusion=False)
+        walk[(rows,)](
+            *law, *links, links[0] if scouts is None else scouts.contiguous().view(torch.int8), sums, parents, marks,
+            path, accepted, last, float(epsilon), float(delta), pieces, max_depth, TILE, 1 << max_depth.bit_length(),
+            scouts is not None, num_warps=1, enable_fp_fusion=False,
+        )  # fmt: skip
+        keys = (seeds.contiguous(), root_positions.contiguous(), accepted)
+        draw(rest_of(target, scratch=rest), last, firsts.fill_(-1), *keys, out=following, part=part)
+    return path, accepted, following
+
+
+def _law(dtype: str) -> dict[str, str]:
+    return {
+        "logits": f"*{dtype}", "inv_t": "*fp32", "lse": "*fp32", "cut": "*fp32", "tie_id": "*i32", "stride": "i32:16",
+        "width": "i32:16", "first_child": "*i32", "sums": "*fp64", "pieces": "i32",
+    }  # fmt: skip
+
+
+def _variants(dtype: str, everyday: tuple[str, ...], scouts: bool) -> list[Variant]:
+    kernel, name = "typical_verify.triton_kernel", f"{dtype}{' scouts' if scouts else ''}"
+    links = {
+        "tokens": "*i64", "offsets": "*i32", "next_sibling": "*i32", "scouts": "*i8", "parents": "*i32",
+        "marks": "*i32", "path": "*i32", "accepted": "*i32:1", "last": "*i32:1", "epsilon": "fp32", "delta": "fp32",
+        "depth": "i32",
+    }  # fmt: skip
+    constants = {"TILE": TILE, "STEPS": 8, "SCOUTS": scouts}
+    return [
+        Variant(f"typical_verify/entropies {dtype}", f"{kernel}:entropies", _law(dtype), {"TILE": PIECE}, WARPS,
+                everyday=everyday, fusion=False),
+        Variant(f"typical_verify/walk {name}", f"{kernel}:walk", _law(dtype) | links, constants, 1, everyday=everyday,
+                fusion=False),
+    ]  # fmt: skip
+
+
+VARIANTS = [*_variants("bf16", ("sm_90",), False), *_variants("fp32", (), True)]
