@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 from specdec_fast.draft import Draft
 from specdec_fast.interfaces import Acceptance, CapturedProposals, CapturedRows, CapturedTrees, Rng, Rule, Target
 from specdec_fast.laws import Laws
-from specdec_fast.packing import pack
+from specdec_fast.packing import pack, packed_draft
 from specdec_fast.sampling import process
 from specdec_fast.state import DecodeState
 from specdec_kernels import TreePlan, tree_plan
@@ -89,26 +89,15 @@ class StepProgram:
     def _draft(self, roots: Tensor, trees: CapturedTrees | None, counts: Tensor) -> Draft:
         """Roots int64 [B] and what is behind them as a packed draft; counts int32 [B], the nodes that are there."""
         tokens = roots[:, None] if trees is None else torch.cat([roots[:, None], trees.tokens], 1)
-        rows, nodes = tokens.shape
+        nodes = tokens.shape[1]
         packing = pack(counts, nodes)
         at = packing.row_of, packing.place.clamp(max=nodes - 1).long()
-        is_chain = trees is None or trees.parents is None
         parents = packing.place - 1
         if trees is not None and trees.parents is not None:
             parents = pad(trees.parents, (1, 0), value=-1)[at]
-        nothing = torch.full_like(packing.place, -1)
-        return Draft(
-            rows=self.rows,
-            tokens=torch.where(packing.inside, tokens[at], 0),
-            parents=torch.where(packing.inside, parents, nothing),
-            offsets=packing.offsets,
-            drawn=torch.zeros_like(packing.place, dtype=torch.int8),
-            law_row=nothing,
-            row_of=packing.row_of,
-            counts=(nodes,) * rows,  # capacities: the host does not know more
-            max_depth=0 if trees is None else trees.depth,
-            is_chain=is_chain,
-        )
+        is_chain = trees is None or trees.parents is None
+        depth = 0 if trees is None else trees.depth
+        return packed_draft(self.rows, packing, tokens[at], parents, depth=depth, is_chain=is_chain)
 
     def _append(
         self,

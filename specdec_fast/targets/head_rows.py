@@ -55,6 +55,10 @@ class PagedHead:
         found: Tensor = self.head.fuse([taps[name] for name in self.taps])
         return found
 
+    def blank(self, *shape: int) -> Tensor:
+        """Zeros [*shape, hidden] in place of features."""
+        return torch.zeros(*shape, self.head.hidden_size, dtype=self.target.dtype, device=self.device)
+
     def extend(self, rows: Tensor, tokens: Tensor, features: Tensor, offsets: Tensor) -> Tensor:
         """Append places to rows (causal): predicted features [M, hidden].
 
@@ -191,6 +195,16 @@ class HeadRows:
                 own.features = torch.cat([own.features, part.to(own.features.dtype)])
             elif own.first == 0 and view.length(row) - 1 == part.shape[0]:  # the text began with its root
                 own.features = part.clone()
+
+    def newest(self, row: int) -> Tensor:
+        """The feature [hidden] of a row's newest token but the root."""
+        return self._rows[row].features[-1]
+
+    def go_on(self, row: int, features: Tensor, stored: int) -> None:
+        """A row goes on from what is known elsewhere: the features of the tokens from `stored` on, in front of which
+        all places are stored.
+        """
+        self._rows[row] = _Row(features, stored, stored)
 
     def release(self, rows: Sequence[int]) -> None:
         """Rows leave."""
