@@ -64,8 +64,8 @@ class CapturedHeads:
 
     Per row, on the device: known int32, the length of the text whose features are complete (0: none is); first int32,
     the token that the window begins with; and in the head's cache how many places are stored from true features, which
-    is all of them up to the window. A row that took part without drafting falls behind, and drafts no more until it
-    enters again.
+    is all of them up to the window. A row that took part without drafting, for want of room, falls behind: what the
+    target showed is gone, and the request drafts no more.
     """
 
     def __init__(self, drafter: TreeDrafter, max_rows: int) -> None:
@@ -89,9 +89,9 @@ class CapturedHeads:
             source.catch_up(ready, [view.tokens(row) for row in ready])
         for row, length in lengths.items():
             self._known[row] = length if row in ready or length == 1 else 0
-            self._first[row] = length - 2
+            self._first[row], features = length - 2, source.lend(row)
             if row in ready:
-                self._window[row, 0] = source.newest(row)
+                self._window[row, 0] = features[-1]
 
     def reserve(self, row: int, length: int) -> bool:
         cache, growing = self._model.cache, max(self._drafter.depth - 1, 0) * self._drafter.width
@@ -105,7 +105,7 @@ class CapturedHeads:
             if 1 < length <= int(self._known[row]) and first <= length - 2:  # a step that failed may know more
                 start = max(min(int(self._model.cache.lengths[row]), length - 2), first)
                 features = self._window[row, start - first : length - 1 - first].clone()
-            source.go_on(row, features, start)
+            source.take_back(row, features, start)
 
     # -- in a step ----------------------------------------------------------------------------------------------------
 

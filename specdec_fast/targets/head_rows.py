@@ -89,11 +89,14 @@ class PagedHead:
 
 @dataclass(slots=True)
 class _Row:
-    """features: [n, hidden], true ones of the tokens from `first` on; stored: places whose keys come from true ones."""
+    """features: [n, hidden], true ones of the tokens from `first` on; stored: places whose keys come from true ones;
+    lent: somebody else goes on from them.
+    """
 
     features: Tensor
     first: int = 0
     stored: int = 0
+    lent: bool = False
 
 
 class HeadRows:
@@ -196,15 +199,17 @@ class HeadRows:
             elif own.first == 0 and view.length(row) - 1 == part.shape[0]:  # the text began with its root
                 own.features = part.clone()
 
-    def newest(self, row: int) -> Tensor:
-        """The feature [hidden] of a row's newest token but the root."""
-        return self._rows[row].features[-1]
+    def lend(self, row: int) -> Tensor:
+        """Features [n, hidden] of a row's last tokens but the root, for somebody who goes on from them."""
+        self._rows[row].lent = True
+        return self._rows[row].features
 
-    def go_on(self, row: int, features: Tensor, stored: int) -> None:
-        """A row goes on from what is known elsewhere: the features of the tokens from `stored` on, in front of which
-        all places are stored.
+    def take_back(self, row: int, features: Tensor, stored: int) -> None:
+        """What is known now of a row that was lent: features of the tokens from `stored` on, in front of which all
+        places are stored.
         """
-        self._rows[row] = _Row(features, stored, stored)
+        if self._rows[row].lent:
+            self._rows[row] = _Row(features, stored, stored)
 
     def release(self, rows: Sequence[int]) -> None:
         """Rows leave."""
