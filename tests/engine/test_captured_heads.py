@@ -251,6 +251,23 @@ def test_a_step_that_fails_half_way_costs_no_token(
     assert handle.stats.steps <= 11, "one step without a draft at most"
 
 
+@pytest.mark.parametrize("kind", ["medusa", "eagle published", "eagle dynamic", "eagle3 dynamic"])
+def test_a_dry_pool_and_the_end_of_the_context(kind: str) -> None:
+    """Rows are evicted and begin anew; texts run until the context is full, where trees have no room to grow."""
+    wanted = [SamplingParams(temperature=0.8, seed=at, max_new_tokens=99) for at in range(1, 6)]
+    prompts, made, watch = [[at] * 3 * at for at in range(1, 6)], {}, {}
+    for mode in ("sync", "graph"):
+        target = automaton(max_rows=4, max_length=40, page_size=4, num_pages=18)
+        engine = Engine(target, MADE[kind](target), step_mode=mode)
+        watch[mode] = Watch(engine)
+        made[mode] = [handle.tokens for handle in engine.generate(prompts, wanted)]
+        assert engine.stats.preemptions > 0 and engine.stats.faults == 0 and engine.step_mode == mode
+    assert made["graph"] == made["sync"] and len(made["graph"][0]) == 40 - 3
+    one, other = watch["sync"].drafts(), watch["graph"].drafts()
+    both = {key for key in one.keys() & other.keys() if one[key] and other[key]}
+    assert len(both) > 20 and all(one[key] == other[key] for key in both)
+
+
 def of_model(kind: str, target: Any, folder: Path) -> Any:
     """A drafter with a tiny head for a tiny model."""
     if kind in models.HEADS:
