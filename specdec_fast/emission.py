@@ -59,8 +59,9 @@ def given_captured(emission: Emission) -> Given:
     """What a captured step gave a row."""
     sound = len(emission.tokens) if emission.broken is None else emission.broken
     accepted, drafted = min(emission.accepted, sound), emission.drafted
+    complete = emission.complete and accepted == emission.accepted
     reason = NO_LAW if emission.broken is not None else ""
-    return Given(emission.tokens[:sound], accepted, drafted, drafted, accepted == drafted, reason)
+    return Given(emission.tokens[:sound], accepted, drafted, drafted, complete, reason)
 
 
 def keep(

@@ -12,14 +12,15 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from specdec_fast.draft import Draft
-from specdec_fast.interfaces import Acceptance, CapturedProposals, CapturedRows, Rng, Rule, Target
+from specdec_fast.interfaces import Acceptance, CapturedProposals, CapturedRows, CapturedTrees, Rng, Rule, Target
 from specdec_fast.laws import Laws
-from specdec_fast.packing import pack
+from specdec_fast.packing import pack, packed_draft
 from specdec_fast.sampling import process
 from specdec_fast.state import DecodeState
-from specdec_kernels import tree_plan
+from specdec_kernels import TreePlan, tree_plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +34,14 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class Emission:
-    """What a step gave one row: accepted and next tokens, how many were accepted and drafted, and the place of the path
-    at which the target had no law (None: everywhere).
+    """What a step gave one row: accepted and next tokens, how many were accepted and drafted, whether nothing drafted
+    was left behind what was accepted, and the place of the path at which the target had no law (None: everywhere).
     """
 
     tokens: list[int]
     accepted: int
     drafted: int
+    complete: bool
     broken: int | None
 
 
@@ -47,7 +49,7 @@ class StepProgram:
     """The step of a capacity, as a callable without arguments.
 
     Inputs, written by the host between calls: rows int32 [B], all different; live bool [B], false for places without a
-    request; most int32 [B], draft nodes that a row may have. Output: results int64 [B, N + 3], see `read`.
+    request; most int32 [B], draft nodes that a row may have. Output: results int64 [B, N + 4], see `read`.
     """
 
     def __init__(
@@ -59,7 +61,7 @@ class StepProgram:
         self.rows = torch.arange(count, dtype=torch.int32, device=device)
         self.live = torch.zeros(count, dtype=torch.bool, device=device)
         self.most = torch.zeros(count, dtype=torch.int32, device=device)
-        self.results = torch.zeros(count, capacity.nodes + 3, dtype=torch.int64, device=device)
+        self.results = torch.zeros(count, capacity.nodes + 4, dtype=torch.int64, device=device)
 
     def __call__(self) -> None:
         state, nodes, index = self.state, self.capacity.nodes, self.rows.long()
@@ -68,61 +70,64 @@ class StepProgram:
         drafts = torch.where(goes_on, torch.minimum(self.most, limits - lengths - 1).clamp(0, nodes - 1), 0)
         sampling = state.device_sampling(index, self.capacity.all_greedy)
         roots = (lengths - 1).clamp(min=0)
-        chains = state.device_tokens[index, roots.long()][:, None]
         batch = CapturedRows(self.rows, lengths, drafts, state.device_tokens, sampling, nodes - 1)
-        if self.proposals is not None and nodes > 1:
-            chains = torch.cat([chains, self.proposals.propose(batch)], 1)
-        draft = self._draft(chains, torch.where(goes_on, drafts + 1, 0))
-        plan = tree_plan(draft.parents, draft.offsets, nodes)
-        output, slots = self.target.score(draft, plan)
+        proposals = self.proposals if nodes > 1 else None
+        trees = None if proposals is None else proposals.propose(batch)
+        drafted = torch.zeros_like(drafts) if trees is None else torch.where(goes_on, trees.counts, 0)
+        draft = self._draft(state.device_tokens[index, roots.long()], trees, torch.where(goes_on, drafted + 1, 0))
+        plan = tree_plan(draft.parents, draft.offsets, draft.counts[0])
+        output, slots = self.target.score(draft, plan, () if proposals is None else proposals.taps)
         assert output.logits is not None
         rng = Rng(sampling.seeds, roots)
         laws = process(draft, plan, output.logits, sampling, roots, whole=True)
         acceptance = self.rule(draft, plan, laws, rng)
         self.target.cache.commit(self.rows, slots, acceptance.path, acceptance.num_accepted)
-        self._append(index, draft, laws, acceptance, goes_on, drafts)
-        if self.proposals is not None and nodes > 1:
-            self.proposals.observe(batch, acceptance.num_accepted)
+        self._append(index, draft, plan, laws, acceptance, goes_on, drafted)
+        if proposals is not None:
+            proposals.observe(batch, acceptance, output)
 
-    def _draft(self, chains: Tensor, counts: Tensor) -> Draft:
-        """Chains [B, N] as a packed draft; counts int32 [B], the nodes of each that are there."""
-        rows, nodes = chains.shape
+    def _draft(self, roots: Tensor, trees: CapturedTrees | None, counts: Tensor) -> Draft:
+        """Roots int64 [B] and what is behind them as a packed draft; counts int32 [B], the nodes that are there."""
+        tokens = roots[:, None] if trees is None else torch.cat([roots[:, None], trees.tokens], 1)
+        nodes = tokens.shape[1]
         packing = pack(counts, nodes)
-        tokens = chains[packing.row_of, packing.place.clamp(max=nodes - 1).long()]
-        nothing = torch.full_like(packing.place, -1)
-        return Draft(
-            rows=self.rows,
-            tokens=torch.where(packing.inside, tokens, 0),
-            parents=torch.where(packing.inside, packing.place - 1, nothing),
-            offsets=packing.offsets,
-            drawn=torch.zeros_like(packing.place, dtype=torch.int8),
-            law_row=nothing,
-            row_of=packing.row_of,
-            counts=(nodes,) * rows,  # capacities: the host does not know more
-            max_depth=nodes - 1,
-            is_chain=True,
-        )
+        at = packing.row_of, packing.place.clamp(max=nodes - 1).long()
+        parents = packing.place - 1
+        if trees is not None and trees.parents is not None:
+            parents = pad(trees.parents, (1, 0), value=-1)[at]
+        is_chain = trees is None or trees.parents is None
+        depth = 0 if trees is None else trees.depth
+        return packed_draft(self.rows, packing, tokens[at], parents, depth=depth, is_chain=is_chain)
 
     def _append(
-        self, index: Tensor, draft: Draft, laws: Laws, acceptance: Acceptance, goes_on: Tensor, drafts: Tensor
+        self,
+        index: Tensor,
+        draft: Draft,
+        plan: TreePlan,
+        laws: Laws,
+        acceptance: Acceptance,
+        goes_on: Tensor,
+        drafted: Tensor,
     ) -> None:
-        path, accepted = acceptance.path, acceptance.num_accepted
+        path, accepted, nodes = acceptance.path, acceptance.num_accepted, self.capacity.nodes
         following = path[:, 1:].clamp(min=0).long()
         emitted = torch.cat([draft.tokens[following], acceptance.next_token[:, None]], 1)
         place = torch.arange(path.shape[1], dtype=torch.int32, device=path.device)
         emitted = torch.where(place == accepted[:, None], acceptance.next_token[:, None], emitted)
         lawless = (path >= 0) & torch.isnan(laws.lse)[path.clamp(min=0).long()]
-        broken = torch.where(lawless, place, path.shape[1]).amin(1)  # the first place of the path without a law
+        broken = torch.where(lawless, place, nodes).amin(1)  # the first place of the path without a law
+        last = path.gather(1, accepted[:, None].long()).squeeze(1).clamp(min=0).long()
         counts = torch.where(goes_on, torch.minimum(accepted + 1, broken), 0)
         self.state.advance(index, emitted, counts)
-        told = torch.stack([torch.where(goes_on, accepted + 1, 0), drafts, broken], 1)
-        self.results.copy_(torch.cat([emitted, told], 1))
+        complete = (plan.first_child[last] < 0).int()
+        told = torch.stack([torch.where(goes_on, accepted + 1, 0), drafted, complete, broken], 1)
+        self.results.copy_(torch.cat([pad(emitted, (0, nodes - path.shape[1])), told], 1))
 
     @staticmethod
     def read(results: Tensor) -> list[Emission | None]:
         """Results as the host sees them: per place what it was given, None for places where nothing happened."""
         found: list[Emission | None] = []
-        for *tokens, count, drafted, broken in results.tolist():
+        for *tokens, count, drafted, complete, broken in results.tolist():
             sound = None if broken == len(tokens) else broken
-            found.append(Emission(tokens[:count], count - 1, drafted, sound) if count else None)
+            found.append(Emission(tokens[:count], count - 1, drafted, bool(complete), sound) if count else None)
         return found

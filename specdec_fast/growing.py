@@ -60,17 +60,26 @@ class _Level:
     depth: int
 
     def law(self, laws: Laws | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """(1/T, cut, tie) that children are picked by: at temperature 0 of the law at 1."""
-        inv_t, cut, tie = self.sampling.unfiltered(self.logits)
-        if self.filtered:
-            laws = self.sampling.laws(self.logits) if laws is None else laws
-            greedy = laws.inv_t == 0
-            cut, tie = torch.where(greedy, cut, laws.cut), torch.where(greedy, tie, laws.tie_id)
-        return inv_t, cut, tie
+        """(1/T, cut, tie) that children are picked by."""
+        return picking_law(self.logits, self.sampling, self.filtered, laws)
 
     def positions(self, depth: int) -> Tensor:
         """Per node: of what is so deep in its tree."""
         return (self.roots + depth)[self.shape.row_of]
+
+
+def picking_law(
+    logits: Tensor, sampling: Sampling, filtered: bool, laws: Laws | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(1/T, cut, tie) that children are picked by: at temperature 0 of the law at 1. laws: of these logits, if they are
+    known already.
+    """
+    inv_t, cut, tie = sampling.unfiltered(logits)
+    if filtered:
+        laws = sampling.laws(logits) if laws is None else laws
+        greedy = laws.inv_t == 0
+        cut, tie = torch.where(greedy, cut, laws.cut), torch.where(greedy, tie, laws.tie_id)
+    return inv_t, cut, tie
 
 
 class TreeDrafter:

@@ -211,20 +211,36 @@ class CapturedRows:
     num_draft_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class CapturedTrees:
+    """Chosen draft nodes of B rows behind their roots, K places each. tokens: int64 [B, K]; parents: int32 [B, K], by
+    their index in the tree, where 0 is the root, parents first, or None for chains; counts: int32 [B], how many of a
+    row's are there, the first ones, at most its `drafts`; depth: a bound on that of any node, on the host.
+    """
+
+    tokens: Tensor
+    parents: Tensor | None
+    counts: Tensor
+    depth: int
+
+
 @runtime_checkable
 class CapturedProposals(Protocol):
     """What a drafter's method `captured(max_rows)` answers with when its proposals can be part of a captured step (else
     one sentence that says why not). `propose` and `observe` run while a step is captured: they ask the device nothing
     and make no shape depend on data. The other verbs run on the host, between steps.
 
-    enter: rows join, with what is committed, again after it failed; reserve: whether a row may hold so many tokens;
-    leave: rows go back to steps that are not captured, with what is committed: a step may have failed half-way.
+    taps: hidden states wanted from the target in `observe`, where rows without nodes have a path of -1; enter: rows
+    join, with what is committed, again after it failed; reserve: whether a row may hold so many tokens; leave: rows go
+    back to steps that are not captured, with what is committed: a step may have failed half-way.
     """
+
+    taps: tuple[str, ...]
 
     def enter(self, view: StateView, rows: Sequence[int]) -> None: ...
     def reserve(self, row: int, length: int) -> bool: ...
-    def propose(self, batch: CapturedRows) -> Tensor: ...
-    def observe(self, batch: CapturedRows, num_accepted: Tensor) -> None: ...
+    def propose(self, batch: CapturedRows) -> CapturedTrees: ...
+    def observe(self, batch: CapturedRows, acceptance: Acceptance, output: TargetOutput) -> None: ...
     def leave(self, view: StateView, rows: Sequence[int]) -> None: ...
 
 

@@ -11,6 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from specdec_fast.draft import Draft
+from specdec_kernels import TreePlan
+
 
 @dataclass(frozen=True, slots=True)
 class Packing:
@@ -36,3 +39,32 @@ def pack(counts: Tensor, most: int) -> Packing:
     node = torch.arange(rows * most, dtype=torch.int32, device=counts.device)
     row_of = torch.searchsorted(offsets[1:], node, right=True).clamp(max=rows - 1)
     return Packing(offsets, row_of, node - offsets[row_of], node < offsets[-1:])
+
+
+def packed_draft(
+    rows: Tensor,
+    packing: Packing,
+    tokens: Tensor,
+    parents: Tensor,
+    *,
+    depth: int,
+    is_chain: bool = False,
+    plan: TreePlan | None = None,
+) -> Draft:
+    """Packed trees of chosen tokens: tokens int64, parents int32 [M]. What the host has to know of them, `counts` and
+    `max_depth`, are capacities.
+    """
+    nothing = torch.full_like(packing.place, -1)
+    return Draft(
+        rows=rows,
+        tokens=torch.where(packing.inside, tokens, 0),
+        parents=torch.where(packing.inside, parents, nothing),
+        offsets=packing.offsets,
+        drawn=torch.zeros_like(packing.place, dtype=torch.int8),
+        law_row=nothing,
+        row_of=packing.row_of,
+        counts=(tokens.shape[0] // rows.shape[0],) * rows.shape[0],
+        max_depth=depth,
+        is_chain=is_chain,
+        plan=plan,
+    )

@@ -28,7 +28,7 @@ class BlockwiseDrafter(AheadDrafter):
     """
 
     name = "blockwise"
-    needs = Needs(topology="chain", host_tokens=True, taps=(TAP,))
+    needs = Needs(topology="chain", taps=(TAP,))
 
     def __init__(
         self,

@@ -15,7 +15,17 @@ from torch import Tensor
 
 from specdec_fast.budget import surely_accepted
 from specdec_fast.draft import Draft, packed_shape
-from specdec_fast.interfaces import Acceptance, Budget, CapturedRows, Needs, Parts, Rng, StateView, TargetOutput
+from specdec_fast.interfaces import (
+    Acceptance,
+    Budget,
+    CapturedRows,
+    CapturedTrees,
+    Needs,
+    Parts,
+    Rng,
+    StateView,
+    TargetOutput,
+)
 from specdec_fast.laws import Laws, concat_laws
 from specdec_fast.packing import pack
 from specdec_fast.sampling import Sampling, process_chains
@@ -290,6 +300,8 @@ class CapturedChains:
     accepted.
     """
 
+    taps = ()
+
     def __init__(self, drafter: DraftModelDrafter) -> None:
         self._drafter, self._model = drafter, drafter.model
 
@@ -301,8 +313,7 @@ class CapturedChains:
     def reserve(self, row: int, length: int) -> bool:
         return self._drafter._room(row, length)
 
-    def propose(self, batch: CapturedRows) -> Tensor:
-        """int64 [B, K]; what is beyond a row's drafts means nothing."""
+    def propose(self, batch: CapturedRows) -> CapturedTrees:
         cache, index = self._model.cache, batch.rows.long()
         held = torch.minimum(cache.lengths[index], batch.lengths - 1).clamp(min=0)
         cache.rollback(batch.rows, held)
@@ -320,11 +331,11 @@ class CapturedChains:
             logits = self._drafter._masked(scored.logits)
             greedy = self._drafter.pick == "greedy"
             chosen.append(logits.argmax(1) if greedy else batch.sampling.choose(logits, batch.lengths + level))
-        return torch.stack(chosen, 1)
+        return CapturedTrees(torch.stack(chosen, 1), None, batch.drafts, len(chosen))
 
-    def observe(self, batch: CapturedRows, num_accepted: Tensor) -> None:
-        cache = self._model.cache
-        cache.rollback(batch.rows, torch.minimum(cache.lengths[batch.rows.long()], batch.lengths + num_accepted))
+    def observe(self, batch: CapturedRows, acceptance: Acceptance, output: TargetOutput) -> None:
+        cache, known = self._model.cache, batch.lengths + acceptance.num_accepted
+        cache.rollback(batch.rows, torch.minimum(cache.lengths[batch.rows.long()], known))
 
     def leave(self, view: StateView, rows: Sequence[int]) -> None:
         for row in rows:

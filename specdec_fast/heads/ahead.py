@@ -14,7 +14,16 @@ import torch
 from torch import Tensor
 
 from specdec_fast.draft import Draft, packed_shape
-from specdec_fast.interfaces import Acceptance, Budget, Needs, Rng, StateView, TargetOutput
+from specdec_fast.interfaces import (
+    Acceptance,
+    Budget,
+    CapturedRows,
+    CapturedTrees,
+    Needs,
+    Rng,
+    StateView,
+    TargetOutput,
+)
 from specdec_fast.sampling import Sampling
 from specdec_fast.shapes import Shape
 from specdec_kernels import TreePlan, tree_expand, tree_plan
@@ -60,7 +69,7 @@ class AheadDrafter:
     """
 
     name = "ahead"
-    needs = Needs(topology="tree", host_tokens=True, taps=(TAP,))
+    needs = Needs(topology="tree", taps=(TAP,))
 
     def __init__(
         self, target: Any, heads: Heads, shape: Shape, num_draft_tokens: int | None = None, pick: str = "coupled"
@@ -70,6 +79,7 @@ class AheadDrafter:
         if num_draft_tokens is not None and num_draft_tokens < 1:
             raise ValueError(f"{self.name} num_draft_tokens: got {num_draft_tokens}; expected at least 1")
         self.heads, self.pick = heads, pick
+        self._target = target
         self._project: Callable[[Tensor], Tensor] | None = getattr(target, "lm_head", None)
         known = heads.vocab_size if heads.token_ids is None else len(heads.token_ids)
         self._depth, self._rank, self._parents = _within(shape, heads.num_heads, min(known, target.vocab_size))
@@ -134,7 +144,7 @@ class AheadDrafter:
             ahead = torch.arange(1, depths + 1, dtype=torch.int32, device=positions.device)[:, None]
             places = torch.where(sampling.temperature == 0, -1, positions + ahead)
             noise = {"seeds": sampling.seeds.repeat(depths), "positions": places.flatten().int()}
-        bounds = torch.tensor([0, depths * count], dtype=torch.int32).to(logits.device)
+        bounds = torch.arange(2, dtype=torch.int32, device=logits.device) * (depths * count)
         nothing = torch.zeros_like(inv_t)
         width = max(self._rank) + 1
         tokens, _, _ = tree_expand(logits, inv_t, cut, tie, bounds, nothing, width=width, keep=1, **noise)
@@ -174,6 +184,58 @@ class AheadDrafter:
     def release(self, rows: Sequence[int]) -> None:
         for row in rows:
             self._states.pop(row, None)
+
+    def captured(self, max_rows: int) -> CapturedAhead:
+        """Its proposals for captured steps over an engine of max_rows rows."""
+        return CapturedAhead(self, max_rows)
+
+
+class CapturedAhead:
+    """Static trees in captured steps: the state before each row's root waits for the next step in a tensor that stays
+    in place, with the length of the text that it belongs to. A row without one drafts nothing in this step.
+    """
+
+    taps = (TAP,)
+
+    def __init__(self, drafter: AheadDrafter, max_rows: int) -> None:
+        self._drafter, device = drafter, drafter._target.device
+        like = getattr(drafter._target, "dtype", torch.float32)
+        self._states = torch.zeros(max_rows, drafter.heads.hidden_size, dtype=like, device=device)
+        self._lengths = torch.zeros(max_rows, dtype=torch.int32, device=device)
+        parts = drafter._depth[1:], drafter._rank[1:], drafter._parents[1:]
+        self._depth, self._rank, self._parents = torch.tensor(parts, dtype=torch.int32).to(device)
+
+    def enter(self, view: StateView, rows: Sequence[int]) -> None:
+        for row in rows:
+            self._lengths[row] = 0
+            if row in self._drafter._states:
+                self._lengths[row], self._states[row] = self._drafter._states[row]
+
+    def reserve(self, row: int, length: int) -> bool:
+        return True
+
+    def propose(self, batch: CapturedRows) -> CapturedTrees:
+        drafter, index = self._drafter, batch.rows.long()
+        best = drafter.best(self._states[index], batch.sampling, batch.lengths - 1)
+        nodes = min(batch.num_draft_tokens, drafter.num_draft_tokens)
+        tokens = best[self._depth[:nodes].long() - 1, :, self._rank[:nodes].long()].T
+        chain = drafter.needs.topology == "chain"
+        parents = None if chain else self._parents[:nodes].expand(len(index), nodes)
+        ready = self._lengths[index] == batch.lengths
+        counts = torch.where(ready, batch.drafts.clamp(max=nodes), 0)
+        return CapturedTrees(tokens, parents, counts, max(drafter._depth[: nodes + 1]))
+
+    def observe(self, batch: CapturedRows, acceptance: Acceptance, output: TargetOutput) -> None:
+        path, index, accepted = acceptance.path, batch.rows.long(), acceptance.num_accepted
+        last = path.gather(1, accepted[:, None].long()).squeeze(1).long()
+        there = last >= 0
+        states = output.taps[TAP][last.clamp(min=0)]
+        self._states[index] = torch.where(there[:, None], states, self._states[index])
+        self._lengths[index] = torch.where(there, batch.lengths + accepted + 1, self._lengths[index])
+
+    def leave(self, view: StateView, rows: Sequence[int]) -> None:
+        for row in rows:  # of a step that failed half-way the length is another than the text's
+            self._drafter._states[row] = int(self._lengths[row]), self._states[row].clone()
 
 
 def _within(shape: Shape, depths: int, ranks: int) -> tuple[list[int], list[int], list[int]]:

@@ -55,6 +55,10 @@ class PagedHead:
         found: Tensor = self.head.fuse([taps[name] for name in self.taps])
         return found
 
+    def blank(self, *shape: int) -> Tensor:
+        """Zeros [*shape, hidden] in place of features."""
+        return torch.zeros(*shape, self.head.hidden_size, dtype=self.target.dtype, device=self.device)
+
     def extend(self, rows: Tensor, tokens: Tensor, features: Tensor, offsets: Tensor) -> Tensor:
         """Append places to rows (causal): predicted features [M, hidden].
 
@@ -85,11 +89,14 @@ class PagedHead:
 
 @dataclass(slots=True)
 class _Row:
-    """features: [n, hidden], true ones of the tokens from `first` on; stored: places whose keys come from true ones."""
+    """features: [n, hidden], true ones of the tokens from `first` on; stored: places whose keys come from true ones;
+    lent: somebody else goes on from them.
+    """
 
     features: Tensor
     first: int = 0
     stored: int = 0
+    lent: bool = False
 
 
 class HeadRows:
@@ -191,6 +198,18 @@ class HeadRows:
                 own.features = torch.cat([own.features, part.to(own.features.dtype)])
             elif own.first == 0 and view.length(row) - 1 == part.shape[0]:  # the text began with its root
                 own.features = part.clone()
+
+    def lend(self, row: int) -> Tensor:
+        """Features [n, hidden] of a row's last tokens but the root, for somebody who goes on from them."""
+        self._rows[row].lent = True
+        return self._rows[row].features
+
+    def take_back(self, row: int, features: Tensor, stored: int) -> None:
+        """What is known now of a row that was lent: features of the tokens from `stored` on, in front of which all
+        places are stored.
+        """
+        if self._rows[row].lent:
+            self._rows[row] = _Row(features, stored, stored)
 
     def release(self, rows: Sequence[int]) -> None:
         """Rows leave."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from specdec_fast.growing import CHOOSING, TreeDrafter
 from specdec_fast.shapes import Shape, read_shape
+from specdec_fast.targets.captured_heads import CapturedHeads
 from specdec_fast.targets.head_rows import HeadRows
 
 _PATHS = (
@@ -58,3 +59,11 @@ class HeadTrees(TreeDrafter):
         chains = not depth and wanted.is_chain and how in (*CHOOSING, "iid")
         taps = tuple(dict.fromkeys(model.taps))
         self.needs = replace(self.needs, taps=taps, topology="chain" if chains else "tree")
+
+    def captured(self, max_rows: int) -> CapturedHeads | str:
+        """Its proposals for captured steps over an engine of max_rows rows, or why there are none."""
+        if self.needs.laws:
+            return f"tokens that are drawn carry laws (how={' or '.join(CHOOSING)} has none)"
+        if self.model.cache.max_rows < max_rows:
+            return f"the head has room for {self.model.cache.max_rows} rows, the target for {max_rows}"
+        return CapturedHeads(self, max_rows)

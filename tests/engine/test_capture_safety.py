@@ -9,7 +9,7 @@ import pytest
 import torch
 from oracles import models
 from oracles.automaton import AutomatonTarget, random_logits
-from oracles.capture_guard import CaptureError, Guard, capture_guard
+from oracles.capture_guard import CaptureError, capture_guard, check_repeats, guard_programs
 from torch import Tensor
 
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, captured, get_drafter
@@ -44,17 +44,7 @@ def test_a_step_can_be_captured_and_meets_the_same_tensors_every_time(
     """Every replay runs under the guard: nothing forbidden, the same operators on the same shapes, and tensors from
     outside at the same addresses, while rows accept as much as they like and texts end.
     """
-    runs: dict[Callable[[], None], list[Guard]] = {}
-
-    def guarded(program: Callable[[], None], device: torch.device, pool: Any) -> Callable[[], None]:
-        def run() -> None:
-            with capture_guard() as guard:
-                program()
-            runs.setdefault(program, []).append(guard)
-
-        return run
-
-    monkeypatch.setattr(captured, "capture", guarded)
+    runs = guard_programs(monkeypatch)
     target, drafter = models.target(family, max_rows=4, max_length=64), None
     if kind != "none":
         small = HuggingFaceTarget(models.kin(family), max_length=64, max_rows=4)
@@ -66,28 +56,16 @@ def test_a_step_can_be_captured_and_meets_the_same_tensors_every_time(
     ]
     handles = engine.generate(prompts, wanted)
     assert [len(handle.tokens) for handle in handles] == [4, 9, 24] and engine.step_mode == "graph"
-    assert max(map(len, runs.values())) > 2
-    for guards in runs.values():
-        for guard in guards[1:]:
-            assert guard.trace == guards[0].trace
-            assert guard.outside == guards[0].outside
-    names = {name for guards in runs.values() for name, _ in guards[0].trace}
+    names = check_repeats(runs)
     assert {"specdec.tree_attention.default", "specdec.kv_commit_table.default", "specdec.tree_verify.default"} <= names
 
 
 def test_a_model_that_cannot_be_captured_goes_on_without(monkeypatch: pytest.MonkeyPatch) -> None:
     """transformers looks at the tokens of GPT-2 on the host, to warn of padding."""
 
-    def guarded(program: Callable[[], None], device: torch.device, pool: Any) -> Callable[[], None]:
-        def run() -> None:
-            with capture_guard():
-                program()
-
-        return run
-
     wanted = SamplingParams(temperature=0, max_new_tokens=6)
     want = models.greedy_text("gpt2", 5, 6)
-    monkeypatch.setattr(captured, "capture", guarded)
+    guard_programs(monkeypatch)
     engine = Engine(models.target("gpt2", max_rows=2, max_length=64), step_mode="graph")
     assert engine.generate([models.prompt(5)], wanted)[0].tokens == want
     assert "a captured step failed" in engine.explain()

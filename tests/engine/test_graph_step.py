@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 from oracles import models
+from oracles.arrivals import requests, texts
 from oracles.automaton import AutomatonTarget, random_logits, scripted
 
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, captured, get_drafter
 from specdec_fast.packing import pack
 
 VOCAB = 9
-LAWS: list[dict[str, Any]] = [{}, {"top_k": 4}, {"top_p": 0.8}, {"min_p": 0.1}]
 
 
 def automaton(**shape: int) -> AutomatonTarget:
@@ -29,34 +29,8 @@ def kin(**shape: int) -> AutomatonTarget:
     return AutomatonTarget(random_logits(31, VOCAB, seed=4) + 0.5 * random_logits(31, VOCAB, seed=5), **shape)
 
 
-def requests(count: int, temperatures: tuple[float, ...]) -> list[tuple[list[int], SamplingParams]]:
-    source, made = random.Random(3), []
-    for seed in range(count):
-        prompt = [source.randrange(VOCAB) for _ in range(source.randrange(1, 12))]
-        new, temperature = source.randrange(1, 25), source.choice(temperatures)
-        made.append(
-            (prompt, SamplingParams(temperature=temperature, seed=seed, max_new_tokens=new, **source.choice(LAWS)))
-        )
-    return made
-
-
 def drafter_of(kind: str, rows: int) -> Any:
     return None if kind == "none" else get_drafter("draft_model")(kin(max_rows=rows), num_draft_tokens=3, pick=kind)
-
-
-def texts(engine: Engine, wanted: list[tuple[list[int], SamplingParams]], source: random.Random) -> list[Any]:
-    """Requests arrive at random times, with budgets of their own; (tokens, why they ended) of each."""
-    waiting, handles = list(enumerate(wanted)), {}
-    source.shuffle(waiting)
-    while waiting or not engine.idle:
-        while waiting and source.random() < 0.6:
-            at, (prompt, params) = waiting.pop()
-            budget = source.choice([None, 0, 1, 5]) if engine.drafter is not None else None
-            handles[at] = engine.submit(prompt, params, num_draft_tokens=budget)
-        engine.step()
-        assert engine.why_not_graph() == [] or engine._never == ["step_mode is sync"]
-    assert engine.target.cache.pages.num_used == 0  # type: ignore[attr-defined]
-    return [(handles[at].tokens, handles[at].finish_reason) for at in range(len(wanted))]
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,12 @@ The twin of tests/interpreter, which runs the same kernels on the same kind of c
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from oracles import models
+from oracles import heads, models
 
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
 from specdec_kernels import OPS, fake, registered, use_backend
@@ -66,20 +67,24 @@ def test_with_memory_of_the_caller_s_nothing_is_allocated(op: str) -> None:
         assert difference(got, expected, 0.0)[1] is None
 
 
-@pytest.mark.parametrize("kind", ["none", "coupled", "greedy"])
+@pytest.mark.parametrize("kind", ["none", "coupled", "greedy", "medusa", "eagle", "eagle dynamic", "eagle3 dynamic"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_captured_steps_write_the_same_text(kind: str, temperature: float) -> None:
+def test_captured_steps_write_the_same_text(kind: str, temperature: float, tmp_path: Path) -> None:
     prompts = [models.prompt(length) for length in (1, 5, 17, 40)]
     wanted = [
         SamplingParams(temperature=temperature, seed=at, max_new_tokens=20 + 3 * at, top_p=0.95) for at in range(4)
     ]
     texts: dict[str, Any] = {}
     for mode in ("sync", "graph"):
-        drafter = None
-        if kind != "none":
+        drafter, (name, _, dynamic) = None, kind.partition(" ")
+        target = HuggingFaceTarget(models.own("llama").cuda(), max_length=128, max_rows=4)
+        if name == "medusa":
+            drafter = get_drafter(name)(target, models.medusa_heads(target).cuda())
+        elif name.startswith("eagle"):
+            drafter = get_drafter(name)(target, **heads.options(name, tmp_path), depth=3 if dynamic else 0)
+        elif kind != "none":
             small = HuggingFaceTarget(models.kin("llama").cuda(), max_length=128, max_rows=4)
             drafter = get_drafter("draft_model")(small, num_draft_tokens=3, pick=kind)
-        target = HuggingFaceTarget(models.own("llama").cuda(), max_length=128, max_rows=4)
         engine = Engine(target, drafter, step_mode=mode)
         handles = [engine.submit(prompt, params) for prompt, params in zip(prompts[:2], wanted)]
         engine.step()

@@ -30,6 +30,9 @@ class AutomatonHead:
     def features(self, taps: Mapping[str, Tensor]) -> Tensor:
         return taps["final_norm"]
 
+    def blank(self, *shape: int) -> Tensor:
+        return torch.zeros(*shape, len(self.model.table))
+
     def extend(self, rows: Tensor, tokens: Tensor, features: Tensor, offsets: Tensor) -> Tensor:
         self.cache.stage(rows, offsets, tokens.shape[0], advance=True)
         return self._after(tokens, features)

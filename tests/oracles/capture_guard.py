@@ -6,15 +6,18 @@ data. It also writes down which operators ran on what shapes, and at which addre
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
+import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from specdec_fast import captured
 
 WAITS = {"_local_scalar_dense", "equal", "is_nonzero"}
 DEPENDS_ON_DATA = {"nonzero", "nonzero_static", "masked_select", "unique", "_unique", "_unique2", "unique_dim"}
@@ -76,3 +79,31 @@ def capture_guard() -> Iterator[Guard]:
             stack.enter_context(patch.object(Tensor, name, refuse(name)))
         stack.enter_context(guard)
         yield guard
+
+
+def guard_programs(monkeypatch: pytest.MonkeyPatch) -> dict[Callable[[], None], list[Guard]]:
+    """From now on every run of a captured program is guarded; what the guards saw, by program."""
+    runs: dict[Callable[[], None], list[Guard]] = {}
+
+    def guarded(program: Callable[[], None], device: torch.device, pool: Any) -> Callable[[], None]:
+        def run() -> None:
+            with capture_guard() as guard:
+                program()
+            runs.setdefault(program, []).append(guard)
+
+        return run
+
+    monkeypatch.setattr(captured, "capture", guarded)
+    return runs
+
+
+def check_repeats(runs: dict[Callable[[], None], list[Guard]]) -> set[str]:
+    """Every run of a program met the same operators on the same shapes, and tensors from outside at the same addresses.
+    The names of all operators.
+    """
+    assert max(map(len, runs.values())) > 2
+    for guards in runs.values():
+        for guard in guards[1:]:
+            assert guard.trace == guards[0].trace
+            assert guard.outside == guards[0].outside
+    return {name for guards in runs.values() for name, _ in guards[0].trace}
