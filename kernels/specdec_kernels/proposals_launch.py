@@ -16,13 +16,15 @@ from .proposals import Law, depths, dust
 from .traversal_verify.triton_kernel import walk_up
 from .workspace import Spec, carve, needs, path_specs, results
 
-WEIGH_REGISTERS = 80
-"""Per thread of `weigh`: three programs fit on a multiprocessor. Left to itself ptxas may aim at fewer, and spill."""
-
 
 def weigh_warps(draft: bool) -> int:
     """Warps of `weigh`; without draft laws there is less to do per token."""
     return WARPS if draft else WARPS // 2
+
+
+def weigh_registers(draft: bool) -> int:
+    """Per thread of `weigh`; 24 or 20 warps fit on a multiprocessor. Left to itself ptxas may aim at fewer and spill."""
+    return 80 if draft else 96
 
 
 class Proposals:
@@ -74,7 +76,8 @@ class Proposals:
             weigh[(self.nodes,)](
                 *self.rest.tensors, self.offsets, self.first, self.accept, self.reach, self.level, self.parents, level,
                 self.rows, self.rest.vocab, self.dust, TILE, self.levels, shortcut, *self.rest.kind,
-                num_warps=weigh_warps(self.rest.kind[1]), maxnreg=WEIGH_REGISTERS, enable_fp_fusion=False,
+                num_warps=weigh_warps(self.rest.kind[1]), maxnreg=weigh_registers(self.rest.kind[1]),
+                enable_fp_fusion=False,
             )  # fmt: skip
 
     def verify(
@@ -171,7 +174,8 @@ def weigh_variants(op: str, name: str, everyday: bool, dtype: str = "bf16", **ki
     constants = rest_constants(chain=False, **kind) | {"TILE": TILE, "LEVELS": levels, "SHORTCUT": True}
     return [
         Variant(f"{op}/weigh {name}", "ordered_verify.triton_kernel:weigh", rest_types(dtype) | tables, constants,
-                weigh_warps(kind["draft"]), everyday=chosen, fusion=False, most_registers=WEIGH_REGISTERS)
+                weigh_warps(kind["draft"]), everyday=chosen, fusion=False,
+                most_registers=weigh_registers(kind["draft"]))
     ]  # fmt: skip
 
 
