@@ -23,7 +23,7 @@ def weigh_warps(draft: bool) -> int:
 
 
 def weigh_registers(draft: bool) -> int:
-    """Per thread of `weigh`; 24 or 20 warps fit on a multiprocessor. Left to itself ptxas may aim at fewer and spill."""
+    """Per thread of `weigh`; 24 or 20 warps fit on a multiprocessor. Left alone, ptxas may aim at fewer and spill."""
     return 80 if draft else 96
 
 
