@@ -2,7 +2,8 @@
 
 Every operator with a Triton kernel lists its `Variant`s in its `launch.py`; `variants()` finds them. `measure` compiles
 one with Triton's own compiler and reads registers, spills, shared memory and instructions out of the result with the
-tools inside the triton wheel. `ceilings.json` beside this file holds what was measured once; `breaches` compares.
+tools inside the triton wheel. `ceilings.json` beside this file holds what was measured once, with one section for each
+minor version of Triton; `breaches` compares.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from typing import Any
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 CEILINGS = Path(__file__).with_name("ceilings.json")
+Ceilings = dict[str, dict[str, dict[str, int]]]
+"""Variant -> architecture -> number."""
 SLACK = 1.1
 """Registers, shared memory and narrow loads may grow by a tenth: versions of compilers differ."""
 
@@ -34,7 +37,8 @@ class Variant:
     arguments that are no constants, in any order: "*bf16" (a pointer to 16-byte aligned memory), "*u8:1" (unaligned),
     "i32" or "i32:16" (an integer that 16 divides), "fp32"; constants: values of the constexpr arguments; warps,
     stages: launch options; everyday: architectures it is compiled for in every test run (`make kernels-full` compiles
-    all variants for all); architectures: those it exists for; fusion: whether a * b + c may become one instruction.
+    all variants for all); architectures: those it exists for; fusion: whether a * b + c may become one instruction;
+    most_registers: launch option maxnreg. It also keeps ptxas from choosing fewer and spilling.
     """
 
     name: str
@@ -46,6 +50,7 @@ class Variant:
     everyday: tuple[str, ...] = ("sm_90",)
     architectures: tuple[str, ...] = ARCHITECTURES
     fusion: bool = True
+    most_registers: int | None = None
 
 
 @dataclass(frozen=True)
@@ -113,6 +118,8 @@ def compile_variant(variant: Variant, architecture: str) -> Any:
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=hints)
     target = GPUTarget("cuda", int(architecture.removeprefix("sm_")), 32)
     options = {"num_warps": variant.warps, "num_stages": variant.stages, "enable_fp_fusion": variant.fusion}
+    if variant.most_registers is not None:
+        options["maxnreg"] = variant.most_registers
     return compile_source(source, target=target, options=options)
 
 
@@ -165,7 +172,7 @@ def breaches(cost: Cost, ceiling: Mapping[str, int] | None, architecture: str) -
     if architecture == "sm_90" and cost.spills:
         found.append(f"{cost.spills} spills; expected none on sm_90")
     if ceiling is None:
-        return [*found, "no ceiling is recorded; run `specdec kernels inspect --record`"]
+        return [*found, f"no ceiling is recorded for Triton {version()}; run `specdec kernels inspect --record`"]
     for name in ("registers", "shared", "stack", "spills", "narrow_loads"):
         got, most = getattr(cost, name), ceiling[name]
         allowed = int(most * SLACK) if name in ("registers", "shared", "narrow_loads") else most
@@ -178,26 +185,45 @@ def breaches(cost: Cost, ceiling: Mapping[str, int] | None, architecture: str) -
     return found
 
 
-def ceilings() -> dict[str, dict[str, dict[str, int]]]:
-    """Recorded costs: variant -> architecture -> number."""
-    return json.loads(CEILINGS.read_text(encoding="utf-8"))["variants"] if CEILINGS.exists() else {}
+def version() -> str:
+    """Minor version of the Triton that is installed, such as "3.9"."""
+    import triton
+
+    return ".".join(triton.__version__.split(".")[:2])
+
+
+def recorded() -> dict[str, Ceilings]:
+    """All that is recorded, by minor version of Triton."""
+    return json.loads(CEILINGS.read_text(encoding="utf-8")) if CEILINGS.exists() else {}
+
+
+def ceilings() -> Ceilings:
+    """Recorded costs of the Triton that is installed; empty if none were recorded with it."""
+    return recorded().get(version(), {})
 
 
 def record(costs: Mapping[str, Mapping[str, Cost]]) -> None:
-    """Writes costs to `ceilings.json`; variants that are not among them keep theirs unless they are gone."""
-    import triton
+    """Writes costs to `ceilings.json` under the Triton that is installed; all other numbers stay.
 
-    names = {variant.name for variant in variants()}
-    merged = {name: dict(each) for name, each in ceilings().items() if name in names}
-    for name, by_architecture in costs.items():
-        if name not in names:
-            continue
-        merged.setdefault(name, {}).update({arch: asdict(cost) for arch, cost in by_architecture.items()})
-    lines = [
-        f"    {json.dumps(name)}: {{\n"
-        + ",\n".join(f"      {json.dumps(arch)}: {json.dumps(cost)}" for arch, cost in sorted(each.items()))
-        + "\n    }"
-        for name, each in sorted(merged.items())
-    ]
-    head = f'{{\n  "triton": {json.dumps(triton.__version__)},\n  "variants": {{\n'
-    CEILINGS.write_text(head + ",\n".join(lines) + "\n  }\n}\n", encoding="utf-8")
+    Variants that are gone, and architectures that a variant no longer exists for, are left out.
+    """
+    known = {variant.name: variant.architectures for variant in variants()}
+    sections = {version(): {}, **recorded()}
+    for name, found in costs.items():
+        mine = sections[version()].setdefault(name, {})
+        mine.update({architecture: asdict(cost) for architecture, cost in found.items()})
+
+    def written(found: Mapping[str, Any], depth: int) -> str:
+        """An object with one line per cost."""
+        if depth == 3:
+            return json.dumps(found)
+        inside = ",\n".join(f"{'  ' * depth}  {json.dumps(key)}: {written(x, depth + 1)}" for key, x in found.items())
+        return f"{{\n{inside}\n{'  ' * depth}}}"
+
+    def kept(section: Ceilings) -> Ceilings:
+        chosen = {name: section[name].items() for name in sorted(section) if name in known}
+        return {name: {a: cost for a, cost in sorted(have) if a in known[name]} for name, have in chosen.items()}
+
+    newest_first = sorted(sections, key=lambda each: [int(part) for part in each.split(".")], reverse=True)
+    whole = {each: kept(sections[each]) for each in newest_first}
+    CEILINGS.write_text(written(whole, 0) + "\n", encoding="utf-8")

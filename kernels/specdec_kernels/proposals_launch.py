@@ -18,8 +18,13 @@ from .workspace import Spec, carve, needs, path_specs, results
 
 
 def weigh_warps(draft: bool) -> int:
-    """Warps of `weigh`: of these numbers, the one that spills nothing on Hopper."""
+    """Warps of `weigh`; without draft laws there is less to do per token."""
     return WARPS if draft else WARPS // 2
+
+
+def weigh_registers(draft: bool) -> int:
+    """Per thread of `weigh`; 24 or 20 warps fit on a multiprocessor. Left alone, ptxas may aim at fewer and spill."""
+    return 80 if draft else 96
 
 
 class Proposals:
@@ -71,7 +76,8 @@ class Proposals:
             weigh[(self.nodes,)](
                 *self.rest.tensors, self.offsets, self.first, self.accept, self.reach, self.level, self.parents, level,
                 self.rows, self.rest.vocab, self.dust, TILE, self.levels, shortcut, *self.rest.kind,
-                num_warps=weigh_warps(self.rest.kind[1]), enable_fp_fusion=False,
+                num_warps=weigh_warps(self.rest.kind[1]), maxnreg=weigh_registers(self.rest.kind[1]),
+                enable_fp_fusion=False,
             )  # fmt: skip
 
     def verify(
@@ -168,7 +174,8 @@ def weigh_variants(op: str, name: str, everyday: bool, dtype: str = "bf16", **ki
     constants = rest_constants(chain=False, **kind) | {"TILE": TILE, "LEVELS": levels, "SHORTCUT": True}
     return [
         Variant(f"{op}/weigh {name}", "ordered_verify.triton_kernel:weigh", rest_types(dtype) | tables, constants,
-                weigh_warps(kind["draft"]), everyday=chosen, fusion=False)
+                weigh_warps(kind["draft"]), everyday=chosen, fusion=False,
+                most_registers=weigh_registers(kind["draft"]))
     ]  # fmt: skip
 
 

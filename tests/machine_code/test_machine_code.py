@@ -7,13 +7,13 @@ In a usual run the pairs of variant and architecture that are marked `everyday`,
 from __future__ import annotations
 
 import ast
-import json
 import os
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
+from benchmarks.kernels import compile_all
 from specdec_kernels import machine_code
 from specdec_kernels.machine_code import Cost, Variant, breaches, measure, variants
 
@@ -23,8 +23,11 @@ pytestmark = [
 ]
 FULL = os.environ.get("SPECDEC_KERNELS_FULL") == "1"
 MOST_EVERYDAY = 40
+VERSIONS = ("3.9", "3.6")
+"""Minor versions of Triton whose ceilings are recorded; nothing may spill on sm_90 with any of them."""
 CHOSEN = variants() if machine_code.missing() is None else []
 EVERYDAY = [(variant, each) for variant in CHOSEN for each in variant.everyday]
+HERE = machine_code.version() if CHOSEN else ""
 PAIRS = [(variant, each) for variant in CHOSEN for each in variant.architectures] if FULL else EVERYDAY
 
 
@@ -57,10 +60,21 @@ def test_every_operator_with_triton_kernels_lists_variants() -> None:
     assert {variant.name.partition("/")[0] for variant in CHOSEN} == kernels
 
 
-def test_ceilings_are_recorded_for_all_that_exists_and_nothing_else() -> None:
-    recorded = machine_code.ceilings()
+@pytest.mark.parametrize("version", VERSIONS)
+def test_ceilings_are_recorded_for_all_that_exists_and_nothing_else(version: str) -> None:
+    recorded = machine_code.recorded()[version]
     assert {n: set(each) for n, each in recorded.items()} == {v.name: set(v.architectures) for v in CHOSEN}
     assert all(each["sm_90"]["spills"] == 0 for each in recorded.values()), "nothing may spill on sm_90"
+
+
+def test_ceilings_are_those_of_the_triton_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert set(machine_code.recorded()) == set(VERSIONS)
+    for version in VERSIONS:
+        monkeypatch.setattr("triton.__version__", f"{version}.1")
+        assert machine_code.ceilings() == machine_code.recorded()[version]
+    monkeypatch.setattr("triton.__version__", "3.77.0")
+    assert machine_code.ceilings() == {}
+    assert "no ceiling is recorded for Triton 3.77;" in breaches(GOOD, None, "sm_80")[0]
 
 
 GOOD = Cost(registers=100, stack=0, spills=0, shared=4096, wgmma=8, mma=0, wide_loads=4, narrow_loads=10)
@@ -103,11 +117,30 @@ def test_recording_keeps_what_it_does_not_measure(monkeypatch: pytest.MonkeyPatc
     first, second = CHOSEN[0].name, CHOSEN[1].name
     machine_code.record({first: {"sm_80": GOOD, "sm_90": GOOD}, "gone": {"sm_90": GOOD}})
     machine_code.record({second: {"sm_90": replace(GOOD, registers=7)}})
-    kept = json.loads((tmp_path / "ceilings.json").read_text())["variants"]
+    kept = machine_code.ceilings()
     assert set(kept) == {first, second} and kept[first]["sm_80"] == asdict(GOOD)
     assert kept[second]["sm_90"]["registers"] == 7
+    monkeypatch.setattr("triton.__version__", "3.10.0")
+    machine_code.record({second: {"sm_90": GOOD}})
+    assert machine_code.recorded() == {"3.10": {second: {"sm_90": asdict(GOOD)}}, HERE: kept}
+    assert list(machine_code.recorded()) == ["3.10", HERE], "the newest first"
+
+
+def test_another_triton_fails_on_growth_and_spills(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(machine_code, "variants", lambda: [CHOSEN[0]])
+    monkeypatch.setattr(machine_code, "ceilings", lambda: {CHOSEN[0].name: {"sm_90": asdict(GOOD)}})
+    monkeypatch.setattr(machine_code, "measure", lambda variant, architecture: GOOD)
+    assert compile_all.main() == 0
+    monkeypatch.setattr(machine_code, "measure", lambda variant, architecture: replace(GOOD, registers=200))
+    assert compile_all.main() == 1 and "registers 200; expected at most 110" in capsys.readouterr().out
+    monkeypatch.setattr(machine_code, "ceilings", dict)
+    assert compile_all.main() == 0 and "no ceilings are recorded with this Triton" in capsys.readouterr().out
+    monkeypatch.setattr(machine_code, "measure", lambda variant, architecture: replace(GOOD, spills=2))
+    assert compile_all.main() == 1 and "2 spills; expected none on sm_90" in capsys.readouterr().out
 
 
 def test_the_file_holds_plain_numbers() -> None:
     source = machine_code.CEILINGS.read_text(encoding="utf-8")
-    assert ast.literal_eval(source)["triton"].startswith("3.")
+    assert tuple(ast.literal_eval(source)) == VERSIONS

@@ -19,11 +19,9 @@ GROUP = 8
 FEW = 2
 """Race blocks up to which all of them are weighed in the race itself, without a launch for their masses."""
 MASS_WARPS = 8
-
-
-def race_warps(chain: bool, draft: bool) -> int:
-    """Warps of the race: of these numbers, the one that spills nothing on Hopper."""
-    return 8 if draft and not chain else 4
+RACE_WARPS = 4
+RACE_REGISTERS = 96
+"""Per thread of the race. Left to itself ptxas aims at fewer, for programs that are not there, and spills."""
 
 
 Law = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -126,8 +124,7 @@ def draw(
     race[(rows,)](
         *shared, seeds, positions, index, *explicit, out, rest.vocab, blocks, max(4, 1 << (blocks - 1).bit_length()),
         stream, noise is not None, known is not None and not few, few, *rest.kind,
-        num_warps=race_warps(*rest.kind[:2]),
-        enable_fp_fusion=False,
+        num_warps=RACE_WARPS, maxnreg=RACE_REGISTERS, enable_fp_fusion=False,
     )  # fmt: skip
     return out
 
@@ -194,9 +191,8 @@ def _draw(name: str, everyday: bool, dtype: str = "bf16", known: bool = False, *
     return [
         Variant(f"draw_sample/masses {name}", f"{kernel}:masses", shared, constants | {"GROUP": GROUP}, MASS_WARPS,
                 everyday=chosen, fusion=False),
-        Variant(f"draw_sample/race {name}", f"{kernel}:race", shared | noise, race_constants,
-                race_warps(kind["chain"], kind["draft"]),
-                everyday=chosen, fusion=False),
+        Variant(f"draw_sample/race {name}", f"{kernel}:race", shared | noise, race_constants, RACE_WARPS,
+                everyday=chosen, fusion=False, most_registers=RACE_REGISTERS),
     ]  # fmt: skip
 
 

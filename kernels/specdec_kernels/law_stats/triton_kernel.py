@@ -175,6 +175,10 @@ def join(
     m = tl.load(min_p + row).to(tl.float64)
     k = tl.where(k < vocab, k, 0)
     filtered = (k > 0) | (p < 1) | (m > 0)
+    if MASSES:  # before anything is refined: no filter cuts where masses are known
+        known = finite & (t != 0) & (filtered == 0) & (tl.abs(lse) < FARTHEST)
+        share = part * tl.exp(top_scaled - lse.to(tl.float64))  # in units of the rounded normaliser, as weights are
+        tl.store(mass + row * blocks + block, tl.where(known, share.to(tl.float32), NAN), mask=have)
     if greedy:
         lse = tl.zeros((), tl.float32)
         if finite:
@@ -223,7 +227,3 @@ def join(
     tl.store(out_lse + row, tl.where(finite, lse, NAN))
     tl.store(out_cut + row, tl.where(finite, cut, NAN))
     tl.store(out_tie + row, tl.where(finite, tie, 0))
-    if MASSES:
-        known = finite & (t != 0) & (filtered == 0) & (tl.abs(lse) < FARTHEST)
-        share = part * tl.exp(top_scaled - lse.to(tl.float64))  # in units of the rounded normaliser, as weights are
-        tl.store(mass + row * blocks + block, tl.where(known, share.to(tl.float32), NAN), mask=have)

@@ -11,8 +11,8 @@ from .plan import MOST_NODES, TreePlan
 
 
 def block(words: int) -> int:
-    """Packed nodes of a program: at most 2,048 ancestor words together."""
-    return max(16, min(64, 2048 // next_power_of_2(words)))
+    """Packed nodes of a program: at most 2,048 ancestor words together, and few enough for a square of them."""
+    return max(16, min(32, 2048 // next_power_of_2(words)))
 
 
 def why_not(parents: Tensor, offsets: Tensor, max_nodes: int | None = None) -> str | None:
