@@ -26,8 +26,9 @@ NO_LAW = "the model returned NaN or no finite logit"
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a step gave one request. tokens: accepted ones and the next; drafted, depth: of its draft; complete: nothing
-    of the draft was left to test; reason: why the text breaks off after these tokens, or "".
+    """What a step gave one request. tokens: accepted ones and the next; drafted, depth: of its draft (of captured
+    ones a bound of the depth); complete: nothing of the draft was left to test; reason: why the text breaks off after
+    these tokens, or "".
     """
 
     tokens: list[int]

@@ -85,9 +85,13 @@ class Sampling:
         if found is None:
             if len(self._per_node) > 256:
                 self._per_node.clear()
-            fields = ("temperature", "top_k", "top_p", "min_p", "seeds")
-            found = self._per_node[counts] = Sampling(*(getattr(self, name)[row_of] for name in fields))
+            found = self._per_node[counts] = self.spread(row_of)
         return found
+
+    def spread(self, row_of: Tensor) -> Sampling:
+        """The parameters of the rows in `row_of`, int64 [M]."""
+        fields = ("temperature", "top_k", "top_p", "min_p", "seeds")
+        return Sampling(*(getattr(self, name)[row_of] for name in fields))
 
 
 @dataclass(slots=True)

@@ -26,7 +26,14 @@ def captured_proposals(drafter: Drafter | None, max_rows: int) -> CapturedPropos
     if drafter.needs.host_tokens:
         return f"drafter {drafter.name} reads committed tokens on the host"
     make: Any = getattr(drafter, "captured", None)
-    return f"drafter {drafter.name} has no captured proposals" if make is None else make(max_rows)
+    if make is None:
+        return f"drafter {drafter.name} has no captured proposals"
+    for part in type(drafter).__mro__:  # the nearest class that has one of the two has both
+        if "captured" in vars(part):
+            break
+        if {"propose", "observe"} & vars(part).keys():
+            return f"drafter {drafter.name} proposes in a way of its own ({part.__name__}), and captured() is inherited"
+    return make(max_rows)
 
 
 def why_never(

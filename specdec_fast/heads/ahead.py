@@ -198,7 +198,7 @@ class CapturedAhead:
     taps = (TAP,)
 
     def __init__(self, drafter: AheadDrafter, max_rows: int) -> None:
-        self._drafter, device = drafter, drafter._target.device
+        self._drafter, device = drafter, drafter._target.cache.device
         like = getattr(drafter._target, "dtype", torch.float32)
         self._states = torch.zeros(max_rows, drafter.heads.hidden_size, dtype=like, device=device)
         self._lengths = torch.zeros(max_rows, dtype=torch.int32, device=device)
@@ -229,9 +229,10 @@ class CapturedAhead:
         path, index, accepted = acceptance.path, batch.rows.long(), acceptance.num_accepted
         last = path.gather(1, accepted[:, None].long()).squeeze(1).long()
         there = last >= 0
-        states = output.taps[TAP][last.clamp(min=0)]
-        self._states[index] = torch.where(there[:, None], states, self._states[index])
+        states = output.taps[TAP][last.clamp(min=0)].to(self._states.dtype)
+        # the length first: after a stop between the two it is not the text's, and the state is passed over
         self._lengths[index] = torch.where(there, batch.lengths + accepted + 1, self._lengths[index])
+        self._states[index] = torch.where(there[:, None], states, self._states[index])
 
     def leave(self, view: StateView, rows: Sequence[int]) -> None:
         for row in rows:  # of a step that failed half-way the length is another than the text's

@@ -130,6 +130,7 @@ class CapturedHeads:
         sound = (path[:, 0] >= 0) & (self._known[index] == lengths) & (stored >= lengths - 2)
         new = new.to(old.dtype).unflatten(0, path.shape)
         moved = torch.cat([self._before_root(index, lengths)[:, None], new, old[:, path.shape[1] + 1 :]], 1)
+        self._known[index] = torch.where(sound, 0, self._known[index])  # until all of it is written
         self._window[index] = torch.where(sound[:, None, None], moved, old)
         self._first[index] = torch.where(sound, lengths - 2, self._first[index])
         self._known[index] = torch.where(sound, lengths + acceptance.num_accepted + 1, self._known[index])
@@ -187,7 +188,7 @@ class CapturedHeads:
             whole = logits.new_full((logits.shape[0], self._model.vocab_size), float("-inf"))
             logits = whole.index_copy_(1, self._model.token_ids, logits)
         row_of = torch.arange(rows * each, device=logits.device) // each
-        nodes = sampling.per_node((each,) * rows, row_of)
+        nodes = sampling.spread(row_of)
         filtered = sampling.any_filter and not sampling.all_greedy
         return logits, list(picking_law(logits, nodes, filtered)), nodes
 

@@ -205,10 +205,11 @@ class HeadRows:
         return self._rows[row].features
 
     def take_back(self, row: int, features: Tensor, stored: int) -> None:
-        """What is known now of a row that was lent: features of the tokens from `stored` on, in front of which all
-        places are stored.
+        """What is known now of a row that was lent, if it was: features of the tokens from `stored` on, in front of
+        which all places are stored.
         """
-        if self._rows[row].lent:
+        own = self._rows.get(row)
+        if own is not None and own.lent:
             self._rows[row] = _Row(features, stored, stored)
 
     def release(self, rows: Sequence[int]) -> None:

@@ -251,6 +251,61 @@ def test_a_step_that_fails_half_way_costs_no_token(
     assert handle.stats.steps <= 11, "one step without a draft at most"
 
 
+class Stopping:
+    """A tensor that refuses to be written once."""
+
+    def __init__(self, inner: torch.Tensor, write: int) -> None:
+        self._inner, self._left = inner, write
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def __getitem__(self, at: Any) -> torch.Tensor:
+        return self._inner[at]
+
+    def __setitem__(self, at: Any, value: Any) -> None:
+        self._left -= 1
+        if not self._left:
+            raise RuntimeError("between two writes")
+        self._inner[at] = value
+
+
+@pytest.mark.parametrize(
+    ("kind", "part", "write"),
+    [("medusa", part, 1) for part in ("_lengths", "_states")]
+    + [("eagle dynamic", part, write) for part, write in (("_known", 1), ("_window", 1), ("_first", 1), ("_known", 2))],
+)
+def test_what_was_learned_by_half_is_not_believed(kind: str, part: str, write: int) -> None:
+    """A step that stops while it is observed: heads that know the text never draft anything wrong from what is left."""
+    target = scripted(script(60), VOCAB)
+    engine = Engine(target, RIGHT[kind](target), step_mode="graph")
+    handle = engine.submit(script(4), SamplingParams(temperature=0, max_new_tokens=40))
+    engine.step()
+    proposals = engine._captured._proposals
+    setattr(proposals, part, Stopping(getattr(proposals, part), write))
+    while not engine.idle:
+        engine.step()
+    assert handle.tokens == script(60)[4:44] and "between two writes" in engine.explain()
+    assert engine.stats.accepted == engine.stats.tested and engine.stats.drafted > 0
+    assert kind != "medusa" or handle.stats.steps <= 12, "a recurrent head has missed features, the others nothing"
+
+
+def test_a_row_that_never_began_leaves_quietly(monkeypatch: pytest.MonkeyPatch, faults: list[str]) -> None:
+    target = scripted(script(60), VOCAB)
+    engine = Engine(target, RIGHT["eagle dynamic"](target), step_mode="graph")
+
+    def failing(*args: Any) -> None:
+        raise RuntimeError("no features")
+
+    monkeypatch.setattr(engine.drafter.source, "begin", failing)  # type: ignore[union-attr]
+    handle = engine.submit(script(4), SamplingParams(temperature=0, max_new_tokens=30))
+    engine.step()
+    engine.submit([4, 5], SamplingParams(temperature=0, max_new_tokens=4, logit_bias={2: 3.0}))
+    while not engine.idle:
+        engine.step()
+    assert handle.tokens == script(60)[4:34] and "leave" not in str(faults)
+
+
 @pytest.mark.parametrize("kind", ["medusa", "eagle published", "eagle dynamic", "eagle3 dynamic"])
 def test_a_dry_pool_and_the_end_of_the_context(kind: str) -> None:
     """Rows are evicted and begin anew; texts run until the context is full, where trees have no room to grow."""
@@ -266,6 +321,7 @@ def test_a_dry_pool_and_the_end_of_the_context(kind: str) -> None:
     one, other = watch["sync"].drafts(), watch["graph"].drafts()
     both = {key for key in one.keys() & other.keys() if one[key] and other[key]}
     assert len(both) > 20 and all(one[key] == other[key] for key in both)
+    assert max(length for _, length in both) == max(length for (_, length), tree in one.items() if tree)
 
 
 def of_model(kind: str, target: Any, folder: Path) -> Any:
@@ -320,3 +376,24 @@ def test_what_cannot_be_captured_says_why() -> None:
     ):
         engine = Engine(automaton(), made, step_mode="graph")
         assert engine.step_mode == "sync" and reason in engine.explain()
+
+    made = medusa(automaton())
+    made.__class__ = type("Own", (type(made),), {"propose": type(made).propose})
+    engine = Engine(automaton(), made, step_mode="graph")
+    assert engine.step_mode == "sync" and "proposes in a way of its own (Own)" in engine.explain()
+
+
+def test_a_target_needs_no_device_of_its_own() -> None:
+    class Bare:
+        def __init__(self, inner: Any) -> None:
+            self._inner = inner
+
+        def __getattr__(self, name: str) -> Any:
+            if name in ("device", "dtype"):
+                raise AttributeError(name)
+            return getattr(self._inner, name)
+
+    target: Any = Bare(scripted(script(30), VOCAB))
+    engine = Engine(target, RIGHT["medusa"](target), step_mode="graph")
+    handle = engine.generate([script(4)], SamplingParams(temperature=0, max_new_tokens=20))[0]
+    assert handle.tokens == script(30)[4:24] and engine.step_mode == "graph"

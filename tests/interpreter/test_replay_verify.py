@@ -13,7 +13,7 @@ from oracles.interpreter import guarded_case
 from oracles.replay_cases import walks
 from torch import Tensor
 
-from specdec_kernels import law_stats, replay_sample, replay_verify, tree_plan, use_backend
+from specdec_kernels import expect, law_stats, replay_sample, replay_verify, tree_plan, use_backend
 from specdec_kernels.replay_verify import launch
 
 HALF_AND_SINGLE = [torch.float32, torch.bfloat16, torch.float16]
@@ -68,6 +68,30 @@ def test_no_request_leaves_nothing_known() -> None:
         want = replay_verify(*arguments, max_depth=1)
     with use_backend("triton"):
         same(replay_verify(*arguments, max_depth=1), want)
+
+
+def test_links_that_lead_nowhere_end_a_walk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a device nobody looks at links: back, to itself, into other rows and out of the batch."""
+    monkeypatch.setattr(expect, "readable", lambda value: False)
+    offsets, nodes, one = torch.tensor([0, 9, 9, 21], dtype=torch.int32), 25, torch.ones(25)
+    for seed in range(5):
+        g = torch.Generator().manual_seed(seed)
+        wild = [torch.randint(-9, 34, (nodes,), generator=g).int() for _ in range(2)]
+        for links in wild:
+            links[torch.randint(0, nodes, (2,), generator=g)] = 2**31 - 1
+            links[3], links[12] = 3, 12
+        tokens = torch.randint(0, 2, (nodes,), generator=g)
+        case = {
+            "tokens": tokens, "offsets": offsets, "first_child": wild[0], "next_sibling": wild[1], "scouts": None,
+            "logits": torch.randn(nodes, 2, generator=g), "sampling": (one, one.int() * 0, one, one * 0),
+            "seeds": torch.arange(3), "root_positions": torch.zeros(3, dtype=torch.int32), "max_depth": 4,
+        }  # fmt: skip
+        with use_backend("triton"):
+            path, accepted, token, *_ = replay_verify(**guarded_case(case))
+        for row, (start, stop) in enumerate(zip(offsets[:-1], offsets[1:], strict=True)):
+            own = path[row, : int(accepted[row]) + 1]
+            assert bool((own[1:] > own[:-1]).all()) and bool(((own >= start) & (own < stop)).all()) == (start < stop)
+        assert token.tolist()[1] == -1 and bool((token < 2).all())
 
 
 def test_a_scout_and_errors_that_are_named() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..links_triton import onward
+
 
 @triton.jit
 def follow(
@@ -22,14 +24,14 @@ def follow(
         tl.store(out + length, node)
         length += 1
         token = tl.load(choice + node)
-        child = tl.load(first_child + node)
+        child = onward(first_child, node, end, node >= 0)
         node = node * 0 - 1
         while (child >= 0) & (node < 0):
             fits = tl.load(tokens + child) == token
             if SCOUTS:
                 fits = fits & (tl.load(scouts + child) == 0)
             node = tl.where(fits, child, -1)
-            child = tl.load(next_sibling + child)
+            child = onward(next_sibling, child, end, child >= 0)
     step = tl.arange(0, STEPS)
     tl.store(out + step, tl.full((STEPS,), -1, tl.int32), mask=(step >= length) & (step <= depth))
     tl.store(accepted + row, tl.maximum(length - 1, 0))
