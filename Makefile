@@ -47,14 +47,15 @@ endef
 .PHONY: lane-architecture lane-kernels lane-interpreter lane-compile lane-unit lane-native kernels-full kernels-triton
 .PHONY: lane-exact lane-replay lane-statistics lane-mutants
 
-help: ## List the targets
+help: ## List the targets and the variables
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
+	@echo; sed -n 's/^#$$//; 3,/^$$/s/^# *//p' $(firstword $(MAKEFILE_LIST))
 
 demo: $(STAMPS)/build ## Generate text with and without speculation on the bundled models and check that it is equal
 	@$(BIN)/specdec demo
 
-test: lint types lane-architecture lane-kernels lane-interpreter lane-compile lane-exact lane-replay lane-statistics \
-  lane-mutants lane-unit lane-native ## Style, types and all test lanes
+LANES := architecture kernels interpreter compile exact replay statistics mutants unit native
+test: lint types $(LANES:%=lane-%) ## Style, types and all test lanes
 
 lint: $(READY) ## ruff
 	$(call lane,lint,$(BIN)/ruff check .)

@@ -6,6 +6,7 @@ Tests: tests/test_loading.py.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 ASSETS = Path(__file__).parent / "assets"
 BUNDLED = {"demo-target": ASSETS / "demo-target", "demo-draft": ASSETS / "demo-draft"}
+EXPECTED = f"expected a bundled name ({', '.join(BUNDLED)}), a folder with config.json and weights"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
 
@@ -50,13 +52,16 @@ def load_model(source: str | Path, dtype: str | torch.dtype = "float32", device:
 
     place = BUNDLED.get(str(source), source)
     wanted = _dtype(dtype)
+    known = place != source or Path(source).exists()
+    meant = [] if known else get_close_matches(str(source).lower(), BUNDLED, cutoff=0.8)
+    if meant:  # no hub is asked for what is a slip of the pen
+        raise ValueError(f"model: got {str(source)!r}; did you mean the bundled {meant[0]!r}? {EXPECTED}")
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(place, dtype=wanted, output_loading_info=True)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(
-            f"model: got {str(source)!r}; expected a bundled name ({', '.join(BUNDLED)}), a folder with config.json, "
-            f"and weights, or a hub id that is reachable from here: {reason}"
+            f"model: got {str(source)!r}; {EXPECTED}, or a hub id that is reachable from here: {reason}"
         ) from error
     model, found = loaded
     missing = sorted(found["missing_keys"])

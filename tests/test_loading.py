@@ -86,6 +86,13 @@ def test_unknown_models_list_what_can_be_given(name: str) -> None:
     assert name in str(error.value) and "demo-target" in str(error.value) and "folder" in str(error.value)
 
 
+@pytest.mark.parametrize("name", ["demo-targt", "Demo-Draft", "demo_target"])
+def test_a_slip_of_the_pen_asks_no_hub(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", lambda *_, **__: 1 / 0)
+    with pytest.raises(ValueError, match=r"did you mean the bundled 'demo-(target|draft)'"):
+        load(name)
+
+
 def test_a_folder_without_a_model(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="model: got"):
         load(tmp_path)

@@ -33,7 +33,7 @@ CORE = {
     *("sampling_params", "step_mode", "stopping"),
     *("captured", "emission", "graph_step", "packing", "upload"),
 }
-TOP = {"bench", "integrations", "lab", "train", "tune"}
+TOP = {"integrations", "lab", "train", "tune"}
 
 # What each layer may import besides itself. A module that belongs to none of them has no place in the house.
 _PARTS = {"kernels", "core"}

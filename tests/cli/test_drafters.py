@@ -38,6 +38,11 @@ def test_all_are_listed_with_needs_law_defaults_and_a_line(run: Any) -> None:
     text = run("drafters").stdout
     for name, entry in found.items():
         assert f"{name}  {entry['line']}" in text
+    document = (Path(__file__).parents[2] / "docs" / "drafters.md").read_text(encoding="utf-8")
+    for name, entry in found.items():
+        section = document.split(f"\n## {name}\n")[1].split("\n## ")[0]
+        told = section.rsplit("\nOptions: ", 1)[1].replace("\n", " ").rstrip(". \n")
+        assert told == ", ".join(f"`{option}`" for option in entry["defaults"]), name
     assert "needs   trees, draft model, own cache" in text and "n_max=" in text
 
 
