@@ -6,12 +6,14 @@
 #   TORCH= VENV_ARGS=--system-site-packages    use the torch that is already installed
 #   VENV=.venv                                 where the environment lives
 #   SPECDEC_BUILD=auto|cpu|cuda|none           what is compiled (see setup.py)
+#   WORKERS=2                                  processes of the longest test lane
 
 PYTHON ?= python3
 VENV ?= .venv
 VENV_ARGS ?=
 TORCH ?= torch==2.13.0
 PYTEST_ARGS ?=
+WORKERS ?= 2
 TRITON ?= triton==3.6.0
 
 SHELL := bash
@@ -100,7 +102,7 @@ lane-mutants: $(READY) ## Wrong variants of rules and engine, each killed by a n
 	$(call lane,mutants,$(PYTEST) -q $(MUTANT_TESTS))
 
 lane-unit: $(READY) ## Tests of everything else: caches, targets, drafters, engine, command line, training
-	$(call lane,unit,$(PYTEST) -q tests $(ELSEWHERE:%=--ignore=%))
+	$(call lane,unit,$(PYTEST) -q -n $(WORKERS) --dist loadfile tests $(ELSEWHERE:%=--ignore=%))
 
 lane-native: $(READY) ## Tests of the build, and the C++ kernels under the address and undefined-behaviour sanitizers
 	$(call lane,native,$(PYTEST) -q $(NATIVE_TESTS))
