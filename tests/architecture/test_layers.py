@@ -214,7 +214,7 @@ PLANTED = [
     ("specdec_fast/drafters/a.py", "from ..rules import replay", "drafters imports"),
     ("specdec_fast/drafters/a.py", "import specdec_fast.engine as e", "drafters imports"),
     ("specdec_fast/engine.py", "from specdec_fast.cli import main", "engine imports"),
-    ("specdec_fast/lab/report.py", "from specdec_fast.bench import x", "lab imports"),
+    ("specdec_fast/lab/report.py", "from specdec_fast.tune import x", "lab imports"),
     ("specdec_fast/stuff/thing.py", "", "has no layer"),
 ]
 
@@ -229,7 +229,7 @@ def plant(root: Path, sources: dict[str, str]) -> list[Path]:
         "targets/tiny",
         "drafters/a",
         "drafters/b",
-        "bench/__init__",
+        "tune/__init__",
     ]
     for name in (f"specdec_fast/{stem}.py" for stem in [*neighbours, "__init__", "drafters/__init__"]):
         sources.setdefault(name, "")
@@ -251,7 +251,7 @@ def test_a_clean_tree_passes(tmp_path: Path) -> None:
         {
             "specdec_fast/targets/tiny.py": "from specdec_fast.cache.paged import x",
             "specdec_fast/drafters/a.py": "from specdec_fast.targets import tiny\nimport torch",
-            "specdec_fast/cli.py": "def f():\n    from specdec_fast.bench import x\nimport specdec_fast",
+            "specdec_fast/cli.py": "def f():\n    from specdec_fast.tune import x\nimport specdec_fast",
         },
     )
     assert violations(tmp_path, files) == [] and cycles(tmp_path, files) == []
