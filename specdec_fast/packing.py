@@ -31,6 +31,11 @@ class Packing:
         """int64 [B]: each row's last node; any node for rows without."""
         return (self.offsets[1:] - 1).clamp(min=0).long()
 
+    def by_row(self, first: int, stop: int) -> Tensor:
+        """int64 [B, stop - first]: the nodes number `first` to `stop` of each row; any nodes where there are none."""
+        numbers = torch.arange(first, stop, dtype=torch.int32, device=self.offsets.device)
+        return (self.offsets[:-1, None] + numbers).clamp(max=self.place.shape[0] - 1).long()
+
 
 def pack(counts: Tensor, most: int) -> Packing:
     """counts: int32 [B], nodes of each row, at most `most`: room for B * most nodes. Asks the device nothing."""

@@ -175,8 +175,7 @@ class CapturedHeads:
         each = tokens.shape[0] // batch.rows.shape[0]
         draft = packed_draft(batch.rows, packing, tokens, parents, depth=each, is_chain=plan is None, plan=plan)
         found = self._model.score(draft, features)
-        at = packing.offsets[:-1, None] + torch.arange(each, dtype=torch.int32, device=tokens.device)
-        return found[at.clamp(max=tokens.shape[0] - 1).long()]
+        return found[packing.by_row(0, each)]
 
     def _law(self, hidden: Tensor, sampling: Sampling) -> tuple[Tensor, list[Tensor], Sampling]:
         """Logits [B * N, V] after nodes of predicted features [B, N, hidden], (1/T, cut, tie) that their children are
@@ -255,6 +254,5 @@ class CapturedHeads:
             if not last:
                 hidden = self._score(batch, packing, tokens, parents, plan, own, hidden)
                 ends = growth.nodes[:, 1 + level * nodes :][:, :reach]
-        at = packing.offsets[:-1, None] + torch.arange(1, 1 + nodes, dtype=torch.int32, device=device)
-        at = at.clamp(max=tokens.shape[0] - 1).long()
+        at = packing.by_row(1, 1 + nodes)
         return CapturedTrees(tokens[at], parents[at], (counts[0] - 1).clamp(min=0), min(drafter.depth, nodes))
