@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from . import fake, registered
+from .devices import on_device
 from .dispatch import Backend
 
 REMEDY = "build it with `pip install -e .` (or `pip install .`) where a C++20 compiler is on PATH"
@@ -53,17 +54,6 @@ def _load_cuda() -> str | None:
         )
     except ImportError as error:
         return f"extension specdec_kernels._C_cuda does not load ({error})"
-    return None
-
-
-def on_device(kind: str, args: tuple[Any, ...]) -> str | None:
-    """None if the first tensor among the arguments (lists are looked into) lies on a device of this kind."""
-    for argument in args:
-        if isinstance(argument, (list, tuple)) and argument:
-            argument = argument[0]
-        if isinstance(argument, torch.Tensor):
-            found = argument.device.type
-            return None if found == kind else f"tensors are on {found}"
     return None
 
 

@@ -15,12 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .devices import on_own_device
+
 
 @lru_cache(maxsize=64)
 def _launch(place: str) -> Callable[..., Any]:
     folder, _, name = place.partition(":")
     found: Callable[..., Any] = getattr(import_module(f".{folder}.launch", __package__), name or folder)
-    return found
+    return on_own_device(found)
 
 
 def _plain(place: str, **options: Any) -> Callable[..., Any]:

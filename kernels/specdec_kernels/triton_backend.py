@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
+from .devices import on_device, on_own_device
 from .dispatch import Backend
-from .extension import on_device
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "yes", "y")
 """Whether kernels of this process run in the interpreter; triton reads the variable once, so this is per process."""
@@ -81,6 +81,6 @@ def triton_backend(
     kind = "cpu" if INTERPRETED else "cuda"
 
     def check(*args: Any, **kwargs: Any) -> str | None:
-        return on_device(kind, args or tuple(kwargs.values())) or (why_not(*args, **kwargs) if why_not else None)
+        return on_device(kind, args or kwargs.values()) or (why_not(*args, **kwargs) if why_not else None)
 
-    return Backend(name, load, check, missing, not_worth=not_worth)
+    return Backend(name, lambda: on_own_device(load()), check, missing, not_worth=not_worth)

@@ -42,7 +42,7 @@ def test_imports_are_light_and_quick(tmp_path: Path) -> None:
         "from specdec_fast import Draft, Engine, SamplingParams, get_rule; get_rule()",
         cwd=tmp_path,
     )
-    assert heavy(names[1]) == [] and names[0] < SECONDS * MARGIN
+    assert heavy(names[1]) == [] and names[0] + engine[0] < SECONDS * MARGIN
     assert "specdec_fast.engine" in engine[1] and "specdec_kernels" in engine[1]
     assert heavy(engine[1]) == []
 

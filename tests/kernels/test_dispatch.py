@@ -27,6 +27,7 @@ from specdec_kernels import (
     use_backend,
 )
 from specdec_kernels.dispatch import _parse_wish
+from specdec_kernels.triton_backend import triton_backend
 
 CALLS: list[str] = []
 
@@ -211,6 +212,38 @@ def test_a_wish_in_words(text: str, name: str | None) -> None:
 def test_every_operator_runs_on_its_extension_by_default() -> None:
     ops = set(OPS) - {"attention_plan"}  # kernels on a CPU need no plan
     assert [row for name in ops for row in OPS[name].explain() if row.chosen and row.backend == "reference"] == []
+
+
+def test_launches_run_on_the_gpu_of_their_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    class Current:
+        """In place of torch.cuda.device_of, which does nothing for tensors of the CPU."""
+
+        def __init__(self, tensor: Tensor) -> None:
+            self.tensor = tensor
+
+        def __enter__(self) -> None:
+            seen.append(self.tensor)
+
+        def __exit__(self, *error: object) -> None:
+            seen.append("left")
+
+    def launch(law: Any, *, temperature: Tensor | None = None) -> int:
+        seen.append("launched")
+        return 1
+
+    launch.scratch = len  # type: ignore[attr-defined]
+    monkeypatch.setattr(torch.cuda, "device_of", Current)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert triton_backend(lambda: launch).load() is launch  # one GPU: nothing to switch
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    run = triton_backend(lambda: launch).load()
+    assert run.scratch is len  # type: ignore[attr-defined]
+    for args, kwargs in (((SMALL,), {}), (((SMALL, None),), {}), ((), {"law": SMALL})):
+        seen.clear()
+        assert run(*args, **kwargs) == 1
+        assert seen[0] is SMALL and seen[1:] == ["launched", "left"]
 
 
 def test_dispatch_costs_little(op: Op) -> None:

@@ -58,13 +58,12 @@ def _commit(
         return
     if rows is not None and cache_lengths is not None:
         _check(op, device, ("rows", rows, batch, 1), ("cache_lengths", cache_lengths, cache_lengths.shape[0], 1))
-    with torch.cuda.device_of(layout):
-        commit[(batch, len(into), -(-max(into.slot_bytes) // (WORD * BLOCK)))](
-            layout, scratch, *trees, rows, cache_lengths, trees[0].shape[1], path_width, into.pages,
-            0 if out_of is None else out_of.page_size, 0 if cache_lengths is None else cache_lengths.shape[0],
-            PAGE=into.page_size, WIDTH=next_power_of_2(path_width), BLOCK=BLOCK, ROUND=ROUND,
-            ADVANCE=rows is not None, SCRATCH=out_of is not None, num_warps=4,
-        )  # fmt: skip
+    commit[(batch, len(into), -(-max(into.slot_bytes) // (WORD * BLOCK)))](
+        layout, scratch, *trees, rows, cache_lengths, trees[0].shape[1], path_width, into.pages,
+        0 if out_of is None else out_of.page_size, 0 if cache_lengths is None else cache_lengths.shape[0],
+        PAGE=into.page_size, WIDTH=next_power_of_2(path_width), BLOCK=BLOCK, ROUND=ROUND,
+        ADVANCE=rows is not None, SCRATCH=out_of is not None, num_warps=4,
+    )  # fmt: skip
 
 
 def kv_commit(
@@ -127,11 +126,10 @@ def kv_commit_pages(
             "page_table"
         )
     if batch:
-        with torch.cuda.device_of(page_table):
-            commit_pages[(batch,)](
-                *trees, rows, cache_lengths, cache_page_table, columns, path.shape[1], capacity,
-                WIDTH=next_power_of_2(path.shape[1]), BLOCK=128, num_warps=4,
-            )  # fmt: skip
+        commit_pages[(batch,)](
+            *trees, rows, cache_lengths, cache_page_table, columns, path.shape[1], capacity,
+            WIDTH=next_power_of_2(path.shape[1]), BLOCK=128, num_warps=4,
+        )  # fmt: skip
 
 
 _TREES = dict.fromkeys(("page_table", "lengths", "path", "offsets", "accepted", "rows", "cache_lengths"), "*i32")

@@ -33,12 +33,11 @@ def kv_slots(
         )
     table, own = page_table.new_empty(batch, columns), lengths.new_empty(batch)
     slots, positions = (torch.empty(nodes, dtype=torch.int64, device=rows.device) for _ in range(2))
-    with torch.cuda.device_of(rows):
-        place[(batch + 1,)](
-            page_table, lengths, rows, offsets, depth, table, own, slots, positions,
-            batch, nodes, page_table.shape[0], columns,
-            PAGE=page_size, ADVANCE=advance, TREE=depth is not None, BLOCK=256, num_warps=2,
-        )  # fmt: skip
+    place[(batch + 1,)](
+        page_table, lengths, rows, offsets, depth, table, own, slots, positions,
+        batch, nodes, page_table.shape[0], columns,
+        PAGE=page_size, ADVANCE=advance, TREE=depth is not None, BLOCK=256, num_warps=2,
+    )  # fmt: skip
     return table, own, slots, positions
 
 

@@ -36,12 +36,11 @@ def kv_stage(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor,
     if slots.shape[0] == 0:
         return
     block_h, block_d = blocks(heads, width)
-    with torch.cuda.device_of(key_cache):
-        stage[(slots.shape[0], -(-heads // block_h))](
-            key, value, key_cache, value_cache, slots, pages * page_size,
-            *key.stride()[:2], *value.stride()[:2], *key_cache.stride()[:3], *value_cache.stride()[:3],
-            HEADS=heads, WIDTH=width, PAGE=page_size, BLOCK_H=block_h, BLOCK_D=block_d, num_warps=4,
-        )  # fmt: skip
+    stage[(slots.shape[0], -(-heads // block_h))](
+        key, value, key_cache, value_cache, slots, pages * page_size,
+        *key.stride()[:2], *value.stride()[:2], *key_cache.stride()[:3], *value_cache.stride()[:3],
+        HEADS=heads, WIDTH=width, PAGE=page_size, BLOCK_H=block_h, BLOCK_D=block_d, num_warps=4,
+    )  # fmt: skip
 
 
 def why_not(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor) -> str | None:

@@ -57,14 +57,13 @@ def ngram_match(
     where = expect.contiguous(tokens, starts, lengths)
     if batch == 0:
         return drafts, matched
-    with torch.cuda.device_of(tokens):
-        search[(batch, pieces)](*where, best, size, n_max, n_min, PIECES=pieces, TILE=TILE, num_warps=4)
-        if frequent:
-            count[(batch, pieces)](*where, best, counts, size, PIECES=pieces, TILE=OTHERS, ROWS=ROWS, num_warps=8)
-        copy[(batch,)](
-            *where, best, counts, drafts, matched, size, num_tokens, PIECES=pieces, FREQUENT=frequent,
-            BLOCK=min(128, next_power_of_2(max(1, num_tokens))), num_warps=1,
-        )  # fmt: skip
+    search[(batch, pieces)](*where, best, size, n_max, n_min, PIECES=pieces, TILE=TILE, num_warps=4)
+    if frequent:
+        count[(batch, pieces)](*where, best, counts, size, PIECES=pieces, TILE=OTHERS, ROWS=ROWS, num_warps=8)
+    copy[(batch,)](
+        *where, best, counts, drafts, matched, size, num_tokens, PIECES=pieces, FREQUENT=frequent,
+        BLOCK=min(128, next_power_of_2(max(1, num_tokens))), num_warps=1,
+    )  # fmt: skip
     return drafts, matched
 
 

@@ -208,23 +208,22 @@ def tree_attention(
         "SOFTCAP": softcap > 0, "SINKS": sinks is not None, "LSE": return_lse, "SCALED": key_scale is not None,
         "ALIKE": key_cache.stride() == value_cache.stride(),
     }  # fmt: skip
-    with torch.cuda.device_of(query):
-        if plan is not None:
-            tensors = (*inputs, sinks, result, lse, key_scale, value_scale)
-            shares.launch(plan, tensors, numbers, memory, kinds, config.warps, config.stages)
-            return result if lse is None else (result, lse)
-        size = count * nodes * heads
-        part, part_lse = (memory[: size * width], memory[size * width :]) if count > 1 else (None, None)
-        attend[(shape.blocks, kv_heads, count)](
-            *inputs, sinks, result, lse, part, part_lse, key_scale, value_scale, *numbers, **kinds,
-            BLOCK_B=next_power_of_2(batch + 1), PIECES=count, PIECE_TILES=shape.piece_tiles,
-            num_warps=config.warps, num_stages=config.stages,
+    if plan is not None:
+        tensors = (*inputs, sinks, result, lse, key_scale, value_scale)
+        shares.launch(plan, tensors, numbers, memory, kinds, config.warps, config.stages)
+        return result if lse is None else (result, lse)
+    size = count * nodes * heads
+    part, part_lse = (memory[: size * width], memory[size * width :]) if count > 1 else (None, None)
+    attend[(shape.blocks, kv_heads, count)](
+        *inputs, sinks, result, lse, part, part_lse, key_scale, value_scale, *numbers, **kinds,
+        BLOCK_B=next_power_of_2(batch + 1), PIECES=count, PIECE_TILES=shape.piece_tiles,
+        num_warps=config.warps, num_stages=config.stages,
+    )  # fmt: skip
+    if count > 1:
+        block_p, block_h = joint(count, config.block_d)
+        combine[(nodes, -(-heads // block_h))](
+            part, part_lse, sinks, offsets, result, lse, batch, nodes, result.stride(0), result.stride(1),
+            HEADS=heads, WIDTH=width, BLOCK_D=config.block_d, BLOCK_H=block_h, BLOCK_P=block_p, PIECES=count,
+            SINKS=sinks is not None, LSE=return_lse, num_warps=4,
         )  # fmt: skip
-        if count > 1:
-            block_p, block_h = joint(count, config.block_d)
-            combine[(nodes, -(-heads // block_h))](
-                part, part_lse, sinks, offsets, result, lse, batch, nodes, result.stride(0), result.stride(1),
-                HEADS=heads, WIDTH=width, BLOCK_D=config.block_d, BLOCK_H=block_h, BLOCK_P=block_p, PIECES=count,
-                SINKS=sinks is not None, LSE=return_lse, num_warps=4,
-            )  # fmt: skip
     return result if lse is None else (result, lse)

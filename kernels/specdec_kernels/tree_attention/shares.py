@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 from triton import next_power_of_2
 
@@ -41,13 +40,12 @@ def attention_plan(
     batch = lengths.shape[0]
     blocks = blocks_of(nodes, batch, group, block_m)
     starts, rows, firsts = parts_of(out, lengths.device, blocks, programs)
-    with torch.cuda.device_of(lengths):
-        plan_shares[(1,)](
-            lengths, offsets, starts, rows, firsts, window, batch, nodes, blocks, KV_HEADS=kv_heads, GROUP=group,
-            BLOCK_M=block_m, BLOCK_N=block_n, CAUSAL=causal, WINDOW=window > 0, PROGRAMS=programs,
-            PLACES=next_power_of_2(programs), STEPS=_steps(max(blocks, batch + 1)),
-            BLOCK=min(PLAN_BLOCK, next_power_of_2(blocks)), num_warps=4,
-        )  # fmt: skip
+    plan_shares[(1,)](
+        lengths, offsets, starts, rows, firsts, window, batch, nodes, blocks, KV_HEADS=kv_heads, GROUP=group,
+        BLOCK_M=block_m, BLOCK_N=block_n, CAUSAL=causal, WINDOW=window > 0, PROGRAMS=programs,
+        PLACES=next_power_of_2(programs), STEPS=_steps(max(blocks, batch + 1)),
+        BLOCK=min(PLAN_BLOCK, next_power_of_2(blocks)), num_warps=4,
+    )  # fmt: skip
     return AttentionPlan(starts, rows, firsts, block_m, block_n, programs, kv_heads, group, causal, window)
 
 

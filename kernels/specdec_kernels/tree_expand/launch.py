@@ -67,18 +67,17 @@ def tree_expand(
     scratch, _ = carve("tree_expand", workspace, _scratch(logits, width=width), device)
     law = [part.contiguous() for part in (inv_t, cut, tie_id, scores)]
     keys = (law[2], law[2]) if seeds is None or positions is None else (seeds.contiguous(), positions.contiguous())
-    with torch.cuda.device_of(logits):
-        if nodes:
-            pieces[(nodes, count)](
-                logits, *law, *keys, *scratch, vocab, logits.stride(0), width, float(sharpness), TILE=TILE,
-                NOISE=seeds is not None, num_warps=WARPS, enable_fp_fusion=False,
-            )  # fmt: skip
-            join[(nodes,)](
-                *law, *scratch, tokens, found, count, width, float(sharpness), PIECES=next_power_of_2(count),
-                PLACES=next_power_of_2(count * width), num_warps=4, enable_fp_fusion=False,
-            )  # fmt: skip
-        if trees:
-            keep_best[(trees,)](offsets.contiguous(), found, best, nodes, width, keep, BLOCK=BLOCK, num_warps=4)
+    if nodes:
+        pieces[(nodes, count)](
+            logits, *law, *keys, *scratch, vocab, logits.stride(0), width, float(sharpness), TILE=TILE,
+            NOISE=seeds is not None, num_warps=WARPS, enable_fp_fusion=False,
+        )  # fmt: skip
+        join[(nodes,)](
+            *law, *scratch, tokens, found, count, width, float(sharpness), PIECES=next_power_of_2(count),
+            PLACES=next_power_of_2(count * width), num_warps=4, enable_fp_fusion=False,
+        )  # fmt: skip
+    if trees:
+        keep_best[(trees,)](offsets.contiguous(), found, best, nodes, width, keep, BLOCK=BLOCK, num_warps=4)
     return tuple(answer)
 
 

@@ -46,16 +46,15 @@ def tree_grow(
     counts = torch.zeros((2, trees), dtype=torch.int32, device=logits.device)
     table = growth.tokens, growth.scores, growth.parents, growth.nodes
     room = next_power_of_2(columns)
-    with torch.cuda.device_of(logits):
-        if trees:
-            enter[(trees,)](
-                offsets.contiguous(), children, found, best, growth.limits.contiguous(), *table, counts, columns, keep,
-                level, kids, reach, LAST=last, KEEP=next_power_of_2(keep), COLUMNS=room, num_warps=8,
-            )  # fmt: skip
-            pack[(trees,)](
-                growth.tokens, growth.parents, growth.nodes, counts, packed, links, trees, columns, keep, most,
-                COLUMNS=room, TREES=next_power_of_2(trees), num_warps=4,
-            )  # fmt: skip
+    if trees:
+        enter[(trees,)](
+            offsets.contiguous(), children, found, best, growth.limits.contiguous(), *table, counts, columns, keep,
+            level, kids, reach, LAST=last, KEEP=next_power_of_2(keep), COLUMNS=room, num_warps=8,
+        )  # fmt: skip
+        pack[(trees,)](
+            growth.tokens, growth.parents, growth.nodes, counts, packed, links, trees, columns, keep, most,
+            COLUMNS=room, TREES=next_power_of_2(trees), num_warps=4,
+        )  # fmt: skip
     bounds = pad(counts[0].cumsum(0), (1, 0)).to(torch.int32)
     return packed, links, counts, tree_plan(links, bounds, most)
 

@@ -33,11 +33,10 @@ def tree_plan(parents: Tensor, offsets: Tensor, max_nodes: int | None = None) ->
     ancestors = parents.new_empty(nodes, words)
     size = block(words)
     if nodes:
-        with torch.cuda.device_of(parents):
-            plan[(-(-nodes // size),)](
-                parents, offsets, depth, row, ancestors, first_child, next_sibling, nodes, batch,
-                WORDS=words, BLOCK_W=next_power_of_2(words), BLOCK=size, BLOCK_B=next_power_of_2(batch + 1),
-            )  # fmt: skip
+        plan[(-(-nodes // size),)](
+            parents, offsets, depth, row, ancestors, first_child, next_sibling, nodes, batch,
+            WORDS=words, BLOCK_W=next_power_of_2(words), BLOCK=size, BLOCK_B=next_power_of_2(batch + 1),
+        )  # fmt: skip
     return TreePlan(depth, row, ancestors, first_child, next_sibling)
 
 
