@@ -121,17 +121,21 @@ def step(
 
 @pytest.fixture(scope="session")
 def read(tmp_path_factory: Any) -> Callable[[Tensor], int]:
-    """One pass over a tensor, compiled for this machine."""
+    """One pass over a tensor by as many threads as torch has, compiled for this machine."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("no C compiler for the yardstick")
     library = tmp_path_factory.mktemp("yardstick") / "read_once.so"
     source = Path(__file__).with_name("read_once.c")
-    options = ["-O3", "-march=native", "-Wno-psabi", "-shared", "-fPIC"]
+    options = ["-O3", "-march=native", "-fopenmp", "-Wno-psabi", "-shared", "-fPIC"]
     subprocess.run([compiler, *options, "-o", library, source], check=True)
     function = ctypes.CDLL(str(library)).read_once
-    function.restype, function.argtypes = ctypes.c_uint64, [ctypes.c_void_p, ctypes.c_size_t]
-    return lambda tensor: int(function(tensor.data_ptr(), tensor.numel() * tensor.element_size()))
+    function.restype, function.argtypes = ctypes.c_uint64, [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+    def once(tensor: Tensor) -> int:
+        return int(function(tensor.data_ptr(), tensor.numel() * tensor.element_size(), torch.get_num_threads()))
+
+    return once
 
 
 def times(sides: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
@@ -155,10 +159,12 @@ def ratios(found: dict[str, list[float]], yardstick: str) -> dict[str, tuple[flo
 @pytest.mark.parametrize("draft", ["near", "same"])
 @pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("threads", [1, 2])
 def test_a_step_costs_little_more_than_reading_the_logits(
-    benchmark: Any, read: Callable[[Tensor], int], dtype: torch.dtype, rule: str, draft: str, where: str
+    benchmark: Any, read: Callable[[Tensor], int], threads: int, dtype: torch.dtype, rule: str, draft: str, where: str
 ) -> None:
     """A chain of seven draft tokens. memory: the sides go round through more logits than the caches hold."""
+    torch.set_num_threads(threads)
     apart = 0.5 if draft == "near" else 0.0
     steps = [step(VOCAB, 1, 8, dtype, rule, seed, apart) for seed in range(1 if where == "cached" else 12)]
     turn = itertools.count()
@@ -189,8 +195,9 @@ def test_a_step_costs_little_more_than_reading_the_logits(
         "mean_accepted": round(kept, 2),
     }
     print(
-        f"\n{dtype} {rule} {draft} {where}: chain_verify_logits / read: mean {mean:.2f}, median {usual:.2f}, "
-        f"the extension alone {bare:.2f}; / torch.sum: median {plain_sum:.2f}; accepted {kept:.2f} of 7"
+        f"\n{threads} threads {dtype} {rule} {draft} {where}: chain_verify_logits / read: mean {mean:.2f}, "
+        f"median {usual:.2f}, the extension alone {bare:.2f}; / torch.sum: median {plain_sum:.2f}; "
+        f"accepted {kept:.2f} of 7"
     )
     benchmark(sides["verify"])
 

@@ -87,22 +87,21 @@ def distinct(tokens: Sequence[int], size: int = 4) -> float:
     return len(set(grams)) / len(grams) if grams else 1.0
 
 
+_TOTALS = "plain_tokens_per_s", "speculative_tokens_per_s", "speedup", "tau", "alpha", "identical", "distinct_4"
+
+
 def summary(comparisons: Sequence[Comparison]) -> dict[str, Any]:
-    """Totals: tokens over seconds, acceptance over all steps, whether every text is identical."""
+    """Totals: tokens over seconds, acceptance over all steps, whether every text is identical. Of nothing: all None."""
+    if not comparisons:
+        return dict.fromkeys(_TOTALS)
     stats = RequestStats()
     for each in comparisons:
         stats.merge(each.speculative.stats)
     plain = sum(len(c.plain.tokens) for c in comparisons) / sum(c.plain_seconds for c in comparisons)
     fast = sum(len(c.speculative.tokens) for c in comparisons) / sum(c.speculative_seconds for c in comparisons)
-    return {
-        "plain_tokens_per_s": plain,
-        "speculative_tokens_per_s": fast,
-        "speedup": fast / plain,
-        "tau": stats.tau,
-        "alpha": stats.mean_alpha,
-        "identical": all(c.identical for c in comparisons),
-        "distinct_4": sum(distinct(c.speculative.tokens) for c in comparisons) / len(comparisons),
-    }
+    same = all(c.identical for c in comparisons)
+    variety = sum(distinct(c.speculative.tokens) for c in comparisons) / len(comparisons)
+    return dict(zip(_TOTALS, (plain, fast, fast / plain, stats.tau, stats.mean_alpha, same, variety), strict=True))
 
 
 def is_replaying(rule_name: str, temperature: float) -> bool:

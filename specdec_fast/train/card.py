@@ -96,7 +96,7 @@ of this project.
 
 ## Recipe
 
-`specdec train demo-pair` (resumable, CPU). Muon for the layers' matrices (Jordan et al. 2024), Adam for the
+What `specdec train demo-pair` does (resumable, CPU). Muon for the layers' matrices (Jordan et al. 2024), Adam for the
 rest, {arithmetic}, learning rate linear to zero.
 
 1. Target: {recipe.start_layers} layers first, then each repeated in place to make {recipe.target.layers}

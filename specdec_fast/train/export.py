@@ -119,7 +119,9 @@ def workload_texts(
 def _rounded(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _rounded(item) for key, item in value.items()}
-    return round(value, 4) if isinstance(value, float) else value
+    if isinstance(value, float):
+        return None if value != value else round(value, 4)  # JSON has no NaN
+    return value
 
 
 def measure_pair(recipe: Recipe, out: Path, say: Callable[[str], None] = print) -> dict[str, Any]:

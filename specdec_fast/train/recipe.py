@@ -10,7 +10,9 @@ from specdec_fast.train.models import DRAFT, TARGET, Shape
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What `specdec_fast.train.demo_pair.run` does; the defaults are those of the bundled pair."""
+    """What `specdec_fast.train.demo_pair.run` does. The defaults make a pair like the bundled one in a few hours; how
+    that one's own run differed stands in its card.
+    """
 
     target: Shape = TARGET
     draft: Shape = DRAFT

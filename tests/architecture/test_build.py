@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import runpy
 import shutil
 import subprocess
 import sys
 import sysconfig
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 SETUP = (ROOT / "setup.py").read_text()
+OPERATORS = ("kernels", "specdec_kernels")
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 
 
@@ -61,6 +65,49 @@ def test_without_torch_auto_goes_on_and_cpu_stops(monkeypatch: pytest.MonkeyPatc
     assert declared(monkeypatch, "auto")["ext_modules"] == []
     with pytest.raises(SystemExit, match="Install torch first"):
         declared(monkeypatch, "cpu")
+
+
+UNDER_ISOLATION = """
+import runpy, setuptools, sys, sysconfig
+libraries = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+sys.path[:] = [path for path in sys.path if path not in libraries]
+sys.argv = ["setup.py", "build"]
+setuptools.setup = lambda **declared: print(*(each.name for each in declared["ext_modules"]))
+runpy.run_path("setup.py")
+"""
+
+
+def test_under_build_isolation_torch_is_found_in_the_environment_that_is_installed_into() -> None:
+    env = {**os.environ, "SPECDEC_BUILD": "cpu"}
+    done = subprocess.run([sys.executable, "-c", UNDER_ISOLATION], cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["specdec_kernels._suffix", "specdec_kernels._C"]
+
+
+@pytest.mark.slow
+def test_pip_wheel_as_it_is_holds_what_the_packages_read(
+    tmp_path: Path, root: Path, listed: Callable[[Path], list[Path]]
+) -> None:
+    """No flags; without the extensions, whose build other tests look at."""
+    for path in listed(root):
+        copy = tmp_path / "tree" / path.relative_to(root)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, copy)
+    command = [sys.executable, "-m", "pip", "wheel", ".", "--no-deps", "-w", str(tmp_path)]
+    env = {**os.environ, "SPECDEC_BUILD": "none"}
+    done = subprocess.run(command, cwd=tmp_path / "tree", env=env, capture_output=True, text=True)
+    if done.returncode and re.search(r"Could not find a version|Temporary failure|Connection", done.stderr):
+        pytest.skip("pip reaches no package index, and its isolated builds take setuptools from one")
+    assert done.returncode == 0, done.stderr[-4000:]
+    (wheel,) = tmp_path.glob("specdec_fast-*.whl")
+    held = set(zipfile.ZipFile(wheel).namelist())
+    packages = [path.relative_to(root) for path in listed(root) if path.suffix != ".so"]
+    wanted = {path.as_posix() for path in packages if path.parts[0] == "specdec_fast"}
+    wanted |= {path.relative_to("kernels").as_posix() for path in packages if path.parts[:2] == OPERATORS}
+    assert {"specdec_fast/assets/demo-target/model.safetensors", "specdec_kernels/__init__.py"} <= wanted
+    assert sorted(wanted - held) == []
+    outside = [name for name in held - wanted if ".dist-info/" not in name]
+    assert outside == []
 
 
 def test_a_failing_compiler_stops_only_who_insists(

@@ -53,6 +53,28 @@ def test_a_text_that_breaks_the_promise_fails_the_command(run: Any, pair: list[s
     assert run("demo", *pair, *QUICK, "--temperature", "1", "--rule", "token").exit_code == 0  # nothing was promised
 
 
+def test_an_interrupt_keeps_what_there_is(run: Any, pair: list[str], monkeypatch: Any) -> None:
+    from specdec_fast.commands.compare import Comparer
+
+    compare = Comparer.compare
+
+    def interrupted(after: int) -> Any:
+        def some(self: Comparer, *args: Any) -> Any:
+            for _, comparison in zip(range(after), compare(self, *args), strict=False):
+                yield comparison
+            raise KeyboardInterrupt
+
+        return some
+
+    for after in (0, 1):
+        monkeypatch.setattr(Comparer, "compare", interrupted(after))
+        result = run("demo", *pair, *QUICK, "--temperature", "0", "--json")
+        assert result.exit_code == 130 and f"interrupted after {after} of 2 texts" in result.stderr
+        report = json.loads(result.stdout)
+        assert [name for name in NUMBERS if (report[name] is None) == (after == 1)] == []
+        assert report["prompts"] == len(report["per_prompt"]) == after
+
+
 def test_colours_and_legend(run: Any, pair: list[str]) -> None:
     result = run("demo", *pair, *QUICK, "--temperature", "0", env={"FORCE_COLOR": "1", "TERM": "xterm"})
     assert "\x1b[32m" in result.stdout
@@ -76,7 +98,7 @@ def test_a_rule_that_keeps_only_the_law(run: Any, pair: list[str]) -> None:
     report = json.loads(run("demo", *options, "--json").stdout)
     assert report["identical_expected"] is False
     shown = run("demo", *options).stdout
-    assert ("same law" in shown) or report["identical"]
+    assert report["identical"] is False and "same law" in shown
 
 
 def test_one_prompt_of_each_kind(run: Any, pair: list[str]) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from specdec_fast import SamplingParams, load
+from specdec_fast.commands.prompts import unescape
 
 SAMPLING = ["--seed", "7", "--max-new-tokens", "40", "--ignore-eos"]
 
@@ -108,9 +111,20 @@ def test_stop_strings(run: Any, pair: list[str], expected: str) -> None:
     assert result.stdout == expected[: expected.index(stop)] + "\n"
 
 
+def test_without_the_extension_the_text_is_the_same(pair: list[str], expected: str) -> None:
+    """As on a machine without a compiler: the references serve, and say so."""
+    hide = "import sys; sys.modules['specdec_kernels._C'] = None\nfrom specdec_fast.cli import main\nmain()"
+    command = [sys.executable, "-c", hide, "generate", "Once upon", *pair, *SAMPLING]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == expected + "\n"
+    assert "runs on its slow PyTorch reference" in done.stderr and "not built" in done.stderr
+
+
 def test_stop_understands_a_new_line(run: Any, pair: list[str], expected: str) -> None:
     result = run("generate", "Once upon", *pair, *SAMPLING, "--stop", "\\n")
     assert result.stdout == expected + "\n"  # these models know no new line
+    assert [unescape(text) for text in ("\\n\\n", "a\\tb", "\\\\n", "plain")] == ["\n\n", "a\tb", "\\n", "plain"]
 
 
 def test_token_ids_without_a_tokenizer(run: Any, models: dict[str, str], tmp_path: Path) -> None:

@@ -61,7 +61,8 @@ def test_the_draft_s_cache_after_every_step(pick: str, page_size: int) -> None:
             HuggingFaceTarget(small, max_length=320, page_size=page_size), num_draft_tokens=4, pick=pick
         )
     )
-    engine = Engine(models.target("llama", page_size=page_size), recorder, rule="token" if pick == "drawn" else "replay")
+    rule = "token" if pick == "drawn" else "replay"
+    engine = Engine(models.target("llama", page_size=page_size), recorder, rule=rule)
     for seed, length in enumerate((1, 17, 40)):
         engine.submit(models.prompt(length), SamplingParams(seed=seed, max_new_tokens=12 + 4 * seed))
     while not engine.idle:

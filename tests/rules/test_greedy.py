@@ -38,22 +38,20 @@ def rng(rows: int) -> Rng:
 
 
 @pytest.mark.parametrize("rule", ["greedy", "replay", "token"])
+@pytest.mark.parametrize("vocab", [3, 4])
 @pytest.mark.parametrize("depth", [1, 2, 3])
-def test_every_chain_of_three_tokens(rule: str, depth: int) -> None:
-    """All chains over three tokens against all sequences of arg-maxima: accepted exactly as far as they
-    agree.
-    """
-    chains, choices = list(product(range(3), repeat=depth)), list(product(range(3), repeat=depth + 1))
+def test_every_chain_of_few_tokens(rule: str, depth: int, vocab: int) -> None:
+    """All chains against all sequences of arg-maxima: accepted exactly as far as they agree."""
+    chains, choices = list(product(range(vocab), repeat=depth)), list(product(range(vocab), repeat=depth + 1))
     cases = [(chain, choice) for chain in chains for choice in choices]
     draft = Draft.chains(list(range(len(cases))), [[0, *chain] for chain, _ in cases])
     wanted = torch.tensor([choice for _, choice in cases]).flatten()
-    logits = torch.nn.functional.one_hot(wanted, 3).float() + torch.rand(len(wanted), 3) * 0.5
+    logits = torch.nn.functional.one_hot(wanted, vocab).float() + torch.rand(len(wanted), vocab) * 0.5
     plan = tree_plan(draft.parents, draft.offsets)
     answer = get_rule(rule)(draft, plan, greedy_laws(logits), rng(len(cases)))
-    for row, (chain, choice) in enumerate(cases):
-        agreed = next((at for at in range(depth) if chain[at] != choice[at]), depth)
-        assert int(answer.num_accepted[row]) == agreed
-        assert int(answer.next_token[row]) == choice[agreed]
+    agreed = [next((at for at in range(depth) if chain[at] != choice[at]), depth) for chain, choice in cases]
+    assert answer.num_accepted.tolist() == agreed
+    assert answer.next_token.tolist() == [choice[at] for at, (_, choice) in zip(agreed, cases, strict=True)]
 
 
 @pytest.mark.parametrize("seed", range(5))
