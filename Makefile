@@ -6,7 +6,7 @@
 #   TORCH= VENV_ARGS=--system-site-packages    use the torch that is already installed
 #   VENV=.venv                                 where the environment lives
 #   SPECDEC_BUILD=auto|cpu|cuda|none           what is compiled (see setup.py)
-#   WORKERS=2                                  processes of the longest test lane
+#   WORKERS=2                                  processes of the longer test lanes
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -25,6 +25,8 @@ BIN := $(abspath $(VENV))/bin
 export PATH := $(BIN):$(PATH)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest $(PYTEST_ARGS)
+BY_FILE := -n $(WORKERS) --dist loadfile
+BY_TEST := -n $(WORKERS) --dist worksteal
 
 STAMPS := $(VENV)/stamps
 TORCH_STAMP := $(STAMPS)/torch-$(shell cksum <<<'$(TORCH)' | cut -d' ' -f1)
@@ -32,9 +34,10 @@ NATIVE_TESTS := tests/architecture/test_build.py tests/architecture/test_sanitiz
 EXACT_TESTS := tests/rules $(addprefix tests/lab/,test_exact.py test_expected.py test_oracle.py test_proposals.py)
 REPLAY_TESTS := tests/engine/test_greedy.py tests/engine/test_replay.py tests/lab/test_agreement.py
 MUTANT_TESTS := tests/mutants tests/lab/test_mutants.py
+TRAINING_TESTS := tests/heads tests/train tests/tune
 STATISTICS_TESTS := tests/lab tests/engine/test_law.py tests/engine/test_tree_law.py
 ELSEWHERE := tests/architecture tests/kernels tests/interpreter tests/machine_code \
-  $(EXACT_TESTS) $(REPLAY_TESTS) $(MUTANT_TESTS) $(STATISTICS_TESTS)
+  $(EXACT_TESTS) $(REPLAY_TESTS) $(MUTANT_TESTS) $(STATISTICS_TESTS) $(TRAINING_TESTS)
 READY := $(STAMPS)/build $(STAMPS)/test
 NATIVE := setup.py pyproject.toml $(shell find csrc -not -name '.*' 2>/dev/null)
 
@@ -47,7 +50,7 @@ endef
 
 .PHONY: help demo test bench lint types clean distclean environment
 .PHONY: lane-architecture lane-kernels lane-interpreter lane-compile lane-unit lane-native kernels-full kernels-triton
-.PHONY: lane-exact lane-replay lane-statistics lane-mutants
+.PHONY: lane-exact lane-replay lane-statistics lane-mutants lane-training
 
 help: ## List the targets and the variables
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -56,7 +59,7 @@ help: ## List the targets and the variables
 demo: $(STAMPS)/build ## Generate text with and without speculation on the bundled models and check that it is equal
 	@$(BIN)/specdec demo
 
-LANES := architecture kernels interpreter compile exact replay statistics mutants unit native
+LANES := architecture kernels interpreter compile exact replay statistics mutants unit training native
 test: lint types $(LANES:%=lane-%) ## Style, types and all test lanes
 
 lint: $(READY) ## ruff
@@ -69,10 +72,10 @@ lane-architecture: $(READY) ## Tests of layers, sizes, names, imports and docume
 	$(call lane,architecture,$(PYTEST) -q tests/architecture $(NATIVE_TESTS:%=--ignore=%))
 
 lane-kernels: $(READY) ## Tests of the operators, on every backend that is there
-	$(call lane,kernels,$(PYTEST) -q tests/kernels)
+	$(call lane,kernels,$(PYTEST) -q $(BY_TEST) tests/kernels)
 
 lane-interpreter: $(READY) ## Triton kernels in Triton's interpreter, against the references; no GPU needed
-	$(call lane,interpreter,TRITON_INTERPRET=1 $(PYTEST) -q tests/interpreter)
+	$(call lane,interpreter,TRITON_INTERPRET=1 $(PYTEST) -q $(BY_TEST) tests/interpreter)
 
 lane-compile: $(READY) ## Triton kernels compiled for GPUs that need not be here, against recorded registers and memory
 	$(call lane,compile,$(PYTEST) -q tests/machine_code)
@@ -89,20 +92,23 @@ kernels-triton: $(READY) ## Compile all Triton kernels for sm_90 with another Tr
 	  PYTHONPATH=$(CURDIR):$(CURDIR)/kernels $$other/bin/python -m benchmarks.kernels.compile_all)
 
 lane-exact: $(READY) ## Laws of all rules enumerated in exact arithmetic, closed forms of what they accept
-	$(call lane,exact,$(PYTEST) -q $(EXACT_TESTS))
+	$(call lane,exact,$(PYTEST) -q $(BY_TEST) $(EXACT_TESTS))
 
 lane-replay: $(READY) ## Same seed, same text: greedy and replayed texts, all backends on the same keys
 	$(call lane,replay,$(PYTEST) -q $(REPLAY_TESTS))
 
 lane-statistics: $(READY) ## Draws against laws, through the engine too, and the tests that judge them
-	$(call lane,statistics,$(PYTEST) -q $(STATISTICS_TESTS) \
+	$(call lane,statistics,$(PYTEST) -q $(BY_FILE) $(STATISTICS_TESTS) \
 	  $(foreach done,$(EXACT_TESTS) $(REPLAY_TESTS) $(MUTANT_TESTS),--ignore=$(done)))
 
 lane-mutants: $(READY) ## Wrong variants of rules and engine, each killed by a named test
 	$(call lane,mutants,$(PYTEST) -q $(MUTANT_TESTS))
 
-lane-unit: $(READY) ## Tests of everything else: caches, targets, drafters, engine, command line, training
-	$(call lane,unit,$(PYTEST) -q -n $(WORKERS) --dist loadfile tests $(ELSEWHERE:%=--ignore=%))
+lane-unit: $(READY) ## Tests of everything else: caches, targets, drafters, engine, command line
+	$(call lane,unit,$(PYTEST) -q $(BY_FILE) tests $(ELSEWHERE:%=--ignore=%))
+
+lane-training: $(READY) ## Trained heads and their checkpoints, training, and what tunes drafters
+	$(call lane,training,$(PYTEST) -q $(BY_FILE) $(TRAINING_TESTS))
 
 lane-native: $(READY) ## Tests of the build, and the C++ kernels under the address and undefined-behaviour sanitizers
 	$(call lane,native,$(PYTEST) -q $(NATIVE_TESTS))

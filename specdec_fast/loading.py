@@ -5,7 +5,8 @@ Tests: tests/test_loading.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,20 @@ def _dtype(name: str | torch.dtype) -> torch.dtype:
     return DTYPES[name]
 
 
+@contextmanager
+def _no_bars() -> Iterator[None]:
+    """Keeps transformers' progress bars away."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
 def load_model(source: str | Path, dtype: str | torch.dtype = "float32", device: str = "cpu") -> PreTrainedModel:
     """A transformers causal LM from a bundled name, a folder or a hub id.
 
@@ -57,7 +72,8 @@ def load_model(source: str | Path, dtype: str | torch.dtype = "float32", device:
     if meant:  # no hub is asked for what is a slip of the pen
         raise ValueError(f"model: got {str(source)!r}; did you mean the bundled {meant[0]!r}? {EXPECTED}")
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(place, dtype=wanted, output_loading_info=True)
+        with _no_bars() if place != source else nullcontext():  # the bundled models are there at once
+            loaded: Any = AutoModelForCausalLM.from_pretrained(place, dtype=wanted, output_loading_info=True)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(

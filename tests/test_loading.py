@@ -202,6 +202,21 @@ def test_best_lets_a_drafter_pick_as_the_rule_wants_that_it_settles_on() -> None
     assert load("demo-target", "demo-draft", rule="best", max_rows=1).drafter.pick == "drawn"
 
 
+def test_bundled_models_load_without_progress_bars(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.enable_progress_bar()
+    try:
+        model = load_model("demo-draft")
+        assert capfd.readouterr().err == "" and logging.is_progress_bar_enabled()
+        model.save_pretrained(tmp_path)
+        load_model(tmp_path)
+        assert "Loading weights" in capfd.readouterr().err, "other models take a while, and keep theirs"
+    finally:
+        (logging.enable_progress_bar if shown else logging.disable_progress_bar)()
+
+
 def test_a_bundled_head_has_a_name() -> None:
     engine = load("demo-target", drafter="eagle3", drafter_options={"head": "demo-eagle3"}, max_rows=1)
     assert engine.drafter.name == "eagle3"
