@@ -1,0 +1,29 @@
+"""Benchmarks that are recorded: one row each, machine by machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.record import joined, rows_of
+
+
+def found(median: float) -> dict[str, Any]:
+    each = {"name": "test_look_up[8-ngram]", "params": {"rows": 8, "name": "ngram"}, "extra_info": {"nodes": 5}}
+    return {"benchmarks": [each | {"stats": {"median": median, "min": median / 2, "max": 9.0}}]}
+
+
+def test_a_row_says_what_was_measured() -> None:
+    (row,) = rows_of(found(2e-6))
+    assert row == {
+        "benchmark": "look_up", "rows": 8, "name": "ngram", "nodes": 5, "median_us": 2.0, "min_us": 1.0
+    }  # fmt: skip
+
+
+def test_a_machine_replaces_its_own_rows_only() -> None:
+    one, other = {"cpu": "A", "isa": "AVX2"}, {"cpu": "A", "isa": "AVX512"}
+    both = joined(joined({}, one, rows_of(found(2e-6))), other, rows_of(found(4e-6)))
+    again = joined(both, one, rows_of(found(8e-6)))
+    assert {each["environment"]["isa"]: each["rows"][0]["median_us"] for each in again["machines"]} == {
+        "AVX512": 4.0,
+        "AVX2": 8.0,
+    }
