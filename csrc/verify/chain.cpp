@@ -33,9 +33,16 @@ class Chains {
     const double log_p = target_.log_weight(node - 1, token);
     if (!draft_.drawn[node]) return log_p;
     const double log_q = laws_.log_weight(draft_.law_row[node], token);
-    // q(x) = 0 means that x was not drawn from this law; rejecting it keeps the target's law whatever x is
     if (log_q == -kInfinity) return -kInfinity;
     return static_cast<double>(static_cast<Real>(log_p) - static_cast<Real>(log_q));
+  }
+
+  // The proposal after a node of a row that ends before `stop`, or -1. q(x) = 0 means that x was not drawn from its law,
+  // so it is no proposal and says nothing of what is left of p.
+  int64_t child(int64_t node, int64_t stop) const {
+    const int64_t next = node + 1;
+    if (next >= stop) return -1;
+    return draft_.drawn[next] && laws_.log_weight(draft_.law_row[next], draft_.tokens[next]) == -kInfinity ? -1 : next;
   }
 
   // Token rule: min(1, p(x) / q(x)).
@@ -46,7 +53,7 @@ class Chains {
 
   // Block rule: the chance that node or a later one is where the path ends, given that of the node before it.
   double reach(int64_t node, double before) const { return std::min(1.0, before * std::exp(log_ratio(node))); }
-  // Block rule: the threshold of a node that is reached with this chance; `child` < 0 for the last one. After a broken
+  // Block rule: the threshold of a node that is reached with this chance; `child` < 0 for one without a proposal. After a broken
   // law nothing can be accepted, so such a node is a last one too. With a coin it need only lie on the right side of it.
   double block_threshold(int64_t node, int64_t child, double reach, double coin = std::nan("")) const {
     if (child < 0 || reach >= 1 || reach <= 0 || target_.broken(node)) return reach;
@@ -140,7 +147,7 @@ End walk(const Chains<Real>& chains, ChainRule rule, int64_t start, int64_t stop
   // the last node whose coin passes; a coin that is not below the reach cannot be below the threshold
   for (int64_t node = stop - 1; node > start; --node) {
     const double u = coin(node), chance = reach[node - start];
-    if (u < chance && u < chains.block_threshold(node, node + 1 < stop ? node + 1 : -1, chance, u))
+    if (u < chance && u < chains.block_threshold(node, chains.child(node, stop), chance, u))
       return {static_cast<int32_t>(node - start), chance};
   }
   return {0, 1.0};
@@ -180,7 +187,7 @@ void verify(const ChainDraft& draft, const Laws& target, ChainRule rule, const C
   auto trivial = [&](int64_t b) {
     return draft.offsets[b] == draft.offsets[b + 1] || target.broken(last_of(b)) || target.greedy(last_of(b));
   };
-  auto child_of = [&](int64_t b) { return last_of(b) + 1 < draft.offsets[b + 1] ? last_of(b) + 1 : -1; };
+  auto child_of = [&](int64_t b) { return chains.child(last_of(b), draft.offsets[b + 1]); };
   if (blocks > 1) {
     std::vector<int64_t> wanted(draft.rows), drawn_from(draft.rows, -1);
     for (int64_t b = 0; b < draft.rows; ++b) {
@@ -231,7 +238,7 @@ void thresholds(const ChainDraft& draft, const Laws& target, ChainRule rule, Rea
   for (int64_t b = 0; b < draft.rows; ++b) {
     double reach = 1;
     for (int64_t node = draft.offsets[b]; node < draft.offsets[b + 1]; ++node) {
-      const int64_t next = node + 1 < draft.offsets[b + 1] ? node + 1 : -1;
+      const int64_t next = chains.child(node, draft.offsets[b + 1]);
       if (node == draft.offsets[b]) {
         accept[node] = Real{1};
       } else if (rule == ChainRule::kToken) {

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from oracles.proposal_checks import models, p_value
 from scipy import stats as statistics
 from torch import Tensor
 
 from specdec_kernels import chain_thresholds, chain_verify, draw_sample, extension, law_stats, use_backend
+from specdec_kernels.random import ACCEPT, uniform, words
 
 BACKENDS = ["reference"] + ([] if extension.missing() else ["cpu"])
 FAST = BACKENDS[-1]
@@ -35,7 +37,9 @@ def law(logits: Tensor) -> tuple[Tensor, ...]:
 
 
 class Model:
-    """Random rational target and draft laws after every prefix; a draft step may choose its token instead."""
+    """Random rational target and draft laws after every prefix; a draft step may choose its token instead, or say that
+    it drew one that its law does not have.
+    """
 
     def __init__(self, seed: int, vocab: int, length: int, kinds: str) -> None:
         rng = random.Random(seed)
@@ -43,13 +47,18 @@ class Model:
         self.p: dict[Prefix, Row] = {}
         self.q: dict[Prefix, Row] = {}
         self.chosen: dict[Prefix, int | None] = {}
+        self.stray: dict[Prefix, int | None] = {}
         for size in range(length + 1):
             for prefix in itertools.product(range(vocab), repeat=size):
                 self.p[prefix], self.q[prefix] = self.row(rng), self.row(rng)
-                kind = rng.choice(kinds)  # c: chosen, d: drawn, e: drawn from the target's own law
+                kind = rng.choice(kinds)  # c: chosen, d: drawn, e: drawn from the target's own law, s: not drawn
                 if kind == "e":
                     self.q[prefix] = self.p[prefix]
-                self.chosen[prefix] = rng.randrange(vocab) if kind == "c" else None
+                token = rng.randrange(vocab) if kind in "cs" else None
+                self.chosen[prefix] = token if kind == "c" else None
+                self.stray[prefix] = token if kind == "s" else None
+                if kind == "s":
+                    self.q[prefix] = [Fraction(int(v != token), vocab - 1) for v in range(vocab)]
 
     def row(self, rng: random.Random) -> Row:
         weights = [rng.choice([0, 1, 1, 2, 3, 5, 8]) for _ in range(self.vocab)]
@@ -60,18 +69,20 @@ class Model:
         """Probability that the drafter proposes this path."""
         product = Fraction(1)
         for i, token in enumerate(path):
-            chosen = self.chosen[path[:i]]
-            product *= self.q[path[:i]][token] if chosen is None else Fraction(int(token == chosen))
+            sure = self.chosen[path[:i]] if self.stray[path[:i]] is None else self.stray[path[:i]]
+            product *= self.q[path[:i]][token] if sure is None else Fraction(int(token == sure))
         return product
 
     def accept(self, prefix: Prefix, token: int) -> Fraction:
+        if self.stray[prefix] is not None:
+            return Fraction(0)
         q = self.q[prefix][token] if self.chosen[prefix] is None else Fraction(1)
         return min(Fraction(1), self.p[prefix][token] / q)
 
     def residual(self, prefix: Prefix, token: int | None) -> Row:
         """What is drawn from after a prefix whose proposed continuation (if any) was rejected."""
         p = self.p[prefix]
-        if token is None:
+        if token is None or self.stray[prefix] is not None:
             return p
         if self.chosen[prefix] is not None:
             rest = [Fraction(0) if v == token else w for v, w in enumerate(p)]
@@ -80,20 +91,29 @@ class Model:
         return rest if sum(rest) > 0 else p
 
 
-def step_law(model: Model, accept: Cells, residual: Cells, zero: Fraction | float) -> dict[Prefix, Fraction | float]:
+def ends(accept: list[Any], rule: str) -> list[Any]:
+    """Chance that a path ends at each of its nodes: after the last coin that passes, or before the first that fails."""
+    found, left = [], accept[0]
+    for coin in [*accept[1:], 0] if rule == "token" else accept[:0:-1] + accept[:1]:
+        found.append(left * (1 - coin if rule == "token" else coin))
+        left = left * (coin if rule == "token" else 1 - coin)
+    return found if rule == "token" else found[::-1]
+
+
+def step_law(
+    model: Model, accept: Cells, residual: Cells, zero: Fraction | float, rule: str = "token"
+) -> dict[Prefix, Fraction | float]:
     """Law of the first length + 1 tokens: one step by the given cells, then plain sampling from the target."""
     total: dict[Prefix, Fraction | float] = dict.fromkeys(
         itertools.product(range(model.vocab), repeat=model.length + 1), zero
     )
     for path in itertools.product(range(model.vocab), repeat=model.length):
-        reach = model.proposal(path) + zero
-        if reach == 0:
+        if model.proposal(path) == 0:
             continue
-        for n in range(model.length + 1):
-            stop = 1 - accept[path, n + 1] if n < model.length else 1
+        for n, end in enumerate(ends([accept[path, n] for n in range(model.length + 1)], rule)):
             weights = residual[path, n]
             for token in range(model.vocab):
-                here = reach * stop * weights[token] / sum(weights)
+                here = (model.proposal(path) + zero) * end * weights[token] / sum(weights)
                 if here == 0:
                     continue
                 head = (*path[:n], token)
@@ -103,7 +123,6 @@ def step_law(model: Model, accept: Cells, residual: Cells, zero: Fraction | floa
                         tail *= model.p[sequence][next_token]
                         sequence = (*sequence, next_token)
                     total[sequence] += here * tail
-            reach = reach * accept[path, n + 1] if n < model.length else reach
     return total
 
 
@@ -121,7 +140,7 @@ def _product(factors: Iterable[Fraction]) -> Fraction:
     return out
 
 
-def cells(model: Model, backend: str) -> tuple[Cells, Cells]:
+def cells(model: Model, backend: str, rule: str = "token") -> tuple[Cells, Cells]:
     """Thresholds and residuals of the operator for every proposable path, in one call."""
     paths = [p for p in itertools.product(range(model.vocab), repeat=model.length) if model.proposal(p) > 0]
     width = model.length + 1
@@ -143,6 +162,7 @@ def cells(model: Model, backend: str) -> tuple[Cells, Cells]:
             law(logits([model.p[prefix] for prefix in prefixes])),
             law(logits([model.q[prefix] for prefix in prefixes])),
             None,
+            rule=rule,
         )
     keys = [(path, i) for path in paths for i in range(width)]
     return (
@@ -153,7 +173,7 @@ def cells(model: Model, backend: str) -> tuple[Cells, Cells]:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("vocab", "length"), [(3, 1), (4, 1), (3, 2), (4, 2), (3, 3)])
-@pytest.mark.parametrize("kinds", ["c", "d", "e", "cd", "cde"])
+@pytest.mark.parametrize("kinds", ["c", "d", "e", "cd", "cde", "cds"])
 def test_one_step_emits_the_target_s_law_exactly(backend: str, vocab: int, length: int, kinds: str) -> None:
     model = Model(hash((vocab, length)) + len(kinds), vocab, length, kinds)
     accept, residual = cells(model, backend)
@@ -173,8 +193,24 @@ def test_one_step_emits_the_target_s_law_exactly(backend: str, vocab: int, lengt
         assert got[sequence] == pytest.approx(float(probability), abs=1e-12)
 
 
-def generate(p: Tensor, q: Tensor, chosen: Tensor, requests: int, length: int, tokens_wanted: int, rule: str) -> Tensor:
-    """First tokens of many requests through draw_sample and chain_verify, step by step as an engine would."""
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("vocab", "length"), [(3, 1), (4, 2), (3, 3)])
+@pytest.mark.parametrize("kinds", ["d", "s", "cds"])
+def test_one_step_of_the_block_rule_too(backend: str, vocab: int, length: int, kinds: str) -> None:
+    model = Model(3 * vocab + length, vocab, length, kinds)
+    got = step_law(model, *cells(model, backend, "block"), 0.0, "block")
+    for sequence, probability in target_law(model).items():
+        assert got[sequence] == pytest.approx(float(probability), abs=1e-12)
+
+
+def generate(
+    p: Tensor, q: Tensor, chosen: Tensor, requests: int, length: int, tokens_wanted: int, rule: str, coins: Any = None
+) -> Tensor:
+    """First tokens of many requests through draw_sample and chain_verify, step by step as an engine would.
+
+    coins: called with (seeds, positions of the roots [requests], nodes of a chain) for coins [requests, nodes] other
+    than the keyed ones.
+    """
     seeds = torch.arange(requests) * 7919 + 3
     sequence = torch.zeros(requests, tokens_wanted + length + 2, dtype=torch.int64)
     size = torch.ones(requests, dtype=torch.int64)  # token 0 is the prompt
@@ -201,7 +237,7 @@ def generate(p: Tensor, q: Tensor, chosen: Tensor, requests: int, length: int, t
         target = law(p[nodes.flatten()])
         _, accepted, emitted = chain_verify(
             nodes.flatten(), offsets, drawn.flatten(), law_row.flatten(), target, q_law, None, seeds, position,
-            max_depth=length, rule=rule,
+            None if coins is None else coins(seeds, position, width).flatten(), max_depth=length, rule=rule,
         )  # fmt: skip
         live = size <= tokens_wanted
         for i in range(1, width):
@@ -223,19 +259,23 @@ def test_keyed_draws_have_the_joint_law_over_steps(kind: str, rule: str) -> None
     p[1, 2] = -float("inf")
     chosen = torch.tensor([-1, 2, -1]) if kind == "mixed" else torch.tensor([-1, -1, -1])
     with use_backend(FAST):
-        tokens = generate(p, q, chosen, requests, length, wanted, rule)
-    code = torch.zeros(requests, dtype=torch.int64)
-    chance = torch.ones(vocab**wanted, dtype=torch.float64)
-    probability = p.double().softmax(1)
-    for place in range(wanted):
-        code = code * vocab + tokens[:, place]
-        digit = torch.arange(vocab**wanted) // vocab ** (wanted - 1 - place) % vocab
-        before = torch.arange(vocab**wanted) // vocab ** (wanted - place) % vocab  # 0, the prompt, at place 0
-        chance *= probability[before, digit]
-    counts = torch.bincount(code, minlength=vocab**wanted)
-    assert counts[chance == 0].sum() == 0
-    kept = chance > 0
-    assert statistics.chisquare(counts[kept].numpy(), (chance[kept] * requests).numpy()).pvalue > 1e-3
+        assert p_value(generate(p, q, chosen, requests, length, wanted, rule), p) > 1e-3
+
+
+@pytest.mark.skipif("cpu" not in BACKENDS, reason="CPU extension not built")
+@pytest.mark.parametrize(("rule", "noticed"), [("block", True), ("token", False)])
+def test_coins_keyed_by_a_token_s_own_position_would_be_noticed(rule: str, noticed: bool) -> None:
+    """The block rule looks at coins behind the place where it stops: the next step must not see these again. (The token
+    rule stops at the first coin that fails, and would get away with it.)
+    """
+    p, q = models()
+
+    def reused(seeds: Tensor, roots: Tensor, nodes: int) -> Tensor:
+        return uniform(words(seeds[:, None], roots[:, None] + torch.arange(nodes), 0, ACCEPT, 0))
+
+    with use_backend(FAST):
+        tokens = generate(p, q, torch.full((3,), -1), 60_000, 3, 3, rule, reused)
+    assert (p_value(tokens, p) < 1e-6) is noticed
 
 
 @pytest.mark.skipif("cpu" not in BACKENDS, reason="CPU extension not built")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ from specdec_kernels import (
     draw_sample,
     extension,
     law_stats,
+    ordered_thresholds,
+    traversal_thresholds,
     use_backend,
 )
 
@@ -118,11 +121,45 @@ def test_a_token_the_draft_could_not_draw_is_rejected(backend: str) -> None:
     chain = (torch.tensor([0, 3]), int32([0, 2]), torch.ones(2, dtype=torch.int8), int32([0, 0]), target)
     draft = law(torch.zeros(1, 2))
     with use_backend(backend):
-        for token_ids in (None, torch.tensor([0, 1])):
-            assert chain_thresholds(*chain, draft, token_ids)[0].tolist() == [1, 0]
+        for token_ids, rule in itertools.product((None, torch.tensor([0, 1])), ("token", "block")):
+            accept, residual = chain_thresholds(*chain, draft, token_ids, rule=rule)
+            assert accept.tolist() == [1, 0]
+            torch.testing.assert_close(residual, torch.full((2, 4), 0.25))  # nothing is subtracted
         accept, residual = chain_thresholds(*chain, draft, torch.tensor([3, 0]))
         assert accept.tolist() == [1, 0.5]
         torch.testing.assert_close(residual[0], torch.tensor([0, 0.25, 0.25, 0]))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("rule", "on_trees"), [("token", ordered_thresholds), ("block", traversal_thresholds)])
+def test_a_token_that_was_not_drawn_is_no_proposal(backend: str, rule: str, on_trees: Any) -> None:
+    """The row is as if it ended before that token, for the law of what follows too; the rules on trees say the same."""
+    target, draft = law(torch.randn(4, 5)), torch.randn(3, 5)
+    draft[1, 3] = -INF
+    tokens, marks, sources = (
+        torch.tensor([0, 2, 3, 1]),
+        torch.tensor([0, 1, 1, 1], dtype=torch.int8),
+        int32([-1, 0, 1, 2]),
+    )
+    target[0][0, 2] = draft[0, 2] - 1.0  # p(2) < q(2): the block rule reaches the node after it by chance
+    target = law(target[0])
+    laws = (target, law(draft), None)
+    with use_backend(backend):
+        accept, residual = chain_thresholds(tokens, int32([0, 4]), marks, sources, *laws, rule=rule)
+        ended = (part[:2].clone() for part in (tokens, marks, sources))
+        short = next(ended), int32([0, 2]), *ended
+        end = chain_thresholds(*short, tuple(part[:2] for part in target), *laws[1:], rule=rule)
+        assert 0 < accept[1] < 1 and accept[2] == 0 and torch.equal(accept[:2], end[0])
+        torch.testing.assert_close(residual[:2], end[1])
+        links = int32([1, 2, 3, -1]), int32([-1] * 4)
+        want = on_trees(tokens, int32([0, 4]), *links, marks, sources, *laws)
+        torch.testing.assert_close((accept, residual), want)
+        seeds, roots = torch.arange(400), torch.zeros(400, dtype=torch.int32)
+        fair, sure = law(torch.zeros(800, 2)), law(torch.tensor([[0.0, -INF]]))
+        nodes = torch.tensor([0, 1]).repeat(400)
+        order = torch.arange(0, 801, 2, dtype=torch.int32), (nodes > 0).to(torch.int8), nodes.int() * 0
+        _, accepted, emitted = chain_verify(nodes, *order, fair, sure, None, seeds, roots, max_depth=1, rule=rule)
+    assert accepted.sum() == 0 and 150 < emitted.sum() < 250
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

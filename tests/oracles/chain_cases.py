@@ -30,7 +30,9 @@ def law(logits: Tensor, t: float = 1.0) -> tuple[Tensor, ...]:
 
 @st.composite
 def verifications(draw: st.DrawFn, dtypes: Sequence[torch.dtype] = DTYPES) -> dict[str, Any]:
-    """Ragged rows, chosen and drawn nodes, four dtypes for each side, smaller and permuted draft vocabularies."""
+    """Ragged rows, chosen and drawn nodes, some of which their laws do not have, four dtypes for each side, smaller and
+    permuted draft vocabularies.
+    """
     g = torch.Generator().manual_seed(draw(st.integers(0, 2**32 - 1)))
     counts = draw(st.lists(st.sampled_from([0, 1, 2, 4, 6]), max_size=4))
     offsets = [0]
@@ -68,7 +70,8 @@ def verifications(draw: st.DrawFn, dtypes: Sequence[torch.dtype] = DTYPES) -> di
     zero = torch.zeros(laws, dtype=torch.int32)
     drafted = draw_sample(*draft, torch.arange(laws), zero, zero)
     drafted = drafted if token_ids is None else token_ids[drafted]
-    tokens = torch.where(drawn == 1, drafted[law_row.long()], torch.randint(0, vocab, (nodes,), generator=g))
+    free = (drawn == 0) | (torch.rand(nodes, generator=g) < 0.1)
+    tokens = torch.where(free, torch.randint(0, vocab, (nodes,), generator=g), drafted[law_row.long()])
     if draw(st.sampled_from([False, False, True])):
         draft, token_ids, drawn = None, None, drawn * 0
     return {

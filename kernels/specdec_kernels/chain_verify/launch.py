@@ -70,8 +70,8 @@ class _Chains:
             )  # fmt: skip
             if walking:
                 walk[(self.rows,)](
-                    self.threshold, self.offsets, *keys, self.depth, self.steps, uniforms is not None, num_warps=1,
-                    enable_fp_fusion=False,
+                    self.threshold, self.children, self.offsets, *keys, self.depth, self.steps, uniforms is not None,
+                    num_warps=1, enable_fp_fusion=False,
                 )  # fmt: skip
 
 
@@ -214,8 +214,8 @@ VARIANTS = [
     *_variants("fp32 chosen", False, "fp32", draft=False),
     Variant(
         "chain_verify/walk", "chain_verify.triton_kernel:walk",
-        {"threshold": "*fp32", "offsets": "*i32", "seeds": "*i64", "positions": "*i32", "uniforms": "*fp32",
-         "path": "*i32", "accepted": "*i32", "last": "*i32", "firsts": "*i32", "depth": "i32"},
+        {"threshold": "*fp32", "children": "*i32", "offsets": "*i32", "seeds": "*i64", "positions": "*i32",
+         "uniforms": "*fp32", "path": "*i32", "accepted": "*i32", "last": "*i32", "firsts": "*i32", "depth": "i32"},
         {"STEPS": 8, "EXPLICIT": False}, 1, fusion=False,
     ),
 ]  # fmt: skip

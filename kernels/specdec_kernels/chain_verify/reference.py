@@ -95,7 +95,7 @@ def check(
 class _ChainNodes(NamedTuple):
     row: Tensor  # int64 [M], -1 for tail nodes
     place: Tensor  # int64 [M], within the row; 0 for roots and tail nodes
-    has_child: Tensor  # bool [M]
+    has_child: Tensor  # bool [M]; from `_weighed`: whether the child is a proposal
 
     @classmethod
     def of(cls, offsets: Tensor, nodes: int) -> _ChainNodes:
@@ -117,7 +117,7 @@ def _log_weight_at(law: Law, rows: Tensor, columns: Tensor) -> Tensor:
     return torch.where(keep, value, -torch.inf).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
 
 
-def _log_ratio(
+def _weighed(
     tokens: Tensor,
     chain: _ChainNodes,
     drawn: Tensor,
@@ -125,8 +125,8 @@ def _log_ratio(
     target: Law,
     draft: Law | None,
     token_ids: Tensor | None,
-) -> Tensor:
-    """log p(x) - log q(x) of every node's token: -inf for what must be refused, 0 where there is no test."""
+) -> tuple[_ChainNodes, Tensor]:
+    """The chain of proposals, and log p(x) - log q(x) of every token: -inf if it must be refused, 0 without a test."""
     nodes = tokens.shape[0]
     inner = chain.place > 0
     column = torch.where(inner, tokens, 0)
@@ -144,9 +144,11 @@ def _log_ratio(
         q = _log_weight_at(draft, torch.where(from_law, law_row, 0).long(), column)
         q = torch.where(known, q, -torch.inf).to(torch.promote_types(log_p.dtype, q.dtype))
         log_q = torch.where(from_law, q, log_q.to(q.dtype))
-    # q(x) = 0 means that x was not drawn from this law; rejecting it keeps the target's law whatever x is
-    ratio = torch.where(log_q == -torch.inf, -torch.inf, log_p - log_q)
-    return torch.where(inner, ratio, 0.0)
+    # q(x) = 0 means that x was not drawn from this law, so it is no proposal and says nothing of what is left of p
+    stray = log_q == -torch.inf
+    ratio = torch.where(stray, -torch.inf, log_p - log_q)
+    proposed = torch.cat([~stray[1:], stray.new_zeros(min(nodes, 1))])
+    return chain._replace(has_child=chain.has_child & proposed), torch.where(inner, ratio, 0.0)
 
 
 def _reach(log_ratio: Tensor, chain: _ChainNodes) -> Tensor:
@@ -207,11 +209,11 @@ def _thresholds(
     target: Law,
     draft: Law | None,
     token_ids: Tensor | None,
+    log_ratio: Tensor,
     rule: str,
 ) -> tuple[Tensor, Tensor | None]:
     """Threshold of every node's coin, 1 at roots and 0 at tail nodes, and the reach of the block rule."""
     parts = (tokens, chain, drawn, law_row, target, draft, token_ids)
-    log_ratio = _log_ratio(*parts)
     if rule == TOKEN:
         return torch.where(chain.row < 0, 0.0, log_ratio.exp().clamp(max=1.0)), None
     reach = _reach(log_ratio, chain)
@@ -254,6 +256,9 @@ def chain_verify(
     next token is drawn from that positive part. At least as many tokens are accepted as by the token rule; for chains
     of chosen tokens the number has the same law.
 
+    A drawn token that has no weight under its law was not drawn from it and is no proposal. Both rules refuse it, take
+    the node before it for the last one of its row, and so subtract nothing from p if the path ends there.
+
     The draw is a two-level race (``random.draw_from_weights``); only one row per request is
     read for it.
 
@@ -289,9 +294,9 @@ def chain_verify(
     check(tokens, offsets, drawn, law_row, target, draft, token_ids, seeds, root_positions, uniforms, race,
           max_depth=max_depth, rule=rule, mass=mass)  # fmt: skip
     nodes, batch, device = tokens.shape[0], offsets.shape[0] - 1, tokens.device
-    chain = _ChainNodes.of(offsets, nodes)
-    parts = (tokens, chain, drawn, law_row, target, draft, token_ids)
-    threshold, reach = _thresholds(*parts, rule)
+    laws = (drawn, law_row, target, draft, token_ids)
+    chain, log_ratio = _weighed(tokens, _ChainNodes.of(offsets, nodes), *laws)
+    threshold, reach = _thresholds(tokens, chain, *laws, log_ratio, rule)
     if uniforms is None and batch:
         of_row = chain.row.clamp(min=0)
         uniforms = uniform(words(seeds[of_row], root_positions[of_row], chain.place, ACCEPT, 0))
@@ -311,7 +316,7 @@ def chain_verify(
     real = (count > 0).nonzero().squeeze(1)
     if len(real):
         last = (start + accepted)[real]
-        weights = _residual(last, *parts, reach)
+        weights = _residual(last, tokens, chain, *laws, reach)
         noise = (race[0][real], race[1][real]) if race is not None else None
         next_token[real] = draw_from_weights(weights, seeds[real], root_positions[real], accepted[real], RECOVER, noise)
     return path.to(torch.int32), accepted.to(torch.int32), next_token
@@ -385,9 +390,9 @@ def chain_thresholds(
     """
     check(tokens, offsets, drawn, law_row, target, draft, token_ids, rule=rule)
     nodes = tokens.shape[0]
-    chain = _ChainNodes.of(offsets, nodes)
-    parts = (tokens, chain, drawn, law_row, target, draft, token_ids)
-    accept, reach = _thresholds(*parts, rule)
-    residual = _residual(torch.arange(nodes, device=tokens.device), *parts, reach)
+    laws = (drawn, law_row, target, draft, token_ids)
+    chain, log_ratio = _weighed(tokens, _ChainNodes.of(offsets, nodes), *laws)
+    accept, reach = _thresholds(tokens, chain, *laws, log_ratio, rule)
+    residual = _residual(torch.arange(nodes, device=tokens.device), tokens, chain, *laws, reach)
     residual[chain.row < 0] = 0.0
     return accept.to(residual.dtype), residual

@@ -34,16 +34,18 @@ def ratios(
     token = tl.load(tokens + node, mask=inner, other=0).to(tl.int32)
     target = (logits, inv_t, lse, cut, tie_id, stride, width)
     ratio = log_weights_at(target, node - 1, token, inner)
+    proposed = inner
     if DRAFT:
         draft = (q_logits, q_inv_t, q_lse, q_cut, q_tie, q_stride, q_width)
         from_law = inner & (tl.load(drawn + node, mask=inner, other=0) != 0)
         source = tl.load(law_row + node, mask=from_law, other=0)
         log_q = log_weights_at(draft, source, column_of(columns, token, vocab, MAPPED), from_law)
-        # q(x) = 0 means that x was not drawn from this law; rejecting it keeps the target's law whatever x is
+        # q(x) = 0 means that x was not drawn from this law, so it is no proposal and says nothing of what is left of p
         none = from_law & (log_q == NEGATIVE_INFINITY)
+        proposed = inner & (none == 0)
         ratio = tl.where(none, NEGATIVE_INFINITY, ratio - tl.where(from_law & (none == 0), log_q, 0.0))
     child = tl.where(step + 1 < count, node + 1, -1)
-    tl.store(children + node, child, mask=real)
+    tl.store(children + node - 1, node, mask=proposed)
     if BLOCK_RULE:
         chance = tl.full((STEPS,), 1.0, tl.float64)
         value = tl.full((), 1.0, tl.float64)
@@ -59,18 +61,18 @@ def ratios(
         tl.store(p_scale + child, tl.full((STEPS,), 1.0, tl.float32), mask=real & (child >= 0))
         if WALK:
             walk_one(
-                limit, inner, step, start, count, row, seeds, positions, uniforms, path, accepted, last, firsts, depth,
-                STEPS, False, EXPLICIT,
+                limit, inner, proposed, step, start, count, row, seeds, positions, uniforms, path, accepted, last,
+                firsts, depth, STEPS, False, EXPLICIT,
             )  # fmt: skip
     tl.store(applied + child, tl.full((STEPS,), 1, tl.int32), mask=real & (child >= 0))
 
 
 @triton.jit
 def walk_one(
-    limit, inner, step, start, count, row, seeds, positions, uniforms, path, accepted, last, firsts, depth,
+    limit, inner, proposed, step, start, count, row, seeds, positions, uniforms, path, accepted, last, firsts, depth,
     STEPS: tl.constexpr, BLOCK_RULE: tl.constexpr, EXPLICIT: tl.constexpr,
 ):  # fmt: skip
-    """Path, number accepted, last node and its refused child (-1: none) of one chain."""
+    """Path, number accepted, last node and its refused child (-1: none) of one chain. proposed: of inner nodes."""
     if EXPLICIT:
         u = tl.load(uniforms + start + step, mask=inner, other=1.0)
     else:
@@ -84,12 +86,12 @@ def walk_one(
     tl.store(path + row.to(tl.int64) * (depth + 1) + step, nodes, mask=step <= depth)
     tl.store(accepted + row, length)
     tl.store(last + row, tl.where(count > 0, start + length, -1))
-    tl.store(firsts + row, tl.where(length + 1 < count, start + length + 1, -1))
+    tl.store(firsts + row, tl.max(tl.where(proposed & (step == length + 1), start + step, -1), 0))
 
 
 @triton.jit
 def walk(
-    threshold, offsets, seeds, positions, uniforms, path, accepted, last, firsts, depth, STEPS: tl.constexpr,
+    threshold, children, offsets, seeds, positions, uniforms, path, accepted, last, firsts, depth, STEPS: tl.constexpr,
     EXPLICIT: tl.constexpr,
 ):  # fmt: skip
     """The walk of the block rule, from thresholds that are known."""
@@ -99,9 +101,10 @@ def walk(
     step = tl.arange(0, STEPS)
     inner = (step > 0) & (step < count)
     limit = tl.load(threshold + start + step, mask=inner, other=0.0)
+    proposed = inner & (tl.load(children + start + step - 1, mask=inner, other=-1) >= 0)
     walk_one(
-        limit, inner, step, start, count, row, seeds, positions, uniforms, path, accepted, last, firsts, depth, STEPS,
-        True, EXPLICIT,
+        limit, inner, proposed, step, start, count, row, seeds, positions, uniforms, path, accepted, last, firsts,
+        depth, STEPS, True, EXPLICIT,
     )  # fmt: skip
 
 
