@@ -6,17 +6,18 @@ Owns the data type and its checks. Knows nothing of models, caches or rules. Tes
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from specdec_fast.laws import Laws
-from specdec_kernels import TreePlan, tree_plan
+from specdec_kernels import TreePlan, expect, tree_plan
 
 
 class Drawn(IntEnum):
@@ -242,42 +243,80 @@ class Draft:
                 "verified (dropping one changes the law); mark it chosen and give its siblings no law, or use replay"
             )
 
-    def check(self, vocab_size: int | None = None) -> None:
-        """Raise ValueError unless the draft is well formed. Reads the device: for tests and for foreign drafters."""
-        count, offsets = self.num_nodes, self.offsets.tolist()
-        if len(offsets) != self.num_rows + 1 or offsets[0] != 0 or offsets[-1] > count:
-            raise ValueError(
-                f"draft: got offsets {offsets} for {self.num_rows} rows and {count} nodes; expected "
-                f"{self.num_rows + 1} non-decreasing numbers from 0 to at most {count}"
-            )
-        if list(self.counts) != [stop - start for start, stop in zip(offsets, offsets[1:])]:
-            raise ValueError(f"draft: got counts {self.counts} and offsets {offsets}; expected their differences")
-        tokens, parents = self.tokens.tolist(), self.parents.tolist()
-        for row, (start, stop) in enumerate(zip(offsets, offsets[1:])):
-            if stop < start:
-                raise ValueError(f"draft: offsets decrease at row {row}: {start} then {stop}")
-            for node in range(start, stop):
-                parent = parents[node]
-                if (node == start) != (parent == -1) or not -1 <= parent < max(node - start, 1):
-                    raise ValueError(
-                        f"draft: row {row}, node {node - start}: got parent {parent}; expected -1 for the root and an "
-                        "earlier node of the row otherwise"
-                    )
-                if vocab_size is not None and not 0 <= tokens[node] < vocab_size:
-                    raise ValueError(
-                        f"draft: row {row}, node {node - start}: got token {tokens[node]}; expected 0..{vocab_size - 1}"
-                    )
-                if self.is_chain and parent != node - start - 1:
-                    raise ValueError(f"draft: row {row} is no chain at node {node - start}; expected is_chain=False")
-        law_row = self.law_row.tolist()
-        available = 0 if self.laws is None else self.laws.inv_t.shape[0]
-        for node, how in enumerate(self.drawn.tolist()):
-            if how not in tuple(Drawn):
+    def check(
+        self, vocab_size: int | None = None, roots: Mapping[int, int] | None = None, *, wait: bool = True
+    ) -> None:
+        """Raise ValueError unless the draft is well formed: what target, rule and state rely on.
+
+        roots: the row ids that it is for, in order, and their newest tokens, where these are known; wait: look at
+        values on a GPU too, which waits for them.
+        """
+        rows = tuple(self.rows.tolist()) if roots is None else tuple(roots)
+        if len(self.counts) != len(rows) or min(self.counts, default=0) < 0:
+            raise ValueError(f"draft: got counts {self.counts} of rows {rows}; expected 0 or more nodes of each")
+        shape = packed_shape(rows, self.counts, self.tokens.device)
+        looks, nodes = wait or self.tokens.device.type == "cpu", shape.row_of.shape[0]
+        expect.tensor("draft", "tokens", self.tokens, torch.int64, nodes)
+        for name in ("rows", "offsets", "row_of", "parents", "drawn", "law_row"):
+            got, usual = getattr(self, name), getattr(shape, name)
+            if got is not usual:  # most chains carry what is remembered
+                expect.tensor("draft", name, got, usual.dtype, *usual.shape)
+                if looks and name in ("rows", "offsets", "row_of") and not torch.equal(got, usual):
+                    raise ValueError(f"draft: got {name} {got.tolist()}; expected {usual.tolist()} as by its counts")
+        if self.scouts is not None:
+            expect.tensor("draft", "scouts", self.scouts, torch.bool, nodes)
+        if self.laws is not None:
+            self.laws.check(vocab_size, wait=looks)
+        if looks:
+            self._check_tokens(vocab_size, roots)
+            self._check_parents(shape.parents)
+            if self.drawn is not shape.drawn:
+                self._check_marks()
+
+    def _check_tokens(self, vocab_size: int | None, roots: Mapping[int, int] | None) -> None:
+        tokens = self.tokens.tolist()
+        if vocab_size is not None and tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
+            node = next(node for node, token in enumerate(tokens) if not 0 <= token < vocab_size)
+            raise ValueError(f"draft: node {node}: got token {tokens[node]}; expected 0..{vocab_size - 1}")
+        starts = accumulate(self.counts, initial=0)
+        if roots is not None and any(
+            count and tokens[start] != root for start, count, root in zip(starts, self.counts, roots.values())
+        ):
+            raise ValueError(f"draft: got tokens {tokens}; expected rows to begin with {list(roots.values())}")
+
+    def _check_parents(self, chain: Tensor) -> None:
+        """chain: the parents if every node follows the one before it."""
+        deepest = max(self.counts, default=1) - 1
+        if self.parents is not chain and not torch.equal(self.parents, chain):
+            parents, deepest = iter(self.parents.tolist()), 0
+            for row, count in enumerate(self.counts):
+                depths: list[int] = []
+                for node, parent in zip(range(count), parents):
+                    if not 0 <= parent < node and (node, parent) != (0, -1):
+                        raise ValueError(
+                            f"draft: row {row}, node {node}: got parent {parent}; expected -1 for the root and an "
+                            "earlier node of the row otherwise"
+                        )
+                    depths.append(depths[parent] + 1 if node else 0)
+                deepest = max(deepest, *depths, 0)
+            if self.is_chain:
+                raise ValueError("draft: got a tree; expected is_chain=False, or every node behind the one before it")
+        if deepest > self.max_depth:
+            raise ValueError(f"draft: got max_depth {self.max_depth} and a node at depth {deepest}; expected a bound")
+        plan = self.plan
+        if plan is not None and not (self.is_chain and plan is _chain_plan(self.counts, self.tokens.device)):
+            links = tree_plan(self.parents, self.offsets)
+            if not all(torch.equal(getattr(plan, part.name), getattr(links, part.name)) for part in fields(links)):
+                raise ValueError("draft: got a plan that is not that of its parents; expected tree_plan's, or None")
+
+    def _check_marks(self) -> None:
+        available = 0 if self.laws is None else self.laws.logits.shape[0]
+        for node, (how, source) in enumerate(zip(self.drawn.tolist(), self.law_row.tolist())):
+            if not Drawn.CHOSEN <= how <= Drawn.DRAWN_WITHOUT_CHOSEN:
                 raise ValueError(f"draft: node {node}: got drawn={how}; expected one of {[int(d) for d in Drawn]}")
-            if how != Drawn.CHOSEN and not 0 <= law_row[node] < available:
+            if how and not 0 <= source < available:
                 raise ValueError(
-                    f"draft: node {node} is drawn from law row {law_row[node]}, but the draft carries {available} "
-                    "laws; a drawn token must name the law it was drawn from"
+                    f"draft: node {node}: got law row {source}; expected one of the draft's {available} laws"
                 )
 
 

@@ -16,7 +16,7 @@ import torch
 from specdec_fast.budget import BudgetPolicy, budget_for
 from specdec_fast.captured import CapturedSteps
 from specdec_fast.emission import given_by, given_captured, keep
-from specdec_fast.interfaces import Drafter, Rule, Target, TargetOutput
+from specdec_fast.interfaces import Drafter, Needs, Rule, Target, TargetOutput
 from specdec_fast.proposing import Proposer
 from specdec_fast.request import Handle, Prompt, encode
 from specdec_fast.rules import DEFAULT, rule_for
@@ -55,13 +55,12 @@ class Engine:
         budget: str | BudgetPolicy = "fixed",
         step_mode: str = "auto",
     ) -> None:
-        self.target, self.drafter = target, drafter
-        self.tokenizer = tokenizer
+        self.target, self.drafter, self.tokenizer = target, drafter, tokenizer
         self.eos_token_ids = tuple(eos_token_ids)
-        self._running: dict[int, Handle] = {}  # by row, in order of admission
-        self._proposer = Proposer(drafter, budget_for(budget), self._running)
-        self.needs = self._proposer.needs
+        self.needs = Needs() if drafter is None else drafter.needs
         self.rule, self.why_rule = rule_for(rule, self.needs)
+        self._running: dict[int, Handle] = {}  # by row, in order of admission
+        self._proposer = Proposer(drafter, budget_for(budget), self._running, self.rule, target.vocab_size)
         if not self.rule.lossless:
             log.warning("rule %s is lossy: texts do not have the target's law", self.rule.name)
         if prefill_chunk < 1:

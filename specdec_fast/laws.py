@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec_kernels import law_stats
+from specdec_kernels import expect, law_stats
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,21 @@ class Laws:
             self.token_ids,
             None if self.mass is None else self.mass[index],
         )
+
+    def check(self, vocab_size: int | None = None, *, wait: bool = True) -> None:
+        """Raise ValueError unless shapes and dtypes fit together, and columns fit a target's vocabulary. wait: look at
+        token_ids on a GPU too, which waits for them.
+        """
+        width, ids = expect.law("laws", "the", (self.logits, *self.stats), "R")[0].shape[1], self.token_ids
+        if ids is not None:
+            expect.tensor("laws", "token_ids", ids, torch.int64, width)
+            if wait and vocab_size is not None and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
+                raise ValueError(f"laws: got token_ids up to {int(ids.max())}; expected 0..{vocab_size - 1}")
+        elif vocab_size is not None and width > vocab_size:
+            raise ValueError(
+                f"laws: got {width} columns; expected at most the target's {vocab_size}; slice off padding or pass "
+                "token_ids"
+            )
 
     def weights(self) -> Tensor:
         """The probabilities, [R, V]: for tests and plots; the engine never materialises them."""

@@ -1,8 +1,9 @@
 """Between the engine and its drafter: how many nodes each row may draft, and what happens when the drafter fails.
 
-A drafter that raises never ends a request. The rows it was working on when it raised are found by asking for one row
-at a time; these go on without drafts until they end, the others as before. Every fault is counted in the statistics of
-its requests and the first of its kind is logged. Owns no tokens. Tests: tests/engine/test_failures.py.
+A drafter that raises never ends a request, nor does one whose drafts are not well formed. The rows it was working on
+when it did so are found by asking for one row at a time; these go on without drafts until they end, the others as
+before. Every fault is counted in the statistics of its requests and the first of its kind is logged. Owns no tokens.
+Tests: tests/engine/test_failures.py.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from specdec_fast.interfaces import (
     Budget,
     CapturedProposals,
     Drafter,
-    Needs,
     Rng,
+    Rule,
     StateView,
     TargetOutput,
 )
@@ -31,16 +32,24 @@ log = logging.getLogger("specdec_fast")
 
 
 class Proposer:
-    """A drafter (or none) with its budget, contained. running: the engine's requests by row.
+    """A drafter (or none) with its budget, contained. running: the engine's requests by row; rule: what verifies the
+    drafts; vocab_size: the target's.
 
     A row that is given up drafts no more until it leaves, and the drafter hears no more of it but that it left. Under
     rules that use q a fault that depends on what was drawn drops drawn tokens in one step of a request at most; under
     replay and greedy nothing depends on drafts at all.
     """
 
-    def __init__(self, drafter: Drafter | None, budget: BudgetPolicy, running: Mapping[int, Handle]) -> None:
+    def __init__(
+        self,
+        drafter: Drafter | None,
+        budget: BudgetPolicy,
+        running: Mapping[int, Handle],
+        rule: Rule,
+        vocab_size: int,
+    ) -> None:
         self.drafter, self.budget = drafter, budget
-        self.needs = drafter.needs if drafter is not None else Needs()
+        self._rule, self._vocab_size = rule, vocab_size
         self.num_draft_tokens: int = getattr(drafter, "num_draft_tokens", 0)
         self._running = running
         self._given_up: set[int] = set()
@@ -185,11 +194,26 @@ class Proposer:
         assert self.drafter is not None
         if len(places) < len(rows):
             rng = Rng(rng.seeds[places], rng.positions[places])
-        budget = Budget([limits[at] for at in places])
-        draft = self.drafter.propose(view, [rows[at] for at in places], budget, rng)
-        if any(count - 1 > limit for count, limit in zip(draft.counts, budget.nodes)):  # would leave its pages
-            raise ValueError(f"drafter {self.drafter.name}: got {draft.counts} nodes; expected 1 + {budget.nodes}")
+        budget, own = Budget([limits[at] for at in places]), [rows[at] for at in places]
+        draft = self.drafter.propose(view, own, budget, rng)
+        self._refuse(view, own, budget, draft)
         return draft
+
+    def _refuse(self, view: StateView, rows: Sequence[int], budget: Budget, draft: Draft) -> None:
+        """Raise ValueError for a draft on which the target, the rule or the cache would fail. Values on a GPU are
+        looked at where the drafter works on the host, so that nothing is waited for that would not be there.
+        """
+        assert self.drafter is not None
+        who, needs = f"drafter {self.drafter.name}", self.drafter.needs
+        if any(not 0 < count <= 1 + limit for count, limit in zip(draft.counts, budget.nodes)):  # would leave its pages
+            raise ValueError(f"{who}: got {draft.counts} nodes; expected 1 + {budget.nodes} at most, the root included")
+        if draft.tokens.device.type != view.device.type:
+            raise ValueError(f"{who}: got a draft on {draft.tokens.device}; expected {view.device}, the view's device")
+        if needs.topology == "chain" and not (draft.is_chain and draft.scouts is None):
+            raise ValueError(f"{who}: got a tree or scouts; expected chains, as its needs say")
+        draft.check(self._vocab_size, {row: view.tokens(row)[-1] for row in rows}, wait=needs.host_tokens)
+        if getattr(self._rule, "uses_q", False):
+            draft.refuse_dropped(self._rule.name)
 
     def _lost(self, verb: str, error: Exception, rows: Sequence[int]) -> None:
         """No drafts for these rows any more. The drafter keeps what it knows of them until they leave."""

@@ -90,29 +90,51 @@ def ints(*values: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"offsets": ints(0, 3)}, "for 2 rows"),
-        ({"offsets": ints(0, 3, 6)}, "at most 5"),
-        ({"offsets": ints(1, 3, 5)}, "from 0"),
-        ({"offsets": ints(0, 3, 2), "counts": (3, -1)}, "decrease at row 1"),
-        ({"counts": (2, 3)}, "counts"),
+        ({"offsets": ints(0, 3)}, r"offsets has shape \[2\]; expected \[3\]"),
+        ({"offsets": ints(0, 2, 5)}, r"got offsets \[0, 2, 5\]; expected \[0, 3, 5\]"),
+        ({"counts": (2, 3)}, "got offsets"),
+        ({"counts": (3, 3)}, r"tokens has shape \[5\]; expected \[6\]"),
+        ({"counts": (6, -1)}, "got counts"),
+        ({"counts": (5,)}, "got counts"),
+        ({"rows": ints(0)}, "got counts"),
+        ({"row_of": ints(0, 0, 1, 1, 1, dtype=torch.int64)}, "got row_of"),
         ({"parents": ints(-1, 0, 2, -1, 0)}, "row 0, node 2: got parent 2"),
         ({"parents": ints(-1, 0, 0, 0, 0)}, "row 1, node 0: got parent 0"),
         ({"parents": ints(-1, 0, 0, -1, -2)}, "row 1, node 1: got parent -2"),
-        ({"tokens": ints(1, 2, 3, 4, 6, dtype=torch.int64)}, "row 1, node 1: got token 6"),
-        ({"is_chain": True}, "row 0 is no chain at node 2"),
+        ({"parents": ints(-1, 0, 0, -1, -1)}, "row 1, node 1: got parent -1"),
+        ({"parents": ints(-1, 0, 0, -1, 0, dtype=torch.int64)}, "parents has dtype torch.int64"),
+        ({"parents": ints(-1, 0, 1, -1, 0)}, "max_depth 1 and a node at depth 2"),
+        ({"tokens": ints(1, 2, 3, 4, 6, dtype=torch.int64)}, "node 4: got token 6"),
+        ({"tokens": ints(1, -1, 3, 4, 5, dtype=torch.int64)}, "node 1: got token -1"),
+        ({"is_chain": True}, "got a tree; expected is_chain=False"),
+        ({"plan": tree_plan(ints(-1, 0, 1, -1, 0), GOOD.offsets)}, "not that of its parents"),
+        ({"scouts": torch.zeros(4, dtype=torch.bool)}, "scouts has shape"),
         ({"drawn": ints(0, 9, 0, 0, 0, dtype=torch.int8)}, "node 1: got drawn=9"),
-        ({"drawn": ints(0, 1, 0, 0, 0, dtype=torch.int8)}, "node 1 is drawn from law row -1"),
+        ({"drawn": ints(0, -1, 0, 0, 0, dtype=torch.int8)}, "node 1: got drawn=-1"),
+        ({"drawn": ints(0, 1, 0, 0, 0, dtype=torch.int8)}, "node 1: got law row -1"),
+        ({"laws": replace(laws(2), inv_t=torch.ones(3))}, "the inv_t has"),
+        ({"laws": laws(2, vocab=7)}, "got 7 columns; expected at most the target's 6"),
+        ({"laws": replace(laws(2, vocab=2), token_ids=ints(0, 6, dtype=torch.int64))}, "token_ids up to 6"),
+        ({"laws": replace(laws(2, vocab=3), token_ids=ints(0, 5, dtype=torch.int64))}, "token_ids has shape"),
     ],
 )
 def test_check_names_what_is_wrong(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         replace(GOOD, **changes).check(vocab_size=6)
     GOOD.check(vocab_size=6)
+    replace(GOOD, plan=tree_plan(GOOD.parents, GOOD.offsets), laws=laws(2, vocab=6)).check(vocab_size=6)
+
+
+def test_a_draft_is_for_the_rows_that_were_asked_for_and_begins_with_their_newest_tokens() -> None:
+    GOOD.check(6, {0: 1, 1: 4})
+    for roots, message in (({0: 1, 2: 4}, r"got rows \[0, 1\]"), ({0: 1, 1: 5}, r"begin with \[1, 5\]")):
+        with pytest.raises(ValueError, match=message):
+            GOOD.check(6, roots)
 
 
 def test_a_law_row_that_does_not_exist_is_refused() -> None:
     draft = Draft.chains([0], [[1, 2]], law_rows=[[1]], laws=laws(1))
-    with pytest.raises(ValueError, match="law row 1, but the draft carries 1"):
+    with pytest.raises(ValueError, match="law row 1; expected one of the draft's 1 laws"):
         draft.check()
 
 

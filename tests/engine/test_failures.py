@@ -16,7 +16,10 @@ from oracles.noisy_oracle import NoisyChain, NoisyTree
 from oracles.toy_tokenizer import byte_tokenizer
 
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
+from specdec_fast.draft import Draft
 from specdec_fast.interfaces import Budget
+from specdec_fast.laws import Laws
+from specdec_kernels import law_stats
 
 VOCAB, STATES = 8, 23
 POISON = VOCAB - 1  # after this token the model returns NaN for good
@@ -39,7 +42,7 @@ def texts() -> list[list[int]]:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("-inf"), float("inf")])
-@pytest.mark.parametrize("rule", ["replay", "token", "greedy"])
+@pytest.mark.parametrize("rule", ["replay", "greedy", "token", "block", "tree", "traversal"])
 @pytest.mark.parametrize("drafted", [False, True])
 def test_a_row_without_numbers_ends_alone(value: float, rule: str, drafted: bool) -> None:
     params = SamplingParams(seed=3, max_new_tokens=14, temperature=0.0 if rule == "greedy" else 1.0)
@@ -50,12 +53,12 @@ def test_a_row_without_numbers_ends_alone(value: float, rule: str, drafted: bool
     assert handles[1].finish_reason == "error" and handles[1].tokens == []
     assert "NaN or no finite logit" in str(handles[1].error)
     assert [len(handles[0].tokens), len(handles[2].tokens)] == [14, 14]
-    if rule != "token":
+    if engine.rule.replays:
         assert handles[0].tokens == want[0].tokens and handles[2].tokens == want[1].tokens
     assert engine.target.cache.pages.num_used == 0 and engine.idle
 
 
-@pytest.mark.parametrize("rule", ["replay", "token"])
+@pytest.mark.parametrize("rule", ["replay", "token", "block", "tree", "traversal"])
 def test_a_refused_node_without_numbers_ends_nothing(rule: str) -> None:
     """A draft token that would lead to NaN is refused, so plain decoding would never have met it."""
 
@@ -259,6 +262,83 @@ def test_a_drafter_that_spends_too_much_is_stopped_before_it_writes_over_others(
     assert [handle.tokens for handle in engine.generate([[1], [2]], PARAMS)] == texts()[:2]
     assert engine.stats.drafted == 0 and engine.target.cache.pages.num_used == 0
     assert len(faults) == 1 and "nodes; expected 1 +" in faults[0]
+
+
+def flat(rows: int, columns: int, token_ids: torch.Tensor | None = None) -> Laws:
+    """Draft laws that are uniform."""
+    logits, one, none = torch.zeros(rows, columns), torch.ones(rows), torch.zeros(rows)
+    return Laws(logits, *law_stats(logits, one, none.int(), one, none), token_ids)
+
+
+def at(column: torch.Tensor, node: int, value: int) -> torch.Tensor:
+    changed = column.clone()
+    changed[node] = value
+    return changed
+
+
+def drawn(draft: Draft, node: int, laws: Laws, law_row: int = 0, mark: int = 1) -> Draft:
+    return replace(draft, drawn=at(draft.drawn, node, mark), law_row=at(draft.law_row, node, law_row), laws=laws)
+
+
+CHAINS: dict[str, Callable[[Draft, int], Draft]] = {  # of a draft and a node that is no root
+    "token beyond the vocabulary": lambda draft, node: replace(draft, tokens=at(draft.tokens, node, VOCAB)),
+    "token below 0": lambda draft, node: replace(draft, tokens=at(draft.tokens, node, -1)),
+    "law row that is not there": lambda draft, node: drawn(draft, node, flat(1, VOCAB), law_row=99),
+    "law row without laws": lambda draft, node: replace(drawn(draft, node, flat(1, VOCAB)), laws=None),
+    "laws that are too wide": lambda draft, node: drawn(draft, node, flat(1, VOCAB + 1)),
+    "laws of unknown tokens": lambda draft, node: drawn(draft, node, flat(1, 2, torch.tensor([0, VOCAB]))),
+    "mark that is none": lambda draft, node: drawn(draft, node, flat(1, VOCAB), mark=4),
+    "offsets of others": lambda draft, node: replace(draft, offsets=draft.offsets.flip(0)),
+    "rows of others": lambda draft, node: replace(draft, rows=draft.rows + 1),
+    "another root": lambda draft, node: replace(draft, tokens=torch.where(draft.parents < 0, 0, draft.tokens)),
+    "depth that is too small": lambda draft, node: replace(draft, max_depth=0),
+    "tree": lambda draft, node: replace(draft, is_chain=False),
+    "scouts": lambda draft, node: replace(draft, scouts=draft.parents >= 0),
+}
+TREES: dict[str, Callable[[Draft, int], Draft]] = {
+    "parent behind its child": lambda draft, node: replace(draft, parents=at(draft.parents, node, 7)),
+    "second root": lambda draft, node: replace(draft, parents=at(draft.parents, node, -1)),
+    "drawn scout": lambda draft, node: replace(drawn(draft, node, flat(1, VOCAB)), scouts=draft.parents >= 0),
+}
+
+
+@pytest.mark.parametrize(
+    ("rule", "spoilt"),
+    [
+        *((rule, spoilt) for rule in ("replay", "token") for spoilt in CHAINS),
+        *(("tree", spoilt) for spoilt in TREES),
+    ],
+)
+def test_a_draft_that_is_not_well_formed_costs_its_row_only(rule: str, spoilt: str, faults: list[str]) -> None:
+    params = PARAMS if rule == "replay" else replace(PARAMS, temperature=0.0)
+    want = [handle.tokens for handle in Engine(target()).generate(PROMPTS, params)]
+
+    class Careless(NoisyTree if spoilt in TREES else NoisyChain):  # type: ignore[misc]
+        def propose(self, view: Any, rows: Any, budget: Any, rng: Any) -> Draft:
+            draft = super().propose(view, rows, budget, rng)
+            found = [place for place, row in enumerate(rows) if view.tokens(row)[0] == 2 and draft.counts[place] > 1]
+            return (TREES | CHAINS)[spoilt](draft, sum(draft.counts[: found[0] + 1]) - 1) if found else draft
+
+    drafter = Careless([[*prompt, *text] for prompt, text in zip(PROMPTS, want, strict=True)], 0.9, VOCAB)
+    handles = Engine(target(), drafter, rule=rule).generate(PROMPTS, params)
+    assert [handle.tokens for handle in handles] == want
+    assert [handle.stats.faults for handle in handles] == [0, 1, 0] and handles[1].stats.drafted == 0
+    assert min(handles[0].stats.tau, handles[2].stats.tau) > 1.5
+    assert len(faults) == 1 and "drafter noisy_oracle raised in propose: ValueError" in faults[0]
+    assert "expected" in faults[0] and "choose another" in faults[0]
+
+
+@pytest.mark.parametrize(("rule", "pick"), [("replay", "coupled"), ("token", "drawn"), ("block", "drawn")])
+def test_a_draft_model_without_numbers_slows_its_own_row_only(rule: str, pick: str) -> None:
+    """What it proposes there is refused, whatever it is, and the target's law stays as it is."""
+    params = replace(PARAMS, temperature=1.0 if rule == "replay" else 0.0)
+    prompts = [[1], [1, POISON, 2], [1, 2, 3]]
+    want = [handle.tokens for handle in Engine(target()).generate(prompts, params)]
+    engine = Engine(target(), get_drafter("draft_model")(target(poison=True), pick=pick), rule=rule)
+    handles = engine.generate(prompts, params)
+    assert [handle.tokens for handle in handles] == want and [handle.error for handle in handles] == [None] * 3
+    assert handles[1].stats.tau < 2 < min(handles[0].stats.tau, handles[2].stats.tau)
+    assert engine.stats.faults == 0
 
 
 def test_a_draft_with_too_few_rows_is_named(faults: list[str]) -> None:
