@@ -38,7 +38,7 @@ class Engine:
     ids that end a text; prefill_chunk: most prompt tokens in one forward pass; budget: how many nodes are drafted,
     "fixed" (what a request asks for) or "goodput" (what pays), or a `BudgetPolicy`; step_mode: "auto" captures steps on
     a GPU where drafter, rule and requests allow it, "sync" never, "graph" on any device (without a GPU the same program
-    runs uncaptured, for tests).
+    runs uncaptured, for tests); temperature: of all requests, where it is known, for rule `best` to choose by.
 
     Raises ValueError when the rule cannot verify what the drafter proposes.
     """
@@ -54,11 +54,12 @@ class Engine:
         prefill_chunk: int = 2048,
         budget: str | BudgetPolicy = "fixed",
         step_mode: str = "auto",
+        temperature: float | None = None,
     ) -> None:
         self.target, self.drafter, self.tokenizer = target, drafter, tokenizer
         self.eos_token_ids = tuple(eos_token_ids)
         self.needs = Needs() if drafter is None else drafter.needs
-        self.rule, self.why_rule = rule_for(rule, self.needs)
+        self.rule, self.why_rule = rule_for(rule, self.needs, temperature)
         self._running: dict[int, Handle] = {}  # by row, in order of admission
         self._proposer = Proposer(drafter, budget_for(budget), self._running, self.rule, target.vocab_size)
         if not self.rule.lossless:

@@ -143,6 +143,7 @@ def load(
     eos_token_ids: Sequence[int] | None = None,
     budget: str | BudgetPolicy = "fixed",
     step_mode: str = "auto",
+    temperature: float | None = None,
 ) -> Engine:
     """An engine for a target and, when given, a draft model or another drafter.
 
@@ -196,12 +197,12 @@ def load(
         source: dict[str, Any] = {"tokenizer": tokenizer, "draft": None if draft is None else open_draft}
         prefers = getattr(chosen, "prefers", "coupled")
         made = make_drafter(name, options, target=ours, prefers=prefers, **source)
-        settled = getattr(rule_for(chosen, made.needs)[0], "prefers", prefers)
+        settled = getattr(rule_for(chosen, made.needs, temperature)[0], "prefers", prefers)
         if settled != prefers:  # rule best settled on one that wants tokens picked in another way
             made = make_drafter(name, options, target=ours, prefers=settled, **source)
     ids = eos_ids(model, tokenizer) if eos_token_ids is None else tuple(eos_token_ids)
     given: dict[str, Any] = {"tokenizer": tokenizer, "budget": policy, "step_mode": step_mode}
-    return Engine(ours, made, rule=chosen, eos_token_ids=ids, **given)
+    return Engine(ours, made, rule=chosen, eos_token_ids=ids, temperature=temperature, **given)
 
 
 __all__ = ["UnsupportedModelError", "check_same_tokenizer", "eos_ids", "load", "load_model", "load_tokenizer"]

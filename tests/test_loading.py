@@ -58,6 +58,12 @@ def test_the_draft_picks_as_the_rule_prefers(folder: Path, draft_folder: Path, r
     assert handle.tokens == want.tokens and handle.stats.drafted > 0
 
 
+@pytest.mark.parametrize(("temperature", "rule", "pick"), [(0.0, "greedy", "greedy"), (None, "block", "drawn")])
+def test_the_best_rule_follows_the_temperature(temperature: float | None, rule: str, pick: str) -> None:
+    engine = load(models.own("llama"), models.kin("llama"), rule="best", max_length=64, temperature=temperature)
+    assert engine.rule.name == rule and engine.drafter.pick == pick
+
+
 def test_loaded_models_are_taken_as_they_are() -> None:
     model, draft = models.own("llama"), models.kin("llama")
     engine = load(model, draft, max_length=64, eos_token_ids=())

@@ -86,7 +86,8 @@ def demo(
     out, err = make_console(), make_console(stderr=True)
     opening.quiet()
     with err.status("loading models") if err.is_terminal else nullcontext():
-        engine = opening.open_engine(setup, threads=threads, max_rows=1)
+        same = chosen[0] if len(set(chosen)) == 1 else None
+        engine = opening.open_engine(setup, threads=threads, max_rows=1, temperature=same)
     measured = _Measurement(engine, items, params, repeats, setup.describe(engine.rule))
     measured.run(None if as_json else out, err)
     if as_json:

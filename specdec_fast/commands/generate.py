@@ -132,7 +132,8 @@ def generate(
         logprobs=logprobs,
     )
     opening.quiet()
-    engine = opening.open_engine(setup, threads=threads, max_rows=min(len(prompts), _MAX_ROWS), max_length=max_length)
+    rows = min(len(prompts), _MAX_ROWS)
+    engine = opening.open_engine(setup, threads=threads, max_rows=rows, max_length=max_length, temperature=temperature)
     params = replace(params, grammar=options.read_grammar(regex, json_schema, engine.tokenizer))
     job = _Job(engine, prompts, params, color=color, streams=not as_json)
     try:

@@ -108,7 +108,8 @@ def lab(
                 )  # fmt: skip
                 opening.quiet()
                 with console.status("loading models") if console.is_terminal else nullcontext():
-                    engine = opening.open_engine(setup, threads=threads, max_rows=min(prompts, _ROWS))
+                    rows = min(prompts, _ROWS)
+                    engine = opening.open_engine(setup, threads=threads, max_rows=rows, temperature=temperature)
                 run.header = {
                     **setup.describe(engine.rule),
                     "rule": engine.rule.name,

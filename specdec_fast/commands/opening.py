@@ -96,8 +96,15 @@ def resolve(
     return Setup(model, draft, drafter, rule, draft_tokens or None, dtype, device, compile, chosen, budget)
 
 
-def open_engine(setup: Setup, *, threads: int | None, max_rows: int, max_length: int | None = None) -> Engine:
-    """Set the threads and load everything.
+def open_engine(
+    setup: Setup,
+    *,
+    threads: int | None,
+    max_rows: int,
+    max_length: int | None = None,
+    temperature: float | None = None,
+) -> Engine:
+    """Set the threads and load everything. temperature: that of all requests, None where they differ.
 
     Raises ValueError for whatever does not exist or fit together.
     """
@@ -125,6 +132,7 @@ def open_engine(setup: Setup, *, threads: int | None, max_rows: int, max_length:
         max_length=max_length,
         compile=setup.compile,
         budget=setup.budget,
+        temperature=temperature,
     )
     if setup.rule != engine.rule.name:
         print(f"specdec: note: rule {setup.rule} is {engine.rule.name} here: {engine.why_rule}", file=sys.stderr)

@@ -38,15 +38,16 @@ def get_rule(rule: str | Rule = DEFAULT) -> Rule:
     return found
 
 
-def rule_for(rule: str | Rule, needs: Needs) -> tuple[Rule, str]:
-    """The rule that verifies what a drafter with these needs proposes, and why it is this one.
+def rule_for(rule: str | Rule, needs: Needs, temperature: float | None = None) -> tuple[Rule, str]:
+    """The rule that verifies what a drafter with these needs proposes, and why it is this one. temperature: that of all
+    requests, None where they differ or are unknown.
 
     Raises ValueError, with the reason, when the rule cannot.
     """
     found, why = get_rule(rule), "asked for by name"
     pick = getattr(found, "pick", None)  # rule best names another one
     if pick is not None:
-        found, why = pick(needs)
+        found, why = pick(needs, temperature)
     reason = found.why_not(needs)
     if reason is not None:
         raise ValueError(reason)

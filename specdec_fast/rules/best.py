@@ -42,7 +42,7 @@ class Best:
     prefers: str = "drawn"
 
     def pick(self, needs: Needs, temperature: float | None = None) -> Choice:
-        """The rule for a drafter, and why. temperature: of all requests if it is known and the same."""
+        """The rule for a drafter, and why. temperature: that of all requests, None where they differ or are unknown."""
         if temperature == 0:
             return Choice(
                 get_rule("greedy"),

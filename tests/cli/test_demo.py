@@ -42,6 +42,15 @@ def test_text(run: Any, pair: list[str]) -> None:
         assert word in result.stdout
 
 
+@pytest.mark.parametrize(("temperatures", "rule"), [(["0"], "greedy"), (["0", "1"], "block")])
+def test_the_best_rule_follows_what_is_decoded(run: Any, pair: list[str], temperatures: list[str], rule: str) -> None:
+    asked = [part for each in temperatures for part in ("--temperature", each)]
+    result = run(
+        "demo", *pair, "--max-new-tokens", "4", "--prompts", "1", "--repeats", "1", *asked, "--rule", "best", "--json"
+    )
+    assert json.loads(result.stdout)["rule"] == rule
+
+
 def test_a_text_that_breaks_the_promise_fails_the_command(run: Any, pair: list[str], monkeypatch: Any) -> None:
     from specdec_fast.commands.compare import Comparison
 

@@ -11,14 +11,21 @@ FEW = ["--max-new-tokens", "12", "--seed", "7", "--temperature", "0.9"]
 
 
 @pytest.mark.parametrize(
-    ("drafter", "rule", "why"), [("ngram", "replay", "chooses"), ("draft_model", "block", "draws")]
+    ("drafter", "temperature", "rule", "why"),
+    [
+        ("ngram", "0.9", "replay", "the drafter chooses"),
+        ("draft_model", "0.9", "block", "the drafter draws"),
+        ("draft_model", "0", "greedy", "at temperature 0"),
+    ],
 )
-def test_best_says_what_it_picked(run: Any, pair: list[str], drafter: str, rule: str, why: str) -> None:
+def test_best_says_what_it_picked(
+    run: Any, pair: list[str], drafter: str, temperature: str, rule: str, why: str
+) -> None:
     where = pair if drafter == "draft_model" else [*pair[:2], "--drafter", drafter]
-    result = run("generate", "Once upon", *where, *FEW, "--rule", "best", "--json")
+    result = run("generate", "Once upon", *where, *FEW, "--temperature", temperature, "--rule", "best", "--json")
     report = json.loads(result.stdout)
     assert report["rule"] == rule and report["lossless"] is True
-    assert f"note: rule best is {rule} here: the drafter {why}" in result.stderr
+    assert f"note: rule best is {rule} here: {why}" in result.stderr
 
 
 @pytest.mark.parametrize("rule", ["lossy", "lossy:lenience=0.5"])

@@ -49,6 +49,19 @@ def test_an_engine_runs_what_was_picked() -> None:
     assert Engine(target, drawn, rule="token").why_rule == "asked for by name"
 
 
+def test_an_engine_that_knows_its_temperature_says_what_follows_from_it() -> None:
+    target = AutomatonTarget(random_logits(11, 6))
+    drawn = DrawnChain(lambda tokens: torch.from_numpy(target.logits_after(tokens)), 3)
+    engine = Engine(target, drawn, rule="best", temperature=0.0)
+    assert engine.explain().startswith("rule greedy: at temperature 0 every rule keeps exactly the target's arg-max")
+    with pytest.raises(ValueError, match=r"rule greedy: got temperature 1\.0"):
+        engine.submit([1], SamplingParams())
+    for temperature in (None, 0.7):
+        engine = Engine(target, drawn, rule="best", temperature=temperature)
+        assert engine.explain().startswith("rule block: the drafter draws chains")
+    assert Engine(target, drawn, rule="token", temperature=0.0).rule.name == "token"
+
+
 def test_a_pair_that_does_not_fit_is_refused_with_reasons() -> None:
     trees = Needs(topology="tree", laws=True)
     fits = {name for name in rule_names() if name not in ("best", "lossy") and not _refused(name, trees)}
