@@ -1,4 +1,6 @@
-"""The law of the text under rules tree and traversal, through the whole engine, with trees of every proposal law."""
+"""The law of the text under rules tree, traversal and block, through the whole engine, with trees (block: chains) of
+every proposal law.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ import torch
 from oracles.automaton import AutomatonTarget, random_logits
 from oracles.chi_square import p_value
 from oracles.drawn_tree import DrawnTree
+from oracles.edited_decoding import edited_law
 from oracles.laws import joint, law
 
 from specdec_fast import Engine, SamplingParams
@@ -21,14 +24,18 @@ SHAPES = {
     "hybrid": [(0, W), (0, C), (1, W), (1, C), (3, D)],
     "without_replacement": [(0, D), (0, E), (1, D), (1, E), (2, D)],
     "mixed": [(0, C), (0, D), (0, E), (2, D), (1, C)],
+    "chain": [(0, D), (1, D), (2, D)],
 }
+PENALTIES = {"repetition_penalty": 1.4, "frequency_penalty": 0.5, "logit_bias": {2: 0.8}}
+BANS = {"presence_penalty": 0.9, "banned_token_ids": (0,), "forced_tokens": {1: 3}}
 CASES = [
     ("tree", "hybrid", {}),
     ("tree", "without_replacement", {"temperature": 1.4, "top_k": 3}),
-    ("tree", "mixed", {}),
+    ("tree", "mixed", PENALTIES),
     ("traversal", "hybrid", {"temperature": 1.4, "top_p": 0.9}),
     ("traversal", "without_replacement", {}),
-    ("traversal", "mixed", {"temperature": 0.7}),
+    ("traversal", "mixed", {"temperature": 0.7, **BANS}),
+    ("block", "chain", PENALTIES),
 ]
 
 
@@ -48,8 +55,8 @@ def test_the_joint_law_of_three_tokens_is_the_target_s(rule: str, shape: str, pa
     handles = [engine.submit(PROMPT, SamplingParams(seed=seed, max_new_tokens=6, **params)) for seed in range(2500)]
     while not engine.idle:
         engine.step()
-    settings = {"temperature": 1.0} | params
-    exact = joint(lambda text: law(reader.logits_after([*PROMPT, *text]), **settings), 3, VOCAB)
+    settings = SamplingParams(**params)
+    exact = joint(lambda text: edited_law(reader.logits_after([*PROMPT, *text]), settings, PROMPT, text), 3, VOCAB)
     assert p_value(Counter(tuple(handle.tokens[:3]) for handle in handles), exact) > 1e-3
     assert engine.stats.steps > len(handles), "texts must be made of several steps"
     assert 0.2 < engine.stats.tau - 1 < 2.5, "all accepted or all refused: the test would prove little"

@@ -57,13 +57,14 @@ def test_every_law_shape_and_policy_is_tried() -> None:
 @pytest.mark.parametrize("name", [name for name in RULES if not get_rule(name).replays])
 def test_compiled_rules_have_the_same_exact_law(name: str) -> None:
     """The C++ operators in float64, enumerated like the reference."""
-    for case in list(cases_for(name, small=True))[:20]:
+    cases = list(cases_for(name, small=True))
+    for case in cases[:: 1 + len(cases) // 40]:  # where there are trees, they are most of them
         assert enumerate_case(case, "cpu").error < TOLERANCE
 
 
 @pytest.mark.parametrize("name", [name for name in RULES if get_rule(name).uses_q])
 def test_dropping_drawn_tokens_is_seen(name: str) -> None:
-    """An anticipating policy breaks every rule that uses q: the reason why such pairs are refused."""
+    """An anticipating policy breaks every rule that uses q: the reason why a drafter must verify all that it draws."""
     assert enumerate_case(Case(name, "drawn", (DEEP,), "drop")).error > 0.01
 
 

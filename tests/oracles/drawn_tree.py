@@ -20,10 +20,11 @@ class DrawnTree:
     """
 
     name = "drawn_tree"
-    needs = Needs(topology="tree", laws=True)
 
     def __init__(self, logits_after: Callable[[Sequence[int]], Tensor], shape: Sequence[tuple[int, Drawn]]) -> None:
         self.logits_after, self.shape, self.num_draft_tokens = logits_after, list(shape), len(shape)
+        self.is_chain = all(parent == at for at, (parent, _) in enumerate(shape))
+        self.needs = Needs(topology="chain" if self.is_chain else "tree", laws=True)
 
     def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
         pass
@@ -116,5 +117,6 @@ class DrawnTree:
             row_of=torch.repeat_interleave(torch.arange(len(rows)), torch.tensor(counts)),
             counts=counts,
             max_depth=depth,
+            is_chain=self.is_chain,
             laws=concat_laws(list(laws.values())) if laws else None,
         )
