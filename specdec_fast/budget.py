@@ -2,7 +2,8 @@
 
 A policy sees committed data and the times of past steps, never a draft that is about to be verified: settling a budget
 by what was drawn would change the law of the text under rules that use q. `surely_accepted` is for drafters that stop
-early: it looks at the law of a token that is not drawn yet. Tests: tests/test_budget.py.
+early: it looks at the law of a token that is not drawn yet. `MovingThreshold` is for them too: it looks at what became
+of earlier drafts. Tests: tests/test_budget.py.
 """
 
 from __future__ import annotations
@@ -311,3 +312,30 @@ def surely_accepted(logits: Tensor, temperature: Tensor, scale: float = 0.2) -> 
     log_q = torch.log_softmax(logits.to(wide) * inv_t[:, None], dim=1)
     entropy = -(log_q.exp() * log_q.clamp(min=torch.finfo(wide).min)).sum(1)
     return 1 - (scale * entropy.clamp(min=0)).sqrt()
+
+
+@dataclass(slots=True)
+class MovingThreshold:
+    """Below which a request's drafts end: moves by `step`, damped, towards a goal of accepted / drafted tokens.
+
+    Zhang et al. 2023 (Draft & Verify, section 3.3), and after them Agrawal et al. 2024 (AdaEDL). rate: smoothed share
+    of accepted tokens, 0 at the start.
+    """
+
+    threshold: float
+    goal: float
+    rate: float = 0.0
+    step: float = 0.01
+    keep_rate: float = 0.5
+    keep_threshold: float = 0.9
+
+    def update(self, accepted: int, drafted: int, full: bool) -> None:
+        """After a verification of at least one token. full: it gives no reason to lower the threshold, since longer
+        drafts were not allowed.
+        """
+        self.rate = self.keep_rate * self.rate + (1 - self.keep_rate) * accepted / drafted
+        if self.rate < self.goal:
+            wanted = self.threshold + self.step
+        else:
+            wanted = self.threshold if full else self.threshold - self.step
+        self.threshold = self.keep_threshold * self.threshold + (1 - self.keep_threshold) * wanted

@@ -17,7 +17,16 @@ from oracles.laws import joint, law
 from oracles.noisy_oracle import NoisyChain
 
 from specdec_fast import Engine, SamplingParams, get_drafter
-from specdec_fast.budget import BudgetPolicy, Expectations, Fixed, Goodput, Outcome, budget_for, surely_accepted
+from specdec_fast.budget import (
+    BudgetPolicy,
+    Expectations,
+    Fixed,
+    Goodput,
+    MovingThreshold,
+    Outcome,
+    budget_for,
+    surely_accepted,
+)
 from specdec_fast.draft import Draft
 from specdec_fast.interfaces import Budget, Rng, Slots, StateView, TargetOutput
 
@@ -249,6 +258,24 @@ def test_the_entropy_bound_is_that_of_the_law() -> None:
     bound = surely_accepted(logits, torch.tensor([0.7, 2.0, 0.0]), scale=0.5)
     want = [1 - (0.5 * h) ** 0.5 for h in (math.log(4), 0.0, math.log(2))]
     assert torch.allclose(bound, torch.tensor(want), atol=1e-4)
+
+
+def test_the_threshold_moves_as_published() -> None:
+    """By hand: rate = rate / 2 + share / 2; threshold = 0.9 threshold + 0.1 (threshold +- 0.01, or itself)."""
+    moving = MovingThreshold(0.6, 0.9)
+    table = [
+        # accepted, drafted, full -> rate, threshold
+        (0, 4, False, 0.0, 0.601),
+        (4, 4, False, 0.5, 0.602),
+        (12, 12, True, 0.75, 0.603),
+        (5, 5, False, 0.875, 0.604),
+        (8, 8, False, 0.9375, 0.603),
+        (12, 12, True, 0.96875, 0.603),
+        (3, 4, False, 0.859375, 0.604),
+    ]
+    for accepted, drafted, full, rate, threshold in table:
+        moving.update(accepted, drafted, full)
+        assert (moving.rate, moving.threshold) == (pytest.approx(rate), pytest.approx(threshold))
 
 
 class ByTheClock(Goodput):

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_fast.budget import surely_accepted
+from specdec_fast.budget import MovingThreshold, surely_accepted
 from specdec_fast.draft import Draft, packed_shape
 from specdec_fast.interfaces import (
     Acceptance,
@@ -42,9 +42,10 @@ class DraftModelDrafter:
 
     num_draft_tokens: K, the default budget per row; pick: "coupled", "drawn" or "greedy"; vocab_size: the target's
     (draft ids beyond it are masked); entropy_stop: a row's chain ends before a token whose law is so uncertain that the
-    bound of Agrawal et al. 2024 on its acceptance (`surely_accepted`) is below this; 0 never stops; tokenizers: "same",
-    or for a draft with another one "tli" (its law restricted to common tokens) or "slem" (its text, likeliest tokens
-    first, in the target's tokens), both by way of `translation`.
+    bound of Agrawal et al. 2024 on its acceptance (`surely_accepted`) is below this; 0 never stops; entropy_goal: the
+    share of accepted tokens that each request moves its `entropy_stop` towards; 0 leaves it as it is; tokenizers:
+    "same", or for a draft with another one "tli" (its law restricted to common tokens) or "slem" (its text, likeliest
+    tokens first, in the target's tokens), both by way of `translation`.
     """
 
     name = "draft_model"
@@ -58,6 +59,7 @@ class DraftModelDrafter:
         pick: str = "coupled",
         vocab_size: int | None = None,
         entropy_stop: float = 0.0,
+        entropy_goal: float = 0.0,
         tokenizers: str = "same",
         translation: Translation | None = None,
     ) -> None:
@@ -73,6 +75,11 @@ class DraftModelDrafter:
             )
         if not 0 <= entropy_stop < 1:
             raise ValueError(f"draft_model entropy_stop: got {entropy_stop}; expected a number in [0, 1); 0 is off")
+        if not 0 <= entropy_goal <= 1 or (entropy_goal and not entropy_stop):
+            raise ValueError(
+                f"draft_model entropy_goal: got {entropy_goal} with entropy_stop {entropy_stop}; expected a number in "
+                "[0, 1], and above 0 (off) with an entropy_stop to begin with"
+            )
         if num_draft_tokens < 1:
             raise ValueError(f"draft_model num_draft_tokens: got {num_draft_tokens}; expected at least 1")
         if pick not in PICKS:
@@ -80,7 +87,7 @@ class DraftModelDrafter:
         self.model = model
         self.num_draft_tokens = num_draft_tokens
         self.pick = pick
-        self.entropy_stop = entropy_stop
+        self.entropy_stop, self.entropy_goal = entropy_stop, float(entropy_goal)
         self.tokenizers, self._translation = tokenizers, translation
         self.needs = Needs(topology="chain", own_cache=True, laws=pick == "drawn" and tokenizers != "slem")
         self._vocab_size = min(vocab_size or model.vocab_size, model.vocab_size)
@@ -88,6 +95,8 @@ class DraftModelDrafter:
             self._vocab_size = model.vocab_size
         self._stored: dict[int, tuple[int, list[int]]] = {}  # per row: committed tokens held, drafted tokens held
         self._fed: dict[int, list[int]] = {}  # per row, with a translation: the draft's tokens that are held
+        self._thresholds: dict[int, MovingThreshold] = {}  # per row, with a goal
+        self._last: tuple[Draft | None, tuple[int, ...]] = (None, ())  # with the budget of each of its rows
 
     @staticmethod
     def by_rule(prefers: str) -> dict[str, Any]:
@@ -116,6 +125,8 @@ class DraftModelDrafter:
             )
         for row in rows:
             self._stored[row], self._fed[row] = (0, []), []
+            if self.entropy_goal:
+                self._thresholds[row] = MovingThreshold(self.entropy_stop, self.entropy_goal)
 
     def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
         tokens = [view.tokens(row) for row in rows]
@@ -137,9 +148,9 @@ class DraftModelDrafter:
             roots = roots[active]
         for level in range(max(counts)):
             if self.entropy_stop:  # before the token is drawn: a token that was drawn is never dropped
-                sure = (surely_accepted(logits, sampling.temperature) >= self.entropy_stop).tolist()
-                if not all(sure):
-                    going = [at for at, good in enumerate(sure) if good]
+                sure = surely_accepted(logits, sampling.temperature).tolist()
+                going = [at for at, bound in enumerate(sure) if bound >= self._least(rows[active[at]], level)]
+                if len(going) < len(active):
                     if not going:
                         break
                     logits, roots = logits[going], roots[going]
@@ -161,15 +172,25 @@ class DraftModelDrafter:
             shape = packed_shape(tuple(rows[index] for index in active), (1,) * len(active), view.device)
             fed = self._translation.ids(chosen) if self.tokenizers == "tli" and self._translation else chosen
             logits = self._masked(self.model.extend(shape.rows, fed, shape.offsets, logits=shape.last).logits)
-        return self._pack(view, rows, tokens, held, levels, parts)
+        draft = self._pack(view, rows, tokens, held, levels, parts)
+        self._last = draft, tuple(budget.nodes)
+        return draft
 
     def observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
-        pass  # the next propose compares what it stored with what was committed
+        """Moves thresholds; what was accepted the next propose sees by comparing its tokens with the committed ones."""
+        last, limits = self._last
+        if not self.entropy_goal or draft is not last:
+            return
+        taken = acceptance.num_accepted.tolist()
+        for row, count, limit, accepted in zip(draft.rows.tolist(), draft.counts, limits, taken):
+            if count > 1 and row in self._thresholds:
+                self._thresholds[row].update(accepted, count - 1, full=accepted == limit)
 
     def release(self, rows: Sequence[int]) -> None:
         self.model.cache.release([row for row in rows if self._stored.pop(row, None) is not None])
         for row in rows:
             self._fed.pop(row, None)
+            self._thresholds.pop(row, None)
 
     def captured(self, max_rows: int) -> CapturedChains | str:
         """Its proposals for captured steps over an engine of max_rows rows, or why there are none."""
@@ -182,6 +203,14 @@ class DraftModelDrafter:
         if self.model.cache.max_rows < max_rows:
             return f"the draft has room for {self.model.cache.max_rows} rows, the target for {max_rows}"
         return CapturedChains(self)
+
+    def _least(self, row: int, level: int) -> float:
+        """The bound below which a row's chain ends. Its first token costs no pass of its own, so a threshold that moves
+        lets it through: one that has risen too far would hear of nothing any more.
+        """
+        if not self.entropy_goal:
+            return self.entropy_stop
+        return self._thresholds[row].threshold if level else float("-inf")
 
     def _room(self, row: int, length: int) -> bool:
         cache = self.model.cache

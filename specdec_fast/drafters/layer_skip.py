@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specdec_fast.budget import MovingThreshold
 from specdec_fast.draft import Draft, packed_shape
 from specdec_fast.interfaces import Acceptance, Budget, Needs, Parts, Rng, StateView, TargetOutput
 from specdec_fast.laws import Laws, concat_laws
@@ -28,31 +29,6 @@ from specdec_kernels import draw_sample
 
 PICKS = ("coupled", "drawn", "greedy")
 STOPS = ("adaptive", "fixed", "threshold")
-
-
-@dataclass(slots=True)
-class Exit:
-    """The adaptive threshold of one request: moves by `step`, damped, towards a goal of accepted / drafted tokens.
-
-    rate: smoothed acceptance, 0 at the start. A draft that ran to its budget does not lower the threshold: it could not
-    have been longer.
-    """
-
-    threshold: float
-    goal: float
-    rate: float = 0.0
-    step: float = 0.01
-    keep_rate: float = 0.5
-    keep_threshold: float = 0.9
-
-    def update(self, accepted: int, drafted: int, full: bool) -> None:
-        """After a verification. full: the draft ended at its budget."""
-        self.rate = self.keep_rate * self.rate + (1 - self.keep_rate) * accepted / drafted
-        if self.rate < self.goal:
-            wanted = self.threshold + self.step
-        else:
-            wanted = self.threshold if full else self.threshold - self.step
-        self.threshold = self.keep_threshold * self.threshold + (1 - self.keep_threshold) * wanted
 
 
 @dataclass(slots=True)
@@ -116,7 +92,7 @@ class LayerSkipDrafter:
         self.num_draft_tokens = num_draft_tokens or (4 if stop == "fixed" else 12)
         self.needs = Needs(topology="chain", host_tokens=True, partial_layers=True, laws=pick == "drawn")
         self._vocab_size = min(vocab_size or target.vocab_size, target.vocab_size)
-        self._exits: dict[int, Exit] = {}
+        self._exits: dict[int, MovingThreshold] = {}
         self._filled: set[int] = set()  # rows whose texts were stored here: the target is not the engine's own
         self._last: tuple[Draft | None, tuple[int, ...]] = (None, ())
 
@@ -137,7 +113,7 @@ class LayerSkipDrafter:
                 f"layer_skip: got row {max(rows)} and a target with room for {room} rows; use the engine's"
             )
         for row in rows:
-            self._exits[row] = Exit(self.threshold, self.goal)
+            self._exits[row] = MovingThreshold(self.threshold, self.goal)
 
     def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
         drafts = [_Row(row, view.tokens(row), limit) for row, limit in zip(rows, budget.nodes)]

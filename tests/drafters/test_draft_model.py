@@ -16,6 +16,7 @@ from oracles.laws import law
 from oracles.plain_decoding import plain_decode
 
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
+from specdec_fast.budget import surely_accepted
 from specdec_fast.draft import Draft
 from specdec_fast.interfaces import Budget
 from specdec_fast.state import DecodeState
@@ -217,3 +218,45 @@ def test_the_entropy_stop_ends_a_chain_before_an_uncertain_token_and_changes_not
     assert 0 < sum(map(len, cut)) < sum(map(len, whole))
     with pytest.raises(ValueError, match=r"entropy_stop: got 1.0; expected a number in \[0, 1\); 0 is off"):
         drafter(model, entropy_stop=1.0)
+    for stop, goal in ((0.0, 0.9), (0.3, 1.5), (0.3, -0.1)):
+        message = rf"entropy_goal: got {goal} with entropy_stop {stop}; expected a number in \[0, 1\], and above 0"
+        with pytest.raises(ValueError, match=message):
+            drafter(model, entropy_stop=stop, entropy_goal=goal)
+
+
+@pytest.mark.parametrize("pick", ["drawn", "coupled"])
+def test_an_entropy_goal_moves_each_request_s_stop_by_its_acceptance(pick: str) -> None:
+    """Rates and thresholds beside a table kept by hand; every chain ends where its own threshold says, not before."""
+    model = AutomatonTarget(random_logits(23, VOCAB, seed=2) + 0.4 * random_logits(23, VOCAB, seed=3), max_rows=3)
+    made = drafter(model, pick=pick, num_draft_tokens=4, entropy_stop=0.4, entropy_goal=0.6)
+    engine = Engine(automaton(max_rows=3), made, rule="token" if pick == "drawn" else "replay")
+    handles = [engine.submit([at, 2], SamplingParams(seed=at, max_new_tokens=25 + 9 * at)) for at in range(3)]
+    rates, thresholds, moves, ends = [0.0] * 3, [0.4] * 3, set(), set()
+    while not engine.idle:
+        before = [(sum(own.stats.accepted), [*own.prompt, *own.tokens], own.remaining) for own in handles]
+        engine.step()
+        draft = made._last[0]
+        chains = dict(zip(draft.rows.tolist(), (part.tolist() for part in draft.tokens.split(draft.counts))))
+        for at, (own, (accepted, text, remaining)) in enumerate(zip(handles, before, strict=True)):
+            if own.row is None:
+                continue
+            chain, longest = chains[own.row][1:], min(4, remaining - 1)
+            for level in range(1, min(len(chain) + 1, longest)):
+                bound = float(surely_accepted(model.table[[model.state_after(text + chain[:level])]], torch.ones(1)))
+                assert (bound >= thresholds[at]) == (level < len(chain))
+            ends.add(len(chain))
+            accepted = sum(own.stats.accepted) - accepted
+            if longest:
+                rates[at] = rates[at] / 2 + accepted / len(chain) / 2
+                move = 0.01 if rates[at] < 0.6 else 0.0 if accepted == longest else -0.01
+                thresholds[at] = 0.9 * thresholds[at] + 0.1 * (thresholds[at] + move)
+                moves.add(move)
+            found = made._thresholds[own.row]
+            assert (found.rate, found.threshold) == (pytest.approx(rates[at]), pytest.approx(thresholds[at]))
+    assert moves == {0.01, 0.0, -0.01} and ends >= {1, 2, 4} and not made._thresholds
+
+
+def test_a_moving_entropy_stop_that_has_risen_above_every_law_still_hears_of_the_first_token() -> None:
+    made = drafter(automaton(), num_draft_tokens=4, entropy_stop=0.99, entropy_goal=0.9)
+    handle = Engine(automaton(), made).generate([[1, 2]], SamplingParams(seed=1, max_new_tokens=20))[0]
+    assert handle.stats.steps - 1 <= handle.stats.drafted <= handle.stats.steps, "one token a step, none in the last"

@@ -14,7 +14,6 @@ from oracles.kv_recompute import holds
 
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter, load
 from specdec_fast.drafters import make_drafter
-from specdec_fast.drafters.layer_skip import Exit
 from specdec_fast.interfaces import Budget
 from specdec_fast.state import DecodeState
 from specdec_fast.targets.layer_set import LayerSet, write_layers
@@ -165,22 +164,31 @@ def test_a_draft_that_breaks_off_leaves_the_cache_as_it_was() -> None:
     assert torch.equal(got, want)
 
 
-def test_the_threshold_moves_as_published() -> None:
-    """By hand: rate = rate / 2 + share / 2; threshold = 0.9 threshold + 0.1 (threshold +- 0.01, or itself)."""
-    exit_ = Exit(0.6, 0.9)
-    table = [
-        # accepted, drafted, full -> rate, threshold
-        (0, 4, False, 0.0, 0.601),
-        (4, 4, False, 0.5, 0.602),
-        (12, 12, True, 0.75, 0.603),
-        (5, 5, False, 0.875, 0.604),
-        (8, 8, False, 0.9375, 0.603),
-        (12, 12, True, 0.96875, 0.603),
-        (3, 4, False, 0.859375, 0.604),
+def test_each_request_s_threshold_follows_its_own_acceptance() -> None:
+    """Beside a table that is kept by hand from what requests report of their steps, row by row and step by step."""
+    target = automaton(max_rows=3)
+    made = drafter(target, exit_after=2, threshold=0.3, goal=0.7, num_draft_tokens=4)
+    engine, moves = Engine(target, made), set()
+    handles = [
+        engine.submit([at, 2], SamplingParams(temperature=0.8, seed=at, max_new_tokens=25 + 9 * at)) for at in range(3)
     ]
-    for accepted, drafted, full, rate, threshold in table:
-        exit_.update(accepted, drafted, full)
-        assert (exit_.rate, exit_.threshold) == (pytest.approx(rate), pytest.approx(threshold))
+    rates, thresholds = [0.0] * 3, [0.3] * 3
+    while not engine.idle:
+        before = [(own.stats.drafted, sum(own.stats.accepted), own.remaining) for own in handles]
+        engine.step()
+        for at, (own, (drafted, accepted, remaining)) in enumerate(zip(handles, before, strict=True)):
+            if own.row is None:
+                continue
+            drafted, accepted = own.stats.drafted - drafted, sum(own.stats.accepted) - accepted
+            if drafted:
+                rates[at] = rates[at] / 2 + accepted / drafted / 2
+                longest = drafted == min(4, remaining - 1)
+                move = 0.01 if rates[at] < 0.7 else 0.0 if longest else -0.01
+                thresholds[at] = 0.9 * thresholds[at] + 0.1 * (thresholds[at] + move)
+                moves.add(move)
+            found = made._exits[own.row]
+            assert (found.rate, found.threshold) == (pytest.approx(rates[at]), pytest.approx(thresholds[at]))
+    assert moves == {0.01, 0.0, -0.01} and len(set(thresholds)) == 3
 
 
 def sure(target: AutomatonTarget, made: Any, text: list[int]) -> float:
