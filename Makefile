@@ -35,7 +35,7 @@ EXACT_TESTS := tests/rules $(addprefix tests/lab/,test_exact.py test_expected.py
 REPLAY_TESTS := tests/engine/test_greedy.py tests/engine/test_replay.py tests/lab/test_agreement.py
 MUTANT_TESTS := tests/mutants tests/lab/test_mutants.py
 TRAINING_TESTS := tests/heads tests/train tests/tune
-STATISTICS_TESTS := tests/lab tests/engine/test_law.py tests/engine/test_tree_law.py
+STATISTICS_TESTS := tests/lab $(addprefix tests/engine/,test_law.py test_tree_law.py test_drafter_laws.py)
 ELSEWHERE := tests/architecture tests/kernels tests/interpreter tests/machine_code \
   $(EXACT_TESTS) $(REPLAY_TESTS) $(MUTANT_TESTS) $(STATISTICS_TESTS) $(TRAINING_TESTS)
 READY := $(STAMPS)/build $(STAMPS)/test
