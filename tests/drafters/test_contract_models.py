@@ -120,7 +120,7 @@ def test_five_ragged_rows_decode_as_without_drafts(name: str, family: str, tmp_p
         committed = {row: list(engine.state.tokens(row))[:-1] for row in engine._running}
         engine.step()
         steps += 1
-        if steps in (1, 2, 5):
+        if family == FAMILIES[0] or steps in (1, 2, 5):
             for row in engine._running:
                 holds(engine.target, row, list(engine.state.tokens(row))[:-1], models.untouched(family))
             if takes_draft(name):

@@ -1,0 +1,85 @@
+"""What a drafter learns while a request runs belongs to that request: alone or among others, first or later, it drafts
+the same and accepts the same. Run for every variant of the contract suite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from drafters.test_contract import VARIANTS, target
+
+from specdec_fast import Engine, SamplingParams
+from specdec_fast.interfaces import Budget, Rng, StateView
+
+TEXTS = [[1, 2, 1, 2, 5, 1, 2], [4], [7, 3, 7, 3, 7, 3, 6, 0, 7, 3], [0, 5]]
+PARAMS = [
+    SamplingParams(seed=seed, temperature=temperature, max_new_tokens=limit)
+    for seed, (temperature, limit) in enumerate([(0.0, 17), (0.8, 7), (1.0, 12), (0.0, 15)])
+]
+EVERYONE = tuple(range(len(TEXTS)))
+# Variants whose requests learn from each other on purpose. (So do forests that adapt: a request with few steps leans on
+# the acceptance of all. Those of the contract suite share their budget evenly.)
+SHARED = {"recycling-prompts", "recycling-shared", "suffix-shared"}
+OWN = [each for each in VARIANTS if each.id not in SHARED]
+for_each_own = pytest.mark.parametrize("build", OWN)
+
+Story = tuple[int, int, tuple[int, ...], list[list[int]]]
+
+
+def stories(engine: Engine, places: Sequence[int] = EVERYONE) -> list[Story]:
+    """Of each request: steps, drafted nodes, accepted ones by depth, and the nodes drafted in each of its steps."""
+    made: Any = engine.drafter
+    propose, drafts = made.propose, {}
+
+    def watched(view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Any:
+        draft = propose(view, rows, budget, rng)
+        tokens, bounds = draft.tokens.tolist(), draft.offsets.tolist()
+        for row, start, stop in zip(rows, bounds, bounds[1:]):
+            if stop - start > 1:
+                drafts.setdefault(engine._running[row].request_id, []).append(tokens[start:stop])
+        return draft
+
+    made.propose = watched
+    handles = engine.generate([TEXTS[at] for at in places], [PARAMS[at] for at in places])
+    made.propose = propose
+    return [
+        (own.stats.steps, own.stats.drafted, tuple(own.stats.accepted), drafts.get(own.request_id, []))
+        for own in handles
+    ]
+
+
+def test_those_that_share_say_so() -> None:
+    found = {each.id: each.values[0]() for each in VARIANTS if each.id in SHARED}
+    assert found.keys() == SHARED
+    assert all(getattr(made, "shared", False) or made.memory is not None for made in found.values())
+
+
+@for_each_own
+def test_a_request_learns_from_its_own_steps_alone(build: Callable[[], Any]) -> None:
+    """A ragged batch and each of its requests alone; then the batch once more, on the same engine."""
+    engine = Engine(target(), build())
+    together = stories(engine)
+    assert sum(drafted for _, drafted, _, _ in together) > 20
+    assert [stories(Engine(target(), build()), [at])[0] for at in EVERYONE] == together
+    assert stories(engine) == together
+
+
+@for_each_own
+def test_nothing_is_left_of_requests_that_were_observed(build: Callable[[], Any]) -> None:
+    """After others have run on the same rows, one of them broken off: what a fresh drafter does, and holds."""
+    made, fresh = build(), build()
+    engine = Engine(target(), made)
+    others = [engine.submit([*text, 6, 6], params) for text, params in zip(reversed(TEXTS), PARAMS, strict=True)]
+    for _ in range(4):
+        engine.step()
+    engine.cancel(others[0])
+    while not engine.idle:
+        engine.step()
+    for name, value in vars(made).items():
+        if isinstance(value, (dict, set)):
+            assert value == getattr(fresh, name), f"{name} still knows of rows that have left"
+    for holder in (made, *getattr(made, "sources", ())):
+        assert not hasattr(holder, "model") or holder.model.cache.pages.num_used == 0
+    assert stories(engine) == stories(Engine(target(), fresh))
