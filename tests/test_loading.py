@@ -152,7 +152,7 @@ def test_a_draft_without_a_tokenizer_is_taken_on_trust(folder: Path, tmp_path: P
         ({"max_length": 0}, "max_length: got 0; expected at least 1"),
         ({"page_size": 0}, "page_size: got 0; expected at least 1"),
         ({"num_pages": 1}, "num_pages: got 1; expected at least 2"),
-        ({"draft": True, "num_draft_tokens": 0}, "draft_model num_draft_tokens: got 0; expected at least 1"),
+        ({"draft": True, "num_draft_tokens": 0}, "^drafter draft_model: num_draft_tokens: got 0; expected at least 1"),
     ],
 )
 def test_arguments_that_do_not_fit(arguments: dict[str, Any], message: str) -> None:

@@ -73,7 +73,8 @@ def make_drafter(
 ) -> Drafter:
     """The drafter of a name out of what there is.
 
-    Raises ValueError for an option that its constructor does not take and for a draft model that is missing.
+    Raises ValueError, which begins with "drafter NAME: ", for options that its constructor does not take or refuses,
+    for files that cannot be opened, and for a draft model that is missing or does not fit.
     """
     refuse_unknown_options(name, options)
     refuse_missing_draft(name, draft is not None)
@@ -92,4 +93,16 @@ def make_drafter(
         raise ValueError(
             f"drafter {name}: got {dict(options)} ({error}); expected values like the defaults: {defaults}"
         ) from error
+    except OSError as error:
+        told = str(error) if error.filename is None else f"got {str(error.filename)!r}: {error.strerror}"
+        raise ValueError(f"drafter {name}: {told}; expected a file that is there and may be read") from error
+    except ValueError as error:
+        raise ValueError(_named(name, str(error))) from error
     return made
+
+
+def _named(name: str, message: str) -> str:
+    """A message that begins with the drafter's name; that of a drafter made for another one has its own."""
+    if message.startswith("drafter "):
+        return message
+    return f"drafter {name}: {message.removeprefix(f'{name} ').removeprefix(f'{name}: ')}"

@@ -116,7 +116,13 @@ def _open(datastore: Any, vocabulary: str = "", vocab_size: int | None = None) -
         raise ValueError(
             "rest: got no datastore; expected datastore=PATH, or several; make one with `specdec datastore build`"
         )
-    return [each if isinstance(each, Datastore) else Datastore(each, vocabulary, vocab_size) for each in given]
+    try:
+        return [each if isinstance(each, Datastore) else Datastore(each, vocabulary, vocab_size) for each in given]
+    except OSError as error:
+        raise ValueError(
+            f"rest datastore: got {str(error.filename)!r}: {error.strerror}; expected a file that may be read; make "
+            "one with `specdec datastore build`"
+        ) from error
 
 
 DRAFTER = RestDrafter

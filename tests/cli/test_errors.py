@@ -46,7 +46,27 @@ CASES = [
     (["generate", "x", "--model", "{target}", "-o", "n_max=3"], ["--drafter-option n_max: got no drafter"]),
     (["generate", "x", "--drafter", "ngram", "--budget", "most"], ["budget: got 'most'", "fixed, goodput"]),
     (["generate", "x", "--drafter", "ngram", "-o", "n_max=abc"], ["drafter ngram: got {'n_max': 'abc'}", "n_max=4"]),
-    (["generate", "x", "--drafter", "ngram", "-o", "n_max=0"], ["ngram n_min, n_max: got 2, 0"]),
+    (["generate", "x", "--drafter", "ngram", "-o", "n_max=0"], ["error: drafter ngram: n_min, n_max: got 2, 0"]),
+    (
+        ["generate", "x", "--model", "{target}", "--drafter", "rest", "-o", "datastore={target}/nowhere"],
+        ["specdec: error: drafter rest: datastore: got '", "nowhere': No such file", "`specdec datastore build`"],
+    ),
+    (
+        ["generate", "x", "--model", "{target}", "--drafter", "rest", "-o", "datastore={target}/config.json"],
+        ["specdec: error: drafter rest: /", "config.json: this is no datastore file; expected one that specdec wrote"],
+    ),
+    (
+        ["generate", "x", "--model", "{target}", "--drafter", "suffix", "-o", "store={target}"],
+        ["specdec: error: drafter suffix: got '", "': Is a directory; expected a file"],
+    ),
+    (
+        ["generate", "x", "--model", "{target}", "--drafter", "layer_skip", "-o", "exit_after=9"],
+        ["specdec: error: drafter layer_skip: exit_after: got 9; expected 0..1: the model has 2 layers"],
+    ),
+    (
+        ["generate", "x", "--model", "{target}", "--drafter", "layer_skip", "-o", "layers={target}/nowhere"],
+        ["specdec: error: drafter layer_skip: layers: got '", "which is no file; make one with `specdec tune layers`"],
+    ),
     (["generate", "x", "--model", "{target}", "--draft-tokens", "4"], ["--draft-tokens 4: got no drafter"]),
     (["generate", "x", "--draft-tokens", "-1"], ["--draft-tokens: got -1"]),
     (["generate", "x", "--model", "{target}", "--rule", "greedy"], ["rule greedy: got temperature 1.0"]),

@@ -143,16 +143,16 @@ def test_over_a_transformers_model() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"block": 0}, "jacobi block: got 0; expected a whole number of at least 1, or none"),
-        ({"block": 2.5}, "jacobi block: got 2.5"),
-        ({"horizon": -1}, "jacobi horizon: got -1"),
-        ({"num_draft_tokens": 0}, "jacobi num_draft_tokens: got 0"),
-        ({"fill": "pad"}, "jacobi fill: got 'pad'; expected a token id"),
-        ({"fill": VOCAB}, r"jacobi fill: got token id 8; expected 0\.\.7"),
+        ({"block": 0}, "block: got 0; expected a whole number of at least 1, or none"),
+        ({"block": 2.5}, "block: got 2.5"),
+        ({"horizon": -1}, "horizon: got -1"),
+        ({"num_draft_tokens": 0}, "num_draft_tokens: got 0"),
+        ({"fill": "pad"}, "fill: got 'pad'; expected a token id"),
+        ({"fill": VOCAB}, r"fill: got token id 8; expected 0\.\.7"),
     ],
 )
 def test_bad_settings(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=f"^drafter jacobi: {message}"):
         make_drafter("jacobi", options, target=target())
 
 

@@ -224,7 +224,7 @@ def test_bad_options(options: dict[str, Any], message: str) -> None:
 
 def test_a_target_without_a_bundled_head_asks_for_one(tmp_path: Path) -> None:
     target = models.target("llama", max_rows=1)
-    with pytest.raises(ValueError, match="medusa head: got none; expected -o head=FOLDER"):
+    with pytest.raises(ValueError, match=r"^drafter medusa: head: got none; expected -o head=FOLDER"):
         make_drafter("medusa", {}, target=target)
     wide = MedusaHeads(target.hidden_size + 1, target.num_embeddings, 2)
     save_medusa(wide, tmp_path, base_model="x")

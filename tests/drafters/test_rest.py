@@ -122,7 +122,7 @@ def test_datastores_that_do_not_fit_are_refused(write: Any, tmp_path: Path) -> N
         made(write([[1, 2, 3]]), 0)
     with pytest.raises(ValueError, match="rest: got no datastore; expected datastore=PATH"):
         rest()
-    with pytest.raises(OSError):
+    with pytest.raises(ValueError, match=r"rest datastore: got '.*gone': No such file or directory; expected a file"):
         rest(datastore=str(tmp_path / "gone"))
 
 
