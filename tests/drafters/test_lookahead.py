@@ -213,6 +213,15 @@ def test_it_speeds_up_a_text_that_repeats() -> None:
         assert handle.tokens == script[1:41] and handle.stats.steps <= 30
 
 
+@pytest.mark.parametrize("ngram", [2, 3, 5])
+def test_a_text_that_repeats_its_prompt_costs_one_pass_for_each_full_guess(ngram: int) -> None:
+    """With n-grams of the prompt nothing is ever refused: N tokens a pass, over three times the period."""
+    script = [1, 4, 2, 5, 7, 6, 0, 3] * 5
+    engine = Engine(scripted(script, VOCAB, max_rows=1, max_length=64), drafter(2, ngram, 1))
+    handle = engine.generate([script[:12]], SamplingParams(temperature=0, max_new_tokens=24))[0]
+    assert handle.tokens == script[12:36] and handle.stats.steps == -(-24 // ngram)
+
+
 def test_rules_without_choices_follow_the_arg_max() -> None:
     made = drafter(4, 3, 4)
     engine = Engine(target(), made, rule="traversal")

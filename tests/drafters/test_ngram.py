@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from oracles.automaton import scripted
 
-from specdec_fast import get_drafter
+from specdec_fast import Engine, get_drafter
 from specdec_fast.interfaces import Budget, Rng
 from specdec_fast.sampling import SamplingParams
 from specdec_fast.state import DecodeState
@@ -112,6 +113,15 @@ def test_the_operator_gives_the_same_answers(match: str) -> None:
     drafts, matched = ngram_match(packed, lengths.long().cumsum(0) - lengths, lengths, 4, 2, 5, match == "frequent")
     assert [row if size else [] for row, size in zip(drafts.tolist(), matched.tolist(), strict=True)] == chains
     assert any(chains) and not all(chains)
+
+
+@pytest.mark.parametrize("count", [1, 3, 7])
+def test_a_text_that_repeats_its_prompt_costs_one_pass_for_each_full_draft(count: int) -> None:
+    """Nothing is ever refused: count drafted tokens and one more a pass, over three times the period."""
+    script = [1, 4, 2, 5, 7, 6, 0, 3] * 5
+    engine = Engine(scripted(script, 8, max_rows=1, max_length=64), get_drafter("ngram")(num_draft_tokens=count))
+    handle = engine.generate([script[:11]], SamplingParams(temperature=0, max_new_tokens=24))[0]
+    assert handle.tokens == script[11:35] and handle.stats.steps == -(-24 // (count + 1))
 
 
 def test_a_row_that_is_given_to_another_text_forgets() -> None:
