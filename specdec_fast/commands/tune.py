@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -60,7 +61,7 @@ def layers(
 ) -> None:
     """Find the attention and MLP sub-blocks that layer_skip best leaves out for a model.
 
-    An interrupted search goes on where it stopped when it is called again.
+    An interrupted search goes on where it stopped when it is called again, with the same settings.
     """
     if method not in METHODS:
         raise ValueError(f"--method: got {method!r}; expected one of {', '.join(METHODS)}")
@@ -82,7 +83,9 @@ def layers(
     prompts = [engine.encode(prompt) for prompt in _read(file, lines)]
     place = out or place_of(target.model_id or model)
     count = target.num_layers
-    done = [] if fresh else _resumed(place, count)
+    settings = {"model": model, "dtype": dtype, "stop": stop, "new_tokens": new_tokens, "prompts": len(prompts),
+                "prompt_ids": _fingerprint(prompts)}  # fmt: skip
+    done = [] if fresh else _resumed(place, count, settings)
     if done:
         _say(f"{place}: {len(done)} trials of earlier runs", as_json)
     bench = Bench(
@@ -93,8 +96,7 @@ def layers(
     def keep(trial: Trial, what: str = "trial") -> None:
         found.append(trial)
         best = best_of(found)
-        facts = {"model": model, "stop": stop, "new_tokens": new_tokens, "prompts": len(prompts), "repeats": repeats,
-                 "dtype": dtype, "cost": best.cost, "noise": best.noise, "tau": best.tau,
+        facts = {**settings, "repeats": repeats, "cost": best.cost, "noise": best.noise, "tau": best.tau,
                  "trials": [each.as_json() for each in found]}  # fmt: skip
         write_layers(place, best.skip, count, facts)
         _say(
@@ -143,15 +145,28 @@ def _read(file: str | None, lines: bool) -> Sequence[Any]:
     return [item.prompt for item in one_of_each(bundled_workload(), _PROMPTS)]
 
 
-def _resumed(place: Path, num_layers: int) -> list[Trial]:
-    """Trials of earlier runs. Raises ValueError for a file of another model."""
+def _fingerprint(prompts: Sequence[Sequence[int]]) -> str:
+    """A part of the hash of all token ids."""
+    return hashlib.sha256(json.dumps([list(prompt) for prompt in prompts]).encode()).hexdigest()[:16]
+
+
+def _resumed(place: Path, num_layers: int, settings: Mapping[str, Any]) -> list[Trial]:
+    """Trials of earlier runs. Raises ValueError for a file of another model, and for trials under other settings."""
     from specdec_fast.targets.layer_set import chosen_in, read_layers
     from specdec_fast.tune.layers import Trial
 
     if not place.is_file():
         return []
     chosen_in(place, num_layers)
-    return [Trial.from_json(entry) for entry in read_layers(place).get("trials", [])]
+    stored = read_layers(place)
+    trials = [Trial.from_json(entry) for entry in stored.get("trials", [])]
+    for name, ours in settings.items():
+        if trials and stored.get(name) != ours:
+            raise ValueError(
+                f"{place}: its {len(trials)} trials were measured with {name} {stored.get(name)!r}; got {ours!r}, and "
+                "costs of both do not compare; start anew with --fresh, or write elsewhere with --out"
+            )
+    return trials
 
 
 def _spread(choices: Sequence[LayerSet], count: int) -> list[LayerSet]:

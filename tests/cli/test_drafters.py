@@ -1,4 +1,4 @@
-"""`specdec drafters` lists everybody, also one of another package and one that is broken."""
+"""Drafters by name: `specdec drafters` lists everybody, and `specdec generate --drafter` decodes with each."""
 
 from __future__ import annotations
 
@@ -7,10 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from oracles import heads
 from oracles.automaton import AutomatonTarget, random_logits
 
-from specdec_fast.drafters import drafter_names, get_drafter, make_drafter
+from specdec_fast import SamplingParams, load
+from specdec_fast.drafters import drafter_names, get_drafter, make_drafter, takes_draft
+from specdec_fast.heads.blockwise import BlockwiseHeads
+from specdec_fast.heads.checkpoint_blockwise import save_blockwise
+from specdec_fast.heads.checkpoint_medusa import save_medusa
+from specdec_fast.heads.medusa import MedusaHeads
 from specdec_fast.rules import DEFAULT, get_rule
+from specdec_fast.stores.datastore import build
 
 DIST = "Metadata-Version: 2.1\nName: {name}\nVersion: 1\n"
 
@@ -64,3 +71,38 @@ def test_drafters_of_other_packages_are_listed_and_a_broken_one_says_why(
     assert found["good"]["module"] == "stutter_drafter" and "No module named 'no_such_module'" in found["bad"]["error"]
     text = run("drafters").stdout
     assert "bad: cannot be loaded: ModuleNotFoundError" in text and "  options often=2" in text
+
+
+def given(name: str, folder: Path) -> dict[str, Any]:
+    """Options of the drafters that cannot do without, for the tiny models; files are written to a folder."""
+    if name in ("eagle", "eagle3", "mtp"):
+        return heads.options(name, folder)
+    if name == "medusa":
+        save_medusa(MedusaHeads(heads.HIDDEN, heads.VOCAB, 2), folder, base_model="tiny")
+        return {"head": str(folder)}
+    if name == "blockwise":
+        save_blockwise(BlockwiseHeads(heads.HIDDEN, heads.VOCAB, 2), folder, base_model="tiny")
+        return {"head": str(folder)}
+    if name == "rest":
+        build(folder / "store", [list(range(1, 90))], heads.VOCAB)
+        return {"datastore": str(folder / "store")}
+    return {}
+
+
+@pytest.fixture(scope="module")
+def expected(models: dict[str, str]) -> str:
+    params = SamplingParams(seed=3, max_new_tokens=3)
+    return load(models["target"], max_rows=1).generate(["ab ab ab"], params)[0].text
+
+
+@pytest.mark.parametrize("name", drafter_names())
+def test_each_decodes_by_name(run: Any, models: dict[str, str], expected: str, tmp_path: Path, name: str) -> None:
+    asked = ["generate", "ab ab ab", "--seed", "3", "--max-new-tokens", "3", "--model", models["target"]]
+    asked += ["--draft", models["draft"]] if takes_draft(name) else []
+    for option, value in given(name, tmp_path).items():
+        asked += ["-o", f"{option}={value if isinstance(value, str) else json.dumps(value)}"]
+    result = run(*asked, "--drafter", name, "--json")
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    (request,) = report["requests"]
+    assert report["drafter"] == name and request["text"] == expected and request["stats"]["faults"] == 0

@@ -43,6 +43,32 @@ def test_a_search_and_its_continuation(run: Any, models: dict[str, str], prompts
     assert [each.exit_code for each in text] == [0, 0, 0] and len({each.stdout for each in text}) == 1
 
 
+def test_a_search_is_not_continued_under_other_settings(
+    run: Any, models: dict[str, str], prompts: str, tmp_path: Path
+) -> None:
+    place, fewer, others = (str(tmp_path / name) for name in ("found.json", "fewer.txt", "others.txt"))
+    Path(fewer).write_text("one two three")
+    Path(others).write_text("one two three\nfour six")
+    asked = ["tune", "layers", "-m", models["target"], "-f", prompts, "--lines", "--method", "similarity", *TINY]
+    asked += ["--trials", "1", "--out", place]
+    assert run(*asked).exit_code == 0
+    stored = Path(place).read_text()
+    for more, message in (
+        (["--new-tokens", "5"], "new_tokens 4; got 5"),
+        (["--stop", "fixed"], "stop 'adaptive'; got 'fixed'"),
+        (["--dtype", "float64"], "dtype 'float32'; got 'float64'"),
+        (["--model", models["draft"]], f"model {models['target']!r}; got {models['draft']!r}"),
+        (["--file", fewer], "prompts 2; got 1"),
+        (["--file", others], "prompt_ids '"),
+    ):
+        result = run(*asked, *more)
+        assert result.exit_code == 2 and f" trials were measured with {message}" in result.stderr
+        assert result.stderr.startswith(f"specdec: error: {place}: its ") and "start anew with --fresh" in result.stderr
+    assert Path(place).read_text() == stored
+    assert run(*asked, "--stop", "fixed", "--fresh").exit_code == 0
+    assert json.loads(Path(place).read_text())["stop"] == "fixed"
+
+
 def test_bad_input(run: Any, models: dict[str, str], prompts: str, tmp_path: Path) -> None:
     other = tmp_path / "other.json"
     other.write_text('{"format": "specdec-layers-1", "num_layers": 9}')
@@ -55,10 +81,3 @@ def test_bad_input(run: Any, models: dict[str, str], prompts: str, tmp_path: Pat
     ):
         result = run("tune", "layers", "-m", models["target"], "-f", prompts, *more)
         assert result.exit_code == 2 and message in result.stderr and "Traceback" not in result.stderr
-
-
-@pytest.mark.parametrize("name", ["jacobi", "lookahead", "layer_skip"])
-def test_drafters_by_name_on_the_bundled_model(run: Any, prompts: str, name: str) -> None:
-    asked = ["generate", "The cat", "--seed", "4", "--max-new-tokens", "24", "--threads", "1"]
-    plain, drafted = run(*asked, "--drafter", "none"), run(*asked, "--drafter", name)
-    assert drafted.exit_code == 0 and drafted.stdout == plain.stdout
