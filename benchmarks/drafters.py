@@ -3,9 +3,10 @@
 `python -m benchmarks.drafters` measures all of them, prints a table and writes a result file (in benchmarks/results)
 after every workload and temperature. `drafting` is the drafter's time outside of models, as a share of the steps';
 speed / tau is the efficiency, 1 where drafts cost nothing. The text of every row is compared with plain decoding's.
-Workloads: `mixed`, the bundled prompts; and `edit`, where the text is the prompt's with one token in twenty replaced.
-The bundled target does not copy of itself, so the tokens of `edit` are forced on it (`SamplingParams.forced_tokens`):
-target and drafters do all their work, and the text is known beforehand.
+Workloads: `mixed`, the bundled prompts; `edit`, where the text is the prompt's with one token in twenty replaced; and
+`repeat`, where a prompt asks to repeat a text and the text follows. The bundled target does not copy of itself, so the
+tokens of `edit` and `repeat` are forced on it (`SamplingParams.forced_tokens`), as is said below the table: target and
+drafters do all their work, and the text is known beforehand.
 """
 
 from __future__ import annotations
@@ -66,9 +67,17 @@ METHODS: dict[str, Method] = {
     "draft_model, entropy stop": Method(
         "draft_model", "10% to 57% over fixed (AdaEDL)", {"num_draft_tokens": 8, "entropy_stop": 0.05}
     ),
+    "draft_model, moving entropy stop": Method(
+        "draft_model",
+        "10% to 57% over fixed (AdaEDL)",
+        {"num_draft_tokens": 8, "entropy_stop": 0.05, "entropy_goal": 0.9},
+    ),
     "draft_model, tli": Method("draft_model", "up to 2.8x", {"num_draft_tokens": 4, "tokenizers": "tli"}),
     "draft_model, slem": Method("draft_model", "up to 2.8x", {"num_draft_tokens": 4, "tokenizers": "slem"}),
     "draft_tree, tuned shape of 8": Method("draft_tree", "up to 4.04x (Sequoia, A100)", {"shape": TUNED}),
+    "draft_tree, dynamic of 8": Method(
+        "draft_tree", "3.05x to 4.26x (EAGLE-2, trained heads)", {"depth": 4, "width": 3, "num_draft_tokens": 8}
+    ),
     "forest of ngram and recycling": Method("forest", "2.3x to 2.5x (SAM with Token Recycling, Spec-Bench)"),
     "forest of ngram and draft_model": Method("forest", "", {"of": "ngram,draft_model"}, draft_wanted=True),
     "draft_tree 2 1 1": Method("draft_tree", "1.5x to 2.8x (SpecInfer)", {"widths": [2, 1, 1]}),
@@ -97,7 +106,12 @@ METHODS: dict[str, Method] = {
 }
 
 
-COPYING = ("ngram", "suffix", "forest", "draft_model")  # what `edit` is measured with
+COPYING = ("ngram", "suffix", "forest", "draft_model")  # what `edit` and `repeat` are measured with
+FORCED = ("edit", "repeat")  # workloads whose text is forced on the target
+NOTE = (
+    "The tokens of `edit` and `repeat` are forced on the target, which does not copy of itself; target and drafters do "
+    "all their work."
+)
 
 
 def copied_share(prompt: list[int], text: list[int], size: int = 8) -> float:
@@ -110,16 +124,18 @@ def copied_share(prompt: list[int], text: list[int], size: int = 8) -> float:
     return mean(covered) if text else 0.0
 
 
-def edits(tokenizer: Any, count: int, length: int) -> list[tuple[list[int], list[int]]]:
-    """Prompts of held-out text, and what an edit of each looks like: every twentieth token is another."""
+def copies(tokenizer: Any, task: str, count: int, length: int) -> list[tuple[list[int], list[int]]]:
+    """Prompts with a piece of held-out text, and what follows: an edit of it (every twentieth token is another), or the
+    piece once more.
+    """
     found = []
+    ask, go = tokenizer.encode("Repeat this text:\n"), tokenizer.encode("\nThe text again:\n")
     for text in (ASSETS / "heldout.txt").read_text(encoding="utf-8").split("\f"):
         ids = tokenizer.encode(text)
         for start in range(0, len(ids) - length, length):
             piece = ids[start : start + length]
-            found.append(
-                (piece, [(token + 7) % 500 + 100 if at % 20 == 9 else token for at, token in enumerate(piece)])
-            )
+            edited = [(token + 7) % 500 + 100 if at % 20 == 9 else token for at, token in enumerate(piece)]
+            found.append((piece, edited) if task == "edit" else ([*ask, *piece, *go], piece))
     return found[:: max(len(found) // count, 1)][:count]
 
 
@@ -161,7 +177,7 @@ def measure(
     prompts: int,
     new_tokens: int,
     clock: Callable[[], float] = time.perf_counter,
-    edit: bool = False,
+    task: str = "mixed",
     budget: str = "fixed",
     heads: Path | None = None,
 ) -> tuple[list[dict[str, Any]], dict[str, Callable[[], None]]]:
@@ -172,8 +188,8 @@ def measure(
     engines: dict[str, Any] = {}
     tokenizer = load_tokenizer("demo-target")
     params = [SamplingParams(temperature=temperature, seed=1, max_new_tokens=new_tokens, ignore_eos=True)] * prompts
-    if edit:
-        pairs = edits(tokenizer, prompts, new_tokens)
+    if task in FORCED:
+        pairs = copies(tokenizer, task, prompts, new_tokens)
         texts = [prompt for prompt, _ in pairs]
         params = [replace(own, forced_tokens=tuple(text)) for own, (_, text) in zip(params, pairs)]
     else:
@@ -209,7 +225,7 @@ def measure(
                 outputs[name] = [engine.generate([text], each)[0] for text, each in zip(texts, own)]
 
             runs[name], engines[name] = run, engine
-        if not edit:
+        if task not in FORCED:
             runs["assisted"] = assisted(texts, temperature, new_tokens)
         timing = interleave(runs, rounds, clock)
         timed, shares = dict(outputs), {}
@@ -225,7 +241,7 @@ def measure(
         tau, speed = mean(handle.stats.tau for handle in timed[name]), timing.ratio("plain", name)
         rows.append(
             {
-                "workload": "edit" if edit else "mixed",
+                "workload": task,
                 "drafter": name,
                 "published": METHODS[name].published,
                 "budget": budget,
@@ -233,7 +249,7 @@ def measure(
                 "tau": tau,
                 "speed_vs_plain": speed,
                 "speed_vs_plain_range": [low, high],
-                "speed_vs_assisted": None if edit else timing.ratio("assisted", name),
+                "speed_vs_assisted": None if task in FORCED else timing.ratio("assisted", name),
                 "efficiency": speed / tau,
                 "drafting_share": shares[name],
                 "distinct_4": mean(distinct_4(text) for text in plain),
@@ -265,6 +281,8 @@ def as_markdown(rows: list[dict[str, Any]]) -> str:
             f"{row['drafting_share']:.3f} | {row['copied_share']:.2f} | {row['distinct_4']:.2f} | {row['identical']} | "
             f"{row['published']} |"
         )
+    if any(row["workload"] in FORCED for row in rows):
+        lines += ["", NOTE]
     return "\n".join(lines)
 
 
@@ -286,11 +304,12 @@ def main() -> None:
     every = [name for name in every if not METHODS[name].own_head or METHODS[name].head(options.heads)]
     cold = [name for name in every if METHODS[name].memory != "warm"]
     copying = [name for name in cold if METHODS[name].drafter in COPYING]
-    for temperature, edit, names in ((0.0, False, cold), (1.0, False, every), (1.0, True, copying)):
+    tasks = [(0.0, "mixed", cold), (1.0, "mixed", every), *((1.0, task, copying) for task in FORCED)]
+    for temperature, task, names in tasks:
         found, _ = measure(
             names,
             temperature,
-            edit=edit,
+            task=task,
             budget=options.budget,
             rounds=options.rounds,
             prompts=options.prompts,

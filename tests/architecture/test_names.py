@@ -13,6 +13,7 @@ DRAWERS = {"util", "utils", "common", "helper", "helpers", "misc"}
 NOT_USED = ("candidate", "posterior", "retrieve_indices", "verified_id")
 SOURCE = (".py", ".cpp", ".h", ".cu", ".cuh")
 KERNELS = "kernels/specdec_kernels"
+MEASURED = "benchmarks/drafters.py"
 
 Listed = Callable[[Path], list[Path]]
 
@@ -63,6 +64,17 @@ def operators(root: Path, files: Iterable[Path]) -> set[str]:
     return {path.parts[0] for path in inside if len(path.parts) > 1 and not path.parts[0].startswith("_")}
 
 
+def measured_drafters(path: Path) -> set[str]:
+    """Drafters with an entry in METHODS of the benchmark: `METHODS = {"a title": Method("name", ...), ...}`."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        value = getattr(node, "value", None)
+        if any(getattr(each, "id", None) == "METHODS" for each in targets) and isinstance(value, ast.Dict):
+            first = [entry.args[0] for entry in value.values if isinstance(entry, ast.Call) and entry.args]
+            return {each.value for each in first if isinstance(each, ast.Constant)}
+    return set()
+
+
 def parts_without_company(root: Path, files: Iterable[Path]) -> list[str]:
     """Operators, drafters and rules that lack their reference, their test or their benchmark."""
     present = {str(path.relative_to(root)) for path in files}
@@ -71,25 +83,23 @@ def parts_without_company(root: Path, files: Iterable[Path]) -> list[str]:
         for path in files
         if root / "benchmarks" in path.parents and path.suffix == ".py"
     )
+    measured = measured_drafters(root / MEASURED) if MEASURED in present else set()
     found = []
 
     def expect(name: str, *needed: str) -> None:
         found.extend(f"{name}: {place} is missing" for place in needed if place not in present)
 
-    def expect_benchmark(name: str) -> None:
-        if not re.search(rf"(?<![a-z]){name}(?![a-z])", benchmarks):
-            found.append(f"{name}: no benchmark under benchmarks/ mentions it")
-
     for op in sorted(operators(root, files)):
         expect(op, f"{KERNELS}/{op}/__init__.py", f"{KERNELS}/{op}/reference.py", f"tests/kernels/test_{op}.py")
-        expect_benchmark(op)
+        if not re.search(rf"(?<![a-z]){op}(?![a-z])", benchmarks):
+            found.append(f"{op}: no benchmark under benchmarks/ mentions it")
     for kind in ("drafters", "rules"):
         for place in sorted(present):
             match = re.fullmatch(rf"specdec_fast/{kind}/([a-z]\w*)\.py", place)
             if match:
                 expect(match[1], f"tests/{kind}/test_{match[1]}.py")
-                if kind == "drafters":
-                    expect_benchmark(match[1])
+                if kind == "drafters" and match[1] not in measured:
+                    found.append(f"{match[1]}: no entry in METHODS of {MEASURED}")
     return found
 
 
@@ -138,7 +148,8 @@ def test_planted_lonely_parts_are_caught(tmp_path: Path) -> None:
         f"{KERNELS}/done/__init__.py": "",
         f"{KERNELS}/done/reference.py": "",
         "tests/kernels/test_done.py": "",
-        "benchmarks/kernels/bench_all.py": "done, drafty = 1, 2",
+        "benchmarks/kernels/bench_all.py": "done, new = 1, 2",
+        MEASURED: 'new = 1\nMETHODS: dict[str, Method] = {"one": Method("drafty", "new"), "new": Method("drafty")}\n',
         "specdec_fast/drafters/drafty.py": "",
         "specdec_fast/drafters/__init__.py": "",
         "specdec_fast/rules/__init__.py": "",
@@ -155,6 +166,6 @@ def test_planted_lonely_parts_are_caught(tmp_path: Path) -> None:
         "raw: tests/kernels/test_raw.py is missing",
         "raw: no benchmark under benchmarks/ mentions it",
         "new: tests/drafters/test_new.py is missing",
-        "new: no benchmark under benchmarks/ mentions it",
+        "new: no entry in METHODS of benchmarks/drafters.py",
         "odd: tests/rules/test_odd.py is missing",
     ]

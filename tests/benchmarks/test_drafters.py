@@ -1,0 +1,35 @@
+"""The benchmark of drafters: what it asks of them exists, and what its forced workloads force."""
+
+from __future__ import annotations
+
+from benchmarks.drafters import FORCED, METHODS, NOTE, as_markdown, copied_share, copies
+from specdec_fast.drafters import drafter_names, refuse_unknown_options
+from specdec_fast.loading import load_tokenizer
+
+ROW = {
+    "workload": "mixed", "drafter": "ngram", "temperature": 0.0, "tau": 1.0, "speed_vs_plain": 1.0,
+    "speed_vs_assisted": None, "efficiency": 1.0, "drafting_share": 0.0, "copied_share": 0.0, "distinct_4": 1.0,
+    "identical": True, "published": "",
+}  # fmt: skip
+
+
+def test_every_drafter_is_measured_with_options_that_it_takes() -> None:
+    assert {method.drafter for method in METHODS.values()} >= set(drafter_names())
+    for method in METHODS.values():
+        refuse_unknown_options(method.drafter, method.options)
+
+
+def test_texts_that_are_forced_copy_their_prompts() -> None:
+    tokenizer = load_tokenizer("demo-target")
+    for task in FORCED:
+        pairs = copies(tokenizer, task, 3, 60)
+        assert len(pairs) == 3 and all(len(text) == 60 for _, text in pairs)
+        for prompt, text in pairs:
+            assert (copied_share(prompt, text) == 1) == (task == "repeat") and copied_share(prompt, text) > 0.9
+            assert task == "edit" or tokenizer.decode(prompt).startswith("Repeat this text:")
+
+
+def test_the_table_says_which_tokens_are_forced() -> None:
+    assert NOTE not in as_markdown([ROW])
+    for task in FORCED:
+        assert as_markdown([ROW, {**ROW, "workload": task}]).endswith(f"\n\n{NOTE}")
