@@ -21,6 +21,7 @@ from specdec_fast.sampling import Sampling, SamplingParams, SamplingTable
 NOT_FOLLOWED = (
     "begin_suppress_tokens",
     "encoder_no_repeat_ngram_size",
+    "encoder_repetition_penalty",
     "exponential_decay_length_penalty",
     "guidance_scale",
     "sequence_bias",

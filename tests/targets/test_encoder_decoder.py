@@ -176,5 +176,9 @@ def test_bad_input() -> None:
             jacobi_translate(made, [source])
     with pytest.raises(ValueError, match=r"expected them in model\.generation_config"):
         jacobi_translate(made, SOURCES, SamplingParams(repetition_penalty=1.2))
-    with settings(made, sequence_bias={(5,): 2.0}), pytest.raises(ValueError, match="setting sequence_bias"):
-        jacobi_translate(made, SOURCES)
+    for changes in ({"sequence_bias": {(5,): 2.0}}, {"encoder_repetition_penalty": 1.3}):
+        (name,) = changes
+        with settings(made, **changes), pytest.raises(ValueError, match=f"setting {name}: got .* not followed here"):
+            jacobi_translate(made, SOURCES)
+    with settings(made, encoder_repetition_penalty=1.0):
+        assert len(jacobi_translate(made, SOURCES[:1], greedy(2))[0].tokens) == 2
