@@ -16,6 +16,7 @@ import torch
 from oracles import heads, models
 from oracles.automaton import AutomatonTarget, random_logits
 from oracles.automaton_head import AutomatonHead
+from oracles.head_drafts import begin, commit
 
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter, get_rule
 from specdec_fast.draft import Draft, Drawn
@@ -189,14 +190,17 @@ def check(draft: Draft, state: DecodeState, rows: list[int], limits: list[int], 
         start, stop = offsets[at], offsets[at + 1]
         assert int(draft.tokens[start]) == state.tokens(row)[-1], "node 0 is the newest committed token"
         assert stop - start - 1 <= limit, "more nodes than the budget"
+        if needs.taps and limit and state.length(row) > 1:
+            assert stop - start > 1, "the states of all tokens are known, and nothing is drafted"
     assert draft.is_chain or needs.topology == "tree"
     assert needs.laws or set(draft.drawn.tolist()) <= {int(Drawn.CHOSEN)}
     inner = set(range(draft.num_nodes)) - set(offsets[:-1])
     for node in inner:
         if int(draft.drawn[node]) != Drawn.CHOSEN:
             assert draft.laws is not None
-            weights = draft.laws.select(draft.law_row[node : node + 1].long()).weights()
-            assert float(weights[0, int(draft.tokens[node])]) > 0, "drawn from a law that forbids it"
+            weights, ids = draft.laws.select(draft.law_row[node : node + 1].long()).weights(), draft.laws.token_ids
+            column = int(draft.tokens[node]) if ids is None else ids.tolist().index(int(draft.tokens[node]))
+            assert float(weights[0, column]) > 0, "drawn from a law that forbids it"
 
 
 @every_drafter
@@ -211,14 +215,14 @@ def test_it_is_a_drafter(build: Callable[[], Any]) -> None:
 def test_drafts_are_well_formed_and_within_budget(build: Callable[[], Any]) -> None:
     source, made = random.Random(5), build()
     state, rows = state_of(prompts(4))
-    made.begin(state, rows, None)
+    begin(made, target(), state, rows)
     for _ in range(12):
-        some = source.sample(rows, source.randrange(1, 5))
+        open_rows = [row for row in rows if state.length(row) < 50]
+        some = source.sample(open_rows, source.randrange(1, 1 + len(open_rows)))
         limits = [source.randrange(0, 7) for _ in some]
-        check(proposal(made, state, some, limits), state, some, limits, made.needs)
-        for row in some:
-            if state.length(row) < 50:
-                state.append([row], [[source.randrange(VOCAB) for _ in range(source.randrange(1, 4))]])
+        draft = proposal(made, state, some, limits)
+        check(draft, state, some, limits, made.needs)
+        commit(made, target(), state, draft, source)
 
 
 @every_drafter
@@ -229,8 +233,9 @@ def test_a_proposal_depends_on_its_own_row_only(build: Callable[[], Any]) -> Non
     def drafted(order: list[int]) -> dict[int, list[int]]:
         made = build()
         state, rows = state_of(texts)
-        made.begin(state, rows, None)
+        begin(made, target(), state, rows)
         draft = proposal(made, state, [rows[at] for at in order], [4] * len(order))
+        check(draft, state, [rows[at] for at in order], [4] * len(order), made.needs)
         bounds, tokens = draft.offsets.tolist(), draft.tokens.tolist()
         return {at: tokens[bounds[place] : bounds[place + 1]] for place, at in enumerate(order)}
 
@@ -243,8 +248,9 @@ def test_a_proposal_depends_on_its_own_row_only(build: Callable[[], Any]) -> Non
 def test_asking_again_after_a_failed_step_is_harmless(build: Callable[[], Any]) -> None:
     made = build()
     state, rows = state_of(prompts(3))
-    made.begin(state, rows, None)
+    begin(made, target(), state, rows)
     first = proposal(made, state, rows, [4, 4, 4])
+    check(first, state, rows, [4, 4, 4], made.needs)
     second = proposal(made, state, rows, [4, 4, 4])
     assert torch.equal(first.tokens, second.tokens) and torch.equal(first.offsets, second.offsets)
 
@@ -255,16 +261,18 @@ def test_released_rows_leave_nothing_behind(build: Callable[[], Any]) -> None:
     texts = prompts(3, seed=8)
     made = build()
     state, rows = state_of(prompts(3, seed=9))
-    made.begin(state, rows, None)
+    begin(made, target(), state, rows)
     proposal(made, state, rows, [4, 4, 4])
     made.release(rows)
     made.release(rows)  # idempotent
 
     def drafts(drafter: Any) -> list[int]:
         fresh, same = state_of(texts)
-        drafter.begin(fresh, same, None)
-        found: list[int] = proposal(drafter, fresh, same, [4, 4, 4]).tokens.tolist()
+        begin(drafter, target(), fresh, same)
+        draft = proposal(drafter, fresh, same, [4, 4, 4])
+        check(draft, fresh, same, [4, 4, 4], drafter.needs)
         drafter.release(same)
+        found: list[int] = draft.tokens.tolist()
         return found
 
     assert drafts(made) == drafts(build())
@@ -290,9 +298,9 @@ def test_the_text_is_that_of_plain_decoding(build: Callable[[], Any], temperatur
 
 @every_drafter
 def test_after_some_steps_it_proposes_what_a_fresh_one_would(build: Callable[[], Any]) -> None:
-    """Unless it learns from more than the text: from the target's choices, logits or hidden states."""
+    """Unless it learns from more than the text and its hidden states: from the target's choices or logits."""
     made = build()
-    if made.needs.node_choices or made.needs.logits or made.needs.taps:
+    if made.needs.node_choices or made.needs.logits:
         pytest.skip("it learns from what it observes")
     engine = Engine(target(), made)
     for at, prompt in enumerate(prompts(3, seed=5)):
@@ -301,8 +309,9 @@ def test_after_some_steps_it_proposes_what_a_fresh_one_would(build: Callable[[],
         engine.step()
     state, rows = engine.state, list(engine._running)
     kept, fresh = proposal(made, state, rows, [4, 5, 6]), build()
-    fresh.begin(state, rows, None)
+    begin(fresh, target(), state, rows)
     again = proposal(fresh, state, rows, [4, 5, 6])
+    check(again, state, rows, [4, 5, 6], fresh.needs)
     for name in ("tokens", "parents", "offsets", "drawn"):
         assert torch.equal(getattr(kept, name), getattr(again, name)), name
 
