@@ -6,7 +6,7 @@
 | EAGLE-3 as published | `draft_vocab_size` | `fc`, `midlayer.*`, `norm`, `lm_head`, `d2t`, `t2d` |
 | SGLang, SpecForge | the same and `eagle_config` | the same, or `layers.0.*` in place of `midlayer.*` |
 | speculators | `speculators_model_type`, `transformer_layer_config` | `layers.0.*`, norms, `embed_tokens` |
-| the same, of EAGLE-1 | and `layernorms`, `fusion_bias` | `fusion_fc.*`, `transformer.*`, norms |
+| the same, of EAGLE-1 | and `layernorms`, `fusion_bias` (absent: none) | `fusion_fc.*`, `transformer.*`, norms |
 
 Two conventions for the layers that EAGLE-3 reads are about: the input of layer i (EAGLE, vLLM, speculators), and the
 output of layer i (SGLang, SpecForge), which is the input of layer i + 1. Tests: tests/heads/test_checkpoint_eagle.py.
@@ -31,7 +31,7 @@ _RENAMED = (
     (re.compile(r"^midlayer\."), "layers.0."),
     (re.compile(r"^fusion_fc\."), "fc."),
     (re.compile(r"^transformer\."), "layers.0."),
-    (re.compile(r"^draft_id_to_target_id$"), "d2t"),
+    (re.compile(r"^draft_id_to_target_id$"), "d2t"),  # vLLM's name, and below those of what `speculators` converts
     (re.compile(r"^embed_layernorm\."), "embedding_layernorm."),
     (re.compile(r"^hidden_layernorm\."), "layers.0.input_layernorm."),
     (re.compile(r"^lm_head_layernorm\."), "pre_lm_head_layernorm."),
@@ -48,7 +48,8 @@ def load_eagle(source: str | Path, target: Any) -> EagleHead:
     _refuse_lossy(found)
     _refuse_other_target(found, described, target)
     tensors = _tensors(found)
-    bias = found.field("bias", bool, True) if "fusion_bias" not in found.config else found.field("fusion_bias", bool)
+    named, usual = ("fusion_bias", False) if "speculators_model_type" in found.config else ("bias", True)
+    bias = found.field(named, bool, usual)
     norms = found.field("layernorms", bool, "embedding_layernorm.weight" in tensors)
     head = EagleHead(_config(found, described), bias=bias, layernorms=norms)
     embedding = tensors.pop("embed_tokens.weight", None)  # the target's own, and that one is used

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 import torch
+from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -326,6 +329,39 @@ def test_places_without_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("HF_HOME", str(tmp_path / "empty"))
     with pytest.raises(ValueError, match=r"got 'some/heads'.*or a hub id that is reachable from here.*name the folder"):
         load_medusa("some/heads", hidden_size=HIDDEN, vocab_size=VOCAB)
+
+
+@pytest.mark.parametrize("shards", [False, True])
+def test_a_hub_id_is_downloaded_without_what_nobody_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shards: bool
+) -> None:
+    """Configuration, weights in either format, whole or as shards with their index; the rest of a repository stays."""
+    made, hub, cache = producer(3), tmp_path / "hub", tmp_path / "cache"
+    config(hub, medusa_num_heads=3, medusa_num_layers=1)
+    tensors = {key: value.clone() for key, value in made.state_dict().items()}
+    if shards:
+        names = [f"medusa_lm_head-0000{at}-of-00002.safetensors" for at in (1, 2)]
+        for at, name in enumerate(names):
+            save_file({key: tensors[key] for key in sorted(tensors)[at::2]}, hub / name)
+        mapped = {key: names[at % 2] for at, key in enumerate(sorted(tensors))}
+        (hub / "medusa_lm_head.safetensors.index.json").write_text(json.dumps({"weight_map": mapped}))
+    else:
+        save_file(tensors, hub / "medusa_lm_head.safetensors")
+    for name in ("README.md", "optimizer.pt", "other.safetensors", "tokenizer.json"):
+        (hub / name).write_text("x")
+    asked: list[str] = []
+
+    def download(repo: str, allow_patterns: list[str]) -> str:
+        asked.append(repo)
+        cache.mkdir()
+        for file in filter_repo_objects([each.name for each in hub.iterdir()], allow_patterns=allow_patterns):
+            shutil.copy(hub / file, cache / file)
+        return str(cache)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    same(load_medusa("some/heads", hidden_size=HIDDEN, vocab_size=VOCAB), made)
+    wanted = {each.name for each in hub.iterdir() if each.name.startswith(("medusa", "config"))}
+    assert asked == ["some/heads"] and {each.name for each in cache.iterdir()} == wanted
 
 
 def test_fill_names_all_that_does_not_fit() -> None:

@@ -62,6 +62,35 @@ def test_eagle_1_with_and_without_bias(tmp_path: Path, target: Any) -> None:
         assert isinstance(layer.input_layernorm, torch.nn.Identity) and head.taps == ("final_norm",)
 
 
+def test_eagle_1_as_sglang_names_it(tmp_path: Path, target: Any) -> None:
+    """The name of the architecture is its own, fields and keys are the authors'."""
+    config = {**PLAIN, "num_hidden_layers": 1, "architectures": ["LlamaForCausalLMEagle"], "bias": False}
+    tensors = heads.eagle_tensors(bias=False)
+    head = load_eagle(heads.write(tmp_path, config, tensors), target)
+    assert head.fc.bias is None and torch.equal(head.fc.weight, tensors["fc.weight"])
+
+
+def test_older_names_of_norms(tmp_path: Path, target: Any) -> None:
+    """As in heads with norms before `speculators` converts them: each is the norm of the newer name."""
+    names = {
+        "embed_layernorm": "embedding_layernorm",
+        "hidden_layernorm": "layers.0.input_layernorm",
+        "lm_head_layernorm": "pre_lm_head_layernorm",
+    }
+    norms = {name: torch.rand(64) + 0.5 for name in names}
+    tensors = heads.eagle_tensors() | {f"{name}.weight": value for name, value in norms.items()}
+    head = load_eagle(heads.write(tmp_path, {**PLAIN, "num_hidden_layers": 1}, tensors), target)
+    for name, ours in names.items():
+        assert torch.equal(head.state_dict()[f"{ours}.weight"], norms[name]), name
+
+
+def test_vllm_names_the_offsets_in_its_own_way(tmp_path: Path, target: Any) -> None:
+    tensors = heads.eagle3_tensors()
+    tensors["draft_id_to_target_id"] = tensors.pop("d2t")
+    head = load_eagle3(heads.write(tmp_path, REDUCED, tensors), target, layers=IDS)
+    assert head.token_ids is not None and head.token_ids.tolist() == heads.KEPT
+
+
 def test_eagle_1_of_a_qwen_target_has_biases_in_its_attention(tmp_path: Path, target: Any) -> None:
     tensors = heads.eagle_tensors()
     for name, width in (("q", 64), ("k", 32), ("v", 32)):
@@ -146,7 +175,10 @@ def test_speculators_with_its_norms_and_its_embedding(tmp_path: Path, target: An
 @pytest.mark.parametrize("norms", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 def test_speculators_of_eagle_1(tmp_path: Path, target: Any, norms: bool, bias: bool) -> None:
-    """`fusion_bias` and `layernorms` are told, and false if absent; a copy of the projection lies beside them."""
+    """`fusion_bias` and `layernorms` are told; absent, there is no bias, and norms are there if the file has some.
+
+    A copy of the projection lies beside them.
+    """
     tensors = heads.eagle_tensors(bias=bias)
     del tensors["embed_tokens.weight"]
     renamed = {key.replace("fc.", "fusion_fc.", 1).replace("layers.0.", "transformer.", 1): value
@@ -155,7 +187,15 @@ def test_speculators_of_eagle_1(tmp_path: Path, target: Any, norms: bool, bias: 
         names = ("embedding_layernorm", "transformer.input_layernorm", "pre_lm_head_layernorm")
         renamed |= {f"{name}.weight": torch.rand(64) for name in names}
     config = {**speculators(), "speculators_model_type": "eagle", "architectures": ["EagleSpeculator"]}
-    config |= {"transformer_layer_architecture": "LlamaDecoderLayer", "fusion_bias": bias, "layernorms": norms}
+    config |= {"transformer_layer_architecture": "LlamaDecoderLayer"}
+    bare = heads.write(tmp_path / "bare", config, renamed)
+    if bias:
+        with pytest.raises(ValueError, match=r"nothing reads: fc\.bias"):
+            load_eagle(bare, target)
+    else:
+        head = load_eagle(bare, target)
+        assert head.fc.bias is None and (head.embedding_layernorm is not None) == norms
+    config |= {"fusion_bias": bias, "layernorms": norms}
     head = load_eagle(heads.write(tmp_path / "new", config, renamed), target)
     assert (head.fc.bias is not None) == bias and torch.equal(head.fc.weight, tensors["fc.weight"])
     layer: Any = head.layers[0]
