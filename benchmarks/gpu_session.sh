@@ -24,14 +24,15 @@ part() { # part NAME SECONDS COMMAND...: runs with a limit, keeps the output, no
 }
 
 : >"$out/summary.tsv"
-part machine 15 bash -c "nvidia-smi; $python -c 'import torch, triton, sys; print(sys.version, torch.__version__, triton.__version__)'"
-part build 130 env SPECDEC_BUILD=auto "$python" setup.py -q build_ext --inplace
-part built 15 "$python" -c "import torch, specdec_kernels._C, specdec_kernels._C_cuda"
-part list 15 "$python" -c "import specdec_kernels; print(specdec_kernels.explain())"
+part machine 10 bash -c "nvidia-smi; $python -c 'import torch, triton, sys; print(sys.version, torch.__version__, triton.__version__)'"
+part build 120 env SPECDEC_BUILD=auto "$python" setup.py -q build_ext --inplace
+part built 10 "$python" -c "import torch, specdec_kernels._C, specdec_kernels._C_cuda"
+part list 10 "$python" -c "import specdec_kernels; print(specdec_kernels.explain())"
 part tests 120 "$python" -m pytest -q --maxfail=20 tests/gpu
 part operators 40 "$python" -m pytest -q tests/kernels/test_registered.py tests/kernels/test_dispatch.py
 part example 25 "$python" examples/embed_ops.py
 part steps 75 "$python" -m benchmarks.step --out "$out" --shape 1b --rows 1 8 --drafted 0 4 --steps 30
+part eagle3 25 "$python" -m benchmarks.step --out "$out" --shape 1b --drafter eagle3 --rows 1 8 --drafted 4 --modes graph --steps 30 --most-overhead 60
 part kernels 95 "$python" -m benchmarks.kernels.gpu --out "$out" --rounds 20
 "$python" -m benchmarks.report "$out" || failed=$((failed + 1))
 echo "== $failed parts failed; $SECONDS s; report: $out/report.html"

@@ -28,9 +28,9 @@ def page(folder: Path) -> str:
     if (folder / "summary.tsv").exists():
         rows = [line.split("\t") for line in (folder / "summary.tsv").read_text().splitlines()]
         parts.append("<h1>Session</h1>" + _table(["part", "result", "time"], rows))
-    if (folder / "step.json").exists():
-        found = json.loads((folder / "step.json").read_text())
-        names = ["shape", "rows", "drafted", "asked", "mode"]
+    for file in sorted(folder.glob("step*.json")):
+        found = json.loads(file.read_text())
+        names = ["shape", "drafter", "rows", "drafted", "asked", "mode"]
         times = ["step_us", "target_us", "draft_us", "overhead_us"]
         rows = [[*(each[n] for n in names), *(f"{each[n]:.0f}" for n in times), f"{each['overhead_share']:.0%}",
                  each["explain"]] for each in found["steps"]]  # fmt: skip

@@ -1,8 +1,11 @@
-"""The benchmark of drafters: what it asks of them exists, and what its forced workloads force."""
+"""The benchmark of drafters: what it asks of them exists, what it reports of trained heads, and
+what its forced workloads force."""
 
 from __future__ import annotations
 
-from benchmarks.drafters import FORCED, METHODS, NOTE, as_markdown, copied_share, copies
+import pytest
+
+from benchmarks.drafters import FORCED, METHODS, NOTE, as_markdown, copied_share, copies, measure
 from specdec_fast.drafters import drafter_names, refuse_unknown_options
 from specdec_fast.loading import load_tokenizer
 
@@ -33,3 +36,15 @@ def test_the_table_says_which_tokens_are_forced() -> None:
     assert NOTE not in as_markdown([ROW])
     for task in FORCED:
         assert as_markdown([ROW, {**ROW, "workload": task}]).endswith(f"\n\n{NOTE}")
+
+
+def test_heads_are_measured() -> None:
+    """Their time outside of passes is told apart, and their text is plain decoding's."""
+    names = ["eagle3", "medusa, 8 nodes"]
+    rows, runs = measure(names, 0.0, rounds=1, prompts=1, new_tokens=12)
+    assert [row["drafter"] for row in rows] == names and set(runs) == {"plain", "assisted", *names}
+    for row in rows:
+        assert row["identical"] and row["tau"] > 1, "nothing was accepted"
+        assert row["efficiency"] == pytest.approx(row["speed_vs_plain"] / row["tau"]) and row["efficiency"] > 0
+        assert 0 < row["drafting_share"] < 0.9
+    assert as_markdown(rows).count("\n") == 1 + len(names)

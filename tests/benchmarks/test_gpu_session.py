@@ -87,6 +87,20 @@ def test_the_step_benchmark_and_the_report(tmp_path: Path) -> None:
     assert "Steps" in text and "build" in text and "Kernels" not in text, "what is not there is left out"
 
 
+def test_steps_with_a_head_of_the_targets_shape_accept_all_of_it(tmp_path: Path) -> None:
+    quick = ["--shape", "tiny", "--device", "cpu", "--steps", "3", "--prompt", "8", "--rows", "2", "--drafted", "3"]
+    found = step.main([*quick, "--drafter", "eagle3", "--out", str(tmp_path)])
+    assert [(line["mode"], line["drafter"]) for line in found] == [("sync", "eagle3"), ("graph", "eagle3")]
+    assert found[0]["tokens_per_step"] == 4, "three drafted tokens and the target's own, in every step"
+    assert found[1]["tokens_per_step"] == 4 * 6 / 7, "the host is one step behind"
+    assert all(line["overhead_us"] == line["step_us"] - line["target_us"] - line["draft_us"] for line in found)
+    assert all(line["draft_us"] > 0 for line in found)
+    assert json.loads((tmp_path / "step-eagle3.json").read_text())["steps"] == found
+    assert "eagle3" in report.page(tmp_path)
+    with pytest.raises(SystemExit, match="1 captured steps take more than 0 us beyond"):
+        step.main([*quick, "--drafter", "eagle3", "--modes", "sync", "graph", "--most-overhead", "0"])
+
+
 def test_the_session_script_is_sound() -> None:
     script = ROOT / "benchmarks" / "gpu_session.sh"
     assert subprocess.run(["bash", "-n", script], check=False).returncode == 0
