@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -23,6 +25,7 @@ DOCUMENTS = (
     "CONTRIBUTING.md",
     "CHANGELOG.md",
     "docs/drafters.md",
+    "docs/losslessness.md",
     "docs/training.md",
     "kernels/README.md",
     "tests/README.md",
@@ -43,13 +46,15 @@ OUR_PLACES = (
     ".ci",
 )
 
+TEXTS = {".py", ".md", ".toml", ".txt", ".cpp", ".h"}
+
 Listed = Callable[[Path], list[Path]]
 
 
 def fences(text: str) -> Iterator[tuple[str, str, int]]:
-    """(language, source, line) of every fenced block."""
-    for match in re.finditer(r"^```(\w*)[^\n]*\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE):
-        yield match[1], match[2], text.count("\n", 0, match.start()) + 1
+    """(language, source, line) of every fenced block, those in lists too."""
+    for match in re.finditer(r"^ *```(\w*)[^\n]*\n(.*?)^ *```", text, flags=re.DOTALL | re.MULTILINE):
+        yield match[1], dedent(match[2]), text.count("\n", 0, match.start()) + 1
 
 
 def named_paths(text: str) -> Iterator[str]:
@@ -118,6 +123,49 @@ def wrong_commands(root: Path, documents: Iterable[Path], verbs: set[str]) -> li
     return found
 
 
+def told_to_specdec(source: str) -> Iterator[list[str]]:
+    """The arguments of every call of the program in a shell block, by its name or as a module."""
+    for line in source.replace("\\\n", " ").splitlines():
+        for part in re.split(r"&&|\|", line.strip().removeprefix("$ ")):
+            words = shlex.split(part, comments=True)
+            if "specdec_fast.cli" in words:
+                yield words[words.index("specdec_fast.cli") + 1 :]
+            elif words and words[0] == "specdec":
+                yield words[1:]
+
+
+def read_by_specdec(arguments: Sequence[str]) -> str | None:
+    """What the program says against a command line, which it reads and does not run; None: nothing."""
+    import typer
+
+    from specdec_fast.cli import main
+
+    command: Any = typer.main.get_command(main)
+    name, words, context = "specdec", list(arguments), None
+    try:
+        while True:
+            context = command.make_context(name, words, parent=context)
+            command = context.command  # a mounted application stands behind its name
+            if not hasattr(command, "resolve_command"):
+                return None
+            name, command, words = command.resolve_command(context, [*context._protected_args, *context.args])
+    except Exception as error:
+        return getattr(error, "message", None) or f"{type(error).__name__} {error}"
+
+
+def misused_commands(root: Path, documents: Iterable[Path]) -> list[str]:
+    """Calls of the program in shell blocks with a command, an option or a value that it does not have."""
+    found = []
+    for document in documents:
+        for language, source, line in fences(document.read_text(encoding="utf-8")):
+            for words in told_to_specdec(source) if language in ("bash", "sh", "console") else ():
+                reason = read_by_specdec(words)
+                if reason is not None:
+                    place = f"{document.relative_to(root)}:{line}"
+                    found.append(f"{place}: specdec {shlex.join(words)}: {reason}")
+    return found
+
+
 def broken_programs(root: Path, documents: Iterable[Path]) -> list[str]:
     """Python blocks that do not compile."""
     found = []
@@ -171,14 +219,7 @@ def forbidden_words(root: Path, files: Iterable[Path]) -> list[str]:
     found = []
     for path in files:
         place = str(path.relative_to(root))
-        if place == "tests/architecture/test_docs.py" or path.suffix not in (
-            ".py",
-            ".md",
-            ".toml",
-            ".txt",
-            ".cpp",
-            ".h",
-        ):
+        if place == "tests/architecture/test_docs.py" or path.suffix not in TEXTS:
             continue
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             if MACHINE_PATHS.search(line) or (path.suffix == ".md" and WORDS.search(line)):
@@ -206,6 +247,12 @@ def test_tests_that_modules_name_exist(root: Path, listed: Listed) -> None:
 
 def test_named_commands_exist(root: Path, documents: list[Path]) -> None:
     assert wrong_commands(root, documents, subcommands()) == []
+
+
+def test_commands_are_understood(root: Path, documents: list[Path]) -> None:
+    assert misused_commands(root, documents) == []
+    shell = [source for document in documents for _, source, _ in fences(document.read_text(encoding="utf-8"))]
+    assert len([words for source in shell for words in told_to_specdec(source)]) > 15, "they are not found"
 
 
 def test_programs_compile(root: Path, documents: list[Path]) -> None:
@@ -300,6 +347,23 @@ def test_a_planted_command_is_caught(tmp_path: Path) -> None:
     document, _ = write(tmp_path, {"README.md": text, "Makefile": "demo: x\ntest:\n"})
     found = wrong_commands(tmp_path, [document], {"demo", "bench"})
     assert [line.split(":")[1].strip() for line in found] == ["make coffee", "specdec brew"]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("specdec tune trees", "No such command 'trees'"),
+        ("specdec train medusa a.txt --step 3  # fine otherwise", "No such option: --step"),
+        ("$ specdec generate hello --temperature \\\n  warm", "valid number"),
+        ("accelerate launch -m specdec_fast.cli train medusa --hedas 3", "No such option: --hedas"),
+        ("specdec tune head-layers", "Missing parameter: head"),
+        ("specdec demo && specdec tune tree --nodes 3 | head", None),
+    ],
+)
+def test_a_planted_option_is_caught(tmp_path: Path, line: str, reason: str | None) -> None:
+    (document,) = write(tmp_path, {"README.md": f"1. text\n   ```bash\n   {line}\n   ```\n"})
+    found = misused_commands(tmp_path, [document])
+    assert len(found) == (reason is not None) and all(reason in each for each in found if reason)
 
 
 def test_a_planted_program_is_caught(tmp_path: Path) -> None:
