@@ -12,12 +12,13 @@ from specdec_fast.commands import options
 
 _PROMPTS = 16  # of the bundled workload
 _SIZES = (4, 8, 16, 32, 64)
+_RECURRENT = ("eagle", "eagle3", "mtp")
 
 
 def tree(
     model: options.Model = "demo-target",
     draft: options.DraftModel = None,
-    drafter: Annotated[str, typer.Option("--drafter", help="draft_tree, or medusa.")] = "draft_tree",
+    drafter: Annotated[str, typer.Option("--drafter", help="draft_tree, medusa, eagle, eagle3 or mtp.")] = "draft_tree",
     drafter_option: options.DrafterOptions = None,
     nodes: Annotated[int, typer.Option(help="Nodes of the tree, root not counted.")] = 16,
     depth: Annotated[int, typer.Option(help="Deepest level to measure.")] = 8,
@@ -36,12 +37,15 @@ def tree(
     threads: options.Threads = None,
     as_json: options.Json = False,
 ) -> None:
-    """Find the static tree that promises most tokens per step with a draft model, or with Medusa heads.
+    """Find the static tree that promises most tokens per step with a draft model, or with a trained head.
 
-    Use it with `--drafter draft_tree -o shape=FILE`, or `--drafter medusa` likewise.
+    Use it with `--drafter draft_tree -o shape=FILE` or the like; eagle and eagle3 want `-o depth=0` too.
     """
-    if drafter not in ("draft_tree", "medusa") or how not in ("coupled", "top_k"):
-        raise ValueError(f"--drafter, --how: got {drafter}, {how}; expected draft_tree or medusa, coupled or top_k")
+    if drafter not in ("draft_tree", "medusa", *_RECURRENT) or how not in ("coupled", "top_k"):
+        raise ValueError(
+            f"--drafter, --how: got {drafter}, {how}; expected draft_tree, medusa, {', '.join(_RECURRENT)}; coupled "
+            "or top_k"
+        )
     if min(nodes, depth, width, new_tokens) < 1:
         raise ValueError(
             f"--nodes, --depth, --width, --new-tokens: got {nodes}, {depth}, {width}, {new_tokens}; expected at least 1"
@@ -52,6 +56,7 @@ def tree(
     from specdec_fast.shapes import best_shape, expected_tokens, write_shape
     from specdec_fast.tune.heads import measure_heads
     from specdec_fast.tune.tree import measure
+    from specdec_fast.tune.unrolled import measure_recurrent
 
     opening.quiet()
     given = list(drafter_option or ())
@@ -74,12 +79,13 @@ def tree(
     if drafter == "medusa":
         rates, tokens = measure_heads(engine.target, made, ids, params, eos_token_ids=ends)
     else:
-        rates, tokens = measure(
+        measured = measure_recurrent if drafter in _RECURRENT else measure
+        rates, tokens = measured(
             engine.target, made.model, ids, params, how=how, width=width, depth=depth, eos_token_ids=ends
         )
     shape = best_shape(rates, nodes)
     facts = {
-        "model": model, "draft": setup.draft, "how": how, "temperature": temperature, "seed": seed,
+        "model": model, "drafter": drafter, "draft": setup.draft, "how": how, "temperature": temperature, "seed": seed,
         "prompts": len(prompts), "tokens": tokens, "expected_tokens": expected_tokens(shape, rates), "rates": rates,
         "expected_by_nodes": {size: expected_tokens(best_shape(rates, size), rates) for size in _SIZES},
     }  # fmt: skip

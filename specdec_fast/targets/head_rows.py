@@ -79,9 +79,15 @@ class PagedHead:
         return found
 
     @torch.no_grad()
-    def _run(self, tokens: Tensor, features: Tensor, slots: Slots) -> Tensor:
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Embeddings [..., hidden] of tokens int64 [...]: the head's own, or the target's."""
         own = getattr(self.head, "embed_tokens", None)
-        embedded = self.target.embed(tokens) if own is None else own(tokens)
+        found: Tensor = self.target.embed(tokens) if own is None else own(tokens)
+        return found
+
+    @torch.no_grad()
+    def _run(self, tokens: Tensor, features: Tensor, slots: Slots) -> Tensor:
+        embedded = self.embed(tokens)
         packed = attention.PackedContext(slots, self.cache.keys, self.cache.values)
         found: Tensor = self.head(embedded[None], features[None], slots.positions[None], packed=packed)
         return found[0]

@@ -44,25 +44,34 @@ def ranks_of(
     finally:
         draft.cache.release([0])
     assert logits is not None
-    logits = logits[:, : min(vocab_size, logits.shape[1])]
+    return ranks_among(logits[:, : min(vocab_size, logits.shape[1])], wanted + 1, text, params, how, width)
+
+
+def ranks_among(
+    logits: torch.Tensor, positions: torch.Tensor, tokens: Sequence[int], params: SamplingParams, how: str, width: int
+) -> list[int]:
+    """For each token its place among the `width` best of its row of logits [N, V], -1 for none.
+
+    positions: int64 [N], absolute, of the tokens; how: as in `ranks_of`.
+    """
     count, wide = logits.shape[0], torch.float64 if logits.dtype == torch.float64 else torch.float32
-    inv_t = torch.full((count,), 1.0 / (params.temperature or 1.0), dtype=wide, device=draft.device)
+    inv_t = torch.full((count,), 1.0 / (params.temperature or 1.0), dtype=wide, device=logits.device)
     noise: dict[str, torch.Tensor] = {}
     if how == "coupled" and params.temperature:
         assert params.seed is not None
-        noise = {"seeds": torch.full_like(wanted, params.seed), "positions": (wanted + 1).int()}
+        noise = {"seeds": torch.full_like(positions, params.seed), "positions": positions.int()}
     best, _, _ = tree_expand(
         logits,
         inv_t,
         torch.full_like(inv_t, -torch.inf),
-        torch.full_like(wanted, logits.shape[1] - 1).int(),
-        torch.tensor([0, count], dtype=torch.int32).to(draft.device),
+        torch.full_like(positions, logits.shape[1] - 1).int(),
+        torch.tensor([0, count], dtype=torch.int32).to(logits.device),
         torch.zeros_like(inv_t),
         width=min(width, logits.shape[1]),
         keep=1,
         **noise,
     )
-    return [own.index(token) if token in own else -1 for own, token in zip(best.tolist(), text)]
+    return [own.index(token) if token in own else -1 for own, token in zip(best.tolist(), tokens)]
 
 
 def rates_of(ranks: Sequence[Sequence[int]], width: int, depth: int) -> list[list[float]]:

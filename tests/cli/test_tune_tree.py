@@ -41,4 +41,22 @@ def test_medusa_heads_get_a_tree_too(run: Any, tmp_path: Path) -> None:
     drafted = run("generate", "def main(", "--drafter", "medusa", "-o", f"shape={file}", *sampling)
     assert drafted.exit_code == 0 and drafted.stdout == plain.stdout
     bad = run("tune", "tree", "--drafter", "ngram")
-    assert bad.exit_code == 2 and "--drafter, --how: got ngram, coupled; expected draft_tree or medusa" in bad.stderr
+    assert bad.exit_code == 2
+    assert "--drafter, --how: got ngram, coupled; expected draft_tree, medusa, eagle, eagle3, mtp;" in bad.stderr
+
+
+def test_heads_that_run_once_per_level_get_a_tree_too(run: Any, tmp_path: Path) -> None:
+    """For the bundled head; the file is taken by the drafter, as a static tree, and changes no text."""
+    file, prompts = tmp_path / "shape.json", tmp_path / "prompts.txt"
+    prompts.write_text("def main(\nAnd it came\n")
+    where = ["--file", str(prompts), "--lines", "--out", str(file)]
+    options = ["--drafter", "eagle3", "--nodes", "5", "--depth", "3", "--width", "4", "--new-tokens", "24"]
+    result = run("tune", "tree", *options, *where, "--json")
+    assert result.exit_code == 0, result.stderr
+    report = json.loads(result.stdout)
+    assert report["tokens"] == 48 and len(report["parents"]) == 6 and report["expected_tokens"] > 1.2
+    assert [len(rates) for rates in report["rates"]] == [4, 4, 4] and report["drafter"] == "eagle3"
+    sampling = ["--temperature", "0", "--max-new-tokens", "20"]
+    plain = run("generate", "def main(", "--drafter", "none", *sampling)
+    drafted = run("generate", "def main(", "--drafter", "eagle3", "-o", f"shape={file}", "-o", "depth=0", *sampling)
+    assert drafted.exit_code == 0 and drafted.stdout == plain.stdout
