@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from specdec_fast.train.counted import mean_where, told_apart
 from specdec_fast.train.heads import TargetStates
 
 TAP = "final_norm"
@@ -45,9 +46,10 @@ class AheadTrainee(nn.Module):
         return found.unflatten(1, tokens.shape), hidden
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """(loss, measures) of tokens int64 [B, L]. Measures: how often each head's best token is the text's
-        (`head_1`, ...), and `tokens_per_step`, what a chain of these best tokens would yield on this text.
+        """(loss, measures) of tokens int64 [B, L], over those that count. Measures: how often each head's best token is
+        the text's (`head_1`, ...), and `tokens_per_step`, what a chain of these best tokens would yield on this text.
         """
+        tokens, counts = told_apart(tokens)
         logits, hidden = self.logits(tokens)
         ids: Tensor | None = self.heads.token_ids
         law = self._project(hidden).softmax(-1) if self.labels == "target" else None
@@ -62,36 +64,37 @@ class AheadTrainee(nn.Module):
         yielded = torch.ones((), device=tokens.device)
         for head in range(count):
             ahead = head + 2
-            mine, text = logits[head, :, : length - ahead], tokens[:, ahead:]
+            mine, text, kept = logits[head, :, : length - ahead], tokens[:, ahead:], counts[:, ahead:]
             scores = mine.float().log_softmax(-1)
             if ids is not None:
                 whole = scores.new_full((*scores.shape[:-1], int(self.heads.vocab_size)), -30.0)
                 scores = whole.index_copy(-1, ids, scores)  # a token that the head does not know costs it, and no more
             if law is None:
-                part = functional.nll_loss(scores.flatten(0, 1), text.flatten())
+                part = functional.nll_loss(scores.flatten(0, 1), text.flatten(), reduction="none").view_as(text)
             else:
-                part = -(law[:, ahead - 1 : length - 1, : scores.shape[-1]] * scores).sum(-1).mean()
-            loss = loss + self.decay**head * part
+                part = -(law[:, ahead - 1 : length - 1, : scores.shape[-1]] * scores).sum(-1)
+            loss = loss + self.decay**head * mean_where(part, kept)
             with torch.no_grad():
                 hits = scores.argmax(-1) == text
-                measures[f"head_{head + 1}"] = hits.float().mean()
+                measures[f"head_{head + 1}"] = mean_where(hits, kept)
                 chain = chain & hits[:, : chain.shape[1]]
-                yielded = yielded + chain.float().mean()
+                yielded = yielded + mean_where(chain, counts[:, 2 : 2 + chain.shape[1]])
         measures["tokens_per_step"] = yielded
         return loss, measures
 
 
 @torch.no_grad()
 def rank_rates(trainee: AheadTrainee, held: np.ndarray, length: int, width: int = 10) -> list[list[float]]:
-    """rates[k][r]: how often the token k + 2 places on is rank r of head k, on held-out tokens [N].
+    """rates[k][r]: how often the token k + 2 places on is rank r of head k, on held-out tokens [N] that count.
 
     What the authors build their trees from (section 2.3.3); `shapes.best_shape` takes it.
     """
     device = next(trainee.parameters()).device
     hits: Tensor | None = None
-    places = torch.zeros((), dtype=torch.int64)
+    places: Tensor | int = 0
     for start in range(0, len(held) - length, length):
-        tokens = torch.from_numpy(held[start : start + length + 1].astype(np.int64))[None].to(device)
+        row = torch.from_numpy(held[start : start + length + 1].astype(np.int64))[None].to(device)
+        tokens, counts = told_apart(row)
         logits, _ = trainee.logits(tokens)
         top = logits[:, 0].topk(min(width, logits.shape[-1]), dim=-1).indices
         if trainee.heads.token_ids is not None:
@@ -99,8 +102,9 @@ def rank_rates(trainee: AheadTrainee, held: np.ndarray, length: int, width: int 
         count = logits.shape[0]
         end = tokens.shape[1] - 1 - count
         text = torch.stack([tokens[0, head + 2 : head + 2 + end] for head in range(count)])
-        found = (top[:, :end] == text[..., None]).sum(1)
+        kept = torch.stack([counts[0, head + 2 : head + 2 + end] for head in range(count)])[..., None]
+        found = ((top[:, :end] == text[..., None]) & kept).sum(1)
         hits = found if hits is None else hits + found
-        places += end
-    assert hits is not None
-    return (hits / places.to(hits.device)).tolist()
+        places = places + kept.sum(1)
+    assert hits is not None and isinstance(places, Tensor)
+    return (hits / places.clamp(min=1)).tolist()

@@ -1,14 +1,24 @@
-"""Loss and acceptance of a training run as a picture. Tests: tests/train/test_heads.py."""
+"""Loss and acceptance of a training run, as numbers and as a picture. Tests: tests/train/test_heads.py."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 
+def write_history(history: Sequence[Mapping[str, float]], folder: Path, title: str) -> None:
+    """Write history.json and curve.png; each is whole or the old one. Raises ValueError as `training_curve`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = folder / "history.json.partial"
+    partial.write_text(json.dumps(history, indent=1) + "\n")
+    partial.replace(folder / "history.json")
+    training_curve(history, folder / "curve.png", title)
+
+
 def training_curve(history: Sequence[Mapping[str, float]], path: Path, title: str) -> None:
-    """Write a PNG: loss of training and of held-out text above, every other measure by name below.
+    """Write a PNG, whole or not at all: loss of training and of held-out text above, every other measure by name below.
 
     history: what was measured, with "step" in each. Raises ValueError without any and when matplotlib is not there.
     """
@@ -40,5 +50,7 @@ def training_curve(history: Sequence[Mapping[str, float]], path: Path, title: st
             below.set_ylim(bottom=0)
             below.legend(frameon=False)
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=110, facecolor="white")
+        partial = path.with_name(f"{path.name}.partial")
+        figure.savefig(partial, dpi=110, facecolor="white", format="png")
+        partial.replace(path)
         pyplot.close(figure)

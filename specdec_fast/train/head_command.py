@@ -106,11 +106,15 @@ def blockwise(
     train_heads("blockwise", text, training, build, save, {"labels": ahead.labels})
 
 
-def read_row(text: Text, target: Any, tokenizer: Any, seed: int) -> Any:
-    """The training tokens that a command line asks for. Raises ValueError."""
+def read_row(text: Text, target: Any, tokenizer: Any, seed: int, folder: Path, rank: int, size: int) -> Any:
+    """The training tokens that a command line asks for, the same in each of `size` processes. Raises ValueError.
+
+    folder: where answers to prompts are kept; number `rank` of the processes asks for its share of them.
+    """
     from specdec_fast.loading import BUNDLED
     from specdec_fast.stores.documents import find_files, read_documents
-    from specdec_fast.train.texts import answered, corpus_row, text_row
+    from specdec_fast.train.answers import ask, collect
+    from specdec_fast.train.texts import corpus_row, text_row
 
     if text.answer < 0:
         raise ValueError(f"--answer: got {text.answer}; expected 0 (the texts themselves) or more")
@@ -120,7 +124,14 @@ def read_row(text: Text, target: Any, tokenizer: Any, seed: int) -> Any:
         return corpus_row(tokenizer)
     if text.answer:
         prompts = list(read_documents(find_files(text.inputs), text.field))
-        return answered(target, tokenizer, prompts, text.answer, text.temperature, seed)
+
+        def report(count: int) -> None:
+            if rank == 0:
+                asked = min(count * size, len(prompts))
+                print(f"answers: {asked:,} of {len(prompts):,} prompts", file=sys.stderr, flush=True)
+
+        how: dict[str, Any] = {"new_tokens": text.answer, "temperature": text.temperature, "seed": seed}
+        return collect(ask(target, tokenizer, prompts, folder, **how, rank=rank, size=size, report=report))
     return text_row(text.inputs, text.field, tokenizer)
 
 
@@ -139,14 +150,16 @@ def train_heads(
     facts) writes it; facts: what its config.json says of the training beside the measures; settings: further ones of
     `Settings`.
     """
+    from functools import partial
+    from shutil import rmtree
     from zlib import crc32
 
     import numpy as np
     import torch
 
     from specdec_fast.loading import load_model, load_tokenizer
-    from specdec_fast.train.curve import training_curve
-    from specdec_fast.train.heads import Settings, fit, refuse_another_run
+    from specdec_fast.train.curve import write_history
+    from specdec_fast.train.heads import Settings, accelerator_of, fit, refuse_another_run, stored_step
     from specdec_fast.train.texts import split
 
     options = asdict(training)
@@ -165,30 +178,36 @@ def train_heads(
     if threads:
         torch.set_num_threads(threads)
     torch.manual_seed(made.seed)
-    target, tokenizer = load_model(model, dtype), load_tokenizer(model)
+    here = accelerator_of(made)
+    target, tokenizer = load_model(model, dtype, here.device), load_tokenizer(model)
     if tokenizer is None:
         raise ValueError(f"--model: got {model!r}; expected a model with a tokenizer")
-    place = out / f"tokens-{crc32(json.dumps(source).encode()):08x}.npy"
+    name = f"{crc32(json.dumps(source).encode()):08x}"
+    place, answers = out / f"tokens-{name}.npy", out / f"answers-{name}"
     if not place.exists():
-        row = read_row(text, target, tokenizer, made.seed)
+        row = read_row(text, target, tokenizer, made.seed, answers, here.process_index, here.num_processes)
         out.mkdir(parents=True, exist_ok=True)
-        partial = place.with_suffix(f".{os.getpid()}.npy")  # of several processes each writes the same
-        np.save(partial, row)
-        partial.replace(place)
+        unfinished = place.with_suffix(f".{here.process_index}.npy")  # of several processes each writes the same
+        np.save(unfinished, row)
+        unfinished.replace(place)
+    here.wait_for_everyone()
+    if here.is_main_process:
+        rmtree(answers, ignore_errors=True)
     row, held = split(np.load(place), made.length)
     trainee = build(target, row)
+    title = f"{kind} heads for {model}"
+    if (stored := stored_step(out)) and here.is_main_process:
+        print(f"{out / 'checkpoint'}: goes on behind step {stored} of {made.steps}", file=sys.stderr)
     with _Bar(f"{kind}, {len(row):,} tokens") as bar:
         try:
-            progress = fit(trainee, trainee.states, row, held, made, out, bar, facts=run)
+            written = partial(write_history, folder=out, title=title)
+            progress = fit(trainee, trainee.states, row, held, made, out, bar, measured=written, facts=run)
         except KeyboardInterrupt:
             print(f"Stopped; the checkpoint is in {out}; the same command goes on from there.", file=sys.stderr)
             raise
-    if os.environ.get("RANK", "0") != "0":  # of several processes one writes the result
+    if not here.is_main_process:  # one writes the result
         return
-    told = {"training": {"steps": progress.step, **facts, **progress.history[-1]}}
-    save(trainee, held, out / "head", told)
-    (out / "history.json").write_text(json.dumps(progress.history, indent=1) + "\n")
-    training_curve(progress.history, out / "curve.png", f"{kind} heads for {model}")
+    save(trainee, held, out / "head", {"training": {"steps": progress.step, **facts, **progress.history[-1]}})
     first, last = progress.history[0]["tokens_per_step"], progress.history[-1]["tokens_per_step"]
     print(f"{out / 'head'}: a chain yields {last:.2f} tokens per step on held-out text, {first:.2f} before training")
     print(f"specdec generate --model {model} --drafter {kind} -o head={out / 'head'}")

@@ -10,7 +10,7 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from pickle import UnpicklingError
@@ -26,6 +26,8 @@ from specdec_fast.train.loop import held_interrupt
 
 # (share done, what was measured last, seconds left)
 Report = Callable[[float, Mapping[str, float], float], None]
+_SHARE = 0.05
+"""Of the time, for checkpoints that take longer than a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,8 @@ class Settings:
     """How a head is trained. steps: of all processes together; batch: blocks per step and process; length: tokens per
     block; lr, warm_up, betas, weight_decay: of AdamW, with a linear warm-up, then a fall to zero along a cosine or a
     line (schedule); clip: most that the norm of the gradient may be, or any of its values (clip_values); measure_every:
-    steps between two looks at held-out text; saving: share of the time that checkpoints may take.
+    steps between two looks at held-out text; saving: share of the time that checkpoints may take, 1 for one behind
+    every step; None: behind every step where writing one takes no longer than a step, else a twentieth of the time.
 
     Raises ValueError for values that make no training.
     """
@@ -50,17 +53,17 @@ class Settings:
     schedule: str = "cosine"
     seed: int = 0
     measure_every: int = 100
-    saving: float = 0.05
+    saving: float | None = None
     mixed_precision: str = "no"
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "length", "measure_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"training {name}: got {getattr(self, name)}; expected at least 1")
-        if not self.lr > 0 or not 0 <= self.warm_up < 1 or not 0 < self.saving <= 1:
+        if not self.lr > 0 or not 0 <= self.warm_up < 1 or not 0 < (1 if self.saving is None else self.saving) <= 1:
             raise ValueError(
                 f"training lr, warm_up, saving: got {self.lr}, {self.warm_up}, {self.saving}; expected a positive "
-                "rate, a share below 1 and a share above 0"
+                "rate, a share below 1, and a share above 0 or none"
             )
         if self.schedule not in ("cosine", "linear"):
             raise ValueError(f"training schedule: got {self.schedule!r}; expected cosine or linear")
@@ -74,6 +77,12 @@ class Settings:
             return self.lr * (step + 1) / (warm + 1)
         done = min((step - warm) / max(self.steps - warm, 1), 1.0)
         return self.lr * (1 - done if self.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * done)))
+
+    def due(self, step: float, since: float, cost: float) -> bool:
+        """Whether to write a checkpoint: seconds of the last step, since the last checkpoint, and that it took."""
+        if self.saving is None and cost <= step:
+            return True
+        return (_SHARE if self.saving is None else self.saving) * (since + cost) >= cost
 
 
 @dataclass(slots=True)
@@ -145,6 +154,20 @@ class TargetStates:
         return logits if softcap is None else softcap * torch.tanh(logits / softcap)
 
 
+def accelerator_of(settings: Settings) -> Any:
+    """accelerate's view of this process: its device, its rank, and all that the others must agree on.
+
+    Raises ValueError where accelerate is absent.
+    """
+    try:
+        from accelerate import Accelerator
+    except ImportError:
+        raise ValueError(
+            "training: accelerate is not installed; expected it; run `pip install 'specdec-fast[train]'`"
+        ) from None
+    return Accelerator(mixed_precision=settings.mixed_precision)
+
+
 def fit(
     trainee: nn.Module,
     states: TargetStates,
@@ -154,30 +177,27 @@ def fit(
     folder: Path,
     report: Report = lambda share, found, left: None,
     *,
+    measured: Callable[[Sequence[Mapping[str, float]]], None] = lambda history: None,
     facts: Mapping[str, Any] = MappingProxyType({}),
     stop_after: int | None = None,
 ) -> Progress:
     """Train until `settings.steps`, going on from the checkpoint in `folder` when there is one.
 
     trainee: forward(tokens int64 [B, length + 1]) -> (scalar loss, measures by name as tensors), called the same way
-    on held-out text; it keeps `states` out of its own parameters. row, held: tokens [N]. facts: what else makes this
-    run, as JSON has it (see `refuse_another_run`). stop_after: end this call after so many steps, checkpoint written.
+    on held-out text; it keeps `states` out of its own parameters. row, held: tokens [N], those that do not count as in
+    specdec_fast/train/counted.py. measured: told the history by the first process, at the beginning and whenever
+    something was added. facts: what else makes this run, as JSON has it (see `refuse_another_run`). stop_after: end
+    this call after so many steps, checkpoint written.
 
     Batches and rates depend on the number of the step alone, so a run that was killed ends as one that was not, as far
-    as arithmetic repeats. Checkpoints are written as often as `settings.saving` allows: what a kill loses is that
-    share of time, mostly the last step. `accelerate launch` makes it several processes or machines.
+    as arithmetic repeats. A kill loses what was done since the last checkpoint, see `Settings.saving`: the step under
+    way where every step has one. `accelerate launch` makes it several processes or machines.
 
     Raises KeyboardInterrupt after Ctrl-C, checkpoint written; ValueError where accelerate is absent, and for a
     checkpoint that is of other settings or facts, or cannot be read.
     """
     refuse_another_run(folder, settings, facts)
-    try:
-        from accelerate import Accelerator
-    except ImportError:
-        raise ValueError(
-            "training: accelerate is not installed; expected it; run `pip install 'specdec-fast[train]'`"
-        ) from None
-    accelerator = Accelerator(mixed_precision=settings.mixed_precision)
+    accelerator = accelerator_of(settings)
     states.model.to(accelerator.device)
     optimiser = torch.optim.AdamW(
         [each for each in trainee.parameters() if each.requires_grad],
@@ -189,17 +209,26 @@ def fit(
     at = Progress()
     accelerator.register_for_checkpointing(at)
     _resume(accelerator, folder)
-    started, before, begun, saved, cost = time.monotonic(), at.seconds, at.step, time.monotonic(), 0.0
+    started, before, begun = time.monotonic(), at.seconds, at.step
+    saved, cost, took = started, 0.0, 0.0  # when a checkpoint was, what it took, and what the last step did
     size, rank, device = accelerator.num_processes, accelerator.process_index, accelerator.device
 
-    def measure() -> dict[str, float]:
+    def measure() -> None:
         found = _held_out(wrapped, held, settings, device)
-        return {"step": at.step, **({"loss": at.loss} if at.step else {}), **found}
+        at.history.append({"step": at.step, **({"loss": at.loss} if at.step else {}), **found})
+        tell()
+
+    def tell() -> None:
+        if accelerator.is_main_process:
+            measured(at.history)
 
     with held_interrupt() as stop:
-        if not at.history:
-            at.history.append(measure())
+        if at.history:
+            tell()
+        else:
+            measure()
         while at.step < settings.steps:
+            step_began = time.monotonic()
             for group in optimiser.param_groups:
                 group["lr"] = settings.rate(at.step)
             tokens = blocks(row, at.step * size + rank, settings.batch, settings.length, settings.seed).to(device)
@@ -213,21 +242,23 @@ def fit(
             now = time.monotonic()
             at.step, at.seconds = at.step + 1, before + now - started
             ending = stop_after is not None and at.step - begun >= stop_after
-            due = (now - saved) * settings.saving > cost
+            due = settings.due(took, now - saved, cost)
             # all processes do the same: the mean loss, and whether anybody wants to save or to stop
             mean, save, halt = accelerator.reduce(
                 torch.stack([loss.detach().float() / size, *torch.tensor([float(due), float(stop[0])]).to(device)])
             ).tolist()
+            took = time.monotonic() - step_began
             if mean != mean:
                 raise ValueError(f"training: the loss of step {at.step} is no number; expected one; lower the rate")
             at.loss = mean if at.loss != at.loss else 0.95 * at.loss + 0.05 * mean
             done = at.step >= settings.steps
             if at.step % settings.measure_every == 0 or done:
-                at.history.append(measure())
+                measure()
             if save or halt or ending or done:
-                _save(accelerator, folder, _made_of(settings, facts))
+                began = time.monotonic()
+                _save(accelerator, folder, {**_made_of(settings, facts), "step": at.step})
                 saved = time.monotonic()
-                cost = saved - now
+                cost = saved - began
             left = (settings.steps - at.step) * (time.monotonic() - started) / max(at.step - begun, 1)
             report(at.step / settings.steps, {**at.history[-1], "loss": at.loss}, left)
             if halt:
@@ -241,18 +272,21 @@ def fit(
 
 @torch.no_grad()
 def _held_out(trainee: nn.Module, held: np.ndarray, settings: Settings, device: torch.device) -> dict[str, float]:
-    """Mean measures over held-out text, the same in every process."""
+    """Mean measures over the held-out tokens that count, the same in every process."""
     length = settings.length
     starts = range(0, len(held) - length, length)
     total: dict[str, float] = {}
+    counted = 0
     trainee.eval()
     for start in starts:
         tokens = torch.from_numpy(held[start : start + length + 1].astype(np.int64))[None].to(device)
         loss, found = trainee(tokens)
+        count = int((tokens >= 0).sum())
+        counted += count
         for name, value in {"held_loss": loss, **found}.items():
-            total[name] = total.get(name, 0.0) + float(value) / len(starts)
+            total[name] = total.get(name, 0.0) + float(value) * count
     trainee.train()
-    return total
+    return {name: value / max(counted, 1) for name, value in total.items()}
 
 
 _FREE = ("measure_every", "saving")
@@ -264,6 +298,17 @@ def _made_of(settings: Settings, facts: Mapping[str, Any]) -> dict[str, Any]:
     own = {name: value for name, value in asdict(settings).items() if name not in _FREE}
     found: dict[str, Any] = json.loads(json.dumps({**own, **facts}))
     return found
+
+
+def stored_step(folder: Path) -> int:
+    """The step behind which the checkpoint in `folder` was written; 0 without one that can be read."""
+    for place in _places(folder):
+        if place.is_dir():
+            try:
+                return int(json.loads((place / _RUN).read_text())["step"])
+            except (OSError, ValueError, KeyError, TypeError):
+                break
+    return 0
 
 
 def refuse_another_run(folder: Path, settings: Settings, facts: Mapping[str, Any]) -> None:
@@ -288,7 +333,7 @@ def refuse_another_run(folder: Path, settings: Settings, facts: Mapping[str, Any
 
 
 _RUN = "run.json"
-"""In a checkpoint: what the run is made of."""
+"""In a checkpoint: what the run is made of, and its step."""
 
 
 def _places(folder: Path) -> tuple[Path, Path]:

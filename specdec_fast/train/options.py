@@ -56,6 +56,14 @@ class Training:
         float, typer.Option(help="Share of the steps on which the rate rises.", rich_help_panel=_RUN)
     ] = 0.1
     measure_every: Annotated[int, typer.Option(help="Steps between measurements.", rich_help_panel=_RUN)] = 100
+    saving: Annotated[
+        float | None,
+        typer.Option(
+            help="Share of the time for checkpoints; 1: one behind every step (default: behind every step if writing "
+            "one takes no longer than a step, else 0.05).",
+            rich_help_panel=_RUN,
+        ),
+    ] = None
     mixed_precision: Annotated[str, typer.Option(help="no, bf16 or fp16: of the heads.", rich_help_panel=_RUN)] = "no"
     dtype: Annotated[str, typer.Option(help="Of the target while training.", rich_help_panel=_RUN)] = "float32"
     seed: Annotated[int, typer.Option(help="Of the order of the text.", rich_help_panel=_RUN)] = 0

@@ -14,39 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from specdec_fast.heads.unrolled import unroll
+from specdec_fast.train.counted import mean_where, told_apart
 from specdec_fast.train.heads import TargetStates
 
 FINAL = "final_norm"
-
-
-def unroll(head: Any, embedded: Tensor, features: Tensor, steps: int) -> list[Tensor]:
-    """What drafting `steps` places ahead computes, for all places at once: predicted features [B, T, hidden] per step.
-
-    embedded: [B, T, hidden], of the tokens behind the features; features: [B, T, hidden], true ones. Place t of step j
-    is the j-th place drafted behind the true places 0..t: it attends to these, and to itself in the steps before. At
-    the end of the text, where its token would lie beyond, it means nothing (the last j places).
-    """
-    from transformers import DynamicCache
-
-    count = embedded.shape[1]
-    cache = DynamicCache()
-    device = embedded.device
-    mask = torch.ones(count, count, dtype=torch.bool, device=device).tril()
-    itself = torch.eye(count, dtype=torch.bool, device=device)
-    places = torch.arange(count, device=device)
-    found: list[Tensor] = []
-    for step in range(steps):
-        features = head(
-            embedded,
-            features,
-            (places + step)[None],
-            attention_mask=mask[None, None],
-            past_key_values=cache,
-        )
-        found.append(features)
-        embedded = functional.pad(embedded[:, 1:], (0, 0, 0, 1))
-        mask = torch.cat([mask, itself], dim=1)
-    return found
 
 
 class _Trainee(nn.Module):
@@ -79,11 +51,12 @@ class _Trainee(nn.Module):
         return found.float()
 
     @torch.no_grad()
-    def _measures(self, tokens: Tensor, logits: Sequence[Tensor], whole: Tensor) -> dict[str, Tensor]:
+    def _measures(self, tokens: Tensor, counts: Tensor, logits: Sequence[Tensor], whole: Tensor) -> dict[str, Tensor]:
         """On held-out text: `accepted_1`, ..., the chance that the rule of Leviathan et al. keeps a token drawn at that
         step, which is the overlap of its law with the target's; and what a chain of best tokens yields there.
 
-        logits: of every step [B, T, columns]; whole: the target's [B, T, V], of the token that the first step guesses.
+        logits: of every step [B, T, columns]; counts, whole: of the token that the first step guesses, whether it
+        counts [B, T] and the target's logits [B, T, V].
         """
         if self.training:
             return {}
@@ -101,8 +74,8 @@ class _Trainee(nn.Module):
             best = own[:, :count].argmax(-1)
             right = right[:, :count] & ((best if ids is None else ids[best]) == text)
             overlap = torch.minimum(law[:, step : step + count, : own.shape[-1]], own[:, :count].softmax(-1))
-            found[f"accepted_{step + 1}"] = overlap.sum(-1).mean()
-            total = total + right.float().mean()
+            found[f"accepted_{step + 1}"] = mean_where(overlap.sum(-1), counts[:, step : step + count])
+            total = total + mean_where(right, counts[:, :count])
         return {**found, "tokens_per_step": total}
 
 
@@ -119,7 +92,8 @@ class EagleTrainee(_Trainee):
         self.token_weight, self.noise = token_weight, noise
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """(loss, measures) of tokens int64 [B, L]."""
+        """(loss, measures) of tokens int64 [B, L], over those that count."""
+        tokens, counts = _guessed(tokens)
         true = self.states(tokens)[FINAL].to(self._dtype)
         features = true[:, :-1]
         if self.training and self.noise:
@@ -129,9 +103,9 @@ class EagleTrainee(_Trainee):
             whole = self._project(true[:, 1:])
             wanted = whole.softmax(-1)
         logits = self._read(found[0])
-        loss = functional.smooth_l1_loss(found[0].float(), true[:, 1:].float())
-        loss = loss - self.token_weight * (wanted * logits.log_softmax(-1)).sum(-1).mean()
-        return loss, self._measures(tokens, [logits, *(self._read(hidden) for hidden in found[1:])], whole)
+        away = functional.smooth_l1_loss(found[0].float(), true[:, 1:].float(), reduction="none").mean(-1)
+        loss = mean_where(away - self.token_weight * (wanted * logits.log_softmax(-1)).sum(-1), counts)
+        return loss, self._measures(tokens, counts, [logits, *(self._read(hidden) for hidden in found[1:])], whole)
 
 
 class Eagle3Trainee(_Trainee):
@@ -147,7 +121,8 @@ class Eagle3Trainee(_Trainee):
         self.decay = decay
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """(loss, measures) of tokens int64 [B, L]."""
+        """(loss, measures) of tokens int64 [B, L], over those that count."""
+        tokens, counts = _guessed(tokens)
         states = self.states(tokens)
         features = self.head.fuse([states[tap] for tap in self.head.taps])[:, :-1]
         with torch.no_grad():
@@ -156,7 +131,7 @@ class Eagle3Trainee(_Trainee):
             inside = torch.ones(whole.shape[-1], dtype=torch.bool, device=whole.device)
             if ids is not None:
                 inside = torch.zeros_like(inside).index_fill_(0, ids, True)
-            counted = inside[whole.argmax(-1)]
+            served = inside[whole.argmax(-1)] & counts
             law = (whole if ids is None else whole[..., ids]).softmax(-1)
         ahead = min(self.ahead, tokens.shape[1] - 1)
         found = [self._read(hidden) for hidden in unroll(self.head, self._embed(tokens[:, 1:]), features, ahead)]
@@ -164,16 +139,23 @@ class Eagle3Trainee(_Trainee):
         for step, logits in enumerate(found):
             count = law.shape[1] - step
             each = -(law[:, step:] * logits[:, :count].log_softmax(-1)).sum(-1)
-            kept = counted[:, step:]
-            loss = loss + self.decay**step * (each * kept).sum() / kept.sum().clamp(min=1)
-        return loss, self._measures(tokens, found, whole)
+            loss = loss + self.decay**step * mean_where(each, served[:, step:])
+        return loss, self._measures(tokens, counts, found, whole)
+
+
+def _guessed(row: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens [B, L], and by place [B, L - 1] whether the token that its first step guesses counts. The last one's lies
+    beyond the text and counts as the last token does.
+    """
+    tokens, counts = told_apart(row)
+    return tokens, torch.cat([counts[:, 2:], counts[:, -1:]], dim=1)
 
 
 def frequent_ids(row: np.ndarray, count: int, vocab_size: int) -> Tensor:
-    """int64 [count]: the most frequent ids of tokens [N], ascending; the lower id first among equals."""
+    """int64 [count]: the most frequent ids of tokens [N] that count, ascending; the lower id first among equals."""
     if not 1 <= count <= vocab_size:
         raise ValueError(f"draft vocabulary: got {count}; expected 1 to the target's {vocab_size}")
-    seen = np.bincount(row, minlength=vocab_size)
+    seen = np.bincount(row[row >= 0], minlength=vocab_size)
     return torch.from_numpy(np.sort(np.argsort(-seen, kind="stable")[:count]).astype(np.int64))
 
 

@@ -1,4 +1,4 @@
-"""What heads are trained on: one row of tokens, from documents or from prompts that the target answers.
+"""What heads are trained on: one row of tokens, from documents. For prompts that the target answers: answers.py.
 
 Tests: tests/train/test_heads.py.
 """
@@ -36,32 +36,6 @@ def token_row(texts: Iterable[str], tokenizer: Any) -> np.ndarray:
     if not parts:
         raise ValueError("training text: got no documents; expected at least one text that is not empty")
     return np.concatenate(parts)
-
-
-def answered(
-    model: Any, tokenizer: Any, prompts: Sequence[str], new_tokens: int, temperature: float, seed: int
-) -> np.ndarray:
-    """int32 [N]: prompts with the target's own answers, which is the text that heads are to foresee.
-
-    model: a transformers model, whose attention is its own again afterwards, or what `load` takes; prompts that cannot
-    be served are left out. Raises ValueError when none is left.
-    """
-    from specdec_fast.loading import load
-    from specdec_fast.sampling_params import SamplingParams
-
-    attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
-    params = [
-        SamplingParams(temperature=temperature, seed=seed + at, max_new_tokens=new_tokens) for at in range(len(prompts))
-    ]
-    try:
-        engine = load(model, tokenizer=tokenizer)
-        handles = [handle for handle in engine.generate(list(prompts), params) if handle.error is None]
-    finally:
-        if attention is not None:
-            model.set_attn_implementation(attention)
-    if not handles:
-        raise ValueError("training prompts: got none that the target can answer; expected texts below its context")
-    return np.concatenate([np.asarray([*handle.prompt, *handle.tokens], dtype=np.int32) for handle in handles])
 
 
 def split(row: np.ndarray, length: int, blocks: int = 32) -> tuple[np.ndarray, np.ndarray]:

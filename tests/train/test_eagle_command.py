@@ -1,12 +1,18 @@
-"""`specdec train eagle | eagle3`: published layouts, curves, and a killed run that ends as one that was not."""
+"""`specdec train eagle | eagle3`: published layouts, curves, and a killed run that ends as one that was not.
+
+As a program this file is a run that kills itself: `test_eagle_command.py STEP NAME OPTIONS...` trains by the command
+line and dies by SIGKILL when the batch of that step is due.
+"""
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
+import os
+import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,9 +21,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from specdec_fast import HuggingFaceTarget
+from specdec_fast import Engine, HuggingFaceTarget, SamplingParams
 from specdec_fast.drafters import make_drafter
-from specdec_fast.loading import load_model
+from specdec_fast.loading import load_model, load_tokenizer
+from specdec_fast.targets.head_rows import PagedHead
+from specdec_fast.train import curve, heads
 from specdec_fast.train.eagle_command import eagle, eagle3
 from specdec_fast.train.heads import Settings
 
@@ -36,9 +44,16 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", ["eagle", "eagle3"])
 def test_the_command_writes_a_head_as_published(
-    name: str, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out = tmp_path / "out"
+    """And what it wrote, in bfloat16, drafts as the head that was trained does when it is rounded so."""
+    out, trained, fit = tmp_path / "out", [], heads.fit
+
+    def keep(trainee: Any, *args: Any, **options: Any) -> Any:
+        trained.append(trainee)
+        return fit(trainee, *args, **options)
+
+    monkeypatch.setattr(heads, "fit", keep)
     TRAIN[name]([text], out=out, **TINY, **LAYER, **EXTRA[name])
     assert f"specdec generate --model demo-target --drafter {name} -o head={out / 'head'}" in capsys.readouterr().out
     assert (out / "curve.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
@@ -60,29 +75,65 @@ def test_the_command_writes_a_head_as_published(
         assert "midlayer.hidden_norm.weight" in tensors and tensors["t2d"].sum() == 300
         assert not tensors["d2t"].is_floating_point() and "embed_tokens.weight" not in tensors
     target = HuggingFaceTarget(load_model("demo-target"), max_rows=1, max_length=64)
-    made: Any = make_drafter(name, {"head": str(out / "head")}, target=target)
-    assert made.model.head.hidden_size == 256
+    rounded = copy.deepcopy(trained[0].head).bfloat16().float()
+    prompt, told = load_tokenizer("demo-target").encode("def main("), []
+    params = SamplingParams(temperature=0.8, seed=1, max_new_tokens=16)
+    for head in (str(out / "head"), PagedHead(rounded, target)):
+        made: Any = make_drafter(name, {"head": head, "num_draft_tokens": 8}, target=target)
+        assert made.model.head.hidden_size == 256
+        handle = Engine(target, made).generate([prompt], params)[0]
+        told.append((handle.tokens, handle.origins, handle.stats.steps, handle.stats.drafted))
+        state = {key: value.float() for key, value in made.model.head.state_dict().items()}
+        assert all(torch.equal(value.float(), state[key]) for key, value in rounded.state_dict().items())
+    assert told[0] == told[1] and told[0][-1] > 0
 
 
 @pytest.mark.parametrize("name", ["eagle", "eagle3"])
-def test_a_killed_run_ends_with_the_weights_of_one_that_was_not(name: str, text: Path, tmp_path: Path) -> None:
-    """SIGKILL behind some checkpoint, and the same command again. EAGLE draws noise: its generator goes on too."""
-    options = {**TINY, **LAYER, **EXTRA[name], "steps": 40, "measure_every": 20}
+def test_a_killed_run_loses_no_step_and_ends_with_the_weights_of_one_that_was_not(
+    name: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """SIGKILL with step 7 under way, and the same command again. EAGLE draws noise: its generator goes on too."""
+    options = {**TINY, **LAYER, **EXTRA[name], "steps": 10, "measure_every": 5, "saving": 1.0}
     flags = [f"--{key.replace('_', '-')}={value}" for key, value in options.items()]
-    command = [sys.executable, "-m", "specdec_fast.cli", "train", name, str(text), f"--out={tmp_path / 'cut'}", *flags]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as program:
-        limit = time.monotonic() + 120
-        while not (tmp_path / "cut" / "checkpoint").exists():
-            assert time.monotonic() < limit and program.poll() is None, "no checkpoint, or done before the kill"
-            time.sleep(0.01)
-        program.kill()
-    assert not (tmp_path / "cut" / "head").exists(), "it was killed before its end"
-    for folder in ("cut", "whole"):
-        TRAIN[name]([text], out=tmp_path / folder, **options)
+    cut = tmp_path / "cut"
+    command = [sys.executable, __file__, "7", name, str(text), f"--out={cut}", *flags]
+    died = subprocess.run(command, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True)
+    assert died.returncode == -signal.SIGKILL, died.stderr.decode()
+    assert heads.stored_step(cut) == 7 and not (cut / "head").exists(), "seven steps were whole"
+    assert [each["step"] for each in json.loads((cut / "history.json").read_text())] == [0, 5], "as soon as measured"
+    assert (cut / "curve.png").read_bytes()[-8:-4] == b"IEND" and not list(cut.glob("*.partial"))
+
+    begun: list[int] = []
+    blocks = heads.blocks
+
+    def noted(row: Any, step: int, *sizes: int) -> Any:
+        begun.append(step)
+        return blocks(row, step, *sizes)
+
+    monkeypatch.setattr(heads, "blocks", noted)
+    monkeypatch.setattr(curve, "training_curve", lambda *history: None)  # it takes a while
+    TRAIN[name]([text], out=cut, **options)
+    assert begun == list(range(7, 10)), "it begins anew, or leaves a step out"
+    assert f"{cut / 'checkpoint'}: goes on behind step 7 of 10" in capsys.readouterr().err
+    TRAIN[name]([text], out=tmp_path / "whole", **options)
     found, want = (load_file(tmp_path / folder / "head" / "model.safetensors") for folder in ("cut", "whole"))
     assert found.keys() == want.keys() and all(torch.equal(found[key], want[key]) for key in want)
     first, second = (json.loads((tmp_path / folder / "history.json").read_text()) for folder in ("cut", "whole"))
     assert first == second
+
+
+def test_when_a_checkpoint_is_due() -> None:
+    """By default behind every step that takes as long as writing one; else as the share says."""
+    usual = Settings()
+    assert usual.due(step=0.0, since=0.0, cost=0.0), "the first step"
+    assert usual.due(step=2.0, since=2.0, cost=1.9)
+    assert not usual.due(step=2.0, since=18.0, cost=2.1) and usual.due(step=2.0, since=40.0, cost=2.1)
+    assert Settings(saving=1.0).due(step=0.1, since=0.1, cost=100.0)
+    half = Settings(saving=0.5)
+    assert half.due(step=1.0, since=3.0, cost=3.0) and not half.due(step=3.0, since=3.0, cost=3.1)
+    for share in (0.0, 1.1):
+        with pytest.raises(ValueError, match="training lr, warm_up, saving: got"):
+            Settings(saving=share)
 
 
 def test_bad_options_are_named(text: Path, tmp_path: Path) -> None:
@@ -103,3 +154,22 @@ def test_bad_options_are_named(text: Path, tmp_path: Path) -> None:
 def test_a_linear_schedule_falls_along_a_line() -> None:
     settings = Settings(steps=100, lr=1.0, warm_up=0.0, schedule="linear")
     assert [settings.rate(step) for step in (0, 25, 50, 100)] == pytest.approx([1.0, 0.75, 0.5, 0.0])
+
+
+def run_until(last: int, arguments: list[str]) -> None:
+    """The command line, in a process that kills itself."""
+    from specdec_fast.cli import main
+
+    blocks = heads.blocks
+
+    def dying(row: Any, step: int, *sizes: int) -> Any:
+        if step == last:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return blocks(row, step, *sizes)
+
+    heads.blocks = dying
+    main(["train", *arguments])
+
+
+if __name__ == "__main__":
+    run_until(int(sys.argv[1]), sys.argv[2:])

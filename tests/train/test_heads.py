@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import os
 import re
 import shutil
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,6 @@ import numpy as np
 import pytest
 import torch
 from oracles import models
-from safetensors.torch import load_file
 from torch import nn
 
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams
@@ -24,11 +25,13 @@ from specdec_fast.heads.blockwise import BlockwiseHeads
 from specdec_fast.heads.checkpoint_medusa import save_medusa
 from specdec_fast.heads.medusa import MedusaHeads
 from specdec_fast.loading import load_model, load_tokenizer
+from specdec_fast.train import heads as loop
 from specdec_fast.train.ahead import TAP, AheadTrainee, rank_rates
 from specdec_fast.train.curve import training_curve
+from specdec_fast.train.head_command import blockwise as train_blockwise
 from specdec_fast.train.head_command import medusa as train_medusa
 from specdec_fast.train.heads import Settings, TargetStates, fit
-from specdec_fast.train.texts import answered, split, text_row, token_row
+from specdec_fast.train.texts import split, text_row, token_row
 
 HEADS = 3
 
@@ -57,22 +60,24 @@ def row_of(length: int, seed: int = 0) -> np.ndarray:
 
 
 @pytest.mark.parametrize("labels", ["text", "target"])
-@pytest.mark.parametrize("own", [True, False])
-def test_the_loss_is_that_of_its_definition(labels: str, own: bool) -> None:
-    """Head k at place t against the token t + 2 + k, or the target's law at place t + 1 + k, place by place."""
+@pytest.mark.parametrize(("own", "prompt"), [(True, 0), (False, 0), (True, 5)])
+def test_the_loss_is_that_of_its_definition(labels: str, own: bool, prompt: int) -> None:
+    """Head k at place t against the token t + 2 + k, or the target's law at place t + 1 + k, place by place; where the
+    first tokens of a text do not count they are no labels.
+    """
     model, states = tiny()
     heads = some_heads(model, own_lm_head=own)
     trainee = AheadTrainee(heads, states, decay=0.8, labels=labels)
     tokens = torch.from_numpy(row_of(22).astype(np.int64)).reshape(2, 11)
     with torch.no_grad():
-        found, measures = trainee(tokens)
+        found, measures = trainee(torch.cat([~tokens[:, :prompt], tokens[:, prompt:]], 1))
         output = model(tokens, output_hidden_states=True)
         hidden = output.hidden_states[-1]  # behind the last norm
         want, hits = 0.0, []
         for head in range(HEADS):
             parts, right = [], []
             for text in range(2):
-                for place in range(11 - 2 - head):
+                for place in range(max(prompt - 2 - head, 0), 11 - 2 - head):
                     x = hidden[text, place]
                     x = x + nn.functional.silu(heads.weight[0, head] @ x + heads.bias[0, head])
                     matrix = heads.lm_head[head] if own else model.get_output_embeddings().weight
@@ -87,7 +92,7 @@ def test_the_loss_is_that_of_its_definition(labels: str, own: bool) -> None:
     for head in range(HEADS):
         share = sum(right for *_, right in hits[head]) / len(hits[head])
         assert float(measures[f"head_{head + 1}"]) == pytest.approx(share)
-    walks = {(text, place) for text in range(2) for place in range(11 - 1 - HEADS)}
+    walks = {(text, place) for text in range(2) for place in range(max(prompt - 2, 0), 11 - 1 - HEADS)}
     known = [{(text, place): right for text, place, right in each} for each in hits]
     chain = 1 + sum(
         sum(all(known[below][walk] for below in range(head + 1)) for walk in walks) / len(walks)
@@ -96,23 +101,25 @@ def test_the_loss_is_that_of_its_definition(labels: str, own: bool) -> None:
     assert float(measures["tokens_per_step"]) == pytest.approx(chain)
 
 
-def test_rates_by_rank_are_counts() -> None:
+@pytest.mark.parametrize("prompt", [0, 9])
+def test_rates_by_rank_are_counts(prompt: int) -> None:
     model, states = tiny()
     trainee = AheadTrainee(some_heads(model), states)
     held = row_of(41)
-    rates = rank_rates(trainee, held, 20, width=4)
-    hits = np.zeros((HEADS, 4))
+    rates = rank_rates(trainee, np.concatenate([~held[:prompt], held[prompt:]]), 20, width=4)
+    hits, places = np.zeros((HEADS, 4)), np.zeros((HEADS, 1))
     for start in (0, 20):
         tokens = torch.from_numpy(held[start : start + 21].astype(np.int64))[None]
         with torch.no_grad():
             logits, _ = trainee.logits(tokens)
         for head in range(HEADS):
-            for place in range(21 - 1 - HEADS):
+            for place in range(max(prompt - 2 - head - start, 0), 21 - 1 - HEADS):
+                places[head] += 1
                 order = logits[head, 0, place].argsort(descending=True, stable=True).tolist()
                 rank = order.index(int(tokens[0, place + 2 + head]))
                 if rank < 4:
                     hits[head, rank] += 1
-    assert np.allclose(rates, hits / (2 * (21 - 1 - HEADS)))
+    assert np.allclose(rates, hits / places)
 
 
 def test_states_are_those_that_the_engine_taps() -> None:
@@ -154,6 +161,22 @@ def test_a_run_that_was_cut_off_ends_as_one_that_was_not(tmp_path: Path) -> None
     assert progress.history == whole.history
     again, same = run(tmp_path / "cut")
     assert again.step == 9 and torch.equal(same.weight, found.weight), "nothing is left to do"
+
+
+@pytest.mark.parametrize(("seconds", "count"), [(0.0, 9), (0.4, 2)])
+def test_cheap_checkpoints_are_written_behind_every_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, count: int
+) -> None:
+    """Dear ones behind the first and the last."""
+    written: list[int] = []
+
+    def save(accelerator: Any, folder: Path, made_of: dict[str, Any]) -> None:
+        written.append(made_of["step"])
+        time.sleep(seconds)
+
+    monkeypatch.setattr(loop, "_save", save)
+    run(tmp_path, saving=None)
+    assert len(written) == count and written[0] == 1 and written[-1] == 9
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -220,7 +243,7 @@ def test_the_rate_warms_up_and_falls_to_zero() -> None:
     assert rates[10:] == sorted(rates[10:], reverse=True) and rates[100] == pytest.approx(0, abs=1e-9)
 
 
-def test_text_from_files_prompts_and_columns(tmp_path: Path) -> None:
+def test_text_from_files_and_columns(tmp_path: Path) -> None:
     import pyarrow
     from pyarrow import parquet
 
@@ -235,23 +258,6 @@ def test_text_from_files_prompts_and_columns(tmp_path: Path) -> None:
         text_row([tmp_path / "b.jsonl"], "text", tokenizer)
     with pytest.raises(ValueError, match="got no documents"):
         token_row([], tokenizer)
-    replies = answered("demo-target", tokenizer, ["def main(", ""], 8, 0.0, 0)
-    assert replies.tolist()[: len(tokenizer.encode("def main("))] == tokenizer.encode("def main(")
-    assert len(replies) == len(tokenizer.encode("def main(")) + 8
-
-
-def test_a_head_is_trained_on_what_the_target_answers(tmp_path: Path) -> None:
-    """The target that answered is the one that is trained for, with its own attention again."""
-    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"text": f"def f{at}("}) + "\n" for at in range(4)))
-    options: dict[str, Any] = {"steps": 2, "batch": 1, "length": 16, "heads": 2, "own_lm_head": False}
-    train_medusa([tmp_path / "prompts.jsonl"], out=tmp_path / "out", answer=24, temperature=0.7, **options)
-    (tokens,) = (np.load(place) for place in (tmp_path / "out").glob("tokens-*.npy"))
-    tokenizer = load_tokenizer("demo-target")
-    assert len(tokens) == sum(len(tokenizer.encode(f"def f{at}(")) + 24 for at in range(4))
-    history = json.loads((tmp_path / "out" / "history.json").read_text())
-    assert history[-1]["step"] == 2 and history[-1]["held_loss"] < 20
-    weights = load_file(next((tmp_path / "out").rglob("medusa_lm_head.safetensors")))
-    assert any(float(value.abs().max()) > 0 for value in weights.values()), "blocks begin at zero and learn from there"
 
 
 def test_text_that_is_too_short_is_refused() -> None:
@@ -272,7 +278,7 @@ def test_in_seconds_loss_falls_acceptance_rises_and_the_saved_head_drafts_the_sa
     model = load_model("demo-target")
     states = TargetStates(model, (TAP,))
     heads = MedusaHeads(256, 1024, HEADS, own_lm_head=False)
-    settings = Settings(steps=90, batch=4, length=64, lr=3e-3, measure_every=30)
+    settings = Settings(steps=90, batch=4, length=64, lr=3e-3, measure_every=30, saving=0.01)
     row, held = split(python_text, 64, blocks=8)
     untrained = MedusaHeads(256, 1024, HEADS, own_lm_head=False)
     progress = fit(AheadTrainee(heads, states, labels="target"), states, row, held, settings, tmp_path)
@@ -300,10 +306,46 @@ def test_blockwise_learns_by_the_same_loop(tmp_path: Path, python_text: np.ndarr
     model = load_model("demo-target")
     states = TargetStates(model, (TAP,))
     row, held = split(python_text, 64, blocks=4)
-    settings = Settings(steps=20, batch=4, length=64, lr=2e-3, measure_every=20)
+    settings = Settings(steps=20, batch=4, length=64, lr=2e-3, measure_every=20, saving=0.01)
     trainee = AheadTrainee(BlockwiseHeads(256, 1024, 2), states, decay=1.0)
-    history = fit(trainee, states, row, held, settings, tmp_path).history
-    assert history[-1]["held_loss"] < 0.9 * history[0]["held_loss"]
+    first, last = fit(trainee, states, row, held, settings, tmp_path).history
+    assert last["held_loss"] < 0.9 * first["held_loss"]
+    assert last["tokens_per_step"] > first["tokens_per_step"] + 0.02
+
+
+COMMANDS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "medusa": (train_medusa, {"own_lm_head": False, "layers": 2}),
+    "blockwise": (train_blockwise, {"inner": 32}),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_what_the_command_wrote_drafts_as_the_trained_head_does_in_bfloat16(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "text.py").write_text(Path(argparse.__file__).read_text(encoding="utf-8")[:6000])
+    trained: list[Any] = []
+
+    def keep(trainee: Any, *args: Any, **options: Any) -> Any:
+        trained.append(trainee)
+        return fit(trainee, *args, **options)
+
+    monkeypatch.setattr(loop, "fit", keep)
+    command, own = COMMANDS[name]
+    out = tmp_path / "out"
+    command([tmp_path / "text.py"], out=out, steps=4, batch=2, length=32, heads=2, lr=5e-3, **own)
+    rounded = copy.deepcopy(trained[0].heads).bfloat16().float()
+    target = HuggingFaceTarget(load_model("demo-target"), max_rows=1, max_length=64)
+    saved: Any = make_drafter(name, {"head": str(out / "head")}, target=target)
+    want = rounded(torch.ones(1, 256), target.lm_head)
+    assert torch.equal(saved.heads(torch.ones(1, 256), target.lm_head), want)
+    assert not torch.equal(want[0], want[1]), "nothing was learnt"
+    shape = {"shape": str(out / "head" / "tree.json")} if name == "medusa" else {}
+    prompt, told = load_tokenizer("demo-target").encode("def main("), []
+    for made in (saved, make_drafter(name, {"head": rounded, **shape}, target=target)):
+        handle = Engine(target, made).generate([prompt], SamplingParams(temperature=0.8, seed=1, max_new_tokens=16))[0]
+        told.append((handle.tokens, handle.origins, handle.stats.drafted))
+    assert told[0] == told[1] and told[0][-1] > 0
 
 
 def test_the_command_writes_head_tree_and_curve(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
