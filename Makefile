@@ -102,7 +102,7 @@ lane-statistics: $(READY) ## Draws against laws, through the engine too, and the
 	  $(foreach done,$(EXACT_TESTS) $(REPLAY_TESTS) $(MUTANT_TESTS),--ignore=$(done)))
 
 lane-mutants: $(READY) ## Wrong variants of rules and engine, each killed by a named test
-	$(call lane,mutants,$(PYTEST) -q $(MUTANT_TESTS))
+	$(call lane,mutants,$(PYTEST) -q $(BY_FILE) $(MUTANT_TESTS))
 
 lane-unit: $(READY) ## Tests of everything else: caches, targets, drafters, engine, command line
 	$(call lane,unit,$(PYTEST) -q $(BY_FILE) tests $(ELSEWHERE:%=--ignore=%))

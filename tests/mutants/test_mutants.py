@@ -7,6 +7,7 @@ hole.
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -30,8 +31,11 @@ from specdec_fast.draft import Draft
 from specdec_fast.sampling import Sampling
 from specdec_fast.state import DecodeState
 from specdec_kernels import chain_verify, kv_commit, kv_slots, law_stats, replay_sample, tree_verify
+from specdec_kernels.random import ACCEPT
 
 Patch = pytest.MonkeyPatch
+chain_module: Any = import_module("specdec_kernels.chain_verify.reference")  # the attribute is the operator
+draw_module: Any = import_module("specdec_kernels.draw_sample.reference")
 
 
 def plant_in_chains(patch: Patch, broken: Callable[..., Any]) -> None:
@@ -133,6 +137,14 @@ def the_same_coins_every_step(patch: Patch) -> None:
     )
 
 
+def one_stream_of_noise(patch: Patch) -> None:
+    """Drafts, coins and recovered tokens are made of the same words."""
+    patch.setattr(draw_module, "DRAFT", ACCEPT)
+    patch.setattr(chain_module, "RECOVER", ACCEPT)
+    patch.setattr(draft_model_module, "draw_sample", draw_module.draw_sample)
+    plant_in_chains(patch, chain_module.chain_verify)
+
+
 def drop_unlikely_drawn_tokens(patch: Patch) -> None:
     """A drawn token is dropped because it is unlikely, after it was drawn: an anticipating policy."""
     pack = Draft.chains
@@ -221,6 +233,15 @@ def noise_of_the_wrong_row(patch: Patch) -> None:
     plant_in_walks(patch, broken)
 
 
+def noise_of_the_path(patch: Patch) -> None:
+    """Every node has noise of its own, also where its place in the text is that of another."""
+
+    def broken(logits: Any, inv_t: Any, cut: Any, tie: Any, seeds: Any, positions: Any) -> Any:
+        return replay_sample(logits, inv_t, cut, tie, seeds + torch.arange(len(seeds)), positions)
+
+    plant_in_walks(patch, broken)
+
+
 def draft_noise_off_by_one(patch: Patch) -> None:
     """The draft couples to the noise of the next position: lossless, but nothing much is accepted."""
     choose = Sampling.choose
@@ -265,6 +286,7 @@ CHECKS: list[tuple[Callable[[], None], list[Callable[[Patch], None]]]] = [
             resample_from_p,
             law_of_the_wrong_row,
             the_same_coins_every_step,
+            one_stream_of_noise,
             drop_unlikely_drawn_tokens,
         ],
     ),
@@ -281,6 +303,7 @@ CHECKS: list[tuple[Callable[[], None], list[Callable[[Patch], None]]]] = [
             shift_noise(-1),
             noise_of_the_root,
             noise_of_the_wrong_row,
+            noise_of_the_path,
             any_child_is_accepted,
             forget_to_append_the_next_token,
         ],

@@ -139,6 +139,41 @@ def normalised_before_the_difference(patch: Patch) -> None:
     patch.setattr(ordered_module, "_rounds", broken)
 
 
+def every_path_draws_for_itself(patch: Patch) -> None:
+    """Each path draws a token of its own at a node that they share, and the first that draws what it drafted wins."""
+
+    def broken(tree: Tree, node: int) -> tuple[list[float], Tensor]:
+        p, children = tree.target(node), tree.children[node]
+        rest = p.clone()
+        rest[[tree.token[child] for child in children[:1]]] = 0.0
+        return [float(p[tree.token[child]]) for child in children], rest if mass(rest) > 0 else p
+
+    patch.setattr(ordered_module, "_rounds", broken)
+
+
+def duplicates_are_tested_again(patch: Patch) -> None:
+    """A token that is listed twice has the same chance both times."""
+
+    def broken(tree: Tree, node: int) -> tuple[list[float], Tensor]:
+        thresholds, rest = rounds(tree, node)
+        first: dict[int, float] = {}
+        tokens = [tree.token[child] for child in tree.children[node]]
+        return [first.setdefault(token, limit) for token, limit in zip(tokens, thresholds, strict=True)], rest
+
+    patch.setattr(ordered_module, "_rounds", broken)
+
+
+def law_of_a_sibling(patch: Patch) -> None:
+    """The target's law after a node is the one after its first sibling."""
+    target = Tree.target
+
+    def broken(tree: Tree, node: int) -> Tensor:
+        parent = tree.parent[node]
+        return target(tree, node if parent < 0 else tree.children[parent][0])
+
+    patch.setattr(Tree, "target", broken)
+
+
 MUTANTS: list[tuple[str, Callable[[Patch], None]]] = [
     ("tree", unconditioned_siblings),
     ("tree", unconditioned_hybrid),
@@ -146,9 +181,13 @@ MUTANTS: list[tuple[str, Callable[[Patch], None]]] = [
     ("tree", siblings_see_the_first_law),
     ("tree", resample_from_p),
     ("tree", normalised_before_the_difference),
+    ("tree", every_path_draws_for_itself),
+    ("tree", duplicates_are_tested_again),
+    ("tree", law_of_a_sibling),
     ("traversal", unconditioned_siblings),
     ("traversal", unconditioned_hybrid),
     ("traversal", chosen_taken_for_drawn),
+    ("traversal", law_of_a_sibling),
     ("traversal", resample_from_p),
     ("traversal", reach_is_not_updated),
     ("traversal", reach_is_forgotten_in_the_residual),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import product
 
@@ -16,7 +16,8 @@ from oracles.tree_drafts import packed
 from oracles.tree_rules import DraftedTree, Node, Outcomes, continued, drafted, shapes
 from specdec_fast.draft import Draft
 from specdec_fast.interfaces import CoinRule, Rng
-from specdec_kernels import tree_plan
+from specdec_fast.laws import Laws
+from specdec_kernels import TreePlan, tree_plan
 
 Oracle = Callable[[DraftedTree], Outcomes]
 
@@ -107,7 +108,9 @@ def check_oracle(case: Case, oracle: Oracle) -> None:
     assert {text: chance for text, chance in found.items() if chance} == target_law(case.target.after, length)
 
 
-def seen(case: Case, rule: CoinRule) -> tuple[list[tuple[Fraction, DraftedTree]], Draft, torch.Tensor, torch.Tensor]:
+def seen(
+    case: Case, rule: CoinRule | OverColumns
+) -> tuple[list[tuple[Fraction, DraftedTree]], Draft, torch.Tensor, torch.Tensor]:
     trees = case.trees()
     draft, laws = packed([tree for _, tree in trees])
     threshold, residual = rule.thresholds(draft, tree_plan(draft.parents, draft.offsets), laws)
@@ -115,7 +118,21 @@ def seen(case: Case, rule: CoinRule) -> tuple[list[tuple[Fraction, DraftedTree]]
     return trees, draft, threshold, residual
 
 
-def check_cells(case: Case, rule: CoinRule, oracle: Oracle) -> None:
+class OverColumns:
+    """A rule that is handed draft laws over columns of their own: column v stands for another id than v."""
+
+    def __init__(self, rule: CoinRule) -> None:
+        self.rule = rule
+
+    def thresholds(self, draft: Draft, plan: TreePlan, target_laws: Laws) -> tuple[torch.Tensor, torch.Tensor]:
+        if draft.laws is not None:
+            ids = torch.arange(draft.laws.logits.shape[1]).roll(1)
+            laws = replace(draft.laws, logits=draft.laws.logits[:, ids], token_ids=ids)
+            draft = replace(draft, laws=laws)
+        return self.rule.thresholds(draft, plan, target_laws)
+
+
+def check_cells(case: Case, rule: CoinRule | OverColumns, oracle: Oracle) -> None:
     """What the rule shows of itself is what the oracle computes, wherever the walk can be with positive chance."""
     trees, draft, threshold, residual = seen(case, rule)
     for row, (_, tree) in enumerate(trees):
@@ -153,7 +170,7 @@ def ends(tree: DraftedTree, threshold: Sequence[float], order: str) -> Iterator[
     yield from walk(0, 1.0)
 
 
-def law_of_cells(case: Case, rule: CoinRule, order: str) -> tuple[dict[Text, float], int]:
+def law_of_cells(case: Case, rule: CoinRule | OverColumns, order: str) -> tuple[dict[Text, float], int]:
     """The joint law that the thresholds and residuals themselves emit in one step with plain decoding after it, and
     how many tokens it is over.
     """
@@ -173,7 +190,7 @@ def law_of_cells(case: Case, rule: CoinRule, order: str) -> tuple[dict[Text, flo
     return found, length  # type: ignore[return-value]
 
 
-def check_law(case: Case, rule: CoinRule, order: str) -> None:
+def check_law(case: Case, rule: CoinRule | OverColumns, order: str) -> None:
     """The thresholds and residuals emit the target's law."""
     found, length = law_of_cells(case, rule, order)
     exact = target_law(case.target.after, length)

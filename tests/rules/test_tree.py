@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from oracles.tree_cases import CASES, SMALL, Case, check_cells, check_law, check_oracle, check_walk, ids
+from oracles.tree_cases import CASES, SMALL, Case, OverColumns, check_cells, check_law, check_oracle, check_walk, ids
 from oracles.tree_drafts import packed
 from oracles.tree_rules import CHOSEN, DRAWN, WITHOUT_CHOSEN, WITHOUT_EARLIER, DraftedTree, Node, ordered
 
@@ -37,6 +37,16 @@ def test_thresholds_and_residuals_are_the_rational_ones_and_emit_the_target_s_la
 def test_the_walk_goes_where_its_coins_send_it(case: Case, backend: str) -> None:
     with use_backend(backend):
         check_walk(case, RULE, "ordered")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("rule", "order"), [("token", "ordered"), ("tree", "ordered"), ("traversal", "post")])
+def test_a_draft_s_own_vocabulary_changes_no_law(rule: str, order: str, backend: str) -> None:
+    """EAGLE-3 heads: their laws are over some ids of the target's, in an order of their own."""
+    with use_backend(backend):
+        for case in SMALL:
+            if rule != "token" or case.parents in ((0,), (0, 1)):
+                check_law(case, OverColumns(get_rule(rule)), order)  # type: ignore[arg-type]
 
 
 def one_node(p: list[float], nodes: list[tuple[int, int]], q: list[float]) -> tuple[list[float], list[float]]:

@@ -1,0 +1,194 @@
+"""Mistakes of public systems, planted into drafters, targets, rules and requests: a test of the suite must fail.
+
+`specdec_fast.lab.mutant_rules` has the same mistakes as laws, by the names in `MUTANTS`. Which test sees a mistake, and
+with which arguments, stands beside it; the test is run here as it is there, without the mistake and with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from importlib import import_module, util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import specdec_fast.drafters.draft_model as draft_model_module
+import specdec_fast.rules.tree as tree_module
+import specdec_kernels.proposals as proposals_module
+from specdec_fast.edits import Edits
+from specdec_fast.lab import mutant_rules
+from specdec_fast.laws import Laws, concat_laws
+from specdec_fast.request import Handle
+from specdec_fast.targets.huggingface import HuggingFaceTarget
+from specdec_kernels import law_stats
+
+Patch = pytest.MonkeyPatch
+TESTS = Path(__file__).parents[1]
+chain_module: Any = import_module("specdec_kernels.chain_verify.reference")  # the attribute is the operator
+
+
+@cache
+def module_of(file: str) -> Any:
+    """A file of tests, imported apart from pytest's own import of it."""
+    spec = util.spec_from_file_location(f"suite_{Path(file).stem}", TESTS / file)
+    assert spec is not None and spec.loader is not None
+    module = util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def arg_max_with_softmax_q(patch: Patch) -> None:
+    """The likeliest token is drafted, and said to be drawn."""
+    patch.setattr(draft_model_module, "draw_sample", lambda logits, *rest, **more: logits.argmax(1))
+
+
+def q_before_the_filters(patch: Patch) -> None:
+    """The laws that travel along are those without top-k, top-p and min-p."""
+
+    def broken(parts: Sequence[Laws]) -> Laws:
+        laws = concat_laws(parts)
+        one, none = torch.ones_like(laws.inv_t), torch.zeros_like(laws.tie_id)
+        return Laws(laws.logits, *law_stats(laws.logits, 1 / laws.inv_t, none, one, torch.zeros_like(one)))
+
+    patch.setattr(draft_model_module, "concat_laws", broken)
+
+
+def padding_is_not_cut(patch: Patch) -> None:
+    """Rows of the embedding behind the vocabulary have logits like tokens."""
+    for name in ("_own_logits", "_run"):
+        found = getattr(HuggingFaceTarget, name)
+
+        def broken(self: Any, *arguments: Any, found: Callable[..., Any] = found) -> Any:
+            cut, self.vocab_size = self.vocab_size, self.num_embeddings
+            try:
+                return found(self, *arguments)
+            finally:
+                self.vocab_size = cut
+
+        patch.setattr(HuggingFaceTarget, name, broken)
+
+
+def mask_of_a_sibling(patch: Patch) -> None:
+    """A node attends to its elder sibling in its own place."""
+    score = HuggingFaceTarget.score
+
+    def broken(self: Any, draft: Any, plan: Any, taps: Sequence[str] = ()) -> Any:
+        ancestors = plan.ancestors.clone()
+        elder = (plan.next_sibling >= 0).nonzero().flatten()
+        ancestors[plan.next_sibling[elder].long()] = plan.ancestors[elder]
+        return score(self, draft, replace(plan, ancestors=ancestors), taps)
+
+    patch.setattr(HuggingFaceTarget, "score", broken)
+
+
+def ids_off_by_one(patch: Patch) -> None:
+    """Column v of a reduced draft law is taken for the id behind its own."""
+    proposals = tree_module.proposals
+
+    def broken(draft: Any, plan: Any, target_laws: Laws) -> tuple[Any, ...]:
+        *found, ids, scouts = proposals(draft, plan, target_laws)
+        return (*found, None if ids is None else (ids + 1) % target_laws.logits.shape[1], scouts)
+
+    patch.setattr(tree_module, "proposals", broken)
+
+
+def edits_of_the_last_nodes_only(patch: Patch) -> None:
+    """Logits are edited where a draft ends, and nowhere before."""
+    apply = Edits.apply
+
+    def broken(self: Edits, logits: torch.Tensor, paths: Any, request_of: torch.Tensor) -> torch.Tensor:
+        edited = apply(self, logits.clone(), paths, request_of)
+        inner = (paths.parents + paths.offsets[request_of])[paths.parents >= 0].long()
+        edited[inner] = logits[inner].to(edited.dtype)
+        return edited
+
+    patch.setattr(Edits, "apply", broken)
+
+
+def ends_are_looked_for_in_the_last_token(patch: Patch) -> None:
+    """An end of sequence among accepted tokens does not end a text."""
+    take = Handle.take
+
+    def broken(self: Any, emitted: Sequence[int], *counts: int) -> list[int]:
+        ends = self.checker._eos
+        self.checker._eos = ends & set(emitted[-1:])
+        try:
+            return take(self, emitted, *counts)
+        finally:
+            self.checker._eos = ends
+
+    patch.setattr(Handle, "take", broken)
+
+
+def an_empty_residual_stays_empty(patch: Patch) -> None:
+    """Where p - q leaves nothing but rounding, p does not take its place."""
+    residual = chain_module._residual
+    patch.setattr(chain_module, "_residual", lambda *given, fall_back=True: residual(*given, fall_back=False))
+
+
+def an_empty_residual_stays_empty_in_trees(patch: Patch) -> None:
+    """The same for siblings."""
+    patch.setattr(proposals_module, "dust", lambda target, draft: -1.0)
+
+
+MUTANTS: list[tuple[str, Callable[[Patch], None], str, str, tuple[Any, ...]]] = [
+    (
+        "arg-max draft, softmax q", arg_max_with_softmax_q,
+        "drafters/test_draft_model.py", "test_drawn_tokens_follow_their_law", (),
+    ),
+    (
+        "q recorded before top-k", q_before_the_filters,
+        "drafters/test_draft_model.py", "test_drawn_tokens_carry_the_laws_they_were_drawn_from", (),
+    ),
+    (
+        "padded vocabulary", padding_is_not_cut,
+        "targets/test_huggingface.py", "test_a_padded_vocabulary_is_cut", (),
+    ),
+    (
+        "law of the wrong parent", mask_of_a_sibling,
+        "targets/test_huggingface.py", "test_trees_on_ragged_rows_have_the_logits_of_their_own_paths", ("llama", 16),
+    ),
+    (
+        "draft vocabulary off by one", ids_off_by_one,
+        "rules/test_tree.py", "test_a_draft_s_own_vocabulary_changes_no_law", ("tree", "ordered", "reference"),
+    ),
+    (
+        "processors on the bonus token only", edits_of_the_last_nodes_only,
+        "test_sampling.py", "test_ends_are_forbidden_before_the_minimum_at_each_node_s_own_depth", (3,),
+    ),
+    (
+        "end of sequence inside a block", ends_are_looked_for_in_the_last_token,
+        "engine/test_engine.py", "test_any_of_several_ends_and_further_stop_ids", (),
+    ),
+    (
+        "zero residual", an_empty_residual_stays_empty,
+        "kernels/test_chain_verify.py", "test_equal_laws_are_always_accepted_and_leave_no_dust", ("reference",),
+    ),
+    (
+        "zero residual", an_empty_residual_stays_empty_in_trees,
+        "rules/test_tree.py", "test_equal_laws_leave_no_dust_to_draw_from", ("reference",),
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("plant", "file", "test", "arguments"),
+    [pytest.param(*how, id=f"{how[2]}-{how[0].__name__}") for _, *how in MUTANTS],
+)
+def test_the_test_fails(
+    plant: Callable[[Patch], None], file: str, test: str, arguments: tuple[Any, ...], monkeypatch: Patch
+) -> None:
+    run = getattr(module_of(file), test)
+    run(*arguments)
+    plant(monkeypatch)
+    with pytest.raises((AssertionError, ArithmeticError)):
+        run(*arguments)
+
+
+def test_the_names_are_those_of_the_lab() -> None:
+    ours = {name for name, *_ in MUTANTS} - {"zero residual"}  # which is no law: it shows in rounding alone
+    assert ours <= {mutant.name for mutant in mutant_rules.MUTANTS}
