@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -117,7 +116,7 @@ def lab(
                     **_described(params),
                 }
                 run.header |= {"seed": run.seed, "versions": opening.versions()}
-                _measure(run, engine, replace(params, seed=run.seed), asked, None if ledger is None else kept)
+                _measure(run, engine, params, asked, None if ledger is None else kept)
         except KeyboardInterrupt:
             _interrupted(run, asked, out, console)
     _tell(run, as_json, console)

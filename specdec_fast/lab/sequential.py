@@ -3,7 +3,8 @@
 The Dirichlet mixture martingale of multinomial counts c against the law p (Ville 1939; Robbins 1970; Lindon and Malek
 2022, section 3): E = [B(m p + c) / B(m p)] / prod p_i^c_i has expectation 1 at every n if p is true, so the chance that
 it ever reaches 1 / level is at most `level`. The mean over several concentrations m is again one. Different laws under
-test are combined by the mean of their E, which needs no independence. Tests: tests/lab/test_sequential.py.
+test are combined by a weighted sum of their E, which needs no independence (Vovk and Wang 2021); weights are settled
+before there is a draw, so the sum is a martingale however many laws join later. Tests: tests/lab/test_sequential.py.
 """
 
 from __future__ import annotations
@@ -94,11 +95,17 @@ class Ledger:
         return float(entry["log_evidence"])
 
     def log_total(self) -> float:
-        """Log of the mean evidence over all entries: reaching -log(level) rejects."""
+        """Log of the evidence of all entries together: reaching -log(level) rejects.
+
+        The k-th entry, in the order in which they were opened, has the weight 1 / (k (k + 1)). The weights of those to
+        come add up to 1 / (K + 1) behind the K-th, and their evidence is 1: a law that joins changes nothing.
+        """
         from scipy.special import logsumexp
 
-        found = [float(entry["log_evidence"]) for entry in self.entries.values()]
-        return float(logsumexp(found) - np.log(len(found))) if found else 0.0
+        found = np.array([0.0, *(float(entry["log_evidence"]) for entry in self.entries.values())])
+        place = np.arange(1, len(found))
+        weights = np.array([1 / len(found), *(1 / (place * (place + 1)))])
+        return float(logsumexp(found + np.log(weights)))
 
     @property
     def rejects(self) -> bool:

@@ -13,6 +13,9 @@ import numpy as np
 import pytest
 from typer.testing import Result
 
+from specdec_fast.lab.mutant_rules import MUTANTS
+from specdec_fast.lab.mutants import Planted
+
 FEW = ["--draws", "1500", "--prompts", "1", "--no-exact"]
 Run = Callable[..., Result]
 
@@ -50,9 +53,35 @@ def test_the_ledger_takes_new_seeds_every_time(run: Run, pair: list[str], tmp_pa
         result = run("lab", *pair, *FEW, "--out", str(tmp_path / "r"), "--ledger", str(file))
         assert result.exit_code == 0 and f"ledger: {night} runs" in result.stdout
     data = json.loads(file.read_text())
-    assert data["next_seed"] == 2
-    entries = [entry for name, entry in data["entries"].items() if "first speculated" in name]
-    assert entries[0]["runs"] == 2 and sum(entries[0]["counts"]) == 3000
+    assert data["next_seed"] == 2 and len(data["entries"]) >= 2
+    for entry in data["entries"].values():  # every place is found again, and drawn at with other seeds
+        assert entry["runs"] == 2 and sum(entry["counts"]) == 3000
+    nights = [sorted((tmp_path / "r" / "draws" / f"seed-{night}").glob("*.npz")) for night in (0, 1)]
+    assert [path.name for path in nights[0]] == [path.name for path in nights[1]]
+    for first, second in zip(*nights, strict=True):
+        assert (np.load(first)["first"] != np.load(second)["first"]).any()
+
+
+def test_the_kill_matrix(run: Run, pair: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two laws are measured; the tests of planted mistakes, which take minutes, answer at once."""
+    planted = [Planted("law_holds-a", True, 1.0), Planted("law_holds-b", False, 2.0)]
+    folders: list[Path] = []
+    monkeypatch.setattr("specdec_fast.lab.mutants.MUTANTS", MUTANTS[:2])
+    monkeypatch.setattr("specdec_fast.lab.run.run_planted", lambda folder: folders.append(folder) or planted)
+    few = ["--prompts", "1", "--no-exact", "--temperature", "0", "--mutants", "--draws", "1000"]
+    alive = run("lab", *pair, *few, "--out", str(tmp_path / "a"), "--json")
+    assert alive.exit_code == 1, alive.output
+    assert "planted mutant survived or its check is broken: law_holds-b" in alive.stderr
+    assert "law_holds-a" not in alive.stderr and folders[0].name == "mutants"
+    report, page = json.loads(alive.stdout), (tmp_path / "a" / "index.html").read_text("utf-8")
+    assert [row["name"] for row in report["mutants"]] == [mutant.name for mutant in MUTANTS[:2]]
+    assert all(row["killed"] for row in report["mutants"]) and report["planted"][1]["passed"] is False
+    assert "Planted into the engine" in page and MUTANTS[1].name in page
+    assert [page.count(words) for words in ("as it should be", ">survived<")] == [1, 1]
+    planted.pop()
+    killed = run("lab", "--recorded", recorded(tmp_path / "x.npz", False), "--mutants", "--out", str(tmp_path / "b"))
+    assert killed.exit_code == 0, killed.output
+    assert "mutants: 2 of 2 killed; planted into the engine: 1 checks" in killed.stdout
 
 
 def test_a_lossy_rule_is_rejected(run: Run, pair: list[str], tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from itertools import product
+from math import comb
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +80,39 @@ def test_a_ledger_accumulates_over_runs(tmp_path: Path) -> None:
     single = Ledger()
     single.add("here", source.multinomial(1500, LAW), LAW)
     assert not single.rejects
+
+
+def test_the_total_of_all_laws_is_a_martingale_whenever_they_join() -> None:
+    """By enumeration: given the first night, the mean of the second night's total is the first's; both begin at 1.
+
+    The second law joins in the second night, a third one in the first, before it.
+    """
+    laws = {"a": 0.7, "b": 0.4, "c": 0.9}
+
+    def nights(ledger: Ledger, names: str, draws: int) -> list[tuple[float, Ledger]]:
+        """Chance and ledger of all that may be counted under these laws."""
+        found = []
+        for seen in product(range(draws + 1), repeat=len(names)):
+            chance, later = 1.0, copy.deepcopy(ledger)
+            for name, count in zip(names, seen, strict=True):
+                p = laws[name]
+                chance *= comb(draws, count) * p**count * (1 - p) ** (draws - count)
+                later.add(name, np.array([count, draws - count]), np.array([p, 1 - p]))
+            found.append((chance, later))
+        return found
+
+    def mean(outcomes: list[tuple[float, Ledger]]) -> float:
+        return sum(chance * np.exp(later.log_total()) for chance, later in outcomes)
+
+    first = nights(Ledger(), "ac", 3)
+    assert Ledger().log_total() == 0 and mean(first) == pytest.approx(1, abs=1e-7)
+    spread = set()
+    for _, ledger in first:
+        second = nights(ledger, "acb", 2)
+        assert {entry["runs"] for entry in second[0][1].entries.values()} == {1, 2}
+        assert mean(second) == pytest.approx(np.exp(ledger.log_total()), abs=1e-7)
+        spread.add(round(ledger.log_total(), 6))
+    assert len(spread) == 16, "a total that never moves would be a martingale too"
 
 
 def test_another_law_is_another_entry(tmp_path: Path) -> None:
