@@ -233,28 +233,26 @@ def coins(tree: Tree, seeds: Tensor, root_positions: Tensor, nodes: int) -> list
     return found
 
 
-def next_token(
-    weights: Tensor,
-    row: int,
-    depth: int,
+def answer(
+    paths: list[list[int]],
+    rest: list[Tensor],
+    max_depth: int,
     seeds: Tensor,
     root_positions: Tensor,
     race: tuple[Tensor, Tensor] | None,
-) -> int:
-    """The token drawn from weights [V] for a row whose path ends at `depth`."""
-    own = slice(row, row + 1)
-    noise = None if race is None else (race[0][own], race[1][own])
-    index = torch.tensor([depth], device=weights.device)
-    return int(draw_from_weights(weights[None], seeds[own], root_positions[own], index, RECOVER, noise))
-
-
-def answer(
-    paths: list[list[int]], following: list[int], max_depth: int, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(path, num_accepted, next_token) as the verify operators return them, from one path per row."""
+    """(path, num_accepted, next_token) as the verify operators return them, from one path per row.
+
+    rest: weights [V] of the next token, for every row that has a path, in order.
+    """
+    device = seeds.device
     padded = [path + [-1] * (max_depth + 1 - len(path)) for path in paths]
-    return (
-        torch.tensor(padded, dtype=torch.int32, device=device).reshape(len(paths), max_depth + 1),
-        torch.tensor([max(len(path) - 1, 0) for path in paths], dtype=torch.int32, device=device),
-        torch.tensor(following, dtype=torch.int64, device=device),
-    )
+    accepted = torch.tensor([max(len(path) - 1, 0) for path in paths], dtype=torch.int32, device=device)
+    following = torch.full((len(paths),), -1, dtype=torch.int64, device=device)
+    if rest:
+        rows = torch.tensor([row for row, path in enumerate(paths) if path], device=device)
+        noise = None if race is None else (race[0][rows], race[1][rows])
+        counter = (seeds[rows], root_positions[rows], accepted[rows])
+        following[rows] = draw_from_weights(torch.stack(rest), *counter, RECOVER, noise)
+    path = torch.tensor(padded, dtype=torch.int32, device=device).reshape(len(paths), max_depth + 1)
+    return path, accepted, following

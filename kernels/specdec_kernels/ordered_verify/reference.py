@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..proposals import CHOSEN, Law, Tree, answer, coins, mass, next_token
+from ..proposals import CHOSEN, Law, Tree, answer, coins, mass
 from ..proposals import check as check_proposals
 
 
@@ -101,23 +101,23 @@ def ordered_verify(
           root_positions, uniforms, race, max_depth=max_depth)  # fmt: skip
     tree = Tree(tokens, offsets, first_child, next_sibling, drawn, law_row, target, draft, token_ids, scouts)
     coin = coins(tree, seeds, root_positions, len(tokens)) if uniforms is None else uniforms.tolist()
-    paths, following = [], []
-    for row, (start, end) in enumerate(zip(tree.bounds[:-1], tree.bounds[1:], strict=True)):
+    paths: list[list[int]] = []
+    rest: list[Tensor] = []
+    for start, end in zip(tree.bounds[:-1], tree.bounds[1:], strict=True):
         path: list[int] = []
-        node, token = start if end > start else -1, -1
+        node = start if end > start else -1
         while node >= 0:
             path.append(node)
-            thresholds, rest = _rounds(tree, node)
+            thresholds, left = _rounds(tree, node)
             limits = torch.tensor(thresholds, dtype=tree.dtype).tolist()
             passed = [child for child, limit in zip(tree.children[node], limits, strict=True) if coin[child] < limit]
             if passed:
                 node = passed[0]
                 continue
-            token = next_token(rest, row, len(path) - 1, seeds, root_positions, race)
+            rest.append(left)
             node = -1
         paths.append(path)
-        following.append(token)
-    return answer(paths, following, max_depth, tokens.device)
+    return answer(paths, rest, max_depth, seeds, root_positions, race)
 
 
 def ordered_thresholds(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..proposals import CHOSEN, Law, Tree, answer, coins, mass, next_token
+from ..proposals import CHOSEN, Law, Tree, answer, coins, mass
 from ..proposals import check as check_proposals
 
 
@@ -112,15 +112,10 @@ def traversal_verify(
                 return [node, *below]
         return [node] if tree.parent[node] < 0 or coin[node] < limit[node] else None
 
-    paths, following = [], []
-    for row, (start, end) in enumerate(zip(tree.bounds[:-1], tree.bounds[1:], strict=True)):
-        path, token = [], -1
-        if end > start:
-            path = first_to_pass(start) or []
-            token = next_token(residual[path[-1]], row, len(path) - 1, seeds, root_positions, race)
-        paths.append(path)
-        following.append(token)
-    return answer(paths, following, max_depth, tokens.device)
+    bounds = zip(tree.bounds[:-1], tree.bounds[1:], strict=True)
+    paths = [(first_to_pass(start) or []) if end > start else [] for start, end in bounds]
+    rest = [residual[path[-1]] for path in paths if path]
+    return answer(paths, rest, max_depth, seeds, root_positions, race)
 
 
 def traversal_thresholds(

@@ -7,7 +7,7 @@ from math import exp
 import torch
 from torch import Tensor
 
-from ..proposals import Law, Tree, answer, next_token
+from ..proposals import Law, Tree, answer
 from ..proposals import check as check_proposals
 
 
@@ -70,8 +70,8 @@ def typical_verify(
     check(tokens, offsets, first_child, next_sibling, target, scouts, seeds, root_positions, epsilon, delta, max_depth)
     links = (first_child, next_sibling, *_all_chosen(tokens))
     tree = Tree(tokens, offsets, *links, target, None, None, scouts)
-    paths, following = [], []
-    for row, (start, end) in enumerate(zip(tree.bounds[:-1], tree.bounds[1:], strict=True)):
+    paths = []
+    for start, end in zip(tree.bounds[:-1], tree.bounds[1:], strict=True):
         longest: dict[int, list[int]] = {}
         for node in reversed(range(start, end)):  # children come after their parents
             typical: list[int] = []
@@ -81,8 +81,6 @@ def typical_verify(
                 limit = min(epsilon, delta * exp(-entropy))
                 typical = [child for child in tree.children[node] if float(weights[tree.token[child]]) > limit]
             longest[node] = [node, *max((longest[child] for child in typical), key=len, default=[])]
-        path = longest[start] if end > start else []
-        paths.append(path)
-        token = next_token(tree.target(path[-1]), row, len(path) - 1, seeds, root_positions, None) if path else -1
-        following.append(token)
-    return answer(paths, following, max_depth, tokens.device)
+        paths.append(longest[start] if end > start else [])
+    rest = [tree.target(path[-1]) for path in paths if path]
+    return answer(paths, rest, max_depth, seeds, root_positions, None)
