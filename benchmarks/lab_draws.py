@@ -1,0 +1,84 @@
+"""How long the lab's draws take: texts at one place of random laws, every lossless rule that samples.
+
+`python -m benchmarks.lab_draws` prints a row per rule and writes a result file (in benchmarks/results) after every row.
+A time counts only beside draws that have the target's law: `lowest_p` is the smallest p-value of their tests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from benchmarks.interleave import environment
+from specdec_fast.lab.agreement import random_pair
+from specdec_fast.lab.draws import Drawing
+from specdec_fast.lab.exact import has_a_law, own_rules
+from specdec_fast.lab.places import Place
+from specdec_fast.rules import get_rule
+
+RESULTS = Path(__file__).parent / "results"
+RULES = [name for name in own_rules() if has_a_law(get_rule(name))]
+
+
+def place(vocab: int) -> Place:
+    """A place with random laws."""
+    p, q = random_pair(vocab, seed=1)
+    base, draft = (laws.logits[0].double().softmax(0).numpy() for laws in (p, q))
+    return Place("random laws", "first speculated", (1, 2, 3), p, q, base, draft, 0.0)
+
+
+def measure(rule: str, here: Place, draws: int, threads: int) -> dict[str, Any]:
+    """Seconds of `draws` texts; a few thousand before them are not counted."""
+    torch.set_num_threads(threads)
+    Drawing(here, get_rule(rule), seed=1).run(4000)
+    drawing = Drawing(here, get_rule(rule), seed=2)
+    start = perf_counter()
+    drawing.run(draws)
+    seconds = perf_counter() - start
+    layout = drawing.simulator.layout
+    return {
+        "rule": rule,
+        "drafts": f"{len(layout.parents) - 1} nodes, {layout.pick}",
+        "threads": threads,
+        "seconds": round(seconds, 1),
+        "lowest_p": min(test.p_value for test in drawing.tests()),
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--draws", type=int, default=1_000_000)
+    parser.add_argument("--vocab", type=int, default=32_000)
+    parser.add_argument("--rules", nargs="+", choices=RULES, default=RULES)
+    parser.add_argument("--threads", nargs="+", type=int, default=[2, 1])
+    parser.add_argument("--out", type=Path, default=RESULTS / "lab_draws_cpu.json")
+    parser.add_argument("--json", action="store_true", help="print the result file in place of a row per rule")
+    asked = parser.parse_args(arguments)
+    result: dict[str, Any] = {
+        "environment": environment(),
+        "what": "specdec_fast.lab.draws.Drawing at one place of random laws",
+        "draws": asked.draws,
+        "vocab": asked.vocab,
+        "rows": [],
+    }
+    here = place(asked.vocab)
+    for threads in asked.threads:
+        for rule in asked.rules:
+            row = measure(rule, here, asked.draws, threads)
+            result["rows"].append(row)
+            asked.out.parent.mkdir(parents=True, exist_ok=True)
+            asked.out.write_text(json.dumps(result, indent=1) + "\n")
+            if not asked.json:
+                print(f"{rule}, {row['drafts']}, {threads} threads: {row['seconds']} s", flush=True)
+    if asked.json:
+        print(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main()
