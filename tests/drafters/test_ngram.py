@@ -115,7 +115,7 @@ def test_the_operator_gives_the_same_answers(match: str) -> None:
     assert any(chains) and not all(chains)
 
 
-@pytest.mark.parametrize("count", [1, 3, 7])
+@pytest.mark.parametrize("count", [1, 3, 7, 11])
 def test_a_text_that_repeats_its_prompt_costs_one_pass_for_each_full_draft(count: int) -> None:
     """Nothing is ever refused: count drafted tokens and one more a pass, over three times the period."""
     script = [1, 4, 2, 5, 7, 6, 0, 3] * 5
