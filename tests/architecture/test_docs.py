@@ -33,17 +33,7 @@ WORDS = re.compile(r"\bissue\s+#?\d|\bsession\b", re.IGNORECASE)
 MACHINE_PATHS = re.compile(r"(?<![\w.})])/(?:work|root|home)/")
 # A path from the root: folders, or a file with a suffix that we use. Globs and <placeholders> are not claims.
 PATH = re.compile(r"(?:[\w.-]+/)+[\w.-]*|[\w-]+\.(?:py|md|toml|json|h|cpp|cu|txt|yml)")
-OUR_PLACES = (
-    "specdec_fast",
-    "kernels",
-    "csrc",
-    "tests",
-    "benchmarks",
-    "examples",
-    "requirements",
-    "docs",
-    ".ci",
-)
+OUR_PLACES = "specdec_fast", "kernels", "csrc", "tests", "benchmarks", "examples", "requirements", "docs", ".ci"
 
 TEXTS = {".py", ".md", ".toml", ".txt", ".cpp", ".h"}
 
