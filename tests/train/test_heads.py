@@ -106,8 +106,8 @@ def test_rates_by_rank_are_counts(prompt: int) -> None:
     model, states = tiny()
     trainee = AheadTrainee(some_heads(model), states)
     held = row_of(41)
-    rates = rank_rates(trainee, np.concatenate([~held[:prompt], held[prompt:]]), 20, width=4)
-    hits, places = np.zeros((HEADS, 4)), np.zeros((HEADS, 1))
+    rates = rank_rates(trainee, np.concatenate([~held[:prompt], held[prompt:]]), 20, width=40)
+    hits, places = np.zeros((HEADS, 40)), np.zeros((HEADS, 1))
     for start in (0, 20):
         tokens = torch.from_numpy(held[start : start + 21].astype(np.int64))[None]
         with torch.no_grad():
@@ -117,7 +117,7 @@ def test_rates_by_rank_are_counts(prompt: int) -> None:
                 places[head] += 1
                 order = logits[head, 0, place].argsort(descending=True, stable=True).tolist()
                 rank = order.index(int(tokens[0, place + 2 + head]))
-                if rank < 4:
+                if rank < 40:
                     hits[head, rank] += 1
     assert np.allclose(rates, hits / places)
 
