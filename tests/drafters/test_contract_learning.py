@@ -1,5 +1,5 @@
 """What a drafter learns while a request runs belongs to that request: alone or among others, first or later, it drafts
-the same and accepts the same. Run for every variant of the contract suite.
+the same and accepts the same. Run for every variant of the contract suite, and an entropy stop that moves.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from drafters.test_contract import VARIANTS, target
+from drafters.test_contract import VARIANTS, close_model, target
 
-from specdec_fast import Engine, SamplingParams
+from specdec_fast import Engine, SamplingParams, get_drafter
 from specdec_fast.interfaces import Budget, Rng, StateView
 
 TEXTS = [[1, 2, 1, 2, 5, 1, 2], [4], [7, 3, 7, 3, 7, 3, 6, 0, 7, 3], [0, 5]]
@@ -22,7 +22,11 @@ EVERYONE = tuple(range(len(TEXTS)))
 # Variants whose requests learn from each other on purpose. (So do forests that adapt: a request with few steps leans on
 # the acceptance of all. Those of the contract suite share their budget evenly.)
 SHARED = {"recycling-prompts", "recycling-shared", "suffix-shared"}
-OWN = [each for each in VARIANTS if each.id not in SHARED]
+MOVING = {"pick": "drawn", "entropy_stop": 0.45, "entropy_goal": 0.6}
+OWN = [
+    *(each for each in VARIANTS if each.id not in SHARED),
+    pytest.param(lambda: get_drafter("draft_model")(close_model(), **MOVING), id="draft_model-moving"),
+]
 for_each_own = pytest.mark.parametrize("build", OWN)
 
 Story = tuple[int, int, tuple[int, ...], list[list[int]]]
