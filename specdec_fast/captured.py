@@ -7,6 +7,7 @@ Tests: tests/engine/test_graph_step.py.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,11 @@ PROGRAMS = 32
 """Programs that are kept; the one that was not used for longest goes first."""
 
 
+def on(device: torch.device) -> AbstractContextManager[Any]:
+    """That GPU as the current one: streams, events and graphs belong to it. Nothing on other devices."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
 def capture(program: Callable[[], None], device: torch.device, pool: Any = None) -> Callable[[], None]:
     """A CUDA graph of the program, as a callable; the program itself on other devices. pool: memory that graphs share
     which never run at the same time.
@@ -34,15 +40,16 @@ def capture(program: Callable[[], None], device: torch.device, pool: Any = None)
     """
     if device.type != "cuda":
         return program
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        program()
-        program()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
-        program()
+    with on(device):
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            program()
+            program()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            program()
     return graph.replay
 
 
@@ -117,14 +124,15 @@ class CapturedSteps:
         rows = min(1 << (len(handles) - 1).bit_length(), self._state.max_rows)
         made = self._program(Capacity(rows, self._width(handles, asked) + 1, greedy))
         self._set(made, list(running), asked)
-        made.run()
-        slot = made.ring[made.turns % RING]
-        made.turns += 1
-        slot.copy_(made.program.results, non_blocking=True)
         event = None
-        if self._state.device.type == "cuda":
-            event = torch.cuda.Event()
-            event.record()
+        with on(self._state.device):
+            made.run()
+            slot = made.ring[made.turns % RING]
+            made.turns += 1
+            slot.copy_(made.program.results, non_blocking=True)
+            if self._state.device.type == "cuda":
+                event = torch.cuda.Event()
+                event.record()
         self._pending.append(_Pending(dict.fromkeys(handles), slot, event))
 
     def read(self) -> list[tuple[Handle, Emission]]:

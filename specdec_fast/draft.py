@@ -55,6 +55,12 @@ class Draft:
     scouts: Tensor | None = None
     plan: TreePlan | None = None
 
+    def planned(self) -> TreePlan:
+        """The links of its trees: those that are known, or made now for rows of that many nodes."""
+        if self.plan is not None:
+            return self.plan
+        return tree_plan(self.parents, self.offsets, max(self.counts, default=0))
+
     @property
     def num_rows(self) -> int:
         return self.rows.shape[0]
@@ -386,4 +392,4 @@ _remembered_shape = lru_cache(maxsize=512)(_pack_shape)
 def _chain_plan(counts: tuple[int, ...], device: torch.device) -> TreePlan:
     shape = packed_shape(tuple(range(len(counts))), counts, device)
     with torch.inference_mode(False):
-        return tree_plan(shape.parents, shape.offsets)
+        return tree_plan(shape.parents, shape.offsets, max(counts, default=0))

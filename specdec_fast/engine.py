@@ -25,7 +25,6 @@ from specdec_fast.state import DecodeState
 from specdec_fast.stats import Clock, RequestStats
 from specdec_fast.step_mode import captured_proposals, why_never, why_not_these
 from specdec_fast.stopping import StopChecker
-from specdec_kernels import tree_plan
 
 log = logging.getLogger("specdec_fast")
 
@@ -226,7 +225,7 @@ class Engine:
         with clock.time("propose"):
             draft = self._proposer.propose(state, rows, rng)
         with clock.time("plan"):
-            plan = tree_plan(draft.parents, draft.offsets) if draft.plan is None else draft.plan
+            plan = draft.planned()
         with clock.time("score"):
             output, slots = target.score(draft, plan, self.needs.taps)
         with clock.time("verify"):

@@ -7,10 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 from oracles.laws import law
+from torch import Tensor
 
+from specdec_fast import draft as draft_module
 from specdec_fast.draft import Draft, Drawn
 from specdec_fast.laws import Laws, concat_laws
-from specdec_kernels import law_stats, tree_plan
+from specdec_kernels import TreePlan, law_stats, tree_plan
 
 
 def laws(rows: int, vocab: int = 7, seed: int = 0, **changes: float) -> Laws:
@@ -156,3 +158,20 @@ def test_laws_are_selected_and_joined_by_rows() -> None:
     assert torch.equal(both.weights(), torch.cat([one.weights(), two.weights()]))
     assert torch.equal(both.select(torch.tensor([4, 0])).weights(), both.weights()[[4, 0]])
     assert concat_laws([one]) is one
+
+
+def test_a_plan_is_made_for_the_largest_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without that bound a GPU makes ancestor words for all nodes of the batch."""
+    bounds: list[int | None] = []
+
+    def planned(parents: Tensor, offsets: Tensor, max_nodes: int | None = None) -> TreePlan:
+        bounds.append(max_nodes)
+        return tree_plan(parents, offsets, max_nodes)
+
+    monkeypatch.setattr(draft_module, "tree_plan", planned)
+    draft = Draft.trees([0, 1], [([1, 2, 3], [-1, 0, 0]), ([4], [-1])])
+    plan = draft.planned()
+    assert bounds == [3] and replace(draft, plan=plan).planned() is plan and bounds == [3]
+    draft_module._chain_plan.cache_clear()
+    Draft.chains([0, 1], [[1], [2, 3, 4, 5]])
+    assert bounds == [3, 4] and Draft.trees([], []).planned().depth.numel() == 0

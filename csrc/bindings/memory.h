@@ -24,6 +24,10 @@ inline CacheLayout layout_of(const Tensor& cache, const char* op) {
   return {static_cast<char*>(cache.mutable_data_ptr()), cache.stride(0) * size, cache.stride(1) * size, runs, run_stride * size, run * size};
 }
 
+inline bool same_device(const Tensor& one, const Tensor& other) {
+  return one.is_cpu() ? other.is_cpu() : !other.is_cpu() && one.get_device_index() == other.get_device_index();
+}
+
 inline void list_layouts(const std::vector<Tensor>& caches, std::vector<CacheLayout>& layouts) {
   SPECDEC_CHECK(!caches.empty(), "kv_commit: the list of caches is empty, expected at least one tensor");
   layouts.clear();
@@ -31,12 +35,9 @@ inline void list_layouts(const std::vector<Tensor>& caches, std::vector<CacheLay
     SPECDEC_CHECK(cache.dim() >= 2 && cache.size(0) == caches[0].size(0) && cache.size(1) == caches[0].size(1),
                   "kv_commit: a cache has shape ", shape_of(cache), ", expected the pages and page size of the first, ", shape_of(caches[0]),
                   "; one call serves caches that share a page table");
+    SPECDEC_CHECK(same_device(cache, caches[0]), "kv_commit: a cache lies on another device than the first, expected one; move it with .to()");
     layouts.push_back(layout_of(cache, "kv_commit"));
   }
-}
-
-inline bool same_device(const Tensor& one, const Tensor& other) {
-  return one.is_cpu() ? other.is_cpu() : !other.is_cpu() && one.get_device_index() == other.get_device_index();
 }
 
 // Whether two contiguous tensors have bytes in common.
@@ -124,6 +125,13 @@ inline CacheLayout head_layout(const Tensor& cache) {
 
 inline StageArguments stage_arguments(
     const Tensor& key, const Tensor& value, const Tensor& key_cache, const Tensor& value_cache, const Tensor& slots) {
+  const auto on_device = [&](const Tensor& tensor, const char* name) {
+    SPECDEC_CHECK(same_device(tensor, key), "kv_stage: ", name, " lies on another device than key, expected one; move it with .to()");
+  };
+  on_device(value, "value");
+  on_device(key_cache, "key_cache");
+  on_device(value_cache, "value_cache");
+  on_device(slots, "slots");
   const NewEntries new_key = entries_of(key, key_cache, slots, "key"), new_value = entries_of(value, value_cache, slots, "value");
   SPECDEC_CHECK(key_cache.size(0) == value_cache.size(0) && key_cache.size(1) == value_cache.size(1), "kv_stage: value_cache has shape ",
                 shape_of(value_cache), ", expected the pages and page size of key_cache ", shape_of(key_cache));

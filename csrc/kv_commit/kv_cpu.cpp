@@ -104,9 +104,8 @@ KvProblem commit_pages(const CommitArguments& a) {
 }
 
 KvProblem stage(const StageArguments& a) {
-  const int64_t slots = a.pages * a.page_size;
   for (int64_t i = 0; i < a.nodes; ++i) {
-    if (a.slots[i] >= slots) return {"slot", i, a.slots[i], slots};
+    if (beyond_cache(a, i)) return {"slot", i, a.slots[i], a.pages * a.page_size};
   }
   const int64_t node_bytes = std::max<int64_t>(1, 2 * a.key_cache.runs * a.key_cache.run_bytes);
   parallel_for(0, a.nodes, std::max<int64_t>(1, kGrainBytes / node_bytes), [&](int64_t begin, int64_t end) {

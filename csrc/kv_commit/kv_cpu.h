@@ -88,6 +88,9 @@ struct StageArguments {
   int64_t nodes, pages, page_size;
 };
 
+// Whether node i's slot is none of the cache's; negative slots are the trash, which is one.
+SPECDEC_HD bool beyond_cache(const StageArguments& a, int64_t i) { return a.slots[i] >= a.pages * a.page_size; }
+
 KvProblem stage(const StageArguments& arguments);
 
 }  // namespace specdec

@@ -55,10 +55,11 @@ SPECDEC_HD void commit_page_ids(const CommitArguments& a, int64_t b, int64_t fir
   }
 }
 
-// Writes units first, first + step, ... of the key (part 0) or value (part 1) of node i.
+// Writes units first, first + step, ... of the key (part 0) or value (part 1) of node i; a slot beyond the cache is not written.
 template <class Unit>
 SPECDEC_HD void stage_units(const StageArguments& a, int64_t i, int part, int64_t first, int64_t step) {
   constexpr int64_t kBytes = sizeof(Unit);
+  if (beyond_cache(a, i)) return;
   const NewEntries& entries = part == 0 ? a.key : a.value;
   const CacheLayout& cache = part == 0 ? a.key_cache : a.value_cache;
   const char* from = entries.base + i * entries.node_stride;

@@ -69,6 +69,20 @@ void memory_case(uint64_t seed) {
   const int64_t trash = page_size * heads * width;
   expect(std::equal(keys.begin() + trash, keys.end(), staged_by_threads.begin() + trash), "kv_stage by threads", seed);
 
+  // A slot beyond the cache is refused where data is looked at, and passed over by a GPU's threads.
+  if (nodes > 0) {
+    const std::vector<int64_t> good = slots;
+    const std::vector<float> before = keys;
+    std::fill(slots.begin(), slots.end(), pages * page_size + between(random, 0, 1) * (int64_t{1} << 40));
+    expect(stage(staged).text != nullptr, "refusal of a slot beyond the cache", seed);
+    with_unit(1, [&](auto unit) {
+      for (int64_t i = 0; i < nodes; ++i)
+        for (int part = 0; part < 2; ++part) stage_units<decltype(unit)>(staged, i, part, 0, 1);
+    });
+    expect(keys == before, "a slot beyond the cache", seed);
+    slots = good;
+  }
+
   // Commit a random root path of every row; position i of a row must then hold the path's node i.
   const int64_t depth_limit = 41;
   std::vector<int32_t> path(rows * depth_limit, -1), accepted(rows, 0);

@@ -1,9 +1,10 @@
-"""Where the tensors of a call lie, and that GPU as the current one while a launch runs."""
+"""Where the tensors of a call lie: on one device, and that GPU is the current one while a launch runs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import wraps
+from functools import cache, wraps
+from itertools import chain
 from typing import Any
 
 import torch
@@ -25,16 +26,44 @@ def on_device(kind: str, args: Iterable[Any]) -> str | None:
     return None if tensor is None or tensor.device.type == kind else f"tensors are on {tensor.device.type}"
 
 
-def on_own_device(launch: Callable[..., Any]) -> Callable[..., Any]:
-    """The launch with the GPU of its tensors as the current one: Triton launches there, whatever it is given.
+def check_one_device(op: str, named: Iterable[tuple[str, Any]]) -> None:
+    """Raises ValueError where tensors among the arguments, in tuples and in dataclasses lie on several devices.
 
-    The launch itself where there is one GPU, or none.
+    A kernel would follow an address of another device. Memory of the caller's (out, workspace) is checked elsewhere.
     """
-    if torch.cuda.device_count() < 2:
-        return launch
+    first = like = None
+    for name, value in named:
+        if isinstance(value, torch.Tensor):
+            tensors: Iterable[tuple[str, Any]] = ((name, value),)
+        elif isinstance(value, (tuple, list)):
+            tensors = [(f"{name}[{place}]", each) for place, each in enumerate(value)]
+        elif hasattr(value, "__dataclass_fields__"):
+            tensors = [(f"{name}.{field}", getattr(value, field)) for field in value.__dataclass_fields__]
+        else:
+            continue
+        for called, each in tensors:
+            if not isinstance(each, torch.Tensor) or name in ("out", "workspace"):
+                continue
+            if first is None:
+                first, like = each.device, called
+            elif each.device != first:
+                raise ValueError(
+                    f"{op}: {called} lies on {each.device}; expected {first} like {like}; move it with .to({first})"
+                )
+
+
+@cache
+def on_own_device(launch: Callable[..., Any]) -> Callable[..., Any]:
+    """The launch, on the GPU of its tensors as the current one: Triton launches there, whatever it is given. Raises
+    ValueError for tensors of several devices.
+    """
+    names, op, several = launch.__code__.co_varnames, launch.__name__, torch.cuda.device_count() > 1
 
     @wraps(launch)
     def run(*args: Any, **kwargs: Any) -> Any:
+        check_one_device(op, chain(zip(names, args), kwargs.items()))
+        if not several:
+            return launch(*args, **kwargs)
         with torch.cuda.device_of(first_tensor(args or kwargs.values())):
             return launch(*args, **kwargs)
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.compiler import is_compiling
 
+from . import debug_mode
 from .workspace import copy_into, total
 
 REFERENCE = "reference"
@@ -132,7 +133,8 @@ class Op:
     name: unique; reference: plain PyTorch on any device; backends: in order of preference; key: called with
     the arguments, returns everything (hashable) that a `why_not` of these backends looks at, device type and
     dtypes first; direct: the operator takes `out` (a tensor, or a tuple, as it returns them) and `workspace` (uint8,
-    `workspace_size` bytes), and these backends take both themselves; results of the others are copied to `out`.
+    `workspace_size` bytes), and these backends take both themselves; results of the others are copied to `out`; look:
+    raises for data that the reference refuses, called with the arguments in `debug_mode`, integers on the host.
     The reference is always the last resort; being chosen automatically it warns once per reason.
     """
 
@@ -143,6 +145,7 @@ class Op:
         backends: list[Backend],
         key: Callable[..., Hashable] = first_tensor_key,
         direct: tuple[str, ...] | None = None,
+        look: Callable[..., Any] | None = None,
     ) -> None:
         if name in OPS:
             raise ValueError(f"operator {name!r} is registered twice")
@@ -156,7 +159,7 @@ class Op:
         self._graph_calls: dict[str, Callable[..., Any]] = {}
         self._warned: set[str] = set()
         self.__name__ = self.__qualname__ = name
-        self._direct = direct
+        self._direct, self._look = direct, look
         self.__doc__ = f"{reference.__doc__}{_MEMORY}" if direct is not None else reference.__doc__
         self.__wrapped__ = reference  # inspect.signature and help() show the reference's parameters
         OPS[name] = self
@@ -181,10 +184,15 @@ class Op:
 
     def _given(self, *args: Any, out: Any = None, workspace: torch.Tensor | None = None, **kwargs: Any) -> Any:
         """A call with memory of the caller's."""
-        name, run = self._choose(_WISH.get(), args, kwargs)
-        if name in (self._direct or ()):
-            self.last_backend = name
-            return run(*args, out=out, workspace=workspace, **kwargs)
+        wish = _WISH.get()
+        signature = self._key(*args, **kwargs) if wish is None else (wish, self._key(*args, **kwargs))
+        choice = self._choices.get(signature)
+        if choice is None:
+            choice = self._choices[signature] = self._choose(wish, args, kwargs)
+        self.last_backend, run = choice
+        if self.last_backend in (self._direct or ()):
+            memory = {"workspace": workspace} if hasattr(run, "scratch") else {}
+            return run(*args, out=out, **memory, **kwargs)
         return copy_into(self.name, out, self(*args, **kwargs))
 
     def workspace_size(self, *args: Any, **kwargs: Any) -> int:
@@ -244,7 +252,8 @@ class Op:
             if reason is None:
                 if backend.name == REFERENCE and wanted is None and reasons and not quiet:
                     self._warn("; ".join(reasons))
-                return backend.name, backend.load()
+                watch = self._look if debug_mode.ON and backend.name in ("cuda", "triton") else None
+                return backend.name, backend.load() if watch is None else debug_mode.watched(backend.load(), watch)
             reasons.append(f"{backend.name}: {reason}")
         everyone = [f"{b.name}: {self._reason(b, args, kwargs) or 'can serve this call'}" for b in self.backends]
         known = any(b.name == wanted for b in self.backends)

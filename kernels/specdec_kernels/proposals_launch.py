@@ -11,10 +11,13 @@ from torch import Tensor
 from .chain_verify.launch import TILE, WARPS, write_rest
 from .draw_sample.launch import Rest, draw, draw_scratch, rest_constants, rest_of, rest_scratch, rest_types
 from .machine_code import Variant
-from .ordered_verify.triton_kernel import plant, walk_down, weigh
+from .ordered_verify.triton_kernel import prepare, walk_down, weigh
 from .proposals import Law, depths, dust
 from .traversal_verify.triton_kernel import walk_up
 from .workspace import Spec, carve, needs, path_specs, results
+
+NODES = 256
+"""Nodes of a step of `prepare`."""
 
 
 def weigh_warps(draft: bool) -> int:
@@ -35,9 +38,10 @@ class Proposals:
         tokens: Tensor, offsets: Tensor, first_child: Tensor, next_sibling: Tensor, drawn: Tensor, law_row: Tensor,
         target: Law, draft: Law | None = None, token_ids: Tensor | None = None, *args: object, **kwargs: object,
     ) -> list[Spec]:  # fmt: skip
-        """Per node: applied, level, parents, accept, both scales, reach; per row: last node, its refused child."""
+        """Per node: both links, law row, applied, level, parents, accept, both scales, reach; per row: last node, its
+        refused child."""
         nodes, rows, vocab = (tokens.shape[0],), (offsets.shape[0] - 1,), target[0].shape[1]
-        own = [torch.int32] * 3 + [torch.float32] * 3 + [torch.float64]
+        own = [torch.int32] * 6 + [torch.float32] * 3 + [torch.float64]
         ends: list[Spec] = [(rows, torch.int32), (rows, torch.int32)]
         return [
             *((nodes, dtype) for dtype in own),
@@ -52,26 +56,26 @@ class Proposals:
         levels: bool, workspace: Tensor | None = None,
     ) -> None:  # fmt: skip
         self.op, self.device, self.nodes, self.rows = op, tokens.device, tokens.shape[0], offsets.shape[0] - 1
-        self.offsets, self.first, self.sibling = (part.contiguous() for part in (offsets, first_child, next_sibling))
+        self.offsets = offsets.contiguous()
         self.levels, self.dust = levels, dust(target, draft)
         sizes = self.scratch(tokens, offsets, first_child, next_sibling, drawn, law_row, target, draft, token_ids)
         parts, _ = carve(op, workspace, sizes, tokens.device)
-        self.applied, self.level, self.parents, self.accept, p_scale, q_scale, self.reach = parts[:7]
-        self.last, self.firsts, *rest, self.part = parts[7:]
-        for zeros in (self.applied, self.accept, self.reach):
-            zeros.zero_()
-        for links in (self.level, self.parents):
-            links.fill_(-1)
+        self.first, self.sibling, source, applied, self.level, self.parents, self.accept = parts[:7]
+        p_scale, q_scale, self.reach, self.last, self.firsts, *rest, self.part = parts[7:]
+        given = (self.offsets, *(part.contiguous() for part in (first_child, next_sibling, law_row)))
+        kept = (self.first, self.sibling, source, applied, self.level, self.parents, self.accept, self.reach)
+        if self.nodes:
+            laws = 1 if draft is None else max(1, draft[0].shape[0])
+            prepare[(self.rows + 1,)](*given, *kept, self.rows, self.nodes, laws, NODES, num_warps=2)
         self.scouts = scouts if scouts is None else scouts.contiguous()
-        tree = (tokens.contiguous(), self.sibling, drawn.contiguous(), law_row.contiguous(), self.scouts)
-        steps = (self.applied, p_scale, q_scale)
+        tree = (tokens.contiguous(), self.sibling, drawn.contiguous(), source, self.scouts)
+        steps = (applied, p_scale, q_scale)
         self.rest: Rest = rest_of(target, draft, token_ids, tree, steps, scratch=rest)
 
     def weigh(self, depth: int, shortcut: bool) -> None:
         """Thresholds of all nodes; depth: that of the deepest node, or more."""
         if self.nodes == 0 or self.rows == 0:
             return
-        plant[(self.rows,)](self.offsets, self.level, self.reach, self.accept, num_warps=1)
         for level in range(depth if self.levels else 1):
             weigh[(self.nodes,)](
                 *self.rest.tensors, self.offsets, self.first, self.accept, self.reach, self.level, self.parents, level,
@@ -139,6 +143,7 @@ def verify_by(op: str, levels: bool, check: Callable[..., None]) -> Callable[...
         proposals = Proposals(op, *tree, levels=levels, workspace=workspace)
         return proposals.verify(seeds, root_positions, uniforms, race, max_depth, out)
 
+    verify.__name__ = op
     return verify
 
 
@@ -161,6 +166,7 @@ def thresholds_by(op: str, levels: bool, check: Callable[..., None]) -> Callable
         check(*tree)
         return Proposals(op, *tree, levels=levels).thresholds()
 
+    thresholds.__name__ = op
     return thresholds
 
 

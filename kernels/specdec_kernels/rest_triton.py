@@ -5,7 +5,8 @@ are taken one after another, each with two numbers (`steps`) that earlier passes
 more instructions per token instead of a copy of the law.
 
 The arguments come in tuples: a law is (logits, inv_t, lse, cut, tie_id, row stride, columns); the tree is (tokens,
-next_sibling, drawn, law_row, scouts); steps are (applied, p_scale, q_scale), one entry per node, about its own refusal.
+next_sibling, drawn, law_row, scouts), with siblings that lead onward and law rows that exist (`ordered_verify` prepares
+them); steps are (applied, p_scale, q_scale), one entry per node, about its own refusal.
 `kind` is (chain, has draft laws, draft columns are mapped, has scouts), all known when compiling.
 """
 

@@ -112,7 +112,10 @@ def host_time(calls: Sequence[Callable[[], Any]], rounds: int = ROUNDS) -> float
 
 
 def _seconds(device: torch.device, calls: Sequence[Callable[[], Any]], rounds: int) -> float:
-    return graph_time(calls, rounds) if device.type == "cuda" else host_time(calls, rounds)
+    if device.type != "cuda":
+        return host_time(calls, rounds)
+    with torch.cuda.device(device):  # streams, events and graphs belong to it
+        return graph_time(calls, rounds)
 
 
 def cache_size(device: torch.device) -> int:

@@ -7,6 +7,7 @@ size that a caller asks for and the tensors that the launch takes both come from
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass
 from math import prod
 from typing import Any
 
@@ -71,11 +72,18 @@ def carve(
     return parts, workspace[start:]
 
 
+def _tensors(result: Any) -> list[Tensor]:
+    """Of a result: one tensor, several, or a dataclass of them."""
+    if isinstance(result, Tensor):
+        return [result]
+    return [getattr(result, each.name) for each in fields(result)] if is_dataclass(result) else list(result)
+
+
 def results(op: str, out: Any, specs: Sequence[Spec], device: torch.device) -> list[Tensor]:
     """The tensors that an operator writes its results to: those of `out` (one, or a tuple), or fresh ones."""
     if out is None:
         return [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in specs]
-    given = [out] if isinstance(out, Tensor) else list(out)
+    given = _tensors(out)
     if len(given) != len(specs):
         raise ValueError(f"{op}: out has {len(given)} tensors; expected {len(specs)}, as the operator returns them")
     for place, (tensor, (shape, dtype)) in enumerate(zip(given, specs)):
@@ -96,7 +104,7 @@ def copy_into(op: str, out: Any, found: Any) -> Any:
     """For kernels that make their own results: copies them to `out`, which is returned. None: what was found."""
     if out is None:
         return found
-    made = [found] if isinstance(found, Tensor) else list(found)
+    made = _tensors(found)
     places = results(op, out, [(tuple(each.shape), each.dtype) for each in made], made[0].device)
     for place, each in zip(places, made):
         place.copy_(each)

@@ -235,7 +235,10 @@ def bench(
     rounds: Annotated[int, typer.Option(help="Timed rounds per backend.")] = 50,
     as_json: options.Json = False,
 ) -> None:
-    """Time every backend, beside what the device can copy, read and multiply in the same run."""
+    """Time every backend, beside what the device can copy, read and multiply in the same run.
+
+    Other people's kernels are timed by `python -m benchmarks.kernels.gpu`, in the repository.
+    """
     from specdec_kernels import timing
 
     names = _names(ops)

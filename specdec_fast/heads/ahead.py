@@ -172,7 +172,7 @@ class AheadDrafter:
                 torch.tensor(source, dtype=torch.int64).to(device),
                 torch.tensor(roots, dtype=torch.int64).to(device),
                 depth,
-                tree_plan(above, offsets),
+                tree_plan(above, offsets, max(counts, default=0)),
             )
 
     def observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:

@@ -19,7 +19,6 @@ from specdec_fast.cache.paged import LayerShape, PagedCache
 from specdec_fast.draft import Draft, from_host, packed_shape
 from specdec_fast.interfaces import Acceptance, Slots, StateView, TargetOutput
 from specdec_fast.targets import attention
-from specdec_kernels import tree_plan
 
 
 class PagedHead:
@@ -68,7 +67,7 @@ class PagedHead:
 
     def score(self, draft: Draft, features: Tensor) -> Tensor:
         """Predicted features [M, hidden] of every node of a draft; features: [M, hidden], of the token before each."""
-        plan = None if draft.is_chain else draft.plan or tree_plan(draft.parents, draft.offsets)
+        plan = None if draft.is_chain else draft.planned()
         slots = self.cache.stage(draft.rows, draft.offsets, draft.num_nodes, plan)
         return self._run(draft.tokens, features, slots)
 

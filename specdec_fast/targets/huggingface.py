@@ -21,7 +21,7 @@ from specdec_fast.targets.compiled import compiled
 from specdec_fast.targets.layer_set import LayerSet
 from specdec_fast.targets.sub_blocks import SubBlocks
 from specdec_fast.targets.weight_layout import store_by_input
-from specdec_kernels import TreePlan, tree_plan
+from specdec_kernels import TreePlan
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -139,7 +139,7 @@ class HuggingFaceTarget:
             if half:
                 shape = packed_shape((0,), (half,), self.device)
                 self.extend(shape.rows, sample[:half], shape.offsets, logits=False)
-            packed = self.score(draft, tree_plan(draft.parents, draft.offsets))[0].logits
+            packed = self.score(draft, draft.planned())[0].logits
         self.cache.release([0])
         assert packed is not None
         error, spread = float((packed.float() - own[half:]).abs().mean()), float(own.std())

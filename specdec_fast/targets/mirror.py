@@ -16,7 +16,6 @@ from torch import Tensor
 from specdec_fast.draft import Draft, from_host, packed_shape
 from specdec_fast.draft_source import Staged, StagedTrees
 from specdec_fast.interfaces import Acceptance, StateView, TargetOutput
-from specdec_kernels import tree_plan
 
 
 class Mirror:
@@ -105,7 +104,7 @@ class Mirror:
             self._held[row] = (self._held[row][0], Staged(staged, place))
         if self._wider:
             draft = replace(draft, tokens=torch.where(draft.tokens < self.model.vocab_size, draft.tokens, 0))
-        output, _ = self.model.score(draft, draft.plan or tree_plan(draft.parents, draft.offsets))
+        output, _ = self.model.score(draft, draft.planned())
         assert output.logits is not None
         return output.logits
 

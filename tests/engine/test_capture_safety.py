@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -96,3 +98,32 @@ def test_a_row_that_has_ended_is_left_alone_by_the_step_under_way(monkeypatch: p
     wanted = [SamplingParams(temperature=0.9, seed=at, max_new_tokens=4 + at) for at in range(12)]
     handles = engine.generate(prompts, wanted)
     assert {handle.finish_reason for handle in handles} == {"eos", "length"} and seen == {"limit", 3}
+
+
+def test_streams_graphs_and_events_belong_to_the_gpu_of_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With another GPU as the current one: it is the state's while a program is captured and while it is launched."""
+    gpu, current, seen = torch.device("cuda:1"), [torch.device("cuda:0")], []
+
+    @contextmanager
+    def on(device: torch.device) -> Iterator[None]:
+        current.append(device)
+        yield
+        current.pop()
+
+    def part(name: str) -> Callable[..., MagicMock]:
+        return lambda *args, **kwargs: seen.append((name, current[-1])) or MagicMock()
+
+    monkeypatch.setattr(torch.cuda, "device", on)
+    parts = ("Stream", "current_stream", "stream", "CUDAGraph", "graph", "Event")
+    for name in parts:
+        monkeypatch.setattr(torch.cuda, name, part(name))
+    captured.capture(part("program"), gpu)
+    steps = captured.CapturedSteps.__new__(captured.CapturedSteps)
+    steps._state, steps._drafting, steps._pending = MagicMock(device=gpu, max_rows=1), set(), []
+    made = MagicMock(turns=0, run=part("run"))
+    made.ring[0].copy_ = part("copy")
+    for name, value in (("_enter", None), ("_width", 0), ("_program", made), ("_set", None)):
+        monkeypatch.setattr(steps, name, lambda *args, answer=value: answer)
+    steps.launch({0: MagicMock(params=SamplingParams())})
+    assert {name for name, _ in seen} == {*parts, "program", "run", "copy"} and len(current) == 1
+    assert {where for _, where in seen} == {gpu}

@@ -13,7 +13,7 @@ from oracles.edit_cases import Request, arguments, batches, check_nodes, words_o
 from oracles.interpreter import guarded, guarded_case
 from torch import Tensor
 
-from specdec_kernels import TokenMasks, edit_logits, use_backend
+from specdec_kernels import TokenMasks, edit_logits, expect, use_backend
 
 HALF_AND_SINGLE = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -52,3 +52,18 @@ def test_a_large_vocabulary_and_a_path_of_64() -> None:
         edit_logits(want, **edits)
     guarded_edit(got, **edits)
     assert torch.equal(got, want) and not torch.equal(got, logits)
+
+
+def test_parents_that_lead_nowhere_end_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a device nobody looks at parents: in circles, to itself, ahead and out of the batch."""
+    monkeypatch.setattr(expect, "readable", lambda value: False)
+    tree = [-1, 0, 1, 2, 3, 4]
+    request = Request([3], [9], [0, 1, 2, 3, 4, 5], tree, (1.2, 0.5, 0.25), {7: 1.5}, {9: 400}, {4: 2})
+    edits = arguments([request, request], 0, None)
+    wild = torch.tensor([-1, 2, 1, 3, 2**31 - 1, 0, 5, -9, 40, 1, 4, 1], dtype=torch.int32)
+    # what such a parent counts as: none
+    ended = torch.where((wild >= 0) & (wild < torch.arange(12) % 6), wild, -1).int()
+    want, got = torch.randn(12, 12, generator=torch.Generator().manual_seed(0)).repeat(2, 1).split(12)
+    guarded_edit(want, **edits | {"paths": replace(edits["paths"], parents=ended)})
+    guarded_edit(got, **edits | {"paths": replace(edits["paths"], parents=wild)})
+    assert torch.equal(got, want)

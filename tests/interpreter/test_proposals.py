@@ -12,6 +12,7 @@ from oracles.proposal_cases import BAD, GOOD, error_of, fixed, int32, law, propo
 
 from specdec_kernels import (
     draw_sample,
+    expect,
     law_stats,
     ordered_thresholds,
     ordered_verify,
@@ -89,6 +90,16 @@ def spine(rows: int, depth: int, vocab: int) -> dict[str, Any]:
     }
 
 
+def parents_of(case: dict[str, Any]) -> torch.Tensor:
+    """Parents of a single tree from its links."""
+    parents = torch.full_like(case["first_child"], -1)
+    for node, child in enumerate(case["first_child"].tolist()):
+        while child >= 0:
+            parents[child] = node
+            child = int(case["next_sibling"][child])
+    return parents
+
+
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(("rows", "depth", "vocab"), [(1, 64, 7), (2, 2, 200_001)])
 def test_deep_trees_and_a_large_vocabulary(rule: str, rows: int, depth: int, vocab: int) -> None:
@@ -120,6 +131,73 @@ def test_rows_without_a_law_and_duplicate_siblings(rule: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
     assert got[2][2] == 0 and got_limits[0][5] == (0 if rule == "ordered" else limits[0][5])
     torch.testing.assert_close(got_limits[0], limits[0], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_links_that_lead_nowhere_end_a_walk(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a device nobody looks at links: back, to itself, into other rows and out of the batch; nor at law rows."""
+    monkeypatch.setattr(expect, "readable", lambda value: False)
+    offsets, nodes, vocab = int32([0, 9, 9, 21]), 25, 5
+    for seed in range(4):
+        g = torch.Generator().manual_seed(seed)
+        wild = {name: torch.randint(-9, 34, (nodes,), generator=g).int() for name in ("first_child", "next_sibling")}
+        wild["law_row"] = torch.randint(-99, 99, (nodes,), generator=g).int()
+        for links in wild.values():
+            links[torch.randint(0, nodes, (2,), generator=g)] = 2**31 - 1
+            links[3], links[12] = 3, 12
+        if seed == 0:  # two ways to node 2, and one of them comes after the other's end
+            wild["first_child"][:4], wild["next_sibling"][:4] = int32([1, 2, 3, -1]), int32([-1, 2, 1, 2])
+        case = {
+            "tokens": torch.randint(0, vocab, (nodes,), generator=g), "offsets": offsets, **wild,
+            "drawn": torch.randint(0, 4, (nodes,), generator=g).to(torch.int8), "token_ids": None,
+            "target": law(torch.randn(nodes, vocab)), "draft": law(torch.randn(3, vocab)),
+            "scouts": torch.rand(nodes, generator=g) < 0.2 if seed % 2 else None, "seeds": torch.arange(3),
+            "root_positions": int32([0, 0, 0]), "max_depth": 12,
+        }  # fmt: skip
+        with use_backend("triton"):
+            path, accepted, token = RULES[rule][0](**guarded_case(case))
+            limits, left = RULES[rule][1](**guarded_case(fixed(case)))
+        for row, (start, stop) in enumerate(zip(offsets[:-1], offsets[1:], strict=True)):
+            own = path[row, : int(accepted[row]) + 1]
+            assert bool((own[1:] > own[:-1]).all()) and bool(((own >= start) & (own < stop)).all()) == (start < stop)
+        assert token.tolist()[1] == -1 and bool((token < vocab).all())
+        assert bool((limits >= 0).all() and (limits <= 1).all()) and not bool(left[21:].any() or limits[21:].any())
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_links_of_one_row_leave_the_others_alone(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Links of the first row lead into the second, whose answer is that of a batch without them."""
+    monkeypatch.setattr(expect, "readable", lambda value: False)
+    case = spine(2, 9, 7)
+    verify = RULES[rule][0]
+    with use_backend("triton"):
+        want = verify(**guarded_case(case))
+        size = int(case["offsets"][1])
+        for name in ("first_child", "next_sibling"):
+            own = (torch.arange(len(case[name])) < size) & (case[name] >= 0)
+            case[name] = torch.where(own, case[name] + size, case[name]).int()
+        got = verify(**guarded_case(case))
+    assert all(torch.equal(a[1], b[1]) for a, b in zip(got, want, strict=True)) and got[1][0] == 0
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_on_a_device_a_path_that_is_full_ends_as_at_a_leaf(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tree deeper than max_depth is an error where depths can be looked at. Elsewhere what lies deeper is not tested,
+    so it must not count as refused: the answer is that of the tree without it."""
+    case = spine(1, 4, 5) | {"max_depth": 2}
+    verify = RULES[rule][0]
+    depth = tree_plan(parents_of(case), case["offsets"]).depth
+    shallow = case | {"first_child": torch.where(depth == 2, -1, case["first_child"]).int()}
+    shallow["next_sibling"] = torch.where(depth > 2, -1, case["next_sibling"]).int()
+    with use_backend("triton"):
+        with pytest.raises(ValueError, match="larger max_depth"):
+            verify(**case)
+        monkeypatch.setattr(expect, "readable", lambda value: False)
+        for seed in range(4):
+            keys = {"seeds": torch.tensor([seed])}
+            got, want = verify(**guarded_case(case | keys)), verify(**guarded_case(shallow | keys))
+            assert got[1].tolist() == [2]
+            assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
 
 
 @pytest.mark.parametrize("rule", RULES)

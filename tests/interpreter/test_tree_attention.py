@@ -250,6 +250,44 @@ def test_a_node_has_the_same_bits_in_any_company(monkeypatch: pytest.MonkeyPatch
     assert torch.equal(alone(39, 40, 39), together[39:40])
 
 
+def test_a_node_has_the_same_bits_however_wide_the_page_table_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """batch_invariant: one piece, three and more than are joined at once; sinks take part where pieces are joined."""
+    from specdec_kernels.tree_attention import triton_kernel
+
+    join, tiles = triton_kernel.combine, []
+
+    class Watched:
+        def __getitem__(self, grid: Any) -> Any:
+            return lambda *args, **options: tiles.append(options["BLOCK_P"]) or join[grid](*args, **options)
+
+    monkeypatch.setattr(triton_kernel, "combine", Watched())
+    case, sinks = build(Shape([3], [600], width=16, heads=2, kv_heads=1)), torch.tensor([0.3, -1.0])
+    want = run("triton", case, batch_invariant=True, sinks=sinks, return_lse=True)
+    for pieces in (3, 33):
+        missing = pieces * launch.PIECE_SLOTS // case.key_cache.shape[1] - case.page_table.shape[1]
+        wide = replace(case, page_table=torch.nn.functional.pad(case.page_table, (0, missing)))
+        got = run("triton", wide, batch_invariant=True, sinks=sinks, return_lse=True)
+        assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
+    assert len(tiles) == 3 and len(set(tiles)) == 1
+
+
+def test_slots_of_a_page_may_lie_further_apart_than_int32_reaches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first slot alone is there; where those behind it would lie is computed, and then not read."""
+    from specdec_kernels.tree_attention import triton_kernel
+
+    kernel = triton_kernel.attend
+    place = kernel.arg_names.index("k_slot")
+
+    class Far:
+        def __getitem__(self, grid: Any) -> Any:
+            return lambda *args, **options: kernel[grid](*args[:place], 2**27, *args[place + 1 :], **options)
+
+    case = build(Shape([1], [0], page_size=96))
+    want = run("triton", case)
+    monkeypatch.setattr(triton_kernel, "attend", Far())
+    assert torch.equal(run("triton", case), want)
+
+
 def test_an_eight_bit_cache_with_scales() -> None:
     case = build(Shape([7, 2], [70, 5], dtype=torch.bfloat16, heads=4, kv_heads=2))
     narrow = [cache.float().div(4).to(torch.float8_e4m3fn) for cache in (case.key_cache, case.value_cache)]
@@ -318,11 +356,21 @@ def test_page_ids_beyond_the_cache_read_nothing_beyond_it() -> None:
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"query": torch.zeros(3, 3, 64)}, "3 heads"),
     ({"lengths": torch.tensor([20])}, "expected int32"),
-    ({"query": torch.zeros(3, 4, 32)}, "expected torch.float32 .pages, page_size, 2, 32."),
+    ({"query": torch.zeros(3, 4, 32)}, "expected torch.float32 .pages, page_size, kv_heads, 32."),
     ({"offsets": torch.tensor([0, 1, 3], dtype=torch.int32)}, "offsets is"),
     ({"query": torch.zeros(3, 4, 128)[:, :, ::2]}, "strided last axis"),
     ({"query": torch.zeros(3, 4, 64, dtype=torch.float64)}, "served are float32"),
     ({"ancestors": torch.zeros(2, 1, dtype=torch.int32)}, "ancestors is"),
+    ({"query": torch.zeros(3, 256)}, r"query is \[3, 256\], expected \[nodes, heads, width\]"),
+    ({"depth": torch.zeros(1, dtype=torch.int32).expand(3)}, "depth is .* with a contiguous last axis"),
+    ({"page_table": torch.ones(1, 8, dtype=torch.int32)[:, ::2]}, "page_table is .* with a contiguous last axis"),
+    ({"key_cache": torch.zeros(9, 16, 2, 64, device="meta")}, "key_cache lies on meta; expected cpu like query"),
+    ({"sinks": torch.zeros(2)}, r"sinks is torch.float32 \[2\] on cpu, expected contiguous float32 \[4\]"),
+    ({"sinks": torch.zeros(4, dtype=torch.int32)}, "sinks is torch.int32"),
+    ({"sinks": torch.zeros(8)[::2]}, "sinks is .* one per query head"),
+    ({"key_scale": torch.ones(2)}, "go together"),
+    ({"key_scale": torch.ones(2), "value_scale": torch.ones(4)}, r"value_scale is .* contiguous float32 \[2\]"),
+    ({"key_scale": torch.ones(2).half(), "value_scale": torch.ones(2)}, "key_scale is torch.float16"),
 ]
 
 
@@ -331,5 +379,6 @@ def test_bad_arguments_are_refused_in_words(change: dict[str, Tensor], words: st
     case = build(Shape([3], [20]))
     names = ("query", "key_cache", "value_cache", "page_table", "lengths", "offsets", "ancestors")
     values = [change.get(n, v) for n, v in zip(names, (*case.cache, case.ancestors), strict=True)]
+    options = {name: value for name, value in change.items() if name not in names}
     with use_backend("triton"), pytest.raises(ValueError, match=f"(?s)tree_attention.*{words}"):
-        tree_attention(*values, scale=0.1)
+        tree_attention(*values, scale=0.1, **options)

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.interpreter import guarded
 
-from specdec_kernels import TreePlan, tree_plan, use_backend
+from specdec_kernels import TreePlan, registered, tree_plan, use_backend
+from specdec_kernels.tree_plan import MOST_NODES
 
 
 def both(parents: list[int], offsets: list[int], max_nodes: int) -> tuple[TreePlan, TreePlan]:
@@ -62,3 +63,11 @@ def test_words_for_more_nodes_than_there_are() -> None:
     large = torch.tensor([-1, *range(40)], dtype=torch.int32)
     with use_backend("reference"), pytest.raises(ValueError, match="expected at least the largest row"):
         tree_plan(large, torch.tensor([0, 41], dtype=torch.int32), max_nodes=32)
+
+
+def test_rows_beyond_the_kernel_reach_the_reference_through_the_dispatcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The schema has no bound, so a batch counts as one row; more words than registers hold are nobody's launch."""
+    parents, offsets = torch.arange(-1, MOST_NODES, dtype=torch.int32), torch.tensor([0, MOST_NODES + 1])
+    monkeypatch.setattr(registered, "_launch", lambda place: pytest.fail(f"{place} is launched"))
+    depth, *_ = registered.LAUNCHES["tree_plan"](parents, offsets.int())
+    assert torch.equal(depth, torch.arange(MOST_NODES + 1, dtype=torch.int32))

@@ -229,17 +229,19 @@ def test_launches_run_on_the_gpu_of_their_tensors(monkeypatch: pytest.MonkeyPatc
         def __exit__(self, *error: object) -> None:
             seen.append("left")
 
-    def launch(law: Any, *, temperature: Tensor | None = None) -> int:
-        seen.append("launched")
-        return 1
+    def made(gpus: int) -> Any:
+        def launch(law: Any, *, temperature: Tensor | None = None) -> int:
+            seen.append("launched")
+            return 1
 
-    launch.scratch = len  # type: ignore[attr-defined]
+        launch.scratch = len  # type: ignore[attr-defined]
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+        return triton_backend(lambda: launch).load()
+
     monkeypatch.setattr(torch.cuda, "device_of", Current)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    assert triton_backend(lambda: launch).load() is launch  # one GPU: nothing to switch
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    run = triton_backend(lambda: launch).load()
-    assert run.scratch is len  # type: ignore[attr-defined]
+    assert made(1)(SMALL) == 1 and seen == ["launched"]  # one GPU: nothing to switch
+    run = made(2)
+    assert run.scratch is len
     for args, kwargs in (((SMALL,), {}), (((SMALL, None),), {}), ((), {"law": SMALL})):
         seen.clear()
         assert run(*args, **kwargs) == 1

@@ -11,8 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.edit_cases import Request, arguments, batches, check_nodes, int32, words_of
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from specdec_kernels import NodePaths, TokenMasks, edit_logits, extension, use_backend
+from specdec_kernels import NodePaths, TokenMasks, edit_logits, expect, extension, use_backend
+from specdec_kernels.edit_logits.reference import check
 
 BACKENDS = ["reference"] + ([] if extension.missing() else ["cpu"])
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
@@ -112,3 +114,19 @@ def test_strided_arguments_are_taken(backend: str) -> None:
     call["paths"] = replace(call["paths"], parents=strided[:, 0])
     with use_backend(backend):
         assert torch.equal(edit_logits(call.pop("logits"), **call), edit_logits(want.pop("logits"), **want))
+
+
+def test_checks_compute_nothing_where_values_cannot_be_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU every comparison would be a launch, and nobody would read what it found."""
+
+    class Nothing(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            raise AssertionError(f"{func} is computed")
+
+    monkeypatch.setattr(expect, "readable", lambda value: False)
+    request = Request([3], [9], [0, 1], [-1, 0], (1.2, 0.5, 0.25), {7: 1.5}, {9: 400}, {4: 2})
+    edits = arguments([request], 0, [0, 1])
+    masks = TokenMasks(torch.zeros(1, 1, dtype=torch.int32), torch.zeros(2, dtype=torch.int32))
+    logits = torch.zeros(2, 12)
+    with Nothing():
+        check(logits, **edits, masks=masks)

@@ -53,6 +53,22 @@ def test_everyday_variants_are_few_and_cover_every_kernel_on_hopper() -> None:
     assert covered == {variant.kernel for variant in CHOSEN}
 
 
+def test_kv_slots_writes_a_length_after_all_warps_have_read_it() -> None:
+    """The last store of a program is to memory that each of its warps has read: a barrier lies between."""
+    (variant,) = (each for each in CHOSEN if each.name == "kv_slots/page 16")
+    code = machine_code.compile_variant(variant, "sm_90").asm["ptx"]
+    before = code[: code.rindex("st.global")]
+    assert before.rindex("bar.sync") > before.rindex("ld.global")
+
+
+@pytest.mark.parametrize("kernel", ["scan", "join"])
+def test_inverse_temperatures_are_rounded_as_the_references_round_them(kernel: str) -> None:
+    """`/` of float32 becomes an approximate division."""
+    (variant,) = (each for each in CHOSEN if each.kernel == f"law_stats.triton_kernel:{kernel}" and each.everyday)
+    code = machine_code.compile_variant(variant, "sm_90").asm["ptx"]
+    assert "div.rn.f32" in code and "div.full.f32" not in code
+
+
 def test_every_operator_with_triton_kernels_lists_variants() -> None:
     folder = Path(machine_code.__file__).parent
     kernels = {path.parent.name for path in folder.glob("*/triton_kernel.py")}

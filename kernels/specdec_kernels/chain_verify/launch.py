@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from .. import expect
 from ..draw_sample.launch import Rest, draw, draw_scratch, rest_constants, rest_of, rest_scratch, rest_types
-from ..law_stats.launch import law_stats
+from ..law_stats.launch import beside, forget, law_stats
 from ..law_stats.launch import scratch as law_scratch
-from ..law_stats.reference import only
 from ..machine_code import Variant
-from ..workspace import Spec, carve, copy_into, needs, path_specs, results, total
-from .reference import BLOCK_RULE, TOKEN, Law, check, looked_at
+from ..workspace import Spec, carve, needs, path_specs, results, total
+from .reference import BLOCK_RULE, TOKEN, Law, check
 from .triton_kernel import ratios, shares, walk, write
 
 TILE = 2048
@@ -74,6 +74,17 @@ class _Chains:
                     num_warps=1, enable_fp_fusion=False,
                 )  # fmt: skip
 
+    def verify(
+        self, seeds: Tensor, positions: Tensor, uniforms: Tensor | None, race: tuple[Tensor, Tensor] | None,
+        mass: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        if self.rows:
+            keys = (seeds.contiguous(), positions.contiguous())
+            self.weigh(*keys, uniforms, True)
+            where = (self.rest, self.last, self.firsts, *keys, self.accepted)
+            draw(*where, noise=race, known=mass, out=self.tokens, part=self.part)
+        return self.path, self.accepted, self.tokens
+
 
 @needs(_Chains.scratch)
 def chain_verify(
@@ -98,20 +109,18 @@ def chain_verify(
     chain = (tokens, offsets, drawn, law_row, target, draft, token_ids)
     check(*chain, seeds, root_positions, uniforms, race, max_depth=max_depth, rule=rule, mass=mass)
     chains = _Chains("chain_verify", *chain, rule, max_depth, out, workspace)
-    if chains.rows:
-        keys = (seeds.contiguous(), root_positions.contiguous())
-        chains.weigh(*keys, uniforms, True)
-        where = (chains.rest, chains.last, chains.firsts, *keys, chains.accepted)
-        draw(*where, noise=race, known=mass, out=chains.tokens, part=chains.part)
-    return chains.path, chains.accepted, chains.tokens
+    return chains.verify(seeds, root_positions, uniforms, race, mass)
 
 
 def _scratch_logits(
     tokens: Tensor, offsets: Tensor, drawn: Tensor, law_row: Tensor, logits: Tensor, sampling: object,
-    draft: Law | None, token_ids: Tensor | None, *args: object, **kwargs: object,
+    draft: Law | None, token_ids: Tensor | None, *args: object, max_depth: int, **kwargs: object,
 ) -> list[Spec]:  # fmt: skip
+    """Of both parts; per node: whether it is off the paths, whether it has no child; nodes of the paths."""
     chain = _Chains.scratch(tokens, offsets, drawn, law_row, (logits,) * 5, draft, token_ids)
-    return [((total(law_scratch(logits)),), torch.uint8), ((total(chain),), torch.uint8)]
+    nodes, places = tokens.shape[0], (offsets.shape[0] - 1) * (max_depth + 1)
+    parts: list[Spec] = [((total(part),), torch.uint8) for part in (law_scratch(logits), chain)]
+    return [*parts, ((nodes + 1,), torch.bool), ((nodes,), torch.bool), ((places,), torch.int64)]
 
 
 @needs(_scratch_logits)
@@ -132,23 +141,23 @@ def chain_verify_logits(
     out: Sequence[Tensor] | None = None,
     workspace: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    """Statistics of all rows, which are found side by side here; those it passes by are marked as such (which takes a
-    few masks of one number a row).
-    """
-    chain = (tokens, offsets, drawn, law_row)
-    parts: Sequence[Tensor | None] = (None, None)
-    if workspace is not None:
-        sizes = _scratch_logits(*chain, logits, sampling, draft, token_ids)
-        parts, _ = carve("chain_verify_logits", workspace, sizes, logits.device)
+    """Statistics of all rows, which are found side by side here; those it passes by are marked as such."""
+    op, chain = "chain_verify_logits", (tokens, offsets, drawn, law_row)
+    expect.logits(op, "logits", logits, "M")
+    expect.depth(op, max_depth)
+    sizes = _scratch_logits(*chain, logits, sampling, draft, token_ids, max_depth=max_depth)
+    (of_stats, of_chain, off, childless, index), _ = carve(op, workspace, sizes, logits.device)
     given, found = (None, None) if out is None else (out[:3], out[3:])
-    stats = law_stats(logits, *sampling, masses=True, out=found, workspace=parts[0])
-    law = (logits, *stats[:4])
-    answer = chain_verify(
-        *chain, law, draft, token_ids, seeds, root_positions, max_depth=max_depth, rule=rule, mass=stats[4],
-        out=given, workspace=parts[1],
-    )  # fmt: skip
-    marked = only(looked_at(answer[0], offsets, len(tokens), rule), stats)
-    return (*answer, *(marked if out is None else copy_into("chain_verify_logits", found, marked)))
+    *law, mass = stats = law_stats(logits, *sampling, masses=True, out=found, workspace=of_stats)
+    target = (logits, *law)
+    check(*chain, target, draft, token_ids, seeds, root_positions, max_depth=max_depth, rule=rule, mass=mass)
+    chains = _Chains(op, *chain, target, draft, token_ids, rule, max_depth, given, of_chain)
+    answer = chains.verify(seeds, root_positions, None, None, mass)
+    passed = beside(answer[0], off, index)
+    if chains.block:  # it reads every node that has a child
+        passed.logical_and_(torch.lt(chains.children, 0, out=childless))
+    forget(passed, stats)
+    return (*answer, *stats)
 
 
 def write_rest(rest: Rest, children: Tensor, nodes: int) -> Tensor:

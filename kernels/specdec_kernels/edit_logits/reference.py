@@ -11,12 +11,6 @@ from .edits import Additions, Forced, NodePaths, Penalties, TokenMasks
 OP = "edit_logits"
 
 
-def _lists(name: str, offsets: Tensor, requests: int, entries: int) -> None:
-    expect.tensor(OP, f"{name} offsets", offsets, torch.int32, requests + 1)
-    steps = torch.cat([offsets[:1], offsets[1:] - offsets[:-1]])
-    expect.values(OP, f"{name} offsets", (offsets <= entries) & (steps >= 0), offsets, f"ascending, up to {entries}")
-
-
 def check(
     logits: Tensor,
     paths: NodePaths,
@@ -25,20 +19,52 @@ def check(
     forced: Forced | None = None,
     masks: TokenMasks | None = None,
 ) -> None:
-    """Raises ValueError for arguments that edit_logits cannot take."""
+    """Raises ValueError for arguments that edit_logits cannot take; values are looked at on a CPU only."""
     rows, vocab = expect.logits(OP, "logits", logits, "R").shape
     nodes = expect.tensor(OP, "tokens", paths.tokens, torch.int64, "N").shape[0]
     expect.tensor(OP, "parents", paths.parents, torch.int32, nodes)
-    offsets = expect.offsets(OP, paths.offsets, nodes)
-    requests = offsets.shape[0] - 1
+    requests = expect.offsets(OP, paths.offsets, nodes).shape[0] - 1
     expect.tensor(OP, "roots", paths.roots, torch.int32, requests)
     if paths.nodes is not None:
         expect.tensor(OP, "nodes", paths.nodes, torch.int32, rows)
-        expect.values(OP, "nodes", (paths.nodes >= 0) & (paths.nodes < nodes), paths.nodes, f"nodes below {nodes}")
     elif rows != nodes:
         raise ValueError(f"{OP}: logits has {rows} rows; expected {nodes}, one per node, or nodes= with one per row")
-    readable = expect.readable(logits)
-    bounds, parent_of = (offsets.tolist(), paths.parents.tolist()) if readable else ([0], [])
+    if penalties is not None:
+        table, capacity = expect.tensor(OP, "penalties ids", penalties.ids, torch.int32, "T", "C").shape
+        expect.tensor(OP, "penalties counts", penalties.counts, torch.int32, table, capacity)
+        expect.tensor(OP, "penalties sizes", penalties.sizes, torch.int32, table)
+        expect.tensor(OP, "penalties factors", penalties.factors, torch.float32, requests, 3)
+        expect.tensor(OP, "penalties rows", penalties.rows, torch.int32, requests)
+    if additions is not None:
+        entries = expect.tensor(OP, "additions ids", additions.ids, torch.int32, "E").shape[0]
+        expect.tensor(OP, "additions values", additions.values, torch.float32, entries)
+        expect.tensor(OP, "additions until", additions.until, torch.int32, entries)
+        expect.tensor(OP, "additions offsets", additions.offsets, torch.int32, requests + 1)
+    if forced is not None:
+        entries = expect.tensor(OP, "forced ids", forced.ids, torch.int32, "F").shape[0]
+        expect.tensor(OP, "forced positions", forced.positions, torch.int32, entries)
+        expect.tensor(OP, "forced offsets", forced.offsets, torch.int32, requests + 1)
+    if masks is not None:
+        width = expect.tensor(OP, "masks words", masks.words, torch.int32, "K", "W").shape[1]
+        if 32 * width < vocab:
+            raise ValueError(f"{OP}: masks words has {width} words a row; expected at least {-(-vocab // 32)}")
+        expect.tensor(OP, "masks index", masks.index, torch.int32, rows)
+    if expect.readable(logits):
+        _check_values(nodes, paths, penalties, additions, forced, masks)
+
+
+def _check_values(
+    nodes: int,
+    paths: NodePaths,
+    penalties: Penalties | None,
+    additions: Additions | None,
+    forced: Forced | None,
+    masks: TokenMasks | None,
+) -> None:
+    """The part of `check` that reads tensors."""
+    if paths.nodes is not None:
+        expect.values(OP, "nodes", (paths.nodes >= 0) & (paths.nodes < nodes), paths.nodes, f"nodes below {nodes}")
+    bounds, parent_of = paths.offsets.tolist(), paths.parents.tolist()
     for start, stop in zip(bounds, bounds[1:]):
         for node in range(stop - start):
             if (node == 0) != (parent_of[start + node] == -1) or not -1 <= parent_of[start + node] < max(node, 1):
@@ -47,33 +73,22 @@ def check(
                     "earlier node of the request otherwise"
                 )
     if penalties is not None:
-        table, capacity = expect.tensor(OP, "penalties ids", penalties.ids, torch.int32, "T", "C").shape
-        expect.tensor(OP, "penalties counts", penalties.counts, torch.int32, table, capacity)
-        expect.tensor(OP, "penalties sizes", penalties.sizes, torch.int32, table)
-        expect.tensor(OP, "penalties factors", penalties.factors, torch.float32, requests, 3)
-        expect.tensor(OP, "penalties rows", penalties.rows, torch.int32, requests)
-        repetition = penalties.factors[:, 0]
+        (table, capacity), repetition, sizes = penalties.ids.shape, penalties.factors[:, 0], penalties.sizes
         expect.values(OP, "penalties repetition", repetition > 0, repetition, "a number > 0; 1 is off")
         fits = (penalties.rows >= 0) & (penalties.rows < table)
         expect.values(OP, "penalties rows", fits, penalties.rows, f"rows below {table}")
-        sizes = penalties.sizes
         expect.values(OP, "penalties sizes", (sizes >= 0) & (sizes <= capacity), sizes, f"at most {capacity}")
     if additions is not None:
-        entries = expect.tensor(OP, "additions ids", additions.ids, torch.int32, "E").shape[0]
-        expect.tensor(OP, "additions values", additions.values, torch.float32, entries)
-        expect.tensor(OP, "additions until", additions.until, torch.int32, entries)
-        _lists("additions", additions.offsets, requests, entries)
-        values = additions.values
-        expect.values(OP, "additions values", values < torch.inf, values, "a finite number, or -inf")
-    if forced is not None:
-        entries = expect.tensor(OP, "forced ids", forced.ids, torch.int32, "F").shape[0]
-        expect.tensor(OP, "forced positions", forced.positions, torch.int32, entries)
-        _lists("forced", forced.offsets, requests, entries)
+        expect.values(
+            OP, "additions values", additions.values < torch.inf, additions.values, "a finite number, or -inf"
+        )
+    for name, listed in (("additions", additions), ("forced", forced)):
+        if listed is not None:
+            entries, offsets = listed.ids.shape[0], listed.offsets
+            good = (offsets <= entries) & (offsets.diff(prepend=offsets.new_zeros(1)) >= 0)
+            expect.values(OP, f"{name} offsets", good, offsets, f"ascending, up to {entries}")
     if masks is not None:
-        count, width = expect.tensor(OP, "masks words", masks.words, torch.int32, "K", "W").shape
-        if 32 * width < vocab:
-            raise ValueError(f"{OP}: masks words has {width} words a row; expected at least {-(-vocab // 32)}")
-        expect.tensor(OP, "masks index", masks.index, torch.int32, rows)
+        count = masks.words.shape[0]
         fits = (masks.index >= -1) & (masks.index < count)
         expect.values(OP, "masks index", fits, masks.index, f"-1, or a mask below {count}")
 

@@ -1,6 +1,7 @@
 """Triton kernels of edit_logits: sparse edits of a row by one program, then whole-row edits tile by tile.
 
-A row's path is walked up its parents wherever it is needed: it is short, and its links lie in the nearest cache.
+A row's path is walked up its parents wherever it is needed: it is short, and its links lie in the nearest cache. A
+parent that does not precede its child ends it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from ..law_triton import NEGATIVE_INFINITY
 
 @triton.jit
 def place(nodes, offsets, parents, roots, requests, NODES: tl.constexpr, REQUESTS: tl.constexpr):
-    """(request, its first node, node, position being decided) of a row of logits; request -1 for none."""
+    """(request, its first node, node within it, position being decided) of a row of logits; request -1 for none."""
     node = tl.program_id(0)
     if NODES:
         node = tl.load(nodes + node)
@@ -25,22 +26,26 @@ def place(nodes, offsets, parents, roots, requests, NODES: tl.constexpr, REQUEST
     position = tl.zeros((), tl.int64)
     if request >= 0:
         start = tl.load(offsets + request)
+        node -= start
         position = tl.load(roots + request).to(tl.int64) + 1
-        parent = tl.load(parents + node)
-        while parent >= 0:
+        parents += start
+        here = node
+        parent = tl.load(parents + here)
+        while (parent >= 0) & (parent < here):
             position += 1
-            parent = tl.load(parents + start + parent)
+            here = parent
+            parent = tl.load(parents + here)
     return request, start, node, position
 
 
 @triton.jit
-def on_path(tokens, parents, start, node, ids):
-    """How often each of `ids` (int64) is on the path of a node, int32."""
+def on_path(tokens, parents, node, ids):
+    """How often each of `ids` (int64) is on the path of a node, int32. tokens, parents, node: of its request."""
     count = (ids * 0).to(tl.int32)
     parent = tl.load(parents + node)
-    while parent >= 0:
+    while (parent >= 0) & (parent < node):
         count += (ids == tl.load(tokens + node)).to(tl.int32)
-        node = start + parent
+        node = parent
         parent = tl.load(parents + node)
     return count
 
@@ -63,6 +68,8 @@ def sparse(
     request, start, node, position = place(nodes, offsets, parents, roots, requests, NODES, REQUESTS)
     if request >= 0:
         logits += tl.program_id(0).to(tl.int64) * stride
+        tokens += start
+        parents += start
         lane = tl.arange(0, TILE)
         if PENALTIES:
             repetition = tl.load(factors + 3 * request)
@@ -74,10 +81,10 @@ def sparse(
             # tokens of the path that were never committed; each at its last place there
             at = node
             parent = tl.load(parents + at)
-            while parent >= 0:
+            while (parent >= 0) & (parent < at):
                 token = tl.load(tokens + at)
-                total = on_path(tokens, parents, start, node, token)
-                upwards = on_path(tokens, parents, start, at, token)
+                total = on_path(tokens, parents, node, token)
+                upwards = on_path(tokens, parents, at, token)
                 known = tl.zeros((TILE,), tl.int32)
                 for first in range(0, used, TILE):
                     listed = tl.load(own + first + lane, mask=first + lane < used, other=-1)
@@ -86,12 +93,12 @@ def sparse(
                 level = tl.load(logits + token, mask=fresh, other=0.0).to(tl.float32)
                 changed = penalised(level, total, repetition, presence, frequency)
                 tl.store(logits + token, changed.to(logits.dtype.element_ty), mask=fresh)
-                at = start + parent
+                at = parent
                 parent = tl.load(parents + at)
             for first in range(0, used, TILE):
                 token = tl.load(own + first + lane, mask=first + lane < used, other=-1).to(tl.int64)
                 total = tl.load(own_counts + first + lane, mask=first + lane < used, other=0)
-                total += on_path(tokens, parents, start, node, token)
+                total += on_path(tokens, parents, node, token)
                 wanted = (token >= 0) & (token < vocab)
                 level = tl.load(logits + token, mask=wanted, other=0.0).to(tl.float32)
                 changed = penalised(level, total, repetition, presence, frequency)

@@ -43,14 +43,16 @@ def _key(caches: Any, *args: Any, **kwargs: Any) -> Hashable:
     return True if table.is_cpu and not INTERPRETED else (table.device, isinstance(caches, CacheTable))
 
 
-def _op(name: str, key: Callable[..., Hashable], why_not: Callable[..., str | None] | None) -> Op:
+def _op(
+    name: str, key: Callable[..., Hashable], why_not: Callable[..., str | None] | None, look: Callable[..., None]
+) -> Op:
     triton = triton_backend(_load_triton(name), why_not)
     backends = [cuda_backend(_load(name)), triton, cpu_backend(_load(name), op="kv_commit_pages")]
-    return Op(name, getattr(reference, name), backends, key=key)
+    return Op(name, getattr(reference, name), backends, key=key, look=look)
 
 
-kv_commit = _op("kv_commit", _key, _no_list)
-kv_commit_scratch = _op("kv_commit_scratch", _key, _no_list)
-kv_commit_pages = _op("kv_commit_pages", first_tensor_key, None)
+kv_commit = _op("kv_commit", _key, _no_list, reference.look_in_place)
+kv_commit_scratch = _op("kv_commit_scratch", _key, _no_list, reference.look_scratch)
+kv_commit_pages = _op("kv_commit_pages", first_tensor_key, None, reference.look_pages)
 
 __all__ = ["CacheTable", "kv_commit", "kv_commit_pages", "kv_commit_scratch"]

@@ -29,6 +29,56 @@ def check_apart(op: str, one: tuple[str, Tensor], other: tuple[str, Tensor]) -> 
         )
 
 
+def look(
+    op: str,
+    pages: int,
+    page_size: int,
+    page_table: Tensor,
+    lengths: Tensor,
+    path: Tensor,
+    offsets: Tensor,
+    num_accepted: Tensor,
+    rows: Tensor | None = None,
+    cache_lengths: Tensor | None = None,
+    held: int | None = None,
+) -> None:
+    """Raises ValueError for data that a commit cannot follow. held: nodes of a scratch, None: they are in the cache."""
+    room = page_table.shape[1] * page_size
+    for row in range(lengths.shape[0]):
+        first, end, length = int(offsets[row]), int(offsets[row + 1]), int(lengths[row])
+        nodes = kept_nodes(path, num_accepted, row)
+        last = length + (len(nodes) if held is not None else end - first) if len(nodes) else 0
+        used = page_table[row, : -(-max(last, 0) // page_size)]
+        own, accepted = 0 if rows is None else int(rows[row]), int(num_accepted[row])
+        for name, good, got, expected in (
+            ("num_accepted", 0 <= accepted < path.shape[1], accepted, "less than the path's width"),
+            ("path", bool(((nodes >= first) & (nodes < end)).all()), nodes.tolist(), f"nodes {first} to {end - 1}"),
+            ("path", held is None or bool((nodes < held).all()), nodes.tolist(), f"nodes below {held}, the scratch's"),
+            ("lengths", length >= 0 and last <= room, length, f"room for its nodes in {room} slots"),
+            ("page_table", bool(((used >= 0) & (used < pages)).all()), used.tolist(), f"page ids below {pages}"),
+            ("rows", cache_lengths is None or 0 <= own < cache_lengths.shape[0], own, "a row of cache_lengths"),
+        ):
+            if not good:
+                raise ValueError(f"{op}: {name} of row {row} is {got}; expected {expected}; use what the verify "
+                                 "operators and kv_slots return")  # fmt: skip
+
+
+def look_in_place(caches: Sequence[Tensor], *trees: Tensor, **named: Tensor) -> None:
+    """What `kv_commit` cannot follow."""
+    look("kv_commit", *caches[0].shape[:2], *trees, **named)
+
+
+def look_scratch(caches: Sequence[Tensor], scratch: Sequence[Tensor], *trees: Tensor, **named: Tensor) -> None:
+    """What `kv_commit_scratch` cannot follow."""
+    held = scratch[0].shape[1] if isinstance(scratch, CacheTable) else scratch[0].shape[0]
+    look("kv_commit_scratch", *caches[0].shape[:2], *trees, held=held, **named)  # type: ignore[arg-type]
+
+
+def look_pages(page_table: Tensor, *trees: Tensor, cache_page_table: Tensor | None = None, **named: Tensor) -> None:
+    """What `kv_commit_pages` cannot follow; page ids are only moved, so that any will do."""
+    look("kv_commit_pages", 2**31 - 1, 1, page_table, *trees[:6], **named)
+
+
 def kept_nodes(path: Tensor, num_accepted: Tensor, row: int) -> Tensor:
     """int64 nodes that a row keeps: its path up to num_accepted, or to where it ends before."""
     nodes = path[row, : int(num_accepted[row]) + 1]

@@ -23,6 +23,12 @@ def _load_triton() -> Callable[..., Any]:
     return kv_slots
 
 
-kv_slots = Op("kv_slots", _reference, [triton_backend(_load_triton), cpu_backend(_load_cpu, op="kv_slots")])
+kv_slots = Op(
+    "kv_slots",
+    _reference,
+    [triton_backend(_load_triton), cpu_backend(_load_cpu, op="kv_slots")],
+    direct=("triton",),
+    look=_reference,
+)
 
 __all__ = ["kv_slots"]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from ..machine_code import Variant
+from ..workspace import Spec, results
 
 
 def kv_slots(
@@ -17,25 +20,35 @@ def kv_slots(
     nodes: int,
     page_size: int,
     advance: bool = False,
+    *,
+    out: Sequence[Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The operator in one launch. Data is not checked: what has no room goes to the trash."""
     from .triton_kernel import place
 
-    batch, columns = rows.shape[0], page_table.shape[1]
     given = {"page_table": page_table, "lengths": lengths, "rows": rows, "offsets": offsets, "depth": depth}
     for name, each in given.items():
-        if each is not None and (each.dtype != torch.int32 or not each.is_contiguous()):
-            raise ValueError(f"kv_slots: {name} is {each.dtype} {list(each.shape)}; expected contiguous int32")
+        if each is None:
+            continue
+        axes = 2 if each is page_table else 1
+        if each.dtype != torch.int32 or each.ndim != axes or not each.is_contiguous():
+            raise ValueError(
+                f"kv_slots: {name} is {each.dtype} {list(each.shape)}; expected contiguous int32 of {axes} dimensions"
+            )
+    (capacity, columns), batch = page_table.shape, rows.shape[0]
+    if lengths.shape[0] != capacity:
+        raise ValueError(f"kv_slots: lengths is {list(lengths.shape)}; expected [{capacity}], a row of page_table each")
     if offsets.shape[0] != batch + 1 or (depth is not None and depth.shape[0] != nodes) or nodes < 0 or page_size < 1:
         raise ValueError(
             f"kv_slots: rows {list(rows.shape)}, offsets {list(offsets.shape)} and depth do not fit {nodes} nodes of "
             f"page size {page_size}; expected [B], [B + 1], [nodes] or None, and a page size of at least 1"
         )
-    table, own = page_table.new_empty(batch, columns), lengths.new_empty(batch)
-    slots, positions = (torch.empty(nodes, dtype=torch.int64, device=rows.device) for _ in range(2))
+    wide = ((nodes,), torch.int64)
+    specs: list[Spec] = [((batch, columns), torch.int32), ((batch,), torch.int32), wide, wide]
+    table, own, slots, positions = results("kv_slots", out, specs, rows.device)
     place[(batch + 1,)](
         page_table, lengths, rows, offsets, depth, table, own, slots, positions,
-        batch, nodes, page_table.shape[0], columns,
+        batch, nodes, capacity, columns,
         PAGE=page_size, ADVANCE=advance, TREE=depth is not None, BLOCK=256, num_warps=2,
     )  # fmt: skip
     return table, own, slots, positions

@@ -45,4 +45,5 @@ def place(
         tl.store(slots + node, tl.where(held, slot, -1), mask=node < end)
         tl.store(positions + node, position.to(tl.int64), mask=node < end)
     if ADVANCE:
+        tl.debug_barrier()  # every warp reads the length for itself, and one writes it
         tl.store(lengths + row, length + tl.maximum(end - first, 0), mask=known)

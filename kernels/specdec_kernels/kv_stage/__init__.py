@@ -10,6 +10,7 @@ from torch import Tensor
 from ..dispatch import Op
 from ..extension import cpu_backend, cuda_backend
 from ..triton_backend import INTERPRETED, triton_backend
+from .reference import check
 from .reference import kv_stage as _reference
 
 
@@ -25,10 +26,10 @@ def _load_triton() -> Callable[..., Any]:
     return kv_stage
 
 
-def _why_not_triton(*args: Any) -> str | None:
+def _why_not_triton(*args: Any, **kwargs: Any) -> str | None:
     from .launch import why_not
 
-    return why_not(*args)
+    return why_not(*args, **kwargs)
 
 
 def _key(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor) -> Hashable:
@@ -42,6 +43,7 @@ kv_stage = Op(
     _reference,
     [cuda_backend(_load), triton_backend(_load_triton, _why_not_triton), cpu_backend(_load, op="kv_stage")],
     key=_key,
+    look=check,
 )
 
 __all__ = ["kv_stage"]

@@ -19,6 +19,11 @@ def kv_stage(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor,
     """The operator in one launch. Slots are not checked: one beyond the cache is skipped."""
     from .triton_kernel import stage
 
+    if key_cache.ndim != 4 or slots.ndim != 1:
+        raise ValueError(
+            f"kv_stage: key_cache is {list(key_cache.shape)} and slots {list(slots.shape)}, expected [pages, "
+            "page_size, heads, width] and [M]"
+        )
     pages, page_size, heads, width = key_cache.shape
     for name, new, cache in (("key", key, key_cache), ("value", value, value_cache)):
         if new.dtype != cache.dtype or new.shape[1:] != cache.shape[2:] or new.shape[0] != slots.shape[0]:

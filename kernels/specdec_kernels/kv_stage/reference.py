@@ -5,15 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 
-def kv_stage(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor) -> None:
-    """Writes the keys and values of M nodes of one layer into their slots of a paged cache, in place.
-
-    key, value: [M, Hkv, D]; key_cache, value_cache: [pages, page_size, Hkv, D] of the same dtype, any dtype;
-    node and head axes of all four may be strided, the last axis is contiguous
-    slots: int64 [M], page * page_size + offset; a negative slot sends the node to the trash, slot 0 of page 0
-
-    Raises: ValueError for shapes or dtypes that do not fit and for slots beyond the cache.
-    """
+def check(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor) -> None:
+    """Raises ValueError for arguments that kv_stage cannot take; slots are looked at on a CPU only."""
     pages, page_size = key_cache.shape[:2]
     for name, new, cache in (("key", key, key_cache), ("value", value, value_cache)):
         if new.dtype != cache.dtype or new.shape[1:] != cache.shape[2:] or new.shape[0] != slots.shape[0]:
@@ -25,6 +18,19 @@ def kv_stage(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor,
         raise ValueError(
             f"kv_stage: slot {int(slots.max())} is outside the cache, expected less than {pages * page_size}"
         )
+
+
+def kv_stage(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor) -> None:
+    """Writes the keys and values of M nodes of one layer into their slots of a paged cache, in place.
+
+    key, value: [M, Hkv, D]; key_cache, value_cache: [pages, page_size, Hkv, D] of the same dtype, any dtype;
+    node and head axes of all four may be strided, the last axis is contiguous
+    slots: int64 [M], page * page_size + offset; a negative slot sends the node to the trash, slot 0 of page 0
+
+    Raises: ValueError for shapes or dtypes that do not fit and for slots beyond the cache.
+    """
+    check(key, value, key_cache, value_cache, slots)
+    page_size = key_cache.shape[1]
     where = slots.clamp(min=0)
     page, offset = where // page_size, where % page_size
     key_cache[page, offset] = key

@@ -60,6 +60,19 @@ def law_stats(
     return tuple(found)
 
 
+def beside(path: Tensor, found: Tensor, index: Tensor) -> Tensor:
+    """bool [nodes]: whether a node is on none of the paths; found: bool [nodes + 1] and index: int64, both scratch."""
+    index.copy_(path.view(-1))
+    return found.fill_(True).index_fill_(0, index, False)[:-1]  # padding marks the last place
+
+
+def forget(rows: Tensor, stats: Sequence[Tensor]) -> None:
+    """Marks statistics of rows (bool [R]) as those that nobody asked for, in place and as `only` does."""
+    for each, nothing in zip(stats, (0, torch.inf, 0, 0)):
+        each.masked_fill_(rows, nothing)
+    stats[4].masked_fill_(rows[:, None], torch.nan)
+
+
 def _variant(kernel: str, dtype: str, everyday: tuple[str, ...], blocks: int = 256, **constants: object) -> Variant:
     logits = {"logits": f"*{dtype}", "temperature": "*fp32", "vocab": "i32:16", "blocks": "i32", "stride": "i32:16"}
     tables = {"tops": "*fp32", "places": "*i32", "sums": "*fp32"}

@@ -32,7 +32,7 @@ def scan(logits, temperature, tops, places, sums, vocab, blocks, stride, GROUP: 
     if t == 0:
         place = tl.min(tl.where(clean == top[:, None], ids, 0x7FFFFFFF), 1)
         tl.store(places + at, place, mask=block < blocks)
-    inv_t = tl.where(t == 0, 1.0, 1.0 / t)
+    inv_t = tl.where(t == 0, 1.0, tl.math.div_rn(1.0, t))  # `/` is not correctly rounded on a GPU
     scaled_top = top * inv_t
     shift = tl.where(scaled_top > NEGATIVE_INFINITY, scaled_top, 0.0)
     tl.store(sums + at, tl.sum(tl.exp(level * inv_t - shift[:, None]), 1), mask=block < blocks)
@@ -160,7 +160,7 @@ def join(
     sum_of = tl.load(sums + row * blocks + block, mask=have, other=0.0)
     t = tl.load(temperature + row)
     greedy = t == 0
-    inv_t = tl.where(greedy, 0.0, 1.0 / t)
+    inv_t = tl.where(greedy, 0.0, tl.math.div_rn(1.0, t))
     top = tl.max(peak, 0)
     top_scaled = (top * tl.where(greedy, 1.0, inv_t)).to(tl.float64)
     unit = tl.where(peak > NEGATIVE_INFINITY, (peak * tl.where(greedy, 1.0, inv_t)).to(tl.float64) - top_scaled, 0.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..machine_code import Variant
-from ..proposals_launch import thresholds_by, verify_by, walk_variant, weigh_variants
+from ..proposals_launch import NODES, thresholds_by, verify_by, walk_variant, weigh_variants
 from .reference import check
 
 ordered_verify = verify_by("ordered_verify", False, check)
@@ -14,8 +14,13 @@ VARIANTS = [
     *weigh_variants("ordered_verify", "fp32 mapped scouts", False, "fp32", draft=True, mapped=True, scouts=True),
     *weigh_variants("ordered_verify", "bf16 chosen", False, draft=False),
     Variant(
-        "ordered_verify/plant", "ordered_verify.triton_kernel:plant",
-        {"offsets": "*i32", "level": "*i32", "reach": "*fp64", "accept": "*fp32"}, warps=1,
+        "ordered_verify/prepare", "ordered_verify.triton_kernel:prepare",
+        {
+            **dict.fromkeys(("offsets", "first_child", "next_sibling", "law_row", "first", "sibling"), "*i32"),
+            **dict.fromkeys(("source", "applied", "level", "parents"), "*i32"), "accept": "*fp32", "reach": "*fp64",
+            **dict.fromkeys(("rows", "nodes", "laws"), "i32"),
+        },
+        {"TILE": NODES}, warps=2,
     ),
     walk_variant("ordered_verify", 8, False),
 ]  # fmt: skip

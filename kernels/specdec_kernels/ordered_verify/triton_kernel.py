@@ -4,6 +4,8 @@
 over the vocabulary per refusal (and one more where its law excludes tokens). Nodes do not wait for one another:
 ordered_verify weighs all of them in one launch, traversal_verify one level per launch, since a node's law depends on
 what reached it. The walks read a few numbers per node; `draw_sample`'s kernels draw at the end.
+All of them follow the links that `prepare` leaves, so that no loop is endless and no row reads or writes another one's
+nodes, whatever the links were.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..links_triton import onward
 from ..random_triton import coin
 from ..rest_triton import CHOSEN, excludes, proposal, rest_of
 
@@ -109,14 +112,29 @@ def weigh(
 
 
 @triton.jit
-def plant(offsets, level, reach, accept):
-    """The roots: level 0, reach and threshold 1."""
+def prepare(
+    offsets, first_child, next_sibling, law_row, first, sibling, source, applied, level, parents, accept, reach, rows,
+    nodes, laws, TILE: tl.constexpr,
+):  # fmt: skip
+    """Grid (rows + 1): links that lead onward and rows of draft laws that exist, nobody refused, and roots of level 0,
+    reach and threshold 1. The last program sees to the nodes of no row."""
     row = tl.program_id(0)
-    start, end = tl.load(offsets + row), tl.load(offsets + row + 1)
-    if start < end:
-        tl.store(level + start, 0)
-        tl.store(reach + start, tl.full((), 1.0, tl.float64))
-        tl.store(accept + start, 1.0)
+    start = tl.load(offsets + row)
+    end = tl.load(offsets + row + 1, mask=row < rows, other=nodes)
+    for begin in range(start, end, TILE):
+        node = begin + tl.arange(0, TILE)
+        inside = node < end
+        linked = inside & (row < rows)
+        root = linked & (node == start)
+        tl.store(first + node, onward(first_child, node, end, linked), mask=inside)
+        tl.store(sibling + node, onward(next_sibling, node, end, linked), mask=inside)
+        law = tl.load(law_row + node, mask=linked, other=0)
+        tl.store(source + node, tl.minimum(tl.maximum(law, 0), laws - 1), mask=inside)
+        tl.store(applied + node, tl.zeros((TILE,), tl.int32), mask=inside)
+        tl.store(level + node, tl.where(root, 0, -1), mask=inside)
+        tl.store(parents + node, tl.full((TILE,), -1, tl.int32), mask=inside)
+        tl.store(accept + node, tl.where(root, 1.0, 0.0), mask=inside)
+        tl.store(reach + node, tl.where(root, 1.0, 0.0).to(tl.float64), mask=inside)
 
 
 @triton.jit
@@ -124,7 +142,8 @@ def walk_down(
     offsets, first_child, next_sibling, scouts, accept, seeds, positions, uniforms, path, accepted, last, firsts, depth,
     STEPS: tl.constexpr, EXPLICIT: tl.constexpr, SCOUTS: tl.constexpr,
 ):  # fmt: skip
-    """ordered_verify: at every node the first child whose coin passes."""
+    """ordered_verify: at every node the first child whose coin passes. Where the path is full its last node counts as a
+    leaf: nobody has refused its children."""
     row = tl.program_id(0)
     out = path + row.to(tl.int64) * (depth + 1)
     root, end = tl.load(offsets + row), tl.load(offsets + row + 1)
@@ -154,6 +173,6 @@ def walk_down(
     tl.store(accepted + row, tl.maximum(length - 1, 0))
     tl.store(last + row, final)
     first = tl.full((), -1, tl.int32)
-    if final >= 0:
+    if (final >= 0) & (length <= depth):
         first = tl.load(first_child + final)
     tl.store(firsts + row, first)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..law_stats.launch import law_stats
+from ..law_stats.launch import beside, forget, law_stats
 from ..law_stats.launch import scratch as law_scratch
 from ..machine_code import Variant
 from ..random import BLOCK
@@ -39,15 +39,6 @@ def _scratch(
     ]
 
 
-def _forget(beside: Tensor, path: Tensor, index: Tensor, stats: Sequence[Tensor]) -> None:
-    """What `only` says of nodes beside the paths, in place. beside: bool [nodes + 1], index: int64, both scratch."""
-    index.copy_(path.view(-1))
-    beside = beside.fill_(True).index_fill_(0, index, False)[:-1]  # padding marks the last place
-    for each, nothing in zip(stats, (0, torch.inf, 0, 0)):
-        each.masked_fill_(beside, nothing)
-    stats[4].masked_fill_(beside[:, None], torch.nan)
-
-
 @needs(_scratch)
 def replay_verify(
     tokens: Tensor,
@@ -70,7 +61,7 @@ def replay_verify(
     (nodes, vocab), rows = logits.shape, offsets.shape[0] - 1
     sizes = _scratch(*links, scouts, logits, max_depth=max_depth)
     parts, _ = carve(op, workspace, sizes, tokens.device)
-    of_stats, of_choice, of_walk, parents, node_seeds, node_positions, choice, beside, index = parts
+    of_stats, of_choice, of_walk, parents, node_seeds, node_positions, choice, off, index = parts
     single, statistics = torch.float32, [torch.float32] * 3 + [torch.int32]
     laws: list[Spec] = [*(((nodes,), dtype) for dtype in statistics), ((nodes, -(-vocab // BLOCK)), single)]
     found = results(op, out, [*path_specs(rows, max_depth), *laws], tokens.device)
@@ -81,7 +72,7 @@ def replay_verify(
         keys = (inv_t, cut, tie_id, node_seeds, node_positions)
         replay_sample(logits, *keys, out=choice, workspace=of_choice)
     tree_verify(*links, choice, scouts, max_depth=max_depth, out=found[:3], workspace=of_walk)
-    _forget(beside, found[0], index, stats)
+    forget(beside(found[0], off, index), stats)
     return tuple(found)
 
 

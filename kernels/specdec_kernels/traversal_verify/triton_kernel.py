@@ -13,7 +13,9 @@ def walk_up(
     offsets, first_child, next_sibling, scouts, accept, level, parents, seeds, positions, uniforms, path, accepted,
     last, firsts, depth, STEPS: tl.constexpr, EXPLICIT: tl.constexpr, SCOUTS: tl.constexpr,
 ):  # fmt: skip
-    """traversal_verify: the first node in post-order whose coin passes; the root's always does."""
+    """traversal_verify: the first node in post-order whose coin passes; the root's always does.
+
+    A tree is left after two steps per node; other links, which may lead in circles, then end the walk where it is."""
     row = tl.program_id(0)
     out = path + row.to(tl.int64) * (depth + 1)
     root, end = tl.load(offsets + row), tl.load(offsets + row + 1)
@@ -23,7 +25,9 @@ def walk_up(
         seed, position = tl.load(seeds + row), tl.load(positions + row)
         node = root
         descend = node >= 0
+        steps = 2 * (end - root)
         while final < 0:
+            steps -= 1
             child = tl.full((), -1, tl.int32)
             if descend:
                 child = proposing(tl.load(first_child + node), next_sibling, scouts, SCOUTS)
@@ -36,7 +40,7 @@ def walk_up(
                     u = tl.load(uniforms + node)
                 else:
                     u = coin(seed, position, node - root)
-                if (node == root) | (u < tl.load(accept + node)):
+                if (node == root) | (u < tl.load(accept + node)) | (steps < 0):
                     final = node
                 else:
                     sibling = proposing(tl.load(next_sibling + node), next_sibling, scouts, SCOUTS)
@@ -46,7 +50,7 @@ def walk_up(
         node = final
         for back in range(length):
             tl.store(out + (length - 1 - back), node)
-            node = tl.load(parents + node, mask=node != root, other=-1)
+            node = tl.load(parents + node, mask=node > root, other=-1)
     step = tl.arange(0, STEPS)
     tl.store(out + step, tl.full((STEPS,), -1, tl.int32), mask=(step >= length) & (step <= depth))
     tl.store(accepted + row, tl.maximum(length - 1, 0))

@@ -13,6 +13,7 @@ from ..triton_backend import triton_backend
 from . import sdpa_kernel
 from .plan import AttentionPlan
 from .plan import attention_plan as _plan_reference
+from .reference import look
 from .reference import tree_attention as _reference
 
 __all__ = ["AttentionPlan", "attention_plan", "plan_for", "tree_attention"]
@@ -70,6 +71,7 @@ tree_attention = Op(
         cpu_backend(_load_cpu, _one_dtype, op="tree_attention"),
     ],
     key=_key,
+    look=look,
 )
 attention_plan = Op("attention_plan", _plan_reference, [triton_backend(_load_plan)])
 

@@ -12,7 +12,7 @@ from triton import next_power_of_2
 
 from ..workspace import Spec, carve, needs, results
 from . import shares
-from .config import INVARIANT_ROWS, OCCUPANCY, PROCESSORS, Config, choose, joint, pieces
+from .config import INVARIANT_ROWS, MOST_PIECES, OCCUPANCY, PROCESSORS, Config, choose, joint, pieces
 from .plan import AttentionPlan, blocks_of
 from .variants import VARIANTS as VARIANTS
 
@@ -48,7 +48,7 @@ def _cut(
     config = choose(rows, width, itemsize, narrow)
     blocks = blocks_of(nodes, batch, group, config.block_m)
     if invariant:
-        return Shape(config, blocks, max(1, -(-capacity // PIECE_SLOTS)), PIECE_SLOTS // config.block_n)
+        return Shape(config, blocks, max(2, -(-capacity // PIECE_SLOTS)), PIECE_SLOTS // config.block_n)
     return Shape(config, blocks, pieces(blocks * kv_heads, capacity, config, processors), 0)
 
 
@@ -102,18 +102,21 @@ def why_not(query: Tensor, key_cache: Tensor, *args: object, **kwargs: object) -
 
 def _check(query: Tensor, caches: tuple[Tensor, Tensor], integers: dict[str, Tensor | None], out: Tensor) -> None:
     """Raises ValueError for shapes, dtypes, devices and strides that the kernels cannot take; looks at no data."""
-    nodes, heads, width = query.shape
-    kv_heads = caches[0].shape[2]
     op = "tree_attention"
-    if heads % kv_heads:
-        raise ValueError(f"{op}: query has {heads} heads, expected a multiple of the cache's {kv_heads}")
+    if query.ndim != 3:
+        raise ValueError(f"{op}: query is {list(query.shape)}, expected [nodes, heads, width]; unflatten its heads")
+    nodes, heads, width = query.shape
     for name, each in (("key_cache", caches[0]), ("value_cache", caches[1])):
         if each.ndim != 4 or each.shape != caches[0].shape or each.shape[3] != width or each.dtype != caches[0].dtype:
             raise ValueError(
                 f"{op}: {name} is {each.dtype} {list(each.shape)}, expected {caches[0].dtype} [pages, page_size, "
-                f"{kv_heads}, {width}] like query and the other cache"
+                f"kv_heads, {width}] like query and the other cache"
             )
+    if heads % caches[0].shape[2]:
+        raise ValueError(f"{op}: query has {heads} heads, expected a multiple of the cache's {caches[0].shape[2]}")
     for name, strided in (("query", query), ("key_cache", caches[0]), ("value_cache", caches[1]), ("out", out)):
+        if strided.device != query.device:
+            raise ValueError(f"{op}: {name} lies on {strided.device}, expected {query.device} like query; move it")
         if strided.stride(-1) != 1 and strided.shape[-1] > 1:
             raise ValueError(f"{op}: {name} has a strided last axis, expected a contiguous one; call .contiguous()")
     if out.shape != query.shape or out.dtype != query.dtype:
@@ -125,16 +128,35 @@ def _check(query: Tensor, caches: tuple[Tensor, Tensor], integers: dict[str, Ten
         if index is None:
             continue
         fits = index.ndim == 2 if name in ("page_table", "ancestors") else tuple(index.shape) == expected[name]
-        if index.dtype != torch.int32 or not fits or index.stride(-1) not in (1, 0) or index.device != query.device:
+        fits = fits and (index.stride(-1) == 1 or index.shape[-1] <= 1)
+        if index.dtype != torch.int32 or not fits or index.device != query.device:
             raise ValueError(
                 f"{op}: {name} is {index.dtype} {list(index.shape)} on {index.device}, expected int32 "
-                f"{list(expected.get(name, ('rows', 'columns')))} on {query.device} with a contiguous last axis"
+                f"{list(expected.get(name, ('rows', 'columns')))} on {query.device} with a contiguous last axis; call "
+                ".contiguous()"
             )
     words = integers["ancestors"]
     if words is not None and (words.shape[0] != nodes or not words.is_contiguous()):
         raise ValueError(
             f"{op}: ancestors is {list(words.shape)}, expected contiguous [{nodes}, W]; call .contiguous()"
         )
+
+
+def _check_heads(query: Tensor, kv_heads: int, sinks: Tensor | None, scales: dict[str, Tensor | None]) -> None:
+    """Raises ValueError for numbers per head that the kernels cannot take."""
+    if None in scales.values() and any(each is not None for each in scales.values()):
+        raise ValueError(
+            "tree_attention: key_scale and value_scale go together, expected float32 [Hkv] each or neither"
+        )
+    for name, given, heads in (("sinks", sinks, query.shape[1]), *((n, each, kv_heads) for n, each in scales.items())):
+        if given is None:
+            continue
+        good = given.dtype in DTYPES if name == "sinks" else given.dtype == torch.float32
+        if not good or tuple(given.shape) != (heads,) or not given.is_contiguous() or given.device != query.device:
+            raise ValueError(
+                f"tree_attention: {name} is {given.dtype} {list(given.shape)} on {given.device}, expected contiguous "
+                f"float32 [{heads}] on {query.device}, one per {'query' if name == 'sinks' else 'key/value'} head"
+            )
 
 
 @needs(_scratch)
@@ -176,10 +198,7 @@ def tree_attention(
     _check(query, (key_cache, value_cache), integers, result)
     if ancestors is not None and window and depth is None:
         raise ValueError("tree_attention: window with ancestors needs depth; pass the depth of every node")
-    if (key_scale is None) != (value_scale is None):
-        raise ValueError(
-            "tree_attention: key_scale and value_scale go together, expected float32 [Hkv] each or neither"
-        )
+    _check_heads(query, key_cache.shape[2], sinks, {"key_scale": key_scale, "value_scale": value_scale})
     nodes, heads, width = query.shape
     pages, page_size, kv_heads, _ = key_cache.shape
     batch, columns = page_table.shape
@@ -220,7 +239,8 @@ def tree_attention(
         num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
     if count > 1:
-        block_p, block_h = joint(count, config.block_d)
+        # how pieces are joined must not depend on how many there are, nor that they are
+        block_p, block_h = joint(MOST_PIECES if batch_invariant else count, config.block_d)
         combine[(nodes, -(-heads // block_h))](
             part, part_lse, sinks, offsets, result, lse, batch, nodes, result.stride(0), result.stride(1),
             HEADS=heads, WIDTH=width, BLOCK_D=config.block_d, BLOCK_H=block_h, BLOCK_P=block_p, PIECES=count,

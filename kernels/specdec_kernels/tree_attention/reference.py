@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .. import expect
 from .plan import AttentionPlan
 
 
@@ -12,6 +13,33 @@ def visible_nodes(ancestors: Tensor, count: int) -> Tensor:
     """Boolean [n, count]: bit j of each node's words. ancestors: int32 [n, W]."""
     index = torch.arange(count, device=ancestors.device)
     return ((ancestors[:, index >> 5] >> (index & 31)) & 1).bool()
+
+
+def check_pages(key_cache: Tensor, page_table: Tensor, lengths: Tensor, offsets: Tensor) -> None:
+    """Raises ValueError for rows that need more slots than they have, and for pages that do not exist."""
+    pages, page_size = key_cache.shape[:2]
+    bounds, room = offsets.tolist(), page_table.shape[1] * page_size
+    for row, length in enumerate(lengths.tolist()):
+        if bounds[row + 1] == bounds[row]:
+            continue
+        needed = length + bounds[row + 1] - bounds[row]
+        if needed > room:
+            raise ValueError(
+                f"tree_attention: row {row} needs {needed} slots, expected at most {room} (pages of the table x page "
+                "size); grow page_table"
+            )
+        used = page_table[row, : -(-needed // page_size)]
+        if bool(((used < 0) | (used >= pages)).any()):
+            raise ValueError(f"tree_attention: row {row} of page_table names pages outside 0..{pages - 1}")
+
+
+def look(
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, page_table: Tensor, lengths: Tensor, offsets: Tensor,
+    *args: Tensor | None, **kwargs: object,
+) -> None:  # fmt: skip
+    """Raises ValueError for data that the reference refuses."""
+    expect.offsets("tree_attention", offsets, query.shape[0])
+    check_pages(key_cache, page_table, lengths, offsets)
 
 
 def tree_attention(
@@ -68,11 +96,12 @@ def tree_attention(
     Raises: ValueError for shapes, dtypes or pages that do not fit.
     """
     nodes, heads, _ = query.shape
-    pages, page_size, kv_heads, _ = key_cache.shape
+    page_size, kv_heads = key_cache.shape[1:3]
     if heads % kv_heads:
         raise ValueError(f"tree_attention: query has {heads} heads, expected a multiple of the cache's {kv_heads}")
     if ancestors is not None and window and depth is None:
         raise ValueError("tree_attention: window with ancestors needs depth; pass the depth of every node")
+    check_pages(key_cache, page_table, lengths, offsets)
     wide = torch.float64 if query.dtype == torch.float64 else torch.float32
     result = query.new_zeros(query.shape) if out is None else out.zero_()
     lse = torch.full((nodes, heads), -torch.inf, dtype=wide, device=query.device)
@@ -84,16 +113,7 @@ def tree_attention(
         if count == 0:
             continue
         position = torch.arange(length + count, device=query.device)
-        table = page_table[row].long()
-        if length + count > table.numel() * page_size:
-            raise ValueError(
-                f"tree_attention: row {row} needs {length + count} slots, expected at most "
-                f"{table.numel() * page_size} (pages of the table x page size); grow page_table"
-            )
-        used = table[position // page_size]
-        if bool(((used < 0) | (used >= pages)).any()):
-            raise ValueError(f"tree_attention: row {row} of page_table names pages outside 0..{pages - 1}")
-        slots = used * page_size + position % page_size
+        slots = page_table[row].long()[position // page_size] * page_size + position % page_size
         key = keys_by_slot[slots].to(wide).repeat_interleave(heads // kv_heads, dim=1)  # [L, H, D]
         value = values_by_slot[slots].to(wide).repeat_interleave(heads // kv_heads, dim=1)
         if key_scale is not None and value_scale is not None:

@@ -93,7 +93,7 @@ def tile_step(
     if BLOCK_N % PAGE == 0:
         place = tl.arange(0, BLOCK_N) % PAGE  # the same for every tile
     else:
-        place = slot % PAGE
+        place = (slot % PAGE).to(tl.int64)  # a page may hold a whole row
     k_at = page.to(tl.int64) * k_page + place * k_slot
     v_at = k_at
     if not ALIKE:

@@ -44,6 +44,7 @@ def enter(
     else:
         before = tl.sum((mark >= 0).to(tl.int32), 0)
         count = before
+        tl.debug_barrier()  # marks are read before they are written
         for slot in range(reach):
             mine = tl.load(scores + start + block + slot)
             as_good = tl.sum((alive & (value >= mine)).to(tl.int32), 0)

@@ -42,5 +42,10 @@ def _key(parents: Tensor, offsets: Tensor, max_nodes: int | None = None) -> Hash
 
 
 tree_plan = Op(
-    "tree_plan", _reference, [triton_backend(_load_triton, _why_not_triton), cpu_backend(_load_cpu)], key=_key
+    "tree_plan",
+    _reference,
+    [triton_backend(_load_triton, _why_not_triton), cpu_backend(_load_cpu)],
+    key=_key,
+    direct=("triton",),
+    look=_reference,
 )

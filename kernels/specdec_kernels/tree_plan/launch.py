@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from triton import next_power_of_2
 
 from ..machine_code import Variant
+from ..workspace import results
 from .plan import MOST_NODES, TreePlan
 
 
@@ -20,7 +23,7 @@ def why_not(parents: Tensor, offsets: Tensor, max_nodes: int | None = None) -> s
     return None if most <= MOST_NODES else f"rows of up to {most} nodes; at most {MOST_NODES} (give max_nodes)"
 
 
-def tree_plan(parents: Tensor, offsets: Tensor, max_nodes: int | None = None) -> TreePlan:
+def tree_plan(parents: Tensor, offsets: Tensor, max_nodes: int | None = None, *, out: Any = None) -> TreePlan:
     """The operator in one launch. Data is not checked: a parent that does not precede its child counts as none."""
     from .triton_kernel import plan
 
@@ -29,15 +32,15 @@ def tree_plan(parents: Tensor, offsets: Tensor, max_nodes: int | None = None) ->
             raise ValueError(f"tree_plan: {name} is {given.dtype} {list(given.shape)}; expected contiguous flat int32")
     nodes, batch = parents.shape[0], offsets.shape[0] - 1
     words = max(1, -(-(nodes if max_nodes is None else max_nodes) // 32))
-    depth, row, first_child, next_sibling = (torch.empty_like(parents) for _ in range(4))
-    ancestors = parents.new_empty(nodes, words)
+    shapes = ((nodes,), (nodes,), (nodes, words), (nodes,), (nodes,))
+    made = results("tree_plan", out, [(shape, torch.int32) for shape in shapes], parents.device)
     size = block(words)
     if nodes:
         plan[(-(-nodes // size),)](
-            parents, offsets, depth, row, ancestors, first_child, next_sibling, nodes, batch,
+            parents, offsets, *made, nodes, batch,
             WORDS=words, BLOCK_W=next_power_of_2(words), BLOCK=size, BLOCK_B=next_power_of_2(batch + 1),
         )  # fmt: skip
-    return TreePlan(depth, row, ancestors, first_child, next_sibling)
+    return TreePlan(*made)
 
 
 def _variant(words: int, everyday: tuple[str, ...]) -> Variant:

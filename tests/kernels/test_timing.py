@@ -1,0 +1,25 @@
+"""Timing on a GPU that is not the current one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from specdec_kernels import timing
+
+
+def test_graphs_are_timed_on_the_gpu_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    current: list[torch.device] = []
+
+    @contextmanager
+    def on(device: torch.device) -> Iterator[None]:
+        current.append(device)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "device", on)
+    monkeypatch.setattr(timing, "graph_time", lambda calls, rounds: float(current[-1].index or 0))
+    assert timing._seconds(torch.device("cuda:1"), [], 3) == 1.0 and not current
