@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,18 +64,18 @@ def look(
                                  "operators and kv_slots return")  # fmt: skip
 
 
-def look_in_place(caches: Sequence[Tensor], *trees: Tensor, **named: Tensor) -> None:
+def look_in_place(caches: Sequence[Tensor], *trees: Any, **named: Any) -> None:
     """What `kv_commit` cannot follow."""
     look("kv_commit", *caches[0].shape[:2], *trees, **named)
 
 
-def look_scratch(caches: Sequence[Tensor], scratch: Sequence[Tensor], *trees: Tensor, **named: Tensor) -> None:
+def look_scratch(caches: Sequence[Tensor], scratch: Sequence[Tensor], *trees: Any, **named: Any) -> None:
     """What `kv_commit_scratch` cannot follow."""
     held = scratch[0].shape[1] if isinstance(scratch, CacheTable) else scratch[0].shape[0]
-    look("kv_commit_scratch", *caches[0].shape[:2], *trees, held=held, **named)  # type: ignore[arg-type]
+    look("kv_commit_scratch", *caches[0].shape[:2], *trees, **{**named, "held": held})
 
 
-def look_pages(page_table: Tensor, *trees: Tensor, cache_page_table: Tensor | None = None, **named: Tensor) -> None:
+def look_pages(page_table: Tensor, *trees: Any, cache_page_table: Any = None, **named: Any) -> None:
     """What `kv_commit_pages` cannot follow; page ids are only moved, so that any will do."""
     look("kv_commit_pages", 2**31 - 1, 1, page_table, *trees[:6], **named)
 
