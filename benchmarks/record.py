@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -17,13 +18,19 @@ from typing import Any
 from benchmarks.interleave import environment
 
 
+def _plain(value: Any) -> Any:
+    """A parameter as it was written: pytest-benchmark marks what JSON does not know."""
+    return re.sub(r"^UNSERIALIZABLE\[(.*)\]$", r"\1", value) if isinstance(value, str) else value
+
+
 def rows_of(found: dict[str, Any]) -> list[dict[str, Any]]:
     """Rows from the JSON of pytest-benchmark."""
     rows = []
     for each in found["benchmarks"]:
+        named = {of: _plain(value) for of, value in (each["params"] or {}).items()}
         name = each["name"].partition("[")[0].removeprefix("test_")
         timed = {f"{kind}_us": round(1e6 * each["stats"][kind], 2) for kind in ("median", "min")}
-        rows.append({"benchmark": name, **(each["params"] or {}), **each["extra_info"], **timed})
+        rows.append({"benchmark": name, **named, **each["extra_info"], **timed})
     return rows
 
 

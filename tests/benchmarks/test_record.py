@@ -8,14 +8,18 @@ from benchmarks.record import joined, rows_of
 
 
 def found(median: float) -> dict[str, Any]:
-    each = {"name": "test_look_up[8-ngram]", "params": {"rows": 8, "name": "ngram"}, "extra_info": {"nodes": 5}}
+    each = {
+        "name": "test_look_up[8-ngram]",
+        "params": {"rows": 8, "dtype": "UNSERIALIZABLE[torch.float32]"},
+        "extra_info": {"nodes": 5},
+    }
     return {"benchmarks": [each | {"stats": {"median": median, "min": median / 2, "max": 9.0}}]}
 
 
 def test_a_row_says_what_was_measured() -> None:
     (row,) = rows_of(found(2e-6))
     assert row == {
-        "benchmark": "look_up", "rows": 8, "name": "ngram", "nodes": 5, "median_us": 2.0, "min_us": 1.0
+        "benchmark": "look_up", "rows": 8, "dtype": "torch.float32", "nodes": 5, "median_us": 2.0, "min_us": 1.0
     }  # fmt: skip
 
 
