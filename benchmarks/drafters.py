@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import count
+from itertools import count, cycle
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -165,8 +165,13 @@ def tuned_shape(temperature: float, nodes: int = 8) -> tuple[int, ...]:
 def assisted(texts: list[list[int]], temperature: float, new_tokens: int) -> Callable[[], None]:
     """The same work by transformers' `generate` with the bundled draft as assistant, four tokens per step."""
     sides = Sides(Setting(temperature=temperature, new_tokens=new_tokens), 0)
-    sides.prompts = texts
-    return sides.theirs(assisted=True)
+    run, turns = sides.theirs(assisted=True), cycle(texts)
+
+    def one() -> None:
+        sides.prompts = [next(turns)]
+        run()
+
+    return one
 
 
 def measure(
@@ -181,7 +186,9 @@ def measure(
     budget: str = "fixed",
     heads: Path | None = None,
 ) -> tuple[list[dict[str, Any]], dict[str, Callable[[], None]]]:
-    """One row per method, and what was run. One thread, float32, batch 1. Every round has seeds of its own."""
+    """One row per method, and what was run: each call takes the next prompt. One thread, float32, batch 1. Every round
+    has seeds of its own.
+    """
     torch.set_num_threads(1)
     outputs: dict[str, list[Any]] = {}
     runs: dict[str, Callable[[], None]] = {}
@@ -213,25 +220,27 @@ def measure(
                 for at, text in enumerate(workload(tokenizer, 2 * prompts)[prompts:]):
                     engine.generate([text], replace(params[0], seed=1000 + at, forced_tokens=()))
 
-            turns = count(1)
+            turns = count()
 
             apart = method is not None and method.memory == "shared"
 
-            def run(name: str = name, engine: Any = engine, turn: Iterator[int] = turns, apart: bool = apart) -> None:
-                seed = next(turn)
-                if apart:
-                    engine.drafter.forget()
-                own = [replace(each, seed=seed) for each in params]
-                outputs[name] = [engine.generate([text], each)[0] for text, each in zip(texts, own)]
+            def run(name: str = name, engine: Any = engine, turns: Iterator[int] = turns, apart: bool = apart) -> None:
+                round_, at = divmod(next(turns), len(texts))
+                if at == 0:
+                    outputs[name] = []
+                    if apart:
+                        engine.drafter.forget()
+                outputs[name] += engine.generate([texts[at]], replace(params[at], seed=1 + round_))
 
             runs[name], engines[name] = run, engine
         if task not in FORCED:
             runs["assisted"] = assisted(texts, temperature, new_tokens)
-        timing = interleave(runs, rounds, clock)
+        timing = interleave(runs, rounds, clock, turns=len(texts))
         timed, shares = dict(outputs), {}
         for name in names:  # apart from the timing, which the clock would slow down
             drafting = DraftClock(engines[name])
-            runs[name]()
+            for _ in texts:
+                runs[name]()
             shares[name] = drafting.share
     plain = [handle.tokens for handle in timed["plain"]]
     copied = mean(copied_share(prompt, text) for prompt, text in zip(texts, plain))

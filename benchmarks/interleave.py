@@ -35,25 +35,28 @@ class Timing:
 
 
 def interleave(
-    sides: Mapping[str, Callable[[], Any]], rounds: int, clock: Callable[[], float] = perf_counter
+    sides: Mapping[str, Callable[[], Any]], rounds: int, clock: Callable[[], float] = perf_counter, turns: int = 1
 ) -> Timing:
-    """Run every side once per round, rotating who goes first; one uncounted warm-up each.
+    """Run every side `turns` times per round, one after the other, rotating who goes first; one uncounted round before.
 
-    clock: `time.process_time` where other programs share the machine and the work is on one thread.
+    A round's seconds are those of its turns together: where the work is many pieces, one piece a turn keeps sides that
+    are compared seconds apart and not minutes. clock: `time.process_time` where other programs share the machine and
+    the work is on one thread.
     """
-    for run in sides.values():
-        run()
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(turns):
+        for run in sides.values():
+            run()
+    seconds: dict[str, list[float]] = {name: [0.0] * rounds for name in sides}
     names = list(sides)
     gc.collect()
     gc.disable()
     try:
-        for turn in range(rounds):
+        for turn in range(rounds * turns):
             shift = turn % len(names)
             for name in names[shift:] + names[:shift]:
                 start = clock()
                 sides[name]()
-                seconds[name].append(clock() - start)
+                seconds[name][turn // turns] += clock() - start
     finally:
         gc.enable()
     return Timing(seconds)

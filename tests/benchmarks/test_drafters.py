@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.drafters import FORCED, METHODS, NOTE, as_markdown, copied_share, copies, measure
+from benchmarks.interleave import interleave
 from specdec_fast.drafters import drafter_names, refuse_unknown_options
 from specdec_fast.loading import load_tokenizer
 
@@ -41,10 +42,20 @@ def test_the_table_says_which_tokens_are_forced() -> None:
 def test_heads_are_measured() -> None:
     """Their time outside of passes is told apart, and their text is plain decoding's."""
     names = ["eagle3", "medusa, 8 nodes"]
-    rows, runs = measure(names, 0.0, rounds=1, prompts=1, new_tokens=12)
+    rows, runs = measure(names, 0.0, rounds=1, prompts=2, new_tokens=8)
     assert [row["drafter"] for row in rows] == names and set(runs) == {"plain", "assisted", *names}
     for row in rows:
         assert row["identical"] and row["tau"] > 1, "nothing was accepted"
         assert row["efficiency"] == pytest.approx(row["speed_vs_plain"] / row["tau"]) and row["efficiency"] > 0
         assert 0 < row["drafting_share"] < 0.9
     assert as_markdown(rows).count("\n") == 1 + len(names)
+
+
+def test_sides_take_turns_within_a_round() -> None:
+    """A piece of work each, every side's own pieces in order; the first round is not counted."""
+    done: list[str] = []
+    clock = iter(range(1000))
+    sides = {name: lambda name=name: done.append(name) for name in "ab"}
+    timing = interleave(sides, 2, lambda: float(next(clock)), turns=3)
+    assert done == [*"ababab", *"abbaab", *"baabba"]
+    assert timing.seconds == {"a": [3.0, 3.0], "b": [3.0, 3.0]} and timing.ratio("a", "b") == 1
