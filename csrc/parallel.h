@@ -1,6 +1,7 @@
 // Threads for kernels that take plain pointers. The extension implements `run_parallel` with torch's thread pool
 // (csrc/bindings/module.cpp); other programs (csrc/sanitize) bring their own.
 #pragma once
+#include <atomic>
 #include <cstdint>
 
 namespace specdec {
@@ -25,6 +26,23 @@ inline void parallel_for(int64_t begin, int64_t end, int64_t grain, const Body& 
   run_parallel(
       begin, end, grain, [](int64_t b, int64_t e, void* context) { (*static_cast<const Body*>(context))(b, e); },
       const_cast<void*>(static_cast<const void*>(&body)));
+}
+
+// The first i below `count` for which test(i) holds, or count. With `together` threads take the next item when they are
+// done with one, so a few behind the answer may be tested too.
+template <class Test>
+inline int64_t first_in_order(int64_t count, bool together, const Test& test) {
+  std::atomic<int64_t> next{0}, found{count};
+  const int64_t threads = together ? thread_count() : 1;
+  parallel_for(0, threads < count ? threads : 1, 1, [&](int64_t, int64_t) {
+    for (int64_t i = next++; i < found; i = next++)
+      if (test(i)) {
+        int64_t best = found;
+        while (i < best && !found.compare_exchange_weak(best, i)) {
+        }
+      }
+  });
+  return found;
 }
 
 }  // namespace specdec

@@ -258,6 +258,8 @@ class Draft:
         values on a GPU too, which waits for them.
         """
         rows = tuple(self.rows.tolist()) if roots is None else tuple(roots)
+        if not isinstance(self.counts, tuple):
+            raise ValueError(f"draft: got counts {self.counts!r}; expected a tuple of int")
         if len(self.counts) != len(rows) or min(self.counts, default=0) < 0:
             raise ValueError(f"draft: got counts {self.counts} of rows {rows}; expected 0 or more nodes of each")
         shape = packed_shape(rows, self.counts, self.tokens.device)
@@ -311,8 +313,11 @@ class Draft:
             raise ValueError(f"draft: got max_depth {self.max_depth} and a node at depth {deepest}; expected a bound")
         plan = self.plan
         if plan is not None and not (self.is_chain and plan is _chain_plan(self.counts, self.tokens.device)):
-            links = tree_plan(self.parents, self.offsets)
-            if not all(torch.equal(getattr(plan, part.name), getattr(links, part.name)) for part in fields(links)):
+            links = tree_plan(self.parents, self.offsets, max(self.counts, default=0))
+            words = links.ancestors.shape[1]  # a plan for larger rows has more of them, all 0
+            narrow = replace(plan, ancestors=plan.ancestors[:, :words]) if plan.ancestors.dim() == 2 else plan
+            same = all(torch.equal(getattr(narrow, part.name), getattr(links, part.name)) for part in fields(links))
+            if not same or bool(plan.ancestors[:, words:].any()):
                 raise ValueError("draft: got a plan that is not that of its parents; expected tree_plan's, or None")
 
     def _check_marks(self) -> None:

@@ -59,8 +59,10 @@ class Laws:
         width, ids = expect.law("laws", "the", (self.logits, *self.stats), "R")[0].shape[1], self.token_ids
         if ids is not None:
             expect.tensor("laws", "token_ids", ids, torch.int64, width)
-            if wait and vocab_size is not None and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
-                raise ValueError(f"laws: got token_ids up to {int(ids.max())}; expected 0..{vocab_size - 1}")
+            if wait and vocab_size is not None:
+                least, most = int(ids.min()), int(ids.max())
+                if not 0 <= least <= most < vocab_size:
+                    raise ValueError(f"laws: got token_ids {least}..{most}; expected 0..{vocab_size - 1}")
         elif vocab_size is not None and width > vocab_size:
             raise ValueError(
                 f"laws: got {width} columns; expected at most the target's {vocab_size}; slice off padding or pass "

@@ -207,7 +207,8 @@ class Proposer:
         who, needs = f"drafter {self.drafter.name}", self.drafter.needs
         if any(not 0 < count <= 1 + limit for count, limit in zip(draft.counts, budget.nodes)):  # would leave its pages
             raise ValueError(f"{who}: got {draft.counts} nodes; expected 1 + {budget.nodes} at most, the root included")
-        if draft.tokens.device.type != view.device.type:
+        own, here = draft.tokens.device, view.device
+        if own.type != here.type or (own.index or 0) != (here.index or 0):
             raise ValueError(f"{who}: got a draft on {draft.tokens.device}; expected {view.device}, the view's device")
         if needs.topology == "chain" and not (draft.is_chain and draft.scouts is None):
             raise ValueError(f"{who}: got a tree or scouts; expected chains, as its needs say")

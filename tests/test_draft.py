@@ -83,6 +83,7 @@ def test_bad_trees_are_refused(tree: tuple[list[int], list[int]], message: str) 
 
 
 GOOD = Draft.trees([0, 1], [([1, 2, 3], [-1, 0, 0]), ([4, 5], [-1, 0])])
+WIDE = tree_plan(GOOD.parents, GOOD.offsets, 64)
 
 
 def ints(*values: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
@@ -98,6 +99,7 @@ def ints(*values: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
         ({"counts": (3, 3)}, r"tokens has shape \[5\]; expected \[6\]"),
         ({"counts": (6, -1)}, "got counts"),
         ({"counts": (5,)}, "got counts"),
+        ({"counts": [3, 2]}, r"got counts \[3, 2\]; expected a tuple"),
         ({"rows": ints(0)}, "got counts"),
         ({"row_of": ints(0, 0, 1, 1, 1, dtype=torch.int64)}, "got row_of"),
         ({"parents": ints(-1, 0, 2, -1, 0)}, "row 0, node 2: got parent 2"),
@@ -110,13 +112,15 @@ def ints(*values: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
         ({"tokens": ints(1, -1, 3, 4, 5, dtype=torch.int64)}, "node 1: got token -1"),
         ({"is_chain": True}, "got a tree; expected is_chain=False"),
         ({"plan": tree_plan(ints(-1, 0, 1, -1, 0), GOOD.offsets)}, "not that of its parents"),
+        ({"plan": replace(WIDE, ancestors=WIDE.ancestors + ints(0, 1))}, "not that of its parents"),
+        ({"plan": replace(WIDE, ancestors=WIDE.ancestors[:, :0])}, "not that of its parents"),
         ({"scouts": torch.zeros(4, dtype=torch.bool)}, "scouts has shape"),
         ({"drawn": ints(0, 9, 0, 0, 0, dtype=torch.int8)}, "node 1: got drawn=9"),
         ({"drawn": ints(0, -1, 0, 0, 0, dtype=torch.int8)}, "node 1: got drawn=-1"),
         ({"drawn": ints(0, 1, 0, 0, 0, dtype=torch.int8)}, "node 1: got law row -1"),
         ({"laws": replace(laws(2), inv_t=torch.ones(3))}, "the inv_t has"),
         ({"laws": laws(2, vocab=7)}, "got 7 columns; expected at most the target's 6"),
-        ({"laws": replace(laws(2, vocab=2), token_ids=ints(0, 6, dtype=torch.int64))}, "token_ids up to 6"),
+        ({"laws": replace(laws(2, vocab=2), token_ids=ints(0, 6, dtype=torch.int64))}, "token_ids 0..6; expected 0..5"),
         ({"laws": replace(laws(2, vocab=3), token_ids=ints(0, 5, dtype=torch.int64))}, "token_ids has shape"),
     ],
 )
@@ -125,6 +129,7 @@ def test_check_names_what_is_wrong(changes: dict[str, object], message: str) -> 
         replace(GOOD, **changes).check(vocab_size=6)
     GOOD.check(vocab_size=6)
     replace(GOOD, plan=tree_plan(GOOD.parents, GOOD.offsets), laws=laws(2, vocab=6)).check(vocab_size=6)
+    replace(GOOD, plan=WIDE).check(vocab_size=6)
 
 
 def test_a_draft_is_for_the_rows_that_were_asked_for_and_begins_with_their_newest_tokens() -> None:

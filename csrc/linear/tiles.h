@@ -3,7 +3,10 @@
 
 // Register tiles of a weight stored by input: kTileRows rows by kTileVectors vectors of outputs, or one row by kWideVectors.
 constexpr int kTileRows = 6, kTileVectors = kLanes == 16 ? 4 : 2, kWideVectors = kLanes == 16 ? 16 : 8;
-constexpr int64_t kAhead = 8;  // inputs that are fetched before they are used
+// What is fetched before it is used: where a tile takes few bytes of an input, the tile beside it, whose bytes share the
+// pages; else the same tile of an input this many ahead.
+constexpr bool kFetchBeside = kLanes < 16;
+constexpr int64_t kAhead = 8;
 constexpr int64_t kDepth = 128;  // inputs that are added up before the sum joins the others: shorter sums round less
 
 // The first `count` lanes; zero in the others.
@@ -40,7 +43,7 @@ inline void by_input(const RowLinear& call, const float* x, int64_t row, int64_t
       Floats values[C];
       for (int c = 0; c < C; ++c) {
         values[c] = last == kLanes ? load(weight + c * kLanes) : load_part(weight, last);
-        __builtin_prefetch(weight + kAhead * call.stride + c * kLanes);
+        __builtin_prefetch(weight + (kFetchBeside ? C * kLanes : kAhead * call.stride) + c * kLanes);
       }
       for (int r = 0; r < R; ++r) {
         const Floats factor = all(from[r * call.inputs + k]);

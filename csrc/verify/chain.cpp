@@ -26,10 +26,13 @@ class Chains {
   Chains(const ChainDraft& draft, const Laws& target)
       : draft_(draft), target_(target), laws_(any_drawn(draft) ? draft.laws : nullptr, draft.token_ids) {}
 
-  // log p(x) - log q(x) of an inner node, rounded once per side; -inf for what surely is refused.
+  // Finds the law after a node, on the calling thread alone or with the others' help.
+  void find_law(int64_t node, bool alone) const { target_.need(node, alone); }
+
+  // log p(x) - log q(x) of an inner node, rounded once per side; -inf for what surely is refused. The law that it comes
+  // from has been found.
   double log_ratio(int64_t node) const {
     const int64_t token = draft_.tokens[node];
-    target_.need(node - 1);
     const double log_p = target_.log_weight(node - 1, token);
     if (!draft_.drawn[node]) return log_p;
     const double log_q = laws_.log_weight(draft_.law_row[node], token);
@@ -135,22 +138,37 @@ struct End {
   double reach;
 };
 
+// How threads go about a chain: each walks chains of its own; or they share one, each with rows of logits of its own; or
+// they share each row of it.
+enum class Threads { kChains, kNodes, kRows };
+
+// Where the path of a row of at least one node ends; the law there has been found.
 template <class Real, class Coin>
-End walk(const Chains<Real>& chains, ChainRule rule, int64_t start, int64_t stop, const Coin& coin) {
+End walk(const Chains<Real>& chains, ChainRule rule, int64_t start, int64_t stop, Threads threads, const Coin& coin) {
+  const int64_t drafted = stop - start - 1;
+  const bool together = threads == Threads::kNodes, alone = threads != Threads::kRows;
   if (rule == ChainRule::kToken) {
-    int64_t node = start + 1;
-    while (node < stop && coin(node) < chains.threshold(node)) ++node;
-    return {static_cast<int32_t>(std::max(node - 1 - start, int64_t{0})), 1.0};
+    const int64_t kept = first_in_order(drafted + 1, together, [&](int64_t i) {
+      chains.find_law(start + i, alone);
+      return i == drafted || !(coin(start + i + 1) < chains.threshold(start + i + 1));
+    });
+    return {static_cast<int32_t>(kept), 1.0};
   }
-  std::vector<double> reach(std::max(stop - start, int64_t{1}), 1.0);
-  for (int64_t node = start + 1; node < stop; ++node) reach[node - start] = chains.reach(node, reach[node - start - 1]);
+  first_in_order(drafted, together, [&](int64_t i) {
+    chains.find_law(start + i, alone);
+    return false;
+  });
+  std::vector<double> reach(drafted + 1, 1.0);
+  for (int64_t i = 1; i <= drafted; ++i) reach[i] = chains.reach(start + i, reach[i - 1]);
   // the last node whose coin passes; a coin that is not below the reach cannot be below the threshold
-  for (int64_t node = stop - 1; node > start; --node) {
+  const int64_t refused = first_in_order(drafted, together, [&](int64_t i) {
+    const int64_t node = stop - 1 - i;
     const double u = coin(node), chance = reach[node - start];
-    if (u < chance && u < chains.block_threshold(node, chains.child(node, stop), chance, u))
-      return {static_cast<int32_t>(node - start), chance};
-  }
-  return {0, 1.0};
+    return u < chance && u < chains.block_threshold(node, chains.child(node, stop), chance, u);
+  });
+  const int64_t kept = drafted - refused;
+  chains.find_law(start + kept, threads == Threads::kChains);
+  return {static_cast<int32_t>(kept), reach[kept]};
 }
 
 template <class Real>
@@ -160,20 +178,25 @@ void verify(const ChainDraft& draft, const Laws& target, ChainRule rule, const C
 
   std::vector<double> reach(draft.rows, 1.0);
   int64_t rows_at_once = rule == ChainRule::kToken ? 2048 : std::max<int64_t>(1, row_grain(vocab) / 8);
-  // threads share the chains, or each row of logits where there are too few of these
-  if (target.asked != nullptr) rows_at_once = draft.rows < thread_count() ? draft.rows : std::max<int64_t>(1, row_grain(vocab) / 4);
+  if (target.asked != nullptr) rows_at_once = std::max<int64_t>(1, row_grain(vocab) / 4);
+  // threads share the chains, or the rows of logits of each where there are too few of these
+  const bool few = draft.rows < thread_count();
+  if (few) rows_at_once = draft.rows;
   parallel_for(0, draft.rows, rows_at_once, [&](int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; ++b) {
       int32_t* path = out.path + b * width;
       const int32_t start = draft.offsets[b], stop = draft.offsets[b + 1];
-      const End last = walk(chains, rule, start, stop, [&](int64_t node) {
-        if (noise.uniforms != nullptr) return noise.uniforms[node];
-        const Counter counter(noise.seeds[b], noise.root_positions[b], static_cast<int32_t>(node - start), kAccept);
-        return uniform(random_word(counter, 0));
-      });
+      const bool passes = target.asked != nullptr || rule == ChainRule::kBlock;  // over rows of logits
+      const bool long_one = passes && stop - start > 1 && (stop - start) * vocab > kGrain;
+      const Threads threads = !few ? Threads::kChains : long_one ? Threads::kNodes : Threads::kRows;
+      End last{0, 1.0};
       std::fill_n(path, width, -1);
       if (start < stop) {
-        target.need(start + last.place);
+        last = walk(chains, rule, start, stop, threads, [&](int64_t node) {
+          if (noise.uniforms != nullptr) return noise.uniforms[node];
+          const Counter counter(noise.seeds[b], noise.root_positions[b], static_cast<int32_t>(node - start), kAccept);
+          return uniform(random_word(counter, 0));
+        });
         for (int32_t i = 0; i <= last.place; ++i) path[i] = start + i;
       }
       out.num_accepted[b] = last.place;

@@ -44,7 +44,7 @@ struct Matrix {
 };
 
 struct AskedRows;
-void find_row(const AskedRows& asked, int64_t row);
+void find_row(const AskedRows& asked, int64_t row, bool alone);
 
 struct Laws {
   Matrix logits;
@@ -56,9 +56,10 @@ struct Laws {
   // Where statistics come from that nobody has asked for yet (law_stats.h); nullptr: all are there.
   const AskedRows* asked = nullptr;
 
-  // Makes sure that row r has its statistics. Whoever may get laws with `asked` calls it before anything else.
-  void need(int64_t r) const {
-    if (asked != nullptr) find_row(*asked, r);
+  // Makes sure that row r has its statistics. Whoever may get laws with `asked` calls it before anything else. alone: other
+  // threads have rows of their own, so this one is not shared among them.
+  void need(int64_t r, bool alone) const {
+    if (asked != nullptr) find_row(*asked, r, alone);
   }
   bool wide() const { return logits.type == Scalar::Float64; }
   template <class Real>

@@ -82,7 +82,7 @@ struct Results {
 };
 
 template <class Real>
-void all_rows(const Matrix& logits, const SamplingRows& sampling, const Results<Real>& out) {
+void all_rows(const Matrix& logits, const SamplingRows& sampling, const Results<Real>& out, bool alone = false) {
   const int64_t rows = logits.rows, vocab = logits.columns, blocks = block_count(vocab);
   auto inverse = [&](int64_t r) {
     return sampling.temperature[r] == 0 ? Real{0} : Real{1} / static_cast<Real>(sampling.temperature[r]);
@@ -111,7 +111,7 @@ void all_rows(const Matrix& logits, const SamplingRows& sampling, const Results<
     for (int64_t b = 0; b < blocks; ++b) out.mass[r * blocks + b] = static_cast<Real>(known ? sums[b] * share : share);
   };
   const int64_t pieces = (vocab + kChunk - 1) / kChunk;
-  if (pieces == 1 || thread_count() == 1 || rows * vocab <= kGrain || rows >= 4 * thread_count()) {
+  if (alone || pieces == 1 || thread_count() == 1 || rows * vocab <= kGrain || rows >= 4 * thread_count()) {
     parallel_for(0, rows, row_grain(vocab), [&](int64_t begin, int64_t end) {
       std::vector<double> sums(blocks);
       for (int64_t r = begin; r < end; ++r) {
@@ -173,7 +173,7 @@ void law_stats(const Matrix& logits, const SamplingRows& sampling, void* inv_t, 
 namespace {
 
 template <class Real>
-void find_row_as(const AskedRows& asked, int64_t r) {
+void find_row_as(const AskedRows& asked, int64_t r, bool alone) {
   Real* const lse = static_cast<Real*>(asked.lse) + r;
   if (*lse != static_cast<Real>(kInfinity)) return;
   Matrix row = asked.logits;
@@ -183,13 +183,14 @@ void find_row_as(const AskedRows& asked, int64_t r) {
   const int64_t blocks = block_count(row.columns);
   all_rows<Real>(row, {all.temperature + r, all.top_k + r, all.top_p + r, all.min_p + r},
                  {static_cast<Real*>(asked.inv_t) + r, lse, static_cast<Real*>(asked.cut) + r, asked.tie_id + r,
-                  static_cast<Real*>(asked.mass) + r * blocks});
+                  static_cast<Real*>(asked.mass) + r * blocks},
+                 alone);
 }
 
 }  // namespace
 
-void find_row(const AskedRows& asked, int64_t row) {
-  asked.logits.type == Scalar::Float64 ? find_row_as<double>(asked, row) : find_row_as<float>(asked, row);
+void find_row(const AskedRows& asked, int64_t row, bool alone) {
+  asked.logits.type == Scalar::Float64 ? find_row_as<double>(asked, row, alone) : find_row_as<float>(asked, row, alone);
 }
 
 void ask_nothing(const AskedRows& asked) {

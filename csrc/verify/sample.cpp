@@ -156,11 +156,12 @@ Walk replay_verify(const WalkedTree& tree, int64_t rows, const Laws& laws, const
                    const int32_t* root_positions, const Path& out, int64_t* row) {
   std::vector<Walk> walks(rows);
   // threads share the trees, or each row of logits where there are too few of these
-  const int64_t grain = rows < thread_count() ? rows : std::max<int64_t>(1, row_grain(laws.logits.columns) / 8);
+  const bool few = rows < thread_count();
+  const int64_t grain = few ? rows : std::max<int64_t>(1, row_grain(laws.logits.columns) / 8);
   parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; ++b)
       walks[b] = walk_row(tree, b, out, [&](int64_t node, int64_t depth) {
-        laws.need(node);
+        laws.need(node, !few);
         const int32_t position = root_positions[b] + static_cast<int32_t>(depth) + 1;
         return laws.wide() ? replay_token<double>(laws, node, seeds[b], position)
                            : replay_token<float>(laws, node, seeds[b], position);

@@ -64,7 +64,7 @@ def on_own_device(launch: Callable[..., Any]) -> Callable[..., Any]:
         check_one_device(op, chain(zip(names, args), kwargs.items()))
         if not several:
             return launch(*args, **kwargs)
-        with torch.cuda.device_of(first_tensor(args or kwargs.values())):
+        with torch.cuda.device_of(first_tensor(chain(args, kwargs.values()))):
             return launch(*args, **kwargs)
 
     return run

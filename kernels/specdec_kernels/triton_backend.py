@@ -11,6 +11,7 @@ import importlib.util
 import os
 from collections.abc import Callable, Hashable
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 import torch
@@ -81,6 +82,6 @@ def triton_backend(
     kind = "cpu" if INTERPRETED else "cuda"
 
     def check(*args: Any, **kwargs: Any) -> str | None:
-        return on_device(kind, args or kwargs.values()) or (why_not(*args, **kwargs) if why_not else None)
+        return on_device(kind, chain(args, kwargs.values())) or (why_not(*args, **kwargs) if why_not else None)
 
     return Backend(name, lambda: on_own_device(load()), check, missing, not_worth=not_worth)

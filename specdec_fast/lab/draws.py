@@ -27,6 +27,8 @@ GROUPS = 6
 CHUNK = 20_000
 WHOLE = 4
 """Every so manieth text goes on to TEXT tokens; the others end with their first step."""
+SEEDS = 2**22
+"""As many seeds have 2^40 texts of their own below FIRST_SEED."""
 VECTORS = ("first", "accepted", "recovered", "bonus", "after_rejection")
 
 
@@ -100,6 +102,8 @@ class Drawing:
     group: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
+        if not 0 <= self.seed < SEEDS:
+            raise ValueError(f"lab: got seed {self.seed}; expected 0..{SEEDS - 1} (each has 2^40 draws of its own)")
         self.simulator = Simulator(self.rule, self.place.p, self.place.q, layout_for(self.rule, self.p.shape[0]))
         self.group = groups_of(self.p, self.q)
         self.counts = Counts.empty(self.simulator.vocab, max(self.simulator.layout.depth))
@@ -159,7 +163,7 @@ class Drawing:
 
     @torch.inference_mode()
     def _chunk(self, start: int, count: int) -> None:
-        seeds = (torch.arange(start, start + count) + (self.seed << 40)) & (2**63 - 1)
+        seeds = torch.arange(start, start + count) + (self.seed << 40)
         texts = np.full((count, TEXT + max(self.simulator.layout.depth) + 1), -1, dtype=np.int64)
         length = np.zeros(count, dtype=np.int64)
         rejected = np.zeros(count, dtype=bool)

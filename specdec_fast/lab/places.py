@@ -29,7 +29,7 @@ from specdec_kernels import TreePlan, law_stats
 KINDS = ("first speculated", "after a rejection", "bonus")
 MOST_RUNS = 12
 FIRST_SEED = 2**62
-"""Of the texts that show places. Draws begin at seed << 40: no coin that led to a place is tossed there again."""
+"""Of the texts that show places. Draws begin at seed << 40, below it: no coin that led to a place is tossed again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,12 @@ def write_history(history: Sequence[Mapping[str, float]], folder: Path, title: s
     training_curve(history, folder / "curve.png", title)
 
 
+def require_matplotlib() -> None:
+    """Raises ValueError where the pictures of a training run could not be drawn."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ValueError("training curve: matplotlib is not installed; run `pip install 'specdec-fast[train]'`")
+
+
 def training_curve(history: Sequence[Mapping[str, float]], path: Path, title: str) -> None:
     """Write a PNG, whole or not at all: loss of training and of held-out text above, every other measure by name below.
 
@@ -24,13 +31,10 @@ def training_curve(history: Sequence[Mapping[str, float]], path: Path, title: st
     """
     if not history:
         raise ValueError("training curve: got no measures; expected at least one")
-    try:
-        import matplotlib
-        from matplotlib import pyplot
-    except ImportError:
-        raise ValueError(
-            "training curve: matplotlib is not installed; run `pip install 'specdec-fast[train]'`"
-        ) from None
+    require_matplotlib()
+    import matplotlib
+    from matplotlib import pyplot
+
     style: dict[Any, Any] = {"backend": "Agg", "font.size": 9.5, "axes.spines.top": False, "axes.spines.right": False}
     with matplotlib.rc_context(style):
         figure, (above, below) = pyplot.subplots(2, 1, figsize=(7.5, 6.0), layout="constrained", sharex=True)

@@ -158,7 +158,7 @@ def train_heads(
     import torch
 
     from specdec_fast.loading import load_model, load_tokenizer
-    from specdec_fast.train.curve import write_history
+    from specdec_fast.train.curve import require_matplotlib, write_history
     from specdec_fast.train.heads import Settings, accelerator_of, fit, refuse_another_run, stored_step
     from specdec_fast.train.texts import split
 
@@ -171,10 +171,11 @@ def train_heads(
         "model": model,
     }
     source["answer"] = text.answer
-    if text.answer:
-        source |= {"temperature": text.temperature, "seed": made.seed}
+    if text.answer:  # what the target says depends on how it computes too; the format is that of rows with marks
+        source |= {"temperature": text.temperature, "seed": made.seed, "dtype": dtype, "format": 2}
     run = {"kind": kind, "dtype": dtype, **facts, **source}
     refuse_another_run(out, made, run)  # before the target answers prompts for hours
+    require_matplotlib()
     if threads:
         torch.set_num_threads(threads)
     torch.manual_seed(made.seed)

@@ -7,6 +7,7 @@ tests/train/test_heads.py.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import shutil
 import time
@@ -23,6 +24,8 @@ from torch import Tensor, nn
 
 from specdec_fast.train.data import blocks
 from specdec_fast.train.loop import held_interrupt
+
+log = logging.getLogger("specdec_fast")
 
 # (share done, what was measured last, seconds left)
 Report = Callable[[float, Mapping[str, float], float], None]
@@ -220,7 +223,10 @@ def fit(
 
     def tell() -> None:
         if accelerator.is_main_process:
-            measured(at.history)
+            try:
+                measured(at.history)
+            except OSError as error:  # the others wait for this process, and the measures are in the checkpoint too
+                log.warning("training: what was measured could not be written: %s", error)
 
     with held_interrupt() as stop:
         if at.history:
@@ -281,7 +287,7 @@ def _held_out(trainee: nn.Module, held: np.ndarray, settings: Settings, device: 
     for start in starts:
         tokens = torch.from_numpy(held[start : start + length + 1].astype(np.int64))[None].to(device)
         loss, found = trainee(tokens)
-        count = int((tokens >= 0).sum())
+        count = int((tokens[:, 2:] >= 0).sum())  # the first two are nobody's guess
         counted += count
         for name, value in {"held_loss": loss, **found}.items():
             total[name] = total.get(name, 0.0) + float(value) * count

@@ -242,7 +242,12 @@ def test_launches_run_on_the_gpu_of_their_tensors(monkeypatch: pytest.MonkeyPatc
     assert made(1)(SMALL) == 1 and seen == ["launched"]  # one GPU: nothing to switch
     run = made(2)
     assert run.scratch is len
-    for args, kwargs in (((SMALL,), {}), (((SMALL, None),), {}), ((), {"law": SMALL})):
+    for args, kwargs in (
+        ((SMALL,), {}),
+        (((SMALL, None),), {}),
+        ((), {"law": SMALL}),
+        ((None,), {"temperature": SMALL}),
+    ):
         seen.clear()
         assert run(*args, **kwargs) == 1
         assert seen[0] is SMALL and seen[1:] == ["launched", "left"]

@@ -11,8 +11,9 @@ from oracles.planted_rules import Planted, place
 
 from specdec_fast.interfaces import Rng
 from specdec_fast.lab import draws as draws_module
-from specdec_fast.lab.draws import Drawing, branch_laws, coupled_matches, groups_of
+from specdec_fast.lab.draws import SEEDS, Drawing, branch_laws, coupled_matches, groups_of
 from specdec_fast.lab.exact import has_a_law, own_rules
+from specdec_fast.lab.places import FIRST_SEED
 from specdec_fast.lab.simulate import TREE, Layout, Simulator, layout_for, shared
 from specdec_fast.rules import get_rule
 
@@ -169,6 +170,19 @@ def test_draws_of_another_run_are_not_mixed_in(tmp_path: Path) -> None:
     file.write_bytes(b"torn")
     with pytest.raises(ValueError, match="no counts of the lab"):
         Drawing(place(60, 0), get_rule("token"), 5, file)
+
+
+def test_seeds_have_draws_of_their_own() -> None:
+    """The largest seed's stay below those of the texts that show places; beyond it there are none left."""
+    last = Drawing(place(60, 0), get_rule("token"), seed=SEEDS - 1)
+    seen: list[int] = []
+    step = last.simulator.step
+    last.simulator.step = lambda seeds, at: (seen.extend(seeds.tolist()), step(seeds, at))[1]  # type: ignore[method-assign]
+    last.run(100)
+    assert (SEEDS - 1) << 40 <= min(seen) <= max(seen) < FIRST_SEED
+    for seed in (-1, SEEDS):
+        with pytest.raises(ValueError, match=f"got seed {seed}; expected 0..{SEEDS - 1}"):
+            Drawing(place(60, 0), get_rule("token"), seed)
 
 
 def test_masked_tokens_are_never_drawn() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import numpy as np
@@ -122,3 +123,8 @@ def test_a_head_is_trained_on_what_the_target_answers(
     assert not list((tmp_path / "out").glob("answers-*"))
     history = json.loads((tmp_path / "out" / "history.json").read_text())
     assert history[-1]["step"] == 2 and history[-1]["held_loss"] < 20
+
+    rmtree(tmp_path / "out" / "checkpoint")  # as if it had been killed before the first one
+    options |= {"steps": 1, "dtype": "bfloat16"}
+    blockwise([tmp_path / "prompts.jsonl"], out=tmp_path / "out", answer=24, temperature=0.7, **options)
+    assert len(asked) == 4 and len(list((tmp_path / "out").glob("tokens-*.npy"))) == 2
