@@ -5,6 +5,7 @@ tests/targets/test_weight_layout.py.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -14,16 +15,34 @@ from specdec_kernels import UnsupportedError, row_linear
 __all__ = ["RowLinear", "store_by_input"]
 
 
+_INSTRUCTIONS = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
+
+
+@cache
+def has_instructions(dtype: torch.dtype) -> bool:
+    """Whether torch multiplies this half precision by the processor's own instructions. Without them (AVX2) it takes
+    several times as long as `row_linear`, and longer still where weights are stored by input.
+    """
+    asked = getattr(torch.ops.mkldnn, _INSTRUCTIONS[dtype], None) if dtype in _INSTRUCTIONS else None
+    return asked is None or bool(asked())
+
+
+def is_ours(dtype: torch.dtype) -> bool:
+    """Whether `row_linear` multiplies in this dtype, where it is there."""
+    return dtype == torch.float32 or not has_instructions(dtype)
+
+
 class RowLinear(torch.nn.Linear):
-    """A linear layer by `row_linear`, so that a token gets the same bits alone and beside others: in float32 on a CPU,
-    where nothing is recorded for a backward pass. Elsewhere it is what it was.
+    """A linear layer by `row_linear`, so that a token gets the same bits alone and beside others: on a CPU, in float32
+    and in half precisions that torch is slow in, where nothing is recorded for a backward pass. Elsewhere it is what it
+    was.
     """
 
     product: Callable[..., Tensor]
     """The operator's backend itself: a pass of one token through many small layers feels every look-up on the way."""
 
     def forward(self, input: Tensor) -> Tensor:
-        served = input.is_cpu and input.dtype == self.weight.dtype == torch.float32
+        served = input.is_cpu and input.dtype == self.weight.dtype and is_ours(input.dtype)
         if served and not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu"):
             return RowLinear.product(input, self.weight, self.bias)
         return super().forward(input)
@@ -34,15 +53,17 @@ def store_by_input(model: torch.nn.Module) -> None:
 
     Values, shapes and names stay; strides become (1, outputs). A product of few rows, which is all that decoding does,
     is then a sum of whole stored vectors: less time for few rows. A weight that is an embedding too is looked up by row
-    and stays as it is, and so does one that is no plain tensor. Layers in float32 become `RowLinear` where the compiled
-    operator is there and wanted.
+    and stays as it is, and so does one that is no plain tensor. Layers become `RowLinear` where that is faster and the
+    compiled operator is there and wanted; where it would be, and is not, weights in half precision stay as they are.
     """
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
     for module in model.modules():
         if type(module) is torch.nn.Linear and type(module.weight.data) is Tensor:
-            if id(module.weight) not in embeddings:
+            dtype = module.weight.dtype
+            product = _compiled(module.weight) if is_ours(dtype) else None
+            slow = product is None and not has_instructions(dtype)
+            if id(module.weight) not in embeddings and not slow:
                 module.weight.data = module.weight.data.t().contiguous().t()
-            product = _compiled(module.weight) if module.weight.dtype == torch.float32 else None
             if product is not None:
                 RowLinear.product = product
                 module.__class__ = RowLinear

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from specdec_fast.loading import load_model
+from specdec_fast.targets import weight_layout
 from specdec_fast.targets.huggingface import HuggingFaceTarget
-from specdec_fast.targets.weight_layout import store_by_input
+from specdec_fast.targets.weight_layout import RowLinear, store_by_input
+from specdec_kernels import extension, use_backend
 
 
 def linears(model: torch.nn.Module) -> dict[str, torch.nn.Linear]:
@@ -28,6 +31,37 @@ def test_values_stay_and_only_free_weights_move() -> None:
     assert strides
     assert all(stride[0] == 1 for stride in strides.values()), strides
     assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("fast", [True, False])
+def test_half_precision_is_ours_where_torch_is_slow(
+    monkeypatch: pytest.MonkeyPatch, fast: bool, dtype: torch.dtype
+) -> None:
+    monkeypatch.setattr(weight_layout, "has_instructions", lambda asked: asked != dtype or fast)
+    model, untouched = load_model("demo-draft", dtype), load_model("demo-draft", dtype)
+    store_by_input(model)
+    built = extension.missing() is None
+    assert {type(module) is RowLinear for module in linears(model).values()} == {built and not fast}
+    strides = [module.weight.stride(0) for name, module in linears(model).items() if name != "lm_head"]
+    assert all((stride == 1) == (built or fast) for stride in strides), strides
+    tokens = torch.arange(1, 9)[None]
+    with torch.inference_mode():
+        torch.testing.assert_close(model(tokens).logits, untouched(tokens).logits, rtol=0.05, atol=0.15)
+        if built and not fast:  # the same bits for any number of rows
+            layer = model.model.layers[0].mlp.up_proj
+            some = torch.randn(5, layer.in_features, dtype=dtype)
+            assert torch.equal(layer(some)[:2], layer(some[:2]))
+
+
+@pytest.mark.skipif(extension.missing() is not None, reason="CPU extension not built")
+def test_without_the_kernel_slow_weights_stay_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weight_layout, "has_instructions", lambda asked: asked != torch.bfloat16)
+    model = load_model("demo-draft", "bfloat16")
+    with use_backend("reference"):
+        store_by_input(model)
+    assert all(type(module) is torch.nn.Linear for module in linears(model).values())
+    assert all(module.weight.stride(1) == 1 for module in linears(model).values())
 
 
 def test_a_second_time_changes_nothing() -> None:
