@@ -23,6 +23,8 @@ SHELL := bash
 
 BIN := $(abspath $(VENV))/bin
 export PATH := $(BIN):$(PATH)
+# Kept byte code halves the start of every program; containers often forbid it, and packages come without (--no-compile).
+export PYTHONDONTWRITEBYTECODE :=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest $(PYTEST_ARGS)
 BY_FILE := -n $(WORKERS) --dist loadfile
@@ -128,7 +130,8 @@ distclean: clean ## Remove .venv as well
 	@rm -rf $(VENV)
 
 # -- the environment: each step leaves a stamp, so it runs once -------------------------------------------------------
-# (--no-compile: byte-compiling all of torch and transformers takes longer than installing them; few modules are used)
+# (--no-compile: byte-compiling all of torch and transformers takes longer than installing them; few modules are used,
+# and Python keeps the byte code of those when they are first imported)
 
 $(STAMPS)/venv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || { \

@@ -46,7 +46,7 @@ class Setting:
 
 
 def all_settings(draft_tokens: int) -> list[Setting]:
-    """What the README's table reports."""
+    """What the tables of docs/measurements.md report."""
     found = [
         Setting(
             dtype,
@@ -208,7 +208,7 @@ COLUMNS = {
 
 
 def as_markdown(rows: list[dict[str, Any]]) -> str:
-    """The table of the README."""
+    """The table of docs/measurements.md."""
 
     def cell(value: Any) -> str:
         return "" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""The program `specdec demo | generate | info | lab | datastore | kernels | train | tune`: errors and exit codes.
+"""The program `specdec`: its commands, errors as messages, exit codes.
 
 Nothing heavy is imported before a command runs, so `specdec --help` stays fast. Exit codes: 0 done, 1 the
 reader of a pipe went away or the lab rejected a law, 2 bad input (one message on stderr, no traceback), 130

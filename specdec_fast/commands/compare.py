@@ -124,24 +124,25 @@ class Comparer:
             tokenizer=engine.tokenizer,
             eos_token_ids=engine.eos_token_ids,
         )
+        self._ways = (self.plain, engine)
         self._tick = tick
 
     def warm_up(self, item: WorkItem, params: SamplingParams) -> float:
         """Run one prompt both ways, unmeasured: first calls allocate, choose kernels and compile.
 
-        Returns the seconds that both ways take together, about.
+        Returns the seconds that both ways take together, about: from a second run of a few tokens.
         """
-        brief = replace(params, max_new_tokens=min(8, params.max_new_tokens))
-        for engine in (self.plain, self.engine):
-            self._run(engine, item, brief)
-        return sum(self._run(engine, item, params)[1] for engine in (self.plain, self.engine))
+        few = min(8, params.max_new_tokens)
+        for _ in range(2):
+            seconds = sum(self._run(engine, item, replace(params, max_new_tokens=few))[1] for engine in self._ways)
+        return seconds * params.max_new_tokens / few
 
     def compare(self, items: Sequence[WorkItem], params: SamplingParams, repeats: int) -> Iterator[Comparison]:
         """Decode every item both ways `repeats` times, the two ways taking turns in going first."""
         for item in items:
             times: dict[Engine, list[float]] = {self.plain: [], self.engine: []}
             handles: dict[Engine, Handle] = {}
-            order = [self.plain, self.engine]
+            order = list(self._ways)
             for _ in range(repeats):
                 for engine in order:
                     handles[engine], seconds = self._run(engine, item, params)

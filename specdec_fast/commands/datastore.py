@@ -41,9 +41,13 @@ def build(
     if tokenizer is None:
         raise ValueError(f"--model: got {model!r}; expected a model with a tokenizer")
     started = time.monotonic()
-    with _Progress(sum(file.stat().st_size for file in files)) as progress:
-        documents = _tokenized(read_documents(files, field, progress.advance), tokenizer)
-        write(output, documents, len(tokenizer), fingerprint(tokenizer), progress)
+    try:
+        with _Progress(sum(file.stat().st_size for file in files)) as progress:
+            documents = _tokenized(read_documents(files, field, progress.advance), tokenizer)
+            write(output, documents, len(tokenizer), fingerprint(tokenizer), progress)
+    except KeyboardInterrupt:
+        print(f"specdec: interrupted; nothing was written to {output}", file=sys.stderr)
+        raise typer.Exit(130) from None
     made = Datastore(output)
     seconds = time.monotonic() - started
     if as_json:

@@ -40,12 +40,12 @@ def _names(wanted: Sequence[str] | None) -> list[str]:
 def _device(name: str | None) -> Any:
     import torch
 
+    from specdec_fast.commands.opening import check_device
+
     if name is None:
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(name)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"kernels: got device {name!r}, but there is no CUDA device here; expected cpu")
-    return device
+    check_device(name)
+    return torch.device(name)
 
 
 def _sizes(op: str, words: Sequence[str]) -> Any:

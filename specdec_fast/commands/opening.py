@@ -143,10 +143,13 @@ def check_device(name: str) -> None:
     """Raise ValueError unless tensors can live on the device."""
     import torch
 
+    device: torch.device | None
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ValueError(f"--device: got {name!r}; expected cpu, cuda or cuda:N") from None
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise ValueError(f"--device: got {name!r}; expected cpu, cuda or cuda:N")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ValueError(f"--device: got {name!r}; this machine has {torch.cuda.device_count()} CUDA devices; use cpu")
 

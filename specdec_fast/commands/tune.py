@@ -106,18 +106,27 @@ def layers(
             as_json,
         )
 
-    similar = [each.skip for each in similar_choices(target, [prompt[-512:] for prompt in prompts[:_PROMPTS]])]
-    if method == "bayes":
-        for trial in search(bench, count, trials, done=done, starts=_starts(similar, count, trials), seed=seed):
-            keep(trial)
-    else:
-        known = {trial.skip for trial in done}
-        for skip in _spread(similar, trials - len(done)):
-            if skip not in known:
-                keep(bench(skip))
-    if len(found) > len(done):
-        for trial in confirm(bench, found):
-            keep(trial, "again")
+    def look() -> None:
+        similar = [each.skip for each in similar_choices(target, [prompt[-512:] for prompt in prompts[:_PROMPTS]])]
+        if method == "bayes":
+            for trial in search(bench, count, trials, done=done, starts=_starts(similar, count, trials), seed=seed):
+                keep(trial)
+        else:
+            known = {trial.skip for trial in done}
+            for skip in _spread(similar, trials - len(done)):
+                if skip not in known:
+                    keep(bench(skip))
+        if len(found) > len(done):
+            for trial in confirm(bench, found):
+                keep(trial, "again")
+
+    try:
+        look()
+    except KeyboardInterrupt:
+        again = f"the same command{' without --fresh' if fresh else ''} goes on"
+        kept = f"; {place} holds the best of them, and {again}" if found else ""
+        print(f"specdec: interrupted after {len(found)} trials{kept}", file=sys.stderr)
+        raise typer.Exit(130) from None
     best = best_of(found)
     picture = plot or place.with_suffix(".png")
     picture.write_bytes(search_chart(found, best, count, f"{model}: what layer_skip leaves out"))

@@ -78,9 +78,15 @@ def demo_pair(
     import torch
 
     from specdec_fast.train import demo_pair as pair
-    from specdec_fast.train.corpus import CorpusNotFound
     from specdec_fast.train.recipe import timed, tokened
 
+    if minutes is not None and not minutes > 0:
+        raise ValueError(f"--minutes: got {minutes}; expected more than 0")
+    if min(target_tokens, draft_tokens, workers) < 1 or threads < 0:
+        raise ValueError(
+            f"--target-tokens, --draft-tokens, --workers, --threads: got {target_tokens}, {draft_tokens}, {workers}, "
+            f"{threads}; expected at least 1, and of threads at least 0"
+        )
     if threads:
         torch.set_num_threads(threads)
     recipe = timed(minutes) if minutes else tokened(target_tokens, draft_tokens)
@@ -92,16 +98,9 @@ def demo_pair(
     try:
         with progress.bar:
             numbers = pair.run(recipe, out, progress, say=progress.bar.console.print if progress.live else print)
-    except CorpusNotFound as error:
-        typer.secho(f"The training text is not all here: {error}", err=True, fg="red")
-        raise typer.Exit(2) from error
-    except KeyboardInterrupt as stop:
-        typer.echo(
-            f"\nStopped; the checkpoint is in {out}. To go on: specdec train demo-pair --out {out} "
-            "with the same options.",
-            err=True,
-        )
-        raise typer.Exit(130) from stop
+    except KeyboardInterrupt:
+        print(f"specdec: interrupted; what is done is kept in {out}, and the same command goes on", file=sys.stderr)
+        raise typer.Exit(130) from None
     alpha, bits = numbers["alpha_held_out"]["all"]["alpha"], numbers["bits_per_byte"]["target"]["all"]
     typer.echo(f"alpha {alpha:.3f}, target {bits:.3f} bits per byte; written to {out / 'export'}")
     if install:

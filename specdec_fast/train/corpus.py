@@ -49,7 +49,7 @@ BOOKS = BOOK_NAMES.split("|")
 VERSE = re.compile(r"^(?P<book>[0-9]?[A-Za-z]+?)(?P<chapter>\d+):(?P<verse>\d+) (?P<text>.*)$")
 
 
-class CorpusNotFound(RuntimeError):
+class CorpusNotFound(ValueError):
     """A part of the training text is not on this machine."""
 
 
@@ -153,5 +153,8 @@ def read_corpus() -> list[Document]:
         except CorpusNotFound as error:
             missing.append(str(error))
     if missing:
-        raise CorpusNotFound("; ".join(missing) + ". In one line: apt-get install python3-doc bible-kjv bible-kjv-text")
+        raise CorpusNotFound(
+            f"the training text is not all here: {'; '.join(missing)}. In one line: apt-get install python3-doc "
+            "bible-kjv bible-kjv-text"
+        )
     return documents

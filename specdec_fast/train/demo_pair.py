@@ -6,6 +6,8 @@ whose result is there is skipped, one that was interrupted goes on from its chec
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import shutil
 import time
 from collections.abc import Callable
@@ -19,10 +21,31 @@ from specdec_fast.train.recipe import Recipe
 from specdec_fast.train.tokenizer import encode, train_tokenizer
 
 STAGES = ("tokenizer", "target", "unlikelihood", "draft", "export", "measure")
+_HOW = ("workers", "compiled", "save_every")  # of a recipe: may differ from call to call
 
 
 class Unfinished(RuntimeError):
     """A stage stopped before its budget was spent; run again with the same work folder."""
+
+
+def refuse_another_recipe(recipe: Recipe, out: Path) -> None:
+    """Write recipe.json into a new work folder. Raises ValueError for a folder that another recipe has begun."""
+    place = out / "recipe.json"
+    ours = {name: value for name, value in dataclasses.asdict(recipe).items() if name not in _HOW}
+    ours = json.loads(json.dumps(ours))
+    if place.is_file():
+        theirs = json.loads(place.read_text(encoding="utf-8"))
+        for name, value in ours.items():
+            if theirs.get(name) != value:
+                raise ValueError(
+                    f"{out}: was begun with {name} {theirs.get(name)}; got {value}; give the options of the first "
+                    "call, or another --out"
+                )
+        return
+    out.mkdir(parents=True, exist_ok=True)
+    partial = place.with_suffix(".partial")
+    partial.write_text(json.dumps(ours, indent=1) + "\n", encoding="utf-8")
+    partial.replace(place)
 
 
 def make_tokens(recipe: Recipe, out: Path, documents: list[Document] | None = None) -> None:
@@ -51,13 +74,14 @@ def run(
     """Run every stage that is not done and return the measured numbers.
 
     ``documents`` replaces the corpus of this machine; ``stop_after`` ends each training stage after so many
-    steps. *Raises* CorpusNotFound, and Unfinished when a stage was stopped.
+    steps. *Raises* ValueError for a folder of another recipe, CorpusNotFound, and Unfinished when a stage was stopped.
     """
     from specdec_fast.train.draft_stage import train_draft
     from specdec_fast.train.export import export_pair, measure_pair
     from specdec_fast.train.target_stage import train_target, train_unlikelihood
     from specdec_fast.train.team import together
 
+    refuse_another_recipe(recipe, out)
     say("tokenizer: byte-level BPE over the training documents")
     make_tokens(recipe, out, documents)
     say(f"corpus: {len(Tokens.load(out / 'tokens.npz').train):,} training tokens")

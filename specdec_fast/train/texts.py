@@ -57,12 +57,9 @@ def corpus_row(tokenizer: Any) -> np.ndarray:
 
     Raises ValueError when they are not all here.
     """
-    from specdec_fast.train.corpus import CorpusNotFound, held_out, read_corpus
+    from specdec_fast.train.corpus import held_out, read_corpus
 
-    try:
-        documents = [document for document in read_corpus() if not held_out(document)]
-    except CorpusNotFound as error:
-        raise ValueError(f"training text: {error}") from None
+    documents = [document for document in read_corpus() if not held_out(document)]
     order = np.random.default_rng(0).permutation(len(documents))
     return token_row((documents[at].text for at in order), tokenizer)
 

@@ -1,7 +1,7 @@
 """The documents tell the truth: files and commands exist, programs run, measured numbers are recorded ones.
 
-A table of measured numbers in README.md follows a line `<!-- results: benchmarks/results/x.json -->`; every
-number with a decimal point in it must be a number of that file, at the precision that is printed.
+A table of measured numbers (in MEASURED) follows a line `<!-- results: benchmarks/results/x.json -->`; every number
+with a decimal point in it must be a number of that file, at the precision that is printed.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from textwrap import dedent
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+MEASURED = "README.md", "docs/measurements.md"
 DOCUMENTS = (
     "README.md",
     "ARCHITECTURE.md",
@@ -26,6 +28,7 @@ DOCUMENTS = (
     "CHANGELOG.md",
     "docs/drafters.md",
     "docs/losslessness.md",
+    "docs/measurements.md",
     "docs/training.md",
     "kernels/README.md",
 )
@@ -248,8 +251,10 @@ def test_programs_compile(root: Path, documents: list[Path]) -> None:
     assert broken_programs(root, documents) == []
 
 
-def test_measured_numbers_are_recorded(root: Path) -> None:
-    assert unsupported_numbers(root, root / "README.md") == []
+@pytest.mark.parametrize("name", MEASURED)
+def test_measured_numbers_are_recorded(root: Path, name: str) -> None:
+    assert unsupported_numbers(root, root / name) == []
+    assert "<!-- results: " in (root / name).read_text(encoding="utf-8"), "its tables are not found"
 
 
 def test_nothing_speaks_of_one_machine(root: Path, listed: Listed) -> None:
@@ -274,8 +279,8 @@ def test_the_programs_of_the_documents_run(root: Path, tmp_path: Path) -> None:
     assert judged and min(map(float, judged)) > 0.001
 
 
-def test_the_examples_of_contributing_work(root: Path) -> None:
-    """The drafter and the rule decode like no drafter; the operator picks its backend."""
+def test_the_examples_of_contributing_work(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The drafter and the rule decode like no drafter, the drafter's test passes, the operator picks its backend."""
     import torch
     from oracles.automaton import AutomatonTarget, random_logits
 
@@ -286,6 +291,8 @@ def test_the_examples_of_contributing_work(root: Path) -> None:
     for language, source, line in fences((root / "CONTRIBUTING.md").read_text(encoding="utf-8")):
         if language == "python":
             exec(compile(source, f"CONTRIBUTING.md:{line}", "exec", dont_inherit=True), scope)
+            monkeypatch.setitem(sys.modules, "specdec_fast.drafters.stutter", SimpleNamespace(**scope))
+    scope["test_a_run_of_equal_tokens_is_drafted"]()
     params = SamplingParams(temperature=0.0, max_new_tokens=12, ignore_eos=True)
     texts = []
     for drafter, rule in (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -34,6 +35,14 @@ def probe(*statements: str, prelude: str = "import torch", cwd: Path) -> list[tu
 
 def heavy(modules: list[str]) -> list[str]:
     return [name for name in modules if any(name == each or name.startswith(f"{each}.") for each in HEAVY)]
+
+
+def test_what_make_runs_keeps_byte_code(root: Path) -> None:
+    """Also where the environment forbids it: compiling torch and transformers anew doubles the time of a start."""
+    shown = ["make", "-s", "--eval", 'shown: ; @echo "[$$PYTHONDONTWRITEBYTECODE]"', "shown"]
+    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(shown, capture_output=True, text=True, cwd=root, env=environment, check=True)
+    assert done.stdout == "[]\n"
 
 
 def test_imports_are_light_and_quick(tmp_path: Path) -> None:

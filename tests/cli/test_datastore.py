@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from specdec_fast.commands import datastore
 from specdec_fast.stores.datastore import Datastore
 
 
@@ -32,6 +34,24 @@ def test_text_and_jsonl(run: Callable[..., Any], models: dict[str, str], texts: 
     told = json.loads(run("datastore", "info", str(store), "--verify", "--json").stdout)
     assert told["verified"] and told["vocabulary"] == found["vocabulary"] and told["bytes"] == store.stat().st_size
     assert "documents" in run("datastore", "info", str(store)).stdout
+
+
+@pytest.mark.parametrize("stage", ["reading", "sorting", "writing"])
+def test_ctrl_c_leaves_what_was_there(
+    run: Callable[..., Any], models: dict[str, str], texts: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    def interrupted(_: object, now: str, tokens: int) -> None:
+        if now == stage:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(datastore._Progress, "__call__", interrupted)
+    folder = texts / "out"
+    folder.mkdir()
+    (folder / "store").write_text("an older one")
+    done = run("datastore", "build", str(texts / "a.txt"), "-o", str(folder / "store"), "--model", models["target"])
+    assert done.exit_code == 130 and done.stdout == ""
+    assert done.stderr == f"specdec: interrupted; nothing was written to {folder / 'store'}\n"
+    assert [each.read_text() for each in folder.iterdir()] == ["an older one"]
 
 
 def test_generation_with_it(run: Callable[..., Any], models: dict[str, str], texts: Path, tmp_path: Path) -> None:

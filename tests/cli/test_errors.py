@@ -72,6 +72,8 @@ CASES = [
     (["generate", "x", "--model", "{target}", "--rule", "greedy"], ["rule greedy: got temperature 1.0"]),
     (["generate", "x", "--model", "{target}", "--dtype", "int3"], ["dtype: got 'int3'", "bfloat16"]),
     (["generate", "x", "--model", "{target}", "--device", "toaster"], ["--device: got 'toaster'"]),
+    (["generate", "x", "--model", "{target}", "--device", "meta"], ["--device: got 'meta'", "cpu, cuda or cuda:N"]),
+    (["kernels", "check", "--device", "toaster"], ["--device: got 'toaster'", "cpu, cuda or cuda:N"]),
     (["generate", "x", "--model", "{target}", "--threads", "0"], ["--threads: got 0"]),
     (["generate", "x", "--model", "{target}", "--max-length", "0"], ["--max-length: got 0"]),
     (["demo", "--prompts", "0"], ["--prompts: got 0", "expected 1.."]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,31 @@ def test_a_search_and_its_continuation(run: Any, models: dict[str, str], prompts
         for more in ([], ["--drafter", "layer_skip"], ["--drafter", "layer_skip", "-o", f"layers={place}"])
     ]
     assert [each.exit_code for each in text] == [0, 0, 0] and len({each.stdout for each in text}) == 1
+
+
+def test_ctrl_c_keeps_the_trials(
+    run: Any, models: dict[str, str], prompts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from specdec_fast.tune import layers
+
+    place, calls, measure = tmp_path / "found.json", iter(range(9)), layers.Bench.__call__
+
+    def interrupted(self: Any, skip: Any) -> Any:
+        if next(calls) == 2:
+            signal.raise_signal(signal.SIGINT)
+        return measure(self, skip)
+
+    asked = ["tune", "layers", "-m", models["target"], "-f", prompts, "--lines", "--method", "similarity", *TINY]
+    asked += ["--trials", "4", "--out", str(place)]
+    monkeypatch.setattr(layers.Bench, "__call__", interrupted)
+    result = run(*asked)
+    assert result.exit_code == 130 and "trial 2: " in result.stdout and "trial 3: " not in result.stdout
+    goes_on = f"{place} holds the best of them, and the same command goes on"
+    assert result.stderr == f"specdec: interrupted after 2 trials; {goes_on}\n"
+    assert len(json.loads(place.read_text())["trials"]) == 2
+    monkeypatch.setattr(layers.Bench, "__call__", measure)
+    again = run(*asked)
+    assert again.exit_code == 0 and "2 trials of earlier runs" in again.stdout and "trial 3: " in again.stdout
 
 
 def test_a_search_is_not_continued_under_other_settings(

@@ -1,13 +1,16 @@
-"""`specdec train demo-pair` says what is missing and what to do."""
+"""`specdec train demo-pair` says what is missing, what cannot be, and what to do."""
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
-from typer.testing import CliRunner
+import pytest
+from typer.testing import CliRunner, Result
 
-from specdec_fast.train import command, demo_pair
+from specdec_fast.cli import main
+from specdec_fast.train import demo_pair
 from specdec_fast.train.corpus import CorpusNotFound
 
 
@@ -18,19 +21,30 @@ def test_the_package_is_cheap_to_import():
     assert done.stdout.strip() == "False"
 
 
+def call(*options: object) -> Result:
+    return CliRunner().invoke(main, ["train", "demo-pair", *map(str, options)])
+
+
 def test_a_missing_corpus_ends_with_2(monkeypatch, tmp_path):
     def absent(*_: object, **__: object) -> None:
         raise CorpusNotFound("install python3-doc")
 
     monkeypatch.setattr(demo_pair, "run", absent)
-    result = CliRunner().invoke(command.app, ["demo-pair", "--out", str(tmp_path)])
-    assert result.exit_code == 2 and "python3-doc" in result.output
+    result = call("--out", tmp_path)
+    assert result.exit_code == 2 and result.stderr == "specdec: error: install python3-doc\n"
 
 
 def test_an_interrupt_says_how_to_go_on(monkeypatch, tmp_path):
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
+    monkeypatch.setattr(demo_pair, "run", lambda *_, **__: signal.raise_signal(signal.SIGINT))
+    result = call("--out", tmp_path, "--minutes", 1)
+    assert result.exit_code == 130
+    assert result.stderr == f"specdec: interrupted; what is done is kept in {tmp_path}, and the same command goes on\n"
 
-    monkeypatch.setattr(demo_pair, "run", interrupted)
-    result = CliRunner().invoke(command.app, ["demo-pair", "--out", str(tmp_path), "--minutes", "1"])
-    assert result.exit_code == 130 and f"--out {tmp_path}" in result.output
+
+@pytest.mark.parametrize(
+    "options", [("--minutes", 0), ("--minutes", "nan"), ("--target-tokens", 0), ("--workers", 0), ("--threads", -1)]
+)
+def test_what_cannot_be_is_refused(monkeypatch, tmp_path, options):
+    monkeypatch.setattr(demo_pair, "run", lambda *_, **__: pytest.fail("it ran"))
+    result = call("--out", tmp_path, *options)
+    assert result.exit_code == 2 and f"{options[0]}" in result.stderr and "expected" in result.stderr

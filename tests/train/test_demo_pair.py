@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from specdec_fast.train.corpus import CorpusNotFound, Document, held_out, split_chapters
-from specdec_fast.train.demo_pair import Unfinished, install, make_tokens, run
+from specdec_fast.train.demo_pair import Unfinished, install, make_tokens, refuse_another_recipe, run
 from specdec_fast.train.draft_stage import distillation_loss
 from specdec_fast.train.loop import Budget, Schedule
 from specdec_fast.train.models import Shape, build, grow
@@ -137,6 +138,14 @@ def test_a_finished_run_is_not_trained_again(finished):
     again = run(SMALL, out, quiet, say=quiet)
     assert (out / "final.pt").stat().st_mtime_ns == before
     assert again["target"]["sha256"] == numbers["target"]["sha256"]
+
+
+def test_a_folder_of_another_recipe_is_refused(finished):
+    out, _ = finished
+    for change in ({"seed": 3}, {"draft_budget": Budget(tokens=5)}):
+        with pytest.raises(ValueError, match=f"was begun with {next(iter(change))} .*or another --out"):
+            run(dataclasses.replace(SMALL, **change), out, quiet, say=quiet)
+    refuse_another_recipe(dataclasses.replace(SMALL, workers=2, compiled=True), out)  # these change no weights
 
 
 def test_chapters_are_documents():
