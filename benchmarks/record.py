@@ -1,7 +1,8 @@
 """Runs benchmarks of some files and records what they found: `python -m benchmarks.record FILE --out RESULTS.json`.
 
 One row per benchmark: its parameters, what it says about itself (`extra_info`) and the median and least microseconds
-of a call. A machine whose rows are in the file already has them replaced; other machines' stay.
+of a call, the median per row of a batch too where there is a number of `rows`. A machine that is in the file already
+has its rows replaced; other machines' stay.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ def rows_of(found: dict[str, Any]) -> list[dict[str, Any]]:
         named = {of: _plain(value) for of, value in (each["params"] or {}).items()}
         name = each["name"].partition("[")[0].removeprefix("test_")
         timed = {f"{kind}_us": round(1e6 * each["stats"][kind], 2) for kind in ("median", "min")}
-        rows.append({"benchmark": name, **named, **each["extra_info"], **timed})
+        row = {"benchmark": name, **named, **each["extra_info"], **timed}
+        if "rows" in row:
+            row["median_us_per_row"] = round(timed["median_us"] / row["rows"], 2)
+        rows.append(row)
     return rows
 
 

@@ -59,7 +59,7 @@ def test_growing_64_nodes_outside_the_model(benchmark: Any, how: str, vocab: int
     def propose() -> int:
         return made.propose(state, [row], Budget([64]), state.rng([row])).num_nodes
 
-    benchmark.extra_info |= {"nodes": propose()}
+    benchmark.extra_info |= {"drafter": "draft_tree", "nodes": propose(), "rows": 1}
     benchmark(propose)
 
 
@@ -78,10 +78,10 @@ def test_joining_two_drafts(benchmark: Any) -> None:
     benchmark(propose)
 
 
-@pytest.mark.parametrize(("name", "settings"), CASES, ids=str)
-def test_propose(benchmark: Any, name: str, settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("drafter", "settings"), CASES, ids=str)
+def test_propose_of_a_model(benchmark: Any, drafter: str, settings: dict[str, Any]) -> None:
     rows = 4
-    made = get_drafter(name)(HuggingFaceTarget(tiny_model("llama"), max_rows=rows, max_length=128), **settings)
+    made = get_drafter(drafter)(HuggingFaceTarget(tiny_model("llama"), max_rows=rows, max_length=128), **settings)
     state = DecodeState(rows, 128)
     joined = [state.join([1, 2, 3 + at], SamplingParams(seed=at), 3, ()) for at in range(rows)]
     made.begin(state, joined, None)
@@ -90,5 +90,5 @@ def test_propose(benchmark: Any, name: str, settings: dict[str, Any]) -> None:
     def propose() -> int:
         return made.propose(state, joined, Budget([made.num_draft_tokens] * rows), state.rng(joined)).num_nodes
 
-    benchmark.extra_info |= {"nodes": propose()}
+    benchmark.extra_info |= {"nodes": propose(), "rows": rows}
     benchmark(propose)

@@ -1,10 +1,12 @@
 """What a proposal of the drafters that retrieve costs: time of one `propose` per batch, and of their stores alone.
 
-python -m pytest benchmarks/test_retrieval.py
+python -m pytest benchmarks/test_retrieval.py, or in a file, with times per row:
+python -m benchmarks.record benchmarks/test_retrieval.py -k propose --out proposals.json
 """
 
 from __future__ import annotations
 
+import itertools
 import random
 from pathlib import Path
 from typing import Any
@@ -14,12 +16,14 @@ import torch
 
 from specdec_fast import SamplingParams, get_drafter
 from specdec_fast.draft import Draft
-from specdec_fast.interfaces import Acceptance, Budget, TargetOutput
+from specdec_fast.interfaces import Acceptance, Budget, Rng, TargetOutput
 from specdec_fast.state import DecodeState
 from specdec_fast.stores.datastore import Datastore, build
 from specdec_fast.stores.suffix import structures
 
 LONG = 32768
+COPIED = slice(8, 12)
+"""Places of a text that its last tokens repeat."""
 
 
 def copying_text(length: int, seed: int = 0) -> list[int]:
@@ -32,7 +36,7 @@ def copying_text(length: int, seed: int = 0) -> list[int]:
             text += text[start : start + source.randrange(4, 40)]
         else:
             text += [source.randrange(2000) for _ in range(20)]
-    return text[: length - 4] + text[8:12]
+    return text[: length - 4] + text[COPIED]
 
 
 DRAFTERS: list[tuple[str, dict[str, Any]]] = [
@@ -43,21 +47,29 @@ DRAFTERS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize("rows", [1, 8])
-@pytest.mark.parametrize("length", [1024, LONG])
-@pytest.mark.parametrize(("name", "options"), DRAFTERS, ids=str)
-def test_propose(benchmark: Any, name: str, options: dict[str, Any], length: int, rows: int) -> None:
-    """One proposal for all rows, packing included."""
-    made, state = get_drafter(name)(**options), DecodeState(rows, LONG + 64)
-    joined = [state.join(copying_text(length, at), SamplingParams(seed=at), length, ()) for at in range(rows)]
+@pytest.mark.parametrize("context", [1024, LONG])
+@pytest.mark.parametrize(("drafter", "options"), DRAFTERS, ids=str)
+def test_propose(benchmark: Any, drafter: str, options: dict[str, Any], context: int, rows: int) -> None:
+    """One proposal for all rows, packing included. Before each, two more tokens of a copied run are committed to every
+    row; learning them is timed too.
+    """
+    made, state = get_drafter(drafter)(**options), DecodeState(rows, context)
+    texts = [copying_text(context, at) for at in range(rows)]
+    joined = [state.join(text, SamplingParams(seed=at), context, ()) for at, text in enumerate(texts)]
     made.begin(state, joined, None)
-    rng, budget = state.rng(joined), Budget([made.num_draft_tokens] * rows)
+    budget, ends = Budget([made.num_draft_tokens] * rows), itertools.count(COPIED.stop, 2)
+
+    def commit() -> tuple[tuple[Rng], dict[str, Any]]:
+        end = next(ends)
+        state.append(joined, [text[end : end + 2] for text in texts])
+        return (state.rng(joined),), {}
 
     @torch.inference_mode()
-    def propose() -> Draft:
+    def propose(rng: Rng) -> Draft:
         return made.propose(state, joined, budget, rng)
 
-    benchmark.extra_info |= {"nodes": propose().num_nodes, "rows": rows}
-    benchmark(propose)
+    benchmark.extra_info |= {"nodes": propose(*commit()[0]).num_nodes}
+    benchmark.pedantic(propose, setup=commit, rounds=200, warmup_rounds=10)
 
 
 @pytest.mark.parametrize("length", [1024, LONG])
@@ -84,7 +96,7 @@ def test_shared_tree_look_up(benchmark: Any) -> None:
 
 @pytest.mark.parametrize("nodes", [12, 64])
 @pytest.mark.parametrize("vocab", [8192, 131072])
-def test_recycling(benchmark: Any, vocab: int, nodes: int) -> None:
+def test_recycling_propose(benchmark: Any, vocab: int, nodes: int) -> None:
     """One proposal of a full tree; what a step learns is timed by test_recycling_observe."""
     made, state, joined = recycled(vocab, nodes)
 
@@ -92,7 +104,8 @@ def test_recycling(benchmark: Any, vocab: int, nodes: int) -> None:
     def propose() -> Draft:
         return made.propose(state, joined, Budget([nodes]), state.rng(joined))
 
-    benchmark.extra_info |= {"nodes": propose().num_nodes}
+    assert propose().num_nodes == 1 + nodes
+    benchmark.extra_info |= {"drafter": "recycling", "rows": 1}
     benchmark(propose)
 
 
@@ -109,7 +122,7 @@ def test_recycling_observe(benchmark: Any, vocab: int) -> None:
 
 def recycled(vocab: int, nodes: int) -> tuple[Any, DecodeState, list[int]]:
     """A drafter that has seen successors of every token."""
-    made, state = get_drafter("recycling")(num_draft_tokens=nodes, shared=True), DecodeState(1, 64)
+    made, state = get_drafter("recycling")(num_draft_tokens=nodes, shared=True, min_probability=0.0), DecodeState(1, 64)
     joined = [state.join([5], SamplingParams(seed=1), 1, ())]
     everything = Draft.chains([0], [list(range(1000))])
     logits = torch.full((1000, vocab), -9.0)
@@ -119,7 +132,7 @@ def recycled(vocab: int, nodes: int) -> tuple[Any, DecodeState, list[int]]:
 
 
 @pytest.mark.parametrize("size", [10**4, 10**5, 10**6, 10**7], ids=str)
-def test_rest(benchmark: Any, size: int, tmp_path: Path) -> None:
+def test_rest_propose(benchmark: Any, size: int, tmp_path: Path) -> None:
     """One proposal of 64 nodes from a datastore of a size; the file has just been written, so it lies in memory.
 
     The growth with size is that of two binary searches for each of about four suffix lengths.
@@ -137,7 +150,7 @@ def test_rest(benchmark: Any, size: int, tmp_path: Path) -> None:
     def propose() -> Draft:
         return made.propose(state, joined, Budget([64] * 8), state.rng(joined))
 
-    benchmark.extra_info |= {"nodes": propose().num_nodes, "rows": 8}
+    benchmark.extra_info |= {"drafter": "rest", "nodes": propose().num_nodes, "rows": 8}
     benchmark(propose)
 
 

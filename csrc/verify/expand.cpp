@@ -21,9 +21,21 @@ struct Scratch {
   std::unique_ptr<float[]> noise;
   std::unique_ptr<Entry<Real>[]> children;
   std::vector<double> sums;
-  explicit Scratch(int64_t vocab)
-      : level(new Real[vocab]), noise(new float[vocab]), children(new Entry<Real>[vocab + rows::kCollectSlack]),
-        sums(block_count(vocab)) {}
+  int64_t vocab, seed = 0;
+  int32_t position = -1;  // with `seed`: whose noise is there
+  explicit Scratch(int64_t vocab_)
+      : level(new Real[vocab_]), noise(new float[vocab_]), children(new Entry<Real>[vocab_ + rows::kCollectSlack]),
+        sums(block_count(vocab_)), vocab(vocab_) {}
+
+  // Replay noise of all tokens at a position, nullptr for a negative one. Nodes of one depth in one tree share it.
+  const float* noise_at(int64_t seed_, int32_t position_) {
+    if (position_ < 0) return nullptr;
+    if (seed_ != seed || position_ != position) {
+      row_kernels().gumbel_row(Counter(seed_, position_, 0, kReplay), vocab, noise.get());
+      seed = seed_, position = position_;
+    }
+    return noise.get();
+  }
 };
 
 // level = l * inv_t, plus noise, of the tokens that the law keeps; -inf elsewhere.
@@ -68,7 +80,7 @@ int64_t largest_of(const Real* level, int64_t vocab, int64_t width, Entry<Real>*
 }
 
 template <class Real>
-void expand_node(const Laws& laws, int64_t r, Real parent, const Counter* counter, Scratch<Real>* scratch,
+void expand_node(const Laws& laws, int64_t r, Real parent, int64_t seed, int32_t position, Scratch<Real>* scratch,
                  const Children<Real>& out) {
   const int64_t vocab = laws.logits.columns, width = out.width;
   constexpr Real none = -std::numeric_limits<Real>::infinity();
@@ -83,9 +95,8 @@ void expand_node(const Laws& laws, int64_t r, Real parent, const Counter* counte
     scores[0] = parent;
     return;
   }
-  if (counter != nullptr) row_kernels().gumbel_row(*counter, vocab, scratch->noise.get());
   Real* level = scratch->level.get();
-  fill(laws, r, law, counter == nullptr ? nullptr : scratch->noise.get(), level);
+  fill(laws, r, law, scratch->noise_at(seed, position), level);
   const double unit = rows::masses(kTypeOf<Real>, level, vocab, out.sharpness, scratch->sums.data());
   double total = 0;
   for (double sum : scratch->sums) total += sum;
@@ -212,9 +223,8 @@ void tree_expand(const Laws& laws, const int32_t* offsets, int64_t rows, const R
   parallel_for(0, nodes, std::max<int64_t>(1, row_grain(vocab) / 4), [&](int64_t begin, int64_t end) {
     Scratch<Real> scratch(vocab);
     for (int64_t r = begin; r < end; ++r) {
-      const bool noisy = seeds != nullptr && positions[r] >= 0;
-      const Counter counter(noisy ? seeds[r] : 0, noisy ? positions[r] : 0, 0, kReplay);
-      expand_node(laws, r, parents[r], noisy ? &counter : nullptr, &scratch, out);
+      const bool noisy = seeds != nullptr;
+      expand_node(laws, r, parents[r], noisy ? seeds[r] : 0, noisy ? positions[r] : -1, &scratch, out);
     }
   });
   for (int64_t b = 0; b < rows; ++b) keep_best(out, b, offsets[b], offsets[b + 1]);

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from importlib.metadata import entry_points
+from numbers import Integral
 from pkgutil import iter_modules
 from typing import Any
 
@@ -56,6 +57,20 @@ def refuse_unknown_options(name: str, options: Iterable[str]) -> None:
         raise ValueError(f"drafter {name}: got option {unknown[0]!r}; expected {', '.join(known) or 'no options'}")
 
 
+def refuse_other_kinds(name: str, options: Mapping[str, Any]) -> None:
+    """Raise ValueError where an option that a drafter declares as a whole number, or as true or false, is none."""
+    for option, value in options.items():
+        declared = drafter_options(name)[option].annotation
+        kinds = set(declared.split(" | ")) if isinstance(declared, str) else {declared}
+        if kinds == {"bool"} and not isinstance(value, bool):
+            raise ValueError(f"drafter {name}: {option}: got {value!r}; expected true or false")
+        whole = isinstance(value, Integral) and not isinstance(value, bool)
+        if kinds == {"int"} and not whole:
+            raise ValueError(f"drafter {name}: {option}: got {value!r}; expected a whole number")
+        if kinds == {"int", "None"} and not whole and value is not None:
+            raise ValueError(f"drafter {name}: {option}: got {value!r}; expected a whole number, or none")
+
+
 def refuse_missing_draft(name: str, given: bool) -> None:
     """Raise ValueError where the drafter of a name wants a draft model and there is none."""
     if takes_draft(name) and not given:
@@ -77,6 +92,7 @@ def make_drafter(
     for files that cannot be opened, and for a draft model that is missing or does not fit.
     """
     refuse_unknown_options(name, options)
+    refuse_other_kinds(name, options)
     refuse_missing_draft(name, draft is not None)
 
     def make(other: str, **theirs: Any) -> Drafter:

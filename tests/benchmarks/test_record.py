@@ -19,7 +19,8 @@ def found(median: float) -> dict[str, Any]:
 def test_a_row_says_what_was_measured() -> None:
     (row,) = rows_of(found(2e-6))
     assert row == {
-        "benchmark": "look_up", "rows": 8, "dtype": "torch.float32", "nodes": 5, "median_us": 2.0, "min_us": 1.0
+        "benchmark": "look_up", "rows": 8, "dtype": "torch.float32", "nodes": 5, "median_us": 2.0, "min_us": 1.0,
+        "median_us_per_row": 0.25,
     }  # fmt: skip
 
 

@@ -336,6 +336,19 @@ def test_it_never_costs_a_target_pass_and_a_second_call_repeats_the_first(build:
 
 
 @every_drafter
+def test_a_target_that_wants_the_opposite_costs_no_pass(build: Callable[[], Any]) -> None:
+    """What a model behind the drafter likes best this target likes least."""
+    texts = prompts(3, seed=12)
+    params = [SamplingParams(seed=at, temperature=[0.0, 1.0, 0.0][at], max_new_tokens=9 + at) for at in range(3)]
+    engines = [Engine(AutomatonTarget(-target().table), made) for made in (None, build())]
+    plain, against = (engine.generate(texts, params) for engine in engines)
+    assert [handle.tokens for handle in against] == [handle.tokens for handle in plain]
+    assert engines[1].target.passes <= engines[0].target.passes and engines[1].stats.faults == 0
+    if engines[1].drafter.needs.own_cache:
+        assert against[0].stats.drafted > 9 and sum(against[0].stats.accepted) <= 2
+
+
+@every_drafter
 def test_every_rule_that_takes_it_serves_it(build: Callable[[], Any]) -> None:
     texts = prompts(6, seed=2)
     for rule in rules_for(build().needs):

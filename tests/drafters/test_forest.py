@@ -134,6 +134,19 @@ def test_every_drafter_hears_of_its_own_nodes() -> None:
             assert int(acceptance.node_choice[node]) == int(model.table[state].argmax())
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_an_oracle_keeps_its_full_depth_beside_one_that_is_wrong(temperature: float) -> None:
+    models = automaton(), AutomatonTarget(-automaton().table)
+    made = forest(*[get_drafter("draft_model")(model, num_draft_tokens=4) for model in models], adapt=False)
+    engine = Engine(automaton(), made)
+    handle = engine.submit(
+        [1, 2], SamplingParams(temperature=temperature, seed=3, max_new_tokens=40), num_draft_tokens=8
+    )
+    for step in range(1, 6):
+        engine.step()
+        assert len(handle.tokens) == 5 * step
+
+
 def test_the_budget_goes_to_who_is_accepted() -> None:
     script = AutomatonTarget(random_logits(23, VOCAB, seed=2), max_length=256)
     good = get_drafter("draft_model")(AutomatonTarget(random_logits(23, VOCAB, seed=2), max_length=256))

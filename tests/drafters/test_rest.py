@@ -136,6 +136,17 @@ def test_a_damaged_suffix_array_is_named_not_followed(write: Any) -> None:
         trees(rest(datastore=store), [[1, 2]], [4])
 
 
+def test_a_damaged_token_ends_a_continuation_and_is_never_drafted(write: Any) -> None:
+    """Ids beyond the vocabulary, in a file whose sizes are right: checksums are compared on demand only."""
+    store = write([[1, 2, 3, 4, 1, 2, 5, 1]], vocab_size=8)
+    header, arrays = container.read(store, "datastore")
+    plain = {name: header[name] for name in ("vocabulary", "vocab_size", "documents", "tokens")}
+    tokens = arrays["tokens"].copy()
+    tokens[[3, 6]] = 29
+    container.write(store, "datastore", plain, {"tokens": tokens, "suffixes": arrays["suffixes"]})
+    assert trees(rest(datastore=store), [[1, 2]], [8]) == [([3], [0])]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -114,6 +114,18 @@ def test_with_noise_the_first_child_is_the_replayed_token(backend: str) -> None:
 
 
 @every_backend
+def test_noise_is_that_of_a_nodes_seed_and_position_whatever_its_neighbours_have(backend: str) -> None:
+    """Nodes of one depth share their noise; neighbours that differ in the seed or the position alone do not."""
+    given = case(5, 7, 300, torch.float32)
+    seeds = torch.tensor([3, 3, 3, 4, 4, 4, 3])
+    positions = torch.tensor([6, 6, 7, 7, -1, 7, 6], dtype=torch.int32)
+    with use_backend(backend):
+        found = expand(**given, width=5, keep=9, seeds=seeds, positions=positions)[0]
+    children, _ = slow(given | {"seeds": seeds, "positions": positions}, 5, 9)
+    assert found.tolist() == [[token for token, _ in own] for own in children]
+
+
+@every_backend
 def test_ties_go_to_the_lower_id_and_the_earlier_child(backend: str) -> None:
     logits = torch.zeros(2, 300)
     logits[:, 250:] = 1.0
