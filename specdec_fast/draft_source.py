@@ -37,10 +37,13 @@ class StagedTrees:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """The tree number `place` of those that were staged."""
+    """The tree number `place` of those that were staged. known: (tokens, parents) of the tree that it is the first part
+    of, where the host has them already.
+    """
 
     staged: StagedTrees
     place: int
+    known: tuple[list[int], list[int]] | None = None
 
     @property
     def num_nodes(self) -> int:
@@ -50,7 +53,8 @@ class Staged:
         """The nodes that hold this text, from the root on: as far as the tree has it."""
         if not text:
             return []
-        tokens, parents = self.staged.trees[self.place]
+        tokens, parents = self.known or self.staged.trees[self.place]
+        parents = parents[: self.num_nodes]
         path: list[int] = []
         for token in text:
             parent = path[-1] if path else -1
@@ -84,5 +88,9 @@ class Source(Protocol):
         ...
 
     def logits(self, scored: Tensor) -> Tensor: ...
+    def told(self, trees: Sequence[tuple[int, tuple[list[int], list[int]]]]) -> None:
+        """(row, (tokens, parents)) of trees that were staged as they grew, all their nodes; -1 for no token."""
+        ...
+
     def observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None: ...
     def release(self, rows: Sequence[int]) -> None: ...

@@ -15,35 +15,24 @@ Tests: tests/drafters/test_draft_tree.py, test_eagle.py and the contract suite.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from specdec_fast.draft import Draft, Drawn, PackedShape, from_host, packed_shape
 from specdec_fast.draft_source import Source
 from specdec_fast.interfaces import Acceptance, Budget, Needs, Rng, StateView, TargetOutput
 from specdec_fast.laws import Laws, concat_laws
+from specdec_fast.outline import EMPTY, Outline, outline
 from specdec_fast.sampling import Sampling
 from specdec_fast.shapes import Shape
 from specdec_kernels import Growth, NodePaths, draw_sample, tree_expand, tree_grow
 
 HOWS = ("coupled", "hybrid", "iid", "top_k", "without_replacement")
 CHOOSING = ("coupled", "top_k")
-
-
-@dataclass(slots=True)
-class _Tree:
-    """One row's tree while it grows; node 0 is the root."""
-
-    tokens: list[int]
-    limit: int  # nodes that the budget allows
-    parents: list[int] = field(default_factory=lambda: [-1])
-    drawn: list[int] = field(default_factory=lambda: [0])
-    law_row: list[int] = field(default_factory=lambda: [-1])
-    newest: list[tuple[int, int]] = field(default_factory=lambda: [(0, 0)])  # last level: place in the shape, node
-    draws: int = 0  # so far, successful or not: each has a number of its own
 
 
 @dataclass(slots=True)
@@ -56,6 +45,7 @@ class _Level:
     sampling: Sampling  # per node
     noisy: bool  # children are picked under the replay noise, in some row at least
     filtered: bool  # some row has top-k, top-p or min-p
+    greedy: bool  # some row may be at temperature 0
     roots: Tensor  # positions of the trees' roots
     depth: int
 
@@ -142,28 +132,7 @@ class TreeDrafter:
         self.source.catch_up([rows[index] for index in active], [texts[index] for index in active])
         if self.depth:
             return self._grow_best(view, rows, [text[-1] for text in texts], limits, rng)
-        trees = [_Tree([text[-1]], limit, draws=rng.first_draw) for text, limit in zip(texts, limits)]
-        parts: list[Laws] = []
-        for depth in range(len(self.shape.parents)):
-            wanted = [
-                (index, node, len(self.shape.children(tree.limit)[place]))
-                for index, tree in enumerate(trees)
-                for place, node in tree.newest
-            ]
-            wanted = [each for each in wanted if each[2]]
-            if not wanted:
-                break
-            nodes: dict[int, list[int]] = {}
-            for index, node, _ in wanted:
-                nodes.setdefault(index, []).append(node)
-            staged = [trees[index] for index in nodes]
-            draft = self._as_draft([rows[index] for index in nodes], staged, self.source.device)
-            starts = accumulate(draft.counts, initial=0)
-            ends = [start + node for start, some in zip(starts, nodes.values()) for node in some]
-            counts = tuple(map(len, nodes.values()))
-            level = self._score(view, rows, tuple(nodes), draft, counts, ends, rng, depth)
-            self._grow(trees, wanted, level, parts)
-        return self._pack(view, rows, trees, parts)
+        return self._fill(view, rows, [text[-1] for text in texts], limits, rng)
 
     def observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
         self.source.observe(view, draft, acceptance, output)
@@ -202,49 +171,45 @@ class TreeDrafter:
             # noise and edits go by the ids of the target
             spread = logits.new_full((logits.shape[0], self.source.vocab_size), float("-inf"))
             logits, columns = spread.index_copy_(1, columns, logits), None
-        roots = rng.positions if len(own) == len(rows) else rng.positions[list(places)]
+        roots = rng.positions
+        if len(own) < len(rows):
+            roots = roots[from_host(places, torch.int64, roots.device)]
         shape = packed_shape(places, counts, self.source.device)
         if sampling.edits is not None:  # q with the target's edits, each node after its own path
             nodes = from_host(ends, torch.int32, logits.device)
             paths = NodePaths(draft.tokens, draft.parents, draft.offsets, roots, nodes)
             logits = sampling.edits.apply(logits, paths, shape.row_of)
         noisy = self.how == "coupled" and not sampling.all_greedy
-        filtered = sampling.any_filter and not sampling.all_greedy
+        filtered, greedy = sampling.any_filter and not sampling.all_greedy, sampling.any_greedy
         sampling = sampling.per_node(counts, shape.row_of)
-        return _Level(shape, logits, columns, sampling, noisy, filtered, roots, depth)
+        return _Level(shape, logits, columns, sampling, noisy, filtered, greedy, roots, depth)
 
-    def _grow(self, trees: list[_Tree], wanted: list[tuple[int, int, int]], level: _Level, parts: list[Laws]) -> None:
-        """Pick the children of a level of static trees. wanted: tree, node in it and number of children."""
-        used = sum(part.inv_t.shape[0] for part in parts)
-        before = {index: {node: place for place, node in trees[index].newest} for index, *_ in wanted}
-        for tree in trees:
-            tree.newest = []
-        if self.how in CHOOSING:
-            picked = self._choose(level, None, max(children for *_, children in wanted))
-        else:
-            first = []
-            for index, _, children in wanted:
-                first.append(trees[index].draws)
-                trees[index].draws += children
-            laws = level.sampling.laws(level.logits)
-            parts.append(replace(laws, token_ids=level.columns))
-            counts = [children for *_, children in wanted]
-            picked = self._draw(level, laws, counts, from_host(first, torch.int32, laws.inv_t.device))
-            if level.columns is not None:
-                known = level.columns.tolist()
-                picked = [[(known[column], mark) for column, mark in own] for own in picked]
-        for at, (own, (index, parent, count)) in enumerate(zip(picked, wanted)):
-            tree = trees[index]
-            places = self.shape.children(tree.limit)[before[index][parent]]
-            for place, (token, mark) in zip(places, own[:count]):
-                tree.newest.append((place, len(tree.tokens)))
-                tree.tokens.append(token)
-                tree.parents.append(parent)
-                tree.drawn.append(int(mark))
-                tree.law_row.append(used + at if mark != Drawn.CHOSEN else -1)
+    def _fill(self, view: StateView, rows: Sequence[int], roots: list[int], limits: tuple[int, ...], rng: Rng) -> Draft:
+        """Static trees: levels are picked on the device, and the host looks at what was picked when all of them are."""
+        lines = outline(self.shape, limits, self.source.device)
+        table = lines.table(roots)
+        tokens, drawn = table
+        parts: list[Laws] = []
+        for depth, step in enumerate(lines.levels):
+            own = tuple([rows[place] for place in step.places])
+            which = packed_shape(own, step.draft.counts, self.source.device).rows
+            draft = replace(step.draft, rows=which, tokens=tokens[step.staged].clamp(min=0))
+            level = self._score(view, rows, step.places, draft, step.sizes, step.ends, rng, depth)
+            if self.how in CHOOSING:
+                picked = self._choose(level, None, step.widest)
+            else:
+                laws = level.sampling.laws(level.logits)
+                parts.append(replace(laws, token_ids=level.columns))
+                first = lines.numbers(tokens, step) + rng.first_draw
+                picked, marks = self._draw(level, laws, step.children, step.widest, first)
+                drawn[step.at] = marks.flatten()[step.picked]
+                if level.columns is not None:
+                    picked = torch.where(picked == EMPTY, EMPTY, level.columns[picked.clamp(min=0)])
+            tokens[step.at] = torch.where(tokens[step.above] == EMPTY, EMPTY, picked.flatten()[step.picked])
+        return self._pack(view, rows, limits, lines, table.tolist(), parts)
 
-    def _choose(self, level: _Level, laws: Laws | None, width: int) -> list[list[tuple[int, Drawn]]]:
-        """The `width` best children of every node."""
+    def _choose(self, level: _Level, laws: Laws | None, width: int) -> Tensor:
+        """The `width` best children of every node, int64 [nodes, width], EMPTY behind the last."""
         count, device = level.logits.shape[0], level.logits.device
         law, noise = level.law(laws), {}
         if level.noisy:
@@ -253,36 +218,43 @@ class TreeDrafter:
                 places = torch.where(level.sampling.temperature == 0, -1, places)
             noise = {"seeds": level.sampling.seeds, "positions": places}
         bounds = packed_shape((0,), (count,), device).offsets
-        width = min(width, level.logits.shape[1])
-        found = tree_expand(level.logits, *law, bounds, torch.zeros_like(law[0]), width=width, keep=1, **noise)
-        return [[(token, Drawn.CHOSEN) for token in own if token >= 0] for own in found[0].tolist()]
+        most = min(width, level.logits.shape[1])
+        found = tree_expand(level.logits, *law, bounds, torch.zeros_like(law[0]), width=most, keep=1, **noise)[0]
+        return found if most == width else pad(found, (0, width - most), value=EMPTY)
 
     def _draw(
-        self, level: _Level, laws: Laws, children: list[int], first_draw: Tensor
-    ) -> list[list[tuple[int, Drawn]]]:
-        """Tokens and marks of every node's children, so many, in the order in which they are to be tested."""
-        counts, widest = from_host(children, torch.int32, laws.inv_t.device), max(children)
+        self, level: _Level, laws: Laws, children: Tensor, widest: int, first_draw: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Tokens and marks [nodes, widest] of every node's children, so many, in the order in which they are to be
+        tested, EMPTY behind the last: where a draw finds nothing, no later one does.
+        """
+        (nodes, columns), hybrid = laws.logits.shape, self.how == "hybrid"
         greedy, roots = laws.inv_t == 0, level.positions(0)
-        found: list[list[tuple[int, Drawn]]] = [[] for _ in children]
-        logits = laws.logits.clone()
-        if self.how == "hybrid" or bool(greedy.any()):
-            tops = self._choose(level, laws, widest)
-            for at, (own, count) in enumerate(zip(tops, children)):
-                drawn_too = self.how == "hybrid" and not bool(greedy[at])
-                if drawn_too or bool(greedy[at]):
-                    found[at] = own[: count - drawn_too]
-                    logits[at, [token for token, _ in found[at]]] = float("-inf")
+        logits = laws.logits.new_empty(nodes, columns + 1)  # the last column is for nobody
+        logits[:, :columns] = laws.logits
+        left = logits[:, :columns]
+        tops = children.new_full((nodes, widest), EMPTY, dtype=torch.int64)
+        if hybrid or level.greedy:
+            wanted = torch.where(greedy, children, children - 1 if hybrid else 0)
+            rank = torch.arange(widest, device=children.device)
+            tops = torch.where(rank < wanted[:, None], self._choose(level, laws, widest), EMPTY)
+            logits.scatter_(1, torch.where(tops == EMPTY, columns, tops), float("-inf"))
         mark = {"hybrid": Drawn.DRAWN_WITHOUT_CHOSEN, "iid": Drawn.DRAWN}.get(self.how, Drawn.DRAWN_WITHOUT_EARLIER)
-        for number in range(1 if self.how == "hybrid" else widest):
-            tokens = draw_sample(logits, *laws.stats, level.sampling.seeds, roots, first_draw + number)
-            here = logits.gather(1, tokens[:, None]).squeeze(1).to(laws.cut.dtype)
-            kept = (here > laws.cut) | ((here == laws.cut) & (tokens <= laws.tie_id))
-            wanted = kept & (counts > number) & ~greedy & (here > float("-inf")) & ~torch.isnan(laws.lse)
-            for at in wanted.nonzero().flatten().tolist():
-                found[at].insert(0 if self.how == "hybrid" else len(found[at]), (int(tokens[at]), mark))
+        sound, draws = ~greedy & ~torch.isnan(laws.lse), []
+        for number in range(1 if hybrid else widest):
+            token = draw_sample(left, *laws.stats, level.sampling.seeds, roots, first_draw + number)
+            here = left.gather(1, token[:, None]).squeeze(1).to(laws.cut.dtype)
+            kept = (here > laws.cut) | ((here == laws.cut) & (token <= laws.tie_id))
+            draws.append(torch.where(sound & kept & (here > float("-inf")) & (children > number), token, EMPTY))
             if mark == Drawn.DRAWN_WITHOUT_EARLIER:
-                logits[wanted.nonzero().flatten(), tokens[wanted]] = float("-inf")
-        return found
+                logits.scatter_(1, torch.where(draws[-1] == EMPTY, columns, draws[-1])[:, None], float("-inf"))
+        tokens = torch.stack(draws, 1)
+        if hybrid:
+            tokens = torch.where(tokens == EMPTY, tops, torch.cat([tokens, tops[:, :-1]], 1))
+            marked = (draws[0] != EMPTY)[:, None] & (torch.arange(widest, device=tokens.device) == 0)
+        else:
+            tokens, marked = torch.where(greedy[:, None], tops, tokens), ~greedy[:, None].expand_as(tokens)
+        return tokens, torch.where(marked, int(mark), int(Drawn.CHOSEN))
 
     def _grow_best(
         self, view: StateView, rows: Sequence[int], roots: list[int], limits: tuple[int, ...], rng: Rng
@@ -334,15 +306,33 @@ class TreeDrafter:
         growth.tokens[:, 0] = from_host(roots, torch.int64, self.source.device)
         return growth
 
-    def _pack(self, view: StateView, rows: Sequence[int], trees: list[_Tree], parts: list[Laws]) -> Draft:
-        draft = self._as_draft(rows, trees, view.device)
-        if not parts or not any(any(tree.drawn) for tree in trees):
-            return draft
-        drawn = from_host([mark for tree in trees for mark in tree.drawn], torch.int8, view.device)
-        law_row = from_host([row for tree in trees for row in tree.law_row], torch.int32, view.device)
-        return replace(draft, drawn=drawn, law_row=law_row, laws=concat_laws(parts))
-
-    def _as_draft(self, rows: Sequence[int], trees: list[_Tree], device: torch.device) -> Draft:
+    def _pack(
+        self,
+        view: StateView,
+        rows: Sequence[int],
+        limits: tuple[int, ...],
+        lines: Outline,
+        table: list[list[int]],
+        parts: list[Laws],
+    ) -> Draft:
+        """The trees without their empty places. table: tokens and how they were picked."""
+        trees, marks = lines.trees(table[0]), lines.trees(table[1])
+        self.source.told([(row, tree) for row, tree, limit in zip(rows, trees, limits) if limit])
+        drawn: list[int] = []
+        law_row: list[int] = []
+        for at, ((tokens, parents), (how, _), sources) in enumerate(zip(trees, marks, lines.sources)):
+            if EMPTY in tokens:
+                kept = [node for node, token in enumerate(tokens) if token != EMPTY]
+                place = {node: new for new, node in enumerate(kept)}
+                trees[at] = [tokens[node] for node in kept], [place.get(parents[node], -1) for node in kept]
+                how, sources = [how[node] for node in kept], [sources[node] for node in kept]
+            drawn += how
+            law_row += [source if mark != Drawn.CHOSEN else -1 for mark, source in zip(how, sources)]
         if self.shape.is_chain:
-            return Draft.chains(rows, [tree.tokens for tree in trees], device=device)
-        return Draft.trees(rows, [(tree.tokens, tree.parents) for tree in trees], device=device)
+            draft = Draft.chains(rows, [tokens for tokens, _ in trees], device=view.device)
+        else:
+            draft = Draft.trees(rows, trees, device=view.device)
+        if not any(drawn):
+            return draft
+        marked, named = from_host(drawn, torch.int8, view.device), from_host(law_row, torch.int32, view.device)
+        return replace(draft, drawn=marked, law_row=named, laws=concat_laws(parts))

@@ -26,7 +26,7 @@ class Sampling:
     """The sampling parameters of B rows as tensors [B], ready to be gathered per node.
 
     `edits` is what the rows change in logits before temperature, or None: then nothing is done for it. all_greedy:
-    every row is at T = 0; any_filter: some row is greedy or has top-k, top-p or min-p.
+    every row is at T = 0; any_greedy: some row may be; any_filter: some row is greedy or has top-k, top-p or min-p.
     """
 
     temperature: Tensor
@@ -36,6 +36,7 @@ class Sampling:
     seeds: Tensor
     edits: Edits | None = None
     all_greedy: bool = False
+    any_greedy: bool = True
     any_filter: bool = True
     _per_node: dict[tuple[int, ...], Sampling] = field(default_factory=dict, repr=False, compare=False)
     _kept_whole: dict[tuple[torch.dtype, int], tuple[Tensor, Tensor, Tensor]] = field(
@@ -174,6 +175,7 @@ class SamplingTable:
             min_p=tensor([p.min_p for p in params], torch.float32),
             seeds=tensor([p.seed for p in params], torch.int64),
             all_greedy=all(p.temperature == 0 for p in params),
+            any_greedy=any(p.temperature == 0 for p in params),
             any_filter=any(p.temperature == 0 or p.top_k or p.top_p < 1 or p.min_p for p in params),
             edits=pack_edits(
                 rows,

@@ -188,6 +188,9 @@ class HeadRows:
         found: Tensor = self.model.logits(scored)
         return found
 
+    def told(self, trees: Sequence[tuple[int, tuple[list[int], list[int]]]]) -> None:
+        """Nothing: keys of what is accepted come from true features, whatever was staged."""
+
     def observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
         """The features of what was accepted are known now."""
         if any(name not in output.taps for name in self.model.taps):

@@ -112,6 +112,13 @@ class Mirror:
         """Logits [N, vocab_size] of some rows of what `score` gave."""
         return scored if scored.shape[1] == self.vocab_size else scored[:, : self.vocab_size]
 
+    def told(self, trees: Sequence[tuple[int, tuple[list[int], list[int]]]]) -> None:
+        """What the staged trees hold need not be asked of the device."""
+        for row, tree in trees:
+            held, staged = self._held[row]
+            if staged is not None:
+                self._held[row] = (held, replace(staged, known=tree))
+
     def _known(self, tokens: Sequence[int]) -> list[int]:
         """Tokens that the draft embeds: what stands in for others only costs acceptance."""
         size = self.model.vocab_size

@@ -135,6 +135,33 @@ def read_row(text: Text, target: Any, tokenizer: Any, seed: int, folder: Path, r
     return text_row(text.inputs, text.field, tokenizer)
 
 
+def refuse_apart(accelerator: Any, folder: Path) -> None:
+    """Raises ValueError, in all processes, unless all of them see the work folder: they would wait for one another's
+    answers for ever, and only those that see the checkpoint would go on from it.
+    """
+    import time
+
+    import torch
+
+    if accelerator.num_processes == 1:
+        return
+    own = time.time_ns() % 2**31 if accelerator.is_main_process else 0
+    stamp = int(accelerator.reduce(torch.tensor([own], device=accelerator.device)))  # a name that nobody has looked for
+    mark = folder / f"seen-{stamp}"
+    if accelerator.is_main_process:
+        folder.mkdir(parents=True, exist_ok=True)
+        mark.touch()
+    accelerator.wait_for_everyone()
+    seen = int(accelerator.reduce(torch.tensor([int(mark.exists())], device=accelerator.device)))
+    if accelerator.is_main_process:
+        mark.unlink()
+    if seen < accelerator.num_processes:
+        raise ValueError(
+            f"--out: {seen} of {accelerator.num_processes} processes see the folder {folder} of the first one; "
+            "expected all of them to; give a folder that every machine has under this name"
+        )
+
+
 def train_heads(
     kind: str,
     text: Text,
@@ -180,6 +207,7 @@ def train_heads(
         torch.set_num_threads(threads)
     torch.manual_seed(made.seed)
     here = accelerator_of(made)
+    refuse_apart(here, out)
     target, tokenizer = load_model(model, dtype, here.device), load_tokenizer(model)
     if tokenizer is None:
         raise ValueError(f"--model: got {model!r}; expected a model with a tokenizer")

@@ -357,8 +357,8 @@ def _save(accelerator: Any, folder: Path, made_of: Mapping[str, Any]) -> None:
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
         (new / _RUN).write_text(json.dumps(made_of))
-        shutil.rmtree(old, ignore_errors=True)
-        if here.exists():
+        if here.exists():  # else the older one is all there is until the new one has its name
+            shutil.rmtree(old, ignore_errors=True)
             here.rename(old)
         new.rename(here)
         shutil.rmtree(old, ignore_errors=True)

@@ -29,7 +29,7 @@ CORE = {
         "sampling",
         "state",
     ),
-    *("draft_source", "growing", "shapes", "translation", "stats"),
+    *("draft_source", "growing", "outline", "shapes", "translation", "stats"),
     *("sampling_params", "step_mode", "stopping"),
     *("captured", "emission", "graph_step", "packing", "upload"),
 }

@@ -2,6 +2,7 @@
 
 While the guard is on, everything fails that waits for a device, takes numbers from the host or makes a shape depend on
 data. It also writes down which operators ran on what shapes, and at which addresses they met tensors from outside.
+`host_reads` counts what waits, and lets it happen.
 """
 
 from __future__ import annotations
@@ -79,6 +80,49 @@ def capture_guard() -> Iterator[Guard]:
             stack.enter_context(patch.object(Tensor, name, refuse(name)))
         stack.enter_context(guard)
         yield guard
+
+
+class _Reads(TorchDispatchMode):
+    """seen: what took data to the host, or made a shape of it; what one deed does inside counts once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+        self.inside = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.partition("::")[2]
+        masked = name in ("index", "index_put", "index_put_") and any(
+            each is not None and each.dtype in (torch.bool, torch.uint8) for each in args[1]
+        )
+        if not self.inside and (name in WAITS or name in DEPENDS_ON_DATA or masked):
+            self.seen.append(name)
+        return func(*args, **(kwargs or {}))
+
+    def watched(self, name: str) -> Any:
+        deed = getattr(Tensor, name)
+
+        def counts(*args: Any, **kwargs: Any) -> Any:
+            outer, self.inside = self.inside, True
+            if not outer:
+                self.seen.append(name)
+            try:
+                return deed(*args, **kwargs)
+            finally:
+                self.inside = outer
+
+        return counts
+
+
+@contextmanager
+def host_reads() -> Iterator[list[str]]:
+    """What waits for a device while this is entered, in order."""
+    reads = _Reads()
+    with ExitStack() as stack:
+        for name in ON_HOST:
+            stack.enter_context(patch.object(Tensor, name, reads.watched(name)))
+        stack.enter_context(reads)
+        yield reads.seen
 
 
 def guard_programs(monkeypatch: pytest.MonkeyPatch) -> dict[Callable[[], None], list[Guard]]:

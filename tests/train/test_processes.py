@@ -1,6 +1,8 @@
-"""Training in two processes: every step is one over both batches, and a run that was stopped goes on in both.
+"""Training in two processes of `accelerate launch`: every step is one over both batches, and a run that was stopped
+goes on in both; processes that do not see one work folder say so.
 
-As a program this file is one of the processes: `torch.distributed.run test_processes.py FOLDER`.
+As a program this file is one of the processes: `accelerate launch test_processes.py FOLDER`. One launch serves all
+tests, because two processes that begin cost more than all that they do.
 """
 
 from __future__ import annotations
@@ -12,53 +14,79 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from specdec_fast.heads.medusa import MedusaHeads
 from specdec_fast.train.ahead import TAP, AheadTrainee
 from specdec_fast.train.data import blocks
-from specdec_fast.train.heads import Settings, TargetStates, fit
+from specdec_fast.train.head_command import refuse_apart
+from specdec_fast.train.heads import Settings, TargetStates, accelerator_of, fit
+from specdec_fast.train.recurrent import Eagle3Trainee, EagleTrainee, new_eagle, new_eagle3
 from specdec_fast.train.texts import split
 
 SETTINGS = Settings(steps=5, batch=2, length=20, measure_every=5, saving=1e-9)
+KINDS = ("medusa", "eagle", "eagle3")
 
 
-def beginning() -> tuple[AheadTrainee, TargetStates, np.ndarray, np.ndarray]:
+def beginning(kind: str) -> tuple[Any, np.ndarray, np.ndarray]:
+    """A trainee with the same weights in every process, training and held-out tokens."""
     from oracles import models
 
-    states = TargetStates(models.own("llama"), (TAP,))
-    heads = MedusaHeads(64, 96, 2)
+    model = models.own("llama")
+    trainee: Any
+    if kind == "medusa":
+        trainee = AheadTrainee(MedusaHeads(64, 96, 2), TargetStates(model, (TAP,)))
+    elif kind == "eagle":  # noise comes from the generator of each process
+        trainee = EagleTrainee(new_eagle(model), TargetStates(model, (TAP,)), noise=0.0, ahead=2)
+    else:
+        states = TargetStates(model, ("entering:0", "entering:1", TAP))
+        trainee = Eagle3Trainee(new_eagle3(model, torch.arange(0, 96, 2), [0, 1, 1]), states, ahead=2)
     source = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for parameter in heads.parameters():
+        for parameter in trainee.parameters():
             parameter.copy_(0.1 * torch.randn(parameter.shape, generator=source))
     row, held = split(np.random.default_rng(1).integers(1, 90, 700).astype(np.int32), SETTINGS.length)
-    return AheadTrainee(heads, states), states, row, held
+    return trainee, row, held
 
 
 def one_of_them(folder: Path) -> None:
-    for stop_after in (2, None):
-        trainee, states, row, held = beginning()
-        progress = fit(trainee, states, row, held, SETTINGS, folder, stop_after=stop_after)
-        assert progress.step == (stop_after or SETTINGS.steps)
-    told = {"history": progress.history, **trainee.heads.state_dict()}
-    torch.save(told, folder / f"rank-{os.environ['RANK']}.pt")
+    rank, told = int(os.environ["RANK"]), {}
+    for kind in KINDS:
+        for stop_after in (2, None):
+            trainee, row, held = beginning(kind)
+            progress = fit(trainee, trainee.states, row, held, SETTINGS, folder / kind, stop_after=stop_after)
+            assert progress.step == (stop_after or SETTINGS.steps)
+        told[kind] = {"history": progress.history, **trainee.state_dict()}
+    accelerator = accelerator_of(SETTINGS)
+    refuse_apart(accelerator, folder / "shared")
+    try:
+        refuse_apart(accelerator, folder / f"of-{rank}")
+    except ValueError as error:
+        told["apart"] = str(error)
+    told["left"] = [path.name for path in (folder / "shared").iterdir()]
+    torch.save(told, folder / f"rank-{rank}.pt")
 
 
-def launch(folder: Path) -> list[dict[str, Any]]:
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two processes ended with."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", __file__]
+    folder = tmp_path_factory.mktemp("processes")
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2"]
+    how = ["--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=0"]
     paths = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
     env = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
-    done = subprocess.run([*command, str(folder)], env=env, capture_output=True, text=True)
+    done = subprocess.run([*launch, *how, __file__, str(folder)], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return [torch.load(folder / f"rank-{rank}.pt") for rank in range(2)]
 
 
-def test_two_processes_step_as_one(tmp_path: Path) -> None:
-    first, second = launch(tmp_path)
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_processes_step_as_one(kind: str, ended: list[dict[str, Any]]) -> None:
+    """EAGLE heads too: they run their layer several times a step, and every parameter must have its gradient."""
+    first, second = (each[kind] for each in ended)
     assert first["history"] == second["history"] and [each["step"] for each in first["history"]] == [0, 5]
-    trainee, _, row, _ = beginning()
+    trainee, row, _ = beginning(kind)
     optimiser = torch.optim.AdamW(trainee.parameters(), betas=SETTINGS.betas, weight_decay=0.0)
     for step in range(SETTINGS.steps):
         optimiser.param_groups[0]["lr"] = SETTINGS.rate(step)
@@ -68,10 +96,17 @@ def test_two_processes_step_as_one(tmp_path: Path) -> None:
         torch.nn.utils.clip_grad_norm_(trainee.parameters(), SETTINGS.clip)
         optimiser.step()
         optimiser.zero_grad()
-    for name, value in trainee.heads.state_dict().items():
+    for name, value in trainee.state_dict().items():
         if value is not None:
             assert torch.equal(first[name], second[name]), name
             torch.testing.assert_close(first[name], value, atol=1e-5, rtol=1e-4)
+
+
+def test_processes_that_see_different_work_folders_are_refused(ended: list[dict[str, Any]]) -> None:
+    """All of them stop and none waits for the others; folders that all of them see are left as they were."""
+    for each in ended:
+        assert each["apart"].startswith("--out: 1 of 2 processes see the folder ")
+        assert each["left"] == []
 
 
 if __name__ == "__main__":
