@@ -258,10 +258,8 @@ class Draft:
         values on a GPU too, which waits for them.
         """
         rows = tuple(self.rows.tolist()) if roots is None else tuple(roots)
-        if not isinstance(self.counts, tuple):
-            raise ValueError(f"draft: got counts {self.counts!r}; expected a tuple of int")
-        if len(self.counts) != len(rows) or min(self.counts, default=0) < 0:
-            raise ValueError(f"draft: got counts {self.counts} of rows {rows}; expected 0 or more nodes of each")
+        if type(self.counts) is not tuple or len(self.counts) != len(rows) or min(self.counts, default=0) < 0:
+            raise ValueError(f"draft: got counts {self.counts} of rows {rows}; expected a tuple of 0 or more nodes each")
         shape = packed_shape(rows, self.counts, self.tokens.device)
         looks, nodes = wait or self.tokens.device.type == "cpu", shape.row_of.shape[0]
         expect.tensor("draft", "tokens", self.tokens, torch.int64, nodes)
@@ -315,7 +313,7 @@ class Draft:
         if plan is not None and not (self.is_chain and plan is _chain_plan(self.counts, self.tokens.device)):
             links = tree_plan(self.parents, self.offsets, max(self.counts, default=0))
             words = links.ancestors.shape[1]  # a plan for larger rows has more of them, all 0
-            narrow = replace(plan, ancestors=plan.ancestors[:, :words]) if plan.ancestors.dim() == 2 else plan
+            narrow = replace(plan, ancestors=plan.ancestors[:, :words])
             same = all(torch.equal(getattr(narrow, part.name), getattr(links, part.name)) for part in fields(links))
             if not same or bool(plan.ancestors[:, words:].any()):
                 raise ValueError("draft: got a plan that is not that of its parents; expected tree_plan's, or None")
@@ -339,9 +337,8 @@ def from_host(values: Sequence[float], dtype: torch.dtype, device: torch.device 
     if not values:
         return torch.empty(0, dtype=dtype, device=device)
     found = torch.frombuffer(array(_CODES[dtype], values), dtype=dtype)
-    if torch.device(device).type == "cuda":  # from pinned memory, so that nobody waits for what the stream has to do
-        return found.pin_memory().to(device, non_blocking=True)
-    return found.to(device)
+    pinned = torch.device(device).type == "cuda"  # so that nobody waits for what the stream has to do
+    return (found.pin_memory() if pinned else found).to(device, non_blocking=pinned)
 
 
 _SHORT = 128  # nodes a row of a shape that is remembered: drafts, not prompts

@@ -99,7 +99,7 @@ def ints(*values: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
         ({"counts": (3, 3)}, r"tokens has shape \[5\]; expected \[6\]"),
         ({"counts": (6, -1)}, "got counts"),
         ({"counts": (5,)}, "got counts"),
-        ({"counts": [3, 2]}, r"got counts \[3, 2\]; expected a tuple"),
+        ({"counts": [3, 2]}, r"got counts \[3, 2\] of rows"),
         ({"rows": ints(0)}, "got counts"),
         ({"row_of": ints(0, 0, 1, 1, 1, dtype=torch.int64)}, "got row_of"),
         ({"parents": ints(-1, 0, 2, -1, 0)}, "row 0, node 2: got parent 2"),
