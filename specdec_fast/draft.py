@@ -259,7 +259,7 @@ class Draft:
         """
         rows = tuple(self.rows.tolist()) if roots is None else tuple(roots)
         if type(self.counts) is not tuple or len(self.counts) != len(rows) or min(self.counts, default=0) < 0:
-            raise ValueError(f"draft: got counts {self.counts} of rows {rows}; expected a tuple of 0 or more nodes each")
+            raise ValueError(f"draft: got counts {self.counts} of rows {rows}; expected a tuple, of each 0 or more")
         shape = packed_shape(rows, self.counts, self.tokens.device)
         looks, nodes = wait or self.tokens.device.type == "cpu", shape.row_of.shape[0]
         expect.tensor("draft", "tokens", self.tokens, torch.int64, nodes)
