@@ -15,7 +15,8 @@ from specdec_kernels import row_linear
 def test_row_linear(benchmark, side: str, shape: tuple[int, int], rows: int, dtype: torch.dtype) -> None:
     torch.set_num_threads(1)
     outputs, inputs = shape
-    weights = [torch.randn(outputs, inputs).to(dtype) for _ in range(max(1, 2**23 // (outputs * inputs)))]  # beyond the caches
+    count = max(1, 2**23 // (outputs * inputs))  # beyond the caches
+    weights = [torch.randn(outputs, inputs).to(dtype) for _ in range(count)]
     if side != "torch, stored by output":
         weights = [weight.t().contiguous().t() for weight in weights]
     x, run = torch.randn(rows, inputs).to(dtype), row_linear if side == "own" else torch.nn.functional.linear
