@@ -137,7 +137,9 @@ def _level(
         ends += [first + node for node, _ in levels[depth]]
         families += [(place, node, children) for node, children in levels[depth]]
     widest = max(len(children) for *_, children in families)
-    at, above, picked = [], [], []
+    at: list[int] = []
+    above: list[int] = []
+    picked: list[int] = []
     for number, (place, node, children) in enumerate(families):
         at += [starts[place] + child for child in children]
         above += [starts[place] + node] * len(children)

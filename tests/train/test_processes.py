@@ -51,7 +51,8 @@ def beginning(kind: str) -> tuple[Any, np.ndarray, np.ndarray]:
 
 
 def one_of_them(folder: Path) -> None:
-    rank, told = int(os.environ["RANK"]), {}
+    rank = int(os.environ["RANK"])
+    told: dict[str, Any] = {}
     for kind in KINDS:
         for stop_after in (2, None):
             trainee, row, held = beginning(kind)
