@@ -45,7 +45,11 @@ CASES = [
     (["generate", "x", "--drafter", "ngram", "-o", "n_max"], ["--drafter-option: got 'n_max'", "NAME=VALUE"]),
     (["generate", "x", "--model", "{target}", "-o", "n_max=3"], ["--drafter-option n_max: got no drafter"]),
     (["generate", "x", "--drafter", "ngram", "--budget", "most"], ["budget: got 'most'", "fixed, goodput"]),
-    (["generate", "x", "--drafter", "ngram", "-o", "n_max=abc"], ["drafter ngram: got {'n_max': 'abc'}", "n_max=4"]),
+    (["generate", "x", "--drafter", "ngram", "-o", "n_max=abc"], ["n_max: got 'abc'; expected a whole number"]),
+    (
+        ["generate", "x", "--model", "{target}", "--drafter", "suffix", "-o", "factor=abc"],
+        ["drafter suffix: got {", "'factor': 'abc'", "factor=2.0"],
+    ),
     (["generate", "x", "--drafter", "ngram", "-o", "n_max=0"], ["error: drafter ngram: n_min, n_max: got 2, 0"]),
     (
         ["generate", "x", "--model", "{target}", "--drafter", "rest", "-o", "datastore={target}/nowhere"],
