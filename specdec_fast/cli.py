@@ -9,8 +9,10 @@ Tests: tests/cli/.
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Annotated, Any
@@ -50,6 +52,30 @@ def _drop_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def _interrupt(number: int, frame: Any) -> None:
+    """Ctrl-C. While torch is being imported it ends the program at once: an exception that meets its C++ initialisers
+    would abort the process, and there is nothing to keep yet.
+    """
+    if getattr(getattr(sys.modules.get("torch"), "__spec__", None), "_initializing", False):
+        os.write(2, b"specdec: interrupted\n")
+        os._exit(130)
+    signal.default_int_handler(number, frame)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C is handled by `_interrupt`, unless whoever started us has other plans for it."""
+    ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if ours:
+        with suppress(ValueError):  # not the main thread
+            signal.signal(signal.SIGINT, _interrupt)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGINT) is _interrupt:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 class Root(TyperGroup):
     """Knows the mounted applications, and is the one place where errors become messages and exit codes."""
 
@@ -65,7 +91,8 @@ class Root(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            result = super().invoke(ctx)
+            with _interruptible():
+                result = super().invoke(ctx)
             sys.stdout.flush()
             return result
         except BrokenPipeError:

@@ -61,7 +61,7 @@ class Engine:
         self.rule, self.why_rule = rule_for(rule, self.needs, temperature)
         self._running: dict[int, Handle] = {}  # by row, in order of admission
         self._proposer = Proposer(drafter, budget_for(budget), self._running, self.rule, target.vocab_size)
-        if not self.rule.lossless:
+        if drafter is not None and not self.rule.lossless:  # plain decoding draws from the target's law
             log.warning("rule %s is lossy: texts do not have the target's law", self.rule.name)
         if prefill_chunk < 1:
             raise ValueError(f"prefill_chunk: got {prefill_chunk}; expected at least 1")

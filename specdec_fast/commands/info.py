@@ -107,8 +107,16 @@ def _print(found: dict[str, Any]) -> None:
     facts.add_row("drafters", ", ".join(found["drafters"]))
     facts.add_row("bundled", "\n".join(_describe(asset) for asset in found["assets"]) or "nothing")
     out.print(facts)
-    out.print(_table(("operator", "served by", "ready too"), _serving(found["ops"])))
-    out.print(_table(("backend", "does not serve, because", "operators"), _refusing(found["ops"])))
+    print_operators(found["ops"])
+
+
+def print_operators(ops: list[dict[str, Any]]) -> None:
+    """Who serves every operator, and every reason why others do not."""
+    from specdec_fast.commands.show import make_console
+
+    out = make_console()
+    out.print(_table(("operator", "served by", "ready too"), _serving(ops)))
+    out.print(_table(("backend", "does not serve, because", "operators"), _refusing(ops)))
 
 
 def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Any:

@@ -102,7 +102,9 @@ def list_operators(as_json: options.Json = False) -> None:
     if as_json:
         _as_json([row._asdict() for row in rows])
         return
-    _show(("operator", "backend", "here"), [(row.op, row.backend, _verdict(row)) for row in rows])
+    from specdec_fast.commands.info import print_operators
+
+    print_operators([row._asdict() for row in rows])
 
 
 def _verdict(row: Any) -> str:

@@ -66,7 +66,8 @@ def _split(text: str, suffix: str, lines: bool) -> list[Prompt]:
         entries = [text.removesuffix("\n").removesuffix("\r")]
     if not entries:
         raise ValueError("prompt: got an empty list; expected at least one prompt")
-    return [_checked(entry) for entry in entries]
+    several = len(entries) > 1
+    return [_checked(entry, number if several else None) for number, entry in enumerate(entries, 1)]
 
 
 def _parse(text: str, where: str) -> Any:
@@ -76,16 +77,18 @@ def _parse(text: str, where: str) -> Any:
         raise ValueError(f"--file: {where} is not JSON ({error}); expected strings or objects with a prompt") from None
 
 
-def _checked(entry: Any) -> Prompt:
+def _checked(entry: Any, number: int | None = None) -> Prompt:
+    """A prompt. number: its place among several; the engine refuses an empty one of these alone."""
     if isinstance(entry, dict):
         entry = entry.get("prompt")
-    if entry == "" or entry == []:
+    if number is None and entry in ("", []):
         raise ValueError("prompt: got an empty text; expected at least one character")
     if isinstance(entry, str):
         return entry
     if isinstance(entry, list) and all(isinstance(token, int) and not isinstance(token, bool) for token in entry):
         return entry
-    raise ValueError(f"prompt: got {entry!r}; expected a text, a list of token ids, or an object with a prompt")
+    place = "prompt" if number is None else f"prompt {number}"
+    raise ValueError(f"{place}: got {entry!r}; expected a text, a list of token ids, or an object with a prompt")
 
 
 def unescape(text: str) -> str:

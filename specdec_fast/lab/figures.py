@@ -352,7 +352,7 @@ def _rejected(
         chance, color=REJECTED, linewidth=1.5, linestyle="--", label=f"chance of a rejection: {1 - overlap:.3f}"
     )
     _axes(left, curves)
-    left.legend(fontsize=8.5)
+    left.legend(fontsize=8.5, loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
     x = np.arange(len(bars))
     gap = np.maximum(p - q, 0)[bars]
     right.bar(x - 0.2, gap / chance, 0.4, color=MISSING, alpha=0.55, label="(p \u2212 q)+ normalised")

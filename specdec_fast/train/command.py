@@ -76,6 +76,7 @@ def demo_pair(
 ) -> None:
     """Train tokenizer, target and draft of the demo pair from the text on this machine (CPU, resumable)."""
     import torch
+    from transformers.utils import logging
 
     from specdec_fast.train import demo_pair as pair
     from specdec_fast.train.recipe import timed, tokened
@@ -94,6 +95,7 @@ def demo_pair(
         able = torch.cpu.get_capabilities()
         bfloat16 = bool(able.get("avx512_bf16") or able.get("amx_bf16"))
     recipe = dataclasses.replace(recipe, seed=seed, compiled=compiled, workers=workers, bfloat16=bfloat16)
+    logging.disable_progress_bar()  # ours is enough
     progress = _Progress()
     try:
         with progress.bar:

@@ -52,9 +52,13 @@ class Recipe:
 
 def tokened(target_tokens: int, draft_tokens: int) -> Recipe:
     """The recipe with budgets in tokens: the same result wherever it runs and however often it is
-    interrupted.
+    interrupted. Contexts that a short distillation would never look at are not written.
     """
+    full = Recipe()
+    share = min(draft_tokens / ((full.corpus_contexts + full.sampled_contexts) * full.context), 1.0)
     return Recipe(
+        corpus_contexts=max(round(share * full.corpus_contexts), full.contexts_per_step),
+        sampled_contexts=max(round(share * full.sampled_contexts), full.contexts_per_step),
         start_budget=Budget(tokens=target_tokens // 5),
         target_budget=Budget(tokens=target_tokens - target_tokens // 5),
         unlikelihood_budget=Budget(tokens=max(target_tokens // 10, 1)),

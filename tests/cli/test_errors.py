@@ -110,6 +110,7 @@ def test_message_and_exit_code(run: Any, models: dict[str, str], args: list[str]
         ("a.json", "[1.5]", "a list of token ids"),
         ("a.json", "[[99999]]", "token id 99999"),
         ("a.jsonl", '"x"\n{', "line 2 is not JSON"),
+        ("a.jsonl", '"x"\n[1.5]', "prompt 2: got [1.5]; expected"),
         ("a.txt", "", "empty text"),
     ],
 )

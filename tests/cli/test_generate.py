@@ -86,6 +86,16 @@ def test_one_bad_prompt_does_not_stop_the_others(run: Any, pair: list[str], expe
     assert "prompt 1: prompt: got 3000 tokens" in result.stderr
 
 
+@pytest.mark.parametrize("empty", ['""', "[]", '{"prompt": ""}'])
+def test_an_empty_prompt_among_several_is_refused_alone(
+    run: Any, pair: list[str], expected: str, tmp_path: Path, empty: str
+) -> None:
+    (tmp_path / "p.jsonl").write_text(f'"Once upon"\n{empty}\n')
+    result = run("generate", "--file", str(tmp_path / "p.jsonl"), *pair, *SAMPLING)
+    assert result.exit_code == 2 and expected in result.stdout
+    assert result.stderr.startswith("specdec: error: prompt 2: prompt: got ") and result.stderr.count("\n") == 1
+
+
 def test_json(run: Any, pair: list[str], expected: str) -> None:
     result = run("generate", "Once upon", *pair, *SAMPLING, "--json", "--stats")
     report = json.loads(result.stdout)

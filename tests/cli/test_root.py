@@ -93,6 +93,24 @@ def test_interrupt_prints_what_there_is(program: Any, pair: list[str]) -> None:
     assert b"Traceback" not in stderr
 
 
+@pytest.mark.parametrize("importing", [True, False])
+def test_an_interrupt_while_torch_is_imported_ends_at_once(
+    run: Any, monkeypatch: pytest.MonkeyPatch, importing: bool
+) -> None:
+    def command(_: object) -> None:
+        monkeypatch.setattr(sys.modules["torch"].__spec__, "_initializing", importing, raising=False)
+        signal.raise_signal(signal.SIGINT)
+
+    def leave(status: int) -> None:
+        raise SystemExit(status + 1000)  # what comes behind os._exit is never reached
+
+    monkeypatch.setattr(cli.os, "_exit", leave)
+    monkeypatch.setattr(cli.TyperGroup, "invoke", lambda self, context: command(context))
+    result = run("info")
+    assert result.exit_code == (1130 if importing else 130)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 def test_closed_pipe_is_quiet(program: Any, pair: list[str]) -> None:
     process = program("generate", "Once", *pair, "--max-new-tokens", "1900", "--ignore-eos", "--seed", "0")
     process.stdout.read(3)

@@ -16,7 +16,7 @@ from specdec_fast.train.draft_stage import distillation_loss
 from specdec_fast.train.loop import Budget, Schedule
 from specdec_fast.train.models import Shape, build, grow
 from specdec_fast.train.muon import orthogonalise
-from specdec_fast.train.recipe import Recipe
+from specdec_fast.train.recipe import Recipe, tokened
 from specdec_fast.train.target_stage import next_token_loss, train_target, train_unlikelihood
 from specdec_fast.train.team import together
 
@@ -146,6 +146,14 @@ def test_a_folder_of_another_recipe_is_refused(finished):
         with pytest.raises(ValueError, match=f"was begun with {next(iter(change))} .*or another --out"):
             run(dataclasses.replace(SMALL, **change), out, quiet, say=quiet)
     refuse_another_recipe(dataclasses.replace(SMALL, workers=2, compiled=True), out)  # these change no weights
+
+
+def test_a_short_distillation_writes_few_contexts_and_the_usual_one_all():
+    least, usual, full = tokened(1, 1), tokened(6_000_000, 20_000_000), Recipe()
+    assert least.corpus_contexts == least.sampled_contexts == full.contexts_per_step
+    assert (usual.corpus_contexts, usual.sampled_contexts) == (full.corpus_contexts, full.sampled_contexts)
+    half = tokened(1, (full.corpus_contexts + full.sampled_contexts) * full.context // 2)
+    assert half.corpus_contexts == full.corpus_contexts // 2
 
 
 def test_chapters_are_documents():
