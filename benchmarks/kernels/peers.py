@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
+from inspect import signature
 from types import SimpleNamespace
 from typing import Any
 
@@ -124,6 +125,30 @@ def vllm_unified(call: Call) -> Run:
     )  # fmt: skip
 
 
+def sglang_extend(call: Call) -> Run:
+    """Its two stages: the committed prefix without a mask, then the nodes under the tree's."""
+    attend = import_module("sglang.srt.layers.attention.triton_ops.extend_attention").extend_attention_fwd
+    query, keys, values, table, _, offsets, *_ = call.arguments
+    *_, mask = _dense(call)
+    rows, nodes, seen = mask.shape
+    at, prefix = torch.arange(seen, device=query.device), seen - nodes
+    slots = table.long()[:, at // keys.shape[1]] * keys.shape[1] + at % keys.shape[1]
+    pools = [pool.flatten(0, 1) for pool in (keys, values)]
+    own = [pool[slots[:, prefix:].flatten()] for pool in pools]
+    committed, row = slots[:, :prefix].flatten(), torch.arange(rows + 1, device=query.device)
+    out, tree = torch.empty_like(query), (mask.flatten(), True, row * nodes * seen)
+    scales = {"k_scale": 1.0, "v_scale": 1.0} if "k_scale" in signature(attend).parameters else {}
+
+    def run() -> Tensor:
+        attend(
+            query, *own, out, *pools, offsets, (row * prefix).int(), committed, *tree, nodes,
+            sm_scale=call.options["scale"], **scales,
+        )  # fmt: skip
+        return out
+
+    return run
+
+
 def fa3_cascade(call: Call) -> Run:
     """Two passes as SGLang runs trees: all nodes over the committed prefix, then causal over the nodes themselves (a
     chain in place of the tree), joined by their normalisers.
@@ -211,13 +236,11 @@ def vllm_rejection(call: Call) -> Run:
     return partial(sample, *flat, q.reshape(-1, vocab), p[:, :-1].reshape(-1, vocab).contiguous(), bonus, settings)
 
 
-def sglang_tree(call: Call) -> Run:
-    """Target-only sampling on our trees: no draft probabilities."""
-    sample = import_module("sgl_kernel").tree_speculative_sampling_target_only
-    tokens, offsets, child, sibling, _, _, target, *_ = call.arguments
+def _sglang_trees(call: Call) -> tuple[Tensor, ...]:
+    """Where SGLang writes its answer (tokens, path, number accepted), then candidates and the links of their trees."""
+    tokens, offsets, child, sibling, *_ = call.arguments
     rows, device = offsets.shape[0] - 1, tokens.device
     nodes, depth = tokens.shape[0] // rows, call.options["max_depth"] + 1
-    p = target[0].float().softmax(1).view(rows, nodes, -1)
 
     def within(links: Tensor) -> Tensor:
         return torch.where(links < 0, -1, links - offsets[:-1].repeat_interleave(nodes)).view(rows, nodes).long()
@@ -226,9 +249,22 @@ def sglang_tree(call: Call) -> Run:
     predicted = torch.zeros(rows * nodes, dtype=torch.int32, device=device)
     path = torch.full((rows, depth), -1, dtype=torch.int32, device=device)
     count = torch.zeros(rows, dtype=torch.int32, device=device)
-    coins, last = torch.rand(rows, nodes, device=device), torch.rand(rows, device=device)
-    links = (tokens.view(rows, nodes), at, within(child), within(sibling))
-    return partial(sample, predicted, path, count, *links, coins, last, p, torch.zeros_like(p), 1.0, 1.0, True)
+    return predicted, path, count, tokens.view(rows, nodes), at, within(child), within(sibling)
+
+
+def sglang_tree(call: Call) -> Run:
+    """Target-only sampling on our trees: no draft probabilities."""
+    sample, trees = import_module("sgl_kernel").tree_speculative_sampling_target_only, _sglang_trees(call)
+    rows, nodes = trees[3].shape
+    p = call.arguments[6][0].float().softmax(1).view(rows, nodes, -1)
+    coins, last = torch.rand(rows, nodes, device=p.device), torch.rand(rows, device=p.device)
+    return partial(sample, *trees, coins, last, p, torch.zeros_like(p), 1.0, 1.0, True)
+
+
+def sglang_greedy(call: Call) -> Run:
+    """The walk along the target's choices, which are made before."""
+    trees = _sglang_trees(call)
+    return partial(import_module("sgl_kernel").verify_tree_greedy, *trees, call.arguments[4].view_as(trees[3]))
 
 
 def transformers_sampling(call: Call) -> Run:
@@ -282,6 +318,7 @@ PEERS = [
     Peer("torch FlexAttention", "tree_attention", "torch", flex, gpu=False, same=True),
     Peer("FlashInfer custom mask", "tree_attention", "flashinfer", flashinfer_mask, same=True),
     Peer("vLLM unified attention (chain)", "tree_attention", "vllm", vllm_unified),
+    Peer("SGLang Triton extend", "tree_attention", "sglang", sglang_extend, same=True),
     Peer("FA3 cascade (chain)", "tree_attention", "flash_attn_interface", fa3_cascade),
     Peer("ours with a plan", "tree_attention", "triton", on_a_fixed_grid, same=True),
     Peer("torch index_copy per layer", "kv_commit", "torch", index_copy, gpu=False, same=True),
@@ -290,6 +327,7 @@ PEERS = [
     Peer("vLLM rejection sampler", "chain_verify", "vllm", vllm_rejection),
     Peer("transformers _speculative_sampling", "chain_verify", "transformers", transformers_sampling, gpu=False),
     Peer("SGLang tree sampling", "ordered_verify", "sgl_kernel", sglang_tree),
+    Peer("SGLang greedy tree walk", "tree_verify", "sgl_kernel", sglang_greedy),
     Peer("torch log_softmax and topk", "tree_expand", "torch", topk_of_log_softmax, gpu=False),
     Peer("torch unfold and compare", "ngram_match", "torch", unfold_and_compare, gpu=False),
 ]

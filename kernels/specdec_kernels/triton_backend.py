@@ -60,7 +60,11 @@ def laws_half_or_single(**places: int) -> Callable[..., str | None]:
 
 
 def laws_key(**places: int) -> Callable[..., Hashable]:
-    """Signature of an operator on packed nodes: the device of its tokens and the dtypes of its laws, or logits."""
+    """Signature of an operator on packed nodes: the device of its tokens and the dtypes of its laws, or logits.
+
+    A call is a few microseconds, so laws that are given by place are not looked for by name."""
+
+    at, last = tuple(places.values()), max(places.values())
 
     def dtype(law: Any) -> torch.dtype | None:
         first = law[0] if isinstance(law, (tuple, list)) and law else law
@@ -68,7 +72,8 @@ def laws_key(**places: int) -> Callable[..., Hashable]:
 
     def key(*args: Any, **kwargs: Any) -> Hashable:
         tokens = args[0] if args else kwargs["tokens"]
-        return (tokens.device.type, *map(dtype, _both(places, args, kwargs)))
+        laws = [args[place] for place in at] if len(args) > last else _both(places, args, kwargs)
+        return (tokens.is_cpu or tokens.device, *map(dtype, laws))
 
     return key
 

@@ -7,9 +7,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
@@ -60,6 +63,32 @@ def test_a_peer_that_is_wrong_or_fails_is_not_timed_and_ends_nothing(monkeypatch
     assert "differs from ours by" in str(found["moves nothing"].reason)
     assert "out of luck" in str(found["fails late"].reason)
     assert found["moves"].microseconds and any(name.startswith("ours") for name in found)
+
+
+def test_what_sglang_is_given_is_our_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With plain attention under its signature: prefix by slots, nodes apart, a mask [nodes, prefix + nodes] a row."""
+
+    def extend(
+        q_extend: Tensor, k_extend: Tensor, v_extend: Tensor, o_extend: Tensor, k_buffer: Tensor, v_buffer: Tensor,
+        qo_indptr: Tensor, kv_indptr: Tensor, kv_indices: Tensor, custom_mask: Tensor, is_causal: bool,
+        mask_indptr: Tensor, max_len_extend: int, k_scale: float, v_scale: float, sm_scale: float,
+    ) -> None:  # fmt: skip
+        for row in range(len(qo_indptr) - 1):
+            own = slice(*qo_indptr[row : row + 2].tolist())
+            prefix = kv_indices[slice(*kv_indptr[row : row + 2].tolist())]
+            keys, values = torch.cat([k_buffer[prefix], k_extend[own]]), torch.cat([v_buffer[prefix], v_extend[own]])
+            nodes = own.stop - own.start
+            seen = custom_mask[slice(*mask_indptr[row : row + 2].tolist())].view(nodes, len(keys)).clone()
+            seen[:, : len(prefix)] = True
+            sides = (each.transpose(0, 1) for each in (q_extend[own], keys, values))
+            answer = scaled_dot_product_attention(*sides, attn_mask=seen, scale=sm_scale, enable_gqa=True)
+            o_extend[own] = answer.transpose(0, 1)
+            assert nodes == max_len_extend and is_causal
+
+    place = "sglang.srt.layers.attention.triton_ops.extend_attention"
+    monkeypatch.setitem(sys.modules, place, SimpleNamespace(extend_attention_fwd=extend))  # type: ignore[misc]
+    (peer,) = (each for each in PEERS if each.name == "SGLang Triton extend")
+    assert gpu.differs(peer, SIZES[0], torch.device("cpu")) is None
 
 
 def test_copies_exceed_the_cache_and_count_what_moves(monkeypatch: pytest.MonkeyPatch) -> None:
