@@ -71,6 +71,13 @@ CASES = [
         ["generate", "x", "--model", "{target}", "--drafter", "layer_skip", "-o", "layers={target}/nowhere"],
         ["specdec: error: drafter layer_skip: layers: got '", "which is no file; make one with `specdec tune layers`"],
     ),
+    *(
+        (
+            ["generate", "x", "--model", "{target}", "--drafter", name, "-o", "head=somebody/heads"],
+            [f"drafter {name}: head: got 'somebody/heads'; expected a folder with config.json", "download it first"],
+        )
+        for name in ("medusa", "blockwise", "eagle", "eagle3", "mtp")
+    ),
     (["generate", "x", "--model", "{target}", "--draft-tokens", "4"], ["--draft-tokens 4: got no drafter"]),
     (["generate", "x", "--draft-tokens", "-1"], ["--draft-tokens: got -1"]),
     (["generate", "x", "--model", "{target}", "--rule", "greedy"], ["rule greedy: got temperature 1.0"]),
