@@ -1,13 +1,20 @@
 """Links of packed trees inside Triton kernels: parents from children and siblings, and the way up.
 
-A link that does not lead to a later node of its row ends there, so that no loop is endless and nothing outside of the
-row is read or written, whatever the links are.
+A link that does not lead to a later node of its row ends there, and rows lie within the nodes that there are, so that
+no loop is endless and nothing outside of them is read or written, whatever links and offsets are.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+
+@triton.jit
+def span(offsets, row, nodes):
+    """First node of a row and the one behind its last, both within `nodes`; the first row begins at 0."""
+    start = tl.minimum(tl.maximum(tl.load(offsets + row, mask=row > 0, other=0), 0), nodes)
+    return start, tl.minimum(tl.maximum(tl.load(offsets + row + 1), start), nodes)
 
 
 @triton.jit

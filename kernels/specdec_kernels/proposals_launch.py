@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .chain_verify.launch import TILE, WARPS, write_rest
-from .draw_sample.launch import Rest, draw, draw_scratch, rest_constants, rest_of, rest_scratch, rest_types
+from .chain_verify.launch import TILE, WARPS
+from .draw_sample.launch import Rest, draw, draw_scratch, left_of, rest_constants, rest_of, rest_scratch, rest_types
 from .machine_code import Variant
 from .ordered_verify.triton_kernel import prepare, walk_down, weigh
 from .proposals import Law, depths, dust
@@ -96,7 +96,7 @@ class Proposals:
             marks = self.accept if self.scouts is None else self.scouts.view(torch.int8)
             links = (self.offsets, self.first, self.sibling, marks, self.accept)
             ends = (path, accepted, self.last, self.firsts)
-            given = (seeds, positions, coins, *ends, depth, 1 << depth.bit_length())
+            given = (seeds, positions, coins, *ends, self.nodes, depth, 1 << depth.bit_length())
             kind = (uniforms is not None, self.scouts is not None)
             if self.levels:
                 walk_up[(self.rows,)](*links, self.level, self.parents, *given, *kind, num_warps=1)
@@ -109,7 +109,7 @@ class Proposals:
         """For inspection, so it may ask the device how deep the trees are."""
         deepest = max(depths(self.offsets, self.first, self.sibling), default=0)
         self.weigh(deepest, False)
-        left = write_rest(self.rest, self.first, self.nodes)
+        left = left_of(self.rest, self.first, self.nodes)
         inside = torch.arange(self.nodes, device=self.device) < self.offsets[-1]
         return self.accept, torch.where(inside[:, None], left, 0.0)
 
@@ -190,7 +190,7 @@ def walk_variant(op: str, steps: int, scouts: bool) -> Variant:
     arguments = {
         "offsets": "*i32", "first_child": "*i32", "next_sibling": "*i32", "scouts": "*i8", "accept": "*fp32",
         "seeds": "*i64", "positions": "*i32", "uniforms": "*fp32", "path": "*i32", "accepted": "*i32",
-        "last": "*i32:1", "firsts": "*i32:1", "depth": "i32",
+        "last": "*i32:1", "firsts": "*i32:1", "nodes": "i32", "depth": "i32",
     }  # fmt: skip
     up = op == "traversal_verify"
     if up:

@@ -73,10 +73,11 @@ def carve(
 
 
 def _tensors(result: Any) -> list[Tensor]:
-    """Of a result: one tensor, several, or a dataclass of them."""
+    """Of a result: one tensor, several, or a dataclass of them, also inside of one another."""
     if isinstance(result, Tensor):
         return [result]
-    return [getattr(result, each.name) for each in fields(result)] if is_dataclass(result) else list(result)
+    parts = [getattr(result, each.name) for each in fields(result)] if is_dataclass(result) else result
+    return [tensor for part in parts for tensor in _tensors(part)]
 
 
 def results(op: str, out: Any, specs: Sequence[Spec], device: torch.device) -> list[Tensor]:

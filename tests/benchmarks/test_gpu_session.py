@@ -80,13 +80,13 @@ def test_what_sglang_is_given_is_our_tree(monkeypatch: pytest.MonkeyPatch) -> No
             nodes = own.stop - own.start
             seen = custom_mask[slice(*mask_indptr[row : row + 2].tolist())].view(nodes, len(keys)).clone()
             seen[:, : len(prefix)] = True
-            sides = (each.transpose(0, 1) for each in (q_extend[own], keys, values))
-            answer = scaled_dot_product_attention(*sides, attn_mask=seen, scale=sm_scale, enable_gqa=True)
+            q, k, v = (each.transpose(0, 1) for each in (q_extend[own], keys, values))
+            answer = scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=sm_scale, enable_gqa=True)
             o_extend[own] = answer.transpose(0, 1)
             assert nodes == max_len_extend and is_causal
 
     place = "sglang.srt.layers.attention.triton_ops.extend_attention"
-    monkeypatch.setitem(sys.modules, place, SimpleNamespace(extend_attention_fwd=extend))  # type: ignore[misc]
+    monkeypatch.setitem(sys.modules, place, SimpleNamespace(extend_attention_fwd=extend))
     (peer,) = (each for each in PEERS if each.name == "SGLang Triton extend")
     assert gpu.differs(peer, SIZES[0], torch.device("cpu")) is None
 

@@ -66,7 +66,8 @@ def test_what_has_no_room_goes_to_the_trash() -> None:
         _, _, slots, _ = kv_slots(table, lengths, ints([0, 5]), ints([0, 2, 3]), None, 3, 4)
         with pytest.raises(ValueError, match=r"kv_slots: .* do not fit"):
             kv_slots(table, lengths, ints([0, 5]), ints([0, 2]), None, 3, 4)
-    assert slots.tolist() == [7, -1, -1]
+        _, _, before, _ = kv_slots(table, ints([-9, 0]), ints([0, 1]), ints([0, 2, 3]), None, 3, 4)
+    assert slots.tolist() == [7, -1, -1] and before.tolist() == [-1, -1, 4]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import subprocess
 import sys
 import threading
 import time
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -206,6 +208,13 @@ def test_the_environment_is_a_wish_and_the_import_is_light() -> None:
 def test_a_wish_in_words(text: str, name: str | None) -> None:
     wish = _parse_wish(text)
     assert (wish.name_for("op") if wish else None) == name
+
+
+def test_the_readme_lists_every_operator_with_its_backends() -> None:
+    text = (Path(__file__).parents[2] / "kernels" / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`.+?) \| (.+?) \|", text, re.MULTILINE)
+    table = {name: backends.split(", ") for names, backends in rows for name in re.findall(r"`(\w+)`", names)}
+    assert table == {name: [each.name for each in op.backends[:-1]] for name, op in OPS.items()}
 
 
 @pytest.mark.skipif(extension.missing() is not None, reason=str(extension.missing()))

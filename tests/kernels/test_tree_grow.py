@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import pytest
 import torch
 from oracles.growth import grown
 
-from specdec_kernels import Growth, extension, law_stats, tree_expand, tree_grow, use_backend
+from specdec_kernels import Growth, TreePlan, extension, law_stats, tree_expand, tree_grow, use_backend
 
 BACKENDS = [
     "reference",
@@ -86,6 +87,27 @@ def test_backends_agree_on_ragged_trees_with_noise_and_filters() -> None:
         with use_backend("reference"):
             want = grown(seed)
         assert grown(seed) == want
+
+
+@every_backend
+def test_results_go_where_the_caller_says(backend: str) -> None:
+    logits, offsets = torch.randn(2, 50), torch.tensor([0, 1, 2], dtype=torch.int32)
+    growth = Growth.room(torch.tensor([4, 3], dtype=torch.int32), 4, 1)
+    growth.tokens[:, 0] = 7
+
+    def grow(**given: Any) -> Any:
+        return tree_grow(logits, *law(logits), offsets, growth, level=0, width=2, last=True, **given)
+
+    with use_backend(backend):
+        *want, plan = grow()
+        places = [torch.empty_like(part) for part in want]
+        links = TreePlan(*(torch.empty_like(getattr(plan, each.name)) for each in fields(plan)))
+        found = grow(out=(*places, links))
+        assert found[0] is places[0] and found[3].depth is links.depth
+        assert all(torch.equal(a, b) for a, b in zip(places, want, strict=True))
+        assert all(torch.equal(getattr(links, each.name), getattr(plan, each.name)) for each in fields(plan))
+        with pytest.raises(ValueError, match=r"tree_grow: out has 7 tensors; expected 8"):
+            grow(out=(*places[:2], links))
 
 
 @every_backend

@@ -10,7 +10,8 @@
 - Every call of a function inside a kernel searches the whole language for what to replace. Here that is done once per
   launch.
 
-A read beyond the end of a tensor goes unnoticed; tensors made by `guarded` end at a page that nobody may touch.
+A read beyond the end of a tensor goes unnoticed; tensors made by `guarded` end at a page that nobody may touch, and
+inside of `watched` every address is compared with the tensors of its launch.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import ctypes
 import dataclasses
 import inspect
 import mmap
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -182,6 +185,61 @@ def guarded(values: Tensor, row_stride: int | None = None) -> Tensor:
         return flat.view(values.shape).copy_(values)
     flat.fill_(float("nan") if values.dtype.is_floating_point else torch.iinfo(values.dtype).max)
     return flat.as_strided(values.shape, (row_stride, 1)).copy_(values)
+
+
+def _bytes_of(tensors: Sequence[Tensor]) -> tuple[np.ndarray, np.ndarray]:
+    """Begins and ends of the memory of tensors, in order and apart."""
+    spans: list[list[int]] = []
+    for begin, end in sorted(
+        (each.data_ptr(), each.data_ptr() + each.element_size() * (1 + sum(
+            (size - 1) * stride for size, stride in zip(each.shape, each.stride(), strict=True)
+        )))
+        for each in tensors if each.numel()
+    ):  # fmt: skip
+        if spans and begin < spans[-1][1]:
+            spans[-1][1] = max(end, spans[-1][1])
+        else:
+            spans.append([begin, end])
+    begins, ends = zip(*([0, 0], *spans), strict=True)
+    return np.array(begins, dtype=np.uint64), np.array(ends, dtype=np.uint64)
+
+
+@contextmanager
+def watched(*others: Tensor) -> Iterator[None]:
+    """Inside, a launch that touches memory of none of its tensors, nor of `others`, raises before it does."""
+    import triton.runtime.interpreter as interpreter
+
+    builder, executor = interpreter.InterpreterBuilder, interpreter.GridExecutor
+    load, store, call = builder.create_masked_load, builder.create_masked_store, executor.__call__
+    known = _bytes_of(others)
+
+    def look(pointers: Any, mask: Any, verb: str) -> None:
+        wanted = pointers.data[np.broadcast_to(mask.data, pointers.data.shape).astype(bool)]
+        last = np.uint64(max(1, pointers.get_element_ty().primitive_bitwidth // 8))
+        at = np.searchsorted(known[0], wanted, side="right") - 1
+        if not (wanted + last <= known[1][at]).all():
+            raise AssertionError(f"{verb} memory of no tensor of the launch")
+
+    def create_masked_load(self: Any, ptrs: Any, mask: Any, *rest: Any) -> Any:
+        look(ptrs, mask, "reads")
+        return load(self, ptrs, mask, *rest)
+
+    def create_masked_store(self: Any, ptrs: Any, value: Any, mask: Any, *rest: Any) -> Any:
+        look(ptrs, mask, "writes")
+        return store(self, ptrs, value, mask, *rest)
+
+    def launch(self: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal known
+        known = _bytes_of([each for each in (*args, *kwargs.values(), *others) if isinstance(each, Tensor)])
+        return call(self, *args, **kwargs)
+
+    builder.create_masked_load, builder.create_masked_store = create_masked_load, create_masked_store
+    executor.__call__ = launch
+    try:
+        yield
+    finally:
+        builder.create_masked_load, builder.create_masked_store = load, store
+        executor.__call__ = call
 
 
 def guarded_case(case: dict[str, Any]) -> dict[str, Any]:

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from .. import expect
-from ..draw_sample.launch import Rest, draw, draw_scratch, rest_constants, rest_of, rest_scratch, rest_types
+from ..draw_sample.launch import Rest, draw, draw_scratch, left_of, rest_constants, rest_of, rest_scratch, rest_types
 from ..law_stats.launch import beside, forget, law_stats
 from ..law_stats.launch import scratch as law_scratch
 from ..machine_code import Variant
 from ..workspace import Spec, carve, needs, path_specs, results, total
 from .reference import BLOCK_RULE, TOKEN, Law, check
-from .triton_kernel import ratios, shares, walk, write
+from .triton_kernel import ratios, shares, walk
 
 TILE = 2048
 """Tokens of one step of a pass over a law."""
@@ -29,10 +29,10 @@ class _Chains:
         tokens: Tensor, offsets: Tensor, drawn: Tensor, law_row: Tensor, target: Law, draft: Law | None = None,
         token_ids: Tensor | None = None, *args: object, **kwargs: object,
     ) -> list[Spec]:  # fmt: skip
-        """Per node: children, applied, threshold, scale, reach; per row: last node and its refused child; the rest."""
+        """Per node: children, applied, law row, threshold, scale, reach; per row: last node, its child; the rest."""
         nodes, rows, vocab = (tokens.shape[0],), (offsets.shape[0] - 1,), target[0].shape[1]
         single, integer = torch.float32, torch.int32
-        own: list[Spec] = [(nodes, integer), (nodes, integer), (nodes, single), (nodes, single), (nodes, torch.float64)]
+        own: list[Spec] = [*[(nodes, integer)] * 3, (nodes, single), (nodes, single), (nodes, torch.float64)]
         return [*own, (rows, integer), (rows, integer), *rest_scratch(vocab, token_ids), *draw_scratch(rows[0], vocab)]
 
     def __init__(
@@ -46,11 +46,13 @@ class _Chains:
         self.offsets = offsets.contiguous()
         chain = (tokens, offsets, drawn, law_row, target, draft, token_ids)
         parts, _ = carve(op, workspace, self.scratch(*chain), tokens.device)
-        self.children, applied, self.threshold, scale, self.reach, self.last, self.firsts, *rest, self.part = parts
+        self.children, applied, source, self.threshold, scale, self.reach, self.last, self.firsts = parts[:8]
+        *rest, self.part = parts[8:]
         self.children.fill_(-1)
         self.reach.zero_()
         self.threshold.zero_()
-        tree = (tokens.contiguous(), law_row.contiguous(), drawn.contiguous(), law_row.contiguous(), None)
+        self.source, self.laws = law_row.contiguous(), 1 if draft is None else max(1, draft[0].shape[0])
+        tree = (tokens.contiguous(), source, drawn.contiguous(), source, None)
         steps = (applied, scale, scale)
         self.rest: Rest = rest_of(target, draft, token_ids, tree, steps, chain=True, scratch=rest)
         self.path, self.accepted, self.tokens = results(op, out, path_specs(self.rows, depth), tokens.device)
@@ -59,9 +61,9 @@ class _Chains:
         explicit = self.threshold if uniforms is None else uniforms.contiguous()
         keys = (seeds, positions, explicit, self.path, self.accepted, self.last, self.firsts)
         ratios[(self.rows,)](
-            *self.rest.tensors, self.offsets, self.children, self.reach, self.threshold, *keys, self.rest.vocab,
-            self.depth, self.steps, self.block, walking and not self.block, uniforms is not None, *self.rest.kind,
-            num_warps=1, enable_fp_fusion=False,
+            *self.rest.tensors, self.offsets, self.source, self.children, self.reach, self.threshold, *keys,
+            self.rest.vocab, self.nodes, self.laws, self.depth, self.steps, self.block, walking and not self.block,
+            uniforms is not None, *self.rest.kind, num_warps=1, enable_fp_fusion=False,
         )  # fmt: skip
         if self.block:
             shares[(self.nodes,)](
@@ -70,8 +72,8 @@ class _Chains:
             )  # fmt: skip
             if walking:
                 walk[(self.rows,)](
-                    self.threshold, self.children, self.offsets, *keys, self.depth, self.steps, uniforms is not None,
-                    num_warps=1, enable_fp_fusion=False,
+                    self.threshold, self.children, self.offsets, *keys, self.nodes, self.depth, self.steps,
+                    uniforms is not None, num_warps=1, enable_fp_fusion=False,
                 )  # fmt: skip
 
     def verify(
@@ -160,16 +162,6 @@ def chain_verify_logits(
     return (*answer, *stats)
 
 
-def write_rest(rest: Rest, children: Tensor, nodes: int) -> Tensor:
-    """What is left at every node when its children from children[i] on were refused: float32 [nodes, V]."""
-    out = torch.empty(nodes, rest.vocab, dtype=torch.float32, device=children.device)
-    if nodes:
-        write[(nodes, -(-rest.vocab // TILE))](
-            *rest.tensors, children, out, rest.vocab, TILE, *rest.kind, num_warps=WARPS, enable_fp_fusion=False
-        )
-    return out
-
-
 def chain_thresholds(
     tokens: Tensor,
     offsets: Tensor,
@@ -187,19 +179,20 @@ def chain_thresholds(
     chains = _Chains("chain_thresholds", *chain, rule, max(nodes - 1, 0))
     if nodes and chains.rows:
         chains.weigh(offsets, offsets, None, False)
-    left = write_rest(chains.rest, chains.children, nodes)
-    whole = write_rest(chains.rest, torch.full_like(chains.children, -1), nodes)
+    left = left_of(chains.rest, chains.children, nodes)
+    whole = left_of(chains.rest, torch.full_like(chains.children, -1), nodes)
     # nothing left: the proposal's law is the target's up to rounding, and the target's is the one to draw from
     left = torch.where(left.sum(1, keepdim=True, dtype=torch.float64) > 0, left, whole)
     inside = torch.arange(nodes, device=tokens.device) < offsets[-1]
     return chains.threshold, torch.where(inside[:, None], left, 0.0)
 
 
-def _variants(name: str, everyday: bool, dtype: str = "bf16", **kind: bool) -> list[Variant]:
-    rest, constants = rest_types(dtype), rest_constants(chain=True, **kind)
+def _variants(name: str, everyday: bool, dtype: str = "bf16", draws: str = "", **kind: bool) -> list[Variant]:
+    rest, constants = rest_types(dtype, draws), rest_constants(chain=True, **kind)
     tables = {"children": "*i32", "reach": "*fp64", "threshold": "*fp32", "vocab": "i32:16"}
     keys = {"seeds": "*i64", "positions": "*i32", "uniforms": "*fp32", "offsets": "*i32"}
-    paths = {"path": "*i32", "accepted": "*i32", "last": "*i32", "firsts": "*i32", "depth": "i32"}
+    paths = dict.fromkeys(("path", "accepted", "last", "firsts", "source"), "*i32")
+    paths |= dict.fromkeys(("nodes", "laws", "depth"), "i32")
     kernel, chosen = "chain_verify.triton_kernel", ("sm_90",) if everyday else ()
     steps: dict[str, object] = {"STEPS": 8, "EXPLICIT": False}
     return [
@@ -211,20 +204,20 @@ def _variants(name: str, everyday: bool, dtype: str = "bf16", **kind: bool) -> l
         ),
         Variant(f"chain_verify/shares {name}", f"{kernel}:shares", rest | tables, constants | {"TILE": TILE}, WARPS,
                 everyday=chosen, fusion=False),
-        Variant(f"chain_verify/write {name}", f"{kernel}:write",
-                rest | {"children": "*i32", "out": "*fp32", "vocab": "i32:16"}, constants | {"TILE": TILE}, WARPS,
-                everyday=chosen, fusion=False),
     ]  # fmt: skip
 
 
 VARIANTS = [
     *_variants("bf16", True, draft=True),
     *_variants("bf16 mapped", False, draft=True, mapped=True),
+    *_variants("fp16", False, "fp16", draft=True),
+    *_variants("fp32 bf16 drafts", False, "fp32", "bf16", draft=True),
     *_variants("fp32 chosen", False, "fp32", draft=False),
     Variant(
         "chain_verify/walk", "chain_verify.triton_kernel:walk",
         {"threshold": "*fp32", "children": "*i32", "offsets": "*i32", "seeds": "*i64", "positions": "*i32",
-         "uniforms": "*fp32", "path": "*i32", "accepted": "*i32", "last": "*i32", "firsts": "*i32", "depth": "i32"},
+         "uniforms": "*fp32", "path": "*i32", "accepted": "*i32", "last": "*i32", "firsts": "*i32",
+         "nodes": "i32", "depth": "i32"},
         {"STEPS": 8, "EXPLICIT": False}, 1, fusion=False,
     ),
 ]  # fmt: skip

@@ -10,23 +10,26 @@ import triton
 import triton.language as tl
 
 from ..law_triton import NEGATIVE_INFINITY
+from ..links_triton import span
 from ..random_triton import coin
 from ..rest_triton import column_of, log_weights_at, rest_of
 
 BEYOND = tl.constexpr(1 << 30)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["nodes", "laws"])
 def ratios(
     logits, inv_t, lse, cut, tie_id, stride, width, q_logits, q_inv_t, q_lse, q_cut, q_tie, q_stride, q_width, columns,
-    tokens, next_sibling, drawn, law_row, scouts, applied, p_scale, q_scale, offsets, children, reach, threshold,
-    seeds, positions, uniforms, path, accepted, last, firsts, vocab, depth, STEPS: tl.constexpr,
+    tokens, next_sibling, drawn, law_row, scouts, applied, p_scale, q_scale, offsets, source, children, reach,
+    threshold, seeds, positions, uniforms, path, accepted, last, firsts, vocab, nodes, laws, depth, STEPS: tl.constexpr,
     BLOCK_RULE: tl.constexpr, WALK: tl.constexpr, EXPLICIT: tl.constexpr, CHAIN: tl.constexpr, DRAFT: tl.constexpr,
     MAPPED: tl.constexpr, SCOUTS: tl.constexpr,
 ):  # fmt: skip
-    """Of one chain: every node's child and reach (block rule) or threshold (token rule), and with WALK its path."""
+    """Of one chain: every node's child and reach (block rule) or threshold (token rule), and with WALK its path.
+
+    law_row is written: of `source`, the rows of `laws` draft laws that exist."""
     row = tl.program_id(0)
-    start, end = tl.load(offsets + row), tl.load(offsets + row + 1)
+    start, end = span(offsets, row, nodes)
     count = tl.minimum(end - start, depth + 1)
     step = tl.arange(0, STEPS)
     node = start + step
@@ -38,8 +41,9 @@ def ratios(
     if DRAFT:
         draft = (q_logits, q_inv_t, q_lse, q_cut, q_tie, q_stride, q_width)
         from_law = inner & (tl.load(drawn + node, mask=inner, other=0) != 0)
-        source = tl.load(law_row + node, mask=from_law, other=0)
-        log_q = log_weights_at(draft, source, column_of(columns, token, vocab, MAPPED), from_law)
+        own = tl.minimum(tl.maximum(tl.load(source + node, mask=from_law, other=0), 0), laws - 1)
+        tl.store(law_row + node, own, mask=from_law)
+        log_q = log_weights_at(draft, own, column_of(columns, token, vocab, MAPPED), from_law)
         # q(x) = 0 means that x was not drawn from this law, so it is no proposal and says nothing of what is left of p
         none = from_law & (log_q == NEGATIVE_INFINITY)
         proposed = inner & (none == 0)
@@ -89,14 +93,14 @@ def walk_one(
     tl.store(firsts + row, tl.max(tl.where(proposed & (step == length + 1), start + step, -1), 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["nodes"])
 def walk(
-    threshold, children, offsets, seeds, positions, uniforms, path, accepted, last, firsts, depth, STEPS: tl.constexpr,
-    EXPLICIT: tl.constexpr,
+    threshold, children, offsets, seeds, positions, uniforms, path, accepted, last, firsts, nodes, depth,
+    STEPS: tl.constexpr, EXPLICIT: tl.constexpr,
 ):  # fmt: skip
     """The walk of the block rule, from thresholds that are known."""
     row = tl.program_id(0)
-    start, end = tl.load(offsets + row), tl.load(offsets + row + 1)
+    start, end = span(offsets, row, nodes)
     count = tl.minimum(end - start, depth + 1)
     step = tl.arange(0, STEPS)
     inner = (step > 0) & (step < count)
@@ -135,22 +139,3 @@ def shares(
         left = tl.sum(part, 0)
         share = tl.minimum(left / (left + (1.0 - chance)), chance)
     tl.store(threshold + node, share.to(tl.float32))
-
-
-@triton.jit
-def write(
-    logits, inv_t, lse, cut, tie_id, stride, width, q_logits, q_inv_t, q_lse, q_cut, q_tie, q_stride, q_width, columns,
-    tokens, next_sibling, drawn, law_row, scouts, applied, p_scale, q_scale, children, out, vocab, TILE: tl.constexpr,
-    CHAIN: tl.constexpr, DRAFT: tl.constexpr, MAPPED: tl.constexpr, SCOUTS: tl.constexpr,
-):  # fmt: skip
-    """What is left at one node, for inspection: float32 [nodes, vocab]."""
-    node = tl.program_id(0)
-    ids = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    target = (logits, inv_t, lse, cut, tie_id, stride, width)
-    draft = (q_logits, q_inv_t, q_lse, q_cut, q_tie, q_stride, q_width)
-    tree = (tokens, next_sibling, drawn, law_row, scouts)
-    rest = rest_of(
-        target, tree, draft, columns, (applied, p_scale, q_scale), (CHAIN, DRAFT, MAPPED, SCOUTS), node,
-        tl.load(children + node), -1, ids, vocab,
-    )  # fmt: skip
-    tl.store(out + node.to(tl.int64) * vocab + ids, rest, mask=ids < vocab)

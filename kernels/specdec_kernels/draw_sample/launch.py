@@ -45,16 +45,19 @@ def law_arguments(law: Law) -> tuple[Any, ...]:
     return (logits, *(part.contiguous() for part in others), logits.stride(0), logits.shape[1])
 
 
-def columns_of(token_ids: Tensor, columns: Tensor, index: Tensor) -> Tensor:
-    """Fills int32 [vocab] with the draft column of every target id, -1 for none; index: int32 [draft vocabulary]."""
+def columns_of(token_ids: Tensor, columns: Tensor, index: Tensor, places: Tensor) -> Tensor:
+    """Fills int32 [vocab + 1] with the draft column of every target id, -1 for none. Ids that do not exist share the
+    last place. index: int32, places: int64, both [draft vocabulary] and scratch."""
+    room = columns.shape[0]
     torch.arange(token_ids.shape[0], dtype=torch.int32, device=token_ids.device, out=index)
-    return columns.fill_(-1).scatter_(0, token_ids, index)
+    torch.clamp(token_ids, -1, room - 1, out=places).remainder_(room)
+    return columns.fill_(-1).scatter_(0, places, index)
 
 
 def rest_scratch(vocab: int, token_ids: Tensor | None) -> list[Spec]:
     """What `rest_of` needs: a stand-in for what is absent, and the columns of a smaller draft vocabulary."""
-    mapped: tuple[int, int] = (0, 0) if token_ids is None else (vocab, token_ids.shape[0])
-    return [((1,), torch.int64), *(((count,), torch.int32) for count in mapped)]
+    own, room = (0, 0) if token_ids is None else (token_ids.shape[0], vocab + 1)
+    return [((1,), torch.int64), ((room,), torch.int32), ((own,), torch.int32), ((own,), torch.int64)]
 
 
 def rest_of(
@@ -75,8 +78,8 @@ def rest_of(
     p, vocab = law_arguments(target), target[0].shape[1]
     has_draft = draft is not None and draft[0].shape[0] > 0
     q = law_arguments(draft) if has_draft and draft is not None else p
-    nothing, columns, index = scratch
-    columns = columns_of(token_ids, columns, index) if has_draft and token_ids is not None else p[4]
+    nothing, columns, *order = scratch
+    columns = columns_of(token_ids, columns, *order) if has_draft and token_ids is not None else p[4]
     tokens, siblings, drawn, law_row, scouts = tree or (nothing, p[4], nothing.view(torch.int8), p[4], None)
     applied, p_scale, q_scale = steps or (p[4], p[1], p[1])
     links = (tokens, siblings, drawn, law_row, drawn if scouts is None else scouts.view(torch.int8))
@@ -117,7 +120,7 @@ def draw(
     shared = (*rest.tensors, nodes, firsts, given, part)
     if not few:
         masses[(rows, -(-blocks // GROUP))](
-            *shared, rest.vocab, blocks, GROUP, known is not None, *rest.kind, num_warps=MASS_WARPS,
+            *shared, rest.vocab, blocks, GROUP, known is not None, False, *rest.kind, num_warps=MASS_WARPS,
             enable_fp_fusion=False,
         )  # fmt: skip
     explicit = (part, part) if noise is None else tuple(each.contiguous() for each in noise)
@@ -126,6 +129,18 @@ def draw(
         stream, noise is not None, known is not None and not few, few, *rest.kind,
         num_warps=RACE_WARPS, maxnreg=RACE_REGISTERS, enable_fp_fusion=False,
     )  # fmt: skip
+    return out
+
+
+def left_of(rest: Rest, firsts: Tensor, nodes: int) -> Tensor:
+    """Weights left at every node after its children from firsts[i] on were refused: float32 [nodes, V]."""
+    out = torch.empty(nodes, rest.vocab, dtype=torch.float32, device=firsts.device)
+    if nodes:
+        blocks, all_nodes = -(-rest.vocab // BLOCK), torch.arange(nodes, dtype=torch.int32, device=firsts.device)
+        masses[(nodes, -(-blocks // GROUP))](
+            *rest.tensors, all_nodes, firsts, out, out, rest.vocab, blocks, GROUP, False, True, *rest.kind,
+            num_warps=MASS_WARPS, enable_fp_fusion=False,
+        )  # fmt: skip
     return out
 
 
@@ -185,12 +200,13 @@ def _draw(name: str, everyday: bool, dtype: str = "bf16", known: bool = False, *
         "out": "*i64",
     }  # fmt: skip
     constants = rest_constants(**kind) | {"KNOWN": known}
+    mass_constants = constants | {"GROUP": GROUP, "WRITE": False}
     race_constants = constants | {"PLACES": 256, "STREAM": RECOVER, "EXPLICIT": False, "FEW": False}
     chosen = ("sm_90",) if everyday else ()
     kernel = "draw_sample.triton_kernel"
     return [
-        Variant(f"draw_sample/masses {name}", f"{kernel}:masses", shared, constants | {"GROUP": GROUP}, MASS_WARPS,
-                everyday=chosen, fusion=False),
+        Variant(f"draw_sample/masses {name}", f"{kernel}:masses", shared, mass_constants, MASS_WARPS, everyday=chosen,
+                fusion=False),
         Variant(f"draw_sample/race {name}", f"{kernel}:race", shared | noise, race_constants, RACE_WARPS,
                 everyday=chosen, fusion=False, most_registers=RACE_REGISTERS),
     ]  # fmt: skip
@@ -202,5 +218,6 @@ VARIANTS = [
     *_draw("after a chain bf16", False, known=True, chain=True, draft=True),
     *_draw("after a chain bf16 mapped", False, chain=True, draft=True, mapped=True),
     *_draw("after a tree bf16", True, chain=False, draft=True, scouts=True),
+    *_draw("after a tree fp16", False, "fp16", chain=False, draft=True),
     *_draw("after a tree fp32 mapped", False, "fp32", chain=False, draft=True, mapped=True),
 ]

@@ -28,19 +28,22 @@ def log_or_none(weight):
 def masses(
     logits, inv_t, lse, cut, tie_id, stride, width, q_logits, q_inv_t, q_lse, q_cut, q_tie, q_stride, q_width, columns,
     tokens, next_sibling, drawn, law_row, scouts, applied, p_scale, q_scale, nodes, firsts, known, part, vocab, blocks,
-    GROUP: tl.constexpr, KNOWN: tl.constexpr, CHAIN: tl.constexpr, DRAFT: tl.constexpr, MAPPED: tl.constexpr,
-    SCOUTS: tl.constexpr,
+    GROUP: tl.constexpr, KNOWN: tl.constexpr, WRITE: tl.constexpr, CHAIN: tl.constexpr, DRAFT: tl.constexpr,
+    MAPPED: tl.constexpr, SCOUTS: tl.constexpr,
 ):  # fmt: skip
-    """Masses of GROUP race blocks of what is left at nodes[b] after the children from firsts[b] on."""
+    """Masses of GROUP race blocks of what is left at nodes[b] after the children from firsts[b] on.
+
+    WRITE: for inspection, what is left itself, of every node and whatever its law: part is float32 [rows, vocab]."""
     row = tl.program_id(0)
     node = tl.load(nodes + row)
-    needed = False
-    if node >= 0:
-        level = tl.load(lse + node)
-        needed = (tl.load(inv_t + node) != 0) & (level == level)
-        if KNOWN:
-            given = tl.load(known + node.to(tl.int64) * blocks)
-            needed = needed & (given != given)
+    needed = node >= 0
+    if not WRITE:  # noqa: SIM102 (known when compiling)
+        if needed:
+            level = tl.load(lse + node)
+            needed = (tl.load(inv_t + node) != 0) & (level == level)
+            if KNOWN:
+                given = tl.load(known + node.to(tl.int64) * blocks)
+                needed = needed & (given != given)
     if needed:
         target = (logits, inv_t, lse, cut, tie_id, stride, width)
         draft = (q_logits, q_inv_t, q_lse, q_cut, q_tie, q_stride, q_width)
@@ -52,8 +55,11 @@ def masses(
             target, tree, draft, columns, steps, (CHAIN, DRAFT, MAPPED, SCOUTS), node, tl.load(firsts + row), -1, ids,
             vocab,
         )  # fmt: skip
-        total = tl.sum(rest.to(tl.float64), 1).to(tl.float32)
-        tl.store(part + row.to(tl.int64) * blocks + block, total, mask=block < blocks)
+        if WRITE:
+            tl.store(part + row.to(tl.int64) * vocab + ids, rest, mask=ids < vocab)
+        else:
+            total = tl.sum(rest.to(tl.float64), 1).to(tl.float32)
+            tl.store(part + row.to(tl.int64) * blocks + block, total, mask=block < blocks)
 
 
 @triton.jit

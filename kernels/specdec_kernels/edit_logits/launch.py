@@ -27,7 +27,7 @@ def edit_logits(
     masks: TokenMasks | None = None,
 ) -> Tensor:
     check(logits, paths, penalties, additions, forced, masks)
-    (rows, vocab), requests = logits.shape, paths.offsets.shape[0] - 1
+    (rows, vocab), requests, packed = logits.shape, paths.offsets.shape[0] - 1, paths.tokens.shape[0]
     if rows == 0 or requests == 0:
         return logits
 
@@ -35,48 +35,57 @@ def edit_logits(
         """Fields of edits, stand-ins where there are none."""
         return [paths.offsets if edits is None else getattr(edits, name).contiguous() for name in names]
 
+    def count(edits: Any, name: str, axis: int = 0) -> int:
+        return 0 if edits is None else getattr(edits, name).shape[axis]
+
     nodes = paths.offsets if paths.nodes is None else paths.nodes.contiguous()
     tree = [part.contiguous() for part in (paths.tokens, paths.parents, paths.offsets, paths.roots)]
     places = 1 << (requests - 1).bit_length()
     if penalties is not None or additions is not None:
         sparse[(rows,)](
             logits, *tree, nodes, *given(penalties, "factors", "rows", "ids", "counts", "sizes"),
-            *given(additions, "offsets", "ids", "values", "until"), requests, vocab, logits.stride(0),
-            0 if penalties is None else penalties.ids.shape[1], ENTRIES, places, paths.nodes is not None,
-            penalties is not None, additions is not None, num_warps=SPARSE_WARPS, enable_fp_fusion=False,
+            *given(additions, "offsets", "ids", "values", "until"), requests, packed, count(penalties, "ids"),
+            count(additions, "ids"), vocab, logits.stride(0), count(penalties, "ids", 1), ENTRIES, places,
+            paths.nodes is not None, penalties is not None, additions is not None, num_warps=SPARSE_WARPS,
+            enable_fp_fusion=False,
         )  # fmt: skip
     if forced is not None or masks is not None:
         whole[(rows, -(-vocab // TILE))](
             logits, *tree, nodes, *given(forced, "offsets", "positions", "ids"), *given(masks, "words", "index"),
-            requests, vocab, logits.stride(0), 0 if masks is None else masks.words.shape[1], TILE, places,
-            paths.nodes is not None, forced is not None, masks is not None, num_warps=WHOLE_WARPS,
-            enable_fp_fusion=False,
+            requests, packed, count(forced, "ids"), count(masks, "words"), vocab, logits.stride(0),
+            count(masks, "words", 1), TILE, places, paths.nodes is not None, forced is not None, masks is not None,
+            num_warps=WHOLE_WARPS, enable_fp_fusion=False,
         )  # fmt: skip
     return logits
 
 
-def _variants(dtype: str, everyday: bool) -> list[Variant]:
+def _variants(dtype: str, everyday: bool, nodes: bool = False) -> list[Variant]:
     tree = {
         "logits": f"*{dtype}", "tokens": "*i64", "parents": "*i32", "offsets": "*i32", "roots": "*i32",
-        "nodes": "*i32", "requests": "i32", "vocab": "i32:16", "stride": "i32:16",
+        "nodes": "*i32", "requests": "i32", "packed": "i32", "entries": "i32", "vocab": "i32:16", "stride": "i32:16",
     }  # fmt: skip
     tables = {
         "factors": "*fp32", "rows": "*i32", "ids": "*i32", "counts": "*i32", "sizes": "*i32", "add_offsets": "*i32",
-        "add_ids": "*i32", "values": "*fp32", "until": "*i32", "capacity": "i32",
+        "add_ids": "*i32", "values": "*fp32", "until": "*i32", "tables": "i32", "capacity": "i32",
     }  # fmt: skip
     masks = {
         "forced_offsets": "*i32", "forced_positions": "*i32", "forced_ids": "*i32", "words": "*i32", "index": "*i32",
-        "width": "i32",
+        "masks": "i32", "width": "i32",
     }  # fmt: skip
     chosen, kernel = ("sm_90",) if everyday else (), "edit_logits.triton_kernel"
-    shared = {"REQUESTS": 64, "NODES": False}
+    shared, name = {"REQUESTS": 64, "NODES": nodes}, f"{dtype}{' of some nodes' if nodes else ''}"
     return [
-        Variant(f"edit_logits/sparse {dtype}", f"{kernel}:sparse", tree | tables,
+        Variant(f"edit_logits/sparse {name}", f"{kernel}:sparse", tree | tables,
                 shared | {"TILE": ENTRIES, "PENALTIES": True, "ADDITIONS": True}, SPARSE_WARPS, everyday=chosen,
                 fusion=False),
-        Variant(f"edit_logits/whole {dtype}", f"{kernel}:whole", tree | masks,
+        Variant(f"edit_logits/whole {name}", f"{kernel}:whole", tree | masks,
                 shared | {"TILE": TILE, "FORCED": True, "MASKS": True}, WHOLE_WARPS, everyday=chosen, fusion=False),
     ]  # fmt: skip
 
 
-VARIANTS = [*_variants("fp32", True), *_variants("bf16", False), *_variants("fp16", False)]
+VARIANTS = [
+    *_variants("fp32", True),
+    *_variants("bf16", False),
+    *_variants("fp16", False),
+    *_variants("bf16", False, nodes=True),
+]

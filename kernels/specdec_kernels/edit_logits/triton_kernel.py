@@ -1,7 +1,7 @@
 """Triton kernels of edit_logits: sparse edits of a row by one program, then whole-row edits tile by tile.
 
 A row's path is walked up its parents wherever it is needed: it is short, and its links lie in the nearest cache. A
-parent that does not precede its child ends it.
+parent that does not precede its child ends it. Tables, masks and entries that do not exist edit nothing.
 """
 
 from __future__ import annotations
@@ -13,19 +13,26 @@ from ..law_triton import NEGATIVE_INFINITY
 
 
 @triton.jit
-def place(nodes, offsets, parents, roots, requests, NODES: tl.constexpr, REQUESTS: tl.constexpr):
+def entries_of(offsets, request, entries):
+    """First entry of a request and the one behind its last, both within `entries`."""
+    first = tl.maximum(tl.load(offsets + request), 0)
+    return first, tl.minimum(tl.load(offsets + request + 1), entries)
+
+
+@triton.jit
+def place(nodes, offsets, parents, roots, requests, packed, NODES: tl.constexpr, REQUESTS: tl.constexpr):
     """(request, its first node, node within it, position being decided) of a row of logits; request -1 for none."""
     node = tl.program_id(0)
     if NODES:
         node = tl.load(nodes + node)
     row = tl.arange(0, REQUESTS)
-    starts = tl.load(offsets + row, mask=row < requests, other=0x7FFFFFFF)
-    ends = tl.load(offsets + row + 1, mask=row < requests, other=0)
+    starts = tl.maximum(tl.load(offsets + row, mask=row < requests, other=0x7FFFFFFF), 0)
+    ends = tl.minimum(tl.load(offsets + row + 1, mask=row < requests, other=0), packed)
     request = tl.max(tl.where((starts <= node) & (node < ends), row, -1), 0)
     start = tl.zeros((), tl.int32)
     position = tl.zeros((), tl.int64)
     if request >= 0:
-        start = tl.load(offsets + request)
+        start = tl.maximum(tl.load(offsets + request), 0)
         node -= start
         position = tl.load(roots + request).to(tl.int64) + 1
         parents += start
@@ -58,14 +65,14 @@ def penalised(level, count, repetition, presence, frequency):
     return tl.where(count > 0, level - presence, level)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["requests", "packed", "tables", "entries"])
 def sparse(
     logits, tokens, parents, offsets, roots, nodes, factors, rows, ids, counts, sizes, add_offsets, add_ids, values,
-    until, requests, vocab, stride, capacity, TILE: tl.constexpr, REQUESTS: tl.constexpr, NODES: tl.constexpr,
-    PENALTIES: tl.constexpr, ADDITIONS: tl.constexpr,
+    until, requests, packed, tables, entries, vocab, stride, capacity, TILE: tl.constexpr, REQUESTS: tl.constexpr,
+    NODES: tl.constexpr, PENALTIES: tl.constexpr, ADDITIONS: tl.constexpr,
 ):  # fmt: skip
     """Penalties and additions of one row."""
-    request, start, node, position = place(nodes, offsets, parents, roots, requests, NODES, REQUESTS)
+    request, start, node, position = place(nodes, offsets, parents, roots, requests, packed, NODES, REQUESTS)
     if request >= 0:
         logits += tl.program_id(0).to(tl.int64) * stride
         tokens += start
@@ -75,7 +82,8 @@ def sparse(
             repetition = tl.load(factors + 3 * request)
             presence, frequency = tl.load(factors + 3 * request + 1), tl.load(factors + 3 * request + 2)
             table = tl.load(rows + request)
-            used = tl.load(sizes + table)
+            known = (table >= 0) & (table < tables)
+            used = tl.minimum(tl.load(sizes + table, mask=known, other=0), capacity)
             own = ids + table.to(tl.int64) * capacity
             own_counts = counts + table.to(tl.int64) * capacity
             # tokens of the path that were never committed; each at its last place there
@@ -85,11 +93,11 @@ def sparse(
                 token = tl.load(tokens + at)
                 total = on_path(tokens, parents, node, token)
                 upwards = on_path(tokens, parents, at, token)
-                known = tl.zeros((TILE,), tl.int32)
+                listings = tl.zeros((TILE,), tl.int32)
                 for first in range(0, used, TILE):
                     listed = tl.load(own + first + lane, mask=first + lane < used, other=-1)
-                    known += (listed == token).to(tl.int32)
-                fresh = (upwards == total) & (tl.sum(known, 0) == 0) & (token >= 0) & (token < vocab)
+                    listings += (listed == token).to(tl.int32)
+                fresh = (upwards == total) & (tl.sum(listings, 0) == 0) & (token >= 0) & (token < vocab)
                 level = tl.load(logits + token, mask=fresh, other=0.0).to(tl.float32)
                 changed = penalised(level, total, repetition, presence, frequency)
                 tl.store(logits + token, changed.to(logits.dtype.element_ty), mask=fresh)
@@ -105,7 +113,7 @@ def sparse(
                 tl.store(logits + token, changed.to(logits.dtype.element_ty), mask=wanted)
             tl.debug_barrier()
         if ADDITIONS:
-            begin, end = tl.load(add_offsets + request), tl.load(add_offsets + request + 1)
+            begin, end = entries_of(add_offsets, request, entries)
             # finite values first: their ids are distinct, while what is forbidden may be listed again
             for forbidding in range(2):
                 for first in range(begin, end, TILE):
@@ -120,26 +128,27 @@ def sparse(
                 tl.debug_barrier()
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["requests", "packed", "entries", "masks"])
 def whole(
     logits, tokens, parents, offsets, roots, nodes, forced_offsets, forced_positions, forced_ids, words, index,
-    requests, vocab, stride, width, TILE: tl.constexpr, REQUESTS: tl.constexpr, NODES: tl.constexpr,
-    FORCED: tl.constexpr, MASKS: tl.constexpr,
+    requests, packed, entries, masks, vocab, stride, width, TILE: tl.constexpr, REQUESTS: tl.constexpr,
+    NODES: tl.constexpr, FORCED: tl.constexpr, MASKS: tl.constexpr,
 ):  # fmt: skip
     """Forced tokens and the mask of one tile of a row."""
-    request, _, _, position = place(nodes, offsets, parents, roots, requests, NODES, REQUESTS)
+    request, _, _, position = place(nodes, offsets, parents, roots, requests, packed, NODES, REQUESTS)
     if request >= 0:
         row = tl.program_id(0).to(tl.int64)
         ids = tl.program_id(1) * TILE + tl.arange(0, TILE)
         inside = ids < vocab
         barred = ids < 0
         if FORCED:
-            for entry in range(tl.load(forced_offsets + request), tl.load(forced_offsets + request + 1)):
+            begin, end = entries_of(forced_offsets, request, entries)
+            for entry in range(begin, end):
                 here = tl.load(forced_positions + entry).to(tl.int64) == position
                 barred = barred | (here & (ids != tl.load(forced_ids + entry)))
         if MASKS:
             mask = tl.load(index + row)
-            if mask >= 0:
+            if (mask >= 0) & (mask < masks):
                 word = tl.load(words + mask.to(tl.int64) * width + ids // 32, mask=inside, other=-1)
                 barred = barred | (((word >> (ids % 32)) & 1) == 0)
         barred = barred & inside

@@ -120,9 +120,10 @@ def commit_pages(
     length, begin, end = tl.load(lengths + request), tl.load(offsets + request), tl.load(offsets + request + 1)
     kept = kept_nodes(path, accepted, request, path_width, WIDTH)
     row = tl.load(rows + request)
-    room = tl.where((row >= 0) & (row < capacity) & (length >= 0), columns, length)  # no node lies before its length
+    known = (row >= 0) & (row < capacity) & (length >= 0) & (length < columns)
+    held = tl.where(known, tl.minimum(end - begin, columns - length), 0)
     table, own = page_table + request * columns, cache_table + row.to(tl.int64) * columns
-    for start in range(0, end - begin, BLOCK):
+    for start in range(0, held, BLOCK):
         node = start + tl.arange(0, BLOCK)
         before = tl.zeros([BLOCK], tl.int32)
         taken = tl.zeros([BLOCK], tl.int32)
@@ -131,7 +132,7 @@ def commit_pages(
             before += (one < node).to(tl.int32)
             taken += (one == node).to(tl.int32)
         place = length + tl.where(taken > 0, before, kept + node - before)
-        inside = (node < end - begin) & (length + node < room) & (place < room)
+        inside = (node < held) & (place < columns)
         page = tl.load(table + length + node, mask=inside, other=0)
         tl.store(own + place, page, mask=inside)
     advance(rows, cache_lengths, request, capacity, length + kept)

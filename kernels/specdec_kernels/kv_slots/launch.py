@@ -54,18 +54,18 @@ def kv_slots(
     return table, own, slots, positions
 
 
-VARIANTS = [
-    Variant(
-        "kv_slots/page 16",
+def _variant(name: str, everyday: tuple[str, ...], **special: object) -> Variant:
+    integers = ("page_table", "lengths", "rows", "offsets", "depth", "own_table", "own_lengths")
+    sizes = dict.fromkeys(("batch", "nodes", "capacity", "columns"), "i32")
+    return Variant(
+        f"kv_slots/{name}",
         "kv_slots.triton_kernel:place",
-        {
-            **dict.fromkeys(("page_table", "lengths", "rows", "offsets", "depth", "own_table", "own_lengths"), "*i32"),
-            "slots": "*i64",
-            "positions": "*i64",
-            **dict.fromkeys(("batch", "nodes", "capacity", "columns"), "i32"),
-        },
-        {"PAGE": 16, "ADVANCE": True, "TREE": True, "BLOCK": 256},
+        {**dict.fromkeys(integers, "*i32"), "slots": "*i64", "positions": "*i64", **sizes},
+        {"PAGE": 16, "ADVANCE": True, "TREE": True, "BLOCK": 256, **special},
         warps=2,
         stages=1,
+        everyday=everyday,
     )
-]
+
+
+VARIANTS = [_variant("page 16", ("sm_90",)), _variant("page 1 chains", (), PAGE=1, ADVANCE=False, TREE=False)]

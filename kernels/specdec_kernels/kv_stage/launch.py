@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from triton import next_power_of_2
 
-from ..machine_code import Variant
+from ..machine_code import ARCHITECTURES, Variant
 
 
 def blocks(heads: int, width: int) -> tuple[int, int]:
@@ -55,17 +55,21 @@ def why_not(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, 
 
 
 _STRIDES = ("k_node", "k_head", "v_node", "v_head", "kc_page", "kc_slot", "kc_head", "vc_page", "vc_slot", "vc_head")
+_KINDS = (("bf16", "bf16"), ("fp32", "fp32"), ("fp8", "fp8e4nv"))
 VARIANTS = [
     Variant(
-        "kv_stage/bf16 8 heads of 128",
+        f"kv_stage/{name} 8 heads of 128",
         "kv_stage.triton_kernel:stage",
         {
-            **dict.fromkeys(("key", "value", "key_cache", "value_cache"), "*bf16"),
+            **dict.fromkeys(("key", "value", "key_cache", "value_cache"), f"*{kind}"),
             "slots": "*i64",
             "capacity": "i32",
             **dict.fromkeys(_STRIDES, "i32:16"),
         },
         {"HEADS": 8, "WIDTH": 128, "PAGE": 16, "BLOCK_H": 8, "BLOCK_D": 128},
         stages=1,
+        everyday=("sm_90",) if name == "bf16" else (),
+        architectures=ARCHITECTURES if name != "fp8" else ("sm_90", "sm_100"),  # sm_80 has no such type
     )
+    for name, kind in _KINDS
 ]

@@ -73,7 +73,7 @@ def forget(rows: Tensor, stats: Sequence[Tensor]) -> None:
     stats[4].masked_fill_(rows[:, None], torch.nan)
 
 
-def _variant(kernel: str, dtype: str, everyday: tuple[str, ...], blocks: int = 256, **constants: object) -> Variant:
+def _variant(kernel: str, dtype: str, everyday: tuple[str, ...], blocks: int = 256, masses: bool = True) -> Variant:
     logits = {"logits": f"*{dtype}", "temperature": "*fp32", "vocab": "i32:16", "blocks": "i32", "stride": "i32:16"}
     tables = {"tops": "*fp32", "places": "*i32", "sums": "*fp32"}
     if kernel == "scan":
@@ -83,14 +83,17 @@ def _variant(kernel: str, dtype: str, everyday: tuple[str, ...], blocks: int = 2
         )  # fmt: skip
     answers = {"out_inv_t": "*fp32", "out_lse": "*fp32", "out_cut": "*fp32", "out_tie": "*i32", "mass": "*fp32"}
     filters = {"top_k": "*i32", "top_p": "*fp32", "min_p": "*fp32", "contenders": "*i64"}
+    name = f"law_stats/join {dtype} {blocks} blocks{'' if masses else ' without masses'}"
+    constants = {"PLACES": blocks, "ROOM": ROOM, "MASSES": masses, "FARTHEST": FARTHEST}
     return Variant(
-        f"law_stats/join {dtype} {blocks} blocks", "law_stats.triton_kernel:join", logits | tables | filters | answers,
-        {"PLACES": blocks, "ROOM": ROOM, "MASSES": True, "FARTHEST": FARTHEST}, WARPS, everyday=everyday, fusion=False,
+        name, "law_stats.triton_kernel:join", logits | tables | filters | answers, constants, WARPS, everyday=everyday,
+        fusion=False,
     )  # fmt: skip
 
 
 VARIANTS = [
     *(_variant("scan", dtype, ("sm_90",) if dtype == "bf16" else ()) for dtype in ("bf16", "fp16", "fp32")),
-    *(_variant("join", dtype, ("sm_90",) if dtype == "bf16" else ()) for dtype in ("bf16", "fp32")),
+    *(_variant("join", dtype, ("sm_90",) if dtype == "bf16" else ()) for dtype in ("bf16", "fp16", "fp32")),
     _variant("join", "bf16", (), blocks=32),
+    _variant("join", "bf16", (), masses=False),
 ]

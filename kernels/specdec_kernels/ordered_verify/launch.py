@@ -12,6 +12,7 @@ ordered_thresholds = thresholds_by("ordered_thresholds", False, check)
 VARIANTS = [
     *weigh_variants("ordered_verify", "bf16", True, draft=True),
     *weigh_variants("ordered_verify", "fp32 mapped scouts", False, "fp32", draft=True, mapped=True, scouts=True),
+    *weigh_variants("ordered_verify", "fp16", False, "fp16", draft=True),
     *weigh_variants("ordered_verify", "bf16 chosen", False, draft=False),
     Variant(
         "ordered_verify/prepare", "ordered_verify.triton_kernel:prepare",

@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..links_triton import onward
+from ..links_triton import onward, span
 from ..random_triton import coin
 from ..rest_triton import CHOSEN, excludes, proposal, rest_of
 
@@ -111,7 +111,7 @@ def weigh(
             tl.store(accept + node, own.to(tl.float32))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "nodes", "laws"])
 def prepare(
     offsets, first_child, next_sibling, law_row, first, sibling, source, applied, level, parents, accept, reach, rows,
     nodes, laws, TILE: tl.constexpr,
@@ -119,8 +119,10 @@ def prepare(
     """Grid (rows + 1): links that lead onward and rows of draft laws that exist, nobody refused, and roots of level 0,
     reach and threshold 1. The last program sees to the nodes of no row."""
     row = tl.program_id(0)
-    start = tl.load(offsets + row)
-    end = tl.load(offsets + row + 1, mask=row < rows, other=nodes)
+    start, end = span(offsets, tl.minimum(row, rows - 1), nodes)
+    if row == rows:
+        start = tl.where(rows > 0, end, 0)
+        end = nodes
     for begin in range(start, end, TILE):
         node = begin + tl.arange(0, TILE)
         inside = node < end
@@ -137,16 +139,16 @@ def prepare(
         tl.store(reach + node, tl.where(root, 1.0, 0.0).to(tl.float64), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["nodes"])
 def walk_down(
-    offsets, first_child, next_sibling, scouts, accept, seeds, positions, uniforms, path, accepted, last, firsts, depth,
-    STEPS: tl.constexpr, EXPLICIT: tl.constexpr, SCOUTS: tl.constexpr,
+    offsets, first_child, next_sibling, scouts, accept, seeds, positions, uniforms, path, accepted, last, firsts, nodes,
+    depth, STEPS: tl.constexpr, EXPLICIT: tl.constexpr, SCOUTS: tl.constexpr,
 ):  # fmt: skip
     """ordered_verify: at every node the first child whose coin passes. Where the path is full its last node counts as a
     leaf: nobody has refused its children."""
     row = tl.program_id(0)
     out = path + row.to(tl.int64) * (depth + 1)
-    root, end = tl.load(offsets + row), tl.load(offsets + row + 1)
+    root, end = span(offsets, row, nodes)
     node = tl.where(root < end, root, -1)
     final = node
     length = tl.zeros((), tl.int32)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..links_triton import climb, plant
+from ..links_triton import climb, plant, span
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "nodes"])
 def key_nodes(
     offsets, first_child, next_sibling, seeds, positions, parents, node_seeds, node_positions, rows, nodes,
     TILE: tl.constexpr,
 ):  # fmt: skip
     """Seed and position of the choice after every node of one row; the last row sees to the nodes of no row too."""
     row = tl.program_id(0)
-    root, end = tl.load(offsets + row), tl.load(offsets + row + 1)
+    root, end = span(offsets, row, nodes)
     seed, position = tl.load(seeds + row), tl.load(positions + row)
     plant(parents, first_child, next_sibling, root, end, TILE)
     stop = tl.where(row == rows - 1, nodes, end)

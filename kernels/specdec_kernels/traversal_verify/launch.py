@@ -11,6 +11,7 @@ traversal_thresholds = thresholds_by("traversal_thresholds", True, check)
 VARIANTS = [
     *weigh_variants("traversal_verify", "bf16", False, draft=True),
     *weigh_variants("traversal_verify", "fp32 mapped scouts", False, "fp32", draft=True, mapped=True, scouts=True),
+    *weigh_variants("traversal_verify", "fp16", False, "fp16", draft=True),
     *weigh_variants("traversal_verify", "bf16 chosen", False, draft=False),
     walk_variant("traversal_verify", 8, False),
 ]

@@ -5,20 +5,21 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..links_triton import span
 from ..random_triton import coin
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["nodes"])
 def walk_up(
     offsets, first_child, next_sibling, scouts, accept, level, parents, seeds, positions, uniforms, path, accepted,
-    last, firsts, depth, STEPS: tl.constexpr, EXPLICIT: tl.constexpr, SCOUTS: tl.constexpr,
+    last, firsts, nodes, depth, STEPS: tl.constexpr, EXPLICIT: tl.constexpr, SCOUTS: tl.constexpr,
 ):  # fmt: skip
     """traversal_verify: the first node in post-order whose coin passes; the root's always does.
 
     A tree is left after two steps per node; other links, which may lead in circles, then end the walk where it is."""
     row = tl.program_id(0)
     out = path + row.to(tl.int64) * (depth + 1)
-    root, end = tl.load(offsets + row), tl.load(offsets + row + 1)
+    root, end = span(offsets, row, nodes)
     final = tl.full((), -1, tl.int32)
     length = tl.zeros((), tl.int32)
     if root < end:
@@ -45,7 +46,8 @@ def walk_up(
                 else:
                     sibling = proposing(tl.load(next_sibling + node), next_sibling, scouts, SCOUTS)
                     descend = sibling >= 0
-                    node = tl.where(descend, sibling, tl.load(parents + node, mask=node != root, other=0))
+                    above = tl.load(parents + node, mask=node != root, other=0)
+                    node = tl.where(descend, sibling, tl.maximum(above, root))
         length = tl.load(level + final) + 1
         node = final
         for back in range(length):

@@ -25,12 +25,20 @@ def locate(offsets, block, batch, nodes, GROUP: tl.constexpr, BLOCK_M: tl.conste
     nodes that belong to no request are request `batch`.
     """
     row = tl.arange(0, BLOCK_B)
-    first = tl.load(offsets + row, mask=row <= batch, other=0)
-    start = first * GROUP // BLOCK_M + row
+    first = tl.load(offsets + row, mask=(row > 0) & (row <= batch), other=0)
+    start = tl.minimum(tl.maximum(first, 0), nodes) * GROUP // BLOCK_M + row
     found = tl.sum(((row <= batch) & (start <= block)).to(tl.int32), axis=0) - 1
-    begin = tl.load(offsets + found)
-    end = tl.load(offsets + found + 1, mask=found < batch, other=nodes)
-    return found, begin, end - begin, block - (begin * GROUP // BLOCK_M + found)
+    begin, count = nodes_of(offsets, found, batch, nodes)
+    return found, begin, count, block - (begin * GROUP // BLOCK_M + found)
+
+
+@triton.jit
+def nodes_of(offsets, row, batch, nodes):
+    """First node of requests and their numbers of nodes, all of them within `nodes` whatever the offsets are."""
+    begin = tl.load(offsets + row, mask=row > 0, other=0)
+    begin = tl.minimum(tl.maximum(begin, 0), nodes)
+    end = tl.load(offsets + row + 1, mask=row < batch, other=nodes)
+    return begin, tl.minimum(end, nodes) - begin
 
 
 @triton.jit
@@ -274,7 +282,7 @@ def attend(
     kv_head = tl.program_id(1)
     piece = tl.program_id(2)
     row, first, count, block = locate(offsets, tl.program_id(0), batch, nodes, GROUP, BLOCK_M, BLOCK_B)
-    if block * BLOCK_M >= count * GROUP:
+    if (block < 0) | (block * BLOCK_M >= count * GROUP):
         return
     length = tl.load(lengths + row, mask=row < batch, other=0)
     begin, tiles = tile_range(length, count, block, row, batch, window, GROUP, BLOCK_M, BLOCK_N, CAUSAL, WINDOW)

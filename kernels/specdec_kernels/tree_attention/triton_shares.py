@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from . import plan
-from .triton_kernel import attend_tiles, tile_range, write_answer, write_part
+from .triton_kernel import attend_tiles, nodes_of, tile_range, write_answer, write_part
 
 LEAST = tl.constexpr(plan.LEAST)
 
@@ -50,12 +50,13 @@ def plan_shares(
     for chunk in range(0, blocks, BLOCK):
         block = chunk + tl.arange(0, BLOCK)
         row = last_not_above(offsets, block, batch, STEPS, GROUP, BLOCK_M)
-        first = tl.load(offsets + row)
-        count = tl.load(offsets + row + 1, mask=row < batch, other=nodes) - first
+        first, count = nodes_of(offsets, row, batch, nodes)
         own = block - (first * GROUP // BLOCK_M + row)
         length = tl.load(lengths + row, mask=row < batch, other=0)
         begin, tiles = tile_range(length, count, own, row, batch, window, GROUP, BLOCK_M, BLOCK_N, CAUSAL, WINDOW)
-        size = tl.where((block < blocks) & (own * BLOCK_M < count * GROUP), tiles - begin, 0)
+        size = tl.where(
+            (block < blocks) & (own >= 0) & (own * BLOCK_M < count * GROUP), tl.maximum(tiles - begin, 0), 0
+        )
         tl.store(starts + block, total + tl.cumsum(size, 0) - size, mask=block < blocks)
         tl.store(rows + block, row, mask=block < blocks)
         total += tl.sum(size, 0)
@@ -70,8 +71,7 @@ def plan_shares(
 def place_of(offsets, rows, block, batch, nodes, GROUP: tl.constexpr, BLOCK_M: tl.constexpr):
     """Request of a block, the request's first node and number of nodes, and the block's number within it."""
     row = tl.load(rows + block)
-    first = tl.load(offsets + row)
-    count = tl.load(offsets + row + 1, mask=row < batch, other=nodes) - first
+    first, count = nodes_of(offsets, row, batch, nodes)
     return row, first, count, block - (first * GROUP // BLOCK_M + row)
 
 
@@ -147,7 +147,7 @@ def join_shares(
     begin = start * (HEADS // GROUP) + kv_head * size
     lowest = begin // share
     parts = tl.where(size > 0, (begin + size - 1) // share - lowest + 1, 0)
-    if (parts != 1) & (block * BLOCK_M + tl.program_id(2) * BLOCK_R < count * GROUP):
+    if (parts != 1) & (block >= 0) & (block * BLOCK_M + tl.program_id(2) * BLOCK_R < count * GROUP):
         wide = tl.arange(0, BLOCK_D)
         top = tl.full([BLOCK_R], float("-inf"), tl.float32)
         weights = tl.zeros([BLOCK_R], tl.float32)

@@ -31,29 +31,36 @@ def _attend(
     )  # fmt: skip
 
 
-def _combine(name: str, count: int, everyday: tuple[str, ...], **special: object) -> Variant:
+def _combine(name: str, count: int, everyday: tuple[str, ...], dtype: str = "bf16", **special: object) -> Variant:
     constants = {"HEADS": 32, "WIDTH": 128, "BLOCK_D": 128, "PIECES": count, "SINKS": False, "LSE": False, **special}
     constants["BLOCK_P"], constants["BLOCK_H"] = joint(count, int(str(constants["BLOCK_D"])))
     arguments = {
-        "part": "*fp32", "part_lse": "*fp32", "sinks": "*fp32", "offsets": "*i32", "out": "*bf16", "lse": "*fp32",
+        "part": "*fp32", "part_lse": "*fp32", "sinks": "*fp32", "offsets": "*i32", "out": f"*{dtype}", "lse": "*fp32",
         "batch": "i32", "nodes": "i32", "o_node": "i32:16", "o_head": "i32:16",
     }  # fmt: skip
     kernel = "tree_attention.triton_kernel:combine"
     return Variant(f"tree_attention/{name}", kernel, arguments, constants, everyday=everyday)
 
 
-def _shares(name: str, config: Config, everyday: tuple[str, ...], **special: object) -> Variant:
+def _shares(
+    name: str, config: Config, everyday: tuple[str, ...], dtype: str = "bf16", kv: str = "", **special: object
+) -> Variant:
     """The kernel on a fixed grid: what differs from the one that is cut into pieces."""
-    plain = _attend("", "bf16", config, ())
+    plain = _attend("", dtype, config, (), kv)
     arguments = {**plain.arguments, **dict.fromkeys(("starts", "row_of", "firsts"), "*i32"), "blocks": "i32"}
     constants = {n: v for n, v in plain.constants.items() if n not in ("BLOCK_B", "PIECES", "PIECE_TILES")}
     constants |= special
     constants["PROGRAMS"] = OCCUPANCY[config.block_m] * PROCESSORS
     kernel = "tree_attention.triton_shares:attend_shares"
-    return Variant(f"tree_attention/{name}", kernel, arguments, constants, config.warps, config.stages, everyday)
+    return Variant(
+        f"tree_attention/{name}", kernel, arguments, constants, config.warps, config.stages, everyday,
+        plain.architectures,
+    )  # fmt: skip
 
 
-def _join_shares(name: str, config: Config, everyday: tuple[str, ...], **special: object) -> Variant:
+def _join_shares(
+    name: str, config: Config, everyday: tuple[str, ...], dtype: str = "bf16", **special: object
+) -> Variant:
     rows, parts = joined(config.block_d)
     constants = {
         "HEADS": 32, "GROUP": 4, "WIDTH": 128, "BLOCK_D": config.block_d, "BLOCK_M": config.block_m, "BLOCK_R": rows,
@@ -61,7 +68,7 @@ def _join_shares(name: str, config: Config, everyday: tuple[str, ...], **special
     }  # fmt: skip
     arguments = {
         "part": "*fp32", "part_lse": "*fp32", "starts": "*i32", "row_of": "*i32", "offsets": "*i32", "sinks": "*fp32",
-        "out": "*bf16", "lse": "*fp32", **dict.fromkeys(("batch", "nodes", "blocks"), "i32"), "o_node": "i32:16",
+        "out": f"*{dtype}", "lse": "*fp32", **dict.fromkeys(("batch", "nodes", "blocks"), "i32"), "o_node": "i32:16",
         "o_head": "i32:16",
     }  # fmt: skip
     kernel = "tree_attention.triton_shares:join_shares"
@@ -81,6 +88,7 @@ def _plan(name: str, everyday: tuple[str, ...], **special: object) -> Variant:
 
 
 _NOW = ("sm_90",)
+# strides are no constants: a head-first cache runs the same code as a token-first one
 VARIANTS = [
     *(_attend(f"bf16 rows {rows}", "bf16", choose(rows, 128, 2), ()) for rows in (32, 128)),
     _attend("bf16 rows 16", "bf16", choose(16, 128, 2), ()),
@@ -103,13 +111,21 @@ VARIANTS = [
     _attend("fp32 rows 32 width 64", "fp32", choose(32, 64, 4), (), WIDTH=64),
     _attend("bf16 rows 16 fp8 cache", "bf16", choose(16, 128, 2, True), (), kv="fp8e4nv", SCALED=True),
     _attend("bf16 rows 64 fp8 cache", "bf16", choose(64, 128, 2, True), (), kv="fp8e4nv", SCALED=True),
+    _attend("bf16 rows 64 page 1", "bf16", choose(64, 128, 2), (), PAGE=1),
+    _attend("bf16 rows 16 page 48", "bf16", choose(16, 128, 2), (), PAGE=48),
+    _attend("bf16 rows 64 caches of other strides", "bf16", choose(64, 128, 2), (), ALIKE=False),
+    _attend("fp16 rows 16", "fp16", choose(16, 128, 2), ()),
+    _attend("bf16 rows 32 fp8 cache", "bf16", choose(32, 128, 2, True), (), kv="fp8e4nv", SCALED=True),
+    _attend("bf16 rows 128 fp8 cache", "bf16", choose(128, 128, 2, True), (), kv="fp8e4nv", SCALED=True),
     _combine("join 8", 8, _NOW),
+    *(_combine(f"join 8 {dtype}", 8, (), dtype) for dtype in ("fp16", "fp32")),
     _combine("join 32 sinks", 32, (), SINKS=True, LSE=True),
     _shares("bf16 shares rows 16", choose(16, 128, 2), _NOW),
     *(_shares(f"bf16 shares rows {rows}", choose(rows, 128, 2), ()) for rows in (32, 64, 128)),
     _shares("bf16 shares prefill", choose(128, 128, 2), (), CAUSAL=True),
     _shares("bf16 shares rows 32 window", choose(32, 128, 2), (), WINDOW=True, SOFTCAP=True, SINKS=True, LSE=True),
     _shares("bf16 shares rows 64 width 256", choose(64, 256, 2), (), WIDTH=256),
+    _shares("bf16 shares rows 16 fp8 cache", choose(16, 128, 2, True), (), kv="fp8e4nv", SCALED=True),
     _join_shares("join shares rows 16", choose(16, 128, 2), _NOW),
     _join_shares("join shares rows 128 sinks", choose(128, 128, 2), (), SINKS=True, LSE=True),
     _plan("plan", _NOW),

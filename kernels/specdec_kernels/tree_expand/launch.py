@@ -33,13 +33,13 @@ def why_not(logits: Tensor, width: int) -> str | None:
     return None
 
 
-def _scratch(logits: Tensor, *args: Any, width: int, **kwargs: Any) -> list[Spec]:
+def scratch(logits: Tensor, *args: Any, width: int, **kwargs: Any) -> list[Spec]:
     nodes, vocab = logits.shape
     count = _pieces(vocab)
     return [((nodes, count, width), torch.int64), ((nodes, count), torch.float32), ((nodes, count), torch.float32)]
 
 
-@needs(_scratch)
+@needs(scratch)
 def tree_expand(
     logits: Tensor,
     inv_t: Tensor,
@@ -64,16 +64,16 @@ def tree_expand(
     shapes: list[Spec] = [((nodes, width), torch.int64), ((nodes, width), torch.float32), ((trees, keep), torch.int32)]
     tokens, found, best = answer = results("tree_expand", out, shapes, device)
     count = _pieces(vocab)
-    scratch, _ = carve("tree_expand", workspace, _scratch(logits, width=width), device)
+    parts, _ = carve("tree_expand", workspace, scratch(logits, width=width), device)
     law = [part.contiguous() for part in (inv_t, cut, tie_id, scores)]
     keys = (law[2], law[2]) if seeds is None or positions is None else (seeds.contiguous(), positions.contiguous())
     if nodes:
         pieces[(nodes, count)](
-            logits, *law, *keys, *scratch, vocab, logits.stride(0), width, float(sharpness), TILE=TILE,
+            logits, *law, *keys, *parts, vocab, logits.stride(0), width, float(sharpness), TILE=TILE,
             NOISE=seeds is not None, num_warps=WARPS, enable_fp_fusion=False,
         )  # fmt: skip
         join[(nodes,)](
-            *law, *scratch, tokens, found, count, width, float(sharpness), PIECES=next_power_of_2(count),
+            *law, *parts, tokens, found, count, width, float(sharpness), PIECES=next_power_of_2(count),
             PLACES=next_power_of_2(count * width), num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
     if trees:

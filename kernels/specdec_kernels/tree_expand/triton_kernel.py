@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from ..law_triton import LAST, NEGATIVE_INFINITY, id_of, level_of, rank
+from ..links_triton import span
 from ..random_triton import REPLAY, gumbel_span
 
 LOWEST = tl.constexpr(-0x7FFFFFFFFFFFFFFF)
@@ -83,8 +84,9 @@ def join(
 def keep_best(offsets, scores, best, nodes, width, keep, BLOCK: tl.constexpr):
     """Grid (trees): flat indices of a tree's `keep` best children, by as many walks over their scores."""
     tree = tl.program_id(0)
-    first = tl.load(offsets + tree) * width
-    end = tl.minimum(tl.load(offsets + tree + 1), nodes) * width
+    first, end = span(offsets, tree, nodes)
+    first = first * width
+    end = end * width
     nothing = rank(tl.full((), NEGATIVE_INFINITY, tl.float32), LAST)
     previous = tl.full((), 0x7FFFFFFFFFFFFFFF, tl.int64)
     for place in range(keep):

@@ -1,19 +1,36 @@
-"""Triton backend of tree_grow: the launches of tree_expand and tree_plan, two of its own and torch's small ones."""
+"""Triton backend of tree_grow: the launches of tree_expand and tree_plan, and three of its own."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 from triton import next_power_of_2
 
 from ..machine_code import Variant
+from ..tree_expand.launch import scratch as expand_scratch
 from ..tree_expand.launch import tree_expand
-from ..tree_plan.launch import tree_plan
+from ..tree_plan.launch import plan_specs, tree_plan
 from ..tree_plan.plan import TreePlan
-from .reference import Growth, begin, check, rivals
+from ..workspace import Spec, carve, needs, results, total
+from .reference import Growth, begin, check
 
 
+def _scratch(
+    logits: Tensor, inv_t: Tensor, cut: Tensor, tie_id: Tensor, offsets: Tensor, growth: Growth, *, width: int,
+    **kwargs: Any,
+) -> list[Spec]:  # fmt: skip
+    """Per node that grows: score, seed, position, children and their scores; per tree: the best of these and its end;
+    what tree_expand needs."""
+    (nodes, vocab), trees, single, integer = logits.shape, offsets.shape[0] - 1, torch.float32, torch.int32
+    kids, wide = min(width, vocab), torch.int64
+    own: list[Spec] = [((nodes,), single), ((nodes,), wide), ((nodes,), integer)]
+    found: list[Spec] = [((nodes, kids), wide), ((nodes, kids), single), ((trees, growth.keep), integer)]
+    return [*own, *found, ((trees + 1,), integer), ((total(expand_scratch(logits, width=kids)),), torch.uint8)]
+
+
+@needs(_scratch)
 def tree_grow(
     logits: Tensor,
     inv_t: Tensor,
@@ -28,35 +45,55 @@ def tree_grow(
     sharpness: float = 1.0,
     seeds: Tensor | None = None,
     positions: Tensor | None = None,
+    out: Any = None,
+    workspace: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, TreePlan]:
     """The operator; waits for nothing."""
-    from .triton_kernel import enter, pack
+    from .triton_kernel import enter, front, pack
 
-    check(logits, inv_t, cut, tie_id, offsets, growth, level, width, sharpness, seeds, positions)
+    op, law = "tree_grow", (inv_t, cut, tie_id)
+    check(logits, *law, offsets, growth, level, width, sharpness, seeds, positions)
     (trees, columns), keep, kids = growth.tokens.shape, growth.keep, min(width, logits.shape[1])
-    reach = min(width, keep)
+    (nodes, _), reach, device = logits.shape, min(width, keep), logits.device
+    most = 1 + (keep if last else (level + 1) * reach)
+    packed_shape: list[Spec] = [((trees * most,), torch.int64), ((trees * most,), torch.int32)]
+    specs = [*packed_shape, ((2, trees), torch.int32), *plan_specs(trees * most, most)]
+    packed, links, counts, *plan = results(op, out, specs, device)
+    sizes = _scratch(logits, *law, offsets, growth, width=width)
+    (own, node_seeds, node_positions, children, found, best, bounds, memory), _ = carve(op, workspace, sizes, device)
     if level == 0:
         begin(growth)
-    own, _, noise = rivals(growth, offsets, logits.shape[0], level, seeds, positions)
-    law = inv_t, cut, tie_id, offsets, own
-    children, found, best = tree_expand(logits, *law, width=kids, keep=keep, sharpness=sharpness, **noise)
-    most = 1 + (keep if last else (level + 1) * reach)
-    packed = torch.zeros(trees * most, dtype=torch.int64, device=logits.device)
-    links = torch.full_like(packed, -1, dtype=torch.int32)
-    counts = torch.zeros((2, trees), dtype=torch.int32, device=logits.device)
+    offsets = offsets.contiguous()
+    keys, noise = (offsets, offsets), dict[str, Tensor]()
+    if seeds is not None and positions is not None:
+        keys = seeds.contiguous(), positions.contiguous()
+        noise = {"seeds": node_seeds.zero_(), "positions": node_positions.fill_(-1)}
+    own.fill_(-torch.inf)  # nodes of no tree grow nothing
+    if trees:
+        front[(trees,)](
+            offsets, growth.scores, *keys, own, node_seeds, node_positions, nodes, columns, keep, level,
+            NOISE=bool(noise), BLOCK=64, num_warps=1,
+        )  # fmt: skip
+    tree_expand(
+        logits, *law, offsets, own, width=kids, keep=keep, sharpness=sharpness, **noise, out=(children, found, best),
+        workspace=memory,
+    )  # fmt: skip
+    packed.zero_()
+    links.fill_(-1)
     table = growth.tokens, growth.scores, growth.parents, growth.nodes
     room = next_power_of_2(columns)
     if trees:
         enter[(trees,)](
-            offsets.contiguous(), children, found, best, growth.limits.contiguous(), *table, counts, columns, keep,
-            level, kids, reach, LAST=last, KEEP=next_power_of_2(keep), COLUMNS=room, num_warps=8,
+            offsets, children, found, best, growth.limits.contiguous(), *table, counts, nodes, columns, keep, level,
+            kids, reach, LAST=last, KEEP=next_power_of_2(keep), COLUMNS=room, num_warps=8,
         )  # fmt: skip
         pack[(trees,)](
-            growth.tokens, growth.parents, growth.nodes, counts, packed, links, trees, columns, keep, most,
+            growth.tokens, growth.parents, growth.nodes, counts, packed, links, bounds, trees, columns, keep, most,
             COLUMNS=room, TREES=next_power_of_2(trees), num_warps=4,
         )  # fmt: skip
-    bounds = pad(counts[0].cumsum(0), (1, 0)).to(torch.int32)
-    return packed, links, counts, tree_plan(links, bounds, most)
+    else:
+        bounds.zero_()
+    return packed, links, counts, tree_plan(links, bounds, most, out=plan)
 
 
 def _entering(last: bool) -> Variant:
@@ -66,20 +103,29 @@ def _entering(last: bool) -> Variant:
         {
             **dict.fromkeys(integers, "*i32"), **dict.fromkeys(("children", "tokens"), "*i64"),
             **dict.fromkeys(("found", "scores"), "*fp32"),
-            **dict.fromkeys(("columns", "keep", "level", "width", "reach"), "i32"),
+            **dict.fromkeys(("growing", "columns", "keep", "level", "width", "reach"), "i32"),
         },
         {"LAST": last, "KEEP": 64, "COLUMNS": 512}, 8, everyday=("sm_90",) if last else (),
     )  # fmt: skip
 
 
 VARIANTS = [
+    Variant(
+        "tree_grow/front", "tree_grow.triton_kernel:front",
+        {
+            **dict.fromkeys(("offsets", "positions", "node_positions"), "*i32"),
+            **dict.fromkeys(("scores", "own"), "*fp32"), **dict.fromkeys(("seeds", "node_seeds"), "*i64"),
+            **dict.fromkeys(("count", "columns", "keep", "level"), "i32"),
+        },
+        {"NOISE": True, "BLOCK": 64}, 1,
+    ),
     _entering(False),
     _entering(True),
     Variant(
         "tree_grow/pack", "tree_grow.triton_kernel:pack",
         {
-            "tokens": "*i64", **dict.fromkeys(("parents", "nodes", "counts"), "*i32"), "packed": "*i64",
-            "links": "*i32",
+            "tokens": "*i64", **dict.fromkeys(("parents", "nodes", "counts", "links", "bounds"), "*i32"),
+            "packed": "*i64",
             **dict.fromkeys(("trees", "columns", "keep", "most"), "i32"),
         },
         {"COLUMNS": 512, "TREES": 64},

@@ -90,8 +90,11 @@ def check(
 
 def begin(growth: Growth) -> None:
     """Nothing but roots."""
-    growth.tokens[:, 1:], growth.scores[:, 1:], growth.parents[:], growth.nodes[:, 1:] = -1, -torch.inf, -1, -1
-    growth.scores[:, 0], growth.nodes[:, 0] = 0, 0
+    for table, nothing in ((growth.tokens, -1), (growth.scores, -torch.inf), (growth.nodes, -1)):
+        table[:, 1:].fill_(nothing)
+    growth.parents.fill_(-1)
+    growth.scores[:, 0].zero_()
+    growth.nodes[:, 0].zero_()
 
 
 def rivals(

@@ -1,4 +1,4 @@
-"""Triton kernels of tree_grow: a level's columns and marks, and the packed trees."""
+"""Triton kernels of tree_grow: what a level grows from, its columns and marks, and the packed trees."""
 
 from __future__ import annotations
 
@@ -6,12 +6,35 @@ import triton
 import triton.language as tl
 
 from ..law_triton import NEGATIVE_INFINITY
+from ..links_triton import span
+
+
+@triton.jit(do_not_specialize=["count", "columns", "keep", "level"])
+def front(
+    offsets, scores, seeds, positions, own, node_seeds, node_positions, count, columns, keep, level,
+    NOISE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Grid (trees): scores, seeds and positions of the nodes that a tree grows from, of `count` in all."""
+    tree = tl.program_id(0)
+    first, end = span(offsets, tree, count)
+    block = tl.where(level == 0, 0, 1 + (level - 1) * keep)
+    for start in range(first, end, BLOCK):
+        node = start + tl.arange(0, BLOCK)
+        column = block + node - first
+        inside = node < end
+        value = tl.load(scores + tree.to(tl.int64) * columns + column, mask=inside, other=NEGATIVE_INFINITY)
+        tl.store(own + node, value, mask=inside)
+        if NOISE:
+            position = tl.load(positions + tree)
+            position = tl.where(position < 0, -1, position + level + 1)
+            tl.store(node_seeds + node, tl.load(seeds + tree) + node.to(tl.int64) * 0, mask=inside)
+            tl.store(node_positions + node, position + node * 0, mask=inside)
 
 
 @triton.jit
 def enter(
-    offsets, children, found, best, limits, tokens, scores, parents, nodes, counts, columns, keep, level, width, reach,
-    LAST: tl.constexpr, KEEP: tl.constexpr, COLUMNS: tl.constexpr,
+    offsets, children, found, best, limits, tokens, scores, parents, nodes, counts, growing, columns, keep, level,
+    width, reach, LAST: tl.constexpr, KEEP: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Grid (trees): the best children of a tree become columns; the nodes that go on, or those of the end, get their
     places. KEEP, COLUMNS: room for that many."""
@@ -25,7 +48,8 @@ def enter(
     entered = place < keep
     tl.store(tokens + start + block + place, tl.load(children + child, mask=there, other=-1), mask=entered)
     tl.store(scores + start + block + place, own, mask=entered)
-    above = ahead + child // width - tl.load(offsets + tree)
+    first, _ = span(offsets, tree, growing)
+    above = ahead + child // width - first
     tl.store(parents + start + block + place, tl.where(there, above, -1), mask=entered)
     tl.debug_barrier()
     column = tl.arange(0, COLUMNS)
@@ -57,20 +81,23 @@ def enter(
 
 @triton.jit
 def pack(
-    tokens, parents, nodes, counts, packed, links, trees, columns, keep, most,
+    tokens, parents, nodes, counts, packed, links, bounds, trees, columns, keep, most,
     COLUMNS: tl.constexpr, TREES: tl.constexpr,
 ):  # fmt: skip
-    """Grid (trees): the marked nodes of a tree behind those of the trees before it, and the depth of its deepest."""
+    """Grid (trees): the marked nodes of a tree behind those of the trees before it, where it ends, and the depth of its
+    deepest."""
     tree = tl.program_id(0)
     other = tl.arange(0, TREES)
     start, end = tree.to(tl.int64) * columns, tl.sum(tl.load(counts + other, mask=other < tree, other=0), 0)
     column = tl.arange(0, COLUMNS)
-    some = tl.load(counts + tree) > 0
-    node = tl.load(nodes + start + column, mask=(column < columns) & some, other=-1)
-    marked = (node >= 0) & (end + node < trees * most)
+    count = tl.load(counts + tree)
+    node = tl.load(nodes + start + column, mask=(column < columns) & (count > 0), other=-1)
+    marked = (node >= 0) & (node < trees * most - end)
     above = tl.load(parents + start + column, mask=marked, other=-1)
-    link = tl.load(nodes + start + above, mask=marked & (above >= 0), other=-1)
+    link = tl.load(nodes + start + above, mask=marked & (above >= 0) & (above < columns), other=-1)
     tl.store(packed + end + node, tl.load(tokens + start + column, mask=marked, other=0), mask=marked)
     tl.store(links + end + node, link, mask=marked)
     deepest = tl.max(tl.where(marked, column, 0), 0)
     tl.store(counts + trees + tree, (deepest + keep - 1) // keep)
+    tl.store(bounds, end, mask=tree == 0)
+    tl.store(bounds + tree + 1, end + count)

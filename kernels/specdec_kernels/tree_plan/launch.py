@@ -9,7 +9,7 @@ from torch import Tensor
 from triton import next_power_of_2
 
 from ..machine_code import Variant
-from ..workspace import results
+from ..workspace import Spec, results
 from .plan import MOST_NODES, TreePlan
 
 
@@ -23,6 +23,12 @@ def why_not(parents: Tensor, offsets: Tensor, max_nodes: int | None = None) -> s
     return None if most <= MOST_NODES else f"rows of up to {most} nodes; at most {MOST_NODES} (give max_nodes)"
 
 
+def plan_specs(nodes: int, most: int) -> list[Spec]:
+    """The tensors of a TreePlan for rows of at most so many nodes."""
+    shapes = ((nodes,), (nodes,), (nodes, max(1, -(-most // 32))), (nodes,), (nodes,))
+    return [(shape, torch.int32) for shape in shapes]
+
+
 def tree_plan(parents: Tensor, offsets: Tensor, max_nodes: int | None = None, *, out: Any = None) -> TreePlan:
     """The operator in one launch. Data is not checked: a parent that does not precede its child counts as none."""
     from .triton_kernel import plan
@@ -31,9 +37,8 @@ def tree_plan(parents: Tensor, offsets: Tensor, max_nodes: int | None = None, *,
         if given.dtype != torch.int32 or given.ndim != 1 or not given.is_contiguous():
             raise ValueError(f"tree_plan: {name} is {given.dtype} {list(given.shape)}; expected contiguous flat int32")
     nodes, batch = parents.shape[0], offsets.shape[0] - 1
-    words = max(1, -(-(nodes if max_nodes is None else max_nodes) // 32))
-    shapes = ((nodes,), (nodes,), (nodes, words), (nodes,), (nodes,))
-    made = results("tree_plan", out, [(shape, torch.int32) for shape in shapes], parents.device)
+    made = results("tree_plan", out, plan_specs(nodes, nodes if max_nodes is None else max_nodes), parents.device)
+    words = made[2].shape[1]
     size = block(words)
     if nodes:
         plan[(-(-nodes // size),)](

@@ -11,14 +11,15 @@ def plan(
     parents, offsets, depth, row, ancestors, first_child, next_sibling, nodes, batch,
     WORDS: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK: tl.constexpr, BLOCK_B: tl.constexpr,
 ):  # fmt: skip
-    """Grid (blocks of packed nodes). A parent that does not precede its child ends the walk: nothing hangs."""
+    """Grid (blocks of packed nodes). A parent that does not precede its child ends the walk: nothing hangs. Rows lie
+    within `nodes`, whatever the offsets are."""
     node = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     request = tl.arange(0, BLOCK_B)
     ends = tl.load(offsets + 1 + request, mask=request < batch, other=2147483647)
     mine = tl.sum((ends[None, :] <= node[:, None]).to(tl.int32), axis=1)
     held = (node < nodes) & (mine < batch)
-    first = tl.load(offsets + mine, mask=held, other=0)
-    end = tl.load(offsets + mine + 1, mask=held, other=0)
+    first = tl.maximum(tl.load(offsets + mine, mask=held & (mine > 0), other=0), 0)
+    end = tl.minimum(tl.load(offsets + mine + 1, mask=held, other=0), nodes)
     parent = tl.load(parents + node, mask=held, other=-1)
 
     word = tl.arange(0, BLOCK_W)

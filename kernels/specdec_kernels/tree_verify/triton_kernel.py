@@ -5,18 +5,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..links_triton import onward
+from ..links_triton import onward, span
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["nodes"])
 def follow(
-    tokens, offsets, first_child, next_sibling, choice, scouts, path, accepted, following, stopped, depth,
-    STEPS: tl.constexpr, SCOUTS: tl.constexpr,
+    tokens, offsets, first_child, next_sibling, choice, scouts, path, accepted, following, stopped, nodes,
+    depth, STEPS: tl.constexpr, SCOUTS: tl.constexpr,
 ):  # fmt: skip
     """Path, number accepted and next token of one row; stopped: whether the path would be longer than `depth`."""
     row = tl.program_id(0)
     out = path + row.to(tl.int64) * (depth + 1)
-    node, end = tl.load(offsets + row), tl.load(offsets + row + 1)
+    node, end = span(offsets, row, nodes)
     node = tl.where(node < end, node, -1)
     length = tl.zeros((), tl.int32)
     token = tl.full((), -1, tl.int64)

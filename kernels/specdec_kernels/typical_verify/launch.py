@@ -61,8 +61,8 @@ def typical_verify(
             entropies[(nodes, pieces)](*law, links[2], sums, pieces, PIECE, num_warps=WARPS, enable_fp_fusion=False)
         walk[(rows,)](
             *law, *links, links[0] if scouts is None else scouts.contiguous().view(torch.int8), sums, parents, marks,
-            path, accepted, last, float(epsilon), float(delta), pieces, max_depth, TILE, 1 << max_depth.bit_length(),
-            scouts is not None, num_warps=1, enable_fp_fusion=False,
+            path, accepted, last, float(epsilon), float(delta), pieces, nodes, max_depth, TILE,
+            1 << max_depth.bit_length(), scouts is not None, num_warps=1, enable_fp_fusion=False,
         )  # fmt: skip
         keys = (seeds.contiguous(), root_positions.contiguous(), accepted)
         draw(rest_of(target, scratch=rest), last, firsts.fill_(-1), *keys, out=following, part=part)
@@ -81,7 +81,7 @@ def _variants(dtype: str, everyday: tuple[str, ...], scouts: bool) -> list[Varia
     links = {
         "tokens": "*i64", "offsets": "*i32", "next_sibling": "*i32", "scouts": "*i8", "parents": "*i32",
         "marks": "*i32", "path": "*i32", "accepted": "*i32:1", "last": "*i32:1", "epsilon": "fp32", "delta": "fp32",
-        "depth": "i32",
+        "nodes": "i32", "depth": "i32",
     }  # fmt: skip
     constants = {"TILE": TILE, "STEPS": 8, "SCOUTS": scouts}
     return [
@@ -92,4 +92,4 @@ def _variants(dtype: str, everyday: tuple[str, ...], scouts: bool) -> list[Varia
     ]  # fmt: skip
 
 
-VARIANTS = [*_variants("bf16", ("sm_90",), False), *_variants("fp32", (), True)]
+VARIANTS = [*_variants("bf16", ("sm_90",), False), *_variants("fp16", (), False), *_variants("fp32", (), True)]

@@ -11,7 +11,7 @@ import triton.language as tl
 
 from ..draw_sample.triton_kernel import SMALLEST
 from ..law_triton import weigh
-from ..links_triton import climb, onward, plant
+from ..links_triton import climb, onward, plant, span
 from ..random_triton import logarithm
 from ..rest_triton import log_weights_at
 
@@ -32,16 +32,16 @@ def entropies(logits, inv_t, lse, cut, tie_id, stride, width, first_child, sums,
         tl.store(sums + node * pieces + piece, total)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["nodes"])
 def walk(
     logits, inv_t, lse, cut, tie_id, stride, width, tokens, offsets, first_child, next_sibling, scouts, sums, parents,
-    marks, path, accepted, last, epsilon, delta, pieces, depth, TILE: tl.constexpr, STEPS: tl.constexpr,
-    SCOUTS: tl.constexpr,
+    marks, path, accepted, last, epsilon, delta, pieces, nodes, depth, TILE: tl.constexpr,
+    STEPS: tl.constexpr, SCOUTS: tl.constexpr,
 ):  # fmt: skip
     """The longest path of typical tokens of one row; of several the one whose nodes come first among siblings."""
     row = tl.program_id(0)
     out = path + row.to(tl.int64) * (depth + 1)
-    root, end = tl.load(offsets + row), tl.load(offsets + row + 1)
+    root, end = span(offsets, row, nodes)
     law = (logits, inv_t, lse, cut, tie_id, stride, width)
     plant(parents, first_child, next_sibling, root, end, TILE)
     for start in range(root, end, TILE):  # no way leads to a token that is not typical
