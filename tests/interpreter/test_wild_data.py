@@ -124,6 +124,15 @@ def test_a_plan_of_wild_lengths_and_offsets(seed: int, monkeypatch: pytest.Monke
         tree_attention(*call.arguments, **call.options, plan=plan)
 
 
+@pytest.mark.parametrize("bounds", [(0, 1000, 1000, 1000), (-9, -9, 40, 3)])
+def test_attention_stays_within_its_nodes(bounds: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expect, "readable", lambda value: False)
+    call = sample("tree_attention", SIZES)
+    arguments = (*call.arguments[:5], int32(bounds), *call.arguments[6:])
+    with use_backend("triton"), watched():
+        tree_attention(*arguments, **call.options)
+
+
 def test_what_is_watched_is_noticed() -> None:
     """A page table that is said to have more columns than it has."""
     from specdec_kernels.kv_slots.triton_kernel import place
