@@ -68,15 +68,6 @@ WIDTH = {
 }
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_another_hidden_size(name: str, target: Any, tmp_path: Path) -> None:
-    if name in ("medusa", "blockwise"):
-        folder = sound(name, tmp_path, hidden=32)
-    else:
-        told(folder := sound(name, tmp_path), hidden_size=32)
-    refused(name, folder, target, WIDTH[name])
-
-
 VOCABULARY = {
     "medusa": r"projection of head 0 is \[90, 64\]; expected \[96, 64\], the target's vocabulary; take heads",
     "blockwise": "vocab_size is 90, the target's is 96; take heads",
@@ -87,12 +78,19 @@ VOCABULARY = {
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_another_vocabulary(name: str, target: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("built", "said", "messages"),
+    [({"hidden": 32}, {"hidden_size": 32}, WIDTH), ({"vocab": 90}, {"vocab_size": 90}, VOCABULARY)],
+    ids=["width", "vocabulary"],
+)
+def test_another_size(
+    name: str, built: dict[str, int], said: dict[str, int], messages: dict[str, str], target: Any, tmp_path: Path
+) -> None:
     if name in ("medusa", "blockwise"):
-        folder = sound(name, tmp_path, vocab=90)
+        folder = sound(name, tmp_path, **built)
     else:
-        told(folder := sound(name, tmp_path), vocab_size=90)
-    refused(name, folder, target, VOCABULARY[name])
+        told(folder := sound(name, tmp_path), **said)
+    refused(name, folder, target, messages[name])
 
 
 @pytest.mark.parametrize(
