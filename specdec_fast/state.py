@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specdec_fast.draft import Draft
+from specdec_fast.draft import Draft, from_host
 from specdec_fast.interfaces import Acceptance, Rng
 from specdec_fast.sampling import Sampling, SamplingParams, SamplingTable
 from specdec_fast.upload import upload
@@ -82,7 +82,7 @@ class DecodeState:
 
     def rng(self, rows: Sequence[int]) -> Rng:
         """Seeds and root positions of rows: the newest committed token is the root."""
-        positions = torch.tensor([len(self._host[row]) - 1 for row in rows], dtype=torch.int32).to(self.device)
+        positions = from_host([len(self._host[row]) - 1 for row in rows], torch.int32, self.device)
         return Rng(self._table.pack(rows).seeds, positions)
 
     @staticmethod

@@ -5,27 +5,29 @@ Tests: tests/test_stats.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 
 VERBS = ("prefill", "propose", "plan", "score", "verify", "commit", "append", "observe")
 
 
-@dataclass(slots=True)
 class Clock:
-    """Seconds per verb of one step."""
+    """Seconds per verb of one step. `with clock.time(verb)` adds to a verb's; verbs do not nest."""
 
-    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(VERBS, 0.0))
+    __slots__ = ("_start", "_verb", "seconds")
 
-    @contextmanager
-    def time(self, verb: str) -> Iterator[None]:
-        start = perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[verb] += perf_counter() - start
+    def __init__(self) -> None:
+        self.seconds = dict.fromkeys(VERBS, 0.0)
+
+    def time(self, verb: str) -> Clock:
+        self._verb = verb
+        return self
+
+    def __enter__(self) -> None:
+        self._start = perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds[self._verb] += perf_counter() - self._start
 
     @property
     def verifying(self) -> float:

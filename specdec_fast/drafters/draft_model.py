@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from specdec_fast.budget import MovingThreshold, surely_accepted
-from specdec_fast.draft import Draft, packed_shape
+from specdec_fast.draft import Draft, from_host, packed_shape
 from specdec_fast.interfaces import (
     Acceptance,
     Budget,
@@ -242,10 +242,8 @@ class DraftModelDrafter:
             counts.append(len(have) - start)
         device = self.model.device
         shape = packed_shape(tuple(rows), tuple(counts), device)
-        self.model.cache.rollback(shape.rows, torch.tensor(kept, dtype=torch.int32).to(device))
-        output = self.model.extend(
-            shape.rows, torch.tensor(fed, dtype=torch.int64).to(device), shape.offsets, logits=shape.last
-        )
+        self.model.cache.rollback(shape.rows, from_host(kept, torch.int32, device))
+        output = self.model.extend(shape.rows, from_host(fed, torch.int64, device), shape.offsets, logits=shape.last)
         for row, have in zip(rows, tokens):
             self._stored[row] = (len(have), [])
             if self._translation is not None:
@@ -265,7 +263,6 @@ class DraftModelDrafter:
     ) -> tuple[Tensor, Laws | None]:
         if self.tokenizers == "slem":
             return logits.argmax(1), None
-        positions = roots + (len(levels) + 1)
         if sampling.edits is not None:  # q with the target's edits, each row after its own chain
             drafted = [dict(zip(earlier, chosen.tolist())) for earlier, chosen in levels]
             chains = [[view.tokens(row)[-1], *(tokens[at] for tokens in drafted)] for row, at in zip(rows, active)]
@@ -276,8 +273,8 @@ class DraftModelDrafter:
         if self.pick == "greedy":
             return logits.argmax(1), None
         if self.pick == "coupled":
-            return sampling.choose(logits, positions), None
-        index = torch.full_like(positions, first_draw + len(levels))
+            return sampling.choose(logits, roots if sampling.all_greedy else roots + (len(levels) + 1)), None
+        index = torch.full_like(roots, first_draw + len(levels))
         return draw_sample(laws.logits, *laws.stats, sampling.seeds, roots, index, mass=laws.mass), laws
 
     def _pack(
