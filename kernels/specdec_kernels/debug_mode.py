@@ -1,6 +1,9 @@
 """Debug mode: launches look at their data first, as operators on a CPU do, and raise instead of passing over it.
 
-That waits for the device at every call, so it is off unless SPECDEC_DEBUG=1 is in the environment at import.
+That waits for the device at every call, so it is off unless SPECDEC_DEBUG=1 is in the environment at import. Calls of
+the operators are looked at, and those of torch.ops.specdec, from compiled programs for example, that Triton serves.
+What CUDA C++ serves under torch.ops.specdec (kv_stage and commits, where it is built) gets no look there: no Python is
+run.
 """
 
 from __future__ import annotations

@@ -182,6 +182,10 @@ class Op:
                 raise ValueError(str(error)) from None
             raise
 
+    def looking(self, launch: Callable[..., Any]) -> Callable[..., Any]:
+        """A launch of this operator, in `debug_mode` behind a look at its data."""
+        return debug_mode.watched(launch, self._look) if debug_mode.ON and self._look is not None else launch
+
     def _given(self, *args: Any, out: Any = None, workspace: torch.Tensor | None = None, **kwargs: Any) -> Any:
         """A call with memory of the caller's."""
         wish = _WISH.get()
@@ -252,8 +256,8 @@ class Op:
             if reason is None:
                 if backend.name == REFERENCE and wanted is None and reasons and not quiet:
                     self._warn("; ".join(reasons))
-                watch = self._look if debug_mode.ON and backend.name in ("cuda", "triton") else None
-                return backend.name, backend.load() if watch is None else debug_mode.watched(backend.load(), watch)
+                run = backend.load()
+                return backend.name, self.looking(run) if backend.name in ("cuda", "triton") else run
             reasons.append(f"{backend.name}: {reason}")
         everyone = [f"{b.name}: {self._reason(b, args, kwargs) or 'can serve this call'}" for b in self.backends]
         known = any(b.name == wanted for b in self.backends)

@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 
 from .devices import on_own_device
+from .dispatch import OPS
 
 
 @lru_cache(maxsize=64)
 def _launch(place: str) -> Callable[..., Any]:
     folder, _, name = place.partition(":")
     found: Callable[..., Any] = getattr(import_module(f".{folder}.launch", __package__), name or folder)
-    return on_own_device(found)
+    return OPS[found.__name__].looking(on_own_device(found))
 
 
 def _plain(place: str, **options: Any) -> Callable[..., Any]:

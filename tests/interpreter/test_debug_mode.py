@@ -19,6 +19,7 @@ from specdec_kernels import (
     kv_commit_scratch,
     kv_slots,
     kv_stage,
+    registered,
     tree_attention,
     tree_plan,
 )
@@ -27,9 +28,13 @@ from specdec_kernels import (
 @pytest.fixture(autouse=True)
 def debugging(monkeypatch: pytest.MonkeyPatch, on_triton: None) -> Iterator[None]:
     monkeypatch.setattr(debug_mode, "ON", True)
-    for op in OPS.values():
-        op.forget()
+    forget()
     yield
+    forget()
+
+
+def forget() -> None:
+    registered._launch.cache_clear()
     for op in OPS.values():
         op.forget()
 
@@ -99,6 +104,19 @@ def test_wrong_data_is_refused_and_good_data_is_not(call: Any, change: dict[str,
 def test_nothing_is_looked_at_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(debug_mode, "capturing", lambda: True)
     stage(slots=torch.tensor([10**6]))
+
+
+def test_calls_of_the_registered_operators_are_looked_at() -> None:
+    """Compiled programs make such calls."""
+    case, new = build(Shape([1], [3])), torch.ones(1, 2, 64)
+    registers = registered.register("CPU", override=True)
+    try:
+        torch.ops.specdec.kv_stage(new, new, case.key_cache, case.value_cache, torch.tensor([4]))
+        assert torch.equal(case.key_cache.flatten(0, 1)[4], new[0])
+        with pytest.raises(ValueError, match="slot 1000000 is outside the cache"):
+            torch.ops.specdec.kv_stage(new, new, case.key_cache, case.value_cache, torch.tensor([10**6]))
+    finally:
+        registers._destroy()
 
 
 def test_a_look_changes_nothing() -> None:
