@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from oracles.interpreter import watched
+from oracles.interpreter import watched, wrapping
 from torch import Tensor
 
 from specdec_kernels import OPS, Forced, Growth, attention_plan, expect, law_stats, tree_attention, use_backend
@@ -19,6 +19,8 @@ from specdec_kernels.samples import Call, Sizes, int32
 SIZES = Sizes(rows=3, nodes=4, length=20, heads=2, kv_heads=1, width=16, vocab=130)
 SEEDS = range(3)
 WILD = (-1000, -1, 13, 1000, 1000)
+FAR = (2**31 - 1, 0, 2), (2**31 - 500, 1, 2), (-(2**31), 0, 1)
+"""Numbers at the ends of 32 bits; which of a tensor is the first to be one, and how far they are apart."""
 INTEGERS = (torch.int8, torch.int32, torch.int64)
 
 
@@ -43,8 +45,8 @@ def edited() -> Call:
     return replace(call, arguments=(*call.arguments[:4], entries, call.arguments[5]))
 
 
-def windowed() -> Call:
-    call = sample("tree_attention", SIZES)
+def windowed(sizes: Sizes = SIZES) -> Call:
+    call = sample("tree_attention", sizes)
     return replace(call, options=call.options | {"window": 9})
 
 
@@ -112,16 +114,60 @@ def test_no_integer_leads_out_of_the_tensors(case: str, monkeypatch: pytest.Monk
             assert bool(((accepted >= 0) & (accepted < path.shape[1])).all())
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_plan_of_wild_lengths_and_offsets(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expect, "readable", lambda value: False)
-    call = made_wild(sample("tree_attention", SIZES), seed)
+@pytest.fixture
+def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    from specdec_kernels.tree_attention import launch
+
+    monkeypatch.setattr(launch, "_processors", lambda device: 3)
+
+
+def attend_by_plan(call: Call) -> None:
     query, keys, _, table, lengths, offsets, *_ = call.arguments
     from specdec_kernels.tree_attention.launch import plan_numbers
 
     with use_backend("triton"), watched():
         plan = attention_plan(lengths, offsets, len(query), **plan_numbers(query, keys, table))
         tree_attention(*call.arguments, **call.options, plan=plan)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.usefixtures("few_programs")
+def test_a_plan_of_wild_lengths_and_offsets(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expect, "readable", lambda value: False)
+    attend_by_plan(made_wild(sample("tree_attention", SIZES), seed))
+
+
+def made_far(call: Call) -> Iterator[Call]:
+    """The call with one tensor of integers after the other changed."""
+
+    def change(tensor: Tensor, wanted: Tensor, number: int, first: int, step: int) -> Tensor:
+        changed = tensor.clone()
+        if tensor is wanted:
+            changed.view(-1)[first::step] = number
+        return changed
+
+    for wanted in [each for each in tensors_in(call.arguments) if each.dtype in INTEGERS]:
+        for number, first, step in FAR:
+            yield mapped(call, partial(change, wanted=wanted, number=number, first=first, step=step))
+
+
+FEW = replace(SIZES, rows=2, layers=1)
+BY_PLAN = "tree_attention by a plan"
+
+
+@pytest.mark.parametrize("case", [BY_PLAN, *(each for each in CASES if each.startswith(("tree_attention", "kv_")))])
+@pytest.mark.usefixtures("few_programs")
+def test_numbers_that_are_nearly_too_large_lead_nowhere_else(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And to no loop that is nearly endless."""
+    monkeypatch.setattr(expect, "readable", lambda value: False)
+    name = case.split(" ")[0]
+    plain = windowed(FEW) if case.endswith("a window") else sample(name, FEW)
+    for call in made_far(plain):
+        with use_backend("triton"), wrapping(), watched(*tensors_in(call.arguments)):
+            if case == BY_PLAN:
+                attend_by_plan(call)
+            else:
+                OPS[name](*call.arguments, **call.options)
 
 
 @pytest.mark.parametrize("bounds", [(0, 1000, 1000, 1000), (-9, -9, 40, 3)])

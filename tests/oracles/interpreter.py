@@ -242,6 +242,20 @@ def watched(*others: Tensor) -> Iterator[None]:
         executor.__call__ = call
 
 
+@contextmanager
+def wrapping() -> Iterator[None]:
+    """Inside, an int32 that overflows wraps in silence, as on a GPU."""
+    import triton.runtime.interpreter as interpreter
+
+    builder = interpreter.interpreter_builder
+    before = builder.options
+    builder.options = dataclasses.replace(before, sanitize_overflow=False)
+    try:
+        yield
+    finally:
+        builder.options = before
+
+
 def guarded_case(case: dict[str, Any]) -> dict[str, Any]:
     """Arguments of an operator with every tensor guarded; the rows of logits keep a padding, of NaN."""
 

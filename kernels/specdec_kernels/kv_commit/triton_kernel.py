@@ -72,9 +72,9 @@ def copy_units(
             moves = moves & (origin > to) & (origin < columns * PAGE)
             page = tl.load(table + origin // PAGE, mask=moves, other=-1)
             moves = moves & (page >= 0) & (page < pages)
-            from_place = page.to(tl.int64) * from_page + (origin % PAGE).to(tl.int64) * from_slot
+            from_place = page.to(tl.int64) * from_page + origin % PAGE * from_slot
         moves = moves & (to_page >= 0) & (to_page < pages)
-        place = to_page.to(tl.int64) * page_stride + (to % PAGE).to(tl.int64) * slot_stride
+        place = to_page.to(tl.int64) * page_stride + to % PAGE * slot_stride
         mask = moves[:, None] & inside[None, :]
         moved = tl.load(from_base + from_place[:, None] + from_at[None, :], mask=mask)
         tl.debug_barrier()
@@ -92,7 +92,7 @@ def commit(
     the nodes are copied out of a scratch of `held` slots, or inside the cache."""
     request = tl.program_id(0).to(tl.int64)
     target, source = layout + tl.program_id(1) * 6, scratch + tl.program_id(1) * 6
-    length, first = tl.load(lengths + request), tl.load(offsets + request)
+    length, first = tl.load(lengths + request).to(tl.int64), tl.load(offsets + request)
     kept = kept_nodes(path, accepted, request, path_width, WIDTH)
     table, own, block = page_table + request * columns, path + request * path_width, tl.program_id(2)
     if (odd_bytes(target) | odd_bytes(source)) == 0:
@@ -117,11 +117,12 @@ def commit_pages(
 ):  # fmt: skip
     """Grid (requests). Page ids of the kept nodes go to the front of those that were staged, the others behind them."""
     request = tl.program_id(0).to(tl.int64)
-    length, begin, end = tl.load(lengths + request), tl.load(offsets + request), tl.load(offsets + request + 1)
+    length, begin = tl.load(lengths + request), tl.load(offsets + request).to(tl.int64)
+    end = tl.load(offsets + request + 1)
     kept = kept_nodes(path, accepted, request, path_width, WIDTH)
     row = tl.load(rows + request)
     known = (row >= 0) & (row < capacity) & (length >= 0) & (length < columns)
-    held = tl.where(known, tl.minimum(end - begin, columns - length), 0)
+    held = tl.where(known, tl.minimum(end - begin, columns - length), 0).to(tl.int32)
     table, own = page_table + request * columns, cache_table + row.to(tl.int64) * columns
     for start in range(0, held, BLOCK):
         node = start + tl.arange(0, BLOCK)

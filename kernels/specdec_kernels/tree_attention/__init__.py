@@ -88,11 +88,14 @@ def plan_for(
     out: Tensor | None = None,
 ) -> AttentionPlan | None:
     """The plan of `tree_attention` calls with tensors of these shapes, for all layers of a pass; None where the backend
-    that serves them uses none. Arguments as in `tree_attention`; of query and caches only shapes and dtypes count."""
+    that serves them uses none, or rows may be too long to number their tiles in 32 bits. Arguments as in
+    `tree_attention`; of query, caches and page table only shapes and dtypes count."""
     if tree_attention.choose(query, key_cache, page_table, lengths, offsets, scale=1.0) != "triton":
         return None
-    from .launch import plan_numbers
+    from .launch import countable, plan_numbers
 
+    if not countable(query, key_cache, page_table):
+        return None
     numbers = plan_numbers(query, key_cache, page_table)
     nodes, causal = query.shape[0], ancestors is None
     plan: AttentionPlan = attention_plan(lengths, offsets, nodes, **numbers, causal=causal, window=window, out=out)

@@ -13,7 +13,7 @@ from triton import next_power_of_2
 from ..workspace import Spec, carve, needs, results
 from . import shares
 from .config import INVARIANT_ROWS, MOST_PIECES, OCCUPANCY, PROCESSORS, Config, choose, joint, pieces
-from .plan import AttentionPlan, blocks_of
+from .plan import AttentionPlan, blocks_of, longest
 from .variants import VARIANTS as VARIANTS
 
 PIECE_SLOTS = 1024
@@ -84,6 +84,12 @@ def plan_numbers(query: Tensor, key_cache: Tensor, page_table: Tensor) -> dict[s
         "block_n": config.block_n,
         "programs": OCCUPANCY[config.block_m] * _processors(query.device),
     }
+
+
+def countable(query: Tensor, key_cache: Tensor, page_table: Tensor) -> bool:
+    """Whether a plan can count the tiles of rows as long as the page table has room for."""
+    shape, (_, page_size, kv_heads, _) = cut(query, key_cache, page_table), key_cache.shape
+    return page_table.shape[1] * page_size <= longest(shape.blocks, kv_heads, shape.config.block_n)
 
 
 def why_not(query: Tensor, key_cache: Tensor, *args: object, **kwargs: object) -> str | None:
@@ -209,7 +215,8 @@ def tree_attention(
     shape = cut(query, key_cache, page_table, batch_invariant)
     config, count = shape.config, shape.pieces
     if plan is not None and not batch_invariant:
-        shares.check_plan(plan, plan_numbers(query, key_cache, page_table), shape.blocks, ancestors is None, window)
+        numbered = plan_numbers(query, key_cache, page_table)
+        shares.check_plan(plan, numbered, shape.blocks, ancestors is None, window, columns * page_size)
     else:
         plan = None
     wanted = _scratch(query, key_cache, value_cache, page_table, batch_invariant=batch_invariant, plan=plan)

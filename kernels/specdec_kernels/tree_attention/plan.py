@@ -64,6 +64,13 @@ def check(lengths: Tensor, offsets: Tensor, nodes: int, group: int, block_m: int
 
 LEAST = 2
 """Tiles of a share, if there are so many."""
+MOST_TILES = 2**30
+"""Of a pass: they are numbered in 32 bits."""
+
+
+def longest(blocks: int, kv_heads: int, block_n: int) -> int:
+    """Committed tokens of a row up to which a plan counts all tiles."""
+    return min(MOST_TILES // max(1, blocks * kv_heads), MOST_TILES // block_n) * block_n
 
 
 def share_of(total: int, kv_heads: int, programs: int) -> int:
@@ -88,6 +95,7 @@ def attention_plan(
     """Shares out the tiles that one pass of tree attention reads, equally and whatever the lengths of its rows.
 
     A plan is good for all layers with these numbers: `plan_for` chooses them, `tree_attention(..., plan=)` takes it.
+    Rows count for at most 2^30 tiles together, over all blocks and key/value heads.
 
     lengths: int32 [B], offsets: int32 [B + 1], nodes: M, as in `tree_attention`; group: query heads per key/value head
     block_m, block_n, programs, causal, window: see `AttentionPlan`
@@ -108,7 +116,7 @@ def attention_plan(
         own, count = block - begins[row], bounds[row + 1] - bounds[row]
         if row == batch or own * block_m >= count * group:
             continue
-        length = int(lengths[row])
+        length = min(int(lengths[row]), longest(blocks, kv_heads, block_n))
         last = min((own * block_m + block_m - 1) // group, count - 1)
         nearest = length + (own * block_m // group if causal else 0)
         begin = max(nearest - window + 1, 0) // block_n if window else 0

@@ -9,7 +9,7 @@ from torch import Tensor
 from triton import next_power_of_2
 
 from .config import joined
-from .plan import AttentionPlan, blocks_of, check, parts_of
+from .plan import AttentionPlan, blocks_of, check, longest, parts_of
 
 PLAN_BLOCK = 1024
 
@@ -41,9 +41,9 @@ def attention_plan(
     blocks = blocks_of(nodes, batch, group, block_m)
     starts, rows, firsts = parts_of(out, lengths.device, blocks, programs)
     plan_shares[(1,)](
-        lengths, offsets, starts, rows, firsts, window, batch, nodes, blocks, KV_HEADS=kv_heads, GROUP=group,
-        BLOCK_M=block_m, BLOCK_N=block_n, CAUSAL=causal, WINDOW=window > 0, PROGRAMS=programs,
-        PLACES=next_power_of_2(programs), STEPS=_steps(max(blocks, batch + 1)),
+        lengths, offsets, starts, rows, firsts, window, batch, nodes, blocks, longest(blocks, kv_heads, block_n),
+        KV_HEADS=kv_heads, GROUP=group, BLOCK_M=block_m, BLOCK_N=block_n, CAUSAL=causal, WINDOW=window > 0,
+        PROGRAMS=programs, PLACES=next_power_of_2(programs), STEPS=_steps(max(blocks, batch + 1)),
         BLOCK=min(PLAN_BLOCK, next_power_of_2(blocks)), num_warps=4,
     )  # fmt: skip
     return AttentionPlan(starts, rows, firsts, block_m, block_n, programs, kv_heads, group, causal, window)
@@ -54,14 +54,22 @@ def part_size(plan: AttentionPlan, width: int) -> int:
     return 2 * plan.programs * plan.block_m * (width + 1)
 
 
-def check_plan(plan: AttentionPlan, numbers: Mapping[str, int], blocks: int, causal: bool, window: int) -> None:
-    """Raises ValueError for a plan that was made for other shapes or options; numbers: as `attention_plan` takes them,
-    of which programs are the plan's own."""
+def check_plan(
+    plan: AttentionPlan, numbers: Mapping[str, int], blocks: int, causal: bool, window: int, capacity: int
+) -> None:
+    """Raises ValueError for a plan that was made for other shapes or options, or cannot count rows of so many slots;
+    numbers: as `attention_plan` takes them, of which programs are the plan's own."""
     want = {**numbers, "programs": plan.programs, "blocks": blocks, "causal": causal, "window": window}
     got = {name: plan.rows.shape[0] if name == "blocks" else getattr(plan, name) for name in want}
     if got != want:
         raise ValueError(
             f"tree_attention: plan has {got}, expected {want}; make one for these shapes and options with plan_for"
+        )
+    most = longest(blocks, plan.kv_heads, plan.block_n)
+    if capacity > most:
+        raise ValueError(
+            f"tree_attention: the page table has room for {capacity} tokens a row, expected at most {most} with a plan "
+            f"of {blocks} blocks; call without one, as plan_for would"
         )
 
 

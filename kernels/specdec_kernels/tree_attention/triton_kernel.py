@@ -38,7 +38,14 @@ def nodes_of(offsets, row, batch, nodes):
     begin = tl.load(offsets + row, mask=row > 0, other=0)
     begin = tl.minimum(tl.maximum(begin, 0), nodes)
     end = tl.load(offsets + row + 1, mask=row < batch, other=nodes)
-    return begin, tl.minimum(end, nodes) - begin
+    return begin, tl.maximum(tl.minimum(end, nodes), begin) - begin
+
+
+@triton.jit
+def length_of(lengths, row, batch, nodes, most):
+    """Committed tokens of requests, within -nodes .. most whatever the lengths are; 0 for the nodes of no request."""
+    length = tl.load(lengths + row, mask=row < batch, other=0)
+    return tl.minimum(tl.maximum(length, -nodes), most)
 
 
 @triton.jit
@@ -284,7 +291,7 @@ def attend(
     row, first, count, block = locate(offsets, tl.program_id(0), batch, nodes, GROUP, BLOCK_M, BLOCK_B)
     if (block < 0) | (block * BLOCK_M >= count * GROUP):
         return
-    length = tl.load(lengths + row, mask=row < batch, other=0)
+    length = length_of(lengths, row, batch, nodes, pages_per_row * PAGE)
     begin, tiles = tile_range(length, count, block, row, batch, window, GROUP, BLOCK_M, BLOCK_N, CAUSAL, WINDOW)
     if PIECE_TILES:
         lo = tl.maximum(begin, piece * PIECE_TILES)

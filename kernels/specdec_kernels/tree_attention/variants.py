@@ -77,7 +77,7 @@ def _join_shares(
 
 def _plan(name: str, everyday: tuple[str, ...], **special: object) -> Variant:
     arguments = dict.fromkeys(("lengths", "offsets", "starts", "rows", "firsts"), "*i32")
-    arguments |= dict.fromkeys(("window", "batch", "nodes", "blocks"), "i32")
+    arguments |= dict.fromkeys(("window", "batch", "nodes", "blocks", "most"), "i32")
     constants = {
         "KV_HEADS": 8, "GROUP": 4, "BLOCK_M": 16, "BLOCK_N": 64, "CAUSAL": False, "WINDOW": False, "PROGRAMS": 396,
         "PLACES": 512, "STEPS": 8, "BLOCK": 256, **special,
