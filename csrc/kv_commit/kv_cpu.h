@@ -60,7 +60,7 @@ SPECDEC_HD PathMove path_move(const CommitArguments& a, int64_t b, int64_t i) {
 // Sets the length of row b's own row of the cache to what it keeps.
 SPECDEC_HD void advance_length(const CommitArguments& a, int64_t b) {
   if (a.cache_lengths == nullptr || a.cache_rows[b] < 0 || a.cache_rows[b] >= a.cache_capacity) return;
-  a.cache_lengths[a.cache_rows[b]] = a.lengths[b] + kept_tokens(a, b);
+  a.cache_lengths[a.cache_rows[b]] = static_cast<int32_t>(static_cast<int64_t>(a.lengths[b]) + kept_tokens(a, b));
 }
 
 // Appends the copies of all rows to `moves` in an order in which none overwrites the source of a later one.

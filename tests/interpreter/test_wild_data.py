@@ -179,6 +179,16 @@ def test_attention_stays_within_its_nodes(bounds: tuple[int, ...], monkeypatch: 
         tree_attention(*arguments, **call.options)
 
 
+def test_the_way_up_ends_at_the_root_of_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Offsets that fall leave nodes that no launch has weighed, and so without a parent."""
+    monkeypatch.setattr(expect, "readable", lambda value: False)
+    call = drafted("traversal_verify", uniforms=torch.ones(SIZES.rows * SIZES.nodes))
+    arguments = (call.arguments[0], int32([0, 4, 8, 1]), *call.arguments[2:])
+    with use_backend("triton"), watched(*tensors_in(arguments)):
+        path, _, _ = OPS["traversal_verify"](*arguments, **call.options)
+    assert path[:, 0].tolist() == [0, 4, -1]
+
+
 def test_what_is_watched_is_noticed() -> None:
     """A page table that is said to have more columns than it has."""
     from specdec_kernels.kv_slots.triton_kernel import place

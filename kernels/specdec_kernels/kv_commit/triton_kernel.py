@@ -49,7 +49,7 @@ def copy_units(
     UNIT: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr, ROUND: tl.constexpr, SCRATCH: tl.constexpr,
 ):  # fmt: skip
     """Copies a block of every kept slot, ROUND slots at a time, all read before any is written: targets never lie
-    behind a later source, so slots that overlap are safe."""
+    behind a later source, so slots that overlap are safe. The length lies within the row, or nothing is kept."""
     unit = block * BLOCK + tl.arange(0, BLOCK)
     base, page_stride, slot_stride, run_stride, run = base_of(target, UNIT)
     from_base, from_page, from_slot, from_run_stride, from_run = base_of(source, UNIT)
@@ -62,19 +62,20 @@ def copy_units(
         step = start + tl.arange(0, ROUND)
         node = tl.load(path + step, mask=step < kept, other=-1)
         to = length + step
-        moves = (node >= 0) & (length >= 0) & (to < columns * PAGE)
+        moves = (node >= 0) & (to < columns * PAGE)
         to_page = tl.load(table + to // PAGE, mask=moves, other=-1)
         if SCRATCH:
             moves = moves & (node < held)
             from_place = node.to(tl.int64) * from_slot
         else:
-            origin = length + node - first
-            moves = moves & (origin > to) & (origin < columns * PAGE)
+            ahead = node - first
+            origin = length + ahead
+            moves = moves & (ahead > step) & (ahead < columns * PAGE - length)
             page = tl.load(table + origin // PAGE, mask=moves, other=-1)
             moves = moves & (page >= 0) & (page < pages)
-            from_place = page.to(tl.int64) * from_page + origin % PAGE * from_slot
+            from_place = page.to(tl.int64) * from_page + (origin % PAGE).to(tl.int64) * from_slot
         moves = moves & (to_page >= 0) & (to_page < pages)
-        place = to_page.to(tl.int64) * page_stride + to % PAGE * slot_stride
+        place = to_page.to(tl.int64) * page_stride + (to % PAGE).to(tl.int64) * slot_stride
         mask = moves[:, None] & inside[None, :]
         moved = tl.load(from_base + from_place[:, None] + from_at[None, :], mask=mask)
         tl.debug_barrier()
@@ -92,8 +93,9 @@ def commit(
     the nodes are copied out of a scratch of `held` slots, or inside the cache."""
     request = tl.program_id(0).to(tl.int64)
     target, source = layout + tl.program_id(1) * 6, scratch + tl.program_id(1) * 6
-    length, first = tl.load(lengths + request).to(tl.int64), tl.load(offsets + request)
+    length, first = tl.load(lengths + request), tl.maximum(tl.load(offsets + request), 0)
     kept = kept_nodes(path, accepted, request, path_width, WIDTH)
+    kept = tl.where((length >= 0) & (length < columns * PAGE), kept, 0)
     table, own, block = page_table + request * columns, path + request * path_width, tl.program_id(2)
     if (odd_bytes(target) | odd_bytes(source)) == 0:
         copy_units(
@@ -117,12 +119,12 @@ def commit_pages(
 ):  # fmt: skip
     """Grid (requests). Page ids of the kept nodes go to the front of those that were staged, the others behind them."""
     request = tl.program_id(0).to(tl.int64)
-    length, begin = tl.load(lengths + request), tl.load(offsets + request).to(tl.int64)
-    end = tl.load(offsets + request + 1)
+    length, begin = tl.load(lengths + request), tl.maximum(tl.load(offsets + request), 0)
+    end = tl.maximum(tl.load(offsets + request + 1), begin)
     kept = kept_nodes(path, accepted, request, path_width, WIDTH)
     row = tl.load(rows + request)
     known = (row >= 0) & (row < capacity) & (length >= 0) & (length < columns)
-    held = tl.where(known, tl.minimum(end - begin, columns - length), 0).to(tl.int32)
+    held = tl.where(known, tl.minimum(end - begin, columns - length), 0)
     table, own = page_table + request * columns, cache_table + row.to(tl.int64) * columns
     for start in range(0, held, BLOCK):
         node = start + tl.arange(0, BLOCK)
