@@ -2,83 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
 from oracles.interpreter import watched, wrapping
+from oracles.launch_cases import CASES, NUMBERS, PARTS, SIZES, drafted, windowed
 from torch import Tensor
 
-from specdec_kernels import OPS, Forced, Growth, attention_plan, expect, law_stats, tree_attention, use_backend
+from specdec_kernels import OPS, attention_plan, expect, tree_attention, use_backend
 from specdec_kernels.agreement import mapped, sample, tensors_in
-from specdec_kernels.samples import Call, Sizes, int32
+from specdec_kernels.samples import Call, int32
 
-SIZES = Sizes(rows=3, nodes=4, length=20, heads=2, kv_heads=1, width=16, vocab=130)
 SEEDS = range(3)
 WILD = (-1000, -1, 13, 1000, 1000)
 FAR = (2**31 - 1, 0, 2), (2**31 - 500, 1, 2), (-(2**31), 0, 1)
 """Numbers at the ends of 32 bits; which of a tensor is the first to be one, and how far they are apart."""
 INTEGERS = (torch.int8, torch.int32, torch.int64)
-
-
-def drafted(name: str, **options: Any) -> Call:
-    """A verify operator whose tokens were drawn from laws over part of the vocabulary."""
-    call = sample(name, SIZES)
-    place = next(at for at, each in enumerate(call.arguments) if isinstance(each, tuple))
-    nodes = len(call.arguments[0])
-    one = torch.ones(2)
-    level = torch.randn(2, 40)
-    law = (level, *law_stats(level, one, one.int() * 0, one, one * 0))
-    arguments = list(call.arguments)
-    arguments[place - 2 : place] = torch.arange(nodes).to(torch.int8) % 4, torch.arange(nodes).int() % 2
-    arguments[place + 1 : place + 3] = law, torch.arange(40) * 3
-    return replace(call, arguments=tuple(arguments), options=call.options | options)
-
-
-def edited() -> Call:
-    """All four kinds of edits."""
-    call = sample("edit_logits", SIZES)
-    entries = Forced(int32([0, 1, 2, 3]), int32([21, 21, 22]), int32([3, 4, 5]))
-    return replace(call, arguments=(*call.arguments[:4], entries, call.arguments[5]))
-
-
-def windowed(sizes: Sizes = SIZES) -> Call:
-    call = sample("tree_attention", sizes)
-    return replace(call, options=call.options | {"window": 9})
-
-
-def grown() -> Call:
-    """The second level of trees whose first may be anything."""
-    call = sample("tree_grow", SIZES)
-    growth = Growth.room(int32([8] * SIZES.rows), 8, 2)
-    for part, value in ((growth.tokens, 1), (growth.scores, -1.0), (growth.parents, 0), (growth.nodes, 1)):
-        part.fill_(value)
-    keys = {"seeds": torch.arange(SIZES.rows), "positions": int32([5] * SIZES.rows)}
-    return replace(call, arguments=(*call.arguments[:5], growth), options={"level": 1, "width": 4, **keys})
-
-
-NUMBERS = {"law_stats", "draw_sample", "replay_sample"}
-"""Operators whose integers are numbers and no places."""
-PARTS = {"chain_verify_logits", "ordered_thresholds", "traversal_thresholds"}
-"""Operators made of what others launch."""
-PLAIN = (
-    "tree_attention", "attention_plan", "kv_stage", "kv_slots", "kv_commit", "kv_commit_scratch", "kv_commit_pages",
-    "tree_plan", "tree_expand", "tree_grow", "tree_verify", "replay_verify", "typical_verify", "ngram_match",
-)  # fmt: skip
-CASES: dict[str, Callable[[], Call]] = {
-    **{name: partial(sample, name, SIZES) for name in PLAIN},
-    "chain_verify": partial(drafted, "chain_verify"),
-    "chain_verify by the block rule": partial(drafted, "chain_verify", rule="block"),
-    "chain_thresholds": partial(drafted, "chain_thresholds"),
-    "ordered_verify": partial(drafted, "ordered_verify"),
-    "traversal_verify": partial(drafted, "traversal_verify"),
-    "edit_logits": edited,
-    "tree_attention with a window": windowed,
-    "tree_grow on the second level": grown,
-}
 
 
 def made_wild(call: Call, seed: int) -> Call:

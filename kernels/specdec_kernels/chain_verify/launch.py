@@ -11,6 +11,7 @@ from .. import expect
 from ..draw_sample.launch import Rest, draw, draw_scratch, left_of, rest_constants, rest_of, rest_scratch, rest_types
 from ..law_stats.launch import beside, forget, law_stats
 from ..law_stats.launch import scratch as law_scratch
+from ..law_stats.reference import check as check_sampling
 from ..machine_code import Variant
 from ..workspace import Spec, carve, needs, path_specs, results, total
 from .reference import BLOCK_RULE, TOKEN, Law, check
@@ -145,14 +146,16 @@ def chain_verify_logits(
 ) -> tuple[Tensor, ...]:
     """Statistics of all rows, which are found side by side here; those it passes by are marked as such."""
     op, chain = "chain_verify_logits", (tokens, offsets, drawn, law_row)
-    expect.logits(op, "logits", logits, "M")
     expect.depth(op, max_depth)
+    check_sampling(logits, *sampling)
+    temperature, top_k, top_p, min_p = sampling
+    shaped = (logits, temperature, top_p, min_p, top_k)  # as the law will be, which is not there yet
+    check(*chain, shaped, draft, token_ids, seeds, root_positions, max_depth=max_depth, rule=rule)
     sizes = _scratch_logits(*chain, logits, sampling, draft, token_ids, max_depth=max_depth)
     (of_stats, of_chain, off, childless, index), _ = carve(op, workspace, sizes, logits.device)
     given, found = (None, None) if out is None else (out[:3], out[3:])
     *law, mass = stats = law_stats(logits, *sampling, masses=True, out=found, workspace=of_stats)
     target = (logits, *law)
-    check(*chain, target, draft, token_ids, seeds, root_positions, max_depth=max_depth, rule=rule, mass=mass)
     chains = _Chains(op, *chain, target, draft, token_ids, rule, max_depth, given, of_chain)
     answer = chains.verify(seeds, root_positions, None, None, mass)
     passed = beside(answer[0], off, index)

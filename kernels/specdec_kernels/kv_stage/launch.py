@@ -32,7 +32,9 @@ def kv_stage(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor,
                 f"{[slots.shape[0], *cache.shape[2:]]} (one entry per slot, heads and width of its cache)"
             )
         if width > 1 and (cache.stride(3) != 1 or (new.numel() and new.stride(2) != 1)):
-            raise ValueError(f"kv_stage: the last axis of {name} or its cache is strided; call .contiguous() on it")
+            raise ValueError(
+                f"kv_stage: the last axis of {name} or its cache is strided, expected contiguous; call .contiguous()"
+            )
     if value_cache.shape != key_cache.shape or slots.dtype != torch.int64 or not slots.is_contiguous():
         raise ValueError(
             f"kv_stage: value_cache is {list(value_cache.shape)} and slots {slots.dtype}; expected "

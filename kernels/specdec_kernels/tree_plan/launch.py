@@ -36,6 +36,8 @@ def tree_plan(parents: Tensor, offsets: Tensor, max_nodes: int | None = None, *,
     for name, given in (("parents", parents), ("offsets", offsets)):
         if given.dtype != torch.int32 or given.ndim != 1 or not given.is_contiguous():
             raise ValueError(f"tree_plan: {name} is {given.dtype} {list(given.shape)}; expected contiguous flat int32")
+    if offsets.shape[0] < 1:
+        raise ValueError("tree_plan: offsets is empty; expected B + 1 entries; an empty batch has offsets [0]")
     nodes, batch = parents.shape[0], offsets.shape[0] - 1
     made = results("tree_plan", out, plan_specs(nodes, nodes if max_nodes is None else max_nodes), parents.device)
     words = made[2].shape[1]

@@ -1,0 +1,56 @@
+"""Tensors of a wrong dtype, size or layout: refused in words before a launch, or taken without harm."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import pytest
+import torch
+from oracles.interpreter import watched, wrapping
+from oracles.launch_cases import CASES, NUMBERS, PARTS, PLAIN, SIZES
+from torch import Tensor
+
+from specdec_kernels import OPS, UnsupportedError, expect, use_backend
+from specdec_kernels.agreement import mapped, sample, tensors_in
+from specdec_kernels.samples import Call
+
+EVERY: dict[str, Callable[[], Call]] = {
+    **CASES,
+    **{name: partial(sample, name, SIZES) for name in sorted(NUMBERS | PARTS)},
+}
+OTHER = {torch.int32: torch.int64, torch.int64: torch.int32}
+
+
+def wrong(tensor: Tensor, strided: bool) -> Iterator[Tensor]:
+    """Of another dtype, shorter, empty and with another dimension; integers also narrower and, if wanted, strided."""
+    integers = not tensor.dtype.is_floating_point
+    yield tensor.to(OTHER.get(tensor.dtype, torch.int64 if integers else torch.int32))
+    yield tensor[:-1]
+    yield tensor[:0]
+    yield tensor[None]
+    if integers:
+        yield tensor[..., :-1].contiguous()
+    if integers and strided:
+        yield torch.stack([tensor, tensor], -1)[..., 0]
+
+
+@pytest.mark.parametrize("case", EVERY)
+def test_what_a_launch_cannot_take_is_refused_in_words(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expect, "readable", lambda value: False)
+    monkeypatch.setattr(pytest.importorskip("specdec_kernels.tree_attention.launch"), "_processors", lambda device: 3)
+    name, plain, refusals = case.split(" ")[0], EVERY[case](), 0
+    for own in tensors_in((plain.arguments, tuple(plain.options.values()))):
+        for other in wrong(own, strided=case in PLAIN and not case.endswith("_verify")):
+            try:
+                with use_backend("triton"), wrapping():
+                    call = mapped(plain, lambda each, own=own, other=other: other if each is own else each.clone())
+                    with watched(*tensors_in((call.arguments, tuple(call.options.values())))):
+                        OPS[name](*call.arguments, **call.options)
+            except UnsupportedError:
+                refusals += 1
+            except ValueError as refused:
+                assert re.match(r"\w+: .*expected", str(refused), re.DOTALL), str(refused)
+                refusals += 1
+    assert refusals > 3
