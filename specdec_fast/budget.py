@@ -8,26 +8,15 @@ of earlier drafts. Tests: tests/test_budget.py.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import heapify, heapreplace
 from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of one row's draft: nodes drafted (root not counted), their depth, depths reached by the walk
-    (`tested`), tokens accepted.
-    """
-
-    drafted: int
-    depth: int
-    tested: int
-    accepted: int
+from specdec_fast.expectations import Expectations, Outcome, Times
 
 
 @runtime_checkable
@@ -61,164 +50,45 @@ class Fixed:
         pass
 
 
-@dataclass(slots=True)
-class _Times:
-    """Measured seconds by a number of nodes; between two measured numbers, a straight line.
-
-    Numbers are measured at different times, and a machine that others use is faster at one time than at another:
-    `pace`, which follows quickly, is what all numbers have in common, so that they are compared as of the same time.
-    follow: how quickly, per measurement.
-    """
-
-    follow: float = 0.1
-
-    seconds: dict[int, float] = field(default_factory=dict)  # at pace 1
-    counts: dict[int, int] = field(default_factory=dict)
-    keys: list[int] = field(default_factory=list)
-    pace: float = 1.0
-
-    def add(self, number: int, seconds: float) -> None:
-        key = number if number <= 32 else number // 8 * 8
-        count = self.counts.get(key, 0)
-        if not count:
-            self.keys.insert(bisect_left(self.keys, key), key)
-            self.seconds[key] = seconds / self.pace
-        else:  # a pause of the machine is no measurement, and a first one that was is soon forgotten
-            now, known = seconds / self.pace, self.seconds[key]
-            if count < 4:
-                known = min(known, 1.5 * now)
-            found = min(max(now, 0.8 * known), 1.25 * known)
-            self.seconds[key] = known + max(1 / (count + 1), 0.05) * (found - known)
-            if count >= 4 and known > 0:
-                self.pace *= 1 + self.follow * (found / known - 1)
-        self.counts[key] = count + 1
-
-    def at(self, number: int) -> float:
-        """Seconds for a number; beyond what was measured the last slope goes on, never downwards."""
-        return self._steady(number) * self.pace
-
-    def _steady(self, number: int) -> float:
-        keys, seconds = self.keys, self.seconds
-        if not keys:
-            return 0.0
-        if number in seconds:
-            return seconds[number]
-        if len(keys) == 1:
-            return seconds[keys[0]]
-        right = min(max(bisect_left(keys, number), 1), len(keys) - 1)
-        low, high = keys[right - 1], keys[right]
-        slope = (seconds[high] - seconds[low]) / (high - low)
-        if number > high:
-            return seconds[high] + max(slope, 0.0) * (number - high)
-        if number < low:
-            return max(seconds[low] - max(slope, 0.0) * (low - number), 0.0)
-        return seconds[low] + slope * (number - low)
-
-
-@dataclass(slots=True)
-class _Rates:
-    """Acceptance rate at each depth, given that the walk got there; recent steps count more. What was known of depths
-    that are no longer drafted is forgotten too: bad luck there is not believed for ever.
-    """
-
-    forget: float
-    tested: list[float] = field(default_factory=list)
-    accepted: list[float] = field(default_factory=list)
-
-    def add(self, outcome: Outcome) -> None:
-        while len(self.tested) < outcome.tested:
-            self.tested.append(0.0)
-            self.accepted.append(0.0)
-        for depth in range(outcome.tested):
-            self.tested[depth] = self.tested[depth] * self.forget + 1
-            self.accepted[depth] = self.accepted[depth] * self.forget + (depth < outcome.accepted)
-        for depth in range(outcome.depth, len(self.tested)):
-            self.tested[depth] *= self.forget
-            self.accepted[depth] *= self.forget
-
-    def rate(self, depth: int, prior: float, weight: float) -> float:
-        if depth >= len(self.tested):
-            return prior
-        return (self.accepted[depth] + weight * prior) / (self.tested[depth] + weight)
-
-
-class Expectations:
-    """What a drafter's budgets bring in accepted tokens, by what became of its drafts: per row, the product of its
-    acceptance rates down to each depth (few data lean on those of all rows); a budget of n nodes reaches the depth that
-    drafts of n nodes had. first_rate: of a depth that was never tested.
-    """
-
-    def __init__(self, first_rate: float = 0.7) -> None:
-        self.first_rate = first_rate
-        self._all = _Rates(0.99)
-        self._rows: dict[int, _Rates] = {}
-        self._reached = _Times(follow=0.0)  # depth of drafts by their nodes
-
-    def __contains__(self, row: int) -> bool:
-        """Whether a row was heard of."""
-        return row in self._rows
-
-    def observe(self, rows: Sequence[int], outcomes: Sequence[Outcome]) -> None:
-        """What became of a step's drafts."""
-        for row, outcome in zip(rows, outcomes):
-            mine = self._rows.setdefault(row, _Rates(0.95))
-            if outcome.drafted:
-                mine.add(outcome)
-                self._all.add(outcome)
-                self._reached.add(outcome.drafted, outcome.depth)
-
-    def release(self, rows: Sequence[int]) -> None:
-        """Rows have left."""
-        for row in rows:
-            self._rows.pop(row, None)
-
-    def expected(self, row: int, most: int) -> list[float]:
-        """Accepted tokens to be expected of budgets 0..most of a row."""
-        gains, total, survival, below = [0.0], 0.0, 1.0, 0.0
-        mine, rate, reached = self._rows.get(row), self.first_rate, 0
-        for nodes in range(1, most + 1):
-            depth = min(max(self._reached.at(nodes), below), nodes) if self._reached.keys else float(nodes)
-            depth = max(depth, min(1.0, float(nodes)))
-            while below < depth:
-                if below >= reached:
-                    rate = self._all.rate(reached, rate, 2.0)
-                    survival *= rate if mine is None else mine.rate(reached, rate, 8.0)
-                    reached += 1
-                part = min(depth, float(reached)) - below
-                total, below = total + part * survival, below + part
-            gains.append(total)
-        return gains
-
-
 class Goodput:
     """As many nodes as bring the most tokens per second by what was measured, none where drafting does not pay.
 
     Tokens: `Expectations`. Seconds: a table of measured times by the nodes of a pass, and one of the drafter's work by
-    the largest budget. Nodes are admitted one after another, the one that brings most first, and the best point on the
-    way is taken (Liu et al. 2024, TurboSpec; the survival order of DSpark 2026), if it promises more than `margin`
-    beyond plain steps. The first steps, and a step now and then, go to measuring.
+    the largest budget. A drafter that often has no draft is expected to cost its work every time, and the larger pass,
+    like the tokens, as often as it has one. Nodes are admitted one after another, the one that brings most first, and
+    the best point on the way is taken (Liu et al. 2024, TurboSpec; the survival order of DSpark 2026), if it promises
+    more than `margin` beyond plain steps. The first steps, and a step now and then, go to measuring.
 
     first_rate: what is expected of a depth that was never tested; probe: steps without drafts until the next try, which
     costs at most half a step more than a plain one and comes half as often every time that it changes nothing, down to
-    a 64th; refresh: steps with drafts between two measurements of a step without; margin: a share of the speed.
+    a 64th; refresh: steps with drafts between two measurements of a step without; margin: a share of the speed of steps
+    that have drafts; free: a share of a plain step's time; drafters that work no longer are not left unasked for it.
     """
 
     name = "goodput"
 
-    def __init__(self, first_rate: float = 0.7, probe: int = 32, refresh: int = 64, margin: float = 0.02) -> None:
+    def __init__(
+        self, first_rate: float = 0.7, probe: int = 32, refresh: int = 64, margin: float = 0.02, free: float = 0.005
+    ) -> None:
         if not 0 <= first_rate <= 1:
             raise ValueError(f"goodput first_rate: got {first_rate}; expected a number in [0, 1]")
         if probe < 1 or refresh < 1:
             raise ValueError(f"goodput probe, refresh: got {probe}, {refresh}; expected at least 1")
-        if not margin >= 0:
-            raise ValueError(f"goodput margin: got {margin}; expected 0 or more")
-        self._probe, self._refresh, self._margin = probe, refresh, margin
+        if not margin >= 0 or not free >= 0:
+            raise ValueError(f"goodput margin, free: got {margin}, {free}; expected 0 or more")
+        self._probe, self._refresh, self._margin, self._free = probe, refresh, margin, free
         self._expectations = Expectations(first_rate)
-        self._verify, self._propose = _Times(), _Times()
+        self._verify, self._propose = Times(), Times()
         self._measuring = list(FIRST)
+        self._asked: dict[int, int] = {}  # nodes of each row in this step
         self._idle, self._patience, self._busy, self._again = 0, probe, 0, 2
 
     def nodes(self, rows: Sequence[int], most: Sequence[int]) -> list[int]:
+        chosen = self._choose(rows, most)
+        self._asked = dict(zip(rows, chosen))
+        return chosen
+
+    def _choose(self, rows: Sequence[int], most: Sequence[int]) -> list[int]:
         if not any(most):
             return list(most)
         if self._measuring:
@@ -238,14 +108,14 @@ class Goodput:
         return chosen
 
     def observe(self, rows: Sequence[int], outcomes: Sequence[Outcome], propose: float, verify: float) -> None:
-        drafted = [outcome.drafted for outcome in outcomes]
+        asked = [self._asked.get(row, 0) for row in rows]
         known = all(row in self._expectations for row in rows)  # the first draft of a row may include its whole prompt
         if self._measuring:
             self._measuring.pop(0)
-        self._verify.add(len(rows) + sum(drafted), verify)
-        if known and any(drafted):
-            self._propose.add(max(drafted), propose)
-        self._expectations.observe(rows, outcomes)
+        self._verify.add(len(rows) + sum(outcome.drafted for outcome in outcomes), verify)
+        if known and any(asked):
+            self._propose.add(max(asked), propose)
+        self._expectations.observe(rows, asked, outcomes)
 
     def release(self, rows: Sequence[int]) -> None:
         self._expectations.release(rows)
@@ -263,17 +133,21 @@ class Goodput:
 
     def _best(self, rows: Sequence[int], most: Sequence[int]) -> list[int]:
         gains = [self._expectations.expected(row, limit) for row, limit in zip(rows, most)]
+        chances = [self._expectations.answered(row) for row in rows]
+        verify, propose = self._verify.table(len(rows) + sum(most)), self._propose.table(max(most))
         heap = [(own[0] - own[1], at) for at, own in enumerate(gains) if len(own) > 1]
         heapify(heap)
-        count, tokens = len(rows), float(len(rows))
-        nodes, order = [0] * len(rows), []
-        best, keep, widest = (1 + self._margin) * tokens / max(self._verify.at(count), 1e-9), 0, 0
+        count, tokens, seconds = len(rows), float(len(rows)), max(verify[len(rows)], 1e-9)
+        nodes, order, free = [0] * len(rows), [], self._free * seconds
+        best, keep, widest, likeliest = tokens / seconds, 0, 0, 0.0
         while heap:
             gain, at = heap[0]
-            tokens, count, nodes[at] = tokens - gain, count + 1, nodes[at] + 1
-            widest = max(widest, nodes[at])
+            chance, count, nodes[at] = chances[at], count + 1, nodes[at] + 1
+            tokens, seconds = tokens - chance * gain, seconds + chance * (verify[count] - verify[count - 1])
+            widest, likeliest = max(widest, nodes[at]), max(likeliest, chance)
             order.append(at)
-            found = tokens / max(self._verify.at(count) + self._propose.at(widest), 1e-9)
+            work = propose[widest] if propose[widest] > free else 0.0
+            found = tokens / max((1 + self._margin * likeliest) * (seconds + work), 1e-9)
             if found > best:
                 best, keep = found, len(order)
             own, after = gains[at], nodes[at]

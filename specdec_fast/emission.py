@@ -9,8 +9,8 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specdec_fast.budget import Outcome
 from specdec_fast.draft import Draft
+from specdec_fast.expectations import Outcome
 from specdec_fast.graph_step import Emission
 from specdec_fast.interfaces import Acceptance
 from specdec_fast.laws import Laws

@@ -19,20 +19,22 @@ from oracles.noisy_oracle import NoisyChain
 from specdec_fast import Engine, SamplingParams, get_drafter
 from specdec_fast.budget import (
     BudgetPolicy,
-    Expectations,
     Fixed,
     Goodput,
     MovingThreshold,
-    Outcome,
     budget_for,
     surely_accepted,
 )
 from specdec_fast.draft import Draft
+from specdec_fast.expectations import Expectations, Outcome, Times
 from specdec_fast.interfaces import Budget, Rng, Slots, StateView, TargetOutput
 
 
 class Machine:
-    """Steps of made-up cost and acceptance: verify(nodes of the pass), propose(largest budget), rates by row."""
+    """Steps of made-up cost and acceptance: verify(nodes of the pass), propose(largest budget), rates by row.
+
+    answers: how often there is a draft when one is asked for.
+    """
 
     def __init__(
         self,
@@ -41,8 +43,9 @@ class Machine:
         verify: Callable[[int], float],
         propose: Callable[[int], float],
         most: int = 8,
+        answers: float = 1.0,
     ) -> None:
-        self.policy, self.rates, self.verify, self.propose = policy, rates, verify, propose
+        self.policy, self.rates, self.verify, self.propose, self.answers = policy, rates, verify, propose, answers
         self.most, self.random = [most] * len(rates), random.Random(4)
         self.seconds, self.tokens, self.asked = 0.0, 0, [0] * len(rates)
 
@@ -51,14 +54,15 @@ class Machine:
         limits = self.policy.nodes(rows, self.most)
         assert all(0 <= limit <= most for limit, most in zip(limits, self.most, strict=True))
         outcomes = []
-        for row, limit in enumerate(limits):
+        for row, wanted in enumerate(limits):
+            limit = wanted if self.answers == 1 or self.random.random() < self.answers else 0
             hits = itertools.takewhile(lambda _: self.random.random() < self.rates[row], range(limit))  # noqa: B023
             accepted = len(list(hits))
             outcomes.append(Outcome(limit, limit, min(accepted + 1, limit), accepted))
             self.tokens += accepted + 1
-            self.asked[row] += limit
+            self.asked[row] += wanted
         spent = self.propose(max(limits)) if any(limits) else 0.0
-        cost = self.verify(len(rows) + sum(limits))
+        cost = self.verify(len(rows) + sum(outcome.drafted for outcome in outcomes))
         self.policy.observe(rows, outcomes, spent, cost)
         self.seconds += spent + cost
         return limits
@@ -94,6 +98,30 @@ def test_drafting_stops_where_it_does_not_pay() -> None:
     before = machine.seconds, machine.tokens
     machine.run(2000)
     assert (machine.seconds - before[0]) * machine.plain() / (machine.tokens - before[1]) < 1.03
+
+
+@pytest.mark.parametrize("answers", [0.0, 0.1])
+def test_a_drafter_that_hardly_ever_has_a_draft_is_not_asked_where_asking_costs_more(answers: float) -> None:
+    """Its work is paid whenever it is asked. At one draft in ten, of which four and a half tokens are accepted, it
+    would bring less than half of what it takes.
+    """
+    machine = Machine(Goodput(), [0.85], lambda n: 1.0 + 0.05 * n, lambda n: 1.0, answers=answers)
+    machine.run(1000)
+    assert machine.asked[0] < 300 and machine.run(1)[0] == [0]
+    before = machine.seconds, machine.tokens
+    machine.run(2000)
+    assert (machine.seconds - before[0]) * machine.plain() / (machine.tokens - before[1]) < 1.03
+
+
+@pytest.mark.parametrize(("answers", "work"), [(0.1, 0.05), (0.02, 0.004)])
+def test_a_drafter_that_seldom_has_a_draft_is_asked_where_asking_costs_little(answers: float, work: float) -> None:
+    """The larger pass is paid for drafts that are there, and a look that takes next to nothing is always taken."""
+    machine = Machine(Goodput(), [0.85], lambda n: 1.0 + 0.05 * n, lambda n: work, answers=answers)
+    machine.run(600)
+    before, machine.asked = (machine.seconds, machine.tokens), [0]
+    machine.run(400)
+    assert machine.asked[0] > 0.9 * 400 * 8
+    assert (machine.seconds - before[0]) * machine.plain() / (machine.tokens - before[1]) < 1
 
 
 def test_drafting_starts_again_when_it_pays_again() -> None:
@@ -160,11 +188,25 @@ def test_a_clock_that_slips_makes_nobody_draft(rate: float, most: int, propose: 
 def test_expected_tokens_of_a_tree_follow_the_depth_of_its_drafts() -> None:
     record = Expectations()
     for _ in range(60):
-        record.observe([0], [Outcome(14, 3, 3, 2)])
-        record.observe([0], [Outcome(2, 1, 1, 1)])
+        record.observe([0], [14], [Outcome(14, 3, 3, 2)])
+        record.observe([0], [2], [Outcome(2, 1, 1, 1)])
     gains = record.expected(0, 14)
     assert gains == sorted(gains) and len(gains) == 15
     assert abs(gains[14] - 2.0) < 0.35 and abs(gains[2] - 1.0) < 0.2 and gains[14] < 3
+    assert record.expected(0, 5) == gains[:6] and record.answered(0) == 1
+    for _ in range(60):
+        record.observe([0, 1], [8, 0], [Outcome(0, 0, 0, 0)] * 2)
+    assert record.expected(0, 14) == gains, "of drafts that are there"
+    assert record.answered(0) < 0.2 and record.answered(0) < record.answered(1) < 0.8
+
+
+def test_a_table_of_times_has_the_seconds_of_every_number() -> None:
+    times = Times()
+    assert times.table(3) == [0.0] * 4
+    for number, seconds in ((3, 2.0), (9, 5.0), (64, 7.0)):
+        times.add(number, seconds)
+        for last in (0, 2, 3, 7, 80):
+            assert times.table(last) == pytest.approx([times.at(each) for each in range(last + 1)]), (number, last)
 
 
 def test_fixed_is_what_was_asked_for() -> None:
@@ -177,7 +219,7 @@ def test_fixed_is_what_was_asked_for() -> None:
         Goodput(first_rate=2)
     with pytest.raises(ValueError, match="goodput probe, refresh: got 0"):
         Goodput(probe=0)
-    with pytest.raises(ValueError, match="goodput margin: got -1"):
+    with pytest.raises(ValueError, match="goodput margin, free: got -1"):
         Goodput(margin=-1)
 
 

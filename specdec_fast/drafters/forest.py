@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from specdec_fast.budget import Expectations, Outcome
 from specdec_fast.draft import Draft, Drawn, packed_shape
+from specdec_fast.expectations import Expectations, Outcome
 from specdec_fast.interfaces import Acceptance, Budget, Drafter, Needs, Parts, Rng, StateView, TargetOutput
 from specdec_fast.laws import Laws, concat_laws
 
@@ -79,7 +79,7 @@ class ForestDrafter:
         )
         self._records = [Expectations() for _ in of]  # acceptance of each, by row and overall
         self._last: Draft | None = None  # of the step, and of each drafter: its own, with its nodes in the forest
-        self._drafts: list[tuple[Draft, list[int]]] = []
+        self._drafts: list[tuple[Draft, list[int], list[int]]] = []  # and with the nodes that it was allowed
 
     @staticmethod
     def by_rule(prefers: str) -> dict[str, Any]:
@@ -124,9 +124,9 @@ class ForestDrafter:
         for tree in trees:
             starts.append(starts[-1] + len(tree.tokens))
         self._drafts = []
-        for draft, nodes in zip(drafts, placed):
-            rows_of = draft.row_of.tolist()
-            self._drafts.append((draft, [starts[row] + order[row][node] for row, node in zip(rows_of, nodes)]))
+        for at, (draft, nodes) in enumerate(zip(drafts, placed)):
+            joined = [starts[row] + order[row][node] for row, node in zip(draft.row_of.tolist(), nodes)]
+            self._drafts.append((draft, joined, [share[at] for share in shares]))
         self._last = _pack(rows, trees, order, laws, view.device)
         return self._last
 
@@ -138,12 +138,12 @@ class ForestDrafter:
         rows = draft.rows.tolist()
         paths = [path[: count + 1] for path, count in zip(acceptance.path.tolist(), acceptance.num_accepted.tolist())]
         tokens, following = draft.tokens.tolist(), acceptance.next_token.tolist()
-        for source, record, (own, nodes) in zip(self.sources, self._records, self._drafts):
+        for source, record, (own, nodes, asked) in zip(self.sources, self._records, self._drafts):
             heard, outcomes = _alone(own, nodes, paths, tokens, following, acceptance)
             at = torch.tensor(nodes, dtype=torch.int64, device=draft.tokens.device)
             logits = None if output.logits is None else output.logits[at]
             source.observe(view, own, heard, TargetOutput(logits, {n: tap[at] for n, tap in output.taps.items()}))
-            record.observe(rows, outcomes)
+            record.observe(rows, asked, outcomes)
         self._last, self._drafts = None, []
 
     def release(self, rows: Sequence[int]) -> None:
@@ -156,7 +156,8 @@ class ForestDrafter:
         count = len(self.sources)
         if not self.adapt:
             return [limit // count + (at < limit % count) for at in range(count)]
-        gains = [record.expected(row, limit) for record in self._records]
+        records = self._records
+        gains = [[record.answered(row) * gain for gain in record.expected(row, limit)] for record in records]
         shares = [int(at < limit) for at in range(count)]
         for _ in range(limit - sum(shares)):
             best = max(range(count), key=lambda at: gains[at][min(shares[at] + 1, limit)] - gains[at][shares[at]])

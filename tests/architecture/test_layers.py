@@ -20,6 +20,7 @@ CORE = {
         "budget",
         "draft",
         "edits",
+        "expectations",
         "grammar",
         "interfaces",
         "laws",

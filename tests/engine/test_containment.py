@@ -9,7 +9,8 @@ from oracles import models
 from oracles.automaton import AutomatonTarget, random_logits
 
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
-from specdec_fast.budget import Fixed, Goodput, Outcome
+from specdec_fast.budget import Fixed, Goodput
+from specdec_fast.expectations import Outcome
 
 PROMPTS = [models.prompt(17), models.prompt(9)]
 GREEDY = SamplingParams(temperature=0, max_new_tokens=24)
