@@ -137,9 +137,9 @@ class Goodput:
         verify, propose = self._verify.table(len(rows) + sum(most)), self._propose.table(max(most))
         heap = [(own[0] - own[1], at) for at, own in enumerate(gains) if len(own) > 1]
         heapify(heap)
-        count, tokens, seconds = len(rows), float(len(rows)), max(verify[len(rows)], 1e-9)
-        nodes, order, free = [0] * len(rows), [], self._free * seconds
-        best, keep, widest, likeliest = tokens / seconds, 0, 0, 0.0
+        count, tokens, plain = len(rows), float(len(rows)), max(verify[len(rows)], 1e-9)
+        nodes, order, free, seconds = [0] * len(rows), [], self._free * plain, plain
+        best, keep, widest, likeliest = tokens / plain, 0, 0, 0.0
         while heap:
             gain, at = heap[0]
             chance, count, nodes[at] = chances[at], count + 1, nodes[at] + 1
@@ -147,7 +147,8 @@ class Goodput:
             widest, likeliest = max(widest, nodes[at]), max(likeliest, chance)
             order.append(at)
             work = propose[widest] if propose[widest] > free else 0.0
-            found = tokens / max((1 + self._margin * likeliest) * (seconds + work), 1e-9)
+            cost = max(seconds, plain) + work  # a larger pass that seems to take less is a slip of the clock
+            found = tokens / ((1 + self._margin * likeliest) * cost)
             if found > best:
                 best, keep = found, len(order)
             own, after = gains[at], nodes[at]

