@@ -25,7 +25,7 @@ class _Index:
 
     def __init__(self, sizes: range, frequent: bool) -> None:
         self.ends: dict[int, dict[tuple[int, ...], int]] = {size: {} for size in sizes}
-        self.frequent = frequent
+        self.frequent, self.longest = frequent, max(sizes)
         self.most: dict[int, dict[tuple[int, ...], int]] = {size: {} for size in sizes}
         self.counts: dict[int, dict[tuple[int, ...], int]] = {size: {} for size in sizes}
         self.indexed = 0
@@ -33,10 +33,11 @@ class _Index:
     def extend(self, tokens: Sequence[int]) -> None:
         """Index n-grams that end before the newest token (so that a look-up never finds itself)."""
         for end in range(self.indexed + 1, len(tokens)):
+            window = tuple(tokens[max(end - self.longest, 0) : end])
             for size, ends in self.ends.items():
                 if size > end:
                     continue
-                gram = tuple(tokens[end - size : end])
+                gram = window[-size:]
                 if self.frequent:
                     counts, most, longer = self.counts[size], self.most[size], (*gram, tokens[end])
                     counts[longer] = count = counts.get(longer, 0) + 1
