@@ -5,13 +5,19 @@ the same and accepts the same. Run for every variant of the contract suite, and 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from drafters.test_contract import VARIANTS, close_model, target
+import torch
+from drafters.test_contract import ANSWERED, VARIANTS, close_model, target
+from oracles.head_drafts import begin
 
 from specdec_fast import Engine, SamplingParams, get_drafter
-from specdec_fast.interfaces import Budget, Rng, StateView
+from specdec_fast.draft import Draft
+from specdec_fast.interfaces import Acceptance, Budget, Rng, StateView, TargetOutput
+from specdec_fast.proposing import _part
+from specdec_fast.state import DecodeState
 
 TEXTS = [[1, 2, 1, 2, 5, 1, 2], [4], [7, 3, 7, 3, 7, 3, 6, 0, 7, 3], [0, 5]]
 PARAMS = [
@@ -87,3 +93,40 @@ def test_nothing_is_left_of_requests_that_were_observed(build: Callable[[], Any]
     for holder in (made, *getattr(made, "sources", ())):
         assert not hasattr(holder, "model") or holder.model.cache.pages.num_used == 0
     assert stories(engine) == stories(Engine(target(), fresh))
+
+
+@pytest.mark.parametrize("build", [each for each in OWN if each.id.split("-")[0] in ANSWERED])
+def test_told_the_same_steps_of_one_row_a_fresh_one_proposes_the_same(build: Callable[[], Any]) -> None:
+    """For drafters that learn from the target's answers: what they propose for a row is what they heard of its steps,
+    whoever else was there and whatever row it was on.
+    """
+    engine, budgets, steps = Engine(target(), build()), [], []
+    made: Any = engine.drafter
+    proposes, hears = made.propose, made.observe
+
+    def proposed(view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
+        budgets.append(budget.nodes)
+        return proposes(view, rows, budget, rng)
+
+    def heard(view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
+        steps.append((draft, acceptance, output, [list(view.tokens(row)) for row in draft.rows.tolist()]))
+        hears(view, draft, acceptance, output)
+
+    made.propose, made.observe = proposed, heard
+    for text, params in zip(TEXTS, PARAMS, strict=True):
+        engine.submit([*text, *text], replace(params, max_new_tokens=40))
+    for _ in range(6):
+        engine.step()
+    assert any(count > 2 for draft, *_ in steps for count in draft.counts)
+    for place in EVERYONE:
+        text, params = [*TEXTS[place], *TEXTS[place]], PARAMS[place]
+        state, fresh = DecodeState(1, 64), build()
+        row = state.join(text, params, len(text), ())
+        begin(fresh, target(), state, [row])
+        for limits, (draft, acceptance, output, texts) in zip(budgets, steps, strict=True):
+            part, answers, outputs = _part(draft, acceptance, output, [place])
+            with torch.inference_mode():
+                own = fresh.propose(state, [row], Budget([limits[place]]), state.rng([row]))
+            assert own.tokens.tolist() == part.tokens.tolist() and own.parents.tolist() == part.parents.tolist()
+            state.append([row], [texts[place][state.length(row) :]])
+            fresh.observe(state, own, answers, outputs)
