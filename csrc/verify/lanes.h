@@ -42,6 +42,7 @@ SPECDEC_INLINE I iota() {
   return out;
 }
 SPECDEC_INLINE F larger(F a, F b) { return a > b ? a : b; }  // b if a is NaN
+SPECDEC_INLINE U smaller(U a, U b) { return a < b ? a : b; }
 
 // a * b + c: one rounding where the instruction set has it. Never used for noise.
 SPECDEC_INLINE F fma(F a, F b, F c) {

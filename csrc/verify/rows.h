@@ -64,9 +64,9 @@ struct RowKernels {
   int64_t (*collect[3])(const void* row, int64_t count, float low, float high, int64_t limit, Entry<float>* out);
   // Weights of tokens first .. first + count - 1 (count <= kRaceBlock), zero padded.
   void (*weights[3])(const void* piece, int count, int32_t first, const LawRow<float>& law, float* out);
-  // argmax of l * inv_t + gumbel over the kept tokens of one block; `top` bounds its elements from above.
+  // argmax of l * inv_t + gumbel over the kept tokens of one block
   void (*replay[3])(const void* piece, int count, int32_t first, const LawRow<float>& law, const Counter& counter,
-                    float top, Best<float>* best);
+                    Best<float>* best);
   // p = max(p - q, 0)
   void (*subtract)(float* p, const float* q, int count);
   double (*total)(const float* weights, int count);
@@ -121,8 +121,8 @@ inline void weights(Scalar type, const void* piece, int count, int32_t first, co
   row_kernels().weights[slot(type)](piece, count, first, law, out);
 }
 inline void replay(Scalar type, const void* piece, int count, int32_t first, const LawRow<float>& law,
-                   const Counter& counter, float top, Best<float>* best) {
-  row_kernels().replay[slot(type)](piece, count, first, law, counter, top, best);
+                   const Counter& counter, Best<float>* best) {
+  row_kernels().replay[slot(type)](piece, count, first, law, counter, best);
 }
 inline void levels(Scalar type, const void* row, int64_t count, float inv_t, const float* noise, float* out) {
   row_kernels().levels[slot(type)](row, count, inv_t, noise, out);
@@ -144,7 +144,7 @@ void above(Scalar, const void* row, int64_t count, double inv_t, double top, con
 int64_t collect(Scalar, const void* row, int64_t count, double low, double high, int64_t limit, Entry<double>* out);
 void weights(Scalar, const void* piece, int count, int32_t first, const LawRow<double>& law, double* out);
 void replay(Scalar, const void* piece, int count, int32_t first, const LawRow<double>& law, const Counter& counter,
-            double top, Best<double>* best);
+            Best<double>* best);
 void levels(Scalar, const void* row, int64_t count, double inv_t, const float* noise, double* out);
 void subtract(double* p, const double* q, int count);
 double total(const double* weights, int count);

@@ -202,39 +202,53 @@ struct BestLanes {
   }
 };
 
+// The best of a group of kWords tokens, `count` of them there, given their words.
 template <class In>
-void replay(const void* piece, int count, int32_t first, const LawRow<float>& law, const Counter& counter, float top,
+__attribute__((noinline)) void replay_group(const In* p, int count, int32_t first, const LawRow<float>& law,
+                                            const U* word, Best<float>* best) {
+  BestLanes winner = BestLanes::none();
+  for (int k = 0; k < kBatch && k * N < count; ++k) {
+    const F level = load(p + k * N, count - k * N);
+    const I id = iota() + (first + k * N);
+    const F score = level * law.inv_t + gumbel_of(word[k]);
+    winner.add(kept(level, id, law) & (id < first + count) ? score : all(-kInfinity), id);
+  }
+  if (any(winner.score > best->score)) winner.into(best);
+}
+
+// Noise is made a group of tokens at a time, and only where one of them may win: no score is above that of the largest
+// level of each lane with the smallest word of it, for -log1p(-x) >= x, and the bits of a float, as a number, lie below
+// its log2.
+template <class In>
+void replay(const void* piece, int count, int32_t first, const LawRow<float>& law, const Counter& counter,
             Best<float>* best) {
+  constexpr float kMost = 22.9f;                                  // no gumbel variate is larger
+  constexpr float kBit = static_cast<float>(kLn2 * 0x1p-23);      // of a float as a number, in nats
+  constexpr float kUnit = static_cast<float>((127 + 31) * kLn2);  // log of 2^31, as these bits have it
   const In* p = static_cast<const In*>(piece);
   Philox state;
   prepare(counter, &state);
-  U bound = all(~0u);
-  bool every = true;
-  for (int i = 0, seen = -1; i < count; i += kWords) {
-    if (seen != best->id && best->score > -kInfinity) {
-      // A token wins only with gumbel > need, that is with a word below exp(-need) 2^32; slack for roundings.
-      const double need = double(best->score) - double(top) * law.inv_t;
-      const double below = std::exp(1e-3 + 1e-5 * std::fabs(double(best->score)) - need) * 0x1p32;
-      every = !(below < 0x1p32 - 2);
-      bound = all(every ? ~0u : static_cast<uint32_t>(below) + 1);
-      seen = best->id;
-    }
-    if (law.cut > -kInfinity) {  // noise costs more than a look at who is kept
-      bool some = false;
-      for (int k = 0; k < kBatch && i + k * N < count; ++k) some |= any(load(p + i + k * N, count - i - k * N) >= law.cut);
-      if (!some) continue;
-    }
+  const float lowest = law.cut > -FLT_MAX ? law.cut : -FLT_MAX;
+  float least = -FLT_MAX, floor = lowest;  // what scores and levels have to reach
+  auto look = [&]() __attribute__((always_inline)) {
+    if (!(best->score > -kInfinity)) return;
+    const float wanted = best->score - (1e-3f + 1e-5f * std::fabs(best->score));  // slack for roundings
+    least = wanted - kUnit;
+    floor = (wanted - kMost) / law.inv_t;
+    floor = floor > lowest ? floor : lowest;
+  };
+  look();
+  for (int i = 0; i < count; i += kWords) {
+    F top = load(p + i, count - i);
+    for (int k = 1; k < kBatch && i + k * N < count; ++k) top = larger(load(p + i + k * N, count - i - k * N), top);
+    if (!any(top >= floor)) continue;
     U word[kBatch];
     philox(state, static_cast<uint32_t>(first + i), word);
-    if (!every && !any(((word[0] < bound) | (word[1] < bound)) | ((word[2] < bound) | (word[3] < bound)))) continue;
-    BestLanes winner = BestLanes::none();
-    for (int k = 0; k < kBatch && i + k * N < count; ++k) {
-      const F level = load(p + i + k * N, count - i - k * N);
-      const I id = iota() + (first + i + k * N);
-      const F score = level * law.inv_t + gumbel_of(word[k]);
-      winner.add(kept(level, id, law) & (id < first + count) ? score : all(-kInfinity), id);
-    }
-    if (any(winner.score > best->score)) winner.into(best);
+    const U least_word = smaller(smaller(word[0], word[1]), smaller(word[2], word[3]));
+    const F log2 = __builtin_convertvector(bits<I>(__builtin_convertvector(bits<I>(least_word >> 1), F)), F);
+    if (!any(fma(log2, all(-kBit), top * law.inv_t) >= least)) continue;
+    replay_group(p + i, count - i < kWords ? count - i : kWords, first + i, law, word, best);
+    look();
   }
 }
 

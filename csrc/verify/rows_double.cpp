@@ -84,7 +84,7 @@ void weights(Scalar, const void* piece, int count, int32_t first, const LawRow<d
 }
 
 void replay(Scalar, const void* piece, int count, int32_t first, const LawRow<double>& law, const Counter& counter,
-            double, Best<double>* best) {
+            Best<double>* best) {
   const double* p = doubles(piece);
   for (int i = 0; i < count; ++i) {
     if (!law.keeps(p[i], first + i)) continue;

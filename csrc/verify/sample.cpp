@@ -18,10 +18,7 @@ Best<Real> replay_blocks(const Laws& laws, int64_t r, const LawRow<Real>& law, i
     const int64_t first = b * kRaceBlock;
     const int count = block_size(logits.columns, b);
     if (noise == nullptr) {
-      const void* piece = logits.at(r, first);
-      const Real top = static_cast<Real>(rows::largest(logits.type, piece, count, Real{}));
-      if (!(top >= law.cut) || top == -std::numeric_limits<Real>::infinity()) continue;
-      rows::replay(logits.type, piece, count, static_cast<int32_t>(first), law, counter, top, &best);
+      rows::replay(logits.type, logits.at(r, first), count, static_cast<int32_t>(first), law, counter, &best);
       continue;
     }
     for (int64_t v = first; v < first + count; ++v) {

@@ -56,6 +56,35 @@ def test_extension_equals_reference(
         assert torch.equal(replay_sample(*arguments), want)
 
 
+@pytest.mark.skipif("cpu" not in BACKENDS, reason="CPU extension not built")
+@pytest.mark.parametrize("temperature", [1e-4, 0.3, 1.0, 30.0])
+def test_tokens_passed_over_unseen_cannot_win(temperature: float) -> None:
+    """Groups whose bound is below the best so far get no noise: one winner far up, blocks of -inf, levels that are far
+    from zero or rounded to few values, where scores tie and the lower id has to win.
+    """
+    rows, vocab = 48, 5000
+    torch.manual_seed(7)
+    peaked = torch.randn(rows, vocab) * 4
+    peaked[torch.arange(rows), torch.randint(vocab, (rows,))] += 40
+    masked = torch.randn(rows, vocab) * 3
+    masked[:, 512:4096] = -INF
+    for level in (peaked, masked, torch.randn(rows, vocab).round(), torch.randn(rows, vocab) * 50 + 3e5):
+        for top_k in (0, 300):
+            settings = (
+                torch.full((rows,), temperature),
+                torch.full((rows,), top_k),
+                torch.ones(rows),
+                torch.zeros(rows),
+            )
+            inv_t, _, cut, tie_id = law_stats(level, settings[0], settings[1].int(), *settings[2:])
+            found = []
+            for backend in ("reference", "cpu"):
+                with use_backend(backend):
+                    keys = torch.arange(rows), torch.full((rows,), 5, dtype=torch.int32)
+                    found.append(replay_sample(level, inv_t, cut, tie_id, *keys))
+            assert torch.equal(*found)
+
+
 def test_the_law_is_the_target_s() -> None:
     rows, vocab = 200_000, 9
     level = torch.randn(vocab) * 1.5
