@@ -64,7 +64,8 @@ def law_row(logits: Tensor, temperature: float = 1.0) -> Laws:
     """The laws of logits [R, V] at a temperature."""
     rows = len(logits)
     settings = (torch.full((rows,), temperature), torch.zeros(rows, dtype=torch.int32), torch.ones(rows))
-    return Laws(logits, *law_stats(logits, *settings, torch.zeros(rows)))
+    *stats, mass = law_stats(logits, *settings, torch.zeros(rows), masses=True)
+    return Laws(logits, *stats, mass=mass)
 
 
 def layouts(rule: Rule) -> list[Layout]:

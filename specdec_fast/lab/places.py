@@ -160,7 +160,8 @@ def _place(
     settings = (params.temperature, params.top_k, params.top_p, params.min_p)
     base = law_of_logits(plain_logits(engine.target, prefix).double().numpy(), *settings)
     q_logits = law_after(prefix)[None]
-    q = Laws(q_logits, *law_stats(q_logits, *_packed(settings)))
+    *stats, mass = law_stats(q_logits, *_packed(settings), masses=True)
+    q = Laws(q_logits, *stats, mass=mass)
     error = float(np.abs(p.weights()[0].double().numpy() - base).max())
     return Place(name, kind, tuple(prefix), p, q, base, law_of_logits(q_logits[0].double().numpy(), *settings), error)
 

@@ -70,8 +70,9 @@ def layout_for(rule: Rule, vocab: int = 1024) -> Layout:
 
 def shared(laws: Laws, rows: int) -> Laws:
     """One law as `rows` equal laws, without copies of its logits."""
-    vocab = laws.logits.shape[1]
-    return Laws(laws.logits.expand(rows, vocab), *(part.expand(rows).contiguous() for part in laws.stats))
+    mass = None if laws.mass is None else laws.mass.expand(rows, -1).contiguous()
+    stats = (part.expand(rows).contiguous() for part in laws.stats)
+    return Laws(laws.logits.expand(rows, -1), *stats, mass=mass)
 
 
 class Simulator:
@@ -164,7 +165,7 @@ class Simulator:
     def _draw(law: Laws, seeds: Tensor, positions: Tensor, index: int) -> Tensor:
         many = shared(law, len(seeds))
         at = torch.full((len(seeds),), index, dtype=torch.int32)
-        return draw_sample(many.logits, *many.stats, seeds, positions, at)
+        return draw_sample(many.logits, *many.stats, seeds, positions, at, mass=many.mass)
 
     def _coupled(self, seeds: Tensor, positions: Tensor, count: int) -> Tensor:
         """The `count` largest of q under the target's own noise, int64 [n, count]."""
