@@ -12,6 +12,7 @@ import random
 from typing import Any
 
 import pytest
+import torch
 from oracles import models
 from oracles.automaton import AutomatonTarget, random_logits
 from oracles.noisy_oracle import NoisyChain, NoisyTree
@@ -19,6 +20,8 @@ from oracles.pairwise import pairwise
 from oracles.plain_decoding import plain_decode, recompute
 
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
+from specdec_fast.targets import weight_layout
+from specdec_kernels import extension
 
 LAWS: dict[str, dict[str, Any]] = {
     "whole": {},
@@ -95,6 +98,23 @@ def test_the_text_of_a_seed_does_not_depend_on_speculation(
     if case["drafter"] in ("coupled", "tree"):
         assert engine.stats.tau > 1.2
     assert engine.idle and llama.cache.pages.num_used == 0 and small.cache.pages.num_used == 0
+
+
+def test_half_precision_texts_are_the_same_alone_and_in_company() -> None:
+    """By our own product of rows, whatever this processor has: a token's bits in a tree among trees are those of a
+    step of its own.
+    """
+    if extension.missing() is not None:
+        pytest.skip("CPU extension not built")
+    wanted = [params(at, temperature, "whole", new=32) for at, temperature in enumerate((0.0, 0.7, 1.0, 1.5))]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(weight_layout, "has_instructions", lambda dtype: False)
+        target = HuggingFaceTarget(models.own("llama", torch.bfloat16), max_length=128, max_rows=4)
+    alone = [Engine(target).generate([prompt], own)[0].tokens for prompt, own in zip(PROMPTS, wanted, strict=True)]
+    texts = [[*prompt, *tokens] for prompt, tokens in zip(PROMPTS, alone, strict=True)]
+    engine = Engine(target, NoisyTree(texts, 0.7, 96, num_draft_tokens=8))
+    assert [handle.tokens for handle in engine.generate(PROMPTS, wanted)] == alone
+    assert engine.stats.tau > 2
 
 
 def automaton(**shape: int) -> AutomatonTarget:

@@ -24,6 +24,7 @@ from specdec_fast.lab import mutant_rules
 from specdec_fast.laws import Laws, concat_laws
 from specdec_fast.request import Handle
 from specdec_fast.targets.huggingface import HuggingFaceTarget
+from specdec_fast.targets.weight_layout import RowLinear
 from specdec_kernels import law_stats
 
 Patch = pytest.MonkeyPatch
@@ -135,6 +136,29 @@ def an_empty_residual_stays_empty_in_trees(patch: Patch) -> None:
     patch.setattr(proposals_module, "dust", lambda target, draft: -1.0)
 
 
+def the_last_rejection_to_be_ready_counts(patch: Patch) -> None:
+    """Of threads that share a chain the one that is ready last says where the path ends."""
+    suite = module_of("kernels/test_parallel.py")
+    start = suite.HEADER.index("int64_t best = found;")
+    end = suite.HEADER.index("}", start) + 1
+    patch.setattr(suite, "HEADER", suite.HEADER[:start] + "found = i;" + suite.HEADER[end:])
+
+
+def sums_depend_on_company(patch: Patch) -> None:
+    """Several rows at a time are summed in two parts, each of which is rounded."""
+    forward = RowLinear.forward
+
+    def broken(self: RowLinear, input: torch.Tensor) -> torch.Tensor:
+        if input.shape[:-1].numel() == 1:
+            return forward(self, input)
+        first, second = (part.contiguous() for part in input.chunk(2, -1))
+        size = first.shape[-1]
+        rest = RowLinear.product(second, self.weight[:, size:], self.bias)
+        return RowLinear.product(first, self.weight[:, :size], None) + rest
+
+    patch.setattr(RowLinear, "forward", broken)
+
+
 MUTANTS: list[tuple[str, Callable[[Patch], None], str, str, tuple[Any, ...]]] = [
     (
         "arg-max draft, softmax q", arg_max_with_softmax_q,
@@ -172,6 +196,14 @@ MUTANTS: list[tuple[str, Callable[[Patch], None], str, str, tuple[Any, ...]]] = 
         "zero residual", an_empty_residual_stays_empty_in_trees,
         "rules/test_tree.py", "test_equal_laws_leave_no_dust_to_draw_from", ("reference",),
     ),
+    (
+        "later rejection", the_last_rejection_to_be_ready_counts,
+        "kernels/test_parallel.py", "test_the_first_in_order_is_found_whoever_is_ready_first", (),
+    ),
+    (
+        "bits by company", sums_depend_on_company,
+        "engine/test_replay.py", "test_half_precision_texts_are_the_same_alone_and_in_company", (),
+    ),
 ]  # fmt: skip
 
 
@@ -190,5 +222,6 @@ def test_the_test_fails(
 
 
 def test_the_names_are_those_of_the_lab() -> None:
-    ours = {name for name, *_ in MUTANTS} - {"zero residual"}  # which is no law: it shows in rounding alone
+    no_laws = {"zero residual", "later rejection", "bits by company"}  # they show in roundings, threads and bits alone
+    ours = {name for name, *_ in MUTANTS} - no_laws
     assert ours <= {mutant.name for mutant in mutant_rules.MUTANTS}
