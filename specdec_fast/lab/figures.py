@@ -313,22 +313,31 @@ def _sum(axis: Any, x: np.ndarray, p: np.ndarray, q: np.ndarray, both: np.ndarra
     _outline(axis, x, p, smooth, BASE, "their sum: p")
 
 
+def _chances(left: Any, label: str) -> Any:
+    """An axis for chances at the right of one for densities."""
+    right = left.twinx()
+    right.set_ylim(0, 1.08)
+    right.set_ylabel(label)
+    right.grid(False)
+    right.spines["right"].set_visible(True)
+    return right
+
+
+def _legend_above(left: Any, right: Any, columns: int) -> None:
+    lines = [*left.get_lines(), *right.get_lines()]
+    names = [line.get_label() for line in lines]
+    left.legend(lines, names, fontsize=8.5, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=columns)
+
+
 def _accepted(curves: Curves, p: np.ndarray, q: np.ndarray, bars: np.ndarray, labels: Sequence[str]) -> bytes:
     figure, (left, right) = _figure(11.5, 3.9, ncols=2)
     left.plot(curves.s, curves.q, color=DRAFT, linewidth=1.8, label="q: drafted")
     left.plot(curves.s, curves.both, color=INK, linewidth=1.8, label="product: min(p, q)")
     left.fill_between(curves.s, curves.both, color=ACCEPTED, alpha=0.35, linewidth=0)
     _axes(left, curves)
-    rate = left.twinx()
+    rate = _chances(left, "chance of acceptance")
     rate.plot(curves.s, curves.accept, color=REJECTED, linewidth=1.5, linestyle="--", label="min(1, p/q): accepted")
-    rate.set_ylim(0, 1.08)
-    rate.set_ylabel("chance of acceptance")
-    rate.grid(False)
-    rate.spines["right"].set_visible(True)
-    lines = [*left.get_lines(), *rate.get_lines()]
-    left.legend(
-        lines, [line.get_label() for line in lines], fontsize=8.5, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3
-    )
+    _legend_above(left, rate, 3)
     x = np.arange(len(bars))
     right.bar(x, q[bars], 0.72, color=DRAFT, alpha=0.3, label="q: drafted")
     right.bar(x, np.minimum(p, q)[bars], 0.72, color=ACCEPTED, label="accepted part: min(p, q)")
@@ -348,11 +357,10 @@ def _rejected(
     )
     left.plot(curves.s, rest, color=INK, linewidth=1.6, label="product: (p \u2212 q)+")
     left.fill_between(curves.s, rest, color=MISSING, alpha=0.45, linewidth=0)
-    left.axhline(
-        chance, color=REJECTED, linewidth=1.5, linestyle="--", label=f"chance of a rejection: {1 - overlap:.3f}"
-    )
     _axes(left, curves)
-    left.legend(fontsize=8.5, loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
+    rate = _chances(left, "chance of a rejection")
+    rate.axhline(chance, color=REJECTED, linewidth=1.5, linestyle="--", label=f"rejected: {1 - overlap:.3f}")
+    _legend_above(left, rate, 2)
     x = np.arange(len(bars))
     gap = np.maximum(p - q, 0)[bars]
     right.bar(x - 0.2, gap / chance, 0.4, color=MISSING, alpha=0.55, label="(p \u2212 q)+ normalised")
