@@ -2,7 +2,7 @@
 # Everything that needs a GPU, in one go and without a network: build, tests, benchmarks, one report.
 #   benchmarks/gpu_session.sh [folder]       results land in the folder (default: gpu-results)
 # For a bare machine with Python, torch (CUDA), triton and nvcc; tests and steps want pytest, hypothesis and transformers,
-# peers what SPECDEC_PEERS names. Every part has a time limit of its own, 530 s in all, and
+# peers what SPECDEC_PEERS names. Every part has a time limit of its own, 560 s in all, and
 # writes its results as it goes: what an abort leaves behind is complete up to there. The exit status counts failed parts.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -33,6 +33,7 @@ part operators 40 "$python" -m pytest -q tests/kernels/test_registered.py tests/
 part example 25 "$python" examples/embed_ops.py
 part steps 75 "$python" -m benchmarks.step --out "$out" --shape 1b --rows 1 8 --drafted 0 4 --steps 30
 part eagle3 25 "$python" -m benchmarks.step --out "$out" --shape 1b --drafter eagle3 --rows 1 8 --drafted 4 --modes graph --steps 30 --most-overhead 60
+part lab 30 "$python" -m benchmarks.lab_draws --device cuda --threads 1 --rules token replay traversal --out "$out/lab_draws.json"
 part kernels 95 "$python" -m benchmarks.kernels.gpu --out "$out" --rounds 20
 "$python" -m benchmarks.report "$out" || failed=$((failed + 1))
 echo "== $failed parts failed; $SECONDS s; report: $out/report.html"

@@ -33,11 +33,11 @@ def place(vocab: int) -> Place:
     return Place("random laws", "first speculated", (1, 2, 3), p, q, base, draft, 0.0)
 
 
-def measure(rule: str, here: Place, draws: int, threads: int) -> dict[str, Any]:
+def measure(rule: str, here: Place, draws: int, threads: int, device: str) -> dict[str, Any]:
     """Seconds of `draws` texts; a few thousand before them are not counted."""
     torch.set_num_threads(threads)
-    Drawing(here, get_rule(rule), seed=1).run(4000)
-    drawing = Drawing(here, get_rule(rule), seed=2)
+    Drawing(here, get_rule(rule), seed=1, device=device).run(4000)
+    drawing = Drawing(here, get_rule(rule), seed=2, device=device)
     start = perf_counter()
     drawing.run(draws)
     seconds = perf_counter() - start
@@ -57,12 +57,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--vocab", type=int, default=32_000)
     parser.add_argument("--rules", nargs="+", choices=RULES, default=RULES)
     parser.add_argument("--threads", nargs="+", type=int, default=[2, 1])
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=RESULTS / "lab_draws_cpu.json")
     parser.add_argument("--json", action="store_true", help="print the result file in place of a row per rule")
     asked = parser.parse_args(arguments)
     result: dict[str, Any] = {
         "environment": environment(),
         "what": "specdec_fast.lab.draws.Drawing at one place of random laws",
+        "device": "cpu" if asked.device == "cpu" else torch.cuda.get_device_name(asked.device),
         "draws": asked.draws,
         "vocab": asked.vocab,
         "rows": [],
@@ -70,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     here = place(asked.vocab)
     for threads in asked.threads:
         for rule in asked.rules:
-            row = measure(rule, here, asked.draws, threads)
+            row = measure(rule, here, asked.draws, threads, asked.device)
             result["rows"].append(row)
             asked.out.parent.mkdir(parents=True, exist_ok=True)
             asked.out.write_text(json.dumps(result, indent=1) + "\n")

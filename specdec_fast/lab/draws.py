@@ -17,7 +17,7 @@ import torch
 
 from specdec_fast.interfaces import Rule
 from specdec_fast.lab.places import Place
-from specdec_fast.lab.simulate import Simulator, layout_for
+from specdec_fast.lab.simulate import Simulator, layout_for, on_device
 from specdec_fast.lab.statistics import Test, certified_distance, chi_square, g_test, rate_test
 
 TEXT = 3
@@ -91,12 +91,13 @@ def groups_of(p: np.ndarray, q: np.ndarray) -> np.ndarray:
 
 @dataclass(slots=True)
 class Drawing:
-    """Draws at one place under one rule: `run` adds to `counts`, `file` keeps them."""
+    """Draws at one place under one rule, on `device`: `run` adds to `counts`, `file` keeps them."""
 
     place: Place
     rule: Rule
     seed: int
     file: Path | None = None
+    device: torch.device | str = "cpu"
     counts: Counts = field(init=False)
     simulator: Simulator = field(init=False)
     group: np.ndarray = field(init=False)
@@ -104,7 +105,8 @@ class Drawing:
     def __post_init__(self) -> None:
         if not 0 <= self.seed < SEEDS:
             raise ValueError(f"lab: got seed {self.seed}; expected 0..{SEEDS - 1} (each has 2^40 draws of its own)")
-        self.simulator = Simulator(self.rule, self.place.p, self.place.q, layout_for(self.rule, self.p.shape[0]))
+        p, q = (on_device(laws, self.device) for laws in (self.place.p, self.place.q))
+        self.simulator = Simulator(self.rule, p, q, layout_for(self.rule, self.p.shape[0]))
         self.group = groups_of(self.p, self.q)
         self.counts = Counts.empty(self.simulator.vocab, max(self.simulator.layout.depth))
         if self.file is not None and self.file.exists():

@@ -93,7 +93,8 @@ class Recorder:
 
 def _copy(laws: Laws, rows: Tensor) -> Laws:
     own = laws.select(rows.to(laws.logits.device))
-    return Laws(own.logits.cpu().clone(), *(part.cpu().clone() for part in own.stats))
+    mass = None if own.mass is None else own.mass.cpu().clone()
+    return Laws(own.logits.cpu().clone(), *(part.cpu().clone() for part in own.stats), mass=mass)
 
 
 @dataclass(slots=True)

@@ -132,7 +132,7 @@ class Lab:
         for place in found.places:
             kept = folder / f"{slug(place.name)}.npz"
             try:
-                self.drawings.append(Drawing(place, rule, self.seed, kept))
+                self.drawings.append(Drawing(place, rule, self.seed, kept, engine.target.device))
             except ValueError as error:
                 if "draft law" not in str(error):
                     raise

@@ -2,6 +2,7 @@
 
 Every node has the same target law p and every draft law is the same q (a model without memory), so a batch of any size
 needs two rows of logits: they are shared by a row stride of zero. The target's law of a text is then a product of p.
+Everything happens on the device that the two rows are on.
 Tests: tests/lab/test_draws.py.
 """
 
@@ -75,13 +76,19 @@ def shared(laws: Laws, rows: int) -> Laws:
     return Laws(laws.logits.expand(rows, -1), *stats, mass=mass)
 
 
+def on_device(laws: Laws, device: torch.device | str) -> Laws:
+    """The same laws there."""
+    mass = None if laws.mass is None else laws.mass.to(device)
+    return Laws(laws.logits.to(device), *(part.to(device) for part in laws.stats), mass=mass)
+
+
 class Simulator:
-    """Steps of one rule on one pair of laws (p, q: `Laws` of one row each, over the same vocabulary)."""
+    """Steps of one rule on one pair of laws (p, q: `Laws` of one row each, over the same vocabulary and device)."""
 
     def __init__(self, rule: Rule, p: Laws, q: Laws, layout: Layout | None = None) -> None:
         self.rule, self.p, self.q = rule, p, q
         self.layout = layout or layout_for(rule)
-        self.vocab = p.logits.shape[1]
+        self.vocab, self.device = p.logits.shape[1], p.logits.device
         widest = max((len(nodes) for nodes in self.layout.siblings.values()), default=0)
         weights = q.weights()[0]
         support = int((weights > 0).sum())
@@ -102,19 +109,19 @@ class Simulator:
         return () if self.top is None else tuple(self.top[: len(self.layout.siblings[0]) - 1].tolist())
 
     def draft(self, seeds: Tensor, positions: Tensor) -> Draft:
-        """One draft per row. seeds int64 [n], positions int32 [n] of the roots."""
-        rows, size = len(seeds), len(self.layout.parents)
-        tokens = torch.zeros(rows, size, dtype=torch.int64)
-        drawn = torch.zeros(size, dtype=torch.int8)
+        """One draft per row. seeds int64 [n], positions int32 [n] of the roots, on the laws' device."""
+        rows, size, device = len(seeds), len(self.layout.parents), self.device
+        tokens = torch.zeros(rows, size, dtype=torch.int64, device=device)
+        drawn = torch.zeros(size, dtype=torch.int8, device=device)
         for group in self.layout.siblings.values():
             self._fill(tokens, drawn, group, seeds, positions)
-        index = torch.arange(rows * size) // size
+        index = torch.arange(rows * size, device=device) // size
         law_row = torch.where(drawn > 0, 0, -1).to(torch.int32)
         return Draft(
-            rows=torch.arange(rows, dtype=torch.int32),
+            rows=torch.arange(rows, dtype=torch.int32, device=device),
             tokens=tokens.flatten(),
-            parents=torch.tensor(self.layout.parents, dtype=torch.int32).repeat(rows),
-            offsets=torch.arange(rows + 1, dtype=torch.int32) * size,
+            parents=torch.tensor(self.layout.parents, dtype=torch.int32, device=device).repeat(rows),
+            offsets=torch.arange(rows + 1, dtype=torch.int32, device=device) * size,
             drawn=drawn.repeat(rows),
             law_row=law_row.repeat(rows),
             row_of=index,
@@ -153,7 +160,8 @@ class Simulator:
             number = node + attempt * len(self.layout.parents)
             tokens[same, node] = self._draw(self.q, seeds[same], positions[same], number)
         rest = self._rows_without(tokens[same][:, earlier])
-        index = torch.full((len(same),), node + (MOST_REDRAWS + 1) * len(self.layout.parents), dtype=torch.int32)
+        number = node + (MOST_REDRAWS + 1) * len(self.layout.parents)
+        index = torch.full((len(same),), number, dtype=torch.int32, device=self.device)
         tokens[same, node] = draw_sample(rest.logits, *rest.stats, seeds[same], positions[same], index)
 
     def _rows_without(self, taken: Tensor) -> Laws:
@@ -164,7 +172,7 @@ class Simulator:
     @staticmethod
     def _draw(law: Laws, seeds: Tensor, positions: Tensor, index: int) -> Tensor:
         many = shared(law, len(seeds))
-        at = torch.full((len(seeds),), index, dtype=torch.int32)
+        at = torch.full((len(seeds),), index, dtype=torch.int32, device=seeds.device)
         return draw_sample(many.logits, *many.stats, seeds, positions, at, mass=many.mass)
 
     def _coupled(self, seeds: Tensor, positions: Tensor, count: int) -> Tensor:
@@ -179,13 +187,14 @@ class Simulator:
 
     def step(self, seeds: Tensor, positions: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(emitted tokens [n, depth + 1] padded with -1, accepted [n], complete bool [n]: the path ended at a leaf)."""
+        seeds, positions = seeds.to(self.device), positions.to(self.device)
         draft = self.draft(seeds, positions)
         plan = tree_plan(draft.parents, draft.offsets)
         answer = self.rule(draft, plan, shared(self.p, draft.num_nodes), Rng(seeds, positions))
         path, count = answer.path.long(), answer.num_accepted.long()
         emitted = torch.where(path >= 0, draft.tokens[path.clamp(min=0)], -1)
-        emitted = torch.cat([emitted[:, 1:], torch.full((len(seeds), 1), -1)], 1)
+        emitted = torch.cat([emitted[:, 1:], emitted.new_full((len(seeds), 1), -1)], 1)
         emitted.scatter_(1, count[:, None], answer.next_token[:, None])
         last = path.gather(1, count[:, None]).squeeze(1)
         complete = plan.first_child[last] < 0
-        return emitted.numpy(), count.numpy(), complete.numpy()
+        return emitted.cpu().numpy(), count.cpu().numpy(), complete.cpu().numpy()

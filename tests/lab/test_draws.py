@@ -84,6 +84,19 @@ def test_the_same_laws_are_shared_not_copied() -> None:
     assert many.inv_t.shape == (1000,) and many.inv_t.is_contiguous()
 
 
+@pytest.mark.parametrize("name", ["replay", "token", "tree", "traversal"])
+def test_everything_is_made_on_the_device_of_the_laws(name: str) -> None:
+    """Nothing is left to the default device."""
+    simulator = Drawing(place(12, 2), get_rule(name), seed=3).simulator
+    seeds, positions = torch.arange(50), torch.full((50,), 4, dtype=torch.int32)
+    want = simulator.step(seeds, positions)
+    with torch.device("meta"):
+        draft, got = simulator.draft(seeds, positions), simulator.step(seeds, positions)
+    parts = (getattr(draft, name) for name in ("rows", "tokens", "parents", "offsets", "drawn", "law_row", "row_of"))
+    assert {part.device.type for part in parts} == {"cpu"}
+    assert all((one == other).all() for one, other in zip(got, want, strict=True))
+
+
 @pytest.mark.parametrize("pick", ["without", "hybrid", "iid"])
 def test_siblings_have_the_laws_of_their_marks(pick: str) -> None:
     here = place(12, 2)
