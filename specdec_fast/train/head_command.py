@@ -186,7 +186,7 @@ def train_heads(
 
     from specdec_fast.loading import load_model, load_tokenizer
     from specdec_fast.train.curve import require_matplotlib, write_history
-    from specdec_fast.train.heads import Settings, accelerator_of, fit, refuse_another_run, stored_step
+    from specdec_fast.train.heads import Settings, accelerator_of, fit, refuse_another_run, stored_step, with_team
     from specdec_fast.train.texts import split
 
     options = asdict(training)
@@ -201,12 +201,12 @@ def train_heads(
     if text.answer:  # what the target says depends on how it computes too; the format is that of rows with marks
         source |= {"temperature": text.temperature, "seed": made.seed, "dtype": dtype, "format": 2}
     run = {"kind": kind, "dtype": dtype, **facts, **source}
-    refuse_another_run(out, made, run)  # before the target answers prompts for hours
+    here = accelerator_of(made)
+    refuse_another_run(out, made, with_team(run, here))  # before the target answers prompts for hours
     require_matplotlib()
     if threads:
         torch.set_num_threads(threads)
     torch.manual_seed(made.seed)
-    here = accelerator_of(made)
     refuse_apart(here, out)
     target, tokenizer = load_model(model, dtype, here.device), load_tokenizer(model)
     if tokenizer is None:

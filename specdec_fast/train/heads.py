@@ -199,8 +199,9 @@ def fit(
     Raises KeyboardInterrupt after Ctrl-C, checkpoint written; ValueError where accelerate is absent, and for a
     checkpoint that is of other settings or facts, or cannot be read.
     """
-    refuse_another_run(folder, settings, facts)
     accelerator = accelerator_of(settings)
+    facts = with_team(facts, accelerator)
+    refuse_another_run(folder, settings, facts)
     states.model.to(accelerator.device)
     optimiser = torch.optim.AdamW(
         [each for each in trainee.parameters() if each.requires_grad],
@@ -304,6 +305,11 @@ def _made_of(settings: Settings, facts: Mapping[str, Any]) -> dict[str, Any]:
     own = {name: value for name, value in asdict(settings).items() if name not in _FREE}
     found: dict[str, Any] = json.loads(json.dumps({**own, **facts}))
     return found
+
+
+def with_team(facts: Mapping[str, Any], accelerator: Any) -> dict[str, Any]:
+    """Facts of a run and how many processes share a step: its batches and their size follow from that too."""
+    return {**facts, "number of processes": int(accelerator.num_processes)}
 
 
 def stored_step(folder: Path) -> int:

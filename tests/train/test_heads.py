@@ -215,6 +215,18 @@ def test_a_run_does_not_go_on_with_other_settings(tmp_path: Path, changes: dict[
     assert progress.step == 9, "how often is measured and saved may change"
 
 
+def test_a_run_does_not_go_on_with_another_number_of_processes(tmp_path: Path) -> None:
+    """Every process has its own blocks in each step, so that others would be another run."""
+    run(tmp_path, stop_after=2)
+    place = tmp_path / "checkpoint" / "run.json"
+    made_of = json.loads(place.read_text())
+    place.write_text(json.dumps({**made_of, "number of processes": 4}))
+    with pytest.raises(ValueError, match="another number of processes: got 1; expected 4, with which it was begun"):
+        run(tmp_path)
+    place.write_text(json.dumps(made_of))
+    assert run(tmp_path)[0].step == 9
+
+
 def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
     run(tmp_path, stop_after=1)
     weights = tmp_path / "checkpoint" / "model.safetensors"
