@@ -5,7 +5,6 @@ Owns the data type and its checks. Knows nothing of models, caches or rules. Tes
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import IntEnum
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from specdec_fast.laws import Laws
+from specdec_fast.upload import from_host
 from specdec_kernels import TreePlan, expect, tree_plan
 
 
@@ -37,8 +37,9 @@ class Draft:
     within the row, -1 for the root, parents before children; offsets: int32 [B+1]; drawn: int8 [M] (`Drawn`);
     law_row: int32 [M] row of `laws` a drawn node came from, -1 otherwise; scouts: bool [M] nodes that are scored
     but never accepted; row_of: int64 [M] batch row of each node; plan: the links of its trees where they are known
-    already (chains repeat few shapes), else None. `counts` (nodes per row) and `max_depth` (a bound on
-    the depth of any node) are host integers, so that nobody has to ask the device.
+    already (chains repeat few shapes), else None. `counts` (nodes per row), `max_depth` (a bound on
+    the depth of any node) and `row_ids` (the rows, None if they are on the device only) are host integers, so that
+    nobody has to ask the device.
     """
 
     rows: Tensor
@@ -54,6 +55,11 @@ class Draft:
     laws: Laws | None = None
     scouts: Tensor | None = None
     plan: TreePlan | None = None
+    row_ids: tuple[int, ...] | None = None
+
+    def host_rows(self) -> tuple[int, ...]:
+        """Its rows as host integers."""
+        return tuple(self.rows.tolist()) if self.row_ids is None else self.row_ids
 
     def planned(self) -> TreePlan:
         """The links of its trees: those that are known, or made now for rows of that many nodes."""
@@ -106,6 +112,7 @@ class Draft:
             is_chain=True,
             laws=laws,
             plan=_chain_plan(counts, where) if depth < _SHORT else None,
+            row_ids=tuple(rows),
         )
 
     @staticmethod
@@ -176,16 +183,16 @@ class Draft:
             counts=counts,
             max_depth=max_depth,
             plan=plan,
+            row_ids=tuple(rows),
         )
 
     def select(self, places: Sequence[int]) -> tuple[Draft, Tensor]:
         """The draft of some of its rows, by their places in the batch; and which nodes these are, int64 [M']."""
-        starts = self.offsets.tolist()
+        starts, rows = list(accumulate(self.counts, initial=0)), self.host_rows()
         kept = [node for place in places for node in range(starts[place], starts[place] + self.counts[place])]
-        nodes = torch.tensor(kept, dtype=torch.int64).to(self.tokens.device)
-        at = torch.tensor(list(places), dtype=torch.int64).to(self.tokens.device)
-        counts = tuple(self.counts[place] for place in places)
-        shape = packed_shape(tuple(self.rows[at].tolist()), counts, self.tokens.device)
+        nodes = from_host(kept, torch.int64, self.tokens.device)
+        counts, own = tuple(self.counts[place] for place in places), tuple(rows[place] for place in places)
+        shape = packed_shape(own, counts, self.tokens.device)
         return (
             replace(
                 self,
@@ -199,6 +206,7 @@ class Draft:
                 counts=counts,
                 scouts=None if self.scouts is None else self.scouts[nodes],
                 plan=None,
+                row_ids=own,
             ),
             nodes,
         )
@@ -206,7 +214,7 @@ class Draft:
     def among(self, rows: Sequence[int], roots: Sequence[int]) -> Draft:
         """The draft for all of `rows`: those that it lacks get a root and nothing else. roots: newest tokens."""
         bare = Draft.chains(rows, [[root] for root in roots], device=self.tokens.device)
-        have = {row: place for place, row in enumerate(self.rows.tolist())}
+        have = {row: place for place, row in enumerate(self.host_rows())}
         both: dict[str, Any] = {
             name: torch.cat([getattr(self, name), getattr(bare, name)])
             for name in ("rows", "tokens", "parents", "drawn", "law_row", "row_of")
@@ -214,7 +222,8 @@ class Draft:
         if self.scouts is not None:
             both["scouts"] = torch.cat([self.scouts, torch.zeros_like(bare.tokens, dtype=torch.bool)])
         offsets = torch.cat([self.offsets, bare.offsets[1:] + self.offsets[-1]])
-        joined = replace(self, offsets=offsets, counts=self.counts + bare.counts, plan=None, **both)
+        every = (*have, *rows)
+        joined = replace(self, offsets=offsets, counts=self.counts + bare.counts, plan=None, row_ids=every, **both)
         return joined.select([have.get(row, len(have) + at) for at, row in enumerate(rows)])[0]
 
     def proposals(self, plan: TreePlan) -> tuple[list[int], list[int], Tensor]:
@@ -257,7 +266,9 @@ class Draft:
         roots: the row ids that it is for, in order, and their newest tokens, where these are known; wait: look at
         values on a GPU too, which waits for them.
         """
-        rows = tuple(self.rows.tolist()) if roots is None else tuple(roots)
+        rows = self.host_rows() if roots is None else tuple(roots)
+        if self.row_ids is not None and self.row_ids != rows:
+            raise ValueError(f"draft: got rows {list(self.row_ids)}; expected {list(rows)}")
         if type(self.counts) is not tuple or len(self.counts) != len(rows) or min(self.counts, default=0) < 0:
             raise ValueError(f"draft: got counts {self.counts} of rows {rows}; expected a tuple, of each 0 or more")
         shape = packed_shape(rows, self.counts, self.tokens.device)
@@ -327,20 +338,6 @@ class Draft:
                 raise ValueError(
                     f"draft: node {node}: got law row {source}; expected one of the draft's {available} laws"
                 )
-
-
-_CODES = {torch.int8: "b", torch.int32: "i", torch.int64: "q", torch.float32: "f"}  # of `array`
-
-
-def from_host(values: Sequence[float], dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    """A vector of host numbers on a device. Half of what torch.tensor costs."""
-    if not values:
-        return torch.empty(0, dtype=dtype, device=device)
-    found = torch.frombuffer(array(_CODES[dtype], values), dtype=dtype)
-    kind = device if isinstance(device, str) else device.type
-    if kind.startswith("cuda"):  # pinned, so that nobody waits for what the stream has to do
-        return found.pin_memory().to(device, non_blocking=True)
-    return found if kind == "cpu" else found.to(device)
 
 
 _SHORT = 128  # nodes a row of a shape that is remembered: drafts, not prompts

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specdec_fast.draft import Draft
 from specdec_fast.expectations import Outcome
@@ -39,8 +39,10 @@ class Given:
     reason: str = ""
 
 
-def given_by(draft: Draft, plan: TreePlan, acceptance: Acceptance, laws: Laws, sampling: Sampling) -> list[Given]:
-    """What a step that is not captured gave its rows: its one host synchronisation."""
+def given_by(
+    draft: Draft, plan: TreePlan, acceptance: Acceptance, laws: Laws, sampling: Sampling
+) -> tuple[list[Given], Acceptance]:
+    """What a step that is not captured gave its rows, its one host synchronisation; and the answer with that."""
     broken, goes_on = failures(acceptance.path, laws, sampling), None
     proposed, depths = [count - 1 for count in draft.counts], [count - 1 for count in draft.counts]
     if not draft.is_chain:
@@ -53,7 +55,7 @@ def given_by(draft: Draft, plan: TreePlan, acceptance: Acceptance, laws: Laws, s
         accepted = min(accepted, sound)
         complete = accepted == proposed[index] if goes_on is None else not goes_on[index]
         found.append(Given(emitted[:sound], accepted, proposed[index], depths[index], complete, reason))
-    return found
+    return found, replace(acceptance, accepted=tuple([each.accepted for each in found]))
 
 
 def given_captured(emission: Emission) -> Given:

@@ -235,7 +235,7 @@ class Engine:
         with clock.time("commit"):
             target.cache.commit(draft.rows, slots, acceptance.path, acceptance.num_accepted)
         with clock.time("append"):
-            given = given_by(draft, plan, acceptance, laws, sampling)
+            given, acceptance = given_by(draft, plan, acceptance, laws, sampling)
             wanted = any(handle.params.logprobs is not None for handle in handles)
             kept, outcomes = keep(handles, given, laws, acceptance.path.tolist() if wanted else ())
             state.append(rows, kept)

@@ -16,20 +16,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from specdec_fast.draft import Draft, Drawn, PackedShape, from_host, packed_shape
+from specdec_fast.draft import Draft, Drawn, PackedShape, packed_shape
 from specdec_fast.draft_source import Source
+from specdec_fast.dynamic import Front, grow, reads_freely
 from specdec_fast.interfaces import Acceptance, Budget, Needs, Rng, StateView, TargetOutput
 from specdec_fast.laws import Laws, concat_laws
 from specdec_fast.outline import EMPTY, Outline, outline
 from specdec_fast.sampling import Sampling
 from specdec_fast.shapes import Shape
-from specdec_kernels import Growth, NodePaths, draw_sample, tree_expand, tree_grow
+from specdec_fast.upload import from_host
+from specdec_kernels import Growth, NodePaths, draw_sample, tree_expand
 
 HOWS = ("coupled", "hybrid", "iid", "top_k", "without_replacement")
 CHOOSING = ("coupled", "top_k")
@@ -130,9 +132,15 @@ class TreeDrafter:
         if not active:
             return Draft.chains(rows, [[text[-1]] for text in texts], device=view.device)
         self.source.catch_up([rows[index] for index in active], [texts[index] for index in active])
-        if self.depth:
-            return self._grow_best(view, rows, [text[-1] for text in texts], limits, rng)
-        return self._fill(view, rows, [text[-1] for text in texts], limits, rng)
+        roots = [text[-1] for text in texts]
+        if not self.depth:
+            return self._fill(view, rows, roots, limits, rng)
+        if len(active) == len(rows):
+            return self._grow_best(view, rows, roots, limits, rng)
+        at = from_host(active, torch.int64, view.device)
+        own = replace(rng, seeds=rng.seeds[at], positions=rng.positions[at])
+        ids, newest = [rows[index] for index in active], [roots[index] for index in active]
+        return self._grow_best(view, ids, newest, [limits[index] for index in active], own).among(rows, roots)
 
     def observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
         self.source.observe(view, draft, acceptance, output)
@@ -144,24 +152,25 @@ class TreeDrafter:
         """Whether a row of so many tokens can be drafted for: what it may hold while its tree grows has room."""
         return self.source.room(row, tokens, tokens + max(limit, (self.depth - 1) * self.width))
 
-    def _score(
+    def _level(
         self,
         view: StateView,
         rows: Sequence[int],
         places: tuple[int, ...],
         draft: Draft,
+        scored: Tensor,
         counts: tuple[int, ...],
-        ends: list[int],
+        ends: list[int] | Tensor,
         rng: Rng,
         depth: int,
     ) -> _Level:
-        """One pass over the trees that grow, and the draft's logits after the nodes that get children.
-
-        places: of these trees' rows among `rows`; ends: these nodes, packed, `counts` of each tree.
+        """The source's logits after nodes of a draft that get children. places: of the draft's rows among `rows`;
+        scored: what the source made of the draft; ends: these nodes, packed, `counts` of each row.
         """
         own = [rows[place] for place in places]
-        scored = self.source.score(own, draft)
-        if ends[-1] - ends[0] + 1 == len(ends):
+        if isinstance(ends, Tensor):
+            scored = scored[ends]
+        elif ends[-1] - ends[0] + 1 == len(ends):
             scored = scored[ends[0] : ends[-1] + 1]
         else:
             scored = scored[from_host(ends, torch.int64, self.source.device)]
@@ -176,7 +185,7 @@ class TreeDrafter:
             roots = roots[from_host(places, torch.int64, roots.device)]
         shape = packed_shape(places, counts, self.source.device)
         if sampling.edits is not None:  # q with the target's edits, each node after its own path
-            nodes = from_host(ends, torch.int32, logits.device)
+            nodes = ends.int() if isinstance(ends, Tensor) else from_host(ends, torch.int32, logits.device)
             paths = NodePaths(draft.tokens, draft.parents, draft.offsets, roots, nodes)
             logits = sampling.edits.apply(logits, paths, shape.row_of)
         noisy = self.how == "coupled" and not sampling.all_greedy
@@ -191,10 +200,11 @@ class TreeDrafter:
         tokens, drawn = table
         parts: list[Laws] = []
         for depth, step in enumerate(lines.levels):
-            own = tuple([rows[place] for place in step.places])
-            which = packed_shape(own, step.draft.counts, self.source.device).rows
-            draft = replace(step.draft, rows=which, tokens=tokens[step.staged].clamp(min=0))
-            level = self._score(view, rows, step.places, draft, step.sizes, step.ends, rng, depth)
+            own = [rows[place] for place in step.places]
+            which = packed_shape(tuple(own), step.draft.counts, self.source.device).rows
+            draft = replace(step.draft, rows=which, row_ids=tuple(own), tokens=tokens[step.staged].clamp(min=0))
+            scored = self.source.score(own, draft)
+            level = self._level(view, rows, step.places, draft, scored, step.sizes, step.ends, rng, depth)
             if self.how in CHOOSING:
                 picked = self._choose(level, None, step.widest)
             else:
@@ -257,51 +267,38 @@ class TreeDrafter:
         return tokens, torch.where(marked, int(mark), int(Drawn.CHOSEN))
 
     def _grow_best(
-        self, view: StateView, rows: Sequence[int], roots: list[int], limits: tuple[int, ...], rng: Rng
+        self, view: StateView, rows: Sequence[int], roots: Sequence[int], limits: Sequence[int], rng: Rng
     ) -> Draft:
-        """Dynamic trees: grow from the best nodes of each level, then keep the best of all nodes, root always."""
-        batch, sampling, noise = tuple(range(len(rows))), view.sampling(rows), {}
+        """Dynamic trees of rows that all draft: the host looks at them once, when they are grown."""
+        sampling, noise = view.sampling(rows), {}
         if self.how == "coupled" and not sampling.all_greedy:
             places = rng.positions
             if sampling.any_filter:  # or there is no row at temperature 0
                 places = torch.where(sampling.temperature == 0, -1, places)
             noise = {"seeds": sampling.seeds, "positions": places}
-        # nodes that each tree grows from, and those that it has; a tree that does not grow any more has none
-        fresh = counts = tuple(int(limit > 0) for limit in limits)
-        growing = [at for at in batch if fresh[at]]
-        growth: Growth | None = None
-        logits: Tensor
-        law: Sequence[Tensor]
-        draft = Draft.chains([rows[at] for at in growing], [[roots[at]] for at in growing], device=self.source.device)
-        for depth in range(self.depth):
-            last = depth == self.depth - 1 or not growing
-            if growing:
-                stops = accumulate(draft.counts)
-                ends = [node for at, stop in zip(growing, stops) for node in range(stop - fresh[at], stop)]
-                own = tuple([fresh[at] for at in growing])
-                level = self._score(view, rows, tuple(growing), draft, own, ends, rng, depth)
-                logits, law = level.logits, level.law()
-                growth = growth or self._room_for(roots, limits, law[0].dtype)
-            else:  # what was found is all there is
-                logits, law = logits[:0], [part[:0] for part in law]
-            bounds = packed_shape(batch, fresh, logits.device).offsets
-            sizes = {"level": depth, "width": self.width, "last": last, "sharpness": self.sharpness}
-            tokens, parents, found, plan = tree_grow(logits, *law, bounds, growth, **sizes, **noise)
-            now, deepest = found.tolist()
-            fresh, counts = tuple([max(new - old, 0) for new, old in zip(now, counts)]), now
-            growing = [at for at in batch if now[at]]
-            whole = tuple([now[at] for at in growing])
-            draft = Draft.packed([rows[at] for at in growing], tokens, parents, whole, max(deepest), plan)
-            if last:
-                break
-        return draft
+        first = Draft.chains(rows, [[root] for root in roots], device=self.source.device)
+        passes = _Passes(self, view, rows, roots, limits, rng, first, self.source.score(rows, first))
+        front = Front(0, first.counts, first.offsets, list(range(len(rows))))
+        known = tuple(rows) if reads_freely(self.source.device) else None
+        depth, width, sharpness = min(self.depth, max(limits)), self.width, self.sharpness
+        trees = grow(
+            passes, first.rows, front, depth=depth, width=width, sharpness=sharpness, noise=noise, row_ids=known
+        )
+        staged = trees.staged if self.source.keeps else []
+        parts = [part for draft in staged for part in (draft.offsets, draft.tokens, draft.parents)]
+        read = torch.cat([trees.counts.flatten(), *parts]).tolist()
+        counts, deepest, read = read[: len(rows)], max(read[len(rows) : 2 * len(rows)]), read[2 * len(rows) :]
+        if self.source.keeps:
+            self.source.told(_last_staged(rows, roots, [draft.num_nodes for draft in staged], read))
+        return Draft.packed(rows, trees.tokens, trees.parents, tuple(counts), deepest, trees.plan)
 
-    def _room_for(self, roots: list[int], limits: tuple[int, ...], dtype: torch.dtype) -> Growth:
+    def _room_for(self, roots: Sequence[int], limits: Sequence[int], dtype: torch.dtype) -> Growth:
         """Where trees of these limits grow: what the last ones had, if their limits were the same."""
-        if self._growth is None or self._growth[0] != (limits, dtype):
+        key = tuple(limits), dtype
+        if self._growth is None or self._growth[0] != key:
             with torch.inference_mode(False):
                 most = from_host(limits, torch.int32, self.source.device)
-                self._growth = (limits, dtype), Growth.room(most, max(limits), self.depth, dtype)
+                self._growth = key, Growth.room(most, max(limits), self.depth, dtype)
         growth = self._growth[1]
         growth.tokens[:, 0] = from_host(roots, torch.int64, self.source.device)
         return growth
@@ -336,3 +333,43 @@ class TreeDrafter:
             return draft
         marked, named = from_host(drawn, torch.int8, view.device), from_host(law_row, torch.int32, view.device)
         return replace(draft, drawn=marked, law_row=named, laws=concat_laws(parts))
+
+
+@dataclass(slots=True)
+class _Passes:
+    """Over dynamic trees of rows that all draft. draft: what the last pass scored."""
+
+    drafter: TreeDrafter
+    view: StateView
+    rows: Sequence[int]
+    roots: Sequence[int]
+    limits: Sequence[int]
+    rng: Rng
+    draft: Draft
+    scored: Tensor
+
+    def laws(self, front: Front) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        places = tuple(range(len(self.rows)))
+        sizes = places, self.draft, self.scored, front.sizes, front.places, self.rng, front.level
+        level = self.drafter._level(self.view, self.rows, *sizes)
+        return level.logits, *level.law()
+
+    def score(self, draft: Draft) -> None:
+        self.draft, self.scored = draft, self.drafter.source.score(self.rows, draft)
+
+    def room(self, dtype: torch.dtype) -> Growth:
+        return self.drafter._room_for(self.roots, self.limits, dtype)
+
+
+def _last_staged(
+    rows: Sequence[int], roots: Sequence[int], sizes: Sequence[int], read: list[int]
+) -> list[tuple[int, tuple[list[int], list[int]]]]:
+    """(row, tree) of every row as it was scored last. read: of passes over `sizes` nodes offsets, tokens, parents."""
+    trees: list[tuple[list[int], list[int]]] = [([root], [-1]) for root in roots]
+    for nodes in sizes:
+        offsets, read = read[: len(rows) + 1], read[len(rows) + 1 :]
+        tokens, parents, read = read[:nodes], read[nodes : 2 * nodes], read[2 * nodes :]
+        for at, (start, stop) in enumerate(pairwise(offsets)):
+            if stop > start:
+                trees[at] = tokens[start:stop], parents[start:stop]
+    return list(zip(rows, trees))

@@ -24,13 +24,19 @@ class Acceptance:
 
     path: int32 [B, D+1] accepted node indices on the packed axis, root first, -1 padded; num_accepted: int32 [B],
     root not counted; next_token: int64 [B] recovered (after a rejection) or bonus (all accepted); node_choice:
-    int64 [M] the target's own choice at every node (replay and greedy), scouts included, or None.
+    int64 [M] the target's own choice at every node (replay and greedy), scouts included, or None; accepted: the same as
+    num_accepted where the host has read it (of a text that breaks off no more than is sound), else None.
     """
 
     path: Tensor
     num_accepted: Tensor
     next_token: Tensor
     node_choice: Tensor | None = None
+    accepted: tuple[int, ...] | None = None
+
+    def host_accepted(self) -> Sequence[int]:
+        """How many were accepted of each row, as host integers."""
+        return self.num_accepted.tolist() if self.accepted is None else self.accepted
 
 
 @dataclass(frozen=True, slots=True)

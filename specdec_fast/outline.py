@@ -15,8 +15,9 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from specdec_fast.draft import Draft, from_host
+from specdec_fast.draft import Draft
 from specdec_fast.shapes import Shape
+from specdec_fast.upload import from_host
 
 EMPTY = -1
 """Token of a place that nothing was drawn for."""

@@ -113,10 +113,10 @@ class Proposer:
         """The drafter hears of the rows that it still serves, and of its own draft as it made it."""
         if self.drafter is None:
             return
-        rows, asked, self._asked = draft.rows.tolist(), self._asked, None
+        rows, asked, self._asked = list(draft.host_rows()), self._asked, None
         served = [row for row in rows if row not in self._given_up]
         if asked is not None and asked[1] is draft:
-            served = asked[0].rows.tolist()
+            served = list(asked[0].host_rows())
         if not served:
             return
         if len(served) < len(rows):
@@ -262,6 +262,7 @@ def _part(
         num_accepted=acceptance.num_accepted[places],
         next_token=acceptance.next_token[places],
         node_choice=None if choice is None else choice[nodes],
+        accepted=None if acceptance.accepted is None else tuple(acceptance.accepted[place] for place in places),
     )
     logits = None if output.logits is None else output.logits[nodes]
     return part, heard, TargetOutput(logits, {name: tap[nodes] for name, tap in output.taps.items()})

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specdec_fast.draft import Draft, from_host
+from specdec_fast.draft import Draft
 from specdec_fast.interfaces import Acceptance, Rng
 from specdec_fast.sampling import Sampling, SamplingParams, SamplingTable
-from specdec_fast.upload import upload
+from specdec_fast.upload import from_host, upload
 
 SETTINGS = {
     "temperature": torch.float32,

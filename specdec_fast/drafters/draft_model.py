@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from specdec_fast.budget import MovingThreshold, surely_accepted
-from specdec_fast.draft import Draft, from_host, packed_shape
+from specdec_fast.draft import Draft, packed_shape
 from specdec_fast.interfaces import (
     Acceptance,
     Budget,
@@ -31,6 +31,7 @@ from specdec_fast.packing import pack
 from specdec_fast.sampling import Sampling, process_chains
 from specdec_fast.targets.huggingface import HuggingFaceTarget
 from specdec_fast.translation import Translation
+from specdec_fast.upload import from_host
 from specdec_kernels import draw_sample
 
 PICKS = ("coupled", "drawn", "greedy")
@@ -181,8 +182,8 @@ class DraftModelDrafter:
         last, limits = self._last
         if not self.entropy_goal or draft is not last:
             return
-        taken = acceptance.num_accepted.tolist()
-        for row, count, limit, accepted in zip(draft.rows.tolist(), draft.counts, limits, taken):
+        taken = acceptance.host_accepted()
+        for row, count, limit, accepted in zip(draft.host_rows(), draft.counts, limits, taken):
             if count > 1 and row in self._thresholds:
                 self._thresholds[row].update(accepted, count - 1, full=accepted == limit)
 

@@ -93,8 +93,8 @@ class JacobiDrafter:
             assert output.logits is not None
             choice = output.logits.argmax(1)
         answers, first = choice.tolist(), 0
-        accepted = acceptance.num_accepted.tolist()
-        for row, count, taken in zip(draft.rows.tolist(), draft.counts, accepted):
+        accepted = acceptance.host_accepted()
+        for row, count, taken in zip(draft.host_rows(), draft.counts, accepted):
             state = self._rows.get(row)
             if state is not None:  # the tail behind the token that follows the accepted ones
                 state.guess = answers[first + taken + 1 : first + count]

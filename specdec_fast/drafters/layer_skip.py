@@ -144,8 +144,8 @@ class LayerSkipDrafter:
         last, limits = self._last
         if self.stop != "adaptive" or draft is not last:
             return
-        taken = acceptance.num_accepted.tolist()
-        for row, count, limit, accepted in zip(draft.rows.tolist(), draft.counts, limits, taken):
+        taken = acceptance.host_accepted()
+        for row, count, limit, accepted in zip(draft.host_rows(), draft.counts, limits, taken):
             if count > 1 and row in self._exits:
                 self._exits[row].update(accepted, count - 1, full=count - 1 == limit)
 

@@ -97,7 +97,7 @@ class LookaheadDrafter:
             choice = output.logits.argmax(1)
         answers, start = choice.tolist(), 0
         tokens = draft.tokens[draft.offsets[:-1].long()].tolist()
-        for at, (row, count) in enumerate(zip(draft.rows.tolist(), draft.counts)):
+        for at, (row, count) in enumerate(zip(draft.host_rows(), draft.counts)):
             state = self._rows.get(row)
             if row in windows and state is not None:
                 self._move(state, tokens[at], answers[start : start + count], *windows[row])

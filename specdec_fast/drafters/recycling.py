@@ -128,7 +128,7 @@ class RecyclingDrafter:
             self._common.learn(tokens, top, values)
             return
         start = 0
-        for row, count in zip(draft.rows.tolist(), draft.counts):
+        for row, count in zip(draft.host_rows(), draft.counts):
             own = slice(start, start + count)
             self.successors(row).learn(tokens[own], top[own], values[own])
             start += count

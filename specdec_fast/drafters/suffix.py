@@ -142,7 +142,7 @@ class SuffixDrafter:
         return best[0], best[1]
 
     def observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
-        for row in draft.rows.tolist():
+        for row in draft.host_rows():
             self._rows[row].extend(view.tokens(row))
 
     def release(self, rows: Sequence[int]) -> None:

@@ -127,6 +127,7 @@ class AheadDrafter:
             max_depth=pack.depth,
             is_chain=self.needs.topology == "chain",
             plan=pack.plan,
+            row_ids=tuple(rows),
         )
 
     def best(self, states: Tensor, sampling: Sampling, positions: Tensor) -> Tensor:
@@ -178,7 +179,7 @@ class AheadDrafter:
     def observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
         last = acceptance.path.gather(1, acceptance.num_accepted[:, None].long()).squeeze(1).long()
         states = output.taps[TAP][last]
-        for at, row in enumerate(draft.rows.tolist()):
+        for at, row in enumerate(draft.host_rows()):
             self._states[row] = (view.length(row), states[at])
 
     def release(self, rows: Sequence[int]) -> None:

@@ -17,12 +17,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from specdec_fast.draft import Draft
+from specdec_fast.dynamic import Front, grow
 from specdec_fast.growing import TreeDrafter, picking_law
 from specdec_fast.interfaces import Acceptance, CapturedRows, CapturedTrees, StateView, TargetOutput
-from specdec_fast.packing import Packing, pack, packed_draft
+from specdec_fast.packing import pack, packed_draft
 from specdec_fast.sampling import Sampling
 from specdec_fast.shapes import Shape
-from specdec_kernels import Growth, TreePlan, tree_expand, tree_grow, tree_plan
+from specdec_kernels import Growth, tree_expand, tree_plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,36 +159,25 @@ class CapturedHeads:
         cache.rollback(batch.rows, torch.where(growing, batch.lengths - 2, stored))
         return self._before_root(index, batch.lengths), hidden[packing.last]
 
-    def _score(
-        self,
-        batch: CapturedRows,
-        packing: Packing,
-        tokens: Tensor,
-        parents: Tensor,
-        plan: TreePlan | None,
-        own: Tensor,
-        hidden: Tensor,
-    ) -> Tensor:
-        """One pass over packed trees (plan None: chains): predicted features [B, N, hidden] by node. hidden: those of
-        the pass before; own: of the tokens before the roots.
+    def _score(self, draft: Draft, own: Tensor, hidden: Tensor, starts: Tensor) -> Tensor:
+        """One pass over packed trees: predicted features [M, hidden]. hidden: those of the pass before, in which rows
+        began at `starts`; own: of the tokens before the roots.
         """
-        above = hidden[packing.row_of, parents.clamp(0, hidden.shape[1] - 1).long()]
-        features = torch.where((parents < 0)[:, None], own[packing.row_of], above)
-        each = tokens.shape[0] // batch.rows.shape[0]
-        draft = packed_draft(batch.rows, packing, tokens, parents, depth=each, is_chain=plan is None, plan=plan)
-        found = self._model.score(draft, features)
-        return found[packing.by_row(0, each)]
+        above = hidden[(starts[draft.row_of] + draft.parents).clamp(0, hidden.shape[0] - 1).long()]
+        features = torch.where((draft.parents < 0)[:, None], own[draft.row_of], above)
+        found: Tensor = self._model.score(draft, features)
+        return found
 
     def _law(self, hidden: Tensor, sampling: Sampling) -> tuple[Tensor, list[Tensor], Sampling]:
-        """Logits [B * N, V] after nodes of predicted features [B, N, hidden], (1/T, cut, tie) that their children are
-        picked by, and the sampling parameters of each.
+        """Logits [B * N, V] after nodes of predicted features [B * N, hidden], as many of each row, (1/T, cut, tie)
+        that their children are picked by, and the sampling parameters of each.
         """
-        rows, each = hidden.shape[:2]
-        logits = self._model.logits(hidden.flatten(0, 1))
+        logits = self._model.logits(hidden)
         if self._model.token_ids is not None:  # noise goes by the ids of the target
             whole = logits.new_full((logits.shape[0], self._model.vocab_size), float("-inf"))
             logits = whole.index_copy_(1, self._model.token_ids, logits)
-        row_of = torch.arange(rows * each, device=logits.device) // each
+        each = logits.shape[0] // sampling.seeds.shape[0]
+        row_of = torch.arange(logits.shape[0], device=logits.device) // each
         nodes = sampling.spread(row_of)
         filtered = sampling.any_filter and not sampling.all_greedy
         return logits, list(picking_law(logits, nodes, filtered)), nodes
@@ -202,7 +193,7 @@ class CapturedHeads:
         rows, deepest = batch.rows.shape[0], 0
         tokens = torch.full((rows, 1 + nodes), -1, dtype=torch.int64, device=limits.device)
         tokens[:, 0] = batch.tokens[batch.rows.long(), (batch.lengths - 1).clamp(min=0).long()]
-        hidden, size = hidden[:, None], 1
+        starts, size = torch.arange(rows, device=limits.device), 1
         for depth, level in enumerate(self._levels):
             count, parents, width = level.until(nodes)
             if not count:
@@ -211,10 +202,13 @@ class CapturedHeads:
                 packing = pack(torch.where(limits > 0, (limits + 1).clamp(max=size), 0), size)
                 place = packing.place.clamp(max=size - 1).long()
                 links = torch.where(packing.inside, self._parents[place], -1)
-                plan = None if self._drafter.shape.is_chain else tree_plan(links, packing.offsets, size)
+                chain = self._drafter.shape.is_chain
+                plan = None if chain else tree_plan(links, packing.offsets, size)
                 staged = tokens[packing.row_of, place].clamp(min=0)
-                hidden = self._score(batch, packing, staged, links, plan, own, hidden)
-            logits, law, sampling = self._law(hidden[:, level.parents[:parents]], batch.sampling)
+                draft = packed_draft(batch.rows, packing, staged, links, depth=size, is_chain=chain, plan=plan)
+                hidden, starts = self._score(draft, own, hidden, starts), packing.offsets[:-1].long()
+            grown = (starts[:, None] + level.parents[:parents]).clamp(max=hidden.shape[0] - 1).flatten()
+            logits, law, sampling = self._law(hidden[grown], batch.sampling)
             roots = (batch.lengths - 1)[:, None].expand(rows, parents).flatten()
             noise = {} if batch.sampling.all_greedy else self._noise(sampling, roots + (depth + 1))
             bounds = torch.arange(2, dtype=torch.int32, device=logits.device) * logits.shape[0]
@@ -233,26 +227,41 @@ class CapturedHeads:
 
     def _grow(self, batch: CapturedRows, limits: Tensor, nodes: int, own: Tensor, hidden: Tensor) -> CapturedTrees:
         """Dynamic trees of at most `nodes`: whatever grows, every level has room for all that may."""
-        drafter, rows, device = self._drafter, batch.rows.shape[0], limits.device
-        reach, roots = min(drafter.width, nodes), batch.lengths - 1
-        growth: Growth | None = None
-        hidden, ends = hidden[:, None], torch.where(limits > 0, 0, -1)[:, None]
-        noise = self._noise(batch.sampling, roots)
-        for level in range(drafter.depth):
-            each = ends.shape[1]
-            grown = hidden.gather(1, ends.clamp(min=0).long()[..., None].expand(rows, each, hidden.shape[2]))
-            logits, (inv_t, cut, tie), _ = self._law(grown, batch.sampling)
-            cut = torch.where(ends.flatten() >= 0, cut, float("inf"))  # a place to spare has no children
-            if growth is None:
-                growth = Growth.room(limits, nodes, drafter.depth, inv_t.dtype)
-                growth.tokens[:, 0] = batch.tokens[batch.rows.long(), roots.clamp(min=0).long()]
-            bounds = torch.arange(rows + 1, dtype=torch.int32, device=device) * each
-            last = level == drafter.depth - 1
-            sizes = {"level": level, "width": drafter.width, "last": last, "sharpness": drafter.sharpness}
-            tokens, parents, counts, plan = tree_grow(logits, inv_t, cut, tie, bounds, growth, **sizes, **noise)
-            packing = pack(counts[0], tokens.shape[0] // rows)
-            if not last:
-                hidden = self._score(batch, packing, tokens, parents, plan, own, hidden)
-                ends = growth.nodes[:, 1 + level * nodes :][:, :reach]
-        at = packing.by_row(1, 1 + nodes)
-        return CapturedTrees(tokens[at], parents[at], (counts[0] - 1).clamp(min=0), min(drafter.depth, nodes))
+        drafter, depth = self._drafter, min(self._drafter.depth, nodes)
+        passes = _Passes(self, batch, limits, nodes, own, hidden, torch.arange(limits.shape[0], device=limits.device))
+        noise = self._noise(batch.sampling, batch.lengths - 1)
+        bounds = torch.arange(limits.shape[0] + 1, dtype=torch.int32, device=limits.device)
+        front = Front(0, (1,) * limits.shape[0], bounds, passes.starts, limits > 0)
+        width, sharpness = drafter.width, drafter.sharpness
+        trees = grow(passes, batch.rows, front, depth=depth, width=width, sharpness=sharpness, noise=noise)
+        at = pack(trees.counts[0], trees.tokens.shape[0] // limits.shape[0]).by_row(1, 1 + nodes)
+        return CapturedTrees(trees.tokens[at], trees.parents[at], (trees.counts[0] - 1).clamp(min=0), depth)
+
+
+@dataclass(slots=True)
+class _Passes:
+    """Of a captured head over trees that grow. own: features of the tokens before the roots; hidden: predicted ones
+    [M, hidden] of the last pass, in which rows began at `starts`.
+    """
+
+    heads: CapturedHeads
+    batch: CapturedRows
+    limits: Tensor
+    nodes: int
+    own: Tensor
+    hidden: Tensor
+    starts: Tensor
+
+    def laws(self, front: Front) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        logits, (inv_t, cut, tie), _ = self.heads._law(self.hidden[front.places], self.batch.sampling)
+        return logits, inv_t, cut, tie
+
+    def score(self, draft: Draft) -> None:
+        self.hidden = self.heads._score(draft, self.own, self.hidden, self.starts)
+        self.starts = draft.offsets[:-1].long()
+
+    def room(self, dtype: torch.dtype) -> Growth:
+        batch, roots = self.batch, (self.batch.lengths - 1).clamp(min=0).long()
+        growth = Growth.room(self.limits, self.nodes, min(self.heads._drafter.depth, self.nodes), dtype)
+        growth.tokens[:, 0] = batch.tokens[batch.rows.long(), roots]
+        return growth

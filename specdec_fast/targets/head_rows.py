@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from specdec_fast.cache.paged import LayerShape, PagedCache
-from specdec_fast.draft import Draft, from_host, packed_shape
+from specdec_fast.draft import Draft, packed_shape
 from specdec_fast.interfaces import Acceptance, Slots, StateView, TargetOutput
 from specdec_fast.targets import attention
+from specdec_fast.upload import from_host
 
 
 class PagedHead:
@@ -112,6 +113,8 @@ class HeadRows:
     is not drafted for.
     """
 
+    keeps = False
+
     def __init__(self, model: Any, name: str) -> None:
         self.model, self._name = model, name
         self.device: torch.device = model.device
@@ -119,7 +122,8 @@ class HeadRows:
         self.token_ids: Tensor | None = model.token_ids
         self._rows: dict[int, _Row] = {}
         self._hidden: Tensor | None = None  # of the last pass
-        self._starts: dict[int, int] = {}  # per row: where its nodes begin there
+        self._last: list[int] = []  # rows of the last pass
+        self._offsets: Tensor | None = None  # and where their nodes begin there
         self._at_roots = False  # the last pass was that of `catch_up`
 
     def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
@@ -164,23 +168,23 @@ class HeadRows:
             own = self._rows[row]
             own.stored = len(text) - 1
             own.features, own.first = own.features[-1:], len(text) - 2
-        self._remember(hidden[shape.last], list(rows), [1] * len(rows))
+        each = packed_shape(tuple(rows), (1,) * len(rows), self.device)
+        self._remember(hidden[shape.last], list(rows), each.offsets)
         self._at_roots = True
 
     def score(self, rows: Sequence[int], draft: Draft) -> Tensor:
         """One pass over whole trees, which grow by nodes at their ends. Predicted features [M, hidden]."""
-        assert self._hidden is not None
-        starts = [self._starts[row] for row in rows]
+        assert self._hidden is not None and self._offsets is not None
+        starts = self._offsets[:-1]
+        if list(rows) != self._last:
+            starts = starts[from_host([self._last.index(row) for row in rows], torch.int64, self.device)]
         if self._at_roots and draft.num_nodes == len(rows):
-            if list(rows) == list(self._starts):
-                return self._hidden
-            return self._hidden[from_host(starts, torch.int64, self.device)]
+            return self._hidden if list(rows) == self._last else self._hidden[starts]
         before = self._hidden.shape[0]  # where the features of the roots' own tokens are, behind those of the last pass
-        source = from_host(starts, torch.int64, self.device)[draft.row_of] + draft.parents
-        source = torch.where(draft.parents < 0, before + draft.row_of, source)
+        source = torch.where(draft.parents < 0, before + draft.row_of, starts[draft.row_of] + draft.parents)
         both = torch.cat([self._hidden, *(self._rows[row].features for row in rows)])
         hidden = self.model.score(draft, both[source])
-        self._remember(hidden, list(rows), draft.counts)
+        self._remember(hidden, list(rows), draft.offsets)
         return hidden
 
     def logits(self, scored: Tensor) -> Tensor:
@@ -195,12 +199,11 @@ class HeadRows:
         """The features of what was accepted are known now."""
         if any(name not in output.taps for name in self.model.taps):
             return
-        path = acceptance.path.tolist()
-        counts = [accepted + 1 for accepted in acceptance.num_accepted.tolist()]
-        nodes = [node for own, count in zip(path, counts) for node in own[:count]]
-        at = from_host(nodes, torch.int64, self.device)
+        counts, width = [accepted + 1 for accepted in acceptance.host_accepted()], acceptance.path.shape[1]
+        places = [row * width + node for row, count in enumerate(counts) for node in range(count)]
+        at = acceptance.path.flatten()[from_host(places, torch.int64, self.device)].long()
         features = self.model.features({name: output.taps[name][at] for name in self.model.taps})
-        for row, part in zip(draft.rows.tolist(), features.split(counts)):
+        for row, part in zip(draft.host_rows(), features.split(counts)):
             own = self._rows[row]
             if own.features.shape[0]:
                 own.features = torch.cat([own.features, part.to(own.features.dtype)])
@@ -224,9 +227,5 @@ class HeadRows:
         """Rows leave."""
         self.model.cache.release([row for row in rows if self._rows.pop(row, None) is not None])
 
-    def _remember(self, hidden: Tensor, rows: list[int], counts: Sequence[int]) -> None:
-        self._hidden, self._at_roots, start = hidden, False, 0
-        self._starts = {}
-        for row, count in zip(rows, counts):
-            self._starts[row] = start
-            start += count
+    def _remember(self, hidden: Tensor, rows: list[int], offsets: Tensor) -> None:
+        self._hidden, self._last, self._offsets, self._at_roots = hidden, rows, offsets, False

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_fast.draft import Draft, from_host, packed_shape
-from specdec_fast.draft_source import Staged, StagedTrees
+from specdec_fast.draft import Draft, packed_shape
+from specdec_fast.draft_source import Staged
 from specdec_fast.interfaces import Acceptance, StateView, TargetOutput
+from specdec_fast.upload import from_host
 
 
 class Mirror:
@@ -26,6 +27,7 @@ class Mirror:
     """
 
     token_ids: Tensor | None = None
+    keeps = True
 
     def __init__(self, model: Any, vocab_size: int, name: str) -> None:
         self.model, self._name = model, name
@@ -33,6 +35,7 @@ class Mirror:
         self.vocab_size = min(vocab_size, model.vocab_size)
         self._wider = vocab_size > model.vocab_size  # the target's padding ids may lie beyond the draft's embedding
         self._held: dict[int, tuple[int, Staged | None]] = {}  # per row: committed tokens held, the tree behind them
+        self._scored: dict[int, int] = {}  # per row: nodes of the last pass over its tree, or more
         self._doubtful: set[int] = set()  # rows whose cache may hold more than that
 
     def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
@@ -44,7 +47,7 @@ class Mirror:
                 "least as many as the target has; build the draft with the target's max_rows"
             )
         for row in rows:
-            self._held[row] = (0, None)
+            self._held[row], self._scored[row] = (0, None), 0
         self._doubtful.update(rows)
 
     def room(self, row: int, tokens: int, length: int) -> bool:
@@ -99,9 +102,8 @@ class Mirror:
 
     def score(self, rows: Sequence[int], draft: Draft) -> Tensor:
         """One pass over whole trees: what was staged behind the rows before is written over. Logits [M, V]."""
-        staged = StagedTrees(draft)
-        for place, row in enumerate(rows):
-            self._held[row] = (self._held[row][0], Staged(staged, place))
+        for row, count in zip(rows, draft.counts):
+            self._held[row], self._scored[row] = (self._held[row][0], None), count
         if self._wider:
             draft = replace(draft, tokens=torch.where(draft.tokens < self.model.vocab_size, draft.tokens, 0))
         output, _ = self.model.score(draft, draft.planned())
@@ -113,11 +115,10 @@ class Mirror:
         return scored if scored.shape[1] == self.vocab_size else scored[:, : self.vocab_size]
 
     def told(self, trees: Sequence[tuple[int, tuple[list[int], list[int]]]]) -> None:
-        """What the staged trees hold need not be asked of the device."""
-        for row, tree in trees:
-            held, staged = self._held[row]
-            if staged is not None:
-                self._held[row] = (held, replace(staged, known=tree))
+        """What lies behind the rows: of each tree as many nodes as the last pass had of it."""
+        for row, (tokens, parents) in trees:
+            count = self._scored.get(row, 0)
+            self._held[row] = (self._held[row][0], Staged(tokens[:count], parents[:count]))
 
     def _known(self, tokens: Sequence[int]) -> list[int]:
         """Tokens that the draft embeds: what stands in for others only costs acceptance."""

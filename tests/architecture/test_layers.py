@@ -30,7 +30,7 @@ CORE = {
         "sampling",
         "state",
     ),
-    *("draft_source", "growing", "outline", "shapes", "translation", "stats"),
+    *("draft_source", "dynamic", "growing", "outline", "shapes", "translation", "stats"),
     *("sampling_params", "step_mode", "stopping"),
     *("captured", "emission", "graph_step", "packing", "upload"),
 }

@@ -1,4 +1,4 @@
-"""Static trees are drawn on the device: a step of theirs takes data to the host once, when all levels are there."""
+"""Trees grow on the device: a proposal takes data to the host once, when all levels are there; observing takes none."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from oracles import heads, models
 from oracles.capture_guard import host_reads
 from torch import Tensor
 
-from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
+from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter, growing
 from specdec_fast.drafters import make_drafter
+from specdec_fast.heads.medusa import MedusaHeads
 
 MASK = torch.tensor([True, False, True])
 READS: list[Callable[[Tensor], Any]] = [
@@ -37,26 +38,47 @@ def test_every_read_is_counted_once(deed: Callable[[Tensor], Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "how"),
+    ("name", "how", "depth"),
     [
-        ("eagle", "without_replacement"),
-        ("eagle", "hybrid"),
-        ("eagle3", "without_replacement"),
-        ("mtp", "iid"),
-        ("draft_tree", "hybrid"),
-        ("draft_tree", "coupled"),
+        ("eagle", "without_replacement", 0),
+        ("eagle", "hybrid", 0),
+        ("eagle3", "without_replacement", 0),
+        ("mtp", "iid", 0),
+        ("draft_tree", "hybrid", 0),
+        ("draft_tree", "coupled", 0),
+        ("eagle", "coupled", 4),
+        ("eagle3", "top_k", 4),
+        ("draft_tree", "coupled", 4),
+        ("medusa", None, 0),
     ],
 )
-def test_a_proposal_of_any_depth_is_read_once(name: str, how: str, tmp_path: Path) -> None:
-    """For rows that are greedy, whose laws run out of tokens, that have penalties and whose texts end, side by side."""
+def test_a_proposal_of_any_depth_is_read_once(
+    name: str, how: str | None, depth: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For rows that are greedy, whose laws run out of tokens, that have penalties and whose texts end, side by side.
+
+    As it is on a device: on the CPU passes over dynamic trees are as large as these, and their drafts are the same.
+    """
+    drafts = []
+    for freely in (False, True) if depth else (False,):
+        monkeypatch.setattr(growing, "reads_freely", lambda device, freely=freely: freely)
+        drafts.append(run(name, how, depth, tmp_path / str(freely), freely))
+    assert drafts[0] == drafts[-1]
+
+
+def run(name: str, how: str | None, depth: int, tmp_path: Path, freely: bool) -> list[list[Any]]:
+    """All drafts of three texts."""
     target = models.target("llama", max_rows=4, max_length=64)
     if name == "draft_tree":
         small = HuggingFaceTarget(models.kin("llama"), max_rows=4, max_length=64)
-        made: Any = get_drafter(name)(small, widths=(3, 2, 1), how=how)
+        made: Any = get_drafter(name)(small, widths=(3, 2, 1), how=how, depth=depth, width=4)
+    elif name == "medusa":
+        made = get_drafter(name)(target, MedusaHeads(heads.HIDDEN, heads.VOCAB, 3), shape=(-1, 0, 0, 1, 3))
     else:
-        options = {"depth": 0, "how": how, **heads.options(name, tmp_path)}
-        made = make_drafter(name, options, target=target)
-    propose, counts, nodes, deepest = made.propose, [], set(), 0
+        own = {"depth": depth, "how": how}
+        made = make_drafter(name, {**own, **heads.options(name, tmp_path)}, target=target)
+    propose, observe, counts, heard, nodes, deepest = made.propose, made.observe, [], [], set(), 0
+    drafts = []
 
     def watched(*args: Any) -> Any:
         nonlocal deepest
@@ -64,16 +86,24 @@ def test_a_proposal_of_any_depth_is_read_once(name: str, how: str, tmp_path: Pat
             draft = propose(*args)
         counts.append(len(reads))
         nodes.update(draft.counts)
+        drafts.append([draft.rows.tolist(), draft.tokens.tolist(), draft.parents.tolist(), draft.counts])
         deepest = max(deepest, draft.max_depth)
         return draft
 
-    made.propose = watched
+    def listened(*args: Any) -> None:
+        with host_reads() as reads:
+            observe(*args)
+        heard.extend(reads)
+
+    made.propose, made.observe = watched, listened
     asked: list[dict[str, Any]] = [{"temperature": 0.0}, {"top_k": 2}, {"temperature": 0.7}]
-    if name != "eagle3":  # there a reduced vocabulary is drawn from as it is
+    if name != "eagle3" or depth:  # else a reduced vocabulary is drawn from as it is
         asked[2] |= {"repetition_penalty": 1.3, "min_new_tokens": 4}
     params = [SamplingParams(seed=at, max_new_tokens=28 + at, **own) for at, own in enumerate(asked)]
-    engine = Engine(target, made, rule="replay" if how == "coupled" else "tree")
+    engine = Engine(target, made, rule="tree" if made.needs.laws else "replay")
     handles = engine.generate([models.prompt(length) for length in (2, 5, 17)], params)
     assert [len(handle.tokens) for handle in handles] == [28, 29, 30] and engine.stats.faults == 0
     assert deepest >= 3 and len(nodes) > 2 and engine.stats.drafted > 30
-    assert max(counts) == 1
+    assert freely or max(counts) == (how is not None)
+    assert not heard
+    return drafts
