@@ -3,7 +3,8 @@
 Siblings are tested drawn ones first, each under the law that it was drawn from. A chosen token that is there already
 becomes the same node; a drawn one stays beside its equal, for each was drawn and has to be verified. With drawn tokens
 in front this folding loses nothing and is lossless: a chosen token behind an equal one that was drawn and refused has
-no mass left. Every drafter hears of the step as if it had been alone. Tests: tests/drafters/test_forest.py.
+no mass left. Every drafter hears of the step as if it had been alone; one that works from hidden states of the target
+hears of all that was accepted, whoever drafted it, since it needs those states. Tests: tests/drafters/test_forest.py.
 """
 
 from __future__ import annotations
@@ -135,15 +136,18 @@ class ForestDrafter:
             for source in self.sources:
                 source.observe(view, draft, acceptance, output)
             return
-        rows = draft.rows.tolist()
-        paths = [path[: count + 1] for path, count in zip(acceptance.path.tolist(), acceptance.num_accepted.tolist())]
+        rows = draft.host_rows()
+        paths = [path[: count + 1] for path, count in zip(acceptance.path.tolist(), acceptance.host_accepted())]
         tokens, following = draft.tokens.tolist(), acceptance.next_token.tolist()
         for source, record, (own, nodes, asked) in zip(self.sources, self._records, self._drafts):
             heard, outcomes = _alone(own, nodes, paths, tokens, following, acceptance)
+            record.observe(rows, asked, outcomes)
+            if source.needs.taps:
+                source.observe(view, draft, acceptance, output)
+                continue
             at = torch.tensor(nodes, dtype=torch.int64, device=draft.tokens.device)
             logits = None if output.logits is None else output.logits[at]
             source.observe(view, own, heard, TargetOutput(logits, {n: tap[at] for n, tap in output.taps.items()}))
-            record.observe(rows, asked, outcomes)
         self._last, self._drafts = None, []
 
     def release(self, rows: Sequence[int]) -> None:

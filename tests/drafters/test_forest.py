@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from oracles.automaton import AutomatonTarget, random_logits
+from oracles.automaton_head import AutomatonHead
 from oracles.chi_square import p_value
 from oracles.laws import joint, law
 
@@ -145,6 +146,30 @@ def test_an_oracle_keeps_its_full_depth_beside_one_that_is_wrong(temperature: fl
     for step in range(1, 6):
         engine.step()
         assert len(handle.tokens) == 5 * step
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_heads_go_on_from_what_others_drafted(temperature: float) -> None:
+    """A head that is right looks one token ahead, another one three: all that is accepted is known to both."""
+    target = automaton(max_rows=3)
+    short, deep = (
+        get_drafter("eagle")(target, AutomatonHead(automaton(max_rows=3)), depth=0, shape=shape)
+        for shape in ((-1, 0), (-1, 0, 1, 2))
+    )
+    sizes: list[int] = []
+    propose = short.propose
+
+    def watched(view: Any, rows: Any, budget: Budget, rng: Any) -> Draft:
+        draft = propose(view, rows, budget, rng)
+        sizes.extend(count for count, limit in zip(draft.counts, budget.nodes) if limit)
+        return draft
+
+    short.propose = watched
+    made = forest(short, deep, num_draft_tokens=4, adapt=False)
+    params = SamplingParams(temperature=temperature, seed=3, max_new_tokens=17)
+    handles = Engine(target, made).generate([[1, 2], [5, 0, 7], [3] * 6], params)
+    assert all(handle.stats.faults == 0 and handle.stats.tau > 2 for handle in handles)
+    assert set(sizes) == {2}, "a head that lacks a state of the target drafts nothing"
 
 
 def test_the_budget_goes_to_who_is_accepted() -> None:
