@@ -13,7 +13,7 @@ from triton import next_power_of_2
 from ..workspace import Spec, carve, needs, results
 from . import shares
 from .config import INVARIANT_ROWS, MOST_PIECES, OCCUPANCY, PROCESSORS, Config, choose, joint, pieces
-from .plan import AttentionPlan, blocks_of, longest
+from .plan import AttentionPlan, blocks_of, most_tiles
 from .variants import VARIANTS as VARIANTS
 
 PIECE_SLOTS = 1024
@@ -89,7 +89,7 @@ def plan_numbers(query: Tensor, key_cache: Tensor, page_table: Tensor) -> dict[s
 def countable(query: Tensor, key_cache: Tensor, page_table: Tensor) -> bool:
     """Whether a plan can count the tiles of rows as long as the page table has room for."""
     shape, (_, page_size, kv_heads, _) = cut(query, key_cache, page_table), key_cache.shape
-    return page_table.shape[1] * page_size <= longest(shape.blocks, kv_heads, shape.config.block_n)
+    return page_table.shape[1] * page_size <= most_tiles(shape.blocks, kv_heads) * shape.config.block_n
 
 
 def why_not(query: Tensor, key_cache: Tensor, *args: object, **kwargs: object) -> str | None:

@@ -68,9 +68,9 @@ MOST_TILES = 2**30
 """Of a pass: they are numbered in 32 bits."""
 
 
-def longest(blocks: int, kv_heads: int, block_n: int) -> int:
-    """Committed tokens of a row up to which a plan counts all tiles."""
-    return min(MOST_TILES // max(1, blocks * kv_heads), MOST_TILES // block_n) * block_n
+def most_tiles(blocks: int, kv_heads: int) -> int:
+    """Tiles of a block and a key/value head that a plan counts."""
+    return MOST_TILES // max(1, blocks * kv_heads)
 
 
 def share_of(total: int, kv_heads: int, programs: int) -> int:
@@ -95,7 +95,7 @@ def attention_plan(
     """Shares out the tiles that one pass of tree attention reads, equally and whatever the lengths of its rows.
 
     A plan is good for all layers with these numbers: `plan_for` chooses them, `tree_attention(..., plan=)` takes it.
-    Rows count for at most 2^30 tiles together, over all blocks and key/value heads.
+    It counts up to 2^30 tiles, over all blocks and key/value heads.
 
     lengths: int32 [B], offsets: int32 [B + 1], nodes: M, as in `tree_attention`; group: query heads per key/value head
     block_m, block_n, programs, causal, window: see `AttentionPlan`
@@ -116,11 +116,11 @@ def attention_plan(
         own, count = block - begins[row], bounds[row + 1] - bounds[row]
         if row == batch or own * block_m >= count * group:
             continue
-        length = min(int(lengths[row]), longest(blocks, kv_heads, block_n))
+        length = int(lengths[row])
         last = min((own * block_m + block_m - 1) // group, count - 1)
         nearest = length + (own * block_m // group if causal else 0)
         begin = max(nearest - window + 1, 0) // block_n if window else 0
-        total += -(-(length + last + 1) // block_n) - begin
+        total += max(min(-(-(length + last + 1) // block_n), most_tiles(blocks, kv_heads)) - begin, 0)
     tiles_before.append(total)
     share = share_of(total, kv_heads, programs)
     wanted = [program * share // kv_heads for program in range(programs)]

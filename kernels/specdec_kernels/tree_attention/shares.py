@@ -9,7 +9,7 @@ from torch import Tensor
 from triton import next_power_of_2
 
 from .config import joined
-from .plan import AttentionPlan, blocks_of, check, longest, parts_of
+from .plan import AttentionPlan, blocks_of, check, most_tiles, parts_of
 
 PLAN_BLOCK = 1024
 
@@ -41,7 +41,7 @@ def attention_plan(
     blocks = blocks_of(nodes, batch, group, block_m)
     starts, rows, firsts = parts_of(out, lengths.device, blocks, programs)
     plan_shares[(1,)](
-        lengths, offsets, starts, rows, firsts, window, batch, nodes, blocks, longest(blocks, kv_heads, block_n),
+        lengths, offsets, starts, rows, firsts, window, batch, nodes, blocks, most_tiles(blocks, kv_heads),
         KV_HEADS=kv_heads, GROUP=group, BLOCK_M=block_m, BLOCK_N=block_n, CAUSAL=causal, WINDOW=window > 0,
         PROGRAMS=programs, PLACES=next_power_of_2(programs), STEPS=_steps(max(blocks, batch + 1)),
         BLOCK=min(PLAN_BLOCK, next_power_of_2(blocks)), num_warps=4,
@@ -65,7 +65,7 @@ def check_plan(
         raise ValueError(
             f"tree_attention: plan has {got}, expected {want}; make one for these shapes and options with plan_for"
         )
-    most = longest(blocks, plan.kv_heads, plan.block_n)
+    most = most_tiles(blocks, plan.kv_heads) * plan.block_n
     if capacity > most:
         raise ValueError(
             f"tree_attention: the page table has room for {capacity} tokens a row, expected at most {most} with a plan "

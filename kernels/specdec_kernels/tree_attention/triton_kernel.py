@@ -42,13 +42,6 @@ def nodes_of(offsets, row, batch, nodes):
 
 
 @triton.jit
-def length_of(lengths, row, batch, nodes, most):
-    """Committed tokens of requests, within -nodes .. most whatever the lengths are; 0 for the nodes of no request."""
-    length = tl.load(lengths + row, mask=row < batch, other=0)
-    return tl.minimum(tl.maximum(length, -nodes), most)
-
-
-@triton.jit
 def page_of(table, tile, pages, pages_per_row, PAGE: tl.constexpr, BLOCK_N: tl.constexpr):
     """Page ids of a tile's keys: one number where a page holds whole tiles. Never an id outside of the cache."""
     if PAGE % BLOCK_N == 0:
@@ -161,12 +154,14 @@ def tile_step(
 
 @triton.jit
 def tile_range(
-    length, count, block, row, batch, window, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    length, count, block, row, batch, most, window, GROUP: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """First tile that a block of query rows may see, and the one behind its last; numbers or tensors of blocks."""
+    """First tile that a block of query rows may see, and the one behind its last; numbers or tensors of blocks. At most
+    `most` tiles, whatever the lengths are; one whose end does not fit in 32 bits has none."""
     last = tl.minimum((block * BLOCK_M + BLOCK_M - 1) // GROUP, count - 1)
-    tiles = tl.where(row < batch, tl.cdiv(length + last + 1, BLOCK_N), 0)  # the nodes of no request see nothing
+    tiles = tl.minimum(tl.cdiv(length + last + 1, BLOCK_N), most)
+    tiles = tl.where(row < batch, tiles, 0)  # the nodes of no request see nothing
     begin = tl.zeros_like(tiles)
     if WINDOW:
         nearest = length
@@ -291,8 +286,8 @@ def attend(
     row, first, count, block = locate(offsets, tl.program_id(0), batch, nodes, GROUP, BLOCK_M, BLOCK_B)
     if (block < 0) | (block * BLOCK_M >= count * GROUP):
         return
-    length = length_of(lengths, row, batch, nodes, pages_per_row * PAGE)
-    begin, tiles = tile_range(length, count, block, row, batch, window, GROUP, BLOCK_M, BLOCK_N, CAUSAL, WINDOW)
+    length, room = tl.load(lengths + row, mask=row < batch, other=0), tl.cdiv(pages_per_row * PAGE, BLOCK_N)
+    begin, tiles = tile_range(length, count, block, row, batch, room, window, GROUP, BLOCK_M, BLOCK_N, CAUSAL, WINDOW)
     if PIECE_TILES:
         lo = tl.maximum(begin, piece * PIECE_TILES)
         hi = tl.minimum(tiles, (piece + 1) * PIECE_TILES)

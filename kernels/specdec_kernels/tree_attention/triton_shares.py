@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from . import plan
-from .triton_kernel import attend_tiles, length_of, nodes_of, tile_range, write_answer, write_part
+from .triton_kernel import attend_tiles, nodes_of, tile_range, write_answer, write_part
 
 LEAST = tl.constexpr(plan.LEAST)
 
@@ -45,16 +45,16 @@ def plan_shares(
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr, PROGRAMS: tl.constexpr, PLACES: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program: tiles before every block, its request, and the block with which every program begins. A row counts
-    for at most `most` committed tokens, so that all tiles can be numbered."""
+    """One program: tiles before every block, its request, and the block with which every program begins. A block
+    has at most `most` tiles, so that all of them can be numbered."""
     total = tl.zeros((), tl.int32)
     for chunk in range(0, blocks, BLOCK):
         block = chunk + tl.arange(0, BLOCK)
         row = last_not_above(offsets, block, batch, STEPS, GROUP, BLOCK_M)
         first, count = nodes_of(offsets, row, batch, nodes)
         own = block - (first * GROUP // BLOCK_M + row)
-        length = length_of(lengths, row, batch, nodes, most)
-        begin, tiles = tile_range(length, count, own, row, batch, window, GROUP, BLOCK_M, BLOCK_N, CAUSAL, WINDOW)
+        length = tl.load(lengths + row, mask=row < batch, other=0)
+        begin, tiles = tile_range(length, count, own, row, batch, most, window, GROUP, BLOCK_M, BLOCK_N, CAUSAL, WINDOW)
         size = tl.where(
             (block < blocks) & (own >= 0) & (own * BLOCK_M < count * GROUP), tl.maximum(tiles - begin, 0), 0
         )
@@ -104,8 +104,10 @@ def attend_shares(
             lo = tile - begin_of_item
             hi = tl.minimum(size, lo + end - tile)
             row, first, count, block = place_of(offsets, row_of, at, batch, nodes, GROUP, BLOCK_M)
-            length = length_of(lengths, row, batch, nodes, pages_per_row * PAGE)
-            begin, last = tile_range(length, count, block, row, batch, window, GROUP, BLOCK_M, BLOCK_N, CAUSAL, WINDOW)
+            length, room = tl.load(lengths + row), tl.cdiv(pages_per_row * PAGE, BLOCK_N)
+            begin, last = tile_range(
+                length, count, block, row, batch, room, window, GROUP, BLOCK_M, BLOCK_N, CAUSAL, WINDOW
+            )
             acc, top, weights = attend_tiles(
                 query, key_cache, value_cache, table, ancestors, depth, key_scale, value_scale, scale, softcap, window,
                 pages, pages_per_row, table_row, words_per_node, q_node, q_head, k_page, k_slot, k_head, v_page, v_slot,
