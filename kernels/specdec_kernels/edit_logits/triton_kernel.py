@@ -134,11 +134,13 @@ def whole(
     requests, packed, entries, masks, vocab, stride, width, TILE: tl.constexpr, REQUESTS: tl.constexpr,
     NODES: tl.constexpr, FORCED: tl.constexpr, MASKS: tl.constexpr,
 ):  # fmt: skip
-    """Forced tokens and the mask of one tile of a row."""
+    """Forced tokens and the mask of one tile of a row. A tile with a barred token is read and written whole, in wide
+    loads and stores; its other tokens keep their bits."""
     request, _, _, position = place(nodes, offsets, parents, roots, requests, packed, NODES, REQUESTS)
     if request >= 0:
         row = tl.program_id(0).to(tl.int64)
-        ids = tl.program_id(1) * TILE + tl.arange(0, TILE)
+        word_at, bit = tl.program_id(1) * (TILE // 32) + tl.arange(0, TILE // 32), tl.arange(0, 32)
+        ids = word_at[:, None] * 32 + bit[None, :]
         inside = ids < vocab
         barred = ids < 0
         if FORCED:
@@ -149,11 +151,11 @@ def whole(
         if MASKS:
             mask = tl.load(index + row)
             if (mask >= 0) & (mask < masks):
-                word = tl.load(words + mask.to(tl.int64) * width + ids // 32, mask=inside, other=-1)
-                barred = barred | (((word >> (ids % 32)) & 1) == 0)
+                word = tl.load(words + mask.to(tl.int64) * width + word_at, mask=word_at * 32 < vocab, other=-1)
+                barred = barred | (((word[:, None] >> bit[None, :]) & 1) == 0)
         barred = barred & inside
-        if tl.max(barred.to(tl.int32), 0) > 0:
-            level = tl.load(logits + row * stride + ids, mask=barred, other=0.0)
+        if tl.max(tl.max(barred.to(tl.int32), 1), 0) > 0:
+            level = tl.load(logits + row * stride + ids, mask=inside, other=0.0)
             # adding -inf keeps NaN, and turns +inf into NaN: broken rows stay visible
-            level = (level.to(tl.float32) + NEGATIVE_INFINITY).to(logits.dtype.element_ty)
-            tl.store(logits + row * stride + ids, level, mask=barred)
+            refused = (level.to(tl.float32) + NEGATIVE_INFINITY).to(logits.dtype.element_ty)
+            tl.store(logits + row * stride + ids, tl.where(barred, refused, level), mask=inside)
