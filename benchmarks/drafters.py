@@ -6,7 +6,8 @@ speed / tau is the efficiency, 1 where drafts cost nothing. The text of every ro
 Workloads: `mixed`, the bundled prompts; `edit`, where the text is the prompt's with one token in twenty replaced; and
 `repeat`, where a prompt asks to repeat a text and the text follows. The bundled target does not copy of itself, so the
 tokens of `edit` and `repeat` are forced on it (`SamplingParams.forced_tokens`), as is said below the table: target and
-drafters do all their work, and the text is known beforehand.
+drafters do all their work, and the text is known beforehand. All engines read the same weights; a second one without
+drafts takes part, and how fast it is beside the first tells what a ratio is worth on this machine at this time.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from benchmarks.drafting import DraftClock
 from benchmarks.end_to_end import Setting, Sides, distinct_4, workload
 from benchmarks.interleave import environment, interleave
 from specdec_fast import SamplingParams, load
-from specdec_fast.loading import ASSETS, load_tokenizer
+from specdec_fast.loading import ASSETS, load_model, load_tokenizer
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -201,8 +202,9 @@ def measure(
         params = [replace(own, forced_tokens=tuple(text)) for own, (_, text) in zip(params, pairs)]
     else:
         texts = workload(tokenizer, prompts)
+    target = load_model("demo-target")
     with tempfile.TemporaryDirectory() as folder:
-        for name in ["plain", *names]:
+        for name in ["plain", *names, "again"]:
             method = METHODS.get(name)
             chosen: dict[str, Any] = {}
             if method is not None:
@@ -214,7 +216,7 @@ def measure(
                     chosen["drafter_options"]["shape"] = tuned_shape(temperature)
                 if method.drafter == "rest":
                     chosen["drafter_options"]["datastore"] = str(datastore(Path(folder), tokenizer))
-            engine = load("demo-target", max_length=1024, max_rows=1, **chosen)
+            engine = load(target, tokenizer=tokenizer, max_length=1024, max_rows=1, **chosen)
 
             if method is not None and method.memory == "warm":
                 for at, text in enumerate(workload(tokenizer, 2 * prompts)[prompts:]):
@@ -258,6 +260,7 @@ def measure(
                 "tau": tau,
                 "speed_vs_plain": speed,
                 "speed_vs_plain_range": [low, high],
+                "plain_again": timing.ratio("plain", "again"),
                 "speed_vs_assisted": None if task in FORCED else timing.ratio("assisted", name),
                 "efficiency": speed / tau,
                 "drafting_share": shares[name],
@@ -292,6 +295,9 @@ def as_markdown(rows: list[dict[str, Any]]) -> str:
         )
     if any(row["workload"] in FORCED for row in rows):
         lines += ["", NOTE]
+    again = [row["plain_again"] for row in rows if "plain_again" in row]
+    if again:
+        lines += ["", f"A second engine without drafts: {min(again):.2f} to {max(again):.2f} of the first one's speed."]
     return "\n".join(lines)
 
 

@@ -43,12 +43,16 @@ def test_heads_are_measured() -> None:
     """Their time outside of passes is told apart, and their text is plain decoding's."""
     names = ["eagle3", "medusa, 8 nodes"]
     rows, runs = measure(names, 0.0, rounds=1, prompts=2, new_tokens=8)
-    assert [row["drafter"] for row in rows] == names and set(runs) == {"plain", "assisted", *names}
+    assert [row["drafter"] for row in rows] == names and set(runs) == {"plain", "again", "assisted", *names}
     for row in rows:
         assert row["identical"] and row["tau"] > 1, "nothing was accepted"
         assert row["efficiency"] == pytest.approx(row["speed_vs_plain"] / row["tau"]) and row["efficiency"] > 0
         assert 0 < row["drafting_share"] < 0.9
-    assert as_markdown(rows).count("\n") == 1 + len(names)
+        assert 0.3 < row["plain_again"] < 3
+    assert as_markdown(rows).count("\n") == 3 + len(names)
+    assert as_markdown([ROW, {**ROW, "plain_again": 0.96}]).endswith(
+        "without drafts: 0.96 to 0.96 of the first one's speed."
+    )
 
 
 def test_sides_take_turns_within_a_round() -> None:
