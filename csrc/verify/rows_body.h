@@ -202,13 +202,23 @@ struct BestLanes {
   }
 };
 
-// The best of a group of kWords tokens, `count` of them there, given their words.
+// What level * inv_t + gumbel_of(word) is below, up to roundings: -log1p(-x) >= x, and the bits of a float, as a number,
+// lie below its log2.
+SPECDEC_INLINE F most_of(F level, float inv_t, U word) {
+  constexpr float kBit = static_cast<float>(kLn2 * 0x1p-23);      // of a float as a number, in nats
+  constexpr float kUnit = static_cast<float>((127 + 31) * kLn2);  // log of 2^31, as these bits have it
+  const F log2 = __builtin_convertvector(bits<I>(__builtin_convertvector(bits<I>(word >> 1), F)), F);
+  return fma(log2, all(-kBit), level * inv_t) + kUnit;
+}
+
+// The best of a group of kWords tokens, `count` of them there, given their words, if it reaches `least`.
 template <class In>
 __attribute__((noinline)) void replay_group(const In* p, int count, int32_t first, const LawRow<float>& law,
-                                            const U* word, Best<float>* best) {
+                                            const U* word, float least, Best<float>* best) {
   BestLanes winner = BestLanes::none();
   for (int k = 0; k < kBatch && k * N < count; ++k) {
     const F level = load(p + k * N, count - k * N);
+    if (!any(most_of(level, law.inv_t, word[k]) >= least)) continue;
     const I id = iota() + (first + k * N);
     const F score = level * law.inv_t + gumbel_of(word[k]);
     winner.add(kept(level, id, law) & (id < first + count) ? score : all(-kInfinity), id);
@@ -217,14 +227,11 @@ __attribute__((noinline)) void replay_group(const In* p, int count, int32_t firs
 }
 
 // Noise is made a group of tokens at a time, and only where one of them may win: no score is above that of the largest
-// level of each lane with the smallest word of it, for -log1p(-x) >= x, and the bits of a float, as a number, lie below
-// its log2.
+// level of each lane with the smallest word of it.
 template <class In>
 void replay(const void* piece, int count, int32_t first, const LawRow<float>& law, const Counter& counter,
             Best<float>* best) {
-  constexpr float kMost = 22.9f;                                  // no gumbel variate is larger
-  constexpr float kBit = static_cast<float>(kLn2 * 0x1p-23);      // of a float as a number, in nats
-  constexpr float kUnit = static_cast<float>((127 + 31) * kLn2);  // log of 2^31, as these bits have it
+  constexpr float kMost = 22.9f;  // no gumbel variate is larger
   const In* p = static_cast<const In*>(piece);
   Philox state;
   prepare(counter, &state);
@@ -232,9 +239,8 @@ void replay(const void* piece, int count, int32_t first, const LawRow<float>& la
   float least = -FLT_MAX, floor = lowest;  // what scores and levels have to reach
   auto look = [&]() __attribute__((always_inline)) {
     if (!(best->score > -kInfinity)) return;
-    const float wanted = best->score - (1e-3f + 1e-5f * std::fabs(best->score));  // slack for roundings
-    least = wanted - kUnit;
-    floor = (wanted - kMost) / law.inv_t;
+    least = best->score - (1e-3f + 1e-5f * std::fabs(best->score));  // slack for roundings
+    floor = (least - kMost) / law.inv_t;
     floor = floor > lowest ? floor : lowest;
   };
   look();
@@ -245,9 +251,8 @@ void replay(const void* piece, int count, int32_t first, const LawRow<float>& la
     U word[kBatch];
     philox(state, static_cast<uint32_t>(first + i), word);
     const U least_word = smaller(smaller(word[0], word[1]), smaller(word[2], word[3]));
-    const F log2 = __builtin_convertvector(bits<I>(__builtin_convertvector(bits<I>(least_word >> 1), F)), F);
-    if (!any(fma(log2, all(-kBit), top * law.inv_t) >= least)) continue;
-    replay_group(p + i, count - i < kWords ? count - i : kWords, first + i, law, word, best);
+    if (!any(most_of(top, law.inv_t, least_word) >= least)) continue;
+    replay_group(p + i, count - i < kWords ? count - i : kWords, first + i, law, word, least, best);
     look();
   }
 }

@@ -1,5 +1,6 @@
 #include "verify/sample.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "parallel.h"
@@ -120,7 +121,9 @@ void block_bounds(const Laws& laws, const int64_t* wanted, int64_t count, double
   constexpr double slack = 1e-3;  // for roundings of the true mass and of its noise
   constexpr float share = 1.00001f;  // more than any rounding of p
   const bool alike = draft != nullptr && draft->logits.type == logits.type && !laws.wide();
-  parallel_for(0, count * blocks, kGrain / kRaceBlock, [&](int64_t begin, int64_t end) {
+  // known masses are no work for another thread
+  const bool reads = std::any_of(wanted, wanted + count, [&](int64_t row) { return row >= 0 && !laws.weighed(row); });
+  parallel_for(0, count * blocks, reads ? kGrain / kRaceBlock : count * blocks, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t row = wanted[i / blocks], first = i % blocks * kRaceBlock;
       if (row < 0) continue;
