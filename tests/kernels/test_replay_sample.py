@@ -85,6 +85,22 @@ def test_tokens_passed_over_unseen_cannot_win(temperature: float) -> None:
             assert torch.equal(*found)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("temperature", [0.2, 1.0, 9.0])
+def test_the_largest_noise_that_there_is_wins_as_far_as_it_reaches(backend: str, temperature: float) -> None:
+    """The word of this token is 0. Levels that lie almost as far below the best score as its noise reaches count."""
+    seed, position, token = torch.tensor([101_606]), torch.tensor([5], dtype=torch.int32), 24_512
+    noise = replay_noise(seed, position, token + 1)[0]
+    assert float(noise[token]) == noise.max() > 22.87
+    for ahead, winner in ((-0.01, token), (0.01, 3)):
+        level = torch.full((1, token + 1), -100.0)
+        level[0, token] = 0.0
+        level[0, 3] = (noise[token] - noise[3] + ahead) * temperature
+        inv_t, _, cut, tie_id = law_stats(level, *plain(1, temperature))
+        with use_backend(backend):
+            assert replay_sample(level, inv_t, cut, tie_id, seed, position).tolist() == [winner]
+
+
 def test_the_law_is_the_target_s() -> None:
     rows, vocab = 200_000, 9
     level = torch.randn(vocab) * 1.5
