@@ -64,8 +64,8 @@ def law_row(logits: Tensor, temperature: float = 1.0) -> Laws:
     """The laws of logits [R, V] at a temperature."""
     rows = len(logits)
     settings = (torch.full((rows,), temperature), torch.zeros(rows, dtype=torch.int32), torch.ones(rows))
-    *stats, mass = law_stats(logits, *settings, torch.zeros(rows), masses=True)
-    return Laws(logits, *stats, mass=mass)
+    inv_t, lse, cut, tie_id, mass = law_stats(logits, *settings, torch.zeros(rows), masses=True)
+    return Laws(logits, inv_t, lse, cut, tie_id, mass=mass)
 
 
 def layouts(rule: Rule) -> list[Layout]:

@@ -94,7 +94,8 @@ class Recorder:
 def _copy(laws: Laws, rows: Tensor) -> Laws:
     own = laws.select(rows.to(laws.logits.device))
     mass = None if own.mass is None else own.mass.cpu().clone()
-    return Laws(own.logits.cpu().clone(), *(part.cpu().clone() for part in own.stats), mass=mass)
+    inv_t, lse, cut, tie_id = (part.cpu().clone() for part in own.stats)
+    return Laws(own.logits.cpu().clone(), inv_t, lse, cut, tie_id, mass=mass)
 
 
 @dataclass(slots=True)
@@ -161,8 +162,8 @@ def _place(
     settings = (params.temperature, params.top_k, params.top_p, params.min_p)
     base = law_of_logits(plain_logits(engine.target, prefix).double().numpy(), *settings)
     q_logits = law_after(prefix)[None]
-    *stats, mass = law_stats(q_logits, *_packed(settings), masses=True)
-    q = Laws(q_logits, *stats, mass=mass)
+    inv_t, lse, cut, tie_id, mass = law_stats(q_logits, *_packed(settings), masses=True)
+    q = Laws(q_logits, inv_t, lse, cut, tie_id, mass=mass)
     error = float(np.abs(p.weights()[0].double().numpy() - base).max())
     return Place(name, kind, tuple(prefix), p, q, base, law_of_logits(q_logits[0].double().numpy(), *settings), error)
 

@@ -72,14 +72,15 @@ def layout_for(rule: Rule, vocab: int = 1024) -> Layout:
 def shared(laws: Laws, rows: int) -> Laws:
     """One law as `rows` equal laws, without copies of its logits."""
     mass = None if laws.mass is None else laws.mass.expand(rows, -1).contiguous()
-    stats = (part.expand(rows).contiguous() for part in laws.stats)
-    return Laws(laws.logits.expand(rows, -1), *stats, mass=mass)
+    inv_t, lse, cut, tie_id = (part.expand(rows).contiguous() for part in laws.stats)
+    return Laws(laws.logits.expand(rows, -1), inv_t, lse, cut, tie_id, mass=mass)
 
 
 def on_device(laws: Laws, device: torch.device | str) -> Laws:
     """The same laws there."""
     mass = None if laws.mass is None else laws.mass.to(device)
-    return Laws(laws.logits.to(device), *(part.to(device) for part in laws.stats), mass=mass)
+    inv_t, lse, cut, tie_id = (part.to(device) for part in laws.stats)
+    return Laws(laws.logits.to(device), inv_t, lse, cut, tie_id, mass=mass)
 
 
 class Simulator:
