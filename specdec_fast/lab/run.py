@@ -132,7 +132,7 @@ class Lab:
         for place in found.places:
             kept = folder / f"{slug(place.name)}.npz"
             try:
-                self.drawings.append(Drawing(place, rule, self.seed, kept, engine.target.device))
+                self.drawings.append(Drawing(place, rule, self.seed, kept, engine.state.device))
             except ValueError as error:
                 if "draft law" not in str(error):
                     raise

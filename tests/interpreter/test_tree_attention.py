@@ -188,9 +188,7 @@ def test_a_plan_is_for_the_shapes_and_options_it_was_made_for() -> None:
     with pytest.MonkeyPatch.context() as patch, use_backend("triton"):
         patch.setattr(pytest.importorskip("specdec_kernels.tree_attention.plan"), "MOST_TILES", 8)
         assert plan_for(*case.cache[:2], *case.cache[3:]) is None
-        with pytest.raises(
-            ValueError, match=r"room for \d+ tokens a row, expected at most 64 with a plan of 4 blocks"
-        ):
+        with pytest.raises(ValueError, match=r"room for \d+ tokens a row, expected at most 64 with a plan of 4 blocks"):
             run("triton", case, plan=plan)
     with use_backend("reference"):
         assert plan_for(*case.cache[:2], *case.cache[3:]) is None
