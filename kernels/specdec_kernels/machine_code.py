@@ -27,6 +27,8 @@ Ceilings = dict[str, dict[str, dict[str, int]]]
 """Variant -> architecture -> number."""
 SLACK = 1.1
 """Registers, shared memory and narrow loads may grow by a tenth: versions of compilers differ."""
+FETCHED_AHEAD = 16384
+"""Bytes of shared memory from which on it holds tiles that are fetched ahead; much less is a pipeline that is gone."""
 
 
 @dataclass(frozen=True)
@@ -178,6 +180,8 @@ def breaches(cost: Cost, ceiling: Mapping[str, int] | None, architecture: str) -
         allowed = int(most * SLACK) if name in ("registers", "shared", "narrow_loads") else most
         if got > allowed:
             found.append(f"{name} {got}; expected at most {allowed}")
+    if ceiling["shared"] >= FETCHED_AHEAD and 3 * cost.shared < 2 * ceiling["shared"]:
+        found.append(f"shared {cost.shared}; expected two thirds of {ceiling['shared']} or more: less is fetched ahead")
     for name in ("wgmma", "mma", "wide_loads"):
         got, least = getattr(cost, name), ceiling[name]
         if least and not got:

@@ -114,6 +114,14 @@ def test_growth_is_a_breach(change: dict[str, int], word: str) -> None:
     assert word in breaches(replace(GOOD, **change), ceiling, "sm_80")[0]
 
 
+def test_a_pipeline_that_is_gone_is_a_breach() -> None:
+    """Where the page ids of a tile are not loaded one tile ahead, for example, the compiler fetches less ahead."""
+    piped = replace(GOOD, shared=90_000)
+    assert breaches(replace(piped, shared=60_000), asdict(piped), "sm_90") == []
+    assert "less is fetched ahead" in breaches(replace(piped, shared=59_999), asdict(piped), "sm_90")[0]
+    assert breaches(replace(GOOD, shared=16), asdict(GOOD), "sm_90") == []
+
+
 def test_spills_on_hopper_and_missing_ceilings_are_breaches() -> None:
     spilling = replace(GOOD, spills=3)
     assert breaches(spilling, asdict(spilling), "sm_80") == []

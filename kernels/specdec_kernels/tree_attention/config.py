@@ -18,13 +18,15 @@ JOINED_ROWS = 4
 
 @dataclass(frozen=True)
 class Config:
-    """block_m: query rows of a program; block_n: keys of a tile; block_d: width, padded to a power of two."""
+    """block_m: query rows of a program; block_n: keys of a tile; block_d: width, padded to a power of two;
+    registers: of a thread at most, None: as the compiler likes."""
 
     block_m: int
     block_n: int
     block_d: int
     warps: int
     stages: int
+    registers: int | None = None
 
 
 def choose(rows: int, width: int, itemsize: int, narrow: bool = False) -> Config:
@@ -42,7 +44,7 @@ def choose(rows: int, width: int, itemsize: int, narrow: bool = False) -> Config
     if block_d > 128:
         return Config(min(block_m, 64), 32, block_d, 8 if block_m >= 64 else 4, 2)
     if block_m == 128:
-        return Config(128, 64, block_d, 8, 3)
+        return Config(128, 64, block_d, 8, 3, 255)  # a multiprocessor holds one; ptxas may aim at two and spill
     return Config(block_m, 32 if block_m > 32 or narrow else 64, block_d, 4, 4)
 
 

@@ -236,14 +236,14 @@ def tree_attention(
     }  # fmt: skip
     if plan is not None:
         tensors = (*inputs, sinks, result, lse, key_scale, value_scale)
-        shares.launch(plan, tensors, numbers, memory, kinds, config.warps, config.stages)
+        shares.launch(plan, tensors, numbers, memory, kinds, config)
         return result if lse is None else (result, lse)
     size = count * nodes * heads
     part, part_lse = (memory[: size * width], memory[size * width :]) if count > 1 else (None, None)
     attend[(shape.blocks, kv_heads, count)](
         *inputs, sinks, result, lse, part, part_lse, key_scale, value_scale, *numbers, **kinds,
         BLOCK_B=next_power_of_2(batch + 1), PIECES=count, PIECE_TILES=shape.piece_tiles,
-        num_warps=config.warps, num_stages=config.stages,
+        num_warps=config.warps, num_stages=config.stages, maxnreg=config.registers,
     )  # fmt: skip
     if count > 1:
         # how pieces are joined must not depend on how many there are, nor that they are

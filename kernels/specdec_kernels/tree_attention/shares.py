@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from triton import next_power_of_2
 
-from .config import joined
+from .config import Config, joined
 from .plan import AttentionPlan, blocks_of, check, most_tiles, parts_of
 
 PLAN_BLOCK = 1024
@@ -74,7 +74,7 @@ def check_plan(
 
 
 def launch(plan: AttentionPlan, tensors: tuple[Any, ...], numbers: tuple[Any, ...], part: Tensor, kinds: dict[str, Any],
-           warps: int, stages: int) -> None:  # fmt: skip
+           config: Config) -> None:  # fmt: skip
     """Both launches: shares, then what several of them hold. Arguments in the order of the kernels."""
     from .triton_shares import attend_shares, join_shares
 
@@ -86,7 +86,7 @@ def launch(plan: AttentionPlan, tensors: tuple[Any, ...], numbers: tuple[Any, ..
     attend_shares[(plan.programs,)](
         *inputs, sinks, out, lse, part, part_lse, key_scale, value_scale, plan.starts, plan.rows, plan.firsts,
         scale, softcap, window, batch, nodes, blocks, pages, *strides, PROGRAMS=plan.programs, **kinds,
-        num_warps=warps, num_stages=stages,
+        num_warps=config.warps, num_stages=config.stages, maxnreg=config.registers,
     )  # fmt: skip
     rows, parts = joined(kinds["BLOCK_D"])
     shared = {name: kinds[name] for name in ("HEADS", "GROUP", "WIDTH", "BLOCK_D", "BLOCK_M", "SINKS", "LSE")}

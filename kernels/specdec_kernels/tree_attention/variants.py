@@ -27,7 +27,7 @@ def _attend(
     }  # fmt: skip
     return Variant(
         f"tree_attention/{name}", "tree_attention.triton_kernel:attend", arguments, constants, config.warps,
-        config.stages, everyday, ARCHITECTURES if kv == dtype else ("sm_90", "sm_100"),
+        config.stages, everyday, ARCHITECTURES if kv == dtype else ("sm_90", "sm_100"), most_registers=config.registers,
     )  # fmt: skip
 
 
@@ -54,7 +54,7 @@ def _shares(
     kernel = "tree_attention.triton_shares:attend_shares"
     return Variant(
         f"tree_attention/{name}", kernel, arguments, constants, config.warps, config.stages, everyday,
-        plain.architectures,
+        plain.architectures, most_registers=config.registers,
     )  # fmt: skip
 
 
