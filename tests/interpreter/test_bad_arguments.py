@@ -36,6 +36,10 @@ def wrong(tensor: Tensor, strided: bool) -> Iterator[Tensor]:
         yield torch.stack([tensor, tensor], -1)[..., 0]
 
 
+def exchanged(own: Tensor, other: Tensor, each: Tensor) -> Tensor:
+    return other if each is own else each.clone()
+
+
 @pytest.mark.parametrize("case", EVERY)
 def test_what_a_launch_cannot_take_is_refused_in_words(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(expect, "readable", lambda value: False)
@@ -45,7 +49,7 @@ def test_what_a_launch_cannot_take_is_refused_in_words(case: str, monkeypatch: p
         for other in wrong(own, strided=case in PLAIN and not case.endswith("_verify")):
             try:
                 with use_backend("triton"), wrapping():
-                    call = mapped(plain, lambda each, own=own, other=other: other if each is own else each.clone())
+                    call = mapped(plain, partial(exchanged, own, other))
                     with watched(*tensors_in((call.arguments, tuple(call.options.values())))):
                         OPS[name](*call.arguments, **call.options)
             except UnsupportedError:
