@@ -178,7 +178,7 @@ class HeadRows:
         starts = self._offsets[:-1]
         if list(rows) != self._last:
             starts = starts[from_host([self._last.index(row) for row in rows], torch.int64, self.device)]
-        if self._at_roots and draft.num_nodes == len(rows):
+        if self._at_roots and draft.max_depth == 0:
             return self._hidden if list(rows) == self._last else self._hidden[starts]
         before = self._hidden.shape[0]  # where the features of the roots' own tokens are, behind those of the last pass
         source = torch.where(draft.parents < 0, before + draft.row_of, starts[draft.row_of] + draft.parents)
