@@ -105,8 +105,14 @@ def summary(comparisons: Sequence[Comparison]) -> dict[str, Any]:
 
 
 def is_replaying(rule_name: str, temperature: float) -> bool:
-    """Whether the speculative text must be the plain one, token by token (else only its law is)."""
-    return temperature == 0 or get_rule(rule_name).replays
+    """Whether the speculative text must be the plain one, token by token (else only its law is, if that)."""
+    rule = get_rule(rule_name)
+    return rule.replays or (temperature == 0 and rule.lossless)
+
+
+def law_of(rule_name: str) -> str:
+    """What texts have in common with plain decoding's where they need not be equal."""
+    return "same law" if get_rule(rule_name).lossless else "another law"
 
 
 class Comparer:

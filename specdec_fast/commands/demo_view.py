@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from specdec_fast.commands.compare import Comparison, is_replaying, summary
+from specdec_fast.commands.compare import Comparison, is_replaying, law_of, summary
 from specdec_fast.commands.show import STYLES, Painter, harmless, legend, paint
 
 if TYPE_CHECKING:
@@ -42,9 +42,8 @@ def print_title(out: Console, header: dict[str, Any]) -> None:
 
 def print_text(out: Console, comparison: Comparison, engine: Engine) -> None:
     """One prompt: its numbers, where it ends, and how the models went on."""
-    replaying = is_replaying(engine.rule.name, comparison.temperature)
     stats = comparison.speculative.stats
-    words, style = _verdict(comparison, replaying)
+    words, style = _verdict(comparison, engine.rule.name)
     title = Text.assemble("\n", (comparison.item.id, "bold"), f"  {_mode(comparison.temperature)}  ")
     title.append(f"{_speeds(comparison.plain_speed, comparison.speculative_speed)}  ")
     title.append(f"tau {stats.tau:.2f}  alpha {stats.mean_alpha:.2f}  ").append(words, style)
@@ -71,12 +70,12 @@ def _speeds(plain: float, fast: float) -> str:
     return f"{plain:.0f} → {fast:.0f} tokens/s  {fast / plain:.2f}x"
 
 
-def _verdict(comparison: Comparison, replaying: bool) -> tuple[str, str]:
+def _verdict(comparison: Comparison, rule: str) -> tuple[str, str]:
     """Words and style for "are the texts the same?"."""
     if comparison.identical:
         return "same text", "green"
-    if not replaying:
-        return "other text, same law", ""
+    if not is_replaying(rule, comparison.temperature):
+        return f"other text, {law_of(rule)}", ""
     words = f"differs from token {comparison.first_difference}"
     if comparison.gap is not None:
         words += f", scores {abs(comparison.gap):.1e} apart"
@@ -112,7 +111,11 @@ def print_conclusion(out: Console, done: list[Comparison], header: dict[str, Any
     out.print("tau: tokens per target pass; alpha: share of tested draft tokens accepted", style="dim")
     bound = [each for each in done if is_replaying(header["rule"], each.temperature)]
     same = sum(each.identical for each in bound)
-    texts = f"{same} of {len(bound)} texts identical to plain decoding" if bound else "same law, other texts"
+    texts = (
+        f"{same} of {len(bound)} texts identical to plain decoding"
+        if bound
+        else f"{law_of(header['rule'])}, other texts"
+    )
     if same < len(bound) and header["dtype"] in ("bfloat16", "float16"):
         out.print(
             f"{header['dtype']} rounds a token's scores differently beside other tokens: near-ties may fall "
@@ -130,11 +133,11 @@ def _table(done: list[Comparison], rule: str, total: dict[str, Any]) -> Table:
     for title, key, form in _COLUMNS:
         table.add_column(title, format(total[key], form), justify="right")
     bound = [each for each in done if is_replaying(rule, each.temperature)]
-    verdict = "same law" if not bound else "yes" if all(each.identical for each in bound) else "no"
+    verdict = law_of(rule) if not bound else "yes" if all(each.identical for each in bound) else "no"
     table.add_column("same\ntext", verdict, justify="right")
     for each in done:
         numbers = summary([each])
         cells = [format(numbers[key], form) for _, key, form in _COLUMNS]
-        same = "yes" if each.identical else "no" if is_replaying(rule, each.temperature) else "same law"
+        same = "yes" if each.identical else "no" if is_replaying(rule, each.temperature) else law_of(rule)
         table.add_row(each.item.id, _mode(each.temperature), *cells, same)
     return table

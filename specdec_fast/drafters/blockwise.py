@@ -2,7 +2,7 @@
 
 Scoring and proposing are one pass, as in section 5 of the paper: the pass that verifies a draft leaves the hidden state
 that the next one starts from. The target itself is the paper's first head, so the text is the target's, and any rule
-may verify; the paper's approximate acceptance is not used. Tests: tests/drafters/test_blockwise.py.
+may verify; the paper's approximate acceptance is rule lossy:among=k. Tests: tests/drafters/test_blockwise.py.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""Lossy: two rules that do NOT keep the target's law, for comparison only. Refused unless asked for by this name.
+"""Lossy: three rules that do NOT keep the target's law, for comparison only. Refused unless asked for by this name.
 
 `lossy` (or `lossy:epsilon=0.09,delta=0.3`) is typical acceptance (Cai et al. 2024, Medusa, section 2.3.2): a token is
 kept when its probability is above min(epsilon, delta * exp(-entropy)), and of all such paths the longest. `lossy:
 lenience=0.5` is lenience (Leviathan et al. 2023, appendix A.5): the token rule with q multiplied by l < 1, so that no
 token comes more often than p / l (tokens that were chosen have no q, and are tested as by `token`). At temperature 0
-both are greedy. Tests: tests/rules/test_lossy.py.
+both are greedy. `lossy:among=3` is the approximate acceptance of blockwise decoding (Stern et al. 2018, section 5): a
+token is kept when it is among the 3 likeliest, at any temperature; with `lossy:among=3,least=2` the first 2 are
+kept whatever they are. Tests: tests/rules/test_lossy.py.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Tensor
 
 from specdec_fast.draft import Draft
@@ -19,10 +22,12 @@ from specdec_fast.interfaces import Acceptance, Needs, Rng
 from specdec_fast.laws import Laws
 from specdec_fast.rules.token import chain_coins, verify_chains
 from specdec_fast.sampling import SamplingParams
-from specdec_kernels import TreePlan, typical_verify
+from specdec_kernels import TreePlan, draw_sample, law_stats, typical_verify
 
 Cells = tuple[Tensor, Tensor]
 """(threshold [M], residual [M, V])"""
+NEXT = 2**30
+"""Number of a draw that no drafter makes: the token that follows what `Among` keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +126,74 @@ class Lenience:
         return replace(draft, laws=scaled)
 
 
-def with_options(name: str, options: str) -> Typical | Lenience:
-    """The rule that `lossy:<options>` names, for example `lenience=0.5` or `epsilon=0.1,delta=0.3`.
+@dataclass(frozen=True, slots=True)
+class Among:
+    """A token is kept when it is one of the `among` likeliest by the target's logits (ties to the lower id), or one of
+    the first `least` of its path. Lossy. Any tree, of which the longest such path is kept; q is not used, and neither
+    are temperature and filters, but for the token that follows. Tokens that are ruled out (-inf) are never kept.
+    """
+
+    among: int = 2
+    least: int = 0
+    name: str = ""
+    lossless: bool = field(default=False, init=False)
+    replays: bool = field(default=False, init=False)
+    uses_q: bool = field(default=False, init=False)
+    prefers: str = field(default="greedy", init=False)
+
+    def __post_init__(self) -> None:
+        for name, value, lowest in (("among", self.among, 1), ("least", self.least, 0)):
+            if value < lowest or value != int(value):
+                raise ValueError(f"rule lossy {name}: got {value:g}; expected a whole number, {lowest} or more")
+            object.__setattr__(self, name, int(value))
+        also = f",least={self.least}" if self.least else ""
+        object.__setattr__(self, "name", self.name or f"lossy:among={self.among}{also}")
+
+    def why_not(self, needs: Needs) -> str | None:
+        return None
+
+    def why_not_sampling(self, params: SamplingParams) -> str | None:
+        return None
+
+    def __call__(
+        self, draft: Draft, plan: TreePlan, target_laws: Laws, rng: Rng, uniforms: Tensor | None = None
+    ) -> Acceptance:
+        path, accepted = self._path(draft, plan, target_laws)
+        last = target_laws.select(path.gather(1, accepted[:, None].long()).squeeze(1).long().clamp(min=0))
+        index = torch.full_like(accepted, NEXT)
+        following = draw_sample(last.logits, *last.stats, rng.seeds, rng.positions + accepted, index)
+        return Acceptance(path, accepted, following)
+
+    def thresholds(self, draft: Draft, plan: TreePlan, target_laws: Laws) -> Cells:
+        """1 on the path that is kept, 0 elsewhere; and the target's own weights."""
+        path, weights = self._path(draft, plan, target_laws)[0].long(), target_laws.weights()
+        accept = weights.new_zeros(draft.num_nodes)
+        accept[path[path >= 0]] = 1.0
+        return accept, weights
+
+    def _path(self, draft: Draft, plan: TreePlan, laws: Laws) -> tuple[Tensor, Tensor]:
+        """The longest path of tokens that may be kept: typical acceptance without a limit, the others being scouts."""
+        logits = laws.logits.float()
+        above = draft.offsets[:-1].long()[draft.row_of] + draft.parents.clamp(min=0)
+        level = logits[above].gather(1, draft.tokens[:, None])
+        ids = torch.arange(logits.shape[1], device=logits.device)
+        before = (logits[above] > level) | ((logits[above] == level) & (ids < draft.tokens[:, None]))
+        kept = (before.sum(1) < self.among) | (plan.depth <= self.least)
+        scouts = ~(kept & (level[:, 0] > float("-inf"))) & (draft.parents >= 0)
+        if draft.scouts is not None:
+            scouts = scouts | draft.scouts
+        one, none = torch.ones_like(logits[:, 0]), torch.zeros_like(logits[:, 0])
+        every = (logits, *law_stats(logits, one, none.int(), one, none))
+        links = (draft.tokens, draft.offsets, plan.first_child, plan.next_sibling)
+        anyone = draft.offsets[1:].long(), draft.offsets[1:]  # the token that they draw is not used
+        path, accepted, _ = typical_verify(
+            *links, every, scouts, *anyone, max_depth=draft.max_depth, epsilon=0.0, delta=0.0
+        )
+        return path, accepted
+
+
+def with_options(name: str, options: str) -> Typical | Lenience | Among:
+    """The rule that `lossy:<options>` names, for example `lenience=0.5`, `epsilon=0.1,delta=0.3` or `among=3,least=1`.
 
     Raises ValueError for options that it does not have.
     """
@@ -135,8 +206,12 @@ def with_options(name: str, options: str) -> Typical | Lenience:
             raise ValueError(f"rule {name}: got option {part!r}; expected a number, as in lossy:lenience=0.5") from None
     if set(given) == {"lenience"}:
         return Lenience(given["lenience"], name=name)
+    if "among" in given and set(given) <= {"among", "least"}:
+        return Among(**given, name=name)  # type: ignore[arg-type]
     if not set(given) <= {"epsilon", "delta"}:
-        raise ValueError(f"rule {name}: got options {sorted(given)}; expected lenience, or epsilon and delta")
+        raise ValueError(
+            f"rule {name}: got options {sorted(given)}; expected lenience, epsilon and delta, or among and least"
+        )
     return Typical(**given, name=name)
 
 

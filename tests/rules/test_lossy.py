@@ -18,9 +18,9 @@ from oracles.tree_rules import CHOSEN, DRAWN
 
 from specdec_fast import Engine, SamplingParams, get_rule
 from specdec_fast.draft import Draft
-from specdec_fast.interfaces import Needs, Rng
+from specdec_fast.interfaces import Needs, Rng, Rule
 from specdec_fast.laws import Laws
-from specdec_fast.rules.lossy import Lenience, Typical
+from specdec_fast.rules.lossy import Among, Lenience, Typical
 from specdec_fast.rules.replay import Replay
 from specdec_kernels import law_stats, tree_plan
 
@@ -28,7 +28,7 @@ CHAINS = [Case(3, tuple(range(size)), (DRAWN,) * size, 60 + 10 * size + seed) fo
 TREES = [Case(3, (0, 0, 1), (CHOSEN, CHOSEN, CHOSEN), seed) for seed in (1, 2, 3)]
 
 
-def distance(case: Case, rule: Typical | Lenience) -> float:
+def distance(case: Case, rule: Typical | Lenience | Among) -> float:
     """Total variation between what the rule emits and the target's law."""
     found, length = law_of_cells(case, rule, "ordered")
     exact = target_law(case.target.after, length)
@@ -39,6 +39,7 @@ def distance(case: Case, rule: Typical | Lenience) -> float:
 def test_their_laws_are_not_the_target_s() -> None:
     assert max(distance(case, Lenience(0.5)) for case in CHAINS) > 0.05
     assert max(distance(case, Typical()) for case in TREES) > 0.05
+    assert max(distance(case, Among(2)) for case in TREES) > 0.05
 
 
 def test_without_lenience_it_is_rule_token() -> None:
@@ -62,11 +63,11 @@ def test_lenience_bounds_every_token_by_p_over_l(lenience: float) -> None:
         assert (ours >= theirs - 1e-12).all()  # type: ignore[operator]
 
 
-def answer(draft: Draft, logits: torch.Tensor, rule: Typical) -> tuple[list[int], int]:
+def answer(draft: Draft, logits: torch.Tensor, rule: Rule, temperature: float = 1.0) -> tuple[list[int], int]:
     """Path and next token of a draft of one row."""
     count = len(logits)
     one, zero = torch.ones(count), torch.zeros(count, dtype=torch.int32)
-    laws = Laws(logits, *law_stats(logits, one, zero, one, zero.float()))
+    laws = Laws(logits, *law_stats(logits, one * temperature, zero, one, zero.float()))
     rng = Rng(torch.tensor([3]), torch.tensor([5], dtype=torch.int32))
     found = rule(draft, tree_plan(draft.parents, draft.offsets), laws, rng)
     assert int(found.num_accepted) == int((found.path >= 0).sum()) - 1
@@ -87,6 +88,36 @@ def test_typical_acceptance_keeps_the_longest_typical_path() -> None:
     assert answer(draft, torch.zeros(7, 3), Typical(epsilon=0.5, delta=1.0))[0] == [0]  # strictly above
     tokens = {answer(draft, (p.log() + 30 * torch.eye(3)[at]).expand(7, 3), Typical())[1] for at in range(3)}
     assert tokens == {0, 1, 2}  # drawn from the target's law at the last node
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_what_is_among_the_likeliest_is_kept(temperature: float) -> None:
+    """Logits fall with the id but for two equal ones, 2 and 3, of which the lower counts as the likelier."""
+    logits = torch.tensor([4.0, 3.0, 2.0, 2.0, 1.0, -torch.inf]).repeat(5, 1)
+    draft = Draft.chains([0], [[0, 1, 2, 0, 3]])
+    for among, least, kept in ((1, 0, 0), (2, 0, 1), (3, 0, 3), (4, 0, 4), (1, 2, 3), (1, 4, 4), (2, 2, 3)):
+        path, following = answer(draft, logits, Among(among, least), temperature)
+        assert path == list(range(kept + 1)) and (following == 0 or temperature > 0)
+    barred = Draft.chains([0], [[0, 1, 5, 0]])
+    assert answer(barred, logits[:4], Among(6, 3), temperature)[0] == [0, 1]
+    tree = Draft.trees([0], [([0, 3, 1, 2, 4, 1], [-1, 0, 0, 1, 2, 2])])
+    assert answer(tree, logits[[0] * 6], Among(3), temperature)[0] == [0, 2, 5]
+    assert answer(tree, logits[[0] * 6], Among(3, 1), temperature)[0] == [0, 1, 3]
+    tokens = {answer(draft, 9 * torch.eye(6)[at].repeat(5, 1), Among(6), temperature)[1] for at in range(6)}
+    assert tokens == set(range(6))  # from the target's law at the last node
+
+
+def test_greedy_texts_among_the_likeliest_are_others_and_longer_drafts_are_kept() -> None:
+    """The paper's use: the published criterion trades the greedy text for accepted tokens."""
+    params = SamplingParams(temperature=0, max_new_tokens=40)
+    want = plain_decode(automaton().logits_after, [1, 2], params)
+    found = {}
+    for rule in ("greedy", "lossy:among=1", "lossy:among=6"):
+        engine = Engine(automaton(), NoisyChain([[1, 2, *want]], 0.5, 6, num_draft_tokens=4, seed=1), rule=rule)
+        found[rule] = engine.generate([[1, 2]], params)[0]
+    assert found["greedy"].tokens == want == found["lossy:among=1"].tokens
+    assert found["lossy:among=6"].tokens != want
+    assert found["lossy:among=6"].stats.tau > 4 > found["greedy"].stats.tau
 
 
 def automaton() -> AutomatonTarget:
@@ -132,13 +163,18 @@ def test_options_are_part_of_the_name() -> None:
     assert get_rule("lossy") == Typical() and get_rule("lossy").name == "lossy" == Typical().name
     assert get_rule("lossy:lenience=0.25") == Lenience(0.25)
     assert get_rule("lossy:epsilon=0.1,delta=0.2") == Typical(0.1, 0.2)
-    for name in ("lossy:lenience=0.25", "lossy:epsilon=0.1,delta=0.2", "lossy:delta=0.3"):
+    assert get_rule("lossy:among=3") == Among(3) and get_rule("lossy:among=3,least=1") == Among(3, 1)
+    for name in ("lossy:among=3,least=1", "lossy:lenience=0.25", "lossy:epsilon=0.1,delta=0.2", "lossy:delta=0.3"):
         assert get_rule(name).name == name and not get_rule(name).lossless
     for name, message in (
         ("lossy:lenience=x", "got option 'lenience=x'; expected a number"),
         ("lossy:lenience=0", "lenience: got 0.0; expected a number above 0"),
         ("lossy:epsilon=2", "epsilon: got 2.0"),
-        ("lossy:beta=2", "expected lenience, or epsilon and delta"),
+        ("lossy:among=0", "among: got 0; expected a whole number, 1 or more"),
+        ("lossy:among=2.5", "among: got 2.5; expected a whole number"),
+        ("lossy:among=2,least=-1", "least: got -1; expected a whole number, 0 or more"),
+        ("lossy:least=1", "expected lenience, epsilon and delta, or among and least"),
+        ("lossy:beta=2", "expected lenience, epsilon and delta, or among and least"),
         ("token:beta=2", "which has no options"),
     ):
         with pytest.raises(ValueError, match=message):
