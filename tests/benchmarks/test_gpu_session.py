@@ -134,4 +134,4 @@ def test_the_session_script_is_sound() -> None:
     script = ROOT / "benchmarks" / "gpu_session.sh"
     assert subprocess.run(["bash", "-n", script], check=False).returncode == 0
     limits = [int(line.split()[2]) for line in script.read_text().splitlines() if line.startswith("part ")]
-    assert sum(limits) <= 560, "parts that all run into their limits still end within ten minutes"
+    assert sum(limits) <= 530, "parts that all run into their limits still end within nine minutes"
