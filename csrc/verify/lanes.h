@@ -263,19 +263,28 @@ SPECDEC_INLINE F gumbel_of(U word) {
   return -noise_log(word < noise::kSplit ? small : large);
 }
 
-// Round keys and the rest of the counter, spread over lanes once per row.
+// What the rounds of a row's counters have in common, spread over lanes. Only the token differs from lane to lane, so
+// half of the first two rounds is the same for all: it is a part of the keys that follow.
 struct Philox {
-  W key0[10], key1[10], position, index, stream;
+  W key0[10], key1[10];
 };
 SPECDEC_INLINE void prepare(const Counter& counter, Philox* out) {
-  uint32_t k0 = counter.key0, k1 = counter.key1;
-  for (int round = 0; round < 10; ++round, k0 += noise::kWeyl0, k1 += noise::kWeyl1) {
-    out->key0[round] = all(uint64_t{k0});
-    out->key1[round] = all(uint64_t{k1});
+  uint32_t key0[10], key1[10];
+  for (int round = 0; round < 10; ++round) {
+    key0[round] = counter.key0 + round * noise::kWeyl0;
+    key1[round] = counter.key1 + round * noise::kWeyl1;
   }
-  out->position = all(uint64_t{counter.position});
-  out->index = all(uint64_t{counter.index});
-  out->stream = all(uint64_t{counter.stream});
+  const uint64_t b = uint64_t{counter.index} * noise::kMultiply1;  // of round 0
+  const uint32_t x0 = static_cast<uint32_t>(b >> 32) ^ counter.position ^ key0[0];
+  const uint64_t a = uint64_t{x0} * noise::kMultiply0;  // of round 1
+  key1[0] ^= counter.stream;
+  key0[1] ^= static_cast<uint32_t>(b);
+  key1[1] ^= static_cast<uint32_t>(a >> 32);
+  key1[2] ^= static_cast<uint32_t>(a);
+  for (int round = 0; round < 10; ++round) {
+    out->key0[round] = all(uint64_t{key0[round]});
+    out->key1[round] = all(uint64_t{key1[round]});
+  }
 }
 constexpr int kBatch = 4;          // vectors of words made at once: two independent chains of multiplications
 constexpr int kWords = kBatch * N;  // tokens they serve
@@ -285,16 +294,20 @@ SPECDEC_INLINE void philox(const Philox& p, uint32_t first, U* words) {
   for (int i = 0; i < N / 2; ++i) x0[0][i] = i;
   x0[0] += first >> 2;
   x0[1] = x0[0] + N / 2;
-  for (int k = 0; k < 2; ++k) x1[k] = p.position, x2[k] = p.index, x3[k] = p.stream;
   const W m0 = all(uint64_t{noise::kMultiply0}), m1 = all(uint64_t{noise::kMultiply1});
-#pragma GCC unroll 10
-  for (int round = 0; round < 10; ++round) {
+  for (int k = 0; k < 2; ++k) {  // only the low halves of lanes count; multiply_low ignores the rest
+    const W a = multiply_low(x0[k], m0), b = multiply_low((a >> 32) ^ p.key1[0], m1);
+    x0[k] = (b >> 32) ^ p.key0[1];
+    x1[k] = b;
+    x2[k] = a ^ p.key1[1];
+  }
+#pragma GCC unroll 8
+  for (int round = 2; round < 10; ++round) {
 #pragma GCC unroll 2
     for (int k = 0; k < 2; ++k) {
-      // only the low halves of lanes count; multiply_low ignores the rest
       const W a = multiply_low(x0[k], m0), b = multiply_low(x2[k], m1);
       x0[k] = (b >> 32) ^ x1[k] ^ p.key0[round];
-      x2[k] = (a >> 32) ^ x3[k] ^ p.key1[round];
+      x2[k] = round == 2 ? (a >> 32) ^ p.key1[2] : (a >> 32) ^ x3[k] ^ p.key1[round];
       x1[k] = b;
       x3[k] = a;
     }
