@@ -175,6 +175,27 @@ def assisted(texts: list[list[int]], temperature: float, new_tokens: int) -> Cal
     return one
 
 
+def engine_of(
+    name: str, target: Any, tokenizer: Any, temperature: float, budget: str, folder: Path, heads: Path | None = None
+) -> Any:
+    """An engine of one row with a method's drafter; a name that is none of METHODS decodes plainly.
+
+    folder: where the datastore of `rest` goes.
+    """
+    method = METHODS.get(name)
+    chosen: dict[str, Any] = {}
+    if method is not None:
+        options: dict[str, Any] = dict(method.options)
+        if method.own_head:
+            options["head"] = str(method.head(heads))
+        if options.get("shape") == TUNED:
+            options["shape"] = tuned_shape(temperature)
+        if method.drafter == "rest":
+            options["datastore"] = str(datastore(folder, tokenizer))
+        chosen = {"drafter": method.drafter, "draft": method.draft, "drafter_options": options, "budget": budget}
+    return load(target, tokenizer=tokenizer, max_length=1024, max_rows=1, **chosen)
+
+
 def measure(
     names: list[str],
     temperature: float,
@@ -184,7 +205,6 @@ def measure(
     new_tokens: int,
     clock: Callable[[], float] = time.perf_counter,
     task: str = "mixed",
-    budget: str = "fixed",
     heads: Path | None = None,
 ) -> tuple[list[dict[str, Any]], dict[str, Callable[[], None]]]:
     """One row per method, and what was run: each call takes the next prompt. One thread, float32, batch 1. Every round
@@ -206,18 +226,7 @@ def measure(
     with tempfile.TemporaryDirectory() as folder:
         for name in ["plain", *names, "again"]:
             method = METHODS.get(name)
-            chosen: dict[str, Any] = {}
-            if method is not None:
-                chosen = {"drafter": method.drafter, "draft": method.draft, "drafter_options": dict(method.options)}
-                chosen["budget"] = budget
-                if method.own_head:
-                    chosen["drafter_options"]["head"] = str(method.head(heads))
-                if method.options.get("shape") == TUNED:
-                    chosen["drafter_options"]["shape"] = tuned_shape(temperature)
-                if method.drafter == "rest":
-                    chosen["drafter_options"]["datastore"] = str(datastore(Path(folder), tokenizer))
-            engine = load(target, tokenizer=tokenizer, max_length=1024, max_rows=1, **chosen)
-
+            engine = engine_of(name, target, tokenizer, temperature, "fixed", Path(folder), heads)
             if method is not None and method.memory == "warm":
                 for at, text in enumerate(workload(tokenizer, 2 * prompts)[prompts:]):
                     engine.generate([text], replace(params[0], seed=1000 + at, forced_tokens=()))
@@ -255,7 +264,6 @@ def measure(
                 "workload": task,
                 "drafter": name,
                 "published": METHODS[name].published,
-                "budget": budget,
                 "temperature": temperature,
                 "tau": tau,
                 "speed_vs_plain": speed,
@@ -307,7 +315,6 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--new-tokens", type=int, default=100)
     parser.add_argument("--only", default="", help="methods whose name contains this")
-    parser.add_argument("--budget", default="fixed", help="fixed, or goodput: no drafts where they do not pay")
     parser.add_argument("--heads", type=Path, help="folder of trained heads, by drafter, beside the bundled ones")
     parser.add_argument("--processor-time", action="store_true", help="count processor time: for a machine with others")
     parser.add_argument("--out", type=Path, default=RESULTS / "drafters_cpu.json")
@@ -325,7 +332,6 @@ def main() -> None:
             names,
             temperature,
             task=task,
-            budget=options.budget,
             rounds=options.rounds,
             prompts=options.prompts,
             new_tokens=options.new_tokens,

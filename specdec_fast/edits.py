@@ -92,7 +92,8 @@ class Edits:
     """The edits of the B requests of one batch, ready for rows of logits that follow their nodes.
 
     rows: int32 [B]; factors: float32 [B, 3] of `Penalties`, or None when nobody has any; counts: the tables they read;
-    allowed: per request its allowed ids or None; guides: per request its grammar or None.
+    allowed: per request its allowed ids or None; guides: per request its grammar or None; shifts: whether a logit may
+    become another finite number (penalties, bias), and is not merely forbidden.
     """
 
     rows: Tensor
@@ -102,14 +103,16 @@ class Edits:
     forced: Forced | None
     allowed: tuple[tuple[int, ...] | None, ...]
     guides: tuple[Guide | None, ...]
+    shifts: bool
     _words: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False, compare=False)
 
     def apply(self, logits: Tensor, paths: NodePaths, request_of: Tensor) -> Tensor:
         """Logits [R, V] as the requests want them, each row for the prefix of its node; request_of: int64 [R].
 
-        In place, except that half formats become float32: a small penalty must not be lost to rounding.
+        In place, except that half formats become float32 where logits are shifted: a small penalty must not be lost to
+        rounding. Forbidding is exact in every format.
         """
-        if logits.dtype in (torch.bfloat16, torch.float16):
+        if self.shifts and logits.dtype in (torch.bfloat16, torch.float16):
             logits = logits.float()
         penalties = None
         if self.factors is not None:
@@ -235,4 +238,5 @@ def pack_edits(
         factors = tensor([[getattr(own, name) for name in names] for own in params], torch.float32)
     # rows without penalties may lie outside the tables; any row of the tables stands in for them
     places = [row if row in counts else next((r for r in rows if r in counts), 0) for row in rows]
-    return Edits(tensor(places), factors, counts, additions, listed, allowed, tuple(guides))
+    shifts = penalised or any(value != _BANNED for entries in added for value in entries.values())
+    return Edits(tensor(places), factors, counts, additions, listed, allowed, tuple(guides), shifts)

@@ -168,6 +168,18 @@ def test_half_formats_keep_small_penalties() -> None:
     assert abs(float(laws.weights()[0, 2] / laws.weights()[0, 1]) - math.exp(-0.05)) < 1e-6
 
 
+@pytest.mark.parametrize("row", [{"banned_token_ids": (1,), "forced_tokens": {5: 3}}, ROWS[4], {"min_new_tokens": 2}])
+def test_forbidding_makes_no_wider_copy(row: dict[str, Any]) -> None:
+    """Bans, forced tokens, allowed tokens, grammars and minimal lengths are exact in half formats, in place."""
+    table = SamplingTable(CPU)
+    table.set(0, SamplingParams(seed=1, **row), 1, ENDS, [])
+    table.set(1, SamplingParams(seed=1), 1, ENDS, [])
+    draft = Draft.chains([0, 1], [[2], [3]])
+    logits = torch.full((2, VOCAB), 20.0, dtype=torch.bfloat16)
+    process(draft, tree_plan(draft.parents, draft.offsets), logits, table.pack([0, 1]), torch.zeros(2).int())
+    assert bool((logits[0] == -torch.inf).any()) and bool((logits[1] == 20).all())
+
+
 def test_failures_name_the_place_and_the_reason() -> None:
     table = SamplingTable(CPU)
     for row in range(3):

@@ -1,0 +1,46 @@
+"""The benchmark of drafters that do not pay: both sides write whole texts, a step of each in turn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks import goodput
+from benchmarks.goodput import AGAIN, as_markdown, measure, race
+from specdec_fast import SamplingParams
+
+
+class Side:
+    """Writes a text in `steps` steps and notes when."""
+
+    def __init__(self, name: str, steps: int, log: list[str]) -> None:
+        self.name, self.steps, self.log = name, steps, log
+
+    def submit(self, text: list[int], params: SamplingParams) -> Any:
+        return self
+
+    @property
+    def finished(self) -> bool:
+        return self.steps == 0
+
+    def step(self) -> None:
+        self.steps -= 1
+        self.log.append(self.name)
+
+
+def test_sides_take_turns_and_both_write_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(100))
+    monkeypatch.setattr(goodput, "perf_counter", lambda: float(next(clock)))
+    log: list[str] = []
+    seconds, _ = race([Side("a", 5, log), Side("b", 2, log)], [1], SamplingParams())
+    assert "".join(log) == "abbaaaa", "who goes first alternates"
+    assert seconds == [5.0, 2.0]
+
+
+def test_a_row_is_measured() -> None:
+    row = measure("jacobi", 1.0, rounds=1, prompts=2, new_tokens=6)
+    assert row["identical"] and row["texts"] == 2 and row["tau"] >= 1
+    low, high = row["speed_vs_plain_95"]
+    assert low <= row["speed_vs_plain"] <= high and low > 0.1
+    assert as_markdown([row, {**row, "drafter": AGAIN}]).count("\n") == 3
