@@ -156,13 +156,16 @@ class ForestDrafter:
             record.release(rows)
 
     def _shares(self, row: int, limit: int) -> list[int]:
-        """Nodes of each drafter: one for each, then where the next one is expected to bring most."""
+        """Nodes of each drafter: one for each, of whom most is expected first, then where the next one brings most."""
         count = len(self.sources)
         if not self.adapt:
             return [limit // count + (at < limit % count) for at in range(count)]
-        records = self._records
-        gains = [[record.answered(row) * gain for gain in record.expected(row, limit)] for record in records]
-        shares = [int(at < limit) for at in range(count)]
+        shares = [0] * count
+        if limit == 0:
+            return shares
+        gains = [[record.answered(row) * gain for gain in record.expected(row, limit)] for record in self._records]
+        for at in sorted(range(count), key=lambda at: gains[at][0] - gains[at][1])[:limit]:
+            shares[at] = 1
         for _ in range(limit - sum(shares)):
             best = max(range(count), key=lambda at: gains[at][min(shares[at] + 1, limit)] - gains[at][shares[at]])
             shares[best] += 1

@@ -183,6 +183,15 @@ def test_the_budget_goes_to_who_is_accepted() -> None:
     assert engine.stats.tau > 4
 
 
+def test_a_single_node_goes_to_who_is_accepted() -> None:
+    """A budget that is smaller than the number of drafters is not the first ones' by right."""
+    script = AutomatonTarget(random_logits(23, VOCAB, seed=2), max_length=256)
+    good = get_drafter("draft_model")(AutomatonTarget(random_logits(23, VOCAB, seed=2), max_length=256))
+    engine = Engine(script, forest(Fixed([3], [0]), good, num_draft_tokens=1))
+    engine.generate([[1, 2]], SamplingParams(seed=1, max_new_tokens=60))
+    assert engine.stats.tau > 1.7
+
+
 def test_the_joint_law_under_the_tree_rules() -> None:
     """Two draft models that draw, one drafter that chooses, in one tree; three tokens against exact chances."""
     vocab, states = 4, 7
