@@ -21,6 +21,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from .extras import install
+
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 CEILINGS = Path(__file__).with_name("ceilings.json")
 Ceilings = dict[str, dict[str, dict[str, int]]]
@@ -77,7 +79,7 @@ class Cost:
 def missing() -> str | None:
     """None, or why nothing can be compiled here."""
     if find_spec("triton") is None:
-        return "triton is not installed; `pip install triton`"
+        return f"triton is not installed; {install('gpu')}"
     if os.environ.get("TRITON_INTERPRET") == "1":
         return "TRITON_INTERPRET=1 is set: this process interprets kernels; unset it to compile them"
     return None

@@ -18,6 +18,7 @@ import torch
 
 from .devices import on_device, on_own_device
 from .dispatch import Backend
+from .extras import install
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "yes", "y")
 """Whether kernels of this process run in the interpreter; triton reads the variable once, so this is per process."""
@@ -27,7 +28,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "o
 def missing() -> str | None:
     """Why no Triton kernel can run here, or None."""
     if importlib.util.find_spec("triton") is None:
-        return "triton is not installed; `pip install specdec-fast[gpu]`"
+        return f"triton is not installed; {install('gpu')}"
     if INTERPRETED or torch.cuda.is_available():
         return None
     return "no CUDA device (TRITON_INTERPRET=1 runs the kernels on the CPU, for tests)"

@@ -16,4 +16,6 @@ def require_extra() -> None:
     """Raise ValueError, with the remedy, unless the packages of the extra `lab` are installed."""
     missing = [name for name in EXTRA if find_spec(name) is None]
     if missing:
-        raise ValueError(f"lab: {', '.join(missing)} not installed; run: pip install 'specdec-fast[lab]'")
+        from specdec_kernels.extras import install
+
+        raise ValueError(f"lab: {', '.join(missing)} not installed; {install('lab')}")

@@ -18,6 +18,7 @@ import numpy as np
 from specdec_fast.stores import container
 from specdec_fast.stores.suffix import structures
 from specdec_fast.stores.vocabulary import refuse_other_vocabulary
+from specdec_kernels.extras import install
 
 log = logging.getLogger("specdec_fast")
 
@@ -35,7 +36,7 @@ def suffix_array(tokens: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     try:
         from pydivsufsort import divsufsort
     except ImportError:
-        log.warning("datastore: pydivsufsort is not installed (pip install specdec-fast[datastore]); sorting in numpy")
+        log.warning("datastore: pydivsufsort is not installed, so numpy sorts; %s", install("datastore"))
         return _double(np.asarray(tokens)).astype(dtype)
     return np.asarray(divsufsort(np.array(tokens))).astype(dtype)
 

@@ -61,7 +61,9 @@ def _column(file: Path, field: str) -> Iterator[str]:
         from pyarrow import ArrowInvalid
         from pyarrow.parquet import ParquetFile
     except ImportError:
-        raise ValueError(f"{file}: Parquet needs pyarrow; pip install specdec-fast[datastore]") from None
+        from specdec_kernels.extras import install
+
+        raise ValueError(f"{file}: Parquet needs pyarrow; {install('datastore')}") from None
     try:
         table = ParquetFile(file)
     except ArrowInvalid as error:

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from specdec_kernels.extras import install
+
 
 def write_history(history: Sequence[Mapping[str, float]], folder: Path, title: str) -> None:
     """Write history.json and curve.png; each is whole or the old one. Raises ValueError as `training_curve`."""
@@ -21,7 +23,7 @@ def write_history(history: Sequence[Mapping[str, float]], folder: Path, title: s
 def require_matplotlib() -> None:
     """Raises ValueError where the pictures of a training run could not be drawn."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise ValueError("training curve: matplotlib is not installed; run `pip install 'specdec-fast[train]'`")
+        raise ValueError(f"training curve: matplotlib is not installed; {install('train')}")
 
 
 def training_curve(history: Sequence[Mapping[str, float]], path: Path, title: str) -> None:

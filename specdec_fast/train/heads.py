@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from specdec_fast.train.data import blocks
 from specdec_fast.train.loop import held_interrupt
+from specdec_kernels.extras import install
 
 log = logging.getLogger("specdec_fast")
 
@@ -165,9 +166,7 @@ def accelerator_of(settings: Settings) -> Any:
     try:
         from accelerate import Accelerator
     except ImportError:
-        raise ValueError(
-            "training: accelerate is not installed; expected it; run `pip install 'specdec-fast[train]'`"
-        ) from None
+        raise ValueError(f"training: accelerate is not installed; {install('train')}") from None
     return Accelerator(mixed_precision=settings.mixed_precision)
 
 

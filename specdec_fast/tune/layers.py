@@ -16,6 +16,7 @@ from specdec_fast.drafters import get_drafter
 from specdec_fast.engine import Engine
 from specdec_fast.sampling import SamplingParams
 from specdec_fast.targets.layer_set import LayerSet
+from specdec_kernels.extras import install
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,7 @@ def search(
     try:
         import optuna
     except ImportError:
-        raise ValueError("tune: the package optuna is not installed; run `pip install 'specdec-fast[tune]'`") from None
+        raise ValueError(f"tune: optuna is not installed; {install('tune')}") from None
     from optuna.distributions import IntDistribution
     from optuna.samplers import GPSampler
 

@@ -19,6 +19,8 @@ import pytest
 import setuptools
 import torch
 
+from specdec_kernels.extras import install
+
 ROOT = Path(__file__).resolve().parents[2]
 SETUP = (ROOT / "setup.py").read_text()
 OPERATORS = ("kernels", "specdec_kernels")
@@ -160,11 +162,23 @@ def project() -> dict[str, Any]:
     return tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
+def test_messages_name_extras_that_exist() -> None:
+    extras = project()["project"]["optional-dependencies"]
+    named: list[str] = []
+    for folder in ("specdec_fast", "kernels"):
+        for path in (ROOT / folder).rglob("*.py"):
+            source = path.read_text(encoding="utf-8")
+            named += re.findall(r"\binstall\([\"'](\w+)[\"']\)", source)
+            assert "specdec-fast[" not in source, f"{path}: say it by specdec_kernels.extras.install"
+    assert len(named) >= 8 and set(named) <= extras.keys()
+    assert install("lab") == "run `pip install -e '.[lab]'` in the checkout"
+
+
 def test_torch_is_a_dependency_of_the_package_but_not_of_its_build() -> None:
     config = project()
     assert not [r for r in config["build-system"]["requires"] if r.startswith("torch")]
     assert [r for r in config["project"]["dependencies"] if r.startswith("torch>=")] == ["torch>=2.11"]
-    assert config["project"]["scripts"] == {"specdec": "specdec_fast.cli:main"}
+    assert config["project"]["scripts"] == {"specdec": "specdec_fast.__main__:run"}
     assert not (ROOT / "kernels" / "__init__.py").exists(), "it would shadow another package of that name"
 
 

@@ -193,5 +193,5 @@ def test_numbers_are_printed_for_people_and_for_json() -> None:
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     require_extra()
     monkeypatch.setattr("specdec_fast.lab.find_spec", lambda name: None if name == "matplotlib" else object())
-    with pytest.raises(ValueError, match=r"matplotlib not installed; run: pip install 'specdec-fast\[lab\]'"):
+    with pytest.raises(ValueError, match=r"matplotlib not installed; run `pip install -e '.\[lab\]'`"):
         require_extra()

@@ -24,5 +24,5 @@ def test_without_trials_or_library(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="got no trials"):
         search_chart([], TRIALS[0], 2, "")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ValueError, match=r"pip install 'specdec-fast\[tune\]'"):
+    with pytest.raises(ValueError, match=r"pip install -e '.\[tune\]'"):
         search_chart(TRIALS, TRIALS[0], 2, "")
