@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile, is_zipfile
 
 import numpy as np
 import torch
@@ -60,9 +63,9 @@ class Counts:
     def load(cls, path: Path) -> Counts:
         """Raises ValueError for a file that holds none."""
         try:
-            with np.load(path) as data:
-                return cls(**{name: data[name] for name in (*VECTORS, "joint", "depth")}, draws=int(data["draws"]))
-        except (OSError, KeyError, ValueError) as error:
+            arrays = arrays_in(path)
+            return cls(**{name: arrays[name] for name in (*VECTORS, "joint", "depth")}, draws=int(arrays["draws"]))
+        except (KeyError, ValueError) as error:
             raise ValueError(f"{path}: got no counts of the lab ({error}); delete it to begin anew") from None
 
     def save(self, path: Path) -> None:
@@ -71,6 +74,18 @@ class Counts:
         with fresh.open("wb") as file:
             np.savez_compressed(file, **{name: getattr(self, name) for name in (*VECTORS, "joint", "depth", "draws")})
         fresh.replace(path)
+
+
+def arrays_in(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of an .npz file, by name. Raises ValueError for a file that is damaged or holds anything else."""
+    found: dict[str, np.ndarray] = {}
+    with suppress(OSError, ValueError, EOFError, BadZipFile, zlib.error):
+        if is_zipfile(path):
+            with np.load(path, allow_pickle=False) as data:
+                found = {name: data[name] for name in data.files}
+    if not found or not all(isinstance(array, np.ndarray) for array in found.values()):
+        raise ValueError(f"{path} is no .npz of plain arrays, or a damaged one; expected what numpy.savez writes")
+    return found
 
 
 def groups_of(p: np.ndarray, q: np.ndarray) -> np.ndarray:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from specdec_fast.lab.draws import named
+from specdec_fast.lab.draws import arrays_in, named
 from specdec_fast.lab.oracle import law_of_logits
 from specdec_fast.lab.statistics import Test, certified_distance, check_law, chi_square, g_test, rate_test
 
@@ -82,15 +82,12 @@ class Recorded:
     @classmethod
     def load(cls, path: Path) -> Recorded:
         """Read a file of the format in `FIELDS`. Raises ValueError."""
+        if not path.exists():
+            raise ValueError(f"--recorded: {path} does not exist")
         try:
-            with np.load(path, allow_pickle=False) as data:
-                arrays = {name: data[name] for name in data.files}
-        except FileNotFoundError:
-            raise ValueError(f"--recorded: {path} does not exist") from None
-        except (OSError, ValueError, EOFError) as error:
-            raise ValueError(
-                f"--recorded: {path} is no .npz of plain arrays ({error}); write it with numpy.savez"
-            ) from None
+            arrays = arrays_in(path)
+        except ValueError as error:
+            raise ValueError(f"--recorded: {error}") from None
         settings = {name: arrays.pop(name, None) for name in ("temperature", "top_k", "top_p", "min_p")}
         unknown = sorted(arrays.keys() - FIELDS.keys())
         if unknown or "tokens" not in arrays or ("p" in arrays) == ("logits" in arrays):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -92,9 +93,19 @@ def test_bad_files_are_explained(tmp_path: Path, name: str) -> None:
 def test_files_that_are_none_are_explained(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="does not exist"):
         Recorded.load(tmp_path / "absent.npz")
-    (tmp_path / "text.npz").write_text("hello")
-    with pytest.raises(ValueError, match=r"no .npz of plain arrays"):
-        Recorded.load(tmp_path / "text.npz")
+    bad = [tmp_path / name for name in ("text.npz", "one.npy", "objects.npz", "cut.npz", "spoilt.npz")]
+    bad[0].write_text("hello")
+    np.save(bad[1], np.ones(3))
+    np.savez(bad[2], tokens=np.array([{}], dtype=object))
+    np.savez_compressed(bad[3], tokens=np.arange(1000))
+    whole = bytearray(bad[3].read_bytes())
+    bad[3].write_bytes(whole[:-100])
+    whole[len(whole) // 2] ^= 255
+    bad[4].write_bytes(whole)
+    for path in bad:
+        message = f"--recorded: {path} is no .npz of plain arrays, or a damaged one; expected what numpy.savez writes"
+        with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+            Recorded.load(path)
     with pytest.raises(ValueError, match=r"expected \(7,\)"):
         from_sampler(lambda p, q, n, s: np.zeros(3, int), P, Q, 7)
 
