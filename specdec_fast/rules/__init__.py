@@ -6,6 +6,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from specdec_fast.interfaces import Needs, Rule
+from specdec_fast.sampling_params import SamplingParams
 
 DEFAULT = "replay"
 LOSSY = "lossy"
@@ -38,6 +39,13 @@ def get_rule(rule: str | Rule = DEFAULT) -> Rule:
     return found
 
 
+def _fitting(needs: Needs, temperature: float) -> list[str]:
+    """Names of the lossless rules that verify what a drafter with these needs proposes, at this temperature."""
+    params = SamplingParams(temperature=temperature)
+    rules = [rule for rule in map(get_rule, rule_names()) if rule.lossless and rule.why_not(needs) is None]
+    return [rule.name for rule in rules if rule.why_not_sampling(params) is None]
+
+
 def rule_for(rule: str | Rule, needs: Needs, temperature: float | None = None) -> tuple[Rule, str]:
     """The rule that verifies what a drafter with these needs proposes, and why it is this one. temperature: that of all
     requests, None where they differ or are unknown.
@@ -50,5 +58,5 @@ def rule_for(rule: str | Rule, needs: Needs, temperature: float | None = None) -
         found, why = pick(needs, temperature)
     reason = found.why_not(needs)
     if reason is not None:
-        raise ValueError(reason)
+        raise ValueError(f"{reason}, or another rule ({', '.join(_fitting(needs, temperature or 0.0))})")
     return found, why

@@ -32,7 +32,7 @@ class Block:
 
     def why_not(self, needs: Needs) -> str | None:
         if needs.topology != "chain":
-            return "rule block: got a drafter that proposes trees; expected chains, or another rule (traversal)"
+            return "rule block: got a drafter that proposes trees; expected chains"
         return None
 
     def why_not_sampling(self, params: SamplingParams) -> str | None:

@@ -65,7 +65,7 @@ class Token:
 
     def why_not(self, needs: Needs) -> str | None:
         if needs.topology != "chain":
-            return "rule token: got a drafter that proposes trees; expected chains, or another rule (tree, traversal)"
+            return "rule token: got a drafter that proposes trees; expected chains"
         return None
 
     def why_not_sampling(self, params: SamplingParams) -> str | None:

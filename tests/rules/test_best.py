@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from fractions import Fraction
 
 import pytest
@@ -66,8 +67,12 @@ def test_a_pair_that_does_not_fit_is_refused_with_reasons() -> None:
     trees = Needs(topology="tree", laws=True)
     fits = {name for name in rule_names() if name not in ("best", "lossy") and not _refused(name, trees)}
     assert fits == {"greedy", "replay", "traversal", "tree"}
-    with pytest.raises(ValueError, match=r"rule token: got a drafter that proposes trees; expected chains, or another"):
-        Engine(AutomatonTarget(random_logits(11, 6)), NoisyTree([], 0.8, 6), rule="token")
+    target, drafter = AutomatonTarget(random_logits(11, 6)), NoisyTree([], 0.8, 6)
+    for rule in ("token", "block"):
+        for temperature, others in ((1.0, "best, replay"), (None, "best, greedy, replay")):
+            message = f"rule {rule}: got a drafter that proposes trees; expected chains, or another rule ({others}, "
+            with pytest.raises(ValueError, match=re.escape(f"{message}traversal, tree)")):
+                Engine(target, drafter, rule=rule, temperature=temperature)
     NoisyChain([], 0.8, 6)
 
 
