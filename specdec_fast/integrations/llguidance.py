@@ -14,6 +14,8 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
+from specdec_kernels.extras import install
+
 _VOCABULARIES: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
@@ -22,9 +24,7 @@ def _library() -> Any:
         import llguidance
         import llguidance.hf
     except ModuleNotFoundError:
-        raise ValueError(
-            "grammar: the package llguidance is not installed; run `pip install 'specdec-fast[grammar]'`"
-        ) from None
+        raise ValueError(f"grammar: llguidance is not installed; {install('grammar')}") from None
     return llguidance
 
 
@@ -77,13 +77,19 @@ class LLGuidanceMatcher:
             raise RuntimeError(f"llguidance: {self._inner.get_error()}")
 
 
-def _matcher(source: str, tokenizer: Any, what: str) -> LLGuidanceMatcher:
+def _reason(words: str) -> str:
+    """The line of an error that says what is wrong: a regular expression comes with a drawing of the place."""
+    lines = [line.strip() for line in words.splitlines() if line.strip()] or ["refused by llguidance"]
+    return next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), lines[0])
+
+
+def _matcher(source: str, tokenizer: Any, what: str, expected: str) -> LLGuidanceMatcher:
     if tokenizer is None:
         raise ValueError(f"{what}: got no tokenizer; a grammar of text needs one")
     vocabulary = _vocabulary(tokenizer)
     inner = _library().LLMatcher(vocabulary, source, log_level=0)
     if inner.is_error():
-        raise ValueError(f"{what}: {inner.get_error()}")
+        raise ValueError(f"{what}: {_reason(inner.get_error())}; expected {expected}")
     return LLGuidanceMatcher(inner, vocabulary.vocab_size)
 
 
@@ -93,7 +99,8 @@ def regex(pattern: str, tokenizer: Any) -> LLGuidanceMatcher:
     tokenizer: a fast transformers tokenizer. Raises ValueError for a pattern that llguidance refuses.
     """
     source = _library().LLMatcher.grammar_from_regex(pattern)
-    return _matcher(source, tokenizer, f"regex {pattern!r}")
+    expected = "a regular expression as Rust writes them (no look-around, no back-references)"
+    return _matcher(source, tokenizer, f"regex {pattern!r}", expected)
 
 
 def json_schema(schema: str | Mapping[str, Any], tokenizer: Any, *, whitespace: bool = False) -> LLGuidanceMatcher:
@@ -108,4 +115,4 @@ def json_schema(schema: str | Mapping[str, Any], tokenizer: Any, *, whitespace: 
     if not isinstance(parsed, dict):
         raise ValueError(f"JSON schema: got {type(parsed).__name__}; expected an object")
     source = _library().LLMatcher.grammar_from_json_schema(parsed, {"whitespace_flexible": whitespace})
-    return _matcher(source, tokenizer, "JSON schema")
+    return _matcher(source, tokenizer, "JSON schema", "what llguidance knows of JSON Schema")
