@@ -5,6 +5,7 @@ Tests: tests/test_loading.py.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from difflib import get_close_matches
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 ASSETS = Path(__file__).parent / "assets"
 BUNDLED = {"demo-target": ASSETS / "demo-target", "demo-draft": ASSETS / "demo-draft"}
 EXPECTED = f"expected a bundled name ({', '.join(BUNDLED)}), a folder with config.json and weights"
+_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
 
@@ -57,8 +59,10 @@ def _no_bars() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def load_model(source: str | Path, dtype: str | torch.dtype = "float32", device: str = "cpu") -> PreTrainedModel:
-    """A transformers causal LM from a bundled name, a folder or a hub id.
+def load_model(
+    source: str | Path, dtype: str | torch.dtype = "float32", device: str = "cpu", *, what: str = "model"
+) -> PreTrainedModel:
+    """A transformers causal LM from a bundled name, a folder or a hub id. what: it is called so in messages.
 
     Raises ValueError when there is none or when it cannot be loaded.
     """
@@ -70,20 +74,21 @@ def load_model(source: str | Path, dtype: str | torch.dtype = "float32", device:
     known = place != source or Path(source).exists()
     meant = [] if known else get_close_matches(str(source).lower(), BUNDLED, cutoff=0.8)
     if meant:  # no hub is asked for what is a slip of the pen
-        raise ValueError(f"model: got {str(source)!r}; did you mean the bundled {meant[0]!r}? {EXPECTED}")
+        raise ValueError(f"{what}: got {str(source)!r}; did you mean the bundled {meant[0]!r}? {EXPECTED}")
+    if not known and not _HUB_ID.fullmatch(str(source)):
+        raise ValueError(f"{what}: got {str(source)!r}; {EXPECTED}, or a hub id (owner/name): no such folder")
     try:
         with _no_bars() if place != source else nullcontext():  # the bundled models are there at once
             loaded: Any = AutoModelForCausalLM.from_pretrained(place, dtype=wanted, output_loading_info=True)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ValueError(
-            f"model: got {str(source)!r}; {EXPECTED}, or a hub id that is reachable from here: {reason}"
-        ) from error
+        hub = ", or a hub id that is reachable from here (to work offline, download it first and name the folder)"
+        raise ValueError(f"{what}: got {str(source)!r}; {EXPECTED}{'' if known else hub}: {reason}") from error
     model, found = loaded
     missing = sorted(found["missing_keys"])
     if missing:
         raise ValueError(
-            f"model {str(source)!r}: the weights lack {len(missing)} tensors of the architecture (for example "
+            f"{what} {str(source)!r}: the weights lack {len(missing)} tensors of the architecture (for example "
             f"{missing[0]}); expected a complete checkpoint; these would be random"
         )
     moved: PreTrainedModel = model.to(device).eval()
@@ -167,10 +172,10 @@ def load(
         takers = [each for each in drafter_names() if may_take_draft(each)]
         raise ValueError(f"draft: got a draft model and drafter {name!r}; expected {' or '.join(takers)}, or no draft")
 
-    def from_any(source: str | Path | PreTrainedModel) -> PreTrainedModel:
-        return load_model(source, dtype, device) if isinstance(source, (str, Path)) else source
+    def from_any(source: str | Path | PreTrainedModel, what: str) -> PreTrainedModel:
+        return load_model(source, dtype, device, what=what) if isinstance(source, (str, Path)) else source
 
-    model = from_any(target)
+    model = from_any(target, "model")
     if tokenizer is None and isinstance(target, (str, Path)):
         tokenizer = load_tokenizer(target)
     vocab_size = len(tokenizer) if tokenizer is not None else None
@@ -179,7 +184,7 @@ def load(
 
     def open_draft() -> HuggingFaceTarget:
         assert draft is not None
-        small = from_any(draft)
+        small = from_any(draft, "draft")
         theirs = load_tokenizer(draft) if isinstance(draft, (str, Path)) else None
         size = vocab_size
         if options.get("tokenizers", "same") == "same":
