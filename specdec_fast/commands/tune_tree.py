@@ -13,6 +13,7 @@ from specdec_fast.commands import options
 _PROMPTS = 16  # of the bundled workload
 _SIZES = (4, 8, 16, 32, 64)
 _RECURRENT = ("eagle", "eagle3", "mtp")
+_TUNED = ("draft_tree", "medusa", *_RECURRENT)
 
 
 def tree(
@@ -25,7 +26,8 @@ def tree(
     width: Annotated[int, typer.Option(help="Most children of a node.")] = 8,
     how: Annotated[str, typer.Option(help="Order of children: coupled (rule replay) or top_k.")] = "coupled",
     file: Annotated[
-        str | None, typer.Option("--file", "-f", help="Prompts, as in `generate` (default: a bundled workload).")
+        str | None,
+        typer.Option("--file", "-f", help="Prompts, as in `generate`, without own settings (default: bundled)."),
     ] = None,
     lines: Annotated[bool, typer.Option("--lines", help="Every line is a prompt.")] = False,
     new_tokens: Annotated[int, typer.Option(help="Tokens that the target writes per prompt.")] = 64,
@@ -41,11 +43,10 @@ def tree(
 
     Use it with `--drafter draft_tree -o shape=FILE` or the like; eagle and eagle3 want `-o depth=0` too.
     """
-    if drafter not in ("draft_tree", "medusa", *_RECURRENT) or how not in ("coupled", "top_k"):
-        raise ValueError(
-            f"--drafter, --how: got {drafter}, {how}; expected draft_tree, medusa, {', '.join(_RECURRENT)}; coupled "
-            "or top_k"
-        )
+    if drafter not in _TUNED:
+        raise ValueError(f"--drafter: got {drafter!r}, which takes no shape; expected one of {', '.join(_TUNED)}")
+    if how not in ("coupled", "top_k"):
+        raise ValueError(f"--how: got {how!r}; expected coupled or top_k")
     if min(nodes, depth, width, new_tokens) < 1:
         raise ValueError(
             f"--nodes, --depth, --width, --new-tokens: got {nodes}, {depth}, {width}, {new_tokens}; expected at least 1"

@@ -40,9 +40,12 @@ def test_medusa_heads_get_a_tree_too(run: Any, tmp_path: Path) -> None:
     plain = run("generate", "def main(", "--drafter", "none", *sampling)
     drafted = run("generate", "def main(", "--drafter", "medusa", "-o", f"shape={file}", *sampling)
     assert drafted.exit_code == 0 and drafted.stdout == plain.stdout
-    bad = run("tune", "tree", "--drafter", "ngram")
-    assert bad.exit_code == 2
-    assert "--drafter, --how: got ngram, coupled; expected draft_tree, medusa, eagle, eagle3, mtp;" in bad.stderr
+    for flag, words in (
+        ("--drafter", "got 'ngram', which takes no shape; expected one of draft_tree, medusa, eagle, eagle3, mtp"),
+        ("--how", "got 'ngram'; expected coupled or top_k"),
+    ):
+        bad = run("tune", "tree", flag, "ngram")
+        assert bad.exit_code == 2 and bad.stderr == f"specdec: error: {flag}: {words}\n"
 
 
 def test_heads_that_run_once_per_level_get_a_tree_too(run: Any, tmp_path: Path) -> None:
