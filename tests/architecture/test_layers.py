@@ -53,6 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "loading": _ENGINE | {"engine"},
     **{name: _TOP | {"front"} for name in TOP},
     "cli": _TOP | TOP | {"front", "commands"},
+    "__main__": {"cli"},
     "commands": _TOP | TOP | {"front"},
     "front": _TOP,  # specdec_fast/__init__.py: names only, resolved on first use
 }

@@ -95,7 +95,7 @@ def program() -> Callable[..., subprocess.Popen[bytes]]:
     def start(*args: str, **env: str) -> subprocess.Popen[bytes]:
         clean = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "NO_COLOR")}
         return subprocess.Popen(
-            [sys.executable, "-m", "specdec_fast.cli", *args],
+            [sys.executable, "-m", "specdec_fast", *args],
             cwd=ROOT,
             env=clean | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"} | env,
             stdin=subprocess.DEVNULL,

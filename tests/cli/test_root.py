@@ -93,6 +93,24 @@ def test_interrupt_prints_what_there_is(program: Any, pair: list[str]) -> None:
     assert b"Traceback" not in stderr
 
 
+class _Interrupted(types.ModuleType):
+    """A module in whose import somebody presses Ctrl-C."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_before_any_command_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from specdec_fast.__main__ import run
+
+    monkeypatch.setitem(sys.modules, "specdec_fast.cli", _Interrupted("specdec_fast.cli"))
+    with pytest.raises(SystemExit) as left:
+        run()
+    assert left.value.code == 130 and capsys.readouterr().err == "specdec: interrupted\n"
+
+
 @pytest.mark.parametrize("importing", [True, False])
 def test_an_interrupt_while_torch_is_imported_ends_at_once(
     run: Any, monkeypatch: pytest.MonkeyPatch, importing: bool
