@@ -7,8 +7,9 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
+
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.text import Text
 
     from specdec_fast.logprobs import TokenLogprob
@@ -24,12 +25,23 @@ MEANINGS = {
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
+class _Console(Console):
+    """Tables fill their width with blanks; in a pipe lines end with their last word."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        if self.is_terminal:
+            super().print(*objects, **options)
+            return
+        with self.capture() as captured:
+            super().print(*objects, **options)
+        self.file.write("\n".join(line.rstrip(" ") for line in captured.get().split("\n")))
+        self.file.flush()
+
+
 def make_console(*, stderr: bool = False) -> Console:
     """A console that prints no escape code when it is not a terminal or when NO_COLOR is set."""
-    from rich.console import Console
-
     colours = None if os.environ.get("NO_COLOR") else "auto"
-    console = Console(stderr=stderr, highlight=False, markup=False, emoji=False, color_system=colours)  # type: ignore[arg-type]
+    console = _Console(stderr=stderr, highlight=False, markup=False, emoji=False, color_system=colours)  # type: ignore[arg-type]
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = 110
     return console

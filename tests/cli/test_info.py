@@ -28,6 +28,7 @@ def test_text(run: Any) -> None:
     result = run("info")
     assert result.exit_code == 0
     assert "\x1b" not in result.stdout
+    assert [line for line in result.stdout.splitlines() if line != line.rstrip()] == []
     for op in OPS:
         assert op in result.stdout
 
