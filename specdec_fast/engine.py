@@ -174,7 +174,7 @@ class Engine:
         *,
         num_draft_tokens: int | None = None,
     ) -> list[Handle]:
-        """Run prompts to their ends, batched; handles in the order of the prompts.
+        """Run prompts to their ends, batched; handles in their order. One seed in `params` is one noise for all.
 
         A prompt that cannot be served gets a handle with `finish_reason="error"`; the others run.
         """

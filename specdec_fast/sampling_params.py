@@ -38,9 +38,10 @@ def _ids(name: str, got: object) -> tuple[int, ...]:
 class SamplingParams:
     """How one request wants its tokens. `temperature=0` is exact greedy, not a small epsilon.
 
-    seed: 0 <= seed < 2**63, or None to draw one (it is recorded on the request). stop: strings that end the text
-    (not part of it). stop_token_ids: further end-of-sequence ids; `ignore_eos` drops the model's own.
-    min_new_tokens: no end-of-sequence id is produced before. max_new_tokens: exact upper bound.
+    seed: 0 <= seed < 2**63, or None to draw one (it is recorded on the request). Requests of one seed share their
+    noise: equal prompts give equal texts, others correlated ones; give each a seed of its own, or none.
+    stop: strings that end the text (not part of it). stop_token_ids: further end-of-sequence ids; `ignore_eos` drops
+    the model's own. min_new_tokens: no end-of-sequence id is produced before. max_new_tokens: exact upper bound.
 
     repetition_penalty: divides positive logits and multiplies negative ones of every token in the prompt or the
     generated text, as in transformers; 1 is off. presence_penalty: subtracted from the logit of every generated token;
@@ -99,9 +100,8 @@ class SamplingParams:
             f"0 to max_new_tokens ({self.max_new_tokens})",
         )
         if self.seed is not None:
-            _require(
-                isinstance(self.seed, int) and 0 <= self.seed < _SEED_LIMIT, "seed", self.seed, "0 <= seed < 2**63"
-            )
+            _require(type(self.seed) is int and 0 <= self.seed < _SEED_LIMIT, "seed", self.seed, "0 <= seed < 2**63")
+        _require(isinstance(self.ignore_eos, bool), "ignore_eos", self.ignore_eos, "True or False")
         stop = self.stop
         _require(isinstance(stop, Iterable), "stop", stop, "non-empty strings")
         stop = (stop,) if isinstance(stop, str) else tuple(stop)

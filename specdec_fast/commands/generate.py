@@ -13,7 +13,7 @@ from specdec_fast.commands import options
 
 if TYPE_CHECKING:
     from specdec_fast.commands.opening import Setup
-    from specdec_fast.commands.prompts import Prompt
+    from specdec_fast.commands.prompts import Entry
     from specdec_fast.engine import Engine
     from specdec_fast.request import Handle
     from specdec_fast.sampling import SamplingParams
@@ -29,7 +29,8 @@ def generate(
         typer.Option(
             "--file",
             "-f",
-            help="Text; .json or .jsonl with texts, token ids or objects; - is stdin.",
+            help="Text; .json or .jsonl with texts, token ids, or objects: prompt, id, own temperature, seed, ...; "
+            "- is stdin.",
             rich_help_panel=_PROMPT,
         ),
     ] = None,
@@ -45,7 +46,15 @@ def generate(
     top_k: options.TopK = 0,
     top_p: options.TopP = 1.0,
     min_p: options.MinP = 0.0,
-    seed: options.Seed = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            "--seed",
+            "-s",
+            help="Same seed, same text (default: random). Of the first prompt; each further one has the next.",
+            rich_help_panel=options.SAMPLING,
+        ),
+    ] = None,
     repetition_penalty: options.RepetitionPenalty = 1.0,
     presence_penalty: options.PresencePenalty = 0.0,
     frequency_penalty: options.FrequencyPenalty = 0.0,
@@ -74,7 +83,7 @@ def generate(
         int | None,
         typer.Option(
             "--max-length",
-            help="Context: prompt and text (default: the model's, at most 4096).",
+            help="Context: prompt and text, at most the model's (default: that, but no more than 4096).",
             rich_help_panel=_LENGTH,
         ),
     ] = None,
@@ -95,11 +104,11 @@ def generate(
 ) -> None:
     """Continue a prompt with a model, faster than the model alone and with the same result."""
     from specdec_fast.commands import opening
-    from specdec_fast.commands.prompts import read_prompts, unescape
+    from specdec_fast.commands.prompts import read_entries, unescape
 
     if as_json and color:
         raise ValueError("--json with --color: expected one of them; JSON carries the origins of all tokens")
-    prompts = read_prompts(prompt, file, lines)
+    entries = read_entries(prompt, file, lines)
     setup = opening.resolve(
         model=model,
         draft=draft,
@@ -114,7 +123,7 @@ def generate(
     )
     from specdec_fast.sampling import SamplingParams
 
-    params = SamplingParams(
+    flags = SamplingParams(
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
@@ -131,11 +140,18 @@ def generate(
         banned_token_ids=tuple(ban or ()),
         logprobs=logprobs,
     )
+    params = [entry.params(flags, at) for at, entry in enumerate(entries)]
+    temperatures = {own.temperature for own in params}
     opening.quiet()
-    rows = min(len(prompts), _MAX_ROWS)
-    engine = opening.open_engine(setup, threads=threads, max_rows=rows, max_length=max_length, temperature=temperature)
-    params = replace(params, grammar=options.read_grammar(regex, json_schema, engine.tokenizer))
-    job = _Job(engine, prompts, params, color=color, streams=not as_json)
+    engine = opening.open_engine(
+        setup,
+        threads=threads,
+        max_rows=min(len(entries), _MAX_ROWS),
+        max_length=max_length,
+        temperature=temperatures.pop() if len(temperatures) == 1 else None,
+    )
+    grammar = options.read_grammar(regex, json_schema, engine.tokenizer)
+    job = _Job(engine, entries, [replace(own, grammar=grammar) for own in params], color=color, streams=not as_json)
     try:
         job.run()
         interrupted = False
@@ -144,12 +160,12 @@ def generate(
         job.cancel()
     if as_json:
         print(json.dumps(job.report(setup), indent=2, ensure_ascii=False))
-    elif logprobs is not None:
+    else:
         job.print_logprobs()
     if stats:
         job.print_stats()
     if interrupted:
-        job.err.print(f"specdec: interrupted after {engine_tokens(job.handles)} tokens")
+        job.err.print(f"specdec: interrupted after {engine_tokens(job.handles)} tokens{job.left()}")
         raise typer.Exit(130)
     refused = [handle for handle in job.handles if handle.error is not None]
     if refused:
@@ -166,47 +182,79 @@ def engine_tokens(handles: list[Handle]) -> int:
     return sum(len(handle.tokens) for handle in handles)
 
 
+def _not_begun(handle: Handle) -> bool:
+    """True for a request that was cancelled before it had a token."""
+    return handle.finish_reason == "cancelled" and not handle.tokens
+
+
 class _Job:
     """The requests of one call and how they are shown: one streams, several print as they end, in order."""
 
     def __init__(
-        self, engine: Engine, prompts: list[Prompt], params: SamplingParams, *, color: bool, streams: bool
+        self, engine: Engine, entries: list[Entry], params: list[SamplingParams], *, color: bool, streams: bool
     ) -> None:
         from specdec_fast.commands.show import Painter, make_console
 
-        self.engine, self.prompts = engine, prompts
+        self.engine, self.entries = engine, entries
         self.out, self.err = make_console(), make_console(stderr=True)
         self.seconds = 0.0
         self._color, self._streams = color and self.out.is_terminal, streams
         if color and not self.out.is_terminal:
             self.err.print("specdec: note: --color: standard output is not a terminal; FORCE_COLOR=1 colours a pipe")
-        self.handles = [self._submit(prompt, params) for prompt in prompts]
+        self.handles = [self._submit(entry, own) for entry, own in zip(entries, params, strict=True)]
         self._painters = [Painter(handle, engine.tokenizer, by_origin=self._color) for handle in self.handles]
         self._shown = 0  # requests printed to their end
+        self._note_short_context()
 
-    def _submit(self, prompt: Prompt, params: SamplingParams) -> Handle:
+    def _submit(self, entry: Entry, params: SamplingParams) -> Handle:
         """A request, or in a batch a handle that says why it was refused."""
-        if len(self.prompts) == 1:
-            return self.engine.submit(prompt, params)
+        if len(self.entries) == 1:
+            return self.engine.submit(entry.prompt, params)
         from specdec_fast.request import Handle
 
         try:
-            return self.engine.submit(prompt, params)
+            return self.engine.submit(entry.prompt, params)
         except ValueError as error:
             refused = Handle(-1, [], params, 0)
             refused.end("error", error)
             return refused
 
+    def _note_short_context(self) -> None:
+        """Say so once where a context ends before `max_new_tokens` does."""
+        limit = self.engine.state.max_length
+        for handle in self.handles:
+            before, most = len(handle.prompt), handle.params.max_new_tokens
+            if handle.error is None and before + most > limit:
+                words = f"max_new_tokens {most} after a prompt of {before} tokens: the context of {limit} ends the text"
+                self.err.print(f"specdec: note: {words} before (see --max-length)", soft_wrap=True)
+                return
+
     def run(self) -> None:
-        """Until every request has ended."""
+        """Until every request has ended; several have a progress bar on a terminal."""
+        from rich.progress import Progress
+
+        count = len(self.handles)
+        bar = Progress(console=self.err, transient=True, disable=count == 1 or not self.err.is_terminal)
+        task = bar.add_task("prompts", total=count)
         start = perf_counter()
+        bar.start()
         try:
-            while not all(handle.finished for handle in self.handles):
+            ended = self._num_ended()
+            while ended < count:
                 self.engine.step()
-                self._show()
-            self._show()
+                before, ended = ended, self._num_ended()
+                if ended > before or count == 1:
+                    bar.stop()  # text and bar on one terminal take turns
+                    self._show()
+                    bar.start()
+                    bar.update(task, completed=ended)
         finally:
+            bar.stop()
             self.seconds = perf_counter() - start
+        self._show()
+
+    def _num_ended(self) -> int:
+        return sum(handle.finished for handle in self.handles)
 
     def cancel(self) -> None:
         """End what still runs and print what there is of it."""
@@ -215,27 +263,38 @@ class _Job:
                 handle.end("cancelled")
         self._show()
 
+    def left(self) -> str:
+        """How many of several prompts have no text because they were cancelled, in words."""
+        count = sum(map(_not_begun, self.handles))
+        return f"; {count} of {len(self.handles)} prompts were not begun" if count and len(self.handles) > 1 else ""
+
     def _show(self) -> None:
         if not self._streams:
             return
+        several = len(self.handles) > 1
         while self._shown < len(self.handles):
             at = self._shown
             handle = self.handles[at]
-            several = len(self.handles) > 1
             if several and not handle.finished:
                 return
-            if several:
-                self._heading(at)
-            self._write(self._painters[at].fresh())
+            if not several or not _not_begun(handle):
+                self._print(at)
             if not handle.finished:
                 return
-            self.out.print()
             self._shown += 1
+
+    def _print(self, at: int) -> None:
+        """What is new of a text."""
+        if len(self.handles) > 1:
+            self._heading(at)
+        self._write(self._painters[at].fresh())
+        if self.handles[at].finished:
+            self.out.print()
 
     def _heading(self, at: int) -> None:
         from rich.text import Text
 
-        prompt = self.prompts[at]
+        prompt = self.entries[at].prompt
         words = (
             prompt.strip().splitlines()[0] if isinstance(prompt, str) and prompt.strip() else f"{len(prompt)} tokens"
         )
@@ -271,10 +330,12 @@ class _Job:
             self.err.print(legend())
 
     def print_logprobs(self) -> None:
-        """To stderr, request by request."""
+        """To stderr, for every request that asked for them and has tokens."""
         from specdec_fast.commands.show import logprobs_table
 
         for at, handle in enumerate(self.handles):
+            if not handle.logprobs:
+                continue
             if len(self.handles) > 1:
                 self.err.print(f"{at + 1}:")
             self.err.print(logprobs_table(handle.logprobs, self.engine.tokenizer))
@@ -293,8 +354,14 @@ class _Job:
             "new_tokens": tokens,
             "seconds": self.seconds,
             "tokens_per_s": tokens / self.seconds if self.seconds else 0.0,
-            "requests": [
-                {"prompt": prompt, **handle.as_dict(), "origins": handle.origins}
-                for prompt, handle in zip(self.prompts, self.handles, strict=True)
-            ],
+            "requests": [self._described(entry, handle) for entry, handle in zip(self.entries, self.handles)],
         }
+
+    def _described(self, entry: Entry, handle: Handle) -> dict[str, Any]:
+        """A request, for JSON; log-probabilities with the text of their tokens."""
+        tokenizer, found = self.engine.tokenizer, handle.as_dict()
+        for each in found.get("logprobs", ()):
+            for token in (each, *each["top"]):
+                token["text"] = None if tokenizer is None else tokenizer.decode([token["token"]])
+        named = {} if entry.id is None else {"id": entry.id}
+        return {**named, "prompt": entry.prompt, **found, "origins": handle.origins}

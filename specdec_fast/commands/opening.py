@@ -134,6 +134,10 @@ def open_engine(
         budget=setup.budget,
         temperature=temperature,
     )
+    context = engine.state.max_length
+    if max_length is not None and max_length > context:
+        words = f"--max-length {max_length}: the model's context is {context}, and that is used"
+        print(f"specdec: note: {words}", file=sys.stderr)
     if setup.rule != engine.rule.name:
         print(f"specdec: note: rule {setup.rule} is {engine.rule.name} here: {engine.why_rule}", file=sys.stderr)
     return engine

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-_MODELS, _RUN, _SAMPLING = "Models", "Run", "Sampling"
+_MODELS, _RUN, SAMPLING = "Models", "Run", "Sampling"
 
 Model = Annotated[
     str,
@@ -69,39 +69,33 @@ Compile = Annotated[bool, typer.Option("--compile", help="Run the models through
 Json = Annotated[
     bool, typer.Option("--json", help="Exactly one JSON object on standard output.", rich_help_panel="Output")
 ]
-Temperature = Annotated[float, typer.Option("--temperature", "-T", help="0 is greedy.", rich_help_panel=_SAMPLING)]
-TopK = Annotated[int, typer.Option("--top-k", help="Keep the k likeliest tokens; 0: all.", rich_help_panel=_SAMPLING)]
+Temperature = Annotated[float, typer.Option("--temperature", "-T", help="0 is greedy.", rich_help_panel=SAMPLING)]
+TopK = Annotated[int, typer.Option("--top-k", help="Keep the k likeliest tokens; 0: all.", rich_help_panel=SAMPLING)]
 TopP = Annotated[
     float,
-    typer.Option("--top-p", help="Keep the likeliest tokens that make up this mass.", rich_help_panel=_SAMPLING),
+    typer.Option("--top-p", help="Keep the likeliest tokens that make up this mass.", rich_help_panel=SAMPLING),
 ]
 MinP = Annotated[
     float,
-    typer.Option(
-        "--min-p", help="Drop tokens less likely than this share of the likeliest.", rich_help_panel=_SAMPLING
-    ),
-]
-Seed = Annotated[
-    int | None,
-    typer.Option("--seed", "-s", help="Same seed, same text (default: random).", rich_help_panel=_SAMPLING),
+    typer.Option("--min-p", help="Drop tokens less likely than this share of the likeliest.", rich_help_panel=SAMPLING),
 ]
 RepetitionPenalty = Annotated[
     float,
     typer.Option(
         "--repetition-penalty",
         help="Above 1: tokens of prompt and text become less likely; 1 is off.",
-        rich_help_panel=_SAMPLING,
+        rich_help_panel=SAMPLING,
     ),
 ]
 PresencePenalty = Annotated[
     float,
     typer.Option(
-        "--presence-penalty", help="Taken off the logits of tokens in the text; 0 is off.", rich_help_panel=_SAMPLING
+        "--presence-penalty", help="Taken off the logits of tokens in the text; 0 is off.", rich_help_panel=SAMPLING
     ),
 ]
 FrequencyPenalty = Annotated[
     float,
-    typer.Option("--frequency-penalty", help="The same, per time they are in the text.", rich_help_panel=_SAMPLING),
+    typer.Option("--frequency-penalty", help="The same, per time they are in the text.", rich_help_panel=SAMPLING),
 ]
 LogitBias = Annotated[
     list[str] | None,
@@ -109,16 +103,16 @@ LogitBias = Annotated[
         "--logit-bias",
         metavar="ID:VALUE",
         help="Add VALUE to the logit of token ID; may be repeated.",
-        rich_help_panel=_SAMPLING,
+        rich_help_panel=SAMPLING,
     ),
 ]
 Ban = Annotated[
     list[int] | None,
-    typer.Option("--ban", metavar="ID", help="Never produce token ID; may be repeated.", rich_help_panel=_SAMPLING),
+    typer.Option("--ban", metavar="ID", help="Never produce token ID; may be repeated.", rich_help_panel=SAMPLING),
 ]
 Regex = Annotated[
     str | None,
-    typer.Option("--regex", help="The text matches this expression (extra: grammar).", rich_help_panel=_SAMPLING),
+    typer.Option("--regex", help="The text matches this expression (extra: grammar).", rich_help_panel=SAMPLING),
 ]
 JsonSchema = Annotated[
     str | None,
@@ -126,7 +120,7 @@ JsonSchema = Annotated[
         "--json-schema",
         metavar="FILE",
         help="The text is JSON of this schema: a file, or the schema itself (extra: grammar).",
-        rich_help_panel=_SAMPLING,
+        rich_help_panel=SAMPLING,
     ),
 ]
 Logprobs = Annotated[

@@ -5,13 +5,37 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from specdec_fast.sampling_params import SamplingParams
 
 Prompt = str | list[int]
 _ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A prompt of the user, where it stands (for messages), its id, and the sampling parameters that it sets itself."""
+
+    prompt: Prompt
+    where: str
+    id: Any = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def params(self, flags: SamplingParams, at: int) -> SamplingParams:
+        """Its own settings over those of the flags. at: its place among the prompts; each has a seed of its own.
+
+        Raises ValueError, with the place, for values that are out of range.
+        """
+        seed = None if flags.seed is None else flags.seed + at
+        try:
+            return replace(flags, **{"seed": seed, **self.settings})
+        except ValueError as error:
+            raise ValueError(f"{self.where}: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +48,11 @@ class WorkItem:
 
 
 def read_prompts(argument: str | None, file: str | None, lines: bool) -> list[Prompt]:
+    """The prompts of `read_entries`, without what they set themselves."""
+    return [entry.prompt for entry in read_entries(argument, file, lines)]
+
+
+def read_entries(argument: str | None, file: str | None, lines: bool) -> list[Entry]:
     """The prompts that the user means: text, or lists of token ids (JSON only).
 
     Raises ValueError when there are none, when they are empty, or when two sources are given.
@@ -33,11 +62,11 @@ def read_prompts(argument: str | None, file: str | None, lines: bool) -> list[Pr
     if argument is not None:
         if lines:
             raise ValueError("--lines: got a prompt as argument; expected --file FILE or standard input")
-        return [_checked(argument)]
+        return [_entry(argument, "prompt", alone=True)]
     if file in (None, "-"):
         if file is None and sys.stdin.isatty():
             raise ValueError("prompt: got none; pass it as an argument, with --file FILE, or on standard input")
-        return _split(sys.stdin.read(), "", lines)
+        return _split(sys.stdin.read(), "standard input", "", lines)
     assert file is not None
     path = Path(file)
     if not path.is_file():
@@ -48,47 +77,71 @@ def read_prompts(argument: str | None, file: str | None, lines: bool) -> list[Pr
         raise ValueError(
             f"--file: got {file!r}, which is not UTF-8 text (byte {error.start}); convert it first"
         ) from None
-    return _split(text, path.suffix, lines)
+    return _split(text, f"--file {file}", path.suffix, lines)
 
 
-def _split(text: str, suffix: str, lines: bool) -> list[Prompt]:
+def _split(text: str, source: str, suffix: str, lines: bool) -> list[Entry]:
+    """The prompts in a text. source: where it comes from, for messages."""
     if lines and suffix == ".json":
         raise ValueError("--lines: got a .json file; expected a text file; JSON lists need no --lines")
-    if suffix == ".jsonl":
-        entries = [_parse(line, f"line {number}") for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    if suffix == ".jsonl" or lines:
+        places = [(f"{source}, line {at}", line) for at, line in enumerate(text.splitlines(), 1) if line.strip()]
+        found = [(where, _parse(line, where) if suffix == ".jsonl" else line) for where, line in places]
     elif suffix == ".json":
-        parsed = _parse(text, "the file")
+        parsed = _parse(text, source)
         is_ids = isinstance(parsed, list) and parsed and all(isinstance(entry, int) for entry in parsed)
-        entries = parsed if isinstance(parsed, list) and not is_ids else [parsed]
-    elif lines:
-        entries = [line for line in text.splitlines() if line.strip()]
+        found = [(source, parsed)]
+        if isinstance(parsed, list) and not is_ids:
+            found = [(f"{source}, prompt {at}", each) for at, each in enumerate(parsed, 1)]
     else:
-        entries = [text.removesuffix("\n").removesuffix("\r")]
-    if not entries:
+        found = [(source, text.removesuffix("\n").removesuffix("\r"))]
+    if not found:
         raise ValueError("prompt: got an empty list; expected at least one prompt")
-    several = len(entries) > 1
-    return [_checked(entry, number if several else None) for number, entry in enumerate(entries, 1)]
+    return [_entry(each, where, alone=len(found) == 1) for where, each in found]
 
 
 def _parse(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise ValueError(f"--file: {where} is not JSON ({error}); expected strings or objects with a prompt") from None
+        raise ValueError(
+            f"{where}: got text that is not JSON ({error}); expected strings or objects with a prompt"
+        ) from None
 
 
-def _checked(entry: Any, number: int | None = None) -> Prompt:
-    """A prompt. number: its place among several; the engine refuses an empty one of these alone."""
-    if isinstance(entry, dict):
-        entry = entry.get("prompt")
-    if number is None and entry in ("", []):
+def _entry(given: Any, where: str, *, alone: bool) -> Entry:
+    """A prompt. alone: there is no other; the engine refuses an empty one among several by itself."""
+    prompt: Any = given.get("prompt") if isinstance(given, dict) else given
+    if alone and prompt in ("", []):
         raise ValueError("prompt: got an empty text; expected at least one character")
-    if isinstance(entry, str):
-        return entry
-    if isinstance(entry, list) and all(isinstance(token, int) and not isinstance(token, bool) for token in entry):
-        return entry
-    place = "prompt" if number is None else f"prompt {number}"
-    raise ValueError(f"{place}: got {entry!r}; expected a text, a list of token ids, or an object with a prompt")
+    is_ids = isinstance(prompt, list) and all(type(token) is int for token in prompt)
+    if not isinstance(prompt, str) and not is_ids:
+        raise ValueError(
+            f"{where}: got {given!r:.80}; expected a text, a list of token ids, or an object with a prompt"
+        )
+    if not isinstance(given, dict):
+        return Entry(prompt, where)
+    settings = {name: value for name, value in given.items() if name not in ("prompt", "id")}
+    return Entry(prompt, where, given.get("id"), _checked(settings, where) if settings else {})
+
+
+def _checked(settings: dict[str, Any], where: str) -> dict[str, Any]:
+    """Sampling parameters as JSON has them, but for ids, which are text where they are keys; values are not judged."""
+    from specdec_fast.sampling_params import SamplingParams
+
+    known = [each.name for each in fields(SamplingParams) if each.name != "grammar"]
+    unknown = next((name for name in settings if name not in known), None)
+    if unknown is not None:
+        raise ValueError(
+            f"{where}: got the key {unknown!r}; expected prompt, id, or a sampling parameter ({', '.join(known)}); "
+            "rename it, or drop it"
+        )
+
+    def with_ids(value: Any) -> Any:
+        is_map = isinstance(value, dict)
+        return {int(key) if key.isdecimal() else key: each for key, each in value.items()} if is_map else value
+
+    return {name: with_ids(value) for name, value in settings.items()}
 
 
 def unescape(text: str) -> str:

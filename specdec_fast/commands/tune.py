@@ -42,7 +42,8 @@ def layers(
     ] = "bayes",
     trials: Annotated[int, typer.Option(help="Choices to measure in all, those of earlier runs included.")] = 60,
     file: Annotated[
-        str | None, typer.Option("--file", "-f", help="Prompts, as in `generate` (default: a bundled workload).")
+        str | None,
+        typer.Option("--file", "-f", help="Prompts, as in `generate`, without own settings (default: bundled)."),
     ] = None,
     lines: Annotated[bool, typer.Option("--lines", help="Every line is a prompt.")] = False,
     new_tokens: Annotated[int, typer.Option(help="Tokens decoded per prompt and measurement.")] = 32,

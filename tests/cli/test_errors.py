@@ -18,7 +18,14 @@ CASES = [
         ["generate", "x", "--model", "{target}", "--draft", "{stranger}"],
         ["tokenizer differs", "same vocabulary"],
     ),
-    (["generate", "x", "--model", "{target}", "--draft", "{target}/nowhere"], ["model: got", "nowhere"]),
+    (
+        ["generate", "x", "--model", "{target}", "--draft", "{target}/nowhere"],
+        ["draft: got '", "nowhere'; expected a bundled name", "or a hub id (owner/name): no such folder\n"],
+    ),
+    (
+        ["generate", "x", "--model", "{target}", "--draft", "nobody/nothing"],
+        ["draft: got 'nobody/nothing'; expected a bundled", "a hub id that is reachable", "download it first"],
+    ),
     (["generate", "x", "--model", "{bare}"], ["engine without a tokenizer", "token ids"]),
     (["generate", "", "--model", "{target}"], ["prompt: got an empty text"]),
     (["generate", "--model", "{target}"], ["prompt: got an empty text"]),  # nothing on standard input
@@ -116,8 +123,17 @@ def test_message_and_exit_code(run: Any, models: dict[str, str], args: list[str]
         ("a.json", '[{"text": "x"}]', "an object with a prompt"),
         ("a.json", "[1.5]", "a list of token ids"),
         ("a.json", "[[99999]]", "token id 99999"),
-        ("a.jsonl", '"x"\n{', "line 2 is not JSON"),
-        ("a.jsonl", '"x"\n[1.5]', "prompt 2: got [1.5]; expected"),
+        ("a.json", "{", "a.json: got text that is not JSON"),
+        ("a.jsonl", '"x"\n{', "a.jsonl, line 2: got text that is not JSON"),
+        ("a.jsonl", '"x"\n\n[1.5]', "a.jsonl, line 3: got [1.5]; expected"),
+        (
+            "a.jsonl",
+            '"x"\n{"prompt": "y", "wish": 1}',
+            "a.jsonl, line 2: got the key 'wish'; expected prompt, id, or a",
+        ),
+        ("a.json", '["x", {"prompt": "y", "top_k": -1}]', "a.json, prompt 2: SamplingParams.top_k: got -1; expected 0"),
+        ("a.json", '{"prompt": "y", "ignore_eos": "no"}', "a.json: SamplingParams.ignore_eos: got 'no'; expected True"),
+        ("a.json", '{"prompt": "y", "seed": true}', "a.json: SamplingParams.seed: got True; expected 0 <= seed"),
         ("a.txt", "", "empty text"),
     ],
 )

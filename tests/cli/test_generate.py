@@ -13,6 +13,7 @@ import pytest
 
 from specdec_fast import SamplingParams, load
 from specdec_fast.commands.prompts import unescape
+from specdec_fast.engine import Engine
 
 SAMPLING = ["--seed", "7", "--max-new-tokens", "40", "--ignore-eos"]
 
@@ -78,9 +79,72 @@ def test_several_prompts(
     assert requests[1]["text"] in shown
 
 
+def test_prompts_set_parameters_of_their_own(run: Any, pair: list[str], models: dict[str, str], tmp_path: Path) -> None:
+    own = {"seed": 3, "max_new_tokens": 9, "logit_bias": {"40": 4.5}, "stop": "~", "logprobs": 0}
+    lines = [{"prompt": "Once upon", "id": "first", **own}, {"prompt": "Hello", "temperature": 0}, "Hello"]
+    (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    result = run("generate", "--file", str(tmp_path / "p.jsonl"), *pair, *SAMPLING, "--json")
+    requests = json.loads(result.stdout)["requests"]
+    flags: dict[str, Any] = {"max_new_tokens": 40, "ignore_eos": True}
+    params = [
+        SamplingParams(**flags | own | {"logit_bias": {40: 4.5}}),
+        SamplingParams(temperature=0, seed=8, **flags),
+        SamplingParams(seed=9, **flags),
+    ]
+    wanted = load(models["target"], max_rows=3).generate(["Once upon", "Hello", "Hello"], params)
+    assert [each["tokens"] for each in requests] == [each.tokens for each in wanted]
+    assert [each["seed"] for each in requests] == [3, 8, 9] and len(requests[0]["logprobs"]) == 9
+    assert [each.get("id") for each in requests] == ["first", None, None]
+
+
+def test_equal_prompts_have_seeds_of_their_own(run: Any, pair: list[str], expected: str) -> None:
+    report = run("generate", *pair, *SAMPLING, "--lines", "--json", stdin="Once upon\nOnce upon\n").stdout
+    first, second = json.loads(report)["requests"]
+    assert first["text"] == expected != second["text"] and second["seed"] == 8
+    assert run("generate", "Once upon", *pair, *SAMPLING, "--seed", "8").stdout == second["text"] + "\n"
+
+
+def test_a_context_that_is_too_short_is_noted(run: Any, pair: list[str], expected: str) -> None:
+    long = run("generate", "Once upon", *pair, *SAMPLING, "--max-length", "999999")
+    assert long.stdout == expected + "\n"
+    assert long.stderr == "specdec: note: --max-length 999999: the model's context is 2048, and that is used\n"
+    short = run("generate", "Once upon", *pair, *SAMPLING, "--max-length", "12")
+    assert short.stdout == expected[:3] + "\n"
+    words = "max_new_tokens 40 after a prompt of 9 tokens: the context of 12 ends the text before (see --max-length)"
+    assert short.stderr == f"specdec: note: {words}\n"
+
+
+def test_an_interrupted_batch_shows_what_was_begun(
+    run: Any, pair: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "p.txt").write_text("Once upon\n" * 11)
+    step, left = Engine.step, iter(range(3))
+
+    def few(engine: Engine) -> Any:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return step(engine)
+
+    monkeypatch.setattr(Engine, "step", few)
+    result = run("generate", "--file", str(tmp_path / "p.txt"), "--lines", *pair, *SAMPLING)
+    assert result.exit_code == 130
+    headings = [line for line in result.stdout.splitlines() if line.startswith("── ")]
+    assert headings == [f"── {at}: Once upon [cancelled]" for at in range(1, 9)]
+    assert re.fullmatch(r"specdec: interrupted after [1-9]\d* tokens; 3 of 11 prompts were not begun\n", result.stderr)
+
+
+def test_several_prompts_have_a_bar_on_a_terminal(run: Any, pair: list[str], expected: str) -> None:
+    several = ["generate", *pair, *SAMPLING, "--lines"]
+    shown = run(*several, stdin="Once upon\nHello\n", env={"FORCE_COLOR": "1"})
+    assert "prompts" in shown.stderr and "100%" in shown.stderr
+    assert expected in shown.stdout and "prompts" not in shown.stdout
+    assert run(*several, stdin="Once upon\nHello\n").stderr == ""
+    assert run("generate", "Once upon", *pair, *SAMPLING, env={"FORCE_COLOR": "1"}).stderr == ""
+
+
 def test_one_bad_prompt_does_not_stop_the_others(run: Any, pair: list[str], expected: str, tmp_path: Path) -> None:
     (tmp_path / "p.json").write_text(json.dumps(["x" * 3000, "Once upon"]))
-    result = run("generate", "--file", str(tmp_path / "p.json"), *pair, *SAMPLING)
+    result = run("generate", "--file", str(tmp_path / "p.json"), *pair, *SAMPLING, "--seed", "6")
     assert result.exit_code == 2
     assert expected in result.stdout
     assert "prompt 1: prompt: got 3000 tokens" in result.stderr
@@ -201,6 +265,9 @@ def test_logprobs_in_both_forms(run: Any, pair: list[str], expected: str) -> Non
     (request,) = report["requests"]
     assert [each["token"] for each in request["logprobs"]] == request["tokens"]
     assert all(each["logprob"] <= 0 and len(each["top"]) == 2 for each in request["logprobs"])
+    assert "".join(each["text"] for each in request["logprobs"]).replace("<end>", "") == expected
+    others = [other for each in request["logprobs"] for other in each["top"]]
+    assert all((len(other["text"]) == 1) == (other["token"] > 0) for other in others)
     shown = run("generate", "Once upon", *pair, *SAMPLING, "--logprobs", "2")
     assert shown.stdout == expected + "\n"
     first = request["logprobs"][0]
@@ -233,6 +300,13 @@ def test_grammars(run: Any, bytes_model: str, tmp_path: Path) -> None:
     for given in (json.dumps(schema), str(tmp_path / "s.json")):
         found = json.loads(run("generate", "Once upon", *options, "--json-schema", given).stdout)
         assert found.keys() == {"a"} and found["a"] in ("x", "yy")
+
+
+def test_a_bad_regex_is_one_line(run: Any, bytes_model: str) -> None:
+    pytest.importorskip("llguidance")
+    result = run("generate", "Once upon", "--model", bytes_model, "--regex", "[a")
+    assert result.exit_code == 2 and result.stderr.count("\n") == 1
+    assert result.stderr.startswith("specdec: error: regex '[a': unclosed character class; expected a regular")
 
 
 def test_a_tokenizer_that_the_grammar_library_cannot_read_is_refused(run: Any, pair: list[str]) -> None:
