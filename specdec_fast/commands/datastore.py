@@ -30,6 +30,7 @@ def build(
 ) -> None:
     """Tokenize documents, sort their suffixes, and write a datastore that fits the target's tokenizer."""
     from specdec_fast.commands.opening import quiet
+    from specdec_fast.commands.show import counted
     from specdec_fast.loading import load_tokenizer
     from specdec_fast.stores.datastore import Datastore
     from specdec_fast.stores.datastore import build as write
@@ -54,8 +55,8 @@ def build(
         print(json.dumps({**describe(made), "seconds": seconds}))
     else:
         print(
-            f"{output}: {made.num_documents:,} documents, {made.num_tokens:,} tokens, {made.num_bytes / 1e6:,.1f} MB, "
-            f"{seconds:.1f} s"
+            f"{output}: {counted(made.num_documents, 'document')}, {counted(made.num_tokens, 'token')}, "
+            f"{made.num_bytes / 1e6:,.1f} MB, {seconds:.1f} s"
         )
 
 
@@ -72,17 +73,17 @@ def info(
     if verify:
         with _Progress(found.num_bytes) as progress:
             found.verify(progress.advance)
-    described = {**describe(found), "verified": verify}
     if as_json:
-        print(json.dumps(described))
+        print(json.dumps({**describe(found), "verified": verify}))
         return
     from rich.table import Table
 
     from specdec_fast.commands.show import make_console
 
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    for name, value in described.items():
-        table.add_row(name, f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value))
+    for name, value in describe(found).items():
+        table.add_row(name, f"{value:,}" if isinstance(value, int) else str(value))
+    table.add_row("checksums", "right" if verify else "not checked (--verify)")
     make_console().print(table)
 
 

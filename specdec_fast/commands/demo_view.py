@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specdec_fast.commands.compare import Comparison, is_replaying, law_of, summary
-from specdec_fast.commands.show import STYLES, Painter, harmless, legend, paint
+from specdec_fast.commands.show import STYLES, Painter, harmless, legend, paint, percents
 
 if TYPE_CHECKING:
     from specdec_fast.engine import Engine
@@ -99,13 +99,9 @@ def print_conclusion(out: Console, done: list[Comparison], header: dict[str, Any
     out.print(_table(done, header["rule"], total))
     origins = [origin for each in done for origin in each.speculative.origins]
     shares = Text("tokens: ")
-    for name in STYLES:
-        if name not in origins:
-            continue
-        shares.append(
-            f"{origins.count(name) / len(origins):.0%} {'not drafted' if name == 'plain' else name}",
-            STYLES[name],
-        ).append("  ")
+    present = [name for name in STYLES if name in origins]
+    for name, share in zip(present, percents([origins.count(name) for name in present]), strict=True):
+        shares.append(f"{share}% {'not drafted' if name == 'plain' else name}", STYLES[name]).append("  ")
     shares.rstrip()
     out.print(shares)
     out.print("tau: tokens per target pass; alpha: share of tested draft tokens accepted", style="dim")

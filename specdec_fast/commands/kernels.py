@@ -137,6 +137,7 @@ def explain(
 @app.command()
 def check(ops: Ops = None, device: Device = None, as_json: options.Json = False) -> None:
     """Run every backend that is here on sample calls and compare with the reference. Exit status 1 if one differs."""
+    from specdec_fast.commands.show import counted
     from specdec_kernels.agreement import check as compare
 
     rows = list(compare(_names(ops), device=_device(device)))
@@ -146,7 +147,7 @@ def check(ops: Ops = None, device: Device = None, as_json: options.Json = False)
         words = [f"agrees (within {r.worst:.1g})" if r.ran and r.agrees else r.reason for r in rows]
         lines = [(r.op, r.backend, r.dtype, w if r.ran else f"not run: {w}") for r, w in zip(rows, words, strict=True)]
         _show(("operator", "backend", "dtype", "against the reference"), lines)
-        print(f"{sum(r.ran for r in rows)} runs, {sum(not r.agrees for r in rows)} that differ")
+        print(f"{counted(sum(r.ran for r in rows), 'run')}, {sum(not r.agrees for r in rows)} of them differ")
     if not all(row.agrees for row in rows):
         raise typer.Exit(1)
 
@@ -159,7 +160,10 @@ def inspect(
     record: Annotated[bool, typer.Option("--record", help="Write the results down as new ceilings.")] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Compile Triton kernels, without a GPU, and show what they cost. Exit status 1 if a ceiling is exceeded."""
+    """Compile Triton kernels, without a GPU, and show what they cost. Exit status 1 if a ceiling is exceeded.
+
+    Needs the extra `gpu`.
+    """
     from specdec_kernels import machine_code
 
     reason = machine_code.missing()

@@ -38,6 +38,20 @@ class _Console(Console):
         self.file.flush()
 
 
+def counted(number: int, noun: str) -> str:
+    """A number with its noun, in the plural unless it is 1."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def percents(parts: Sequence[float]) -> list[int]:
+    """Shares of a positive total in whole percent that add up to 100: rounded down, the largest remainders up."""
+    exact = [100 * part / sum(parts) for part in parts]
+    found = [int(share) for share in exact]
+    for at in sorted(range(len(parts)), key=lambda at: found[at] - exact[at])[: 100 - sum(found)]:
+        found[at] += 1
+    return found
+
+
 def make_console(*, stderr: bool = False) -> Console:
     """A console that prints no escape code when it is not a terminal or when NO_COLOR is set."""
     colours = None if os.environ.get("NO_COLOR") else "auto"
@@ -132,9 +146,9 @@ def stats_table(stats: Any, seconds: float) -> Any:
     if stats.tested:
         table.add_row("alpha", f"{stats.mean_alpha:.2f} of tested draft tokens accepted")
         table.add_row("by position", " ".join(f"{rate:.2f}" for rate in stats.alpha))
-    total = sum(stats.seconds.values())
-    by_verb = "  ".join(f"{verb} {share / total:.0%}" for verb, share in stats.seconds.items() if share >= total / 200)
-    table.add_row("time", by_verb if total else "none")
+    seconds_of = {verb: share for verb, share in stats.seconds.items() if share > 0}
+    by_verb = zip(seconds_of, percents(list(seconds_of.values())), strict=True)
+    table.add_row("time", "  ".join(f"{verb} {share}%" for verb, share in by_verb if share) or "none")
     return table
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -33,7 +34,9 @@ def test_text_and_jsonl(run: Callable[..., Any], models: dict[str, str], texts: 
     assert Datastore(store).num_documents == 3
     told = json.loads(run("datastore", "info", str(store), "--verify", "--json").stdout)
     assert told["verified"] and told["vocabulary"] == found["vocabulary"] and told["bytes"] == store.stat().st_size
-    assert "documents" in run("datastore", "info", str(store)).stdout
+    for more, words in (([], "not checked (--verify)"), (["--verify"], "right")):
+        shown = run("datastore", "info", str(store), *more).stdout
+        assert "documents" in shown and re.search(rf"^checksums +{re.escape(words)} *$", shown, flags=re.MULTILINE)
 
 
 @pytest.mark.parametrize("stage", ["reading", "sorting", "writing"])
