@@ -1,4 +1,7 @@
-"""Train the layer of blockwise parallel decoding for some seconds, draft chains with it, and get the same text."""
+"""Train the layer of blockwise parallel decoding for some seconds, draft chains with it, and get the same text.
+
+Needs the extra `train`.
+"""
 
 import argparse
 import tempfile

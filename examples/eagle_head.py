@@ -1,4 +1,7 @@
-"""Train an EAGLE-3 head on a text for some seconds, draft trees with it, and get the same text in fewer passes."""
+"""Train an EAGLE-3 head on a text for some seconds, draft trees with it, and get the same text in fewer passes.
+
+Needs the extra `train`.
+"""
 
 import argparse
 import tempfile

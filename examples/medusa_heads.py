@@ -1,4 +1,7 @@
-"""Train Medusa heads on a text for some seconds, draft with them, and get the same text in fewer passes."""
+"""Train Medusa heads on a text for some seconds, draft with them, and get the same text in fewer passes.
+
+Needs the extra `train`.
+"""
 
 import argparse
 import tempfile

@@ -1,4 +1,7 @@
-"""Give a target without one a module of multi-token prediction: train it for some seconds, draft chains with it."""
+"""Give a target without one a module of multi-token prediction: train it for some seconds, draft chains with it.
+
+Needs the extra `train`.
+"""
 
 import argparse
 import tempfile

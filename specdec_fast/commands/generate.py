@@ -105,9 +105,11 @@ def generate(
     """Continue a prompt with a model, faster than the model alone and with the same result."""
     from specdec_fast.commands import opening
     from specdec_fast.commands.prompts import read_entries, unescape
+    from specdec_fast.commands.show import counted
 
     if as_json and color:
         raise ValueError("--json with --color: expected one of them; JSON carries the origins of all tokens")
+    options.refuse_grammar(regex, json_schema)
     entries = read_entries(prompt, file, lines)
     setup = opening.resolve(
         model=model,
@@ -165,7 +167,7 @@ def generate(
     if stats:
         job.print_stats()
     if interrupted:
-        job.err.print(f"specdec: interrupted after {engine_tokens(job.handles)} tokens{job.left()}")
+        job.err.print(f"specdec: interrupted after {counted(engine_tokens(job.handles), 'token')}{job.left()}")
         raise typer.Exit(130)
     refused = [handle for handle in job.handles if handle.error is not None]
     if refused:

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from specdec_fast.extras import require
+
 _MODELS, _RUN, SAMPLING = "Models", "Run", "Sampling"
 
 Model = Annotated[
@@ -160,10 +162,16 @@ def read_bias(entries: list[str] | None) -> dict[int, float]:
     return found
 
 
+def refuse_grammar(regex: str | None, schema: str | None) -> None:
+    """What can be said against --regex and --json-schema before a model is loaded. Raises ValueError."""
+    if regex is not None and schema is not None:
+        raise ValueError("--regex with --json-schema: got both; expected one of them")
+    if regex is not None or schema is not None:
+        require("grammar", "--json-schema" if regex is None else "--regex")
+
+
 def read_grammar(regex: str | None, schema: str | None, tokenizer: Any) -> Any:
     """The grammar that --regex or --json-schema asks for, or None. Raises ValueError."""
-    if regex is not None and schema is not None:
-        raise ValueError("--regex with --json-schema: expected one of them")
     if regex is None and schema is None:
         return None
     if tokenizer is None:

@@ -14,6 +14,7 @@ import typer
 from specdec_fast.commands import options
 from specdec_fast.commands.tune_head import head_layers
 from specdec_fast.commands.tune_tree import tree
+from specdec_fast.extras import require
 
 if TYPE_CHECKING:
     from specdec_fast.targets.layer_set import LayerSet
@@ -38,9 +39,9 @@ def layers(
     model: options.Model = "demo-target",
     method: Annotated[
         str,
-        typer.Option(help="bayes: Bayesian optimisation (extra: tune); similarity: hidden states, then a few timings."),
+        typer.Option(help="bayes: Bayesian optimisation; similarity: one choice per size by hidden states, all timed."),
     ] = "bayes",
-    trials: Annotated[int, typer.Option(help="Choices to measure in all, those of earlier runs included.")] = 60,
+    trials: Annotated[int, typer.Option(help="Most choices to measure, those of earlier runs included.")] = 60,
     file: Annotated[
         str | None,
         typer.Option("--file", "-f", help="Prompts, as in `generate`, without own settings (default: bundled)."),
@@ -60,7 +61,7 @@ def layers(
     threads: options.Threads = None,
     as_json: options.Json = False,
 ) -> None:
-    """Find the attention and MLP sub-blocks that layer_skip best leaves out for a model.
+    """Find the attention and MLP sub-blocks that layer_skip best leaves out for a model (extra: tune).
 
     An interrupted search goes on where it stopped when it is called again, with the same settings.
     """
@@ -68,7 +69,9 @@ def layers(
         raise ValueError(f"--method: got {method!r}; expected one of {', '.join(METHODS)}")
     if trials < 1:
         raise ValueError(f"--trials: got {trials}; expected at least 1")
+    require("tune", "tune layers", *(("matplotlib",) if method == "similarity" else ()))
     from specdec_fast.commands import opening
+    from specdec_fast.commands.show import counted
     from specdec_fast.targets.layer_set import place_of, write_layers
     from specdec_fast.tune.figure import search_chart
     from specdec_fast.tune.layers import Bench, best_of, confirm, search
@@ -88,20 +91,20 @@ def layers(
                 "prompt_ids": _fingerprint(prompts)}  # fmt: skip
     done = [] if fresh else _resumed(place, count, settings)
     if done:
-        _say(f"{place}: {len(done)} trials of earlier runs", as_json)
+        _say(f"{place}: {counted(len(done), 'trial')} of earlier runs", as_json)
     bench = Bench(
         target, prompts, new_tokens=new_tokens, repeats=repeats, stop=stop, eos_token_ids=engine.eos_token_ids
     )
     found = list(done)
 
-    def keep(trial: Trial, what: str = "trial") -> None:
+    def keep(trial: Trial, what: str, last: int) -> None:
         found.append(trial)
         best = best_of(found)
         facts = {**settings, "repeats": repeats, "cost": best.cost, "noise": best.noise, "tau": best.tau,
                  "trials": [each.as_json() for each in found]}  # fmt: skip
         write_layers(place, best.skip, count, facts)
         _say(
-            f"{what} {len(found)}: {trial.cost:.3f} of plain decoding's {trial.plain_ms:.2f} ms/token "
+            f"{what} {len(found)} of {last}: {trial.cost:.3f} of plain decoding's {trial.plain_ms:.2f} ms/token "
             f"(noise {trial.noise:.3f}), tau {trial.tau:.2f}, {len(trial.skip)} of {2 * count} left out; "
             f"best {best.cost:.3f}",
             as_json,
@@ -111,22 +114,25 @@ def layers(
         similar = [each.skip for each in similar_choices(target, [prompt[-512:] for prompt in prompts[:_PROMPTS]])]
         if method == "bayes":
             for trial in search(bench, count, trials, done=done, starts=_starts(similar, count, trials), seed=seed):
-                keep(trial)
+                keep(trial, "trial", trials)
         else:
             known = {trial.skip for trial in done}
-            for skip in _spread(similar, trials - len(done)):
-                if skip not in known:
-                    keep(bench(skip))
+            chosen = [skip for skip in _spread(similar, trials - len(done)) if skip not in known]
+            _say(f"similarity: {counted(len(similar), 'choice')}, {len(chosen)} to be timed (--trials)", as_json)
+            for skip in chosen:
+                keep(bench(skip), "trial", len(done) + len(chosen))
         if len(found) > len(done):
-            for trial in confirm(bench, found):
-                keep(trial, "again")
+            again = confirm(bench, found)
+            last = len(found) + len(again)
+            for trial in again:
+                keep(trial, "again", last)
 
     try:
         look()
     except KeyboardInterrupt:
         again = f"the same command{' without --fresh' if fresh else ''} goes on"
         kept = f"; {place} holds the best of them, and {again}" if found else ""
-        print(f"specdec: interrupted after {len(found)} trials{kept}", file=sys.stderr)
+        print(f"specdec: interrupted after {counted(len(found), 'trial')}{kept}", file=sys.stderr)
         raise typer.Exit(130) from None
     best = best_of(found)
     picture = plot or place.with_suffix(".png")
@@ -162,6 +168,7 @@ def _fingerprint(prompts: Sequence[Sequence[int]]) -> str:
 
 def _resumed(place: Path, num_layers: int, settings: Mapping[str, Any]) -> list[Trial]:
     """Trials of earlier runs. Raises ValueError for a file of another model, and for trials under other settings."""
+    from specdec_fast.commands.show import counted
     from specdec_fast.targets.layer_set import chosen_in, read_layers
     from specdec_fast.tune.layers import Trial
 
@@ -170,11 +177,12 @@ def _resumed(place: Path, num_layers: int, settings: Mapping[str, Any]) -> list[
     chosen_in(place, num_layers)
     stored = read_layers(place)
     trials = [Trial.from_json(entry) for entry in stored.get("trials", [])]
+    held = counted(len(trials), "trial")
     for name, ours in settings.items():
         if trials and stored.get(name) != ours:
             raise ValueError(
-                f"{place}: its {len(trials)} trials were measured with {name} {stored.get(name)!r}; got {ours!r}, and "
-                "costs of both do not compare; start anew with --fresh, or write elsewhere with --out"
+                f"{place}: holds {held} measured with {name} {stored.get(name)!r}; got {ours!r}, and costs of "
+                "both do not compare; start anew with --fresh, or write elsewhere with --out"
             )
     return trials
 
@@ -199,13 +207,15 @@ def _say(line: str, as_json: bool) -> None:
 
 
 def _summary(report: dict[str, Any], num_layers: int) -> str:
+    from specdec_fast.commands.show import counted
+
     verdict = (
         "use it with `specdec generate --drafter layer_skip`"
         if report["pays"]
         else "no choice was faster than plain decoding here"
     )
     return (
-        f"best of {report['trials']} trials: {report['cost']:.3f} of plain decoding's time per token "
+        f"best of {counted(report['trials'], 'trial')}: {report['cost']:.3f} of plain decoding's time per token "
         f"(noise {report['noise']:.3f}), tau {report['tau']:.2f}\n"
         f"left out of {num_layers} layers: attention {report['attention']}, MLP {report['mlp']}\n"
         f"{report['file']}, {report['plot']}: {verdict}"

@@ -14,17 +14,16 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
-from specdec_kernels.extras import install
+from specdec_fast.extras import require
 
 _VOCABULARIES: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
 def _library() -> Any:
-    try:
-        import llguidance
-        import llguidance.hf
-    except ModuleNotFoundError:
-        raise ValueError(f"grammar: llguidance is not installed; {install('grammar')}") from None
+    require("grammar", "grammar")
+    import llguidance
+    import llguidance.hf
+
     return llguidance
 
 

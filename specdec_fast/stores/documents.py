@@ -9,12 +9,17 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from specdec_fast.extras import require
+
 SUFFIXES = (".txt", ".md", ".rst", ".py", ".jsonl", ".parquet")
 Advance = Callable[[int], None]
 
 
 def find_files(inputs: Sequence[Path]) -> list[Path]:
-    """The files that are named, and those of known kinds in the folders that are. Raises ValueError."""
+    """The files that are named, and those of known kinds in the folders that are.
+
+    Raises ValueError for what is neither, and for Parquet where nothing reads it.
+    """
     found: list[Path] = []
     for each in inputs:
         if each.is_dir():
@@ -26,6 +31,9 @@ def find_files(inputs: Sequence[Path]) -> list[Path]:
             found.append(each)
         else:
             raise ValueError(f"{each}: expected a file or a folder")
+    for file in found:
+        if file.suffix == ".parquet":
+            require("datastore", str(file))
     return found
 
 
@@ -57,13 +65,9 @@ def _lines(file: Path, field: str, advance: Advance) -> Iterator[str]:
 
 
 def _column(file: Path, field: str) -> Iterator[str]:
-    try:
-        from pyarrow import ArrowInvalid
-        from pyarrow.parquet import ParquetFile
-    except ImportError:
-        from specdec_kernels.extras import install
+    from pyarrow import ArrowInvalid
+    from pyarrow.parquet import ParquetFile
 
-        raise ValueError(f"{file}: Parquet needs pyarrow; {install('datastore')}") from None
     try:
         table = ParquetFile(file)
     except ArrowInvalid as error:

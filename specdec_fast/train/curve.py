@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from specdec_kernels.extras import install
+from specdec_fast.extras import require
 
 
 def write_history(history: Sequence[Mapping[str, float]], folder: Path, title: str) -> None:
@@ -20,12 +19,6 @@ def write_history(history: Sequence[Mapping[str, float]], folder: Path, title: s
     training_curve(history, folder / "curve.png", title)
 
 
-def require_matplotlib() -> None:
-    """Raises ValueError where the pictures of a training run could not be drawn."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ValueError(f"training curve: matplotlib is not installed; {install('train')}")
-
-
 def training_curve(history: Sequence[Mapping[str, float]], path: Path, title: str) -> None:
     """Write a PNG, whole or not at all: loss of training and of held-out text above, every other measure by name below.
 
@@ -33,7 +26,7 @@ def training_curve(history: Sequence[Mapping[str, float]], path: Path, title: st
     """
     if not history:
         raise ValueError("training curve: got no measures; expected at least one")
-    require_matplotlib()
+    require("train", "training curve", "matplotlib")
     import matplotlib
     from matplotlib import pyplot
 

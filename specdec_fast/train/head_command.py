@@ -177,6 +177,9 @@ def train_heads(
     facts) writes it; facts: what its config.json says of the training beside the measures; settings: further ones of
     `Settings`.
     """
+    from specdec_fast.extras import require
+
+    require("train", f"train {kind}")
     from functools import partial
     from shutil import rmtree
     from zlib import crc32
@@ -185,7 +188,7 @@ def train_heads(
     import torch
 
     from specdec_fast.loading import load_model, load_tokenizer
-    from specdec_fast.train.curve import require_matplotlib, write_history
+    from specdec_fast.train.curve import write_history
     from specdec_fast.train.heads import Settings, accelerator_of, fit, refuse_another_run, stored_step, with_team
     from specdec_fast.train.texts import split
 
@@ -203,7 +206,6 @@ def train_heads(
     run = {"kind": kind, "dtype": dtype, **facts, **source}
     here = accelerator_of(made)
     refuse_another_run(out, made, with_team(run, here))  # before the target answers prompts for hours
-    require_matplotlib()
     if threads:
         torch.set_num_threads(threads)
     torch.manual_seed(made.seed)

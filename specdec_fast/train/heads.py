@@ -22,9 +22,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from specdec_fast.extras import require
 from specdec_fast.train.data import blocks
 from specdec_fast.train.loop import held_interrupt
-from specdec_kernels.extras import install
 
 log = logging.getLogger("specdec_fast")
 
@@ -163,10 +163,9 @@ def accelerator_of(settings: Settings) -> Any:
 
     Raises ValueError where accelerate is absent.
     """
-    try:
-        from accelerate import Accelerator
-    except ImportError:
-        raise ValueError(f"training: accelerate is not installed; {install('train')}") from None
+    require("train", "training", "accelerate")
+    from accelerate import Accelerator
+
     return Accelerator(mixed_precision=settings.mixed_precision)
 
 

@@ -7,8 +7,8 @@ from io import BytesIO
 from itertools import accumulate
 from typing import Any
 
+from specdec_fast.extras import require
 from specdec_fast.tune.layers import Trial
-from specdec_kernels.extras import install
 
 
 def search_chart(trials: Sequence[Trial], best: Trial, num_layers: int, title: str) -> bytes:
@@ -18,11 +18,10 @@ def search_chart(trials: Sequence[Trial], best: Trial, num_layers: int, title: s
     """
     if not trials:
         raise ValueError("plot: got no trials; expected at least one")
-    try:
-        import matplotlib
-        from matplotlib import pyplot
-    except ImportError:
-        raise ValueError(f"plot: matplotlib is not installed; {install('tune')}") from None
+    require("tune", "plot", "matplotlib")
+    import matplotlib
+    from matplotlib import pyplot
+
     style: dict[Any, Any] = {"backend": "Agg", "font.size": 9.5, "axes.spines.top": False, "axes.spines.right": False}
     with matplotlib.rc_context(style):
         figure, (above, below) = pyplot.subplots(2, 1, figsize=(7.5, 5.2), layout="constrained", height_ratios=[4, 1])

@@ -14,9 +14,9 @@ from typing import Any
 
 from specdec_fast.drafters import get_drafter
 from specdec_fast.engine import Engine
+from specdec_fast.extras import require
 from specdec_fast.sampling import SamplingParams
 from specdec_fast.targets.layer_set import LayerSet
-from specdec_kernels.extras import install
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +125,8 @@ def search(
     A Gaussian process over the 2L bits proposes; `starts` are measured first, unless they are done already. Only `cost`
     counts. Raises ValueError when the library is not installed.
     """
-    try:
-        import optuna
-    except ImportError:
-        raise ValueError(f"tune: optuna is not installed; {install('tune')}") from None
+    require("tune", "tune", "optuna")
+    import optuna
     from optuna.distributions import IntDistribution
     from optuna.samplers import GPSampler
 

@@ -21,6 +21,7 @@ CORE = {
         "draft",
         "edits",
         "expectations",
+        "extras",
         "grammar",
         "interfaces",
         "laws",

@@ -251,7 +251,7 @@ def test_penalties_bias_and_bans_reach_the_engine(
         (["--logit-bias", "a:1"], "--logit-bias: got 'a:1'; expected ID:VALUE"),
         (["--ban", "5000"], "banned_token_ids: got 5000; expected ids below"),
         (["--repetition-penalty", "0"], "repetition_penalty: got 0.0; expected"),
-        (["--regex", "a", "--json-schema", "{}"], "--regex with --json-schema: expected one of them"),
+        (["--regex", "a", "--json-schema", "{}"], "--regex with --json-schema: got both; expected one of them"),
         (["--json-schema", "nowhere.json"], "--json-schema: got 'nowhere.json'; expected a file"),
     ],
 )

@@ -26,7 +26,8 @@ def test_a_search_and_its_continuation(run: Any, models: dict[str, str], prompts
     asked = ["tune", "layers", "-m", models["target"], "-f", prompts, "--lines", "--method", method, *TINY]
     result = run(*asked, "--trials", "4")
     assert result.exit_code == 0, result.output
-    assert "trial 4: " in result.output and "again 5: " in result.output and "noise" in result.output
+    assert "trial 4 of 4: " in result.output and "again 5 of " in result.output and "noise" in result.output
+    assert method == "bayes" or "similarity: 5 choices, 4 to be timed (--trials)\n" in result.stdout
     (place,) = (Path(prompts).parent / "data" / "layers").glob("target-*.json")
     stored = json.loads(place.read_text())
     first = len(stored["trials"])
@@ -60,13 +61,13 @@ def test_ctrl_c_keeps_the_trials(
     asked += ["--trials", "4", "--out", str(place)]
     monkeypatch.setattr(layers.Bench, "__call__", interrupted)
     result = run(*asked)
-    assert result.exit_code == 130 and "trial 2: " in result.stdout and "trial 3: " not in result.stdout
+    assert result.exit_code == 130 and "trial 2 of 4: " in result.stdout and "trial 3 " not in result.stdout
     goes_on = f"{place} holds the best of them, and the same command goes on"
     assert result.stderr == f"specdec: interrupted after 2 trials; {goes_on}\n"
     assert len(json.loads(place.read_text())["trials"]) == 2
     monkeypatch.setattr(layers.Bench, "__call__", measure)
     again = run(*asked)
-    assert again.exit_code == 0 and "2 trials of earlier runs" in again.stdout and "trial 3: " in again.stdout
+    assert again.exit_code == 0 and "2 trials of earlier runs" in again.stdout and "trial 3 of " in again.stdout
 
 
 def test_a_search_is_not_continued_under_other_settings(
@@ -88,8 +89,10 @@ def test_a_search_is_not_continued_under_other_settings(
         (["--file", others], "prompt_ids '"),
     ):
         result = run(*asked, *more)
-        assert result.exit_code == 2 and f" trials were measured with {message}" in result.stderr
-        assert result.stderr.startswith(f"specdec: error: {place}: its ") and "start anew with --fresh" in result.stderr
+        assert result.exit_code == 2 and f" measured with {message}" in result.stderr
+        assert (
+            result.stderr.startswith(f"specdec: error: {place}: holds ") and "start anew with --fresh" in result.stderr
+        )
     assert Path(place).read_text() == stored
     assert run(*asked, "--stop", "fixed", "--fresh").exit_code == 0
     assert json.loads(Path(place).read_text())["stop"] == "fixed"

@@ -106,5 +106,5 @@ def test_bad_sizes(wrong: dict[str, int]) -> None:
 
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(ValueError, match=r"optuna is not installed; run `pip install -e '.\[tune\]'`"):
+    with pytest.raises(ValueError, match=r"tune: optuna is not installed; .*run `pip install -e '.\[tune\]'`"):
         next(iter(search(separable(LayerSet(), 2), 2, 3)))
