@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,15 +11,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specdec_fast.commands import options
+from specdec_fast.extras import require
+from specdec_fast.lab import DRAFTERS
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from specdec_fast.commands.opening import Setup
+    from specdec_fast.commands.prompts import Prompt
     from specdec_fast.engine import Engine
     from specdec_fast.lab.run import Lab, Progress
     from specdec_fast.sampling import SamplingParams
 
 _WORK = "Work"
+_PROMPTS = 4
 _LENGTHS = (16, 48, 96)
 _ROWS = 8  # greedy texts decoded at once
 
@@ -28,17 +33,29 @@ def lab(
     out: Annotated[Path, typer.Option("--out", help="Folder of the report; draws in it are continued.")],
     model: options.Model = "demo-target",
     draft: options.DraftModel = None,
-    drafter: options.DrafterName = None,
+    drafter: Annotated[
+        str | None,
+        typer.Option(help=f"Who proposes, by a law of its own: {', '.join(DRAFTERS)}.", rich_help_panel="Models"),
+    ] = None,
     drafter_option: options.DrafterOptions = None,
     rule: Annotated[
         str | None,
-        typer.Option(help="Verification rule (default: token; best with --drafter).", rich_help_panel="Models"),
+        typer.Option(
+            help="Verification rule that is drawn from, such as replay (default: token; best with --drafter).",
+            rich_help_panel="Models",
+        ),
     ] = None,
     draft_tokens: options.DraftTokens = None,
     draws: Annotated[int, typer.Option("--draws", "-N", help="Draws per place.", rich_help_panel=_WORK)] = 1_000_000,
     prompts: Annotated[
-        int, typer.Option("--prompts", "-n", help="Prompts of the bundled workload.", rich_help_panel=_WORK)
-    ] = 4,
+        int | None,
+        typer.Option("--prompts", "-n", help="Prompts of the bundled workload (default: 4).", rich_help_panel=_WORK),
+    ] = None,
+    file: Annotated[
+        str | None,
+        typer.Option("--file", "-f", help="Prompts of your own, as in `generate`.", rich_help_panel=_WORK),
+    ] = None,
+    lines: Annotated[bool, typer.Option("--lines", help="Every line is a prompt.", rich_help_panel=_WORK)] = False,
     exact: Annotated[
         bool, typer.Option(help="Enumerate all rules and compare backends.", rich_help_panel=_WORK)
     ] = True,
@@ -66,18 +83,22 @@ def lab(
     threads: options.Threads = None,
     as_json: options.Json = False,
 ) -> None:  # fmt: skip
-    """Check that speculation keeps the model's law: exact laws, a million draws, greedy texts, a page of plots."""
+    """Check that speculation keeps the model's law: exact laws, a million draws, greedy texts, a page of plots.
+
+    Needs the extra `lab`.
+    """
+    require("lab", "lab")
     from specdec_fast.commands import opening
     from specdec_fast.commands.show import make_console
-    from specdec_fast.lab import require_extra
-
-    require_extra()
     from specdec_fast.lab.run import Lab
     from specdec_fast.lab.sequential import Ledger
     from specdec_fast.sampling import SamplingParams
 
     if draws < 1:
         raise ValueError(f"--draws: got {draws}; expected at least 1")
+    if file is not None and (prompts is not None or recorded is not None):
+        other = "recorded" if prompts is None else "prompts"
+        raise ValueError(f"--file with --{other}: got both; expected one of them")
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out: {out} is a file; expected a folder, or a name that is free")
     if ledger is not None and seed is not None:
@@ -93,29 +114,34 @@ def lab(
     console = make_console(stderr=True)
     kept = Ledger.open(ledger)
     run = Lab(out, seed=kept.next_seed if ledger is not None else params.seed or 0)
-    asked = _Asked(draws, prompts, exact, mutants)  # refuses what it cannot find before anything is loaded
+    items = _items(prompts, file, lines)  # what cannot be found is refused before anything is loaded
+    asked = _Asked(items, draws, exact, mutants)
     with _progress(console) as progress:
         run.progress = progress
         try:
             if recorded is not None:
-                _judge_recorded(run, recorded, asked)
+                _judge_recorded(run, recorded, asked, console)
             else:
                 setup = opening.resolve(
                     model=model, draft=draft, drafter=drafter, rule=rule or ("best" if drafter else "token"),
                     draft_tokens=draft_tokens, dtype=dtype, device=device, compile=False,
                     drafter_option=drafter_option,
                 )  # fmt: skip
+                _refuse(setup, params)
                 opening.quiet()
                 with console.status("loading models") if console.is_terminal else nullcontext():
-                    rows = min(prompts, _ROWS)
+                    rows = min(len(asked.items), _ROWS)
                     engine = opening.open_engine(setup, threads=threads, max_rows=rows, temperature=temperature)
                 run.header = {
                     **setup.describe(engine.rule),
                     "rule": engine.rule.name,
+                    **({} if file is None else {"file": file}),
                     **asked.as_dict(),
                     **_described(params),
                 }
                 run.header |= {"seed": run.seed, "versions": opening.versions()}
+                run.notes.append(_why_rule(rule, drafter, engine))
+                _note_replaced(run, console, () if ledger is None else ("seed",))
                 _measure(run, engine, params, asked, None if ledger is None else kept)
         except KeyboardInterrupt:
             _interrupted(run, asked, out, console)
@@ -125,14 +151,62 @@ def lab(
 class _Asked:
     """How much was asked for."""
 
-    def __init__(self, draws: int, prompts: int, exact: bool, mutants: bool) -> None:
-        from specdec_fast.commands.prompts import bundled_workload, one_of_each
-
-        self.items = [(item.id, item.prompt) for item in one_of_each(bundled_workload(), prompts)]
-        self.draws, self.prompts, self.exact, self.mutants = draws, prompts, exact, mutants
+    def __init__(self, items: list[tuple[str, Prompt]], draws: int, exact: bool, mutants: bool) -> None:
+        self.items, self.draws, self.exact, self.mutants = items, draws, exact, mutants
 
     def as_dict(self) -> dict[str, Any]:
-        return {"draws": self.draws, "prompts": self.prompts}
+        return {"draws": self.draws, "prompts": len(self.items)}
+
+
+def _items(prompts: int | None, file: str | None, lines: bool) -> list[tuple[str, Prompt]]:
+    """Prompts with their names: those of a file by its name and their numbers, else some of the bundled workload."""
+    from specdec_fast.commands.prompts import bundled_workload, one_of_each, read_prompts
+
+    if file is None:
+        if lines:
+            raise ValueError("--lines: got no --file; expected --file FILE, whose lines are prompts")
+        count = _PROMPTS if prompts is None else prompts
+        return [(item.id, item.prompt) for item in one_of_each(bundled_workload(), count)]
+    stem = "stdin" if file == "-" else Path(file).stem
+    return [(f"{stem}-{at}", prompt) for at, prompt in enumerate(read_prompts(None, file, lines), 1)]
+
+
+def _refuse(setup: Setup, params: SamplingParams) -> None:
+    """Raise ValueError, before anything is loaded, where there would be nothing to draw."""
+    from specdec_fast.rules import get_rule
+
+    if setup.drafter is None or (params.temperature > 0 and setup.drafter not in DRAFTERS):
+        raise ValueError(
+            f"--drafter: got {setup.drafter or 'none'}, which has no law of its own to draw from; expected --draft "
+            f"MODEL, or one of {', '.join(DRAFTERS)}; draws of other programs are judged with --recorded FILE"
+        )
+    if params.temperature > 0 and (reason := get_rule(setup.rule).why_not_sampling(params)) is not None:
+        raise ValueError(reason)
+
+
+def _why_rule(asked: str | None, drafter: str | None, engine: Engine) -> str:
+    """Which rule is under test, and why this one."""
+    from specdec_fast.rules import DEFAULT
+
+    name = engine.rule.name
+    if asked not in (None, "best"):
+        return f"rule {name} is under test, as --rule says"
+    if asked is None and drafter is None:
+        return (
+            f"rule {name} is under test, the papers' accept or draw again, which the figures are about; texts are "
+            f"generated by {DEFAULT} unless --rule says otherwise: test that with --rule {DEFAULT}"
+        )
+    return f"rule {name} is under test, which `best` picks ({engine.why_rule}); test another with --rule NAME"
+
+
+def _note_replaced(run: Lab, console: Console, besides: Sequence[str] = ()) -> None:
+    """Say that the folder holds a report of other settings: its page, numbers and pictures go, its draws stay."""
+    from specdec_fast.lab.report import other_settings
+
+    other = "; ".join(other_settings(run.out, run.header, besides))
+    if other:
+        words = f"{run.out} holds a report of other settings ({other}), which this run replaces when it ends"
+        console.print(f"specdec: note: {words}; take another --out to keep both", soft_wrap=True)
 
 
 def _described(params: SamplingParams) -> dict[str, Any]:
@@ -149,9 +223,6 @@ def _measure(run: Lab, engine: Engine, params: SamplingParams, asked: _Asked, le
     sampled = params.temperature > 0
     if not sampled:
         run.notes.append("temperature 0: every law is one token; nothing is drawn")
-    elif (reason := rule.why_not_sampling(params)) is not None:
-        run.notes.append(f"nothing is drawn: {reason}")
-        sampled = False
     if asked.exact:
         run.run_exact()
     run.run_greedy(engine, items, _LENGTHS)
@@ -166,12 +237,13 @@ def _measure(run: Lab, engine: Engine, params: SamplingParams, asked: _Asked, le
     run.draw_figures(None if tokenizer is None else lambda token: str(tokenizer.decode([token])))
 
 
-def _judge_recorded(run: Lab, path: Path, asked: _Asked) -> None:
+def _judge_recorded(run: Lab, path: Path, asked: _Asked, console: Console) -> None:
     from specdec_fast.commands.opening import versions
     from specdec_fast.lab.recorded import Recorded
 
     found = Recorded.load(path)
     run.header = {"recorded": str(path), "draws": len(found.tokens), "versions": versions()}
+    _note_replaced(run, console)
     run.run_recorded(found)
     if asked.mutants:
         run.run_mutants(asked.draws)
@@ -223,6 +295,8 @@ def _tell(run: Lab, as_json: bool, console: Console) -> None:
 
 
 def _summary(run: Lab) -> Iterator[str]:
+    from specdec_fast.commands.show import counted
+
     if run.exact:
         worst = max(each.error for each in run.exact)
         yield f"exact: {len(run.exact)} laws enumerated, largest error {worst:.1e}"
@@ -233,6 +307,8 @@ def _summary(run: Lab) -> Iterator[str]:
     for row in run.summaries:
         name = row.get("place", f"context {row.get('context')}")
         yield f"{name}: {row['draws']:,} draws, distance at most {row['certified_distance']:.4f} (99.9%)"
+    if run.summaries:
+        yield "distance: an upper bound at this confidence, no estimate; more draws make it smaller"
     if run.judged:
         lowest = min(each.test.p_value for each in run.judged)
         rejected = sum(each.rejected for each in run.judged)
@@ -241,6 +317,6 @@ def _summary(run: Lab) -> Iterator[str]:
         killed = sum(each.killed for each in run.mutants)
         yield f"mutants: {killed} of {len(run.mutants)} killed; planted into the engine: {len(run.planted)} checks"
     if run.ledger is not None:
-        yield f"ledger: {run.ledger.runs} runs, ln E = {run.ledger.log_total():.2f}"
+        yield f"ledger: {counted(run.ledger.runs, 'run')}, ln E = {run.ledger.log_total():.2f}"
     for note in run.notes:
         yield f"note: {note}"

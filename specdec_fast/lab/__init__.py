@@ -7,15 +7,5 @@ imported here; the extra `lab` brings scipy, matplotlib and jinja2. Tests: tests
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
-EXTRA = ("scipy", "matplotlib", "jinja2")
-
-
-def require_extra() -> None:
-    """Raise ValueError, with the remedy, unless the packages of the extra `lab` are installed."""
-    missing = [name for name in EXTRA if find_spec(name) is None]
-    if missing:
-        from specdec_kernels.extras import install
-
-        raise ValueError(f"lab: {', '.join(missing)} not installed; {install('lab')}")
+DRAFTERS = ("draft_model", "draft_tree", "medusa", "blockwise", "eagle", "eagle3", "mtp")
+"""Drafters with a law of their own, which draws are made from."""

@@ -1,5 +1,6 @@
 """Accepted tokens per step of every rule with its best proposals, on the same laws and the same number of nodes.
 
+Chains and trees are compared among themselves: of six nodes a chain may have six accepted, a tree of two levels two.
 The laws are those of real places; inside one step every node has the same two (`lab.simulate`). So the table ranks
 rules and proposals, and is no forecast of a text's tokens per pass. Tests: tests/lab/test_run.py.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -27,11 +29,14 @@ _MOST_NUMBERS = 1 << 24  # of logits that a chunk may copy
 
 @dataclass(frozen=True, slots=True)
 class Acceptances:
-    """mean: accepted draft tokens per step over all places; half: half-width of its 99.9% interval."""
+    """mean: accepted draft tokens per step over all places; half: half-width of its 99.9% interval; depth: the most
+    that a step can accept.
+    """
 
     rule: str
     proposals: str
     nodes: int
+    depth: int
     mean: float
     half: float
     steps: int
@@ -68,7 +73,7 @@ def compare_rules(
     seed: int = 0,
     tick: Callable[[], None] = lambda: None,
 ) -> list[Acceptances]:
-    """Mean accepted tokens of each contender, `steps` steps at every place."""
+    """Mean accepted tokens of each contender, `steps` steps at every place; chains first, the most accepted first."""
     rows = []
     for name, words, layout in contenders(names):
         means, variances = [], []
@@ -83,9 +88,18 @@ def compare_rules(
         if means:
             half = Z_999 * float(np.sqrt(np.sum(variances))) / len(means)
             nodes, total = len(layout.parents) - 1, steps * len(means)
-            rows.append(Acceptances(name, words, nodes, float(np.mean(means)), half, total))
+            rows.append(Acceptances(name, words, nodes, max(layout.depth), float(np.mean(means)), half, total))
         tick()
-    return sorted(rows, key=lambda row: row.mean)
+    return sorted(rows, key=lambda row: (-row.depth, -row.mean))
+
+
+def by_shape(rows: Sequence[Acceptances]) -> list[tuple[str, list[Acceptances]]]:
+    """(title, rows) of the chains, then of the trees, each from the most accepted down."""
+    found = []
+    for (depth, nodes), own in groupby(rows, lambda row: (row.depth, row.nodes)):
+        what = f"chains of {nodes} tokens" if depth == nodes else f"trees of {nodes} tokens on {depth} levels"
+        found.append((f"{what}, at most {depth} accepted", list(own)))
+    return found
 
 
 def _accepted(simulator: Simulator, steps: int, root: int, seed: int) -> np.ndarray:

@@ -15,6 +15,7 @@ import torch
 
 from specdec_fast.engine import Engine
 from specdec_fast.lab.places import plain_logits
+from specdec_fast.request import Prompt
 from specdec_fast.sampling import SamplingParams
 
 ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 0.06, torch.bfloat16: 0.5}
@@ -48,7 +49,7 @@ class GreedyText:
 
 def compare_greedy(
     engine: Engine,
-    prompts: Sequence[tuple[str, str]],
+    prompts: Sequence[tuple[str, Prompt]],
     lengths: Sequence[int] = (16, 48, 96),
     tick: Callable[[], None] = lambda: None,
 ) -> list[GreedyText]:

@@ -23,6 +23,7 @@ from specdec_fast.interfaces import Acceptance, Rng, Rule
 from specdec_fast.lab.oracle import law_of_logits
 from specdec_fast.lab.plain_drafts import PlainDraft, plain_draft, plain_output
 from specdec_fast.laws import Laws
+from specdec_fast.request import Prompt
 from specdec_fast.sampling import SamplingParams
 from specdec_kernels import TreePlan, law_stats
 
@@ -106,7 +107,7 @@ class Placed:
     missing: list[str] = field(default_factory=list)
 
 
-def find_places(engine: Engine, prompts: Sequence[tuple[str, str]], params: SamplingParams) -> Placed:
+def find_places(engine: Engine, prompts: Sequence[tuple[str, Prompt]], params: SamplingParams) -> Placed:
     """The three kinds of places for every (name, text) of `prompts`.
 
     A prompt is run with several seeds, always the same, until all kinds have occurred; a kind that never does (a draft

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specdec_fast.lab import DRAFTERS
+
 PlainDraft = Callable[[Sequence[int]], Tensor]
 """Logits float32 [V] of the token after a text, over the target's vocabulary."""
 
@@ -48,8 +50,8 @@ def plain_draft(engine: Any) -> PlainDraft:
     if hasattr(drafter, "heads"):
         return lambda tokens: _by_places(drafter.heads, target, tokens)
     raise ValueError(
-        "lab: got no draft with a law of its own; expected --draft MODEL, --drafter eagle, eagle3, mtp, medusa "
-        "or blockwise, or recorded draws with --recorded FILE"
+        f"lab: got drafter {getattr(drafter, 'name', 'none')}, which has no law of its own to draw from; expected one "
+        f"of {', '.join(DRAFTERS)}, or recorded draws (lab.recorded)"
     )
 
 

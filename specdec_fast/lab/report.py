@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from base64 import b64encode
+from collections.abc import Collection, Mapping
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from specdec_fast.lab.acceptance import by_shape
 from specdec_fast.lab.run import LEVEL, Figure, Lab
 
 TEMPLATE = Path(__file__).with_name("report.html.jinja")
@@ -18,9 +22,15 @@ ARTICLE = 9.694e-5
 
 
 def write_report(lab: Lab) -> Path:
-    """Write index.html, report.json and figures/ into the run's folder; the page's path."""
+    """Write index.html, report.json and figures/ into the run's folder; the page's path.
+
+    An earlier report there is replaced: pictures that it lists and this one has not are removed, other files stay.
+    """
     folder = lab.out / "figures"
     folder.mkdir(parents=True, exist_ok=True)
+    for name in _earlier(lab.out).get("figures", []):
+        if isinstance(name, str) and re.fullmatch(r"figures/[a-z0-9-]+\.png", name):
+            (lab.out / name).unlink(missing_ok=True)
     for figure in (*lab.figures, *lab.proof):
         (folder / f"{figure.name}.png").write_bytes(figure.png)
     text = json.dumps(finite(lab.as_dict()), indent=1, ensure_ascii=False, allow_nan=False)
@@ -28,6 +38,26 @@ def write_report(lab: Lab) -> Path:
     page = lab.out / "index.html"
     page.write_text(render(lab), "utf-8")
     return page
+
+
+def other_settings(folder: Path, header: Mapping[str, Any], besides: Collection[str] = ()) -> list[str]:
+    """How the settings of the report in `folder` differ from `header`: "name theirs, now ours". Empty without a report.
+
+    More draws, and other versions, are no other settings, nor is what `besides` names.
+    """
+    theirs = dict(takewhile(lambda field: field[0] != "level", _earlier(folder).items()))
+    ours: dict[str, Any] = json.loads(json.dumps(finite(dict(header))))
+    names = [name for name in {**theirs, **ours} if name not in ("versions", "draws", *besides)] if theirs else []
+    return [f"{name} {theirs.get(name)}, now {ours.get(name)}" for name in names if theirs.get(name) != ours.get(name)]
+
+
+def _earlier(folder: Path) -> dict[str, Any]:
+    """The report that lies in a folder; empty where there is none of ours."""
+    try:
+        found = json.loads((folder / "report.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) and {"level", "figures"} <= found.keys() else {}
 
 
 def finite(value: Any) -> Any:
@@ -52,6 +82,8 @@ def render(lab: Lab) -> str:
         level=LEVEL,
         exact=exact_table(lab),
         article=article_words(lab),
+        bars=bars_words(lab),
+        accepted=by_shape(lab.acceptances),
         slowest=max((row.seconds for row in lab.planted), default=0.0),
     )
 
@@ -86,6 +118,17 @@ def exact_table(lab: Lab) -> dict[str, Any]:
         error, count = row.get(each.policy, (0.0, 0))
         row[each.policy] = (max(error, each.error), count + 1)
     return {"policies": policies, "rows": rows, "worst": max((each.error for each in lab.exact), default=0.0)}
+
+
+def bars_words(lab: Lab) -> str:
+    """How many bars stray, and how many would if the law held."""
+    if not lab.bars:
+        return ""
+    return (
+        f"Bars outside of their 99.9% bands, in red: {lab.bars_outside:,} of {lab.bars:,} in these panels; by chance "
+        f"alone about {lab.bars / 1000:.1f} are expected. So a red bar is no finding; the tests below judge, which "
+        "weigh all tokens of a place and share one level."
+    )
 
 
 def article_words(lab: Lab) -> str:

@@ -15,19 +15,21 @@ import numpy as np
 
 from specdec_fast.engine import Engine
 from specdec_fast.lab import exact as exact_part
-from specdec_fast.lab.acceptance import Acceptances, compare_rules, contenders
+from specdec_fast.lab.acceptance import Acceptances, by_shape, compare_rules, contenders
 from specdec_fast.lab.agreement import Agreement, run_agreement
 from specdec_fast.lab.draws import Drawing
 from specdec_fast.lab.exact import Exact, cases_for, has_a_law, own_rules
 from specdec_fast.lab.expected import Expected, run_expected
-from specdec_fast.lab.figures import BARS, accepted_chart, observed_chart, proof_figures, shown_bars
+from specdec_fast.lab.figures import BARS, accepted_chart, bar_scores, observed_chart, shown_bars
 from specdec_fast.lab.greedy import GreedyText, compare_greedy
 from specdec_fast.lab.mutant_rules import MUTANTS
 from specdec_fast.lab.mutants import Killed, Planted, planted_folder, run_mutants, run_planted
 from specdec_fast.lab.places import find_places
+from specdec_fast.lab.proof import proof_figures
 from specdec_fast.lab.recorded import Recorded, checks_of, contexts_of, summary_of
 from specdec_fast.lab.sequential import Ledger
-from specdec_fast.lab.statistics import Spread, Test, holm, spread
+from specdec_fast.lab.statistics import Z_999, Spread, Test, holm, spread
+from specdec_fast.request import Prompt
 from specdec_fast.rules import get_rule
 from specdec_fast.sampling import SamplingParams
 
@@ -79,6 +81,8 @@ class Lab:
     drawings: list[Drawing] = field(default_factory=list)
     summaries: list[dict[str, Any]] = field(default_factory=list)
     spreads: dict[str, Spread] = field(default_factory=dict)
+    bars: int = 0
+    bars_outside: int = 0
     judged: list[Judged] = field(default_factory=list)
     acceptances: list[Acceptances] = field(default_factory=list)
     mutants: list[Killed] = field(default_factory=list)
@@ -107,7 +111,7 @@ class Lab:
             self.progress("same keys, same answers", at, len(chosen))
             self.agreement += run_agreement([name])
 
-    def run_greedy(self, engine: Engine, prompts: Sequence[tuple[str, str]], lengths: Sequence[int]) -> None:
+    def run_greedy(self, engine: Engine, prompts: Sequence[tuple[str, Prompt]], lengths: Sequence[int]) -> None:
         """Experiment A."""
         done = 0
 
@@ -118,7 +122,9 @@ class Lab:
 
         self.greedy += compare_greedy(engine, prompts, lengths, tick)
 
-    def run_draws(self, engine: Engine, prompts: Sequence[tuple[str, str]], params: SamplingParams, draws: int) -> None:
+    def run_draws(
+        self, engine: Engine, prompts: Sequence[tuple[str, Prompt]], params: SamplingParams, draws: int
+    ) -> None:
         """Experiments B and C: find places, draw, judge; draws that are in `out` already count."""
         self.progress("places", 0, 1)
         found = find_places(engine, prompts, params)
@@ -171,11 +177,7 @@ class Lab:
         self.summaries = summary_of(recorded)
         for at, counts in contexts_of(recorded)[:12]:
             p, q = recorded.p[at], None if recorded.q is None else recorded.q[at]
-            name = f"context {at}"
-            bars = shown_bars(p)
-            self.spreads[name] = spread(counts, p, bars)
-            chart = observed_chart(f"{recorded.source}, {name}", p, q, counts, self.spreads[name])
-            self.figures.append(Figure(slug(name), self._caption(name, len(bars)), chart))
+            self._draw_observed(f"context {at}", f"{recorded.source}, context {at}", p, q, counts)
 
     def run_mutants(self, draws: int) -> None:
         """The kill matrix; mutants planted into the engine too, where their tests are there."""
@@ -212,29 +214,40 @@ class Lab:
         for at, drawing in enumerate(self.drawings):
             name = drawing.place.name
             self.progress("figures", at, len(self.drawings) + 1)
-            bars = shown_bars(drawing.p)
-            self.spreads[name] = spread(drawing.counts.first, drawing.p, bars)
-            chart = observed_chart(name, drawing.p, drawing.q, drawing.counts.first, self.spreads[name], decode)
-            self.figures.append(Figure(slug(name), self._caption(name, len(bars)), chart))
+            self._draw_observed(name, name, drawing.p, drawing.q, drawing.counts.first, decode)
         if self.drawings:
             # the place where the two laws differ most shows most
             shown = min(self.drawings, key=lambda each: float(np.minimum(each.p, each.q).sum()))
             for name, caption, png in proof_figures(shown.p, shown.q, decode, shown.place.name):
                 self.proof.append(Figure(f"proof-{name}", caption, png))
         if self.acceptances:
-            rows = [(f"{row.rule}: {row.proposals}", row.mean, row.half) for row in self.acceptances]
-            self.figures.append(
-                Figure("accepted", "Accepted draft tokens per step, six nodes each.", accepted_chart(rows))
-            )
+            groups = [
+                (title, [(f"{row.rule}: {row.proposals}", row.mean, row.half) for row in rows])
+                for title, rows in by_shape(self.acceptances)
+            ]
+            caption = "Accepted draft tokens per step: " + "; ".join(title for title, _ in groups) + "."
+            self.figures.append(Figure("accepted", caption, accepted_chart(groups)))
 
-    def _caption(self, name: str, bars: int) -> str:
-        own = self.spreads[name]
-        verdict = "inside" if own.inside else "outside of"
-        return (
-            f"{name}: the {bars} likeliest tokens. Standard deviation of frequency minus probability over these: "
-            f"{own.observed:.3e}; expected {own.expected:.3e}; {verdict} the 99.9% band {own.low:.3e} to "
-            f"{own.high:.3e}."
+    def _draw_observed(
+        self,
+        name: str,
+        title: str,
+        p: np.ndarray,
+        q: np.ndarray | None,
+        counts: np.ndarray,
+        decode: Callable[[int], str] | None = None,
+    ) -> None:
+        """The bar chart of one place or context, its spread, and its bars outside of their bands."""
+        bars, scores = shown_bars(p), bar_scores(p, counts)
+        own = self.spreads[name] = spread(counts, p, bars)
+        outside = int((np.abs(scores) > Z_999).sum())
+        self.bars, self.bars_outside = self.bars + len(scores), self.bars_outside + outside
+        caption = (
+            f"{name}: the {len(bars)} likeliest tokens. Standard deviation of frequency minus probability over these: "
+            f"{own.observed:.3e}; expected {own.expected:.3e}; {'inside' if own.inside else 'outside of'} the 99.9% "
+            f"band {own.low:.3e} to {own.high:.3e}. {outside} of {len(scores)} bars outside of their own."
         )
+        self.figures.append(Figure(slug(name), caption, observed_chart(title, p, q, counts, own, decode)))
 
     def _judge(self, tests: list[tuple[str, Test]]) -> None:
         rejected = holm([test.p_value for _, test in tests], LEVEL)
@@ -275,7 +288,7 @@ class Lab:
         lines += [f"mutant survived: {m.name}" for m in self.mutants if not m.killed]
         lines += [f"planted mutant survived or its check is broken: {m.name}" for m in self.planted if not m.passed]
         if self.ledger is not None and self.ledger.rejects:
-            lines.append(f"law rejected over {self.ledger.runs} runs: ln E = {self.ledger.log_total():.2f}")
+            lines.append(f"law rejected over all runs ({self.ledger.runs}): ln E = {self.ledger.log_total():.2f}")
         return lines
 
     def as_dict(self) -> dict[str, Any]:
@@ -311,6 +324,8 @@ class Lab:
             else {"runs": ledger.runs, "log_evidence": ledger.log_total(), "rejects": ledger.rejects},
             "figures": [f"figures/{each.name}.png" for each in (*self.figures, *self.proof)],
             "bars": BARS,
+            "bars_shown": self.bars,
+            "bars_outside": self.bars_outside,
         }
 
 

@@ -21,17 +21,22 @@ Run = Callable[..., Result]
 
 
 def test_the_whole_command_on_a_tiny_pair(run: Run, pair: list[str], tmp_path: Path) -> None:
-    result = run("lab", *pair, *FEW, "--out", str(tmp_path / "r"), "--json")
+    (tmp_path / "mine.json").write_text("[5, 6, 7]")
+    asked = ["--file", str(tmp_path / "mine.json"), "--draws", "1500", "--no-exact"]
+    result = run("lab", *pair, *asked, "--out", str(tmp_path / "r"), "--json")
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
     assert report["holds"] and report["rule"] == "token" and report["draws"] == 1500
+    assert "rule token is under test" in report["notes"][0] and "test that with --rule replay" in report["notes"][0]
     assert {each["name"].partition("/")[2] for each in report["places"]} <= {
         "first speculated", "after a rejection", "bonus",
     }  # fmt: skip
     assert report["tests"] and all(not each["rejected"] for each in report["tests"])
+    assert report["places"] and all(each["tokens"][:3] == [5, 6, 7] for each in report["places"])
     assert len(report["greedy"]) == 3 and report["exact"] == []
     page = (tmp_path / "r" / "index.html").read_text("utf-8")
     assert page.count("data:image/png;base64,") == len(report["figures"])
+    assert "rule token is under test" in page
     assert json.loads((tmp_path / "r" / "report.json").read_text())["holds"]
 
 
@@ -43,7 +48,10 @@ def test_the_same_command_goes_on(run: Run, pair: list[str], tmp_path: Path) -> 
     assert {row["draws"] for row in json.loads(more.stdout)["summaries"]} == {2500}
     other = run("lab", *pair, *FEW, *where, "--temperature", "0.5")
     assert other.exit_code == 2 and "take another --out" in other.stderr
+    assert "holds a report of other settings (temperature 1.0, now 0.5), which this run replaces" in other.stderr
+    assert "other settings" not in more.stderr
     fresh = run("lab", *pair, *FEW, "--out", str(tmp_path / "r"), "--seed", "5", "--json")  # draws of its own
+    assert "other settings (seed 4, now 5)" in fresh.stderr
     assert {row["draws"] for row in json.loads(fresh.stdout)["summaries"]} == {1500}
 
 
@@ -51,7 +59,8 @@ def test_the_ledger_takes_new_seeds_every_time(run: Run, pair: list[str], tmp_pa
     file = tmp_path / "ledger.json"
     for night in (1, 2):
         result = run("lab", *pair, *FEW, "--out", str(tmp_path / "r"), "--ledger", str(file))
-        assert result.exit_code == 0 and f"ledger: {night} runs" in result.stdout
+        assert result.exit_code == 0 and f"ledger: {night} run{'s' if night > 1 else ''}, " in result.stdout
+        assert "other settings" not in result.stderr, "a seed of its own is what a ledger is for"
     data = json.loads(file.read_text())
     assert data["next_seed"] == 2 and len(data["entries"]) >= 2
     for entry in data["entries"].values():  # every place is found again, and drawn at with other seeds
@@ -106,6 +115,8 @@ def test_drafters_with_trained_heads(run: Run, tmp_path: Path, drafter: str, opt
     result = run("lab", "--drafter", drafter, *options, *few, "--out", str(tmp_path), "--json")
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
+    why = "as --rule says" if options else "which `best` picks (the drafter chooses its tokens"
+    assert any(f"rule {rule} is under test, {why}" in note for note in report["notes"])
     assert report["holds"] and report["rule"] == rule and report["drafter"] == drafter
     assert all(text["identical"] for text in report["greedy"]) and report["greedy"][0]["tokens_per_pass"] > 1
     assert any(place["name"].endswith("first speculated") for place in report["places"])
@@ -140,14 +151,34 @@ def test_recorded_draws_are_judged(run: Run, tmp_path: Path) -> None:
         (["--rule", "none-such"], "rule: got 'none-such'"),
         (["--prompts", "9999"], "--prompts: got 9999"),
         (["--min-p", "-0.1"], "min_p: got -0.1"),
-        (["--model", "/none/such"], "/none/such"),
-        (["--drafter", "ngram"], "got no draft with a law of its own"),
+        (["--model", "/none/such", "--draft", "demo-draft"], "/none/such"),
+        (["--model", "/none/such"], "--drafter: got none, which has no law of its own to draw from; expected --draft"),
+        (["--drafter", "ngram"], "--drafter: got ngram, which has no law of its own to draw from; expected --draft"),
+        (["--drafter", "none"], "--drafter: got none, which has no law"),
+        (["--rule", "greedy"], "rule greedy: got temperature 1.0; expected 0"),
+        (["--file", "absent.txt"], "--file: got 'absent.txt'"),
+        (["--file", "x.txt", "--prompts", "2"], "--file with --prompts: got both"),
+        (["--file", "x.txt", "--recorded", "x.npz"], "--file with --recorded: got both"),
+        (["--lines"], "--lines: got no --file"),
         (["--drafter", "eagle3", "--rule", "token"], "rule token"),
     ],
 )
 def test_bad_input_is_explained(run: Run, tmp_path: Path, options: list[str], words: str) -> None:
     result = run("lab", "--no-exact", "--out", str(tmp_path / "r"), *options)
     assert result.exit_code == 2 and words in result.stderr, result.output
+    assert len(result.stderr.splitlines()) == 1, "one error, and nothing before it"
+
+
+def test_prompts_of_ones_own(run: Run, pair: list[str], tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("one two\n\nthree\n")
+    asked = ["--temperature", "0", "--no-exact", "--file", str(tmp_path / "mine.txt"), "--lines", "--rule", "replay"]
+    result = run("lab", *pair, *asked, "--out", str(tmp_path / "r"), "--json")
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert {text["prompt"] for text in report["greedy"]} == {"mine-1", "mine-2"} and report["prompts"] == 2
+    assert (
+        report["file"] == str(tmp_path / "mine.txt") and "rule replay is under test, as --rule says" in report["notes"]
+    )
 
 
 def test_a_file_in_the_way_is_not_overwritten(run: Run, tmp_path: Path) -> None:

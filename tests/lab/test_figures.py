@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from specdec_fast.lab.figures import Curves, accepted_chart, observed_chart, proof_figures, shown_bars, token_label
+from specdec_fast.lab.figures import accepted_chart, bar_scores, observed_chart, shown_bars, token_label
+from specdec_fast.lab.proof import Curves, proof_figures
 from specdec_fast.lab.statistics import spread
 
 SOURCE = np.random.default_rng(0)
@@ -38,9 +39,13 @@ def test_laws_with_zeros_and_equal_laws_can_be_drawn() -> None:
     p = P.copy()
     p[:100] = 0
     p /= p.sum()
-    for pair in ((p, NEAR), (NEAR, p), (P, P)):
+    apart = np.where(np.arange(300) < 100, P, 0)
+    for pair in ((p, NEAR), (NEAR, p), (P, P), (p, apart / apart.sum())):
         curves = Curves(*pair)
         assert np.isfinite(curves.p).all() and np.isfinite(curves.q).all()
+        assert -12 < curves.s[0] < 0 < curves.s[-1] < 12, "an axis that shows what lies between"
+        step = curves.s[1] - curves.s[0]
+        assert curves.p.sum() * step == pytest.approx(1, abs=0.02) == curves.q.sum() * step
     assert len(proof_figures(p, NEAR)) == 6
 
 
@@ -69,7 +74,20 @@ def test_the_bars_are_the_likeliest_tokens() -> None:
 
 
 def test_accepted_chart_is_a_picture() -> None:
-    assert is_picture(accepted_chart([("a", 1.0, 0.1), ("b", 2.0, 0.1), ("c", 2.0, 0.1)]))
+    chains, trees = [("a", 2.0, 0.1), ("b", 1.0, 0.1)], [("c", 1.0, 0.1)]
+    assert is_picture(accepted_chart([("chains", chains), ("trees", trees)]))
+    assert is_picture(accepted_chart([("chains", chains)]))
+
+
+def test_scores_are_those_of_the_bars_and_of_the_rest() -> None:
+    counts = np.round(10_000 * P).astype(np.int64)
+    assert np.abs(bar_scores(P, counts)).max() < 0.5 and len(bar_scores(P, counts)) == 25
+    likeliest = int(P.argmax())
+    counts[likeliest] += 600
+    scores = bar_scores(P, counts)
+    assert scores[0] > 3 > np.abs(scores[1:-1]).max()
+    four = np.full(4, 0.25)
+    assert len(bar_scores(four, np.array([1, 2, 3, 4]))) == 4, "there is no rest"
 
 
 def test_labels_are_short_and_harmless() -> None:

@@ -13,15 +13,14 @@ import torch
 from oracles.planted_rules import Planted, place
 
 from specdec_fast.engine import Engine
-from specdec_fast.lab import require_extra
-from specdec_fast.lab.acceptance import compare_rules
+from specdec_fast.lab.acceptance import by_shape, compare_rules
 from specdec_fast.lab.exact import has_a_law, own_rules, takes_trees
 from specdec_fast.lab.greedy import GreedyText, compare_greedy
 from specdec_fast.lab.mutants import Killed
 from specdec_fast.lab.places import KINDS, Recorder, find_places, plain_logits
 from specdec_fast.lab.recorded import Recorded
-from specdec_fast.lab.report import ARTICLE, finite, short, write_report
-from specdec_fast.lab.run import Lab, slug
+from specdec_fast.lab.report import ARTICLE, finite, other_settings, short, write_report
+from specdec_fast.lab.run import Figure, Lab, slug
 from specdec_fast.lab.sequential import Ledger
 from specdec_fast.loading import load
 from specdec_fast.rules import get_rule
@@ -70,7 +69,7 @@ def test_the_recorder_changes_nothing() -> None:
 
 def test_a_pair_without_a_draft_is_refused() -> None:
     alone = load(tiny_model("llama"), eos_token_ids=())
-    with pytest.raises(ValueError, match="got no draft with a law of its own"):
+    with pytest.raises(ValueError, match="got drafter none, which has no law of its own"):
         find_places(alone, PROMPTS, PARAMS)
 
 
@@ -120,7 +119,12 @@ def test_rules_are_ranked_as_theory_says() -> None:
         if takes_trees(get_rule(name)) and get_rule(name).uses_q:
             assert mean[name, "tree, hybrid"] > mean[name, "tree, without replacement"] - half
             assert mean[name, "tree, without replacement"] > mean[name, "tree, independent"] - half
-    assert [row.mean for row in rows] == sorted(row.mean for row in rows)
+    shapes = by_shape(rows)
+    assert [title.split(",")[0] for title, _ in shapes] == ["chains of 6 tokens", "trees of 6 tokens on 2 levels"]
+    for (_, own), depth in zip(shapes, (6, 2), strict=True):
+        assert [row.mean for row in own] == sorted((row.mean for row in own), reverse=True)
+        assert all(row.depth == depth >= row.mean and ("tree" in row.proposals) == (depth == 2) for row in own)
+    assert [row for _, own in shapes for row in own] == rows
 
 
 @pytest.fixture(scope="module")
@@ -148,11 +152,64 @@ def test_the_report_is_one_page_with_its_pictures(done: Lab) -> None:
     assert "9.694e-05" in text and f"{ARTICLE:.3e}" == "9.694e-05"
     for judged in done.judged:
         assert judged.test.name in text
+    assert f"in red: {done.bars_outside} of {done.bars} in these panels" in text
+    order = [f"<td>{row.rule}</td><td>{row.proposals}</td>" for row in done.acceptances]
+    assert len(done.acceptances) > 8 and sorted(order, key=text.index) == order, "the chart has this order"
+    assert text.index("Chains of 6 tokens, at most 6") < text.index("Trees of 6 tokens on 2 levels, at most 2")
     data = json.loads((done.out / "report.json").read_text("utf-8"))
     assert data["holds"] and len(data["tests"]) == len(done.judged) == 24
     assert data["mutants"][0]["draws_joint"] is None
     for name in data["figures"]:
         assert (done.out / name).stat().st_size > 2000
+
+
+def test_bars_outside_of_their_bands_are_counted(tmp_path: Path) -> None:
+    law = np.full(20, 0.05)
+    wrong = np.array([0.08, 0.02, *law[2:]])
+    for drawn, outside in ((law, 0), (wrong, 2)):
+        run = Lab(tmp_path)
+        run.run_recorded(Recorded.make(np.random.default_rng(3).choice(20, 20_000, p=drawn), law))
+        assert (run.bars, run.bars_outside) == (20, outside)
+        assert f"{outside} of 20 bars outside" in run.figures[0].caption
+
+
+def test_an_earlier_report_is_replaced_with_its_pictures(tmp_path: Path) -> None:
+    """Only what it lists: files of others stay, whatever a list says."""
+    keep = [tmp_path / "figures" / "mine.png", tmp_path / "mine.png", tmp_path.parent / "mine.png"]
+    (tmp_path / "figures").mkdir()
+    for file in keep:
+        file.write_text("mine")
+    first = Lab(tmp_path, header={"model": "a", "seed": 1, "draws": 5, "versions": {"torch": "1"}})
+    assert other_settings(tmp_path, first.header) == []
+    first.figures = [Figure(name, "", b"png") for name in ("gone", "stays")]
+    write_report(first)
+    report = json.loads((tmp_path / "report.json").read_text())
+    report["figures"] += ["mine.png", "../mine.png", "figures/../mine.png", 3]
+    (tmp_path / "report.json").write_text(json.dumps(report))
+    more = first.header | {"draws": 9, "versions": {}}
+    assert other_settings(tmp_path, more) == []
+    other = {"model": "b", "seed": 2}
+    assert other_settings(tmp_path, other, ["seed"]) == ["model a, now b"]
+    assert other_settings(tmp_path, {"recorded": "x"}) == [
+        "model a, now None",
+        "seed 1, now None",
+        "recorded None, now x",
+    ]
+    second = Lab(tmp_path, header=other, figures=[Figure("stays", "", b"png")])
+    write_report(second)
+    assert sorted(file.name for file in (tmp_path / "figures").iterdir()) == ["mine.png", "stays.png"]
+    assert all(file.read_text() == "mine" for file in keep)
+
+
+@pytest.mark.parametrize("text", ["", "[1]", '{"figures": ["figures/mine.png"]}', None])
+def test_what_is_no_report_of_ours_lists_nothing(text: str | None, tmp_path: Path) -> None:
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "figures" / "mine.png").write_text("mine")
+    if text is not None:
+        (tmp_path / "report.json").write_text(text)
+    assert other_settings(tmp_path, {"model": "a"}) == []
+    write_report(Lab(tmp_path))
+    assert (tmp_path / "figures" / "mine.png").exists()
 
 
 def test_what_does_not_hold_is_said_with_its_bins(tmp_path: Path) -> None:
@@ -188,10 +245,3 @@ def test_numbers_are_printed_for_people_and_for_json() -> None:
     ]  # fmt: skip
     assert finite({"a": [float("nan"), 1.0], "b": (float("inf"),)}) == {"a": [None, 1.0], "b": [None]}
     assert slug("Prose wells/after a rejection") == "prose-wells-after-a-rejection" and slug("//") == "unnamed"
-
-
-def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    require_extra()
-    monkeypatch.setattr("specdec_fast.lab.find_spec", lambda name: None if name == "matplotlib" else object())
-    with pytest.raises(ValueError, match=r"matplotlib not installed; run `pip install -e '.\[lab\]'`"):
-        require_extra()
