@@ -52,8 +52,9 @@ LAYOUTS: dict[str, tuple[str, str, dict[str, str]]] = {
 """Prefix of the module's own tensors, prefix of its layer's, and what the own ones are called."""
 _ABSENT = (
     "belongs to a module of multi-token prediction; expected a target that was published with one, as GLM-4.5, MiMo "
-    "and Mellum were (those of DeepSeek-V3 and Qwen3-Next are read too, but their targets are refused); for this one "
-    "use a trained head (eagle, eagle3, medusa, blockwise) or a drafter that needs none (ngram, suffix, recycling)"
+    "and Mellum were, and not DeepSeek-V3 or Qwen3-Next, whose attention mtp refuses; name a module of your own by -o "
+    "head=FOLDER (examples/mtp_module.py trains one), use a trained head (eagle, eagle3, medusa, blockwise) or a "
+    "drafter that needs none (ngram, suffix, recycling)"
 )
 _SHARED = re.compile(r"(?:^|\.)(?:embed_tokens|shared_head\.head|lm_head)\.weight$|rotary_emb\.")
 _EXPERT = re.compile(r"^(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight$")
