@@ -59,12 +59,17 @@ def measure(rule: str, proposals: str, how: dict[str, Any], seeds: int, new_toke
 
 
 def as_markdown(rows: list[dict[str, Any]]) -> str:
-    """The rows as a table."""
-    lines = ["| rule | proposals | tau | 95% interval |", "|---|---|---|---|"]
-    lines += [
-        f"| {row['rule']} | {row['proposals']} | {row['tau']:.3f} | +- {row['half_width_95']:.3f} |" for row in rows
-    ]
-    return "\n".join(lines)
+    """The rows as two tables, of chains and of trees of depth 2."""
+    parts = []
+    for what, most in (("chain", 7), ("tree", 3)):  # a deeper draft may keep more: the two do not compare
+        parts += [f"| rule | {what}s | tau, at most {most} | 95% interval |", "|---|---|---|---|"]
+        parts += [
+            f"| {row['rule']} | {row['proposals']} | {row['tau']:.3f} | +- {row['half_width_95']:.3f} |"
+            for row in rows
+            if row["proposals"].startswith(what)
+        ]
+        parts.append("")
+    return "\n".join(parts).rstrip()
 
 
 def main() -> None:
