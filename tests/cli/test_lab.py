@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from typer.testing import Result
 
+from specdec_fast.commands import opening
 from specdec_fast.lab.mutant_rules import MUTANTS
 from specdec_fast.lab.mutants import Planted
 
@@ -152,10 +153,6 @@ def test_recorded_draws_are_judged(run: Run, tmp_path: Path) -> None:
         (["--prompts", "9999"], "--prompts: got 9999"),
         (["--min-p", "-0.1"], "min_p: got -0.1"),
         (["--model", "/none/such", "--draft", "demo-draft"], "/none/such"),
-        (["--model", "/none/such"], "--drafter: got none, which has no law of its own to draw from; expected --draft"),
-        (["--drafter", "ngram"], "--drafter: got ngram, which has no law of its own to draw from; expected --draft"),
-        (["--drafter", "none"], "--drafter: got none, which has no law"),
-        (["--rule", "greedy"], "rule greedy: got temperature 1.0; expected 0"),
         (["--file", "absent.txt"], "--file: got 'absent.txt'"),
         (["--file", "x.txt", "--prompts", "2"], "--file with --prompts: got both"),
         (["--file", "x.txt", "--recorded", "x.npz"], "--file with --recorded: got both"),
@@ -167,6 +164,24 @@ def test_bad_input_is_explained(run: Run, tmp_path: Path, options: list[str], wo
     result = run("lab", "--no-exact", "--out", str(tmp_path / "r"), *options)
     assert result.exit_code == 2 and words in result.stderr, result.output
     assert len(result.stderr.splitlines()) == 1, "one error, and nothing before it"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--model", "/any"], "--drafter: got none, which has no law of its own to draw from; expected --draft MODEL"),
+        (["--drafter", "ngram"], "--drafter: got ngram, which has no law of its own to draw from; expected --draft"),
+        (["--drafter", "none"], "--drafter: got none, which has no law"),
+        (["--rule", "greedy"], "rule greedy: got temperature 1.0; expected 0"),
+    ],
+)
+def test_what_leaves_nothing_to_draw_is_refused_first(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], words: str
+) -> None:
+    monkeypatch.setattr(opening, "open_engine", lambda *_, **__: pytest.fail("models were loaded first"))
+    result = run("lab", "--out", str(tmp_path / "r"), *options)
+    assert result.exit_code == 2 and result.stderr.startswith(f"specdec: error: {words}"), result.output
+    assert len(result.stderr.splitlines()) == 1 and not (tmp_path / "r").exists()
 
 
 def test_prompts_of_ones_own(run: Run, pair: list[str], tmp_path: Path) -> None:
