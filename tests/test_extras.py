@@ -15,7 +15,7 @@ from specdec_fast.extras import EXTRAS, require
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     require("lab", "lab")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    words = "lab: matplotlib is not installed; expected the extra 'lab'; run `pip install 'specdec-fast[lab]'`"
+    words = "lab: matplotlib is not installed; expected the extra 'lab'; run `pip install -e '.[lab]'`"
     with pytest.raises(ValueError, match=re.escape(words)):
         require("lab", "lab")
     monkeypatch.setitem(sys.modules, "scipy", None)
@@ -65,5 +65,5 @@ def test_commands_look_for_it_first(
     monkeypatch.setitem(sys.modules, package, None)
     result = CliRunner().invoke(main, command)
     assert result.exit_code == 2 and len(result.stderr.splitlines()) == 1, result.output
-    assert f"{package} is not installed" in result.stderr and f"specdec-fast[{extra}]" in result.stderr
+    assert f"{package} is not installed" in result.stderr and f"pip install -e '.[{extra}]'" in result.stderr
     assert sorted(file.name for file in tmp_path.iterdir()) == ["a.txt", "b.parquet"]

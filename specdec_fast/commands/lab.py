@@ -172,10 +172,14 @@ def _items(prompts: int | None, file: str | None, lines: bool) -> list[tuple[str
 
 
 def _refuse(setup: Setup, params: SamplingParams) -> None:
-    """Raise ValueError, before anything is loaded, where there would be nothing to draw."""
+    """Raise ValueError, before anything is loaded, where there would be nothing to draw. Drafters of other packages
+    are looked at when they are there.
+    """
+    from specdec_fast.drafters import get_drafter
     from specdec_fast.rules import get_rule
 
-    if setup.drafter is None or (params.temperature > 0 and setup.drafter not in DRAFTERS):
+    ours = setup.drafter is not None and get_drafter(setup.drafter).__module__.startswith("specdec_fast.")
+    if setup.drafter is None or (params.temperature > 0 and ours and setup.drafter not in DRAFTERS):
         raise ValueError(
             f"--drafter: got {setup.drafter or 'none'}, which has no law of its own to draw from; expected --draft "
             f"MODEL, or one of {', '.join(DRAFTERS)}; draws of other programs are judged with --recorded FILE"

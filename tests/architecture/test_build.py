@@ -168,7 +168,7 @@ def test_messages_name_extras_that_exist() -> None:
     for folder in ("specdec_fast", "kernels"):
         for path in (ROOT / folder).rglob("*.py"):
             source = path.read_text(encoding="utf-8")
-            named += re.findall(r"\binstall\([\"'](\w+)[\"']\)", source)
+            named += re.findall(r"\b(?:install|require)\([\"'](\w+)[\"']", source)
             assert "specdec-fast[" not in source, f"{path}: say it by specdec_kernels.extras.install"
     assert len(named) >= 8 and set(named) <= extras.keys()
     assert install("lab") == "run `pip install -e '.[lab]'` in the checkout"
