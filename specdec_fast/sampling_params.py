@@ -19,7 +19,9 @@ def _require(ok: bool, name: str, got: object, expected: str) -> None:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return False
+    return math.isfinite(value) if isinstance(value, float) else abs(value) < 2**63
 
 
 def _is_id(value: object) -> bool:
@@ -103,7 +105,7 @@ class SamplingParams:
             _require(type(self.seed) is int and 0 <= self.seed < _SEED_LIMIT, "seed", self.seed, "0 <= seed < 2**63")
         _require(isinstance(self.ignore_eos, bool), "ignore_eos", self.ignore_eos, "True or False")
         stop = self.stop
-        _require(isinstance(stop, Iterable), "stop", stop, "non-empty strings")
+        _require(isinstance(stop, Iterable) and not isinstance(stop, Mapping), "stop", stop, "non-empty strings")
         stop = (stop,) if isinstance(stop, str) else tuple(stop)
         _require(all(isinstance(s, str) and s for s in stop), "stop", self.stop, "non-empty strings")
         object.__setattr__(self, "stop", stop)

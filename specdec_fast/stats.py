@@ -104,7 +104,7 @@ class RequestStats:
             "new_tokens": self.new_tokens,
             "drafted": self.drafted,
             "tau": self.tau,
-            "alpha": self.mean_alpha,
+            "alpha": self.mean_alpha if any(self.tested) else None,
             "alpha_per_position": self.alpha,
             "preemptions": self.preemptions,
             "faults": self.faults,

@@ -107,7 +107,7 @@ def summary(comparisons: Sequence[Comparison]) -> dict[str, Any]:
 def is_replaying(rule_name: str, temperature: float) -> bool:
     """Whether the speculative text must be the plain one, token by token (else only its law is, if that)."""
     rule = get_rule(rule_name)
-    return rule.replays or (temperature == 0 and rule.lossless)
+    return rule.replays or (temperature == 0 and getattr(rule, "greedy_at_zero", rule.lossless))
 
 
 def law_of(rule_name: str) -> str:

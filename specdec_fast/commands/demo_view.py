@@ -67,7 +67,8 @@ def _mode(temperature: float) -> str:
 
 
 def _speeds(plain: float, fast: float) -> str:
-    return f"{plain:.0f} → {fast:.0f} tokens/s  {fast / plain:.2f}x"
+    digits = 1 if min(plain, fast) < 20 else 0
+    return f"{plain:.{digits}f} → {fast:.{digits}f} tokens/s  {fast / plain:.2f}x"
 
 
 def _verdict(comparison: Comparison, rule: str) -> tuple[str, str]:
@@ -107,11 +108,9 @@ def print_conclusion(out: Console, done: list[Comparison], header: dict[str, Any
     out.print("tau: tokens per target pass; alpha: share of tested draft tokens accepted", style="dim")
     bound = [each for each in done if is_replaying(header["rule"], each.temperature)]
     same = sum(each.identical for each in bound)
-    texts = (
-        f"{same} of {len(bound)} texts identical to plain decoding"
-        if bound
-        else f"{law_of(header['rule'])}, other texts"
-    )
+    texts = f"{same} of {len(bound)} texts identical to plain decoding"
+    if not bound:
+        texts = f"{law_of(header['rule'])}, {sum(each.identical for each in done)} of {len(done)} texts identical"
     if same < len(bound) and header["dtype"] in ("bfloat16", "float16"):
         out.print(
             f"{header['dtype']} rounds a token's scores differently beside other tokens: near-ties may fall "

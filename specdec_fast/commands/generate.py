@@ -166,6 +166,7 @@ def generate(
         job.print_logprobs()
     if stats:
         job.print_stats()
+    job.print_legend()
     if interrupted:
         job.err.print(f"specdec: interrupted after {counted(engine_tokens(job.handles), 'token')}{job.left()}")
         raise typer.Exit(130)
@@ -173,15 +174,25 @@ def generate(
     if refused:
         if len(job.handles) == 1:
             raise refused[0].error  # type: ignore[misc]
-        for index, handle in enumerate(job.handles):
+        for entry, handle in zip(entries, job.handles):
             if handle.error is not None:
-                job.err.print(f"specdec: error: prompt {index + 1}: {handle.error}")
+                job.err.print(f"specdec: error: {entry.where}: {handle.error}", soft_wrap=True)
         raise typer.Exit(2)
 
 
 def engine_tokens(handles: list[Handle]) -> int:
     """Tokens generated so far."""
     return sum(len(handle.tokens) for handle in handles)
+
+
+def _chosen(params: SamplingParams) -> dict[str, Any]:
+    """Temperature, length and all that is not its default, for JSON; the seed stands with what came out."""
+    from dataclasses import fields
+
+    plain, always = type(params)(), ("temperature", "max_new_tokens")
+    values = {each.name: getattr(params, each.name) for each in fields(params) if each.name not in ("seed", "grammar")}
+    found = {name: value for name, value in values.items() if name in always or value != getattr(plain, name)}
+    return found if params.grammar is None else {**found, "grammar": True}
 
 
 def _not_begun(handle: Handle) -> bool:
@@ -315,7 +326,7 @@ class _Job:
 
     def print_stats(self) -> None:
         """To stderr, summed over the requests."""
-        from specdec_fast.commands.show import legend, stats_table
+        from specdec_fast.commands.show import stats_table
         from specdec_fast.stats import RequestStats
 
         total = RequestStats()
@@ -328,6 +339,11 @@ class _Job:
             (handle,) = self.handles
             table.add_row("ended by", f"{handle.finish_reason}; seed {handle.params.seed}")
         self.err.print(table)
+
+    def print_legend(self) -> None:
+        """What the colours mean, to stderr."""
+        from specdec_fast.commands.show import legend
+
         if self._color:
             self.err.print(legend())
 
@@ -366,4 +382,4 @@ class _Job:
             for token in (each, *each["top"]):
                 token["text"] = None if tokenizer is None else tokenizer.decode([token["token"]])
         named = {} if entry.id is None else {"id": entry.id}
-        return {**named, "prompt": entry.prompt, **found, "origins": handle.origins}
+        return {**named, "prompt": entry.prompt, "sampling": _chosen(handle.params), **found, "origins": handle.origins}

@@ -176,7 +176,8 @@ def inspect(
     of = set(_names(ops))
     chosen = [v for v in machine_code.variants() if v.name.partition("/")[0] in of and (v.everyday or not everyday)]
     if not chosen:
-        raise ValueError("kernels: these operators have no Triton kernels; expected at least one that has")
+        names = ", ".join(sorted(of))
+        raise ValueError(f"kernels: got {names}, without a Triton kernel; expected an operator that has some")
     recorded = machine_code.ceilings()
     found = {}
     for variant in _progress(chosen):

@@ -210,7 +210,7 @@ def _note_replaced(run: Lab, console: Console, besides: Sequence[str] = ()) -> N
     other = "; ".join(other_settings(run.out, run.header, besides))
     if other:
         words = f"{run.out} holds a report of other settings ({other}), which this run replaces when it ends"
-        console.print(f"specdec: note: {words}; take another --out to keep both", soft_wrap=True)
+        console.print(f"specdec: note: {words}; draws stay; take another --out to keep both", soft_wrap=True)
 
 
 def _described(params: SamplingParams) -> dict[str, Any]:

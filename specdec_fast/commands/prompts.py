@@ -48,8 +48,14 @@ class WorkItem:
 
 
 def read_prompts(argument: str | None, file: str | None, lines: bool) -> list[Prompt]:
-    """The prompts of `read_entries`, without what they set themselves."""
-    return [entry.prompt for entry in read_entries(argument, file, lines)]
+    """The prompts of `read_entries`. Raises ValueError, too, for one that is empty or sets parameters of its own."""
+    entries = read_entries(argument, file, lines)
+    for entry in entries:
+        if not entry.prompt:
+            raise ValueError(f"{entry.where}: got an empty text; expected at least one character")
+        for name in entry.settings:
+            raise ValueError(f"{entry.where}: got the key {name!r}; expected a prompt alone, for all run alike here")
+    return [entry.prompt for entry in entries]
 
 
 def read_entries(argument: str | None, file: str | None, lines: bool) -> list[Entry]:
@@ -85,8 +91,10 @@ def _split(text: str, source: str, suffix: str, lines: bool) -> list[Entry]:
     if lines and suffix == ".json":
         raise ValueError("--lines: got a .json file; expected a text file; JSON lists need no --lines")
     if suffix == ".jsonl" or lines:
-        places = [(f"{source}, line {at}", line) for at, line in enumerate(text.splitlines(), 1) if line.strip()]
-        found = [(where, _parse(line, where) if suffix == ".jsonl" else line) for where, line in places]
+        places = [(f"{source}, line {at}", line) for at, line in enumerate(text.split("\n"), 1) if line.strip()]
+        found = [
+            (where, _parse(line, where) if suffix == ".jsonl" else line.removesuffix("\r")) for where, line in places
+        ]
     elif suffix == ".json":
         parsed = _parse(text, source)
         is_ids = isinstance(parsed, list) and parsed and all(isinstance(entry, int) for entry in parsed)
@@ -96,16 +104,17 @@ def _split(text: str, source: str, suffix: str, lines: bool) -> list[Entry]:
     else:
         found = [(source, text.removesuffix("\n").removesuffix("\r"))]
     if not found:
-        raise ValueError("prompt: got an empty list; expected at least one prompt")
+        raise ValueError(f"{source}: got no prompt; expected at least one")
     return [_entry(each, where, alone=len(found) == 1) for where, each in found]
 
 
 def _parse(text: str, where: str) -> Any:
     try:
         return json.loads(text)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
+        why = f"{error.msg}, character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else str(error)
         raise ValueError(
-            f"{where}: got text that is not JSON ({error}); expected strings or objects with a prompt"
+            f"{where}: got text that is not JSON ({why}); expected strings or objects with a prompt"
         ) from None
 
 
@@ -113,7 +122,7 @@ def _entry(given: Any, where: str, *, alone: bool) -> Entry:
     """A prompt. alone: there is no other; the engine refuses an empty one among several by itself."""
     prompt: Any = given.get("prompt") if isinstance(given, dict) else given
     if alone and prompt in ("", []):
-        raise ValueError("prompt: got an empty text; expected at least one character")
+        raise ValueError(f"{where}: got an empty text; expected at least one character")
     is_ids = isinstance(prompt, list) and all(type(token) is int for token in prompt)
     if not isinstance(prompt, str) and not is_ids:
         raise ValueError(

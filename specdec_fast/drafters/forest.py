@@ -23,6 +23,7 @@ from specdec_fast.interfaces import Acceptance, Budget, Drafter, Needs, Parts, R
 from specdec_fast.laws import Laws, concat_laws
 
 _USUAL = "ngram,recycling"
+_TURN = 16  # tokens between two turns of drafters that would not be asked
 Names = str | Sequence[str] | Mapping[str, Mapping[str, Any]]
 
 
@@ -105,7 +106,7 @@ class ForestDrafter:
             source.begin(view, rows, prompt_output)
 
     def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
-        shares = [self._shares(row, limit) for row, limit in zip(rows, budget.nodes)]
+        shares = [self._shares(row, limit, view.length(row)) for row, limit in zip(rows, budget.nodes)]
         trees = [_Joined([view.tokens(row)[-1]]) for row in rows]
         drafts = [  # each with draws of its own: two draws of one number would come from the same noise
             source.propose(
@@ -155,8 +156,12 @@ class ForestDrafter:
             source.release(rows)
             record.release(rows)
 
-    def _shares(self, row: int, limit: int) -> list[int]:
-        """Nodes of each drafter: one for each, of whom most is expected first, then where the next one brings most."""
+    def _shares(self, row: int, limit: int, length: int) -> list[int]:
+        """Nodes of each drafter: one for each, of whom most is expected first, then where the next one brings most.
+
+        length: tokens of the row; where not all can have one, one of them has it in turn every so many tokens, for who
+        is never asked can show nothing.
+        """
         count = len(self.sources)
         if not self.adapt:
             return [limit // count + (at < limit % count) for at in range(count)]
@@ -164,7 +169,10 @@ class ForestDrafter:
         if limit == 0:
             return shares
         gains = [[record.answered(row) * gain for gain in record.expected(row, limit)] for record in self._records]
-        for at in sorted(range(count), key=lambda at: gains[at][0] - gains[at][1])[:limit]:
+        order = sorted(range(count), key=lambda at: gains[at][0] - gains[at][1])
+        if length % _TURN == 0:
+            order.sort(key=lambda at: at != length // _TURN % count)
+        for at in order[:limit]:
             shares[at] = 1
         for _ in range(limit - sum(shares)):
             best = max(range(count), key=lambda at: gains[at][min(shares[at] + 1, limit)] - gains[at][shares[at]])

@@ -124,8 +124,14 @@ class Drawing:
         self.simulator = Simulator(self.rule, p, q, layout_for(self.rule, self.p.shape[0]))
         self.group = groups_of(self.p, self.q)
         self.counts = Counts.empty(self.simulator.vocab, max(self.simulator.layout.depth))
-        if self.file is not None and self.file.exists():
-            self._resume(self.file)
+        if self.file is not None:
+            self.keep(self.file)
+
+    def keep(self, file: Path) -> None:
+        """Keep the counts in a file from now on, and begin with those that are there."""
+        self.file = file
+        if file.exists():
+            self._resume(file)
 
     @property
     def p(self) -> np.ndarray:

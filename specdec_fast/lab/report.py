@@ -57,7 +57,8 @@ def _earlier(folder: Path) -> dict[str, Any]:
         found = json.loads((folder / "report.json").read_text("utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) and {"level", "figures"} <= found.keys() else {}
+    ours = isinstance(found, dict) and {"level", "figures", "holds", "tests"} <= found.keys()
+    return found if ours and isinstance(found["figures"], list) else {}
 
 
 def finite(value: Any) -> Any:
@@ -140,8 +141,8 @@ def article_words(lab: Lab) -> str:
     return (
         "A standard deviation over bars is sqrt(mean p (1 - p) / n): it depends on the number of draws and on which "
         f"bars are counted, and on nothing else if the law holds. At {name}, with {own.bars} bars and {own.draws:,} "
-        f"draws, it should be {own.expected:.3e} and is {own.observed:.3e}. The article's 9.694e-05 at 1,000,000 draws "
-        f"says that the mean of p (1 - p) over its bars was about {mean:.4f}, for example {0.5 / mean:.0f} small bars "
-        "that add up to one half. Without the set of bars the number can neither be confirmed nor refuted; a wrong "
-        "sampler may show it too."
+        f"draws, it should be {own.expected:.3e} and is {own.observed:.3e}. The article that the "
+        "experiments follow has 9.694e-05 at 1,000,000 draws, which says that the mean of p (1 - p) over its bars was "
+        f"about {mean:.4f}, for example {0.5 / mean:.0f} small bars that add up to one half. Without the set of bars "
+        "the number can neither be confirmed nor refuted; a wrong sampler may show it too."
     )

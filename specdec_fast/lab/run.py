@@ -136,13 +136,16 @@ class Lab:
         rule = engine.rule
         self.drawings = []
         for place in found.places:
-            kept = folder / f"{slug(place.name)}.npz"
             try:
-                self.drawings.append(Drawing(place, rule, self.seed, kept, engine.state.device))
+                drawing = Drawing(place, rule, self.seed, device=engine.state.device)
             except ValueError as error:
                 if "draft law" not in str(error):
                     raise
                 self.notes.append(f"{place.name}: left out: {error}")
+                continue
+            # draws of other settings have other names, and stay
+            drawing.keep(folder / f"{slug(place.name)}-{drawing.fingerprint}.npz")
+            self.drawings.append(drawing)
         total = draws * len(self.drawings)
         for drawing in self.drawings:
             before = sum(each.counts.draws for each in self.drawings)

@@ -58,5 +58,6 @@ def rule_for(rule: str | Rule, needs: Needs, temperature: float | None = None) -
         found, why = pick(needs, temperature)
     reason = found.why_not(needs)
     if reason is not None:
-        raise ValueError(f"{reason}, or another rule ({', '.join(_fitting(needs, temperature or 0.0))})")
+        others = _fitting(needs, 1.0 if temperature is None else temperature)
+        raise ValueError(f"{reason}, or another rule ({', '.join(others)})")
     return found, why

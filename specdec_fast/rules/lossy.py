@@ -41,6 +41,7 @@ class Typical:
     replays: bool = field(default=False, init=False)
     uses_q: bool = field(default=False, init=False)
     prefers: str = field(default="greedy", init=False)
+    greedy_at_zero: bool = field(default=True, init=False)
 
     def __post_init__(self) -> None:
         for name, value in (("epsilon", self.epsilon), ("delta", self.delta)):
@@ -89,6 +90,7 @@ class Lenience:
     replays: bool = field(default=False, init=False)
     uses_q: bool = field(default=True, init=False)
     prefers: str = field(default="drawn", init=False)
+    greedy_at_zero: bool = field(default=True, init=False)
 
     def __post_init__(self) -> None:
         if not 0 < self.lenience <= 1:
@@ -143,7 +145,7 @@ class Among:
 
     def __post_init__(self) -> None:
         for name, value, lowest in (("among", self.among, 1), ("least", self.least, 0)):
-            if value < lowest or value != int(value):
+            if not lowest <= value < 2**31 or value != int(value):
                 raise ValueError(f"rule lossy {name}: got {value:g}; expected a whole number, {lowest} or more")
             object.__setattr__(self, name, int(value))
         also = f",least={self.least}" if self.least else ""

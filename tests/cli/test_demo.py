@@ -113,7 +113,7 @@ def test_a_rule_that_keeps_only_the_law(run: Any, pair: list[str]) -> None:
 def test_a_lossy_rule_promises_nothing(run: Any, pair: list[str]) -> None:
     options = ["--max-new-tokens", "16", "--prompts", "1", "--repeats", "1", "--rule", "lossy:among=6", "-T", "0"]
     result = run("demo", *pair, *options)
-    assert "another law, other texts" in result.stdout and "same law" not in result.stdout and result.exit_code == 0
+    assert "another law, " in result.stdout and "same law" not in result.stdout and result.exit_code == 0
 
 
 def test_one_prompt_of_each_kind(run: Any, pair: list[str]) -> None:

@@ -28,7 +28,7 @@ CASES = [
     ),
     (["generate", "x", "--model", "{bare}"], ["engine without a tokenizer", "token ids"]),
     (["generate", "", "--model", "{target}"], ["prompt: got an empty text"]),
-    (["generate", "--model", "{target}"], ["prompt: got an empty text"]),  # nothing on standard input
+    (["generate", "--model", "{target}"], ["standard input: got an empty text"]),  # nothing on standard input
     (["generate", "x" * 3000, "--model", "{target}"], ["prompt: got 3000 tokens", "context limit of 2048"]),
     (["generate", "x", "--temperature", "-1"], ["temperature: got -1.0", "expected 0 (greedy)"]),
     (["generate", "x", "--temperature", "nan"], ["temperature: got nan", "finite"]),
@@ -118,7 +118,7 @@ def test_message_and_exit_code(run: Any, models: dict[str, str], args: list[str]
     ("name", "content", "fragment"),
     [
         ("a.json", "[", "not JSON"),
-        ("a.json", "[]", "empty list"),
+        ("a.json", "[]", "a.json: got no prompt"),
         ("a.json", '[""]', "empty text"),
         ("a.json", '[{"text": "x"}]', "an object with a prompt"),
         ("a.json", "[1.5]", "a list of token ids"),
