@@ -70,7 +70,9 @@ def test_a_pair_that_does_not_fit_is_refused_with_reasons() -> None:
     target, drafter = AutomatonTarget(random_logits(11, 6)), NoisyTree([], 0.8, 6)
     for rule in ("token", "block"):
         for temperature in (1.0, None):
-            message = f"rule {rule}: got a drafter that proposes trees; expected chains, or another rule (best, "
+            message = (
+                f"rule {rule}: got a drafter that proposes trees; expected chains, or another rule (best, replay, "
+            )
             with pytest.raises(ValueError, match=re.escape(f"{message}traversal, tree)")):
                 Engine(target, drafter, rule=rule, temperature=temperature)
     NoisyChain([], 0.8, 6)
