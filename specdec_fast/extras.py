@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from specdec_kernels.extras import install
-
 EXTRAS = {
     "lab": ("scipy", "matplotlib", "jinja2"),
     "tune": ("optuna", "scipy", "matplotlib"),
@@ -26,6 +24,8 @@ def require(extra: str, what: str, *packages: str) -> None:
     """
     missing = [name for name in packages or EXTRAS[extra] if find_spec(name) is None]
     if missing:
+        from specdec_kernels.extras import install  # brings torch, which help pages do without
+
         are = "is" if len(missing) == 1 else "are"
         raise ValueError(
             f"{what}: {', '.join(missing)} {are} not installed; expected the extra {extra!r}; {install(extra)}"
