@@ -286,7 +286,7 @@ class TreeDrafter:
         )
         staged = trees.staged if self.source.keeps else []
         parts = [part for draft in staged for part in (draft.offsets, draft.tokens, draft.parents)]
-        read = torch.cat([trees.counts.flatten(), *parts]).tolist()
+        read = _numbers([trees.counts.flatten(), *parts])
         counts, deepest, read = read[: len(rows)], max(read[len(rows) : 2 * len(rows)]), read[2 * len(rows) :]
         if self.source.keeps:
             self.source.told(_last_staged(rows, roots, [draft.num_nodes for draft in staged], read))
@@ -359,6 +359,13 @@ class _Passes:
 
     def room(self, dtype: torch.dtype) -> Growth:
         return self.drafter._room_for(self.roots, self.limits, dtype)
+
+
+def _numbers(parts: Sequence[Tensor]) -> list[int]:
+    """What stands in vectors, one after another: the host waits for a device once."""
+    if reads_freely(parts[0].device):
+        return [number for part in parts for number in part.tolist()]
+    return torch.cat(list(parts)).tolist()
 
 
 def _last_staged(

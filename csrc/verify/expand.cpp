@@ -10,22 +10,33 @@
 namespace specdec {
 namespace {
 
-constexpr int64_t kFewGroups = 32, kMostGroups = 512;  // of tokens, whose largest levels bound the worst child from below
+constexpr int64_t kMostGroups = 512;  // of tokens, whose largest levels bound the worst child from below
 
 template <class Real>
 constexpr Scalar kTypeOf = sizeof(Real) == 8 ? Scalar::Float64 : Scalar::Float32;
 
+// A thread keeps its own from call to call.
 template <class Real>
 struct Scratch {
   std::unique_ptr<Real[]> level;
   std::unique_ptr<float[]> noise;
   std::unique_ptr<Entry<Real>[]> children;
   std::vector<double> sums;
-  int64_t vocab, seed = 0;
+  int64_t vocab = 0, seed = 0;
   int32_t position = -1;  // with `seed`: whose noise is there
-  explicit Scratch(int64_t vocab_)
-      : level(new Real[vocab_]), noise(new float[vocab_]), children(new Entry<Real>[vocab_ + rows::kCollectSlack]),
-        sums(block_count(vocab_)), vocab(vocab_) {}
+
+  static Scratch& of(int64_t vocab) {
+    static thread_local Scratch own;
+    if (own.vocab != vocab) {
+      own.vocab = 0, own.position = -1;  // in case memory runs out below
+      own.level.reset(new Real[vocab]);
+      own.noise.reset(new float[vocab]);
+      own.children.reset(new Entry<Real>[vocab + rows::kCollectSlack]);
+      own.sums.resize(block_count(vocab));
+      own.vocab = vocab;
+    }
+    return own;
+  }
 
   // Replay noise of all tokens at a position, nullptr for a negative one. Nodes of one depth in one tree share it.
   const float* noise_at(int64_t seed_, int32_t position_) {
@@ -38,36 +49,42 @@ struct Scratch {
   }
 };
 
-// level = l * inv_t, plus noise, of the tokens that the law keeps; -inf elsewhere.
+// level = l * inv_t, plus noise, of the tokens that the law keeps; -inf elsewhere. Returns whether `tops` are theirs too.
 template <class Real>
-void fill(const Laws& laws, int64_t r, const LawRow<Real>& law, const float* noise, Real* level) {
+bool fill(const Laws& laws, int64_t r, const LawRow<Real>& law, const float* noise, Real* level, Real* tops) {
   const int64_t vocab = laws.logits.columns;
   constexpr Real none = -std::numeric_limits<Real>::infinity();
-  rows::levels(laws.logits.type, laws.logits.at(r, 0), vocab, law.inv_t, noise, level);
-  if (law.cut == none && law.tie_id == vocab - 1) return;
+  rows::levels(laws.logits.type, laws.logits.at(r, 0), vocab, law.inv_t, noise, level, tops);
+  if (law.cut == none && law.tie_id == vocab - 1) return true;
   with_scalar(laws.logits.type, [&](auto element) {
     using T = decltype(element);
     const T* row = static_cast<const T*>(laws.logits.at(r, 0));
-    for (int64_t v = 0; v < vocab; ++v)
-      if (!law.keeps(static_cast<Real>(widen(row[v])), v)) level[v] = none;
+    for (int64_t v = 0; v < vocab; ++v) level[v] = law.keeps(static_cast<Real>(widen(row[v])), v) ? level[v] : none;
   });
+  return false;
+}
+
+// The largest level of each of so many groups of tokens.
+template <class Real>
+void group(const Real* level, int64_t vocab, int64_t groups, Real* tops) {
+  std::fill(tops, tops + groups, -std::numeric_limits<Real>::infinity());
+  int64_t first = 0;
+  for (; first + groups <= vocab; first += groups)
+    for (int64_t g = 0; g < groups; ++g) tops[g] = level[first + g] > tops[g] ? level[first + g] : tops[g];
+  for (int64_t g = 0; first + g < vocab; ++g) tops[g] = std::max(tops[g], level[first + g]);
 }
 
 // The `width` largest levels, larger first, lower ids first among equals; returns how many there are. `best` has room for
-// all: so many groups have a level of their own that is at least `low`, and few other tokens have one.
+// all: so many groups have a level of their own that is at least `low`, and few other tokens have one. tops: of kTops
+// groups, if `grouped`; written to.
 template <class Real>
-int64_t largest_of(const Real* level, int64_t vocab, int64_t width, Entry<Real>* best) {
+int64_t largest_of(const Real* level, int64_t vocab, int64_t width, bool grouped, Real* tops, Entry<Real>* best) {
   constexpr Real none = -std::numeric_limits<Real>::infinity();
   Real low = std::numeric_limits<Real>::lowest();
   if (width <= kMostGroups / 2) {
-    int64_t groups = kFewGroups;
+    int64_t groups = kTops;
     while (groups < 2 * width) groups *= 2;
-    Real tops[kMostGroups];
-    std::fill(tops, tops + groups, none);
-    int64_t first = 0;
-    for (; first + groups <= vocab; first += groups)
-      for (int64_t g = 0; g < groups; ++g) tops[g] = level[first + g] > tops[g] ? level[first + g] : tops[g];
-    for (int64_t g = 0; first + g < vocab; ++g) tops[g] = std::max(tops[g], level[first + g]);
+    if (!grouped || groups > kTops) group(level, vocab, groups, tops);
     std::nth_element(tops, tops + width - 1, tops + groups, std::greater<Real>());
     low = std::max(low, tops[width - 1]);
   }
@@ -96,14 +113,15 @@ void expand_node(const Laws& laws, int64_t r, Real parent, int64_t seed, int32_t
     return;
   }
   Real* level = scratch->level.get();
-  fill(laws, r, law, scratch->noise_at(seed, position), level);
+  alignas(64) Real tops[kMostGroups];
+  const bool grouped = fill(laws, r, law, scratch->noise_at(seed, position), level, tops);
   const double unit = rows::masses(kTypeOf<Real>, level, vocab, out.sharpness, scratch->sums.data());
   double total = 0;
   for (double sum : scratch->sums) total += sum;
   const Real norm = static_cast<Real>(unit + std::log(total));
   if (!std::isfinite(norm)) return;
   Entry<Real>* best = scratch->children.get();
-  const int64_t count = largest_of(level, vocab, width, best);
+  const int64_t count = largest_of(level, vocab, width, grouped, tops, best);
   for (int64_t k = 0; k < count; ++k) {
     tokens[k] = best[k].id;
     scores[k] = parent + std::min(best[k].level * out.sharpness - norm, Real(0));
@@ -201,10 +219,12 @@ int64_t tree_enter(const Growth<Real>& growth, const Children<Real>& children, c
                                       : choose_next(growth, scores, growth.limits[b], nodes);
     if (count > most) return start;
     out.counts[b] = count;
+    const int64_t first = end;
     int64_t deepest = 0;
     for (int64_t c = 0; c < (count ? growth.columns : 0); ++c) {
       if (nodes[c] < 0) continue;
-      if (c != 0 && (parents[c] < 0 || parents[c] >= c)) return start + c;
+      const bool unknown = c != 0 && (parents[c] < 0 || parents[c] >= c);
+      if (unknown || end - first == count) return start + c;  // or a later level has been here
       out.tokens[end] = tokens[c];
       out.parents[end++] = c == 0 ? -1 : nodes[parents[c]];
       deepest = c;
@@ -221,7 +241,7 @@ void tree_expand(const Laws& laws, const int32_t* offsets, int64_t rows, const R
                  const int32_t* positions, const Children<Real>& out) {
   const int64_t nodes = laws.logits.rows, vocab = laws.logits.columns;
   parallel_for(0, nodes, std::max<int64_t>(1, row_grain(vocab) / 4), [&](int64_t begin, int64_t end) {
-    Scratch<Real> scratch(vocab);
+    Scratch<Real>& scratch = Scratch<Real>::of(vocab);
     for (int64_t r = begin; r < end; ++r) {
       const bool noisy = seeds != nullptr;
       expand_node(laws, r, parents[r], noisy ? seeds[r] : 0, noisy ? positions[r] : -1, &scratch, out);

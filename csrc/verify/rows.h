@@ -39,6 +39,7 @@ struct Entry {
 // Buffers of one race block are padded with zeros up to a multiple of this.
 constexpr int kPad = 32;
 constexpr int kEdges = 8;
+constexpr int kTops = 32;
 
 // Pointers to functions for float accumulation; arrays are indexed by Scalar (Float32, BFloat16, Half).
 struct RowKernels {
@@ -72,8 +73,9 @@ struct RowKernels {
   double (*total)(const float* weights, int count);
   // argmax of log(weight) + gumbel over the tokens first .. first + count - 1; first is a multiple of four.
   void (*race)(const float* weights, int count, int32_t first, const Counter& counter, Best<float>* best);
-  // l * inv_t, plus noise unless that is null; -inf in place of NaN.
-  void (*levels[3])(const void* row, int64_t count, float inv_t, const float* noise, float* out);
+  // l * inv_t, plus noise unless that is null; -inf in place of NaN. tops, unless null: of kTops groups, each token being in
+  // one of them, the largest of each.
+  void (*levels[3])(const void* row, int64_t count, float inv_t, const float* noise, float* out, float* tops);
   // Gumbel noise of tokens 0 .. count - 1.
   void (*gumbel_row)(const Counter& counter, int64_t count, float* out);
 };
@@ -124,8 +126,9 @@ inline void replay(Scalar type, const void* piece, int count, int32_t first, con
                    const Counter& counter, Best<float>* best) {
   row_kernels().replay[slot(type)](piece, count, first, law, counter, best);
 }
-inline void levels(Scalar type, const void* row, int64_t count, float inv_t, const float* noise, float* out) {
-  row_kernels().levels[slot(type)](row, count, inv_t, noise, out);
+inline void levels(Scalar type, const void* row, int64_t count, float inv_t, const float* noise, float* out,
+                   float* tops = nullptr) {
+  row_kernels().levels[slot(type)](row, count, inv_t, noise, out, tops);
 }
 inline void subtract(float* p, const float* q, int count) { row_kernels().subtract(p, q, count); }
 inline double total(const float* weights, int count) { return row_kernels().total(weights, count); }
@@ -145,7 +148,7 @@ int64_t collect(Scalar, const void* row, int64_t count, double low, double high,
 void weights(Scalar, const void* piece, int count, int32_t first, const LawRow<double>& law, double* out);
 void replay(Scalar, const void* piece, int count, int32_t first, const LawRow<double>& law, const Counter& counter,
             Best<double>* best);
-void levels(Scalar, const void* row, int64_t count, double inv_t, const float* noise, double* out);
+void levels(Scalar, const void* row, int64_t count, double inv_t, const float* noise, double* out, double* tops = nullptr);
 void subtract(double* p, const double* q, int count);
 double total(const double* weights, int count);
 void race(const double* weights, int count, int32_t first, const Counter& counter, Best<double>* best);

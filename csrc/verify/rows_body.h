@@ -139,14 +139,25 @@ void above(const void* row, int64_t count, float inv_t, float top, const float* 
 template <class In>
 int64_t collect(const void* row, int64_t count, float low, float high, int64_t limit, Entry<float>* out) {
   const In* p = static_cast<const In*>(row);
+  constexpr int kFew = 4 * N;  // most of which hold nothing
   int64_t found = 0;
-  for (int64_t i = 0; i < count && found <= limit; i += N) {
+  for (int64_t i = 0; i < count && found <= limit;) {
+    if (i % kFew == 0 && i + kFew <= count) {
+      I some = {};
+      for (int k = 0; k < 4; ++k) some |= widen_lanes(p + i + k * N) >= low;
+      if (!any(some)) {
+        i += kFew;
+        continue;
+      }
+    }
     const F x = load(p + i, count - i);
     const I take = (x >= low) & (x <= high);
-    if (!any(take)) continue;
-    const int lanes = count - i < N ? static_cast<int>(count - i) : N;
-    for (int k = 0; k < lanes; ++k)
-      if (take[k]) out[found++] = {x[k], static_cast<int32_t>(i + k)};
+    if (any(take)) {
+      const int lanes = count - i < N ? static_cast<int>(count - i) : N;
+      for (int k = 0; k < lanes; ++k)
+        if (take[k]) out[found++] = {x[k], static_cast<int32_t>(i + k)};
+    }
+    i += N;
   }
   return found;
 }
@@ -290,15 +301,32 @@ void race(const float* weights, int count, int32_t first, const Counter& counter
 }
 
 template <class In>
-void levels(const void* row, int64_t count, float inv_t, const float* noise, float* out) {
+SPECDEC_INLINE F level_of(const In* p, int64_t i, int64_t count, F scale, const float* noise) {
+  F level = load(p + i, count - i) * scale;
+  level = level == level ? level : all(-kInfinity);
+  return noise == nullptr ? level : level + load(noise + i, count - i);
+}
+
+template <class In>
+void levels(const void* row, int64_t count, float inv_t, const float* noise, float* out, float* tops) {
+  constexpr int kVectors = kTops / N;
   const In* p = static_cast<const In*>(row);
-  for (int64_t i = 0; i < count; i += N) {
-    F level = load(p + i, count - i) * inv_t;
-    level = level == level ? level : all(-kInfinity);
-    if (noise != nullptr) level = level + load(noise + i, count - i);
-    const int64_t size = count - i < N ? count - i : N;
-    if (size == N) store(out + i, level); else std::memcpy(out + i, &level, sizeof(float) * size);
+  const F scale = all(inv_t);
+  F best[kVectors];
+  for (int k = 0; k < kVectors; ++k) best[k] = all(-kInfinity);
+  int64_t i = 0;
+  for (; i + kTops <= count; i += kTops)
+    for (int k = 0; k < kVectors; ++k) {
+      const F level = level_of(p, i + k * N, i + (k + 1) * N, scale, noise);
+      store(out + i + k * N, level);
+      best[k] = larger(level, best[k]);
+    }
+  for (; i < count; i += N) {
+    const F level = level_of(p, i, count, scale, noise);
+    std::memcpy(out + i, &level, sizeof(float) * (count - i < N ? count - i : N));
+    best[0] = larger(level, best[0]);
   }
+  if (tops != nullptr) std::memcpy(tops, best, sizeof best);
 }
 
 void gumbel_row(const Counter& counter, int64_t count, float* out) {

@@ -93,11 +93,14 @@ void replay(Scalar, const void* piece, int count, int32_t first, const LawRow<do
   }
 }
 
-void levels(Scalar, const void* row, int64_t count, double inv_t, const float* noise, double* out) {
+void levels(Scalar, const void* row, int64_t count, double inv_t, const float* noise, double* out, double* tops) {
+  constexpr double none = -std::numeric_limits<double>::infinity();
   const double* p = doubles(row);
+  if (tops != nullptr) std::fill_n(tops, kTops, none);
   for (int64_t i = 0; i < count; ++i) {
     const double scaled = p[i] * inv_t;
-    out[i] = (scaled == scaled ? scaled : -std::numeric_limits<double>::infinity()) + (noise != nullptr ? noise[i] : 0.0);
+    out[i] = (scaled == scaled ? scaled : none) + (noise != nullptr ? noise[i] : 0.0);
+    if (tops != nullptr) tops[i % kTops] = std::max(tops[i % kTops], out[i]);
   }
 }
 

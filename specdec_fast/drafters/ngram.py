@@ -17,41 +17,43 @@ MATCHES = ("last", "frequent")
 
 
 class _Index:
-    """Where to copy from after each n-gram of a row: `ends[n][gram]` is the position after the occurrence to copy.
+    """Where to copy from after each n-gram of a row: `ends[gram]` is the position after the occurrence to copy.
 
-    With `frequent`, `most[n][gram]` is how often the commonest next token followed and `counts[n][gram, next]` how
-    often each did.
+    With `frequent`, `most[gram]` is how often the commonest next token followed and `counts[*gram, next]` how often each
+    did. Grams of all sizes share the tables: their lengths tell them apart.
     """
 
     def __init__(self, sizes: range, frequent: bool) -> None:
-        self.ends: dict[int, dict[tuple[int, ...], int]] = {size: {} for size in sizes}
-        self.frequent, self.longest = frequent, max(sizes)
-        self.most: dict[int, dict[tuple[int, ...], int]] = {size: {} for size in sizes}
-        self.counts: dict[int, dict[tuple[int, ...], int]] = {size: {} for size in sizes}
+        self.sizes, self.longest, self.frequent = sizes, max(sizes), frequent
+        self.ends: dict[tuple[int, ...], int] = {}
+        self.most: dict[tuple[int, ...], int] = {}
+        self.counts: dict[tuple[int, ...], int] = {}
         self.indexed = 0
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Index n-grams that end before the newest token (so that a look-up never finds itself)."""
+        ends = self.ends
         for end in range(self.indexed + 1, len(tokens)):
             window = tuple(tokens[max(end - self.longest, 0) : end])
-            for size, ends in self.ends.items():
+            for size in self.sizes:
                 if size > end:
                     continue
                 gram = window[-size:]
                 if self.frequent:
-                    counts, most, longer = self.counts[size], self.most[size], (*gram, tokens[end])
-                    counts[longer] = count = counts.get(longer, 0) + 1
-                    if count < most.get(gram, 0):
+                    longer = (*gram, tokens[end])
+                    self.counts[longer] = count = self.counts.get(longer, 0) + 1
+                    if count < self.most.get(gram, 0):
                         continue
-                    most[gram] = count  # of two that tie, the one that was seen last
+                    self.most[gram] = count  # of two that tie, the one that was seen last
                 ends[gram] = end
         self.indexed = max(self.indexed, len(tokens) - 1)
 
     def find(self, tokens: Sequence[int]) -> int | None:
         """Position after the occurrence to copy of the longest indexed suffix, or None."""
-        for size, ends in self.ends.items():
-            if size <= len(tokens):
-                end = ends.get(tuple(tokens[-size:]))
+        newest = tuple(tokens[-self.longest :])
+        for size in self.sizes:
+            if size <= len(newest):
+                end = self.ends.get(newest[-size:])
                 if end is not None:
                     return end
         return None

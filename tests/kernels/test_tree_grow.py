@@ -154,3 +154,18 @@ def test_a_table_that_earlier_levels_did_not_write(backend: str) -> None:
         two[:, 0] = 50.0  # a child as good as its parent goes on
         with pytest.raises(ValueError, match="give levels in order, from 0 on, with one width"):
             tree_grow(two, *law(two), torch.tensor([0, 2], dtype=torch.int32), growth, level=1, width=2)
+
+
+@every_backend
+def test_a_level_that_comes_again_is_refused(backend: str) -> None:
+    """What later levels have entered is not written behind the room of an earlier one."""
+    source = torch.Generator().manual_seed(0)
+    growth = Growth.room(torch.tensor([32], dtype=torch.int32), 32, 4)
+    growth.tokens[:, 0] = 1
+    ends = torch.tensor([0, 1], dtype=torch.int32), torch.tensor([0, 4], dtype=torch.int32)
+    with use_backend(backend):
+        for level in range(4):
+            logits = torch.randn(4 if level else 1, 64, generator=source) / 8
+            tree_grow(logits, *law(logits), ends[level > 0], growth, level=level, width=4, last=level == 3)
+        with pytest.raises(ValueError, match="give levels in order, from 0 on, with one width"):
+            tree_grow(logits, *law(logits), ends[1], growth, level=1, width=4)
