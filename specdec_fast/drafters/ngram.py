@@ -19,8 +19,8 @@ MATCHES = ("last", "frequent")
 class _Index:
     """Where to copy from after each n-gram of a row: `ends[gram]` is the position after the occurrence to copy.
 
-    With `frequent`, `most[gram]` is how often the commonest next token followed and `counts[*gram, next]` how often each
-    did. Grams of all sizes share the tables: their lengths tell them apart.
+    With `frequent`, `most[gram]` is how often the commonest next token followed and `counts[*gram, next]` how often
+    each did. Grams of all sizes share the tables: their lengths tell them apart.
     """
 
     def __init__(self, sizes: range, frequent: bool) -> None:
