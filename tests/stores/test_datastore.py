@@ -26,7 +26,8 @@ def builder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_suffix_array(builder: str, seed: int) -> None:
+def test_the_suffix_array(builder: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specdec_fast.stores.datastore._PIECE", 50 + seed)
     source = random.Random(seed)
     for dtype, most in ((np.uint16, 2), (np.uint16, 60_000), (np.uint32, 100_000)):
         stream = [source.randrange(most) for _ in range(source.randrange(1, 200))] + [source.randrange(most)] * seed
