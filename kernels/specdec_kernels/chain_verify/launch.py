@@ -122,7 +122,7 @@ def _scratch_logits(
     """Of both parts; per node: whether it is off the paths, whether it has no child; nodes of the paths."""
     chain = _Chains.scratch(tokens, offsets, drawn, law_row, (logits,) * 5, draft, token_ids)
     nodes, places = tokens.shape[0], (offsets.shape[0] - 1) * (max_depth + 1)
-    parts: list[Spec] = [((total(part),), torch.uint8) for part in (law_scratch(logits), chain)]
+    parts: list[Spec] = [((total(part),), torch.uint8) for part in (law_scratch(logits, pivots=tokens), chain)]
     return [*parts, ((nodes + 1,), torch.bool), ((nodes,), torch.bool), ((places,), torch.int64)]
 
 
@@ -154,7 +154,8 @@ def chain_verify_logits(
     sizes = _scratch_logits(*chain, logits, sampling, draft, token_ids, max_depth=max_depth)
     (of_stats, of_chain, off, childless, index), _ = carve(op, workspace, sizes, logits.device)
     given, found = (None, None) if out is None else (out[:3], out[3:])
-    *law, mass = stats = law_stats(logits, *sampling, masses=True, out=found, workspace=of_stats)
+    drafted = tokens[1:]  # after a node comes its child, or another row's root
+    *law, mass = stats = law_stats(logits, *sampling, masses=True, pivots=drafted, out=found, workspace=of_stats)
     target = (logits, *law)
     chains = _Chains(op, *chain, target, draft, token_ids, rule, max_depth, given, of_chain)
     answer = chains.verify(seeds, root_positions, None, None, mass)

@@ -13,7 +13,14 @@ _law_masses = torch.ops.specdec.law_masses.default
 
 
 def law_stats(
-    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, *, masses: bool = False
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    *,
+    masses: bool = False,
+    pivots: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     run = _law_masses if masses else _law_stats
     try:

@@ -20,11 +20,13 @@ ROOM = 2048
 WARPS = 8
 
 
-def scratch(logits: Tensor, *args: object, masses: bool = False, **kwargs: object) -> list[Spec]:
+def scratch(logits: Tensor, *args: object, pivots: object = None, **kwargs: object) -> list[Spec]:
+    """Per block: the largest, the total, an id or a number, what is above the pivot; per row: contenders; nowhere."""
     (rows, vocab), single = logits.shape, torch.float32
     blocks = -(-vocab // BLOCK)
     tables: list[Spec] = [((rows, blocks), single), ((rows, blocks), single), ((rows, blocks), torch.int32)]
-    return [*tables, ((rows, ROOM), torch.int64), ((1,), single)]
+    above: Spec = ((rows if pivots is not None else 0, blocks), single)
+    return [*tables, above, ((rows, ROOM), torch.int64), ((1,), single)]
 
 
 @needs(scratch)
@@ -36,25 +38,30 @@ def law_stats(
     min_p: Tensor,
     *,
     masses: bool = False,
+    pivots: Tensor | None = None,
     out: Sequence[Tensor] | None = None,
     workspace: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    check(logits, temperature, top_k, top_p, min_p)
+    check(logits, temperature, top_k, top_p, min_p, pivots)
     rows, vocab = logits.shape
     blocks, device = -(-vocab // BLOCK), logits.device
-    (top, total, place, contenders, nowhere), _ = carve("law_stats", workspace, scratch(logits), device)
+    sizes = scratch(logits, pivots=pivots)
+    (top, total, place, over, contenders, nowhere), _ = carve("law_stats", workspace, sizes, device)
     single = torch.float32
     made: list[Spec] = [((rows,), single), ((rows,), single), ((rows,), single), ((rows,), torch.int32)]
     found = results("law_stats", out, [*made, ((rows, blocks), single)] if masses else made, device)
     if rows:
         filters = [part.contiguous() for part in (temperature, top_k, top_p, min_p)]
+        drafted = pivots is not None and pivots.shape[0] > 0
+        hints, known = (pivots.contiguous(), pivots.shape[0]) if pivots is not None and drafted else (place, 0)
+        tables = (hints, top, place, total, over)
         scan[(rows, -(-blocks // GROUP))](
-            logits, filters[0], top, place, total, vocab, blocks, logits.stride(0), GROUP,
+            logits, filters[0], *tables, vocab, blocks, logits.stride(0), known, GROUP, drafted,
             num_warps=WARPS, enable_fp_fusion=False,
         )  # fmt: skip
         join[(rows,)](
-            logits, *filters, top, place, total, contenders, *found[:4], found[4] if masses else nowhere, vocab, blocks,
-            logits.stride(0), 1 << (blocks - 1).bit_length(), ROOM, masses, FARTHEST,
+            logits, *filters, *tables, contenders, *found[:4], found[4] if masses else nowhere, vocab, blocks,
+            logits.stride(0), known, 1 << (blocks - 1).bit_length(), ROOM, masses, FARTHEST, drafted,
             num_warps=WARPS, enable_fp_fusion=False,
         )  # fmt: skip
     return tuple(found)
@@ -73,18 +80,22 @@ def forget(rows: Tensor, stats: Sequence[Tensor]) -> None:
     stats[4].masked_fill_(rows[:, None], torch.nan)
 
 
-def _variant(kernel: str, dtype: str, everyday: tuple[str, ...], blocks: int = 256, masses: bool = True) -> Variant:
+def _variant(
+    kernel: str, dtype: str, everyday: tuple[str, ...], blocks: int = 256, masses: bool = True, pivots: bool = True
+) -> Variant:
     logits = {"logits": f"*{dtype}", "temperature": "*fp32", "vocab": "i32:16", "blocks": "i32", "stride": "i32:16"}
-    tables = {"tops": "*fp32", "places": "*i32", "sums": "*fp32"}
+    tables = {"pivots": "*i64" if pivots else "*i32", "tops": "*fp32", "places": "*i32", "sums": "*fp32"}
+    tables |= {"over": "*fp32", "known": "i32"}
+    bare = "" if pivots else " without pivots"
     if kernel == "scan":
         return Variant(
-            f"law_stats/scan {dtype}", "law_stats.triton_kernel:scan", logits | tables, {"GROUP": GROUP}, WARPS,
-            everyday=everyday, fusion=False,
+            f"law_stats/scan {dtype}{bare}", "law_stats.triton_kernel:scan", logits | tables,
+            {"GROUP": GROUP, "PIVOTS": pivots}, WARPS, everyday=everyday, fusion=False,
         )  # fmt: skip
     answers = {"out_inv_t": "*fp32", "out_lse": "*fp32", "out_cut": "*fp32", "out_tie": "*i32", "mass": "*fp32"}
     filters = {"top_k": "*i32", "top_p": "*fp32", "min_p": "*fp32", "contenders": "*i64"}
-    name = f"law_stats/join {dtype} {blocks} blocks{'' if masses else ' without masses'}"
-    constants = {"PLACES": blocks, "ROOM": ROOM, "MASSES": masses, "FARTHEST": FARTHEST}
+    name = f"law_stats/join {dtype} {blocks} blocks{'' if masses else ' without masses'}{bare}"
+    constants = {"PLACES": blocks, "ROOM": ROOM, "MASSES": masses, "FARTHEST": FARTHEST, "PIVOTS": pivots}
     return Variant(
         name, "law_stats.triton_kernel:join", logits | tables | filters | answers, constants, WARPS, everyday=everyday,
         fusion=False,
@@ -96,4 +107,6 @@ VARIANTS = [
     *(_variant("join", dtype, ("sm_90",) if dtype == "bf16" else ()) for dtype in ("bf16", "fp16", "fp32")),
     _variant("join", "bf16", (), blocks=32),
     _variant("join", "bf16", (), masses=False),
+    _variant("scan", "bf16", (), pivots=False),
+    _variant("join", "bf16", (), pivots=False),
 ]

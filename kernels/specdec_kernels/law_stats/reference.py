@@ -14,7 +14,9 @@ FARTHEST = 1e4
 """Normalisers beyond it leave too few digits to the weights for masses to be of use."""
 
 
-def check(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> None:
+def check(
+    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, pivots: Tensor | None = None
+) -> None:
     """Raises ValueError for arguments that law_stats cannot take."""
     op = "law_stats"
     rows = expect.logits(op, "logits", logits, "R").shape[0]
@@ -22,6 +24,8 @@ def check(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min
     expect.tensor(op, "top_k", top_k, torch.int32, rows)
     expect.tensor(op, "top_p", top_p, torch.float32, rows)
     expect.tensor(op, "min_p", min_p, torch.float32, rows)
+    if pivots is not None and expect.tensor(op, "pivots", pivots, torch.int64, "P").shape[0] > rows:
+        raise ValueError(f"{op}: pivots has {pivots.shape[0]} tokens; expected at most one for each of {rows} rows")
     if not expect.readable(logits):
         return
     good = (temperature == 0) | ((temperature >= SMALLEST_TEMPERATURE) & torch.isfinite(temperature))
@@ -32,7 +36,14 @@ def check(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min
 
 
 def law_stats(
-    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, *, masses: bool = False
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    *,
+    masses: bool = False,
+    pivots: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     """Statistics that turn a row of logits into its processed sampling law, without storing probabilities.
 
@@ -51,6 +62,10 @@ def law_stats(
         min_p: float32 [R] in [0, 1]; 0 is off.
         masses: also return the total weight of every race block (``random.BLOCK`` ids), which costs no further pass and
             spares whoever draws from the row one.
+        pivots: int64 [P], P <= R, a token for each of the first rows, or a negative number: the drafted one, whose
+            rank and mass above come out of the pass that finds the normaliser. Where they show that it is the last one
+            kept (the likely one, drafted, of a peaked law under top-p), a backend may read the row no second time.
+            They change no cut and no tie, and lse by a rounding at most; the reference and the C++ backend ignore them.
 
     Returns:
         (inv_t, lse, cut, tie_id), each [R]; the first three float32 (float64 for float64 logits), tie_id int32; then
@@ -68,7 +83,7 @@ def law_stats(
     Sources: top-k Fan, Lewis, Dauphin (2018) section 5.1; top-p Holtzman et al. (2020) section 3.1; min-p Nguyen et al.
     (2024) section 3.
     """
-    check(logits, temperature, top_k, top_p, min_p)
+    check(logits, temperature, top_k, top_p, min_p, pivots)
     rows, vocab = logits.shape
     dtype = expect.statistics_dtype(logits)
     level = logits.to(dtype)

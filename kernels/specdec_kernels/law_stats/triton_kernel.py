@@ -1,5 +1,8 @@
 """Triton kernels of law_stats: one read of every row, then a launch that joins its blocks and refines rows with a cut.
 
+That read also tells how many tokens, and what mass, are ranked above a row's pivot, the drafted token. If these say
+that it is the last one kept, with room for the roundings of float32 sums, the row has nothing to refine.
+
 Refining finds the cut by bisection on the rank of tokens (`law_triton.rank`: level, then id), with masses in float64.
 Tiles whose largest logit lies below what can be kept are not read again; when few contenders are left they are gathered
 in a scratch of a few thousand ranks and decided there. Nothing is sorted and no weight is stored.
@@ -16,11 +19,27 @@ INFINITY = tl.constexpr(float("inf"))
 NAN = tl.constexpr(float("nan"))
 BLOCKS = tl.constexpr(4)  # race blocks of a tile while refining
 TILE = tl.constexpr(4 * 1024)
+DOUBT = tl.constexpr(1e-5)
+"""Of a total: how near to a filter's limit a float32 sum decides nothing."""
 
 
 @triton.jit
-def scan(logits, temperature, tops, places, sums, vocab, blocks, stride, GROUP: tl.constexpr):
-    """Of GROUP race blocks: the largest logit, its lowest id (greedy rows), and sum exp((l - largest) / T)."""
+def pivot_of(logits, pivots, known, row, vocab):
+    """(token, level) of a row's pivot, whose logits start at `logits`; -1 and -inf where it has none."""
+    token = tl.load(pivots + row, mask=row < known, other=-1).to(tl.int32)
+    token = tl.where((token >= 0) & (token < vocab), token, -1)
+    level = tl.load(logits + token, mask=token >= 0, other=NEGATIVE_INFINITY).to(tl.float32)
+    return token, level
+
+
+@triton.jit(do_not_specialize=["known"])
+def scan(
+    logits, temperature, pivots, tops, places, sums, over, vocab, blocks, stride, known, GROUP: tl.constexpr,
+    PIVOTS: tl.constexpr,
+):  # fmt: skip
+    """Of GROUP race blocks: the largest logit and sum exp((l - largest) / T); the lowest id of the largest in a greedy
+    row; else, of the tokens ranked above the pivot, how many there are and that sum of them.
+    """
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1) * GROUP + tl.arange(0, GROUP)
     ids = block[:, None] * RACE_BLOCK + tl.arange(0, RACE_BLOCK)[None, :]
@@ -35,7 +54,13 @@ def scan(logits, temperature, tops, places, sums, vocab, blocks, stride, GROUP: 
     inv_t = tl.where(t == 0, 1.0, tl.math.div_rn(1.0, t))  # `/` is not correctly rounded on a GPU
     scaled_top = top * inv_t
     shift = tl.where(scaled_top > NEGATIVE_INFINITY, scaled_top, 0.0)
-    tl.store(sums + at, tl.sum(tl.exp(level * inv_t - shift[:, None]), 1), mask=block < blocks)
+    part = tl.exp(level * inv_t - shift[:, None])
+    tl.store(sums + at, tl.sum(part, 1), mask=block < blocks)
+    if PIVOTS:
+        token, own = pivot_of(logits + row * stride, pivots, known, row, vocab)
+        better = (level > own) | ((level == own) & (ids < token))
+        tl.store(over + at, tl.sum(tl.where(better, part, 0.0), 1), mask=block < blocks)
+        tl.store(places + at, tl.sum(better.to(tl.int32), 1), mask=(block < blocks) & (t != 0))
     tl.store(tops + at, top, mask=block < blocks)
 
 
@@ -147,9 +172,25 @@ def level_bound(tops, blocks, wanted, top, PLACES: tl.constexpr):
 
 
 @triton.jit
+def last_kept(number, above_it, own, total, top_k, top_p, min_p):
+    """Whether a token is surely the last one that the filters keep: so many are ranked above it, which weigh
+    `above_it`, and it weighs `own`, all of them `total`, relative to the largest; top_k is 0 where it is off.
+    """
+    doubt = DOUBT * total
+    upto = above_it + own
+    limited, nucleus = top_k > 0, top_p < 1
+    # the top-k tokens weigh as much as they do down to this one, or up to all there is
+    least = tl.where(limited, upto, total)
+    kept = (limited == 0) | (number < top_k)
+    kept = kept & ((nucleus == 0) | (above_it < top_p * least - doubt)) & (own >= min_p)
+    return kept & ((limited & (number == top_k - 1)) | (nucleus & (upto >= top_p * total + doubt)))
+
+
+@triton.jit(do_not_specialize=["known"])
 def join(
-    logits, temperature, top_k, top_p, min_p, tops, places, sums, contenders, out_inv_t, out_lse, out_cut, out_tie,
-    mass, vocab, blocks, stride, PLACES: tl.constexpr, ROOM: tl.constexpr, MASSES: tl.constexpr, FARTHEST: tl.constexpr,
+    logits, temperature, top_k, top_p, min_p, pivots, tops, places, sums, over, contenders, out_inv_t, out_lse, out_cut,
+    out_tie, mass, vocab, blocks, stride, known, PLACES: tl.constexpr, ROOM: tl.constexpr, MASSES: tl.constexpr,
+    FARTHEST: tl.constexpr, PIVOTS: tl.constexpr,
 ):  # fmt: skip
     """Joins the blocks of a row; where a filter cuts, finds the cut. One program per row; PLACES >= blocks."""
     row = tl.program_id(0).to(tl.int64)
@@ -187,42 +228,55 @@ def join(
             tie = tl.min(first, 0)
     elif filtered & finite:
         logits += row * stride
-        contenders += row * ROOM
-        highest = rank(top, 0)
-        low = rank(tl.full((), NEGATIVE_INFINITY, tl.float32), LAST)
-        for stage in range(2):
-            by_mass = stage == 1
-            wanted = ((stage == 0) & (k > 0)) | (by_mass & (p < 1))
-            if wanted:
-                target = k.to(tl.float64)
-                if by_mass:
-                    whole, _, _ = above(logits, tops, vocab, blocks, inv_t, top_scaled, low - 1, highest, by_mass)
-                    target = p * whole
-                    # tokens of relative mass x weigh at most vocab * x together: all that is kept lies above this
-                    depth = tl.log(0.5 * (1 - p) * whole / vocab)
-                    shy = (depth * 1.0001 - 1e-3) / inv_t - 1e-6 * tl.abs(top).to(tl.float64)
-                    deepest = (top.to(tl.float64) + shy).to(tl.float32)
-                    low = tl.maximum(low, rank(deepest, LAST))
-                else:
-                    low = level_bound(tops, blocks, k, top, PLACES)
-                low = tl.minimum(low, highest)
-                low = lowest_kept(
-                    logits, tops, contenders, vocab, blocks, inv_t, top_scaled, low, highest, target, by_mass, ROOM
-                )
-        if m > 0:
-            floor = low
-            ceiling = highest
-            while floor < ceiling:  # the smallest rank whose level weighs enough
-                half = middle(floor, ceiling)
-                if share_of(level_of(half), inv_t, top_scaled) >= m:
-                    ceiling = half
-                else:
-                    floor = half + 1
-            low = floor
-        kept, _, least = above(logits, tops, vocab, blocks, inv_t, top_scaled, low - 1, highest, True)
-        lse = (top_scaled + tl.log(kept)).to(tl.float32)
-        cut = level_of(least)
-        tie = tl.where(cut > NEGATIVE_INFINITY, id_of(least), vocab - 1)
+        settled = top != top
+        if PIVOTS:
+            token, level = pivot_of(logits, pivots, known, row, vocab)
+            scale = tl.where(peak > NEGATIVE_INFINITY, tl.exp(unit), 1.0)
+            above_it = tl.sum(tl.load(over + row * blocks + block, mask=have, other=0.0).to(tl.float64) * scale, 0)
+            number = tl.sum(tl.load(places + row * blocks + block, mask=have, other=0), 0)
+            own = share_of(level, inv_t, top_scaled)
+            settled = (level > NEGATIVE_INFINITY) & last_kept(number, above_it, own, total, k, p, m)
+            if settled:
+                lse = (top_scaled + tl.log(above_it + own)).to(tl.float32)
+                cut = level
+                tie = token
+        if settled == 0:
+            contenders += row * ROOM
+            highest = rank(top, 0)
+            low = rank(tl.full((), NEGATIVE_INFINITY, tl.float32), LAST)
+            for stage in range(2):
+                by_mass = stage == 1
+                wanted = ((stage == 0) & (k > 0)) | (by_mass & (p < 1))
+                if wanted:
+                    target = k.to(tl.float64)
+                    if by_mass:
+                        whole, _, _ = above(logits, tops, vocab, blocks, inv_t, top_scaled, low - 1, highest, by_mass)
+                        target = p * whole
+                        # tokens of relative mass x weigh at most vocab * x together: all that is kept lies above this
+                        depth = tl.log(0.5 * (1 - p) * whole / vocab)
+                        shy = (depth * 1.0001 - 1e-3) / inv_t - 1e-6 * tl.abs(top).to(tl.float64)
+                        deepest = (top.to(tl.float64) + shy).to(tl.float32)
+                        low = tl.maximum(low, rank(deepest, LAST))
+                    else:
+                        low = level_bound(tops, blocks, k, top, PLACES)
+                    low = tl.minimum(low, highest)
+                    low = lowest_kept(
+                        logits, tops, contenders, vocab, blocks, inv_t, top_scaled, low, highest, target, by_mass, ROOM
+                    )
+            if m > 0:
+                floor = low
+                ceiling = highest
+                while floor < ceiling:  # the smallest rank whose level weighs enough
+                    half = middle(floor, ceiling)
+                    if share_of(level_of(half), inv_t, top_scaled) >= m:
+                        ceiling = half
+                    else:
+                        floor = half + 1
+                low = floor
+            kept, _, least = above(logits, tops, vocab, blocks, inv_t, top_scaled, low - 1, highest, True)
+            lse = (top_scaled + tl.log(kept)).to(tl.float32)
+            cut = level_of(least)
+            tie = tl.where(cut > NEGATIVE_INFINITY, id_of(least), vocab - 1)
     tl.store(out_inv_t + row, inv_t)
     tl.store(out_lse + row, tl.where(finite, lse, NAN))
     tl.store(out_cut + row, tl.where(finite, cut, NAN))

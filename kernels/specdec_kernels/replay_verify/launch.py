@@ -29,7 +29,7 @@ def _scratch(
 ) -> list[Spec]:  # fmt: skip
     """Of the three parts; per node: parent, seed, position, choice, whether it is off the paths; nodes of the paths."""
     nodes, rows = tokens.shape[0], offsets.shape[0] - 1
-    parts = (law_scratch(logits), choice_scratch(logits), walk_scratch(tokens, offsets))
+    parts = (law_scratch(logits, pivots=tokens), choice_scratch(logits), walk_scratch(tokens, offsets))
     types = (torch.int32, torch.int64, torch.int32, torch.int64)
     return [
         *(((total(part),), torch.uint8) for part in parts),
@@ -65,7 +65,10 @@ def replay_verify(
     single, statistics = torch.float32, [torch.float32] * 3 + [torch.int32]
     laws: list[Spec] = [*(((nodes,), dtype) for dtype in statistics), ((nodes, -(-vocab // BLOCK)), single)]
     found = results(op, out, [*path_specs(rows, max_depth), *laws], tokens.device)
-    inv_t, _, cut, tie_id, _ = stats = law_stats(logits, *sampling, masses=True, out=found[3:], workspace=of_stats)
+    drafted = tokens[1:]  # a chain's node has its child behind it, as every root has
+    inv_t, _, cut, tie_id, _ = stats = law_stats(
+        logits, *sampling, masses=True, pivots=drafted, out=found[3:], workspace=of_stats
+    )
     if rows:
         trees = (part.contiguous() for part in (*links[1:], seeds, root_positions))
         key_nodes[(rows,)](*trees, parents, node_seeds, node_positions, rows, nodes, TILE, num_warps=1)
