@@ -211,6 +211,9 @@ def inspect(
             ],
             right=(2, 3, 4, 5),
         )  # fmt: skip
+        above = sum(map(bool, problems.values()))
+        verdict = f"{above} above what was recorded" if above else "none above what was recorded"
+        typer.echo(f"{len(problems)} kernels, {verdict} with Triton {machine_code.version()}")
     if any(problems.values()):
         raise typer.Exit(1)
 

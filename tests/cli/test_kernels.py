@@ -97,6 +97,7 @@ def test_inspect_shows_costs_and_fails_on_growth(run: Any, monkeypatch: pytest.M
     variants = machine_code.variants()
     result = run("kernels", "inspect", "--arch", "sm_90")
     assert result.exit_code == 0 and "8 wgmma" in result.stdout and "4,096" in result.stdout
+    assert f"{len(variants)} kernels, none above what was recorded" in result.stdout
     monkeypatch.setattr(machine_code, "measure", lambda variant, architecture: replace(COST, spills=2))
     result = run("kernels", "inspect", "--json", "--everyday")
     rows = json.loads(result.stdout)
