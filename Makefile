@@ -71,7 +71,7 @@ types: $(READY) ## mypy
 	$(call lane,types,$(BIN)/mypy)
 
 lane-architecture: $(READY) ## Tests of layers, sizes, names, imports and documents
-	$(call lane,architecture,$(PYTEST) -q tests/architecture $(NATIVE_TESTS:%=--ignore=%))
+	$(call lane,architecture,$(PYTEST) -q $(BY_TEST) tests/architecture $(NATIVE_TESTS:%=--ignore=%))
 
 lane-kernels: $(READY) ## Tests of the operators, on every backend that is there
 	$(call lane,kernels,$(PYTEST) -q $(BY_TEST) tests/kernels)
@@ -80,7 +80,7 @@ lane-interpreter: $(READY) ## Triton kernels in Triton's interpreter, against th
 	$(call lane,interpreter,TRITON_INTERPRET=1 $(PYTEST) -q $(BY_TEST) tests/interpreter)
 
 lane-compile: $(READY) ## Triton kernels compiled for GPUs that need not be here, against recorded registers and memory
-	$(call lane,compile,$(PYTEST) -q tests/machine_code)
+	$(call lane,compile,$(PYTEST) -q $(BY_TEST) tests/machine_code)
 
 kernels-full: $(READY) ## The same for every launch configuration and architecture: a few minutes
 	$(call lane,kernels-full,SPECDEC_KERNELS_FULL=1 $(PYTEST) -q tests/machine_code)
@@ -97,7 +97,7 @@ lane-exact: $(READY) ## Laws of all rules enumerated in exact arithmetic, closed
 	$(call lane,exact,$(PYTEST) -q $(BY_TEST) $(EXACT_TESTS))
 
 lane-replay: $(READY) ## Same seed, same text: greedy and replayed texts, all backends on the same keys
-	$(call lane,replay,$(PYTEST) -q $(REPLAY_TESTS))
+	$(call lane,replay,$(PYTEST) -q $(BY_FILE) $(REPLAY_TESTS))
 
 lane-statistics: $(READY) ## Draws against laws, through the engine too, and the tests that judge them
 	$(call lane,statistics,$(PYTEST) -q $(BY_FILE) $(STATISTICS_TESTS) \
