@@ -1,4 +1,5 @@
 // Passes for float64 logits: plain loops and libm, the precise sibling of rows_body.h.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 

@@ -14,7 +14,7 @@ from oracles.interpreter import guarded
 from oracles.law_batches import batches, compare, parameters
 from torch import Tensor
 
-from specdec_kernels import UnsupportedError, law_stats, use_backend
+from specdec_kernels import UnsupportedError, extension, law_stats, use_backend
 from specdec_kernels.law_stats import law_weights
 
 INF = float("inf")
@@ -125,10 +125,12 @@ def test_pivots_change_nothing(batch: tuple[Tensor, ...], data: st.DataObject) -
         chosen.append(data.draw(st.sampled_from([int(ranked[row, min(max(place, 0), vocab - 1)])] * 4 + [-1, vocab])))
     with use_backend("triton"):
         pivots = guarded(torch.tensor(chosen, dtype=torch.int64))
-        compare(law_stats(guarded(logits), *(guarded(part) for part in parts), pivots=pivots), want)
+        given = guarded(logits), *(guarded(part) for part in parts)
+        compare(law_stats(*given, pivots=pivots, masses=data.draw(st.booleans()))[:4], want)
 
 
-def test_a_row_whose_pivot_is_the_last_kept_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("masses", [False, True])
+def test_a_row_whose_pivot_is_the_last_kept_is_not_read_again(monkeypatch: pytest.MonkeyPatch, masses: bool) -> None:
     level = torch.randn(6, 3000) * 3
     t, k, p, m = parameters(6, 0.9)
     k[0], p[1], k[2], p[2], m[2], k[3], p[3], p[4], p[5] = 7, 0.8, 40, 0.6, 1e-6, 3, 0.999, 0.8, 0.8
@@ -145,7 +147,7 @@ def test_a_row_whose_pivot_is_the_last_kept_is_not_read_again(monkeypatch: pytes
 
     spoil_between_launches(monkeypatch, spoil)
     with use_backend("triton"):
-        compare(law_stats(level.clone(), *batch[1:], pivots=pivots[:5]), want)
+        compare(law_stats(level.clone(), *batch[1:], pivots=pivots[:5], masses=masses)[:4], want)
 
 
 def test_every_pivot_of_small_laws_with_every_filter() -> None:
@@ -183,9 +185,11 @@ def test_a_pivot_at_the_very_limit_decides_nothing() -> None:
             compare(law_stats(*batch, pivots=order[[place + beside for place in places]]), want)
 
 
-@pytest.mark.parametrize("backend", ["reference", "triton"])
+@pytest.mark.parametrize("backend", ["reference", "triton", "cpu"])
 def test_bad_pivots_are_refused(backend: str) -> None:
     level, settings = torch.zeros(2, 5), parameters(2, 1.0, 2)
+    if backend == "cpu" and extension.missing() is not None:
+        pytest.skip("extension not built")
     with use_backend(backend):
         with pytest.raises(ValueError, match="pivots has 3 tokens; expected at most one for each of 2 rows"):
             law_stats(level, *settings, pivots=torch.zeros(3, dtype=torch.int64))

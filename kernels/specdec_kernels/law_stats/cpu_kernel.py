@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .. import expect
-from .reference import check
+from .reference import check, check_pivots
 
 _law_stats = torch.ops.specdec.law_stats.default
 _law_masses = torch.ops.specdec.law_masses.default
@@ -22,6 +22,8 @@ def law_stats(
     masses: bool = False,
     pivots: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
+    if pivots is not None:
+        check_pivots(pivots, logits.shape[0])
     run = _law_masses if masses else _law_stats
     try:
         return run(logits, temperature, top_k, top_p, min_p)

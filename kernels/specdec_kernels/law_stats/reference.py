@@ -14,6 +14,14 @@ FARTHEST = 1e4
 """Normalisers beyond it leave too few digits to the weights for masses to be of use."""
 
 
+def check_pivots(pivots: Tensor | None, rows: int) -> None:
+    """Raises ValueError for pivots that law_stats cannot take."""
+    if pivots is not None and expect.tensor("law_stats", "pivots", pivots, torch.int64, "P").shape[0] > rows:
+        raise ValueError(
+            f"law_stats: pivots has {pivots.shape[0]} tokens; expected at most one for each of {rows} rows"
+        )
+
+
 def check(
     logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, pivots: Tensor | None = None
 ) -> None:
@@ -24,8 +32,7 @@ def check(
     expect.tensor(op, "top_k", top_k, torch.int32, rows)
     expect.tensor(op, "top_p", top_p, torch.float32, rows)
     expect.tensor(op, "min_p", min_p, torch.float32, rows)
-    if pivots is not None and expect.tensor(op, "pivots", pivots, torch.int64, "P").shape[0] > rows:
-        raise ValueError(f"{op}: pivots has {pivots.shape[0]} tokens; expected at most one for each of {rows} rows")
+    check_pivots(pivots, rows)
     if not expect.readable(logits):
         return
     good = (temperature == 0) | ((temperature >= SMALLEST_TEMPERATURE) & torch.isfinite(temperature))

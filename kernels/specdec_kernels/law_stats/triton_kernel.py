@@ -217,9 +217,9 @@ def join(
     k = tl.where(k < vocab, k, 0)
     filtered = (k > 0) | (p < 1) | (m > 0)
     if MASSES:  # before anything is refined: no filter cuts where masses are known
-        known = finite & (t != 0) & (filtered == 0) & (tl.abs(lse) < FARTHEST)
+        weighed = finite & (t != 0) & (filtered == 0) & (tl.abs(lse) < FARTHEST)
         share = part * tl.exp(top_scaled - lse.to(tl.float64))  # in units of the rounded normaliser, as weights are
-        tl.store(mass + row * blocks + block, tl.where(known, share.to(tl.float32), NAN), mask=have)
+        tl.store(mass + row * blocks + block, tl.where(weighed, share.to(tl.float32), NAN), mask=have)
     if greedy:
         lse = tl.zeros((), tl.float32)
         if finite:
