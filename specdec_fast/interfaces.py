@@ -94,7 +94,8 @@ class Needs:
     prompts and of every step; prompt_taps: those wanted of prompts only, which leaves the steps as they are;
     host_tokens: reads committed tokens on the host (forces the `sync` step mode); node_choices: wants the target's
     choice at every node; logits: learns from the target's logits when it observes; laws: its tokens are drawn and carry
-    laws; excludes: they are drawn outside their chosen siblings, so no sibling may come from elsewhere.
+    laws; excludes: they are drawn outside their chosen siblings, so no sibling may come from elsewhere; vocab_size: the
+    ids that its own model drafts are below it, and so must be the target's; None if it drafts what the target knows.
     """
 
     topology: Literal["chain", "tree"] = "chain"
@@ -107,6 +108,7 @@ class Needs:
     logits: bool = False
     laws: bool = False
     excludes: bool = False
+    vocab_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,13 @@ class Proposer:
         rule: Rule,
         vocab_size: int,
     ) -> None:
+        own = None if drafter is None else drafter.needs.vocab_size
+        if drafter is not None and own is not None and own > vocab_size:
+            raise ValueError(
+                f"drafter {drafter.name}: got a draft model of {own} token ids, the target has {vocab_size}; expected "
+                f"no more; where both have one tokenizer give it vocab_size={vocab_size}, which masks ids beyond, "
+                "else use tokenizers='tli' or 'slem' of draft_model"
+            )
         self.drafter, self.budget = drafter, budget
         self._rule, self._vocab_size = rule, vocab_size
         self.num_draft_tokens: int = getattr(drafter, "num_draft_tokens", 0)

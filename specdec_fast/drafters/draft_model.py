@@ -90,10 +90,11 @@ class DraftModelDrafter:
         self.pick = pick
         self.entropy_stop, self.entropy_goal = entropy_stop, float(entropy_goal)
         self.tokenizers, self._translation = tokenizers, translation
-        self.needs = Needs(topology="chain", own_cache=True, laws=pick == "drawn" and tokenizers != "slem")
         self._vocab_size = min(vocab_size or model.vocab_size, model.vocab_size)
         if translation is not None:
             self._vocab_size = model.vocab_size
+        laws, ids = pick == "drawn" and tokenizers != "slem", self._vocab_size if translation is None else None
+        self.needs = Needs(topology="chain", own_cache=True, laws=laws, vocab_size=ids)
         self._stored: dict[int, tuple[int, list[int]]] = {}  # per row: committed tokens held, drafted tokens held
         self._fed: dict[int, list[int]] = {}  # per row, with a translation: the draft's tokens that are held
         self._thresholds: dict[int, MovingThreshold] = {}  # per row, with a goal

@@ -7,6 +7,7 @@ contract suite.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -64,6 +65,7 @@ class DraftTreeDrafter(TreeDrafter):
         super().__init__(
             source, wanted, depth=depth, width=width, sharpness=sharpness, num_draft_tokens=num_draft_tokens, how=how
         )
+        self.needs = replace(self.needs, vocab_size=source.vocab_size)
         self.model = model
 
     @staticmethod

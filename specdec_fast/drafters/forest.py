@@ -74,6 +74,7 @@ class ForestDrafter:
             topology="tree",
             taps=tuple(dict.fromkeys(tap for needs in each for tap in needs.taps)),
             prompt_taps=tuple(dict.fromkeys(tap for needs in each for tap in needs.prompt_taps)),
+            vocab_size=max((needs.vocab_size for needs in each if needs.vocab_size is not None), default=None),
             **{
                 name: any(getattr(needs, name) for needs in each)
                 for name in ("host_tokens", "own_cache", "partial_layers", "node_choices", "logits", "laws")

@@ -183,6 +183,16 @@ def test_vocabularies_of_unlike_size() -> None:
     assert len(handle.tokens) == 30 and max(handle.tokens) < 90 and handle.stats.mean_alpha == 1.0
 
 
+@pytest.mark.parametrize("name", ["draft_model", "draft_tree", "forest"])
+def test_a_wider_draft_that_nobody_told_of_the_target_is_refused(name: str) -> None:
+    wide = automaton(vocab=12)
+    given = [get_drafter("draft_model")(wide)] * 2 if name == "forest" else wide
+    made = get_drafter(name)(given)
+    words = f"drafter {name}: got a draft model of 12 token ids, the target has {VOCAB}; .*vocab_size={VOCAB}.*'tli' or"
+    with pytest.raises(ValueError, match=words):
+        Engine(automaton(), made)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

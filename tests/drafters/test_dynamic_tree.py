@@ -34,7 +34,7 @@ def test_a_dynamic_tree_holds_the_best_of_all_paths(how: str, temperature: float
     with torch.inference_mode():
         draft = made.propose(state, rows, Budget([7, 5, 7]), state.rng(rows))
     draft.check(8)
-    assert draft.laws is None and made.needs == Needs(topology="tree", own_cache=True)
+    assert draft.laws is None and made.needs == Needs(topology="tree", own_cache=True, vocab_size=8)
     bounds = draft.offsets.tolist()
     for at, (prompt, count) in enumerate(zip(prompts, (7, 5, 7), strict=True)):
         scores: dict[tuple[int, ...], float] = {(): 0.0}
