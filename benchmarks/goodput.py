@@ -54,7 +54,9 @@ def race(sides: list[Any], text: list[int], params: SamplingParams) -> tuple[lis
 def measure(
     name: str, temperature: float, *, rounds: int, prompts: int, new_tokens: int, heads: Path | None = None
 ) -> dict[str, Any]:
-    """The row of one method. One thread, float32, batch 1; the first text is not counted, each round has its seed."""
+    """The row of one method. One thread, float32, batch 1; the first text is not counted, each round has its seed, and
+    begins with nothing learnt from other requests: at T = 0 the texts come again.
+    """
     torch.set_num_threads(1)
     tokenizer, target = load_tokenizer("demo-target"), load_model("demo-target")
     params = SamplingParams(temperature=temperature, max_new_tokens=new_tokens, ignore_eos=True)
@@ -64,7 +66,10 @@ def measure(
         place = Path(folder)
         sides = [engine_of(who, target, tokenizer, temperature, "goodput", place, heads) for who in (AGAIN, name)]
         race(sides, texts[0], replace(params, seed=0))
+        forget = getattr(sides[1].drafter, "forget", None)
         for seed in range(1, rounds + 1):
+            if forget is not None:
+                forget()
             for text in texts:
                 (plain, own), handles = race(sides, text, replace(params, seed=seed))
                 ratios.append(plain / own)

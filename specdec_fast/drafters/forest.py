@@ -84,6 +84,12 @@ class ForestDrafter:
         self._last: Draft | None = None  # of the step, and of each drafter: its own, with its nodes in the forest
         self._drafts: list[tuple[Draft, list[int], list[int]]] = []  # and with the nodes that it was allowed
 
+    def forget(self) -> None:
+        """Drafters that share what they learn between requests forget it."""
+        for source in self.sources:
+            if hasattr(source, "forget"):
+                source.forget()
+
     @staticmethod
     def by_rule(prefers: str) -> dict[str, Any]:
         """Defaults where it is made for a rule."""

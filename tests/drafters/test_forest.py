@@ -271,3 +271,11 @@ def test_bad_options_are_named() -> None:
         forest(Fixed([1], [0]), num_draft_tokens=0)
     with pytest.raises(ValueError, match=r"^drafter forest: of: got a forest"):
         load("demo-target", drafter="forest", drafter_options={"of": "ngram,forest"}, max_rows=1)
+
+
+def test_forgetting_reaches_what_its_drafters_share() -> None:
+    shared = get_drafter("recycling")()
+    made = get_drafter("forest")([get_drafter("ngram")(), shared])
+    before = shared._common
+    made.forget()
+    assert shared._common is not before
