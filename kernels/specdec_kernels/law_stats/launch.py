@@ -52,16 +52,15 @@ def law_stats(
     found = results("law_stats", out, [*made, ((rows, blocks), single)] if masses else made, device)
     if rows:
         filters = [part.contiguous() for part in (temperature, top_k, top_p, min_p)]
-        drafted = pivots is not None and pivots.shape[0] > 0
-        hints, known = (pivots.contiguous(), pivots.shape[0]) if pivots is not None and drafted else (place, 0)
+        hints, known = (place, 0) if pivots is None else (pivots.contiguous(), pivots.shape[0])
         tables = (hints, top, place, total, over)
         scan[(rows, -(-blocks // GROUP))](
-            logits, filters[0], *tables, vocab, blocks, logits.stride(0), known, GROUP, drafted,
+            logits, filters[0], *tables, vocab, blocks, logits.stride(0), known, GROUP, known > 0,
             num_warps=WARPS, enable_fp_fusion=False,
         )  # fmt: skip
         join[(rows,)](
             logits, *filters, *tables, contenders, *found[:4], found[4] if masses else nowhere, vocab, blocks,
-            logits.stride(0), known, 1 << (blocks - 1).bit_length(), ROOM, masses, FARTHEST, drafted,
+            logits.stride(0), known, 1 << (blocks - 1).bit_length(), ROOM, masses, FARTHEST, known > 0,
             num_warps=WARPS, enable_fp_fusion=False,
         )  # fmt: skip
     return tuple(found)
