@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.end_to_end import Setting, measure
+from benchmarks.end_to_end import FULL_BATCH_DRAFT, Setting, measure
 
 SETTINGS = [
     Setting(),
     Setting(temperature=1.0),
     Setting(dtype="bfloat16"),
     Setting(threads=2),
-    Setting(batch=8),
+    Setting(batch=8, draft_tokens=FULL_BATCH_DRAFT["float32"]),
 ]
 
 
