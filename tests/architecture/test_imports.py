@@ -10,8 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 HEAVY = ("triton", "transformers", "specdec_kernels._C", "typer", "rich", "matplotlib", "numba", "scipy")
-SECONDS = 0.3  # of processor time, so that a busy machine does not matter much
-MARGIN = 2.0
+SECONDS = 0.3  # of processor time, so that a busy machine does not matter much; quiet ones take a third of it
 
 PROBE = """
 import json, sys, time
@@ -51,7 +50,7 @@ def test_imports_are_light_and_quick(tmp_path: Path) -> None:
         "from specdec_fast import Draft, Engine, SamplingParams, get_rule; get_rule()",
         cwd=tmp_path,
     )
-    assert heavy(names[1]) == [] and names[0] + engine[0] < SECONDS * MARGIN
+    assert heavy(names[1]) == [] and names[0] + engine[0] < SECONDS
     assert "specdec_fast.engine" in engine[1] and "specdec_kernels" in engine[1]
     assert heavy(engine[1]) == []
 

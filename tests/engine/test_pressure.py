@@ -136,7 +136,7 @@ def test_requests_wait_for_pages_in_their_order() -> None:
 def test_a_thousand_requests_leak_nothing(kind: str) -> None:
     """Random arrivals, budgets, ends and cancellations over a pool that is too small."""
     source = random.Random(kind)
-    wanted = requests(400 if kind == "ngram" else 1000, longest=14, seed=7)
+    wanted = requests(1000, longest=14, seed=7)
     ends = (3,)
     want = texts_alone(wanted, ends)
     texts = [[*prompt, *text] for (prompt, _), text in zip(wanted, want, strict=True)]
