@@ -200,10 +200,42 @@ def test_a_step_costs_little_more_than_reading_the_logits(
     }
     print(
         f"\n{threads} threads {dtype} {rule} {draft} {where}: chain_verify_logits / read: mean {mean:.2f}, "
-        f"median {usual:.2f}, the extension alone {bare:.2f}; / read of both: {both['bare']}; / torch.sum: {plain_sum:.2f}; "
-        f"accepted {kept:.2f} of 7"
+        f"median {usual:.2f}, the extension alone {bare:.2f}; / read of both: {both['bare']}; "
+        f"/ torch.sum: {plain_sum:.2f}; accepted {kept:.2f} of 7"
     )
     benchmark(sides["verify"])
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("temperature", [1.0, 0.0])
+def test_a_replayed_step_beside_reading_the_logits(
+    benchmark: Any, read: Callable[[Tensor], int], temperature: float, threads: int
+) -> None:
+    """A chain of seven draft tokens that are all accepted: noise for every token, or at T = 0 the largest of a row."""
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    logits, settings = torch.randn(8, VOCAB) * 2, parameters(8, t=temperature)
+    offsets, roots = int32([0, 8]), int32([7])
+    plan = tree_plan(int32(list(range(-1, 7))), offsets)
+    inv_t, _, cut, tie_id = law_stats(logits, *settings)
+    steps = []
+    for seed in range(64):
+        seeds = torch.tensor([seed])
+        choice = replay_sample(logits, inv_t, cut, tie_id, seeds.expand(8), roots + plan.depth + 1)
+        steps.append((torch.cat([choice[:1], choice[:7]]), seeds))
+    turn = itertools.count()
+
+    def run() -> Any:
+        tokens, seeds = steps[next(turn) % 64]
+        links = plan.first_child, plan.next_sibling
+        return replay_verify(tokens, offsets, *links, None, logits, settings, seeds, roots, max_depth=7)
+
+    assert all(run()[1].tolist() == [7] for _ in steps)
+    found = times({"read": lambda: read(logits), "verify": run}, 256)
+    usual = ratios(found, "read")["verify"][1]
+    benchmark.extra_info |= {"rule": "replay", "temperature": temperature, "median_ratio": round(usual, 2)}
+    print(f"\n{threads} threads, replay, T = {temperature}: replay_verify / read: median {usual:.2f}")
+    benchmark(run)
 
 
 def test_a_step_against_transformers(benchmark: Any) -> None:
