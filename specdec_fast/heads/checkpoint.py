@@ -31,14 +31,23 @@ class Checkpoint:
     config: dict[str, Any]
     tensors: dict[str, Tensor]
 
-    def field(self, name: str, kind: type, default: Any = None) -> Any:
-        """A field of config.json, `default` when it is absent or null. Raises ValueError for another type."""
-        found = self.config.get(name)
+    def field(
+        self,
+        name: str,
+        kind: type | tuple[type, ...],
+        default: Any = None,
+        among: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """A field of config.json, or among those that it nests; `default` when it is absent or null. Raises ValueError
+        for another type.
+        """
+        found = (self.config if among is None else among).get(name)
         if found is None:
             return default
         if not isinstance(found, kind) or (kind is int and isinstance(found, bool)):
+            wanted = " or ".join(each.__name__ for each in (kind if isinstance(kind, tuple) else (kind,)))
             raise ValueError(
-                f"{self.folder / 'config.json'}: field {name!r} is {found!r}; expected {kind.__name__}; mend the file"
+                f"{self.folder / 'config.json'}: field {name!r} is {found!r}; expected {wanted}; mend the file"
             )
         return found
 

@@ -84,7 +84,7 @@ def load_eagle3(source: str | Path, target: Any, layers: Sequence[int] | None = 
             f"{found.folder / 'config.json'}: field 'draft_vocab_size' is {drafted}, lm_head.weight has {columns} "
             "rows; expected the same; mend the file"
         )
-    vocab = int(described.get("vocab_size", target.vocab_size))
+    vocab = found.field("vocab_size", int, target.vocab_size, among=described)
     head = Eagle3Head(
         _config(found, described),
         vocab_size=vocab,
@@ -218,8 +218,10 @@ def _refuse_other_target(
     if read is not None:
         refuse_other_size(found.source, "target_hidden_size", read, hidden, remedy)
     if read is None or not own_embedding:
-        refuse_other_size(found.source, "hidden_size", int(described.get("hidden_size", hidden)), hidden, remedy)
-    vocab = int(described.get("vocab_size", rows))
+        refuse_other_size(
+            found.source, "hidden_size", found.field("hidden_size", int, hidden, among=described), hidden, remedy
+        )
+    vocab = found.field("vocab_size", int, rows, among=described)
     if vocab not in (rows, target.vocab_size):
         refuse_other_size(found.source, "vocab_size", vocab, target.vocab_size, remedy)
 
@@ -227,11 +229,14 @@ def _refuse_other_target(
 def _refuse_lossy(found: Checkpoint) -> None:
     """Settings of `speculators` that accept tokens which the target would not have given."""
     settings = found.field("speculators_config", dict, {})
-    for method in settings.get("proposal_methods") or []:
+    where = found.folder / "config.json"
+    for method in found.field("proposal_methods", list, [], among=settings):
+        if not isinstance(method, dict):
+            raise ValueError(f"{where}: proposal_methods has {method!r}; expected objects; mend the file")
         for name, most in (("verifier_accept_k", 1), ("accept_tolerance", 0.0)):
-            if float(method.get(name) or most) > most:
+            if found.field(name, (int, float), most, among=method) > most:
                 raise ValueError(
-                    f"{found.folder / 'config.json'}: proposal_methods says {name}={method[name]}, which is lossy; "
+                    f"{where}: proposal_methods says {name}={method[name]}, which is lossy; "
                     f"expected {most}; set it so: verification here never changes the target's law"
                 )
 
@@ -239,14 +244,16 @@ def _refuse_lossy(found: Checkpoint) -> None:
 def _taps(found: Checkpoint, num_layers: int, layers: Sequence[int] | None) -> tuple[str, ...]:
     """Names of the hidden states that the head reads."""
     published = [2, num_layers // 2, num_layers - 3]
-    nested = found.field("eagle_config", dict, {}).get("eagle_aux_hidden_state_layer_ids")
-    named = found.field("eagle_aux_hidden_state_layer_ids", list)
+    name = "eagle_aux_hidden_state_layer_ids"
+    nested = found.field(name, list, among=found.field("eagle_config", dict, {}))
+    named = found.field(name, list)
     if layers is not None:
         ids = list(layers)
     elif named is not None:
         ids = named
     elif nested is not None:
-        ids = nested if nested == published else [index + 1 for index in nested]
+        after = [index + 1 if isinstance(index, int) else index for index in nested]  # these name outputs
+        ids = nested if nested == published else after
     else:
         ids = published
     if not ids or any(not isinstance(index, int) or not 0 <= index < num_layers for index in ids):

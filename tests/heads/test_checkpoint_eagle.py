@@ -352,6 +352,22 @@ BROKEN = [
     (lambda config, tensors: tensors["d2t"].neg_(), "d2t leads to ids"),
     (lambda config, tensors: tensors["t2d"].logical_not_(), "t2d and d2t name different ids"),
     (lambda config, tensors: config.update(speculators_model_type="dflash"), "'speculators_model_type' is 'dflash'"),
+    (lambda config, tensors: config.update(vocab_size="many"), "'vocab_size' is 'many'; expected int"),
+    (lambda config, tensors: config.update(hidden_size=[64]), r"'hidden_size' is \[64\]; expected int"),
+    (
+        lambda config, tensors: config.update(speculators_config={"proposal_methods": ["greedy"]}),
+        "has 'greedy'; expected",
+    ),
+    (
+        lambda config, tensors: config.update(speculators_config={"proposal_methods": [{"accept_tolerance": "much"}]}),
+        "'accept_tolerance' is 'much'; expected int or float",
+    ),
+    (
+        lambda config, tensors: config.update(
+            eagle_aux_hidden_state_layer_ids=None, eagle_config={"eagle_aux_hidden_state_layer_ids": [[1], 2, 3]}
+        ),
+        r"inputs of layers \[\[1\], 3, 4\]",
+    ),
 ]
 
 
