@@ -41,9 +41,10 @@ class _Index:
                 if self.frequent:
                     longer, before = (*gram, tokens[end]), ends.get(gram)
                     counts[longer] = count = 1 if before is None else counts.get(longer, 0) + 1
-                    # of two that tie, the one that was seen last
-                    if before is not None and tokens[before] != tokens[end] and count < counts[(*gram, tokens[before])]:
-                        continue
+                    if before is not None and tokens[before] != tokens[end]:
+                        rival = (*gram, tokens[before])
+                        if count < counts[rival]:  # of two that tie, the one that was seen last
+                            continue
                 ends[gram] = end
         self.indexed = max(self.indexed, len(tokens) - 1)
 

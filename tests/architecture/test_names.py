@@ -72,18 +72,17 @@ def measured_drafters(path: Path) -> dict[str, ast.Call]:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         value = getattr(node, "value", None)
         if any(getattr(each, "id", None) == "METHODS" for each in targets) and isinstance(value, ast.Dict):
-            entries = zip(value.keys, value.values)
-            return {
-                title.value: entry
-                for title, entry in entries
-                if isinstance(title, ast.Constant) and isinstance(entry, ast.Call) and _name_of(entry)
-            }
+            entries = zip(map(_text, value.keys), value.values)
+            return {title: entry for title, entry in entries if isinstance(entry, ast.Call) and _name_of(entry)}
     return {}
 
 
+def _text(node: ast.expr | None) -> str:
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+
+
 def _name_of(method: ast.Call) -> str:
-    first = method.args[0] if method.args else None
-    return first.value if isinstance(first, ast.Constant) else ""
+    return _text(method.args[0]) if method.args else ""
 
 
 def recorded_drafters(path: Path, methods: dict[str, ast.Call]) -> set[str]:
