@@ -276,10 +276,9 @@ def measure(
         timing = interleave(runs, rounds, clock, turns=len(texts))
         timed = {name: [(handle.tokens, handle.stats.tau) for handle in found] for name, found in outputs.items()}
         shares = {}
-        for name in names:  # apart from the timing, which the clock would slow down
+        for name in names:  # one text more, apart from the timing, which the clock would slow down
             drafting = DraftClock(engines[name])
-            for _ in texts:
-                runs[name]()
+            runs[name]()
             shares[name] = drafting.share
     plain = [text for text, _ in timed["plain"]]
     copied = mean(copied_share(prompt, text) for prompt, text in zip(texts, plain))

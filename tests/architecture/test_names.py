@@ -109,7 +109,7 @@ def parts_without_company(root: Path, files: Iterable[Path]) -> list[str]:
     measured = {_name_of(method) for method in methods.values()}
     recorded = recorded_drafters(root / RESULTS, methods) if RESULTS in present else set()
     headless = {name for name in measured if without_head(name, methods.values(), present)}
-    found = []
+    found: list[str] = []
 
     def expect(name: str, *needed: str) -> None:
         found.extend(f"{name}: {place} is missing" for place in needed if place not in present)
