@@ -2,7 +2,8 @@
 
 `python -m benchmarks.drafters` measures all of them, prints a table and writes a result file (in benchmarks/results)
 after every workload and temperature. `drafting` is the drafter's time outside of models, as a share of the steps';
-speed / tau is the efficiency, 1 where drafts cost nothing. The text of every row is compared with plain decoding's.
+speed / tau is the efficiency, 1 where drafts cost nothing. The texts of all rounds are compared with plain decoding's,
+save under rules that write texts of their own: drafts that are drawn for these are measured at T = 1 alone.
 Workloads: `mixed`, the bundled prompts; `edit`, where the text is the prompt's with one token in twenty replaced; and
 `repeat`, where a prompt asks to repeat a text and the text follows. The bundled target does not copy of itself, so the
 tokens of `edit` and `repeat` are forced on it (`SamplingParams.forced_tokens`), as is said below the table: target and
@@ -31,8 +32,11 @@ from benchmarks.end_to_end import Setting, Sides, distinct_4, workload
 from benchmarks.interleave import environment, interleave
 from specdec_fast import SamplingParams, load
 from specdec_fast.loading import ASSETS, load_model, load_tokenizer
+from specdec_fast.rules import DEFAULT
 
 RESULTS = Path(__file__).parent / "results"
+LAYERS = Path(__file__).parent / "layers_demo_target.json"
+"""What `specdec tune layers` found for the bundled target on prompts of its workload that are not measured on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,8 @@ class Method:
     """A drafter as it is measured. published: what its paper reports, on other models and machines; own_head: it needs
     a trained head, bundled or in `--heads`; draft_wanted: `demo-draft` goes along though the drafter can do without;
     memory: "" where it remembers one request alone, "shared" where it remembers those before it in the same round, with
-    nothing left of the round before, "warm" where all rounds' and, to begin with, some of the workload's other prompts.
+    nothing left of the round before, "warm" where all rounds' and, to begin with, some of the workload's other prompts;
+    rule: what verifies; one that is not `replay` writes texts that are not plain decoding's, of the same law.
     """
 
     drafter: str
@@ -49,6 +54,7 @@ class Method:
     own_head: bool = False
     draft_wanted: bool = False
     memory: str = ""
+    rule: str = DEFAULT
 
     @property
     def draft(self) -> str | None:
@@ -63,6 +69,7 @@ class Method:
 
 
 TUNED = "tuned"  # in place of a file: the shape that `specdec tune tree` finds for the bundled pair, made on the spot
+MIDDLE = {"skip_attention": list(range(3, 9)), "skip_mlp": list(range(3, 9))}  # of the bundled target's 12 layers
 METHODS: dict[str, Method] = {
     "draft_model": Method("draft_model", "2x to 3x (T5, Chinchilla)", {"num_draft_tokens": 4}),
     "draft_model, entropy stop": Method(
@@ -82,6 +89,20 @@ METHODS: dict[str, Method] = {
     "forest of ngram and recycling": Method("forest", "2.3x to 2.5x (SAM with Token Recycling, Spec-Bench)"),
     "forest of ngram and draft_model": Method("forest", "", {"of": "ngram,draft_model"}, draft_wanted=True),
     "draft_tree 2 1 1": Method("draft_tree", "1.5x to 2.8x (SpecInfer)", {"widths": [2, 1, 1]}),
+    "draft_tree 2 1 1, iid, tree": Method(
+        "draft_tree", "1.5x to 2.8x (SpecInfer)", {"widths": [2, 1, 1], "how": "iid"}, rule="tree"
+    ),
+    "draft_tree 2 1 1, iid, traversal": Method("draft_tree", "", {"widths": [2, 1, 1], "how": "iid"}, rule="traversal"),
+    "draft_tree 2 1 1, without replacement, tree": Method(
+        "draft_tree", "", {"widths": [2, 1, 1], "how": "without_replacement"}, rule="tree"
+    ),
+    "draft_tree 2 1 1, without replacement, traversal": Method(
+        "draft_tree", "", {"widths": [2, 1, 1], "how": "without_replacement"}, rule="traversal"
+    ),
+    "draft_tree 2 1 1, hybrid, tree": Method("draft_tree", "", {"widths": [2, 1, 1], "how": "hybrid"}, rule="tree"),
+    "draft_tree 2 1 1, hybrid, traversal": Method(
+        "draft_tree", "", {"widths": [2, 1, 1], "how": "hybrid"}, rule="traversal"
+    ),
     "eagle": Method("eagle", "2.1x to 2.4x (EAGLE), 2.4x to 2.6x (EAGLE-2, Spec-Bench)", {"width": 3}, own_head=True),
     "eagle, static": Method("eagle", "2.1x to 2.4x (EAGLE)", {"depth": 0, "num_draft_tokens": 8}, own_head=True),
     "eagle3": Method("eagle3", "3.0x (Spec-Bench, 13B)", {"width": 3}, own_head=True),
@@ -98,11 +119,19 @@ METHODS: dict[str, Method] = {
     "recycling of 8": Method("recycling", "2x (Spec-Bench)", {"shared": False, "num_draft_tokens": 8}),
     "jacobi": Method("jacobi", "0.73x (CPU, MT)"),
     "jacobi, blocks of 4": Method("jacobi", "1.34x (CPU, MT)", {"block": 4}),
+    "jacobi, blocks of 4 up to 64": Method("jacobi", "1.34x (CPU, MT)", {"block": 4, "horizon": 64}),
     "lookahead W7 N5 G7": Method("lookahead", "1.5x to 2.3x (A100, 7B)"),
     "lookahead W3 N3 G3": Method("lookahead", "1.5x to 2.3x (A100, 7B)", {"window": 3, "ngram": 3, "guesses": 3}),
     "medusa, 8 nodes": Method("medusa", "1.71x (Spec-Bench, 7B) to 2.18x (Medusa-1)", {"num_draft_tokens": 8}),
     "blockwise": Method("blockwise", "1.76 tokens per pass (frozen target)"),
-    "layer_skip, middle half": Method("layer_skip", "1.53x (13B) to 1.99x (70B)", {"exit_after": None}),
+    "layer_skip, middle half": Method("layer_skip", "1.53x (13B) to 1.99x (70B)", MIDDLE),
+    "layer_skip, middle half, fixed threshold": Method(
+        "layer_skip", "1.53x (13B) to 1.99x (70B)", {**MIDDLE, "stop": "threshold"}
+    ),
+    "layer_skip, middle half, 4 tokens": Method(
+        "layer_skip", "1.53x (13B) to 1.99x (70B)", {**MIDDLE, "stop": "fixed"}
+    ),
+    "layer_skip, tuned": Method("layer_skip", "1.53x (13B) to 1.99x (70B)", {"layers": str(LAYERS)}),
     "layer_skip, exit after 4": Method("layer_skip", "1.53x (13B) to 1.99x (70B)", {"exit_after": 4}),
 }
 
@@ -192,7 +221,8 @@ def engine_of(
             options["shape"] = tuned_shape(temperature)
         if method.drafter == "rest":
             options["datastore"] = str(datastore(folder, tokenizer))
-        chosen = {"drafter": method.drafter, "draft": method.draft, "drafter_options": options, "budget": budget}
+        chosen = {"drafter": method.drafter, "draft": method.draft, "drafter_options": options}
+        chosen |= {"budget": budget, "rule": method.rule}
     return load(target, tokenizer=tokenizer, max_length=1024, max_rows=1, **chosen)
 
 
@@ -231,34 +261,32 @@ def measure(
                 for at, text in enumerate(workload(tokenizer, 2 * prompts)[prompts:]):
                     engine.generate([text], replace(params[0], seed=1000 + at, forced_tokens=()))
 
-            turns = count()
-
+            turns, outputs[name] = count(), []
             apart = method is not None and method.memory == "shared"
 
             def run(name: str = name, engine: Any = engine, turns: Iterator[int] = turns, apart: bool = apart) -> None:
                 round_, at = divmod(next(turns), len(texts))
-                if at == 0:
-                    outputs[name] = []
-                    if apart:
-                        engine.drafter.forget()
+                if at == 0 and apart:
+                    engine.drafter.forget()
                 outputs[name] += engine.generate([texts[at]], replace(params[at], seed=1 + round_))
 
             runs[name], engines[name] = run, engine
         if task not in FORCED:
             runs["assisted"] = assisted(texts, temperature, new_tokens)
         timing = interleave(runs, rounds, clock, turns=len(texts))
-        timed, shares = dict(outputs), {}
-        for name in names:  # apart from the timing, which the clock would slow down
+        timed = {name: [(handle.tokens, handle.stats.tau) for handle in found] for name, found in outputs.items()}
+        shares = {}
+        for name in names:  # one text more, apart from the timing, which the clock would slow down
             drafting = DraftClock(engines[name])
-            for _ in texts:
-                runs[name]()
+            runs[name]()
             shares[name] = drafting.share
-    plain = [handle.tokens for handle in timed["plain"]]
+    plain = [text for text, _ in timed["plain"]]
     copied = mean(copied_share(prompt, text) for prompt, text in zip(texts, plain))
     rows = []
     for name in names:
         low, high = timing.spread("plain", name)
-        tau, speed = mean(handle.stats.tau for handle in timed[name]), timing.ratio("plain", name)
+        own, taus = zip(*timed[name])
+        tau, speed = mean(taus[len(texts) :]), timing.ratio("plain", name)  # the first round is not timed
         rows.append(
             {
                 "workload": task,
@@ -272,9 +300,9 @@ def measure(
                 "speed_vs_assisted": None if task in FORCED else timing.ratio("assisted", name),
                 "efficiency": speed / tau,
                 "drafting_share": shares[name],
-                "distinct_4": mean(distinct_4(text) for text in plain),
+                "distinct_4": mean(distinct_4(text) for text in own),
                 "copied_share": copied,
-                "identical": [handle.tokens for handle in timed[name]] == plain,
+                "identical": list(own) == plain if METHODS[name].rule == DEFAULT else None,
                 "rounds": rounds,
                 "prompts": prompts,
                 "new_tokens": new_tokens,
@@ -283,8 +311,8 @@ def measure(
     return rows, runs
 
 
-def _cell(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"
+def _cell(value: float | None, form: str = ".2f") -> str:
+    return "" if value is None else format(value, form)
 
 
 def as_markdown(rows: list[dict[str, Any]]) -> str:
@@ -298,8 +326,8 @@ def as_markdown(rows: list[dict[str, Any]]) -> str:
         lines.append(
             f"| {row['workload']} | {row['drafter']} | {row['temperature']:g} | {row['tau']:.2f} | "
             f"{row['speed_vs_plain']:.2f} | {_cell(row['speed_vs_assisted'])} | {row['efficiency']:.2f} | "
-            f"{row['drafting_share']:.3f} | {row['copied_share']:.2f} | {row['distinct_4']:.2f} | {row['identical']} | "
-            f"{row['published']} |"
+            f"{row['drafting_share']:.3f} | {row['copied_share']:.2f} | {row['distinct_4']:.2f} | "
+            f"{_cell(row['identical'], '')} | {row['published']} |"
         )
     if any(row["workload"] in FORCED for row in rows):
         lines += ["", NOTE]
@@ -324,7 +352,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     every = [name for name in METHODS if options.only in name]
     every = [name for name in every if not METHODS[name].own_head or METHODS[name].head(options.heads)]
-    cold = [name for name in every if METHODS[name].memory != "warm"]
+    cold = [name for name in every if METHODS[name].memory != "warm" and METHODS[name].rule == DEFAULT]
     copying = [name for name in cold if METHODS[name].drafter in COPYING]
     tasks = [(0.0, "mixed", cold), (1.0, "mixed", every), *((1.0, task, copying) for task in FORCED)]
     for temperature, task, names in tasks:

@@ -24,10 +24,11 @@ import torch
 from scipy.stats import bootstrap
 
 from benchmarks.drafters import METHODS, RESULTS, engine_of
-from benchmarks.end_to_end import workload
+from benchmarks.end_to_end import distinct_4, workload
 from benchmarks.interleave import environment
 from specdec_fast import SamplingParams
 from specdec_fast.loading import load_model, load_tokenizer
+from specdec_fast.rules import DEFAULT
 
 AGAIN = "plain"  # the second engine without drafts
 
@@ -61,7 +62,7 @@ def measure(
     tokenizer, target = load_tokenizer("demo-target"), load_model("demo-target")
     params = SamplingParams(temperature=temperature, max_new_tokens=new_tokens, ignore_eos=True)
     texts = workload(tokenizer, prompts)
-    ratios, taus, identical = [], [], True
+    ratios, taus, spreads, identical = [], [], [], True
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         sides = [engine_of(who, target, tokenizer, temperature, "goodput", place, heads) for who in (AGAIN, name)]
@@ -74,6 +75,7 @@ def measure(
                 (plain, own), handles = race(sides, text, replace(params, seed=seed))
                 ratios.append(plain / own)
                 taus.append(handles[1].stats.tau)
+                spreads.append(distinct_4(handles[1].tokens))
                 identical &= handles[0].tokens == handles[1].tokens
     interval = bootstrap((ratios,), np.median, rng=0).confidence_interval  # 95%
     return {
@@ -82,6 +84,7 @@ def measure(
         "tau": mean(taus),
         "speed_vs_plain": float(np.median(ratios)),
         "speed_vs_plain_95": [float(interval.low), float(interval.high)],
+        "distinct_4": mean(spreads),
         "identical": identical,
         "texts": len(ratios),
         "new_tokens": new_tokens,
@@ -90,12 +93,13 @@ def measure(
 
 def as_markdown(rows: list[dict[str, Any]]) -> str:
     """The rows as a table."""
-    lines = ["| drafter | T | tau | speed / plain | 95% of the median | texts | identical |", "|" + "---|" * 7]
+    titles = "| drafter | T | tau | speed / plain | 95% of the median | distinct-4 | texts | identical |"
+    lines = [titles, "|" + "---|" * 8]
     for row in rows:
         low, high = row["speed_vs_plain_95"]
         lines.append(
             f"| {row['drafter']} | {row['temperature']:g} | {row['tau']:.2f} | {row['speed_vs_plain']:.3f} | "
-            f"{low:.3f} to {high:.3f} | {row['texts']} | {row['identical']} |"
+            f"{low:.3f} to {high:.3f} | {row['distinct_4']:.2f} | {row['texts']} | {row['identical']} |"
         )
     return "\n".join(lines)
 
@@ -111,7 +115,8 @@ def main() -> None:
     options = parser.parse_args()
     facts = {**environment(), "threads": 1, "dtype": "float32"}
     wanted = options.only.split("|")
-    names = [AGAIN, *(name for name, method in METHODS.items() if method.memory != "warm")]
+    names = [name for name, method in METHODS.items() if method.memory != "warm" and method.rule == DEFAULT]
+    names.insert(0, AGAIN)
     names = [name for name in names if name == AGAIN or any(part in name for part in wanted)]
     names = [name for name in names if name == AGAIN or not METHODS[name].own_head or METHODS[name].head(options.heads)]
     rows: list[dict[str, Any]] = []

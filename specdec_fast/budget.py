@@ -1,4 +1,5 @@
-"""How many draft nodes each row gets in a step: as many as were asked for (`fixed`), or as many as pay (`goodput`).
+"""How many draft nodes each row gets in a step: as many as were asked for (`fixed`), those of them that the draft's law
+is sure enough of (`entropy`), or as many as pay (`goodput`).
 
 A policy sees committed data and the times of past steps, never a draft that is about to be verified: settling a budget
 by what was drawn would change the law of the text under rules that use q. `surely_accepted` is for drafters that stop
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -48,6 +49,29 @@ class Fixed:
 
     def release(self, rows: Sequence[int]) -> None:
         pass
+
+
+class Entropy(Fixed):
+    """Every row gets what it asked for, and the drafter ends a chain before a token whose law is too uncertain.
+
+    threshold: what `surely_accepted` has to reach, for a drafter that was given no `entropy_stop` of its own.
+    """
+
+    name = "entropy"
+
+    def __init__(self, threshold: float = 0.05) -> None:
+        if not 0 < threshold < 1:
+            raise ValueError(f"entropy threshold: got {threshold}; expected a number above 0 and below 1")
+        self.threshold = threshold
+
+    def settle(self, drafter: Any) -> None:
+        """Tells a drafter to stop. Raises ValueError for one that cannot: it has no law before it has a token."""
+        if not hasattr(drafter, "entropy_stop"):
+            raise ValueError(
+                f"budget entropy: got drafter {drafter.name}, which does not stop by a law; expected draft_model, or "
+                "budget fixed or goodput"
+            )
+        drafter.entropy_stop = drafter.entropy_stop or self.threshold
 
 
 class Goodput:
@@ -164,7 +188,7 @@ class Goodput:
 FIRST = (0, 4, 2, 0, 6, 0)  # nodes of the first steps: few, for nothing is known of what they cost or bring
 
 
-POLICIES: dict[str, type[Fixed] | type[Goodput]] = {"fixed": Fixed, "goodput": Goodput}
+POLICIES: dict[str, type[Fixed] | type[Goodput]] = {"entropy": Entropy, "fixed": Fixed, "goodput": Goodput}
 
 
 def budget_for(policy: str | BudgetPolicy) -> BudgetPolicy:

@@ -14,9 +14,9 @@ Tests: tests/drafters/test_draft_tree.py, test_eagle.py and the contract suite.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import torch
 from torch import Tensor
@@ -277,30 +277,31 @@ class TreeDrafter:
                 places = torch.where(sampling.temperature == 0, -1, places)
             noise = {"seeds": sampling.seeds, "positions": places}
         first = Draft.chains(rows, [[root] for root in roots], device=self.source.device)
-        passes = _Passes(self, view, rows, roots, limits, rng, first, self.source.score(rows, first))
+        passes = _Passes(self, view, rows, limits, rng, first, self.source.score(rows, first))
         front = Front(0, first.counts, first.offsets, list(range(len(rows))))
         known = tuple(rows) if reads_freely(self.source.device) else None
         depth, width, sharpness = min(self.depth, max(limits)), self.width, self.sharpness
         trees = grow(
             passes, first.rows, front, depth=depth, width=width, sharpness=sharpness, noise=noise, row_ids=known
         )
-        staged = trees.staged if self.source.keeps else []
+        staged = reversed(trees.staged) if self.source.keeps else ()
         parts = [part for draft in staged for part in (draft.offsets, draft.tokens, draft.parents)]
-        read = _numbers([trees.counts.flatten(), *parts])
-        counts, deepest, read = read[: len(rows)], max(read[len(rows) : 2 * len(rows)]), read[2 * len(rows) :]
+        numbers = _numbers([trees.counts.flatten(), *parts])
+        sizes = next(numbers)
+        counts, deepest = sizes[: len(rows)], max(sizes[len(rows) :])
         if self.source.keeps:
-            self.source.told(_last_staged(rows, roots, [draft.num_nodes for draft in staged], read))
+            self.source.told(_last_staged(rows, roots, zip(numbers, numbers, numbers)))
         return Draft.packed(rows, trees.tokens, trees.parents, tuple(counts), deepest, trees.plan)
 
-    def _room_for(self, roots: Sequence[int], limits: Sequence[int], dtype: torch.dtype) -> Growth:
-        """Where trees of these limits grow: what the last ones had, if their limits were the same."""
+    def _room_for(self, roots: Tensor, limits: Sequence[int], dtype: torch.dtype) -> Growth:
+        """Where trees of these limits grow: what the last ones had, if their limits were the same. roots: tokens."""
         key = tuple(limits), dtype
         if self._growth is None or self._growth[0] != key:
             with torch.inference_mode(False):
                 most = from_host(limits, torch.int32, self.source.device)
                 self._growth = key, Growth.room(most, max(limits), self.depth, dtype)
         growth = self._growth[1]
-        growth.tokens[:, 0] = from_host(roots, torch.int64, self.source.device)
+        growth.tokens[:, 0] = roots
         return growth
 
     def _pack(
@@ -342,7 +343,6 @@ class _Passes:
     drafter: TreeDrafter
     view: StateView
     rows: Sequence[int]
-    roots: Sequence[int]
     limits: Sequence[int]
     rng: Rng
     draft: Draft
@@ -358,25 +358,28 @@ class _Passes:
         self.draft, self.scored = draft, self.drafter.source.score(self.rows, draft)
 
     def room(self, dtype: torch.dtype) -> Growth:
-        return self.drafter._room_for(self.roots, self.limits, dtype)
+        return self.drafter._room_for(self.draft.tokens, self.limits, dtype)  # so far each tree is its root
 
 
-def _numbers(parts: Sequence[Tensor]) -> list[int]:
-    """What stands in vectors, one after another: the host waits for a device once."""
+def _numbers(parts: Sequence[Tensor]) -> Iterator[list[int]]:
+    """What stands in vectors: the host waits for a device once, and of its own memory reads what is asked for."""
     if reads_freely(parts[0].device):
-        return [number for part in parts for number in part.tolist()]
-    return torch.cat(list(parts)).tolist()
+        yield from (part.tolist() for part in parts)
+        return
+    numbers = iter(torch.cat(list(parts)).tolist())
+    for part in parts:
+        yield list(islice(numbers, part.shape[0]))
 
 
 def _last_staged(
-    rows: Sequence[int], roots: Sequence[int], sizes: Sequence[int], read: list[int]
+    rows: Sequence[int], roots: Sequence[int], passes: Iterable[tuple[list[int], list[int], list[int]]]
 ) -> list[tuple[int, tuple[list[int], list[int]]]]:
-    """(row, tree) of every row as it was scored last. read: of passes over `sizes` nodes offsets, tokens, parents."""
-    trees: list[tuple[list[int], list[int]]] = [([root], [-1]) for root in roots]
-    for nodes in sizes:
-        offsets, read = read[: len(rows) + 1], read[len(rows) + 1 :]
-        tokens, parents, read = read[:nodes], read[nodes : 2 * nodes], read[2 * nodes :]
-        for at, (start, stop) in enumerate(pairwise(offsets)):
-            if stop > start:
-                trees[at] = tokens[start:stop], parents[start:stop]
-    return list(zip(rows, trees))
+    """(row, tree) of every row as it was scored last. passes: offsets, tokens and parents of each, the last first."""
+    trees: dict[int, tuple[list[int], list[int]]] = {}
+    for offsets, tokens, parents in passes:
+        for row, (start, stop) in zip(rows, pairwise(offsets)):
+            if stop > start and row not in trees:
+                trees[row] = tokens[start:stop], parents[start:stop]
+        if len(trees) == len(rows):
+            break
+    return [(row, trees.get(row, ([root], [-1]))) for row, root in zip(rows, roots)]

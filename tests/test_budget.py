@@ -19,6 +19,7 @@ from oracles.noisy_oracle import NoisyChain
 from specdec_fast import Engine, SamplingParams, get_drafter
 from specdec_fast.budget import (
     BudgetPolicy,
+    Entropy,
     Fixed,
     Goodput,
     MovingThreshold,
@@ -213,7 +214,7 @@ def test_fixed_is_what_was_asked_for() -> None:
     policy = budget_for("fixed")
     assert isinstance(policy, Fixed) and policy.nodes([0, 1], [3, 0]) == [3, 0]
     assert budget_for(policy) is policy and isinstance(policy, BudgetPolicy) and isinstance(Goodput(), BudgetPolicy)
-    with pytest.raises(ValueError, match="budget: got 'most'; expected one of fixed, goodput"):
+    with pytest.raises(ValueError, match="budget: got 'most'; expected one of entropy, fixed, goodput"):
         budget_for("most")
     with pytest.raises(ValueError, match="goodput first_rate: got 2"):
         Goodput(first_rate=2)
@@ -221,6 +222,29 @@ def test_fixed_is_what_was_asked_for() -> None:
         Goodput(probe=0)
     with pytest.raises(ValueError, match="goodput margin, free: got -1"):
         Goodput(margin=-1)
+
+
+def test_entropy_is_the_stop_of_a_draft_model() -> None:
+    """The same drafts as with the option, which is left alone where it is there; others are refused."""
+
+    def target() -> AutomatonTarget:
+        return AutomatonTarget(random_logits(8, 256, std=1.35), max_rows=1)  # half of the states are sure of 0.05
+
+    def drafted(budget: str, **options: float) -> list[int]:
+        made = get_drafter("draft_model")(target(), num_draft_tokens=6, **options)
+        engine = Engine(target(), made, budget=budget)
+        (handle,) = engine.generate([[1, 2]], SamplingParams(seed=3, max_new_tokens=20))
+        return [made.entropy_stop, handle.stats.drafted, *handle.tokens]
+
+    free, stopped = drafted("fixed"), drafted("fixed", entropy_stop=0.05)
+    assert drafted("entropy") == stopped
+    assert free[2:] == stopped[2:] and free[1] > stopped[1] > 0, "the same text, after more drafts"
+    assert drafted("entropy", entropy_stop=0.01) == drafted("fixed", entropy_stop=0.01) != stopped
+    assert Engine(target(), budget="entropy").drafter is None
+    with pytest.raises(ValueError, match="budget entropy: got drafter ngram, which does not stop by a law; expected"):
+        Engine(target(), get_drafter("ngram")(), budget="entropy")
+    with pytest.raises(ValueError, match="entropy threshold: got 1; expected"):
+        Entropy(1)
 
 
 def test_an_engine_with_goodput_says_the_same_and_learns_that_drafts_are_useless() -> None:

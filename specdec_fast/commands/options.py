@@ -54,7 +54,8 @@ BudgetName = Annotated[
     str,
     typer.Option(
         "--budget",
-        help="Nodes drafted per step: fixed (all that --draft-tokens allows) or goodput (what pays, none if nothing).",
+        help="Nodes drafted per step: fixed (all that --draft-tokens allows), entropy (what the draft model is sure "
+        "of) or goodput (what pays, none if nothing).",
         rich_help_panel=_MODELS,
     ),
 ]

@@ -19,20 +19,19 @@ MATCHES = ("last", "frequent")
 class _Index:
     """Where to copy from after each n-gram of a row: `ends[gram]` is the position after the occurrence to copy.
 
-    With `frequent`, `most[gram]` is how often the commonest next token followed and `counts[*gram, next]` how often
-    each did. Grams of all sizes share the tables: their lengths tell them apart.
+    With `frequent` that is the last one followed by the commonest next token, and `counts[*gram, next]` is how often
+    each followed. Grams of all sizes share the tables: their lengths tell them apart.
     """
 
     def __init__(self, sizes: range, frequent: bool) -> None:
         self.sizes, self.longest, self.frequent = sizes, max(sizes), frequent
         self.ends: dict[tuple[int, ...], int] = {}
-        self.most: dict[tuple[int, ...], int] = {}
         self.counts: dict[tuple[int, ...], int] = {}
         self.indexed = 0
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Index n-grams that end before the newest token (so that a look-up never finds itself)."""
-        ends = self.ends
+        ends, counts = self.ends, self.counts
         for end in range(self.indexed + 1, len(tokens)):
             window = tuple(tokens[max(end - self.longest, 0) : end])
             for size in self.sizes:
@@ -40,11 +39,12 @@ class _Index:
                     continue
                 gram = window[-size:]
                 if self.frequent:
-                    longer = (*gram, tokens[end])
-                    self.counts[longer] = count = self.counts.get(longer, 0) + 1
-                    if count < self.most.get(gram, 0):
-                        continue
-                    self.most[gram] = count  # of two that tie, the one that was seen last
+                    longer, before = (*gram, tokens[end]), ends.get(gram)
+                    counts[longer] = count = 1 if before is None else counts.get(longer, 0) + 1
+                    if before is not None and tokens[before] != tokens[end]:
+                        rival = (*gram, tokens[before])
+                        if count < counts[rival]:  # of two that tie, the one that was seen last
+                            continue
                 ends[gram] = end
         self.indexed = max(self.indexed, len(tokens) - 1)
 
@@ -94,10 +94,9 @@ class NgramDrafter:
             chain = [tokens[-1]]
             end = index.find(tokens) if limit > 0 else None
             if end is not None:
-                found = list(tokens[end : end + limit])
-                for at in range(limit - len(found)):  # a match close to the end runs on into its own copy
-                    found.append(found[at])
-                chain += found
+                chain += tokens[end : end + limit]
+                for at in range(len(chain), 1 + limit):  # a match close to the end runs on into its own copy
+                    chain.append(chain[at - (len(tokens) - end)])
             chains.append(chain)
         return Draft.chains(rows, chains, device=view.device)
 

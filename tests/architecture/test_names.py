@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ NOT_USED = ("candidate", "posterior", "retrieve_indices", "verified_id")
 SOURCE = (".py", ".cpp", ".h", ".cu", ".cuh")
 KERNELS = "kernels/specdec_kernels"
 MEASURED = "benchmarks/drafters.py"
+RESULTS = "benchmarks/results/drafters_cpu.json"
 
 Listed = Callable[[Path], list[Path]]
 
@@ -64,15 +66,35 @@ def operators(root: Path, files: Iterable[Path]) -> set[str]:
     return {path.parts[0] for path in inside if len(path.parts) > 1 and not path.parts[0].startswith("_")}
 
 
-def measured_drafters(path: Path) -> set[str]:
-    """Drafters with an entry in METHODS of the benchmark: `METHODS = {"a title": Method("name", ...), ...}`."""
+def measured_drafters(path: Path) -> dict[str, ast.Call]:
+    """What METHODS of the benchmark says by title: `METHODS = {"a title": Method("name", ...), ...}`."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         value = getattr(node, "value", None)
         if any(getattr(each, "id", None) == "METHODS" for each in targets) and isinstance(value, ast.Dict):
-            first = [entry.args[0] for entry in value.values if isinstance(entry, ast.Call) and entry.args]
-            return {each.value for each in first if isinstance(each, ast.Constant)}
-    return set()
+            entries = zip(map(_text, value.keys), value.values)
+            return {title: entry for title, entry in entries if isinstance(entry, ast.Call) and _name_of(entry)}
+    return {}
+
+
+def _text(node: ast.expr | None) -> str:
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+
+
+def _name_of(method: ast.Call) -> str:
+    return _text(method.args[0]) if method.args else ""
+
+
+def recorded_drafters(path: Path, methods: dict[str, ast.Call]) -> set[str]:
+    """Drafters with a row in the committed results, which name methods by their titles."""
+    titles = {row["drafter"] for row in json.loads(path.read_text(encoding="utf-8"))["rows"]}
+    return {_name_of(method) for title, method in methods.items() if title in titles}
+
+
+def without_head(name: str, methods: Iterable[ast.Call], present: set[str]) -> bool:
+    """Whether the benchmark can measure a drafter with a head of the user's alone, since none is bundled."""
+    own = [{word.arg for word in method.keywords} for method in methods if _name_of(method) == name]
+    return all("own_head" in words for words in own) and f"specdec_fast/assets/demo-{name}/config.json" not in present
 
 
 def parts_without_company(root: Path, files: Iterable[Path]) -> list[str]:
@@ -83,8 +105,11 @@ def parts_without_company(root: Path, files: Iterable[Path]) -> list[str]:
         for path in files
         if root / "benchmarks" in path.parents and path.suffix == ".py"
     )
-    measured = measured_drafters(root / MEASURED) if MEASURED in present else set()
-    found = []
+    methods = measured_drafters(root / MEASURED) if MEASURED in present else {}
+    measured = {_name_of(method) for method in methods.values()}
+    recorded = recorded_drafters(root / RESULTS, methods) if RESULTS in present else set()
+    headless = {name for name in measured if without_head(name, methods.values(), present)}
+    found: list[str] = []
 
     def expect(name: str, *needed: str) -> None:
         found.extend(f"{name}: {place} is missing" for place in needed if place not in present)
@@ -100,6 +125,8 @@ def parts_without_company(root: Path, files: Iterable[Path]) -> list[str]:
                 expect(match[1], f"tests/{kind}/test_{match[1]}.py")
                 if kind == "drafters" and match[1] not in measured:
                     found.append(f"{match[1]}: no entry in METHODS of {MEASURED}")
+                elif kind == "drafters" and match[1] not in recorded | headless:
+                    found.append(f"{match[1]}: no row in {RESULTS}")
     return found
 
 
@@ -149,13 +176,23 @@ def test_planted_lonely_parts_are_caught(tmp_path: Path) -> None:
         f"{KERNELS}/done/reference.py": "",
         "tests/kernels/test_done.py": "",
         "benchmarks/kernels/bench_all.py": "done, new = 1, 2",
-        MEASURED: 'new = 1\nMETHODS: dict[str, Method] = {"one": Method("drafty", "new"), "new": Method("drafty")}\n',
+        MEASURED: 'new = 1\nMETHODS: dict[str, Method] = {"one": Method("drafty", "new"), "new": Method("drafty"), '
+        '"two": Method("headed", own_head=True)}\n',
+        RESULTS: '{"rows": [{"drafter": "one"}]}',
         "specdec_fast/drafters/drafty.py": "",
+        "specdec_fast/drafters/headed.py": "",
         "specdec_fast/drafters/__init__.py": "",
         "specdec_fast/rules/__init__.py": "",
         "tests/drafters/test_drafty.py": "",
+        "tests/drafters/test_headed.py": "",
     }
     assert parts_without_company(tmp_path, plant(tmp_path, sources)) == []
+    head = {"specdec_fast/assets/demo-headed/config.json": ""}
+    missing = plant(tmp_path, sources | head | {RESULTS: '{"rows": [{"drafter": "three"}]}'})
+    assert parts_without_company(tmp_path, missing) == [
+        "drafty: no row in benchmarks/results/drafters_cpu.json",
+        "headed: no row in benchmarks/results/drafters_cpu.json",
+    ]
     lonely = {
         f"{KERNELS}/raw/__init__.py": "",
         "specdec_fast/drafters/new.py": "",

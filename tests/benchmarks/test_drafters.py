@@ -3,12 +3,18 @@ what its forced workloads force."""
 
 from __future__ import annotations
 
+from itertools import count
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from benchmarks import drafters
 from benchmarks.drafters import FORCED, METHODS, NOTE, as_markdown, copied_share, copies, measure
 from benchmarks.interleave import interleave
 from specdec_fast.drafters import drafter_names, refuse_unknown_options
 from specdec_fast.loading import load_tokenizer
+from specdec_fast.rules import DEFAULT
 
 ROW = {
     "workload": "mixed", "drafter": "ngram", "temperature": 0.0, "tau": 1.0, "speed_vs_plain": 1.0,
@@ -21,6 +27,9 @@ def test_every_drafter_is_measured_with_options_that_it_takes() -> None:
     assert {method.drafter for method in METHODS.values()} >= set(drafter_names())
     for method in METHODS.values():
         refuse_unknown_options(method.drafter, method.options)
+    verified = {(method.options.get("how"), method.rule) for method in METHODS.values() if method.rule != DEFAULT}
+    hows = ("hybrid", "iid", "without_replacement")
+    assert verified == {(how, rule) for how in hows for rule in ("traversal", "tree")}, "trees that are drawn"
 
 
 def test_texts_that_are_forced_copy_their_prompts() -> None:
@@ -63,3 +72,34 @@ def test_sides_take_turns_within_a_round() -> None:
     timing = interleave(sides, 2, lambda: float(next(clock)), turns=3)
     assert done == [*"ababab", *"abbaab", *"baabba"]
     assert timing.seconds == {"a": [3.0, 3.0], "b": [3.0, 3.0]} and timing.ratio("a", "b") == 1
+
+
+class Writer:
+    """In place of an engine: writes three tokens, among them its own in the round that is said; tau is the round."""
+
+    def __init__(self, odd_round: int | None = None) -> None:
+        verbs = {verb: lambda *args: None for verb in ("begin", "propose", "observe")}
+        self.drafter, self.target, self.step = SimpleNamespace(**verbs), None, lambda: None
+        self.odd_round, self.rounds = odd_round, count()
+
+    def generate(self, prompts: list[list[int]], params: Any) -> list[Any]:
+        round_ = next(self.rounds)
+        text = [1, 2, 9 if round_ == self.odd_round else 3]
+        return [SimpleNamespace(tokens=text, stats=SimpleNamespace(tau=float(round_)))]
+
+
+def test_every_round_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text that differs in one of three rounds is seen; tau is that of the rounds that are timed."""
+    odd = {"ngram": 1, "draft_tree 2 1 1, iid, tree": 1}
+    monkeypatch.setattr(drafters, "engine_of", lambda name, *args: Writer(odd.get(name)))
+    monkeypatch.setattr(drafters, "load_model", lambda name: None)
+    names = ["ngram", "suffix", "draft_tree 2 1 1, iid, tree"]
+    rows, _ = measure(names, 1.0, task="edit", rounds=2, prompts=1, new_tokens=3)
+    assert [row["identical"] for row in rows] == [False, True, None], "another rule writes other texts"
+    assert [row["tau"] for row in rows] == [1.5] * 3
+    assert "| 1.00 |  | 1.5x" in as_markdown(rows).splitlines()[4], "nothing is said of texts that are not compared"
+
+
+def test_drawn_trees_are_measured_under_their_rules() -> None:
+    engine = drafters.engine_of("draft_tree 2 1 1, hybrid, traversal", "demo-target", None, 1.0, "fixed", None)  # type: ignore[arg-type]
+    assert engine.rule.name == "traversal" and engine.drafter.how == "hybrid"

@@ -43,4 +43,7 @@ def test_a_row_is_measured() -> None:
     assert row["identical"] and row["texts"] == 2 and row["tau"] >= 1
     low, high = row["speed_vs_plain_95"]
     assert low <= row["speed_vs_plain"] <= high and low > 0.1
-    assert as_markdown([row, {**row, "drafter": AGAIN}]).count("\n") == 3
+    assert 0.5 < row["distinct_4"] <= 1
+    table = as_markdown([row, {**row, "drafter": AGAIN, "distinct_4": 0.25}]).splitlines()
+    assert len(table) == 4 and all(line.count("|") == 9 for line in table)
+    assert table[3].split(" | ")[5] == "0.25", "how little the texts repeat themselves stands beside the ratio"

@@ -51,7 +51,8 @@ CASES = [
     (["generate", "x", "--drafter", "ngram", "-o", "wish=1"], ["drafter ngram: got option 'wish'", "n_max"]),
     (["generate", "x", "--drafter", "ngram", "-o", "n_max"], ["--drafter-option: got 'n_max'", "NAME=VALUE"]),
     (["generate", "x", "--model", "{target}", "-o", "n_max=3"], ["--drafter-option n_max: got no drafter"]),
-    (["generate", "x", "--drafter", "ngram", "--budget", "most"], ["budget: got 'most'", "fixed, goodput"]),
+    (["generate", "x", "--drafter", "ngram", "--budget", "most"], ["budget: got 'most'", "entropy, fixed, goodput"]),
+    (["generate", "x", "--drafter", "ngram", "--budget", "entropy"], ["got drafter ngram", "expected draft_model"]),
     (["generate", "x", "--drafter", "ngram", "-o", "n_max=abc"], ["n_max: got 'abc'; expected a whole number"]),
     (
         ["generate", "x", "--model", "{target}", "--drafter", "suffix", "-o", "factor=abc"],

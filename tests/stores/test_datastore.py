@@ -91,5 +91,45 @@ def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     container.write(place, "datastore", {"vocabulary": "", "vocab_size": 5}, {
         "tokens": np.zeros(3, np.uint16), "suffixes": np.zeros(2, np.uint32)
     })  # fmt: skip
-    with pytest.raises(ValueError, match="suffix array: "):
+    with pytest.raises(ValueError, match="got 2 suffixes of 3 tokens; make it again"):
         Datastore(place)
+
+
+@pytest.mark.parametrize("damage", ["none", "lost", "noise", "beyond", "swapped", "tokens", "too large"])
+def test_opening_looks_at_a_sample(damage: str, tmp_path: Path) -> None:
+    """A twentieth of the suffixes, or all of the tokens, are not what was written; nothing is read in full."""
+    source = np.random.default_rng(5)
+    text = source.integers(0, 300, 20_000, np.uint16)
+    build(tmp_path / "store", [text.tolist()], 300)
+    _, arrays = container.read(tmp_path / "store", "datastore")
+    whole = bytearray((tmp_path / "store").read_bytes())
+    tokens, suffixes = (np.array(arrays[name]) for name in ("tokens", "suffixes"))
+    starts = {name: whole.index(array.tobytes()) for name, array in arrays.items()}
+    part = slice(7000, 8000)
+    if damage == "lost":
+        suffixes[part] = 0
+    elif damage == "noise":
+        suffixes[part] = source.permutation(suffixes[part])
+    elif damage == "beyond":
+        suffixes[part] += 20_001
+    elif damage == "swapped":
+        suffixes = suffixes[::-1].copy()
+    elif damage == "tokens":
+        tokens = source.permutation(tokens)
+    elif damage == "too large":
+        tokens[tokens == 299] = 301  # one above the separator, and in order
+    for name, array in (("tokens", tokens), ("suffixes", suffixes)):
+        whole[starts[name] : starts[name] + array.nbytes] = array.tobytes()
+    (tmp_path / "store").write_bytes(whole)
+    if damage == "none":
+        Datastore(tmp_path / "store").verify()
+        return
+    with pytest.raises(ValueError, match=r"its suffixes are not in order at rank \d+; it is damaged; make it again"):
+        Datastore(tmp_path / "store")
+
+
+def test_any_sound_datastore_is_opened(tmp_path: Path) -> None:
+    """Down to a token, with runs longer than what is compared, documents alike, and as many tokens as are looked at."""
+    for documents in ([[0]], [[3] * 500], [[1, 2]] * 40, [[1, 2, 1]], [list(range(4)) * 16, [0] * 70]):
+        build(tmp_path / "store", documents, 4)
+        Datastore(tmp_path / "store").verify()
