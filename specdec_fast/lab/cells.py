@@ -79,7 +79,12 @@ class _Sources:
 def pack(drafts: Sequence[tuple[Text, DraftTree]], after: Callable[[Text], Law]) -> tuple[Draft, Laws]:
     """Drafts, each with its context, as one batch, ragged as they are, and the target's law at every node."""
     sources, targets = _Sources(), _Sources()
-    tokens, parents, drawn, law_row, row_of, target_row = [], [], [], [], [], []
+    tokens: list[int] = []
+    parents: list[int] = []
+    drawn: list[int] = []
+    law_row: list[int] = []
+    row_of: list[int] = []
+    target_row: list[int] = []
     for row, (context, tree) in enumerate(drafts):
         tokens += tree.tokens
         parents += tree.parents
