@@ -279,8 +279,11 @@ class CoinRule(Rule, Protocol):
     Called with `uniforms` (float32 [M] in (0, 1)) a rule takes these in place of its keyed coins. `thresholds` answers
     with (threshold [M], residual [M, V]): the coin of node i passes iff it is strictly below threshold[i], given that
     the rule looks at it; residual[i] are the unnormalised weights of the next token when the accepted path ends at
-    node i. Both are functions of the draft and the target's laws alone.
+    node i. Both are functions of the draft and the target's laws alone. from_leaves: the path ends at the first node in
+    post-order whose coin passes, not at the last one of a walk from the root.
     """
+
+    from_leaves: bool
 
     def __call__(
         self, draft: Draft, plan: TreePlan, target_laws: Laws, rng: Rng, uniforms: Tensor | None = None

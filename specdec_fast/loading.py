@@ -9,12 +9,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from specdec_fast.budget import BudgetPolicy, budget_for
+from specdec_fast.choosing import sample_ways
 from specdec_fast.drafters import (
     drafter_names,
     make_drafter,
@@ -24,7 +26,10 @@ from specdec_fast.drafters import (
 )
 from specdec_fast.engine import Engine
 from specdec_fast.interfaces import Rule
+from specdec_fast.request import Prompt
 from specdec_fast.rules import DEFAULT, get_rule, rule_for
+from specdec_fast.rules.best import RULE as BEST
+from specdec_fast.sampling_params import SamplingParams
 from specdec_fast.targets.huggingface import HuggingFaceTarget, UnsupportedModelError
 
 if TYPE_CHECKING:
@@ -149,12 +154,14 @@ def load(
     budget: str | BudgetPolicy = "fixed",
     step_mode: str = "auto",
     temperature: float | None = None,
+    sample: Sequence[tuple[Prompt, SamplingParams]] = (),
 ) -> Engine:
     """An engine for a target and, when given, a draft model or another drafter.
 
     target, draft: a bundled name ("demo-target", "demo-draft"), folder, hub id or loaded model; drafter: name (default:
     "draft_model" when a draft is given, else none; "draft_tree" takes a draft too); drafter_options: what else its
-    constructor takes; the other arguments as in `HuggingFaceTarget` and `Engine`.
+    constructor takes; sample: requests like those to come, with whose first tokens rule `best` weighs how to draft
+    (without them it goes by what holds for every draft); the other arguments as in `HuggingFaceTarget` and `Engine`.
 
     Raises ValueError when something cannot be loaded or does not fit together.
     """
@@ -182,6 +189,7 @@ def load(
     shape: dict[str, Any] = {"max_rows": max_rows, "page_size": page_size, "compile": compile}
     ours = HuggingFaceTarget(model, max_length=max_length, num_pages=num_pages, vocab_size=vocab_size, **shape)
 
+    @cache  # a drafter that is made again, to pick in another way, drafts with the same model
     def open_draft() -> HuggingFaceTarget:
         assert draft is not None
         small = from_any(draft, "draft")
@@ -197,17 +205,22 @@ def load(
         opened.tokenizer = theirs
         return opened
 
-    made = None
+    made, why = None, None
     if name is not None:
         source: dict[str, Any] = {"tokenizer": tokenizer, "draft": None if draft is None else open_draft}
         prefers = getattr(chosen, "prefers", "coupled")
         made = make_drafter(name, options, target=ours, prefers=prefers, **source)
         settled = getattr(rule_for(chosen, made.needs, temperature)[0], "prefers", prefers)
+        if chosen is BEST and made.needs.laws and temperature != 0 and sample:
+            weighed = sample_ways(ours, made, sample, tokenizer)
+            chosen, why, settled = BEST.pick(made.needs, temperature, weighed)
         if settled != prefers:  # rule best settled on one that wants tokens picked in another way
             made = make_drafter(name, options, target=ours, prefers=settled, **source)
     ids = eos_ids(model, tokenizer) if eos_token_ids is None else tuple(eos_token_ids)
     given: dict[str, Any] = {"tokenizer": tokenizer, "budget": policy, "step_mode": step_mode}
-    return Engine(ours, made, rule=chosen, eos_token_ids=ids, temperature=temperature, **given)
+    engine = Engine(ours, made, rule=chosen, eos_token_ids=ids, temperature=temperature, **given)
+    engine.why_rule = why or engine.why_rule
+    return engine
 
 
 __all__ = ["UnsupportedModelError", "check_same_tokenizer", "eos_ids", "load", "load_model", "load_tokenizer"]

@@ -12,6 +12,7 @@ from oracles.toy_tokenizer import END_OF_TEXT, PIECES, byte_tokenizer
 
 from specdec_fast import SamplingParams, load
 from specdec_fast.loading import eos_ids, load_model, load_tokenizer
+from specdec_fast.rules.best import LIKELIEST
 from specdec_fast.targets.huggingface import UnsupportedModelError
 from specdec_fast.targets.tiny import tiny_model
 
@@ -62,6 +63,29 @@ def test_the_draft_picks_as_the_rule_prefers(folder: Path, draft_folder: Path, r
 def test_the_best_rule_follows_the_temperature(temperature: float | None, rule: str, pick: str) -> None:
     engine = load(models.own("llama"), models.kin("llama"), rule="best", max_length=64, temperature=temperature)
     assert engine.rule.name == rule and engine.drafter.pick == pick
+
+
+@pytest.mark.parametrize(("likeliest", "rule", "pick"), [(3.0, "replay", "greedy"), (1.0, "block", "drawn")])
+def test_the_best_rule_follows_a_sample(
+    likeliest: float, rule: str, pick: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The drafter picks as was found best, explain says the numbers, and the draft model is opened once."""
+    found = {"block": 2.0, "token": 1.5, "replay": 1.25, LIKELIEST: likeliest}
+    sampled = []
+
+    def sample(target: object, drafter: object, requests: object, tokenizer: object) -> dict[str, float]:
+        sampled.append(drafter)
+        return found
+
+    monkeypatch.setattr("specdec_fast.loading.sample_ways", sample)
+    model, requests = models.own("llama"), [(models.prompt(17), SamplingParams())]
+    engine = load(model, models.kin("llama"), rule="best", max_length=64, sample=requests)
+    assert engine.rule.name == rule and engine.drafter.pick == pick
+    assert sampled[0].pick == "drawn" and sampled[0].model is engine.drafter.model
+    assert "2.000 drawn, by block" in engine.explain() and f"{likeliest:.3f} of the likeliest" in engine.explain()
+    load(model, models.kin("llama"), rule="best", max_length=64, sample=requests, temperature=0.0)
+    load(model, models.kin("llama"), rule="token", max_length=64, sample=requests)
+    assert len(sampled) == 1, "nothing is drawn where nothing is to be chosen"
 
 
 def test_loaded_models_are_taken_as_they_are() -> None:

@@ -144,7 +144,7 @@ def depths(offsets: Tensor, first_child: Tensor, next_sibling: Tensor) -> list[i
 
 
 class Tree:
-    """A packed batch of trees on the host, its laws as dense weights one node at a time."""
+    """A packed batch of trees on the host, its laws as dense weights."""
 
     def __init__(
         self,
@@ -163,8 +163,10 @@ class Tree:
         self.token: list[int] = tokens.tolist()
         self.mark: list[int] = drawn.tolist()
         self.source: list[int] = law_row.tolist()
-        self.laws, self.draft, self.token_ids = target, draft, token_ids
+        self.laws, self.token_ids = target, token_ids
         self.dtype = target[1].dtype if draft is None else torch.promote_types(target[1].dtype, draft[1].dtype)
+        self.p = law_weights(*target).to(self.dtype)
+        self.q = None if draft is None else law_weights(*draft).to(self.dtype)
         self.dust = dust(target, draft)
         first, sibling = first_child.tolist(), next_sibling.tolist()
         scout = [False] * len(first) if scouts is None else scouts.tolist()
@@ -180,7 +182,7 @@ class Tree:
 
     def target(self, node: int) -> Tensor:
         """Weights of the target's law after a node: [V]."""
-        return law_weights(*(part[node : node + 1] for part in self.laws))[0].to(self.dtype)
+        return self.p[node]
 
     def broken(self, node: int) -> bool:
         """Whether the target's law after a node has no weight at all."""
@@ -198,9 +200,9 @@ class Tree:
         if mark == CHOSEN:
             weights[token] = 1.0
             return weights
-        assert self.draft is not None
+        assert self.q is not None
         row = self.source[node]
-        q = law_weights(*(part[row : row + 1] for part in self.draft))[0].to(self.dtype)
+        q = self.q[row]
         if self.token_ids is None:
             weights[: len(q)] = q
         else:

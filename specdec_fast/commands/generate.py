@@ -151,6 +151,7 @@ def generate(
         max_rows=min(len(entries), _MAX_ROWS),
         max_length=max_length,
         temperature=temperatures.pop() if len(temperatures) == 1 else None,
+        sample=[(entry.prompt, own) for entry, own in zip(entries, params, strict=True)],
     )
     grammar = options.read_grammar(regex, json_schema, engine.tokenizer)
     job = _Job(engine, entries, [replace(own, grammar=grammar) for own in params], color=color, streams=not as_json)

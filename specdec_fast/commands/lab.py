@@ -45,6 +45,14 @@ def lab(
             rich_help_panel="Models",
         ),
     ] = None,
+    pick: Annotated[
+        str | None,
+        typer.Option(
+            help="How tokens are drafted where draws are made: "
+            "drawn, chosen (the likeliest); on trees hybrid, iid, without; for replay coupled (default: by the rule).",
+            rich_help_panel=_WORK,
+        ),
+    ] = None,
     draft_tokens: options.DraftTokens = None,
     draws: Annotated[int, typer.Option("--draws", "-N", help="Draws per place.", rich_help_panel=_WORK)] = 1_000_000,
     prompts: Annotated[
@@ -92,6 +100,7 @@ def lab(
     from specdec_fast.commands.show import make_console
     from specdec_fast.lab.run import Lab
     from specdec_fast.lab.sequential import Ledger
+    from specdec_fast.lab.simulate import layout_for
     from specdec_fast.sampling import SamplingParams
 
     if draws < 1:
@@ -101,6 +110,8 @@ def lab(
         raise ValueError(f"--file with --{other}: got both; expected one of them")
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out: {out} is a file; expected a folder, or a name that is free")
+    if pick is not None and (recorded is not None or temperature == 0):
+        raise ValueError("--pick: says how our own draws are drafted; drop --pick, or --recorded and --temperature 0")
     if ledger is not None and seed is not None:
         raise ValueError("--ledger with --seed: a seed that was used before would count its draws twice; drop --seed")
     if ledger is not None and (recorded is not None or temperature == 0):
@@ -115,7 +126,7 @@ def lab(
     kept = Ledger.open(ledger)
     run = Lab(out, seed=kept.next_seed if ledger is not None else params.seed or 0)
     items = _items(prompts, file, lines)  # what cannot be found is refused before anything is loaded
-    asked = _Asked(items, draws, exact, mutants)
+    asked = _Asked(items, draws, exact, mutants, pick)
     with _progress(console) as progress:
         run.progress = progress
         try:
@@ -132,6 +143,8 @@ def lab(
                 with console.status("loading models") if console.is_terminal else nullcontext():
                     rows = min(len(asked.items), _ROWS)
                     engine = opening.open_engine(setup, threads=threads, max_rows=rows, temperature=temperature)
+                if pick is not None:  # a wrong one is refused before anything is measured
+                    layout_for(engine.rule, engine.target.vocab_size, pick)
                 run.header = {
                     **setup.describe(engine.rule),
                     "rule": engine.rule.name,
@@ -151,11 +164,14 @@ def lab(
 class _Asked:
     """How much was asked for."""
 
-    def __init__(self, items: list[tuple[str, Prompt]], draws: int, exact: bool, mutants: bool) -> None:
-        self.items, self.draws, self.exact, self.mutants = items, draws, exact, mutants
+    def __init__(
+        self, items: list[tuple[str, Prompt]], draws: int, exact: bool, mutants: bool, pick: str | None
+    ) -> None:
+        self.items, self.draws, self.exact, self.mutants, self.pick = items, draws, exact, mutants, pick
 
     def as_dict(self) -> dict[str, Any]:
-        return {"draws": self.draws, "prompts": len(self.items)}
+        picked = {} if self.pick is None else {"pick": self.pick}
+        return {"draws": self.draws, "prompts": len(self.items), **picked}
 
 
 def _items(prompts: int | None, file: str | None, lines: bool) -> list[tuple[str, Prompt]]:
@@ -231,7 +247,7 @@ def _measure(run: Lab, engine: Engine, params: SamplingParams, asked: _Asked, le
         run.run_exact()
     run.run_greedy(engine, items, _LENGTHS)
     if sampled:
-        run.run_draws(engine, items, params, asked.draws)
+        run.run_draws(engine, items, params, asked.draws, asked.pick)
         run.run_acceptances()
         if ledger is not None:
             run.add_to_ledger(ledger)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from specdec_fast.engine import Engine
     from specdec_fast.interfaces import Rule
+    from specdec_fast.request import Prompt
+    from specdec_fast.sampling import SamplingParams
 
 BUNDLED_TARGET, BUNDLED_DRAFT = "demo-target", "demo-draft"
 NO_DRAFTER = "none"
@@ -103,8 +105,10 @@ def open_engine(
     max_rows: int,
     max_length: int | None = None,
     temperature: float | None = None,
+    sample: Sequence[tuple[Prompt, SamplingParams]] = (),
 ) -> Engine:
-    """Set the threads and load everything. temperature: that of all requests, None where they differ.
+    """Set the threads and load everything. temperature: that of all requests, None where they differ; sample: requests
+    that rule `best` may look at.
 
     Raises ValueError for whatever does not exist or fit together.
     """
@@ -133,6 +137,7 @@ def open_engine(
         compile=setup.compile,
         budget=setup.budget,
         temperature=temperature,
+        sample=sample,
     )
     context = engine.state.max_length
     if max_length is not None and max_length > context:

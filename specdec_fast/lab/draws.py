@@ -106,13 +106,16 @@ def groups_of(p: np.ndarray, q: np.ndarray) -> np.ndarray:
 
 @dataclass(slots=True)
 class Drawing:
-    """Draws at one place under one rule, on `device`: `run` adds to `counts`, `file` keeps them."""
+    """Draws at one place under one rule, on `device`: `run` adds to `counts`, `file` keeps them. pick: how tokens are
+    picked, one of `simulate.picks_for` (default: its first).
+    """
 
     place: Place
     rule: Rule
     seed: int
     file: Path | None = None
     device: torch.device | str = "cpu"
+    pick: str | None = None
     counts: Counts = field(init=False)
     simulator: Simulator = field(init=False)
     group: np.ndarray = field(init=False)
@@ -121,7 +124,7 @@ class Drawing:
         if not 0 <= self.seed < SEEDS:
             raise ValueError(f"lab: got seed {self.seed}; expected 0..{SEEDS - 1} (each has 2^40 draws of its own)")
         p, q = (on_device(laws, self.device) for laws in (self.place.p, self.place.q))
-        self.simulator = Simulator(self.rule, p, q, layout_for(self.rule, self.p.shape[0]))
+        self.simulator = Simulator(self.rule, p, q, layout_for(self.rule, self.p.shape[0], self.pick))
         self.group = groups_of(self.p, self.q)
         self.counts = Counts.empty(self.simulator.vocab, max(self.simulator.layout.depth))
         if self.file is not None:
@@ -288,21 +291,45 @@ def branch_laws(simulator: Simulator, p: np.ndarray, q: np.ndarray) -> tuple[np.
     """How much of p(x) is accepted as the first token and how much is recovered, [V] each, adding up to p.
 
     Drawn chains: min(p, q). One drawn token z ~ q' outside the chosen set S: min(p, q') outside, all of p on S (Hu et
-    al. 2025). Coupled chains: 1 / sum_y max(p_y / p_x, q_y / q_x) (Daliri et al. 2024). None for other layouts.
+    al. 2025); nothing drawn: p on S. Independent siblings: round by round what is left of p. Coupled chains: 1 / sum_y
+    max(p_y / p_x, q_y / q_x) (Daliri et al. 2024); of a rule that replays, other drafts know nothing of its choice x,
+    which is accepted if it was drafted. None where the later siblings' laws depend on earlier tokens.
     """
-    group = simulator.layout.siblings.get(0, [])
-    if simulator.rule.replays and simulator.layout.pick == "coupled" and len(group) == 1:
+    group, pick = simulator.layout.siblings.get(0, []), simulator.layout.pick
+    chosen, replays = list(simulator.chosen), simulator.rule.replays
+    if pick == "coupled":
+        if len(group) != 1 or not replays:
+            return None
         accepted = np.minimum(coupled_matches(p, q), p)
-        return accepted, p - accepted
-    if simulator.rule.replays or (len(group) != 1 and simulator.layout.pick != "hybrid"):
+    elif pick == "chosen":
+        accepted = np.zeros_like(p)
+        accepted[chosen] = p[chosen]
+    elif pick == "hybrid":
+        rest = q.copy()
+        rest[chosen] = 0.0
+        rest = rest / rest.sum()
+        accepted = p * rest if replays else np.minimum(p, rest)
+        accepted[chosen] = p[chosen]
+    elif pick == "without" and len(group) > 1:
         return None
-    rest = q.copy()
-    chosen = list(simulator.chosen)
-    rest[chosen] = 0.0
-    rest = rest / rest.sum()
-    accepted = np.minimum(p, rest)
-    accepted[chosen] = p[chosen]
+    elif replays:
+        accepted = p * (1 - (1 - q) ** len(group))
+    else:
+        accepted = _in_rounds(p, q, len(group))
     return accepted, p - accepted
+
+
+def _in_rounds(p: np.ndarray, q: np.ndarray, rounds: int) -> np.ndarray:
+    """How much of p(x) is accepted of independent draws from q that are tested one after another, [V]."""
+    accepted, rest, alive = np.zeros_like(p), p, 1.0
+    for _ in range(rounds):
+        accepted = accepted + alive * np.minimum(rest, q)
+        left = np.maximum(rest - q, 0.0)
+        mass = left.sum()
+        if mass <= 0:
+            break
+        rest, alive = left / mass, alive * mass
+    return np.minimum(accepted, p)
 
 
 def coupled_matches(p: np.ndarray, q: np.ndarray) -> np.ndarray:

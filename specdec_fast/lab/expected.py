@@ -5,25 +5,33 @@ Tests: tests/lab/test_expected.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from typing import Any
 
-from specdec_fast.lab.exact import TOLERANCE, has_a_law, step_outcomes, takes_trees
+from specdec_fast.lab.cells import step_outcomes
+from specdec_fast.lab.exact import TOLERANCE, has_a_law, takes_trees
 from specdec_fast.lab.oracle import (
     RationalModel,
     block_rule_accepted,
+    coupled_rule_accepted,
     geometric_tokens,
     overlap,
     token_rule_accepted,
     transport_bound,
 )
-from specdec_fast.lab.proposals import CHAINS, POLICIES, Shape, all_drafts
+from specdec_fast.lab.proposals import CHAINS, COUPLED, POLICIES, Shape, all_drafts
 from specdec_fast.rules import get_rule
 from specdec_kernels import use_backend
 
 FULL = POLICIES["full"]
+SUMS: dict[str, tuple[str, str, Callable[..., Fraction]]] = {
+    "token": ("sum of E[prod min(1, p/q)]", "drawn", token_rule_accepted),
+    "block": ("sum of E[w_i]", "drawn", block_rule_accepted),
+    "replay": ("sum of prod 1 / sum max(p_y/p_x, q_y/q_x)", COUPLED, coupled_rule_accepted),
+}
+"""For a rule on chains: what is summed, for which proposals, and the sum."""
 NODES: tuple[Shape, ...] = ((-1, 0), (-1, 0, 0), (-1, 0, 0, 0))
 
 
@@ -50,22 +58,23 @@ class Expected:
 
 def _accepted(name: str, proposal: str, shape: Shape, target: RationalModel, q: RationalModel) -> float:
     with use_backend("reference"):
-        trees = all_drafts((), q, q, proposal, (shape,), FULL)
-        return step_outcomes(get_rule(name), trees, target.after, ())[1]
+        trees = all_drafts((), q, q, proposal, (shape,), FULL, target if proposal == COUPLED else None)
+        return step_outcomes(get_rule(name), {(): trees}, target.after)[()][1]
 
 
 def on_chains(name: str, seed: int) -> list[Expected]:
-    """token and block on drawn chains, against their sums; on models without memory against the geometric series."""
+    """token and block on drawn chains, replay on coupled ones, against their sums; on models without memory against the
+    geometric series.
+    """
     rows = []
     for depth, shape in enumerate(CHAINS, 1):
         target = RationalModel(3, seed)
         q = RationalModel(3, seed + 50, like=target)
-        sums = {"token": token_rule_accepted, "block": block_rule_accepted}
-        words = {"token": "sum of E[prod min(1, p/q)]", "block": "sum of E[w_i]"}
-        if name in sums:
-            value = float(sums[name](target.after, q.after, (), depth))
-            got = _accepted(name, "drawn", shape, target, q)
-            rows.append(Expected(name, f"chain of {depth}, models with memory", got, value, "=", words[name]))
+        if name in SUMS:
+            words, proposal, accepted = SUMS[name]
+            value = float(accepted(target.after, q.after, (), depth))
+            got = _accepted(name, proposal, shape, target, q)
+            rows.append(Expected(name, f"chain of {depth}, models with memory", got, value, "=", words))
         same, other = (RationalModel(3, seed + shift, memory=0, timeless=True) for shift in (1, 2))
         if name == "token":
             alpha = float(overlap(same.after(()), other.after(())))
@@ -75,6 +84,10 @@ def on_chains(name: str, seed: int) -> list[Expected]:
                 Expected(name, f"tokens per step, chain of {depth}, no memory", got, value, "=",
                          "(1 - a^(g+1)) / (1 - a)")
             )  # fmt: skip
+        if name == "replay":
+            got = _accepted(name, COUPLED, shape, target, q)
+            most = float(token_rule_accepted(target.after, q.after, (), depth))
+            rows.append(Expected("replay <= token", f"chain of {depth}, models with memory", got, most, "<=", "token"))
         if name == "block":
             got = _accepted(name, "drawn", shape, target, q)
             least = float(token_rule_accepted(target.after, q.after, (), depth))

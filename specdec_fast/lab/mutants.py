@@ -19,20 +19,21 @@ from typing import Any
 
 import numpy as np
 
+from specdec_fast.lab.draws import TEXT, WHOLE
 from specdec_fast.lab.mutant_rules import MUTANTS, After, Mutant, Step, Text, World, world
 from specdec_fast.lab.oracle import text_law
 from specdec_fast.lab.statistics import draws_needed
 
-LENGTH = 3
 SEEDS = tuple(range(12))
 TOLERANCE = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
 class Killed:
-    """first, joint: largest total variation over small models from the target's law of one token and of three;
-    draws_first, draws_joint: draws a chi-square test needs on the model that shows it best (level 0.001, power 0.99);
-    killers: the checks that see it.
+    """first, joint: largest total variation over small models from the target's law of one token and of TEXT tokens;
+    draws_first, draws_joint: draws of a run of the lab with which a chi-square test sees it on the model that shows it
+    best (level 0.001, power 0.99): every draw has a first token, every WHOLE-th is a text of TEXT; killers: the checks
+    that see it.
     """
 
     name: str
@@ -74,7 +75,8 @@ def distance(a: dict[Text, float], b: dict[Text, float]) -> float:
     return 0.5 * sum(abs(a.get(text, 0.0) - b.get(text, 0.0)) for text in a.keys() | b.keys())
 
 
-def _draws(a: dict[Text, float], b: dict[Text, float]) -> float:
+def _texts(a: dict[Text, float], b: dict[Text, float]) -> float:
+    """How many texts a chi-square test needs to tell law a from b; none are enough where they are equal."""
     texts = sorted(a.keys() | b.keys())
     wrong, right = (np.array([law.get(text, 0.0) for text in texts]) for law in (a, b))
     return draws_needed(wrong, right) if distance(a, b) > TOLERANCE else math.inf
@@ -86,9 +88,9 @@ def judge(mutant: Mutant, draws: int = 1_000_000, seeds: Sequence[int] = SEEDS) 
     for seed in seeds:
         place = world(3, seed)
         pair = []
-        for length in (1, LENGTH):
+        for length, every in ((1, 1), (TEXT, WHOLE)):
             got, want = law_of(mutant.step, place, length), true_law(mutant.truth(place), length)
-            pair.append((distance(got, want), _draws(got, want)))
+            pair.append((distance(got, want), every * _texts(got, want)))
         firsts.append(pair[0][0])
         joints.append(pair[1][0])
         needed.append((pair[0][1], pair[1][1]))

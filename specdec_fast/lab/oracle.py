@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
-from itertools import chain, combinations
+from itertools import chain, combinations, pairwise
 
 import numpy as np
 
@@ -97,6 +97,20 @@ def block_rule_accepted(p_after: After, q_after: After, context: Text, depth: in
     return total
 
 
+def coupled_rule_accepted(p_after: After, q_after: After, context: Text, depth: int) -> Fraction:
+    """Expected accepted tokens of replay on a chain coupled by its noise: both choose x with chance
+    1 / sum_y max(p_y / p_x, q_y / q_x) (Daliri, Musco, Suresh 2024), independently at every position.
+    """
+    if not depth:
+        return Fraction(0)
+    total, p, q = Fraction(0), p_after(context), q_after(context)
+    for token, (own, drafted) in enumerate(zip(p, q, strict=True)):
+        if own and drafted:
+            both = 1 / sum((max(a / own, b / drafted) for a, b in zip(p, q, strict=True)), Fraction(0))
+            total += both * (1 + coupled_rule_accepted(p_after, q_after, (*context, token), depth - 1))
+    return total
+
+
 def geometric_tokens(alpha: float | Fraction, depth: int) -> float | Fraction:
     """(1 - alpha^(depth+1)) / (1 - alpha): expected tokens per step if every test passes with chance alpha."""
     return depth + 1 if alpha == 1 else (1 - alpha ** (depth + 1)) / (1 - alpha)
@@ -105,6 +119,38 @@ def geometric_tokens(alpha: float | Fraction, depth: int) -> float | Fraction:
 def overlap(p: Law, q: Law) -> Fraction:
     """sum min(p, q) = 1 - TV: the acceptance rate of one drawn token."""
     return sum((min(a, b) for a, b in zip(p, q, strict=True)), Fraction(0))
+
+
+def coupled_choice(p: Law, q: Law, drafted: int) -> list[Fraction]:
+    """The law of the target's choice, given that the draft chose `drafted` by the same Gumbel noise.
+
+    With E_i = exp(-noise_i), independent exponential times, the draft takes the least E_i / q_i and the target the
+    least E_i / p_i. For the choice c and r = E_drafted / E_c, the others have to be later than E_c times the larger of
+    r q_i / q_drafted and p_i / p_c: linear in r between the places where these are equal, so every piece has a rational
+    integral.
+    """
+    found = [Fraction(0)] * len(p)
+    by_draft = [weight / q[drafted] for weight in q]
+    for c, own in enumerate(p):
+        if not own:
+            continue
+        by_target = [weight / own for weight in p]
+        if c == drafted:
+            found[c] = 1 / sum(map(max, by_draft, by_target), Fraction(0)) / q[drafted]
+            continue
+        others = [i for i in range(len(p)) if i not in (c, drafted)]
+        equal = {i: by_target[i] / by_draft[i] for i in others if by_draft[i]}
+        last = 1 / by_draft[c] if by_draft[c] else None  # None: no end
+        inside = sorted(r for r in equal.values() if r > by_target[drafted] and (last is None or r < last))
+        ends: list[Fraction | None] = [by_target[drafted], *inside, last]
+        for low, high in pairwise(ends):
+            if low is None or (high is not None and high <= low):
+                continue
+            slope = 1 + sum((by_draft[i] for i in others if i in equal and equal[i] <= low), Fraction(0))
+            level = 1 + sum((by_target[i] for i in others if i not in equal or equal[i] > low), Fraction(0))
+            beyond = Fraction(0) if high is None else 1 / (slope * high + level)
+            found[c] += (1 / (slope * low + level) - beyond) / slope / q[drafted]
+    return found
 
 
 def transport_bound(p: Law, sets: Mapping[frozenset[int], Fraction]) -> Fraction:

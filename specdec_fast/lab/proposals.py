@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from specdec_fast.draft import Drawn
-from specdec_fast.lab.oracle import Law, RationalModel, Text
+from specdec_fast.lab.oracle import Law, RationalModel, Text, coupled_choice
 
 Shape = tuple[int, ...]
 """Parents of the nodes, root first with -1; children of a node in index order."""
@@ -82,6 +82,14 @@ def without(q: Law, other: Law, count: int, depth: int) -> Siblings:
     yield from go(Fraction(1), [])
 
 
+def coupled(q: Law, other: Law, count: int, depth: int) -> Siblings:
+    """The largest of q under Gumbel noise: the law of draws without replacement. By the target's own noise for rule
+    replay, for which they are chosen tokens.
+    """
+    for chance, picks in without(q, other, count, depth):
+        yield chance, [Picked(pick.token, Drawn.CHOSEN, None) for pick in picks]
+
+
 def hybrid(q: Law, other: Law, count: int, depth: int) -> Siblings:
     """One draw from q outside its likeliest `count - 1` tokens, then these, chosen (Hu et al. 2025, section 5)."""
     order = sorted(range(len(q)), key=lambda token: (-q[token], token))
@@ -125,6 +133,8 @@ PROPOSALS: dict[str, Callable[[Law, Law, int, int], Siblings]] = {
 }
 ON_CHAINS = ("chosen", "drawn", "mixed")
 """Proposal laws that differ when every node has one child."""
+COUPLED = "coupled"
+"""Proposals by the noise that the target chooses by: of rules that replay it, and on chains only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +170,9 @@ POLICIES: dict[str, Policy] = {
 
 @dataclass(slots=True)
 class DraftTree:
-    """One possible draft: node 0 is the root. law[i] is None for chosen nodes; text[i]: the node's path."""
+    """One possible draft: node 0 is the root. law[i] is None for chosen nodes; text[i]: the node's path; choice[i]: the
+    law of the target's choice after it given what was drafted there, None where that says nothing about it.
+    """
 
     chance: Fraction
     tokens: list[int] = field(default_factory=lambda: [0])
@@ -168,9 +180,10 @@ class DraftTree:
     drawn: list[Drawn] = field(default_factory=lambda: [Drawn.CHOSEN])
     law: list[Law | None] = field(default_factory=lambda: [None])
     text: list[Text] = field(default_factory=lambda: [()])
+    choice: list[Law | None] = field(default_factory=lambda: [None])
 
-    def extended(self, parent: int, picks: list[Picked], chance: Fraction) -> DraftTree:
-        """A copy with the children `picks` under node `parent`."""
+    def extended(self, parent: int, picks: list[Picked], chance: Fraction, choice: Law | None = None) -> DraftTree:
+        """A copy with the children `picks` under node `parent`, and the target's choice there given them."""
         return DraftTree(
             self.chance * chance,
             [*self.tokens, *(pick.token for pick in picks)],
@@ -178,19 +191,27 @@ class DraftTree:
             [*self.drawn, *(pick.drawn for pick in picks)],
             [*self.law, *(pick.law for pick in picks)],
             [*self.text, *((*self.text[parent], pick.token) for pick in picks)],
+            [*self.choice[:parent], choice, *self.choice[parent + 1 :], *(None for _ in picks)],
         )
 
 
 def all_drafts(
-    context: Text, q: RationalModel, other: RationalModel, proposal: str, shapes: Sequence[Shape], policy: Policy
+    context: Text,
+    q: RationalModel,
+    other: RationalModel,
+    proposal: str,
+    shapes: Sequence[Shape],
+    policy: Policy,
+    target: RationalModel | None = None,
 ) -> list[DraftTree]:
-    """Every draft that can be made after `context`; the chances add up to 1.
+    """Every draft that can be made after `context`; the chances add up to 1. target: for coupled proposals, whose noise
+    also chooses from its law.
 
     Nodes come in breadth-first order: all children of a node together, in the order in which they are tested.
     """
     shape = policy.shape(shapes, context)
     children = [[node for node, parent in enumerate(shape) if parent == at] for at in range(len(shape))]
-    make = PROPOSALS[proposal]
+    make = coupled if proposal == COUPLED else PROPOSALS[proposal]
     # a draft in progress: the tree, which place of the shape each node has, and which node is next to be expanded
     pending: list[tuple[DraftTree, list[int], int]] = [(DraftTree(Fraction(1)), [0], 0)]
     done: list[DraftTree] = []
@@ -208,6 +229,8 @@ def all_drafts(
             continue
         for chance, picks in make(law, other.after(path), len(below), depth):
             kept = [place for place, pick in enumerate(picks) if not policy.drops(law[pick.token])]
-            longer = tree.extended(at, [picks[place] for place in kept], chance)
+            # dropped or not, the draft's choice tells something about the noise
+            choice = coupled_choice(target.after(path), law, picks[0].token) if target is not None else None
+            longer = tree.extended(at, [picks[place] for place in kept], chance, choice)
             pending.append((longer, [*places, *(below[place] for place in kept)], at + 1))
     return done

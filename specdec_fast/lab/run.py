@@ -123,9 +123,14 @@ class Lab:
         self.greedy += compare_greedy(engine, prompts, lengths, tick)
 
     def run_draws(
-        self, engine: Engine, prompts: Sequence[tuple[str, Prompt]], params: SamplingParams, draws: int
+        self,
+        engine: Engine,
+        prompts: Sequence[tuple[str, Prompt]],
+        params: SamplingParams,
+        draws: int,
+        pick: str | None = None,
     ) -> None:
-        """Experiments B and C: find places, draw, judge; draws that are in `out` already count."""
+        """Experiments B and C: find places, draw, judge; draws that are in `out` already count. pick: of `Drawing`."""
         self.progress("places", 0, 1)
         found = find_places(engine, prompts, params)
         self.notes += found.missing
@@ -137,7 +142,7 @@ class Lab:
         self.drawings = []
         for place in found.places:
             try:
-                drawing = Drawing(place, rule, self.seed, device=engine.state.device)
+                drawing = Drawing(place, rule, self.seed, device=engine.state.device, pick=pick)
             except ValueError as error:
                 if "draft law" not in str(error):
                     raise
@@ -205,7 +210,8 @@ class Lab:
     def add_to_ledger(self, ledger: Ledger) -> None:
         """Add this run's first tokens to what earlier runs counted, and keep it."""
         for drawing in self.drawings:
-            name = f"{self.header.get('model', '?')}/{drawing.rule.name}/{drawing.place.name}"
+            rule = " ".join((drawing.rule.name, *([drawing.pick] if drawing.pick else [])))
+            name = f"{self.header.get('model', '?')}/{rule}/{drawing.place.name}"
             ledger.add(name, drawing.counts.first, drawing.p)
         ledger.runs += 1
         ledger.next_seed += 1

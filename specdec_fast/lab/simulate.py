@@ -33,7 +33,8 @@ class Layout:
     """What is drafted in every row. parents: of the nodes, root first; pick: how tokens are picked.
 
     pick: "coupled" (replay noise; chains, or the k largest of q under the noise), "drawn" (chain), "without" (siblings
-    without replacement), "hybrid" (one drawn, the others the likeliest), "iid" (independent siblings).
+    without replacement), "hybrid" (one drawn, the others the likeliest), "iid" (independent siblings), "chosen" (the
+    likeliest, nothing drawn).
     """
 
     parents: tuple[int, ...]
@@ -59,14 +60,27 @@ class Layout:
         return all(parent == node - 1 for node, parent in enumerate(self.parents))
 
 
-def layout_for(rule: Rule, vocab: int = 1024) -> Layout:
-    """The layout that shows a rule at work: what it prefers, on a tree if it takes trees and tests drawn tokens.
-
-    Replay noise costs a word for every token of every node, so over a large vocabulary its chain is shorter.
-    """
+def picks_for(rule: Rule) -> tuple[str, ...]:
+    """Ways to pick tokens for a rule; the first shows it at work: on trees if it takes them and tests drawn tokens."""
     if rule.prefers == "coupled":
-        return Layout(CHAIN if vocab <= LARGE else CHAIN[:2], "coupled")
-    return Layout(TREE, "hybrid") if takes_trees(rule) else Layout(CHAIN, "drawn")
+        return ("coupled", "chosen", "drawn", "hybrid", "iid", "without")
+    return ("hybrid", "chosen", "drawn", "iid", "without") if takes_trees(rule) else ("drawn", "chosen")
+
+
+def layout_for(rule: Rule, vocab: int = 1024, pick: str | None = None) -> Layout:
+    """A layout for a rule: a tree where siblings are picked and the rule takes trees, else a chain.
+
+    Replay noise costs a word for every token of every node, so over a large vocabulary there is one level of them.
+    Raises ValueError for a way to pick that is none of `picks_for`.
+    """
+    known = picks_for(rule)
+    if pick not in (None, *known):
+        raise ValueError(f"pick: got {pick!r} for rule {rule.name}; expected one of {', '.join(known)}")
+    found = pick or known[0]
+    tree = found not in ("coupled", "drawn") and takes_trees(rule)
+    if rule.prefers == "coupled" and vocab > LARGE:
+        return Layout(TREE[:3] if tree else CHAIN[:2], found)
+    return Layout(TREE if tree else CHAIN, found)
 
 
 def shared(laws: Laws, rows: int) -> Laws:
@@ -93,9 +107,10 @@ class Simulator:
         widest = max((len(nodes) for nodes in self.layout.siblings.values()), default=0)
         weights = q.weights()[0]
         support = int((weights > 0).sum())
-        if self.layout.pick in ("without", "hybrid") and support < widest:
+        if self.layout.pick in ("without", "hybrid", "chosen") and support < widest:
             raise ValueError(f"draft law: got {support} tokens; expected at least {widest}, one for each sibling")
-        self.top = torch.topk(weights, max(widest - 1, 0)).indices if self.layout.pick == "hybrid" else None
+        most = {"hybrid": max(widest - 1, 0), "chosen": widest}.get(self.layout.pick)
+        self.top = None if most is None else torch.topk(weights, most).indices
         self._outside = self._without(self.top) if self.top is not None else q
 
     def _without(self, tokens: Tensor) -> Laws:
@@ -107,7 +122,8 @@ class Simulator:
     @property
     def chosen(self) -> tuple[int, ...]:
         """Tokens that are chosen, whatever is drawn, as children of the root."""
-        return () if self.top is None else tuple(self.top[: len(self.layout.siblings[0]) - 1].tolist())
+        drawn = self.layout.pick != "chosen"
+        return () if self.top is None else tuple(self.top[: len(self.layout.siblings[0]) - drawn].tolist())
 
     def draft(self, seeds: Tensor, positions: Tensor) -> Draft:
         """One draft per row. seeds int64 [n], positions int32 [n] of the roots, on the laws' device."""
@@ -137,6 +153,10 @@ class Simulator:
         pick, depth = self.layout.pick, self.layout.depth[group[0]]
         if pick == "coupled":
             tokens[:, group] = self._coupled(seeds, positions + depth, len(group))
+            return
+        if pick == "chosen":
+            assert self.top is not None
+            tokens[:, group] = self.top[: len(group)]
             return
         if pick == "hybrid" and len(group) > 1:
             assert self.top is not None

@@ -55,7 +55,7 @@ def rule_for(rule: str | Rule, needs: Needs, temperature: float | None = None) -
     found, why = get_rule(rule), "asked for by name"
     pick = getattr(found, "pick", None)  # rule best names another one
     if pick is not None:
-        found, why = pick(needs, temperature)
+        found, why, _ = pick(needs, temperature)
     reason = found.why_not(needs)
     if reason is not None:
         others = _fitting(needs, 1.0 if temperature is None else temperature)

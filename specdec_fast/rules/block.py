@@ -29,6 +29,7 @@ class Block:
     replays: bool = False
     uses_q: bool = True
     prefers: str = "drawn"
+    from_leaves: bool = True
 
     def why_not(self, needs: Needs) -> str | None:
         if needs.topology != "chain":

@@ -41,6 +41,7 @@ class Typical:
     replays: bool = field(default=False, init=False)
     uses_q: bool = field(default=False, init=False)
     prefers: str = field(default="greedy", init=False)
+    from_leaves: bool = field(default=False, init=False)
     greedy_at_zero: bool = field(default=True, init=False)
 
     def __post_init__(self) -> None:
@@ -90,6 +91,7 @@ class Lenience:
     replays: bool = field(default=False, init=False)
     uses_q: bool = field(default=True, init=False)
     prefers: str = field(default="drawn", init=False)
+    from_leaves: bool = field(default=False, init=False)
     greedy_at_zero: bool = field(default=True, init=False)
 
     def __post_init__(self) -> None:
@@ -142,6 +144,7 @@ class Among:
     replays: bool = field(default=False, init=False)
     uses_q: bool = field(default=False, init=False)
     prefers: str = field(default="greedy", init=False)
+    from_leaves: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         for name, value, lowest in (("among", self.among, 1), ("least", self.least, 0)):

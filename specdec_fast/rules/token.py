@@ -62,6 +62,7 @@ class Token:
     replays: bool = False
     uses_q: bool = True
     prefers: str = "drawn"
+    from_leaves: bool = False
 
     def why_not(self, needs: Needs) -> str | None:
         if needs.topology != "chain":

@@ -11,4 +11,4 @@ from __future__ import annotations
 from specdec_fast.rules.tree import OrderedProposals
 from specdec_kernels import traversal_thresholds, traversal_verify
 
-RULE = OrderedProposals("traversal", traversal_verify, traversal_thresholds)
+RULE = OrderedProposals("traversal", traversal_verify, traversal_thresholds, from_leaves=True)

@@ -49,6 +49,7 @@ class OrderedProposals:
     replays: bool = False
     uses_q: bool = True
     prefers: str = "drawn"
+    from_leaves: bool = False
 
     def why_not(self, needs: Needs) -> str | None:
         return None

@@ -17,6 +17,7 @@ import pytest
 PACKAGES = {"specdec_fast": "specdec_fast", "specdec_kernels": "kernels/specdec_kernels"}
 CORE = {
     *(
+        "acceptance",
         "budget",
         "draft",
         "edits",
@@ -51,7 +52,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "targets": _PARTS | {"cache"},
     "drafters": _PARTS | {"cache", "heads", "stores", "targets"},
     "engine": _ENGINE,
-    "loading": _ENGINE | {"engine"},
+    "choosing": _ENGINE | {"engine"},
+    "loading": _ENGINE | {"choosing", "engine"},
     **{name: _TOP | {"front"} for name in TOP},
     "cli": _TOP | TOP | {"front", "commands"},
     "__main__": {"cli"},

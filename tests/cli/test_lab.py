@@ -108,7 +108,7 @@ def test_a_lossy_rule_is_rejected(run: Run, pair: list[str], tmp_path: Path) -> 
     [
         ("medusa", [], "replay"),
         ("eagle3", [], "replay"),
-        ("eagle3", ["--drafter-option", "depth=0", "--rule", "traversal"], "traversal"),
+        ("eagle3", ["--drafter-option", "depth=0", "--rule", "traversal", "--pick", "without"], "traversal"),
     ],
 )
 def test_drafters_with_trained_heads(run: Run, tmp_path: Path, drafter: str, options: list[str], rule: str) -> None:
@@ -120,6 +120,9 @@ def test_drafters_with_trained_heads(run: Run, tmp_path: Path, drafter: str, opt
     why = "as --rule says" if options else "which `best` picks (the drafter chooses its tokens"
     assert any(f"rule {rule} is under test, {why}" in note for note in report["notes"])
     assert report["holds"] and report["rule"] == rule and report["drafter"] == drafter
+    assert report.get("pick") == ("without" if "--pick" in options else None)
+    judged = {test["name"] for test in report["tests"]}
+    assert ("acceptance rate" in judged) == ("--pick" not in options), "siblings without replacement have no short form"
     assert all(text["identical"] for text in report["greedy"]) and report["greedy"][0]["tokens_per_pass"] > 1
     assert any(place["name"].endswith("first speculated") for place in report["places"])
     assert all(place["row_error"] < 1e-3 for place in report["places"])
@@ -159,6 +162,8 @@ def test_recorded_draws_are_judged(run: Run, tmp_path: Path) -> None:
         (["--file", "x.txt", "--recorded", "x.npz"], "--file with --recorded: got both"),
         (["--lines"], "--lines: got no --file"),
         (["--drafter", "eagle3", "--rule", "token"], "rule token"),
+        (["--pick", "iid"], "pick: got 'iid' for rule token; expected one of drawn, chosen"),
+        (["--pick", "drawn", "--temperature", "0"], "--pick: says how our own draws are drafted"),
     ],
 )
 def test_bad_input_is_explained(run: Run, tmp_path: Path, options: list[str], words: str) -> None:

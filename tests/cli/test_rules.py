@@ -26,6 +26,7 @@ def test_best_says_what_it_picked(
     report = json.loads(result.stdout)
     assert report["rule"] == rule and report["lossless"] is True
     assert f"note: rule best is {rule} here: {why}" in result.stderr
+    assert ("expected accepted tokens per draft of a sample: " in result.stderr) == (rule == "block")
 
 
 @pytest.mark.parametrize("rule", ["lossy", "lossy:lenience=0.5"])

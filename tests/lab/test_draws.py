@@ -11,11 +11,15 @@ from oracles.planted_rules import Planted, place
 
 from specdec_fast.interfaces import Rng
 from specdec_fast.lab import draws as draws_module
+from specdec_fast.lab.cells import packed_laws, step_outcomes
 from specdec_fast.lab.draws import SEEDS, Drawing, branch_laws, coupled_matches, groups_of
 from specdec_fast.lab.exact import has_a_law, own_rules
+from specdec_fast.lab.oracle import RationalModel
 from specdec_fast.lab.places import FIRST_SEED
-from specdec_fast.lab.simulate import TREE, Layout, Simulator, layout_for, shared
+from specdec_fast.lab.proposals import POLICIES, all_drafts
+from specdec_fast.lab.simulate import TREE, Layout, Simulator, layout_for, picks_for, shared
 from specdec_fast.rules import get_rule
+from specdec_kernels import use_backend
 
 RULES = [name for name in own_rules() if has_a_law(get_rule(name))]
 
@@ -38,6 +42,54 @@ def test_right_rules_are_accepted(name: str) -> None:
         counts = drawing.counts
         assert counts.first.sum() == counts.accepted.sum() + counts.recovered.sum() == counts.depth.sum() == 6000
         assert counts.joint.sum() == 1500 and counts.after_rejection.sum() > 100
+
+
+PICKED = [(name, pick) for name in RULES for pick in picks_for(get_rule(name))[1:]]
+
+
+@pytest.mark.parametrize(("name", "pick"), PICKED)
+def test_every_way_to_pick_keeps_the_law(name: str, pick: str) -> None:
+    drawing = Drawing(place(60, 2), get_rule(name), seed=4, pick=pick)
+    drawing.run(4000)
+    p_values = smallest(drawing)
+    assert drawing.simulator.layout.pick == pick
+    assert min(p_values.values()) > 1e-4, p_values
+    assert ("acceptance rate" in p_values) == (pick != "without"), "siblings without replacement have no short form"
+    assert 0.02 < drawing.summary()["acceptance_rate"] < 0.999
+    assert drawing.fingerprint != Drawing(place(60, 2), get_rule(name), seed=4).fingerprint
+
+
+def test_ways_to_pick_are_those_of_the_rule() -> None:
+    ways = {name: set(picks_for(get_rule(name))) for name in RULES}
+    trees = {"hybrid", "chosen", "drawn", "iid", "without"}
+    assert ways["token"] == ways["block"] == {"drawn", "chosen"}
+    assert ways["tree"] == ways["traversal"] == trees and ways["replay"] == trees | {"coupled"}
+    with pytest.raises(ValueError, match="pick: got 'iid' for rule token; expected one of drawn, chosen"):
+        Drawing(place(60), get_rule("token"), seed=1, pick="iid")
+    assert layout_for(get_rule("replay"), 32_000, "iid").parents == (-1, 0, 0)
+
+
+def test_chosen_tokens_are_the_likeliest_and_carry_no_law() -> None:
+    here = place(12, 2)
+    simulator = Simulator(get_rule("tree"), here.p, here.q, Layout(TREE, "chosen"))
+    draft = simulator.draft(torch.arange(3), torch.zeros(3, dtype=torch.int32))
+    best = np.argsort(-here.draft)[:2].tolist()
+    assert draft.tokens.view(3, -1)[:, 1:].tolist() == [[*best, *best]] * 3 and simulator.chosen == tuple(best)
+    assert draft.laws is None and not draft.drawn.any() and (draft.law_row == -1).all()
+
+
+def test_chosen_tokens_that_pass_for_drawn_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An arg-max draft with the softmax as its law."""
+    fill = Simulator._fill
+
+    def marked(self, tokens, drawn, group, seeds, positions):
+        fill(self, tokens, drawn, group, seeds, positions)
+        drawn[group] = 1
+
+    monkeypatch.setattr(Simulator, "_fill", marked)
+    drawing = Drawing(place(60, 0), get_rule("token"), seed=3, pick="chosen")
+    drawing.run(10_000)
+    assert smallest(drawing)["first token, chi-square"] < 1e-6
 
 
 def from_p(found, draft, laws, rng):
@@ -139,6 +191,24 @@ def test_branches_add_up_to_p() -> None:
         assert found is not None
         accepted, recovered = found
         assert np.allclose(accepted + recovered, here.base) and (recovered >= 0).all() and 0 < accepted.sum() < 1
+
+
+@pytest.mark.parametrize("name", ["replay", "tree"])
+@pytest.mark.parametrize("pick", ["chosen", "drawn", "hybrid", "iid"])
+def test_branches_of_every_way_are_those_of_the_enumeration(name: str, pick: str) -> None:
+    """The first token's accepted part, over all drafts of one level and all cells."""
+    target, q = RationalModel(4, 114), RationalModel(4, 164)
+    p_law, q_law = target.after(()), q.after(())
+    layout = Layout((-1, 0) if pick == "drawn" else (-1, 0, 0), pick)
+    simulator = Simulator(get_rule(name), packed_laws([p_law]), packed_laws([q_law]), layout)
+    found = branch_laws(simulator, *(np.array([float(weight) for weight in law]) for law in (p_law, q_law)))
+    proposal = {"iid": "drawn"}.get(pick, pick)
+    trees = all_drafts((), q, q, proposal, (layout.parents,), POLICIES["full"])
+    with use_backend("reference"):
+        outcomes, rate = step_outcomes(get_rule(name), {(): trees}, target.after)[()]
+    accepted = [sum(share for text, share in outcomes.items() if len(text) == 2 and text[0] == x) for x in range(4)]
+    assert found is not None and found[0] == pytest.approx(accepted, abs=1e-6)
+    assert found[0].sum() == pytest.approx(rate, abs=1e-6) and 0.1 < rate < 0.999
 
 
 def test_groups_part_what_is_accepted_from_what_is_recovered() -> None:

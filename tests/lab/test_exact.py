@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
-
 import pytest
 import torch
 from oracles.planted_rules import Planted
 
-from specdec_fast.draft import Drawn
 from specdec_fast.lab.exact import (
     TOLERANCE,
     Case,
     cases_for,
-    depth_first,
     enumerate_case,
     has_a_law,
     own_rules,
     run_exact,
     takes_trees,
 )
-from specdec_fast.lab.oracle import RationalModel
-from specdec_fast.lab.proposals import CHAINS, DEEPEST, ON_CHAINS, POLICIES, PROPOSALS, TREES, DraftTree, all_drafts
+from specdec_fast.lab.proposals import CHAINS, COUPLED, DEEPEST, ON_CHAINS, POLICIES, PROPOSALS, TREES
 from specdec_fast.rules import get_rule
 from specdec_kernels import extension
 
@@ -37,19 +32,27 @@ def test_the_emitted_law_is_the_target_s(name: str) -> None:
     assert max(each.accepted for each in found) > 0.2
 
 
-def test_every_law_shape_and_policy_is_tried() -> None:
+def test_a_context_that_the_target_never_reaches_is_looked_at_when_a_rule_gets_there() -> None:
+    """A rule that emits what it must not goes on from there: the lane says by how much it is wrong."""
+    uniform = Planted(get_rule("token"), residual=lambda found, laws: torch.ones_like(found))
+    assert enumerate_case(Case("token", "drawn", (CHAINS[0],), "full", seed=1), rule=uniform).error > 0.01
+
+
+def test_every_law_shape_and_policy_is_tried_over_several_steps() -> None:
     for name in RULES:
         rule, cases = get_rule(name), list(cases_for(name))
-        policies = {case.policy for case in cases}
-        assert policies == set(POLICIES) - ({"drop"} if rule.uses_q else set())
-        proposals = {case.proposal for case in cases}
-        shapes = {shape for case in cases for shape in case.shapes}
-        assert proposals == set(PROPOSALS if takes_trees(rule) else ON_CHAINS)
-        assert shapes == set(CHAINS + TREES if takes_trees(rule) else CHAINS)
-        assert {case.length for case in cases} >= {3, 4}
-        assert {case.vocab for case in cases} == {3, 4}
+        policies = set(POLICIES) - ({"drop"} if rule.uses_q else set())
+        on_chains = (*ON_CHAINS, COUPLED) if rule.replays else ON_CHAINS
+        wanted = {(law, shape, policy) for law in on_chains for shape in CHAINS for policy in policies}
+        if takes_trees(rule):
+            wanted |= {(law, shape, policy) for law in PROPOSALS for shape in TREES for policy in policies}
+        assert {(case.proposal, shape, case.policy) for case in cases for shape in case.shapes} == wanted
+        assert {case.length for case in cases} == {3, 4} and {case.vocab for case in cases} == {3, 4}
+        assert all(len(case.shapes) > 1 for case in cases if case.policy == "adaptive")
         deepest = {case.proposal for case in cases if case.vocab == 4 and DEEPEST in case.shapes}
         assert deepest == set(PROPOSALS if takes_trees(rule) else ())
+        longest = {case.proposal for case in cases if case.length == 4 and set(case.shapes) & set(TREES)}
+        assert longest == set(PROPOSALS if takes_trees(rule) else ())
     assert max(len(shape) - 1 for shape in TREES) == 4 and "token" in RULES and "replay" in RULES
 
 
@@ -104,16 +107,6 @@ def test_thresholds_beyond_one_are_seen() -> None:
 def test_greedy_follows_no_law_and_is_left_out() -> None:
     assert not has_a_law(get_rule("greedy")) and "greedy" in own_rules()
     assert run_exact(["greedy"]) == []
-
-
-def test_the_other_layout_is_the_same_tree() -> None:
-    q, other = RationalModel(3, 50), RationalModel(3, 90)
-    for tree in all_drafts((), q, other, "mixed", (TREES[4],), POLICIES["full"]):
-        turned = depth_first(tree)
-        assert turned.parents == [-1, 0, 1, 1, 0] and tree.parents == [-1, 0, 0, 1, 1]
-        assert sorted(zip(turned.text, turned.drawn)) == sorted(zip(tree.text, tree.drawn))
-    lone = DraftTree(Fraction(1))
-    assert depth_first(lone) == lone and lone.drawn == [Drawn.CHOSEN]
 
 
 def test_float32_laws_would_not_pass() -> None:

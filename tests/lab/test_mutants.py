@@ -6,10 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from oracles.planted_rules import place as invented
 
-from specdec_fast.lab.mutant_rules import MUTANTS, RIGHT, Mutant, world
+from specdec_fast.lab.draws import TEXT, WHOLE, Drawing
+from specdec_fast.lab.mutant_rules import MUTANTS, RIGHT, Mutant, World, world
 from specdec_fast.lab.mutants import SEEDS, distance, judge, law_of, planted_folder, run_planted, true_law
-from specdec_fast.lab.statistics import chi_square
+from specdec_fast.lab.statistics import chi_square, draws_needed
+from specdec_fast.rules import get_rule
 
 ONLY_JOINT = {
     "bonus without temperature",
@@ -49,9 +52,9 @@ def test_a_mutant_without_its_mistake_survives() -> None:
 
 @pytest.mark.parametrize("name", ["redraw from p after a rejection", "stale keys and values"])
 def test_the_power_is_real(name: str) -> None:
-    """As many draws as the matrix says reject, on the model that shows it best."""
+    """As many draws as the matrix says, every fourth a whole text, reject on the model that shows it best."""
     mutant = next(mutant for mutant in MUTANTS if mutant.name == name)
-    needed = int(judge(mutant).draws_joint) + 1
+    needed = int(judge(mutant).draws_joint / WHOLE) + 1
     best = 0.0
     for seed in SEEDS:
         place = world(3, seed)
@@ -62,6 +65,25 @@ def test_the_power_is_real(name: str) -> None:
         rejected = [chi_square(source.multinomial(needed, a / a.sum()), b / b.sum()).p_value < 1e-3 for _ in range(40)]
         best = max(best, float(np.mean(rejected)))
     assert best > 0.85
+
+
+def test_joint_laws_are_seen_by_the_texts_that_a_run_has() -> None:
+    """A run's whole texts are fewer than its draws: what they cannot see, its chi-square test does not kill."""
+    mutant = next(mutant for mutant in MUTANTS if mutant.name == "stale keys and values")  # of the joint law alone
+    needed = judge(mutant).draws_joint
+    place = min((world(3, seed) for seed in SEEDS), key=lambda place: _texts_needed(mutant, place))
+    assert needed == pytest.approx(WHOLE * _texts_needed(mutant, place))
+    assert "chi-square, joint" in judge(mutant, draws=int(needed) + 1).killers
+    assert "chi-square, joint" not in judge(mutant, draws=int(needed) - 1).killers
+    drawing = Drawing(invented(3), get_rule("token"), seed=1)
+    drawing.run(WHOLE * 50)
+    assert (drawing.counts.first.sum(), drawing.counts.joint.sum()) == (WHOLE * 50, 50)
+
+
+def _texts_needed(mutant: Mutant, place: World) -> float:
+    wrong, right = law_of(mutant.step, place, TEXT), true_law(mutant.truth(place), TEXT)
+    texts = sorted(wrong.keys() | right.keys())
+    return draws_needed(*(np.array([law.get(text, 0.0) for text in texts]) for law in (wrong, right)))
 
 
 def test_planted_tests_are_run_and_read(tmp_path: Path) -> None:

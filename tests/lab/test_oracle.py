@@ -14,6 +14,8 @@ from oracles.laws import law
 from specdec_fast.lab.oracle import (
     RationalModel,
     block_rule_accepted,
+    coupled_choice,
+    coupled_rule_accepted,
     geometric_tokens,
     law_of_logits,
     overlap,
@@ -58,6 +60,31 @@ def test_accepted_tokens_are_those_of_the_rule_in_rational_arithmetic(seed: int,
 def test_the_geometric_series() -> None:
     assert geometric_tokens(Fraction(1, 2), 2) == Fraction(7, 4)
     assert geometric_tokens(1, 4) == 5 and geometric_tokens(0, 4) == 1
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_coupled_choices_are_a_joint_law_with_the_right_margins(seed: int) -> None:
+    """Zeros, ties and equal laws among them; the diagonal is the closed form."""
+    p = RationalModel(3 + seed % 2, seed)
+    q = RationalModel(p.vocab, seed + 50, like=p).after(())
+    target, drafted = p.after(()), [token for token, weight in enumerate(q) if weight]
+    given = {token: coupled_choice(target, q, token) for token in drafted}
+    assert all(sum(choice) == 1 and min(choice) >= 0 for choice in given.values())
+    for token, weight in enumerate(target):
+        assert sum(q[each] * given[each][token] for each in drafted) == weight
+    both = sum(q[token] * given[token][token] for token in drafted)
+    assert both == coupled_rule_accepted(lambda text: target, lambda text: q, (), 1) <= overlap(target, q)
+
+
+def test_coupled_choices_are_those_of_gumbel_noise() -> None:
+    p, q = np.array([0.5, 0.1, 0.3, 0.1]), np.array([0.1, 0.2, 0.3, 0.4])
+    noise = np.random.default_rng(1).gumbel(size=(400_000, 4))
+    draft, target = (np.log(q) + noise).argmax(1), (np.log(p) + noise).argmax(1)
+    for token in range(4):
+        seen = np.bincount(target[draft == token], minlength=4) / (draft == token).sum()
+        exact = coupled_choice([Fraction(each).limit_denominator(10) for each in p],
+                               [Fraction(each).limit_denominator(10) for each in q], token)  # fmt: skip
+        assert np.allclose(seen, [float(each) for each in exact], atol=5 / np.sqrt((draft == token).sum()) / 2)
 
 
 def test_the_transport_bound_of_one_drawn_token_is_the_overlap() -> None:

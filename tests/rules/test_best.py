@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
+from itertools import product
 
 import pytest
 import torch
@@ -14,10 +15,12 @@ from oracles.tree_cases import CASES, Case, accepted, check_cells, ids
 from oracles.tree_rules import CHOSEN, ordered, traversal
 
 from specdec_fast import Engine, SamplingParams
+from specdec_fast.draft import Draft
 from specdec_fast.interfaces import Needs
+from specdec_fast.laws import Laws
 from specdec_fast.rules import rule_for, rule_names
-from specdec_fast.rules.best import RULE
-from specdec_kernels import use_backend
+from specdec_fast.rules.best import LIKELIEST, RULE
+from specdec_kernels import law_stats, use_backend
 
 
 @pytest.mark.parametrize(
@@ -36,6 +39,44 @@ def test_the_choice_follows_the_drafter_and_says_why(
     choice = RULE.pick(needs, temperature)
     assert choice.rule.name == rule and why in choice.why
     assert choice.rule.lossless and choice.rule.why_not(needs) is None
+
+
+@pytest.mark.parametrize(
+    ("needs", "weighed", "rule", "prefers"),
+    [
+        (Needs(laws=True), {"block": 2.1, "token": 2.0, "replay": 1.9, LIKELIEST: 2.2}, "replay", "greedy"),
+        (Needs(laws=True), {"block": 2.1, "token": 2.0, "replay": 1.9, LIKELIEST: 2.05}, "block", "drawn"),
+        (Needs("tree", laws=True), {"traversal": 1.5, "tree": 1.4, LIKELIEST: 1.6}, "replay", "greedy"),
+        (Needs("tree", laws=True), {"traversal": 1.5, "tree": 1.4, LIKELIEST: 1.5}, "traversal", "drawn"),
+    ],
+)
+def test_a_sample_decides_whether_to_draw(needs: Needs, weighed: dict[str, float], rule: str, prefers: str) -> None:
+    choice = RULE.pick(needs, None, weighed)
+    assert (choice.rule.name, choice.prefers) == (rule, prefers)
+    assert all(f"{value:.3f}" in choice.why for value in weighed.values())
+    assert f"{weighed[LIKELIEST]:.3f} of the likeliest tokens" in choice.why
+    assert RULE.pick(needs, 0.0, weighed).rule.name == "greedy"
+    assert RULE.pick(Needs(), None, weighed) == RULE.pick(Needs(), None)
+
+
+def test_a_draft_is_weighed_by_every_rule_that_takes_it() -> None:
+    """On the mean over all drafts block accepts more than token, and token more than replay does of coupled tokens."""
+    target = random_logits(11, 6)
+    p = Laws(torch.as_tensor(target[:4]).double(), *law_stats(torch.as_tensor(target[:4]).double(), *_plain(4)))
+    q = torch.as_tensor(random_logits(11, 6, seed=9)[:3]).double()
+    q = Laws(q, *law_stats(q, *_plain(3)))
+    found = []
+    for tokens in product(range(6), repeat=3):
+        draft = Draft.chains([0], [[0, *tokens]], law_rows=[[0, 1, 2]], laws=q)
+        weighed = {way: float(value) for way, value in RULE.weigh(Needs(laws=True), draft, p).items()}
+        assert list(weighed) == ["block", "token", "replay", LIKELIEST]
+        found.append((float(q.weights()[range(3), tokens].prod()), weighed))
+    block, token, replay = (sum(chance * each[way] for chance, each in found) for way in ("block", "token", "replay"))
+    assert block > token > replay > 0.2
+
+
+def _plain(rows: int) -> tuple[torch.Tensor, ...]:
+    return torch.ones(rows), torch.zeros(rows, dtype=torch.int32), torch.ones(rows), torch.zeros(rows)
 
 
 def test_an_engine_runs_what_was_picked() -> None:
