@@ -23,8 +23,8 @@ class Laws:
 
     logits: [R, V] any float dtype, after penalties, bias and masks; inv_t, lse, cut: float [R]; tie_id: int32 [R];
     token_ids: int64 [V] draft vocabulary -> target vocabulary, or None when they are the same; mass: float [R,
-    ceil(V / 1024)] block masses of exactly these laws (`law_stats(..., masses=True)`), or None: they make draws cheaper
-    and never change them.
+    ceil(V / 1024)] block masses of these laws (`law_stats(..., masses=True)`) or bounds of them, or None: they make
+    draws cheaper and never change them.
     """
 
     logits: Tensor

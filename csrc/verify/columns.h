@@ -61,6 +61,8 @@ class DraftLaws {
     return column < 0 ? -std::numeric_limits<double>::infinity() : laws_->log_weight(row, column);
   }
 
+  bool same(int64_t r, int64_t s) const { return laws_->same(r, s); }
+
   // Weights of `count` target ids from `first` (at most one race block), zero padded to a multiple of kPad.
   template <class Real>
   void weights(int64_t row, int64_t first, int count, Real* q) const {

@@ -88,27 +88,21 @@ SPECDEC_INLINE bool any(I mask) {
   return found != 0;
 #endif
 }
-// a0 b0 a1 b1 ...: first half of the lanes, then second half.
-SPECDEC_INLINE void interleave(W a, W b, U* low, U* high) {
-  W lo, hi;
-#ifdef __clang__
-  for (int i = 0; i < N / 4; ++i) {
-    lo[2 * i] = a[i];
-    lo[2 * i + 1] = b[i];
-    hi[2 * i] = a[N / 4 + i];
-    hi[2 * i + 1] = b[N / 4 + i];
-  }
+// Of every four words the even ones of a, then those of b; or the odd ones.
+template <bool kOdd>
+SPECDEC_INLINE U every_other(U a, U b) {
+  [[maybe_unused]] constexpr int kOrder = kOdd ? 0xdd : 0x88;
+#if SPECDEC_LANES == 16
+  return (U)_mm512_shuffle_ps((__m512)a, (__m512)b, kOrder);
+#elif SPECDEC_LANES == 8
+  return (U)_mm256_shuffle_ps((__m256)a, (__m256)b, kOrder);
+#elif defined(__SSE2__)
+  return (U)_mm_shuffle_ps((__m128)a, (__m128)b, kOrder);
 #else
-  W first, second;
-  for (int i = 0; i < N / 2; ++i) {
-    first[i] = (i & 1 ? N / 2 : 0) + i / 2;
-    second[i] = (i & 1 ? N / 2 : 0) + N / 4 + i / 2;
-  }
-  lo = __builtin_shuffle(a, b, first);
-  hi = __builtin_shuffle(a, b, second);
+  U out;
+  for (int i = 0; i < N; ++i) out[i] = (i % 4 < 2 ? a : b)[i / 4 * 4 + i % 2 * 2 + kOdd];
+  return out;
 #endif
-  *low = bits<U>(lo);
-  *high = bits<U>(hi);
 }
 
 SPECDEC_INLINE F widen_lanes(const float* p) {
@@ -286,16 +280,19 @@ SPECDEC_INLINE void prepare(const Counter& counter, Philox* out) {
     out->key1[round] = all(uint64_t{key1[round]});
   }
 }
-constexpr int kBatch = 4;          // vectors of words made at once: two independent chains of multiplications
+constexpr int kBatch = 4;          // vectors of words in a piece: two independent chains of multiplications
 constexpr int kWords = kBatch * N;  // tokens they serve
-// Words of the kWords tokens from `first`, a multiple of four.
-SPECDEC_INLINE void philox(const Philox& p, uint32_t first, U* words) {
-  W x0[2], x1[2], x2[2], x3[2];
-  for (int i = 0; i < N / 2; ++i) x0[0][i] = i;
-  x0[0] += first >> 2;
-  x0[1] = x0[0] + N / 2;
+// Words of the kWords tokens from each of `first`, multiples of four. The lanes of a chain take counters in the order in
+// which two rounds of shuffles leave their words in that of the tokens.
+template <int kPieces>
+SPECDEC_INLINE void philox(const Philox& p, const uint32_t (&first)[kPieces], U (&words)[kBatch * kPieces]) {
+  constexpr int kChains = 2 * kPieces;
+  W x0[kChains], x1[kChains], x2[kChains], x3[kChains], counter;
+  for (int i = 0; i < N / 2; ++i) counter[i] = i % 2 * (N / 4) + i / 2;
   const W m0 = all(uint64_t{noise::kMultiply0}), m1 = all(uint64_t{noise::kMultiply1});
-  for (int k = 0; k < 2; ++k) {  // only the low halves of lanes count; multiply_low ignores the rest
+#pragma GCC unroll 4
+  for (int k = 0; k < kChains; ++k) {  // only the low halves of lanes count; multiply_low ignores the rest
+    x0[k] = counter + ((first[k / 2] >> 2) + k % 2 * (N / 2));
     const W a = multiply_low(x0[k], m0), b = multiply_low((a >> 32) ^ p.key1[0], m1);
     x0[k] = (b >> 32) ^ p.key0[1];
     x1[k] = b;
@@ -303,8 +300,8 @@ SPECDEC_INLINE void philox(const Philox& p, uint32_t first, U* words) {
   }
 #pragma GCC unroll 8
   for (int round = 2; round < 10; ++round) {
-#pragma GCC unroll 2
-    for (int k = 0; k < 2; ++k) {
+#pragma GCC unroll 4
+    for (int k = 0; k < kChains; ++k) {
       const W a = multiply_low(x0[k], m0), b = multiply_low(x2[k], m1);
       x0[k] = (b >> 32) ^ x1[k] ^ p.key0[round];
       x2[k] = round == 2 ? (a >> 32) ^ p.key1[2] : (a >> 32) ^ x3[k] ^ p.key1[round];
@@ -312,9 +309,13 @@ SPECDEC_INLINE void philox(const Philox& p, uint32_t first, U* words) {
       x3[k] = a;
     }
   }
-  const uint64_t half = 0xffffffffu;
-  for (int k = 0; k < 2; ++k)
-    interleave((x0[k] & half) | (x1[k] << 32), (x2[k] & half) | (x3[k] << 32), words + 2 * k, words + 2 * k + 1);
+#pragma GCC unroll 4
+  for (int k = 0; k < kChains; ++k) {
+    const U front = every_other<false>(bits<U>(x0[k]), bits<U>(x1[k]));
+    const U back = every_other<false>(bits<U>(x2[k]), bits<U>(x3[k]));
+    words[2 * k] = every_other<false>(front, back);
+    words[2 * k + 1] = every_other<true>(front, back);
+  }
 }
 
 }  // namespace SPECDEC_ISA

@@ -77,6 +77,11 @@ struct Laws {
 
   // Every finite level has weight.
   bool whole(int64_t r) const { return !wide() && row<float>(r).cut == -std::numeric_limits<float>::infinity(); }
+  // One row under two numbers: the same place in memory and the same statistics.
+  bool same(int64_t r, int64_t s) const {
+    return r == s || (logits.at(r, 0) == logits.at(s, 0) &&
+                      (wide() ? row<double>(r) == row<double>(s) : row<float>(r) == row<float>(s)));
+  }
   bool weighed(int64_t r) const { return mass != nullptr && !std::isnan(block_mass(r, 0)); }
   double block_mass(int64_t r, int64_t block) const {
     const int64_t at = r * block_count(logits.columns) + block;

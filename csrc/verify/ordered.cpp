@@ -12,7 +12,8 @@ void verify(const TreeDraft& draft, const Laws& target, const StepNoise& noise, 
   const DraftLaws laws(draft.laws, draft.token_ids);
   const int64_t vocab = target.logits.columns, width = out.max_depth + 1;
   parallel_for(0, draft.rows, std::max<int64_t>(1, row_grain(vocab) / 8), [&](int64_t begin, int64_t end) {
-    Rest<Real> rest(draft, target, laws, false);
+    KeptRows<Real> kept(target, laws);
+    Rest<Real> rest(draft, kept, false);
     for (int64_t b = begin; b < end; ++b) {
       int32_t* path = out.path + b * width;
       std::fill_n(path, width, -1);
@@ -46,7 +47,8 @@ template <class Real>
 void thresholds(const TreeDraft& draft, const Laws& target, Real* accept, Real* residual) {
   const DraftLaws laws(draft.laws, draft.token_ids);
   const int64_t vocab = target.logits.columns, tail = draft.offsets[draft.rows];
-  Rest<Real> rest(draft, target, laws, true);
+  KeptRows<Real> kept(target, laws);
+  Rest<Real> rest(draft, kept, true);
   std::fill_n(accept, draft.nodes, Real{0});
   std::fill(residual + tail * vocab, residual + draft.nodes * vocab, Real{0});
   for (int64_t b = 0; b < draft.rows; ++b)

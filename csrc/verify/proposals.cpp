@@ -90,7 +90,7 @@ void Rest<Real>::block(int64_t b, Real* out) const {
     std::copy_n(dense_weights_.data() + first, (count + kPad - 1) / kPad * kPad, out);
     return;
   }
-  target_.weights(node_, first, count, out);
+  rows_.p.weights(node_, first, count, out);
   for (const int64_t token : struck_)
     if (token >= first && token < first + count) out[token - first] = 0;
 }
@@ -144,9 +144,10 @@ const typename Rest<Real>::Masked& Rest<Real>::masked(int64_t row, bool chosen) 
     keep_distinct(&made.tokens);
   }
   alignas(64) Real q[kRaceBlock];
+  rows_.q.pass(row);
   for (int64_t b = 0; b < blocks_; ++b) {
     const int count = block_size(vocab_, b);
-    laws_.weights(row, b * kRaceBlock, count, q);
+    rows_.q.weights(row, b * kRaceBlock, count, q);
     made.base += total_without(q, count, b * kRaceBlock, made.tokens);
   }
   masked_.push_back(made);
@@ -169,6 +170,7 @@ double Rest<Real>::others() {
   if (others_ >= 0) return others_;
   others_ = 0;
   alignas(64) Real weights[kRaceBlock];
+  if (!dense_) rows_.p.pass(node_);
   for (int64_t b = 0; b < blocks_; ++b) {
     block(b, weights);
     others_ += total_without(weights, block_size(vocab_, b), b * kRaceBlock, chosen_);
@@ -213,11 +215,13 @@ double Rest<Real>::subtract(int place, double reach) {
   double outside = 0;
   alignas(64) Real p[kRaceBlock];
   alignas(64) Real q[kRaceBlock];
+  if (!dense_) rows_.p.pass(node_);
+  rows_.q.pass(row);
   for (int64_t b = 0; b < blocks_; ++b) {
     const int64_t first = b * kRaceBlock;
     const int count = block_size(vocab_, b);
     block(b, p);
-    laws_.weights(row, first, count, q);
+    rows_.q.weights(row, first, count, q);
     if (p_scale != 1)
       for (int i = 0; i < count; ++i) p[i] *= p_scale;
     if (!gone_.empty()) {

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "verify/columns.h"
+#include "verify/kept_row.h"
 #include "verify/race.h"
 #include "verify/tree.h"
 
@@ -59,13 +59,14 @@ template <class Real>
 class Rest {
  public:
   // exact: never take a shortcut that changes the scale of the weights.
-  Rest(const TreeDraft& draft, const Laws& target, const DraftLaws& laws, bool exact)
+  Rest(const TreeDraft& draft, KeptRows<Real>& rows, bool exact)
       : draft_(draft),
-        target_(target),
-        laws_(laws),
-        vocab_(target.logits.columns),
+        target_(rows.target),
+        laws_(rows.draft),
+        rows_(rows),
+        vocab_(target_.logits.columns),
         blocks_(block_count(vocab_)),
-        dust_(target.wide() && (draft.laws == nullptr || draft.laws->wide()) ? 0x1p-44 : 0x1p-20),
+        dust_(target_.wide() && (draft.laws == nullptr || draft.laws->wide()) ? 0x1p-44 : 0x1p-20),
         exact_(exact) {}
 
   // Begins with the target's law after `node` and all of its proposals.
@@ -113,6 +114,7 @@ class Rest {
   const TreeDraft& draft_;
   const Laws& target_;
   const DraftLaws& laws_;
+  KeptRows<Real>& rows_;
   int64_t vocab_, blocks_;
   double dust_;
   bool exact_;

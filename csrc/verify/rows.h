@@ -13,6 +13,7 @@ struct LawRow {
   Real inv_t, lse, cut;
   int32_t tie_id;
   bool keeps(Real level, int64_t id) const { return level > cut || (level == cut && id <= tie_id); }
+  bool operator==(const LawRow&) const = default;
 };
 
 // Largest element, the lowest id that has it, and whether there is a NaN. -inf and id 0 for nothing but -inf.
@@ -65,7 +66,7 @@ struct RowKernels {
   int64_t (*collect[3])(const void* row, int64_t count, float low, float high, int64_t limit, Entry<float>* out);
   // Weights of tokens first .. first + count - 1 (count <= kRaceBlock), zero padded.
   void (*weights[3])(const void* piece, int count, int32_t first, const LawRow<float>& law, float* out);
-  // argmax of l * inv_t + gumbel over the kept tokens of one block
+  // argmax of l * inv_t + gumbel over the kept tokens first .. first + count - 1; first is a multiple of four.
   void (*replay[3])(const void* piece, int count, int32_t first, const LawRow<float>& law, const Counter& counter,
                     Best<float>* best);
   // p = max(p - q, 0)

@@ -222,9 +222,21 @@ SPECDEC_INLINE F most_of(F level, float inv_t, U word) {
   return fma(log2, all(-kBit), level * inv_t) + kUnit;
 }
 
-// The best of a group of kWords tokens, `count` of them there, given their words, if it reaches `least`.
+// The largest level of each lane of a piece of kWords tokens, `count` of them there.
 template <class In>
-__attribute__((noinline)) void replay_group(const In* p, int count, int32_t first, const LawRow<float>& law,
+SPECDEC_INLINE F top_of(const In* p, int count) {
+  F top = load(p, count);
+  if (count >= kWords) {
+    for (int k = 1; k < kBatch; ++k) top = larger(widen_lanes(p + k * N), top);
+  } else {
+    for (int k = N; k < count; k += N) top = larger(load(p + k, count - k), top);
+  }
+  return top;
+}
+
+// The best of a piece of tokens, `count` of them there, given their words, if it reaches `least`.
+template <class In>
+__attribute__((noinline)) void replay_piece(const In* p, int count, int32_t first, const LawRow<float>& law,
                                             const U* word, float least, Best<float>* best) {
   BestLanes winner = BestLanes::none();
   for (int k = 0; k < kBatch && k * N < count; ++k) {
@@ -237,8 +249,8 @@ __attribute__((noinline)) void replay_group(const In* p, int count, int32_t firs
   if (any(winner.score > best->score)) winner.into(best);
 }
 
-// Noise is made a group of tokens at a time, and only where one of them may win: no score is above that of the largest
-// level of each lane with the smallest word of it.
+// Noise is made two pieces at a time, which hide each other's latency, and only of pieces in which a token may win: no
+// score is above that of the largest level of each lane with the smallest word of it.
 template <class In>
 void replay(const void* piece, int count, int32_t first, const LawRow<float>& law, const Counter& counter,
             Best<float>* best) {
@@ -255,16 +267,29 @@ void replay(const void* piece, int count, int32_t first, const LawRow<float>& la
     floor = floor > lowest ? floor : lowest;
   };
   look();
-  for (int i = 0; i < count; i += kWords) {
-    F top = load(p + i, count - i);
-    for (int k = 1; k < kBatch && i + k * N < count; ++k) top = larger(load(p + i + k * N, count - i - k * N), top);
-    if (!any(top >= floor)) continue;
-    U word[kBatch];
-    philox(state, static_cast<uint32_t>(first + i), word);
-    const U least_word = smaller(smaller(word[0], word[1]), smaller(word[2], word[3]));
-    if (!any(most_of(top, law.inv_t, least_word) >= least)) continue;
-    replay_group(p + i, count - i < kWords ? count - i : kWords, first + i, law, word, least, best);
-    look();
+  int waits = count;  // a piece that waits for another; none does
+  F top = all(-kInfinity);
+  for (int i = 0; i < count || waits < count; i += kWords) {
+    if (i < count) {
+      const F here = top_of(p + i, count - i);
+      if (!any(here >= floor)) continue;
+      top = larger(here, top);
+      if (waits == count) {
+        waits = i;
+        continue;
+      }
+    }
+    U word[2 * kBatch];
+    philox<2>(state, {static_cast<uint32_t>(first + waits), static_cast<uint32_t>(first + i)}, word);
+    U least_word = word[0];
+    for (int k = 1; k < 2 * kBatch; ++k) least_word = smaller(word[k], least_word);
+    if (any(most_of(top, law.inv_t, least_word) >= least)) {
+      replay_piece(p + waits, count - waits, first + waits, law, word, least, best);
+      if (i < count) replay_piece(p + i, count - i, first + i, law, word + kBatch, least, best);
+      look();
+    }
+    waits = count;
+    top = all(-kInfinity);
   }
 }
 
@@ -285,7 +310,7 @@ void race(const float* weights, int count, int32_t first, const Counter& counter
       below = need < 0 ? 0x1p33f : 1.01f * exp(all(-need))[0] * 0x1p32f;
     }
     U word[kBatch];
-    philox(state, static_cast<uint32_t>(first + i), word);
+    philox<1>(state, {static_cast<uint32_t>(first + i)}, word);
     if (below < 0x1.fp31f) {
       const U bound = all(static_cast<uint32_t>(below) + 1);
       if (!any(((word[0] < bound) | (word[1] < bound)) | ((word[2] < bound) | (word[3] < bound)))) continue;
@@ -334,7 +359,7 @@ void gumbel_row(const Counter& counter, int64_t count, float* out) {
   prepare(counter, &state);
   for (int64_t i = 0; i < count; i += kWords) {
     U word[kBatch];
-    philox(state, static_cast<uint32_t>(i), word);
+    philox<1>(state, {static_cast<uint32_t>(i)}, word);
     F noise[kBatch];
     for (int k = 0; k < kBatch; ++k) noise[k] = gumbel_of(word[k]);
     const int64_t size = count - i < kWords ? count - i : kWords;

@@ -15,19 +15,17 @@ Best<Real> replay_blocks(const Laws& laws, int64_t r, const LawRow<Real>& law, i
                          const Counter& counter, const float* noise) {
   Best<Real> best{-std::numeric_limits<Real>::infinity(), 0};
   const Matrix& logits = laws.logits;
-  for (int64_t b = begin; b < end; ++b) {
-    const int64_t first = b * kRaceBlock;
-    const int count = block_size(logits.columns, b);
-    if (noise == nullptr) {
-      rows::replay(logits.type, logits.at(r, first), count, static_cast<int32_t>(first), law, counter, &best);
-      continue;
-    }
-    for (int64_t v = first; v < first + count; ++v) {
-      const Real level = static_cast<Real>(logits.level(r, v));
-      if (!law.keeps(level, v)) continue;
-      const Real scaled = level * law.inv_t, score = scaled + noise[v];
-      if (score > best.score) best = {score, static_cast<int32_t>(v)};
-    }
+  const int64_t first = begin * kRaceBlock, stop = std::min(end * kRaceBlock, logits.columns);
+  if (noise == nullptr) {
+    rows::replay(logits.type, logits.at(r, first), static_cast<int>(stop - first), static_cast<int32_t>(first), law,
+                 counter, &best);
+    return best;
+  }
+  for (int64_t v = first; v < stop; ++v) {
+    const Real level = static_cast<Real>(logits.level(r, v));
+    if (!law.keeps(level, v)) continue;
+    const Real scaled = level * law.inv_t, score = scaled + noise[v];
+    if (score > best.score) best = {score, static_cast<int32_t>(v)};
   }
   return best;
 }

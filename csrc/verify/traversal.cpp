@@ -13,7 +13,7 @@ template <class Real>
 class Traversal {
  public:
   Traversal(const TreeDraft& draft, const Laws& target, const DraftLaws& laws, const StepNoise& noise)
-      : draft_(draft), target_(target), laws_(laws), noise_(noise) {}
+      : draft_(draft), kept_(target, laws), noise_(noise) {}
 
   void row(int64_t b, int32_t* path, int32_t* accepted, int64_t* next_token) {
     row_ = b;
@@ -27,7 +27,7 @@ class Traversal {
  private:
   // Whether a node of this subtree is accepted; if so the path, its length and the next token are known.
   bool visit(int64_t node, int32_t depth, double reach) {
-    if (static_cast<size_t>(depth) == rests_.size()) rests_.emplace_back(draft_, target_, laws_, false);
+    if (static_cast<size_t>(depth) == rests_.size()) rests_.emplace_back(draft_, kept_, false);
     Rest<Real>& rest = rests_[depth];
     rest.start(node);
     path_[depth] = static_cast<int32_t>(node);
@@ -41,13 +41,12 @@ class Traversal {
     }
     if (node != root_ && !(noise_.coin(row_, root_, node) < static_cast<Real>(reach))) return false;
     accepted_ = depth;
-    token_ = rest.draw(noise_.race(row_, depth, target_.logits.columns));
+    token_ = rest.draw(noise_.race(row_, depth, kept_.target.logits.columns));
     return true;
   }
 
   const TreeDraft& draft_;
-  const Laws& target_;
-  const DraftLaws& laws_;
+  KeptRows<Real> kept_;
   const StepNoise& noise_;
   std::deque<Rest<Real>> rests_;  // one per depth; references stay valid
   int64_t row_ = 0, root_ = 0, token_ = -1;
@@ -76,7 +75,8 @@ template <class Real>
 void thresholds(const TreeDraft& draft, const Laws& target, Real* accept, Real* residual) {
   const DraftLaws laws(draft.laws, draft.token_ids);
   const int64_t vocab = target.logits.columns, tail = draft.offsets[draft.rows];
-  Rest<Real> rest(draft, target, laws, true);
+  KeptRows<Real> kept(target, laws);
+  Rest<Real> rest(draft, kept, true);
   std::vector<double> reach(draft.nodes, 0.0);
   std::fill_n(accept, draft.nodes, Real{0});
   std::fill(residual + tail * vocab, residual + draft.nodes * vocab, Real{0});

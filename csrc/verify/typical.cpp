@@ -30,7 +30,8 @@ void verify(const TreeDraft& draft, const Laws& target, const TypicalLimit& limi
   const DraftLaws none(nullptr, nullptr);
   const int64_t vocab = target.logits.columns, width = out.max_depth + 1;
   parallel_for(0, draft.rows, std::max<int64_t>(1, row_grain(vocab) / 8), [&](int64_t begin, int64_t end) {
-    Rest<Real> rest(draft, target, none, false);
+    KeptRows<Real> kept(target, none);
+    Rest<Real> rest(draft, kept, false);
     std::vector<int64_t> next;
     std::vector<int32_t> length;
     for (int64_t b = begin; b < end; ++b) {

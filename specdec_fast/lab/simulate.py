@@ -114,10 +114,10 @@ class Simulator:
         self._outside = self._without(self.top) if self.top is not None else q
 
     def _without(self, tokens: Tensor) -> Laws:
-        """q restricted to tokens outside of `tokens`: its weights need no sum to be 1."""
+        """q restricted to tokens outside of `tokens`: its weights need no sum to be 1. The masses of q bound them."""
         logits = self.q.logits.clone()
         logits[:, tokens] = float("-inf")
-        return Laws(logits, *self.q.stats)
+        return Laws(logits, *self.q.stats, mass=self.q.mass)
 
     @property
     def chosen(self) -> tuple[int, ...]:

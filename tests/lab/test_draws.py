@@ -11,6 +11,7 @@ from oracles.planted_rules import Planted, place
 
 from specdec_fast.interfaces import Rng
 from specdec_fast.lab import draws as draws_module
+from specdec_fast.lab.agreement import law_row
 from specdec_fast.lab.cells import packed_laws, step_outcomes
 from specdec_fast.lab.draws import SEEDS, Drawing, branch_laws, coupled_matches, groups_of
 from specdec_fast.lab.exact import has_a_law, own_rules
@@ -18,6 +19,7 @@ from specdec_fast.lab.oracle import RationalModel
 from specdec_fast.lab.places import FIRST_SEED
 from specdec_fast.lab.proposals import POLICIES, all_drafts
 from specdec_fast.lab.simulate import TREE, Layout, Simulator, layout_for, picks_for, shared
+from specdec_fast.laws import Laws
 from specdec_fast.rules import get_rule
 from specdec_kernels import use_backend
 
@@ -147,6 +149,21 @@ def test_everything_is_made_on_the_device_of_the_laws(name: str) -> None:
     parts = (getattr(draft, name) for name in ("rows", "tokens", "parents", "offsets", "drawn", "law_row", "row_of"))
     assert {part.device.type for part in parts} == {"cpu"}
     assert all((one == other).all() for one, other in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize("vocab", [60, 3000])
+def test_known_masses_change_no_draft(vocab: int) -> None:
+    """Those of q bound what its chosen tokens leave; a block that was all but theirs among them."""
+    here = place(vocab, 2)
+    here.q.logits[0, 7] += 12.0
+    q = law_row(here.q.logits)
+    assert q.mass is not None
+    rows = torch.arange(400), torch.full((400,), 4, dtype=torch.int32)
+    drafts = [
+        Simulator(get_rule("tree"), here.p, law, Layout(TREE, "hybrid")).draft(*rows).tokens
+        for law in (q, Laws(q.logits, *q.stats))
+    ]
+    assert torch.equal(*drafts) and len(drafts[0].view(400, -1)[:, 1].unique()) > 20
 
 
 @pytest.mark.parametrize("pick", ["without", "hybrid", "iid"])
@@ -281,8 +298,6 @@ def test_large_vocabularies_get_a_shorter_coupled_chain() -> None:
 
 
 def test_a_draft_law_with_too_few_tokens_is_refused() -> None:
-    from specdec_fast.lab.agreement import law_row
-
     one = law_row(torch.tensor([[0.0, float("-inf"), float("-inf")]]))
     with pytest.raises(ValueError, match="expected at least 2"):
         Simulator(get_rule("replay"), one, one, Layout(TREE, "without"))

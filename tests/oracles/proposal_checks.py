@@ -14,7 +14,7 @@ from scipy import stats as statistics
 from torch import Tensor
 
 from oracles.proposal_cases import BAD, GOOD, decode, error_of, fixed, int32, law, proposals, text_chances
-from specdec_kernels import extension, use_backend
+from specdec_kernels import extension, tree_plan, use_backend
 
 BACKENDS = ["reference"] + ([] if extension.missing() else ["cpu"])
 needs_extension = pytest.mark.skipif("cpu" not in BACKENDS, reason="CPU extension not built")
@@ -104,6 +104,39 @@ class ProposalChecks:
         assert path.tolist() == [[-1] * 3, [0, -1, -1], [1, -1, -1], [-1] * 3]
         assert accepted.tolist() == [0] * 4
         assert token.tolist()[0] == token.tolist()[3] == -1 and token[2] == 0
+
+    @needs_extension
+    def test_laws_in_one_place_in_memory_are_those_of_copies(self) -> None:
+        """Most nodes have one law, so its weights are kept; some read the same logits at another temperature."""
+        g = torch.Generator().manual_seed(5)
+        rows, vocab = 32, 2500
+        p = torch.randn(1, vocab, generator=g) * 2
+        q = p + torch.randn(1, vocab, generator=g)
+        row, group = torch.arange(rows), torch.arange(2 * rows)
+
+        def shared(level: Tensor, hot: Tensor) -> tuple[Tensor, ...]:
+            parts = zip(law(level), law(level, 2.0), strict=True)
+            return tuple(torch.where(hot, b, a) if a.ndim == 1 else a.expand(len(hot), -1) for a, b in parts)
+
+        def copied(laws: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            return (laws[0].contiguous(), *laws[1:])
+
+        tokens = q[0].topk(6).indices[torch.randint(0, 6, (5 * rows,), generator=g)]
+        offsets = torch.arange(0, 5 * rows + 1, 5, dtype=torch.int32)
+        plan = tree_plan(int32([-1, 0, 0, 1, 1] * rows), offsets)
+        marks = torch.tensor([[0, 3, 0, 2, 2], [0, 2, 2, 3, 0]], dtype=torch.int8)[row % 2].flatten()
+        node = torch.arange(5 * rows)
+        target, draft = shared(p, (node % 5 > 2) | (node // 5 % 5 == 3)), shared(q, group % 7 == 6)
+        source = torch.stack([group[::2]] * 3 + [group[1::2]] * 2, 1).flatten().int()
+        tree = (tokens, offsets, plan.first_child, plan.next_sibling, marks, source)
+        found = []
+        for backend, change in (("reference", tuple), ("cpu", tuple), ("cpu", copied)):
+            with use_backend(backend):
+                laws = change(target), change(draft)
+                found.append(self.verify(*tree, *laws, None, None, row, row.int(), max_depth=2))
+        for want, here, apart in zip(*found, strict=True):
+            assert torch.equal(here, want) and torch.equal(here, apart)
+        assert len(set(found[0][1].tolist())) == 3
 
     @pytest.mark.parametrize("backend", BACKENDS)
     def test_a_row_is_the_same_alone_and_in_a_batch(self, backend: str) -> None:
