@@ -54,7 +54,8 @@ class Fixed:
 class Entropy(Fixed):
     """Every row gets what it asked for, and the drafter ends a chain before a token whose law is too uncertain.
 
-    threshold: what `surely_accepted` has to reach, for a drafter that was given no `entropy_stop` of its own.
+    threshold: what `surely_accepted` has to reach, for a drafter that was given no `entropy_stop` of its own; the
+    drafter is told once and keeps it.
     """
 
     name = "entropy"
@@ -192,11 +193,12 @@ POLICIES: dict[str, type[Fixed] | type[Goodput]] = {"entropy": Entropy, "fixed":
 
 
 def budget_for(policy: str | BudgetPolicy) -> BudgetPolicy:
-    """A policy by name, or the object itself. Raises ValueError for an unknown name."""
-    if not isinstance(policy, str):
+    """A policy by name, or the object itself. Raises ValueError for an unknown name and for what is no policy."""
+    if isinstance(policy, BudgetPolicy):
         return policy
-    if policy not in POLICIES:
-        raise ValueError(f"budget: got {policy!r}; expected one of {', '.join(sorted(POLICIES))}")
+    if not isinstance(policy, str) or policy not in POLICIES:
+        names = ", ".join(sorted(POLICIES))
+        raise ValueError(f"budget: got {policy!r}; expected one of {names}, or a BudgetPolicy")
     return POLICIES[policy]()
 
 

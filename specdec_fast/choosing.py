@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import torch
 
+from specdec_fast.budget import BudgetPolicy
 from specdec_fast.draft import Draft
 from specdec_fast.engine import Engine
 from specdec_fast.interfaces import Acceptance, Drafter, Needs, Rng, Target
@@ -46,15 +47,20 @@ class _Weighing:
 
 
 def sample_ways(
-    target: Target, drafter: Drafter, requests: Sequence[tuple[Prompt, SamplingParams]], tokenizer: object = None
+    target: Target,
+    drafter: Drafter,
+    requests: Sequence[tuple[Prompt, SamplingParams]],
+    tokenizer: object = None,
+    budget: str | BudgetPolicy = "fixed",
 ) -> dict[str, float]:
     """Means of `Best.weigh` over the drafts that are made for the first of these requests; empty where none is.
 
     The drafter must draw its tokens (`Needs.laws`). Requests that an engine refuses are passed over, and so are
-    those at temperature 0, where all rules accept the same.
+    those at temperature 0, where all rules accept the same. The drafter is used up: one that learns from finished texts
+    has learnt from these (a store on disk keeps them).
     """
     weighing = _Weighing(drafter.needs)
-    engine = Engine(target, drafter, rule=weighing, tokenizer=tokenizer)  # type: ignore[arg-type]
+    engine = Engine(target, drafter, rule=weighing, tokenizer=tokenizer, budget=budget)  # type: ignore[arg-type]
     for at, (prompt, params) in enumerate(requests[:MOST_REQUESTS]):
         if params.temperature > 0:
             few = min(params.max_new_tokens, MOST_TOKENS)

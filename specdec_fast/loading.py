@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from difflib import get_close_matches
-from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ from specdec_fast.drafters import (
     refuse_unknown_options,
 )
 from specdec_fast.engine import Engine
-from specdec_fast.interfaces import Rule
+from specdec_fast.interfaces import Drafter, Rule
 from specdec_fast.request import Prompt
 from specdec_fast.rules import DEFAULT, get_rule, rule_for
 from specdec_fast.rules.best import RULE as BEST
@@ -189,7 +189,6 @@ def load(
     shape: dict[str, Any] = {"max_rows": max_rows, "page_size": page_size, "compile": compile}
     ours = HuggingFaceTarget(model, max_length=max_length, num_pages=num_pages, vocab_size=vocab_size, **shape)
 
-    @cache  # a drafter that is made again, to pick in another way, drafts with the same model
     def open_draft() -> HuggingFaceTarget:
         assert draft is not None
         small = from_any(draft, "draft")
@@ -201,21 +200,38 @@ def load(
             size = len(theirs)
         if small is model:
             raise ValueError("draft: got the target itself; expected another model (its cache would be shared)")
-        opened = HuggingFaceTarget(small, max_length=ours.max_length, vocab_size=size, **shape)
-        opened.tokenizer = theirs
-        return opened
+        small_one = HuggingFaceTarget(small, max_length=ours.max_length, vocab_size=size, **shape)
+        small_one.tokenizer = theirs
+        return small_one
+
+    opened: list[HuggingFaceTarget] = []
+
+    def make(prefers: str) -> Drafter:
+        """The drafter anew, with the draft models of the one before: the first that it opens, the second, ..."""
+        turns = count()
+
+        def next_draft() -> HuggingFaceTarget:
+            at = next(turns)
+            if at == len(opened):
+                opened.append(open_draft())
+            return opened[at]
+
+        take = None if draft is None else next_draft
+        return make_drafter(name or "", options, target=ours, tokenizer=tokenizer, draft=take, prefers=prefers)
 
     made, why = None, None
     if name is not None:
-        source: dict[str, Any] = {"tokenizer": tokenizer, "draft": None if draft is None else open_draft}
         prefers = getattr(chosen, "prefers", "coupled")
-        made = make_drafter(name, options, target=ours, prefers=prefers, **source)
+        made = make(prefers)
         settled = getattr(rule_for(chosen, made.needs, temperature)[0], "prefers", prefers)
-        if chosen is BEST and made.needs.laws and temperature != 0 and sample:
-            weighed = sample_ways(ours, made, sample, tokenizer)
+        undecided = chosen is BEST and made.needs.laws and temperature != 0 and sample
+        if undecided and not make("greedy").needs.laws:  # nobody said how to pick
+            of_its_own = policy if hasattr(policy, "settle") else "fixed"
+            weighed = sample_ways(ours, made, sample, tokenizer, of_its_own)
             chosen, why, settled = BEST.pick(made.needs, temperature, weighed)
-        if settled != prefers:  # rule best settled on one that wants tokens picked in another way
-            made = make_drafter(name, options, target=ours, prefers=settled, **source)
+            made = make(settled)  # knows nothing of the sample
+        elif settled != prefers:  # rule best settled on one that wants tokens picked in another way
+            made = make(settled)
     ids = eos_ids(model, tokenizer) if eos_token_ids is None else tuple(eos_token_ids)
     given: dict[str, Any] = {"tokenizer": tokenizer, "budget": policy, "step_mode": step_mode}
     engine = Engine(ours, made, rule=chosen, eos_token_ids=ids, temperature=temperature, **given)

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import torch
 
-from specdec_fast.budget import BudgetPolicy, Entropy
+from specdec_fast.budget import BudgetPolicy
 from specdec_fast.draft import Draft
 from specdec_fast.interfaces import (
     Acceptance,
@@ -55,8 +55,9 @@ class Proposer:
                 f"no more; where both have one tokenizer give it vocab_size={vocab_size}, which masks ids beyond, "
                 "else use tokenizers='tli' or 'slem' of draft_model"
             )
-        if drafter is not None and isinstance(budget, Entropy):
-            budget.settle(drafter)
+        settle = getattr(budget, "settle", None)  # a policy that works through an option of the drafter's
+        if drafter is not None and settle is not None:
+            settle(drafter)
         self.drafter, self.budget = drafter, budget
         self._rule, self._vocab_size = rule, vocab_size
         self.num_draft_tokens: int = getattr(drafter, "num_draft_tokens", 0)

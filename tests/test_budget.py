@@ -214,8 +214,9 @@ def test_fixed_is_what_was_asked_for() -> None:
     policy = budget_for("fixed")
     assert isinstance(policy, Fixed) and policy.nodes([0, 1], [3, 0]) == [3, 0]
     assert budget_for(policy) is policy and isinstance(policy, BudgetPolicy) and isinstance(Goodput(), BudgetPolicy)
-    with pytest.raises(ValueError, match="budget: got 'most'; expected one of entropy, fixed, goodput"):
-        budget_for("most")
+    for wrong in ("most", None, []):
+        with pytest.raises(ValueError, match=r"budget: got .*; expected one of entropy, fixed, goodput, or a B"):
+            budget_for(wrong)
     with pytest.raises(ValueError, match="goodput first_rate: got 2"):
         Goodput(first_rate=2)
     with pytest.raises(ValueError, match="goodput probe, refresh: got 0"):

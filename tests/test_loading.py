@@ -73,7 +73,7 @@ def test_the_best_rule_follows_a_sample(
     found = {"block": 2.0, "token": 1.5, "replay": 1.25, LIKELIEST: likeliest}
     sampled = []
 
-    def sample(target: object, drafter: object, requests: object, tokenizer: object) -> dict[str, float]:
+    def sample(target: object, drafter: object, *more: object) -> dict[str, float]:
         sampled.append(drafter)
         return found
 
@@ -85,7 +85,21 @@ def test_the_best_rule_follows_a_sample(
     assert "2.000 drawn, by block" in engine.explain() and f"{likeliest:.3f} of the likeliest" in engine.explain()
     load(model, models.kin("llama"), rule="best", max_length=64, sample=requests, temperature=0.0)
     load(model, models.kin("llama"), rule="token", max_length=64, sample=requests)
+    told = {"drafter_options": {"pick": "drawn"}, "max_length": 64}
+    assert load(model, models.kin("llama"), rule="best", sample=requests, **told).rule.name == "block"
     assert len(sampled) == 1, "nothing is drawn where nothing is to be chosen"
+    assert sampled[0] is not engine.drafter, "what a drafter learnt of the sample would go on with it"
+
+
+@pytest.mark.parametrize("rule", ["replay", "best"])
+def test_drafters_of_a_forest_have_draft_caches_of_their_own(rule: str) -> None:
+    options = {"of": {"draft_model": {}, "draft_tree": {"widths": [2, 1], "how": "without_replacement"}}}
+    asked = [(models.prompt(17), SamplingParams(max_new_tokens=8))]
+    own = {"drafter": "forest", "drafter_options": options, "rule": rule, "sample": asked, "max_length": 64}
+    engine = load(models.own("llama"), models.kin("llama"), eos_token_ids=(), **own)
+    first, second = (each.model for each in engine.drafter.sources)
+    assert first.cache is not second.cache
+    assert engine.generate([models.prompt(17)], SamplingParams(seed=1, max_new_tokens=12))[0].stats.faults == 0
 
 
 def test_loaded_models_are_taken_as_they_are() -> None:

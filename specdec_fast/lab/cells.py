@@ -2,7 +2,9 @@
 
 A rule that tosses coins says what they are compared with (`thresholds`); every combination of passing and failing coins
 is given to the rule (`uniforms`), so its own walk decides what is accepted, and the residual weights where it ends give
-the law of the next token. Replay and greedy have no coins: every combination of the target's choices takes their place.
+the law of the next token. Replay has no coins: every combination of the target's choices takes their place, by laws
+that leave the rule nothing else to choose.
+
 Steps after many contexts are one batch. Tests: tests/lab/test_cells.py, tests/lab/test_exact.py.
 """
 
@@ -16,11 +18,10 @@ import numpy as np
 import torch
 
 from specdec_fast.draft import Draft
-from specdec_fast.interfaces import CoinRule, Rng, Rule
+from specdec_fast.interfaces import Acceptance, CoinRule, Rng, Rule
 from specdec_fast.lab.oracle import Law, Text
 from specdec_fast.lab.proposals import DraftTree
 from specdec_fast.laws import Laws
-from specdec_fast.rules.replay import walk
 from specdec_kernels import law_stats, tree_plan
 
 _NUDGE = 1e-6  # coins lie this close to their thresholds, so that a threshold applied in another place shows
@@ -30,8 +31,11 @@ Outcomes = dict[Text, float]
 
 def packed_laws(rows: Sequence[Law]) -> Laws:
     """Rational laws as the engine carries them: float64 logits and their statistics at temperature 1."""
-    logits = torch.tensor([[float(weight) for weight in row] for row in rows], dtype=torch.float64).log()
-    count = len(rows)
+    return _laws_of(torch.tensor([[float(weight) for weight in row] for row in rows], dtype=torch.float64).log())
+
+
+def _laws_of(logits: torch.Tensor) -> Laws:
+    count = len(logits)
     temperature, top_k = torch.ones(count), torch.zeros(count, dtype=torch.int32)
     return Laws(logits, *law_stats(logits, temperature, top_k, torch.ones(count), torch.zeros(count)))
 
@@ -160,6 +164,12 @@ class Cells:
     residual: np.ndarray
 
 
+def _answer(rule: Rule, draft: Draft, laws: Laws, **coins: torch.Tensor) -> Acceptance:
+    rows = draft.num_rows
+    rng = Rng(torch.arange(rows), torch.full((rows,), 9, dtype=torch.int32))
+    return rule(draft, tree_plan(draft.parents, draft.offsets), laws, rng, **coins)
+
+
 def coin_cells(rule: CoinRule, draft: Draft, laws: Laws) -> Cells:
     """All combinations of coins that pass and coins that fail."""
     plan = tree_plan(draft.parents, draft.offsets)
@@ -182,21 +192,15 @@ def coin_cells(rule: CoinRule, draft: Draft, laws: Laws) -> Cells:
     uniforms = np.clip(uniforms, np.float32(2.0**-60), np.float32(1 - 2.0**-24))
     factor = np.where(tossed, np.where(passes, level, 1 - level), 1.0)
     rows = len(many.source)
-    answer = rule(
-        many.draft,
-        tree_plan(many.draft.parents, many.draft.offsets),
-        many.laws,
-        Rng(torch.arange(rows), torch.full((rows,), 9, dtype=torch.int32)),
-        uniforms=torch.from_numpy(uniforms),
-    )
+    answer = _answer(rule, many.draft, many.laws, uniforms=torch.from_numpy(uniforms))
     path, emitted = walked(many.draft, answer)
     chance = np.exp(np.bincount(many.draft.row_of.numpy(), weights=np.log(factor), minlength=rows))
     return Cells(many.source, chance, emitted, residual[many.nodes[path.max(1)]])
 
 
-def choice_cells(draft: Draft, laws: Laws, weights: np.ndarray) -> Cells:
-    """All combinations of the target's choices at the nodes, walked as `replay` and `greedy` walk. weights [M, V]: of
-    the choices, each node's given its children.
+def choice_cells(rule: Rule, draft: Draft, laws: Laws, weights: np.ndarray) -> Cells:
+    """All combinations of the target's choices at the nodes, each given to the rule as laws of one token. weights
+    [M, V]: of the choices, each node's given its children.
 
     What is emitted must be the choices themselves, cell by cell: so drafts that know something of the noise behind them
     change how many tokens a step emits, and none of these tokens. Nothing follows a leaf, so its choice is the next
@@ -221,7 +225,9 @@ def choice_cells(draft: Draft, laws: Laws, weights: np.ndarray) -> Cells:
     ranked = np.argsort(~support, axis=1, kind="stable")  # tokens with weight first
     choice = ranked[many.nodes, digit]
     chosen = np.where(leaf[many.nodes], 1.0, weights[many.nodes, choice])
-    answer = walk(many.draft, tree_plan(many.draft.parents, many.draft.offsets), torch.from_numpy(choice))
+    certain = np.full((len(choice), weights.shape[1]), -np.inf)
+    certain[np.arange(len(choice)), choice] = 0.0
+    answer = _answer(rule, many.draft, _laws_of(torch.from_numpy(certain)))
     path, emitted = walked(many.draft, answer)
     last, following = path.max(1), answer.next_token.numpy()
     told = np.where(path[:, 1:] >= 0, choice[path[:, :-1]], -1)
@@ -265,7 +271,7 @@ def step_outcomes(
     ]
     draft, laws = pack(rows, after)
     if rule.replays:
-        cells = choice_cells(draft, laws, _choices([tree for _, tree in rows], laws))
+        cells = choice_cells(rule, draft, laws, _choices([tree for _, tree in rows], laws))
     else:
         cells = coin_cells(_coins(rule), draft, laws)
     number = {context: at for at, context in enumerate(drafts)}

@@ -96,8 +96,7 @@ def enumerate_case(case: Case, backend: str = "reference", rule: Rule | None = N
     def learn(contexts: Iterable[Text]) -> None:
         """Find what steps after these contexts emit, all in one batch, one context of each key."""
         new = {key_of(context): context for context in contexts}
-        trees = {context: all_drafts(context, q, other, case.proposal, case.shapes, policy) for context in new.values()}
-        found_now = step_outcomes(found, trees, target.after)
+        found_now = step_outcomes(found, {each: drafts_after(each) for each in new.values()}, target.after)
         known.update((key, found_now[context]) for key, context in new.items())
 
     def step(context: Text) -> Iterator[tuple[float, Text]]:

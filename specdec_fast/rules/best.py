@@ -11,8 +11,9 @@ Whether to draw at all is no theorem: the likeliest token of q is accepted with 
 and either may be more. `weigh` computes both, and all rules, for a draft and the target's laws; `pick` compares their
 means over the drafts of a sample (`choosing.sample_ways`) before there is an engine. It is not done step by step: a
 choice that looked at drawn tokens would change the law, one that looked at other rows would make texts depend on their
-neighbours, and texts of replay are functions of their seeds only while no other rule steps in. An engine asked for
-`best` runs the rule that was picked. Tests: tests/rules/test_best.py.
+neighbours in every step, and texts of replay are functions of their seeds only while no other rule steps in. (Which
+requests are in the sample may decide which rule it is, and so the text that a seed gives; its law never.) An engine
+asked for `best` runs the rule that was picked. Tests: tests/rules/test_best.py.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from specdec_fast.lab.exact import (
     run_exact,
     takes_trees,
 )
+from specdec_fast.lab.oracle import RationalModel, coupled_rule_accepted
 from specdec_fast.lab.proposals import CHAINS, COUPLED, DEEPEST, ON_CHAINS, POLICIES, PROPOSALS, TREES
 from specdec_fast.rules import get_rule
 from specdec_kernels import extension
@@ -57,7 +58,7 @@ def test_every_law_shape_and_policy_is_tried_over_several_steps() -> None:
 
 
 @pytest.mark.skipif(extension.missing() is not None, reason=str(extension.missing()))
-@pytest.mark.parametrize("name", [name for name in RULES if not get_rule(name).replays])
+@pytest.mark.parametrize("name", RULES)
 def test_compiled_rules_have_the_same_exact_law(name: str) -> None:
     """The C++ operators in float64, enumerated like the reference."""
     cases = list(cases_for(name, small=True))
@@ -88,14 +89,23 @@ def test_a_spoilt_rule_is_seen(name: str, spoil: dict) -> None:
     assert enumerate_case(case, rule=Planted(get_rule(name), **spoil)).error > 1e-6
 
 
-def test_a_path_that_is_none_is_seen() -> None:
+@pytest.mark.parametrize("name", ["token", "replay"])
+def test_a_path_that_is_none_is_seen(name: str) -> None:
     def astray(found, draft, laws, rng):
         path = found.path.clone()
         path[found.num_accepted > 0, 1] += 1
         return type(found)(path, found.num_accepted, found.next_token)
 
     with pytest.raises(AssertionError, match="expected a path of the draft"):
-        enumerate_case(Case("token", "drawn", (DEEP,), "full"), rule=Planted(get_rule("token"), answer=astray))
+        enumerate_case(Case(name, "drawn", (DEEP,), "full"), rule=Planted(get_rule(name), answer=astray))
+
+
+def test_tokens_that_are_not_the_target_s_choices_are_seen() -> None:
+    def another(found, draft, laws, rng):
+        return type(found)(found.path, found.num_accepted, (found.next_token + 1) % laws.logits.shape[1])
+
+    with pytest.raises(AssertionError, match="expected them and no others"):
+        enumerate_case(Case("replay", "drawn", (DEEP,), "full"), rule=Planted(get_rule("replay"), answer=another))
 
 
 def test_thresholds_beyond_one_are_seen() -> None:
@@ -113,3 +123,14 @@ def test_float32_laws_would_not_pass() -> None:
     """The tolerance tells float64 from float32: the enumeration is not merely insensitive."""
     blurred = Planted(get_rule("token"), threshold=lambda found: found.to(torch.float32).to(torch.float64))
     assert 1e-12 < enumerate_case(Case("token", "drawn", (DEEP,), "full"), rule=blurred).error < 1e-6
+
+
+@pytest.mark.parametrize("shape", CHAINS)
+def test_coupled_chains_of_a_case_know_the_noise(shape: tuple[int, ...]) -> None:
+    """As many of them are accepted as the closed form says; drawn without the noise it would be fewer."""
+    target = RationalModel(3, 0)
+    q = RationalModel(3, 50, like=target)
+    wanted = coupled_rule_accepted(target.after, q.after, (), len(shape) - 1)
+    coupled, drawn = (enumerate_case(Case("replay", each, (shape,), "full")) for each in (COUPLED, "drawn"))
+    assert coupled.holds and coupled.accepted == pytest.approx(float(wanted), abs=1e-12)
+    assert drawn.holds and drawn.accepted < coupled.accepted - 0.01
