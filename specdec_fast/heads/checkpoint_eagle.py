@@ -9,7 +9,8 @@
 | the same, of EAGLE-1 | and `layernorms`, `fusion_bias` (absent: none) | `fusion_fc.*`, `transformer.*`, norms |
 
 Two conventions for the layers that EAGLE-3 reads are about: the input of layer i (EAGLE, vLLM, speculators), and the
-output of layer i (SGLang, SpecForge), which is the input of layer i + 1. Tests: tests/heads/test_checkpoint_eagle.py.
+output of layer i (SGLang, SpecForge), which is the input of layer i + 1.
+Tests: tests/heads/test_checkpoint_eagle.py, test_broken_eagle.py.
 """
 
 from __future__ import annotations
