@@ -31,6 +31,8 @@ BY_FILE := -n $(WORKERS) --dist loadfile
 BY_TEST := -n $(WORKERS) --dist worksteal
 
 STAMPS := $(VENV)/stamps
+BUILD_MODE := $(or $(SPECDEC_BUILD),auto)
+BUILD_STAMP := $(STAMPS)/build-$(BUILD_MODE)
 TORCH_STAMP := $(STAMPS)/torch-$(shell cksum <<<'$(TORCH)' | cut -d' ' -f1)
 NATIVE_TESTS := tests/architecture/test_build.py tests/architecture/test_sanitizers.py
 EXACT_TESTS := tests/rules $(addprefix tests/lab/,test_cells.py test_exact.py test_expected.py test_oracle.py test_proposals.py)
@@ -40,7 +42,7 @@ TRAINING_TESTS := tests/heads tests/train tests/tune
 STATISTICS_TESTS := tests/lab $(addprefix tests/engine/,test_law.py test_tree_law.py test_drafter_laws.py)
 ELSEWHERE := tests/architecture tests/kernels tests/interpreter tests/machine_code \
   $(EXACT_TESTS) $(REPLAY_TESTS) $(MUTANT_TESTS) $(STATISTICS_TESTS) $(TRAINING_TESTS)
-READY := $(STAMPS)/build $(STAMPS)/test
+READY := $(BUILD_STAMP) $(STAMPS)/test
 NATIVE := setup.py pyproject.toml $(shell find csrc -not -name '.*' 2>/dev/null)
 
 # $(call lane,name,command): run a command under a heading, with its duration.
@@ -58,7 +60,7 @@ help: ## List the targets and the variables
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
 	@echo; sed -n 's/^#$$//; 3,/^$$/s/^# *//p' $(firstword $(MAKEFILE_LIST))
 
-demo: $(STAMPS)/build ## Generate text with and without speculation on the bundled models and check that it is equal
+demo: $(BUILD_STAMP) ## Generate text with and without speculation on the bundled models and check that it is equal
 	@$(BIN)/specdec demo
 
 LANES := architecture kernels interpreter compile exact replay statistics mutants unit training native
@@ -122,7 +124,7 @@ bench: $(READY) ## Benchmarks of operators and steps
 environment: $(READY) ## Set up .venv without running anything
 
 clean: ## Remove everything that was built or cached, but not .venv
-	@rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis .benchmarks $(STAMPS)/build
+	@rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis .benchmarks $(STAMPS)/build*
 	@find specdec_fast kernels tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 	@find kernels -name '*.so' -delete
 
@@ -153,10 +155,15 @@ $(STAMPS)/demo: requirements/demo.txt $(TORCH_STAMP)
 	@$(PIP) install -q --no-compile -r $<
 	@touch $@
 
-$(STAMPS)/build: $(NATIVE) $(STAMPS)/demo
+# Of one mode at a time, and only where something was built: a machine that gets a compiler builds at the next call.
+$(BUILD_STAMP): $(NATIVE) $(STAMPS)/demo
 	@echo 'building specdec-fast'
+	@rm -f $(STAMPS)/build*
+	@if [[ '$(BUILD_MODE)' == [nN][oO][nN][eE] ]]; then rm -f kernels/specdec_kernels/_*.so; fi
 	@$(PIP) install -q --no-compile --no-deps --no-build-isolation -e .
-	@touch $@
+	@if [[ '$(BUILD_MODE)' == [nN][oO][nN][eE] ]] || ls kernels/specdec_kernels/_C.*so >/dev/null 2>&1; then touch $@; else \
+	  echo 'NOTE: the C++ kernels were not built, so the slower PyTorch references run; install a C++20 compiler (g++ 12' \
+	       'or clang 14 and later) and call make again; SPECDEC_BUILD=cpu shows what went wrong'; fi
 
 $(STAMPS)/test: requirements/test.txt $(STAMPS)/demo
 	@echo 'installing requirements/test.txt'

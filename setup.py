@@ -203,6 +203,10 @@ def extensions(torch) -> tuple[list, type]:
 
         def run(self) -> None:
             inplace = self.inplace
+            earlier = self.in_place() if MODE == "auto" and inplace else []
+            for path in earlier:  # so that nothing is loaded, or copied here, that is not of these sources
+                path.unlink()
+                Path(self.build_lib, path.relative_to(ROOT / "kernels")).unlink(missing_ok=True)
             try:
                 super().run()
             except (Exception, SystemExit) as error:
@@ -215,6 +219,14 @@ def extensions(torch) -> tuple[list, type]:
                     "speed, install a C++20 compiler (g++ 12 or clang 14 and later) and run the same command "
                     "again; SPECDEC_BUILD=cpu turns this message into an error."
                 )
+            for path in earlier:
+                if not path.exists():
+                    say(f"{path.name} of an earlier build was deleted: it is not what the sources say now")
+
+        def in_place(self) -> list[Path]:
+            """Modules of this build that lie among the sources."""
+            paths = [Path(self.get_ext_fullpath(extension.name)) for extension in self.extensions or []]
+            return [path for path in paths if path.exists()]
 
     return modules, Build
 

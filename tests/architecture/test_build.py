@@ -137,6 +137,42 @@ def test_a_failing_compiler_stops_only_who_insists(
         assert Path(command.build_temp).parent == ROOT / "build"  # lasting: ninja finds its objects again
 
 
+@pytest.mark.parametrize("caught", [False, True], ids=["raises", "warns"])
+def test_a_failing_compiler_leaves_no_module_of_other_sources(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, caught: bool
+) -> None:
+    """Of what is compiled in place the new ones stay, the old ones go."""
+    from setuptools.dist import Distribution
+    from torch.utils.cpp_extension import BuildExtension
+
+    (tmp_path / "setup.py").write_text(SETUP)
+    package = tmp_path / "kernels" / "specdec_kernels"
+    for path in (tmp_path / "csrc" / "bindings" / "module.cpp", package / "_C_cuda.so", package / "_C.abi3.so"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("old")
+
+    def fail(command: Any) -> None:
+        if not caught:
+            raise RuntimeError("no such compiler")
+
+    def succeed(command: Any) -> None:
+        (package / "_C.abi3.so").write_text("new")
+
+    for run, left, told in ((succeed, "new", 0), (fail, "", 1)):
+        seen = declared(monkeypatch, "auto", tmp_path)
+        with monkeypatch.context() as patch:
+            patch.setattr(BuildExtension, "run", run, raising=False)
+            made = Distribution({"ext_modules": seen["ext_modules"], "package_dir": seen["package_dir"]})
+            command = seen["cmdclass"]["build_ext"](made)
+            command.inplace = True
+            command.ensure_finalized()
+            command.run()
+        found = package / "_C.abi3.so"
+        assert (found.read_text() if found.exists() else "") == left
+        assert capsys.readouterr().err.count("_C.abi3.so of an earlier build was deleted") == told
+    assert (package / "_C_cuda.so").read_text() == "old", "not of this build"
+
+
 def test_a_module_of_cpp_objects_can_be_added(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("pybind11")
     (tmp_path / "setup.py").write_text(SETUP)

@@ -1,0 +1,57 @@
+"""The Makefile: when it builds, and what it says where nothing could be built."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+PYTHON = """#!/bin/sh
+case "$*" in *"-e ."*)
+    echo built >> builds
+    if [ -e compiler ] && [ "$SPECDEC_BUILD" != none ]; then touch kernels/specdec_kernels/_C.abi3.so; fi;;
+esac
+"""
+
+
+@pytest.mark.skipif(shutil.which("make") is None or not Path("/bin/bash").exists(), reason="no make or no bash")
+def test_what_is_built_when(tmp_path: Path, root: Path) -> None:
+    """With a Python that only notes what it is asked for."""
+    for name in ("Makefile", "setup.py", "pyproject.toml", "requirements/demo.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(root / name, tmp_path / name)
+    for name, text in (("python", PYTHON), ("specdec", "#!/bin/sh\necho the demo runs\n")):
+        program = tmp_path / "env" / "bin" / name
+        program.parent.mkdir(parents=True, exist_ok=True)
+        program.write_text(text)
+        program.chmod(0o755)
+    binary = tmp_path / "kernels" / "specdec_kernels" / "_C.abi3.so"
+    binary.parent.mkdir(parents=True)
+
+    def make(target: str, mode: str = "") -> tuple[int, bool]:
+        """How often it has built so far, and whether it says that it could not."""
+        env = {name: value for name, value in os.environ.items() if name not in ("SPECDEC_BUILD", "MAKEFLAGS", "VENV")}
+        command = ["make", target, "VENV=env", "PYTHON=env/bin/python"]
+        env |= {"SPECDEC_BUILD": mode} if mode else {}
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert ("the demo runs" in done.stdout) == (target == "demo")
+        return len((tmp_path / "builds").read_text().split()), "install a C++20 compiler" in done.stdout
+
+    assert make("demo") == (1, True)
+    assert make("demo") == (2, True), "nothing was built, so it tries again"
+    (tmp_path / "compiler").touch()
+    assert make("demo") == (3, False)
+    assert make("demo") == (3, False)
+    assert make("demo", "cpu") == (4, False), "another mode"
+    assert make("demo", "cpu") == (4, False)
+    assert make("demo") == (5, False), "what lies there is of the last mode"
+    assert make("demo", "none") == (6, False) and not binary.exists(), "kernels of earlier sources would be run"
+    assert make("demo") == (7, False) and binary.exists()
+    assert make("clean") == (7, False)
+    assert not binary.exists() and not list((tmp_path / "env" / "stamps").glob("build*"))
+    assert make("demo", "none") == (8, False), "nothing was asked for"
+    assert make("demo", "none") == (8, False)
