@@ -5,9 +5,25 @@ namespace specdec::suffix {
 Automaton::Automaton() : states_{{0, -1, -1, 0}} {}
 
 void Automaton::add_edge(int32_t state, int32_t token, int32_t target) {
-  index_.insert(state, token, static_cast<int32_t>(edges_.size()));
-  edges_.push_back({token, target, states_[state].first_edge});
-  states_[state].first_edge = static_cast<int32_t>(edges_.size()) - 1;
+  const int32_t edge = static_cast<int32_t>(edges_.size());
+  index_.insert(state, token, edge);
+  edges_.push_back({token, target, -1, -1});
+  put_first(state, edge);
+}
+
+void Automaton::put_first(int32_t state, int32_t edge) {
+  edges_[edge].next = states_[state].first_edge;
+  edges_[edge].before = -1;
+  if (edges_[edge].next >= 0) edges_[edges_[edge].next].before = edge;
+  states_[state].first_edge = edge;
+}
+
+void Automaton::renew(int32_t state, int32_t edge) {
+  if (states_[state].first_edge == edge) return;
+  const Edge own = edges_[edge];
+  edges_[own.before].next = own.next;
+  if (own.next >= 0) edges_[own.next].before = own.before;
+  put_first(state, edge);
 }
 
 void Automaton::append(int32_t token) {
@@ -16,6 +32,8 @@ void Automaton::append(int32_t token) {
   int32_t state = last_;
   last_ = added;
   for (; state >= 0 && index_.find(state, token) < 0; state = states_[state].link) add_edge(state, token, added);
+  int renewed = 0;
+  for (int32_t up = state; up >= 0 && renewed < kCounted; up = states_[up].link, ++renewed) renew(up, index_.find(up, token));
   if (state >= 0) {
     const int32_t next = target(state, token);
     if (states_[next].length == states_[state].length + 1) {
@@ -23,7 +41,9 @@ void Automaton::append(int32_t token) {
     } else {  // the shorter strings of `next` now end at more places than its longest: they get a state of their own
       const int32_t clone = static_cast<int32_t>(states_.size());
       states_.push_back({states_[state].length + 1, states_[next].link, -1, states_[next].count});
-      for (int32_t edge = states_[next].first_edge; edge >= 0; edge = edges_[edge].next) add_edge(clone, edges_[edge].token, edges_[edge].target);
+      std::vector<int32_t> copied;
+      for (int32_t edge = states_[next].first_edge; edge >= 0; edge = edges_[edge].next) copied.push_back(edge);
+      for (auto edge = copied.rbegin(); edge != copied.rend(); ++edge) add_edge(clone, edges_[*edge].token, edges_[*edge].target);
       for (; state >= 0; state = states_[state].link) {
         const int32_t edge = index_.find(state, token);
         if (edge < 0 || edges_[edge].target != next) break;
@@ -48,7 +68,7 @@ Grown Automaton::grow(const Limits& limits) const {
   out.match = match();
   if (out.match < limits.min_match || out.match == 0) return out;
   const auto children = [&](int32_t state, std::vector<Continuation<int32_t>>& found) {
-    for (int32_t edge = states_[state].first_edge; edge >= 0; edge = edges_[edge].next)
+    for (int32_t edge = states_[state].first_edge; edge >= 0 && found.size() < kLooked; edge = edges_[edge].next)
       found.push_back({edges_[edge].token, static_cast<double>(states_[edges_[edge].target].count), edges_[edge].target});
     return unseen(found.size(), out.match);
   };

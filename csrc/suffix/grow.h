@@ -104,7 +104,8 @@ void grow(const Place& start, int64_t depth, const Limits& limits, const Childre
 }
 
 inline int64_t depth_of(const Limits& limits, int64_t match) {
-  return std::min(limits.nodes, std::max<int64_t>(1, static_cast<int64_t>(limits.factor * static_cast<double>(match))));
+  const double deep = std::min(static_cast<double>(limits.nodes), limits.factor * static_cast<double>(match));  // any factor is in range
+  return std::min(limits.nodes, deep > 1 ? static_cast<int64_t>(deep) : 1);
 }
 
 }  // namespace specdec::suffix

@@ -8,6 +8,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ Grown = tuple[list[int], list[int], float, int]
 Continuation = tuple[int, float, Any]
 Noise = tuple[int, int]
 COUNTED = 64  # suffix links that one more occurrence is counted along
+LOOKED = 128  # continuations of one context of an automaton that growth looks at
 
 
 def unseen(kinds: int, match: int) -> float:
@@ -87,7 +89,7 @@ def grow(
 
 
 def depth_of(nodes: int, factor: float, match: int) -> int:
-    return min(nodes, max(1, int(factor * match)))
+    return min(nodes, max(1, int(min(nodes, factor * match))))
 
 
 def check(tokens: Sequence[int]) -> Sequence[int]:
@@ -102,7 +104,7 @@ class Automaton:
 
     def __init__(self) -> None:
         self._length, self._link, self._count = [0], [-1], [0]
-        self._edges: list[dict[int, int]] = [{}]
+        self._edges: list[dict[int, int]] = [{}]  # the newest last
         self._last = 0
 
     def _add(self, length: int, link: int, count: int, edges: dict[int, int]) -> int:
@@ -123,6 +125,10 @@ class Automaton:
         while state >= 0 and token not in edges[state]:
             edges[state][token] = added
             state = link[state]
+        up, left = state, COUNTED
+        while up >= 0 and left:
+            edges[up][token] = edges[up].pop(token)  # seen again
+            up, left = link[up], left - 1
         if state >= 0:
             following = edges[state][token]
             if length[following] == length[state] + 1:
@@ -161,13 +167,13 @@ class Automaton:
     def grow(
         self, nodes: int, min_match: int, factor: float, min_probability: float, noise: Noise | None = None
     ) -> Grown:
-        """Continuations of that suffix."""
+        """Continuations of that suffix: of those of any context the LOOKED that were added or seen again last."""
         match = self.match()
         if match == 0 or match < min_match:
             return [], [], 0.0, match
 
         def children(state: int) -> tuple[list[Continuation], float]:
-            edges = self._edges[state].items()
+            edges = islice(reversed(self._edges[state].items()), LOOKED)
             found: list[Continuation] = [(token, self._count[target], target) for token, target in edges]
             return found, unseen(len(found), match)
 
@@ -327,13 +333,13 @@ class Array:
         found = int(self.tokens[at]) if at < len(self.tokens) else self.separator
         return found if found < self.separator else -1
 
-    def _bound(self, tokens: list[int], after: bool) -> int:
+    def _bound(self, tokens: list[float], after: bool) -> int:
         low, high = 0, len(self.tokens)
         while low < high:
             middle = (low + high) // 2
             at = self.position(middle)
-            # A separator sorts above all tokens; a suffix that is cut off comes first.
-            own = [min(int(token), self.separator) for token in self.tokens[at : at + len(tokens)]]
+            # A separator sorts above all tokens and equals none; a suffix that is cut off comes first.
+            own = [float(token) if token < self.separator else math.inf for token in self.tokens[at : at + len(tokens)]]
             if own < tokens or (after and own == tokens):
                 low = middle + 1
             else:
@@ -342,7 +348,7 @@ class Array:
 
     def range(self, tokens: Sequence[int]) -> tuple[int, int]:
         """[low, high) of the suffixes that start with a string of tokens."""
-        wanted = list(tokens)
+        wanted = [float(token) for token in tokens]
         return self._bound(wanted, False), self._bound(wanted, True)
 
 

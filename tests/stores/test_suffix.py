@@ -91,6 +91,39 @@ def test_the_automaton_of_a_growing_text(module: Any, seed: int) -> None:
 
 
 @both
+@pytest.mark.parametrize("factor", [0.0, 1e19, 1e300, float("inf")])
+def test_any_factor_has_a_depth(module: Any, factor: float) -> None:
+    """A product that no integer holds is the budget."""
+    automaton = module.Automaton()
+    automaton.extend([1, 2, 3, 4, 5, 1, 2])
+    assert automaton.grow(2, 1, factor, 0.1)[0] == ([3, 4] if factor else [3])
+
+
+@both
+@pytest.mark.parametrize("before", [(), (2000,)])
+def test_behind_a_hub_the_newest_continuations_count(module: Any, before: tuple[int, ...]) -> None:
+    """A token with 1,000 continuations: 128 of them are looked at, an old one that was seen again among them. before:
+    what stood in front of it up to the end, so that its state is a copy of another one.
+    """
+    automaton = module.Automaton()
+    automaton.extend([token for at in range(1, 1001) for token in (*before, 0, at)] + [*before, 0, 7, 5000, 0])
+    tokens, parents, _, match = automaton.grow(500, 1, 1.0, 0.0)
+    assert match == 1 and parents == [0] * 128 and sorted(tokens) == [7, *range(874, 1001)]
+
+
+@both
+def test_what_comes_back_behind_longer_contexts_counts_as_new(module: Any) -> None:
+    """1 follows 0 in two places of three, always behind 2 as well, and 200 others once each in between."""
+    automaton = module.Automaton()
+    automaton.extend([2, 0, 1, 3] * 100)
+    for at in range(200):
+        automaton.extend([1000 + at, 0, 2000 + at, 2, 0, 1, 3])
+    automaton.extend([5000, 0])
+    tokens, parents, _, match = automaton.grow(500, 1, 1.0, 0.0)
+    assert match == 1 and parents == [0] * 128 and tokens[0] == 1
+
+
+@both
 def test_a_periodic_text_is_counted_from_below(module: Any) -> None:
     """Chains of suffix links are followed so far only: counts of long contexts are right, those of short ones are not
     above the truth.
@@ -176,6 +209,18 @@ def test_arrays_of_documents(module: Any, seed: int) -> None:
 
 
 @both
+@pytest.mark.parametrize("beyond", [5, 6])
+def test_an_id_from_the_separator_on_is_nowhere(module: Any, beyond: int) -> None:
+    """Ends of documents hold such ids, and no context is looked up across them."""
+    stream = [1, 2, 5, 2, 3, 5]
+    array = module.Array(np.array(stream, np.uint16), np.array(sorted_suffixes(stream), np.uint32), 5)
+    for string in ([beyond], [2, beyond]):
+        low, high = array.range(string)
+        assert low == high
+        assert module.look_up([array], string, 16, 4, 100, 8, 1, 0.0) == ([], [], 0.0, 0)
+
+
+@both
 def test_ties_go_to_the_elder_parent_and_the_lower_token(module: Any) -> None:
     stream = [1, 5, 9, 1, 3, 9, 1, 4, 9]
     array = module.Array(np.array(stream, np.uint16), np.array(sorted_suffixes(stream), np.uint32), 9)
@@ -222,6 +267,23 @@ def test_both_answer_alike_to_the_last_bit(seed: int) -> None:
             tree.add(text)
             answers.append((automaton.grow(*arguments), tree.grow(text[::-1], 6, *arguments)))
         assert answers[0] == answers[1]
+
+
+@pytest.mark.skipif(compiled is None, reason="not built")
+@pytest.mark.parametrize("seed", range(3))
+def test_both_look_at_the_same_continuations_of_a_hub(seed: int) -> None:
+    """Through copies of states with many edges, and edges that are seen again."""
+    source = random.Random(seed)
+    pair, cut = (compiled.Automaton(), suffix_python.Automaton()), 0
+    for _ in range(40):
+        text = [token for _ in range(20) for token in (source.choice([0, 0, 1]), source.randrange(2, 302))] + [0]
+        answers = []
+        for automaton in pair:
+            automaton.extend(text)
+            answers.append(automaton.grow(400, 1, 0.5, 0.0))
+        assert answers[0] == answers[1]
+        cut += len(answers[0][0]) == 128
+    assert cut > 3
 
 
 @pytest.mark.skipif(compiled is None, reason="not built")
