@@ -316,6 +316,7 @@ def _tell(run: Lab, as_json: bool, console: Console) -> None:
 
 def _summary(run: Lab) -> Iterator[str]:
     from specdec_fast.commands.show import counted
+    from specdec_fast.lab.run import LEVEL
 
     if run.exact:
         worst = max(each.error for each in run.exact)
@@ -332,7 +333,8 @@ def _summary(run: Lab) -> Iterator[str]:
     if run.judged:
         lowest = min(each.test.p_value for each in run.judged)
         rejected = sum(each.rejected for each in run.judged)
-        yield f"tests: {len(run.judged)}, {rejected} rejected, smallest p {lowest:.3g}"
+        bound = f"rejected below {LEVEL / len(run.judged):.2g}"
+        yield f"tests: {len(run.judged)}, {rejected} rejected, smallest p {lowest:.3g} ({bound})"
     if run.mutants:
         killed = sum(each.killed for each in run.mutants)
         yield f"mutants: {killed} of {len(run.mutants)} killed; planted into the engine: {len(run.planted)} checks"

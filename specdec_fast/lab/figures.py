@@ -163,7 +163,7 @@ def observed_chart(
     below.bar(x, shown, 0.55, color=[OUTSIDE if bad else "#7d93a6" for bad in outside])
     below.set_ylim(-limit, limit)
     below.set_ylabel("z-score")
-    words = "band: 99.9%; red: outside, as one bar in 1,000 is by chance"
+    words = "band: 99.9%; red: outside of it (by chance, one bar in 1,000)"
     below.text(0.995, 0.04, words, transform=below.transAxes, ha="right", va="bottom", fontsize=8.5)
     labels = [token_label(int(token), decode) for token in bars] + ([rest] if len(law) > len(bars) else [])
     below.set_xticks(x, labels, rotation=55, ha="right", rotation_mode="anchor")

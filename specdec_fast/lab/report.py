@@ -84,6 +84,7 @@ def render(lab: Lab) -> str:
         exact=exact_table(lab),
         article=article_words(lab),
         bars=bars_words(lab),
+        lowest=min((each.test.p_value for each in lab.judged), default=1.0),
         accepted=by_shape(lab.acceptances),
         slowest=max((row.seconds for row in lab.planted), default=0.0),
     )
@@ -125,16 +126,21 @@ def bars_words(lab: Lab) -> str:
     """How many bars stray, and how many would if the law held."""
     if not lab.bars:
         return ""
+    from scipy.stats import binom
+
+    alone = "So a red bar by itself is no finding"
+    if binom.sf(lab.bars_outside - 1, lab.bars, 1e-3) < LEVEL:
+        alone = "These are more than chance explains"
     return (
         f"Bars outside of their 99.9% bands, in red: {lab.bars_outside:,} of {lab.bars:,} in these panels; by chance "
-        f"alone about {lab.bars / 1000:.1f} are expected. So a red bar is no finding; the tests below judge, which "
-        "weigh all tokens of a place and share one level."
+        f"alone about {lab.bars / 1000:.2g} are expected. {alone}; the tests below judge, which weigh all tokens of a "
+        "place and share one level."
     )
 
 
 def article_words(lab: Lab) -> str:
     """What the article's one number says, next to ours."""
-    if not lab.spreads:
+    if not lab.spreads or not lab.drawings:
         return ""
     name, own = next(iter(lab.spreads.items()))
     mean = ARTICLE**2 * 1e6
@@ -142,7 +148,8 @@ def article_words(lab: Lab) -> str:
         "A standard deviation over bars is sqrt(mean p (1 - p) / n): it depends on the number of draws and on which "
         f"bars are counted, and on nothing else if the law holds. At {name}, with {own.bars} bars and {own.draws:,} "
         f"draws, it should be {own.expected:.3e} and is {own.observed:.3e}. The article that the "
-        "experiments follow has 9.694e-05 at 1,000,000 draws, which says that the mean of p (1 - p) over its bars was "
+        "experiments follow (Will Speculative Decoding Harm LLM Inference Accuracy?) has "
+        "9.694e-05 at 1,000,000 draws, which says that the mean of p (1 - p) over its bars was "
         f"about {mean:.4f}, for example {0.5 / mean:.0f} small bars that add up to one half. Without the set of bars "
         "the number can neither be confirmed nor refuted; a wrong sampler may show it too."
     )

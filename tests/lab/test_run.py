@@ -153,6 +153,9 @@ def test_the_report_is_one_page_with_its_pictures(done: Lab) -> None:
     for judged in done.judged:
         assert judged.test.name in text
     assert f"in red: {done.bars_outside} of {done.bars} in these panels" in text
+    for word in ("production operators", "Overlap", "<dt>row error</dt>", "<dt>proposals</dt>"):
+        assert word in text
+    assert "<dt>alpha*</dt>" not in text and not done.exact, "a word of exact laws"
     order = [f"<td>{row.rule}</td><td>{row.proposals}</td>" for row in done.acceptances]
     assert len(done.acceptances) > 8 and sorted(order, key=text.index) == order, "the chart has this order"
     assert text.index("Chains of 6 tokens, at most 6") < text.index("Trees of 6 tokens on 2 levels, at most 2")
@@ -171,6 +174,12 @@ def test_bars_outside_of_their_bands_are_counted(tmp_path: Path) -> None:
         run.run_recorded(Recorded.make(np.random.default_rng(3).choice(20, 20_000, p=drawn), law))
         assert (run.bars, run.bars_outside) == (20, outside)
         assert f"{outside} of 20 bars outside" in run.figures[0].caption
+        page = write_report(run).read_text("utf-8")
+        assert ("more than chance explains" in page) == (outside > 0) != ("by itself is no finding" in page)
+        for ours in ("production operators", "Overlap", "row error", "alpha*", "9.694", "after a rejection"):
+            assert ours not in page, "nothing of this engine drew these"
+        level = 0.001 / len(run.judged)
+        assert f"rejected below {level:.3g}" in page
 
 
 def test_an_earlier_report_is_replaced_with_its_pictures(tmp_path: Path) -> None:
