@@ -79,10 +79,11 @@ class Goodput:
     """As many nodes as bring the most tokens per second by what was measured, none where drafting does not pay.
 
     Tokens: `Expectations`. Seconds: a table of measured times by the nodes of a pass, and one of the drafter's work by
-    the largest budget. A drafter that often has no draft is expected to cost its work every time, and the larger pass,
-    like the tokens, as often as it has one. Nodes are admitted one after another, the one that brings most first, and
-    the best point on the way is taken (Liu et al. 2024, TurboSpec; the survival order of DSpark 2026), if it promises
-    more than `margin` beyond plain steps. The first steps, and a step now and then, go to measuring.
+    the largest budget. A drafter that often has no draft is expected to cost its work every time, the larger pass as
+    often as it has nodes, scouts included, and to bring tokens as often as some of them may be accepted. Nodes are
+    admitted one after another, the one that brings most first, and the best point on the way is taken (Liu et al. 2024,
+    TurboSpec; the survival order of DSpark 2026), if it promises more than `margin` beyond plain steps. The first
+    steps, and a step now and then, go to measuring.
 
     first_rate: what is expected of a depth that was never tested; probe: steps without drafts until the next try, which
     costs at most half a step more than a plain one and comes half as often every time that it changes nothing, down to
@@ -137,7 +138,7 @@ class Goodput:
         known = all(row in self._expectations for row in rows)  # the first draft of a row may include its whole prompt
         if self._measuring:
             self._measuring.pop(0)
-        self._verify.add(len(rows) + sum(outcome.drafted for outcome in outcomes), verify)
+        self._verify.add(len(rows) + sum(outcome.nodes for outcome in outcomes), verify)
         if known and any(asked):
             self._propose.add(max(asked), propose)
         self._expectations.observe(rows, asked, outcomes)
@@ -158,7 +159,7 @@ class Goodput:
 
     def _best(self, rows: Sequence[int], most: Sequence[int]) -> list[int]:
         gains = [self._expectations.expected(row, limit) for row, limit in zip(rows, most)]
-        chances = [self._expectations.answered(row) for row in rows]
+        chances = [(self._expectations.answered(row), self._expectations.scored(row)) for row in rows]
         verify, propose = self._verify.table(len(rows) + sum(most)), self._propose.table(max(most))
         heap = [(own[0] - own[1], at) for at, own in enumerate(gains) if len(own) > 1]
         heapify(heap)
@@ -167,9 +168,9 @@ class Goodput:
         best, keep, widest, likeliest = tokens / plain, 0, 0, 0.0
         while heap:
             gain, at = heap[0]
-            chance, count, nodes[at] = chances[at], count + 1, nodes[at] + 1
-            tokens, seconds = tokens - chance * gain, seconds + chance * (verify[count] - verify[count - 1])
-            widest, likeliest = max(widest, nodes[at]), max(likeliest, chance)
+            (chance, paid), count, nodes[at] = chances[at], count + 1, nodes[at] + 1
+            tokens, seconds = tokens - chance * gain, seconds + paid * (verify[count] - verify[count - 1])
+            widest, likeliest = max(widest, nodes[at]), max(likeliest, paid)
             order.append(at)
             work = propose[widest] if propose[widest] > free else 0.0
             cost = max(seconds, plain) + work  # a larger pass that seems to take less is a slip of the clock

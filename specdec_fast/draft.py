@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any
 
 import torch
@@ -89,17 +89,17 @@ class Draft:
 
         `law_rows[b][i]` is the law row the i-th draft token (root not counted) was drawn from; None: all chosen.
         """
-        counts = tuple(len(chain) for chain in chains)
+        counts, ids = tuple(map(len, chains)), tuple(rows)
         where = device if isinstance(device, torch.device) else torch.device(device)
-        shape = packed_shape(tuple(rows), counts, where)
+        shape = packed_shape(ids, counts, where)
         if law_rows is None:
             drawn, law_row = shape.drawn, shape.law_row
         else:
             source = [row for count, own in zip(counts, law_rows) if count for row in (-1, *own)]
             law_row = torch.tensor(source, dtype=torch.int32).to(where)
             drawn = (law_row >= 0).to(torch.int8)
-        tokens = from_host([token for chain in chains for token in chain], torch.int64, where)
-        depth = max(max(counts, default=0) - 1, 0)
+        tokens = from_host(list(chain.from_iterable(chains)), torch.int64, where)
+        depth = max((*counts, 1)) - 1
         return Draft(
             rows=shape.rows,
             tokens=tokens,
@@ -113,7 +113,7 @@ class Draft:
             is_chain=True,
             laws=laws,
             plan=_chain_plan(counts, where) if depth < _SHORT else None,
-            row_ids=tuple(rows),
+            row_ids=ids,
         )
 
     @staticmethod

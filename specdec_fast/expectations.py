@@ -1,5 +1,5 @@
 """What drafts cost and what they bring, by what became of earlier ones: seconds by a number of nodes, accepted tokens
-by a budget. Knows committed data and times only. Tests: tests/test_budget.py.
+by a budget. Knows committed data and times only. Tests: tests/test_expectations.py.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one row's draft: nodes drafted (root not counted), their depth, depths reached by the walk
-    (`tested`), tokens accepted.
+    """What became of one row's draft: nodes that may be accepted (`drafted`, root not counted), their depth, depths
+    reached by the walk (`tested`), tokens accepted; nodes: all that were scored for it, scouts included.
     """
 
     drafted: int
     depth: int
     tested: int
     accepted: int
+    nodes: int
 
 
 @dataclass(slots=True)
@@ -107,17 +108,19 @@ class _Rate:
 
 @dataclass(slots=True)
 class _Rates:
-    """How often there was a draft when one was asked for, and the acceptance rate at each depth, given that the walk
-    got there. What was known of depths that are no longer drafted is forgotten too: bad luck there is not believed for
-    ever.
+    """How often there was a draft when one was asked for, how often there were nodes to score, and the acceptance rate
+    at each depth, given that the walk got there. What was known of depths that are no longer drafted is forgotten
+    too: bad luck there is not believed for ever.
     """
 
     forget: float
     answers: _Rate = field(default_factory=_Rate)
+    scored: _Rate = field(default_factory=_Rate)
     depths: list[_Rate] = field(default_factory=list)
 
     def add(self, outcome: Outcome) -> None:
         self.answers.add(self.forget, outcome.drafted > 0)
+        self.scored.add(self.forget, outcome.nodes > 0)
         if not outcome.drafted:
             return
         while len(self.depths) < outcome.tested:
@@ -170,6 +173,11 @@ class Expectations:
         """The chance that there is a draft for a row if one is asked for."""
         mine, usual = self._rows.get(row), self._all.answers.of(1.0, 2.0)
         return usual if mine is None else mine.answers.of(usual, 8.0)
+
+    def scored(self, row: int) -> float:
+        """The chance that a pass has nodes for a row if a draft is asked for: scouts are there where drafts are not."""
+        mine, usual = self._rows.get(row), self._all.scored.of(1.0, 2.0)
+        return usual if mine is None else mine.scored.of(usual, 8.0)
 
     def expected(self, row: int, most: int) -> list[float]:
         """Accepted tokens to be expected of drafts of 0..most nodes of a row, where there are such."""

@@ -1,8 +1,8 @@
 """Between the engine and its drafter: how many nodes each row may draft, and what happens when the drafter fails.
 
 A drafter that raises never ends a request, nor does one whose drafts are not well formed. The rows it was working on
-when it did so are found by asking for one row at a time; these go on without drafts until they end, the others as
-before. Every fault is counted in the statistics of its requests and the first of its kind is logged. Owns no tokens.
+when it did so are found one at a time; their requests go on without drafts until they end, the others as before. Every
+fault is counted in the statistics of its requests and the first of its kind is logged. Owns no tokens.
 Tests: tests/engine/test_failures.py.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 import torch
 
@@ -35,9 +36,9 @@ class Proposer:
     """A drafter (or none) with its budget, contained. running: the engine's requests by row; rule: what verifies the
     drafts; vocab_size: the target's.
 
-    A row that is given up drafts no more until it leaves, and the drafter hears no more of it but that it left. Under
-    rules that use q a fault that depends on what was drawn drops drawn tokens in one step of a request at most; under
-    replay and greedy nothing depends on drafts at all.
+    A request that is given up drafts no more until it ends, on another row after a preemption neither, and the drafter
+    hears no more of it but that its row left. Under rules that use q a fault that depends on what was drawn drops drawn
+    tokens in one step of a request at most; under replay and greedy nothing depends on drafts at all.
     """
 
     def __init__(
@@ -62,7 +63,8 @@ class Proposer:
         self._rule, self._vocab_size = rule, vocab_size
         self.num_draft_tokens: int = getattr(drafter, "num_draft_tokens", 0)
         self._running = running
-        self._given_up: set[int] = set()
+        self._given_up: set[Handle] = set()
+        self._puzzled = False  # the last batch could not be observed, but each of its rows alone
         self._logged: set[tuple[str, str]] = set()
         self._asked: tuple[Draft, Draft] | None = None  # of the step: the drafter's own draft, and what was made of it
 
@@ -72,25 +74,29 @@ class Proposer:
 
     def asked(self, handle: Handle) -> int:
         """Draft nodes that a request asks for, wherever its text ends."""
-        return 0 if self.drafter is None or handle.row in self._given_up else handle.num_draft_tokens
+        return 0 if self.drafter is None or handle in self._given_up else handle.num_draft_tokens
 
     def begin(self, view: StateView, rows: Sequence[int], output: TargetOutput | None) -> None:
         """Rows join. output: taps of all their tokens, row after row."""
-        if self.drafter is None:
-            return
+        served = self._served(rows)
+        if self.drafter is not None and served:
+            self._begin(view, served, output if len(served) == len(rows) else _taps(view, rows, served, output))
+
+    def _begin(self, view: StateView, rows: Sequence[int], output: TargetOutput | None) -> None:
+        assert self.drafter is not None
         try:
             self.drafter.begin(view, rows, output)
         except Exception as error:
-            if len(rows) > 1:  # one by one: who is bad joins alone
-                start = 0
-                for row in rows:
-                    stop = start + view.length(row) - 1  # the root was not prefilled
-                    self._forget(row)
-                    own = output and TargetOutput(None, {name: tap[start:stop] for name, tap in output.taps.items()})
-                    self.begin(view, [row], own)
-                    start = stop
+            if len(rows) == 1:
+                self._lost("begin", error, rows)
                 return
-            self._lost("begin", error, rows)
+            for row in rows:  # one by one: who is bad joins alone
+                self._forget(row)
+                self._begin(view, [row], _taps(view, rows, [row], output))
+
+    def _served(self, rows: Sequence[int]) -> list[int]:
+        """The rows whose requests are not given up."""
+        return [row for row in rows if self._running[row] not in self._given_up]
 
     def propose(self, view: StateView, rows: Sequence[int], rng: Rng) -> Draft:
         """A draft for all rows, within the budget of this step."""
@@ -100,7 +106,8 @@ class Proposer:
         roots = [view.tokens(row)[-1] for row in rows]
         draft = None
         if any(limits):
-            places = [at for at, row in enumerate(rows) if row not in self._given_up]
+            served = set(self._served(rows))
+            places = [at for at, row in enumerate(rows) if row in served]
             draft = self._contained(view, rows, places, limits, rng)
         if draft is None:
             return Draft.chains(rows, [[root] for root in roots], device=view.device)
@@ -124,7 +131,7 @@ class Proposer:
         if self.drafter is None:
             return
         rows, asked, self._asked = list(draft.host_rows()), self._asked, None
-        served = [row for row in rows if row not in self._given_up]
+        served = self._served(rows)
         if asked is not None and asked[1] is draft:
             served = list(asked[0].host_rows())
         if not served:
@@ -133,11 +140,23 @@ class Proposer:
             draft, acceptance, output = _part(draft, acceptance, output, [rows.index(row) for row in served])
         if asked is not None and asked[0].num_nodes == draft.num_nodes:
             draft = asked[0]
-        rows = served
+        self._observe(view, draft, acceptance, output)
+
+    def _observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
+        assert self.drafter is not None
+        rows = list(draft.host_rows())
         try:
             self.drafter.observe(view, draft, acceptance, output)
+            self._puzzled &= len(rows) == 1
         except Exception as error:
-            self._lost("observe", error, rows)
+            if len(rows) == 1:
+                self._lost("observe", error, rows)
+                return
+            for at in range(len(rows)):  # one by one: who is bad is lost alone
+                self._observe(view, *_part(draft, acceptance, output, [at]))
+            if len(self._served(rows)) == len(rows):  # nobody can tell whose fault it is: that may happen once
+                (self._lost if self._puzzled else self._fault)("observe", error, rows)
+                self._puzzled = True
 
     def reserve(self, captured: CapturedProposals, row: int, length: int) -> bool:
         """Whether a row may draft in captured steps until it holds so many tokens."""
@@ -175,7 +194,7 @@ class Proposer:
         for row in rows:
             if self.drafter is not None:
                 self._forget(row)
-        self._given_up.difference_update(rows)
+        self._given_up = {handle for handle in self._given_up if not handle.finished}
 
     def _contained(
         self, view: StateView, rows: Sequence[int], places: list[int], limits: Sequence[int], rng: Rng
@@ -229,7 +248,7 @@ class Proposer:
     def _lost(self, verb: str, error: Exception, rows: Sequence[int]) -> None:
         """No drafts for these rows any more. The drafter keeps what it knows of them until they leave."""
         self._fault(verb, error, rows)
-        self._given_up.update(rows)
+        self._given_up.update(self._running[row] for row in rows if row in self._running)
 
     def _forget(self, row: int) -> None:
         assert self.drafter is not None
@@ -256,6 +275,18 @@ class Proposer:
                 *(who, verb, type(error).__name__, error, consequence),
                 exc_info=error,
             )
+
+
+def _taps(
+    view: StateView, rows: Sequence[int], wanted: Sequence[int], output: TargetOutput | None
+) -> TargetOutput | None:
+    """The part of what is known of the tokens of rows, row after row, that is of some of them."""
+    if output is None:
+        return None
+    ends = list(accumulate(view.length(row) - 1 for row in rows))  # the root was not prefilled
+    spans = {row: slice(start, end) for row, start, end in zip(rows, [0, *ends], ends)}
+    taps = {name: torch.cat([tap[spans[row]] for row in wanted]) for name, tap in output.taps.items()}
+    return TargetOutput(None, taps)
 
 
 def _part(

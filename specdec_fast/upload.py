@@ -20,6 +20,7 @@ def upload(values: Sequence[int] | Sequence[bool], place: Tensor) -> None:
     place.copy_(source, non_blocking=True)
 
 
+_HOST = torch.device("cpu")
 _CODES = {torch.int8: "b", torch.int32: "i", torch.int64: "q", torch.float32: "f"}  # of `array`
 
 
@@ -28,7 +29,8 @@ def from_host(values: Sequence[float], dtype: torch.dtype, device: torch.device 
     if not values:
         return torch.empty(0, dtype=dtype, device=device)
     found = torch.frombuffer(array(_CODES[dtype], values), dtype=dtype)
-    kind = device if isinstance(device, str) else device.type
-    if kind.startswith("cuda"):  # pinned, so that nobody waits for what the stream has to do
+    if device == _HOST:
+        return found
+    if torch.device(device).type == "cuda":  # pinned, so that nobody waits for what the stream has to do
         return found.pin_memory().to(device, non_blocking=True)
-    return found if kind == "cpu" else found.to(device)
+    return found.to(device)

@@ -27,7 +27,7 @@ from specdec_fast.budget import (
     surely_accepted,
 )
 from specdec_fast.draft import Draft
-from specdec_fast.expectations import Expectations, Outcome, Times
+from specdec_fast.expectations import Outcome
 from specdec_fast.interfaces import Budget, Rng, Slots, StateView, TargetOutput
 
 
@@ -59,7 +59,7 @@ class Machine:
             limit = wanted if self.answers == 1 or self.random.random() < self.answers else 0
             hits = itertools.takewhile(lambda _: self.random.random() < self.rates[row], range(limit))  # noqa: B023
             accepted = len(list(hits))
-            outcomes.append(Outcome(limit, limit, min(accepted + 1, limit), accepted))
+            outcomes.append(Outcome(limit, limit, min(accepted + 1, limit), accepted, limit))
             self.tokens += accepted + 1
             self.asked[row] += wanted
         spent = self.propose(max(limits)) if any(limits) else 0.0
@@ -186,30 +186,6 @@ def test_a_clock_that_slips_makes_nobody_draft(rate: float, most: int, propose: 
     assert machine.seconds / machine.tokens < 1.02 * passes / 4000, "a plain step is one pass and one token"
 
 
-def test_expected_tokens_of_a_tree_follow_the_depth_of_its_drafts() -> None:
-    record = Expectations()
-    for _ in range(60):
-        record.observe([0], [14], [Outcome(14, 3, 3, 2)])
-        record.observe([0], [2], [Outcome(2, 1, 1, 1)])
-    gains = record.expected(0, 14)
-    assert gains == sorted(gains) and len(gains) == 15
-    assert abs(gains[14] - 2.0) < 0.35 and abs(gains[2] - 1.0) < 0.2 and gains[14] < 3
-    assert record.expected(0, 5) == gains[:6] and record.answered(0) == 1
-    for _ in range(60):
-        record.observe([0, 1], [8, 0], [Outcome(0, 0, 0, 0)] * 2)
-    assert record.expected(0, 14) == gains, "of drafts that are there"
-    assert record.answered(0) < 0.2 and record.answered(0) < record.answered(1) < 0.8
-
-
-def test_a_table_of_times_has_the_seconds_of_every_number() -> None:
-    times = Times()
-    assert times.table(3) == [0.0] * 4
-    for number, seconds in ((3, 2.0), (9, 5.0), (64, 7.0)):
-        times.add(number, seconds)
-        for last in (0, 2, 3, 7, 80):
-            assert times.table(last) == pytest.approx([times.at(each) for each in range(last + 1)]), (number, last)
-
-
 def test_fixed_is_what_was_asked_for() -> None:
     policy = budget_for("fixed")
     assert isinstance(policy, Fixed) and policy.nodes([0, 1], [3, 0]) == [3, 0]
@@ -294,6 +270,17 @@ class Paid(NoisyChain):
         return draft
 
 
+def test_scouts_are_paid_for_and_bring_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes of lookahead with their window, under goodput: what they cost is known by all the nodes that they have."""
+    target, policy = Costly(random_logits(23, 8, seed=2), max_rows=1, max_length=128), Goodput()
+    monkeypatch.setattr("specdec_fast.stats.perf_counter", lambda: target.now)
+    engine = Engine(target, get_drafter("lookahead")(window=3, ngram=3, guesses=3), budget=policy)
+    engine.generate([[1, 2]], SamplingParams(seed=1, max_new_tokens=100, ignore_eos=True))
+    times = policy._verify
+    assert engine.stats.drafted > 0 and len(times.keys) > 3
+    assert [times.at(nodes) for nodes in times.keys] == pytest.approx([1 + 0.1 * (nodes - 1) for nodes in times.keys])
+
+
 @pytest.mark.parametrize(
     ("alpha", "row", "cost", "most"),
     [(0.0, 0.1, 0.0, 12), (0.0, 0.1, 0.15, 60), (0.05, 0.08, 0.0, 55), (0.2, 0.1, 0.15, 4), (0.5, 0.1, 0.6, 4)],
@@ -349,7 +336,7 @@ class ByTheClock(Goodput):
     """Its times are made of what was drafted, so that a run repeats itself."""
 
     def observe(self, rows: Sequence[int], outcomes: Sequence[Outcome], propose: float, verify: float) -> None:
-        nodes = [outcome.drafted for outcome in outcomes]
+        nodes = [outcome.nodes for outcome in outcomes]
         super().observe(rows, outcomes, 1e-4 * max(nodes), 1e-3 * (1 + 0.05 * sum(nodes)))
 
 

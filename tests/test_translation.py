@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import string
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from oracles import models
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter, load
 from specdec_fast.interfaces import Budget
 from specdec_fast.targets.tiny import tiny_model
-from specdec_fast.translation import Translation
+from specdec_fast.translation import GrowingText, Translation
 
 PAIRS = ["th", "he", "in", "er", "ab", "AB", "zz"]
 
@@ -35,6 +36,59 @@ ALPHABET = [chr(32 + at) for at in range(95)]
 OURS = letters(ALPHABET)
 TURNED = letters(ALPHABET[::-1])
 FEWER = letters(string.ascii_letters + " ", PAIRS)
+
+
+WORDS = ["the", "cat", "sat", "on", "a", "mat", "dog"]
+
+
+def metaspace(scheme: str) -> Any:
+    """Like sentencepiece: words with the space in front of them, which the decoder drops at the beginning. scheme: of
+    the pre-tokenizer, or "normalizer" for one that puts a space in front of everything, as older models do.
+    """
+    from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
+    from tokenizers import models as kinds
+    from transformers import PreTrainedTokenizerFast
+
+    pieces = ["<end>", "<unk>", *(f"▁{word}" for word in WORDS), *string.ascii_lowercase, "▁", "é", "€"]
+    core = Tokenizer(kinds.Unigram([(each, -5.0 if len(each) == 1 else -1.0) for each in pieces], unk_id=1))
+    if scheme == "normalizer":
+        core.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+        core.decoder = decoders.Sequence(
+            [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(content=" ", left=1, right=0)]
+        )
+    else:
+        core.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
+        core.decoder = decoders.Metaspace(prepend_scheme=scheme)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core, eos_token="<end>", unk_token="<unk>", clean_up_tokenization_spaces=False
+    )
+
+
+def byte_level() -> Any:
+    """Like GPT-2: bytes, and the words with a space in front."""
+    from tokenizers import Tokenizer, decoders, pre_tokenizers
+    from tokenizers import models as kinds
+    from transformers import PreTrainedTokenizerFast
+
+    tokens, merges = ["<end>", *sorted(pre_tokenizers.ByteLevel.alphabet())], []
+    for word in WORDS:
+        for at in range(len(word)):
+            merges.append(("Ġ" + word[:at], word[at]))
+            tokens.append("Ġ" + word[: at + 1])
+    vocabulary = {token: at for at, token in enumerate(dict.fromkeys(tokens))}
+    core = Tokenizer(kinds.BPE(vocab=vocabulary, merges=list(dict.fromkeys(merges))))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<end>", clean_up_tokenization_spaces=False)
+
+
+def pairs_from_the_right() -> Any:
+    """Digits in groups of two from the right: one more digit moves all of them."""
+    from tokenizers import Regex, pre_tokenizers
+
+    made = letters(ALPHABET, [*(f"{at}{to}" for at in range(10) for to in range(10))])
+    made.backend_tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\d{2}(?=(\d{2})*(?!\d))"), "isolated")
+    return made
 
 
 def turned_twin() -> Any:
@@ -71,7 +125,7 @@ def test_common_tokens_and_texts_pass() -> None:
     text = OURS.encode("the zz!")
     assert FEWER.decode(between.to_draft(OURS.encode("the zz"))) == "the zz"
     assert FEWER.convert_ids_to_tokens(between.to_draft(OURS.encode("the zz"))) == ["th", "e", " ", "zz"]
-    new = between.to_target(text, FEWER.convert_tokens_to_ids(["th", "e", "ab"]))
+    new = between.to_target(text, between.to_draft(text), FEWER.convert_tokens_to_ids(["th", "e", "ab"]))
     assert OURS.decode(new) == "theab" and len(new) == 5
     logits = torch.arange(float(len(FEWER)))[None]
     law = between.law(logits)
@@ -86,8 +140,58 @@ def test_a_seam_that_joins_is_cut_elsewhere() -> None:
     """The target would write the last letter and the draft's first one as a single token."""
     pairs = letters(ALPHABET, ["ab"])
     between = Translation(pairs, OURS, len(pairs), 96)
-    new = between.to_target(pairs.encode("xa"), OURS.encode("bc"))
+    new = between.to_target(pairs.encode("xa"), OURS.encode("xa"), OURS.encode("bc"))
     assert pairs.decode(new) == "bc"
+
+
+@pytest.mark.parametrize("scheme", ["first", "always", "normalizer"])
+def test_drafted_words_keep_the_space_in_front_of_them(scheme: str) -> None:
+    """A decoder that drops the first space of what it is given drops none of a text that goes on."""
+    ours, theirs = byte_level(), metaspace(scheme)
+    between = Translation(ours, theirs, len(ours), len(theirs))
+    text = ours.encode("the cat sat")
+    drafted = theirs.convert_tokens_to_ids(["▁on", "▁the", "▁mat"])
+    assert between.to_target(text, between.to_draft(text), drafted) == ours.encode(" on the mat")
+    back = Translation(theirs, ours, len(theirs), len(ours))
+    text, drafted = theirs.encode("the cat sat"), ours.encode(" on the mat")
+    assert back.to_target(text, back.to_draft(text), drafted) == theirs.encode("on the mat")
+
+
+TEXTS: dict[str, list[str]] = {
+    "words": [f" {word}" for word in WORDS],
+    "letters": list(string.ascii_lowercase + "   "),
+    "characters": [" the", " cat", "é", "€", " ", "  ", "th"],
+    "unknown": [" the", " cat", "日"],
+    "digits": list(string.digits),
+}
+KINDS: list[tuple[str, Any, Any, int]] = [  # pieces of the text, tokenizers, most whole translations of 100
+    ("words", byte_level, lambda: metaspace("first"), 20),
+    ("words", byte_level, lambda: metaspace("always"), 20),
+    ("words", byte_level, lambda: metaspace("normalizer"), 20),
+    ("words", lambda: metaspace("first"), byte_level, 20),
+    ("letters", byte_level, lambda: metaspace("first"), 30),
+    ("letters", lambda: OURS, lambda: FEWER, 30),
+    ("characters", byte_level, lambda: metaspace("first"), 30),
+    ("characters", lambda: metaspace("normalizer"), byte_level, 30),
+    ("unknown", byte_level, lambda: metaspace("first"), 100),
+    ("digits", lambda: OURS, pairs_from_the_right, 100),
+]
+
+
+@pytest.mark.parametrize(("pieces", "ours", "theirs", "most"), KINDS)
+def test_a_growing_text_is_translated_as_if_it_were_whole(pieces: str, ours: Any, theirs: Any, most: int) -> None:
+    """In steps of a few tokens, whole characters or not; the end alone is encoded wherever that is as good."""
+    source, target, draft = random.Random(3), ours(), theirs()
+    between = Translation(target, draft, len(target), len(draft))
+    tokens = target.encode("".join(source.choice(TEXTS[pieces]) for _ in range(500)), add_special_tokens=False)
+    growing, encode, encoded, wholes, at = GrowingText(between), between.encode, list[str](), 0, 1
+    between.encode = lambda text: (encoded.append(text), encode(text))[1]  # type: ignore[method-assign]
+    for _ in range(100):
+        found, whole = growing.to_draft(tokens[:at]), target.decode(tokens[:at])
+        assert found == (encode(whole) or [0])
+        wholes, at = wholes + (whole in encoded), at + source.randrange(2, 8)
+        encoded.clear()
+    assert at < len(tokens) and wholes <= most
 
 
 @pytest.mark.parametrize("pick", ["coupled", "greedy"])
@@ -130,6 +234,18 @@ def test_drawn_tokens_come_from_the_restricted_law() -> None:
         draft = engine.drafter.propose(state, [row], Budget([3]), state.rng([row]))
         draft.check(96)
         assert draft.laws is not None and draft.laws.logits.shape[1] == 96
+
+
+def test_rows_that_draft_nothing_are_not_translated(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, encoded = engine_of("tli", turned_twin(), TURNED), list[str]()
+    encode = Translation.encode
+    monkeypatch.setattr(Translation, "encode", lambda self, text: (encoded.append(text), encode(self, text))[1])
+    with torch.inference_mode():
+        state, params = engine.state, SamplingParams(temperature=0, seed=1)
+        rows = [state.join(OURS.encode(prompt), params, 3, ()) for prompt in ("the", "other")]
+        engine.drafter.begin(state, rows, None)
+        assert engine.drafter.propose(state, rows, Budget([0, 2]), state.rng(rows)).counts == (1, 3)
+    assert encoded == ["other"]
 
 
 def test_models_on_disk(tmp_path: Path) -> None:

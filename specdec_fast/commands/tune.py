@@ -70,6 +70,8 @@ def layers(
     if trials < 1:
         raise ValueError(f"--trials: got {trials}; expected at least 1")
     require("tune", "tune layers", *(("matplotlib",) if method == "similarity" else ()))
+    import torch
+
     from specdec_fast.commands import opening
     from specdec_fast.commands.show import counted
     from specdec_fast.targets.layer_set import place_of, write_layers
@@ -87,8 +89,8 @@ def layers(
     prompts = [engine.encode(prompt) for prompt in _read(file, lines)]
     place = out or place_of(target.model_id or model)
     count = target.num_layers
-    settings = {"model": model, "dtype": dtype, "stop": stop, "new_tokens": new_tokens, "prompts": len(prompts),
-                "prompt_ids": _fingerprint(prompts)}  # fmt: skip
+    settings = {"model": model, "dtype": dtype, "device": device, "threads": torch.get_num_threads(), "stop": stop,
+                "new_tokens": new_tokens, "prompts": len(prompts), "prompt_ids": _fingerprint(prompts)}  # fmt: skip
     done = [] if fresh else _resumed(place, count, settings)
     if done:
         _say(f"{place}: {counted(len(done), 'trial')} of earlier runs", as_json)

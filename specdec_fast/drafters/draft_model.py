@@ -30,7 +30,7 @@ from specdec_fast.laws import Laws, concat_laws
 from specdec_fast.packing import pack
 from specdec_fast.sampling import Sampling, process_chains
 from specdec_fast.targets.huggingface import HuggingFaceTarget
-from specdec_fast.translation import Translation
+from specdec_fast.translation import GrowingText, Translation
 from specdec_fast.upload import from_host
 from specdec_kernels import draw_sample
 
@@ -97,6 +97,7 @@ class DraftModelDrafter:
         self.needs = Needs(topology="chain", own_cache=True, laws=laws, vocab_size=ids)
         self._stored: dict[int, tuple[int, list[int]]] = {}  # per row: committed tokens held, drafted tokens held
         self._fed: dict[int, list[int]] = {}  # per row, with a translation: the draft's tokens that are held
+        self._texts: dict[int, GrowingText] = {}  # and its text in these
         self._thresholds: dict[int, MovingThreshold] = {}  # per row, with a goal
         self._last: tuple[Draft | None, tuple[int, ...]] = (None, ())  # with the budget of each of its rows
 
@@ -127,6 +128,8 @@ class DraftModelDrafter:
             )
         for row in rows:
             self._stored[row], self._fed[row] = (0, []), []
+            if self._translation is not None:
+                self._texts[row] = GrowingText(self._translation)
             if self.entropy_goal:
                 self._thresholds[row] = MovingThreshold(self.entropy_stop, self.entropy_goal)
 
@@ -134,7 +137,8 @@ class DraftModelDrafter:
         tokens = [view.tokens(row) for row in rows]
         held = tokens
         if self._translation is not None:
-            held = [self._translation.to_draft(have) if any(budget.nodes) else have for have in tokens]
+            each = zip(rows, budget.nodes, tokens)
+            held = [self._texts[row].to_draft(have) if limit > 0 else have for row, limit, have in each]
         counts = [
             limit if limit > 0 and self._room(row, len(have) + limit) else 0
             for row, limit, have in zip(rows, budget.nodes, held)
@@ -192,6 +196,7 @@ class DraftModelDrafter:
         self.model.cache.release([row for row in rows if self._stored.pop(row, None) is not None])
         for row in rows:
             self._fed.pop(row, None)
+            self._texts.pop(row, None)
             self._thresholds.pop(row, None)
 
     def captured(self, max_rows: int) -> CapturedChains | str:
@@ -316,7 +321,7 @@ class DraftModelDrafter:
         assert self._translation is not None
         if self.tokenizers == "slem":
             self._fed[row] = [*held, *drafted[:-1]]
-            return self._translation.to_target(tokens, drafted)[: len(drafted)]
+            return self._translation.to_target(tokens, held, drafted)[: len(drafted)]
         self._fed[row] = [*held, *self._translation.ids(torch.tensor(drafted[:-1], dtype=torch.int64)).tolist()]
         return drafted
 
@@ -372,8 +377,12 @@ class CapturedChains:
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """Length of the common beginning."""
-    return next((at for at, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
+    """Length of the common beginning, by halves."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if one[low:middle] == other[low:middle] else (low, middle - 1)
+    return low
 
 
 DRAFTER = DraftModelDrafter

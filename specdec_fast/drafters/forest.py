@@ -46,7 +46,8 @@ class ForestDrafter:
     share it by the tokens that each is expected to bring, from its acceptance so far; otherwise evenly.
 
     Drafters whose drawn tokens exclude chosen siblings (`draft_tree` with how=hybrid) cannot be joined with others: a
-    sibling from elsewhere would change the law that their tokens were drawn from.
+    sibling from elsewhere would change the law that their tokens were drawn from. Drafters that draw have their laws
+    stacked, so one whose laws are over part of the vocabulary is the only one that draws.
     """
 
     name = "forest"
@@ -66,19 +67,24 @@ class ForestDrafter:
                 f"forest of: got {unfit} with tokens that are drawn outside their chosen siblings, which others would "
                 'join; expected other ways to pick, such as of={"draft_tree": {"how": "without_replacement"}}'
             )
+        drawing = [source for source in of if source.needs.laws]
+        partial = next((source.name for source in drawing if source.needs.partial_laws), None)
+        if partial is not None and len(drawing) > 1:
+            raise ValueError(
+                f"forest of: got {partial}, which draws from laws over part of the vocabulary, beside another that "
+                'draws; expected all but one to choose their tokens, such as of={"eagle3": {"how": "top_k"}}'
+            )
         self.sources = list(of)
         self.num_draft_tokens = num_draft_tokens
         self.adapt = adapt
         each = [source.needs for source in of]
+        joint = "host_tokens", "own_cache", "partial_layers", "node_choices", "logits", "laws", "partial_laws"
         self.needs = Needs(
             topology="tree",
             taps=tuple(dict.fromkeys(tap for needs in each for tap in needs.taps)),
             prompt_taps=tuple(dict.fromkeys(tap for needs in each for tap in needs.prompt_taps)),
             vocab_size=max((needs.vocab_size for needs in each if needs.vocab_size is not None), default=None),
-            **{
-                name: any(getattr(needs, name) for needs in each)
-                for name in ("host_tokens", "own_cache", "partial_layers", "node_choices", "logits", "laws")
-            },
+            **{name: any(getattr(needs, name) for needs in each) for name in joint},
         )
         self._records = [Expectations() for _ in of]  # acceptance of each, by row and overall
         self._last: Draft | None = None  # of the step, and of each drafter: its own, with its nodes in the forest
@@ -293,6 +299,7 @@ def _alone(
 ) -> tuple[Acceptance, list[Outcome]]:
     """A step as one drafter would have seen it alone: the part of the accepted path that it had drafted too."""
     offsets, parents = own.offsets.tolist(), own.parents.tolist()
+    may = [True] * own.num_nodes if own.scouts is None else (~own.scouts).tolist()
     mine, following_mine, outcomes = [], [], []
     for row, path in enumerate(paths):
         start, stop = offsets[row], offsets[row + 1]
@@ -308,8 +315,10 @@ def _alone(
         mine.append(walk)
         accepted = len(walk) - 1
         following_mine.append(tokens[path[accepted + 1]] if accepted + 1 < len(path) else following[row])
-        went_on = any(parents[n] == walk[-1] - start for n in range(start + 1, stop))
-        outcomes.append(Outcome(stop - start - 1, max(depth), accepted + went_on, accepted))
+        drafted = [n for n in range(start + 1, stop) if may[n]]
+        went_on = any(parents[n] == walk[-1] - start for n in drafted)
+        deepest = max((depth[n - start] for n in drafted), default=0)
+        outcomes.append(Outcome(len(drafted), deepest, accepted + went_on, accepted, stop - start - 1))
     width = own.max_depth + 1
     device = acceptance.path.device
     padded = [walk + [-1] * (width - len(walk)) for walk in mine]

@@ -24,7 +24,7 @@ Fill = int | Callable[[Sequence[int], int], Sequence[int]]
 
 @dataclass(slots=True)
 class _Row:
-    """One request: tokens at its start, and a guess of the tokens from absolute position `start` on."""
+    """One request: tokens of its prompt, and a guess of the tokens from absolute position `start` on."""
 
     prompt: int
     start: int = 0
@@ -69,7 +69,7 @@ class JacobiDrafter:
 
     def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
         for row in rows:
-            self._rows[row] = _Row(view.length(row))
+            self._rows[row] = _Row(view.prompt_length(row))
 
     def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
         chains = []

@@ -31,9 +31,9 @@ _CERTAIN = 1.5  # at temperature 0 the first choice comes true more often than i
 class RecyclingDrafter:
     """Up to `num_draft_tokens` nodes, at most `depth` deep, from the last seen `top_k` successors of each token.
 
-    min_probability: of a path; pick: "greedy" (by the noted laws alone; also what "drawn" means here) or "coupled"
-    (under the noise of `replay`); shared: one table for all requests, kept when they end; otherwise each request
-    learns for itself.
+    num_draft_tokens: of requests that ask for no other number; min_probability: of a path; pick: "greedy" (by the
+    noted laws alone; also what "drawn" means here) or "coupled" (under the noise of `replay`); shared: one table for
+    all requests, kept when they end; otherwise each request learns for itself.
 
     With `shared`, what one request was given is drafted for another: also what the target showed under the edited
     logits of requests with bans or grammars (in half formats the edits are made in a copy). A rule that replays is
@@ -115,8 +115,7 @@ class RecyclingDrafter:
         for row, limit, (temperature, *kept), noise in zip(rows, budget.nodes, laws, rng.noise(sampling, self.pick)):
             root = view.tokens(row)[-1]
             how = (1 / temperature, *kept) if temperature else (_CERTAIN, 0, 1.0, 0.0)
-            nodes = min(limit, self.num_draft_tokens)
-            tokens, parents, *_ = self.successors(row).grow(root, self._depth, nodes, self._least, *how, noise)
+            tokens, parents, *_ = self.successors(row).grow(root, self._depth, limit, self._least, *how, noise)
             trees.append(([root, *tokens], [-1, *parents]))
         return Draft.trees(rows, trees, device=view.device)
 

@@ -9,6 +9,7 @@ tokens proposes. Tests: tests/drafters/test_suffix.py and the contract suite.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,9 +71,10 @@ class SuffixDrafter:
             raise ValueError(
                 f"suffix num_draft_tokens, min_match: got {num_draft_tokens}, {min_match}; expected at least 1"
             )
-        if not factor > 0 or not 0 <= min_probability <= 1:
+        if not 0 < factor < math.inf or not 0 <= min_probability <= 1:
             raise ValueError(
-                f"suffix factor, min_probability: got {factor}, {min_probability}; expected more than 0, and 0 to 1"
+                f"suffix factor, min_probability: got {factor}, {min_probability}; expected a finite number "
+                "above 0, and 0 to 1"
             )
         if pick not in ("coupled", "drawn", "greedy"):
             raise ValueError(f"suffix pick: got {pick!r}; expected coupled, drawn or greedy")

@@ -9,7 +9,7 @@ for its own prefix. Tests: tests/targets/test_encoder_decoder.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -109,25 +109,29 @@ def jacobi_translate(
 ) -> list[Translation]:
     """Translate token ids with PJ (no block), PGJ(block) or HGJ(block, horizon); the text is that of plain decoding.
 
-    A pass puts a guess of the rest of the block through the decoder; the prefix that agrees with the model's choices is
-    final, and the choices behind it are the next guess. params: temperature 0 (default) is greedy as published, above
-    it the choice is the arg-max with the request's replay noise, and max_new_tokens bounds every text; fill: what a
-    guess holds at first, a token id or a function (text, number) -> tokens (default: the padding token).
+    A pass puts a guess of the rest of the block through the decoder, as far as its positions go; the prefix
+    that agrees with the model's choices is final, and the choices behind it are the next guess. params: temperature 0
+    (default) is greedy as published, above it the choice is the arg-max with the request's replay noise, and
+    max_new_tokens bounds every text; fill: what a guess holds at first, a token id or a function (text, number) ->
+    tokens (default: the padding token).
 
-    Raises ValueError for sizes below 1, for a model or settings that do not fit, and for edits of logits in `params`
-    (those of the model's generation config are followed).
+    Raises ValueError for sizes below 1, for a model or settings that do not fit, for a fill beyond the vocabulary, for
+    stop strings (here are token ids alone), and for edits of logits in `params` (those of the model's generation config
+    are followed).
     """
     for what, size in (("block", block), ("horizon", horizon)):
         if size is not None and (not isinstance(size, int) or size < 1):
             raise ValueError(f"jacobi_translate {what}: got {size!r}; expected a whole number of at least 1, or none")
     params = (params or SamplingParams(temperature=0)).with_seed()
+    if params.stop:
+        raise ValueError(f"jacobi_translate stop: got {params.stop!r}; expected none; stop_token_ids end texts here")
     config = model.generation_config
     ends = config.eos_token_id
     stops = set(params.stop_token_ids)
     if ends is not None and not params.ignore_eos:
         stops |= set(ends) if isinstance(ends, (list, tuple)) else {int(ends)}
     table = SamplingTable(model.device)
-    table.set(0, replace(params, stop=()), 0, tuple(stops))
+    table.set(0, params, 0, tuple(stops))
     sampling = table.pack([0])
     if sampling.edits is not None:
         raise ValueError(
@@ -136,6 +140,9 @@ def jacobi_translate(
         )
     if fill is None:
         fill = int(config.pad_token_id or 0)
+    vocab = int(model.get_input_embeddings().weight.shape[0])
+    if not callable(fill) and not 0 <= fill < vocab:
+        raise ValueError(f"jacobi_translate fill: got token id {fill}; expected 0..{vocab - 1}")
     limit = params.max_new_tokens
     found = []
     for source in sources:
@@ -154,10 +161,11 @@ def _translate(
     fill: int | Callable[[Sequence[int], int], Sequence[int]],
 ) -> Translation:
     text, passes = [row.start], 0
+    places = getattr(row.model.config, "max_position_embeddings", None) or limit + 1
     guess: list[int] = []
     while len(text) - 1 < limit:
         done = len(text) - 1
-        room = max(min(block - done % block, horizon - done, limit - done) - 1, 0)
+        room = max(min(block - done % block - 1, horizon - done - 1, limit - done - 1, places - len(text)), 0)
         drafted = guess[:room]
         if len(drafted) < room:
             missing = room - len(drafted)

@@ -205,6 +205,8 @@ class HeadRows:
         features = self.model.features({name: output.taps[name][at] for name in self.model.taps})
         for row, part in zip(draft.host_rows(), features.split(counts)):
             own = self._rows[row]
+            if own.first + own.features.shape[0] >= view.length(row) - 1:
+                continue  # heard before
             if own.features.shape[0]:
                 own.features = torch.cat([own.features, part.to(own.features.dtype)])
             elif own.first == 0 and view.length(row) - 1 == part.shape[0]:  # the text began with its root

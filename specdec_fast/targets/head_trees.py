@@ -58,7 +58,8 @@ class HeadTrees(TreeDrafter):
         self.model = model
         chains = not depth and wanted.is_chain and how in (*CHOOSING, "iid")
         taps = tuple(dict.fromkeys(model.taps))
-        self.needs = replace(self.needs, taps=taps, topology="chain" if chains else "tree")
+        partial = self.needs.laws and rows.token_ids is not None
+        self.needs = replace(self.needs, taps=taps, topology="chain" if chains else "tree", partial_laws=partial)
 
     def captured(self, max_rows: int) -> CapturedHeads | str:
         """Its proposals for captured steps over an engine of max_rows rows, or why there are none."""

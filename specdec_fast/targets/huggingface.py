@@ -39,7 +39,7 @@ class HuggingFaceTarget:
 
     model: an instance, on its device and in its dtype. max_rows: rows in flight; max_length: context per row (default:
     the model's, at most 4,096), cut at the model's; num_pages: size of the pool (default: room for max_rows full rows);
-    vocab_size: valid ids (default: the embedding's; the tokenizer's length where the embedding is padded); compile: run
+    vocab_size: valid ids (default: the embedding's; the tokenizer's where the embedding is padded); compile: run
     the forward through torch.compile. The model keeps its values; its attention function is replaced and, on a CPU, its
     linear layers store their weights in another order and, in float32, multiply by `row_linear` (`store_by_input`).
 

@@ -35,7 +35,11 @@ def ranks_of(
     how: "coupled" orders by the replay noise of the request (at temperature 0 there is none), "top_k" by the law.
     """
     tokens = [*prompt, *text]
-    draft.cache.reserve(0, len(tokens))
+    if not draft.cache.reserve(0, len(tokens)):
+        raise ValueError(
+            f"tune tree: a text of {len(tokens)} tokens has no room in the draft's cache ({draft.cache.pages.num_free} "
+            f"free pages of {draft.cache.page_size} tokens); raise num_pages, or lower max_new_tokens"
+        )
     try:
         shape = packed_shape((0,), (len(tokens) - 1,), draft.device)
         wanted = torch.arange(len(prompt) - 1, len(tokens) - 1, device=draft.device)

@@ -84,6 +84,8 @@ def test_a_search_is_not_continued_under_other_settings(
         (["--new-tokens", "5"], "new_tokens 4; got 5"),
         (["--stop", "fixed"], "stop 'adaptive'; got 'fixed'"),
         (["--dtype", "float64"], "dtype 'float32'; got 'float64'"),
+        (["--device", "cpu:0"], "device 'cpu'; got 'cpu:0'"),
+        (["--threads", "2"], "threads 1; got 2"),
         (["--model", models["draft"]], f"model {models['target']!r}; got {models['draft']!r}"),
         (["--file", fewer], "prompts 2; got 1"),
         (["--file", others], "prompt_ids '"),

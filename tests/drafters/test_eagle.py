@@ -129,6 +129,17 @@ def test_a_row_whose_features_are_unknown_gets_no_draft_and_no_fault() -> None:
     assert handle.stats.faults == 0 and handle.stats.steps < 5, "after the first step the features are known"
 
 
+def test_a_step_that_is_heard_twice_is_heard_once() -> None:
+    """As when another drafter of a forest fails on a row, and the rows are observed again one by one."""
+    target = automaton()
+    made = get_drafter("eagle")(target, AutomatonHead(automaton()), depth=3, width=4)
+    once = made.observe
+    made.observe = lambda *told: (once(*told), once(*told))
+    params = SamplingParams(temperature=1.0, seed=3, max_new_tokens=21)
+    for handle in Engine(target, made).generate([[1, 2], [3, 3, 0, 7, 1], [4]], params):
+        assert handle.stats.steps <= -(-21 // 4) + 1 and handle.stats.faults == 0
+
+
 def test_preempted_rows_begin_anew() -> None:
     """A pool that is too small for all: rows are recomputed and their features with them."""
     prompts, params = [[at % 8] * 6 for at in range(6)], SamplingParams(temperature=0.9, seed=2, max_new_tokens=24)

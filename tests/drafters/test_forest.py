@@ -252,6 +252,33 @@ def test_drafters_that_cannot_stand_beside_others() -> None:
     assert handle.stats.drafted > 0 and handle.stats.faults == 0
 
 
+def test_scouts_are_no_drafts_of_who_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a window without guesses nothing can be accepted, so nothing is held against its drafter."""
+    outcomes: list[Any] = []
+    made = forest(get_drafter("lookahead")(pool_from_prompt=False), num_draft_tokens=12)
+    monkeypatch.setattr(made._records[0], "observe", lambda rows, asked, found: outcomes.extend(found))
+    engine = Engine(automaton(max_rows=1), made)
+    engine.submit([1, 2], SamplingParams(seed=3, max_new_tokens=30))
+    engine.step()
+    assert outcomes[0].nodes > 0 == outcomes[0].drafted == outcomes[0].depth == outcomes[0].tested
+
+
+def test_laws_over_part_of_a_vocabulary_stand_alone() -> None:
+    """Beside a drafter that draws too they are refused before anything runs; beside one that chooses they are fine."""
+
+    def head(how: str, kept: tuple[int, ...] | None = (0, 1, 2, 5, 7)) -> Any:
+        return get_drafter("eagle3")(automaton(), AutomatonHead(automaton(), kept=kept), how=how, depth=0, width=3)
+
+    draft = get_drafter("draft_model")(automaton(), pick="drawn")
+    with pytest.raises(ValueError, match="forest of: got eagle3, which draws from laws over part of the vocabulary"):
+        forest(head("drawn"), draft)
+    assert forest(head("top_k"), draft).needs.partial_laws is False and forest(head("drawn", None), draft).needs.laws
+    made = forest(head("drawn"), Fixed([1, 2, 0], [0, 0, 1]))
+    engine = Engine(automaton(), made, rule="tree")
+    assert made.needs.partial_laws
+    assert engine.generate([[1, 2]], SamplingParams(seed=1, max_new_tokens=20))[0].stats.faults == 0
+
+
 def test_by_name_with_options_and_a_draft_model() -> None:
     params = SamplingParams(seed=4, max_new_tokens=24)
     plain = load("demo-target", max_rows=1).generate(["Once upon a time"], params)[0].tokens

@@ -96,6 +96,17 @@ def test_guesses_end_with_block_and_horizon() -> None:
     assert made.propose(state, [row], Budget([9]), state.rng([row])).counts == (1,)
 
 
+def test_a_request_that_joins_again_goes_on_in_its_block_and_keeps_its_horizon() -> None:
+    """After a preemption: blocks and horizon are counted from the prompt, not from what is there when it comes back."""
+    made, sizes = drafter(block=5, horizon=12), []
+    for generated in range(14):
+        state = DecodeState(1, 64)
+        row = state.join([1, 2, 4, *[6] * generated], SamplingParams(seed=1), 3, ())
+        made.begin(state, [row], None)
+        sizes.append(made.propose(state, [row], Budget([9]), state.rng([row])).counts[0] - 1)
+    assert sizes == [4, 3, 2, 1, 0, 4, 3, 2, 1, 0, 1, 0, 0, 0]
+
+
 def test_a_stop_inside_a_guess_that_is_not_final_is_no_stop() -> None:
     """The fill is the end-of-sequence token itself, and the text does not end before its own."""
     want = run(None).tokens

@@ -56,6 +56,8 @@ def test_successors_grow_a_tree_by_its_likeliest_path() -> None:
     # a first choice has e / (1 + e) = 0.73 of what is known, a second 0.27; 4, 5 and 6 have no successors yet
     want = ([1, 2, 4, 3, 1, 5, 2, 6, 3], [-1, 0, 1, 0, 1, 3, 4, 3, 4])
     assert tree(drafter, [1], 20) == want
+    drafter.num_draft_tokens = 3
+    assert tree(drafter, [1], 20) == want, "a request may ask for more than is usual"
     assert tree(drafter, [1], 4) == (want[0][:5], want[1][:5]), "a smaller budget takes the first of them"
     assert tree(drafter, [7], 20) == ([7], [-1]) and tree(drafter, [1], 0) == ([1], [-1])
     assert tree(recycling(top_k=2), [1], 9) == ([1], [-1]), "and nothing is left to another drafter"

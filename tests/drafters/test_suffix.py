@@ -210,8 +210,9 @@ def test_texts_that_mislead_change_nothing_and_cost_no_pass() -> None:
     [
         ({"num_draft_tokens": 0}, "num_draft_tokens, min_match: got 0, 1; expected at least 1"),
         ({"min_match": 0}, "num_draft_tokens, min_match: got 16, 0"),
-        ({"factor": 0}, "factor, min_probability: got 0, 0.1; expected more than 0, and 0 to 1"),
+        ({"factor": 0}, "factor, min_probability: got 0, 0.1; expected a finite number above 0, and 0 to 1"),
         ({"factor": float("nan")}, "factor, min_probability: got nan"),
+        ({"factor": float("inf")}, "factor, min_probability: got inf"),
         ({"min_probability": 1.5}, "factor, min_probability: got 2.0, 1.5"),
         ({"max_tokens": 0}, "max_tokens: got 0; expected at least 1"),
     ],

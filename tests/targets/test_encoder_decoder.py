@@ -120,6 +120,17 @@ def test_the_right_fill_needs_one_pass_per_block_and_blocks_of_one_are_plain_dec
         assert jacobi_translate(made, SOURCES[:1], greedy(), fill=fill)[0].tokens == want
 
 
+@pytest.mark.parametrize("options", [{}, {"block": 70}, {"horizon": 90}], ids=str)
+def test_a_guess_ends_with_the_positions_of_the_decoder(options: dict[str, Any]) -> None:
+    """There are 64, and texts may be longer: they are those of generate as far as it goes."""
+    made = model("marian")
+    for ends, length in ((list(range(25)), 100), (None, 64)):
+        with settings(made, eos_token_id=ends):
+            want = generated(made, SOURCES[0], length)
+            assert jacobi_translate(made, SOURCES[:1], greedy(length), **options)[0].tokens == want
+            assert ends is not None or len(want) == 64
+
+
 def test_sampling_is_plain_decoding_with_the_same_noise() -> None:
     made, source = model("marian"), SOURCES[0]
     ids = torch.tensor([source])
@@ -168,6 +179,9 @@ def test_bad_input() -> None:
     for options, message in (
         ({"block": 0}, "jacobi_translate block: got 0; expected a whole number of at least 1"),
         ({"horizon": -3}, "jacobi_translate horizon: got -3"),
+        ({"fill": -1}, r"jacobi_translate fill: got token id -1; expected 0\.\.49"),
+        ({"fill": VOCAB}, "jacobi_translate fill: got token id 50"),
+        ({"params": SamplingParams(stop=("a",))}, r"jacobi_translate stop: got \('a',\); expected none; stop_token_"),
     ):
         with pytest.raises(ValueError, match=message):
             jacobi_translate(made, SOURCES, **options)

@@ -60,3 +60,6 @@ def test_what_cannot_be_measured_is_named() -> None:
     small = AutomatonTarget(random_logits(23, 8, seed=2), max_length=4)
     with pytest.raises(ValueError, match="tune tree: got no text to measure on"):
         measure(model, small, [[1]], SamplingParams(max_new_tokens=9))
+    dry = AutomatonTarget(random_logits(23, 8, seed=2), num_pages=2)
+    with pytest.raises(ValueError, match=r"tune tree: a text of 40 tokens has no room .*raise num_pages"):
+        ranks_of(dry, [1] * 20, [2] * 20, SamplingParams(seed=1), "top_k", 2, 8)
