@@ -27,14 +27,15 @@ NO_LAW = "the model returned NaN or no finite logit"
 @dataclass(frozen=True, slots=True)
 class Given:
     """What a step gave one request. tokens: accepted ones and the next; drafted, depth: of its draft (of captured
-    ones a bound of the depth); complete: nothing of the draft was left to test; reason: why the text breaks off after
-    these tokens, or "".
+    ones a bound of the depth); nodes: with its scouts; complete: nothing of the draft was left to test;
+    reason: why the text breaks off after these tokens, or "".
     """
 
     tokens: list[int]
     accepted: int
     drafted: int
     depth: int
+    nodes: int
     complete: bool
     reason: str = ""
 
@@ -54,7 +55,9 @@ def given_by(
         sound, reason = broken.get(index, (len(emitted), ""))
         accepted = min(accepted, sound)
         complete = accepted == proposed[index] if goes_on is None else not goes_on[index]
-        found.append(Given(emitted[:sound], accepted, proposed[index], depths[index], complete, reason))
+        found.append(
+            Given(emitted[:sound], accepted, proposed[index], depths[index], draft.counts[index] - 1, complete, reason)
+        )
     return found, replace(acceptance, accepted=tuple([each.accepted for each in found]))
 
 
@@ -64,7 +67,7 @@ def given_captured(emission: Emission) -> Given:
     accepted, drafted = min(emission.accepted, sound), emission.drafted
     complete = emission.complete and accepted == emission.accepted
     reason = NO_LAW if emission.broken is not None else ""
-    return Given(emission.tokens[:sound], accepted, drafted, drafted, complete, reason)
+    return Given(emission.tokens[:sound], accepted, drafted, drafted, drafted, complete, reason)
 
 
 def keep(
@@ -80,10 +83,11 @@ def keep(
         taken: list[int] = []  # exactly one entry of `kept` per row, whatever happens
         try:
             tested = got.accepted if got.complete else got.accepted + 1
-            outcomes.append(Outcome(got.drafted, got.depth, tested, got.accepted))
-            taken = handle.take(got.tokens, got.accepted, got.drafted, tested)
-            if handle.params.logprobs is not None and laws is not None:
-                handle.logprobs += token_logprobs(laws, path[index], taken, handle.params.logprobs)
+            outcomes.append(Outcome(got.drafted, got.depth, tested, got.accepted, got.nodes))
+            count, levels = handle.params.logprobs, []
+            if count is not None and laws is not None:
+                levels = token_logprobs(laws, path[index], got.tokens, count)
+            taken = handle.take(got.tokens, got.accepted, got.drafted, tested, levels)
         except Exception as error:  # the tokenizer's: it ends this request, not the batch
             log.exception("request %d: its text could not be made", handle.request_id)
             handle.finish_reason, handle.error = "error", error

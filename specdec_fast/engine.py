@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -18,13 +19,12 @@ from specdec_fast.captured import CapturedSteps
 from specdec_fast.emission import given_by, given_captured, keep
 from specdec_fast.interfaces import Drafter, Needs, Rule, Target, TargetOutput
 from specdec_fast.proposing import Proposer
-from specdec_fast.request import Handle, Prompt, encode
+from specdec_fast.request import Handle, Prompt, accept, encode
 from specdec_fast.rules import DEFAULT, rule_for
 from specdec_fast.sampling import SamplingParams, process
 from specdec_fast.state import DecodeState
 from specdec_fast.stats import Clock, RequestStats
 from specdec_fast.step_mode import captured_proposals, why_never, why_not_these
-from specdec_fast.stopping import StopChecker
 
 log = logging.getLogger("specdec_fast")
 
@@ -39,7 +39,7 @@ class Engine:
     a GPU where drafter, rule and requests allow it, "sync" never, "graph" on any device (without a GPU the same program
     runs uncaptured, for tests); temperature: of all requests, where it is known, for rule `best` to choose by.
 
-    Raises ValueError when the rule cannot verify what the drafter proposes.
+    Raises ValueError when the rule cannot verify what the drafter proposes, and for numbers out of range.
     """
 
     def __init__(
@@ -57,6 +57,9 @@ class Engine:
     ) -> None:
         self.target, self.drafter, self.tokenizer = target, drafter, tokenizer
         self.eos_token_ids = tuple(eos_token_ids)
+        if any(not 0 <= token < target.vocab_size for token in self.eos_token_ids):
+            expected = f"ids of the target's vocabulary, 0..{target.vocab_size - 1}"
+            raise ValueError(f"eos_token_ids: got {self.eos_token_ids}; expected {expected}")
         self.needs = Needs() if drafter is None else drafter.needs
         self.rule, self.why_rule = rule_for(rule, self.needs, temperature)
         self._running: dict[int, Handle] = {}  # by row, in order of admission
@@ -93,35 +96,9 @@ class Engine:
         reason = self.rule.why_not_sampling(params)
         if reason is not None:
             raise ValueError(reason)
-        stop_ids = (*(() if params.ignore_eos else self.eos_token_ids), *params.stop_token_ids)
-        params.check(self.target.vocab_size, stop_ids)
-        if params.stop and self.tokenizer is None:
-            raise ValueError("stop strings: got an engine without a tokenizer; pass tokenizer=, or use stop_token_ids")
-        limit = self._cache.max_length
-        if len(tokens) >= limit:
-            raise ValueError(
-                f"prompt: got {len(tokens)} tokens; expected fewer than the context limit of {limit}; shorten it"
-            )
-        longest = min(len(tokens) + params.max_new_tokens, limit)
-        pages = self._cache.pages
-        if self._cache.pages_for(longest) > pages.num_pages - 1:
-            raise ValueError(
-                f"request: {longest} tokens need {self._cache.pages_for(longest)} pages of the cache; the pool has "
-                f"{pages.num_pages - 1}; lower max_new_tokens or raise num_pages"
-            )
         asked = self._proposer.num_draft_tokens if num_draft_tokens is None else num_draft_tokens
-        if asked < 0:
-            raise ValueError(f"num_draft_tokens: got {asked}; expected 0 or more")
-        handle = Handle(self._next_id, tokens, params, min(asked, max(longest - len(tokens) - 1, 0)))
-        handle.stop_ids = stop_ids
-        handle.checker = StopChecker(
-            self.tokenizer,
-            tokens,
-            eos_ids=handle.stop_ids,
-            stop=params.stop,
-            max_new_tokens=params.max_new_tokens,
-            max_length=limit,
-        )
+        known = {"tokenizer": self.tokenizer, "eos_ids": self.eos_token_ids, "vocab_size": self.target.vocab_size}
+        handle = accept(self._next_id, tokens, params, asked, cache=self._cache, **known)
         self._next_id += 1
         self._queue.append(handle)
         return handle
@@ -182,15 +159,15 @@ class Engine:
             params = [params or SamplingParams()] * len(prompts)
         if len(params) != len(prompts):
             raise ValueError(f"params: got {len(params)} for {len(prompts)} prompts; expected one, or one per prompt")
-        handles = []
-        for prompt, own in zip(prompts, params):
-            try:
-                handles.append(self.submit(prompt, own, num_draft_tokens=num_draft_tokens))
-            except ValueError as error:
-                refused = Handle(-1, [], own, 0)
-                refused.end("error", error)
-                handles.append(refused)
+        handles: list[Handle] = []
         try:
+            for prompt, own in zip(prompts, params):
+                try:
+                    handles.append(self.submit(prompt, own, num_draft_tokens=num_draft_tokens))
+                except ValueError as error:
+                    refused = Handle(-1, [], own, 0)
+                    refused.end("error", error)
+                    handles.append(refused)
             while not all(handle.finished for handle in handles):
                 self.step()
         except BaseException:  # the caller never sees these handles, so nobody else could give back what they hold
@@ -206,6 +183,8 @@ class Engine:
         """Advance every running request by one target pass; the requests that took part."""
         clock = Clock()
         self._told.clear()
+        for handle in [each for each in self._running.values() if each.finished]:  # the step before was broken off
+            self._retire(handle)
         with clock.time("prefill"):
             self._make_room()
             self._admit()
@@ -232,13 +211,17 @@ class Engine:
             assert output.logits is not None
             laws = process(draft, plan, output.logits, sampling, rng.positions, whole=self.needs.node_choices)
             acceptance = self.rule(draft, plan, laws, rng)
-        with clock.time("commit"):
-            target.cache.commit(draft.rows, slots, acceptance.path, acceptance.num_accepted)
-        with clock.time("append"):
-            given, acceptance = given_by(draft, plan, acceptance, laws, sampling)
-            wanted = any(handle.params.logprobs is not None for handle in handles)
-            kept, outcomes = keep(handles, given, laws, acceptance.path.tolist() if wanted else ())
-            state.append(rows, kept)
+        try:
+            with clock.time("commit"):
+                target.cache.commit(draft.rows, slots, acceptance.path, acceptance.num_accepted)
+            with clock.time("append"):
+                given, acceptance = given_by(draft, plan, acceptance, laws, sampling)
+                wanted = any(handle.params.logprobs is not None for handle in handles)
+                kept, outcomes = keep(handles, given, laws, acceptance.path.tolist() if wanted else ())
+                state.append(rows, kept)
+        except BaseException:
+            self._start_over()
+            raise
         try:
             with clock.time("observe"):
                 self._proposer.observe(state, draft, acceptance, output)
@@ -268,12 +251,16 @@ class Engine:
 
     def _take(self) -> None:
         """Hand out what the oldest pending step gave."""
-        read = self._captured.read()
-        kept, _ = keep([handle for handle, _ in read], [given_captured(emission) for _, emission in read])
-        for (handle, _), tokens in zip(read, kept):
-            assert handle.row is not None
-            self.state.append([handle.row], [tokens])
-            self._told.append(handle)
+        try:
+            read = self._captured.read()
+            kept, _ = keep([handle for handle, _ in read], [given_captured(emission) for _, emission in read])
+            for (handle, _), tokens in zip(read, kept):
+                assert handle.row is not None
+                self.state.append([handle.row], [tokens])
+                self._told.append(handle)
+        except BaseException:
+            self._start_over()
+            raise
 
     def _settle(self, clock: Clock | None = None) -> None:
         """Bring the host up to date: no step is pending, and rows go on from what the host knows."""
@@ -297,25 +284,22 @@ class Engine:
     def _admit(self) -> None:
         """Move queued requests to free rows while there is room for their tokens and one step, and prefill them."""
         joined: list[int] = []
-        while self._queue and self.state.num_free:
-            handle = self._queue[0]
-            tokens = [*handle.prompt, *handle.tokens]
-            room = len(tokens) + self._proposer.most(handle)
-            if self._cache.pages_for(room) > self._cache.pages.num_free:
-                if not self._running and not joined:
-                    raise RuntimeError("engine: an empty pool has no room for a request that was accepted")
-                break
-            row = self.state.join(tokens, handle.params, len(handle.prompt), handle.stop_ids)
-            self._cache.reserve(row, room)
-            self._queue.popleft()
-            handle.row = row
-            self._running[row] = handle
-            joined.append(row)
-        if not joined:
-            return
         try:
-            output = self._prefill(joined)
-            self._proposer.begin(self.state, joined, output)
+            while self._queue and self.state.num_free:
+                handle = self._queue[0]
+                tokens = [*handle.prompt, *handle.tokens]
+                room = len(tokens) + self._proposer.most(handle)
+                if self._cache.pages_for(room) > self._cache.pages.num_free:
+                    if not self._running and not joined:
+                        raise RuntimeError("engine: an empty pool has no room for a request that was accepted")
+                    break
+                row = self.state.join(tokens, handle.params, len(handle.prompt), handle.stop_ids)
+                handle.row, self._running[row] = row, self._queue.popleft()
+                joined.append(row)
+                self._cache.reserve(row, room)
+            if joined:
+                output = self._prefill(joined)
+                self._proposer.begin(self.state, joined, output)
         except BaseException:  # keys and values are half there: wait in the queue for another start
             for row in reversed(joined):
                 self._requeue(self._running[row])
@@ -368,8 +352,15 @@ class Engine:
 
     def _requeue(self, handle: Handle) -> None:
         """Back to the head of the queue; its tokens are kept, its keys and values recomputed."""
-        self._retire(handle)
-        self._queue.appendleft(handle)
+        try:
+            self._retire(handle)
+        finally:
+            self._queue.appendleft(handle)
+
+    def _start_over(self) -> None:
+        """Keys and values may be ahead of the texts: all requests are recomputed from the tokens that they have."""
+        for handle in reversed(list(self._running.values())):
+            (self._retire if handle.finished else self._requeue)(handle)
 
     def _retire(self, handle: Handle) -> None:
         """Take a request off its row and free everything it held."""
@@ -377,12 +368,13 @@ class Engine:
         assert row is not None
         del self._running[row]
         handle.row = None
-        self._captured.leave(row)
-        self._cache.release([row])
-        self._proposer.release([row])
-        self.state.leave(row)
-        if handle.finished:
-            self.stats.merge(handle.stats)
+        with ExitStack() as leaving:  # the last one first, and all of them, whatever one raises
+            if handle.finished:
+                leaving.callback(self.stats.merge, handle.stats)
+            leaving.callback(self.state.leave, row)
+            leaving.callback(self._proposer.release, [row])
+            leaving.callback(self._cache.release, [row])
+            leaving.callback(self._captured.leave, row)
 
     def why_not_graph(self) -> list[str]:
         """Why steps are not captured (`graph` mode): the reasons; empty if they are."""

@@ -94,8 +94,9 @@ class Needs:
     prompts and of every step; prompt_taps: those wanted of prompts only, which leaves the steps as they are;
     host_tokens: reads committed tokens on the host (forces the `sync` step mode); node_choices: wants the target's
     choice at every node; logits: learns from the target's logits when it observes; laws: its tokens are drawn and carry
-    laws; excludes: they are drawn outside their chosen siblings, so no sibling may come from elsewhere; vocab_size: the
-    ids that its own model drafts are below it, and so must be the target's; None if it drafts what the target knows.
+    laws; partial_laws: these are over part of the vocabulary; excludes: they are drawn outside their
+    chosen siblings, so no sibling may come from elsewhere; vocab_size: the ids that its own model drafts are below it,
+    and so must be the target's; None if it drafts what the target knows.
     """
 
     topology: Literal["chain", "tree"] = "chain"
@@ -107,6 +108,7 @@ class Needs:
     node_choices: bool = False
     logits: bool = False
     laws: bool = False
+    partial_laws: bool = False
     excludes: bool = False
     vocab_size: int | None = None
 
@@ -129,6 +131,7 @@ class StateView(Protocol):
 
     def tokens(self, row: int) -> Sequence[int]: ...
     def length(self, row: int) -> int: ...
+    def prompt_length(self, row: int) -> int: ...
     def sampling(self, rows: Sequence[int]) -> Sampling: ...
 
 

@@ -28,8 +28,8 @@ from specdec_fast.engine import Engine
 from specdec_fast.interfaces import Drafter, Rule
 from specdec_fast.request import Prompt
 from specdec_fast.rules import DEFAULT, get_rule, rule_for
-from specdec_fast.rules.best import RULE as BEST
 from specdec_fast.sampling_params import SamplingParams
+from specdec_fast.stores.vocabulary import vocabulary_size
 from specdec_fast.targets.huggingface import HuggingFaceTarget, UnsupportedModelError
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 ASSETS = Path(__file__).parent / "assets"
 BUNDLED = {"demo-target": ASSETS / "demo-target", "demo-draft": ASSETS / "demo-draft"}
 EXPECTED = f"expected a bundled name ({', '.join(BUNDLED)}), a folder with config.json and weights"
+_TOKENIZER_FILE = re.compile(r"tokenizer.*|vocab\..*|merges\.txt|tekken\.json|bpe\.codes|.*\.(model|spm|tiktoken)")
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
@@ -48,6 +49,20 @@ def _dtype(name: str | torch.dtype) -> torch.dtype:
     if name not in DTYPES:
         raise ValueError(f"dtype: got {name!r}; expected one of {', '.join(DTYPES)}")
     return DTYPES[name]
+
+
+def check_device(name: str | torch.device, what: str = "device") -> None:
+    """Raise ValueError unless tensors can live on the device. what: it is called so in the message."""
+    device: torch.device | None
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise ValueError(f"{what}: got {str(name)!r}; expected cpu, cuda or cuda:N")
+    there = torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= there:
+        raise ValueError(f"{what}: got {str(name)!r}; this machine has {there} CUDA devices; use cpu")
 
 
 @contextmanager
@@ -71,7 +86,6 @@ def load_model(
 
     Raises ValueError when there is none or when it cannot be loaded.
     """
-    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
     place = BUNDLED.get(str(source), source)
@@ -85,10 +99,9 @@ def load_model(
     try:
         with _no_bars() if place != source else nullcontext():  # the bundled models are there at once
             loaded: Any = AutoModelForCausalLM.from_pretrained(place, dtype=wanted, output_loading_info=True)
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    except Exception as error:  # what a config may go wrong by, nobody can list
         hub = ", or a hub id that is reachable from here (to work offline, download it first and name the folder)"
-        raise ValueError(f"{what}: got {str(source)!r}; {EXPECTED}{'' if known else hub}: {reason}") from error
+        raise ValueError(f"{what}: got {str(source)!r}; {EXPECTED}{'' if known else hub}: {_reason(error)}") from error
     model, found = loaded
     missing = sorted(found["missing_keys"])
     if missing:
@@ -100,14 +113,33 @@ def load_model(
     return moved
 
 
+def _reason(error: Exception) -> str:
+    """The first line of what an error says, or its name."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
 def load_tokenizer(source: str | Path) -> Any:
-    """The tokenizer beside a model, or None when there is none."""
+    """The tokenizer beside a model, or None when there is none: no file of one in a folder, or none that the hub has.
+
+    Raises ValueError for files of a tokenizer that cannot be read.
+    """
     from transformers import AutoTokenizer
 
+    place = Path(BUNDLED.get(str(source), source))
+    there = place.is_dir()
+    if there and not any(_TOKENIZER_FILE.fullmatch(file.name) for file in place.iterdir()):
+        return None  # transformers would make an empty one of some kinds of models
     try:
-        return AutoTokenizer.from_pretrained(BUNDLED.get(str(source), source))
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+        return AutoTokenizer.from_pretrained(place if there else source)
+    except Exception as error:
+        if not there and isinstance(error, (OSError, ValueError, KeyError, TypeError)):
+            return None
+        raise ValueError(
+            f"tokenizer: got {str(source)!r}, whose tokenizer cannot be read ({type(error).__name__}: "
+            f"{_reason(error)}); expected files as transformers writes them; put back what is broken, or take them "
+            "away and pass token ids"
+        ) from error
 
 
 def check_same_tokenizer(target: Any, draft: Any) -> None:
@@ -165,11 +197,14 @@ def load(
 
     Raises ValueError when something cannot be loaded or does not fit together.
     """
+    check_device(device)
     chosen, policy = get_rule(rule), budget_for(budget)
     name = drafter or ("draft_model" if draft is not None else None)
     options: dict[str, Any] = {**(drafter_options or {})}
     if name is None and options:
         raise ValueError(f"drafter_options: got {options} and no drafter; expected drafter=, their name")
+    if name is None and num_draft_tokens:
+        raise ValueError(f"num_draft_tokens {num_draft_tokens}: got no drafter; pass draft=MODEL or drafter=NAME")
     if num_draft_tokens is not None:
         options["num_draft_tokens"] = num_draft_tokens
     if name is not None:  # before anything is loaded
@@ -185,7 +220,7 @@ def load(
     model = from_any(target, "model")
     if tokenizer is None and isinstance(target, (str, Path)):
         tokenizer = load_tokenizer(target)
-    vocab_size = len(tokenizer) if tokenizer is not None else None
+    vocab_size = None if tokenizer is None else vocabulary_size(tokenizer)
     shape: dict[str, Any] = {"max_rows": max_rows, "page_size": page_size, "compile": compile}
     ours = HuggingFaceTarget(model, max_length=max_length, num_pages=num_pages, vocab_size=vocab_size, **shape)
 
@@ -197,7 +232,7 @@ def load(
         if options.get("tokenizers", "same") == "same":
             check_same_tokenizer(tokenizer, theirs)
         elif theirs is not None:
-            size = len(theirs)
+            size = vocabulary_size(theirs)
         if small is model:
             raise ValueError("draft: got the target itself; expected another model (its cache would be shared)")
         small_one = HuggingFaceTarget(small, max_length=ours.max_length, vocab_size=size, **shape)
@@ -224,15 +259,17 @@ def load(
         prefers = getattr(chosen, "prefers", "coupled")
         made = make(prefers)
         settled = getattr(rule_for(chosen, made.needs, temperature)[0], "prefers", prefers)
-        undecided = chosen is BEST and made.needs.laws and temperature != 0 and sample
+        pick: Any = getattr(chosen, "pick", None)
+        undecided = pick is not None and made.needs.laws and temperature != 0 and sample
         if undecided and not make("greedy").needs.laws:  # nobody said how to pick
             of_its_own = policy if hasattr(policy, "settle") else "fixed"
             weighed = sample_ways(ours, made, sample, tokenizer, of_its_own)
-            chosen, why, settled = BEST.pick(made.needs, temperature, weighed)
+            chosen, why, settled = pick(made.needs, temperature, weighed)
             made = make(settled)  # knows nothing of the sample
         elif settled != prefers:  # rule best settled on one that wants tokens picked in another way
             made = make(settled)
-    ids = eos_ids(model, tokenizer) if eos_token_ids is None else tuple(eos_token_ids)
+    found = [token for token in eos_ids(model, tokenizer) if 0 <= token < ours.vocab_size]  # others never come
+    ids = found if eos_token_ids is None else eos_token_ids
     given: dict[str, Any] = {"tokenizer": tokenizer, "budget": policy, "step_mode": step_mode}
     engine = Engine(ours, made, rule=chosen, eos_token_ids=ids, temperature=temperature, **given)
     engine.why_rule = why or engine.why_rule

@@ -1,6 +1,6 @@
 """A request and the handle its owner holds: prompt, parameters, what came out, why it ended, what it cost.
 
-Tests: tests/engine/test_engine.py.
+Tests: tests/test_request.py, tests/engine/test_engine.py.
 """
 
 from __future__ import annotations
@@ -56,23 +56,28 @@ class Handle:
     def text(self) -> str:
         return self.checker.text if self.checker is not None else ""
 
-    def take(self, emitted: Sequence[int], num_accepted: int, num_drafted: int, depth: int) -> list[int]:
-        """Keep emitted tokens up to the end of the text; sets `finish_reason` when it is reached."""
+    def take(
+        self,
+        emitted: Sequence[int],
+        num_accepted: int,
+        num_drafted: int,
+        depth: int,
+        logprobs: Sequence[TokenLogprob] = (),
+    ) -> list[int]:
+        """Keep emitted tokens up to the end of the text, with their log-probabilities; sets `finish_reason` there."""
         assert self.checker is not None
-        kept: list[int] = []
-        for index, token in enumerate(emitted):
-            kept.append(token)
-            if index < num_accepted:
-                origin = ACCEPTED
-            elif num_drafted == 0:
-                origin = PLAIN
-            else:
-                origin = BONUS if num_accepted == depth else RECOVERED
-            self.origins.append(origin)
-            self.finish_reason = self.checker.push(token)
-            if self.finished:
-                break
-        self.tokens.extend(kept)
+        before, last = len(self.tokens), BONUS if num_accepted == depth else RECOVERED
+        try:
+            for token in emitted:
+                self.finish_reason = self.checker.push(token)
+                self.tokens.append(token)  # one by one, as the checker takes them: broken off, both have as many
+                if self.finish_reason is not None:
+                    break
+        finally:
+            kept = self.tokens[before:]
+            origins = [ACCEPTED] * num_accepted + [last if num_drafted else PLAIN]
+            self.origins += origins[: len(kept)]
+            self.logprobs += logprobs[: len(kept)]
         self.stats.count(num_drafted, depth, num_accepted, len(kept))
         return kept
 
@@ -96,12 +101,67 @@ class Handle:
         }
 
 
+def accept(
+    request_id: int,
+    tokens: list[int],
+    params: SamplingParams,
+    num_draft_tokens: int,
+    *,
+    tokenizer: Any,
+    eos_ids: Sequence[int],
+    vocab_size: int,
+    cache: Any,
+) -> Handle:
+    """A handle for a request that a target of this vocabulary and cache can serve. eos_ids: the model's.
+
+    Raises ValueError for one that cannot be served.
+    """
+    whole = hasattr(num_draft_tokens, "__index__") and not isinstance(num_draft_tokens, bool)
+    if not whole or num_draft_tokens < 0:
+        raise ValueError(f"num_draft_tokens: got {num_draft_tokens!r}; expected an integer, 0 or more")
+    stop_ids = (*(() if params.ignore_eos else eos_ids), *params.stop_token_ids)
+    params.check(vocab_size, stop_ids)
+    if params.stop and tokenizer is None:
+        raise ValueError("stop strings: got an engine without a tokenizer; pass tokenizer=, or use stop_token_ids")
+    limit = cache.max_length
+    if len(tokens) >= limit:
+        raise ValueError(
+            f"prompt: got {len(tokens)} tokens; expected fewer than the context limit of {limit}; shorten it"
+        )
+    longest = min(len(tokens) + params.max_new_tokens, limit)
+    needed, there = cache.pages_for(longest), cache.pages.num_pages - 1
+    if needed > there:
+        raise ValueError(
+            f"request: {longest} tokens need {needed} pages of the cache; the pool has {there}; lower max_new_tokens "
+            "or raise num_pages"
+        )
+    most = max(longest - len(tokens) - 1, 0)
+    handle = Handle(request_id, tokens, params, min(operator.index(num_draft_tokens), most))
+    handle.stop_ids = stop_ids
+    handle.checker = StopChecker(
+        tokenizer,
+        tokens,
+        eos_ids=stop_ids,
+        stop=params.stop,
+        max_new_tokens=params.max_new_tokens,
+        max_length=limit,
+        min_new_tokens=params.min_new_tokens,
+    )
+    return handle
+
+
 def encode(prompt: Prompt, tokenizer: Any, vocab_size: int) -> list[int]:
     """Token ids of a prompt. Raises ValueError for what a target of this vocabulary cannot read."""
     if isinstance(prompt, str):
         if tokenizer is None:
             raise ValueError("prompt: got text and an engine without a tokenizer; pass token ids or tokenizer=")
-        tokens = list(tokenizer.encode(prompt))
+        try:
+            tokens = list(tokenizer.encode(prompt))
+        except Exception as error:
+            raise ValueError(
+                f"prompt: got {prompt!r:.60}, which the tokenizer refuses ({type(error).__name__}: {error}); expected "
+                "Unicode text, without halves of surrogate pairs; repair it, or pass token ids"
+            ) from error
     else:
         try:
             tokens = [operator.index(token) for token in prompt]

@@ -11,6 +11,8 @@ from specdec_fast.grammar import Guide, Matcher
 
 _SEED_LIMIT = 2**63
 _LARGEST_BIAS = 10_000
+_SMALLEST_TOP_P = 1e-30  # float32 has no 0 for it
+_FARTHEST = 2**30  # token, so that positions in a text are int32 whatever the prompt
 
 
 def _require(ok: bool, name: str, got: object, expected: str) -> None:
@@ -43,7 +45,8 @@ class SamplingParams:
     seed: 0 <= seed < 2**63, or None to draw one (it is recorded on the request). Requests of one seed share their
     noise: equal prompts give equal texts, others correlated ones; give each a seed of its own, or none.
     stop: strings that end the text (not part of it). stop_token_ids: further end-of-sequence ids; `ignore_eos` drops
-    the model's own. min_new_tokens: no end-of-sequence id is produced before. max_new_tokens: exact upper bound.
+    the model's own. min_new_tokens: before it no end-of-sequence id is produced, and stop strings complete by then
+    are text. max_new_tokens: exact upper bound.
 
     repetition_penalty: divides positive logits and multiplies negative ones of every token in the prompt or the
     generated text, as in transformers; 1 is off. presence_penalty: subtracted from the logit of every generated token;
@@ -88,11 +91,10 @@ class SamplingParams:
             value = getattr(self, name)
             _require(isinstance(value, int) and not isinstance(value, bool), name, value, "an integer")
         _require(self.temperature >= 0, "temperature", self.temperature, "0 (greedy) or a positive number")
-        _require(
-            self.temperature == 0 or self.temperature >= 1e-3, "temperature", self.temperature, "0, or at least 0.001"
-        )
+        hot = self.temperature
+        _require(hot == 0 or 1e-3 <= hot <= 1e6, "temperature", hot, "0, or a number from 0.001 to 1,000,000")
         _require(0 <= self.top_k < 2**31, "top_k", self.top_k, "0 (off) or a positive integer")
-        _require(0 < self.top_p <= 1, "top_p", self.top_p, "a number in (0, 1]; 1 is off")
+        _require(_SMALLEST_TOP_P <= self.top_p <= 1, "top_p", self.top_p, "a number from 1e-30 to 1, which is off")
         _require(0 <= self.min_p <= 1, "min_p", self.min_p, "a number in [0, 1]; 0 is off")
         _require(self.max_new_tokens >= 1, "max_new_tokens", self.max_new_tokens, "at least 1")
         _require(
@@ -101,6 +103,7 @@ class SamplingParams:
             self.min_new_tokens,
             f"0 to max_new_tokens ({self.max_new_tokens})",
         )
+        _require(self.min_new_tokens < _FARTHEST, "min_new_tokens", self.min_new_tokens, f"less than {_FARTHEST}")
         if self.seed is not None:
             _require(type(self.seed) is int and 0 <= self.seed < _SEED_LIMIT, "seed", self.seed, "0 <= seed < 2**63")
         _require(isinstance(self.ignore_eos, bool), "ignore_eos", self.ignore_eos, "True or False")
@@ -140,10 +143,8 @@ class SamplingParams:
             self.forced_tokens,
             "index of a generated token -> token id, or a sequence of ids",
         )
-        last = max(forced, default=0)
-        _require(
-            last < self.max_new_tokens, "forced_tokens", last, f"an index below max_new_tokens ({self.max_new_tokens})"
-        )
+        last, bound = max(forced, default=0), min(self.max_new_tokens, _FARTHEST)
+        _require(last < bound, "forced_tokens", last, f"an index below {bound} (max_new_tokens, at most {_FARTHEST})")
         object.__setattr__(self, "forced_tokens", dict(forced))
         count = self.logprobs
         _require(

@@ -57,10 +57,10 @@ class DecodeState:
 
     def join(self, tokens: Sequence[int], params: SamplingParams, prompt_length: int, stop_ids: Sequence[int]) -> int:
         """Give a free row to a text of committed tokens (prompt, and what was generated before a preemption)."""
-        row = self._free.pop()
+        row = self._free[-1]
         self._host[row] = list(tokens)
         self._table.set(row, params, prompt_length, stop_ids, self._host[row])
-        return row
+        return self._free.pop()  # whatever raised, the row is free
 
     def leave(self, row: int) -> None:
         """Free a row."""
@@ -75,6 +75,10 @@ class DecodeState:
 
     def length(self, row: int) -> int:
         return len(self._host[row])
+
+    def prompt_length(self, row: int) -> int:
+        """Tokens of a row's prompt: those behind it were generated, in part perhaps before it joined."""
+        return self._table.entry(row)[1]
 
     def sampling(self, rows: Sequence[int]) -> Sampling:
         """Packed sampling parameters of rows."""

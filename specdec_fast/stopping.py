@@ -14,20 +14,21 @@ _INCOMPLETE = "�"
 class TextStream:
     """Turns tokens into text piece by piece, holding back bytes that do not yet make a character.
 
-    tokenizer: a transformers tokenizer, or None (no text is made).
+    tokenizer: a transformers tokenizer, or None (no text is made). text: what the tokens were made into so far.
     """
 
     def __init__(self, tokenizer: Any, prompt: Sequence[int]) -> None:
+        self.text = ""
         self._tokenizer = tokenizer
         self._tokens = list(prompt[-8:])  # context, so that a word keeps its leading space
         self._start = 0
         self._shown = 0
         self._fresh = False
-        self._prompt_text: str | None = None if tokenizer is None else self._decode()
+        self._prompt_text: str | None = None if tokenizer is None else self._decode(0)
 
-    def _decode(self) -> str:
+    def _decode(self, start: int) -> str:
         text: str = self._tokenizer.decode(
-            self._tokens[self._start :], skip_special_tokens=True, clean_up_tokenization_spaces=False
+            self._tokens[start:], skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
         return text
 
@@ -38,25 +39,34 @@ class TextStream:
             self._fresh = True
 
     def flush(self, final: bool = False) -> str:
-        """The text that the tokens since the last flush complete ("" while a character is unfinished).
+        """Add to the text what the tokens since the last flush complete, and return it: "" while a character is
+        unfinished.
 
         final: nothing will follow, so give out what is held back.
         """
         if not self._fresh:
             return ""
-        self._fresh = not final
-        text = self._decode()
+        text, start, shown = self._decode(self._start), self._start, self._shown
         if text.endswith(_INCOMPLETE) and not final:
             return ""
         if self._prompt_text is not None:  # a prompt may end inside a character that the new tokens complete
-            self._shown = _common_length(self._prompt_text, text)
-            self._prompt_text = None
-        self._fresh = False
-        piece, self._shown = text[self._shown :], len(text)
-        if len(self._tokens) - self._start > 24:  # keep the window short: decoding stays cheap on long texts
-            self._start = len(self._tokens) - 8
-            self._shown = len(self._decode())
+            shown = _common_length(self._prompt_text, text)
+        piece, shown = text[shown:], len(text)
+        if len(self._tokens) - start > 24:  # keep the window short: decoding stays cheap on long texts
+            start = len(self._tokens) - 8
+            shown = len(self._decode(start))
+        self._prompt_text, self._fresh = None, False
+        self.text, self._start, self._shown = self.text + piece, start, shown
         return piece
+
+    def mark(self) -> tuple[Any, ...]:
+        """Where it is now, for `back_to`."""
+        return len(self._tokens), self.text, self._start, self._shown, self._fresh, self._prompt_text
+
+    def back_to(self, mark: tuple[Any, ...]) -> None:
+        """Forget what was taken since."""
+        count, self.text, self._start, self._shown, self._fresh, self._prompt_text = mark
+        del self._tokens[count:]
 
 
 def _common_length(ours: str, theirs: str) -> int:
@@ -67,7 +77,8 @@ def _common_length(ours: str, theirs: str) -> int:
 class StopChecker:
     """Decides after each token of one request whether the text ends there.
 
-    eos_ids: ids that end it; stop: strings that end it, cut from the text; max_new_tokens and max_length: hard limits.
+    eos_ids: ids that end it; stop: strings that end it, cut from the text, unless they are complete within the first
+    min_new_tokens tokens: there they are text; max_new_tokens and max_length: hard limits.
     Text is decoded when somebody asks for it, and after every token only if there are stop strings to look for.
     """
 
@@ -80,19 +91,22 @@ class StopChecker:
         stop: Sequence[str],
         max_new_tokens: int,
         max_length: int,
+        min_new_tokens: int = 0,
     ) -> None:
         self._stream = TextStream(tokenizer, prompt)
         self._eos = frozenset(eos_ids)
         self._stop = tuple(stop)
-        self._left = min(max_new_tokens, max_length - len(prompt))
-        self._text = ""
+        self._least, self._most = min_new_tokens, min(max_new_tokens, max_length - len(prompt))
+        self._given = 0
+        self._looked = 0  # how much of the text was looked through for stop strings
+        self._end: int | None = None  # where the first of them begins
         self._released = 0
 
     @property
     def text(self) -> str:
         """All text so far."""
         self._decode()
-        return self._text
+        return self._stream.text[: self._end]
 
     @property
     def released(self) -> int:
@@ -103,18 +117,32 @@ class StopChecker:
     @property
     def remaining(self) -> int:
         """Tokens that may still be produced."""
-        return self._left
+        return self._most - self._given
 
     def push(self, token: int) -> str | None:
-        """Take one token; the reason the text ends with it ("eos", "stop", "length"), or None."""
-        self._left -= 1
+        """Take one token; the reason the text ends with it ("eos", "stop", "length"), or None.
+
+        Interrupted (Ctrl-C) it is as if the token had not been given.
+        """
+        mark = self._given, self._looked, self._end, self._released, self._stream.mark()
+        try:
+            return self._take(token)
+        except Exception:
+            raise
+        except BaseException:
+            self._given, self._looked, self._end, self._released, stream = mark
+            self._stream.back_to(stream)
+            raise
+
+    def _take(self, token: int) -> str | None:
+        self._given += 1
         if token in self._eos:
             self._finish()
             return "eos"
         self._stream.push(token)
         if self._stop and self._decode():
             return "stop"
-        if self._left <= 0:
+        if self.remaining <= 0:
             return "stop" if self._finish() else "length"
         return None
 
@@ -123,33 +151,31 @@ class StopChecker:
         self._finish()
 
     def _finish(self) -> bool:
-        """Release everything; True if a stop string was still found in it."""
+        """Release everything; True if a stop string was found in it."""
         found = self._decode(final=True)
-        self._released = len(self._text)
+        self._released = len(self._stream.text) if self._end is None else self._end
         return found
 
     def _decode(self, final: bool = False) -> bool:
-        """Bring the text up to date; True if a stop string was found (and cut off)."""
-        piece = self._stream.flush(final)
-        if not piece:
-            return False
-        before = len(self._text)
-        self._text += piece
-        found = []
-        if self._stop:
-            start = max(0, before - max(map(len, self._stop)) + 1)
-            found = [at for at in (self._text.find(stop, start) for stop in self._stop) if at >= 0]
-        if found:
-            self._text = self._text[: min(found)]
-        self._released = len(self._text) if found else max(self._released, len(self._text) - self._held())
-        return bool(found)
+        """Bring the text up to date; True if it has a stop string, which ends it."""
+        self._stream.flush(final)
+        text, looked = self._stream.text, self._looked
+        if len(text) == looked or self._end is not None:
+            return self._end is not None
+        if self._given > self._least:
+            starts = [(stop, max(0, looked - len(stop) + 1)) for stop in self._stop]
+            found = [at for at in (text.find(stop, start) for stop, start in starts) if at >= 0]
+            self._end = min(found, default=None)
+        self._looked = len(text)
+        self._released = max(self._released, len(text) - self._held(text)) if self._end is None else self._end
+        return self._end is not None
 
-    def _held(self) -> int:
+    def _held(self, text: str) -> int:
         """Length of the longest tail that is the beginning of a stop string."""
         longest = 0
         for stop in self._stop:
-            for size in range(min(len(stop) - 1, len(self._text)), longest, -1):
-                if self._text.endswith(stop[:size]):
+            for size in range(min(len(stop) - 1, len(text)), longest, -1):
+                if text.endswith(stop[:size]):
                     longest = size
                     break
         return longest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,90 @@ def test_a_folder_with_broken_weights(folder: Path, tmp_path: Path) -> None:
         load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_attention_heads": 0},
+        {"hidden_size": "wide"},
+        {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}},
+    ],
+    ids=["no heads", "text for a number", "a library that is not here"],
+)
+def test_whatever_a_config_goes_wrong_by_is_told(folder: Path, tmp_path: Path, change: dict[str, Any]) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | change))
+    (tmp_path / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    with pytest.raises(ValueError, match=r"model: got .*; expected a bundled name"):
+        load_model(tmp_path)
+
+
+def test_a_tokenizer_that_cannot_be_read_is_not_taken_for_none(folder: Path, tmp_path: Path) -> None:
+    whole = (folder / "tokenizer.json").read_text()
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    (tmp_path / "tokenizer.json").write_text(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=r"tokenizer: got .*cannot be read.*; expected .*or take them away and pass"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    assert load_tokenizer(tmp_path) is None, "nor is an empty one made"
+
+
+def test_a_hub_id_that_is_out_of_reach_has_no_tokenizer() -> None:
+    assert load_tokenizer("no/such-model") is None
+
+
+def test_a_tokenizer_that_lacks_a_package_is_not_taken_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import AutoTokenizer
+
+    def lacks(source: object) -> None:
+        raise ImportError("this tokenizer needs sentencepiece")
+
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lacks)
+    with pytest.raises(ValueError, match=r"tokenizer: got 'some/model', .*ImportError: this tokenizer needs"):
+        load_tokenizer("some/model")
+
+
+class Gaps:
+    """A tokenizer some of whose ids are nobody's."""
+
+    eos_token_id = None
+
+    def __init__(self, largest: int) -> None:
+        self.vocab = {"a": 0, "b": 1, "z": largest}
+
+    def __len__(self) -> int:
+        return len(self.vocab)
+
+    def get_vocab(self) -> dict[str, int]:
+        return self.vocab
+
+
+@pytest.mark.parametrize(("largest", "size"), [(40, 41), (10_000, 96)])
+def test_ids_with_gaps_are_all_there(largest: int, size: int) -> None:
+    assert load(models.own("llama"), tokenizer=Gaps(largest), max_length=64).target.vocab_size == size
+
+
+def test_a_tokenizer_that_does_not_list_its_tokens_is_as_large_as_it_says() -> None:
+    """An object of one's own that encodes and decodes is enough."""
+
+    class Letters:
+        eos_token_id = None
+
+        def __len__(self) -> int:
+            return 40
+
+    assert load(models.own("llama"), tokenizer=Letters(), max_length=64).target.vocab_size == 40
+
+
+def test_ends_beyond_the_vocabulary() -> None:
+    """The model's own are never produced; somebody's are a mistake."""
+    model = models.own("llama")
+    model.generation_config.eos_token_id = [5, 96, -1]
+    assert load(model, max_length=64).eos_token_ids == (5,)
+    with pytest.raises(ValueError, match=r"eos_token_ids: got \(96,\); expected ids of the target's vocabulary, 0..95"):
+        load(model, max_length=64, eos_token_ids=[96])
+
+
 def test_tokenizers_that_differ_are_refused(folder: Path, tmp_path: Path) -> None:
     from tokenizers import Tokenizer
     from tokenizers import models as kinds
@@ -185,9 +270,12 @@ def test_a_draft_without_a_tokenizer_is_taken_on_trust(folder: Path, tmp_path: P
             {"drafter": "ngram", "draft": True},
             "got a draft model and drafter 'ngram'; expected draft_model or draft_tree",
         ),
+        ({"num_draft_tokens": 4}, "num_draft_tokens 4: got no drafter; pass draft=MODEL or drafter=NAME"),
         ({"drafter_options": {"n_max": 3}}, "drafter_options: got {'n_max': 3} and no drafter"),
         ({"drafter": "ngram", "drafter_options": {"wish": 3}}, "drafter ngram: got option 'wish'; expected num_draft"),
         ({"max_length": 0}, "max_length: got 0; expected at least 1"),
+        ({"device": "cuda:99"}, r"device: got 'cuda:99'; this machine has \d+ CUDA devices; use cpu"),
+        ({"device": "tpu"}, "device: got 'tpu'; expected cpu, cuda or cuda:N"),
         ({"page_size": 0}, "page_size: got 0; expected at least 1"),
         ({"num_pages": 1}, "num_pages: got 1; expected at least 2"),
         ({"draft": True, "num_draft_tokens": 0}, "^drafter draft_model: num_draft_tokens: got 0; expected at least 1"),

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 
-from specdec_fast.request import Handle
+import pytest
+from oracles.toy_tokenizer import byte_tokenizer
+
+from specdec_fast.request import Handle, encode
 from specdec_fast.sampling import SamplingParams
 from specdec_fast.stopping import StopChecker
 
@@ -50,3 +53,10 @@ def test_a_refused_request_has_no_text() -> None:
     refused = Handle(-1, [], SamplingParams(), 0)
     refused.end("error", ValueError("no"))
     assert refused.text == "" and refused.finished
+
+
+def test_text_that_the_tokenizer_refuses_is_a_bad_prompt() -> None:
+    tokenizer = byte_tokenizer()
+    assert encode("a b", tokenizer, 300)
+    with pytest.raises(ValueError, match=r"prompt: got 'a.ud83d b', which the tokenizer refuses .*expected Unicode"):
+        encode("a\ud83d b", tokenizer, 300)

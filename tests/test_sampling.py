@@ -18,6 +18,7 @@ BAD = [
     ("temperature", 1e-4),
     ("temperature", math.nan),
     ("temperature", math.inf),
+    ("temperature", 1e39),
     ("temperature", "1"),
     ("temperature", True),
     ("top_k", -1),
@@ -26,6 +27,7 @@ BAD = [
     ("top_k", True),
     ("top_p", 0.0),
     ("top_p", 1.01),
+    ("top_p", 1e-50),
     ("top_p", math.nan),
     ("min_p", -0.1),
     ("min_p", 1.1),
@@ -112,8 +114,15 @@ def test_edits_are_normalised() -> None:
     assert made.logit_bias == {3: 1} and made.banned_token_ids == (1,) and made.allowed_token_ids == (0, 1, 2)
     assert made.forced_tokens == made.forced == {0: 7, 1: 8} and made.logprobs == 0
     assert hash(made) == hash(made.with_seed().__class__(**{f: getattr(made, f) for f in made.__slots__}))
-    with pytest.raises(ValueError, match=r"forced_tokens: got 5; expected an index below max_new_tokens \(5\)"):
+    with pytest.raises(ValueError, match=r"forced_tokens: got 5; expected an index below 5"):
         SamplingParams(max_new_tokens=5, forced_tokens={5: 1})
+
+
+@pytest.mark.parametrize("wanted", [{"min_new_tokens": 2**30}, {"forced_tokens": {2**30: 3}}], ids=str)
+def test_positions_stay_int32(wanted: dict[str, object]) -> None:
+    """A number that no text reaches would otherwise fail in the middle of a batch."""
+    with pytest.raises(ValueError, match=str(2**30)):
+        SamplingParams(max_new_tokens=2**40, **wanted)
 
 
 def test_limits_are_checked_against_a_vocabulary() -> None:

@@ -18,7 +18,8 @@ def params(seed: int = 1, **changes: object) -> SamplingParams:
 
 def test_rows_are_given_and_taken_back() -> None:
     state = DecodeState(3, 16)
-    rows = [state.join([1, 2, index], params(), 3, ()) for index in range(3)]
+    rows = [state.join([1, 2, index], params(), 3 - index, ()) for index in range(3)]
+    assert [state.prompt_length(row) for row in rows] == [3, 2, 1] and [state.length(row) for row in rows] == [3] * 3
     assert sorted(rows) == [0, 1, 2] and state.num_free == 0
     state.leave(rows[1])
     assert state.num_free == 1 and state.length(rows[1]) == 0

@@ -32,17 +32,19 @@ def run(check: StopChecker, tokens: list[int]) -> tuple[str | None, int]:
     return None, len(tokens)
 
 
-def put(stream: TextStream, token: int) -> str:
+def put(stream: TextStream, token: int, final: bool = False) -> str:
+    """What a token adds to the text."""
     stream.push(token)
-    return stream.flush()
+    return stream.flush(final)
 
 
 def test_many_tokens_at_once_give_the_text_of_one_by_one() -> None:
     stream = TextStream(TOKENIZER, ids("price: "))
     for token in ids("3 € are enough for a very long text, they say"):
         stream.push(token)
-    assert stream.flush() == "3 € are enough for a very long text, they say"
-    assert stream.flush(final=True) == ""
+    for final in (False, True):
+        stream.flush(final)
+        assert stream.text == "3 € are enough for a very long text, they say"
 
 
 def test_a_character_of_several_tokens_appears_when_it_is_complete() -> None:
@@ -53,7 +55,8 @@ def test_a_character_of_several_tokens_appears_when_it_is_complete() -> None:
 def test_an_unfinished_character_is_shown_at_the_end_only() -> None:
     stream = TextStream(TOKENIZER, ids("x"))
     assert [put(stream, token) for token in ids("a€")[:3]] == ["a", "", ""]
-    assert set(stream.flush(final=True)) == {"�"}
+    stream.flush(final=True)
+    assert set(stream.text) == {"a", "�"}
 
 
 def test_a_prompt_that_ends_inside_a_character_loses_nothing() -> None:
@@ -70,12 +73,12 @@ def test_pieces_join_to_the_whole_text_however_long(seed: int) -> None:
     source = random.Random(seed)
     text = "".join(source.choice("abc de€fé漢🙂") for _ in range(400))
     stream = TextStream(TOKENIZER, ids("start "))
-    assert "".join(put(stream, token) for token in ids(text)) + stream.flush(final=True) == text
+    assert "".join(put(stream, token) for token in ids(text)) == text == stream.text
 
 
 def test_without_a_tokenizer_there_is_no_text() -> None:
     stream = TextStream(None, [1, 2])
-    assert put(stream, 3) == "" and stream.flush(final=True) == ""
+    assert put(stream, 3, final=True) == "" == stream.text
 
 
 def test_a_stop_string_across_token_borders_is_cut() -> None:
@@ -151,3 +154,46 @@ def test_unfinished_bytes_are_released_at_the_length_limit() -> None:
     check = checker(max_new_tokens=2)
     assert run(check, ids("a€")) == ("length", 2)
     assert check.text.startswith("a") and len(check.text) > 1 and check.released == len(check.text)
+
+
+@pytest.mark.parametrize("asks", [False, True], ids=["alone", "streamed"])
+@pytest.mark.parametrize(
+    ("least", "text", "reason"),
+    [
+        (0, "a ", "stop"),
+        (4, "a ", "stop"),  # END is complete with the fifth
+        (5, "a END b ", "stop"),  # with that it is text, and so is the beginning that END, ends with
+        (11, "a END b END c", "length"),
+        (13, "a END b END c", "length"),
+    ],
+)
+def test_stop_strings_within_the_least_tokens_are_text(least: int, text: str, reason: str, asks: bool) -> None:
+    """A stop string ends the text with the first token after min_new_tokens; what was streamed stays."""
+    check = checker(stop=("END", "longer"), min_new_tokens=least, max_new_tokens=13)
+    shown = ""
+    for token in ids("a END b END c"):
+        ended = check.push(token)
+        if asks:
+            assert check.text.startswith(shown)
+            shown = check.text[: check.released]
+        if ended:
+            break
+    assert (check.text, ended) == (text, reason) and (not asks or shown == text)
+
+
+@pytest.mark.parametrize("asks", [False, True], ids=["alone", "streamed"])
+def test_the_least_tokens_may_end_inside_a_character(asks: bool) -> None:
+    """What is in front of the character is text all the same."""
+    check = checker(stop=("\n",), min_new_tokens=5)
+    for token in ids("a\nbcé d"):
+        assert check.push(token) is None
+        assert not asks or "a\nbc".startswith(check.text[:4])
+    assert run(check, ids("\ne")) == ("stop", 1) and check.text == "a\nbcé d"
+
+
+def test_a_stop_string_across_the_least_tokens_is_held_back() -> None:
+    check = checker(stop=("LEND", "x"), min_new_tokens=5)
+    for token in ids("a xLE"):
+        assert check.push(token) is None
+    assert (check.text, check.released) == ("a xLE", 3)
+    assert run(check, ids("ND")) == ("stop", 2) and check.text == "a x"

@@ -34,7 +34,7 @@ def build(
     from specdec_fast.loading import load_tokenizer
     from specdec_fast.stores.datastore import Datastore
     from specdec_fast.stores.datastore import build as write
-    from specdec_fast.stores.vocabulary import fingerprint
+    from specdec_fast.stores.vocabulary import fingerprint, vocabulary_size
 
     quiet()
     files = find_files(inputs)
@@ -45,7 +45,7 @@ def build(
     try:
         with _Progress(sum(file.stat().st_size for file in files)) as progress:
             documents = _tokenized(read_documents(files, field, progress.advance), tokenizer)
-            write(output, documents, len(tokenizer), fingerprint(tokenizer), progress)
+            write(output, documents, vocabulary_size(tokenizer), fingerprint(tokenizer), progress)
     except KeyboardInterrupt:
         print(f"specdec: interrupted; nothing was written to {output}", file=sys.stderr)
         raise typer.Exit(130) from None

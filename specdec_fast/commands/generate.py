@@ -66,7 +66,7 @@ def generate(
         int, typer.Option("--max-new-tokens", help="Most tokens to generate.", rich_help_panel=_LENGTH)
     ] = 128,
     min_new_tokens: Annotated[
-        int, typer.Option("--min-new-tokens", help="No end of text before.", rich_help_panel=_LENGTH)
+        int, typer.Option("--min-new-tokens", help="No end of text before, nor by --stop.", rich_help_panel=_LENGTH)
     ] = 0,
     stop: Annotated[
         list[str] | None,

@@ -40,11 +40,11 @@ def _names(wanted: Sequence[str] | None) -> list[str]:
 def _device(name: str | None) -> Any:
     import torch
 
-    from specdec_fast.commands.opening import check_device
+    from specdec_fast.loading import check_device
 
     if name is None:
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    check_device(name)
+    check_device(name, "--device")
     return torch.device(name)
 
 

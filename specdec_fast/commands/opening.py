@@ -114,7 +114,7 @@ def open_engine(
     """
     import torch
 
-    from specdec_fast.loading import load
+    from specdec_fast.loading import check_device, load
 
     if threads is not None:
         if threads < 1:
@@ -122,7 +122,7 @@ def open_engine(
         torch.set_num_threads(threads)
     if max_length is not None and max_length < 2:
         raise ValueError(f"--max-length: got {max_length}; expected at least 2, one token of prompt and one of text")
-    check_device(setup.device)
+    check_device(setup.device, "--device")
     engine = load(
         setup.model,
         setup.draft,
@@ -146,21 +146,6 @@ def open_engine(
     if setup.rule != engine.rule.name:
         print(f"specdec: note: rule {setup.rule} is {engine.rule.name} here: {engine.why_rule}", file=sys.stderr)
     return engine
-
-
-def check_device(name: str) -> None:
-    """Raise ValueError unless tensors can live on the device."""
-    import torch
-
-    device: torch.device | None
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = None
-    if device is None or device.type not in ("cpu", "cuda"):
-        raise ValueError(f"--device: got {name!r}; expected cpu, cuda or cuda:N")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"--device: got {name!r}; this machine has {torch.cuda.device_count()} CUDA devices; use cpu")
 
 
 class _OneLine(logging.Handler):

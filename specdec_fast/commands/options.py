@@ -131,7 +131,8 @@ Logprobs = Annotated[
     typer.Option(
         "--logprobs",
         metavar="N",
-        help="Log-probabilities of the tokens and N alternatives: in the JSON, else on stderr.",
+        help="Log-probabilities of the tokens and N alternatives, after temperature and all other settings: in the "
+        "JSON, else on stderr.",
         rich_help_panel="Output",
     ),
 ]

@@ -70,12 +70,12 @@ def read_entries(argument: str | None, file: str | None, lines: bool) -> list[En
             raise ValueError("--lines: got a prompt as argument; expected --file FILE or standard input")
         return [_entry(argument, "prompt", alone=True)]
     if file in (None, "-"):
-        if file is None and sys.stdin.isatty():
+        if sys.stdin is None or (file is None and sys.stdin.isatty()):  # None: it was closed
             raise ValueError("prompt: got none; pass it as an argument, with --file FILE, or on standard input")
         return _split(sys.stdin.read(), "standard input", "", lines)
     assert file is not None
     path = Path(file)
-    if not path.is_file():
+    if not path.exists() or path.is_dir():
         raise ValueError(f"--file: got {file!r}, which is not a file; expected a text, .json or .jsonl file")
     try:
         text = path.read_text(encoding="utf-8")

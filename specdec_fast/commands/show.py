@@ -160,7 +160,9 @@ def logprobs_table(logprobs: Sequence[TokenLogprob], tokenizer: Any) -> Any:
     def name(token: int) -> str:
         return str(token) if tokenizer is None else f"{token} {harmless(repr(tokenizer.decode([token])))}"
 
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for title in ("token", "log-probability", "likeliest"):
+        table.add_column(title)
     for each in logprobs:
         others = "  ".join(f"{name(token)} {logprob:.3f}" for token, logprob in each.top)
         table.add_row(Text(name(each.token)), f"{each.logprob:.3f}", Text(others, "dim"))

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 
 from specdec_fast.extras import require
+from specdec_fast.stores.vocabulary import vocabulary_size
 
 _VOCABULARIES: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
@@ -33,7 +34,7 @@ def _vocabulary(tokenizer: Any) -> Any:
     found = _VOCABULARIES.get(tokenizer)
     if found is None:
         try:
-            found = library.hf.from_tokenizer(tokenizer, n_vocab=len(tokenizer))
+            found = library.hf.from_tokenizer(tokenizer, n_vocab=vocabulary_size(tokenizer))
         except Exception as error:
             raise ValueError(f"grammar: llguidance cannot read this tokenizer: {error}") from None
         _VOCABULARIES[tokenizer] = found

@@ -1,4 +1,7 @@
-"""Which tokenizer a file of tokens belongs to: a fingerprint of the vocabulary. Tests: tests/stores/test_memory.py."""
+"""What a vocabulary is known by: its size, and a fingerprint that says which tokenizer a file of tokens belongs to.
+
+Tests: tests/test_loading.py, tests/stores/test_memory.py.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,13 @@ def fingerprint(tokenizer: Any) -> str:
         return ""
     pairs = sorted(tokenizer.get_vocab().items())
     return hashlib.blake2b(json.dumps(pairs).encode(), digest_size=16).hexdigest()
+
+
+def vocabulary_size(tokenizer: Any) -> int:
+    """The largest id of a tokenizer + 1 (ids may have gaps); its length, where it does not list its tokens."""
+    if not hasattr(tokenizer, "get_vocab"):
+        return len(tokenizer)
+    return int(max(tokenizer.get_vocab().values(), default=-1)) + 1
 
 
 def refuse_other_vocabulary(path: object, theirs: str, ours: str) -> None:

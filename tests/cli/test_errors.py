@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from specdec_fast.commands.prompts import read_prompts
 
 # Arguments ({name} is a folder of the `models` fixture) and what the message must contain.
 CASES = [
@@ -29,6 +32,8 @@ CASES = [
     (["generate", "x", "--model", "{bare}"], ["engine without a tokenizer", "token ids"]),
     (["generate", "", "--model", "{target}"], ["prompt: got an empty text"]),
     (["generate", "--model", "{target}"], ["standard input: got an empty text"]),  # nothing on standard input
+    (["generate", "--file", "/dev/null", "--model", "{target}"], ["--file /dev/null: got an empty text"]),
+    (["generate", "--file", "/dev/null", "--lines", "--model", "{target}"], ["--file /dev/null: got no prompt"]),
     (["generate", "x" * 3000, "--model", "{target}"], ["prompt: got 3000 tokens", "context limit of 2048"]),
     (["generate", "x", "--temperature", "-1"], ["temperature: got -1.0", "expected 0 (greedy)"]),
     (["generate", "x", "--temperature", "nan"], ["temperature: got nan", "finite"]),
@@ -144,3 +149,21 @@ def test_prompt_files(run: Any, models: dict[str, str], tmp_path: Path, name: st
     assert result.exit_code == 2
     assert fragment in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("file", [None, "-"])
+def test_standard_input_that_is_closed_has_no_prompt(file: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(ValueError, match="prompt: got none; pass it as an argument, with --file FILE, or on standard"):
+        read_prompts(None, file, lines=False)
+
+
+def test_a_pipe_is_a_file_too() -> None:
+    """As the shell's <(command) makes them."""
+    reading, writing = os.pipe()
+    os.write(writing, b"one\ntwo\n")
+    os.close(writing)
+    try:
+        assert read_prompts(None, f"/dev/fd/{reading}", lines=True) == ["one", "two"]
+    finally:
+        os.close(reading)

@@ -271,9 +271,9 @@ def test_logprobs_in_both_forms(run: Any, pair: list[str], expected: str) -> Non
     shown = run("generate", "Once upon", *pair, *SAMPLING, "--logprobs", "2")
     assert shown.stdout == expected + "\n"
     first = request["logprobs"][0]
-    assert shown.stderr.splitlines()[0].startswith(f"{first['token']} ")
-    assert f"{first['logprob']:.3f}" in shown.stderr.splitlines()[0]
-    assert len(shown.stderr.splitlines()) == 40
+    titles, line, *others = shown.stderr.splitlines()
+    assert titles.split() == ["token", "log-probability", "likeliest"] and len(others) == 39
+    assert line.startswith(f"{first['token']} ") and f"{first['logprob']:.3f}" in line
 
 
 @pytest.fixture(scope="module")

@@ -143,4 +143,4 @@ def test_bad_input_of_the_program(program: Any) -> None:
     stdout, stderr = process.communicate(timeout=180)
     assert process.returncode == 2
     assert stdout == b""
-    assert stderr == b"specdec: error: SamplingParams.top_p: got 2.0; expected a number in (0, 1]; 1 is off\n"
+    assert stderr == b"specdec: error: SamplingParams.top_p: got 2.0; expected a number from 1e-30 to 1, which is off\n"

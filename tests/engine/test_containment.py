@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 from oracles import models
 from oracles.automaton import AutomatonTarget, random_logits
+from oracles.noisy_oracle import NoisyTree
 
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
 from specdec_fast.budget import Fixed, Goodput
+from specdec_fast.draft import Draft
 from specdec_fast.expectations import Outcome
 
 PROMPTS = [models.prompt(17), models.prompt(9)]
@@ -150,6 +152,27 @@ def test_goodput_ends_its_measuring_although_rows_come_and_go() -> None:
         rows = [step % 3, (step + 1) % 3, (step + 2) % 3]
         budget.release([step % 3])
         limits = budget.nodes(rows, [4, 4, 4])
-        outcomes = [Outcome(limit, limit, min(1, limit), 0) for limit in limits]
+        outcomes = [Outcome(limit, limit, min(1, limit), 0, limit) for limit in limits]
         budget.observe(rows, outcomes, 5.0 * max(limits), 1.0 + sum(limits))
     assert limits == [0, 0, 0], "nothing is ever accepted"
+
+
+@pytest.mark.parametrize("always", [False, True])
+def test_a_batch_that_fails_without_a_bad_row_is_given_up_if_it_does_so_again(always: bool, faults: list[str]) -> None:
+    """Each row by itself is observed without an error: once the fault is counted and all draft on."""
+
+    class Crowded(NoisyTree):
+        seen = 0
+
+        def observe(self, view: Any, draft: Draft, acceptance: Any, output: Any) -> None:
+            self.seen += draft.num_rows > 1
+            if draft.num_rows > 1 and (always or self.seen % 2):
+                raise OverflowError("too many rows")
+
+    prompts, params = [[1], [2], [1, 2, 3]], SamplingParams(seed=3, max_new_tokens=14)
+    want = [handle.tokens for handle in Engine(automaton()).generate(prompts, params)]
+    drafter = Crowded([[*prompt, *text] for prompt, text in zip(prompts, want, strict=True)], 0.9, 8)
+    handles = Engine(automaton(), drafter).generate(prompts, params)
+    assert [handle.tokens for handle in handles] == want and len(faults) == 1
+    assert all((handle.origins.count("plain") > 1) == always for handle in handles), "a last token needs no draft"
+    assert all(handle.stats.faults == 2 if always else handle.stats.faults for handle in handles)

@@ -165,8 +165,11 @@ def test_requests_that_cannot_be_served_are_refused(engine: Any, params: Any, me
 
 
 def test_bad_arguments_of_the_engine() -> None:
-    with pytest.raises(ValueError, match="num_draft_tokens: got -1; expected 0 or more"):
-        Engine(target()).submit(PROMPT, num_draft_tokens=-1)
+    for wrong in (-1, 2.5, "4", True):
+        engine = Engine(target())
+        with pytest.raises(ValueError, match=f"num_draft_tokens: got {wrong!r}; expected an integer, 0 or more"):
+            engine.submit(PROMPT, num_draft_tokens=wrong)  # type: ignore[arg-type]
+        assert engine.idle
     with pytest.raises(ValueError, match="prefill_chunk: got 0; expected at least 1"):
         Engine(target(), prefill_chunk=0)
     with pytest.raises(ValueError, match="got 1 for 2 prompts; expected one, or one per prompt"):
@@ -235,6 +238,16 @@ def test_streamed_pieces_join_to_the_text(count: int, stop: tuple[str, ...]) -> 
     assert handle.text == ("ENough, a long text: 10 €, 漢字, EN€ and an " if "END" in stop else handle.text)
     assert other.finished, "the others advance too"
     assert list(engine.stream(handle)) == [handle.text], "a stream of a finished request gives its text"
+
+
+@pytest.mark.parametrize("count", [0, 6])
+@pytest.mark.parametrize(("least", "text"), [(0, "one "), (6, "one "), (7, "one END two "), (17, "one END two END 3")])
+def test_stop_strings_among_the_least_tokens_are_streamed(count: int, least: int, text: str) -> None:
+    model, script = writer("one END two END 3")
+    engine = Engine(model, NoisyChain([script], 0.9, 266, num_draft_tokens=count), tokenizer=TOKENIZER)
+    params = SamplingParams(temperature=0, max_new_tokens=17, min_new_tokens=least, stop=("END",))
+    handle = engine.submit("go", params)
+    assert "".join(engine.stream(handle)) == handle.text == text
 
 
 def test_a_stream_that_is_cancelled_ends() -> None:

@@ -1,0 +1,216 @@
+"""A step that is broken off, by Ctrl-C or an exception at a bad moment, loses no row, no page and no token."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from oracles.automaton import AutomatonTarget, random_logits, scripted
+from oracles.noisy_oracle import NoisyChain
+from oracles.toy_tokenizer import byte_tokenizer
+
+from specdec_fast import Engine, SamplingParams, emission, get_drafter
+from specdec_fast import engine as engine_module
+from specdec_fast.cache import PagedCache
+from specdec_fast.drafters.ngram import NgramDrafter
+from specdec_fast.request import Handle
+from specdec_fast.sampling import SamplingTable
+from specdec_fast.state import DecodeState
+
+PROMPTS = [[1], [2, 3], [1, 2, 3]]
+PARAMS = SamplingParams(seed=3, max_new_tokens=14)
+
+
+TOKENIZER = byte_tokenizer()
+WRITTEN = "go: 3 € and a text of more than a window: END no"
+SCRIPT = [TOKENIZER.convert_tokens_to_ids(TOKENIZER.byte_names[byte]) for byte in WRITTEN.encode()]
+
+
+def target() -> AutomatonTarget:
+    return AutomatonTarget(random_logits(23, 8, seed=2), page_size=4, max_rows=3)
+
+
+def drafter(want: list[list[int]]) -> NoisyChain:
+    return NoisyChain([[*prompt, *text] for prompt, text in zip(PROMPTS, want, strict=True)], 0.8, 8)
+
+
+def run_on(engine: Engine, error: type[BaseException]) -> int:
+    """Steps until nothing is left, whatever they raise; how often they did."""
+    raised = 0
+    for _ in range(100):
+        if engine.idle:
+            break
+        try:
+            engine.step()
+        except error:
+            raised += 1
+            assert [*engine._queue] == sorted(engine._queue, key=lambda handle: handle.request_id)
+            assert engine.state.num_free == engine.state.max_rows - engine.num_running
+            for row, handle in engine._running.items():
+                assert engine.state.tokens(row) == [*handle.prompt, *handle.tokens]
+    return raised
+
+
+def texts() -> list[list[int]]:
+    return [handle.tokens for handle in Engine(target()).generate(PROMPTS, PARAMS)]
+
+
+def breaking(method: Any, at: int, error: BaseException, late: bool = False) -> Any:
+    """The method, whose call number `at` raises, before or (late) after its work."""
+    calls = 0
+
+    def wrapped(*arguments: Any, **more: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == at and not late:
+            raise error
+        found = method(*arguments, **more)
+        if calls == at:
+            raise error
+        return found
+
+    return wrapped
+
+
+def nothing_is_held(engine: Engine) -> None:
+    assert engine.idle and engine.state.num_free == engine.state.max_rows
+    assert engine.target.cache.pages.num_used == 0
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("where", ["join", "reserve"])
+def test_an_admission_that_raises_leaves_the_queue_as_it_was(
+    where: str, late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    want = texts()
+    engine = Engine(target(), get_drafter("ngram")(n_min=1))
+    owner, name = (SamplingTable, "set") if where == "join" else (PagedCache, "reserve")
+    monkeypatch.setattr(owner, name, breaking(getattr(owner, name), 2, MemoryError(), late))
+    handles = [engine.submit(prompt, PARAMS) for prompt in PROMPTS]
+    with pytest.raises(MemoryError):
+        engine.step()
+    assert list(engine._queue) == handles and engine.state.num_free == 3 and engine.target.cache.pages.num_used == 0
+    while not engine.idle:
+        engine.step()
+    assert [handle.tokens for handle in handles] == want
+    nothing_is_held(engine)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), TypeError()])
+def test_generate_leaves_nothing_in_the_queue_when_a_prompt_breaks_it_off(error: BaseException) -> None:
+    engine = Engine(target())
+    engine.encode = breaking(engine.encode, 3, error)  # type: ignore[method-assign]
+    with pytest.raises(type(error)):
+        engine.generate(PROMPTS, PARAMS)
+    nothing_is_held(engine)
+
+
+PLACES: dict[str, Any] = {
+    "commit": PagedCache,
+    "given_by": engine_module,
+    "keep": engine_module,
+    "token_logprobs": emission,
+    "take": Handle,
+    "append": DecodeState,
+}
+CONTAINED = ("token_logprobs", "take")  # an exception ends its request there
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before", "behind"])
+@pytest.mark.parametrize(
+    ("where", "error"),
+    [(where, error) for error in (KeyboardInterrupt, MemoryError) for where in PLACES if where not in CONTAINED]
+    + [(where, KeyboardInterrupt) for where in CONTAINED],
+)
+def test_a_step_that_is_broken_off_is_computed_again(
+    where: str, error: type[BaseException], late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Texts, origins and log-probabilities are those of requests that nobody disturbed."""
+    wanted = [replace(PARAMS, logprobs=0, max_new_tokens=count) for count in (1, 14, 14)]
+    plain = Engine(target()).generate(PROMPTS, wanted)
+    engine = Engine(target(), drafter([handle.tokens for handle in plain]))
+    monkeypatch.setattr(PLACES[where], where, breaking(getattr(PLACES[where], where), 2, error(), late))
+    handles = [engine.submit(prompt, params) for prompt, params in zip(PROMPTS, wanted, strict=True)]
+    assert run_on(engine, error) == 1
+    for handle, alone in zip(handles, plain, strict=True):
+        assert handle.tokens == alone.tokens and len(handle.origins) == len(handle.tokens)
+        assert [each.token for each in handle.logprobs] == handle.tokens
+        assert [each.logprob for each in handle.logprobs] == pytest.approx([each.logprob for each in alone.logprobs])
+    nothing_is_held(engine)
+
+
+@pytest.mark.parametrize("where", ["keep", "append", "take"])
+def test_a_captured_step_that_is_broken_off_is_computed_again(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    want = texts()
+    close = AutomatonTarget(random_logits(23, 8, seed=2) + 0.4 * random_logits(23, 8, seed=4), max_rows=3)
+    engine = Engine(target(), get_drafter("draft_model")(close, num_draft_tokens=3), step_mode="graph")
+    method = breaking(getattr(PLACES[where], where), 3, KeyboardInterrupt())
+    monkeypatch.setattr(PLACES[where], where, method)
+    handles = [engine.submit(prompt, PARAMS) for prompt in PROMPTS]
+    assert run_on(engine, KeyboardInterrupt) == 1 and engine.step_mode == "graph"
+    assert [handle.tokens for handle in handles] == want
+    nothing_is_held(engine)
+    assert close.cache.pages.num_used == 0
+
+
+class Interrupted:
+    """The toy tokenizer, whose decoding is interrupted once, when a count is down to 0."""
+
+    left = -1
+
+    def decode(self, tokens: list[int], **options: Any) -> str:
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+        return str(TOKENIZER.decode(tokens, **options))
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        {"stop": "END"},
+        {"stop": "z", "stop_token_ids": (SCRIPT[-6],)},
+        {"stop_token_ids": (SCRIPT[-6],)},
+        {"stop": "z", "max_new_tokens": 30},
+        {},
+    ],
+)
+def test_an_interrupt_inside_the_tokenizer_loses_no_text(ends: dict[str, Any]) -> None:
+    """At whichever of its calls: what the text is made of, and where it ends."""
+    params = SamplingParams(**({"temperature": 0, "max_new_tokens": len(SCRIPT) - 4} | ends))
+    found, interrupted = [], 0
+    for at in (*range(8), *range(22, 110, 7)):
+        tokenizer = Interrupted()
+        engine = Engine(scripted(SCRIPT, len(TOKENIZER), page_size=4), tokenizer=tokenizer)
+        handle = engine.submit(SCRIPT[:4], params)
+        tokenizer.left = at
+        interrupted += run_on(engine, KeyboardInterrupt)
+        nothing_is_held(engine)
+        found.append((handle.tokens, handle.text, handle.finish_reason))
+    assert all(each == found[0] for each in found) and interrupted >= 1
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "late"),
+    [
+        (NgramDrafter, "release", False),
+        (NgramDrafter, "release", True),
+        (PagedCache, "release", True),
+        (DecodeState, "leave", True),
+    ],
+)
+@pytest.mark.parametrize("at", [1, 2])
+def test_an_interrupt_while_requests_leave_holds_nothing_back(
+    owner: type, name: str, late: bool, at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two texts end in one step, and a third goes on."""
+    wanted = [replace(PARAMS, max_new_tokens=count) for count in (4, 4, 9)]
+    plain = [handle.tokens for handle in Engine(target()).generate(PROMPTS, wanted)]
+    engine = Engine(target(), get_drafter("ngram")(n_min=1))
+    handles = [engine.submit(prompt, params) for prompt, params in zip(PROMPTS, wanted, strict=True)]
+    engine.step()
+    monkeypatch.setattr(owner, name, breaking(getattr(owner, name), at, KeyboardInterrupt(), late))
+    assert run_on(engine, KeyboardInterrupt) == 1
+    assert [handle.tokens for handle in handles] == plain
+    nothing_is_held(engine)
