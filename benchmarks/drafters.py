@@ -136,12 +136,18 @@ METHODS: dict[str, Method] = {
 }
 
 
-COPYING = ("ngram", "suffix", "forest", "draft_model")  # what `edit` and `repeat` are measured with
+COPYING = ("ngram", "suffix", "forest")  # what `edit` and `repeat` are measured with
 FORCED = ("edit", "repeat")  # workloads whose text is forced on the target
 NOTE = (
-    "The tokens of `edit` and `repeat` are forced on the target, which does not copy of itself; target and drafters do "
-    "all their work."
+    "The tokens of `edit` and `repeat` are forced on the target, which does not copy of itself; it does all its work, "
+    "and so do the drafters, which see what is committed and nothing else. A draft model is not measured there: it "
+    "follows a request's forced tokens, as every edit of the law, and would be told the text."
 )
+
+
+def copiers(names: list[str]) -> list[str]:
+    """Those of the methods that draft from the text alone."""
+    return [name for name in names if METHODS[name].drafter in COPYING and METHODS[name].draft is None]
 
 
 def copied_share(prompt: list[int], text: list[int], size: int = 8) -> float:
@@ -353,7 +359,7 @@ def main() -> None:
     every = [name for name in METHODS if options.only in name]
     every = [name for name in every if not METHODS[name].own_head or METHODS[name].head(options.heads)]
     cold = [name for name in every if METHODS[name].memory != "warm" and METHODS[name].rule == DEFAULT]
-    copying = [name for name in cold if METHODS[name].drafter in COPYING]
+    copying = copiers(cold)
     tasks = [(0.0, "mixed", cold), (1.0, "mixed", every), *((1.0, task, copying) for task in FORCED)]
     for temperature, task, names in tasks:
         found, _ = measure(

@@ -91,6 +91,13 @@ def measure(
     }
 
 
+def methods(only: str = "", heads: Path | None = None) -> list[str]:
+    """The methods that replay, cold, with the heads that are there; only: parts of names, separated by |."""
+    found = [name for name, method in METHODS.items() if method.memory != "warm" and method.rule == DEFAULT]
+    found = [name for name in found if any(part in name for part in only.split("|"))]
+    return [name for name in found if not METHODS[name].own_head or METHODS[name].head(heads)]
+
+
 def as_markdown(rows: list[dict[str, Any]]) -> str:
     """The rows as a table."""
     titles = "| drafter | T | tau | speed / plain | 95% of the median | distinct-4 | texts | identical |"
@@ -114,11 +121,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS / "goodput_cpu.json")
     options = parser.parse_args()
     facts = {**environment(), "threads": 1, "dtype": "float32"}
-    wanted = options.only.split("|")
-    names = [name for name, method in METHODS.items() if method.memory != "warm" and method.rule == DEFAULT]
-    names.insert(0, AGAIN)
-    names = [name for name in names if name == AGAIN or any(part in name for part in wanted)]
-    names = [name for name in names if name == AGAIN or not METHODS[name].own_head or METHODS[name].head(options.heads)]
+    names = [AGAIN, *methods(options.only, options.heads)]
     rows: list[dict[str, Any]] = []
     options.out.parent.mkdir(parents=True, exist_ok=True)
     for name in names:

@@ -4,18 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.end_to_end import FULL_BATCH_DRAFT, Setting, measure
-
-SETTINGS = [
-    Setting(),
-    Setting(temperature=1.0),
-    Setting(dtype="bfloat16"),
-    Setting(threads=2),
-    Setting(batch=8, draft_tokens=FULL_BATCH_DRAFT["float32"]),
-]
+from benchmarks.end_to_end import Setting, all_settings, measure
 
 
-@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+@pytest.mark.parametrize("setting", all_settings(draft_tokens=4), ids=lambda setting: setting.name)
 def test_draft_model_end_to_end(benchmark, setting: Setting) -> None:
     row, runs = measure(setting, rounds=3, prompts=4)
     benchmark.extra_info.update(row)

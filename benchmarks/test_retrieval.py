@@ -80,6 +80,15 @@ def test_suffix_look_up(benchmark: Any, length: int) -> None:
     benchmark(automaton.grow, 16, 1, 4.0, 0.1)
 
 
+@pytest.mark.parametrize("length", [1024, LONG])
+def test_suffix_look_up_behind_a_hub(benchmark: Any, length: int) -> None:
+    """The same where the text ends in a token that every second place holds, each time before another one."""
+    automaton = structures().Automaton()
+    automaton.extend([token for at in range(length // 2) for token in (0, 1 + at)][:-1])
+    assert automaton.match() == 1
+    benchmark(automaton.grow, 16, 1, 4.0, 0.1)
+
+
 def test_suffix_append(benchmark: Any) -> None:
     """A text of 32,768 tokens from the first to the last; divide for the cost of a token."""
     text = copying_text(LONG)

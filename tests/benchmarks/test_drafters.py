@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks import drafters
-from benchmarks.drafters import FORCED, METHODS, NOTE, as_markdown, copied_share, copies, measure
+from benchmarks.drafters import FORCED, METHODS, NOTE, as_markdown, copied_share, copiers, copies, measure
 from benchmarks.interleave import interleave
 from specdec_fast.drafters import drafter_names, refuse_unknown_options
 from specdec_fast.loading import load_tokenizer
@@ -40,6 +40,13 @@ def test_texts_that_are_forced_copy_their_prompts() -> None:
         for prompt, text in pairs:
             assert (copied_share(prompt, text) == 1) == (task == "repeat") and copied_share(prompt, text) > 0.9
             assert task == "edit" or tokenizer.decode(prompt).startswith("Repeat this text:")
+
+
+def test_nobody_who_is_told_the_text_is_measured_on_copies() -> None:
+    """A draft model's law takes a request's forced tokens, so it would draft the text that is forced."""
+    found = copiers(list(METHODS))
+    assert {"ngram", "suffix", "forest of ngram and recycling"} <= set(found)
+    assert not any("draft_" in name or "tree" in name for name in found)
 
 
 def test_the_table_says_which_tokens_are_forced() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from benchmarks import goodput
-from benchmarks.goodput import AGAIN, as_markdown, measure, race
+from benchmarks.drafters import RESULTS
+from benchmarks.goodput import AGAIN, as_markdown, measure, methods, race
 from specdec_fast import SamplingParams
 
 
@@ -47,3 +49,11 @@ def test_a_row_is_measured() -> None:
     table = as_markdown([row, {**row, "drafter": AGAIN, "distinct_4": 0.25}]).splitlines()
     assert len(table) == 4 and all(line.count("|") == 9 for line in table)
     assert table[3].split(" | ")[5] == "0.25", "how little the texts repeat themselves stands beside the ratio"
+
+
+def test_every_method_was_measured_with_the_controller_on() -> None:
+    found = json.loads((RESULTS / "goodput_cpu.json").read_text(encoding="utf-8"))
+    rows = {(row["drafter"], row["temperature"]): row for row in found["rows"]}
+    wanted = {(name, temperature) for name in (AGAIN, *methods()) for temperature in (0.0, 1.0)}
+    assert wanted <= rows.keys() and len(wanted) > 50
+    assert all(rows[place]["identical"] and rows[place]["speed_vs_plain"] >= 0.97 for place in wanted)
