@@ -7,8 +7,9 @@ belong to the state, keys and values to the caches, random numbers to nobody. Te
 from __future__ import annotations
 
 import logging
+import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -19,12 +20,13 @@ from specdec_fast.captured import CapturedSteps
 from specdec_fast.emission import given_by, given_captured, keep
 from specdec_fast.interfaces import Drafter, Needs, Rule, Target, TargetOutput
 from specdec_fast.proposing import Proposer
-from specdec_fast.request import Handle, Prompt, accept, encode
+from specdec_fast.request import Handle, Prompt, accept, encode, paired, refused, with_seed
 from specdec_fast.rules import DEFAULT, rule_for
 from specdec_fast.sampling import SamplingParams, process
 from specdec_fast.state import DecodeState
 from specdec_fast.stats import Clock, RequestStats
 from specdec_fast.step_mode import captured_proposals, why_never, why_not_these
+from specdec_fast.turns import in_turn
 
 log = logging.getLogger("specdec_fast")
 
@@ -37,7 +39,8 @@ class Engine:
     ids that end a text; prefill_chunk: most prompt tokens in one forward pass; budget: how many nodes are drafted,
     "fixed" (what a request asks for) or "goodput" (what pays), or a `BudgetPolicy`; step_mode: "auto" captures steps on
     a GPU where drafter, rule and requests allow it, "sync" never, "graph" on any device (without a GPU the same program
-    runs uncaptured, for tests); temperature: of all requests, where it is known, for rule `best` to choose by.
+    runs uncaptured, for tests); temperature: of all requests, where it is known, for rule `best` to choose by. Threads
+    may share an engine: `submit`, `step` and `cancel` wait for each other, and who streams or generates steps for all.
 
     Raises ValueError when the rule cannot verify what the drafter proposes, and for numbers out of range.
     """
@@ -81,9 +84,11 @@ class Engine:
         self._queue: deque[Handle] = deque()
         self._told: list[Handle] = []  # of this step: requests that steps under way gave something
         self._next_id = 0
+        self.turn = threading.RLock()
 
     # -- requests ---------------------------------------------------------------------------------------------------
 
+    @in_turn
     def submit(
         self, prompt: Prompt, params: SamplingParams | None = None, *, num_draft_tokens: int | None = None
     ) -> Handle:
@@ -91,8 +96,7 @@ class Engine:
 
         Raises ValueError for a prompt or parameters that cannot be served; nothing else is affected.
         """
-        params = (params or SamplingParams()).with_seed()
-        tokens = self.encode(prompt)
+        params, tokens = with_seed(params), self.encode(prompt)
         reason = self.rule.why_not_sampling(params)
         if reason is not None:
             raise ValueError(reason)
@@ -107,16 +111,22 @@ class Engine:
         """Token ids of a prompt. Raises ValueError for what this target cannot read."""
         return encode(prompt, self.tokenizer, self.target.vocab_size)
 
+    @in_turn
     def cancel(self, handle: Handle) -> None:
-        """End a request now; what it has generated stays on the handle. Idempotent."""
+        """End a request now; what it has generated stays on the handle. Idempotent. ValueError for another engine's."""
         if handle.finished:
             return
+        self._own(handle)
         handle.end("cancelled")
         if handle.row is not None:
             self._retire(handle)
         else:
             self._queue.remove(handle)
             self.stats.merge(handle.stats)
+
+    def _own(self, handle: Handle) -> None:
+        if handle not in self._queue and handle not in self._running.values():
+            raise ValueError(f"handle: got request {handle.request_id} of another engine; expected one of its own")
 
     @property
     def idle(self) -> bool:
@@ -132,42 +142,40 @@ class Engine:
         return len(self._queue)
 
     def stream(self, handle: Handle) -> Iterator[str]:
-        """Text of one request as it can no longer change; drives the engine (all requests advance)."""
-        shown = 0
-        while True:
-            checker = handle.checker
-            assert checker is not None
-            if checker.released > shown:
-                yield checker.text[shown : checker.released]
-                shown = checker.released
-            if handle.finished:
-                return
-            self.step()
+        """Text of one request as it can no longer change; drives the engine (all requests advance).
+
+        Raises ValueError for a handle of another engine.
+        """
+        shown, over = 0, False
+        while not over:
+            with self.turn:  # another thread may have taken the step that this one waited for
+                if not handle.finished:
+                    self._own(handle)
+                    self.step()
+                over, fresh = handle.finished, handle.released(shown)
+            shown += len(fresh)
+            if fresh:
+                yield fresh
 
     def generate(
         self,
-        prompts: Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        prompts: Iterable[Prompt],
+        params: SamplingParams | Iterable[SamplingParams] | None = None,
         *,
         num_draft_tokens: int | None = None,
     ) -> list[Handle]:
         """Run prompts to their ends, batched; handles in their order. One seed in `params` is one noise for all.
 
-        A prompt that cannot be served gets a handle with `finish_reason="error"`; the others run.
+        A prompt that cannot be served gets a handle with `finish_reason="error"`; the others run. Raises ValueError
+        when there are not as many `params` as prompts.
         """
-        if params is None or isinstance(params, SamplingParams):
-            params = [params or SamplingParams()] * len(prompts)
-        if len(params) != len(prompts):
-            raise ValueError(f"params: got {len(params)} for {len(prompts)} prompts; expected one, or one per prompt")
         handles: list[Handle] = []
         try:
-            for prompt, own in zip(prompts, params):
+            for prompt, own in paired(prompts, params):
                 try:
                     handles.append(self.submit(prompt, own, num_draft_tokens=num_draft_tokens))
                 except ValueError as error:
-                    refused = Handle(-1, [], own, 0)
-                    refused.end("error", error)
-                    handles.append(refused)
+                    handles.append(refused(own, error))
             while not all(handle.finished for handle in handles):
                 self.step()
         except BaseException:  # the caller never sees these handles, so nobody else could give back what they hold
@@ -178,6 +186,7 @@ class Engine:
 
     # -- one step ---------------------------------------------------------------------------------------------------
 
+    @in_turn
     @torch.inference_mode()
     def step(self) -> list[Handle]:
         """Advance every running request by one target pass; the requests that took part."""

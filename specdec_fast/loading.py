@@ -192,12 +192,15 @@ def load(
 
     target, draft: a bundled name ("demo-target", "demo-draft"), folder, hub id or loaded model; drafter: name (default:
     "draft_model" when a draft is given, else none; "draft_tree" takes a draft too); drafter_options: what else its
-    constructor takes; sample: requests like those to come, with whose first tokens rule `best` weighs how to draft
-    (without them it goes by what holds for every draft); the other arguments as in `HuggingFaceTarget` and `Engine`.
+    constructor takes; tokenizer: a transformers tokenizer, or where one lies; dtype, device: of models that are loaded
+    here (a loaded one stays as it is); sample: requests like those to come, with whose first tokens rule `best` weighs
+    how to draft (without them it goes by what holds for every draft); the other arguments as in `HuggingFaceTarget` and
+    `Engine`.
 
     Raises ValueError when something cannot be loaded or does not fit together.
     """
     check_device(device)
+    _dtype(dtype)
     chosen, policy = get_rule(rule), budget_for(budget)
     name = drafter or ("draft_model" if draft is not None else None)
     options: dict[str, Any] = {**(drafter_options or {})}
@@ -215,10 +218,16 @@ def load(
         raise ValueError(f"draft: got a draft model and drafter {name!r}; expected {' or '.join(takers)}, or no draft")
 
     def from_any(source: str | Path | PreTrainedModel, what: str) -> PreTrainedModel:
-        return load_model(source, dtype, device, what=what) if isinstance(source, (str, Path)) else source
+        if isinstance(source, (str, Path)):
+            return load_model(source, dtype, device, what=what)
+        if not isinstance(source, torch.nn.Module):
+            raise ValueError(f"{what}: got {type(source).__name__}; {EXPECTED}, or a loaded transformers model")
+        return source
 
     model = from_any(target, "model")
-    if tokenizer is None and isinstance(target, (str, Path)):
+    if isinstance(tokenizer, (str, Path)):
+        tokenizer = load_tokenizer(tokenizer)
+    elif tokenizer is None and isinstance(target, (str, Path)):
         tokenizer = load_tokenizer(target)
     vocab_size = None if tokenizer is None else vocabulary_size(tokenizer)
     shape: dict[str, Any] = {"max_rows": max_rows, "page_size": page_size, "compile": compile}

@@ -6,7 +6,7 @@ Tests: tests/test_request.py, tests/engine/test_engine.py.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,9 +48,12 @@ class Handle:
 
     @property
     def remaining(self) -> int:
-        """Tokens that it may still be given."""
-        assert self.checker is not None
-        return self.checker.remaining
+        """Tokens that it may still be given; none after a refusal."""
+        return self.checker.remaining if self.checker is not None else 0
+
+    def released(self, shown: int) -> str:
+        """The text behind its first `shown` characters that can no longer change."""
+        return "" if self.checker is None else self.checker.text[shown : self.checker.released]
 
     @property
     def text(self) -> str:
@@ -150,6 +153,35 @@ def accept(
     return handle
 
 
+def paired(
+    prompts: Iterable[Prompt], params: SamplingParams | Iterable[SamplingParams] | None
+) -> list[tuple[Prompt, SamplingParams | None]]:
+    """Every prompt with its parameters: the same for all, or one for each. Raises ValueError for other numbers."""
+    if isinstance(prompts, str | bytes):
+        raise ValueError(f"prompts: got one text, {prompts!r:.60}; expected a list of prompts")
+    prompts = list(prompts)
+    if params is None or isinstance(params, SamplingParams):
+        return [(prompt, params) for prompt in prompts]
+    each = list(params)
+    if len(each) != len(prompts):
+        raise ValueError(f"params: got {len(each)} for {len(prompts)} prompts; expected one, or one per prompt")
+    return list(zip(prompts, each))
+
+
+def with_seed(params: Any) -> SamplingParams:
+    """A request's parameters, a seed among them. Raises ValueError for what are none."""
+    if params is not None and not isinstance(params, SamplingParams):
+        raise ValueError(f"params: got {params!r:.80}; expected SamplingParams, or None for the defaults")
+    return (params or SamplingParams()).with_seed()
+
+
+def refused(params: Any, error: ValueError) -> Handle:
+    """The handle of a request that was never accepted."""
+    handle = Handle(-1, [], params if isinstance(params, SamplingParams) else SamplingParams(), 0)
+    handle.end("error", error)
+    return handle
+
+
 def encode(prompt: Prompt, tokenizer: Any, vocab_size: int) -> list[int]:
     """Token ids of a prompt. Raises ValueError for what a target of this vocabulary cannot read."""
     if isinstance(prompt, str):
@@ -164,6 +196,8 @@ def encode(prompt: Prompt, tokenizer: Any, vocab_size: int) -> list[int]:
             ) from error
     else:
         try:
+            if isinstance(prompt, bytes | bytearray) or any(isinstance(token, bool) for token in prompt):
+                raise TypeError
             tokens = [operator.index(token) for token in prompt]
         except TypeError:
             raise ValueError(f"prompt: got {prompt!r:.60}; expected text or a sequence of token ids") from None

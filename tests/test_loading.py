@@ -228,6 +228,22 @@ def test_a_tokenizer_that_does_not_list_its_tokens_is_as_large_as_it_says() -> N
     assert load(models.own("llama"), tokenizer=Letters(), max_length=64).target.vocab_size == 40
 
 
+@pytest.mark.parametrize("wrong", [None, 3, models.own("llama").config])
+def test_what_is_no_model_is_refused(wrong: object) -> None:
+    with pytest.raises(
+        ValueError, match=r"model: got (NoneType|int|LlamaConfig); expected a .*or a loaded transformers"
+    ):
+        load(wrong)  # type: ignore[arg-type]
+
+
+def test_a_tokenizer_by_its_folder(folder: Path) -> None:
+    model = tiny_model("llama", vocab_size=VOCAB + 6)
+    engine = load(model, tokenizer=folder, max_length=64)
+    assert engine.encode("the thing") == TOKENIZER.encode("the thing") and engine.target.vocab_size == VOCAB
+    with pytest.raises(ValueError, match="dtype: got 'fp8'; expected one of"):
+        load(model, dtype="fp8")
+
+
 def test_ends_beyond_the_vocabulary() -> None:
     """The model's own are never produced; somebody's are a mistake."""
     model = models.own("llama")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
+from oracles.automaton import AutomatonTarget, random_logits
 from oracles.toy_tokenizer import byte_tokenizer
 
-from specdec_fast.request import Handle, encode
+from specdec_fast import Engine
+from specdec_fast.request import Handle, encode, paired
 from specdec_fast.sampling import SamplingParams
 from specdec_fast.stopping import StopChecker
 
@@ -60,3 +63,26 @@ def test_text_that_the_tokenizer_refuses_is_a_bad_prompt() -> None:
     assert encode("a b", tokenizer, 300)
     with pytest.raises(ValueError, match=r"prompt: got 'a.ud83d b', which the tokenizer refuses .*expected Unicode"):
         encode("a\ud83d b", tokenizer, 300)
+
+
+@pytest.mark.parametrize("prompt", [b"abc", [True, 2], [1.5], 7])
+def test_what_is_neither_text_nor_ids_is_a_bad_prompt(prompt: Any) -> None:
+    with pytest.raises(ValueError, match="prompt: got .*; expected text or a sequence of token ids"):
+        encode(prompt, None, 300)
+
+
+def test_prompts_and_parameters_in_pairs() -> None:
+    hot, cold = SamplingParams(), SamplingParams(temperature=0)
+    assert paired(iter([[1], [2]]), iter([hot, cold])) == [([1], hot), ([2], cold)]
+    assert paired([[1], [2]], cold) == [([1], cold), ([2], cold)]
+    with pytest.raises(ValueError, match="params: got 1 for 2 prompts; expected one, or one per prompt"):
+        paired([[1], [2]], [hot])
+    with pytest.raises(ValueError, match="prompts: got one text, 'abc'; expected a list of prompts"):
+        paired("abc", hot)
+
+
+def test_parameters_of_another_kind_are_refused_alone() -> None:
+    engine = Engine(AutomatonTarget(random_logits(23, 8, seed=2), page_size=4, max_rows=3))
+    good, bad = engine.generate([[1], [2]], [SamplingParams(max_new_tokens=2), {"temperature": 0}])  # type: ignore[list-item]
+    assert good.finish_reason == "length" and bad.finish_reason == "error"
+    assert "params: got {'temperature': 0}; expected SamplingParams" in str(bad.error) and bad.as_dict()["error"]

@@ -139,16 +139,26 @@ inline void gather_rows(const T* cache, int64_t page_stride, int64_t slot_stride
   }
 }
 
-// Softmax of one block for one query: scores become weights, the state of the query moves on.
+// Softmax of one block for one query: scores become weights, the state of the query moves on. A score that is not finite
+// makes everything of the query NaN, whatever comes after it.
 inline void soften(float* scores, uint64_t visible, float softcap, float* max, float* sum, float* acc, int64_t width) {
   constexpr int kParts = kKeyBlock / kLanes;
   Floats part[kParts];
-  Floats highest = all(kNegativeInfinity);
+  Floats highest = all(kNegativeInfinity), flaw = {};
   for (int p = 0; p < kParts; ++p) {
     part[p] = load(scores + p * kLanes);
+    flaw += keep(part[p], static_cast<uint32_t>(visible >> (p * kLanes)), Floats{}) * all(0.0f);
     if (softcap != 0.0f) part[p] = all(softcap) * hyperbolic_tangent(part[p] / all(softcap));
     part[p] = keep(part[p], static_cast<uint32_t>(visible >> (p * kLanes)), all(kNegativeInfinity));
     highest = larger(part[p], highest);
+  }
+  if (!(total(flaw) == 0.0f)) {
+    const float nan = __builtin_nanf("");
+    for (int p = 0; p < kParts; ++p) store(scores + p * kLanes, Floats{});
+    for (int64_t d = 0; d < width; d += kLanes) store(acc + d, all(nan));
+    *sum = nan;
+    *max = -kNegativeInfinity;  // beyond all that comes, which adds nothing to it
+    return;
   }
   const float block_max = largest(highest);
   const float next = block_max > *max ? block_max : *max;

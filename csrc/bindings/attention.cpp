@@ -40,7 +40,7 @@ AttentionArguments read(const Inputs& in) {
   a.pages = in.key_cache.size(0);
   a.page_size = in.key_cache.size(1);
   a.kv_heads = in.key_cache.size(2);
-  SPECDEC_CHECK(a.page_size >= 1 && a.kv_heads >= 1 && a.heads % a.kv_heads == 0, kOp, ": query has ", a.heads, " heads for a cache of shape ",
+  SPECDEC_CHECK(a.page_size >= 1 && a.kv_heads >= 1 && a.heads >= 1 && a.heads % a.kv_heads == 0, kOp, ": query has ", a.heads, " heads for a cache of shape ",
                 shape_of(in.key_cache), ", expected a multiple of its number of heads");
   SPECDEC_CHECK(a.head_dim >= 1 && a.head_dim <= kWidestHead, kOp, ": head width is ", a.head_dim, ", expected 1 to ", kWidestHead);
   const Tensor& values = in.value_cache;

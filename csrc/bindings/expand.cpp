@@ -1,5 +1,6 @@
 // torch.ops.specdec.{tree_expand, tree_grow}: schemas and CPU implementations. The Python side repeats failed checks with
 // longer messages (kernels/specdec_kernels/tree_expand/reference.py, tree_grow/reference.py).
+#include <cmath>
 #include <tuple>
 #include <vector>
 
@@ -16,7 +17,7 @@ std::tuple<Tensor, Tensor, Tensor> tree_expand_cpu(Tensor logits, Tensor inv_t, 
   const int64_t nodes = laws.logits.rows;
   int64_t rows = 0;
   const int32_t* starts = offsets_of(offsets, nodes, &rows);
-  SPECDEC_CHECK(width >= 1 && width <= laws.logits.columns && keep >= 1 && sharpness > 0, "tree_expand: width is ", width, ", keep is ", keep);
+  SPECDEC_CHECK(width >= 1 && width <= laws.logits.columns && keep >= 1 && sharpness > 0 && std::isfinite(sharpness), "tree_expand: width is ", width, ", keep is ", keep);
   SPECDEC_CHECK(seeds.has_value() == positions.has_value(), "tree_expand: seeds go with positions");
   const int64_t* keys = seeds.has_value() ? vector<int64_t>(*seeds, nodes, "seeds") : nullptr;
   const int32_t* places = positions.has_value() ? vector<int32_t>(*positions, nodes, "positions") : nullptr;
@@ -87,7 +88,7 @@ Grown tree_grow_cpu(Tensor logits, Tensor inv_t, Tensor cut, Tensor tie_id, Tens
   int64_t rows = 0;
   const int32_t* starts = offsets_of(offsets, laws.logits.rows, &rows);
   SPECDEC_CHECK(starts[rows] == laws.logits.rows, "tree_grow: logits of nodes without a tree");
-  SPECDEC_CHECK(width >= 1 && keep >= 1 && sharpness > 0, "tree_grow: width is ", width, ", keep is ", keep);
+  SPECDEC_CHECK(width >= 1 && keep >= 1 && sharpness > 0 && std::isfinite(sharpness), "tree_grow: width is ", width, ", keep is ", keep);
   SPECDEC_CHECK(tokens.dim() == 2, "tree_grow: tokens has shape ", shape_of(tokens), "; expected [B, C]");
   const int64_t columns = tokens.size(1);
   SPECDEC_CHECK(level >= 0 && (level + 1) * keep < columns, "tree_grow: level is ", level, ", the table has ", columns, " columns");

@@ -64,9 +64,9 @@ KvProblem plan_commit(const CommitArguments& a, std::vector<Move>& moves) {
     const int64_t slots = a.pages_per_row * a.page_size;
     for (int64_t i = 0; i < kept_tokens(a, b); ++i) {
       const PathMove move = path_move(a, b, i);
-      if (a.scratch_nodes == 0 && move.source == move.target) continue;
       const int64_t farthest = a.scratch_nodes != 0 ? move.target : move.source;
       if (a.lengths[b] < 0 || farthest >= slots) return {"slot", b, farthest, slots};
+      if (a.scratch_nodes == 0 && move.source == move.target) continue;
       if (!within_pages(a, move.places.source.page)) return {"page", b, move.places.source.page, a.pages};
       if (!within_pages(a, move.places.target.page)) return {"page", b, move.places.target.page, a.pages};
       // Sources increase and lie at or behind their targets, so ascending order never overwrites a later source.

@@ -88,8 +88,11 @@ struct StageArguments {
   int64_t nodes, pages, page_size;
 };
 
-// Whether node i's slot is none of the cache's; negative slots are the trash, which is one.
-SPECDEC_HD bool beyond_cache(const StageArguments& a, int64_t i) { return a.slots[i] >= a.pages * a.page_size; }
+// Whether node i's slot is none of the cache's; negative slots are the trash, which is one, where there are any.
+SPECDEC_HD bool beyond_cache(const StageArguments& a, int64_t i) {
+  const int64_t there = a.pages * a.page_size;
+  return there == 0 || a.slots[i] >= there;
+}
 
 KvProblem stage(const StageArguments& arguments);
 

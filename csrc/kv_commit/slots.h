@@ -18,7 +18,7 @@ struct SlotOutputs {
   int64_t *slots, *positions;     // [nodes]
 };
 
-// Index of the first batch row that does not fit (row id or page table), or -1.
+// Index of the first batch row that does not fit (row id, offsets, length or page table), or -1.
 inline int64_t place_nodes(const SlotArguments& in, const SlotOutputs& out) {
   for (int64_t b = 0; b < in.batch; ++b) {
     const int64_t row = in.rows[b];
@@ -26,8 +26,8 @@ inline int64_t place_nodes(const SlotArguments& in, const SlotOutputs& out) {
     const int32_t* table = in.page_table + row * in.pages_per_row;
     std::memcpy(out.page_table + b * in.pages_per_row, table, sizeof(int32_t) * in.pages_per_row);
     const int64_t length = out.lengths[b] = in.lengths[row], first = in.offsets[b], last = in.offsets[b + 1];
-    if (first < 0 || last < first || last > in.nodes) return b;
-    if (last > first && length + (last - first) > in.pages_per_row * in.page_size) return b;
+    if (first < 0 || (b == 0 && first != 0) || last < first || last > in.nodes) return b;
+    if (last > first && (length < 0 || length + (last - first) > in.pages_per_row * in.page_size)) return b;
     for (int64_t node = first; node < last; ++node) {
       const int64_t at = length + node - first;
       out.slots[node] = static_cast<int64_t>(table[at / in.page_size]) * in.page_size + at % in.page_size;

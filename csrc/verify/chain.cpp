@@ -36,16 +36,16 @@ class Chains {
     const double log_p = target_.log_weight(node - 1, token);
     if (!draft_.drawn[node]) return log_p;
     const double log_q = laws_.log_weight(draft_.law_row[node], token);
-    if (log_q == -kInfinity) return -kInfinity;
+    if (log_q < kLeastLogWeight) return -kInfinity;
     return static_cast<double>(static_cast<Real>(log_p) - static_cast<Real>(log_q));
   }
 
-  // The proposal after a node of a row that ends before `stop`, or -1. q(x) = 0 means that x was not drawn from its law,
-  // so it is no proposal and says nothing of what is left of p.
+  // The proposal after a node of a row that ends before `stop`, or -1. No weight in q means that x was not drawn from
+  // its law, so it is no proposal and says nothing of what is left of p.
   int64_t child(int64_t node, int64_t stop) const {
     const int64_t next = node + 1;
     if (next >= stop) return -1;
-    return draft_.drawn[next] && laws_.log_weight(draft_.law_row[next], draft_.tokens[next]) == -kInfinity ? -1 : next;
+    return draft_.drawn[next] && laws_.log_weight(draft_.law_row[next], draft_.tokens[next]) < kLeastLogWeight ? -1 : next;
   }
 
   // Token rule: min(1, p(x) / q(x)).

@@ -49,6 +49,9 @@ class Columns {
   std::vector<int32_t> order_;
 };
 
+// Below this log weight a token has none: float32 has no normal number for it.
+constexpr double kLeastLogWeight = -87.0;
+
 // Draft laws as weights of target ids.
 class DraftLaws {
  public:

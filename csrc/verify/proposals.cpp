@@ -26,12 +26,17 @@ void each_in_block(const std::vector<int64_t>& tokens, int64_t first, int count,
 }  // namespace
 
 const char* invalid_tree(const TreeDraft& draft, const Laws& target, int64_t* at) {
+  std::vector<bool> linked(draft.nodes, false);  // a node that two links lead to would have two depths
   for (int64_t b = 0; b < draft.rows; ++b)
     for (int64_t i = draft.offsets[b], end = draft.offsets[b + 1]; i < end; ++i) {
       *at = i;
       const int64_t child = draft.first_child[i], sibling = draft.next_sibling[i];
       if (child != -1 && (child <= i || child >= end)) return "first_child";
       if (sibling != -1 && (sibling <= i || sibling >= end)) return "next_sibling";
+      if (child != -1 && linked[child]) return "first_child";
+      if (child != -1) linked[child] = true;
+      if (sibling != -1 && linked[sibling]) return "next_sibling";
+      if (sibling != -1) linked[sibling] = true;
       if (i == draft.offsets[b]) continue;
       if (draft.tokens[i] < 0 || draft.tokens[i] >= target.logits.columns) return "tokens";
       if (draft.drawn[i] < kChosen || draft.drawn[i] > kDrawnWithoutChosen) return "drawn";

@@ -48,10 +48,11 @@ float mass_bound(const void* piece, int count, const LawRow<float>& law) {
       top[k] = larger(widen_lanes(p + i + k * N), top[k]);
     }
   for (; i < count; i += N, ++group) top[0] = larger(load(p + i, count - i), top[0]);
-  const float scale = law.inv_t * 1.44269504f, shift = -law.lse * 1.44269504f;
+  // with room for the roundings of scale and shift, which grow with the normaliser
+  const float scale = law.inv_t * 1.44269504f, shift = (std::fabs(law.lse) * 0x1p-21f - law.lse) * 1.44269504f;
   F sum = {};
   for (int k = 0; k < 4; ++k) {
-    const F x = fma(top[k], all(scale), all(shift));
+    const F z = fma(top[k], all(scale), all(shift)), x = z < 100.0f ? z : all(100.0f);
     sum = add_exp2(top[k] >= law.cut ? x : all(-kInfinity), sum);
   }
   return static_cast<float>(reduce_sum(sum) * group);

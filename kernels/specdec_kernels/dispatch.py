@@ -19,6 +19,7 @@ import torch
 from torch.compiler import is_compiling
 
 from . import debug_mode
+from .devices import first_tensor
 from .workspace import copy_into, total
 
 REFERENCE = "reference"
@@ -122,8 +123,12 @@ def use_backend(name: str | None = None, **by_op: str) -> Iterator[None]:
 
 
 def first_tensor_key(*args: Any, **kwargs: Any) -> Hashable:
-    """Default signature: device and dtype of the first argument, which must be a tensor."""
+    """Default signature: device and dtype of the first tensor among the arguments, most often the first of them."""
     first = args[0] if args else next(iter(kwargs.values()))
+    if not isinstance(first, torch.Tensor):
+        first = first_tensor((*args, *kwargs.values()))
+        if first is None:  # the reference says what it wants
+            return None
     return first.dtype if first.is_cpu else (first.device, first.dtype)  # on the CPU every microsecond counts
 
 
@@ -266,7 +271,7 @@ class Op:
 
     def _traced(self, *args: Any, **kwargs: Any) -> Any:
         """The call as torch.compile sees it: the backend is picked once, while tracing."""
-        tensors = [a for a in args if isinstance(a, torch.Tensor)]
+        tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
         run = self._graph_calls[_pick_for_graph(self.name, tensors[0].device.type)]
         if self._direct is None:
             return run(*args, **kwargs)
@@ -280,12 +285,17 @@ class Op:
 
 
 def _pick_for_graph(name: str, device: str) -> str:
-    """Key of the callable, which is in op._graph_calls afterwards."""
-    op = OPS[name]
-    if device not in op._graph_calls:
+    """Key of the callable, which is in op._graph_calls afterwards. Raises UnsupportedError where a wish is not met."""
+    op, wish = OPS[name], _WISH.get()
+    wanted = wish.name_for(name) if wish is not None else None
+    key = device if wanted is None else f"{device}, {wanted}"
+    if key not in op._graph_calls:
         fits = [b for b in op.backends if device in b.graph_devices and b.missing() is None]
-        op._graph_calls[device] = fits[0].load() if fits else op.reference
-    return device
+        fits = [b for b in fits if wanted in (None, b.name)]
+        if not fits and wanted not in (None, REFERENCE):
+            raise UnsupportedError(f"{name}: backend {wanted!r} cannot serve compiled code on {device}")
+        op._graph_calls[key] = fits[0].load() if fits else op.reference
+    return key
 
 
 # What torch.compiler.assume_constant_result does, without importing the compiler: runs while tracing.

@@ -59,7 +59,7 @@ def _load_cuda() -> str | None:
 
 def _on(kind: str, why_not: Callable[..., str | None] | None) -> Callable[..., str | None]:
     def check(*args: Any, **kwargs: Any) -> str | None:
-        return on_device(kind, args) or (why_not(*args, **kwargs) if why_not else None)
+        return on_device(kind, (*args, *kwargs.values())) or (why_not(*args, **kwargs) if why_not else None)
 
     return check
 

@@ -59,7 +59,8 @@ def _path_and_laws(a: Any) -> tuple[Tensor, ...]:
 
 
 def _thresholds(a: Any) -> tuple[Tensor, Tensor]:
-    nodes, dtype = a.tokens.shape[0], _wide(a.logits)
+    nodes, draft = a.tokens.shape[0], getattr(a, "draft_logits", None)
+    dtype = _wide(a.logits) if draft is None else torch.promote_types(_wide(a.logits), _wide(draft))
     return a.logits.new_empty(nodes, dtype=dtype), a.logits.new_empty((nodes, a.logits.shape[1]), dtype=dtype)
 
 

@@ -6,9 +6,11 @@ import triton
 import triton.language as tl
 
 from . import random
+from .law_stats import reference
 
 RACE_BLOCK = tl.constexpr(random.BLOCK)
 NEGATIVE_INFINITY = tl.constexpr(float("-inf"))
+LEAST_LOG_WEIGHT = tl.constexpr(reference.LEAST_LOG_WEIGHT)
 LAST = tl.constexpr(0x7FFFFFFF)
 """An id beyond all others."""
 

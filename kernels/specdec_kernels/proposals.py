@@ -113,6 +113,9 @@ def _check_values(
     for name, links in (("first_child", first_child), ("next_sibling", next_sibling)):
         good = ~inside | (links == -1) | ((links > index) & (links < end))
         expect.values(op, name, good, links, "-1 or the packed index of a later node of the row; use tree_plan's links")
+    led_to = torch.cat([first_child[inside], next_sibling[inside]]).long()
+    links = torch.bincount(led_to[led_to >= 0], minlength=len(tokens))
+    expect.values(op, "first_child, next_sibling", links <= 1, links, "one link to a node; use tree_plan's links")
     inner = inside & (index > offsets.long()[row.clamp(min=0)])
     expect.values(op, "tokens", ~inner | ((tokens >= 0) & (tokens < vocab)), tokens, f"an id in [0, {vocab})")
     if drawn is not None and law_row is not None:

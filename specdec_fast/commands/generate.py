@@ -30,7 +30,7 @@ def generate(
             "--file",
             "-f",
             help="Text; .json or .jsonl with texts, token ids, or objects: prompt, id, own temperature, seed, ...; "
-            "- is stdin.",
+            "- is stdin, as text.",
             rich_help_panel=_PROMPT,
         ),
     ] = None,

@@ -78,7 +78,7 @@ def read_entries(argument: str | None, file: str | None, lines: bool) -> list[En
     if not path.exists() or path.is_dir():
         raise ValueError(f"--file: got {file!r}, which is not a file; expected a text, .json or .jsonl file")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # Windows marks its texts
     except UnicodeDecodeError as error:
         raise ValueError(
             f"--file: got {file!r}, which is not UTF-8 text (byte {error.start}); convert it first"

@@ -127,7 +127,8 @@ def same_on_every_backend(name: str, vocabs: Sequence[int] = (7, 1030, 2500), ro
                 compared += rows
                 different += int(_different(want, got).sum())
                 for ours, other in zip(shown, theirs):
-                    largest = max(0.0 if math.isnan(largest) else largest, float((ours - other).abs().max()))
+                    off = torch.where(ours.isnan() & other.isnan(), 0.0, ours - other).abs().nan_to_num(nan=torch.inf)
+                    largest = max(0.0 if math.isnan(largest) else largest, float(off.max()))
         if compared:
             found.append(Agreement(name, f"{backend} = reference", compared, different, largest, 2e-5))
     return found

@@ -138,7 +138,7 @@ class Drawing:
 
     @property
     def p(self) -> np.ndarray:
-        """The target's law from the plain forward, float64 [V]: what is tested against."""
+        """The target's law in float64 [V], of the row that the rule saw: what is tested against."""
         return self.place.base
 
     @property

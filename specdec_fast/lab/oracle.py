@@ -188,11 +188,14 @@ def law_of_logits(
 ) -> np.ndarray:
     """Probabilities float64 [V] of one row of logits [V]: temperature, top-k, top-p, min-p; ties to the lower id.
 
+    top_p and min_p are taken in float32, as batches of requests keep them: 0.1 of ten equal tokens are two.
+
     Raises ValueError for NaN, +inf, or a row without a finite logit.
     """
     level = np.asarray(logits, dtype=np.float64)
     if np.isnan(level).any() or (level == np.inf).any() or not np.isfinite(level).any():
         raise ValueError("logits: got NaN, +inf or no finite number; expected finite logits (-inf where masked)")
+    top_p, min_p = float(np.float32(top_p)), float(np.float32(min_p))
     order = np.lexsort((np.arange(len(level)), -level))
     result = np.zeros(len(level))
     if temperature == 0:

@@ -2,7 +2,8 @@
 
 An engine runs each prompt with its rule wrapped in a recorder. Kept are the first speculated position of a text, the
 first one after a rejection and the first bonus token, each with the target's law from the packed pass that verified it,
-the draft's law, and the target's law again from a plain forward of the whole prefix without our cache or attention.
+the draft's law, and how far the target's row is from that of a plain forward of the whole prefix, without our cache or
+attention.
 Places do not depend on the seed of the draws: runs with other seeds draw at the same ones.
 Tests: tests/lab/test_run.py, test_plain_drafts.py.
 """
@@ -27,6 +28,8 @@ from specdec_fast.request import Prompt
 from specdec_fast.sampling import SamplingParams
 from specdec_kernels import TreePlan, law_stats
 
+ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 0.06, torch.bfloat16: 0.5}
+"""How much a logit near 16 may be off by other orders of adding: some units in its last place."""
 KINDS = ("first speculated", "after a rejection", "bonus")
 MOST_RUNS = 12
 FIRST_SEED = 2**62
@@ -35,8 +38,10 @@ FIRST_SEED = 2**62
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One position. p, q: packed laws of one row each; base, draft: the same as float64 [V] from plain forwards of
-    the target and the draft; row_error: largest difference between p and base; tokens: the prefix.
+    """One position. p, q: packed laws of one row each, and base, draft: the same in float64 [V], from the logits of
+    the packed pass that verified and of a plain forward of the draft; row_error: how far a probability of the packed
+    row, without filters, is from that of a plain forward of the target; allowed: up to where that is rounding; tokens:
+    the prefix.
     """
 
     prompt: str
@@ -47,6 +52,12 @@ class Place:
     base: np.ndarray
     draft: np.ndarray
     row_error: float
+    allowed: float = 0.0
+
+    @property
+    def holds(self) -> bool:
+        """Whether the packed row is the target's."""
+        return self.row_error <= self.allowed
 
     @property
     def name(self) -> str:
@@ -161,12 +172,17 @@ def _place(
 ) -> Place:
     prefix, p = hit
     settings = (params.temperature, params.top_k, params.top_p, params.min_p)
-    base = law_of_logits(plain_logits(engine.target, prefix).double().numpy(), *settings)
+    target: Any = engine.target
+    packed, plain = p.logits[0].double(), plain_logits(target, prefix).double()
+    # a token at a filter's limit may be kept of one row and not of the other: rows are compared before that
+    off = (packed / params.temperature).softmax(0) - (plain / params.temperature).softmax(0)
+    allowed = min(1.0, ROUNDING[target.model.dtype] / (2 * params.temperature))
+    base = law_of_logits(packed.numpy(), *settings)
     q_logits = law_after(prefix)[None]
     inv_t, lse, cut, tie_id, mass = law_stats(q_logits, *_packed(settings), masses=True)
     q = Laws(q_logits, inv_t, lse, cut, tie_id, mass=mass)
-    error = float(np.abs(p.weights()[0].double().numpy() - base).max())
-    return Place(name, kind, tuple(prefix), p, q, base, law_of_logits(q_logits[0].double().numpy(), *settings), error)
+    draft = law_of_logits(q_logits[0].double().numpy(), *settings)
+    return Place(name, kind, tuple(prefix), p, q, base, draft, float(off.abs().max()), allowed)
 
 
 def _packed(settings: tuple[float, int, float, float]) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -6,6 +6,7 @@ second token of a text is a draw in the context that its first token made. Tests
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,15 +101,24 @@ class Recorded:
 
 
 def _laws_of(logits: np.ndarray, settings: dict[str, Any], source: str) -> np.ndarray:
-    def number(name: str, default: float) -> float:
-        value = settings[name]
-        return default if value is None else float(np.asarray(value).reshape(()))
+    def number(name: str, default: float, expected: str, fits: Callable[[float], bool]) -> float:
+        value = default if settings[name] is None else np.asarray(settings[name])
+        try:
+            found = float(np.asarray(value).reshape(()))
+        except (TypeError, ValueError):
+            found = math.nan
+        if not (math.isfinite(found) and fits(found)):
+            raise ValueError(f"{source}: {name}: got {value}; expected {expected}")
+        return found
 
+    temperature = number("temperature", 1.0, "0 (greedy) or a positive number", lambda t: t >= 0)
+    top_k = number("top_k", 0, "a whole number, 0 or -1 for off", lambda k: k >= -1 and k == int(k))
+    top_p = number("top_p", 1.0, "a number above 0, up to 1, which is off", lambda p: 0 < p <= 1)
+    min_p = number("min_p", 0.0, "a number from 0, which is off, to 1", lambda p: 0 <= p <= 1)
     rows = []
     for at, row in enumerate(logits):
         try:
-            own = number("temperature", 1.0), int(number("top_k", 0)), number("top_p", 1.0), number("min_p", 0.0)
-            rows.append(law_of_logits(row, *own))
+            rows.append(law_of_logits(row, temperature, max(int(top_k), 0), top_p, min_p))
         except ValueError as error:
             raise ValueError(f"{source}: context {at}: {error}") from None
     return np.stack(rows)

@@ -151,6 +151,8 @@ class Lab:
             # draws of other settings have other names, and stay
             drawing.keep(folder / f"{slug(place.name)}-{drawing.fingerprint}.npz")
             self.drawings.append(drawing)
+        if not self.drawings:
+            raise ValueError(f"lab: nothing to draw at any place; take another --pick: {'; '.join(self.notes)}")
         total = draws * len(self.drawings)
         for drawing in self.drawings:
             before = sum(each.counts.draws for each in self.drawings)
@@ -283,9 +285,15 @@ class Lab:
             if not a.holds
         ]
         lines += [
-            f"greedy: {g.prompt}, {g.length} tokens: first difference at token {g.difference}, top-2 gap {g.gap}"
+            f"greedy: {g.prompt}, {g.length} tokens: first difference at token {g.difference}, gap {g.gap}"
             for g in self.greedy
             if not g.holds
+        ]
+        lines += [
+            f"packed row: {each.place.name}: law {each.place.row_error:.3g} from that of a plain forward, allowed "
+            f"{each.place.allowed:.3g}"
+            for each in self.drawings
+            if not each.place.holds
         ]
         for each in self.judged:
             if each.rejected:
@@ -315,6 +323,7 @@ class Lab:
                     "kind": each.place.kind,
                     "tokens": list(each.place.tokens),
                     "row_error": each.place.row_error,
+                    "row_error_allowed": each.place.allowed,
                 }
                 for each in self.drawings
             ],

@@ -53,6 +53,9 @@ def test_prompt_from_stdin_and_files(run: Any, pair: list[str], expected: str, t
     text.write_text("Once upon\n")
     assert run("generate", *pair, *SAMPLING, stdin="Once upon\n").stdout == expected + "\n"
     assert run("generate", "--file", "-", *pair, *SAMPLING, stdin="Once upon").stdout == expected + "\n"
+    marked = tmp_path / "marked.txt"
+    marked.write_text("Once upon", encoding="utf-8-sig")  # as Windows does
+    assert run("generate", "--file", str(marked), *pair, *SAMPLING).stdout == expected + "\n"
     assert run("generate", "--file", str(text), *pair, *SAMPLING).stdout == expected + "\n"
 
 

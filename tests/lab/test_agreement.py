@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+import torch
 from oracles.planted_rules import Planted
 
 from specdec_fast.interfaces import Rng
@@ -55,3 +58,15 @@ def test_thresholds_that_differ_are_seen() -> None:
     assert not Agreement("token", "", 10, 0, 1e-3, 2e-5).holds
     assert not Agreement("token", "", 10, 1).holds
     assert Agreement("token", "", 10, 0).holds and Agreement("token", "", 10, 0).as_dict()["largest"] is None
+
+
+def test_thresholds_that_are_no_numbers_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown, calls = agreement._shown, []
+
+    def broken(*arguments: Any) -> list[torch.Tensor]:
+        calls.append(1)
+        found = shown(*arguments)
+        return found if len(calls) % 2 else [each.fill_(torch.nan) for each in found]  # every second is a backend's
+
+    monkeypatch.setattr(agreement, "_shown", broken)
+    assert not any(each.holds for each in same_on_every_backend("token", vocabs=(7,), rows=8))

@@ -7,6 +7,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+import torch
 from oracles.exact import chains, text_law, token_rule
 from oracles.exact import target_law as other_target_law
 from oracles.laws import law
@@ -23,6 +24,7 @@ from specdec_fast.lab.oracle import (
     token_rule_accepted,
     transport_bound,
 )
+from specdec_kernels import law_stats
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -102,6 +104,14 @@ def test_processed_laws_agree_with_the_tests_oracle(settings: tuple[float, int, 
     logits = np.round(np.random.default_rng(0).standard_normal(40) * 3) / 2  # with ties
     assert np.allclose(law_of_logits(logits, *settings), law(logits, *settings), atol=1e-15)
     assert law_of_logits(logits, 0.0).argmax() == logits.argmax()
+
+
+@pytest.mark.parametrize("top_p", [0.1, 0.2, 0.3, 0.5, 0.6, 0.7, 0.9])
+def test_top_p_at_ties_is_that_of_the_operator(top_p: float) -> None:
+    level = torch.zeros(1, 10)
+    no_top_k, off = torch.tensor([0], dtype=torch.int32), torch.tensor([0.0])
+    found = law_stats(level, torch.tensor([1.0]), no_top_k, torch.tensor([top_p]), off)
+    assert (law_of_logits(level[0].numpy(), 1.0, 0, top_p) > 0).sum() == int(found[3]) + 1
 
 
 @pytest.mark.parametrize("bad", [[float("nan"), 0.0], [float("inf"), 0.0], [float("-inf")] * 2])

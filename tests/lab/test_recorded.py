@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -88,6 +89,31 @@ def test_bad_files_are_explained(tmp_path: Path, name: str) -> None:
     np.savez(tmp_path / "bad.npz", **{key: np.asarray(value) for key, value in arrays.items()})
     with pytest.raises(ValueError, match=words):
         Recorded.load(tmp_path / "bad.npz")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("temperature", -1.0, "0 .greedy. or a positive number"),
+        ("top_k", 2.9, "a whole number, 0 or -1 for off"),
+        ("top_k", -2, "a whole number, 0 or -1 for off"),
+        ("top_p", 0.0, "a number above 0, up to 1"),
+        ("min_p", 2.0, "a number from 0, which is off, to 1"),
+        ("min_p", [0.1, 0.2], "a number from 0, which is off, to 1"),
+    ],
+)
+def test_settings_that_no_sampler_has_are_refused(tmp_path: Path, name: str, value: Any, expected: str) -> None:
+    path = tmp_path / "draws.npz"
+    np.savez(path, tokens=np.array([0, 1]), logits=np.zeros(4), **{name: value})
+    with pytest.raises(ValueError, match=rf"{name}: got .*; expected {expected}"):
+        Recorded.load(path)
+
+
+def test_top_k_of_minus_one_is_off(tmp_path: Path) -> None:
+    """As vLLM writes it."""
+    path = tmp_path / "draws.npz"
+    np.savez(path, tokens=np.array([0, 1]), logits=np.zeros(4), top_k=-1)
+    assert Recorded.load(path).p[0].tolist() == [0.25] * 4
 
 
 def test_files_that_are_none_are_explained(tmp_path: Path) -> None:

@@ -49,10 +49,10 @@ def test_places_went_through_verification(rule: str) -> None:
     assert found.missing == [] and [each.kind for each in found.places] == [*KINDS, *KINDS]
     assert made.rule is get_rule(rule) and made.idle and made.target.cache.pages.num_used == 0
     for each in found.places:
-        assert each.row_error < 1e-5
-        assert np.allclose(each.p.weights()[0].double().numpy(), each.base, atol=1e-5)
+        assert each.row_error < 1e-5 and each.holds and each.allowed == 5e-4
+        assert np.allclose(each.p.weights()[0].double().numpy(), each.base, atol=1e-6)
         again = torch.softmax(plain_logits(made.target, each.tokens).double(), 0).numpy()
-        assert np.allclose(each.base, again, atol=1e-12)
+        assert np.isclose(np.abs(each.base - again).max(), each.row_error, rtol=0.1)
         small = torch.softmax(plain_logits(made.drafter.model, each.tokens).double(), 0).numpy()
         assert np.allclose(each.draft, small, atol=1e-9)
         assert list(each.tokens[:2]) in ([5, 6], [9, 3])

@@ -12,6 +12,7 @@ import torch
 from oracles import models
 from oracles.ledger import random_path, random_tree
 
+from specdec_fast import Engine, SamplingParams
 from specdec_fast.draft import Draft
 from specdec_fast.targets.huggingface import HuggingFaceTarget, UnsupportedModelError
 from specdec_kernels import tree_plan
@@ -241,6 +242,15 @@ def test_the_model_outside_of_its_target_says_what_to_do() -> None:
         target.model(torch.tensor([[1, 2, 3]]))
     target.model.set_attn_implementation("sdpa")
     assert target.model(torch.tensor([[1, 2, 3]])).logits.shape == (1, 3, 96)
+
+
+def test_an_engine_goes_on_after_somebody_used_its_model() -> None:
+    engine = Engine(models.target("llama"))
+    params = SamplingParams(temperature=0, max_new_tokens=12)
+    want = engine.generate([[1, 2, 3]], params)[0].tokens
+    engine.target.model.set_attn_implementation("sdpa")
+    found = engine.target.model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=12, do_sample=False)
+    assert found[0, 3:].tolist() == want == engine.generate([[1, 2, 3]], params)[0].tokens
 
 
 def test_capacities() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..law_triton import NEGATIVE_INFINITY
+from ..law_triton import LEAST_LOG_WEIGHT, NEGATIVE_INFINITY
 from ..links_triton import span
 from ..random_triton import coin
 from ..rest_triton import column_of, log_weights_at, rest_of
@@ -44,8 +44,8 @@ def ratios(
         own = tl.minimum(tl.maximum(tl.load(source + node, mask=from_law, other=0), 0), laws - 1)
         tl.store(law_row + node, own, mask=from_law)
         log_q = log_weights_at(draft, own, column_of(columns, token, vocab, MAPPED), from_law)
-        # q(x) = 0 means that x was not drawn from this law, so it is no proposal and says nothing of what is left of p
-        none = from_law & (log_q == NEGATIVE_INFINITY)
+        # no weight in q: x was not drawn from this law, so it is no proposal and says nothing of what is left of p
+        none = from_law & (log_q < LEAST_LOG_WEIGHT)
         proposed = inner & (none == 0)
         ratio = tl.where(none, NEGATIVE_INFINITY, ratio - tl.where(from_law & (none == 0), log_q, 0.0))
     child = tl.where(step + 1 < count, node + 1, -1)

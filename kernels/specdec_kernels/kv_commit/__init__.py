@@ -16,6 +16,10 @@ from .cache_table import CacheTable
 
 def _load(name: str) -> Callable[[], Callable[..., Any]]:  # the operator itself tells CPU from CUDA by its tensors
     def load() -> Callable[..., Any]:
+        if name == "kv_commit_scratch":
+            from . import scratch_kernel
+
+            return scratch_kernel.kv_commit_scratch
         from . import cpu_kernel
 
         return getattr(cpu_kernel, name)

@@ -74,6 +74,9 @@ class CacheTable:
         """The table of a scratch, tensors [M, ...] of packed nodes: a cache of one page."""
         return cls([each[None] for each in nodes])
 
+    def __reduce__(self) -> tuple[type[CacheTable], tuple[tuple[Tensor, ...]]]:
+        return CacheTable, (self.caches,)  # the addresses are those of copies, too
+
     def __getitem__(self, index: int) -> Tensor:
         return self.caches[index]
 

@@ -1,4 +1,4 @@
-"""C++ and CUDA backends of the commits."""
+"""C++ and CUDA backends of commits within a cache."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from .cache_table import CacheTable, tables_of
+from .cache_table import CacheTable
 
 _commit = torch.ops.specdec.kv_commit.default
 _commit_table = torch.ops.specdec.kv_commit_table.default
@@ -30,23 +30,3 @@ def kv_commit(
         _commit_table(caches.device_layout, caches.device_layout, caches.pages, caches.page_size, 0, *rest)
     else:
         _commit(list(caches), *rest)  # a compiler sees what this one writes; addresses tell it nothing
-
-
-@torch.compiler.disable(
-    reason="kv_commit_scratch writes to caches that its schema does not name; call it between graphs"
-)
-def kv_commit_scratch(
-    caches: Sequence[Tensor] | CacheTable,
-    scratch: Sequence[Tensor] | CacheTable,
-    page_table: Tensor,
-    lengths: Tensor,
-    path: Tensor,
-    offsets: Tensor,
-    num_accepted: Tensor,
-    rows: Tensor | None = None,
-    cache_lengths: Tensor | None = None,
-) -> None:
-    into, out_of = tables_of(caches, scratch)
-    size = (into.pages, into.page_size, out_of.page_size)
-    rest = (page_table, lengths, path, offsets, num_accepted, rows, cache_lengths)
-    _commit_table(into.device_layout, out_of.device_layout, *size, *rest)

@@ -34,11 +34,11 @@ def kv_slots(
     counts = offsets[1:] - offsets[:-1]
     table, committed = page_table[index], lengths[index]
     room = page_table.shape[1] * page_size
-    crowded = (counts > 0) & (committed + counts > room)
-    if bool((counts < 0).any()) or int(offsets[-1]) > nodes or bool(crowded.any()):
+    crowded = (counts > 0) & ((committed < 0) | (committed + counts > room))
+    if int(offsets[0]) or bool((counts < 0).any()) or int(offsets[-1]) > nodes or bool(crowded.any()):
         raise ValueError(
             f"kv_slots: got offsets {offsets.tolist()} behind {committed.tolist()} committed tokens; expected "
-            f"non-decreasing offsets up to {nodes} and at most {room} tokens a row"
+            f"non-decreasing offsets from 0 up to {nodes} and 0 to {room} tokens a row"
         )
     if advance:
         lengths[index] = committed + counts

@@ -140,7 +140,8 @@ def tree_attention(
         if sinks is not None:
             joined = torch.cat([scores, sinks.to(wide)[:, None, None].expand(-1, count, 1)], dim=2)
         row_lse = torch.logsumexp(joined, dim=2)
-        weights = torch.exp(scores - row_lse[:, :, None]).nan_to_num(0.0)  # nothing visible at all: zeros
+        blind = (row_lse == -torch.inf)[:, :, None]  # nothing visible at all: zeros
+        weights = torch.where(blind, 0.0, torch.exp(scores - row_lse[:, :, None]))
         result[first:last] = torch.einsum("hnl,lhd->nhd", weights, value).to(query.dtype)
         lse[first:last] = row_lse.T
     return (result, lse) if return_lse else result

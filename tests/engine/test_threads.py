@@ -1,0 +1,101 @@
+"""An engine that threads share: texts are those of one thread, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+from oracles.automaton import AutomatonTarget, random_logits
+from oracles.noisy_oracle import NoisyChain
+from oracles.toy_tokenizer import byte_tokenizer
+
+from specdec_fast import Engine, SamplingParams
+
+TOKENIZER = byte_tokenizer()
+PROMPTS = [[1, 2], [3, 4], [5, 6], [7, 8], [2, 9], [4, 1]]
+PARAMS = [SamplingParams(seed=at, max_new_tokens=40) for at in range(len(PROMPTS))]
+
+
+def target() -> AutomatonTarget:
+    return AutomatonTarget(random_logits(100, len(TOKENIZER), seed=2), page_size=4, max_rows=3)
+
+
+def engine() -> Engine:
+    wanted = [[*prompt, *text.tokens] for prompt, text in zip(PROMPTS, Engine(target()).generate(PROMPTS, PARAMS))]
+    return Engine(target(), NoisyChain(wanted, 0.7, 4), tokenizer=TOKENIZER)
+
+
+def together(*work: Callable[[], object]) -> None:
+    """Runs all of it in threads of their own; raises what one of them raised."""
+    errors: list[BaseException] = []
+
+    def run(each: Callable[[], object]) -> None:
+        try:
+            each()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(each,), daemon=True) for each in work]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    if errors:
+        raise errors[0]
+
+
+@pytest.mark.parametrize("trial", range(3))
+def test_every_thread_streams_its_own_text(trial: int) -> None:
+    plain = Engine(target(), tokenizer=TOKENIZER).generate(PROMPTS, PARAMS)
+    shared = engine()
+    told: dict[int, str] = {}
+
+    def client(at: int) -> None:
+        told[at] = "".join(shared.stream(shared.submit(PROMPTS[at], PARAMS[at])))
+
+    together(*(lambda at=at: client(at) for at in range(len(PROMPTS))))
+    assert [told[at] for at in range(len(PROMPTS))] == [handle.text for handle in plain]
+    assert shared.idle and shared.state.num_free == 3
+
+
+def test_one_steps_while_another_submits_and_cancels() -> None:
+    want = {handle.params.seed: handle.tokens for handle in Engine(target()).generate(PROMPTS, PARAMS)}
+    shared, handles, over = engine(), [], threading.Event()
+
+    def ask() -> None:
+        for round in range(20):
+            at = round % len(PROMPTS)
+            handles.append(shared.submit(PROMPTS[at], PARAMS[at]))
+            if round % 3 == 1:
+                shared.cancel(handles[-2])
+        over.set()
+
+    def drive() -> None:
+        while not (over.is_set() and shared.idle):
+            shared.step()
+
+    together(ask, drive)
+    assert {handle.finish_reason for handle in handles} <= {"length", "cancelled"}
+    for handle in handles:
+        own = want[handle.params.seed]
+        assert handle.tokens == own[: len(handle.tokens)]
+        assert handle.finish_reason == "cancelled" or len(handle.tokens) == 40
+
+
+def test_a_handle_of_another_engine_is_refused() -> None:
+    """It would be stepped for ever, or ended behind its engine's back."""
+    one, other = engine(), engine()
+    handle = one.submit(PROMPTS[0], PARAMS[0])
+    for use in (lambda: list(other.stream(handle)), lambda: other.cancel(handle)):
+        with pytest.raises(ValueError, match="handle: got request 0 of another engine; expected one of its own"):
+            use()
+    assert not handle.finished and one.num_queued == 1
+    assert "".join(one.stream(handle)) == handle.text != ""
+
+
+def test_a_refused_request_streams_nothing() -> None:
+    shared = engine()
+    _, handle = shared.generate([PROMPTS[0], []], PARAMS[0])
+    assert handle.finish_reason == "error" and list(shared.stream(handle)) == [] and handle.remaining == 0
