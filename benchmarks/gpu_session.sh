@@ -2,7 +2,7 @@
 # Everything that needs a GPU, in one go and without a network: build, tests, benchmarks, one report.
 #   benchmarks/gpu_session.sh [folder]       results land in the folder (default: gpu-results)
 # For a bare machine with Python, torch (CUDA), triton and nvcc; tests and steps want pytest, hypothesis and transformers,
-# peers what SPECDEC_PEERS names. Every part has a time limit of its own, 530 s in all, and
+# the lab scipy, peers what SPECDEC_PEERS names. Every part has a time limit of its own, 530 s in all, and
 # writes its results as it goes: what an abort leaves behind is complete up to there. The exit status counts failed parts.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -28,12 +28,13 @@ part machine 10 bash -c "nvidia-smi; $python -c 'import torch, triton, sys; prin
 part build 110 env SPECDEC_BUILD=auto "$python" setup.py -q build_ext --inplace
 part built 10 "$python" -c "import torch, specdec_kernels._C, specdec_kernels._C_cuda"
 part list 10 "$python" -c "import specdec_kernels; print(specdec_kernels.explain())"
-part tests 120 "$python" -m pytest -q --maxfail=20 tests/gpu
+part captured 50 "$python" -m pytest -v --maxfail=20 tests/gpu -k "captured or dispatcher or memory"
+part tests 70 "$python" -m pytest -v --maxfail=20 tests/gpu -k agrees
 part operators 40 "$python" -m pytest -q tests/kernels/test_registered.py tests/kernels/test_dispatch.py
 part example 25 "$python" examples/embed_ops.py
 part steps 75 "$python" -m benchmarks.step --out "$out" --shape 1b --rows 1 8 --drafted 0 4 --steps 30
 part eagle3 25 "$python" -m benchmarks.step --out "$out" --shape 1b --drafter eagle3 --rows 1 8 --drafted 4 --modes graph --steps 30 --most-overhead 60
-part lab 20 "$python" -m benchmarks.lab_draws --device cuda --threads 1 --rules token replay traversal --out "$out/lab_draws.json"
+part lab 20 "$python" -m benchmarks.lab_draws --device cuda --threads 1 --rules token replay traversal --draws 100000 --out "$out/lab_draws.json"
 part kernels 85 "$python" -m benchmarks.kernels.gpu --out "$out" --rounds 20
 "$python" -m benchmarks.report "$out" || failed=$((failed + 1))
 echo "== $failed parts failed; $SECONDS s; report: $out/report.html"

@@ -67,7 +67,7 @@ def test_text_that_the_tokenizer_refuses_is_a_bad_prompt() -> None:
 
 @pytest.mark.parametrize("prompt", [b"abc", [True, 2], [1.5], 7])
 def test_what_is_neither_text_nor_ids_is_a_bad_prompt(prompt: Any) -> None:
-    with pytest.raises(ValueError, match="prompt: got .*; expected text or a sequence of token ids"):
+    with pytest.raises(ValueError, match=r"prompt: got .*; expected text or a sequence of token ids"):
         encode(prompt, None, 300)
 
 

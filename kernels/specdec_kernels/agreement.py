@@ -110,23 +110,32 @@ def check(
                 continue
             here = replace(sizes or Sizes(), dtype=dtype)
             with use_backend(REFERENCE):
-                want = results(name, sample(name, here, device))
+                known = sample(name, here, device)
+                want = results(name, known)
             for backend in OPS[name].backends:
                 if backend.name != REFERENCE:
-                    yield _compare(name, backend.name, here, device, want)
+                    yield _compare(name, backend.name, here, device, known, want)
 
 
-def _compare(name: str, backend: str, sizes: Sizes, device: torch.device | str, want: list[Tensor]) -> Agreement:
-    with use_backend(REFERENCE):  # what the operator is called with must not depend on the backend
-        call, short = sample(name, sizes, device), str(sizes.dtype).removeprefix("torch.")
+def _compare(
+    name: str, backend: str, sizes: Sizes, device: torch.device | str, known: Call, want: list[Tensor]
+) -> Agreement:
+    """known: the call that gave `want`, as it is afterwards."""
+    short = str(sizes.dtype).removeprefix("torch.")
     with use_backend(backend):
-        rows = {row.backend: row for row in OPS[name].explain(*call.arguments, **call.options)}
-        reason = rows[backend].reason
-        if reason is None and backend == "triton" and INTERPRETED and sizes.dtype == torch.bfloat16:
-            reason = "Triton's interpreter takes bfloat16 for integers"
-        if reason is not None:
-            return Agreement(name, backend, short, False, True, 0.0, reason)
-        got = results(name, call)
+        rows = {row.backend: row for row in OPS[name].explain(*known.arguments, **known.options)}
+    reason = rows[backend].reason
+    if reason is None and backend == "triton" and INTERPRETED and sizes.dtype == torch.bfloat16:
+        reason = "Triton's interpreter takes bfloat16 for integers"
+    if reason is not None:
+        return Agreement(name, backend, short, False, True, 0.0, reason)
+    with use_backend(REFERENCE):  # what the operator is called with must not depend on the backend
+        call = sample(name, sizes, device)
+    with use_backend(backend):
+        try:
+            got = results(name, call)
+        except Exception as error:  # of any kind, and the other backends and operators go on
+            return Agreement(name, backend, short, True, False, float("inf"), f"{type(error).__name__}: {error}")
     found = [difference(a, b, TOLERANCE[sizes.dtype]) for a, b in zip(got, want, strict=True)]
     words = "; ".join(text for _, text in found if text)
     worst = max((each for each, _ in found), default=0.0)

@@ -210,7 +210,7 @@ class Simulator:
         """(emitted tokens [n, depth + 1] padded with -1, accepted [n], complete bool [n]: the path ended at a leaf)."""
         seeds, positions = seeds.to(self.device), positions.to(self.device)
         draft = self.draft(seeds, positions)
-        plan = tree_plan(draft.parents, draft.offsets)
+        plan = tree_plan(draft.parents, draft.offsets, max_nodes=len(self.layout.parents))
         answer = self.rule(draft, plan, shared(self.p, draft.num_nodes), Rng(seeds, positions))
         path, count = answer.path.long(), answer.num_accepted.long()
         emitted = torch.where(path >= 0, draft.tokens[path.clamp(min=0)], -1)

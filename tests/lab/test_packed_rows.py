@@ -1,4 +1,4 @@
-"""What a difference between a packed row and a plain forward means: rounding, up to a bound for the dtype, or a fault."""
+"""A packed row differs from a plain forward by rounding, up to a bound for the dtype, or it is a fault."""
 
 from __future__ import annotations
 
@@ -74,5 +74,5 @@ def test_a_rejection_by_rounding_is_no_impossible_one() -> None:
 
 
 def test_a_run_without_a_place_to_draw_at_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="lab: nothing to draw at any place; take another --pick: .*left out"):
+    with pytest.raises(ValueError, match=r"lab: nothing to draw at any place; take another --pick: .*left out"):
         Lab(tmp_path).run_draws(engine("traversal"), PROMPTS, replace(PARAMS, top_k=1), 1000, "hybrid")

@@ -144,7 +144,7 @@ def _weighed(
         q = _log_weight_at(draft, torch.where(from_law, law_row, 0).long(), column)
         q = torch.where(known, q, -torch.inf).to(torch.promote_types(log_p.dtype, q.dtype))
         log_q = torch.where(from_law, q, log_q.to(q.dtype))
-    # no weight in q means that x was not drawn from this law, so it is no proposal and says nothing of what is left of p
+    # no weight in q: x was not drawn from this law, so it is no proposal and says nothing of what is left of p
     stray = log_q < LEAST_LOG_WEIGHT
     ratio = torch.where(stray, -torch.inf, log_p - log_q)
     proposed = torch.cat([~stray[1:], stray.new_zeros(min(nodes, 1))])
@@ -256,8 +256,9 @@ def chain_verify(
     next token is drawn from that positive part. At least as many tokens are accepted as by the token rule; for chains
     of chosen tokens the number has the same law.
 
-    A drawn token that has no weight under its law (log q < -87) was not drawn from it and is no proposal. Both rules refuse it, take
-    the node before it for the last one of its row, and so subtract nothing from p if the path ends there.
+    A drawn token that has no weight under its law (log q < -87) was not drawn from it and is no proposal. Both rules
+    refuse it, take the node before it for the last one of its row, and so subtract nothing from p if the path ends
+    there.
 
     The draw is a two-level race (``random.draw_from_weights``); only one row per request is
     read for it.

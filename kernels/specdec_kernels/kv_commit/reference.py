@@ -121,6 +121,9 @@ def kv_commit(
         length, table = int(lengths[row]), page_table[row].long()
         source = length + nodes - int(offsets[row])
         target = length + torch.arange(len(nodes), device=nodes.device)
+        room = page_table.shape[1] * page_size
+        if len(nodes) and not 0 <= length <= int(source.max()) < room:
+            raise ValueError(f"kv_commit: row {row} has {length} tokens and nodes behind them; expected room in {room}")
         for cache in caches:
             # Indexing makes a copy, so overlap does not matter.
             moved = cache[table[source // page_size], source % page_size]

@@ -14,6 +14,8 @@ def check(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, sl
                 f"kv_stage: {name} is {new.dtype} {list(new.shape)}, expected {cache.dtype} "
                 f"{[slots.shape[0], *cache.shape[2:]]} (one entry per slot, heads and width of its cache)"
             )
+    if slots.numel() and pages * page_size == 0:
+        raise ValueError(f"kv_stage: key_cache is {list(key_cache.shape)}, which has no slots, the trash among them")
     if slots.device.type == "cpu" and slots.numel() and int(slots.max()) >= pages * page_size:
         raise ValueError(
             f"kv_stage: slot {int(slots.max())} is outside the cache, expected less than {pages * page_size}"

@@ -118,7 +118,7 @@ def _check(query: Tensor, caches: tuple[Tensor, Tensor], integers: dict[str, Ten
                 f"{op}: {name} is {each.dtype} {list(each.shape)}, expected {caches[0].dtype} [pages, page_size, "
                 f"kv_heads, {width}] like query and the other cache"
             )
-    if heads % caches[0].shape[2]:
+    if heads < 1 or heads % caches[0].shape[2]:
         raise ValueError(f"{op}: query has {heads} heads, expected a multiple of the cache's {caches[0].shape[2]}")
     for name, strided in (("query", query), ("key_cache", caches[0]), ("value_cache", caches[1]), ("out", out)):
         if strided.device != query.device:

@@ -97,7 +97,7 @@ def tree_attention(
     """
     nodes, heads, _ = query.shape
     page_size, kv_heads = key_cache.shape[1:3]
-    if heads % kv_heads:
+    if heads < 1 or heads % kv_heads:
         raise ValueError(f"tree_attention: query has {heads} heads, expected a multiple of the cache's {kv_heads}")
     if ancestors is not None and window and depth is None:
         raise ValueError("tree_attention: window with ancestors needs depth; pass the depth of every node")

@@ -1,0 +1,158 @@
+"""What no caller should hand over and some will: refused or answered on every backend, nothing else touched."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from oracles.chain_cases import int32, law
+from torch import Tensor
+
+from specdec_kernels import (
+    CacheTable,
+    chain_thresholds,
+    chain_verify,
+    draw_sample,
+    extension,
+    kv_commit,
+    kv_slots,
+    kv_stage,
+    law_stats,
+    ordered_verify,
+    traversal_verify,
+    tree_attention,
+    tree_expand,
+    typical_verify,
+    use_backend,
+)
+
+BACKENDS = ["reference"] + ([] if extension.missing() else ["cpu"])
+pytestmark = pytest.mark.parametrize("backend", BACKENDS)
+
+
+@pytest.mark.parametrize("operator", [ordered_verify, traversal_verify, typical_verify])
+def test_a_node_that_two_links_lead_to(backend: str, operator: Any) -> None:
+    """0 -> 1 -> 2 -> 4 and 0 -> 3 -> 4 -> 5: it would be deeper one way than the other."""
+    links = int32([1, 2, 4, 4, 5, -1]), int32([-1, 3, -1, -1, -1, -1])
+    target = law(torch.zeros(6, 4))
+    tree = (torch.zeros(6, dtype=torch.int64), int32([0, 6]), *links)
+    drawn = () if operator is typical_verify else (torch.zeros(6, dtype=torch.int8), int32([-1] * 6))
+    rest = () if operator is typical_verify else (None, None)
+    extra = {"epsilon": 0.1, "delta": 0.1} if operator is typical_verify else {}
+    keys = (None, torch.tensor([1]), int32([0]))
+    with use_backend(backend), pytest.raises(ValueError, match=r"first_child.*tree_plan"):
+        operator(*tree, *drawn, target, *rest, *keys, max_depth=5, **extra)
+
+
+@pytest.mark.parametrize("length", [-1, -5, -40, -(2**31)])
+def test_negative_lengths_have_no_slots(backend: str, length: int) -> None:
+    with use_backend(backend), pytest.raises(ValueError, match="kv_slots: "):
+        kv_slots(int32([[1, 2, 3, 4]]), int32([length]), int32([0]), int32([0, 3]), None, 3, 16)
+
+
+def test_offsets_begin_at_the_first_node(backend: str) -> None:
+    with use_backend(backend), pytest.raises(ValueError, match="kv_slots: "):
+        kv_slots(int32([[1, 2, 3, 4]]), int32([3]), int32([0]), int32([2, 5]), None, 5, 16)
+
+
+@pytest.mark.parametrize("shape", [(0, 16, 2, 64), (4, 0, 2, 64)])
+def test_a_cache_without_slots_has_no_trash(backend: str, shape: tuple[int, ...]) -> None:
+    key, caches = torch.zeros(2, 2, 64), (torch.zeros(shape), torch.zeros(shape))
+    with use_backend(backend), pytest.raises(ValueError, match="kv_stage: "):
+        kv_stage(key, key.clone(), *caches, torch.tensor([-1, -1]))
+
+
+@pytest.mark.parametrize("length", [-7, 7, 1000])
+def test_lengths_count_where_nothing_has_to_move(backend: str, length: int) -> None:
+    """A chain is accepted where it lies: its length must fit all the same."""
+    cache, lengths = torch.zeros(8, 4, 2, 8), int32([9, 9])
+    path = (int32([[0, 1, -1]]), int32([0, 2]), int32([1]))
+    with use_backend(backend), pytest.raises(ValueError, match="kv_commit: "):
+        kv_commit([cache], int32([[1, 2]]), int32([length]), *path, int32([0]), lengths)
+    assert lengths.tolist() == [9, 9]
+
+
+def test_a_query_without_heads(backend: str) -> None:
+    key = torch.zeros(4, 16, 2, 64)
+    with use_backend(backend), pytest.raises(ValueError, match="tree_attention: "):
+        tree_attention(torch.zeros(3, 0, 64), key, key.clone(), int32([[1, 2]]), int32([5]), int32([0, 3]), scale=1.0)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda table: pickle.loads(pickle.dumps(table))])
+def test_a_copied_table_has_the_addresses_of_its_own_caches(backend: str, copied: Any) -> None:
+    first = CacheTable([torch.zeros(3, 4, 1, 2)])
+    second = copied(first)
+    second[0].copy_(torch.arange(24.0).view(3, 4, 1, 2))
+    path = int32([[0, 2]]), int32([0, 3]), int32([1])
+    with use_backend(backend):
+        kv_commit(second, int32([[1]]), int32([0]), *path)
+    assert first[0].abs().sum() == 0 and second[0][1, 1, 0].tolist() == [12.0, 13.0]
+
+
+@pytest.mark.parametrize(("high", "temperature"), [(1e10, 1.0), (1.3e10, 1.0), (2000.0, 1e-6), (5000.0, 1e-6)])
+def test_bounds_of_blocks_hold_for_large_logits(backend: str, high: float, temperature: float) -> None:
+    torch.manual_seed(0)
+    for token in torch.randint(0, 4000, (20,)).tolist():
+        logits = torch.randn(1, 4000)
+        logits[0, token] += high
+        one = torch.ones(1)
+        with use_backend(backend):
+            inv_t, lse, cut, tie_id = law_stats(logits, temperature * one, int32([0]), one, 0 * one)
+            found = draw_sample(logits, inv_t, lse, cut, tie_id, torch.tensor([token]), int32([0]), int32([0]))
+        assert found.tolist() == [token]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("at", [0, 3, 70, 139])
+def test_a_key_that_is_no_number_is_not_hidden(backend: str, dtype: torch.dtype, at: int) -> None:
+    torch.manual_seed(0)
+    key = torch.randn(10, 16, 1, 32, dtype=dtype)
+    pages, length = int32([list(range(1, 10))]), 140
+    key[1 + at // 16, at % 16] = math.nan
+    query, value = torch.randn(2, 2, 32, dtype=dtype), torch.randn_like(key)
+    with use_backend(backend):
+        out, lse = tree_attention(query, key, value, pages, int32([length]), int32([0, 2]), scale=0.2, return_lse=True)
+    assert out.isnan().all() and lse.isnan().all()
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("log_q", [-88.0, -200.0, -2000.0])
+def test_a_token_that_has_next_to_no_weight_was_not_drawn(backend: str, rule: str, log_q: float) -> None:
+    """A draft whose law is not that which it drew from: what the target forbids stays forbidden."""
+    forbidden = torch.zeros(3, 4)
+    forbidden[0, 1] = -torch.inf
+    rows = torch.zeros(2, 4)
+    rows[1, 2] = log_q
+    chain = (torch.tensor([0, 1, 2]), int32([0, 3]), torch.ones(3, dtype=torch.int8), int32([0, 0, 1]), law(forbidden))
+    with use_backend(backend):
+        accept, residual = chain_thresholds(*chain, law(rows), None, rule=rule)
+        assert accept[1:].tolist() == [0.0, 0.0] and not residual.isnan().any()
+        for seed in range(20):
+            keys: tuple[Tensor, ...] = (torch.tensor([seed]), int32([0]))
+            assert chain_verify(*chain, law(rows), None, *keys, max_depth=2, rule=rule)[1].tolist() == [0]
+
+
+@pytest.mark.parametrize("sharpness", [math.inf, math.nan, 0.0])
+def test_a_sharpness_without_a_law(backend: str, sharpness: float) -> None:
+    logits = torch.randn(2, 20)
+    _, inv_t, _, cut, tie_id = law(logits)
+    with use_backend(backend), pytest.raises(ValueError, match="tree_expand: "):
+        tree_expand(logits, inv_t, cut, tie_id, int32([0, 1, 2]), torch.zeros(2), width=2, keep=2, sharpness=sharpness)
+
+
+@pytest.mark.parametrize("first", [[1.0, 2.0], None, 3])
+def test_what_is_no_tensor_is_named(backend: str, first: Any) -> None:
+    one = torch.ones(1)
+    with use_backend(backend), pytest.raises(ValueError, match="law_stats: logits is "):
+        law_stats(first, one, int32([0]), one, 0 * one)
+
+
+def test_keywords_in_any_order(backend: str) -> None:
+    one = torch.ones(1)
+    with use_backend(backend):
+        found = law_stats(masses=False, min_p=0 * one, top_p=one, top_k=int32([0]), temperature=one, logits=one[None])
+    torch.testing.assert_close(found[1], one)
