@@ -33,7 +33,7 @@ CORE = {
         "state",
     ),
     *("draft_source", "dynamic", "growing", "outline", "shapes", "translation", "stats"),
-    *("sampling_params", "step_mode", "stopping"),
+    *("sampling_params", "step_mode", "stopping", "turns"),
     *("captured", "emission", "graph_step", "packing", "upload"),
 }
 TOP = {"integrations", "lab", "train", "tune"}
