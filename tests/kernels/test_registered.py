@@ -83,3 +83,23 @@ def test_an_operator_is_one_piece_of_a_compiled_program(name: str) -> None:
     expected = [*tensors_in(OPS[name](*want.arguments, **want.options)), *want.writes]
     for one, other in zip(got, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_wish_holds_while_a_program_is_compiled() -> None:
+    call, found = sample("row_linear", SIZES), []
+
+    def keep(module: Any, _inputs: Any) -> Any:
+        found.append({str(node.target) for node in module.graph.nodes if node.op == "call_function"})
+        return module
+
+    def program(*args: Any) -> Any:
+        return OPS["row_linear"](*args, **call.options)
+
+    for wish in (None, "reference", "cpu"):
+        torch._dynamo.reset()
+        with use_backend(wish):
+            torch.compile(program, backend=keep, fullgraph=True)(*call.arguments)
+    assert [any(target.startswith("specdec.") for target in targets) for targets in found] == [True, False, True]
+    torch._dynamo.reset()
+    with use_backend("cuda"), pytest.raises(Exception, match="backend 'cuda' cannot serve compiled code on cpu"):
+        torch.compile(program, backend=keep, fullgraph=True)(*call.arguments)
