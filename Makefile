@@ -52,7 +52,7 @@ define lane
 printf '== %s: passed in %d s\n' '$(1)' "$$SECONDS"
 endef
 
-.PHONY: help demo test bench lint types clean distclean environment
+.PHONY: help demo test tests bench lint types clean distclean environment
 .PHONY: lane-architecture lane-kernels lane-interpreter lane-compile lane-unit lane-native kernels-full kernels-triton
 .PHONY: lane-exact lane-replay lane-statistics lane-mutants lane-training
 
@@ -63,14 +63,17 @@ help: ## List the targets and the variables
 demo: $(BUILD_STAMP) ## Generate text with and without speculation on the bundled models and check that it is equal
 	@$(BIN)/specdec demo
 
-LANES := architecture kernels interpreter compile exact replay statistics mutants unit training native
-test: lint types $(LANES:%=lane-%) ## Style, types and all test lanes
+test: lint types tests lane-interpreter ## Style, types and all tests
 
 lint: $(READY) ## ruff
 	$(call lane,lint,$(BIN)/ruff check .)
 
 types: $(READY) ## mypy
 	$(call lane,types,$(BIN)/mypy)
+
+# (one run of all lanes but the interpreter's: each would import torch and transformers again, in three processes)
+tests: $(READY) ## All tests but those in Triton's interpreter
+	$(call lane,tests,$(PYTEST) -q $(BY_TEST) tests --ignore=tests/interpreter)
 
 lane-architecture: $(READY) ## Tests of layers, sizes, names, imports and documents
 	$(call lane,architecture,$(PYTEST) -q $(BY_TEST) tests/architecture $(NATIVE_TESTS:%=--ignore=%))

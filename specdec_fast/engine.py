@@ -125,7 +125,7 @@ class Engine:
             self.stats.merge(handle.stats)
 
     def _own(self, handle: Handle) -> None:
-        if handle not in self._queue and handle not in self._running.values():
+        if self._running.get(handle.row) is not handle and handle not in self._queue:
             raise ValueError(f"handle: got request {handle.request_id} of another engine; expected one of its own")
 
     @property
@@ -148,11 +148,13 @@ class Engine:
         """
         shown, over = 0, False
         while not over:
-            with self.turn:  # another thread may have taken the step that this one waited for
-                if not handle.finished:
+            with self.turn:
+                fresh = handle.released(shown)
+                if not (fresh or handle.finished):  # nor did another thread's steps bring any
                     self._own(handle)
                     self.step()
-                over, fresh = handle.finished, handle.released(shown)
+                    fresh = handle.released(shown)
+                over = handle.finished
             shown += len(fresh)
             if fresh:
                 yield fresh
@@ -387,7 +389,7 @@ class Engine:
 
     def why_not_graph(self) -> list[str]:
         """Why steps are not captured (`graph` mode): the reasons; empty if they are."""
-        return self._never or why_not_these(self._running.values())
+        return self._never or why_not_these([*self._running.values()])
 
     @property
     def step_mode(self) -> str:

@@ -196,9 +196,10 @@ def encode(prompt: Prompt, tokenizer: Any, vocab_size: int) -> list[int]:
             ) from error
     else:
         try:
-            if isinstance(prompt, bytes | bytearray) or any(isinstance(token, bool) for token in prompt):
+            tokens = list(prompt)
+            if isinstance(prompt, bytes | bytearray) or bool in set(map(type, tokens)):
                 raise TypeError
-            tokens = [operator.index(token) for token in prompt]
+            tokens = [*map(operator.index, tokens)]
         except TypeError:
             raise ValueError(f"prompt: got {prompt!r:.60}; expected text or a sequence of token ids") from None
     if not tokens:

@@ -9,6 +9,7 @@ import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -19,20 +20,26 @@ if HERE not in sys.path:
     sys.path.insert(0, HERE)  # so that every test folder can `import oracles`
 
 import pytest  # noqa: E402
-import torch  # noqa: E402
 
-SEED = 20_260_101
+if TYPE_CHECKING:
+    import torch
+
+SEED = 20_260_101  # (torch is imported where it is used: the process that only hands out the tests does without)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     """Tests of several threads raise the number themselves and put it back."""
+    import torch
+
     torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
 def fixed_seeds() -> None:
     """Every test starts from the same state of the stateful generators, alone or among others."""
+    import torch
+
     random.seed(SEED)
     torch.manual_seed(SEED)
 
@@ -40,6 +47,8 @@ def fixed_seeds() -> None:
 @pytest.fixture
 def generator() -> torch.Generator:
     """A seeded generator for test data."""
+    import torch
+
     return torch.Generator().manual_seed(SEED)
 
 

@@ -71,6 +71,10 @@ def test_what_is_neither_text_nor_ids_is_a_bad_prompt(prompt: Any) -> None:
         encode(prompt, None, 300)
 
 
+def test_ids_may_come_one_by_one() -> None:
+    assert encode(iter([1, 2]), None, 300) == [1, 2]  # type: ignore[arg-type]
+
+
 def test_prompts_and_parameters_in_pairs() -> None:
     hot, cold = SamplingParams(), SamplingParams(temperature=0)
     assert paired(iter([[1], [2]]), iter([hot, cold])) == [([1], hot), ([2], cold)]

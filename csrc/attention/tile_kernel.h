@@ -139,17 +139,18 @@ inline void gather_rows(const T* cache, int64_t page_stride, int64_t slot_stride
   }
 }
 
-// Softmax of one block for one query: scores become weights, the state of the query moves on. A score that is not finite
-// makes everything of the query NaN, whatever comes after it.
+// Softmax of one block for one query: scores become weights, the state of the query moves on. A score that is NaN or
+// infinitely large makes everything of the query NaN, whatever comes after it.
 inline void soften(float* scores, uint64_t visible, float softcap, float* max, float* sum, float* acc, int64_t width) {
   constexpr int kParts = kKeyBlock / kLanes;
   Floats part[kParts];
   Floats highest = all(kNegativeInfinity), flaw = {};
   for (int p = 0; p < kParts; ++p) {
-    part[p] = load(scores + p * kLanes);
-    flaw += keep(part[p], static_cast<uint32_t>(visible >> (p * kLanes)), Floats{}) * all(0.0f);
-    if (softcap != 0.0f) part[p] = all(softcap) * hyperbolic_tangent(part[p] / all(softcap));
+    const Floats score = load(scores + p * kLanes);
+    part[p] = softcap != 0.0f ? all(softcap) * hyperbolic_tangent(score / all(softcap)) : score;
+    part[p] = score == score ? part[p] : score;  // the tangent hides NaN
     part[p] = keep(part[p], static_cast<uint32_t>(visible >> (p * kLanes)), all(kNegativeInfinity));
+    flaw += larger(Floats{}, part[p]) * all(0.0f);
     highest = larger(part[p], highest);
   }
   if (!(total(flaw) == 0.0f)) {

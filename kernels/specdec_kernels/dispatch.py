@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -53,7 +53,8 @@ class Backend:
     this backend cannot serve it (shapes, dtypes and devices only: its answer is cached per signature, see
     `Op`); missing: the reason that needs no arguments (extension not built, no such device), or None;
     graph_devices: types of devices on which torch.compile may put this backend into a graph (its callable only
-    calls a registered operator with a fake kernel and kernels for these); not_worth: like why_not, but only keeps
+    calls a registered operator with a fake kernel and kernels for these), with the name by which it is wished for
+    there; not_worth: like why_not, but only keeps
     the automatic choice away; an explicit wish may still have the backend.
     """
 
@@ -61,7 +62,7 @@ class Backend:
     load: Callable[[], Callable[..., Any]]
     why_not: Callable[..., str | None] = _never
     missing: Callable[[], str | None] = _never
-    graph_devices: tuple[str, ...] = ()
+    graph_devices: Mapping[str, str] = field(default_factory=dict)
     not_worth: Callable[..., str | None] = _never
 
 
@@ -106,7 +107,8 @@ def use_backend(name: str | None = None, **by_op: str) -> Iterator[None]:
     """Inside the block operators run on the named backend, or raise UnsupportedError where it cannot serve.
 
     `use_backend("reference")` for all operators, `use_backend(tree_attention="sdpa")` for one,
-    `use_backend()` for the automatic choice. Holds for the current thread and context only. The environment
+    `use_backend()` for the automatic choice. Holds for the current thread and context only; a compiled program keeps
+    the backends of the time when it was compiled. The environment
     variable SPECDEC_BACKEND ("cpu", or "cpu,tree_attention=sdpa"), read at import, sets the wish outside of
     any block.
 
@@ -124,10 +126,12 @@ def use_backend(name: str | None = None, **by_op: str) -> Iterator[None]:
 
 def first_tensor_key(*args: Any, **kwargs: Any) -> Hashable:
     """Default signature: device and dtype of the first tensor among the arguments, most often the first of them."""
-    first = args[0] if args else next(iter(kwargs.values()))
+    if not args:  # which one comes first means nothing
+        return tuple((name, t.device, t.dtype) for name, t in sorted(kwargs.items()) if isinstance(t, torch.Tensor))
+    first = args[0]
     if not isinstance(first, torch.Tensor):
         first = first_tensor((*args, *kwargs.values()))
-        if first is None:  # the reference says what it wants
+        if first is None:  # who is called says what it wants
             return None
     return first.dtype if first.is_cpu else (first.device, first.dtype)  # on the CPU every microsecond counts
 
@@ -291,7 +295,7 @@ def _pick_for_graph(name: str, device: str) -> str:
     key = device if wanted is None else f"{device}, {wanted}"
     if key not in op._graph_calls:
         fits = [b for b in op.backends if device in b.graph_devices and b.missing() is None]
-        fits = [b for b in fits if wanted in (None, b.name)]
+        fits = [b for b in fits if wanted in (None, b.graph_devices[device])]
         if not fits and wanted not in (None, REFERENCE):
             raise UnsupportedError(f"{name}: backend {wanted!r} cannot serve compiled code on {device}")
         op._graph_calls[key] = fits[0].load() if fits else op.reference

@@ -82,7 +82,7 @@ def cpu_backend(
         return reason
 
     # the same call serves tensors on a GPU where a Triton kernel is registered for them
-    graph = ("cpu", "cuda") if op in registered.LAUNCHES else ("cpu",)
+    graph = {"cpu": name} | ({"cuda": "triton"} if op in registered.LAUNCHES else {})
     return Backend(name, load, _on("cpu", why_not), missing_here, graph_devices=graph)
 
 
@@ -92,4 +92,4 @@ def cuda_backend(
     name: str = "cuda",
 ) -> Backend:
     """Backend that runs in the CUDA extension."""
-    return Backend(name, load, _on("cuda", why_not), cuda_missing, graph_devices=("cuda",))
+    return Backend(name, load, _on("cuda", why_not), cuda_missing, graph_devices={"cuda": name})

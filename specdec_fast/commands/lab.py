@@ -247,10 +247,14 @@ def _measure(run: Lab, engine: Engine, params: SamplingParams, asked: _Asked, le
         run.run_exact()
     run.run_greedy(engine, items, _LENGTHS)
     if sampled:
-        run.run_draws(engine, items, params, asked.draws, asked.pick)
-        run.run_acceptances()
-        if ledger is not None:
-            run.add_to_ledger(ledger)
+        try:
+            run.run_draws(engine, items, params, asked.draws, asked.pick)
+        except ValueError as error:  # what the parts before found is worth its report
+            run.undrawn = str(error)
+        else:
+            run.run_acceptances()
+            if ledger is not None:
+                run.add_to_ledger(ledger)
     if asked.mutants:
         run.run_mutants(asked.draws)
     tokenizer = engine.tokenizer

@@ -39,9 +39,8 @@ FIRST_SEED = 2**62
 @dataclass(frozen=True, slots=True)
 class Place:
     """One position. p, q: packed laws of one row each, and base, draft: the same in float64 [V], from the logits of
-    the packed pass that verified and of a plain forward of the draft; row_error: how far a probability of the packed
-    row, without filters, is from that of a plain forward of the target; allowed: up to where that is rounding; tokens:
-    the prefix.
+    the packed pass that verified and of a plain forward of the draft; row_error: how far a logit of the packed row is
+    from that of a plain forward of the target; allowed: up to where that is rounding; tokens: the prefix.
     """
 
     prompt: str
@@ -174,15 +173,15 @@ def _place(
     settings = (params.temperature, params.top_k, params.top_p, params.min_p)
     target: Any = engine.target
     packed, plain = p.logits[0].double(), plain_logits(target, prefix).double()
-    # a token at a filter's limit may be kept of one row and not of the other: rows are compared before that
-    off = (packed / params.temperature).softmax(0) - (plain / params.temperature).softmax(0)
-    allowed = min(1.0, ROUNDING[target.model.dtype] / (2 * params.temperature))
+    # logits, not probabilities: of these most are small, whatever the text
+    off = torch.where(packed == plain, 0.0, packed - plain).abs().max()
+    allowed = ROUNDING[target.model.dtype] * max(1.0, float(plain[plain.isfinite()].abs().max()) / 16)
     base = law_of_logits(packed.numpy(), *settings)
     q_logits = law_after(prefix)[None]
     inv_t, lse, cut, tie_id, mass = law_stats(q_logits, *_packed(settings), masses=True)
     q = Laws(q_logits, inv_t, lse, cut, tie_id, mass=mass)
     draft = law_of_logits(q_logits[0].double().numpy(), *settings)
-    return Place(name, kind, tuple(prefix), p, q, base, draft, float(off.abs().max()), allowed)
+    return Place(name, kind, tuple(prefix), p, q, base, draft, float(off), allowed)
 
 
 def _packed(settings: tuple[float, int, float, float]) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -87,6 +87,7 @@ class Lab:
     acceptances: list[Acceptances] = field(default_factory=list)
     mutants: list[Killed] = field(default_factory=list)
     planted: list[Planted] = field(default_factory=list)
+    undrawn: str = ""
     ledger: Ledger | None = None
     figures: list[Figure] = field(default_factory=list)
     proof: list[Figure] = field(default_factory=list)
@@ -290,11 +291,12 @@ class Lab:
             if not g.holds
         ]
         lines += [
-            f"packed row: {each.place.name}: law {each.place.row_error:.3g} from that of a plain forward, allowed "
-            f"{each.place.allowed:.3g}"
+            f"packed row: {each.place.name}: a logit {each.place.row_error:.3g} from that of a plain forward, "
+            f"allowed {each.place.allowed:.3g}"
             for each in self.drawings
             if not each.place.holds
         ]
+        lines += [self.undrawn] if self.undrawn else []
         for each in self.judged:
             if each.rejected:
                 lines.append(f"law rejected: {each.place}, {each.test.name}: p = {each.test.p_value:.3g}")

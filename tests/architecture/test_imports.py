@@ -9,8 +9,16 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 HEAVY = ("triton", "transformers", "specdec_kernels._C", "typer", "rich", "matplotlib", "numba", "scipy")
 SECONDS = 0.3  # of processor time, so that a busy machine does not matter much; quiet ones take a third of it
+STANDARD = (  # a slow machine may take longer: as many times as long as for these
+    "import asyncio.subprocess, csv, email.mime.text, ftplib, http.server, imaplib, logging.config, "
+    "multiprocessing.managers, optparse, pydoc, smtplib, tarfile, unittest.mock, wsgiref.simple_server, "
+    "xml.dom.minidom, xmlrpc.client, zipfile"
+)
+TIMES = 4
 
 PROBE = """
 import json, sys, time
@@ -45,12 +53,14 @@ def test_what_make_runs_keeps_byte_code(root: Path) -> None:
 
 
 def test_imports_are_light_and_quick(tmp_path: Path) -> None:
-    names, engine = probe(
-        "import specdec_fast",
-        "from specdec_fast import Draft, Engine, SamplingParams, get_rule; get_rule()",
-        cwd=tmp_path,
-    )
-    assert heavy(names[1]) == [] and names[0] + engine[0] < SECONDS
+    statements = "import specdec_fast", "from specdec_fast import Draft, Engine, SamplingParams, get_rule; get_rule()"
+    for _ in range(3):
+        standard, names, engine = probe(STANDARD, *statements, cwd=tmp_path)
+        if (seconds := names[0] + engine[0]) < max(SECONDS, TIMES * standard[0]):
+            break
+    else:
+        pytest.fail(f"importing the engine took {seconds:.2f} s, STANDARD {standard[0]:.2f} s")
+    assert heavy(names[1]) == []
     assert "specdec_fast.engine" in engine[1] and "specdec_kernels" in engine[1]
     assert heavy(engine[1]) == []
 

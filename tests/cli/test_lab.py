@@ -190,6 +190,14 @@ def test_what_leaves_nothing_to_draw_is_refused_first(
     assert len(result.stderr.splitlines()) == 1 and not (tmp_path / "r").exists()
 
 
+def test_where_no_place_can_be_drawn_at_the_rest_is_reported(run: Run, pair: list[str], tmp_path: Path) -> None:
+    asked = ["--rule", "traversal", "--pick", "hybrid", "--top-k", "1", "--no-exact", "--prompts", "1"]
+    result = run("lab", *pair, *asked, "--out", str(tmp_path / "r"), "--json")
+    assert result.exit_code == 1, result.output
+    report = json.loads(result.stdout)
+    assert report["greedy"] and (tmp_path / "r").is_dir() and "nothing to draw at any place" in str(report["failures"])
+
+
 def test_prompts_of_ones_own(run: Run, pair: list[str], tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("one two\n\nthree\n")
     asked = ["--temperature", "0", "--no-exact", "--file", str(tmp_path / "mine.txt"), "--lines", "--rule", "replay"]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 from oracles.automaton import AutomatonTarget, random_logits
 from oracles.noisy_oracle import NoisyChain
 from oracles.toy_tokenizer import byte_tokenizer
 
-from specdec_fast import Engine, SamplingParams
+from specdec_fast import Draft, Engine, SamplingParams
+from specdec_kernels import TreePlan
 
 TOKENIZER = byte_tokenizer()
 PROMPTS = [[1, 2], [3, 4], [5, 6], [7, 8], [2, 9], [4, 1]]
@@ -24,6 +27,19 @@ def target() -> AutomatonTarget:
 def engine() -> Engine:
     wanted = [[*prompt, *text.tokens] for prompt, text in zip(PROMPTS, Engine(target()).generate(PROMPTS, PARAMS))]
     return Engine(target(), NoisyChain(wanted, 0.7, 4), tokenizer=TOKENIZER)
+
+
+class Watched(AutomatonTarget):
+    """Lets other threads in while it scores, and tells of every thread that is in it beside another."""
+
+    inside = beside = 0
+
+    def score(self, draft: Draft, plan: TreePlan, taps: Sequence[str] = ()) -> Any:
+        self.inside += 1
+        time.sleep(0.001)
+        self.beside += self.inside - 1
+        self.inside -= 1
+        return super().score(draft, plan, taps)
 
 
 def together(*work: Callable[[], object]) -> None:
@@ -60,6 +76,25 @@ def test_every_thread_streams_its_own_text(trial: int) -> None:
     assert shared.idle and shared.state.num_free == 3
 
 
+def test_steps_and_cancellations_wait_for_a_step() -> None:
+    watched = Watched(random_logits(100, len(TOKENIZER), seed=2), page_size=4, max_rows=3)
+    shared, found = Engine(watched), []
+    handles = [shared.submit(prompt, params) for prompt, params in zip(PROMPTS, PARAMS)]
+
+    def drive() -> None:
+        while not shared.idle:
+            shared.step()
+
+    def cancel() -> None:
+        for handle in handles[1::2]:
+            shared.cancel(handle)
+            found.append(watched.inside)
+
+    together(drive, drive, cancel)
+    assert watched.beside == 0 and found == [0, 0, 0]
+    assert [len(handle.tokens) for handle in handles[::2]] == [40, 40, 40]
+
+
 def test_one_steps_while_another_submits_and_cancels() -> None:
     want = {handle.params.seed: handle.tokens for handle in Engine(target()).generate(PROMPTS, PARAMS)}
     shared, handles, over = engine(), [], threading.Event()
@@ -82,6 +117,23 @@ def test_one_steps_while_another_submits_and_cancels() -> None:
         own = want[handle.params.seed]
         assert handle.tokens == own[: len(handle.tokens)]
         assert handle.finish_reason == "cancelled" or len(handle.tokens) == 40
+
+
+def test_text_that_another_thread_brought_needs_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = engine()
+    handle = shared.submit(PROMPTS[0], PARAMS[0])
+    while not handle.released(0):
+        shared.step()
+    there = handle.released(0)
+
+    def broken() -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(shared, "step", broken)
+    text = shared.stream(handle)
+    assert next(text) == there
+    with pytest.raises(MemoryError):
+        next(text)
 
 
 def test_a_handle_of_another_engine_is_refused() -> None:

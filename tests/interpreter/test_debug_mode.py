@@ -82,7 +82,7 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (attention, {"lengths": int32([10**6])}, "row 0 needs 1000004 slots"),
     (attention, {"offsets": int32([0, 9])}, "tree_attention: offsets"),
     (slots, {"rows": int32([0, 5])}, "expected row ids below 2"),
-    (slots, {"lengths": int32([8, 0])}, "at most 8 tokens a row"),
+    (slots, {"lengths": int32([8, 0])}, "0 to 8 tokens a row"),
     (stage, {"slots": torch.tensor([10**6])}, "slot 1000000 is outside the cache"),
     (commit, {"page_table": torch.full((1, 9), 99, dtype=torch.int32)}, "kv_commit: page_table of row 0"),
     (commit, {"lengths": int32([-1])}, "kv_commit: lengths of row 0 is -1"),

@@ -19,6 +19,8 @@ from specdec_kernels import (
     draw_sample,
     extension,
     kv_commit,
+    kv_commit_pages,
+    kv_commit_scratch,
     kv_slots,
     kv_stage,
     law_stats,
@@ -29,6 +31,7 @@ from specdec_kernels import (
     typical_verify,
     use_backend,
 )
+from specdec_kernels.dispatch import first_tensor_key
 
 BACKENDS = ["reference"] + ([] if extension.missing() else ["cpu"])
 pytestmark = pytest.mark.parametrize("backend", BACKENDS)
@@ -76,6 +79,24 @@ def test_lengths_count_where_nothing_has_to_move(backend: str, length: int) -> N
     assert lengths.tolist() == [9, 9]
 
 
+@pytest.mark.parametrize("bad", [-2, 11])
+@pytest.mark.parametrize("operator", [kv_commit, kv_commit_scratch, kv_commit_pages])
+def test_a_row_that_does_not_fit_leaves_the_others_alone(backend: str, operator: Any, bad: int) -> None:
+    """(Without kernels the first row would have been moved when the second is found to be wrong.)"""
+    cache, lengths = torch.arange(24.0)[:, None].reshape(6, 4, 1, 1).clone(), int32([9, 9])
+    pages, table = int32([[0, 1, 2], [3, 4, 5]]), int32([[0, 1, 2], [3, 4, 5]])
+    tree = (pages, int32([2, bad]), int32([[0, 2], [3, 5]]), int32([0, 3, 6]), int32([1, 1]), int32([0, 1]), lengths)
+    memory = {kv_commit: ([cache],), kv_commit_scratch: ([cache], [torch.ones(6, 1, 1)]), kv_commit_pages: ()}[operator]
+    kept = cache.clone()
+    if operator is kv_commit_pages:  # their pages hold one slot each
+        table = torch.arange(24, dtype=torch.int32).reshape(2, 12)
+        tree = (table.clone(), *tree[1:], table)
+    before = table.clone()
+    with use_backend(backend), pytest.raises(ValueError, match=f"{operator.name}: "):
+        operator(*memory, *tree)
+    assert torch.equal(cache, kept) and lengths.tolist() == [9, 9] and torch.equal(table, before)
+
+
 def test_a_query_without_heads(backend: str) -> None:
     key = torch.zeros(4, 16, 2, 64)
     with use_backend(backend), pytest.raises(ValueError, match="tree_attention: "):
@@ -119,6 +140,23 @@ def test_a_key_that_is_no_number_is_not_hidden(backend: str, dtype: torch.dtype,
     assert out.isnan().all() and lse.isnan().all()
 
 
+@pytest.mark.parametrize("softcap", [0.0, 30.0])
+@pytest.mark.parametrize("score", [-math.inf, math.inf])
+def test_scores_without_bounds(backend: str, softcap: float, score: float) -> None:
+    """-inf has no weight, and inf has that of the cap where there is one."""
+    torch.manual_seed(0)
+    key, value, query = torch.randn(10, 16, 1, 32), torch.randn(10, 16, 1, 32), torch.rand(2, 2, 32) + 0.1
+    key[2, 3] = score
+    pages = int32([list(range(1, 10))])
+    with use_backend(backend):
+        out = tree_attention(query, key, value, pages, int32([140]), int32([0, 2]), scale=0.2, softcap=softcap)
+    scores = 0.2 * torch.einsum("nhd,sd->nhs", query, key[1:].flatten(0, 2)[:142])
+    scores = softcap * (scores / softcap).tanh() if softcap else scores
+    scores[0, :, 141] = -math.inf  # the first node does not see the second
+    wanted = torch.einsum("nhs,sd->nhd", scores.softmax(-1), value[1:].flatten(0, 2)[:142])
+    torch.testing.assert_close(out, wanted, atol=1e-5, rtol=1e-4, equal_nan=True)
+
+
 @pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize("log_q", [-88.0, -200.0, -2000.0])
 def test_a_token_that_has_next_to_no_weight_was_not_drawn(backend: str, rule: str, log_q: float) -> None:
@@ -156,3 +194,12 @@ def test_keywords_in_any_order(backend: str) -> None:
     with use_backend(backend):
         found = law_stats(masses=False, min_p=0 * one, top_p=one, top_k=int32([0]), temperature=one, logits=one[None])
     torch.testing.assert_close(found[1], one)
+
+
+def test_every_keyword_counts_for_the_choice_of_a_backend(backend: str) -> None:
+    one = torch.ones(1)
+    keys = {
+        first_tensor_key(temperature=one, logits=torch.ones(1, 1, dtype=dtype), top_k=None)
+        for dtype in (torch.float32, torch.float64)
+    }
+    assert len(keys) == 2

@@ -157,7 +157,7 @@ def test_an_operator_shows_its_references_documentation(op: Op) -> None:
 
 
 def test_torch_compile_takes_the_backend_into_the_graph(op: Op) -> None:
-    op.backends[0] = Backend("fast", lambda: fast_in_graph, graph_devices=("cpu",))
+    op.backends[0] = Backend("fast", lambda: fast_in_graph, graph_devices={"cpu": "fast"})
     compiled = torch.compile(lambda x: op(x, scale=3.0) + 1, backend="eager", fullgraph=True)
     assert torch.equal(compiled(SMALL), SMALL * 3 + 1)
 

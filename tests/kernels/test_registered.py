@@ -14,6 +14,7 @@ from oracles.recorded_calls import calls_of
 
 from specdec_kernels import OPS, extension, fake, registered, use_backend
 from specdec_kernels.agreement import sample, tensors_in
+from specdec_kernels.dispatch import UnsupportedError, _pick_for_graph
 from specdec_kernels.samples import Sizes
 
 pytestmark = pytest.mark.skipif(extension.missing() is not None, reason=str(extension.missing()))
@@ -83,6 +84,16 @@ def test_an_operator_is_one_piece_of_a_compiled_program(name: str) -> None:
     expected = [*tensors_in(OPS[name](*want.arguments, **want.options)), *want.writes]
     for one, other in zip(got, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+def test_on_a_gpu_what_is_launched_by_the_extension_is_called_triton() -> None:
+    for wish in ("triton", None, "reference"):
+        with use_backend(wish):
+            assert _pick_for_graph("law_stats", "cuda") == "cuda" + ("" if wish is None else f", {wish}")
+    calls = OPS["law_stats"]._graph_calls
+    assert calls["cuda, triton"] is calls["cuda"] is not calls["cuda, reference"]
+    with use_backend("cpu"), pytest.raises(UnsupportedError, match="backend 'cpu' cannot serve compiled code on cuda"):
+        _pick_for_graph("law_stats", "cuda")
 
 
 def test_a_wish_holds_while_a_program_is_compiled() -> None:

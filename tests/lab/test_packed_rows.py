@@ -49,15 +49,34 @@ def test_an_unlikely_token_is_no_tie_where_the_two_best_are_close() -> None:
 
 
 def test_draws_in_half_precision_are_judged_by_the_row_that_was_verified(tmp_path: Path) -> None:
-    """Its rounding is no fault of the rule; a row of another text is one of the target."""
+    """Its rounding is no fault of the rule."""
     lab = Lab(tmp_path)
     lab.run_draws(engine("token", torch.bfloat16), PROMPTS, PARAMS, 20_000)
     assert lab.drawings and lab.failures == []
     here = lab.drawings[0].place
-    assert 1e-5 < here.row_error < here.allowed == 0.25
-    lab.drawings[0].place = replace(here, row_error=0.3)
-    assert lab.failures == [f"packed row: {here.name}: law 0.3 from that of a plain forward, allowed 0.25"]
-    assert lab.as_dict()["places"][0]["row_error_allowed"] == 0.25
+    assert 1e-3 < here.row_error < here.allowed == 0.5
+    lab.drawings[0].place = replace(here, row_error=0.6)
+    assert lab.failures == [f"packed row: {here.name}: a logit 0.6 from that of a plain forward, allowed 0.5"]
+    assert lab.as_dict()["places"][0]["row_error_allowed"] == 0.5
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.25])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_that_saw_another_text_is_a_fault(dtype: torch.dtype, temperature: float) -> None:
+    """What is cached of a page is that of its first token."""
+    made = engine("token", dtype)
+    params = replace(PARAMS, temperature=temperature)
+    assert all(place.holds for place in find_places(made, PROMPTS[:1], params).places)
+    score = made.target.score
+
+    def stale(draft: Any, plan: Any, taps: Any = ()) -> Any:
+        for pages in (*made.target.cache.keys, *made.target.cache.values):
+            pages[:, 1:] = pages[:, :1]
+        return score(draft, plan, taps)
+
+    made.target.score = stale  # type: ignore[method-assign]
+    found = find_places(made, PROMPTS[:1], params).places
+    assert found and not any(place.holds for place in found)
 
 
 def test_a_rejection_by_rounding_is_no_impossible_one() -> None:

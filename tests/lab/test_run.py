@@ -49,10 +49,11 @@ def test_places_went_through_verification(rule: str) -> None:
     assert found.missing == [] and [each.kind for each in found.places] == [*KINDS, *KINDS]
     assert made.rule is get_rule(rule) and made.idle and made.target.cache.pages.num_used == 0
     for each in found.places:
-        assert each.row_error < 1e-5 and each.holds and each.allowed == 5e-4
+        assert each.row_error < 1e-4 and each.holds and each.allowed == 1e-3
         assert np.allclose(each.p.weights()[0].double().numpy(), each.base, atol=1e-6)
-        again = torch.softmax(plain_logits(made.target, each.tokens).double(), 0).numpy()
-        assert np.isclose(np.abs(each.base - again).max(), each.row_error, rtol=0.1)
+        again = plain_logits(made.target, each.tokens)
+        assert np.isclose((each.p.logits[0] - again).abs().max(), each.row_error, rtol=0.1)
+        assert np.allclose(each.base, torch.softmax(again.double(), 0), atol=1e-5)
         small = torch.softmax(plain_logits(made.drafter.model, each.tokens).double(), 0).numpy()
         assert np.allclose(each.draft, small, atol=1e-9)
         assert list(each.tokens[:2]) in ([5, 6], [9, 3])

@@ -115,15 +115,13 @@ def kv_commit(
     Raises: ValueError for shapes or dtypes that do not fit.
     """
     check_pair("kv_commit", lengths, rows, cache_lengths)
+    look_in_place(caches, page_table, lengths, path, offsets, num_accepted, rows, cache_lengths)
     page_size = caches[0].shape[1]
     for row in range(lengths.shape[0]):
         nodes = kept_nodes(path, num_accepted, row)
         length, table = int(lengths[row]), page_table[row].long()
         source = length + nodes - int(offsets[row])
         target = length + torch.arange(len(nodes), device=nodes.device)
-        room = page_table.shape[1] * page_size
-        if len(nodes) and not 0 <= length <= int(source.max()) < room:
-            raise ValueError(f"kv_commit: row {row} has {length} tokens and nodes behind them; expected room in {room}")
         for cache in caches:
             # Indexing makes a copy, so overlap does not matter.
             moved = cache[table[source // page_size], source % page_size]
@@ -155,6 +153,7 @@ def kv_commit_scratch(
     Raises: ValueError for shapes or dtypes that do not fit.
     """
     check_pair("kv_commit_scratch", lengths, rows, cache_lengths)
+    look_scratch(caches, scratch, page_table, lengths, path, offsets, num_accepted, rows, cache_lengths)
     page_size = caches[0].shape[1]
     for row in range(lengths.shape[0]):
         nodes = kept_nodes(path, num_accepted, row)
@@ -191,6 +190,7 @@ def kv_commit_pages(
     """
     check_pair("kv_commit_pages", lengths, rows, cache_lengths)
     check_apart("kv_commit_pages", ("page_table", page_table), ("cache_page_table", cache_page_table))
+    look_pages(page_table, lengths, path, offsets, num_accepted, rows, cache_lengths)
     for row in range(lengths.shape[0]):
         accepted = kept_nodes(path, num_accepted, row) - int(offsets[row])
         length, count = int(lengths[row]), int(offsets[row + 1] - offsets[row])

@@ -44,7 +44,11 @@ def _one_dtype(query: Tensor, key_cache: Tensor, *args: Any, **kwargs: Any) -> s
 
 
 def _why_not_sdpa(*args: Any, **kwargs: Any) -> str | None:
-    return on_device("cpu", args) or _one_dtype(*args, **kwargs) or sdpa_kernel.why_not(*args, **kwargs)
+    return (
+        on_device("cpu", (*args, *kwargs.values()))
+        or _one_dtype(*args, **kwargs)
+        or sdpa_kernel.why_not(*args, **kwargs)
+    )
 
 
 def _why_not_triton(*args: Any, **kwargs: Any) -> str | None:
