@@ -63,7 +63,7 @@ help: ## List the targets and the variables
 demo: $(BUILD_STAMP) ## Generate text with and without speculation on the bundled models and check that it is equal
 	@$(BIN)/specdec demo
 
-test: lint types tests lane-interpreter ## Style, types and all tests
+test: lint types tests lane-interpreter lane-native ## Style, types and all tests
 
 lint: $(READY) ## ruff
 	$(call lane,lint,$(BIN)/ruff check .)
@@ -71,9 +71,9 @@ lint: $(READY) ## ruff
 types: $(READY) ## mypy
 	$(call lane,types,$(BIN)/mypy)
 
-# (one run of all lanes but the interpreter's: each would import torch and transformers again, in three processes)
-tests: $(READY) ## All tests but those in Triton's interpreter
-	$(call lane,tests,$(PYTEST) -q $(BY_TEST) tests --ignore=tests/interpreter)
+# (one run of many lanes: each alone collects and imports torch and transformers again, in every process)
+tests: $(READY) ## All tests but those of the lanes interpreter and native
+	$(call lane,tests,$(PYTEST) -q $(BY_TEST) tests --ignore=tests/interpreter $(NATIVE_TESTS:%=--ignore=%))
 
 lane-architecture: $(READY) ## Tests of layers, sizes, names, imports and documents
 	$(call lane,architecture,$(PYTEST) -q $(BY_TEST) tests/architecture $(NATIVE_TESTS:%=--ignore=%))

@@ -149,12 +149,10 @@ class Engine:
         shown, over = 0, False
         while not over:
             with self.turn:
-                fresh = handle.released(shown)
-                if not (fresh or handle.finished):  # nor did another thread's steps bring any
+                if not (handle.finished or handle.released(shown)):  # another thread's steps may have brought some
                     self._own(handle)
                     self.step()
-                    fresh = handle.released(shown)
-                over = handle.finished
+                over, fresh = handle.finished, handle.released(shown)
             shown += len(fresh)
             if fresh:
                 yield fresh

@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,27 @@ FEW = ["--draws", "1500", "--prompts", "1", "--no-exact"]
 Run = Callable[..., Result]
 
 
+@pytest.fixture
+def rendered() -> None:
+    """For tests that look at the pictures."""
+
+
+@pytest.fixture(autouse=True)
+def composed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Elsewhere they are composed and not rendered, which is most of the time of a short run."""
+
+    def blank(figure: Any) -> bytes:
+        from matplotlib import pyplot
+
+        pyplot.close(figure)
+        return b"blank"
+
+    if "rendered" not in request.fixturenames:
+        monkeypatch.setattr("specdec_fast.lab.figures.as_png", blank)
+        monkeypatch.setattr("specdec_fast.lab.proof.as_png", blank)
+
+
+@pytest.mark.usefixtures("rendered")
 def test_the_whole_command_on_a_tiny_pair(run: Run, pair: list[str], tmp_path: Path) -> None:
     (tmp_path / "mine.json").write_text("[5, 6, 7]")
     asked = ["--file", str(tmp_path / "mine.json"), "--draws", "1500", "--no-exact"]
