@@ -125,7 +125,8 @@ class Engine:
             self.stats.merge(handle.stats)
 
     def _own(self, handle: Handle) -> None:
-        if self._running.get(handle.row) is not handle and handle not in self._queue:
+        held = None if handle.row is None else self._running.get(handle.row)
+        if held is not handle and handle not in self._queue:
             raise ValueError(f"handle: got request {handle.request_id} of another engine; expected one of its own")
 
     @property
@@ -142,10 +143,7 @@ class Engine:
         return len(self._queue)
 
     def stream(self, handle: Handle) -> Iterator[str]:
-        """Text of one request as it can no longer change; drives the engine (all requests advance).
-
-        Raises ValueError for a handle of another engine.
-        """
+        """Text of one request as it can no longer change; drives the engine. ValueError for another engine's handle."""
         shown, over = 0, False
         while not over:
             with self.turn:
