@@ -32,6 +32,7 @@ def compiled_text(new_tokens: int, drafted: int) -> HuggingFaceTarget:
     return target
 
 
+@pytest.mark.slow
 def test_the_captured_forward_gives_the_same_text(monkeypatch: pytest.MonkeyPatch) -> None:
     """Capture, guards and changing shapes, without waiting for a code generator."""
     graphs: list[Any] = []
