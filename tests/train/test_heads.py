@@ -332,6 +332,7 @@ COMMANDS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_what_the_command_wrote_drafts_as_the_trained_head_does_in_bfloat16(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
