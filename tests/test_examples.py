@@ -39,7 +39,6 @@ def test_a_family_of_heads_takes_less_than_forty_lines(name: str) -> None:
     assert len((EXAMPLES / name).read_text().splitlines()) < 40
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(SAYS))
 def test_runs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     if name in NEEDS:

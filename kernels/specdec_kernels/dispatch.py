@@ -125,7 +125,9 @@ def use_backend(name: str | None = None, **by_op: str) -> Iterator[None]:
 
 
 def first_tensor_key(*args: Any, **kwargs: Any) -> Hashable:
-    """Default signature: device and dtype of the first tensor among the arguments, most often the first of them."""
+    """Default signature: device and dtype of the first tensor among the arguments, most often the first of them; of a
+    call by keywords alone, of all its tensors.
+    """
     if not args:  # which one comes first means nothing
         return tuple((name, t.device, t.dtype) for name, t in sorted(kwargs.items()) if isinstance(t, torch.Tensor))
     first = args[0]

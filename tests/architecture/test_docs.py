@@ -261,7 +261,6 @@ def test_nothing_speaks_of_one_machine(root: Path, listed: Listed) -> None:
     assert forbidden_words(root, listed(root)) == []
 
 
-@pytest.mark.slow
 def test_the_programs_of_the_documents_run(root: Path, tmp_path: Path) -> None:
     """All but those marked `no-run` (they need a download), one after the other in one process."""
     lines = []

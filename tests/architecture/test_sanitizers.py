@@ -49,9 +49,6 @@ def ninja_file(root: Path, cxx: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-pytestmark = pytest.mark.slow
-
-
 @pytest.fixture(scope="module")
 def program() -> Path:
     """The sanitized driver, rebuilt as far as sources have changed (from nothing: half a minute)."""

@@ -188,7 +188,6 @@ def test_stop_strings(run: Any, pair: list[str], expected: str) -> None:
     assert result.stdout == expected[: expected.index(stop)] + "\n"
 
 
-@pytest.mark.slow
 def test_without_the_extension_the_text_is_the_same(pair: list[str], expected: str) -> None:
     """As on a machine without a compiler: the references serve, and say so."""
     hide = "import sys; sys.modules['specdec_kernels._C'] = None\nfrom specdec_fast.cli import main\nmain()"

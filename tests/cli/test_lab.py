@@ -238,7 +238,6 @@ def test_a_file_in_the_way_is_not_overwritten(run: Run, tmp_path: Path) -> None:
     assert result.exit_code == 2 and (tmp_path / "r").read_text() == "mine"
 
 
-@pytest.mark.slow
 def test_ctrl_c_keeps_the_draws(
     program: Callable[..., subprocess.Popen[bytes]], pair: list[str], tmp_path: Path
 ) -> None:

@@ -81,7 +81,6 @@ def test_help_loads_nothing_heavy(program: Any) -> None:
     assert not loaded & {b"torch", b"transformers", b"specdec_kernels"}
 
 
-@pytest.mark.slow
 def test_interrupt_prints_what_there_is(program: Any, pair: list[str]) -> None:
     process = program("generate", "Once", *pair, "--max-new-tokens", "1900", "--ignore-eos", "--seed", "0")
     first = process.stdout.read(3)
@@ -130,7 +129,6 @@ def test_an_interrupt_while_torch_is_imported_ends_at_once(
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-@pytest.mark.slow
 def test_closed_pipe_is_quiet(program: Any, pair: list[str]) -> None:
     process = program("generate", "Once", *pair, "--max-new-tokens", "1900", "--ignore-eos", "--seed", "0")
     process.stdout.read(3)

@@ -102,7 +102,6 @@ def draft_reference(family: str) -> Any:
     return models.kin(family)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", drafter_names())
 def test_five_ragged_rows_decode_as_without_drafts(name: str, family: str, tmp_path: Path) -> None:

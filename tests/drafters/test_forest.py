@@ -192,7 +192,6 @@ def test_a_single_node_goes_to_who_is_accepted() -> None:
     assert engine.stats.tau > 1.7
 
 
-@pytest.mark.slow
 def test_the_joint_law_under_the_tree_rules() -> None:
     """Two draft models that draw, one drafter that chooses, in one tree; three tokens against exact chances."""
     vocab, states = 4, 7

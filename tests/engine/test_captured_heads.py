@@ -158,7 +158,6 @@ def check_drafts(sync: Watch, graph: Watch, least: int) -> None:
     assert {key: one[key] for key in both} == {key: other[key] for key in both}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", MADE)
 @pytest.mark.parametrize(
     ("rows", "rule", "temperatures"),

@@ -203,7 +203,6 @@ def test_plain_decoding_of_a_model_is_the_cache_free_oracle() -> None:
         assert handle.tokens == edited_decode(logits_after, prompt, wanted)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [

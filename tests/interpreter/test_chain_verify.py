@@ -29,7 +29,6 @@ def test_kernel_equals_reference(case: dict[str, Any]) -> None:
     check_logits(case, sampling, ("triton",))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_long_chains_and_a_large_vocabulary(rule: str) -> None:
     """64 tokens deep, greedy rows between sampled ones, drawn and chosen tokens; and 200,000 ids."""

@@ -100,7 +100,6 @@ def parents_of(case: dict[str, Any]) -> torch.Tensor:
     return parents
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(("rows", "depth", "vocab"), [(1, 64, 7), (2, 2, 200_001)])
 def test_deep_trees_and_a_large_vocabulary(rule: str, rows: int, depth: int, vocab: int) -> None:

@@ -64,7 +64,6 @@ def test_equal_scores_go_to_the_lower_id() -> None:
     assert tokens.tolist() == [4500, 5]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("vocab", [200_001])
 def test_a_large_vocabulary(vocab: int) -> None:
     level = torch.randn(2, vocab).bfloat16() * 3

@@ -39,7 +39,6 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     triton.knobs.cache.dir = str(tmp_path_factory.mktemp("triton"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("variant", "architecture"), PAIRS, ids=lambda x: getattr(x, "name", x))
 def test_no_kernel_costs_more_than_recorded(variant: Variant, architecture: str) -> None:
     cost = measure(variant, architecture)

@@ -32,7 +32,6 @@ def compiled_text(new_tokens: int, drafted: int) -> HuggingFaceTarget:
     return target
 
 
-@pytest.mark.slow
 def test_the_captured_forward_gives_the_same_text(monkeypatch: pytest.MonkeyPatch) -> None:
     """Capture, guards and changing shapes, without waiting for a code generator."""
     graphs: list[Any] = []
@@ -58,7 +57,6 @@ def test_the_compiled_forward_gives_the_same_text() -> None:
     compiled_text(6, drafted=0)
 
 
-@pytest.mark.slow
 def test_targets_of_one_class_keep_their_passes_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Conditions on the model are not looked at, so a pass of one model must never serve another."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))

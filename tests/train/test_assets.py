@@ -94,7 +94,6 @@ def test_the_workload_has_every_kind(tokenizer):
         assert 20 <= len(tokenizer(prompt["prompt"])["input_ids"]) <= 300, prompt["id"]
 
 
-@pytest.mark.slow
 def test_greedy_text_does_not_loop(pair, tokenizer):
     """Every prompt of the workload, 200 tokens: no period that repeats to the end, and no long stretch of repeats."""
     prompts = json.loads((ASSETS / "workload.json").read_text(encoding="utf-8"))

@@ -118,7 +118,6 @@ def test_an_interrupted_run_ends_with_the_same_weights(finished, tmp_path):
             torch.testing.assert_close(pieces[key], whole[key], rtol=0, atol=0, msg=f"{name}: {key}")
 
 
-@pytest.mark.slow
 def test_two_members_end_with_the_weights_of_one(finished, tmp_path):
     out, _ = finished
     make_tokens(SMALL, tmp_path, corpus())

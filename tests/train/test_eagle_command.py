@@ -88,7 +88,6 @@ def test_the_command_writes_a_head_as_published(
     assert told[0] == told[1] and told[0][-1] > 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["eagle", "eagle3"])
 def test_a_killed_run_loses_no_step_and_ends_with_the_weights_of_one_that_was_not(
     name: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

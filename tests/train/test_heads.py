@@ -284,7 +284,6 @@ def python_text() -> np.ndarray:
     return token_row([Path(argparse.__file__).read_text(encoding="utf-8")], load_tokenizer("demo-target"))
 
 
-@pytest.mark.slow
 def test_in_seconds_loss_falls_acceptance_rises_and_the_saved_head_drafts_the_same(
     tmp_path: Path, python_text: np.ndarray
 ) -> None:
@@ -332,7 +331,6 @@ COMMANDS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_what_the_command_wrote_drafts_as_the_trained_head_does_in_bfloat16(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -362,7 +360,6 @@ def test_what_the_command_wrote_drafts_as_the_trained_head_does_in_bfloat16(
     assert told[0] == told[1] and told[0][-1] > 0
 
 
-@pytest.mark.slow
 def test_the_command_writes_head_tree_and_curve(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, text = tmp_path / "out", tmp_path / "text.py"
     text.write_text(Path(argparse.__file__).read_text(encoding="utf-8")[:9000])

@@ -82,7 +82,6 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [torch.load(folder / f"rank-{rank}.pt") for rank in range(2)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_processes_step_as_one(kind: str, ended: list[dict[str, Any]]) -> None:
     """EAGLE heads too: they run their layer several times a step, and every parameter must have its gradient."""
@@ -104,7 +103,6 @@ def test_two_processes_step_as_one(kind: str, ended: list[dict[str, Any]]) -> No
             torch.testing.assert_close(first[name], value, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.slow
 def test_processes_that_see_different_work_folders_are_refused(ended: list[dict[str, Any]]) -> None:
     """All of them stop and none waits for the others; folders that all of them see are left as they were."""
     for each in ended:

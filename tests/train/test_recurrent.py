@@ -121,7 +121,6 @@ def test_the_draft_vocabulary_is_the_most_frequent_one() -> None:
             frequent_ids(row, count, 9)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["eagle", "eagle3"])
 def test_a_head_learns_and_drafts_the_same_after_saving(name: str, tmp_path: Path) -> None:
     """Twenty seconds on a text of the corpus, for the bundled target: loss falls, acceptance rises, the text stays."""

@@ -33,7 +33,6 @@ def test_the_ranks_of_a_draft_that_is_the_target(how: str) -> None:
     assert twin.cache.pages.num_used == 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_tree_in_use_brings_what_was_promised(temperature: float) -> None:
     """Rates from some texts, tokens per step on others; and no worse than widths of the same size."""
