@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from specdec_fast.grammar import Guide, token_words
+from specdec_fast.upload import from_host
 from specdec_kernels import ALWAYS, Additions, Forced, NodePaths, Penalties, TokenMasks, edit_logits
 
 if TYPE_CHECKING:
@@ -27,15 +28,18 @@ class TokenCounts:
     """Distinct committed tokens of the rows that have penalties, and how often each was generated.
 
     ids, counts: int32 [rows, capacity]; sizes: int32 [rows]. They grow as needed and are written where a token changes
-    them, never rebuilt. The prompt counts 0 times: only the repetition penalty looks at it.
+    them, never rebuilt: the changes of all rows at once, when somebody looks (`tables`). The prompt counts 0 times: it
+    matters to the repetition penalty alone.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._places: dict[int, dict[int, int]] = {}  # per row: token -> column
         self._counts: dict[int, list[int]] = {}
-        self.ids = self.counts = self._zeros(0, 0)
-        self.sizes = self._zeros(0)
+        self._changed: dict[tuple[int, int], tuple[int, int]] = {}  # (row, column) -> (token, count), not written yet
+        self._grown: dict[int, int] = {}  # row -> size, not written yet
+        self._ids = self._times = self._zeros(0, 0)
+        self._sizes = self._zeros(0)
 
     def _zeros(self, *shape: int) -> Tensor:
         with torch.inference_mode(False):  # written to inside and outside of inference mode
@@ -65,26 +69,37 @@ class TokenCounts:
             if column == len(counts):
                 counts.append(0)
             counts[column] += times
-        self._grow(row, len(places))
-        changed = {token: places[token] for token in tokens}
-        columns = torch.tensor(list(changed.values()), dtype=torch.int64).to(self._device)
-        self.ids[row, columns] = torch.tensor(list(changed), dtype=torch.int32).to(self._device)
-        fresh = torch.tensor([counts[column] for column in changed.values()], dtype=torch.int32).to(self._device)
-        self.counts[row, columns] = fresh
-        self.sizes[row] = len(places)
+        self._changed.update({(row, places[token]): (token, counts[places[token]]) for token in tokens})
+        self._grown[row] = len(places)
 
-    def _grow(self, row: int, used: int) -> None:
-        rows, capacity = self.ids.shape
-        if row < rows and used <= capacity:
+    def tables(self) -> tuple[Tensor, Tensor, Tensor]:
+        """(ids, counts, sizes) of all rows as they are now."""
+        if self._grown:
+            self._grow(max(self._grown) + 1, max(self._grown.values()))
+            sizes, changed, device = self._grown, self._changed, self._device
+            self._sizes[from_host(list(sizes), torch.int64, device)] = from_host(
+                list(sizes.values()), torch.int32, device
+            )
+            if changed:
+                rows, columns = (from_host(each, torch.int64, device) for each in zip(*changed))
+                tokens, counts = (from_host(each, torch.int32, device) for each in zip(*changed.values()))
+                self._ids[rows, columns] = tokens
+                self._times[rows, columns] = counts
+            self._grown, self._changed = {}, {}
+        return self._ids, self._times, self._sizes
+
+    def _grow(self, rows: int, used: int) -> None:
+        held, capacity = self._ids.shape
+        if rows <= held and used <= capacity:
             return
-        wider = self._zeros(max(rows, row + 1), capacity if used <= capacity else max(64, 2 * used))
-        for name in ("ids", "counts"):
+        wider = self._zeros(max(rows, held), capacity if used <= capacity else max(64, 2 * used))
+        for name in ("_ids", "_times"):
             table = self._zeros(*wider.shape)
-            table[:rows, :capacity] = getattr(self, name)
+            table[:held, :capacity] = getattr(self, name)
             setattr(self, name, table)
         sizes = self._zeros(wider.shape[0])
-        sizes[:rows] = self.sizes
-        self.sizes = sizes
+        sizes[:held] = self._sizes
+        self._sizes = sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +131,7 @@ class Edits:
             logits = logits.float()
         penalties = None
         if self.factors is not None:
-            penalties = Penalties(self.factors, self.rows, self.counts.ids, self.counts.counts, self.counts.sizes)
+            penalties = Penalties(self.factors, self.rows, *self.counts.tables())
         masks = self._masks(logits.shape[1], paths, request_of)
         edit_logits(logits, paths, penalties, self.additions, self.forced, masks)
         return logits

@@ -24,8 +24,9 @@ VOCAB = 12
 
 
 def held(counts: TokenCounts, row: int) -> dict[int, int]:
-    used = int(counts.sizes[row])
-    ids, times = counts.ids[row, :used].tolist(), counts.counts[row, :used].tolist()
+    ids_of, times_of, sizes = counts.tables()
+    used = int(sizes[row])
+    ids, times = ids_of[row, :used].tolist(), times_of[row, :used].tolist()
     assert len(set(ids)) == used, "an id is listed twice"
     return dict(zip(ids, times, strict=True))
 
@@ -56,11 +57,22 @@ def test_appending_writes_in_place() -> None:
     """No table is rebuilt as long as there is room."""
     counts = TokenCounts(CPU)
     counts.join(2, [1, 2], [2])
-    before = counts.ids.data_ptr(), counts.counts.data_ptr()
+    before = [table.data_ptr() for table in counts.tables()]
     for token in range(40):
         counts.append(2, [token, token])
-    assert (counts.ids.data_ptr(), counts.counts.data_ptr()) == before
+    assert [table.data_ptr() for table in counts.tables()] == before
     assert held(counts, 2)[2] == 3 and held(counts, 2)[39] == 2
+
+
+def test_what_another_text_left_unwritten_does_not_reach_the_next_one_in_its_row() -> None:
+    counts = TokenCounts(CPU)
+    counts.join(0, [1, 2, 3], [4])
+    counts.leave(0)
+    counts.join(0, [9], [9, 9])
+    assert held(counts, 0) == {9: 2}
+    counts.leave(0)
+    counts.join(0, [], [])
+    assert held(counts, 0) == {}
 
 
 ROWS: list[dict[str, Any]] = [
