@@ -41,7 +41,9 @@ def fixed_seeds() -> None:
     import torch
 
     random.seed(SEED)
-    torch.manual_seed(SEED)
+    torch.default_generator.manual_seed(SEED)  # (torch.manual_seed notes down its caller for every kind of device)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(SEED)
 
 
 @pytest.fixture

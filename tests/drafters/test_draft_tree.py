@@ -294,7 +294,7 @@ def test_the_text_keeps_its_joint_law_over_steps(rule: str, how: str) -> None:
     close = 0.5 * random_logits(23, vocab, seed=2) + 0.5 * random_logits(23, vocab, seed=9)
     made = drafter(how, AutomatonTarget(close, max_rows=ROWS, max_length=16), widths=(2, 2), num_draft_tokens=5)
     engine = Engine(automaton(**shape), made, rule=rule)
-    handles = [engine.submit([1], SamplingParams(seed=seed, max_new_tokens=length + 4)) for seed in range(3000)]
+    handles = [engine.submit([1], SamplingParams(seed=seed, max_new_tokens=length + 2)) for seed in range(3000)]
     while not engine.idle:
         engine.step()
     reader = automaton(**shape)

@@ -207,7 +207,7 @@ def test_the_joint_law_under_the_tree_rules() -> None:
     for rule in ("tree", "traversal"):
         made = forest(Fixed([1, 2, 0], [0, 0, 1]), source(5), source(6), num_draft_tokens=7)
         engine = Engine(target(), made, rule=rule)
-        handles = [engine.submit([1], SamplingParams(seed=seed, max_new_tokens=8)) for seed in range(4000)]
+        handles = [engine.submit([1], SamplingParams(seed=seed, max_new_tokens=6)) for seed in range(4000)]
         while not engine.idle:
             engine.step()
         reader = target()

@@ -52,12 +52,13 @@ def drafter(kind: str, vocab: int, count: int) -> Any:
     return ChosenChain(lambda text: int(reader.logits_after(text).argmax()), count)
 
 
-def counts(engine: Engine, params: dict[str, Any], requests: int, length: int = 3) -> Counter[tuple[int, ...]]:
-    """How often each text of `length` tokens was produced. Texts are longer, so that no draft is cut short by
-    the end.
+def counts(engine: Engine, params: dict[str, Any], requests: int, count: int) -> Counter[tuple[int, ...]]:
+    """How often each text of three tokens was produced. Texts are longer by a draft (`count`), so that none is cut
+    short by the end.
     """
+    length = 3
     handles = [
-        engine.submit(PROMPT, SamplingParams(seed=seed, max_new_tokens=length + 4, **params))
+        engine.submit(PROMPT, SamplingParams(seed=seed, max_new_tokens=length + count, **params))
         for seed in range(requests)
     ]
     while not engine.idle:
@@ -87,7 +88,7 @@ def test_the_token_rule_keeps_the_joint_law(
     kind: str, vocab: int, count: int, params: dict[str, Any], requests: int
 ) -> None:
     engine = Engine(target(vocab), drafter(kind, vocab, count), rule="token")
-    seen = counts(engine, params, requests)
+    seen = counts(engine, params, requests, count)
     assert p_value(seen, exact(vocab, params)) > 1e-3
     alpha = engine.stats.mean_alpha
     assert 0.1 < alpha < 0.98, "all accepted or all refused: the test would prove little"
@@ -99,7 +100,7 @@ def test_replay_keeps_the_joint_law_too() -> None:
     """Over seeds, the keyed noise is noise."""
     small = AutomatonTarget(draft_logits(5, 0.5), max_rows=ROWS, max_length=16, page_size=4)
     engine = Engine(target(5), get_drafter("draft_model")(small, num_draft_tokens=3), rule="replay")
-    assert p_value(counts(engine, {"temperature": 0.8}, 4000), exact(5, {"temperature": 0.8})) > 1e-3
+    assert p_value(counts(engine, {"temperature": 0.8}, 4000, 3), exact(5, {"temperature": 0.8})) > 1e-3
     assert engine.stats.mean_alpha > 0.3
 
 

@@ -209,7 +209,7 @@ def test_plain_decoding_of_a_model_is_the_cache_free_oracle() -> None:
         {"repetition_penalty": 1.8},
         {"frequency_penalty": 0.9, "presence_penalty": 0.5},
         {"repetition_penalty": 0.6, "logit_bias": {0: 1.0}, "banned_token_ids": (2,), "top_k": 2},
-        {"grammar": counting(4), "stop_token_ids": (3,), "min_new_tokens": 8},
+        {"grammar": counting(4), "stop_token_ids": (3,), "min_new_tokens": 6},
     ],
     ids=["repetition", "counts", "mixed", "grammar"],
 )
@@ -225,9 +225,9 @@ def test_the_token_rule_keeps_the_joint_law_under_edits(kind: str, changes: dict
     else:
         made = DrawnChain(lambda text: table[target.state_after(text)], 3)
     engine = Engine(target, made, rule="token")
-    base = SamplingParams(max_new_tokens=length + 5, **changes)
+    base = SamplingParams(max_new_tokens=length + 3, **changes)
     handles = [
-        engine.submit(prompt, SamplingParams(seed=s, max_new_tokens=length + 5, **changes)) for s in range(requests)
+        engine.submit(prompt, SamplingParams(seed=s, max_new_tokens=length + 3, **changes)) for s in range(requests)
     ]
     while not engine.idle:
         engine.step()
