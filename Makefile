@@ -63,7 +63,11 @@ help: ## List the targets and the variables
 demo: $(BUILD_STAMP) ## Generate text with and without speculation on the bundled models and check that it is equal
 	@$(BIN)/specdec demo
 
-test: lint types tests lane-interpreter lane-native ## Style, types and all tests
+# (first what keeps one core busy, two at a time; with --keep-going the rest runs whatever fails)
+test: $(READY) ## Style, types and all tests
+	@failed=0; $(MAKE) --no-print-directory -j2 --output-sync=target READY= lint types lane-native || failed=1; \
+	if [[ $$failed == 1 && '$(firstword -$(MAKEFLAGS))' != *k* ]]; then exit 1; fi; \
+	$(MAKE) --no-print-directory READY= tests lane-interpreter || failed=1; exit $$failed
 
 lint: $(READY) ## ruff
 	$(call lane,lint,$(BIN)/ruff check .)

@@ -72,7 +72,7 @@ def run(program: Path, *arguments: str, **settings: str) -> subprocess.Completed
     # Leaks are not looked for: that needs ptrace, which containers forbid.
     settings |= {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}
     return subprocess.run(
-        [str(program), *arguments], env={**os.environ, **settings}, capture_output=True, text=True, timeout=120
+        [str(program), *arguments], env={**os.environ, **settings}, capture_output=True, text=True, timeout=600
     )
 
 
