@@ -57,6 +57,32 @@ def test_an_overflow_raises() -> None:
         product[(1,)](torch.tensor([46341], dtype=torch.int32), out)
 
 
+@triton.jit
+def sums(x, y, out):
+    """Of blocks, and of numbers without a sign."""
+    ids = tl.arange(0, 4)
+    a, b = tl.load(x + ids), tl.load(y + ids)
+    tl.store(out + ids, a + b)
+    tl.store(out + ids, a - b)
+    tl.store(out, (tl.load(x).to(tl.uint32) - tl.load(y).to(tl.uint32)).to(tl.int32))
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_an_overflow_of_one_number_of_a_block_raises_and_none_is_no_error(backwards: bool) -> None:
+    most, out = 2**31 - 1, torch.zeros(4, dtype=torch.int32)
+
+    def block(*numbers: int) -> torch.Tensor:
+        return torch.tensor(numbers[::-1] if backwards else numbers, dtype=torch.int32)
+
+    sums[(1,)](block(7, most, 0, 7), block(7, 0, -most, 7), out)
+    assert out.tolist() == [0, *block(0, most, most, 0)[1:].tolist()]
+    for x, y in ((block(7, most, 0, 7), block(7, 1, 0, 7)), (block(7, -most, 0, 7), block(7, 2, 0, 7))):
+        with pytest.raises(Exception, match=r"int32 overflow detected for operation (add|sub)"):
+            sums[(1,)](x, y, out)
+    with pytest.raises(Exception, match="int32 overflow detected for operation sub"):
+        sums[(1,)](block(3, 3, 3, 3), block(4, 4, 4, 4), out)
+
+
 READ = """
 import sys
 sys.path[:0] = {path!r}

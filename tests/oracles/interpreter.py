@@ -10,6 +10,9 @@
 - Every call of a function inside a kernel searches the whole language for what to replace. Here that is done once per
   launch.
 
+And most of its time goes into the types of blocks, which every operation makes anew with all checks of their shapes:
+here this is done once for each shape.
+
 A read beyond the end of a tensor goes unnoticed; tensors made by `guarded` end at a page that nobody may touch, and
 inside of `watched` every address is compared with the tensors of its launch.
 """
@@ -56,6 +59,8 @@ def install() -> None:
     interpreter.interpreter_builder.options = dataclasses.replace(interpreter.interpreter_builder.options, debug=True)
     _mend_bfloat16(interpreter)
     _search_once(interpreter)
+    _make_types_once(interpreter)
+    _look_for_overflows_at_once()
 
 
 def _mend_bfloat16(interpreter: Any) -> None:
@@ -159,6 +164,85 @@ def _search_once(interpreter: Any) -> None:
         return scope
 
     interpreter._patch_lang = once
+
+
+def _make_types_once(interpreter: Any) -> None:
+    """Blocks of one shape share it, checked and wrapped as the interpreter does it for the first of them."""
+    import triton.language as tl
+    from triton.language.semantic import TritonSemantic
+
+    block, tensor = tl.core.block_type, tl.core.tensor
+    make_block, make_tensor, lower, equal = block.__init__, tensor.__init__, block.to_ir, tl.core.dtype.__eq__
+    broadcast, find_kind = TritonSemantic.broadcast_impl_value, interpreter._get_np_dtype
+    shapes: dict[tuple[int, ...], Any] = {}
+    blocks: dict[tuple[str, tuple[int, ...]], dict[str, Any]] = {}
+    scalar: dict[str, Any] = {}
+    fields: dict[int, dict[str, Any]] = {}  # by the shape of the type; these live as long as the process
+    kinds: dict[str, np.dtype[Any]] = {}
+
+    def init_block(self: Any, element_ty: Any, shape: Any) -> None:
+        sizes = tuple([each.value if isinstance(each, tl.constexpr) else each for each in shape])
+        rest = blocks.get((element_ty.name, sizes))
+        if rest is None:
+            make_block(self, element_ty, shape)
+            self.shape = shapes.setdefault(sizes, self.shape)
+            rest = blocks[element_ty.name, sizes] = {k: v for k, v in vars(self).items() if k != "element_ty"}
+        vars(self).update(rest, element_ty=element_ty)
+
+    def init_tensor(self: Any, handle: Any, type: Any) -> None:
+        rest = fields.get(id(type.shape)) if type.is_block() else scalar
+        if not rest:
+            make_tensor(self, handle, type)
+            rest = {k: v for k, v in vars(self).items() if k not in ("handle", "type", "dtype")}
+            if not type.is_block():
+                scalar.update(rest)
+            elif any(type.shape is each for each in shapes.values()):
+                fields[id(type.shape)] = rest
+        vars(self).update(rest, handle=handle, type=type, dtype=type.scalar)
+
+    def to_ir(self: Any, builder: Any) -> Any:
+        """In the interpreter a type is lowered to an equal one."""
+        if self.__dict__.get("lowered") is None:
+            self.lowered = lower(self, builder)
+        return self.lowered
+
+    def same(self: Any, other: Any) -> bool:
+        return self is other or equal(self, other)
+
+    def broadcast_impl_value(self: Any, left: Any, right: Any) -> Any:
+        ones = left.type.is_block(), right.type.is_block()
+        if not any(ones) or (all(ones) and left.type.shape is right.type.shape):
+            return left, right
+        return broadcast(self, left, right)
+
+    def _get_np_dtype(kind: Any) -> Any:
+        name = kind.scalar.name
+        if name not in kinds:
+            kinds[name] = find_kind(kind)
+        return kinds[name]
+
+    block.__init__, block.to_ir, tensor.__init__, tl.core.dtype.__eq__ = init_block, to_ir, init_tensor, same
+    TritonSemantic.broadcast_impl_value, interpreter._get_np_dtype = broadcast_impl_value, _get_np_dtype
+
+
+def _look_for_overflows_at_once() -> None:
+    """The interpreter's check of one sum takes six more operations. It is left to say what overflows where one does."""
+    from triton.language.semantic import TritonSemantic
+
+    complain = TritonSemantic.binary_op_sanitize_overflow_impl
+    exact = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
+
+    def binary_op_sanitize_overflow_impl(self: Any, left: Any, right: Any, operation: Any) -> None:
+        kind, known = left.dtype, exact.get(operation.__name__)
+        if not self.builder.options.sanitize_overflow or kind.int_bitwidth >= 64:
+            return
+        if known is not None and kind == right.dtype:
+            wide = known(left.handle.data.astype(np.int64), right.handle.data.astype(np.int64))
+            if kind.get_int_min_value() <= wide.min() and wide.max() <= kind.get_int_max_value():
+                return
+        complain(self, left, right, operation)
+
+    TritonSemantic.binary_op_sanitize_overflow_impl = binary_op_sanitize_overflow_impl
 
 
 def guarded(values: Tensor, row_stride: int | None = None) -> Tensor:
