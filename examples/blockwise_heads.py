@@ -21,12 +21,12 @@ with tempfile.TemporaryDirectory() as folder:
     model, place = load_model("demo-target"), Path(folder)
     states = TargetStates(model, ("final_norm",))
     heads = BlockwiseHeads(states.hidden_size, model.config.vocab_size, 3)
-    settings = Settings(steps=30, batch=4, length=64, lr=2e-3)
+    settings = Settings(steps=20, batch=2, length=64, lr=4e-3)
     row, held = split(text_row([TEXT], "text", load_tokenizer("demo-target")), settings.length, blocks=4)
     trainee = AheadTrainee(heads, states, decay=1.0, labels="target")
     history = fit(trainee, states, row, held, settings, place).history
     save_blockwise(heads, place / "head", base_model="demo-target")
-    params = SamplingParams(temperature=0, max_new_tokens=64)
+    params = SamplingParams(temperature=0, max_new_tokens=32)
     prompt = "    def __init__(self, name):\n"
     plain = load("demo-target", max_rows=1).generate([prompt], params)[0]
     engine = load("demo-target", drafter="blockwise", drafter_options={"head": str(place / "head")}, max_rows=1)

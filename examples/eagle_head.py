@@ -18,13 +18,13 @@ TEXT = Path(argparse.__file__)  # any text that the target knows how to continue
 
 with tempfile.TemporaryDirectory() as folder:
     model, place = load_model("demo-target"), Path(folder)
-    settings = Settings(steps=30, batch=4, length=64, lr=2e-3)
+    settings = Settings(steps=20, batch=2, length=64, lr=4e-3)
     row, held = split(text_row([TEXT], "text", load_tokenizer("demo-target")), settings.length, blocks=4)
     head = new_eagle3(model, frequent_ids(row, 512, 1024))
     states = TargetStates(model, (*head.taps, "final_norm"))
     history = fit(Eagle3Trainee(head, states, ahead=3), states, row, held, settings, place).history
     save_eagle3(place / "head", head)
-    params = SamplingParams(temperature=0, max_new_tokens=64)
+    params = SamplingParams(temperature=0, max_new_tokens=32)
     prompt = "    def __init__(self, name):\n"
     plain = load("demo-target", max_rows=1).generate([prompt], params)[0]
     engine = load("demo-target", drafter="eagle3", drafter_options={"head": str(place / "head")}, max_rows=1)

@@ -21,11 +21,11 @@ with tempfile.TemporaryDirectory() as folder:
     model, place = load_model("demo-target"), Path(folder)
     states = TargetStates(model, ("final_norm",))
     heads = MedusaHeads(states.hidden_size, model.config.vocab_size, 3, own_lm_head=False)
-    settings = Settings(steps=40, batch=4, length=64, lr=3e-3)
-    row, held = split(text_row([TEXT], "text", load_tokenizer("demo-target")), settings.length, blocks=8)
+    settings = Settings(steps=20, batch=2, length=64, lr=4e-3)
+    row, held = split(text_row([TEXT], "text", load_tokenizer("demo-target")), settings.length, blocks=4)
     history = fit(AheadTrainee(heads, states, labels="target"), states, row, held, settings, place).history
     save_medusa(heads, place / "head", base_model="demo-target")
-    params = SamplingParams(temperature=0, max_new_tokens=64)
+    params = SamplingParams(temperature=0, max_new_tokens=32)
     prompt = "    def __init__(self, name):\n"
     plain = load("demo-target", max_rows=1).generate([prompt], params)[0]
     engine = load("demo-target", drafter="medusa", drafter_options={"head": str(place / "head")}, max_rows=1)

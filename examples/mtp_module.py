@@ -21,11 +21,11 @@ with tempfile.TemporaryDirectory() as folder:
     model, place = load_model("demo-target"), Path(folder)
     states = TargetStates(model, ("final_norm",))
     head = mtp_head(HuggingFaceTarget(load_model("demo-target"), max_rows=1))  # a layer of the target's kind
-    settings = Settings(steps=30, batch=4, length=64, lr=2e-3)
+    settings = Settings(steps=20, batch=2, length=64, lr=4e-3)
     row, held = split(text_row([TEXT], "text", load_tokenizer("demo-target")), settings.length, blocks=4)
     history = fit(Eagle3Trainee(head, states, ahead=2), states, row, held, settings, place).history
     save_mtp(place / "head", head, model.config.num_hidden_layers)  # targets that have one hold it themselves
-    params = SamplingParams(temperature=0, max_new_tokens=64)
+    params = SamplingParams(temperature=0, max_new_tokens=32)
     prompt = "    def __init__(self, name):\n"
     plain = load("demo-target", max_rows=1).generate([prompt], params)[0]
     engine = load("demo-target", drafter="mtp", drafter_options={"head": str(place / "head")}, max_rows=1)

@@ -1,14 +1,16 @@
-"""Tiny models on disk and ways to call the command line, in this process and as a program of its own."""
+"""Tiny models on disk and ways to call the command line: in this process, in a fork of it, as a program of its own."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 import torch
@@ -104,5 +106,32 @@ def program() -> Callable[..., subprocess.Popen[bytes]]:
             # a shell that starts the tests in the background leaves SIGINT ignored, and children inherit that
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
+
+    return start
+
+
+def _in_a_fork(args: tuple[str, ...], reading: int, writing: int, errors: Path) -> None:
+    os.close(reading)  # else nobody notices that the reader went away
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with open(writing, "w", buffering=1) as sys.stdout, errors.open("w", buffering=1) as sys.stderr:
+        sys.stdout.reconfigure(write_through=True)
+        try:
+            main(args)
+        finally:
+            sys.stdout.flush()  # as the interpreter does when it ends
+
+
+@pytest.fixture(scope="session")
+def forked() -> Callable[..., tuple[BaseProcess, BinaryIO]]:
+    """Start `specdec` in a process that has imported everything already: (it, its output); its errors are in a file."""
+
+    def start(*args: str, errors: Path) -> tuple[BaseProcess, BinaryIO]:
+        reading, writing = os.pipe()
+        process = multiprocessing.get_context("fork").Process(
+            target=_in_a_fork, args=(args, reading, writing, errors), daemon=True
+        )
+        process.start()
+        os.close(writing)
+        return process, open(reading, "rb", buffering=0)
 
     return start

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -42,6 +42,12 @@ def composed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr("specdec_fast.lab.proof.as_png", blank)
 
 
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Greedy texts of two short lengths, for tests that look at other things or at the first few tokens."""
+    monkeypatch.setattr("specdec_fast.commands.lab._LENGTHS", (8, 24))
+
+
 @pytest.mark.usefixtures("rendered")
 def test_the_whole_command_on_a_tiny_pair(run: Run, pair: list[str], tmp_path: Path) -> None:
     (tmp_path / "mine.json").write_text("[5, 6, 7]")
@@ -63,6 +69,7 @@ def test_the_whole_command_on_a_tiny_pair(run: Run, pair: list[str], tmp_path: P
     assert json.loads((tmp_path / "r" / "report.json").read_text())["holds"]
 
 
+@pytest.mark.usefixtures("short")
 def test_the_same_command_goes_on(run: Run, pair: list[str], tmp_path: Path) -> None:
     where = ["--out", str(tmp_path / "r"), "--seed", "4"]
     assert run("lab", *pair, *FEW, *where).exit_code == 0
@@ -79,6 +86,7 @@ def test_the_same_command_goes_on(run: Run, pair: list[str], tmp_path: Path) -> 
     assert {row["draws"] for row in json.loads(fresh.stdout)["summaries"]} == {1500}
 
 
+@pytest.mark.usefixtures("short")
 def test_the_ledger_takes_new_seeds_every_time(run: Run, pair: list[str], tmp_path: Path) -> None:
     file = tmp_path / "ledger.json"
     for night in (1, 2):
@@ -117,6 +125,7 @@ def test_the_kill_matrix(run: Run, pair: list[str], tmp_path: Path, monkeypatch:
     assert "mutants: 2 of 2 killed; planted into the engine: 1 checks" in killed.stdout
 
 
+@pytest.mark.usefixtures("short")
 def test_a_lossy_rule_is_rejected(run: Run, pair: list[str], tmp_path: Path) -> None:
     result = run(
         "lab", *pair, "--draws", "20000", "--prompts", "1", "--no-exact", "--rule", "lossy", "--out", str(tmp_path)
@@ -125,6 +134,7 @@ def test_a_lossy_rule_is_rejected(run: Run, pair: list[str], tmp_path: Path) -> 
     assert "law rejected" in result.stderr and "lossy by design" in result.stdout
 
 
+@pytest.mark.usefixtures("short")
 @pytest.mark.parametrize(
     ("drafter", "options", "rule"),
     [
@@ -238,19 +248,18 @@ def test_a_file_in_the_way_is_not_overwritten(run: Run, tmp_path: Path) -> None:
     assert result.exit_code == 2 and (tmp_path / "r").read_text() == "mine"
 
 
-def test_ctrl_c_keeps_the_draws(
-    program: Callable[..., subprocess.Popen[bytes]], pair: list[str], tmp_path: Path
-) -> None:
-    out = tmp_path / "r"
+def test_ctrl_c_keeps_the_draws(forked: Callable[..., Any], pair: list[str], tmp_path: Path) -> None:
+    out, errors = tmp_path / "r", tmp_path / "errors"
     many = ["--draws", "200000000", "--prompts", "1", "--no-exact", "--out", str(out)]
-    process = program("lab", *pair, *many)
+    process, output = forked("lab", *pair, *many, errors=errors)
     deadline = time.monotonic() + 240
     while not (out / "draws").exists() and time.monotonic() < deadline:
         time.sleep(0.2)
     time.sleep(3.0)  # some chunks
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 130, errors.decode()
-    assert b"run the same command again" in errors
+    os.kill(process.pid, signal.SIGINT)
+    process.join(120)
+    output.close()
+    assert process.exitcode == 130, errors.read_text()
+    assert "run the same command again" in errors.read_text()
     (kept,) = [np.load(path)["draws"] for path in (out / "draws").rglob("*.npz")]
     assert int(kept) > 0

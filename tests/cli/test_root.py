@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import types
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -129,13 +130,16 @@ def test_an_interrupt_while_torch_is_imported_ends_at_once(
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_closed_pipe_is_quiet(program: Any, pair: list[str]) -> None:
-    process = program("generate", "Once", *pair, "--max-new-tokens", "1900", "--ignore-eos", "--seed", "0")
-    process.stdout.read(3)
-    process.stdout.close()
-    stderr = process.stderr.read()
-    assert process.wait(timeout=180) == 1
-    assert stderr == b""
+def test_closed_pipe_is_quiet(forked: Any, pair: list[str], tmp_path: Path) -> None:
+    errors = tmp_path / "errors"
+    process, output = forked(
+        "generate", "Once", *pair, "--max-new-tokens", "1900", "--ignore-eos", "--seed", "0", errors=errors
+    )
+    assert output.read(3)
+    output.close()
+    process.join(180)
+    assert process.exitcode == 1
+    assert errors.read_text() == ""
 
 
 def test_bad_input_of_the_program(program: Any) -> None:

@@ -20,7 +20,9 @@ def prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize("method", ["bayes", "similarity"])
-def test_a_search_and_its_continuation(run: Any, models: dict[str, str], prompts: str, method: str) -> None:
+def test_a_search_and_its_continuation(
+    run: Any, models: dict[str, str], prompts: str, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if method == "bayes":
         pytest.importorskip("optuna")
     asked = ["tune", "layers", "-m", models["target"], "-f", prompts, "--lines", "--method", method, *TINY]
@@ -33,6 +35,7 @@ def test_a_search_and_its_continuation(run: Any, models: dict[str, str], prompts
     first = len(stored["trials"])
     assert first == 4 + min(3, len({json.dumps(trial["skip"]) for trial in stored["trials"]}))
     assert place.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    monkeypatch.setattr("specdec_fast.tune.figure.search_chart", lambda *_: b"")  # it takes a while
     again = json.loads(run(*asked, "--trials", str(first + 1), "--json").stdout)
     assert again["trials"] > first and again["file"] == str(place)
     assert json.loads(place.read_text())["trials"][:first] == stored["trials"]

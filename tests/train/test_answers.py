@@ -14,7 +14,7 @@ from oracles import models
 from specdec_fast import Engine, loading
 from specdec_fast.loading import load_tokenizer
 from specdec_fast.targets import attention
-from specdec_fast.train import answers
+from specdec_fast.train import answers, curve
 from specdec_fast.train.answers import ask, collect
 from specdec_fast.train.head_command import blockwise
 
@@ -111,6 +111,7 @@ def test_a_head_is_trained_on_what_the_target_answers(
         return load_model(source, dtype, device)
 
     monkeypatch.setattr(loading, "load_model", noted)
+    monkeypatch.setattr(curve, "training_curve", lambda *history: None)  # it takes a while
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"text": f"def f{at}("}) + "\n" for at in range(4)))
     options: dict[str, Any] = {"steps": 2, "batch": 1, "length": 16, "heads": 2, "inner": 16}
     blockwise([tmp_path / "prompts.jsonl"], out=tmp_path / "out", answer=24, temperature=0.7, **options)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import multiprocessing
 from pathlib import Path
 
 import pytest
 import torch
 
+from specdec_fast.train import team
 from specdec_fast.train.corpus import CorpusNotFound, Document, held_out, split_chapters
 from specdec_fast.train.demo_pair import Unfinished, install, make_tokens, refuse_another_recipe, run
 from specdec_fast.train.draft_stage import distillation_loss
@@ -118,10 +120,14 @@ def test_an_interrupted_run_ends_with_the_same_weights(finished, tmp_path):
             torch.testing.assert_close(pieces[key], whole[key], rtol=0, atol=0, msg=f"{name}: {key}")
 
 
-def test_two_members_end_with_the_weights_of_one(finished, tmp_path):
+def test_two_members_end_with_the_weights_of_one(finished, tmp_path, monkeypatch):
+    """The second of them is a new Python for one stage; for the other a fork, which need not import anything."""
     out, _ = finished
     make_tokens(SMALL, tmp_path, corpus())
-    progress = together(train_target, SMALL, tmp_path, quiet, None, 2)
+    with monkeypatch.context() as patch:
+        forking = multiprocessing.get_context("fork")
+        patch.setattr(team.multiprocessing, "get_context", lambda _: forking)
+        progress = together(train_target, SMALL, tmp_path, quiet, None, 2)
     assert progress.done and progress.tokens == 4 * 64
     whole, parts = weights(out / "target.pt"), weights(tmp_path / "target.pt")
     for key in whole:

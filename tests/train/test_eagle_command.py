@@ -1,19 +1,17 @@
-"""`specdec train eagle | eagle3`: published layouts, curves, and a killed run that ends as one that was not.
-
-As a program this file is a run that kills itself: `test_eagle_command.py STEP NAME OPTIONS...` trains by the command
-line and dies by SIGKILL when the batch of that step is due.
-"""
+"""`specdec train eagle | eagle3`: published layouts, curves, and a killed run that ends as one that was not."""
 
 from __future__ import annotations
 
 import argparse
 import copy
+import io
 import json
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
+from contextlib import redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,20 +40,34 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-@pytest.mark.parametrize("name", ["eagle", "eagle3"])
-def test_the_command_writes_a_head_as_published(
-    name: str, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And what it wrote, in bfloat16, drafts as the head that was trained does when it is rounded so."""
-    out, trained, fit = tmp_path / "out", [], heads.fit
+@dataclass(frozen=True)
+class Run:
+    """One that nobody stopped: of which head, where, the trainee, and what was printed."""
+
+    name: str
+    out: Path
+    trainee: Any
+    shown: str
+
+
+@pytest.fixture(scope="module", params=["eagle", "eagle3"])
+def whole(request: pytest.FixtureRequest, text: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    name, out, trained, fit = request.param, tmp_path_factory.mktemp("whole"), [], heads.fit
 
     def keep(trainee: Any, *args: Any, **options: Any) -> Any:
         trained.append(trainee)
         return fit(trainee, *args, **options)
 
-    monkeypatch.setattr(heads, "fit", keep)
-    TRAIN[name]([text], out=out, **TINY, **LAYER, **EXTRA[name])
-    assert f"specdec generate --model demo-target --drafter {name} -o head={out / 'head'}" in capsys.readouterr().out
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as shown:
+        patch.setattr(heads, "fit", keep)
+        TRAIN[name]([text], out=out, **TINY, **LAYER, **EXTRA[name])
+    return Run(name, out, trained[0], shown.getvalue())
+
+
+def test_the_command_writes_a_head_as_published(whole: Run) -> None:
+    """And what it wrote, in bfloat16, drafts as the head that was trained does when it is rounded so."""
+    name, out = whole.name, whole.out
+    assert f"specdec generate --model demo-target --drafter {name} -o head={out / 'head'}" in whole.shown
     assert (out / "curve.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     history = json.loads((out / "history.json").read_text())
     assert [each["step"] for each in history] == [0, 3, 6]
@@ -75,7 +87,7 @@ def test_the_command_writes_a_head_as_published(
         assert "midlayer.hidden_norm.weight" in tensors and tensors["t2d"].sum() == 300
         assert not tensors["d2t"].is_floating_point() and "embed_tokens.weight" not in tensors
     target = HuggingFaceTarget(load_model("demo-target"), max_rows=1, max_length=64)
-    rounded = copy.deepcopy(trained[0].head).bfloat16().float()
+    rounded = copy.deepcopy(whole.trainee.head).bfloat16().float()
     prompt, told = load_tokenizer("demo-target").encode("def main("), []
     params = SamplingParams(temperature=0.8, seed=1, max_new_tokens=16)
     for head in (str(out / "head"), PagedHead(rounded, target)):
@@ -88,19 +100,21 @@ def test_the_command_writes_a_head_as_published(
     assert told[0] == told[1] and told[0][-1] > 0
 
 
-@pytest.mark.parametrize("name", ["eagle", "eagle3"])
 def test_a_killed_run_loses_no_step_and_ends_with_the_weights_of_one_that_was_not(
-    name: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    whole: Run, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """SIGKILL with step 7 under way, and the same command again. EAGLE draws noise: its generator goes on too."""
-    options = {**TINY, **LAYER, **EXTRA[name], "steps": 10, "measure_every": 5, "saving": 1.0}
+    """SIGKILL with step 4 under way, and the same command again. EAGLE draws noise: its generator goes on too."""
+    options = {**TINY, **LAYER, **EXTRA[whole.name], "saving": 1.0}
     flags = [f"--{key.replace('_', '-')}={value}" for key, value in options.items()]
     cut = tmp_path / "cut"
-    command = [sys.executable, __file__, "7", name, str(text), f"--out={cut}", *flags]
-    died = subprocess.run(command, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True)
-    assert died.returncode == -signal.SIGKILL, died.stderr.decode()
-    assert heads.stored_step(cut) == 7 and not (cut / "head").exists(), "seven steps were whole"
-    assert [each["step"] for each in json.loads((cut / "history.json").read_text())] == [0, 5], "as soon as measured"
+    died = multiprocessing.get_context("fork").Process(
+        target=run_until, args=(4, [whole.name, str(text), f"--out={cut}", *flags])
+    )
+    died.start()
+    died.join()
+    assert died.exitcode == -signal.SIGKILL
+    assert heads.stored_step(cut) == 4 and not (cut / "head").exists(), "four steps were whole"
+    assert [each["step"] for each in json.loads((cut / "history.json").read_text())] == [0, 3], "as soon as measured"
     assert (cut / "curve.png").read_bytes()[-8:-4] == b"IEND" and not list(cut.glob("*.partial"))
 
     begun: list[int] = []
@@ -112,13 +126,12 @@ def test_a_killed_run_loses_no_step_and_ends_with_the_weights_of_one_that_was_no
 
     monkeypatch.setattr(heads, "blocks", noted)
     monkeypatch.setattr(curve, "training_curve", lambda *history: None)  # it takes a while
-    TRAIN[name]([text], out=cut, **options)
-    assert begun == list(range(7, 10)), "it begins anew, or leaves a step out"
-    assert f"{cut / 'checkpoint'}: goes on behind step 7 of 10" in capsys.readouterr().err
-    TRAIN[name]([text], out=tmp_path / "whole", **options)
-    found, want = (load_file(tmp_path / folder / "head" / "model.safetensors") for folder in ("cut", "whole"))
+    TRAIN[whole.name]([text], out=cut, **options)
+    assert begun == [4, 5], "it begins anew, or leaves a step out"
+    assert f"{cut / 'checkpoint'}: goes on behind step 4 of 6" in capsys.readouterr().err
+    found, want = (load_file(folder / "head" / "model.safetensors") for folder in (cut, whole.out))
     assert found.keys() == want.keys() and all(torch.equal(found[key], want[key]) for key in want)
-    first, second = (json.loads((tmp_path / folder / "history.json").read_text()) for folder in ("cut", "whole"))
+    first, second = (json.loads((folder / "history.json").read_text()) for folder in (cut, whole.out))
     assert first == second
 
 
@@ -169,7 +182,3 @@ def run_until(last: int, arguments: list[str]) -> None:
 
     heads.blocks = dying
     main(["train", *arguments])
-
-
-if __name__ == "__main__":
-    run_until(int(sys.argv[1]), sys.argv[2:])

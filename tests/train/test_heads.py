@@ -25,9 +25,9 @@ from specdec_fast.heads.blockwise import BlockwiseHeads
 from specdec_fast.heads.checkpoint_medusa import save_medusa
 from specdec_fast.heads.medusa import MedusaHeads
 from specdec_fast.loading import load_model, load_tokenizer
+from specdec_fast.train import curve
 from specdec_fast.train import heads as loop
 from specdec_fast.train.ahead import TAP, AheadTrainee, rank_rates
-from specdec_fast.train.curve import training_curve
 from specdec_fast.train.head_command import blockwise as train_blockwise
 from specdec_fast.train.head_command import medusa as train_medusa
 from specdec_fast.train.heads import Settings, TargetStates, fit
@@ -200,19 +200,25 @@ def test_a_signal_ends_the_run_behind_a_whole_step(tmp_path: Path, number: int) 
     assert progress.step == 5 and signal.getsignal(number) == before
 
 
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("begun")
+    run(folder, stop_after=2, facts={"inputs": ["a.txt"]})
+    return folder
+
+
 @pytest.mark.parametrize(
     "changes",
     [{"length": 23}, {"batch": 3}, {"seed": 1}, {"steps": 8}, {"lr": 2e-3}, {"facts": {"inputs": ["b.txt"]}}],
     ids=str,
 )
-def test_a_run_does_not_go_on_with_other_settings(tmp_path: Path, changes: dict[str, Any]) -> None:
-    run(tmp_path, stop_after=2, facts={"inputs": ["a.txt"]})
+def test_a_run_does_not_go_on_with_other_settings(begun: Path, changes: dict[str, Any]) -> None:
+    before = {path: path.read_bytes() for path in begun.rglob("*.*")}
     name, value = next(iter(changes.get("facts", changes).items()))
     words = rf"checkpoint: the run in it has another {name}: got {re.escape(repr(value))}; expected .*; go on with that"
     with pytest.raises(ValueError, match=words):
-        run(tmp_path, **{"facts": {"inputs": ["a.txt"]}, **changes})
-    progress, _ = run(tmp_path, measure_every=3, saving=0.5, facts={"inputs": ["a.txt"]})
-    assert progress.step == 9, "how often is measured and saved may change"
+        run(begun, **{"facts": {"inputs": ["a.txt"]}, **changes})
+    assert before and before == {path: path.read_bytes() for path in begun.rglob("*.*")}, "it can still go on"
 
 
 def test_a_run_does_not_go_on_with_another_number_of_processes(tmp_path: Path) -> None:
@@ -224,7 +230,8 @@ def test_a_run_does_not_go_on_with_another_number_of_processes(tmp_path: Path) -
     with pytest.raises(ValueError, match="another number of processes: got 1; expected 4, with which it was begun"):
         run(tmp_path)
     place.write_text(json.dumps(made_of))
-    assert run(tmp_path)[0].step == 9
+    progress, _ = run(tmp_path, measure_every=3, saving=0.5)
+    assert progress.step == 9, "how often is measured and saved may change"
 
 
 def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
@@ -290,21 +297,21 @@ def test_in_seconds_loss_falls_acceptance_rises_and_the_saved_head_drafts_the_sa
     model = load_model("demo-target")
     states = TargetStates(model, (TAP,))
     heads = MedusaHeads(256, 1024, HEADS, own_lm_head=False)
-    settings = Settings(steps=90, batch=4, length=64, lr=3e-3, measure_every=30, saving=0.01)
+    settings = Settings(steps=80, batch=2, length=64, lr=6e-3, measure_every=80, saving=0.01)
     row, held = split(python_text, 64, blocks=8)
     untrained = MedusaHeads(256, 1024, HEADS, own_lm_head=False)
     progress = fit(AheadTrainee(heads, states, labels="target"), states, row, held, settings, tmp_path)
     first, last = progress.history[0], progress.history[-1]
     assert last["held_loss"] < 0.8 * first["held_loss"]
     assert last["tokens_per_step"] > first["tokens_per_step"] + 0.1
-    training_curve(progress.history, tmp_path / "curve.png", "heads")
+    curve.training_curve(progress.history, tmp_path / "curve.png", "heads")
     assert (tmp_path / "curve.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     save_medusa(heads, tmp_path / "head", base_model="demo-target", dtype=torch.float32)
 
     target, told = HuggingFaceTarget(model, max_rows=2, max_length=256), {}
     prompts = ["def add_argument(self, name", "class Parser:\n    def __init__(self"]
     ids = [load_tokenizer("demo-target").encode(prompt) for prompt in prompts]
-    params = SamplingParams(temperature=0, max_new_tokens=40, ignore_eos=True)
+    params = SamplingParams(temperature=0, max_new_tokens=24, ignore_eos=True)
     plain = [handle.tokens for handle in Engine(target).generate(ids, params)]
     for name, head in {"trained": heads.eval(), "saved": str(tmp_path / "head"), "untrained": untrained}.items():
         handles = Engine(target, make_drafter("medusa", {"head": head}, target=target)).generate(ids, params)
@@ -318,7 +325,7 @@ def test_blockwise_learns_by_the_same_loop(tmp_path: Path, python_text: np.ndarr
     model = load_model("demo-target")
     states = TargetStates(model, (TAP,))
     row, held = split(python_text, 64, blocks=4)
-    settings = Settings(steps=20, batch=4, length=64, lr=2e-3, measure_every=20, saving=0.01)
+    settings = Settings(steps=15, batch=2, length=64, lr=4e-3, measure_every=15, saving=0.01)
     trainee = AheadTrainee(BlockwiseHeads(256, 1024, 2), states, decay=1.0)
     first, last = fit(trainee, states, row, held, settings, tmp_path).history
     assert last["held_loss"] < 0.9 * first["held_loss"]
@@ -343,6 +350,7 @@ def test_what_the_command_wrote_drafts_as_the_trained_head_does_in_bfloat16(
         return fit(trainee, *args, **options)
 
     monkeypatch.setattr(loop, "fit", keep)
+    monkeypatch.setattr(curve, "training_curve", lambda *history: None)  # it takes a while
     command, own = COMMANDS[name]
     out = tmp_path / "out"
     command([tmp_path / "text.py"], out=out, steps=4, batch=2, length=32, heads=2, lr=5e-3, **own)
@@ -360,19 +368,22 @@ def test_what_the_command_wrote_drafts_as_the_trained_head_does_in_bfloat16(
     assert told[0] == told[1] and told[0][-1] > 0
 
 
-def test_the_command_writes_head_tree_and_curve(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_head_tree_and_curve(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     out, text = tmp_path / "out", tmp_path / "text.py"
     text.write_text(Path(argparse.__file__).read_text(encoding="utf-8")[:9000])
-    options: dict[str, Any] = {"out": out, "steps": 12, "batch": 2, "length": 32, "heads": 2, "nodes": 5, "lr": 5e-3}
+    options: dict[str, Any] = {"out": out, "steps": 6, "batch": 2, "length": 32, "heads": 2, "nodes": 5, "lr": 5e-3}
     train_medusa([text], layout="vllm", own_lm_head=False, **options)
     shown = capsys.readouterr().out
     assert f"specdec generate --model demo-target --drafter medusa -o head={out / 'head'}" in shown
     assert (out / "curve.png").exists() and len(json.loads((out / "history.json").read_text())) == 2
     config = json.loads((out / "head" / "config.json").read_text())
-    assert config["num_heads"] == 2 and config["original_lm_head"] and config["training"]["steps"] == 12
+    assert config["num_heads"] == 2 and config["original_lm_head"] and config["training"]["steps"] == 6
     target = HuggingFaceTarget(load_model("demo-target"), max_rows=1, max_length=64)
     made: Any = make_drafter("medusa", {"head": str(out / "head")}, target=target)
     assert made.num_draft_tokens <= 5, "the tree beside the head"
+    monkeypatch.setattr(curve, "training_curve", lambda *history: None)  # it takes a while
     train_medusa([text], own_lm_head=False, **{**options, "layout": "fasterdecoding"})
     assert json.loads((out / "head" / "config.json").read_text())["version"] == "2"
     with pytest.raises(ValueError, match="--layout: got 'gguf'; expected one of fasterdecoding, vllm"):
@@ -385,5 +396,5 @@ def test_the_command_writes_head_tree_and_curve(tmp_path: Path, capsys: pytest.C
     with pytest.raises(ValueError, match=r"another inputs: got .*other\.py"):
         train_medusa([tmp_path / "other.py"], own_lm_head=False, **options)
     shutil.rmtree(out / "checkpoint")
-    train_medusa([tmp_path / "other.py"], own_lm_head=False, **options)
+    train_medusa([tmp_path / "other.py"], own_lm_head=False, **{**options, "steps": 1})
     assert len(list(out.glob("tokens-*.npy"))) == 2, "text is read again where it is another"

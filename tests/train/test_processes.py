@@ -2,13 +2,14 @@
 goes on in both; processes that do not see one work folder say so.
 
 As a program this file is one of the processes: `accelerate launch test_processes.py FOLDER`. One launch serves all
-tests, because two processes that begin cost more than all that they do.
+tests, because two processes that begin cost more than all that they do. The launcher is a fork of the tests' process,
+which spares it the imports.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -69,16 +70,29 @@ def one_of_them(folder: Path) -> None:
     torch.save(told, folder / f"rank-{rank}.pt")
 
 
+def launched(arguments: list[str], said: Path) -> None:
+    """`accelerate launch ARGUMENTS`; what it and its processes print is in a file."""
+    from accelerate.commands.launch import launch_command, launch_command_parser
+
+    with said.open("w") as file:
+        for number in (1, 2):
+            os.dup2(file.fileno(), number)
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+    paths = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+    os.environ.update(ACCELERATE_USE_CPU="true", OMP_NUM_THREADS="1", PYTHONPATH=paths)
+    launch_command(launch_command_parser().parse_args(arguments))
+
+
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two processes ended with."""
     folder = tmp_path_factory.mktemp("processes")
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2"]
-    how = ["--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=0"]
-    paths = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
-    env = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
-    done = subprocess.run([*launch, *how, __file__, str(folder)], env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    how = ["--multi_gpu", "--num_processes=2", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"]
+    arguments = [*how, "--main_process_port=0", __file__, str(folder)]
+    launch = multiprocessing.get_context("fork").Process(target=launched, args=(arguments, folder / "said"))
+    launch.start()
+    launch.join()
+    assert launch.exitcode == 0, (folder / "said").read_text()
     return [torch.load(folder / f"rank-{rank}.pt") for rank in range(2)]
 
 

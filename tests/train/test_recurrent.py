@@ -123,10 +123,10 @@ def test_the_draft_vocabulary_is_the_most_frequent_one() -> None:
 
 @pytest.mark.parametrize("name", ["eagle", "eagle3"])
 def test_a_head_learns_and_drafts_the_same_after_saving(name: str, tmp_path: Path) -> None:
-    """Twenty seconds on a text of the corpus, for the bundled target: loss falls, acceptance rises, the text stays."""
+    """Some seconds on a text of the corpus, for the bundled target: loss falls, acceptance rises, the text stays."""
     model, tokenizer = load_model("demo-target"), load_tokenizer("demo-target")
-    settings = Settings(steps=60, batch=4, length=64, lr=3e-3, measure_every=60, saving=0.01)
-    row, held = split(text_row([Path(argparse.__file__)], "text", tokenizer), settings.length, blocks=12)
+    settings = Settings(steps=40, batch=2, length=64, lr=5e-3, measure_every=40, saving=0.01)
+    row, held = split(text_row([Path(argparse.__file__)], "text", tokenizer), settings.length, blocks=6)
     torch.manual_seed(0)
     head = new_eagle(model) if name == "eagle" else new_eagle3(model, frequent_ids(row, 512, 1024))
     states = TargetStates(model, tuple(dict.fromkeys((*head.taps, "final_norm"))))
