@@ -66,9 +66,10 @@ def test_the_compiled_forward_gives_the_same_text() -> None:
         ids = torch.tensor([models.prompt(length)])
         out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=6)
         want.append(out[0, length:].tolist())
+    compiled = torch._dynamo.utils.counters
+    compiled.clear()
     with torch._inductor.config.patch(force_disable_caches=True, compile_threads=1):
         compiled_text(model, want, drafted=0)
-    compiled = torch._dynamo.utils.counters
     assert compiled["stats"]["unique_graphs"] == 2 and compiled["inductor"]["extern_calls"] > 0
 
 
