@@ -36,8 +36,7 @@ class TokenCounts:
         self._device = device
         self._places: dict[int, dict[int, int]] = {}  # per row: token -> column
         self._counts: dict[int, list[int]] = {}
-        self._changed: dict[tuple[int, int], tuple[int, int]] = {}  # (row, column) -> (token, count), not written yet
-        self._grown: dict[int, int] = {}  # row -> size, not written yet
+        self._changed: dict[int, dict[int, tuple[int, int]]] = {}  # per row, not written yet: column -> (token, count)
         self._ids = self._times = self._zeros(0, 0)
         self._sizes = self._zeros(0)
 
@@ -50,7 +49,7 @@ class TokenCounts:
 
     def join(self, row: int, prompt: Sequence[int], generated: Sequence[int]) -> None:
         """Row `row` now holds this text."""
-        self._places[row], self._counts[row] = {}, []
+        self._places[row], self._counts[row], self._changed[row] = {}, [], {}
         self._write(row, prompt, 0)
         self._write(row, generated, 1)
 
@@ -61,6 +60,7 @@ class TokenCounts:
     def leave(self, row: int) -> None:
         if self._places.pop(row, None) is not None:
             del self._counts[row]
+            self._changed[row] = {}  # a size of 0, and nothing of what was not written yet
 
     def _write(self, row: int, tokens: Sequence[int], times: int) -> None:
         places, counts = self._places[row], self._counts[row]
@@ -69,23 +69,24 @@ class TokenCounts:
             if column == len(counts):
                 counts.append(0)
             counts[column] += times
-        self._changed.update({(row, places[token]): (token, counts[places[token]]) for token in tokens})
-        self._grown[row] = len(places)
+        changed = self._changed.setdefault(row, {})
+        changed.update({places[token]: (token, counts[places[token]]) for token in tokens})
 
     def tables(self) -> tuple[Tensor, Tensor, Tensor]:
         """(ids, counts, sizes) of all rows as they are now."""
-        if self._grown:
-            self._grow(max(self._grown) + 1, max(self._grown.values()))
-            sizes, changed, device = self._grown, self._changed, self._device
+        if self._changed:
+            sizes, device = {row: len(self._places.get(row, ())) for row in self._changed}, self._device
+            self._grow(max(sizes) + 1, max(sizes.values()))
             self._sizes[from_host(list(sizes), torch.int64, device)] = from_host(
                 list(sizes.values()), torch.int32, device
             )
-            if changed:
-                rows, columns = (from_host(each, torch.int64, device) for each in zip(*changed))
-                tokens, counts = (from_host(each, torch.int32, device) for each in zip(*changed.values()))
+            cells = [(row, at, *cell) for row, changed in self._changed.items() for at, cell in changed.items()]
+            if cells:
+                dtypes = (torch.int64, torch.int64, torch.int32, torch.int32)
+                rows, columns, tokens, counts = map(from_host, zip(*cells), dtypes, [device] * 4)
                 self._ids[rows, columns] = tokens
                 self._times[rows, columns] = counts
-            self._grown, self._changed = {}, {}
+            self._changed = {}
         return self._ids, self._times, self._sizes
 
     def _grow(self, rows: int, used: int) -> None:

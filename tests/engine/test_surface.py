@@ -203,6 +203,18 @@ def test_plain_decoding_of_a_model_is_the_cache_free_oracle() -> None:
         assert handle.tokens == edited_decode(logits_after, prompt, wanted)
 
 
+def test_a_short_text_may_follow_a_longer_one_in_its_row() -> None:
+    """What the last step of the longer one counted is never asked for."""
+    target = AutomatonTarget(random_logits(7, 80, seed=1), max_rows=1, max_length=128)
+    engine, asked = Engine(target), {"repetition_penalty": 1.2, "presence_penalty": 0.3, "seed": 3}
+    everything = {index: index + 2 for index in range(64)}
+    (long,) = engine.generate([[1]], SamplingParams(max_new_tokens=64, forced_tokens=everything, **asked))
+    assert len({1, *long.tokens}) == 65
+    params = SamplingParams(max_new_tokens=20, **asked)
+    (short,) = engine.generate([[1]], params)
+    assert short.tokens == edited_decode(target.logits_after, [1], params)
+
+
 @pytest.mark.parametrize(
     "changes",
     [
