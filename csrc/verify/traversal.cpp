@@ -16,42 +16,61 @@ class Traversal {
       : draft_(draft), kept_(target, laws), noise_(noise) {}
 
   void row(int64_t b, int32_t* path, int32_t* accepted, int64_t* next_token) {
-    row_ = b;
-    root_ = draft_.offsets[b];
-    path_ = path;
-    visit(root_, 0, 1.0);
-    *accepted = accepted_;
-    *next_token = token_;
+    const int64_t root = draft_.offsets[b];
+    int32_t depth = 0;
+    enter(depth, root, 1.0, path);
+    while (true) {
+      Level& at = levels_[depth];
+      if (const double below = next_reach(at); below > 0) {
+        enter(++depth, at.rest.child(at.place), below, path);
+        continue;
+      }
+      const int64_t node = path[depth];
+      if (node == root || noise_.coin(b, root, node) < static_cast<Real>(at.reach)) break;
+      path[depth] = -1;
+      refuse(levels_[--depth]);  // the whole subtree has failed
+    }
+    *accepted = depth;
+    *next_token = levels_[depth].rest.draw(noise_.race(b, depth, kept_.target.logits.columns));
   }
 
  private:
-  // Whether a node of this subtree is accepted; if so the path, its length and the next token are known.
-  bool visit(int64_t node, int32_t depth, double reach) {
-    if (static_cast<size_t>(depth) == rests_.size()) rests_.emplace_back(draft_, kept_, false);
-    Rest<Real>& rest = rests_[depth];
-    rest.start(node);
-    path_[depth] = static_cast<int32_t>(node);
-    for (int place = 0; place < rest.size() && reach > 0; ++place) {
-      const double offered = rest.offered(place);
+  // A node on the way from the root: its reach so far, and the child that is looked at.
+  struct Level {
+    Rest<Real> rest;
+    double reach = 0;
+    int place = 0;
+  };
+
+  void enter(int32_t depth, int64_t node, double reach, int32_t* path) {
+    if (static_cast<size_t>(depth) == levels_.size()) levels_.push_back({Rest<Real>(draft_, kept_, false)});
+    levels_[depth].rest.start(node);
+    levels_[depth].reach = reach;
+    levels_[depth].place = 0;
+    path[depth] = static_cast<int32_t>(node);
+  }
+
+  // Reach of the next child that can be accepted; 0 if there is none left.
+  double next_reach(Level& at) {
+    for (; at.place < at.rest.size() && at.reach > 0; ++at.place) {
+      const double offered = at.rest.offered(at.place);
       if (!(offered > 0)) continue;
-      const double below = std::min(1.0, reach * rest.ratio(place, offered));
-      if (below > 0 && visit(rest.child(place), depth + 1, below)) return true;
-      path_[depth + 1] = -1;
-      reach = rest.refuse(place, reach);
+      const double below = std::min(1.0, at.reach * at.rest.ratio(at.place, offered));
+      if (below > 0) return below;
+      at.reach = at.rest.refuse(at.place, at.reach);
     }
-    if (node != root_ && !(noise_.coin(row_, root_, node) < static_cast<Real>(reach))) return false;
-    accepted_ = depth;
-    token_ = rest.draw(noise_.race(row_, depth, kept_.target.logits.columns));
-    return true;
+    return 0;
+  }
+
+  void refuse(Level& at) {
+    at.reach = at.rest.refuse(at.place, at.reach);
+    ++at.place;
   }
 
   const TreeDraft& draft_;
   KeptRows<Real> kept_;
   const StepNoise& noise_;
-  std::deque<Rest<Real>> rests_;  // one per depth; references stay valid
-  int64_t row_ = 0, root_ = 0, token_ = -1;
-  int32_t accepted_ = 0;
-  int32_t* path_ = nullptr;
+  std::deque<Level> levels_;  // one per depth; references stay valid
 };
 
 template <class Real>

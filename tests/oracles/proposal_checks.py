@@ -91,6 +91,21 @@ class ProposalChecks:
         assert path.tolist() == [[0, 2, 4, -1, -1]] and accepted.tolist() == [2] and token.tolist() == [int(best[4])]
 
     @pytest.mark.parametrize("backend", BACKENDS)
+    def test_drafts_may_be_deeper_than_a_stack(self, backend: str) -> None:
+        nodes = 2_000 if backend == "reference" else 150_000
+        links = torch.arange(1, nodes + 1, dtype=torch.int32)
+        links[-1] = -1
+        with use_backend(backend):
+            path, accepted, token = self.verify(
+                torch.ones(nodes, dtype=torch.int64), int32([0, nodes]), links, torch.full_like(links, -1),
+                torch.zeros(nodes, dtype=torch.int8), torch.full_like(links, -1),
+                law(torch.tensor([[-90.0, 0.0]]).repeat(nodes, 1)), None, None, None, torch.tensor([3]), int32([0]),
+                torch.zeros(nodes), max_depth=nodes - 1,
+            )  # fmt: skip
+        assert torch.equal(path, torch.arange(nodes, dtype=torch.int32)[None])
+        assert accepted.tolist() == [nodes - 1] and token.tolist() == [1]
+
+    @pytest.mark.parametrize("backend", BACKENDS)
     def test_rows_without_nodes_and_without_a_law(self, backend: str) -> None:
         level = torch.randn(3, 2000)
         level[1] = float("nan")

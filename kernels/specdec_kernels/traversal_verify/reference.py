@@ -104,16 +104,23 @@ def traversal_verify(
     reach, residual = _weigh(tree)
     limit = reach.tolist()
 
-    def first_to_pass(node: int) -> list[int] | None:
-        """Path below and with `node` of the first node in post-order whose coin passes."""
-        for child in tree.children[node]:
-            below = first_to_pass(child)
-            if below is not None:
-                return [node, *below]
-        return [node] if tree.parent[node] < 0 or coin[node] < limit[node] else None
+    def first_to_pass(root: int) -> list[int]:
+        """Path from the root to the first node in post-order whose coin passes; the root's always does."""
+        path, ways = [root], [iter(tree.children[root])]
+        while True:
+            child = next(ways[-1], None)
+            if child is not None:
+                path.append(child)
+                ways.append(iter(tree.children[child]))
+            elif path[-1] == root or coin[path[-1]] < limit[path[-1]]:
+                break
+            else:
+                path.pop()
+                ways.pop()
+        return path
 
     bounds = zip(tree.bounds[:-1], tree.bounds[1:], strict=True)
-    paths = [(first_to_pass(start) or []) if end > start else [] for start, end in bounds]
+    paths = [first_to_pass(start) if end > start else [] for start, end in bounds]
     rest = [residual[path[-1]] for path in paths if path]
     return answer(paths, rest, max_depth, seeds, root_positions, race)
 
