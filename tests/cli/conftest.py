@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -115,10 +116,27 @@ def _in_a_fork(args: tuple[str, ...], reading: int, writing: int, errors: Path) 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with open(writing, "w", buffering=1) as sys.stdout, errors.open("w", buffering=1) as sys.stderr:
         sys.stdout.reconfigure(write_through=True)
-        try:
-            main(args)
-        finally:
-            sys.stdout.flush()  # as the interpreter does when it ends
+        status = _as_a_program(args)
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _as_a_program(args: tuple[str, ...]) -> int:
+    """The exit status of the command, and its end as the interpreter would make it: traces, the last flush."""
+    try:
+        main(args)
+        status = 0
+    except SystemExit as end:
+        status = int(end.code or 0)
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    try:
+        sys.stdout.flush()
+    except OSError:
+        traceback.print_exc()
+        status = 120
+    return status
 
 
 @pytest.fixture(scope="session")

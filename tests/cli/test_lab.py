@@ -253,9 +253,10 @@ def test_ctrl_c_keeps_the_draws(forked: Callable[..., Any], pair: list[str], tmp
     many = ["--draws", "200000000", "--prompts", "1", "--no-exact", "--out", str(out)]
     process, output = forked("lab", *pair, *many, errors=errors)
     deadline = time.monotonic() + 240
-    while not (out / "draws").exists() and time.monotonic() < deadline:
+    while not (out / "draws").exists() and process.is_alive() and time.monotonic() < deadline:
         time.sleep(0.2)
     time.sleep(3.0)  # some chunks
+    assert process.is_alive(), errors.read_text()
     os.kill(process.pid, signal.SIGINT)
     process.join(120)
     output.close()
