@@ -219,6 +219,7 @@ class CapturedSteps:
             return
         spare = made.program.capacity.rows - len(rows)
         free = [row for row in range(self._state.max_rows) if row not in set(rows)][:spare]
+        made.inputs = None  # unknown, should this be interrupted
         upload([*rows, *free], made.program.rows)
         upload([True] * len(rows) + [False] * spare, made.program.live)
         upload([*asked, *[0] * spare], made.program.most)

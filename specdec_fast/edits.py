@@ -93,14 +93,10 @@ class TokenCounts:
         held, capacity = self._ids.shape
         if rows <= held and used <= capacity:
             return
-        wider = self._zeros(max(rows, held), capacity if used <= capacity else max(64, 2 * used))
-        for name in ("_ids", "_times"):
-            table = self._zeros(*wider.shape)
-            table[:held, :capacity] = getattr(self, name)
-            setattr(self, name, table)
-        sizes = self._zeros(wider.shape[0])
-        sizes[:held] = self._sizes
-        self._sizes = sizes
+        rows, used = max(rows, held), capacity if used <= capacity else max(64, 2 * used)
+        ids, times, sizes = self._zeros(rows, used), self._zeros(rows, used), self._zeros(rows)
+        ids[:held, :capacity], times[:held, :capacity], sizes[:held] = self._ids, self._times, self._sizes
+        self._ids, self._times, self._sizes = ids, times, sizes  # at once: memory may run out before
 
 
 @dataclass(frozen=True, slots=True)

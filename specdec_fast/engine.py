@@ -233,7 +233,7 @@ class Engine:
             with clock.time("observe"):
                 self._proposer.observe(state, draft, acceptance, output)
             drafting = clock.seconds["propose"] + clock.seconds["observe"]
-            self._proposer.budget.observe(rows, outcomes, drafting, clock.verifying)
+            self._proposer.learn(rows, outcomes, drafting, clock.verifying)
         finally:
             self._close(handles, clock)
 
@@ -293,6 +293,7 @@ class Engine:
         joined: list[int] = []
         try:
             while self._queue and self.state.num_free:
+                self._cache.claim(self)
                 handle = self._queue[0]
                 tokens = [*handle.prompt, *handle.tokens]
                 room = len(tokens) + self._proposer.most(handle)
@@ -303,6 +304,7 @@ class Engine:
                 row = self.state.join(tokens, handle.params, len(handle.prompt), handle.stop_ids)
                 handle.row, self._running[row] = row, self._queue.popleft()
                 joined.append(row)
+                self._cache.release([row])  # whatever an interrupted release left there
                 self._cache.reserve(row, room)
             if joined:
                 output = self._prefill(joined)

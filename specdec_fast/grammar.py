@@ -85,6 +85,8 @@ class Guide:
         anything else if that is the root.
         """
         words.zero_()
+        if not tokens:  # a row whose tree is grown already, beside others that go on
+            return []
         failed: set[int] = set()
         if not self._broken:
             self.error = None

@@ -17,6 +17,7 @@ import torch
 
 from specdec_fast.budget import BudgetPolicy
 from specdec_fast.draft import Draft
+from specdec_fast.expectations import Outcome
 from specdec_fast.interfaces import (
     Acceptance,
     Budget,
@@ -123,7 +124,7 @@ class Proposer:
             asked = self.budget.nodes(rows, most)
             return [max(0, min(limit, room)) for limit, room in zip(asked, most, strict=True)]
         except Exception as error:
-            self._log("budget", error, f"budget {type(self.budget).__name__}", "drafts are as long as they may be")
+            self._budget_failed("budget", error, "drafts are as long as they may be")
             return most
 
     def observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
@@ -158,6 +159,13 @@ class Proposer:
                 (self._lost if self._puzzled else self._fault)("observe", error, rows)
                 self._puzzled = True
 
+    def learn(self, rows: Sequence[int], outcomes: Sequence[Outcome], drafting: float, verifying: float) -> None:
+        """The budget hears what a step of these rows brought, and the seconds that it took."""
+        try:
+            self.budget.observe(rows, outcomes, drafting, verifying)
+        except Exception as error:
+            self._budget_failed("observe", error, "it goes on with what it has")
+
     def reserve(self, captured: CapturedProposals, row: int, length: int) -> bool:
         """Whether a row may draft in captured steps until it holds so many tokens."""
         try:
@@ -190,10 +198,13 @@ class Proposer:
 
     def release(self, rows: Sequence[int]) -> None:
         """Rows leave."""
-        self.budget.release(rows)
         for row in rows:
             if self.drafter is not None:
                 self._forget(row)
+        try:
+            self.budget.release(rows)
+        except Exception as error:
+            self._budget_failed("release", error, "it goes on with what it has")
         self._given_up = {handle for handle in self._given_up if not handle.finished}
 
     def _contained(
@@ -264,6 +275,9 @@ class Proposer:
         assert self.drafter is not None
         consequence = "the requests it fails on go on without drafts"
         self._log(verb, error, f"drafter {self.drafter.name}", consequence)
+
+    def _budget_failed(self, verb: str, error: Exception, consequence: str) -> None:
+        self._log(verb, error, f"budget {type(self.budget).__name__}", consequence)
 
     def _log(self, verb: str, error: Exception, who: str, consequence: str) -> None:
         """Say what went wrong, the first time."""

@@ -142,10 +142,9 @@ class SamplingTable:
     def clear(self, row: int) -> None:
         self._rows.pop(row, None)
         self._packed.clear()
-        if row in self.followed:
-            self.followed.remove(row)
-            self._counts.leave(row)
-            self._guides.pop(row, None)
+        self.followed.discard(row)
+        self._counts.leave(row)
+        self._guides.pop(row, None)
 
     def entry(self, row: int) -> tuple[SamplingParams, int, tuple[int, ...]]:
         """A row's parameters, the length of its prompt and the ids that end it."""

@@ -7,6 +7,7 @@ Tests: tests/cache/test_paged.py.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -62,6 +63,24 @@ class PagedCache:
         self.page_table = torch.zeros(max_rows, -(-max_length // page_size), dtype=torch.int32, device=device)
         self.lengths = torch.zeros(max_rows, dtype=torch.int32, device=device)
         self._owned: list[list[int]] = [[] for _ in range(max_rows)]
+        self._owner: weakref.ref[object] | None = None
+
+    def claim(self, owner: object) -> None:
+        """From now on `owner` alone uses the rows. What an owner that is gone left in them is given back.
+
+        Raises ValueError while rows of another one, that is alive, hold pages.
+        """
+        holder = None if self._owner is None else self._owner()
+        if holder is owner:
+            return
+        if any(self._owned):
+            if holder is not None:
+                raise ValueError(
+                    "target: got one on which another engine has requests running; expected one engine at a time: "
+                    "finish or cancel those requests first, or give each engine a target of its own"
+                )
+            self.release(range(self.max_rows))
+        self._owner = weakref.ref(owner)
 
     def pages_for(self, length: int) -> int:
         """Pages that `length` tokens of a row occupy."""
@@ -79,8 +98,12 @@ class PagedCache:
         if taken is None:
             return False
         start = len(owned)
-        owned.extend(taken)
-        upload(taken, self.page_table[row, start : start + missing])
+        try:
+            upload(taken, self.page_table[row, start : start + missing])
+        except BaseException:
+            self.pages.give_back(taken)
+            raise
+        owned.extend(taken)  # last: who owns a page reads it through the table
         return True
 
     def stage(
@@ -124,20 +147,21 @@ class PagedCache:
             origin = self._owned[source][len(shared)]
             for pool in self._all:
                 pool[copied[0], :rest] = pool[origin, :rest]
-        owned = self._owned[row] = [*shared, *copied]
+        owned = [*shared, *copied]
         if owned:
             upload(owned, self.page_table[row, : len(owned)])
         self.lengths[row] = length
+        self._owned[row] = owned
         return True
 
     def release(self, rows: Sequence[int]) -> None:
         """Give back all pages of the rows. Idempotent."""
         for row in rows:
-            if self._owned[row]:
-                self.pages.give_back(self._owned[row])
-                self._owned[row] = []
-                self.page_table[row].zero_()
+            owned, self._owned[row] = self._owned[row], []
             self.lengths[row] = 0
+            if owned:
+                self.page_table[row].zero_()
+                self.pages.give_back(owned)  # last: broken off before, it loses pages, and nobody reads a wrong one
 
     def read(self, row: int, layer: int) -> tuple[Tensor, Tensor]:
         """Copies of a row's committed keys and values, [length, heads, dim]: for tests and for recompute checks."""

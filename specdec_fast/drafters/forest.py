@@ -10,6 +10,7 @@ hears of all that was accepted, whoever drafted it, since it needs those states.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -165,9 +166,10 @@ class ForestDrafter:
         self._last, self._drafts = None, []
 
     def release(self, rows: Sequence[int]) -> None:
-        for source, record in zip(self.sources, self._records):
-            source.release(rows)
-            record.release(rows)
+        with ExitStack() as leaving:  # all of them, whatever one raises
+            for source, record in zip(self.sources, self._records):
+                leaving.callback(source.release, rows)
+                leaving.callback(record.release, rows)
 
     def _shares(self, row: int, limit: int, length: int) -> list[int]:
         """Nodes of each drafter: one for each, of whom most is expected first, then where the next one brings most.

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from drafters.test_contract import VOCAB, every_drafter, target
+from oracles.toy_grammar import counting
 
 from specdec_fast import Engine, SamplingParams, get_rule
 from specdec_fast.request import Handle
@@ -28,6 +29,7 @@ SETTINGS: dict[str, tuple[float, Callable[[random.Random], Any]]] = {
     "allowed_token_ids": (0.2, lambda source: tuple(sorted(source.sample(range(VOCAB), 5)))),
     "forced_tokens": (0.2, lambda source: {source.randrange(6): source.randrange(VOCAB)}),
     "min_new_tokens": (0.2, lambda source: source.randrange(8)),
+    "grammar": (0.2, lambda source: counting(VOCAB, source.choice([2, 3, 5]))),
     "logprobs": (0.2, lambda source: source.randrange(4)),
     "stop_token_ids": (0.2, lambda source: (source.randrange(VOCAB),)),
     "ignore_eos": (0.2, lambda source: True),
