@@ -58,9 +58,10 @@ class TokenCounts:
         self._write(row, tokens, 1)
 
     def leave(self, row: int) -> None:
-        if self._places.pop(row, None) is not None:
-            del self._counts[row]
-            self._changed[row] = {}  # a size of 0, and nothing of what was not written yet
+        if row in self._places:
+            self._changed[row] = {}  # first: a size of 0, and nothing of what was not written yet
+            self._counts.pop(row, None)
+            del self._places[row]
 
     def _write(self, row: int, tokens: Sequence[int], times: int) -> None:
         places, counts = self._places[row], self._counts[row]

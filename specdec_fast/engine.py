@@ -291,9 +291,10 @@ class Engine:
     def _admit(self) -> None:
         """Move queued requests to free rows while there is room for their tokens and one step, and prefill them."""
         joined: list[int] = []
+        if self._queue:
+            self._cache.claim(self, self._running)
         try:
             while self._queue and self.state.num_free:
-                self._cache.claim(self)
                 handle = self._queue[0]
                 tokens = [*handle.prompt, *handle.tokens]
                 room = len(tokens) + self._proposer.most(handle)
@@ -304,7 +305,6 @@ class Engine:
                 row = self.state.join(tokens, handle.params, len(handle.prompt), handle.stop_ids)
                 handle.row, self._running[row] = row, self._queue.popleft()
                 joined.append(row)
-                self._cache.release([row])  # whatever an interrupted release left there
                 self._cache.reserve(row, room)
             if joined:
                 output = self._prefill(joined)

@@ -66,7 +66,7 @@ class Proposer:
         self._running = running
         self._given_up: set[Handle] = set()
         self._puzzled = False  # the last batch could not be observed, but each of its rows alone
-        self._logged: set[tuple[str, str]] = set()
+        self._logged: set[tuple[str, str, str]] = set()
         self._asked: tuple[Draft, Draft] | None = None  # of the step: the drafter's own draft, and what was made of it
 
     def most(self, handle: Handle) -> int:
@@ -281,7 +281,7 @@ class Proposer:
 
     def _log(self, verb: str, error: Exception, who: str, consequence: str) -> None:
         """Say what went wrong, the first time."""
-        kind = (verb, type(error).__name__)
+        kind = (who, verb, type(error).__name__)
         if kind not in self._logged:
             self._logged.add(kind)
             log.error(

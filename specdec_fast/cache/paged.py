@@ -7,8 +7,9 @@ Tests: tests/cache/test_paged.py.
 
 from __future__ import annotations
 
+import gc
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -65,22 +66,28 @@ class PagedCache:
         self._owned: list[list[int]] = [[] for _ in range(max_rows)]
         self._owner: weakref.ref[object] | None = None
 
-    def claim(self, owner: object) -> None:
-        """From now on `owner` alone uses the rows. What an owner that is gone left in them is given back.
+    def claim(self, owner: object, rows: Collection[int] = ()) -> None:
+        """From now on `owner` alone uses this cache, and holds pages in `rows` alone: what lies in others was left by
+        an owner that is gone, or by a release that was broken off, and is given back.
 
-        Raises ValueError while rows of another one, that is alive, hold pages.
+        Raises ValueError while somebody else holds pages: another owner that is alive, or one that never claimed.
         """
-        holder = None if self._owner is None else self._owner()
-        if holder is owner:
-            return
-        if any(self._owned):
-            if holder is not None:
+        if self._owner is None or self._owner() is not owner:
+            if any(self._owned) and not self._is_abandoned():
                 raise ValueError(
-                    "target: got one on which another engine has requests running; expected one engine at a time: "
-                    "finish or cancel those requests first, or give each engine a target of its own"
+                    "target: got one in which somebody else holds pages; expected one engine at a time: finish or "
+                    "cancel what another engine, drafter or loop runs on it, drop it, or give each a target of its own"
                 )
-            self.release(range(self.max_rows))
-        self._owner = weakref.ref(owner)
+            self._owner = weakref.ref(owner)
+        self.release([row for row, pages in enumerate(self._owned) if pages and row not in rows])
+        if self.pages.num_used and not any(self._owned):
+            self.pages.reset()
+
+    def _is_abandoned(self) -> bool:
+        """Whether there was an owner, and it is gone."""
+        if self._owner is not None and self._owner() is not None:
+            gc.collect()  # an exception that was caught may keep the frames of an engine that was dropped
+        return self._owner is not None and self._owner() is None
 
     def pages_for(self, length: int) -> int:
         """Pages that `length` tokens of a row occupy."""
@@ -157,8 +164,8 @@ class PagedCache:
     def release(self, rows: Sequence[int]) -> None:
         """Give back all pages of the rows. Idempotent."""
         for row in rows:
-            owned, self._owned[row] = self._owned[row], []
             self.lengths[row] = 0
+            owned, self._owned[row] = self._owned[row], []
             if owned:
                 self.page_table[row].zero_()
                 self.pages.give_back(owned)  # last: broken off before, it loses pages, and nobody reads a wrong one

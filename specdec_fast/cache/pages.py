@@ -15,8 +15,14 @@ class PageAllocator:
         if num_pages < 2:
             raise ValueError(f"num_pages: got {num_pages}; expected at least 2 (page 0 is the trash page)")
         self.num_pages = num_pages
-        self._free = list(range(num_pages - 1, 0, -1))
-        self._shares = [0] * num_pages
+        self._free: list[int] = []
+        self._shares: list[int] = []
+        self.reset()
+
+    def reset(self) -> None:
+        """All pages are free."""
+        self._free = list(range(self.num_pages - 1, 0, -1))
+        self._shares = [0] * self.num_pages
 
     @property
     def num_free(self) -> int:

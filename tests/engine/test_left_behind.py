@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from oracles.automaton import AutomatonTarget, random_logits
 from oracles.automaton_head import AutomatonHead
 from oracles.toy_grammar import counting
@@ -17,7 +19,7 @@ from specdec_fast.cache.pages import PageAllocator
 from specdec_fast.drafters.ngram import NgramDrafter
 from specdec_fast.request import Handle
 
-STATES, VOCAB = 23, 8
+STATES, VOCAB, CPU = 23, 8, torch.device("cpu")
 
 
 def target(**shape: Any) -> AutomatonTarget:
@@ -82,8 +84,37 @@ def test_an_engine_that_is_dropped_leaves_a_clean_target(prompt: list[int]) -> N
         first.step()
     del first
     second = Engine(shared)
-    handles = second.generate([[1, 2], [1] * 60, [4]], params(1, 20))
+    handles = second.generate([[4]], params(1, 20))
+    assert shared.cache.pages.num_used == 0
+    handles += second.generate([[1, 2], [1] * 60, [4]], params(1, 20))
     assert all(map(is_plain, handles)) and shared.cache.pages.num_used == 0
+
+
+def test_an_engine_that_only_a_cycle_keeps_is_gone_too() -> None:
+    """As after an exception that was caught: it knows the frames of its callers, and one of them knows it."""
+    shared = target()
+    first: Any = Engine(shared)
+    first.itself = first
+    first.submit([1], params(9, 60))
+    gc.disable()
+    try:
+        first.step()
+        del first
+        (handle,) = Engine(shared).generate([[1, 2]], params(1, 20))
+    finally:
+        gc.enable()
+    assert is_plain(handle)
+
+
+def test_an_engine_does_not_take_what_others_hold() -> None:
+    shared = target()
+    shared.cache.reserve(2, 9)  # a loop of one's own
+    engine = Engine(shared)
+    handle = engine.submit([1], params(1, 12))
+    with pytest.raises(ValueError, match="somebody else holds pages"):
+        engine.step()
+    shared.cache.release([2])
+    assert run_on(engine, ValueError) == 0 and is_plain(handle)
 
 
 def test_engines_take_turns_on_a_target() -> None:
@@ -91,7 +122,7 @@ def test_engines_take_turns_on_a_target() -> None:
     first, second = Engine(shared), Engine(shared)
     one, two = first.submit([1], params(1, 12)), second.submit([2, 3], params(2, 12))
     first.step()
-    with pytest.raises(ValueError, match="another engine has requests running; expected one engine at a time"):
+    with pytest.raises(ValueError, match="somebody else holds pages; expected one engine at a time"):
         second.step()
     assert run_on(first, ValueError) == 0 and run_on(second, ValueError) == 0
     three = first.submit([4], params(3, 12))
@@ -135,6 +166,23 @@ def test_rows_whose_release_was_interrupted_serve_others(
     assert all(map(is_plain, [short, long, *later]))
 
 
+@pytest.mark.parametrize("late", [False, True], ids=["before", "behind"])
+@pytest.mark.parametrize(("owner", "name"), [(PageAllocator, "give_back"), (PagedCache, "release")])
+def test_pages_of_an_interrupted_release_come_back(
+    owner: type, name: str, late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next request needs nearly all pages there are."""
+    engine = Engine(target(num_pages=20, page_size=8))
+    first = engine.submit([1] * 100, params(1, 20))
+    engine.step()
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(owner, name, Once(getattr(owner, name), 1, KeyboardInterrupt(), late))
+        engine.cancel(first)
+    handle = engine.submit([2] * 100, params(2, 20))
+    assert run_on(engine, Exception) == 0 and is_plain(handle)
+    assert engine.target.cache.pages.num_used == 0
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
 @pytest.mark.parametrize("at", [3, 5, 8, 14])
 @pytest.mark.parametrize("step_mode", ["sync", "graph"])
@@ -160,6 +208,32 @@ def test_counts_go_on_where_memory_ran_out_once(at: int, monkeypatch: pytest.Mon
     assert len(set(want.tokens)) > 64 and run_on(engine, MemoryError) == 1 and handle.tokens == want.tokens
 
 
+@pytest.mark.parametrize("half", ["_places", "_counts"])
+def test_counts_whose_row_left_by_halves(half: str) -> None:
+    """Interrupted between two of its dictionaries, whichever was last."""
+    counts = edits.TokenCounts(CPU)
+
+    class Broken(dict[int, Any]):
+        def interrupted(self, *_: Any) -> None:
+            raise KeyboardInterrupt
+
+        pop = __delitem__ = interrupted  # type: ignore[assignment]
+
+    counts.join(0, [3], [])
+    counts.tables()
+    counts.append(0, range(90))
+    kept = getattr(counts, half)
+    setattr(counts, half, Broken(kept))
+    with pytest.raises(KeyboardInterrupt):
+        counts.leave(0)
+    setattr(counts, half, kept)
+    counts.tables()
+    counts.leave(0)
+    counts.join(0, [5], [6])
+    ids, times, sizes = counts.tables()
+    assert sizes.tolist() == [2] and ids[0, :2].tolist() == [5, 6] and times[0, :2].tolist() == [0, 1]
+
+
 class Faulty(Fixed):
     """A budget that fails."""
 
@@ -178,6 +252,18 @@ def test_a_budget_that_raises_holds_nothing_up(faults: list[str]) -> None:
     assert drafts.cache.pages.num_used == 0
     assert [fault.split(":")[0] for fault in faults] == [
         "budget Faulty raised in observe",
+        "budget Faulty raised in release",
+    ]
+
+
+def test_a_budget_s_failure_is_told_beside_a_drafter_s(faults: list[str]) -> None:
+    ngram = get_drafter("ngram")(n_min=1)
+    ngram.observe = Once(ngram.observe, 2, RuntimeError())  # type: ignore[method-assign]
+    (handle,) = Engine(target(), ngram, budget=Faulty()).generate([[1, 1, 1]], params(1, 12))
+    assert is_plain(handle)
+    assert [fault.split(":")[0] for fault in faults] == [
+        "budget Faulty raised in observe",
+        "drafter ngram raised in observe",
         "budget Faulty raised in release",
     ]
 
