@@ -43,7 +43,9 @@ class SamplingParams:
     """How one request wants its tokens. `temperature=0` is exact greedy, not a small epsilon.
 
     seed: 0 <= seed < 2**63, or None to draw one (it is recorded on the request). Requests of one seed share their
-    noise: equal prompts give equal texts, others correlated ones; give each a seed of its own, or none.
+    noise: equal prompts give equal texts, others correlated ones; give each a seed of its own, or none. Under rules
+    that do not replay, texts of one seed that share what is learned from acceptance (budget "goodput", `forest`) are
+    not exact.
     stop: strings that end the text (not part of it). stop_token_ids: further end-of-sequence ids; `ignore_eos` drops
     the model's own. min_new_tokens: before it no end-of-sequence id is produced, and stop strings complete by then
     are text. max_new_tokens: exact upper bound.
