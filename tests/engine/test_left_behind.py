@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from engine.test_interrupts import breaking
 from oracles.automaton import AutomatonTarget, random_logits
 from oracles.automaton_head import AutomatonHead
 from oracles.toy_grammar import counting
@@ -53,25 +54,6 @@ def run_on(engine: Engine, error: type[BaseException]) -> int:
         except error:
             raised += 1
     raise AssertionError("requests are left")
-
-
-class Once:
-    """A function that raises once, in call number `at`: before its work, or (late) behind it."""
-
-    def __init__(self, function: Any, at: int, error: BaseException, late: bool = False) -> None:
-        self.function, self.left, self.error, self.late = function, at, error, late
-
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        return lambda *arguments: self(instance, *arguments)
-
-    def __call__(self, *arguments: Any) -> Any:
-        self.left -= 1
-        if self.left == 0 and not self.late:
-            raise self.error
-        found = self.function(*arguments)
-        if self.left == 0:
-            raise self.error
-        return found
 
 
 @pytest.mark.parametrize("prompt", [[3, 4, 5], [3] * 60])
@@ -138,7 +120,7 @@ def test_captured_steps_whose_inputs_were_half_written(at: int, monkeypatch: pyt
     while not first.finished:
         engine.step()
     third = engine.submit([4], params(3, 60))  # in the row of the first, but behind the long one
-    monkeypatch.setattr(captured, "upload", Once(captured.upload, at, KeyboardInterrupt()))
+    monkeypatch.setattr(captured, "upload", breaking(captured.upload, at, KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
         engine.step()
     engine.cancel(long)
@@ -156,7 +138,7 @@ def test_rows_whose_release_was_interrupted_serve_others(
     short, long = engine.submit([1, 2], params(1, 6)), engine.submit([3], params(2, 40))
     engine.step()
     with monkeypatch.context() as patch:
-        patch.setattr(owner, name, Once(getattr(owner, name), 1, KeyboardInterrupt(), late))
+        patch.setattr(owner, name, breaking(getattr(owner, name), 1, KeyboardInterrupt(), late))
         with pytest.raises(KeyboardInterrupt):
             while True:
                 engine.step()
@@ -176,7 +158,7 @@ def test_pages_of_an_interrupted_release_come_back(
     first = engine.submit([1] * 100, params(1, 20))
     engine.step()
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(owner, name, Once(getattr(owner, name), 1, KeyboardInterrupt(), late))
+        patch.setattr(owner, name, breaking(getattr(owner, name), 1, KeyboardInterrupt(), late))
         engine.cancel(first)
     handle = engine.submit([2] * 100, params(2, 20))
     assert run_on(engine, Exception) == 0 and is_plain(handle)
@@ -190,7 +172,7 @@ def test_pages_that_never_reached_the_table_are_not_owned(
     step_mode: str, at: int, error: type[BaseException], monkeypatch: pytest.MonkeyPatch, faults: list[str]
 ) -> None:
     engine = Engine(target(page_size=1), get_drafter("draft_model")(close(), num_draft_tokens=3), step_mode=step_mode)
-    monkeypatch.setattr(paged, "upload", Once(paged.upload, at, error()))
+    monkeypatch.setattr(paged, "upload", breaking(paged.upload, at, error()))
     handles = [engine.submit(prompt, params(3, 30)) for prompt in ([1], [2, 3], [1, 2, 3])]
     assert run_on(engine, error) + len(faults) == 1  # a drafter's row, if that is what it hit, goes on without drafts
     assert all(map(is_plain, handles)) and engine.target.cache.pages.num_used == 0
@@ -204,7 +186,7 @@ def test_counts_go_on_where_memory_ran_out_once(at: int, monkeypatch: pytest.Mon
     engine = Engine(wide)
     handle = engine.submit([1, 2, 3], asked)
     engine.step()  # the first tables; the second ones are what fails
-    monkeypatch.setattr(edits.TokenCounts, "_zeros", Once(edits.TokenCounts._zeros, at - 3, MemoryError()))
+    monkeypatch.setattr(edits.TokenCounts, "_zeros", breaking(edits.TokenCounts._zeros, at - 3, MemoryError()))
     assert len(set(want.tokens)) > 64 and run_on(engine, MemoryError) == 1 and handle.tokens == want.tokens
 
 
@@ -258,7 +240,7 @@ def test_a_budget_that_raises_holds_nothing_up(faults: list[str]) -> None:
 
 def test_a_budget_s_failure_is_told_beside_a_drafter_s(faults: list[str]) -> None:
     ngram = get_drafter("ngram")(n_min=1)
-    ngram.observe = Once(ngram.observe, 2, RuntimeError())  # type: ignore[method-assign]
+    ngram.observe = breaking(ngram.observe, 2, RuntimeError())  # type: ignore[method-assign]
     (handle,) = Engine(target(), ngram, budget=Faulty()).generate([[1, 1, 1]], params(1, 12))
     assert is_plain(handle)
     assert [fault.split(":")[0] for fault in faults] == [
@@ -271,7 +253,7 @@ def test_a_budget_s_failure_is_told_beside_a_drafter_s(faults: list[str]) -> Non
 def test_a_source_of_a_forest_that_cannot_release_keeps_nothing_of_the_others(
     monkeypatch: pytest.MonkeyPatch, faults: list[str]
 ) -> None:
-    monkeypatch.setattr(NgramDrafter, "release", Once(NgramDrafter.release, 1, RuntimeError()))
+    monkeypatch.setattr(NgramDrafter, "release", breaking(NgramDrafter.release, 1, RuntimeError()))
     drafts = close()
     sources = [get_drafter("ngram")(n_min=1), get_drafter("draft_model")(drafts, num_draft_tokens=3)]
     (handle,) = Engine(target(), get_drafter("forest")(sources)).generate([[1, 2]], params(5, 20))
