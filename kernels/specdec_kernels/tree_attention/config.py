@@ -14,6 +14,10 @@ PROCESSORS = 132
 OCCUPANCY = {16: 2, 32: 2, 64: 2, 128: 1}
 """Programs of a multiprocessor on a fixed grid, by query rows of a block."""
 JOINED_ROWS = 4
+PLENTY = 160 * 1024
+"""Bytes of shared memory that a program may have on the large GPUs (sm_80, sm_90, sm_100)."""
+FRUGAL = 99 * 1024
+"""And on those with least of it that are served (sm_86, sm_89, sm_120)."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +33,11 @@ class Config:
     registers: int | None = None
 
 
-def choose(rows: int, width: int, itemsize: int, narrow: bool = False) -> Config:
+def choose(rows: int, width: int, itemsize: int, narrow: bool = False, frugal: bool = False) -> Config:
     """Config for so many query rows per request and key/value head, head width and bytes per number of a query.
 
-    narrow: the cache holds 8-bit numbers, whose conversion takes registers.
+    narrow: the cache holds 8-bit numbers, whose conversion takes registers; frugal: for GPUs with `FRUGAL` bytes of
+    shared memory, where one tile less is fetched ahead. Sums are the same with it.
 
     16 and 32 rows run on warp-level matrix instructions, 64 and 128 on warp-group ones (Hopper). Wide heads and
     float32 take smaller tiles, so that nothing spills and two stages fit in shared memory.
@@ -43,9 +48,9 @@ def choose(rows: int, width: int, itemsize: int, narrow: bool = False) -> Config
         return Config(min(block_m, 32), 32 if block_d <= 128 else 16, block_d, 4, 2)
     if block_d > 128:
         return Config(min(block_m, 64), 32, block_d, 8 if block_m >= 64 else 4, 2)
-    if block_m == 128:
-        return Config(128, 64, block_d, 8, 3, 255)  # a multiprocessor holds one; ptxas may aim at two and spill
-    return Config(block_m, 32 if block_m > 32 or narrow else 64, block_d, 4, 4)
+    if block_m == 128:  # a multiprocessor holds one; ptxas may aim at two and spill
+        return Config(128, 64, block_d, 8, 2 if frugal else 3, 255)
+    return Config(block_m, 32 if block_m > 32 or narrow else 64, block_d, 4, 3 if frugal else 4)
 
 
 def pieces(blocks: int, capacity: int, config: Config, processors: int = PROCESSORS) -> int:

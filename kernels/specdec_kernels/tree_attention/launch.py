@@ -12,7 +12,7 @@ from triton import next_power_of_2
 
 from ..workspace import Spec, carve, needs, results
 from . import shares
-from .config import INVARIANT_ROWS, MOST_PIECES, OCCUPANCY, PROCESSORS, Config, choose, joint, pieces
+from .config import FRUGAL, INVARIANT_ROWS, MOST_PIECES, OCCUPANCY, PLENTY, PROCESSORS, Config, choose, joint, pieces
 from .plan import AttentionPlan, blocks_of, most_tiles
 from .variants import VARIANTS as VARIANTS
 
@@ -28,6 +28,14 @@ def _processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else PROCESSORS
 
 
+@lru_cache(maxsize=8)
+def _shared(device: torch.device) -> int:
+    """Bytes of shared memory that a program may have."""
+    if device.type != "cuda":
+        return PLENTY
+    return int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", PLENTY))
+
+
 @dataclass(frozen=True)
 class Shape:
     """How one call is cut: all of it known from shapes, nothing from lengths."""
@@ -41,11 +49,11 @@ class Shape:
 @lru_cache(maxsize=4096)
 def _cut(
     nodes: int, batch: int, heads: int, kv_heads: int, width: int, itemsize: int, narrow: bool, capacity: int,
-    invariant: bool, processors: int,
+    invariant: bool, processors: int, frugal: bool,
 ) -> Shape:  # fmt: skip
     group = heads // kv_heads
     rows = INVARIANT_ROWS if invariant else -(-nodes // max(1, batch)) * group
-    config = choose(rows, width, itemsize, narrow)
+    config = choose(rows, width, itemsize, narrow, frugal)
     blocks = blocks_of(nodes, batch, group, config.block_m)
     if invariant:
         return Shape(config, blocks, max(2, -(-capacity // PIECE_SLOTS)), PIECE_SLOTS // config.block_n)
@@ -59,7 +67,7 @@ def cut(query: Tensor, key_cache: Tensor, page_table: Tensor, batch_invariant: b
     _, page_size, kv_heads, _ = key_cache.shape
     narrow = key_cache.element_size() == 1
     shape = (nodes, batch, heads, kv_heads, width, query.element_size(), narrow, columns * page_size)
-    return _cut(*shape, batch_invariant, _processors(query.device))
+    return _cut(*shape, batch_invariant, _processors(query.device), _shared(query.device) < PLENTY)
 
 
 def _scratch(
@@ -77,12 +85,13 @@ def _scratch(
 def plan_numbers(query: Tensor, key_cache: Tensor, page_table: Tensor) -> dict[str, int]:
     """The numbers of `attention_plan` for calls with these tensors."""
     config, kv_heads = cut(query, key_cache, page_table).config, key_cache.shape[2]
+    resident = OCCUPANCY[config.block_m] if _shared(query.device) >= PLENTY else 1
     return {
         "kv_heads": kv_heads,
         "group": query.shape[1] // kv_heads,
         "block_m": config.block_m,
         "block_n": config.block_n,
-        "programs": OCCUPANCY[config.block_m] * _processors(query.device),
+        "programs": resident * _processors(query.device),
     }
 
 
@@ -103,6 +112,8 @@ def why_not(query: Tensor, key_cache: Tensor, *args: object, **kwargs: object) -
         return "this GPU has no float8_e4m3fn; sm_89 and later have"
     if query.shape[-1] > WIDEST:
         return f"heads are {query.shape[-1]} wide; served are up to {WIDEST}"
+    if _shared(query.device) < FRUGAL:
+        return f"this GPU gives a program {_shared(query.device)} bytes of shared memory; needed are {FRUGAL}"
     return None
 
 

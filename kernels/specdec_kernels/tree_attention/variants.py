@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..machine_code import ARCHITECTURES, Variant
 from .config import INVARIANT_ROWS, OCCUPANCY, PROCESSORS, Config, choose, joined, joint
 
@@ -131,3 +133,25 @@ VARIANTS = [
     _plan("plan", _NOW),
     _plan("plan window", (), WINDOW=True, CAUSAL=True, BLOCK=1024, STEPS=12),
 ]
+
+
+def _frugal(variant: Variant) -> Variant:
+    """For GPUs with less shared memory. sm_86 has no float8_e4m3fn."""
+    converts = "*fp8e4nv" in variant.arguments.values()
+    return replace(variant, architectures=SMALLER[1:] if converts else SMALLER)
+
+
+SMALLER = ("sm_86", "sm_89", "sm_120")
+_SMALL = {rows: choose(rows, 128, 2, frugal=True) for rows in (16, 32, 64, 128)}
+FRUGAL_VARIANTS = [
+    *(_frugal(_attend(f"bf16 frugal rows {rows}", "bf16", small, ())) for rows, small in _SMALL.items()),
+    *(_frugal(_shares(f"bf16 frugal shares rows {rows}", small, ())) for rows, small in _SMALL.items()),
+    _frugal(_attend("bf16 frugal prefill", "bf16", _SMALL[128], (), CAUSAL=True, PIECES=1)),
+    _frugal(_attend("bf16 frugal window", "bf16", _SMALL[32], (), WINDOW=True, SOFTCAP=True, LSE=True)),
+    _frugal(_attend("bf16 frugal width 256", "bf16", choose(64, 256, 2, frugal=True), (), WIDTH=256)),
+    _frugal(_attend("fp32 frugal rows 32", "fp32", choose(32, 128, 4, frugal=True), ())),
+    _frugal(
+        _attend("bf16 frugal fp8 cache", "bf16", choose(64, 128, 2, True, frugal=True), (), kv="fp8e4nv", SCALED=True)
+    ),
+]
+"""Compiled to see that it fits: no ceilings are recorded for these."""

@@ -1,0 +1,60 @@
+"""Tree attention on GPUs with less shared memory than the large ones: what they run fits there, and less is refused."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from specdec_kernels import machine_code
+from specdec_kernels.machine_code import Variant, measure
+
+config = pytest.importorskip("specdec_kernels.tree_attention.config")
+launch = pytest.importorskip("specdec_kernels.tree_attention.launch")
+variants = pytest.importorskip("specdec_kernels.tree_attention.variants")
+
+pytestmark = pytest.mark.aot
+compiles = pytest.mark.skipif(machine_code.missing() is not None, reason=str(machine_code.missing()))
+ALL = [(variant, each) for variant in variants.FRUGAL_VARIANTS for each in variant.architectures]
+EVERYDAY = [(variant, each) for variant, each in ALL if variant.name.endswith("frugal rows 32") and each == "sm_89"]
+"""The one of the everyday sizes that takes most; the others with SPECDEC_KERNELS_FULL=1 (`make kernels-full`)."""
+
+
+def call(rows: int, width: int = 128) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(query, key_cache, page_table) of one request with so many query rows per key/value head."""
+    query = torch.zeros(rows // 4, 32, width, dtype=torch.bfloat16)
+    return query, torch.zeros(64, 16, 8, width, dtype=torch.bfloat16), torch.zeros(1, 64, dtype=torch.int32)
+
+
+@compiles
+@pytest.mark.parametrize(
+    ("variant", "architecture"),
+    ALL if os.environ.get("SPECDEC_KERNELS_FULL") == "1" else EVERYDAY,
+    ids=lambda x: getattr(x, "name", x),
+)
+def test_what_smaller_gpus_run_fits_in_their_shared_memory(variant: Variant, architecture: str) -> None:
+    cost = measure(variant, architecture)
+    assert cost.shared <= config.FRUGAL
+    assert cost.mma, "products on matrix instructions"
+
+
+def test_a_smaller_gpu_is_given_fewer_stages_and_one_program_of_a_multiprocessor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    large = [launch.cut(*call(rows)).config for rows in (16, 32, 64, 128)]
+    programs = launch.plan_numbers(*call(16))["programs"]
+    monkeypatch.setattr(launch, "_shared", lambda device: config.FRUGAL)
+    small = [launch.cut(*call(rows)).config for rows in (16, 32, 64, 128)]
+    assert [each.stages for each in small] == [each.stages - 1 for each in large]
+    assert [(each.block_m, each.block_n) for each in small] == [(each.block_m, each.block_n) for each in large], (
+        "tiles decide the order of sums"
+    )
+    assert launch.cut(*call(16), batch_invariant=True).config.stages == 3
+    assert launch.plan_numbers(*call(16))["programs"] == programs // 2
+    assert launch.why_not(*call(16)) is None
+
+
+def test_a_gpu_with_less_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "_shared", lambda device: 64 * 1024)
+    assert launch.why_not(*call(16)) == ("this GPU gives a program 65536 bytes of shared memory; needed are 101376")
