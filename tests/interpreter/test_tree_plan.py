@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.interpreter import guarded
 
-from specdec_kernels import TreePlan, registered, tree_plan, use_backend
+from specdec_kernels import TreePlan, UnsupportedError, registered, tree_plan, use_backend
 from specdec_kernels.tree_plan import MOST_NODES
 
 
@@ -53,6 +53,12 @@ def test_parents_that_make_no_tree_end_the_walk() -> None:
     with use_backend("triton"):
         plan = tree_plan(*inputs, max_nodes=6)
     assert plan.depth.tolist() == [0, 0, 0, 1, 0, 0]
+
+
+def test_more_rows_than_a_block_holds_are_refused_with_the_reason() -> None:
+    offsets = torch.zeros(32_769, dtype=torch.int32)
+    with use_backend("triton"), pytest.raises(UnsupportedError, match="32768 rows; at most 32767"):
+        tree_plan(offsets[:0], offsets, max_nodes=1)
 
 
 def test_words_for_more_nodes_than_there_are() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..dispatch import Op
 from ..extension import cpu_backend
 from ..triton_backend import INTERPRETED, triton_backend
-from .plan import MOST_NODES, TreePlan
+from .plan import MOST_NODES, MOST_ROWS, TreePlan
 from .reference import tree_plan as _reference
 
 __all__ = ["TreePlan", "tree_plan"]
@@ -38,7 +38,7 @@ def _key(parents: Tensor, offsets: Tensor, max_nodes: int | None = None) -> Hash
     if parents.is_cpu and not INTERPRETED:
         return parents.dtype
     most = parents.shape[0] if max_nodes is None else max_nodes
-    return parents.device, parents.dtype, most > MOST_NODES
+    return parents.device, parents.dtype, most > MOST_NODES, offsets.shape[0] > MOST_ROWS + 1
 
 
 tree_plan = Op(

@@ -10,7 +10,7 @@ from triton import next_power_of_2
 
 from ..machine_code import Variant
 from ..workspace import Spec, results
-from .plan import MOST_NODES, TreePlan
+from .plan import MOST_NODES, MOST_ROWS, TreePlan
 
 
 def block(words: int) -> int:
@@ -19,7 +19,9 @@ def block(words: int) -> int:
 
 
 def why_not(parents: Tensor, offsets: Tensor, max_nodes: int | None = None) -> str | None:
-    most = parents.shape[0] if max_nodes is None else max_nodes
+    most, rows = parents.shape[0] if max_nodes is None else max_nodes, offsets.shape[0] - 1
+    if rows > MOST_ROWS:
+        return f"{rows} rows; at most {MOST_ROWS}"
     return None if most <= MOST_NODES else f"rows of up to {most} nodes; at most {MOST_NODES} (give max_nodes)"
 
 

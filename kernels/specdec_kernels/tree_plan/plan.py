@@ -10,6 +10,9 @@ from torch.nn.functional import pad
 MOST_NODES = 2048
 """Nodes of a row that the GPU kernel serves: more ancestor words would not fit in registers."""
 
+MOST_ROWS = 32767
+"""Rows of a batch that it serves: a program compares its nodes with all their ends, and a block holds 2^20 numbers."""
+
 
 @dataclass(frozen=True, slots=True)
 class TreePlan:
