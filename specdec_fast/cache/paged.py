@@ -150,13 +150,17 @@ class PagedCache:
         if copied is None:
             return False
         self.pages.share(shared)
-        if rest:
-            origin = self._owned[source][len(shared)]
-            for pool in self._all:
-                pool[copied[0], :rest] = pool[origin, :rest]
         owned = [*shared, *copied]
-        if owned:
-            upload(owned, self.page_table[row, : len(owned)])
+        try:
+            if rest:
+                origin = self._owned[source][len(shared)]
+                for pool in self._all:
+                    pool[copied[0], :rest] = pool[origin, :rest]
+            if owned:
+                upload(owned, self.page_table[row, : len(owned)])
+        except BaseException:
+            self.pages.give_back(owned)
+            raise
         self.lengths[row] = length
         self._owned[row] = owned
         return True

@@ -140,6 +140,23 @@ def test_a_fork_needs_an_empty_row_and_room() -> None:
     made.check()
 
 
+def test_a_fork_that_is_broken_off_shares_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = ledger({0: 10})
+    before = made.cache.pages.num_used
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("specdec_fast.cache.paged.upload", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            made.cache.fork(0, 3, 10)
+    assert made.cache.pages.num_used == before
+    made.check()
+    made.release(0)
+    assert made.cache.pages.num_used == 0
+
+
 @pytest.mark.parametrize("page_size", [1, 3, 16])
 @pytest.mark.parametrize("seed", range(2))
 def test_many_steps_of_random_trees(seed: int, page_size: int) -> None:
