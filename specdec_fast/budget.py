@@ -22,7 +22,10 @@ from specdec_fast.expectations import Expectations, Outcome, Times
 
 @runtime_checkable
 class BudgetPolicy(Protocol):
-    """Decides before a draft is made; hears afterwards what became of it and what it cost."""
+    """Decides before a draft is made; hears afterwards what became of it and what it cost.
+
+    A policy whose numbers never follow from other requests may have `shared = False` (see `Needs.shared`).
+    """
 
     name: str
 
@@ -40,6 +43,7 @@ class Fixed:
     """Every row gets what it asked for."""
 
     name = "fixed"
+    shared = False
 
     def nodes(self, rows: Sequence[int], most: Sequence[int]) -> list[int]:
         return list(most)

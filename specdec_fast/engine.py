@@ -302,7 +302,7 @@ class Engine:
                     if not self._running and not joined:
                         raise RuntimeError("engine: an empty pool has no room for a request that was accepted")
                     break
-                row = self.state.join(tokens, handle.params, len(handle.prompt), handle.stop_ids)
+                row = self.state.join(tokens, self._proposer.keyed(handle), len(handle.prompt), handle.stop_ids)
                 handle.row, self._running[row] = row, self._queue.popleft()
                 joined.append(row)
                 self._cache.reserve(row, room)

@@ -94,9 +94,10 @@ class Needs:
     prompts and of every step; prompt_taps: those wanted of prompts only, which leaves the steps as they are;
     host_tokens: reads committed tokens on the host (forces the `sync` step mode); node_choices: wants the target's
     choice at every node; logits: learns from the target's logits when it observes; laws: its tokens are drawn and carry
-    laws; partial_laws: these are over part of the vocabulary; excludes: they are drawn outside their
-    chosen siblings, so no sibling may come from elsewhere; vocab_size: the ids that its own model drafts are below it,
-    and so must be the target's; None if it drafts what the target knows.
+    laws; partial_laws: these are over part of the vocabulary; excludes: they are drawn outside their chosen siblings,
+    so no sibling may come from elsewhere; shared: what is drafted for a request may follow from texts or acceptance of
+    others, so under rules that toss coins each request needs coins of its own; vocab_size: the ids that its own model
+    drafts are below it, and so must be the target's; None if it drafts what the target knows.
     """
 
     topology: Literal["chain", "tree"] = "chain"
@@ -110,6 +111,7 @@ class Needs:
     laws: bool = False
     partial_laws: bool = False
     excludes: bool = False
+    shared: bool = False
     vocab_size: int | None = None
 
 

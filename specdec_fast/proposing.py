@@ -29,6 +29,7 @@ from specdec_fast.interfaces import (
     TargetOutput,
 )
 from specdec_fast.request import Handle
+from specdec_fast.sampling import SamplingParams
 
 log = logging.getLogger("specdec_fast")
 
@@ -76,6 +77,15 @@ class Proposer:
     def asked(self, handle: Handle) -> int:
         """Draft nodes that a request asks for, wherever its text ends."""
         return 0 if self.drafter is None or handle in self._given_up else handle.num_draft_tokens
+
+    def keyed(self, handle: Handle) -> SamplingParams:
+        """A request's parameters as its row has them: where its drafts may follow from other requests and the rule
+        tosses coins, these are keyed by the request too. A draft that knows something of another text of one seed would
+        know something of the coins that test it.
+        """
+        shared = self.drafter is not None and (self.drafter.needs.shared or getattr(self.budget, "shared", True))
+        fresh = not getattr(self._rule, "replays", False)
+        return handle.params.keyed_by(handle.request_id) if shared and fresh else handle.params
 
     def begin(self, view: StateView, rows: Sequence[int], output: TargetOutput | None) -> None:
         """Rows join. output: taps of all their tokens, row after row."""

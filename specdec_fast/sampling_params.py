@@ -6,6 +6,7 @@ import math
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 
 from specdec_fast.grammar import Guide, Matcher
 
@@ -44,8 +45,8 @@ class SamplingParams:
 
     seed: 0 <= seed < 2**63, or None to draw one (it is recorded on the request). Requests of one seed share their
     noise: equal prompts give equal texts, others correlated ones; give each a seed of its own, or none. Under rules
-    that do not replay, texts of one seed that share what is learned from acceptance (budget "goodput", `forest`) are
-    not exact.
+    that do not replay, where drafts follow from other requests (`Needs.shared`, budget "goodput"), coins are keyed by
+    the number of the request in its engine too.
     stop: strings that end the text (not part of it). stop_token_ids: further end-of-sequence ids; `ignore_eos` drops
     the model's own. min_new_tokens: before it no end-of-sequence id is produced, and stop strings complete by then
     are text. max_new_tokens: exact upper bound.
@@ -210,3 +211,8 @@ class SamplingParams:
     def with_seed(self) -> SamplingParams:
         """Itself, or a copy with a fresh random seed when it has none."""
         return self if self.seed is not None else replace(self, seed=secrets.randbelow(_SEED_LIMIT))
+
+    def keyed_by(self, request: int) -> SamplingParams:
+        """A copy whose seed, below 2**61, follows from its own and the number of a request: no other has its coins."""
+        digest = blake2b(f"{self.seed}/{request}".encode(), digest_size=8).digest()
+        return replace(self, seed=int.from_bytes(digest, "little") >> 3)

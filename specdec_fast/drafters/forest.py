@@ -82,6 +82,7 @@ class ForestDrafter:
         joint = "host_tokens", "own_cache", "partial_layers", "node_choices", "logits", "laws", "partial_laws"
         self.needs = Needs(
             topology="tree",
+            shared=(adapt and len(of) > 1) or any(needs.shared for needs in each),
             taps=tuple(dict.fromkeys(tap for needs in each for tap in needs.taps)),
             prompt_taps=tuple(dict.fromkeys(tap for needs in each for tap in needs.prompt_taps)),
             vocab_size=max((needs.vocab_size for needs in each if needs.vocab_size is not None), default=None),

@@ -37,8 +37,8 @@ class RecyclingDrafter:
 
     With `shared`, what one request was given is drafted for another: also what the target showed under the edited
     logits of requests with bans or grammars (in half formats the edits are made in a copy). A rule that replays is
-    exact whatever is drafted. The others toss coins that are keyed by a request's seed, so requests that share need
-    seeds of their own; that is why `from_parts` shares by default only under rules that replay and greedy ones.
+    exact whatever is drafted. Under the others coins are then keyed by the request too (`Needs.shared`), so a text is
+    no function of its seed; that is why `from_parts` shares by default only under rules that replay and greedy ones.
     """
 
     name = "recycling"
@@ -66,7 +66,7 @@ class RecyclingDrafter:
         self.num_draft_tokens = num_draft_tokens
         self._top, self._depth, self._least = top_k, depth, float(min_probability)
         self.pick, self.shared = pick, shared
-        self.needs = replace(self.needs, prompt_taps=())
+        self.needs = replace(self.needs, prompt_taps=(), shared=shared)
         self._lm_head: Callable[[Tensor], Tensor] | None = None
         self._make = structures().Successors
         self._common = self._make()
@@ -89,7 +89,7 @@ class RecyclingDrafter:
         """Note what the target shows behind the tokens of prompts, too; before the engine is made. lm_head: of the
         target, from hidden states [N, hidden] as tapped at "final_norm" to logits [N, V].
         """
-        self._lm_head, self.needs = lm_head, type(self).needs
+        self._lm_head, self.needs = lm_head, replace(self.needs, prompt_taps=(_TAP,))
 
     def successors(self, row: int) -> Any:
         """What a row reads: the likeliest next tokens by token (`Successors` of specdec_fast/stores/suffix.py)."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +87,7 @@ class SuffixDrafter:
         self._how = (min_match, float(factor), float(min_probability))
         self._make = structures().Automaton
         self.memory = TextMemory(max_tokens) if shared or store is not None else None
+        self.needs = replace(self.needs, shared=self.memory is not None)
         self._store, self._vocabulary = store, ""
         self._rows: dict[int, _Row] = {}
         if store is not None:
@@ -106,6 +107,7 @@ class SuffixDrafter:
         made = cls(**{**cls.by_rule(parts.prefers), **options})
         if store is not None:
             made.memory = made.memory or TextMemory(options.get("max_tokens", 100_000))
+            made.needs = replace(made.needs, shared=True)
             made._store, made._vocabulary = store, fingerprint(parts.tokenizer)
             made._open(parts.target.vocab_size)
         return made

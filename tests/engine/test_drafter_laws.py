@@ -1,5 +1,5 @@
-"""The law of two tokens through the whole engine, for drafters whose drafts follow from the past of their request: from
-what they observed, how much was accepted, what was written before.
+"""The law of tokens through the whole engine, for drafters whose drafts follow from the past of their request: what
+they observed, how much was accepted, what was written before; and from the past of other requests of the same seed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from oracles.laws import joint, law
 import specdec_fast.drafters.draft_model as draft_model_module
 import specdec_fast.drafters.layer_skip as layer_skip_module
 from specdec_fast import Engine, SamplingParams, get_drafter
-from specdec_fast.budget import MovingThreshold
+from specdec_fast.budget import Fixed, Goodput, MovingThreshold
+from specdec_fast.proposing import Proposer
+from specdec_fast.request import Handle
 
 STATES, VOCAB, ROWS, SEEDS = 7, 4, 500, 2000
 PROMPT = [1, 2, 1, 3, 1, 2]
@@ -70,3 +72,56 @@ def test_two_tokens_behind_a_text_have_the_target_s_law(name: str, monkeypatch: 
     assert all(p_value(*pair) > 1e-3 for pair in zip(seen, exact, strict=True))
     assert 0.1 < engine.stats.mean_alpha < 0.9, "all accepted or all refused: the test would prove little"
     assert engine.stats.drafted > SEEDS
+
+
+def leaning_forest() -> Any:
+    """Two draft models of which one node of budget goes to the one that is better so far, in any request."""
+    models = [AutomatonTarget(mixed(seed), max_rows=2, max_length=16) for seed in (1, 2)]
+    made = [get_drafter("draft_model")(model, num_draft_tokens=3, pick="drawn") for model in models]
+    return get_drafter("forest")(made, num_draft_tokens=1)
+
+
+def mixed(seed: int) -> Any:
+    return 0.3 * random_logits(STATES, 3, seed=5) + 0.7 * random_logits(STATES, 3, seed=seed)
+
+
+@pytest.mark.parametrize("keyed", [True, False], ids=["keyed by request", "by the seed alone"])
+def test_two_requests_of_one_seed_do_not_share_coins_where_one_learns_from_the_other(
+    keyed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first token of the second of two requests, over seeds; by the seed alone it is seen to be off."""
+    if not keyed:
+        monkeypatch.setattr(Proposer, "keyed", lambda self, handle: handle.params)
+    own = AutomatonTarget(random_logits(STATES, 3, seed=5), max_rows=2, max_length=16)
+    seen: Counter[tuple[int, ...]] = Counter()
+    for seed in range(800):
+        engine = Engine(own, leaning_forest(), rule="tree")
+        for _ in range(2):
+            (handle,) = engine.generate([[1]], SamplingParams(seed=seed, max_new_tokens=2))
+        seen[handle.tokens[0],] += 1
+    p = p_value(seen, joint(lambda text: law(own.logits_after([1, *text]), 1.0), 1, 3))
+    assert p > 1e-3 if keyed else p < 1e-3
+
+
+SHARED: dict[str, tuple[Callable[[], Any], Any, str, bool]] = {
+    "forest, tree": (leaning_forest, Fixed(), "tree", True),
+    "forest, replay": (leaning_forest, Fixed(), "replay", False),
+    "forest, greedy": (leaning_forest, Fixed(), "greedy", False),
+    "shared suffix, traversal": (lambda: get_drafter("suffix")(shared=True), Fixed(), "traversal", True),
+    "suffix, tree": (lambda: get_drafter("suffix")(), Fixed(), "tree", False),
+    "shared recycling, tree": (lambda: get_drafter("recycling")(shared=True), Fixed(), "tree", True),
+    "recycling, tree": (lambda: get_drafter("recycling")(), Fixed(), "tree", False),
+    "goodput, token": (lambda: get_drafter("ngram")(), Goodput(), "token", True),
+    "goodput, replay": (lambda: get_drafter("ngram")(), Goodput(), "replay", False),
+    "ngram, token": (lambda: get_drafter("ngram")(), Fixed(), "token", False),
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_whose_coins_are_keyed_by_the_request_too(name: str) -> None:
+    make, budget, rule, keyed = SHARED[name]
+    proposer = Engine(target(), make(), rule=rule, budget=budget)._proposer
+    params = SamplingParams(seed=7)
+    first, again, second = (proposer.keyed(Handle(number, [1], params, 1)) for number in (0, 0, 1))
+    assert first == again and (first != params) == (second != first) == keyed
+    assert first.seed is not None and 0 <= first.seed < 2**61, "above are the seeds by which rule best samples"
