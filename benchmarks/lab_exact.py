@@ -39,7 +39,7 @@ def measure(rule: str) -> list[dict[str, Any]]:
         clock, work = perf_counter() - clock, process_time() - work
         if found:
             row = {"rule": rule, "part": part, "cases": len(found), "holds": all(each.holds for each in found)}
-            rows.append(row | {"seconds": round(clock, 2), "cpu_seconds": round(work, 2)})
+            rows.append(row | {"seconds": round(clock, 4), "cpu_seconds": round(work, 4)})
     return rows
 
 
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 print(f"{rule}, {row['part']}: {row['cases']} cases, {row['cpu_seconds']} s of work", flush=True)
     for kind in ("seconds", "cpu_seconds"):
         result[kind] = {
-            part: round(sum(row[kind] for row in rows if row["part"] == part), 1)
+            part: round(sum(row[kind] for row in rows if row["part"] == part), 4)
             for part in dict.fromkeys(row["part"] for row in rows)
         }
     asked.out.parent.mkdir(parents=True, exist_ok=True)
