@@ -273,7 +273,7 @@ class Draft:
         if type(self.counts) is not tuple or len(self.counts) != len(rows) or min(self.counts, default=0) < 0:
             raise ValueError(f"draft: got counts {self.counts} of rows {rows}; expected a tuple, of each 0 or more")
         shape = packed_shape(rows, self.counts, self.tokens.device)
-        looks, nodes = wait or self.tokens.device.type == "cpu", shape.row_of.shape[0]
+        looks, nodes = wait or self.tokens.is_cpu, shape.row_of.shape[0]
         expect.tensor("draft", "tokens", self.tokens, torch.int64, nodes)
         for name in ("rows", "offsets", "row_of", "parents", "drawn", "law_row"):
             got, usual = getattr(self, name), getattr(shape, name)

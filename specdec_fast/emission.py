@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from specdec_fast.draft import Draft
 from specdec_fast.expectations import Outcome
@@ -24,7 +24,7 @@ log = logging.getLogger("specdec_fast")
 NO_LAW = "the model returned NaN or no finite logit"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Given:
     """What a step gave one request. tokens: accepted ones and the next; drafted, depth: of its draft (of captured
     ones a bound of the depth); nodes: with its scouts; complete: nothing of the draft was left to test;
@@ -58,7 +58,8 @@ def given_by(
         found.append(
             Given(emitted[:sound], accepted, proposed[index], depths[index], draft.counts[index] - 1, complete, reason)
         )
-    return found, replace(acceptance, accepted=tuple([each.accepted for each in found]))
+    of, counts = acceptance, tuple([each.accepted for each in found])
+    return found, Acceptance(of.path, of.num_accepted, of.next_token, of.node_choice, counts)
 
 
 def given_captured(emission: Emission) -> Given:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Outcome:
     """What became of one row's draft: nodes that may be accepted (`drafted`, root not counted), their depth, depths
     reached by the walk (`tested`), tokens accepted; nodes: all that were scored for it, scouts included.

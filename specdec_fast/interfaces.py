@@ -1,6 +1,7 @@
 """The four seams of the engine: Target, KVCache, Drafter, Rule, and the small values that cross them.
 
-A class that satisfies a protocol needs no base class. Nothing here computes. Tests: tests/test_interfaces.py.
+A class that satisfies a protocol needs no base class. Nothing here computes. Nobody writes to a value; those that every
+step makes are not frozen, because freezing takes some microseconds of each. Tests: tests/test_interfaces.py.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from specdec_fast.sampling import Sampling
 from specdec_kernels import TreePlan
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Acceptance:
     """What a rule answers.
 
@@ -39,7 +40,7 @@ class Acceptance:
         return self.num_accepted.tolist() if self.accepted is None else self.accepted
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Rng:
     """Where a step stands in the keyed randomness: seeds int64 [B], positions int32 [B] absolute, of the roots.
 
@@ -61,7 +62,7 @@ class Rng:
         return [(seed, position) if temperature else None for seed, position, temperature in keys]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class TargetOutput:
     """logits: [N, V] of the nodes that were asked for, or None; taps: hidden states [M, hidden] by name."""
 
@@ -69,7 +70,7 @@ class TargetOutput:
     taps: dict[str, Tensor] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Slots:
     """Where M staged nodes of B rows live: all the attention of one forward pass needs to know.
 
@@ -115,7 +116,7 @@ class Needs:
     vocab_size: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Budget:
     """How many draft nodes (root not counted) each row may propose this step: host integers, one per row.
 
@@ -147,7 +148,7 @@ class KVCache(Protocol):
         self, rows: Tensor, offsets: Tensor, num_nodes: int, plan: TreePlan | None = None, *, advance: bool = False
     ) -> Slots: ...
     def commit(self, rows: Tensor, slots: Slots, path: Tensor, num_accepted: Tensor) -> None: ...
-    def rollback(self, rows: Tensor, lengths: Tensor) -> None: ...
+    def rollback(self, rows: Tensor | Sequence[int], lengths: Tensor | Sequence[int]) -> None: ...
     def claim(self, owner: object, rows: Collection[int] = ()) -> None: ...
     def reserve(self, row: int, length: int) -> bool: ...
     def release(self, rows: Sequence[int]) -> None: ...

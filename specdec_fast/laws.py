@@ -14,7 +14,7 @@ from torch import Tensor
 from specdec_kernels import expect, law_stats
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Laws:
     """R next-token distributions, made once by whoever samples from them and never recomputed by a rule.
 
@@ -91,12 +91,11 @@ class PendingLaws(Laws):
     _found: tuple[Tensor, ...] | None
 
     def __init__(self, logits: Tensor, asked: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
-        for name, value in (("logits", logits), ("token_ids", None), ("asked", asked), ("_found", None)):
-            object.__setattr__(self, name, value)
+        self.logits, self.token_ids, self.asked, self._found = logits, None, asked, None
 
     def settle(self, found: Sequence[Tensor]) -> None:
         """The statistics (inv_t, lse, cut, tie_id, mass) as a rule found them: those of every node of its paths."""
-        object.__setattr__(self, "_found", tuple(found))
+        self._found = tuple(found)
 
     def _all(self) -> tuple[Tensor, ...]:
         found = self._found

@@ -258,7 +258,7 @@ class Proposer:
         if any(not 0 < count <= 1 + limit for count, limit in zip(draft.counts, budget.nodes)):  # would leave its pages
             raise ValueError(f"{who}: got {draft.counts} nodes; expected 1 + {budget.nodes} at most, the root included")
         own, here = draft.tokens.device, view.device
-        if own.type != here.type or (own.index or 0) != (here.index or 0):
+        if own != here and (own.type != here.type or (own.index or 0) != (here.index or 0)):
             raise ValueError(f"{who}: got a draft on {draft.tokens.device}; expected {view.device}, the view's device")
         if needs.topology == "chain" and not (draft.is_chain and draft.scouts is None):
             raise ValueError(f"{who}: got a tree or scouts; expected chains, as its needs say")

@@ -16,9 +16,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> kv_slots(
                     (!depth.has_value() || depth->numel() == nodes),
                 "kv_slots: page_table ", shape_of(page_table), ", lengths ", shape_of(lengths), ", rows ", shape_of(rows), ", offsets ",
                 shape_of(offsets), " do not fit ", nodes, " nodes; expected [R, P], [R], [B], [B + 1], and depth [nodes] or None");
-  const auto like = [](const Tensor& source, std::vector<int64_t> shape) { return torch::stable::new_empty(source, shape); };
-  Tensor table = like(page_table, {batch, page_table.size(1)}), own_lengths = like(lengths, {batch});
-  Tensor slots = torch::stable::new_empty(page_table, {nodes}, ScalarType::Long), positions = torch::stable::new_empty(page_table, {nodes}, ScalarType::Long);
+  const int32_t narrow = dtype_of(page_table), wide = aoti_torch_dtype_int64();
+  const Tensor table = empty_on_cpu({batch, page_table.size(1)}, narrow), own_lengths = empty_on_cpu({batch}, narrow);
+  const Tensor slots = empty_on_cpu({nodes}, wide), positions = empty_on_cpu({nodes}, wide);
   const SlotArguments in{input<int32_t>(page_table, "kv_slots: page_table"),
                          output<int32_t>(lengths, "kv_slots: lengths"),
                          input<int32_t>(rows, "kv_slots: rows"),

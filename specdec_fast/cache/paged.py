@@ -17,7 +17,7 @@ from torch import Tensor
 
 from specdec_fast.cache.pages import PageAllocator
 from specdec_fast.interfaces import Slots
-from specdec_fast.upload import upload
+from specdec_fast.upload import upload, write_at
 from specdec_kernels import CacheTable, TreePlan, kv_commit, kv_slots
 
 
@@ -132,9 +132,12 @@ class PagedCache:
         """Keep the accepted path of a step (root first), forget the other nodes; lengths grow by the path's."""
         kv_commit(self._all, slots.page_table, slots.lengths, path, slots.offsets, num_accepted, rows, self.lengths)
 
-    def rollback(self, rows: Tensor, lengths: Tensor) -> None:
-        """Truncate rows (int32 [B]) to absolute lengths (int32 [B])."""
-        self.lengths[rows] = lengths
+    def rollback(self, rows: Tensor | Sequence[int], lengths: Tensor | Sequence[int]) -> None:
+        """Truncate rows to absolute lengths: both int32 [B], or both of the host."""
+        if isinstance(rows, Tensor) or isinstance(lengths, Tensor):
+            self.lengths[rows] = lengths  # type: ignore[assignment]
+        else:
+            write_at(rows, lengths, self.lengths)
 
     def fork(self, source: int, row: int, length: int) -> bool:
         """Let an empty row read the first `length` tokens of another: whole pages shared, the last one copied.

@@ -152,6 +152,7 @@ class DraftModelDrafter:
         sampling, roots = view.sampling([rows[index] for index in active]), rng.positions
         if len(active) < len(rows):
             roots = roots[active]
+        shape = positions = None  # of the active rows: a pass over one token of each, and where tokens will stand
         for level in range(max(counts)):
             if self.entropy_stop:  # before the token is drawn: a token that was drawn is never dropped
                 sure = surely_accepted(logits, sampling.temperature).tolist()
@@ -160,11 +161,12 @@ class DraftModelDrafter:
                     if not going:
                         break
                     logits, roots = logits[going], roots[going]
-                    active = [active[at] for at in going]
+                    active, shape, positions = [active[at] for at in going], None, None
                     sampling = view.sampling([rows[index] for index in active])
-            chosen, laws = self._pick_level(
-                view, [rows[at] for at in active], sampling, roots, logits, levels, active, rng.first_draw
-            )
+            if positions is None:
+                positions = self._positions(sampling, roots, max(counts))
+            where = roots, positions[level], rng.first_draw
+            chosen, laws = self._pick_level(view, rows, sampling, where, logits, levels, active)
             levels.append((active, chosen))
             if laws is not None:
                 parts.append(laws)
@@ -173,9 +175,10 @@ class DraftModelDrafter:
                 break
             if len(going) < len(active):
                 chosen, roots = chosen[going], roots[going]
-                active = [active[at] for at in going]
+                active, shape, positions = [active[at] for at in going], None, None
                 sampling = view.sampling([rows[index] for index in active])
-            shape = packed_shape(tuple(rows[index] for index in active), (1,) * len(active), view.device)
+            if shape is None:
+                shape = packed_shape(tuple([rows[index] for index in active]), (1,) * len(active), view.device)
             fed = self._translation.ids(chosen) if self.tokenizers == "tli" and self._translation else chosen
             logits = self._masked(self.model.extend(shape.rows, fed, shape.offsets, logits=shape.last).logits)
         draft = self._pack(view, rows, tokens, held, levels, parts)
@@ -249,7 +252,7 @@ class DraftModelDrafter:
             counts.append(len(have) - start)
         device = self.model.device
         shape = packed_shape(tuple(rows), tuple(counts), device)
-        self.model.cache.rollback(shape.rows, from_host(kept, torch.int32, device))
+        self.model.cache.rollback(rows, kept)
         output = self.model.extend(shape.rows, from_host(fed, torch.int64, device), shape.offsets, logits=shape.last)
         for row, have in zip(rows, tokens):
             self._stored[row] = (len(have), [])
@@ -257,22 +260,29 @@ class DraftModelDrafter:
                 self._fed[row] = list(have)
         return self._masked(output.logits)
 
+    def _positions(self, sampling: Sampling, roots: Tensor, depth: int) -> Sequence[Tensor]:
+        """By level, the positions of the tokens to pick, int32 [B]: made at once, an addition a level takes longer."""
+        if self.pick != "coupled" or sampling.all_greedy:  # nobody looks at them
+            return (roots,) * depth
+        return (roots + from_host(range(1, depth + 1), torch.int32, roots.device)[:, None]).unbind()
+
     def _pick_level(
         self,
         view: StateView,
-        rows: list[int],
+        rows: Sequence[int],
         sampling: Sampling,
-        roots: Tensor,
+        where: tuple[Tensor, Tensor, int],
         logits: Tensor,
         levels: list[tuple[list[int], Tensor]],
         active: list[int],
-        first_draw: int,
     ) -> tuple[Tensor, Laws | None]:
+        """Tokens of the rows that are `active`. where: positions of their roots and of these tokens, the first draw."""
+        roots, positions, first_draw = where
         if self.tokenizers == "slem":
             return logits.argmax(1), None
         if sampling.edits is not None:  # q with the target's edits, each row after its own chain
             drafted = [dict(zip(earlier, chosen.tolist())) for earlier, chosen in levels]
-            chains = [[view.tokens(row)[-1], *(tokens[at] for tokens in drafted)] for row, at in zip(rows, active)]
+            chains = [[view.tokens(rows[at])[-1], *(tokens[at] for tokens in drafted)] for at in active]
             laws = process_chains(logits, sampling, roots, chains)
             logits = laws.logits
         elif self.pick == "drawn":
@@ -280,7 +290,7 @@ class DraftModelDrafter:
         if self.pick == "greedy":
             return logits.argmax(1), None
         if self.pick == "coupled":
-            return sampling.choose(logits, roots if sampling.all_greedy else roots + (len(levels) + 1)), None
+            return sampling.choose(logits, positions), None
         index = torch.full_like(roots, first_draw + len(levels))
         return draw_sample(laws.logits, *laws.stats, sampling.seeds, roots, index, mass=laws.mass), laws
 

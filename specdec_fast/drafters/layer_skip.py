@@ -120,15 +120,13 @@ class LayerSkipDrafter:
         going = [at for at, own in enumerate(drafts) if own.limit > 0 and self._room(own)]
         parts: list[Laws] = []
         if going:
-            cache, device = self.target.cache, self.target.device
-            members = torch.tensor([drafts[at].row for at in going], dtype=torch.int32).to(device)
-            committed = torch.tensor([len(drafts[at].text) - 1 for at in going], dtype=torch.int32).to(device)
-            self._catch_up([drafts[at] for at in going], cache.lengths[members.long()].tolist())
+            cache, members = self.target.cache, [drafts[at].row for at in going]
+            self._catch_up([drafts[at] for at in going], cache.lengths[members].tolist())
             try:
                 with self.target.partial(self.skip):
                     self._draft(view, drafts, going, rng, parts)
             finally:
-                cache.rollback(members, committed)
+                cache.rollback(members, [len(drafts[at].text) - 1 for at in going])
         drawn = self.pick == "drawn" and bool(parts)
         draft = Draft.chains(
             rows,

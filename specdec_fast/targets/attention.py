@@ -109,6 +109,14 @@ def attend(
     return out[..., :value_dim].unsqueeze(0), None
 
 
+def is_served(config: Any) -> bool:
+    """Whether a model with this configuration calls `attend`."""
+    try:  # every pass asks, and transformers' own way to attributes takes some microseconds
+        return bool(object.__getattribute__(config, "_attn_implementation_internal") == NAME)
+    except AttributeError:
+        return bool(config._attn_implementation == NAME)
+
+
 def register() -> None:
     """Make transformers know the attention function. Idempotent."""
     from transformers import AttentionInterface

@@ -160,10 +160,10 @@ class HeadRows:
             own.stored = start
         shape = packed_shape(tuple(rows), tuple(counts), self.device)
         cache = self.model.cache
-        cache.rollback(shape.rows, from_host([self._rows[row].stored for row in rows], torch.int32, self.device))
+        cache.rollback(rows, [self._rows[row].stored for row in rows])
         tokens = from_host(fed, torch.int64, self.device)
         hidden = self.model.extend(shape.rows, tokens, torch.cat(parts), shape.offsets)
-        cache.rollback(shape.rows, from_host([len(text) - 2 for text in texts], torch.int32, self.device))
+        cache.rollback(rows, [len(text) - 2 for text in texts])
         for row, text in zip(rows, texts):
             own = self._rows[row]
             own.stored = len(text) - 1

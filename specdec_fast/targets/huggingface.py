@@ -190,7 +190,7 @@ class HuggingFaceTarget:
         if torch.is_grad_enabled():  # keys of a pass that is recorded for backward could not be written into the cache
             with torch.no_grad():
                 return self._run(tokens, slots, wanted, taps)
-        if self.model.config._attn_implementation != attention.NAME:  # somebody used the model in between
+        if not attention.is_served(self.model.config):  # somebody used the model in between
             self.model.set_attn_implementation(attention.NAME)
         context = attention.PackedContext(slots, self.cache.keys, self.cache.values)
         caught: dict[str, Tensor] = {}

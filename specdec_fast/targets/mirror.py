@@ -66,8 +66,7 @@ class Mirror:
         device, cache = self.model.device, self.model.cache
         doubtful = [row for row in rows if row in self._doubtful]  # a pass over these raised, or there was none yet
         if doubtful:
-            lengths = from_host([self._held[row][0] for row in doubtful], torch.int32, device)
-            cache.rollback(packed_shape(tuple(doubtful), (1,) * len(doubtful), device).rows, lengths)
+            cache.rollback(doubtful, [self._held[row][0] for row in doubtful])
         self._doubtful.update(rows)
         kept: list[tuple[int, int, list[int]]] = []  # row, nodes staged, accepted path
         for row, text in zip(rows, texts):

@@ -8,6 +8,8 @@ import pytest
 import torch
 from oracles.ledger import Ledger, cache, random_path, random_tree
 
+from specdec_fast.upload import write_at
+
 PAGE_SIZES = (1, 4, 16, 256)
 
 
@@ -77,9 +79,11 @@ def test_known_tokens_are_committed_where_they_lie() -> None:
     assert advanced.lengths.tolist() == [6, 3]
 
 
-def test_rollback_truncates_to_absolute_lengths() -> None:
+@pytest.mark.parametrize("host", [False, True])
+def test_rollback_truncates_to_absolute_lengths(host: bool) -> None:
     made = ledger({0: 9, 2: 5})
-    made.cache.rollback(torch.tensor([2, 0], dtype=torch.int32), torch.tensor([0, 6], dtype=torch.int32))
+    rows, lengths = torch.tensor([2, 0], dtype=torch.int32), torch.tensor([0, 6], dtype=torch.int32)
+    made.cache.rollback(*([rows.tolist(), lengths.tolist()] if host else [rows, lengths]))
     made.rows = {0: made.rows[0][:6], 2: []}
     made.check()
     made.step({2: [-1, 0], 0: [-1]}, {2: [0, 1], 0: [0]})
@@ -171,3 +175,20 @@ def test_many_steps_of_random_trees(seed: int, page_size: int) -> None:
             assert made.cache.reserve(row, len(made.rows[row]) + len(tree))
         made.step(trees, {row: random_path(source, tree) for row, tree in trees.items()}, tail=source.randrange(3))
         made.check()
+
+
+class Elsewhere(torch.Tensor):
+    """A tensor that says it is on another device."""
+
+    is_cpu = False
+
+
+@pytest.mark.parametrize("kind", [torch.Tensor, Elsewhere])
+def test_host_numbers_are_written_at_rows(kind: type[torch.Tensor]) -> None:
+    place = torch.arange(5, dtype=torch.int32).as_subclass(kind)
+    assert place.is_cpu == (kind is torch.Tensor)
+    write_at([3, 0], [7, 9], place)
+    write_at([], [], place)
+    assert place.tolist() == [9, 1, 2, 7, 4]
+    with pytest.raises((ValueError, RuntimeError)):
+        write_at([1, 2, 3], [5, 6], place)

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from specdec_fast import captured
+from specdec_fast.cache import paged
 
 WAITS = {"_local_scalar_dense", "equal", "is_nonzero"}
 DEPENDS_ON_DATA = {"nonzero", "nonzero_static", "masked_select", "unique", "_unique", "_unique2", "unique_dim"}
@@ -100,12 +101,17 @@ class _Reads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def watched(self, name: str) -> Any:
-        deed = getattr(Tensor, name)
+        return self._counted(getattr(Tensor, name), [name])
 
+    def unwatched(self, deed: Any) -> Any:
+        """What takes nothing to the host, whatever it does inside."""
+        return self._counted(deed, [])
+
+    def _counted(self, deed: Any, as_reads: list[str]) -> Any:
         def counts(*args: Any, **kwargs: Any) -> Any:
             outer, self.inside = self.inside, True
             if not outer:
-                self.seen.append(name)
+                self.seen.extend(as_reads)
             try:
                 return deed(*args, **kwargs)
             finally:
@@ -121,6 +127,7 @@ def host_reads() -> Iterator[list[str]]:
     with ExitStack() as stack:
         for name in ON_HOST:
             stack.enter_context(patch.object(Tensor, name, reads.watched(name)))
+        stack.enter_context(patch.object(paged, "write_at", reads.unwatched(paged.write_at)))
         stack.enter_context(reads)
         yield reads.seen
 

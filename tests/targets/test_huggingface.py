@@ -5,6 +5,7 @@ branch.
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from oracles.ledger import random_path, random_tree
 
 from specdec_fast import Engine, SamplingParams
 from specdec_fast.draft import Draft
+from specdec_fast.targets import attention
 from specdec_fast.targets.huggingface import HuggingFaceTarget, UnsupportedModelError
 from specdec_kernels import tree_plan
 
@@ -251,6 +253,15 @@ def test_an_engine_goes_on_after_somebody_used_its_model() -> None:
     engine.target.model.set_attn_implementation("sdpa")
     found = engine.target.model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=12, do_sample=False)
     assert found[0, 3:].tolist() == want == engine.generate([[1, 2, 3]], params)[0].tokens
+
+
+def test_whose_attention_a_model_calls() -> None:
+    model = models.target("llama").model
+    assert attention.is_served(model.config)
+    model.set_attn_implementation("eager")
+    assert not attention.is_served(model.config)
+    for name in ("eager", attention.NAME):  # where a configuration stores it under another name
+        assert attention.is_served(SimpleNamespace(_attn_implementation=name)) == (name == attention.NAME)
 
 
 def test_capacities() -> None:
