@@ -45,7 +45,8 @@ def choose(rows: int, width: int, itemsize: int, narrow: bool = False, frugal: b
     block_d = max(16, next_power_of_2(width))
     block_m = min(128, max(16, next_power_of_2(rows)))
     if itemsize == 4:
-        return Config(min(block_m, 32), 32 if block_d <= 128 else 16, block_d, 4, 2)
+        wide = block_d > 128
+        return Config(min(block_m, 32), 16 if wide else 32, block_d, 4, 1 if wide and frugal else 2)
     if block_d > 128:
         return Config(min(block_m, 64), 32, block_d, 8 if block_m >= 64 else 4, 2)
     if block_m == 128:  # a multiprocessor holds one; ptxas may aim at two and spill

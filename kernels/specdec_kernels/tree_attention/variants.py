@@ -150,6 +150,10 @@ FRUGAL_VARIANTS = [
     _frugal(_attend("bf16 frugal window", "bf16", _SMALL[32], (), WINDOW=True, SOFTCAP=True, LSE=True)),
     _frugal(_attend("bf16 frugal width 256", "bf16", choose(64, 256, 2, frugal=True), (), WIDTH=256)),
     _frugal(_attend("fp32 frugal rows 32", "fp32", choose(32, 128, 4, frugal=True), ())),
+    _frugal(_attend("fp32 frugal width 256", "fp32", choose(32, 256, 4, frugal=True), (), WIDTH=256)),
+    _frugal(
+        _shares("fp32 frugal shares width 256", choose(32, 256, 4, frugal=True), (), "fp32", WIDTH=256, CAUSAL=True)
+    ),
     _frugal(
         _attend("bf16 frugal fp8 cache", "bf16", choose(64, 128, 2, True, frugal=True), (), kv="fp8e4nv", SCALED=True)
     ),
