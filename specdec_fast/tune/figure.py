@@ -32,6 +32,7 @@ def search_chart(trials: Sequence[Trial], best: Trial, num_layers: int, title: s
         above.step(numbers, list(accumulate(costs, min)), where="post", color="#e08a2e", label="best so far")
         above.axhline(1.0, color="#22303c", linewidth=0.8, linestyle="--", label="plain decoding")
         above.set(title=title, xlabel="trial", ylabel="time per verified token / plain")
+        above.xaxis.get_major_locator().set_params(integer=True)
         above.legend(frameon=False)
         figure.colorbar(dots, ax=above, label="share left out")
         bits = best.skip.bits(num_layers)
