@@ -24,7 +24,8 @@ from specdec_fast.expectations import Expectations, Outcome, Times
 class BudgetPolicy(Protocol):
     """Decides before a draft is made; hears afterwards what became of it and what it cost.
 
-    A policy whose numbers never follow from other requests may have `shared = False` (see `Needs.shared`).
+    A policy whose numbers never follow from other requests may say `shared = False` in its class (see `Needs.shared`);
+    what a class that it is derived from says does not count.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Entropy(Fixed):
     """
 
     name = "entropy"
+    shared = False
 
     def __init__(self, threshold: float = 0.05) -> None:
         if not 0 < threshold < 1:

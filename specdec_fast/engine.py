@@ -162,7 +162,7 @@ class Engine:
         *,
         num_draft_tokens: int | None = None,
     ) -> list[Handle]:
-        """Run prompts to their ends, batched; handles in their order. One seed in `params` is one noise for all.
+        """Run prompts to their ends, batched; handles in their order. One seed is one noise for all under replay.
 
         A prompt that cannot be served gets a handle with `finish_reason="error"`; the others run. Raises ValueError
         when there are not as many `params` as prompts.

@@ -66,6 +66,7 @@ class Proposer:
         self.num_draft_tokens: int = getattr(drafter, "num_draft_tokens", 0)
         self._running = running
         self._given_up: set[Handle] = set()
+        self._keyed: dict[Handle, SamplingParams] = {}
         self._puzzled = False  # the last batch could not be observed, but each of its rows alone
         self._logged: set[tuple[str, str, str]] = set()
         self._asked: tuple[Draft, Draft] | None = None  # of the step: the drafter's own draft, and what was made of it
@@ -79,13 +80,19 @@ class Proposer:
         return 0 if self.drafter is None or handle in self._given_up else handle.num_draft_tokens
 
     def keyed(self, handle: Handle) -> SamplingParams:
-        """A request's parameters as its row has them: where its drafts may follow from other requests and the rule
-        tosses coins, these are keyed by the request too. A draft that knows something of another text of one seed would
-        know something of the coins that test it.
+        """A request's parameters as its row has them, also after a preemption. What is drafted may follow from other
+        requests: by what is shared or learned, and by who was preempted. A draft that knows something of another text
+        of one seed would know something of the coins that test it, so where a rule tosses coins, these are keyed by
+        the prompt too, and by the request's number where much may be shared and beside an equal prompt of that seed.
         """
-        shared = self.drafter is not None and (self.drafter.needs.shared or getattr(self.budget, "shared", True))
-        fresh = not getattr(self._rule, "replays", False)
-        return handle.params.keyed_by(handle.request_id) if shared and fresh else handle.params
+        if self.drafter is None or getattr(self._rule, "replays", False):
+            return handle.params
+        if handle not in self._keyed:
+            params, others = handle.params, self._running.values()
+            alone = not self.drafter.needs.shared and not vars(type(self.budget)).get("shared", True)
+            twin = any(each.params.seed == params.seed and each.prompt == handle.prompt for each in others)
+            self._keyed[handle] = params.keyed_by(handle.prompt, None if alone and not twin else handle.request_id)
+        return self._keyed[handle]
 
     def begin(self, view: StateView, rows: Sequence[int], output: TargetOutput | None) -> None:
         """Rows join. output: taps of all their tokens, row after row."""
@@ -216,6 +223,7 @@ class Proposer:
         except Exception as error:
             self._budget_failed("release", error, "it goes on with what it has")
         self._given_up = {handle for handle in self._given_up if not handle.finished}
+        self._keyed = {handle: params for handle, params in self._keyed.items() if not handle.finished}
 
     def _contained(
         self, view: StateView, rows: Sequence[int], places: list[int], limits: Sequence[int], rng: Rng

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -45,8 +46,8 @@ class SamplingParams:
 
     seed: 0 <= seed < 2**63, or None to draw one (it is recorded on the request). Requests of one seed share their
     noise: equal prompts give equal texts, others correlated ones; give each a seed of its own, or none. Under rules
-    that do not replay, where drafts follow from other requests (`Needs.shared`, budget "goodput"), coins are keyed by
-    the number of the request in its engine too.
+    that do not replay, coins are keyed by the prompt too, and where drafts follow from other requests (`Needs.shared`,
+    budget "goodput"), or beside an equal prompt of that seed, by the number of the request in its engine.
     stop: strings that end the text (not part of it). stop_token_ids: further end-of-sequence ids; `ignore_eos` drops
     the model's own. min_new_tokens: before it no end-of-sequence id is produced, and stop strings complete by then
     are text. max_new_tokens: exact upper bound.
@@ -212,7 +213,8 @@ class SamplingParams:
         """Itself, or a copy with a fresh random seed when it has none."""
         return self if self.seed is not None else replace(self, seed=secrets.randbelow(_SEED_LIMIT))
 
-    def keyed_by(self, request: int) -> SamplingParams:
-        """A copy whose seed, below 2**61, follows from its own and the number of a request: no other has its coins."""
-        digest = blake2b(f"{self.seed}/{request}".encode(), digest_size=8).digest()
-        return replace(self, seed=int.from_bytes(digest, "little") >> 3)
+    def keyed_by(self, prompt: Sequence[int], number: int | None = None) -> SamplingParams:
+        """A copy whose seed, below 2**61, follows from its own, a prompt, and a number if there is one."""
+        digest = blake2b(f"{self.seed}/{number}/".encode(), digest_size=8)
+        digest.update(array("q", prompt).tobytes())
+        return replace(self, seed=int.from_bytes(digest.digest(), "little") >> 3)

@@ -8,7 +8,7 @@ from oracles.automaton import AutomatonTarget, random_logits
 from oracles.drawn_chain import ChosenChain, DrawnChain
 from oracles.drawn_tree import DrawnTree
 
-from specdec_fast import Engine, SamplingParams
+from specdec_fast import Engine, SamplingParams, choosing
 from specdec_fast.choosing import FIRST_SEED, MOST_REQUESTS, sample_ways
 from specdec_fast.draft import Drawn
 from specdec_fast.rules import rule_for
@@ -31,8 +31,11 @@ SHARP = [(6.0, 1.0, "replay"), (1.0, 6.0, "block"), (0.5, 0.8, "block")]
 
 
 @pytest.mark.parametrize(("sharpness", "draft", "rule"), SHARP)
-def test_the_rule_with_the_larger_expectation_is_picked(sharpness: float, draft: float, rule: str) -> None:
+def test_the_rule_with_the_larger_expectation_is_picked(
+    sharpness: float, draft: float, rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A sharp target takes the likeliest tokens of a flat draft that ranks as it does, and few of those it draws."""
+    monkeypatch.setattr(choosing, "MOST_REQUESTS", len(REQUESTS))
     drafter = drawn(sharpness, draft)
     weighed = sample_ways(target(sharpness), drafter, REQUESTS)
     choice = RULE.pick(drafter.needs, 1.0, weighed)
@@ -70,10 +73,11 @@ def test_a_sample_meets_no_coin_of_the_requests_and_leaves_no_row_behind() -> No
     ours, drafter = target(1.0), drawn(1.0, 1.0)
     watched = Watched(drafter.logits_after, 3)
     sample_ways(ours, watched, [([1, 2], SamplingParams(max_new_tokens=5, seed=3, temperature=0.7))] * 8)
-    assert {seed for seeds in seen for seed in seeds} == set(range(FIRST_SEED, FIRST_SEED + MOST_REQUESTS))
+    own = {SamplingParams(seed=FIRST_SEED + at).keyed_by([1, 2]).seed for at in range(MOST_REQUESTS)}
+    assert {seed for seeds in seen for seed in seeds} == own and len(own) == MOST_REQUESTS
     engine, alone = (Engine(mine, drafter, rule="block") for mine in (ours, target(1.0)))
-    params = SamplingParams(seed=3, max_new_tokens=12)
-    assert engine.generate([[1, 2]] * 8, params)[7].tokens == alone.generate([[1, 2]], params)[0].tokens
+    params = [SamplingParams(seed=3 + at, max_new_tokens=12) for at in range(8)]
+    assert engine.generate([[1, 2]] * 8, params)[7].tokens == alone.generate([[1, 2]], params[7:])[0].tokens
 
 
 def test_requests_that_say_nothing_are_passed_over() -> None:

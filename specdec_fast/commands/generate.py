@@ -51,7 +51,8 @@ def generate(
         typer.Option(
             "--seed",
             "-s",
-            help="Same seed, same text (default: random). Of the first prompt; each further one has the next.",
+            help="Same seed, same text (under rules other than replay, if the same is drafted). Of the first prompt;"
+            " each further one has the next. Default: random.",
             rich_help_panel=options.SAMPLING,
         ),
     ] = None,

@@ -49,8 +49,8 @@ class SuffixDrafter:
     others, up to max_tokens tokens; store: file that these are loaded from and saved to (implies shared).
 
     With `shared`, what one request was given is drafted for another. A rule that replays is exact whatever is drafted.
-    The others toss coins that are keyed by a request's seed, so requests that read each other's texts need seeds of
-    their own; that is why `from_parts` shares by default only under rules that replay and greedy ones.
+    Under the others coins are then keyed by the request too (`Needs.shared`), so a text is no function of its seed;
+    that is why `from_parts` shares by default only under rules that replay and greedy ones.
     """
 
     name = "suffix"

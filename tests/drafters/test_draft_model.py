@@ -240,7 +240,7 @@ def test_an_entropy_goal_moves_each_request_s_stop_by_its_acceptance(pick: str) 
     model = AutomatonTarget(random_logits(23, VOCAB, seed=2) + 0.4 * random_logits(23, VOCAB, seed=3), max_rows=3)
     made = drafter(model, pick=pick, num_draft_tokens=4, entropy_stop=0.4, entropy_goal=0.6)
     engine = Engine(automaton(max_rows=3), made, rule="token" if pick == "drawn" else "replay")
-    handles = [engine.submit([at, 2], SamplingParams(seed=at, max_new_tokens=25 + 9 * at)) for at in range(3)]
+    handles = [engine.submit([at, 2], SamplingParams(seed=19 + at, max_new_tokens=25 + 9 * at)) for at in range(3)]
     rates, thresholds, moves, ends = [0.0] * 3, [0.4] * 3, set(), set()
     while not engine.idle:
         before = [(sum(own.stats.accepted), [*own.prompt, *own.tokens], own.remaining) for own in handles]

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+import torch
 from oracles.automaton import AutomatonTarget, random_logits
 from oracles.chi_square import p_value
 from oracles.laws import joint, law
@@ -17,7 +18,7 @@ from oracles.laws import joint, law
 import specdec_fast.drafters.draft_model as draft_model_module
 import specdec_fast.drafters.layer_skip as layer_skip_module
 from specdec_fast import Engine, SamplingParams, get_drafter
-from specdec_fast.budget import Fixed, Goodput, MovingThreshold
+from specdec_fast.budget import Entropy, Fixed, Goodput, MovingThreshold
 from specdec_fast.proposing import Proposer
 from specdec_fast.request import Handle
 
@@ -103,6 +104,36 @@ def test_two_requests_of_one_seed_do_not_share_coins_where_one_learns_from_the_o
     assert p > 1e-3 if keyed else p < 1e-3
 
 
+@pytest.mark.parametrize("keyed", [True, False], ids=["keyed by prompt", "by the seed alone"])
+def test_two_requests_of_one_seed_do_not_share_coins_where_one_preempts_the_other(
+    keyed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is drafted follows from who was preempted, and so from the other's acceptance: the drafter begins anew. The
+    second and third token of the second of two requests.
+    """
+    if not keyed:
+        monkeypatch.setattr(Proposer, "keyed", lambda self, handle: handle.params)
+    logits = torch.tensor([[0.45, 0.5, 0.05], [0.5, 0.3, 0.2], [0.3, 0.5, 0.2]]).log()
+    following = torch.arange(3).expand(3, 3).contiguous()
+    own = AutomatonTarget(logits, following, max_rows=4, max_length=32, page_size=1, num_pages=14)
+    seen: Counter[tuple[int, ...]] = Counter()
+    for seed in range(2000):
+        engine = Engine(own, get_drafter("recycling")(num_draft_tokens=2, shared=False), rule="tree")
+        params = SamplingParams(seed=seed, max_new_tokens=8)
+        handle = engine.generate([[0, 1, 1], [0, 1]], params)[1]
+        seen[tuple(handle.tokens[1:3])] += 1
+        assert engine.stats.preemptions
+    exact: dict[tuple[int, ...], float] = {}
+    for text, chance in joint(lambda text: law(own.logits_after([0, 1, *text]), 1.0), 3, 3).items():
+        exact[text[1:]] = exact.get(text[1:], 0.0) + chance
+    p = p_value(seen, exact)
+    assert p > 1e-3 if keyed else p < 1e-3
+
+
+class Learning(Fixed):
+    """What its base class says of itself does not hold for it."""
+
+
 SHARED: dict[str, tuple[Callable[[], Any], Any, str, bool]] = {
     "forest, tree": (leaning_forest, Fixed(), "tree", True),
     "forest, replay": (leaning_forest, Fixed(), "replay", False),
@@ -114,14 +145,27 @@ SHARED: dict[str, tuple[Callable[[], Any], Any, str, bool]] = {
     "goodput, token": (lambda: get_drafter("ngram")(), Goodput(), "token", True),
     "goodput, replay": (lambda: get_drafter("ngram")(), Goodput(), "replay", False),
     "ngram, token": (lambda: get_drafter("ngram")(), Fixed(), "token", False),
+    "ngram, token, a budget that is derived": (lambda: get_drafter("ngram")(), Learning(), "token", True),
+    "draft_model, entropy": (lambda: moving_stop(target()), Entropy(), "token", False),
 }
 
 
 @pytest.mark.parametrize("name", SHARED)
-def test_whose_coins_are_keyed_by_the_request_too(name: str) -> None:
-    make, budget, rule, keyed = SHARED[name]
-    proposer = Engine(target(), make(), rule=rule, budget=budget)._proposer
+def test_by_what_coins_are_keyed(name: str) -> None:
+    """By the prompt where the rule tosses any; by the request's number too where it is said, and beside a twin."""
+    make, budget, rule, numbered = SHARED[name]
+    engine = Engine(target(), make(), rule=rule, budget=budget)
+    keyed, running, tosses = engine._proposer.keyed, engine._running, rule not in ("replay", "greedy")
     params = SamplingParams(seed=7)
-    first, again, second = (proposer.keyed(Handle(number, [1], params, 1)) for number in (0, 0, 1))
-    assert first == again and (first != params) == (second != first) == keyed
-    assert first.seed is not None and 0 <= first.seed < 2**61, "above are the seeds by which rule best samples"
+    first, second, other = (Handle(number, prompt, params, 1) for number, prompt in enumerate(([1], [1], [2])))
+    assert keyed(first) == keyed(first) and (keyed(first) == params) == (not tosses)
+    assert (keyed(second) != keyed(first)) == numbered and (keyed(other) != keyed(first)) == tosses
+    running[0], twin = first, Handle(3, [1], params, 1)
+    before = keyed(first), keyed(second)
+    assert (keyed(twin) != keyed(first)) == tosses and before == (keyed(first), keyed(second))
+    for each in (first, second, other, twin):
+        seed = keyed(each).seed
+        assert seed is not None and 0 <= seed < 2**61, "above are the seeds by which rule best samples"
+    first.end("cancelled")
+    engine._proposer.release([])
+    assert set(engine._proposer._keyed) == ({second, other, twin} if tosses else set())
