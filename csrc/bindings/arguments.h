@@ -104,6 +104,15 @@ inline Tensor empty_on_cpu(const int64_t* sizes, size_t rank, int32_t dtype) {
 }
 inline Tensor empty_on_cpu(std::initializer_list<int64_t> sizes, int32_t dtype) { return empty_on_cpu(sizes.begin(), sizes.size(), dtype); }
 
+inline int32_t dtype_code(ScalarType type) {
+  static const int32_t float32 = aoti_torch_dtype_float32(), float64 = aoti_torch_dtype_float64(),
+                       int32 = aoti_torch_dtype_int32(), int64 = aoti_torch_dtype_int64();
+  return type == ScalarType::Float ? float32 : type == ScalarType::Double ? float64 : type == ScalarType::Int ? int32 : int64;
+}
+
+// The same of float32, float64, int32 or int64.
+inline Tensor empty(std::initializer_list<int64_t> sizes, ScalarType type) { return empty_on_cpu(sizes, dtype_code(type)); }
+
 // Pointer to a contiguous tensor of T; ValueError otherwise.
 template <class T>
 const T* input(const Tensor& tensor, const char* what) {

@@ -52,27 +52,6 @@ inline void add_masses(Laws* laws, const Maybe& mass) {
   laws->mass = mass->const_data_ptr();
 }
 
-inline int32_t dtype_code(ScalarType type) {
-  static const int32_t float32 = aoti_torch_dtype_float32(), float64 = aoti_torch_dtype_float64(),
-                       int32 = aoti_torch_dtype_int32(), int64 = aoti_torch_dtype_int64();
-  return type == ScalarType::Float ? float32 : type == ScalarType::Double ? float64 : type == ScalarType::Int ? int32 : int64;
-}
-
-// Uninitialised CPU tensor, by the C shim: an operator call of new_empty costs several times as much.
-template <int Rank>
-Tensor empty(const int64_t (&size)[Rank], ScalarType type) {
-  int64_t strides[Rank];
-  int64_t stride = 1;
-  for (int i = Rank - 1; i >= 0; --i) {
-    strides[i] = stride;
-    stride *= size[i];
-  }
-  static const int32_t device = aoti_torch_device_type_cpu();
-  AtenTensorHandle handle = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(Rank, size, strides, dtype_code(type), device, 0, &handle));
-  return Tensor(handle);
-}
-
 template <class T>
 T* data(const Tensor& tensor) {
   return static_cast<T*>(tensor.mutable_data_ptr());

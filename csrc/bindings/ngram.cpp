@@ -16,7 +16,7 @@ std::tuple<Tensor, Tensor> ngram_match_cpu(Tensor tokens, Tensor starts, Tensor 
   const int64_t rows = starts.numel();
   const Histories in{input<int64_t>(tokens, "ngram_match: tokens"), input<int64_t>(starts, "ngram_match: starts"),
                      input<int32_t>(lengths, "ngram_match: lengths"), rows, tokens.numel()};
-  Tensor drafts = torch::stable::new_empty(tokens, {rows, num_tokens}), matched = torch::stable::new_empty(lengths, {rows});
+  const Tensor drafts = empty({rows, num_tokens}, ScalarType::Long), matched = empty({rows}, ScalarType::Int);
   const int64_t bad = ngram_match(in, {n_max, n_min, num_tokens, frequent}, static_cast<int64_t*>(drafts.mutable_data_ptr()),
                                   static_cast<int32_t*>(matched.mutable_data_ptr()));
   SPECDEC_CHECK(bad < 0, "ngram_match: row ", bad, " leaves the ", tokens.numel(), " tokens");

@@ -16,9 +16,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> kv_slots(
                     (!depth.has_value() || depth->numel() == nodes),
                 "kv_slots: page_table ", shape_of(page_table), ", lengths ", shape_of(lengths), ", rows ", shape_of(rows), ", offsets ",
                 shape_of(offsets), " do not fit ", nodes, " nodes; expected [R, P], [R], [B], [B + 1], and depth [nodes] or None");
-  const int32_t narrow = dtype_of(page_table), wide = aoti_torch_dtype_int64();
-  const Tensor table = empty_on_cpu({batch, page_table.size(1)}, narrow), own_lengths = empty_on_cpu({batch}, narrow);
-  const Tensor slots = empty_on_cpu({nodes}, wide), positions = empty_on_cpu({nodes}, wide);
+  const Tensor table = empty({batch, page_table.size(1)}, ScalarType::Int), own_lengths = empty({batch}, ScalarType::Int);
+  const Tensor slots = empty({nodes}, ScalarType::Long), positions = empty({nodes}, ScalarType::Long);
   const SlotArguments in{input<int32_t>(page_table, "kv_slots: page_table"),
                          output<int32_t>(lengths, "kv_slots: lengths"),
                          input<int32_t>(rows, "kv_slots: rows"),

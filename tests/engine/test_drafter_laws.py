@@ -165,7 +165,7 @@ def test_by_what_coins_are_keyed(name: str) -> None:
     assert (keyed(twin) != keyed(first)) == tosses and before == (keyed(first), keyed(second))
     for each in (first, second, other, twin):
         seed = keyed(each).seed
-        assert seed is not None and 0 <= seed < 2**61, "above are the seeds by which rule best samples"
+        assert seed is not None and 0 <= seed < 2**61
     first.end("cancelled")
     engine._proposer.release([])
     assert set(engine._proposer._keyed) == ({second, other, twin} if tosses else set())
