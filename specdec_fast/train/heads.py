@@ -6,6 +6,7 @@ tests/train/test_heads.py.
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import math
@@ -166,7 +167,10 @@ def accelerator_of(settings: Settings) -> Any:
     require("train", "training", "accelerate")
     from accelerate import Accelerator
 
-    return Accelerator(mixed_precision=settings.mixed_precision)
+    made = Accelerator(mixed_precision=settings.mixed_precision)
+    if made.num_processes > 1:  # threads of the group that live on may abort the program as it ends
+        atexit.register(made.end_training)
+    return made
 
 
 def fit(
