@@ -16,7 +16,17 @@ from torch import Tensor
 
 from specdec_fast.grammar import Guide, token_words
 from specdec_fast.upload import from_host
-from specdec_kernels import ALWAYS, Additions, Forced, NodePaths, Penalties, TokenMasks, edit_logits
+from specdec_kernels import (
+    ALWAYS,
+    Additions,
+    Forced,
+    NodePaths,
+    Overlay,
+    Penalties,
+    TokenMasks,
+    edit_logits,
+    overlay_edits,
+)
 
 if TYPE_CHECKING:
     from specdec_fast.sampling_params import SamplingParams
@@ -127,12 +137,21 @@ class Edits:
         """
         if self.shifts and logits.dtype in (torch.bfloat16, torch.float16):
             logits = logits.float()
+        edit_logits(logits, paths, *self._listed(logits.shape[1], paths, request_of))
+        return logits
+
+    def over(self, logits: Tensor, paths: NodePaths, request_of: Tensor) -> Overlay:
+        """The same as an overlay, which leaves logits as they are and is as exact as float32; not for float64."""
+        return overlay_edits(logits, paths, *self._listed(logits.shape[1], paths, request_of))
+
+    def _listed(
+        self, vocab: int, paths: NodePaths, request_of: Tensor
+    ) -> tuple[Penalties | None, Additions | None, Forced | None, TokenMasks | None]:
+        """The edits as operators take them."""
         penalties = None
         if self.factors is not None:
             penalties = Penalties(self.factors, self.rows, *self.counts.tables())
-        masks = self._masks(logits.shape[1], paths, request_of)
-        edit_logits(logits, paths, penalties, self.additions, self.forced, masks)
-        return logits
+        return penalties, self.additions, self.forced, self._masks(vocab, paths, request_of)
 
     def why_empty(self, request: int) -> str | None:
         """Why a law of this request has no token left, when its logits are -inf throughout; None: the model's doing."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec_kernels import expect, law_stats
+from specdec_kernels import Overlay, expect, law_stats
 
 
 @dataclass(slots=True, eq=False)
@@ -21,10 +21,11 @@ class Laws:
     The weight of token v in a row is ``exp(l*inv_t - lse)`` if ``l > cut or (l == cut and v <= tie_id)``, else 0.
     A row at temperature 0 has ``inv_t == 0`` and its arg-max in ``tie_id``.
 
-    logits: [R, V] any float dtype, after penalties, bias and masks; inv_t, lse, cut: float [R]; tie_id: int32 [R];
-    token_ids: int64 [V] draft vocabulary -> target vocabulary, or None when they are the same; mass: float [R,
-    ceil(V / 1024)] block masses of these laws (`law_stats(..., masses=True)`) or bounds of them, or None: they make
-    draws cheaper and never change them.
+    logits: [R, V] any float dtype, after penalties, bias and masks, unless an overlay lies over them; inv_t, lse, cut:
+    float [R]; tie_id: int32 [R]; token_ids: int64 [V] draft vocabulary -> target vocabulary, or None when they are the
+    same; mass: float [R, ceil(V / 1024)] block masses of these laws (`law_stats(..., masses=True)`) or bounds of them,
+    or None: they make draws cheaper and never change them; overlay: edits that operators fold in as they load the
+    logits (of a target's laws on a device), or None. Who reads the logits itself asks for `levels()`.
     """
 
     logits: Tensor
@@ -34,11 +35,16 @@ class Laws:
     tie_id: Tensor
     token_ids: Tensor | None = None
     mass: Tensor | None = None
+    overlay: Overlay | None = None
 
     @property
     def stats(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """(inv_t, lse, cut, tie_id), in the order in which the ops take them."""
         return self.inv_t, self.lse, self.cut, self.tie_id
+
+    def levels(self) -> Tensor:
+        """The logits as the laws have them, [R, V]: a copy in float32 where an overlay lies over them."""
+        return self.logits if self.overlay is None else self.overlay.over(self.logits)
 
     def select(self, index: Tensor) -> Laws:
         """The laws of the given rows (int64 [R'])."""
@@ -50,6 +56,7 @@ class Laws:
             self.tie_id[index],
             self.token_ids,
             None if self.mass is None else self.mass[index],
+            None if self.overlay is None else self.overlay.select(index),
         )
 
     def check(self, vocab_size: int | None = None, *, wait: bool = True) -> None:
@@ -72,7 +79,7 @@ class Laws:
     def weights(self) -> Tensor:
         """The probabilities, [R, V]: for tests and plots; the engine never materialises them."""
         dtype = torch.float64 if self.logits.dtype == torch.float64 else torch.float32
-        logits = self.logits.to(dtype)
+        logits = self.levels().to(dtype)
         ids = torch.arange(logits.shape[1], device=logits.device)
         cut, tie = self.cut[:, None].to(dtype), self.tie_id[:, None]
         kept = ((logits > cut) | ((logits == cut) & (ids <= tie))) & (logits > float("-inf"))
@@ -83,7 +90,7 @@ class Laws:
 class PendingLaws(Laws):
     """Laws whose statistics nobody has read yet: the first look finds all of them, unless a rule brings its own.
 
-    logits: [R, V]; asked: (temperature, top_k, top_p, min_p), each [R], as law_stats takes them.
+    logits: [R, V], never with an overlay; asked: (temperature, top_k, top_p, min_p), each [R], as law_stats takes them.
     """
 
     __slots__ = ("_found", "asked")
@@ -91,7 +98,7 @@ class PendingLaws(Laws):
     _found: tuple[Tensor, ...] | None
 
     def __init__(self, logits: Tensor, asked: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
-        self.logits, self.token_ids, self.asked, self._found = logits, None, asked, None
+        self.logits, self.token_ids, self.overlay, self.asked, self._found = logits, None, None, asked, None
 
     def settle(self, found: Sequence[Tensor]) -> None:
         """The statistics (inv_t, lse, cut, tie_id, mass) as a rule found them: those of every node of its paths."""
@@ -121,4 +128,4 @@ def concat_laws(parts: Sequence[Laws]) -> Laws:
 
     mass = None if any(part.mass is None for part in parts) else joined("mass")
     stats = (joined("inv_t"), joined("lse"), joined("cut"), joined("tie_id"))
-    return Laws(joined("logits"), *stats, parts[0].token_ids, mass)
+    return Laws(torch.cat([part.levels() for part in parts]), *stats, parts[0].token_ids, mass)

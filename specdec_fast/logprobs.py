@@ -37,7 +37,7 @@ def token_logprobs(laws: Laws, nodes: Sequence[int], tokens: Sequence[int], coun
         return []
     device = laws.logits.device
     own = laws.select(torch.tensor(nodes[: len(tokens)], dtype=torch.int64).to(device))
-    levels = own.logits.to(own.lse.dtype)
+    levels = own.levels().to(own.lse.dtype)
     ids = torch.arange(levels.shape[1], device=device)
     kept = (levels > own.cut[:, None]) | ((levels == own.cut[:, None]) & (ids <= own.tie_id[:, None]))
     sampled = torch.where(kept, levels * own.inv_t[:, None] - own.lse[:, None], -torch.inf)

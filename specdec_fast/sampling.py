@@ -18,7 +18,7 @@ from specdec_fast.edits import Edits, TokenCounts, has_penalties, pack_edits
 from specdec_fast.grammar import Guide
 from specdec_fast.laws import Laws, PendingLaws
 from specdec_fast.sampling_params import SamplingParams as SamplingParams
-from specdec_kernels import NodePaths, TreePlan, law_stats, replay_sample
+from specdec_kernels import NodePaths, Overlay, TreePlan, law_stats, replay_sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +43,11 @@ class Sampling:
         default_factory=dict, repr=False, compare=False
     )
 
-    def laws(self, logits: Tensor) -> Laws:
-        """The laws of logits [B, V], one row of logits per row of the batch."""
-        found = law_stats(logits, self.temperature, self.top_k, self.top_p, self.min_p, masses=True)
-        inv_t, lse, cut, tie_id, mass = found
-        return Laws(logits, inv_t, lse, cut, tie_id, mass=mass)
+    def laws(self, logits: Tensor, overlay: Overlay | None = None) -> Laws:
+        """The laws of logits [B, V], one row of logits per row of the batch, with an overlay if there is one."""
+        asked = (self.temperature, self.top_k, self.top_p, self.min_p)
+        inv_t, lse, cut, tie_id, mass = law_stats(logits, *asked, masses=True, overlay=overlay)
+        return Laws(logits, inv_t, lse, cut, tie_id, mass=mass, overlay=overlay)
 
     def pending(self, logits: Tensor) -> PendingLaws:
         """The same, for a rule that may not need all of them."""
@@ -191,7 +191,8 @@ class SamplingTable:
 def process(
     draft: Draft, plan: TreePlan, logits: Tensor, sampling: Sampling, root_positions: Tensor, *, whole: bool = False
 ) -> Laws:
-    """The target's law at every node, each on its own root path. logits: [M, V], edited in place.
+    """The target's law at every node, each on its own root path. logits: [M, V]. On the CPU edits are made in place; on
+    a device they lie over the logits, which operators fold in on load (`Laws.overlay`).
 
     Row i of the result is the law of the token after node i. On the CPU its statistics are found when they are first
     looked at, or all at once if `whole`, for whoever wants the target's choice at every node. root_positions: int32 [B]
@@ -200,12 +201,22 @@ def process(
     A node below a token that a grammar refuses keeps a law without the grammar's mask: it has weight 0 in its parent's
     law, so no rule gets there. A node that can be reached and has no token left has a law of NaN (`failures` says why).
     """
+    overlay = None
     if sampling.edits is not None:
         paths = NodePaths(draft.tokens, draft.parents, draft.offsets, root_positions)
-        logits = sampling.edits.apply(logits, paths, draft.row_of)
+        if folds(logits):
+            overlay = sampling.edits.over(logits, paths, draft.row_of)
+        else:
+            logits = sampling.edits.apply(logits, paths, draft.row_of)
     each = sampling.per_node(draft.counts, draft.row_of)
     # on a device all rows are found side by side: one launch, and nothing to wait for
-    return each.laws(logits) if whole or not logits.is_cpu else each.pending(logits)
+    return each.laws(logits, overlay) if whole or overlay is not None or not logits.is_cpu else each.pending(logits)
+
+
+def folds(logits: Tensor) -> bool:
+    """Whether operators read logits through an overlay of edits: on a device, where a copy in float32 would cost more
+    than what is read, and in the formats that kernels there take."""
+    return not logits.is_cpu and logits.dtype != torch.float64
 
 
 def process_chains(logits: Tensor, sampling: Sampling, root_positions: Tensor, chains: Sequence[Sequence[int]]) -> Laws:
@@ -240,8 +251,8 @@ def failures(path: Tensor, laws: Laws, sampling: Sampling) -> dict[int, tuple[in
     found = {}
     for row in met.any(1).nonzero().flatten().tolist():
         place = int(met[row].int().argmax())
-        logits = laws.logits[int(path[row, place])]
-        masked = bool((logits == float("-inf")).all())
+        node = path[row, place : place + 1].long()
+        masked = bool((laws.select(node).levels() == float("-inf")).all())
         reason = sampling.edits.why_empty(row) if masked and sampling.edits is not None else None
         found[row] = place, reason or "the model returned NaN or no finite logit"
     return found

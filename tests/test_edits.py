@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from oracles.edited_decoding import edited, edited_law
 from oracles.toy_grammar import counting
 
+from specdec_fast import sampling as sampling_module
 from specdec_fast.draft import Draft
 from specdec_fast.edits import TokenCounts
 from specdec_fast.sampling import SamplingParams, SamplingTable, failures, process, process_chains
@@ -101,10 +102,26 @@ ROWS: list[dict[str, Any]] = [
 ENDS = (11,)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+FOLDED = [
+    pytest.param(dtype, folds, id=f"{str(dtype).removeprefix('torch.')} {'folded' if folds else 'in place'}")
+    for dtype in (torch.float32, torch.float64, torch.bfloat16)
+    for folds in (False, True)
+    if dtype != torch.float64 or not folds
+]
+"""Formats of logits, and whether edits lie over them, as on a device."""
+
+
+def laws_of(folds: bool, draft: Draft, logits: torch.Tensor, sampling: Any, roots: torch.Tensor) -> Any:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sampling_module, "folds", lambda logits: folds)
+        return process(draft, tree_plan(draft.parents, draft.offsets), logits, sampling, roots)
+
+
+@pytest.mark.filterwarnings("ignore:overlay_edits runs on its slow PyTorch reference")
+@pytest.mark.parametrize(("dtype", "folds"), FOLDED)
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_the_law_of_every_node_is_that_of_its_own_text(dtype: torch.dtype, data: Any) -> None:
+def test_the_law_of_every_node_is_that_of_its_own_text(dtype: torch.dtype, folds: bool, data: Any) -> None:
     order = data.draw(st.permutations(range(len(ROWS))))[: data.draw(st.integers(1, 6))]
     table = SamplingTable(CPU)
     params, prompts, texts = {}, {}, {}
@@ -130,7 +147,9 @@ def test_the_law_of_every_node_is_that_of_its_own_text(dtype: torch.dtype, data:
     source = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
     logits = (torch.randn(draft.num_nodes, VOCAB, generator=source, dtype=torch.float64) * 2).to(dtype)
     roots = torch.tensor([len(prompts[row]) + len(texts[row]) - 1 for row in order], dtype=torch.int32)
-    laws = process(draft, tree_plan(draft.parents, draft.offsets), logits.clone(), sampling, roots)
+    given_logits = logits.clone()
+    laws = laws_of(folds, draft, given_logits, sampling, roots)
+    assert not folds or torch.equal(given_logits, logits), "logits were written"
     weights, at = laws.weights().double().numpy(), 0
     for row, (tokens, parents) in zip(order, trees, strict=True):
         for node in range(len(tokens)):
@@ -185,13 +204,16 @@ def test_a_draft_that_is_left_nothing_keeps_its_own_law() -> None:
     assert torch.allclose(weights[0], logits[0].softmax(0)) and weights[1, 0] == 0
 
 
-def test_half_formats_keep_small_penalties() -> None:
+@pytest.mark.filterwarnings("ignore:overlay_edits runs on its slow PyTorch reference")
+@pytest.mark.parametrize("folds", [False, True])
+def test_half_formats_keep_small_penalties(folds: bool) -> None:
     """Logits near 20 have steps of 0.125 in bfloat16; a penalty of 0.05 must not vanish."""
     table = SamplingTable(CPU)
     table.set(0, SamplingParams(seed=1, presence_penalty=0.05), 1, (), [1, 2])
     draft = Draft.chains([0], [[2]])
     logits = torch.full((1, 4), 20.0, dtype=torch.bfloat16)
-    laws = process(draft, tree_plan(draft.parents, draft.offsets), logits, table.pack([0]), torch.tensor([1]).int())
+    laws = laws_of(folds, draft, logits, table.pack([0]), torch.tensor([1]).int())
+    assert laws.logits.dtype == (torch.bfloat16 if folds else torch.float32)
     assert abs(float(laws.weights()[0, 2] / laws.weights()[0, 1]) - math.exp(-0.05)) < 1e-6
 
 
@@ -207,7 +229,9 @@ def test_forbidding_makes_no_wider_copy(row: dict[str, Any]) -> None:
     assert bool((logits[0] == -torch.inf).any()) and bool((logits[1] == 20).all())
 
 
-def test_failures_name_the_place_and_the_reason() -> None:
+@pytest.mark.filterwarnings("ignore:overlay_edits runs on its slow PyTorch reference")
+@pytest.mark.parametrize("folds", [False, True])
+def test_failures_name_the_place_and_the_reason(folds: bool) -> None:
     table = SamplingTable(CPU)
     for row in range(3):
         limits: dict[str, Any] = {"allowed_token_ids": (1,)} if row < 2 else {}
@@ -218,7 +242,7 @@ def test_failures_name_the_place_and_the_reason() -> None:
     logits[2, 1] = math.nan
     logits[5] = math.nan
     sampling = table.pack([0, 1, 2])
-    laws = process(draft, tree_plan(draft.parents, draft.offsets), logits, sampling, torch.zeros(3, dtype=torch.int32))
+    laws = laws_of(folds, draft, logits, sampling, torch.zeros(3, dtype=torch.int32))
     path = torch.tensor([[0, 1], [2, 3], [4, -1]], dtype=torch.int32)
     found = failures(path, laws, sampling)
     assert found.keys() == {0, 1} and found[0][0] == 1 and found[1][0] == 0

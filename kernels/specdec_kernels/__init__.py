@@ -17,6 +17,8 @@ from .kv_stage import kv_stage
 from .law_stats import law_stats
 from .ngram_match import ngram_match
 from .ordered_verify import ordered_thresholds, ordered_verify
+from .overlay import Overlay
+from .overlay_edits import overlay_edits
 from .replay_sample import replay_sample
 from .replay_verify import replay_verify
 from .row_linear import row_linear
@@ -40,6 +42,7 @@ __all__ = [
     "Growth",
     "NodePaths",
     "Op",
+    "Overlay",
     "Penalties",
     "TokenMasks",
     "TreePlan",
@@ -60,6 +63,7 @@ __all__ = [
     "ngram_match",
     "ordered_thresholds",
     "ordered_verify",
+    "overlay_edits",
     "plan_for",
     "replay_sample",
     "replay_verify",

@@ -13,6 +13,8 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import cached_property
+from inspect import signature as parameters_of
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +22,7 @@ from torch.compiler import is_compiling
 
 from . import debug_mode
 from .devices import first_tensor
+from .overlay import Overlay, check
 from .workspace import copy_into, total
 
 REFERENCE = "reference"
@@ -30,6 +33,11 @@ _MEMORY = """
     Memory of the caller's: `out=`, a contiguous tensor or a tuple of them as returned, takes the results; `workspace=`,
     uint8 [`workspace_size(...)`], is scratch. With both, kernels on a GPU allocate nothing.
     """
+_OVER = """
+    Edits: with `overlay=`, an `Overlay` as `overlay_edits` makes it for {0}, they are folded in on load by kernels on a
+    GPU; other backends are given a copy of the logits in float32.
+    """
+_GIVEN = frozenset(("out", "workspace", "overlay"))
 
 
 class UnsupportedError(ValueError):
@@ -145,7 +153,8 @@ class Op:
     the arguments, returns everything (hashable) that a `why_not` of these backends looks at, device type and
     dtypes first; direct: the operator takes `out` (a tensor, or a tuple, as it returns them) and `workspace` (uint8,
     `workspace_size` bytes), and these backends take both themselves; results of the others are copied to `out`; look:
-    raises for data that the reference refuses, called with the arguments in `debug_mode`, integers on the host.
+    raises for data that the reference refuses, called with the arguments in `debug_mode`, integers on the host; edited:
+    the argument, logits or a law, that `overlay` lies over: Triton's launches take it, the others edited logits.
     The reference is always the last resort; being chosen automatically it warns once per reason.
     """
 
@@ -157,6 +166,7 @@ class Op:
         key: Callable[..., Hashable] = first_tensor_key,
         direct: tuple[str, ...] | None = None,
         look: Callable[..., Any] | None = None,
+        edited: str | None = None,
     ) -> None:
         if name in OPS:
             raise ValueError(f"operator {name!r} is registered twice")
@@ -170,24 +180,21 @@ class Op:
         self._graph_calls: dict[str, Callable[..., Any]] = {}
         self._warned: set[str] = set()
         self.__name__ = self.__qualname__ = name
-        self._direct, self._look = direct, look
-        self.__doc__ = f"{reference.__doc__}{_MEMORY}" if direct is not None else reference.__doc__
+        self._direct, self._look, self._edited = direct, look, edited
+        self._given_memory = direct is not None or edited is not None
+        more = (_MEMORY if direct is not None else "") + (_OVER.format(f"`{edited}`") if edited is not None else "")
+        self.__doc__ = f"{reference.__doc__}{more}" if reference.__doc__ else None
         self.__wrapped__ = reference  # inspect.signature and help() show the reference's parameters
         OPS[name] = self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if is_compiling():
             return self._traced(*args, **kwargs)
-        if self._direct is not None and ("out" in kwargs or "workspace" in kwargs):
+        if self._given_memory and not _GIVEN.isdisjoint(kwargs):
             return self._given(*args, **kwargs)
-        wish = _WISH.get()
-        signature = self._key(*args, **kwargs) if wish is None else (wish, self._key(*args, **kwargs))
-        choice = self._choices.get(signature)
-        if choice is None:
-            choice = self._choices[signature] = self._choose(wish, args, kwargs)
-        self.last_backend = choice[0]
+        self.last_backend, run = self._chosen(args, kwargs)
         try:
-            return choice[1](*args, **kwargs)
+            return run(*args, **kwargs)
         except RuntimeError as error:  # torch 2.15 no longer tells C++'s invalid_argument from other exceptions
             if str(error).startswith(self.name):
                 raise ValueError(str(error)) from None
@@ -197,21 +204,49 @@ class Op:
         """A launch of this operator, in `debug_mode` behind a look at its data."""
         return debug_mode.watched(launch, self._look) if debug_mode.ON and self._look is not None else launch
 
-    def _given(self, *args: Any, out: Any = None, workspace: torch.Tensor | None = None, **kwargs: Any) -> Any:
-        """A call with memory of the caller's."""
+    def _chosen(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, Callable[..., Any]]:
+        """(name, callable) of the backend that serves a call, remembered."""
         wish = _WISH.get()
         signature = self._key(*args, **kwargs) if wish is None else (wish, self._key(*args, **kwargs))
         choice = self._choices.get(signature)
         if choice is None:
             choice = self._choices[signature] = self._choose(wish, args, kwargs)
-        self.last_backend, run = choice
+        return choice
+
+    def _given(self, *args: Any, out: Any = None, workspace: torch.Tensor | None = None, **kwargs: Any) -> Any:
+        """A call with memory of the caller's, or with edits over its logits."""
+        overlay = kwargs.pop("overlay", None)
+        self.last_backend, run = self._chosen(args, kwargs)
+        if overlay is not None and self.last_backend == "triton":
+            kwargs["overlay"] = overlay
+        elif overlay is not None:
+            args, kwargs = self._with_edits(overlay, args, kwargs)
         if self.last_backend in (self._direct or ()):
             memory = {"workspace": workspace} if hasattr(run, "scratch") else {}
             return run(*args, out=out, **memory, **kwargs)
-        return copy_into(self.name, out, self(*args, **kwargs))
+        return copy_into(self.name, out, run(*args, **kwargs) if "overlay" in kwargs else self(*args, **kwargs))
+
+    @cached_property
+    def _edited_place(self) -> int:
+        return list(parameters_of(self.reference).parameters).index(str(self._edited))
+
+    def _with_edits(
+        self, overlay: Overlay, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of a call with a copy of the logits, in float32, that is edited."""
+        name, place = str(self._edited), self._edited_place
+        known = args[place] if place < len(args) else kwargs[name]
+        logits, law = (known[0], known) if isinstance(known, (tuple, list)) else (known, None)
+        check(self.name, overlay, logits)
+        edited = overlay.over(logits)
+        value = edited if law is None else (edited, *law[1:])
+        if place < len(args):
+            return (*args[:place], value, *args[place + 1 :]), kwargs
+        return args, {**kwargs, name: value}
 
     def workspace_size(self, *args: Any, **kwargs: Any) -> int:
         """Bytes of `workspace=` with which this call allocates no scratch; 0 where its backend needs none."""
+        kwargs.pop("overlay", None)
         scratch = getattr(self._choose(_WISH.get(), args, kwargs, quiet=True)[1], "scratch", None)
         return total(scratch(*args, **kwargs)) if scratch is not None else 0
 
@@ -277,6 +312,9 @@ class Op:
 
     def _traced(self, *args: Any, **kwargs: Any) -> Any:
         """The call as torch.compile sees it: the backend is picked once, while tracing."""
+        overlay = kwargs.pop("overlay", None) if self._edited is not None else None
+        if overlay is not None:
+            args, kwargs = self._with_edits(overlay, args, kwargs)
         tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
         run = self._graph_calls[_pick_for_graph(self.name, tensors[0].device.type)]
         if self._direct is None:

@@ -7,6 +7,7 @@ import triton.language as tl
 
 from . import random
 from .law_stats import reference
+from .overlay_triton import levels
 
 RACE_BLOCK = tl.constexpr(random.BLOCK)
 NEGATIVE_INFINITY = tl.constexpr(float("-inf"))
@@ -16,10 +17,11 @@ LAST = tl.constexpr(0x7FFFFFFF)
 
 
 @triton.jit
-def weigh(logits, ids, count, inv_t, lse, cut, tie):
-    """Weights of tokens `ids` (any shape) of a law whose row of `count` logits starts at `logits`: float32."""
+def weigh(logits, cells, room, ids, count, inv_t, lse, cut, tie, FOLD: tl.constexpr):
+    """Weights of tokens `ids` (any shape) of a law whose row of `count` logits starts at `logits`: float32. FOLD: with
+    the overlay's row at `cells`."""
     inside = (ids >= 0) & (ids < count)
-    level = tl.load(logits + ids, mask=inside, other=NEGATIVE_INFINITY).to(tl.float32)
+    level = levels(logits, cells, room, ids, inside, count, FOLD)
     kept = inside & ((level > cut) | ((level == cut) & (ids <= tie)))
     return tl.where(kept, tl.exp(tl.where(inv_t == 0, 0.0, level * inv_t - lse)), 0.0)
 

@@ -12,6 +12,7 @@ from .chain_verify.launch import TILE, WARPS
 from .draw_sample.launch import Rest, draw, draw_scratch, left_of, rest_constants, rest_of, rest_scratch, rest_types
 from .machine_code import Variant
 from .ordered_verify.triton_kernel import prepare, walk_down, weigh
+from .overlay import Overlay
 from .proposals import Law, depths, dust
 from .traversal_verify.triton_kernel import walk_up
 from .workspace import Spec, carve, needs, path_specs, results
@@ -53,7 +54,7 @@ class Proposals:
     def __init__(
         self, op: str, tokens: Tensor, offsets: Tensor, first_child: Tensor, next_sibling: Tensor, drawn: Tensor,
         law_row: Tensor, target: Law, draft: Law | None, token_ids: Tensor | None, scouts: Tensor | None,
-        levels: bool, workspace: Tensor | None = None,
+        levels: bool, workspace: Tensor | None = None, overlay: Overlay | None = None,
     ) -> None:  # fmt: skip
         self.op, self.device, self.nodes, self.rows = op, tokens.device, tokens.shape[0], offsets.shape[0] - 1
         self.offsets = offsets.contiguous()
@@ -70,7 +71,7 @@ class Proposals:
         self.scouts = scouts if scouts is None else scouts.contiguous()
         tree = (tokens.contiguous(), self.sibling, drawn.contiguous(), source, self.scouts)
         steps = (applied, p_scale, q_scale)
-        self.rest: Rest = rest_of(target, draft, token_ids, tree, steps, scratch=rest)
+        self.rest: Rest = rest_of(target, draft, token_ids, tree, steps, scratch=rest, overlay=overlay, op=op)
 
     def weigh(self, depth: int, shortcut: bool) -> None:
         """Thresholds of all nodes; depth: that of the deepest node, or more."""
@@ -135,12 +136,13 @@ def verify_by(op: str, levels: bool, check: Callable[..., None]) -> Callable[...
         race: tuple[Tensor, Tensor] | None = None,
         *,
         max_depth: int,
+        overlay: Overlay | None = None,
         out: Sequence[Tensor] | None = None,
         workspace: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         tree = (tokens, offsets, first_child, next_sibling, drawn, law_row, target, draft, token_ids, scouts)
         check(*tree, seeds, root_positions, uniforms, race, max_depth=max_depth)
-        proposals = Proposals(op, *tree, levels=levels, workspace=workspace)
+        proposals = Proposals(op, *tree, levels=levels, workspace=workspace, overlay=overlay)
         return proposals.verify(seeds, root_positions, uniforms, race, max_depth, out)
 
     verify.__name__ = op
@@ -161,10 +163,12 @@ def thresholds_by(op: str, levels: bool, check: Callable[..., None]) -> Callable
         draft: Law | None,
         token_ids: Tensor | None,
         scouts: Tensor | None = None,
+        *,
+        overlay: Overlay | None = None,
     ) -> tuple[Tensor, Tensor]:
         tree = (tokens, offsets, first_child, next_sibling, drawn, law_row, target, draft, token_ids, scouts)
         check(*tree)
-        return Proposals(op, *tree, levels=levels).thresholds()
+        return Proposals(op, *tree, levels=levels, overlay=overlay).thresholds()
 
     thresholds.__name__ = op
     return thresholds

@@ -4,10 +4,11 @@ Nothing dense is kept between passes: a tile of what is left is the target's wei
 are taken one after another, each with two numbers (`steps`) that earlier passes found. So a later proposal costs a few
 more instructions per token instead of a copy of the law.
 
-The arguments come in tuples: a law is (logits, inv_t, lse, cut, tie_id, row stride, columns); the tree is (tokens,
-next_sibling, drawn, law_row, scouts), with siblings that lead onward and law rows that exist (`ordered_verify` prepares
-them); steps are (applied, p_scale, q_scale), one entry per node, about its own refusal.
-`kind` is (chain, has draft laws, draft columns are mapped, has scouts), all known when compiling.
+The arguments come in tuples: a law is (logits, inv_t, lse, cut, tie_id, row stride, columns), that of the target
+followed by the cells of an overlay and how many a row has; the tree is (tokens, next_sibling, drawn, law_row, scouts),
+with siblings that lead onward and law rows that exist (`ordered_verify` prepares them); steps are (applied, p_scale,
+q_scale), one entry per node, about its own refusal. `kind` is (chain, has draft laws, draft columns are mapped, has
+scouts, the target has an overlay), all known when compiling.
 """
 
 from __future__ import annotations
@@ -16,28 +17,36 @@ import triton
 import triton.language as tl
 
 from .law_triton import NEGATIVE_INFINITY, weigh
+from .overlay_triton import levels
 
 CHOSEN, WITHOUT_EARLIER, WITHOUT_CHOSEN = tl.constexpr(0), tl.constexpr(2), tl.constexpr(3)
 
 
 @triton.jit
-def weights_of(law, row, ids):
-    """Weights of tokens of one row of a law."""
+def weights_of(law, row, ids, FOLD: tl.constexpr):
+    """Weights of tokens of one row of a law. FOLD: with its overlay."""
     row = row.to(tl.int64)
     inv_t, lse = tl.load(law[1] + row), tl.load(law[2] + row)
-    return weigh(law[0] + row * law[5], ids, law[6], inv_t, lse, tl.load(law[3] + row), tl.load(law[4] + row))
+    cut, tie = tl.load(law[3] + row), tl.load(law[4] + row)
+    if FOLD:
+        return weigh(law[0] + row * law[5], law[7] + row * law[8], law[8], ids, law[6], inv_t, lse, cut, tie, FOLD)
+    else:
+        return weigh(law[0] + row * law[5], law[4], 0, ids, law[6], inv_t, lse, cut, tie, FOLD)
 
 
 @triton.jit
-def log_weights_at(law, rows, columns, wanted):
-    """Log weight of one column of each row, -inf where it has none or is not wanted."""
+def log_weights_at(law, rows, columns, wanted, FOLD: tl.constexpr):
+    """Log weight of one column of each row, -inf where it has none or is not wanted. FOLD: with the law's overlay."""
     wanted = wanted & (columns >= 0) & (columns < law[6])
     inv_t = tl.load(law[1] + rows, mask=wanted, other=0.0)
     lse = tl.load(law[2] + rows, mask=wanted, other=0.0)
     cut = tl.load(law[3] + rows, mask=wanted, other=0.0)
     tie = tl.load(law[4] + rows, mask=wanted, other=-1)
-    at = rows.to(tl.int64) * law[5] + columns
-    level = tl.load(law[0] + at, mask=wanted, other=NEGATIVE_INFINITY).to(tl.float32)
+    wide = rows.to(tl.int64)
+    if FOLD:
+        level = levels(law[0] + wide * law[5], law[7] + wide * law[8], law[8], columns, wanted, law[6], FOLD)
+    else:
+        level = tl.load(law[0] + wide * law[5] + columns, mask=wanted, other=NEGATIVE_INFINITY).to(tl.float32)
     kept = wanted & ((level > cut) | ((level == cut) & (columns <= tie)))
     value = tl.where(inv_t == 0, 0.0, level * inv_t - lse)
     return tl.where(kept & (value == value), value, NEGATIVE_INFINITY)
@@ -56,7 +65,7 @@ def column_of(columns, ids, vocab, MAPPED: tl.constexpr):
 def proposal(tree, draft, columns, kind: tl.constexpr, first, child, ids, vocab):
     """Draft weights that a drawn child could have been drawn by, not yet normalised for what is excluded."""
     source = tl.load(tree[3] + child)
-    q = weights_of(draft, source, column_of(columns, ids, vocab, kind[2]))
+    q = weights_of(draft, source, column_of(columns, ids, vocab, kind[2]), False)
     if not kind[0]:
         mark = tl.load(tree[2] + child)
         if mark >= WITHOUT_EARLIER:
@@ -120,7 +129,7 @@ def without(rest, tree, draft, columns, steps, kind: tl.constexpr, first, child,
 @triton.jit
 def rest_of(target, tree, draft, columns, steps, kind: tl.constexpr, node, first, stop, ids, vocab):
     """Weights left at a node when its children from `first` up to `stop` (-1: all) were refused."""
-    rest = weights_of(target, node, ids)
+    rest = weights_of(target, node, ids, kind[4])
     child = first
     while (child >= 0) & (child != stop):
         if tl.load(steps[0] + child) != 0:

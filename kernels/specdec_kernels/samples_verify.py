@@ -151,6 +151,13 @@ def edit(sizes: Sizes) -> Call:
     return Call((matrix, paths, penalties, additions, None, masks), {}, (matrix,), bytes=2 * size_of(matrix))
 
 
+def overlay(sizes: Sizes) -> Call:
+    """The same edits, of which the logits of few tokens are read."""
+    call = edit(sizes)
+    matrix, words = call.arguments[0], -(-sizes.vocab // 32)
+    return replace(call, writes=(), bytes=len(matrix) * words * 16)
+
+
 _LOGITS = ("rows", "nodes", "vocab", "dtype")
 _GPU = tuple(Sizes(rows=b, nodes=6, vocab=128_256) for b in (1, 8, 64))
 VERIFY_SAMPLES: dict[str, Sample] = {
@@ -171,4 +178,5 @@ VERIFY_SAMPLES: dict[str, Sample] = {
     "tree_grow": Sample(grow, ("rows", "vocab", "dtype"), tuple(replace(each, nodes=8) for each in _GPU)),
     "ngram_match": Sample(match, ("rows", "nodes", "length"), (Sizes(rows=64, length=32768),)),
     "edit_logits": Sample(edit, _LOGITS, _GPU),
+    "overlay_edits": Sample(overlay, _LOGITS, _GPU),
 }

@@ -106,7 +106,7 @@ def _copy(laws: Laws, rows: Tensor) -> Laws:
     own = laws.select(rows.to(laws.logits.device))
     mass = None if own.mass is None else own.mass.cpu().clone()
     inv_t, lse, cut, tie_id = (part.cpu().clone() for part in own.stats)
-    return Laws(own.logits.cpu().clone(), inv_t, lse, cut, tie_id, mass=mass)
+    return Laws(own.levels().cpu().clone(), inv_t, lse, cut, tie_id, mass=mass)
 
 
 @dataclass(slots=True)

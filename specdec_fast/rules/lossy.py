@@ -74,11 +74,10 @@ class Typical:
 
     def _kept(self, draft: Draft, plan: TreePlan, laws: Laws, seeds: Tensor, positions: Tensor) -> Acceptance:
         links = (draft.tokens, draft.offsets, plan.first_child, plan.next_sibling)
-        limit = {"epsilon": self.epsilon, "delta": self.delta}
+        limit = {"epsilon": self.epsilon, "delta": self.delta, "max_depth": draft.max_depth}
         target = (laws.logits, *laws.stats)
-        return Acceptance(
-            *typical_verify(*links, target, draft.scouts, seeds, positions, max_depth=draft.max_depth, **limit)
-        )
+        kept = typical_verify(*links, target, draft.scouts, seeds, positions, overlay=laws.overlay, **limit)
+        return Acceptance(*kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +165,8 @@ class Among:
         path, accepted = self._path(draft, plan, target_laws)
         last = target_laws.select(path.gather(1, accepted[:, None].long()).squeeze(1).long().clamp(min=0))
         index = torch.full_like(accepted, NEXT)
-        following = draw_sample(last.logits, *last.stats, rng.seeds, rng.positions + accepted, index)
+        law, positions = (last.logits, *last.stats), rng.positions + accepted
+        following = draw_sample(*law, rng.seeds, positions, index, overlay=last.overlay)
         return Acceptance(path, accepted, following)
 
     def thresholds(self, draft: Draft, plan: TreePlan, target_laws: Laws) -> Cells:
@@ -178,7 +178,7 @@ class Among:
 
     def _path(self, draft: Draft, plan: TreePlan, laws: Laws) -> tuple[Tensor, Tensor]:
         """The longest path of tokens that may be kept: typical acceptance without a limit, the others being scouts."""
-        logits = laws.logits.float()
+        logits = laws.levels().float()
         above = draft.offsets[:-1].long()[draft.row_of] + draft.parents.clamp(min=0)
         level = logits[above].gather(1, draft.tokens[:, None])
         ids = torch.arange(logits.shape[1], device=logits.device)

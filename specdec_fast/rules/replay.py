@@ -73,7 +73,8 @@ class Replay:
             return walk_logits(draft, plan, laws, rng)
         positions = rng.positions.index_select(0, draft.row_of) + plan.depth + 1
         seeds = rng.seeds.index_select(0, draft.row_of)
-        choice = replay_sample(laws.logits, laws.inv_t, laws.cut, laws.tie_id, seeds, positions)
+        law = (laws.logits, laws.inv_t, laws.cut, laws.tie_id)
+        choice = replay_sample(*law, seeds, positions, overlay=laws.overlay)
         return walk(draft, plan, choice)
 
 

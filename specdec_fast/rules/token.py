@@ -30,16 +30,16 @@ def verify_chains(rule: str, draft: Draft, target_laws: Laws, rng: Rng, uniforms
         target_laws.settle(found)
     else:
         target = (target_laws.logits, *target_laws.stats)
-        path, accepted, following = chain_verify(
-            *nodes, target, *noise, uniforms=uniforms, max_depth=draft.max_depth, rule=rule, mass=target_laws.mass
-        )
+        options = {"mass": target_laws.mass, "overlay": target_laws.overlay, "max_depth": draft.max_depth}
+        path, accepted, following = chain_verify(*nodes, target, *noise, uniforms=uniforms, rule=rule, **options)
     return Acceptance(path, accepted, following)
 
 
 def chain_coins(rule: str, draft: Draft, target_laws: Laws) -> tuple[Tensor, Tensor]:
     """Accept thresholds [M] and residual weights [M, V] of the rule "token" or "block" (`chain_thresholds`)."""
     nodes, laws, token_ids = _proposals(rule, draft)
-    return chain_thresholds(*nodes, (target_laws.logits, *target_laws.stats), laws, token_ids, rule=rule)
+    target = (target_laws.logits, *target_laws.stats)
+    return chain_thresholds(*nodes, target, laws, token_ids, rule=rule, overlay=target_laws.overlay)
 
 
 def _proposals(rule: str, draft: Draft) -> tuple[tuple[Tensor, ...], Any, Tensor | None]:

@@ -67,12 +67,13 @@ class OrderedProposals:
             rng.positions,
             uniforms=uniforms,
             max_depth=draft.max_depth,
+            overlay=target_laws.overlay,
         )
         return Acceptance(path, accepted, following)
 
     def thresholds(self, draft: Draft, plan: TreePlan, target_laws: Laws) -> tuple[Tensor, Tensor]:
         """Accept thresholds [M] and residual weights [M, V], as the operator's *_thresholds defines them."""
-        return self.weigh(*proposals(draft, plan, target_laws))
+        return self.weigh(*proposals(draft, plan, target_laws), overlay=target_laws.overlay)
 
 
 RULE = OrderedProposals("tree", ordered_verify, ordered_thresholds)

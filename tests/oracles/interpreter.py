@@ -295,6 +295,7 @@ def watched(*others: Tensor) -> Iterator[None]:
 
     builder, executor = interpreter.InterpreterBuilder, interpreter.GridExecutor
     load, store, call = builder.create_masked_load, builder.create_masked_store, executor.__call__
+    change = builder.create_atomic_rmw
     known = _bytes_of(others)
 
     def look(pointers: Any, mask: Any, verb: str) -> None:
@@ -312,17 +313,23 @@ def watched(*others: Tensor) -> Iterator[None]:
         look(ptrs, mask, "writes")
         return store(self, ptrs, value, mask, *rest)
 
+    def create_atomic_rmw(self: Any, how: Any, ptrs: Any, value: Any, mask: Any, *rest: Any) -> Any:
+        look(ptrs, mask, "changes")
+        return change(self, how, ptrs, value, mask, *rest)
+
     def launch(self: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal known
         known = _bytes_of([each for each in (*args, *kwargs.values(), *others) if isinstance(each, Tensor)])
         return call(self, *args, **kwargs)
 
     builder.create_masked_load, builder.create_masked_store = create_masked_load, create_masked_store
+    builder.create_atomic_rmw = create_atomic_rmw
     executor.__call__ = launch
     try:
         yield
     finally:
         builder.create_masked_load, builder.create_masked_store = load, store
+        builder.create_atomic_rmw = change
         executor.__call__ = call
 
 

@@ -64,6 +64,7 @@ chain_verify = Op(
     [triton_backend(_load_triton_verify, _why_not), cpu_backend(_load_verify, op="chain_verify")],
     key=_key,
     direct=("triton",),
+    edited="target",
 )
 chain_verify_logits = Op(
     "chain_verify_logits",
@@ -74,10 +75,12 @@ chain_verify_logits = Op(
     ],
     key=laws_key(**_LOGITS),
     direct=("triton",),
+    edited="logits",
 )
 chain_thresholds = Op(
     "chain_thresholds",
     _thresholds,
     [triton_backend(_load_triton_thresholds, _why_not), cpu_backend(_load_thresholds, op="chain_thresholds")],
     key=_key,
+    edited="target",
 )

@@ -13,6 +13,7 @@ from ..law_stats.launch import beside, forget, law_stats
 from ..law_stats.launch import scratch as law_scratch
 from ..law_stats.reference import check as check_sampling
 from ..machine_code import Variant
+from ..overlay import Overlay
 from ..workspace import Spec, carve, needs, path_specs, results, total
 from .reference import BLOCK_RULE, TOKEN, Law, check
 from .triton_kernel import ratios, shares, walk
@@ -39,7 +40,7 @@ class _Chains:
     def __init__(
         self, op: str, tokens: Tensor, offsets: Tensor, drawn: Tensor, law_row: Tensor, target: Law, draft: Law | None,
         token_ids: Tensor | None, rule: str, depth: int, out: Sequence[Tensor] | None = None,
-        workspace: Tensor | None = None,
+        workspace: Tensor | None = None, overlay: Overlay | None = None,
     ) -> None:  # fmt: skip
         self.nodes, self.rows = tokens.shape[0], offsets.shape[0] - 1
         self.block, self.depth = rule == BLOCK_RULE, depth
@@ -55,7 +56,8 @@ class _Chains:
         self.source, self.laws = law_row.contiguous(), 1 if draft is None else max(1, draft[0].shape[0])
         tree = (tokens.contiguous(), source, drawn.contiguous(), source, None)
         steps = (applied, scale, scale)
-        self.rest: Rest = rest_of(target, draft, token_ids, tree, steps, chain=True, scratch=rest)
+        over = {"overlay": overlay, "op": op}
+        self.rest: Rest = rest_of(target, draft, token_ids, tree, steps, chain=True, scratch=rest, **over)
         self.path, self.accepted, self.tokens = results(op, out, path_specs(self.rows, depth), tokens.device)
 
     def weigh(self, seeds: Tensor, positions: Tensor, uniforms: Tensor | None, walking: bool) -> None:
@@ -106,12 +108,13 @@ def chain_verify(
     max_depth: int,
     rule: str = TOKEN,
     mass: Tensor | None = None,
+    overlay: Overlay | None = None,
     out: Sequence[Tensor] | None = None,
     workspace: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     chain = (tokens, offsets, drawn, law_row, target, draft, token_ids)
     check(*chain, seeds, root_positions, uniforms, race, max_depth=max_depth, rule=rule, mass=mass)
-    chains = _Chains("chain_verify", *chain, rule, max_depth, out, workspace)
+    chains = _Chains("chain_verify", *chain, rule, max_depth, out, workspace, overlay)
     return chains.verify(seeds, root_positions, uniforms, race, mass)
 
 
@@ -141,6 +144,7 @@ def chain_verify_logits(
     *,
     max_depth: int,
     rule: str = TOKEN,
+    overlay: Overlay | None = None,
     out: Sequence[Tensor] | None = None,
     workspace: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
@@ -155,9 +159,10 @@ def chain_verify_logits(
     (of_stats, of_chain, off, childless, index), _ = carve(op, workspace, sizes, logits.device)
     given, found = (None, None) if out is None else (out[:3], out[3:])
     drafted = tokens[1:]  # after a node comes its child, or another row's root
-    *law, mass = stats = law_stats(logits, *sampling, masses=True, pivots=drafted, out=found, workspace=of_stats)
+    given_stats = {"overlay": overlay, "out": found, "workspace": of_stats}
+    *law, mass = stats = law_stats(logits, *sampling, masses=True, pivots=drafted, **given_stats)
     target = (logits, *law)
-    chains = _Chains(op, *chain, target, draft, token_ids, rule, max_depth, given, of_chain)
+    chains = _Chains(op, *chain, target, draft, token_ids, rule, max_depth, given, of_chain, overlay)
     answer = chains.verify(seeds, root_positions, None, None, mass)
     passed = beside(answer[0], off, index)
     if chains.block:  # it reads every node that has a child
@@ -176,11 +181,12 @@ def chain_thresholds(
     token_ids: Tensor | None,
     *,
     rule: str = TOKEN,
+    overlay: Overlay | None = None,
 ) -> tuple[Tensor, Tensor]:
     chain = (tokens, offsets, drawn, law_row, target, draft, token_ids)
     check(*chain, rule=rule)
     nodes = tokens.shape[0]
-    chains = _Chains("chain_thresholds", *chain, rule, max(nodes - 1, 0))
+    chains = _Chains("chain_thresholds", *chain, rule, max(nodes - 1, 0), overlay=overlay)
     if nodes and chains.rows:
         chains.weigh(offsets, offsets, None, False)
     left = left_of(chains.rest, chains.children, nodes)
@@ -217,6 +223,7 @@ VARIANTS = [
     *_variants("fp16", False, "fp16", draft=True),
     *_variants("fp32 bf16 drafts", False, "fp32", "bf16", draft=True),
     *_variants("fp32 chosen", False, "fp32", draft=False),
+    *_variants("bf16 with an overlay", False, draft=True, fold=True),
     Variant(
         "chain_verify/walk", "chain_verify.triton_kernel:walk",
         {"threshold": "*fp32", "children": "*i32", "offsets": "*i32", "seeds": "*i64", "positions": "*i32",

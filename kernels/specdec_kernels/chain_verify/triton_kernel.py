@@ -19,11 +19,11 @@ BEYOND = tl.constexpr(1 << 30)
 
 @triton.jit(do_not_specialize=["nodes", "laws"])
 def ratios(
-    logits, inv_t, lse, cut, tie_id, stride, width, q_logits, q_inv_t, q_lse, q_cut, q_tie, q_stride, q_width, columns,
-    tokens, next_sibling, drawn, law_row, scouts, applied, p_scale, q_scale, offsets, source, children, reach,
-    threshold, seeds, positions, uniforms, path, accepted, last, firsts, vocab, nodes, laws, depth, STEPS: tl.constexpr,
-    BLOCK_RULE: tl.constexpr, WALK: tl.constexpr, EXPLICIT: tl.constexpr, CHAIN: tl.constexpr, DRAFT: tl.constexpr,
-    MAPPED: tl.constexpr, SCOUTS: tl.constexpr,
+    logits, inv_t, lse, cut, tie_id, stride, width, cells, room, q_logits, q_inv_t, q_lse, q_cut, q_tie, q_stride,
+    q_width, columns, tokens, next_sibling, drawn, law_row, scouts, applied, p_scale, q_scale, offsets, source,
+    children, reach, threshold, seeds, positions, uniforms, path, accepted, last, firsts, vocab, nodes, laws, depth,
+    STEPS: tl.constexpr, BLOCK_RULE: tl.constexpr, WALK: tl.constexpr, EXPLICIT: tl.constexpr, CHAIN: tl.constexpr,
+    DRAFT: tl.constexpr, MAPPED: tl.constexpr, SCOUTS: tl.constexpr, FOLD: tl.constexpr,
 ):  # fmt: skip
     """Of one chain: every node's child and reach (block rule) or threshold (token rule), and with WALK its path.
 
@@ -35,15 +35,15 @@ def ratios(
     node = start + step
     real, inner = step < count, (step > 0) & (step < count)
     token = tl.load(tokens + node, mask=inner, other=0).to(tl.int32)
-    target = (logits, inv_t, lse, cut, tie_id, stride, width)
-    ratio = log_weights_at(target, node - 1, token, inner)
+    target = (logits, inv_t, lse, cut, tie_id, stride, width, cells, room)
+    ratio = log_weights_at(target, node - 1, token, inner, FOLD)
     proposed = inner
     if DRAFT:
         draft = (q_logits, q_inv_t, q_lse, q_cut, q_tie, q_stride, q_width)
         from_law = inner & (tl.load(drawn + node, mask=inner, other=0) != 0)
         own = tl.minimum(tl.maximum(tl.load(source + node, mask=from_law, other=0), 0), laws - 1)
         tl.store(law_row + node, own, mask=from_law)
-        log_q = log_weights_at(draft, own, column_of(columns, token, vocab, MAPPED), from_law)
+        log_q = log_weights_at(draft, own, column_of(columns, token, vocab, MAPPED), from_law, False)
         # no weight in q: x was not drawn from this law, so it is no proposal and says nothing of what is left of p
         none = from_law & (log_q < LEAST_LOG_WEIGHT)
         proposed = inner & (none == 0)
@@ -114,9 +114,10 @@ def walk(
 
 @triton.jit
 def shares(
-    logits, inv_t, lse, cut, tie_id, stride, width, q_logits, q_inv_t, q_lse, q_cut, q_tie, q_stride, q_width, columns,
-    tokens, next_sibling, drawn, law_row, scouts, applied, p_scale, q_scale, children, reach, threshold, vocab,
-    TILE: tl.constexpr, CHAIN: tl.constexpr, DRAFT: tl.constexpr, MAPPED: tl.constexpr, SCOUTS: tl.constexpr,
+    logits, inv_t, lse, cut, tie_id, stride, width, cells, room, q_logits, q_inv_t, q_lse, q_cut, q_tie, q_stride,
+    q_width, columns, tokens, next_sibling, drawn, law_row, scouts, applied, p_scale, q_scale, children, reach,
+    threshold, vocab, TILE: tl.constexpr, CHAIN: tl.constexpr, DRAFT: tl.constexpr, MAPPED: tl.constexpr,
+    SCOUTS: tl.constexpr, FOLD: tl.constexpr,
 ):  # fmt: skip
     """Block rule: the threshold of one node, from the total of what is left there."""
     node = tl.program_id(0)
@@ -125,14 +126,14 @@ def shares(
     share = chance
     norm = tl.load(lse + node)
     if (child >= 0) & (chance < 1) & (chance > 0) & (norm == norm):
-        target = (logits, inv_t, lse, cut, tie_id, stride, width)
+        target = (logits, inv_t, lse, cut, tie_id, stride, width, cells, room)
         draft = (q_logits, q_inv_t, q_lse, q_cut, q_tie, q_stride, q_width)
         tree = (tokens, next_sibling, drawn, law_row, scouts)
         steps = (applied, p_scale, q_scale)
         part = tl.zeros((TILE,), tl.float64)
         for first in range(0, vocab, TILE):
             rest = rest_of(
-                target, tree, draft, columns, steps, (CHAIN, DRAFT, MAPPED, SCOUTS), node, child, -1,
+                target, tree, draft, columns, steps, (CHAIN, DRAFT, MAPPED, SCOUTS, FOLD), node, child, -1,
                 first + tl.arange(0, TILE), vocab,
             )  # fmt: skip
             part += rest.to(tl.float64)

@@ -30,4 +30,5 @@ draw_sample = Op(
     _reference,
     [triton_backend(_load_triton, half_or_single), cpu_backend(_load_cpu, op="draw_sample")],
     direct=("triton",),
+    edited="logits",
 )

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..machine_code import Variant
+from ..overlay import Overlay, folded
 from ..random import BLOCK, DRAFT, RECOVER
 from ..workspace import Spec, carve, needs, results
 from .reference import check
@@ -31,12 +32,17 @@ class Rest(NamedTuple):
     """The laws and proposals that a draw, or a pass before it, reads: the kernels' arguments in order, and their kind.
 
     tensors: what `rest_triton` describes, with stand-ins where something is absent. kind: (chain, has draft laws, draft
-    columns are mapped, has scouts).
+    columns are mapped, has scouts, the target has an overlay).
     """
 
     tensors: tuple[Any, ...]
-    kind: tuple[bool, bool, bool, bool]
+    kind: tuple[bool, bool, bool, bool, bool]
     vocab: int
+
+    @property
+    def target(self) -> tuple[Any, ...]:
+        """The target's law and its overlay."""
+        return self.tensors[:9]
 
 
 def law_arguments(law: Law) -> tuple[Any, ...]:
@@ -69,9 +75,11 @@ def rest_of(
     chain: bool = False,
     *,
     scratch: Sequence[Tensor],
+    overlay: Overlay | None = None,
+    op: str = "",
 ) -> Rest:
     """tree: (tokens, next_sibling, drawn, law_row, scouts); steps: (applied, p_scale, q_scale) per node; scratch: as
-    `rest_scratch` says.
+    `rest_scratch` says; overlay: of the target's logits, refused in the name of `op` where it does not fit.
 
     chain: a node has one child at most, the next node; next_sibling is not read.
     """
@@ -83,8 +91,9 @@ def rest_of(
     tokens, siblings, drawn, law_row, scouts = tree or (nothing, p[4], nothing.view(torch.int8), p[4], None)
     applied, p_scale, q_scale = steps or (p[4], p[1], p[1])
     links = (tokens, siblings, drawn, law_row, drawn if scouts is None else scouts.view(torch.int8))
-    kind = (chain, has_draft, has_draft and token_ids is not None, scouts is not None)
-    return Rest((*p, *q, columns, *links, applied, p_scale, q_scale), kind, vocab)
+    cells, room = folded(op, overlay, target[0], p[4])
+    kind = (chain, has_draft, has_draft and token_ids is not None, scouts is not None, room > 0)
+    return Rest((*p, cells, room, *q, columns, *links, applied, p_scale, q_scale), kind, vocab)
 
 
 def draw_scratch(rows: int, vocab: int) -> list[Spec]:
@@ -162,6 +171,7 @@ def draw_sample(
     index: Tensor,
     *,
     mass: Tensor | None = None,
+    overlay: Overlay | None = None,
     out: Tensor | None = None,
     workspace: Tensor | None = None,
 ) -> Tensor:
@@ -170,7 +180,7 @@ def draw_sample(
     (tokens,) = results("draw_sample", out, [((logits.shape[0],), torch.int64)], logits.device)
     torch.arange(logits.shape[0], dtype=torch.int32, device=logits.device, out=rows)
     keys = (seeds.contiguous(), root_positions.contiguous(), index.contiguous())
-    rest = rest_of((logits, inv_t, lse, cut, tie_id), scratch=scratch)
+    rest = rest_of((logits, inv_t, lse, cut, tie_id), scratch=scratch, overlay=overlay, op="draw_sample")
     return draw(rest, rows, firsts.fill_(-1), *keys, DRAFT, known=mass, out=tokens, part=part)
 
 
@@ -179,16 +189,18 @@ def rest_types(dtype: str, draft: str = "") -> dict[str, str]:
     draft = draft or dtype
     return {
         "logits": f"*{dtype}", "inv_t": "*fp32", "lse": "*fp32", "cut": "*fp32", "tie_id": "*i32", "stride": "i32:16",
-        "width": "i32:16", "q_logits": f"*{draft}", "q_inv_t": "*fp32", "q_lse": "*fp32", "q_cut": "*fp32",
-        "q_tie": "*i32", "q_stride": "i32:16", "q_width": "i32:16", "columns": "*i32", "tokens": "*i64",
-        "next_sibling": "*i32", "drawn": "*i8", "law_row": "*i32", "scouts": "*i8", "applied": "*i32",
-        "p_scale": "*fp32", "q_scale": "*fp32",
+        "width": "i32:16", "cells": "*i32", "room": "i32", "q_logits": f"*{draft}", "q_inv_t": "*fp32",
+        "q_lse": "*fp32", "q_cut": "*fp32", "q_tie": "*i32", "q_stride": "i32:16", "q_width": "i32:16",
+        "columns": "*i32", "tokens": "*i64", "next_sibling": "*i32", "drawn": "*i8", "law_row": "*i32",
+        "scouts": "*i8", "applied": "*i32", "p_scale": "*fp32", "q_scale": "*fp32",
     }  # fmt: skip
 
 
-def rest_constants(chain: bool, draft: bool, mapped: bool = False, scouts: bool = False) -> dict[str, bool]:
+def rest_constants(
+    chain: bool, draft: bool, mapped: bool = False, scouts: bool = False, fold: bool = False
+) -> dict[str, bool]:
     """Values of the kernels' constants that `Rest` gives."""
-    return {"CHAIN": chain, "DRAFT": draft, "MAPPED": mapped, "SCOUTS": scouts}
+    return {"CHAIN": chain, "DRAFT": draft, "MAPPED": mapped, "SCOUTS": scouts, "FOLD": fold}
 
 
 def _draw(name: str, everyday: bool, dtype: str = "bf16", known: bool = False, **kind: bool) -> list[Variant]:
@@ -220,4 +232,5 @@ VARIANTS = [
     *_draw("after a tree bf16", True, chain=False, draft=True, scouts=True),
     *_draw("after a tree fp16", False, "fp16", chain=False, draft=True),
     *_draw("after a tree fp32 mapped", False, "fp32", chain=False, draft=True, mapped=True),
+    *_draw("after a tree bf16 with an overlay", False, chain=False, draft=True, scouts=True, fold=True),
 ]

@@ -26,10 +26,10 @@ def log_or_none(weight):
 
 @triton.jit
 def masses(
-    logits, inv_t, lse, cut, tie_id, stride, width, q_logits, q_inv_t, q_lse, q_cut, q_tie, q_stride, q_width, columns,
-    tokens, next_sibling, drawn, law_row, scouts, applied, p_scale, q_scale, nodes, firsts, known, part, vocab, blocks,
-    GROUP: tl.constexpr, KNOWN: tl.constexpr, WRITE: tl.constexpr, CHAIN: tl.constexpr, DRAFT: tl.constexpr,
-    MAPPED: tl.constexpr, SCOUTS: tl.constexpr,
+    logits, inv_t, lse, cut, tie_id, stride, width, cells, room, q_logits, q_inv_t, q_lse, q_cut, q_tie, q_stride,
+    q_width, columns, tokens, next_sibling, drawn, law_row, scouts, applied, p_scale, q_scale, nodes, firsts,
+    known, part, vocab, blocks, GROUP: tl.constexpr, KNOWN: tl.constexpr, WRITE: tl.constexpr, CHAIN: tl.constexpr,
+    DRAFT: tl.constexpr, MAPPED: tl.constexpr, SCOUTS: tl.constexpr, FOLD: tl.constexpr,
 ):  # fmt: skip
     """Masses of GROUP race blocks of what is left at nodes[b] after the children from firsts[b] on.
 
@@ -45,15 +45,15 @@ def masses(
                 given = tl.load(known + node.to(tl.int64) * blocks)
                 needed = needed & (given != given)
     if needed:
-        target = (logits, inv_t, lse, cut, tie_id, stride, width)
+        target = (logits, inv_t, lse, cut, tie_id, stride, width, cells, room)
         draft = (q_logits, q_inv_t, q_lse, q_cut, q_tie, q_stride, q_width)
         tree = (tokens, next_sibling, drawn, law_row, scouts)
         steps = (applied, p_scale, q_scale)
         block = tl.program_id(1) * GROUP + tl.arange(0, GROUP)
         ids = block[:, None] * RACE_BLOCK + tl.arange(0, RACE_BLOCK)[None, :]
         rest = rest_of(
-            target, tree, draft, columns, steps, (CHAIN, DRAFT, MAPPED, SCOUTS), node, tl.load(firsts + row), -1, ids,
-            vocab,
+            target, tree, draft, columns, steps, (CHAIN, DRAFT, MAPPED, SCOUTS, FOLD), node, tl.load(firsts + row), -1,
+            ids, vocab,
         )  # fmt: skip
         if WRITE:
             tl.store(part + row.to(tl.int64) * vocab + ids, rest, mask=ids < vocab)
@@ -64,11 +64,11 @@ def masses(
 
 @triton.jit
 def race(
-    logits, inv_t, lse, cut, tie_id, stride, width, q_logits, q_inv_t, q_lse, q_cut, q_tie, q_stride, q_width, columns,
-    tokens, next_sibling, drawn, law_row, scouts, applied, p_scale, q_scale, nodes, firsts, known, part, seeds,
-    positions, index, block_noise, token_noise, out, vocab, blocks, PLACES: tl.constexpr, STREAM: tl.constexpr,
-    EXPLICIT: tl.constexpr, KNOWN: tl.constexpr, FEW: tl.constexpr, CHAIN: tl.constexpr, DRAFT: tl.constexpr,
-    MAPPED: tl.constexpr, SCOUTS: tl.constexpr,
+    logits, inv_t, lse, cut, tie_id, stride, width, cells, room, q_logits, q_inv_t, q_lse, q_cut, q_tie, q_stride,
+    q_width, columns, tokens, next_sibling, drawn, law_row, scouts, applied, p_scale, q_scale, nodes, firsts,
+    known, part, seeds, positions, index, block_noise, token_noise, out, vocab, blocks, PLACES: tl.constexpr,
+    STREAM: tl.constexpr, EXPLICIT: tl.constexpr, KNOWN: tl.constexpr, FEW: tl.constexpr, CHAIN: tl.constexpr,
+    DRAFT: tl.constexpr, MAPPED: tl.constexpr, SCOUTS: tl.constexpr, FOLD: tl.constexpr,
 ):  # fmt: skip
     """One draw per row: weighs the blocks that can win, by bounds of their masses, then races inside the winner.
 
@@ -82,7 +82,7 @@ def race(
         token = tl.load(tie_id + node).to(tl.int64)
         level = tl.load(lse + node)
         if (tl.load(inv_t + node) != 0) & (level == level):
-            target = (logits, inv_t, lse, cut, tie_id, stride, width)
+            target = (logits, inv_t, lse, cut, tie_id, stride, width, cells, room)
             draft = (q_logits, q_inv_t, q_lse, q_cut, q_tie, q_stride, q_width)
             tree = (tokens, next_sibling, drawn, law_row, scouts)
             steps = (applied, p_scale, q_scale)
@@ -113,7 +113,7 @@ def race(
                     block = tl.argmax(bound, 0)
                     ids = block * RACE_BLOCK + tl.arange(0, RACE_BLOCK)
                     rest = rest_of(
-                        target, tree, draft, columns, steps, (CHAIN, DRAFT, MAPPED, SCOUTS), node, first, -1, ids,
+                        target, tree, draft, columns, steps, (CHAIN, DRAFT, MAPPED, SCOUTS, FOLD), node, first, -1, ids,
                         vocab,
                     )  # fmt: skip
                     mass = tl.sum(rest.to(tl.float64), 0).to(tl.float32)
@@ -132,8 +132,9 @@ def race(
             if found >= 0:
                 ids = found * RACE_BLOCK + tl.arange(0, RACE_BLOCK)
                 rest = rest_of(
-                    target, tree, draft, columns, steps, (CHAIN, DRAFT, MAPPED, SCOUTS), node, first, -1, ids, vocab
-                )
+                    target, tree, draft, columns, steps, (CHAIN, DRAFT, MAPPED, SCOUTS, FOLD), node, first, -1, ids,
+                    vocab,
+                )  # fmt: skip
                 if EXPLICIT:
                     added = tl.load(token_noise + wide * vocab + ids, mask=ids < vocab, other=0.0)
                 else:

@@ -31,4 +31,5 @@ law_stats = Op(
     _reference,
     [triton_backend(_load_triton, half_or_single), cpu_backend(_load_cpu, op="law_stats")],
     direct=("triton",),
+    edited="logits",
 )

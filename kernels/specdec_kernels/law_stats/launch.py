@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..machine_code import Variant
+from ..overlay import Overlay, folded
 from ..random import BLOCK
 from ..workspace import Spec, carve, needs, results
 from .reference import FARTHEST, check
@@ -39,6 +40,7 @@ def law_stats(
     *,
     masses: bool = False,
     pivots: Tensor | None = None,
+    overlay: Overlay | None = None,
     out: Sequence[Tensor] | None = None,
     workspace: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
@@ -54,14 +56,15 @@ def law_stats(
         filters = [part.contiguous() for part in (temperature, top_k, top_p, min_p)]
         hints, known = (place, 0) if pivots is None else (pivots.contiguous(), pivots.shape[0])
         tables = (hints, top, place, total, over)
+        cells, room = folded("law_stats", overlay, logits, place)
         scan[(rows, -(-blocks // GROUP))](
-            logits, filters[0], *tables, vocab, blocks, logits.stride(0), known, GROUP, known > 0,
-            num_warps=WARPS, enable_fp_fusion=False,
+            logits, filters[0], *tables, cells, room, vocab, blocks, logits.stride(0), known, GROUP, known > 0,
+            room > 0, num_warps=WARPS, enable_fp_fusion=False,
         )  # fmt: skip
         join[(rows,)](
-            logits, *filters, *tables, contenders, *found[:4], found[4] if masses else nowhere, vocab, blocks,
-            logits.stride(0), known, 1 << (blocks - 1).bit_length(), ROOM, masses, FARTHEST, known > 0,
-            num_warps=WARPS, enable_fp_fusion=False,
+            logits, *filters, *tables, contenders, *found[:4], found[4] if masses else nowhere, cells,
+            room, vocab, blocks, logits.stride(0), known, 1 << (blocks - 1).bit_length(), ROOM, masses, FARTHEST,
+            known > 0, room > 0, num_warps=WARPS, enable_fp_fusion=False,
         )  # fmt: skip
     return tuple(found)
 
@@ -80,21 +83,23 @@ def forget(rows: Tensor, stats: Sequence[Tensor]) -> None:
 
 
 def _variant(
-    kernel: str, dtype: str, everyday: tuple[str, ...], blocks: int = 256, masses: bool = True, pivots: bool = True
-) -> Variant:
+    kernel: str, dtype: str, everyday: tuple[str, ...], blocks: int = 256, masses: bool = True, pivots: bool = True,
+    fold: bool = False,
+) -> Variant:  # fmt: skip
     logits = {"logits": f"*{dtype}", "temperature": "*fp32", "vocab": "i32:16", "blocks": "i32", "stride": "i32:16"}
     tables = {"pivots": "*i64" if pivots else "*i32", "tops": "*fp32", "places": "*i32", "sums": "*fp32"}
-    tables |= {"over": "*fp32", "known": "i32"}
-    bare = "" if pivots else " without pivots"
+    tables |= {"over": "*fp32", "known": "i32", "cells": "*i32", "room": "i32"}
+    bare = ("" if pivots else " without pivots") + (" with an overlay" if fold else "")
     if kernel == "scan":
         return Variant(
             f"law_stats/scan {dtype}{bare}", "law_stats.triton_kernel:scan", logits | tables,
-            {"GROUP": GROUP, "PIVOTS": pivots}, WARPS, everyday=everyday, fusion=False,
+            {"GROUP": GROUP, "PIVOTS": pivots, "FOLD": fold}, WARPS, everyday=everyday, fusion=False,
         )  # fmt: skip
     answers = {"out_inv_t": "*fp32", "out_lse": "*fp32", "out_cut": "*fp32", "out_tie": "*i32", "mass": "*fp32"}
     filters = {"top_k": "*i32", "top_p": "*fp32", "min_p": "*fp32", "contenders": "*i64"}
     name = f"law_stats/join {dtype} {blocks} blocks{'' if masses else ' without masses'}{bare}"
     constants = {"PLACES": blocks, "ROOM": ROOM, "MASSES": masses, "FARTHEST": FARTHEST, "PIVOTS": pivots}
+    constants["FOLD"] = fold
     return Variant(
         name, "law_stats.triton_kernel:join", logits | tables | filters | answers, constants, WARPS, everyday=everyday,
         fusion=False,
@@ -108,4 +113,6 @@ VARIANTS = [
     _variant("join", "bf16", (), masses=False),
     _variant("scan", "bf16", (), pivots=False),
     _variant("join", "bf16", (), pivots=False),
+    _variant("scan", "bf16", (), fold=True),
+    _variant("join", "bf16", (), fold=True),
 ]

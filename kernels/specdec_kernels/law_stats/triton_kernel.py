@@ -6,6 +6,8 @@ that it is the last one kept, with room for the roundings of float32 sums, the r
 Refining finds the cut by bisection on the rank of tokens (`law_triton.rank`: level, then id), with masses in float64.
 Tiles whose largest logit lies below what can be kept are not read again; when few contenders are left they are gathered
 in a scratch of a few thousand ranks and decided there. Nothing is sorted and no weight is stored.
+
+A row is passed on as (its logits, its cells of an overlay, how many these are).
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import triton
 import triton.language as tl
 
 from ..law_triton import LAST, NEGATIVE_INFINITY, RACE_BLOCK, id_of, level_of, middle, rank
+from ..overlay_triton import levels
 
 INFINITY = tl.constexpr(float("inf"))
 NAN = tl.constexpr(float("nan"))
@@ -24,18 +27,17 @@ DOUBT = tl.constexpr(1e-5)
 
 
 @triton.jit
-def pivot_of(logits, pivots, known, row, vocab):
-    """(token, level) of a row's pivot, whose logits start at `logits`; -1 and -inf where it has none."""
+def pivot_of(own, pivots, known, row, vocab, FOLD: tl.constexpr):
+    """(token, level) of a row's pivot; -1 and -inf where it has none."""
     token = tl.load(pivots + row, mask=row < known, other=-1).to(tl.int32)
     token = tl.where((token >= 0) & (token < vocab), token, -1)
-    level = tl.load(logits + token, mask=token >= 0, other=NEGATIVE_INFINITY).to(tl.float32)
-    return token, level
+    return token, levels(own[0], own[1], own[2], token, token >= 0, vocab, FOLD)
 
 
 @triton.jit(do_not_specialize=["known"])
 def scan(
-    logits, temperature, pivots, tops, places, sums, over, vocab, blocks, stride, known, GROUP: tl.constexpr,
-    PIVOTS: tl.constexpr,
+    logits, temperature, pivots, tops, places, sums, over, cells, room, vocab, blocks, stride, known,
+    GROUP: tl.constexpr, PIVOTS: tl.constexpr, FOLD: tl.constexpr,
 ):  # fmt: skip
     """Of GROUP race blocks: the largest logit and sum exp((l - largest) / T); the lowest id of the largest in a greedy
     row; else, of the tokens ranked above the pivot, how many there are and that sum of them.
@@ -44,7 +46,7 @@ def scan(
     block = tl.program_id(1) * GROUP + tl.arange(0, GROUP)
     ids = block[:, None] * RACE_BLOCK + tl.arange(0, RACE_BLOCK)[None, :]
     t = tl.load(temperature + row)
-    level = tl.load(logits + row * stride + ids, mask=ids < vocab, other=NEGATIVE_INFINITY).to(tl.float32)
+    level = levels(logits + row * stride, cells + row * room, room, ids, ids < vocab, vocab, FOLD)
     clean = tl.where(level == level, level, NEGATIVE_INFINITY)
     top = tl.max(clean, 1)
     at = row * blocks + block
@@ -57,7 +59,8 @@ def scan(
     part = tl.exp(level * inv_t - shift[:, None])
     tl.store(sums + at, tl.sum(part, 1), mask=block < blocks)
     if PIVOTS:
-        token, own = pivot_of(logits + row * stride, pivots, known, row, vocab)
+        mine = (logits + row * stride, cells + row * room, room)
+        token, own = pivot_of(mine, pivots, known, row, vocab, FOLD)
         better = (level > own) | ((level == own) & (ids < token))
         tl.store(over + at, tl.sum(tl.where(better, part, 0.0), 1), mask=block < blocks)
         tl.store(places + at, tl.sum(better.to(tl.int32), 1), mask=(block < blocks) & (t != 0))
@@ -65,11 +68,11 @@ def scan(
 
 
 @triton.jit
-def tile_of(logits, start, vocab):
+def tile_of(own, start, vocab, FOLD: tl.constexpr):
     """(levels, ranks, inside) of a tile of a row."""
     ids = start + tl.arange(0, TILE)
     inside = ids < vocab
-    level = tl.load(logits + ids, mask=inside, other=NEGATIVE_INFINITY).to(tl.float32)
+    level = levels(own[0], own[1], own[2], ids, inside, vocab, FOLD)
     return level, rank(level, ids), inside
 
 
@@ -87,7 +90,7 @@ def share_of(level, inv_t, top_scaled):
 
 
 @triton.jit
-def above(logits, tops, vocab, blocks, inv_t, top_scaled, floor, ceiling, by_mass):
+def above(own, tops, vocab, blocks, inv_t, top_scaled, floor, ceiling, by_mass, FOLD: tl.constexpr):
     """Of the tokens ranked over `floor`: their total (masses, or how many), how many are ranked up to `ceiling`, and
     the lowest rank."""
     total = tl.zeros((), tl.float64)
@@ -95,7 +98,7 @@ def above(logits, tops, vocab, blocks, inv_t, top_scaled, floor, ceiling, by_mas
     least = tl.full((), 0x7FFFFFFFFFFFFFFF, tl.int64)
     for start in range(0, vocab, TILE):
         if tile_top(tops, start, blocks) > floor:
-            level, ranked, inside = tile_of(logits, start, vocab)
+            level, ranked, inside = tile_of(own, start, vocab, FOLD)
             over = inside & (ranked > floor)
             value = tl.where(by_mass, share_of(level, inv_t, top_scaled), 1.0)
             total += tl.sum(tl.where(over, value, 0.0), 0)
@@ -105,12 +108,12 @@ def above(logits, tops, vocab, blocks, inv_t, top_scaled, floor, ceiling, by_mas
 
 
 @triton.jit
-def gather(logits, tops, contenders, vocab, blocks, low, high, ROOM: tl.constexpr):
+def gather(own, tops, contenders, vocab, blocks, low, high, ROOM: tl.constexpr, FOLD: tl.constexpr):
     """Writes the ranks in [low, high] in id order, as many as there is room for; returns how many there are."""
     count = tl.zeros((), tl.int32)
     for start in range(0, vocab, TILE):
         if tile_top(tops, start, blocks) >= low:
-            _, ranked, inside = tile_of(logits, start, vocab)
+            _, ranked, inside = tile_of(own, start, vocab, FOLD)
             taken = (inside & (ranked >= low) & (ranked <= high)).to(tl.int32)
             place = count + tl.cumsum(taken, 0) - 1
             tl.store(contenders + place, ranked, mask=(taken > 0) & (place < ROOM))
@@ -121,15 +124,16 @@ def gather(logits, tops, contenders, vocab, blocks, low, high, ROOM: tl.constexp
 
 @triton.jit
 def lowest_kept(
-    logits, tops, contenders, vocab, blocks, inv_t, top_scaled, low, high, target, by_mass, ROOM: tl.constexpr
-):
+    own, tops, contenders, vocab, blocks, inv_t, top_scaled, low, high, target, by_mass, ROOM: tl.constexpr,
+    FOLD: tl.constexpr,
+):  # fmt: skip
     """The smallest rank with less than `target` (mass, or number) above it, in [low, high]."""
     passed = tl.zeros((), tl.float64)  # total above `high`
-    count = gather(logits, tops, contenders, vocab, blocks, low, high, ROOM)
+    count = gather(own, tops, contenders, vocab, blocks, low, high, ROOM, FOLD)
     if count > ROOM:
         while count > ROOM:
             half = middle(low, high)
-            total, upper, _ = above(logits, tops, vocab, blocks, inv_t, top_scaled, half, high, by_mass)
+            total, upper, _ = above(own, tops, vocab, blocks, inv_t, top_scaled, half, high, by_mass, FOLD)
             if total < target:
                 high = half
                 passed = total
@@ -137,7 +141,7 @@ def lowest_kept(
             else:
                 low = half + 1
                 count = upper
-        count = gather(logits, tops, contenders, vocab, blocks, low, high, ROOM)
+        count = gather(own, tops, contenders, vocab, blocks, low, high, ROOM, FOLD)
     places = tl.arange(0, ROOM)
     ranked = tl.load(contenders + places, mask=places < count, other=-0x7FFFFFFFFFFFFFFF)
     value = tl.where(by_mass, share_of(level_of(ranked), inv_t, top_scaled), 1.0)
@@ -189,8 +193,8 @@ def last_kept(number, above_it, own, total, top_k, top_p, min_p):
 @triton.jit(do_not_specialize=["known"])
 def join(
     logits, temperature, top_k, top_p, min_p, pivots, tops, places, sums, over, contenders, out_inv_t, out_lse, out_cut,
-    out_tie, mass, vocab, blocks, stride, known, PLACES: tl.constexpr, ROOM: tl.constexpr, MASSES: tl.constexpr,
-    FARTHEST: tl.constexpr, PIVOTS: tl.constexpr,
+    out_tie, mass, cells, room, vocab, blocks, stride, known, PLACES: tl.constexpr, ROOM: tl.constexpr,
+    MASSES: tl.constexpr, FARTHEST: tl.constexpr, PIVOTS: tl.constexpr, FOLD: tl.constexpr,
 ):  # fmt: skip
     """Joins the blocks of a row; where a filter cuts, finds the cut. One program per row; PLACES >= blocks."""
     row = tl.program_id(0).to(tl.int64)
@@ -227,10 +231,10 @@ def join(
             cut = top
             tie = tl.min(first, 0)
     elif filtered & finite:
-        logits += row * stride
+        mine = (logits + row * stride, cells + row * room, room)
         settled = top != top
         if PIVOTS:
-            token, level = pivot_of(logits, pivots, known, row, vocab)
+            token, level = pivot_of(mine, pivots, known, row, vocab, FOLD)
             scale = tl.where(peak > NEGATIVE_INFINITY, tl.exp(unit), 1.0)
             above_it = tl.sum(tl.load(over + row * blocks + block, mask=have, other=0.0).to(tl.float64) * scale, 0)
             number = tl.sum(tl.load(places + row * blocks + block, mask=have, other=0), 0)
@@ -250,7 +254,7 @@ def join(
                 if wanted:
                     target = k.to(tl.float64)
                     if by_mass:
-                        whole, _, _ = above(logits, tops, vocab, blocks, inv_t, top_scaled, low - 1, highest, by_mass)
+                        whole, _, _ = above(mine, tops, vocab, blocks, inv_t, top_scaled, low - 1, highest, True, FOLD)
                         target = p * whole
                         # tokens of relative mass x weigh at most vocab * x together: all that is kept lies above this
                         depth = tl.log(0.5 * (1 - p) * whole / vocab)
@@ -261,8 +265,9 @@ def join(
                         low = level_bound(tops, blocks, k, top, PLACES)
                     low = tl.minimum(low, highest)
                     low = lowest_kept(
-                        logits, tops, contenders, vocab, blocks, inv_t, top_scaled, low, highest, target, by_mass, ROOM
-                    )
+                        mine, tops, contenders, vocab, blocks, inv_t, top_scaled, low, highest, target, by_mass, ROOM,
+                        FOLD,
+                    )  # fmt: skip
             if m > 0:
                 floor = low
                 ceiling = highest
@@ -273,7 +278,7 @@ def join(
                     else:
                         floor = half + 1
                 low = floor
-            kept, _, least = above(logits, tops, vocab, blocks, inv_t, top_scaled, low - 1, highest, True)
+            kept, _, least = above(mine, tops, vocab, blocks, inv_t, top_scaled, low - 1, highest, True, FOLD)
             lse = (top_scaled + tl.log(kept)).to(tl.float32)
             cut = level_of(least)
             tie = tl.where(cut > NEGATIVE_INFINITY, id_of(least), vocab - 1)

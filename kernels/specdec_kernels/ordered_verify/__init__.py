@@ -46,10 +46,12 @@ ordered_verify = Op(
     [triton_backend(_load_triton_verify, _why_not), cpu_backend(_load_verify, op="ordered_verify")],
     key=_key,
     direct=("triton",),
+    edited="target",
 )
 ordered_thresholds = Op(
     "ordered_thresholds",
     _thresholds,
     [triton_backend(_load_triton_thresholds, _why_not), cpu_backend(_load_thresholds, op="ordered_thresholds")],
     key=_key,
+    edited="target",
 )

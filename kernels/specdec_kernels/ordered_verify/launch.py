@@ -14,6 +14,7 @@ VARIANTS = [
     *weigh_variants("ordered_verify", "fp32 mapped scouts", False, "fp32", draft=True, mapped=True, scouts=True),
     *weigh_variants("ordered_verify", "fp16", False, "fp16", draft=True),
     *weigh_variants("ordered_verify", "bf16 chosen", False, draft=False),
+    *weigh_variants("ordered_verify", "bf16 with an overlay", False, draft=True, fold=True),
     Variant(
         "ordered_verify/prepare", "ordered_verify.triton_kernel:prepare",
         {

@@ -30,4 +30,5 @@ replay_sample = Op(
     _reference,
     [triton_backend(_load_triton, half_or_single), cpu_backend(_load_cpu, op="replay_sample")],
     direct=("triton",),
+    edited="logits",
 )

@@ -6,13 +6,14 @@ import triton
 import triton.language as tl
 
 from ..law_triton import NEGATIVE_INFINITY, id_of, rank
+from ..overlay_triton import levels
 from ..random_triton import REPLAY, gumbel_span
 
 
 @triton.jit
 def pieces(
-    logits, inv_t, cut, tie_id, seeds, positions, noise, best, vocab, stride, noise_stride, TILE: tl.constexpr,
-    TILES: tl.constexpr, EXPLICIT: tl.constexpr,
+    logits, inv_t, cut, tie_id, seeds, positions, noise, best, cells, room, vocab, stride, noise_stride,
+    TILE: tl.constexpr, TILES: tl.constexpr, EXPLICIT: tl.constexpr, FOLD: tl.constexpr,
 ):  # fmt: skip
     """The rank of the best score of TILES tiles. Noise is made only for tiles that hold a token with weight."""
     row = tl.program_id(0).to(tl.int64)
@@ -23,7 +24,7 @@ def pieces(
         for tile in range(TILES):
             first = (tl.program_id(1) * TILES + tile) * TILE
             ids = first + tl.arange(0, TILE)
-            level = tl.load(logits + row * stride + ids, mask=ids < vocab, other=NEGATIVE_INFINITY).to(tl.float32)
+            level = levels(logits + row * stride, cells + row * room, room, ids, ids < vocab, vocab, FOLD)
             kept = (ids < vocab) & ((level > least) | ((level == least) & (ids <= tie)))
             if tl.max(kept.to(tl.int32), 0) > 0:
                 if EXPLICIT:

@@ -31,4 +31,5 @@ replay_verify = Op(
     [triton_backend(_load_triton, laws_half_or_single(logits=5)), cpu_backend(_load_cpu, op="replay_verify")],
     key=laws_key(logits=5),
     direct=("triton",),
+    edited="logits",
 )

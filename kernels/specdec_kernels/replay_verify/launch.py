@@ -10,6 +10,7 @@ from torch import Tensor
 from ..law_stats.launch import beside, forget, law_stats
 from ..law_stats.launch import scratch as law_scratch
 from ..machine_code import Variant
+from ..overlay import Overlay
 from ..random import BLOCK
 from ..replay_sample.launch import replay_sample
 from ..replay_sample.launch import scratch as choice_scratch
@@ -52,6 +53,7 @@ def replay_verify(
     root_positions: Tensor,
     *,
     max_depth: int,
+    overlay: Overlay | None = None,
     out: Sequence[Tensor] | None = None,
     workspace: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
@@ -67,13 +69,13 @@ def replay_verify(
     found = results(op, out, [*path_specs(rows, max_depth), *laws], tokens.device)
     drafted = tokens[1:]  # a chain's node has its child behind it, as every root has
     inv_t, _, cut, tie_id, _ = stats = law_stats(
-        logits, *sampling, masses=True, pivots=drafted, out=found[3:], workspace=of_stats
+        logits, *sampling, masses=True, pivots=drafted, overlay=overlay, out=found[3:], workspace=of_stats
     )
     if rows:
         trees = (part.contiguous() for part in (*links[1:], seeds, root_positions))
         key_nodes[(rows,)](*trees, parents, node_seeds, node_positions, rows, nodes, TILE, num_warps=1)
         keys = (inv_t, cut, tie_id, node_seeds, node_positions)
-        replay_sample(logits, *keys, out=choice, workspace=of_choice)
+        replay_sample(logits, *keys, overlay=overlay, out=choice, workspace=of_choice)
     tree_verify(*links, choice, scouts, max_depth=max_depth, out=found[:3], workspace=of_walk)
     forget(beside(found[0], off, index), stats)
     return tuple(found)

@@ -31,4 +31,5 @@ typical_verify = Op(
     [triton_backend(_load_triton, laws_half_or_single(target=4)), cpu_backend(_load_cpu, op="typical_verify")],
     key=laws_key(target=4),
     direct=("triton",),
+    edited="target",
 )

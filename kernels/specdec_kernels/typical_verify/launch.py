@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..draw_sample.launch import draw, draw_scratch, law_arguments, rest_of, rest_scratch
+from ..draw_sample.launch import draw, draw_scratch, rest_of, rest_scratch
 from ..machine_code import Variant
+from ..overlay import Overlay
 from ..proposals import Law
 from ..workspace import Spec, carve, needs, path_specs, results
 from .reference import check
@@ -45,6 +46,7 @@ def typical_verify(
     epsilon: float,
     delta: float,
     max_depth: int,
+    overlay: Overlay | None = None,
     out: Sequence[Tensor] | None = None,
     workspace: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -55,41 +57,51 @@ def typical_verify(
     sums, parents, marks, last, firsts, *rest, part = parts
     path, accepted, following = results("typical_verify", out, path_specs(rows, max_depth), tokens.device)
     if rows:
-        law, links = law_arguments(target), [each.contiguous() for each in tree]
+        laws = rest_of(target, scratch=rest, overlay=overlay, op="typical_verify")
+        law, fold = laws.target, laws.kind[4]
+        links = [each.contiguous() for each in tree]
         nodes, pieces = sums.shape
         if nodes:
-            entropies[(nodes, pieces)](*law, links[2], sums, pieces, PIECE, num_warps=WARPS, enable_fp_fusion=False)
+            entropies[(nodes, pieces)](
+                *law, links[2], sums, pieces, PIECE, fold, num_warps=WARPS, enable_fp_fusion=False
+            )
         walk[(rows,)](
             *law, *links, links[0] if scouts is None else scouts.contiguous().view(torch.int8), sums, parents, marks,
             path, accepted, last, float(epsilon), float(delta), pieces, nodes, max_depth, TILE,
-            1 << max_depth.bit_length(), scouts is not None, num_warps=1, enable_fp_fusion=False,
+            1 << max_depth.bit_length(), scouts is not None, fold, num_warps=1, enable_fp_fusion=False,
         )  # fmt: skip
         keys = (seeds.contiguous(), root_positions.contiguous(), accepted)
-        draw(rest_of(target, scratch=rest), last, firsts.fill_(-1), *keys, out=following, part=part)
+        draw(laws, last, firsts.fill_(-1), *keys, out=following, part=part)
     return path, accepted, following
 
 
 def _law(dtype: str) -> dict[str, str]:
     return {
         "logits": f"*{dtype}", "inv_t": "*fp32", "lse": "*fp32", "cut": "*fp32", "tie_id": "*i32", "stride": "i32:16",
-        "width": "i32:16", "first_child": "*i32", "sums": "*fp64", "pieces": "i32",
+        "width": "i32:16", "cells": "*i32", "room": "i32", "first_child": "*i32", "sums": "*fp64", "pieces": "i32",
     }  # fmt: skip
 
 
-def _variants(dtype: str, everyday: tuple[str, ...], scouts: bool) -> list[Variant]:
-    kernel, name = "typical_verify.triton_kernel", f"{dtype}{' scouts' if scouts else ''}"
+def _variants(dtype: str, everyday: tuple[str, ...], scouts: bool, fold: bool = False) -> list[Variant]:
+    kernel, over = "typical_verify.triton_kernel", " with an overlay" if fold else ""
+    name = f"{dtype}{' scouts' if scouts else ''}{over}"
     links = {
         "tokens": "*i64", "offsets": "*i32", "next_sibling": "*i32", "scouts": "*i8", "parents": "*i32",
         "marks": "*i32", "path": "*i32", "accepted": "*i32:1", "last": "*i32:1", "epsilon": "fp32", "delta": "fp32",
         "nodes": "i32", "depth": "i32",
     }  # fmt: skip
-    constants = {"TILE": TILE, "STEPS": 8, "SCOUTS": scouts}
+    constants = {"TILE": TILE, "STEPS": 8, "SCOUTS": scouts, "FOLD": fold}
     return [
-        Variant(f"typical_verify/entropies {dtype}", f"{kernel}:entropies", _law(dtype), {"TILE": PIECE}, WARPS,
-                everyday=everyday, fusion=False),
+        Variant(f"typical_verify/entropies {dtype}{over}", f"{kernel}:entropies", _law(dtype),
+                {"TILE": PIECE, "FOLD": fold}, WARPS, everyday=everyday, fusion=False),
         Variant(f"typical_verify/walk {name}", f"{kernel}:walk", _law(dtype) | links, constants, 1, everyday=everyday,
                 fusion=False),
     ]  # fmt: skip
 
 
-VARIANTS = [*_variants("bf16", ("sm_90",), False), *_variants("fp16", (), False), *_variants("fp32", (), True)]
+VARIANTS = [
+    *_variants("bf16", ("sm_90",), False),
+    *_variants("fp16", (), False),
+    *_variants("fp32", (), True),
+    *_variants("bf16", (), False, fold=True),
+]

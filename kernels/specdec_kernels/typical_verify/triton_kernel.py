@@ -17,7 +17,10 @@ from ..rest_triton import log_weights_at
 
 
 @triton.jit
-def entropies(logits, inv_t, lse, cut, tie_id, stride, width, first_child, sums, pieces, TILE: tl.constexpr):
+def entropies(
+    logits, inv_t, lse, cut, tie_id, stride, width, cells, room, first_child, sums, pieces, TILE: tl.constexpr,
+    FOLD: tl.constexpr,
+):  # fmt: skip
     """-sum p log p over TILE tokens of a node's law, if the node has children."""
     node, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if tl.load(first_child + node) >= 0:
@@ -26,7 +29,8 @@ def entropies(logits, inv_t, lse, cut, tie_id, stride, width, first_child, sums,
         if (scale != 0) & (norm == norm):
             ids = piece * TILE + tl.arange(0, TILE)
             cut_at, tie = tl.load(cut + node), tl.load(tie_id + node)
-            weight = weigh(logits + node * stride, ids, width, scale, norm, cut_at, tie)
+            own = cells + node * room
+            weight = weigh(logits + node * stride, own, room, ids, width, scale, norm, cut_at, tie, FOLD)
             part = weight * logarithm(tl.maximum(weight, SMALLEST))
             total -= tl.sum(part.to(tl.float64), 0)
         tl.store(sums + node * pieces + piece, total)
@@ -34,15 +38,15 @@ def entropies(logits, inv_t, lse, cut, tie_id, stride, width, first_child, sums,
 
 @triton.jit(do_not_specialize=["nodes"])
 def walk(
-    logits, inv_t, lse, cut, tie_id, stride, width, tokens, offsets, first_child, next_sibling, scouts, sums, parents,
-    marks, path, accepted, last, epsilon, delta, pieces, nodes, depth, TILE: tl.constexpr,
-    STEPS: tl.constexpr, SCOUTS: tl.constexpr,
+    logits, inv_t, lse, cut, tie_id, stride, width, cells, room, tokens, offsets, first_child, next_sibling, scouts,
+    sums, parents, marks, path, accepted, last, epsilon, delta, pieces, nodes, depth, TILE: tl.constexpr,
+    STEPS: tl.constexpr, SCOUTS: tl.constexpr, FOLD: tl.constexpr,
 ):  # fmt: skip
     """The longest path of typical tokens of one row; of several the one whose nodes come first among siblings."""
     row = tl.program_id(0)
     out = path + row.to(tl.int64) * (depth + 1)
     root, end = span(offsets, row, nodes)
-    law = (logits, inv_t, lse, cut, tie_id, stride, width)
+    law = (logits, inv_t, lse, cut, tie_id, stride, width, cells, room)
     plant(parents, first_child, next_sibling, root, end, TILE)
     for start in range(root, end, TILE):  # no way leads to a token that is not typical
         node = start + tl.arange(0, TILE)
@@ -55,7 +59,7 @@ def walk(
             entropy += tl.load(sums + parent.to(tl.int64) * pieces + piece, mask=proposes, other=0.0)
         limit = tl.minimum(tl.exp(-entropy) * delta, epsilon)
         token = tl.load(tokens + node, mask=proposes, other=-1)
-        weight = tl.exp(log_weights_at(law, parent, token, proposes)).to(tl.float64)
+        weight = tl.exp(log_weights_at(law, parent, token, proposes, FOLD)).to(tl.float64)
         tl.store(parents + node, tl.where(proposes & (weight > limit), parent, -1), mask=node < end)
         tl.store(marks + node, tl.zeros((TILE,), tl.int32), mask=node < end)
     tl.debug_barrier()

@@ -1,0 +1,239 @@
+"""Edits folded in on load: cells to the bit, and every operator with an overlay like the reference on edited logits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles.edit_cases import Request, arguments, batches, int32, words_of
+from oracles.interpreter import guarded, guarded_case, watched
+from oracles.launch_cases import SIZES, drafted
+from torch import Tensor
+
+from specdec_fast import Draft, Rng, SamplingParams, get_rule, sampling
+from specdec_fast.sampling import SamplingTable, process
+from specdec_kernels import OPS, Overlay, TokenMasks, edit_logits, expect, overlay_edits, tree_plan, use_backend
+from specdec_kernels.agreement import difference, mapped, sample, tensors_in
+from specdec_kernels.overlay import PLANES
+from specdec_kernels.overlay import words_of as words_in
+from specdec_kernels.overlay_edits import launch
+from specdec_kernels.samples import Call
+
+HALF_AND_SINGLE = [torch.float32, torch.bfloat16, torch.float16]
+FOLDING = {name: op._edited for name, op in OPS.items() if op._edited is not None}
+
+
+def edits_of(batch: Any) -> tuple[dict[str, Any], int, int]:
+    """The operator's arguments, rows of logits and the vocabulary of a batch of `edit_cases`."""
+    vocab, many, tail, masks, chosen = batch
+    rows = sum(len(request.tokens) for request in many) + tail if chosen is None else len(chosen)
+    given_masks = None
+    if masks is not None:
+        index = [at % (len(masks) + 1) - 1 for at in range(rows)]
+        given_masks = TokenMasks(words_of(masks), int32(index))
+    return {"masks": given_masks, **arguments(many, tail, chosen)}, rows, vocab
+
+
+@pytest.mark.parametrize("dtype", HALF_AND_SINGLE, ids=str)
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(batch=batches(), seed=st.integers(0, 1000), steps=st.sampled_from([(4, 1), (256, 1024)]))
+def test_cells_equal_the_reference_and_mean_the_edited_logits(
+    dtype: torch.dtype, batch: Any, seed: int, steps: Any
+) -> None:
+    edits, rows, vocab = edits_of(batch)
+    logits = (torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * 3).to(dtype)
+    if rows and vocab > 2:
+        logits[0, :2] = torch.tensor([torch.nan, -torch.inf])
+    before = logits.clone()
+    with use_backend("reference"):
+        want = overlay_edits(logits, **edits)
+        dense = edit_logits(logits.to(torch.float32, copy=True), **edits)
+    copy = guarded(logits, row_stride=vocab + 3)
+    with use_backend("triton"), pytest.MonkeyPatch.context() as patched:
+        patched.setattr(launch, "ENTRIES", steps[0])
+        patched.setattr(launch, "WORDS", steps[1])
+        got = overlay_edits(copy, **guarded_case(edits))
+    planes = PLANES * words_in(vocab)
+    assert torch.equal(got.cells[:, :planes], want.cells[:, :planes])
+    values = [cells[:, planes:].contiguous().view(torch.float32) for cells in (got.cells, want.cells)]
+    torch.testing.assert_close(*values, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(copy.nan_to_num(nan=9.0), before.nan_to_num(nan=9.0)), "logits were written"
+    torch.testing.assert_close(got.over(logits), dense, rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_large_vocabulary_and_a_path_of_64() -> None:
+    """More words than one step writes; committed tokens far apart, some of them on the path again."""
+    vocab, depth = 200_003, 64
+    committed = [3, 9, *range(31, 199_000, 1777), 200_002]
+    path = [0, *(1 + step % 40 for step in range(depth))]
+    request = Request([3], [9], path, [-1, *range(depth)], (1.2, 0.5, 0.25), {7: 1.5, 31: -2.0}, {9: 400}, {})
+    edits = arguments([request], 0, [40, depth])
+    ids = torch.zeros(2, 1024, dtype=torch.int32)
+    ids[1, : len(committed)] = torch.tensor(committed)
+    sizes = torch.tensor([0, len(committed)], dtype=torch.int32)
+    edits["penalties"] = replace(edits["penalties"], ids=ids, counts=(ids % 5 == 0).int() * 2, sizes=sizes)
+    edits["masks"] = TokenMasks(words_of([(torch.rand(vocab) < 0.5).tolist()]), int32([0, -1]))
+    logits = torch.randn(2, vocab).bfloat16()
+    with use_backend("reference"):
+        dense = edit_logits(logits.float(), **edits)
+    with use_backend("triton"):
+        got = overlay_edits(logits, **edits)
+    assert torch.equal(got.over(logits), dense)
+
+
+def call_of(name: str, dtype: torch.dtype) -> Call:
+    """A call of a folding operator; drafted tokens are drawn where laws of drafts are taken, so that rests are read."""
+    sizes = replace(SIZES, dtype=dtype)
+    if FOLDING[name] == "target" and name != "typical_verify":
+        call = drafted(name)
+        place = next(at for at, each in enumerate(call.arguments) if isinstance(each, tuple))
+        target = (call.arguments[place][0].to(dtype), *call.arguments[place][1:])
+        return replace(call, arguments=(*call.arguments[:place], target, *call.arguments[place + 1 :]))
+    return sample(name, sizes)
+
+
+def logits_of(call: Call) -> tuple[int, Tensor]:
+    """Place of the argument that is edited, and its logits: the widest matrix of floats, or the first law."""
+    for at, each in enumerate(call.arguments):
+        if isinstance(each, tuple) and isinstance(each[0], Tensor) and each[0].ndim == 2:
+            return at, each[0]
+        if isinstance(each, Tensor) and each.ndim == 2 and each.is_floating_point():
+            return at, each
+    raise AssertionError("no logits")
+
+
+def overlay_over(logits: Tensor) -> Overlay:
+    """All kinds of edits on every row, so that likely tokens change."""
+    rows, vocab = logits.shape
+    best = logits.float().topk(3, 1).indices
+    request = Request([5], best[:, 0].tolist(), [0] * rows, [-1] + [0] * (rows - 1), (1.5, 0.7, 0.3), {}, {}, {})
+    request.bias = {int(token): 1.25 for token in best[:, 1].unique()}
+    request.banned = {int(token): 10**6 for token in best[::2, 2].unique()}
+    edits = arguments([replace(request, generated=request.generated[:14])], 0, list(range(rows)))
+    masks = TokenMasks(words_of([[token % 7 != 3 for token in range(vocab)]]), int32([0, -1] * rows)[:rows])
+    with use_backend("reference"):
+        return overlay_edits(logits, **edits, masks=masks)
+
+
+def with_laws(name: str, call: Call, at: int, logits: Tensor) -> Call:
+    """The call with statistics of the edited logits, where it takes any."""
+    known, one = call.arguments[at], torch.ones(len(logits))
+    with use_backend("reference"):
+        inv_t, lse, cut, tie = OPS["law_stats"](logits, one, int32([20] * len(logits)), one, one * 0)
+    taken = {"replay_sample": (inv_t, cut, tie), "draw_sample": (inv_t, lse, cut, tie)}.get(name, ())
+    value = (known[0], inv_t, lse, cut, tie) if isinstance(known, tuple) else known
+    arguments = (*call.arguments[:at], value, *taken, *call.arguments[at + 1 + len(taken) :])
+    return replace(call, arguments=arguments)
+
+
+@pytest.mark.parametrize("dtype", HALF_AND_SINGLE, ids=str)
+@pytest.mark.parametrize("name", FOLDING)
+def test_operators_read_through_an_overlay(name: str, dtype: torch.dtype) -> None:
+    call = call_of(name, dtype)
+    at, logits = logits_of(call)
+    overlay = overlay_over(logits)
+    edited = overlay.over(logits)
+    assert not torch.equal(edited, logits.float())
+    call = with_laws(name, call, at, edited)
+    known = call.arguments[at]
+    dense = [
+        *call.arguments[:at],
+        (edited, *known[1:]) if isinstance(known, tuple) else edited,
+        *call.arguments[at + 1 :],
+    ]
+    with use_backend("reference"):
+        want = list(tensors_in(OPS[name](*dense, **call.options)))
+        plain = list(tensors_in(OPS[name](*call.arguments, **call.options)))
+    for backend in ("reference", "cpu", "triton"):
+        with use_backend(backend), watched(*tensors_in(call.arguments), overlay.cells):
+            got = list(tensors_in(OPS[name](*call.arguments, **call.options, overlay=overlay)))
+            assert OPS[name].last_backend == backend
+        assert [difference(a, b, 2e-5)[1] for a, b in zip(got, want, strict=True)] == [None] * len(want), backend
+    assert any(difference(a, b, 1e-3)[1] for a, b in zip(plain, want, strict=True)), "the edits change nothing here"
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", [*FOLDING, "overlay_edits"])
+def test_wild_cells_and_edits_lead_nowhere(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bits, counts and tables that no host looks at: no address outside of the launch's tensors."""
+    monkeypatch.setattr(expect, "readable", lambda value: False)
+    source = torch.Generator().manual_seed(seed)
+
+    def wild(tensor: Tensor) -> Tensor:
+        numbers = torch.tensor([-1000, -1, 13, 1000, 7])[torch.randint(5, tensor.shape, generator=source)]
+        return torch.where(torch.rand(tensor.shape, generator=source) < 0.5, numbers.to(tensor.dtype), tensor)
+
+    if name == "overlay_edits":
+        call = mapped(sample(name, SIZES), lambda each: each if each.is_floating_point() else wild(each))
+        with use_backend("triton"), watched(*tensors_in(call.arguments)):
+            overlay_edits(*call.arguments)
+        return
+    call = call_of(name, torch.bfloat16)
+    _, logits = logits_of(call)
+    overlay = Overlay(wild(overlay_over(logits).cells))
+    with use_backend("triton"), watched(*tensors_in(call.arguments), overlay.cells):
+        OPS[name](*call.arguments, **call.options, overlay=overlay)
+
+
+def test_an_overlay_that_does_not_fit_is_refused() -> None:
+    call = sample("law_stats", SIZES)
+    logits = call.arguments[0]
+    cells = overlay_over(logits).cells
+    bad = {
+        r"overlay is Tensor; expected an Overlay": cells,
+        r"overlay is torch.int64 \[12, \d+\]; expected an Overlay": Overlay(cells.long()),
+        r"overlay is \[11, \d+\] on cpu; expected \[12, 15 or more\]": Overlay(cells[1:].contiguous()),
+        r"overlay is \[12, 9\] on cpu; expected \[12, 15 or more\]": Overlay(cells[:, :9].contiguous()),
+    }
+    for backend in ("triton", "reference"):
+        for message, overlay in bad.items():
+            with use_backend(backend), pytest.raises(ValueError, match=f"law_stats: {message}"):
+                OPS["law_stats"](*call.arguments, overlay=overlay)
+
+
+def test_float64_logits_have_no_overlay() -> None:
+    call = sample("overlay_edits", replace(SIZES, dtype=torch.float64))
+    with use_backend("reference"), pytest.raises(ValueError, match=r"overlay_edits: logits has dtype torch\.float64"):
+        overlay_edits(*call.arguments)
+
+
+class _Chain:
+    """What `process` and rules need of a batch: two requests with all kinds of edits, a tree and a chain."""
+
+    def __init__(self) -> None:
+        table = SamplingTable(torch.device("cpu"))
+        first = {"repetition_penalty": 1.5, "frequency_penalty": 0.4, "logit_bias": {3: 1.5}, "banned_token_ids": (4,)}
+        second = {"presence_penalty": 0.7, "allowed_token_ids": tuple(range(0, 40, 2)), "top_k": 6}
+        table.set(0, SamplingParams(seed=5, **first), 2, (), [3, 7, 9])
+        table.set(1, SamplingParams(seed=6, **second), 1, (), [2, 8])
+        self.sampling, self.roots = table.pack([0, 1]), int32([2, 1])
+        self.seeds = torch.tensor([5, 6])
+
+    def verified(self, rule: str, chain: bool, logits: Tensor) -> Any:
+        trees = [([9, 3, 5, 7, 3], [-1, 0, 0, 1, 1]), ([8, 2, 6], [-1, 0, 1])]
+        draft = Draft.chains([0, 1], [tokens for tokens, _ in trees]) if chain else Draft.trees([0, 1], trees)
+        plan = tree_plan(draft.parents, draft.offsets)
+        laws = process(draft, plan, logits, self.sampling, self.roots, whole=True)
+        answer = get_rule(rule)(draft, plan, laws, Rng(self.seeds, self.roots))
+        return answer.path, answer.num_accepted, answer.next_token
+
+
+@pytest.mark.parametrize("rule", ["replay", "token", "block", "tree", "traversal", "lossy", "lossy:among=2"])
+def test_rules_on_kernels_with_folded_edits_answer_like_references_on_edited_logits(
+    rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch, chain = _Chain(), rule in ("token", "block")
+    for seed in range(6):
+        logits = 2 * torch.randn(8, 40, generator=torch.Generator().manual_seed(seed)).bfloat16()
+        monkeypatch.setattr(sampling, "folds", lambda logits: False)
+        with use_backend("reference"):
+            want = batch.verified(rule, chain, logits.clone())
+        monkeypatch.setattr(sampling, "folds", lambda logits: True)
+        with use_backend("triton", tree_plan="cpu"):
+            got = batch.verified(rule, chain, logits)
+        for one, other in zip(got, want, strict=True):
+            assert torch.equal(one, other), seed
