@@ -12,9 +12,10 @@ constexpr int kRowTile = 4, kColumnTile = 2;  // 8 of 16 registers and room for 
 constexpr int64_t kAhead = 4;  // slots to fetch early: they are too far apart for the processor to guess
 constexpr float kNegativeInfinity = -__builtin_inff();
 
-// c[i][j] (+)= sum over k of a[i][k] * b[k][offset + j] for ROWS x COLUMNS vectors.
+// c[i][j] (+)= sum over k of a[i][k] * b[k][offset + j] for ROWS x COLUMNS vectors. The same places of `ahead`, unless that is
+// null, are fetched meanwhile, for whoever reads them next.
 template <int ROWS, int COLUMNS>
-void multiply_tile(const float* a, int64_t lda, const float* const* b, int64_t offset, int64_t count, float* c, int64_t ldc, bool add) {
+void multiply_tile(const float* a, int64_t lda, const float* const* b, const float* const* ahead, int64_t offset, int64_t count, float* c, int64_t ldc, bool add) {
   Floats sum[ROWS][COLUMNS];
   for (int i = 0; i < ROWS; ++i)
     for (int j = 0; j < COLUMNS; ++j) sum[i][j] = add ? load(c + i * ldc + j * kLanes) : Floats{};
@@ -22,6 +23,9 @@ void multiply_tile(const float* a, int64_t lda, const float* const* b, int64_t o
     const float* row = b[k] + offset;
     Floats right[COLUMNS];
     for (int j = 0; j < COLUMNS; ++j) right[j] = load(row + j * kLanes);
+    if (ahead != nullptr) {
+      for (int j = 0; j < COLUMNS; ++j) __builtin_prefetch(ahead[k] + offset + j * kLanes);
+    }
     for (int i = 0; i < ROWS; ++i) {
       const Floats left = all(a[i * lda + k]);
       for (int j = 0; j < COLUMNS; ++j) sum[i][j] = fma(left, right[j], sum[i][j]);
@@ -31,7 +35,7 @@ void multiply_tile(const float* a, int64_t lda, const float* const* b, int64_t o
     for (int j = 0; j < COLUMNS; ++j) store(c + i * ldc + j * kLanes, sum[i][j]);
 }
 
-using MultiplyTile = void (*)(const float*, int64_t, const float* const*, int64_t, int64_t, float*, int64_t, bool);
+using MultiplyTile = void (*)(const float*, int64_t, const float* const*, const float* const*, int64_t, int64_t, float*, int64_t, bool);
 
 template <int ROWS>
 inline MultiplyTile multiply_tile_of(int64_t columns) {
@@ -54,27 +58,32 @@ inline MultiplyTile multiply_tile_of(int64_t rows, int64_t columns) {
   return rows == 2 ? multiply_tile_of<2>(columns) : multiply_tile_of<1>(columns);
 }
 
-// c += or = a * b with b given by pointers to its rows.
-inline void multiply(const float* a, int64_t rows, int64_t lda, const float* const* b, int64_t vectors, int64_t count, float* c, int64_t ldc, bool add) {
+// c += or = a * b with b given by pointers to its rows; `ahead`, unless null, is fetched meanwhile.
+inline void multiply(const float* a, int64_t rows, int64_t lda, const float* const* b, const float* const* ahead, int64_t vectors, int64_t count, float* c,
+                     int64_t ldc, bool add) {
   for (int64_t j = 0; j < vectors; j += kColumnTile) {
     const int64_t columns = vectors - j < kColumnTile ? vectors - j : kColumnTile;
     for (int64_t i = 0; i < rows; i += kRowTile) {
       const int64_t part = rows - i < kRowTile ? rows - i : kRowTile;
-      multiply_tile_of(part, columns)(a + i * lda, lda, b, j * kLanes, count, c + i * ldc + j * kLanes, ldc, add);
+      multiply_tile_of(part, columns)(a + i * lda, lda, b, i == 0 ? ahead : nullptr, j * kLanes, count, c + i * ldc + j * kLanes, ldc, add);
     }
   }
 }
 
 // scores[i][k] = query i . key k for ROWS queries and kLanes / ROWS keys at a time; vectors run along the width. Writes
-// scores of whole groups of keys, so keys[count...] must be readable up to the end of a group.
+// scores of whole groups of keys, so keys[count...] must be readable up to the end of a group. `ahead`, unless null, is
+// fetched meanwhile: as many rows, for whoever reads them next.
 template <int ROWS>
-void dot_tile(const float* query, int64_t width, const float* const* keys, int64_t count, float* scores) {
+void dot_tile(const float* query, int64_t width, const float* const* keys, const float* const* ahead, int64_t count, float* scores) {
   constexpr int kKeys = kLanes / ROWS;
   for (int64_t k = 0; k < count; k += kKeys) {
     Floats sum[kLanes] = {};
     for (int64_t d = 0; d < width; d += kLanes) {
       Floats left[ROWS];
       for (int i = 0; i < ROWS; ++i) left[i] = load(query + i * width + d);
+      if (ahead != nullptr) {
+        for (int j = 0; j < kKeys; ++j) __builtin_prefetch(ahead[k + j] + d);
+      }
       for (int j = 0; j < kKeys; ++j) {
         const Floats right = load(keys[k + j] + d);
         for (int i = 0; i < ROWS; ++i) sum[i * kKeys + j] = fma(left[i], right, sum[i * kKeys + j]);
@@ -91,11 +100,12 @@ void dot_tile(const float* query, int64_t width, const float* const* keys, int64
   }
 }
 
-inline void dot_scores(const float* query, int64_t rows, int64_t width, const float* const* keys, int64_t count, float* scores) {
+inline void dot_scores(const float* query, int64_t rows, int64_t width, const float* const* keys, const float* const* ahead, int64_t count, float* scores) {
   int64_t i = 0;
-  for (; i + 4 <= rows && kLanes >= 8; i += 4) dot_tile<4>(query + i * width, width, keys, count, scores + i * kKeyBlock);
-  for (; i + 2 <= rows; i += 2) dot_tile<2>(query + i * width, width, keys, count, scores + i * kKeyBlock);
-  for (; i < rows; ++i) dot_tile<1>(query + i * width, width, keys, count, scores + i * kKeyBlock);
+  const auto fetched = [&] { return i == 0 ? ahead : nullptr; };
+  for (; i + 4 <= rows && kLanes >= 8; i += 4) dot_tile<4>(query + i * width, width, keys, fetched(), count, scores + i * kKeyBlock);
+  for (; i + 2 <= rows; i += 2) dot_tile<2>(query + i * width, width, keys, fetched(), count, scores + i * kKeyBlock);
+  for (; i < rows; ++i) dot_tile<1>(query + i * width, width, keys, fetched(), count, scores + i * kKeyBlock);
 }
 
 // Copies `width` elements as floats and fills up to `total_width` with zeros.
@@ -204,12 +214,13 @@ void attend_typed(const AttentionArguments& a, const Tile& tile, float* scratch,
   const T* keys = static_cast<const T*>(a.keys) + tile.kv_head * a.key_head;
   const T* values = static_cast<const T*>(a.values) + tile.kv_head * a.value_head;
   const int32_t* table = a.page_table + tile.row * a.pages_per_row;
-  const float *key_rows[kKeyBlock], *value_rows[kKeyBlock], *flipped_rows[kWidestHead];
+  const float *key_rows[kKeyBlock], *value_rows[kKeyBlock], *next_rows[kKeyBlock], *flipped_rows[kWidestHead];
   if (tile.wide) {
     for (int64_t d = 0; d < width; ++d) flipped_rows[d] = flipped + d * kKeyBlock;
   }
   const float softcap = static_cast<float>(a.softcap);
   const bool in_place = rows <= 32;
+  const bool ahead = in_place && std::is_same_v<T, float> && width == a.head_dim;  // rows are known before they are read
   for (int64_t block = tile.key_begin / kKeyBlock * kKeyBlock; block < tile.key_end; block += kKeyBlock) {
     const int64_t count = tile.key_end - block < kKeyBlock ? tile.key_end - block : kKeyBlock;
     uint64_t any = 0;
@@ -218,6 +229,10 @@ void attend_typed(const AttentionArguments& a, const Tile& tile, float* scratch,
     if (any == 0) continue;
     gather_rows(keys, a.key_page, a.key_slot, a, table, block, count, width, in_place, key_memory, key_rows);
     for (int64_t t = count; t < kKeyBlock; ++t) key_rows[t] = key_rows[count - 1];  // scored, then hidden
+    if (ahead) {
+      gather_rows(values, a.value_page, a.value_slot, a, table, block, count, width, true, value_memory, value_rows);
+      for (int64_t t = count; t < kKeyBlock; ++t) value_rows[t] = value_rows[count - 1];
+    }
     if (tile.wide) {
       for (int64_t d = 0; d < width; d += kLanes) {
         for (int64_t k = 0; k < kKeyBlock; k += kLanes) {
@@ -227,15 +242,22 @@ void attend_typed(const AttentionArguments& a, const Tile& tile, float* scratch,
           for (int i = 0; i < kLanes; ++i) store(flipped + (d + i) * kKeyBlock + k, square[i]);
         }
       }
-      multiply(query, rows, width, flipped_rows, kKeyBlock / kLanes, a.head_dim, scores, kKeyBlock, false);
+      multiply(query, rows, width, flipped_rows, nullptr, kKeyBlock / kLanes, a.head_dim, scores, kKeyBlock, false);
     } else {
-      dot_scores(query, rows, width, key_rows, count, scores);
+      dot_scores(query, rows, width, key_rows, ahead ? value_rows : nullptr, count, scores);
     }
     for (int64_t r = 0; r < rows; ++r) {
       soften(scores + r * kKeyBlock, visible[r / group], softcap, state.max + r, state.sum + r, state.acc + r * width, width);
     }
-    gather_rows(values, a.value_page, a.value_slot, a, table, block, count, width, in_place, value_memory, value_rows);
-    multiply(scores, rows, kKeyBlock, value_rows, width / kLanes, count, state.acc, width, true);
+    const int64_t next = block + kKeyBlock;
+    const bool more = ahead && next < tile.key_end;
+    if (more) {
+      const int64_t following = tile.key_end - next < count ? tile.key_end - next : count;
+      gather_rows(keys, a.key_page, a.key_slot, a, table, next, following, width, true, key_memory, next_rows);
+      for (int64_t t = following; t < count; ++t) next_rows[t] = next_rows[following - 1];
+    }
+    if (!ahead) gather_rows(values, a.value_page, a.value_slot, a, table, block, count, width, in_place, value_memory, value_rows);
+    multiply(scores, rows, kKeyBlock, value_rows, more ? next_rows : nullptr, width / kLanes, count, state.acc, width, true);
   }
 }
 

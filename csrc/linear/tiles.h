@@ -3,10 +3,7 @@
 
 // Register tiles of a weight stored by input: kTileRows rows by kTileVectors vectors of outputs, or one row by kWideVectors.
 constexpr int kTileRows = 6, kTileVectors = kLanes == 16 ? 4 : 2, kWideVectors = kLanes == 16 ? 16 : 8;
-// What is fetched before it is used: where a tile takes few bytes of an input, the tile beside it, whose bytes share the
-// pages; else the same tile of an input this many ahead.
-constexpr bool kFetchBeside = kLanes < 16;
-constexpr int64_t kAhead = 8;
+constexpr int64_t kAhead = 8;    // a wide tile fetches what it takes of an input this many ahead
 constexpr int64_t kDepth = 128;  // inputs that are added up before the sum joins the others: shorter sums round less
 
 // The first `count` lanes; zero in the others.
@@ -27,9 +24,11 @@ inline void put(Floats sum, const T* bias, T* to, int64_t count) {
   for (int64_t i = 0; i < count; ++i) to[i] = narrow<T>(sum[i]);
 }
 
-// R rows by C vectors of outputs, the last one of `last` lanes (C = 1 where that is not all).
-template <class T, int R, int C>
-inline void by_input(const RowLinear& call, const float* x, int64_t row, int64_t column, int64_t last = kLanes) {
+// R rows by C vectors of outputs; if WHOLE is false, C = 1 vector of which `last` lanes are outputs. A tile fetches F
+// vectors of each input before they are used: a wide one (F = 0) its own, of an input some way ahead; others what lies
+// beside them, the next tile's, whose bytes share the pages: all of it (F = C), or a part that begins at `beside`.
+template <class T, int R, int C, int F, bool WHOLE>
+inline void by_input(const RowLinear& call, const float* x, int64_t row, int64_t column, int64_t beside, int64_t last) {
   Floats whole[R][C], sums[R][C];
   for (int r = 0; r < R; ++r)
     for (int c = 0; c < C; ++c) whole[r][c] = Floats{};
@@ -42,8 +41,12 @@ inline void by_input(const RowLinear& call, const float* x, int64_t row, int64_t
     for (int64_t k = start; k < stop; ++k, weight += call.stride) {
       Floats values[C];
       for (int c = 0; c < C; ++c) {
-        values[c] = last == kLanes ? load(weight + c * kLanes) : load_part(weight, last);
-        __builtin_prefetch(weight + (kFetchBeside ? C * kLanes : kAhead * call.stride) + c * kLanes);
+        values[c] = WHOLE ? load(weight + c * kLanes) : load_part(weight, last);
+        if constexpr (F == 0) __builtin_prefetch(weight + kAhead * call.stride + c * kLanes);
+        if constexpr (F == C) __builtin_prefetch(weight + (C + c) * kLanes);
+      }
+      if constexpr (F < C) {
+        for (int f = 0; f < F; ++f) __builtin_prefetch(weight + beside + f * kLanes);
       }
       for (int r = 0; r < R; ++r) {
         const Floats factor = all(from[r * call.inputs + k]);
@@ -56,30 +59,46 @@ inline void by_input(const RowLinear& call, const float* x, int64_t row, int64_t
   const T* bias = call.bias == nullptr ? nullptr : static_cast<const T*>(call.bias) + column;
   for (int r = 0; r < R; ++r)
     for (int c = 0; c < C; ++c)
-      put(whole[r][c], bias == nullptr ? bias : bias + c * kLanes, static_cast<T*>(call.out) + (row + r) * call.outputs + column + c * kLanes, last);
+      put(whole[r][c], bias == nullptr ? bias : bias + c * kLanes, static_cast<T*>(call.out) + (row + r) * call.outputs + column + c * kLanes,
+          WHOLE ? kLanes : last);
 }
 
-template <class T, int C, int R = kTileRows>
-inline void rows_by_input(const RowLinear& call, const float* x, int64_t row, int64_t count, int64_t column, int64_t last = kLanes) {
-  if (count == R) return by_input<T, R, C>(call, x, row, column, last);
-  if constexpr (R > 1) rows_by_input<T, C, R - 1>(call, x, row, count, column, last);
+template <class T, int C, int F, bool WHOLE, int R = kTileRows>
+inline void rows_by_input(const RowLinear& call, const float* x, int64_t row, int64_t count, int64_t column, int64_t beside, int64_t last) {
+  if (count == R) return by_input<T, R, C, F, WHOLE>(call, x, row, column, beside, last);
+  if constexpr (R > 1) rows_by_input<T, C, F, WHOLE, R - 1>(call, x, row, count, column, beside, last);
+}
+
+// All rows over C vectors of outputs, in tiles of nearly equal size. Where there are many, each fetches a part of what lies
+// beside them, so that memory is read while they compute.
+template <class T, int C, bool WHOLE>
+void tiles_by_input(const RowLinear& call, const float* x, int64_t column, int64_t last) {
+  const int64_t tiles = (call.rows + kTileRows - 1) / kTileRows;
+  for (int64_t t = 0; t < tiles; ++t) {
+    const int64_t row = t * call.rows / tiles, count = (t + 1) * call.rows / tiles - row;
+    const auto tile = [&](auto fetched) {
+      constexpr int F = decltype(fetched)::value;
+      rows_by_input<T, C, F, WHOLE>(call, x, row, count, column, (C + t * F % C) * kLanes, last);
+    };
+    if (tiles < 3) {
+      tile(std::integral_constant<int, C>{});
+    } else if (tiles < C) {
+      tile(std::integral_constant<int, (C + 1) / 2>{});
+    } else {
+      tile(std::integral_constant<int, 1>{});
+    }
+  }
 }
 
 template <class T>
 void all_by_input(const RowLinear& call, const float* x, int64_t begin, int64_t end) {
   int64_t column = begin;
   if (call.rows == 1) {
-    for (; column + kWideVectors * kLanes <= end; column += kWideVectors * kLanes) by_input<T, 1, kWideVectors>(call, x, 0, column);
+    for (; column + kWideVectors * kLanes <= end; column += kWideVectors * kLanes) by_input<T, 1, kWideVectors, 0, true>(call, x, 0, column, 0, 0);
   }
-  const int64_t tiles = (call.rows + kTileRows - 1) / kTileRows;
-  const auto all_rows = [&](auto vectors, int64_t last) {
-    for (int64_t t = 0; t < tiles; ++t) {
-      const int64_t row = t * call.rows / tiles, count = (t + 1) * call.rows / tiles - row;
-      rows_by_input<T, decltype(vectors)::value>(call, x, row, count, column, last);
-    }
-  };
-  for (; column + kTileVectors * kLanes <= end; column += kTileVectors * kLanes) all_rows(std::integral_constant<int, kTileVectors>{}, kLanes);
-  for (; column < end; column += kLanes) all_rows(std::integral_constant<int, 1>{}, end - column < kLanes ? end - column : kLanes);
+  for (; column + kTileVectors * kLanes <= end; column += kTileVectors * kLanes) tiles_by_input<T, kTileVectors, true>(call, x, column, 0);
+  for (; column + kLanes <= end; column += kLanes) tiles_by_input<T, 1, true>(call, x, column, 0);
+  if (column < end) tiles_by_input<T, 1, false>(call, x, column, end - column);
 }
 
 // R rows by kLanes / R outputs whose weights lie by output: kLanes dot products, joined at the end.

@@ -26,9 +26,10 @@ def weigh_warps(draft: bool) -> int:
     return WARPS if draft else WARPS // 2
 
 
-def weigh_registers(draft: bool) -> int:
-    """Per thread of `weigh`; 24 or 20 warps fit on a multiprocessor. Left alone, ptxas may aim at fewer and spill."""
-    return 80 if draft else 96
+def weigh_registers(draft: bool, fold: bool = False) -> int:
+    """Per thread of `weigh`; 24, 20 or, with an overlay, 16 warps fit on a multiprocessor. Left alone, ptxas may aim at
+    fewer and spill."""
+    return 112 if fold else 80 if draft else 96
 
 
 class Proposals:
@@ -81,8 +82,8 @@ class Proposals:
             weigh[(self.nodes,)](
                 *self.rest.tensors, self.offsets, self.first, self.accept, self.reach, self.level, self.parents, level,
                 self.rows, self.rest.vocab, self.dust, TILE, self.levels, shortcut, *self.rest.kind,
-                num_warps=weigh_warps(self.rest.kind[1]), maxnreg=weigh_registers(self.rest.kind[1]),
-                enable_fp_fusion=False,
+                num_warps=weigh_warps(self.rest.kind[1]), enable_fp_fusion=False,
+                maxnreg=weigh_registers(self.rest.kind[1], self.rest.kind[4]),
             )  # fmt: skip
 
     def verify(
@@ -185,7 +186,7 @@ def weigh_variants(op: str, name: str, everyday: bool, dtype: str = "bf16", **ki
     return [
         Variant(f"{op}/weigh {name}", "ordered_verify.triton_kernel:weigh", rest_types(dtype) | tables, constants,
                 weigh_warps(kind["draft"]), everyday=chosen, fusion=False,
-                most_registers=weigh_registers(kind["draft"]))
+                most_registers=weigh_registers(kind["draft"], kind.get("fold", False)))
     ]  # fmt: skip
 
 

@@ -64,9 +64,14 @@ def law_stats(
         join[(rows,)](
             logits, *filters, *tables, contenders, *found[:4], found[4] if masses else nowhere, cells,
             room, vocab, blocks, logits.stride(0), known, 1 << (blocks - 1).bit_length(), ROOM, masses, FARTHEST,
-            known > 0, room > 0, num_warps=WARPS, enable_fp_fusion=False,
+            known > 0, room > 0, tile_blocks(room > 0), num_warps=WARPS, enable_fp_fusion=False,
         )  # fmt: skip
     return tuple(found)
+
+
+def tile_blocks(fold: bool) -> int:
+    """Race blocks of a tile while a cut is looked for; edits that are folded in take registers."""
+    return 2 if fold else 4
 
 
 def beside(path: Tensor, found: Tensor, index: Tensor) -> Tensor:
@@ -99,7 +104,7 @@ def _variant(
     filters = {"top_k": "*i32", "top_p": "*fp32", "min_p": "*fp32", "contenders": "*i64"}
     name = f"law_stats/join {dtype} {blocks} blocks{'' if masses else ' without masses'}{bare}"
     constants = {"PLACES": blocks, "ROOM": ROOM, "MASSES": masses, "FARTHEST": FARTHEST, "PIVOTS": pivots}
-    constants["FOLD"] = fold
+    constants |= {"FOLD": fold, "BLOCKS": tile_blocks(fold)}
     return Variant(
         name, "law_stats.triton_kernel:join", logits | tables | filters | answers, constants, WARPS, everyday=everyday,
         fusion=False,

@@ -7,7 +7,8 @@ Refining finds the cut by bisection on the rank of tokens (`law_triton.rank`: le
 Tiles whose largest logit lies below what can be kept are not read again; when few contenders are left they are gathered
 in a scratch of a few thousand ranks and decided there. Nothing is sorted and no weight is stored.
 
-A row is passed on as (its logits, its cells of an overlay, how many these are).
+A row is passed on as (its logits, its cells of an overlay, how many these are); `how` is (whether these are folded in,
+race blocks of a tile while refining), known when compiling.
 """
 
 from __future__ import annotations
@@ -20,8 +21,6 @@ from ..overlay_triton import levels
 
 INFINITY = tl.constexpr(float("inf"))
 NAN = tl.constexpr(float("nan"))
-BLOCKS = tl.constexpr(4)  # race blocks of a tile while refining
-TILE = tl.constexpr(4 * 1024)
 DOUBT = tl.constexpr(1e-5)
 """Of a total: how near to a filter's limit a float32 sum decides nothing."""
 
@@ -68,18 +67,18 @@ def scan(
 
 
 @triton.jit
-def tile_of(own, start, vocab, FOLD: tl.constexpr):
+def tile_of(own, start, vocab, how: tl.constexpr):
     """(levels, ranks, inside) of a tile of a row."""
-    ids = start + tl.arange(0, TILE)
+    ids = start + tl.arange(0, how[1] * RACE_BLOCK)
     inside = ids < vocab
-    level = levels(own[0], own[1], own[2], ids, inside, vocab, FOLD)
+    level = levels(own[0], own[1], own[2], ids, inside, vocab, how[0])
     return level, rank(level, ids), inside
 
 
 @triton.jit
-def tile_top(tops, start, blocks):
+def tile_top(tops, start, blocks, how: tl.constexpr):
     """No token of a tile has a higher rank, from what the scan left."""
-    block = start // RACE_BLOCK + tl.arange(0, BLOCKS)
+    block = start // RACE_BLOCK + tl.arange(0, how[1])
     return rank(tl.max(tl.load(tops + block, mask=block < blocks, other=NEGATIVE_INFINITY), 0), 0)
 
 
@@ -90,15 +89,15 @@ def share_of(level, inv_t, top_scaled):
 
 
 @triton.jit
-def above(own, tops, vocab, blocks, inv_t, top_scaled, floor, ceiling, by_mass, FOLD: tl.constexpr):
+def above(own, tops, vocab, blocks, inv_t, top_scaled, floor, ceiling, by_mass, how: tl.constexpr):
     """Of the tokens ranked over `floor`: their total (masses, or how many), how many are ranked up to `ceiling`, and
     the lowest rank."""
     total = tl.zeros((), tl.float64)
     count = tl.zeros((), tl.int32)
     least = tl.full((), 0x7FFFFFFFFFFFFFFF, tl.int64)
-    for start in range(0, vocab, TILE):
-        if tile_top(tops, start, blocks) > floor:
-            level, ranked, inside = tile_of(own, start, vocab, FOLD)
+    for start in range(0, vocab, how[1] * RACE_BLOCK):
+        if tile_top(tops, start, blocks, how) > floor:
+            level, ranked, inside = tile_of(own, start, vocab, how)
             over = inside & (ranked > floor)
             value = tl.where(by_mass, share_of(level, inv_t, top_scaled), 1.0)
             total += tl.sum(tl.where(over, value, 0.0), 0)
@@ -108,12 +107,12 @@ def above(own, tops, vocab, blocks, inv_t, top_scaled, floor, ceiling, by_mass, 
 
 
 @triton.jit
-def gather(own, tops, contenders, vocab, blocks, low, high, ROOM: tl.constexpr, FOLD: tl.constexpr):
+def gather(own, tops, contenders, vocab, blocks, low, high, ROOM: tl.constexpr, how: tl.constexpr):
     """Writes the ranks in [low, high] in id order, as many as there is room for; returns how many there are."""
     count = tl.zeros((), tl.int32)
-    for start in range(0, vocab, TILE):
-        if tile_top(tops, start, blocks) >= low:
-            _, ranked, inside = tile_of(own, start, vocab, FOLD)
+    for start in range(0, vocab, how[1] * RACE_BLOCK):
+        if tile_top(tops, start, blocks, how) >= low:
+            _, ranked, inside = tile_of(own, start, vocab, how)
             taken = (inside & (ranked >= low) & (ranked <= high)).to(tl.int32)
             place = count + tl.cumsum(taken, 0) - 1
             tl.store(contenders + place, ranked, mask=(taken > 0) & (place < ROOM))
@@ -125,15 +124,15 @@ def gather(own, tops, contenders, vocab, blocks, low, high, ROOM: tl.constexpr, 
 @triton.jit
 def lowest_kept(
     own, tops, contenders, vocab, blocks, inv_t, top_scaled, low, high, target, by_mass, ROOM: tl.constexpr,
-    FOLD: tl.constexpr,
+    how: tl.constexpr,
 ):  # fmt: skip
     """The smallest rank with less than `target` (mass, or number) above it, in [low, high]."""
     passed = tl.zeros((), tl.float64)  # total above `high`
-    count = gather(own, tops, contenders, vocab, blocks, low, high, ROOM, FOLD)
+    count = gather(own, tops, contenders, vocab, blocks, low, high, ROOM, how)
     if count > ROOM:
         while count > ROOM:
             half = middle(low, high)
-            total, upper, _ = above(own, tops, vocab, blocks, inv_t, top_scaled, half, high, by_mass, FOLD)
+            total, upper, _ = above(own, tops, vocab, blocks, inv_t, top_scaled, half, high, by_mass, how)
             if total < target:
                 high = half
                 passed = total
@@ -141,7 +140,7 @@ def lowest_kept(
             else:
                 low = half + 1
                 count = upper
-        count = gather(own, tops, contenders, vocab, blocks, low, high, ROOM, FOLD)
+        count = gather(own, tops, contenders, vocab, blocks, low, high, ROOM, how)
     places = tl.arange(0, ROOM)
     ranked = tl.load(contenders + places, mask=places < count, other=-0x7FFFFFFFFFFFFFFF)
     value = tl.where(by_mass, share_of(level_of(ranked), inv_t, top_scaled), 1.0)
@@ -194,7 +193,7 @@ def last_kept(number, above_it, own, total, top_k, top_p, min_p):
 def join(
     logits, temperature, top_k, top_p, min_p, pivots, tops, places, sums, over, contenders, out_inv_t, out_lse, out_cut,
     out_tie, mass, cells, room, vocab, blocks, stride, known, PLACES: tl.constexpr, ROOM: tl.constexpr,
-    MASSES: tl.constexpr, FARTHEST: tl.constexpr, PIVOTS: tl.constexpr, FOLD: tl.constexpr,
+    MASSES: tl.constexpr, FARTHEST: tl.constexpr, PIVOTS: tl.constexpr, FOLD: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """Joins the blocks of a row; where a filter cuts, finds the cut. One program per row; PLACES >= blocks."""
     row = tl.program_id(0).to(tl.int64)
@@ -232,6 +231,7 @@ def join(
             tie = tl.min(first, 0)
     elif filtered & finite:
         mine = (logits + row * stride, cells + row * room, room)
+        how: tl.constexpr = (FOLD, BLOCKS)
         settled = top != top
         if PIVOTS:
             token, level = pivot_of(mine, pivots, known, row, vocab, FOLD)
@@ -254,7 +254,7 @@ def join(
                 if wanted:
                     target = k.to(tl.float64)
                     if by_mass:
-                        whole, _, _ = above(mine, tops, vocab, blocks, inv_t, top_scaled, low - 1, highest, True, FOLD)
+                        whole, _, _ = above(mine, tops, vocab, blocks, inv_t, top_scaled, low - 1, highest, True, how)
                         target = p * whole
                         # tokens of relative mass x weigh at most vocab * x together: all that is kept lies above this
                         depth = tl.log(0.5 * (1 - p) * whole / vocab)
@@ -266,7 +266,7 @@ def join(
                     low = tl.minimum(low, highest)
                     low = lowest_kept(
                         mine, tops, contenders, vocab, blocks, inv_t, top_scaled, low, highest, target, by_mass, ROOM,
-                        FOLD,
+                        how,
                     )  # fmt: skip
             if m > 0:
                 floor = low
@@ -278,7 +278,7 @@ def join(
                     else:
                         floor = half + 1
                 low = floor
-            kept, _, least = above(mine, tops, vocab, blocks, inv_t, top_scaled, low - 1, highest, True, FOLD)
+            kept, _, least = above(mine, tops, vocab, blocks, inv_t, top_scaled, low - 1, highest, True, how)
             lse = (top_scaled + tl.log(kept)).to(tl.float32)
             cut = level_of(least)
             tie = tl.where(cut > NEGATIVE_INFINITY, id_of(least), vocab - 1)

@@ -18,6 +18,8 @@ ENTRIES = 256
 WORDS = 1024
 """Words of 32 tokens that one step writes or counts."""
 WARPS = 4
+REGISTERS = 112
+"""Per thread. Left to itself an older ptxas aims at fewer, and spills."""
 
 
 def overlay_edits(
@@ -51,7 +53,7 @@ def overlay_edits(
         count(forced, "ids"), count(masks, "words"), vocab, logits.stride(0), count(penalties, "ids", 1),
         count(masks, "words", 1), shape[1], ENTRIES, WORDS, 1 << (requests - 1).bit_length(), paths.nodes is not None,
         penalties is not None, additions is not None, forced is not None, masks is not None, num_warps=WARPS,
-        enable_fp_fusion=False,
+        maxnreg=REGISTERS, enable_fp_fusion=False,
     )  # fmt: skip
     return Overlay(cells)
 
@@ -70,7 +72,7 @@ def _variant(dtype: str, everyday: tuple[str, ...], nodes: bool = False) -> Vari
     return Variant(
         f"overlay_edits/fold {dtype}{' of some nodes' if nodes else ''}", "overlay_edits.triton_kernel:fold", arguments,
         {"TILE": ENTRIES, "WORDS": WORDS, "REQUESTS": 64, "NODES": nodes, **kinds}, WARPS, everyday=everyday,
-        fusion=False,
+        fusion=False, most_registers=REGISTERS,
     )  # fmt: skip
 
 

@@ -72,20 +72,28 @@ def fold(
     for first in range(count * PLANES, room, TILE):
         tl.store(cells + first + lane, lane * 0, mask=first + lane < room)
     tl.debug_barrier()
+    # of the request's penalties; the places are walked twice
     counting = request < -1
+    repetition = tl.full((), 1.0, tl.float32)
+    presence = tl.zeros((), tl.float32)
+    frequency = tl.zeros((), tl.float32)
+    used = tl.zeros((), tl.int32)
+    own_ids = ids
+    own_counts = counts
     if request >= 0:
         logits += row * stride
         tokens += start
         parents += start
         if PENALTIES:
             repetition = tl.load(factors + 3 * request)
-            presence, frequency = tl.load(factors + 3 * request + 1), tl.load(factors + 3 * request + 2)
+            presence = tl.load(factors + 3 * request + 1)
+            frequency = tl.load(factors + 3 * request + 2)
             counting = (repetition != 1) | (presence != 0) | (frequency != 0)
             table = tl.load(rows + request)
             known = counting & (table >= 0) & (table < tables)
             used = tl.minimum(tl.load(sizes + table, mask=known, other=0), capacity)
-            own_ids = ids + table.to(tl.int64) * capacity
-            own_counts = counts + table.to(tl.int64) * capacity
+            own_ids += table.to(tl.int64) * capacity
+            own_counts += table.to(tl.int64) * capacity
             for first in range(0, used, TILE):
                 token = tl.load(own_ids + first + lane, mask=first + lane < used, other=-1)
                 mark(cells, 0, token, (token >= 0) & (token < vocab))
