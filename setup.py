@@ -4,7 +4,7 @@ SPECDEC_BUILD chooses what is compiled:
   auto (default)  what this machine can build; a failure leaves an install that works through the references
   cpu             the CPU extension, and a failure is an error
   cuda            the CPU and the CUDA extension, and a failure is an error
-  none            nothing
+  none            nothing; in-place modules of earlier builds are deleted
 
 Three kinds of module:
   specdec_kernels._C       csrc/**/*.cpp: operators for CPU; libtorch stable ABI, one binary for torch >= 2.10
@@ -27,6 +27,7 @@ from pathlib import Path
 
 from setuptools import find_packages, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.editable_wheel import editable_wheel
 
 ROOT = Path(__file__).resolve().parent
 SOURCES = ROOT / "csrc"
@@ -132,11 +133,36 @@ def pybind_extensions() -> list:
     ]
 
 
+def delete_modules() -> None:
+    """Delete what earlier builds left among the sources: it would be loaded."""
+    for path in sorted((ROOT / "kernels" / "specdec_kernels").glob("_*")):
+        if path.suffix in (".so", ".pyd"):
+            path.unlink()
+            say(f"{path.name} of an earlier build was deleted: SPECDEC_BUILD=none")
+
+
+class EditableWithout(editable_wheel):
+    """`pip install -e .` where nothing is to be compiled."""
+
+    def run(self) -> None:
+        delete_modules()
+        super().run()
+
+
+class InPlaceWithout(build_ext):
+    """`setup.py build_ext --inplace` where nothing is to be compiled."""
+
+    def run(self) -> None:
+        if self.inplace:
+            delete_modules()
+        super().run()
+
+
 def extensions(torch) -> tuple[list, type]:
     """(extension modules, build command)."""
     if MODE == "none" and not ONLY_METADATA:
         say("SPECDEC_BUILD=none: no extension is built; operators run through their PyTorch references")
-        return [], build_ext
+        return [], InPlaceWithout
     if ONLY_METADATA:
         return [], build_ext
     if torch is None:
@@ -241,6 +267,6 @@ setup(
     ],
     package_dir={"specdec_kernels": "kernels/specdec_kernels"},
     ext_modules=EXTENSIONS,
-    cmdclass={"build_ext": BUILD},
+    cmdclass={"build_ext": BUILD, **({"editable_wheel": EditableWithout} if BUILD is InPlaceWithout else {})},
     options={"bdist_wheel": {"py_limited_api": "cp310"}} if STABLE_ONLY else {},
 )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from importlib.util import find_spec
@@ -26,6 +26,7 @@ from specdec_fast.commands.drafters import drafters
 from specdec_fast.commands.generate import generate
 from specdec_fast.commands.info import info
 from specdec_fast.commands.lab import lab
+from specdec_fast.commands.wording import in_flags
 
 # Applications of other modules, mounted when they are there: name -> (module with `app`, line of help).
 MOUNTED = {
@@ -35,11 +36,41 @@ MOUNTED = {
     "tune": ("specdec_fast.commands.tune", "Choose by measuring what a drafter is made of."),
 }
 
+_OUTPUT = "standard output"
+
 
 def _explain(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
-    return str(error) or type(error).__name__
+    message = str(error)
+    return in_flags(message) if message.startswith("SamplingParams.") else message or type(error).__name__
+
+
+@contextmanager
+def _named_output() -> Iterator[None]:
+    """What standard output cannot take (a full device) is told with its name, as errors of files are with theirs."""
+    stream = sys.stdout
+    if stream is None:  # it was closed
+        yield
+        return
+
+    def naming(call: Callable[..., Any]) -> Callable[..., Any]:
+        def named(*args: Any) -> Any:
+            try:
+                return call(*args)
+            except OSError as error:
+                error.filename = error.filename or _OUTPUT
+                raise
+
+        return named
+
+    for name in ("write", "flush"):
+        setattr(stream, name, naming(getattr(stream, name)))
+    try:
+        yield
+    finally:
+        for name in ("write", "flush"):
+            delattr(stream, name)
 
 
 def _complain(error: Exception) -> None:
@@ -47,7 +78,7 @@ def _complain(error: Exception) -> None:
 
 
 def _drop_output() -> None:
-    """Point stdout to nowhere: the interpreter's last flush would complain about the closed pipe again."""
+    """Point stdout to nowhere: the interpreter's last flush would complain about it again."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -91,9 +122,10 @@ class Root(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            with _interruptible():
+            with _interruptible(), _named_output():
                 result = super().invoke(ctx)
-            sys.stdout.flush()
+                if sys.stdout is not None:
+                    sys.stdout.flush()
             return result
         except BrokenPipeError:
             _drop_output()
@@ -105,6 +137,8 @@ class Root(TyperGroup):
             if ctx.params.get("debug"):
                 raise
             _complain(error)
+            if getattr(error, "filename", None) == _OUTPUT:
+                _drop_output()
             raise typer.Exit(2) from None
 
 

@@ -91,7 +91,7 @@ def load_model(
     place = BUNDLED.get(str(source), source)
     wanted = _dtype(dtype)
     known = place != source or Path(source).exists()
-    meant = [] if known else get_close_matches(str(source).lower(), BUNDLED, cutoff=0.8)
+    meant = [] if known else _meant(source)
     if meant:  # no hub is asked for what is a slip of the pen
         raise ValueError(f"{what}: got {str(source)!r}; did you mean the bundled {meant[0]!r}? {EXPECTED}")
     if not known and not _HUB_ID.fullmatch(str(source)):
@@ -100,6 +100,10 @@ def load_model(
         with _no_bars() if place != source else nullcontext():  # the bundled models are there at once
             loaded: Any = AutoModelForCausalLM.from_pretrained(place, dtype=wanted, output_loading_info=True)
     except Exception as error:  # what a config may go wrong by, nobody can list
+        other = _other_kind(place) if str(error).startswith("Unrecognized configuration class") else None
+        if other is not None:
+            expected = "expected a decoder-only causal language model"
+            raise UnsupportedModelError(f"{what}: got {str(source)!r}, {other}; {expected}") from error
         hub = ", or a hub id that is reachable from here (to work offline, download it first and name the folder)"
         raise ValueError(f"{what}: got {str(source)!r}; {EXPECTED}{'' if known else hub}: {_reason(error)}") from error
     model, found = loaded
@@ -113,10 +117,40 @@ def load_model(
     return moved
 
 
+def _meant(source: str | Path) -> list[str]:
+    """The bundled name that a slip of the pen was meant to be, if it is one."""
+    return get_close_matches(str(source).lower(), BUNDLED, n=1, cutoff=0.8)
+
+
+def is_hub_id(source: str | Path) -> bool:
+    """True for what only the hub can have: spelt like an id, and neither bundled nor here."""
+    name = str(source)
+    here = name in BUNDLED or Path(name).exists()
+    return not here and not _meant(name) and _HUB_ID.fullmatch(name) is not None
+
+
+def _other_kind(place: str | Path) -> str | None:
+    """What a model is that is no causal language model, in words; None where its config cannot be read."""
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(place)
+    except Exception:  # the first error is told
+        return None
+    name = (getattr(config, "architectures", None) or [config.model_type])[0]
+    return f"an encoder-decoder ({name})" if getattr(config, "is_encoder_decoder", False) else f"a {name}"
+
+
 def _reason(error: Exception) -> str:
     """The first line of what an error says, or its name."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+def lacks_tokenizer(source: str | Path) -> bool:
+    """True for a folder without a file of a tokenizer."""
+    place = Path(BUNDLED.get(str(source), source))
+    return place.is_dir() and not any(_TOKENIZER_FILE.fullmatch(file.name) for file in place.iterdir())
 
 
 def load_tokenizer(source: str | Path) -> Any:
@@ -128,7 +162,7 @@ def load_tokenizer(source: str | Path) -> Any:
 
     place = Path(BUNDLED.get(str(source), source))
     there = place.is_dir()
-    if there and not any(_TOKENIZER_FILE.fullmatch(file.name) for file in place.iterdir()):
+    if lacks_tokenizer(place):
         return None  # transformers would make an empty one of some kinds of models
     try:
         return AutoTokenizer.from_pretrained(place if there else source)

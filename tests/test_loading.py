@@ -12,7 +12,7 @@ from oracles import models
 from oracles.toy_tokenizer import END_OF_TEXT, PIECES, byte_tokenizer
 
 from specdec_fast import SamplingParams, load
-from specdec_fast.loading import eos_ids, load_model, load_tokenizer
+from specdec_fast.loading import eos_ids, is_hub_id, load_model, load_tokenizer
 from specdec_fast.rules.best import LIKELIEST
 from specdec_fast.targets.huggingface import UnsupportedModelError
 from specdec_fast.targets.tiny import tiny_model
@@ -181,6 +181,14 @@ def test_a_tokenizer_that_cannot_be_read_is_not_taken_for_none(folder: Path, tmp
     assert load_tokenizer(tmp_path) is None, "nor is an empty one made"
 
 
+@pytest.mark.parametrize(
+    ("source", "asked"),
+    [("somebody/model", True), ("gpt2", True), ("demo-target", False), ("demo-targt", False), ("/no/such", False)],
+)
+def test_what_the_hub_is_asked_for(source: str, asked: bool, folder: Path) -> None:
+    assert is_hub_id(source) == asked and not is_hub_id(folder)
+
+
 def test_a_hub_id_that_is_out_of_reach_has_no_tokenizer() -> None:
     assert load_tokenizer("no/such-model") is None
 
@@ -323,9 +331,12 @@ def test_models_of_other_kinds_are_refused(tmp_path: Path) -> None:
 
     shape = {"vocab_size": 32, "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
     T5ForConditionalGeneration(AutoConfig.for_model("t5", **shape)).save_pretrained(tmp_path / "t5")
-    with pytest.raises(ValueError, match=r"model: got .*expected") as error:
+    kind = r"an encoder-decoder \(T5ForConditionalGeneration\); expected a decoder-only causal language model"
+    with pytest.raises(UnsupportedModelError, match=rf"^model: got '.*t5', {kind}$"):
         load(tmp_path / "t5")
-    assert "T5" in str(error.value), "the reason must be told"
+    AutoConfig.for_model("vit", hidden_size=16).save_pretrained(tmp_path / "vit")
+    with pytest.raises(UnsupportedModelError, match=r"^model: got '.*vit', a vit; expected a decoder-only causal"):
+        load(tmp_path / "vit")
     small = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 1, "state_size": 4}
     AutoModelForCausalLM.from_config(AutoConfig.for_model("mamba", **small)).save_pretrained(tmp_path / "mamba")
     with pytest.raises(UnsupportedModelError, match="MambaForCausalLM: got a model with recurrent state; expected"):

@@ -29,7 +29,7 @@ def build(
     as_json: options.Json = False,
 ) -> None:
     """Tokenize documents, sort their suffixes, and write a datastore that fits the target's tokenizer."""
-    from specdec_fast.commands.opening import quiet
+    from specdec_fast.commands.opening import note_hub, quiet
     from specdec_fast.commands.show import counted
     from specdec_fast.loading import load_tokenizer
     from specdec_fast.stores.datastore import Datastore
@@ -38,6 +38,7 @@ def build(
 
     quiet()
     files = find_files(inputs)
+    note_hub(model)
     tokenizer = load_tokenizer(model)
     if tokenizer is None:
         raise ValueError(f"--model: got {model!r}; expected a model with a tokenizer")

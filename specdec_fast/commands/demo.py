@@ -88,6 +88,15 @@ def demo(
     with err.status("loading models") if err.is_terminal else nullcontext():
         same = chosen[0] if len(set(chosen)) == 1 else None
         engine = opening.open_engine(setup, threads=threads, max_rows=1, temperature=same)
+    if engine.tokenizer is None:
+        raise ValueError(
+            f"demo: got {setup.model!r}, which has no tokenizer; expected one, for the workload is text; put its files "
+            "into the folder of the model"
+        )
+    longest = max(len(engine.encode(item.prompt)) for item in items)
+    words = opening.short_context(engine, longest, max_new_tokens)
+    if words is not None:
+        err.print(f"specdec: note: {words}", soft_wrap=True)
     measured = _Measurement(engine, items, params, repeats, setup.describe(engine.rule))
     measured.run(None if as_json else out, err)
     if as_json:

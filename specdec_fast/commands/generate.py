@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,10 +14,6 @@ from specdec_fast.commands import options
 
 if TYPE_CHECKING:
     from specdec_fast.commands.opening import Setup
-    from specdec_fast.commands.prompts import Entry
-    from specdec_fast.engine import Engine
-    from specdec_fast.request import Handle
-    from specdec_fast.sampling import SamplingParams
 
 _PROMPT, _LENGTH, _OUTPUT = "Prompt", "Length", "Output"
 _MAX_ROWS = 8
@@ -42,7 +39,15 @@ def generate(
     rule: options.RuleName = "replay",
     draft_tokens: options.DraftTokens = None,
     budget: options.BudgetName = "fixed",
-    temperature: options.Temperature = 1.0,
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            "--temperature",
+            "-T",
+            help="0 is greedy (default: 1, or 0 with --rule greedy).",
+            rich_help_panel=options.SAMPLING,
+        ),
+    ] = None,
     top_k: options.TopK = 0,
     top_p: options.TopP = 1.0,
     min_p: options.MinP = 0.0,
@@ -105,6 +110,7 @@ def generate(
 ) -> None:
     """Continue a prompt with a model, faster than the model alone and with the same result."""
     from specdec_fast.commands import opening
+    from specdec_fast.commands.job import Job, engine_tokens
     from specdec_fast.commands.prompts import read_entries, unescape
     from specdec_fast.commands.show import counted
 
@@ -127,7 +133,7 @@ def generate(
     from specdec_fast.sampling import SamplingParams
 
     flags = SamplingParams(
-        temperature=temperature,
+        temperature=(0.0 if rule == "greedy" else 1.0) if temperature is None else temperature,
         top_k=top_k,
         top_p=top_p,
         min_p=min_p,
@@ -145,17 +151,18 @@ def generate(
     )
     params = [entry.params(flags, at) for at, entry in enumerate(entries)]
     temperatures = {own.temperature for own in params}
-    opening.quiet()
-    engine = opening.open_engine(
-        setup,
-        threads=threads,
-        max_rows=min(len(entries), _MAX_ROWS),
-        max_length=max_length,
-        temperature=temperatures.pop() if len(temperatures) == 1 else None,
-        sample=[(entry.prompt, own) for entry, own in zip(entries, params, strict=True)],
-    )
-    grammar = options.read_grammar(regex, json_schema, engine.tokenizer)
-    job = _Job(engine, entries, [replace(own, grammar=grammar) for own in params], color=color, streams=not as_json)
+    with _answering(setup, as_json):
+        opening.quiet()
+        engine = opening.open_engine(
+            setup,
+            threads=threads,
+            max_rows=min(len(entries), _MAX_ROWS),
+            max_length=max_length,
+            temperature=temperatures.pop() if len(temperatures) == 1 else None,
+            sample=[(entry.prompt, own) for entry, own in zip(entries, params, strict=True)],
+        )
+        grammar = options.read_grammar(regex, json_schema, engine.tokenizer)
+    job = Job(engine, entries, [replace(own, grammar=grammar) for own in params], color=color, streams=not as_json)
     try:
         job.run()
         interrupted = False
@@ -163,7 +170,7 @@ def generate(
         interrupted = True
         job.cancel()
     if as_json:
-        print(json.dumps(job.report(setup), indent=2, ensure_ascii=False))
+        print(json.dumps(job.report(setup, interrupted=interrupted), indent=2, ensure_ascii=False))
     else:
         job.print_logprobs()
     if stats:
@@ -182,206 +189,15 @@ def generate(
         raise typer.Exit(2)
 
 
-def engine_tokens(handles: list[Handle]) -> int:
-    """Tokens generated so far."""
-    return sum(len(handle.tokens) for handle in handles)
+@contextmanager
+def _answering(setup: Setup, as_json: bool) -> Iterator[None]:
+    """Whoever asked for JSON gets an object without requests where Ctrl-C comes while the models load."""
+    from specdec_fast.rules import get_rule
 
-
-def _chosen(params: SamplingParams) -> dict[str, Any]:
-    """Temperature, length and all that is not its default, for JSON; the seed stands with what came out."""
-    from dataclasses import fields
-
-    plain, always = type(params)(), ("temperature", "max_new_tokens")
-    values = {each.name: getattr(params, each.name) for each in fields(params) if each.name not in ("seed", "grammar")}
-    found = {name: value for name, value in values.items() if name in always or value != getattr(plain, name)}
-    return found if params.grammar is None else {**found, "grammar": True}
-
-
-def _not_begun(handle: Handle) -> bool:
-    """True for a request that was cancelled before it had a token."""
-    return handle.finish_reason == "cancelled" and not handle.tokens
-
-
-class _Job:
-    """The requests of one call and how they are shown: one streams, several print as they end, in order."""
-
-    def __init__(
-        self, engine: Engine, entries: list[Entry], params: list[SamplingParams], *, color: bool, streams: bool
-    ) -> None:
-        from specdec_fast.commands.show import Painter, make_console
-
-        self.engine, self.entries = engine, entries
-        self.out, self.err = make_console(), make_console(stderr=True)
-        self.seconds = 0.0
-        self._color, self._streams = color and self.out.is_terminal, streams
-        if color and not self.out.is_terminal:
-            self.err.print("specdec: note: --color: standard output is not a terminal; FORCE_COLOR=1 colours a pipe")
-        self.handles = [self._submit(entry, own) for entry, own in zip(entries, params, strict=True)]
-        self._painters = [Painter(handle, engine.tokenizer, by_origin=self._color) for handle in self.handles]
-        self._shown = 0  # requests printed to their end
-        self._note_short_context()
-
-    def _submit(self, entry: Entry, params: SamplingParams) -> Handle:
-        """A request, or in a batch a handle that says why it was refused."""
-        if len(self.entries) == 1:
-            return self.engine.submit(entry.prompt, params)
-        from specdec_fast.request import Handle
-
-        try:
-            return self.engine.submit(entry.prompt, params)
-        except ValueError as error:
-            refused = Handle(-1, [], params, 0)
-            refused.end("error", error)
-            return refused
-
-    def _note_short_context(self) -> None:
-        """Say so once where a context ends before `max_new_tokens` does."""
-        limit = self.engine.state.max_length
-        for handle in self.handles:
-            before, most = len(handle.prompt), handle.params.max_new_tokens
-            if handle.error is None and before + most > limit:
-                words = f"max_new_tokens {most} after a prompt of {before} tokens: the context of {limit} ends the text"
-                self.err.print(f"specdec: note: {words} before (see --max-length)", soft_wrap=True)
-                return
-
-    def run(self) -> None:
-        """Until every request has ended; several have a progress bar on a terminal."""
-        from rich.progress import Progress
-
-        count = len(self.handles)
-        bar = Progress(console=self.err, transient=True, disable=count == 1 or not self.err.is_terminal)
-        task = bar.add_task("prompts", total=count)
-        start = perf_counter()
-        bar.start()
-        try:
-            ended = self._num_ended()
-            while ended < count:
-                self.engine.step()
-                before, ended = ended, self._num_ended()
-                if ended > before or count == 1:
-                    bar.stop()  # text and bar on one terminal take turns
-                    self._show()
-                    bar.start()
-                    bar.update(task, completed=ended)
-        finally:
-            bar.stop()
-            self.seconds = perf_counter() - start
-        self._show()
-
-    def _num_ended(self) -> int:
-        return sum(handle.finished for handle in self.handles)
-
-    def cancel(self) -> None:
-        """End what still runs and print what there is of it."""
-        for handle in self.handles:
-            if not handle.finished:
-                handle.end("cancelled")
-        self._show()
-
-    def left(self) -> str:
-        """How many of several prompts have no text because they were cancelled, in words."""
-        count = sum(map(_not_begun, self.handles))
-        return f"; {count} of {len(self.handles)} prompts were not begun" if count and len(self.handles) > 1 else ""
-
-    def _show(self) -> None:
-        if not self._streams:
-            return
-        several = len(self.handles) > 1
-        while self._shown < len(self.handles):
-            at = self._shown
-            handle = self.handles[at]
-            if several and not handle.finished:
-                return
-            if not several or not _not_begun(handle):
-                self._print(at)
-            if not handle.finished:
-                return
-            self._shown += 1
-
-    def _print(self, at: int) -> None:
-        """What is new of a text."""
-        if len(self.handles) > 1:
-            self._heading(at)
-        self._write(self._painters[at].fresh())
-        if self.handles[at].finished:
-            self.out.print()
-
-    def _heading(self, at: int) -> None:
-        from rich.text import Text
-
-        prompt = self.entries[at].prompt
-        words = (
-            prompt.strip().splitlines()[0] if isinstance(prompt, str) and prompt.strip() else f"{len(prompt)} tokens"
-        )
-        reason = self.handles[at].finish_reason
-        self.out.print(Text(f"── {at + 1}: {words[:60]} [{reason}]", "bold"), soft_wrap=True)
-
-    def _write(self, pieces: list[tuple[str, str]]) -> None:
-        from specdec_fast.commands.show import harmless, paint
-
-        if self._color:
-            self.out.print(paint(pieces), end="", soft_wrap=True)
-        else:
-            text = "".join(piece for piece, _ in pieces)
-            self.out.file.write(harmless(text) if self.out.is_terminal else text)
-        self.out.file.flush()
-
-    def print_stats(self) -> None:
-        """To stderr, summed over the requests."""
-        from specdec_fast.commands.show import stats_table
-        from specdec_fast.stats import RequestStats
-
-        total = RequestStats()
-        for handle in self.handles:
-            total.merge(handle.stats)
-        if len(self.handles) > 1:
-            total.seconds = dict(self.engine.seconds)  # requests of a batch share their steps
-        table = stats_table(total, self.seconds)
-        if len(self.handles) == 1:
-            (handle,) = self.handles
-            table.add_row("ended by", f"{handle.finish_reason}; seed {handle.params.seed}")
-        self.err.print(table)
-
-    def print_legend(self) -> None:
-        """What the colours mean, to stderr."""
-        from specdec_fast.commands.show import legend
-
-        if self._color:
-            self.err.print(legend())
-
-    def print_logprobs(self) -> None:
-        """To stderr, for every request that asked for them and has tokens."""
-        from specdec_fast.commands.show import logprobs_table
-
-        for at, handle in enumerate(self.handles):
-            if not handle.logprobs:
-                continue
-            if len(self.handles) > 1:
-                self.err.print(f"{at + 1}:")
-            self.err.print(logprobs_table(handle.logprobs, self.engine.tokenizer))
-
-    def report(self, setup: Setup) -> dict[str, Any]:
-        """The JSON object."""
-        import torch
-
-        from specdec_fast.commands.opening import versions
-
-        tokens = engine_tokens(self.handles)
-        return {
-            **setup.describe(self.engine.rule),
-            "threads": torch.get_num_threads(),
-            "versions": versions(),
-            "new_tokens": tokens,
-            "seconds": self.seconds,
-            "tokens_per_s": tokens / self.seconds if self.seconds else 0.0,
-            "requests": [self._described(entry, handle) for entry, handle in zip(self.entries, self.handles)],
-        }
-
-    def _described(self, entry: Entry, handle: Handle) -> dict[str, Any]:
-        """A request, for JSON; log-probabilities with the text of their tokens."""
-        tokenizer, found = self.engine.tokenizer, handle.as_dict()
-        for each in found.get("logprobs", ()):
-            for token in (each, *each["top"]):
-                token["text"] = None if tokenizer is None else tokenizer.decode([token["token"]])
-        named = {} if entry.id is None else {"id": entry.id}
-        return {**named, "prompt": entry.prompt, "sampling": _chosen(handle.params), **found, "origins": handle.origins}
+    try:
+        yield
+    except KeyboardInterrupt:
+        if as_json:
+            empty = {"interrupted": True, "new_tokens": 0, "seconds": 0.0, "tokens_per_s": 0.0, "requests": []}
+            print(json.dumps({**setup.describe(get_rule(setup.rule)), **empty}, indent=2, ensure_ascii=False))
+        raise

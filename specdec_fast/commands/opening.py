@@ -114,7 +114,7 @@ def open_engine(
     """
     import torch
 
-    from specdec_fast.loading import check_device, load
+    from specdec_fast.loading import check_device, lacks_tokenizer, load
 
     if threads is not None:
         if threads < 1:
@@ -123,6 +123,7 @@ def open_engine(
     if max_length is not None and max_length < 2:
         raise ValueError(f"--max-length: got {max_length}; expected at least 2, one token of prompt and one of text")
     check_device(setup.device, "--device")
+    note_hub(setup.model, setup.draft)
     engine = load(
         setup.model,
         setup.draft,
@@ -141,11 +142,36 @@ def open_engine(
     )
     context = engine.state.max_length
     if max_length is not None and max_length > context:
-        words = f"--max-length {max_length}: the model's context is {context}, and that is used"
-        print(f"specdec: note: {words}", file=sys.stderr)
+        _note(f"--max-length {max_length}: the model's context is {context}, and that is used")
+    if setup.draft is not None and engine.tokenizer is not None and lacks_tokenizer(setup.draft):
+        _note(f"--draft {setup.draft} has no tokenizer; it is taken to share the target's")
     if setup.rule != engine.rule.name:
-        print(f"specdec: note: rule {setup.rule} is {engine.rule.name} here: {engine.why_rule}", file=sys.stderr)
+        _note(f"rule {setup.rule} is {engine.rule.name} here: {engine.why_rule}")
     return engine
+
+
+def _note(words: str) -> None:
+    print(f"specdec: note: {words}", file=sys.stderr)
+
+
+def note_hub(*names: str | None) -> None:
+    """Say which models are looked for on the hub: it may take long to learn that it is out of reach."""
+    from specdec_fast.loading import is_hub_id
+
+    far = [name for name in names if name is not None and is_hub_id(name)]
+    if far:
+        _note(f"looking for {' and '.join(far)} on the hub")
+
+
+def short_context(engine: Engine, before: int, most: int) -> str | None:
+    """What to say where the context ends before `most` tokens have followed `before`, or None."""
+    from specdec_fast.commands.show import counted
+
+    limit = engine.state.max_length
+    if before + most <= limit:
+        return None
+    prompt = f"a prompt of {counted(before, 'token')}"
+    return f"max_new_tokens {most} after {prompt}: the context of {limit} ends the text before"
 
 
 class _OneLine(logging.Handler):
@@ -173,8 +199,21 @@ def quiet() -> None:
             reconfigure(errors="replace")
 
 
+_TOLD: set[str] = set()
+"""Reasons why an extension is missing that were printed: one line for all operators."""
+
+
 def _one_line(message: Warning | str, *_: Any, **__: Any) -> None:
-    print(f"specdec: warning: {message}", file=sys.stderr)
+    from specdec_kernels import FallbackWarning, extension
+
+    words = str(message)
+    why = extension.missing() if isinstance(message, FallbackWarning) else None
+    if why is not None and why in words:
+        if why in _TOLD:
+            return
+        _TOLD.add(why)
+        words = f"operators run on their slow PyTorch references: {why}; `specdec info` says which"
+    print(f"specdec: warning: {words}", file=sys.stderr)
 
 
 def versions() -> dict[str, str | None]:

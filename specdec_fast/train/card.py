@@ -91,8 +91,8 @@ layers on purpose: each costs a fixed overhead at batch 1, which a shallow draft
 About 25 MB of text. One document (file or chapter) in 33 is held out, by a hash of its name. Every number
 below was measured on held-out documents with the stored bfloat16 weights, computed in float32. `heldout.txt`
 is a short excerpt of held-out documents (Python documentation: PSF licence, copyright Python Software
-Foundation; King James Bible: public domain). The weights and the tokenizer are distributed under the licence
-of this project.
+Foundation; King James Bible: public domain). The text of the PSF licence is `LICENSE-PSF`, beside the licence of this
+project, under which the weights and the tokenizer are distributed.
 
 ## Recipe
 

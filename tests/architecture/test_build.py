@@ -110,6 +110,8 @@ def test_pip_wheel_as_it_is_holds_what_the_packages_read(
     assert sorted(wanted - held) == []
     outside = [name for name in held - wanted if ".dist-info/" not in name]
     assert outside == []
+    licences = {name.rpartition("/")[2] for name in held if "/licenses/" in name}
+    assert licences == {"LICENSE", "LICENSE-PSF"}
 
 
 def test_a_failing_compiler_stops_only_who_insists(
@@ -171,6 +173,34 @@ def test_a_failing_compiler_leaves_no_module_of_other_sources(
         assert (found.read_text() if found.exists() else "") == left
         assert capsys.readouterr().err.count("_C.abi3.so of an earlier build was deleted") == told
     assert (package / "_C_cuda.so").read_text() == "old", "not of this build"
+
+
+def test_none_leaves_no_module_of_an_earlier_build_in_place(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Declaring deletes nothing, nor does a build elsewhere; those in place do."""
+    from setuptools.command.editable_wheel import editable_wheel
+    from setuptools.dist import Distribution
+
+    (tmp_path / "setup.py").write_text(SETUP)
+    package = tmp_path / "kernels" / "specdec_kernels"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    built = [package / name for name in ("_C.abi3.so", "_C_cuda.abi3.so", "_suffix.cpython-311-x86_64-linux-gnu.so")]
+    commands = declared(monkeypatch, "none", tmp_path)["cmdclass"]
+    monkeypatch.setattr(editable_wheel, "run", lambda command: None)
+    for name, in_place, left in (("build_ext", 0, 3), ("build_ext", 1, 0), ("editable_wheel", None, 0)):
+        for path in built:
+            path.touch()
+        command = commands[name](Distribution())
+        if in_place is not None:
+            command.inplace = in_place
+            command.ensure_finalized()
+        command.run()
+        assert sum(path.exists() for path in built) == left and (package / "__init__.py").exists()
+        told = capsys.readouterr().err
+        assert told.count("of an earlier build was deleted: SPECDEC_BUILD=none") == len(built) - left
+    assert "editable_wheel" not in declared(monkeypatch, "auto", tmp_path)["cmdclass"]
 
 
 def test_a_module_of_cpp_objects_can_be_added(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -225,7 +225,7 @@ def documents(root: Path) -> list[Path]:
 
 
 def test_the_main_documents_exist(root: Path) -> None:
-    expected = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE")
+    expected = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "LICENSE-PSF")
     assert [name for name in expected if not (root / name).exists()] == []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -114,6 +115,15 @@ def test_a_lossy_rule_promises_nothing(run: Any, pair: list[str]) -> None:
     options = ["--max-new-tokens", "16", "--prompts", "1", "--repeats", "1", "--rule", "lossy:among=6", "-T", "0"]
     result = run("demo", *pair, *options)
     assert "another law, " in result.stdout and "same law" not in result.stdout and result.exit_code == 0
+
+
+def test_a_context_that_is_too_short_is_noted(run: Any, pair: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from specdec_fast.commands.demo import _Measurement
+
+    monkeypatch.setattr(_Measurement, "run", lambda *_: None)
+    options = ["--max-new-tokens", "5000", "--prompts", "1", "--temperature", "0"]
+    words = r"max_new_tokens 5000 after a prompt of \d+ tokens: the context of 2048 ends the text before"
+    assert re.fullmatch(f"specdec: note: {words}\n", run("demo", *pair, *options).stderr)
 
 
 def test_one_prompt_of_each_kind(run: Any, pair: list[str]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from specdec_fast.commands.prompts import read_prompts
+from specdec_fast.commands.wording import in_flags
 
 # Arguments ({name} is a folder of the `models` fixture) and what the message must contain.
 CASES = [
@@ -25,24 +26,27 @@ CASES = [
         ["generate", "x", "--model", "{target}", "--draft", "{target}/nowhere"],
         ["draft: got '", "nowhere'; expected a bundled name", "or a hub id (owner/name): no such folder\n"],
     ),
+    (["generate", "x", "--model", "{bare}"], ["prompt: got text and a model without a tokenizer", "--file ids.jsonl"]),
     (
-        ["generate", "x", "--model", "{target}", "--draft", "nobody/nothing"],
-        ["draft: got 'nobody/nothing'; expected a bundled", "a hub id that is reachable", "download it first"],
+        ["generate", "--file", "{ids}", "--model", "{bare}", "--stop", "x"],
+        ["error: --stop: got a model without a tokenizer", '"stop_token_ids": [7]', "pass ids with --file"],
     ),
-    (["generate", "x", "--model", "{bare}"], ["engine without a tokenizer", "token ids"]),
     (["generate", "", "--model", "{target}"], ["prompt: got an empty text"]),
     (["generate", "--model", "{target}"], ["standard input: got an empty text"]),  # nothing on standard input
     (["generate", "--file", "/dev/null", "--model", "{target}"], ["--file /dev/null: got an empty text"]),
     (["generate", "--file", "/dev/null", "--lines", "--model", "{target}"], ["--file /dev/null: got no prompt"]),
     (["generate", "x" * 3000, "--model", "{target}"], ["prompt: got 3000 tokens", "context limit of 2048"]),
-    (["generate", "x", "--temperature", "-1"], ["temperature: got -1.0", "expected 0 (greedy)"]),
-    (["generate", "x", "--temperature", "nan"], ["temperature: got nan", "finite"]),
-    (["generate", "x", "--top-k", "-3"], ["top_k: got -3"]),
-    (["generate", "x", "--min-p", "1.5"], ["min_p: got 1.5"]),
-    (["generate", "x", "--seed", "-1"], ["seed: got -1"]),
-    (["generate", "x", "--max-new-tokens", "0"], ["max_new_tokens: got 0"]),
-    (["generate", "x", "--min-new-tokens", "9", "--max-new-tokens", "8"], ["min_new_tokens: got 9"]),
-    (["generate", "x", "--stop", ""], ["stop: got", "non-empty"]),
+    (["generate", "x", "--temperature", "-1"], ["error: --temperature: got -1.0", "expected 0 (greedy)"]),
+    (["generate", "x", "--temperature", "nan"], ["error: --temperature: got nan", "finite"]),
+    (["generate", "x", "--top-k", "-3"], ["error: --top-k: got -3"]),
+    (["generate", "x", "--min-p", "1.5"], ["error: --min-p: got 1.5"]),
+    (["generate", "x", "--seed", "-1"], ["error: --seed: got -1"]),
+    (["generate", "x", "--max-new-tokens", "0"], ["error: --max-new-tokens: got 0"]),
+    (
+        ["generate", "x", "--min-new-tokens", "9", "--max-new-tokens", "8"],
+        ["error: --min-new-tokens: got 9; expected 0 to --max-new-tokens (8)"],
+    ),
+    (["generate", "x", "--stop", ""], ["error: --stop: got", "non-empty"]),
     (["generate", "--file", "{target}/nowhere.txt"], ["--file: got", "not a file"]),
     (["generate", "--file", "{target}"], ["--file: got", "not a file"]),
     (["generate", "--file", "{target}/model.safetensors"], ["not UTF-8"]),
@@ -93,7 +97,10 @@ CASES = [
     ),
     (["generate", "x", "--model", "{target}", "--draft-tokens", "4"], ["--draft-tokens 4: got no drafter"]),
     (["generate", "x", "--draft-tokens", "-1"], ["--draft-tokens: got -1"]),
-    (["generate", "x", "--model", "{target}", "--rule", "greedy"], ["rule greedy: got temperature 1.0"]),
+    (
+        ["generate", "x", "--model", "{target}", "--rule", "greedy", "--temperature", "1"],
+        ["rule greedy: got temperature 1.0"],
+    ),
     (["generate", "x", "--model", "{target}", "--dtype", "int3"], ["dtype: got 'int3'", "bfloat16"]),
     (["generate", "x", "--model", "{target}", "--device", "toaster"], ["--device: got 'toaster'"]),
     (["generate", "x", "--model", "{target}", "--device", "meta"], ["--device: got 'meta'", "cpu, cuda or cuda:N"]),
@@ -105,12 +112,20 @@ CASES = [
     (["demo", "--repeats", "0"], ["--repeats: got 0"]),
     (["demo", "--drafter", "none"], ["no drafter to compare"]),
     (["demo", "--model", "{target}"], ["no drafter to compare"]),
+    (["demo", "--model", "{bare}", "--drafter", "ngram"], ["demo: got '", "which has no tokenizer; expected one"]),
+    (["demo", "--max-new-tokens", "0"], ["error: --max-new-tokens: got 0"]),
+    (["demo", "--temperature", "-1"], ["error: --temperature: got -1.0"]),
+    (["lab", "--out", "{target}/report", "--top-k", "-1"], ["error: --top-k: got -1"]),
     (["demo", "--rule", "wish"], ["rule: got 'wish'"]),
 ]
 
 
 @pytest.mark.parametrize(("args", "fragments"), CASES, ids=lambda value: " ".join(value)[:60])
-def test_message_and_exit_code(run: Any, models: dict[str, str], args: list[str], fragments: list[str]) -> None:
+def test_message_and_exit_code(
+    run: Any, models: dict[str, str], tmp_path: Path, args: list[str], fragments: list[str]
+) -> None:
+    (tmp_path / "ids.json").write_text("[5, 6]")
+    models = models | {"ids": str(tmp_path / "ids.json")}
     result = run(*(arg.format_map(models) if "{" in arg else arg for arg in args))
     assert result.exit_code == 2, result.output
     assert result.stdout == ""
@@ -118,6 +133,34 @@ def test_message_and_exit_code(run: Any, models: dict[str, str], args: list[str]
     assert "Traceback" not in result.stderr
     for fragment in fragments:
         assert fragment in result.stderr
+
+
+def test_a_hub_that_is_asked_is_named_first(run: Any, models: dict[str, str], tmp_path: Path) -> None:
+    result = run("generate", "x", "--model", models["target"], "--draft", "nobody/nothing")
+    asked, told = result.stderr.splitlines()
+    assert result.exit_code == 2 and result.stdout == ""
+    assert asked == "specdec: note: looking for nobody/nothing on the hub"
+    assert told.startswith("specdec: error: drafter draft_model: draft: got 'nobody/nothing'; expected a bundled name")
+    assert "a hub id that is reachable from here (to work offline, download it first" in told
+    text = tmp_path / "text.txt"
+    text.write_text("a text")
+    built = run("datastore", "build", str(text), "--model", "nobody/nothing", "--output", str(tmp_path / "store"))
+    assert built.exit_code == 2 and built.stderr.startswith("specdec: note: looking for nobody/nothing on the hub\n")
+
+
+@pytest.mark.parametrize(
+    ("message", "own", "told"),
+    [
+        ("SamplingParams.top_p: got 2; expected 1", (), "--top-p: got 2; expected 1"),
+        ("banned_token_ids: got 5000; expected", (), "--ban: got 5000; expected"),
+        ("banned_token_ids: got 5000; expected", ("banned_token_ids",), "banned_token_ids: got 5000; expected"),
+        ("logit_bias: x; ban with banned_token_ids", (), "--logit-bias: x; ban with --ban"),
+        ("forced_tokens: got 3; expected", (), "forced_tokens: got 3; expected"),
+        ("a.json: SamplingParams.top_k: got -1", (), "a.json: SamplingParams.top_k: got -1"),
+    ],
+)
+def test_parameters_are_called_by_their_flags(message: str, own: tuple[str, ...], told: str) -> None:
+    assert in_flags(message, own) == told
 
 
 @pytest.mark.parametrize(

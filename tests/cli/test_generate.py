@@ -115,6 +115,7 @@ def test_a_context_that_is_too_short_is_noted(run: Any, pair: list[str], expecte
     assert short.stdout == expected[:3] + "\n"
     words = "max_new_tokens 40 after a prompt of 9 tokens: the context of 12 ends the text before (see --max-length)"
     assert short.stderr == f"specdec: note: {words}\n"
+    assert "after a prompt of 1 token: the" in run("generate", "O", *pair, *SAMPLING, "--max-length", "12").stderr
 
 
 def test_an_interrupted_batch_shows_what_was_begun(
@@ -166,7 +167,7 @@ def test_an_empty_prompt_among_several_is_refused_alone(
 def test_json(run: Any, pair: list[str], expected: str) -> None:
     result = run("generate", "Once upon", *pair, *SAMPLING, "--json", "--stats")
     report = json.loads(result.stdout)
-    assert report["rule"] == "replay"
+    assert report["rule"] == "replay" and report["interrupted"] is False
     assert report["drafter"] == "draft_model"
     assert report["new_tokens"] == 40
     assert report["tokens_per_s"] > 0
@@ -189,13 +190,17 @@ def test_stop_strings(run: Any, pair: list[str], expected: str) -> None:
 
 
 def test_without_the_extension_the_text_is_the_same(pair: list[str], expected: str) -> None:
-    """As on a machine without a compiler: the references serve, and say so."""
+    """As on a machine without a compiler: the references serve, and one line says so for all of them."""
     hide = "import sys; sys.modules['specdec_kernels._C'] = None\nfrom specdec_fast.cli import main\nmain()"
     command = [sys.executable, "-c", hide, "generate", "Once upon", *pair, *SAMPLING]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     assert done.stdout == expected + "\n"
-    assert "runs on its slow PyTorch reference" in done.stderr and "not built" in done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(
+        "specdec: warning: operators run on their slow PyTorch references: extension specdec_kernels._C"
+    )
+    assert "not built; build it with" in line and line.endswith("; `specdec info` says which")
 
 
 def test_stop_understands_a_new_line(run: Any, pair: list[str], expected: str) -> None:
@@ -210,6 +215,32 @@ def test_token_ids_without_a_tokenizer(run: Any, models: dict[str, str], tmp_pat
     result = run("generate", "--file", str(tmp_path / "ids.json"), *options)
     report = json.loads(run("generate", "--file", str(tmp_path / "ids.json"), *options, "--json").stdout)
     assert [int(word) for word in result.stdout.split()] == report["requests"][0]["tokens"]
+    assert result.stderr == ""
+
+
+def test_a_draft_without_a_tokenizer_is_noted(run: Any, models: dict[str, str], expected: str) -> None:
+    result = run("generate", "Once upon", "--model", models["target"], "--draft", models["bare"], *SAMPLING)
+    assert result.stdout == expected + "\n"
+    note = f"--draft {models['bare']} has no tokenizer; it is taken to share the target's"
+    assert result.stderr == f"specdec: note: {note}\n"
+
+
+def test_the_greedy_rule_is_greedy_by_itself(run: Any, pair: list[str]) -> None:
+    greedy = run("generate", "Once upon", *pair, *SAMPLING, "--temperature", "0").stdout
+    assert run("generate", "Once upon", *pair, *SAMPLING, "--rule", "greedy").stdout == greedy
+
+
+def test_an_interrupt_while_models_load_is_json_too(run: Any, pair: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("specdec_fast.loading.load", interrupted)
+    result = run("generate", "Once upon", *pair, *SAMPLING, "--json")
+    assert result.exit_code == 130 and result.stderr == "specdec: interrupted\n"
+    report = json.loads(result.stdout)
+    assert report["interrupted"] is True and report["requests"] == [] and report["new_tokens"] == 0
+    assert report["model"] == pair[1] and report["rule"] == "replay"
+    assert run("generate", "Once upon", *pair, *SAMPLING).stdout == ""
 
 
 def test_colours_only_when_they_can_be_seen(run: Any, pair: list[str], expected: str) -> None:
@@ -252,8 +283,8 @@ def test_penalties_bias_and_bans_reach_the_engine(
     [
         (["--logit-bias", "40"], "--logit-bias: got '40'; expected ID:VALUE"),
         (["--logit-bias", "a:1"], "--logit-bias: got 'a:1'; expected ID:VALUE"),
-        (["--ban", "5000"], "banned_token_ids: got 5000; expected ids below"),
-        (["--repetition-penalty", "0"], "repetition_penalty: got 0.0; expected"),
+        (["--ban", "5000"], "error: --ban: got 5000; expected ids below"),
+        (["--repetition-penalty", "0"], "error: --repetition-penalty: got 0.0; expected"),
         (["--regex", "a", "--json-schema", "{}"], "--regex with --json-schema: got both; expected one of them"),
         (["--json-schema", "nowhere.json"], "--json-schema: got 'nowhere.json'; expected a file"),
     ],

@@ -187,7 +187,7 @@ def test_recorded_draws_are_judged(run: Run, tmp_path: Path) -> None:
         (["--recorded", "absent.npz"], "absent.npz does not exist"),
         (["--rule", "none-such"], "rule: got 'none-such'"),
         (["--prompts", "9999"], "--prompts: got 9999"),
-        (["--min-p", "-0.1"], "min_p: got -0.1"),
+        (["--min-p", "-0.1"], "error: --min-p: got -0.1"),
         (["--model", "/none/such", "--draft", "demo-draft"], "/none/such"),
         (["--file", "absent.txt"], "--file: got 'absent.txt'"),
         (["--file", "x.txt", "--prompts", "2"], "--file with --prompts: got both"),

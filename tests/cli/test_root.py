@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -142,9 +144,19 @@ def test_closed_pipe_is_quiet(forked: Any, pair: list[str], tmp_path: Path) -> N
     assert errors.read_text() == ""
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_device_is_named(unbuffered: str) -> None:
+    command = [sys.executable, "-m", "specdec_fast", "drafters"]
+    env = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, env=env, text=True, timeout=180)
+    assert done.returncode == 2 and done.stderr == "specdec: error: standard output: No space left on device\n"
+
+
 def test_bad_input_of_the_program(program: Any) -> None:
     process = program("generate", "x", "--top-p", "2")
     stdout, stderr = process.communicate(timeout=180)
     assert process.returncode == 2
     assert stdout == b""
-    assert stderr == b"specdec: error: SamplingParams.top_p: got 2.0; expected a number from 1e-30 to 1, which is off\n"
+    assert stderr == b"specdec: error: --top-p: got 2.0; expected a number from 1e-30 to 1, which is off\n"
