@@ -32,6 +32,7 @@ OUTSIDE = {
     "kv_commit": "a CacheTable is no argument of a schema",
     "kv_commit_scratch": "the same",
     "attention_plan": "made on the host from shapes, outside of the model",
+    "overlay_edits": "an Overlay is no argument of a schema; compiled programs get edited logits",
 }
 """Operators that torch.ops.specdec does not have under their own name."""
 FOLDER = {"law_masses": "law_stats", "kv_commit_table": "kv_commit"}

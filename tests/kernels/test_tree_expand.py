@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given as with_cases
+from hypothesis import settings
+from oracles.expand_cases import compare, expansions
 from torch import Tensor
 
 from specdec_kernels import OPS, extension, law_stats, replay_sample, tree_expand, use_backend
@@ -101,6 +104,17 @@ def test_children_are_those_of_the_definition(backend: str, dtype: torch.dtype, 
             assert (scores[node, len(own) :] == -torch.inf).all()
         for tree, order in enumerate(kept):
             assert best[tree].tolist() == order + [-1] * (keep - len(order))
+
+
+@pytest.mark.skipif(extension.missing() is not None, reason="extension not built")
+@settings(max_examples=200, deadline=None, derandomize=True)
+@with_cases(expansions())
+def test_the_extension_equals_the_reference(case: dict[str, Any]) -> None:
+    with use_backend("reference"):
+        want = expand(**case)
+    compare(want, want, case)
+    with use_backend("cpu"):
+        compare(expand(**case), want, case)
 
 
 @every_backend

@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given as with_cases
+from hypothesis import settings
+from hypothesis import strategies as st
 from oracles.growth import grown
 
 from specdec_kernels import Growth, TreePlan, extension, law_stats, tree_expand, tree_grow, use_backend
@@ -87,6 +90,25 @@ def test_backends_agree_on_ragged_trees_with_noise_and_filters() -> None:
         with use_backend("reference"):
             want = grown(seed)
         assert grown(seed) == want
+
+
+@pytest.mark.skipif(extension.missing() is not None, reason="extension not built")
+@settings(max_examples=100, deadline=None, derandomize=True)
+@with_cases(
+    seed=st.integers(0, 2**32 - 1),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.float64]),
+    odd=st.booleans(),
+)
+def test_backends_agree_on_ties_broken_laws_and_every_dtype(seed: int, dtype: torch.dtype, odd: bool) -> None:
+    scores: dict[str, list[torch.Tensor]] = {"reference": [], "cpu": []}
+    found = []
+    for backend, own in scores.items():
+        with use_backend(tree_grow=backend):
+            found.append(grown(seed, dtype, odd, own))
+    assert found[0] == found[1]
+    rounding = 64 * torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
+    for want, got in zip(*scores.values(), strict=True):
+        torch.testing.assert_close(got, want, rtol=rounding, atol=4 * rounding)  # of values up to a hundred
 
 
 @every_backend

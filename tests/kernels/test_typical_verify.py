@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import settings as examples
+from oracles.typical_cases import typical_trees
 from torch import Tensor
 
 from specdec_kernels import extension, law_stats, tree_plan, typical_verify, use_backend
@@ -86,6 +89,19 @@ def test_backends_agree(dtype: torch.dtype, vocab: int) -> None:
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
     assert found[0][2].tolist()[2] == -1 and found[0][0][2].eq(-1).all(), "a row without nodes"
     assert vocab == 1 or found[0][1].sum() > 0
+
+
+@pytest.mark.skipif(not BUILT, reason="extension not built")
+@examples(max_examples=120, deadline=None, derandomize=True)
+@given(typical_trees())
+def test_backends_agree_on_ragged_trees_of_any_laws(case: dict[str, Any]) -> None:
+    found = []
+    for backend in ("reference", "cpu"):
+        with use_backend(backend):
+            found.append(typical_verify(**case))
+    assert all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(*found, strict=True))
+    rows = case["offsets"].diff().tolist()
+    assert all(found[0][2].tolist()[row] == -1 for row, count in enumerate(rows) if count == 0)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -6,16 +6,23 @@ import random
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from specdec_kernels import Growth, law_stats, tree_grow
 
 
-def grown(seed: int) -> list[Any]:
-    """Every level's packed trees, counts and plan, for ragged trees whose limits differ, some of them nothing."""
+def grown(
+    seed: int, dtype: torch.dtype = torch.float32, odd: bool = False, scores: list[Tensor] | None = None
+) -> list[Any]:
+    """Every level's packed trees, counts and plan, for ragged trees whose limits differ, some of them nothing.
+
+    odd: logits with ties, tokens that are forbidden and laws that are broken, too. scores: gets those of each level.
+    """
     pick, source = random.Random(seed), torch.Generator().manual_seed(seed)
     trees, depth, width, vocab = pick.randint(1, 4), pick.randint(1, 4), pick.choice([1, 2, 4, 8]), pick.choice([3, 40])
     limits = torch.tensor([pick.choice([0, 1, 3, 7, 20]) for _ in range(trees)], dtype=torch.int32)
-    growth = Growth.room(limits, max(int(limits.max()), 1), depth)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    growth = Growth.room(limits, max(int(limits.max()), 1), depth, wide)
     growth.tokens[:, 0] = torch.arange(trees) + 100
     growth.scores[:, 1:], growth.nodes[:] = 7.0, 3  # of an earlier step
     noise = {}
@@ -29,11 +36,27 @@ def grown(seed: int) -> list[Any]:
         logits = torch.randn(nodes, vocab, generator=source) * 3
         top_k = torch.tensor([pick.choice([0, 0, 2]) for _ in range(nodes)], dtype=torch.int32)
         one = torch.ones(nodes)
-        inv_t, _, cut, tie = law_stats(logits, one, top_k, one, one * 0)
+        if odd:
+            logits = strange(logits, pick, source)
+        logits = logits.to(dtype)
+        warm = torch.tensor([pick.choice([1.0, 1.0, 0.0]) for _ in range(nodes)]) if odd else one
+        inv_t, _, cut, tie = law_stats(logits, warm, top_k, one, one * 0)
         offsets = torch.tensor([0, *fresh.cumsum(0).tolist()], dtype=torch.int32)
         sizes = {"level": level, "width": width, "last": level == depth - 1, "sharpness": pick.choice([1.0, 2.0])}
         tokens, parents, (now, deepest), plan = tree_grow(logits, inv_t, cut, tie, offsets, growth, **sizes, **noise)
         links = plan.depth, plan.row, plan.ancestors, plan.first_child, plan.next_sibling
         found.append([part.tolist() for part in (tokens, parents, now, deepest, growth.parents, growth.nodes, *links)])
+        if scores is not None:
+            scores.append(growth.scores.clone())
         fresh, counts = (now - counts).clamp(min=0), now
     return found
+
+
+def strange(logits: Tensor, pick: random.Random, source: torch.Generator) -> Tensor:
+    """The logits with ties, forbidden tokens, and now and then a row of NaN or of nothing but -inf."""
+    logits = (logits * 2).round() / 2 if pick.random() < 0.5 else logits.clone()
+    logits[torch.rand(logits.shape, generator=source) < pick.choice([0.0, 0.3, 0.9])] = -torch.inf
+    for row in range(len(logits)):
+        if pick.random() < 0.15:
+            logits[row] = pick.choice([torch.nan, -torch.inf, 0.0])
+    return logits
