@@ -7,7 +7,6 @@ that of transformers' own processors. Under the token rule the joint law is exac
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ from oracles.noisy_oracle import NoisyChain, NoisyTree
 from oracles.plain_decoding import recompute
 from oracles.toy_grammar import ToyMatcher, counting
 
-from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter, sampling
+from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
 
 VOCAB, STATES, NEW = 9, 29, 26
 ENDS = (8,)
@@ -106,38 +105,6 @@ def test_ragged_batches_follow_the_oracle_row_by_row(kind: str, temperature: flo
     if kind != "plain":
         assert engine.stats.tau > 1.2, "nothing was accepted: the test would prove little"
     assert target.cache.pages.num_used == 0
-
-
-RULES = {"replay": "tree", "tree": "tree", "traversal": "tree", "lossy": "tree", "lossy:among=2": "tree"}
-RULES |= {"replay on chains": "chain", "token": "model", "block": "model"}
-
-
-@pytest.mark.filterwarnings("ignore:overlay_edits runs on its slow PyTorch reference")
-@pytest.mark.parametrize("rule", RULES)
-def test_edits_that_lie_over_logits_give_the_texts_of_those_in_place(
-    rule: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As on a device, for every rule; log-probabilities too."""
-    kinds = ["repetition", "bias", "grammar", "forced", "all", "minimum"]
-    wanted = [replace(own, logprobs=2) for own in rows(0.8, 3, kinds)]
-    target = automaton()
-    want = [edited_decode(target.logits_after, p, own, ENDS) for p, own in zip(PROMPTS, wanted, strict=True)]
-    texts, found = [[*prompt, *text] for prompt, text in zip(PROMPTS, want, strict=True)], []
-    for folds in (False, True):
-        monkeypatch.setattr(sampling, "folds", lambda logits, folds=folds: folds)
-        picked = {"pick": "drawn"} if RULES[rule] == "model" else {}
-        draft = drafter(RULES[rule], texts)
-        if picked:
-            draft = get_drafter("draft_model")(AutomatonTarget(table(0.3), max_rows=6), num_draft_tokens=4, **picked)
-        engine = Engine(automaton(), draft, rule=rule.partition(" ")[0], eos_token_ids=ENDS)
-        handles = engine.generate(PROMPTS, wanted)
-        assert [handle.error for handle in handles] == [None] * 6
-        found.append([(handle.tokens, handle.logprobs) for handle in handles])
-        assert engine.stats.tau > 1.2
-    assert [tokens for tokens, _ in found[0]] == [tokens for tokens, _ in found[1]]
-    assert not rule.startswith("replay") or [tokens for tokens, _ in found[0]] == want
-    for (_, one), (_, other) in zip(*found, strict=True):
-        assert [each.logprob for each in one] == pytest.approx([each.logprob for each in other], abs=1e-5)
 
 
 def test_every_kind_is_met_and_matters() -> None:

@@ -56,8 +56,9 @@ class _Chains:
         self.source, self.laws = law_row.contiguous(), 1 if draft is None else max(1, draft[0].shape[0])
         tree = (tokens.contiguous(), source, drawn.contiguous(), source, None)
         steps = (applied, scale, scale)
-        over = {"overlay": overlay, "op": op}
-        self.rest: Rest = rest_of(target, draft, token_ids, tree, steps, chain=True, scratch=rest, **over)
+        self.rest: Rest = rest_of(
+            target, draft, token_ids, tree, steps, chain=True, scratch=rest, overlay=overlay, op=op
+        )
         self.path, self.accepted, self.tokens = results(op, out, path_specs(self.rows, depth), tokens.device)
 
     def weigh(self, seeds: Tensor, positions: Tensor, uniforms: Tensor | None, walking: bool) -> None:

@@ -38,7 +38,8 @@ def _load_plan() -> Callable[..., Any]:
 
 
 def _one_dtype(query: Tensor, key_cache: Tensor, *args: Any, **kwargs: Any) -> str | None:
-    if key_cache.dtype != query.dtype or kwargs.get("key_scale") is not None:
+    scaled = kwargs.get("key_scale") is not None or kwargs.get("value_scale") is not None
+    if key_cache.dtype != query.dtype or scaled:
         return f"the cache is {key_cache.dtype}, perhaps with scales; served is {query.dtype} without"
     return None
 
@@ -58,11 +59,15 @@ def _why_not_triton(*args: Any, **kwargs: Any) -> str | None:
 
 
 def _key(query: Tensor, key_cache: Tensor, *args: Any, **kwargs: Any) -> Hashable:
+    if not (isinstance(query, Tensor) and isinstance(key_cache, Tensor)):
+        wrong = "key_cache" if isinstance(query, Tensor) else "query"
+        raise ValueError(f"tree_attention: {wrong} is no tensor; expected [nodes, heads, width] and paged caches")
     large = query.shape[0] >= sdpa_kernel.LARGE
     if query.is_cpu and len(kwargs) == 1 and not large:  # only `scale`: the common decoding step
         return query.dtype if key_cache.dtype == query.dtype else (query.dtype, key_cache.dtype)
     softcap, sinks, lse = kwargs.get("softcap", 0.0), kwargs.get("sinks"), kwargs.get("return_lse", False)
-    options = bool(softcap), sinks is None, lse, kwargs.get("batch_invariant", False), kwargs.get("key_scale") is None
+    scales = kwargs.get("key_scale") is None, kwargs.get("value_scale") is None
+    options = bool(softcap), sinks is None, lse, kwargs.get("batch_invariant", False), *scales
     return query.device, query.dtype, key_cache.dtype, large, query.shape[-1], *options
 
 

@@ -11,8 +11,6 @@ INVARIANT_ROWS = 32
 MOST_PIECES = 32
 PROCESSORS = 132
 """Multiprocessors to fill where there is no device to ask."""
-OCCUPANCY = {16: 2, 32: 2, 64: 2, 128: 1}
-"""Programs of a multiprocessor on a fixed grid, by query rows of a block."""
 JOINED_ROWS = 4
 PLENTY = 160 * 1024
 """Bytes of shared memory that a program may have on the large GPUs (sm_80, sm_90, sm_100)."""
@@ -39,19 +37,28 @@ def choose(rows: int, width: int, itemsize: int, narrow: bool = False, frugal: b
     narrow: the cache holds 8-bit numbers, whose conversion takes registers; frugal: for GPUs with `FRUGAL` bytes of
     shared memory, where one tile less is fetched ahead. Sums are the same with it.
 
-    16 and 32 rows run on warp-level matrix instructions, 64 and 128 on warp-group ones (Hopper). Wide heads and
-    float32 take smaller tiles, so that nothing spills and two stages fit in shared memory.
+    16 and 32 rows run on warp-level matrix instructions, 64 and 128 on warp-group ones (Hopper). Wide heads, float32
+    and narrow caches take smaller tiles or more warps, so that nothing spills and two stages fit in shared memory.
     """
     block_d = max(16, next_power_of_2(width))
     block_m = min(128, max(16, next_power_of_2(rows)))
     if itemsize == 4:
-        wide = block_d > 128
-        return Config(min(block_m, 32), 16 if wide else 32, block_d, 4, 1 if wide and frugal else 2)
+        if block_d > 128:
+            return Config(min(block_m, 32), 16, block_d, 8, 2)
+        return Config(min(block_m, 32 if block_d <= 64 else 16), 32, block_d, 4, 2)
     if block_d > 128:
-        return Config(min(block_m, 64), 32, block_d, 8 if block_m >= 64 else 4, 2)
+        if narrow or block_m <= 32:
+            return Config(min(block_m, 32), 32, block_d, 8 if block_m > 16 else 4, 2, 255)
+        return Config(64, 16, block_d, 8, 2)
     if block_m == 128:  # a multiprocessor holds one; ptxas may aim at two and spill
-        return Config(128, 64, block_d, 8, 2 if frugal else 3, 255)
-    return Config(block_m, 32 if block_m > 32 or narrow else 64, block_d, 4, 3 if frugal else 4)
+        return Config(128, 32 if narrow or width != block_d else 64, block_d, 8, 2 if frugal else 3, 255)
+    registers = 255 if narrow and block_m <= 32 else None
+    return Config(block_m, 32 if block_m > 32 or narrow else 64, block_d, 4, 3 if frugal else 4, registers)
+
+
+def resident(config: Config) -> int:
+    """Programs of a multiprocessor on a fixed grid."""
+    return 1 if config.warps > 4 else 2
 
 
 def pieces(blocks: int, capacity: int, config: Config, processors: int = PROCESSORS) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .checks import check, check_numbers
 from .plan import AttentionPlan
 
 _attention = torch.ops.specdec.tree_attention.default
@@ -34,16 +35,23 @@ def tree_attention(
     batch_invariant: bool = False,
     plan: AttentionPlan | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
+    if softcap or window:
+        check_numbers(softcap, window)
     if key_scale is not None or value_scale is not None or (batch_invariant and not query.is_cpu):
         raise ValueError(  # only a compiler comes here with these, or with tensors on a GPU
             "tree_attention: got key_scale, value_scale or batch_invariant inside of torch.compile, expected a call "
             "without them; leave tree_attention out of the graph with torch.compiler.disable"
         )
     rest = (page_table, lengths, offsets, ancestors, depth, scale, softcap, window, sinks)
-    if out is None:
-        attend = _attention_lse if return_lse else _attention
-        return attend(query, key_cache, value_cache, *rest)
-    wide = torch.float64 if query.dtype == torch.float64 else torch.float32
-    lse = torch.empty(query.shape[:2], dtype=wide, device=query.device) if return_lse else None
-    _attention_out(query, key_cache, value_cache, *rest, out, lse)
+    try:
+        if out is None:
+            attend = _attention_lse if return_lse else _attention
+            return attend(query, key_cache, value_cache, *rest)
+        wide = torch.float64 if query.dtype == torch.float64 else torch.float32
+        lse = torch.empty(query.shape[:2], dtype=wide, device=query.device) if return_lse else None
+        _attention_out(query, key_cache, value_cache, *rest, out, lse)
+    except (RuntimeError, ValueError):
+        tensors = (query, key_cache, value_cache, page_table, lengths, offsets, ancestors, depth)
+        check(*tensors, softcap=softcap, window=window, sinks=sinks, out=out)  # says what was got, if it is that
+        raise
     return out if lse is None else (out, lse)

@@ -12,7 +12,19 @@ from triton import next_power_of_2
 
 from ..workspace import Spec, carve, needs, results
 from . import shares
-from .config import FRUGAL, INVARIANT_ROWS, MOST_PIECES, OCCUPANCY, PLENTY, PROCESSORS, Config, choose, joint, pieces
+from .checks import check
+from .config import (
+    FRUGAL,
+    INVARIANT_ROWS,
+    MOST_PIECES,
+    PLENTY,
+    PROCESSORS,
+    Config,
+    choose,
+    joint,
+    pieces,
+    resident,
+)
 from .plan import AttentionPlan, blocks_of, most_tiles
 from .variants import VARIANTS as VARIANTS
 
@@ -85,13 +97,13 @@ def _scratch(
 def plan_numbers(query: Tensor, key_cache: Tensor, page_table: Tensor) -> dict[str, int]:
     """The numbers of `attention_plan` for calls with these tensors."""
     config, kv_heads = cut(query, key_cache, page_table).config, key_cache.shape[2]
-    resident = OCCUPANCY[config.block_m] if _shared(query.device) >= PLENTY else 1
+    held = resident(config) if _shared(query.device) >= PLENTY else 1
     return {
         "kv_heads": kv_heads,
         "group": query.shape[1] // kv_heads,
         "block_m": config.block_m,
         "block_n": config.block_n,
-        "programs": resident * _processors(query.device),
+        "programs": held * _processors(query.device),
     }
 
 
@@ -115,65 +127,6 @@ def why_not(query: Tensor, key_cache: Tensor, *args: object, **kwargs: object) -
     if _shared(query.device) < FRUGAL:
         return f"this GPU gives a program {_shared(query.device)} bytes of shared memory; needed are {FRUGAL}"
     return None
-
-
-def _check(query: Tensor, caches: tuple[Tensor, Tensor], integers: dict[str, Tensor | None], out: Tensor) -> None:
-    """Raises ValueError for shapes, dtypes, devices and strides that the kernels cannot take; looks at no data."""
-    op = "tree_attention"
-    if query.ndim != 3:
-        raise ValueError(f"{op}: query is {list(query.shape)}, expected [nodes, heads, width]; unflatten its heads")
-    nodes, heads, width = query.shape
-    for name, each in (("key_cache", caches[0]), ("value_cache", caches[1])):
-        if each.ndim != 4 or each.shape != caches[0].shape or each.shape[3] != width or each.dtype != caches[0].dtype:
-            raise ValueError(
-                f"{op}: {name} is {each.dtype} {list(each.shape)}, expected {caches[0].dtype} [pages, page_size, "
-                f"kv_heads, {width}] like query and the other cache"
-            )
-    if heads < 1 or heads % caches[0].shape[2]:
-        raise ValueError(f"{op}: query has {heads} heads, expected a multiple of the cache's {caches[0].shape[2]}")
-    for name, strided in (("query", query), ("key_cache", caches[0]), ("value_cache", caches[1]), ("out", out)):
-        if strided.device != query.device:
-            raise ValueError(f"{op}: {name} lies on {strided.device}, expected {query.device} like query; move it")
-        if strided.stride(-1) != 1 and strided.shape[-1] > 1:
-            raise ValueError(f"{op}: {name} has a strided last axis, expected a contiguous one; call .contiguous()")
-    if out.shape != query.shape or out.dtype != query.dtype:
-        raise ValueError(f"{op}: out is {out.dtype} {list(out.shape)}, expected {query.dtype} {list(query.shape)}")
-    table = integers["page_table"]
-    batch = table.shape[0] if table is not None and table.ndim == 2 else -1
-    expected = {"lengths": (batch,), "offsets": (batch + 1,), "depth": (nodes,)}
-    for name, index in integers.items():
-        if index is None:
-            continue
-        fits = index.ndim == 2 if name in ("page_table", "ancestors") else tuple(index.shape) == expected[name]
-        fits = fits and (index.stride(-1) == 1 or index.shape[-1] <= 1)
-        if index.dtype != torch.int32 or not fits or index.device != query.device:
-            raise ValueError(
-                f"{op}: {name} is {index.dtype} {list(index.shape)} on {index.device}, expected int32 "
-                f"{list(expected.get(name, ('rows', 'columns')))} on {query.device} with a contiguous last axis; call "
-                ".contiguous()"
-            )
-    words = integers["ancestors"]
-    if words is not None and (words.shape[0] != nodes or not words.is_contiguous()):
-        raise ValueError(
-            f"{op}: ancestors is {list(words.shape)}, expected contiguous [{nodes}, W]; call .contiguous()"
-        )
-
-
-def _check_heads(query: Tensor, kv_heads: int, sinks: Tensor | None, scales: dict[str, Tensor | None]) -> None:
-    """Raises ValueError for numbers per head that the kernels cannot take."""
-    if None in scales.values() and any(each is not None for each in scales.values()):
-        raise ValueError(
-            "tree_attention: key_scale and value_scale go together, expected float32 [Hkv] each or neither"
-        )
-    for name, given, heads in (("sinks", sinks, query.shape[1]), *((n, each, kv_heads) for n, each in scales.items())):
-        if given is None:
-            continue
-        good = given.dtype in DTYPES if name == "sinks" else given.dtype == torch.float32
-        if not good or tuple(given.shape) != (heads,) or not given.is_contiguous() or given.device != query.device:
-            raise ValueError(
-                f"tree_attention: {name} is {given.dtype} {list(given.shape)} on {given.device}, expected contiguous "
-                f"float32 [{heads}] on {query.device}, one per {'query' if name == 'sinks' else 'key/value'} head"
-            )
 
 
 @needs(_scratch)
@@ -204,18 +157,9 @@ def tree_attention(
     arguments; lse: contiguous float32 [M, H] that return_lse writes to."""
     from .triton_kernel import attend, combine
 
+    tensors = (query, key_cache, value_cache, page_table, lengths, offsets, ancestors, depth)
+    check(*tensors, softcap=softcap, window=window, sinks=sinks, out=out, key_scale=key_scale, value_scale=value_scale)
     result = torch.empty(query.shape, dtype=query.dtype, device=query.device) if out is None else out
-    integers = {
-        "page_table": page_table,
-        "lengths": lengths,
-        "offsets": offsets,
-        "ancestors": ancestors,
-        "depth": depth,
-    }
-    _check(query, (key_cache, value_cache), integers, result)
-    if ancestors is not None and window and depth is None:
-        raise ValueError("tree_attention: window with ancestors needs depth; pass the depth of every node")
-    _check_heads(query, key_cache.shape[2], sinks, {"key_scale": key_scale, "value_scale": value_scale})
     nodes, heads, width = query.shape
     pages, page_size, kv_heads, _ = key_cache.shape
     batch, columns = page_table.shape
@@ -232,7 +176,6 @@ def tree_attention(
         plan = None
     wanted = _scratch(query, key_cache, value_cache, page_table, batch_invariant=batch_invariant, plan=plan)
     (memory,), _ = carve("tree_attention", workspace, wanted, query.device)
-    inputs = (query, key_cache, value_cache, page_table, lengths, offsets, ancestors, depth)
     strides = (
         columns, page_table.stride(0), 0 if ancestors is None else ancestors.shape[1],
         query.stride(0), query.stride(1), key_cache.stride(0), key_cache.stride(1), key_cache.stride(2),
@@ -246,13 +189,13 @@ def tree_attention(
         "ALIKE": key_cache.stride() == value_cache.stride(),
     }  # fmt: skip
     if plan is not None:
-        tensors = (*inputs, sinks, result, lse, key_scale, value_scale)
-        shares.launch(plan, tensors, numbers, memory, kinds, config)
+        given = (*tensors, sinks, result, lse, key_scale, value_scale)
+        shares.launch(plan, given, numbers, memory, kinds, config)
         return result if lse is None else (result, lse)
     size = count * nodes * heads
     part, part_lse = (memory[: size * width], memory[size * width :]) if count > 1 else (None, None)
     attend[(shape.blocks, kv_heads, count)](
-        *inputs, sinks, result, lse, part, part_lse, key_scale, value_scale, *numbers, **kinds,
+        *tensors, sinks, result, lse, part, part_lse, key_scale, value_scale, *numbers, **kinds,
         BLOCK_B=next_power_of_2(batch + 1), PIECES=count, PIECE_TILES=shape.piece_tiles,
         num_warps=config.warps, num_stages=config.stages, maxnreg=config.registers,
     )  # fmt: skip

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from .. import expect
+from .checks import check
 from .plan import AttentionPlan
 
 
@@ -31,6 +32,16 @@ def check_pages(key_cache: Tensor, page_table: Tensor, lengths: Tensor, offsets:
         used = page_table[row, : -(-needed // page_size)]
         if bool(((used < 0) | (used >= pages)).any()):
             raise ValueError(f"tree_attention: row {row} of page_table names pages outside 0..{pages - 1}")
+
+
+def check_words(ancestors: Tensor | None, offsets: Tensor) -> None:
+    """Raises ValueError for ancestor words that are too few for the nodes of a row."""
+    most = int(offsets.diff().max()) if offsets.shape[0] > 1 else 0
+    if ancestors is not None and most > 32 * ancestors.shape[1]:
+        raise ValueError(
+            f"tree_attention: ancestors has {ancestors.shape[1]} words a node, expected {-(-most // 32)} or more for a "
+            f"row of {most} nodes"
+        )
 
 
 def look(
@@ -95,12 +106,12 @@ def tree_attention(
     lse float32 (float64) [M, H].
     Raises: ValueError for shapes, dtypes or pages that do not fit.
     """
+    tensors = (query, key_cache, value_cache, page_table, lengths, offsets, ancestors, depth)
+    check(*tensors, softcap=softcap, window=window, sinks=sinks, out=out, key_scale=key_scale, value_scale=value_scale)
+    expect.offsets("tree_attention", offsets, query.shape[0])
     nodes, heads, _ = query.shape
     page_size, kv_heads = key_cache.shape[1:3]
-    if heads < 1 or heads % kv_heads:
-        raise ValueError(f"tree_attention: query has {heads} heads, expected a multiple of the cache's {kv_heads}")
-    if ancestors is not None and window and depth is None:
-        raise ValueError("tree_attention: window with ancestors needs depth; pass the depth of every node")
+    check_words(ancestors, offsets)
     check_pages(key_cache, page_table, lengths, offsets)
     wide = torch.float64 if query.dtype == torch.float64 else torch.float32
     result = query.new_zeros(query.shape) if out is None else out.zero_()

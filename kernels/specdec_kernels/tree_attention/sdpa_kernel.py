@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from .checks import check
 from .plan import AttentionPlan
 from .reference import visible_nodes
 
@@ -101,8 +102,8 @@ def tree_attention(
     batch_invariant: bool = False,
     plan: AttentionPlan | None = None,
 ) -> Tensor:
-    if ancestors is not None and window and depth is None:
-        raise ValueError("tree_attention: window with ancestors needs depth; pass the depth of every node")
+    tensors = (query, key_cache, value_cache, page_table, lengths, offsets, ancestors, depth)
+    check(*tensors, softcap=softcap, window=window, sinks=sinks, out=out)
     page_size, kv_heads = key_cache.shape[1:3]
     result = query.new_zeros(query.shape) if out is None else out.zero_()
     bounds = offsets.tolist()

@@ -14,6 +14,7 @@ import triton.language as tl
 
 LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 PRECISION: tl.constexpr = tl.constexpr("tf32x3")  # of float32 only: three products in place of one, near float32
+WIDE_PRECISION: tl.constexpr = tl.constexpr("ieee")  # heads over 128 have no registers for three: plain float32
 LN_2: tl.constexpr = tl.constexpr(0.6931471805599453)
 
 
@@ -96,6 +97,7 @@ def tile_step(
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIKE: tl.constexpr, TREE: tl.constexpr,
 ):  # fmt: skip
     """Online softmax over one tile of keys. TREE: the tile holds nodes, or ends behind the last of them."""
+    precision: tl.constexpr = WIDE_PRECISION if BLOCK_D > 128 else PRECISION
     slot = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     wide = tl.arange(0, BLOCK_D)
     if BLOCK_N % PAGE == 0:
@@ -120,7 +122,7 @@ def tile_step(
     if keys.dtype != queries.dtype:
         keys = keys.to(tl.float16).to(queries.dtype)  # float8_e4m3fn is exact in float16
         values = values.to(tl.float16).to(queries.dtype)
-    score = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale
+    score = tl.dot(queries, tl.trans(keys), input_precision=precision) * scale
     if SOFTCAP:
         score = bounded(score, softcap) * LOG2_E
     if TREE:
@@ -140,15 +142,12 @@ def tile_step(
     elif WINDOW:
         score = tl.where(position[:, None] - slot[None, :] < window, score, float("-inf"))
     highest = tl.maximum(top, tl.max(score, axis=1))
-    if TREE or WINDOW:  # rows that have seen no key yet
-        base = tl.where(highest == float("-inf"), 0.0, highest)
-    else:
-        base = highest
+    base = tl.where(tl.abs(highest) == float("inf"), 0.0, highest)  # nothing seen yet, or a score beyond all numbers
     weight = tl.exp2(score - base[:, None])
     shrink = tl.exp2(top - base)
     total = total * shrink + tl.sum(weight, axis=1)
     acc = acc * shrink[:, None]
-    acc = tl.dot(weight.to(values.dtype), values, acc, input_precision=PRECISION)
+    acc = tl.dot(weight.to(values.dtype), values, acc, input_precision=precision)
     return acc, highest, total
 
 

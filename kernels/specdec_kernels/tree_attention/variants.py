@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..machine_code import ARCHITECTURES, Variant
-from .config import INVARIANT_ROWS, OCCUPANCY, PROCESSORS, Config, choose, joined, joint
+from .config import INVARIANT_ROWS, PROCESSORS, Config, choose, joined, joint, resident
 
 
 def _attend(
@@ -52,7 +52,7 @@ def _shares(
     arguments = {**plain.arguments, **dict.fromkeys(("starts", "row_of", "firsts"), "*i32"), "blocks": "i32"}
     constants = {n: v for n, v in plain.constants.items() if n not in ("BLOCK_B", "PIECES", "PIECE_TILES")}
     constants |= special
-    constants["PROGRAMS"] = OCCUPANCY[config.block_m] * PROCESSORS
+    constants["PROGRAMS"] = resident(config) * PROCESSORS
     kernel = "tree_attention.triton_shares:attend_shares"
     return Variant(
         f"tree_attention/{name}", kernel, arguments, constants, config.warps, config.stages, everyday,
@@ -66,7 +66,7 @@ def _join_shares(
     rows, parts = joined(config.block_d)
     constants = {
         "HEADS": 32, "GROUP": 4, "WIDTH": 128, "BLOCK_D": config.block_d, "BLOCK_M": config.block_m, "BLOCK_R": rows,
-        "BLOCK_P": parts, "PROGRAMS": OCCUPANCY[config.block_m] * PROCESSORS, "SINKS": False, "LSE": False, **special,
+        "BLOCK_P": parts, "PROGRAMS": resident(config) * PROCESSORS, "SINKS": False, "LSE": False, **special,
     }  # fmt: skip
     arguments = {
         "part": "*fp32", "part_lse": "*fp32", "starts": "*i32", "row_of": "*i32", "offsets": "*i32", "sinks": "*fp32",
@@ -114,6 +114,11 @@ VARIANTS = [
     _attend("fp32 rows 32 width 64", "fp32", choose(32, 64, 4), (), WIDTH=64),
     _attend("bf16 rows 16 fp8 cache", "bf16", choose(16, 128, 2, True), (), kv="fp8e4nv", SCALED=True),
     _attend("bf16 rows 64 fp8 cache", "bf16", choose(64, 128, 2, True), (), kv="fp8e4nv", SCALED=True),
+    _attend("fp32 rows 32 width 256", "fp32", choose(32, 256, 4), (), WIDTH=256),
+    _attend("bf16 rows 128 width 96", "bf16", choose(128, 96, 2), (), WIDTH=96),
+    _attend(
+        "bf16 rows 64 width 256 fp8 cache", "bf16", choose(64, 256, 2, True), (), "fp8e4nv", SCALED=True, WIDTH=256
+    ),
     _attend("bf16 rows 64 page 1", "bf16", choose(64, 128, 2), (), PAGE=1),
     _attend("bf16 rows 16 page 48", "bf16", choose(16, 128, 2), (), PAGE=48),
     _attend("bf16 rows 64 caches of other strides", "bf16", choose(64, 128, 2), (), ALIKE=False),

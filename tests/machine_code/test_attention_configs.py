@@ -1,0 +1,54 @@
+"""Every configuration of tree attention that a call may run with, in the kernels that need most registers: none spills.
+
+Part of `make kernels-full`. Ceilings hold a choice of them to what they cost (`test_machine_code.py`).
+"""
+
+from __future__ import annotations
+
+import os
+from itertools import product
+
+import pytest
+
+from specdec_kernels import machine_code
+from specdec_kernels.machine_code import Variant, measure
+
+config = pytest.importorskip("specdec_kernels.tree_attention.config")
+variants = pytest.importorskip("specdec_kernels.tree_attention.variants")
+
+FULL = os.environ.get("SPECDEC_KERNELS_FULL") == "1"
+pytestmark = [
+    pytest.mark.aot,
+    pytest.mark.skipif(not FULL, reason="compiles a hundred kernels: make kernels-full"),
+    pytest.mark.skipif(machine_code.missing() is not None, reason=str(machine_code.missing())),
+]
+OPTIONS = {"WINDOW": True, "SOFTCAP": True, "SINKS": True, "LSE": True}
+FORMATS = {"fp32": ("fp32", "", 4), "bf16": ("bf16", "", 2), "bf16 over fp8": ("bf16", "fp8e4nv", 2)}
+
+
+def demanding() -> dict[str, Variant]:
+    """By name: a prefill in one piece and a fixed grid, with all options, of every width and number of rows."""
+    found: dict[str, Variant] = {}
+    for name, width, rows in product(FORMATS, (64, 96, 128, 256), (16, 32, 64, 128)):
+        dtype, kv, size = FORMATS[name]
+        chosen = config.choose(rows, width, size, bool(kv))
+        special = {"WIDTH": width, "SCALED": bool(kv), **OPTIONS}
+        title = f"{name} width {width} {chosen.block_m} by {chosen.block_n}"
+        found[f"{title} prefill"] = variants._attend("", dtype, chosen, (), kv, CAUSAL=True, PIECES=1, **special)
+        found[f"{title} shares"] = variants._shares("", chosen, (), dtype, kv, **special)
+    return found
+
+
+@pytest.mark.parametrize("name", demanding())
+def test_nothing_spills_on_hopper(name: str) -> None:
+    cost = measure(demanding()[name], "sm_90")
+    assert cost.spills == 0 and cost.stack == 0
+
+
+def test_float32_heads_over_128_take_plain_products() -> None:
+    """Three TF32 products for one would spill there; below they are what is taken."""
+    wide, usual = (
+        measure(variants._attend("", "fp32", config.choose(32, width, 4), (), WIDTH=width), "sm_90")
+        for width in (256, 64)
+    )
+    assert wide.mma == wide.wgmma == 0 < usual.mma
