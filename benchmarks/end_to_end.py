@@ -124,9 +124,11 @@ class Sides:
     def theirs(self, assisted: bool) -> Callable[[], None]:
         setting = self.setting
         model = load_model("demo-target", setting.dtype)
+        model.generation_config.eos_token_id = None  # texts end by their length, as ours do, with nothing to look for
         extra: dict[str, Any] = {}
         if assisted:
             extra["assistant_model"] = load_model("demo-draft", setting.dtype)
+            extra["assistant_model"].generation_config.eos_token_id = None
             extra["assistant_model"].generation_config.num_assistant_tokens = setting.draft_tokens
             extra["assistant_model"].generation_config.num_assistant_tokens_schedule = "constant"
         if setting.compiled:
@@ -145,7 +147,6 @@ class Sides:
                     ids,
                     attention_mask=torch.ones_like(ids),
                     max_new_tokens=setting.new_tokens,
-                    min_new_tokens=setting.new_tokens,
                     do_sample=setting.temperature > 0,
                     pad_token_id=0,
                     **extra,

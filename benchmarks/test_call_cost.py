@@ -1,10 +1,12 @@
-"""What a call of an operator costs in Python, around the registered kernel: `Op`, its adapter and the dispatcher.
+"""What a call of an operator costs in Python: around the registered C++ kernel, and in a Triton launch.
 
     python -m pytest -s benchmarks/test_call_cost.py
     python -m benchmarks.record benchmarks/test_call_cost.py --out benchmarks/results/call_cost_cpu.json
 
 Small calls are timed through the operator and straight through torch.ops.specdec with the same arguments, in processor
-time; the difference is ours. It is printed and recorded; an operator of the step path may cost 10 microseconds.
+time; the difference is ours. It is printed and recorded; an operator of the step path may cost 10 microseconds. Those
+of Triton are called with kernels that do nothing (and so without Triton's own launcher), on tensors of the CPU
+whose values nobody looks at: checks, scratch and small tensor operations, which a step that is not captured pays.
 """
 
 from __future__ import annotations
@@ -23,8 +25,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from oracles.recorded_calls import calls_of
 
-from specdec_kernels import OPS, extension, use_backend
+from specdec_kernels import OPS, expect, extension, triton_backend, use_backend
 from specdec_kernels.agreement import sample
+from specdec_kernels.registered import _launch
 from specdec_kernels.samples import Sizes
 
 STEP_PATH = (
@@ -67,3 +70,28 @@ def test_python_around_a_kernel(name: str, benchmark: Any) -> None:
     benchmark.extra_info.update({of: round(value, 2) for of, value in found.items()})
     print("".join(f"  {of} {value:.1f}" for of, value in found.items()))
     assert whole - kernel < MOST
+
+
+LAUNCHES = {"chain_verify_logits": "chain_verify:chain_verify_logits"}
+UNFIT = "replay_verify", "chain_verify_logits"
+"""Whose launches follow, on the host, what their kernels leave: made of others that are here."""
+
+
+@pytest.mark.skipif(triton_backend.importlib.util.find_spec("triton") is None, reason="triton is not installed")
+@pytest.mark.parametrize("name", [each for each in STEP_PATH if each not in UNFIT])
+def test_python_of_a_launch(name: str, benchmark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton.runtime.jit import JITFunction
+
+    torch.set_num_threads(1)
+    monkeypatch.setattr(JITFunction, "__getitem__", lambda self, grid: lambda *args, **kwargs: None)
+    monkeypatch.setattr(expect, "readable", lambda value: False)
+    call, launch = sample(name, SMALL), _launch(LAUNCHES.get(name, name))
+
+    def ours() -> Any:
+        return launch(*call.arguments, **call.options)
+
+    with torch.inference_mode():
+        (whole,) = microseconds([ours])
+        benchmark.pedantic(ours, rounds=5, iterations=100)
+    benchmark.extra_info.update({"launch_us": round(whole, 2)})
+    print(f"  launch_us {whole:.1f}")

@@ -21,13 +21,13 @@ def tensor(op: str, name: str, value: object, dtype: torch.dtype, *shape: int | 
         raise ValueError(f"{op}: {name} is {type(value).__name__}; expected a {dtype} tensor {list(shape)}")
     if value.dtype != dtype:
         raise ValueError(f"{op}: {name} has dtype {value.dtype}; expected {dtype}; convert it with .to({dtype})")
-    fits = value.ndim == len(shape) and all(
-        isinstance(want, str) or got == want for got, want in zip(value.shape, shape, strict=True)
-    )
-    if not fits:
-        raise ValueError(
-            f"{op}: {name} has shape {list(value.shape)}; expected {[*shape]}; the sizes of all arguments must agree"
-        )
+    sizes = value.shape
+    if sizes != shape:  # most often they are equal, and launches ask this a dozen times
+        fits = len(sizes) == len(shape) and all(isinstance(want, str) or got == want for got, want in zip(sizes, shape))
+        if not fits:
+            raise ValueError(
+                f"{op}: {name} has shape {list(sizes)}; expected {[*shape]}; the sizes of all arguments must agree"
+            )
     return value
 
 
