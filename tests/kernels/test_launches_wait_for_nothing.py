@@ -1,0 +1,47 @@
+"""Launches of Triton kernels ask the device nothing and take nothing from the host: they may be part of a CUDA graph.
+
+The kernels themselves do nothing here, and values are not looked at, as on a GPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from oracles.capture_guard import capture_guard
+
+from specdec_kernels import OPS, expect, triton_backend
+from specdec_kernels.agreement import sample
+from specdec_kernels.samples import Sizes
+
+if triton_backend.importlib.util.find_spec("triton") is None:
+    pytest.skip("triton is not installed", allow_module_level=True)
+
+SIZES = Sizes(rows=2, nodes=4, vocab=40, length=20, heads=2, kv_heads=1, width=16)
+INSPECTS = {"chain_thresholds", "ordered_thresholds", "traversal_thresholds"}
+"""Made to be looked at: they may ask how deep trees are."""
+
+
+def launches() -> list[str]:
+    return [name for name, op in OPS.items() if any(backend.name == "triton" for backend in op.backends)]
+
+
+@pytest.mark.parametrize("name", sorted(set(launches()) - INSPECTS))
+def test_a_launch_can_be_captured(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton.runtime.jit import JITFunction
+
+    call, op = sample(name, SIZES), OPS[name]
+    (backend,) = (each for each in op.backends if each.name == "triton")
+    launch, launched = backend.load(), []
+
+    def nothing(kernel: Any, grid: Any) -> Any:
+        launched.append(kernel)
+        return lambda *args, **kwargs: None
+
+    monkeypatch.setattr(JITFunction, "__getitem__", nothing)
+    monkeypatch.setattr(expect, "readable", lambda value: False)
+    monkeypatch.setattr(torch, "empty", torch.zeros)  # some index by what their kernels would have left
+    with torch.inference_mode(), capture_guard():
+        launch(*call.arguments, **call.options)
+    assert launched
