@@ -42,12 +42,13 @@ TRAINING_TESTS := tests/heads tests/train tests/tune
 STATISTICS_TESTS := tests/lab $(addprefix tests/engine/,test_law.py test_tree_law.py test_drafter_laws.py)
 ELSEWHERE := tests/architecture tests/kernels tests/interpreter tests/machine_code \
   $(EXACT_TESTS) $(REPLAY_TESTS) $(MUTANT_TESTS) $(STATISTICS_TESTS) $(TRAINING_TESTS)
+TOGETHER := : the lanes architecture, kernels, compile, exact, replay, statistics, mutants, unit and training
 READY := $(BUILD_STAMP) $(STAMPS)/test
 NATIVE := setup.py pyproject.toml $(shell find csrc -not -name '.*' 2>/dev/null)
 
-# $(call lane,name,command): run a command under a heading, with its duration.
+# $(call lane,name,command,more): run a command under a heading, with its duration; more: what the heading says besides.
 define lane
-@printf '\n== %s\n' '$(1)'; SECONDS=0; \
+@printf '\n== %s\n' '$(1)$(3)'; SECONDS=0; \
 { $(2); } || { printf '== %s: FAILED after %d s\n' '$(1)' "$$SECONDS"; exit 1; }; \
 printf '== %s: passed in %d s\n' '$(1)' "$$SECONDS"
 endef
@@ -77,7 +78,7 @@ types: $(READY) ## mypy
 
 # (one run of many lanes: each alone collects and imports torch and transformers again, in every process)
 tests: $(READY) ## All tests but those of the lanes interpreter and native
-	$(call lane,tests,$(PYTEST) -q $(BY_TEST) tests --ignore=tests/interpreter $(NATIVE_TESTS:%=--ignore=%))
+	$(call lane,tests,$(PYTEST) -q $(BY_TEST) tests --ignore=tests/interpreter $(NATIVE_TESTS:%=--ignore=%),$(TOGETHER))
 
 lane-architecture: $(READY) ## Tests of layers, sizes, names, imports and documents
 	$(call lane,architecture,$(PYTEST) -q $(BY_TEST) tests/architecture $(NATIVE_TESTS:%=--ignore=%))

@@ -40,6 +40,7 @@ def peers(op: str, device: torch.device, rounds: int, shapes: tuple[Sizes, ...])
     chosen = [peer for peer in PEERS if peer.op == op]
     for sizes in shapes if chosen else ():
         words, calls = describe(op, sizes), copies(op, sizes, device)
+        calls = calls if device.type == "cuda" else calls[: rounds + 1]  # as many as are called
         sides: dict[str, list[Callable[[], Any]]] = {
             f"ours ({OPS[op].choose(*calls[0].arguments, **calls[0].options)})": [
                 partial(OPS[op], *call.arguments, **call.options) for call in calls
@@ -90,7 +91,7 @@ def page(found: dict[str, Any]) -> str:
                 f"{row['microseconds']:.1f}" if row["microseconds"] else f"no: {row['reason']}",
                 f"{row['gigabytes_per_s']:.0f}" if row["gigabytes_per_s"] else None,
                 f"{row['teraflops_per_s']:.1f}" if row["teraflops_per_s"] else None,
-                f"{row['share']:.0%}" if row["share"] else None,
+                f"{row['share']:.0%}{' (in cache)' if row['cached'] else ''}" if row["share"] else None,
             )
             for row in found["times"]
         )
@@ -121,7 +122,9 @@ def main() -> None:
     if options.check:
         rows = list(check(ops, device=device))
         for row in rows:
-            print(row.op, row.backend, row.dtype, "agrees" if row.ran and row.agrees else row.reason, flush=True)
+            print(
+                row.op, row.backend, row.dtype, row.case, "agrees" if row.ran and row.agrees else row.reason, flush=True
+            )
         raise SystemExit(not all(row.agrees for row in rows))
     options.out.mkdir(parents=True, exist_ok=True)
     limit = measure_ceilings(device)
@@ -133,12 +136,13 @@ def main() -> None:
         "agreement": [], "times": [],
     }  # fmt: skip
     for op in ops:
-        found["agreement"] += [asdict(each) for each in check([op], device=device)]
+        found["agreement"] += [asdict(each) for each in check([op], device=device, only=("",))]
         shapes = SAMPLES[op].gpu if device.type == "cuda" and SAMPLES[op].gpu else (Sizes(),)
         found["times"] += [asdict(each) for each in bench([op], device, None, options.rounds, limit)]
         found["times"] += [asdict(each) for each in peers(op, device, options.rounds, shapes)]
-        (options.out / "kernels.json").write_text(json.dumps(found, indent=1))
-        (options.out / "kernels.html").write_text(page(found))
+        for name, text in (("kernels.json", json.dumps(found, indent=1)), ("kernels.html", page(found))):
+            (options.out / f"{name}.new").write_text(text)
+            (options.out / f"{name}.new").replace(options.out / name)  # whoever ends us leaves a whole file
         print(f"{op}: done", flush=True)
 
 

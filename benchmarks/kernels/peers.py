@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from benchmarks.kernels.whole_chains import flashinfer_whole_chain, torch_chain, vllm_whole_chain
 from specdec_kernels import plan_for, tree_attention
 from specdec_kernels.samples import Call
 
@@ -326,6 +327,9 @@ PEERS = [
     Peer("FlashInfer chain sampling", "chain_verify", "flashinfer", flashinfer_chain),
     Peer("vLLM rejection sampler", "chain_verify", "vllm", vllm_rejection),
     Peer("transformers _speculative_sampling", "chain_verify", "transformers", transformers_sampling, gpu=False),
+    Peer("torch operators, filters included", "chain_verify_logits", "torch", torch_chain, gpu=False),
+    Peer("FlashInfer softmax, top-p and chain", "chain_verify_logits", "flashinfer", flashinfer_whole_chain),
+    Peer("vLLM top-p and rejection sampler", "chain_verify_logits", "vllm", vllm_whole_chain),
     Peer("SGLang tree sampling", "ordered_verify", "sgl_kernel", sglang_tree),
     Peer("SGLang greedy tree walk", "tree_verify", "sgl_kernel", sglang_greedy),
     Peer("torch log_softmax and topk", "tree_expand", "torch", topk_of_log_softmax, gpu=False),

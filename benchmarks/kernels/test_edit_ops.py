@@ -2,20 +2,32 @@
 
     python -m pytest benchmarks/kernels/test_edit_ops.py
 
-Ratios of minima of one run, taken in turns; absolute times of a shared machine mean little.
+Ratios of minima of one run, taken in turns; absolute times of a shared machine mean little. `make bench` times each
+kind of edit beside the reference.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from specdec_kernels import ALWAYS, Additions, NodePaths, Penalties, TokenMasks, edit_logits, extension
+from specdec_kernels import (
+    ALWAYS,
+    Additions,
+    NodePaths,
+    Penalties,
+    TokenMasks,
+    edit_logits,
+    extension,
+    overlay_edits,
+    use_backend,
+)
 
 pytestmark = pytest.mark.skipif(extension.missing() is not None, reason="CPU extension not built")
 
@@ -86,3 +98,19 @@ def test_price_of_edits(kind: str, record_property: Callable[[str, object], None
     record_property("microseconds", ours * 1e6)
     print(f"\n{kind}: {ours * 1e6:.0f} us, {ours / read:.2f} of a plain read of [{ROWS * NODES}, {VOCAB}] float32")
     assert ours < {"penalties": 2.0, "additions": 0.5}.get(kind, 12.0) * read
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.parametrize("kind", ["penalties", "additions", "masks", "all"])
+def test_edit_logits(benchmark: Any, kind: str, backend: str) -> None:
+    logits, edits = call(kind)
+    with use_backend(backend), torch.inference_mode():
+        benchmark.pedantic(edit_logits, (logits,), edits, rounds=5, warmup_rounds=1)
+
+
+def test_overlay_edits(benchmark: Any) -> None:
+    """Edits as an overlay, which a GPU has a kernel for: here the reference, on the rows of one tree."""
+    logits, edits = call("additions")
+    paths = replace(edits.pop("paths"), nodes=torch.arange(NODES, dtype=torch.int32))
+    with use_backend("reference"), torch.inference_mode():
+        benchmark.pedantic(overlay_edits, (logits[:NODES], paths), edits, rounds=2)

@@ -31,11 +31,8 @@ def best_of(call: Callable[[], Any], rounds: int = 40) -> float:
     return min(found)
 
 
-@pytest.mark.parametrize("vocab", [1024, 32_000, 151_936])
-@pytest.mark.parametrize("noisy", [False, True], ids=["plain", "noise"])
-def test_one_level_of_eight_nodes(vocab: int, noisy: bool) -> None:
-    """Eight nodes with eight children each, the eight best kept."""
-    torch.set_num_threads(1)
+def level_of_eight(vocab: int, noisy: bool) -> tuple[torch.Tensor, dict[str, Any]]:
+    """Eight nodes of one tree with eight children each, the eight best kept."""
     logits = torch.randn(8, vocab) * 2
     one = torch.ones(8)
     given: dict[str, Any] = {
@@ -49,6 +46,23 @@ def test_one_level_of_eight_nodes(vocab: int, noisy: bool) -> None:
     }
     if noisy:
         given |= {"seeds": torch.arange(8), "positions": torch.arange(8, dtype=torch.int32)}
+    return logits, given
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.parametrize("vocab", [1024, 32_000, 151_936])
+@pytest.mark.parametrize("noisy", [False, True], ids=["plain", "noise"])
+def test_tree_expand(benchmark: Any, vocab: int, noisy: bool, backend: str) -> None:
+    logits, given = level_of_eight(vocab, noisy)
+    with use_backend(backend), torch.inference_mode():
+        benchmark.pedantic(tree_expand, (logits,), given, rounds=10, warmup_rounds=1)
+
+
+@pytest.mark.parametrize("vocab", [1024, 32_000, 151_936])
+@pytest.mark.parametrize("noisy", [False, True], ids=["plain", "noise"])
+def test_one_level_of_eight_nodes(vocab: int, noisy: bool) -> None:
+    torch.set_num_threads(1)
+    logits, given = level_of_eight(vocab, noisy)
     kernel = best_of(lambda: tree_expand(logits, **given))
     with use_backend("reference"):
         reference = best_of(lambda: tree_expand(logits, **given), rounds=5)

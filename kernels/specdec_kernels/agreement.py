@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from .dispatch import OPS, REFERENCE, use_backend
 from .kv_commit import CacheTable
 from .samples import CACHE_SAMPLES, Call, Sample, Sizes
+from .samples_options import OPTIONS
 from .samples_verify import VERIFY_SAMPLES
 from .triton_backend import INTERPRETED
 
@@ -20,11 +21,17 @@ SAMPLES: dict[str, Sample] = {**CACHE_SAMPLES, **VERIFY_SAMPLES}
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float64: 1e-12}
 """Largest difference of floating-point results, relative to 1 + their size."""
+NO_JUDGE = (
+    "TRITON_INTERPRET=1 is set, and Triton's interpreter alone is not to be trusted: it has errors that tests mend; "
+    "run `make lane-interpreter`"
+)
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """One backend on one sample: `reason` says why it was not run, or how it differs; `worst`: largest difference."""
+    """One backend on one sample: `reason` says why it was not run, or how it differs; `worst`: largest difference;
+    `case`: its name in `OPTIONS`, "" for the plain call.
+    """
 
     op: str
     backend: str
@@ -33,13 +40,21 @@ class Agreement:
     agrees: bool
     worst: float
     reason: str | None = None
+    case: str = ""
 
 
-def sample(op: str, sizes: Sizes, device: torch.device | str = "cpu") -> Call:
-    """A call of an operator with tensors on a device. Raises: ValueError for an operator without samples."""
+def cases(op: str) -> tuple[str, ...]:
+    """Names of the sample calls of an operator: "" is the plain one, the others are those of `OPTIONS`."""
+    return ("", *OPTIONS.get(op, ()))
+
+
+def sample(op: str, sizes: Sizes, device: torch.device | str = "cpu", case: str = "") -> Call:
+    """A call of an operator with tensors on a device. Raises: ValueError for an operator without such a sample."""
     if op not in SAMPLES:
         raise ValueError(f"agreement: no sample of operator {op!r}; there are {', '.join(sorted(SAMPLES))}")
-    call = SAMPLES[op].make(sizes)
+    if case not in cases(op):
+        raise ValueError(f"agreement: no sample {case!r} of {op}; there are {', '.join(filter(None, cases(op)))}")
+    call = OPTIONS[op][case](sizes) if case else SAMPLES[op].make(sizes)
     return call if torch.device(device).type == "cpu" else mapped(call, lambda tensor: tensor.to(device))
 
 
@@ -102,41 +117,57 @@ def check(
     dtypes: Iterable[torch.dtype] = (torch.float32, torch.bfloat16),
     device: torch.device | str = "cpu",
     sizes: Sizes | None = None,
+    only: Sequence[str] | None = None,
 ) -> Iterator[Agreement]:
-    """Every backend of the operators on sample calls, one after the other."""
+    """Every backend of the operators on sample calls, one after the other; only: names of `cases`, all by default."""
     for name in ops if ops is not None else OPS:
         for dtype in dtypes:
             if dtype != torch.float32 and "dtype" not in SAMPLES[name].names:
                 continue
             here = replace(sizes or Sizes(), dtype=dtype)
+            for case in cases(name) if only is None else only:
+                yield from _check_case(name, case, here, device)
+
+
+def _check_case(name: str, case: str, sizes: Sizes, device: torch.device | str) -> Iterator[Agreement]:
+    with use_backend(REFERENCE):
+        known = sample(name, sizes, device, case)
+    want: list[Tensor] | None = None
+    for backend in OPS[name].backends:
+        if backend.name == REFERENCE:
+            continue
+        reason = _why_not(name, backend.name, known)
+        if reason is not None:
+            short = str(sizes.dtype).removeprefix("torch.")
+            yield Agreement(name, backend.name, short, False, True, 0.0, reason, case)
+            continue
+        if want is None:  # nobody to compare it with is nothing to wait for
             with use_backend(REFERENCE):
-                known = sample(name, here, device)
                 want = results(name, known)
-            for backend in OPS[name].backends:
-                if backend.name != REFERENCE:
-                    yield _compare(name, backend.name, here, device, known, want)
+        yield _compare(name, backend.name, case, sizes, device, want)
+
+
+def _why_not(name: str, backend: str, call: Call) -> str | None:
+    """Why a backend is not compared on a call, or None."""
+    options = {key: value for key, value in call.options.items() if key != "overlay"}  # any backend: see Op
+    with use_backend(backend):
+        reason = next(row.reason for row in OPS[name].explain(*call.arguments, **options) if row.backend == backend)
+    return NO_JUDGE if reason is None and backend == "triton" and INTERPRETED else reason
 
 
 def _compare(
-    name: str, backend: str, sizes: Sizes, device: torch.device | str, known: Call, want: list[Tensor]
+    name: str, backend: str, case: str, sizes: Sizes, device: torch.device | str, want: list[Tensor]
 ) -> Agreement:
-    """known: the call that gave `want`, as it is afterwards."""
     short = str(sizes.dtype).removeprefix("torch.")
-    with use_backend(backend):
-        rows = {row.backend: row for row in OPS[name].explain(*known.arguments, **known.options)}
-    reason = rows[backend].reason
-    if reason is None and backend == "triton" and INTERPRETED and sizes.dtype == torch.bfloat16:
-        reason = "Triton's interpreter takes bfloat16 for integers"
-    if reason is not None:
-        return Agreement(name, backend, short, False, True, 0.0, reason)
     with use_backend(REFERENCE):  # what the operator is called with must not depend on the backend
-        call = sample(name, sizes, device)
+        call = sample(name, sizes, device, case)
     with use_backend(backend):
         try:
             got = results(name, call)
         except Exception as error:  # of any kind, and the other backends and operators go on
-            return Agreement(name, backend, short, True, False, float("inf"), f"{type(error).__name__}: {error}")
+            words = f"{type(error).__name__}: {error}"
+            return Agreement(name, backend, short, True, False, float("inf"), words, case)
     found = [difference(a, b, TOLERANCE[sizes.dtype]) for a, b in zip(got, want, strict=True)]
     words = "; ".join(text for _, text in found if text)
     worst = max((each for each, _ in found), default=0.0)
-    return Agreement(name, backend, short, True, not words, worst, words or None)
+    return Agreement(name, backend, short, True, not words, worst, words or None, case)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -34,7 +34,8 @@ class Sizes:
     """What a sample is made of; each operator takes some of it.
 
     rows: requests; nodes: nodes of each; length: committed tokens of each, as many as a multiple of the page or not;
-    heads, kv_heads, width, page, layers: of the cache; vocab: columns of logits; dtype: of logits, queries and caches.
+    heads, kv_heads, width, page, layers: of the cache; vocab: columns of logits; dtype: of logits, queries and caches;
+    top_p: of the laws.
     """
 
     rows: int = 2
@@ -47,10 +48,36 @@ class Sizes:
     layers: int = 2
     vocab: int = 3000
     dtype: torch.dtype = torch.float32
+    top_p: float = 1.0
+
+
+BOUNDS = {
+    "rows": (1, 4096), "nodes": (1, 4096), "length": (0, 2**20), "heads": (1, 256), "kv_heads": (1, 256),
+    "width": (1, 1024), "page": (1, 2**16), "layers": (1, 256), "vocab": (32, 2**20),
+}  # fmt: skip
+"""Least and most of each size of a sample that somebody asks for by name."""
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def size_of(*tensors: Tensor) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def room(names: Sequence[str], sizes: Sizes) -> int:
+    """About how many bytes a sample that looks at these sizes takes while it is made."""
+    count, size = sizes.rows * (sizes.nodes if "nodes" in names else 1), sizes.dtype.itemsize
+    total = count * (64 + 4 * -(-sizes.nodes // 32))
+    if "vocab" in names:
+        total += count * sizes.vocab * (3 * size + 16)
+    if "length" in names:
+        total += 16 * sizes.rows * (sizes.length + sizes.nodes)
+    if "width" in names:
+        per_row = -(-(sizes.length + sizes.nodes) // sizes.page) * sizes.page if "length" in names else 0
+        layers = sizes.layers if "layers" in names else 1
+        total += (sizes.rows * per_row + sizes.page + count) * sizes.kv_heads * sizes.width * size * 2 * layers
+        inputs = sizes.heads * sizes.width if "heads" in names else 0
+        total += (3 * count * inputs + (inputs**2 if "kv_heads" not in names else 0)) * size
+    return total
 
 
 def random(sizes: Sizes, *shape: int, scale: float = 1.0) -> Tensor:
@@ -183,11 +210,14 @@ def commit_pages(sizes: Sizes) -> Call:
 
 @dataclass(frozen=True)
 class Sample:
-    """make: the call of some sizes; names: the sizes it looks at; gpu: the same, large, as a GPU's benchmark has it."""
+    """make: the call of some sizes; names: the sizes it looks at; gpu: the same, large, as a GPU's benchmark has it;
+    dtypes: those that the operator takes.
+    """
 
     make: Callable[[Sizes], Call]
     names: tuple[str, ...]
     gpu: tuple[Sizes, ...] = ()
+    dtypes: tuple[torch.dtype, ...] = DTYPES
 
 
 _CACHE = ("rows", "nodes", "length", "kv_heads", "width", "page", "dtype")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .edit_logits import ALWAYS, Additions, NodePaths, Penalties, TokenMasks
 from .law_stats import law_stats
-from .samples import Call, Sample, Sizes, int32, offsets, parents, planned, random, size_of
+from .samples import DTYPES, Call, Sample, Sizes, int32, offsets, parents, planned, random, size_of
 from .tree_grow import Growth
 
 
@@ -21,8 +21,8 @@ def settings(count: int, top_p: float = 1.0) -> tuple[Tensor, ...]:
     return torch.ones(count), int32([0] * count), torch.full((count,), top_p), torch.zeros(count)
 
 
-def law(matrix: Tensor) -> tuple[Tensor, ...]:
-    return (matrix, *law_stats(matrix, *settings(len(matrix))))
+def law(matrix: Tensor, top_p: float = 1.0) -> tuple[Tensor, ...]:
+    return (matrix, *law_stats(matrix, *settings(len(matrix), top_p)))
 
 
 def seeds(count: int) -> tuple[Tensor, Tensor]:
@@ -53,26 +53,35 @@ def chain(sizes: Sizes) -> Call:
     """Drafted tokens drawn from a law that is near the target's."""
     matrix = logits(sizes)
     count = len(matrix)
-    near = (matrix.float() + 0.3 * random(sizes, count, sizes.vocab).float().flip(0)).to(matrix.dtype)
     source = (torch.arange(count) - 1).clamp(min=0).int()
     arguments = (likely(sizes, matrix), offsets(sizes), torch.ones(count, dtype=torch.int8), source)
-    sides = law(matrix), law(near)
+    sides = law(matrix, sizes.top_p), law(near(sizes, matrix))
     return Call(
         (*arguments, *sides, None, *seeds(sizes.rows)), {"max_depth": sizes.nodes - 1}, bytes=2 * size_of(matrix)
     )
 
 
-def tree(sizes: Sizes) -> Call:
-    """Chosen tokens on trees of two children per node."""
+def near(sizes: Sizes, matrix: Tensor) -> Tensor:
+    """Logits of a draft that is often right."""
+    return (matrix.float() + 0.3 * random(sizes, *matrix.shape).float().flip(0)).to(matrix.dtype)
+
+
+def tree(sizes: Sizes, marks: tuple[int, int] | None = None) -> Call:
+    """Two children per node: chosen tokens, or proposals with these marks from the draft's laws."""
     matrix, plan = logits(sizes), planned(sizes)
     count = len(matrix)
-    first = matrix.float().topk(2, 1).indices
+    guessed = matrix if marks is None else near(sizes, matrix)
+    first = guessed.float().topk(2, 1).indices
     tokens = torch.zeros(count, dtype=torch.int64)
     for node, parent in enumerate(parents(sizes).tolist()):
         if parent >= 0:
             tokens[node] = first[node - node % sizes.nodes + parent, (node % sizes.nodes + 1) % 2]
-    marks, source = torch.zeros(count, dtype=torch.int8), torch.zeros(count, dtype=torch.int32)
-    head = (tokens, offsets(sizes), plan.first_child, plan.next_sibling, marks, source, law(matrix), None, None, None)
+    drawn, source, draft = torch.zeros(count, dtype=torch.int8), torch.zeros(count, dtype=torch.int32), None
+    if marks is not None:
+        drawn = torch.tensor(marks, dtype=torch.int8)[(torch.arange(count) % sizes.nodes + 1) % 2]
+        source, draft = (parents(sizes).clamp(min=0) + offsets(sizes)[:-1].repeat_interleave(sizes.nodes)), law(guessed)
+    links = offsets(sizes), plan.first_child, plan.next_sibling
+    head = (tokens, *links, drawn, source, law(matrix), draft, None, None)
     return Call((*head, *seeds(sizes.rows)), {"max_depth": sizes.nodes}, bytes=size_of(matrix))
 
 
@@ -85,7 +94,7 @@ def chain_logits(sizes: Sizes) -> Call:
     """The chain with the target's logits in place of its laws."""
     call = chain(sizes)
     *nodes, target, draft, ids, own, roots = call.arguments
-    arguments = (*nodes, target[0], settings(len(target[0])), draft, ids, own, roots)
+    arguments = (*nodes, target[0], settings(len(target[0]), sizes.top_p), draft, ids, own, roots)
     return replace(call, arguments=arguments)
 
 
@@ -159,24 +168,27 @@ def overlay(sizes: Sizes) -> Call:
 
 
 _LOGITS = ("rows", "nodes", "vocab", "dtype")
+_CHAIN = (*_LOGITS, "top_p")
 _GPU = tuple(Sizes(rows=b, nodes=6, vocab=128_256) for b in (1, 8, 64))
+_HALF = replace(_GPU[1], dtype=torch.bfloat16)
+_CUT = replace(_HALF, top_p=0.95)
 VERIFY_SAMPLES: dict[str, Sample] = {
-    "law_stats": Sample(statistics, _LOGITS, _GPU),
+    "law_stats": Sample(statistics, _LOGITS, (*_GPU, _HALF)),
     "replay_sample": Sample(replay, _LOGITS, _GPU),
     "draw_sample": Sample(draw, _LOGITS, _GPU),
-    "chain_verify": Sample(chain, _LOGITS, _GPU),
-    "chain_thresholds": Sample(lambda sizes: thresholds(chain(sizes), 7), _LOGITS),
+    "chain_verify": Sample(chain, _CHAIN, (*_GPU, _HALF)),
+    "chain_thresholds": Sample(lambda sizes: thresholds(chain(sizes), 7), _CHAIN),
     "ordered_thresholds": Sample(lambda sizes: thresholds(tree(sizes), 9), _LOGITS),
     "traversal_thresholds": Sample(lambda sizes: thresholds(tree(sizes), 9), _LOGITS),
-    "ordered_verify": Sample(tree, _LOGITS, _GPU),
-    "traversal_verify": Sample(tree, _LOGITS, _GPU),
+    "ordered_verify": Sample(tree, _LOGITS, (*_GPU, _HALF)),
+    "traversal_verify": Sample(tree, _LOGITS, (*_GPU, _HALF)),
     "tree_verify": Sample(walk, ("rows", "nodes"), (Sizes(rows=64, nodes=32),)),
-    "chain_verify_logits": Sample(chain_logits, _LOGITS, _GPU),
-    "replay_verify": Sample(replay_walk, _LOGITS, _GPU),
-    "typical_verify": Sample(typical, _LOGITS, _GPU),
+    "chain_verify_logits": Sample(chain_logits, _CHAIN, (*_GPU, _HALF, _CUT)),
+    "replay_verify": Sample(replay_walk, _LOGITS, (*_GPU, _HALF)),
+    "typical_verify": Sample(typical, _LOGITS, (*_GPU, _HALF)),
     "tree_expand": Sample(expand, _LOGITS, _GPU),
     "tree_grow": Sample(grow, ("rows", "vocab", "dtype"), tuple(replace(each, nodes=8) for each in _GPU)),
     "ngram_match": Sample(match, ("rows", "nodes", "length"), (Sizes(rows=64, length=32768),)),
     "edit_logits": Sample(edit, _LOGITS, _GPU),
-    "overlay_edits": Sample(overlay, _LOGITS, _GPU),
+    "overlay_edits": Sample(overlay, _LOGITS, _GPU, DTYPES[:3]),
 }

@@ -1,7 +1,8 @@
 """Times of operators on one device, beside what the device can do at all: copy, read and multiply, in the same run.
 
-On a GPU a captured graph runs a call over and over on copies of its tensors that together exceed the L2 cache four
-times (see `copies`), so that neither the host nor the cache flatters. On a CPU backends take turns, round after round.
+A call runs over and over on copies of its tensors that together exceed the last cache four times (see `copies`), so
+that the cache does not flatter; where that cannot be, `Timing.cached` says so. On a GPU a captured graph holds these
+calls, so that the host does not slow them down.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -19,8 +21,9 @@ from .agreement import SAMPLES, mapped, sample, tensors_in
 from .dispatch import OPS, REFERENCE, use_backend
 from .samples import Call, Sizes, size_of
 
-MOST_COPIES, MOST_HELD = 1024, 16 << 30
-"""Of the tensors of a call, and bytes of all copies together."""
+MOST_COPIES, MOST_HELD, MOST_HELD_CPU = 1024, 16 << 30, 384 << 20
+"""Of the tensors of a call, and bytes of all copies together, on a GPU and on a CPU."""
+CPU_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 ROUNDS = 50
 
 
@@ -28,8 +31,8 @@ ROUNDS = 50
 class Timing:
     """Median microseconds of a call; rates count what it must read, write and multiply at least.
 
-    share: of the device's measured copy rate, or of its rate of multiplication where that is the nearer limit. `reason`
-    says why there is no time.
+    share: of the device's measured copy rate, or of its rate of multiplication where that is the nearer limit; cached:
+    the data lay in the last cache, so the share may be more than all. `reason` says why there is no time.
     """
 
     op: str
@@ -40,6 +43,7 @@ class Timing:
     teraflops_per_s: float | None = None
     share: float | None = None
     reason: str | None = None
+    cached: bool = False
 
 
 @dataclass(frozen=True)
@@ -119,24 +123,42 @@ def _seconds(device: torch.device, calls: Sequence[Callable[[], Any]], rounds: i
 
 
 def cache_size(device: torch.device) -> int:
-    """Bytes of the last cache: what a benchmark must not find its data in."""
+    """Bytes of the last cache: what a benchmark must not find its data in. 0 where nobody knows."""
+    if device.type == "cpu":
+        return _cpu_cache()
     if device.type != "cuda":
         return 0
     return int(torch.cuda.get_device_properties(device).L2_cache_size)
 
 
+def _cpu_cache() -> int:
+    """Bytes of the largest cache of the first core."""
+    found = [0]
+    for path in CPU_CACHES.glob("index*/size"):  # "32768K"
+        number, unit = path.read_text().strip()[:-1], path.read_text().strip()[-1:]
+        if number.isdigit() and unit in "KMG":
+            found.append(int(number) << {"K": 10, "M": 20, "G": 30}[unit])
+    return max(found)
+
+
 def measure_ceilings(device: torch.device, rounds: int = 10) -> Ceilings:
-    """Copy, read and matrix product of this device, now."""
+    """Copy, read and matrix product of this device, now. On a CPU, which others use too, the best of the rounds."""
     gpu = device.type == "cuda"
-    count = 2**28 if gpu else 2**23
+
+    def seconds(call: Callable[[], Any]) -> float:
+        return _seconds(device, [call], rounds) if gpu else min(host_time([call], 1) for _ in range(rounds))
+
+    count = (
+        2**28 if gpu else min(max(2**23, cache_size(device)), 2**25)
+    )  # float32: four times the cache, if it is small
     one, other = (torch.zeros(count, dtype=torch.float32, device=device) for _ in range(2))
     size = count * 4
-    copied = _seconds(device, [lambda: other.copy_(one)], rounds)
-    read = _seconds(device, [lambda: one.sum()], rounds)
+    copied = seconds(lambda: other.copy_(one))
+    read = seconds(lambda: one.sum())
     side, dtype = (8192, torch.bfloat16) if gpu else (512, torch.float32)
     left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
     product = torch.empty_like(left)
-    multiplied = _seconds(device, [lambda: torch.mm(left, right, out=product)], rounds)
+    multiplied = seconds(lambda: torch.mm(left, right, out=product))
     return Ceilings(2 * size / copied / 1e9, size / read / 1e9, 2 * side**3 / multiplied / 1e12)
 
 
@@ -148,13 +170,21 @@ def describe(op: str, sizes: Sizes) -> str:
 
 def copies(op: str, sizes: Sizes, device: torch.device) -> list[Call]:
     """Calls on tensors of their own that read and write at least four times the size of the last cache, as far as
-    MOST_COPIES (a call that touches so little is bound by its launches) and MOST_HELD allow.
+    MOST_COPIES (a call that touches so little is bound by its launches) and MOST_HELD allow. On a CPU copies that are
+    too few for that are not made.
     """
     with use_backend():
         first = sample(op, sizes, device)
-    held = size_of(*tensors_in((first.arguments, tuple(first.options.values()))))
-    count = min(4 * cache_size(device) // max(1, first.bytes) + 1, MOST_COPIES, max(1, MOST_HELD // max(1, held)))
+    held = max(1, size_of(*tensors_in((first.arguments, tuple(first.options.values())))))
+    wanted = 4 * cache_size(device) // max(1, first.bytes) + 1
+    most = min(MOST_COPIES, max(1, (MOST_HELD if device.type == "cuda" else MOST_HELD_CPU) // held))
+    count = min(wanted, most) if device.type == "cuda" or wanted <= most else 1
     return [first, *(mapped(first, torch.clone) for _ in range(count - 1))]
+
+
+def in_cache(calls: Sequence[Call], device: torch.device) -> bool:
+    """Whether these calls find their data in the last cache, so that a rate says nothing about memory."""
+    return len(calls) * calls[0].bytes < 4 * cache_size(device)
 
 
 def bench(
@@ -199,4 +229,5 @@ def _time(
         Timing(op, backend, words, seconds * 1e6, rate),
         share=share,
         teraflops_per_s=flops if calls[0].products else None,
+        cached=in_cache(calls, device),
     )

@@ -31,7 +31,7 @@ def missing() -> str | None:
         return f"triton is not installed; {install('gpu')}"
     if INTERPRETED or torch.cuda.is_available():
         return None
-    return "no CUDA device (TRITON_INTERPRET=1 runs the kernels on the CPU, for tests)"
+    return "no CUDA device (`make lane-interpreter` tests the kernels without one)"
 
 
 def not_worth(*args: Any, **kwargs: Any) -> str | None:

@@ -6,8 +6,10 @@ Tests: tests/cli/test_kernels.py.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -34,7 +36,7 @@ def _names(wanted: Sequence[str] | None) -> list[str]:
     for name in wanted or ():
         if name not in OPS:
             raise ValueError(f"kernels: got operator {name!r}; expected one of {', '.join(OPS)}")
-    return list(wanted or OPS)
+    return list(dict.fromkeys(wanted or OPS))
 
 
 def _device(name: str | None) -> Any:
@@ -48,45 +50,102 @@ def _device(name: str | None) -> Any:
     return torch.device(name)
 
 
-def _sizes(op: str, words: Sequence[str]) -> Any:
-    """Sizes from "name=value" words. Raises: ValueError for a size that the operator does not know."""
-    import torch
+def _memory() -> int:
+    """Half of the bytes that this process may have."""
+    try:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        total = 16 << 30
+    limit = Path("/sys/fs/cgroup/memory.max")
+    words = limit.read_text().strip() if limit.exists() else ""
+    return min(total, int(words) if words.isdigit() else total) // 2
 
+
+def _size(word: str, name: str, value: str) -> int:
+    """One size. Raises: ValueError for what is no whole number within its bounds."""
+    from specdec_kernels.samples import BOUNDS
+
+    least, most = BOUNDS[name]
+    number = int(value) if value.isascii() and value.isdigit() and len(value) < 16 else -1
+    if not least <= number <= most:
+        raise ValueError(f"kernels: got {word!r}; expected a whole number of at least {least} and at most {most:,}")
+    return number
+
+
+def _sizes(op: str, words: Sequence[str]) -> Any:
+    """Sizes from "name=value" words. Raises: ValueError for a size that the operator does not know or cannot take."""
     from specdec_kernels.agreement import SAMPLES
-    from specdec_kernels.samples import Sizes
+    from specdec_kernels.samples import Sizes, room
 
     known = SAMPLES[op].names
+    dtypes = {str(each).removeprefix("torch."): each for each in SAMPLES[op].dtypes}
     chosen: dict[str, Any] = {}
     for word in words:
         name, equals, value = word.partition("=")
         if not equals or name not in known:
             raise ValueError(f"kernels: got {word!r}; expected NAME=VALUE with a name of {op}: {', '.join(known)}")
         if name == "dtype":
-            chosen[name] = getattr(torch, value, None)
-            if not isinstance(chosen[name], torch.dtype):
-                raise ValueError(f"kernels: got dtype {value!r}; expected float32, bfloat16, float16 or float64")
-        elif not value.isdigit() or (int(value) < 1 and name != "length"):
-            raise ValueError(f"kernels: got {word!r}; expected a whole number of at least 1")
+            if value not in dtypes:
+                raise ValueError(f"kernels: got dtype {value!r}; expected one of {', '.join(dtypes)}")
+            chosen[name] = dtypes[value]
+        elif name == "top_p":
+            chosen[name] = _share(word, value)
         else:
-            chosen[name] = int(value)
-    return Sizes(**chosen)
+            chosen[name] = _size(word, name, value)
+    sizes = Sizes(**chosen)
+    if "heads" in known and "kv_heads" in known and sizes.heads % sizes.kv_heads:
+        raise ValueError(
+            f"kernels: got heads={sizes.heads} and kv_heads={sizes.kv_heads}; expected a multiple of kv_heads as heads"
+        )
+    needed, have = room(known, sizes), _memory()
+    if needed > have:
+        raise ValueError(
+            f"kernels: got sizes of {needed / 2**30:,.0f} GiB or so; expected at most half of this machine's memory, "
+            f"{have / 2**30:,.0f} GiB; choose smaller ones"
+        )
+    return sizes
 
 
-def _show(titles: Sequence[str], rows: Iterable[Sequence[Any]], right: Sequence[int] = ()) -> None:
-    """Rows as a table; a row whose first entry repeats the one above leaves it out."""
+def _share(word: str, value: str) -> float:
+    try:
+        share = float(value)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise ValueError(f"kernels: got {word!r}; expected a number above 0 and at most 1; 1 is off")
+    return share
+
+
+def _show(
+    titles: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    right: Sequence[int] = (),
+    least: Sequence[int] = (),
+    whole: bool = False,
+) -> None:
+    """Rows as a table; a row whose first entry repeats the one above leaves it out.
+
+    right: columns that end on one line; least: characters that the columns take at least, 0 for no matter; whole: no
+    entry is folded, however wide the table becomes.
+    """
     from rich import box
     from rich.table import Table
 
     from specdec_fast.commands.show import make_console
 
+    given = [[str("" if each is None else each) for each in row] for row in rows]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for at, title in enumerate(titles):
-        table.add_column(title, justify="right" if at in right else "left", overflow="fold")
+        wide = least[at] if at < len(least) else None
+        table.add_column(title, justify="right" if at in right else "left", overflow="fold", min_width=wide)
     last = None
-    for row in rows:
-        table.add_row("" if row[0] == last else str(row[0]), *("" if each is None else str(each) for each in row[1:]))
+    for row in given:
+        table.add_row("" if row[0] == last else row[0], *row[1:])
         last = row[0]
-    make_console().print(table)
+    console = make_console()
+    if whole:
+        console.width = max(console.width, console.measure(table, options=console.options.update(width=1000)).maximum)
+    console.print(table)
 
 
 def _as_json(value: Any) -> None:
@@ -125,7 +184,12 @@ def explain(
 
     (op,) = _names([op])
     sizes = _sizes(op, shape or ())
-    call = sample(op, sizes, _device(device))
+    where = _device(device)
+    try:
+        call = sample(op, sizes, where)
+    except (ValueError, RuntimeError, MemoryError) as error:
+        first = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ValueError(f"kernels: no call of {op} with {describe(op, sizes)} can be made: {first}") from error
     rows = OPS[op].explain(*call.arguments, **call.options)
     if as_json:
         _as_json({"sizes": describe(op, sizes), "backends": [row._asdict() for row in rows]})
@@ -136,20 +200,53 @@ def explain(
 
 @app.command()
 def check(ops: Ops = None, device: Device = None, as_json: options.Json = False) -> None:
-    """Run every backend that is here on sample calls and compare with the reference. Exit status 1 if one differs."""
+    """Run every backend that is here on sample calls, plain ones and such with options, and compare with the reference.
+
+    Exit status 1 if one differs.
+    """
     from specdec_fast.commands.show import counted
     from specdec_kernels.agreement import check as compare
 
     rows = list(compare(_names(ops), device=_device(device)))
+    ran, wrong = [row for row in rows if row.ran], [row for row in rows if not row.agrees]
     if as_json:
         _as_json([asdict(row) for row in rows])
     else:
-        words = [f"agrees (within {r.worst:.1g})" if r.ran and r.agrees else r.reason for r in rows]
-        lines = [(r.op, r.backend, r.dtype, w if r.ran else f"not run: {w}") for r, w in zip(rows, words, strict=True)]
-        _show(("operator", "backend", "dtype", "against the reference"), lines)
-        print(f"{counted(sum(r.ran for r in rows), 'run')}, {sum(not r.agrees for r in rows)} of them differ")
-    if not all(row.agrees for row in rows):
+        if ran:
+            _show(("operator", "backend", "dtype", "calls", "against the reference"), _agreements(ran), right=(3,))
+        if len(ran) < len(rows):
+            _show(("backend", "not run, because", "operators"), _left_out(rows))
+        for row in wrong:
+            print(f"{row.op} ({row.backend}, {row.dtype}{row.case and f', {row.case}'}): {row.reason}")
+        print(f"{counted(len(ran), 'run')}, {len(wrong)} of them differ")
+    if wrong:
         raise typer.Exit(1)
+
+
+def _agreements(rows: Sequence[Any]) -> Iterable[tuple[Any, ...]]:
+    """One line per operator, backend and dtype: how many calls ran, and whether they agree."""
+    for key in dict.fromkeys((row.op, row.backend, row.dtype) for row in rows):
+        own = [row for row in rows if (row.op, row.backend, row.dtype) == key]
+        wrong = sum(not row.agrees for row in own)
+        worst = max(row.worst for row in own)
+        yield *key, len(own), f"{wrong} differ, see below" if wrong else f"agrees (within {worst:.1g})"
+
+
+def _left_out(rows: Sequence[Any]) -> Iterable[tuple[str, str, str]]:
+    """Every reason once, with the calls that it holds for."""
+    reasons = dict.fromkeys((row.backend, row.reason) for row in rows if not row.ran)
+    for backend, reason in sorted(reasons, key=lambda each: each[0]):
+        having = dict.fromkeys(row.op for row in rows if row.backend == backend)
+        left: dict[str, dict[str, None]] = {}
+        for row in rows:
+            if not row.ran and (row.backend, row.reason) == (backend, reason):
+                left.setdefault(row.op, {})[row.case] = None
+        whole = {op for op in left if all(r.case in left[op] for r in rows if (r.op, r.backend) == (op, backend))}
+        if len(whole) == len(having):
+            yield backend, reason, f"all {len(having)} that have it" if len(having) > 1 else next(iter(having))
+        else:
+            words = [op if op in whole else f"{op} ({', '.join(c or 'plain' for c in left[op])})" for op in left]
+            yield backend, reason, ", ".join(words)
 
 
 @app.command()
@@ -160,9 +257,10 @@ def inspect(
     record: Annotated[bool, typer.Option("--record", help="Write the results down as new ceilings.")] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Compile Triton kernels, without a GPU, and show what they cost. Exit status 1 if a ceiling is exceeded.
+    """Compile Triton kernels, without a GPU, and show what they cost.
 
-    Needs the extra `gpu`.
+    Exit status 1 if one differs from what was recorded by more than a tenth, or if nothing was recorded. Needs the
+    extra `gpu`.
     """
     from specdec_kernels import machine_code
 
@@ -200,22 +298,36 @@ def inspect(
             ]
         )
     else:
-        titles = ("kernel", "arch", "registers", "stack", "spills", "shared", "matrix", "loads 16 B / less", "")
+        titles = ("kernel", "arch", "registers", "stack", "spills", "shared", "matrix", "loads 16 B / less")
         _show(
             titles,
             [
                 (name, each, c.registers, c.stack, c.spills, f"{c.shared:,}", _matrix(c, each),
-                 f"{c.wide_loads} / {c.narrow_loads}", "; ".join(problems[name, each]))
+                 f"{c.wide_loads} / {c.narrow_loads}")
                 for name, costs in found.items()
                 for each, c in costs.items()
             ],
             right=(2, 3, 4, 5),
+            whole=True,
         )  # fmt: skip
-        above = sum(map(bool, problems.values()))
-        verdict = f"{above} above what was recorded" if above else "none above what was recorded"
-        typer.echo(f"{len(problems)} kernels, {verdict} with Triton {machine_code.version()}")
+        for (name, each), words in problems.items():
+            if words:
+                print(f"{name}, {each}: {'; '.join(words)}")
+        unknown = {(name, each) for name, each in problems if each not in recorded.get(name, {})}
+        print(_verdicts(problems, unknown, machine_code.version()))
     if any(problems.values()):
         raise typer.Exit(1)
+
+
+def _verdicts(
+    problems: Mapping[tuple[str, str], Sequence[str]], unknown: Container[tuple[str, str]], triton: str
+) -> str:
+    """The last line: how many kernels differ from their ceilings, and how many have none."""
+    differ = sum(bool(words) for key, words in problems.items() if key not in unknown)
+    without = sum(key in unknown for key in problems)
+    known = f"{differ or 'none'} of those recorded differ{'' if differ > 1 else 's'}"
+    more = f"; for {without} nothing is recorded" if without else ""
+    return f"{len(problems)} kernels with Triton {triton}: {known}{more}"
 
 
 def _matrix(cost: Any, architecture: str) -> str:
@@ -264,13 +376,17 @@ def bench(
         _as_json({"device": str(where), "ceilings": asdict(limit), "times": [asdict(row) for row in rows]})
         return
     print(f"{where}: copy {limit.copy:,.1f} GB/s, read {limit.read:,.1f} GB/s, product {limit.multiply:,.2f} TFLOP/s")
-    _show(
-        ("operator", "backend", "shape", "us", "GB/s", "TFLOP/s", "of the limit"),
-        [
-            (r.op, r.backend, r.sizes, *((f"no: {r.reason}", None, None, None) if r.microseconds is None else (
-                f"{r.microseconds:,.1f}", f"{r.gigabytes_per_s:,.1f}",
-                None if r.teraflops_per_s is None else f"{r.teraflops_per_s:,.2f}", f"{r.share:.0%}")))
-            for r in rows
-        ],
-        right=(3, 4, 5, 6),
-    )  # fmt: skip
+    for op, words in dict.fromkeys((row.op, row.sizes) for row in rows):
+        print(f"\n{op}: {words}")
+        own = [row for row in rows if (row.op, row.sizes) == (op, words)]
+        titles = ("backend", "us", "GB/s", "TFLOP/s", "of the limit")
+        _show(titles, [_timed(row) for row in own if row.reason is None], (1, 2, 3, 4), (9, 12, 8, 8, 12))
+        for row in own:
+            if row.reason is not None:
+                print(f"{row.backend}: not timed: {row.reason}")
+
+
+def _timed(row: Any) -> tuple[Any, ...]:
+    product = None if row.teraflops_per_s is None else f"{row.teraflops_per_s:,.2f}"
+    share = f"{row.share:.0%}{' (in cache)' if row.cached else ''}"
+    return row.backend, f"{row.microseconds:,.1f}", f"{row.gigabytes_per_s:,.1f}", product, share

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -55,3 +56,14 @@ def test_what_is_built_when(tmp_path: Path, root: Path) -> None:
     assert not binary.exists() and not list((tmp_path / "env" / "stamps").glob("build*"))
     assert make("demo", "none") == (8, False), "nothing was asked for"
     assert make("demo", "none") == (8, False)
+
+
+@pytest.mark.skipif(shutil.which("make") is None or not Path("/bin/bash").exists(), reason="no make or no bash")
+def test_the_heading_of_one_run_of_many_lanes_names_them(root: Path) -> None:
+    """All lanes but those that `make test` runs by themselves."""
+    env = {name: value for name, value in os.environ.items() if name != "MAKEFLAGS"}
+    command = ["make", "-n", "--no-print-directory", "READY=", "tests"]
+    done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True)
+    (heading,) = re.findall(r"tests: the lanes ([^']*)'", done.stdout)
+    lanes = set(re.findall(r"^lane-(\w+):", (root / "Makefile").read_text(), flags=re.MULTILINE))
+    assert set(re.split(r", | and ", heading)) == lanes - {"interpreter", "native"}

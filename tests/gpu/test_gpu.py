@@ -16,6 +16,7 @@ from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
 from specdec_kernels import OPS, fake, registered, use_backend
 from specdec_kernels.agreement import TOLERANCE, check, difference, sample, tensors_in
 from specdec_kernels.samples import Sizes
+from specdec_kernels.samples_options import OPTIONS
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 SIZES = [
@@ -30,10 +31,17 @@ SIZES = [
 @pytest.mark.parametrize("sizes", SIZES, ids=str)  # the largest ones last
 def test_every_backend_agrees_with_the_reference(op: str, sizes: Sizes) -> None:
     dtypes = (torch.float32, torch.bfloat16, torch.float16)
-    found = list(check([op], dtypes, torch.device("cuda"), sizes))
+    found = list(check([op], dtypes, torch.device("cuda"), sizes, only=("",)))
     assert [row for row in found if not row.agrees] == []
     if any(backend.name == "triton" for backend in OPS[op].backends):
         assert any(row.ran for row in found if row.backend == "triton")
+
+
+@pytest.mark.parametrize(("op", "case"), [(op, case) for op in OPTIONS for case in OPTIONS[op]])
+def test_calls_with_options_give_what_the_reference_gives(op: str, case: str) -> None:
+    found = list(check([op], device=torch.device("cuda"), only=(case,)))
+    assert [row for row in found if not row.agrees] == []
+    assert any(row.ran for row in found if row.backend == "triton"), found
 
 
 @pytest.mark.parametrize("op", sorted(set(OPS) & set(registered.LAUNCHES)))

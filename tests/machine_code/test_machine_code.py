@@ -103,7 +103,8 @@ GOOD = Cost(registers=100, stack=0, spills=0, shared=4096, wgmma=8, mma=0, wide_
         ({"shared": 5000}, "shared"),
         ({"spills": 1}, "spills"),
         ({"stack": 8}, "stack"),
-        ({"wgmma": 0, "mma": 8}, "wgmma 0; expected some"),
+        ({"wgmma": 0, "mma": 8}, "wgmma 0; expected 7 to 9, for 8 were recorded"),
+        ({"mma": 2}, "mma 2; expected 0 to 1"),
         ({"wide_loads": 0}, "wide_loads"),
         ({"narrow_loads": 99}, "narrow_loads"),
     ],
@@ -112,6 +113,18 @@ def test_growth_is_a_breach(change: dict[str, int], word: str) -> None:
     ceiling = asdict(GOOD)
     assert breaches(GOOD, ceiling, "sm_80") == breaches(replace(GOOD, registers=110), ceiling, "sm_80") == []
     assert word in breaches(replace(GOOD, **change), ceiling, "sm_80")[0]
+
+
+@pytest.mark.parametrize("name", ["wgmma", "mma", "wide_loads"])
+@pytest.mark.parametrize(
+    ("recorded", "allowed"), [(0, (0, 1)), (1, (1, 2)), (2, (1, 3)), (8, (7, 9)), (40, (36, 44)), (41, (36, 46))]
+)
+def test_counts_of_instructions_are_held_both_ways(name: str, recorded: int, allowed: tuple[int, int]) -> None:
+    """Within a tenth, one at least; the last one must stay."""
+    ceiling = asdict(replace(GOOD, **{name: recorded}))
+    for got in range(60):
+        found = breaches(replace(GOOD, **{name: got}), ceiling, "sm_90")
+        assert bool(found) == (not allowed[0] <= got <= allowed[1]), (got, found)
 
 
 def test_a_pipeline_that_is_gone_is_a_breach() -> None:

@@ -59,6 +59,7 @@ PARTS = {"chain_verify_logits", "ordered_thresholds", "traversal_thresholds"}
 PLAIN = (
     "tree_attention", "attention_plan", "kv_stage", "kv_slots", "kv_commit", "kv_commit_scratch", "kv_commit_pages",
     "tree_plan", "tree_expand", "tree_grow", "tree_verify", "replay_verify", "typical_verify", "ngram_match",
+    "overlay_edits",
 )  # fmt: skip
 CASES: dict[str, Callable[[], Call]] = {
     **{name: partial(sample, name, SIZES) for name in PLAIN},
