@@ -90,22 +90,21 @@ def attend(
     if value_dim != key.shape[3]:  # latent attention: the narrower of the two is padded with zeros, which add nothing
         query, key, value = (pad(part, (0, keys.shape[3] - part.shape[3])) for part in (query, key, value))
     kv_stage(key[0].transpose(0, 1), value[0].transpose(0, 1), keys, values, slots.slots)
-    packed_query, window = query[0].transpose(0, 1), sliding_window or 0
-    out = tree_attention(
-        packed_query,
-        keys,
-        values,
-        slots.page_table,
-        slots.lengths,
-        slots.offsets,
-        slots.ancestors,
-        slots.depth,
-        scale=scale,
-        softcap=softcap or 0.0,
-        window=window,
-        sinks=s_aux,
-        plan=packed.plan(packed_query, keys, window),
-    )
+    packed_query = query[0].transpose(0, 1)
+    options: dict[str, Any] = {
+        "scale": scale
+    }  # what is not asked for is not passed: every layer of every pass calls this
+    if softcap:
+        options["softcap"] = softcap
+    if sliding_window:
+        options["window"] = sliding_window
+    if s_aux is not None:
+        options["sinks"] = s_aux
+    plan = packed.plan(packed_query, keys, sliding_window or 0)
+    if plan is not None:
+        options["plan"] = plan
+    tree = (slots.page_table, slots.lengths, slots.offsets, slots.ancestors, slots.depth)
+    out = tree_attention(packed_query, keys, values, *tree, **options)
     return out[..., :value_dim].unsqueeze(0), None
 
 

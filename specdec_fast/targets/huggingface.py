@@ -200,8 +200,8 @@ class HuggingFaceTarget:
                 hooks.append(self._tap(name, caught))
             forward = self.model.forward if taps else self._forward  # compiled code does not see new hooks
             output = forward(
-                input_ids=tokens[None],
-                position_ids=slots.positions[None],
+                input_ids=tokens.unsqueeze(0),
+                position_ids=slots.positions.unsqueeze(0),
                 use_cache=False,
                 logits_to_keep=0 if wanted is None else wanted,
                 packed=context,
