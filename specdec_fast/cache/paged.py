@@ -63,8 +63,13 @@ class PagedCache:
         self._all = CacheTable([*self.keys, *self.values])
         self.page_table = torch.zeros(max_rows, -(-max_length // page_size), dtype=torch.int32, device=device)
         self.lengths = torch.zeros(max_rows, dtype=torch.int32, device=device)
+        self._lengths_here = self.lengths.numpy() if self.device.type == "cpu" else None  # the same memory
         self._owned: list[list[int]] = [[] for _ in range(max_rows)]
         self._owner: weakref.ref[object] | None = None
+
+    def __getstate__(self) -> dict[str, object]:
+        """A copy's lengths lie elsewhere, and nobody owns it."""
+        return {**self.__dict__, "_lengths_here": None, "_owner": None}
 
     def claim(self, owner: object, rows: Collection[int] = ()) -> None:
         """From now on `owner` alone uses this cache, and holds pages in `rows` alone: what lies in others was left by
@@ -136,6 +141,9 @@ class PagedCache:
         """Truncate rows to absolute lengths: both int32 [B], or both of the host."""
         if isinstance(rows, Tensor) or isinstance(lengths, Tensor):
             self.lengths[rows] = lengths  # type: ignore[assignment]
+        elif self._lengths_here is not None:  # every step of a draft model: no operator
+            for row, length in zip(rows, lengths, strict=True):
+                self._lengths_here[row] = length
         else:
             write_at(rows, lengths, self.lengths)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 
 import pytest
@@ -88,6 +89,15 @@ def test_rollback_truncates_to_absolute_lengths(host: bool) -> None:
     made.check()
     made.step({2: [-1, 0], 0: [-1]}, {2: [0, 1], 0: [0]})
     made.check()
+
+
+def test_a_copy_has_lengths_of_its_own() -> None:
+    made = ledger({0: 9}).cache
+    copied = copy.deepcopy(made)
+    copied.rollback([0], [4])
+    assert copied.lengths[0] == 4 and made.lengths[0] == 9
+    made.rollback([0], [2])
+    assert copied.lengths[0] == 4 and made.lengths[0] == 2
 
 
 def test_reserving_is_all_or_nothing() -> None:
