@@ -4,7 +4,7 @@ SPECDEC_BUILD chooses what is compiled:
   auto (default)  what this machine can build; a failure leaves an install that works through the references
   cpu             the CPU extension, and a failure is an error
   cuda            the CPU and the CUDA extension, and a failure is an error
-  none            nothing; in-place modules of earlier builds are deleted
+  none            nothing; an editable or in-place build deletes the modules of earlier ones
 
 Three kinds of module:
   specdec_kernels._C       csrc/**/*.cpp: operators for CPU; libtorch stable ABI, one binary for torch >= 2.10

@@ -46,7 +46,8 @@ class Sampling:
     def laws(self, logits: Tensor, overlay: Overlay | None = None) -> Laws:
         """The laws of logits [B, V], one row of logits per row of the batch, with an overlay if there is one."""
         asked = (self.temperature, self.top_k, self.top_p, self.min_p)
-        inv_t, lse, cut, tie_id, mass = law_stats(logits, *asked, masses=True, overlay=overlay)
+        over = {} if overlay is None else {"overlay": overlay}
+        inv_t, lse, cut, tie_id, mass = law_stats(logits, *asked, masses=True, **over)
         return Laws(logits, inv_t, lse, cut, tie_id, mass=mass, overlay=overlay)
 
     def pending(self, logits: Tensor) -> PendingLaws:
@@ -192,7 +193,8 @@ def process(
     draft: Draft, plan: TreePlan, logits: Tensor, sampling: Sampling, root_positions: Tensor, *, whole: bool = False
 ) -> Laws:
     """The target's law at every node, each on its own root path. logits: [M, V]. On the CPU edits are made in place; on
-    a device they lie over the logits, which operators fold in on load (`Laws.overlay`).
+    a device they lie over the logits, which operators fold in on load (`Laws.overlay`); a drafter that looks at the
+    target's logits sees them without edits then, which costs acceptance at most.
 
     Row i of the result is the law of the token after node i. On the CPU its statistics are found when they are first
     looked at, or all at once if `whole`, for whoever wants the target's choice at every node. root_positions: int32 [B]

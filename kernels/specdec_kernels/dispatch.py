@@ -215,7 +215,12 @@ class Op:
 
     def _given(self, *args: Any, out: Any = None, workspace: torch.Tensor | None = None, **kwargs: Any) -> Any:
         """A call with memory of the caller's, or with edits over its logits."""
+        if ("overlay" in kwargs and self._edited is None) or (workspace is not None and self._direct is None):
+            name = "overlay" if "overlay" in kwargs and self._edited is None else "workspace"
+            raise TypeError(f"{self.name}() takes no argument {name!r}")
         overlay = kwargs.pop("overlay", None)
+        if out is None and workspace is None and overlay is None:
+            return self(*args, **kwargs)
         self.last_backend, run = self._chosen(args, kwargs)
         if overlay is not None and self.last_backend == "triton":
             kwargs["overlay"] = overlay
@@ -325,7 +330,7 @@ class Op:
     def _warn(self, reasons: str) -> None:
         if reasons not in self._warned:
             self._warned.add(reasons)
-            warnings.warn(f"{self.name} runs on its slow PyTorch reference ({reasons})", FallbackWarning, stacklevel=4)
+            warnings.warn(f"{self.name} runs on its slow PyTorch reference ({reasons})", FallbackWarning, stacklevel=5)
 
 
 def _pick_for_graph(name: str, device: str) -> str:

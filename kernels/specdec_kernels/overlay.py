@@ -27,26 +27,37 @@ class Overlay:
         each that has another logit, 3 * w + 1 says how many such there are in the row before them, 3 * w + 2 has a bit
         for each that is forbidden (-inf is added, so that NaN and +inf stay visible as NaN). The bits of the other
         logits, float32 in order of ids, follow from cell 3 * W on: up to C of them.
+    vocab: V, columns of the logits that it is for.
     """
 
     cells: Tensor
+    vocab: int
 
     def select(self, index: Tensor) -> Overlay:
         """That of the given rows (int64 [R'])."""
-        return Overlay(self.cells[index])
+        return Overlay(self.cells[index], self.vocab)
 
     def over(self, logits: Tensor) -> Tensor:
         """Logits [R, V] with the edits, a copy in float32: what reading through the overlay means."""
-        vocab, device = logits.shape[1], logits.device
-        words = words_of(vocab)
-        planes = self.cells[:, : PLANES * words].unflatten(1, (words, PLANES))
-        ids = torch.arange(vocab, device=device)
-        moved, barred = ((planes[:, ids // WORD, plane] >> (ids % WORD)) & 1 for plane in (0, 2))
-        level, values = logits.float(), self.cells[:, PLANES * words :].contiguous().view(torch.float32)
-        if values.shape[1]:
-            place = (moved.cumsum(1) - 1).clamp(0, values.shape[1] - 1)
-            level = torch.where(moved == 1, values.gather(1, place), level)
-        return torch.where(barred == 1, level - torch.inf, level)
+        rows = [_edited(*part) for part in zip(logits.split(_AT_ONCE), self.cells.split(_AT_ONCE))]
+        return rows[0] if len(rows) == 1 else torch.cat(rows)
+
+
+_AT_ONCE = 32
+"""Rows whose bits are spread out at a time: they take several times the room of the logits."""
+
+
+def _edited(logits: Tensor, cells: Tensor) -> Tensor:
+    vocab, device = logits.shape[1], logits.device
+    words = words_of(vocab)
+    planes = cells[:, : PLANES * words].unflatten(1, (words, PLANES))
+    ids = torch.arange(vocab, device=device)
+    moved, barred = ((planes[:, ids // WORD, plane] >> (ids % WORD)) & 1 for plane in (0, 2))
+    level, values = logits.float(), cells[:, PLANES * words :].contiguous().view(torch.float32)
+    if values.shape[1]:
+        place = (moved.cumsum(1) - 1).clamp(0, values.shape[1] - 1)
+        level = torch.where(moved == 1, values.gather(1, place), level)
+    return torch.where(barred == 1, level - torch.inf, level)
 
 
 def check(op: str, overlay: Any, logits: Tensor) -> Tensor:
@@ -57,10 +68,11 @@ def check(op: str, overlay: Any, logits: Tensor) -> Tensor:
     if cells is None or cells.dtype != torch.int32 or cells.ndim != 2 or not cells.is_contiguous():
         got = type(overlay).__name__ if cells is None else f"{cells.dtype} {list(cells.shape)}"
         raise ValueError(f"{op}: overlay is {got}; expected an Overlay as overlay_edits returns it: contiguous int32")
-    if cells.shape[0] != rows or cells.shape[1] < least or cells.device != logits.device:
+    fits = cells.shape[0] == rows and overlay.vocab == vocab and cells.shape[1] >= least
+    if not fits or cells.device != logits.device:
         raise ValueError(
-            f"{op}: overlay is {list(cells.shape)} on {cells.device}; expected [{rows}, {least} or more] on "
-            f"{logits.device}, for logits {list(logits.shape)}"
+            f"{op}: overlay is {list(cells.shape)} for {overlay.vocab} tokens on {cells.device}; expected "
+            f"[{rows}, {least} or more] for {vocab} on {logits.device}, like the logits; overlay_edits makes them"
         )
     return cells
 

@@ -32,7 +32,7 @@ def place_of(cells, ids, wanted, vocab, room):
     before = tl.load(cells + word_at + 1, mask=wanted, other=0)
     lower = word & ((bit * 0 - 1 << bit) ^ -1)
     place = tl.cdiv(vocab, WORD) * PLANES + before + ones_of(lower)
-    return place, wanted & (before >= 0) & (place < room)
+    return place, wanted & (before >= 0) & (before < room) & (place < room)
 
 
 @triton.jit

@@ -259,7 +259,7 @@ def inspect(
 ) -> None:
     """Compile Triton kernels, without a GPU, and show what they cost.
 
-    Exit status 1 if one differs from what was recorded by more than a tenth, or if nothing was recorded. Needs the
+    Exit status 1 if one breaks what was recorded, or if nothing was. Needs the
     extra `gpu`.
     """
     from specdec_kernels import machine_code

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.edit_cases import Request, arguments, batches, int32, words_of
-from oracles.interpreter import guarded, guarded_case, watched
+from oracles.interpreter import guarded, guarded_case, watched, wrapping
 from oracles.launch_cases import SIZES, drafted
 from torch import Tensor
 
@@ -174,7 +174,7 @@ def test_wild_cells_and_edits_lead_nowhere(name: str, seed: int, monkeypatch: py
         return
     call = call_of(name, torch.bfloat16)
     _, logits = logits_of(call)
-    overlay = Overlay(wild(overlay_over(logits).cells))
+    overlay = replace(overlay_over(logits), cells=wild(overlay_over(logits).cells))
     with use_backend("triton"), watched(*tensors_in(call.arguments), overlay.cells):
         OPS[name](*call.arguments, **call.options, overlay=overlay)
 
@@ -185,14 +185,35 @@ def test_an_overlay_that_does_not_fit_is_refused() -> None:
     cells = overlay_over(logits).cells
     bad = {
         r"overlay is Tensor; expected an Overlay": cells,
-        r"overlay is torch.int64 \[12, \d+\]; expected an Overlay": Overlay(cells.long()),
-        r"overlay is \[11, \d+\] on cpu; expected \[12, 15 or more\]": Overlay(cells[1:].contiguous()),
-        r"overlay is \[12, 9\] on cpu; expected \[12, 15 or more\]": Overlay(cells[:, :9].contiguous()),
+        r"overlay is torch.int64 \[12, \d+\]; expected an Overlay": Overlay(cells.long(), 130),
+        r"overlay is \[11, \d+\] for 130 .*; expected \[12, 15 or more\]": Overlay(cells[1:].contiguous(), 130),
+        r"overlay is \[12, 9\] for 130 .*; expected \[12, 15 or more\]": Overlay(cells[:, :9].contiguous(), 130),
+        r"overlay is \[12, \d+\] for 129 .* or more\] for 130 on cpu": Overlay(cells, 129),
     }
     for backend in ("triton", "reference"):
         for message, overlay in bad.items():
             with use_backend(backend), pytest.raises(ValueError, match=f"law_stats: {message}"):
                 OPS["law_stats"](*call.arguments, overlay=overlay)
+
+
+@pytest.mark.parametrize("number", [2**31 - 1, 2**31 - 500, -(2**31)])
+def test_numbers_at_the_ends_of_32_bits_lead_nowhere_else(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expect, "readable", lambda value: False)
+    call = call_of("law_stats", torch.bfloat16)
+    overlay = overlay_over(call.arguments[0])
+    for first in range(4):
+        cells = overlay.cells.clone()
+        cells[:, 0] = -1
+        cells[:, first::3] = number
+        with use_backend("triton"), wrapping(), watched(*tensors_in(call.arguments), cells):
+            OPS["law_stats"](*call.arguments, overlay=replace(overlay, cells=cells))
+
+
+def test_operators_without_edits_take_no_overlay() -> None:
+    call, overlay = sample("tree_verify", SIZES), overlay_over(torch.randn(12, 130))
+    for each in (overlay, None):
+        with pytest.raises(TypeError, match=r"tree_verify\(\) takes no argument 'overlay'"):
+            OPS["tree_verify"](*call.arguments, **call.options, overlay=each)
 
 
 def test_float64_logits_have_no_overlay() -> None:

@@ -21,8 +21,11 @@ FEW = 2
 """Race blocks up to which all of them are weighed in the race itself, without a launch for their masses."""
 MASS_WARPS = 8
 RACE_WARPS = 4
-RACE_REGISTERS = 96
-"""Per thread of the race. Left to itself ptxas aims at fewer, for programs that are not there, and spills."""
+
+
+def race_registers(fold: bool) -> int:
+    """Per thread of the race. Left to itself ptxas aims at fewer, for programs that are not there, and spills."""
+    return 112 if fold else 96
 
 
 Law = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -136,7 +139,7 @@ def draw(
     race[(rows,)](
         *shared, seeds, positions, index, *explicit, out, rest.vocab, blocks, max(4, 1 << (blocks - 1).bit_length()),
         stream, noise is not None, known is not None and not few, few, *rest.kind,
-        num_warps=RACE_WARPS, maxnreg=RACE_REGISTERS, enable_fp_fusion=False,
+        num_warps=RACE_WARPS, maxnreg=race_registers(rest.kind[4]), enable_fp_fusion=False,
     )  # fmt: skip
     return out
 
@@ -189,7 +192,7 @@ def rest_types(dtype: str, draft: str = "") -> dict[str, str]:
     draft = draft or dtype
     return {
         "logits": f"*{dtype}", "inv_t": "*fp32", "lse": "*fp32", "cut": "*fp32", "tie_id": "*i32", "stride": "i32:16",
-        "width": "i32:16", "cells": "*i32", "room": "i32", "q_logits": f"*{draft}", "q_inv_t": "*fp32",
+        "width": "i32:16", "cells": "*i32", "room": "i32:16", "q_logits": f"*{draft}", "q_inv_t": "*fp32",
         "q_lse": "*fp32", "q_cut": "*fp32", "q_tie": "*i32", "q_stride": "i32:16", "q_width": "i32:16",
         "columns": "*i32", "tokens": "*i64", "next_sibling": "*i32", "drawn": "*i8", "law_row": "*i32",
         "scouts": "*i8", "applied": "*i32", "p_scale": "*fp32", "q_scale": "*fp32",
@@ -220,7 +223,7 @@ def _draw(name: str, everyday: bool, dtype: str = "bf16", known: bool = False, *
         Variant(f"draw_sample/masses {name}", f"{kernel}:masses", shared, mass_constants, MASS_WARPS, everyday=chosen,
                 fusion=False),
         Variant(f"draw_sample/race {name}", f"{kernel}:race", shared | noise, race_constants, RACE_WARPS,
-                everyday=chosen, fusion=False, most_registers=RACE_REGISTERS),
+                everyday=chosen, fusion=False, most_registers=race_registers(kind.get("fold", False))),
     ]  # fmt: skip
 
 
@@ -233,4 +236,5 @@ VARIANTS = [
     *_draw("after a tree fp16", False, "fp16", chain=False, draft=True),
     *_draw("after a tree fp32 mapped", False, "fp32", chain=False, draft=True, mapped=True),
     *_draw("after a tree bf16 with an overlay", False, chain=False, draft=True, scouts=True, fold=True),
+    *_draw("after a chain bf16 with an overlay", False, known=True, chain=True, draft=True, fold=True),
 ]

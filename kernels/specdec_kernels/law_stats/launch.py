@@ -93,7 +93,7 @@ def _variant(
 ) -> Variant:  # fmt: skip
     logits = {"logits": f"*{dtype}", "temperature": "*fp32", "vocab": "i32:16", "blocks": "i32", "stride": "i32:16"}
     tables = {"pivots": "*i64" if pivots else "*i32", "tops": "*fp32", "places": "*i32", "sums": "*fp32"}
-    tables |= {"over": "*fp32", "known": "i32", "cells": "*i32", "room": "i32"}
+    tables |= {"over": "*fp32", "known": "i32", "cells": "*i32", "room": "i32:16"}
     bare = ("" if pivots else " without pivots") + (" with an overlay" if fold else "")
     if kernel == "scan":
         return Variant(

@@ -34,7 +34,7 @@ def overlay_edits(
     (rows, vocab), requests, packed = logits.shape, paths.offsets.shape[0] - 1, paths.tokens.shape[0]
     shape = cells_of(logits, paths, penalties, additions)
     if rows == 0 or requests == 0:
-        return Overlay(torch.zeros(shape, dtype=torch.int32, device=logits.device))
+        return Overlay(torch.zeros(shape, dtype=torch.int32, device=logits.device), vocab)
     cells = torch.empty(shape, dtype=torch.int32, device=logits.device)
 
     def given(edits: Any, *names: str) -> list[Tensor]:
@@ -55,7 +55,7 @@ def overlay_edits(
         penalties is not None, additions is not None, forced is not None, masks is not None, num_warps=WARPS,
         maxnreg=REGISTERS, enable_fp_fusion=False,
     )  # fmt: skip
-    return Overlay(cells)
+    return Overlay(cells, vocab)
 
 
 def _variant(dtype: str, everyday: tuple[str, ...], nodes: bool = False) -> Variant:
@@ -63,10 +63,10 @@ def _variant(dtype: str, everyday: tuple[str, ...], nodes: bool = False) -> Vari
         "parents", "offsets", "roots", "nodes", "rows", "ids", "counts", "sizes", "add_offsets", "add_ids", "until",
         "forced_offsets", "forced_positions", "forced_ids", "words", "index", "cells",
     )  # fmt: skip
-    numbers = ("requests", "packed", "tables", "entries", "listed", "masks", "capacity", "width", "room")
+    numbers = ("requests", "packed", "tables", "entries", "listed", "masks", "capacity", "width")
     arguments = {
         "logits": f"*{dtype}", "tokens": "*i64", "factors": "*fp32", "values": "*fp32", "vocab": "i32:16",
-        "stride": "i32:16", **dict.fromkeys(integers, "*i32"), **dict.fromkeys(numbers, "i32"),
+        "stride": "i32:16", "room": "i32:16", **dict.fromkeys(integers, "*i32"), **dict.fromkeys(numbers, "i32"),
     }  # fmt: skip
     kinds = dict.fromkeys(("PENALTIES", "ADDITIONS", "FORCED", "MASKS"), True)
     return Variant(

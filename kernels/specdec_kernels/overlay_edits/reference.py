@@ -36,11 +36,12 @@ def check(
 def cells_of(
     logits: Tensor, paths: NodePaths, penalties: Penalties | None, additions: Additions | None
 ) -> tuple[int, int]:
-    """Shape of the overlay's cells: room for all that could be listed, whatever the data says."""
+    """Shape of the overlay's cells: room for all that could be listed, whatever the data says; a multiple of 16, so
+    that kernels are not compiled anew where a batch has another number of nodes."""
     rows, vocab = logits.shape
     listed = 0 if penalties is None else penalties.ids.shape[1] + paths.tokens.shape[0]
     listed += 0 if additions is None else additions.ids.shape[0]
-    return rows, PLANES * words_of(vocab) + min(vocab, listed)
+    return rows, -(-(PLANES * words_of(vocab) + min(vocab, listed)) // 16) * 16
 
 
 def overlay_edits(
@@ -81,7 +82,7 @@ def overlay_edits(
     planes[:, :, 1] = counts.cumsum(1) - counts
     row, token = moved.nonzero().unbind(1)
     cells[row, PLANES * words + (moved.cumsum(1) - 1)[row, token]] = level[row, token].view(torch.int32)
-    return Overlay(cells)
+    return Overlay(cells, logits.shape[1])
 
 
 def _by_value(additions: Additions | None, forbidding: bool) -> Additions | None:

@@ -34,7 +34,7 @@ def put(cells, token, value, wanted, vocab, room):
     tl.store(cells + where, value.to(tl.int32, bitcast=True), mask=known)
 
 
-@triton.jit(do_not_specialize=["requests", "packed", "tables", "entries", "listed", "masks"])
+@triton.jit(do_not_specialize=["requests", "packed", "tables", "entries", "listed", "masks", "capacity", "width"])
 def fold(
     logits, tokens, parents, offsets, roots, nodes, factors, rows, ids, counts, sizes, add_offsets, add_ids, values,
     until, forced_offsets, forced_positions, forced_ids, words, index, cells, requests, packed, tables, entries, listed,

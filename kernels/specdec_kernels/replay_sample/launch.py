@@ -56,7 +56,7 @@ def replay_sample(
 def _pieces(dtype: str, everyday: tuple[str, ...], explicit: bool = False, fold: bool = False) -> Variant:
     arguments = {
         "logits": f"*{dtype}", "inv_t": "*fp32", "cut": "*fp32", "tie_id": "*i32", "seeds": "*i64",
-        "positions": "*i32", "noise": "*fp32", "best": "*i64", "cells": "*i32", "room": "i32", "vocab": "i32:16",
+        "positions": "*i32", "noise": "*fp32", "best": "*i64", "cells": "*i32", "room": "i32:16", "vocab": "i32:16",
         "stride": "i32:16", "noise_stride": "i32",
     }  # fmt: skip
     special = (" given noise" if explicit else "") + (" with an overlay" if fold else "")

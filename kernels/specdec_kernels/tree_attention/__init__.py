@@ -63,15 +63,15 @@ def _key(query: Tensor, key_cache: Tensor, *args: Any, **kwargs: Any) -> Hashabl
         large = query.shape[0] >= sdpa_kernel.LARGE
         if query.is_cpu and len(kwargs) == 1 and not large:  # only `scale`: the common decoding step
             return query.dtype if key_cache.dtype == query.dtype else (query.dtype, key_cache.dtype)
+        softcap, sinks, lse = kwargs.get("softcap", 0.0), kwargs.get("sinks"), kwargs.get("return_lse", False)
+        scales = kwargs.get("key_scale") is None, kwargs.get("value_scale") is None
+        options = bool(softcap), sinks is None, lse, kwargs.get("batch_invariant", False), *scales
+        return query.device, query.dtype, key_cache.dtype, large, query.shape[-1], *options
     except AttributeError:
         wrong = "key_cache" if isinstance(query, Tensor) else "query"
         raise ValueError(
             f"tree_attention: {wrong} is no tensor; expected [nodes, heads, width] and paged caches"
         ) from None
-    softcap, sinks, lse = kwargs.get("softcap", 0.0), kwargs.get("sinks"), kwargs.get("return_lse", False)
-    scales = kwargs.get("key_scale") is None, kwargs.get("value_scale") is None
-    options = bool(softcap), sinks is None, lse, kwargs.get("batch_invariant", False), *scales
-    return query.device, query.dtype, key_cache.dtype, large, query.shape[-1], *options
 
 
 tree_attention = Op(

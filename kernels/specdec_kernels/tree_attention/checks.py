@@ -13,10 +13,10 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 def check_numbers(softcap: float, window: int) -> None:
     """Raises ValueError for a softcap or a window that means nothing."""
-    if not (math.isfinite(softcap) and softcap >= 0):
-        raise ValueError(f"{OP}: softcap is {softcap}, expected a finite number above 0, or 0 for none")
-    if window < 0:
-        raise ValueError(f"{OP}: window is {window}, expected a number of positions, or 0 for none")
+    if not (isinstance(softcap, (int, float)) and math.isfinite(softcap) and softcap >= 0):
+        raise ValueError(f"{OP}: softcap is {softcap!r}, expected a finite number above 0, or 0 for none")
+    if not isinstance(window, int) or window < 0:
+        raise ValueError(f"{OP}: window is {window!r}, expected a number of positions, or 0 for none")
 
 
 def check(

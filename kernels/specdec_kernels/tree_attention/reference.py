@@ -46,10 +46,11 @@ def check_words(ancestors: Tensor | None, offsets: Tensor) -> None:
 
 def look(
     query: Tensor, key_cache: Tensor, value_cache: Tensor, page_table: Tensor, lengths: Tensor, offsets: Tensor,
-    *args: Tensor | None, **kwargs: object,
+    ancestors: Tensor | None = None, *args: Tensor | None, **kwargs: object,
 ) -> None:  # fmt: skip
     """Raises ValueError for data that the reference refuses."""
     expect.offsets("tree_attention", offsets, query.shape[0])
+    check_words(ancestors, offsets)
     check_pages(key_cache, page_table, lengths, offsets)
 
 

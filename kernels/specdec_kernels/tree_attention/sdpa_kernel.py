@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from .checks import check
 from .plan import AttentionPlan
-from .reference import visible_nodes
+from .reference import look, visible_nodes
 
 LARGE = 256
 """Nodes in one call from which gathering pages pays."""
@@ -104,6 +104,7 @@ def tree_attention(
 ) -> Tensor:
     tensors = (query, key_cache, value_cache, page_table, lengths, offsets, ancestors, depth)
     check(*tensors, softcap=softcap, window=window, sinks=sinks, out=out)
+    look(*tensors)
     page_size, kv_heads = key_cache.shape[1:3]
     result = query.new_zeros(query.shape) if out is None else out.zero_()
     bounds = offsets.tolist()

@@ -78,7 +78,7 @@ def typical_verify(
 def _law(dtype: str) -> dict[str, str]:
     return {
         "logits": f"*{dtype}", "inv_t": "*fp32", "lse": "*fp32", "cut": "*fp32", "tie_id": "*i32", "stride": "i32:16",
-        "width": "i32:16", "cells": "*i32", "room": "i32", "first_child": "*i32", "sums": "*fp64", "pieces": "i32",
+        "width": "i32:16", "cells": "*i32", "room": "i32:16", "first_child": "*i32", "sums": "*fp64", "pieces": "i32",
     }  # fmt: skip
 
 
