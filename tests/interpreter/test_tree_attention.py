@@ -366,7 +366,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"query": torch.zeros(3, 4, 128)[:, :, ::2]}, "strided last axis"),
     ({"query": torch.zeros(3, 4, 64, dtype=torch.float64)}, "served are float32"),
     ({"ancestors": torch.zeros(2, 1, dtype=torch.int32)}, "ancestors is"),
-    ({"query": torch.zeros(3, 256)}, r"query is \[3, 256\], expected \[nodes, heads, width\]"),
+    ({"query": torch.zeros(3, 256)}, r"query is torch.float32 \[3, 256\], expected \[nodes, heads, width\]"),
     ({"depth": torch.zeros(1, dtype=torch.int32).expand(3)}, "depth is .* with a contiguous last axis"),
     ({"page_table": torch.ones(1, 8, dtype=torch.int32)[:, ::2]}, "page_table is .* with a contiguous last axis"),
     ({"key_cache": torch.zeros(9, 16, 2, 64, device="meta")}, "key_cache lies on meta; expected cpu like query"),

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import signal
+from itertools import count as count_up
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -169,20 +170,10 @@ def test_cheap_checkpoints_are_written_behind_every_step(
 ) -> None:
     """Dear ones behind the first and the last. Time is counted here, so that no other program has a part in it."""
     written: list[int] = []
-    now = 0.0
-
-    def monotonic() -> float:
-        nonlocal now
-        now += 0.001
-        return now
-
-    def save(accelerator: Any, folder: Path, made_of: dict[str, Any]) -> None:
-        nonlocal now
-        written.append(made_of["step"])
-        now += seconds
-
-    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=monotonic))
-    monkeypatch.setattr(loop, "_save", save)
+    ticks = count_up()
+    clock = SimpleNamespace(monotonic=lambda: next(ticks) / 1000 + seconds * len(written))
+    monkeypatch.setattr(loop, "time", clock)
+    monkeypatch.setattr(loop, "_save", lambda accelerator, folder, made_of: written.append(made_of["step"]))
     run(tmp_path, saving=None)
     assert len(written) == count and written[0] == 1 and written[-1] == 9
 
