@@ -23,6 +23,11 @@ MASS_WARPS = 8
 RACE_WARPS = 4
 
 
+def mass_registers(fold: bool) -> int | None:
+    """Per thread of the masses, where an overlay takes more than ptxas would give."""
+    return 192 if fold else None
+
+
 def race_registers(fold: bool) -> int:
     """Per thread of the race. Left to itself ptxas aims at fewer, for programs that are not there, and spills."""
     return 112 if fold else 96
@@ -133,7 +138,7 @@ def draw(
     if not few:
         masses[(rows, -(-blocks // GROUP))](
             *shared, rest.vocab, blocks, GROUP, known is not None, False, *rest.kind, num_warps=MASS_WARPS,
-            enable_fp_fusion=False,
+            maxnreg=mass_registers(rest.kind[4]), enable_fp_fusion=False,
         )  # fmt: skip
     explicit = (part, part) if noise is None else tuple(each.contiguous() for each in noise)
     race[(rows,)](
@@ -151,7 +156,7 @@ def left_of(rest: Rest, firsts: Tensor, nodes: int) -> Tensor:
         blocks, all_nodes = -(-rest.vocab // BLOCK), torch.arange(nodes, dtype=torch.int32, device=firsts.device)
         masses[(nodes, -(-blocks // GROUP))](
             *rest.tensors, all_nodes, firsts, out, out, rest.vocab, blocks, GROUP, False, True, *rest.kind,
-            num_warps=MASS_WARPS, enable_fp_fusion=False,
+            num_warps=MASS_WARPS, maxnreg=mass_registers(rest.kind[4]), enable_fp_fusion=False,
         )  # fmt: skip
     return out
 
@@ -221,7 +226,7 @@ def _draw(name: str, everyday: bool, dtype: str = "bf16", known: bool = False, *
     kernel = "draw_sample.triton_kernel"
     return [
         Variant(f"draw_sample/masses {name}", f"{kernel}:masses", shared, mass_constants, MASS_WARPS, everyday=chosen,
-                fusion=False),
+                fusion=False, most_registers=mass_registers(kind.get("fold", False))),
         Variant(f"draw_sample/race {name}", f"{kernel}:race", shared | noise, race_constants, RACE_WARPS,
                 everyday=chosen, fusion=False, most_registers=race_registers(kind.get("fold", False))),
     ]  # fmt: skip
