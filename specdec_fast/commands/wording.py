@@ -21,6 +21,7 @@ _OF_CODE = {
         "--stop: got a model without a tokenizer; expected one that can tell where a text ends; put its files into the "
         'folder of --model, or pass ids with --file: {"prompt": [5, 6], "stop_token_ids": [7]}'
     ),
+    "got no draft model; expected draft=, a model": "got no draft model; expected --draft with a model",
     "pass stop_token_ids, and do not ignore_eos": (
         'pass "stop_token_ids" beside the prompt in a .json or .jsonl --file, and do not --ignore-eos'
     ),

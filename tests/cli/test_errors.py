@@ -31,6 +31,10 @@ CASES = [
         ["generate", "--file", "{ids}", "--model", "{bare}", "--stop", "x"],
         ["error: --stop: got a model without a tokenizer", '"stop_token_ids": [7]', "pass ids with --file"],
     ),
+    (
+        ["generate", "x", "--model", "{target}", "--drafter", "draft_model"],
+        ["drafter draft_model: got no draft model; expected --draft with a model of the target's family"],
+    ),
     (["generate", "", "--model", "{target}"], ["prompt: got an empty text"]),
     (["generate", "--model", "{target}"], ["standard input: got an empty text"]),  # nothing on standard input
     (["generate", "--file", "/dev/null", "--model", "{target}"], ["--file /dev/null: got an empty text"]),
