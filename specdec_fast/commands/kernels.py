@@ -216,6 +216,9 @@ def check(ops: Ops = None, device: Device = None, as_json: options.Json = False)
             _show(("operator", "backend", "dtype", "calls", "against the reference"), _agreements(ran), right=(3,))
         if len(ran) < len(rows):
             _show(("backend", "not run, because", "operators"), _left_out(rows))
+        alone = dict.fromkeys(row.op for row in rows if row.op not in {each.op for each in ran})
+        if alone:
+            print(f"nothing but the reference is here: {', '.join(alone)}")
         for row in wrong:
             print(f"{row.op} ({row.backend}, {row.dtype}{row.case and f', {row.case}'}): {row.reason}")
         print(f"{counted(len(ran), 'run')}, {len(wrong)} of them differ")

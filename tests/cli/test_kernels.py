@@ -52,6 +52,8 @@ def test_check_names_what_is_not_run_once_and_an_operator_asked_for_twice_too(ru
         assert text.count("no CUDA device") == 1 and "all 3 that have it" in text
     if extension.missing() is None and "no CUDA device" in text:
         assert "1 run, 0 of them differ" in once, "dtypes are of no matter to it"
+        alone = run("kernels", "check", "overlay_edits", "kv_slots").stdout
+        assert "nothing but the reference is here: overlay_edits\n" in alone
 
 
 def equal(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
