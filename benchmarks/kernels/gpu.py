@@ -60,7 +60,6 @@ def peers(op: str, device: torch.device, rounds: int, shapes: tuple[Sizes, ...])
             if reason is None:
                 sides[peer.name] = runs
             else:
-                print(f"{op}: {peer.name}: skipped: {reason}", flush=True)
                 yield Timing(op, peer.name, words, None, reason=reason)
         yield from (Timing(op, name, words, seconds * 1e6) for name, seconds in clock(sides, rounds).items())
 
@@ -139,7 +138,10 @@ def main() -> None:
         found["agreement"] += [asdict(each) for each in check([op], device=device, only=("",))]
         shapes = SAMPLES[op].gpu if device.type == "cuda" and SAMPLES[op].gpu else (Sizes(),)
         found["times"] += [asdict(each) for each in bench([op], device, None, options.rounds, limit)]
-        found["times"] += [asdict(each) for each in peers(op, device, options.rounds, shapes)]
+        for each in peers(op, device, options.rounds, shapes):
+            found["times"].append(asdict(each))
+            if each.reason is not None:
+                print(f"{op}: {each.backend}: skipped: {each.reason}", flush=True)
         for name, text in (("kernels.json", json.dumps(found, indent=1)), ("kernels.html", page(found))):
             (options.out / f"{name}.new").write_text(text)
             (options.out / f"{name}.new").replace(options.out / name)  # whoever ends us leaves a whole file

@@ -7,10 +7,13 @@ calls, so that the host does not slow them down.
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -53,6 +56,22 @@ class Ceilings:
     copy: float
     read: float
     multiply: float
+
+
+Peers = Callable[[str, torch.device, int, tuple[Sizes, ...]], Iterator[Timing]]
+"""(op, device, rounds, shapes): times of what others do for that operator's calls."""
+
+
+def find_peers(module: str) -> Peers:
+    """`peers` of that module; the working folder is looked in too, as with `python -m`. Raises: ValueError."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        found: Peers = import_module(module).peers
+    except (ImportError, AttributeError) as error:
+        wanted = "a module with peers(op, device, rounds, shapes), as benchmarks.kernels.gpu in the repository's folder"
+        raise ValueError(f"kernels: got peers {module!r} ({error}); expected {wanted}") from error
+    return found
 
 
 def captured(calls: Sequence[Callable[[], Any]]) -> torch.cuda.CUDAGraph:
@@ -193,8 +212,9 @@ def bench(
     sizes: Sizes | None = None,
     rounds: int = ROUNDS,
     ceilings: Ceilings | None = None,
+    peers: Peers | None = None,
 ) -> Iterator[Timing]:
-    """Times of all backends of the operators; sizes: what to time, else the shapes of `SAMPLES`."""
+    """Times of all backends of the operators, and of peers; sizes: what to time, else the shapes of `SAMPLES`."""
     limit = ceilings or measure_ceilings(device)
     for op in ops:
         given = SAMPLES[op].gpu if device.type == "cuda" and SAMPLES[op].gpu else (Sizes(),)
@@ -202,6 +222,9 @@ def bench(
             calls = copies(op, shape, device)
             for backend in OPS[op].backends:
                 yield _time(op, backend.name, shape, device, calls, rounds, limit)
+            if peers is not None:
+                del calls  # peers make their own
+                yield from peers(op, device, rounds, (shape,))
 
 
 def _time(

@@ -358,12 +358,10 @@ def bench(
     ] = None,
     device: Device = None,
     rounds: Annotated[int, typer.Option(help="Timed rounds per backend.")] = 50,
+    peers: Annotated[str | None, typer.Option(help="Peers too: benchmarks.kernels.gpu, in the repository.")] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Time every backend, beside what the device can copy, read and multiply in the same run.
-
-    Other people's kernels are timed by `python -m benchmarks.kernels.gpu`, in the repository.
-    """
+    """Time every backend, beside what the device can copy, read and multiply in the same run."""
     from specdec_kernels import timing
 
     names = _names(ops)
@@ -373,8 +371,9 @@ def bench(
         raise ValueError(f"kernels: got {rounds} rounds; expected at least 1")
     where = _device(device)
     sizes = _sizes(names[0], shape) if shape else None
+    others = timing.find_peers(peers) if peers else None
     limit = timing.measure_ceilings(where)
-    rows = list(timing.bench(names, where, sizes, rounds, limit))
+    rows = list(timing.bench(names, where, sizes, rounds, limit, others))
     if as_json:
         _as_json({"device": str(where), "ceilings": asdict(limit), "times": [asdict(row) for row in rows]})
         return
@@ -391,5 +390,6 @@ def bench(
 
 def _timed(row: Any) -> tuple[Any, ...]:
     product = None if row.teraflops_per_s is None else f"{row.teraflops_per_s:,.2f}"
-    share = f"{row.share:.0%}{' (in cache)' if row.cached else ''}"
-    return row.backend, f"{row.microseconds:,.1f}", f"{row.gigabytes_per_s:,.1f}", product, share
+    share = None if row.share is None else f"{row.share:.0%}{' (in cache)' if row.cached else ''}"
+    rate = None if row.gigabytes_per_s is None else f"{row.gigabytes_per_s:,.1f}"
+    return row.backend, f"{row.microseconds:,.1f}", rate, product, share

@@ -162,6 +162,7 @@ def test_explain_is_about_one_shape(run: Any) -> None:
         (("inspect", "--arch", "sm_1"), "got 'sm_1'; expected one of sm_80"),
         (("bench", "--size", "rows=1"), "--size goes with one operator"),
         (("bench", "tree_plan", "--rounds", "0"), "at least 1"),
+        (("bench", "tree_plan", "--peers", "no.such.module"), "expected a module with peers(op,"),
     ],
 )
 def test_what_is_refused(run: Any, arguments: tuple[str, ...], words: str) -> None:
@@ -224,6 +225,19 @@ def test_bench_times_what_is_here(run: Any, monkeypatch: pytest.MonkeyPatch) -> 
     assert "TFLOP/s" in text and text.count("nodes=2") == 1, "the shape stands there once"
     monkeypatch.setattr(timing, "cache_size", lambda device: 1 << 40)
     assert "% (in cache)" in run(*asked, "--device", "cpu").stdout
+
+
+def test_bench_times_peers_beside_ours(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from specdec_kernels import timing
+
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(timing, "measure_ceilings", lambda device: timing.Ceilings(10.0, 10.0, 0.1))
+    asked = ("kernels", "bench", "kv_commit", "--rounds", "1", "--device", "cpu", "--peers", "benchmarks.kernels.gpu")
+    times = {row["backend"]: row for row in json.loads(run(*asked, "--json").stdout)["times"]}
+    assert times["reference"]["share"] > 0 and times["torch index_copy per layer"]["microseconds"] > 0
+    assert any(name.startswith("ours (") for name in times) and times["SGLang KV move"]["reason"] == "needs a GPU"
+    text = run(*asked).stdout
+    assert "torch index_copy per layer" in text and "SGLang KV move: not timed: needs a GPU" in text
 
 
 def test_the_report_of_all_kernels(tmp_path: Path) -> None:
