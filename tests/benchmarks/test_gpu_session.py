@@ -35,7 +35,7 @@ HERE = {peer.name for peer in PEERS if not peer.gpu}
 
 
 @pytest.mark.parametrize("op", sorted({peer.op for peer in PEERS}))
-def test_peers_run_or_say_why_not(op: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_peers_run_or_say_why_not(op: str) -> None:
     found = {row.backend: row for row in peers(op, torch.device("cpu"), 2, SIZES)}
     expected = {peer.name for peer in PEERS if peer.op == op}
     assert set(found) - expected == {name for name in found if name.startswith("ours (")} and expected <= set(found)
@@ -44,7 +44,6 @@ def test_peers_run_or_say_why_not(op: str, capsys: pytest.CaptureFixture[str]) -
             assert found[name].microseconds is not None and found[name].microseconds > 0, found[name].reason
         else:
             assert found[name].reason == "needs a GPU"
-            assert f"{name}: skipped: needs a GPU" in capsys.readouterr().out or len(expected) > 1
 
 
 def test_a_peer_that_is_wrong_or_fails_is_not_timed_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -244,6 +244,7 @@ def test_the_report_of_all_kernels(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.kernels.gpu", "--device", "cpu", "--rounds", "1", "--out", tmp_path]
     done = subprocess.run([*command, "tree_plan", "kv_commit"], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+    assert "kv_commit: SGLang KV move: skipped: needs a GPU" in done.stdout
     found = json.loads((tmp_path / "kernels.json").read_text())
     backends = {row["backend"] for row in found["times"] if row["op"] == "kv_commit" and row["microseconds"]}
     assert {"reference", "torch index_copy per layer"} <= backends and all(r["agrees"] for r in found["agreement"])
