@@ -6,6 +6,7 @@ import inspect
 import logging
 import os
 import random
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,9 @@ from typing import TYPE_CHECKING
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach for a network
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # `make test &` in a script; what is tested heeds that, too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 HERE = str(Path(__file__).resolve().parent)
 if HERE not in sys.path:
