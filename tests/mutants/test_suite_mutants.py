@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from importlib import import_module, util
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from specdec_fast.laws import Laws, concat_laws
 from specdec_fast.request import Handle
 from specdec_fast.targets.huggingface import HuggingFaceTarget
 from specdec_fast.targets.weight_layout import RowLinear
-from specdec_kernels import law_stats
+from specdec_kernels import Overlay, law_stats
 
 Patch = pytest.MonkeyPatch
 TESTS = Path(__file__).parents[1]
@@ -110,6 +111,30 @@ def edits_of_the_last_nodes_only(patch: Patch) -> None:
     patch.setattr(Edits, "apply", broken)
 
 
+def overlays_of_the_last_nodes_only(patch: Patch) -> None:
+    """The same where edits lie over the logits."""
+    over = Edits.over
+
+    def broken(self: Edits, logits: torch.Tensor, paths: Any, request_of: torch.Tensor) -> Overlay:
+        overlay = over(self, logits, paths, request_of)
+        inner = (paths.parents + paths.offsets[request_of])[paths.parents >= 0].long()
+        overlay.cells[inner] = 0
+        return overlay
+
+    patch.setattr(Edits, "over", broken)
+
+
+def overlays_of_the_node_before(patch: Patch) -> None:
+    """Logits of a node are read with the edits of its neighbour."""
+    over = Edits.over
+
+    def broken(self: Edits, logits: torch.Tensor, paths: Any, request_of: torch.Tensor) -> Overlay:
+        overlay = over(self, logits, paths, request_of)
+        return replace(overlay, cells=overlay.cells.roll(1, 0))
+
+    patch.setattr(Edits, "over", broken)
+
+
 def ends_are_looked_for_in_the_last_token(patch: Patch) -> None:
     """An end of sequence among accepted tokens does not end a text."""
     take = Handle.take
@@ -184,6 +209,17 @@ MUTANTS: list[tuple[str, Callable[[Patch], None], str, str, tuple[Any, ...]]] = 
         "processors on the bonus token only", edits_of_the_last_nodes_only,
         "test_sampling.py", "test_ends_are_forbidden_before_the_minimum_at_each_node_s_own_depth", (3,),
     ),
+    *(
+        (
+            name, plant,
+            "engine/test_folded_edits.py", "test_edits_that_lie_over_logits_give_the_texts_of_those_in_place", (rule,),
+        )
+        for name, plant in (
+            ("processors on the bonus token only", overlays_of_the_last_nodes_only),
+            ("law of the wrong parent", overlays_of_the_node_before),
+        )
+        for rule in ("replay", "tree", "token")
+    ),
     (
         "end of sequence inside a block", ends_are_looked_for_in_the_last_token,
         "engine/test_engine.py", "test_any_of_several_ends_and_further_stop_ids", (),
@@ -207,14 +243,17 @@ MUTANTS: list[tuple[str, Callable[[Patch], None], str, str, tuple[Any, ...]]] = 
 ]  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:overlay_edits runs on its slow PyTorch reference")
 @pytest.mark.parametrize(
     ("plant", "file", "test", "arguments"),
-    [pytest.param(*how, id=f"{how[2]}-{how[0].__name__}") for _, *how in MUTANTS],
+    [pytest.param(*how, id="-".join((how[1], how[0].__name__, *map(str, how[3])))) for _, *how in MUTANTS],
 )
 def test_the_test_fails(
     plant: Callable[[Patch], None], file: str, test: str, arguments: tuple[Any, ...], monkeypatch: Patch
 ) -> None:
     run = getattr(module_of(file), test)
+    if "monkeypatch" in signature(run).parameters:
+        run = partial(run, monkeypatch=monkeypatch)
     run(*arguments)
     plant(monkeypatch)
     with pytest.raises((AssertionError, ArithmeticError)):
