@@ -58,6 +58,20 @@ def on_path(tokens, parents, node, ids):
 
 
 @triton.jit
+def uncommitted(tokens, parents, node, at, token, committed, used, vocab, TILE: tl.constexpr):
+    """How often the token of `at` is on the path of a node, and whether penalties must look for it there: it is none of
+    the `used` that were committed, and on no node of the path further down."""
+    total = on_path(tokens, parents, node, token)
+    upwards = on_path(tokens, parents, at, token)
+    lane = tl.arange(0, TILE)
+    listings = tl.zeros((TILE,), tl.int32)
+    for first in range(0, used, TILE):
+        listed = tl.load(committed + first + lane, mask=first + lane < used, other=-1)
+        listings += (listed == token).to(tl.int32)
+    return total, (upwards == total) & (tl.sum(listings, 0) == 0) & (token >= 0) & (token < vocab)
+
+
+@triton.jit
 def penalised(level, count, repetition, presence, frequency):
     """A logit after the penalties, in float32."""
     level = tl.where(level < 0, level * repetition, tl.math.div_rn(level, repetition))
@@ -91,13 +105,7 @@ def sparse(
             parent = tl.load(parents + at)
             while (parent >= 0) & (parent < at):
                 token = tl.load(tokens + at)
-                total = on_path(tokens, parents, node, token)
-                upwards = on_path(tokens, parents, at, token)
-                listings = tl.zeros((TILE,), tl.int32)
-                for first in range(0, used, TILE):
-                    listed = tl.load(own + first + lane, mask=first + lane < used, other=-1)
-                    listings += (listed == token).to(tl.int32)
-                fresh = (upwards == total) & (tl.sum(listings, 0) == 0) & (token >= 0) & (token < vocab)
+                total, fresh = uncommitted(tokens, parents, node, at, token, own, used, vocab, TILE)
                 level = tl.load(logits + token, mask=fresh, other=0.0).to(tl.float32)
                 changed = penalised(level, total, repetition, presence, frequency)
                 tl.store(logits + token, changed.to(logits.dtype.element_ty), mask=fresh)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..edit_logits.triton_kernel import entries_of, on_path, penalised, place
+from ..edit_logits.triton_kernel import entries_of, on_path, penalised, place, uncommitted
 from ..law_triton import NEGATIVE_INFINITY
 from ..overlay_triton import PLANES, WORD, ones_of, place_of
 
@@ -138,13 +138,7 @@ def fold(
             parent = tl.load(parents + at)
             while counting & (parent >= 0) & (parent < at):
                 token = tl.load(tokens + at)
-                total = on_path(tokens, parents, node, token)
-                upwards = on_path(tokens, parents, at, token)
-                listings = tl.zeros((TILE,), tl.int32)
-                for first in range(0, used, TILE):
-                    other = tl.load(own_ids + first + lane, mask=first + lane < used, other=-1)
-                    listings += (other == token).to(tl.int32)
-                fresh = (upwards == total) & (tl.sum(listings, 0) == 0) & (token >= 0) & (token < vocab)
+                total, fresh = uncommitted(tokens, parents, node, at, token, own_ids, used, vocab, TILE)
                 level = tl.load(logits + token, mask=fresh, other=0.0).to(tl.float32)
                 put(cells, token, penalised(level, total, repetition, presence, frequency), fresh, vocab, room)
                 at = parent
