@@ -101,8 +101,16 @@ class PendingLaws(Laws):
         self.logits, self.token_ids, self.overlay, self.asked, self._found = logits, None, None, asked, None
 
     def settle(self, found: Sequence[Tensor]) -> None:
-        """The statistics (inv_t, lse, cut, tie_id, mass) as a rule found them: those of every node of its paths."""
+        """The statistics (inv_t, lse, cut, tie_id, mass) as a rule found them: lse is +inf where it passed a row by."""
         self._found = tuple(found)
+
+    def select(self, index: Tensor) -> Laws:
+        """The laws of the given rows, found now if the rule passed one of them by."""
+        chosen = Laws.select(self, index)
+        if not torch.isposinf(chosen.lse).any():
+            return chosen
+        inv_t, lse, cut, tie_id, mass = law_stats(chosen.logits, *(part[index] for part in self.asked), masses=True)
+        return Laws(chosen.logits, inv_t, lse, cut, tie_id, mass=mass)
 
     def _all(self) -> tuple[Tensor, ...]:
         found = self._found

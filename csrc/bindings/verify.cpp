@@ -145,7 +145,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> repla
   const StatsTensors stats(matrix(logits, "logits"), true);
   const AskedRows asked = asked_rows(logits, temperature, top_k, top_p, min_p, stats);
   SPECDEC_CHECK(asked.logits.rows == tree.nodes, "logits has ", asked.logits.rows, " rows for ", tree.nodes, " nodes");
-  ask_nothing(asked);
+  forget(asked, 0, asked.logits.rows);
   Laws laws = laws_of(logits, stats.inv_t, stats.lse, stats.cut, stats.tie_id);
   laws.asked = &asked;
   const PathTensors out(rows, max_depth);
@@ -227,7 +227,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> chain
     Maybe draft_tie_id, Maybe token_ids, Tensor seeds, Tensor root_positions, int64_t max_depth, bool block) {
   const StatsTensors stats(matrix(logits, "logits"), true);
   const AskedRows rows = asked_rows(logits, temperature, top_k, top_p, min_p, stats);
-  ask_nothing(rows);
+  forget(rows, 0, rows.logits.rows);
   Laws target = laws_of(logits, stats.inv_t, stats.lse, stats.cut, stats.tie_id);
   target.asked = &rows;
   const ChainArguments a(tokens, offsets, drawn, law_row, target, draft_logits, draft_inv_t, draft_lse, draft_cut,

@@ -77,7 +77,7 @@ void verify_case(uint64_t seed) {
   std::vector<int32_t> tie_id(nodes), top_k(nodes, seed % 2 ? 0 : 3);
   std::vector<float> temperature(nodes, seed % 7 ? 1.0f : 0.0f), top_p(nodes, seed % 4 ? 1.0f : 0.9f), min_p(nodes, 0.0f);
   const AskedRows asked{target.laws.logits, {temperature.data(), top_k.data(), top_p.data(), min_p.data()}, inv_t.data(), lse.data(), cut.data(), tie_id.data(), mass.data()};
-  ask_nothing(asked);
+  forget(asked, 0, asked.logits.rows);
   Laws pending{target.laws.logits, inv_t.data(), lse.data(), cut.data(), tie_id.data(), mass.data(), &asked};
   chain_verify(chain, pending, rule, {row_seeds.data(), roots.data(), nullptr, nullptr, nullptr}, {path.data(), accepted.data(), next.data(), depth});
   check_path("chain_verify on logits");
@@ -106,7 +106,7 @@ void verify_case(uint64_t seed) {
   const Path walked_path{path.data(), accepted.data(), next.data(), depth};
   expect(tree_verify(walked, rows, choice.data(), walked_path, &row) == Walk::kFine, "tree_verify", seed);
   check_path("tree_verify");
-  ask_nothing(asked);
+  forget(asked, 0, asked.logits.rows);
   expect(replay_verify(walked, rows, pending, row_seeds.data(), roots.data(), walked_path, &row) == Walk::kFine, "replay_verify", seed);
   check_path("replay_verify");
 }

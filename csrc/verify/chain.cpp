@@ -1,10 +1,12 @@
 #include "verify/chain.h"
 
 #include <algorithm>
+#include <optional>
 #include <vector>
 
 #include "parallel.h"
 #include "verify/columns.h"
+#include "verify/law_stats.h"
 #include "verify/race.h"
 
 namespace specdec {
@@ -52,6 +54,21 @@ class Chains {
   Real threshold(int64_t node) const {
     const Real ratio = std::exp(static_cast<Real>(log_ratio(node)));
     return ratio < 1 ? ratio : Real{1};
+  }
+
+  // Whether coin < threshold(node), where a rough total of the row says so. Its law need not have been found, and will not be.
+  std::optional<bool> passes_surely(int64_t node, double coin) const {
+    constexpr double kSlack = 1.0 / 512;  // far more than threshold and total can be off by
+    if (target_.asked == nullptr) return {};
+    const double log_q = draft_.drawn[node] ? laws_.log_weight(draft_.law_row[node], draft_.tokens[node]) : 0.0;
+    if (log_q < kLeastLogWeight) return {};
+    const double limit = std::exp(-log_q) / coin;  // x passes while 1 / p(x) is less
+    if (!(limit < 1e30)) return {};
+    const double most = limit * (1 + kSlack) * kRough;
+    const double inv_p = rough_inverse(*target_.asked, node - 1, draft_.tokens[node], most);
+    if (inv_p < limit * (1 - kSlack)) return true;
+    if (inv_p > most) return false;
+    return {};
   }
 
   // Block rule: the chance that node or a later one is where the path ends, given that of the node before it.
@@ -149,9 +166,14 @@ End walk(const Chains<Real>& chains, ChainRule rule, int64_t start, int64_t stop
   const bool together = threads == Threads::kNodes, alone = threads != Threads::kRows;
   if (rule == ChainRule::kToken) {
     const int64_t kept = first_in_order(drafted + 1, together, [&](int64_t i) {
+      const int64_t child = start + i + 1;
+      const double u = i < drafted ? coin(child) : 0;
+      if (i < drafted)
+        if (const auto passes = chains.passes_surely(child, u)) return !*passes;
       chains.find_law(start + i, alone);
-      return i == drafted || !(coin(start + i + 1) < chains.threshold(start + i + 1));
+      return i == drafted || !(u < chains.threshold(child));
     });
+    chains.find_law(start + kept, threads == Threads::kChains);
     return {static_cast<int32_t>(kept), 1.0};
   }
   first_in_order(drafted, together, [&](int64_t i) {
@@ -306,6 +328,10 @@ const char* invalid_chain(const ChainDraft& draft, const Laws& target, int64_t* 
 void chain_verify(const ChainDraft& draft, const Laws& target, ChainRule rule, const ChainNoise& noise, const Path& out) {
   target.wide() || (draft.laws != nullptr && draft.laws->wide()) ? verify<double>(draft, target, rule, noise, out)
                                                                  : verify<float>(draft, target, rule, noise, out);
+  if (target.asked == nullptr || rule != ChainRule::kToken) return;
+  for (int64_t b = 0; b < draft.rows; ++b)  // laws found ahead of the end, or for a coin near its threshold
+    for (int64_t node = draft.offsets[b]; node < draft.offsets[b + 1]; ++node)
+      if (node != draft.offsets[b] + out.num_accepted[b]) forget(*target.asked, node, 1);
 }
 
 void chain_thresholds(const ChainDraft& draft, const Laws& target, ChainRule rule, void* accept, void* residual) {

@@ -142,7 +142,7 @@ SPECDEC_INLINE F load(const In* p, int64_t count) {
 SPECDEC_INLINE void store(float* p, F value) { std::memcpy(p, &value, sizeof value); }
 
 // Rows come from beyond the second cache; hardware prefetching alone leaves the arithmetic waiting. Harmless past the end.
-constexpr int kFetchAhead = N == 16 ? 4096 : 2048;  // bytes: the wider the vectors, the sooner they are wanted
+constexpr int kFetchAhead = N == 16 ? 8192 : 2048;  // bytes: the wider the vectors, the sooner they are wanted
 template <class In>
 SPECDEC_INLINE void fetch_ahead(const In* p) {
   __builtin_prefetch(reinterpret_cast<const char*>(p) + kFetchAhead);

@@ -193,16 +193,25 @@ void find_row(const AskedRows& asked, int64_t row, bool alone) {
   asked.logits.type == Scalar::Float64 ? find_row_as<double>(asked, row, alone) : find_row_as<float>(asked, row, alone);
 }
 
-void ask_nothing(const AskedRows& asked) {
-  const int64_t rows = asked.logits.rows;
-  std::fill_n(asked.tie_id, rows, 0);
+double rough_inverse(const AskedRows& asked, int64_t row, int64_t token, double enough) {
+  const Matrix& logits = asked.logits;
+  const SamplingRows& sampling = asked.sampling;
+  const bool filtered = sampling.top_k[row] > 0 || sampling.top_p[row] < 1 || sampling.min_p[row] > 0;
+  if (logits.type == Scalar::Float64 || filtered || sampling.temperature[row] == 0) return std::nan("");
+  if (static_cast<const float*>(asked.lse)[row] != static_cast<float>(kInfinity)) return std::nan("");
+  const float level = static_cast<float>(logits.level(row, token)), inv_t = 1.0f / sampling.temperature[row];
+  return rows::rough_total(logits.type, logits.at(row, 0), logits.columns, inv_t, level, enough);
+}
+
+void forget(const AskedRows& asked, int64_t first, int64_t count) {
+  std::fill_n(asked.tie_id + first, count, 0);
   auto fill = [&](auto real) {
     using Real = decltype(real);
-    std::fill_n(static_cast<Real*>(asked.lse), rows, static_cast<Real>(kInfinity));
-    std::fill_n(static_cast<Real*>(asked.inv_t), rows, Real{0});
-    std::fill_n(static_cast<Real*>(asked.cut), rows, Real{0});
-    std::fill_n(static_cast<Real*>(asked.mass), rows * block_count(asked.logits.columns),
-                std::numeric_limits<Real>::quiet_NaN());
+    const int64_t blocks = block_count(asked.logits.columns);
+    std::fill_n(static_cast<Real*>(asked.lse) + first, count, static_cast<Real>(kInfinity));
+    std::fill_n(static_cast<Real*>(asked.inv_t) + first, count, Real{0});
+    std::fill_n(static_cast<Real*>(asked.cut) + first, count, Real{0});
+    std::fill_n(static_cast<Real*>(asked.mass) + first * blocks, count * blocks, std::numeric_limits<Real>::quiet_NaN());
   };
   if (asked.logits.type == Scalar::Float64)
     fill(double{});

@@ -29,7 +29,11 @@ struct AskedRows {
   void* mass;
 };
 
-// Marks all rows as not asked for: inv_t, cut and tie_id 0, lse +inf, masses NaN.
-void ask_nothing(const AskedRows& asked);
+// At least 1 / p of a token, and at most kRough times as much, by rows::rough_total; NaN where that cannot tell, and for rows
+// that were asked for, are greedy or have filters.
+double rough_inverse(const AskedRows& asked, int64_t row, int64_t token, double enough);
+
+// Marks `count` rows as not asked for: inv_t, cut and tie_id 0, lse +inf, masses NaN.
+void forget(const AskedRows& asked, int64_t first, int64_t count);
 
 }  // namespace specdec

@@ -55,12 +55,7 @@ int64_t race(int64_t vocab, const RaceNoise& noise, const Weigh& weigh, const Bo
     if (!(rows::total(weights, static_cast<int>(vocab)) > 0)) return -1;
     return race_in_block(weights, static_cast<int>(vocab), 0, noise);
   }
-  struct Contender {
-    double bound;
-    int64_t block;
-    bool operator<(const Contender& other) const { return bound < other.bound; }
-  };
-  static thread_local std::vector<Contender> contenders;
+  static thread_local std::vector<double> bounds;  // of scores; -inf for blocks that cannot win
   static thread_local std::vector<float> keyed;
   const float* block_noise = noise.block_noise;
   if (block_noise == nullptr) {
@@ -68,24 +63,21 @@ int64_t race(int64_t vocab, const RaceNoise& noise, const Weigh& weigh, const Bo
     row_kernels().gumbel_row(noise.block, blocks, keyed.data());
     block_noise = keyed.data();
   }
-  contenders.clear();
-  for (int64_t b = 0; b < blocks; ++b) {
-    const double bound = log_bound(b);
-    if (bound > -std::numeric_limits<double>::infinity()) contenders.push_back({bound + block_noise[b], b});
-  }
-  std::make_heap(contenders.begin(), contenders.end());
+  bounds.resize(blocks);
+  for (int64_t b = 0; b < blocks; ++b) bounds[b] = log_bound(b) + block_noise[b];
+  constexpr double nothing = -std::numeric_limits<double>::infinity();
   Real best_score = -std::numeric_limits<Real>::infinity();
-  int64_t best = -1;
-  while (!contenders.empty() && contenders.front().bound >= best_score) {
-    const int64_t b = contenders.front().block;
-    std::pop_heap(contenders.begin(), contenders.end());
-    contenders.pop_back();
-    weigh(b, weights);
+  int64_t best = -1, weighed = -1;
+  for (;;) {
+    const int64_t b = std::max_element(bounds.begin(), bounds.end()) - bounds.begin();
+    if (bounds[b] == nothing || bounds[b] < best_score) break;
+    bounds[b] = nothing;
+    weigh(weighed = b, weights);
     const Real score = log_of_mass<Real>(rows::total(weights, block_size(vocab, b))) + block_noise[b];
     if (score > best_score || (score == best_score && best >= 0 && b < best)) best_score = score, best = b;
   }
   if (best < 0) return -1;
-  weigh(best, weights);
+  if (weighed != best) weigh(best, weights);
   return race_in_block(weights, block_size(vocab, best), static_cast<int32_t>(best * kRaceBlock), noise);
 }
 

@@ -203,6 +203,39 @@ SPECDEC_INLINE bool quick_sums(const In* p, int blocks, const QuickScale& quick,
   return true;
 }
 
+// 2^x <= 1 + f times 2^n for x = n + f, and that is the float whose bits are those of (x + 127) * 2^23 as an integer: a product,
+// a conversion and a sum for every vector. Integers below 0 are cut off, those beyond int32 (and of NaN) have the sign bit.
+template <class In>
+double rough_total(const void* row, int64_t count, float inv_t, float top, double enough) {
+  constexpr int kPart = 64 * kStep;  // a float takes so many terms without losing count
+  const In* p = static_cast<const In*>(row);
+  const double exact = inv_t * kLog2E, power = top * exact;
+  if (!(std::fabs(power) < 1500 && exact < 0x1p60)) return std::nan("");  // floats would tell the powers apart no more
+  const F scale = all(static_cast<float>(exact * 0x1p23)), shift = all(static_cast<float>((127 - power) * 0x1p23));
+  I seen = {};
+  auto add = [&](F level, F* sum) __attribute__((always_inline)) {
+    const I word = __builtin_convertvector(larger(F{}, fma(level, scale, shift)), I);
+    seen |= word;
+    *sum += bits<F>(word);
+  };
+  double total = 0;
+  for (int64_t i = 0; i < count && !(total > enough);) {
+    F sum[4] = {};
+    const int64_t part = i + kPart < count ? i + kPart : count;
+    for (; i + kStep <= part; i += kStep) {
+      F level[4];
+      for (const In* line = p + i; line != p + i + kStep; line += 64 / sizeof(In)) fetch_ahead(line);
+      load_two(p + i, level, level + 1);
+      load_two(p + i + 2 * N, level + 2, level + 3);
+      for (int k = 0; k < 4; ++k) add(level[k], sum + k);
+    }
+    if (part == count)
+      for (; i < count; i += N) add(load(p + i, count - i), sum);
+    total += reduce_sum((sum[0] + sum[1]) + (sum[2] + sum[3]));
+  }
+  return any(seen) ? std::nan("") : total;
+}
+
 #else
 
 struct QuickScale {};
@@ -215,6 +248,10 @@ constexpr int kGroup = 16;
 template <class In>
 SPECDEC_INLINE bool quick_sums(const In*, int, const QuickScale&, double*) {
   return false;
+}
+template <class In>
+double rough_total(const void*, int64_t, float, float, double) {
+  return std::nan("");
 }
 
 #endif

@@ -376,6 +376,7 @@ extern const RowKernels SPECDEC_TABLE;
 const RowKernels SPECDEC_TABLE = {
     SPECDEC_NAME,
     SPECDEC_EACH(masses),
+    SPECDEC_EACH(rough_total),
     SPECDEC_EACH(peak),
     SPECDEC_EACH(largest),
     SPECDEC_EACH(mass_bound),

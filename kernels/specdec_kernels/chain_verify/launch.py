@@ -123,11 +123,11 @@ def _scratch_logits(
     tokens: Tensor, offsets: Tensor, drawn: Tensor, law_row: Tensor, logits: Tensor, sampling: object,
     draft: Law | None, token_ids: Tensor | None, *args: object, max_depth: int, **kwargs: object,
 ) -> list[Spec]:  # fmt: skip
-    """Of both parts; per node: whether it is off the paths, whether it has no child; nodes of the paths."""
+    """Of both parts; per node: whether its law is not needed, whether it has no child; per row: its last node."""
     chain = _Chains.scratch(tokens, offsets, drawn, law_row, (logits,) * 5, draft, token_ids)
-    nodes, places = tokens.shape[0], (offsets.shape[0] - 1) * (max_depth + 1)
+    nodes, rows = tokens.shape[0], offsets.shape[0] - 1
     parts: list[Spec] = [((total(part),), torch.uint8) for part in (law_scratch(logits, pivots=tokens), chain)]
-    return [*parts, ((nodes + 1,), torch.bool), ((nodes,), torch.bool), ((places,), torch.int64)]
+    return [*parts, ((nodes + 1,), torch.bool), ((nodes,), torch.bool), ((rows,), torch.int64)]
 
 
 @needs(_scratch_logits)
@@ -165,7 +165,7 @@ def chain_verify_logits(
     target = (logits, *law)
     chains = _Chains(op, *chain, target, draft, token_ids, rule, max_depth, given, of_chain, overlay)
     answer = chains.verify(seeds, root_positions, None, None, mass)
-    passed = beside(answer[0], off, index)
+    passed = beside(chains.last, off, index)
     if chains.block:  # it reads every node that has a child
         passed.logical_and_(torch.lt(chains.children, 0, out=childless))
     forget(passed, stats)

@@ -323,10 +323,10 @@ def chain_verify(
     return path.to(torch.int32), accepted.to(torch.int32), next_token
 
 
-def looked_at(path: Tensor, offsets: Tensor, nodes: int, rule: str) -> Tensor:
-    """bool [nodes]: the rows that a rule whose answer is `path` had to read."""
-    looked = on_paths(path, nodes)
-    return looked | _ChainNodes.of(offsets, nodes).has_child if rule == BLOCK_RULE else looked
+def weighed(path: Tensor, num_accepted: Tensor, offsets: Tensor, nodes: int, rule: str) -> Tensor:
+    """bool [nodes]: the rows whose laws a rule needs; whether a node's token is accepted is a side of a coin."""
+    ends = on_paths(path.gather(1, num_accepted[:, None].long()), nodes)
+    return ends | _ChainNodes.of(offsets, nodes).has_child if rule == BLOCK_RULE else ends
 
 
 def chain_verify_logits(
@@ -352,8 +352,8 @@ def chain_verify_logits(
 
     Returns:
         path, num_accepted, next_token: as chain_verify.
-        inv_t, lse, cut, tie_id, mass: as law_stats(..., masses=True) for the nodes of every path, and by the block rule
-        for all nodes with a child. The other rows are not read: inv_t, cut and tie_id 0, lse +inf, mass NaN.
+        inv_t, lse, cut, tie_id, mass: as law_stats(..., masses=True) for the node at which each path ends, and by the
+        block rule for all nodes with a child. The other rows get no law: inv_t, cut and tie_id 0, lse +inf, mass NaN.
 
     Raises:
         ValueError: as law_stats and chain_verify.
@@ -363,7 +363,7 @@ def chain_verify_logits(
         tokens, offsets, drawn, law_row, (logits, inv_t, lse, cut, tie_id), draft, token_ids, seeds, root_positions,
         max_depth=max_depth, rule=rule, mass=mass,
     )  # fmt: skip
-    return (*answer, *only(looked_at(answer[0], offsets, len(tokens), rule), stats))
+    return (*answer, *only(weighed(*answer[:2], offsets, len(tokens), rule), stats))
 
 
 def chain_thresholds(

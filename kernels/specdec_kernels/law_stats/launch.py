@@ -74,9 +74,9 @@ def tile_blocks(fold: bool) -> int:
     return 2 if fold else 4
 
 
-def beside(path: Tensor, found: Tensor, index: Tensor) -> Tensor:
-    """bool [nodes]: whether a node is on none of the paths; found: bool [nodes + 1] and index: int64, both scratch."""
-    index.copy_(path.view(-1))
+def beside(some: Tensor, found: Tensor, index: Tensor) -> Tensor:
+    """bool [nodes]: whether a node is none of some (-1: no node). Scratch: found bool [nodes + 1], index int64."""
+    index.copy_(some.view(-1))
     return found.fill_(True).index_fill_(0, index, False)[:-1]  # padding marks the last place
 
 
