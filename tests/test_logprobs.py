@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from oracles.automaton import AutomatonTarget, random_logits
+from oracles.drawn_chain import DrawnChain
 from oracles.edited_decoding import edited_law
 from oracles.noisy_oracle import NoisyChain, NoisyTree
 
@@ -25,7 +26,7 @@ def target() -> AutomatonTarget:
     return AutomatonTarget(random_logits(STATES, VOCAB, seed=5))
 
 
-@pytest.mark.parametrize("kind", ["plain", "chain", "tree"])
+@pytest.mark.parametrize("kind", ["plain", "chain", "tree", "token"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_every_emitted_token_has_the_probability_that_its_text_gave_it(kind: str, temperature: float) -> None:
     model, prompts = target(), [[1], [2, 3, 2], [4, 4]]
@@ -36,8 +37,13 @@ def test_every_emitted_token_has_the_probability_that_its_text_gave_it(kind: str
     ]
     plain = Engine(model).generate(prompts, wanted)
     texts = [[*prompt, *handle.tokens] for prompt, handle in zip(prompts, plain, strict=True)]
-    drafter = {"plain": None, "chain": NoisyChain(texts, 0.8, VOCAB, 5), "tree": NoisyTree(texts, 0.8, VOCAB, 9)}[kind]
-    engine = Engine(model, drafter)
+    drafter: Any = {
+        "plain": None,
+        "chain": NoisyChain(texts, 0.8, VOCAB, 5),
+        "tree": NoisyTree(texts, 0.8, VOCAB, 9),
+        "token": DrawnChain(lambda text: torch.from_numpy(model.logits_after(text)).float(), 3),
+    }[kind]
+    engine = Engine(model, drafter, rule="token" if kind == "token" else "best")
     handles = engine.generate(prompts, wanted)
     assert handles[2].logprobs == [] and "logprobs" not in handles[2].as_dict()
     for prompt, own, handle, count in zip(prompts, wanted, handles, counts[:2], strict=False):
