@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from specdec_fast import Draft, Engine, HuggingFaceTarget, SamplingParams, get_drafter
-from specdec_fast.draft import packed_shape
+from specdec_fast.packed_shape import packed_shape
 from specdec_fast.shapes import shape_of_widths
 from specdec_fast.targets.head_rows import PagedHead
 from specdec_kernels import tree_plan

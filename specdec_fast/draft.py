@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from specdec_fast.laws import Laws
+from specdec_fast.packed_shape import SHORT, packed_shape
 from specdec_fast.upload import from_host
 from specdec_kernels import TreePlan, expect, tree_plan
 
@@ -112,7 +113,7 @@ class Draft:
             max_depth=depth,
             is_chain=True,
             laws=laws,
-            plan=_chain_plan(counts, where) if depth < _SHORT else None,
+            plan=_chain_plan(counts, where) if depth < SHORT else None,
             row_ids=ids,
         )
 
@@ -339,56 +340,6 @@ class Draft:
                 raise ValueError(
                     f"draft: node {node}: got law row {source}; expected one of the draft's {available} laws"
                 )
-
-
-_SHORT = 128  # nodes a row of a shape that is remembered: drafts, not prompts
-
-
-@dataclass(frozen=True, slots=True)
-class PackedShape:
-    """Everything of a batch of chosen chains that does not depend on its tokens."""
-
-    rows: Tensor
-    parents: Tensor
-    offsets: Tensor
-    drawn: Tensor
-    law_row: Tensor
-    row_of: Tensor
-    last: Tensor  # int64 [rows]: each row's last node
-
-
-def _row_of(counts: Sequence[int]) -> Tensor:
-    return torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts, dtype=torch.int64))
-
-
-def packed_shape(rows: tuple[int, ...], counts: tuple[int, ...], device: torch.device) -> PackedShape:
-    """Packed chains of the given lengths. The tensors must not be written to: those of short chains are remembered,
-    since most steps repeat a shape.
-    """
-    if max(counts, default=0) > _SHORT:
-        return _pack_shape(rows, counts, device)
-    return _remembered_shape(rows, counts, device)
-
-
-def _pack_shape(rows: tuple[int, ...], counts: tuple[int, ...], device: torch.device) -> PackedShape:
-    with torch.inference_mode(False):
-        row_of = _row_of(counts)
-        offsets = list(accumulate(counts, initial=0))
-        parents = [parent for count in counts for parent in range(-1, count - 1)]
-        packed = torch.tensor(parents, dtype=torch.int32).to(device)
-        starts = torch.tensor(offsets, dtype=torch.int32).to(device)
-        return PackedShape(
-            rows=torch.tensor(rows, dtype=torch.int32).to(device),
-            parents=packed,
-            offsets=starts,
-            drawn=torch.zeros(offsets[-1], dtype=torch.int8, device=device),
-            law_row=torch.full((offsets[-1],), -1, dtype=torch.int32, device=device),
-            row_of=row_of.to(device),
-            last=torch.tensor(offsets[1:], dtype=torch.int64).to(device) - 1,
-        )
-
-
-_remembered_shape = lru_cache(maxsize=512)(_pack_shape)
 
 
 @lru_cache(maxsize=512)

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from specdec_fast.draft import Draft, packed_shape
+from specdec_fast.draft import Draft
+from specdec_fast.packed_shape import packed_shape
 from specdec_kernels import Growth, TreePlan, tree_grow
 
 

@@ -22,12 +22,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from specdec_fast.draft import Draft, Drawn, PackedShape, packed_shape
+from specdec_fast.draft import Draft, Drawn
 from specdec_fast.draft_source import Source
 from specdec_fast.dynamic import Front, grow, reads_freely
 from specdec_fast.interfaces import Acceptance, Budget, Needs, Rng, StateView, TargetOutput
 from specdec_fast.laws import Laws, concat_laws
 from specdec_fast.outline import EMPTY, Outline, outline
+from specdec_fast.packed_shape import PackedShape, packed_shape
 from specdec_fast.sampling import Sampling
 from specdec_fast.shapes import Shape
 from specdec_fast.upload import from_host

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from specdec_fast.draft import Draft, packed_shape
+from specdec_fast.draft import Draft
 from specdec_fast.edits import Edits, TokenCounts, has_penalties, pack_edits
 from specdec_fast.grammar import Guide
 from specdec_fast.laws import Laws, PendingLaws
+from specdec_fast.packed_shape import packed_shape
 from specdec_fast.sampling_params import SamplingParams as SamplingParams
 from specdec_kernels import NodePaths, Overlay, TreePlan, law_stats, replay_sample
 

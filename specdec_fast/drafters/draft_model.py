@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from specdec_fast.budget import MovingThreshold, surely_accepted
-from specdec_fast.draft import Draft, packed_shape
+from specdec_fast.draft import Draft
 from specdec_fast.interfaces import (
     Acceptance,
     Budget,
@@ -27,6 +27,7 @@ from specdec_fast.interfaces import (
     TargetOutput,
 )
 from specdec_fast.laws import Laws, concat_laws
+from specdec_fast.packed_shape import packed_shape
 from specdec_fast.packing import pack
 from specdec_fast.sampling import Sampling, process_chains
 from specdec_fast.targets.huggingface import HuggingFaceTarget

@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from specdec_fast.draft import Draft, Drawn, packed_shape
+from specdec_fast.draft import Draft, Drawn
 from specdec_fast.expectations import Expectations, Outcome
 from specdec_fast.interfaces import Acceptance, Budget, Drafter, Needs, Parts, Rng, StateView, TargetOutput
 from specdec_fast.laws import Laws, concat_laws
+from specdec_fast.packed_shape import packed_shape
 
 _USUAL = "ngram,recycling"
 _TURN = 16  # tokens between two turns of drafters that would not be asked

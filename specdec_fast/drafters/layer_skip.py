@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 
 from specdec_fast.budget import MovingThreshold
-from specdec_fast.draft import Draft, packed_shape
+from specdec_fast.draft import Draft
 from specdec_fast.interfaces import Acceptance, Budget, Needs, Parts, Rng, StateView, TargetOutput
 from specdec_fast.laws import Laws, concat_laws
+from specdec_fast.packed_shape import packed_shape
 from specdec_fast.sampling import process_chains
 from specdec_fast.targets.layer_set import LayerSet, chosen_in, place_of
 from specdec_kernels import draw_sample

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from specdec_fast.draft import Draft, packed_shape
+from specdec_fast.draft import Draft
 from specdec_fast.interfaces import (
     Acceptance,
     Budget,
@@ -24,6 +24,7 @@ from specdec_fast.interfaces import (
     StateView,
     TargetOutput,
 )
+from specdec_fast.packed_shape import packed_shape
 from specdec_fast.sampling import Sampling
 from specdec_fast.shapes import Shape
 from specdec_kernels import TreePlan, tree_expand, tree_plan

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_fast.draft import packed_shape
+from specdec_fast.packed_shape import packed_shape
 
 ENOUGH, MOST = 16, 256  # tokens of text
 

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from specdec_fast.cache.paged import LayerShape, PagedCache
-from specdec_fast.draft import Draft, packed_shape
+from specdec_fast.draft import Draft
 from specdec_fast.interfaces import Acceptance, Slots, StateView, TargetOutput
+from specdec_fast.packed_shape import packed_shape
 from specdec_fast.targets import attention
 from specdec_fast.upload import from_host
 

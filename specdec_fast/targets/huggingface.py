@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from specdec_fast.cache.paged import LayerShape, PagedCache
-from specdec_fast.draft import Draft, packed_shape
+from specdec_fast.draft import Draft
 from specdec_fast.interfaces import Slots, TargetOutput
+from specdec_fast.packed_shape import packed_shape
 from specdec_fast.targets import attention
 from specdec_fast.targets.compiled import compiled
 from specdec_fast.targets.layer_set import LayerSet

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_fast.draft import Draft, packed_shape
+from specdec_fast.draft import Draft
 from specdec_fast.draft_source import Staged
 from specdec_fast.interfaces import Acceptance, StateView, TargetOutput
+from specdec_fast.packed_shape import packed_shape
 from specdec_fast.upload import from_host
 
 

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import torch
 
-from specdec_fast.draft import packed_shape
 from specdec_fast.engine import Engine
 from specdec_fast.heads.ahead import TAP, AheadDrafter
 from specdec_fast.interfaces import Target
+from specdec_fast.packed_shape import packed_shape
 from specdec_fast.sampling import Sampling
 from specdec_fast.sampling_params import SamplingParams
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from specdec_fast.draft import packed_shape
+from specdec_fast.packed_shape import packed_shape
 from specdec_fast.targets.huggingface import HuggingFaceTarget
 from specdec_fast.targets.layer_set import LayerSet
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from specdec_fast.draft import packed_shape
 from specdec_fast.engine import Engine
 from specdec_fast.interfaces import Target
+from specdec_fast.packed_shape import packed_shape
 from specdec_fast.sampling import SamplingParams
 from specdec_kernels import tree_expand
 

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_fast.draft import packed_shape
 from specdec_fast.engine import Engine
 from specdec_fast.heads.unrolled import unroll
 from specdec_fast.interfaces import Target
+from specdec_fast.packed_shape import packed_shape
 from specdec_fast.sampling import SamplingParams
 from specdec_fast.tune.tree import ranks_among
 

@@ -34,7 +34,7 @@ CORE = {
     ),
     *("draft_source", "dynamic", "growing", "outline", "shapes", "translation", "stats"),
     *("sampling_params", "step_mode", "stopping", "turns"),
-    *("captured", "emission", "graph_step", "packing", "upload"),
+    *("captured", "emission", "graph_step", "packed_shape", "packing", "upload"),
 }
 TOP = {"integrations", "lab", "train", "tune"}
 

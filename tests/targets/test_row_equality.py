@@ -7,8 +7,9 @@ import torch
 from oracles import models
 from torch import Tensor
 
-from specdec_fast.draft import Draft, packed_shape
+from specdec_fast.draft import Draft
 from specdec_fast.loading import load_model
+from specdec_fast.packed_shape import packed_shape
 from specdec_fast.targets.huggingface import HuggingFaceTarget
 from specdec_kernels import tree_plan
 

@@ -13,11 +13,12 @@ import torch
 from oracles import heads, models
 
 from specdec_fast import Engine, SamplingParams, load
-from specdec_fast.draft import Draft, packed_shape
+from specdec_fast.draft import Draft
 from specdec_fast.drafters import make_drafter
 from specdec_fast.heads.checkpoint_eagle import load_eagle, load_eagle3, save_eagle, save_eagle3
 from specdec_fast.heads.unrolled import unroll
 from specdec_fast.loading import load_model, load_tokenizer
+from specdec_fast.packed_shape import packed_shape
 from specdec_fast.targets.head_rows import PagedHead
 from specdec_fast.train.heads import Settings, TargetStates, fit
 from specdec_fast.train.recurrent import Eagle3Trainee, EagleTrainee, frequent_ids, new_eagle, new_eagle3

@@ -10,8 +10,9 @@ import torch
 from oracles import heads, models
 
 from specdec_fast import Engine, SamplingParams
-from specdec_fast.draft import Draft, packed_shape
+from specdec_fast.draft import Draft
 from specdec_fast.drafters import make_drafter
+from specdec_fast.packed_shape import packed_shape
 from specdec_fast.tune.unrolled import measure_recurrent, rates_of_walks
 
 WIDTH, DEPTH = 30, 3
