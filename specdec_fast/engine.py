@@ -36,11 +36,12 @@ class Engine:
 
     target: where logits come from; drafter: proposes (None: plain decoding, a tree of one node per row); rule: name or
     object; tokenizer: a transformers tokenizer, needed for text prompts, text output and stop strings; eos_token_ids:
-    ids that end a text; prefill_chunk: most prompt tokens in one forward pass; budget: how many nodes are drafted,
-    "fixed" (what a request asks for) or "goodput" (what pays), or a `BudgetPolicy`; step_mode: "auto" captures steps on
-    a GPU where drafter, rule and requests allow it, "sync" never, "graph" on any device (without a GPU the same program
-    runs uncaptured, for tests); temperature: of all requests, where it is known, for rule `best` to choose by. Threads
-    may share an engine: `submit`, `step` and `cancel` wait for each other, and who streams or generates steps for all.
+    ids that end a text; prefill_chunk: most prompt tokens in one forward pass, by default 512 on a CPU, whose caches
+    hold what so many activate, and 2048 elsewhere; budget: how many nodes are drafted, "fixed" (what a request asks
+    for) or "goodput" (what pays), or a `BudgetPolicy`; step_mode: "auto" captures steps on a GPU where drafter, rule
+    and requests allow it, "sync" never, "graph" on any device (without a GPU the same program runs uncaptured, for
+    tests); temperature: of all requests, where it is known, for rule `best` to choose by. Threads may share an engine:
+    `submit`, `step` and `cancel` wait for each other, and who streams or generates steps for all.
 
     Raises ValueError when the rule cannot verify what the drafter proposes, and for numbers out of range.
     """
@@ -53,7 +54,7 @@ class Engine:
         rule: str | Rule = DEFAULT,
         tokenizer: Any = None,
         eos_token_ids: Sequence[int] = (),
-        prefill_chunk: int = 2048,
+        prefill_chunk: int | None = None,
         budget: str | BudgetPolicy = "fixed",
         step_mode: str = "auto",
         temperature: float | None = None,
@@ -69,11 +70,11 @@ class Engine:
         self._proposer = Proposer(drafter, budget_for(budget), self._running, self.rule, target.vocab_size)
         if drafter is not None and not self.rule.lossless:  # plain decoding draws from the target's law
             log.warning("rule %s is lossy: texts do not have the target's law", self.rule.name)
-        if prefill_chunk < 1:
+        if prefill_chunk is not None and prefill_chunk < 1:
             raise ValueError(f"prefill_chunk: got {prefill_chunk}; expected at least 1")
         cache: Any = target.cache
         self._cache = cache
-        self._chunk = prefill_chunk
+        self._chunk = prefill_chunk or (512 if cache.device.type == "cpu" else 2048)
         self.state = DecodeState(cache.max_rows, cache.max_length, cache.device)
         proposals = captured_proposals(drafter, cache.max_rows)
         self._never = why_never(step_mode, cache.device, proposals, self.rule, self._proposer.budget)
