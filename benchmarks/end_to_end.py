@@ -51,8 +51,8 @@ def all_settings(draft_tokens: int) -> list[Setting]:
         for dtype, threads, compiled, temperature in product(("float32", "bfloat16"), (1, 2), (False, True), (0.0, 1.0))
     ]
     return found + [
-        Setting(dtype, threads, False, 8, temperature, draft_tokens=min(draft_tokens, FULL_BATCH_DRAFT[dtype]))
-        for dtype, threads, temperature in product(("float32", "bfloat16"), (1, 2), (0.0, 1.0))
+        Setting(dtype, threads, compiled, 8, temperature, draft_tokens=min(draft_tokens, FULL_BATCH_DRAFT[dtype]))
+        for dtype, threads, compiled, temperature in product(("float32", "bfloat16"), (1, 2), (False, True), (0.0, 1.0))
     ]
 
 

@@ -36,12 +36,12 @@ class Engine:
 
     target: where logits come from; drafter: proposes (None: plain decoding, a tree of one node per row); rule: name or
     object; tokenizer: a transformers tokenizer, needed for text prompts, text output and stop strings; eos_token_ids:
-    ids that end a text; prefill_chunk: most prompt tokens in one forward pass, by default 512 on a CPU, whose caches
-    hold what so many activate, and 2048 elsewhere; budget: how many nodes are drafted, "fixed" (what a request asks
-    for) or "goodput" (what pays), or a `BudgetPolicy`; step_mode: "auto" captures steps on a GPU where drafter, rule
-    and requests allow it, "sync" never, "graph" on any device (without a GPU the same program runs uncaptured, for
-    tests); temperature: of all requests, where it is known, for rule `best` to choose by. Threads may share an engine:
-    `submit`, `step` and `cancel` wait for each other, and who streams or generates steps for all.
+    ids that end a text; prefill_chunk: most prompt tokens in one pass, None: 512 on a CPU, whose caches hold what so
+    many activate, else 2048; budget: how many nodes are drafted, "fixed" (what a request asks for) or "goodput" (what
+    pays), or a `BudgetPolicy`; step_mode: "auto" captures steps on a GPU where drafter, rule and requests allow it,
+    "sync" never, "graph" on any device (without a GPU the same program runs uncaptured, for tests); temperature: of all
+    requests, where it is known, for rule `best` to choose by. Threads may share an engine: `submit`, `step` and
+    `cancel` wait for each other, and who streams or generates steps for all.
 
     Raises ValueError when the rule cannot verify what the drafter proposes, and for numbers out of range.
     """
@@ -73,8 +73,7 @@ class Engine:
         if prefill_chunk is not None and prefill_chunk < 1:
             raise ValueError(f"prefill_chunk: got {prefill_chunk}; expected at least 1")
         cache: Any = target.cache
-        self._cache = cache
-        self._chunk = prefill_chunk or (512 if cache.device.type == "cpu" else 2048)
+        self._cache, self._chunk = cache, prefill_chunk or (512 if cache.device.type == "cpu" else 2048)
         self.state = DecodeState(cache.max_rows, cache.max_length, cache.device)
         proposals = captured_proposals(drafter, cache.max_rows)
         self._never = why_never(step_mode, cache.device, proposals, self.rule, self._proposer.budget)

@@ -101,7 +101,9 @@ class PendingLaws(Laws):
         self.logits, self.token_ids, self.overlay, self.asked, self._found = logits, None, None, asked, None
 
     def settle(self, found: Sequence[Tensor]) -> None:
-        """The statistics (inv_t, lse, cut, tie_id, mass) as a rule found them: lse is +inf where it passed a row by."""
+        """The statistics (inv_t, lse, cut, tie_id, mass) as a rule found them. Rows that it passed by have lse = +inf,
+        and no weights but in `select`.
+        """
         self._found = tuple(found)
 
     def select(self, index: Tensor) -> Laws:

@@ -26,8 +26,9 @@ class PackedShape:
         self._ends = list(accumulate(counts))
 
     def _vector(self, values: Sequence[int], dtype: torch.dtype) -> Tensor:
-        with torch.inference_mode(False):  # the remembered serve in and out of it
-            return from_host(values, dtype, self._device)
+        with torch.inference_mode(False):  # the remembered serve in and out of it, and on every stream
+            host = from_host(values, dtype, "cpu")
+            return host if self._device.type == "cpu" else host.to(self._device)
 
     @cached_property
     def rows(self) -> Tensor:

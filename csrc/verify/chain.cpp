@@ -56,7 +56,7 @@ class Chains {
     return ratio < 1 ? ratio : Real{1};
   }
 
-  // Whether coin < threshold(node), where a rough total of the row says so. Its law need not have been found, and will not be.
+  // Whether coin < threshold(node), where a rough total of the row says so. Its law need not be there, and is not found.
   std::optional<bool> passes_surely(int64_t node, double coin) const {
     constexpr double kSlack = 1.0 / 512;  // far more than threshold and total can be off by
     if (target_.asked == nullptr) return {};

@@ -93,6 +93,8 @@ SPECDEC_INLINE U any_of(U a, U b, U c) { return (U)_mm512_ternarylogic_epi32((__
 SPECDEC_INLINE bool none_in(U word, uint32_t mask) {
   return _mm512_test_epi32_mask((__m512i)word, _mm512_set1_epi32(static_cast<int>(mask))) == 0;
 }
+// Towards zero; 0x80000000 for NaN and what int32 does not hold.
+SPECDEC_INLINE I integers(F x) { return (I)_mm512_cvttps_epi32((__m512)x); }
 // total + 2^r * power, in its own unit; given (r + kMiddle) * kFine
 SPECDEC_INLINE F add_near(F r, F power, F rest, F total) { return fma(power, fma(r, r, rest), total); }
 #else
@@ -106,6 +108,7 @@ SPECDEC_INLINE U power_of(const Powers& table, U word) {
 SPECDEC_INLINE F minus(F a, F b, F c) { return (F)_mm256_fmsub_ps((__m256)a, (__m256)b, (__m256)c); }  // a * b - c
 SPECDEC_INLINE U any_of(U a, U b, U c) { return a | b | c; }
 SPECDEC_INLINE bool none_in(U word, uint32_t mask) { return _mm256_testz_si256((__m256i)word, (__m256i)all(mask)); }
+SPECDEC_INLINE I integers(F x) { return (I)_mm256_cvttps_epi32((__m256)x); }
 SPECDEC_INLINE F add_near(F r, F power, F rest, F total) {
   return fma(power * fma(r, all(1 / kFine), all(kRootBeyond)), fma(r, r, rest), total);
 }
@@ -203,8 +206,8 @@ SPECDEC_INLINE bool quick_sums(const In* p, int blocks, const QuickScale& quick,
   return true;
 }
 
-// 2^x <= 1 + f times 2^n for x = n + f, and that is the float whose bits are those of (x + 127) * 2^23 as an integer: a product,
-// a conversion and a sum for every vector. Integers below 0 are cut off, those beyond int32 (and of NaN) have the sign bit.
+// 2^x <= (1 + f) * 2^n for x = n + f, which is the float whose bits are (x + 127) * 2^23 as an integer: a product, a
+// conversion and a sum for every vector. Integers below 0 are cut off, those beyond int32 (and of NaN) have the sign bit.
 template <class In>
 double rough_total(const void* row, int64_t count, float inv_t, float top, double enough) {
   constexpr int kPart = 64 * kStep;  // a float takes so many terms without losing count
@@ -214,7 +217,7 @@ double rough_total(const void* row, int64_t count, float inv_t, float top, doubl
   const F scale = all(static_cast<float>(exact * 0x1p23)), shift = all(static_cast<float>((127 - power) * 0x1p23));
   I seen = {};
   auto add = [&](F level, F* sum) __attribute__((always_inline)) {
-    const I word = __builtin_convertvector(larger(F{}, fma(level, scale, shift)), I);
+    const I word = integers(larger(F{}, fma(level, scale, shift)));
     seen |= word;
     *sum += bits<F>(word);
   };

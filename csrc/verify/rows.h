@@ -49,8 +49,8 @@ struct RowKernels {
   // Sums of exp(l * inv_t) over each race block, in units of exp(the answer): NaN for a block with a NaN or +inf element,
   // 0 for nothing but -inf.
   double (*masses[3])(const void* row, int64_t count, float inv_t, double* sums);
-  // At least the sum of exp((l - top) * inv_t), and at most kRough times as much, up to 1e-4 of it; or, as soon as it is known
-  // to be more, something above `enough`. NaN if it cannot tell, as for rows with a NaN or +inf element.
+  // At least the sum of exp((l - top) * inv_t), and at most kRough times as much, up to 1e-4 of it; or, as soon as it is
+  // known to be more, something above `enough`. NaN if it cannot tell, as for rows with a NaN or +inf element.
   double (*rough_total[3])(const void* row, int64_t count, float inv_t, float top, double enough);
   Peak<float> (*peak[3])(const void* row, int64_t count);
   // Largest element that is not NaN (-inf if there is none).

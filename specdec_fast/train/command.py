@@ -64,7 +64,7 @@ def demo_pair(
     out: Annotated[Path, typer.Option(help="Work folder; an interrupted run goes on from here.")] = Path("demo-pair"),
     minutes: Annotated[float | None, typer.Option(help="Train so long in all instead of by tokens.")] = None,
     target_tokens: Annotated[int, typer.Option(help="Tokens the target is trained on.")] = 6_000_000,
-    draft_tokens: Annotated[int, typer.Option(help="Tokens the draft is distilled on.")] = 20_000_000,
+    draft_tokens: Annotated[int, typer.Option(help="Tokens the draft is distilled on.")] = 40_000_000,
     threads: Annotated[int, typer.Option(help="CPU threads; 0 leaves PyTorch's default.")] = 0,
     workers: Annotated[int, typer.Option(help="Processes that train together, one thread each; 1 uses --threads.")] = 1,
     seed: Annotated[int, typer.Option(help="Seed of everything that is drawn.")] = 0,

@@ -21,7 +21,7 @@ class Recipe:
     start_budget: Budget = field(default_factory=lambda: Budget(tokens=1_200_000))
     target_budget: Budget = field(default_factory=lambda: Budget(tokens=4_800_000))
     unlikelihood_budget: Budget = field(default_factory=lambda: Budget(tokens=600_000))
-    draft_budget: Budget = field(default_factory=lambda: Budget(tokens=20_000_000))
+    draft_budget: Budget = field(default_factory=lambda: Budget(tokens=40_000_000))
     block: int = 1024  # tokens of a block
     blocks_per_step: int = 8
     # (share of the target's budget from which it holds, length of a sequence)
@@ -37,8 +37,8 @@ class Recipe:
     repeat_length: int = 200
     repeat_weight: float = 1.3
     context: int = 512  # distillation: length of a context
-    corpus_contexts: int = 3072  # distillation: contexts taken from the training text
-    sampled_contexts: int = 512  # distillation: contexts continued by the target itself
+    corpus_contexts: int = 8192  # distillation: contexts taken from the training text
+    sampled_contexts: int = 2048  # distillation: contexts continued by the target itself
     contexts_per_step: int = 16
     measured_tokens: int = 16_000  # per domain, for alpha on held-out text
     continued_rows: int = 16  # held-out beginnings the target continues, for alpha in use

@@ -156,7 +156,7 @@ def test_a_folder_of_another_recipe_is_refused(finished):
 
 
 def test_a_short_distillation_writes_few_contexts_and_the_usual_one_all():
-    least, usual, full = tokened(1, 1), tokened(6_000_000, 20_000_000), Recipe()
+    least, usual, full = tokened(1, 1), tokened(6_000_000, 40_000_000), Recipe()
     assert least.corpus_contexts == least.sampled_contexts == full.contexts_per_step
     assert (usual.corpus_contexts, usual.sampled_contexts) == (full.corpus_contexts, full.sampled_contexts)
     half = tokened(1, (full.corpus_contexts + full.sampled_contexts) * full.context // 2)
