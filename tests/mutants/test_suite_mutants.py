@@ -98,13 +98,16 @@ def ids_off_by_one(patch: Patch) -> None:
     patch.setattr(tree_module, "proposals", broken)
 
 
+def _with_a_child(paths: Any, request_of: torch.Tensor) -> torch.Tensor:
+    return (paths.parents + paths.offsets[request_of])[paths.parents >= 0].long()
+
+
 def edits_of_the_last_nodes_only(patch: Patch) -> None:
     """Logits are edited where a draft ends, and nowhere before."""
     apply = Edits.apply
 
     def broken(self: Edits, logits: torch.Tensor, paths: Any, request_of: torch.Tensor) -> torch.Tensor:
-        edited = apply(self, logits.clone(), paths, request_of)
-        inner = (paths.parents + paths.offsets[request_of])[paths.parents >= 0].long()
+        edited, inner = apply(self, logits.clone(), paths, request_of), _with_a_child(paths, request_of)
         edited[inner] = logits[inner].to(edited.dtype)
         return edited
 
@@ -117,8 +120,7 @@ def overlays_of_the_last_nodes_only(patch: Patch) -> None:
 
     def broken(self: Edits, logits: torch.Tensor, paths: Any, request_of: torch.Tensor) -> Overlay:
         overlay = over(self, logits, paths, request_of)
-        inner = (paths.parents + paths.offsets[request_of])[paths.parents >= 0].long()
-        overlay.cells[inner] = 0
+        overlay.cells[_with_a_child(paths, request_of)] = 0
         return overlay
 
     patch.setattr(Edits, "over", broken)
