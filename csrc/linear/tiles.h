@@ -3,7 +3,8 @@
 
 // Register tiles of a weight stored by input: kTileRows rows by kTileVectors vectors of outputs, or one row by kWideVectors.
 constexpr int kTileRows = 6, kTileVectors = kLanes == 16 ? 4 : 2, kWideVectors = kLanes == 16 ? 16 : 8;
-constexpr int64_t kAhead = 8;    // a wide tile fetches what it takes of an input this many ahead
+constexpr int64_t kAheadWide = 8;                  // a wide tile fetches what it takes of an input this many ahead
+constexpr int64_t kAhead = kLanes == 16 ? 32 : 0;  // a tile of few rows likewise (0: what the next tile takes of this one)
 constexpr int64_t kDepth = 128;  // inputs that are added up before the sum joins the others: shorter sums round less
 
 // The first `count` lanes; zero in the others.
@@ -25,8 +26,9 @@ inline void put(Floats sum, const T* bias, T* to, int64_t count) {
 }
 
 // R rows by C vectors of outputs; if WHOLE is false, C = 1 vector of which `last` lanes are outputs. A tile fetches F
-// vectors of each input before they are used: a wide one (F = 0) its own, of an input some way ahead; others what lies
-// beside them, the next tile's, whose bytes share the pages: all of it (F = C), or a part that begins at `beside`.
+// vectors of each input before they are used: a wide one (F = 0) what it takes of an input some way ahead; one of few rows
+// (F = C) likewise, and near its end the next tile's first inputs; one of many row tiles (F < C) a part of what lies beside
+// it, which begins at `beside` and shares its pages.
 template <class T, int R, int C, int F, bool WHOLE>
 inline void by_input(const RowLinear& call, const float* x, int64_t row, int64_t column, int64_t beside, int64_t last) {
   Floats whole[R][C], sums[R][C];
@@ -40,10 +42,12 @@ inline void by_input(const RowLinear& call, const float* x, int64_t row, int64_t
       for (int c = 0; c < C; ++c) sums[r][c] = Floats{};
     for (int64_t k = start; k < stop; ++k, weight += call.stride) {
       Floats values[C];
+      const T* ahead = weight + C * kLanes;
+      if constexpr (kAhead > 0) ahead = k + kAhead < call.inputs ? weight + kAhead * call.stride : ahead + (kAhead - call.inputs) * call.stride;
       for (int c = 0; c < C; ++c) {
         values[c] = WHOLE ? load(weight + c * kLanes) : load_part(weight, last);
-        if constexpr (F == 0) __builtin_prefetch(weight + kAhead * call.stride + c * kLanes);
-        if constexpr (F == C) __builtin_prefetch(weight + (C + c) * kLanes);
+        if constexpr (F == 0) __builtin_prefetch(weight + kAheadWide * call.stride + c * kLanes);
+        if constexpr (F == C) __builtin_prefetch(ahead + c * kLanes);
       }
       if constexpr (F < C) {
         for (int f = 0; f < F; ++f) __builtin_prefetch(weight + beside + f * kLanes);

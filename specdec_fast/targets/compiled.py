@@ -13,6 +13,9 @@ __all__ = ["compiled"]
 _NUMBERS = count()
 
 
+_GRAIN = 4096  # elements a thread is worth starting for; torch's own grain splits loops of a microsecond
+
+
 def _of_arguments(guards: Sequence[Any]) -> list[bool]:
     """Which conditions of a compiled pass are looked at before each pass: those on its arguments and on torch's modes,
     not the hundreds on the model, which is the target's own and stays as it is."""
@@ -30,4 +33,4 @@ def compiled(forward: Callable[..., Any]) -> Callable[..., Any]:
         return forward(**arguments)
 
     run.__code__ = run.__code__.replace(co_name=f"forward_{next(_NUMBERS)}")
-    return torch.compile(run, dynamic=None, options={"guard_filter_fn": _of_arguments})
+    return torch.compile(run, dynamic=None, options={"guard_filter_fn": _of_arguments, "cpp.min_chunk_size": _GRAIN})
