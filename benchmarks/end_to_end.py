@@ -80,7 +80,7 @@ class Sides:
     def __init__(self, setting: Setting, prompts: int) -> None:
         self.setting = setting
         self.tokenizer = load_tokenizer("demo-target")
-        self.prompts = workload(self.tokenizer, prompts * setting.batch // 2 if setting.batch > 1 else prompts)
+        self.prompts = workload(self.tokenizer, max(prompts, 4) * setting.batch // 2 if setting.batch > 1 else prompts)
         torch.set_num_threads(setting.threads)
         self.outputs: dict[str, list[list[int]]] = {}
         self.tau, self.alpha = 0.0, 0.0
@@ -226,7 +226,7 @@ def as_markdown(rows: list[dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--prompts", type=int, default=4)
+    parser.add_argument("--prompts", type=int, default=4, help="at batch 8 four for each, at least 16")
     parser.add_argument("--draft-tokens", type=int, default=4)
     parser.add_argument("--only", default="", help="settings whose name contains this")
     parser.add_argument("--out", type=Path, default=RESULTS / "end_to_end_cpu.json")

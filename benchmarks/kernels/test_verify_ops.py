@@ -99,8 +99,8 @@ def step(
     def run(bare: bool = False) -> Any:
         at = next(turn) % 64
         if bare:
-            chain = (drafted[at], offsets, drawn, law_row, target, *settings, *draft_law, None)
-            return torch.ops.specdec.chain_verify_logits(*chain, seeds[at], positions, nodes - 1, rule == "block")
+            chain = (drafted[at], offsets, drawn, law_row, target, *settings, *draft_law, None, seeds[at], positions)
+            return torch.ops.specdec.chain_verify_logits.default(*chain, nodes - 1, rule == "block")
         return chain_verify_logits(
             drafted[at],
             offsets,

@@ -26,9 +26,9 @@ inline void put(Floats sum, const T* bias, T* to, int64_t count) {
 }
 
 // R rows by C vectors of outputs; if WHOLE is false, C = 1 vector of which `last` lanes are outputs. A tile fetches F
-// vectors of each input before they are used: a wide one (F = 0) what it takes of an input some way ahead; one of few rows
-// (F = C) likewise, and near its end the next tile's first inputs; one of many row tiles (F < C) a part of what lies beside
-// it, which begins at `beside` and shares its pages.
+// vectors of each input before they are used: a wide one (F = 0) what it takes of an input some way ahead; one of
+// at most two row tiles, or of a single vector (F = C), likewise, and near its end the next tile's first inputs; one of many
+// row tiles (F < C) a part of what lies beside it, which begins at `beside` and shares its pages.
 template <class T, int R, int C, int F, bool WHOLE>
 inline void by_input(const RowLinear& call, const float* x, int64_t row, int64_t column, int64_t beside, int64_t last) {
   Floats whole[R][C], sums[R][C];

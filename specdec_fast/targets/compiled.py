@@ -13,7 +13,7 @@ __all__ = ["compiled"]
 _NUMBERS = count()
 
 
-_GRAIN = 4096  # elements a thread is worth starting for; torch's own grain splits loops of a microsecond
+_GRAIN = 2048  # elements a thread is worth starting for; torch's own grain splits loops of a microsecond
 
 
 def _of_arguments(guards: Sequence[Any]) -> list[bool]:

@@ -88,6 +88,7 @@ def test_rough_totals_decide_as_the_laws_do(draft: str, vocab: int, rows: int, d
     level = (torch.randn(count, vocab) * 2 + torch.randn(count, 1) * 10).to(dtype)
     for at, value in enumerate([float("nan"), INF, -INF, 60000.0, -60000.0]):
         level[50 + at :: 97, at] = value
+        level[70 + at :: 89, -1 - at] = value  # behind where a total may have been enough
     temperature = torch.ones(count)
     for at, value in enumerate([0.3, 0.7, 1.7, 1e-6, 0.0, 1e6]):
         temperature[at::41] = value
