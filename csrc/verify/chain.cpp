@@ -64,7 +64,7 @@ class Chains {
     if (log_q < kLeastLogWeight) return {};
     const double limit = std::exp(-log_q) / coin;  // x passes while 1 / p(x) is less
     if (!(limit < 1e30)) return {};
-    const double most = limit * (1 + kSlack) * rows::rough();
+    const double most = limit * (1 + kSlack) * kRough;
     const double inv_p = rough_inverse(*target_.asked, node - 1, draft_.tokens[node], most);
     if (inv_p < limit * (1 - kSlack)) return true;
     if (inv_p > most) return false;

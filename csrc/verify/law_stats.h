@@ -29,8 +29,8 @@ struct AskedRows {
   void* mass;
 };
 
-// At least 1 / p of a token, and at most rows::rough() times as much, by rows::rough_total; NaN where that cannot tell, and
-// for rows that were asked for, are greedy or have filters.
+// At least 1 / p of a token, and at most kRough times as much, by rows::rough_total; NaN where that cannot tell, and for
+// rows that were asked for, are greedy or have filters.
 double rough_inverse(const AskedRows& asked, int64_t row, int64_t token, double enough);
 
 // Marks `count` rows as not asked for: inv_t, cut and tie_id 0, lse +inf, masses NaN.

@@ -95,12 +95,6 @@ SPECDEC_INLINE bool none_in(U word, uint32_t mask) {
 }
 // Towards zero; 0x80000000 for NaN and what int32 does not hold.
 SPECDEC_INLINE I integers(F x) { return (I)_mm512_cvttps_epi32((__m512)x); }
-// total + a float of which rough_total says that (1 + f) * 2^n is meant for 2^(n + f): a square of 1 + f mends most of it.
-constexpr double kRough = 1.00695;
-SPECDEC_INLINE F add_rough(I word, F total) {
-  const F m = bits<F>((word & 0x007fffff) | 0x3f800000);
-  return fma(bits<F>(word), fma(fma(m, all(0.2345129f), all(-0.69662788f)), m, all(1.46211701f)), total);
-}
 // total + 2^r * power, in its own unit; given (r + kMiddle) * kFine
 SPECDEC_INLINE F add_near(F r, F power, F rest, F total) { return fma(power, fma(r, r, rest), total); }
 #else
@@ -115,9 +109,6 @@ SPECDEC_INLINE F minus(F a, F b, F c) { return (F)_mm256_fmsub_ps((__m256)a, (__
 SPECDEC_INLINE U any_of(U a, U b, U c) { return a | b | c; }
 SPECDEC_INLINE bool none_in(U word, uint32_t mask) { return _mm256_testz_si256((__m256i)word, (__m256i)all(mask)); }
 SPECDEC_INLINE I integers(F x) { return (I)_mm256_cvttps_epi32((__m256)x); }
-// total + a float of rough_total. Nothing is mended: the arithmetic would take longer than the read.
-constexpr double kRough = 1.0615;
-SPECDEC_INLINE F add_rough(I word, F total) { return total + bits<F>(word); }
 SPECDEC_INLINE F add_near(F r, F power, F rest, F total) {
   return fma(power * fma(r, all(1 / kFine), all(kRootBeyond)), fma(r, r, rest), total);
 }
@@ -216,8 +207,8 @@ SPECDEC_INLINE bool quick_sums(const In* p, int blocks, const QuickScale& quick,
 }
 
 // 2^x <= (1 + f) * 2^n for x = n + f, which is the float whose bits are (x + 127) * 2^23 as an integer: a product, a
-// conversion and a sum for every vector, and what mends it (add_rough). Smaller integers than those of 2^-126 are raised to
-// it; those beyond int32 (and of NaN) have the sign bit.
+// conversion and a sum for every vector; to mend 1 + f with a square costs AVX-512 more than the redone rows it saves.
+// Integers below that of 2^-126 are raised to it, those beyond int32 (and of NaN) have the sign bit.
 template <class In>
 double rough_total(const void* row, int64_t count, float inv_t, float top, double enough) {
   constexpr int kPart = 64 * kStep;  // a float takes so many terms without losing count
@@ -225,12 +216,12 @@ double rough_total(const void* row, int64_t count, float inv_t, float top, doubl
   const double exact = inv_t * kLog2E, power = top * exact;
   if (!(std::fabs(power) < 1500 && exact < 0x1p60)) return std::nan("");  // floats would tell the powers apart no more
   const F scale = all(static_cast<float>(exact * 0x1p23)), shift = all(static_cast<float>((127 - power) * 0x1p23));
-  const F least = all(0x1p23f);  // the word of 2^-126, below which floats are slow to multiply
+  const F least = all(0x1p23f);  // the word of 2^-126: no denormal numbers
   I seen = {};
   auto add = [&](F level, F* sum) __attribute__((always_inline)) {
     const I word = integers(larger(least, fma(level, scale, shift)));
     seen |= word;
-    *sum = add_rough(word, *sum);
+    *sum += bits<F>(word);
   };
   double total = 0;
   for (int64_t i = 0; i < count && !(total > enough);) {
@@ -263,7 +254,6 @@ template <class In>
 SPECDEC_INLINE bool quick_sums(const In*, int, const QuickScale&, double*) {
   return false;
 }
-constexpr double kRough = 1;
 template <class In>
 double rough_total(const void*, int64_t, float, float, double) {
   return std::nan("");

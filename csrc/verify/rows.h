@@ -41,6 +41,7 @@ struct Entry {
 constexpr int kPad = 32;
 constexpr int kEdges = 8;
 constexpr int kTops = 32;
+constexpr double kRough = 1.0615;  // the most that 1 + f exceeds 2^f by, 0 <= f <= 1
 
 // Pointers to functions for float accumulation; arrays are indexed by Scalar (Float32, BFloat16, Half).
 struct RowKernels {
@@ -48,10 +49,9 @@ struct RowKernels {
   // Sums of exp(l * inv_t) over each race block, in units of exp(the answer): NaN for a block with a NaN or +inf element,
   // 0 for nothing but -inf.
   double (*masses[3])(const void* row, int64_t count, float inv_t, double* sums);
-  // At least the sum of exp((l - top) * inv_t), and at most `rough` times as much, up to 2e-4 of it; or, as soon as it is
+  // At least the sum of exp((l - top) * inv_t), and at most kRough times as much, up to 2e-4 of it; or, as soon as it is
   // known to be more, something above `enough`. NaN if it cannot tell, as for rows with a NaN or +inf element.
   double (*rough_total[3])(const void* row, int64_t count, float inv_t, float top, double enough);
-  double rough;
   Peak<float> (*peak[3])(const void* row, int64_t count);
   // Largest element that is not NaN (-inf if there is none).
   float (*largest[3])(const void* row, int64_t count);
@@ -103,7 +103,6 @@ inline double masses(Scalar type, const void* row, int64_t count, float inv_t, d
 inline double rough_total(Scalar type, const void* row, int64_t count, float inv_t, float top, double enough) {
   return row_kernels().rough_total[slot(type)](row, count, inv_t, top, enough);
 }
-inline double rough() { return row_kernels().rough; }
 inline Peak<float> peak(Scalar type, const void* row, int64_t count, float) {
   return row_kernels().peak[slot(type)](row, count);
 }

@@ -377,7 +377,6 @@ const RowKernels SPECDEC_TABLE = {
     SPECDEC_NAME,
     SPECDEC_EACH(masses),
     SPECDEC_EACH(rough_total),
-    SPECDEC_ISA::kRough,
     SPECDEC_EACH(peak),
     SPECDEC_EACH(largest),
     SPECDEC_EACH(mass_bound),
