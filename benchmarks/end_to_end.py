@@ -226,7 +226,7 @@ def as_markdown(rows: list[dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--prompts", type=int, default=4, help="at batch 8 four for each, at least 16")
+    parser.add_argument("--prompts", type=int, default=4, help="at batch 8 four times as many, at least 16")
     parser.add_argument("--draft-tokens", type=int, default=4)
     parser.add_argument("--only", default="", help="settings whose name contains this")
     parser.add_argument("--out", type=Path, default=RESULTS / "end_to_end_cpu.json")

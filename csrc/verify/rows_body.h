@@ -8,6 +8,7 @@
 
 #include "verify/lanes.h"
 #include "verify/row_masses.h"
+#include "verify/row_peak.h"
 
 namespace specdec {
 namespace SPECDEC_ISA {
@@ -15,25 +16,6 @@ namespace SPECDEC_ISA {
 template <class In>
 float largest(const void* row, int64_t count) {
   return largest_of(static_cast<const In*>(row), count);
-}
-
-template <class In>
-Peak<float> peak(const void* row, int64_t count) {
-  const In* p = static_cast<const In*>(row);
-  F best = all(-kInfinity);
-  I where = iota(), ids = iota(), nan = {};
-  for (int64_t i = 0; i < count; i += N, ids += N) {
-    const F x = load(p + i, count - i);
-    nan |= x != x;
-    const I better = x > best;
-    best = better ? x : best;
-    where = better ? ids : where;
-  }
-  Peak<float> out{-kInfinity, 0, any(nan)};
-  for (int i = 0; i < N; ++i)
-    if (best[i] > out.level || (best[i] == out.level && best[i] > -kInfinity && where[i] < out.id))
-      out.level = best[i], out.id = where[i];
-  return out;
 }
 
 // Upper bound of a block's mass: the largest of every few elements stands for all of them.
