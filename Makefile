@@ -34,6 +34,7 @@ STAMPS := $(VENV)/stamps
 BUILD_MODE := $(or $(SPECDEC_BUILD),auto)
 BUILD_STAMP := $(STAMPS)/build-$(BUILD_MODE)
 TORCH_STAMP := $(STAMPS)/torch-$(shell cksum <<<'$(TORCH)' | cut -d' ' -f1)
+TORCH_FOUND := $(STAMPS)/torch.txt
 NATIVE_TESTS := tests/architecture/test_build.py tests/architecture/test_sanitizers.py
 EXACT_TESTS := tests/rules $(addprefix tests/lab/,test_cells.py test_exact.py test_expected.py test_oracle.py test_proposals.py)
 REPLAY_TESTS := tests/engine/test_greedy.py tests/engine/test_replay.py tests/lab/test_agreement.py
@@ -152,15 +153,16 @@ $(STAMPS)/venv:
 	  echo "'$(PYTHON) -m venv' failed; on Debian and Ubuntu install the package python3-venv"; exit 1; }
 	@mkdir -p $(STAMPS) && touch $@
 
-# torch first: whatever else asks for torch is then content with it, and no second (far larger) build is fetched.
+# torch first, and its version is a constraint on what follows: nothing that asks for torch fetches another one in its place.
 $(TORCH_STAMP): $(STAMPS)/venv
 	@if [[ -n '$(TORCH)' ]]; then echo 'installing $(TORCH)'; $(PIP) install -q --no-compile $(TORCH); fi
 	@$(BIN)/python -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)' || { echo "no torch in $(VENV); leave TORCH= out, or name one"; exit 1; }
+	@$(BIN)/python -c 'from importlib.metadata import version; print("torch==" + version("torch"))' >$(TORCH_FOUND)
 	@rm -f $(STAMPS)/torch-* && touch $@
 
 $(STAMPS)/demo: requirements/demo.txt $(TORCH_STAMP)
 	@echo 'installing requirements/demo.txt'
-	@$(PIP) install -q --no-compile -r $<
+	@$(PIP) install -q --no-compile -c $(TORCH_FOUND) -r $<
 	@touch $@
 
 # Of one mode at a time, and only where something was built: a machine that gets a compiler builds at the next call.
@@ -175,5 +177,5 @@ $(BUILD_STAMP): $(NATIVE) $(STAMPS)/demo
 
 $(STAMPS)/test: requirements/test.txt $(STAMPS)/demo
 	@echo 'installing requirements/test.txt'
-	@$(PIP) install -q --no-compile -r $<
+	@$(PIP) install -q --no-compile -c $(TORCH_FOUND) -r $<
 	@touch $@
