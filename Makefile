@@ -26,6 +26,7 @@ export PATH := $(BIN):$(PATH)
 # Kept byte code halves the start of every program; containers often forbid it, and packages come without (--no-compile).
 export PYTHONDONTWRITEBYTECODE :=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+HAS := $(BIN)/python -c 'import importlib.util as u, sys; sys.exit(u.find_spec(sys.argv[1]) is None)'
 PYTEST := $(BIN)/python -m pytest $(PYTEST_ARGS)
 BY_FILE := -n $(WORKERS) --dist loadfile
 BY_TEST := -n $(WORKERS) --dist worksteal
@@ -156,7 +157,7 @@ $(STAMPS)/venv:
 # torch first, and its version is a constraint on what follows: nothing that asks for torch fetches another one in its place.
 $(TORCH_STAMP): $(STAMPS)/venv
 	@if [[ -n '$(TORCH)' ]]; then echo 'installing $(TORCH)'; $(PIP) install -q --no-compile $(TORCH); fi
-	@$(BIN)/python -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)' || { echo "no torch in $(VENV); leave TORCH= out, or name one"; exit 1; }
+	@$(HAS) torch || { echo "no torch in $(VENV); leave TORCH= out, or name one"; exit 1; }
 	@$(BIN)/python -c 'from importlib.metadata import version; print("torch==" + version("torch"))' >$(TORCH_FOUND)
 	@rm -f $(STAMPS)/torch-* && touch $@
 
@@ -175,7 +176,7 @@ $(BUILD_STAMP): $(NATIVE) $(STAMPS)/demo
 	  echo 'NOTE: the C++ kernels were not built, so the slower PyTorch references run; install a C++20 compiler (g++ 12' \
 	       'or clang 14 and later) and call make again; SPECDEC_BUILD=cpu shows what went wrong'; fi
 
-$(STAMPS)/test: requirements/test.txt $(STAMPS)/demo
+$(STAMPS)/test: requirements/test.txt requirements/triton.txt $(STAMPS)/demo
 	@echo 'installing requirements/test.txt'
-	@$(PIP) install -q --no-compile -c $(TORCH_FOUND) -r $<
+	@$(PIP) install -q --no-compile -c $(TORCH_FOUND) -r $< $$($(HAS) triton || echo -r requirements/triton.txt)
 	@touch $@

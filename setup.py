@@ -52,6 +52,9 @@ CXX_FLAGS = [
     "-Wno-psabi",
 ]
 
+# What CUDA code is built for where no GPU is visible to ask; +PTX serves newer ones.
+ARCHITECTURES = "8.0;9.0+PTX"
+
 
 def say(message: str) -> None:
     print(f"specdec-fast: {message}", file=sys.stderr, flush=True)
@@ -201,6 +204,9 @@ def extensions(torch) -> tuple[list, type]:
             f"and nvcc on PATH ({'found' if root else 'not found'})"
         )
     if cuda and can_cuda and MODE in ("auto", "cuda"):
+        if not torch.cuda.is_available() and "TORCH_CUDA_ARCH_LIST" not in os.environ:
+            os.environ["TORCH_CUDA_ARCH_LIST"] = ARCHITECTURES
+            say(f"no GPU is visible, so CUDA code is built for {ARCHITECTURES}; TORCH_CUDA_ARCH_LIST names others")
         modules.append(
             CUDAExtension(
                 "specdec_kernels._C_cuda",
@@ -248,6 +254,14 @@ def extensions(torch) -> tuple[list, type]:
             for path in earlier:
                 if not path.exists():
                     say(f"{path.name} of an earlier build was deleted: it is not what the sources say now")
+
+        def build_extension(self, extension) -> None:
+            try:
+                super().build_extension(extension)
+            except (Exception, SystemExit) as error:
+                if MODE != "auto":
+                    raise
+                say(f"{extension.name} was NOT built, the others go on: {type(error).__name__}: {error}")
 
         def in_place(self) -> list[Path]:
             """Modules of this build that lie among the sources."""

@@ -139,6 +139,57 @@ def test_a_failing_compiler_stops_only_who_insists(
         assert Path(command.build_temp).parent == ROOT / "build"  # lasting: ninja finds its objects again
 
 
+def test_without_a_gpu_to_ask_cuda_code_is_built_for_named_ones(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """torch's own search for architectures fails where no GPU is visible."""
+    nvcc = tmp_path / "bin" / "nvcc"
+    nvcc.parent.mkdir()
+    nvcc.write_text("#!/bin/sh\n")
+    nvcc.chmod(0o755)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr("torch.utils.cpp_extension.CUDA_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(nvcc.parent), prepend=os.pathsep)
+    for given in ("8.6", None):
+        monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
+        if given is not None:
+            monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", given)
+        names = [each.name for each in declared(monkeypatch, "auto")["ext_modules"]]
+        assert names == ["specdec_kernels._suffix", "specdec_kernels._C", "specdec_kernels._C_cuda"]
+        assert os.environ["TORCH_CUDA_ARCH_LIST"] == (given or "8.0;9.0+PTX")
+        assert ("no GPU is visible" in capsys.readouterr().err) == (given is None)
+    monkeypatch.delenv("TORCH_CUDA_ARCH_LIST")
+
+
+def test_an_extension_that_fails_does_not_take_the_others_with_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from setuptools.dist import Distribution
+    from torch.utils.cpp_extension import BuildExtension
+
+    for mode in ("auto", "cpu"):
+        seen, built = declared(monkeypatch, mode), []
+
+        def build(command: Any, extension: Any, built: list[str] = built) -> None:
+            if extension.name.endswith("_suffix"):
+                raise IndexError("list index out of range")
+            built.append(extension.name)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(BuildExtension, "build_extension", build, raising=False)
+            command = seen["cmdclass"]["build_ext"](Distribution({"ext_modules": seen["ext_modules"]}))
+            command.ensure_finalized()
+            if mode == "cpu":
+                with pytest.raises(IndexError):
+                    command.run()
+                continue
+            command.run()
+        assert built == ["specdec_kernels._C"]
+        told = capsys.readouterr().err
+        assert "specdec_kernels._suffix was NOT built, the others go on: IndexError: list index out of range" in told
+
+
 @pytest.mark.parametrize("caught", [False, True], ids=["raises", "warns"])
 def test_a_failing_compiler_leaves_no_module_of_other_sources(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, caught: bool

@@ -58,6 +58,45 @@ def test_what_is_built_when(tmp_path: Path, root: Path) -> None:
     assert make("demo", "none") == (8, False)
 
 
+PIP = """#!/bin/sh
+case "$*" in
+    *find_spec*triton) [ -e triton ];;
+    *install*) echo "$*" >> installs;;
+    *version*torch*) echo torch==2.12.1;;
+esac
+"""
+
+
+@pytest.mark.skipif(shutil.which("make") is None or not Path("/bin/bash").exists(), reason="no make or no bash")
+@pytest.mark.parametrize("own", [False, True], ids=["torch brings no triton", "torch brings its own"])
+def test_nothing_replaces_the_torch_that_was_asked_for(tmp_path: Path, root: Path, own: bool) -> None:
+    """It is a constraint on all that is installed later, and the Triton that came with it stays."""
+    for name in (
+        "Makefile",
+        "setup.py",
+        "pyproject.toml",
+        *(f"requirements/{n}.txt" for n in ("demo", "test", "triton")),
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(root / name, tmp_path / name)
+    program = tmp_path / "env" / "bin" / "python"
+    program.parent.mkdir(parents=True)
+    program.write_text(PIP)
+    program.chmod(0o755)
+    if own:
+        (tmp_path / "triton").touch()
+    env = {name: value for name, value in os.environ.items() if name not in ("SPECDEC_BUILD", "MAKEFLAGS", "VENV")}
+    command = ["make", "environment", "VENV=env", "PYTHON=env/bin/python", "TORCH=torch==2.12.1"]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    first, *others = (tmp_path / "installs").read_text().splitlines()
+    assert first.endswith("torch==2.12.1")
+    wanted = [line for line in others if "-e ." not in line]
+    assert len(wanted) == 2 and all("-c env/stamps/torch.txt" in line for line in wanted)
+    assert (tmp_path / "env" / "stamps" / "torch.txt").read_text() == "torch==2.12.1\n"
+    assert ["requirements/triton.txt" in line for line in wanted] == [False, not own]
+
+
 @pytest.mark.skipif(shutil.which("make") is None or not Path("/bin/bash").exists(), reason="no make or no bash")
 def test_the_heading_of_one_run_of_many_lanes_names_them(root: Path) -> None:
     """All lanes but those that `make test` runs by themselves."""
