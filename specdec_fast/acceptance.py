@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from specdec_fast.draft import Draft, Drawn
-from specdec_fast.interfaces import CoinRule, Rule
+from specdec_fast.interfaces import Rule, shows_coins
 from specdec_fast.laws import Laws
 from specdec_kernels import tree_plan
 
@@ -71,7 +71,7 @@ def expected_accepted(rule: Rule, draft: Draft, target_laws: Laws) -> Tensor:
     tree = _Weighed(draft, target_laws)
     if rule.replays:
         return tree.total(lambda node, children: _matches(tree, node, children))
-    if not isinstance(rule, CoinRule):
+    if not shows_coins(rule):
         raise ValueError(f"rule {rule.name}: got a rule without `thresholds`; expected one that shows its coins")
     plan = tree_plan(draft.parents, draft.offsets)
     limit = rule.thresholds(draft, plan, target_laws)[0].tolist()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeGuard, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -279,7 +279,6 @@ class Rule(Protocol):
     def __call__(self, draft: Draft, plan: TreePlan, target_laws: Laws, rng: Rng) -> Acceptance: ...
 
 
-@runtime_checkable
 class CoinRule(Rule, Protocol):
     """A rule that tosses one coin per node: the coins can be given, and what they are compared with can be seen.
 
@@ -296,3 +295,8 @@ class CoinRule(Rule, Protocol):
         self, draft: Draft, plan: TreePlan, target_laws: Laws, rng: Rng, uniforms: Tensor | None = None
     ) -> Acceptance: ...
     def thresholds(self, draft: Draft, plan: TreePlan, target_laws: Laws) -> tuple[Tensor, Tensor]: ...
+
+
+def shows_coins(rule: Rule) -> TypeGuard[CoinRule]:
+    """Whether a rule is a `CoinRule`: one that passes calls on to another (`__getattr__`) is what the other is."""
+    return hasattr(rule, "thresholds")

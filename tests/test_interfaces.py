@@ -14,7 +14,8 @@ import specdec_fast
 from specdec_fast import Engine, SamplingParams, get_drafter, get_rule
 from specdec_fast.cache import PagedCache
 from specdec_fast.drafters import drafter_names
-from specdec_fast.interfaces import CoinRule, Drafter, KVCache, Needs, Rule, Target
+from specdec_fast.interfaces import Drafter, KVCache, Needs, Rule, Target, shows_coins
+from specdec_fast.lab.places import Recorder
 from specdec_fast.rules import rule_names
 
 
@@ -28,7 +29,7 @@ def test_what_we_ship_satisfies_its_protocols() -> None:
         assert rule.uses_q == (name not in ("greedy", "replay", "lossy"))
         assert rule.replays == (name in ("greedy", "replay"))
         assert rule.prefers == {"greedy": "greedy", "lossy": "greedy", "replay": "coupled"}.get(name, "drawn")
-        assert isinstance(rule, CoinRule) == (not rule.replays)
+        assert shows_coins(rule) == shows_coins(Recorder(rule)) == (not rule.replays)
     for oracle in (NoisyChain([], 0.5, 7), NoisyTree([], 0.5, 7)):
         assert isinstance(oracle, Drafter)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from specdec_fast.draft import Draft
-from specdec_fast.interfaces import Acceptance, CoinRule, Rng, Rule
+from specdec_fast.interfaces import Acceptance, Rng, Rule, shows_coins
 from specdec_fast.lab.exact import takes_trees
 from specdec_fast.lab.simulate import CHAIN, Layout, Simulator, layout_for
 from specdec_fast.laws import Laws
@@ -136,7 +136,7 @@ def same_on_every_backend(name: str, vocabs: Sequence[int] = (7, 1030, 2500), ro
 
 def _shown(rule: Rule, draft: Draft, laws: Laws) -> list[Tensor]:
     """Thresholds and normalised residual weights, as far as the rule has them."""
-    if not isinstance(rule, CoinRule):
+    if not shows_coins(rule):
         return []
     threshold, residual = rule.thresholds(draft, tree_plan(draft.parents, draft.offsets), laws)
     # where a node is accepted for certain its coin and what follows a refusal never matter

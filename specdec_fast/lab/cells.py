@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from specdec_fast.draft import Draft
-from specdec_fast.interfaces import Acceptance, CoinRule, Rng, Rule
+from specdec_fast.interfaces import Acceptance, CoinRule, Rng, Rule, shows_coins
 from specdec_fast.lab.oracle import Law, Text
 from specdec_fast.lab.proposals import DraftTree
 from specdec_fast.laws import Laws
@@ -299,6 +299,6 @@ def _choices(trees: Sequence[DraftTree], laws: Laws) -> np.ndarray:
 
 
 def _coins(rule: Rule) -> CoinRule:
-    if not isinstance(rule, CoinRule):
+    if not shows_coins(rule):
         raise ValueError(f"rule {rule.name}: got a rule without `thresholds`; expected one that shows its coins")
     return rule

@@ -185,7 +185,7 @@ def test_an_extension_that_fails_does_not_take_the_others_with_it(
                     command.run()
                 continue
             command.run()
-        assert built == ["specdec_kernels._C"]
+        assert "specdec_kernels._C" in built
         told = capsys.readouterr().err
         assert "specdec_kernels._suffix was NOT built, the others go on: IndexError: list index out of range" in told
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from oracles import forks
 
 from specdec_fast.train import team
 from specdec_fast.train.corpus import CorpusNotFound, Document, held_out, split_chapters
@@ -125,7 +126,7 @@ def test_two_members_end_with_the_weights_of_one(finished, tmp_path, monkeypatch
     out, _ = finished
     make_tokens(SMALL, tmp_path, corpus())
     with monkeypatch.context() as patch:
-        if not torch.cuda.is_available():  # it would give autograd threads that no fork survives
+        if forks.can_train():
             forking = multiprocessing.get_context("fork")
             patch.setattr(team.multiprocessing, "get_context", lambda _: forking)
         progress = together(train_target, SMALL, tmp_path, quiet, None, 2)
