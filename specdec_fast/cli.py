@@ -42,8 +42,7 @@ _OUTPUT = "standard output"
 def _explain(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
-    message = str(error)
-    return in_flags(message) if message.startswith(("SamplingParams.", "drafter ")) else message or type(error).__name__
+    return in_flags(str(error)) or type(error).__name__
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated, Any
@@ -57,6 +56,7 @@ def demo(
 ) -> None:
     """See speculative decoding work: text coloured by who wrote it, speed with and without, same or not."""
     from specdec_fast.commands import opening
+    from specdec_fast.commands.as_json import print_json
     from specdec_fast.commands.prompts import bundled_workload, one_of_each
     from specdec_fast.commands.show import make_console
 
@@ -100,7 +100,7 @@ def demo(
     measured = _Measurement(engine, items, params, repeats, setup.describe(engine.rule))
     measured.run(None if as_json else out, err)
     if as_json:
-        print(json.dumps(measured.report(), indent=2, ensure_ascii=False))
+        print_json(measured.report())
     if measured.interrupted:
         err.print(f"specdec: interrupted after {len(measured.done)} of {len(items) * len(params)} texts")
         raise typer.Exit(130)

@@ -25,6 +25,9 @@ _COLUMNS = (
     ("distinct-4", "distinct_4", ".2f"),
 )
 
+_UNSTEADY = 2.0
+"""Times by which the speed of plain decoding differs between texts on no machine that is idle."""
+
 
 def print_title(out: Console, header: dict[str, Any]) -> None:
     """What runs, and what the colours mean."""
@@ -105,7 +108,11 @@ def print_conclusion(out: Console, done: list[Comparison], header: dict[str, Any
         shares.append(f"{share}% {'not drafted' if name == 'plain' else name}", STYLES[name]).append("  ")
     shares.rstrip()
     out.print(shares)
-    out.print("tau: tokens per target pass; alpha: share of tested draft tokens accepted", style="dim")
+    out.print(
+        "tau: tokens per target pass; alpha: share of tested draft tokens accepted; distinct-4: share of runs of four "
+        "tokens that come once (low where a text repeats itself)",
+        style="dim",
+    )
     bound = [each for each in done if is_replaying(header["rule"], each.temperature)]
     same = sum(each.identical for each in bound)
     texts = f"{same} of {len(bound)} texts identical to plain decoding"
@@ -116,6 +123,13 @@ def print_conclusion(out: Console, done: list[Comparison], header: dict[str, Any
             f"{header['dtype']} rounds a token's scores differently beside other tokens: near-ties may fall "
             "either way; --dtype float32 gives the same texts",
             style="dim",
+        )
+    slowest, fastest = (pick(each.plain_speed for each in done) for pick in (min, max))
+    if fastest > _UNSTEADY * slowest:
+        steadier = "--threads 1 is steadier" if header["threads"] > 1 else "measure again when it is idle"
+        out.print(
+            f"plain decoding ran at {slowest:.0f} to {fastest:.0f} tokens/s: this machine does other work; {steadier}",
+            style="yellow",
         )
     speeds = _speeds(total["plain_tokens_per_s"], total["speculative_tokens_per_s"])
     out.print(f"{speeds}, {texts}", style="bold")

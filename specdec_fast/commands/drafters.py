@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import Any
 
 from specdec_fast.commands import options
+from specdec_fast.commands.as_json import print_json
+
+_LEGEND = (
+    "needs: chains or trees of draft tokens; taps: hidden states of the target; host tokens: reads the text so far; "
+    "node choices: the target's choice after every draft token",
+    "law: chosen tokens follow from the text (or, under replay, from the target's noise); drawn ones are samples of a "
+    "law, which rules such as token and tree want",
+    "num_draft_tokens=None: as many as the drafter's other options, or its heads, give; --draft-tokens sets it",
+)
 
 
 def drafters(as_json: options.Json = False) -> None:
     """All drafters, built in and installed: needs, law, defaults under the default rule, and a line on each."""
     found = collect()
     if as_json:
-        print(json.dumps(found, indent=2, ensure_ascii=False, default=str))
+        print_json(found, default=str)
         return
     _print(found)
 
@@ -86,3 +94,5 @@ def _print(found: list[dict[str, Any]]) -> None:
         defaults = " ".join(f"{name}={value}" for name, value in entry["defaults"].items())
         for title, words in (("needs", needed(entry)), ("law", entry["law"]), ("options", defaults or "none")):
             out.print(Text(f"  {title:<8}{words}", "dim"), soft_wrap=True)
+    for words in _LEGEND:
+        out.print(Text(words, "dim"), soft_wrap=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specdec_fast.commands import options
+from specdec_fast.commands.as_json import print_json
 
 if TYPE_CHECKING:
     from specdec_fast.commands.opening import Setup
@@ -170,7 +170,7 @@ def generate(
         interrupted = True
         job.cancel()
     if as_json:
-        print(json.dumps(job.report(setup, interrupted=interrupted), indent=2, ensure_ascii=False))
+        print_json(job.report(setup, interrupted=interrupted))
     else:
         job.print_logprobs()
     if stats:
@@ -199,5 +199,5 @@ def _answering(setup: Setup, as_json: bool) -> Iterator[None]:
     except KeyboardInterrupt:
         if as_json:
             empty = {"interrupted": True, "new_tokens": 0, "seconds": 0.0, "tokens_per_s": 0.0, "requests": []}
-            print(json.dumps({**setup.describe(get_rule(setup.rule)), **empty}, indent=2, ensure_ascii=False))
+            print_json({**setup.describe(get_rule(setup.rule)), **empty})
         raise

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from specdec_fast.commands import options
+from specdec_fast.commands.as_json import print_json
 
 
 def info(as_json: options.Json = False) -> None:
     """Versions, processor, kernels and their reasons, rules, drafters, bundled models."""
     found = collect()
     if as_json:
-        print(json.dumps(found, indent=2, ensure_ascii=False))
+        print_json(found)
         return
     _print(found)
 

@@ -63,7 +63,8 @@ class Job:
         except ValueError as error:
             told = ValueError(in_flags(str(error), entry.settings))
             if len(self.entries) == 1:
-                raise told from error
+                of_file = entry.where.startswith("--file") and str(told).startswith("prompt")
+                raise (ValueError(f"{entry.where}: {told}") if of_file else told) from error
             refused = Handle(-1, [], params, 0)
             refused.end("error", told)
             return refused
@@ -145,9 +146,13 @@ class Job:
     def _heading(self, at: int) -> None:
         from rich.text import Text
 
+        from specdec_fast.commands.show import counted
+
         prompt = self.entries[at].prompt
         words = (
-            prompt.strip().splitlines()[0] if isinstance(prompt, str) and prompt.strip() else f"{len(prompt)} tokens"
+            prompt.strip().splitlines()[0]
+            if isinstance(prompt, str) and prompt.strip()
+            else counted(len(prompt), "token")
         )
         reason = self.handles[at].finish_reason
         self.out.print(Text(f"── {at + 1}: {words[:60]} [{reason}]", "bold"), soft_wrap=True)
@@ -205,6 +210,7 @@ class Job:
         tokens = engine_tokens(self.handles)
         return {
             **setup.describe(self.engine.rule),
+            "draft_tokens": getattr(self.engine.drafter, "num_draft_tokens", None),
             "interrupted": interrupted,
             "threads": torch.get_num_threads(),
             "versions": versions(),

@@ -5,8 +5,8 @@ Tests: tests/cli/test_kernels.py.
 
 from __future__ import annotations
 
-import json
 import os
+import sys
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from specdec_fast.commands import options
+from specdec_fast.commands.as_json import print_json
 
 app = typer.Typer(
     help="Operators and their kernels: who serves, do they agree, what do they cost.", no_args_is_help=True
@@ -148,10 +149,6 @@ def _show(
     console.print(table)
 
 
-def _as_json(value: Any) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False))
-
-
 @app.command("list")
 def list_operators(as_json: options.Json = False) -> None:
     """Every operator with its backends: chosen here, ready, or why not."""
@@ -159,7 +156,7 @@ def list_operators(as_json: options.Json = False) -> None:
 
     rows = [row for op in OPS.values() for row in op.explain()]
     if as_json:
-        _as_json([row._asdict() for row in rows])
+        print_json([row._asdict() for row in rows])
         return
     from specdec_fast.commands.info import print_operators
 
@@ -192,7 +189,7 @@ def explain(
         raise ValueError(f"kernels: no call of {op} with {describe(op, sizes)} can be made: {first}") from error
     rows = OPS[op].explain(*call.arguments, **call.options)
     if as_json:
-        _as_json({"sizes": describe(op, sizes), "backends": [row._asdict() for row in rows]})
+        print_json({"sizes": describe(op, sizes), "backends": [row._asdict() for row in rows]})
         return
     print(describe(op, sizes))
     _show(("operator", "backend", "this call"), [(row.op, row.backend, _verdict(row)) for row in rows])
@@ -210,7 +207,7 @@ def check(ops: Ops = None, device: Device = None, as_json: options.Json = False)
     rows = list(compare(_names(ops), device=_device(device)))
     ran, wrong = [row for row in rows if row.ran], [row for row in rows if not row.agrees]
     if as_json:
-        _as_json([asdict(row) for row in rows])
+        print_json([asdict(row) for row in rows])
     else:
         if ran:
             _show(("operator", "backend", "dtype", "calls", "against the reference"), _agreements(ran), right=(3,))
@@ -293,7 +290,7 @@ def inspect(
         for each, cost in costs.items()
     }
     if as_json:
-        _as_json(
+        print_json(
             [
                 {"kernel": name, "arch": each, **asdict(cost), "problems": problems[name, each]}
                 for name, costs in found.items()
@@ -330,7 +327,9 @@ def _verdicts(
     without = sum(key in unknown for key in problems)
     known = f"{differ or 'none'} of those recorded differ{'' if differ > 1 else 's'}"
     more = f"; for {without} nothing is recorded" if without else ""
-    return f"{len(problems)} kernels with Triton {triton}: {known}{more}"
+    from specdec_fast.commands.show import counted
+
+    return f"{counted(len(problems), 'kernel')} with Triton {triton}: {known}{more}"
 
 
 def _matrix(cost: Any, architecture: str) -> str:
@@ -347,6 +346,8 @@ def _progress(chosen: Sequence[Any]) -> Iterable[Any]:
     from specdec_fast.commands.show import make_console
 
     console = make_console(stderr=True)
+    if not console.is_terminal and len(chosen) > 20:
+        print(f"specdec: note: compiling {len(chosen)} kernels takes minutes; --everyday takes fewer", file=sys.stderr)
     return track(chosen, "compiling", console=console, transient=True, disable=not console.is_terminal)
 
 
@@ -375,7 +376,7 @@ def bench(
     limit = timing.measure_ceilings(where)
     rows = list(timing.bench(names, where, sizes, rounds, limit, others))
     if as_json:
-        _as_json({"device": str(where), "ceilings": asdict(limit), "times": [asdict(row) for row in rows]})
+        print_json({"device": str(where), "ceilings": asdict(limit), "times": [asdict(row) for row in rows]})
         return
     print(f"{where}: copy {limit.copy:,.1f} GB/s, read {limit.read:,.1f} GB/s, product {limit.multiply:,.2f} TFLOP/s")
     for op, words in dict.fromkeys((row.op, row.sizes) for row in rows):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specdec_fast.commands import options
+from specdec_fast.commands.as_json import print_json
 from specdec_fast.extras import require
 from specdec_fast.lab import DRAFTERS
 
@@ -296,6 +296,8 @@ def _interrupted(run: Lab, asked: _Asked, out: Path, console: Console) -> None:
         words += (
             f"; they are kept in {out / 'draws'}; run the same command again to go on (add --no-exact to go on sooner)"
         )
+    else:
+        words += "; what comes before the draws is not kept (--no-exact leaves the longest part of it out)"
     console.print(words, soft_wrap=True)
     raise typer.Exit(130)
 
@@ -307,7 +309,7 @@ def _tell(run: Lab, as_json: bool, console: Console) -> None:
     page = write_report(run)
     failures = run.failures
     if as_json:
-        print(json.dumps(finite(run.as_dict()), indent=2, ensure_ascii=False))
+        print_json(finite(run.as_dict()))
     else:
         for line in _summary(run):
             print(line)

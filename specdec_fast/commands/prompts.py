@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from specdec_fast.sampling_params import SamplingParams
 
 Prompt = str | list[int]
+_EMPTY_TEXT = "got an empty text; expected at least one character"
+_NO_TOKENS = "got an empty list; expected at least one token id"
 _ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}
 
 
@@ -52,7 +54,7 @@ def read_prompts(argument: str | None, file: str | None, lines: bool) -> list[Pr
     entries = read_entries(argument, file, lines)
     for entry in entries:
         if not entry.prompt:
-            raise ValueError(f"{entry.where}: got an empty text; expected at least one character")
+            raise ValueError(f"{entry.where}: {_EMPTY_TEXT if entry.prompt == '' else _NO_TOKENS}")
         for name in entry.settings:
             raise ValueError(f"{entry.where}: got the key {name!r}; expected a prompt alone, for all run alike here")
     return [entry.prompt for entry in entries]
@@ -114,7 +116,8 @@ def _parse(text: str, where: str) -> Any:
     except (json.JSONDecodeError, RecursionError) as error:
         why = f"{error.msg}, character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else str(error)
         raise ValueError(
-            f"{where}: got text that is not JSON ({why}); expected strings or objects with a prompt"
+            f"{where}: got text that is not JSON ({why}); expected text in double quotes, a list of token "
+            "ids, or an object with a prompt; --lines takes plain text"
         ) from None
 
 
@@ -122,7 +125,7 @@ def _entry(given: Any, where: str, *, alone: bool) -> Entry:
     """A prompt. alone: there is no other; the engine refuses an empty one among several by itself."""
     prompt: Any = given.get("prompt") if isinstance(given, dict) else given
     if alone and prompt in ("", []):
-        raise ValueError(f"{where}: got an empty text; expected at least one character")
+        raise ValueError(f"{where}: {_EMPTY_TEXT if prompt == '' else _NO_TOKENS}")
     is_ids = isinstance(prompt, list) and all(type(token) is int for token in prompt)
     if not isinstance(prompt, str) and not is_ids:
         raise ValueError(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specdec_fast.commands import options
+from specdec_fast.commands.as_json import print_json
 from specdec_fast.commands.tune_head import head_layers
 from specdec_fast.commands.tune_tree import tree
 from specdec_fast.extras import require
@@ -152,7 +153,10 @@ def layers(
         "tau": best.tau,
         "pays": best.cost < 1,
     }
-    print(json.dumps(report, indent=2) if as_json else _summary(report, count))
+    if as_json:
+        print_json(report)
+    else:
+        print(_summary(report, count))
 
 
 def _read(file: str | None, lines: bool) -> Sequence[Any]:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from specdec_fast.commands import options
+from specdec_fast.commands.as_json import print_json
 
 
 def head_layers(
@@ -44,7 +45,7 @@ def head_layers(
     told, best = next(iter(rates)), max(rates, key=lambda ids: rates[ids])
     if as_json:
         found = [{"layers": list(ids), "acceptance": rate} for ids, rate in rates.items()]
-        print(json.dumps({"head": head, "told": list(told), "best": list(best), "rates": found}, indent=2))
+        print_json({"head": head, "told": list(told), "best": list(best), "rates": found})
         return
     for ids, rate in rates.items():
         print(f"inputs of layers {list(ids)}: {rate:.3f}" + (" (as config.json is understood)" if ids == told else ""))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from specdec_fast.commands import options
+from specdec_fast.commands.as_json import print_json
 
 _PROMPTS = 16  # of the bundled workload
 _SIZES = (4, 8, 16, 32, 64)
@@ -92,7 +92,7 @@ def tree(
     }  # fmt: skip
     write_shape(out, shape, facts)
     if as_json:
-        print(json.dumps({"file": str(out), "parents": list(shape.parents), **facts}, indent=2))
+        print_json({"file": str(out), "parents": list(shape.parents), **facts})
         return
     print(f"{out}: {shape.num_nodes} nodes, {facts['expected_tokens']:.2f} tokens per step expected")
     print(f"measured on {tokens} tokens of {len(prompts)} prompts; rate of the first choices by depth:")

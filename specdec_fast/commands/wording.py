@@ -12,6 +12,7 @@ _FIELDS = (
 )  # fmt: skip
 _FLAGS = {name: f"--{name.replace('_', '-')}" for name in _FIELDS} | {"banned_token_ids": "--ban"}
 _UNMISTAKABLE = re.compile(rf"\b({'|'.join(name for name in _FIELDS if '_' in name)})\b")
+_OF_COMMAND = re.compile(r"^(?:drafter \w+: )?(model|draft|rule|dtype|budget): got")
 _OF_CODE = {
     "prompt: got text and an engine without a tokenizer; pass token ids or tokenizer=": (
         "prompt: got text and a model without a tokenizer; expected token ids; pass lists of them with --file ids.json "
@@ -21,6 +22,9 @@ _OF_CODE = {
         "--stop: got a model without a tokenizer; expected one that can tell where a text ends; put its files into the "
         'folder of --model, or pass ids with --file: {"prompt": [5, 6], "stop_token_ids": [7]}'
     ),
+    ", or a BudgetPolicy": "",
+    "stop: got ('',);": "stop: got '';",
+    "expected None, or a count": "expected a count",
     "got no draft model; expected draft=, a model": "got no draft model; expected --draft with a model",
     "pass stop_token_ids, and do not ignore_eos": (
         'pass "stop_token_ids" beside the prompt in a .json or .jsonl --file, and do not --ignore-eos'
@@ -35,6 +39,7 @@ def in_flags(message: str, own: Collection[str] = ()) -> str:
     """
     for words, told in _OF_CODE.items():
         message = message.replace(words, told)
+    message = _OF_COMMAND.sub(r"--\1: got", message)
     name, colon, rest = message.removeprefix("SamplingParams.").partition(":")
     if name not in _FLAGS or name in own or not colon:
         return message

@@ -43,6 +43,19 @@ def test_text(run: Any, pair: list[str]) -> None:
         assert word in result.stdout
 
 
+@pytest.mark.parametrize(("apart", "noted"), [(3.0, True), (1.5, False)])
+def test_speeds_that_differ_much_are_noted(
+    run: Any, pair: list[str], monkeypatch: pytest.MonkeyPatch, apart: float, noted: bool
+) -> None:
+    """Between texts of one model: the machine does other work."""
+    from specdec_fast.commands.compare import Comparison
+
+    monkeypatch.setattr(Comparison, "plain_speed", property(lambda each: 100.0 * apart ** (each.temperature > 0)))
+    result = run("demo", *pair, *QUICK, "--threads", "2")
+    words = "plain decoding ran at 100 to 300 tokens/s: this machine does other work; --threads 1 is steadier"
+    assert (words in " ".join(result.stdout.split())) == noted
+
+
 @pytest.mark.parametrize(("temperatures", "rule"), [(["0"], "greedy"), (["0", "1"], "block")])
 def test_the_best_rule_follows_what_is_decoded(run: Any, pair: list[str], temperatures: list[str], rule: str) -> None:
     asked = [part for each in temperatures for part in ("--temperature", each)]

@@ -24,7 +24,7 @@ CASES = [
     ),
     (
         ["generate", "x", "--model", "{target}", "--draft", "{target}/nowhere"],
-        ["draft: got '", "nowhere'; expected a bundled name", "or a hub id (owner/name): no such folder\n"],
+        ["error: --draft: got '", "nowhere'; expected a bundled name", "or a hub id (owner/name): no such folder\n"],
     ),
     (["generate", "x", "--model", "{bare}"], ["prompt: got text and a model without a tokenizer", "--file ids.jsonl"]),
     (
@@ -50,21 +50,25 @@ CASES = [
         ["generate", "x", "--min-new-tokens", "9", "--max-new-tokens", "8"],
         ["error: --min-new-tokens: got 9; expected 0 to --max-new-tokens (8)"],
     ),
-    (["generate", "x", "--stop", ""], ["error: --stop: got", "non-empty"]),
+    (["generate", "x", "--stop", ""], ["error: --stop: got ''; expected non-empty strings"]),
+    (["generate", "x", "--logprobs", "-1"], ["error: --logprobs: got -1; expected a count from 0 to 1000"]),
     (["generate", "--file", "{target}/nowhere.txt"], ["--file: got", "not a file"]),
     (["generate", "--file", "{target}"], ["--file: got", "not a file"]),
     (["generate", "--file", "{target}/model.safetensors"], ["not UTF-8"]),
     (["generate", "x", "--file", "{target}/config.json"], ["an argument and --file"]),
     (["generate", "x", "--lines"], ["--lines: got a prompt as argument"]),
     (["generate", "x", "--json", "--color"], ["--json with --color"]),
-    (["generate", "x", "--rule", "wish"], ["rule: got 'wish'", "replay"]),
+    (["generate", "x", "--rule", "wish"], ["error: --rule: got 'wish'", "replay"]),
     (["generate", "x", "--drafter", "wish"], ["--drafter: got 'wish'", "ngram"]),
     (["generate", "x", "--draft", "a", "--drafter", "ngram"], ["--draft a with --drafter ngram"]),
     (["generate", "x", "--model", "{target}", "--drafter", "draft_model"], ["no draft model"]),
     (["generate", "x", "--drafter", "ngram", "-o", "wish=1"], ["drafter ngram: got option 'wish'", "n_max"]),
     (["generate", "x", "--drafter", "ngram", "-o", "n_max"], ["--drafter-option: got 'n_max'", "NAME=VALUE"]),
     (["generate", "x", "--model", "{target}", "-o", "n_max=3"], ["--drafter-option n_max: got no drafter"]),
-    (["generate", "x", "--drafter", "ngram", "--budget", "most"], ["budget: got 'most'", "entropy, fixed, goodput"]),
+    (
+        ["generate", "x", "--drafter", "ngram", "--budget", "most"],
+        ["error: --budget: got 'most'; expected one of entropy, fixed, goodput\n"],
+    ),
     (["generate", "x", "--drafter", "ngram", "--budget", "entropy"], ["got drafter ngram", "expected draft_model"]),
     (["generate", "x", "--drafter", "ngram", "-o", "n_max=abc"], ["n_max: got 'abc'; expected a whole number"]),
     (
@@ -105,7 +109,7 @@ CASES = [
         ["generate", "x", "--model", "{target}", "--rule", "greedy", "--temperature", "1"],
         ["rule greedy: got temperature 1.0"],
     ),
-    (["generate", "x", "--model", "{target}", "--dtype", "int3"], ["dtype: got 'int3'", "bfloat16"]),
+    (["generate", "x", "--model", "{target}", "--dtype", "int3"], ["error: --dtype: got 'int3'", "bfloat16"]),
     (["generate", "x", "--model", "{target}", "--device", "toaster"], ["--device: got 'toaster'"]),
     (["generate", "x", "--model", "{target}", "--device", "meta"], ["--device: got 'meta'", "cpu, cuda or cuda:N"]),
     (["kernels", "check", "--device", "toaster"], ["--device: got 'toaster'", "cpu, cuda or cuda:N"]),
@@ -144,7 +148,7 @@ def test_a_hub_that_is_asked_is_named_first(run: Any, models: dict[str, str], tm
     asked, told = result.stderr.splitlines()
     assert result.exit_code == 2 and result.stdout == ""
     assert asked == "specdec: note: looking for nobody/nothing on the hub"
-    assert told.startswith("specdec: error: drafter draft_model: draft: got 'nobody/nothing'; expected a bundled name")
+    assert told.startswith("specdec: error: --draft: got 'nobody/nothing'; expected a bundled name")
     assert "a hub id that is reachable from here (to work offline, download it first" in told
     text = tmp_path / "text.txt"
     text.write_text("a text")
@@ -175,7 +179,8 @@ def test_parameters_are_called_by_their_flags(message: str, own: tuple[str, ...]
         ("a.json", '[""]', "empty text"),
         ("a.json", '[{"text": "x"}]', "an object with a prompt"),
         ("a.json", "[1.5]", "a list of token ids"),
-        ("a.json", "[[99999]]", "token id 99999"),
+        ("a.json", "[[99999]]", "a.json, prompt 1: prompt: got token id 99999"),
+        ("a.jsonl", "[]", "a.jsonl, line 1: got an empty list; expected at least one token id"),
         ("a.json", "{", "a.json: got text that is not JSON"),
         ("a.jsonl", '"x"\n{', "a.jsonl, line 2: got text that is not JSON"),
         ("a.jsonl", '"x"\n\n[1.5]', "a.jsonl, line 3: got [1.5]; expected"),

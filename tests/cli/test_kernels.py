@@ -177,6 +177,7 @@ def test_inspect_shows_costs_and_fails_on_growth(run: Any, monkeypatch: pytest.M
     variants = machine_code.variants()
     result = run("kernels", "inspect", "--arch", "sm_90")
     assert result.exit_code == 0 and "8 wgmma" in result.stdout and "4,096" in result.stdout
+    assert f"note: compiling {len(variants)} kernels takes minutes; --everyday takes fewer\n" in result.stderr
     assert (
         f"{len(variants)} kernels with Triton {machine_code.version()}: none of those recorded differs\n"
         in result.stdout
