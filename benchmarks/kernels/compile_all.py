@@ -28,7 +28,7 @@ def main(architecture: str = "sm_90") -> int:
             failed += 1
             print(f"{variant.name}: {type(error).__name__}: {str(error).strip().splitlines()[-1]}", flush=True)
             continue
-        ceiling = ceilings.get(variant.name, {}).get(architecture) if ceilings else asdict(cost)
+        ceiling = ceilings.get(variant.name, {}).get(architecture) if ceilings else {**asdict(cost), "spills": 0}
         found = machine_code.breaches(cost, ceiling, architecture)
         dear, spilling = dear + bool(found), spilling + bool(cost.spills)
         if found:

@@ -16,7 +16,7 @@ constexpr int64_t kFewNodes = 64;       // rows with more transpose their keys
 constexpr int64_t kTileQueries = 96;    // queries per tile, about
 constexpr int64_t kWideQueries = 192;   // the same for rows with many nodes
 constexpr int64_t kChunk = 512;         // keys per partial result of a row with few nodes, a multiple of kKeyBlock
-constexpr double kGrain = 8e6;          // multiply-adds that are worth another thread (100 us or more)
+constexpr double kGrain = 3e5;          // multiply-adds that are worth another thread (some ten microseconds)
 
 // Scratch memory of a thread, 64-byte aligned, kept between calls.
 float* scratch_memory(int64_t floats) {

@@ -23,8 +23,10 @@ pytestmark = [
 ]
 FULL = os.environ.get("SPECDEC_KERNELS_FULL") == "1"
 MOST_EVERYDAY = 40
-VERSIONS = ("3.9", "3.6")
-"""Minor versions of Triton whose ceilings are recorded; nothing may spill on sm_90 with any of them."""
+VERSIONS = ("3.9", "3.7", "3.6")
+"""Minor versions of Triton with which nothing may spill on sm_90."""
+SPILLING = {"3.8": 7}
+"""Those with which so many variants do, by a few registers."""
 CHOSEN = variants() if machine_code.missing() is None else []
 EVERYDAY = [(variant, each) for variant in CHOSEN for each in variant.everyday]
 HERE = machine_code.version() if CHOSEN else ""
@@ -76,16 +78,17 @@ def test_every_operator_with_triton_kernels_lists_variants() -> None:
     assert {variant.name.partition("/")[0] for variant in CHOSEN} == kernels
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", [*VERSIONS, *SPILLING])
 def test_ceilings_are_recorded_for_all_that_exists_and_nothing_else(version: str) -> None:
     recorded = machine_code.recorded()[version]
     assert {n: set(each) for n, each in recorded.items()} == {v.name: set(v.architectures) for v in CHOSEN}
-    assert all(each["sm_90"]["spills"] == 0 for each in recorded.values()), "nothing may spill on sm_90"
+    spills = [each["sm_90"]["spills"] for each in recorded.values()]
+    assert sum(map(bool, spills)) == SPILLING.get(version, 0) and max(spills) <= 6
 
 
 def test_ceilings_are_those_of_the_triton_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert set(machine_code.recorded()) == set(VERSIONS)
-    for version in VERSIONS:
+    assert set(machine_code.recorded()) == {*VERSIONS, *SPILLING}
+    for version in machine_code.recorded():
         monkeypatch.setattr("triton.__version__", f"{version}.1")
         assert machine_code.ceilings() == machine_code.recorded()[version]
     monkeypatch.setattr("triton.__version__", "3.77.0")
@@ -138,7 +141,10 @@ def test_a_pipeline_that_is_gone_is_a_breach() -> None:
 def test_spills_on_hopper_and_missing_ceilings_are_breaches() -> None:
     spilling = replace(GOOD, spills=3)
     assert breaches(spilling, asdict(spilling), "sm_80") == []
-    assert "expected none on sm_90" in breaches(spilling, asdict(spilling), "sm_90")[0]
+    assert "expected none on sm_90" in breaches(spilling, asdict(GOOD), "sm_90")[0]
+    assert "expected none on sm_90" in breaches(spilling, None, "sm_90")[0]
+    assert breaches(spilling, asdict(spilling), "sm_90") == [], "recorded, which another test allows few versions"
+    assert breaches(replace(GOOD, spills=4), asdict(spilling), "sm_90") == ["spills 4; expected at most 3"]
     assert "no ceiling is recorded" in breaches(GOOD, None, "sm_80")[0]
 
 
@@ -180,4 +186,4 @@ def test_another_triton_fails_on_growth_and_spills(
 
 def test_the_file_holds_plain_numbers() -> None:
     source = machine_code.CEILINGS.read_text(encoding="utf-8")
-    assert tuple(ast.literal_eval(source)) == VERSIONS
+    assert list(ast.literal_eval(source)) == sorted([*VERSIONS, *SPILLING], reverse=True)
