@@ -113,6 +113,7 @@ def program() -> Callable[..., subprocess.Popen[bytes]]:
 
 def _in_a_fork(args: tuple[str, ...], reading: int, writing: int, errors: Path) -> None:
     os.close(reading)  # else nobody notices that the reader went away
+    torch.set_num_threads(1)  # threads of the parent are not there, and would be waited for
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with open(writing, "w", buffering=1) as sys.stdout, errors.open("w", buffering=1) as sys.stderr:
         sys.stdout.reconfigure(write_through=True)

@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 import pytest
+import torch
 
 QUICK = ["--max-new-tokens", "12", "--prompts", "2", "--repeats", "1"]
 NUMBERS = ("plain_tokens_per_s", "speculative_tokens_per_s", "speedup", "tau", "alpha", "distinct_4")
@@ -51,7 +52,10 @@ def test_speeds_that_differ_much_are_noted(
     from specdec_fast.commands.compare import Comparison
 
     monkeypatch.setattr(Comparison, "plain_speed", property(lambda each: 100.0 * apart ** (each.temperature > 0)))
-    result = run("demo", *pair, *QUICK, "--threads", "2")
+    try:
+        result = run("demo", *pair, *QUICK, "--threads", "2")
+    finally:
+        torch.set_num_threads(1)
     words = "plain decoding ran at 100 to 300 tokens/s: this machine does other work; --threads 1 is steadier"
     assert (words in " ".join(result.stdout.split())) == noted
 
