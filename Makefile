@@ -26,7 +26,7 @@ export PATH := $(BIN):$(PATH)
 # Kept byte code halves the start of every program; containers often forbid it, and packages come without (--no-compile).
 export PYTHONDONTWRITEBYTECODE :=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-HAS := $(BIN)/python -c 'import importlib.util as u, sys; sys.exit(u.find_spec(sys.argv[1]) is None)'
+BRINGS_TRITON := $(BIN)/python -c 'from importlib.metadata import requires; raise SystemExit("triton" not in str(requires("torch")))'
 PYTEST := $(BIN)/python -m pytest $(PYTEST_ARGS)
 BY_FILE := -n $(WORKERS) --dist loadfile
 BY_TEST := -n $(WORKERS) --dist worksteal
@@ -157,11 +157,13 @@ $(STAMPS)/venv:
 # torch first, and its version is a constraint on what follows: nothing that asks for torch fetches another one in its place.
 $(TORCH_STAMP): $(STAMPS)/venv
 	@if [[ -n '$(TORCH)' ]]; then echo 'installing $(TORCH)'; $(PIP) install -q --no-compile $(TORCH); fi
-	@$(HAS) torch || { echo "no torch in $(VENV); leave TORCH= out, or name one"; exit 1; }
-	@$(BIN)/python -c 'from importlib.metadata import version; print("torch==" + version("torch"))' >$(TORCH_FOUND)
+	@$(BIN)/python -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)' || { echo "no torch in $(VENV); leave TORCH= out, or name one"; exit 1; }
 	@rm -f $(STAMPS)/torch-* && touch $@
 
-$(STAMPS)/demo: requirements/demo.txt $(TORCH_STAMP)
+$(TORCH_FOUND): $(TORCH_STAMP)
+	@$(BIN)/python -c 'from importlib.metadata import version; print("torch==" + version("torch"))' >$@
+
+$(STAMPS)/demo: requirements/demo.txt $(TORCH_FOUND)
 	@echo 'installing requirements/demo.txt'
 	@$(PIP) install -q --no-compile -c $(TORCH_FOUND) -r $<
 	@touch $@
@@ -178,5 +180,5 @@ $(BUILD_STAMP): $(NATIVE) $(STAMPS)/demo
 
 $(STAMPS)/test: requirements/test.txt requirements/triton.txt $(STAMPS)/demo
 	@echo 'installing requirements/test.txt'
-	@$(PIP) install -q --no-compile -c $(TORCH_FOUND) -r $< $$($(HAS) triton || echo -r requirements/triton.txt)
+	@$(PIP) install -q --no-compile -c $(TORCH_FOUND) -r $< $$($(BRINGS_TRITON) || echo -r requirements/triton.txt)
 	@touch $@

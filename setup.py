@@ -204,7 +204,7 @@ def extensions(torch) -> tuple[list, type]:
             f"and nvcc on PATH ({'found' if root else 'not found'})"
         )
     if cuda and can_cuda and MODE in ("auto", "cuda"):
-        if not torch.cuda.is_available() and "TORCH_CUDA_ARCH_LIST" not in os.environ:
+        if not torch.cuda.is_available() and not os.environ.get("TORCH_CUDA_ARCH_LIST"):
             os.environ["TORCH_CUDA_ARCH_LIST"] = ARCHITECTURES
             say(f"no GPU is visible, so CUDA code is built for {ARCHITECTURES}; TORCH_CUDA_ARCH_LIST names others")
         modules.append(
@@ -235,6 +235,7 @@ def extensions(torch) -> tuple[list, type]:
 
         def run(self) -> None:
             inplace = self.inplace
+            self.failed: list[str] = []
             earlier = self.in_place() if MODE == "auto" and inplace else []
             for path in earlier:  # so that nothing is loaded, or copied here, that is not of these sources
                 path.unlink()
@@ -245,7 +246,9 @@ def extensions(torch) -> tuple[list, type]:
                 if MODE != "auto":
                     raise
                 self.inplace = inplace
+                self.failed.append("specdec_kernels._C")
                 say(f"the extension was NOT built: {type(error).__name__}: {error}")
+            if "specdec_kernels._C" in self.failed:
                 say(
                     "the install goes on without it and operators run through their PyTorch references. For "
                     "speed, install a C++20 compiler (g++ 12 or clang 14 and later) and run the same command "
@@ -261,6 +264,7 @@ def extensions(torch) -> tuple[list, type]:
             except (Exception, SystemExit) as error:
                 if MODE != "auto":
                     raise
+                self.failed.append(extension.name)
                 say(f"{extension.name} was NOT built, the others go on: {type(error).__name__}: {error}")
 
         def in_place(self) -> list[Path]:

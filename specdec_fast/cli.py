@@ -26,7 +26,7 @@ from specdec_fast.commands.drafters import drafters
 from specdec_fast.commands.generate import generate
 from specdec_fast.commands.info import info
 from specdec_fast.commands.lab import lab
-from specdec_fast.commands.wording import in_flags
+from specdec_fast.commands.wording import NAMED, in_flags
 
 # Applications of other modules, mounted when they are there: name -> (module with `app`, line of help).
 MOUNTED = {
@@ -42,7 +42,8 @@ _OUTPUT = "standard output"
 def _explain(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
-    return in_flags(str(error)) or type(error).__name__
+    message = str(error)
+    return in_flags(message) if message.startswith(NAMED) else message or type(error).__name__
 
 
 @contextmanager

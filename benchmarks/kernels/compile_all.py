@@ -1,12 +1,12 @@
 """Compiles every Triton kernel for an architecture with the Triton that is installed: python -m
 benchmarks.kernels.compile_all [sm_90]. Nothing runs and no GPU is needed. Exit status 1 if one does not compile, spills
-on sm_90 or costs more than was recorded with this minor version of Triton.
+on sm_90 where that is not recorded, or costs more than was recorded with this minor version of Triton.
 """
 
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from specdec_kernels import machine_code
 
@@ -28,7 +28,11 @@ def main(architecture: str = "sm_90") -> int:
             failed += 1
             print(f"{variant.name}: {type(error).__name__}: {str(error).strip().splitlines()[-1]}", flush=True)
             continue
-        ceiling = ceilings.get(variant.name, {}).get(architecture) if ceilings else {**asdict(cost), "spills": 0}
+        ceiling = (
+            ceilings.get(variant.name, {}).get(architecture)
+            if ceilings
+            else asdict(replace(cost, spills=cost.spills * (architecture != "sm_90")))
+        )
         found = machine_code.breaches(cost, ceiling, architecture)
         dear, spilling = dear + bool(found), spilling + bool(cost.spills)
         if found:

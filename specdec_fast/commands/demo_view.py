@@ -26,7 +26,7 @@ _COLUMNS = (
 )
 
 _UNSTEADY = 2.0
-"""Times by which the speed of plain decoding differs between texts on no machine that is idle."""
+"""Times by which plain decoding after one prompt is faster at one temperature than at another on no idle machine."""
 
 
 def print_title(out: Console, header: dict[str, Any]) -> None:
@@ -124,11 +124,15 @@ def print_conclusion(out: Console, done: list[Comparison], header: dict[str, Any
             "either way; --dtype float32 gives the same texts",
             style="dim",
         )
-    slowest, fastest = (pick(each.plain_speed for each in done) for pick in (min, max))
-    if fastest > _UNSTEADY * slowest:
+    speeds_of: dict[str, list[float]] = {}
+    for each in done:
+        speeds_of.setdefault(each.item.id, []).append(each.plain_speed)
+    name, own = max(speeds_of.items(), key=lambda item: max(item[1]) / min(item[1]))
+    if max(own) > _UNSTEADY * min(own):
         steadier = "--threads 1 is steadier" if header["threads"] > 1 else "measure again when it is idle"
         out.print(
-            f"plain decoding ran at {slowest:.0f} to {fastest:.0f} tokens/s: this machine does other work; {steadier}",
+            f"{name}: plain decoding ran at {min(own):.0f} to {max(own):.0f} tokens/s: this machine does other work; "
+            f"{steadier}",
             style="yellow",
         )
     speeds = _speeds(total["plain_tokens_per_s"], total["speculative_tokens_per_s"])

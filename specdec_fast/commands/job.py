@@ -63,7 +63,8 @@ class Job:
         except ValueError as error:
             told = ValueError(in_flags(str(error), entry.settings))
             if len(self.entries) == 1:
-                of_file = entry.where.startswith("--file") and str(told).startswith("prompt")
+                name = str(error).partition(":")[0]
+                of_file = entry.where.startswith("--file") and (name == "prompt" or name in entry.settings)
                 raise (ValueError(f"{entry.where}: {told}") if of_file else told) from error
             refused = Handle(-1, [], params, 0)
             refused.end("error", told)

@@ -278,7 +278,7 @@ def inspect(
         raise ValueError(f"kernels: got {names}, without a Triton kernel; expected an operator that has some")
     recorded = machine_code.ceilings()
     found = {}
-    for variant in _progress(chosen):
+    for variant in _progress(chosen, "" if everyday else "; --everyday takes fewer"):
         served = [each for each in wanted if each in variant.architectures]
         found[variant.name] = {each: machine_code.measure(variant, each) for each in served}
     if record:
@@ -339,7 +339,7 @@ def _matrix(cost: Any, architecture: str) -> str:
     return f"{cost.mma} mma" if cost.mma else "none"
 
 
-def _progress(chosen: Sequence[Any]) -> Iterable[Any]:
+def _progress(chosen: Sequence[Any], advice: str = "") -> Iterable[Any]:
     """The items, with a bar on a terminal."""
     from rich.progress import track
 
@@ -347,7 +347,7 @@ def _progress(chosen: Sequence[Any]) -> Iterable[Any]:
 
     console = make_console(stderr=True)
     if not console.is_terminal and len(chosen) > 20:
-        print(f"specdec: note: compiling {len(chosen)} kernels takes minutes; --everyday takes fewer", file=sys.stderr)
+        print(f"specdec: note: compiling {len(chosen)} kernels takes minutes{advice}", file=sys.stderr)
     return track(chosen, "compiling", console=console, transient=True, disable=not console.is_terminal)
 
 

@@ -13,6 +13,8 @@ _FIELDS = (
 _FLAGS = {name: f"--{name.replace('_', '-')}" for name in _FIELDS} | {"banned_token_ids": "--ban"}
 _UNMISTAKABLE = re.compile(rf"\b({'|'.join(name for name in _FIELDS if '_' in name)})\b")
 _OF_COMMAND = re.compile(r"^(?:drafter \w+: )?(model|draft|rule|dtype|budget): got")
+NAMED = ("SamplingParams.", "drafter ", "model: ", "draft: ", "rule: ", "dtype: ", "budget: ")
+"""How messages begin whose parameters are flags, unless a prompt in a file sets them itself."""
 _OF_CODE = {
     "prompt: got text and an engine without a tokenizer; pass token ids or tokenizer=": (
         "prompt: got text and a model without a tokenizer; expected token ids; pass lists of them with --file ids.json "

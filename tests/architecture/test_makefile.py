@@ -60,7 +60,7 @@ def test_what_is_built_when(tmp_path: Path, root: Path) -> None:
 
 PIP = """#!/bin/sh
 case "$*" in
-    *find_spec*triton) [ -e triton ];;
+    *requires*triton*) [ -e triton ];;
     *install*) echo "$*" >> installs;;
     *version*torch*) echo torch==2.12.1;;
 esac
@@ -87,13 +87,16 @@ def test_nothing_replaces_the_torch_that_was_asked_for(tmp_path: Path, root: Pat
         (tmp_path / "triton").touch()
     env = {name: value for name, value in os.environ.items() if name not in ("SPECDEC_BUILD", "MAKEFLAGS", "VENV")}
     command = ["make", "environment", "VENV=env", "PYTHON=env/bin/python", "TORCH=torch==2.12.1"]
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    first, *others = (tmp_path / "installs").read_text().splitlines()
+    found = tmp_path / "env" / "stamps" / "torch.txt"
+    for _ in range(2):  # the second time as in an environment where nothing had been written down
+        found.unlink(missing_ok=True)
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+        assert done.returncode == 0 and found.exists(), done.stdout + done.stderr
+    first, *others = list(dict.fromkeys((tmp_path / "installs").read_text().splitlines()))
     assert first.endswith("torch==2.12.1")
     wanted = [line for line in others if "-e ." not in line]
     assert len(wanted) == 2 and all("-c env/stamps/torch.txt" in line for line in wanted)
-    assert (tmp_path / "env" / "stamps" / "torch.txt").read_text() == "torch==2.12.1\n"
+    assert found.read_text() == "torch==2.12.1\n"
     assert ["requirements/triton.txt" in line for line in wanted] == [False, not own]
 
 

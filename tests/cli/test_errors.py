@@ -180,6 +180,7 @@ def test_parameters_are_called_by_their_flags(message: str, own: tuple[str, ...]
         ("a.json", '[{"text": "x"}]', "an object with a prompt"),
         ("a.json", "[1.5]", "a list of token ids"),
         ("a.json", "[[99999]]", "a.json, prompt 1: prompt: got token id 99999"),
+        ("a.jsonl", '{"prompt": "x", "banned_token_ids": [99999]}', "a.jsonl, line 1: banned_token_ids: got 99999"),
         ("a.jsonl", "[]", "a.jsonl, line 1: got an empty list; expected at least one token id"),
         ("a.json", "{", "a.json: got text that is not JSON"),
         ("a.jsonl", '"x"\n{', "a.jsonl, line 2: got text that is not JSON"),

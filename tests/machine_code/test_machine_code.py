@@ -26,7 +26,7 @@ MOST_EVERYDAY = 40
 VERSIONS = ("3.9", "3.7", "3.6")
 """Minor versions of Triton with which nothing may spill on sm_90."""
 SPILLING = {"3.8": 7}
-"""Those with which so many variants do, by a few registers."""
+"""Those with which so many variants do, by a few instructions."""
 CHOSEN = variants() if machine_code.missing() is None else []
 EVERYDAY = [(variant, each) for variant in CHOSEN for each in variant.everyday]
 HERE = machine_code.version() if CHOSEN else ""
