@@ -6,7 +6,7 @@ on sm_90 where that is not recorded, or costs more than was recorded with this m
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 from specdec_kernels import machine_code
 
@@ -28,11 +28,9 @@ def main(architecture: str = "sm_90") -> int:
             failed += 1
             print(f"{variant.name}: {type(error).__name__}: {str(error).strip().splitlines()[-1]}", flush=True)
             continue
-        ceiling = (
-            ceilings.get(variant.name, {}).get(architecture)
-            if ceilings
-            else asdict(replace(cost, spills=cost.spills * (architecture != "sm_90")))
-        )
+        ceiling = ceilings.get(variant.name, {}).get(architecture)
+        if not ceilings:
+            ceiling = {**asdict(cost), "spills": 0 if architecture == "sm_90" else cost.spills}
         found = machine_code.breaches(cost, ceiling, architecture)
         dear, spilling = dear + bool(found), spilling + bool(cost.spills)
         if found:

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+NEEDS_MAKE = pytest.mark.skipif(
+    shutil.which("make") is None or not Path("/bin/bash").exists(), reason="no make or no bash"
+)
 PYTHON = """#!/bin/sh
 case "$*" in *"-e ."*)
     echo built >> builds
@@ -18,7 +21,7 @@ esac
 """
 
 
-@pytest.mark.skipif(shutil.which("make") is None or not Path("/bin/bash").exists(), reason="no make or no bash")
+@NEEDS_MAKE
 def test_what_is_built_when(tmp_path: Path, root: Path) -> None:
     """With a Python that only notes what it is asked for."""
     for name in ("Makefile", "setup.py", "pyproject.toml", "requirements/demo.txt"):
@@ -67,7 +70,7 @@ esac
 """
 
 
-@pytest.mark.skipif(shutil.which("make") is None or not Path("/bin/bash").exists(), reason="no make or no bash")
+@NEEDS_MAKE
 @pytest.mark.parametrize("own", [False, True], ids=["torch brings no triton", "torch brings its own"])
 def test_nothing_replaces_the_torch_that_was_asked_for(tmp_path: Path, root: Path, own: bool) -> None:
     """It is a constraint on all that is installed later, and the Triton that came with it stays."""
@@ -100,7 +103,7 @@ def test_nothing_replaces_the_torch_that_was_asked_for(tmp_path: Path, root: Pat
     assert ["requirements/triton.txt" in line for line in wanted] == [False, not own]
 
 
-@pytest.mark.skipif(shutil.which("make") is None or not Path("/bin/bash").exists(), reason="no make or no bash")
+@NEEDS_MAKE
 def test_the_heading_of_one_run_of_many_lanes_names_them(root: Path) -> None:
     """All lanes but those that `make test` runs by themselves."""
     env = {name: value for name, value in os.environ.items() if name != "MAKEFLAGS"}

@@ -48,7 +48,7 @@ def test_text(run: Any, pair: list[str]) -> None:
 def test_speeds_that_differ_much_are_noted(
     run: Any, pair: list[str], monkeypatch: pytest.MonkeyPatch, apart: float, noted: bool
 ) -> None:
-    """Between texts of one model: the machine does other work."""
+    """Between texts after one prompt: the machine does other work."""
     from specdec_fast.commands.compare import Comparison
 
     monkeypatch.setattr(Comparison, "plain_speed", property(lambda each: 100.0 * apart ** (each.temperature > 0)))

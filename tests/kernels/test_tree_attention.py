@@ -166,7 +166,7 @@ def test_a_node_has_the_same_bits_in_any_company() -> None:
 
 
 @NEEDS_C
-@pytest.mark.parametrize("lengths", [[6000], [2000, 900, 3000, 10]])
+@pytest.mark.parametrize("lengths", [[6000], [2000, 900, 3000, 10], [700], [60, 90, 120, 10]])
 def test_threads_do_not_change_bits(lengths: list[int]) -> None:
     case = build(Shape([5] * len(lengths), lengths, heads=8, kv_heads=1, width=128))
     one = run("cpu", case, return_lse=True)
