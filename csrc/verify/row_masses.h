@@ -93,8 +93,6 @@ SPECDEC_INLINE U any_of(U a, U b, U c) { return (U)_mm512_ternarylogic_epi32((__
 SPECDEC_INLINE bool none_in(U word, uint32_t mask) {
   return _mm512_test_epi32_mask((__m512i)word, _mm512_set1_epi32(static_cast<int>(mask))) == 0;
 }
-// Towards zero; 0x80000000 for NaN and what int32 does not hold.
-SPECDEC_INLINE I integers(F x) { return (I)_mm512_cvttps_epi32((__m512)x); }
 // total + 2^r * power, in its own unit; given (r + kMiddle) * kFine
 SPECDEC_INLINE F add_near(F r, F power, F rest, F total) { return fma(power, fma(r, r, rest), total); }
 #else
@@ -108,7 +106,6 @@ SPECDEC_INLINE U power_of(const Powers& table, U word) {
 SPECDEC_INLINE F minus(F a, F b, F c) { return (F)_mm256_fmsub_ps((__m256)a, (__m256)b, (__m256)c); }  // a * b - c
 SPECDEC_INLINE U any_of(U a, U b, U c) { return a | b | c; }
 SPECDEC_INLINE bool none_in(U word, uint32_t mask) { return _mm256_testz_si256((__m256i)word, (__m256i)all(mask)); }
-SPECDEC_INLINE I integers(F x) { return (I)_mm256_cvttps_epi32((__m256)x); }
 SPECDEC_INLINE F add_near(F r, F power, F rest, F total) {
   return fma(power * fma(r, all(1 / kFine), all(kRootBeyond)), fma(r, r, rest), total);
 }
@@ -206,39 +203,54 @@ SPECDEC_INLINE bool quick_sums(const In* p, int blocks, const QuickScale& quick,
   return true;
 }
 
-// 2^x <= (1 + f) * 2^n for x = n + f, which is the float whose bits are (x + 127) * 2^23 as an integer: a product, a
-// conversion and a sum for every vector; to mend 1 + f with a square costs AVX-512 more than the redone rows it saves.
-// Integers below that of 2^-126 are raised to it, those beyond int32 (and of NaN) have the sign bit.
-template <class In>
-double rough_total(const void* row, int64_t count, float inv_t, float top, double enough) {
+// 2^x <= (1 + f) * 2^n for x = n + f: the float whose bits are (x + 127) * 2^23. A sum with 2 rounds x to multiples of 2^-14
+// and leaves its bits at the end of a word, and a shift puts them where they belong: as fast as a row is read, from memory
+// too, without fetching ahead. To mend 1 + f with a square costs AVX-512 more than the redone rows it saves.
+// Answers NaN where x leaves [-kDeepest, 86); if kClamped, what is below counts as if it were there, -inf too.
+template <bool kClamped, class In>
+SPECDEC_INLINE double rough_sum(const In* p, int64_t count, F scale, F shift, double enough) {
   constexpr int kPart = 64 * kStep;  // a float takes so many terms without losing count
-  const In* p = static_cast<const In*>(row);
-  const double exact = inv_t * kLog2E, power = top * exact;
-  if (!(std::fabs(power) < 1500 && exact < 0x1p60)) return std::nan("");  // floats would tell the powers apart no more
-  const F scale = all(static_cast<float>(exact * 0x1p23)), shift = all(static_cast<float>((127 - power) * 0x1p23));
-  const F least = all(0x1p23f);  // the word of 2^-126: no denormal numbers
-  I seen = {};
-  auto add = [&](F level, F* sum) __attribute__((always_inline)) {
-    const I word = integers(larger(least, fma(level, scale, shift)));
-    seen |= word;
-    *sum += bits<F>(word);
+  auto word = [&](F level, bool clamped) __attribute__((always_inline)) {
+    const F sum = fma(level, scale, shift);
+    return bits<U>(clamped ? larger(all(2 + 0x1p-8f), sum) : sum);  // n = 1: no denormal numbers
   };
   double total = 0;
   for (int64_t i = 0; i < count && !(total > enough);) {
     F sum[4] = {};
+    U seen = {};
     const int64_t part = i + kPart < count ? i + kPart : count;
     for (; i + kStep <= part; i += kStep) {
       F level[4];
-      for (const In* line = p + i; line != p + i + kStep; line += 64 / sizeof(In)) fetch_ahead(line);
+      U words[4];
       load_two(p + i, level, level + 1);
       load_two(p + i + 2 * N, level + 2, level + 3);
-      for (int k = 0; k < 4; ++k) add(level[k], sum + k);
+      for (int k = 0; k < 4; ++k) {
+        words[k] = word(level[k], kClamped);
+        sum[k] += bits<F>(words[k] << 9);
+      }
+      seen = any_of(any_of(seen, words[0], words[1]), words[2], words[3]);
     }
     if (part == count)
-      for (; i < count; i += N) add(load(p + i, count - i), sum);
-    total += reduce_sum((sum[0] + sum[1]) + (sum[2] + sum[3]));
+      for (; i < count; i += N) {
+        const U last = word(load(p + i, count - i), true);  // what is not there is -inf
+        seen |= last;
+        sum[0] += bits<F>(last << 9);
+      }
+    const double more = reduce_sum((sum[0] + sum[1]) + (sum[2] + sum[3]));
+    if (!(more < kInfinity) || !none_in(seen, ~(0x40000000u | ((1u << 22) - 1)))) return std::nan("");
+    total += 0x1p-43 * more;
   }
-  return any(seen) ? std::nan("") : total;
+  return total;
+}
+
+template <class In>
+double rough_total(const void* row, int64_t count, float inv_t, float top, double enough) {
+  const In* p = static_cast<const In*>(row);
+  const double exact = inv_t * kLog2E, power = top * exact;
+  if (!(std::fabs(power) < 1500 && exact < 0x1p60)) return std::nan("");  // floats would tell the powers apart no more
+  const F scale = all(static_cast<float>(exact * 0x1p-8)), shift = all(static_cast<float>(2 + (kDeepest - power) * 0x1p-8));
+  const double sum = rough_sum<false>(p, count, scale, shift, enough);
+  return std::isnan(sum) ? rough_sum<true>(p, count, scale, shift, enough) : sum;
 }
 
 #else
