@@ -21,7 +21,7 @@ class ForwardClock:
     def __init__(self, *models: Any) -> None:
         self.seconds = 0.0
         for model in models:
-            model._forward = self._timed(model._forward)
+            model._logits = self._timed(model._logits)
 
     def _timed(self, forward: Any) -> Any:
         def run(**arguments: Any) -> Any:

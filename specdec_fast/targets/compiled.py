@@ -33,4 +33,9 @@ def compiled(forward: Callable[..., Any]) -> Callable[..., Any]:
         return forward(**arguments)
 
     run.__code__ = run.__code__.replace(co_name=f"forward_{next(_NUMBERS)}")
-    return torch.compile(run, dynamic=None, options={"guard_filter_fn": _of_arguments, "cpp.min_chunk_size": _GRAIN})
+    options = {
+        "guard_filter_fn": _of_arguments,
+        "cpp.min_chunk_size": _GRAIN,
+        "size_asserts": False,  # of every input and every operator's output: a twentieth of a pass over few nodes
+    }
+    return torch.compile(run, dynamic=None, options=options)

@@ -6,7 +6,7 @@ serves prefill, plain decoding and trees. Tests: tests/targets/test_huggingface.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +73,7 @@ class HuggingFaceTarget:
         embedded = int(weight.shape[0])
         self.vocab_size = min(vocab_size or embedded, embedded)
         self.tokenizer: Any = None  # set where a drafter needs a draft's own
-        self._forward: Any = model.forward
+        self._logits = self._plain_logits = packed_logits(model)
         self._sub_blocks: SubBlocks | None = None
         self.model_id = str(getattr(model.config, "name_or_path", "") or "")
         before = model.config._attn_implementation
@@ -105,7 +105,7 @@ class HuggingFaceTarget:
         if self.device.type == "cpu":
             store_by_input(model)
         if compile:
-            self._forward = compiled(model.forward)
+            self._logits = compiled(self._plain_logits)
 
     def _probe(self) -> list[LayerShape]:
         probe = attention.Probe()
@@ -180,12 +180,12 @@ class HuggingFaceTarget:
         """
         if self._sub_blocks is None:
             self._sub_blocks = SubBlocks(self.model, list(self.layers))
-        whole, self._forward = self._forward, self.model.forward
+        whole, self._logits = self._logits, self._plain_logits
         try:
             with self._sub_blocks.skipping(skip):
                 yield
         finally:
-            self._forward = whole
+            self._logits = whole
 
     def _run(self, tokens: Tensor, slots: Slots, wanted: Tensor | None, taps: Sequence[str]) -> TargetOutput:
         if torch.is_grad_enabled():  # keys of a pass that is recorded for backward could not be written into the cache
@@ -199,18 +199,11 @@ class HuggingFaceTarget:
         try:
             for name in taps:
                 hooks.append(self._tap(name, caught))
-            forward = self.model.forward if taps else self._forward  # compiled code does not see new hooks
-            output = forward(
-                input_ids=tokens.unsqueeze(0),
-                position_ids=slots.positions.unsqueeze(0),
-                use_cache=False,
-                logits_to_keep=0 if wanted is None else wanted,
-                packed=context,
-            )
+            run = self._plain_logits if taps else self._logits  # compiled code does not see new hooks
+            logits = run(tokens=tokens, positions=slots.positions, wanted=wanted, packed=context)
         finally:
             for hook in hooks:
                 hook.remove()
-        logits = output.logits[0]
         return TargetOutput(logits if logits.shape[1] == self.vocab_size else logits[:, : self.vocab_size], caught)
 
     def _tap(self, name: str, caught: dict[str, Tensor]) -> Any:
@@ -262,6 +255,26 @@ class HuggingFaceTarget:
         logits: Tensor = self.model.get_output_embeddings()(hidden)[..., : self.vocab_size]
         softcap = getattr(self.model.config.get_text_config(), "final_logit_softcapping", None)
         return logits if softcap is None else softcap * torch.tanh(logits / softcap)
+
+
+def packed_logits(model: PreTrainedModel) -> Callable[..., Tensor]:
+    """A packed pass of a model from its tokens int64 [M] to its logits [M, V], or [N, V] of the `wanted` nodes int64 [N].
+
+    One function to compile: what lies around the model's own forward costs a small pass more than some of its layers.
+    """
+
+    def run(tokens: Tensor, positions: Tensor, wanted: Tensor | None, packed: attention.PackedContext) -> Tensor:
+        output = model.forward(
+            input_ids=tokens.unsqueeze(0),
+            position_ids=positions.unsqueeze(0),
+            use_cache=False,
+            logits_to_keep=0 if wanted is None else wanted,
+            packed=packed,
+        )
+        logits: Tensor = output.logits[0]
+        return logits
+
+    return run
 
 
 def _refuse_unsupported(model: PreTrainedModel) -> None:

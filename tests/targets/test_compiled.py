@@ -23,7 +23,7 @@ def compiled_text(model: Any, want: list[list[int]], drafted: int) -> HuggingFac
     torch._dynamo.reset()
     prompts, new_tokens = [models.prompt(length) for length in LENGTHS], len(want[0])
     target = HuggingFaceTarget(model, max_length=64, compile=True)
-    assert target._forward is not target.model.forward
+    assert target._logits is not target._plain_logits
     texts = [[*prompt, *text] for prompt, text in zip(prompts, want, strict=True)]
     drafter = NoisyTree(texts, 0.8, 96, num_draft_tokens=drafted) if drafted else None
     handles = Engine(target, drafter).generate(prompts, SamplingParams(temperature=0, max_new_tokens=new_tokens))
