@@ -206,7 +206,7 @@ SPECDEC_INLINE bool quick_sums(const In* p, int blocks, const QuickScale& quick,
 // 2^x <= (1 + f) * 2^n for x = n + f: the float whose bits are (x + 127) * 2^23. A sum with 2 rounds x to multiples of 2^-14
 // and leaves its bits at the end of a word, and a shift puts them where they belong: as fast as a row is read, from memory
 // too, without fetching ahead. To mend 1 + f with a square costs AVX-512 more than the redone rows it saves.
-// Answers NaN where x leaves [-kDeepest, 86); if kClamped, what is below counts as if it were there, -inf too.
+// Answers NaN where x leaves [-kDeepest, 85); if kClamped, what is below counts as if it were there, -inf too.
 template <bool kClamped, class In>
 SPECDEC_INLINE double rough_sum(const In* p, int64_t count, F scale, F shift, double enough) {
   constexpr int kPart = 64 * kStep;  // a float takes so many terms without losing count

@@ -36,6 +36,6 @@ def compiled(forward: Callable[..., Any]) -> Callable[..., Any]:
     options = {
         "guard_filter_fn": _of_arguments,
         "cpp.min_chunk_size": _GRAIN,
-        "size_asserts": False,  # of every input and every operator's output: a twentieth of a pass over few nodes
+        "size_asserts": False,  # of every input and every operator's output, before every pass
     }
     return torch.compile(run, dynamic=None, options=options)

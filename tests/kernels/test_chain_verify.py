@@ -89,13 +89,16 @@ def test_rough_totals_decide_as_the_laws_do(draft: str, vocab: int, rows: int, d
     for at, value in enumerate([float("nan"), INF, -INF, 60000.0, -60000.0]):
         level[50 + at :: 97, at] = value
         level[70 + at :: 89, -1 - at] = value  # behind where a total may have been enough
-    for at, value in enumerate([58.7, 59.1, 59.4, -117.5, -118.2]):  # about the ends of what a total's word holds
+    for at, value in enumerate([-116.0, -117.5, -118.2]):  # about the lower end of what a total's word holds
         level[90 + at :: 83, -1 - at] = value + level[90 + at :: 83, 0]
     temperature = torch.ones(count)
     for at, value in enumerate([0.3, 0.7, 1.7, 1e-6, 0.0, 1e6]):
         temperature[at::41] = value
     settings = (temperature, *plain(count)[1:])
     guess = level if draft == "equal" else (level.float() + 0.5 * torch.randn(count, vocab)).to(dtype)
+    if draft != "equal":  # the upper end: no draft is drawn there, so what is drawn lies far below
+        for at, value in enumerate([57.0, 59.0, 61.0, 90.0]):
+            level[110 + at :: 83, -1 - at] = value + level[110 + at :: 83, 0]
     order, offsets = torch.arange(count), torch.arange(0, count + 1, 4, dtype=torch.int32)
     own = (guess, *law_stats(guess, *settings))
     law_row, drawn = (order - 1).clamp(min=0).int(), torch.full((count,), draft != "chosen", dtype=torch.int8)
