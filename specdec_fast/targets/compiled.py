@@ -33,7 +33,7 @@ def compiled(forward: Callable[..., Any]) -> Callable[..., Any]:
         return forward(**arguments)
 
     run.__code__ = run.__code__.replace(co_name=f"forward_{next(_NUMBERS)}")
-    options = {
+    options: dict[str, Any] = {
         "guard_filter_fn": _of_arguments,
         "cpp.min_chunk_size": _GRAIN,
         "size_asserts": False,  # of every input and every operator's output, before every pass

@@ -258,7 +258,7 @@ class HuggingFaceTarget:
 
 
 def packed_logits(model: PreTrainedModel) -> Callable[..., Tensor]:
-    """A packed pass of a model from its tokens int64 [M] to its logits [M, V], or [N, V] of the `wanted` nodes int64 [N].
+    """A packed pass of a model: tokens int64 [M] to logits [M, V], or [N, V] of the `wanted` nodes int64 [N].
 
     One function to compile: what lies around the model's own forward costs a small pass more than some of its layers.
     """
