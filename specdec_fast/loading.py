@@ -216,6 +216,7 @@ def load(
     page_size: int = 16,
     num_pages: int | None = None,
     compile: bool = False,
+    whole_pass: bool = False,
     eos_token_ids: Sequence[int] | None = None,
     budget: str | BudgetPolicy = "fixed",
     step_mode: str = "auto",
@@ -228,8 +229,9 @@ def load(
     "draft_model" when a draft is given, else none; "draft_tree" takes a draft too); drafter_options: what else its
     constructor takes; tokenizer: a transformers tokenizer, or where one lies; dtype, device: of models that are loaded
     here (a loaded one stays as it is); sample: requests like those to come, with whose first tokens rule `best` weighs
-    how to draft (without them it goes by what holds for every draft); the other arguments as in `HuggingFaceTarget` and
-    `Engine`.
+    how to draft (without them it goes by what holds for every draft); whole_pass: the target's passes run as one
+    operator (those of a draft model do wherever they can: what they compute changes no text); the other arguments as in
+    `HuggingFaceTarget` and `Engine`.
 
     Raises ValueError when something cannot be loaded or does not fit together.
     """
@@ -265,7 +267,9 @@ def load(
         tokenizer = load_tokenizer(target)
     vocab_size = None if tokenizer is None else vocabulary_size(tokenizer)
     shape: dict[str, Any] = {"max_rows": max_rows, "page_size": page_size, "compile": compile}
-    ours = HuggingFaceTarget(model, max_length=max_length, num_pages=num_pages, vocab_size=vocab_size, **shape)
+    ours = HuggingFaceTarget(
+        model, max_length=max_length, num_pages=num_pages, vocab_size=vocab_size, whole_pass=whole_pass, **shape
+    )
 
     def open_draft() -> HuggingFaceTarget:
         assert draft is not None
@@ -278,7 +282,7 @@ def load(
             size = vocabulary_size(theirs)
         if small is model:
             raise ValueError("draft: got the target itself; expected another model (its cache would be shared)")
-        small_one = HuggingFaceTarget(small, max_length=ours.max_length, vocab_size=size, **shape)
+        small_one = HuggingFaceTarget(small, max_length=ours.max_length, vocab_size=size, whole_pass=None, **shape)
         small_one.tokenizer = theirs
         return small_one
 

@@ -71,6 +71,7 @@ struct Trees {
 };
 
 void attention_case(uint64_t seed);
+void decoder_case(uint64_t seed);
 void edit_case(uint64_t seed);
 void expand_case(uint64_t seed);
 void linear_case(uint64_t seed);

@@ -32,6 +32,7 @@ int main(int count, char** values) {
   const uint64_t first = count > 2 ? std::strtoull(values[2], nullptr, 10) : 1;
   for (uint64_t seed = first; seed < first + cases; ++seed) {
     attention_case(seed);
+    decoder_case(seed);
     edit_case(seed);
     expand_case(seed);
     linear_case(seed);

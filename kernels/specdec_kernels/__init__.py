@@ -8,6 +8,7 @@ from __future__ import annotations
 
 # Every operator's name is also the name of its folder: importing it here makes `specdec_kernels.<name>` the operator.
 from .chain_verify import chain_thresholds, chain_verify, chain_verify_logits
+from .decoder_pass import DecoderLayer, DecoderTable, decoder_pass
 from .dispatch import OPS, Backend, FallbackWarning, Op, UnsupportedError, explain, use_backend
 from .draw_sample import draw_sample
 from .edit_logits import ALWAYS, Additions, Forced, NodePaths, Penalties, TokenMasks, edit_logits
@@ -37,6 +38,8 @@ __all__ = [
     "AttentionPlan",
     "Backend",
     "CacheTable",
+    "DecoderLayer",
+    "DecoderTable",
     "FallbackWarning",
     "Forced",
     "Growth",
@@ -51,6 +54,7 @@ __all__ = [
     "chain_thresholds",
     "chain_verify",
     "chain_verify_logits",
+    "decoder_pass",
     "draw_sample",
     "edit_logits",
     "explain",

@@ -102,6 +102,10 @@ def _linear(a: Any) -> Tensor:
     return a.x.new_empty((*a.x.shape[:-1], a.weight.shape[0]))
 
 
+def _decoder(a: Any) -> Tensor:
+    return a.table.new_empty(((a.tokens if a.wanted is None else a.wanted).shape[0], a.vocab_size), dtype=torch.float32)
+
+
 FAKES: dict[str, Callable[[Any], Any]] = {
     "kv_stage": _nothing,
     "kv_commit": _nothing,
@@ -131,6 +135,7 @@ FAKES: dict[str, Callable[[Any], Any]] = {
     "traversal_thresholds": _thresholds,
     "ngram_match": _match,
     "row_linear": _linear,
+    "decoder_pass": _decoder,
 }
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .decoder_pass import DecoderLayer, DecoderTable
 from .kv_commit import CacheTable
 from .tree_plan import TreePlan, tree_plan
 
@@ -137,6 +138,48 @@ def linear(sizes: Sizes) -> Call:
     return Call((x, weight.t(), random(sizes, inputs)), bytes=size_of(x, x, weight), products=x.numel() * inputs)
 
 
+def decoder(sizes: Sizes) -> Call:
+    """Trees over a decoder as wide as its heads together, whose inner width is twice that."""
+    hidden, outputs = sizes.heads * sizes.width, (sizes.heads + 2 * sizes.kv_heads) * sizes.width
+
+    def matrix(rows: int, inputs: int) -> Tensor:
+        return random(sizes, inputs, rows, scale=inputs**-0.5).t()
+
+    def norm() -> Tensor:
+        return 1 + random(sizes, hidden, scale=0.1)
+
+    def layer() -> DecoderLayer:
+        products = (
+            matrix(outputs, hidden),
+            matrix(hidden, hidden),
+            matrix(4 * hidden, hidden),
+            matrix(hidden, 2 * hidden),
+        )
+        return DecoderLayer(norm(), *products[:2], norm(), *products[2:])
+
+    angles = torch.arange(sizes.length + sizes.nodes)[:, None] / 50.0 ** torch.arange(sizes.width // 2)
+    rotary = torch.cat([angles.cos(), angles.sin()], 1).to(sizes.dtype)
+    table, plan, stored = pages(sizes), planned(sizes), caches(sizes, 2 * sizes.layers)
+    weights = [layer() for _ in range(sizes.layers)]
+    ends = random(sizes, sizes.vocab, hidden), norm(), random(sizes, sizes.vocab, hidden, scale=hidden**-0.5)
+    made = DecoderTable(
+        ends[0], weights, *ends[1:], rotary, stored[::2], stored[1::2], eps=1e-5, scale=sizes.width**-0.5
+    )
+    tokens = torch.arange(sizes.rows * sizes.nodes) * 7 % sizes.vocab
+    place = sizes.length + torch.arange(sizes.nodes).repeat(sizes.rows)
+    slots = table.long().repeat_interleave(sizes.nodes, 0).gather(1, place[:, None] // sizes.page)[:, 0]
+    where = slots * sizes.page + place % sizes.page, table, int32([sizes.length] * sizes.rows), offsets(sizes)
+    read = [part for each in weights for part in (each.qkv, each.out, each.gate_up, each.down)]
+    seen = sizes.layers * sizes.rows * (sizes.length + sizes.nodes) * sizes.kv_heads * sizes.width
+    return Call(
+        (made, tokens, sizes.length + plan.depth.long(), None, *where, plan.ancestors, plan.depth),
+        {},
+        tuple(stored),
+        bytes=size_of(*read, ends[2]) + 2 * seen * sizes.dtype.itemsize,
+        products=len(tokens) * (sum(part.numel() for part in read) + ends[2].numel()),
+    )
+
+
 def shares(sizes: Sizes) -> Call:
     lengths, group = int32([sizes.length] * sizes.rows), sizes.heads // sizes.kv_heads
     numbers = {"kv_heads": sizes.kv_heads, "group": group, "block_m": 16, "block_n": 64, "programs": 264}
@@ -229,6 +272,7 @@ CACHE_SAMPLES: dict[str, Sample] = {
         tuple(Sizes(rows=b, nodes=n, length=length, **_LLAMA) for b, n, length in
               [(1, 8, 2048), (1, 8, 8192), (1, 8, 32768), (1, 64, 8192), (8, 8, 8192), (64, 8, 8192), (64, 32, 8192)]),
     ),
+    "decoder_pass": Sample(decoder, ("heads", "layers", "vocab", *_CACHE)),
     "row_linear": Sample(linear, ("rows", "nodes", "heads", "width", "dtype")),
     "attention_plan": Sample(shares, ("rows", "nodes", "length", "heads", "kv_heads"), (Sizes(rows=64),)),
     "kv_commit": Sample(commit, ("layers", *_CACHE), tuple(Sizes(rows=b, layers=32, **_LLAMA) for b in (1, 8, 64))),

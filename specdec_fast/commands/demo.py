@@ -52,6 +52,7 @@ def demo(
     device: options.Device = "cpu",
     threads: options.Threads = None,
     compile: options.Compile = False,
+    whole_pass: options.WholePass = False,
     as_json: options.Json = False,
 ) -> None:
     """See speculative decoding work: text coloured by who wrote it, speed with and without, same or not."""
@@ -73,6 +74,7 @@ def demo(
         dtype=dtype,
         device=device,
         compile=compile,
+        whole_pass=whole_pass,
         budget=budget,
     )
     if setup.drafter is None:

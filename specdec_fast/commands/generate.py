@@ -97,6 +97,7 @@ def generate(
     device: options.Device = "cpu",
     threads: options.Threads = None,
     compile: options.Compile = False,
+    whole_pass: options.WholePass = False,
     as_json: options.Json = False,
     logprobs: options.Logprobs = None,
     stats: Annotated[
@@ -129,6 +130,7 @@ def generate(
         dtype=dtype,
         device=device,
         compile=compile,
+        whole_pass=whole_pass,
     )
     from specdec_fast.sampling import SamplingParams
 

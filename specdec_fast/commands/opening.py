@@ -32,6 +32,7 @@ class Setup:
     dtype: str
     device: str
     compile: bool
+    whole_pass: bool = False
     drafter_options: Mapping[str, Any] = field(default_factory=dict)
     budget: str = "fixed"
 
@@ -48,6 +49,7 @@ class Setup:
             "dtype": self.dtype,
             "device": self.device,
             "compile": self.compile,
+            "whole_pass": self.whole_pass,
         }
 
 
@@ -61,6 +63,7 @@ def resolve(
     dtype: str,
     device: str,
     compile: bool,
+    whole_pass: bool = False,
     drafter_option: list[str] | None = None,
     budget: str = "fixed",
 ) -> Setup:
@@ -95,7 +98,7 @@ def resolve(
         refuse_unknown_options(drafter, chosen)
     if draft_tokens == 0 or drafter == NO_DRAFTER:
         draft, drafter, chosen = None, None, {}
-    return Setup(model, draft, drafter, rule, draft_tokens or None, dtype, device, compile, chosen, budget)
+    return Setup(model, draft, drafter, rule, draft_tokens or None, dtype, device, compile, whole_pass, chosen, budget)
 
 
 def open_engine(
@@ -136,6 +139,7 @@ def open_engine(
         max_rows=max_rows,
         max_length=max_length,
         compile=setup.compile,
+        whole_pass=setup.whole_pass,
         budget=setup.budget,
         temperature=temperature,
         sample=sample,

@@ -69,6 +69,14 @@ Threads = Annotated[
     typer.Option("--threads", "-t", help="CPU threads (default: PyTorch's).", rich_help_panel=_RUN),
 ]
 Compile = Annotated[bool, typer.Option("--compile", help="Run the models through torch.compile.", rich_help_panel=_RUN)]
+WholePass = Annotated[
+    bool,
+    typer.Option(
+        "--whole-pass",
+        help="Run the target's passes as one operator, as a draft model's are (Llama, float32, CPU).",
+        rich_help_panel=_RUN,
+    ),
+]
 Json = Annotated[
     bool, typer.Option("--json", help="Exactly one JSON object on standard output.", rich_help_panel="Output")
 ]

@@ -22,6 +22,8 @@ from specdec_fast.targets.compiled import compiled
 from specdec_fast.targets.layer_set import LayerSet
 from specdec_fast.targets.sub_blocks import SubBlocks
 from specdec_fast.targets.weight_layout import store_by_input
+from specdec_fast.targets.whole_pass import whole_pass as whole_passes
+from specdec_fast.targets.whole_pass import why_not_whole
 from specdec_kernels import TreePlan
 
 if TYPE_CHECKING:
@@ -41,8 +43,11 @@ class HuggingFaceTarget:
     model: an instance, on its device and in its dtype. max_rows: rows in flight; max_length: context per row (default:
     the model's, at most 4,096), cut at the model's; num_pages: size of the pool (default: room for max_rows full rows);
     vocab_size: valid ids (default: the embedding's; the tokenizer's where the embedding is padded); compile: run
-    the forward through torch.compile. The model keeps its values; its attention function is replaced and, on a CPU, its
-    linear layers store their weights in another order and, in float32, multiply by `row_linear` (`store_by_input`).
+    the forward through torch.compile; whole_pass: run it as one operator, `decoder_pass`, which computes what the model
+    does in fewer steps (Llama in float32 on a CPU): True insists on it, None takes it where `why_not_whole` is None.
+    Passes with taps and partial ones run the model's own modules in any case. The model keeps its values; its attention
+    function is replaced and, on a CPU, its linear layers store their weights in another order and, in float32, multiply
+    by `row_linear` (`store_by_input`).
 
     Raises UnsupportedModelError for encoder-decoders, recurrent layers, models without the attention interface and
     rotary scalings that look at the whole batch, ValueError for capacities below 1.
@@ -58,6 +63,7 @@ class HuggingFaceTarget:
         num_pages: int | None = None,
         vocab_size: int | None = None,
         compile: bool = False,
+        whole_pass: bool | None = False,
     ) -> None:
         _refuse_unsupported(model)
         wanted = {"max_rows": max_rows, "max_length": 1 if max_length is None else max_length, "page_size": page_size}
@@ -104,7 +110,22 @@ class HuggingFaceTarget:
             raise
         if self.device.type == "cpu":
             store_by_input(model)
-        if compile:
+        self._arrange(compile, whole_pass, lambda: self._compare(sample, own))
+
+    def _arrange(self, compile: bool, whole: bool | None, check: Callable[[], None]) -> None:
+        """Chooses what runs passes; `check` compares what they say with the model."""
+        self.why_not_whole = "nobody asked" if whole is False else why_not_whole(self.model)
+        if self.why_not_whole is None:
+            try:
+                self._logits = whole_passes(self.model, self.cache)
+                check()
+            except ValueError as error:
+                self.why_not_whole, self._logits = str(error), self._plain_logits
+        if self.why_not_whole is not None and whole:
+            raise ValueError(
+                f"whole_pass: got True, but {self.why_not_whole}; leave it out (compile=True serves every model)"
+            )
+        if self.why_not_whole is not None and compile:
             self._logits = compiled(self._plain_logits)
 
     def _probe(self) -> list[LayerShape]:

@@ -62,7 +62,7 @@ def store_by_input(model: torch.nn.Module) -> None:
             dtype = module.weight.dtype
             product = _compiled(module.weight) if is_ours(dtype) else None
             slow = product is None and not has_instructions(dtype)
-            if id(module.weight) not in embeddings and not slow:
+            if id(module.weight) not in embeddings and not slow and module.weight.stride(0) != 1:
                 module.weight.data = module.weight.data.t().contiguous().t()
             if product is not None:
                 RowLinear.product = product

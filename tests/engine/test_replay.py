@@ -64,14 +64,15 @@ FACTORS: dict[str, tuple[Any, ...]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def llama() -> HuggingFaceTarget:
-    return models.target("llama", max_rows=4)
+@pytest.fixture(scope="module", params=[False, None], ids=["modules", "whole"])
+def llama(request: pytest.FixtureRequest) -> HuggingFaceTarget:
+    """Its passes by the model's modules, and as one operator."""
+    return models.target("llama", max_rows=4, whole_pass=request.param)
 
 
 @pytest.fixture(scope="module")
 def small() -> HuggingFaceTarget:
-    return HuggingFaceTarget(models.kin("llama"), max_length=320, max_rows=4)
+    return HuggingFaceTarget(models.kin("llama"), max_length=320, max_rows=4, whole_pass=None)
 
 
 @pytest.mark.parametrize(

@@ -31,11 +31,16 @@ MORE: dict[str, Callable[..., Any]] = {
 OUTSIDE = {
     "kv_commit": "a CacheTable is no argument of a schema",
     "kv_commit_scratch": "the same",
+    "decoder_pass": "a DecoderTable is no argument of a schema",
     "attention_plan": "made on the host from shapes, outside of the model",
     "overlay_edits": "an Overlay is no argument of a schema; compiled programs get edited logits",
 }
 """Operators that torch.ops.specdec does not have under their own name."""
 FOLDER = {"law_masses": "law_stats", "kv_commit_table": "kv_commit"}
+
+
+HELD: list[Any] = []
+"""Calls whose tensors live on: a table of addresses does not hold them."""
 
 
 def arguments(name: str) -> tuple[Any, ...]:
@@ -48,6 +53,7 @@ def arguments(name: str) -> tuple[Any, ...]:
     with use_backend("cpu"):
         found = calls_of(name, lambda: MORE.get(name, OPS[folder])(*call.arguments, **call.options))
     assert len(found) == 1
+    HELD.append(call)
     return found[0]
 
 

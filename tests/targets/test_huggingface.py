@@ -43,10 +43,12 @@ def logits_of(family: str, text: list[int]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("page_size", [1, 16, 256])
-@pytest.mark.parametrize("family", models.FAMILY_NAMES)
-def test_trees_on_ragged_rows_have_the_logits_of_their_own_paths(family: str, page_size: int) -> None:
+@pytest.mark.parametrize(("family", "whole"), [*((name, False) for name in models.FAMILY_NAMES), ("llama", None)])
+def test_trees_on_ragged_rows_have_the_logits_of_their_own_paths(
+    family: str, whole: bool | None, page_size: int
+) -> None:
     source = random.Random(page_size)
-    target = models.target(family, page_size=page_size, num_pages=700)
+    target = models.target(family, page_size=page_size, num_pages=700, whole_pass=whole)
     texts = {3: models.prompt(40), 0: models.prompt(1), 5: models.prompt(75), 2: models.prompt(5)}
     held = dict(texts)
     for row, text in texts.items():

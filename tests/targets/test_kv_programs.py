@@ -109,10 +109,14 @@ class Program:
         return row
 
 
-@pytest.mark.parametrize(("family", "page_size"), [("llama", 1), ("gemma2", 16), ("gpt2", 256), ("mistral", 5)])
-def test_random_programs_leave_what_a_fresh_pass_would_store(family: str, page_size: int) -> None:
+@pytest.mark.parametrize(
+    ("family", "page_size", "whole"),
+    [("llama", 1, False), ("llama", 7, None), ("gemma2", 16, False), ("gpt2", 256, False), ("mistral", 5, False)],
+)
+def test_random_programs_leave_what_a_fresh_pass_would_store(family: str, page_size: int, whole: bool | None) -> None:
+    pages = 4 * -(-160 // page_size) + 9
     target = HuggingFaceTarget(
-        models.own(family), max_length=160, max_rows=4, page_size=page_size, num_pages=4 * -(-160 // page_size) + 9
+        models.own(family), max_length=160, max_rows=4, page_size=page_size, num_pages=pages, whole_pass=whole
     )
     program = Program(target, seed=page_size)
     for _ in range(50):

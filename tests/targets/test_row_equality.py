@@ -25,10 +25,13 @@ def feed(target: HuggingFaceTarget, row: int, tokens: list[int]) -> Tensor:
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("family", [*FAMILIES, "demo-target"])
-def test_logits_do_not_depend_on_company(family: str, threads: int) -> None:
+@pytest.mark.parametrize(
+    ("family", "whole"),
+    [*((name, False) for name in [*FAMILIES, "demo-target"]), ("llama", True), ("demo-target", True)],
+)
+def test_logits_do_not_depend_on_company(family: str, whole: bool, threads: int) -> None:
     model = load_model(family) if family.startswith("demo") else models.own(family)
-    target = HuggingFaceTarget(model, max_rows=4, max_length=128)
+    target = HuggingFaceTarget(model, max_rows=4, max_length=128, whole_pass=whole)
     prompt, more = models.prompt(40), models.prompt(47)[40:]
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

@@ -1,0 +1,74 @@
+"""A pass of the bundled models as one operator, decoder_pass, beside the model's own modules, eager and compiled.
+
+The sides take turns in one run. warm: one pass after the other, as nothing else does in a step; cold: 32 MB of other
+memory are read before each, as a target's pass leaves the caches to its draft's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import pytest
+import torch
+
+from specdec_fast import HuggingFaceTarget
+from specdec_fast.loading import load_model
+from specdec_fast.targets.whole_pass import why_not_whole
+from specdec_kernels import extension
+
+pytestmark = pytest.mark.skipif(extension.missing() is not None, reason="CPU extension not built")
+CONTEXT, ROUNDS = 200, 60
+SIDES: dict[str, dict[str, Any]] = {"modules": {}, "compiled": {"compile": True}, "whole": {"whole_pass": True}}
+
+
+def side(name: str, rows: int, nodes: int, **how: Any) -> Callable[[], float]:
+    """Seconds of a pass over `nodes` tokens of each row, which are forgotten afterwards."""
+    target = HuggingFaceTarget(load_model(name), max_rows=rows, max_length=CONTEXT + 32, **how)
+    if how.get("whole_pass"):
+        assert why_not_whole(target.model) is None
+    batch = torch.arange(rows, dtype=torch.int32)
+    for row in range(rows):
+        assert target.cache.reserve(row, CONTEXT + nodes)
+    ends = torch.arange(rows + 1, dtype=torch.int32)
+    target.extend(batch, torch.arange(rows * CONTEXT) * 7 % 1000, ends * CONTEXT, logits=False)
+    tokens, offsets = torch.arange(rows * nodes) * 11 % 1000, ends * nodes
+
+    def run() -> float:
+        target.cache.rollback(batch, torch.full((rows,), CONTEXT, dtype=torch.int32))
+        start = time.perf_counter()
+        target.extend(batch, tokens, offsets, logits=True)
+        return time.perf_counter() - start
+
+    return run
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(
+    ("name", "rows", "nodes"),
+    [("demo-draft", 1, 1), ("demo-draft", 8, 1), ("demo-target", 1, 1), ("demo-target", 1, 5), ("demo-target", 8, 3)],
+)
+def test_decoder_pass(benchmark: Any, name: str, rows: int, nodes: int, threads: int) -> None:
+    torch.set_num_threads(threads)
+    swept = torch.zeros(2**23)
+    with torch.inference_mode():
+        runs = {how: side(name, rows, nodes, **options) for how, options in SIDES.items()}
+        for run in [*runs.values()] * 3:  # compiled code of two shapes
+            run()
+        for state in ("warm", "cold"):
+            found: dict[str, list[float]] = {how: [] for how in runs}
+            for _ in range(ROUNDS):
+                for how, run in runs.items():
+                    run()
+                    if state == "cold":
+                        swept.add_(1)
+                    found[how].append(run())
+            benchmark.extra_info |= {f"{how}_{state}_us": round(median(each) * 1e6) for how, each in found.items()}
+            for how in ("modules", "compiled"):
+                ratio = median(one / two for one, two in zip(found[how], found["whole"], strict=True))
+                benchmark.extra_info[f"times_faster_than_{how}_{state}"] = round(ratio, 2)
+        benchmark(runs["whole"])
+    print(f"\n{name}, {rows} rows of {nodes}, {threads} threads: {benchmark.extra_info}")
+    torch.set_num_threads(1)

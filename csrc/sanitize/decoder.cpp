@@ -1,0 +1,128 @@
+#include "decoder/decoder_pass.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "sanitize/cases.h"
+
+namespace specdec::sanitize {
+
+void decoder_case(uint64_t seed) {
+  Random random(seed);
+  Decoder d{};
+  d.layers = between(random, 1, 2);
+  d.vocab = between(random, 1, 40);
+  d.hidden = one_of<int64_t>(random, {1, 16, 33});
+  d.kv_heads = between(random, 1, 2);
+  d.heads = d.kv_heads * between(random, 1, 2);
+  d.width = one_of<int64_t>(random, {2, 6, 32, 40});
+  d.inner = one_of<int64_t>(random, {1, 16, 50});
+  d.page_size = one_of<int64_t>(random, {1, 7, 16});
+  d.eps = 1e-5;
+  d.scale = 0.3;
+  d.head_by_input = seed % 3 == 0;
+
+  const int64_t rows = between(random, 1, 3);
+  std::vector<int32_t> offsets{0}, lengths, table;
+  DecoderNodes n{};
+  for (int64_t b = 0; b < rows; ++b) {
+    lengths.push_back(static_cast<int32_t>(between(random, 0, 40)));
+    const int64_t count = seed % 5 == 0 && b == 0 ? 70 : between(random, b + 1 == rows, 6);
+    offsets.push_back(offsets.back() + static_cast<int32_t>(count));
+    n.pages_per_row = std::max(n.pages_per_row, (lengths.back() + count + d.page_size - 1) / d.page_size);
+  }
+  n.pages_per_row = std::max<int64_t>(n.pages_per_row, 1);
+  n.rows = rows;
+  n.nodes = offsets.back();
+  n.num_wanted = -1;
+  d.pages = rows * n.pages_per_row + 1;
+  d.positions = 120;
+  for (int64_t p = 1; p < d.pages; ++p) table.push_back(static_cast<int32_t>(p));
+  std::shuffle(table.begin(), table.end(), random);
+  std::vector<int64_t> tokens, positions, slots, wanted;
+  for (int64_t b = 0; b < rows; ++b) {
+    for (int64_t i = 0; i < offsets[b + 1] - offsets[b]; ++i) {
+      const int64_t place = lengths[b] + i;
+      tokens.push_back(between(random, 0, d.vocab - 1));
+      positions.push_back(place);
+      slots.push_back(table[b * n.pages_per_row + place / d.page_size] * d.page_size + place % d.page_size);
+    }
+  }
+  for (int64_t i = between(random, 0, 4); i > 0; --i) wanted.push_back(between(random, 0, n.nodes - 1));
+  if (seed % 2) {
+    n.wanted = wanted.data();
+    n.num_wanted = static_cast<int64_t>(wanted.size());
+  }
+  n.tokens = tokens.data();
+  n.positions = positions.data();
+  n.slots = slots.data();
+  n.page_table = table.data();
+  n.lengths = lengths.data();
+  n.offsets = offsets.data();
+
+  std::vector<Block> blocks;
+  const auto floats = [&](int64_t count) {
+    blocks.emplace_back(Scalar::Float32, count, random);
+    return static_cast<float*>(blocks.back().data());
+  };
+  d.embedding = floats(d.vocab * d.hidden);
+  d.norm = floats(d.hidden);
+  d.head = floats(d.vocab * d.hidden);
+  d.rotary = floats(d.positions * d.width);
+  std::vector<DecoderLayer> layers;
+  for (int64_t l = 0; l < d.layers; ++l) {
+    const int64_t cache = d.pages * d.page_size * d.kv_heads * d.width, attended = d.heads * d.width;
+    layers.push_back({floats(d.hidden), floats(d.hidden * (attended + 2 * d.kv_heads * d.width)), floats(attended * d.hidden), floats(d.hidden),
+                      floats(d.hidden * 2 * d.inner), floats(d.inner * d.hidden), floats(cache), floats(cache)});
+  }
+  d.layer = layers.data();
+
+  const int64_t rows_out = n.num_wanted < 0 ? n.nodes : n.num_wanted;
+  std::vector<float> first;
+  for (Isa isa : {Isa::Portable, Isa::Avx2, Isa::Avx512}) {
+    const Block out(Scalar::Float32, rows_out * d.vocab);
+    expect(decoder_pass(d, n, static_cast<float*>(out.data()), isa).text == nullptr, "decoder_pass", seed);
+    const float* logits = static_cast<const float*>(out.data());
+    if (isa == Isa::Portable) first.assign(logits, logits + rows_out * d.vocab);
+    // A norm over a single number is its sign, and weights are not scaled: rounding may grow.
+    for (size_t i = 0; i < first.size(); ++i) expect(d.hidden == 1 || std::abs(first[i] - logits[i]) <= 2e-3 * (1 + std::abs(first[i])), "decoder logits", seed);
+
+    // The last row alone: the same bits.
+    DecoderNodes alone = n;
+    const int64_t begin = offsets[rows - 1];
+    const std::vector<int32_t> own{0, offsets[rows] - static_cast<int32_t>(begin)};
+    alone.nodes = own[1];
+    alone.num_wanted = -1;
+    alone.rows = 1;
+    alone.tokens += begin;
+    alone.positions += begin;
+    alone.slots += begin;
+    alone.page_table += (rows - 1) * n.pages_per_row;
+    alone.lengths += rows - 1;
+    alone.offsets = own.data();
+    const Block one(Scalar::Float32, alone.nodes * d.vocab);
+    expect(decoder_pass(d, alone, static_cast<float*>(one.data()), isa).text == nullptr, "decoder_pass of a row", seed);
+    for (int64_t i = 0; i < rows_out; ++i) {
+      const int64_t node = n.num_wanted < 0 ? i : n.wanted[i];
+      if (node < begin) continue;
+      const size_t bytes = static_cast<size_t>(d.vocab) * sizeof(float);
+      expect(std::memcmp(logits + i * d.vocab, static_cast<const float*>(one.data()) + (node - begin) * d.vocab, bytes) == 0, "a row of a decoder alone", seed);
+    }
+  }
+
+  // Arguments that must be refused before memory is touched.
+  const auto refused = [&](std::vector<int64_t>& values, int64_t wrong) {
+    const int64_t before = std::exchange(values.back(), wrong);
+    expect(decoder_pass(d, n, first.data()).text != nullptr, "refusal of a decoder's arguments", seed);
+    values.back() = before;
+  };
+  refused(tokens, d.vocab);
+  refused(tokens, -1);
+  refused(positions, d.positions);
+  refused(slots, d.pages * d.page_size);
+  if (n.num_wanted > 0) refused(wanted, n.nodes);
+}
+
+}  // namespace specdec::sanitize

@@ -1,0 +1,104 @@
+"""A pass of a decoder over packed tree nodes, in plain PyTorch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear, silu
+
+from .. import expect
+from ..kv_stage.reference import kv_stage
+from ..tree_attention.reference import check_words, tree_attention
+from .decoder_table import DecoderTable
+
+_OP = "decoder_pass"
+
+
+def check(
+    decoder: DecoderTable, tokens: Tensor, positions: Tensor, wanted: Tensor | None, slots: Tensor, page_table: Tensor,
+    lengths: Tensor, offsets: Tensor, ancestors: Tensor | None = None, depth: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Raises ValueError for arguments of `decoder_pass` that do not fit."""
+    if not isinstance(decoder, DecoderTable):
+        raise ValueError(
+            f"{_OP}: decoder is {type(decoder).__name__}; expected a DecoderTable; make one, once, of the weights"
+        )
+    nodes = expect.tensor(_OP, "tokens", tokens, torch.int64, "M").shape[0]
+    expect.tensor(_OP, "positions", positions, torch.int64, nodes)
+    expect.tensor(_OP, "slots", slots, torch.int64, nodes)
+    rows = expect.tensor(_OP, "lengths", lengths, torch.int32, "B").shape[0]
+    expect.tensor(_OP, "page_table", page_table, torch.int32, rows, "P")
+    expect.tensor(_OP, "offsets", offsets, torch.int32, rows + 1)
+    limits = [("tokens", tokens, 0, decoder.vocab_size), ("positions", positions, 0, decoder.rotary.shape[0])]
+    limits.append(("slots", slots, -(2**63), decoder.keys[0].shape[:2].numel()))
+    if wanted is not None:
+        limits.append(("wanted", expect.tensor(_OP, "wanted", wanted, torch.int64, "N"), 0, nodes))
+    for name, values, least, limit in limits:
+        if values.numel() and not (least <= int(values.min()) and int(values.max()) < limit):
+            raise ValueError(
+                f"{_OP}: {name} has values {int(values.min())}..{int(values.max())}; expected them below {limit}"
+                + ("" if least else " and none below 0")
+            )
+    if ancestors is not None:
+        expect.tensor(_OP, "ancestors", ancestors, torch.int32, nodes, "W")
+    if depth is not None:
+        expect.tensor(_OP, "depth", depth, torch.int32, nodes)
+    expect.offsets(_OP, offsets, nodes)
+    check_words(ancestors, offsets)
+
+
+def decoder_pass(
+    decoder: DecoderTable,
+    tokens: Tensor,
+    positions: Tensor,
+    wanted: Tensor | None,
+    slots: Tensor,
+    page_table: Tensor,
+    lengths: Tensor,
+    offsets: Tensor,
+    ancestors: Tensor | None = None,
+    depth: Tensor | None = None,
+) -> Tensor:
+    """Logits of packed tree nodes by a whole pass of a Llama-like decoder over its paged cache.
+
+    Each layer: root-mean-square norm, queries, keys and values in one product, rotary positions (halves of a head
+    turned against each other), keys and values stored, `tree_attention`, product, added; then norm, silu(gate) * up,
+    product, added (Touvron et al. 2023, section 2.2). At the end a norm and the head, for the wanted nodes alone.
+
+    decoder: weights and caches, whose slots are written; tokens: int64 [M]; positions: int64 [M], below the rows of its
+    rotary table; wanted: int64 [N], packed indices of the nodes whose logits are returned, or None for all; slots:
+    int64 [M], flat places page * page_size + offset of the nodes' keys and values, negative ones are nobody's;
+    page_table, lengths, offsets, ancestors, depth: as of `tree_attention`.
+
+    Returns: [N, V] of the decoder's dtype, computed in it. The C++ backend takes float32, and gives the nodes of a row
+    the same bits whatever rows are beside it, and a node whatever other nodes its row has, up to 64. Raises: ValueError
+    for what does not fit.
+    """
+    check(decoder, tokens, positions, wanted, slots, page_table, lengths, offsets, ancestors, depth)
+    nodes, (kv_heads, width) = tokens.shape[0], decoder.keys[0].shape[2:]
+    stream, turn = decoder.embedding[tokens], decoder.rotary[positions][:, None]
+    kept = slots >= 0
+    for layer, keys, values in zip(decoder.layers, decoder.keys, decoder.values):
+        heads = linear(_norm(stream, layer.norm, decoder.eps), layer.qkv).view(nodes, -1, width)
+        query, key, value = heads.split([decoder.heads, kv_heads, kv_heads], 1)
+        query, key = _turned(query, turn), _turned(key, turn)
+        kv_stage(key[kept], value[kept], keys, values, slots[kept])
+        attended = tree_attention(
+            query, keys, values, page_table, lengths, offsets, ancestors, depth, scale=decoder.scale
+        )
+        assert isinstance(attended, Tensor)
+        stream = stream + linear(attended.flatten(1), layer.out)
+        gate, up = linear(_norm(stream, layer.mlp_norm, decoder.eps), layer.gate_up).chunk(2, 1)
+        stream = stream + linear(silu(gate) * up, layer.down)
+    last = stream if wanted is None else stream[wanted]
+    return linear(_norm(last, decoder.norm, decoder.eps), decoder.head)
+
+
+def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return x * torch.rsqrt(x.square().mean(1, keepdim=True) + eps) * weight
+
+
+def _turned(heads: Tensor, turn: Tensor) -> Tensor:
+    """heads [M, H, width], turn [M, 1, width]: cosines, sines."""
+    (low, high), (cosine, sine) = heads.chunk(2, 2), turn.chunk(2, 2)
+    return torch.cat([low * cosine - high * sine, high * cosine + low * sine], 2)

@@ -1,0 +1,114 @@
+"""Small decoders and packed trees for `decoder_pass`: ragged rows, pages in any order, leftover widths."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from specdec_kernels import DecoderLayer, DecoderTable, tree_plan
+
+
+@dataclass
+class Pass:
+    """Arguments of one call, floats in float64. by_input: where the head lies; all other matrices of a layer do.
+
+    nodes: tokens, positions, wanted or None, slots, page_table, lengths, offsets, ancestors, depth.
+    """
+
+    weights: dict[str, list[Tensor]]
+    by_input: bool
+    nodes: tuple[Tensor, ...]
+
+    def table(self, dtype: torch.dtype) -> DecoderTable:
+        """A decoder of its own, caches included."""
+        own = {name: [self._stored(each.to(dtype), name) for each in parts] for name, parts in self.weights.items()}
+        layers = [DecoderLayer(*parts) for parts in zip(*(own[name] for name in _LAYER))]
+        ends = own["embedding"][0], layers, own["last_norm"][0], own["head"][0], own["rotary"][0]
+        return DecoderTable(*ends, own["keys"], own["values"], eps=1e-5, scale=0.3)
+
+    def _stored(self, each: Tensor, name: str) -> Tensor:
+        by_input = name in ("qkv", "out", "gate_up", "down") or (name == "head" and self.by_input)
+        return each.t().contiguous().clone().t() if by_input else each.clone()
+
+
+_LAYER = ("norm", "qkv", "out", "mlp_norm", "gate_up", "down")
+
+
+def made(
+    seed: int, heads: int, kv_heads: int, width: int, hidden: int, inner: int, vocab: int, layers: int, page: int,
+    lengths: list[int], counts: list[int], tail: int = 0, causal: bool = False, wanted: str = "all",
+    by_input: bool = False,
+) -> Pass:  # fmt: skip
+    """Trees of `counts` nodes behind `lengths` committed tokens; tail: nodes behind all rows, without slots."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int, scale: float = 1.0) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64) * scale
+
+    def whole(low: int, high: int, count: int) -> Tensor:
+        return torch.randint(low, high, (count,), generator=generator)
+
+    per_row = max(-(-(length + count) // page) for length, count in zip(lengths, counts))
+    pages, total = 1 + per_row * len(lengths), sum(counts) + tail
+    table = (torch.randperm(pages - 1, generator=generator) + 1).int().view(len(lengths), per_row)
+    offsets = torch.tensor([0, *counts]).cumsum(0).int()
+    parents = [int(whole(max(0, i - 3), i, 1)) if i else -1 for count in counts for i in range(count)]
+    plan = tree_plan(torch.tensor([*parents, *[-1] * tail], dtype=torch.int32), offsets)
+    row = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    place = torch.tensor(lengths)[row] + torch.arange(len(row)) - offsets[row]
+    slots = table[row, place // page].long() * page + place % page
+    depth = place - torch.tensor(lengths)[row] if causal else plan.depth[: len(row)].long()
+    positions = torch.cat([torch.tensor(lengths)[row] + depth, torch.zeros(tail, dtype=torch.int64)])
+    outputs = (heads + 2 * kv_heads) * width
+    angles = torch.arange(float(max(lengths) + max(counts) + 1), dtype=torch.float64)[:, None] / 7.0 ** torch.arange(
+        width // 2
+    )
+    weights = {
+        "embedding": [normal(vocab, hidden)],
+        "last_norm": [1 + normal(hidden, scale=0.1)],
+        "head": [normal(vocab, hidden, scale=hidden**-0.5)],
+        "rotary": [torch.cat([angles.cos(), angles.sin()], 1)],
+        "norm": [1 + normal(hidden, scale=0.1) for _ in range(layers)],
+        "qkv": [normal(outputs, hidden, scale=hidden**-0.5) for _ in range(layers)],
+        "out": [normal(hidden, heads * width, scale=(heads * width) ** -0.5) for _ in range(layers)],
+        "mlp_norm": [1 + normal(hidden, scale=0.1) for _ in range(layers)],
+        "gate_up": [normal(2 * inner, hidden, scale=hidden**-0.5) for _ in range(layers)],
+        "down": [normal(hidden, inner, scale=inner**-0.5) for _ in range(layers)],
+        "keys": [normal(pages, page, kv_heads, width) for _ in range(layers)],
+        "values": [normal(pages, page, kv_heads, width) for _ in range(layers)],
+    }
+    chosen = {"all": None, "last": offsets[1:].long() - 1, "some": whole(0, max(total, 1), 3), "none": whole(0, 1, 0)}[
+        wanted
+    ]
+    trees = (None, None) if causal else (plan.ancestors, plan.depth)
+    where = torch.cat([slots, torch.full((tail,), -1)]), table, torch.tensor(lengths, dtype=torch.int32), offsets
+    return Pass(weights, by_input, (whole(0, vocab, total), positions, chosen, *where, *trees))
+
+
+@st.composite
+def passes(draw: st.DrawFn) -> Pass:
+    """All shapes at which something else happens: leftover lanes, grouped heads, rows without nodes, long rows."""
+    rows = draw(st.integers(1, 4))
+    kv_heads = draw(st.integers(1, 2))
+    counts = [draw(st.sampled_from([0, 1, 1, 3, 8])) for _ in range(rows)]
+    counts[-1] = max(counts[-1], draw(st.sampled_from([1, 2, 70])))
+    return made(
+        draw(st.integers(0, 999)),
+        heads=kv_heads * draw(st.integers(1, 3)),
+        kv_heads=kv_heads,
+        width=draw(st.sampled_from([2, 6, 16, 40, 64])),
+        hidden=draw(st.sampled_from([1, 16, 37, 64])),
+        inner=draw(st.sampled_from([1, 16, 50])),
+        vocab=draw(st.sampled_from([1, 17, 96])),
+        layers=draw(st.integers(1, 3)),
+        page=draw(st.sampled_from([1, 7, 16])),
+        lengths=[draw(st.sampled_from([0, 1, 20, 90])) for _ in range(rows)],
+        counts=counts,
+        tail=draw(st.sampled_from([0, 0, 2])),
+        causal=draw(st.booleans()),
+        wanted=draw(st.sampled_from(["all", "some", "none"])),
+        by_input=draw(st.booleans()),
+    )

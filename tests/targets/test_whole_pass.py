@@ -1,0 +1,200 @@
+"""Passes as one operator: what the model's own modules say, where they can be had, and what keeps them away."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from oracles import models
+
+from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter, load
+from specdec_fast.draft import Draft
+from specdec_fast.loading import load_model
+from specdec_fast.targets.layer_set import LayerSet
+from specdec_fast.targets.tiny import tiny_model
+from specdec_fast.targets.weight_layout import store_by_input
+from specdec_fast.targets.whole_pass import WholePass, why_not_whole
+from specdec_kernels import extension, use_backend
+
+pytestmark = pytest.mark.skipif(extension.missing() is not None, reason="CPU extension not built")
+PROMPTS = [models.prompt(length) for length in (3, 40, 17)]
+
+
+def greedy(target: HuggingFaceTarget, drafter: Any = None, new: int = 20) -> list[list[int]]:
+    wanted = SamplingParams(temperature=0, max_new_tokens=new)
+    return [handle.tokens for handle in Engine(target, drafter).generate(PROMPTS, wanted)]
+
+
+def scored(target: HuggingFaceTarget, taps: tuple[str, ...] = ()) -> torch.Tensor:
+    """Logits of a tree of two rows over an empty cache."""
+    draft = Draft.trees([0, 1], [([5, 6, 7, 8], [-1, 0, 0, 1]), ([9], [-1])])
+    for row in (0, 1):
+        assert target.cache.reserve(row, 8)
+    logits = target.score(draft, draft.planned(), taps)[0].logits
+    target.cache.release([0, 1])
+    assert logits is not None
+    return logits
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"tie_word_embeddings": True, "num_key_value_heads": 4},
+        {"num_hidden_layers": 1, "intermediate_size": 50, "head_dim": 24, "rms_norm_eps": 0.1},
+        {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0}},
+        {
+            "rope_parameters": {
+                "rope_type": "yarn", "factor": 4.0, "rope_theta": 100.0, "original_max_position_embeddings": 128,
+            }
+        },
+    ],
+)  # fmt: skip
+def test_logits_are_those_of_the_modules(changes: dict[str, Any]) -> None:
+    model = tiny_model("llama", **changes)
+    plain = HuggingFaceTarget(copy.deepcopy(model), max_length=64)
+    whole = HuggingFaceTarget(model, max_length=64, whole_pass=True)
+    assert isinstance(whole._logits, WholePass)
+    torch.testing.assert_close(scored(whole), scored(plain), rtol=1e-4, atol=1e-4)
+    assert not torch.equal(scored(whole), scored(plain)), "another way to add: not the same bits throughout"
+    assert greedy(whole) == greedy(plain)
+
+
+def test_a_target_of_whole_passes_gives_the_text_of_generate() -> None:
+    want = [models.greedy_text("llama", len(prompt), 20) for prompt in PROMPTS]
+    small = HuggingFaceTarget(models.kin("llama"), max_length=128, whole_pass=True)
+    target = models.target("llama", whole_pass=True)
+    assert greedy(target) == want
+    assert greedy(target, get_drafter("draft_model")(small, num_draft_tokens=4)) == want
+
+
+def test_weights_are_shared_and_may_change_in_place() -> None:
+    target = models.target("llama", whole_pass=True)
+    model: Any = target.model
+    want = {name: value.clone() for name, value in models.untouched("llama").state_dict().items()}
+    assert all(torch.equal(value, want[name]) for name, value in model.state_dict().items())
+    with torch.no_grad():
+        model.model.layers[1].self_attn.k_proj.weight.mul_(-1)
+        model.model.layers[0].mlp.up_proj.weight.mul_(0.5)
+    torch.testing.assert_close(scored(target), scored(target, ("final_norm",)), rtol=1e-4, atol=1e-4)
+    at = [each.weight.data_ptr() for each in (model.model.layers[0].mlp.gate_proj, model.model.layers[0].mlp.up_proj)]
+    store_by_input(model)
+    assert at == [
+        each.weight.data_ptr() for each in (model.model.layers[0].mlp.gate_proj, model.model.layers[0].mlp.up_proj)
+    ]
+
+
+def test_a_second_target_over_the_model_takes_the_same_memory() -> None:
+    first = models.target("llama", whole_pass=True)
+    second = HuggingFaceTarget(first.model, max_length=64, whole_pass=True)
+    assert isinstance(first._logits, WholePass) and isinstance(second._logits, WholePass)
+    for one, other in zip(first._logits.table.layers, second._logits.table.layers, strict=True):
+        assert one.qkv.data_ptr() == other.qkv.data_ptr() and one.gate_up.data_ptr() == other.gate_up.data_ptr()
+
+
+def test_a_copy_is_on_its_own() -> None:
+    target = models.target("llama", whole_pass=True)
+    want = scored(target)
+    twin = copy.deepcopy(target)
+    with torch.no_grad():
+        for parameter in target.model.parameters():
+            parameter.zero_()
+    for cache in (*target.cache.keys, *target.cache.values):
+        cache.fill_(torch.nan)
+    assert torch.equal(scored(twin), want)
+
+
+def test_taps_and_partial_passes_run_the_modules() -> None:
+    target, plain = models.target("llama", whole_pass=True), models.target("llama")
+    assert torch.equal(scored(target, ("entering:1",)), scored(plain, ("entering:1",)))
+    skip = LayerSet((1,), (0,))
+    with target.partial(skip), plain.partial(skip):
+        assert torch.equal(scored(target), scored(plain))
+    assert isinstance(target._logits, WholePass)
+
+
+def biased() -> Any:
+    return tiny_model("llama", attention_bias=True)
+
+
+def test_hooks_of_transformers_are_no_hindrance() -> None:
+    model = models.own("llama")
+    model(torch.tensor([[1, 2]]), output_hidden_states=True)  # leaves its hooks behind
+    assert any(module._forward_hooks for module in model.modules())
+    assert HuggingFaceTarget(model, max_length=64, whole_pass=True).why_not_whole is None
+
+
+def gelu() -> Any:
+    return tiny_model("llama", hidden_act="gelu")
+
+
+def hooked() -> Any:
+    model = models.own("llama")
+    model.model.layers[0].register_forward_hook(lambda module, args, output: None)
+    return model
+
+
+def adapted() -> Any:
+    model = models.own("llama")
+
+    class Adapter(torch.nn.Linear):
+        pass
+
+    model.model.layers[1].mlp.down_proj.__class__ = Adapter
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: models.own("qwen2"), "the model is Qwen2ForCausalLM; expected transformers' LlamaForCausalLM"),
+        (
+            lambda: models.own("llama", torch.bfloat16),
+            "the model is torch.bfloat16 on cpu; expected torch.float32 on cpu",
+        ),
+        (biased, "self_attn.q_proj is a linear layer with a bias"),
+        (gelu, "its activation is gelu; expected silu"),
+        (hooked, "model.layers.0 has forward hooks"),
+        (adapted, "mlp.down_proj is Adapter; expected a linear layer of `row_linear`"),
+    ],
+)
+def test_what_keeps_a_model_from_whole_passes(make: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=f"whole_pass: got True, but .*{words}"):
+        HuggingFaceTarget(make(), max_length=64, whole_pass=True)
+    target = HuggingFaceTarget(make(), max_length=64, whole_pass=None)
+    assert words in str(target.why_not_whole) and target._logits is target._plain_logits
+
+
+def test_a_model_that_computes_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer that was changed from outside looks like any other: the logits tell."""
+    model = models.own("llama")
+    layer = model.model.layers[0].mlp
+    forward = layer.forward
+    monkeypatch.setattr(layer, "forward", lambda hidden: 3 * forward(hidden))
+    assert why_not_whole(HuggingFaceTarget(copy.copy(model), max_length=64).model) is None
+    with pytest.raises(ValueError, match="expected the same"):
+        HuggingFaceTarget(model, max_length=64, whole_pass=True)
+    target = HuggingFaceTarget(model, max_length=64, whole_pass=None)
+    assert "logits that differ" in str(target.why_not_whole) and target._logits is target._plain_logits
+
+
+def test_another_backend_can_be_wished_for() -> None:
+    with use_backend("reference"):
+        target = models.target("llama", whole_pass=None)
+    assert "row_linear" in str(target.why_not_whole)
+
+
+def test_drafts_run_whole_where_they_can_and_targets_where_asked(tmp_path: Path) -> None:
+    engine: Any = load("demo-target", "demo-draft", max_length=64, max_rows=1)
+    assert engine.target.why_not_whole == "nobody asked" and engine.drafter.model.why_not_whole is None
+    engine = load("demo-target", "demo-draft", max_length=64, max_rows=1, compile=True, whole_pass=True)
+    assert isinstance(engine.target._logits, WholePass) and isinstance(engine.drafter.model._logits, WholePass)
+    engine = load("demo-target", "demo-draft", max_length=64, max_rows=1, dtype="bfloat16")
+    assert "bfloat16" in engine.drafter.model.why_not_whole
+    with pytest.raises(ValueError, match=r"whole_pass: got True, but the model is torch\.bfloat16"):
+        load("demo-target", max_length=64, max_rows=1, dtype="bfloat16", whole_pass=True)
+    model: Any = load_model("demo-draft")
+    assert HuggingFaceTarget(model, max_length=64, max_rows=1, whole_pass=True).why_not_whole is None
