@@ -10,7 +10,7 @@ import argparse
 import json
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
@@ -30,7 +30,7 @@ FULL_BATCH_DRAFT = {"float32": 2, "bfloat16": 3}
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One row of the table."""
+    """One row of the table. whole: our target's passes are one operator, and transformers' compiled."""
 
     dtype: str = "float32"
     threads: int = 1
@@ -39,10 +39,11 @@ class Setting:
     temperature: float = 0.0
     new_tokens: int = 200
     draft_tokens: int = 4
+    whole: bool = False
 
     @property
     def name(self) -> str:
-        how = "compiled" if self.compiled else "eager"
+        how = "whole" if self.whole else "compiled" if self.compiled else "eager"
         return f"{self.dtype}-{self.threads}thread-{how}-batch{self.batch}-T{self.temperature:g}"
 
 
@@ -52,10 +53,12 @@ def all_settings(draft_tokens: int) -> list[Setting]:
         Setting(dtype, threads, compiled, 1, temperature, draft_tokens=draft_tokens)
         for dtype, threads, compiled, temperature in product(("float32", "bfloat16"), (1, 2), (False, True), (0.0, 1.0))
     ]
-    return found + [
+    found += [
         Setting(dtype, threads, compiled, 8, temperature, draft_tokens=min(draft_tokens, FULL_BATCH_DRAFT[dtype]))
         for dtype, threads, compiled, temperature in product(("float32", "bfloat16"), (1, 2), (False, True), (0.0, 1.0))
     ]
+    whole = [each for each in found if each.dtype == "float32" and each.compiled]
+    return found + [replace(each, whole=True) for each in whole]
 
 
 def workload(tokenizer: Any, count: int) -> list[list[int]]:
@@ -91,7 +94,8 @@ class Sides:
             "demo-target",
             "demo-draft" if draft else None,
             dtype=setting.dtype,
-            compile=setting.compiled,
+            compile=setting.compiled and not setting.whole,
+            whole_pass=setting.whole,
             num_draft_tokens=setting.draft_tokens if draft else None,
             max_length=1024,
             max_rows=setting.batch,
@@ -164,6 +168,7 @@ def measure(setting: Setting, rounds: int, prompts: int) -> tuple[dict[str, Any]
         "dtype": setting.dtype,
         "threads": setting.threads,
         "compiled": setting.compiled,
+        "whole": setting.whole,
         "batch": setting.batch,
         "temperature": setting.temperature,
         "new_tokens": setting.new_tokens,

@@ -193,7 +193,7 @@ inline void soften(float* scores, uint64_t visible, float softcap, float* max, f
 }
 
 template <class T>
-void attend_typed(const AttentionArguments& a, const Tile& tile, float* scratch, Partial state) {
+void attend_typed(const AttentionArguments& a, const Tile& tile, const Tile* following, float* scratch, Partial state) {
   const int64_t group = a.heads / a.kv_heads, rows = tile.count * group, width = padded(a.head_dim, kLanes);
   float* query = scratch;
   float* scores = query + rows * width;
@@ -250,25 +250,32 @@ void attend_typed(const AttentionArguments& a, const Tile& tile, float* scratch,
       soften(scores + r * kKeyBlock, visible[r / group], softcap, state.max + r, state.sum + r, state.acc + r * width, width);
     }
     const int64_t next = block + kKeyBlock;
-    const bool more = ahead && next < tile.key_end;
+    bool more = ahead && next < tile.key_end;
     if (more) {
-      const int64_t following = tile.key_end - next < count ? tile.key_end - next : count;
-      gather_rows(keys, a.key_page, a.key_slot, a, table, next, following, width, true, key_memory, next_rows);
-      for (int64_t t = following; t < count; ++t) next_rows[t] = next_rows[following - 1];
+      const int64_t left = tile.key_end - next < count ? tile.key_end - next : count;
+      gather_rows(keys, a.key_page, a.key_slot, a, table, next, left, width, true, key_memory, next_rows);
+      for (int64_t t = left; t < count; ++t) next_rows[t] = next_rows[left - 1];
+    } else if (ahead && following != nullptr) {
+      const T* other = static_cast<const T*>(a.keys) + following->kv_head * a.key_head;
+      const int64_t left = following->key_end - following->key_begin < kKeyBlock ? following->key_end - following->key_begin : kKeyBlock;
+      const float* rows_of[kKeyBlock];
+      gather_rows(other, a.key_page, a.key_slot, a, a.page_table + following->row * a.pages_per_row, following->key_begin, left, width, true, key_memory, rows_of);
+      for (int64_t t = 0; t < left; ++t)
+        for (int64_t d = 0; d < width; d += kLanes) __builtin_prefetch(rows_of[t] + d, 0, 2);
     }
     if (!ahead) gather_rows(values, a.value_page, a.value_slot, a, table, block, count, width, in_place, value_memory, value_rows);
     multiply(scores, rows, kKeyBlock, value_rows, more ? next_rows : nullptr, width / kLanes, count, state.acc, width, true);
   }
 }
 
-void attend(const AttentionArguments& a, const Tile& tile, float* scratch, Partial state) {
+void attend(const AttentionArguments& a, const Tile& tile, const Tile* following, float* scratch, Partial state) {
   switch (a.type) {
     case Scalar::BFloat16:
-      return attend_typed<BFloat16>(a, tile, scratch, state);
+      return attend_typed<BFloat16>(a, tile, following, scratch, state);
     case Scalar::Half:
-      return attend_typed<Half>(a, tile, scratch, state);
+      return attend_typed<Half>(a, tile, following, scratch, state);
     default:
-      return attend_typed<float>(a, tile, scratch, state);
+      return attend_typed<float>(a, tile, following, scratch, state);
   }
 }
 

@@ -119,13 +119,14 @@ class Runner {
       : a_(arguments), kernel_(kernel), group_(a_.heads / a_.kv_heads), width_(padded(a_.head_dim, kernel.lanes)) {}
 
   // All chunks of a job on one thread.
-  void run(const Job& job) const {
+  void run(const Job& job, const Job* next) const {
     const int64_t rows = job.tile.count * group_, partial = partial_floats(rows, width_), scratch = scratch_floats(rows, width_);
     float* memory = scratch_memory(scratch + 2 * partial);
     const Partial state = partial_at(memory + padded(scratch, 16), rows), other = partial_at(memory + padded(scratch, 16) + partial, rows);
-    kernel_.attend(a_, chunk_of(job, 0), memory, state);
+    const Tile* following = next == nullptr ? nullptr : &next->tile;
+    kernel_.attend(a_, chunk_of(job, 0), job.chunks == 1 ? following : nullptr, memory, state);
     for (int64_t c = 1; c < job.chunks; ++c) {
-      kernel_.attend(a_, chunk_of(job, c), memory, other);
+      kernel_.attend(a_, chunk_of(job, c), c + 1 == job.chunks ? following : nullptr, memory, other);
       kernel_.merge(rows, width_, state, other);
     }
     kernel_.finish(a_, job.tile, state);
@@ -151,7 +152,7 @@ class Runner {
       float* memory = scratch_memory(scratch);
       for (int64_t n = begin; n < end; ++n) {
         const size_t j = static_cast<size_t>(std::upper_bound(first_chunk.begin(), first_chunk.end(), n) - first_chunk.begin() - 1);
-        kernel_.attend(a_, chunk_of(jobs[j], n - first_chunk[j]), memory, partial_of(j, n - first_chunk[j]));
+        kernel_.attend(a_, chunk_of(jobs[j], n - first_chunk[j]), nullptr, memory, partial_of(j, n - first_chunk[j]));
       }
     });
     for (size_t j = 0; j < jobs.size(); ++j) {
@@ -202,7 +203,7 @@ AttentionProblem tree_attention(const AttentionArguments& a, Isa isa) {
     } else {
       const std::vector<Job>& list = jobs;  // the caller's list: `jobs` names another one on every other thread
       parallel_for(0, count, Runner::grain(count, work), [&](int64_t begin, int64_t end) {
-        for (int64_t j = begin; j < end; ++j) runner.run(list[static_cast<size_t>(j)]);
+        for (int64_t j = begin; j < end; ++j) runner.run(list[static_cast<size_t>(j)], j + 1 < end ? &list[static_cast<size_t>(j + 1)] : nullptr);
       });
     }
   }

@@ -56,7 +56,8 @@ constexpr int64_t kWidestHead = 512;  // largest head_dim
 // One tile implementation per instruction set.
 struct TileKernel {
   int64_t lanes;
-  void (*attend)(const AttentionArguments& a, const Tile& tile, float* scratch, Partial state);
+  // `following`, unless null, is the tile whose keys this thread reads next.
+  void (*attend)(const AttentionArguments& a, const Tile& tile, const Tile* following, float* scratch, Partial state);
   void (*merge)(int64_t rows, int64_t width, Partial into, Partial from);
   void (*finish)(const AttentionArguments& a, const Tile& tile, Partial state);
 };
