@@ -8,7 +8,7 @@ namespace specdec::bindings {
 namespace {
 
 constexpr const char* kOp = "decoder_pass";
-constexpr int64_t kHeader = 15, kPerLayer = 8;
+constexpr int64_t kHeader = 15, kPerLayer = 11;
 static_assert(sizeof(DecoderLayer) == kPerLayer * sizeof(int64_t));
 
 Decoder decoder_of(const Tensor& table) {
@@ -27,6 +27,7 @@ Decoder decoder_of(const Tensor& table) {
   d.positions = entry[11];
   d.pages = entry[12];
   d.page_size = entry[13];
+  SPECDEC_CHECK(d.width <= kWidestHead, kOp, ": heads are ", d.width, " wide; expected at most ", kWidestHead);
   d.head_by_input = entry[14] != 0;
   return d;
 }

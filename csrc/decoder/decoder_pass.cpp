@@ -131,7 +131,11 @@ class Pass {
     norm(layer.norm);
     const int64_t width = heads_ * d_.width;
     float* qkv = room(memory_.qkv, rows_, width);
-    linear(normed_, layer.qkv, d_.hidden, width, qkv);
+    const int64_t queries = d_.heads * d_.width, keys = d_.kv_heads * d_.width;
+    RowLinear parts[] = {product(normed_, layer.query, d_.hidden, queries, qkv), product(normed_, layer.key, d_.hidden, keys, qkv + queries),
+                         product(normed_, layer.value, d_.hidden, keys, qkv + queries + keys)};
+    for (RowLinear& part : parts) part.out_stride = width;
+    row_linear(parts, 3, isa_);
     each_row(rows_, width, [&](int64_t begin, int64_t end) {
       between_.rotate(qkv, d_.rotary, n_.positions, begin, end, d_.heads + d_.kv_heads, heads_, d_.width);
       const int64_t slot = d_.kv_heads * d_.width;
@@ -149,7 +153,9 @@ class Pass {
   void multiply(const DecoderLayer& layer) {
     norm(layer.mlp_norm);
     float *gate_up = room(memory_.gate_up, rows_, 2 * d_.inner), *gated = room(memory_.gated, rows_, d_.inner);
-    linear(normed_, layer.gate_up, d_.hidden, 2 * d_.inner, gate_up);
+    RowLinear parts[] = {product(normed_, layer.gate, d_.hidden, d_.inner, gate_up), product(normed_, layer.up, d_.hidden, d_.inner, gate_up + d_.inner)};
+    for (RowLinear& part : parts) part.out_stride = 2 * d_.inner;
+    row_linear(parts, 2, isa_);
     each_row(rows_, d_.inner, [&](int64_t begin, int64_t end) { between_.gate(gate_up, gated, begin, end, d_.inner); });
     linear(gated, layer.down, d_.inner, d_.hidden, added_ = room(memory_.added, rows_, d_.hidden));
   }

@@ -11,9 +11,12 @@ namespace specdec {
 
 // All in float32. Matrices lie by input, [inputs, outputs]; the head may lie by output too, where it is the embedding.
 struct DecoderLayer {
-  const float *norm, *qkv, *out;         // [hidden], [hidden, (heads + 2 kv_heads) * width], [heads * width, hidden]
-  const float *mlp_norm, *gate_up, *down;  // [hidden], [hidden, 2 * inner], [inner, hidden]
-  float *keys, *values;                  // [pages, page_size, kv_heads, width]
+  const float* norm;                 // [hidden]
+  const float *query, *key, *value;  // [hidden, heads * width], twice [hidden, kv_heads * width]
+  const float* out;                  // [heads * width, hidden]
+  const float* mlp_norm;             // [hidden]
+  const float *gate, *up, *down;     // twice [hidden, inner], [inner, hidden]
+  float *keys, *values;              // [pages, page_size, kv_heads, width]
 };
 
 struct Decoder {

@@ -28,7 +28,7 @@ void in_double(const RowLinear& call, int64_t begin, int64_t end) {
       double sum = 0.0;
       for (int64_t k = 0; k < call.inputs; ++k) sum += x[row * call.inputs + k] * weight[k * per_input + n * per_output];
       if (call.bias != nullptr) sum += static_cast<const double*>(call.bias)[n];
-      static_cast<double*>(call.out)[row * call.outputs + n] = sum;
+      static_cast<double*>(call.out)[row * out_stride(call) + n] = sum;
     }
   }
 }
@@ -46,17 +46,27 @@ const float* widened(const RowLinear& call, std::vector<float>& memory) {
 
 }  // namespace
 
-void row_linear(const RowLinear& call, Isa isa) {
+void row_linear(const RowLinear* calls, int64_t count, Isa isa) {
   static thread_local std::vector<float> memory;
-  const float* x = widened(call, memory);
+  const float* x = widened(calls[0], memory);
   const ColumnKernel kernel = kernel_for(isa);
-  const int64_t pieces = (call.outputs + kColumns - 1) / kColumns;
-  const int64_t products = std::max<int64_t>(call.rows, 3) * call.inputs * kColumns;
+  const auto pieces_of = [](const RowLinear& call) { return (call.outputs + kColumns - 1) / kColumns; };
+  int64_t pieces = 0;
+  for (int64_t c = 0; c < count; ++c) pieces += pieces_of(calls[c]);
+  const int64_t products = std::max<int64_t>(calls[0].rows, 3) * calls[0].inputs * kColumns;
   parallel_for(0, pieces, std::max<int64_t>(1, kGrain / std::max<int64_t>(products, 1)), [&](int64_t begin, int64_t end) {
-    const int64_t last = std::min(end * kColumns, call.outputs);
-    if (call.type == Scalar::Float64) return in_double(call, begin * kColumns, last);
-    kernel(call, x, begin * kColumns, last);
+    for (const RowLinear* call = calls; end > 0; ++call) {
+      const int64_t own = pieces_of(*call), stop = std::min(end, own);
+      if (begin < stop) {
+        const int64_t last = std::min(stop * kColumns, call->outputs);
+        call->type == Scalar::Float64 ? in_double(*call, begin * kColumns, last) : kernel(*call, x, begin * kColumns, last);
+      }
+      begin = std::max<int64_t>(begin - own, 0);
+      end -= own;
+    }
   });
 }
+
+void row_linear(const RowLinear& call, Isa isa) { row_linear(&call, 1, isa); }
 
 }  // namespace specdec

@@ -8,22 +8,27 @@
 
 namespace specdec {
 
-// Strides count elements; x and out are contiguous.
+// Strides count elements; x is contiguous.
 struct RowLinear {
   Scalar type = Scalar::Float32;  // of everything
   const void *x = nullptr, *weight = nullptr;
   const void* bias = nullptr;  // [outputs]; may be null
   void* out = nullptr;
   int64_t rows = 0, inputs = 0, outputs = 0;
-  int64_t stride = 0;     // between the inputs of an output (by_input) or between outputs
-  bool by_input = false;  // the outputs of one input lie side by side; otherwise the inputs of one output do
+  int64_t out_stride = 0;  // between the rows of out; 0: outputs
+  int64_t stride = 0;      // between the inputs of an output (by_input) or between outputs
+  bool by_input = false;   // the outputs of one input lie side by side; otherwise the inputs of one output do
 };
 
 // Sums of one output are added in an order that `inputs` and the layout alone decide: a row has the same bits whatever
 // rows are beside it and however many threads run. `isa` is for tests.
 void row_linear(const RowLinear& call, Isa isa = Isa::Best);
+// Several with one x, in one go.
+void row_linear(const RowLinear* calls, int64_t count, Isa isa = Isa::Best);
 
 // --- between the files of this folder ---
+
+inline int64_t out_stride(const RowLinear& call) { return call.out_stride == 0 ? call.outputs : call.out_stride; }
 
 constexpr int64_t kColumns = 64;  // pieces for threads begin at multiples of it
 

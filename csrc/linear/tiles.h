@@ -63,7 +63,7 @@ inline void by_input(const RowLinear& call, const float* x, int64_t row, int64_t
   const T* bias = call.bias == nullptr ? nullptr : static_cast<const T*>(call.bias) + column;
   for (int r = 0; r < R; ++r)
     for (int c = 0; c < C; ++c)
-      put(whole[r][c], bias == nullptr ? bias : bias + c * kLanes, static_cast<T*>(call.out) + (row + r) * call.outputs + column + c * kLanes,
+      put(whole[r][c], bias == nullptr ? bias : bias + c * kLanes, static_cast<T*>(call.out) + (row + r) * out_stride(call) + column + c * kLanes,
           WHOLE ? kLanes : last);
 }
 
@@ -133,7 +133,7 @@ inline void by_output(const RowLinear& call, const float* x, int64_t row, int64_
   store(joined, totals(sums));
   const T* bias = call.bias == nullptr ? nullptr : static_cast<const T*>(call.bias) + column;
   for (int r = 0; r < R; ++r) {
-    T* to = static_cast<T*>(call.out) + (row + r) * call.outputs + column;
+    T* to = static_cast<T*>(call.out) + (row + r) * out_stride(call) + column;
     for (int64_t i = 0; i < count; ++i) to[i] = narrow<T>(joined[r * kOutputs + i] + (bias == nullptr ? 0.0f : widen(bias[i])));
   }
 }

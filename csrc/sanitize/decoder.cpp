@@ -74,8 +74,9 @@ void decoder_case(uint64_t seed) {
   std::vector<DecoderLayer> layers;
   for (int64_t l = 0; l < d.layers; ++l) {
     const int64_t cache = d.pages * d.page_size * d.kv_heads * d.width, attended = d.heads * d.width;
-    layers.push_back({floats(d.hidden), floats(d.hidden * (attended + 2 * d.kv_heads * d.width)), floats(attended * d.hidden), floats(d.hidden),
-                      floats(d.hidden * 2 * d.inner), floats(d.inner * d.hidden), floats(cache), floats(cache)});
+    const int64_t shared = d.hidden * d.kv_heads * d.width, inner = d.hidden * d.inner;
+    layers.push_back({floats(d.hidden), floats(d.hidden * attended), floats(shared), floats(shared), floats(attended * d.hidden), floats(d.hidden),
+                      floats(inner), floats(inner), floats(inner), floats(cache), floats(cache)});
   }
   d.layer = layers.data();
 

@@ -13,6 +13,7 @@ namespace specdec {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kSlack = 1.0 / 512;  // far more than a threshold or a rough total can be off by
 
 bool any_drawn(const ChainDraft& draft) {
   for (int64_t b = 0; b < draft.rows; ++b)
@@ -58,7 +59,6 @@ class Chains {
 
   // Whether coin < threshold(node), where a rough total of the row says so. Its law need not be there, and is not found.
   std::optional<bool> passes_surely(int64_t node, double coin) const {
-    constexpr double kSlack = 1.0 / 512;  // far more than threshold and total can be off by
     if (target_.asked == nullptr) return {};
     const double log_q = draft_.drawn[node] ? laws_.log_weight(draft_.law_row[node], draft_.tokens[node]) : 0.0;
     if (log_q < kLeastLogWeight) return {};
@@ -69,6 +69,14 @@ class Chains {
     if (inv_p < limit * (1 - kSlack)) return true;
     if (inv_p > most) return false;
     return {};
+  }
+
+  // A law that differs from the one after `node` by a factor near 1, and logs of upper bounds of its block masses, where a
+  // rough total tells: all that a draw from it needs.
+  bool sketch(int64_t node, LawRow<float>* law, double* bounds) const {
+    if (std::is_same_v<Real, double> || target_.asked == nullptr || !rough_law(*target_.asked, node, law, bounds)) return false;
+    for (int64_t b = 0; b < block_count(target_.logits.columns); ++b) bounds[b] = std::log(bounds[b]) + kSlack;
+    return true;
   }
 
   // Block rule: the chance that node or a later one is where the path ends, given that of the node before it.
@@ -96,6 +104,16 @@ class Chains {
     alignas(64) Real q[kRaceBlock];
     laws_.weights(draft_.law_row[child], first, count, q);
     rows::subtract(out, q, count);
+  }
+
+  // A draw of p as `sketch` left it.
+  int64_t draw(int64_t node, const LawRow<float>& law, const RaceNoise& noise, const double* bounds) const {
+    const int64_t vocab = target_.logits.columns;
+    const auto weigh = [&](int64_t b, float* out) {
+      const int64_t first = b * kRaceBlock;
+      rows::weights(target_.logits.type, target_.logits.at(node, first), block_size(vocab, b), static_cast<int32_t>(first), law, out);
+    };
+    return race<float>(vocab, noise, weigh, [&](int64_t b) { return bounds[b]; });
   }
 
   int64_t draw(int64_t node, int64_t child, double reach, const RaceNoise& noise, const double* bounds) const {
@@ -159,21 +177,25 @@ struct End {
 // they share each row of it.
 enum class Threads { kChains, kNodes, kRows };
 
-// Where the path of a row of at least one node ends; the law there has been found.
-template <class Real, class Coin>
-End walk(const Chains<Real>& chains, ChainRule rule, int64_t start, int64_t stop, Threads threads, const Coin& coin) {
+// Where the path of a row of at least one node ends; the law there has been found, unless nothing was refused and `sketched`
+// of the last node says that it is not needed.
+template <class Real, class Coin, class Sketched>
+End walk(const Chains<Real>& chains, ChainRule rule, int64_t start, int64_t stop, Threads threads, const Coin& coin, const Sketched& sketched) {
   const int64_t drafted = stop - start - 1;
   const bool together = threads == Threads::kNodes, alone = threads != Threads::kRows;
   if (rule == ChainRule::kToken) {
     const int64_t kept = first_in_order(drafted + 1, together, [&](int64_t i) {
       const int64_t child = start + i + 1;
       const double u = i < drafted ? coin(child) : 0;
-      if (i < drafted)
-        if (const auto passes = chains.passes_surely(child, u)) return !*passes;
+      if (i == drafted) {
+        if (!sketched(start + i)) chains.find_law(start + i, alone);
+        return true;
+      }
+      if (const auto passes = chains.passes_surely(child, u)) return !*passes;
       chains.find_law(start + i, alone);
-      return i == drafted || !(u < chains.threshold(child));
+      return !(u < chains.threshold(child));
     });
-    chains.find_law(start + kept, threads == Threads::kChains);
+    if (kept < drafted) chains.find_law(start + kept, threads == Threads::kChains);
     return {static_cast<int32_t>(kept), 1.0};
   }
   first_in_order(drafted, together, [&](int64_t i) {
@@ -199,6 +221,8 @@ void verify(const ChainDraft& draft, const Laws& target, ChainRule rule, const C
   const int64_t vocab = target.logits.columns, blocks = block_count(vocab), width = out.max_depth + 1;
 
   std::vector<double> reach(draft.rows, 1.0);
+  std::vector<double> bounds(blocks > 1 ? draft.rows * blocks : 0);  // which blocks of each row's last law can win at all
+  std::vector<LawRow<float>> sketches(draft.rows, LawRow<float>{0, 0, 0, -1});  // tie_id < 0: none
   int64_t rows_at_once = rule == ChainRule::kToken ? 2048 : std::max<int64_t>(1, row_grain(vocab) / 8);
   if (target.asked != nullptr) rows_at_once = std::max<int64_t>(1, row_grain(vocab) / 4);
   // threads share the chains, or the rows of logits of each where there are too few of these
@@ -214,11 +238,14 @@ void verify(const ChainDraft& draft, const Laws& target, ChainRule rule, const C
       End last{0, 1.0};
       std::fill_n(path, width, -1);
       if (start < stop) {
-        last = walk(chains, rule, start, stop, threads, [&](int64_t node) {
+        const auto coin = [&](int64_t node) {
           if (noise.uniforms != nullptr) return noise.uniforms[node];
           const Counter counter(noise.seeds[b], noise.root_positions[b], static_cast<int32_t>(node - start), kAccept);
           return uniform(random_word(counter, 0));
-        });
+        };
+        const auto sketched = [&](int64_t node) { return blocks > 1 && chains.sketch(node, &sketches[b], &bounds[b * blocks]); };
+        last = walk(chains, rule, start, stop, threads, coin, sketched);
+        if (last.place + 1 < stop - start) sketches[b].tie_id = -1;
         for (int32_t i = 0; i <= last.place; ++i) path[i] = start + i;
       }
       out.num_accepted[b] = last.place;
@@ -226,8 +253,6 @@ void verify(const ChainDraft& draft, const Laws& target, ChainRule rule, const C
     }
   });
 
-  // which blocks of each row's last law can win at all
-  std::vector<double> bounds;
   auto last_of = [&](int64_t b) { return int64_t{draft.offsets[b]} + out.num_accepted[b]; };
   auto trivial = [&](int64_t b) {
     return draft.offsets[b] == draft.offsets[b + 1] || target.broken(last_of(b)) || target.greedy(last_of(b));
@@ -236,12 +261,11 @@ void verify(const ChainDraft& draft, const Laws& target, ChainRule rule, const C
   if (blocks > 1) {
     std::vector<int64_t> wanted(draft.rows), drawn_from(draft.rows, -1);
     for (int64_t b = 0; b < draft.rows; ++b) {
-      wanted[b] = trivial(b) ? -1 : last_of(b);
+      wanted[b] = sketches[b].tie_id >= 0 || trivial(b) ? -1 : last_of(b);
       const int64_t child = child_of(b);
       if (child >= 0 && draft.drawn[child] && draft.token_ids == nullptr && reach[b] >= 1)
         drawn_from[b] = draft.law_row[child];
     }
-    bounds.resize(draft.rows * blocks);
     block_bounds(target, wanted.data(), draft.rows, bounds.data(), draft.laws, drawn_from.data());
   }
 
@@ -249,7 +273,8 @@ void verify(const ChainDraft& draft, const Laws& target, ChainRule rule, const C
                [&](int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; ++b) {
       const int64_t node = last_of(b);
-      if (trivial(b)) {
+      const bool sketched = sketches[b].tie_id >= 0;
+      if (!sketched && trivial(b)) {
         // a greedy law has one token, and a child that was rejected is not it; a broken law gives 0
         out.next_token[b] = draft.offsets[b] == draft.offsets[b + 1] ? -1 : target.tie_id[node];
         continue;
@@ -258,6 +283,10 @@ void verify(const ChainDraft& draft, const Laws& target, ChainRule rule, const C
       if (noise.block_noise != nullptr) {
         draw_noise.block_noise = noise.block_noise + b * blocks;
         draw_noise.token_noise = noise.token_noise + b * vocab;
+      }
+      if (sketched) {
+        out.next_token[b] = std::max<int64_t>(chains.draw(node, sketches[b], draw_noise, &bounds[b * blocks]), 0);
+        continue;
       }
       const double* row_bounds = bounds.data() + (blocks > 1 ? b * blocks : 0);
       const int64_t child = child_of(b);

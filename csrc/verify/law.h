@@ -57,7 +57,7 @@ struct Laws {
   const AskedRows* asked = nullptr;
 
   // Makes sure that row r has its statistics. Whoever may get laws with `asked` calls it before anything else but
-  // rough_inverse. alone: other threads have rows of their own, so this one is not shared among them.
+  // rough_inverse and rough_law. alone: other threads have rows of their own, so this one is not shared among them.
   void need(int64_t r, bool alone) const {
     if (asked != nullptr) find_row(*asked, r, alone);
   }

@@ -193,14 +193,38 @@ void find_row(const AskedRows& asked, int64_t row, bool alone) {
   asked.logits.type == Scalar::Float64 ? find_row_as<double>(asked, row, alone) : find_row_as<float>(asked, row, alone);
 }
 
-double rough_inverse(const AskedRows& asked, int64_t row, int64_t token, double enough) {
-  const Matrix& logits = asked.logits;
+namespace {
+
+// Whether a row's law is not there yet and could be told from a rough total.
+bool rough(const AskedRows& asked, int64_t row) {
   const SamplingRows& sampling = asked.sampling;
   const bool filtered = sampling.top_k[row] > 0 || sampling.top_p[row] < 1 || sampling.min_p[row] > 0;
-  if (logits.type == Scalar::Float64 || filtered || sampling.temperature[row] == 0) return std::nan("");
-  if (static_cast<const float*>(asked.lse)[row] != static_cast<float>(kInfinity)) return std::nan("");
+  if (asked.logits.type == Scalar::Float64 || filtered || sampling.temperature[row] == 0) return false;
+  return static_cast<const float*>(asked.lse)[row] == static_cast<float>(kInfinity);
+}
+
+}  // namespace
+
+double rough_inverse(const AskedRows& asked, int64_t row, int64_t token, double enough) {
+  if (!rough(asked, row)) return std::nan("");
+  const Matrix& logits = asked.logits;
+  const SamplingRows& sampling = asked.sampling;
   const float level = static_cast<float>(logits.level(row, token)), inv_t = 1.0f / sampling.temperature[row];
   return rows::rough_total(logits.type, logits.at(row, 0), logits.columns, inv_t, level, enough);
+}
+
+bool rough_law(const AskedRows& asked, int64_t row, LawRow<float>* law, double* masses) {
+  if (!rough(asked, row)) return false;
+  const Matrix& logits = asked.logits;
+  const float inv_t = 1.0f / asked.sampling.temperature[row];
+  float top = 0;
+  const double total = rows::rough_masses(logits.type, logits.at(row, 0), logits.columns, inv_t, masses, &top);
+  const double lse = static_cast<double>(top) * inv_t + std::log(total);
+  if (!(std::fabs(lse) < kFarthest)) return false;
+  *law = {inv_t, static_cast<float>(lse), static_cast<float>(-kInfinity), static_cast<int32_t>(logits.columns - 1)};
+  const double unit = std::exp(static_cast<double>(top) * inv_t - static_cast<double>(law->lse));
+  for (int64_t b = 0; b < block_count(logits.columns); ++b) masses[b] *= unit;
+  return true;
 }
 
 void forget(const AskedRows& asked, int64_t first, int64_t count) {

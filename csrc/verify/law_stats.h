@@ -33,6 +33,10 @@ struct AskedRows {
 // rows that were asked for, are greedy or have filters.
 double rough_inverse(const AskedRows& asked, int64_t row, int64_t token, double enough);
 
+// Upper bounds of the masses of a row's race blocks, at most kRough times too large, in units that `law` has: its weights
+// are those of the row's law but for one factor near 1. False where that cannot be told, as in rough_inverse.
+bool rough_law(const AskedRows& asked, int64_t row, LawRow<float>* law, double* masses);
+
 // Marks `count` rows as not asked for: inv_t, cut and tie_id 0, lse +inf, masses NaN.
 void forget(const AskedRows& asked, int64_t first, int64_t count);
 

@@ -17,6 +17,8 @@ constexpr double kMost = 0x1p24;
 // Floats tell neighbouring powers apart below it.
 constexpr float kFar = 60000;
 
+constexpr int64_t kSample = 128;  // elements that tell the unit to begin with
+
 template <class In>
 SPECDEC_INLINE float largest_of(const In* p, int64_t count) {
   F best[4] = {all(-kInfinity), all(-kInfinity), all(-kInfinity), all(-kInfinity)};
@@ -243,14 +245,46 @@ SPECDEC_INLINE double rough_sum(const In* p, int64_t count, F scale, F shift, do
   return total;
 }
 
+// What rough_sum takes of a row in units of exp(top * inv_t); `told` is false where floats tell the powers apart no more.
+struct RoughScale {
+  F scale, shift;
+  bool told;
+};
+SPECDEC_INLINE RoughScale rough_scale(float inv_t, float top) {
+  const double exact = inv_t * kLog2E, power = top * exact;
+  const float shift = static_cast<float>(2 + (kDeepest - power) * 0x1p-8);
+  return {all(static_cast<float>(exact * 0x1p-8)), all(shift), std::fabs(power) < 1500 && exact < 0x1p60};
+}
+
 template <class In>
 double rough_total(const void* row, int64_t count, float inv_t, float top, double enough) {
   const In* p = static_cast<const In*>(row);
-  const double exact = inv_t * kLog2E, power = top * exact;
-  if (!(std::fabs(power) < 1500 && exact < 0x1p60)) return std::nan("");  // floats would tell the powers apart no more
-  const F scale = all(static_cast<float>(exact * 0x1p-8)), shift = all(static_cast<float>(2 + (kDeepest - power) * 0x1p-8));
-  const double sum = rough_sum<false>(p, count, scale, shift, enough);
-  return std::isnan(sum) ? rough_sum<true>(p, count, scale, shift, enough) : sum;
+  const RoughScale own = rough_scale(inv_t, top);
+  if (!own.told) return std::nan("");
+  const double sum = rough_sum<false>(p, count, own.scale, own.shift, enough);
+  return std::isnan(sum) ? rough_sum<true>(p, count, own.scale, own.shift, enough) : sum;
+}
+
+template <bool kClamped, class In>
+SPECDEC_INLINE double rough_sums(const In* p, int64_t count, const RoughScale& own, double* sums) {
+  double total = 0;
+  for (int64_t first = 0; first < count; first += kRaceBlock) {
+    const int64_t size = count - first < kRaceBlock ? count - first : kRaceBlock;
+    const double sum = rough_sum<kClamped>(p + first, size, own.scale, own.shift, kInfinity);
+    if (std::isnan(sum)) return sum;
+    total += sums[first / kRaceBlock] = sum;
+  }
+  return total;
+}
+
+template <class In>
+double rough_masses(const void* row, int64_t count, float inv_t, double* sums, float* top) {
+  const In* p = static_cast<const In*>(row);
+  *top = largest_of(p, count < kSample ? count : kSample);
+  const RoughScale own = rough_scale(inv_t, *top);
+  if (!own.told) return std::nan("");
+  const double total = rough_sums<false>(p, count, own, sums);
+  return std::isnan(total) ? rough_sums<true>(p, count, own, sums) : total;
 }
 
 #else
@@ -268,6 +302,10 @@ SPECDEC_INLINE bool quick_sums(const In*, int, const QuickScale&, double*) {
 }
 template <class In>
 double rough_total(const void*, int64_t, float, float, double) {
+  return std::nan("");
+}
+template <class In>
+double rough_masses(const void*, int64_t, float, double*, float*) {
   return std::nan("");
 }
 
@@ -322,8 +360,6 @@ struct Unit {
     exponent = far ? power : power + (exact - scale) * (power / scale);
   }
 };
-
-constexpr int64_t kSample = 128;  // elements that tell the unit to begin with
 
 // A row's sums so far.
 template <class In>

@@ -52,6 +52,8 @@ struct RowKernels {
   // At least the sum of exp((l - top) * inv_t), and at most kRough times as much, up to 2e-4 of it; or, as soon as it is
   // known to be more, something above `enough`. NaN if it cannot tell, as for rows with a NaN or +inf element.
   double (*rough_total[3])(const void* row, int64_t count, float inv_t, float top, double enough);
+  // The same of every race block, in units of exp(*top * inv_t), *top being a level that it chooses; returns their total.
+  double (*rough_masses[3])(const void* row, int64_t count, float inv_t, double* sums, float* top);
   Peak<float> (*peak[3])(const void* row, int64_t count);
   // Largest element that is not NaN (-inf if there is none).
   float (*largest[3])(const void* row, int64_t count);
@@ -102,6 +104,9 @@ inline double masses(Scalar type, const void* row, int64_t count, float inv_t, d
 }
 inline double rough_total(Scalar type, const void* row, int64_t count, float inv_t, float top, double enough) {
   return row_kernels().rough_total[slot(type)](row, count, inv_t, top, enough);
+}
+inline double rough_masses(Scalar type, const void* row, int64_t count, float inv_t, double* sums, float* top) {
+  return row_kernels().rough_masses[slot(type)](row, count, inv_t, sums, top);
 }
 inline Peak<float> peak(Scalar type, const void* row, int64_t count, float) {
   return row_kernels().peak[slot(type)](row, count);

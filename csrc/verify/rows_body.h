@@ -359,6 +359,7 @@ const RowKernels SPECDEC_TABLE = {
     SPECDEC_NAME,
     SPECDEC_EACH(masses),
     SPECDEC_EACH(rough_total),
+    SPECDEC_EACH(rough_masses),
     SPECDEC_EACH(peak),
     SPECDEC_EACH(largest),
     SPECDEC_EACH(mass_bound),

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .decoder_pass import DecoderLayer, DecoderTable
+from .decoder_pass.decoder_table import MATRICES
 from .kv_commit import CacheTable
 from .tree_plan import TreePlan, tree_plan
 
@@ -140,7 +141,7 @@ def linear(sizes: Sizes) -> Call:
 
 def decoder(sizes: Sizes) -> Call:
     """Trees over a decoder as wide as its heads together, whose inner width is twice that."""
-    hidden, outputs = sizes.heads * sizes.width, (sizes.heads + 2 * sizes.kv_heads) * sizes.width
+    hidden, shared = sizes.heads * sizes.width, sizes.kv_heads * sizes.width
 
     def matrix(rows: int, inputs: int) -> Tensor:
         return random(sizes, inputs, rows, scale=inputs**-0.5).t()
@@ -149,13 +150,9 @@ def decoder(sizes: Sizes) -> Call:
         return 1 + random(sizes, hidden, scale=0.1)
 
     def layer() -> DecoderLayer:
-        products = (
-            matrix(outputs, hidden),
-            matrix(hidden, hidden),
-            matrix(4 * hidden, hidden),
-            matrix(hidden, 2 * hidden),
-        )
-        return DecoderLayer(norm(), *products[:2], norm(), *products[2:])
+        heads = matrix(hidden, hidden), matrix(shared, hidden), matrix(shared, hidden), matrix(hidden, hidden)
+        gated = matrix(2 * hidden, hidden), matrix(2 * hidden, hidden), matrix(hidden, 2 * hidden)
+        return DecoderLayer(norm(), *heads, norm(), *gated)
 
     angles = torch.arange(sizes.length + sizes.nodes)[:, None] / 50.0 ** torch.arange(sizes.width // 2)
     rotary = torch.cat([angles.cos(), angles.sin()], 1).to(sizes.dtype)
@@ -169,7 +166,7 @@ def decoder(sizes: Sizes) -> Call:
     place = sizes.length + torch.arange(sizes.nodes).repeat(sizes.rows)
     slots = table.long().repeat_interleave(sizes.nodes, 0).gather(1, place[:, None] // sizes.page)[:, 0]
     where = slots * sizes.page + place % sizes.page, table, int32([sizes.length] * sizes.rows), offsets(sizes)
-    read = [part for each in weights for part in (each.qkv, each.out, each.gate_up, each.down)]
+    read = [getattr(each, name) for each in weights for name in MATRICES]
     seen = sizes.layers * sizes.rows * (sizes.length + sizes.nodes) * sizes.kv_heads * sizes.width
     return Call(
         (made, tokens, sizes.length + plan.depth.long(), None, *where, plan.ancestors, plan.depth),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,16 @@ from specdec_kernels import DecoderLayer, DecoderTable, decoder_pass
 __all__ = ["WholePass", "whole_pass", "why_not_whole"]
 
 _LLAMA = "LlamaForCausalLM"
-_PROJECTIONS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
-_GATED = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+_KINDS = {
+    "_proj": RowLinear.__name__,
+    "lm_head": RowLinear.__name__,
+    "embed_tokens": "Embedding",
+    "norm": "LlamaRMSNorm",
+    "rotary_emb": "LlamaRotaryEmbedding",
+    "mlp": "LlamaMLP",
+    "self_attn": "LlamaAttention",
+}
+"""What the modules of a Llama are, by the ends of their names."""
 
 
 def why_not_whole(model: Any) -> str | None:
@@ -29,15 +37,17 @@ def why_not_whole(model: Any) -> str | None:
         return f"the model is {model.dtype} on {model.device.type}; expected torch.float32 on cpu"
     if model.config.hidden_act not in ("silu", "swish"):
         return f"its activation is {model.config.hidden_act}; expected silu"
-    for layer in model.model.layers:
-        for name in (*_PROJECTIONS, *_GATED):
-            module = layer.get_submodule(name)
-            if type(module) is not RowLinear or module.bias is not None:
-                what = type(module).__name__ if type(module) is not RowLinear else "a linear layer with a bias"
-                return f"{name} is {what}; expected a linear layer of `row_linear` without one"
-    hooked = next((name for name, module in model.named_modules() if _has_hooks(module)), None)
-    if hooked is not None:
-        return f"{hooked or 'the model'} has forward hooks, which would not be called"
+    for name, module in model.named_modules():
+        last = name.rpartition(".")[2]
+        expected = next((kind for end, kind in _KINDS.items() if last.endswith(end)), None)
+        if expected is not None and type(module).__name__ != expected:
+            return f"{name} is {type(module).__name__}; expected {expected}"
+        if getattr(module, "bias", None) is not None:
+            return f"{name} is {type(module).__name__} with a bias; expected one without"
+        if "forward" in module.__dict__:
+            return f"{name or 'the model'} has a forward of its own, which would not be called"
+        if _has_hooks(module):
+            return f"{name or 'the model'} has forward hooks, which would not be called"
     return None
 
 
@@ -64,20 +74,19 @@ class WholePass:
 def whole_pass(model: Any, cache: PagedCache) -> WholePass:
     """The passes of a model that `why_not_whole` has nothing against, over its cache.
 
-    Weights that are read one after the other are laid side by side; the model's own are views of them from then on.
-    Raises ValueError where the compiled operator cannot read them.
+    Weights stay where they are, and may be changed in place; whoever replaces one makes another target. Raises
+    ValueError where the compiled operator cannot read them.
     """
     base, config = model.model, model.config
-    places = torch.arange(min(cache.max_length, config.max_position_embeddings))
+    places = torch.arange(min(cache.max_length, config.max_position_embeddings), device="cpu")
     with torch.no_grad():
-        angles = [part[0].chunk(2, 1)[0] for part in base.rotary_emb(torch.zeros(1), places[None])]
-    layers = [_layer(each) for each in base.layers]
+        found = base.rotary_emb(torch.zeros(1, dtype=torch.float32, device="cpu"), places[None])
     table = DecoderTable(
-        base.embed_tokens.weight.data,
-        layers,
-        base.norm.weight.data,
-        model.lm_head.weight.data,
-        torch.cat(angles, 1),
+        base.embed_tokens.weight,
+        [_layer(each) for each in base.layers],
+        base.norm.weight,
+        model.lm_head.weight,
+        torch.cat([part[0].chunk(2, 1)[0] for part in found], 1),
         cache.keys,
         cache.values,
         eps=float(config.rms_norm_eps),
@@ -85,13 +94,9 @@ def whole_pass(model: Any, cache: PagedCache) -> WholePass:
     )
     if table.obstacle is not None:
         raise ValueError(table.obstacle)
-    one = torch.zeros(1, dtype=torch.int64)
-    shape = (
-        torch.zeros(1, 1, dtype=torch.int32),
-        torch.zeros(1, dtype=torch.int32),
-        torch.tensor([0, 1], dtype=torch.int32),
-    )
-    name, run = decoder_pass.bound(table, one, one, None, one, *shape)
+    one = torch.zeros(1, dtype=torch.int64, device="cpu")
+    length = one.int()
+    name, run = decoder_pass.bound(table, one, one, None, one, length[None], length, torch.cat([length, length + 1]))
     if name != "cpu":
         raise ValueError(f"decoder_pass is served by {name}; expected cpu, the compiled extension")
     return WholePass(table, run)
@@ -100,25 +105,13 @@ def whole_pass(model: Any, cache: PagedCache) -> WholePass:
 def _layer(layer: Any) -> DecoderLayer:
     attention, mlp = layer.self_attn, layer.mlp
     return DecoderLayer(
-        norm=layer.input_layernorm.weight.data,
-        qkv=_side_by_side([attention.q_proj, attention.k_proj, attention.v_proj]),
-        out=attention.o_proj.weight.data,
-        mlp_norm=layer.post_attention_layernorm.weight.data,
-        gate_up=_side_by_side([mlp.gate_proj, mlp.up_proj]),
-        down=mlp.down_proj.weight.data,
+        norm=layer.input_layernorm.weight,
+        query=attention.q_proj.weight,
+        key=attention.k_proj.weight,
+        value=attention.v_proj.weight,
+        out=attention.o_proj.weight,
+        mlp_norm=layer.post_attention_layernorm.weight,
+        gate=mlp.gate_proj.weight,
+        up=mlp.up_proj.weight,
+        down=mlp.down_proj.weight,
     )
-
-
-def _side_by_side(modules: Sequence[Any]) -> Tensor:
-    """The weights of linear layers with one input as one matrix stored by input; the layers get views of it."""
-    counts = [module.weight.shape[0] for module in modules]
-    first, outputs = modules[0].weight.data, sum(counts)
-    starts = [first.data_ptr() + first.element_size() * sum(counts[:at]) for at in range(len(counts))]
-    if first.stride() == (1, outputs) and starts == [
-        module.weight.data_ptr() for module in modules
-    ]:  # of an earlier target
-        return first.as_strided((outputs, first.shape[1]), (1, outputs))
-    whole = torch.cat([module.weight.data for module in modules]).t().contiguous().t()
-    for module, part in zip(modules, whole.split(counts)):
-        module.weight.data = part
-    return whole

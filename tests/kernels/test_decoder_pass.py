@@ -106,7 +106,7 @@ def test_what_cpp_cannot_follow_is_served_by_the_reference() -> None:
         table.embedding, [by_output, layers[1]], table.norm, table.head, table.rotary, table.keys, table.values,
         eps=table.eps, scale=table.scale,
     )  # fmt: skip
-    assert "qkv has strides" in str(other.obstacle)
+    assert "query has strides" in str(other.obstacle)
     torch.testing.assert_close(
         decoder_pass(other, *ROWS.nodes), decoder_pass(ROWS.table(torch.float32), *ROWS.nodes), rtol=1e-4, atol=1e-4
     )
@@ -139,6 +139,16 @@ def test_bad_arguments(backend: str | None, wrong: str) -> None:
         decoder_pass(ROWS.table(torch.float32), *nodes)
 
 
+def test_weights_elsewhere_are_not_followed() -> None:
+    table = ROWS.table(torch.float32)
+    head = torch.empty(table.head.shape, device="meta")
+    parts = [table.embedding, table.layers, table.norm, head, table.rotary, table.keys, table.values]
+    other = DecoderTable(*parts, eps=table.eps, scale=table.scale)  # type: ignore[arg-type]
+    assert other.obstacle == "a part of the decoder is on meta; expected all of it on cpu"
+    wide = made(1, 1, 1, 514, 8, 8, 8, 1, 4, lengths=[0], counts=[1]).table(torch.float32)
+    assert wide.obstacle == "heads are 514 wide; expected at most 512"
+
+
 def test_a_list_of_weights_is_no_table() -> None:
     with pytest.raises(ValueError, match="decoder is list; expected a DecoderTable"):
         decoder_pass([], *ROWS.nodes)
@@ -157,5 +167,5 @@ def test_weights_that_do_not_fit_are_refused() -> None:
     refused(2, table.norm[:-1], "norm has shape")
     refused(3, table.head[:-1], "head has shape")
     refused(4, table.rotary[:, :-2], "rotary has shape")
-    refused(5, [each[..., :12] for each in table.keys], "qkv has 128 outputs beside 2 kv_heads of width 12")
+    refused(5, [each[..., :12] for each in table.keys], "query has 64 outputs beside 2 kv_heads of width 12")
     refused(6, [each.double() for each in table.values], "values has dtype")

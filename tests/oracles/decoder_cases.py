@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
 from specdec_kernels import DecoderLayer, DecoderTable, tree_plan
+from specdec_kernels.decoder_pass.decoder_table import MATRICES
 
 
 @dataclass
@@ -30,11 +31,11 @@ class Pass:
         return DecoderTable(*ends, own["keys"], own["values"], eps=1e-5, scale=0.3)
 
     def _stored(self, each: Tensor, name: str) -> Tensor:
-        by_input = name in ("qkv", "out", "gate_up", "down") or (name == "head" and self.by_input)
+        by_input = name in MATRICES or (name == "head" and self.by_input)
         return each.t().contiguous().clone().t() if by_input else each.clone()
 
 
-_LAYER = ("norm", "qkv", "out", "mlp_norm", "gate_up", "down")
+_LAYER = [each.name for each in fields(DecoderLayer)]
 
 
 def made(
@@ -62,7 +63,6 @@ def made(
     slots = table[row, place // page].long() * page + place % page
     depth = place - torch.tensor(lengths)[row] if causal else plan.depth[: len(row)].long()
     positions = torch.cat([torch.tensor(lengths)[row] + depth, torch.zeros(tail, dtype=torch.int64)])
-    outputs = (heads + 2 * kv_heads) * width
     angles = torch.arange(float(max(lengths) + max(counts) + 1), dtype=torch.float64)[:, None] / 7.0 ** torch.arange(
         width // 2
     )
@@ -72,10 +72,13 @@ def made(
         "head": [normal(vocab, hidden, scale=hidden**-0.5)],
         "rotary": [torch.cat([angles.cos(), angles.sin()], 1)],
         "norm": [1 + normal(hidden, scale=0.1) for _ in range(layers)],
-        "qkv": [normal(outputs, hidden, scale=hidden**-0.5) for _ in range(layers)],
+        "query": [normal(heads * width, hidden, scale=hidden**-0.5) for _ in range(layers)],
+        "key": [normal(kv_heads * width, hidden, scale=hidden**-0.5) for _ in range(layers)],
+        "value": [normal(kv_heads * width, hidden, scale=hidden**-0.5) for _ in range(layers)],
         "out": [normal(hidden, heads * width, scale=(heads * width) ** -0.5) for _ in range(layers)],
         "mlp_norm": [1 + normal(hidden, scale=0.1) for _ in range(layers)],
-        "gate_up": [normal(2 * inner, hidden, scale=hidden**-0.5) for _ in range(layers)],
+        "gate": [normal(inner, hidden, scale=hidden**-0.5) for _ in range(layers)],
+        "up": [normal(inner, hidden, scale=hidden**-0.5) for _ in range(layers)],
         "down": [normal(hidden, inner, scale=inner**-0.5) for _ in range(layers)],
         "keys": [normal(pages, page, kv_heads, width) for _ in range(layers)],
         "values": [normal(pages, page, kv_heads, width) for _ in range(layers)],

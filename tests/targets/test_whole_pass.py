@@ -15,9 +15,9 @@ from specdec_fast.draft import Draft
 from specdec_fast.loading import load_model
 from specdec_fast.targets.layer_set import LayerSet
 from specdec_fast.targets.tiny import tiny_model
-from specdec_fast.targets.weight_layout import store_by_input
-from specdec_fast.targets.whole_pass import WholePass, why_not_whole
+from specdec_fast.targets.whole_pass import WholePass
 from specdec_kernels import extension, use_backend
+from specdec_kernels.decoder_pass.decoder_table import MATRICES
 
 pytestmark = pytest.mark.skipif(extension.missing() is not None, reason="CPU extension not built")
 PROMPTS = [models.prompt(length) for length in (3, 40, 17)]
@@ -80,19 +80,23 @@ def test_weights_are_shared_and_may_change_in_place() -> None:
         model.model.layers[1].self_attn.k_proj.weight.mul_(-1)
         model.model.layers[0].mlp.up_proj.weight.mul_(0.5)
     torch.testing.assert_close(scored(target), scored(target, ("final_norm",)), rtol=1e-4, atol=1e-4)
-    at = [each.weight.data_ptr() for each in (model.model.layers[0].mlp.gate_proj, model.model.layers[0].mlp.up_proj)]
-    store_by_input(model)
-    assert at == [
-        each.weight.data_ptr() for each in (model.model.layers[0].mlp.gate_proj, model.model.layers[0].mlp.up_proj)
-    ]
 
 
-def test_a_second_target_over_the_model_takes_the_same_memory() -> None:
+def test_two_targets_over_a_model_read_the_same_weights() -> None:
     first = models.target("llama", whole_pass=True)
     second = HuggingFaceTarget(first.model, max_length=64, whole_pass=True)
     assert isinstance(first._logits, WholePass) and isinstance(second._logits, WholePass)
+    assert torch.equal(scored(first), scored(second))
     for one, other in zip(first._logits.table.layers, second._logits.table.layers, strict=True):
-        assert one.qkv.data_ptr() == other.qkv.data_ptr() and one.gate_up.data_ptr() == other.gate_up.data_ptr()
+        assert all(getattr(one, name) is getattr(other, name) for name in MATRICES)
+
+
+def test_the_model_can_still_be_saved(tmp_path: Path) -> None:
+    model = models.target("llama", whole_pass=True).model
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path)
+    want = models.untouched("llama").state_dict()
+    assert all(torch.equal(value, want[name]) for name, value in again.state_dict().items())
 
 
 def test_a_copy_is_on_its_own() -> None:
@@ -105,6 +109,9 @@ def test_a_copy_is_on_its_own() -> None:
     for cache in (*target.cache.keys, *target.cache.values):
         cache.fill_(torch.nan)
     assert torch.equal(scored(twin), want)
+    with torch.no_grad():
+        twin.model.get_output_embeddings().weight.mul_(2)
+    assert torch.equal(scored(twin), 2 * want), "the copy's passes read the copy's weights"
 
 
 def test_taps_and_partial_passes_run_the_modules() -> None:
@@ -155,10 +162,10 @@ def adapted() -> Any:
             lambda: models.own("llama", torch.bfloat16),
             "the model is torch.bfloat16 on cpu; expected torch.float32 on cpu",
         ),
-        (biased, "self_attn.q_proj is a linear layer with a bias"),
+        (biased, "self_attn.q_proj is RowLinear with a bias"),
         (gelu, "its activation is gelu; expected silu"),
         (hooked, "model.layers.0 has forward hooks"),
-        (adapted, "mlp.down_proj is Adapter; expected a linear layer of `row_linear`"),
+        (adapted, "mlp.down_proj is Adapter; expected RowLinear"),
     ],
 )
 def test_what_keeps_a_model_from_whole_passes(make: Any, words: str) -> None:
@@ -169,22 +176,30 @@ def test_what_keeps_a_model_from_whole_passes(make: Any, words: str) -> None:
 
 
 def test_a_model_that_computes_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A layer that was changed from outside looks like any other: the logits tell."""
-    model = models.own("llama")
-    layer = model.model.layers[0].mlp
-    forward = layer.forward
-    monkeypatch.setattr(layer, "forward", lambda hidden: 3 * forward(hidden))
-    assert why_not_whole(HuggingFaceTarget(copy.copy(model), max_length=64).model) is None
-    with pytest.raises(ValueError, match="expected the same"):
+    """Code that was changed from outside looks like any other: the logits tell, a hundredth of a layer too."""
+    model: Any = models.own("llama")
+    kind = type(model.model.layers[0].mlp)
+    forward = kind.forward
+    monkeypatch.setattr(kind, "forward", lambda self, hidden: 1.01 * forward(self, hidden))
+    before = model.config._attn_implementation
+    with pytest.raises(ValueError, match=r"whole_pass: got True, but .*expected the same"):
         HuggingFaceTarget(model, max_length=64, whole_pass=True)
+    assert model.config._attn_implementation == before, "as it was"
     target = HuggingFaceTarget(model, max_length=64, whole_pass=None)
     assert "logits that differ" in str(target.why_not_whole) and target._logits is target._plain_logits
+
+
+def test_a_forward_of_its_own_is_told() -> None:
+    model = models.own("llama")
+    model.model.layers[0].mlp.forward = lambda hidden: hidden
+    target = HuggingFaceTarget(model, max_length=64, whole_pass=None)
+    assert "model.layers.0.mlp has a forward of its own" in str(target.why_not_whole)
 
 
 def test_another_backend_can_be_wished_for() -> None:
     with use_backend("reference"):
         target = models.target("llama", whole_pass=None)
-    assert "row_linear" in str(target.why_not_whole)
+    assert "q_proj is Linear; expected RowLinear" in str(target.why_not_whole)
 
 
 def test_drafts_run_whole_where_they_can_and_targets_where_asked(tmp_path: Path) -> None:

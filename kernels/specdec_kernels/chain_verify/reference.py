@@ -354,6 +354,7 @@ def chain_verify_logits(
         path, num_accepted, next_token: as chain_verify.
         inv_t, lse, cut, tie_id, mass: as law_stats(..., masses=True) for the node at which each path ends, and by the
         block rule for all nodes with a child. The other rows get no law: inv_t, cut and tie_id 0, lse +inf, mass NaN.
+        Nor need a node without a child, whose law is drawn from as it is; a broken one (lse NaN) is told in any case.
 
     Raises:
         ValueError: as law_stats and chain_verify.

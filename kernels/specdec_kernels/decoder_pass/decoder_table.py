@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -11,22 +11,26 @@ from torch import Tensor
 from .. import expect
 
 _OP = "decoder_pass"
+MATRICES = ("query", "key", "value", "out", "gate", "up", "down")
+"""Of a layer, which C++ wants stored by input."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecoderLayer:
     """Weights of one layer; a matrix is [outputs, inputs] in any layout, as a linear layer has it.
 
-    norm, mlp_norm: [hidden], before attention and before the multiplications; qkv: [(heads + 2 kv_heads) * width,
-    hidden], queries, keys and values below each other; out: [hidden, heads * width]; gate_up: [2 * inner, hidden];
-    down: [hidden, inner].
+    norm, mlp_norm: [hidden], before attention and before the multiplications; query: [heads * width, hidden]; key,
+    value: [kv_heads * width, hidden]; out: [hidden, heads * width]; gate, up: [inner, hidden]; down: [hidden, inner].
     """
 
     norm: Tensor
-    qkv: Tensor
+    query: Tensor
+    key: Tensor
+    value: Tensor
     out: Tensor
     mlp_norm: Tensor
-    gate_up: Tensor
+    gate: Tensor
+    up: Tensor
     down: Tensor
 
 
@@ -63,7 +67,7 @@ class DecoderTable:
         self.embedding, self.layers, self.norm, self.head, self.rotary = embedding, tuple(layers), norm, head, rotary
         self.keys, self.values, self.eps, self.scale = tuple(keys), tuple(values), eps, scale
         self.heads = self._check()
-        self.addresses = torch.tensor(self._entries(), dtype=torch.int64)
+        self.addresses = torch.tensor(self._entries(), dtype=torch.int64, device="cpu")
         self.obstacle = self._obstacle()
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -76,7 +80,7 @@ class DecoderTable:
 
     @property
     def inner(self) -> int:
-        """Width between the matrices of `gate_up` and `down`."""
+        """Width between `up` and `down`."""
         return self.layers[0].down.shape[1]
 
     def _check(self) -> int:
@@ -94,12 +98,12 @@ class DecoderTable:
             _OP, "keys", self.keys[0], dtype, "pages", "page", "kv_heads", "width"
         ).shape
         first = self.layers[0]
-        outputs, inner = first.qkv.shape[0], first.down.shape[1]
-        heads = outputs // width - 2 * kv_heads
+        outputs, inner = first.query.shape[0], first.down.shape[1]
+        heads = outputs // width
         if width % 2 or heads < 1 or heads % kv_heads or outputs % width:
             raise ValueError(
-                f"{_OP}: qkv has {outputs} outputs beside {kv_heads} kv_heads of width {width}; expected an even width "
-                "and (heads + 2 kv_heads) * width outputs, heads a multiple of kv_heads"
+                f"{_OP}: query has {outputs} outputs beside {kv_heads} kv_heads of width {width}; expected an even "
+                "width and heads * width outputs, heads a multiple of kv_heads"
             )
         expect.tensor(_OP, "norm", self.norm, dtype, hidden)
         expect.tensor(_OP, "head", self.head, dtype, vocab, hidden)
@@ -108,11 +112,14 @@ class DecoderTable:
         for name, cache in [*(("keys", each) for each in self.keys), *(("values", each) for each in self.values)]:
             expect.tensor(_OP, name, cache, dtype, pages, page, kv_heads, width)
         for layer in self.layers:
-            expect.tensor(_OP, "norm", layer.norm, dtype, hidden)
-            expect.tensor(_OP, "qkv", layer.qkv, dtype, outputs, hidden)
-            expect.tensor(_OP, "out", layer.out, dtype, hidden, heads * width)
-            expect.tensor(_OP, "mlp_norm", layer.mlp_norm, dtype, hidden)
-            expect.tensor(_OP, "gate_up", layer.gate_up, dtype, 2 * inner, hidden)
+            for name in ("norm", "mlp_norm"):
+                expect.tensor(_OP, name, getattr(layer, name), dtype, hidden)
+            expect.tensor(_OP, "query", layer.query, dtype, outputs, hidden)
+            for name in ("key", "value"):
+                expect.tensor(_OP, name, getattr(layer, name), dtype, kv_heads * width, hidden)
+            expect.tensor(_OP, "out", layer.out, dtype, hidden, outputs)
+            for name in ("gate", "up"):
+                expect.tensor(_OP, name, getattr(layer, name), dtype, inner, hidden)
             expect.tensor(_OP, "down", layer.down, dtype, hidden, inner)
         return heads
 
@@ -120,8 +127,10 @@ class DecoderTable:
         """Why C++ cannot follow the addresses; None where it can."""
         if self.embedding.dtype != torch.float32:
             return f"the decoder is {self.embedding.dtype}; expected torch.float32"
+        if self.keys[0].shape[3] > 512:
+            return f"heads are {self.keys[0].shape[3]} wide; expected at most 512"
         for layer in self.layers:
-            for name in ("qkv", "out", "gate_up", "down"):
+            for name in MATRICES:
                 matrix = getattr(layer, name)
                 if not matrix.t().is_contiguous():
                     return f"{name} has strides {matrix.stride()}; expected (1, {matrix.shape[0]}): stored by input"
@@ -131,6 +140,10 @@ class DecoderTable:
         rest += [each for layer in self.layers for each in (layer.norm, layer.mlp_norm)]
         if not all(each.is_contiguous() for each in rest):
             return "the embedding, a norm, the rotary table or a cache is strided; expected contiguous ones"
+        everywhere = [*rest, self.head, *(getattr(layer, name) for layer in self.layers for name in MATRICES)]
+        elsewhere = next((str(each.device) for each in everywhere if not each.is_cpu), None)
+        if elsewhere is not None:
+            return f"a part of the decoder is on {elsewhere}; expected all of it on cpu"
         return None
 
     def _entries(self) -> list[int]:
@@ -145,7 +158,7 @@ class DecoderTable:
 
 
 def _parts(layer: DecoderLayer) -> tuple[Tensor, ...]:
-    return layer.norm, layer.qkv, layer.out, layer.mlp_norm, layer.gate_up, layer.down
+    return tuple(getattr(layer, each.name) for each in fields(layer))
 
 
 def _made(parts: tuple[object, ...], eps: float, scale: float) -> DecoderTable:

@@ -75,12 +75,14 @@ def decoder_pass(
     for what does not fit.
     """
     check(decoder, tokens, positions, wanted, slots, page_table, lengths, offsets, ancestors, depth)
-    nodes, (kv_heads, width) = tokens.shape[0], decoder.keys[0].shape[2:]
+    nodes, width = tokens.shape[0], decoder.keys[0].shape[3]
     stream, turn = decoder.embedding[tokens], decoder.rotary[positions][:, None]
     kept = slots >= 0
     for layer, keys, values in zip(decoder.layers, decoder.keys, decoder.values):
-        heads = linear(_norm(stream, layer.norm, decoder.eps), layer.qkv).view(nodes, -1, width)
-        query, key, value = heads.split([decoder.heads, kv_heads, kv_heads], 1)
+        normed = _norm(stream, layer.norm, decoder.eps)
+        query, key, value = (
+            linear(normed, each).view(nodes, -1, width) for each in (layer.query, layer.key, layer.value)
+        )
         query, key = _turned(query, turn), _turned(key, turn)
         kv_stage(key[kept], value[kept], keys, values, slots[kept])
         attended = tree_attention(
@@ -88,8 +90,8 @@ def decoder_pass(
         )
         assert isinstance(attended, Tensor)
         stream = stream + linear(attended.flatten(1), layer.out)
-        gate, up = linear(_norm(stream, layer.mlp_norm, decoder.eps), layer.gate_up).chunk(2, 1)
-        stream = stream + linear(silu(gate) * up, layer.down)
+        normed = _norm(stream, layer.mlp_norm, decoder.eps)
+        stream = stream + linear(silu(linear(normed, layer.gate)) * linear(normed, layer.up), layer.down)
     last = stream if wanted is None else stream[wanted]
     return linear(_norm(last, decoder.norm, decoder.eps), decoder.head)
 
