@@ -230,7 +230,7 @@ def load(
     constructor takes; tokenizer: a transformers tokenizer, or where one lies; dtype, device: of models that are loaded
     here (a loaded one stays as it is); sample: requests like those to come, with whose first tokens rule `best` weighs
     how to draft (without them it goes by what holds for every draft); whole_pass: the target's passes run as one
-    operator (those of a draft model do wherever they can: what they compute changes no text); the other arguments as in
+    operator (those of a draft model do wherever they can: what they compute changes no law); the other arguments as in
     `HuggingFaceTarget` and `Engine`.
 
     Raises ValueError when something cannot be loaded or does not fit together.

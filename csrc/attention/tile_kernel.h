@@ -261,7 +261,7 @@ void attend_typed(const AttentionArguments& a, const Tile& tile, const Tile* fol
       const float* rows_of[kKeyBlock];
       gather_rows(other, a.key_page, a.key_slot, a, a.page_table + following->row * a.pages_per_row, following->key_begin, left, width, true, key_memory, rows_of);
       for (int64_t t = 0; t < left; ++t)
-        for (int64_t d = 0; d < width; d += kLanes) __builtin_prefetch(rows_of[t] + d, 0, 2);
+        for (int64_t d = 0; d < width; d += 16) __builtin_prefetch(rows_of[t] + d, 0, 2);
     }
     if (!ahead) gather_rows(values, a.value_page, a.value_slot, a, table, block, count, width, in_place, value_memory, value_rows);
     multiply(scores, rows, kKeyBlock, value_rows, more ? next_rows : nullptr, width / kLanes, count, state.acc, width, true);

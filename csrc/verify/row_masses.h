@@ -205,88 +205,6 @@ SPECDEC_INLINE bool quick_sums(const In* p, int blocks, const QuickScale& quick,
   return true;
 }
 
-// 2^x <= (1 + f) * 2^n for x = n + f: the float whose bits are (x + 127) * 2^23. A sum with 2 rounds x to multiples of 2^-14
-// and leaves its bits at the end of a word, and a shift puts them where they belong: as fast as a row is read, from memory
-// too, without fetching ahead. To mend 1 + f with a square costs AVX-512 more than the redone rows it saves.
-// Answers NaN where x leaves [-kDeepest, 85); if kClamped, what is below counts as if it were there, -inf too.
-template <bool kClamped, class In>
-SPECDEC_INLINE double rough_sum(const In* p, int64_t count, F scale, F shift, double enough) {
-  constexpr int kPart = 64 * kStep;  // a float takes so many terms without losing count
-  auto word = [&](F level, bool clamped) __attribute__((always_inline)) {
-    const F sum = fma(level, scale, shift);
-    return bits<U>(clamped ? larger(all(2 + 0x1p-8f), sum) : sum);  // n = 1: no denormal numbers
-  };
-  double total = 0;
-  for (int64_t i = 0; i < count && !(total > enough);) {
-    F sum[4] = {};
-    U seen = {};
-    const int64_t part = i + kPart < count ? i + kPart : count;
-    for (; i + kStep <= part; i += kStep) {
-      F level[4];
-      U words[4];
-      load_two(p + i, level, level + 1);
-      load_two(p + i + 2 * N, level + 2, level + 3);
-      for (int k = 0; k < 4; ++k) {
-        words[k] = word(level[k], kClamped);
-        sum[k] += bits<F>(words[k] << 9);
-      }
-      seen = any_of(any_of(seen, words[0], words[1]), words[2], words[3]);
-    }
-    if (part == count)
-      for (; i < count; i += N) {
-        const U last = word(load(p + i, count - i), true);  // what is not there is -inf
-        seen |= last;
-        sum[0] += bits<F>(last << 9);
-      }
-    const double more = reduce_sum((sum[0] + sum[1]) + (sum[2] + sum[3]));
-    if (!(more < kInfinity) || !none_in(seen, ~(0x40000000u | ((1u << 22) - 1)))) return std::nan("");
-    total += 0x1p-43 * more;
-  }
-  return total;
-}
-
-// What rough_sum takes of a row in units of exp(top * inv_t); `told` is false where floats tell the powers apart no more.
-struct RoughScale {
-  F scale, shift;
-  bool told;
-};
-SPECDEC_INLINE RoughScale rough_scale(float inv_t, float top) {
-  const double exact = inv_t * kLog2E, power = top * exact;
-  const float shift = static_cast<float>(2 + (kDeepest - power) * 0x1p-8);
-  return {all(static_cast<float>(exact * 0x1p-8)), all(shift), std::fabs(power) < 1500 && exact < 0x1p60};
-}
-
-template <class In>
-double rough_total(const void* row, int64_t count, float inv_t, float top, double enough) {
-  const In* p = static_cast<const In*>(row);
-  const RoughScale own = rough_scale(inv_t, top);
-  if (!own.told) return std::nan("");
-  const double sum = rough_sum<false>(p, count, own.scale, own.shift, enough);
-  return std::isnan(sum) ? rough_sum<true>(p, count, own.scale, own.shift, enough) : sum;
-}
-
-template <bool kClamped, class In>
-SPECDEC_INLINE double rough_sums(const In* p, int64_t count, const RoughScale& own, double* sums) {
-  double total = 0;
-  for (int64_t first = 0; first < count; first += kRaceBlock) {
-    const int64_t size = count - first < kRaceBlock ? count - first : kRaceBlock;
-    const double sum = rough_sum<kClamped>(p + first, size, own.scale, own.shift, kInfinity);
-    if (std::isnan(sum)) return sum;
-    total += sums[first / kRaceBlock] = sum;
-  }
-  return total;
-}
-
-template <class In>
-double rough_masses(const void* row, int64_t count, float inv_t, double* sums, float* top) {
-  const In* p = static_cast<const In*>(row);
-  *top = largest_of(p, count < kSample ? count : kSample);
-  const RoughScale own = rough_scale(inv_t, *top);
-  if (!own.told) return std::nan("");
-  const double total = rough_sums<false>(p, count, own, sums);
-  return std::isnan(total) ? rough_sums<true>(p, count, own, sums) : total;
-}
-
 #else
 
 struct QuickScale {};
@@ -299,14 +217,6 @@ constexpr int kGroup = 16;
 template <class In>
 SPECDEC_INLINE bool quick_sums(const In*, int, const QuickScale&, double*) {
   return false;
-}
-template <class In>
-double rough_total(const void*, int64_t, float, float, double) {
-  return std::nan("");
-}
-template <class In>
-double rough_masses(const void*, int64_t, float, double*, float*) {
-  return std::nan("");
 }
 
 #endif

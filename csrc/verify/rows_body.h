@@ -8,6 +8,7 @@
 
 #include "verify/lanes.h"
 #include "verify/row_masses.h"
+#include "verify/row_rough.h"
 #include "verify/row_peak.h"
 
 namespace specdec {

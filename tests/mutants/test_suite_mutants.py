@@ -77,7 +77,7 @@ def padding_is_not_cut(patch: Patch) -> None:
 
 def coins_are_settled_by_rough_totals(patch: Patch) -> None:
     """A total that is a little too large, as rough ones are, stands for the row's own next to thresholds too."""
-    module: Any = module_of("kernels/test_chain_verify.py")
+    module: Any = module_of("kernels/test_rough_totals.py")
 
     def broken(
         tokens: Any, offsets: Any, drawn: Any, law_row: Any, logits: Any, sampling: Any, *rest: Any, **more: Any
@@ -267,7 +267,7 @@ MUTANTS: list[tuple[str, Callable[[Patch], None], str, str, tuple[Any, ...]]] = 
     ),
     (
         "rough total", coins_are_settled_by_rough_totals,
-        "kernels/test_chain_verify.py", "test_rough_totals_decide_as_the_laws_do", ("drawn", 67, 6000, torch.float32),
+        "kernels/test_rough_totals.py", "test_rough_totals_decide_as_the_laws_do", ("drawn", 67, 6000, torch.float32),
     ),
     (
         "later rejection", the_last_rejection_to_be_ready_counts,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -27,6 +28,8 @@ def _key(decoder: DecoderTable, tokens: Tensor, *args: Any, **kwargs: Any) -> Ha
     return tokens.device.type, getattr(decoder, "obstacle", "no DecoderTable")
 
 
-decoder_pass = Op("decoder_pass", _reference, [cpu_backend(_load_cpu, _why_not, op="decoder_pass")], key=_key)
+# in no graph: the schema takes addresses, so nothing there would say that caches are written
+_CPU = replace(cpu_backend(_load_cpu, _why_not, op="decoder_pass"), graph_devices={})
+decoder_pass = Op("decoder_pass", _reference, [_CPU], key=_key)
 
 __all__ = ["DecoderLayer", "DecoderTable", "decoder_pass"]
