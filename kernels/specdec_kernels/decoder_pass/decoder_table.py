@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -70,7 +71,7 @@ class DecoderTable:
         self.addresses = torch.tensor(self._entries(), dtype=torch.int64, device="cpu")
         self.obstacle = self._obstacle()
 
-    def __reduce__(self) -> tuple[object, ...]:
+    def __reduce__(self) -> tuple[Callable[..., DecoderTable], tuple[Any, ...]]:
         parts = (self.embedding, self.layers, self.norm, self.head, self.rotary, self.keys, self.values)
         return _made, (parts, self.eps, self.scale)  # the addresses are those of copies, too
 
