@@ -61,7 +61,7 @@ def decoder_pass(
 ) -> Tensor:
     """Logits of packed tree nodes by a whole pass of a Llama-like decoder over its paged cache.
 
-    Each layer: root-mean-square norm, queries, keys and values in one product, rotary positions (halves of a head
+    Each layer: root-mean-square norm, products for queries, keys and values, rotary positions (halves of a head
     turned against each other), keys and values stored, `tree_attention`, product, added; then norm, silu(gate) * up,
     product, added (Touvron et al. 2023, section 2.2). At the end a norm and the head, for the wanted nodes alone.
 
