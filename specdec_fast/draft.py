@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import IntEnum
-from functools import lru_cache
 from itertools import accumulate, chain
 from typing import Any
 
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from specdec_fast.laws import Laws
-from specdec_fast.packed_shape import SHORT, packed_shape
+from specdec_fast.packed_shape import PackedShape, packed_shape
 from specdec_fast.upload import from_host
 from specdec_kernels import TreePlan, expect, tree_plan
 
@@ -99,21 +98,19 @@ class Draft:
             source = [row for count, own in zip(counts, law_rows) if count for row in (-1, *own)]
             law_row = torch.tensor(source, dtype=torch.int32).to(where)
             drawn = (law_row >= 0).to(torch.int8)
-        tokens = from_host(list(chain.from_iterable(chains)), torch.int64, where)
-        depth = max((*counts, 1)) - 1
         return Draft(
             rows=shape.rows,
-            tokens=tokens,
+            tokens=from_host(list(chain.from_iterable(chains)), torch.int64, where),
             parents=shape.parents,
             offsets=shape.offsets,
             drawn=drawn,
             law_row=law_row,
             row_of=shape.row_of,
             counts=counts,
-            max_depth=depth,
+            max_depth=max((*counts, 1)) - 1,
             is_chain=True,
             laws=laws,
-            plan=_chain_plan(counts, where) if depth < SHORT else None,
+            plan=shape.plan,
             row_ids=ids,
         )
 
@@ -276,9 +273,13 @@ class Draft:
         shape = packed_shape(rows, self.counts, self.tokens.device)
         looks, nodes = wait or self.tokens.is_cpu, shape.row_of.shape[0]
         expect.tensor("draft", "tokens", self.tokens, torch.int64, nodes)
+        if self._is_usual(shape):  # most chains carry what is remembered
+            if looks:
+                self._check_tokens(vocab_size, roots)
+            return
         for name in ("rows", "offsets", "row_of", "parents", "drawn", "law_row"):
             got, usual = getattr(self, name), getattr(shape, name)
-            if got is not usual:  # most chains carry what is remembered
+            if got is not usual:
                 expect.tensor("draft", name, got, usual.dtype, *usual.shape)
                 if looks and name in ("rows", "offsets", "row_of") and not torch.equal(got, usual):
                     raise ValueError(f"draft: got {name} {got.tolist()}; expected {usual.tolist()} as by its counts")
@@ -288,9 +289,25 @@ class Draft:
             self.laws.check(vocab_size, wait=looks)
         if looks:
             self._check_tokens(vocab_size, roots)
-            self._check_parents(shape.parents)
+            self._check_parents(shape)
             if self.drawn is not shape.drawn:
                 self._check_marks()
+
+    def _is_usual(self, shape: PackedShape) -> bool:
+        """Whether it is a batch of chosen chains of which all but the tokens is as its counts say."""
+        return (
+            self.is_chain
+            and self.laws is None
+            and self.scouts is None
+            and self.rows is shape.rows
+            and self.parents is shape.parents
+            and self.offsets is shape.offsets
+            and self.drawn is shape.drawn
+            and self.law_row is shape.law_row
+            and self.row_of is shape.row_of
+            and self.plan is shape.plan
+            and self.max_depth >= max(self.counts, default=1) - 1
+        )
 
     def _check_tokens(self, vocab_size: int | None, roots: Mapping[int, int] | None) -> None:
         tokens = self.tokens.tolist()
@@ -303,10 +320,10 @@ class Draft:
         ):
             raise ValueError(f"draft: got tokens {tokens}; expected rows to begin with {list(roots.values())}")
 
-    def _check_parents(self, chain: Tensor) -> None:
-        """chain: the parents if every node follows the one before it."""
+    def _check_parents(self, shape: PackedShape) -> None:
+        """shape: of its counts, with the parents that it has if every node follows the one before it."""
         deepest = max(self.counts, default=1) - 1
-        if self.parents is not chain and not torch.equal(self.parents, chain):
+        if self.parents is not shape.parents and not torch.equal(self.parents, shape.parents):
             parents, deepest = iter(self.parents.tolist()), 0
             for row, count in enumerate(self.counts):
                 depths: list[int] = []
@@ -323,7 +340,7 @@ class Draft:
         if deepest > self.max_depth:
             raise ValueError(f"draft: got max_depth {self.max_depth} and a node at depth {deepest}; expected a bound")
         plan = self.plan
-        if plan is not None and not (self.is_chain and plan is _chain_plan(self.counts, self.tokens.device)):
+        if plan is not None and not (self.is_chain and plan is shape.plan):
             links = tree_plan(self.parents, self.offsets, max(self.counts, default=0))
             words = links.ancestors.shape[1]  # a plan for larger rows has more of them, all 0
             narrow = replace(plan, ancestors=plan.ancestors[:, :words])
@@ -340,10 +357,3 @@ class Draft:
                 raise ValueError(
                     f"draft: node {node}: got law row {source}; expected one of the draft's {available} laws"
                 )
-
-
-@lru_cache(maxsize=512)
-def _chain_plan(counts: tuple[int, ...], device: torch.device) -> TreePlan:
-    shape = packed_shape(tuple(range(len(counts))), counts, device)
-    with torch.inference_mode(False):
-        return tree_plan(shape.parents, shape.offsets, max(counts, default=0))

@@ -10,7 +10,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import torch
@@ -97,8 +97,7 @@ class Engine:
         Raises ValueError for a prompt or parameters that cannot be served; nothing else is affected.
         """
         params, tokens = with_seed(params), self.encode(prompt)
-        reason = self.rule.why_not_sampling(params)
-        if reason is not None:
+        if (reason := self.rule.why_not_sampling(params)) is not None:
             raise ValueError(reason)
         asked = self._proposer.num_draft_tokens if num_draft_tokens is None else num_draft_tokens
         known = {"tokenizer": self.tokenizer, "eos_ids": self.eos_token_ids, "vocab_size": self.target.vocab_size}
@@ -174,8 +173,9 @@ class Engine:
                     handles.append(self.submit(prompt, own, num_draft_tokens=num_draft_tokens))
                 except ValueError as error:
                     handles.append(refused(own, error))
-            while not all(handle.finished for handle in handles):
-                self.step()
+            with torch.inference_mode():  # entered once, not in every step
+                while not all(handle.finished for handle in handles):
+                    self.step()
         except BaseException:  # the caller never sees these handles, so nobody else could give back what they hold
             for handle in handles:
                 self.cancel(handle)
@@ -185,25 +185,25 @@ class Engine:
     # -- one step ---------------------------------------------------------------------------------------------------
 
     @in_turn
-    @torch.inference_mode()
     def step(self) -> list[Handle]:
         """Advance every running request by one target pass; the requests that took part."""
-        clock = Clock()
-        self._told.clear()
-        for handle in [each for each in self._running.values() if each.finished]:  # the step before was broken off
-            self._retire(handle)
-        with clock.time("prefill"):
-            self._make_room()
-            self._admit()
-        graph = self.step_mode == "graph"
-        if self._captured.active and (self._captured.room_again or not graph):
-            self._settle()
-        handles = list(self._running.values())
-        if handles and graph:
-            self._captured_step(handles, clock)
-        elif handles:
-            self._plain_step(handles, clock)
-        return list(dict.fromkeys([*self._told, *handles]))
+        with nullcontext() if torch.is_inference_mode_enabled() else torch.inference_mode():
+            clock = Clock()
+            self._told.clear()
+            for handle in [each for each in self._running.values() if each.finished]:  # the step before was broken off
+                self._retire(handle)
+            with clock.time("prefill"):
+                self._make_room()
+                self._admit()
+            graph = self.step_mode == "graph"
+            if self._captured.active and (self._captured.room_again or not graph):
+                self._settle()
+            handles = list(self._running.values())
+            if handles and graph:
+                self._captured_step(handles, clock)
+            elif handles:
+                self._plain_step(handles, clock)
+            return list(dict.fromkeys([*self._told, *handles]))
 
     def _plain_step(self, handles: list[Handle], clock: Clock) -> None:
         rows, state, target = list(self._running), self.state, self.target
@@ -356,7 +356,7 @@ class Engine:
     def _room(self, row: int, handle: Handle) -> int:
         """Slots that a row may fill by the end of the next step, whatever the steps under way accept."""
         most = self._proposer.most(handle)
-        ahead = self._captured.ahead(handle) * (most + 1)
+        ahead = self._captured.ahead(handle) * (most + 1) if self._captured.pending else 0
         return self.state.length(row) + min(ahead + most, handle.remaining)
 
     def _requeue(self, handle: Handle) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from specdec_fast.upload import from_host
+from specdec_kernels import TreePlan, tree_plan
 
 SHORT = 128
 """Nodes a row of a shape that is remembered: drafts, not prompts."""
@@ -58,6 +59,14 @@ class PackedShape:
     @cached_property
     def law_row(self) -> Tensor:
         return self._vector([-1] * sum(self._counts), torch.int32)
+
+    @cached_property
+    def plan(self) -> TreePlan | None:
+        """The links of its chains; None where they are too long to be remembered."""
+        if max(self._counts, default=0) > SHORT:
+            return None
+        with torch.inference_mode(False):
+            return tree_plan(self.parents, self.offsets, max(self._counts, default=0))
 
 
 def packed_shape(rows: tuple[int, ...], counts: tuple[int, ...], device: torch.device) -> PackedShape:

@@ -8,6 +8,7 @@ Tests: tests/test_state.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -26,6 +27,16 @@ SETTINGS = {
 }
 """Columns of sampling parameters on the device, in the order of `Sampling`."""
 
+_BLOCK = 256
+
+
+@lru_cache(maxsize=64)
+def _positions(block: int) -> tuple[Tensor, ...]:
+    """Every position of a block as int32 [1], remembered; read only."""
+    with torch.inference_mode(False):
+        places = torch.arange(block * _BLOCK, (block + 1) * _BLOCK, dtype=torch.int32, device="cpu")
+        return places[:, None].unbind()
+
 
 class DecodeState:
     """Rows 0..max_rows-1, free or in use; it is also the `StateView` that drafters read.
@@ -39,6 +50,7 @@ class DecodeState:
 
     def __init__(self, max_rows: int, max_length: int, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
+        self._on_host = self.device.type == "cpu"
         self.max_rows, self.max_length = max_rows, max_length
         self.device_tokens = torch.zeros(max_rows, max_length + 1, dtype=torch.int64, device=device)
         self.lengths, self.limits = torch.zeros(2, max_rows, dtype=torch.int32, device=device)
@@ -86,7 +98,11 @@ class DecodeState:
 
     def rng(self, rows: Sequence[int]) -> Rng:
         """Seeds and root positions of rows: the newest committed token is the root."""
-        positions = from_host([len(self._host[row]) - 1 for row in rows], torch.int32, self.device)
+        places = [len(self._host[row]) - 1 for row in rows]
+        if len(places) == 1 and self._on_host:  # behind a pass, which empties caches, even a small tensor takes 20 us
+            positions = _positions(places[0] // _BLOCK)[places[0] % _BLOCK]
+        else:
+            positions = from_host(places, torch.int32, self.device)
         return Rng(self._table.pack(rows).seeds, positions)
 
     @staticmethod

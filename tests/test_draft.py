@@ -10,6 +10,7 @@ from oracles.laws import law
 from torch import Tensor
 
 from specdec_fast import draft as draft_module
+from specdec_fast import packed_shape as packed_shape_module
 from specdec_fast.draft import Draft, Drawn
 from specdec_fast.laws import Laws, concat_laws
 from specdec_kernels import TreePlan, law_stats, tree_plan
@@ -176,9 +177,10 @@ def test_a_plan_is_made_for_the_largest_row(monkeypatch: pytest.MonkeyPatch) -> 
         return tree_plan(parents, offsets, max_nodes)
 
     monkeypatch.setattr(draft_module, "tree_plan", planned)
+    monkeypatch.setattr(packed_shape_module, "tree_plan", planned)
     draft = Draft.trees([0, 1], [([1, 2, 3], [-1, 0, 0]), ([4], [-1])])
     plan = draft.planned()
     assert bounds == [3] and replace(draft, plan=plan).planned() is plan and bounds == [3]
-    draft_module._chain_plan.cache_clear()
+    packed_shape_module._remembered_shape.cache_clear()
     Draft.chains([0, 1], [[1], [2, 3, 4, 5]])
     assert bounds == [3, 4] and Draft.trees([], []).planned().depth.numel() == 0

@@ -1,20 +1,24 @@
-// torch.ops.specdec.decoder_pass: schema and CPU implementation. `table` is made by DecoderTable
-// (kernels/specdec_kernels/decoder_pass/decoder_table.py), which keeps alive what its addresses name.
+// torch.ops.specdec.{decoder_pass, draft_chain, draft_chain_laws}: schemas and CPU implementations. `table` is made by
+// DecoderTable (kernels/specdec_kernels/decoder_pass/decoder_table.py), which keeps alive what its addresses name.
 #include "decoder/decoder_pass.h"
 
-#include "bindings/arguments.h"
+#include <tuple>
+
+#include "bindings/laws.h"
+#include "decoder/draft_chain.h"
 
 namespace specdec::bindings {
 namespace {
 
-constexpr const char* kOp = "decoder_pass";
+constexpr const char *kOp = "decoder_pass", *kChain = "draft_chain";
 constexpr int64_t kHeader = 15, kPerLayer = 11;
 static_assert(sizeof(DecoderLayer) == kPerLayer * sizeof(int64_t));
 
-Decoder decoder_of(const Tensor& table) {
-  const int64_t* entry = input<int64_t>(table, "decoder_pass: table");
-  SPECDEC_CHECK(table.dim() == 1 && table.numel() >= kHeader && table.numel() == kHeader + kPerLayer * entry[4], kOp, ": table is ", shape_of(table),
+Decoder decoder_of(const Tensor& table, const char* op, double eps, double scale, int64_t isa) {
+  const int64_t* entry = input<int64_t>(table, "table");
+  SPECDEC_CHECK(table.dim() == 1 && table.numel() >= kHeader && table.numel() == kHeader + kPerLayer * entry[4], op, ": table is ", shape_of(table),
                 "; expected one of a DecoderTable");
+  SPECDEC_CHECK(isa >= 0 && isa <= 3, op, ": isa is ", isa, ", expected 0 (best), 1 (portable), 2 (AVX2) or 3 (AVX-512)");
   const auto floats = [&](int i) { return reinterpret_cast<const float*>(entry[i]); };
   Decoder d{floats(0), floats(1), floats(2), floats(3), reinterpret_cast<const DecoderLayer*>(entry + kHeader)};
   d.layers = entry[4];
@@ -27,8 +31,10 @@ Decoder decoder_of(const Tensor& table) {
   d.positions = entry[11];
   d.pages = entry[12];
   d.page_size = entry[13];
-  SPECDEC_CHECK(d.width <= kWidestHead, kOp, ": heads are ", d.width, " wide; expected at most ", kWidestHead);
+  SPECDEC_CHECK(d.width <= kWidestHead, op, ": heads are ", d.width, " wide; expected at most ", kWidestHead);
   d.head_by_input = entry[14] != 0;
+  d.eps = eps;
+  d.scale = scale;
   return d;
 }
 
@@ -36,10 +42,8 @@ Tensor decoder_pass_cpu(
     const Tensor& table, const Tensor& tokens, const Tensor& positions, const std::optional<Tensor>& wanted, const Tensor& slots,
     const Tensor& page_table, const Tensor& lengths, const Tensor& offsets, const std::optional<Tensor>& ancestors,
     const std::optional<Tensor>& depth, int64_t vocab_size, double eps, double scale, int64_t isa) {
-  Decoder decoder = decoder_of(table);
+  const Decoder decoder = decoder_of(table, kOp, eps, scale, isa);
   SPECDEC_CHECK(decoder.vocab == vocab_size, kOp, ": vocab_size is ", vocab_size, "; expected the table's, ", decoder.vocab);
-  decoder.eps = eps;
-  decoder.scale = scale;
   DecoderNodes n{};
   n.nodes = tokens.numel();
   n.rows = lengths.numel();
@@ -69,7 +73,6 @@ Tensor decoder_pass_cpu(
     SPECDEC_CHECK(depth->numel() == n.nodes, kOp, ": depth is ", shape_of(*depth), "; expected [", n.nodes, "]");
     n.depth = input<int32_t>(*depth, "decoder_pass: depth");
   }
-  SPECDEC_CHECK(isa >= 0 && isa <= 3, kOp, ": isa is ", isa, ", expected 0 (best), 1 (portable), 2 (AVX2) or 3 (AVX-512)");
   const Tensor logits = empty({wanted.has_value() ? n.num_wanted : n.nodes, decoder.vocab}, ScalarType::Float);
   const AttentionProblem problem = decoder_pass(decoder, n, static_cast<float*>(logits.mutable_data_ptr()), static_cast<Isa>(isa));
   if (problem.text != nullptr) {
@@ -79,6 +82,80 @@ Tensor decoder_pass_cpu(
   return logits;
 }
 
+// Everything that both kinds of chains take.
+struct ChainArguments {
+  Tensor table, tokens, offsets, drafts, rows, page_table, lengths;
+  Maybe temperature;
+  Tensor top_k, top_p, min_p, seeds, positions;
+};
+
+struct ChainTensors {
+  Tensor chosen, logits, inv_t, lse, cut, tie_id, mass;
+};
+
+// law_rows: rows of laws that are kept; with first_draw < 0, of one level.
+ChainTensors chain(const ChainArguments& a, int64_t first_draw, int64_t depth, int64_t law_rows, int64_t vocab, double eps, double scale, int64_t isa) {
+  const Decoder decoder = decoder_of(a.table, kChain, eps, scale, isa);
+  ChainRows r{};
+  r.batch = a.rows.numel();
+  r.nodes = a.tokens.numel();
+  SPECDEC_CHECK(a.page_table.dim() == 2 && a.lengths.numel() == a.page_table.size(0) && a.offsets.numel() == r.batch + 1 && depth >= 1, kChain,
+                ": page_table ", shape_of(a.page_table), ", lengths ", shape_of(a.lengths), " and offsets ", shape_of(a.offsets), " do not fit ", r.batch,
+                " rows; expected [R, P], [R] and [B + 1]");
+  SPECDEC_CHECK(vocab >= 1 && vocab <= decoder.vocab, kChain, ": vocab_size is ", vocab, "; expected 1..", decoder.vocab);
+  r.capacity = a.page_table.size(0);
+  r.pages_per_row = a.page_table.size(1);
+  r.tokens = input<int64_t>(a.tokens, "draft_chain: tokens");
+  r.offsets = input<int32_t>(a.offsets, "draft_chain: offsets");
+  r.drafts = vector<int32_t>(a.drafts, r.batch, "draft_chain: drafts");
+  r.rows = input<int32_t>(a.rows, "draft_chain: rows");
+  r.page_table = input<int32_t>(a.page_table, "draft_chain: page_table");
+  r.lengths = output<int32_t>(a.lengths, "draft_chain: lengths");
+  int64_t kept = 0, row = 0;
+  for (int64_t b = 0; b < r.batch; ++b) kept += r.drafts[b];
+  SPECDEC_CHECK(law_rows == (first_draw < 0 ? r.batch : kept), kChain, ": ", law_rows, " rows of laws; expected ", kept, ", the number of drafts");
+  const ChainPicks picks{{a.temperature.has_value() ? vector<float>(*a.temperature, r.batch, "draft_chain: temperature") : nullptr,
+                          vector<int32_t>(a.top_k, r.batch, "draft_chain: top_k"), vector<float>(a.top_p, r.batch, "draft_chain: top_p"),
+                          vector<float>(a.min_p, r.batch, "draft_chain: min_p")},
+                         vector<int64_t>(a.seeds, r.batch, "draft_chain: seeds"),
+                         vector<int32_t>(a.positions, r.batch, "draft_chain: positions"),
+                         vocab,
+                         first_draw};
+  const char* bad = a.temperature.has_value() ? invalid_parameter(picks.sampling, r.batch, &row) : nullptr;
+  SPECDEC_CHECK(bad == nullptr, kChain, ": ", bad, "[", row, "] is out of range");
+  const auto floats = [&](int64_t width) { return width == 0 ? empty({law_rows}, ScalarType::Float) : empty({law_rows, width}, ScalarType::Float); };
+  const ChainTensors out{empty({r.batch, depth}, ScalarType::Long), floats(decoder.vocab), floats(0), floats(0), floats(0),
+                         empty({law_rows}, ScalarType::Int), floats(first_draw < 0 ? 1 : block_count(vocab))};
+  const ChainLaws laws{data<float>(out.logits), data<float>(out.inv_t), data<float>(out.lse),
+                       data<float>(out.cut),    first_draw < 0 ? nullptr : data<float>(out.mass), data<int32_t>(out.tie_id)};
+  const AttentionProblem problem = draft_chain(decoder, r, picks, depth, data<int64_t>(out.chosen), laws, static_cast<Isa>(isa));
+  if (problem.text != nullptr) {
+    reject(kChain, ": ", problem.text, " of row ", problem.row, " of the batch is ", problem.got, ", expected 0 <= value < ", problem.limit,
+           "; grow page_table before the chain");
+  }
+  return out;
+}
+
+Tensor draft_chain_cpu(
+    Tensor table, Tensor tokens, Tensor offsets, Tensor drafts, Tensor rows, Tensor page_table, Tensor lengths, Maybe temperature, Tensor top_k,
+    Tensor top_p, Tensor min_p, Tensor seeds, Tensor positions, int64_t depth, int64_t vocab_size, double eps, double scale, int64_t isa) {
+  const int64_t batch = rows.numel();
+  return chain({table, tokens, offsets, drafts, rows, page_table, lengths, temperature, top_k, top_p, min_p, seeds, positions}, -1, depth, batch,
+               vocab_size, eps, scale, isa)
+      .chosen;
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> draft_chain_laws_cpu(
+    Tensor table, Tensor tokens, Tensor offsets, Tensor drafts, Tensor rows, Tensor page_table, Tensor lengths, Maybe temperature, Tensor top_k,
+    Tensor top_p, Tensor min_p, Tensor seeds, Tensor positions, int64_t first_draw, int64_t depth, int64_t num_drafts, int64_t vocab_size,
+    int64_t table_vocab, double eps, double scale, int64_t isa) {
+  SPECDEC_CHECK(first_draw >= 0 && first_draw + depth < (int64_t{1} << 31), kChain, ": first_draw is ", first_draw, "; expected 0 or more");
+  const ChainTensors out = chain({table, tokens, offsets, drafts, rows, page_table, lengths, temperature, top_k, top_p, min_p, seeds, positions},
+                                 first_draw, depth, num_drafts, vocab_size, eps, scale, isa);
+  SPECDEC_CHECK(out.logits.size(1) == table_vocab, kChain, ": table_vocab is ", table_vocab, "; expected the table's, ", out.logits.size(1));
+  return {out.chosen, out.logits, out.inv_t, out.lse, out.cut, out.tie_id, out.mass};
+}
+
 }  // namespace
 }  // namespace specdec::bindings
 
@@ -86,6 +163,19 @@ STABLE_TORCH_LIBRARY_FRAGMENT(specdec, m) {
   m.def(
       "decoder_pass(Tensor table, Tensor tokens, Tensor positions, Tensor? wanted, Tensor slots, Tensor page_table, Tensor lengths, "
       "Tensor offsets, Tensor? ancestors, Tensor? depth, int vocab_size, float eps, float scale, int isa=0) -> Tensor");
+  m.def(
+      "draft_chain(Tensor table, Tensor tokens, Tensor offsets, Tensor drafts, Tensor rows, Tensor page_table, Tensor(a!) lengths, "
+      "Tensor? temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seeds, Tensor positions, int depth, int vocab_size, float eps, "
+      "float scale, int isa=0) -> Tensor");
+  m.def(
+      "draft_chain_laws(Tensor table, Tensor tokens, Tensor offsets, Tensor drafts, Tensor rows, Tensor page_table, Tensor(a!) lengths, "
+      "Tensor? temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seeds, Tensor positions, int first_draw, int depth, "
+      "int num_drafts, int vocab_size, int table_vocab, float eps, float scale, int isa=0) "
+      "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(specdec, CPU, m) { m.impl("decoder_pass", TORCH_BOX(&specdec::bindings::decoder_pass_cpu)); }
+STABLE_TORCH_LIBRARY_IMPL(specdec, CPU, m) {
+  m.impl("decoder_pass", TORCH_BOX(&specdec::bindings::decoder_pass_cpu));
+  m.impl("draft_chain", TORCH_BOX(&specdec::bindings::draft_chain_cpu));
+  m.impl("draft_chain_laws", TORCH_BOX(&specdec::bindings::draft_chain_laws_cpu));
+}

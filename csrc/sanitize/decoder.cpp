@@ -1,4 +1,5 @@
 #include "decoder/decoder_pass.h"
+#include "decoder/draft_chain.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,6 +9,80 @@
 #include "sanitize/cases.h"
 
 namespace specdec::sanitize {
+namespace {
+
+// Chains behind the rows of a pass, and what must be refused. d: a decoder with room in its caches; n: the rows' tokens,
+// at least one each in the last row; length: committed tokens of every row of the cache.
+void chain_case(uint64_t seed, Random& random, const Decoder& d, const DecoderNodes& n, std::vector<int32_t> length) {
+  std::vector<int32_t> offsets{0}, drafts, rows, positions, top_k;
+  std::vector<int64_t> tokens, seeds;
+  std::vector<float> temperature, top_p, min_p;
+  int64_t depth = 0, kept = 0;
+  for (int64_t b = 0; b < n.rows; ++b) {
+    const int64_t fed = n.offsets[b + 1] - n.offsets[b];
+    if (fed == 0) continue;
+    for (int64_t i = 0; i < fed; ++i) tokens.push_back(n.tokens[n.offsets[b] + i]);
+    const int64_t room = std::min(n.pages_per_row * d.page_size, d.positions) - length[b] - fed;
+    offsets.push_back(static_cast<int32_t>(tokens.size()));
+    rows.push_back(static_cast<int32_t>(b));
+    drafts.push_back(static_cast<int32_t>(between(random, 1, std::min<int64_t>(room + 1, 5))));
+    depth = std::max<int64_t>(depth, drafts.back());
+    kept += drafts.back();
+    temperature.push_back(one_of<float>(random, {0.0F, 0.7F, 1.0F}));
+    top_k.push_back(one_of<int32_t>(random, {0, 0, 3}));
+    top_p.push_back(one_of<float>(random, {1.0F, 1.0F, 0.8F}));
+    min_p.push_back(one_of<float>(random, {0.0F, 0.0F, 0.1F}));
+    seeds.push_back(between(random, 0, 1 << 30));
+    positions.push_back(length[b]);
+  }
+  const int64_t batch = static_cast<int64_t>(rows.size());
+  ChainRows r{};
+  r.tokens = tokens.data();
+  r.offsets = offsets.data();
+  r.drafts = drafts.data();
+  r.rows = rows.data();
+  r.page_table = n.page_table;
+  r.batch = batch;
+  r.nodes = static_cast<int64_t>(tokens.size());
+  r.capacity = n.rows;
+  r.pages_per_row = n.pages_per_row;
+  ChainPicks p{{seed % 4 == 0 ? nullptr : temperature.data(), top_k.data(), top_p.data(), min_p.data()}, seeds.data(), positions.data(),
+               between(random, 1, d.vocab), seed % 2 == 0 ? -1 : between(random, 0, 3)};
+  const int64_t laws = p.first_draw < 0 ? batch : kept;
+  std::vector<int64_t> first;
+  for (int run = 0; run < 2; ++run) {
+    const Block logits(Scalar::Float32, laws * d.vocab), inv_t(Scalar::Float32, laws), lse(Scalar::Float32, laws), cut(Scalar::Float32, laws),
+        mass(Scalar::Float32, laws * block_count(p.vocab));
+    std::vector<int32_t> tie(laws), held = length;
+    std::vector<int64_t> chosen(batch * depth);
+    const auto floats = [](const Block& block) { return static_cast<float*>(block.data()); };
+    const ChainLaws out{floats(logits), floats(inv_t), floats(lse), floats(cut), p.first_draw < 0 ? nullptr : floats(mass), tie.data()};
+    r.lengths = held.data();
+    expect(draft_chain(d, r, p, depth, chosen.data(), out).text == nullptr, "draft_chain", seed);
+    for (int64_t b = 0; b < batch; ++b) {
+      for (int64_t level = 0; level < depth; ++level) {
+        const int64_t token = chosen[b * depth + level];
+        expect(level < drafts[b] ? token >= 0 && token < p.vocab : token == -1, "a drafted token", seed);
+      }
+      expect(held[rows[b]] == length[rows[b]] + offsets[b + 1] - offsets[b] + drafts[b] - 1, "a length behind a chain", seed);
+    }
+    if (first.empty()) first = chosen;
+    expect(first == chosen, "a chain once more", seed);
+    const auto refused = [&](int64_t& number, int64_t wrong) {
+      const int64_t before = std::exchange(number, wrong);
+      const std::vector<int32_t> same = held;
+      expect(draft_chain(d, r, p, depth, chosen.data(), out).text != nullptr && held == same, "refusal of a chain's arguments", seed);
+      number = before;
+    };
+    refused(tokens.back(), d.vocab);
+    refused(tokens.front(), -1);
+    refused(r.capacity, rows.back());
+    refused(r.nodes, r.nodes - 1);
+    refused(r.pages_per_row, 0);
+  }
+}
+
+}  // namespace
 
 void decoder_case(uint64_t seed) {
   Random random(seed);
@@ -112,6 +187,8 @@ void decoder_case(uint64_t seed) {
       expect(std::memcmp(logits + i * d.vocab, static_cast<const float*>(one.data()) + (node - begin) * d.vocab, bytes) == 0, "a row of a decoder alone", seed);
     }
   }
+
+  chain_case(seed, random, d, n, lengths);
 
   // Arguments that must be refused before memory is touched.
   const auto refused = [&](std::vector<int64_t>& values, int64_t wrong) {

@@ -10,6 +10,7 @@ from __future__ import annotations
 from .chain_verify import chain_thresholds, chain_verify, chain_verify_logits
 from .decoder_pass import DecoderLayer, DecoderTable, decoder_pass
 from .dispatch import OPS, Backend, FallbackWarning, Op, UnsupportedError, explain, use_backend
+from .draft_chain import draft_chain
 from .draw_sample import draw_sample
 from .edit_logits import ALWAYS, Additions, Forced, NodePaths, Penalties, TokenMasks, edit_logits
 from .kv_commit import CacheTable, kv_commit, kv_commit_pages, kv_commit_scratch
@@ -55,6 +56,7 @@ __all__ = [
     "chain_verify",
     "chain_verify_logits",
     "decoder_pass",
+    "draft_chain",
     "draw_sample",
     "edit_logits",
     "explain",

@@ -106,6 +106,17 @@ def _decoder(a: Any) -> Tensor:
     return a.table.new_empty(((a.tokens if a.wanted is None else a.wanted).shape[0], a.vocab_size), dtype=torch.float32)
 
 
+def _chain(a: Any) -> Tensor:
+    return a.tokens.new_empty((a.rows.shape[0], a.depth))
+
+
+def _chain_laws(a: Any) -> tuple[Tensor, ...]:
+    kept, blocks = a.num_drafts, (a.vocab_size + BLOCK - 1) // BLOCK
+    inv_t, lse, cut = (a.top_p.new_empty(kept) for _ in range(3))
+    logits, mass = a.top_p.new_empty((kept, a.table_vocab)), a.top_p.new_empty((kept, blocks))
+    return _chain(a), logits, inv_t, lse, cut, a.top_k.new_empty(kept), mass
+
+
 FAKES: dict[str, Callable[[Any], Any]] = {
     "kv_stage": _nothing,
     "kv_commit": _nothing,
@@ -136,6 +147,8 @@ FAKES: dict[str, Callable[[Any], Any]] = {
     "ngram_match": _match,
     "row_linear": _linear,
     "decoder_pass": _decoder,
+    "draft_chain": _chain,
+    "draft_chain_laws": _chain_laws,
 }
 
 

@@ -139,8 +139,8 @@ def linear(sizes: Sizes) -> Call:
     return Call((x, weight.t(), random(sizes, inputs)), bytes=size_of(x, x, weight), products=x.numel() * inputs)
 
 
-def decoder(sizes: Sizes) -> Call:
-    """Trees over a decoder as wide as its heads together, whose inner width is twice that."""
+def weighted(sizes: Sizes) -> tuple[DecoderTable, int]:
+    """A decoder as wide as its heads together, whose inner width is twice that, and the numbers in its matrices."""
     hidden, shared = sizes.heads * sizes.width, sizes.kv_heads * sizes.width
 
     def matrix(rows: int, inputs: int) -> Tensor:
@@ -156,24 +156,44 @@ def decoder(sizes: Sizes) -> Call:
 
     angles = torch.arange(sizes.length + sizes.nodes)[:, None] / 50.0 ** torch.arange(sizes.width // 2)
     rotary = torch.cat([angles.cos(), angles.sin()], 1).to(sizes.dtype)
-    table, plan, stored = pages(sizes), planned(sizes), caches(sizes, 2 * sizes.layers)
-    weights = [layer() for _ in range(sizes.layers)]
-    ends = random(sizes, sizes.vocab, hidden), norm(), random(sizes, sizes.vocab, hidden, scale=hidden**-0.5)
-    made = DecoderTable(
-        ends[0], weights, *ends[1:], rotary, stored[::2], stored[1::2], eps=1e-5, scale=sizes.width**-0.5
-    )
+    stored, weights = caches(sizes, 2 * sizes.layers), [layer() for _ in range(sizes.layers)]
+    embedding, head = random(sizes, sizes.vocab, hidden), random(sizes, sizes.vocab, hidden, scale=hidden**-0.5)
+    cache, numbers = (stored[::2], stored[1::2]), {"eps": 1e-5, "scale": sizes.width**-0.5}
+    made = DecoderTable(embedding, weights, norm(), head, rotary, *cache, **numbers)
+    return made, sum(getattr(each, name).numel() for each in weights for name in MATRICES) + head.numel()
+
+
+def decoder(sizes: Sizes) -> Call:
+    """Trees over a decoder."""
+    (made, weights), table, plan = weighted(sizes), pages(sizes), planned(sizes)
     tokens = torch.arange(sizes.rows * sizes.nodes) * 7 % sizes.vocab
     place = sizes.length + torch.arange(sizes.nodes).repeat(sizes.rows)
     slots = table.long().repeat_interleave(sizes.nodes, 0).gather(1, place[:, None] // sizes.page)[:, 0]
     where = slots * sizes.page + place % sizes.page, table, int32([sizes.length] * sizes.rows), offsets(sizes)
-    read = [getattr(each, name) for each in weights for name in MATRICES]
     seen = sizes.layers * sizes.rows * (sizes.length + sizes.nodes) * sizes.kv_heads * sizes.width
     return Call(
         (made, tokens, sizes.length + plan.depth.long(), None, *where, plan.ancestors, plan.depth),
         {},
-        tuple(stored),
-        bytes=size_of(*read, ends[2]) + 2 * seen * sizes.dtype.itemsize,
-        products=len(tokens) * (sum(part.numel() for part in read) + ends[2].numel()),
+        (*made.keys, *made.values),
+        bytes=(weights + 2 * seen) * sizes.dtype.itemsize,
+        products=len(tokens) * weights,
+    )
+
+
+def drafting(sizes: Sizes) -> Call:
+    """Chains of `nodes` tokens behind the root of each row."""
+    (made, weights), each = weighted(sizes), torch.ones(sizes.rows)
+    tokens, rows = torch.arange(sizes.rows) * 7 % sizes.vocab, torch.arange(sizes.rows)
+    lengths = int32([sizes.length] * sizes.rows)
+    where = torch.arange(sizes.rows + 1).int(), [sizes.nodes] * sizes.rows, rows.int(), pages(sizes), lengths
+    asked = each, int32([0] * sizes.rows), each, 0 * each, rows + 11, lengths.clone()
+    seen = sizes.layers * sizes.rows * (sizes.length + sizes.nodes) * sizes.kv_heads * sizes.width
+    return Call(
+        (made, tokens, *where, *asked, sizes.vocab),
+        {},
+        (*made.keys, *made.values, lengths),
+        bytes=sizes.nodes * (weights + 2 * seen) * sizes.dtype.itemsize,
+        products=sizes.nodes * sizes.rows * weights,
     )
 
 
@@ -270,6 +290,7 @@ CACHE_SAMPLES: dict[str, Sample] = {
               [(1, 8, 2048), (1, 8, 8192), (1, 8, 32768), (1, 64, 8192), (8, 8, 8192), (64, 8, 8192), (64, 32, 8192)]),
     ),
     "decoder_pass": Sample(decoder, ("heads", "layers", "vocab", *_CACHE)),
+    "draft_chain": Sample(drafting, ("heads", "layers", "vocab", *_CACHE)),
     "row_linear": Sample(linear, ("rows", "nodes", "heads", "width", "dtype")),
     "attention_plan": Sample(shares, ("rows", "nodes", "length", "heads", "kv_heads"), (Sizes(rows=64),)),
     "kv_commit": Sample(commit, ("layers", *_CACHE), tuple(Sizes(rows=b, layers=32, **_LLAMA) for b in (1, 8, 64))),

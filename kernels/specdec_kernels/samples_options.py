@@ -16,7 +16,7 @@ from .law_stats import law_stats
 from .overlay import Overlay
 from .overlay_edits import overlay_edits
 from .proposals import CHOSEN, DRAWN, DRAWN_WITHOUT_CHOSEN, DRAWN_WITHOUT_EARLIER
-from .samples import Call, Sizes, attention, int32, random, size_of
+from .samples import Call, Sizes, attention, drafting, int32, random, size_of
 from .samples_verify import (
     chain,
     chain_logits,
@@ -67,6 +67,11 @@ def attending(sizes: Sizes, *, causal: bool = False, sinks: bool = False, float8
         options |= {"key_scale": 0.5 + steps, "value_scale": 1.5 - steps}
     arguments = (query, keys, values, *where, ancestors, depth)
     return replace(call, arguments=arguments, options=call.options | options)
+
+
+def greedily(call: Call) -> Call:
+    """Chains of the likeliest tokens: without a temperature."""
+    return replace(call, arguments=(*call.arguments[:7], None, *call.arguments[8:]))
 
 
 def wide(width: int) -> Make:
@@ -221,6 +226,10 @@ OPTIONS: dict[str, dict[str, Make]] = {
         "batch invariant": partial(attending, batch_invariant=True, return_lse=True),
         "width 96": wide(96),
         "width 256": wide(256),
+    },
+    "draft_chain": {
+        "drawn": lambda sizes: replace(drafting(sizes), options={"first_draw": 0}),
+        "greedy": lambda sizes: greedily(drafting(sizes)),
     },
     "law_stats": {
         **{name: filter_statistics(name) for name in FILTERS},

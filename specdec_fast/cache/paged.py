@@ -63,7 +63,9 @@ class PagedCache:
         self._all = CacheTable([*self.keys, *self.values])
         self.page_table = torch.zeros(max_rows, -(-max_length // page_size), dtype=torch.int32, device=device)
         self.lengths = torch.zeros(max_rows, dtype=torch.int32, device=device)
-        self._lengths_here = self.lengths.numpy() if self.device.type == "cpu" else None  # the same memory
+        # the same memory; numpy's own items are slower whenever a pass has emptied the processor's caches
+        on_host = self.device.type == "cpu"
+        self._lengths_here: memoryview | None = memoryview(self.lengths.numpy().data) if on_host else None
         self._owned: list[list[int]] = [[] for _ in range(max_rows)]
         self._owner: weakref.ref[object] | None = None
 

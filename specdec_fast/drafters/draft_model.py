@@ -15,22 +15,13 @@ from torch import Tensor
 
 from specdec_fast.budget import MovingThreshold, surely_accepted
 from specdec_fast.draft import Draft
-from specdec_fast.interfaces import (
-    Acceptance,
-    Budget,
-    CapturedRows,
-    CapturedTrees,
-    Needs,
-    Parts,
-    Rng,
-    StateView,
-    TargetOutput,
-)
+from specdec_fast.interfaces import Acceptance, Budget, Needs, Parts, Rng, StateView, TargetOutput
 from specdec_fast.laws import Laws, concat_laws
-from specdec_fast.packed_shape import packed_shape
-from specdec_fast.packing import pack
+from specdec_fast.packed_shape import PackedShape, packed_shape
 from specdec_fast.sampling import Sampling, process_chains
+from specdec_fast.targets.captured_chains import CapturedChains
 from specdec_fast.targets.huggingface import HuggingFaceTarget
+from specdec_fast.targets.whole_pass import WholePass
 from specdec_fast.translation import GrowingText, Translation
 from specdec_fast.upload import from_host
 from specdec_kernels import draw_sample
@@ -147,12 +138,42 @@ class DraftModelDrafter:
         active = [index for index, count in enumerate(counts) if count]
         if not active:
             return Draft.chains(rows, [[have[-1]] for have in tokens], device=view.device)
-        logits = self._catch_up([rows[index] for index in active], [held[index] for index in active])
-        levels: list[tuple[list[int], Tensor]] = []
-        parts: list[Laws] = []
-        sampling, roots = view.sampling([rows[index] for index in active]), rng.positions
-        if len(active) < len(rows):
-            roots = roots[active]
+        drafted: list[list[int]] = [[] for _ in rows]
+        law_rows: list[list[int]] = [[] for _ in rows]  # of each drafted token, where it was drawn
+        laws = self._draft(view, rows, active, held, counts, rng, drafted, law_rows)
+        for index, row in enumerate(rows):
+            if drafted[index]:
+                self._stored[row] = (len(held[index]), drafted[index][:-1])  # the last one was not fed
+                if self._translation is not None:
+                    drafted[index] = self._translated(row, tokens[index], held[index], drafted[index])
+        draft = Draft.chains(
+            rows,
+            [[have[-1], *more] for have, more in zip(tokens, drafted)],
+            law_rows=None if laws is None else law_rows,
+            laws=laws,
+            device=view.device,
+        )
+        self._last = draft, tuple(budget.nodes)
+        return draft
+
+    def _draft(
+        self,
+        view: StateView,
+        rows: Sequence[int],
+        active: list[int],
+        held: list[Sequence[int]],
+        counts: list[int],
+        rng: Rng,
+        drafted: list[list[int]],
+        law_rows: list[list[int]],
+    ) -> Laws | None:
+        """Drafts for the rows that are `active`, in place; what drawn tokens were drawn from."""
+        own, texts = [rows[index] for index in active], [held[index] for index in active]
+        sampling, roots = view.sampling(own), rng.positions if len(own) == len(rows) else rng.positions[active]
+        whole = self._between_nothing()
+        if whole is not None and sampling.edits is None:
+            return self._chain(whole, active, own, texts, counts, sampling, roots, rng.first_draw, drafted, law_rows)
+        logits, parts, used = self._catch_up(own, texts), [], 0
         shape = positions = None  # of the active rows: a pass over one token of each, and where tokens will stand
         for level in range(max(counts)):
             if self.entropy_stop:  # before the token is drawn: a token that was drawn is never dropped
@@ -166,11 +187,14 @@ class DraftModelDrafter:
                     sampling = view.sampling([rows[index] for index in active])
             if positions is None:
                 positions = self._positions(sampling, roots, max(counts))
-            where = roots, positions[level], rng.first_draw
-            chosen, laws = self._pick_level(view, rows, sampling, where, logits, levels, active)
-            levels.append((active, chosen))
-            if laws is not None:
-                parts.append(laws)
+            chains = [[view.tokens(rows[at])[-1], *drafted[at]] for at in active] if sampling.edits else []
+            chosen, law = self._pick_level(sampling, roots, positions[level], rng.first_draw + level, logits, chains)
+            for at, (index, token) in enumerate(zip(active, chosen.tolist())):
+                drafted[index].append(token)
+                law_rows[index].append(used + at)
+            if law is not None:
+                parts.append(law)
+            used += len(active)
             going = [at for at, index in enumerate(active) if counts[index] > level + 1]
             if not going:
                 break
@@ -182,9 +206,46 @@ class DraftModelDrafter:
                 shape = packed_shape(tuple([rows[index] for index in active]), (1,) * len(active), view.device)
             fed = self._translation.ids(chosen) if self.tokenizers == "tli" and self._translation else chosen
             logits = self._masked(self.model.extend(shape.rows, fed, shape.offsets, logits=shape.last).logits)
-        draft = self._pack(view, rows, tokens, held, levels, parts)
-        self._last = draft, tuple(budget.nodes)
-        return draft
+        return concat_laws(parts) if parts and self.pick == "drawn" else None
+
+    def _between_nothing(self) -> WholePass | None:
+        """Its passes as one operator, where nothing but picks comes between those of a chain."""
+        whole: WholePass | None = getattr(self.model, "whole", None)
+        return None if self.entropy_stop or self._translation is not None else whole
+
+    def _chain(
+        self,
+        whole: WholePass,
+        active: list[int],
+        rows: list[int],
+        texts: list[Sequence[int]],
+        counts: list[int],
+        sampling: Sampling,
+        roots: Tensor,
+        first_draw: int,
+        drafted: list[list[int]],
+        law_rows: list[list[int]],
+    ) -> Laws | None:
+        """The same in one call. rows, texts: of the active ones."""
+        shape, fed = self._behind(rows, texts)
+        temperature = None if self.pick == "greedy" else sampling.temperature
+        asked = temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.seeds, roots
+        draw, own = first_draw if self.pick == "drawn" else None, [counts[index] for index in active]
+        found = whole.chain(shape.rows, fed, shape.offsets, own, *asked, self._vocab_size, draw)
+        self._held(rows, texts)
+        chosen, law = (found, ()) if isinstance(found, Tensor) else (found[0], found[1:])
+        for index, count, tokens in zip(active, own, chosen.tolist()):
+            drafted[index] = tokens[:count]
+        if not law:
+            return None
+        used = 0
+        for level in range(max(own)):
+            for index in active:
+                if counts[index] > level:
+                    law_rows[index].append(used)
+                    used += 1
+        logits, inv_t, lse, cut, tie_id, mass = law
+        return Laws(logits, inv_t, lse, cut, tie_id, mass=mass)
 
     def observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
         """Moves thresholds; what was accepted the next propose sees by comparing its tokens with the committed ones."""
@@ -213,7 +274,7 @@ class DraftModelDrafter:
             return "tokens that are drawn carry laws (pick=coupled or greedy has none)"
         if self.model.cache.max_rows < max_rows:
             return f"the draft has room for {self.model.cache.max_rows} rows, the target for {max_rows}"
-        return CapturedChains(self)
+        return CapturedChains(self.model, self.pick == "greedy", self._masked, self._catch_up, self._room, self._settle)
 
     def _least(self, row: int, level: int) -> float:
         """The bound below which a row's chain ends. Its first token costs no pass of its own, so a threshold that moves
@@ -235,6 +296,13 @@ class DraftModelDrafter:
 
     def _catch_up(self, rows: list[int], tokens: list[Sequence[int]]) -> Tensor:
         """Drop what was not accepted, feed what is new; logits [B, V] after the root."""
+        shape, fed = self._behind(rows, tokens)
+        output = self.model.extend(shape.rows, fed, shape.offsets, logits=shape.last)
+        self._held(rows, tokens)
+        return self._masked(output.logits)
+
+    def _behind(self, rows: list[int], tokens: list[Sequence[int]]) -> tuple[PackedShape, Tensor]:
+        """What the draft has to be fed, with what was not accepted dropped."""
         kept: list[int] = []
         fed: list[int] = []
         counts: list[int] = []
@@ -252,14 +320,20 @@ class DraftModelDrafter:
             fed.extend(token if token < self.model.vocab_size else 0 for token in have[start:])
             counts.append(len(have) - start)
         device = self.model.device
-        shape = packed_shape(tuple(rows), tuple(counts), device)
         self.model.cache.rollback(rows, kept)
-        output = self.model.extend(shape.rows, from_host(fed, torch.int64, device), shape.offsets, logits=shape.last)
+        return packed_shape(tuple(rows), tuple(counts), device), from_host(fed, torch.int64, device)
+
+    def _held(self, rows: list[int], tokens: list[Sequence[int]]) -> None:
+        """These tokens are stored now."""
         for row, have in zip(rows, tokens):
             self._stored[row] = (len(have), [])
             if self._translation is not None:
                 self._fed[row] = list(have)
-        return self._masked(output.logits)
+
+    def _settle(self, row: int, length: int) -> None:
+        """A row has left captured steps, in which it came to hold `length` tokens of its text."""
+        if row in self._stored:
+            self._stored[row] = length, []
 
     def _positions(self, sampling: Sampling, roots: Tensor, depth: int) -> Sequence[Tensor]:
         """By level, the positions of the tokens to pick, int32 [B]: made at once, an addition a level takes longer."""
@@ -269,21 +343,19 @@ class DraftModelDrafter:
 
     def _pick_level(
         self,
-        view: StateView,
-        rows: Sequence[int],
         sampling: Sampling,
-        where: tuple[Tensor, Tensor, int],
+        roots: Tensor,
+        positions: Tensor,
+        draw: int,
         logits: Tensor,
-        levels: list[tuple[list[int], Tensor]],
-        active: list[int],
+        chains: list[list[int]],
     ) -> tuple[Tensor, Laws | None]:
-        """Tokens of the rows that are `active`. where: positions of their roots and of these tokens, the first draw."""
-        roots, positions, first_draw = where
+        """Tokens of the rows that are active. positions: where they will stand; draw: number of this level's draw;
+        chains: root and drafted tokens so far, where there are edits.
+        """
         if self.tokenizers == "slem":
             return logits.argmax(1), None
         if sampling.edits is not None:  # q with the target's edits, each row after its own chain
-            drafted = [dict(zip(earlier, chosen.tolist())) for earlier, chosen in levels]
-            chains = [[view.tokens(rows[at])[-1], *(tokens[at] for tokens in drafted)] for at in active]
             laws = process_chains(logits, sampling, roots, chains)
             logits = laws.logits
         elif self.pick == "drawn":
@@ -292,40 +364,8 @@ class DraftModelDrafter:
             return logits.argmax(1), None
         if self.pick == "coupled":
             return sampling.choose(logits, positions), None
-        index = torch.full_like(roots, first_draw + len(levels))
+        index = torch.full_like(roots, draw)
         return draw_sample(laws.logits, *laws.stats, sampling.seeds, roots, index, mass=laws.mass), laws
-
-    def _pack(
-        self,
-        view: StateView,
-        rows: Sequence[int],
-        tokens: list[Sequence[int]],
-        held: list[Sequence[int]],
-        levels: list[tuple[list[int], Tensor]],
-        parts: list[Laws],
-    ) -> Draft:
-        """Interleave the levels into packed chains."""
-        drafted: list[list[int]] = [[] for _ in rows]
-        law_rows: list[list[int]] = [[] for _ in rows]
-        used = 0
-        for active, chosen in levels:
-            for at, (index, token) in enumerate(zip(active, chosen.tolist())):
-                drafted[index].append(token)
-                law_rows[index].append(used + at)
-            used += len(active)
-        for index, row in enumerate(rows):
-            if drafted[index]:
-                self._stored[row] = (len(held[index]), drafted[index][:-1])  # the last one was not fed
-                if self._translation is not None:
-                    drafted[index] = self._translated(row, tokens[index], held[index], drafted[index])
-        drawn = self.pick == "drawn" and bool(parts)
-        return Draft.chains(
-            rows,
-            [[have[-1], *more] for have, more in zip(tokens, drafted)],
-            law_rows=law_rows if drawn else None,
-            laws=concat_laws(parts) if drawn else None,
-            device=view.device,
-        )
 
     def _translated(self, row: int, tokens: Sequence[int], held: Sequence[int], drafted: list[int]) -> list[int]:
         """The drafted tokens as the target's; remembers what the draft was fed."""
@@ -335,56 +375,6 @@ class DraftModelDrafter:
             return self._translation.to_target(tokens, held, drafted)[: len(drafted)]
         self._fed[row] = [*held, *self._translation.ids(torch.tensor(drafted[:-1], dtype=torch.int64)).tolist()]
         return drafted
-
-
-class CapturedChains:
-    """Chains of a draft model in captured steps: K passes over its cache, whose lengths on the device say what is held.
-
-    The first pass feeds one or two committed tokens a row: the root, and before it the last drafted one where all were
-    accepted.
-    """
-
-    taps = ()
-
-    def __init__(self, drafter: DraftModelDrafter) -> None:
-        self._drafter, self._model = drafter, drafter.model
-
-    def enter(self, view: StateView, rows: Sequence[int]) -> None:
-        tokens = [view.tokens(row) for row in rows]
-        if rows:
-            self._drafter._catch_up(list(rows), tokens)
-
-    def reserve(self, row: int, length: int) -> bool:
-        return self._drafter._room(row, length)
-
-    def propose(self, batch: CapturedRows) -> CapturedTrees:
-        cache, index = self._model.cache, batch.rows.long()
-        held = torch.minimum(cache.lengths[index], batch.lengths - 1).clamp(min=0)
-        cache.rollback(batch.rows, held)
-        drafting = batch.drafts > 0
-        packing = pack(torch.where(drafting, (batch.lengths - held).clamp(max=2), 0), 2)
-        at = (held[packing.row_of] + packing.place).clamp(0, batch.tokens.shape[1] - 1)
-        fed = batch.tokens[index[packing.row_of], at.long()]
-        chosen: list[Tensor] = []
-        for level in range(batch.num_draft_tokens):
-            if level:
-                packing = pack((batch.drafts > level).to(torch.int32), 1)
-                fed = chosen[-1][packing.row_of]
-            known = packing.inside & (fed < self._model.vocab_size)
-            scored = self._model.extend(batch.rows, torch.where(known, fed, 0), packing.offsets, logits=packing.last)
-            logits = self._drafter._masked(scored.logits)
-            greedy = self._drafter.pick == "greedy"
-            chosen.append(logits.argmax(1) if greedy else batch.sampling.choose(logits, batch.lengths + level))
-        return CapturedTrees(torch.stack(chosen, 1), None, batch.drafts, len(chosen))
-
-    def observe(self, batch: CapturedRows, acceptance: Acceptance, output: TargetOutput) -> None:
-        cache, known = self._model.cache, batch.lengths + acceptance.num_accepted
-        cache.rollback(batch.rows, torch.minimum(cache.lengths[batch.rows.long()], known))
-
-    def leave(self, view: StateView, rows: Sequence[int]) -> None:
-        for row in rows:
-            if row in self._drafter._stored:  # beyond the text is what a step that failed has drafted
-                self._drafter._stored[row] = min(int(self._model.cache.lengths[row]), view.length(row)), []
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:

@@ -22,8 +22,8 @@ from specdec_fast.targets.compiled import compiled
 from specdec_fast.targets.layer_set import LayerSet
 from specdec_fast.targets.sub_blocks import SubBlocks
 from specdec_fast.targets.weight_layout import store_by_input
+from specdec_fast.targets.whole_pass import WholePass, why_not_whole
 from specdec_fast.targets.whole_pass import whole_pass as whole_passes
-from specdec_fast.targets.whole_pass import why_not_whole
 from specdec_kernels import TreePlan
 
 if TYPE_CHECKING:
@@ -249,6 +249,11 @@ class HuggingFaceTarget:
             caught[name] = hidden[0]
 
         return self.layers[int(index)].register_forward_pre_hook(keep, with_kwargs=True)
+
+    @property
+    def whole(self) -> WholePass | None:
+        """Its passes where they are one operator; whoever has them can have chains of them too."""
+        return self._logits if isinstance(self._logits, WholePass) else None
 
     @property
     def hidden_size(self) -> int:

@@ -1,8 +1,8 @@
-"""Passes of Llama-like models as one operator call. Tests: tests/targets/test_whole_pass.py."""
+"""Passes of Llama-like models as one operator call, and chains of them. Tests: tests/targets/test_whole_pass.py."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from specdec_fast.cache.paged import PagedCache
 from specdec_fast.targets.attention import PackedContext
 from specdec_fast.targets.weight_layout import RowLinear
-from specdec_kernels import DecoderLayer, DecoderTable, decoder_pass
+from specdec_kernels import DecoderLayer, DecoderTable, decoder_pass, draft_chain
 
 __all__ = ["WholePass", "whole_pass", "why_not_whole"]
 
@@ -62,13 +62,38 @@ class WholePass:
     """A packed pass of a model (`packed_logits`) by `decoder_pass`."""
 
     table: DecoderTable
+    cache: PagedCache
     run: Callable[..., Tensor]
     """The operator's backend itself."""
+    run_chain: Callable[..., Tensor | tuple[Tensor, ...]]
+    """That of `draft_chain`."""
 
     def __call__(self, tokens: Tensor, positions: Tensor, wanted: Tensor | None, packed: PackedContext) -> Tensor:
         at = packed.slots
         trees = (at.page_table, at.lengths, at.offsets, at.ancestors, at.depth)
         return self.run(self.table, tokens, positions, wanted, at.slots, *trees)
+
+    def chain(
+        self,
+        rows: Tensor,
+        tokens: Tensor,
+        offsets: Tensor,
+        counts: Sequence[int],
+        temperature: Tensor | None,
+        top_k: Tensor,
+        top_p: Tensor,
+        min_p: Tensor,
+        seeds: Tensor,
+        roots: Tensor,
+        vocab_size: int,
+        first_draw: int | None,
+    ) -> Tensor | tuple[Tensor, ...]:
+        """Rows are fed tokens (as by `extend`) and draft `counts` more: the result of `draft_chain`. The caller has
+        reserved the room.
+        """
+        where = rows, self.cache.page_table, self.cache.lengths
+        asked = temperature, top_k, top_p, min_p, seeds, roots
+        return self.run_chain(self.table, tokens, offsets, counts, *where, *asked, vocab_size, first_draw)
 
 
 def whole_pass(model: Any, cache: PagedCache) -> WholePass:
@@ -99,7 +124,7 @@ def whole_pass(model: Any, cache: PagedCache) -> WholePass:
     name, run = decoder_pass.bound(table, one, one, None, one, length[None], length, torch.cat([length, length + 1]))
     if name != "cpu":
         raise ValueError(f"decoder_pass is served by {name}; expected cpu, the compiled extension")
-    return WholePass(table, run)
+    return WholePass(table, cache, run, draft_chain.bound(table, one)[1])
 
 
 def _layer(layer: Any) -> DecoderLayer:

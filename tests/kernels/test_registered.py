@@ -25,6 +25,7 @@ MORE: dict[str, Callable[..., Any]] = {
     "tree_attention_out": lambda query, *rest, **options: OPS["tree_attention"](
         query, *rest, out=torch.empty_like(query), **options
     ),
+    "draft_chain_laws": partial(OPS["draft_chain"], first_draw=0),
     "kv_commit": lambda caches, *rest: OPS["kv_commit"](list(caches), *rest),
 }
 """Operators of the extension that a sample call does not reach on its own."""
@@ -32,11 +33,12 @@ OUTSIDE = {
     "kv_commit": "a CacheTable is no argument of a schema",
     "kv_commit_scratch": "the same",
     "decoder_pass": "a DecoderTable is no argument of a schema",
+    "draft_chain": "the same",
     "attention_plan": "made on the host from shapes, outside of the model",
     "overlay_edits": "an Overlay is no argument of a schema; compiled programs get edited logits",
 }
 """Operators that torch.ops.specdec does not have under their own name."""
-FOLDER = {"law_masses": "law_stats", "kv_commit_table": "kv_commit"}
+FOLDER = {"law_masses": "law_stats", "kv_commit_table": "kv_commit", "draft_chain_laws": "draft_chain"}
 
 
 HELD: list[Any] = []
@@ -53,6 +55,8 @@ def arguments(name: str) -> tuple[Any, ...]:
     with use_backend("cpu"):
         found = calls_of(name, lambda: MORE.get(name, OPS[folder])(*call.arguments, **call.options))
     assert len(found) == 1
+    if folder == "draft_chain":  # it is called again
+        call.arguments[6].fill_(SIZES.length)
     HELD.append(call)
     return found[0]
 

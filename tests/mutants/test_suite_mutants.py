@@ -99,6 +99,17 @@ def whole_passes_of_chains(patch: Patch) -> None:
     patch.setattr(WholePass, "__call__", broken)
 
 
+def laws_of_the_draw_before(patch: Patch) -> None:
+    """A chain in one call returns, for every token, the law that the one before it was drawn from."""
+    chain = WholePass.chain
+
+    def broken(self: Any, *arguments: Any) -> Any:
+        found = chain(self, *arguments)
+        return found if isinstance(found, torch.Tensor) else (found[0], *(part.roll(1, 0) for part in found[1:]))
+
+    patch.setattr(WholePass, "chain", broken)
+
+
 def mask_of_a_sibling(patch: Patch) -> None:
     """A node attends to its elder sibling in its own place."""
     score = HuggingFaceTarget.score
@@ -233,6 +244,13 @@ MUTANTS: list[tuple[str, Callable[[Patch], None], str, str, tuple[Any, ...]]] = 
         "a tree as a chain in a whole pass", whole_passes_of_chains,
         "targets/test_huggingface.py", "test_trees_on_ragged_rows_have_the_logits_of_their_own_paths",
         ("llama", None, 16),
+    ),
+    *(
+        ("law of the wrong parent", laws_of_the_draw_before, "drafters/test_whole_chains.py", test, arguments)
+        for test, arguments in (
+            ("test_texts_have_the_law_of_the_target", ("token", 1.0)),
+            ("test_drafts_are_those_of_passes_one_after_the_other", ("drawn", "none")),
+        )
     ),
     (
         "draft vocabulary off by one", ids_off_by_one,

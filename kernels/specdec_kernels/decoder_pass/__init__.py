@@ -20,16 +20,18 @@ def _load_cpu() -> Callable[..., Any]:
     return decoder_pass
 
 
-def _why_not(decoder: DecoderTable, *args: Any, **kwargs: Any) -> str | None:
+def why_not_decoder(decoder: DecoderTable, *args: Any, **kwargs: Any) -> str | None:
+    """Why C++ cannot follow a decoder; None where it can."""
     return decoder.obstacle if isinstance(decoder, DecoderTable) else "decoder is no DecoderTable"
 
 
-def _key(decoder: DecoderTable, tokens: Tensor, *args: Any, **kwargs: Any) -> Hashable:
+def decoder_key(decoder: DecoderTable, tokens: Tensor, *args: Any, **kwargs: Any) -> Hashable:
+    """The signature of a call that begins with a decoder and tokens."""
     return tokens.device.type, getattr(decoder, "obstacle", "no DecoderTable")
 
 
 # in no graph: the schema takes addresses, so nothing there would say that caches are written
-_CPU = replace(cpu_backend(_load_cpu, _why_not, op="decoder_pass"), graph_devices={})
-decoder_pass = Op("decoder_pass", _reference, [_CPU], key=_key)
+_CPU = replace(cpu_backend(_load_cpu, why_not_decoder, op="decoder_pass"), graph_devices={})
+decoder_pass = Op("decoder_pass", _reference, [_CPU], key=decoder_key)
 
 __all__ = ["DecoderLayer", "DecoderTable", "decoder_pass"]

@@ -28,14 +28,18 @@ def check(
     logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, pivots: Tensor | None = None
 ) -> None:
     """Raises ValueError for arguments that law_stats cannot take."""
-    op = "law_stats"
-    rows = expect.logits(op, "logits", logits, "R").shape[0]
+    rows = expect.logits("law_stats", "logits", logits, "R").shape[0]
+    check_parameters("law_stats", temperature, top_k, top_p, min_p, rows)
+    check_pivots(pivots, rows)
+
+
+def check_parameters(op: str, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, rows: int) -> None:
+    """Raises ValueError for sampling parameters of `rows` rows that do not fit."""
     expect.tensor(op, "temperature", temperature, torch.float32, rows)
     expect.tensor(op, "top_k", top_k, torch.int32, rows)
     expect.tensor(op, "top_p", top_p, torch.float32, rows)
     expect.tensor(op, "min_p", min_p, torch.float32, rows)
-    check_pivots(pivots, rows)
-    if not expect.readable(logits):
+    if not expect.readable(temperature):
         return
     good = (temperature == 0) | ((temperature >= SMALLEST_TEMPERATURE) & torch.isfinite(temperature))
     expect.values(op, "temperature", good, temperature, f"0 (greedy) or a number >= {SMALLEST_TEMPERATURE}")

@@ -1,0 +1,115 @@
+"""Chains that a draft model drafts in one call: the tokens and laws of passes one after the other, and lossless."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from oracles import models
+from oracles.automaton import AutomatonTarget, random_logits
+from oracles.chi_square import p_value
+from oracles.laws import joint, law
+
+from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
+from specdec_fast.draft import Draft
+from specdec_fast.drafters.draft_model import DraftModelDrafter
+from specdec_fast.interfaces import Budget
+from specdec_fast.state import DecodeState
+from specdec_fast.targets.tiny import tiny_model
+from specdec_kernels import extension
+
+pytestmark = pytest.mark.skipif(extension.missing() is not None, reason="CPU extension not built")
+FILTERS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "top-k": {"top_k": 3},
+    "top-p and min-p": {"top_p": 0.8, "min_p": 0.05},
+}
+
+
+def draft(**shape: Any) -> HuggingFaceTarget:
+    return HuggingFaceTarget(tiny_model("llama"), max_length=128, whole_pass=True, **shape)
+
+
+def proposals(made: Any, filters: dict[str, Any], monkeypatch: Any, whole: bool) -> list[Draft]:
+    """Three drafts of three rows of which one does not draft, with a text that grows in between."""
+    if not whole:
+        monkeypatch.setattr(DraftModelDrafter, "_between_nothing", lambda self: None)
+    state, found = DecodeState(8, 128), []
+    for at, temperature in enumerate([1.0, 0.0, 0.6, 1.3]):
+        params = SamplingParams(seed=10 + at, temperature=temperature, **(filters if temperature else {}))
+        state.join(models.prompt(3 + 5 * at), params, 3 + 5 * at, ())
+    made.begin(state, range(4), None)
+    for limits in ([5, 3, 0, 1], [2, 0, 4, 4], [5, 5, 5, 5]):
+        with torch.inference_mode():
+            found.append(made.propose(state, range(4), Budget(limits), state.rng(range(4))))
+        tokens, offsets = found[-1].tokens.tolist(), found[-1].offsets.tolist()
+        # rows accept one, all, none and one of theirs
+        kept = [tokens[a + 1 : b][:most] for a, b, most in zip(offsets, offsets[1:], (1, 9, 0, 1))]
+        state.append(range(4), [[*own, 7] for own in kept])
+    made.release(range(4))
+    monkeypatch.undo()
+    return found
+
+
+@pytest.mark.parametrize("filters", FILTERS)
+@pytest.mark.parametrize("pick", ["coupled", "drawn", "greedy"])
+def test_drafts_are_those_of_passes_one_after_the_other(pick: str, filters: str, monkeypatch: Any) -> None:
+    made = get_drafter("draft_model")(draft(), pick=pick)
+    together = proposals(made, FILTERS[filters], monkeypatch, whole=True)
+    apart = proposals(made, FILTERS[filters], monkeypatch, whole=False)
+    for one, other in zip(together, apart, strict=True):
+        one.check(made.model.vocab_size)
+        assert one.counts == other.counts and torch.equal(one.tokens, other.tokens)
+        assert torch.equal(one.drawn, other.drawn) and (one.laws is None) == (other.laws is None)
+        if one.laws is not None and other.laws is not None:
+            nodes = one.drawn > 0
+            laws = [each.laws.select(each.law_row[nodes].long()) for each in (one, other) if each.laws is not None]
+            for ours, theirs in zip((laws[0].logits, *laws[0].stats), (laws[1].logits, *laws[1].stats), strict=True):
+                assert torch.equal(ours, theirs)
+    assert made.model.cache.pages.num_used == 0
+
+
+def test_a_draft_s_ids_beyond_the_target_s_are_never_picked() -> None:
+    for pick in ("coupled", "drawn", "greedy"):
+        made = get_drafter("draft_model")(draft(), pick=pick, vocab_size=40)
+        state = DecodeState(4, 128)
+        rows = [state.join([at + 1], SamplingParams(seed=at, temperature=1.5), 1, ()) for at in range(4)]
+        made.begin(state, rows, None)
+        with torch.inference_mode():
+            proposed = made.propose(state, rows, Budget([8] * 4), state.rng(rows))
+        assert int(proposed.tokens.max()) < 40
+        assert proposed.laws is None or proposed.laws.logits.shape == (32, 40)
+
+
+@pytest.mark.parametrize("changes", [{"repetition_penalty": 1.3}, {"logit_bias": {3: 2.0}}])
+def test_edits_come_between_passes(changes: dict[str, Any], monkeypatch: Any) -> None:
+    """And where nothing does, the chain is one call."""
+    made, calls = get_drafter("draft_model")(draft(), num_draft_tokens=3), []
+    whole = made.model.whole
+    run = whole.run_chain
+    whole.run_chain = lambda *arguments: calls.append(len(calls)) or run(*arguments)
+    for edits, expected in (({}, True), (changes, False)):
+        calls.clear()
+        engine = Engine(models.target("llama"), made)
+        engine.generate([models.prompt(4)], SamplingParams(seed=1, max_new_tokens=12, **edits))
+        assert bool(calls) is expected
+
+
+@pytest.mark.parametrize(("rule", "temperature"), [("token", 1.0), ("token", 0.7), ("block", 1.0)])
+def test_texts_have_the_law_of_the_target(rule: str, temperature: float) -> None:
+    """Texts of three tokens of four ids, several steps each, from drawn chains of two."""
+    target = AutomatonTarget(random_logits(23, 4, seed=2), max_rows=64)
+    small = HuggingFaceTarget(
+        tiny_model("llama", vocab_size=4, logit_std=1.5), max_length=32, max_rows=64, whole_pass=True
+    )
+    made = get_drafter("draft_model")(small, num_draft_tokens=2, pick="drawn")
+    assert small.whole is not None
+    engine, seen = Engine(target, made, rule=rule), Counter[tuple[int, ...]]()
+    params = [SamplingParams(seed=seed, temperature=temperature, max_new_tokens=3) for seed in range(12000)]
+    for handle in engine.generate([[1]] * len(params), params):
+        seen[tuple(handle.tokens)] += 1
+    assert 0.2 < engine.stats.alpha[0] < 0.95, "a test of acceptance accepts and refuses"
+    exact = joint(lambda text: law(target.logits_after([1, *text]), temperature), 3, 4)
+    assert p_value(seen, exact) > 1e-3

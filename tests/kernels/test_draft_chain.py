@@ -1,0 +1,274 @@
+"""draft_chain: every backend draws what passes and draws one at a time give, and what is refused changes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles.decoder_cases import Pass, made
+from torch import Tensor
+
+from specdec_kernels import (
+    DecoderTable,
+    decoder_pass,
+    draft_chain,
+    draw_sample,
+    kv_slots,
+    law_stats,
+    replay_sample,
+    use_backend,
+)  # fmt: skip
+
+ISAS = {"portable": 1, "avx2": 2, "avx512": 3}
+HERE = draft_chain.backends[0].missing()
+needs_cpu = pytest.mark.skipif(HERE is not None, reason=HERE or "")
+
+
+@dataclass
+class Chains:
+    """Rows of a larger cache. lengths: of all its rows; fed, drafts, rows: of those that draft."""
+
+    decoder: Pass
+    tokens: Tensor
+    fed: list[int]
+    drafts: list[int]
+    rows: Tensor
+    lengths: Tensor
+    asked: tuple[Tensor, ...]
+    vocab: int
+
+    def arguments(self, dtype: torch.dtype = torch.float32) -> list[Any]:
+        """Of one call, with a decoder and lengths of its own."""
+        offsets = torch.tensor([0, *self.fed]).cumsum(0).int()
+        table = self.decoder.nodes[4]
+        where = [self.decoder.table(dtype), self.tokens, offsets, self.drafts, self.rows, table, self.lengths.clone()]
+        return [*where, *self.asked, self.vocab]
+
+
+def chains(
+    seed: int, fed: list[int], drafts: list[int], temperature: list[float], filters: bool = False, vocab: int = 50,
+    picked: int | None = None, page: int = 4, kv_heads: int = 2, width: int = 16,
+) -> Chains:  # fmt: skip
+    batch, generator = len(fed), torch.Generator().manual_seed(seed)
+    rows = torch.randperm(batch + 2, generator=generator)[:batch]
+    grows = torch.zeros(batch + 2, dtype=torch.int64)
+    grows[rows] = torch.tensor(fed) + torch.tensor(drafts)
+    lengths = torch.randint(0, 30, (batch + 2,), generator=generator)
+    decoder = made(
+        seed, 2 * kv_heads, kv_heads, width, 48, 40, vocab, 2, page, lengths.tolist(), grows.tolist(),
+    )  # fmt: skip
+    decoder.weights["head"][0].mul_(3)
+    decoder.weights["rotary"][0] = decoder.weights["rotary"][0].repeat(3, 1)  # more positions than are needed
+
+    def each(values: Any, dtype: torch.dtype) -> Tensor:
+        return torch.tensor((values * batch)[:batch], dtype=dtype)
+
+    asked = (
+        torch.tensor(temperature, dtype=torch.float32),
+        each([0, 7, 0] if filters else [0], torch.int32),
+        each([0.9, 1.0, 0.7] if filters else [1.0], torch.float32),
+        each([0.0, 0.0, 0.02] if filters else [0.0], torch.float32),
+        torch.randint(0, 2**60, (batch,), generator=generator),
+        torch.randint(0, 1000, (batch,), generator=generator).int(),
+    )
+    tokens = torch.randint(0, vocab, (sum(fed),), generator=generator)
+    return Chains(decoder, tokens, fed, drafts, rows.int(), lengths.int(), asked, picked or vocab)
+
+
+SOME = chains(1, [1, 3, 1, 2], [4, 1, 2, 4], [1.0, 0.7, 0.0, 1.5])
+CASES = {
+    "sampled": SOME,
+    "one row": chains(2, [2], [5], [1.0]),
+    "greedy": chains(3, [1, 2], [3, 3], [0.0, 0.0]),
+    "filters": chains(4, [1, 2, 1], [3, 2, 4], [0.8, 1.0, 1.2], filters=True),
+    "some ids": chains(5, [2, 1], [3, 4], [1.0, 1.0], picked=31),
+    "over 1024 ids": chains(6, [2, 1], [2, 3], [1.0, 0.9], vocab=2100),
+    "pages of one": chains(7, [9, 1], [1, 6], [1.0, 1.0], page=1, kv_heads=1, width=6),
+}
+
+
+def one_at_a_time(arguments: list[Any], first_draw: int | None) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
+    """Tokens, and the law of each level, by the operators that a chain is made of."""
+    table, tokens, offsets, drafts, rows, page_table, lengths, temperature, *filters, seeds, roots, vocab = arguments
+    chosen, laws = torch.full((len(drafts), max(drafts)), -1), []
+    at, fed, starts = list(range(len(drafts))), tokens, offsets
+    for level in range(max(drafts)):
+        page = table.keys[0].shape[1]
+        own, held, slots, places = kv_slots(page_table, lengths, rows[at], starts, None, len(fed), page, True)
+        last = starts[1:].long() - 1
+        logits = decoder_pass(table, fed, places, last, slots, own, held, starts)[:, :vocab]
+        inv_t, lse, cut, tie, mass = law_stats(logits, temperature[at], *(part[at] for part in filters), masses=True)
+        if first_draw is None:
+            picked = replay_sample(logits, inv_t, cut, tie, seeds[at], roots[at] + level + 1)
+        else:
+            index = torch.full((len(at),), first_draw + level, dtype=torch.int32)
+            picked = draw_sample(logits, inv_t, lse, cut, tie, seeds[at], roots[at], index)
+        laws.append((logits, inv_t, lse, cut, tie, mass))
+        chosen[at, level] = picked
+        at = [row for row in at if drafts[row] > level + 1]
+        fed, starts = chosen[at, level], torch.arange(len(at) + 1, dtype=torch.int32)
+    return chosen, laws
+
+
+def on_isa(arguments: list[Any], isa: str, first_draw: int | None) -> Any:
+    table, tokens, offsets, drafts, *rest, vocab = arguments
+    counts, numbers = torch.tensor(drafts, dtype=torch.int32), (table.eps, table.scale, ISAS[isa])
+    given = (table.addresses, tokens, offsets, counts, *rest)
+    if first_draw is None:
+        return torch.ops.specdec.draft_chain(*given, max(drafts), vocab, *numbers)
+    sizes = (first_draw, max(drafts), sum(drafts), vocab, table.vocab_size)
+    found = torch.ops.specdec.draft_chain_laws(*given, *sizes, *numbers)
+    return found[0], found[1][:, :vocab], *found[2:]
+
+
+@needs_cpu
+@pytest.mark.parametrize("first_draw", [None, 0, 7])
+@pytest.mark.parametrize("case", CASES)
+def test_bits_are_those_of_passes_one_at_a_time(case: str, first_draw: int | None) -> None:
+    apart, together = CASES[case].arguments(), CASES[case].arguments()
+    want, laws = one_at_a_time(apart, first_draw)
+    got = draft_chain(*together, first_draw=first_draw)
+    assert draft_chain.last_backend == "cpu"
+    chosen, *found = (got,) if first_draw is None else got
+    assert torch.equal(chosen, want)
+    assert torch.equal(together[6], apart[6]), "lengths"
+    for name in ("keys", "values"):
+        assert all(map(torch.equal, getattr(together[0], name), getattr(apart[0], name)))
+    if first_draw is not None:
+        for one, other in zip(found, (torch.cat(parts) for parts in zip(*laws, strict=True)), strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+@needs_cpu
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("first_draw", [None, 3])
+@pytest.mark.parametrize("case", CASES)
+def test_tokens_are_those_of_float64(case: str, first_draw: int | None, isa: str) -> None:
+    """Where roundings decide nothing: the cases are fixed, and none of them is that close."""
+    exact, narrow = CASES[case].arguments(torch.float64), CASES[case].arguments()
+    with use_backend("reference"):
+        want = draft_chain(*exact, first_draw=first_draw)
+    got = on_isa(narrow, isa, first_draw)
+    chosen, expected = (got, want) if first_draw is None else (got[0], want[0])
+    assert torch.equal(chosen, expected)
+    assert torch.equal(narrow[6], exact[6])
+    if first_draw is not None:
+        torch.testing.assert_close(got[1].double(), want[1], rtol=1e-4, atol=1e-3)
+        for one, other in zip((got[2], got[3]), (want[2], want[3]), strict=True):
+            torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-3)
+
+
+@needs_cpu
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_ragged_batches(data: st.DataObject) -> None:
+    batch = data.draw(st.integers(1, 5))
+    fed = [data.draw(st.sampled_from([1, 1, 2, 9])) for _ in range(batch)]
+    drafts = [data.draw(st.integers(1, 5)) for _ in range(batch)]
+    heat = [data.draw(st.sampled_from([0.0, 0.3, 1.0, 1.5])) for _ in range(batch)]
+    page = data.draw(st.sampled_from([1, 5, 16]))
+    case = chains(data.draw(st.integers(0, 999)), fed, drafts, heat, data.draw(st.booleans()), page=page)
+    first_draw = data.draw(st.sampled_from([None, 0, 5]))
+    apart, together = case.arguments(), case.arguments()
+    want, _ = one_at_a_time(apart, first_draw)
+    got = draft_chain(*together, first_draw=first_draw)
+    assert torch.equal(got if first_draw is None else got[0], want)
+    assert torch.equal(together[6], apart[6])
+
+
+@needs_cpu
+def test_a_row_drafts_the_same_alone_and_on_any_number_of_threads() -> None:
+    want = draft_chain(*SOME.arguments())
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        assert torch.equal(draft_chain(*SOME.arguments()), want)
+    finally:
+        torch.set_num_threads(threads)
+    table, tokens, offsets, drafts, rows, page_table, lengths, *asked, vocab = SOME.arguments()
+    for row, count in enumerate(drafts):
+        own = slice(row, row + 1)
+        fed = tokens[int(offsets[row]) : int(offsets[row + 1])]
+        ends = torch.tensor([0, len(fed)], dtype=torch.int32)
+        alone = (table, fed, ends, [count], rows[own], page_table, lengths, *(part[own] for part in asked), vocab)
+        assert torch.equal(draft_chain(*alone)[0], want[row, :count])
+
+
+@pytest.mark.parametrize("backend", ["reference", None])
+def test_no_temperature_is_temperature_zero(backend: str | None) -> None:
+    cold = SOME.arguments()
+    cold[7] = torch.zeros_like(cold[7])
+    with use_backend(backend):
+        want = draft_chain(*cold)
+        greedy = SOME.arguments()
+        greedy[7] = None
+        assert torch.equal(draft_chain(*greedy), want)
+    assert not torch.equal(draft_chain(*SOME.arguments()), want)
+
+
+@needs_cpu
+def test_what_a_row_stores() -> None:
+    """Everything that was fed, drafts but the last; other rows keep their lengths."""
+    table, tokens, offsets, drafts, rows, page_table, lengths, *rest = SOME.arguments()
+    before = lengths.clone()
+    draft_chain(table, tokens, offsets, drafts, rows, page_table, lengths, *rest)
+    grown = torch.zeros_like(before)
+    grown[rows.long()] = (offsets[1:] - offsets[:-1]) + torch.tensor(drafts, dtype=torch.int32) - 1
+    assert torch.equal(lengths, before + grown)
+
+
+WRONG: dict[str, tuple[int, Any, str]] = {
+    "token beyond": (1, lambda old: old.index_fill(0, torch.tensor([2]), 50), "tokens"),
+    "token below": (1, lambda old: old.index_fill(0, torch.tensor([2]), -1), "tokens"),
+    "tokens int32": (1, lambda old: old.int(), "tokens has dtype"),
+    "offsets": (2, lambda old: old + 1, "offsets"),
+    "offsets short": (2, lambda old: old[:-1], "offsets has shape"),
+    "tokens of nobody": (2, lambda old: old.clamp(max=6), "of 7 tokens"),
+    "a row is fed nothing": (2, lambda old: torch.tensor([0, 1, 4, 4, 7], dtype=torch.int32), "at least one"),
+    "a row drafts nothing": (3, lambda old: [4, 0, 2, 4], "at least one"),
+    "drafts of three rows": (3, lambda old: [4, 1, 2], "at least one|drafts"),
+    "row beyond": (4, lambda old: old.clamp(min=6), "row ids below 6"),
+    "row below": (4, lambda old: old - 9, "row ids below 6"),
+    "pages": (5, lambda old: old.index_fill(1, torch.tensor([0]), 9999), "page"),
+    "lengths": (6, lambda old: old + 1000, "at most"),
+    "lengths below": (6, lambda old: old - 1000, "at most"),
+    "temperature": (7, lambda old: -old, "temperature"),
+    "top_k": (8, lambda old: old - 1, "top_k"),
+    "top_p": (9, lambda old: old * 0, "top_p"),
+    "min_p": (10, lambda old: old + 2, "min_p"),
+    "seeds": (11, lambda old: old[:-1], "seeds has shape"),
+    "positions": (12, lambda old: old.long(), "positions has dtype"),
+    "vocab": (13, lambda old: 51, "vocab_size is 51"),
+    "no vocab": (13, lambda old: 0, "vocab_size is 0"),
+}
+
+
+@pytest.mark.parametrize("first_draw", [None, 0])
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("backend", ["reference", None])
+def test_bad_arguments_change_no_length(backend: str | None, wrong: str, first_draw: int | None) -> None:
+    at, change, words = WRONG[wrong]
+    arguments = SOME.arguments()
+    arguments[at] = change(arguments[at])
+    before = arguments[6].clone()
+    with use_backend(backend), pytest.raises(ValueError, match=words):
+        draft_chain(*arguments, first_draw=first_draw)
+    assert torch.equal(arguments[6], before)
+
+
+def test_draws_begin_at_zero_and_a_list_is_no_decoder() -> None:
+    with pytest.raises(ValueError, match="first_draw is -1"):
+        draft_chain(*SOME.arguments(), first_draw=-1)
+    with pytest.raises(ValueError, match="decoder is list; expected a DecoderTable"):
+        draft_chain([], *SOME.arguments()[1:])
+
+
+def test_what_cpp_cannot_follow_is_served_by_the_reference() -> None:
+    double = SOME.arguments(torch.float64)
+    assert isinstance(double[0], DecoderTable)
+    chosen = {row.backend: row for row in draft_chain.explain(*double)}
+    assert chosen["reference"].chosen and "expected torch.float32" in str(chosen["cpu"].reason)
