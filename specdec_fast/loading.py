@@ -31,6 +31,7 @@ from specdec_fast.rules import DEFAULT, get_rule, rule_for
 from specdec_fast.sampling_params import SamplingParams
 from specdec_fast.stores.vocabulary import vocabulary_size
 from specdec_fast.targets.huggingface import HuggingFaceTarget, UnsupportedModelError
+from specdec_fast.targets.whole_pass import widened
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -102,7 +103,7 @@ def load_model(
     except Exception as error:  # what a config may go wrong by, nobody can list
         other = _other_kind(place) if str(error).startswith("Unrecognized configuration class") else None
         if other is not None:
-            expected = "expected a decoder-only causal language model"
+            expected = "expected a decoder-only causal language model; choose one (Llama, Qwen, Mistral, Gemma, ...)"
             raise UnsupportedModelError(f"{what}: got {str(source)!r}, {other}; {expected}") from error
         hub = ", or a hub id that is reachable from here (to work offline, download it first and name the folder)"
         raise ValueError(f"{what}: got {str(source)!r}; {EXPECTED}{'' if known else hub}: {_reason(error)}") from error
@@ -191,6 +192,15 @@ def check_same_tokenizer(target: Any, draft: Any) -> None:
     )
 
 
+@contextmanager
+def _called(what: str) -> Iterator[None]:
+    """Says which of the models it is that cannot be served."""
+    try:
+        yield
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(f"{what}: {error}") from None
+
+
 def eos_ids(model: PreTrainedModel, tokenizer: Any) -> tuple[int, ...]:
     """End-of-sequence ids of a model, from its generation config, its config or its tokenizer."""
     for holder in (getattr(model, "generation_config", None), model.config, tokenizer):
@@ -230,8 +240,8 @@ def load(
     constructor takes; tokenizer: a transformers tokenizer, or where one lies; dtype, device: of models that are loaded
     here (a loaded one stays as it is); sample: requests like those to come, with whose first tokens rule `best` weighs
     how to draft (without them it goes by what holds for every draft); whole_pass: the target's passes run as one
-    operator (those of a draft model do wherever they can: what they compute changes no law); the other arguments as in
-    `HuggingFaceTarget` and `Engine`.
+    operator (those of a draft model do wherever they can, and a small one of half precision is loaded in float32 for
+    that: what they compute changes no law); the other arguments as in `HuggingFaceTarget` and `Engine`.
 
     Raises ValueError when something cannot be loaded or does not fit together.
     """
@@ -267,14 +277,16 @@ def load(
         tokenizer = load_tokenizer(target)
     vocab_size = None if tokenizer is None else vocabulary_size(tokenizer)
     shape: dict[str, Any] = {"max_rows": max_rows, "page_size": page_size, "compile": compile}
-    ours = HuggingFaceTarget(
-        model, max_length=max_length, num_pages=num_pages, vocab_size=vocab_size, whole_pass=whole_pass, **shape
-    )
+    with _called("model"):
+        ours = HuggingFaceTarget(
+            model, max_length=max_length, num_pages=num_pages, vocab_size=vocab_size, whole_pass=whole_pass, **shape
+        )
 
     def open_draft() -> HuggingFaceTarget:
         assert draft is not None
-        small = from_any(draft, "draft")
-        theirs = load_tokenizer(draft) if isinstance(draft, (str, Path)) else None
+        small, theirs = from_any(draft, "draft"), None
+        if isinstance(draft, (str, Path)):
+            small, theirs = widened(small), load_tokenizer(draft)
         size = vocab_size
         if options.get("tokenizers", "same") == "same":
             check_same_tokenizer(tokenizer, theirs)
@@ -282,7 +294,8 @@ def load(
             size = vocabulary_size(theirs)
         if small is model:
             raise ValueError("draft: got the target itself; expected another model (its cache would be shared)")
-        small_one = HuggingFaceTarget(small, max_length=ours.max_length, vocab_size=size, whole_pass=None, **shape)
+        with _called("draft"):
+            small_one = HuggingFaceTarget(small, max_length=ours.max_length, vocab_size=size, whole_pass=None, **shape)
         small_one.tokenizer = theirs
         return small_one
 

@@ -312,11 +312,11 @@ def packed_logits(model: PreTrainedModel) -> Callable[..., Tensor]:
 def _refuse_unsupported(model: PreTrainedModel) -> None:
     name, config = type(model).__name__, model.config.get_text_config()
     if getattr(model.config, "is_encoder_decoder", False):
-        raise UnsupportedModelError(f"{name}: got an encoder-decoder; expected a decoder-only causal language model")
+        raise UnsupportedModelError(f"{name}: got an encoder-decoder; expected a decoder-only causal model; choose one")
     if getattr(model, "_is_stateful", False):
         raise UnsupportedModelError(
-            f"{name}: got a model with recurrent state; expected attention layers only; that state cannot be rolled "
-            "back by forgetting slots"
+            f"{name}: got a model with recurrent state; expected attention layers only, since that state cannot be "
+            "rolled back by forgetting slots; choose another model"
         )
     if not getattr(model, "_supports_attention_backend", False):
         raise UnsupportedModelError(
@@ -327,7 +327,7 @@ def _refuse_unsupported(model: PreTrainedModel) -> None:
     if odd:
         raise UnsupportedModelError(
             f"{name}: got layers of type {', '.join(odd)}; expected full or sliding-window attention only (recurrent "
-            "state could not be rolled back by forgetting slots)"
+            "state could not be rolled back by forgetting slots); choose another model"
         )
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     nested = [value for value in rope.values() if isinstance(value, dict)] or [rope]

@@ -14,9 +14,11 @@ from specdec_fast.targets.attention import PackedContext
 from specdec_fast.targets.weight_layout import RowLinear
 from specdec_kernels import DecoderLayer, DecoderTable, decoder_pass, draft_chain
 
-__all__ = ["WholePass", "whole_pass", "why_not_whole"]
+__all__ = ["WholePass", "whole_pass", "why_not_whole", "widened"]
 
 _LLAMA = "LlamaForCausalLM"
+SMALL = 2**25
+"""Bytes of weights in float32, about what a cache holds."""
 _KINDS = {
     "_proj": RowLinear.__name__,
     "lm_head": RowLinear.__name__,
@@ -49,6 +51,15 @@ def why_not_whole(model: Any) -> str | None:
         if _has_hooks(module):
             return f"{name or 'the model'} has forward hooks, which would not be called"
     return None
+
+
+def widened(model: Any) -> Any:
+    """A small model like Llama of half precision, on a CPU, in float32 from now on, in which its passes are one
+    operator: what its modules cost is in their calls, not in its weights. Others stay as they are.
+    """
+    small = 4 * sum(each.numel() for each in model.parameters()) <= SMALL
+    half = model.device.type == "cpu" and model.dtype in (torch.bfloat16, torch.float16)
+    return model.float() if small and half and type(model).__name__ == _LLAMA else model
 
 
 def _has_hooks(module: Any) -> bool:

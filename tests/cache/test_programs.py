@@ -16,7 +16,7 @@ ROWS = st.integers(0, 4)
 class CachePrograms(RuleBasedStateMachine):
     """Reserve, stage and commit, roll back, fork and release in any order, with a pool that runs dry."""
 
-    @initialize(page_size=st.sampled_from([1, 2, 4, 16]), pages=st.integers(8, 40))
+    @initialize(page_size=st.sampled_from([1, 2, 4, 16, 256]), pages=st.integers(8, 40))
     def start(self, page_size: int, pages: int) -> None:
         self.ledger = Ledger(cache(page_size=page_size, num_pages=pages, max_length=48))
 

@@ -102,6 +102,15 @@ def test_an_interrupt_keeps_what_there_is(run: Any, pair: list[str], monkeypatch
         assert report["prompts"] == len(report["per_prompt"]) == after
 
 
+def test_texts_that_differ_stand_one_below_the_other(run: Any, pair: list[str]) -> None:
+    """Under a rule that draws, other coins give another text of the same law."""
+    result = run("demo", *pair, *QUICK, "--temperature", "1", "--rule", "token")
+    assert result.exit_code == 0, result.output
+    assert "plain decoding:" in result.stdout
+    same = run("demo", *pair, *QUICK, "--temperature", "1")
+    assert "plain decoding:" not in same.stdout
+
+
 def test_colours_and_legend(run: Any, pair: list[str]) -> None:
     result = run("demo", *pair, *QUICK, "--temperature", "0", env={"FORCE_COLOR": "1", "TERM": "xterm"})
     assert "\x1b[32m" in result.stdout

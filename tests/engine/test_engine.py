@@ -115,6 +115,9 @@ def test_statistics_add_up(tree: bool) -> None:
     assert total.steps == sum(handle.stats.steps for handle in handles)
     assert total.tested[0] == sum(handle.stats.tested[0] for handle in handles if handle.stats.tested)
     assert all(seconds >= 0 for seconds in engine.seconds.values()) and engine.seconds["score"] > 0
+    for handle in handles:
+        verbs = handle.stats.seconds
+        assert all(0 < verbs[verb] <= engine.seconds[verb] for verb in ("propose", "score", "verify", "commit"))
 
 
 def test_a_tree_s_depths_count_as_tested_only_where_there_was_a_child() -> None:

@@ -23,8 +23,8 @@ NEW = 28
 FACTORS: dict[str, tuple[Any, ...]] = {
     "family": models.FAMILY_NAMES,
     "drafter": ("draft_model", "ngram", "chain", "tree"),
-    "num_draft_tokens": (1, 2, 4, 8),
-    "batch": (1, 2, 5, 8),
+    "num_draft_tokens": tuple(range(1, 9)),
+    "batch": tuple(range(1, 9)),
     "rule": ("replay", "greedy", "token"),
     "page_size": (1, 16, 256),
     "attention": ("eager", "sdpa"),
@@ -105,7 +105,7 @@ def test_the_text_is_that_of_generate(case: dict[str, Any]) -> None:
 
 
 def test_every_pair_of_factors_is_covered() -> None:
-    assert len(CASES) <= 40
+    assert len(CASES) <= 100
     for one in FACTORS:
         for two in FACTORS:
             if one < two:

@@ -52,13 +52,16 @@ def test_the_target_s_cache_after_every_step(family: str, page_size: int) -> Non
         assert engine.stats.mean_alpha > 0.2
 
 
-@pytest.mark.parametrize(("pick", "page_size"), [("coupled", 1), ("drawn", 16), ("coupled", 256)])
-def test_the_draft_s_cache_after_every_step(pick: str, page_size: int) -> None:
+@pytest.mark.parametrize("whole", [False, None], ids=["modules", "whole"])
+@pytest.mark.parametrize(("pick", "page_size"), [("coupled", 1), ("drawn", 16), ("coupled", 256), ("greedy", 16)])
+def test_the_draft_s_cache_after_every_step(pick: str, page_size: int, whole: bool | None) -> None:
     small = models.kin("llama")
     reference = models.kin("llama")
     recorder = Recorder(
         get_drafter("draft_model")(
-            HuggingFaceTarget(small, max_length=320, page_size=page_size), num_draft_tokens=4, pick=pick
+            HuggingFaceTarget(small, max_length=320, page_size=page_size, whole_pass=whole),
+            num_draft_tokens=4,
+            pick=pick,
         )
     )
     rule = "token" if pick == "drawn" else "replay"

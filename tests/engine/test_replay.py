@@ -60,7 +60,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "temperature": (0.3, 0.7, 1.0, 1.5),
     "law": tuple(LAWS),
     "drafter": ("coupled", "drawn", "ngram", "tree"),
-    "num_draft_tokens": (1, 3, 8),
+    "num_draft_tokens": tuple(range(1, 9)),
 }
 
 

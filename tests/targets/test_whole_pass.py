@@ -208,6 +208,9 @@ def test_drafts_run_whole_where_they_can_and_targets_where_asked(tmp_path: Path)
     engine = load("demo-target", "demo-draft", max_length=64, max_rows=1, compile=True, whole_pass=True)
     assert isinstance(engine.target._logits, WholePass) and isinstance(engine.drafter.model._logits, WholePass)
     engine = load("demo-target", "demo-draft", max_length=64, max_rows=1, dtype="bfloat16")
+    assert engine.drafter.model.why_not_whole is None and engine.target.dtype == torch.bfloat16
+    loaded = load_model("demo-draft", "bfloat16")
+    engine = load("demo-target", loaded, max_length=64, max_rows=1, dtype="bfloat16")
     assert "bfloat16" in engine.drafter.model.why_not_whole
     with pytest.raises(ValueError, match=r"whole_pass: got True, but the model is torch\.bfloat16"):
         load("demo-target", max_length=64, max_rows=1, dtype="bfloat16", whole_pass=True)
