@@ -84,11 +84,12 @@ def picking(vocab: int, temperature: float, count: int) -> float:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("drafter", ["draft_model", "ngram", "plain"])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_engine_overhead(benchmark: Any, threads: int, drafter: str, temperature: float) -> None:
-    """Eager, float32."""
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_engine_overhead(benchmark: Any, dtype: str, threads: int, drafter: str, temperature: float) -> None:
+    """Eager. dtype: the target's."""
     torch.set_num_threads(threads)
     draft = "demo-draft" if drafter == "draft_model" else None
-    engine = load("demo-target", draft, drafter=None if drafter == "plain" else drafter, max_length=1024)
+    engine = load("demo-target", draft, drafter=None if drafter == "plain" else drafter, max_length=1024, dtype=dtype)
     made: Any = engine.drafter
     clock = ForwardClock(engine.target, *([made.model] if draft else []))
     picks = picking(engine.target.vocab_size, temperature, made.num_draft_tokens) if draft else 0.0
@@ -104,6 +105,6 @@ def test_engine_overhead(benchmark: Any, threads: int, drafter: str, temperature
             f"overhead_ms_per_step_{how}": round(1e3 * (median(found[inside]) + picks), 4)
             for how, inside in (("alone", False), ("in_generate", True))
         },
-        "picks_ms": round(1e3 * picks, 4), "dtype": "float32", "compiled": False,
+        "picks_ms": round(1e3 * picks, 4), "compiled": False,
     }  # fmt: skip
-    print(f"\n{drafter}, {threads} threads, T = {temperature}: {benchmark.extra_info}")
+    print(f"\n{dtype}, {drafter}, {threads} threads, T = {temperature}: {benchmark.extra_info}")

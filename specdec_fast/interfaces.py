@@ -42,7 +42,8 @@ class Acceptance:
 
 @dataclass(slots=True, eq=False)
 class Rng:
-    """Where a step stands in the keyed randomness: seeds int64 [B], positions int32 [B] absolute, of the roots.
+    """Where a step stands in the keyed randomness: seeds int64 [B], positions int32 [B] absolute, of the roots. Both
+    are remembered and shared: nobody writes to them.
 
     first_draw: number of the first draw that the drafter may make in this step. Every draw has a number of its own,
     also when several drafters share a step: two draws of one number come from the same noise.

@@ -14,10 +14,8 @@ from oracles.toy_tokenizer import END_OF_TEXT, PIECES, byte_tokenizer
 from specdec_fast import SamplingParams, load
 from specdec_fast.loading import eos_ids, is_hub_id, load_model, load_tokenizer
 from specdec_fast.rules.best import LIKELIEST
-from specdec_fast.targets import whole_pass
 from specdec_fast.targets.huggingface import UnsupportedModelError
 from specdec_fast.targets.tiny import tiny_model
-from specdec_kernels import extension
 
 TOKENIZER = byte_tokenizer()
 VOCAB = len(TOKENIZER)
@@ -348,34 +346,6 @@ def test_models_of_other_kinds_are_refused(tmp_path: Path) -> None:
         load(tmp_path / "mamba")
     with pytest.raises(ValueError, match=f"^drafter draft_model: draft: {recurrent}"):
         load(models.own("llama"), tmp_path / "mamba", max_length=64)
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_a_small_draft_of_half_precision_is_loaded_in_float32(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where its passes are one operator then; what somebody has loaded stays as it is, and so does a large one."""
-
-    def drafted(draft: Any) -> Any:
-        drafter: Any = load("demo-target", draft, dtype=dtype, max_length=64).drafter
-        return drafter.model
-
-    small = drafted("demo-draft")
-    assert small.dtype == torch.float32 and (small.whole is not None or extension.missing() is not None)
-    exact = load_model("demo-draft", dtype)
-    for one, other in zip(small.model.parameters(), exact.parameters(), strict=True):
-        assert torch.equal(one, other.float())
-    assert drafted(exact).dtype == getattr(torch, dtype)
-    monkeypatch.setattr(whole_pass, "SMALL", 2**20)
-    assert drafted("demo-draft").dtype == getattr(torch, dtype)
-
-
-@pytest.mark.parametrize(
-    ("rule", "drafter"), [("token", "draft_model"), ("block", "draft_model"), ("tree", "draft_tree")]
-)
-def test_a_draft_of_another_dtype_than_its_target_serves_every_rule(rule: str, drafter: str) -> None:
-    engine = load("demo-target", "demo-draft", dtype="bfloat16", drafter=drafter, rule=rule, max_length=128)
-    handles = engine.generate(["def main(", "In the beginning"], SamplingParams(seed=1, max_new_tokens=40))
-    assert all(handle.stats.faults == 0 and len(handle.tokens) == 40 for handle in handles)
-    assert engine.stats.tau > 1.5
 
 
 def test_where_end_ids_come_from() -> None:

@@ -14,7 +14,6 @@ import json
 import platform
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +41,7 @@ def peers(op: str, device: torch.device, rounds: int, shapes: tuple[Sizes, ...])
         words, calls = describe(op, sizes), copies(op, sizes, device)
         calls = calls if device.type == "cuda" else calls[: rounds + 1]  # as many as are called
         sides: dict[str, list[Callable[[], Any]]] = {
-            f"ours ({OPS[op].choose(*calls[0].arguments, **calls[0].options)})": [
-                partial(OPS[op], *call.arguments, **call.options) for call in calls
-            ]
+            f"ours ({OPS[op].choose(*calls[0].arguments, **calls[0].options)})": [call.often(OPS[op]) for call in calls]
         }
         clock = graph_times if device.type == "cuda" else host_times
         for peer in chosen:

@@ -3,6 +3,7 @@
 #include "decoder/decoder_pass.h"
 
 #include <tuple>
+#include <vector>
 
 #include "bindings/laws.h"
 #include "decoder/draft_chain.h"
@@ -114,14 +115,15 @@ ChainTensors chain(const ChainArguments& a, int64_t first_draw, int64_t depth, i
   int64_t kept = 0, row = 0;
   for (int64_t b = 0; b < r.batch; ++b) kept += r.drafts[b];
   SPECDEC_CHECK(law_rows == (first_draw < 0 ? r.batch : kept), kChain, ": ", law_rows, " rows of laws; expected ", kept, ", the number of drafts");
-  const ChainPicks picks{{a.temperature.has_value() ? vector<float>(*a.temperature, r.batch, "draft_chain: temperature") : nullptr,
+  const std::vector<float> cold(static_cast<size_t>(r.batch), 0.0F);
+  const ChainPicks picks{{a.temperature.has_value() ? vector<float>(*a.temperature, r.batch, "draft_chain: temperature") : cold.data(),
                           vector<int32_t>(a.top_k, r.batch, "draft_chain: top_k"), vector<float>(a.top_p, r.batch, "draft_chain: top_p"),
                           vector<float>(a.min_p, r.batch, "draft_chain: min_p")},
                          vector<int64_t>(a.seeds, r.batch, "draft_chain: seeds"),
                          vector<int32_t>(a.positions, r.batch, "draft_chain: positions"),
                          vocab,
                          first_draw};
-  const char* bad = a.temperature.has_value() ? invalid_parameter(picks.sampling, r.batch, &row) : nullptr;
+  const char* bad = invalid_parameter(picks.sampling, r.batch, &row);
   SPECDEC_CHECK(bad == nullptr, kChain, ": ", bad, "[", row, "] is out of range");
   const auto floats = [&](int64_t width) { return width == 0 ? empty({law_rows}, ScalarType::Float) : empty({law_rows, width}, ScalarType::Float); };
   const ChainTensors out{empty({r.batch, depth}, ScalarType::Long), floats(decoder.vocab), floats(0), floats(0), floats(0),
@@ -131,7 +133,7 @@ ChainTensors chain(const ChainArguments& a, int64_t first_draw, int64_t depth, i
   const AttentionProblem problem = draft_chain(decoder, r, picks, depth, data<int64_t>(out.chosen), laws, static_cast<Isa>(isa));
   if (problem.text != nullptr) {
     reject(kChain, ": ", problem.text, " of row ", problem.row, " of the batch is ", problem.got, ", expected 0 <= value < ", problem.limit,
-           "; grow page_table before the chain");
+           "; reserve pages for what is fed and drafted before the chain");
   }
   return out;
 }
@@ -149,7 +151,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> draft_chain_l
     Tensor table, Tensor tokens, Tensor offsets, Tensor drafts, Tensor rows, Tensor page_table, Tensor lengths, Maybe temperature, Tensor top_k,
     Tensor top_p, Tensor min_p, Tensor seeds, Tensor positions, int64_t first_draw, int64_t depth, int64_t num_drafts, int64_t vocab_size,
     int64_t table_vocab, double eps, double scale, int64_t isa) {
-  SPECDEC_CHECK(first_draw >= 0 && first_draw + depth < (int64_t{1} << 31), kChain, ": first_draw is ", first_draw, "; expected 0 or more");
+  SPECDEC_CHECK(first_draw >= 0 && depth >= 1 && first_draw < (int64_t{1} << 31) - depth, kChain, ": first_draw is ", first_draw,
+                "; expected 0 to 2**31");
   const ChainTensors out = chain({table, tokens, offsets, drafts, rows, page_table, lengths, temperature, top_k, top_p, min_p, seeds, positions},
                                  first_draw, depth, num_drafts, vocab_size, eps, scale, isa);
   SPECDEC_CHECK(out.logits.size(1) == table_vocab, kChain, ": table_vocab is ", table_vocab, "; expected the table's, ", out.logits.size(1));

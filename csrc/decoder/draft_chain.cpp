@@ -28,20 +28,29 @@ class Chain {
       if (const AttentionProblem problem = pass(isa); problem.text != nullptr) return problem;
       pick(level);
     }
-    std::copy(lengths_.begin(), lengths_.end(), r_.lengths);
+    for (int64_t b = 0; b < r_.batch; ++b) r_.lengths[r_.rows[b]] = lengths_[r_.rows[b]];
     return {nullptr, 0, 0, 0};
   }
 
  private:
+  // Everything that a pass would refuse, so that no chain breaks off half way.
   AttentionProblem check() const {
     const int64_t room = std::min(r_.pages_per_row * d_.page_size, d_.positions);
+    std::vector<char> seen(static_cast<size_t>(r_.capacity), 0);
     for (int64_t b = 0; b < r_.batch; ++b) {
       const int64_t row = r_.rows[b], fed = r_.offsets[b + 1] - static_cast<int64_t>(r_.offsets[b]);
       if (row < 0 || row >= r_.capacity) return {"row id", b, row, r_.capacity};
+      if (seen[row]++ != 0) return {"row id, which occurs twice,", b, row, r_.capacity};
       if (r_.offsets[b] < 0 || (b == 0 && r_.offsets[0] != 0) || r_.offsets[b + 1] > r_.nodes || fed < 1) return {"number of tokens fed (1 or more)", b, fed, r_.nodes + 1};
       if (r_.drafts[b] < 1 || r_.drafts[b] > depth_) return {"number of drafts (1 or more)", b, r_.drafts[b], depth_ + 1};
       const int64_t length = lengths_[row] + fed + r_.drafts[b] - 1;
       if (lengths_[row] < 0 || length > room) return {"length with its drafts", b, lengths_[row] < 0 ? lengths_[row] : length, room + 1};
+      for (int64_t i = r_.offsets[b]; i < r_.offsets[b + 1]; ++i)
+        if (r_.tokens[i] < 0 || r_.tokens[i] >= d_.vocab) return {"a token", b, r_.tokens[i], d_.vocab};
+      for (int64_t p = 0; p * d_.page_size < length; ++p) {
+        const int64_t page = r_.page_table[row * r_.pages_per_row + p];
+        if (page < 0 || page >= d_.pages) return {"a page", b, page, d_.pages};
+      }
     }
     if (r_.offsets[r_.batch] != r_.nodes) return {"end of offsets", r_.batch, r_.offsets[r_.batch], r_.nodes};
     return {nullptr, 0, 0, 0};
@@ -119,7 +128,7 @@ class Chain {
     bool whole = p_.first_draw < 0;
     for (int64_t i = 0; i < batch; ++i) {
       const int64_t b = places_[i];
-      temperature_[i] = p_.sampling.temperature == nullptr ? 0 : p_.sampling.temperature[b];
+      temperature_[i] = p_.sampling.temperature[b];
       top_k_[i] = p_.sampling.top_k[b];
       top_p_[i] = p_.sampling.top_p[b];
       min_p_[i] = p_.sampling.min_p[b];

@@ -17,7 +17,7 @@ struct ChainRows {
 };
 
 // How tokens are picked among the first `vocab`: by the noise of replay, or, with first_draw >= 0, by draws that are keyed
-// by the root's position. A null temperature stands for zeros.
+// by the root's position.
 struct ChainPicks {
   SamplingRows sampling;
   const int64_t* seeds;

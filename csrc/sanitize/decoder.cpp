@@ -28,7 +28,7 @@ void chain_case(uint64_t seed, Random& random, const Decoder& d, const DecoderNo
     drafts.push_back(static_cast<int32_t>(between(random, 1, std::min<int64_t>(room + 1, 5))));
     depth = std::max<int64_t>(depth, drafts.back());
     kept += drafts.back();
-    temperature.push_back(one_of<float>(random, {0.0F, 0.7F, 1.0F}));
+    temperature.push_back(seed % 4 == 0 ? 0.0F : one_of<float>(random, {0.0F, 0.7F, 1.0F}));
     top_k.push_back(one_of<int32_t>(random, {0, 0, 3}));
     top_p.push_back(one_of<float>(random, {1.0F, 1.0F, 0.8F}));
     min_p.push_back(one_of<float>(random, {0.0F, 0.0F, 0.1F}));
@@ -46,7 +46,7 @@ void chain_case(uint64_t seed, Random& random, const Decoder& d, const DecoderNo
   r.nodes = static_cast<int64_t>(tokens.size());
   r.capacity = n.rows;
   r.pages_per_row = n.pages_per_row;
-  ChainPicks p{{seed % 4 == 0 ? nullptr : temperature.data(), top_k.data(), top_p.data(), min_p.data()}, seeds.data(), positions.data(),
+  ChainPicks p{{temperature.data(), top_k.data(), top_p.data(), min_p.data()}, seeds.data(), positions.data(),
                between(random, 1, d.vocab), seed % 2 == 0 ? -1 : between(random, 0, 3)};
   const int64_t laws = p.first_draw < 0 ? batch : kept;
   std::vector<int64_t> first;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -21,7 +22,7 @@ class Call:
     """One call of an operator.
 
     writes: tensors among the arguments that the operator writes to; bytes: what it must read and write at least;
-    products: multiplications of its matrix products.
+    products: multiplications of its matrix products; grows: place of the argument that each call adds to, if one does.
     """
 
     arguments: tuple[Any, ...]
@@ -29,6 +30,22 @@ class Call:
     writes: tuple[Tensor, ...] = ()
     bytes: int = 0
     products: int = 0
+    grows: int | None = None
+
+    def often(self, op: Callable[..., Any]) -> Callable[[], Any]:
+        """The call by an operator, as often as one likes: what it adds to is put back after each."""
+        run = partial(op, *self.arguments, **self.options)
+        if self.grows is None:
+            return run
+        grown: Tensor = self.arguments[self.grows]
+        before = grown.clone()
+
+        def again() -> Any:
+            found = run()
+            grown.copy_(before)
+            return found
+
+        return again
 
 
 @dataclass(frozen=True)
@@ -194,6 +211,7 @@ def drafting(sizes: Sizes) -> Call:
         (*made.keys, *made.values, lengths),
         bytes=sizes.nodes * (weights + 2 * seen) * sizes.dtype.itemsize,
         products=sizes.nodes * sizes.rows * weights,
+        grows=6,
     )
 
 

@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from statistics import median
@@ -240,7 +239,7 @@ def _time(
             reason = "for inspection: it asks the device how deep the trees are, so no graph"
         if reason is not None:
             return Timing(op, backend, words, None, reason=reason)
-        run = [partial(OPS[op], *call.arguments, **call.options) for call in calls]
+        run = [call.often(OPS[op]) for call in calls]
         try:
             seconds = _seconds(device, run, rounds)
         except Exception as error:  # one kernel that fails leaves the others their times

@@ -173,7 +173,8 @@ class DraftModelDrafter:
         whole = self._between_nothing()
         if whole is not None and sampling.edits is None:
             return self._chain(whole, active, own, texts, counts, sampling, roots, rng.first_draw, drafted, law_rows)
-        logits, parts, used = self._catch_up(own, texts), [], 0
+        logits, parts = self._catch_up(own, texts), []
+        levels: list[tuple[list[int], Tensor]] = []  # read at the end: until then a device need not be waited for
         shape = positions = None  # of the active rows: a pass over one token of each, and where tokens will stand
         for level in range(max(counts)):
             if self.entropy_stop:  # before the token is drawn: a token that was drawn is never dropped
@@ -187,14 +188,14 @@ class DraftModelDrafter:
                     sampling = view.sampling([rows[index] for index in active])
             if positions is None:
                 positions = self._positions(sampling, roots, max(counts))
-            chains = [[view.tokens(rows[at])[-1], *drafted[at]] for at in active] if sampling.edits else []
+            chains = []
+            if sampling.edits is not None:
+                known = [dict(zip(earlier, chosen.tolist())) for earlier, chosen in levels]
+                chains = [[view.tokens(rows[at])[-1], *(tokens[at] for tokens in known)] for at in active]
             chosen, law = self._pick_level(sampling, roots, positions[level], rng.first_draw + level, logits, chains)
-            for at, (index, token) in enumerate(zip(active, chosen.tolist())):
-                drafted[index].append(token)
-                law_rows[index].append(used + at)
+            levels.append((active, chosen))
             if law is not None:
                 parts.append(law)
-            used += len(active)
             going = [at for at, index in enumerate(active) if counts[index] > level + 1]
             if not going:
                 break
@@ -206,12 +207,19 @@ class DraftModelDrafter:
                 shape = packed_shape(tuple([rows[index] for index in active]), (1,) * len(active), view.device)
             fed = self._translation.ids(chosen) if self.tokenizers == "tli" and self._translation else chosen
             logits = self._masked(self.model.extend(shape.rows, fed, shape.offsets, logits=shape.last).logits)
+        used = 0
+        for active, chosen in levels:
+            for at, (index, token) in enumerate(zip(active, chosen.tolist())):
+                drafted[index].append(token)
+                law_rows[index].append(used + at)
+            used += len(active)
         return concat_laws(parts) if parts and self.pick == "drawn" else None
 
     def _between_nothing(self) -> WholePass | None:
         """Its passes as one operator, where nothing but picks comes between those of a chain."""
-        whole: WholePass | None = getattr(self.model, "whole", None)
-        return None if self.entropy_stop or self._translation is not None else whole
+        if self.entropy_stop or self._translation is not None or not isinstance(self.model, HuggingFaceTarget):
+            return None
+        return self.model.whole
 
     def _chain(
         self,
@@ -315,6 +323,7 @@ class DraftModelDrafter:
             if self._translation is not None:
                 start = _common(self._fed[row], have)
             start = min(start, len(have) - 1)  # the root is always fed: its logits are wanted
+            self._stored[row] = start, []  # whatever breaks off what follows
             kept.append(start)
             # a target's padding ids may lie beyond the draft's embedding: what stands in for them only costs acceptance
             fed.extend(token if token < self.model.vocab_size else 0 for token in have[start:])

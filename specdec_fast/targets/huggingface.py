@@ -252,8 +252,9 @@ class HuggingFaceTarget:
 
     @property
     def whole(self) -> WholePass | None:
-        """Its passes where they are one operator; whoever has them can have chains of them too."""
-        return self._logits if isinstance(self._logits, WholePass) else None
+        """Its passes where they are one operator, and `extend` is ours: who has them can have chains of them too."""
+        ours = type(self).extend is HuggingFaceTarget.extend and "extend" not in vars(self)
+        return self._logits if ours and isinstance(self._logits, WholePass) else None
 
     @property
     def hidden_size(self) -> int:

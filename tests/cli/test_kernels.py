@@ -228,6 +228,16 @@ def test_bench_times_what_is_here(run: Any, monkeypatch: pytest.MonkeyPatch) -> 
     assert "% (in cache)" in run(*asked, "--device", "cpu").stdout
 
 
+def test_bench_times_what_grows_with_every_call(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from specdec_kernels import timing
+
+    monkeypatch.setattr(timing, "measure_ceilings", lambda device: timing.Ceilings(10.0, 10.0, 0.1))
+    asked = ("kernels", "bench", "draft_chain", "--rounds", "3", "-s", "length=30", "--json", "--device", "cpu")
+    times = {row["backend"]: row for row in json.loads(run(*asked).stdout)["times"]}
+    assert times["reference"]["microseconds"] > 0
+    assert times["cpu"]["microseconds"] or times["cpu"]["reason"]
+
+
 def test_bench_times_peers_beside_ours(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from specdec_kernels import timing
 

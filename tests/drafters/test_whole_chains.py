@@ -97,6 +97,51 @@ def test_edits_come_between_passes(changes: dict[str, Any], monkeypatch: Any) ->
         assert bool(calls) is expected
 
 
+def test_a_chain_that_is_broken_off_claims_nothing(monkeypatch: Any) -> None:
+    """Between the call and the note of it: what is drafted next is what a fresh draft would."""
+    made, state = get_drafter("draft_model")(draft()), DecodeState(8, 128)
+    rows = [state.join(models.prompt(9), SamplingParams(seed=3, temperature=1.0), 9, ())]
+    made.begin(state, rows, None)
+
+    def propose(one: Any) -> list[int]:
+        with torch.inference_mode():
+            return one.propose(state, rows, Budget([4]), state.rng(rows)).tokens.tolist()
+
+    first = propose(made)
+    state.append(rows, [first[1:3]])
+
+    def broken(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(made, "_held", broken)
+        with pytest.raises(KeyboardInterrupt):
+            propose(made)
+    kept, drafted = made._stored[rows[0]]
+    assert kept <= state.length(rows[0]) - 1 and drafted == []
+    fresh = get_drafter("draft_model")(draft())
+    fresh.begin(state, rows, None)
+    assert propose(made) == propose(fresh)
+
+
+def test_an_extend_of_somebody_s_own_is_called() -> None:
+    class Own(HuggingFaceTarget):
+        def extend(self, *arguments: Any, **named: Any) -> Any:
+            output = super().extend(*arguments, **named)
+            if output.logits is not None:
+                output.logits[:, :50] = float("-inf")
+            return output
+
+    model = Own(tiny_model("llama"), max_length=128, whole_pass=True)
+    assert model.whole is None and draft().whole is not None
+    made, state = get_drafter("draft_model")(model), DecodeState(8, 128)
+    rows = [state.join([3], SamplingParams(seed=at, temperature=1.0), 1, ()) for at in range(3)]
+    made.begin(state, rows, None)
+    with torch.inference_mode():
+        tokens = made.propose(state, rows, Budget([4] * 3), state.rng(rows)).tokens.view(3, 5)
+    assert int(tokens[:, 1:].min()) >= 50
+
+
 @pytest.mark.parametrize(("rule", "temperature"), [("token", 1.0), ("token", 0.7), ("block", 1.0)])
 def test_texts_have_the_law_of_the_target(rule: str, temperature: float) -> None:
     """Texts of three tokens of four ids, several steps each, from drawn chains of two."""

@@ -181,14 +181,22 @@ def test_ragged_batches(data: st.DataObject) -> None:
 
 
 @needs_cpu
-def test_a_row_drafts_the_same_alone_and_on_any_number_of_threads() -> None:
-    want = draft_chain(*SOME.arguments())
-    threads = torch.get_num_threads()
+def test_two_threads_draft_what_one_does() -> None:
+    """Of so many tokens that the second one is started."""
+    case = chains(8, [1, 2], [3, 2], [1.0, 0.8], vocab=80_000, kv_heads=1)
+    threads, found = torch.get_num_threads(), []
     try:
-        torch.set_num_threads(2)
-        assert torch.equal(draft_chain(*SOME.arguments()), want)
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            found.append([draft_chain(*case.arguments()), *draft_chain(*case.arguments(), first_draw=0)[:6]])
     finally:
         torch.set_num_threads(threads)
+    assert all(map(torch.equal, *found))
+
+
+@needs_cpu
+def test_a_row_drafts_the_same_alone() -> None:
+    want = draft_chain(*SOME.arguments())
     table, tokens, offsets, drafts, rows, page_table, lengths, *asked, vocab = SOME.arguments()
     for row, count in enumerate(drafts):
         own = slice(row, row + 1)
@@ -221,6 +229,15 @@ def test_what_a_row_stores() -> None:
     assert torch.equal(lengths, before + grown)
 
 
+def late(table: Tensor) -> Tensor:
+    """Without the last page of the row that drafts most."""
+    row = int(SOME.rows[0])
+    last = (int(SOME.lengths[row]) + SOME.fed[0] + SOME.drafts[0] - 2) // SOME.decoder.weights["keys"][0].shape[1]
+    changed = table.clone()
+    changed[row, last] = 10**6
+    return changed
+
+
 WRONG: dict[str, tuple[int, Any, str]] = {
     "token beyond": (1, lambda old: old.index_fill(0, torch.tensor([2]), 50), "tokens"),
     "token below": (1, lambda old: old.index_fill(0, torch.tensor([2]), -1), "tokens"),
@@ -233,7 +250,9 @@ WRONG: dict[str, tuple[int, Any, str]] = {
     "drafts of three rows": (3, lambda old: [4, 1, 2], "at least one|drafts"),
     "row beyond": (4, lambda old: old.clamp(min=6), "row ids below 6"),
     "row below": (4, lambda old: old - 9, "row ids below 6"),
+    "row twice": (4, lambda old: old.index_fill(0, torch.tensor([0, 1]), 3), "different row ids below 6"),
     "pages": (5, lambda old: old.index_fill(1, torch.tensor([0]), 9999), "page"),
+    "a page that a later pass would read": (5, lambda old: late(old), "page"),
     "lengths": (6, lambda old: old + 1000, "at most"),
     "lengths below": (6, lambda old: old - 1000, "at most"),
     "temperature": (7, lambda old: -old, "temperature"),
@@ -258,6 +277,34 @@ def test_bad_arguments_change_no_length(backend: str | None, wrong: str, first_d
     with use_backend(backend), pytest.raises(ValueError, match=words):
         draft_chain(*arguments, first_draw=first_draw)
     assert torch.equal(arguments[6], before)
+
+
+@needs_cpu
+def test_other_rows_lengths_are_not_touched() -> None:
+    """Not even written back: they may be another thread's."""
+    arguments = SOME.arguments()
+    others = torch.ones(len(arguments[6]), dtype=torch.bool)
+    others[arguments[4].long()] = False
+    want = torch.full_like(arguments[6][others], -7)
+    arguments[6][others] = want
+    draft_chain(*arguments)
+    assert torch.equal(arguments[6][others], want)
+
+
+@needs_cpu
+def test_drafts_that_are_no_integers_are_the_same_numbers() -> None:
+    arguments = SOME.arguments()
+    arguments[3] = [float(count) for count in arguments[3]]
+    assert torch.equal(draft_chain(*arguments), draft_chain(*SOME.arguments()))
+    assert torch.equal(draft_chain(*SOME.arguments()), draft_chain(*SOME.arguments()))
+
+
+@pytest.mark.parametrize("at", [8, 9, 10])
+def test_filters_are_looked_at_without_a_temperature_too(at: int) -> None:
+    arguments = SOME.arguments()
+    arguments[7], arguments[at] = None, arguments[at] - 5
+    with pytest.raises(ValueError, match=("top_k", "top_p", "min_p")[at - 8]):
+        draft_chain(*arguments)
 
 
 def test_draws_begin_at_zero_and_a_list_is_no_decoder() -> None:

@@ -13,6 +13,7 @@ from oracles import models
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter, load
 from specdec_fast.draft import Draft
 from specdec_fast.loading import load_model
+from specdec_fast.targets import whole_pass
 from specdec_fast.targets.layer_set import LayerSet
 from specdec_fast.targets.tiny import tiny_model
 from specdec_fast.targets.whole_pass import WholePass
@@ -216,3 +217,31 @@ def test_drafts_run_whole_where_they_can_and_targets_where_asked(tmp_path: Path)
         load("demo-target", max_length=64, max_rows=1, dtype="bfloat16", whole_pass=True)
     model: Any = load_model("demo-draft")
     assert HuggingFaceTarget(model, max_length=64, max_rows=1, whole_pass=True).why_not_whole is None
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_small_draft_of_half_precision_is_loaded_in_float32(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where its passes are one operator then; what somebody has loaded stays as it is, and so does a large one."""
+
+    def drafted(draft: Any) -> Any:
+        drafter: Any = load("demo-target", draft, dtype=dtype, max_length=64).drafter
+        return drafter.model
+
+    small = drafted("demo-draft")
+    assert small.dtype == torch.float32 and small.whole is not None
+    exact = load_model("demo-draft", dtype)
+    for one, other in zip(small.model.parameters(), exact.parameters(), strict=True):
+        assert torch.equal(one, other.float())
+    assert drafted(exact).dtype == getattr(torch, dtype)
+    monkeypatch.setattr(whole_pass, "SMALL", 2**20)
+    assert drafted("demo-draft").dtype == getattr(torch, dtype)
+
+
+@pytest.mark.parametrize(
+    ("rule", "drafter"), [("token", "draft_model"), ("block", "draft_model"), ("tree", "draft_tree")]
+)
+def test_a_draft_of_another_dtype_than_its_target_serves_every_rule(rule: str, drafter: str) -> None:
+    engine = load("demo-target", "demo-draft", dtype="bfloat16", drafter=drafter, rule=rule, max_length=128)
+    handles = engine.generate(["def main(", "In the beginning"], SamplingParams(seed=1, max_new_tokens=40))
+    assert all(handle.stats.faults == 0 and len(handle.tokens) == 40 for handle in handles)
+    assert engine.stats.tau > 1.5

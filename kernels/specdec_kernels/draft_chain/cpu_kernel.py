@@ -18,8 +18,9 @@ _draft_chain_laws = torch.ops.specdec.draft_chain_laws.default
 @lru_cache(maxsize=512)
 def _counts(drafts: tuple[int, ...]) -> tuple[Tensor, int, int]:
     """Remembered, since most steps draft the same; read only."""
+    counts = tuple(map(int, drafts))  # 1.0 is the same key
     with torch.inference_mode(False):
-        return torch.tensor(drafts, dtype=torch.int32, device="cpu"), max(drafts), sum(drafts)
+        return torch.tensor(counts, dtype=torch.int32, device="cpu"), max(counts), sum(counts)
 
 
 def draft_chain(

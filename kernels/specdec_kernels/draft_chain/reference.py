@@ -30,8 +30,8 @@ def check(
         )
     if not 1 <= vocab_size <= decoder.vocab_size:
         raise ValueError(f"{_OP}: vocab_size is {vocab_size}; expected 1..{decoder.vocab_size}, the decoder's")
-    if first_draw is not None and first_draw < 0:
-        raise ValueError(f"{_OP}: first_draw is {first_draw}; expected 0 or more, or None for the noise of replay")
+    if first_draw is not None and not 0 <= first_draw < 2**31 - max(drafts, default=0):
+        raise ValueError(f"{_OP}: first_draw is {first_draw}; expected 0 to 2**31, or None for the noise of replay")
     nodes = expect.tensor(_OP, "tokens", tokens, torch.int64, "M").shape[0]
     batch = expect.tensor(_OP, "rows", rows, torch.int32, "B").shape[0]
     capacity = expect.tensor(_OP, "lengths", lengths, torch.int32, "R").shape[0]
@@ -49,15 +49,22 @@ def check(
         )
     if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < decoder.vocab_size:
         raise ValueError(f"{_OP}: got tokens {tokens.tolist()}; expected 0..{decoder.vocab_size - 1}")
-    if any(not 0 <= row < capacity for row in rows.tolist()):
-        raise ValueError(f"{_OP}: got rows {rows.tolist()}; expected row ids below {capacity}")
-    room = min(columns * decoder.keys[0].shape[1], decoder.rotary.shape[0])
+    if any(not 0 <= row < capacity for row in rows.tolist()) or len(set(rows.tolist())) < batch:
+        raise ValueError(f"{_OP}: got rows {rows.tolist()}; expected different row ids below {capacity}")
+    pages, page = decoder.keys[0].shape[:2]
+    room = min(columns * page, decoder.rotary.shape[0])
     held = lengths[rows.long()].tolist()
     for row, start, count, more in zip(rows.tolist(), held, fed, drafts):
         if not 0 <= start <= start + count + more - 1 <= room:
             raise ValueError(
                 f"{_OP}: row {row} holds {start} tokens and is fed {count} and {more - 1} drafts; expected at most "
                 f"{room} in all; draft fewer, or give the decoder more room"
+            )
+        used = page_table[row, : -(-(start + count + more - 1) // page)]
+        if not 0 <= int(used.min()) <= int(used.max()) < pages:
+            raise ValueError(
+                f"{_OP}: row {row} of page_table is {used.tolist()}; expected page ids below {pages}; reserve pages "
+                "for what is fed and drafted before the chain"
             )
 
 
