@@ -62,6 +62,11 @@ class Draft:
         """Its rows as host integers."""
         return tuple(self.rows.tolist()) if self.row_ids is None else self.row_ids
 
+    @property
+    def chain_rows(self) -> tuple[int, ...] | None:
+        """Its rows as host integers if all of them are chains, else None."""
+        return self.host_rows() if self.is_chain else None
+
     def planned(self) -> TreePlan:
         """The links of its trees: those that are known, or made now for rows of that many nodes."""
         if self.plan is not None:

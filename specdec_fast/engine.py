@@ -220,7 +220,7 @@ class Engine:
             acceptance = self.rule(draft, plan, laws, rng)
         try:
             with clock.time("commit"):
-                target.cache.commit(draft.rows, slots, acceptance.path, acceptance.num_accepted)
+                target.cache.commit(draft.rows, slots, acceptance.path, acceptance.num_accepted, draft.chain_rows)
             with clock.time("append"):
                 given, acceptance = given_by(draft, plan, acceptance, laws, sampling)
                 wanted = any(handle.params.logprobs is not None for handle in handles)

@@ -11,6 +11,7 @@ import gc
 import weakref
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -135,8 +136,24 @@ class PagedCache:
         )
         return Slots(table, lengths, offsets, slots, positions, ancestors, depth)
 
-    def commit(self, rows: Tensor, slots: Slots, path: Tensor, num_accepted: Tensor) -> None:
-        """Keep the accepted path of a step (root first), forget the other nodes; lengths grow by the path's."""
+    def commit(
+        self,
+        rows: Tensor,
+        slots: Slots,
+        path: Tensor,
+        num_accepted: Tensor,
+        chains: Sequence[int] | None = None,
+    ) -> None:
+        """Keep the accepted path of a step (root first), forget the other nodes; lengths grow by the path's.
+
+        chains: the rows as host integers, where all of them are chains and the host may read now: these lie where they
+        are kept, so that on a CPU only lengths change.
+        """
+        if chains is not None and self._lengths_here is not None:
+            staged = [end - start for start, end in pairwise(slots.offsets.tolist())]
+            for row, count, accepted in zip(chains, staged, num_accepted.tolist(), strict=True):
+                self._lengths_here[row] += min(accepted + 1, count)
+            return
         kv_commit(self._all, slots.page_table, slots.lengths, path, slots.offsets, num_accepted, rows, self.lengths)
 
     def rollback(self, rows: Tensor | Sequence[int], lengths: Tensor | Sequence[int]) -> None:

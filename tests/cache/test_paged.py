@@ -80,6 +80,33 @@ def test_known_tokens_are_committed_where_they_lie() -> None:
     assert advanced.lengths.tolist() == [6, 3]
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_chains_are_kept_by_their_lengths_alone(seed: int) -> None:
+    """What `kv_commit` does to chains, where the host may read: rows without nodes and paths of any length."""
+    source = random.Random(seed)
+    counts = [source.choice([0, 1, 4]) for _ in range(3)]
+    accepted = [source.randrange(max(count, 1)) for count in counts]
+    bounds = torch.tensor([0, *counts]).cumsum(0).int()
+    path = torch.full((3, 5), -1, dtype=torch.int32)
+    for row, (start, count, kept) in enumerate(zip(bounds.tolist(), counts, accepted, strict=False)):
+        path[row, : min(kept + 1, count)] = torch.arange(start, start + min(kept + 1, count), dtype=torch.int32)
+    found = []
+    for chains in (None, [4, 0, 2]):
+        made = ledger({0: 3, 2: 6, 4: 1})
+        for row in (0, 2, 4):
+            assert made.cache.reserve(row, 12)
+        slots = made.cache.stage(torch.tensor([4, 0, 2], dtype=torch.int32), bounds, sum(counts))
+        before = [each.clone() for each in (*made.cache.keys, *made.cache.values)]
+        rows, kept_of = torch.tensor([4, 0, 2], dtype=torch.int32), torch.tensor(accepted, dtype=torch.int32)
+        made.cache.commit(rows, slots, path, kept_of, chains)
+        assert all(map(torch.equal, before, (*made.cache.keys, *made.cache.values)))
+        found.append(made.cache.lengths.tolist())
+    assert found[0] == found[1] == [
+        3 + min(accepted[1] + 1, counts[1]), 0, 6 + min(accepted[2] + 1, counts[2]), 0,
+        1 + min(accepted[0] + 1, counts[0]),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("host", [False, True])
 def test_rollback_truncates_to_absolute_lengths(host: bool) -> None:
     made = ledger({0: 9, 2: 5})
