@@ -319,11 +319,11 @@ class Draft:
         if vocab_size is not None and tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
             node = next(node for node, token in enumerate(tokens) if not 0 <= token < vocab_size)
             raise ValueError(f"draft: node {node}: got token {tokens[node]}; expected 0..{vocab_size - 1}")
-        starts = accumulate(self.counts, initial=0)
-        if roots is not None and any(
-            count and tokens[start] != root for start, count, root in zip(starts, self.counts, roots.values())
-        ):
-            raise ValueError(f"draft: got tokens {tokens}; expected rows to begin with {list(roots.values())}")
+        start, first = 0, () if roots is None else tuple(roots.values())
+        for count, root in zip(self.counts, first):
+            if count and tokens[start] != root:
+                raise ValueError(f"draft: got tokens {tokens}; expected rows to begin with {list(first)}")
+            start += count
 
     def _check_parents(self, shape: PackedShape) -> None:
         """shape: of its counts, with the parents that it has if every node follows the one before it."""

@@ -114,6 +114,8 @@ class Proposer:
 
     def _served(self, rows: Sequence[int]) -> list[int]:
         """The rows whose requests are not given up."""
+        if not self._given_up:
+            return list(rows)
         return [row for row in rows if self._running[row] not in self._given_up]
 
     def propose(self, view: StateView, rows: Sequence[int], rng: Rng) -> Draft:
@@ -124,8 +126,10 @@ class Proposer:
         roots = [view.tokens(row)[-1] for row in rows]
         draft = None
         if any(limits):
-            served = set(self._served(rows))
-            places = [at for at, row in enumerate(rows) if row in served]
+            places = list(range(len(rows)))
+            if self._given_up:
+                served = set(self._served(rows))
+                places = [at for at in places if rows[at] in served]
             draft = self._contained(view, rows, places, limits, rng)
         if draft is None:
             return Draft.chains(rows, [[root] for root in roots], device=view.device)
