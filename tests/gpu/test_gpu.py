@@ -41,7 +41,8 @@ def test_every_backend_agrees_with_the_reference(op: str, sizes: Sizes) -> None:
 def test_calls_with_options_give_what_the_reference_gives(op: str, case: str) -> None:
     found = list(check([op], device=torch.device("cuda"), only=(case,)))
     assert [row for row in found if not row.agrees] == []
-    assert any(row.ran for row in found if row.backend == "triton"), found
+    if any(backend.name == "triton" for backend in OPS[op].backends):
+        assert any(row.ran for row in found if row.backend == "triton"), found
 
 
 @pytest.mark.parametrize("op", sorted(set(OPS) & set(registered.LAUNCHES)))
