@@ -99,7 +99,9 @@ class DecodeState:
     def rng(self, rows: Sequence[int]) -> Rng:
         """Seeds and root positions of rows: the newest committed token is the root."""
         places = [len(self._host[row]) - 1 for row in rows]
-        if len(places) == 1 and self._on_host:  # behind a pass, which empties caches, even a small tensor takes 20 us
+        if (
+            len(places) == 1 and self._on_host
+        ):  # behind a pass, which empties the caches, even a small tensor takes a while
             positions = _positions(places[0] // _BLOCK)[places[0] % _BLOCK]
         else:
             positions = from_host(places, torch.int32, self.device)

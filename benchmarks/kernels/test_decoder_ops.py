@@ -47,6 +47,19 @@ def side(name: str, rows: int, nodes: int, **how: Any) -> Callable[[], float]:
     return run
 
 
+def by_turns(runs: dict[str, Callable[[], float]], state: str) -> dict[str, list[float]]:
+    """Seconds of every round; cold: with other memory read before each."""
+    found: dict[str, list[float]] = {how: [] for how in runs}
+    swept = torch.zeros(2**23)
+    for _ in range(ROUNDS):
+        for how, run in runs.items():
+            run()
+            if state == "cold":
+                swept.add_(1)
+            found[how].append(run())
+    return found
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(
     ("name", "rows", "nodes"),
@@ -54,19 +67,12 @@ def side(name: str, rows: int, nodes: int, **how: Any) -> Callable[[], float]:
 )
 def test_decoder_pass(benchmark: Any, name: str, rows: int, nodes: int, threads: int) -> None:
     torch.set_num_threads(threads)
-    swept = torch.zeros(2**23)
     with torch.inference_mode():
         runs = {how: side(name, rows, nodes, **options) for how, options in SIDES.items()}
         for run in [*runs.values()] * 3:  # compiled code of two shapes
             run()
         for state in ("warm", "cold"):
-            found: dict[str, list[float]] = {how: [] for how in runs}
-            for _ in range(ROUNDS):
-                for how, run in runs.items():
-                    run()
-                    if state == "cold":
-                        swept.add_(1)
-                    found[how].append(run())
+            found = by_turns(runs, state)
             benchmark.extra_info |= {f"{how}_{state}_us": round(median(each) * 1e6) for how, each in found.items()}
             for how in ("modules", "compiled"):
                 ratio = median(one / two for one, two in zip(found[how], found["whole"], strict=True))
@@ -112,17 +118,10 @@ def chained(rows: int, drafts: int, together: bool) -> Callable[[], float]:
 @pytest.mark.parametrize(("rows", "drafts"), [(1, 4), (8, 4)])
 def test_draft_chain(benchmark: Any, rows: int, drafts: int, threads: int) -> None:
     torch.set_num_threads(threads)
-    swept = torch.zeros(2**23)
     with torch.inference_mode():
         runs = {how: chained(rows, drafts, how == "together") for how in ("apart", "together")}
         for state in ("warm", "cold"):
-            found: dict[str, list[float]] = {how: [] for how in runs}
-            for _ in range(ROUNDS):
-                for how, run in runs.items():
-                    run()
-                    if state == "cold":
-                        swept.add_(1)
-                    found[how].append(run())
+            found = by_turns(runs, state)
             benchmark.extra_info |= {f"{how}_{state}_us": round(median(each) * 1e6) for how, each in found.items()}
             ratio = median(one / two for one, two in zip(found["apart"], found["together"], strict=True))
             benchmark.extra_info[f"times_faster_{state}"] = round(ratio, 2)

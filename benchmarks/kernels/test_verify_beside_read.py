@@ -1,7 +1,7 @@
 """The verification kernel itself beside one read of the logits, C++ beside C++ (verify_beside_read.cpp).
 
-What test_verify_ops.py measures through Python has about ten microseconds of a call with 16 tensors and 8 results in
-it, a third of a read by two threads. Here both sides are functions of one program, which takes turns between them.
+What test_verify_ops.py measures through Python has a call with 16 tensors and 8 results in it. Here both sides are
+functions of one program, which takes turns between them.
 
     python -m pytest benchmarks/kernels/test_verify_beside_read.py -s
 """
