@@ -20,6 +20,7 @@ import torch
 import specdec_fast.drafters.draft_model as draft_model_module
 import specdec_fast.rules.tree as tree_module
 import specdec_kernels.proposals as proposals_module
+from specdec_fast.cache.paged import PagedCache
 from specdec_fast.edits import Edits
 from specdec_fast.lab import mutant_rules
 from specdec_fast.laws import Laws, concat_laws
@@ -108,6 +109,16 @@ def laws_of_the_draw_before(patch: Patch) -> None:
         return found if isinstance(found, torch.Tensor) else (found[0], *(part.roll(1, 0) for part in found[1:]))
 
     patch.setattr(WholePass, "chain", broken)
+
+
+def chains_kept_one_short(patch: Patch) -> None:
+    """Chains that are committed by their lengths lose the last accepted token."""
+    commit = PagedCache.commit
+
+    def broken(self: Any, rows: Any, slots: Any, path: Any, accepted: Any, chains: Any = None) -> None:
+        commit(self, rows, slots, path, accepted if chains is None else (accepted - 1).clamp(min=0), chains)
+
+    patch.setattr(PagedCache, "commit", broken)
 
 
 def mask_of_a_sibling(patch: Patch) -> None:
@@ -251,6 +262,10 @@ MUTANTS: list[tuple[str, Callable[[Patch], None], str, str, tuple[Any, ...]]] = 
             ("test_texts_have_the_law_of_the_target", ("token", 1.0)),
             ("test_drafts_are_those_of_passes_one_after_the_other", ("drawn", "none")),
         )
+    ),
+    (
+        "stale keys and values", chains_kept_one_short,
+        "engine/test_kv.py", "test_the_target_s_cache_after_every_step", ("llama", 16),
     ),
     (
         "draft vocabulary off by one", ids_off_by_one,
