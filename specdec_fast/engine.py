@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -116,12 +117,13 @@ class Engine:
         if handle.finished:
             return
         self._own(handle)
-        handle.end("cancelled")
-        if handle.row is not None:
-            self._retire(handle)
-        else:
-            self._queue.remove(handle)
-            self.stats.merge(handle.stats)
+        with ExitStack() as leaving:  # for good, even if its text cannot be made
+            if handle.row is not None:
+                leaving.callback(self._retire, handle)
+            else:
+                leaving.callback(self.stats.merge, handle.stats)
+                leaving.callback(self._queue.remove, handle)
+            handle.end("cancelled")
 
     def _own(self, handle: Handle) -> None:
         held = None if handle.row is None else self._running.get(handle.row)
@@ -177,8 +179,9 @@ class Engine:
                 while not all(handle.finished for handle in handles):
                     self.step()
         except BaseException:  # the caller never sees these handles, so nobody else could give back what they hold
-            for handle in handles:
-                self.cancel(handle)
+            with ExitStack() as ends:  # all of them, whatever one raises
+                for handle in reversed(handles):
+                    ends.callback(self.cancel, handle)
             raise
         return handles
 
@@ -326,11 +329,8 @@ class Engine:
                 take = min(left, len(tokens))
                 if take:
                     batch.append((row, tokens[:take]))
-                    todo[row] = tokens[take:]
-                    left -= take
-            offsets = [0]
-            for _, tokens in batch:
-                offsets.append(offsets[-1] + len(tokens))
+                    todo[row], left = tokens[take:], left - take
+            offsets = [0, *accumulate(len(tokens) for _, tokens in batch)]
             output = self.target.extend(
                 torch.tensor([row for row, _ in batch], dtype=torch.int32).to(device),
                 torch.tensor([token for _, tokens in batch for token in tokens], dtype=torch.int64).to(device),

@@ -85,10 +85,13 @@ class Handle:
         return kept
 
     def end(self, reason: str, error: Exception | None = None) -> None:
-        """End it from outside (cancelled, error)."""
+        """End it from outside (cancelled, error); a text that cannot be made is an error of its own, and no more."""
         self.finish_reason, self.error = reason, error
-        if self.checker is not None:
-            self.checker.close()
+        try:
+            if self.checker is not None:
+                self.checker.close()
+        except Exception as broken:
+            self.error = error or broken
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""

@@ -9,6 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 _INCOMPLETE = "�"
+_LONGEST = 4
+"""Bytes of a character, and so tokens of one, at most."""
+_CONTEXT = 8
+"""Tokens that what follows is decoded with."""
 
 
 class TextStream:
@@ -20,16 +24,40 @@ class TextStream:
     def __init__(self, tokenizer: Any, prompt: Sequence[int]) -> None:
         self.text = ""
         self._tokenizer = tokenizer
-        self._tokens = list(prompt[-8:])  # context, so that a word keeps its leading space
+        self._tokens = list(prompt[-_CONTEXT - _LONGEST + 1 :])  # context, so that a word keeps its leading space
         self._start = 0
         self._shown = 0
+        self._borders: tuple[int, ...] = ()  # numbers of tokens behind which a character surely ends
         self._fresh = False
-        self._prompt_text: str | None = None if tokenizer is None else self._decode(0)
+        self._prompt_text = None if tokenizer is None else self._context()
 
-    def _decode(self, start: int) -> str:
+    def _context(self) -> tuple[str, str]:
+        """Begin in the prompt, with a whole character: the text from there, and as far as its last whole character."""
+        count = len(self._tokens)
+        starts = [max(0, count - _CONTEXT - more) for more in range(_LONGEST)]
+        for cut in range(min(_LONGEST, count)):
+            for start in starts:
+                text = self._decode(start, cut)
+                if not (text.startswith(_INCOMPLETE) or text.endswith(_INCOMPLETE)):
+                    self._start = start
+                    return self._decode(start) if cut else text, text
+        self._start = starts[0]
+        return self._decode(starts[0]), self._decode(starts[0])
+
+    def _decode(self, start: int, cut: int = 0) -> str:
         text: str = self._tokenizer.decode(
-            self._tokens[start:], skip_special_tokens=True, clean_up_tokenization_spaces=False
+            self._tokens[start : len(self._tokens) - cut], skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
+        return text
+
+    def _cut_off(self, text: str) -> str:
+        """A text that ends inside a character, which alone is lost: tokenizers that fall back on bytes lose the whole
+        run of bytes.
+        """
+        for cut in range(1, _LONGEST):
+            whole = self._decode(self._start, cut)
+            if not whole.endswith(_INCOMPLETE):
+                return text if text.startswith(whole) else whole + _INCOMPLETE
         return text
 
     def push(self, token: int) -> None:
@@ -47,25 +75,31 @@ class TextStream:
         if not self._fresh:
             return ""
         text, start, shown = self._decode(self._start), self._start, self._shown
-        if text.endswith(_INCOMPLETE) and not final:
-            return ""
+        if text.endswith(_INCOMPLETE):
+            if not final:
+                return ""
+            text = self._cut_off(text)
         if self._prompt_text is not None:  # a prompt may end inside a character that the new tokens complete
-            shown = _common_length(self._prompt_text, text)
-        piece, shown = text[shown:], len(text)
-        if len(self._tokens) - start > 24:  # keep the window short: decoding stays cheap on long texts
-            start = len(self._tokens) - 8
-            shown = len(self._decode(start))
+            prompt, whole = self._prompt_text
+            shown = len(prompt) if text.startswith(prompt) else _common_length(whole, text)
+        piece, shown, borders = text[shown:], len(text), (*self._borders, len(self._tokens))
+        if len(self._tokens) - start > 3 * _CONTEXT:  # keep the window short: decoding stays cheap on long texts
+            # not inside a character: a tokenizer may then lose others beside it
+            start = max((at for at in borders if at <= len(self._tokens) - _CONTEXT), default=start)
+            shown, borders = len(self._decode(start)), tuple(at for at in borders if at > start)
         self._prompt_text, self._fresh = None, False
-        self.text, self._start, self._shown = self.text + piece, start, shown
+        self.text, self._start, self._shown, self._borders = self.text + piece, start, shown, borders
         return piece
 
     def mark(self) -> tuple[Any, ...]:
         """Where it is now, for `back_to`."""
-        return len(self._tokens), self.text, self._start, self._shown, self._fresh, self._prompt_text
+        where = self._start, self._shown, self._borders
+        return len(self._tokens), self.text, where, self._fresh, self._prompt_text
 
     def back_to(self, mark: tuple[Any, ...]) -> None:
         """Forget what was taken since."""
-        count, self.text, self._start, self._shown, self._fresh, self._prompt_text = mark
+        count, self.text, where, self._fresh, self._prompt_text = mark
+        self._start, self._shown, self._borders = where
         del self._tokens[count:]
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from oracles.toy_tokenizer import byte_tokenizer
+from oracles.toy_tokenizer import byte_tokenizer, fallback_ids, fallback_tokenizer
 
 from specdec_fast.stopping import StopChecker, TextStream
 
@@ -74,6 +74,44 @@ def test_pieces_join_to_the_whole_text_however_long(seed: int) -> None:
     text = "".join(source.choice("abc de€fé漢🙂") for _ in range(400))
     stream = TextStream(TOKENIZER, ids("start "))
     assert "".join(put(stream, token) for token in ids(text)) == text == stream.text
+
+
+RUNS = "ကခဂ", "漢字かな", "é", "🙂🙂", "ab c", " ", ": the ", "ကabခ"
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_runs_of_bytes_are_not_cut_inside_a_character(seed: int) -> None:
+    """By a tokenizer that loses a run of bytes which is not sound; asked at every token, now and then, at the end."""
+    source = random.Random(seed)
+    whole = "".join(source.choice(RUNS) for _ in range(60)).strip() + "!"
+    tokens, tokenizer = fallback_ids(whole), fallback_tokenizer()
+    assert tokenizer.decode(tokens) == whole
+    for often in (1.0, 0.3, 0.02, 0.0):
+        for given in (0, 1, 2, 3, 5, 8, 9, 13, 30):
+            stream, pieces = TextStream(tokenizer, tokens[:given]), []
+            for token in tokens[given:]:
+                stream.push(token)
+                if source.random() < often:
+                    pieces.append(stream.flush())
+            pieces.append(stream.flush(final=True))
+            before = tokenizer.decode(tokens[:given])
+            while given and "�" in before:  # the prompt ends inside a character: the text has the whole of it
+                given -= 1
+                before = tokenizer.decode(tokens[:given])
+            text = "".join(pieces)
+            assert text == stream.text and (text == whole[len(before) :] or (given == 0 and text.strip() == whole))
+
+
+def test_a_run_of_bytes_that_ends_too_early_keeps_what_is_whole() -> None:
+    tokens = fallback_ids("go: ကခဂ")
+    for often in (True, False):
+        stream = TextStream(fallback_tokenizer(), tokens[:3])
+        for token in tokens[3:-1]:
+            stream.push(token)
+            if often:
+                stream.flush()
+        stream.flush(final=True)
+        assert stream.text == " ကခ�"
 
 
 def test_without_a_tokenizer_there_is_no_text() -> None:

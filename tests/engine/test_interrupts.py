@@ -191,6 +191,49 @@ def test_an_interrupt_inside_the_tokenizer_loses_no_text(ends: dict[str, Any]) -
     assert all(each == found[0] for each in found) and interrupted >= 1
 
 
+class Refusing:
+    """The toy tokenizer, which decodes as long as it may."""
+
+    error: BaseException | None = None
+
+    def decode(self, tokens: list[int], **options: Any) -> str:
+        if self.error is not None:
+            raise self.error
+        return str(TOKENIZER.decode(tokens, **options))
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("no such token")])
+@pytest.mark.parametrize("queued", [False, True])
+def test_a_cancel_whose_text_is_broken_off_is_a_cancel(queued: bool, error: BaseException) -> None:
+    tokenizer = Refusing()
+    engine = Engine(scripted(SCRIPT, len(TOKENIZER), page_size=4), tokenizer=tokenizer)
+    handle = engine.submit(SCRIPT[:4], SamplingParams(temperature=0, max_new_tokens=30))
+    engine.step()
+    if queued:
+        engine._requeue(handle)
+    tokenizer.error = error
+    try:
+        engine.cancel(handle)
+        assert handle.error is error
+    except KeyboardInterrupt as raised:
+        assert raised is error
+    nothing_is_held(engine)
+    tokenizer.error = None
+    engine.cancel(handle)
+    assert engine.step() == [] and handle.finish_reason == "cancelled" and handle.text == WRITTEN[4 : 4 + 1]
+
+
+def test_a_generate_that_is_broken_off_cancels_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when Ctrl-C comes again while it does."""
+    engine = Engine(target())
+    ends = Handle.end
+    monkeypatch.setattr(Engine, "_plain_step", breaking(Engine._plain_step, 3, KeyboardInterrupt()))
+    monkeypatch.setattr(Handle, "end", breaking(ends, 1, KeyboardInterrupt("again")))
+    with pytest.raises(KeyboardInterrupt, match="again"):
+        engine.generate([*PROMPTS, [1]], PARAMS)
+    nothing_is_held(engine)
+
+
 @pytest.mark.parametrize(
     ("owner", "name", "late"),
     [

@@ -1,5 +1,5 @@
-"""A small byte-level tokenizer made on the spot: every byte, a few pieces of several letters, one end-of-text
-id.
+"""Small tokenizers made on the spot: a byte-level one (every byte, a few pieces of several letters, one id that ends a
+text), and one that falls back on bytes for what it has no piece of.
 """
 
 from __future__ import annotations
@@ -46,3 +46,32 @@ def byte_tokenizer() -> Any:
     made = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=END_OF_TEXT)
     made.byte_names = names
     return made
+
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz.:!"
+
+
+@cache
+def fallback_tokenizer() -> Any:
+    """Decodes as those of Llama 2, Mistral 7B and Gemma do: letters with and without a space before them, all else by
+    bytes, a run of which is lost where it is not sound.
+    """
+    from tokenizers import Tokenizer, decoders, models
+    from transformers import PreTrainedTokenizerFast
+
+    names = [f"<0x{byte:02X}>" for byte in range(256)] + ["▁", *LETTERS, *(f"▁{letter}" for letter in LETTERS)]
+    inner = Tokenizer(models.BPE(vocab={name: at for at, name in enumerate(names)}, merges=[], byte_fallback=True))
+    space = decoders.Replace("▁", " "), decoders.Strip(" ", 1, 0)
+    inner.decoder = decoders.Sequence([space[0], decoders.ByteFallback(), decoders.Fuse(), space[1]])
+    return PreTrainedTokenizerFast(tokenizer_object=inner)
+
+
+def fallback_ids(text: str) -> list[int]:
+    """A token for each letter, with the space before it, and for each byte of everything else."""
+    found: list[str] = []
+    for character in text:
+        if character in LETTERS:
+            found[-1:] = [f"▁{character}"] if found[-1:] == ["▁"] else [*found[-1:], character]
+        else:
+            found += ["▁"] if character == " " else [f"<0x{byte:02X}>" for byte in character.encode()]
+    return [fallback_tokenizer().convert_tokens_to_ids(name) for name in found]
