@@ -21,8 +21,9 @@ SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
-BIN := $(abspath $(VENV))/bin
-export PATH := $(BIN):$(PATH)
+# relative in recipes: the path of the checkout may have spaces
+BIN := $(VENV)/bin
+export PATH := $(if $(filter /%,$(BIN)),,$(CURDIR)/)$(BIN):$(PATH)
 # Kept byte code halves the start of every program; containers often forbid it, and packages come without (--no-compile).
 export PYTHONDONTWRITEBYTECODE :=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -103,7 +104,7 @@ kernels-triton: $(READY) ## Compile all Triton kernels for sm_90 with another Tr
 	  $$other/bin/python -m pip install -q --no-deps --disable-pip-version-check $(TRITON); \
 	  $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
 	    >"$$($$other/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/rest.pth"; \
-	  PYTHONPATH=$(CURDIR):$(CURDIR)/kernels $$other/bin/python -m benchmarks.kernels.compile_all)
+	  PYTHONPATH='$(CURDIR):$(CURDIR)/kernels' $$other/bin/python -m benchmarks.kernels.compile_all)
 
 lane-exact: $(READY) ## Laws of all rules enumerated in exact arithmetic, closed forms of what they accept
 	$(call lane,exact,$(PYTEST) -q $(BY_TEST) $(EXACT_TESTS))

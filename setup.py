@@ -52,6 +52,7 @@ CXX_FLAGS = [
     "-Wno-psabi",
 ]
 
+CUDA_MODULE = "specdec_kernels._C_cuda"
 # What CUDA code is built for where no GPU is visible to ask; +PTX serves newer ones.
 ARCHITECTURES = "8.0;9.0+PTX"
 
@@ -209,7 +210,7 @@ def extensions(torch) -> tuple[list, type]:
             say(f"no GPU is visible, so CUDA code is built for {ARCHITECTURES}; TORCH_CUDA_ARCH_LIST names others")
         modules.append(
             CUDAExtension(
-                "specdec_kernels._C_cuda",
+                CUDA_MODULE,
                 cuda,
                 include_dirs=[str(SOURCES)],
                 py_limited_api=True,
@@ -237,11 +238,13 @@ def extensions(torch) -> tuple[list, type]:
             inplace = self.inplace
             self.failed: list[str] = []
             earlier = self.in_place() if MODE == "auto" and inplace else []
-            for path in earlier:  # so that nothing is loaded, or copied here, that is not of these sources
+            for path in earlier:  # so that nothing is loaded that is not of these sources
                 path.unlink()
-                Path(self.build_lib, path.relative_to(ROOT / "kernels")).unlink(missing_ok=True)
+            for extension in self.extensions or []:  # nor packed or copied: nobody compares headers with a module's age
+                name = self.get_ext_filename(self.get_ext_fullname(extension.name))
+                Path(self.build_lib, name).unlink(missing_ok=True)
             try:
-                super().run()
+                self.run_without_what_fails(super().run)
             except (Exception, SystemExit) as error:
                 if MODE != "auto":
                     raise
@@ -257,6 +260,20 @@ def extensions(torch) -> tuple[list, type]:
             for path in earlier:
                 if not path.exists():
                     say(f"{path.name} of an earlier build was deleted: it is not what the sources say now")
+
+        def run_without_what_fails(self, run) -> None:
+            """All, or all without CUDA's: torch looks at nvcc and its compiler before it builds any of them."""
+            before = self.inplace, self.compiler
+            try:
+                run()
+            except (Exception, SystemExit) as error:
+                unfit = [each for each in self.extensions or [] if each.name == CUDA_MODULE]
+                if MODE != "auto" or not unfit:
+                    raise
+                say(f"{CUDA_MODULE} was NOT built, the others go on: {type(error).__name__}: {error}")
+                self.extensions.remove(*unfit)
+                self.inplace, self.compiler = before
+                run()
 
         def build_extension(self, extension) -> None:
             try:

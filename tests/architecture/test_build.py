@@ -139,10 +139,8 @@ def test_a_failing_compiler_stops_only_who_insists(
         assert Path(command.build_temp).parent == ROOT / "build"  # lasting: ninja finds its objects again
 
 
-def test_without_a_gpu_to_ask_cuda_code_is_built_for_named_ones(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    """torch's own search for architectures fails where no GPU is visible."""
+def with_toolkit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A torch of CUDA, an nvcc, and no GPU."""
     nvcc = tmp_path / "bin" / "nvcc"
     nvcc.parent.mkdir()
     nvcc.write_text("#!/bin/sh\n")
@@ -152,6 +150,13 @@ def test_without_a_gpu_to_ask_cuda_code_is_built_for_named_ones(
     monkeypatch.setattr("torch.utils.cpp_extension.CUDA_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", str(nvcc.parent), prepend=os.pathsep)
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+
+
+def test_without_a_gpu_to_ask_cuda_code_is_built_for_named_ones(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """torch's own search for architectures fails where no GPU is visible."""
+    with_toolkit(monkeypatch, tmp_path)
     for given in ("8.6", "", None):
         monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
         if given is not None:
@@ -161,6 +166,46 @@ def test_without_a_gpu_to_ask_cuda_code_is_built_for_named_ones(
         assert os.environ["TORCH_CUDA_ARCH_LIST"] == (given or "8.0;9.0+PTX")
         assert ("no GPU is visible" in capsys.readouterr().err) == (not given)
     monkeypatch.delenv("TORCH_CUDA_ARCH_LIST")
+
+
+def test_a_toolkit_that_does_not_fit_torch_costs_the_cuda_extension_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """torch compares versions before it builds anything. Modules of earlier builds do not stand in for what fails."""
+    from setuptools.dist import Distribution
+    from torch.utils.cpp_extension import BuildExtension
+
+    with_toolkit(monkeypatch, tmp_path)
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "9.0")
+    runs: list[list[str]] = []
+
+    def look(command: Any) -> None:
+        assert command.compiler is None, "as at first"
+        runs.append([each.name.removeprefix("specdec_kernels.") for each in command.extensions])
+        command.compiler = object()
+        if "_C_cuda" in runs[-1]:
+            raise RuntimeError("The detected CUDA version (12.4) mismatches the version that was used (13.0)")
+
+    for mode in ("auto", "cuda"):
+        seen = declared(monkeypatch, mode)
+        with monkeypatch.context() as patch:
+            patch.setattr(BuildExtension, "run", look, raising=False)
+            command = seen["cmdclass"]["build_ext"](Distribution({"ext_modules": seen["ext_modules"]}))
+            command.build_lib = str(tmp_path / "lib")
+            command.ensure_finalized()
+            old = tmp_path / "lib" / command.get_ext_filename("specdec_kernels._C")
+            old.parent.mkdir(parents=True, exist_ok=True)
+            old.touch()
+            if mode == "cuda":
+                with pytest.raises(RuntimeError, match="mismatches"):
+                    command.run()
+            else:
+                command.run()
+        assert not old.exists()
+    assert runs == [["_suffix", "_C", "_C_cuda"], ["_suffix", "_C"], ["_suffix", "_C", "_C_cuda"]]
+    told = capsys.readouterr().err
+    assert told.count("_C_cuda was NOT built, the others go on: RuntimeError: The detected CUDA version") == 1
+    assert "C++20 compiler" not in told
 
 
 def test_an_extension_that_fails_does_not_take_the_others_with_it(
