@@ -159,15 +159,21 @@ def load_tokenizer(source: str | Path) -> Any:
 
     Raises ValueError for files of a tokenizer that cannot be read.
     """
+    from huggingface_hub import try_to_load_from_cache
     from transformers import AutoTokenizer
 
     place = Path(BUNDLED.get(str(source), source))
     there = place.is_dir()
     if lacks_tokenizer(place):
-        return None  # transformers would make an empty one of some kinds of models
+        return None
     try:
-        return AutoTokenizer.from_pretrained(place if there else source)
+        found = AutoTokenizer.from_pretrained(place if there else source)
+        # of some kinds of models transformers makes one of nothing, which knows special tokens alone
+        special = {*found.all_special_tokens}
+        return found if any(token not in special for token in found.get_vocab()) else None
     except Exception as error:
+        if not there and _HUB_ID.fullmatch(str(source)):  # what the hub has of it is here by now
+            there = isinstance(try_to_load_from_cache(str(source), "tokenizer_config.json"), str)
         if not there and isinstance(error, (OSError, ValueError, KeyError, TypeError)):
             return None
         raise ValueError(
@@ -272,7 +278,9 @@ def load(
 
     model = from_any(target, "model")
     if isinstance(tokenizer, (str, Path)):
-        tokenizer = load_tokenizer(tokenizer)
+        place, tokenizer = tokenizer, load_tokenizer(tokenizer)
+        if tokenizer is None:
+            raise ValueError(f"tokenizer: got {str(place)!r}, where none is; expected a folder or hub id that has one")
     elif tokenizer is None and isinstance(target, (str, Path)):
         tokenizer = load_tokenizer(target)
     vocab_size = None if tokenizer is None else vocabulary_size(tokenizer)

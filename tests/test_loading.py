@@ -179,6 +179,9 @@ def test_a_tokenizer_that_cannot_be_read_is_not_taken_for_none(folder: Path, tmp
     (tmp_path / "tokenizer.json").unlink()
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
     assert load_tokenizer(tmp_path) is None, "nor is an empty one made"
+    for kind in ("LlamaTokenizer", "Qwen2Tokenizer"):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": kind, "add_bos_token": True}))
+        assert load_tokenizer(tmp_path) is None, "of its settings alone"
 
 
 @pytest.mark.parametrize(
@@ -202,6 +205,28 @@ def test_a_tokenizer_that_lacks_a_package_is_not_taken_for_none(monkeypatch: pyt
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", lacks)
     with pytest.raises(ValueError, match=r"tokenizer: got 'some/model', .*ImportError: this tokenizer needs"):
         load_tokenizer("some/model")
+
+
+def test_a_tokenizer_on_the_hub_that_cannot_be_made_is_not_taken_for_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import huggingface_hub
+    from transformers import AutoTokenizer
+
+    def refuses(source: object) -> None:
+        raise ValueError("contains custom code")
+
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", refuses)
+    assert load_tokenizer("some/model") is None
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_: str(tmp_path / "tokenizer_config.json"))
+    with pytest.raises(ValueError, match=r"tokenizer: got 'some/model', .*ValueError: contains custom code"):
+        load_tokenizer("some/model")
+
+
+def test_a_tokenizer_that_was_named_must_be_there(folder: Path) -> None:
+    for place in ("no/such-model", "/no/such/folder"):
+        with pytest.raises(ValueError, match=rf"tokenizer: got '{place}', where none is; expected a folder or hub id"):
+            load(folder, tokenizer=place, max_length=64)
 
 
 class Gaps:

@@ -297,6 +297,9 @@ class Op:
         self, wish: _Wish | None, args: tuple[Any, ...], kwargs: dict[str, Any], quiet: bool = False
     ) -> tuple[str, Callable[..., Any]]:
         wanted = wish.name_for(self.name) if wish is not None else None
+        for op, _ in () if wish is None else wish.by_op:  # of the environment: `use_backend` has looked at its own
+            if op not in OPS:
+                raise ValueError(f"SPECDEC_BACKEND: no operator {op!r}; there are {', '.join(sorted(OPS))}")
         reasons: list[str] = []
         for backend in self.backends:
             if wanted is not None and backend.name != wanted:

@@ -14,7 +14,9 @@ _MODELS, _RUN, SAMPLING = "Models", "Run", "Sampling"
 
 Model = Annotated[
     str,
-    typer.Option("--model", "-m", help="Target: a bundled name, a folder or a hub id.", rich_help_panel=_MODELS),
+    typer.Option(
+        "--model", "--target", "-m", help="Target: a bundled name, a folder or a hub id.", rich_help_panel=_MODELS
+    ),
 ]
 DraftModel = Annotated[
     str | None,
@@ -195,4 +197,8 @@ def read_grammar(regex: str | None, schema: str | None, tokenizer: Any) -> Any:
         return llguidance.json_schema(schema, tokenizer)
     if not Path(schema).is_file():
         raise ValueError(f"--json-schema: got {schema!r}; expected a file, or a JSON object")
-    return llguidance.json_schema(Path(schema).read_text(encoding="utf-8"), tokenizer)
+    try:
+        text = Path(schema).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"--json-schema: got {schema!r}, which is not UTF-8 text (byte {error.start})") from None
+    return llguidance.json_schema(text, tokenizer)

@@ -74,7 +74,7 @@ def read_entries(argument: str | None, file: str | None, lines: bool) -> list[En
     if file in (None, "-"):
         if sys.stdin is None or (file is None and sys.stdin.isatty()):  # None: it was closed
             raise ValueError("prompt: got none; pass it as an argument, with --file FILE, or on standard input")
-        return _split(sys.stdin.read(), "standard input", "", lines)
+        return _split(_typed(), "standard input", "", lines)
     assert file is not None
     path = Path(file)
     if not path.exists() or path.is_dir():
@@ -86,6 +86,16 @@ def read_entries(argument: str | None, file: str | None, lines: bool) -> list[En
             f"--file: got {file!r}, which is not UTF-8 text (byte {error.start}); convert it first"
         ) from None
     return _split(text, f"--file {file}", path.suffix, lines)
+
+
+def _typed() -> str:
+    """All of standard input."""
+    try:
+        return sys.stdin.read().removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"standard input: got bytes that are not {error.encoding} text (byte {error.start}); convert it first"
+        ) from None
 
 
 def _split(text: str, source: str, suffix: str, lines: bool) -> list[Entry]:

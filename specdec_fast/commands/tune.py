@@ -80,6 +80,8 @@ def layers(
     from specdec_fast.tune.layers import Bench, best_of, confirm, search
     from specdec_fast.tune.similarity import similar_choices
 
+    if plot is not None:  # before anything takes long
+        plot.parent.mkdir(parents=True, exist_ok=True)
     opening.quiet()
     setup = opening.resolve(
         model=model, draft=None, drafter=opening.NO_DRAFTER, rule="replay", draft_tokens=None,
@@ -120,7 +122,7 @@ def layers(
                 keep(trial, "trial", trials)
         else:
             known = {trial.skip for trial in done}
-            chosen = [skip for skip in _spread(similar, trials - len(done)) if skip not in known]
+            chosen = [skip for skip in _spread(similar, max(trials - len(done), 0)) if skip not in known]
             _say(f"similarity: {counted(len(similar), 'choice')}, {len(chosen)} to be timed (--trials)", as_json)
             for skip in chosen:
                 keep(bench(skip), "trial", len(done) + len(chosen))

@@ -59,6 +59,9 @@ def tree(
     from specdec_fast.tune.tree import measure
     from specdec_fast.tune.unrolled import measure_recurrent
 
+    if out.is_dir():
+        raise ValueError(f"--out: got {str(out)!r}, a folder; expected a file to write")
+    out.parent.mkdir(parents=True, exist_ok=True)
     opening.quiet()
     given = list(drafter_option or ())
     if drafter == "medusa":  # as deep and as wide as what is measured

@@ -60,7 +60,8 @@ def _lines(file: Path, field: str, advance: Advance) -> Iterator[str]:
                     text = None
                 if not isinstance(text, str):
                     raise ValueError(f"{file}:{number}: expected a JSON object with text in {field!r}; see --field")
-                yield text
+                # halves of surrogate pairs are replaced, as bytes that are not UTF-8 are in text files
+                yield text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
             advance(len(line))
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from specdec_fast.commands import datastore
 from specdec_fast.stores.datastore import Datastore
+from specdec_fast.stores.documents import read_documents
 
 
 @pytest.fixture
@@ -55,6 +56,17 @@ def test_ctrl_c_leaves_what_was_there(
     assert done.exit_code == 130 and done.stdout == ""
     assert done.stderr == f"specdec: interrupted; nothing was written to {folder / 'store'}\n"
     assert [each.read_text() for each in folder.iterdir()] == ["an older one"]
+
+
+def test_halves_of_surrogate_pairs_are_replaced(
+    run: Callable[..., Any], models: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "cut.jsonl").write_text('{"text": "a cut emoji \\ud83d"}\n{"text": "a whole one \\ud83d\\ude00"}\n')
+    done = run(
+        "datastore", "build", str(tmp_path / "cut.jsonl"), "-o", str(tmp_path / "s"), "--model", models["target"]
+    )
+    assert done.exit_code == 0 and Datastore(tmp_path / "s").num_documents == 2, done.output
+    assert [*read_documents([tmp_path / "cut.jsonl"])] == ["a cut emoji \ufffd", "a whole one \U0001f600"]
 
 
 def test_generation_with_it(run: Callable[..., Any], models: dict[str, str], texts: Path, tmp_path: Path) -> None:

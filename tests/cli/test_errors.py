@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from pathlib import Path
 from typing import Any
@@ -209,6 +210,12 @@ def test_standard_input_that_is_closed_has_no_prompt(file: str | None, monkeypat
     monkeypatch.setattr("sys.stdin", None)
     with pytest.raises(ValueError, match="prompt: got none; pass it as an argument, with --file FILE, or on standard"):
         read_prompts(None, file, lines=False)
+
+
+def test_standard_input_that_is_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"ab\xff"), encoding="utf-8"))
+    with pytest.raises(ValueError, match=r"standard input: got bytes that are not utf-8 text \(byte 2\); convert it"):
+        read_prompts(None, None, lines=False)
 
 
 def test_a_pipe_is_a_file_too() -> None:

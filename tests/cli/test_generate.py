@@ -56,6 +56,7 @@ def test_prompt_from_stdin_and_files(run: Any, pair: list[str], expected: str, t
     marked = tmp_path / "marked.txt"
     marked.write_text("Once upon", encoding="utf-8-sig")  # as Windows does
     assert run("generate", "--file", str(marked), *pair, *SAMPLING).stdout == expected + "\n"
+    assert run("generate", *pair, *SAMPLING, stdin=marked.read_text(encoding="utf-8")).stdout == expected + "\n"
     assert run("generate", "--file", str(text), *pair, *SAMPLING).stdout == expected + "\n"
 
 

@@ -38,6 +38,8 @@ def test_a_search_and_its_continuation(
     monkeypatch.setattr("specdec_fast.tune.figure.search_chart", lambda *_: b"")  # it takes a while
     again = json.loads(run(*asked, "--trials", str(first + 1), "--json").stdout)
     assert again["trials"] > first and again["file"] == str(place)
+    if method == "similarity":
+        assert json.loads(run(*asked, "--trials", "2", "--json").stdout)["trials"] == again["trials"], "no more"
     assert json.loads(place.read_text())["trials"][:first] == stored["trials"]
     fresh = json.loads(run(*asked, "--trials", "2", "--fresh", "--json", "--out", str(place)).stdout)
     assert fresh["trials"] <= 2 + 3 and {"attention", "mlp", "cost", "noise", "pays"} <= set(fresh)

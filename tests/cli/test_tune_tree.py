@@ -24,6 +24,8 @@ def test_a_shape_is_found_written_and_used(run: Any, pair: list[str], tmp_path: 
     assert "tokens per step expected" in text.stdout and "64 nodes:" in text.stdout
     bad = run("tune", "tree", *pair, "--nodes", "0")
     assert bad.exit_code == 2 and "--nodes, --depth, --width, --new-tokens: got 0, 8, 8, 64" in bad.stderr
+    bad = run("tune", "tree", *pair, "--out", str(tmp_path))
+    assert bad.exit_code == 2 and f"--out: got '{tmp_path}', a folder; expected a file to write" in bad.stderr
 
 
 def test_medusa_heads_get_a_tree_too(run: Any, tmp_path: Path) -> None:

@@ -201,6 +201,13 @@ def test_the_environment_is_a_wish_and_the_import_is_light() -> None:
     assert out.split() == ["0", "reference"]
 
 
+def test_an_operator_that_the_environment_misspells_is_told() -> None:
+    told = "try:\n    specdec_kernels.kv_stage(*x)\nexcept ValueError as error:\n    print(error)\n"
+    code = "import specdec_kernels\n" + STAGE.partition("specdec_kernels.kv_stage(*x)")[0] + told
+    out = run_python(code, SPECDEC_BACKEND="kv_stgae=reference")
+    assert out.startswith("SPECDEC_BACKEND: no operator 'kv_stgae'; there are attention_plan, ")
+
+
 @pytest.mark.parametrize(
     ("text", "name"),
     [("", None), ("auto", None), ("reference", "reference"), ("cpu,a=b", "cpu"), (" cpu , op = x ", "x")],
