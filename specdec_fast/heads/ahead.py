@@ -104,7 +104,7 @@ class AheadDrafter:
         for at, (row, limit) in enumerate(zip(rows, budget.nodes)):
             known = self._states.get(row)
             ready = limit > 0 and known is not None and known[0] == view.length(row)
-            counts.append(1 + (min(limit, self.num_draft_tokens) if ready else 0))
+            counts.append(1 + (min(limit, len(self._parents) - 1) if ready else 0))
             if ready:
                 active.append(at)
         roots = [view.tokens(row)[-1] for row in rows]
@@ -219,7 +219,7 @@ class CapturedAhead:
     def propose(self, batch: CapturedRows) -> CapturedTrees:
         drafter, index = self._drafter, batch.rows.long()
         best = drafter.best(self._states[index], batch.sampling, batch.lengths - 1)
-        nodes = min(batch.num_draft_tokens, drafter.num_draft_tokens)
+        nodes = min(batch.num_draft_tokens, len(drafter._parents) - 1)
         tokens = best[self._depth[:nodes].long() - 1, :, self._rank[:nodes].long()].T
         chain = drafter.needs.topology == "chain"
         parents = None if chain else self._parents[:nodes].expand(len(index), nodes)

@@ -36,7 +36,7 @@ class Mirror:
         self.vocab_size = min(vocab_size, model.vocab_size)
         self._wider = vocab_size > model.vocab_size  # the target's padding ids may lie beyond the draft's embedding
         self._held: dict[int, tuple[int, Staged | None]] = {}  # per row: committed tokens held, the tree behind them
-        self._scored: dict[int, int] = {}  # per row: nodes of the last pass over its tree, or more
+        self._scored: dict[int, int] = {}  # per row: nodes of the last pass over this tree, or more
         self._doubtful: set[int] = set()  # rows whose cache may hold more than that
 
     def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
@@ -69,6 +69,7 @@ class Mirror:
         if doubtful:
             cache.rollback(doubtful, [self._held[row][0] for row in doubtful])
         self._doubtful.update(rows)
+        self._scored.update(dict.fromkeys(rows, 0))
         kept: list[tuple[int, int, list[int]]] = []  # row, nodes staged, accepted path
         for row, text in zip(rows, texts):
             held, tree = self._held[row]
@@ -103,7 +104,9 @@ class Mirror:
     def score(self, rows: Sequence[int], draft: Draft) -> Tensor:
         """One pass over whole trees: what was staged behind the rows before is written over. Logits [M, V]."""
         for row, count in zip(rows, draft.counts):
-            self._held[row], self._scored[row] = (self._held[row][0], None), count
+            self._held[row] = (self._held[row][0], None)
+            if count:  # a tree that grows no more is staged as it was
+                self._scored[row] = count
         if self._wider:
             draft = replace(draft, tokens=torch.where(draft.tokens < self.model.vocab_size, draft.tokens, 0))
         output, _ = self.model.score(draft, draft.planned())

@@ -83,13 +83,17 @@ class SubBlocks:
         patches = self._patches.get(skip)
         if patches is None:
             patches = self._patches[skip] = self._collect(skip)
+        before = [module.__dict__.get("forward") for module, _ in patches]  # somebody may have given one to a module
         try:
             for module, forward in patches:
                 module.__dict__["forward"] = forward  # shadows the class's; the module's own setattr is slow
             yield
         finally:
-            for module, _ in patches:
-                module.__dict__.pop("forward", None)
+            for (module, _), own in zip(patches, before, strict=True):
+                if own is None:
+                    module.__dict__.pop("forward", None)
+                else:
+                    module.__dict__["forward"] = own
 
     def _collect(self, skip: LayerSet) -> list[tuple[torch.nn.Module, Forward]]:
         skip.check(len(self._layers))

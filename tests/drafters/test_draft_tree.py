@@ -271,12 +271,14 @@ def test_a_dynamic_tree_is_told_as_it_was_scored_last(monkeypatch: pytest.Monkey
                 scored[row] = draft.tokens.tolist()[start:stop], draft.parents.tolist()[start:stop]
         return score(rows, draft)
 
+    tell = made.source.told
     monkeypatch.setattr(made.source, "score", spy)
-    monkeypatch.setattr(made.source, "told", told.append)
+    monkeypatch.setattr(made.source, "told", lambda trees: (told.append(trees), tell(trees)))
     propose(made, state, rows, [20, 1, 4])
     sizes = [len(tokens) for tokens, _ in scored.values()]
     assert sizes[0] > sizes[2] > sizes[1] >= 1
     assert told == [[(row, scored[row]) for row in rows]]
+    assert [made.source._held[row][1].num_nodes for row in rows] == sizes, "all of that is staged"
 
 
 def _kin() -> Any:

@@ -190,6 +190,13 @@ def test_shapes_by_name_by_list_and_by_file(tmp_path: Path) -> None:
     assert medusa(target, heads, shape=deep.parents).num_draft_tokens == 4, "one level per head"
 
 
+def test_a_request_may_ask_for_more_than_the_drafter_takes_by_itself() -> None:
+    target, heads = AutomatonTarget(random_logits(5, VOCAB)), random_heads(5, VOCAB, 2)
+    few = medusa(target, heads, shape=(-1, 0, 0, 0, 1, 1), num_draft_tokens=2)
+    draft = drafted(few, [[1, 2]] * 3, torch.randn(3, 5), [few.num_draft_tokens, 4, 60], temperature=0)
+    assert draft.counts == (3, 5, 6), "as far as the tree goes"
+
+
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_over_a_model_text_is_equal_and_a_reloaded_head_drafts_the_same(tmp_path: Path, family: str) -> None:
     target = models.target(family, max_rows=2)

@@ -58,6 +58,23 @@ def test_a_sub_block_that_is_left_out_adds_nothing(family: str, skip: LayerSet) 
     assert not [name for name, module in target.model.named_modules() if "forward" in module.__dict__]
 
 
+def test_a_forward_that_somebody_gave_a_module_is_given_back() -> None:
+    target, text = models.target("llama", max_rows=1), models.prompt(8)
+    layers = target.model.model.layers
+
+    def steered(hidden: Any) -> Any:
+        return type(layers[0].mlp).forward(layers[0].mlp, hidden) + 1
+
+    layers[0].mlp.forward = steered
+    try:
+        want = logits(target, text)
+        with target.partial(LayerSet(mlp=(0,))):
+            assert layers[0].mlp.forward is not steered
+        assert layers[0].mlp.forward is steered and torch.equal(logits(target, text), want)
+    finally:
+        del layers[0].mlp.forward
+
+
 def test_a_layer_without_both_is_not_called_and_a_norm_that_feeds_nobody_is_passed_by() -> None:
     target = models.target("llama", max_rows=1)
     layers, called = target.model.model.layers, []
