@@ -70,6 +70,7 @@ class Comparison:
             "score_gap_at_difference": self.gap,
             "alpha_per_position": self.speculative.stats.alpha,
             "finish_reason": self.speculative.finish_reason,
+            "prompt": self.item.prompt,
             "text": self.speculative.text,
             "plain_text": self.plain.text,
         }

@@ -25,6 +25,9 @@ _COLUMNS = (
     ("distinct-4", "distinct_4", ".2f"),
 )
 
+_HERE = " >> "
+"""Stands between a prompt and its text where no colours tell them apart."""
+
 _UNSTEADY = 2.0
 """Times by which plain decoding after one prompt is faster at one temperature than at another on no idle machine."""
 
@@ -41,6 +44,8 @@ def print_title(out: Console, header: dict[str, Any]) -> None:
     if out.color_system is not None:
         out.print()
         out.print(legend())
+    else:
+        out.print(f"texts: the end of the prompt, {_HERE.strip()}, what was written")
 
 
 def print_text(out: Console, comparison: Comparison, engine: Engine) -> None:
@@ -59,7 +64,8 @@ def print_text(out: Console, comparison: Comparison, engine: Engine) -> None:
 
 
 def _print_body(out: Console, context: str, handle: Handle, engine: Engine) -> None:
-    body = Text.assemble((harmless(context), "dim"), paint(Painter(handle, engine.tokenizer).fresh()))
+    here = _HERE if out.color_system is None else ""
+    body = Text.assemble((harmless(context), "dim"), here, paint(Painter(handle, engine.tokenizer).fresh()))
     body.rstrip()
     for line in body.wrap(out, out.width - 2):
         out.print(Text("  ").append_text(line))
@@ -128,15 +134,16 @@ def print_conclusion(out: Console, done: list[Comparison], header: dict[str, Any
     for each in done:
         speeds_of.setdefault(each.item.id, []).append(each.plain_speed)
     name, own = max(speeds_of.items(), key=lambda item: max(item[1]) / min(item[1]))
-    if max(own) > _UNSTEADY * min(own):
+    unsteady = max(own) > _UNSTEADY * min(own)
+    if unsteady:
         steadier = "--threads 1 is steadier" if header["threads"] > 1 else "measure again when it is idle"
         out.print(
-            f"{name}: plain decoding ran at {min(own):.0f} to {max(own):.0f} tokens/s: this machine does other work; "
-            f"{steadier}",
+            f"{name}, for one: plain decoding ran at {min(own):.0f} to {max(own):.0f} tokens/s: this machine does "
+            f"other work; {steadier}",
             style="yellow",
         )
     speeds = _speeds(total["plain_tokens_per_s"], total["speculative_tokens_per_s"])
-    out.print(f"{speeds}, {texts}", style="bold")
+    out.print(f"{speeds}{' (unsteady)' if unsteady else ''}, {texts}", style="bold")
 
 
 def _table(done: list[Comparison], rule: str, total: dict[str, Any]) -> Table:

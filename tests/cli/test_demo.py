@@ -31,7 +31,7 @@ def test_json(run: Any, pair: list[str]) -> None:
     for each in report["per_prompt"]:
         assert each["text"] == each["plain_text"]
         assert each["first_difference"] is None
-        assert each["new_tokens"] <= 12
+        assert each["new_tokens"] <= 12 and each["prompt"]
 
 
 def test_text(run: Any, pair: list[str]) -> None:
@@ -40,8 +40,9 @@ def test_text(run: Any, pair: list[str]) -> None:
     assert result.stderr == ""
     assert "\x1b" not in result.stdout
     assert "2 of 2 texts identical to plain decoding" in result.stdout
-    for word in ("tau", "alpha", "distinct", "accepted", "recovered"):
+    for word in ("tau", "alpha", "distinct", "accepted", "recovered", "the end of the prompt, >>, what was written"):
         assert word in result.stdout
+    assert result.stdout.count(" >> ") == 2, "a mark between each prompt and its text"
 
 
 @pytest.mark.parametrize(("apart", "noted"), [(3.0, True), (1.5, False)])
@@ -58,6 +59,7 @@ def test_speeds_that_differ_much_are_noted(
         torch.set_num_threads(1)
     words = "plain decoding ran at 100 to 300 tokens/s: this machine does other work; --threads 1 is steadier"
     assert (words in " ".join(result.stdout.split())) == noted
+    assert ("x (unsteady), " in result.stdout.splitlines()[-1]) == noted
 
 
 @pytest.mark.parametrize(("temperatures", "rule"), [(["0"], "greedy"), (["0", "1"], "block")])
