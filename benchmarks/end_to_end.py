@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import product
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 from statistics import mean
+from threading import Thread
 from typing import Any
 
 import torch
@@ -196,8 +198,20 @@ def row_of(setting: Setting, rounds: int, prompts: int) -> dict[str, Any]:
     """The row of `measure`, by a process of its own: what others compiled, and their threads, are nothing to it.
     Batches take little time, and have three times as many rounds.
     """
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+    with ProcessPoolExecutor(1, get_context("spawn"), initializer=_end_with_parent) as pool:
         return pool.submit(_row, setting, rounds * (3 if setting.batch > 1 else 1), prompts).result()
+
+
+def _end_with_parent() -> None:
+    """A worker whose parent was killed would measure on, beside whatever runs next."""
+    parent = parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    Thread(target=watch, daemon=True).start()
 
 
 def _row(setting: Setting, rounds: int, prompts: int) -> dict[str, Any]:

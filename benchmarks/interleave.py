@@ -62,19 +62,29 @@ def interleave(
     return Timing(seconds)
 
 
+def cpu_name(info: str) -> str:
+    """The first processor of /proc/cpuinfo, or "". Guests of one cloud may all be called alike, so family and model are
+    part of the name where the machine has such numbers.
+    """
+    first, _, _ = info.partition("\n\n")
+    facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
+    numbers = ", ".join(f"{key.removeprefix('cpu ')} {facts[key]}" for key in ("cpu family", "model") if key in facts)
+    name = facts.get("model name", "")
+    return f"{name} ({numbers})" if name and numbers else name
+
+
 def environment() -> dict[str, Any]:
     """Machine and versions, for result files."""
     import transformers
 
-    model = platform.processor() or platform.machine()
     try:
         with open("/proc/cpuinfo") as info:
-            model = next(line.split(":", 1)[1].strip() for line in info if line.startswith("model name"))
-    except (OSError, StopIteration):
-        pass
+            cpu = cpu_name(info.read())
+    except OSError:
+        cpu = ""
     return {
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
-        "cpu": model,
+        "cpu": cpu or platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
         "isa": torch.backends.cpu.get_cpu_capability(),
         "load_before": [round(load, 2) for load in os.getloadavg()],

@@ -29,7 +29,11 @@ def page(folder: Path) -> str:
         rows = [line.split("\t") for line in (folder / "summary.tsv").read_text().splitlines()]
         parts.append("<h1>Session</h1>" + _table(["part", "result", "time"], rows))
     for file in sorted(folder.glob("step*.json")):
-        found = json.loads(file.read_text())
+        try:
+            found = json.loads(file.read_text())
+        except json.JSONDecodeError:
+            parts.append(f"<h1>Steps</h1><p>{html.escape(file.name)} was cut short.</p>")
+            continue
         names = ["shape", "drafter", "rows", "drafted", "asked", "mode"]
         times = ["step_us", "target_us", "draft_us", "overhead_us"]
         rows = [[*(each[n] for n in names), *(f"{each[n]:.0f}" for n in times), f"{each['overhead_share']:.0%}",

@@ -34,7 +34,7 @@ template <class Test>
 inline int64_t first_in_order(int64_t count, bool together, const Test& test) {
   std::atomic<int64_t> next{0}, found{count};
   const int64_t threads = together ? thread_count() : 1;
-  parallel_for(0, threads < count ? threads : 1, 1, [&](int64_t, int64_t) {
+  parallel_for(0, threads < count ? threads : count, 1, [&](int64_t, int64_t) {
     for (int64_t i = next++; i < found; i = next++)
       if (test(i)) {
         int64_t best = found;

@@ -168,6 +168,8 @@ def test_the_step_benchmark_and_the_report(tmp_path: Path) -> None:
     (tmp_path / "summary.tsv").write_text("build\tpassed\t3 s\n")
     text = report.page(tmp_path)
     assert "Steps" in text and "build" in text and "Kernels" not in text, "what is not there is left out"
+    (tmp_path / "step-medusa.json").write_text('{"device": "a GPU", "st')
+    assert "step-medusa.json was cut short" in report.page(tmp_path)
 
 
 def test_steps_with_a_head_of_the_targets_shape_accept_all_of_it(tmp_path: Path) -> None:

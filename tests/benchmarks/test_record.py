@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from benchmarks.interleave import cpu_name
 from benchmarks.record import joined, rows_of
 
 
@@ -32,3 +33,11 @@ def test_a_machine_replaces_its_own_rows_only() -> None:
         "AVX512": 4.0,
         "AVX2": 8.0,
     }
+
+
+def test_processors_of_one_name_are_told_apart() -> None:
+    amd = "processor\t: 0\ncpu family\t: {}\nmodel\t\t: {}\nmodel name\t: AMD EPYC\n\nprocessor\t: 1\n"
+    assert cpu_name(amd.format(25, 17)) == "AMD EPYC (family 25, model 17)"
+    assert cpu_name(amd.format(26, 2)) == "AMD EPYC (family 26, model 2)"
+    assert cpu_name("processor\t: 0\nmodel name\t: Somebody's\n") == "Somebody's"
+    assert cpu_name("processor\t: 0\nCPU part\t: 0xd40\n") == ""

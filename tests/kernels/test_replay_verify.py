@@ -72,6 +72,39 @@ def test_threads_do_not_change_the_answer(rows: int) -> None:
     assert all(torch.equal(a, b) for a, b in zip(found[0][:3], found[1][:3], strict=True))
 
 
+@pytest.mark.skipif("cpu" not in BACKENDS, reason="CPU extension not built")
+@pytest.mark.parametrize("end", range(5))
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_threads_give_a_chain_the_bits_of_one(temperature: float, end: int) -> None:
+    """One of four nodes that ends at its root, behind it, at a scout, or nowhere; nothing is read beside the path."""
+    torch.manual_seed(end)
+    nodes, vocab = 4, 70_000
+    logits = torch.randn(nodes, vocab) * 2
+    none = torch.zeros(nodes)
+    sampling = (torch.full((nodes,), temperature), none.int(), none + 1, none)
+    links = tree_plan(torch.arange(-1, nodes - 1, dtype=torch.int32), torch.tensor([0, nodes], dtype=torch.int32))
+    seeds, root = torch.tensor([7]), torch.tensor([3], dtype=torch.int32)
+    inv_t, _, cut, tie_id = law_stats(logits, *sampling)
+    own = replay_sample(logits, inv_t, cut, tie_id, seeds.expand(nodes), root + 1 + torch.arange(nodes).int())
+    tokens, scouts = torch.cat([own[:1], own[:-1]]), torch.zeros(nodes, dtype=torch.bool)
+    if end < nodes - 1:
+        tokens[end + 1] += 1
+    elif end == nodes:
+        scouts[2] = True
+    before, found = torch.get_num_threads(), []
+    for threads in (1, 2, 4):
+        torch.set_num_threads(threads)
+        where = tokens, torch.tensor([0, nodes], dtype=torch.int32), links.first_child, links.next_sibling, scouts
+        with use_backend("cpu"):
+            found.append(replay_verify(*where, logits, sampling, seeds, root, max_depth=nodes - 1))
+    torch.set_num_threads(before)
+    assert found[0][1].tolist() == [1 if end == nodes else end]
+    assert (found[0][4] == INF).tolist() == [at > int(found[0][1]) for at in range(nodes)]
+    for other in found[1:]:
+        for a, b in zip(found[0], other, strict=True):
+            assert torch.equal(a.nan_to_num(nan=7.0), b.nan_to_num(nan=7.0))
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     ("change", "message"),

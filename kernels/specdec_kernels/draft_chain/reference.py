@@ -85,7 +85,8 @@ def draft_chain(
     last tokens that are fed; vocab_size: only tokens below it are picked.
 
     first_draw: None: tokens are those of `replay_sample` at their positions; else those of `draw_sample`, the one of
-    level d with index first_draw + d.
+    level d with index first_draw + d. Logits with NaN or +inf have no law; which token follows them by the noise of
+    replay is left open.
 
     Returns: int64 [B, max(drafts)], -1 behind a row's drafts. With first_draw also what was drawn from, level by level
     and row by row: logits [sum(drafts), vocab_size] and (inv_t, lse, cut, tie_id, mass) as of `law_stats`.
