@@ -16,6 +16,9 @@ ISAS = {"portable": 1, "avx2": 2, "avx512": 3}
 BACKENDS = ["reference", *ISAS]
 HERE = decoder_pass.backends[0].missing()
 needs_cpu = pytest.mark.skipif(HERE is not None, reason=HERE or "")
+# What an error (root mean square, largest) may be above twice that of PyTorch's operators: a few roundings of values of
+# size one, for the errors of few values are luck, on either side.
+FLOOR = 6e-7, 2e-6
 ROWS = made(3, 4, 2, 16, 48, 40, 50, 2, 16, lengths=[0, 30, 5, 77], counts=[1, 6, 3, 9])
 
 
@@ -169,3 +172,24 @@ def test_weights_that_do_not_fit_are_refused() -> None:
     refused(4, table.rotary[:, :-2], "rotary has shape")
     refused(5, [each[..., :12] for each in table.keys], "query has 64 outputs beside 2 kv_heads of width 12")
     refused(6, [each.double() for each in table.values], "values has dtype")
+
+
+def errors(got: torch.Tensor, exact: torch.Tensor, size: float) -> tuple[float, float]:
+    """Root mean square and largest."""
+    apart = (got.double() - exact) / size if exact.numel() else torch.zeros(1)
+    return float(apart.square().mean().sqrt()), float(apart.abs().max())
+
+
+@needs_cpu
+@pytest.mark.parametrize("isa", ISAS)
+@settings(max_examples=60, deadline=None)
+@given(case=passes())
+def test_the_error_is_at_most_twice_that_of_torch(isa: str, case: Pass) -> None:
+    table = case.table(torch.float64)
+    size = float(table.head.norm(dim=1).max() * table.norm.abs().max())  # of a logit behind a norm
+    exact = run("reference", table, case.nodes)
+    own = errors(run("reference", case.table(torch.float32), case.nodes), exact, size)
+    found = errors(run(isa, case.table(torch.float32), case.nodes), exact, size)
+    steep = 1 if table.embedding.shape[1] > 1 else 100  # a norm over one number is a sign, whatever its size
+    limits = [2 * error + steep * floor for error, floor in zip(own, FLOOR, strict=True)]
+    assert all(error <= limit for error, limit in zip(found, limits, strict=True)), (found, own)
