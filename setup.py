@@ -240,9 +240,11 @@ def extensions(torch) -> tuple[list, type]:
             earlier = self.in_place() if MODE == "auto" and inplace else []
             for path in earlier:  # so that nothing is loaded that is not of these sources
                 path.unlink()
-            for extension in self.extensions or []:  # nor packed or copied: nobody compares headers with a module's age
-                name = self.get_ext_filename(self.get_ext_fullname(extension.name))
-                Path(self.build_lib, name).unlink(missing_ok=True)
+            for path in Path(self.build_lib, "specdec_kernels").glob(
+                "_*"
+            ):  # nor packed: nobody asks how old headers are
+                if path.suffix in (".so", ".pyd"):
+                    path.unlink()
             try:
                 self.run_without_what_fails(super().run)
             except (Exception, SystemExit) as error:

@@ -123,6 +123,7 @@ class Engine:
             else:
                 leaving.callback(self.stats.merge, handle.stats)
                 leaving.callback(self._queue.remove, handle)
+            handle.finish_reason = "cancelled"
             handle.end("cancelled")
 
     def _own(self, handle: Handle) -> None:
@@ -373,10 +374,9 @@ class Engine:
 
     def _retire(self, handle: Handle) -> None:
         """Take a request off its row and free everything it held."""
-        row = handle.row
+        row, handle.row = handle.row, None
         assert row is not None
         del self._running[row]
-        handle.row = None
         with ExitStack() as leaving:  # the last one first, and all of them, whatever one raises
             if handle.finished:
                 leaving.callback(self.stats.merge, handle.stats)

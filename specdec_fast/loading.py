@@ -1,6 +1,6 @@
 """From model names to an engine: loads target, draft and tokenizer, and refuses pairs that do not fit.
 
-Tests: tests/test_loading.py.
+Tests: tests/test_loading.py, tests/test_load_tokenizer.py.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ ASSETS = Path(__file__).parent / "assets"
 BUNDLED = {"demo-target": ASSETS / "demo-target", "demo-draft": ASSETS / "demo-draft"}
 EXPECTED = f"expected a bundled name ({', '.join(BUNDLED)}), a folder with config.json and weights"
 _TOKENIZER_FILE = re.compile(r"tokenizer.*|vocab\..*|merges\.txt|tekken\.json|bpe\.codes|.*\.(model|spm|tiktoken)")
+_HUB_FILES = "tokenizer_config.json", "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json"
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
@@ -154,12 +155,22 @@ def lacks_tokenizer(source: str | Path) -> bool:
     return place.is_dir() and not any(_TOKENIZER_FILE.fullmatch(file.name) for file in place.iterdir())
 
 
+def _came_from_hub(source: str) -> bool:
+    """Whether files of a tokenizer are here that the hub has: all are, once it was asked."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return any(isinstance(try_to_load_from_cache(source, name), str) for name in _HUB_FILES)
+    except HFValidationError:  # no such name on the hub
+        return False
+
+
 def load_tokenizer(source: str | Path) -> Any:
     """The tokenizer beside a model, or None when there is none: no file of one in a folder, or none that the hub has.
 
     Raises ValueError for files of a tokenizer that cannot be read.
     """
-    from huggingface_hub import try_to_load_from_cache
     from transformers import AutoTokenizer
 
     place = Path(BUNDLED.get(str(source), source))
@@ -172,9 +183,7 @@ def load_tokenizer(source: str | Path) -> Any:
         special = {*found.all_special_tokens}
         return found if any(token not in special for token in found.get_vocab()) else None
     except Exception as error:
-        if not there and _HUB_ID.fullmatch(str(source)):  # what the hub has of it is here by now
-            there = isinstance(try_to_load_from_cache(str(source), "tokenizer_config.json"), str)
-        if not there and isinstance(error, (OSError, ValueError, KeyError, TypeError)):
+        if not (there or _came_from_hub(str(source))) and isinstance(error, (OSError, ValueError, KeyError, TypeError)):
             return None
         raise ValueError(
             f"tokenizer: got {str(source)!r}, whose tokenizer cannot be read ({type(error).__name__}: "

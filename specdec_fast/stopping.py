@@ -42,7 +42,8 @@ class TextStream:
                     self._start = start
                     return self._decode(start) if cut else text, text
         self._start = starts[0]
-        return self._decode(starts[0]), self._decode(starts[0])
+        texts = [self._decode(starts[0], cut) for cut in range(min(_LONGEST, count))] or [""]
+        return texts[0], next((text for text in texts if not text.endswith(_INCOMPLETE)), texts[0])
 
     def _decode(self, start: int, cut: int = 0) -> str:
         text: str = self._tokenizer.decode(
@@ -80,8 +81,7 @@ class TextStream:
                 return ""
             text = self._cut_off(text)
         if self._prompt_text is not None:  # a prompt may end inside a character that the new tokens complete
-            prompt, whole = self._prompt_text
-            shown = len(prompt) if text.startswith(prompt) else _common_length(whole, text)
+            shown = max(_common_length(each, text) for each in self._prompt_text)
         piece, shown, borders = text[shown:], len(text), (*self._borders, len(self._tokens))
         if len(self._tokens) - start > 3 * _CONTEXT:  # keep the window short: decoding stays cheap on long texts
             # not inside a character: a tokenizer may then lose others beside it

@@ -170,95 +170,12 @@ def test_whatever_a_config_goes_wrong_by_is_told(folder: Path, tmp_path: Path, c
         load_model(tmp_path)
 
 
-def test_a_tokenizer_that_cannot_be_read_is_not_taken_for_none(folder: Path, tmp_path: Path) -> None:
-    whole = (folder / "tokenizer.json").read_text()
-    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
-    (tmp_path / "tokenizer.json").write_text(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match=r"tokenizer: got .*cannot be read.*; expected .*or take them away and pass"):
-        load_tokenizer(tmp_path)
-    (tmp_path / "tokenizer.json").unlink()
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
-    assert load_tokenizer(tmp_path) is None, "nor is an empty one made"
-    for kind in ("LlamaTokenizer", "Qwen2Tokenizer"):
-        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": kind, "add_bos_token": True}))
-        assert load_tokenizer(tmp_path) is None, "of its settings alone"
-
-
 @pytest.mark.parametrize(
     ("source", "asked"),
     [("somebody/model", True), ("gpt2", True), ("demo-target", False), ("demo-targt", False), ("/no/such", False)],
 )
 def test_what_the_hub_is_asked_for(source: str, asked: bool, folder: Path) -> None:
     assert is_hub_id(source) == asked and not is_hub_id(folder)
-
-
-def test_a_hub_id_that_is_out_of_reach_has_no_tokenizer() -> None:
-    assert load_tokenizer("no/such-model") is None
-
-
-def test_a_tokenizer_that_lacks_a_package_is_not_taken_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    from transformers import AutoTokenizer
-
-    def lacks(source: object) -> None:
-        raise ImportError("this tokenizer needs sentencepiece")
-
-    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lacks)
-    with pytest.raises(ValueError, match=r"tokenizer: got 'some/model', .*ImportError: this tokenizer needs"):
-        load_tokenizer("some/model")
-
-
-def test_a_tokenizer_on_the_hub_that_cannot_be_made_is_not_taken_for_none(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    import huggingface_hub
-    from transformers import AutoTokenizer
-
-    def refuses(source: object) -> None:
-        raise ValueError("contains custom code")
-
-    monkeypatch.setattr(AutoTokenizer, "from_pretrained", refuses)
-    assert load_tokenizer("some/model") is None
-    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_: str(tmp_path / "tokenizer_config.json"))
-    with pytest.raises(ValueError, match=r"tokenizer: got 'some/model', .*ValueError: contains custom code"):
-        load_tokenizer("some/model")
-
-
-def test_a_tokenizer_that_was_named_must_be_there(folder: Path) -> None:
-    for place in ("no/such-model", "/no/such/folder"):
-        with pytest.raises(ValueError, match=rf"tokenizer: got '{place}', where none is; expected a folder or hub id"):
-            load(folder, tokenizer=place, max_length=64)
-
-
-class Gaps:
-    """A tokenizer some of whose ids are nobody's."""
-
-    eos_token_id = None
-
-    def __init__(self, largest: int) -> None:
-        self.vocab = {"a": 0, "b": 1, "z": largest}
-
-    def __len__(self) -> int:
-        return len(self.vocab)
-
-    def get_vocab(self) -> dict[str, int]:
-        return self.vocab
-
-
-@pytest.mark.parametrize(("largest", "size"), [(40, 41), (10_000, 96)])
-def test_ids_with_gaps_are_all_there(largest: int, size: int) -> None:
-    assert load(models.own("llama"), tokenizer=Gaps(largest), max_length=64).target.vocab_size == size
-
-
-def test_a_tokenizer_that_does_not_list_its_tokens_is_as_large_as_it_says() -> None:
-    """An object of one's own that encodes and decodes is enough."""
-
-    class Letters:
-        eos_token_id = None
-
-        def __len__(self) -> int:
-            return 40
-
-    assert load(models.own("llama"), tokenizer=Letters(), max_length=64).target.vocab_size == 40
 
 
 @pytest.mark.parametrize("wrong", [None, 3, models.own("llama").config])

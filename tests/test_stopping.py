@@ -68,6 +68,29 @@ def test_a_prompt_that_ends_inside_a_character_loses_nothing() -> None:
     assert "".join(put(stream, token) for token in ids("cde")) == "cde"
 
 
+class Pieces:
+    """A byte-level tokenizer with these tokens."""
+
+    def __init__(self, *of: bytes) -> None:
+        self.of = of
+
+    def decode(self, tokens: list[int], **_: object) -> str:
+        return b"".join(self.of[token] for token in tokens).decode("utf-8", "replace")
+
+
+def test_a_token_of_the_prompt_that_ends_inside_a_character_is_not_given_out_again() -> None:
+    tokenizer = Pieces(b"He", b" said", b" \xe2\x80", b"\x9c", b"go", b"\xe2\x80\x9d")
+    settings = {"eos_ids": (), "max_new_tokens": 1000, "max_length": 2000}
+    check = StopChecker(tokenizer, [0, 1, 2], stop=(" ",), **settings)
+    assert run(check, [3, 4, 5]) == (None, 3) and check.text == "“go”"
+
+
+def test_a_prompt_that_has_no_whole_character_to_begin_with_is_not_given_out_again() -> None:
+    names = [f"<0x{byte:02X}>" for byte in "\ufffd漢孭".encode()]  # the last one is of E5 AD AD
+    *prompt, last, _ = fallback_tokenizer().convert_tokens_to_ids(names)
+    assert put(TextStream(fallback_tokenizer(), prompt), last, final=True) == "�"
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_pieces_join_to_the_whole_text_however_long(seed: int) -> None:
     source = random.Random(seed)

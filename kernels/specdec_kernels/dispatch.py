@@ -91,6 +91,9 @@ class _Wish:
     by_op: tuple[tuple[str, str], ...] = ()
 
     def name_for(self, op: str) -> str | None:
+        for name, _ in self.by_op:  # of the environment, read before there were any: `use_backend` looks at its own
+            if name not in OPS:
+                raise ValueError(f"SPECDEC_BACKEND: no operator {name!r}; there are {', '.join(sorted(OPS))}")
         return dict(self.by_op).get(op, self.everywhere)
 
 
@@ -297,9 +300,6 @@ class Op:
         self, wish: _Wish | None, args: tuple[Any, ...], kwargs: dict[str, Any], quiet: bool = False
     ) -> tuple[str, Callable[..., Any]]:
         wanted = wish.name_for(self.name) if wish is not None else None
-        for op, _ in () if wish is None else wish.by_op:  # of the environment: `use_backend` has looked at its own
-            if op not in OPS:
-                raise ValueError(f"SPECDEC_BACKEND: no operator {op!r}; there are {', '.join(sorted(OPS))}")
         reasons: list[str] = []
         for backend in self.backends:
             if wanted is not None and backend.name != wanted:

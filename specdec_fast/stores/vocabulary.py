@@ -1,6 +1,6 @@
 """What a vocabulary is known by: its size, and a fingerprint that says which tokenizer a file of tokens belongs to.
 
-Tests: tests/test_loading.py, tests/stores/test_memory.py.
+Tests: tests/test_load_tokenizer.py, tests/stores/test_memory.py.
 """
 
 from __future__ import annotations

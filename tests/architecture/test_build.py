@@ -193,15 +193,16 @@ def test_a_toolkit_that_does_not_fit_torch_costs_the_cuda_extension_alone(
             command = seen["cmdclass"]["build_ext"](Distribution({"ext_modules": seen["ext_modules"]}))
             command.build_lib = str(tmp_path / "lib")
             command.ensure_finalized()
-            old = tmp_path / "lib" / command.get_ext_filename("specdec_kernels._C")
-            old.parent.mkdir(parents=True, exist_ok=True)
-            old.touch()
+            old = [tmp_path / "lib" / "specdec_kernels" / name for name in ("_C.abi3.so", "_gone.abi3.so")]
+            old[0].parent.mkdir(parents=True, exist_ok=True)
+            for path in old:
+                path.touch()
             if mode == "cuda":
                 with pytest.raises(RuntimeError, match="mismatches"):
                     command.run()
             else:
                 command.run()
-        assert not old.exists()
+        assert not any(path.exists() for path in old)
     assert runs == [["_suffix", "_C", "_C_cuda"], ["_suffix", "_C"], ["_suffix", "_C", "_C_cuda"]]
     told = capsys.readouterr().err
     assert told.count("_C_cuda was NOT built, the others go on: RuntimeError: The detected CUDA version") == 1

@@ -223,6 +223,20 @@ def test_a_cancel_whose_text_is_broken_off_is_a_cancel(queued: bool, error: Base
     assert engine.step() == [] and handle.finish_reason == "cancelled" and handle.text == WRITTEN[4 : 4 + 1]
 
 
+def test_a_cancel_that_is_broken_off_before_its_work_is_a_cancel(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(target())
+    handles = [engine.submit(prompt, PARAMS) for prompt in [*PROMPTS, [1]]]  # three run, one waits
+    engine.step()
+    for handle in handles:
+        with monkeypatch.context() as patch:
+            patch.setattr(Handle, "end", breaking(Handle.end, 1, KeyboardInterrupt()))
+            with pytest.raises(KeyboardInterrupt):
+                engine.cancel(handle)
+        assert handle.finish_reason == "cancelled"
+        engine.cancel(handle)
+    nothing_is_held(engine)
+
+
 def test_a_generate_that_is_broken_off_cancels_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when Ctrl-C comes again while it does."""
     engine = Engine(target())

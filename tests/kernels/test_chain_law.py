@@ -263,6 +263,22 @@ def test_keyed_draws_have_the_joint_law_over_steps(kind: str, rule: str) -> None
 
 
 @pytest.mark.skipif("cpu" not in BACKENDS, reason="CPU extension not built")
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize(("dtype", "level"), [(torch.bfloat16, 64), (torch.float16, 512)])
+def test_drafts_in_float32_leave_a_target_of_half_precision_its_law(
+    dtype: torch.dtype, level: float, rule: str
+) -> None:
+    """As small drafts are loaded. Levels are coarse on purpose: the law of the unrounded ones would be noticed."""
+    g = torch.Generator().manual_seed(6)
+    p, q = torch.randn(3, 3, generator=g) * 1.2, torch.randn(3, 3, generator=g) * 1.2
+    p += level  # where both formats tell halves apart
+    with use_backend(FAST):
+        tokens = generate(p.to(dtype), q, torch.full((3,), -1), 60_000, 2, 3, rule)
+    assert p_value(tokens, p.to(dtype).float()) > 1e-3
+    assert p_value(tokens, p) < 1e-6
+
+
+@pytest.mark.skipif("cpu" not in BACKENDS, reason="CPU extension not built")
 @pytest.mark.parametrize(("rule", "noticed"), [("block", True), ("token", False)])
 def test_coins_keyed_by_a_token_s_own_position_would_be_noticed(rule: str, noticed: bool) -> None:
     """The block rule looks at coins behind the place where it stops: the next step must not see these again. (The token

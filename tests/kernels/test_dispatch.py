@@ -202,19 +202,21 @@ def test_the_environment_is_a_wish_and_the_import_is_light() -> None:
 
 
 def test_an_operator_that_the_environment_misspells_is_told() -> None:
-    told = "try:\n    specdec_kernels.kv_stage(*x)\nexcept ValueError as error:\n    print(error)\n"
-    code = "import specdec_kernels\n" + STAGE.partition("specdec_kernels.kv_stage(*x)")[0] + told
-    out = run_python(code, SPECDEC_BACKEND="kv_stgae=reference")
-    assert out.startswith("SPECDEC_BACKEND: no operator 'kv_stgae'; there are attention_plan, ")
+    told = "try:\n    {}\nexcept ValueError as error:\n    print(error)\n"
+    ways = [told.format(way) for way in ("specdec_kernels.kv_stage(*x)", "specdec_kernels.explain()")]
+    code = "import specdec_kernels\n" + STAGE.partition("specdec_kernels.kv_stage(*x)")[0] + "".join(ways)
+    out = run_python(code, SPECDEC_BACKEND="kv_stgae=reference").splitlines()
+    want = "SPECDEC_BACKEND: no operator 'kv_stgae'; there are attention_plan, "
+    assert [line.startswith(want) for line in out] == [True, True]
 
 
 @pytest.mark.parametrize(
     ("text", "name"),
-    [("", None), ("auto", None), ("reference", "reference"), ("cpu,a=b", "cpu"), (" cpu , op = x ", "x")],
+    [("", None), ("auto", None), ("reference", "reference"), ("cpu,kv_stage=b", "cpu"), (" cpu , tree_plan = x ", "x")],
 )
 def test_a_wish_in_words(text: str, name: str | None) -> None:
     wish = _parse_wish(text)
-    assert (wish.name_for("op") if wish else None) == name
+    assert (wish.name_for("tree_plan") if wish else None) == name
 
 
 def test_the_readme_lists_every_operator_with_its_backends() -> None:
