@@ -147,11 +147,11 @@ distclean: clean ## Remove .venv as well
 # and Python keeps the byte code of those when they are first imported)
 
 $(STAMPS)/venv:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || { \
-	  echo "specdec-fast needs Python 3.10 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1 || echo missing)." \
+	@'$(PYTHON)' -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || { \
+	  echo "specdec-fast needs Python 3.10 or newer; '$(PYTHON)' is $$('$(PYTHON)' --version 2>&1 || echo missing)." \
 	       "Name another one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
-	@echo "setting up $(VENV) ($$($(PYTHON) --version))"
-	@$(PYTHON) -m venv $(VENV_ARGS) $(VENV) || { \
+	@echo "setting up $(VENV) ($$('$(PYTHON)' --version))"
+	@'$(PYTHON)' -m venv $(VENV_ARGS) $(VENV) || { \
 	  echo "'$(PYTHON) -m venv' failed; on Debian and Ubuntu install the package python3-venv"; exit 1; }
 	@mkdir -p $(STAMPS) && touch $@
 

@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.chosen import named, where
 from benchmarks.drafting import DraftClock
 from benchmarks.end_to_end import Setting, Sides, distinct_4, workload
 from benchmarks.interleave import environment, interleave
@@ -34,7 +35,6 @@ from specdec_fast import SamplingParams, load
 from specdec_fast.loading import ASSETS, load_model, load_tokenizer
 from specdec_fast.rules import DEFAULT
 
-RESULTS = Path(__file__).parent / "results"
 LAYERS = Path(__file__).parent / "layers_demo_target.json"
 """What `specdec tune layers` found for the bundled target on prompts of its workload that are not measured on."""
 
@@ -351,12 +351,13 @@ def main() -> None:
     parser.add_argument("--only", default="", help="methods whose name contains this")
     parser.add_argument("--heads", type=Path, help="folder of trained heads, by drafter, beside the bundled ones")
     parser.add_argument("--processor-time", action="store_true", help="count processor time: for a machine with others")
-    parser.add_argument("--out", type=Path, default=RESULTS / "drafters_cpu.json")
+    parser.add_argument("--out", type=Path, help="result file (default: the table of all methods, or with --only none)")
     options = parser.parse_args()
+    out = where(options.out, options.only, "drafters_cpu.json")
     clock = time.process_time if options.processor_time else time.perf_counter
     facts: dict[str, Any] = {**environment(), "clock": clock.__name__, "threads": 1, "dtype": "float32"}
     rows: list[dict[str, Any]] = []
-    every = [name for name in METHODS if options.only in name]
+    every = named(options.only, METHODS)
     every = [name for name in every if not METHODS[name].own_head or METHODS[name].head(options.heads)]
     cold = [name for name in every if METHODS[name].memory != "warm" and METHODS[name].rule == DEFAULT]
     copying = copiers(cold)
@@ -373,9 +374,10 @@ def main() -> None:
             heads=options.heads,
         )
         rows += found
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps({"environment": facts, "rows": rows}, indent=1) + "\n")
-    options.out.with_suffix(".md").write_text(as_markdown(rows) + "\n")
+        if out is not None:
+            out.write_text(json.dumps({"environment": facts, "rows": rows}, indent=1) + "\n")
+    if out is not None:
+        out.with_suffix(".md").write_text(as_markdown(rows) + "\n")
     print(as_markdown(rows))
 
 

@@ -21,11 +21,11 @@ from typing import Any
 
 import torch
 
+from benchmarks.chosen import named, where
 from benchmarks.interleave import environment, interleave
 from specdec_fast import SamplingParams, load
 from specdec_fast.loading import ASSETS, load_model, load_tokenizer
 
-RESULTS = Path(__file__).parent / "results"
 # at most, by dtype: in a batch of 8 every drafted token costs arithmetic, which a batch of 1 has free
 FULL_BATCH_DRAFT = {"float32": 2, "bfloat16": 3}
 
@@ -248,20 +248,22 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=4, help="at batch 8 four times as many, at least 16")
     parser.add_argument("--draft-tokens", type=int, default=4)
     parser.add_argument("--only", default="", help="settings whose name contains this")
-    parser.add_argument("--out", type=Path, default=RESULTS / "end_to_end_cpu.json")
+    parser.add_argument("--out", type=Path, help="result file (default: that of all settings, or with --only none)")
     options = parser.parse_args()
+    out = where(options.out, options.only, "end_to_end_cpu.json")
     rows: list[dict[str, Any]] = []
     facts = environment()
-    for setting in all_settings(options.draft_tokens):
-        if options.only not in setting.name:
-            continue
+    settings = {setting.name: setting for setting in all_settings(options.draft_tokens)}
+    for name in named(options.only, settings):
+        setting = settings[name]
         row = row_of(setting, options.rounds, options.prompts)
         rows.append(row)
         print(as_markdown([row]).splitlines()[-1], flush=True)
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps({"environment": facts, "rows": rows}, indent=1) + "\n")
+        if out is not None:
+            out.write_text(json.dumps({"environment": facts, "rows": rows}, indent=1) + "\n")
     print(as_markdown(rows))
-    options.out.with_suffix(".md").write_text(as_markdown(rows) + "\n")
+    if out is not None:
+        out.with_suffix(".md").write_text(as_markdown(rows) + "\n")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,8 @@ import numpy as np
 import torch
 from scipy.stats import bootstrap
 
-from benchmarks.drafters import METHODS, RESULTS, engine_of
+from benchmarks.chosen import named, where
+from benchmarks.drafters import METHODS, engine_of
 from benchmarks.end_to_end import distinct_4, workload
 from benchmarks.interleave import environment
 from specdec_fast import SamplingParams
@@ -94,8 +95,7 @@ def measure(
 def methods(only: str = "", heads: Path | None = None) -> list[str]:
     """The methods that replay, cold, with the heads that are there; only: parts of names, separated by |."""
     found = [name for name, method in METHODS.items() if method.memory != "warm" and method.rule == DEFAULT]
-    found = [name for name in found if any(part in name for part in only.split("|"))]
-    return [name for name in found if not METHODS[name].own_head or METHODS[name].head(heads)]
+    return [name for name in named(only, found) if not METHODS[name].own_head or METHODS[name].head(heads)]
 
 
 def as_markdown(rows: list[dict[str, Any]]) -> str:
@@ -118,12 +118,12 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=100)
     parser.add_argument("--only", default="", help="methods whose name contains one of these, separated by |")
     parser.add_argument("--heads", type=Path, help="folder of trained heads, by drafter, beside the bundled ones")
-    parser.add_argument("--out", type=Path, default=RESULTS / "goodput_cpu.json")
+    parser.add_argument("--out", type=Path, help="result file (default: the table of all methods, or with --only none)")
     options = parser.parse_args()
+    out = where(options.out, options.only, "goodput_cpu.json")
     facts = {**environment(), "threads": 1, "dtype": "float32"}
     names = [AGAIN, *methods(options.only, options.heads)]
     rows: list[dict[str, Any]] = []
-    options.out.parent.mkdir(parents=True, exist_ok=True)
     for name in names:
         for temperature in (0.0, 1.0):
             row = measure(
@@ -136,8 +136,10 @@ def main() -> None:
             )
             rows.append(row)
             print(as_markdown(rows[-1:]).splitlines()[-1], flush=True)
-            options.out.write_text(json.dumps({"environment": facts, "rows": rows}, indent=1) + "\n")
-    options.out.with_suffix(".md").write_text(as_markdown(rows) + "\n")
+            if out is not None:
+                out.write_text(json.dumps({"environment": facts, "rows": rows}, indent=1) + "\n")
+    if out is not None:
+        out.with_suffix(".md").write_text(as_markdown(rows) + "\n")
 
 
 if __name__ == "__main__":

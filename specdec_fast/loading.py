@@ -93,6 +93,9 @@ def load_model(
     place = BUNDLED.get(str(source), source)
     wanted = _dtype(dtype)
     known = place != source or Path(source).exists()
+    if not known and _is_bundled_head(str(source)):
+        head = str(source).removeprefix("demo-")
+        raise ValueError(f"{what}: got {str(source)!r}, a bundled head; it comes with drafter {head}; {EXPECTED}")
     meant = [] if known else _meant(source)
     if meant:  # no hub is asked for what is a slip of the pen
         raise ValueError(f"{what}: got {str(source)!r}; did you mean the bundled {meant[0]!r}? {EXPECTED}")
@@ -124,10 +127,14 @@ def _meant(source: str | Path) -> list[str]:
     return get_close_matches(str(source).lower(), BUNDLED, n=1, cutoff=0.8)
 
 
+def _is_bundled_head(name: str) -> bool:
+    return name.startswith("demo-") and name not in BUNDLED and (ASSETS / name).is_dir()
+
+
 def is_hub_id(source: str | Path) -> bool:
     """True for what only the hub can have: spelt like an id, and neither bundled nor here."""
     name = str(source)
-    here = name in BUNDLED or Path(name).exists()
+    here = name in BUNDLED or _is_bundled_head(name) or Path(name).exists()
     return not here and not _meant(name) and _HUB_ID.fullmatch(name) is not None
 
 

@@ -316,7 +316,10 @@ class Op:
         everyone = [f"{b.name}: {self._reason(b, args, kwargs) or 'can serve this call'}" for b in self.backends]
         known = any(b.name == wanted for b in self.backends)
         problem = "cannot serve this call" if known else "is not a backend of this operator"
-        raise UnsupportedError(f"{self.name}: backend {wanted!r} {problem}. Backends:\n  " + "\n  ".join(everyone))
+        asked = " (of SPECDEC_BACKEND)" if wish is _FROM_ENVIRONMENT else ""
+        raise UnsupportedError(
+            f"{self.name}: backend {wanted!r}{asked} {problem}. Backends:\n  " + "\n  ".join(everyone)
+        )
 
     def _traced(self, *args: Any, **kwargs: Any) -> Any:
         """The call as torch.compile sees it: the backend is picked once, while tracing."""

@@ -78,6 +78,8 @@ def resolve(
 
     get_rule(rule)  # what is unknown is refused before anything is loaded
     budget_for(budget)
+    if draft == NO_DRAFTER:
+        raise ValueError(f"--draft: got {draft!r}; expected a model; --drafter {NO_DRAFTER} decodes plainly")
     if drafter is not None and drafter not in (NO_DRAFTER, *drafter_names()):
         raise ValueError(f"--drafter: got {drafter!r}; expected one of {', '.join(drafter_names())}, or {NO_DRAFTER}")
     takes = drafter is None or (drafter != NO_DRAFTER and may_take_draft(drafter))

@@ -90,12 +90,16 @@ def read_entries(argument: str | None, file: str | None, lines: bool) -> list[En
 
 def _typed() -> str:
     """All of standard input."""
-    try:
-        return sys.stdin.read().removeprefix("\ufeff")
+    binary = getattr(sys.stdin, "buffer", None)
+    if binary is None:
+        return sys.stdin.read()
+    try:  # some locales would hide what is no text
+        text = str(binary.read(), sys.stdin.encoding)
     except UnicodeDecodeError as error:
         raise ValueError(
             f"standard input: got bytes that are not {error.encoding} text (byte {error.start}); convert it first"
         ) from None
+    return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _split(text: str, source: str, suffix: str, lines: bool) -> list[Entry]:

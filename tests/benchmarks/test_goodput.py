@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks import goodput
-from benchmarks.drafters import RESULTS
+from benchmarks.chosen import RESULTS
 from benchmarks.goodput import AGAIN, as_markdown, measure, methods, race
 from specdec_fast import SamplingParams
 

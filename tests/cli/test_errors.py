@@ -57,6 +57,11 @@ CASES = [
     (["generate", "--file", "{target}"], ["--file: got", "not a file"]),
     (["generate", "--file", "{target}/model.safetensors"], ["not UTF-8"]),
     (["generate", "x", "--file", "{target}/config.json"], ["an argument and --file"]),
+    (["generate", "x", "--draft", "none"], ["--draft: got 'none'; expected a model; --drafter none decodes plainly"]),
+    (
+        ["generate", "x", "--draft", "demo-medusa"],
+        ["draft: got 'demo-medusa', a bundled head; it comes with drafter medusa"],
+    ),
     (["generate", "x", "--lines"], ["--lines: got a prompt as argument"]),
     (["generate", "x", "--json", "--color"], ["--json with --color"]),
     (["generate", "x", "--rule", "wish"], ["error: --rule: got 'wish'", "replay"]),
@@ -213,9 +218,13 @@ def test_standard_input_that_is_closed_has_no_prompt(file: str | None, monkeypat
 
 
 def test_standard_input_that_is_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"ab\xff"), encoding="utf-8"))
-    with pytest.raises(ValueError, match=r"standard input: got bytes that are not utf-8 text \(byte 2\); convert it"):
-        read_prompts(None, None, lines=False)
+    for errors in ("strict", "surrogateescape"):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"ab\xff"), encoding="utf-8", errors=errors))
+        message = r"standard input: got bytes that are not utf-8 text \(byte 2\); convert it first"
+        with pytest.raises(ValueError, match=message):
+            read_prompts(None, None, lines=False)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbfa\r\nb\n"), encoding="utf-8"))
+    assert read_prompts(None, None, lines=True) == ["a", "b"]
 
 
 def test_a_pipe_is_a_file_too() -> None:

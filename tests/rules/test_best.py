@@ -107,14 +107,12 @@ def test_an_engine_that_knows_its_temperature_says_what_follows_from_it() -> Non
 def test_a_pair_that_does_not_fit_is_refused_with_reasons() -> None:
     trees = Needs(topology="tree", laws=True)
     fits = {name for name in rule_names() if name not in ("best", "lossy") and not _refused(name, trees)}
-    assert fits == {"greedy", "replay", "traversal", "tree"}
+    assert {"greedy", "replay", "traversal", "tree"} <= fits and not fits & {"token", "block"}
     target, drafter = AutomatonTarget(random_logits(11, 6)), NoisyTree([], 0.8, 6)
     for rule in ("token", "block"):
         for temperature in (1.0, None):
-            message = (
-                f"rule {rule}: got a drafter that proposes trees; expected chains, or another rule (best, replay, "
-            )
-            with pytest.raises(ValueError, match=re.escape(f"{message}traversal, tree)")):
+            message = f"rule {rule}: got a drafter that proposes trees; expected chains, or another rule ("
+            with pytest.raises(ValueError, match=re.escape(message) + r"best, .*replay, .*traversal, .*tree\b"):
                 Engine(target, drafter, rule=rule, temperature=temperature)
     NoisyChain([], 0.8, 6)
 
