@@ -240,9 +240,8 @@ def extensions(torch) -> tuple[list, type]:
             earlier = self.in_place() if MODE == "auto" and inplace else []
             for path in earlier:  # so that nothing is loaded that is not of these sources
                 path.unlink()
-            for path in Path(self.build_lib, "specdec_kernels").glob(
-                "_*"
-            ):  # nor packed: nobody asks how old headers are
+            # nor packed: nobody compares the age of headers with theirs
+            for path in Path(self.build_lib, "specdec_kernels").glob("_*"):
                 if path.suffix in (".so", ".pyd"):
                     path.unlink()
             try:

@@ -351,7 +351,9 @@ def main() -> None:
     parser.add_argument("--only", default="", help="methods whose name contains this")
     parser.add_argument("--heads", type=Path, help="folder of trained heads, by drafter, beside the bundled ones")
     parser.add_argument("--processor-time", action="store_true", help="count processor time: for a machine with others")
-    parser.add_argument("--out", type=Path, help="result file (default: the table of all methods, or with --only none)")
+    parser.add_argument(
+        "--out", type=Path, help="result file (default: the table of all methods; with --only nothing is written)"
+    )
     options = parser.parse_args()
     out = where(options.out, options.only, "drafters_cpu.json")
     clock = time.process_time if options.processor_time else time.perf_counter

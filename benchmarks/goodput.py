@@ -118,7 +118,9 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=100)
     parser.add_argument("--only", default="", help="methods whose name contains one of these, separated by |")
     parser.add_argument("--heads", type=Path, help="folder of trained heads, by drafter, beside the bundled ones")
-    parser.add_argument("--out", type=Path, help="result file (default: the table of all methods, or with --only none)")
+    parser.add_argument(
+        "--out", type=Path, help="result file (default: the table of all methods; with --only nothing is written)"
+    )
     options = parser.parse_args()
     out = where(options.out, options.only, "goodput_cpu.json")
     facts = {**environment(), "threads": 1, "dtype": "float32"}
