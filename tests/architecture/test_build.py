@@ -38,6 +38,18 @@ def declared(monkeypatch: pytest.MonkeyPatch, mode: str, root: Path = ROOT, comm
     return seen
 
 
+def build_command(seen: dict[str, Any], **settings: Any) -> Any:
+    """The command that builds what was declared, with these settings."""
+    from setuptools.dist import Distribution
+
+    made = Distribution({name: seen[name] for name in ("ext_modules", "package_dir")})
+    command = seen["cmdclass"]["build_ext"](made)
+    for name, value in settings.items():
+        setattr(command, name, value)
+    command.ensure_finalized()
+    return command
+
+
 def test_the_cpu_extension_is_every_source_but_the_test_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     *objects, extension = declared(monkeypatch, "cpu")["ext_modules"]
     sources = set(extension.sources)
@@ -117,7 +129,6 @@ def test_pip_wheel_as_it_is_holds_what_the_packages_read(
 def test_a_failing_compiler_stops_only_who_insists(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from setuptools.dist import Distribution
     from torch.utils.cpp_extension import BuildExtension
 
     def fail(command: Any) -> None:
@@ -127,8 +138,7 @@ def test_a_failing_compiler_stops_only_who_insists(
         seen = declared(monkeypatch, mode)
         with monkeypatch.context() as patch:
             patch.setattr(BuildExtension, "run", fail, raising=False)
-            command = seen["cmdclass"]["build_ext"](Distribution({"ext_modules": seen["ext_modules"]}))
-            command.ensure_finalized()
+            command = build_command(seen)
             if mode == "auto":
                 command.run()
                 assert all(extension.optional for extension in command.extensions)
@@ -172,7 +182,6 @@ def test_a_toolkit_that_does_not_fit_torch_costs_the_cuda_extension_alone(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """torch compares versions before it builds anything. Modules of earlier builds do not stand in for what fails."""
-    from setuptools.dist import Distribution
     from torch.utils.cpp_extension import BuildExtension
 
     with_toolkit(monkeypatch, tmp_path)
@@ -190,9 +199,7 @@ def test_a_toolkit_that_does_not_fit_torch_costs_the_cuda_extension_alone(
         seen = declared(monkeypatch, mode)
         with monkeypatch.context() as patch:
             patch.setattr(BuildExtension, "run", look, raising=False)
-            command = seen["cmdclass"]["build_ext"](Distribution({"ext_modules": seen["ext_modules"]}))
-            command.build_lib = str(tmp_path / "lib")
-            command.ensure_finalized()
+            command = build_command(seen, build_lib=str(tmp_path / "lib"))
             old = [tmp_path / "lib" / "specdec_kernels" / name for name in ("_C.abi3.so", "_gone.abi3.so")]
             old[0].parent.mkdir(parents=True, exist_ok=True)
             for path in old:
@@ -212,7 +219,6 @@ def test_a_toolkit_that_does_not_fit_torch_costs_the_cuda_extension_alone(
 def test_an_extension_that_fails_does_not_take_the_others_with_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from setuptools.dist import Distribution
     from torch.utils.cpp_extension import BuildExtension
 
     for mode, bad in (("auto", "_suffix"), ("auto", "_C"), ("cpu", "_suffix")):
@@ -225,8 +231,7 @@ def test_an_extension_that_fails_does_not_take_the_others_with_it(
 
         with monkeypatch.context() as patch:
             patch.setattr(BuildExtension, "build_extension", build, raising=False)
-            command = seen["cmdclass"]["build_ext"](Distribution({"ext_modules": seen["ext_modules"]}))
-            command.ensure_finalized()
+            command = build_command(seen)
             if mode == "cpu":
                 with pytest.raises(IndexError):
                     command.run()
@@ -243,7 +248,6 @@ def test_a_failing_compiler_leaves_no_module_of_other_sources(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, caught: bool
 ) -> None:
     """Of what is compiled in place the new ones stay, the old ones go."""
-    from setuptools.dist import Distribution
     from torch.utils.cpp_extension import BuildExtension
 
     (tmp_path / "setup.py").write_text(SETUP)
@@ -263,11 +267,7 @@ def test_a_failing_compiler_leaves_no_module_of_other_sources(
         seen = declared(monkeypatch, "auto", tmp_path)
         with monkeypatch.context() as patch:
             patch.setattr(BuildExtension, "run", run, raising=False)
-            made = Distribution({"ext_modules": seen["ext_modules"], "package_dir": seen["package_dir"]})
-            command = seen["cmdclass"]["build_ext"](made)
-            command.inplace = True
-            command.ensure_finalized()
-            command.run()
+            build_command(seen, inplace=True).run()
         found = package / "_C.abi3.so"
         assert (found.read_text() if found.exists() else "") == left
         assert capsys.readouterr().err.count("_C.abi3.so of an earlier build was deleted") == told

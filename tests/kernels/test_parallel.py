@@ -29,15 +29,16 @@ int thread_count() { return 2; }
 int main() {
   using specdec::first_in_order;
   // all hold, two are tested at a time, and either of them may be the one that is ready last
-  for (int slow = 0; slow < 2; ++slow) {
-    std::atomic<int> begun{0};
-    const int64_t found = first_in_order(3, true, [&](int64_t i) {
-      for (++begun; begun < 2;) std::this_thread::yield();
-      if (i == slow) std::this_thread::sleep_for(std::chrono::milliseconds(30));
-      return true;
-    });
-    if (found != 0) return 1 + slow;
-  }
+  for (int count : {2, 3})  // as many as threads, and more
+    for (int slow = 0; slow < 2; ++slow) {
+      std::atomic<int> begun{0};
+      const int64_t found = first_in_order(count, true, [&](int64_t i) {
+        for (++begun; begun < 2;) std::this_thread::yield();
+        if (i == slow) std::this_thread::sleep_for(std::chrono::milliseconds(30));
+        return true;
+      });
+      if (found != 0) return 1 + slow;
+    }
   for (bool together : {false, true})
     for (int64_t first = 0; first <= 40; ++first) {
       std::atomic<int64_t> tested{0};

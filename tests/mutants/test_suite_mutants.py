@@ -19,6 +19,7 @@ import torch
 
 import specdec_fast.drafters.draft_model as draft_model_module
 import specdec_fast.rules.tree as tree_module
+import specdec_fast.stopping as stopping_module
 import specdec_kernels.proposals as proposals_module
 from specdec_fast.cache.paged import PagedCache
 from specdec_fast.edits import Edits
@@ -109,6 +110,11 @@ def laws_of_the_draw_before(patch: Patch) -> None:
         return found if isinstance(found, torch.Tensor) else (found[0], *(part.roll(1, 0) for part in found[1:]))
 
     patch.setattr(WholePass, "chain", broken)
+
+
+def texts_begin_anywhere(patch: Patch) -> None:
+    """What is decoded begins a fixed number of tokens back, inside a character or not."""
+    patch.setattr(stopping_module, "_LONGEST", 1)
 
 
 def chains_kept_one_short(patch: Patch) -> None:
@@ -264,6 +270,10 @@ MUTANTS: list[tuple[str, Callable[[Patch], None], str, str, tuple[Any, ...]]] = 
         )
     ),
     (
+        "text cut inside a character", texts_begin_anywhere,
+        "test_stopping.py", "test_runs_of_bytes_are_not_cut_inside_a_character", (0,),
+    ),
+    (
         "stale keys and values", chains_kept_one_short,
         "engine/test_kv.py", "test_the_target_s_cache_after_every_step", ("llama", 16),
     ),
@@ -337,6 +347,6 @@ def test_the_test_fails(
 def test_the_names_are_those_of_the_lab() -> None:
     # they show in roundings, threads, bits and coins near a threshold alone, or where the lab does not go
     no_laws = {"zero residual", "later rejection", "bits by company", "rough total"}
-    no_laws.add("a tree as a chain in a whole pass")
+    no_laws |= {"a tree as a chain in a whole pass", "text cut inside a character"}
     ours = {name for name, *_ in MUTANTS} - no_laws
     assert ours <= {mutant.name for mutant in mutant_rules.MUTANTS}
