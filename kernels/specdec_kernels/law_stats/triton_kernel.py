@@ -20,7 +20,6 @@ from ..law_triton import LAST, NEGATIVE_INFINITY, RACE_BLOCK, id_of, level_of, m
 from ..overlay_triton import levels
 
 INFINITY = tl.constexpr(float("inf"))
-NAN = tl.constexpr(float("nan"))
 DOUBT = tl.constexpr(1e-5)
 """Of a total: how near to a filter's limit a float32 sum decides nothing."""
 
@@ -222,7 +221,7 @@ def join(
     if MASSES:  # before anything is refined: no filter cuts where masses are known
         weighed = finite & (t != 0) & (filtered == 0) & (tl.abs(lse) < FARTHEST)
         share = part * tl.exp(top_scaled - lse.to(tl.float64))  # in units of the rounded normaliser, as weights are
-        tl.store(mass + row * blocks + block, tl.where(weighed, share.to(tl.float32), NAN), mask=have)
+        tl.store(mass + row * blocks + block, tl.where(weighed, share.to(tl.float32), float("nan")), mask=have)
     if greedy:
         lse = tl.zeros((), tl.float32)
         if finite:
@@ -283,6 +282,6 @@ def join(
             cut = level_of(least)
             tie = tl.where(cut > NEGATIVE_INFINITY, id_of(least), vocab - 1)
     tl.store(out_inv_t + row, inv_t)
-    tl.store(out_lse + row, tl.where(finite, lse, NAN))
-    tl.store(out_cut + row, tl.where(finite, cut, NAN))
+    tl.store(out_lse + row, tl.where(finite, lse, float("nan")))
+    tl.store(out_cut + row, tl.where(finite, cut, float("nan")))
     tl.store(out_tie + row, tl.where(finite, tie, 0))
