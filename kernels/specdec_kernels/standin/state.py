@@ -1,0 +1,120 @@
+"""The state of stand-in GPUs: the current device and streams, captures under way, and the record of what happened."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .records import SHARED_MEMORY, HostRead, Launch, Upload, caller
+
+if TYPE_CHECKING:
+    from .runtime import Graph, Stream
+
+SYNC_DEFAULT, SYNC_WARN, SYNC_ERROR = 0, 1, 2
+
+
+class Gpu:
+    """Stand-in GPUs of one architecture and the record of what they were asked.
+
+    Attributes:
+        architecture: Such as "sm_90".
+        devices: Number of GPUs.
+        launches: Triton launches in order.
+        host_reads: What made the host wait for the device, in order. Waits for events are not among them.
+        uploads: Copies from pageable memory.
+        operators: Torch operators that run a kernel on the device, by name.
+        captures: Graphs whose capture has begun.
+        events_awaited: How often the host waited for an event.
+    """
+
+    def __init__(self, architecture: str, devices: int) -> None:
+        if architecture not in SHARED_MEMORY:
+            raise ValueError(f"standin: got architecture {architecture!r}; expected one of {', '.join(SHARED_MEMORY)}")
+        if devices < 1:
+            raise ValueError(f"standin: got {devices} devices; expected at least 1")
+        self.architecture, self.devices = architecture, devices
+        self.launches: list[Launch] = []
+        self.host_reads: list[HostRead] = []
+        self.uploads: list[Upload] = []
+        self.operators: Counter[str] = Counter()
+        self.captures: list[Graph] = []
+        self.events_awaited = 0
+        self.current = 0
+        self.streams: dict[int, Stream] = {}  # the current one of each device
+        self.sync_mode = SYNC_DEFAULT
+        self.capturing: list[Graph] = []
+        self.recording_pools: set[Any] = set()
+        self.acting: list[torch.device] = []  # the device that plain CPU operators act for
+        self._pinned: dict[int, Any] = {}  # address of a storage: the storage, kept so that no address is used again
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        """Compute capability, such as (9, 0)."""
+        major, minor = divmod(int(self.architecture.removeprefix("sm_")), 10)
+        return major, minor
+
+    @property
+    def compiled(self) -> list[str]:
+        """Kernels that were compiled, one name per specialisation."""
+        return [launch.kernel for launch in self.launches if launch.compiled]
+
+    def clear(self) -> None:
+        """Forgets what was recorded; what was compiled stays compiled."""
+        for record in (self.launches, self.host_reads, self.uploads, self.captures):
+            record.clear()
+        self.operators.clear()
+        self.events_awaited = 0
+
+    def graph_of(self, device: int) -> Graph | None:
+        """Returns the graph that work on a device goes into now, or None if it runs at once."""
+        for graph in self.capturing:
+            if graph.stream == self.streams[device]:
+                return graph
+        return None
+
+    def wait(self, operator: str, record: bool = True) -> None:
+        """The host waits for the device.
+
+        Raises:
+            RuntimeError: During a capture, which becomes invalid, and in sync debug mode "error".
+        """
+        if self.capturing:
+            for graph in self.capturing:
+                graph.invalid = True
+            raise RuntimeError(
+                f"CUDA error: operation not permitted when stream is capturing ({operator} at {caller()})"
+            )
+        if self.sync_mode == SYNC_ERROR:
+            raise RuntimeError(f"called a synchronizing CUDA operation ({operator} at {caller()})")
+        if record:
+            self.host_reads.append(HostRead(operator, caller()))
+
+    def upload(self, operator: str, source: torch.Tensor, non_blocking: bool) -> None:
+        """A copy from memory of the host to the device."""
+        if source.numel() == 0:
+            return
+        if not self.is_pinned(source):
+            self.wait(operator, record=False)
+            self.uploads.append(Upload(operator, source.numel() * source.element_size(), caller()))
+        elif not non_blocking:
+            self.wait(f"{operator} from pinned memory without non_blocking")
+
+    def pin(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Marks the memory of a CPU tensor as pinned and returns the tensor."""
+        storage = tensor.untyped_storage()
+        self._pinned[storage.data_ptr()] = storage
+        return tensor
+
+    def is_pinned(self, tensor: torch.Tensor) -> bool:
+        """Returns whether a CPU tensor lies in pinned memory."""
+        return tensor.untyped_storage().data_ptr() in self._pinned
+
+    def do(self, device: int, work: Callable[[], None]) -> None:
+        """Work of a kernel: done now, and again whenever the graph that it goes into is replayed."""
+        work()
+        graph = self.graph_of(device)
+        if graph is not None:
+            graph.work.append(work)

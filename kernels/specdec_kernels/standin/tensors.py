@@ -1,0 +1,367 @@
+"""Tensors of a stand-in GPU: a CUDA device on the outside, a CPU tensor with the numbers inside.
+
+Every torch operator on them runs on the CPU tensors, and its results lie on the same device. What makes the host wait,
+or copies from pageable memory, is recorded on the way. An operator that meets tensors of two devices raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+from .state import Gpu
+
+READS = {"_local_scalar_dense", "equal", "is_nonzero"}
+"""Operators that hand a number to the host."""
+SHAPES_OF_DATA = {"nonzero", "masked_select", "_unique", "_unique2", "unique_dim", "unique_consecutive", "bincount"}
+"""Operators whose result has a shape that only the device knows."""
+READERS = frozenset(("item", "tolist", "numpy", "__int__", "__bool__", "__float__", "__index__", "__array__"))
+"""Methods of a tensor that hand numbers to the host."""
+WHOLE = {"scaled_dot_product_attention"}
+"""Composite operators that are not taken apart: their parts ask for kernels of the device."""
+ALLOCATIONS = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
+"""Operators that give memory and write nothing to it."""
+UNWRITTEN = 0xFF
+"""Bytes of memory that nothing was written to: NaN as a float, -1 as an integer."""
+TO_DEVICE = {"_to_copy", "copy_", "to"}
+INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"}
+
+
+class DeviceTensor(torch.Tensor):
+    """A tensor on a stand-in GPU."""
+
+    inner: torch.Tensor
+    gpu: Gpu
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor, device: torch.device, gpu: Gpu) -> DeviceTensor:
+        made = torch.Tensor._make_wrapper_subclass(
+            cls, inner.shape, strides=inner.stride(), storage_offset=inner.storage_offset(), dtype=inner.dtype,
+            device=device, requires_grad=False,
+        )  # fmt: skip
+        made.inner, made.gpu = inner, gpu
+        return made
+
+    def __init__(self, inner: torch.Tensor, device: torch.device, gpu: Gpu) -> None:
+        pass
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise RuntimeError("standin: a tensor of a stand-in GPU is used outside of its block")
+
+    def data_ptr(self) -> int:
+        """Returns the address of the numbers, which is aligned as memory of a GPU is."""
+        return self.inner.data_ptr()
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        """Returns the storage of the numbers, which tells views of one memory."""
+        return self.inner.untyped_storage()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DeviceTensor:
+        copied = memo[id(self)] = DeviceTensor(self.inner.clone(), self.device, self.gpu)
+        return copied
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return f"DeviceTensor({self.inner!r}, device={self.device})"
+
+
+def inner_of(value: Any) -> Any:
+    """Returns the CPU tensor of a device tensor, and anything else as it is."""
+    return value.inner if isinstance(value, DeviceTensor) else value
+
+
+class _Call:
+    """Arguments of an operator with CPU tensors in place of device tensors, and which devices these lie on."""
+
+    def __init__(self, args: Any, kwargs: dict[str, Any]) -> None:
+        self.devices: list[torch.device] = []
+        self.host: list[torch.Tensor] = []  # CPU tensors among the arguments that are no scalars
+        self.wrappers: dict[int, DeviceTensor] = {}
+        self.args, self.kwargs = tree_map(self._unwrap, args), tree_map(self._unwrap, kwargs)
+
+    def _unwrap(self, value: Any) -> Any:
+        if isinstance(value, DeviceTensor):
+            if value.device not in self.devices:
+                self.devices.append(value.device)
+            self.wrappers[id(value.inner)] = value
+            return value.inner
+        if isinstance(value, torch.Tensor) and value.dim():
+            self.host.append(value)
+        return value
+
+
+def _on_gpu(device: Any) -> torch.device | None:
+    """Returns a device that was asked for as a torch.device if it is a GPU."""
+    if device is None:
+        return None
+    asked = torch.device(device)
+    return asked if asked.type == "cuda" else None
+
+
+@lru_cache(maxsize=4096)
+def _is_composite(func: Any) -> bool:
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"))
+
+
+class Operators(TorchDispatchMode):
+    """Runs every torch operator that has to do with a stand-in GPU."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        super().__init__()
+        self._gpu = gpu
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func._schema.name.partition("::")[2]
+        if func.namespace == "specdec":
+            return self._own_operator(func, name, args, kwargs)
+        call = _Call(args, kwargs)
+        acting = self._gpu.acting[-1] if self._gpu.acting else None
+        if not call.devices and acting is None and _on_gpu(kwargs.get("device")) is None:
+            return self._on_host(func, name, args, kwargs)
+        if func.namespace == "aten" and name not in WHOLE and _is_composite(func):
+            with self:
+                found = func.decompose(*args, **kwargs)
+            if found is not NotImplemented:
+                return found
+        if name in TO_DEVICE or "device" in kwargs:
+            return self._moved(func, name, call)
+        device = call.devices[0] if call.devices else acting
+        assert device is not None
+        self._check_devices(name, call)
+        if name in READS or name in SHAPES_OF_DATA:
+            self._gpu.wait(name)
+        if name == "repeat_interleave" and call.kwargs.get("output_size") is None:
+            self._gpu.wait("repeat_interleave without output_size")
+        if name in INDEXING:
+            self._look_at_indices(name, call)
+        return self._run(func, name, call, device)
+
+    def _own_operator(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """An operator of this package under torch.ops.specdec, as the dispatcher's CUDA key serves it."""
+        call = _Call(args, kwargs)
+        if not call.devices:
+            return func(*args, **kwargs)
+        from ..registered import LAUNCHES
+        from .answers import fill
+
+        with self:
+            found = LAUNCHES[name](*args, **kwargs)
+        fill(self._gpu, found, lambda: func(*call.args, **call.kwargs))
+        return found
+
+    def _on_host(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+        """An operator that has to do with the CPU alone; memory may be asked to be pinned."""
+        pinned = kwargs.get("pin_memory") or name in ("_pin_memory", "pin_memory")
+        if name in ("_pin_memory", "pin_memory"):
+            return self._gpu.pin(args[0].clone())
+        if name == "is_pinned":
+            return self._gpu.is_pinned(args[0])
+        if pinned:
+            return self._gpu.pin(func(*args, **{**kwargs, "pin_memory": False}))
+        return func(*args, **kwargs)
+
+    def _check_devices(self, name: str, call: _Call) -> None:
+        """Raises RuntimeError for tensors of several devices, as torch does."""
+        mixed = [*call.devices, *(["cpu"] if call.host and name not in INDEXING else [])]
+        if len(mixed) > 1:
+            raise RuntimeError(
+                f"Expected all tensors to be on the same device, but found at least two devices, {mixed[0]} and "
+                f"{mixed[1]}! (when checking arguments of {name})"
+            )
+
+    def _look_at_indices(self, name: str, call: _Call) -> None:
+        """Masks make a shape of data; indices on the CPU are copied to the device."""
+        for index in call.args[1]:
+            if index is None:
+                continue
+            if index.dtype in (torch.bool, torch.uint8):
+                self._gpu.wait(f"{name} by a mask")
+            if any(index is each for each in call.host):
+                self._gpu.upload(f"{name} by indices on the CPU", index, False)
+
+    def _moved(self, func: Any, name: str, call: _Call) -> Any:
+        """Operators that make tensors on a device, or copy between devices."""
+        gpu = self._gpu
+        source = call.args[1] if name == "copy_" else call.args[0] if call.args else None
+        from_gpu = call.devices[-1] if call.devices and isinstance(source, torch.Tensor) else None
+        target: torch.device | None
+        if name == "copy_":
+            to_gpu = id(call.args[0]) in call.wrappers
+            target = call.wrappers[id(call.args[0])].device if to_gpu else None
+            from_gpu = call.wrappers[id(source)].device if id(source) in call.wrappers else None
+        elif call.kwargs.get("device") is not None:
+            target = _on_gpu(call.kwargs["device"])
+        else:
+            target = from_gpu
+        non_blocking = bool(call.kwargs.get("non_blocking") or (name == "copy_" and len(call.args) > 2 and call.args[2]))
+        copies = name in TO_DEVICE
+        if copies and isinstance(source, torch.Tensor):
+            if target is not None and from_gpu is None:
+                gpu.upload(name, source, non_blocking)
+            elif target is None and from_gpu is not None:
+                lands = call.args[0] if name == "copy_" else None
+                if not (non_blocking and lands is not None and gpu.is_pinned(lands)):
+                    gpu.wait(f"{name} to the CPU")
+        for pinned in ("pin_memory", "non_blocking"):
+            if call.kwargs.get(pinned) and name != "copy_":
+                call.kwargs[pinned] = False
+        if "device" in call.kwargs:
+            call.kwargs["device"] = torch.device("cpu")
+        if target is None:
+            device = from_gpu
+            if device is not None and name == "copy_":  # to memory of the host, whenever a graph is replayed
+                into, out_of = call.args[0], call.args[1]
+                gpu.do(device.index, lambda: _copy(into, out_of))
+                return into
+            return func(*call.args, **call.kwargs)
+        if target.index is None:
+            target = torch.device("cuda", gpu.current)
+        if copies and name != "copy_" and from_gpu is not None and target != from_gpu and isinstance(source, torch.Tensor):
+            gpu.operators["copy between devices"] += 1
+        return self._run(func, name, call, target)
+
+    def _run(self, func: Any, name: str, call: _Call, device: torch.device) -> Any:
+        """The operator on CPU tensors: now, and whenever the graph that it goes into is replayed."""
+        if name in ALLOCATIONS:
+            made = func(*call.args, **call.kwargs)
+            made.untyped_storage().fill_(UNWRITTEN)
+            return DeviceTensor(made, device, self._gpu)
+        gpu, old = self._gpu, {each.untyped_storage().data_ptr() for each in _tensors((call.args, call.kwargs))}
+        found = func(*call.args, **call.kwargs)
+        made = list(_tensors(found))
+        writes = func._schema.is_mutable
+        fresh = [each for each in made if each.untyped_storage().data_ptr() not in old]
+        if writes or fresh:
+            gpu.operators[name] += 1
+        graph = gpu.graph_of(device.index)
+        if graph is not None and writes:
+            graph.work.append(lambda: func(*call.args, **call.kwargs))
+        elif graph is not None and fresh:
+            graph.work.append(lambda: _again(func, call, made))
+        return tree_map(lambda each: self._wrap(each, call, device), found)
+
+    def _wrap(self, value: Any, call: _Call, device: torch.device) -> Any:
+        if not isinstance(value, torch.Tensor) or isinstance(value, DeviceTensor):
+            return value
+        known = call.wrappers.get(id(value))
+        return known if known is not None else DeviceTensor(value, device, self._gpu)
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    for each in torch.utils._pytree.tree_leaves(value):
+        if isinstance(each, torch.Tensor):
+            yield each
+
+
+def _copy(into: torch.Tensor, out_of: torch.Tensor) -> None:
+    into.copy_(out_of)
+
+
+def _again(func: Any, call: _Call, made: list[torch.Tensor]) -> None:
+    for place, value in zip(made, _tensors(func(*call.args, **call.kwargs)), strict=True):
+        place.copy_(value)
+
+
+GUARDED: dict[str, Any] = {
+    "copy_": torch.ops.aten.copy_.default,
+    "__invert__": torch.ops.aten.bitwise_not.default,
+    "nonzero": torch.ops.aten.nonzero.default,
+}
+"""Methods of tensors that take a guard of the device before they call the operator, and that operator."""
+
+
+class Methods(TorchFunctionMode):
+    """Methods of tensors that ask for a device guard before they reach an operator, and pinned memory."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        super().__init__()
+        self._gpu = gpu
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        first = args[0] if args else None
+        name = getattr(func, "__name__", "")
+        if isinstance(first, DeviceTensor):
+            if func in (torch.Tensor.__getitem__, torch.Tensor.__setitem__):
+                return self._indexed(func, *args)
+            if name in READERS:
+                self._gpu.wait(name)
+                return func(first.inner, *args[1:], **kwargs)
+            if name == "is_pinned":
+                return False
+            if name == "new_tensor":
+                return self._from_numbers(torch.tensor, args[1:], {"dtype": first.dtype, "device": first.device, **kwargs})
+            if name in GUARDED:
+                return GUARDED[name](*args, **kwargs)
+        if func in (torch.tensor, torch.as_tensor):
+            return self._from_numbers(func, args, kwargs)
+        if name == "pin_memory" and isinstance(first, torch.Tensor):
+            return self._gpu.pin(first.clone())
+        if name == "is_pinned" and isinstance(first, torch.Tensor):
+            return self._gpu.is_pinned(first)
+        if kwargs.get("pin_memory"):
+            return self._gpu.pin(func(*args, **{**kwargs, "pin_memory": False}))
+        return func(*args, **kwargs)
+
+    def _from_numbers(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Tensors of numbers of the host are made on the CPU; on a device they are a pageable copy."""
+        kwargs = dict(kwargs)
+        device, pinned = kwargs.pop("device", None), kwargs.pop("pin_memory", False)
+        if device is None and isinstance(args[0], torch.Tensor):
+            return func(*args, **kwargs)
+        made = func(*args, **kwargs)
+        if pinned:
+            self._gpu.pin(made)
+        return made if device is None else made.to(device)
+
+    def _indexed(self, func: Any, tensor: DeviceTensor, index: Any, *value: Any) -> Any:
+        """x[index] and x[index] = value, on the CPU tensors."""
+        gpu = self._gpu
+        for each in index if isinstance(index, tuple) else (index,):
+            if isinstance(each, DeviceTensor) and each.dtype in (torch.bool, torch.uint8):
+                gpu.wait("indexing by a mask")
+            elif isinstance(each, DeviceTensor) and each.dim() == 0:
+                gpu.wait("indexing by a number of the device")
+            elif isinstance(each, torch.Tensor) and not isinstance(each, DeviceTensor) and each.dim():
+                gpu.upload("indexing by indices on the CPU", each, False)
+            elif isinstance(each, list):
+                gpu.upload("indexing by a list", torch.tensor(each), False)
+        if value and isinstance(value[0], torch.Tensor) and not isinstance(value[0], DeviceTensor) and value[0].dim():
+            gpu.upload("assignment from the CPU", value[0], False)
+        gpu.acting.append(tensor.device)
+        try:
+            found = func(tensor.inner, tree_map(inner_of, index), *map(inner_of, value))
+        finally:
+            gpu.acting.pop()
+        return found
+
+
+@contextmanager
+def installed(gpu: Gpu) -> Iterator[None]:
+    """Tensors of the stand-in, for the duration of the block."""
+    overwrites = torch.__future__.get_overwrite_module_params_on_conversion()
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    mode = Operators(gpu)
+    try:
+        with patch.object(DeviceTensor, "__torch_dispatch__", _dispatch_to(mode)), Methods(gpu), mode:
+            yield
+    finally:
+        torch.__future__.set_overwrite_module_params_on_conversion(overwrites)
+
+
+def _dispatch_to(mode: Operators) -> Any:
+    """Operators of threads that know nothing of the modes."""
+
+    def dispatch(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return mode.__torch_dispatch__(func, types, args, kwargs)
+
+    return classmethod(dispatch)
