@@ -1,4 +1,4 @@
-"""Where the tensors of a call lie: on one device, and that GPU is the current one while a launch runs."""
+"""Where the tensors of a call lie, and what the GPU there is capable of."""
 
 from __future__ import annotations
 
@@ -8,6 +8,43 @@ from itertools import chain
 from typing import Any
 
 import torch
+
+LEAST_CAPABILITY = (8, 0)
+"""Compute capability that the kernels are compiled for at least."""
+LEAST_SHARED = 65_536
+"""Bytes of shared memory that a program may take. Tree attention takes more and looks at the device itself."""
+
+
+def gpu_missing() -> str | None:
+    """Returns why there is no CUDA device, and what happens instead; None where there is one."""
+    if torch.cuda.is_available():
+        return None
+    compiled, driver = torch.version.cuda, getattr(torch._C, "_cuda_getDriverVersion", int)()
+    if compiled is None and torch.version.hip is None:
+        reason = f"torch {torch.__version__} is built without CUDA"
+    elif compiled is not None and driver == 0:
+        reason = f"torch is built for CUDA {compiled}, and no NVIDIA driver is loaded; install one"
+    elif compiled is not None and not torch._C._cuda_isDriverSufficient():
+        supported = f"{driver // 1000}.{driver % 1000 // 10}"
+        reason = f"torch is built for CUDA {compiled}, and the NVIDIA driver supports up to {supported}; update it"
+    else:
+        reason = "the driver shows none to torch; look at `nvidia-smi` and CUDA_VISIBLE_DEVICES"
+    return f"no CUDA device: {reason}; operators run on the CPU"
+
+
+def unfit(device: torch.device) -> str | None:
+    """Returns why compiled kernels cannot run on a GPU, or None where they can and for other kinds of device."""
+    if device.type != "cuda":
+        return None
+    found = torch.cuda.get_device_properties(device)
+    if (found.major, found.minor) < LEAST_CAPABILITY:
+        needed = ".".join(map(str, LEAST_CAPABILITY))
+        got = f"{found.major}.{found.minor}"
+        return f"{device} ({found.name}) has compute capability {got}; needed is {needed} or later"
+    shared = getattr(found, "shared_memory_per_block_optin", LEAST_SHARED)
+    if shared < LEAST_SHARED:
+        return f"{device} ({found.name}) gives a program {shared} bytes of shared memory; needed are {LEAST_SHARED}"
+    return None
 
 
 def first_tensor(args: Iterable[Any]) -> torch.Tensor | None:
@@ -21,9 +58,13 @@ def first_tensor(args: Iterable[Any]) -> torch.Tensor | None:
 
 
 def on_device(kind: str, args: Iterable[Any]) -> str | None:
-    """None if the first tensor among the arguments lies on a device of this kind, or if there is none."""
+    """Returns None if the first tensor among the arguments lies on a device of this kind on which kernels can run, or
+    if there is none; else the reason.
+    """
     tensor = first_tensor(args)
-    return None if tensor is None or tensor.device.type == kind else f"tensors are on {tensor.device.type}"
+    if tensor is None:
+        return None
+    return unfit(tensor.device) if tensor.device.type == kind else f"tensors are on {tensor.device.type}"
 
 
 def check_one_device(op: str, named: Iterable[tuple[str, Any]]) -> None:
@@ -53,18 +94,22 @@ def check_one_device(op: str, named: Iterable[tuple[str, Any]]) -> None:
 
 
 @cache
-def on_own_device(launch: Callable[..., Any]) -> Callable[..., Any]:
-    """The launch, on the GPU of its tensors as the current one: Triton launches there, whatever it is given. Raises
-    ValueError for tensors of several devices.
+def of_one_device(launch: Callable[..., Any]) -> Callable[..., Any]:
+    """A launch that refuses tensors of several devices.
+
+    The kernels themselves run on the GPU of their tensors (`device_triton.py`).
+
+    Args:
+        launch: Function of an operator's `launch.py`.
+
+    Returns:
+        The launch. It raises ValueError where its tensors lie on several devices.
     """
-    names, op, several = launch.__code__.co_varnames, launch.__name__, torch.cuda.device_count() > 1
+    names, op = launch.__code__.co_varnames, launch.__name__
 
     @wraps(launch)
     def run(*args: Any, **kwargs: Any) -> Any:
         check_one_device(op, chain(zip(names, args), kwargs.items()))
-        if not several:
-            return launch(*args, **kwargs)
-        with torch.cuda.device_of(first_tensor(chain(args, kwargs.values()))):
-            return launch(*args, **kwargs)
+        return launch(*args, **kwargs)
 
     return run

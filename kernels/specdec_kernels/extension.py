@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from . import fake, registered
-from .devices import on_device
+from .devices import gpu_missing, on_device
 from .dispatch import Backend
 
 REMEDY = "build it with `pip install -e .` (or `pip install .`) where a C++20 compiler is on PATH"
@@ -39,9 +39,7 @@ def missing() -> str | None:
 @lru_cache(maxsize=1)
 def cuda_missing() -> str | None:
     """Loads specdec_kernels._C_cuda; None, or why it cannot be had."""
-    if not torch.cuda.is_available():
-        return "no CUDA device"
-    return missing() or _load_cuda()  # schemas live in _C
+    return gpu_missing() or missing() or _load_cuda()  # schemas live in _C
 
 
 @lru_cache(maxsize=1)

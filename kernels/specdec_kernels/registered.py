@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .devices import on_own_device
+from .devices import of_one_device
 from .dispatch import OPS
 
 
@@ -23,7 +23,7 @@ from .dispatch import OPS
 def _launch(place: str) -> Callable[..., Any]:
     folder, _, name = place.partition(":")
     found: Callable[..., Any] = getattr(import_module(f".{folder}.launch", __package__), name or folder)
-    return OPS[found.__name__].looking(on_own_device(found))
+    return OPS[found.__name__].looking(of_one_device(found))
 
 
 def _plain(place: str, **options: Any) -> Callable[..., Any]:

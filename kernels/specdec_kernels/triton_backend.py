@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from .devices import on_device, on_own_device
+from .devices import gpu_missing, of_one_device, on_device
 from .dispatch import Backend
 from .extras import install
 
@@ -29,9 +29,8 @@ def missing() -> str | None:
     """Why no Triton kernel can run here, or None."""
     if importlib.util.find_spec("triton") is None:
         return f"triton is not installed; {install('gpu')}"
-    if INTERPRETED or torch.cuda.is_available():
-        return None
-    return "no CUDA device (`make lane-interpreter` tests the kernels without one)"
+    reason = None if INTERPRETED else gpu_missing()
+    return None if reason is None else f"{reason} (`make lane-interpreter` tests the kernels there)"
 
 
 def not_worth(*args: Any, **kwargs: Any) -> str | None:
@@ -90,4 +89,4 @@ def triton_backend(
     def check(*args: Any, **kwargs: Any) -> str | None:
         return on_device(kind, chain(args, kwargs.values())) or (why_not(*args, **kwargs) if why_not else None)
 
-    return Backend(name, lambda: on_own_device(load()), check, missing, not_worth=not_worth)
+    return Backend(name, lambda: of_one_device(load()), check, missing, not_worth=not_worth)

@@ -29,7 +29,6 @@ from specdec_kernels import (
     use_backend,
 )
 from specdec_kernels.dispatch import _parse_wish
-from specdec_kernels.triton_backend import triton_backend
 
 CALLS: list[str] = []
 
@@ -230,45 +229,6 @@ def test_the_readme_lists_every_operator_with_its_backends() -> None:
 def test_every_operator_runs_on_its_extension_by_default() -> None:
     ops = set(OPS) - {"attention_plan", "overlay_edits"}  # kernels on a CPU need no plan, and edit in place
     assert [row for name in ops for row in OPS[name].explain() if row.chosen and row.backend == "reference"] == []
-
-
-def test_launches_run_on_the_gpu_of_their_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Any] = []
-
-    class Current:
-        """In place of torch.cuda.device_of, which does nothing for tensors of the CPU."""
-
-        def __init__(self, tensor: Tensor) -> None:
-            self.tensor = tensor
-
-        def __enter__(self) -> None:
-            seen.append(self.tensor)
-
-        def __exit__(self, *error: object) -> None:
-            seen.append("left")
-
-    def made(gpus: int) -> Any:
-        def launch(law: Any, *, temperature: Tensor | None = None) -> int:
-            seen.append("launched")
-            return 1
-
-        launch.scratch = len  # type: ignore[attr-defined]
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-        return triton_backend(lambda: launch).load()
-
-    monkeypatch.setattr(torch.cuda, "device_of", Current)
-    assert made(1)(SMALL) == 1 and seen == ["launched"]  # one GPU: nothing to switch
-    run = made(2)
-    assert run.scratch is len
-    for args, kwargs in (
-        ((SMALL,), {}),
-        (((SMALL, None),), {}),
-        ((), {"law": SMALL}),
-        ((None,), {"temperature": SMALL}),
-    ):
-        seen.clear()
-        assert run(*args, **kwargs) == 1
-        assert seen[0] is SMALL and seen[1:] == ["launched", "left"]
 
 
 def test_dispatch_costs_little(op: Op) -> None:
