@@ -7,50 +7,23 @@ Tests: tests/engine/test_graph_step.py.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from specdec_fast.graph_capture import GraphPool, capture, on
 from specdec_fast.graph_step import Capacity, Emission, StepProgram
 from specdec_fast.interfaces import CapturedProposals, Rule, Target
 from specdec_fast.proposing import Proposer
 from specdec_fast.request import Handle
 from specdec_fast.state import DecodeState
-from specdec_fast.upload import upload
+from specdec_fast.upload import from_host, upload
 
 RING = 4
 """Results that may be under way at once; two are."""
 PROGRAMS = 32
-"""Programs that are kept; the one that was not used for longest goes first."""
-
-
-def on(device: torch.device) -> AbstractContextManager[Any]:
-    """That GPU as the current one: streams, events and graphs belong to it. Nothing on other devices."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
-def capture(program: Callable[[], None], device: torch.device, pool: Any = None) -> Callable[[], None]:
-    """A CUDA graph of the program, as a callable; the program itself on other devices. pool: memory that graphs share
-    which never run at the same time.
-
-    The program must do nothing when it runs now: it runs twice, so that kernels are compiled and libraries awake.
-    """
-    if device.type != "cuda":
-        return program
-    with on(device):
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            program()
-            program()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
-            program()
-    return graph.replay
+"""Programs that are kept besides those that were prepared; the one that was not used for longest goes first."""
 
 
 @dataclass(slots=True)
@@ -89,7 +62,9 @@ class CapturedSteps:
         self._target, self._proposals, self._rule, self._state = target, proposals, rule, state
         self._proposer = proposer
         self._made: dict[Capacity, _Made] = {}  # in the order of their last use
-        self._pool = torch.cuda.graph_pool_handle() if state.device.type == "cuda" else None
+        self._prepared: set[Capacity] = set()
+        self.capacity: Capacity | None = None  # of the step that was launched last, or could not be
+        self._pool = GraphPool(state.device) if state.device.type == "cuda" else None
         self._entered: set[int] = set()
         self._drafting: set[int] = set()
         self._denied: set[int] = set()
@@ -118,11 +93,11 @@ class CapturedSteps:
     def launch(self, running: dict[int, Handle]) -> None:
         """Start a step of all running rows."""
         handles = list(running.values())
+        self.capacity = None
         self._enter(running)
         asked = [self._proposer.asked(handle) if row in self._drafting else 0 for row, handle in running.items()]
-        greedy = all(handle.params.temperature == 0 for handle in handles)
-        rows = min(1 << (len(handles) - 1).bit_length(), self._state.max_rows)
-        made = self._program(Capacity(rows, self._width(handles, asked) + 1, greedy))
+        self.capacity = self._capacity(handles)
+        made = self._program(self.capacity)
         self._set(made, list(running), asked)
         event = None
         with on(self._state.device):
@@ -162,7 +137,7 @@ class CapturedSteps:
             self._proposer.leave(self._proposals, self._state, rows)
         self._state.withdraw(rows)
         stored = [self._state.length(row) - 1 for row in rows]
-        at, lengths = torch.tensor([rows, stored], dtype=torch.int32).to(self._state.device)
+        at, lengths = (from_host(values, torch.int32, self._state.device) for values in (rows, stored))
         self._target.cache.rollback(at, lengths)
         for kept in (self._entered, self._drafting, self._denied):
             kept.clear()
@@ -190,13 +165,38 @@ class CapturedSteps:
         ahead = min(self.ahead(handle) * (count + 1) + count, handle.remaining)
         return self._proposer.reserve(proposals, handle.row, self._state.length(handle.row) + ahead)
 
-    def _width(self, handles: list[Handle], asked: list[int]) -> int:
-        """Draft nodes of a row that a program must have room for: what texts are short of, rounded up to a power of two
-        but not beyond what is asked for.
+    def prepare(self, rows: int, num_draft_tokens: int, all_greedy: bool) -> None:
+        """Makes the program of a batch of so many requests that ask for so many draft tokens at most. It is kept for as
+        long as the engine.
         """
+        self.capacity = Capacity(self._rows(rows), self._nodes(num_draft_tokens), all_greedy)
+        self._program(self.capacity)
+        self._prepared.add(self.capacity)
+
+    def _rows(self, count: int) -> int:
+        return min(1 << (count - 1).bit_length(), self._state.max_rows)
+
+    def _nodes(self, asked: int) -> int:
+        """Nodes of a row, the root included, of a program for requests that ask for so many draft tokens: rounded up to
+        a power of two, but not beyond what requests ask for by default.
+        """
+        usual = self._proposer.num_draft_tokens
+        return 1 + (min(1 << (asked - 1).bit_length(), usual) if 0 < asked <= usual else asked)
+
+    def _capacity(self, handles: list[Handle]) -> Capacity:
+        """What a program must have room for. A text near its end has room for fewer drafts in every step: that takes a
+        smaller program where there is one, and never makes one.
+        """
+        rows = self._rows(len(handles))
+        greedy = all(handle.params.temperature == 0 for handle in handles)
+        asked = [self._proposer.asked(handle) for handle in handles]
+        if not any(asked):
+            return Capacity(rows, 1, greedy)
         left = [handle.remaining - self.ahead(handle) for handle in handles]
-        widest = max(min(count, room - 1) for count, room in zip(asked, left, strict=True))
-        return min(1 << (widest - 1).bit_length(), max(asked)) if widest > 0 else 0
+        short = 1 + max(min(count, room - 1) for count, room in zip(asked, left, strict=True))
+        there = [made.nodes for made in self._made if (made.rows, made.all_greedy) == (rows, greedy)]
+        enough = [nodes for nodes in there if nodes >= short]
+        return Capacity(rows, min(enough, default=self._nodes(max(asked))), greedy)
 
     def _program(self, capacity: Capacity) -> _Made:
         made = self._made.pop(capacity, None)
@@ -207,8 +207,9 @@ class CapturedSteps:
             run = capture(program, self._state.device, self._pool)  # without live rows it changes nothing
             made = _Made(program, run, ring)
         self._made[capacity] = made
-        if len(self._made) > PROGRAMS:
-            del self._made[next(iter(self._made))]
+        passing = [each for each in self._made if each not in self._prepared]
+        if len(passing) > PROGRAMS:
+            del self._made[passing[0]]
         return made
 
     def _set(self, made: _Made, rows: list[int], asked: list[int]) -> None:

@@ -11,7 +11,6 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -20,13 +19,14 @@ from specdec_fast.budget import BudgetPolicy, budget_for
 from specdec_fast.captured import CapturedSteps
 from specdec_fast.emission import given_by, given_captured, keep
 from specdec_fast.interfaces import Drafter, Needs, Rule, Target, TargetOutput
+from specdec_fast.prefill import prefill
 from specdec_fast.proposing import Proposer
 from specdec_fast.request import Handle, Prompt, accept, encode, paired, refused, with_seed
 from specdec_fast.rules import DEFAULT, rule_for
 from specdec_fast.sampling import SamplingParams, process
 from specdec_fast.state import DecodeState
 from specdec_fast.stats import Clock, RequestStats
-from specdec_fast.step_mode import captured_proposals, why_never, why_not_these
+from specdec_fast.step_mode import CaptureFailures, captured_proposals, why_never, why_not_these
 from specdec_fast.turns import in_turn
 
 log = logging.getLogger("specdec_fast")
@@ -78,6 +78,7 @@ class Engine:
         self.state = DecodeState(cache.max_rows, cache.max_length, cache.device)
         proposals = captured_proposals(drafter, cache.max_rows)
         self._never = why_never(step_mode, cache.device, proposals, self.rule, self._proposer.budget)
+        self._failures = CaptureFailures()
         captured = None if isinstance(proposals, str) else proposals
         self._captured = CapturedSteps(target, captured, self.rule, self.state, self._proposer)
         self.stats = RequestStats()  # merged from finished requests
@@ -207,6 +208,7 @@ class Engine:
                 self._captured_step(handles, clock)
             elif handles:
                 self._plain_step(handles, clock)
+                self._failures.passed()
             return list(dict.fromkeys([*self._told, *handles]))
 
     def _plain_step(self, handles: list[Handle], clock: Clock) -> None:
@@ -252,9 +254,9 @@ class Engine:
                 self._settle(clock)
                 if not isinstance(error, Exception):
                     raise
-                self._never.append(f"a captured step failed: {type(error).__name__}: {error}")
-                log.error("%s; steps are not captured from now on", self._never[-1], exc_info=error)
+                log.error("%s", self._failures.failed(self._captured.capacity, error), exc_info=error)
                 return
+            self._failures.succeeded(self._captured.capacity)
         if self._captured.pending > 1 or not goes_on:
             with clock.time("append"):
                 self._take()
@@ -319,29 +321,10 @@ class Engine:
             raise
 
     def _prefill(self, rows: list[int]) -> TargetOutput | None:
-        """Store keys and values of all committed tokens but the root, in chunks. Returns the taps of all of them."""
-        device = self.state.device
-        todo = {row: list(self.state.tokens(row)[:-1]) for row in rows}
-        outputs: dict[str, list[torch.Tensor]] = {}
+        """Store keys and values of all committed tokens but the root. Returns the taps of all of them."""
         taps = tuple(dict.fromkeys((*self.needs.taps, *self.needs.prompt_taps)))
-        while any(todo.values()):
-            left, batch = self._chunk, []
-            for row, tokens in todo.items():
-                take = min(left, len(tokens))
-                if take:
-                    batch.append((row, tokens[:take]))
-                    todo[row], left = tokens[take:], left - take
-            offsets = [0, *accumulate(len(tokens) for _, tokens in batch)]
-            output = self.target.extend(
-                torch.tensor([row for row, _ in batch], dtype=torch.int32).to(device),
-                torch.tensor([token for _, tokens in batch for token in tokens], dtype=torch.int64).to(device),
-                torch.tensor(offsets, dtype=torch.int32).to(device),
-                logits=False,
-                taps=taps,
-            )
-            for name, tap in output.taps.items():
-                outputs.setdefault(name, []).append(tap)
-        return TargetOutput(None, {name: torch.cat(taps) for name, taps in outputs.items()}) if outputs else None
+        texts = {row: self.state.tokens(row)[:-1] for row in rows}
+        return prefill(self.target, texts, self._chunk, taps, self.state.device)
 
     def _make_room(self) -> None:
         """Reserve slots for this step's nodes; the youngest requests are evicted (and later recomputed) if need be."""
@@ -387,7 +370,9 @@ class Engine:
 
     def why_not_graph(self) -> list[str]:
         """Why steps are not captured (`graph` mode): the reasons; empty if they are."""
-        return self._never or why_not_these([*self._running.values()])
+        if self._never or self._failures.reason is None:
+            return self._never or why_not_these(self._running.values())
+        return [self._failures.reason, *why_not_these(self._running.values())]
 
     @property
     def step_mode(self) -> str:
@@ -396,5 +381,6 @@ class Engine:
 
     def explain(self) -> str:
         """Which rule verifies and how steps run, with the reasons."""
-        reasons = "; ".join(self.why_not_graph()) or "the host reads one step behind"
+        before = self._failures.last and f" ({self._failures.last}, but not since)"
+        reasons = "; ".join(self.why_not_graph()) or f"the host reads one step behind{before or ''}"
         return f"rule {self.rule.name}: {self.why_rule}\nsteps {self.step_mode}: {reasons}"

@@ -1,6 +1,7 @@
 """Which step mode serves, from what device, drafter, rule and requests need. Tests: tests/engine/test_graph_step.py.
 
 `sync`: the host sees the tokens of a step before the next begins. `graph`: a captured step, the host one step behind.
+A captured step that failed is tried again, unless its program can never be captured.
 """
 
 from __future__ import annotations
@@ -12,11 +13,17 @@ import torch
 
 from specdec_fast.budget import BudgetPolicy
 from specdec_fast.edits import has_penalties
+from specdec_fast.graph_capture import HostReadError
+from specdec_fast.graph_step import Capacity
 from specdec_fast.interfaces import CapturedProposals, Drafter, Rule
 from specdec_fast.request import Handle
 from specdec_fast.state import DecodeState
 
 MODES = ("auto", "sync", "graph")
+RETRY_AFTER = 32
+"""Steps in `sync` mode after the first failure of a captured step; twice as many after each further one."""
+MOST_FAILURES = 3
+"""Failures after which steps are not captured any more. Those of a capacity count until a step of it succeeds."""
 
 
 def captured_proposals(drafter: Drafter | None, max_rows: int) -> CapturedProposals | str | None:
@@ -77,3 +84,52 @@ def _of_request(handle: Handle) -> Iterable[str]:
         yield "a running request wants logprobs"
     if len(handle.stop_ids) > DecodeState.STOP_IDS:
         yield f"a running request has more than {DecodeState.STOP_IDS} ids that end it"
+
+
+class CaptureFailures:
+    """Failures of an engine's captured steps: when the next attempt is due, and whether there is one.
+
+    A program that asks the device for something would do so again: there is no other attempt. Whatever else fails may
+    pass, such as memory that another program holds.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[Capacity | None, int] = {}
+        self._steps_left = 0
+        self.last: str | None = None  # what failed, whether or not there was a success since
+        self._final = False
+
+    @property
+    def reason(self) -> str | None:
+        """Why the next step is not captured, or None."""
+        if self.last is None or self._final:
+            return self.last
+        return f"{self.last}; the next attempt is in {self._steps_left} steps" if self._steps_left else None
+
+    def failed(self, capacity: Capacity | None, error: Exception) -> str:
+        """Counts a failure.
+
+        Args:
+            capacity: Of the step, None if it was not known yet.
+            error: What was raised.
+
+        Returns:
+            What failed and what happens instead, for the log.
+        """
+        self._counts[capacity] = self._counts.get(capacity, 0) + 1
+        count = sum(self._counts.values())
+        self.last = f"a captured step failed: {type(error).__name__}: {error}"
+        self._final = isinstance(error, HostReadError) or count >= MOST_FAILURES
+        if self._final:
+            return f"{self.last}; steps are not captured from now on"
+        self._steps_left = RETRY_AFTER << (count - 1)
+        return f"{self.last}; the next attempt is in {self._steps_left} steps"
+
+    def succeeded(self, capacity: Capacity | None) -> None:
+        """A captured step of this capacity was launched."""
+        if self._counts:
+            self._counts.pop(capacity, None)
+
+    def passed(self) -> None:
+        """A step ran in `sync` mode."""
+        self._steps_left = max(self._steps_left - 1, 0)

@@ -114,15 +114,18 @@ def test_streams_graphs_and_events_belong_to_the_gpu_of_the_state(monkeypatch: p
         return lambda *args, **kwargs: seen.append((name, current[-1])) or MagicMock()
 
     monkeypatch.setattr(torch.cuda, "device", on)
-    parts = ("Stream", "current_stream", "stream", "CUDAGraph", "graph", "Event")
+    parts = ("Stream", "current_stream", "stream", "CUDAGraph", "graph", "Event", "graph_pool_handle")
     for name in parts:
         monkeypatch.setattr(torch.cuda, name, part(name))
+    for name in ("get_sync_debug_mode", "set_sync_debug_mode"):
+        monkeypatch.setattr(torch.cuda, name, MagicMock())
+    monkeypatch.setattr(torch, "zeros", part("program"))
     captured.capture(part("program"), gpu)
     steps = captured.CapturedSteps.__new__(captured.CapturedSteps)
     steps._state, steps._drafting, steps._pending = MagicMock(device=gpu, max_rows=1), set(), []
     made = MagicMock(turns=0, run=part("run"))
     made.ring[0].copy_ = part("copy")
-    for name, value in (("_enter", None), ("_width", 0), ("_program", made), ("_set", None)):
+    for name, value in (("_enter", None), ("_capacity", 0), ("_program", made), ("_set", None)):
         monkeypatch.setattr(steps, name, lambda *args, answer=value: answer)
     steps.launch({0: MagicMock(params=SamplingParams())})
     assert {name for name, _ in seen} == {*parts, "program", "run", "copy"} and len(current) == 1

@@ -264,18 +264,19 @@ def test_an_interruption_behind_the_device_costs_no_token(monkeypatch: pytest.Mo
 
 
 def test_drafts_are_no_longer_than_texts() -> None:
-    """Programs, draft passes and results follow what a text has room for, not what was asked for it."""
-    passes = {}
+    """Programs, draft passes and results follow what a text has room for, not what was asked for it. A program does not
+    become smaller towards the end of a text: that would be another one to capture.
+    """
     for mode in ("sync", "graph"):
         drafter = drafter_of("coupled", 8)
         engine = Engine(automaton(), drafter, step_mode=mode)
         handle = engine.submit([1, 2], SamplingParams(seed=1, max_new_tokens=4), num_draft_tokens=150)
         while not engine.idle:
             engine.step()
-        passes[mode] = drafter.model.passes
         assert handle.num_draft_tokens == 3 and len(handle.tokens) == 4
-    assert passes["graph"] <= passes["sync"] + 3, "one step more than needed is under way"
-    assert max(capacity.nodes for capacity in engine._captured.capacities) == 4
+        most = 3 * (handle.stats.steps + (mode == "graph")) + 1
+        assert drafter.model.passes <= most, "one step more than needed is under way"
+    assert [capacity.nodes for capacity in engine._captured.capacities] == [4]
     assert engine.submit([1] * 60, SamplingParams(max_new_tokens=90), num_draft_tokens=150).num_draft_tokens == 3
 
 
