@@ -9,6 +9,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+STEPS = tl.constexpr(32)
+"""Places of a path that `end_path` writes at a time."""
+
 
 @triton.jit
 def span(offsets, row, nodes):
@@ -22,6 +25,14 @@ def onward(links, node, end, wanted):
     """Where links (first_child or next_sibling) lead from the wanted nodes; -1 for nowhere."""
     to = tl.load(links + node, mask=wanted, other=-1)
     return tl.where((to > node) & (to < end), to, -1)
+
+
+@triton.jit
+def end_path(out, length, depth):
+    """Writes -1 behind the first `length` nodes of a path, up to the last of its depth + 1 places."""
+    for first in range(length, depth + 1, STEPS):
+        step = first + tl.arange(0, STEPS)
+        tl.store(out + step, tl.full((STEPS,), -1, tl.int32), mask=step <= depth)
 
 
 @triton.jit

@@ -43,7 +43,8 @@ class Variant:
 
     name: "operator/what is special"; kernel: "module:function" below specdec_kernels; arguments: Triton types of the
     arguments that are no constants, in any order: "*bf16" (a pointer to 16-byte aligned memory), "*u8:1" (unaligned),
-    "i32" or "i32:16" (an integer that 16 divides), "fp32"; constants: values of the constexpr arguments; warps,
+    "i32" or "i32:16" (an integer that 16 divides), "fp32"; hints count for arguments that the kernel specialises, as
+    in a launch; constants: values of the constexpr arguments; warps,
     stages: launch options; everyday: architectures it is compiled for in every test run (`make kernels-full` compiles
     all variants for all); architectures: those it exists for; fusion: whether a * b + c may become one instruction;
     most_registers: launch option maxnreg. It also keeps ptxas from choosing fewer and spilling.
@@ -120,6 +121,8 @@ def compile_variant(variant: Variant, architecture: str) -> Any:
     for place, argument in enumerate(names):
         kind, _, divisor = variant.arguments.get(argument, "constexpr").partition(":")
         signature[argument] = kind
+        if kernel.params[place].do_not_specialize:
+            continue
         if divisor == "16" or (kind.startswith("*") and not divisor):
             hints[(place,)] = [["tt.divisibility", 16]]
     constants = {(names.index(n),): value for n, value in variant.constants.items()}

@@ -98,7 +98,7 @@ class Proposals:
             marks = self.accept if self.scouts is None else self.scouts.view(torch.int8)
             links = (self.offsets, self.first, self.sibling, marks, self.accept)
             ends = (path, accepted, self.last, self.firsts)
-            given = (seeds, positions, coins, *ends, self.nodes, depth, 1 << depth.bit_length())
+            given = (seeds, positions, coins, *ends, self.nodes, depth)
             kind = (uniforms is not None, self.scouts is not None)
             if self.levels:
                 walk_up[(self.rows,)](*links, self.level, self.parents, *given, *kind, num_warps=1)
@@ -190,7 +190,7 @@ def weigh_variants(op: str, name: str, everyday: bool, dtype: str = "bf16", **ki
     ]  # fmt: skip
 
 
-def walk_variant(op: str, steps: int, scouts: bool) -> Variant:
+def walk_variant(op: str, scouts: bool) -> Variant:
     """Configuration of an operator's walk."""
     arguments = {
         "offsets": "*i32", "first_child": "*i32", "next_sibling": "*i32", "scouts": "*i8", "accept": "*fp32",
@@ -202,5 +202,5 @@ def walk_variant(op: str, steps: int, scouts: bool) -> Variant:
         arguments |= {"level": "*i32", "parents": "*i32"}
     return Variant(
         f"{op}/walk", f"{op}.triton_kernel:{'walk_up' if up else 'walk_down'}", arguments,
-        {"STEPS": steps, "EXPLICIT": False, "SCOUTS": scouts}, 1, fusion=False,
+        {"EXPLICIT": False, "SCOUTS": scouts}, 1, fusion=False,
     )  # fmt: skip

@@ -19,6 +19,8 @@ import triton.language as tl
 from .law_triton import NEGATIVE_INFINITY, weigh
 from .overlay_triton import levels
 
+WIDE = ("logits", "stride", "width", "q_logits", "q_stride", "q_width", "columns", "vocab")
+"""Arguments that wide loads of whole rows specialise, for `jit_triton.kernel`."""
 CHOSEN, WITHOUT_EARLIER, WITHOUT_CHOSEN = tl.constexpr(0), tl.constexpr(2), tl.constexpr(3)
 
 

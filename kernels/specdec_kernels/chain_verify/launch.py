@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .. import expect
 from ..draw_sample.launch import Rest, draw, draw_scratch, left_of, rest_constants, rest_of, rest_scratch, rest_types
+from ..jit_triton import lanes_for
 from ..law_stats.launch import beside, forget, law_stats
 from ..law_stats.launch import scratch as law_scratch
 from ..law_stats.reference import check as check_sampling
@@ -44,7 +45,7 @@ class _Chains:
     ) -> None:  # fmt: skip
         self.nodes, self.rows = tokens.shape[0], offsets.shape[0] - 1
         self.block, self.depth = rule == BLOCK_RULE, depth
-        self.steps = 1 << depth.bit_length()
+        self.steps = lanes_for(depth + 1)
         self.offsets = offsets.contiguous()
         chain = (tokens, offsets, drawn, law_row, target, draft, token_ids)
         parts, _ = carve(op, workspace, self.scratch(*chain), tokens.device)
@@ -205,7 +206,7 @@ def _variants(name: str, everyday: bool, dtype: str = "bf16", draws: str = "", *
     paths = dict.fromkeys(("path", "accepted", "last", "firsts", "source"), "*i32")
     paths |= dict.fromkeys(("nodes", "laws", "depth"), "i32")
     kernel, chosen = "chain_verify.triton_kernel", ("sm_90",) if everyday else ()
-    steps: dict[str, object] = {"STEPS": 8, "EXPLICIT": False}
+    steps: dict[str, object] = {"STEPS": 32, "EXPLICIT": False}
     return [
         *(
             Variant(f"chain_verify/ratios {rule} {name}", f"{kernel}:ratios", rest | tables | keys | paths,
@@ -230,6 +231,6 @@ VARIANTS = [
         {"threshold": "*fp32", "children": "*i32", "offsets": "*i32", "seeds": "*i64", "positions": "*i32",
          "uniforms": "*fp32", "path": "*i32", "accepted": "*i32", "last": "*i32", "firsts": "*i32",
          "nodes": "i32", "depth": "i32"},
-        {"STEPS": 8, "EXPLICIT": False}, 1, fusion=False,
+        {"STEPS": 32, "EXPLICIT": False}, 1, fusion=False,
     ),
 ]  # fmt: skip

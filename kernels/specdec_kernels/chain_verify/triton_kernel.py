@@ -9,15 +9,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..jit_triton import kernel
 from ..law_triton import LEAST_LOG_WEIGHT, NEGATIVE_INFINITY
 from ..links_triton import span
 from ..random_triton import coin
-from ..rest_triton import column_of, log_weights_at, rest_of
+from ..rest_triton import WIDE, column_of, log_weights_at, rest_of
 
 BEYOND = tl.constexpr(1 << 30)
 
 
-@triton.jit(do_not_specialize=["nodes", "laws"])
+@kernel()
 def ratios(
     logits, inv_t, lse, cut, tie_id, stride, width, cells, room, q_logits, q_inv_t, q_lse, q_cut, q_tie, q_stride,
     q_width, columns, tokens, next_sibling, drawn, law_row, scouts, applied, p_scale, q_scale, offsets, source,
@@ -93,7 +94,7 @@ def walk_one(
     tl.store(firsts + row, tl.max(tl.where(proposed & (step == length + 1), start + step, -1), 0))
 
 
-@triton.jit(do_not_specialize=["nodes"])
+@kernel()
 def walk(
     threshold, children, offsets, seeds, positions, uniforms, path, accepted, last, firsts, nodes, depth,
     STEPS: tl.constexpr, EXPLICIT: tl.constexpr,
@@ -112,7 +113,7 @@ def walk(
     )  # fmt: skip
 
 
-@triton.jit
+@kernel(*WIDE)
 def shares(
     logits, inv_t, lse, cut, tie_id, stride, width, cells, room, q_logits, q_inv_t, q_lse, q_cut, q_tie, q_stride,
     q_width, columns, tokens, next_sibling, drawn, law_row, scouts, applied, p_scale, q_scale, children, reach,

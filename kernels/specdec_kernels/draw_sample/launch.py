@@ -95,7 +95,8 @@ def rest_of(
     has_draft = draft is not None and draft[0].shape[0] > 0
     q = law_arguments(draft) if has_draft and draft is not None else p
     nothing, columns, *order = scratch
-    columns = columns_of(token_ids, columns, *order) if has_draft and token_ids is not None else p[4]
+    if has_draft and token_ids is not None:
+        columns = columns_of(token_ids, columns, *order)
     tokens, siblings, drawn, law_row, scouts = tree or (nothing, p[4], nothing.view(torch.int8), p[4], None)
     applied, p_scale, q_scale = steps or (p[4], p[1], p[1])
     links = (tokens, siblings, drawn, law_row, drawn if scouts is None else scouts.view(torch.int8))

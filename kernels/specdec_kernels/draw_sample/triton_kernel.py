@@ -9,9 +9,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..jit_triton import kernel
 from ..law_triton import NEGATIVE_INFINITY, RACE_BLOCK, id_of, rank
 from ..random_triton import gumbel_span, logarithm
-from ..rest_triton import rest_of
+from ..rest_triton import WIDE, rest_of
 
 SMALLEST = tl.constexpr(1.1754943508222875e-38)
 LARGEST = tl.constexpr(3.0e38)
@@ -24,7 +25,7 @@ def log_or_none(weight):
     return tl.where(weight >= SMALLEST, logarithm(tl.maximum(weight, SMALLEST)), NEGATIVE_INFINITY)
 
 
-@triton.jit
+@kernel(*WIDE)
 def masses(
     logits, inv_t, lse, cut, tie_id, stride, width, cells, room, q_logits, q_inv_t, q_lse, q_cut, q_tie, q_stride,
     q_width, columns, tokens, next_sibling, drawn, law_row, scouts, applied, p_scale, q_scale, nodes, firsts,
@@ -62,7 +63,7 @@ def masses(
             tl.store(part + row.to(tl.int64) * blocks + block, total, mask=block < blocks)
 
 
-@triton.jit
+@kernel(*WIDE)
 def race(
     logits, inv_t, lse, cut, tie_id, stride, width, cells, room, q_logits, q_inv_t, q_lse, q_cut, q_tie, q_stride,
     q_width, columns, tokens, next_sibling, drawn, law_row, scouts, applied, p_scale, q_scale, nodes, firsts,

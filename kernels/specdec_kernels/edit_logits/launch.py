@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ..jit_triton import lanes_for
 from ..machine_code import Variant
 from .edits import Additions, Forced, NodePaths, Penalties, TokenMasks
 from .reference import check
@@ -40,7 +41,7 @@ def edit_logits(
 
     nodes = paths.offsets if paths.nodes is None else paths.nodes.contiguous()
     tree = [part.contiguous() for part in (paths.tokens, paths.parents, paths.offsets, paths.roots)]
-    places = 1 << (requests - 1).bit_length()
+    places = lanes_for(requests)
     if penalties is not None or additions is not None:
         sparse[(rows,)](
             logits, *tree, nodes, *given(penalties, "factors", "rows", "ids", "counts", "sizes"),
@@ -73,7 +74,7 @@ def _variants(dtype: str, everyday: bool, nodes: bool = False) -> list[Variant]:
         "masks": "i32", "width": "i32",
     }  # fmt: skip
     chosen, kernel = ("sm_90",) if everyday else (), "edit_logits.triton_kernel"
-    shared, name = {"REQUESTS": 64, "NODES": nodes}, f"{dtype}{' of some nodes' if nodes else ''}"
+    shared, name = {"REQUESTS": 32, "NODES": nodes}, f"{dtype}{' of some nodes' if nodes else ''}"
     return [
         Variant(f"edit_logits/sparse {name}", f"{kernel}:sparse", tree | tables,
                 shared | {"TILE": ENTRIES, "PENALTIES": True, "ADDITIONS": True}, SPARSE_WARPS, everyday=chosen,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..jit_triton import kernel
 from ..law_triton import NEGATIVE_INFINITY
 
 
@@ -79,7 +80,7 @@ def penalised(level, count, repetition, presence, frequency):
     return tl.where(count > 0, level - presence, level)
 
 
-@triton.jit(do_not_specialize=["requests", "packed", "tables", "entries"])
+@kernel()
 def sparse(
     logits, tokens, parents, offsets, roots, nodes, factors, rows, ids, counts, sizes, add_offsets, add_ids, values,
     until, requests, packed, tables, entries, vocab, stride, capacity, TILE: tl.constexpr, REQUESTS: tl.constexpr,
@@ -136,7 +137,7 @@ def sparse(
                 tl.debug_barrier()
 
 
-@triton.jit(do_not_specialize=["requests", "packed", "entries", "masks"])
+@kernel("logits", "vocab", "stride")
 def whole(
     logits, tokens, parents, offsets, roots, nodes, forced_offsets, forced_positions, forced_ids, words, index,
     requests, packed, entries, masks, vocab, stride, width, TILE: tl.constexpr, REQUESTS: tl.constexpr,

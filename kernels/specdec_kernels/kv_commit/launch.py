@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from triton import next_power_of_2
 
+from ..jit_triton import lanes_for
 from ..machine_code import Variant
 from .cache_table import CacheTable, tables_of
 from .reference import check_apart, check_pair
@@ -61,7 +61,7 @@ def _commit(
     commit[(batch, len(into), -(-max(into.slot_bytes) // (WORD * BLOCK)))](
         layout, scratch, *trees, rows, cache_lengths, trees[0].shape[1], path_width, into.pages,
         0 if out_of is None else out_of.page_size, 0 if cache_lengths is None else cache_lengths.shape[0],
-        PAGE=into.page_size, WIDTH=next_power_of_2(path_width), BLOCK=BLOCK, ROUND=ROUND,
+        PAGE=into.page_size, WIDTH=lanes_for(path_width), BLOCK=BLOCK, ROUND=ROUND,
         ADVANCE=rows is not None, SCRATCH=out_of is not None, num_warps=4,
     )  # fmt: skip
 
@@ -128,7 +128,7 @@ def kv_commit_pages(
     if batch:
         commit_pages[(batch,)](
             *trees, rows, cache_lengths, cache_page_table, columns, path.shape[1], capacity,
-            WIDTH=next_power_of_2(path.shape[1]), BLOCK=128, num_warps=4,
+            WIDTH=lanes_for(path.shape[1]), BLOCK=128, num_warps=4,
         )  # fmt: skip
 
 
@@ -137,7 +137,7 @@ _TREES = dict.fromkeys(("page_table", "lengths", "path", "offsets", "accepted", 
 
 def _variant(name: str, scratch: bool) -> Variant:
     numbers = dict.fromkeys(("columns", "path_width", "pages", "held", "capacity"), "i32")
-    constants: dict[str, Any] = {"PAGE": 16, "WIDTH": 8, "BLOCK": BLOCK, "ROUND": ROUND}
+    constants: dict[str, Any] = {"PAGE": 16, "WIDTH": 32, "BLOCK": BLOCK, "ROUND": ROUND}
     arguments = {"layout": "*i64", "scratch": "*i64", **_TREES, **numbers}
     return Variant(
         f"kv_commit/{name}", "kv_commit.triton_kernel:commit", arguments,
@@ -151,6 +151,6 @@ VARIANTS = [
     Variant(
         "kv_commit/pages", "kv_commit.triton_kernel:commit_pages",
         {**_TREES, "cache_table": "*i32", **dict.fromkeys(("columns", "path_width", "capacity"), "i32")},
-        {"WIDTH": 8, "BLOCK": 128}, stages=1,
+        {"WIDTH": 32, "BLOCK": 128}, stages=1,
     ),
 ]  # fmt: skip

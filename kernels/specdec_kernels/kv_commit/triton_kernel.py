@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..jit_triton import kernel
+
 
 @triton.jit
 def kept_nodes(path, accepted, request, path_width, WIDTH: tl.constexpr):
@@ -83,7 +85,7 @@ def copy_units(
         tl.debug_barrier()
 
 
-@triton.jit(do_not_specialize=["columns", "path_width", "pages", "held", "capacity"])
+@kernel()
 def commit(
     layout, scratch, page_table, lengths, path, offsets, accepted, rows, cache_lengths, columns, path_width, pages,
     held, capacity, PAGE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROUND: tl.constexpr,
@@ -112,7 +114,7 @@ def commit(
         advance(rows, cache_lengths, request, tl.where(alone, capacity, 0), length + kept)
 
 
-@triton.jit(do_not_specialize=["columns", "path_width", "capacity"])
+@kernel()
 def commit_pages(
     page_table, lengths, path, offsets, accepted, rows, cache_lengths, cache_table, columns, path_width, capacity,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
+from ..jit_triton import kernel
 
-@triton.jit(do_not_specialize=["batch", "nodes", "capacity", "columns"])
+
+@kernel()
 def place(
     page_table, lengths, rows, offsets, depth, own_table, own_lengths, slots, positions,
     batch, nodes, capacity, columns,

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
+from ..jit_triton import kernel
 
-@triton.jit(do_not_specialize=["capacity"])
+WIDE = (
+    "key", "value", "key_cache", "value_cache", "k_node", "k_head", "v_node", "v_head", "kc_page", "kc_slot", "kc_head",
+    "vc_page", "vc_slot", "vc_head",
+)  # fmt: skip
+"""Arguments that wide loads and stores specialise, for `jit_triton.kernel`."""
+
+
+@kernel(*WIDE)
 def stage(
     key, value, key_cache, value_cache, slots, capacity,
     k_node, k_head, v_node, v_head, kc_page, kc_slot, kc_head, vc_page, vc_slot, vc_head,

@@ -58,13 +58,13 @@ def law_stats(
         tables = (hints, top, place, total, over)
         cells, room = folded("law_stats", overlay, logits, place)
         scan[(rows, -(-blocks // GROUP))](
-            logits, filters[0], *tables, cells, room, vocab, blocks, logits.stride(0), known, GROUP, known > 0,
-            room > 0, num_warps=WARPS, enable_fp_fusion=False,
+            logits, filters[0], *tables, cells, room, vocab, blocks, logits.stride(0), known, GROUP,
+            pivots is not None, room > 0, num_warps=WARPS, enable_fp_fusion=False,
         )  # fmt: skip
         join[(rows,)](
             logits, *filters, *tables, contenders, *found[:4], found[4] if masses else nowhere, cells,
             room, vocab, blocks, logits.stride(0), known, 1 << (blocks - 1).bit_length(), ROOM, masses, FARTHEST,
-            known > 0, room > 0, tile_blocks(room > 0), num_warps=WARPS, enable_fp_fusion=False,
+            pivots is not None, room > 0, tile_blocks(room > 0), num_warps=WARPS, enable_fp_fusion=False,
         )  # fmt: skip
     return tuple(found)
 

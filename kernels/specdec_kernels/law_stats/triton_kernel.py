@@ -16,6 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..jit_triton import kernel
 from ..law_triton import LAST, NEGATIVE_INFINITY, RACE_BLOCK, id_of, level_of, middle, rank
 from ..overlay_triton import levels
 
@@ -32,7 +33,7 @@ def pivot_of(own, pivots, known, row, vocab, FOLD: tl.constexpr):
     return token, levels(own[0], own[1], own[2], token, token >= 0, vocab, FOLD)
 
 
-@triton.jit(do_not_specialize=["known"])
+@kernel("logits", "vocab", "stride")
 def scan(
     logits, temperature, pivots, tops, places, sums, over, cells, room, vocab, blocks, stride, known,
     GROUP: tl.constexpr, PIVOTS: tl.constexpr, FOLD: tl.constexpr,
@@ -188,7 +189,7 @@ def last_kept(number, above_it, own, total, top_k, top_p, min_p):
     return kept & ((limited & (number == top_k - 1)) | (nucleus & (upto >= top_p * total + doubt)))
 
 
-@triton.jit(do_not_specialize=["known"])
+@kernel("logits", "contenders", "vocab", "stride")
 def join(
     logits, temperature, top_k, top_p, min_p, pivots, tops, places, sums, over, contenders, out_inv_t, out_lse, out_cut,
     out_tie, mass, cells, room, vocab, blocks, stride, known, PLACES: tl.constexpr, ROOM: tl.constexpr,

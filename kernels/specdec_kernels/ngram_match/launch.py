@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from triton import next_power_of_2
 
 from .. import expect
 from ..machine_code import Variant
@@ -16,6 +15,10 @@ OTHERS, ROWS = 256, 64
 """Places of a tile and of a block of `count`: it compares what follows each of the block with what follows the tile."""
 PROGRAMS = 264
 MOST_PIECES = 64
+REGISTERS = 128
+"""Per thread of `count`. Left to itself ptxas aims at fewer, and spills."""
+BLOCK = 32
+"""Tokens that `copy` writes at a time."""
 
 
 def _pieces(size: int, batch: int) -> int:
@@ -57,12 +60,14 @@ def ngram_match(
     where = expect.contiguous(tokens, starts, lengths)
     if batch == 0:
         return drafts, matched
-    search[(batch, pieces)](*where, best, size, n_max, n_min, PIECES=pieces, TILE=TILE, num_warps=4)
+    search[(batch, pieces)](*where, best, size, n_max, n_min, TILE=TILE, num_warps=4)
     if frequent:
-        count[(batch, pieces)](*where, best, counts, size, PIECES=pieces, TILE=OTHERS, ROWS=ROWS, num_warps=8)
+        count[(batch, pieces)](
+            *where, best, counts, size, MOST=MOST_PIECES, TILE=OTHERS, ROWS=ROWS, num_warps=8, maxnreg=REGISTERS
+        )
     copy[(batch,)](
-        *where, best, counts, drafts, matched, size, num_tokens, PIECES=pieces, FREQUENT=frequent,
-        BLOCK=min(128, next_power_of_2(max(1, num_tokens))), num_warps=1,
+        *where, best, counts, drafts, matched, size, num_tokens, pieces, MOST=MOST_PIECES, FREQUENT=frequent,
+        BLOCK=BLOCK, num_warps=1,
     )  # fmt: skip
     return drafts, matched
 
@@ -71,15 +76,16 @@ _WHERE = {"tokens": "*i64", "starts": "*i64", "lengths": "*i32", "best": "*i64"}
 VARIANTS = [
     Variant(
         "ngram_match/search", "ngram_match.triton_kernel:search",
-        _WHERE | {"size": "i32", "n_max": "i32", "n_min": "i32"}, {"PIECES": 32, "TILE": TILE}, stages=1,
+        _WHERE | {"size": "i32", "n_max": "i32", "n_min": "i32"}, {"TILE": TILE}, stages=1,
     ),
     Variant(
         "ngram_match/count", "ngram_match.triton_kernel:count", _WHERE | {"counts": "*i64", "size": "i32"},
-        {"PIECES": 32, "TILE": OTHERS, "ROWS": ROWS}, 8, stages=1,
+        {"MOST": MOST_PIECES, "TILE": OTHERS, "ROWS": ROWS}, 8, stages=1, most_registers=REGISTERS,
     ),
     Variant(
-        "ngram_match/copy 8 tokens", "ngram_match.triton_kernel:copy",
-        _WHERE | {"counts": "*i64", "drafts": "*i64", "matched": "*i32", "size": "i32", "num_tokens": "i32"},
-        {"PIECES": 32, "FREQUENT": True, "BLOCK": 8}, 1, stages=1,
+        "ngram_match/copy", "ngram_match.triton_kernel:copy",
+        _WHERE | {"counts": "*i64", "drafts": "*i64", "matched": "*i32"}
+        | dict.fromkeys(("size", "num_tokens", "pieces"), "i32"),
+        {"MOST": MOST_PIECES, "FREQUENT": True, "BLOCK": BLOCK}, 1, stages=1,
     ),
 ]  # fmt: skip

@@ -9,6 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..jit_triton import kernel
+
 
 @triton.jit
 def history_of(starts, lengths, row, size):
@@ -33,35 +35,37 @@ def matches(history, place, length, most):
 
 
 @triton.jit
-def best_of(keys, row, COUNT: tl.constexpr):
-    return tl.max(tl.load(keys + row * COUNT + tl.arange(0, COUNT)), 0)
+def best_of(keys, row, pieces, MOST: tl.constexpr):
+    """The largest of what the pieces of a history found; there are at most MOST."""
+    piece = tl.arange(0, MOST)
+    return tl.max(tl.load(keys + row * pieces + piece, mask=piece < pieces, other=0), 0)
 
 
-@triton.jit(do_not_specialize=["size", "n_max", "n_min"])
-def search(tokens, starts, lengths, best, size, n_max, n_min, PIECES: tl.constexpr, TILE: tl.constexpr):
-    """Grid (histories, PIECES): the longest match of every PIECES-th tile, 0 for none of n_min tokens."""
-    row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
+@kernel()
+def search(tokens, starts, lengths, best, size, n_max, n_min, TILE: tl.constexpr):
+    """Grid (histories, pieces): the longest match of every pieces-th tile, 0 for none of n_min tokens."""
+    row, piece, pieces = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     start, length = history_of(starts, lengths, row, size)
     found = tl.zeros((), tl.int64)
-    for first in range(piece * TILE, length, PIECES * TILE):
+    for first in range(piece * TILE, length, pieces * TILE):
         place = first + tl.arange(0, TILE)
         same = matches(tokens + start, place, length, n_max)
         key = (same.to(tl.int64) << 32) | place.to(tl.int64)
         found = tl.maximum(found, tl.max(tl.where(same >= n_min, key, 0), 0))
-    tl.store(best + row * PIECES + piece, found)
+    tl.store(best + row * pieces + piece, found)
 
 
-@triton.jit(do_not_specialize=["size"])
-def count(tokens, starts, lengths, best, counts, size, PIECES: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr):
-    """Grid (histories, PIECES): of the places with the longest match in every PIECES-th block of ROWS, the one whose
+@kernel()
+def count(tokens, starts, lengths, best, counts, size, MOST: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr):
+    """Grid (histories, pieces): of the places with the longest match in every pieces-th block of ROWS, the one whose
     next token follows most of them."""
-    row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row, piece, pieces = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     start, length = history_of(starts, lengths, row, size)
     history = tokens + start
-    longest = (best_of(best, row, PIECES) >> 32).to(tl.int32)
+    longest = (best_of(best, row, pieces, MOST) >> 32).to(tl.int32)
     length = tl.where(longest > 0, length, 0)
     found = tl.zeros((), tl.int64)
-    for first in range(piece * ROWS, length, PIECES * ROWS):
+    for first in range(piece * ROWS, length, pieces * ROWS):
         place = first + tl.arange(0, ROWS)
         mine = matches(history, place, length, longest) == longest
         if tl.max(mine.to(tl.int32), 0) > 0:
@@ -76,21 +80,21 @@ def count(tokens, starts, lengths, best, counts, size, PIECES: tl.constexpr, TIL
                     number += tl.sum(equal.to(tl.int32), 1)
             key = (number.to(tl.int64) << 32) | place.to(tl.int64)
             found = tl.maximum(found, tl.max(tl.where(mine, key, 0), 0))
-    tl.store(counts + row * PIECES + piece, found)
+    tl.store(counts + row * pieces + piece, found)
 
 
-@triton.jit(do_not_specialize=["size", "num_tokens"])
+@kernel()
 def copy(
-    tokens, starts, lengths, best, counts, drafts, matched, size, num_tokens,
-    PIECES: tl.constexpr, FREQUENT: tl.constexpr, BLOCK: tl.constexpr,
+    tokens, starts, lengths, best, counts, drafts, matched, size, num_tokens, pieces,
+    MOST: tl.constexpr, FREQUENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Grid (histories): what follows the best place, over and over if the history ends before the draft does."""
     row = tl.program_id(0).to(tl.int64)
     start, length = history_of(starts, lengths, row, size)
-    key = best_of(best, row, PIECES)
+    key = best_of(best, row, pieces, MOST)
     same = (key >> 32).to(tl.int32)
     if FREQUENT:
-        key = best_of(counts, row, PIECES)
+        key = best_of(counts, row, pieces, MOST)
     place = (key & 0x7FFFFFFF).to(tl.int32)
     tl.store(matched + row, same)
     for first in range(0, num_tokens, BLOCK):

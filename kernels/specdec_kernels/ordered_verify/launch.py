@@ -24,5 +24,5 @@ VARIANTS = [
         },
         {"TILE": NODES}, warps=2,
     ),
-    walk_variant("ordered_verify", 8, False),
+    walk_variant("ordered_verify", False),
 ]  # fmt: skip

@@ -10,15 +10,15 @@ nodes, whatever the links were.
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
-from ..links_triton import onward, span
+from ..jit_triton import kernel
+from ..links_triton import end_path, onward, span
 from ..random_triton import coin
-from ..rest_triton import CHOSEN, excludes, proposal, rest_of
+from ..rest_triton import CHOSEN, WIDE, excludes, proposal, rest_of
 
 
-@triton.jit
+@kernel(*WIDE)
 def weigh(
     logits, inv_t, lse, cut, tie_id, stride, width, cells, room, q_logits, q_inv_t, q_lse, q_cut, q_tie, q_stride,
     q_width, columns, tokens, next_sibling, drawn, law_row, scouts, applied, p_scale, q_scale, offsets,
@@ -114,7 +114,7 @@ def weigh(
             tl.store(accept + node, own.to(tl.float32))
 
 
-@triton.jit(do_not_specialize=["rows", "nodes", "laws"])
+@kernel()
 def prepare(
     offsets, first_child, next_sibling, law_row, first, sibling, source, applied, level, parents, accept, reach, rows,
     nodes, laws, TILE: tl.constexpr,
@@ -142,10 +142,10 @@ def prepare(
         tl.store(reach + node, tl.where(root, 1.0, 0.0).to(tl.float64), mask=inside)
 
 
-@triton.jit(do_not_specialize=["nodes"])
+@kernel()
 def walk_down(
     offsets, first_child, next_sibling, scouts, accept, seeds, positions, uniforms, path, accepted, last, firsts, nodes,
-    depth, STEPS: tl.constexpr, EXPLICIT: tl.constexpr, SCOUTS: tl.constexpr,
+    depth, EXPLICIT: tl.constexpr, SCOUTS: tl.constexpr,
 ):  # fmt: skip
     """ordered_verify: at every node the first child whose coin passes. Where the path is full its last node counts as a
     leaf: nobody has refused its children."""
@@ -173,8 +173,7 @@ def walk_down(
                     passed = passed & (tl.load(scouts + child) == 0)
                 node = tl.where(passed, child, -1)
                 child = tl.load(next_sibling + child)
-    step = tl.arange(0, STEPS)
-    tl.store(out + step, tl.full((STEPS,), -1, tl.int32), mask=(step >= length) & (step <= depth))
+    end_path(out, length, depth)
     tl.store(accepted + row, tl.maximum(length - 1, 0))
     tl.store(last + row, final)
     first = tl.full((), -1, tl.int32)

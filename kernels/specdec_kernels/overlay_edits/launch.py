@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..edit_logits.edits import Additions, Forced, NodePaths, Penalties, TokenMasks
+from ..jit_triton import lanes_for
 from ..machine_code import Variant
 from ..overlay import Overlay
 from .reference import cells_of, check
@@ -51,7 +52,7 @@ def overlay_edits(
         *given(additions, "offsets", "ids", "values", "until"), *given(forced, "offsets", "positions", "ids"),
         *given(masks, "words", "index"), cells, requests, packed, count(penalties, "ids"), count(additions, "ids"),
         count(forced, "ids"), count(masks, "words"), vocab, logits.stride(0), count(penalties, "ids", 1),
-        count(masks, "words", 1), shape[1], ENTRIES, WORDS, 1 << (requests - 1).bit_length(), paths.nodes is not None,
+        count(masks, "words", 1), shape[1], ENTRIES, WORDS, lanes_for(requests), paths.nodes is not None,
         penalties is not None, additions is not None, forced is not None, masks is not None, num_warps=WARPS,
         maxnreg=REGISTERS, enable_fp_fusion=False,
     )  # fmt: skip
@@ -71,7 +72,7 @@ def _variant(dtype: str, everyday: tuple[str, ...], nodes: bool = False) -> Vari
     kinds = dict.fromkeys(("PENALTIES", "ADDITIONS", "FORCED", "MASKS"), True)
     return Variant(
         f"overlay_edits/fold {dtype}{' of some nodes' if nodes else ''}", "overlay_edits.triton_kernel:fold", arguments,
-        {"TILE": ENTRIES, "WORDS": WORDS, "REQUESTS": 64, "NODES": nodes, **kinds}, WARPS, everyday=everyday,
+        {"TILE": ENTRIES, "WORDS": WORDS, "REQUESTS": 32, "NODES": nodes, **kinds}, WARPS, everyday=everyday,
         fusion=False, most_registers=REGISTERS,
     )  # fmt: skip
 

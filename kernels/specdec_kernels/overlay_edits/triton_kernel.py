@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from ..edit_logits.triton_kernel import entries_of, on_path, penalised, place, uncommitted
+from ..jit_triton import kernel
 from ..law_triton import NEGATIVE_INFINITY
 from ..overlay_triton import PLANES, WORD, ones_of, place_of
 
@@ -34,7 +35,7 @@ def put(cells, token, value, wanted, vocab, room):
     tl.store(cells + where, value.to(tl.int32, bitcast=True), mask=known)
 
 
-@triton.jit(do_not_specialize=["requests", "packed", "tables", "entries", "listed", "masks", "capacity", "width"])
+@kernel()
 def fold(
     logits, tokens, parents, offsets, roots, nodes, factors, rows, ids, counts, sizes, add_offsets, add_ids, values,
     until, forced_offsets, forced_positions, forced_ids, words, index, cells, requests, packed, tables, entries, listed,

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
+from ..jit_triton import kernel
 from ..law_triton import NEGATIVE_INFINITY, id_of, rank
 from ..overlay_triton import levels
 from ..random_triton import REPLAY, gumbel_span
 
 
-@triton.jit
+@kernel("logits", "vocab", "stride")
 def pieces(
     logits, inv_t, cut, tie_id, seeds, positions, noise, best, cells, room, vocab, stride, noise_stride,
     TILE: tl.constexpr, TILES: tl.constexpr, EXPLICIT: tl.constexpr, FOLD: tl.constexpr,
@@ -36,7 +36,7 @@ def pieces(
     tl.store(best + row * tl.num_programs(1) + tl.program_id(1), found)
 
 
-@triton.jit
+@kernel()
 def choose(inv_t, tie_id, best, tokens, count, PIECES: tl.constexpr):
     """The best piece of each row; the answer of greedy rows is known."""
     row = tl.program_id(0).to(tl.int64)

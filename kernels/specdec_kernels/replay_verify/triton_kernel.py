@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
+from ..jit_triton import kernel
 from ..links_triton import climb, plant, span
 
 
-@triton.jit(do_not_specialize=["rows", "nodes"])
+@kernel()
 def key_nodes(
     offsets, first_child, next_sibling, seeds, positions, parents, node_seeds, node_positions, rows, nodes,
     TILE: tl.constexpr,

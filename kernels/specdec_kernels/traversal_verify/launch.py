@@ -14,5 +14,5 @@ VARIANTS = [
     *weigh_variants("traversal_verify", "fp16", False, "fp16", draft=True),
     *weigh_variants("traversal_verify", "bf16 chosen", False, draft=False),
     *weigh_variants("traversal_verify", "bf16 with an overlay", False, draft=True, fold=True),
-    walk_variant("traversal_verify", 8, False),
+    walk_variant("traversal_verify", False),
 ]

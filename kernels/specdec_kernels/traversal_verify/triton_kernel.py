@@ -5,14 +5,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..links_triton import span
+from ..jit_triton import kernel
+from ..links_triton import end_path, span
 from ..random_triton import coin
 
 
-@triton.jit(do_not_specialize=["nodes"])
+@kernel()
 def walk_up(
     offsets, first_child, next_sibling, scouts, accept, level, parents, seeds, positions, uniforms, path, accepted,
-    last, firsts, nodes, depth, STEPS: tl.constexpr, EXPLICIT: tl.constexpr, SCOUTS: tl.constexpr,
+    last, firsts, nodes, depth, EXPLICIT: tl.constexpr, SCOUTS: tl.constexpr,
 ):  # fmt: skip
     """traversal_verify: the first node in post-order whose coin passes; the root's always does.
 
@@ -53,8 +54,7 @@ def walk_up(
         for back in range(length):
             tl.store(out + (length - 1 - back), node)
             node = tl.load(parents + node, mask=node > root, other=-1)
-    step = tl.arange(0, STEPS)
-    tl.store(out + step, tl.full((STEPS,), -1, tl.int32), mask=(step >= length) & (step <= depth))
+    end_path(out, length, depth)
     tl.store(accepted + row, tl.maximum(length - 1, 0))
     tl.store(last + row, final)
     first = tl.full((), -1, tl.int32)

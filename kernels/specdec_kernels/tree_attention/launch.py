@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from triton import next_power_of_2
 
+from ..jit_triton import lanes_for
 from ..workspace import Spec, carve, needs, results
 from . import shares
 from .checks import check
@@ -196,7 +196,7 @@ def tree_attention(
     part, part_lse = (memory[: size * width], memory[size * width :]) if count > 1 else (None, None)
     attend[(shape.blocks, kv_heads, count)](
         *tensors, sinks, result, lse, part, part_lse, key_scale, value_scale, *numbers, **kinds,
-        BLOCK_B=next_power_of_2(batch + 1), PIECES=count, PIECE_TILES=shape.piece_tiles,
+        BLOCK_B=lanes_for(batch + 1, 16), PIECES=count, PIECE_TILES=shape.piece_tiles,
         num_warps=config.warps, num_stages=config.stages, maxnreg=config.registers,
     )  # fmt: skip
     if count > 1:

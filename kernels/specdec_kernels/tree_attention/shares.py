@@ -11,7 +11,8 @@ from triton import next_power_of_2
 from .config import Config, joined
 from .plan import AttentionPlan, blocks_of, check, most_tiles, parts_of
 
-PLAN_BLOCK = 1024
+PLAN_BLOCK = 256
+"""Blocks that the plan counts at a time."""
 
 
 def _steps(count: int) -> int:
@@ -42,9 +43,9 @@ def attention_plan(
     starts, rows, firsts = parts_of(out, lengths.device, blocks, programs)
     plan_shares[(1,)](
         lengths, offsets, starts, rows, firsts, window, batch, nodes, blocks, most_tiles(blocks, kv_heads),
-        KV_HEADS=kv_heads, GROUP=group, BLOCK_M=block_m, BLOCK_N=block_n, CAUSAL=causal, WINDOW=window > 0,
-        PROGRAMS=programs, PLACES=next_power_of_2(programs), STEPS=_steps(max(blocks, batch + 1)),
-        BLOCK=min(PLAN_BLOCK, next_power_of_2(blocks)), num_warps=4,
+        _steps(max(blocks, batch + 1)), KV_HEADS=kv_heads, GROUP=group, BLOCK_M=block_m, BLOCK_N=block_n,
+        CAUSAL=causal, WINDOW=window > 0, PROGRAMS=programs, PLACES=next_power_of_2(programs), BLOCK=PLAN_BLOCK,
+        num_warps=4,
     )  # fmt: skip
     return AttentionPlan(starts, rows, firsts, block_m, block_n, programs, kv_heads, group, causal, window)
 

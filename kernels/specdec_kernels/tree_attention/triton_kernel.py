@@ -12,10 +12,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..jit_triton import kernel
+
 LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 PRECISION: tl.constexpr = tl.constexpr("tf32x3")  # of float32 only: three products in place of one, near float32
 WIDE_PRECISION: tl.constexpr = tl.constexpr("ieee")  # heads over 128 have no registers for three: plain float32
 LN_2: tl.constexpr = tl.constexpr(0.6931471805599453)
+WIDE = (
+    "query", "key_cache", "value_cache", "out", "part", "q_node", "q_head", "k_page", "k_slot", "k_head", "v_page",
+    "v_slot", "v_head", "o_node", "o_head",
+)  # fmt: skip
+"""Arguments that wide loads and stores of heads specialise, for `jit_triton.kernel`."""
 
 
 @triton.jit
@@ -264,7 +271,7 @@ def write_part(acc, top, total, at, inside, part, part_lse, WIDTH: tl.constexpr,
     tl.store(part + at[:, None] * WIDTH + wide[None, :], mean, mask=seen[:, None] & (wide < WIDTH)[None, :])
 
 
-@triton.jit(do_not_specialize=["window", "batch", "nodes", "pages", "pages_per_row", "table_row", "words_per_node"])
+@kernel(*WIDE)
 def attend(
     query, key_cache, value_cache, table, lengths, offsets, ancestors, depth, sinks, out, lse, part, part_lse,
     key_scale, value_scale, scale, softcap, window, batch, nodes, pages, pages_per_row, table_row, words_per_node,
@@ -314,7 +321,7 @@ def attend(
         write_part(acc, top, total, at, inside, part, part_lse, WIDTH, BLOCK_D)
 
 
-@triton.jit(do_not_specialize=["batch", "nodes"])
+@kernel("part", "out", "o_node", "o_head")
 def combine(
     part, part_lse, sinks, offsets, out, lse, batch, nodes, o_node, o_head,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_P: tl.constexpr,

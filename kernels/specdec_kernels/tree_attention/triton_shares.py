@@ -11,8 +11,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..jit_triton import kernel
 from . import plan
-from .triton_kernel import attend_tiles, nodes_of, tile_range, write_answer, write_part
+from .triton_kernel import WIDE, attend_tiles, nodes_of, tile_range, write_answer, write_part
 
 LEAST = tl.constexpr(plan.LEAST)
 
@@ -23,12 +24,12 @@ def share_of(total, KV_HEADS: tl.constexpr, PROGRAMS: tl.constexpr):
 
 
 @triton.jit
-def last_not_above(numbers, wanted, high, STEPS: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr):
+def last_not_above(numbers, wanted, high, steps, GROUP: tl.constexpr, BLOCK_M: tl.constexpr):
     """Index of the last of numbers[0 .. high] that is at most `wanted`, by bisection. GROUP > 0: numbers are offsets,
     and the first block of their request is compared."""
     low = tl.zeros_like(wanted)
     high = low + high
-    for _ in range(STEPS):
+    for _ in range(steps):
         middle = (low + high + 1) // 2
         number = tl.load(numbers + middle)
         if GROUP > 0:
@@ -39,18 +40,18 @@ def last_not_above(numbers, wanted, high, STEPS: tl.constexpr, GROUP: tl.constex
     return low
 
 
-@triton.jit(do_not_specialize=["window", "batch", "nodes", "blocks", "most"])
+@kernel()
 def plan_shares(
-    lengths, offsets, starts, rows, firsts, window, batch, nodes, blocks, most,
+    lengths, offsets, starts, rows, firsts, window, batch, nodes, blocks, most, steps,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
-    WINDOW: tl.constexpr, PROGRAMS: tl.constexpr, PLACES: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr,
+    WINDOW: tl.constexpr, PROGRAMS: tl.constexpr, PLACES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program: tiles before every block, its request, and the block with which every program begins. A block
     has at most `most` tiles, so that all of them can be numbered."""
     total = tl.zeros((), tl.int32)
     for chunk in range(0, blocks, BLOCK):
         block = chunk + tl.arange(0, BLOCK)
-        row = last_not_above(offsets, block, batch, STEPS, GROUP, BLOCK_M)
+        row = last_not_above(offsets, block, batch, steps, GROUP, BLOCK_M)
         first, count = nodes_of(offsets, row, batch, nodes)
         own = block - (first * GROUP // BLOCK_M + row)
         length = tl.load(lengths + row, mask=row < batch, other=0)
@@ -65,7 +66,7 @@ def plan_shares(
     tl.debug_barrier()
     program = tl.arange(0, PLACES)
     begins = program * share_of(total, KV_HEADS, PROGRAMS) // KV_HEADS
-    tl.store(firsts + program, last_not_above(starts, begins, blocks - 1, STEPS, 0, 1), mask=program < PROGRAMS)
+    tl.store(firsts + program, last_not_above(starts, begins, blocks - 1, steps, 0, 1), mask=program < PROGRAMS)
 
 
 @triton.jit
@@ -76,9 +77,7 @@ def place_of(offsets, rows, block, batch, nodes, GROUP: tl.constexpr, BLOCK_M: t
     return row, first, count, block - (first * GROUP // BLOCK_M + row)
 
 
-@triton.jit(
-    do_not_specialize=["window", "batch", "nodes", "blocks", "pages", "pages_per_row", "table_row", "words_per_node"]
-)
+@kernel(*WIDE)
 def attend_shares(
     query, key_cache, value_cache, table, lengths, offsets, ancestors, depth, sinks, out, lse, part, part_lse,
     key_scale, value_scale, starts, row_of, firsts, scale, softcap, window, batch, nodes, blocks, pages, pages_per_row,
@@ -131,7 +130,7 @@ def attend_shares(
         at += (tile >= stop * (HEADS // GROUP)).to(tl.int32)
 
 
-@triton.jit(do_not_specialize=["batch", "nodes", "blocks"])
+@kernel("part", "out", "o_node", "o_head")
 def join_shares(
     part, part_lse, starts, row_of, offsets, sinks, out, lse, batch, nodes, blocks, o_node, o_head,
     HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,

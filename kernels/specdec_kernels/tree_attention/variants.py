@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from ..machine_code import ARCHITECTURES, Variant
 from .config import INVARIANT_ROWS, PROCESSORS, Config, choose, joined, joint, resident
+from .shares import PLAN_BLOCK
 
 
 def _attend(
@@ -79,10 +80,10 @@ def _join_shares(
 
 def _plan(name: str, everyday: tuple[str, ...], **special: object) -> Variant:
     arguments = dict.fromkeys(("lengths", "offsets", "starts", "rows", "firsts"), "*i32")
-    arguments |= dict.fromkeys(("window", "batch", "nodes", "blocks", "most"), "i32")
+    arguments |= dict.fromkeys(("window", "batch", "nodes", "blocks", "most", "steps"), "i32")
     constants = {
         "KV_HEADS": 8, "GROUP": 4, "BLOCK_M": 16, "BLOCK_N": 64, "CAUSAL": False, "WINDOW": False, "PROGRAMS": 396,
-        "PLACES": 512, "STEPS": 8, "BLOCK": 256, **special,
+        "PLACES": 512, "BLOCK": PLAN_BLOCK, **special,
     }  # fmt: skip
     return Variant(
         f"tree_attention/{name}", "tree_attention.triton_shares:plan_shares", arguments, constants, everyday=everyday
@@ -137,7 +138,7 @@ VARIANTS = [
     _join_shares("join shares rows 16", choose(16, 128, 2), _NOW),
     _join_shares("join shares rows 128 sinks", choose(128, 128, 2), (), SINKS=True, LSE=True),
     _plan("plan", _NOW),
-    _plan("plan window", (), WINDOW=True, CAUSAL=True, BLOCK=1024, STEPS=12),
+    _plan("plan window", (), WINDOW=True, CAUSAL=True),
 ]
 
 

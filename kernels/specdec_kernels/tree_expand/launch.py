@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from triton import next_power_of_2
 
+from ..jit_triton import lanes_for
 from ..machine_code import Variant
 from ..workspace import Spec, carve, needs, results
 from .reference import check
@@ -74,7 +75,7 @@ def tree_expand(
         )  # fmt: skip
         join[(nodes,)](
             *law, *parts, tokens, found, count, width, float(sharpness), PIECES=next_power_of_2(count),
-            PLACES=next_power_of_2(count * width), num_warps=4, enable_fp_fusion=False,
+            PLACES=lanes_for(count * width, 512), num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
     if trees:
         keep_best[(trees,)](offsets.contiguous(), found, best, nodes, width, keep, BLOCK=BLOCK, num_warps=4)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
+from ..jit_triton import kernel
 from ..law_triton import LAST, NEGATIVE_INFINITY, id_of, level_of, rank
 from ..links_triton import span
 from ..random_triton import REPLAY, gumbel_span
@@ -13,7 +13,7 @@ LOWEST = tl.constexpr(-0x7FFFFFFFFFFFFFFF)
 INFINITY = tl.constexpr(float("inf"))
 
 
-@triton.jit
+@kernel("logits", "vocab", "stride")
 def pieces(
     logits, inv_t, cut, tie_id, scores, seeds, positions, ranks, peaks, sums, vocab, stride, width, sharpness,
     TILE: tl.constexpr, NOISE: tl.constexpr,
@@ -45,7 +45,7 @@ def pieces(
             ranked = tl.where(ranked == best, LOWEST, ranked)
 
 
-@triton.jit
+@kernel()
 def join(
     inv_t, cut, tie_id, scores, ranks, peaks, sums, tokens, found, count, width, sharpness,
     PIECES: tl.constexpr, PLACES: tl.constexpr,
@@ -80,7 +80,7 @@ def join(
             tl.store(found + node * width + child, tl.where(only, parent, NEGATIVE_INFINITY))
 
 
-@triton.jit
+@kernel()
 def keep_best(offsets, scores, best, nodes, width, keep, BLOCK: tl.constexpr):
     """Grid (trees): flat indices of a tree's `keep` best children, by as many walks over their scores."""
     tree = tl.program_id(0)

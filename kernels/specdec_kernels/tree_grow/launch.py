@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from triton import next_power_of_2
 
+from ..jit_triton import lanes_for
 from ..machine_code import Variant
 from ..tree_expand.launch import scratch as expand_scratch
 from ..tree_expand.launch import tree_expand
@@ -81,15 +81,15 @@ def tree_grow(
     packed.zero_()
     links.fill_(-1)
     table = growth.tokens, growth.scores, growth.parents, growth.nodes
-    room = next_power_of_2(columns)
+    room = lanes_for(columns)
     if trees:
         enter[(trees,)](
             offsets, children, found, best, growth.limits.contiguous(), *table, counts, nodes, columns, keep, level,
-            kids, reach, LAST=last, KEEP=next_power_of_2(keep), COLUMNS=room, num_warps=8,
+            kids, reach, LAST=last, KEEP=lanes_for(keep), COLUMNS=room, num_warps=8,
         )  # fmt: skip
         pack[(trees,)](
             growth.tokens, growth.parents, growth.nodes, counts, packed, links, bounds, trees, columns, keep, most,
-            COLUMNS=room, TREES=next_power_of_2(trees), num_warps=4,
+            COLUMNS=room, TREES=lanes_for(trees), num_warps=4,
         )  # fmt: skip
     else:
         bounds.zero_()
@@ -105,7 +105,7 @@ def _entering(last: bool) -> Variant:
             **dict.fromkeys(("found", "scores"), "*fp32"),
             **dict.fromkeys(("growing", "columns", "keep", "level", "width", "reach"), "i32"),
         },
-        {"LAST": last, "KEEP": 64, "COLUMNS": 512}, 8, everyday=("sm_90",) if last else (),
+        {"LAST": last, "KEEP": 256, "COLUMNS": 256}, 8, everyday=("sm_90",) if last else (),
     )  # fmt: skip
 
 
@@ -128,6 +128,6 @@ VARIANTS = [
             "packed": "*i64",
             **dict.fromkeys(("trees", "columns", "keep", "most"), "i32"),
         },
-        {"COLUMNS": 512, "TREES": 64},
+        {"COLUMNS": 256, "TREES": 32},
     ),
 ]  # fmt: skip

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
+from ..jit_triton import kernel
 from ..law_triton import NEGATIVE_INFINITY
 from ..links_triton import span
 
 
-@triton.jit(do_not_specialize=["count", "columns", "keep", "level"])
+@kernel()
 def front(
     offsets, scores, seeds, positions, own, node_seeds, node_positions, count, columns, keep, level,
     NOISE: tl.constexpr, BLOCK: tl.constexpr,
@@ -31,7 +31,7 @@ def front(
             tl.store(node_positions + node, position + node * 0, mask=inside)
 
 
-@triton.jit
+@kernel()
 def enter(
     offsets, children, found, best, limits, tokens, scores, parents, nodes, counts, growing, columns, keep, level,
     width, reach, LAST: tl.constexpr, KEEP: tl.constexpr, COLUMNS: tl.constexpr,
@@ -79,7 +79,7 @@ def enter(
     tl.store(counts + tree, count)
 
 
-@triton.jit
+@kernel()
 def pack(
     tokens, parents, nodes, counts, packed, links, bounds, trees, columns, keep, most,
     COLUMNS: tl.constexpr, TREES: tl.constexpr,

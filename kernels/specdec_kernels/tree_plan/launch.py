@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from triton import next_power_of_2
 
+from ..jit_triton import lanes_for
 from ..machine_code import Variant
 from ..workspace import Spec, results
 from .plan import MOST_NODES, MOST_ROWS, TreePlan
@@ -15,7 +15,7 @@ from .plan import MOST_NODES, MOST_ROWS, TreePlan
 
 def block(words: int) -> int:
     """Packed nodes of a program: at most 2,048 ancestor words together, and few enough for a square of them."""
-    return max(16, min(32, 2048 // next_power_of_2(words)))
+    return max(16, min(32, 2048 // lanes_for(words, 4)))
 
 
 def why_not(parents: Tensor, offsets: Tensor, max_nodes: int | None = None) -> str | None:
@@ -47,7 +47,8 @@ def tree_plan(parents: Tensor, offsets: Tensor, max_nodes: int | None = None, *,
     if nodes:
         plan[(-(-nodes // size),)](
             parents, offsets, *made, nodes, batch,
-            WORDS=words, BLOCK_W=next_power_of_2(words), BLOCK=size, BLOCK_B=next_power_of_2(batch + 1),
+            words,
+            BLOCK_W=lanes_for(words, 4), BLOCK=size, BLOCK_B=lanes_for(batch + 1),
         )  # fmt: skip
     return TreePlan(*made)
 
@@ -57,8 +58,8 @@ def _variant(words: int, everyday: tuple[str, ...]) -> Variant:
     return Variant(
         f"tree_plan/{32 * words} nodes",
         "tree_plan.triton_kernel:plan",
-        {**dict.fromkeys(names, "*i32"), "nodes": "i32", "batch": "i32"},
-        {"WORDS": words, "BLOCK_W": next_power_of_2(words), "BLOCK": block(words), "BLOCK_B": 16},
+        {**dict.fromkeys(names, "*i32"), "nodes": "i32", "batch": "i32", "words": "i32"},
+        {"BLOCK_W": lanes_for(words, 4), "BLOCK": block(words), "BLOCK_B": 32},
         stages=1,
         everyday=everyday,
     )

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
+from ..jit_triton import kernel
 
-@triton.jit(do_not_specialize=["nodes", "batch"])
+
+@kernel()
 def plan(
-    parents, offsets, depth, row, ancestors, first_child, next_sibling, nodes, batch,
-    WORDS: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK: tl.constexpr, BLOCK_B: tl.constexpr,
+    parents, offsets, depth, row, ancestors, first_child, next_sibling, nodes, batch, words,
+    BLOCK_W: tl.constexpr, BLOCK: tl.constexpr, BLOCK_B: tl.constexpr,
 ):  # fmt: skip
     """Grid (blocks of packed nodes). A parent that does not precede its child ends the walk: nothing hangs. Rows lie
     within `nodes`, whatever the offsets are."""
@@ -53,5 +54,5 @@ def plan(
     tl.store(row + node, tl.where(held, mine, -1), mask=inside)
     tl.store(first_child + node, tl.where(child == nobody, -1, child), mask=inside)
     tl.store(next_sibling + node, tl.where(sibling == nobody, -1, sibling), mask=inside)
-    where = ancestors + node.to(tl.int64)[:, None] * WORDS + word[None, :]
-    tl.store(where, bits, mask=inside[:, None] & (word < WORDS)[None, :])
+    where = ancestors + node.to(tl.int64)[:, None] * words + word[None, :]
+    tl.store(where, bits, mask=inside[:, None] & (word < words)[None, :])

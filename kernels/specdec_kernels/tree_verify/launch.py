@@ -39,24 +39,24 @@ def tree_verify(
         links = [part.contiguous() for part in (tokens, offsets, first_child, next_sibling, node_choice)]
         marks = links[0] if scouts is None else scouts.contiguous().view(torch.int8)
         follow[(rows,)](
-            *links, marks, path, accepted, following, stopped, tokens.shape[0], max_depth,
-            1 << max_depth.bit_length(), scouts is not None, num_warps=1,
+            *links, marks, path, accepted, following, stopped, tokens.shape[0], max_depth, scouts is not None,
+            num_warps=1,
         )  # fmt: skip
         if expect.readable(tokens) and bool(stopped.any()):  # elsewhere the path just ends there
             raise too_deep("tree_verify", int(stopped.nonzero()[0, 0]), max_depth)
     return path, accepted, following
 
 
-def _follow(steps: int, scouts: bool, everyday: bool) -> Variant:
+def _follow(scouts: bool, everyday: bool) -> Variant:
     arguments = {
         "tokens": "*i64", "offsets": "*i32", "first_child": "*i32", "next_sibling": "*i32", "choice": "*i64",
         "scouts": "*i8", "path": "*i32", "accepted": "*i32:1", "following": "*i64", "stopped": "*i32:1",
         "nodes": "i32", "depth": "i32",
     }  # fmt: skip
     return Variant(
-        f"tree_verify/follow {steps} steps{' scouts' if scouts else ''}", "tree_verify.triton_kernel:follow",
-        arguments, {"STEPS": steps, "SCOUTS": scouts}, 1, everyday=("sm_90",) if everyday else (),
+        f"tree_verify/follow{' scouts' if scouts else ''}", "tree_verify.triton_kernel:follow",
+        arguments, {"SCOUTS": scouts}, 1, everyday=("sm_90",) if everyday else (),
     )  # fmt: skip
 
 
-VARIANTS = [_follow(8, False, True), _follow(64, True, False)]
+VARIANTS = [_follow(False, True), _follow(True, False)]

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
-from ..links_triton import onward, span
+from ..jit_triton import kernel
+from ..links_triton import end_path, onward, span
 
 
-@triton.jit(do_not_specialize=["nodes"])
+@kernel()
 def follow(
     tokens, offsets, first_child, next_sibling, choice, scouts, path, accepted, following, stopped, nodes,
-    depth, STEPS: tl.constexpr, SCOUTS: tl.constexpr,
+    depth, SCOUTS: tl.constexpr,
 ):  # fmt: skip
     """Path, number accepted and next token of one row; stopped: whether the path would be longer than `depth`."""
     row = tl.program_id(0)
@@ -32,8 +32,7 @@ def follow(
                 fits = fits & (tl.load(scouts + child) == 0)
             node = tl.where(fits, child, -1)
             child = onward(next_sibling, child, end, child >= 0)
-    step = tl.arange(0, STEPS)
-    tl.store(out + step, tl.full((STEPS,), -1, tl.int32), mask=(step >= length) & (step <= depth))
+    end_path(out, length, depth)
     tl.store(accepted + row, tl.maximum(length - 1, 0))
     tl.store(following + row, token)
     tl.store(stopped + row, (node >= 0).to(tl.int32))

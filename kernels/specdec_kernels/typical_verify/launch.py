@@ -68,7 +68,7 @@ def typical_verify(
         walk[(rows,)](
             *law, *links, links[0] if scouts is None else scouts.contiguous().view(torch.int8), sums, parents, marks,
             path, accepted, last, float(epsilon), float(delta), pieces, nodes, max_depth, TILE,
-            1 << max_depth.bit_length(), scouts is not None, fold, num_warps=1, enable_fp_fusion=False,
+            scouts is not None, fold, num_warps=1, enable_fp_fusion=False,
         )  # fmt: skip
         keys = (seeds.contiguous(), root_positions.contiguous(), accepted)
         draw(laws, last, firsts.fill_(-1), *keys, out=following, part=part)
@@ -90,7 +90,7 @@ def _variants(dtype: str, everyday: tuple[str, ...], scouts: bool, fold: bool = 
         "marks": "*i32", "path": "*i32", "accepted": "*i32:1", "last": "*i32:1", "epsilon": "fp32", "delta": "fp32",
         "nodes": "i32", "depth": "i32",
     }  # fmt: skip
-    constants = {"TILE": TILE, "STEPS": 8, "SCOUTS": scouts, "FOLD": fold}
+    constants = {"TILE": TILE, "SCOUTS": scouts, "FOLD": fold}
     return [
         Variant(f"typical_verify/entropies {dtype}{over}", f"{kernel}:entropies", _law(dtype),
                 {"TILE": PIECE, "FOLD": fold}, WARPS, everyday=everyday, fusion=False),

@@ -6,17 +6,17 @@ mark the way they came, and the walk down takes the first marked child.
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
 from ..draw_sample.triton_kernel import SMALLEST
+from ..jit_triton import kernel
 from ..law_triton import weigh
-from ..links_triton import climb, onward, plant, span
+from ..links_triton import climb, end_path, onward, plant, span
 from ..random_triton import logarithm
 from ..rest_triton import log_weights_at
 
 
-@triton.jit
+@kernel("logits", "stride", "width")
 def entropies(
     logits, inv_t, lse, cut, tie_id, stride, width, cells, room, first_child, sums, pieces, TILE: tl.constexpr,
     FOLD: tl.constexpr,
@@ -36,11 +36,11 @@ def entropies(
         tl.store(sums + node * pieces + piece, total)
 
 
-@triton.jit(do_not_specialize=["nodes"])
+@kernel()
 def walk(
     logits, inv_t, lse, cut, tie_id, stride, width, cells, room, tokens, offsets, first_child, next_sibling, scouts,
     sums, parents, marks, path, accepted, last, epsilon, delta, pieces, nodes, depth, TILE: tl.constexpr,
-    STEPS: tl.constexpr, SCOUTS: tl.constexpr, FOLD: tl.constexpr,
+    SCOUTS: tl.constexpr, FOLD: tl.constexpr,
 ):  # fmt: skip
     """The longest path of typical tokens of one row; of several the one whose nodes come first among siblings."""
     row = tl.program_id(0)
@@ -88,7 +88,6 @@ def walk(
         while (child >= 0) & (node < 0):
             node = tl.where(tl.load(marks + child) != 0, child, -1)
             child = onward(next_sibling, child, end, child >= 0)
-    step = tl.arange(0, STEPS)
-    tl.store(out + step, tl.full((STEPS,), -1, tl.int32), mask=(step >= length) & (step <= depth))
+    end_path(out, length, depth)
     tl.store(accepted + row, tl.maximum(length - 1, 0))
     tl.store(last + row, final)

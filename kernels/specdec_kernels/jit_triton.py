@@ -1,0 +1,49 @@
+"""Triton kernels whose compilation depends on nothing that varies while serving."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import triton
+
+from .device_triton import on_own_device
+
+
+def kernel(*specialised: str) -> Callable[[Callable[..., Any]], Any]:
+    """`triton.jit` for a kernel that is launched: only the named arguments, and constants, decide what is compiled.
+
+    Triton by default compiles a kernel anew for every combination of integers that are 1, or divisible by 16, and of
+    pointers that are aligned to 16 bytes. Counts of rows, nodes or pages, and views into larger tensors, change these
+    from call to call, and each change costs seconds in the middle of serving.
+
+    Args:
+        specialised: Pointers whose alignment wide loads and stores need, and integers that a model fixes, such as the
+            vocabulary and row strides.
+
+    Returns:
+        The decorator. It raises ValueError where the kernel has no argument of a name.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        given = inspect.signature(function).parameters
+        names = [name for name, each in given.items() if "constexpr" not in str(each.annotation)]
+        unknown = sorted(set(specialised) - set(names))
+        if unknown:
+            raise ValueError(f"{function.__name__} has no arguments {', '.join(unknown)}; it has {', '.join(names)}")
+        varying = [name for name in names if name not in specialised]
+        return on_own_device(triton.jit(function, do_not_specialize=varying))
+
+    return decorate
+
+
+def lanes_for(count: int, least: int = 32) -> int:
+    """Lanes for a number that varies while serving: the smallest of least, 8 * least, 64 * least, ... that holds it.
+
+    Lanes are constants of a kernel. Few sizes mean few kernels, and lanes without work are masked.
+    """
+    lanes = least
+    while lanes < count:
+        lanes *= 8
+    return lanes
