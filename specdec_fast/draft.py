@@ -161,7 +161,7 @@ class Draft:
         )
         if scouts is None:
             return made
-        return replace(made, scouts=torch.tensor(list(scouts), dtype=torch.bool).to(device))
+        return replace(made, scouts=from_host(list(scouts), torch.bool, device))
 
     @staticmethod
     def packed(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from specdec_fast.grammar import Guide, token_words
-from specdec_fast.upload import from_host
+from specdec_fast.upload import from_host, moved, table_from_host
 from specdec_kernels import (
     ALWAYS,
     Additions,
@@ -179,9 +179,9 @@ class Edits:
         if width not in self._words:
             self._words[width] = self._static(width)
         words, mask_of = self._words[width]
-        index = mask_of.to(request_of.device)[request_of]
+        index = moved(mask_of, request_of.device)[request_of]
         if not guided:
-            return TokenMasks(words.to(request_of.device), index)
+            return TokenMasks(moved(words, request_of.device), index)
         device = index.device
         index, mask_of = index.cpu(), mask_of.cpu()
         nodes = None if paths.nodes is None else paths.nodes.tolist()
@@ -203,7 +203,7 @@ class Edits:
                 if reached[node]:
                     index[row] = used + node
             used += stop - start
-        return TokenMasks(torch.cat(parts).to(device), index.to(device))
+        return TokenMasks(moved(torch.cat(parts), device), moved(index, device))
 
     def _static(self, width: int) -> tuple[Tensor, Tensor]:
         """(words int32 [K, width], index int32 [B]) of the requests' allowed ids, on the CPU."""
@@ -246,7 +246,7 @@ def pack_edits(
         return None
 
     def tensor(values: list, dtype: torch.dtype = torch.int32) -> Tensor:
-        return torch.tensor(values, dtype=dtype).to(device)
+        return from_host(values, dtype, device)
 
     additions = None
     if any(added):
@@ -267,7 +267,7 @@ def pack_edits(
     factors = None
     if penalised:
         names = ("repetition_penalty", "presence_penalty", "frequency_penalty")
-        factors = tensor([[getattr(own, name) for name in names] for own in params], torch.float32)
+        factors = table_from_host([[getattr(own, name) for name in names] for own in params], torch.float32, device)
     # rows without penalties may lie outside the tables; any row of the tables stands in for them
     places = [row if row in counts else next((r for r in rows if r in counts), 0) for row in rows]
     shifts = penalised or any(value != _BANNED for entries in added for value in entries.values())

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from specdec_fast.laws import Laws
+from specdec_fast.upload import from_host
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +37,13 @@ def token_logprobs(laws: Laws, nodes: Sequence[int], tokens: Sequence[int], coun
     if not tokens:
         return []
     device = laws.logits.device
-    own = laws.select(torch.tensor(nodes[: len(tokens)], dtype=torch.int64).to(device))
+    own = laws.select(from_host(nodes[: len(tokens)], torch.int64, device))
     levels = own.levels().to(own.lse.dtype)
     ids = torch.arange(levels.shape[1], device=device)
     kept = (levels > own.cut[:, None]) | ((levels == own.cut[:, None]) & (ids <= own.tie_id[:, None]))
     sampled = torch.where(kept, levels * own.inv_t[:, None] - own.lse[:, None], -torch.inf)
     logprobs = torch.where((own.inv_t == 0)[:, None], levels.log_softmax(1), sampled)
-    chosen = logprobs.gather(1, torch.tensor(tokens, dtype=torch.int64).to(device)[:, None]).squeeze(1).tolist()
+    chosen = logprobs.gather(1, from_host(tokens, torch.int64, device)[:, None]).squeeze(1).tolist()
     best = logprobs.topk(min(count, levels.shape[1]), dim=1)
     found = []
     for token, logprob, values, others in zip(tokens, chosen, best.values.tolist(), best.indices.tolist()):

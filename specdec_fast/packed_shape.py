@@ -12,7 +12,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from specdec_fast.upload import from_host
+from specdec_fast.upload import from_host, stream_of
 from specdec_kernels import TreePlan, tree_plan
 
 SHORT = 128
@@ -27,9 +27,8 @@ class PackedShape:
         self._ends = list(accumulate(counts))
 
     def _vector(self, values: Sequence[int], dtype: torch.dtype) -> Tensor:
-        with torch.inference_mode(False):  # the remembered serve in and out of it, and on every stream
-            host = from_host(values, dtype, "cpu")
-            return host if self._device.type == "cpu" else host.to(self._device)
+        with torch.inference_mode(False):  # the remembered serve in and out of it
+            return from_host(values, dtype, self._device)
 
     @cached_property
     def rows(self) -> Tensor:
@@ -75,7 +74,10 @@ def packed_shape(rows: tuple[int, ...], counts: tuple[int, ...], device: torch.d
     """
     if max(counts, default=0) > SHORT:
         return PackedShape(rows, counts, device)
-    return _remembered_shape(rows, counts, device)
+    return _remembered_shape(rows, counts, device, stream_of(device))
 
 
-_remembered_shape = lru_cache(maxsize=512)(PackedShape)
+@lru_cache(maxsize=512)
+def _remembered_shape(rows: tuple[int, ...], counts: tuple[int, ...], device: torch.device, stream: int) -> PackedShape:
+    """Of one stream: its tensors are written behind what that stream has to do."""
+    return PackedShape(rows, counts, device)

@@ -30,6 +30,7 @@ from specdec_fast.interfaces import (
 )
 from specdec_fast.request import Handle
 from specdec_fast.sampling import SamplingParams
+from specdec_fast.upload import entries, from_host
 
 log = logging.getLogger("specdec_fast")
 
@@ -255,7 +256,7 @@ class Proposer:
     def _ask(self, view: StateView, rows: Sequence[int], places: list[int], limits: Sequence[int], rng: Rng) -> Draft:
         assert self.drafter is not None
         if len(places) < len(rows):
-            rng = Rng(rng.seeds[places], rng.positions[places])
+            rng = Rng(entries(rng.seeds, places), entries(rng.positions, places))
         budget, own = Budget([limits[at] for at in places]), [rows[at] for at in places]
         draft = self.drafter.propose(view, own, budget, rng)
         self._refuse(view, own, budget, draft)
@@ -332,12 +333,12 @@ def _part(
     part, nodes = draft.select(places)
     place_of = torch.full((draft.num_nodes + 1,), -1, dtype=torch.int32, device=nodes.device)  # the last one is for -1
     place_of[nodes] = torch.arange(nodes.shape[0], dtype=torch.int32, device=nodes.device)
-    choice = acceptance.node_choice
+    choice, at = acceptance.node_choice, from_host(places, torch.int64, nodes.device)
     heard = replace(
         acceptance,
-        path=place_of[acceptance.path[places].long()],
-        num_accepted=acceptance.num_accepted[places],
-        next_token=acceptance.next_token[places],
+        path=place_of[acceptance.path[at].long()],
+        num_accepted=acceptance.num_accepted[at],
+        next_token=acceptance.next_token[at],
         node_choice=None if choice is None else choice[nodes],
         accepted=None if acceptance.accepted is None else tuple(acceptance.accepted[place] for place in places),
     )

@@ -19,6 +19,7 @@ from specdec_fast.grammar import Guide
 from specdec_fast.laws import Laws, PendingLaws
 from specdec_fast.packed_shape import packed_shape
 from specdec_fast.sampling_params import SamplingParams as SamplingParams
+from specdec_fast.upload import from_host
 from specdec_kernels import NodePaths, Overlay, TreePlan, law_stats, replay_sample
 
 
@@ -167,7 +168,7 @@ class SamplingTable:
         params = [entry[0] for entry in entries]
 
         def tensor(values: list, dtype: torch.dtype) -> Tensor:
-            return torch.tensor(values, dtype=dtype).to(self.device)
+            return from_host(values, dtype, self.device)
 
         return Sampling(
             temperature=tensor([p.temperature for p in params], torch.float32),
@@ -232,7 +233,7 @@ def process_chains(logits: Tensor, sampling: Sampling, root_positions: Tensor, c
     if edits is None:
         return sampling.laws(logits)
     shape = packed_shape(tuple(range(len(chains))), tuple(map(len, chains)), logits.device)
-    tokens = torch.tensor([token for chain in chains for token in chain], dtype=torch.int64).to(logits.device)
+    tokens = from_host([token for chain in chains for token in chain], torch.int64, logits.device)
     paths = NodePaths(tokens, shape.parents, shape.offsets, root_positions, shape.offsets[1:] - 1)
     edited = edits.apply(logits.clone(), paths, torch.arange(len(chains), device=logits.device))
     laws = sampling.laws(edited)

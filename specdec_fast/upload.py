@@ -21,7 +21,7 @@ def upload(values: Sequence[int] | Sequence[bool], place: Tensor) -> None:
 
 
 _HOST = torch.device("cpu")
-_CODES = {torch.int8: "b", torch.int32: "i", torch.int64: "q", torch.float32: "f"}  # of `array`
+_CODES = {torch.bool: "b", torch.int8: "b", torch.int32: "i", torch.int64: "q", torch.float32: "f"}  # of `array`
 
 
 def from_host(values: Sequence[float], dtype: torch.dtype, device: torch.device | str) -> Tensor:
@@ -29,11 +29,30 @@ def from_host(values: Sequence[float], dtype: torch.dtype, device: torch.device 
     if not values:
         return torch.empty(0, dtype=dtype, device=device)
     found = torch.frombuffer(array(_CODES[dtype], values), dtype=dtype)
-    if device == _HOST:
-        return found
-    if torch.device(device).type == "cuda":  # pinned, so that nobody waits for what the stream has to do
-        return found.pin_memory().to(device, non_blocking=True)
-    return found.to(device)
+    return found if device == _HOST else moved(found, device)
+
+
+def moved(host: Tensor, device: torch.device | str) -> Tensor:
+    """A tensor of the host on a device; the copy is a part of the current stream, and nobody waits for it."""
+    if torch.device(device).type == "cuda" and host.device.type == "cpu":
+        return host.pin_memory().to(device, non_blocking=True)
+    return host.to(device)
+
+
+def table_from_host(rows: Sequence[Sequence[float]], dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    """A matrix of host numbers on a device; all rows have the same length."""
+    flat = [value for row in rows for value in row]
+    return from_host(flat, dtype, device).view(len(rows), len(rows[0]) if rows else 0)
+
+
+def entries(values: Tensor, places: Sequence[int]) -> Tensor:
+    """Entries of a tensor along its first axis, at places that the host knows."""
+    return values[from_host(places, torch.int64, values.device)]
+
+
+def stream_of(device: torch.device) -> int:
+    """The current stream of a device, as a number; 0 where there are none."""
+    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
 
 
 def write_at(rows: Sequence[int], values: Sequence[int], place: Tensor) -> None:

@@ -23,7 +23,7 @@ from specdec_fast.targets.captured_chains import CapturedChains
 from specdec_fast.targets.huggingface import HuggingFaceTarget
 from specdec_fast.targets.whole_pass import WholePass
 from specdec_fast.translation import GrowingText, Translation
-from specdec_fast.upload import from_host
+from specdec_fast.upload import entries, from_host
 from specdec_kernels import draw_sample
 
 PICKS = ("coupled", "drawn", "greedy")
@@ -169,7 +169,7 @@ class DraftModelDrafter:
     ) -> Laws | None:
         """Drafts for the rows that are `active`, in place; what drawn tokens were drawn from."""
         own, texts = [rows[index] for index in active], [held[index] for index in active]
-        sampling, roots = view.sampling(own), rng.positions if len(own) == len(rows) else rng.positions[active]
+        sampling, roots = view.sampling(own), rng.positions if len(own) == len(rows) else entries(rng.positions, active)
         whole = self._between_nothing()
         if whole is not None and sampling.edits is None:
             return self._chain(whole, active, own, texts, counts, sampling, roots, rng.first_draw, drafted, law_rows)
@@ -183,7 +183,7 @@ class DraftModelDrafter:
                 if len(going) < len(active):
                     if not going:
                         break
-                    logits, roots = logits[going], roots[going]
+                    logits, roots = entries(logits, going), entries(roots, going)
                     active, shape, positions = [active[at] for at in going], None, None
                     sampling = view.sampling([rows[index] for index in active])
             if positions is None:
@@ -200,7 +200,7 @@ class DraftModelDrafter:
             if not going:
                 break
             if len(going) < len(active):
-                chosen, roots = chosen[going], roots[going]
+                chosen, roots = entries(chosen, going), entries(roots, going)
                 active, shape, positions = [active[at] for at in going], None, None
                 sampling = view.sampling([rows[index] for index in active])
             if shape is None:

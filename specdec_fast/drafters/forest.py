@@ -23,6 +23,7 @@ from specdec_fast.expectations import Expectations, Outcome
 from specdec_fast.interfaces import Acceptance, Budget, Drafter, Needs, Parts, Rng, StateView, TargetOutput
 from specdec_fast.laws import Laws, concat_laws
 from specdec_fast.packed_shape import packed_shape
+from specdec_fast.upload import from_host, table_from_host
 
 _USUAL = "ngram,recycling"
 _TURN = 16  # tokens between two turns of drafters that would not be asked
@@ -162,7 +163,7 @@ class ForestDrafter:
             if source.needs.taps:
                 source.observe(view, draft, acceptance, output)
                 continue
-            at = torch.tensor(nodes, dtype=torch.int64, device=draft.tokens.device)
+            at = from_host(nodes, torch.int64, draft.tokens.device)
             logits = None if output.logits is None else output.logits[at]
             source.observe(view, own, heard, TargetOutput(logits, {n: tap[at] for n, tap in output.taps.items()}))
         self._last, self._drafts = None, []
@@ -276,7 +277,7 @@ def _pack(
     shape = packed_shape(tuple(rows), tuple(len(tree.tokens) for tree in trees), device)
 
     def tensor(name: str, dtype: torch.dtype) -> Tensor:
-        return torch.tensor(columns[name], dtype=dtype).to(device)
+        return from_host(columns[name], dtype, device)
 
     return Draft(
         rows=shape.rows,
@@ -328,10 +329,10 @@ def _alone(
     padded = [walk + [-1] * (width - len(walk)) for walk in mine]
     choice = acceptance.node_choice
     heard = Acceptance(
-        path=torch.tensor(padded, dtype=torch.int32).to(device),
-        num_accepted=torch.tensor([len(walk) - 1 for walk in mine], dtype=torch.int32).to(device),
-        next_token=torch.tensor(following_mine, dtype=torch.int64).to(device),
-        node_choice=None if choice is None else choice[torch.tensor(nodes, dtype=torch.int64).to(device)],
+        path=table_from_host(padded, torch.int32, device),
+        num_accepted=from_host([len(walk) - 1 for walk in mine], torch.int32, device),
+        next_token=from_host(following_mine, torch.int64, device),
+        node_choice=None if choice is None else choice[from_host(nodes, torch.int64, device)],
     )
     return heard, outcomes
 

@@ -26,6 +26,7 @@ from specdec_fast.laws import Laws, concat_laws
 from specdec_fast.packed_shape import packed_shape
 from specdec_fast.sampling import process_chains
 from specdec_fast.targets.layer_set import LayerSet, chosen_in, place_of
+from specdec_fast.upload import entries, from_host
 from specdec_kernels import draw_sample
 
 PICKS = ("coupled", "drawn", "greedy")
@@ -171,14 +172,12 @@ class LayerSkipDrafter:
             self.target.device,
         )
         fed = [token for own, have in behind for token in own.text[have:-1]]
-        self.target.extend(
-            shape.rows, torch.tensor(fed, dtype=torch.int64).to(self.target.device), shape.offsets, logits=False
-        )
+        self.target.extend(shape.rows, from_host(fed, torch.int64, self.target.device), shape.offsets, logits=False)
 
     def _draft(self, view: StateView, drafts: list[_Row], going: list[int], rng: Rng, parts: list[Laws]) -> None:
         """Level by level; the token before each level is fed, and vanishes with the rollback."""
         device, used = self.target.device, 0
-        fed = torch.tensor([drafts[at].text[-1] for at in going], dtype=torch.int64).to(device)
+        fed = from_host([drafts[at].text[-1] for at in going], torch.int64, device)
         level = 0
         while going:
             own = [drafts[at] for at in going]
@@ -189,7 +188,7 @@ class LayerSkipDrafter:
             if self.stop != "fixed":
                 wide = logits.float()
                 sure = (wide.amax(1) - wide.logsumexp(1)).exp().tolist()
-            roots = rng.positions if len(own) == len(drafts) else rng.positions[going]
+            roots = rng.positions if len(own) == len(drafts) else entries(rng.positions, going)
             chosen, laws = self._pick(view, own, logits, roots, level, rng.first_draw)
             if laws is not None:
                 parts.append(laws)

@@ -20,6 +20,7 @@ from torch import Tensor
 from specdec_fast.draft import Draft
 from specdec_fast.interfaces import Acceptance, Budget, Needs, Parts, Rng, StateView, TargetOutput
 from specdec_fast.stores.suffix import structures
+from specdec_fast.upload import from_host
 from specdec_kernels import tree_expand
 
 PICKS = ("coupled", "greedy")
@@ -154,7 +155,7 @@ def _likeliest(logits: Tensor, width: int) -> tuple[Any, Any]:
         torch.ones(nodes, dtype=wide, device=device),
         torch.full((nodes,), float("-inf"), dtype=wide, device=device),
         torch.full((nodes,), vocab - 1, dtype=torch.int32, device=device),
-        torch.tensor([0, nodes], dtype=torch.int32, device=device),
+        from_host([0, nodes], torch.int32, device),
         torch.zeros(nodes, dtype=wide, device=device),
         width=width,
         keep=1,

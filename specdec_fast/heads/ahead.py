@@ -27,6 +27,7 @@ from specdec_fast.interfaces import (
 from specdec_fast.packed_shape import packed_shape
 from specdec_fast.sampling import Sampling
 from specdec_fast.shapes import Shape
+from specdec_fast.upload import entries, from_host
 from specdec_kernels import TreePlan, tree_expand, tree_plan
 
 TAP = "final_norm"
@@ -111,10 +112,10 @@ class AheadDrafter:
         if not active:
             return Draft.chains(rows, [[root] for root in roots], device=view.device)
         states = torch.stack([self._states[rows[at]][1] for at in active])
-        best = self.best(states, view.sampling([rows[at] for at in active]), rng.positions[active])
+        best = self.best(states, view.sampling([rows[at] for at in active]), entries(rng.positions, active))
         pack = self._pack(tuple(counts), best.shape[2], view.device)
         tokens = best.flatten()[pack.source]
-        tokens[pack.roots] = torch.tensor(roots, dtype=torch.int64).to(view.device)
+        tokens[pack.roots] = from_host(roots, torch.int64, view.device)
         shape = packed_shape(tuple(rows), tuple(counts), view.device)
         return Draft(
             rows=shape.rows,
@@ -167,12 +168,12 @@ class AheadDrafter:
             depth = max(depth, max(self._depth[:count]))
             seen += count > 1
         with torch.inference_mode(False):
-            above = torch.tensor(parents, dtype=torch.int32).to(device)
-            offsets = torch.tensor([*roots, len(parents)], dtype=torch.int32).to(device)
+            above = from_host(parents, torch.int32, device)
+            offsets = from_host([*roots, len(parents)], torch.int32, device)
             return _Pack(
                 above,
-                torch.tensor(source, dtype=torch.int64).to(device),
-                torch.tensor(roots, dtype=torch.int64).to(device),
+                from_host(source, torch.int64, device),
+                from_host(roots, torch.int64, device),
                 depth,
                 tree_plan(above, offsets, max(counts, default=0)),
             )

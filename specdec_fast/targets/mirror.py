@@ -17,7 +17,7 @@ from specdec_fast.draft import Draft
 from specdec_fast.draft_source import Staged
 from specdec_fast.interfaces import Acceptance, StateView, TargetOutput
 from specdec_fast.packed_shape import packed_shape
-from specdec_fast.upload import from_host
+from specdec_fast.upload import from_host, table_from_host
 
 
 class Mirror:
@@ -87,8 +87,8 @@ class Mirror:
             paths = [
                 [start + node for node in path] + [-1] * (width - len(path)) for start, (*_, path) in zip(starts, kept)
             ]
-            accepted = torch.tensor([len(path) - 1 for *_, path in kept], dtype=torch.int32).to(device)
-            cache.commit(shape.rows, slots, torch.tensor(paths, dtype=torch.int32).to(device), accepted)
+            accepted = from_host([len(path) - 1 for *_, path in kept], torch.int32, device)
+            cache.commit(shape.rows, slots, table_from_host(paths, torch.int32, device), accepted)
             for row, _, path in kept:
                 self._held[row] = (self._held[row][0] + len(path), None)
         new = [(row, text[self._held[row][0] : -1]) for row, text in zip(rows, texts)]
