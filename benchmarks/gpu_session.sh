@@ -1,70 +1,157 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, in one go and without a network: build, tests, benchmarks, one report.
-#   benchmarks/gpu_session.sh [folder]       results land in the folder (default: gpu-results)
-# For a bare machine with Python, torch (CUDA), triton and nvcc; tests and steps want pytest, hypothesis and transformers,
-# the lab scipy, peers what SPECDEC_PEERS names. Every part has a time limit of its own. Limits, and what is granted to
-# parts that do not end when asked to, add up to less than 540 s. Parts write their results as they go: what an abort
-# leaves behind is complete up to there, and the report is made of it. The exit status counts failed parts; 130 or 143
-# says that the session was interrupted.
+# What needs a GPU, as three commands of at most eight minutes each, without a network:
+#   benchmarks/gpu_session.sh correctness [folder] [--rehearse]   tests, statistics, compute-sanitizer
+#   benchmarks/gpu_session.sh kernels [folder] [--rehearse]       times of operators, ncu, peers
+#   benchmarks/gpu_session.sh steps [folder] [--rehearse]         times and traces of engine steps
+# The folder (default: gpu-results/COMMAND) gets one file, results.tar.gz, with report.html, summary.tsv, machine.json and
+# what each part wrote. It is written anew after every part, and at the end whatever happens: interrupt, failure, limit.
+# For a bare machine with Python, torch (CUDA), triton and nvcc; tests and steps want pytest, pytest-xdist, hypothesis and
+# transformers, the statistics scipy, peers what SPECDEC_PEERS names. `make gpu-cache` packs compiled kernels that a
+# session loads (SPECDEC_GPU_CACHE names another file); where they do not fit, a line says so and they are compiled here.
+# --rehearse runs the same programs on a stand-in GPU at tiny sizes. The exit status counts failed parts; 130 or 143 says
+# that the session was interrupted, 2 that it was not understood.
 set -uo pipefail
-cd "$(dirname "$0")/.."
-out=${1:-gpu-results}
-mkdir -p "$out"
-export PYTHONPATH="$PWD:$PWD/kernels${PYTHONPATH:+:$PYTHONPATH}" MAX_JOBS=${MAX_JOBS:-$(nproc)} TRITON_CACHE_DIR="${TRITON_CACHE_DIR:-$PWD/$out/triton}"
+refuse() {
+  echo "gpu_session: $1" >&2
+  exit 2
+}
+command=${1:-}
+case $command in
+correctness | kernels | steps) shift ;;
+*) refuse "got command '$command'; expected correctness, kernels or steps" ;;
+esac
+out= rehearse=
+for word in "$@"; do
+  case $word in
+  --rehearse) rehearse=1 ;;
+  -*) refuse "got option '$word'; expected --rehearse or none" ;;
+  /*) out=$word ;;
+  *) out=$PWD/$word ;;
+  esac
+done
+cd "$(dirname "$0")/.." || exit 2
+out=${out:-$PWD/gpu-results/$command}
+mkdir -p "$out" || refuse "cannot make the folder $out"
+work=$(mktemp -d)
 python=${PYTHON:-python3}
+cores=$(nproc)
+workers=$((cores < 12 ? cores : 12))
+export PYTHONPATH="$PWD:$PWD/kernels:$PWD/tests${PYTHONPATH:+:$PYTHONPATH}" MAX_JOBS=${MAX_JOBS:-$cores}
+if [ "$rehearse" ]; then
+  export OMP_NUM_THREADS=1 TRITON_CACHE_DIR="${TRITON_CACHE_DIR:-$HOME/.triton/cache}"
+  run=("$python" -m benchmarks.rehearsal) tiny=(--tiny)
+else
+  export TRITON_CACHE_DIR="${TRITON_CACHE_DIR:-$PWD/build/triton-cache}"
+  run=("$python" -m) tiny=()
+fi
+budget=${SPECDEC_SESSION_SECONDS:-470} # of all parts, and of the report
 grace=2
+reserve=14
 failed=0
 running=
 child=
 
-part() { # part NAME SECONDS COMMAND...: runs with a limit, keeps the output, notes how it went
-  local name=$1 limit=$2 started=$SECONDS status
+part() { # part NAME SECONDS COMMAND...: runs with a limit and within the budget, keeps the output, notes how it went
+  local name=$1 limit=$2 left=$((budget - reserve - SECONDS)) started=$SECONDS status
   shift 2
+  limit=$((limit < left ? limit : left))
+  if [ "$limit" -lt 1 ]; then
+    note "$name" "not run: no time left" 0
+    failed=$((failed + 1))
+    return
+  fi
   echo "== $name (at most $limit s)"
   running=$name
-  timeout --kill-after=$grace "$limit" "$@" >"$out/$name.log" 2>&1 & # behind: a signal need not wait for it to end
+  timeout --kill-after=$grace "$limit" "$@" >"$work/$name.log" 2>&1 & # behind: a signal need not wait for it to end
   child=$!
   wait "$child"
   status=$?
   running= child=
-  tail -n 15 "$out/$name.log"
-  printf '%s\t%s\t%s s\n' "$name" "$([ $status = 0 ] && echo passed || echo "failed ($status)")" "$((SECONDS - started))" | tee -a "$out/summary.tsv"
+  tail -n 12 "$work/$name.log"
+  note "$name" "$([ $status = 0 ] && echo passed || echo "failed ($status)")" $((SECONDS - started))
   [ $status = 0 ] || failed=$((failed + 1))
+  pack
+  return $status
+}
+
+note() { # note PART RESULT SECONDS
+  printf '%s\t%s\t%s s\n' "$@" | tee -a "$work/summary.tsv"
+}
+
+pack() { # all that there is, in one file that is whole whenever this is ended
+  find "$work" -name '*.log' -size +4M -exec truncate -s 4M {} +
+  tar -czf "$out/results.tar.gz.new" -C "$work" . && mv "$out/results.tar.gz.new" "$out/results.tar.gz"
 }
 
 interrupted() { # interrupted STATUS: ends the part that runs, and the session
-  trap '' INT TERM
+  trap '' INT TERM HUP
   if [ -n "$child" ]; then
     kill "$child" 2>/dev/null
     wait "$child"
-    printf '%s\tinterrupted\t\n' "$running" >>"$out/summary.tsv"
+    note "$running" interrupted 0
   fi
   exit "$1"
 }
 
-report() { # of whatever there is; a failure counts unless the session failed already
+finish() { # report and results of whatever there is; a failure counts unless the session failed already
   local status=$?
   trap - EXIT
-  timeout --kill-after=$grace 10 "$python" -m benchmarks.report "$out" || [ $status != 0 ] || status=1
-  echo "== $failed parts failed; $SECONDS s; report: $out/report.html"
+  timeout --kill-after=$grace 8 "$python" -m benchmarks.report "$work" || [ $status != 0 ] || status=1
+  pack || [ $status != 0 ] || status=1
+  rm -rf "$work"
+  echo "== $command: $failed parts failed; $SECONDS s; results: $out/results.tar.gz"
   exit "$status"
 }
 
-: >"$out/summary.tsv"
-trap report EXIT
+prepare() { # prepare JOBS: the machine, the extensions, compiled kernels; jobs: what is compiled where none fit
+  part machine 20 "${run[@]}" benchmarks.machine "$work" || exit "$failed"
+  if [ -z "$rehearse" ]; then
+    part build 95 env SPECDEC_BUILD=auto "$python" setup.py -q build_ext --inplace
+    part built 15 "$python" -c "import torch, specdec_kernels as k; import specdec_kernels._C, specdec_kernels._C_cuda; print(k.explain())"
+  fi
+  part cache 90 "$python" -m benchmarks.kernel_cache load "${SPECDEC_GPU_CACHE:-build/gpu-cache.tar.xz}" --jobs "$@"
+}
+
+tests() { # tests NAME SECONDS WORDS...: pytest in parallel, one test at a time from the front; NAME.json keeps outcomes
+  local name=$1 limit=$2 spread=(-n "$workers" --dist load --maxschedchunk 1)
+  shift 2
+  [ -z "$rehearse" ] || spread=(-p benchmarks.rehearsal)
+  part "$name" "$limit" env OUTCOMES="$work/$name.json" "$python" -m pytest -v -p benchmarks.outcomes "${spread[@]}" "$@"
+}
+
+correctness() {
+  local few=() draws=100000
+  [ -z "$rehearse" ] || few=(-k "tree_plan or captured and none") draws=2000
+  prepare ${rehearse:+tiny}
+  tests tests 200 tests/gpu --maxfail=100 "${few[@]}"
+  [ "$rehearse" ] || tests operators 30 tests/kernels/test_registered.py tests/kernels/test_dispatch.py
+  part memcheck 60 "${run[@]}" benchmarks.kernels.sanitize memcheck --out "$work"
+  part racecheck 60 "${run[@]}" benchmarks.kernels.sanitize racecheck --out "$work"
+  part lab 25 "${run[@]}" benchmarks.lab_draws --device cuda --threads 1 --rules token replay traversal --draws $draws --out "$work/lab_draws.json"
+}
+
+kernels() {
+  prepare "$([ "$rehearse" ] && echo tiny || echo operators)"
+  part kernels 240 "${run[@]}" benchmarks.kernels.gpu --out "$work" --rounds $((rehearse ? 2 : 30)) "${tiny[@]}"
+  part ncu 100 "${run[@]}" benchmarks.kernels.ncu --out "$work"
+  part peers 240 "${run[@]}" benchmarks.kernels.gpu --peers --out "$work" --rounds $((rehearse ? 2 : 20)) "${tiny[@]}"
+}
+
+steps() {
+  local shapes=(8b 1b) rows=(1 8 64) more=(--steps 30)
+  [ -z "$rehearse" ] || shapes=(tiny) rows=(1 2) more=(--steps 2 --prompt 8)
+  prepare "$([ "$rehearse" ] && echo tiny || echo steps)"
+  for shape in "${shapes[@]}"; do
+    part "steps-$shape" 210 "${run[@]}" benchmarks.step --out "$work" --shape "$shape" --drafter eagle3 --rows "${rows[@]}" \
+      --drafted 4 0 --acceptance half none all --modes graph "${more[@]}"
+  done
+  part sync 60 "${run[@]}" benchmarks.step --out "$work" --shape "${shapes[-1]}" --rows 1 --drafted 4 --modes graph sync "${more[@]}"
+}
+
+: >"$work/summary.tsv"
+trap finish EXIT
 trap 'interrupted 130' INT
 trap 'interrupted 143' TERM
-part machine 10 bash -c "nvidia-smi; $python -c 'import torch, triton, sys; print(sys.version, torch.__version__, triton.__version__)'"
-part build 95 env SPECDEC_BUILD=auto "$python" setup.py -q build_ext --inplace
-part built 8 "$python" -c "import torch, specdec_kernels._C, specdec_kernels._C_cuda"
-part list 8 "$python" -c "import specdec_kernels; print(specdec_kernels.explain())"
-part captured 45 "$python" -m pytest -v --maxfail=20 tests/gpu -k "captured or dispatcher or memory"
-part tests 60 "$python" -m pytest -v --maxfail=20 tests/gpu -k "agrees and not options"
-part options 45 "$python" -m pytest -v --maxfail=20 tests/gpu -k options
-part operators 30 "$python" -m pytest -q tests/kernels/test_registered.py tests/kernels/test_dispatch.py
-part example 20 "$python" examples/embed_ops.py
-part steps 65 "$python" -m benchmarks.step --out "$out" --shape 1b --rows 1 8 --drafted 0 4 --steps 30
-part eagle3 22 "$python" -m benchmarks.step --out "$out" --shape 1b --drafter eagle3 --rows 1 8 --drafted 4 --modes graph --steps 30 --most-overhead 60
-part lab 15 "$python" -m benchmarks.lab_draws --device cuda --threads 1 --rules token replay traversal --draws 100000 --out "$out/lab_draws.json"
-part kernels 70 "$python" -m benchmarks.kernels.gpu --out "$out" --rounds 20
+trap 'interrupted 129' HUP
+"$command"
 exit "$failed"

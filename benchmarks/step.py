@@ -1,35 +1,39 @@
 """Time of an engine's step on a random Llama-shaped model, and what of it is not the models: JSON and one table.
 
-    python -m benchmarks.step --out results/ --shape 1b --rows 1 8        # a GPU
-    python -m benchmarks.step --drafter eagle3 --modes graph --most-overhead 60
+    python -m benchmarks.step --out results/ --shape 8b --rows 1 8 64     # a GPU
+    python -m benchmarks.step --drafter eagle3 --modes graph --acceptance none half all
     python -m benchmarks.step --shape tiny --device cpu --steps 5         # a CPU
 
-Weights are random. With a draft model almost nothing is accepted: a step costs what it costs whatever is accepted. With
-an EAGLE-3 head, which has to store what was accepted, all is: target and head both favour token 0, and their passes
-cost what they cost. The models' share is timed alone, on the same device, on as many nodes: one pass of the target over
+Weights are random, acceptance is forced: the drafter always says token 0, and the target says it never, always, or so
+often that half of the drafted tokens are expected to be accepted; the passes cost what they cost. The models' share is
+timed alone, on the same device, on as many nodes: one pass of the target over
 all nodes, and those of the draft: one per drafted token of a draft model; of a head its fusion, what it stores of the
 last step and one pass over the chain so far per further token (on a GPU as captured graphs). Overhead is what a step
-takes beyond both.
+takes beyond both. On a GPU a few more steps are traced: kernels per step, busy time and gaps (`benchmarks/trace.py`).
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import platform
+import traceback
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from math import log
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
 
+from benchmarks.result_files import write_whole
+from benchmarks.trace import traced
 from specdec_fast import Draft, Engine, HuggingFaceTarget, SamplingParams, get_drafter
 from specdec_fast.packed_shape import packed_shape
 from specdec_fast.shapes import shape_of_widths
 from specdec_fast.targets.head_rows import PagedHead
 from specdec_kernels import tree_plan
-from specdec_kernels.timing import graph_times, host_times
+from specdec_kernels.timing import Spread, graph_times, host_times
 
 SHAPES: dict[str, dict[str, dict[str, int]]] = {
     "tiny": {
@@ -48,20 +52,75 @@ SHAPES: dict[str, dict[str, dict[str, int]]] = {
 
 
 DRAFTERS = ("draft_model", "eagle3")
+ACCEPTANCE = ("none", "half", "all")
+TEMPERATURE = 0.8
+WARM_UP, TRACED = 4, 5
+"""Steps before the timed ones, and steps behind them that are traced."""
 _HEAD_VOCABULARY = 32_000  # as published
 
 
-def favour(projection: torch.nn.Linear) -> None:
-    """Make token 0 the likeliest by far, whatever is projected."""
+@dataclass(frozen=True)
+class Line:
+    """What one line of the table measures."""
+
+    shape: str
+    drafter: str
+    rows: int
+    drafted: int
+    mode: str
+    acceptance: str = "all"
+
+
+def rate_for_half(drafted: int) -> float:
+    """The probability of each token with which half of a chain of so many is expected to be accepted."""
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        rate = (low + high) / 2
+        expected = sum(rate**length for length in range(1, drafted + 1))
+        low, high = (rate, high) if expected < drafted / 2 else (low, rate)
+    return low
+
+
+def favour(projection: torch.nn.Linear, first: float, second: float) -> None:
+    """Give tokens 0 and 1 these logits, whatever is projected. Those of others are a few units around 0."""
+    projection.weight.data[:2] = 0
     bias = torch.zeros_like(projection.weight[:, 0])
-    bias[0] = 100.0
-    projection.bias = torch.nn.Parameter(bias)
+    bias[0], bias[1] = first, second
+    projection.bias = torch.nn.Parameter(bias, requires_grad=False)
 
 
-def model(
-    size: dict[str, int], device: torch.device, rows: int, length: int, favours: bool = False
-) -> HuggingFaceTarget:
-    """A random model of a size over a cache of its own. favours: it always says token 0."""
+def force(target: torch.nn.Linear, draft: torch.nn.Linear | None, acceptance: str, drafted: int) -> None:
+    """Make the projections of target and draft agree on none, half or all of the drafted tokens."""
+    if draft is not None:
+        favour(draft, 100.0, 0.0)
+    if acceptance == "half" and drafted:
+        rate = rate_for_half(drafted)
+        favour(
+            target, 24.0 + TEMPERATURE * log(rate / (1 - rate)), 24.0
+        )  # (the half formats round logits of 24 to 1/8)
+    else:
+        favour(target, *((0.0, 100.0) if acceptance == "none" else (100.0, 0.0)))
+
+
+class Models:
+    """The random models of one shape, each made once: weights of eight billion parameters take a while."""
+
+    def __init__(self, shape: str, device: torch.device) -> None:
+        self.shape, self.device = shape, device
+        self._made: dict[str, Any] = {}
+
+    def of(self, part: str) -> Any:
+        """The transformers model "target" or "draft"."""
+        if part not in self._made:
+            self._made[part] = _model(SHAPES[self.shape][part], self.device)
+        return self._made[part]
+
+    def on_cache(self, part: str, rows: int, length: int) -> HuggingFaceTarget:
+        """The model over a cache of its own."""
+        return HuggingFaceTarget(self.of(part), max_rows=rows, max_length=length)
+
+
+def _model(size: dict[str, int], device: torch.device) -> Any:
     from transformers import AutoModelForCausalLM, LlamaConfig
 
     hidden = size["hidden_size"]
@@ -70,22 +129,20 @@ def model(
         max_position_embeddings=8192, tie_word_embeddings=False,
     )  # fmt: skip
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    torch.manual_seed(0)
     with torch.device(device):
         made = AutoModelForCausalLM.from_config(config, dtype=dtype)
     made.generation_config.eos_token_id = None
-    if favours:
-        favour(made.lm_head)
-    return HuggingFaceTarget(made.eval(), max_rows=rows, max_length=length)
+    return made.eval()
 
 
 def eagle3_head(target: HuggingFaceTarget) -> PagedHead:
-    """A random head of a target's shape that always says token 0."""
+    """A random head of a target's shape."""
     from specdec_fast.train.recurrent import new_eagle3
 
     last = target.num_layers - 1
     layers = [min(2, last), target.num_layers // 2, max(last - 2, 0)]
     head = new_eagle3(target.model, torch.arange(min(_HEAD_VOCABULARY, target.num_embeddings)), layers)
-    favour(head.lm_head)
     return PagedHead(head, target)
 
 
@@ -133,64 +190,87 @@ def passes_of_head(head: PagedHead, rows: int, drafted: int) -> Callable[[], Non
 
 
 @torch.inference_mode()
-def passes(target: Any, draft: Callable[[], None] | None, rows: int, drafted: int, rounds: int) -> dict[str, float]:
+def passes(target: Any, draft: Callable[[], None] | None, rows: int, drafted: int, rounds: int) -> dict[str, Spread]:
     """Seconds of the target's pass over the rows of a running engine, as many nodes as a step has, and of `draft`."""
     chains = Draft.chains(list(range(rows)), [[1] * (drafted + 1)] * rows, device=target.device)
     plan = tree_plan(chains.parents, chains.offsets)
     sides: dict[str, list[Callable[[], Any]]] = {"target": [lambda: target.score(chains, plan)]}
     if draft is not None:
         sides["draft"] = [draft]
-    return {"draft": 0.0, **(graph_times if target.device.type == "cuda" else host_times)(sides, rounds)}
-
-
-def measure(
-    shape: str, drafter: str, rows: int, drafted: int, mode: str, device: torch.device, steps: int, prompt: int
-) -> dict:
-    """One line of the table: microseconds of a step and of its parts."""
-    torch.manual_seed(0)
-    length = prompt + (steps + 16) * (drafted + 1) + 8
-    target = model(SHAPES[shape]["target"], device, rows, length, favours=drafter == "eagle3")
-    made: Any = None
-    if drafted and drafter == "eagle3":
-        chain = shape_of_widths((1,) * drafted).parents
-        made = get_drafter("eagle3")(target, eagle3_head(target), depth=0, shape=chain)
-    elif drafted:
-        small = model(SHAPES[shape]["draft"], device, rows, length)
-        made = get_drafter("draft_model")(small, num_draft_tokens=drafted)
-    engine = Engine(target, made, step_mode=mode)
-    for row in range(rows):
-        engine.submit(
-            [row % 90 + 1] * prompt, SamplingParams(seed=row, max_new_tokens=length - prompt, temperature=0.8)
-        )
-    for _ in range(4):
-        engine.step()
-    names = {"shape": shape, "drafter": drafter if drafted else "none", "rows": rows, "drafted": drafted}
-    waits(device)
-    start = perf_counter()
-    for _ in range(steps):
-        engine.step()
-    waits(device)
-    step = (perf_counter() - start) / steps
-    draft = None
-    if made is not None:
-        draft = (passes_of_head if drafter == "eagle3" else passes_of_model)(made.model, rows, drafted)
-    parts = passes(target, draft, rows, drafted, max(3, steps))
-    models = parts["target"] + parts["draft"]
-    return names | {
-        "mode": engine.step_mode,
-        "asked": mode,
-        "explain": engine.explain(),
-        "step_us": step * 1e6,
-        "target_us": parts["target"] * 1e6,
-        "draft_us": parts["draft"] * 1e6,
-        "overhead_us": (step - models) * 1e6,
-        "overhead_share": 1 - models / step,
-        "tokens_per_step": sum(len(handle.tokens) for handle in engine._running.values()) / rows / (steps + 4),
+    return {
+        "draft": Spread(0.0, 0.0, 0.0),
+        **(graph_times if target.device.type == "cuda" else host_times)(sides, rounds),
     }
 
 
-def table(found: list[dict]) -> str:
-    names, times = ("shape", "drafter", "rows", "drafted", "mode"), ("step_us", "target_us", "draft_us", "overhead_us")
+def measure(line: Line, models: Models, steps: int, prompt: int) -> dict[str, Any]:
+    """One line of the table: microseconds of a step and of its parts."""
+    rows, drafted, device = line.rows, line.drafted, models.device
+    length = prompt + (steps + WARM_UP + TRACED + 7) * (drafted + 1) + 8
+    target = models.on_cache("target", rows, length)
+    made: Any = None
+    torch.manual_seed(0)
+    if drafted and line.drafter == "eagle3":
+        chain = shape_of_widths((1,) * drafted).parents
+        made = get_drafter("eagle3")(target, eagle3_head(target), depth=0, shape=chain)
+        force(target.model.lm_head, made.model.head.lm_head, line.acceptance, drafted)
+    elif drafted:
+        small = models.on_cache("draft", rows, length)
+        made = get_drafter("draft_model")(small, num_draft_tokens=drafted)
+        force(target.model.lm_head, small.model.lm_head, line.acceptance, drafted)
+    else:
+        force(target.model.lm_head, None, "all", 0)
+    engine = Engine(target, made, step_mode=line.mode)
+    handles = [
+        engine.submit(
+            [row % 90 + 1] * prompt, SamplingParams(seed=row, max_new_tokens=length - prompt, temperature=TEMPERATURE)
+        )
+        for row in range(rows)
+    ]
+
+    def tokens() -> int:
+        return sum(len(handle.tokens) for handle in handles)
+
+    for _ in range(WARM_UP):
+        engine.step()
+    waits(device)
+    before, times, start = tokens(), [], perf_counter()
+    for _ in range(steps):
+        engine.step()
+        times.append(perf_counter() - start)
+    waits(device)
+    step = (perf_counter() - start) / steps
+    between = [(late - early) for early, late in zip([0.0, *times], times)]
+    each = (tokens() - before) / rows / steps
+    found = asdict(line) | {
+        "drafter": line.drafter if drafted else "none",
+        "acceptance": line.acceptance if drafted else "",
+        "mode": engine.step_mode,
+        "asked": line.mode,
+        "explain": engine.explain(),
+        "step_us": step * 1e6,
+        **{f"step_{name}_us": value * 1e6 for name, value in asdict(Spread.of(between)).items()},
+        "tokens_per_step": each,
+        "accepted_share": (each - 1) / drafted if drafted else None,
+        "trace": traced(engine.step, TRACED, device),
+    }
+    draft = None
+    if made is not None:
+        draft = (passes_of_head if line.drafter == "eagle3" else passes_of_model)(made.model, rows, drafted)
+    parts = passes(target, draft, rows, drafted, max(3, steps))
+    models_of_step = parts["target"].median + parts["draft"].median
+    return found | {
+        "target_us": parts["target"].median * 1e6,
+        "draft_us": parts["draft"].median * 1e6,
+        "overhead_us": (step - models_of_step) * 1e6,
+        "overhead_share": 1 - models_of_step / step,
+    }
+
+
+def table(found: list[dict[str, Any]]) -> str:
+    """The lines as text."""
+    names = ("shape", "drafter", "rows", "drafted", "acceptance", "mode")
+    times = ("step_us", "target_us", "draft_us", "overhead_us")
     head = "".join(f"{name:>12}" for name in (*names, *times))
     lines = [
         "".join([*(f"{each[name]:>12}" for name in names), *(f"{each[time]:>12.0f}" for time in times)])
@@ -199,37 +279,52 @@ def table(found: list[dict]) -> str:
     return "\n".join([head, *lines])
 
 
-def main(arguments: list[str] | None = None) -> list[dict]:
+def lines_of(options: argparse.Namespace) -> list[Line]:
+    """What the options ask for: without drafted tokens there is nothing to accept."""
+    return [
+        Line(options.shape, options.drafter, rows, drafted, mode, acceptance)
+        for rows in options.rows
+        for drafted in options.drafted
+        for mode in options.modes
+        for acceptance in (options.acceptance if drafted else options.acceptance[:1])
+    ]
+
+
+def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="folder of step.json (step-DRAFTER.json); written after every line")
+    parser.add_argument("--out", type=Path, help="folder of step-SHAPE-DRAFTER.json; written after every line")
     parser.add_argument("--shape", choices=list(SHAPES), default="1b")
     parser.add_argument("--drafter", choices=DRAFTERS, default=DRAFTERS[0])
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--drafted", type=int, nargs="+", default=[0, 4])
+    parser.add_argument("--acceptance", choices=ACCEPTANCE, nargs="+", default=["all"])
     parser.add_argument("--modes", nargs="+", default=["sync", "graph"])
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--most-overhead", type=float, help="microseconds: captured steps with more are a failure")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args(arguments)
-    device, found = torch.device(options.device), []
+    device, found, failed = torch.device(options.device), [], 0
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
-    file = "step.json" if options.drafter == DRAFTERS[0] else f"step-{options.drafter}.json"
-    for rows in options.rows:
-        for drafted in options.drafted:
-            for mode in options.modes:
-                sizes = rows, drafted, mode, device, options.steps, options.prompt
-                line = measure(options.shape, options.drafter, *sizes)
-                found.append(line)
-                print(table([line]), flush=True)
-                if options.out is not None:
-                    options.out.mkdir(parents=True, exist_ok=True)
-                    held = {"device": name, "torch": torch.__version__, "steps": found}
-                    (options.out / file).write_text(json.dumps(held, indent=1))
-    print(table(found))
+    models = Models(options.shape, device)
+    for line in lines_of(options):
+        try:
+            found.append(measure(line, models, options.steps, options.prompt))
+        except Exception as error:  # of any kind; the other lines are measured all the same
+            failed += 1
+            found.append(asdict(line) | {"error": f"{type(error).__name__}: {error}"})
+            traceback.print_exc()
+        print(table(found[-1:]) if "error" not in found[-1] else f"{line}: {found[-1]['error']}", flush=True)
+        if options.out is not None:
+            held = {"device": name, "torch": torch.__version__, "steps": found}
+            write_whole(options.out / f"step-{options.shape}-{options.drafter}.json", held)
+    whole = [each for each in found if "error" not in each]
+    print(table(whole))
     most = float("inf") if options.most_overhead is None else options.most_overhead
-    if slow := [line for line in found if line["mode"] == "graph" and line["overhead_us"] > most]:
+    if slow := [line for line in whole if line["mode"] == "graph" and line["overhead_us"] > most]:
         raise SystemExit(f"{len(slow)} captured steps take more than {most:g} us beyond their models' passes")
+    if failed:
+        raise SystemExit(f"{failed} of {len(found)} lines failed")
     return found
 
 

@@ -1,16 +1,16 @@
-"""Times of all operators on a GPU, beside peers and ceilings of the same run, as JSON and one HTML page.
+"""Times of all operators on a GPU, beside peers and ceilings of the same run, as JSON.
 
-    python -m benchmarks.kernels.gpu --out results/       # partial results are on disk after every operator
+    python -m benchmarks.kernels.gpu --out results/             # ours: kernels.json is whole after every shape
+    python -m benchmarks.kernels.gpu --out results/ --peers     # peers, in turns with ours: peers.json
 
 Ours are timed by `specdec_kernels.timing`: graph replay over copies of the data that exceed the L2 cache four times.
-Peers (`benchmarks/kernels/peers.py`) take turns with ours.
+The first shape of every operator comes before the second of any. Peers (`benchmarks/kernels/peers.py`) that take long
+to prepare come after all others.
 """
 
 from __future__ import annotations
 
 import argparse
-import html
-import json
 import platform
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -20,10 +20,12 @@ from typing import Any
 import torch
 
 from benchmarks.kernels.peers import PEERS, Peer
+from benchmarks.result_files import write_whole
 from specdec_kernels import OPS
-from specdec_kernels.agreement import SAMPLES, TOLERANCE, check, sample, tensors_in
+from specdec_kernels.agreement import SAMPLES, TOLERANCE, made_on, tensors_in
 from specdec_kernels.samples import Sizes
 from specdec_kernels.timing import (
+    Ceilings,
     Timing,
     bench,
     copies,
@@ -31,12 +33,30 @@ from specdec_kernels.timing import (
     graph_times,
     host_times,
     measure_ceilings,
+    shapes_of,
+    timed,
 )
 
 
-def peers(op: str, device: torch.device, rounds: int, shapes: tuple[Sizes, ...]) -> Iterator[Timing]:
-    """Ours and what others do, taking turns; a peer that cannot is reported with its reason."""
-    chosen = [peer for peer in PEERS if peer.op == op]
+def peers(
+    op: str,
+    device: torch.device,
+    rounds: int,
+    shapes: tuple[Sizes, ...],
+    late: bool | None = None,
+    limit: Ceilings | None = None,
+) -> Iterator[Timing]:
+    """Ours and what others do, taking turns; a peer that cannot is reported with its reason.
+
+    Args:
+        op: Name of the operator.
+        device: Where all run.
+        rounds: Timed rounds of each side.
+        shapes: Sizes of the operator's sample.
+        late: Whether only those peers run that take long to prepare, or only the others; None for all.
+        limit: The device's ceilings, for shares.
+    """
+    chosen = [peer for peer in PEERS if peer.op == op and late in (None, peer.late)]
     for sizes in shapes if chosen else ():
         words, calls = describe(op, sizes), copies(op, sizes, device)
         calls = calls if device.type == "cuda" else calls[: rounds + 1]  # as many as are called
@@ -58,12 +78,13 @@ def peers(op: str, device: torch.device, rounds: int, shapes: tuple[Sizes, ...])
                 sides[peer.name] = runs
             else:
                 yield Timing(op, peer.name, words, None, reason=reason)
-        yield from (Timing(op, name, words, seconds * 1e6) for name, seconds in clock(sides, rounds).items())
+        for name, spread in clock(sides, rounds).items():
+            yield timed(op, name, words, calls, spread, limit, device)
 
 
 def differs(peer: Peer, sizes: Sizes, device: torch.device) -> str | None:
     """How a peer's answer, or what it leaves in the caches, differs from ours, or None."""
-    theirs, ours = (sample(peer.op, sizes, device) for _ in range(2))
+    theirs, ours = (made_on(device, peer.op, sizes) for _ in range(2))
     got, want = peer.make(theirs)(), OPS[peer.op](*ours.arguments, **ours.options)
     pairs = [*zip(tensors_in(got), tensors_in(want)), *zip(theirs.writes, ours.writes)]
     pairs = [(one, other) for one, other in pairs if other.is_floating_point()]  # lengths of a cache are ours to write
@@ -76,73 +97,56 @@ def differs(peer: Peer, sizes: Sizes, device: torch.device) -> str | None:
     return None
 
 
-def page(found: dict[str, Any]) -> str:
-    """The report as one HTML page without anything from elsewhere."""
-    head = "".join(f"<p>{html.escape(f'{k}: {v}')}</p>" for k, v in found["machine"].items())
-    rows = "".join(
-        "<tr>" + "".join(f"<td>{html.escape('' if cell is None else str(cell))}</td>" for cell in cells) + "</tr>"
-        for cells in (
-            (
-                row["op"], row["backend"], row["sizes"],
-                f"{row['microseconds']:.1f}" if row["microseconds"] else f"no: {row['reason']}",
-                f"{row['gigabytes_per_s']:.0f}" if row["gigabytes_per_s"] else None,
-                f"{row['teraflops_per_s']:.1f}" if row["teraflops_per_s"] else None,
-                f"{row['share']:.0%}{' (in cache)' if row['cached'] else ''}" if row["share"] else None,
-            )
-            for row in found["times"]
-        )
-    )  # fmt: skip
-    wrong = "".join(f"<li>{html.escape(json.dumps(each))}</li>" for each in found["agreement"] if not each["agrees"])
-    titles = "".join(f"<th>{t}</th>" for t in ("operator", "backend", "shape", "us", "GB/s", "TFLOP/s", "of the limit"))
-    return (
-        "<!doctype html><meta charset=utf-8><title>specdec-fast kernels</title>"
-        "<style>body{font:14px sans-serif;margin:2em}td,th{padding:.2em .8em;text-align:left}"
-        "tr:nth-child(even){background:#f4f4f4}</style><h1>Kernels</h1>"
-        f"{head}<h2>Backends that differ from the reference</h2><ul>{wrong or '<li>none</li>'}</ul>"
-        f"<h2>Times</h2><table><tr>{titles}</tr>{rows}</table>"
-    )
+def in_turn(ops: list[str], device: torch.device, tiny: bool) -> Iterator[tuple[str, Sizes]]:
+    """The first shape of every operator, then the second, ...; tiny: one small shape of each."""
+    shapes = {op: (Sizes(),) if tiny else shapes_of(op, device) for op in ops}
+    for place in range(max(map(len, shapes.values()))):
+        yield from ((op, own[place]) for op, own in shapes.items() if place < len(own))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("gpu-results"), help="folder of kernels.json and kernels.html")
+    parser.add_argument("--out", type=Path, default=Path("gpu-results"), help="folder of kernels.json or peers.json")
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--check", action="store_true", help="only compare backends; exit status 1 if one differs")
+    parser.add_argument("--peers", action="store_true", help="time peers in turns with ours, not all backends of ours")
+    parser.add_argument("--tiny", action="store_true", help="one small shape of each operator")
     parser.add_argument("ops", nargs="*", help="operators; all by default")
     options = parser.parse_args()
     unknown = set(options.ops) - set(OPS)
     if unknown:
         parser.error(f"no operators {sorted(unknown)}; there are {', '.join(OPS)}")
     device, ops = torch.device(options.device), options.ops or list(SAMPLES)
-    if options.check:
-        rows = list(check(ops, device=device))
-        for row in rows:
-            print(
-                row.op, row.backend, row.dtype, row.case, "agrees" if row.ran and row.agrees else row.reason, flush=True
-            )
-        raise SystemExit(not all(row.agrees for row in rows))
-    options.out.mkdir(parents=True, exist_ok=True)
     limit = measure_ceilings(device)
-    found: dict[str, Any] = {
-        "machine": {
-            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor(),
-            "torch": torch.__version__, "python": platform.python_version(), **asdict(limit),
-        },
-        "agreement": [], "times": [],
-    }  # fmt: skip
-    for op in ops:
-        found["agreement"] += [asdict(each) for each in check([op], device=device, only=("",))]
-        shapes = SAMPLES[op].gpu if device.type == "cuda" and SAMPLES[op].gpu else (Sizes(),)
-        found["times"] += [asdict(each) for each in bench([op], device, None, options.rounds, limit)]
-        for each in peers(op, device, options.rounds, shapes):
-            found["times"].append(asdict(each))
-            if each.reason is not None:
-                print(f"{op}: {each.backend}: skipped: {each.reason}", flush=True)
-        for name, text in (("kernels.json", json.dumps(found, indent=1)), ("kernels.html", page(found))):
-            (options.out / f"{name}.new").write_text(text)
-            (options.out / f"{name}.new").replace(options.out / name)  # whoever ends us leaves a whole file
-        print(f"{op}: done", flush=True)
+    times: list[dict[str, Any]] = []
+    found = {"machine": machine(device) | asdict(limit), "times": times}
+    for late in (False, True) if options.peers else (None,):
+        for op, sizes in in_turn(ops, device, options.tiny):
+            if options.peers:
+                rows = peers(op, device, options.rounds, (sizes,), late, limit)
+            else:
+                rows = bench([op], device, sizes, options.rounds, limit)
+            for row in rows:
+                times.append(asdict(row))
+                print(f"{row.op}: {row.sizes}: {row.backend}: {in_words(row)}", flush=True)
+            write_whole(options.out / ("peers.json" if options.peers else "kernels.json"), found)
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """Device and versions, for result files."""
+    on_gpu = device.type == "cuda"
+    return {
+        "device": torch.cuda.get_device_name(device) if on_gpu else platform.processor(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def in_words(row: Timing) -> str:
+    """A time with its spread, or why there is none."""
+    if row.microseconds is None:
+        return f"not timed: {row.reason}"
+    return f"{row.microseconds:.1f} us ({row.p10:.1f} to {row.p90:.1f})"
 
 
 if __name__ == "__main__":

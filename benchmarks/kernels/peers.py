@@ -26,7 +26,6 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.kernels.whole_chains import flashinfer_whole_chain, torch_chain, vllm_whole_chain
-from specdec_kernels import plan_for, tree_attention
 from specdec_kernels.samples import Call
 
 sys.path += [each for each in os.environ.get("SPECDEC_PEERS", "").split(os.pathsep) if each]
@@ -35,8 +34,16 @@ Run = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Peer:
-    """name; op: the operator it is compared with; package: what must be importable; make: our call as theirs; gpu: it
-    runs on a GPU only; same: its answer, or what it leaves in the caches, is ours, to rounding.
+    """What another project does for one of our calls.
+
+    Attributes:
+        name: What it is called in results.
+        op: The operator that it is compared with.
+        package: What must be importable.
+        make: Our call as theirs.
+        gpu: It runs on a GPU only.
+        same: Its answer, or what it leaves in the caches, is ours, to rounding.
+        late: It takes long to prepare (it compiles for each shape), so that it runs after all others.
     """
 
     name: str
@@ -45,6 +52,7 @@ class Peer:
     make: Callable[[Call], Run]
     gpu: bool = True
     same: bool = False
+    late: bool = False
 
     def missing(self, device: torch.device) -> str | None:
         """Why it cannot run here, or None."""
@@ -284,15 +292,6 @@ def transformers_sampling(call: Call) -> Run:
     return run
 
 
-def on_a_fixed_grid(call: Call) -> Run:
-    """Ours with a plan, which is made before: it costs once per pass what a layer's launches cost."""
-    query, keys, _, table, lengths, offsets, ancestors, _ = call.arguments
-    plan = plan_for(query, keys, table, lengths, offsets, ancestors)
-    if plan is None:
-        raise RuntimeError("no plans: tree_attention is not served by triton")
-    return partial(tree_attention, *call.arguments, **call.options, plan=plan)
-
-
 def topk_of_log_softmax(call: Call) -> Run:
     """Children by torch's own operators: two passes over the logits and one search, without the best of each tree."""
     logits, _, _, _, _, scores = call.arguments
@@ -316,19 +315,18 @@ def unfold_and_compare(call: Call) -> Run:
 
 PEERS = [
     Peer("torch sdpa with mask", "tree_attention", "torch", sdpa, gpu=False, same=True),
-    Peer("torch FlexAttention", "tree_attention", "torch", flex, gpu=False, same=True),
-    Peer("FlashInfer custom mask", "tree_attention", "flashinfer", flashinfer_mask, same=True),
+    Peer("torch FlexAttention", "tree_attention", "torch", flex, gpu=False, same=True, late=True),
+    Peer("FlashInfer custom mask", "tree_attention", "flashinfer", flashinfer_mask, same=True, late=True),
     Peer("vLLM unified attention (chain)", "tree_attention", "vllm", vllm_unified),
     Peer("SGLang Triton extend", "tree_attention", "sglang", sglang_extend, same=True),
     Peer("FA3 cascade (chain)", "tree_attention", "flash_attn_interface", fa3_cascade),
-    Peer("ours with a plan", "tree_attention", "triton", on_a_fixed_grid, same=True),
     Peer("torch index_copy per layer", "kv_commit", "torch", index_copy, gpu=False, same=True),
     Peer("SGLang KV move", "kv_commit", "sglang", sglang_move, same=True),
-    Peer("FlashInfer chain sampling", "chain_verify", "flashinfer", flashinfer_chain),
+    Peer("FlashInfer chain sampling", "chain_verify", "flashinfer", flashinfer_chain, late=True),
     Peer("vLLM rejection sampler", "chain_verify", "vllm", vllm_rejection),
     Peer("transformers _speculative_sampling", "chain_verify", "transformers", transformers_sampling, gpu=False),
     Peer("torch operators, filters included", "chain_verify_logits", "torch", torch_chain, gpu=False),
-    Peer("FlashInfer softmax, top-p and chain", "chain_verify_logits", "flashinfer", flashinfer_whole_chain),
+    Peer("FlashInfer softmax, top-p and chain", "chain_verify_logits", "flashinfer", flashinfer_whole_chain, late=True),
     Peer("vLLM top-p and rejection sampler", "chain_verify_logits", "vllm", vllm_whole_chain),
     Peer("SGLang tree sampling", "ordered_verify", "sgl_kernel", sglang_tree),
     Peer("SGLang greedy tree walk", "tree_verify", "sgl_kernel", sglang_greedy),

@@ -59,6 +59,20 @@ def sample(op: str, sizes: Sizes, device: torch.device | str = "cpu", case: str 
     return call if torch.device(device).type == "cpu" else mapped(call, lambda tensor: tensor.to(device))
 
 
+def made_on(device: torch.device | str, op: str, sizes: Sizes) -> Call:
+    """The call that is timed. Its tensors are made on the device, so that large ones need not cross from the host.
+
+    Its numbers are those of `sample`, but for what operators compute for it: they run where the tensors are.
+
+    Args:
+        device: Where the call's tensors lie.
+        op: Name of an operator with a sample.
+        sizes: Its sizes.
+    """
+    with torch.device(device):
+        return (SAMPLES[op].timed or SAMPLES[op].make)(sizes)
+
+
 def mapped(call: Call, change: Callable[[Tensor], Tensor]) -> Call:
     """The call with other tensors; one that occurs twice is changed once."""
     moved: dict[int, Tensor] = {}

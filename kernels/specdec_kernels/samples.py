@@ -14,6 +14,7 @@ from torch import Tensor
 from .decoder_pass import DecoderLayer, DecoderTable
 from .decoder_pass.decoder_table import MATRICES
 from .kv_commit import CacheTable
+from .tree_attention import plan_for
 from .tree_plan import TreePlan, tree_plan
 
 
@@ -100,10 +101,18 @@ def room(names: Sequence[str], sizes: Sizes) -> int:
 
 
 def random(sizes: Sizes, *shape: int, scale: float = 1.0) -> Tensor:
-    """Normal numbers; large tensors repeat two million of them, because making more takes a while."""
+    """Normal numbers; large tensors repeat two million of them, because making more takes a while.
+
+    They are drawn on the CPU, so that they do not depend on the device, and repeated where the sample is made.
+    """
     generator, count = torch.Generator().manual_seed(sum(shape)), prod(shape)
-    numbers = (torch.randn(min(count, 2**21), generator=generator) * scale).to(sizes.dtype)
-    return numbers.repeat(-(-count // 2**21))[:count].view(shape)
+    numbers = (torch.randn(min(count, 2**21), generator=generator, device="cpu") * scale).to(sizes.dtype)
+    return here(numbers).repeat(-(-count // 2**21))[:count].view(shape)
+
+
+def here(tensor: Tensor) -> Tensor:
+    """The tensor on the device on which new tensors are made (`with torch.device(...)`)."""
+    return tensor.to(torch.get_default_device())
 
 
 def int32(values: Any) -> Tensor:
@@ -126,8 +135,8 @@ def planned(sizes: Sizes) -> TreePlan:
 def pages(sizes: Sizes) -> Tensor:
     """Page table [rows, P] of pages in random order; page 0 stays free."""
     per_row = -(-(sizes.length + sizes.nodes) // sizes.page)
-    order = torch.randperm(sizes.rows * per_row, generator=torch.Generator().manual_seed(0)) + 1
-    return order.view(sizes.rows, per_row).int()
+    order = torch.randperm(sizes.rows * per_row, generator=torch.Generator().manual_seed(0), device="cpu") + 1
+    return here(order.view(sizes.rows, per_row).int())
 
 
 def caches(sizes: Sizes, count: int) -> list[Tensor]:
@@ -147,6 +156,14 @@ def attention(sizes: Sizes) -> Call:
         bytes=2 * size_of(query) + 2 * seen * sizes.kv_heads * sizes.width * query.element_size(),
         products=2 * query.numel() * (sizes.length + sizes.nodes),
     )
+
+
+def attention_with_plan(sizes: Sizes) -> Call:
+    """Attention as targets call it: with a plan where the chosen backend uses one."""
+    call = attention(sizes)
+    query, keys, _, table, lengths, bounds, ancestors, _ = call.arguments
+    plan = plan_for(query, keys, table, lengths, bounds, ancestors)
+    return call if plan is None else replace(call, options=call.options | {"plan": plan})
 
 
 def linear(sizes: Sizes) -> Call:
@@ -288,14 +305,21 @@ def commit_pages(sizes: Sizes) -> Call:
 
 @dataclass(frozen=True)
 class Sample:
-    """make: the call of some sizes; names: the sizes it looks at; gpu: the same, large, as a GPU's benchmark has it;
-    dtypes: those that the operator takes.
+    """A sample of an operator.
+
+    Attributes:
+        make: Makes the call of some sizes.
+        names: The sizes that it looks at.
+        gpu: Large sizes, as a GPU's benchmark has them.
+        dtypes: Those that the operator takes.
+        timed: Makes the call that is timed, where an engine calls the operator with more than `make` gives it.
     """
 
     make: Callable[[Sizes], Call]
     names: tuple[str, ...]
     gpu: tuple[Sizes, ...] = ()
     dtypes: tuple[torch.dtype, ...] = DTYPES
+    timed: Callable[[Sizes], Call] | None = None
 
 
 _CACHE = ("rows", "nodes", "length", "kv_heads", "width", "page", "dtype")
@@ -306,6 +330,7 @@ CACHE_SAMPLES: dict[str, Sample] = {
         ("heads", *_CACHE),
         tuple(Sizes(rows=b, nodes=n, length=length, **_LLAMA) for b, n, length in
               [(1, 8, 2048), (1, 8, 8192), (1, 8, 32768), (1, 64, 8192), (8, 8, 8192), (64, 8, 8192), (64, 32, 8192)]),
+        timed=attention_with_plan,
     ),
     "decoder_pass": Sample(decoder, ("heads", "layers", "vocab", *_CACHE)),
     "draft_chain": Sample(drafting, ("heads", "layers", "vocab", *_CACHE)),

@@ -16,7 +16,7 @@ from .law_stats import law_stats
 from .overlay import Overlay
 from .overlay_edits import overlay_edits
 from .proposals import CHOSEN, DRAWN, DRAWN_WITHOUT_CHOSEN, DRAWN_WITHOUT_EARLIER
-from .samples import Call, Sizes, attention, drafting, int32, random, size_of
+from .samples import Call, Sizes, attention, drafting, here, int32, random, size_of
 from .samples_verify import (
     chain,
     chain_logits,
@@ -210,7 +210,8 @@ def forced(sizes: Sizes) -> Call:
 def pairs(sizes: Sizes) -> Call:
     """Histories of three tokens: each pair of them was there often, and was followed by any of them."""
     tokens, starts, lengths, *_ = match(sizes).arguments
-    tokens = torch.randint(3, tokens.shape, generator=torch.Generator().manual_seed(1))
+    generator = torch.Generator().manual_seed(1)
+    tokens = here(torch.randint(3, tokens.shape, generator=generator, device="cpu"))
     return Call((tokens, starts, lengths, 2, 1, 8), bytes=size_of(tokens))
 
 

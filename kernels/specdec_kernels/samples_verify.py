@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .edit_logits import ALWAYS, Additions, NodePaths, Penalties, TokenMasks
 from .law_stats import law_stats
-from .samples import DTYPES, Call, Sample, Sizes, int32, offsets, parents, planned, random, size_of
+from .samples import DTYPES, Call, Sample, Sizes, here, int32, offsets, parents, planned, random, size_of
 from .tree_grow import Growth
 
 
@@ -31,7 +32,7 @@ def seeds(count: int) -> tuple[Tensor, Tensor]:
 
 def statistics(sizes: Sizes) -> Call:
     matrix = logits(sizes)
-    return Call((matrix, *settings(len(matrix), 0.9)), bytes=size_of(matrix))
+    return Call((matrix, *settings(len(matrix), sizes.top_p)), bytes=size_of(matrix))
 
 
 def replay(sizes: Sizes) -> Call:
@@ -100,7 +101,8 @@ def chain_logits(sizes: Sizes) -> Call:
 
 def replay_walk(sizes: Sizes) -> Call:
     tokens, bounds, child, sibling, _, _, target, *_ = tree(sizes).arguments
-    arguments = (tokens, bounds, child, sibling, None, target[0], settings(len(target[0])), *seeds(sizes.rows))
+    laws = settings(len(target[0]), sizes.top_p)
+    arguments = (tokens, bounds, child, sibling, None, target[0], laws, *seeds(sizes.rows))
     return Call(arguments, {"max_depth": sizes.nodes}, bytes=size_of(target[0]))
 
 
@@ -146,8 +148,9 @@ def edit(sizes: Sizes) -> Call:
     matrix = logits(sizes)
     rows, history = sizes.rows, 20
     generator = torch.Generator().manual_seed(1)
-    ids = torch.stack([torch.randperm(sizes.vocab, generator=generator)[:history] for _ in range(rows)]).int()
-    tokens = torch.randint(sizes.vocab, (len(matrix),), generator=generator)
+    on_cpu: dict[str, Any] = {"generator": generator, "device": "cpu"}
+    drawn = torch.stack([torch.randperm(sizes.vocab, **on_cpu)[:history] for _ in range(rows)]).int()
+    ids, tokens = here(drawn), here(torch.randint(sizes.vocab, (len(matrix),), **on_cpu))
     paths = NodePaths(tokens, parents(sizes), offsets(sizes), int32([history] * rows))
     factors = torch.tensor([[1.2, 0.1, 0.2]] * rows)
     own = torch.arange(rows).int()
@@ -155,8 +158,8 @@ def edit(sizes: Sizes) -> Call:
     additions = Additions(
         own.new_tensor(range(rows + 1)), ids[:, 0].contiguous(), torch.ones(rows), own + ALWAYS - rows
     )
-    words = torch.randint(-(2**31), 2**31, (rows, -(-sizes.vocab // 32)), generator=generator).int()
-    masks = TokenMasks(words, torch.arange(rows).repeat_interleave(sizes.nodes).int())
+    words = torch.randint(-(2**31), 2**31, (rows, -(-sizes.vocab // 32)), **on_cpu).int()
+    masks = TokenMasks(here(words), torch.arange(rows).repeat_interleave(sizes.nodes).int())
     return Call((matrix, paths, penalties, additions, None, masks), {}, (matrix,), bytes=2 * size_of(matrix))
 
 
@@ -173,7 +176,7 @@ _GPU = tuple(Sizes(rows=b, nodes=6, vocab=128_256) for b in (1, 8, 64))
 _HALF = replace(_GPU[1], dtype=torch.bfloat16)
 _CUT = replace(_HALF, top_p=0.95)
 VERIFY_SAMPLES: dict[str, Sample] = {
-    "law_stats": Sample(statistics, _LOGITS, (*_GPU, _HALF)),
+    "law_stats": Sample(statistics, _CHAIN, (*_GPU, _HALF, _CUT)),
     "replay_sample": Sample(replay, _LOGITS, _GPU),
     "draw_sample": Sample(draw, _LOGITS, _GPU),
     "chain_verify": Sample(chain, _CHAIN, (*_GPU, _HALF)),
@@ -184,7 +187,7 @@ VERIFY_SAMPLES: dict[str, Sample] = {
     "traversal_verify": Sample(tree, _LOGITS, (*_GPU, _HALF)),
     "tree_verify": Sample(walk, ("rows", "nodes"), (Sizes(rows=64, nodes=32),)),
     "chain_verify_logits": Sample(chain_logits, _CHAIN, (*_GPU, _HALF, _CUT)),
-    "replay_verify": Sample(replay_walk, _LOGITS, (*_GPU, _HALF)),
+    "replay_verify": Sample(replay_walk, _CHAIN, (*_GPU, _HALF, _CUT)),
     "typical_verify": Sample(typical, _LOGITS, (*_GPU, _HALF)),
     "tree_expand": Sample(expand, _LOGITS, _GPU),
     "tree_grow": Sample(grow, ("rows", "vocab", "dtype"), tuple(replace(each, nodes=8) for each in _GPU)),

@@ -2,7 +2,7 @@
 
 A call runs over and over on copies of its tensors that together exceed the last cache four times (see `copies`), so
 that the cache does not flatter; where that cannot be, `Timing.cached` says so. On a GPU a captured graph holds these
-calls, so that the host does not slow them down.
+calls, so that the host does not slow them down, and the tensors are made on the device.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 import torch
 
-from .agreement import SAMPLES, mapped, sample, tensors_in
+from .agreement import SAMPLES, made_on, mapped, tensors_in
 from .dispatch import OPS, REFERENCE, use_backend
 from .samples import Call, Sizes, size_of
 
@@ -31,10 +31,17 @@ ROUNDS = 50
 
 @dataclass(frozen=True)
 class Timing:
-    """Median microseconds of a call; rates count what it must read, write and multiply at least.
+    """Microseconds of a call; rates count what it must read, write and multiply at least.
 
-    share: of the device's measured copy rate, or of its rate of multiplication where that is the nearer limit; cached:
-    the data lay in the last cache, so the share may be more than all. `reason` says why there is no time.
+    Attributes:
+        op, backend, sizes: What was called.
+        microseconds: Median over the rounds, None where there is no time.
+        p10, p90: Microseconds that a tenth of the rounds were below, and above.
+        gigabytes_per_s, teraflops_per_s: Rates of the median.
+        bytes, products: What the call must move and multiply at least.
+        share: Of the device's measured copy rate, or of its rate of multiplication where that is the nearer limit.
+        reason: Why there is no time.
+        cached: The data lay in the last cache, so that the share may be more than all.
     """
 
     op: str
@@ -46,6 +53,25 @@ class Timing:
     share: float | None = None
     reason: str | None = None
     cached: bool = False
+    p10: float | None = None
+    p90: float | None = None
+    bytes: int = 0
+    products: int = 0
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Seconds of a call over the rounds: the median, and what a tenth of the rounds were below and above."""
+
+    median: float
+    p10: float
+    p90: float
+
+    @classmethod
+    def of(cls, times: Sequence[float]) -> Spread:
+        """Summarizes seconds of one round or more."""
+        tenths = quantiles(times, n=10, method="inclusive") if len(times) > 1 else [times[0]] * 9
+        return cls(median(times), tenths[0], tenths[-1])
 
 
 @dataclass(frozen=True)
@@ -89,13 +115,8 @@ def captured(calls: Sequence[Callable[[], Any]]) -> torch.cuda.CUDAGraph:
     return graph
 
 
-def graph_time(calls: Sequence[Callable[[], Any]], rounds: int = ROUNDS) -> float:
-    """Median seconds per call of a captured graph that runs every one of `calls` once."""
-    return graph_times({"": calls}, rounds)[""]
-
-
-def graph_times(sides: Mapping[str, Sequence[Callable[[], Any]]], rounds: int = ROUNDS) -> dict[str, float]:
-    """Median seconds per call of each side's graph; the sides take turns, round after round."""
+def graph_times(sides: Mapping[str, Sequence[Callable[[], Any]]], rounds: int = ROUNDS) -> dict[str, Spread]:
+    """Seconds per call of a captured graph of each side, which runs every one of its calls once; sides take turns."""
     graphs = {name: captured(calls) for name, calls in sides.items()}
     times: dict[str, list[float]] = {name: [] for name in sides}
     for turn in range(rounds + 3):
@@ -107,11 +128,11 @@ def graph_times(sides: Mapping[str, Sequence[Callable[[], Any]]], rounds: int = 
             end.synchronize()
             if turn >= 3:
                 times[name].append(start.elapsed_time(end) / 1e3 / len(sides[name]))
-    return {name: median(each) for name, each in times.items()}
+    return {name: Spread.of(each) for name, each in times.items()}
 
 
-def host_times(sides: Mapping[str, Sequence[Callable[[], Any]]], rounds: int = ROUNDS) -> dict[str, float]:
-    """Median seconds per call of each side, one call a round; the sides take turns."""
+def host_times(sides: Mapping[str, Sequence[Callable[[], Any]]], rounds: int = ROUNDS) -> dict[str, Spread]:
+    """Seconds per call of each side, one call a round; sides take turns."""
     times: dict[str, list[float]] = {name: [] for name in sides}
     for turn in range(-1, rounds):
         for name, calls in sides.items():
@@ -119,25 +140,15 @@ def host_times(sides: Mapping[str, Sequence[Callable[[], Any]]], rounds: int = R
             calls[turn % len(calls)]()
             if turn >= 0:
                 times[name].append(time.perf_counter() - start)
-    return {name: median(each) for name, each in times.items()}
+    return {name: Spread.of(each) for name, each in times.items()}
 
 
-def host_time(calls: Sequence[Callable[[], Any]], rounds: int = ROUNDS) -> float:
-    """Median seconds per call, one call per round."""
-    calls[0]()
-    times = []
-    for turn in range(rounds):
-        start = time.perf_counter()
-        calls[turn % len(calls)]()
-        times.append(time.perf_counter() - start)
-    return median(times)
-
-
-def _seconds(device: torch.device, calls: Sequence[Callable[[], Any]], rounds: int) -> float:
+def seconds_of(device: torch.device, calls: Sequence[Callable[[], Any]], rounds: int) -> Spread:
+    """Seconds per call on a device: of a captured graph on a GPU, by the host's clock elsewhere."""
     if device.type != "cuda":
-        return host_time(calls, rounds)
+        return host_times({"": calls}, rounds)[""]
     with torch.cuda.device(device):  # streams, events and graphs belong to it
-        return graph_time(calls, rounds)
+        return graph_times({"": calls}, rounds)[""]
 
 
 def cache_size(device: torch.device) -> int:
@@ -160,16 +171,21 @@ def _cpu_cache() -> int:
 
 
 def measure_ceilings(device: torch.device, rounds: int = 10) -> Ceilings:
-    """Copy, read and matrix product of this device, now. On a CPU, which others use too, the best of the rounds."""
+    """Copy, read and matrix product of this device, now. On a CPU, which others use too, the best of the rounds.
+
+    The numbers are random: zeros take less power, so that clocks stay higher, and may be compressed on the way.
+    """
     gpu = device.type == "cuda"
 
     def seconds(call: Callable[[], Any]) -> float:
-        return _seconds(device, [call], rounds) if gpu else min(host_time([call], 1) for _ in range(rounds))
+        if gpu:
+            return seconds_of(device, [call], rounds).median
+        return min(seconds_of(device, [call], 1).median for _ in range(rounds))
 
     count = (
         2**28 if gpu else min(max(2**23, cache_size(device)), 2**25)
     )  # float32: four times the cache, if it is small
-    one, other = (torch.zeros(count, dtype=torch.float32, device=device) for _ in range(2))
+    one, other = (torch.randn(count, dtype=torch.float32, device=device) for _ in range(2))
     size = count * 4
     copied = seconds(lambda: other.copy_(one))
     read = seconds(lambda: one.sum())
@@ -192,7 +208,7 @@ def copies(op: str, sizes: Sizes, device: torch.device) -> list[Call]:
     too few for that are not made.
     """
     with use_backend():
-        first = sample(op, sizes, device)
+        first = made_on(device, op, sizes)
     held = max(1, size_of(*tensors_in((first.arguments, tuple(first.options.values())))))
     wanted = 4 * cache_size(device) // max(1, first.bytes) + 1
     most = min(MOST_COPIES, max(1, (MOST_HELD if device.type == "cuda" else MOST_HELD_CPU) // held))
@@ -205,6 +221,11 @@ def in_cache(calls: Sequence[Call], device: torch.device) -> bool:
     return len(calls) * calls[0].bytes < 4 * cache_size(device)
 
 
+def shapes_of(op: str, device: torch.device) -> tuple[Sizes, ...]:
+    """The shapes of an operator that are timed on a device."""
+    return SAMPLES[op].gpu if device.type == "cuda" and SAMPLES[op].gpu else (Sizes(),)
+
+
 def bench(
     ops: list[str],
     device: torch.device,
@@ -213,11 +234,13 @@ def bench(
     ceilings: Ceilings | None = None,
     peers: Peers | None = None,
 ) -> Iterator[Timing]:
-    """Times of all backends of the operators, and of peers; sizes: what to time, else the shapes of `SAMPLES`."""
+    """Times of all backends of the operators, and of peers; sizes: what to time, else the shapes of `SAMPLES`.
+
+    The calls are those that an engine makes: see `Sample.timed`.
+    """
     limit = ceilings or measure_ceilings(device)
     for op in ops:
-        given = SAMPLES[op].gpu if device.type == "cuda" and SAMPLES[op].gpu else (Sizes(),)
-        for shape in (sizes,) if sizes is not None else given:
+        for shape in (sizes,) if sizes is not None else shapes_of(op, device):
             calls = copies(op, shape, device)
             for backend in OPS[op].backends:
                 yield _time(op, backend.name, shape, device, calls, rounds, limit)
@@ -241,15 +264,35 @@ def _time(
             return Timing(op, backend, words, None, reason=reason)
         run = [call.often(OPS[op]) for call in calls]
         try:
-            seconds = _seconds(device, run, rounds)
+            spread = seconds_of(device, run, rounds)
         except Exception as error:  # one kernel that fails leaves the others their times
             first = next(iter(str(error).splitlines()), "")
             return Timing(op, backend, words, None, reason=f"{type(error).__name__}: {first}")
-    rate, flops = calls[0].bytes / seconds / 1e9, calls[0].products * 2 / seconds / 1e12
-    share = max(rate / limit.copy, flops / limit.multiply)
-    return replace(
-        Timing(op, backend, words, seconds * 1e6, rate),
-        share=share,
-        teraflops_per_s=flops if calls[0].products else None,
+    return timed(op, backend, words, calls, spread, limit, device)
+
+
+def timed(
+    op: str,
+    backend: str,
+    words: str,
+    calls: Sequence[Call],
+    spread: Spread,
+    limit: Ceilings | None,
+    device: torch.device,
+) -> Timing:
+    """A `Timing` of these calls, with rates and, where the limit is known, the share of it."""
+    rate, flops = calls[0].bytes / spread.median / 1e9, calls[0].products * 2 / spread.median / 1e12
+    return Timing(
+        op,
+        backend,
+        words,
+        spread.median * 1e6,
+        rate,
+        flops if calls[0].products else None,
+        max(rate / limit.copy, flops / limit.multiply) if limit else None,
         cached=in_cache(calls, device),
+        p10=spread.p10 * 1e6,
+        p90=spread.p90 * 1e6,
+        bytes=calls[0].bytes,
+        products=calls[0].products,
     )

@@ -255,11 +255,11 @@ def test_the_report_of_all_kernels(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.kernels.gpu", "--device", "cpu", "--rounds", "1", "--out", tmp_path]
     done = subprocess.run([*command, "tree_plan", "kv_commit"], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert "kv_commit: SGLang KV move: skipped: needs a GPU" in done.stdout
-    found = json.loads((tmp_path / "kernels.json").read_text())
-    backends = {row["backend"] for row in found["times"] if row["op"] == "kv_commit" and row["microseconds"]}
-    assert {"reference", "torch index_copy per layer"} <= backends and all(r["agrees"] for r in found["agreement"])
-    assert "torch index_copy per layer" in (tmp_path / "kernels.html").read_text()
+    done = subprocess.run([*command, "--peers", "kv_commit"], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "SGLang KV move: not timed: needs a GPU" in done.stdout, done.stderr
+    for file, backend in (("kernels.json", "reference"), ("peers.json", "torch index_copy per layer")):
+        times = json.loads((tmp_path / file).read_text())["times"]
+        assert backend in {row["backend"] for row in times if row["op"] == "kv_commit" and row["microseconds"]}
 
 
 def test_the_example_of_embedding_runs() -> None:

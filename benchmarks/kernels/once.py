@@ -1,0 +1,73 @@
+"""Calls operators once, for tools that look at their kernels: python -m benchmarks.kernels.once --size small OP ...
+
+small: every option of the operator, in float32 and bfloat16, on few numbers. large: the third shape of the GPU
+benchmark, or the last where there are fewer, after a first call that is not looked at.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+from dataclasses import replace
+
+import torch
+
+from specdec_kernels import OPS, use_backend
+from specdec_kernels.agreement import SAMPLES, cases, made_on, sample
+from specdec_kernels.samples import Sizes
+from specdec_kernels.timing import shapes_of
+
+REHEARSAL = "SPECDEC_REHEARSAL"
+"""Variable that is set while a stand-in GPU is in place."""
+SMALL = Sizes(rows=2, nodes=5, length=33, vocab=1030)
+
+
+def missing(tool: str) -> str | None:
+    """Why one of NVIDIA's tools cannot look at kernels here, or None."""
+    if REHEARSAL in os.environ:
+        return "a stand-in GPU runs no kernels"
+    return None if shutil.which(tool) else f"{tool} is not installed"
+
+
+def small(op: str) -> None:
+    """All cases of an operator, in the backends that a GPU would choose."""
+    for dtype in (torch.float32, torch.bfloat16):
+        if dtype != torch.float32 and "dtype" not in SAMPLES[op].names:
+            continue
+        for case in cases(op):
+            with use_backend():
+                call = sample(op, replace(SMALL, dtype=dtype), "cuda", case)
+                OPS[op](*call.arguments, **call.options)
+            torch.cuda.synchronize()
+            print(f"{op} {case or 'plain'} {dtype}: ran", flush=True)
+
+
+def large(op: str, tiny: bool) -> None:
+    """One call between the profiler's start and stop."""
+    device = torch.device("cuda")
+    shapes = (Sizes(),) if tiny else shapes_of(op, device)
+    call = made_on(device, op, shapes[min(2, len(shapes) - 1)])
+    run = call.often(OPS[op])
+    run()
+    torch.cuda.synchronize()
+    torch.cuda.profiler.start()
+    run()
+    torch.cuda.synchronize()
+    torch.cuda.profiler.stop()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=("small", "large", "tiny"), default="small")
+    parser.add_argument("ops", nargs="+", choices=list(SAMPLES))
+    options = parser.parse_args()
+    for op in options.ops:
+        if options.size == "small":
+            small(op)
+        else:
+            large(op, options.size == "tiny")
+
+
+if __name__ == "__main__":
+    main()
