@@ -19,23 +19,13 @@ PROCESSORS = 132
 _NUMBERS = count(1)
 
 
-def _index(device: Any, gpu: Gpu) -> int:
-    """Returns the index of a device given as None, a number, text or a torch.device."""
-    if device is None:
-        return gpu.current
-    if isinstance(device, int):
-        return gpu.current if device < 0 else device
-    asked = torch.device(device)
-    return gpu.current if asked.index is None else asked.index
-
-
 class Stream:
     """A stream; handle 0 is the default stream of its device."""
 
     gpu: Gpu
 
     def __init__(self, device: Any = None, priority: int = 0, *, handle: int | None = None) -> None:
-        self.device_index = _index(device, self.gpu)
+        self.device_index = self.gpu.index(device)
         self.device = torch.device("cuda", self.device_index)
         self.stream_id = self.cuda_stream = next(_NUMBERS) * 64 if handle is None else handle
 
@@ -150,7 +140,7 @@ class Graph:
         if not self._whole:
             raise RuntimeError("Called CUDAGraph::replay without a preceding successful capture.")
         self.replays += 1
-        with torch.inference_mode():
+        with torch.inference_mode(False), torch.no_grad():
             for work in self.work:
                 work()
 
@@ -191,11 +181,11 @@ class _Runtime:
 
     def set_device(self, device: Any) -> None:
         """Makes a device the current one."""
-        self.exchange_device(_index(device, self._gpu))
+        self.exchange_device(self._gpu.index(device))
 
     def current_stream(self, device: Any = None) -> Stream:
         """Returns the current stream of a device."""
-        return self._gpu.streams[_index(device, self._gpu)]
+        return self._gpu.streams[self._gpu.index(device)]
 
     def set_stream(self, stream: Stream) -> None:
         """Makes a stream the current one of its device, and that device the current one."""

@@ -56,6 +56,15 @@ class Gpu:
         major, minor = divmod(int(self.architecture.removeprefix("sm_")), 10)
         return major, minor
 
+    def index(self, device: Any) -> int:
+        """Returns the index of a device given as None, a number, text or a torch.device."""
+        if device is None or (isinstance(device, int) and device < 0):
+            return self.current
+        if isinstance(device, int):
+            return device
+        asked = torch.device(device)
+        return self.current if asked.index is None else asked.index
+
     @property
     def compiled(self) -> list[str]:
         """Kernels that were compiled, one name per specialisation."""
@@ -114,7 +123,8 @@ class Gpu:
 
     def do(self, device: int, work: Callable[[], None]) -> None:
         """Work of a kernel: done now, and again whenever the graph that it goes into is replayed."""
-        work()
+        with torch.inference_mode(False), torch.no_grad():
+            work()
         graph = self.graph_of(device)
         if graph is not None:
             graph.work.append(work)

@@ -119,7 +119,10 @@ class Operators(TorchDispatchMode):
         self._gpu = gpu
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        with torch.inference_mode(False), torch.no_grad():  # a view of a normal tensor has to be one too
+            return self._serve(func, args, kwargs or {})
+
+    def _serve(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         name = func._schema.name.partition("::")[2]
         if func.namespace == "specdec":
             return self._own_operator(func, name, args, kwargs)
@@ -132,16 +135,16 @@ class Operators(TorchDispatchMode):
                 found = func.decompose(*args, **kwargs)
             if found is not NotImplemented:
                 return found
-        if name in TO_DEVICE or "device" in kwargs:
+        if acting is None and (name in TO_DEVICE or "device" in kwargs):
             return self._moved(func, name, call)
         device = call.devices[0] if call.devices else acting
         assert device is not None
         self._check_devices(name, call)
-        if name in READS or name in SHAPES_OF_DATA:
+        if (name in READS or name in SHAPES_OF_DATA) and call.devices:
             self._gpu.wait(name)
         if name == "repeat_interleave" and call.kwargs.get("output_size") is None:
             self._gpu.wait("repeat_interleave without output_size")
-        if name in INDEXING:
+        if name in INDEXING and call.devices:  # `Methods` has looked at those of x[...]
             self._look_at_indices(name, call)
         return self._run(func, name, call, device)
 
@@ -234,7 +237,7 @@ class Operators(TorchDispatchMode):
         if name in ALLOCATIONS:
             made = func(*call.args, **call.kwargs)
             made.untyped_storage().fill_(UNWRITTEN)
-            return DeviceTensor(made, device, self._gpu)
+            return made if self._gpu.acting else DeviceTensor(made, device, self._gpu)
         gpu, old = self._gpu, {each.untyped_storage().data_ptr() for each in _tensors((call.args, call.kwargs))}
         found = func(*call.args, **call.kwargs)
         made = list(_tensors(found))
@@ -247,7 +250,7 @@ class Operators(TorchDispatchMode):
             graph.work.append(lambda: func(*call.args, **call.kwargs))
         elif graph is not None and fresh:
             graph.work.append(lambda: _again(func, call, made))
-        return tree_map(lambda each: self._wrap(each, call, device), found)
+        return found if self._gpu.acting else tree_map(lambda each: self._wrap(each, call, device), found)
 
     def _wrap(self, value: Any, call: _Call, device: torch.device) -> Any:
         if not isinstance(value, torch.Tensor) or isinstance(value, DeviceTensor):
@@ -302,6 +305,11 @@ class Methods(TorchFunctionMode):
                 return self._from_numbers(torch.tensor, args[1:], {"dtype": first.dtype, "device": first.device, **kwargs})
             if name in GUARDED:
                 return GUARDED[name](*args, **kwargs)
+        if name == "cuda" and isinstance(first, torch.Tensor):
+            device = args[1] if len(args) > 1 else kwargs.get("device")
+            return first.to(torch.device("cuda", self._gpu.index(device)))
+        if name == "to" or "device" in kwargs:  # torch itself would look for the current device of a real GPU
+            args, kwargs = tree_map(self._indexed_device, args), tree_map(self._indexed_device, kwargs)
         if func in (torch.tensor, torch.as_tensor):
             return self._from_numbers(func, args, kwargs)
         if name == "pin_memory" and isinstance(first, torch.Tensor):
@@ -311,6 +319,12 @@ class Methods(TorchFunctionMode):
         if kwargs.get("pin_memory"):
             return self._gpu.pin(func(*args, **{**kwargs, "pin_memory": False}))
         return func(*args, **kwargs)
+
+    def _indexed_device(self, value: Any) -> Any:
+        """Returns the device "cuda" with the index of the current one, and anything else as it is."""
+        if (isinstance(value, str) and value == "cuda") or (isinstance(value, torch.device) and value.type == "cuda" and value.index is None):
+            return torch.device("cuda", self._gpu.current)
+        return value
 
     def _from_numbers(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Tensors of numbers of the host are made on the CPU; on a device they are a pageable copy."""
@@ -339,10 +353,12 @@ class Methods(TorchFunctionMode):
             gpu.upload("assignment from the CPU", value[0], False)
         gpu.acting.append(tensor.device)
         try:
-            found = func(tensor.inner, tree_map(inner_of, index), *map(inner_of, value))
+            with torch.inference_mode(False), torch.no_grad():
+                found = func(tensor.inner, tree_map(inner_of, index), *map(inner_of, value))
         finally:
             gpu.acting.pop()
-        return found
+        with torch.inference_mode(False):
+            return DeviceTensor(found, tensor.device, gpu) if isinstance(found, torch.Tensor) else found
 
 
 @contextmanager
@@ -352,8 +368,8 @@ def installed(gpu: Gpu) -> Iterator[None]:
     torch.__future__.set_overwrite_module_params_on_conversion(True)
     mode = Operators(gpu)
     try:
-        with patch.object(DeviceTensor, "__torch_dispatch__", _dispatch_to(mode)), Methods(gpu), mode:
-            yield
+        with patch.object(DeviceTensor, "__torch_dispatch__", _dispatch_to(mode)), torch.no_grad(), Methods(gpu), mode:
+            yield  # no gradients: autograd would ask a real GPU
     finally:
         torch.__future__.set_overwrite_module_params_on_conversion(overwrites)
 
