@@ -7,7 +7,10 @@ this detour. Each function takes the arguments of its schema, where laws are spr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from importlib import import_module
 from typing import Any
@@ -110,14 +113,69 @@ def _edit_logits(*args: Any) -> None:
     _launch("edit_logits")(args[0], NodePaths(*args[1:6]), *edits)
 
 
-def _kv_commit(caches: Sequence[Tensor], *args: Any) -> None:
+_TABLES: OrderedDict[Any, Any] = OrderedDict()  # what was used last is last
+_CAPTURED: dict[Any, Any] = {}
+MOST_TABLES = 256
+
+
+def _table_of(caches: Sequence[Tensor]) -> Any:
+    """The table of a list of caches, remembered by what it says: addresses, shapes and strides.
+
+    A table that is remembered holds no caches. Other tensors at the same address with the same layout have the same
+    table. Graphs read it again when they are replayed, so a table that was captured is never forgotten.
+    """
     from .kv_commit.cache_table import CacheTable
 
-    _launch("kv_commit")(CacheTable(caches), *args)
+    key = tuple((cache.data_ptr(), cache.device, cache.dtype, cache.shape, cache.stride()) for cache in caches)
+    known = _TABLES.pop(key, None)
+    if known is None:
+        known = CacheTable(caches).holding(())
+    _TABLES[key] = known
+    if len(_TABLES) > MOST_TABLES:
+        _TABLES.popitem(last=False)
+    if key and key[0][1].type == "cuda" and torch.cuda.is_current_stream_capturing():
+        _CAPTURED[key] = known
+    return known.holding(caches)
+
+
+def _kv_commit(caches: Sequence[Tensor], *args: Any) -> None:
+    _launch("kv_commit")(_table_of(caches), *args)
+
+
+_PLANS: ContextVar[dict[Any, Any] | None] = ContextVar("plans of the attention of a pass", default=None)
+
+
+@contextmanager
+def one_pass() -> Iterator[None]:
+    """Calls of torch.ops.specdec.tree_attention in this block, in this thread, belong to one forward pass.
+
+    Calls of one kind, such as those of all layers, have the same lengths, offsets and ancestors and share a plan, which
+    the first of them makes. That serves compiled programs, whose traced code makes no plan.
+    """
+    token = _PLANS.set({})
+    try:
+        yield
+    finally:
+        _PLANS.reset(token)
+
+
+def _plan_of(args: Sequence[Any]) -> Any:
+    """The plan of a call of tree_attention, or None outside of a pass."""
+    plans = _PLANS.get()
+    if plans is None:
+        return None
+    query, keys, window = args[0], args[1], args[10]
+    kind = (query.shape, query.dtype, keys.shape[1:], keys.dtype, window)
+    if kind not in plans:
+        from .tree_attention import plan_for
+
+        _, _, _, page_table, lengths, offsets, ancestors = args[:7]
+        plans[kind] = plan_for(query, keys, page_table, lengths, offsets, ancestors, window=window)
+    return plans[kind]
 
 
 def _attention_options(args: Sequence[Any]) -> dict[str, Any]:
-    return dict(zip(("scale", "softcap", "window", "sinks"), args[8:12]))
+    return {**dict(zip(("scale", "softcap", "window", "sinks"), args[8:12])), "plan": _plan_of(args)}
 
 
 def _attention_out(*args: Any) -> None:

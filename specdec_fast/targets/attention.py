@@ -31,9 +31,13 @@ class PackedContext:
     keys: Sequence[Tensor]
     values: Sequence[Tensor]
     plans: dict[Hashable, AttentionPlan | None] = field(default_factory=dict)
+    caught: dict[str, Tensor] = field(default_factory=dict)
+    """Hidden states of this pass, by the names of the taps that asked for them."""
 
     def plan(self, query: Tensor, keys: Tensor, window: int) -> AttentionPlan | None:
-        """How GPU kernels share out the keys of this pass: made by the first layer of a kind, good for all others."""
+        """How GPU kernels share out the keys of this pass: made by the first layer of a kind, good for all others.
+        Compiled passes have no plans here; the operator that they call makes its own (`one_pass`).
+        """
         if (query.is_cpu and not INTERPRETED) or is_compiling():
             return None
         kind = (query.shape, query.dtype, keys.shape[1:], keys.dtype, window)

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from specdec_kernels.registered import one_pass
+
 __all__ = ["compiled"]
 
 _NUMBERS = count()
@@ -38,4 +40,10 @@ def compiled(forward: Callable[..., Any]) -> Callable[..., Any]:
         "cpp.min_chunk_size": _GRAIN,
         "size_asserts": False,  # of every input and every operator's output, before every pass
     }
-    return torch.compile(run, dynamic=None, options=options)
+    program = torch.compile(run, dynamic=None, options=options)
+
+    def forward_once(**arguments: Any) -> Any:
+        with one_pass():  # the layers share a plan of their attention
+            return program(**arguments)
+
+    return forward_once

@@ -43,9 +43,9 @@ class HuggingFaceTarget:
     model: an instance, on its device and in its dtype. max_rows: rows in flight; max_length: context per row (default:
     the model's, at most 4,096), cut at the model's; num_pages: size of the pool (default: room for max_rows full rows);
     vocab_size: valid ids (default: the embedding's; the tokenizer's where the embedding is padded); compile: run
-    the forward through torch.compile; whole_pass: run it as one operator, `decoder_pass`, which computes what the model
+    the forward through torch.compile, that with taps too; whole_pass: run it as one operator, `decoder_pass`, which computes what the model
     does in fewer steps (Llama in float32 on a CPU): True insists on it, None takes it where `why_not_whole` is None.
-    Passes with taps and partial ones run the model's own modules in any case. Weights may be changed in place; after
+    Passes with taps run the model's own modules in its place, and partial ones always. Weights may be changed in place; after
     one was replaced make another target. The model keeps its values; its attention function is replaced and, on a CPU,
     its linear layers store their weights in another order and, in float32, multiply by `row_linear` (`store_by_input`).
 
@@ -80,6 +80,8 @@ class HuggingFaceTarget:
         self.vocab_size = min(vocab_size or embedded, embedded)
         self.tokenizer: Any = None  # set where a drafter needs a draft's own
         self._logits = self._plain_logits = packed_logits(model)
+        self._compile = compile
+        self._tapped: dict[tuple[str, ...], Callable[..., Tensor]] = {}  # compiled passes, by their taps
         self._sub_blocks: SubBlocks | None = None
         self.model_id = str(getattr(model.config, "name_or_path", "") or "")
         before = model.config._attn_implementation
@@ -221,32 +223,43 @@ class HuggingFaceTarget:
         if not attention.is_served(self.model.config):  # somebody used the model in between
             self.model.set_attn_implementation(attention.NAME)
         context = attention.PackedContext(slots, self.cache.keys, self.cache.values)
-        caught: dict[str, Tensor] = {}
         hooks: list[Any] = []
         try:
             for name in taps:
-                hooks.append(self._tap(name, caught))
-            run = self._plain_logits if taps else self._logits  # compiled code does not see new hooks
+                hooks.append(self._tap(name))
+            run = self._passes(tuple(taps)) if taps else self._logits
             logits = run(tokens=tokens, positions=slots.positions, wanted=wanted, packed=context)
         finally:
             for hook in hooks:
                 hook.remove()
+        caught = context.caught
         return TargetOutput(logits if logits.shape[1] == self.vocab_size else logits[:, : self.vocab_size], caught)
 
-    def _tap(self, name: str, caught: dict[str, Tensor]) -> Any:
+    def _passes(self, taps: tuple[str, ...]) -> Callable[..., Tensor]:
+        """What runs passes with taps. Compiled code has the hooks of the time when it was compiled, so each set of taps
+        has its own.
+        """
+        if not self._compile or self._logits is self._plain_logits:  # partial passes are not compiled
+            return self._plain_logits
+        if taps not in self._tapped:
+            self._tapped[taps] = compiled(self._plain_logits)
+        return self._tapped[taps]
+
+    def _tap(self, name: str) -> Any:
+        """A hook that notes a hidden state in the context of its pass, so that it is a part of compiled code."""
         place, _, index = name.partition(":")
         if place == "final_norm":
 
-            def keep_output(_module: Any, _args: Any, output: Any) -> None:
-                caught[name] = output[0][0]
+            def keep_output(_module: Any, _args: Any, kwargs: dict[str, Any], output: Any) -> None:
+                kwargs["packed"].caught[name] = output[0][0]
 
-            return self.model.base_model.register_forward_hook(keep_output)
+            return self.model.base_model.register_forward_hook(keep_output, with_kwargs=True)
         if place != "entering" or not index.isdigit() or int(index) >= self.num_layers:
             raise ValueError(f"tap: got {name!r}; expected 'final_norm' or 'entering:i' with i < {self.num_layers}")
 
         def keep(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             hidden = args[0] if args else kwargs["hidden_states"]
-            caught[name] = hidden[0]
+            kwargs["packed"].caught[name] = hidden[0]
 
         return self.layers[int(index)].register_forward_pre_hook(keep, with_kwargs=True)
 

@@ -74,6 +74,14 @@ class CacheTable:
         """The table of a scratch, tensors [M, ...] of packed nodes: a cache of one page."""
         return cls([each[None] for each in nodes])
 
+    def holding(self, caches: Sequence[Tensor]) -> CacheTable:
+        """This table for other tensors of the same shapes and strides at the same addresses; none: it holds nothing."""
+        made = CacheTable.__new__(CacheTable)
+        for name in self.__slots__:
+            setattr(made, name, getattr(self, name))
+        made.caches = tuple(caches)
+        return made
+
     def __reduce__(self) -> tuple[type[CacheTable], tuple[tuple[Tensor, ...]]]:
         return CacheTable, (self.caches,)  # the addresses are those of copies, too
 
