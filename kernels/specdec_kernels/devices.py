@@ -19,17 +19,15 @@ def gpu_missing() -> str | None:
     """Returns why there is no CUDA device, and what happens instead; None where there is one."""
     if torch.cuda.is_available():
         return None
-    compiled, driver = torch.version.cuda, getattr(torch._C, "_cuda_getDriverVersion", int)()
-    if compiled is None and torch.version.hip is None:
-        reason = f"torch {torch.__version__} is built without CUDA"
-    elif compiled is not None and driver == 0:
-        reason = f"torch is built for CUDA {compiled}, and no NVIDIA driver is loaded; install one"
-    elif compiled is not None and not torch._C._cuda_isDriverSufficient():
-        supported = f"{driver // 1000}.{driver % 1000 // 10}"
-        reason = f"torch is built for CUDA {compiled}, and the NVIDIA driver supports up to {supported}; update it"
-    else:
-        reason = "the driver shows none to torch; look at `nvidia-smi` and CUDA_VISIBLE_DEVICES"
-    return f"no CUDA device: {reason}; operators run on the CPU"
+    if torch.version.cuda is None and torch.version.hip is None:
+        return f"no CUDA device: torch {torch.__version__} is built without CUDA; operators run on the CPU"
+    reason = "torch sees none"
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:  # a driver that is missing or too old, in torch's words
+        reason = str(error).strip().partition("\n")[0].partition(". ")[0].rstrip(".")
+    built = f"CUDA {torch.version.cuda}" if torch.version.hip is None else f"ROCm {torch.version.hip}"
+    return f"no CUDA device: {reason} (torch is built for {built}); operators run on the CPU"
 
 
 def unfit(device: torch.device) -> str | None:

@@ -1,0 +1,192 @@
+"""GPUs, drivers, extensions and versions of Triton that do not fit: one line says so, and what happens instead."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from specdec_kernels import OPS, explain, extension, standin, triton_backend, triton_versions, use_backend
+from specdec_kernels.agreement import sample
+from specdec_kernels.devices import LEAST_SHARED, gpu_missing, unfit
+from specdec_kernels.dispatch import FallbackWarning
+from specdec_kernels.machine_code import CEILINGS
+from specdec_kernels.samples import Sizes
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = Sizes(rows=2, nodes=3, vocab=64, length=20, heads=2, kv_heads=1, width=16, layers=2)
+HERE = torch.device("cuda:0")
+needs_standin = pytest.mark.skipif(standin.missing() is not None, reason=str(standin.missing()))
+
+
+@pytest.fixture
+def gpu() -> Iterator[standin.Gpu]:
+    with standin.gpu("sm_80") as made, torch.inference_mode():
+        yield made
+
+
+DRIVERS = {
+    "no driver": (
+        "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and installed a driver\nfrom",
+        "no CUDA device: Found no NVIDIA driver on your system (torch is built for CUDA 13.0); operators run on the "
+        "CPU",
+    ),
+    "an old driver": (
+        "The NVIDIA driver on your system is too old (found version 12020). Please update your GPU driver.",
+        "no CUDA device: The NVIDIA driver on your system is too old (found version 12020) (torch is built for CUDA "
+        "13.0); operators run on the CPU",
+    ),
+    "no GPU": (
+        "No CUDA GPUs are available",
+        "no CUDA device: No CUDA GPUs are available (torch is built for CUDA 13.0); operators run on the CPU",
+    ),
+}
+"""What torch.cuda.init raises, and what becomes of it."""
+
+
+@pytest.mark.parametrize("case", DRIVERS)
+def test_a_driver_that_is_missing_or_too_old_is_named(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    torch_says, told = DRIVERS[case]
+
+    def fail() -> None:
+        raise RuntimeError(torch_says)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "init", fail)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert gpu_missing() == told
+    if not triton_backend.INTERPRETED:
+        assert str(triton_backend.missing.__wrapped__()).startswith(told)
+    assert extension.cuda_missing.__wrapped__() == told
+
+
+def test_a_torch_without_cuda_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert gpu_missing() == f"no CUDA device: torch {torch.__version__} is built without CUDA; operators run on the CPU"
+
+
+def device_of(major: int, minor: int, shared: int, name: str) -> SimpleNamespace:
+    """Properties of a device."""
+    return SimpleNamespace(
+        name=name, major=major, minor=minor, shared_memory_per_block_optin=shared, multi_processor_count=40
+    )
+
+
+UNFIT = {
+    "sm_75": (
+        device_of(7, 5, 65_536, "Tesla T4"),
+        "cuda:0 (Tesla T4) has compute capability 7.5; needed is 8.0 or later",
+    ),
+    "little shared memory": (
+        device_of(8, 0, 49_152, "small"),
+        f"cuda:0 (small) gives a program 49152 bytes of shared memory; needed are {LEAST_SHARED}",
+    ),
+}
+
+
+@needs_standin
+@pytest.mark.parametrize("case", UNFIT)
+def test_the_reference_serves_a_gpu_that_does_not_fit(
+    gpu: standin.Gpu, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    properties, told = UNFIT[case]
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: properties)
+    assert unfit(HERE) == told and unfit(torch.device("cpu")) is None
+    for name, op in OPS.items():
+        backends = {backend.name for backend in op.backends}
+        if "triton" in backends:
+            call = sample(name, SMALL, device=HERE)
+            reasons = {row.backend: row.reason for row in op.explain(*call.arguments, **call.options)}
+            assert op.choose(*call.arguments, **call.options) == "reference", name
+            assert told in str(reasons["triton"]), name
+    call, expected = sample("kv_stage", SMALL, device=HERE), sample("kv_stage", SMALL)
+    gpu.clear()
+    with pytest.warns(FallbackWarning, match=re.escape(told)):
+        OPS["kv_stage"](*call.arguments)
+    assert gpu.launches == []
+    OPS["kv_stage"].reference(*expected.arguments)
+    assert all(torch.equal(one.cpu(), other) for one, other in zip(call.writes, expected.writes, strict=True))
+
+
+def test_programs_of_other_kernels_than_attention_fit_into_the_least_shared_memory() -> None:
+    recorded = json.loads(CEILINGS.read_text(encoding="utf-8"))
+    costs = {
+        name: each["shared"] for section in recorded.values() for name, by in section.items() for each in by.values()
+    }
+    assert {name: shared for name, shared in costs.items() if shared > LEAST_SHARED and "attention" not in name} == {}
+
+
+@needs_standin
+def test_commits_run_through_triton_where_cuda_code_is_not_built(
+    gpu: standin.Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extension, "_load_cuda", extension._load_cuda.__wrapped__)
+    monkeypatch.setitem(sys.modules, "specdec_kernels._C_cuda", None)
+    for name in ("kv_commit", "kv_commit_scratch", "kv_commit_pages", "kv_stage"):
+        call, expected = sample(name, SMALL, device=HERE), sample(name, SMALL)
+        told = explain(name, *call.arguments, **call.options).splitlines()
+        assert told[0].split(maxsplit=2)[:2] == [name, "cuda"]
+        assert "no: extension specdec_kernels._C_cuda not built; run `SPECDEC_BUILD=cuda pip install" in told[0]
+        assert told[1].split() == [name, "triton", "chosen"]
+        gpu.clear()
+        OPS[name](*call.arguments, **call.options)
+        assert [launch.kernel.partition(".")[0] for launch in gpu.launches] == [
+            name.removesuffix("_scratch").removesuffix("_pages")
+        ]
+        with use_backend("cpu"):
+            OPS[name](*expected.arguments, **expected.options)
+        assert all(torch.equal(one.cpu(), other) for one, other in zip(call.writes, expected.writes, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("version", "fits"),
+    [("3.6.0", True), ("3.9.1", True), ("3.9.0+git1234", True), ("3.5.1", False), ("3.10.0", False), ("4.0.0", False)],
+)
+def test_versions_of_triton(version: str, fits: bool) -> None:
+    told = triton_versions.untested(version)
+    assert (told is None) == fits
+    if told is not None:
+        assert told == (
+            f"Triton {version} is outside of the tested range, 3.6 to 3.9: the kernels run, but their results and "
+            "speed are not known; install triton==3.9.* for tested ones"
+        )
+
+
+def test_an_untested_triton_is_told_once_and_its_kernels_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    triton = pytest.importorskip("triton")
+    from specdec_kernels import device_triton
+
+    class Kernel:
+        """What `triton.jit` returns in the interpreter, say."""
+
+    kernel: Any = Kernel()
+    triton_versions.warn_if_untested.cache_clear()
+    monkeypatch.setattr(triton, "__version__", "3.10.0")
+    try:
+        with pytest.warns(RuntimeWarning, match=r"Triton 3\.10\.0 is outside of the tested range, 3\.6 to 3\.9"):
+            assert device_triton.on_own_device(kernel) is kernel
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert device_triton.on_own_device(kernel) is kernel
+    finally:
+        triton_versions.warn_if_untested.cache_clear()
+
+
+def test_the_range_is_that_of_ceilings_and_documents() -> None:
+    sections = {tuple(map(int, each.split("."))) for each in json.loads(CEILINGS.read_text(encoding="utf-8"))}
+    assert (min(sections), max(sections)) == (triton_versions.FIRST, triton_versions.LAST)
+    assert f"Triton {triton_versions.in_words()}" in (ROOT / "kernels" / "README.md").read_text(encoding="utf-8")
+    (row,) = (
+        line for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines() if line.startswith("| triton")
+    )
+    for version in (triton_versions.FIRST, triton_versions.LAST):
+        assert f"`{version[0]}.{version[1]}" in row
