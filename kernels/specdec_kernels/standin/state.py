@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -98,6 +99,8 @@ class Gpu:
             )
         if self.sync_mode == SYNC_ERROR:
             raise RuntimeError(f"called a synchronizing CUDA operation ({operator} at {caller()})")
+        if self.sync_mode == SYNC_WARN:
+            warnings.warn("called a synchronizing CUDA operation", stacklevel=2)
         if record:
             self.host_reads.append(HostRead(operator, caller()))
 
