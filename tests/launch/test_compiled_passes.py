@@ -117,7 +117,9 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 
 @pytest.mark.skipif(extension.missing() is not None, reason=str(extension.missing()))
 @pytest.mark.parametrize("taps", [(), TAPS])
-def test_the_layers_of_a_compiled_pass_share_a_plan(taps: tuple[str, ...], graphs: list[Any], planned: list[Any]) -> None:
+def test_the_layers_of_a_compiled_pass_share_a_plan(
+    taps: tuple[str, ...], graphs: list[Any], planned: list[Any]
+) -> None:
     target = HuggingFaceTarget(models.own("llama"), max_length=64, compile=True)
     assert target.cache.reserve(0, 16)
     planned.clear()

@@ -1,0 +1,266 @@
+"""Capture of steps on stand-in GPUs: what cannot be captured is found before, and a failure leaves nothing behind."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from oracles import models
+
+from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
+from specdec_fast.graph_capture import GraphPool, HostReadError, capture
+from specdec_fast.graph_step import Capacity
+from specdec_fast.step_mode import MOST_FAILURES, RETRY_AFTER, CaptureFailures
+from specdec_kernels import standin
+
+pytestmark = [
+    pytest.mark.aot,
+    pytest.mark.skipif(standin.missing() is not None, reason=str(standin.missing())),
+    pytest.mark.filterwarnings("ignore::specdec_kernels.FallbackWarning"),  # of the answers, which the CPU gives
+]
+FIRST, SECOND = torch.device("cuda:0"), torch.device("cuda:1")
+FOREIGN = "operation would make the legacy stream depend on a capturing blocking stream"
+
+
+@pytest.fixture
+def gpu() -> Iterator[standin.Gpu]:
+    with standin.gpu("sm_90", devices=2) as made:
+        yield made
+
+
+class Counting:
+    """A program that adds 1 to a number. It fails once its number of runs is `fails_at`."""
+
+    def __init__(self, device: torch.device = FIRST, fails_at: int = 0) -> None:
+        self.number = torch.zeros(1, device=device)
+        self.runs, self.fails_at = 0, fails_at
+
+    def __call__(self) -> None:
+        self.runs += 1
+        if self.runs == self.fails_at:
+            raise RuntimeError(FOREIGN)
+        self.number.add_(1)
+
+
+def test_a_program_is_captured_and_replayed(gpu: standin.Gpu) -> None:
+    program = Counting()
+    replay = capture(program, FIRST)
+    assert program.runs == 3 and len(gpu.captures) == 1
+    before = program.number.item()
+    replay()
+    assert program.number.item() == before + 1 and program.runs == 3
+    assert gpu.captures[0].mode == "thread_local", "other threads may allocate memory"
+
+
+READS: dict[str, Any] = {
+    "item": lambda x: x.sum().item(),
+    "tolist": lambda x: x.tolist(),
+    "bool": lambda x: bool(x[0] > 0),
+    "nonzero": lambda x: x.nonzero(),
+    "cpu": lambda x: x.cpu(),
+    "tensor": lambda x: x + torch.tensor([1.0], device=x.device),
+}
+
+
+@pytest.mark.parametrize("deed", READS)
+def test_a_program_that_asks_the_device_is_refused_before_its_capture(deed: str, gpu: standin.Gpu) -> None:
+    x = torch.ones(1, device=FIRST)
+    stream = torch.cuda.current_stream(FIRST)
+
+    def program() -> None:
+        x.add_(1)
+        READS[deed](x)
+
+    with pytest.raises(
+        HostReadError, match=rf"the step asks the device for something: .*{deed}.* at test_capture\.py:\d+"
+    ):
+        capture(program, FIRST)
+    assert gpu.captures == [] and torch.cuda.current_stream(FIRST) == stream
+    assert torch.cuda.get_sync_debug_mode() == 0
+    replay = capture(Counting(), FIRST)
+    replay()
+
+
+def test_other_threads_wait_as_they_like_while_a_program_is_tried(gpu: standin.Gpu) -> None:
+    """The debug mode of torch holds for all threads."""
+    asks, told = torch.ones(1, device=FIRST), []
+
+    def other() -> None:
+        told.append(asks.item())
+
+    def program() -> None:
+        if torch.cuda.get_sync_debug_mode():
+            thread = threading.Thread(target=other)
+            thread.start()
+            thread.join()
+
+    capture(program, FIRST)
+    assert told == [1.0] and len(gpu.captures) == 1
+
+
+@pytest.mark.parametrize("fails_at", [1, 2, 3])
+def test_a_capture_that_fails_leaves_stream_and_allocator_as_they_were(fails_at: int, gpu: standin.Gpu) -> None:
+    pool, stream = GraphPool(FIRST), torch.cuda.current_stream(FIRST)
+    with pytest.raises(RuntimeError, match=FOREIGN):
+        capture(Counting(fails_at=fails_at), FIRST, pool)
+    assert torch.cuda.current_stream(FIRST) == stream and gpu.capturing == [] and gpu.recording_pools == set()
+    program = Counting()
+    replay, before = capture(program, FIRST, pool), program.number.item()
+    replay()
+    assert program.number.item() == before + 1
+
+
+def test_a_capture_that_cuda_ends_leaves_stream_and_allocator_as_they_were(gpu: standin.Gpu) -> None:
+    """What invalidates a capture is done by others, so no run before it shows it; its end raises as well."""
+    pool, stream, program = GraphPool(FIRST), torch.cuda.current_stream(FIRST), Counting()
+
+    def invalidated() -> None:
+        program()
+        for graph in gpu.capturing:
+            graph.invalid = True
+
+    with pytest.raises(RuntimeError, match="operation failed due to a previous error during capture"):
+        capture(invalidated, FIRST, pool)
+    assert torch.cuda.current_stream(FIRST) == stream and gpu.capturing == [] and gpu.recording_pools == set()
+    replay, before = capture(program, FIRST, pool), program.number.item()
+    replay()
+    assert program.number.item() == before + 1
+
+
+def test_every_device_is_captured_on_a_stream_of_its_own(gpu: standin.Gpu) -> None:
+    """torch has one default stream for captures, which belongs to the first device."""
+    for device in (FIRST, SECOND, FIRST):
+        torch.cuda.set_device(0)
+        program = Counting(device)
+        replay, before = capture(program, device), program.number.item()
+        replay()
+        assert program.number.item() == before + 1 and gpu.captures[-1].stream.device == device
+        assert torch.cuda.current_device() == 0
+
+
+# -- engines ----------------------------------------------------------------------------------------------------------
+
+
+def target_on(device: torch.device, family: str = "llama") -> HuggingFaceTarget:
+    return HuggingFaceTarget(models.own(family).to(device), max_length=128, max_rows=4)
+
+
+PROMPTS = [models.prompt(5), models.prompt(17)]
+PARAMS = [SamplingParams(temperature=0.8, seed=at, max_new_tokens=10 + at) for at in range(2)]
+
+
+@pytest.fixture(scope="module")
+def texts() -> list[list[int]]:
+    engine = Engine(HuggingFaceTarget(models.own("llama"), max_length=128, max_rows=4))
+    return [handle.tokens for handle in engine.generate(PROMPTS, PARAMS)]
+
+
+def test_engines_on_two_devices_capture_their_steps(gpu: standin.Gpu, texts: list[list[int]]) -> None:
+    for device in (FIRST, SECOND):
+        engine = Engine(target_on(device))
+        assert [handle.tokens for handle in engine.generate(PROMPTS, PARAMS)] == texts
+        assert engine.step_mode == "graph" and gpu.captures[-1].stream.device == device
+
+
+def test_a_model_that_asks_the_device_goes_on_uncaptured_and_says_what_asked(
+    gpu: standin.Gpu, texts: list[list[int]]
+) -> None:
+    target = target_on(FIRST)
+
+    def ask(_module: Any, args: tuple[Any, ...]) -> None:
+        bool(args[0].isnan().any())
+
+    hook = target.layers[0].register_forward_pre_hook(lambda module, args: ask(module, args) if args else None)
+    engine = Engine(target)
+    assert [handle.tokens for handle in engine.generate(PROMPTS, PARAMS)] == texts
+    told = engine.explain()
+    assert "steps sync: a captured step failed: HostReadError: the step asks the device for something: " in told
+    assert "Tensor.__bool__ at test_capture.py:" in told and "next attempt" not in told
+    assert gpu.captures == []
+    hook.remove()
+    again = Engine(target)
+    assert [handle.tokens for handle in again.generate(PROMPTS, PARAMS)] == texts
+    assert again.step_mode == "graph" and len(gpu.captures) == 1
+
+
+class FailingCaptures:
+    """Captures fail while `left` is above 0, as they do when another program takes the memory."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, left: int) -> None:
+        self.left, self.tried, record = left, 0, GraphPool.record
+
+        def failing(pool: GraphPool, program: Any) -> Any:
+            self.tried += 1
+            if self.left:
+                self.left -= 1
+                raise torch.OutOfMemoryError("out of memory")
+            return record(pool, program)
+
+        monkeypatch.setattr(GraphPool, "record", failing)
+
+
+def steps_of(engine: Engine, new_tokens: int) -> tuple[list[str], list[int]]:
+    """The mode of every step of one request, and its text."""
+    handle = engine.submit(PROMPTS[0], SamplingParams(temperature=0, max_new_tokens=new_tokens))
+    modes = []
+    while not handle.finished:
+        modes.append(engine.step_mode)
+        engine.step()
+    return modes, handle.tokens
+
+
+def test_a_capture_that_failed_for_reasons_of_others_is_tried_again(
+    gpu: standin.Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    want = Engine(HuggingFaceTarget(models.own("llama"), max_length=128, max_rows=4))
+    expected = steps_of(want, 50)[1]
+    FailingCaptures(monkeypatch, left=2)  # the second one is that which brings torch's generator back
+    engine = Engine(target_on(FIRST))
+    modes, text = steps_of(engine, 50)
+    assert text == expected
+    assert modes[:1] == ["graph"] and modes[1 : 1 + RETRY_AFTER] == ["sync"] * RETRY_AFTER
+    assert set(modes[1 + RETRY_AFTER :]) == {"graph"} and engine.step_mode == "graph"
+    assert "a captured step failed: OutOfMemoryError: out of memory, but not since" in engine.explain()
+
+
+def test_what_fails_three_times_is_not_tried_again(gpu: standin.Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specdec_fast.step_mode.RETRY_AFTER", 2)
+    failing = FailingCaptures(monkeypatch, left=1000)
+    engine = Engine(target_on(FIRST))
+    modes, _ = steps_of(engine, 30)
+    assert failing.tried == 2 * MOST_FAILURES and modes.count("graph") == MOST_FAILURES
+    assert engine.why_not_graph() == ["a captured step failed: OutOfMemoryError: out of memory"]
+
+
+def test_failures_are_forgiven_when_a_step_of_the_same_capacity_succeeds() -> None:
+    failures, small, large = CaptureFailures(), Capacity(1, 1, True), Capacity(2, 1, True)
+    for _ in range(MOST_FAILURES + 2):
+        failures.failed(small, RuntimeError("busy"))
+        assert failures.reason is not None and f"the next attempt is in {RETRY_AFTER} steps" in failures.reason
+        for _ in range(RETRY_AFTER):
+            failures.passed()
+        assert failures.reason is None
+        failures.succeeded(small)
+    for count in range(MOST_FAILURES):
+        assert count == 0 or f"in {RETRY_AFTER << (count - 1)} steps" in str(failures.reason)
+        failures.failed(small, RuntimeError("busy"))
+        failures.succeeded(large)
+    assert failures.reason == "a captured step failed: RuntimeError: busy"
+
+
+def test_a_program_that_asks_the_device_is_not_tried_again() -> None:
+    failures = CaptureFailures()
+    told = failures.failed(None, HostReadError("the step asks the device for something: item at model.py:3"))
+    for _ in range(10 * RETRY_AFTER):
+        failures.passed()
+    assert told == f"{failures.reason}; steps are not captured from now on" and "item at model.py:3" in told
+
+
+def test_programs_do_not_become_smaller_towards_the_end_of_a_text(gpu: standin.Gpu) -> None:
+    small = HuggingFaceTarget(models.kin("llama").to(FIRST), max_length=128, max_rows=4)
+    engine = Engine(target_on(FIRST), get_drafter("draft_model")(small, num_draft_tokens=4))
+    engine.generate(PROMPTS[:1], PARAMS[:1])
+    assert engine.step_mode == "graph" and len(gpu.captures) == 1
