@@ -39,10 +39,10 @@ workers=$((cores < 12 ? cores : 12))
 export PYTHONPATH="$PWD:$PWD/kernels:$PWD/tests${PYTHONPATH:+:$PYTHONPATH}" MAX_JOBS=${MAX_JOBS:-$cores}
 if [ "$rehearse" ]; then
   export OMP_NUM_THREADS=1 TRITON_CACHE_DIR="${TRITON_CACHE_DIR:-$HOME/.triton/cache}"
-  run=("$python" -m benchmarks.rehearsal) tiny=(--tiny)
+  run=("$python" -m benchmarks.rehearsal)
 else
   export TRITON_CACHE_DIR="${TRITON_CACHE_DIR:-$PWD/build/triton-cache}"
-  run=("$python" -m) tiny=()
+  run=("$python" -m)
 fi
 budget=${SPECDEC_SESSION_SECONDS:-470} # of all parts, and of the report
 grace=2
@@ -121,8 +121,8 @@ tests() { # tests NAME SECONDS WORDS...: pytest in parallel, one test at a time 
 
 correctness() {
   local few=() draws=100000
-  [ -z "$rehearse" ] || few=(-k "tree_plan or captured and none") draws=2000
-  prepare ${rehearse:+tiny}
+  [ -z "$rehearse" ] || few=(-k "not dispatcher and tree_plan or captured and none") draws=500
+  prepare
   tests tests 200 tests/gpu --maxfail=100 "${few[@]}"
   [ "$rehearse" ] || tests operators 30 tests/kernels/test_registered.py tests/kernels/test_dispatch.py
   part memcheck 60 "${run[@]}" benchmarks.kernels.sanitize memcheck --out "$work"
@@ -131,16 +131,18 @@ correctness() {
 }
 
 kernels() {
-  prepare "$([ "$rehearse" ] && echo tiny || echo operators)"
-  part kernels 240 "${run[@]}" benchmarks.kernels.gpu --out "$work" --rounds $((rehearse ? 2 : 30)) "${tiny[@]}"
+  local jobs=operators ours=(--rounds 30) theirs=(--rounds 20)
+  [ -z "$rehearse" ] || jobs=tiny ours=(--tiny --rounds 2 tree_attention law_stats) theirs=(--tiny --rounds 2 kv_commit)
+  prepare $jobs
+  part kernels 240 "${run[@]}" benchmarks.kernels.gpu --out "$work" "${ours[@]}"
   part ncu 100 "${run[@]}" benchmarks.kernels.ncu --out "$work"
-  part peers 240 "${run[@]}" benchmarks.kernels.gpu --peers --out "$work" --rounds $((rehearse ? 2 : 20)) "${tiny[@]}"
+  part peers 240 "${run[@]}" benchmarks.kernels.gpu --peers --out "$work" "${theirs[@]}"
 }
 
 steps() {
-  local shapes=(8b 1b) rows=(1 8 64) more=(--steps 30)
-  [ -z "$rehearse" ] || shapes=(tiny) rows=(1 2) more=(--steps 2 --prompt 8)
-  prepare "$([ "$rehearse" ] && echo tiny || echo steps)"
+  local jobs=steps shapes=(8b 1b) rows=(1 8 64) more=(--steps 30)
+  [ -z "$rehearse" ] || jobs= shapes=(tiny) rows=(2) more=(--steps 2 --prompt 8)
+  prepare $jobs
   for shape in "${shapes[@]}"; do
     part "steps-$shape" 210 "${run[@]}" benchmarks.step --out "$work" --shape "$shape" --drafter eagle3 --rows "${rows[@]}" \
       --drafted 4 0 --acceptance half none all --modes graph "${more[@]}"

@@ -117,7 +117,7 @@ def main() -> None:
     if unknown:
         parser.error(f"no operators {sorted(unknown)}; there are {', '.join(OPS)}")
     device, ops = torch.device(options.device), options.ops or list(SAMPLES)
-    limit = measure_ceilings(device)
+    limit = measure_ceilings(device, tiny=options.tiny)
     times: list[dict[str, Any]] = []
     found = {"machine": machine(device) | asdict(limit), "times": times}
     for late in (False, True) if options.peers else (None,):

@@ -170,10 +170,15 @@ def _cpu_cache() -> int:
     return max(found)
 
 
-def measure_ceilings(device: torch.device, rounds: int = 10) -> Ceilings:
+def measure_ceilings(device: torch.device, rounds: int = 10, tiny: bool = False) -> Ceilings:
     """Copy, read and matrix product of this device, now. On a CPU, which others use too, the best of the rounds.
 
     The numbers are random: zeros take less power, so that clocks stay higher, and may be compressed on the way.
+
+    Args:
+        device: What is measured.
+        rounds: Timed rounds.
+        tiny: For rehearsals: on few numbers, whatever the device.
     """
     gpu = device.type == "cuda"
 
@@ -185,11 +190,13 @@ def measure_ceilings(device: torch.device, rounds: int = 10) -> Ceilings:
     count = (
         2**28 if gpu else min(max(2**23, cache_size(device)), 2**25)
     )  # float32: four times the cache, if it is small
+    side, dtype = (8192, torch.bfloat16) if gpu else (512, torch.float32)
+    if tiny:
+        count, side = 2**16, 64
     one, other = (torch.randn(count, dtype=torch.float32, device=device) for _ in range(2))
     size = count * 4
     copied = seconds(lambda: other.copy_(one))
     read = seconds(lambda: one.sum())
-    side, dtype = (8192, torch.bfloat16) if gpu else (512, torch.float32)
     left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
     product = torch.empty_like(left)
     multiplied = seconds(lambda: torch.mm(left, right, out=product))
