@@ -3,12 +3,12 @@
 Inside `gpu(...)` the API of `torch.cuda` answers, tensors lie on "cuda:0", "cuda:1", ..., and Triton's active driver is
 a stand-in. Each part does what the real one does between a Python call and the machine code:
 
-- Tensors (`tensors.py`) carry a CUDA device and keep their numbers on the CPU. Reads of the host, uploads from pageable
-  memory and operators that mix devices are recorded, or raise as CUDA does.
+- Tensors (`tensors.py`, `methods.py`) carry a CUDA device and keep their numbers on the CPU. Reads of the host and
+  uploads from pageable memory are recorded. Operators that mix devices raise, as on a GPU.
 - Streams, events, graphs and device properties (`runtime.py`) follow CUDA's rules. A captured graph replays the
   operators that were recorded, on the same memory.
-- A Triton launch (`launches.py`) binds and specialises its arguments, checks the globals of the kernel, compiles for the
-  architecture and checks grid, block, shared memory, device and stream. The kernel does not run.
+- A Triton launch (`launches.py`) binds and specialises its arguments, checks the globals of the kernel and compiles it.
+  Grid, block, shared memory, device and stream are checked. The kernel does not run.
 - The CPU backend of the operator then writes the true results (`answers.py`), so an engine generates its true text.
 
 Values of kernels are tested in Triton's interpreter and resources in compiled code; the stand-in covers what lies
@@ -55,7 +55,7 @@ def gpu(architecture: str = "sm_90", devices: int = 1, answers: bool = True) -> 
         RuntimeError: If there can be no stand-in here (`missing` says why), or one is in place already.
     """
     from . import answers as answering
-    from . import launches, runtime, tensors
+    from . import launches, methods, runtime
 
     reason = missing()
     if reason is not None:
@@ -65,5 +65,5 @@ def gpu(architecture: str = "sm_90", devices: int = 1, answers: bool = True) -> 
         stack.enter_context(runtime.installed(made))
         stack.enter_context(launches.installed(made))
         stack.enter_context(answering.installed(made, answers))
-        stack.enter_context(tensors.installed(made))
+        stack.enter_context(methods.installed(made))
         yield made

@@ -13,7 +13,7 @@ SHARED_MEMORY = {
     "sm_100": 232_448,
     "sm_120": 101_376,
 }
-"""Bytes of shared memory that a block may ask for, by architecture (CUDA C++ Programming Guide, compute capabilities)."""
+"""Bytes of shared memory that a block may ask for (CUDA C++ Programming Guide, "Compute Capabilities")."""
 MOST_BLOCKS = (2**31 - 1, 65_535, 65_535)
 """Largest grid."""
 MOST_THREADS = 1024

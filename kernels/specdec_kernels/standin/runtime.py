@@ -30,7 +30,8 @@ class Stream:
         self.stream_id = self.cuda_stream = next(_NUMBERS) * 64 if handle is None else handle
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Stream) and (self.device_index, self.stream_id) == (other.device_index, other.stream_id)
+        mine = (self.device_index, self.stream_id)
+        return isinstance(other, Stream) and mine == (other.device_index, other.stream_id)
 
     def __hash__(self) -> int:
         return hash((self.device_index, self.stream_id))

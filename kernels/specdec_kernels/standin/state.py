@@ -27,6 +27,7 @@ class Gpu:
         host_reads: What made the host wait for the device, in order. Waits for events are not among them.
         uploads: Copies from pageable memory.
         operators: Torch operators that run a kernel on the device, by name.
+        allocations: Number of tensors that were allocated without being written.
         captures: Graphs whose capture has begun.
         events_awaited: How often the host waited for an event.
     """
@@ -42,7 +43,7 @@ class Gpu:
         self.uploads: list[Upload] = []
         self.operators: Counter[str] = Counter()
         self.captures: list[Graph] = []
-        self.events_awaited = 0
+        self.events_awaited = self.allocations = 0
         self.current = 0
         self.streams: dict[int, Stream] = {}  # the current one of each device
         self.sync_mode = SYNC_DEFAULT
@@ -76,7 +77,7 @@ class Gpu:
         for record in (self.launches, self.host_reads, self.uploads, self.captures):
             record.clear()
         self.operators.clear()
-        self.events_awaited = 0
+        self.events_awaited = self.allocations = 0
 
     def graph_of(self, device: int) -> Graph | None:
         """Returns the graph that work on a device goes into now, or None if it runs at once."""

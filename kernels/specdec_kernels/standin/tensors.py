@@ -6,16 +6,12 @@ or copies from pageable memory, is recorded on the way. An operator that meets t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
-from unittest.mock import patch
 
 import torch
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
 
 from .state import Gpu
 
@@ -23,14 +19,14 @@ READS = {"_local_scalar_dense", "equal", "is_nonzero"}
 """Operators that hand a number to the host."""
 SHAPES_OF_DATA = {"nonzero", "masked_select", "_unique", "_unique2", "unique_dim", "unique_consecutive", "bincount"}
 """Operators whose result has a shape that only the device knows."""
-READERS = frozenset(("item", "tolist", "numpy", "__int__", "__bool__", "__float__", "__index__", "__array__"))
-"""Methods of a tensor that hand numbers to the host."""
 WHOLE = {"scaled_dot_product_attention"}
 """Composite operators that are not taken apart: their parts ask for kernels of the device."""
 ALLOCATIONS = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 """Operators that give memory and write nothing to it."""
 UNWRITTEN = 0xFF
 """Bytes of memory that nothing was written to: NaN as a float, -1 as an integer."""
+MOST_MARKED = 2**18
+"""Bytes of an allocation that are marked so."""
 TO_DEVICE = {"_to_copy", "copy_", "to"}
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"}
 
@@ -78,6 +74,17 @@ def inner_of(value: Any) -> Any:
     return value.inner if isinstance(value, DeviceTensor) else value
 
 
+def mapped(change: Callable[[Any], Any], value: Any) -> Any:
+    """Returns arguments or results of an operator with each part changed, those in lists, tuples and dicts too."""
+    if type(value) in (list, tuple):
+        return type(value)([mapped(change, each) for each in value])
+    if type(value) is dict:
+        return {name: mapped(change, each) for name, each in value.items()}
+    if isinstance(value, tuple):  # named results, such as those of torch.sort
+        return type(value)([mapped(change, each) for each in value])
+    return change(value)
+
+
 class _Call:
     """Arguments of an operator with CPU tensors in place of device tensors, and which devices these lie on."""
 
@@ -85,7 +92,7 @@ class _Call:
         self.devices: list[torch.device] = []
         self.host: list[torch.Tensor] = []  # CPU tensors among the arguments that are no scalars
         self.wrappers: dict[int, DeviceTensor] = {}
-        self.args, self.kwargs = tree_map(self._unwrap, args), tree_map(self._unwrap, kwargs)
+        self.args, self.kwargs = mapped(self._unwrap, args), mapped(self._unwrap, kwargs)
 
     def _unwrap(self, value: Any) -> Any:
         if isinstance(value, DeviceTensor):
@@ -205,7 +212,8 @@ class Operators(TorchDispatchMode):
             target = _on_gpu(call.kwargs["device"])
         else:
             target = from_gpu
-        non_blocking = bool(call.kwargs.get("non_blocking") or (name == "copy_" and len(call.args) > 2 and call.args[2]))
+        third = call.args[2] if name == "copy_" and len(call.args) > 2 else False
+        non_blocking = bool(call.kwargs.get("non_blocking") or third)
         copies = name in TO_DEVICE
         if copies and isinstance(source, torch.Tensor):
             if target is not None and from_gpu is None:
@@ -228,15 +236,14 @@ class Operators(TorchDispatchMode):
             return func(*call.args, **call.kwargs)
         if target.index is None:
             target = torch.device("cuda", gpu.current)
-        if copies and name != "copy_" and from_gpu is not None and target != from_gpu and isinstance(source, torch.Tensor):
-            gpu.operators["copy between devices"] += 1
         return self._run(func, name, call, target)
 
     def _run(self, func: Any, name: str, call: _Call, device: torch.device) -> Any:
         """The operator on CPU tensors: now, and whenever the graph that it goes into is replayed."""
         if name in ALLOCATIONS:
             made = func(*call.args, **call.kwargs)
-            made.untyped_storage().fill_(UNWRITTEN)
+            self._gpu.allocations += 1
+            torch.empty(0, dtype=torch.uint8).set_(made.untyped_storage())[:MOST_MARKED].fill_(UNWRITTEN)
             return made if self._gpu.acting else DeviceTensor(made, device, self._gpu)
         gpu, old = self._gpu, {each.untyped_storage().data_ptr() for each in _tensors((call.args, call.kwargs))}
         found = func(*call.args, **call.kwargs)
@@ -250,7 +257,7 @@ class Operators(TorchDispatchMode):
             graph.work.append(lambda: func(*call.args, **call.kwargs))
         elif graph is not None and fresh:
             graph.work.append(lambda: _again(func, call, made))
-        return found if self._gpu.acting else tree_map(lambda each: self._wrap(each, call, device), found)
+        return found if self._gpu.acting else mapped(lambda each: self._wrap(each, call, device), found)
 
     def _wrap(self, value: Any, call: _Call, device: torch.device) -> Any:
         if not isinstance(value, torch.Tensor) or isinstance(value, DeviceTensor):
@@ -260,9 +267,13 @@ class Operators(TorchDispatchMode):
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    for each in torch.utils._pytree.tree_leaves(value):
-        if isinstance(each, torch.Tensor):
-            yield each
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _tensors(each)
+    elif isinstance(value, dict):
+        yield from _tensors(tuple(value.values()))
 
 
 def _copy(into: torch.Tensor, out_of: torch.Tensor) -> None:
@@ -272,112 +283,3 @@ def _copy(into: torch.Tensor, out_of: torch.Tensor) -> None:
 def _again(func: Any, call: _Call, made: list[torch.Tensor]) -> None:
     for place, value in zip(made, _tensors(func(*call.args, **call.kwargs)), strict=True):
         place.copy_(value)
-
-
-GUARDED: dict[str, Any] = {
-    "copy_": torch.ops.aten.copy_.default,
-    "__invert__": torch.ops.aten.bitwise_not.default,
-    "nonzero": torch.ops.aten.nonzero.default,
-}
-"""Methods of tensors that take a guard of the device before they call the operator, and that operator."""
-
-
-class Methods(TorchFunctionMode):
-    """Methods of tensors that ask for a device guard before they reach an operator, and pinned memory."""
-
-    def __init__(self, gpu: Gpu) -> None:
-        super().__init__()
-        self._gpu = gpu
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        first = args[0] if args else None
-        name = getattr(func, "__name__", "")
-        if isinstance(first, DeviceTensor):
-            if func in (torch.Tensor.__getitem__, torch.Tensor.__setitem__):
-                return self._indexed(func, *args)
-            if name in READERS:
-                self._gpu.wait(name)
-                return func(first.inner, *args[1:], **kwargs)
-            if name == "is_pinned":
-                return False
-            if name == "new_tensor":
-                return self._from_numbers(torch.tensor, args[1:], {"dtype": first.dtype, "device": first.device, **kwargs})
-            if name in GUARDED:
-                return GUARDED[name](*args, **kwargs)
-        if name == "cuda" and isinstance(first, torch.Tensor):
-            device = args[1] if len(args) > 1 else kwargs.get("device")
-            return first.to(torch.device("cuda", self._gpu.index(device)))
-        if name == "to" or "device" in kwargs:  # torch itself would look for the current device of a real GPU
-            args, kwargs = tree_map(self._indexed_device, args), tree_map(self._indexed_device, kwargs)
-        if func in (torch.tensor, torch.as_tensor):
-            return self._from_numbers(func, args, kwargs)
-        if name == "pin_memory" and isinstance(first, torch.Tensor):
-            return self._gpu.pin(first.clone())
-        if name == "is_pinned" and isinstance(first, torch.Tensor):
-            return self._gpu.is_pinned(first)
-        if kwargs.get("pin_memory"):
-            return self._gpu.pin(func(*args, **{**kwargs, "pin_memory": False}))
-        return func(*args, **kwargs)
-
-    def _indexed_device(self, value: Any) -> Any:
-        """Returns the device "cuda" with the index of the current one, and anything else as it is."""
-        if (isinstance(value, str) and value == "cuda") or (isinstance(value, torch.device) and value.type == "cuda" and value.index is None):
-            return torch.device("cuda", self._gpu.current)
-        return value
-
-    def _from_numbers(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Tensors of numbers of the host are made on the CPU; on a device they are a pageable copy."""
-        kwargs = dict(kwargs)
-        device, pinned = kwargs.pop("device", None), kwargs.pop("pin_memory", False)
-        if device is None and isinstance(args[0], torch.Tensor):
-            return func(*args, **kwargs)
-        made = func(*args, **kwargs)
-        if pinned:
-            self._gpu.pin(made)
-        return made if device is None else made.to(device)
-
-    def _indexed(self, func: Any, tensor: DeviceTensor, index: Any, *value: Any) -> Any:
-        """x[index] and x[index] = value, on the CPU tensors."""
-        gpu = self._gpu
-        for each in index if isinstance(index, tuple) else (index,):
-            if isinstance(each, DeviceTensor) and each.dtype in (torch.bool, torch.uint8):
-                gpu.wait("indexing by a mask")
-            elif isinstance(each, DeviceTensor) and each.dim() == 0:
-                gpu.wait("indexing by a number of the device")
-            elif isinstance(each, torch.Tensor) and not isinstance(each, DeviceTensor) and each.dim():
-                gpu.upload("indexing by indices on the CPU", each, False)
-            elif isinstance(each, list):
-                gpu.upload("indexing by a list", torch.tensor(each), False)
-        if value and isinstance(value[0], torch.Tensor) and not isinstance(value[0], DeviceTensor) and value[0].dim():
-            gpu.upload("assignment from the CPU", value[0], False)
-        gpu.acting.append(tensor.device)
-        try:
-            with torch.inference_mode(False), torch.no_grad():
-                found = func(tensor.inner, tree_map(inner_of, index), *map(inner_of, value))
-        finally:
-            gpu.acting.pop()
-        with torch.inference_mode(False):
-            return DeviceTensor(found, tensor.device, gpu) if isinstance(found, torch.Tensor) else found
-
-
-@contextmanager
-def installed(gpu: Gpu) -> Iterator[None]:
-    """Tensors of the stand-in, for the duration of the block."""
-    overwrites = torch.__future__.get_overwrite_module_params_on_conversion()
-    torch.__future__.set_overwrite_module_params_on_conversion(True)
-    mode = Operators(gpu)
-    try:
-        with patch.object(DeviceTensor, "__torch_dispatch__", _dispatch_to(mode)), torch.no_grad(), Methods(gpu), mode:
-            yield  # no gradients: autograd would ask a real GPU
-    finally:
-        torch.__future__.set_overwrite_module_params_on_conversion(overwrites)
-
-
-def _dispatch_to(mode: Operators) -> Any:
-    """Operators of threads that know nothing of the modes."""
-
-    def dispatch(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return mode.__torch_dispatch__(func, types, args, kwargs)
-
-    return classmethod(dispatch)

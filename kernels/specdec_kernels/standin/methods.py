@@ -1,0 +1,126 @@
+"""Methods of tensors that do not reach an operator on a stand-in GPU: they ask for a guard of a real device first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from .state import Gpu
+from .tensors import DeviceTensor, Operators, inner_of, mapped
+
+READERS = frozenset(("item", "tolist", "numpy", "__int__", "__bool__", "__float__", "__index__", "__array__"))
+"""Methods of a tensor that hand numbers to the host."""
+GUARDED: dict[str, Any] = {
+    "copy_": torch.ops.aten.copy_.default,
+    "__invert__": torch.ops.aten.bitwise_not.default,
+    "nonzero": torch.ops.aten.nonzero.default,
+}
+"""Methods of tensors that take a guard of the device before they call the operator, and that operator."""
+
+
+class Methods(TorchFunctionMode):
+    """Methods of tensors that ask for a device guard before they reach an operator, and pinned memory."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        super().__init__()
+        self._gpu = gpu
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        first = args[0] if args else None
+        name = getattr(func, "__name__", "")
+        if isinstance(first, DeviceTensor):
+            if func in (torch.Tensor.__getitem__, torch.Tensor.__setitem__):
+                return self._indexed(func, *args)
+            if name in READERS:
+                self._gpu.wait(name)
+                return func(first.inner, *args[1:], **kwargs)
+            if name == "is_pinned":
+                return False
+            if name == "new_tensor":
+                like = {"dtype": first.dtype, "device": first.device}
+                return self._from_numbers(torch.tensor, args[1:], {**like, **kwargs})
+            if name in GUARDED:
+                return GUARDED[name](*args, **kwargs)
+        if name == "cuda" and isinstance(first, torch.Tensor):
+            device = args[1] if len(args) > 1 else kwargs.get("device")
+            return first.to(torch.device("cuda", self._gpu.index(device)))
+        if name == "to" or "device" in kwargs:  # torch itself would look for the current device of a real GPU
+            args, kwargs = mapped(self._indexed_device, args), mapped(self._indexed_device, kwargs)
+        if func in (torch.tensor, torch.as_tensor):
+            return self._from_numbers(func, args, kwargs)
+        if name == "pin_memory" and isinstance(first, torch.Tensor):
+            return self._gpu.pin(first.clone())
+        if name == "is_pinned" and isinstance(first, torch.Tensor):
+            return self._gpu.is_pinned(first)
+        if kwargs.get("pin_memory"):
+            return self._gpu.pin(func(*args, **{**kwargs, "pin_memory": False}))
+        return func(*args, **kwargs)
+
+    def _indexed_device(self, value: Any) -> Any:
+        """Returns the device "cuda" with the index of the current one, and anything else as it is."""
+        named = isinstance(value, str) and value == "cuda"
+        if named or (isinstance(value, torch.device) and value.type == "cuda" and value.index is None):
+            return torch.device("cuda", self._gpu.current)
+        return value
+
+    def _from_numbers(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Tensors of numbers of the host are made on the CPU; on a device they are a pageable copy."""
+        kwargs = dict(kwargs)
+        device, pinned = kwargs.pop("device", None), kwargs.pop("pin_memory", False)
+        if device is None and isinstance(args[0], torch.Tensor):
+            return func(*args, **kwargs)
+        made = func(*args, **kwargs)
+        if pinned:
+            self._gpu.pin(made)
+        return made if device is None else made.to(device)
+
+    def _indexed(self, func: Any, tensor: DeviceTensor, index: Any, *value: Any) -> Any:
+        """x[index] and x[index] = value, on the CPU tensors."""
+        gpu = self._gpu
+        for each in index if isinstance(index, tuple) else (index,):
+            if isinstance(each, DeviceTensor) and each.dtype in (torch.bool, torch.uint8):
+                gpu.wait("indexing by a mask")
+            elif isinstance(each, DeviceTensor) and each.dim() == 0:
+                gpu.wait("indexing by a number of the device")
+            elif isinstance(each, torch.Tensor) and not isinstance(each, DeviceTensor) and each.dim():
+                gpu.upload("indexing by indices on the CPU", each, False)
+            elif isinstance(each, list):
+                gpu.upload("indexing by a list", torch.tensor(each), False)
+        if value and isinstance(value[0], torch.Tensor) and not isinstance(value[0], DeviceTensor) and value[0].dim():
+            gpu.upload("assignment from the CPU", value[0], False)
+        gpu.acting.append(tensor.device)
+        try:
+            with torch.inference_mode(False), torch.no_grad():
+                found = func(tensor.inner, mapped(inner_of, index), *map(inner_of, value))
+        finally:
+            gpu.acting.pop()
+        with torch.inference_mode(False):
+            return DeviceTensor(found, tensor.device, gpu) if isinstance(found, torch.Tensor) else found
+
+
+@contextmanager
+def installed(gpu: Gpu) -> Iterator[None]:
+    """Tensors of the stand-in, for the duration of the block."""
+    overwrites = torch.__future__.get_overwrite_module_params_on_conversion()
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    mode = Operators(gpu)
+    try:
+        with patch.object(DeviceTensor, "__torch_dispatch__", _dispatch_to(mode)), torch.no_grad(), Methods(gpu), mode:
+            yield  # no gradients: autograd would ask a real GPU
+    finally:
+        torch.__future__.set_overwrite_module_params_on_conversion(overwrites)
+
+
+def _dispatch_to(mode: Operators) -> Any:
+    """Operators of threads that know nothing of the modes."""
+
+    def dispatch(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return mode.__torch_dispatch__(func, types, args, kwargs)
+
+    return classmethod(dispatch)

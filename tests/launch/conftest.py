@@ -1,0 +1,29 @@
+"""The launch lane (`make lane-launch`): everything between a Python call and a kernel, on stand-in GPUs.
+
+Every test in this folder is skipped where there can be no stand-in: with a GPU, without Triton, in the interpreter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from specdec_kernels import standin
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    reason = standin.missing()
+    for item in items:
+        if HERE in item.path.parents and reason is not None:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture
+def gpu() -> Iterator[standin.Gpu]:
+    """Two stand-in GPUs of Hopper's architecture."""
+    with standin.gpu("sm_90", devices=2) as made:
+        yield made

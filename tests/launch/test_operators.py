@@ -1,0 +1,114 @@
+"""Every operator with a Triton backend, launched on a stand-in GPU: all samples, options, vocabularies and row counts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from specdec_kernels import OPS, standin, use_backend
+from specdec_kernels.agreement import SAMPLES, cases, difference, sample, tensors_in
+from specdec_kernels.samples import Call, Sizes
+
+FULL = os.environ.get("SPECDEC_KERNELS_FULL") == "1"
+TRITON = sorted(name for name in SAMPLES if any(backend.name == "triton" for backend in OPS[name].backends))
+CASES = [(op, case) for op in TRITON for case in cases(op)]
+DIRECT = [op for op in TRITON if OPS[op]._direct is not None]
+OVER_VOCABULARY = [(op, case) for op, case in CASES if "vocab" in SAMPLES[op].names]
+INSPECTION = {"ordered_thresholds", "traversal_thresholds"}
+"""Operators that ask the device how deep trees are, because nothing but tests and tools calls them."""
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+SMALL = Sizes(rows=3, nodes=5, length=33, heads=4, kv_heads=2, width=64, vocab=3000)
+
+
+def launched(gpu: standin.Gpu, op: str, call: Call, **options: Any) -> Any:
+    """Runs a call, served by Triton, and returns its result. Nothing may wait for the device."""
+    gpu.clear()
+    found = OPS[op](*call.arguments, **call.options, **options)
+    assert OPS[op].last_backend == "triton", OPS[op].explain(*call.arguments, **call.options)
+    assert gpu.launches
+    assert gpu.uploads == []
+    assert gpu.host_reads == [] or op in INSPECTION
+    return found
+
+
+def on_gpu(op: str, sizes: Sizes, case: str = "") -> Call:
+    """A sample on the second GPU, while the first is the current one."""
+    return sample(op, sizes, "cuda:1", case)
+
+
+@pytest.mark.parametrize(("op", "case"), CASES)
+def test_every_sample_launches(gpu: standin.Gpu, op: str, case: str) -> None:
+    dtypes = DTYPES if "dtype" in SAMPLES[op].names else DTYPES[:1]
+    for dtype in dtypes if FULL or case == "" else dtypes[:2]:
+        launched(gpu, op, on_gpu(op, replace(SMALL, dtype=dtype), case))
+
+
+@pytest.mark.parametrize("vocab", [151_669, 50_257])
+@pytest.mark.parametrize(("op", "case"), OVER_VOCABULARY)
+def test_vocabularies_that_16_does_not_divide_launch(gpu: standin.Gpu, op: str, case: str, vocab: int) -> None:
+    launched(gpu, op, on_gpu(op, replace(SMALL, vocab=vocab, rows=2, nodes=3, dtype=torch.bfloat16), case))
+
+
+@pytest.mark.parametrize("op", TRITON)
+def test_any_number_of_rows_launches_the_same_kernels(gpu: standin.Gpu, op: str) -> None:
+    """Whatever a batch holds, nothing is compiled anew: only the number of query rows of a request chooses kernels."""
+    dtype = torch.bfloat16 if torch.bfloat16 in SAMPLES[op].dtypes else torch.float32
+    shape = replace(SMALL, dtype=dtype, vocab=1000)
+    kernels: dict[int, list[str]] = {}
+    for nodes in (4, 5) if "nodes" in SAMPLES[op].names else (4,):
+        for rows in (*range(1, 10), 64):
+            launched(gpu, op, on_gpu(op, replace(shape, rows=rows, nodes=nodes)))
+            if rows > 1 or nodes > 4:
+                kernels[rows, nodes] = gpu.compiled  # type: ignore[index]
+    assert {where: names for where, names in kernels.items() if names} == {}
+
+
+@pytest.mark.parametrize("op", DIRECT)
+def test_with_memory_of_the_caller_nothing_is_allocated(gpu: standin.Gpu, op: str) -> None:
+    call, again = (on_gpu(op, replace(SMALL, vocab=50_257)) for _ in range(2))
+    want = list(tensors_in(OPS[op](*call.arguments, **call.options)))
+    out = want[0].clone() if len(want) == 1 else tuple(map(torch.empty_like, want))
+    size = OPS[op].workspace_size(*again.arguments, **again.options)
+    workspace = torch.empty(size, dtype=torch.uint8, device="cuda:1")
+    found = launched(gpu, op, again, out=out, workspace=workspace)
+    if op != "chain_verify_logits":
+        assert gpu.allocations == 0
+    for got, expected in zip(tensors_in(found), want, strict=True):
+        assert difference(got, expected, 0.0)[1] is None
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_100"])
+@pytest.mark.parametrize("op", TRITON)
+def test_other_architectures_launch(architecture: str, op: str) -> None:
+    """One call of each operator; all options with SPECDEC_KERNELS_FULL=1 (`make kernels-full`)."""
+    dtype = torch.bfloat16 if torch.bfloat16 in SAMPLES[op].dtypes else torch.float32
+    with standin.gpu(architecture, devices=2) as gpu:
+        for case in cases(op) if FULL else ("",):
+            launched(gpu, op, on_gpu(op, replace(SMALL, dtype=dtype), case))
+
+
+def test_the_dispatcher_reaches_the_same_launches(gpu: standin.Gpu) -> None:
+    """torch.ops.specdec.* on tensors of a GPU, as compiled programs call it."""
+    served: list[str] = []
+    runs: dict[str, Callable[[Call], Any]] = {
+        "kv_slots": lambda call: torch.ops.specdec.kv_slots(*call.arguments),
+        "kv_stage": lambda call: torch.ops.specdec.kv_stage(*call.arguments),
+        "replay_sample": lambda call: torch.ops.specdec.replay_sample(
+            call.arguments[0][0], *call.arguments[0][1:], *call.arguments[1:]
+        ),
+    }
+    for op, run in runs.items():
+        call, want = on_gpu(op, SMALL), on_gpu(op, SMALL)
+        with use_backend("triton"):
+            expected = [*tensors_in(OPS[op](*want.arguments, **want.options)), *want.writes]
+        gpu.clear()
+        got = [*tensors_in(run(call)), *call.writes]
+        served += [launch.kernel.partition(".")[0] for launch in gpu.launches]
+        for one, other in zip(got, expected, strict=True):
+            assert difference(one, other, 0.0)[1] is None
+    assert set(served) == set(runs)
