@@ -23,7 +23,7 @@ def device_of(values: tuple[Any, ...]) -> int:
     return -1
 
 
-class DeviceKernel(JITFunction):  # type: ignore[misc]
+class DeviceKernel(JITFunction):
     """A kernel that makes the GPU of its tensors the current one while it is launched."""
 
     def run(self, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
