@@ -243,6 +243,11 @@ def plan(sizes: Sizes) -> Call:
     return Call(at, bytes=size_of(*at) * 5)
 
 
+def plan_in_bounds(sizes: Sizes) -> Call:
+    """The plan as engines ask for it, with the nodes of the largest row, which their host knows."""
+    return replace(plan(sizes), options={"max_nodes": sizes.nodes})
+
+
 def slots(sizes: Sizes) -> Call:
     table, lengths = pages(sizes), int32([sizes.length] * sizes.rows)
     nodes = sizes.rows * sizes.nodes
@@ -343,5 +348,7 @@ CACHE_SAMPLES: dict[str, Sample] = {
     "kv_commit_pages": Sample(commit_pages, ("rows", "nodes", "length"), (Sizes(rows=64, nodes=32),)),
     "kv_stage": Sample(stage, _CACHE, tuple(Sizes(rows=b, **_LLAMA) for b in (1, 64))),
     "kv_slots": Sample(slots, ("rows", "nodes", "length", "page"), (Sizes(rows=64),)),
-    "tree_plan": Sample(plan, ("rows", "nodes"), (Sizes(rows=1, nodes=64), Sizes(rows=64, nodes=32))),
+    "tree_plan": Sample(
+        plan, ("rows", "nodes"), (Sizes(rows=1, nodes=64), Sizes(rows=64, nodes=32)), timed=plan_in_bounds
+    ),
 }  # fmt: skip

@@ -1,6 +1,7 @@
 """What needs a GPU: kernels on its tensors against the references, the dispatcher's CUDA key, steps as CUDA graphs.
 
 The twin of tests/interpreter, which runs the same kernels on the same kind of calls without one. Skipped elsewhere.
+Tests that tell most come first: a session on a GPU may end before the last.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import torch
 from oracles import heads, models
 
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
-from specdec_kernels import OPS, fake, registered, use_backend
-from specdec_kernels.agreement import TOLERANCE, check, difference, sample, tensors_in
+from specdec_kernels import OPS, fake, registered, tree_attention, use_backend
+from specdec_kernels.agreement import TOLERANCE, check, difference, made_on, sample, tensors_in
 from specdec_kernels.samples import Sizes
 from specdec_kernels.samples_options import OPTIONS
 
@@ -28,21 +29,74 @@ SIZES = [
 
 
 @pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("sizes", SIZES, ids=str)  # the largest ones last
-def test_every_backend_agrees_with_the_reference(op: str, sizes: Sizes) -> None:
-    dtypes = (torch.float32, torch.bfloat16, torch.float16)
+def test_every_kernel_runs_and_agrees_with_the_reference(op: str) -> None:
+    agrees(op, (torch.float32,), SIZES[0])
+
+
+def agrees(op: str, dtypes: tuple[torch.dtype, ...], sizes: Sizes) -> None:
     found = list(check([op], dtypes, torch.device("cuda"), sizes, only=("",)))
     assert [row for row in found if not row.agrees] == []
     if any(backend.name == "triton" for backend in OPS[op].backends):
         assert any(row.ran for row in found if row.backend == "triton")
 
 
-@pytest.mark.parametrize(("op", "case"), [(op, case) for op in OPTIONS for case in OPTIONS[op]])
-def test_calls_with_options_give_what_the_reference_gives(op: str, case: str) -> None:
-    found = list(check([op], device=torch.device("cuda"), only=(case,)))
-    assert [row for row in found if not row.agrees] == []
-    if any(backend.name == "triton" for backend in OPS[op].backends):
-        assert any(row.ran for row in found if row.backend == "triton"), found
+@pytest.mark.parametrize("kind", ["none", "coupled", "greedy", "medusa", "eagle", "eagle dynamic", "eagle3 dynamic"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_captured_steps_write_the_same_text(kind: str, temperature: float, tmp_path: Path) -> None:
+    prompts = [models.prompt(length) for length in (1, 5, 17, 40)]
+    wanted = [
+        SamplingParams(temperature=temperature, seed=at, max_new_tokens=20 + 3 * at, top_p=0.95) for at in range(4)
+    ]
+    texts: dict[str, Any] = {}
+    for mode in ("sync", "graph"):
+        drafter, (name, _, dynamic) = None, kind.partition(" ")
+        target = HuggingFaceTarget(models.own("llama").cuda(), max_length=128, max_rows=4)
+        if name == "medusa":
+            drafter = get_drafter(name)(target, models.medusa_heads(target).cuda())
+        elif name.startswith("eagle"):
+            drafter = get_drafter(name)(target, **heads.options(name, tmp_path), depth=3 if dynamic else 0)
+        elif kind != "none":
+            small = HuggingFaceTarget(models.kin("llama").cuda(), max_length=128, max_rows=4)
+            drafter = get_drafter("draft_model")(small, num_draft_tokens=3, pick=kind)
+        engine = Engine(target, drafter, step_mode=mode)
+        handles = [engine.submit(prompt, params) for prompt, params in zip(prompts[:2], wanted)]
+        engine.step()
+        handles += [engine.submit(prompt, params) for prompt, params in zip(prompts[2:], wanted[2:])]
+        while not engine.idle:
+            engine.step()
+        assert engine.step_mode == mode, engine.explain()
+        texts[mode] = [handle.tokens for handle in handles]
+    assert texts["graph"] == texts["sync"]
+
+
+def test_a_model_that_cannot_be_captured_runs_uncaptured_and_leaves_the_device_sound() -> None:
+    """Its forward waits for the device, which breaks a capture off; the next engine captures all the same."""
+    prompt, wanted = models.prompt(9), SamplingParams(temperature=0.0, max_new_tokens=12)
+    texts, modes = [], []
+    for waits in (False, True, False):
+        model = models.own("llama").cuda()
+        if waits:
+            model.model.layers[0].register_forward_hook(lambda module, given, out: float(out[0].sum()) and None)
+        engine = Engine(HuggingFaceTarget(model, max_length=64, max_rows=1), step_mode="graph")
+        handle = engine.submit(prompt, wanted)
+        while not engine.idle:
+            engine.step()
+        texts.append(handle.tokens)
+        modes.append(engine.step_mode)
+    assert texts[0] == texts[1] == texts[2] and modes == ["graph", "sync", "graph"]
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one CUDA device")
+def test_engines_on_two_devices_capture_and_write_the_same_text() -> None:
+    texts = []
+    for device in ("cuda:0", "cuda:1"):
+        engine = Engine(HuggingFaceTarget(models.own("llama").to(device), max_length=64, max_rows=1), step_mode="graph")
+        handle = engine.submit(models.prompt(9), SamplingParams(temperature=0.0, max_new_tokens=12))
+        while not engine.idle:
+            engine.step()
+        assert engine.step_mode == "graph", engine.explain()
+        texts.append(handle.tokens)
+    assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize("op", sorted(set(OPS) & set(registered.LAUNCHES)))
@@ -76,30 +130,26 @@ def test_with_memory_of_the_caller_s_nothing_is_allocated(op: str) -> None:
         assert difference(got, expected, 0.0)[1] is None
 
 
-@pytest.mark.parametrize("kind", ["none", "coupled", "greedy", "medusa", "eagle", "eagle dynamic", "eagle3 dynamic"])
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_captured_steps_write_the_same_text(kind: str, temperature: float, tmp_path: Path) -> None:
-    prompts = [models.prompt(length) for length in (1, 5, 17, 40)]
-    wanted = [
-        SamplingParams(temperature=temperature, seed=at, max_new_tokens=20 + 3 * at, top_p=0.95) for at in range(4)
-    ]
-    texts: dict[str, Any] = {}
-    for mode in ("sync", "graph"):
-        drafter, (name, _, dynamic) = None, kind.partition(" ")
-        target = HuggingFaceTarget(models.own("llama").cuda(), max_length=128, max_rows=4)
-        if name == "medusa":
-            drafter = get_drafter(name)(target, models.medusa_heads(target).cuda())
-        elif name.startswith("eagle"):
-            drafter = get_drafter(name)(target, **heads.options(name, tmp_path), depth=3 if dynamic else 0)
-        elif kind != "none":
-            small = HuggingFaceTarget(models.kin("llama").cuda(), max_length=128, max_rows=4)
-            drafter = get_drafter("draft_model")(small, num_draft_tokens=3, pick=kind)
-        engine = Engine(target, drafter, step_mode=mode)
-        handles = [engine.submit(prompt, params) for prompt, params in zip(prompts[:2], wanted)]
-        engine.step()
-        handles += [engine.submit(prompt, params) for prompt, params in zip(prompts[2:], wanted[2:])]
-        while not engine.idle:
-            engine.step()
-        assert engine.step_mode == mode, engine.explain()
-        texts[mode] = [handle.tokens for handle in handles]
-    assert texts["graph"] == texts["sync"]
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_attention_with_a_plan_gives_what_the_reference_gives(sizes: Sizes) -> None:
+    with use_backend("triton"):
+        call = made_on("cuda", "tree_attention", sizes)
+        got = tree_attention(*call.arguments, **call.options)
+    assert call.options["plan"] is not None
+    with use_backend("reference"):
+        want = tree_attention(*call.arguments, **call.options)
+    assert difference(got, want, TOLERANCE[torch.float32])[1] is None
+
+
+@pytest.mark.parametrize(("op", "case"), [(op, case) for op in OPTIONS for case in OPTIONS[op]])
+def test_calls_with_options_give_what_the_reference_gives(op: str, case: str) -> None:
+    found = list(check([op], device=torch.device("cuda"), only=(case,)))
+    assert [row for row in found if not row.agrees] == []
+    if any(backend.name == "triton" for backend in OPS[op].backends):
+        assert any(row.ran for row in found if row.backend == "triton"), found
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("sizes", SIZES, ids=str)  # the largest ones last
+def test_every_backend_agrees_with_the_reference(op: str, sizes: Sizes) -> None:
+    agrees(op, (torch.float32, torch.bfloat16, torch.float16), sizes)
