@@ -59,11 +59,16 @@ def words_not_used(root: Path, files: Iterable[Path]) -> list[str]:
     return found
 
 
+NO_OPERATORS = {"standin"}
+"""Folders of the kernels that hold no operator."""
+
+
 def operators(root: Path, files: Iterable[Path]) -> set[str]:
     """Names of the operator folders."""
     base = root / KERNELS
     inside = (path.relative_to(base) for path in files if base in path.parents and path.suffix == ".py")
-    return {path.parts[0] for path in inside if len(path.parts) > 1 and not path.parts[0].startswith("_")}
+    folders = {path.parts[0] for path in inside if len(path.parts) > 1 and not path.parts[0].startswith("_")}
+    return folders - NO_OPERATORS
 
 
 def measured_drafters(path: Path) -> dict[str, ast.Call]:

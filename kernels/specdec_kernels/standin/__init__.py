@@ -65,5 +65,5 @@ def gpu(architecture: str = "sm_90", devices: int = 1, answers: bool = True) -> 
         stack.enter_context(runtime.installed(made))
         stack.enter_context(launches.installed(made))
         stack.enter_context(answering.installed(made, answers))
-        stack.enter_context(methods.installed(made))
+        stack.enter_context(methods.installed(made, answering.dispatched))
         yield made

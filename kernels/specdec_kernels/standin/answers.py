@@ -14,8 +14,10 @@ import torch
 from .. import extension, triton_backend
 from ..dispatch import OPS, FallbackWarning, Op, use_backend
 from ..kv_commit import CacheTable
+from ..registered import LAUNCHES
+from .methods import Methods
 from .state import Gpu
-from .tensors import DeviceTensor, inner_of
+from .tensors import DeviceTensor, Operators, inner_of
 
 
 def on_host(value: Any) -> Any:
@@ -59,6 +61,18 @@ def fill(gpu: Gpu, found: Any, answer: Callable[[], Any]) -> None:
                 place.copy_(value)
 
     gpu.do(gpu.current, work)
+
+
+def dispatched(mode: Operators, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+    """An operator under torch.ops.specdec, launched as the dispatcher's CUDA key launches it."""
+    inputs, options = on_host(args), on_host(kwargs)
+    device = _device((args, kwargs))
+    if device is None:
+        return func(*args, **kwargs)
+    with torch._C._EnableTorchFunction(), Methods(mode.gpu), mode, torch.cuda.device(device):
+        found = LAUNCHES[name](*args, **kwargs)
+        fill(mode.gpu, found, lambda: func(*inputs, **options))
+    return found
 
 
 def _device(value: Any) -> torch.device | None:

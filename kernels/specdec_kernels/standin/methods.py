@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -16,6 +16,7 @@ from .tensors import DeviceTensor, Operators, inner_of, mapped
 READERS = frozenset(("item", "tolist", "numpy", "__int__", "__bool__", "__float__", "__index__", "__array__"))
 """Methods of a tensor that hand numbers to the host."""
 GUARDED: dict[str, Any] = {
+    "contiguous": torch.ops.aten.contiguous.default,
     "copy_": torch.ops.aten.copy_.default,
     "__invert__": torch.ops.aten.bitwise_not.default,
     "nonzero": torch.ops.aten.nonzero.default,
@@ -39,7 +40,7 @@ class Methods(TorchFunctionMode):
                 return self._indexed(func, *args)
             if name in READERS:
                 self._gpu.wait(name)
-                return func(first.inner, *args[1:], **kwargs)
+                return func(first.cpu_tensor, *args[1:], **kwargs)
             if name == "is_pinned":
                 return False
             if name == "new_tensor":
@@ -97,7 +98,7 @@ class Methods(TorchFunctionMode):
         gpu.acting.append(tensor.device)
         try:
             with torch.inference_mode(False), torch.no_grad():
-                found = func(tensor.inner, mapped(inner_of, index), *map(inner_of, value))
+                found = func(tensor.cpu_tensor, mapped(inner_of, index), *map(inner_of, value))
         finally:
             gpu.acting.pop()
         with torch.inference_mode(False):
@@ -105,11 +106,11 @@ class Methods(TorchFunctionMode):
 
 
 @contextmanager
-def installed(gpu: Gpu) -> Iterator[None]:
+def installed(gpu: Gpu, own: Callable[..., Any]) -> Iterator[None]:
     """Tensors of the stand-in, for the duration of the block."""
     overwrites = torch.__future__.get_overwrite_module_params_on_conversion()
     torch.__future__.set_overwrite_module_params_on_conversion(True)
-    mode = Operators(gpu)
+    mode = Operators(gpu, own)
     try:
         with patch.object(DeviceTensor, "__torch_dispatch__", _dispatch_to(mode)), torch.no_grad(), Methods(gpu), mode:
             yield  # no gradients: autograd would ask a real GPU

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import count
@@ -94,6 +95,8 @@ class Graph:
         mode: The capture error mode.
         invalid: Whether something was done that a capture does not permit.
         work: What a replay does, in order.
+        kernels: Names of the Triton kernels that were launched into it, in order.
+        operators: Torch operators that went into it, by name.
         replays: Number of replays.
     """
 
@@ -103,6 +106,9 @@ class Graph:
         self.stream: Stream | None = None
         self.mode, self.invalid, self.replays = "", False, 0
         self.work: list[Callable[[], None]] = []
+        self.kernels: list[str] = []
+        self.operators: Counter[str] = Counter()
+        self._before: tuple[int, Counter[str]] = (0, Counter())
         self._pool: Any = None
         self._whole = False
 
@@ -122,6 +128,7 @@ class Graph:
             raise RuntimeError("beginAllocateToPool: already recording to mempool_id")
         gpu.recording_pools.add(self._pool)
         self.stream, self.mode = stream, capture_error_mode
+        self._before = len(gpu.launches), gpu.operators.copy()
         gpu.capturing.append(self)
         gpu.captures.append(self)
 
@@ -134,6 +141,8 @@ class Graph:
         if self.invalid:
             raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
         gpu.recording_pools.discard(self._pool)
+        self.kernels = [launch.kernel for launch in gpu.launches[self._before[0] :]]
+        self.operators = gpu.operators - self._before[1]
         self._whole = True
 
     def replay(self) -> None:

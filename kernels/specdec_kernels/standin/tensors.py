@@ -34,7 +34,7 @@ INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_ind
 class DeviceTensor(torch.Tensor):
     """A tensor on a stand-in GPU."""
 
-    inner: torch.Tensor
+    cpu_tensor: torch.Tensor
     gpu: Gpu
 
     @staticmethod
@@ -43,35 +43,37 @@ class DeviceTensor(torch.Tensor):
             cls, inner.shape, strides=inner.stride(), storage_offset=inner.storage_offset(), dtype=inner.dtype,
             device=device, requires_grad=False,
         )  # fmt: skip
-        made.inner, made.gpu = inner, gpu
+        made.cpu_tensor, made.gpu = inner, gpu
         return made
 
     def __init__(self, inner: torch.Tensor, device: torch.device, gpu: Gpu) -> None:
         pass
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         raise RuntimeError("standin: a tensor of a stand-in GPU is used outside of its block")
 
     def data_ptr(self) -> int:
         """Returns the address of the numbers, which is aligned as memory of a GPU is."""
-        return self.inner.data_ptr()
+        return self.cpu_tensor.data_ptr()
 
     def untyped_storage(self) -> torch.UntypedStorage:
         """Returns the storage of the numbers, which tells views of one memory."""
-        return self.inner.untyped_storage()
+        return self.cpu_tensor.untyped_storage()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DeviceTensor:
-        copied = memo[id(self)] = DeviceTensor(self.inner.clone(), self.device, self.gpu)
+        copied = memo[id(self)] = DeviceTensor(self.cpu_tensor.clone(), self.device, self.gpu)
         return copied
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
-        return f"DeviceTensor({self.inner!r}, device={self.device})"
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"DeviceTensor({self.cpu_tensor!r}, device={self.device})"
 
 
 def inner_of(value: Any) -> Any:
     """Returns the CPU tensor of a device tensor, and anything else as it is."""
-    return value.inner if isinstance(value, DeviceTensor) else value
+    return value.cpu_tensor if isinstance(value, DeviceTensor) else value
 
 
 def mapped(change: Callable[[Any], Any], value: Any) -> Any:
@@ -98,8 +100,8 @@ class _Call:
         if isinstance(value, DeviceTensor):
             if value.device not in self.devices:
                 self.devices.append(value.device)
-            self.wrappers[id(value.inner)] = value
-            return value.inner
+            self.wrappers[id(value.cpu_tensor)] = value
+            return value.cpu_tensor
         if isinstance(value, torch.Tensor) and value.dim():
             self.host.append(value)
         return value
@@ -121,9 +123,9 @@ def _is_composite(func: Any) -> bool:
 class Operators(TorchDispatchMode):
     """Runs every torch operator that has to do with a stand-in GPU."""
 
-    def __init__(self, gpu: Gpu) -> None:
+    def __init__(self, gpu: Gpu, own: Callable[..., Any]) -> None:
         super().__init__()
-        self._gpu = gpu
+        self.gpu, self._own = gpu, own  # own: serves operators of this package under torch.ops.specdec
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch.inference_mode(False), torch.no_grad():  # a view of a normal tensor has to be one too
@@ -132,10 +134,11 @@ class Operators(TorchDispatchMode):
     def _serve(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         name = func._schema.name.partition("::")[2]
         if func.namespace == "specdec":
-            return self._own_operator(func, name, args, kwargs)
+            return self._own(self, func, name, args, kwargs)
         call = _Call(args, kwargs)
-        acting = self._gpu.acting[-1] if self._gpu.acting else None
-        if not call.devices and acting is None and _on_gpu(kwargs.get("device")) is None:
+        acting = self.gpu.acting[-1] if self.gpu.acting else None
+        asked = any(isinstance(each, torch.device) and each.type == "cuda" for each in (*args, kwargs.get("device")))
+        if not call.devices and acting is None and not asked:
             return self._on_host(func, name, args, kwargs)
         if func.namespace == "aten" and name not in WHOLE and _is_composite(func):
             with self:
@@ -148,35 +151,22 @@ class Operators(TorchDispatchMode):
         assert device is not None
         self._check_devices(name, call)
         if (name in READS or name in SHAPES_OF_DATA) and call.devices:
-            self._gpu.wait(name)
+            self.gpu.wait(name)
         if name == "repeat_interleave" and call.kwargs.get("output_size") is None:
-            self._gpu.wait("repeat_interleave without output_size")
+            self.gpu.wait("repeat_interleave without output_size")
         if name in INDEXING and call.devices:  # `Methods` has looked at those of x[...]
             self._look_at_indices(name, call)
         return self._run(func, name, call, device)
-
-    def _own_operator(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        """An operator of this package under torch.ops.specdec, as the dispatcher's CUDA key serves it."""
-        call = _Call(args, kwargs)
-        if not call.devices:
-            return func(*args, **kwargs)
-        from ..registered import LAUNCHES
-        from .answers import fill
-
-        with self:
-            found = LAUNCHES[name](*args, **kwargs)
-        fill(self._gpu, found, lambda: func(*call.args, **call.kwargs))
-        return found
 
     def _on_host(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
         """An operator that has to do with the CPU alone; memory may be asked to be pinned."""
         pinned = kwargs.get("pin_memory") or name in ("_pin_memory", "pin_memory")
         if name in ("_pin_memory", "pin_memory"):
-            return self._gpu.pin(args[0].clone())
+            return self.gpu.pin(args[0].clone())
         if name == "is_pinned":
-            return self._gpu.is_pinned(args[0])
+            return self.gpu.is_pinned(args[0])
         if pinned:
-            return self._gpu.pin(func(*args, **{**kwargs, "pin_memory": False}))
+            return self.gpu.pin(func(*args, **{**kwargs, "pin_memory": False}))
         return func(*args, **kwargs)
 
     def _check_devices(self, name: str, call: _Call) -> None:
@@ -194,13 +184,13 @@ class Operators(TorchDispatchMode):
             if index is None:
                 continue
             if index.dtype in (torch.bool, torch.uint8):
-                self._gpu.wait(f"{name} by a mask")
+                self.gpu.wait(f"{name} by a mask")
             if any(index is each for each in call.host):
-                self._gpu.upload(f"{name} by indices on the CPU", index, False)
+                self.gpu.upload(f"{name} by indices on the CPU", index, False)
 
     def _moved(self, func: Any, name: str, call: _Call) -> Any:
         """Operators that make tensors on a device, or copy between devices."""
-        gpu = self._gpu
+        gpu = self.gpu
         source = call.args[1] if name == "copy_" else call.args[0] if call.args else None
         from_gpu = call.devices[-1] if call.devices and isinstance(source, torch.Tensor) else None
         target: torch.device | None
@@ -242,10 +232,10 @@ class Operators(TorchDispatchMode):
         """The operator on CPU tensors: now, and whenever the graph that it goes into is replayed."""
         if name in ALLOCATIONS:
             made = func(*call.args, **call.kwargs)
-            self._gpu.allocations += 1
+            self.gpu.allocations += 1
             torch.empty(0, dtype=torch.uint8).set_(made.untyped_storage())[:MOST_MARKED].fill_(UNWRITTEN)
-            return made if self._gpu.acting else DeviceTensor(made, device, self._gpu)
-        gpu, old = self._gpu, {each.untyped_storage().data_ptr() for each in _tensors((call.args, call.kwargs))}
+            return made if self.gpu.acting else DeviceTensor(made, device, self.gpu)
+        gpu, old = self.gpu, {each.untyped_storage().data_ptr() for each in _tensors((call.args, call.kwargs))}
         found = func(*call.args, **call.kwargs)
         made = list(_tensors(found))
         writes = func._schema.is_mutable
@@ -257,13 +247,13 @@ class Operators(TorchDispatchMode):
             graph.work.append(lambda: func(*call.args, **call.kwargs))
         elif graph is not None and fresh:
             graph.work.append(lambda: _again(func, call, made))
-        return found if self._gpu.acting else mapped(lambda each: self._wrap(each, call, device), found)
+        return found if self.gpu.acting else mapped(lambda each: self._wrap(each, call, device), found)
 
     def _wrap(self, value: Any, call: _Call, device: torch.device) -> Any:
         if not isinstance(value, torch.Tensor) or isinstance(value, DeviceTensor):
             return value
         known = call.wrappers.get(id(value))
-        return known if known is not None else DeviceTensor(value, device, self._gpu)
+        return known if known is not None else DeviceTensor(value, device, self.gpu)
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
