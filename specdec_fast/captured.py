@@ -7,6 +7,7 @@ Tests: tests/engine/test_graph_step.py.
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -70,6 +71,14 @@ class CapturedSteps:
         self._denied: set[int] = set()
         self._pending: list[_Pending] = []
         self.room_again = False  # a row left since another was denied room: rows should enter anew
+
+    def aside(self, proposer: Proposer) -> CapturedSteps:
+        """The same programs for other rows, while none of these has entered."""
+        other = copy(self)
+        other._proposer = proposer
+        other._entered, other._drafting, other._denied, other._pending = set(), set(), set(), []
+        other.room_again = False
+        return other
 
     @property
     def pending(self) -> int:

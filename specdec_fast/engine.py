@@ -17,17 +17,19 @@ import torch
 
 from specdec_fast.budget import BudgetPolicy, budget_for
 from specdec_fast.captured import CapturedSteps
+from specdec_fast.driving import generate, stream
 from specdec_fast.emission import given_by, given_captured, keep
 from specdec_fast.interfaces import Drafter, Needs, Rule, Target, TargetOutput
 from specdec_fast.prefill import prefill
 from specdec_fast.proposing import Proposer
-from specdec_fast.request import Handle, Prompt, accept, encode, paired, refused, with_seed
+from specdec_fast.request import Handle, Prompt, accept, encode, with_seed
 from specdec_fast.rules import DEFAULT, rule_for
 from specdec_fast.sampling import SamplingParams, process
 from specdec_fast.state import DecodeState
 from specdec_fast.stats import Clock, RequestStats
 from specdec_fast.step_mode import CaptureFailures, captured_proposals, why_never, why_not_these
 from specdec_fast.turns import in_turn
+from specdec_fast.warming import warm
 
 log = logging.getLogger("specdec_fast")
 
@@ -84,7 +86,7 @@ class Engine:
         self.stats = RequestStats()  # merged from finished requests
         self.seconds = Clock().seconds  # wall-clock per verb, each step counted once
         self._queue: deque[Handle] = deque()
-        self._told: list[Handle] = []  # of this step: requests that steps under way gave something
+        self._told: list[Handle] = []  # since the last step: requests that steps under way gave something
         self._next_id = 0
         self.turn = threading.RLock()
 
@@ -147,16 +149,7 @@ class Engine:
 
     def stream(self, handle: Handle) -> Iterator[str]:
         """Text of one request as it can no longer change; drives the engine. ValueError for another engine's handle."""
-        shown, over = 0, False
-        while not over:
-            with self.turn:
-                if not (handle.finished or handle.released(shown)):  # another thread's steps may have brought some
-                    self._own(handle)
-                    self.step()
-                over, fresh = handle.finished, handle.released(shown)
-            shown += len(fresh)
-            if fresh:
-                yield fresh
+        return stream(self, handle)
 
     def generate(
         self,
@@ -170,22 +163,27 @@ class Engine:
         A prompt that cannot be served gets a handle with `finish_reason="error"`; the others run. Raises ValueError
         when there are not as many `params` as prompts.
         """
-        handles: list[Handle] = []
-        try:
-            for prompt, own in paired(prompts, params):
-                try:
-                    handles.append(self.submit(prompt, own, num_draft_tokens=num_draft_tokens))
-                except ValueError as error:
-                    handles.append(refused(own, error))
-            with torch.inference_mode():  # entered once, not in every step
-                while not all(handle.finished for handle in handles):
-                    self.step()
-        except BaseException:  # the caller never sees these handles, so nobody else could give back what they hold
-            with ExitStack() as ends:  # all of them, whatever one raises
-                for handle in reversed(handles):
-                    ends.callback(self.cancel, handle)
-            raise
-        return handles
+        return generate(self, prompts, params, num_draft_tokens)
+
+    @in_turn
+    def warm(self, capacities: Iterable[tuple[int, int]] | None = None) -> None:
+        """Compiles kernels and captures steps before requests wait for them.
+
+        Runs steps of every kind on rows and pages that are free: prefill of all sizes up to a chunk, drafts of all
+        lengths up to what is asked for, greedy and sampling, with filters and without. Afterwards requests of these
+        capacities find everything ready, apart from edits of logits (penalties, bias, grammars) and logprobs. Texts,
+        statistics and the caches of running requests stay as they are. Call it before the first request, or whenever
+        the engine is idle; while requests run it does what the rest of rows and pages allow.
+
+        Args:
+            capacities: Pairs of requests in a batch and draft tokens of each. A captured step serves up to as many of
+                both. Default: powers of two up to the target's rows, with the drafter's default budget and without
+                drafts.
+
+        Raises:
+            ValueError: For more rows than the target has, or fewer than one; for fewer than 0 draft tokens.
+        """
+        warm(self, capacities)
 
     # -- one step ---------------------------------------------------------------------------------------------------
 
@@ -194,7 +192,6 @@ class Engine:
         """Advance every running request by one target pass; the requests that took part."""
         with nullcontext() if torch.is_inference_mode_enabled() else torch.inference_mode():
             clock = Clock()
-            self._told.clear()
             for handle in [each for each in self._running.values() if each.finished]:  # the step before was broken off
                 self._retire(handle)
             with clock.time("prefill"):
@@ -209,7 +206,8 @@ class Engine:
             elif handles:
                 self._plain_step(handles, clock)
                 self._failures.passed()
-            return list(dict.fromkeys([*self._told, *handles]))
+            told, self._told = list(dict.fromkeys([*self._told, *handles])), []
+            return told
 
     def _plain_step(self, handles: list[Handle], clock: Clock) -> None:
         rows, state, target = list(self._running), self.state, self.target
@@ -275,6 +273,12 @@ class Engine:
             self._start_over()
             raise
 
+    def _hold(self) -> None:
+        """No step is pending and no row on the device's side, before something else runs there."""
+        self._claim()
+        if self._captured.active:
+            self._settle()
+
     def _settle(self, clock: Clock | None = None) -> None:
         """Bring the host up to date: no step is pending, and rows go on from what the host knows."""
         while self._captured.pending:
@@ -298,7 +302,7 @@ class Engine:
         """Move queued requests to free rows while there is room for their tokens and one step, and prefill them."""
         joined: list[int] = []
         if self._queue:
-            self._cache.claim(self, self._running)
+            self._claim()
         try:
             while self._queue and self.state.num_free:
                 handle = self._queue[0]
@@ -319,6 +323,10 @@ class Engine:
             for row in reversed(joined):
                 self._requeue(self._running[row])
             raise
+
+    def _claim(self) -> None:
+        """Nobody else uses the cache."""
+        self._cache.claim(self, self._running)
 
     def _prefill(self, rows: list[int]) -> TargetOutput | None:
         """Store keys and values of all committed tokens but the root. Returns the taps of all of them."""

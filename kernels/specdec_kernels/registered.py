@@ -167,8 +167,7 @@ def _plan_of(args: Sequence[Any]) -> Any:
     query, keys, window = args[0], args[1], args[10]
     kind = (query.shape, query.dtype, keys.shape[1:], keys.dtype, window)
     if kind not in plans:
-        from .tree_attention import plan_for
-
+        plan_for = import_module(".tree_attention", __package__).plan_for
         _, _, _, page_table, lengths, offsets, ancestors = args[:7]
         plans[kind] = plan_for(query, keys, page_table, lengths, offsets, ancestors, window=window)
     return plans[kind]

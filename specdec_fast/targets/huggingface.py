@@ -43,11 +43,12 @@ class HuggingFaceTarget:
     model: an instance, on its device and in its dtype. max_rows: rows in flight; max_length: context per row (default:
     the model's, at most 4,096), cut at the model's; num_pages: size of the pool (default: room for max_rows full rows);
     vocab_size: valid ids (default: the embedding's; the tokenizer's where the embedding is padded); compile: run
-    the forward through torch.compile, that with taps too; whole_pass: run it as one operator, `decoder_pass`, which computes what the model
+    the forward through torch.compile; whole_pass: run it as one operator, `decoder_pass`, which computes what the model
     does in fewer steps (Llama in float32 on a CPU): True insists on it, None takes it where `why_not_whole` is None.
-    Passes with taps run the model's own modules in its place, and partial ones always. Weights may be changed in place; after
-    one was replaced make another target. The model keeps its values; its attention function is replaced and, on a CPU,
-    its linear layers store their weights in another order and, in float32, multiply by `row_linear` (`store_by_input`).
+    Passes with taps run the model's modules in place of that operator, compiled or not; partial ones are never
+    compiled. Weights may be changed in place; after one was replaced make another target. The model keeps its values;
+    its attention function is replaced and, on a CPU, its linear layers store their weights in another order and, in
+    float32, multiply by `row_linear` (`store_by_input`).
 
     Raises UnsupportedModelError for encoder-decoders, recurrent layers, models without the attention interface and
     rotary scalings that look at the whole batch, ValueError for capacities below 1.
