@@ -120,14 +120,15 @@ tests() { # tests NAME SECONDS WORDS...: pytest in parallel, one test at a time 
 }
 
 correctness() {
-  local few=() draws=100000
-  [ -z "$rehearse" ] || few=(-k "not dispatcher and tree_plan or captured and none") draws=500
+  local few=() draws=(--draws 100000)
+  [ -z "$rehearse" ] || few=(-k "kernel_runs and tree_plan or captured and none") draws=(--draws 200 --vocab 300)
   prepare
   tests tests 200 tests/gpu --maxfail=100 "${few[@]}"
   [ "$rehearse" ] || tests operators 30 tests/kernels/test_registered.py tests/kernels/test_dispatch.py
   part memcheck 60 "${run[@]}" benchmarks.kernels.sanitize memcheck --out "$work"
   part racecheck 60 "${run[@]}" benchmarks.kernels.sanitize racecheck --out "$work"
-  part lab 25 "${run[@]}" benchmarks.lab_draws --device cuda --threads 1 --rules token replay traversal --draws $draws --out "$work/lab_draws.json"
+  part lab 25 "${run[@]}" benchmarks.lab_draws --out "$work/lab_draws.json" --device cuda --threads 1 \
+    --rules token replay traversal "${draws[@]}"
 }
 
 kernels() {
