@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from oracles import heads, models
-
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
 
 KINDS = (
