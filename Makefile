@@ -43,9 +43,9 @@ REPLAY_TESTS := tests/engine/test_greedy.py tests/engine/test_replay.py tests/la
 MUTANT_TESTS := tests/mutants tests/lab/test_mutants.py
 TRAINING_TESTS := tests/heads tests/train tests/tune
 STATISTICS_TESTS := tests/lab $(addprefix tests/engine/,test_law.py test_tree_law.py test_drafter_laws.py)
-ELSEWHERE := tests/architecture tests/kernels tests/interpreter tests/machine_code \
+ELSEWHERE := tests/architecture tests/kernels tests/interpreter tests/machine_code tests/launch \
   $(EXACT_TESTS) $(REPLAY_TESTS) $(MUTANT_TESTS) $(STATISTICS_TESTS) $(TRAINING_TESTS)
-TOGETHER := : the lanes architecture, kernels, compile, exact, replay, statistics, mutants, unit and training
+TOGETHER := : the lanes architecture, kernels, compile, launch, exact, replay, statistics, mutants, unit and training
 READY := $(BUILD_STAMP) $(STAMPS)/test
 NATIVE := setup.py pyproject.toml $(shell find csrc -not -name '.*' 2>/dev/null)
 
@@ -57,7 +57,7 @@ printf '== %s: passed in %d s\n' '$(1)' "$$SECONDS"
 endef
 
 .PHONY: help demo test tests bench lint types clean distclean environment
-.PHONY: lane-architecture lane-kernels lane-interpreter lane-compile lane-unit lane-native kernels-full kernels-triton
+.PHONY: lane-architecture lane-kernels lane-interpreter lane-compile lane-launch lane-unit lane-native kernels-full kernels-triton
 .PHONY: lane-exact lane-replay lane-statistics lane-mutants lane-training
 
 help: ## List the targets and the variables
@@ -95,8 +95,11 @@ lane-interpreter: $(READY) ## Triton kernels in Triton's interpreter, against th
 lane-compile: $(READY) ## Triton kernels compiled for GPUs that need not be here, against recorded registers and memory
 	$(call lane,compile,$(PYTEST) -q $(BY_TEST) tests/machine_code)
 
-kernels-full: $(READY) ## The same for every launch configuration and architecture: a few minutes
-	$(call lane,kernels-full,SPECDEC_KERNELS_FULL=1 $(PYTEST) -q tests/machine_code)
+lane-launch: $(READY) ## Every launch and whole engine steps on stand-in GPUs: what happens before a kernel runs
+	$(call lane,launch,$(PYTEST) -q $(BY_TEST) tests/launch)
+
+kernels-full: $(READY) ## Both for every launch configuration and architecture: tens of minutes
+	$(call lane,kernels-full,SPECDEC_KERNELS_FULL=1 $(PYTEST) -q $(BY_TEST) tests/machine_code tests/launch)
 
 kernels-triton: $(READY) ## Compile all Triton kernels for sm_90 with another Triton, in an environment of its own: TRITON=triton==3.6.0
 	$(call lane,kernels-triton,other=$(VENV)/$(subst ==,-,$(TRITON)); \

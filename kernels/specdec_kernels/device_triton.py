@@ -38,6 +38,7 @@ class DeviceKernel(JITFunction):
         Returns:
             Triton's compiled kernel.
         """
+        kwargs.setdefault("enable_fp_fusion", True)  # the default differs between versions of Triton, and bits with it
         device = device_of(args)
         if device < 0 or device == torch.cuda.current_device():
             return super().run(*args, grid=grid, warmup=warmup, **kwargs)
