@@ -89,6 +89,9 @@ def _check_resources(name: str, kernel: Any, gpu: Gpu) -> None:
     metadata, most = kernel.metadata, SHARED_MEMORY[gpu.architecture]
     if metadata.num_warps * 32 > MOST_THREADS:
         raise LaunchError(f"{name}: {metadata.num_warps} warps; a block has at most {MOST_THREADS} threads")
+    scratch = getattr(metadata, "global_scratch_size", 0) or getattr(metadata, "profile_scratch_size", 0)
+    if scratch:
+        raise LaunchError(f"{name}: needs {scratch} bytes of global scratch; Triton has no allocator for them")
     if metadata.shared > most:
         raise LaunchError(f"{name}: {metadata.shared} bytes of shared memory; {gpu.architecture} gives {most}")
 
