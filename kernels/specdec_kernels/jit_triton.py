@@ -38,6 +38,14 @@ def kernel(*specialised: str) -> Callable[[Callable[..., Any]], Any]:
     return decorate
 
 
+def ragged(vocab: int, *strides: int) -> bool:
+    """Whether a mask alone keeps loads of rows from being wide: 16 divides a row stride, but not the vocabulary.
+
+    Kernels then mask the last tile of a row only. Rows that do not begin at multiples of 16 have narrow loads anyway.
+    """
+    return vocab % 16 != 0 and any(stride % 16 == 0 for stride in strides)
+
+
 def lanes_for(count: int, least: int = 32) -> int:
     """Lanes for a number that varies while serving: the smallest of least, 8 * least, 64 * least, ... that holds it.
 

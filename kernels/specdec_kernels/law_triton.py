@@ -17,11 +17,11 @@ LAST = tl.constexpr(0x7FFFFFFF)
 
 
 @triton.jit
-def weigh(logits, cells, room, ids, count, inv_t, lse, cut, tie, FOLD: tl.constexpr):
+def weigh(logits, cells, room, ids, count, inv_t, lse, cut, tie, FOLD: tl.constexpr, end):
     """Weights of tokens `ids` (any shape) of a law whose row of `count` logits starts at `logits`: float32. FOLD: with
-    the overlay's row at `cells`."""
+    the overlay's row at `cells`; end: as in `overlay_triton.load_tile`."""
     inside = (ids >= 0) & (ids < count)
-    level = levels(logits, cells, room, ids, inside, count, FOLD)
+    level = levels(logits, cells, room, ids, inside, count, FOLD, end)
     kept = inside & ((level > cut) | ((level == cut) & (ids <= tie)))
     return tl.where(kept, tl.exp(tl.where(inv_t == 0, 0.0, level * inv_t - lse)), 0.0)
 

@@ -62,6 +62,11 @@ class Variant:
     most_registers: int | None = None
 
 
+def count_type(uneven: bool) -> str:
+    """Type of an integer argument of a `Variant`; uneven: 16 does not divide it."""
+    return "i32" if uneven else "i32:16"
+
+
 @dataclass(frozen=True)
 class Cost:
     """What a compiled kernel uses.

@@ -36,12 +36,41 @@ def place_of(cells, ids, wanted, vocab, room):
 
 
 @triton.jit
-def levels(logits, cells, room, ids, inside, vocab, FOLD: tl.constexpr):
+def load_tile(row, ids, inside, count, end, other):
+    """What lies at `ids` of a row of `count` numbers; `other` where not `inside`.
+
+    end: behind the last of the ids, which are consecutive, so that a tile before the last one is loaded without a mask
+    and in wide loads whatever the count is; None: they are no tile, or a mask keeps no load narrow.
+    """
+    if end is None:
+        found = tl.load(row + ids, mask=inside, other=other)
+    else:
+        if end <= count:
+            found = tl.load(row + ids)
+        else:
+            found = tl.load(row + ids, mask=inside, other=other)
+    return found
+
+
+@triton.jit
+def store_tile(row, ids, values, inside, count, end):
+    """Writes values to `ids` of a row of `count` numbers, where `inside`; end: as in `load_tile`."""
+    if end is None:
+        tl.store(row + ids, values, mask=inside)
+    else:
+        if end <= count:
+            tl.store(row + ids, values)
+        else:
+            tl.store(row + ids, values, mask=inside)
+
+
+@triton.jit
+def levels(logits, cells, room, ids, inside, vocab, FOLD: tl.constexpr, end):
     """Logits of tokens `ids` (int32, any shape) of the row that starts at `logits`, float32; -inf where not `inside`.
 
-    FOLD: as the overlay's row at `cells`, of `room` cells, has them.
+    FOLD: as the overlay's row at `cells`, of `room` cells, has them. end: as in `load_tile`.
     """
-    level = tl.load(logits + ids, mask=inside, other=NO_LOGIT).to(tl.float32)
+    level = load_tile(logits, ids, inside, vocab, end, NO_LOGIT).to(tl.float32)
     if FOLD:
         place, moved = place_of(cells, ids, inside, vocab, room)
         value = tl.load(cells + place, mask=moved, other=0).to(tl.float32, bitcast=True)

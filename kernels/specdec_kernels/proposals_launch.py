@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .chain_verify.launch import TILE, WARPS
 from .draw_sample.launch import Rest, draw, draw_scratch, left_of, rest_constants, rest_of, rest_scratch, rest_types
-from .machine_code import Variant
+from .machine_code import Variant, count_type
 from .ordered_verify.triton_kernel import prepare, walk_down, weigh
 from .overlay import Overlay
 from .proposals import Law, depths, dust
@@ -178,14 +178,16 @@ def thresholds_by(op: str, levels: bool, check: Callable[..., None]) -> Callable
 def weigh_variants(op: str, name: str, everyday: bool, dtype: str = "bf16", **kind: bool) -> list[Variant]:
     """Configurations of the kernels that an operator on ordered proposals launches."""
     levels, chosen = op == "traversal_verify", ("sm_90",) if everyday else ()
+    uneven = kind.get("uneven", False)
     tables = {
         "offsets": "*i32", "first_child": "*i32", "accept": "*fp32", "reach": "*fp64", "level": "*i32",
-        "parents": "*i32", "level_now": "i32", "rows": "i32", "vocab": "i32:16", "dust": "fp32",
+        "parents": "*i32", "level_now": "i32", "rows": "i32", "vocab": count_type(uneven), "dust": "fp32",
     }  # fmt: skip
     constants = rest_constants(chain=False, **kind) | {"TILE": TILE, "LEVELS": levels, "SHORTCUT": True}
     return [
-        Variant(f"{op}/weigh {name}", "ordered_verify.triton_kernel:weigh", rest_types(dtype) | tables, constants,
-                weigh_warps(kind["draft"]), everyday=chosen, fusion=False,
+        Variant(f"{op}/weigh {name}", "ordered_verify.triton_kernel:weigh",
+                rest_types(dtype, uneven=uneven) | tables, constants, weigh_warps(kind["draft"]),
+                everyday=chosen, fusion=False,
                 most_registers=weigh_registers(kind["draft"], kind.get("fold", False)))
     ]  # fmt: skip
 

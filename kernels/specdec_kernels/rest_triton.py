@@ -8,7 +8,8 @@ The arguments come in tuples: a law is (logits, inv_t, lse, cut, tie_id, row str
 followed by the cells of an overlay and how many a row has; the tree is (tokens, next_sibling, drawn, law_row, scouts),
 with siblings that lead onward and law rows that exist (`ordered_verify` prepares them); steps are (applied, p_scale,
 q_scale), one entry per node, about its own refusal. `kind` is (chain, has draft laws, draft columns are mapped, has
-scouts, the target has an overlay), all known when compiling.
+scouts, the target has an overlay, rows are ragged), all known when compiling. `end` is that of a tile of ids (as in
+`overlay_triton.load_tile`), None for other ids.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import triton
 import triton.language as tl
 
 from .law_triton import NEGATIVE_INFINITY, weigh
-from .overlay_triton import levels
+from .overlay_triton import levels, load_tile
 
 WIDE = ("logits", "stride", "width", "q_logits", "q_stride", "q_width", "columns", "vocab")
 """Arguments that wide loads of whole rows specialise, for `jit_triton.kernel`."""
@@ -25,15 +26,15 @@ CHOSEN, WITHOUT_EARLIER, WITHOUT_CHOSEN = tl.constexpr(0), tl.constexpr(2), tl.c
 
 
 @triton.jit
-def weights_of(law, row, ids, FOLD: tl.constexpr):
+def weights_of(law, row, ids, FOLD: tl.constexpr, end):
     """Weights of tokens of one row of a law. FOLD: with its overlay."""
     row = row.to(tl.int64)
     inv_t, lse = tl.load(law[1] + row), tl.load(law[2] + row)
     cut, tie = tl.load(law[3] + row), tl.load(law[4] + row)
     if FOLD:
-        return weigh(law[0] + row * law[5], law[7] + row * law[8], law[8], ids, law[6], inv_t, lse, cut, tie, FOLD)
+        return weigh(law[0] + row * law[5], law[7] + row * law[8], law[8], ids, law[6], inv_t, lse, cut, tie, FOLD, end)
     else:
-        return weigh(law[0] + row * law[5], law[4], 0, ids, law[6], inv_t, lse, cut, tie, FOLD)
+        return weigh(law[0] + row * law[5], law[4], 0, ids, law[6], inv_t, lse, cut, tie, FOLD, end)
 
 
 @triton.jit
@@ -46,7 +47,7 @@ def log_weights_at(law, rows, columns, wanted, FOLD: tl.constexpr):
     tie = tl.load(law[4] + rows, mask=wanted, other=-1)
     wide = rows.to(tl.int64)
     if FOLD:
-        level = levels(law[0] + wide * law[5], law[7] + wide * law[8], law[8], columns, wanted, law[6], FOLD)
+        level = levels(law[0] + wide * law[5], law[7] + wide * law[8], law[8], columns, wanted, law[6], FOLD, None)
     else:
         level = tl.load(law[0] + wide * law[5] + columns, mask=wanted, other=NEGATIVE_INFINITY).to(tl.float32)
     kept = wanted & ((level > cut) | ((level == cut) & (columns <= tie)))
@@ -55,19 +56,23 @@ def log_weights_at(law, rows, columns, wanted, FOLD: tl.constexpr):
 
 
 @triton.jit
-def column_of(columns, ids, vocab, MAPPED: tl.constexpr):
+def column_of(columns, ids, vocab, MAPPED: tl.constexpr, end):
     """Columns of the draft laws that stand for target ids, -1 for none."""
     column = ids
     if MAPPED:
-        column = tl.load(columns + ids, mask=(ids >= 0) & (ids < vocab), other=-1)
+        column = load_tile(columns, ids, (ids >= 0) & (ids < vocab), vocab, end, -1)
     return column
 
 
 @triton.jit
-def proposal(tree, draft, columns, kind: tl.constexpr, first, child, ids, vocab):
+def proposal(tree, draft, columns, kind: tl.constexpr, first, child, ids, vocab, end):
     """Draft weights that a drawn child could have been drawn by, not yet normalised for what is excluded."""
     source = tl.load(tree[3] + child)
-    q = weights_of(draft, source, column_of(columns, ids, vocab, kind[2]), False)
+    tile = end if kind[5] else None
+    if kind[2]:
+        q = weights_of(draft, source, column_of(columns, ids, vocab, True, tile), False, None)
+    else:
+        q = weights_of(draft, source, ids, False, tile)
     if not kind[0]:
         mark = tl.load(tree[2] + child)
         if mark >= WITHOUT_EARLIER:
@@ -108,7 +113,7 @@ def excludes(tree, kind: tl.constexpr, first, child):
 
 
 @triton.jit
-def without(rest, tree, draft, columns, steps, kind: tl.constexpr, first, child, ids, vocab):
+def without(rest, tree, draft, columns, steps, kind: tl.constexpr, first, child, ids, vocab, end):
     """Weights left after one refusal."""
     token = tl.load(tree[0] + child).to(tl.int32)
     scale = tl.load(steps[1] + child)
@@ -118,7 +123,7 @@ def without(rest, tree, draft, columns, steps, kind: tl.constexpr, first, child,
         if tl.load(tree[2] + child) == CHOSEN:
             rest = tl.where(ids == token, 0.0, rest)
         else:
-            q = proposal(tree, draft, columns, kind, first, child, ids, vocab)
+            q = proposal(tree, draft, columns, kind, first, child, ids, vocab, end)
             if not kind[0]:
                 rest = rest * scale
                 q = q * tl.load(steps[2] + child)
@@ -129,13 +134,13 @@ def without(rest, tree, draft, columns, steps, kind: tl.constexpr, first, child,
 
 
 @triton.jit
-def rest_of(target, tree, draft, columns, steps, kind: tl.constexpr, node, first, stop, ids, vocab):
+def rest_of(target, tree, draft, columns, steps, kind: tl.constexpr, node, first, stop, ids, vocab, end):
     """Weights left at a node when its children from `first` up to `stop` (-1: all) were refused."""
-    rest = weights_of(target, node, ids, kind[4])
+    rest = weights_of(target, node, ids, kind[4], end if kind[5] else None)
     child = first
     while (child >= 0) & (child != stop):
         if tl.load(steps[0] + child) != 0:
-            rest = without(rest, tree, draft, columns, steps, kind, first, child, ids, vocab)
+            rest = without(rest, tree, draft, columns, steps, kind, first, child, ids, vocab, end)
         if kind[0]:
             child = child * 0 - 1
         else:

@@ -22,6 +22,7 @@ from specdec_kernels.agreement import SAMPLES, cases, mapped, sample
 from specdec_kernels.samples import Call, Sizes
 
 triton = pytest.importorskip("triton")
+kernel = pytest.importorskip("specdec_kernels.jit_triton").kernel
 
 pytestmark = [
     pytest.mark.aot,
@@ -171,3 +172,8 @@ def test_a_count_that_specialises_is_seen(compiled: Compiled) -> None:
     for where, count in ((numbers, 1), (numbers, 2), (numbers, 3), (numbers, 16), (numbers[1:], 3)):
         eager[(1,)](where, count)
     assert len(compiled) == 4
+
+
+def test_an_argument_that_a_kernel_lacks_is_named() -> None:
+    with pytest.raises(ValueError, match="eager has no arguments vocab; it has numbers, count"):
+        kernel("vocab")(eager.fn)

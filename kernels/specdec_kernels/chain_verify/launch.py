@@ -13,7 +13,7 @@ from ..jit_triton import lanes_for
 from ..law_stats.launch import beside, forget, law_stats
 from ..law_stats.launch import scratch as law_scratch
 from ..law_stats.reference import check as check_sampling
-from ..machine_code import Variant
+from ..machine_code import Variant, count_type
 from ..overlay import Overlay
 from ..workspace import Spec, carve, needs, path_specs, results, total
 from .reference import BLOCK_RULE, TOKEN, Law, check
@@ -200,8 +200,9 @@ def chain_thresholds(
 
 
 def _variants(name: str, everyday: bool, dtype: str = "bf16", draws: str = "", **kind: bool) -> list[Variant]:
-    rest, constants = rest_types(dtype, draws), rest_constants(chain=True, **kind)
-    tables = {"children": "*i32", "reach": "*fp64", "threshold": "*fp32", "vocab": "i32:16"}
+    uneven = kind.get("uneven", False)
+    rest, constants = rest_types(dtype, draws, uneven), rest_constants(chain=True, **kind)
+    tables = {"children": "*i32", "reach": "*fp64", "threshold": "*fp32", "vocab": count_type(uneven)}
     keys = {"seeds": "*i64", "positions": "*i32", "uniforms": "*fp32", "offsets": "*i32"}
     paths = dict.fromkeys(("path", "accepted", "last", "firsts", "source"), "*i32")
     paths |= dict.fromkeys(("nodes", "laws", "depth"), "i32")
@@ -226,6 +227,7 @@ VARIANTS = [
     *_variants("fp32 bf16 drafts", False, "fp32", "bf16", draft=True),
     *_variants("fp32 chosen", False, "fp32", draft=False),
     *_variants("bf16 with an overlay", False, draft=True, fold=True),
+    _variants("bf16 ragged", False, draft=True, uneven=True)[-1],
     Variant(
         "chain_verify/walk", "chain_verify.triton_kernel:walk",
         {"threshold": "*fp32", "children": "*i32", "offsets": "*i32", "seeds": "*i64", "positions": "*i32",

@@ -24,7 +24,7 @@ def ratios(
     q_width, columns, tokens, next_sibling, drawn, law_row, scouts, applied, p_scale, q_scale, offsets, source,
     children, reach, threshold, seeds, positions, uniforms, path, accepted, last, firsts, vocab, nodes, laws, depth,
     STEPS: tl.constexpr, BLOCK_RULE: tl.constexpr, WALK: tl.constexpr, EXPLICIT: tl.constexpr, CHAIN: tl.constexpr,
-    DRAFT: tl.constexpr, MAPPED: tl.constexpr, SCOUTS: tl.constexpr, FOLD: tl.constexpr,
+    DRAFT: tl.constexpr, MAPPED: tl.constexpr, SCOUTS: tl.constexpr, FOLD: tl.constexpr, RAGGED: tl.constexpr,
 ):  # fmt: skip
     """Of one chain: every node's child and reach (block rule) or threshold (token rule), and with WALK its path.
 
@@ -44,7 +44,7 @@ def ratios(
         from_law = inner & (tl.load(drawn + node, mask=inner, other=0) != 0)
         own = tl.minimum(tl.maximum(tl.load(source + node, mask=from_law, other=0), 0), laws - 1)
         tl.store(law_row + node, own, mask=from_law)
-        log_q = log_weights_at(draft, own, column_of(columns, token, vocab, MAPPED), from_law, False)
+        log_q = log_weights_at(draft, own, column_of(columns, token, vocab, MAPPED, None), from_law, False)
         # no weight in q: x was not drawn from this law, so it is no proposal and says nothing of what is left of p
         none = from_law & (log_q < LEAST_LOG_WEIGHT)
         proposed = inner & (none == 0)
@@ -118,7 +118,7 @@ def shares(
     logits, inv_t, lse, cut, tie_id, stride, width, cells, room, q_logits, q_inv_t, q_lse, q_cut, q_tie, q_stride,
     q_width, columns, tokens, next_sibling, drawn, law_row, scouts, applied, p_scale, q_scale, children, reach,
     threshold, vocab, TILE: tl.constexpr, CHAIN: tl.constexpr, DRAFT: tl.constexpr, MAPPED: tl.constexpr,
-    SCOUTS: tl.constexpr, FOLD: tl.constexpr,
+    SCOUTS: tl.constexpr, FOLD: tl.constexpr, RAGGED: tl.constexpr,
 ):  # fmt: skip
     """Block rule: the threshold of one node, from the total of what is left there."""
     node = tl.program_id(0)
@@ -134,8 +134,8 @@ def shares(
         part = tl.zeros((TILE,), tl.float64)
         for first in range(0, vocab, TILE):
             rest = rest_of(
-                target, tree, draft, columns, steps, (CHAIN, DRAFT, MAPPED, SCOUTS, FOLD), node, child, -1,
-                first + tl.arange(0, TILE), vocab,
+                target, tree, draft, columns, steps, (CHAIN, DRAFT, MAPPED, SCOUTS, FOLD, RAGGED), node, child, -1,
+                first + tl.arange(0, TILE), vocab, first + TILE,
             )  # fmt: skip
             part += rest.to(tl.float64)
         left = tl.sum(part, 0)

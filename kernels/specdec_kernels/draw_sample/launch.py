@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..machine_code import Variant
+from ..jit_triton import ragged
+from ..machine_code import Variant, count_type
 from ..overlay import Overlay, folded
 from ..random import BLOCK, DRAFT, RECOVER
 from ..workspace import Spec, carve, needs, results
@@ -40,11 +41,12 @@ class Rest(NamedTuple):
     """The laws and proposals that a draw, or a pass before it, reads: the kernels' arguments in order, and their kind.
 
     tensors: what `rest_triton` describes, with stand-ins where something is absent. kind: (chain, has draft laws, draft
-    columns are mapped, has scouts, the target has an overlay).
+    columns are mapped, has scouts, the target has an overlay,
+    rows are ragged).
     """
 
     tensors: tuple[Any, ...]
-    kind: tuple[bool, bool, bool, bool, bool]
+    kind: tuple[bool, bool, bool, bool, bool, bool]
     vocab: int
 
     @property
@@ -101,7 +103,9 @@ def rest_of(
     applied, p_scale, q_scale = steps or (p[4], p[1], p[1])
     links = (tokens, siblings, drawn, law_row, drawn if scouts is None else scouts.view(torch.int8))
     cells, room = folded(op, overlay, target[0], p[4])
-    kind = (chain, has_draft, has_draft and token_ids is not None, scouts is not None, room > 0)
+    mapped = has_draft and token_ids is not None
+    uneven = ragged(vocab, p[5], q[5])
+    kind = (chain, has_draft, mapped, scouts is not None, room > 0, uneven)
     return Rest((*p, cells, room, *q, columns, *links, applied, p_scale, q_scale), kind, vocab)
 
 
@@ -193,28 +197,29 @@ def draw_sample(
     return draw(rest, rows, firsts.fill_(-1), *keys, DRAFT, known=mass, out=tokens, part=part)
 
 
-def rest_types(dtype: str, draft: str = "") -> dict[str, str]:
+def rest_types(dtype: str, draft: str = "", uneven: bool = False) -> dict[str, str]:
     """Types of the kernels' arguments that `Rest` gives."""
-    draft = draft or dtype
+    draft, columns = draft or dtype, count_type(uneven)
     return {
         "logits": f"*{dtype}", "inv_t": "*fp32", "lse": "*fp32", "cut": "*fp32", "tie_id": "*i32", "stride": "i32:16",
-        "width": "i32:16", "cells": "*i32", "room": "i32:16", "q_logits": f"*{draft}", "q_inv_t": "*fp32",
-        "q_lse": "*fp32", "q_cut": "*fp32", "q_tie": "*i32", "q_stride": "i32:16", "q_width": "i32:16",
+        "width": columns, "cells": "*i32", "room": "i32:16", "q_logits": f"*{draft}", "q_inv_t": "*fp32",
+        "q_lse": "*fp32", "q_cut": "*fp32", "q_tie": "*i32", "q_stride": "i32:16", "q_width": columns,
         "columns": "*i32", "tokens": "*i64", "next_sibling": "*i32", "drawn": "*i8", "law_row": "*i32",
         "scouts": "*i8", "applied": "*i32", "p_scale": "*fp32", "q_scale": "*fp32",
     }  # fmt: skip
 
 
 def rest_constants(
-    chain: bool, draft: bool, mapped: bool = False, scouts: bool = False, fold: bool = False
+    chain: bool, draft: bool, mapped: bool = False, scouts: bool = False, fold: bool = False, uneven: bool = False
 ) -> dict[str, bool]:
     """Values of the kernels' constants that `Rest` gives."""
-    return {"CHAIN": chain, "DRAFT": draft, "MAPPED": mapped, "SCOUTS": scouts, "FOLD": fold}
+    return {"CHAIN": chain, "DRAFT": draft, "MAPPED": mapped, "SCOUTS": scouts, "FOLD": fold, "RAGGED": uneven}
 
 
 def _draw(name: str, everyday: bool, dtype: str = "bf16", known: bool = False, **kind: bool) -> list[Variant]:
-    shared = rest_types(dtype) | {
-        "nodes": "*i32", "firsts": "*i32", "known": "*fp32", "part": "*fp32", "vocab": "i32:16", "blocks": "i32",
+    shared = rest_types(dtype, uneven=kind.get("uneven", False)) | {
+        "nodes": "*i32", "firsts": "*i32", "known": "*fp32", "part": "*fp32", "blocks": "i32",
+        "vocab": count_type(kind.get("uneven", False)),
     }  # fmt: skip
     noise = {
         "seeds": "*i64", "positions": "*i32", "index": "*i32", "block_noise": "*fp32", "token_noise": "*fp32",
@@ -243,4 +248,6 @@ VARIANTS = [
     *_draw("after a tree fp32 mapped", False, "fp32", chain=False, draft=True, mapped=True),
     *_draw("after a tree bf16 with an overlay", False, chain=False, draft=True, scouts=True, fold=True),
     *_draw("after a chain bf16 with an overlay", False, known=True, chain=True, draft=True, fold=True),
+    *_draw("after a chain bf16 ragged", False, known=True, chain=True, draft=True, uneven=True),
+    *_draw("after a tree fp32 mapped ragged", False, "fp32", chain=False, draft=True, mapped=True, uneven=True),
 ]

@@ -30,7 +30,7 @@ def masses(
     logits, inv_t, lse, cut, tie_id, stride, width, cells, room, q_logits, q_inv_t, q_lse, q_cut, q_tie, q_stride,
     q_width, columns, tokens, next_sibling, drawn, law_row, scouts, applied, p_scale, q_scale, nodes, firsts,
     known, part, vocab, blocks, GROUP: tl.constexpr, KNOWN: tl.constexpr, WRITE: tl.constexpr, CHAIN: tl.constexpr,
-    DRAFT: tl.constexpr, MAPPED: tl.constexpr, SCOUTS: tl.constexpr, FOLD: tl.constexpr,
+    DRAFT: tl.constexpr, MAPPED: tl.constexpr, SCOUTS: tl.constexpr, FOLD: tl.constexpr, RAGGED: tl.constexpr,
 ):  # fmt: skip
     """Masses of GROUP race blocks of what is left at nodes[b] after the children from firsts[b] on.
 
@@ -53,8 +53,8 @@ def masses(
         block = tl.program_id(1) * GROUP + tl.arange(0, GROUP)
         ids = block[:, None] * RACE_BLOCK + tl.arange(0, RACE_BLOCK)[None, :]
         rest = rest_of(
-            target, tree, draft, columns, steps, (CHAIN, DRAFT, MAPPED, SCOUTS, FOLD), node, tl.load(firsts + row), -1,
-            ids, vocab,
+            target, tree, draft, columns, steps, (CHAIN, DRAFT, MAPPED, SCOUTS, FOLD, RAGGED), node,
+            tl.load(firsts + row), -1, ids, vocab, (tl.program_id(1) + 1) * GROUP * RACE_BLOCK,
         )  # fmt: skip
         if WRITE:
             tl.store(part + row.to(tl.int64) * vocab + ids, rest, mask=ids < vocab)
@@ -69,7 +69,7 @@ def race(
     q_width, columns, tokens, next_sibling, drawn, law_row, scouts, applied, p_scale, q_scale, nodes, firsts,
     known, part, seeds, positions, index, block_noise, token_noise, out, vocab, blocks, PLACES: tl.constexpr,
     STREAM: tl.constexpr, EXPLICIT: tl.constexpr, KNOWN: tl.constexpr, FEW: tl.constexpr, CHAIN: tl.constexpr,
-    DRAFT: tl.constexpr, MAPPED: tl.constexpr, SCOUTS: tl.constexpr, FOLD: tl.constexpr,
+    DRAFT: tl.constexpr, MAPPED: tl.constexpr, SCOUTS: tl.constexpr, FOLD: tl.constexpr, RAGGED: tl.constexpr,
 ):  # fmt: skip
     """One draw per row: weighs the blocks that can win, by bounds of their masses, then races inside the winner.
 
@@ -114,8 +114,8 @@ def race(
                     block = tl.argmax(bound, 0)
                     ids = block * RACE_BLOCK + tl.arange(0, RACE_BLOCK)
                     rest = rest_of(
-                        target, tree, draft, columns, steps, (CHAIN, DRAFT, MAPPED, SCOUTS, FOLD), node, first, -1, ids,
-                        vocab,
+                        target, tree, draft, columns, steps, (CHAIN, DRAFT, MAPPED, SCOUTS, FOLD, RAGGED), node, first,
+                        -1, ids, vocab, (block + 1) * RACE_BLOCK,
                     )  # fmt: skip
                     mass = tl.sum(rest.to(tl.float64), 0).to(tl.float32)
                     score = log_or_none(mass) + tl.sum(tl.where(place == block, noise, 0.0), 0)
@@ -133,8 +133,8 @@ def race(
             if found >= 0:
                 ids = found * RACE_BLOCK + tl.arange(0, RACE_BLOCK)
                 rest = rest_of(
-                    target, tree, draft, columns, steps, (CHAIN, DRAFT, MAPPED, SCOUTS, FOLD), node, first, -1, ids,
-                    vocab,
+                    target, tree, draft, columns, steps, (CHAIN, DRAFT, MAPPED, SCOUTS, FOLD, RAGGED), node, first, -1,
+                    ids, vocab, (found + 1) * RACE_BLOCK,
                 )  # fmt: skip
                 if EXPLICIT:
                     added = tl.load(token_noise + wide * vocab + ids, mask=ids < vocab, other=0.0)

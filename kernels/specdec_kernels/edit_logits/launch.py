@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ..jit_triton import lanes_for
-from ..machine_code import Variant
+from ..jit_triton import lanes_for, ragged
+from ..machine_code import Variant, count_type
 from .edits import Additions, Forced, NodePaths, Penalties, TokenMasks
 from .reference import check
 from .triton_kernel import sparse, whole
@@ -55,15 +55,16 @@ def edit_logits(
             logits, *tree, nodes, *given(forced, "offsets", "positions", "ids"), *given(masks, "words", "index"),
             requests, packed, count(forced, "ids"), count(masks, "words"), vocab, logits.stride(0),
             count(masks, "words", 1), TILE, places, paths.nodes is not None, forced is not None, masks is not None,
-            num_warps=WHOLE_WARPS, enable_fp_fusion=False,
+            ragged(vocab, logits.stride(0)), num_warps=WHOLE_WARPS, enable_fp_fusion=False,
         )  # fmt: skip
     return logits
 
 
-def _variants(dtype: str, everyday: bool, nodes: bool = False) -> list[Variant]:
+def _variants(dtype: str, everyday: bool, nodes: bool = False, uneven: bool = False) -> list[Variant]:
     tree = {
         "logits": f"*{dtype}", "tokens": "*i64", "parents": "*i32", "offsets": "*i32", "roots": "*i32",
-        "nodes": "*i32", "requests": "i32", "packed": "i32", "entries": "i32", "vocab": "i32:16", "stride": "i32:16",
+        "nodes": "*i32", "requests": "i32", "packed": "i32", "entries": "i32", "vocab": count_type(uneven),
+        "stride": "i32:16",
     }  # fmt: skip
     tables = {
         "factors": "*fp32", "rows": "*i32", "ids": "*i32", "counts": "*i32", "sizes": "*i32", "add_offsets": "*i32",
@@ -74,13 +75,15 @@ def _variants(dtype: str, everyday: bool, nodes: bool = False) -> list[Variant]:
         "masks": "i32", "width": "i32",
     }  # fmt: skip
     chosen, kernel = ("sm_90",) if everyday else (), "edit_logits.triton_kernel"
-    shared, name = {"REQUESTS": 32, "NODES": nodes}, f"{dtype}{' of some nodes' if nodes else ''}"
+    shared = {"REQUESTS": 32, "NODES": nodes}
+    name = f"{dtype}{' of some nodes' if nodes else ''}{' ragged' if uneven else ''}"
     return [
         Variant(f"edit_logits/sparse {name}", f"{kernel}:sparse", tree | tables,
                 shared | {"TILE": ENTRIES, "PENALTIES": True, "ADDITIONS": True}, SPARSE_WARPS, everyday=chosen,
                 fusion=False),
         Variant(f"edit_logits/whole {name}", f"{kernel}:whole", tree | masks,
-                shared | {"TILE": TILE, "FORCED": True, "MASKS": True}, WHOLE_WARPS, everyday=chosen, fusion=False),
+                shared | {"TILE": TILE, "FORCED": True, "MASKS": True, "RAGGED": uneven}, WHOLE_WARPS,
+                everyday=chosen, fusion=False),
     ]  # fmt: skip
 
 
@@ -89,4 +92,5 @@ VARIANTS = [
     *_variants("bf16", False),
     *_variants("fp16", False),
     *_variants("bf16", False, nodes=True),
+    _variants("bf16", False, uneven=True)[-1],
 ]

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..machine_code import Variant
+from ..jit_triton import ragged
+from ..machine_code import Variant, count_type
 from ..overlay import Overlay, folded
 from ..random import BLOCK
 from ..workspace import Spec, carve, needs, results
@@ -19,6 +20,8 @@ GROUP = 8
 ROOM = 2048
 """Contenders of a row that are decided in registers."""
 WARPS = 8
+JOIN_REGISTERS = 192
+"""Per thread of `join`. Left to itself ptxas may aim at fewer, and spills."""
 
 
 def scratch(logits: Tensor, *args: object, pivots: object = None, **kwargs: object) -> list[Spec]:
@@ -57,14 +60,16 @@ def law_stats(
         hints, known = (place, 0) if pivots is None else (pivots.contiguous(), pivots.shape[0])
         tables = (hints, top, place, total, over)
         cells, room = folded("law_stats", overlay, logits, place)
+        uneven = ragged(vocab, logits.stride(0))
         scan[(rows, -(-blocks // GROUP))](
             logits, filters[0], *tables, cells, room, vocab, blocks, logits.stride(0), known, GROUP,
-            pivots is not None, room > 0, num_warps=WARPS, enable_fp_fusion=False,
+            pivots is not None, room > 0, uneven, num_warps=WARPS, enable_fp_fusion=False,
         )  # fmt: skip
         join[(rows,)](
             logits, *filters, *tables, contenders, *found[:4], found[4] if masses else nowhere, cells,
             room, vocab, blocks, logits.stride(0), known, 1 << (blocks - 1).bit_length(), ROOM, masses, FARTHEST,
-            pivots is not None, room > 0, tile_blocks(room > 0), num_warps=WARPS, enable_fp_fusion=False,
+            pivots is not None, room > 0, uneven, tile_blocks(room > 0), num_warps=WARPS, maxnreg=JOIN_REGISTERS,
+            enable_fp_fusion=False,
         )  # fmt: skip
     return tuple(found)
 
@@ -89,25 +94,27 @@ def forget(rows: Tensor, stats: Sequence[Tensor]) -> None:
 
 def _variant(
     kernel: str, dtype: str, everyday: tuple[str, ...], blocks: int = 256, masses: bool = True, pivots: bool = True,
-    fold: bool = False,
+    fold: bool = False, uneven: bool = False,
 ) -> Variant:  # fmt: skip
-    logits = {"logits": f"*{dtype}", "temperature": "*fp32", "vocab": "i32:16", "blocks": "i32", "stride": "i32:16"}
+    logits = {"logits": f"*{dtype}", "temperature": "*fp32", "blocks": "i32", "stride": "i32:16"}
+    logits["vocab"] = count_type(uneven)
     tables = {"pivots": "*i64" if pivots else "*i32", "tops": "*fp32", "places": "*i32", "sums": "*fp32"}
     tables |= {"over": "*fp32", "known": "i32", "cells": "*i32", "room": "i32:16"}
     bare = ("" if pivots else " without pivots") + (" with an overlay" if fold else "")
+    bare += " ragged" if uneven else ""
     if kernel == "scan":
         return Variant(
             f"law_stats/scan {dtype}{bare}", "law_stats.triton_kernel:scan", logits | tables,
-            {"GROUP": GROUP, "PIVOTS": pivots, "FOLD": fold}, WARPS, everyday=everyday, fusion=False,
+            {"GROUP": GROUP, "PIVOTS": pivots, "FOLD": fold, "RAGGED": uneven}, WARPS, everyday=everyday, fusion=False,
         )  # fmt: skip
     answers = {"out_inv_t": "*fp32", "out_lse": "*fp32", "out_cut": "*fp32", "out_tie": "*i32", "mass": "*fp32"}
     filters = {"top_k": "*i32", "top_p": "*fp32", "min_p": "*fp32", "contenders": "*i64"}
     name = f"law_stats/join {dtype} {blocks} blocks{'' if masses else ' without masses'}{bare}"
     constants = {"PLACES": blocks, "ROOM": ROOM, "MASSES": masses, "FARTHEST": FARTHEST, "PIVOTS": pivots}
-    constants |= {"FOLD": fold, "BLOCKS": tile_blocks(fold)}
+    constants |= {"FOLD": fold, "RAGGED": uneven, "BLOCKS": tile_blocks(fold)}
     return Variant(
         name, "law_stats.triton_kernel:join", logits | tables | filters | answers, constants, WARPS, everyday=everyday,
-        fusion=False,
+        fusion=False, most_registers=JOIN_REGISTERS,
     )  # fmt: skip
 
 
@@ -120,4 +127,6 @@ VARIANTS = [
     _variant("join", "bf16", (), pivots=False),
     _variant("scan", "bf16", (), fold=True),
     _variant("join", "bf16", (), fold=True),
+    *(_variant(kernel, dtype, (), uneven=True) for kernel in ("scan", "join") for dtype in ("bf16", "fp32")),
+    _variant("scan", "bf16", (), fold=True, uneven=True),
 ]

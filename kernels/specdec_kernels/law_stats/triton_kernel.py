@@ -8,7 +8,7 @@ Tiles whose largest logit lies below what can be kept are not read again; when f
 in a scratch of a few thousand ranks and decided there. Nothing is sorted and no weight is stored.
 
 A row is passed on as (its logits, its cells of an overlay, how many these are); `how` is (whether these are folded in,
-race blocks of a tile while refining), known when compiling.
+race blocks of a tile while refining, whether rows are ragged), known when compiling.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import triton.language as tl
 
 from ..jit_triton import kernel
 from ..law_triton import LAST, NEGATIVE_INFINITY, RACE_BLOCK, id_of, level_of, middle, rank
+from ..mass_triton import mass_of
 from ..overlay_triton import levels
 
 INFINITY = tl.constexpr(float("inf"))
@@ -30,13 +31,13 @@ def pivot_of(own, pivots, known, row, vocab, FOLD: tl.constexpr):
     """(token, level) of a row's pivot; -1 and -inf where it has none."""
     token = tl.load(pivots + row, mask=row < known, other=-1).to(tl.int32)
     token = tl.where((token >= 0) & (token < vocab), token, -1)
-    return token, levels(own[0], own[1], own[2], token, token >= 0, vocab, FOLD)
+    return token, levels(own[0], own[1], own[2], token, token >= 0, vocab, FOLD, None)
 
 
 @kernel("logits", "vocab", "stride")
 def scan(
     logits, temperature, pivots, tops, places, sums, over, cells, room, vocab, blocks, stride, known,
-    GROUP: tl.constexpr, PIVOTS: tl.constexpr, FOLD: tl.constexpr,
+    GROUP: tl.constexpr, PIVOTS: tl.constexpr, FOLD: tl.constexpr, RAGGED: tl.constexpr,
 ):  # fmt: skip
     """Of GROUP race blocks: the largest logit and sum exp((l - largest) / T); the lowest id of the largest in a greedy
     row; else, of the tokens ranked above the pivot, how many there are and that sum of them.
@@ -45,7 +46,10 @@ def scan(
     block = tl.program_id(1) * GROUP + tl.arange(0, GROUP)
     ids = block[:, None] * RACE_BLOCK + tl.arange(0, RACE_BLOCK)[None, :]
     t = tl.load(temperature + row)
-    level = levels(logits + row * stride, cells + row * room, room, ids, ids < vocab, vocab, FOLD)
+    end = (tl.program_id(1) + 1) * GROUP * RACE_BLOCK
+    level = levels(
+        logits + row * stride, cells + row * room, room, ids, ids < vocab, vocab, FOLD, end if RAGGED else None
+    )
     clean = tl.where(level == level, level, NEGATIVE_INFINITY)
     top = tl.max(clean, 1)
     at = row * blocks + block
@@ -71,7 +75,8 @@ def tile_of(own, start, vocab, how: tl.constexpr):
     """(levels, ranks, inside) of a tile of a row."""
     ids = start + tl.arange(0, how[1] * RACE_BLOCK)
     inside = ids < vocab
-    level = levels(own[0], own[1], own[2], ids, inside, vocab, how[0])
+    end = start + how[1] * RACE_BLOCK
+    level = levels(own[0], own[1], own[2], ids, inside, vocab, how[0], end if how[2] else None)
     return level, rank(level, ids), inside
 
 
@@ -84,8 +89,8 @@ def tile_top(tops, start, blocks, how: tl.constexpr):
 
 @triton.jit
 def share_of(level, inv_t, top_scaled):
-    """exp(l / T - top / T) in float64 of a float32 product, the mass relative to that of the largest logit."""
-    return tl.exp((level * inv_t).to(tl.float64) - top_scaled)
+    """exp(l / T - top / T) in float64 of float32 products, the mass relative to that of the largest logit."""
+    return mass_of(level * inv_t, top_scaled)
 
 
 @triton.jit
@@ -193,7 +198,8 @@ def last_kept(number, above_it, own, total, top_k, top_p, min_p):
 def join(
     logits, temperature, top_k, top_p, min_p, pivots, tops, places, sums, over, contenders, out_inv_t, out_lse, out_cut,
     out_tie, mass, cells, room, vocab, blocks, stride, known, PLACES: tl.constexpr, ROOM: tl.constexpr,
-    MASSES: tl.constexpr, FARTHEST: tl.constexpr, PIVOTS: tl.constexpr, FOLD: tl.constexpr, BLOCKS: tl.constexpr,
+    MASSES: tl.constexpr, FARTHEST: tl.constexpr, PIVOTS: tl.constexpr, FOLD: tl.constexpr, RAGGED: tl.constexpr,
+    BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """Joins the blocks of a row; where a filter cuts, finds the cut. One program per row; PLACES >= blocks."""
     row = tl.program_id(0).to(tl.int64)
@@ -206,11 +212,12 @@ def join(
     greedy = t == 0
     inv_t = tl.where(greedy, 0.0, tl.math.div_rn(1.0, t))
     top = tl.max(peak, 0)
-    top_scaled = (top * tl.where(greedy, 1.0, inv_t)).to(tl.float64)
-    unit = tl.where(peak > NEGATIVE_INFINITY, (peak * tl.where(greedy, 1.0, inv_t)).to(tl.float64) - top_scaled, 0.0)
-    part = tl.where(peak > NEGATIVE_INFINITY, sum_of.to(tl.float64) * tl.exp(unit), sum_of.to(tl.float64))
+    unit_t = tl.where(greedy, 1.0, inv_t)
+    top_scaled = top * unit_t
+    scale = tl.where(peak > NEGATIVE_INFINITY, mass_of(peak * unit_t, top_scaled), 1.0)
+    part = sum_of.to(tl.float64) * scale
     total = tl.sum(part, 0)
-    lse = (top_scaled + tl.log(total)).to(tl.float32)
+    lse = (top_scaled.to(tl.float64) + tl.log(total)).to(tl.float32)
     finite = (tl.abs(lse) < INFINITY) & (tl.abs(top) < INFINITY)  # false for NaN
     cut = tl.full((), NEGATIVE_INFINITY, tl.float32)
     tie = vocab - 1
@@ -221,7 +228,7 @@ def join(
     filtered = (k > 0) | (p < 1) | (m > 0)
     if MASSES:  # before anything is refined: no filter cuts where masses are known
         weighed = finite & (t != 0) & (filtered == 0) & (tl.abs(lse) < FARTHEST)
-        share = part * tl.exp(top_scaled - lse.to(tl.float64))  # in units of the rounded normaliser, as weights are
+        share = part * mass_of(top_scaled, lse)  # in units of the rounded normaliser, as weights are
         tl.store(mass + row * blocks + block, tl.where(weighed, share.to(tl.float32), float("nan")), mask=have)
     if greedy:
         lse = tl.zeros((), tl.float32)
@@ -231,17 +238,16 @@ def join(
             tie = tl.min(first, 0)
     elif filtered & finite:
         mine = (logits + row * stride, cells + row * room, room)
-        how: tl.constexpr = (FOLD, BLOCKS)
+        how: tl.constexpr = (FOLD, BLOCKS, RAGGED)
         settled = top != top
         if PIVOTS:
             token, level = pivot_of(mine, pivots, known, row, vocab, FOLD)
-            scale = tl.where(peak > NEGATIVE_INFINITY, tl.exp(unit), 1.0)
             above_it = tl.sum(tl.load(over + row * blocks + block, mask=have, other=0.0).to(tl.float64) * scale, 0)
             number = tl.sum(tl.load(places + row * blocks + block, mask=have, other=0), 0)
             own = share_of(level, inv_t, top_scaled)
             settled = (level > NEGATIVE_INFINITY) & last_kept(number, above_it, own, total, k, p, m)
             if settled:
-                lse = (top_scaled + tl.log(above_it + own)).to(tl.float32)
+                lse = (top_scaled.to(tl.float64) + tl.log(above_it + own)).to(tl.float32)
                 cut = level
                 tie = token
         if settled == 0:
@@ -279,7 +285,7 @@ def join(
                         floor = half + 1
                 low = floor
             kept, _, least = above(mine, tops, vocab, blocks, inv_t, top_scaled, low - 1, highest, True, how)
-            lse = (top_scaled + tl.log(kept)).to(tl.float32)
+            lse = (top_scaled.to(tl.float64) + tl.log(kept)).to(tl.float32)
             cut = level_of(least)
             tie = tl.where(cut > NEGATIVE_INFINITY, id_of(least), vocab - 1)
     tl.store(out_inv_t + row, inv_t)

@@ -15,6 +15,7 @@ VARIANTS = [
     *weigh_variants("ordered_verify", "fp16", False, "fp16", draft=True),
     *weigh_variants("ordered_verify", "bf16 chosen", False, draft=False),
     *weigh_variants("ordered_verify", "bf16 with an overlay", False, draft=True, fold=True),
+    *weigh_variants("ordered_verify", "bf16 ragged", False, draft=True, uneven=True),
     Variant(
         "ordered_verify/prepare", "ordered_verify.triton_kernel:prepare",
         {

@@ -24,7 +24,7 @@ def weigh(
     q_width, columns, tokens, next_sibling, drawn, law_row, scouts, applied, p_scale, q_scale, offsets,
     first_child, accept, reach, level, parents, level_now, rows, vocab, dust, TILE: tl.constexpr, LEVELS: tl.constexpr,
     SHORTCUT: tl.constexpr, CHAIN: tl.constexpr, DRAFT: tl.constexpr, MAPPED: tl.constexpr, SCOUTS: tl.constexpr,
-    FOLD: tl.constexpr,
+    FOLD: tl.constexpr, RAGGED: tl.constexpr,
 ):  # fmt: skip
     """Rounds of one node. LEVELS: only if it is at level_now; its children get their level, parent and reach.
 
@@ -41,6 +41,7 @@ def weigh(
         draft = (q_logits, q_inv_t, q_lse, q_cut, q_tie, q_stride, q_width)
         tree = (tokens, next_sibling, drawn, law_row, scouts)
         steps = (applied, p_scale, q_scale)
+        kind: tl.constexpr = (CHAIN, DRAFT, MAPPED, SCOUTS, FOLD, RAGGED)
         first = tl.load(first_child + node)
         scale, norm = tl.load(inv_t + node), tl.load(lse + node)
         total = tl.full((), 1.0, tl.float64)
@@ -56,26 +57,21 @@ def weigh(
                 factor = tl.full((), 1.0, tl.float64)
                 if DRAFT:  # noqa: SIM102 (known when compiling)
                     if chosen == 0:
-                        q = proposal(
-                            tree, draft, columns, (CHAIN, DRAFT, MAPPED, SCOUTS, FOLD), first, child, token, vocab
-                        )
-                        something, itself = excludes(tree, (CHAIN, DRAFT, MAPPED, SCOUTS, FOLD), first, child)
+                        q = proposal(tree, draft, columns, kind, first, child, token, vocab, None)
+                        something, itself = excludes(tree, kind, first, child)
                         offered = tl.where(itself, 0.0, q.to(tl.float64))
                         if something & (offered > 0):
                             part = tl.zeros((TILE,), tl.float64)
                             for start in range(0, vocab, TILE):
                                 tile = proposal(
-                                    tree, draft, columns, (CHAIN, DRAFT, MAPPED, SCOUTS, FOLD), first, child,
-                                    start + tl.arange(0, TILE), vocab,
+                                    tree, draft, columns, kind, first, child, start + tl.arange(0, TILE), vocab,
+                                    start + TILE,
                                 )  # fmt: skip
                                 part += tile.to(tl.float64)
                             factor = 1.0 / tl.sum(part, 0)
                             offered = offered * factor
                 if offered > 0:  # otherwise it was not drawn from its law and is no proposal
-                    held = rest_of(
-                        target, tree, draft, columns, steps, (CHAIN, DRAFT, MAPPED, SCOUTS, FOLD), node, first, child,
-                        token, vocab,
-                    )  # fmt: skip
+                    held = rest_of(target, tree, draft, columns, steps, kind, node, first, child, token, vocab, None)
                     chance = tl.minimum(own * held.to(tl.float64) / total / offered, 1.0)
                     tl.store(accept + child, chance.to(tl.float32))
                     if LEVELS:
@@ -91,8 +87,8 @@ def weigh(
                         stop = tl.load(next_sibling + child)
                         for start in range(0, vocab, TILE):
                             left = rest_of(
-                                target, tree, draft, columns, steps, (CHAIN, DRAFT, MAPPED, SCOUTS, FOLD), node, first,
-                                stop, start + tl.arange(0, TILE), vocab,
+                                target, tree, draft, columns, steps, kind, node, first, stop,
+                                start + tl.arange(0, TILE), vocab, start + TILE,
                             )  # fmt: skip
                             part += left.to(tl.float64)
                         left_mass = tl.sum(part, 0)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..machine_code import Variant
+from ..jit_triton import ragged
+from ..machine_code import Variant, count_type
 from ..overlay import Overlay, folded
 from ..workspace import Spec, carve, needs, results
 from .reference import check
@@ -47,20 +48,23 @@ def replay_sample(
         cells, room = folded("replay_sample", overlay, logits, law[2])
         pieces[(rows, count)](
             logits, *law, added, best, cells, room, vocab, logits.stride(0), vocab, TILE, TILES, noise is not None,
-            room > 0, num_warps=WARPS, enable_fp_fusion=False,
+            room > 0, ragged(vocab, logits.stride(0)), num_warps=WARPS, enable_fp_fusion=False,
         )  # fmt: skip
         choose[(rows,)](law[0], law[2], best, tokens, count, 1 << (count - 1).bit_length(), num_warps=1)
     return tokens
 
 
-def _pieces(dtype: str, everyday: tuple[str, ...], explicit: bool = False, fold: bool = False) -> Variant:
+def _pieces(
+    dtype: str, everyday: tuple[str, ...], explicit: bool = False, fold: bool = False, uneven: bool = False
+) -> Variant:
     arguments = {
         "logits": f"*{dtype}", "inv_t": "*fp32", "cut": "*fp32", "tie_id": "*i32", "seeds": "*i64",
-        "positions": "*i32", "noise": "*fp32", "best": "*i64", "cells": "*i32", "room": "i32:16", "vocab": "i32:16",
-        "stride": "i32:16", "noise_stride": "i32",
+        "positions": "*i32", "noise": "*fp32", "best": "*i64", "cells": "*i32", "room": "i32:16",
+        "vocab": count_type(uneven), "stride": "i32:16", "noise_stride": "i32",
     }  # fmt: skip
     special = (" given noise" if explicit else "") + (" with an overlay" if fold else "")
-    constants = {"TILE": TILE, "TILES": TILES, "EXPLICIT": explicit, "FOLD": fold}
+    special += " ragged" if uneven else ""
+    constants = {"TILE": TILE, "TILES": TILES, "EXPLICIT": explicit, "FOLD": fold, "RAGGED": uneven}
     return Variant(
         f"replay_sample/pieces {dtype}{special}", "replay_sample.triton_kernel:pieces", arguments, constants, WARPS,
         everyday=everyday, fusion=False,
@@ -71,6 +75,8 @@ VARIANTS = [
     *(_pieces(dtype, ("sm_90",) if dtype == "bf16" else ()) for dtype in ("bf16", "fp16", "fp32")),
     _pieces("bf16", (), explicit=True),
     _pieces("bf16", (), fold=True),
+    *(_pieces(dtype, (), uneven=True) for dtype in ("bf16", "fp32")),
+    _pieces("bf16", (), fold=True, uneven=True),
     Variant(
         "replay_sample/choose", "replay_sample.triton_kernel:choose",
         {"inv_t": "*fp32", "tie_id": "*i32", "best": "*i64", "tokens": "*i64", "count": "i32"}, {"PIECES": 64}, 1,

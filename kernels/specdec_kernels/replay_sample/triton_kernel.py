@@ -14,6 +14,7 @@ from ..random_triton import REPLAY, gumbel_span
 def pieces(
     logits, inv_t, cut, tie_id, seeds, positions, noise, best, cells, room, vocab, stride, noise_stride,
     TILE: tl.constexpr, TILES: tl.constexpr, EXPLICIT: tl.constexpr, FOLD: tl.constexpr,
+    RAGGED: tl.constexpr,
 ):  # fmt: skip
     """The rank of the best score of TILES tiles. Noise is made only for tiles that hold a token with weight."""
     row = tl.program_id(0).to(tl.int64)
@@ -24,7 +25,10 @@ def pieces(
         for tile in range(TILES):
             first = (tl.program_id(1) * TILES + tile) * TILE
             ids = first + tl.arange(0, TILE)
-            level = levels(logits + row * stride, cells + row * room, room, ids, ids < vocab, vocab, FOLD)
+            level = levels(
+                logits + row * stride, cells + row * room, room, ids, ids < vocab, vocab, FOLD,
+                first + TILE if RAGGED else None,
+            )  # fmt: skip
             kept = (ids < vocab) & ((level > least) | ((level == least) & (ids <= tie)))
             if tl.max(kept.to(tl.int32), 0) > 0:
                 if EXPLICIT:

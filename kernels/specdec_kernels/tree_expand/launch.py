@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from triton import next_power_of_2
 
-from ..jit_triton import lanes_for
-from ..machine_code import Variant
+from ..jit_triton import lanes_for, ragged
+from ..machine_code import Variant, count_type
 from ..workspace import Spec, carve, needs, results
 from .reference import check
 
@@ -71,7 +71,7 @@ def tree_expand(
     if nodes:
         pieces[(nodes, count)](
             logits, *law, *keys, *parts, vocab, logits.stride(0), width, float(sharpness), TILE=TILE,
-            NOISE=seeds is not None, num_warps=WARPS, enable_fp_fusion=False,
+            NOISE=seeds is not None, RAGGED=ragged(vocab, logits.stride(0)), num_warps=WARPS, enable_fp_fusion=False,
         )  # fmt: skip
         join[(nodes,)](
             *law, *parts, tokens, found, count, width, float(sharpness), PIECES=next_power_of_2(count),
@@ -82,21 +82,23 @@ def tree_expand(
     return tuple(answer)
 
 
-def _variants(dtype: str, noise: bool, everyday: tuple[str, ...]) -> Variant:
+def _variants(dtype: str, noise: bool, everyday: tuple[str, ...], uneven: bool = False) -> Variant:
     arguments: dict[str, Any] = {
         "logits": f"*{dtype}", "inv_t": "*fp32", "cut": "*fp32", "tie_id": "*i32", "scores": "*fp32", "seeds": "*i64",
-        "positions": "*i32", "ranks": "*i64", "peaks": "*fp32", "sums": "*fp32", "vocab": "i32:16", "stride": "i32:16",
-        "width": "i32", "sharpness": "fp32",
+        "positions": "*i32", "ranks": "*i64", "peaks": "*fp32", "sums": "*fp32", "vocab": count_type(uneven),
+        "stride": "i32:16", "width": "i32", "sharpness": "fp32",
     }  # fmt: skip
-    name = f"tree_expand/pieces {dtype}{' noise' if noise else ''}"
+    name = f"tree_expand/pieces {dtype}{' noise' if noise else ''}{' ragged' if uneven else ''}"
     kernel = "tree_expand.triton_kernel:pieces"
-    return Variant(name, kernel, arguments, {"TILE": TILE, "NOISE": noise}, WARPS, everyday=everyday, fusion=False)
+    constants = {"TILE": TILE, "NOISE": noise, "RAGGED": uneven}
+    return Variant(name, kernel, arguments, constants, WARPS, everyday=everyday, fusion=False)
 
 
 VARIANTS = [
     _variants("bf16", True, ("sm_90",)),
     _variants("fp16", False, ()),
     _variants("fp32", True, ()),
+    *(_variants(dtype, True, (), True) for dtype in ("bf16", "fp32")),
     Variant(
         "tree_expand/join 8 of 38 pieces", "tree_expand.triton_kernel:join",
         {

@@ -7,6 +7,7 @@ import triton.language as tl
 from ..jit_triton import kernel
 from ..law_triton import LAST, NEGATIVE_INFINITY, id_of, level_of, rank
 from ..links_triton import span
+from ..overlay_triton import load_tile
 from ..random_triton import REPLAY, gumbel_span
 
 LOWEST = tl.constexpr(-0x7FFFFFFFFFFFFFFF)
@@ -16,7 +17,7 @@ INFINITY = tl.constexpr(float("inf"))
 @kernel("logits", "vocab", "stride")
 def pieces(
     logits, inv_t, cut, tie_id, scores, seeds, positions, ranks, peaks, sums, vocab, stride, width, sharpness,
-    TILE: tl.constexpr, NOISE: tl.constexpr,
+    TILE: tl.constexpr, NOISE: tl.constexpr, RAGGED: tl.constexpr,
 ):  # fmt: skip
     """Grid (nodes, pieces of TILE logits): ranks of the `width` best values z of a piece, the largest of them, and the
     sum of exp(sharpness * (z - largest)). Greedy nodes and those without children are left alone."""
@@ -26,7 +27,8 @@ def pieces(
     if (scale != 0) & (least == least) & (tl.load(scores + node) > NEGATIVE_INFINITY):
         first = tl.program_id(1) * TILE
         ids = first + tl.arange(0, TILE)
-        level = tl.load(logits + node * stride + ids, mask=ids < vocab, other=NEGATIVE_INFINITY).to(tl.float32)
+        end = first + TILE if RAGGED else None
+        level = load_tile(logits + node * stride, ids, ids < vocab, vocab, end, NEGATIVE_INFINITY).to(tl.float32)
         kept = (ids < vocab) & ((level > least) | ((level == least) & (ids <= tie)))
         z = level * scale
         if NOISE:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..draw_sample.launch import draw, draw_scratch, rest_of, rest_scratch
-from ..machine_code import Variant
+from ..machine_code import Variant, count_type
 from ..overlay import Overlay
 from ..proposals import Law
 from ..workspace import Spec, carve, needs, path_specs, results
@@ -63,7 +63,7 @@ def typical_verify(
         nodes, pieces = sums.shape
         if nodes:
             entropies[(nodes, pieces)](
-                *law, links[2], sums, pieces, PIECE, fold, num_warps=WARPS, enable_fp_fusion=False
+                *law, links[2], sums, pieces, PIECE, fold, laws.kind[5], num_warps=WARPS, enable_fp_fusion=False
             )
         walk[(rows,)](
             *law, *links, links[0] if scouts is None else scouts.contiguous().view(torch.int8), sums, parents, marks,
@@ -75,15 +75,19 @@ def typical_verify(
     return path, accepted, following
 
 
-def _law(dtype: str) -> dict[str, str]:
+def _law(dtype: str, uneven: bool) -> dict[str, str]:
     return {
         "logits": f"*{dtype}", "inv_t": "*fp32", "lse": "*fp32", "cut": "*fp32", "tie_id": "*i32", "stride": "i32:16",
-        "width": "i32:16", "cells": "*i32", "room": "i32:16", "first_child": "*i32", "sums": "*fp64", "pieces": "i32",
+        "width": count_type(uneven), "cells": "*i32", "room": "i32:16", "first_child": "*i32", "sums": "*fp64",
+        "pieces": "i32",
     }  # fmt: skip
 
 
-def _variants(dtype: str, everyday: tuple[str, ...], scouts: bool, fold: bool = False) -> list[Variant]:
+def _variants(
+    dtype: str, everyday: tuple[str, ...], scouts: bool, fold: bool = False, uneven: bool = False
+) -> list[Variant]:
     kernel, over = "typical_verify.triton_kernel", " with an overlay" if fold else ""
+    over += " ragged" if uneven else ""
     name = f"{dtype}{' scouts' if scouts else ''}{over}"
     links = {
         "tokens": "*i64", "offsets": "*i32", "next_sibling": "*i32", "scouts": "*i8", "parents": "*i32",
@@ -92,10 +96,10 @@ def _variants(dtype: str, everyday: tuple[str, ...], scouts: bool, fold: bool = 
     }  # fmt: skip
     constants = {"TILE": TILE, "SCOUTS": scouts, "FOLD": fold}
     return [
-        Variant(f"typical_verify/entropies {dtype}{over}", f"{kernel}:entropies", _law(dtype),
-                {"TILE": PIECE, "FOLD": fold}, WARPS, everyday=everyday, fusion=False),
-        Variant(f"typical_verify/walk {name}", f"{kernel}:walk", _law(dtype) | links, constants, 1, everyday=everyday,
-                fusion=False),
+        Variant(f"typical_verify/entropies {dtype}{over}", f"{kernel}:entropies", _law(dtype, uneven),
+                {"TILE": PIECE, "FOLD": fold, "RAGGED": uneven}, WARPS, everyday=everyday, fusion=False),
+        Variant(f"typical_verify/walk {name}", f"{kernel}:walk", _law(dtype, uneven) | links, constants, 1,
+                everyday=everyday, fusion=False),
     ]  # fmt: skip
 
 
@@ -104,4 +108,5 @@ VARIANTS = [
     *_variants("fp16", (), False),
     *_variants("fp32", (), True),
     *_variants("bf16", (), False, fold=True),
+    _variants("bf16", (), False, uneven=True)[0],
 ]

@@ -19,7 +19,7 @@ from ..rest_triton import log_weights_at
 @kernel("logits", "stride", "width")
 def entropies(
     logits, inv_t, lse, cut, tie_id, stride, width, cells, room, first_child, sums, pieces, TILE: tl.constexpr,
-    FOLD: tl.constexpr,
+    FOLD: tl.constexpr, RAGGED: tl.constexpr,
 ):  # fmt: skip
     """-sum p log p over TILE tokens of a node's law, if the node has children."""
     node, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -30,7 +30,10 @@ def entropies(
             ids = piece * TILE + tl.arange(0, TILE)
             cut_at, tie = tl.load(cut + node), tl.load(tie_id + node)
             own = cells + node * room
-            weight = weigh(logits + node * stride, own, room, ids, width, scale, norm, cut_at, tie, FOLD)
+            end = (piece + 1) * TILE
+            weight = weigh(
+                logits + node * stride, own, room, ids, width, scale, norm, cut_at, tie, FOLD, end if RAGGED else None
+            )
             part = weight * logarithm(tl.maximum(weight, SMALLEST))
             total -= tl.sum(part.to(tl.float64), 0)
         tl.store(sums + node * pieces + piece, total)
