@@ -49,6 +49,14 @@ TOGETHER := : the lanes architecture, kernels, compile, launch, exact, replay, s
 READY := $(BUILD_STAMP) $(STAMPS)/test
 NATIVE := setup.py pyproject.toml $(shell find csrc -not -name '.*' 2>/dev/null)
 
+# An environment, $$other, with the Triton that TRITON names and the other packages of $(VENV).
+OTHER_TRITON = other=$(VENV)/$(subst ==,-,$(TRITON)); \
+  test -x $$other/bin/python || $(BIN)/python -m venv $$other; \
+  $$other/bin/python -m pip install -q --no-deps --disable-pip-version-check $(TRITON); \
+  $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+    >"$$($$other/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/rest.pth"; \
+  export PYTHONPATH='$(CURDIR):$(CURDIR)/kernels:$(CURDIR)/tests'
+
 # $(call lane,name,command,more): run a command under a heading, with its duration; more: what the heading says besides.
 define lane
 @printf '\n== %s\n' '$(1)$(3)'; SECONDS=0; \
@@ -58,6 +66,7 @@ endef
 
 .PHONY: help demo test tests bench lint types clean distclean environment
 .PHONY: lane-architecture lane-kernels lane-interpreter lane-compile lane-launch lane-unit lane-native kernels-full kernels-triton
+.PHONY: gpu-cache gpu-rehearsal
 .PHONY: lane-exact lane-replay lane-statistics lane-mutants lane-training
 
 help: ## List the targets and the variables
@@ -102,12 +111,15 @@ kernels-full: $(READY) ## Both for every launch configuration and architecture: 
 	$(call lane,kernels-full,SPECDEC_KERNELS_FULL=1 $(PYTEST) -q $(BY_TEST) tests/machine_code tests/launch)
 
 kernels-triton: $(READY) ## Compile all Triton kernels for sm_90 with another Triton, in an environment of its own: TRITON=triton==3.6.0
-	$(call lane,kernels-triton,other=$(VENV)/$(subst ==,-,$(TRITON)); \
-	  test -x $$other/bin/python || $(BIN)/python -m venv $$other; \
-	  $$other/bin/python -m pip install -q --no-deps --disable-pip-version-check $(TRITON); \
-	  $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
-	    >"$$($$other/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/rest.pth"; \
-	  PYTHONPATH='$(CURDIR):$(CURDIR)/kernels' $$other/bin/python -m benchmarks.kernels.compile_all)
+	$(call lane,kernels-triton,$(OTHER_TRITON); $$other/bin/python -m benchmarks.kernels.compile_all)
+
+gpu-cache: $(READY) ## Compile what GPU sessions launch for sm_90 with another Triton and pack it: TRITON=triton==3.6.0
+	$(call lane,gpu-cache,$(OTHER_TRITON); OMP_NUM_THREADS=1 TRITON_CACHE_DIR='$(CURDIR)/build/gpu-cache' \
+	  $$other/bin/python -m benchmarks.kernel_cache pack build/gpu-cache.tar.xz --processes $(WORKERS))
+
+gpu-rehearsal: $(READY) ## The three commands of a GPU session on a stand-in GPU, at tiny sizes
+	$(call lane,gpu-rehearsal,failed=0; for command in correctness kernels steps; do PYTHON=$(BIN)/python \
+	  benchmarks/gpu_session.sh $$command build/gpu-rehearsal/$$command --rehearse || failed=1; done; test $$failed = 0)
 
 lane-exact: $(READY) ## Laws of all rules enumerated in exact arithmetic, closed forms of what they accept
 	$(call lane,exact,$(PYTEST) -q $(BY_TEST) $(EXACT_TESTS))

@@ -120,15 +120,14 @@ tests() { # tests NAME SECONDS WORDS...: pytest in parallel, one test at a time 
 }
 
 correctness() {
-  local few=() draws=(--draws 100000)
-  [ -z "$rehearse" ] || few=(-k "kernel_runs and tree_plan or captured and none") draws=(--draws 200 --vocab 300)
+  local few=() draws=(--draws 100000 --rules token replay traversal)
+  [ -z "$rehearse" ] || few=(-k "kernel_runs and tree_plan or captured and none") draws=(--draws 200 --vocab 300 --rules token)
   prepare
   tests tests 200 tests/gpu --maxfail=100 "${few[@]}"
   [ "$rehearse" ] || tests operators 30 tests/kernels/test_registered.py tests/kernels/test_dispatch.py
   part memcheck 60 "${run[@]}" benchmarks.kernels.sanitize memcheck --out "$work"
   part racecheck 60 "${run[@]}" benchmarks.kernels.sanitize racecheck --out "$work"
-  part lab 25 "${run[@]}" benchmarks.lab_draws --out "$work/lab_draws.json" --device cuda --threads 1 \
-    --rules token replay traversal "${draws[@]}"
+  part lab 25 "${run[@]}" benchmarks.lab_draws --out "$work/lab_draws.json" --device cuda --threads 1 "${draws[@]}"
 }
 
 kernels() {

@@ -214,7 +214,9 @@ def main(arguments: list[str] | None = None) -> int:
     if words := untested(here.triton):
         print(words)
     if options.command == "pack":
-        jobs = list(cache_jobs.JOBS) if options.jobs is None else options.jobs
+        jobs = [name for name in cache_jobs.JOBS if name != "tiny"] if options.jobs is None else options.jobs
+        for key in cache.glob(f"*/{KEY}"):  # of earlier sources
+            key.unlink()
         failed = cache_jobs.compile_all(jobs, cache, options.processes)
         count = pack(cache, options.file, here)
         print(f"{options.file}: {count} kernels, {options.file.stat().st_size:,} bytes, {failed} jobs failed")
