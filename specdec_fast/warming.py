@@ -50,11 +50,12 @@ def warm(engine: Engine, capacities: Iterable[tuple[int, int]] | None) -> None:
             most = max(drafted for own, drafted in pairs if own == rows)
             for params in allowed:
                 _rehearse(engine, [PROMPT] * rows, most, params, _shorter(most), captured=False)
-            if captured:
-                _rehearse(engine, [PROMPT] * rows, most, allowed[0], [most] * 2, captured=True)
+        rows, most = min(pairs)
+        if captured:  # rows enter and leave
+            _rehearse(engine, [PROMPT] * rows, most, allowed[0], [most], captured=True)
         most = max(drafted for _, drafted in pairs)
         for length in _lengths(engine, most):
-            _rehearse(engine, [length], most, allowed[0], [most], captured=False)
+            _rehearse(engine, [length], most, allowed[0], [min(most, 1)], captured=False)
 
 
 def _checked(engine: Engine, capacities: Iterable[tuple[int, int]] | None) -> list[tuple[int, int]]:
@@ -88,10 +89,8 @@ def _captures(engine: Engine, pairs: list[tuple[int, int]], greedy: set[bool]) -
 
 
 def _shorter(most: int) -> list[int]:
-    """Draft tokens of the steps of a rehearsal: the second step is the first that drafts from what a step has shown;
-    those at the end of a text have room for less.
-    """
-    return [most, most, *(1 << place for place in reversed(range(most.bit_length())) if 1 << place < most), 0]
+    """Draft tokens of the steps of a rehearsal: fewer and fewer, as towards the end of a text."""
+    return [most, *(1 << place for place in reversed(range(most.bit_length())) if 1 << place < most), 0][: most + 1]
 
 
 def _lengths(engine: Engine, most: int) -> list[int]:
@@ -137,8 +136,8 @@ class _Given(Fixed):
 class _Guesses:
     """In place of a drafter that works on the host or learns from texts: its drafts look alike on the device."""
 
-    def __init__(self, drafter: Drafter) -> None:
-        self.name, self.needs = drafter.name, drafter.needs
+    def __init__(self, drafter: Drafter, vocab_size: int) -> None:
+        self.name, self.needs, self._vocab_size = drafter.name, drafter.needs, vocab_size
         self.num_draft_tokens: int = getattr(drafter, "num_draft_tokens", 0)
 
     def begin(self, view: StateView, rows: Sequence[int], prompt_output: Any) -> None:
@@ -151,7 +150,7 @@ class _Guesses:
             parents = [-1, *range(count)]
             if self.needs.topology == "tree" and count > 1:
                 parents[2] = 0
-            trees.append(([view.tokens(row)[-1], *range(count)], parents))
+            trees.append(([view.tokens(row)[-1], *(node % self._vocab_size for node in range(count))], parents))
         if self.needs.topology == "chain":
             return Draft.chains(rows, [tokens for tokens, _ in trees], device=view.device)
         return Draft.trees(rows, trees, device=view.device)
@@ -171,7 +170,7 @@ def _twin(engine: Engine, budgets: Sequence[int], captured: bool) -> Engine:
     twin.tokenizer, twin.eos_token_ids = None, ()
     drafter = engine.drafter
     if drafter is not None and (drafter.needs.host_tokens or drafter.needs.shared):
-        drafter = _Guesses(drafter)
+        drafter = _Guesses(drafter, engine.target.vocab_size)
     twin._proposer = Proposer(drafter, _Given(budgets), twin._running, engine.rule, engine.target.vocab_size)
     twin._captured = engine._captured.aside(twin._proposer)
     twin._never = [] if captured else ["a rehearsal of steps that are not captured"]

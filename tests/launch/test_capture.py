@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,17 +17,10 @@ from specdec_kernels import standin
 
 pytestmark = [
     pytest.mark.aot,
-    pytest.mark.skipif(standin.missing() is not None, reason=str(standin.missing())),
     pytest.mark.filterwarnings("ignore::specdec_kernels.FallbackWarning"),  # of the answers, which the CPU gives
 ]
 FIRST, SECOND = torch.device("cuda:0"), torch.device("cuda:1")
 FOREIGN = "operation would make the legacy stream depend on a capturing blocking stream"
-
-
-@pytest.fixture
-def gpu() -> Iterator[standin.Gpu]:
-    with standin.gpu("sm_90", devices=2) as made:
-        yield made
 
 
 class Counting:
