@@ -50,6 +50,11 @@ reserve=14
 failed=0
 running=
 child=
+found=
+
+kernels_held() { # how many compiled kernels Triton's cache holds
+  find "$TRITON_CACHE_DIR" -name '*.cubin' 2>/dev/null | wc -l
+}
 
 part() { # part NAME SECONDS COMMAND...: runs with a limit and within the budget, keeps the output, notes how it went
   local name=$1 limit=$2 left=$((budget - reserve - SECONDS)) started=$SECONDS status
@@ -96,6 +101,7 @@ interrupted() { # interrupted STATUS: ends the part that runs, and the session
 finish() { # report and results of whatever there is; a failure counts unless the session failed already
   local status=$?
   trap - EXIT
+  [ -z "$found" ] || sed -i "s/null/$(($(kernels_held) - found))/" "$work/cache.json"
   timeout --kill-after=$grace 8 "$python" -m benchmarks.report "$work" || [ $status != 0 ] || status=1
   pack || [ $status != 0 ] || status=1
   rm -rf "$work"
@@ -104,12 +110,16 @@ finish() { # report and results of whatever there is; a failure counts unless th
 }
 
 prepare() { # prepare JOBS: the machine, the extensions, compiled kernels; jobs: what is compiled where none fit
+  local held
   part machine 20 "${run[@]}" benchmarks.machine "$work" || exit "$failed"
   if [ -z "$rehearse" ]; then
     part build 95 env SPECDEC_BUILD=auto "$python" setup.py -q build_ext --inplace
     part built 15 "$python" -c "import torch, specdec_kernels as k; import specdec_kernels._C, specdec_kernels._C_cuda; print(k.explain())"
   fi
+  held=$(kernels_held)
   part cache 90 "$python" -m benchmarks.kernel_cache load "${SPECDEC_GPU_CACHE:-build/gpu-cache.tar.xz}" --jobs "$@"
+  found=$(kernels_held)
+  echo "{\"held_before\": $held, \"added\": $((found - held)), \"compiled_later\": null}" >"$work/cache.json"
 }
 
 tests() { # tests NAME SECONDS WORDS...: pytest in parallel, one test at a time from the front; NAME.json keeps outcomes

@@ -21,12 +21,14 @@ svg{max-width:100%;height:auto;font:11px system-ui,sans-serif}pre{white-space:pr
 """
 
 
-def _cell(value: Any) -> str:
+def _cell(value: Any, numbers: bool) -> str:
     text = html.escape("" if value is None else str(value))
     if isinstance(value, Share):
         return f'<td class="n bar" style="background-size:{min(value.of, 1):.0%} 100%">{text}</td>'
     number = text.replace(",", "").replace(".", "").replace("%", "").replace(" ", "").replace("..", "")
-    kind = "n" if number.isdigit() else "bad" if text.startswith(("failed", "interrupted", "not run")) else ""
+    kind = (
+        "n" if numbers and number.isdigit() else "bad" if text.startswith(("failed", "interrupted", "not run")) else ""
+    )
     return f"<td{f' class={kind}' if kind else ''}>{text}</td>"
 
 
@@ -40,9 +42,9 @@ class Share:
         return f"{self.of:.0%}{' (in cache)' if self.cached else ''}"
 
 
-def _table(titles: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+def _table(titles: Sequence[str], rows: Sequence[Sequence[Any]], numbers: bool = True) -> str:
     head = "".join(f"<th>{html.escape(title)}</th>" for title in titles)
-    lines = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
+    lines = "".join(f"<tr>{''.join(_cell(each, numbers) for each in row)}</tr>" for row in rows)
     return f"<div class=wide><table><tr>{head}</tr>{lines}</table></div>"
 
 
@@ -56,7 +58,13 @@ def _session(folder: Path) -> Iterator[str]:
     if (folder / "machine.json").exists():
         found = json.loads((folder / "machine.json").read_text())
         yield "".join(f"<p class=bad>{html.escape(line)}</p>" for line in found.pop("remarks"))
-        yield _table(("machine", ""), [(name, value) for name, value in found.items() if value is not None])
+        yield _table(("machine", ""), [(name, value) for name, value in found.items() if value is not None], False)
+    if (folder / "cache.json").exists():
+        found = json.loads((folder / "cache.json").read_text())
+        yield (
+            f"<p>Compiled kernels: {found['held_before']} were there, {found['added']} were loaded or compiled "
+            f"beforehand, {found['compiled_later']} were compiled by the parts.</p>"
+        )
     if (folder / "summary.tsv").exists():
         rows = [line.split("\t") for line in (folder / "summary.tsv").read_text().splitlines()]
         yield "<h2>Parts</h2>" + _table(("part", "result", "time"), rows)
@@ -93,8 +101,9 @@ def _times(name: str, found: dict[str, Any]) -> str:
         for row in found["times"] if row["microseconds"]
     ]  # fmt: skip
     missing = dict.fromkeys((row["op"], row["backend"], row["reason"]) for row in found["times"] if row["reason"])
+    units = {"copy": " GB/s", "read": " GB/s", "multiply": " TFLOP/s"}
     facts = "; ".join(
-        f"{key} {value:,.1f}" if isinstance(value, float) else f"{key} {value}"
+        f"{key} {value:,.1f}{units[key]}" if key in units else f"{key} {value}"
         for key, value in found["machine"].items()
     )
     titles = ("operator", "backend", "shape", "median us", "p10 .. p90", "GB/s", "TFLOP/s", "of the limit")
@@ -122,7 +131,7 @@ def roofline(found: dict[str, Any]) -> str:
         log10(min(each[0] for each in points) / 2),
         log10(max(max(each[0] for each in points), most / copy) * 2),
     )
-    bottom, top = log10(min(each[1] for each in points) / 2), log10(most * 2)
+    bottom, top = log10(min(each[1] for each in points) / 2), log10(max(most, *(each[1] for each in points)) * 2)
 
     def at(intensity: float, speed: float) -> tuple[float, float]:
         across = (log10(intensity) - least) / (largest - least)
@@ -173,7 +182,8 @@ def _steps(name: str, found: dict[str, Any]) -> str:
         between = f"{each['step_p10_us']:,.0f} .. {each['step_p90_us']:,.0f}"
         tokens = f"{each['tokens_per_step']:.2f}"
         first, *rest = (f"{each[key]:,.0f}" for key in times)
-        rows.append((*start, first, between, *rest, *traced, tokens, each["explain"]))
+        why = each["explain"] if each["asked"] != each["mode"] else None
+        rows.append((*start, first, between, *rest, *traced, tokens, why))
     titles = (
         "step us",
         "p10 .. p90",
@@ -186,11 +196,20 @@ def _steps(name: str, found: dict[str, Any]) -> str:
         "tokens",
         "why",
     )
-    return f"<h2>Steps: {name}</h2><p>{html.escape(found['device'])}</p>" + _table((*names, *titles), rows)
+    longest = [
+        (*(line.get(word) for word in names[:5]), each["name"][:100], f"{each['count']:.1f}", f"{each['us']:,.1f}")
+        for line in found["steps"]
+        for each in (line.get("trace") or {}).get("longest", ())
+    ]
+    more = _table((*names[:5], "kernel", "per step", "us per step"), longest)
+    return (
+        f"<h2>Steps: {name}</h2><p>{html.escape(found['device'])}</p>{_table((*names, *titles), rows)}"
+        f"{f'<details><summary>Kernels that take longest</summary>{more}</details>' if longest else ''}"
+    )
 
 
 def _draws(name: str, found: dict[str, Any]) -> str:
-    rows = [tuple(row[key] for key in ("rule", "drafts", "seconds", "lowest_p")) for row in found["rows"]]
+    rows = [(row["rule"], row["drafts"], row["seconds"], f"{row['lowest_p']:.2g}") for row in found["rows"]]
     return f"<h2>Draws against laws</h2><p>{found['draws']:,} draws</p>" + _table(
         ("rule", "drafts", "s", "lowest p"), rows
     )

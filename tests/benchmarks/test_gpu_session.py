@@ -159,6 +159,7 @@ def test_a_session_counts_the_parts_that_fail(command: str, tmp_path: Path) -> N
     failed = [name for name, result in went.items() if result == "failed (3)"]
     assert asked.returncode == len(failed) and len(failed) >= 3
     assert went["build"] == went["cache"] == "passed"
+    assert json.loads(results(tmp_path / "out")["cache.json"]).keys() == {"held_before", "added", "compiled_later"}
 
 
 @pytest.mark.slow
@@ -179,7 +180,9 @@ def test_a_rehearsal_runs_every_part_on_a_stand_in(command: str, tmp_path: Path)
         "kernels": {"kernels.json", "ncu.json", "peers.json"},
         "steps": {"step-tiny-eagle3.json", "step-tiny-draft_model.json"},
     }[command]
-    assert set(found) == expected | {"machine.json"} and found["machine.json"]["device"] == "stand-in sm_90"
+    assert (
+        set(found) == expected | {"machine.json", "cache.json"} and found["machine.json"]["device"] == "stand-in sm_90"
+    )
     page = packed["report.html"].decode()
     assert "cannot be shown" not in page and "stand-in sm_90" in page
     assert "there is no" in packed["cache.log"].decode()
