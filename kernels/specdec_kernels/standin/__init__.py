@@ -18,8 +18,9 @@ Tests: tests/launch/.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 from .records import SHARED_MEMORY, HostRead, Launch, LaunchError, Upload
 from .state import Gpu
@@ -39,13 +40,16 @@ def missing() -> str | None:
 
 
 @contextmanager
-def gpu(architecture: str = "sm_90", devices: int = 1, answers: bool = True) -> Iterator[Gpu]:
+def gpu(
+    architecture: str = "sm_90", devices: int = 1, answers: bool = True, make_driver: Callable[[Gpu], Any] | None = None
+) -> Iterator[Gpu]:
     """Puts stand-in GPUs in place of CUDA devices for the duration of the block.
 
     Args:
         architecture: What kernels are compiled for: "sm_80", "sm_86", "sm_89", "sm_90", "sm_100" or "sm_120".
         devices: Number of GPUs.
         answers: Whether operators give their true results after a launch. Without, results are what the memory held.
+        make_driver: Makes a driver of Triton's that launches what was compiled. By default nothing is launched.
 
     Yields:
         The record of what happened: launches, compiled kernels, host reads, uploads, torch operators, captures.
@@ -63,7 +67,7 @@ def gpu(architecture: str = "sm_90", devices: int = 1, answers: bool = True) -> 
     made = Gpu(architecture, devices)
     with ExitStack() as stack:
         stack.enter_context(runtime.installed(made))
-        stack.enter_context(launches.installed(made))
+        stack.enter_context(launches.installed(made, make_driver))
         stack.enter_context(answering.installed(made, answers))
         stack.enter_context(methods.installed(made, answering.dispatched))
         yield made

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -97,8 +97,8 @@ def _check_resources(name: str, kernel: Any, gpu: Gpu) -> None:
 
 
 @contextmanager
-def installed(gpu: Gpu) -> Iterator[None]:
-    """Launches go to the stand-in, for the duration of the block."""
+def installed(gpu: Gpu, make_driver: Callable[[Gpu], Any] | None = None) -> Iterator[None]:
+    """Launches go to the stand-in, for the duration of the block; with a driver of the caller's, to that one too."""
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
@@ -109,7 +109,7 @@ def installed(gpu: Gpu) -> Iterator[None]:
         places = dict(zip(self.arg_names, args)) | {key: kwargs[key] for key in kwargs if key in self.arg_names}
         _check_arguments(name, places, gpu)
         sizes = _checked_grid(name, grid, places)
-        kernel = original(self, *args, grid=grid, warmup=True, **kwargs)
+        kernel = original(self, *args, grid=grid, warmup=make_driver is None, **kwargs)
         compiled = (gpu.current, id(kernel)) not in met
         met[gpu.current, id(kernel)] = kernel  # kept: no id is used twice
         _check_resources(name, kernel, gpu)
@@ -121,7 +121,7 @@ def installed(gpu: Gpu) -> Iterator[None]:
         return kernel
 
     former = driver._active
-    driver.set_active(StandinDriver(gpu))
+    driver.set_active((make_driver or StandinDriver)(gpu))
     try:
         with patch.object(JITFunction, "run", run):
             yield
