@@ -12,7 +12,7 @@ import pytest
 from oracles import models
 from oracles.standin_engines import drafter
 
-from specdec_fast import Engine, HuggingFaceTarget, SamplingParams
+from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, packed_shape
 from specdec_kernels import standin
 
 FULL = os.environ.get("SPECDEC_KERNELS_FULL") == "1"
@@ -23,6 +23,12 @@ SAMPLE = [pair for at, pair in enumerate(PAIRS) if at % 10 == 0]
 """Every number of rows and nearly every number of draft tokens."""
 CHEAP = ("none", "medusa")
 """Drafters whose steps take little time on a stand-in; those of the others are served in batches of 1 and of 5 to 8."""
+
+
+@pytest.fixture(autouse=True)
+def nothing_remembered() -> None:
+    """Shapes that stand-ins before have met, with plans that were made there."""
+    packed_shape._remembered_shape.cache_clear()
 
 
 def engine(kind: str, folder: Path, mode: str = "auto") -> Engine:
