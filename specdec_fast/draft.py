@@ -101,7 +101,7 @@ class Draft:
             drawn, law_row = shape.drawn, shape.law_row
         else:
             source = [row for count, own in zip(counts, law_rows) if count for row in (-1, *own)]
-            law_row = torch.tensor(source, dtype=torch.int32).to(where)
+            law_row = from_host(source, torch.int32, where)
             drawn = (law_row >= 0).to(torch.int8)
         return Draft(
             rows=shape.rows,

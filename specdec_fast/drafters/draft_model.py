@@ -382,7 +382,7 @@ class DraftModelDrafter:
         if self.tokenizers == "slem":
             self._fed[row] = [*held, *drafted[:-1]]
             return self._translation.to_target(tokens, held, drafted)[: len(drafted)]
-        self._fed[row] = [*held, *self._translation.ids(torch.tensor(drafted[:-1], dtype=torch.int64)).tolist()]
+        self._fed[row] = [*held, *self._translation.ids(from_host(drafted[:-1], torch.int64, self.model.device)).tolist()]
         return drafted
 
 

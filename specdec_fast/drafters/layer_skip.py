@@ -123,7 +123,7 @@ class LayerSkipDrafter:
         parts: list[Laws] = []
         if going:
             cache, members = self.target.cache, [drafts[at].row for at in going]
-            self._catch_up([drafts[at] for at in going], cache.lengths[members].tolist())
+            self._catch_up([drafts[at] for at in going], entries(cache.lengths, members).tolist())
             try:
                 with self.target.partial(self.skip):
                     self._draft(view, drafts, going, rng, parts)
