@@ -382,7 +382,8 @@ class DraftModelDrafter:
         if self.tokenizers == "slem":
             self._fed[row] = [*held, *drafted[:-1]]
             return self._translation.to_target(tokens, held, drafted)[: len(drafted)]
-        self._fed[row] = [*held, *self._translation.ids(from_host(drafted[:-1], torch.int64, self.model.device)).tolist()]
+        fed = from_host(drafted[:-1], torch.int64, self.model.device)
+        self._fed[row] = [*held, *self._translation.ids(fed).tolist()]
         return drafted
 
 
