@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..jit_triton import lanes_for
 from ..machine_code import Variant
 from .cache_table import CacheTable, tables_of
 from .reference import check_apart, check_pair
 
 BLOCK, ROUND = 256, 8
+WARPS = 8
+"""With fewer an older ptxas spills."""
 WORD = 4
 """Bytes of a unit where all of a cache is aligned to 16 bytes; elsewhere bytes are copied one by one."""
 
@@ -61,8 +62,8 @@ def _commit(
     commit[(batch, len(into), -(-max(into.slot_bytes) // (WORD * BLOCK)))](
         layout, scratch, *trees, rows, cache_lengths, trees[0].shape[1], path_width, into.pages,
         0 if out_of is None else out_of.page_size, 0 if cache_lengths is None else cache_lengths.shape[0],
-        PAGE=into.page_size, WIDTH=lanes_for(path_width), BLOCK=BLOCK, ROUND=ROUND,
-        ADVANCE=rows is not None, SCRATCH=out_of is not None, num_warps=4,
+        PAGE=into.page_size, BLOCK=BLOCK, ROUND=ROUND,
+        ADVANCE=rows is not None, SCRATCH=out_of is not None, num_warps=WARPS,
     )  # fmt: skip
 
 
@@ -128,7 +129,7 @@ def kv_commit_pages(
     if batch:
         commit_pages[(batch,)](
             *trees, rows, cache_lengths, cache_page_table, columns, path.shape[1], capacity,
-            WIDTH=lanes_for(path.shape[1]), BLOCK=128, num_warps=4,
+            BLOCK=128, num_warps=4,
         )  # fmt: skip
 
 
@@ -137,11 +138,11 @@ _TREES = dict.fromkeys(("page_table", "lengths", "path", "offsets", "accepted", 
 
 def _variant(name: str, scratch: bool) -> Variant:
     numbers = dict.fromkeys(("columns", "path_width", "pages", "held", "capacity"), "i32")
-    constants: dict[str, Any] = {"PAGE": 16, "WIDTH": 32, "BLOCK": BLOCK, "ROUND": ROUND}
+    constants: dict[str, Any] = {"PAGE": 16, "BLOCK": BLOCK, "ROUND": ROUND}
     arguments = {"layout": "*i64", "scratch": "*i64", **_TREES, **numbers}
     return Variant(
         f"kv_commit/{name}", "kv_commit.triton_kernel:commit", arguments,
-        constants | {"ADVANCE": True, "SCRATCH": scratch}, stages=1, everyday=() if scratch else ("sm_90",),
+        constants | {"ADVANCE": True, "SCRATCH": scratch}, WARPS, stages=1, everyday=() if scratch else ("sm_90",),
     )  # fmt: skip
 
 
@@ -151,6 +152,6 @@ VARIANTS = [
     Variant(
         "kv_commit/pages", "kv_commit.triton_kernel:commit_pages",
         {**_TREES, "cache_table": "*i32", **dict.fromkeys(("columns", "path_width", "capacity"), "i32")},
-        {"WIDTH": 32, "BLOCK": 128}, stages=1,
+        {"BLOCK": 128}, stages=1,
     ),
 ]  # fmt: skip

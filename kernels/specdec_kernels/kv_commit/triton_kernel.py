@@ -7,14 +7,20 @@ import triton.language as tl
 
 from ..jit_triton import kernel
 
+STEPS = tl.constexpr(8)
+"""Places of a path that are looked at side by side."""
+
 
 @triton.jit
-def kept_nodes(path, accepted, request, path_width, WIDTH: tl.constexpr):
-    """Tokens that a request keeps: its path up to num_accepted, or to where it ends before. WIDTH >= path_width."""
-    step = tl.arange(0, WIDTH)
-    node = tl.load(path + request * path_width + step, mask=step < path_width, other=-1)
+def kept_nodes(path, accepted, request, path_width):
+    """Tokens that a request keeps: its path up to num_accepted, or to where it ends before."""
     last = tl.load(accepted + request)
-    return tl.min(tl.where((node < 0) | (step > last), step, WIDTH), 0)
+    kept = path_width
+    for first in range(0, path_width, STEPS):
+        step = first + tl.arange(0, STEPS)
+        node = tl.load(path + request * path_width + step, mask=step < path_width, other=-1)
+        kept = tl.minimum(kept, tl.min(tl.where((node < 0) | (step > last), step, path_width), 0))
+    return kept
 
 
 @triton.jit
@@ -88,7 +94,7 @@ def copy_units(
 @kernel()
 def commit(
     layout, scratch, page_table, lengths, path, offsets, accepted, rows, cache_lengths, columns, path_width, pages,
-    held, capacity, PAGE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROUND: tl.constexpr,
+    held, capacity, PAGE: tl.constexpr, BLOCK: tl.constexpr, ROUND: tl.constexpr,
     ADVANCE: tl.constexpr, SCRATCH: tl.constexpr,
 ):  # fmt: skip
     """Grid (requests, caches, blocks of BLOCK words of a slot). layout, scratch: int64 [caches, 6], see `slot_layout`;
@@ -96,7 +102,7 @@ def commit(
     request = tl.program_id(0).to(tl.int64)
     target, source = layout + tl.program_id(1) * 6, scratch + tl.program_id(1) * 6
     length, first = tl.load(lengths + request), tl.maximum(tl.load(offsets + request), 0)
-    kept = kept_nodes(path, accepted, request, path_width, WIDTH)
+    kept = kept_nodes(path, accepted, request, path_width)
     kept = tl.where((length >= 0) & (length < columns * PAGE), kept, 0)
     table, own, block = page_table + request * columns, path + request * path_width, tl.program_id(2)
     if (odd_bytes(target) | odd_bytes(source)) == 0:
@@ -117,13 +123,13 @@ def commit(
 @kernel()
 def commit_pages(
     page_table, lengths, path, offsets, accepted, rows, cache_lengths, cache_table, columns, path_width, capacity,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Grid (requests). Page ids of the kept nodes go to the front of those that were staged, the others behind them."""
     request = tl.program_id(0).to(tl.int64)
     length, begin = tl.load(lengths + request), tl.maximum(tl.load(offsets + request), 0)
     end = tl.maximum(tl.load(offsets + request + 1), begin)
-    kept = kept_nodes(path, accepted, request, path_width, WIDTH)
+    kept = kept_nodes(path, accepted, request, path_width)
     row = tl.load(rows + request)
     known = (row >= 0) & (row < capacity) & (length >= 0) & (length < columns)
     held = tl.where(known, tl.minimum(end - begin, columns - length), 0)

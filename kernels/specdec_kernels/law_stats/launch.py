@@ -20,7 +20,9 @@ GROUP = 8
 ROOM = 2048
 """Contenders of a row that are decided in registers."""
 WARPS = 8
-JOIN_REGISTERS = 192
+TILE_BLOCKS = 2
+"""Race blocks of a tile while a cut is looked for; larger tiles spill with an older ptxas."""
+JOIN_REGISTERS = 255
 """Per thread of `join`. Left to itself ptxas may aim at fewer, and spills."""
 
 
@@ -68,15 +70,10 @@ def law_stats(
         join[(rows,)](
             logits, *filters, *tables, contenders, *found[:4], found[4] if masses else nowhere, cells,
             room, vocab, blocks, logits.stride(0), known, 1 << (blocks - 1).bit_length(), ROOM, masses, FARTHEST,
-            pivots is not None, room > 0, uneven, tile_blocks(room > 0), num_warps=WARPS, maxnreg=JOIN_REGISTERS,
+            pivots is not None, room > 0, uneven, TILE_BLOCKS, num_warps=WARPS, maxnreg=JOIN_REGISTERS,
             enable_fp_fusion=False,
         )  # fmt: skip
     return tuple(found)
-
-
-def tile_blocks(fold: bool) -> int:
-    """Race blocks of a tile while a cut is looked for; edits that are folded in take registers."""
-    return 2 if fold else 4
 
 
 def beside(some: Tensor, found: Tensor, index: Tensor) -> Tensor:
@@ -111,7 +108,7 @@ def _variant(
     filters = {"top_k": "*i32", "top_p": "*fp32", "min_p": "*fp32", "contenders": "*i64"}
     name = f"law_stats/join {dtype} {blocks} blocks{'' if masses else ' without masses'}{bare}"
     constants = {"PLACES": blocks, "ROOM": ROOM, "MASSES": masses, "FARTHEST": FARTHEST, "PIVOTS": pivots}
-    constants |= {"FOLD": fold, "RAGGED": uneven, "BLOCKS": tile_blocks(fold)}
+    constants |= {"FOLD": fold, "RAGGED": uneven, "BLOCKS": TILE_BLOCKS}
     return Variant(
         name, "law_stats.triton_kernel:join", logits | tables | filters | answers, constants, WARPS, everyday=everyday,
         fusion=False, most_registers=JOIN_REGISTERS,
