@@ -40,11 +40,12 @@ export PYTHONPATH="$PWD:$PWD/kernels:$PWD/tests${PYTHONPATH:+:$PYTHONPATH}" MAX_
 if [ "$rehearse" ]; then
   export OMP_NUM_THREADS=1 TRITON_CACHE_DIR="${TRITON_CACHE_DIR:-$HOME/.triton/cache}"
   run=("$python" -m benchmarks.rehearsal)
+  budget=1800 slack=5 # other programs share the cores of a rehearsal
 else
   export TRITON_CACHE_DIR="${TRITON_CACHE_DIR:-$PWD/build/triton-cache}"
   run=("$python" -m)
+  budget=${SPECDEC_SESSION_SECONDS:-470} slack=1 # of all parts, and of the report
 fi
-budget=${SPECDEC_SESSION_SECONDS:-470} # of all parts, and of the report
 grace=2
 reserve=14
 failed=0
@@ -57,7 +58,7 @@ kernels_held() { # how many compiled kernels Triton's cache holds
 }
 
 part() { # part NAME SECONDS COMMAND...: runs with a limit and within the budget, keeps the output, notes how it went
-  local name=$1 limit=$2 left=$((budget - reserve - SECONDS)) started=$SECONDS status
+  local name=$1 limit=$(($2 * slack)) left=$((budget - reserve - SECONDS)) started=$SECONDS status
   shift 2
   limit=$((limit < left ? limit : left))
   if [ "$limit" -lt 1 ]; then
@@ -111,10 +112,10 @@ finish() { # report and results of whatever there is; a failure counts unless th
 
 prepare() { # prepare JOBS: the machine, the extensions, compiled kernels; jobs: what is compiled where none fit
   local held
-  part machine 20 "${run[@]}" benchmarks.machine "$work" || exit "$failed"
+  part machine 40 "${run[@]}" benchmarks.machine "$work" || exit "$failed"
   if [ -z "$rehearse" ]; then
     part build 95 env SPECDEC_BUILD=auto "$python" setup.py -q build_ext --inplace
-    part built 15 "$python" -c "import torch, specdec_kernels as k; import specdec_kernels._C, specdec_kernels._C_cuda; print(k.explain())"
+    part built 30 "$python" -c "import torch, specdec_kernels as k; import specdec_kernels._C, specdec_kernels._C_cuda; print(k.explain())"
   fi
   held=$(kernels_held)
   part cache 90 "$python" -m benchmarks.kernel_cache load "${SPECDEC_GPU_CACHE:-build/gpu-cache.tar.xz}" --jobs "$@"
@@ -126,7 +127,7 @@ tests() { # tests NAME SECONDS WORDS...: pytest in parallel, one test at a time 
   local name=$1 limit=$2 spread=(-n "$workers" --dist load --maxschedchunk 1)
   shift 2
   [ -z "$rehearse" ] || spread=(-p benchmarks.rehearsal)
-  part "$name" "$limit" env OUTCOMES="$work/$name.json" "$python" -m pytest -v -p benchmarks.outcomes "${spread[@]}" "$@"
+  part "$name" "$limit" env OUTCOMES="$work/$name.json" "$python" -m pytest -v --tb=short -p benchmarks.outcomes "${spread[@]}" "$@"
 }
 
 correctness() {
@@ -135,6 +136,7 @@ correctness() {
   prepare
   tests tests 200 tests/gpu --maxfail=100 "${few[@]}"
   [ "$rehearse" ] || tests operators 30 tests/kernels/test_registered.py tests/kernels/test_dispatch.py
+  [ -z "$rehearse" ] || part once 60 "${run[@]}" benchmarks.kernels.once --size small tree_plan
   part memcheck 60 "${run[@]}" benchmarks.kernels.sanitize memcheck --out "$work"
   part racecheck 60 "${run[@]}" benchmarks.kernels.sanitize racecheck --out "$work"
   part lab 25 "${run[@]}" benchmarks.lab_draws --out "$work/lab_draws.json" --device cuda --threads 1 "${draws[@]}"
@@ -145,6 +147,7 @@ kernels() {
   [ -z "$rehearse" ] || jobs=tiny ours=(--tiny --rounds 2 tree_attention law_stats) theirs=(--tiny --rounds 2 kv_commit)
   prepare $jobs
   part kernels 240 "${run[@]}" benchmarks.kernels.gpu --out "$work" "${ours[@]}"
+  [ -z "$rehearse" ] || part once 60 "${run[@]}" benchmarks.kernels.once --size tiny tree_plan
   part ncu 100 "${run[@]}" benchmarks.kernels.ncu --out "$work"
   part peers 240 "${run[@]}" benchmarks.kernels.gpu --peers --out "$work" "${theirs[@]}"
 }

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from benchmarks.kernel_cache import ARCHITECTURE, recorded_keys
-from benchmarks.kernels.once import REHEARSAL
+from benchmarks.kernels.nvidia_tools import REHEARSAL
 
 _entered = ExitStack()
 

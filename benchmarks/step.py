@@ -15,6 +15,7 @@ takes beyond both. On a GPU a few more steps are traced: kernels per step, busy 
 from __future__ import annotations
 
 import argparse
+import gc
 import platform
 import traceback
 from collections.abc import Callable
@@ -206,6 +207,9 @@ def passes(target: Any, draft: Callable[[], None] | None, rows: int, drafted: in
 def measure(line: Line, models: Models, steps: int, prompt: int) -> dict[str, Any]:
     """One line of the table: microseconds of a step and of its parts."""
     rows, drafted, device = line.rows, line.drafted, models.device
+    gc.collect()  # engines and targets are cycles: the caches and graphs of the line before
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
     length = prompt + (steps + WARM_UP + TRACED + 7) * (drafted + 1) + 8
     target = models.on_cache("target", rows, length)
     made: Any = None

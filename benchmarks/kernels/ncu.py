@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kernels.once import missing
+from benchmarks.kernels.nvidia_tools import missing
 from benchmarks.result_files import write_whole
 
 OPERATORS = ("tree_attention", "law_stats", "chain_verify_logits", "replay_verify", "kv_commit")

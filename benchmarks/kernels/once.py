@@ -1,33 +1,25 @@
 """Calls operators once, for tools that look at their kernels: python -m benchmarks.kernels.once --size small OP ...
 
-small: every option of the operator, in float32 and bfloat16, on few numbers. large: the third shape of the GPU
-benchmark, or the last where there are fewer, after a first call that is not looked at.
+small: every option of the operator, in float32 and bfloat16, on few numbers. large: the third and the last shape of the
+GPU benchmark, each after a first call that is not looked at.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import shutil
+from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
 
+from benchmarks.kernels.nvidia_tools import REHEARSAL
 from specdec_kernels import OPS, use_backend
 from specdec_kernels.agreement import SAMPLES, cases, made_on, sample
 from specdec_kernels.samples import Sizes
 from specdec_kernels.timing import shapes_of
 
-REHEARSAL = "SPECDEC_REHEARSAL"
-"""Variable that is set while a stand-in GPU is in place."""
 SMALL = Sizes(rows=2, nodes=5, length=33, vocab=1030)
-
-
-def missing(tool: str) -> str | None:
-    """Why one of NVIDIA's tools cannot look at kernels here, or None."""
-    if REHEARSAL in os.environ:
-        return "a stand-in GPU runs no kernels"
-    return None if shutil.which(tool) else f"{tool} is not installed"
 
 
 def small(op: str) -> None:
@@ -44,17 +36,16 @@ def small(op: str) -> None:
 
 
 def large(op: str, tiny: bool) -> None:
-    """One call between the profiler's start and stop."""
+    """One call of each shape between the profiler's start and stop."""
     device = torch.device("cuda")
     shapes = (Sizes(),) if tiny else shapes_of(op, device)
-    call = made_on(device, op, shapes[min(2, len(shapes) - 1)])
-    run = call.often(OPS[op])
-    run()
-    torch.cuda.synchronize()
-    torch.cuda.profiler.start()
-    run()
-    torch.cuda.synchronize()
-    torch.cuda.profiler.stop()
+    for place in sorted({min(2, len(shapes) - 1), len(shapes) - 1}):
+        run = made_on(device, op, shapes[place]).often(OPS[op])
+        run()
+        torch.cuda.synchronize()
+        with nullcontext() if REHEARSAL in os.environ else torch.cuda.profiler.profile():
+            run()
+            torch.cuda.synchronize()
 
 
 def main() -> None:

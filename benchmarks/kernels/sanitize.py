@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kernels.once import missing
+from benchmarks.kernels.nvidia_tools import missing
 from benchmarks.result_files import write_whole
 from specdec_kernels import OPS
 from specdec_kernels.agreement import SAMPLES

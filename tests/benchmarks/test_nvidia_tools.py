@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import report  # noqa: E402
-from benchmarks.kernels import ncu, once, sanitize  # noqa: E402
+from benchmarks.kernels import ncu, nvidia_tools, sanitize  # noqa: E402
 from specdec_kernels import OPS  # noqa: E402
 
 MEMCHECK = """========= COMPUTE-SANITIZER
@@ -105,7 +105,7 @@ def test_a_tool_that_is_missing_is_told_in_one_line(
         "racecheck: compute-sanitizer is not installed; no kernel is checked by it",
         "ncu: ncu is not installed; no counters are read",
     ]
-    monkeypatch.setenv(once.REHEARSAL, "1")
+    monkeypatch.setenv(nvidia_tools.REHEARSAL, "1")
     tool(tmp_path, "ncu", COUNTERS)
-    assert once.missing("ncu") == "a stand-in GPU runs no kernels"
+    assert nvidia_tools.missing("ncu") == "a stand-in GPU runs no kernels"
     assert "not installed" in report.page(tmp_path)
