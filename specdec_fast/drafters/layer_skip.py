@@ -200,7 +200,7 @@ class LayerSkipDrafter:
                     staying.append(place)
             used += len(own)
             level += 1
-            fed = chosen if len(staying) == len(own) else chosen[staying]
+            fed = chosen if len(staying) == len(own) else entries(chosen, staying)
             going = [going[place] for place in staying]
 
     def _least(self, row: int) -> float:

@@ -1,0 +1,142 @@
+"""Numbers of the host reach a stand-in GPU by pinned copies, which wait for nothing; nor are they copied twice."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from oracles import heads, models
+
+from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
+from specdec_kernels import standin
+from specdec_kernels.agreement import sample
+from specdec_kernels.registered import LAUNCHES, MOST_TABLES, _table_of
+from specdec_kernels.samples import Sizes
+
+pytestmark = [
+    pytest.mark.aot,
+    pytest.mark.filterwarnings("ignore::specdec_kernels.FallbackWarning"),  # of the answers, which the CPU gives
+]
+ROWS, LENGTH = 3, 64
+
+
+def small(device: str = "cuda") -> HuggingFaceTarget:
+    return HuggingFaceTarget(models.kin("llama").to(device), max_length=LENGTH, max_rows=ROWS)
+
+
+def drafter(kind: str, target: HuggingFaceTarget, folder: Path) -> Any:
+    name, _, pick = kind.partition(" ")
+    if name == "none":
+        return None
+    if name == "medusa":
+        return get_drafter(name)(target, models.medusa_heads(target).cuda(), pick=pick or "coupled")
+    if name == "eagle":
+        return get_drafter(name)(target, **heads.options(name, folder), depth=2 if pick == "dynamic" else 0)
+    if name == "draft_model":
+        return get_drafter(name)(small(), num_draft_tokens=3, pick=pick)
+    if name == "draft_tree":
+        return get_drafter(name)(small(), how=pick, num_draft_tokens=5)
+    if name == "layer_skip":
+        return get_drafter(name)(target, num_draft_tokens=3)
+    return get_drafter(name)()
+
+
+KINDS = [
+    *(("none", "replay"), ("none", "token"), ("draft_model coupled", "replay"), ("draft_model drawn", "token")),
+    *(("draft_tree top_k", "replay"), ("draft_tree without_replacement", "tree"), ("medusa", "replay")),
+    *(("medusa greedy", "tree"), ("eagle", "replay"), ("eagle dynamic", "replay"), ("ngram", "token")),
+    *(("recycling", "replay"), ("layer_skip", "replay")),
+]
+
+
+@pytest.mark.parametrize(("kind", "rule"), KINDS)
+def test_nothing_is_copied_from_pageable_memory(kind: str, rule: str, tmp_path: Path) -> None:
+    """Admission, prefill in chunks, rows that draft more and less, preemption, other step modes, edits and logprobs."""
+    with standin.gpu("sm_90") as gpu:
+        target = HuggingFaceTarget(models.own("llama").cuda(), max_length=LENGTH, max_rows=ROWS)
+        engine = Engine(target, drafter(kind, target, tmp_path), rule=rule, prefill_chunk=8)
+        gpu.clear()
+        handles = [
+            engine.submit(
+                models.prompt(4 + 9 * at),
+                SamplingParams(temperature=0.9 * (at % 2), top_p=0.9, seed=at, max_new_tokens=8),
+                num_draft_tokens=None if at != 1 else 1,
+            )
+            for at in range(3)
+        ]
+        handles.append(engine.submit([1, 2], SamplingParams(seed=1, max_new_tokens=3, logit_bias={2: 3.0}, logprobs=1)))
+        handles.append(
+            engine.submit(
+                [3], SamplingParams(seed=1, max_new_tokens=3, presence_penalty=0.5, allowed_token_ids=(1, 2, 5))
+            )
+        )
+        for _ in range(3):
+            engine.step()
+        with torch.inference_mode():  # as where the pool is dry
+            engine._hold()
+            engine._requeue([*engine._running.values()][-1])
+        while not engine.idle:
+            engine.step()
+        assert all(handle.finish_reason == "length" for handle in handles) and engine.stats.faults == 0
+        assert gpu.uploads == []
+
+
+def test_the_dispatcher_copies_addresses_of_caches_once() -> None:
+    with standin.gpu("sm_90") as gpu, torch.inference_mode():
+        call = sample("kv_commit", Sizes(rows=2, nodes=3, length=20, heads=2, kv_heads=1, width=16, layers=2), "cuda")
+        caches = [*call.arguments[0]]
+        LAUNCHES["kv_commit"](caches, *call.arguments[1:])
+        gpu.clear()
+        for _ in range(3):
+            LAUNCHES["kv_commit"](caches, *call.arguments[1:])
+        assert len(gpu.launches) == 3 and gpu.uploads == [] and gpu.host_reads == []
+
+
+def caches_of(*pages: int) -> list[torch.Tensor]:
+    return [torch.zeros(each, 4, 2, 8) for each in pages]
+
+
+def test_a_remembered_table_says_what_a_new_one_says() -> None:
+    from specdec_kernels import CacheTable
+
+    for caches in (caches_of(3, 3), caches_of(3), [caches_of(3)[0].transpose(1, 2)], caches_of(3, 3)):
+        for _ in range(2):
+            found, want = _table_of(caches), CacheTable(caches)
+            assert torch.equal(found.layout, want.layout) and torch.equal(found.device_layout, want.layout)
+            assert (found.slot_bytes, found.pages, found.page_size) == (want.slot_bytes, want.pages, want.page_size)
+            assert all(one is other for one, other in zip(found, caches, strict=True))
+    assert _table_of(caches).device_layout is _table_of(caches).device_layout
+
+
+def test_a_remembered_table_keeps_no_cache_alive() -> None:
+    caches = caches_of(3)
+    _table_of(caches)
+    alive = weakref.ref(caches[0])
+    del caches
+    gc.collect()
+    assert alive() is None
+
+
+def test_other_caches_at_the_same_address_have_tables_of_their_own() -> None:
+    memory = torch.zeros(4096)
+    for shape in ((4, 4, 2, 8), (2, 4, 4, 8), (4, 4, 2, 8)):
+        cache = memory[: torch.Size(shape).numel()].view(shape)
+        table = _table_of([cache])
+        assert table.pages == shape[0] and table[0] is cache and table.layout[0, 0] == memory.data_ptr()
+
+
+def test_few_tables_are_remembered() -> None:
+    from specdec_kernels import registered
+
+    for pages in range(1, MOST_TABLES + 10):
+        _table_of(caches_of(pages))
+    assert len(registered._TABLES) == MOST_TABLES
+
+
+def test_a_table_of_no_caches_is_refused() -> None:
+    with pytest.raises(ValueError, match="the list of caches is empty"):
+        _table_of([])
