@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from .. import extension, triton_backend
+from ..agreement import tensors_in
 from ..dispatch import OPS, FallbackWarning, Op, use_backend
 from ..kv_commit import CacheTable
 from ..registered import LAUNCHES
@@ -40,23 +41,12 @@ def _table(value: CacheTable) -> CacheTable:
     return CacheTable([inner_of(each) for each in value])
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (tuple, list, CacheTable)):
-        for each in value:
-            yield from _tensors(each)
-    elif is_dataclass(value) and not isinstance(value, type):
-        for each in fields(value):
-            yield from _tensors(getattr(value, each.name))
-
-
 def fill(gpu: Gpu, found: Any, answer: Callable[[], Any]) -> None:
     """Writes the answer into the results of a launch: now, and whenever the graph that it went into is replayed."""
-    places = [inner_of(each) for each in _tensors(found)]
+    places = [inner_of(each) for each in tensors_in(found)]
 
     def work() -> None:
-        for place, value in zip(places, _tensors(answer()), strict=True):
+        for place, value in zip(places, tensors_in(answer()), strict=True):
             if place.data_ptr() != value.data_ptr():
                 place.copy_(value)
 
@@ -76,7 +66,7 @@ def dispatched(mode: Operators, func: Any, name: str, args: Any, kwargs: dict[st
 
 
 def _device(value: Any) -> torch.device | None:
-    return next((each.device for each in _tensors(value) if isinstance(each, DeviceTensor)), None)
+    return next((each.device for each in tensors_in(value) if isinstance(each, DeviceTensor)), None)
 
 
 def answering(gpu: Gpu, op: Op, launch: Callable[..., Any]) -> Callable[..., Any]:
