@@ -20,6 +20,8 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 _WAITS = "called a synchronizing CUDA operation"
 _TORCH = str(Path(torch.__file__).parent)
+MOST_TOLD = 3
+"""Places of a program that an error names."""
 _ONE_AT_A_TIME = threading.Lock()  # a capture begins by waiting for its device, which would end another one's
 
 
@@ -40,7 +42,6 @@ class GraphPool:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
         with on(device):
             self.memory = torch.cuda.graph_pool_handle()
             self.stream = torch.cuda.Stream()
@@ -122,7 +123,8 @@ def _refuse_waits(program: Callable[[], None]) -> None:
     call = _CurrentCall()
     with _heard(call) as named, call, suppress(Exception):  # once more, slowly: this run tells what asks
         program()
-    raise HostReadError(f"the step asks the device for something: {'; '.join(dict.fromkeys(named or waits))}")
+    told = [*dict.fromkeys(named or waits)][:MOST_TOLD]
+    raise HostReadError(f"the step asks the device for something: {'; '.join(told)}")
 
 
 class _CurrentCall(TorchFunctionMode):

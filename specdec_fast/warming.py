@@ -43,6 +43,8 @@ def warm(engine: Engine, capacities: Iterable[tuple[int, int]] | None) -> None:
     """See `Engine.warm`, which holds the engine's turn."""
     pairs = _checked(engine, capacities)
     allowed = [params for params in KINDS if engine.rule.why_not_sampling(params) is None]
+    if not allowed:
+        return
     with torch.inference_mode():
         engine._hold()
         captured = _captures(engine, pairs, {params.temperature == 0 for params in allowed})
@@ -50,12 +52,13 @@ def warm(engine: Engine, capacities: Iterable[tuple[int, int]] | None) -> None:
             most = max(drafted for own, drafted in pairs if own == rows)
             for params in allowed:
                 _rehearse(engine, [PROMPT] * rows, most, params, _shorter(most), captured=False)
-        rows, most = min(pairs)
-        if captured:  # rows enter and leave
-            _rehearse(engine, [PROMPT] * rows, most, allowed[0], [most], captured=True)
         most = max(drafted for _, drafted in pairs)
         for length in _lengths(engine, most):
             _rehearse(engine, [length], most, allowed[0], [min(most, 1)], captured=False)
+        if captured:  # rows enter and leave
+            rows = min(rows for rows, _ in pairs)
+            most = max(drafted for own, drafted in pairs if own == rows)
+            _rehearse(engine, [PROMPT] * rows, most, allowed[0], [most], captured=True)
 
 
 def _checked(engine: Engine, capacities: Iterable[tuple[int, int]] | None) -> list[tuple[int, int]]:
