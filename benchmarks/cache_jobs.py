@@ -141,8 +141,9 @@ def compile_all(names: list[str], cache: Path, processes: int) -> int:
 
 
 def _run_tests(cache: Path, processes: int) -> int:
-    """Runs tests/gpu on a stand-in GPU: what they launch is compiled, and their results are true."""
+    """Runs tests/gpu on a stand-in GPU, so that what they launch is compiled. Tests that fail have launched, too."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "benchmarks.rehearsal", "tests/gpu"]
     command += ["-k", "not dispatcher"]  # those trace with torch.compile, which a stand-in cannot take
     command += ["-n", str(processes)] if processes > 1 else []
-    return subprocess.run(command, cwd=ROOT, env={**os.environ, "SPECDEC_RECORD_KEYS": str(cache)}).returncode
+    status = subprocess.run(command, cwd=ROOT, env={**os.environ, "SPECDEC_RECORD_KEYS": str(cache)}).returncode
+    return status not in (0, 1)
