@@ -12,8 +12,8 @@ import torch
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from specdec_kernels import timing  # noqa: E402
-from specdec_kernels.agreement import SAMPLES, made_on, sample, tensors_in  # noqa: E402
+from specdec_kernels import timing, use_backend  # noqa: E402
+from specdec_kernels.agreement import SAMPLES, difference, made_on, results, sample, tensors_in, told_by_both  # noqa: E402
 from specdec_kernels.samples import Sizes, attention_with_plan  # noqa: E402
 
 
@@ -104,3 +104,18 @@ def test_an_engine_s_calls_are_what_is_timed_on_a_gpu() -> None:
     assert SAMPLES["tree_attention"].timed is attention_with_plan
     for op in ("law_stats", "chain_verify_logits", "replay_verify"):
         assert {sizes.top_p < 1 for sizes in SAMPLES[op].gpu} == {True, False}, "with filters and without"
+
+
+def test_ancestor_words_without_a_bit_are_no_difference() -> None:
+    """A kernel that knows no bound of its rows has words for all nodes of the batch."""
+    call = sample("tree_plan", Sizes(rows=5, nodes=33))
+    with use_backend("reference"):
+        want = results("tree_plan", call)
+    wide = [*want[:2], torch.nn.functional.pad(want[2], (0, 4)), *want[3:]]
+    for got, other in ((wide, want), (want, wide)):
+        pairs = zip(*told_by_both("tree_plan", got, other), strict=True)
+        assert [difference(one, two, 0.0)[1] for one, two in pairs] == [None] * 5
+    wide[2][0, 5] = 1
+    pairs = zip(*told_by_both("tree_plan", wide, want), strict=True)
+    assert [difference(one, two, 0.0)[1] for one, two in pairs][2] == "1 of 990 integers differ"
+    assert made_on("cpu", "tree_plan", Sizes(nodes=7)).options == {"max_nodes": 7}, "as engines call it"
