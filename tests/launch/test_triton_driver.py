@@ -86,6 +86,7 @@ def test_every_kernel_reaches_the_driver_with_the_parameters_of_the_call(archite
     found = called(architecture, "operators")
     assert set(found["kernels"]) >= {variant.kernel for variant in machine_code.variants()}
     assert found["launches"] > 500
+    assert found["refused"] == (["tree_attention/float8 cache"] if architecture == "sm_80" else [])
     assert found["most_shared"] > 49_152, "one kernel at least needs shared memory that has to be asked for"
 
 
