@@ -1,4 +1,6 @@
-"""A test that leaves the device unusable fails alone: an illegal access makes every later call of its process fail."""
+"""Tests that tell most come first, since a session on a GPU may end before the last; and one that leaves the device
+unusable fails alone: an illegal access makes every later call of its process fail.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,14 @@ from collections.abc import Iterator
 
 import pytest
 
+FIRST = ("test_every_kernel_runs", "test_captured_steps", "gpu/test_capture.py")
 UNUSABLE = 70
 """Exit status."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """pytest's hook: all others stay in their order."""
+    items.sort(key=lambda item: next((at for at, part in enumerate(FIRST) if part in item.nodeid), len(FIRST)))
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,6 @@
 """What needs a GPU: kernels on its tensors against the references, the dispatcher's CUDA key, steps as CUDA graphs.
 
 The twin of tests/interpreter, which runs the same kernels on the same kind of calls without one. Skipped elsewhere.
-Tests that tell most come first: a session on a GPU may end before the last.
 """
 
 from __future__ import annotations
@@ -67,36 +66,6 @@ def test_captured_steps_write_the_same_text(kind: str, temperature: float, tmp_p
         assert engine.step_mode == mode, engine.explain()
         texts[mode] = [handle.tokens for handle in handles]
     assert texts["graph"] == texts["sync"]
-
-
-def test_a_model_that_cannot_be_captured_runs_uncaptured_and_leaves_the_device_sound() -> None:
-    """Its forward waits for the device, which breaks a capture off; the next engine captures all the same."""
-    prompt, wanted = models.prompt(9), SamplingParams(temperature=0.0, max_new_tokens=12)
-    texts, modes = [], []
-    for waits in (False, True, False):
-        model = models.own("llama").cuda()
-        if waits:
-            model.model.layers[0].register_forward_hook(lambda module, given, out: float(out[0].sum()) and None)
-        engine = Engine(HuggingFaceTarget(model, max_length=64, max_rows=1), step_mode="graph")
-        handle = engine.submit(prompt, wanted)
-        while not engine.idle:
-            engine.step()
-        texts.append(handle.tokens)
-        modes.append(engine.step_mode)
-    assert texts[0] == texts[1] == texts[2] and modes == ["graph", "sync", "graph"]
-
-
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one CUDA device")
-def test_engines_on_two_devices_capture_and_write_the_same_text() -> None:
-    texts = []
-    for device in ("cuda:0", "cuda:1"):
-        engine = Engine(HuggingFaceTarget(models.own("llama").to(device), max_length=64, max_rows=1), step_mode="graph")
-        handle = engine.submit(models.prompt(9), SamplingParams(temperature=0.0, max_new_tokens=12))
-        while not engine.idle:
-            engine.step()
-        assert engine.step_mode == "graph", engine.explain()
-        texts.append(handle.tokens)
-    assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize("op", sorted(set(OPS) & set(registered.LAUNCHES)))
