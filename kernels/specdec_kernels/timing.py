@@ -100,18 +100,32 @@ def find_peers(module: str) -> Peers:
 
 
 def captured(calls: Sequence[Callable[[], Any]]) -> torch.cuda.CUDAGraph:
-    """A graph that runs every one of `calls` once."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
+    """A graph that runs every one of `calls` once.
+
+    Raises:
+        Exception: What a call raised, or a RuntimeError where one waits for the device. The current stream is as
+            before, so that other calls can be captured.
+    """
+    stream, before, mode = torch.cuda.Stream(), torch.cuda.current_stream(), torch.cuda.get_sync_debug_mode()
+    stream.wait_stream(before)
     with torch.cuda.stream(stream):
         for call in calls[:3]:
             call()
-    torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            calls[0]()
+        finally:
+            torch.cuda.set_sync_debug_mode(mode)
+    before.wait_stream(stream)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
+    try:
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            for call in calls:
+                call()
+    except BaseException:
+        torch.cuda.set_stream(before)  # torch.cuda.graph leaves its stream only when the capture ended well
+        raise
     return graph
 
 

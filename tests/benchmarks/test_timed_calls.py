@@ -12,7 +12,7 @@ import torch
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from specdec_kernels import timing, use_backend  # noqa: E402
+from specdec_kernels import standin, timing, use_backend  # noqa: E402
 from specdec_kernels.agreement import SAMPLES, difference, made_on, results, sample, tensors_in, told_by_both  # noqa: E402
 from specdec_kernels.samples import Sizes, attention_with_plan  # noqa: E402
 
@@ -119,3 +119,28 @@ def test_ancestor_words_without_a_bit_are_no_difference() -> None:
     pairs = zip(*told_by_both("tree_plan", wide, want), strict=True)
     assert [difference(one, two, 0.0)[1] for one, two in pairs][2] == "1 of 990 integers differ"
     assert made_on("cpu", "tree_plan", Sizes(nodes=7)).options == {"max_nodes": 7}, "as engines call it"
+
+
+@pytest.mark.parametrize("fault", ["waits", "raises"])
+def test_a_call_that_cannot_be_captured_leaves_others_their_times(fault: str) -> None:
+    """As a peer's may be: before the capture where it waits for the device, in it where it raises."""
+    if reason := standin.missing():
+        pytest.skip(reason)
+    with standin.gpu():
+        numbers, runs = torch.ones(3, device="cuda"), []
+
+        def call() -> None:
+            runs.append(1)
+            if fault == "waits":
+                numbers.sum().item()
+            elif torch.cuda.is_current_stream_capturing():
+                raise RuntimeError("out of luck")
+
+        before = torch.cuda.current_stream()
+        with pytest.raises(RuntimeError, match="out of luck" if fault == "raises" else "synchronizing"):
+            timing.captured([call])
+        assert torch.cuda.current_stream() == before and torch.cuda.get_sync_debug_mode() == 0
+        graph = timing.captured([lambda: numbers.add_(1)])
+        warm = float(numbers[0])
+        graph.replay()
+        assert numbers.tolist() == [warm + 1] * 3
