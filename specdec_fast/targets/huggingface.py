@@ -21,7 +21,7 @@ from specdec_fast.targets import attention
 from specdec_fast.targets.compiled import compiled
 from specdec_fast.targets.layer_set import LayerSet
 from specdec_fast.targets.sub_blocks import SubBlocks
-from specdec_fast.targets.weight_layout import store_by_input
+from specdec_fast.targets.weight_layout import align_logits, store_by_input
 from specdec_fast.targets.whole_pass import WholePass, why_not_whole
 from specdec_fast.targets.whole_pass import whole_pass as whole_passes
 from specdec_kernels import TreePlan
@@ -48,7 +48,8 @@ class HuggingFaceTarget:
     Passes with taps run the model's modules in place of that operator, compiled or not; partial ones are never
     compiled. Weights may be changed in place; after one was replaced make another target. The model keeps its values;
     its attention function is replaced and, on a CPU, its linear layers store their weights in another order and, in
-    float32, multiply by `row_linear` (`store_by_input`).
+    float32, multiply by `row_linear` (`store_by_input`). On a GPU rows of logits begin at multiples of 16 elements
+    (`align_logits`).
 
     Raises UnsupportedModelError for encoder-decoders, recurrent layers, models without the attention interface and
     rotary scalings that look at the whole batch, ValueError for capacities below 1.
@@ -113,6 +114,8 @@ class HuggingFaceTarget:
             raise
         if self.device.type == "cpu":
             store_by_input(model)
+        else:
+            align_logits(model)
         try:
             self._arrange(compile, whole_pass, lambda: self._compare(sample, own, 1e-3))
         except ValueError:

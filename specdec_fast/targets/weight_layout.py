@@ -1,5 +1,6 @@
-"""Linear layers on a CPU: how their weights lie in memory and what multiplies them. Tests:
-tests/targets/test_weight_layout.py.
+"""Linear layers: on a CPU how weights lie in memory and what multiplies them, on a GPU where rows of logits begin.
+
+Tests: tests/targets/test_weight_layout.py, tests/launch/test_aligned_logits.py.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from specdec_kernels import UnsupportedError, row_linear
 
-__all__ = ["RowLinear", "store_by_input"]
+__all__ = ["AlignedLogits", "RowLinear", "align_logits", "store_by_input"]
 
 
 _INSTRUCTIONS = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
@@ -75,3 +76,39 @@ def _compiled(weight: Tensor) -> Callable[..., Tensor] | None:
     except UnsupportedError:  # another backend is wished for everywhere
         return None
     return product if name == "cpu" else None
+
+
+ROW = 16
+"""Elements: rows that begin at multiples of it can be read 16 bytes at a time, in every dtype."""
+
+
+class AlignedLogits(torch.nn.Linear):
+    """A projection to logits whose rows begin at multiples of 16 elements on a GPU, whatever the vocabulary.
+
+    Kernels then read rows by wide loads. Rows end in memory that nothing reads. Where something is recorded for a
+    backward pass, under autocast and in compiled code it is what it was.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Returns the logits [..., outputs] of hidden states [..., inputs], with a row stride that 16 divides."""
+        plain = not input.is_cuda or input.dtype != self.weight.dtype or torch.is_autocast_enabled("cuda")
+        if plain or torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return super().forward(input)
+        hidden, outputs = input.reshape(-1, input.shape[-1]), self.weight.shape[0]
+        logits = hidden.new_empty(hidden.shape[0], -(-outputs // ROW) * ROW)[:, :outputs]
+        if self.bias is None:
+            torch.mm(hidden, self.weight.t(), out=logits)
+        else:
+            torch.addmm(self.bias, hidden, self.weight.t(), out=logits)
+        return logits.unflatten(0, input.shape[:-1])
+
+
+def align_logits(model: torch.nn.Module) -> None:
+    """Makes the output projection of a model an `AlignedLogits` where 16 does not divide its vocabulary. Idempotent.
+
+    Args:
+        model: A transformers model. A projection that is no plain `torch.nn.Linear` stays as it is.
+    """
+    head: object = model.get_output_embeddings()  # type: ignore[operator]
+    if type(head) is torch.nn.Linear and head.weight.shape[0] % ROW:
+        head.__class__ = AlignedLogits
