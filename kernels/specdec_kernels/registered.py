@@ -119,21 +119,31 @@ MOST_TABLES = 256
 
 
 def _table_of(caches: Sequence[Tensor]) -> Any:
-    """The table of a list of caches, remembered by what it says: addresses, shapes and strides.
+    """The table of a list of caches, remembered by what it says, addresses, shapes and strides, and by the stream.
 
     A table that is remembered holds no caches. Other tensors at the same address with the same layout have the same
-    table. Graphs read it again when they are replayed, so a table that was captured is never forgotten.
+    table. The allocator may reuse the memory of a forgotten table at once on the stream that made it, so each stream
+    has tables of its own. Graphs read a table again when they are replayed: what was captured is never forgotten. A
+    capture permits no copy from the host, so one on a new stream takes the table of any other stream.
     """
     from .kv_commit.cache_table import CacheTable
 
-    key = tuple((cache.data_ptr(), cache.device, cache.dtype, cache.shape, cache.stride()) for cache in caches)
+    layout = tuple((cache.data_ptr(), cache.device, cache.dtype, cache.shape, cache.stride()) for cache in caches)
+    on_gpu = bool(caches) and caches[0].device.type == "cuda"
+    key = layout, torch.cuda.current_stream(caches[0].device).cuda_stream if on_gpu else 0
+    capturing = on_gpu and torch.cuda.is_current_stream_capturing()
     known = _TABLES.pop(key, None)
+    if known is None:
+        known = _CAPTURED.get(key)
+    if known is None and capturing:
+        tables = [*_CAPTURED.items(), *_TABLES.items()]
+        known = next((table for (said, _), table in tables if said == layout), None)
     if known is None:
         known = CacheTable(caches).holding(())
     _TABLES[key] = known
     if len(_TABLES) > MOST_TABLES:
         _TABLES.popitem(last=False)
-    if key and key[0][1].type == "cuda" and torch.cuda.is_current_stream_capturing():
+    if capturing:
         _CAPTURED[key] = known
     return known.holding(caches)
 
@@ -147,10 +157,16 @@ _PLANS: ContextVar[dict[Any, Any] | None] = ContextVar("plans of the attention o
 
 @contextmanager
 def one_pass() -> Iterator[None]:
-    """Calls of torch.ops.specdec.tree_attention in this block, in this thread, belong to one forward pass.
+    """Lets the calls of torch.ops.specdec.tree_attention within a block share plans: they belong to one forward pass.
 
-    Calls of one kind, such as those of all layers, have the same lengths, offsets and ancestors and share a plan, which
-    the first of them makes. That serves compiled programs, whose traced code makes no plan.
+    Calls of one kind are alike in shape and dtype of the queries, in layout and dtype of the cache, and in the window,
+    as those of all layers are. The first of them makes the plan from its page table, lengths, offsets and ancestors,
+    and the others take it without comparing theirs, so these tensors must stay the same throughout the block. That
+    serves compiled programs, whose traced code makes no plan. The block counts for its own thread and context alone; a
+    block inside another one starts without plans.
+
+    Yields:
+        Nothing. When the block ends, however it does, its plans are dropped.
     """
     token = _PLANS.set({})
     try:

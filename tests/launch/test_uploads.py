@@ -129,12 +129,84 @@ def test_other_caches_at_the_same_address_have_tables_of_their_own() -> None:
         assert table.pages == shape[0] and table[0] is cache and table.layout[0, 0] == memory.data_ptr()
 
 
+def test_a_freed_cache_leaves_its_address_to_one_with_another_layout() -> None:
+    from specdec_kernels import CacheTable
+
+    memory = bytearray(4 * 256)
+    addresses = set()
+    for shape in ((4, 4, 2, 8), (2, 4, 4, 8), (4, 4, 2, 8)):
+        cache = torch.frombuffer(memory, dtype=torch.float32).view(shape)  # with a storage of its own
+        table = _table_of([cache])
+        assert torch.equal(table.layout, CacheTable([cache]).layout) and table.pages == shape[0]
+        assert table.slot_bytes == [4 * shape[2] * shape[3]]
+        addresses.add(cache.data_ptr())
+        freed = weakref.ref(cache)
+        del cache, table
+        gc.collect()
+        assert freed() is None
+    assert len(addresses) == 1
+
+
 def test_few_tables_are_remembered() -> None:
     from specdec_kernels import registered
 
-    for pages in range(1, MOST_TABLES + 10):
-        _table_of(caches_of(pages))
+    first = caches_of(1)
+    forgotten = weakref.ref(_table_of(first).device_layout)
+    kept = [caches_of(pages) for pages in range(2, MOST_TABLES + 10)]
+    for each in kept:
+        _table_of(each)
     assert len(registered._TABLES) == MOST_TABLES
+    gc.collect()
+    assert forgotten() is None
+    assert _table_of(kept[-1]).device_layout is _table_of(kept[-1]).device_layout
+    assert _table_of(first).pages == 1, "a forgotten table is made again"
+
+
+def test_each_stream_has_a_table_of_its_own(gpu: standin.Gpu) -> None:
+    caches = [cache.cuda() for cache in caches_of(3)]
+    other = torch.cuda.Stream()
+    own = _table_of(caches).device_layout
+    with torch.cuda.stream(other):
+        second = _table_of(caches).device_layout
+        assert second is not own and _table_of(caches).device_layout is second
+    assert _table_of(caches).device_layout is own and torch.equal(own, second)
+
+
+def test_the_stream_is_that_of_the_device_of_the_caches(gpu: standin.Gpu) -> None:
+    caches = [cache.to("cuda:1") for cache in caches_of(3)]
+    own = _table_of(caches).device_layout
+    with torch.cuda.stream(torch.cuda.Stream(device="cuda:0")):
+        assert _table_of(caches).device_layout is own
+    with torch.cuda.stream(torch.cuda.Stream(device="cuda:1")):
+        assert _table_of(caches).device_layout is not own
+
+
+def test_a_capture_on_a_new_stream_copies_nothing_and_its_table_is_never_forgotten(gpu: standin.Gpu) -> None:
+    caches = [cache.cuda() for cache in caches_of(3)]
+    own, graph = _table_of(caches).device_layout, torch.cuda.CUDAGraph()
+    gpu.clear()
+    with torch.cuda.graph(graph, stream=torch.cuda.Stream()):
+        captured = weakref.ref(_table_of(caches).device_layout)
+    assert captured() is own and gpu.uploads == []
+    del own
+    for pages in range(1, MOST_TABLES + 2):
+        _table_of(caches_of(pages))
+    gc.collect()
+    assert captured() is not None
+
+
+def test_a_second_capture_keeps_the_table_of_the_first(gpu: standin.Gpu) -> None:
+    caches, stream = [cache.cuda() for cache in caches_of(3)], torch.cuda.Stream()
+    tables = []
+    for _ in range(2):
+        with torch.cuda.stream(stream):
+            _table_of(caches)
+        with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream):
+            tables.append(weakref.ref(_table_of(caches).device_layout))
+        for pages in range(1, MOST_TABLES + 2):
+            _table_of(caches_of(pages))
+        gc.collect()
+    assert tables[0]() is not None and tables[1]() is tables[0]()
 
 
 def test_a_table_of_no_caches_is_refused() -> None:
