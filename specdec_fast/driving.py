@@ -19,7 +19,23 @@ if TYPE_CHECKING:
 
 
 def stream(engine: Engine, handle: Handle) -> Iterator[str]:
-    """See `Engine.stream`."""
+    """Yields the text of one request as it grows, and drives the engine until the request ends.
+
+    Several threads may each stream a request of one engine: every step advances all requests, and each thread shows its
+    own. The engine is free for others while the caller holds a piece.
+
+    Args:
+        engine: The engine that steps.
+        handle: The request, which this engine accepted; one that has ended yields its text without a step.
+
+    Yields:
+        The text that can no longer change and was not yielded before; never an empty one. All pieces joined are
+        `handle.text`. A request without a tokenizer yields nothing.
+
+    Raises:
+        ValueError: For a handle of another engine that has not ended; the text that it has already comes first.
+        Exception: Whatever a step of the engine raises.
+    """
     shown, over = 0, False
     while not over:
         with engine.turn:
@@ -38,7 +54,22 @@ def generate(
     params: SamplingParams | Iterable[SamplingParams] | None,
     num_draft_tokens: int | None,
 ) -> list[Handle]:
-    """See `Engine.generate`."""
+    """Runs prompts to their ends, batched with whatever else the engine runs.
+
+    Args:
+        engine: The engine that steps.
+        prompts: Texts or sequences of token ids.
+        params: Parameters of all prompts, or one for each; None for the defaults.
+        num_draft_tokens: Draft tokens of each step and request; None for the drafter's default.
+
+    Returns:
+        One ended handle per prompt, in their order. A prompt that the engine refuses has a handle with
+        `finish_reason="error"` and the exception in `error`; the others run.
+
+    Raises:
+        ValueError: For a single text as prompts, or when there are not as many `params` as prompts.
+        BaseException: Whatever a step raises, an interrupt too. All requests of this call are cancelled first.
+    """
     handles: list[Handle] = []
     try:
         for prompt, own in paired(prompts, params):

@@ -39,17 +39,32 @@ def kernel(*specialised: str) -> Callable[[Callable[..., Any]], Any]:
 
 
 def ragged(vocab: int, *strides: int) -> bool:
-    """Whether a mask alone keeps loads of rows from being wide: 16 divides a row stride, but not the vocabulary.
+    """Tells whether a mask alone keeps loads of rows from being wide.
 
-    Kernels then mask the last tile of a row only. Rows that do not begin at multiples of 16 have narrow loads anyway.
+    That is so where 16 divides a row stride, but not the vocabulary. Kernels then mask the last tile of a row only.
+    Rows that do not begin at multiples of 16 have narrow loads anyway.
+
+    Args:
+        vocab: Entries of a row.
+        strides: Row strides of the matrices that a kernel reads, in elements.
+
+    Returns:
+        True if 16 divides one of the strides and not the vocabulary. It is a constant of the kernel (RAGGED).
     """
     return vocab % 16 != 0 and any(stride % 16 == 0 for stride in strides)
 
 
 def lanes_for(count: int, least: int = 32) -> int:
-    """Lanes for a number that varies while serving: the smallest of least, 8 * least, 64 * least, ... that holds it.
+    """Chooses lanes for a number that varies while serving.
 
     Lanes are constants of a kernel. Few sizes mean few kernels, and lanes without work are masked.
+
+    Args:
+        count: What the lanes have to hold: rows, trees, words or tokens.
+        least: The smallest answer, a power of two, as Triton's ranges are.
+
+    Returns:
+        The smallest of least, 8 * least, 64 * least, ... that is at least `count`; a power of two.
     """
     lanes = least
     while lanes < count:

@@ -159,11 +159,11 @@ _PLANS: ContextVar[dict[Any, Any] | None] = ContextVar("plans of the attention o
 def one_pass() -> Iterator[None]:
     """Lets the calls of torch.ops.specdec.tree_attention within a block share plans: they belong to one forward pass.
 
-    Calls of one kind are alike in shape and dtype of the queries, in layout and dtype of the cache, and in the window,
-    as those of all layers are. The first of them makes the plan from its page table, lengths, offsets and ancestors,
-    and the others take it without comparing theirs, so these tensors must stay the same throughout the block. That
-    serves compiled programs, whose traced code makes no plan. The block counts for its own thread and context alone; a
-    block inside another one starts without plans.
+    Calls of one kind agree in the shape and dtype of their queries, in the dtype, page size, heads and width of their
+    keys, and in the window, as those of all layers do. The first of them makes the plan from its page table, lengths,
+    offsets and ancestors. The others take it and do not compare theirs, so these must be the same throughout the block.
+    That serves compiled programs, whose traced code makes no plan. The block counts for its own thread and context
+    alone; a block inside another one starts without plans.
 
     Yields:
         Nothing. When the block ends, however it does, its plans are dropped.

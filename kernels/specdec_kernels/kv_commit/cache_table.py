@@ -75,7 +75,15 @@ class CacheTable:
         return cls([each[None] for each in nodes])
 
     def holding(self, caches: Sequence[Tensor]) -> CacheTable:
-        """This table for other tensors of the same shapes and strides at the same addresses; none: it holds nothing."""
+        """Makes a table with the addresses and strides of this one that keeps other tensors alive.
+
+        Args:
+            caches: Tensors with the shapes, strides, dtypes, device and addresses of this table's own, in their order;
+                they are not compared. None at all, (): the new table keeps nothing alive, and has length 0.
+
+        Returns:
+            A new table, which shares `layout` and `device_layout` with this one. Nothing is copied to the device.
+        """
         made = CacheTable.__new__(CacheTable)
         for name in self.__slots__:
             setattr(made, name, getattr(self, name))
