@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec_fast.graph_capture import GraphPool, capture, on
 from specdec_fast.graph_step import Capacity, Emission, StepProgram
 from specdec_fast.interfaces import CapturedProposals, Rule, Target
 from specdec_fast.proposing import Proposer
 from specdec_fast.request import Handle
 from specdec_fast.state import DecodeState
 from specdec_fast.upload import from_host, upload
+from specdec_kernels.graph_capture import GraphPool, capture, on
 
 RING = 4
 """Results that may be under way at once; two are."""
@@ -72,8 +72,15 @@ class CapturedSteps:
         self._pending: list[_Pending] = []
         self.room_again = False  # a row left since another was denied room: rows should enter anew
 
-    def aside(self, proposer: Proposer) -> CapturedSteps:
-        """The same programs for other rows, while none of these has entered."""
+    def for_other_rows(self, proposer: Proposer) -> CapturedSteps:
+        """Makes captured steps that share these programs and have rows of their own, while none of these has entered.
+
+        Args:
+            proposer: Proposes for the other rows.
+
+        Returns:
+            Captured steps without rows.
+        """
         other = copy(self)
         other._proposer = proposer
         other._entered, other._drafting, other._denied, other._pending = set(), set(), set(), []
@@ -175,8 +182,12 @@ class CapturedSteps:
         return self._proposer.reserve(proposals, handle.row, self._state.length(handle.row) + ahead)
 
     def prepare(self, rows: int, num_draft_tokens: int, all_greedy: bool) -> None:
-        """Makes the program of a batch of so many requests that ask for so many draft tokens at most. It is kept for as
-        long as the engine.
+        """Makes the program of a batch, if it is not there. It is kept for as long as the engine.
+
+        Args:
+            rows: Requests of the batch.
+            num_draft_tokens: The most draft tokens that one of them asks for.
+            all_greedy: Whether all of them are at temperature 0.
         """
         self.capacity = Capacity(self._rows(rows), self._nodes(num_draft_tokens), all_greedy)
         self._program(self.capacity)
@@ -194,7 +205,8 @@ class CapturedSteps:
 
     def _capacity(self, handles: list[Handle]) -> Capacity:
         """What a program must have room for. A text near its end has room for fewer drafts in every step: that takes a
-        smaller program where there is one, and never makes one.
+        smaller program where there is one, and never makes one. A program that is wider than these requests ask for,
+        made for others on the way, does not serve them: its target passes would cost more. One that was prepared does.
         """
         rows = self._rows(len(handles))
         greedy = all(handle.params.temperature == 0 for handle in handles)
@@ -202,10 +214,12 @@ class CapturedSteps:
         if not any(asked):
             return Capacity(rows, 1, greedy)
         left = [handle.remaining - self.ahead(handle) for handle in handles]
-        short = 1 + max(min(count, room - 1) for count, room in zip(asked, left, strict=True))
-        there = [made.nodes for made in self._made if (made.rows, made.all_greedy) == (rows, greedy)]
-        enough = [nodes for nodes in there if nodes >= short]
-        return Capacity(rows, min(enough, default=self._nodes(max(asked))), greedy)
+        needed = 1 + max(min(count, room - 1) for count, room in zip(asked, left, strict=True))
+        usual = self._nodes(max(asked))
+        widest = max(usual, 1 + self._proposer.num_draft_tokens)
+        captured = [each for each in self._made if (each.rows, each.all_greedy) == (rows, greedy)]
+        fitting = [each.nodes for each in captured if each.nodes <= widest or each in self._prepared]
+        return Capacity(rows, min((nodes for nodes in fitting if nodes >= needed), default=usual), greedy)
 
     def _program(self, capacity: Capacity) -> _Made:
         made = self._made.pop(capacity, None)
@@ -216,9 +230,9 @@ class CapturedSteps:
             run = capture(program, self._state.device, self._pool)  # without live rows it changes nothing
             made = _Made(program, run, ring)
         self._made[capacity] = made
-        passing = [each for each in self._made if each not in self._prepared]
-        if len(passing) > PROGRAMS:
-            del self._made[passing[0]]
+        evictable = [each for each in self._made if each not in self._prepared]
+        if len(evictable) > PROGRAMS:
+            del self._made[evictable[0]]
         return made
 
     def _set(self, made: _Made, rows: list[int], asked: list[int]) -> None:

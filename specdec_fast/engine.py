@@ -172,8 +172,8 @@ class Engine:
         Runs steps of every kind on rows and pages that are free: prefill of all sizes up to a chunk, drafts of all
         lengths up to what is asked for, greedy and sampling, with filters and without. Afterwards requests of these
         capacities find everything ready, apart from edits of logits (penalties, bias, grammars) and logprobs. Texts,
-        statistics and the caches of running requests stay as they are. Call it before the first request, or whenever
-        the engine is idle; while requests run it does what the rest of rows and pages allow.
+        the caches of running requests and the statistics of finished ones stay as they are. Call it before the first
+        request, or whenever the engine is idle; while requests run it does what the rest of rows and pages allow.
 
         Args:
             capacities: Pairs of requests in a batch and draft tokens of each. A captured step serves up to as many of
@@ -181,7 +181,9 @@ class Engine:
                 drafts.
 
         Raises:
-            ValueError: For more rows than the target has, or fewer than one; for fewer than 0 draft tokens.
+            ValueError: For more rows than the target has, or fewer than one; for fewer than 0 draft tokens; where
+                another engine holds pages of the cache.
+            RuntimeError: Where memory runs out in a rehearsal of steps that are not captured.
         """
         warm(self, capacities)
 

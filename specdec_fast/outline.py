@@ -17,7 +17,7 @@ from torch import Tensor
 
 from specdec_fast.draft import Draft
 from specdec_fast.shapes import Shape
-from specdec_fast.upload import from_host
+from specdec_fast.upload import from_host, stream_of
 
 EMPTY = -1
 """Token of a place that nothing was drawn for."""
@@ -79,9 +79,14 @@ class Outline:
         return [(list(tokens[a:b]), parents) for a, b, parents in zip([0, *ends], ends, self.parents)]
 
 
-@lru_cache(maxsize=256)
 def outline(shape: Shape, limits: tuple[int, ...], device: torch.device) -> Outline:
     """Of trees with the first `limits` nodes of a shape behind their roots. Its tensors must not be written to."""
+    return _remembered(shape, limits, device, stream_of(device))
+
+
+@lru_cache(maxsize=256)
+def _remembered(shape: Shape, limits: tuple[int, ...], device: torch.device, stream: int) -> Outline:
+    """Its tensors are written behind what that stream has to do, so other streams have their own."""
     trees = [_by_level(shape, limit) for limit in limits]
     starts = list(accumulate((len(parents) for parents, _ in trees), initial=0))
     above = [start + max(parent, 0) for start, (parents, _) in zip(starts, trees) for parent in parents]

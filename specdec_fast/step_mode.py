@@ -13,11 +13,11 @@ import torch
 
 from specdec_fast.budget import BudgetPolicy
 from specdec_fast.edits import has_penalties
-from specdec_fast.graph_capture import HostReadError
 from specdec_fast.graph_step import Capacity
 from specdec_fast.interfaces import CapturedProposals, Drafter, Rule
 from specdec_fast.request import Handle
 from specdec_fast.state import DecodeState
+from specdec_kernels.graph_capture import HostReadError
 
 MODES = ("auto", "sync", "graph")
 RETRY_AFTER = 32
@@ -116,10 +116,10 @@ class CaptureFailures:
         Returns:
             What failed and what happens instead, for the log.
         """
-        self._counts[capacity] = self._counts.get(capacity, 0) + 1
-        count = sum(self._counts.values())
+        own = self._counts[capacity] = self._counts.get(capacity, 0) + 1
+        count = min(sum(self._counts.values()), MOST_FAILURES)
         self.last = f"a captured step failed: {type(error).__name__}: {error}"
-        self._final = isinstance(error, HostReadError) or count >= MOST_FAILURES
+        self._final = isinstance(error, HostReadError) or own >= MOST_FAILURES
         if self._final:
             return f"{self.last}; steps are not captured from now on"
         self._steps_left = RETRY_AFTER << (count - 1)
@@ -129,6 +129,7 @@ class CaptureFailures:
         """A captured step of this capacity was launched."""
         if self._counts:
             self._counts.pop(capacity, None)
+            self._counts.pop(None, None)
 
     def passed(self) -> None:
         """A step ran in `sync` mode."""

@@ -1,4 +1,4 @@
-"""What an engine compiles and captures on the way, done before: rehearsals with requests that leave no trace.
+"""Compiles and captures ahead of the first request, by rehearsals with requests that leave no trace.
 
 A rehearsal runs the engine's own steps in rows and pages that are free, with a queue, statistics and a budget of its
 own. Tests: tests/launch/test_warm.py, tests/engine/test_warm.py.
@@ -175,8 +175,8 @@ def _twin(engine: Engine, budgets: Sequence[int], captured: bool) -> Engine:
     if drafter is not None and (drafter.needs.host_tokens or drafter.needs.shared):
         drafter = _Guesses(drafter, engine.target.vocab_size)
     twin._proposer = Proposer(drafter, _Given(budgets), twin._running, engine.rule, engine.target.vocab_size)
-    twin._captured = engine._captured.aside(twin._proposer)
+    twin._captured = engine._captured.for_other_rows(twin._proposer)
     twin._never = [] if captured else ["a rehearsal of steps that are not captured"]
-    twin._failures = CaptureFailures()
+    twin._failures = engine._failures if captured else CaptureFailures()
     twin._claim = lambda: None  # type: ignore[method-assign] # the cache stays the engine's
     return twin

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from statistics import median, quantiles
@@ -21,6 +22,7 @@ import torch
 
 from .agreement import SAMPLES, made_on, mapped, tensors_in
 from .dispatch import OPS, REFERENCE, use_backend
+from .graph_capture import capture
 from .samples import Call, Sizes, size_of
 
 MOST_COPIES, MOST_HELD, MOST_HELD_CPU = 1024, 16 << 30, 384 << 20
@@ -99,45 +101,21 @@ def find_peers(module: str) -> Peers:
     return found
 
 
-def captured(calls: Sequence[Callable[[], Any]]) -> torch.cuda.CUDAGraph:
-    """A graph that runs every one of `calls` once.
-
-    Raises:
-        Exception: What a call raised, or a RuntimeError where one waits for the device. The current stream is as
-            before, so that other calls can be captured.
-    """
-    stream, before, mode = torch.cuda.Stream(), torch.cuda.current_stream(), torch.cuda.get_sync_debug_mode()
-    stream.wait_stream(before)
-    with torch.cuda.stream(stream):
-        for call in calls[:3]:
-            call()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            calls[0]()
-        finally:
-            torch.cuda.set_sync_debug_mode(mode)
-    before.wait_stream(stream)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    try:
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-            for call in calls:
-                call()
-    except BaseException:
-        torch.cuda.set_stream(before)  # torch.cuda.graph leaves its stream only when the capture ended well
-        raise
-    return graph
+def _all(calls: Sequence[Callable[[], Any]]) -> None:
+    for call in calls:
+        call()
 
 
 def graph_times(sides: Mapping[str, Sequence[Callable[[], Any]]], rounds: int = ROUNDS) -> dict[str, Spread]:
     """Seconds per call of a captured graph of each side, which runs every one of its calls once; sides take turns."""
-    graphs = {name: captured(calls) for name, calls in sides.items()}
+    device = torch.device("cuda", torch.cuda.current_device())
+    replays = {name: capture(partial(_all, calls), device) for name, calls in sides.items()}
     times: dict[str, list[float]] = {name: [] for name in sides}
     for turn in range(rounds + 3):
-        for name, graph in graphs.items():
+        for name, replay in replays.items():
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
-            graph.replay()
+            replay()
             end.record()
             end.synchronize()
             if turn >= 3:

@@ -27,7 +27,7 @@ from specdec_fast.interfaces import (
 from specdec_fast.packed_shape import packed_shape
 from specdec_fast.sampling import Sampling
 from specdec_fast.shapes import Shape
-from specdec_fast.upload import entries, from_host
+from specdec_fast.upload import entries, from_host, stream_of
 from specdec_kernels import TreePlan, tree_expand, tree_plan
 
 TAP = "final_norm"
@@ -113,7 +113,7 @@ class AheadDrafter:
             return Draft.chains(rows, [[root] for root in roots], device=view.device)
         states = torch.stack([self._states[rows[at]][1] for at in active])
         best = self.best(states, view.sampling([rows[at] for at in active]), entries(rng.positions, active))
-        pack = self._pack(tuple(counts), best.shape[2], view.device)
+        pack = self._pack(tuple(counts), best.shape[2], view.device, stream_of(view.device))
         tokens = best.flatten()[pack.source]
         tokens[pack.roots] = from_host(roots, torch.int64, view.device)
         shape = packed_shape(tuple(rows), tuple(counts), view.device)
@@ -153,7 +153,7 @@ class AheadDrafter:
         tokens, _, _ = tree_expand(logits, inv_t, cut, tie, bounds, nothing, width=width, keep=1, **noise)
         return tokens.long().clamp(min=0).reshape(depths, count, width)  # -1: logits that are no numbers
 
-    def _make_pack(self, counts: tuple[int, ...], width: int, device: torch.device) -> _Pack:
+    def _make_pack(self, counts: tuple[int, ...], width: int, device: torch.device, stream: int) -> _Pack:
         active = sum(count > 1 for count in counts)
         parents: list[int] = []
         source: list[int] = []

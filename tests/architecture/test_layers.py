@@ -33,7 +33,7 @@ CORE = {
         "state",
     ),
     *("draft_source", "dynamic", "growing", "outline", "shapes", "translation", "stats"),
-    *("sampling_params", "step_mode", "stopping", "turns", "graph_capture", "prefill"),
+    *("sampling_params", "step_mode", "stopping", "turns", "prefill"),
     *("captured", "emission", "graph_step", "packed_shape", "packing", "upload"),
 }
 TOP = {"integrations", "lab", "train", "tune"}

@@ -10,6 +10,7 @@ from oracles import models
 from oracles.automaton import AutomatonTarget, random_logits
 
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
+from specdec_fast.warming import _twin
 
 VOCAB = 9
 
@@ -128,3 +129,15 @@ def test_a_compiled_target_is_compiled_by_warm(monkeypatch: pytest.MonkeyPatch) 
     made = len(graphs)
     engine.generate([models.prompt(5), models.prompt(17)], PARAMS[0])
     assert made and len(graphs) == made
+
+
+SHARED = {"target", "drafter", "needs", "rule", "why_rule", "_cache", "_chunk", "state", "turn", "_next_id"}
+"""What a rehearsal shares with its engine, which no step replaces or counts in."""
+
+
+def test_a_rehearsal_shares_nothing_that_steps_write_to() -> None:
+    """A new attribute of an engine is either replaced in a rehearsal's twin, or named here."""
+    engine = Engine(automaton(max_rows=4), drafter_of("draft_model"), eos_token_ids=(3,))
+    engine.tokenizer = object()
+    twin = _twin(engine, [1], captured=False)
+    assert {name for name, value in vars(engine).items() if vars(twin)[name] is value} == SHARED

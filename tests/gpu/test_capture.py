@@ -12,7 +12,7 @@ import torch
 from oracles import models
 
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
-from specdec_fast.graph_capture import GraphPool, HostReadError, capture
+from specdec_kernels.graph_capture import GraphPool, HostReadError, capture
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 PROMPTS = [models.prompt(5), models.prompt(17)]

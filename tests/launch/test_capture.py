@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import threading
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from oracles import models
 
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
-from specdec_fast.graph_capture import GraphPool, HostReadError, capture
 from specdec_fast.graph_step import Capacity
 from specdec_fast.step_mode import MOST_FAILURES, RETRY_AFTER, CaptureFailures
 from specdec_kernels import standin
+from specdec_kernels.graph_capture import GraphPool, HostReadError, capture
 
 pytestmark = [
     pytest.mark.aot,
@@ -74,6 +75,32 @@ def test_a_program_that_asks_the_device_is_refused_before_its_capture(deed: str,
     assert torch.cuda.get_sync_debug_mode() == 0
     replay = capture(Counting(), FIRST)
     replay()
+
+
+def test_a_wait_that_does_not_come_again_forbids_nothing(gpu: standin.Gpu) -> None:
+    """A library that awakes, or code that is compiled, in the second run."""
+    program = Counting()
+
+    def waits_once() -> None:
+        program()
+        if program.runs == 2:
+            program.number.item()
+
+    capture(waits_once, FIRST)
+    assert len(gpu.captures) == 1
+
+
+@pytest.mark.parametrize("fails_at", [1, 2])
+def test_what_a_failed_run_wrote_is_behind_what_comes_next(fails_at: int, gpu: standin.Gpu) -> None:
+    """The stream that was the current one waits for the warm-up, also where that raises."""
+    joined: list[Any] = []
+    with patch.object(torch.cuda.Stream, "wait_stream", lambda stream, other: joined.append((stream, other))):
+        pool = GraphPool(FIRST)
+        with pytest.raises(RuntimeError, match=FOREIGN):
+            capture(Counting(fails_at=fails_at), FIRST, pool)
+    before = torch.cuda.current_stream(FIRST)
+    assert joined == [(pool.warm_up, before), (before, pool.warm_up)]
+    assert pool.warm_up != pool.stream, "so that a workspace of a capture comes from the memory of its graph"
 
 
 def test_other_threads_wait_as_they_like_while_a_program_is_tried(gpu: standin.Gpu) -> None:
@@ -249,6 +276,14 @@ def test_a_program_that_asks_the_device_is_not_tried_again() -> None:
     for _ in range(10 * RETRY_AFTER):
         failures.passed()
     assert told == f"{failures.reason}; steps are not captured from now on" and "item at model.py:3" in told
+
+
+def test_a_wide_program_serves_no_requests_that_ask_for_less(gpu: standin.Gpu) -> None:
+    small = HuggingFaceTarget(models.kin("llama").to(FIRST), max_length=128, max_rows=4)
+    engine = Engine(target_on(FIRST), get_drafter("draft_model")(small, num_draft_tokens=3))
+    for asked in (9, None):
+        engine.generate(PROMPTS[:1], PARAMS[:1], num_draft_tokens=asked)
+    assert [capacity.nodes for capacity in engine._captured.capacities] == [10, 4]
 
 
 def test_programs_do_not_become_smaller_towards_the_end_of_a_text(gpu: standin.Gpu) -> None:

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from specdec_kernels import OPS, standin, use_backend
+from specdec_kernels import OPS, standin, tree_plan, use_backend
 from specdec_kernels.agreement import SAMPLES, cases, difference, sample, tensors_in
 from specdec_kernels.samples import Call, Sizes
+from specdec_kernels.tree_plan import MOST_ROWS
 
 FULL = os.environ.get("SPECDEC_KERNELS_FULL") == "1"
 TRITON = sorted(name for name in SAMPLES if any(backend.name == "triton" for backend in OPS[name].backends))
@@ -112,3 +113,12 @@ def test_the_dispatcher_reaches_the_same_launches(gpu: standin.Gpu) -> None:
         for one, other in zip(got, expected, strict=True):
             assert difference(one, other, 0.0)[1] is None
     assert set(served) == set(runs)
+
+
+@pytest.mark.parametrize("rows", [256, MOST_ROWS])
+def test_as_many_rows_as_a_plan_takes_launch(gpu: standin.Gpu, rows: int) -> None:
+    """Trees of one node each: a program compares its nodes with all rows at once."""
+    parents = torch.full((rows,), -1, dtype=torch.int32, device="cuda")
+    offsets = torch.arange(rows + 1, dtype=torch.int32, device="cuda")
+    made = tree_plan(parents, offsets, 1)
+    assert gpu.launches and made.row.tolist() == list(range(rows))

@@ -12,7 +12,13 @@ a stand-in. Each part does what the real one does between a Python call and the 
 - The CPU backend of the operator then writes the true results (`answers.py`), so an engine generates its true text.
 
 Values of kernels are tested in Triton's interpreter and resources in compiled code; the stand-in covers what lies
-between the call and the kernel. It says nothing about races, asynchronous memory or time.
+between the call and the kernel. It is kinder than CUDA in these ways, so a fault of these kinds passes:
+
+- Work is done at once. Reads without waiting for an event, and streams that do not wait for each other, give right
+  numbers.
+- A graph keeps the memory alive that it reads, and graphs that share a pool do not overwrite each other's results.
+- A capture does its work once. A program must change nothing when it is captured.
+- Kernels between the launches of one operator leave no results, only the operator's last results are true.
 Tests: tests/launch/.
 """
 

@@ -48,9 +48,17 @@ def fill(gpu: Gpu, found: Any, answer: Callable[[], Any]) -> None:
     def work() -> None:
         for place, value in zip(places, tensors_in(answer()), strict=True):
             if place.data_ptr() != value.data_ptr():
-                place.copy_(value)
+                _write(place, value)
 
     gpu.do(gpu.current, work)
+
+
+def _write(place: torch.Tensor, value: torch.Tensor) -> None:
+    """Copies a result; one with fewer columns, as a reference may have, leaves zeros in the rest."""
+    if place.shape != value.shape:
+        place.zero_()
+        place = place[..., : value.shape[-1]]
+    place.copy_(value)
 
 
 def dispatched(mode: Operators, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:

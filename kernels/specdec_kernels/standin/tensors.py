@@ -25,7 +25,7 @@ ALLOCATIONS = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_s
 """Operators that give memory and write nothing to it."""
 UNWRITTEN = 0xFF
 """Bytes of memory that nothing was written to: NaN as a float, -1 as an integer."""
-MOST_MARKED = 2**18
+MOST_MARKED = 2**22
 """Bytes of an allocation that are marked so."""
 TO_DEVICE = {"_to_copy", "copy_", "to"}
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"}

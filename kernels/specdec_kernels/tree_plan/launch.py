@@ -12,9 +12,12 @@ from ..machine_code import Variant
 from ..workspace import Spec, results
 from .plan import MOST_NODES, MOST_ROWS, TreePlan
 
+MOST_LANES = 32_768
+"""Of the rows that a program compares its nodes with: 32 nodes times these is the largest tile of Triton."""
+
 
 def block(words: int) -> int:
-    """Packed nodes of a program: at most 2,048 ancestor words together, and few enough for a square of them."""
+    """Packed nodes of a program: few enough for a square of them, and fewer where nodes have many ancestor words."""
     return max(16, min(32, 2048 // lanes_for(words, 4)))
 
 
@@ -48,7 +51,7 @@ def tree_plan(parents: Tensor, offsets: Tensor, max_nodes: int | None = None, *,
         plan[(-(-nodes // size),)](
             parents, offsets, *made, nodes, batch,
             words,
-            BLOCK_W=lanes_for(words, 4), BLOCK=size, BLOCK_B=lanes_for(batch + 1),
+            BLOCK_W=lanes_for(words, 4), BLOCK=size, BLOCK_B=min(lanes_for(batch), MOST_LANES),
         )  # fmt: skip
     return TreePlan(*made)
 

@@ -34,20 +34,34 @@ def on(device: torch.device) -> AbstractContextManager[Any]:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
+_FAILED: list[torch.cuda.CUDAGraph] = []
+"""Graphs whose capture failed, kept because torch's allocator of pinned memory may still ask them for their stream."""
+
+
 class GraphPool:
-    """The stream and the memory of graphs of one device that never run at the same time.
+    """The streams and the memory of graphs of one device that never run at the same time.
 
     torch wants one stream for all graphs that share memory. Its default stream for captures belongs to the device of
-    the first capture in the process.
+    the first capture in the process. Programs warm up on a stream of their own, so that a library takes its workspace
+    of a capture from the memory of the graph.
+
+    Args:
+        device: A GPU.
     """
 
     def __init__(self, device: torch.device) -> None:
         with on(device):
             self.memory = torch.cuda.graph_pool_handle()
-            self.stream = torch.cuda.Stream()
+            self.stream, self.warm_up = torch.cuda.Stream(), torch.cuda.Stream()
 
     def record(self, program: Callable[[], Any]) -> torch.cuda.CUDAGraph:
         """Captures one run of a program on the current device.
+
+        Args:
+            program: A callable that can be captured. What it returns is ignored.
+
+        Returns:
+            The graph.
 
         Raises:
             Exception: What the program raised, or what CUDA said about it. The stream and the allocator are as before
@@ -64,18 +78,19 @@ class GraphPool:
                     raise
         except BaseException as error:
             torch.cuda.set_stream(before)  # torch.cuda.graph leaves its stream only when the capture ended well
+            _FAILED.append(graph)
             self._give_up()
             raise (first or error) from None
         return graph
 
     def _give_up(self) -> None:
-        """Ends the allocation to the pool, where the end of the capture did not get so far, and takes a new pool: torch
-        refuses one whose graphs have all been deleted.
+        """Ends the allocation to the pool, where the end of the capture did not get so far, and takes a new pool.
+
+        The pool is not released. Versions of torch differ in whether they have released it, and one release too many
+        would free the memory of graphs that are still replayed.
         """
-        index = torch.cuda.current_device()
         with suppress(RuntimeError):  # raised where the allocation has ended
-            torch._C._cuda_endAllocateToPool(index, self.memory)
-            torch._C._cuda_releasePool(index, self.memory)
+            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self.memory)
         self.memory = torch.cuda.graph_pool_handle()
 
 
@@ -83,7 +98,7 @@ def capture(program: Callable[[], None], device: torch.device, pool: GraphPool |
     """Captures a program as a CUDA graph.
 
     Args:
-        program: Does nothing when it runs now. It runs twice before the capture, so that kernels are compiled and
+        program: Changes nothing when it runs now. It runs twice before the capture, so that kernels are compiled and
             libraries awake.
         device: Where it runs. On other devices than a GPU nothing is captured.
         pool: Memory and stream of graphs that never run at the same time; by default its own.
@@ -100,29 +115,34 @@ def capture(program: Callable[[], None], device: torch.device, pool: GraphPool |
     with _ONE_AT_A_TIME, on(device):
         pool = pool or GraphPool(device)
         before = torch.cuda.current_stream()
-        pool.stream.wait_stream(before)
-        with torch.cuda.stream(pool.stream):
-            program()
-            _refuse_waits(program)
-            place = torch.zeros(1, device=device)
-        before.wait_stream(pool.stream)
+        pool.warm_up.wait_stream(before)
+        try:
+            with torch.cuda.stream(pool.warm_up):
+                program()
+                _refuse_waits(program)
+                place = torch.zeros(1, device=device)
+        finally:  # memory that the program wrote to may be given back to the stream before
+            before.wait_stream(pool.warm_up)
         try:
             return pool.record(program).replay
-        except Exception:
+        except BaseException:
             with suppress(RuntimeError):  # torch's generator stays in capture mode until another capture ends
-                pool.record(lambda: place.add_(1))
+                _FAILED.append(GraphPool(device).record(lambda: place.add_(1)))
             raise
 
 
 def _refuse_waits(program: Callable[[], None]) -> None:
-    """Runs a program. Raises HostReadError where it waits for the device."""
-    with _heard() as waits:
+    """Runs a program. Raises HostReadError where it waits for the device, and would do so again."""
+    with _recorded_waits() as waits:
         program()
     if not waits:
         return
-    call = _CurrentCall()
-    with _heard(call) as named, call, suppress(Exception):  # once more, slowly: this run tells what asks
+    call, whole = _CurrentCall(), False
+    with _recorded_waits(call) as named, call, suppress(Exception):  # once more, slowly: this run tells what asks
         program()
+        whole = True
+    if whole and not named:
+        return  # a library awoke in the run before, or code was compiled
     told = [*dict.fromkeys(named or waits)][:MOST_TOLD]
     raise HostReadError(f"the step asks the device for something: {'; '.join(told)}")
 
@@ -149,7 +169,7 @@ def _line(frame: Any) -> str:
 
 
 @contextmanager
-def _heard(call: _CurrentCall | None = None) -> Iterator[list[str]]:
+def _recorded_waits(call: _CurrentCall | None = None) -> Iterator[list[str]]:
     """What makes this thread wait for a GPU: the operator, where it is known, and the line that called it.
 
     torch can also raise there. That would hold for all threads, and those that do not capture may wait.
@@ -158,16 +178,17 @@ def _heard(call: _CurrentCall | None = None) -> Iterator[list[str]]:
     own, mode = threading.get_ident(), torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
         warnings.filterwarnings("always", _WAITS)
+        warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")  # said once in a process
         show = warnings.showwarning
 
-        def hear(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
+        def record(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
             if threading.get_ident() != own or not str(message).startswith(_WAITS):
                 show(message, category, filename, lineno, file, line)
             else:
                 name = call.name if call is not None else ""
                 found.append(name or f"an operator at {Path(filename).name}:{lineno}")
 
-        warnings.showwarning = hear
+        warnings.showwarning = record
         torch.cuda.set_sync_debug_mode("warn")
         try:
             yield found
