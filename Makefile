@@ -107,7 +107,7 @@ lane-compile: $(READY) ## Triton kernels compiled for GPUs that need not be here
 lane-launch: $(READY) ## Every launch and whole engine steps on stand-in GPUs: what happens before a kernel runs
 	$(call lane,launch,$(PYTEST) -q $(BY_TEST) tests/launch)
 
-kernels-full: $(READY) ## Both for every launch configuration and architecture: tens of minutes
+kernels-full: $(READY) ## lane-compile and lane-launch for every launch configuration and architecture: tens of minutes
 	$(call lane,kernels-full,SPECDEC_KERNELS_FULL=1 $(PYTEST) -q $(BY_TEST) tests/machine_code tests/launch)
 
 kernels-triton: $(READY) ## Compile all Triton kernels for sm_90 with another Triton, in an environment of its own: TRITON=triton==3.6.0

@@ -9,14 +9,19 @@
 # transformers, the statistics scipy, peers what SPECDEC_PEERS names. `make gpu-cache` packs compiled kernels that a
 # session loads (SPECDEC_GPU_CACHE names another file); where they do not fit, a line says so and they are compiled here.
 # --rehearse runs the same programs on a stand-in GPU at tiny sizes. The exit status counts failed parts; 130 or 143 says
-# that the session was interrupted, 2 that it was not understood.
+# that the session was interrupted, 129 that its terminal closed, 64 that it was not understood. PYTHON names the
+# interpreter, MAX_JOBS the processes of the build, SPECDEC_SESSION_SECONDS the budget of all parts.
 set -uo pipefail
 refuse() {
   echo "gpu_session: $1" >&2
-  exit 2
+  exit 64
 }
 command=${1:-}
 case $command in
+-h | --help)
+  sed -n '/^set /q; s/^# \{0,1\}//p' "$0" | tail -n +2
+  exit 0
+  ;;
 correctness | kernels | steps) shift ;;
 *) refuse "got command '$command'; expected correctness, kernels or steps" ;;
 esac
@@ -29,7 +34,7 @@ for word in "$@"; do
   *) out=$PWD/$word ;;
   esac
 done
-cd "$(dirname "$0")/.." || exit 2
+cd "$(dirname "$0")/.." || exit 64
 out=${out:-$PWD/gpu-results/$command}
 mkdir -p "$out" || refuse "cannot make the folder $out"
 work=$(mktemp -d)

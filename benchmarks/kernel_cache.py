@@ -225,7 +225,8 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"{count} kernels loaded in {time.monotonic() - started:.0f} s with Triton {here.triton}, {here.ptxas}")
     if reason is None:
         return 0
-    print(f"kernel cache: {reason}; kernels are compiled here in {options.processes} processes")
+    when = f"here in {options.processes} processes" if options.jobs else "when they are first launched"
+    print(f"kernel cache: {reason}; kernels are compiled {when}")
     return cache_jobs.compile_all(options.jobs or [], cache, options.processes) > 0
 
 

@@ -87,7 +87,8 @@ def check_one_device(op: str, named: Iterable[tuple[str, Any]]) -> None:
                 first, like = each.device, called
             elif each.device != first:
                 raise ValueError(
-                    f"{op}: {called} lies on {each.device}; expected {first} like {like}; move it with .to({first})"
+                    f"{op}: {called} lies on {each.device}; expected {first} like {like}; put all on one device with "
+                    f'.to("...")'
                 )
 
 

@@ -76,7 +76,7 @@ def parts(packed: dict[str, bytes]) -> dict[str, str]:
 def test_words_that_mean_nothing_are_refused_in_one_line(words: tuple[str, ...], said: str) -> None:
     asked = session(*words)
     printed, wrong = asked.communicate(timeout=30)
-    assert (asked.returncode, printed, wrong) == (2, "", f"gpu_session: {said}\n")
+    assert (asked.returncode, printed, wrong) == (64, "", f"gpu_session: {said}\n")
 
 
 def test_a_machine_without_a_driver_is_told_in_one_line(tmp_path: Path) -> None:

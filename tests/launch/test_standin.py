@@ -20,7 +20,7 @@ def test_outside_of_the_block_nothing_is_left() -> None:
     assert (torch.cuda.is_available(), torch.cuda.Stream, torch.cuda.graphs.graph.default_capture_stream) == before
     with pytest.raises(RuntimeError, match="outside of its block"):
         tensor + 1
-    with standin.gpu(), pytest.raises(RuntimeError, match="a CUDA device is present"):
+    with standin.gpu(), pytest.raises(RuntimeError, match="one is in place already"):
         with standin.gpu():
             pass
 
@@ -115,14 +115,20 @@ def test_sync_debug_mode_raises(gpu: standin.Gpu) -> None:
 
 
 def test_streams_belong_to_devices(gpu: standin.Gpu) -> None:
-    side = torch.cuda.Stream(device="cuda:1")
+    side, side_tensor = torch.cuda.Stream(device="cuda:1"), torch.ones(2, device="cuda:1")
     with torch.cuda.stream(side):
         assert torch.cuda.current_device() == 1 and torch.cuda.current_stream() == side
     assert torch.cuda.current_device() == 0 and torch.cuda.current_stream(1) == torch.cuda.default_stream(1)
     with torch.cuda.device(1):
         assert torch.cuda.current_stream() != torch.cuda.default_stream(0)
-    with pytest.raises(RuntimeError, match="invalid device ordinal"):
-        torch.cuda.set_device(7)
+    beyond = {
+        "the current device": lambda: torch.cuda.set_device(7),
+        "a new tensor": lambda: torch.ones(2, device="cuda:2"),
+        "a copy": lambda: side_tensor.to("cuda:2"),
+    }
+    for reach in beyond.values():
+        with pytest.raises(RuntimeError, match="invalid device ordinal"):
+            reach()
 
 
 def test_a_graph_replays_on_the_same_memory(gpu: standin.Gpu) -> None:

@@ -18,7 +18,8 @@ between the call and the kernel. It is kinder than CUDA in these ways, so a faul
   numbers.
 - A graph keeps the memory alive that it reads, and graphs that share a pool do not overwrite each other's results.
 - A capture does its work once. A program must change nothing when it is captured.
-- Kernels between the launches of one operator leave no results, only the operator's last results are true.
+- Only the results of operators of this package are true. Other kernels, and those between the launches of one operator,
+  write nothing.
 Tests: tests/launch/.
 """
 
@@ -40,6 +41,8 @@ def missing() -> str | None:
 
     from .. import machine_code
 
+    if hasattr(torch.cuda.CUDAGraph, "gpu"):
+        return "one is in place already: blocks do not nest"
     if torch.cuda.is_available():
         return "a CUDA device is present: the stand-in would hide it"
     return machine_code.missing()

@@ -23,7 +23,7 @@ class Gpu:
     Attributes:
         architecture: Such as "sm_90".
         devices: Number of GPUs.
-        launches: Triton launches in order.
+        launches: Triton launches in order; those of a graph are counted when it is captured, not when it is replayed.
         host_reads: What made the host wait for the device, in order. Waits for events are not among them.
         uploads: Copies from pageable memory.
         operators: Torch operators that run a kernel on the device, by name.

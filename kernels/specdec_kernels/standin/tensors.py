@@ -226,6 +226,8 @@ class Operators(TorchDispatchMode):
             return func(*call.args, **call.kwargs)
         if target.index is None:
             target = torch.device("cuda", gpu.current)
+        if target.index >= gpu.devices:
+            raise RuntimeError("CUDA error: invalid device ordinal")
         return self._run(func, name, call, target)
 
     def _run(self, func: Any, name: str, call: _Call, device: torch.device) -> Any:
