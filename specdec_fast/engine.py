@@ -42,8 +42,9 @@ class Engine:
     ids that end a text; prefill_chunk: most prompt tokens in one pass, None: 512 on a CPU, whose caches hold what so
     many activate, else 2048; budget: how many nodes are drafted, "fixed" (what a request asks for) or "goodput" (what
     pays), or a `BudgetPolicy`; step_mode: "auto" captures steps on a GPU where drafter, rule and requests allow it,
-    "sync" never, "graph" on any device (without a GPU the same program runs uncaptured, for tests); temperature: of all
-    requests, where it is known, for rule `best` to choose by. Threads may share an engine: `submit`, `step` and
+    "sync" never, "graph" on any device (without a GPU the same program runs uncaptured, for tests); where drafter, rule
+    or requests forbid captures, steps run as with "sync" and `explain` says why; temperature: of all requests, where it
+    is known, for rule `best` to choose by. Threads may share an engine: `submit`, `step` and
     `cancel` wait for each other, and who streams or generates steps for all.
 
     Raises ValueError when the rule cannot verify what the drafter proposes, and for numbers out of range.

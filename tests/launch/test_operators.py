@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +25,8 @@ DIRECT = [op for op in TRITON if OPS[op]._direct is not None]
 OVER_VOCABULARY = [(op, case) for op, case in CASES if "vocab" in SAMPLES[op].names]
 INSPECTION = {"ordered_thresholds", "traversal_thresholds"}
 """Operators that ask the device how deep trees are, because nothing but tests and tools calls them."""
+RECORDED = Path(__file__).with_name("launches_per_call.json")
+"""Kernels that each sample call launches, whatever its dtype; `SPECDEC_RECORD=1` in one process writes it anew."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SMALL = Sizes(rows=3, nodes=5, length=33, heads=4, kv_heads=2, width=64, vocab=3000)
 
@@ -45,9 +49,20 @@ def on_gpu(op: str, sizes: Sizes, case: str = "") -> Call:
 
 @pytest.mark.parametrize(("op", "case"), CASES)
 def test_every_sample_launches(gpu: standin.Gpu, op: str, case: str) -> None:
-    dtypes = DTYPES if "dtype" in SAMPLES[op].names else DTYPES[:1]
+    dtypes, counts = DTYPES if "dtype" in SAMPLES[op].names else DTYPES[:1], set()
     for dtype in dtypes if FULL or case == "" else dtypes[:2]:
         launched(gpu, op, on_gpu(op, replace(SMALL, dtype=dtype), case))
+        counts.add(len(gpu.launches))
+    (count,), name = counts, f"{op} {case}".strip()
+    recorded = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
+    if os.environ.get("SPECDEC_RECORD") == "1":
+        RECORDED.write_text(json.dumps(dict(sorted({**recorded, name: count}.items())), indent=1) + "\n")
+        return
+    assert count == recorded[name], "a call launches another number of kernels; SPECDEC_RECORD=1 records fewer"
+
+
+def test_every_call_is_recorded_and_nothing_else() -> None:
+    assert set(json.loads(RECORDED.read_text())) == {f"{op} {case}".strip() for op, case in CASES}
 
 
 @pytest.mark.parametrize("vocab", [151_669, 50_257])
