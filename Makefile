@@ -29,6 +29,7 @@ export PYTHONDONTWRITEBYTECODE :=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 BRINGS_TRITON := $(BIN)/python -c 'from importlib.metadata import requires; raise SystemExit("triton" not in str(requires("torch")))'
 PYTEST := $(BIN)/python -m pytest $(PYTEST_ARGS)
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 BY_FILE := -n $(WORKERS) --dist loadfile
 BY_TEST := -n $(WORKERS) --dist worksteal
 
@@ -46,7 +47,7 @@ STATISTICS_TESTS := tests/lab $(addprefix tests/engine/,test_law.py test_tree_la
 ELSEWHERE := tests/architecture tests/kernels tests/interpreter tests/machine_code tests/launch \
   $(EXACT_TESTS) $(REPLAY_TESTS) $(MUTANT_TESTS) $(STATISTICS_TESTS) $(TRAINING_TESTS)
 TOGETHER := : the lanes architecture, kernels, compile, launch, exact, replay, statistics, mutants, unit and training
-READY := $(BUILD_STAMP) $(STAMPS)/test
+READY := $(BUILD_STAMP) $(STAMPS)/test $(STAMPS)/docs
 NATIVE := setup.py pyproject.toml $(shell find csrc -not -name '.*' 2>/dev/null)
 
 # An environment, $$other, with the Triton that TRITON names and the other packages of $(VENV).
@@ -64,7 +65,7 @@ define lane
 printf '== %s: passed in %d s\n' '$(1)' "$$SECONDS"
 endef
 
-.PHONY: help demo test tests bench lint types clean distclean environment
+.PHONY: help demo test tests bench lint types docs docs-serve clean distclean environment
 .PHONY: lane-architecture lane-kernels lane-interpreter lane-compile lane-launch lane-unit lane-native kernels-full kernels-triton
 .PHONY: gpu-cache gpu-rehearsal
 .PHONY: lane-exact lane-replay lane-statistics lane-mutants lane-training
@@ -77,8 +78,8 @@ demo: $(BUILD_STAMP) ## Generate text with and without speculation on the bundle
 	@$(BIN)/specdec demo
 
 # (first what keeps one core busy, two at a time; with --keep-going the rest runs whatever fails)
-test: $(READY) ## Style, types and all tests
-	@failed=0; $(MAKE) --no-print-directory -j2 --output-sync=target READY= lint types lane-native || failed=1; \
+test: $(READY) ## Style, types, the documentation site and all tests
+	@failed=0; $(MAKE) --no-print-directory -j2 --output-sync=target READY= lint types docs lane-native || failed=1; \
 	if [[ $$failed == 1 && '$(firstword -$(MAKEFLAGS))' != *k* ]]; then exit 1; fi; \
 	$(MAKE) --no-print-directory READY= tests lane-interpreter || failed=1; exit $$failed
 
@@ -87,6 +88,13 @@ lint: $(READY) ## ruff
 
 types: $(READY) ## mypy
 	$(call lane,types,$(BIN)/mypy)
+
+# (the site needs no network, neither to build nor to view)
+docs: $(READY) ## Build the documentation site into build/site; warnings are errors
+	$(call lane,docs,$(MKDOCS) build --strict)
+
+docs-serve: $(READY) ## Serve the documentation site and rebuild it when a page changes
+	@$(MKDOCS) serve --watch specdec_fast --watch kernels/specdec_kernels
 
 # (one run of many lanes: each alone collects and imports torch and transformers again, in every process)
 tests: $(READY) ## All tests but those of the lanes interpreter and native
@@ -197,4 +205,9 @@ $(BUILD_STAMP): $(NATIVE) $(STAMPS)/demo
 $(STAMPS)/test: requirements/test.txt requirements/triton.txt $(STAMPS)/demo
 	@echo 'installing requirements/test.txt'
 	@$(PIP) install -q --no-compile -c $(TORCH_FOUND) -r $< $$($(BRINGS_TRITON) || echo -r requirements/triton.txt)
+	@touch $@
+
+$(STAMPS)/docs: requirements/docs.txt $(STAMPS)/test
+	@echo 'installing requirements/docs.txt'
+	@$(PIP) install -q --no-compile -c $(TORCH_FOUND) -r $<
 	@touch $@
