@@ -1,0 +1,1 @@
+"""One module per diagram: trees, steps, caches, packages."""

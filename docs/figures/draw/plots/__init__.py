@@ -1,0 +1,1 @@
+"""One module per plot of measured numbers."""
