@@ -46,4 +46,8 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> object:
     if name in _HOME:
         return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name.startswith("_"):  # what tools look for; nothing is loaded to answer
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from specdec_fast.core.names import missing_attribute
+
+    raise missing_attribute(f"module {__name__!r}", name, _HOME)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from specdec_fast.expectations import Expectations, Outcome, Times
+from specdec_kernels.names import unknown_name
 
 
 @runtime_checkable
@@ -204,8 +205,7 @@ def budget_for(policy: str | BudgetPolicy) -> BudgetPolicy:
     if isinstance(policy, BudgetPolicy):
         return policy
     if not isinstance(policy, str) or policy not in POLICIES:
-        names = ", ".join(sorted(POLICIES))
-        raise ValueError(f"budget: got {policy!r}; expected one of {names}, or a BudgetPolicy")
+        raise ValueError(unknown_name("budget", policy, sorted(POLICIES), or_else=", or a BudgetPolicy"))
     return POLICIES[policy]()
 
 

@@ -17,6 +17,7 @@ import torch
 
 from specdec_fast.budget import BudgetPolicy, budget_for
 from specdec_fast.captured import CapturedSteps
+from specdec_fast.core.names import explain_names
 from specdec_fast.driving import generate, stream
 from specdec_fast.emission import given_by, given_captured, keep
 from specdec_fast.interfaces import Drafter, Needs, Rule, Target, TargetOutput
@@ -34,6 +35,7 @@ from specdec_fast.warming import warm
 log = logging.getLogger("specdec_fast")
 
 
+@explain_names("submit", "generate", params=SamplingParams, attributes=True)
 class Engine:
     """Continuous batching of speculative decoding.
 

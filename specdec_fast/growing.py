@@ -33,6 +33,7 @@ from specdec_fast.sampling import Sampling
 from specdec_fast.shapes import Shape
 from specdec_fast.upload import from_host
 from specdec_kernels import Growth, NodePaths, draw_sample, tree_expand
+from specdec_kernels.names import unknown_name
 
 HOWS = ("coupled", "hybrid", "iid", "top_k", "without_replacement")
 CHOOSING = ("coupled", "top_k")
@@ -101,7 +102,7 @@ class TreeDrafter:
         sharpness: float = 1.0,
     ) -> None:
         if how not in HOWS:
-            raise ValueError(f"{self.name} how: got {how!r}; expected one of {', '.join(HOWS)}")
+            raise ValueError(unknown_name(f"{self.name} how", how, HOWS))
         if num_draft_tokens is not None and num_draft_tokens < 1:
             raise ValueError(f"{self.name} num_draft_tokens: got {num_draft_tokens}; expected at least 1")
         if not 0 < sharpness < float("inf"):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from difflib import get_close_matches
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ import torch
 
 from specdec_fast.budget import BudgetPolicy, budget_for
 from specdec_fast.choosing import sample_ways
+from specdec_fast.core.names import explain_arguments
 from specdec_fast.drafters import (
     drafter_names,
     make_drafter,
@@ -32,6 +32,7 @@ from specdec_fast.sampling_params import SamplingParams
 from specdec_fast.stores.vocabulary import vocabulary_size
 from specdec_fast.targets.huggingface import HuggingFaceTarget, UnsupportedModelError
 from specdec_fast.targets.whole_pass import widened
+from specdec_kernels.names import closest, unknown_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -49,7 +50,7 @@ def _dtype(name: str | torch.dtype) -> torch.dtype:
     if isinstance(name, torch.dtype):
         return name
     if name not in DTYPES:
-        raise ValueError(f"dtype: got {name!r}; expected one of {', '.join(DTYPES)}")
+        raise ValueError(unknown_name("dtype", name, DTYPES))
     return DTYPES[name]
 
 
@@ -96,9 +97,9 @@ def load_model(
     if not known and _is_bundled_head(str(source)):
         head = str(source).removeprefix("demo-")
         raise ValueError(f"{what}: got {str(source)!r}, a bundled head; it comes with drafter {head}; {EXPECTED}")
-    meant = [] if known else _meant(source)
-    if meant:  # no hub is asked for what is a slip of the pen
-        raise ValueError(f"{what}: got {str(source)!r}; did you mean the bundled {meant[0]!r}? {EXPECTED}")
+    meant = None if known else _meant(source)
+    if meant is not None:  # no hub is asked for what is a slip of the pen
+        raise ValueError(f"{what}: got {str(source)!r}; {EXPECTED}; did you mean {meant!r}?")
     if not known and not _HUB_ID.fullmatch(str(source)):
         raise ValueError(f"{what}: got {str(source)!r}; {EXPECTED}, or a hub id (owner/name): no such folder")
     try:
@@ -122,9 +123,9 @@ def load_model(
     return moved
 
 
-def _meant(source: str | Path) -> list[str]:
+def _meant(source: str | Path) -> str | None:
     """The bundled name that a slip of the pen was meant to be, if it is one."""
-    return get_close_matches(str(source).lower(), BUNDLED, n=1, cutoff=0.8)
+    return closest(str(source), BUNDLED, cutoff=0.8)
 
 
 def _is_bundled_head(name: str) -> bool:
@@ -135,7 +136,7 @@ def is_hub_id(source: str | Path) -> bool:
     """True for what only the hub can have: spelt like an id, and neither bundled nor here."""
     name = str(source)
     here = name in BUNDLED or _is_bundled_head(name) or Path(name).exists()
-    return not here and not _meant(name) and _HUB_ID.fullmatch(name) is not None
+    return not here and _meant(name) is None and _HUB_ID.fullmatch(name) is not None
 
 
 def _other_kind(place: str | Path) -> str | None:
@@ -232,6 +233,7 @@ def eos_ids(model: PreTrainedModel, tokenizer: Any) -> tuple[int, ...]:
     return ()
 
 
+@explain_arguments(SamplingParams)
 def load(
     target: str | Path | PreTrainedModel,
     draft: str | Path | PreTrainedModel | None = None,

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
+from specdec_fast.core.names import explain_names
 from specdec_fast.grammar import Guide, Matcher
 
 _SEED_LIMIT = 2**63
@@ -40,6 +41,7 @@ def _ids(name: str, got: object) -> tuple[int, ...]:
     return ids
 
 
+@explain_names()
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How one request wants its tokens. `temperature=0` is exact greedy, not a small epsilon.

@@ -18,6 +18,7 @@ from specdec_fast.interfaces import CapturedProposals, Drafter, Rule
 from specdec_fast.request import Handle
 from specdec_fast.state import DecodeState
 from specdec_kernels.graph_capture import HostReadError
+from specdec_kernels.names import unknown_name
 
 MODES = ("auto", "sync", "graph")
 RETRY_AFTER = 32
@@ -51,7 +52,7 @@ def why_never(
     Raises ValueError for a mode that does not exist.
     """
     if mode not in MODES:
-        raise ValueError(f"step_mode: got {mode!r}; expected one of {', '.join(MODES)}")
+        raise ValueError(unknown_name("step_mode", mode, MODES))
     reasons = []
     if mode == "sync":
         reasons.append("step_mode is sync")

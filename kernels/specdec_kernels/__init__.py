@@ -6,6 +6,8 @@ kernel serves what and why.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 # Every operator's name is also the name of its folder: importing it here makes `specdec_kernels.<name>` the operator.
 from .chain_verify import chain_thresholds, chain_verify, chain_verify_logits
 from .decoder_pass import DecoderLayer, DecoderTable, decoder_pass
@@ -17,6 +19,7 @@ from .kv_commit import CacheTable, kv_commit, kv_commit_pages, kv_commit_scratch
 from .kv_slots import kv_slots
 from .kv_stage import kv_stage
 from .law_stats import law_stats
+from .names import RENAMED_OPERATORS, hint
 from .ngram_match import ngram_match
 from .ordered_verify import ordered_thresholds, ordered_verify
 from .overlay import Overlay
@@ -84,3 +87,9 @@ __all__ = [
     "typical_verify",
     "use_backend",
 ]
+
+if not TYPE_CHECKING:  # type checkers would take every name for an attribute
+
+    def __getattr__(name: str) -> object:
+        words = "" if name.startswith("_") else hint(name, __all__, RENAMED_OPERATORS, "operator")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{words}")

@@ -22,6 +22,7 @@ from torch.compiler import is_compiling
 
 from . import debug_mode
 from .devices import first_tensor
+from .names import RENAMED_OPERATORS, hint, unknown_name
 from .overlay import Overlay, check
 from .workspace import copy_into, total
 
@@ -93,8 +94,12 @@ class _Wish:
     def name_for(self, op: str) -> str | None:
         for name, _ in self.by_op:  # of the environment, read before there were any: `use_backend` looks at its own
             if name not in OPS:
-                raise ValueError(f"SPECDEC_BACKEND: no operator {name!r}; there are {', '.join(sorted(OPS))}")
+                raise ValueError(_no_operator("SPECDEC_BACKEND", name))
         return dict(self.by_op).get(op, self.everywhere)
+
+
+def _no_operator(subject: str, got: str) -> str:
+    return unknown_name(f"{subject} operator", got, sorted(OPS), renamed=RENAMED_OPERATORS, kind="operator")
 
 
 def _parse_wish(text: str) -> _Wish | None:
@@ -127,7 +132,7 @@ def use_backend(name: str | None = None, **by_op: str) -> Iterator[None]:
     """
     for op in by_op:
         if op not in OPS:
-            raise ValueError(f"use_backend: no operator {op!r}; there are {', '.join(sorted(OPS))}")
+            raise ValueError(_no_operator("use_backend", op))
     token = _WISH.set(_Wish(name, tuple(sorted(by_op.items()))) if name or by_op else None)
     try:
         yield
@@ -315,7 +320,8 @@ class Op:
             reasons.append(f"{backend.name}: {reason}")
         everyone = [f"{b.name}: {self._reason(b, args, kwargs) or 'can serve this call'}" for b in self.backends]
         known = any(b.name == wanted for b in self.backends)
-        problem = "cannot serve this call" if known else "is not a backend of this operator"
+        near = hint(wanted, {b.name for op in OPS.values() for b in op.backends})
+        problem = "cannot serve this call" if known else f"is not a backend of this operator{near}"
         asked = " (of SPECDEC_BACKEND)" if wish is _FROM_ENVIRONMENT else ""
         raise UnsupportedError(
             f"{self.name}: backend {wanted!r}{asked} {problem}. Backends:\n  " + "\n  ".join(everyone)
@@ -364,7 +370,7 @@ def explain(op: Op | str | None = None, *args: Any, **kwargs: Any) -> str:
     for an unknown name.
     """
     if isinstance(op, str) and op not in OPS:
-        raise ValueError(f"explain: no operator {op!r}; there are {', '.join(sorted(OPS))}")
+        raise ValueError(_no_operator("explain", op))
     chosen = [OPS[op]] if isinstance(op, str) else [op] if op is not None else list(OPS.values())
     rows = [row for each in chosen for row in each.explain(*args, **kwargs)]
     wide = max((len(row.op) for row in rows), default=0)

@@ -33,10 +33,11 @@ def main() -> None:
 def _names(wanted: Sequence[str] | None) -> list[str]:
     """The operators asked for. Raises: ValueError for one that does not exist."""
     from specdec_kernels import OPS
+    from specdec_kernels.names import RENAMED_OPERATORS, unknown_name
 
     for name in wanted or ():
         if name not in OPS:
-            raise ValueError(f"kernels: got operator {name!r}; expected one of {', '.join(OPS)}")
+            raise ValueError(unknown_name("kernels operator", name, OPS, renamed=RENAMED_OPERATORS, kind="operator"))
     return list(dict.fromkeys(wanted or OPS))
 
 
@@ -76,6 +77,7 @@ def _size(word: str, name: str, value: str) -> int:
 def _sizes(op: str, words: Sequence[str]) -> Any:
     """Sizes from "name=value" words. Raises: ValueError for a size that the operator does not know or cannot take."""
     from specdec_kernels.agreement import SAMPLES
+    from specdec_kernels.names import hint, unknown_name
     from specdec_kernels.samples import Sizes, room
 
     known = SAMPLES[op].names
@@ -84,10 +86,11 @@ def _sizes(op: str, words: Sequence[str]) -> Any:
     for word in words:
         name, equals, value = word.partition("=")
         if not equals or name not in known:
-            raise ValueError(f"kernels: got {word!r}; expected NAME=VALUE with a name of {op}: {', '.join(known)}")
+            expected = f"NAME=VALUE with a name of {op}: {', '.join(known)}"
+            raise ValueError(f"kernels: got {word!r}; expected {expected}{hint(name, known)}")
         if name == "dtype":
             if value not in dtypes:
-                raise ValueError(f"kernels: got dtype {value!r}; expected one of {', '.join(dtypes)}")
+                raise ValueError(unknown_name("kernels dtype", value, dtypes))
             chosen[name] = dtypes[value]
         elif name == "top_p":
             chosen[name] = _share(word, value)
@@ -263,6 +266,7 @@ def inspect(
     extra `gpu`.
     """
     from specdec_kernels import machine_code
+    from specdec_kernels.names import unknown_name
 
     reason = machine_code.missing()
     if reason is not None:
@@ -270,7 +274,7 @@ def inspect(
     wanted = arch or list(machine_code.ARCHITECTURES if record else ("sm_90",))
     for each in wanted:
         if each not in machine_code.ARCHITECTURES:
-            raise ValueError(f"kernels: got {each!r}; expected one of {', '.join(machine_code.ARCHITECTURES)}")
+            raise ValueError(unknown_name("--arch", each, machine_code.ARCHITECTURES))
     of = set(_names(ops))
     chosen = [v for v in machine_code.variants() if v.name.partition("/")[0] in of and (v.everyday or not everyday)]
     if not chosen:

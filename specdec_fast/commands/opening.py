@@ -75,13 +75,14 @@ def resolve(
     from specdec_fast.commands.options import read_drafter_options
     from specdec_fast.drafters import drafter_names, may_take_draft, refuse_unknown_options
     from specdec_fast.rules import get_rule
+    from specdec_kernels.names import unknown_name
 
     get_rule(rule)  # what is unknown is refused before anything is loaded
     budget_for(budget)
     if draft == NO_DRAFTER:
         raise ValueError(f"--draft: got {draft!r}; expected a model; --drafter {NO_DRAFTER} decodes plainly")
     if drafter is not None and drafter not in (NO_DRAFTER, *drafter_names()):
-        raise ValueError(f"--drafter: got {drafter!r}; expected one of {', '.join(drafter_names())}, or {NO_DRAFTER}")
+        raise ValueError(unknown_name("--drafter", drafter, drafter_names(), or_else=f", or {NO_DRAFTER}"))
     takes = drafter is None or (drafter != NO_DRAFTER and may_take_draft(drafter))
     if draft is not None and not takes:
         raise ValueError(f"--draft {draft} with --drafter {drafter}: expected only one of them")

@@ -153,15 +153,15 @@ def _entry(given: Any, where: str, *, alone: bool) -> Entry:
 
 def _checked(settings: dict[str, Any], where: str) -> dict[str, Any]:
     """Sampling parameters as JSON has them, but for ids, which are text where they are keys; values are not judged."""
+    from specdec_fast.core.names import argument_hint
     from specdec_fast.sampling_params import SamplingParams
 
     known = [each.name for each in fields(SamplingParams) if each.name != "grammar"]
     unknown = next((name for name in settings if name not in known), None)
     if unknown is not None:
-        raise ValueError(
-            f"{where}: got the key {unknown!r}; expected prompt, id, or a sampling parameter ({', '.join(known)}); "
-            "rename it, or drop it"
-        )
+        words = argument_hint(unknown, "SamplingParams", ["prompt", "id", *known]) or "; rename it, or drop it"
+        expected = f"prompt, id, or a sampling parameter ({', '.join(known)})"
+        raise ValueError(f"{where}: got the key {unknown!r}; expected {expected}{words}")
 
     def with_ids(value: Any) -> Any:
         is_map = isinstance(value, dict)

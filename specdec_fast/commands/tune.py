@@ -67,7 +67,9 @@ def layers(
     An interrupted search goes on where it stopped when it is called again, with the same settings.
     """
     if method not in METHODS:
-        raise ValueError(f"--method: got {method!r}; expected one of {', '.join(METHODS)}")
+        from specdec_kernels.names import unknown_name
+
+        raise ValueError(unknown_name("--method", method, METHODS))
     if trials < 1:
         raise ValueError(f"--trials: got {trials}; expected at least 1")
     require("tune", "tune layers", *(("matplotlib",) if method == "similarity" else ()))

@@ -46,7 +46,9 @@ def tree(
     if drafter not in _TUNED:
         raise ValueError(f"--drafter: got {drafter!r}, which takes no shape; expected one of {', '.join(_TUNED)}")
     if how not in ("coupled", "top_k"):
-        raise ValueError(f"--how: got {how!r}; expected coupled or top_k")
+        from specdec_kernels.names import unknown_name
+
+        raise ValueError(unknown_name("--how", how, ("coupled", "top_k")))
     if min(nodes, depth, width, new_tokens) < 1:
         raise ValueError(
             f"--nodes, --depth, --width, --new-tokens: got {nodes}, {depth}, {width}, {new_tokens}; expected at least 1"

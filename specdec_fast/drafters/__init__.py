@@ -10,7 +10,9 @@ from numbers import Integral
 from pkgutil import iter_modules
 from typing import Any
 
+from specdec_fast.core.names import argument_hint
 from specdec_fast.interfaces import Drafter, Parts, Target
+from specdec_kernels.names import unknown_name
 
 GROUP = "specdec_fast.drafters"
 
@@ -30,7 +32,7 @@ def get_drafter(name: str) -> type[Any]:
         if point.name == name:
             loaded: type[Any] = point.load()
             return loaded
-    raise ValueError(f"drafter: got {name!r}; expected one of {', '.join(drafter_names())}")
+    raise ValueError(unknown_name("drafter", name, drafter_names()))
 
 
 def takes_draft(name: str) -> bool:
@@ -54,7 +56,10 @@ def refuse_unknown_options(name: str, options: Iterable[str]) -> None:
     known = drafter_options(name)
     unknown = sorted(set(options) - set(known))
     if unknown:
-        raise ValueError(f"drafter {name}: got option {unknown[0]!r}; expected {', '.join(known) or 'no options'}")
+        if not known:
+            raise ValueError(f"drafter {name}: got option {unknown[0]!r}; expected no options")
+        words = argument_hint(unknown[0], "drafter", known)
+        raise ValueError(f"drafter {name}: got option {unknown[0]!r}; expected one of {', '.join(known)}{words}")
 
 
 def refuse_other_kinds(name: str, options: Mapping[str, Any]) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from specdec_fast.budget import MovingThreshold, surely_accepted
+from specdec_fast.core.names import RENAMED_PICKS
 from specdec_fast.draft import Draft
 from specdec_fast.interfaces import Acceptance, Budget, Needs, Parts, Rng, StateView, TargetOutput
 from specdec_fast.laws import Laws, concat_laws
@@ -25,6 +26,7 @@ from specdec_fast.targets.whole_pass import WholePass
 from specdec_fast.translation import GrowingText, Translation
 from specdec_fast.upload import entries, from_host
 from specdec_kernels import draw_sample
+from specdec_kernels.names import unknown_name
 
 PICKS = ("coupled", "drawn", "greedy")
 TOKENIZERS = ("same", "tli", "slem")
@@ -57,10 +59,8 @@ class DraftModelDrafter:
         translation: Translation | None = None,
     ) -> None:
         if tokenizers not in TOKENIZERS:
-            raise ValueError(
-                f"draft_model tokenizers: got {tokenizers!r}; expected one of {', '.join(TOKENIZERS)}: the last two "
-                "are for a draft whose tokenizer is not the target's"
-            )
+            or_else = ": the last two are for a draft whose tokenizer is not the target's"
+            raise ValueError(unknown_name("draft_model tokenizers", tokenizers, TOKENIZERS, or_else=or_else))
         if (tokenizers == "same") != (translation is None):
             raise ValueError(
                 f"draft_model tokenizers: got {tokenizers!r} {'with' if translation else 'without'} a translation; "
@@ -76,7 +76,7 @@ class DraftModelDrafter:
         if num_draft_tokens < 1:
             raise ValueError(f"draft_model num_draft_tokens: got {num_draft_tokens}; expected at least 1")
         if pick not in PICKS:
-            raise ValueError(f"draft_model pick: got {pick!r}; expected one of {', '.join(PICKS)}")
+            raise ValueError(unknown_name("draft_model pick", pick, PICKS, renamed=RENAMED_PICKS))
         self.model = model
         self.num_draft_tokens = num_draft_tokens
         self.pick = pick

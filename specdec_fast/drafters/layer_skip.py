@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from specdec_fast.budget import MovingThreshold
+from specdec_fast.core.names import RENAMED_PICKS
 from specdec_fast.draft import Draft
 from specdec_fast.interfaces import Acceptance, Budget, Needs, Parts, Rng, StateView, TargetOutput
 from specdec_fast.laws import Laws, concat_laws
@@ -28,6 +29,7 @@ from specdec_fast.sampling import process_chains
 from specdec_fast.targets.layer_set import LayerSet, chosen_in, place_of
 from specdec_fast.upload import entries, from_host
 from specdec_kernels import draw_sample
+from specdec_kernels.names import unknown_name
 
 PICKS = ("coupled", "drawn", "greedy")
 STOPS = ("adaptive", "fixed", "threshold")
@@ -82,7 +84,7 @@ class LayerSkipDrafter:
             )
         for what, got, known in (("stop", stop, STOPS), ("pick", pick, PICKS)):
             if got not in known:
-                raise ValueError(f"layer_skip {what}: got {got!r}; expected one of {', '.join(known)}")
+                raise ValueError(unknown_name(f"layer_skip {what}", got, known, renamed=RENAMED_PICKS))
         for what, share in (("threshold", threshold), ("goal", goal)):
             if not isinstance(share, (int, float)) or not 0 <= share <= 1:
                 raise ValueError(f"layer_skip {what}: got {share!r}; expected a number from 0 to 1")

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from specdec_fast.draft import Draft
 from specdec_fast.interfaces import Acceptance, Budget, Needs, Rng, StateView, TargetOutput
+from specdec_kernels.names import unknown_name
 
 MATCHES = ("last", "frequent")
 
@@ -75,7 +76,7 @@ class NgramDrafter:
         if not 1 <= n_min <= n_max:
             raise ValueError(f"ngram n_min, n_max: got {n_min}, {n_max}; expected 1 <= n_min <= n_max")
         if match not in MATCHES:
-            raise ValueError(f"ngram match: got {match!r}; expected one of {', '.join(MATCHES)}")
+            raise ValueError(unknown_name("ngram match", match, MATCHES))
         self.num_draft_tokens = num_draft_tokens
         self._sizes = range(n_max, n_min - 1, -1)
         self._frequent = match == "frequent"

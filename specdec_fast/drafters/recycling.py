@@ -17,11 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specdec_fast.core.names import RENAMED_PICKS
 from specdec_fast.draft import Draft
 from specdec_fast.interfaces import Acceptance, Budget, Needs, Parts, Rng, StateView, TargetOutput
 from specdec_fast.stores.suffix import structures
 from specdec_fast.upload import from_host
 from specdec_kernels import tree_expand
+from specdec_kernels.names import unknown_name
 
 PICKS = ("coupled", "greedy")
 _TAP = "final_norm"
@@ -63,7 +65,7 @@ class RecyclingDrafter:
             raise ValueError(f"recycling min_probability: got {min_probability}; expected 0 to 1")
         pick = "greedy" if pick == "drawn" else pick
         if pick not in PICKS:
-            raise ValueError(f"recycling pick: got {pick!r}; expected one of {', '.join(PICKS)}")
+            raise ValueError(unknown_name("recycling pick", pick, PICKS, renamed=RENAMED_PICKS))
         self.num_draft_tokens = num_draft_tokens
         self._top, self._depth, self._least = top_k, depth, float(min_probability)
         self.pick, self.shared = pick, shared

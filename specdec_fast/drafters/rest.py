@@ -11,11 +11,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from specdec_fast.core.names import RENAMED_PICKS
 from specdec_fast.draft import Draft
 from specdec_fast.interfaces import Acceptance, Budget, Needs, Parts, Rng, StateView, TargetOutput
 from specdec_fast.stores.datastore import Datastore
 from specdec_fast.stores.suffix import structures
 from specdec_fast.stores.vocabulary import fingerprint
+from specdec_kernels.names import unknown_name
+
+PICKS = ("coupled", "drawn", "greedy")
 
 
 class RestDrafter:
@@ -52,8 +56,8 @@ class RestDrafter:
             )
         if not 0 <= min_probability <= 1:
             raise ValueError(f"rest min_probability: got {min_probability}; expected 0 to 1")
-        if pick not in ("coupled", "drawn", "greedy"):
-            raise ValueError(f"rest pick: got {pick!r}; expected coupled, drawn or greedy")
+        if pick not in PICKS:
+            raise ValueError(unknown_name("rest pick", pick, PICKS, renamed=RENAMED_PICKS))
         self.num_draft_tokens, self.pick = num_draft_tokens, pick
         self._max_match, self._min_match = max_match, min_match
         self._depth, self._samples, self._min_probability = depth, samples, float(min_probability)

@@ -15,13 +15,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from specdec_fast.core.names import RENAMED_PICKS
 from specdec_fast.draft import Draft
 from specdec_fast.interfaces import Acceptance, Budget, Needs, Parts, Rng, StateView, TargetOutput
 from specdec_fast.stores.memory import TextMemory
 from specdec_fast.stores.suffix import structures
 from specdec_fast.stores.vocabulary import fingerprint
+from specdec_kernels.names import unknown_name
 
 log = logging.getLogger("specdec_fast")
+
+PICKS = ("coupled", "drawn", "greedy")
 
 _CONTEXT = 16  # longest match in finished texts, and what is remembered in front of a generated text
 
@@ -76,8 +80,8 @@ class SuffixDrafter:
                 f"suffix factor, min_probability: got {factor}, {min_probability}; expected a finite number "
                 "above 0, and 0 to 1"
             )
-        if pick not in ("coupled", "drawn", "greedy"):
-            raise ValueError(f"suffix pick: got {pick!r}; expected coupled, drawn or greedy")
+        if pick not in PICKS:
+            raise ValueError(unknown_name("suffix pick", pick, PICKS, renamed=RENAMED_PICKS))
         if not isinstance(shared, bool):
             raise ValueError(f"suffix shared: got {shared!r}; expected true or false")
         if max_tokens < 1:

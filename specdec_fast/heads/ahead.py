@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from specdec_fast.core.names import RENAMED_PICKS
 from specdec_fast.draft import Draft
 from specdec_fast.interfaces import (
     Acceptance,
@@ -29,6 +30,7 @@ from specdec_fast.sampling import Sampling
 from specdec_fast.shapes import Shape
 from specdec_fast.upload import entries, from_host, stream_of
 from specdec_kernels import TreePlan, tree_expand, tree_plan
+from specdec_kernels.names import unknown_name
 
 TAP = "final_norm"
 PICKS = ("coupled", "greedy")
@@ -77,7 +79,7 @@ class AheadDrafter:
         self, target: Any, heads: Heads, shape: Shape, num_draft_tokens: int | None = None, pick: str = "coupled"
     ) -> None:
         if pick not in PICKS:
-            raise ValueError(f"{self.name} pick: got {pick!r}; expected one of {', '.join(PICKS)}")
+            raise ValueError(unknown_name(f"{self.name} pick", pick, PICKS, renamed=RENAMED_PICKS))
         if num_draft_tokens is not None and num_draft_tokens < 1:
             raise ValueError(f"{self.name} num_draft_tokens: got {num_draft_tokens}; expected at least 1")
         self.heads, self.pick = heads, pick

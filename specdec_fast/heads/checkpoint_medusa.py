@@ -29,6 +29,7 @@ from specdec_fast.heads.checkpoint import (
     write_checkpoint,
 )
 from specdec_fast.heads.medusa import MedusaHeads
+from specdec_kernels.names import unknown_name
 
 FILE = "medusa_lm_head.safetensors"
 NAMES = (FILE, "medusa_lm_head.pt", "model.safetensors", "pytorch_model.bin")
@@ -253,7 +254,7 @@ def save_medusa(
     Raises ValueError for an unknown layout, and for heads that the layout cannot hold.
     """
     if layout not in LAYOUTS:
-        raise ValueError(f"layout: got {layout!r}; expected one of {', '.join(LAYOUTS)}")
+        raise ValueError(unknown_name("layout", layout, LAYOUTS))
     tensors: dict[str, Tensor] = {}
     blocks = [(layer, head) for layer in range(heads.num_layers) for head in range(heads.num_heads)]
     vllm = layout == "vllm"

@@ -30,6 +30,7 @@ from specdec_fast.heads.checkpoint import (
     write_checkpoint,
 )
 from specdec_fast.heads.mtp import MtpHead, mtp_head
+from specdec_kernels.names import unknown_name
 
 FILE = "model.safetensors"
 LAYOUTS: dict[str, tuple[str, str, dict[str, str]]] = {
@@ -96,7 +97,7 @@ def save_mtp(
     Raises ValueError for an unknown layout, and for one that joins the module's inputs in another order.
     """
     if layout not in LAYOUTS:
-        raise ValueError(f"layout: got {layout!r}; expected one of {', '.join(LAYOUTS)}")
+        raise ValueError(unknown_name("layout", layout, LAYOUTS))
     if head.hidden_first != (layout == "mimo"):
         raise ValueError(f"layout: got {layout!r} for hidden_first={head.hidden_first}; expected True for mimo alone")
     number = num_layers if layout == "deepseek" else 0

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from specdec_kernels.names import unknown_name
+
 LAYERS = {"llama": "LlamaDecoderLayer", "qwen2": "Qwen2DecoderLayer", "qwen3": "Qwen3DecoderLayer"}
 
 
@@ -68,7 +70,7 @@ def decoder_layers(config: Any) -> list[nn.Module]:
     """The layers of a configuration as transformers builds them. Raises ValueError for another kind of model."""
     kind = getattr(config, "model_type", None)
     if kind not in LAYERS:
-        raise ValueError(f"head: got layers of model_type {kind!r}; expected {', '.join(LAYERS)}")
+        raise ValueError(unknown_name("head layers of model_type", kind, LAYERS))
     layer: Any = getattr(import_module(f"transformers.models.{kind}.modeling_{kind}"), LAYERS[kind])
     return [layer(config, index) for index in range(config.num_hidden_layers)]
 

@@ -14,11 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specdec_fast.core.names import RENAMED_PICKS
 from specdec_fast.draft import Draft, Drawn
 from specdec_fast.interfaces import Rng, Rule
 from specdec_fast.lab.exact import takes_trees
 from specdec_fast.laws import Laws
 from specdec_kernels import draw_sample, replay_sample, tree_plan
+from specdec_kernels.names import unknown_name
 
 CHAIN = (-1, 0, 1)
 TREE = (-1, 0, 0, 1, 1)
@@ -75,7 +77,7 @@ def layout_for(rule: Rule, vocab: int = 1024, pick: str | None = None) -> Layout
     """
     known = picks_for(rule)
     if pick not in (None, *known):
-        raise ValueError(f"pick: got {pick!r} for rule {rule.name}; expected one of {', '.join(known)}")
+        raise ValueError(unknown_name(f"pick for rule {rule.name}", pick, known, renamed=RENAMED_PICKS))
     found = pick or known[0]
     tree = found not in ("coupled", "drawn") and takes_trees(rule)
     if rule.prefers == "coupled" and vocab > LARGE:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from importlib import import_module
 from pkgutil import iter_modules
 
+from specdec_fast.core.names import RENAMED_RULES
 from specdec_fast.interfaces import Needs, Rule
 from specdec_fast.sampling_params import SamplingParams
+from specdec_kernels.names import unknown_name
 
 DEFAULT = "replay"
 LOSSY = "lossy"
@@ -31,7 +33,7 @@ def get_rule(rule: str | Rule = DEFAULT) -> Rule:
         return rule
     key, colon, options = rule.partition(":")
     if key not in rule_names():
-        raise ValueError(f"rule: got {rule!r}; expected one of {', '.join(rule_names())}")
+        raise ValueError(unknown_name("rule", key, rule_names(), renamed=RENAMED_RULES, kind="rule"))
     module = import_module(f"{__name__}.{key}")
     if colon and not hasattr(module, "with_options"):
         raise ValueError(f"rule: got {rule!r}; expected {key!r}, which has no options")

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from specdec_kernels.names import unknown_name
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -58,7 +60,7 @@ def tiny_model(
     from transformers import AutoConfig, AutoModelForCausalLM
 
     if family not in FAMILIES:
-        raise ValueError(f"tiny model family: got {family!r}; expected one of {', '.join(sorted(FAMILIES))}")
+        raise ValueError(unknown_name("tiny model family", family, sorted(FAMILIES)))
     model_type, extra = FAMILIES[family]
     settings = {**SHAPE, **extra, **overrides}
     if model_type == "gpt2":

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from specdec_fast.train.counted import mean_where, told_apart
 from specdec_fast.train.heads import TargetStates
+from specdec_kernels.names import unknown_name
 
 TAP = "final_norm"
 LABELS = ("text", "target")
@@ -30,7 +31,7 @@ class AheadTrainee(nn.Module):
     def __init__(self, heads: nn.Module, states: TargetStates, decay: float = 0.8, labels: str = "text") -> None:
         super().__init__()
         if labels not in LABELS:
-            raise ValueError(f"training labels: got {labels!r}; expected one of {', '.join(LABELS)}")
+            raise ValueError(unknown_name("training labels", labels, LABELS))
         if not 0 < decay <= 1:
             raise ValueError(f"training decay: got {decay}; expected a number above 0, at most 1")
         self.heads: Any = heads

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from specdec_fast.train.options import Text, Training, spelled_out
+from specdec_kernels.names import unknown_name
 
 _HEADS = "Heads"
 
@@ -57,7 +58,7 @@ def medusa(
     from specdec_fast.train.heads import TargetStates
 
     if layout not in LAYOUTS:
-        raise ValueError(f"--layout: got {layout!r}; expected one of {', '.join(LAYOUTS)}")
+        raise ValueError(unknown_name("--layout", layout, LAYOUTS))
     if nodes < 1:
         raise ValueError(f"--nodes: got {nodes}; expected at least 1")
 

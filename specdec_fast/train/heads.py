@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from specdec_fast.extras import require
 from specdec_fast.train.data import blocks
 from specdec_fast.train.loop import held_interrupt
+from specdec_kernels.names import unknown_name
 
 log = logging.getLogger("specdec_fast")
 
@@ -70,10 +71,9 @@ class Settings:
                 f"training lr, warm_up, saving: got {self.lr}, {self.warm_up}, {self.saving}; expected a positive "
                 "rate, a share below 1, and a share above 0 or none"
             )
-        if self.schedule not in ("cosine", "linear"):
-            raise ValueError(f"training schedule: got {self.schedule!r}; expected cosine or linear")
-        if self.mixed_precision not in ("no", "bf16", "fp16"):
-            raise ValueError(f"training mixed_precision: got {self.mixed_precision!r}; expected no, bf16 or fp16")
+        for name, known in (("schedule", ("cosine", "linear")), ("mixed_precision", ("no", "bf16", "fp16"))):
+            if (got := getattr(self, name)) not in known:
+                raise ValueError(unknown_name(f"training {name}", got, known))
 
     def rate(self, step: int) -> float:
         """The learning rate of a step."""

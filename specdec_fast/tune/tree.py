@@ -16,6 +16,7 @@ from specdec_fast.interfaces import Target
 from specdec_fast.packed_shape import packed_shape
 from specdec_fast.sampling import SamplingParams
 from specdec_kernels import tree_expand
+from specdec_kernels.names import unknown_name
 
 ORDERS = ("coupled", "top_k")
 
@@ -115,7 +116,7 @@ def measure(
     order and for prompts without a text.
     """
     if how not in ORDERS:
-        raise ValueError(f"tune tree: got how={how!r}; expected one of {', '.join(ORDERS)}")
+        raise ValueError(unknown_name("tune tree how", how, ORDERS))
     engine = Engine(target, eos_token_ids=eos_token_ids)
     first = params.with_seed().seed or 0
     own = [

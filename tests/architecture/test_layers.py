@@ -19,6 +19,7 @@ CORE = {
     *(
         "acceptance",
         "budget",
+        "core",
         "draft",
         "edits",
         "expectations",

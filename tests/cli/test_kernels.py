@@ -138,16 +138,16 @@ def test_explain_is_about_one_shape(run: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("check", "nonsense"), "got operator 'nonsense'; expected one of"),
+        (("check", "nonsense"), "kernels operator: got 'nonsense'; expected one of"),
         (("explain", "tree_plan", "vocab=3"), "expected NAME=VALUE with a name of tree_plan: rows, nodes"),
         (("explain", "tree_plan", "nodes=0"), "at least 1"),
-        (("explain", "law_stats", "dtype=text"), "got dtype 'text'; expected one of float32, bfloat16"),
-        (("explain", "tree_attention", "dtype=float8_e4m3fn"), "got dtype 'float8_e4m3fn'; expected one of float32"),
-        (("explain", "tree_attention", "dtype=int32"), "got dtype 'int32'"),
-        (("explain", "tree_attention", "dtype=complex64"), "got dtype 'complex64'"),
+        (("explain", "law_stats", "dtype=text"), "dtype: got 'text'; expected one of float32, bfloat16"),
+        (("explain", "tree_attention", "dtype=float8_e4m3fn"), "dtype: got 'float8_e4m3fn'; expected one of float32"),
+        (("explain", "tree_attention", "dtype=int32"), "dtype: got 'int32'"),
+        (("explain", "tree_attention", "dtype=complex64"), "dtype: got 'complex64'"),
         (
             ("explain", "overlay_edits", "dtype=float64"),
-            "got dtype 'float64'; expected one of float32, bfloat16, float16",
+            "dtype: got 'float64'; expected one of float32, bfloat16, float16",
         ),
         (("explain", "law_stats", "vocab=1000000000000"), "at most 1,048,576"),
         (("explain", "law_stats", "vocab=" + 5000 * "9"), "at most 1,048,576"),

@@ -44,7 +44,7 @@ def test_medusa_heads_get_a_tree_too(run: Any, tmp_path: Path) -> None:
     assert drafted.exit_code == 0 and drafted.stdout == plain.stdout
     for flag, words in (
         ("--drafter", "got 'ngram', which takes no shape; expected one of draft_tree, medusa, eagle, eagle3, mtp"),
-        ("--how", "got 'ngram'; expected coupled or top_k"),
+        ("--how", "got 'ngram'; expected one of coupled, top_k"),
     ):
         bad = run("tune", "tree", flag, "ngram")
         assert bad.exit_code == 2 and bad.stderr == f"specdec: error: {flag}: {words}\n"

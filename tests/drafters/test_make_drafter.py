@@ -130,7 +130,7 @@ def test_a_file_of_layers_that_is_something_else(tmp_path: Path) -> None:
         ("layer_skip", {"exit_after": 1, "layers": "x"}, "got exit_after and layers; expected one of them"),
         ("rest", {}, "got no datastore; expected datastore=PATH, or several; make one with `specdec datastore build`"),
         ("ngram", {"n_max": 0}, "n_min, n_max: got 2, 0; expected 1 <= n_min <= n_max"),
-        ("ngram", {"wish": 0}, "got option 'wish'; expected num_draft_tokens, n_max, n_min, match"),
+        ("ngram", {"wish": 0}, "got option 'wish'; expected one of num_draft_tokens, n_max, n_min, match"),
         ("ngram", {"num_draft_tokens": 2.5}, "num_draft_tokens: got 2.5; expected a whole number"),
         ("ngram", {"n_max": "four"}, "n_max: got 'four'; expected a whole number"),
         ("suffix", {"shared": "no"}, "shared: got 'no'; expected true or false"),

@@ -116,7 +116,7 @@ def test_wishes_nest_and_may_name_one_operator(op: Op) -> None:
             assert op.choose(SMALL) == "fast"
         assert op.choose(SMALL) == "reference"
     assert op.choose(SMALL) == "fast"
-    with pytest.raises(ValueError, match="no operator 'nonsense'"), use_backend(nonsense="cpu"):
+    with pytest.raises(ValueError, match="operator: got 'nonsense'"), use_backend(nonsense="cpu"):
         pass
 
 
@@ -144,7 +144,7 @@ def test_explain_is_a_table_with_reasons(op: Op) -> None:
     assert "no: 9 elements are too many" in table and table.splitlines()[1].endswith("chosen")
     everything = explain()
     assert all(name in everything for name in OPS)
-    with pytest.raises(ValueError, match="no operator 'nonsense'"):
+    with pytest.raises(ValueError, match="operator: got 'nonsense'"):
         explain("nonsense")
 
 
@@ -205,8 +205,8 @@ def test_an_operator_that_the_environment_misspells_is_told() -> None:
     ways = [told.format(way) for way in ("specdec_kernels.kv_stage(*x)", "specdec_kernels.explain()")]
     code = "import specdec_kernels\n" + STAGE.partition("specdec_kernels.kv_stage(*x)")[0] + "".join(ways)
     out = run_python(code, SPECDEC_BACKEND="kv_stgae=reference").splitlines()
-    want = "SPECDEC_BACKEND: no operator 'kv_stgae'; there are attention_plan, "
-    assert [line.startswith(want) for line in out] == [True, True]
+    want = "SPECDEC_BACKEND operator: got 'kv_stgae'; expected one of attention_plan, "
+    assert [line.startswith(want) and line.endswith("; did you mean 'kv_stage'?") for line in out] == [True, True]
 
 
 @pytest.mark.parametrize(

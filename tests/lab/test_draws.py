@@ -66,7 +66,7 @@ def test_ways_to_pick_are_those_of_the_rule() -> None:
     trees = {"hybrid", "chosen", "drawn", "iid", "without"}
     assert ways["token"] == ways["block"] == {"drawn", "chosen"}
     assert ways["tree"] == ways["traversal"] == trees and ways["replay"] == trees | {"coupled"}
-    with pytest.raises(ValueError, match="pick: got 'iid' for rule token; expected one of drawn, chosen"):
+    with pytest.raises(ValueError, match="pick for rule token: got 'iid'; expected one of drawn, chosen"):
         Drawing(place(60), get_rule("token"), seed=1, pick="iid")
     assert layout_for(get_rule("replay"), 32_000, "iid").parents == (-1, 0, 0)
 

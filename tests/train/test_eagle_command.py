@@ -165,7 +165,7 @@ def test_bad_options_are_named(text: Path, tmp_path: Path) -> None:
         eagle([text], out=tmp_path, kv_heads=0, **TINY)
     with pytest.raises(ValueError, match=r"layers: got .2, 6, 12.; expected numbers from 0 to 11"):
         eagle3([text], out=tmp_path, layers="2,6,12", **TINY)
-    with pytest.raises(ValueError, match="training schedule: got 'step'; expected cosine or linear"):
+    with pytest.raises(ValueError, match="training schedule: got 'step'; expected one of cosine, linear"):
         Settings(schedule="step")
 
 

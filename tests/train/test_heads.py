@@ -246,7 +246,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
     [
         ({"steps": 0}, "training steps: got 0; expected at least 1"),
         ({"lr": 0.0}, "training lr, warm_up, saving: got 0.0"),
-        ({"mixed_precision": "int4"}, "mixed_precision: got 'int4'; expected no, bf16 or fp16"),
+        ({"mixed_precision": "int4"}, "mixed_precision: got 'int4'; expected one of no, bf16, fp16"),
     ],
 )
 def test_bad_settings(changes: dict[str, Any], message: str) -> None:

@@ -55,7 +55,7 @@ def test_a_tree_in_use_brings_what_was_promised(temperature: float) -> None:
 
 def test_what_cannot_be_measured_is_named() -> None:
     model = AutomatonTarget(random_logits(23, 8, seed=2))
-    with pytest.raises(ValueError, match="tune tree: got how='best'; expected one of coupled, top_k"):
+    with pytest.raises(ValueError, match="tune tree how: got 'best'; expected one of coupled, top_k"):
         measure(model, model, [[1]], SamplingParams(), how="best")
     small = AutomatonTarget(random_logits(23, 8, seed=2), max_length=4)
     with pytest.raises(ValueError, match="tune tree: got no text to measure on"):

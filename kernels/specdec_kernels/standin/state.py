@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..names import unknown_name
 from .records import SHARED_MEMORY, HostRead, Launch, Upload, caller
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class Gpu:
 
     def __init__(self, architecture: str, devices: int) -> None:
         if architecture not in SHARED_MEMORY:
-            raise ValueError(f"standin: got architecture {architecture!r}; expected one of {', '.join(SHARED_MEMORY)}")
+            raise ValueError(unknown_name("standin architecture", architecture, SHARED_MEMORY))
         if devices < 1:
             raise ValueError(f"standin: got {devices} devices; expected at least 1")
         self.architecture, self.devices = architecture, devices

@@ -1,0 +1,1 @@
+"""Packed drafts, distributions and names: what all other packages build on."""

@@ -1,0 +1,190 @@
+"""Former names, and the names of other engines, each with the name that it has here.
+
+The tables are data, so a search for a renamed thing ends in this file. Messages about unknown names are made by
+`specdec_kernels.names`.
+Tests: tests/core/test_former_names.py.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from functools import wraps
+from typing import Any, TypeVar
+
+from specdec_kernels.names import hint
+
+RENAMED_RULES = {"token": "rejection", "tree": "recursive_rejection"}
+"""Former name -> name of each verification rule that was renamed."""
+
+RENAMED_PICKS = {"drawn": "sampled", "chosen": "deterministic"}
+"""Former name -> name of the values of drafters' option `pick` and of `specdec lab --pick`."""
+
+RENAMED_ARGUMENTS = {"whole_pass": "fused_forward"}
+"""Former name -> name of each argument, and option of the command line, that was renamed."""
+
+RENAMED_EXPORTS = {"Laws": "TokenDistributions", "Drawn": "ProposalKind"}
+"""Former name -> name of what `specdec_fast` exports."""
+
+FOREIGN_ARGUMENTS = {
+    "SamplingParams": {
+        "max_tokens": "max_new_tokens",
+        "min_tokens": "min_new_tokens",
+        "n": "pass the prompt n times to generate, each time with another seed",
+        "best_of": "pass the prompt that often to generate and choose among the texts",
+        "bad_words": "banned_token_ids",
+        "guided_decoding": "grammar",
+        "structured_outputs": "grammar",
+        "max_length": "set max_new_tokens, which does not count the prompt",
+        "min_length": "set min_new_tokens, which does not count the prompt",
+        "do_sample": "set temperature: 0 decodes greedily, numbers above 0 sample",
+        "num_return_sequences": "pass the prompt that often to generate, each time with another seed",
+        "stop_strings": "stop",
+        "eos_token_id": "stop_token_ids",
+        "bad_words_ids": "banned_token_ids",
+    },
+    "Engine.generate": {
+        "sampling_params": "params",
+        "generation_config": "params",
+        "prompt_token_ids": "prompts",
+        "input_ids": "prompts",
+        "inputs": "prompts",
+    },
+    "load": {
+        "model": "target",
+        "draft_model": "draft",
+        "speculative_model": "draft",
+        "assistant_model": "draft",
+        "speculative_config": "pass draft, drafter and num_draft_tokens to load",
+        "num_speculative_tokens": "num_draft_tokens",
+        "num_assistant_tokens": "num_draft_tokens",
+        "prompt_lookup_num_tokens": "pass drafter='ngram' and num_draft_tokens to load",
+        "max_model_len": "max_length",
+        "max_num_seqs": "max_rows",
+        "block_size": "page_size",
+        "enforce_eager": "pass step_mode='sync' to load",
+        "torch_dtype": "dtype",
+        "device_map": "device",
+    },
+}
+"""Where an argument belongs here -> argument of vLLM or transformers -> what takes its place."""
+
+FOREIGN_ATTRIBUTES = {
+    "add_request": "submit",
+    "abort_request": "cancel",
+    "has_unfinished_requests": "idle, which is true when no request is left",
+    "get_num_unfinished_requests": "num_running and num_queued",
+    "chat": "generate, for prompts that already carry the chat template",
+}
+"""Attribute of vLLM's engines -> what takes its place on `Engine`."""
+
+FOREIGN_EXPORTS = {
+    "LLM": "Engine; load(...) makes one",
+    "LLMEngine": "Engine; load(...) makes one",
+    "AsyncLLMEngine": "Engine; load(...) makes one, which threads may share",
+    "EngineArgs": "load, which takes these as arguments",
+    "GenerationConfig": "SamplingParams",
+}
+"""What vLLM or transformers export -> what takes its place in `specdec_fast`."""
+
+_Called = TypeVar("_Called", bound=Callable[..., Any])
+_Object = TypeVar("_Object")
+
+
+def argument_hint(name: str, place: str, known: Iterable[str]) -> str:
+    """Returns "; " and what to pass in place of an argument that does not exist, or "".
+
+    Args:
+        name: The argument that was passed.
+        place: The callable, as a user writes it: "SamplingParams", "load", "Engine.submit".
+        known: Arguments that exist there.
+    """
+    known = list(known)
+    if name in RENAMED_ARGUMENTS:
+        return hint(name, known, RENAMED_ARGUMENTS)
+    home = next((home for home, theirs in FOREIGN_ARGUMENTS.items() if name in theirs), None)
+    if home is None:
+        return hint(name, known)
+    ours = FOREIGN_ARGUMENTS[home][name]
+    words = f"; specdec-fast calls this {ours}" if ours.isidentifier() else f"; {ours}"
+    if home == "SamplingParams" and "params" in known:
+        return f"{words}; pass params=SamplingParams(...)"
+    return f"{words}, an argument of {home}" if ours.isidentifier() and ours not in known else words
+
+
+def _better(error: TypeError, place: str, signature: inspect.Signature, given: Iterable[str], params: Any) -> TypeError:
+    """The error with a hint for the first argument that does not exist; the error itself where all do."""
+    known = [name for name in signature.parameters if name != "self"]
+    unknown = next((name for name in given if name not in known), None)
+    if unknown is None:
+        return error
+    words = argument_hint(unknown, place, known)
+    if params is not None and unknown in inspect.signature(params).parameters:
+        words = f"; pass params={params.__name__}({unknown}=...)"
+    return TypeError(f"{place}() got an unexpected keyword argument {unknown!r}{words}")
+
+
+def explain_arguments(params: type | None = None) -> Callable[[_Called], _Called]:
+    """Decorates a function: an unexpected keyword argument raises a TypeError that says what to pass instead.
+
+    Args:
+        params: Class of the function's argument `params`; its own arguments are hinted at too.
+    """
+
+    def decorate(call: _Called) -> _Called:
+        @wraps(call)
+        def explained(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return call(*args, **kwargs)
+            except TypeError as error:
+                better = _better(error, place, inspect.signature(call), kwargs, params)
+                if better is error:
+                    raise
+                raise better from None
+
+        place = call.__qualname__.removesuffix(".__init__")
+        return explained  # type: ignore[return-value]
+
+    return decorate
+
+
+def explain_names(
+    *methods: str, params: type | None = None, attributes: bool = False
+) -> Callable[[type[_Object]], type[_Object]]:
+    """Decorates a class: wrong names of arguments, and of attributes, raise errors that say what to use instead.
+
+    Args:
+        methods: Methods that get `explain_arguments`, beside the constructor.
+        params: Class of these methods' argument `params`.
+        attributes: Whether attributes that do not exist are explained too.
+    """
+
+    def explained(self: Any, name: str) -> Any:
+        if name.startswith("__") or hasattr(type(self), name):  # a property raised: its own error is the one to see
+            return object.__getattribute__(self, name)
+        raise missing_attribute(f"{type(self).__name__!r} object", name, dir(self))
+
+    def decorate(cls: type[_Object]) -> type[_Object]:
+        for method in ("__init__", *methods):
+            setattr(cls, method, explain_arguments(params if method in methods else None)(getattr(cls, method)))
+        if attributes:
+            cls.__getattr__ = explained  # type: ignore[attr-defined]
+        return cls
+
+    return decorate
+
+
+def missing_attribute(owner: str, name: str, known: Iterable[str]) -> AttributeError:
+    """Returns the error for an attribute that does not exist, with a hint where there is one.
+
+    Args:
+        owner: What was asked for it: "'Engine' object", "module 'specdec_fast'".
+        name: The attribute.
+        known: Attributes that exist.
+    """
+    theirs = FOREIGN_EXPORTS if owner.startswith("module") else FOREIGN_ATTRIBUTES
+    if name in theirs:
+        words = f"; specdec-fast calls this {theirs[name]}"
+    else:
+        words = "" if name.startswith("_") else hint(name, known, RENAMED_EXPORTS)
+    return AttributeError(f"{owner} has no attribute {name!r}{words}")
