@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 
 WIDTH = 6.4  # inches; 460.8 points
 POINTS = 72
-TEXT, SMALL, TITLE = 10.5, 9.5, 12.5  # points
+TEXT, SMALL, TITLE = 11.0, 10.0, 13.0  # points
 MONO = "DejaVu Sans Mono"
 
 PAGE, INK, MUTED, LINE, GRID = "#fcfcfa", "#1d2530", "#4d5866", "#7d8894", "#dde2e7"
