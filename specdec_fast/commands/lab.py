@@ -72,7 +72,7 @@ def lab(
     ] = False,
     recorded: Annotated[
         Path | None,
-        typer.Option("--recorded", help="Judge the draws in this .npz (docs/losslessness.md) instead of ours.",
+        typer.Option("--recorded", help="Judge the draws in this .npz (docs/concepts/losslessness.md) instead of ours.",
                      rich_help_panel=_WORK),
     ] = None,
     ledger: Annotated[
