@@ -38,6 +38,9 @@ MOUNTED = {
 
 _OUTPUT = "standard output"
 
+_OWN_FLAGS = {"num_draft_tokens": "--draft-tokens", "target": "--model", "banned_token_ids": "--ban"}
+"""Arguments whose flag is another word."""
+
 
 def _explain(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
@@ -75,6 +78,22 @@ def _named_output() -> Iterator[None]:
 
 def _complain(error: Exception) -> None:
     print(f"specdec: error: {_explain(error)}", file=sys.stderr)
+
+
+def _hint_at_option(error: Any) -> None:
+    """Adds to the error about an unknown option what the option is called here, if other engines or we called it so."""
+    from specdec_fast.core.names import FOREIGN_ARGUMENTS, RENAMED_ARGUMENTS
+
+    name = error.option_name.lstrip("-").replace("-", "_")
+    theirs = {old: ours for table in FOREIGN_ARGUMENTS.values() for old, ours in table.items()}
+    ours = RENAMED_ARGUMENTS.get(name) or theirs.get(name, "")
+    flag = _OWN_FLAGS.get(ours, f"--{ours.replace('_', '-')}")
+    known = [] if error.ctx is None else [each for option in error.ctx.command.params for each in option.opts]
+    if flag in known:
+        words = (
+            f"{error.option_name} is now called {flag}" if name in RENAMED_ARGUMENTS else f"specdec calls this {flag}"
+        )
+        error.message, error.possibilities = f"No such option: {error.option_name}; {words}", None
 
 
 def _drop_output() -> None:
@@ -133,7 +152,11 @@ class Root(TyperGroup):
         except KeyboardInterrupt:
             print("specdec: interrupted", file=sys.stderr)
             raise typer.Exit(130) from None
-        except (ValueError, OSError) as error:
+        except Exception as error:
+            if type(error).__name__ == "NoSuchOption":  # of click, or of the copy that typer brings
+                _hint_at_option(error)
+            if not isinstance(error, (ValueError, OSError)):
+                raise
             if ctx.params.get("debug"):
                 raise
             _complain(error)

@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any, TypeVar
 
-from specdec_kernels.names import hint
-
 RENAMED_RULES = {"token": "rejection", "tree": "recursive_rejection"}
 """Former name -> name of each verification rule that was renamed."""
 
@@ -99,6 +97,8 @@ def argument_hint(name: str, place: str, known: Iterable[str]) -> str:
         place: The callable, as a user writes it: "SamplingParams", "load", "Engine.submit".
         known: Arguments that exist there.
     """
+    from specdec_kernels.names import hint  # here, for it loads torch, and the program reads the tables without
+
     known = list(known)
     if name in RENAMED_ARGUMENTS:
         return hint(name, known, RENAMED_ARGUMENTS)
@@ -182,6 +182,8 @@ def missing_attribute(owner: str, name: str, known: Iterable[str]) -> AttributeE
         name: The attribute.
         known: Attributes that exist.
     """
+    from specdec_kernels.names import hint
+
     theirs = FOREIGN_EXPORTS if owner.startswith("module") else FOREIGN_ATTRIBUTES
     if name in theirs:
         words = f"; specdec-fast calls this {theirs[name]}"

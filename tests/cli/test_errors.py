@@ -64,6 +64,18 @@ CASES = [
     ),
     (["generate", "x", "--lines"], ["--lines: got a prompt as argument"]),
     (["generate", "x", "--json", "--color"], ["--json with --color"]),
+    (["generate", "x", "--rule", "blok"], ["error: --rule: got 'blok'; expected one of ", "; did you mean 'block'?\n"]),
+    (["generate", "x", "--drafter", "egale"], ["error: --drafter: got 'egale'", ", or none; did you mean 'eagle'?\n"]),
+    (
+        ["generate", "x", "--model", "demo-tarket"],
+        ["error: --model: got 'demo-tarket'", "did you mean 'demo-target'?\n"],
+    ),
+    (["generate", "x", "--drafter", "ngram", "--budget", "fixd"], ["fixed, goodput; did you mean 'fixed'?\n"]),
+    (
+        ["generate", "x", "--drafter", "ngram", "-o", "n_mix=1"],
+        ["got option 'n_mix'; expected one of", "did you mean 'n_min'"],
+    ),
+    (["kernels", "check", "kv_stgae"], ["kernels operator: got 'kv_stgae'", "; did you mean 'kv_stage'?\n"]),
     (["generate", "x", "--rule", "wish"], ["error: --rule: got 'wish'", "replay"]),
     (["generate", "x", "--drafter", "wish"], ["--drafter: got 'wish'", "ngram"]),
     (["generate", "x", "--draft", "a", "--drafter", "ngram"], ["--draft a with --drafter ngram"]),

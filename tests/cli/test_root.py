@@ -14,6 +14,7 @@ import pytest
 import typer
 
 from specdec_fast import __version__, cli
+from specdec_fast.core import names
 
 
 def test_version(run: Any) -> None:
@@ -39,6 +40,36 @@ def test_help_of_commands(run: Any, command: str) -> None:
 def test_unknown_option_and_command(run: Any) -> None:
     assert run("info", "--nonsense").exit_code == 2
     assert run("nonsense").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("--max-tokens", "--max-new-tokens"),
+        ("--num-speculative-tokens", "--draft-tokens"),
+        ("--assistant-model", "--draft"),
+        ("--bad-words", "--ban"),
+        ("--torch-dtype", "--dtype"),
+    ],
+)
+def test_an_option_of_another_program(run: Any, theirs: str, ours: str) -> None:
+    result = run("generate", "x", theirs, "3")
+    assert result.exit_code == 2
+    assert f"No such option: {theirs}; specdec calls this {ours} " in " ".join(result.stderr.split())
+
+
+def test_an_option_that_another_command_has(run: Any) -> None:
+    """What a command cannot do under any name is not promised."""
+    result = run("info", "--max-tokens", "3")
+    assert result.exit_code == 2 and "No such option: --max-tokens" in result.stderr
+    assert "calls this" not in result.stderr
+
+
+def test_an_option_by_its_former_name(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(names.RENAMED_ARGUMENTS, "former", "num_draft_tokens")
+    result = run("generate", "x", "--former", "3")
+    assert result.exit_code == 2
+    assert "No such option: --former; --former is now called --draft-tokens " in " ".join(result.stderr.split())
 
 
 def test_mounts_what_is_there(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
