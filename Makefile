@@ -44,7 +44,7 @@ REPLAY_TESTS := tests/engine/test_greedy.py tests/engine/test_replay.py tests/la
 MUTANT_TESTS := tests/mutants tests/lab/test_mutants.py
 TRAINING_TESTS := tests/heads tests/train tests/tune
 STATISTICS_TESTS := tests/lab $(addprefix tests/engine/,test_law.py test_tree_law.py test_drafter_laws.py)
-ELSEWHERE := tests/architecture tests/kernels tests/interpreter tests/machine_code tests/launch \
+ELSEWHERE := tests/architecture tests/docs tests/kernels tests/interpreter tests/machine_code tests/launch \
   $(EXACT_TESTS) $(REPLAY_TESTS) $(MUTANT_TESTS) $(STATISTICS_TESTS) $(TRAINING_TESTS)
 TOGETHER := : the lanes architecture, kernels, compile, launch, exact, replay, statistics, mutants, unit and training
 READY := $(BUILD_STAMP) $(STAMPS)/test $(STAMPS)/docs
@@ -101,7 +101,7 @@ tests: $(READY) ## All tests but those of the lanes interpreter and native
 	$(call lane,tests,$(PYTEST) -q $(BY_TEST) tests --ignore=tests/interpreter $(NATIVE_TESTS:%=--ignore=%),$(TOGETHER))
 
 lane-architecture: $(READY) ## Tests of layers, sizes, names, imports and documents
-	$(call lane,architecture,$(PYTEST) -q $(BY_TEST) tests/architecture $(NATIVE_TESTS:%=--ignore=%))
+	$(call lane,architecture,$(PYTEST) -q $(BY_TEST) tests/architecture tests/docs $(NATIVE_TESTS:%=--ignore=%))
 
 lane-kernels: $(READY) ## Tests of the operators, on every backend that is there
 	$(call lane,kernels,$(PYTEST) -q $(BY_TEST) tests/kernels)

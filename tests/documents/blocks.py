@@ -1,0 +1,35 @@
+"""Fenced blocks of Markdown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from textwrap import dedent
+from typing import NamedTuple
+
+SHELL = "bash", "sh", "console"
+"""Languages of blocks with commands."""
+NO_RUN = "no-run"
+"""Word after the language of a Python block that no test runs: it needs a download or a GPU."""
+
+
+class Block(NamedTuple):
+    """A fenced block: its language, the rest of its first line, its text and its line in the document."""
+
+    language: str
+    info: str
+    source: str
+    line: int
+
+
+def fences(text: str) -> Iterator[Block]:
+    """All fenced blocks of a document, those in lists too."""
+    pattern = r"^ *(`{3,})(\w*)([^\n`]*)\n(.*?)^ *\1"
+    for match in re.finditer(pattern, text, flags=re.DOTALL | re.MULTILINE):
+        yield Block(match[2], match[3].strip(), dedent(match[4]), text.count("\n", 0, match.start()) + 1)
+
+
+def without_fences(text: str) -> str:
+    """A document without its fenced blocks; its lines keep their numbers."""
+    pattern = r"^ *(`{3,})[^\n`]*\n.*?^ *\1[^\n]*"
+    return re.sub(pattern, lambda match: "\n" * match[0].count("\n"), text, flags=re.DOTALL | re.MULTILINE)
