@@ -17,11 +17,14 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-COPIED = {"CHANGELOG.md": "changelog.md", "ARCHITECTURE.md": "architecture.md"}
+COPIED = {
+    "CHANGELOG.md": "changelog.md",
+    "ARCHITECTURE.md": "architecture.md",
+    "CONTRIBUTING.md": "contributing/index.md",
+}
 """Documents of the repository that are pages of the site."""
 ELSEWHERE = {
     "README.md": "index.md",
-    "CONTRIBUTING.md": "contributing/index.md",
     "kernels/README.md": "kernels/index.md",
 }
 """Documents whose text has another place on the site."""
