@@ -50,7 +50,7 @@ class Setting:
 
 
 def all_settings(draft_tokens: int) -> list[Setting]:
-    """What the tables of docs/measurements.md report."""
+    """What the tables of docs/benchmarks/end-to-end.md report."""
     found = [
         Setting(dtype, threads, compiled, 1, temperature, draft_tokens=draft_tokens)
         for dtype, threads, compiled, temperature in product(("float32", "bfloat16"), (1, 2), (False, True), (0.0, 1.0))
@@ -232,7 +232,7 @@ COLUMNS = {
 
 
 def as_markdown(rows: list[dict[str, Any]]) -> str:
-    """The table of docs/measurements.md."""
+    """The table of docs/benchmarks/end-to-end.md."""
 
     def cell(value: Any) -> str:
         return "" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)

@@ -241,5 +241,5 @@ def bundled_head(target: Any, kind: str) -> Path:
         return place
     raise ValueError(
         f"{kind} head: got none; expected -o head=FOLDER (or a hub id), heads trained for this target; "
-        "docs/training.md says how to make them"
+        "docs/guides/training-heads.md says how to make them"
     )

@@ -45,7 +45,7 @@ def test_all_are_listed_with_needs_law_defaults_and_a_line(run: Any) -> None:
     text = run("drafters").stdout
     for name, entry in found.items():
         assert f"{name}  {entry['line']}" in text
-    document = (Path(__file__).parents[2] / "docs" / "drafters.md").read_text(encoding="utf-8")
+    document = (Path(__file__).parents[2] / "docs" / "guides" / "choosing-a-drafter.md").read_text(encoding="utf-8")
     for name, entry in found.items():
         section = document.split(f"\n## {name}\n")[1].split("\n## ")[0]
         told = section.rsplit("\nOptions: ", 1)[1].replace("\n", " ").rstrip(". \n")
