@@ -24,7 +24,7 @@ def test_measured_numbers_are_recorded(root: Path, documents: list[Path]) -> Non
 def test_a_planted_number_is_caught(tmp_path: Path, write: Write) -> None:
     text = (
         "| a |\n| --- |\n| 9.99 ms |\n\ntext\n\n<!-- results: r.json -->\n| b |\n| 1.23 |\n"
-        "| 1.24 ms, `0.1.0`, 2.13.0 |\n\ntext\n<!-- results: gone.json -->\n| 3.5 |\n"
+        "| 1.24 ms, `0.1.0`, 2.13.0, GLM-4.5 |\n\ntext\n<!-- results: gone.json -->\n| 3.5 |\n"
     )
     document, _ = write({"README.md": text, "r.json": json.dumps({"rows": [{"seconds": 1.2312}]})})
     assert unsupported_numbers(tmp_path, document) == [

@@ -27,7 +27,7 @@ def unsupported_numbers(root: Path, document: Path) -> list[str]:
         if marker:
             source = marker[1]
         elif line.lstrip().startswith("|"):
-            printed = re.findall(r"(?<![\w.])\d[\d,]*\.\d+(?![\w.])", re.sub(r"`[^`]*`", "", line))
+            printed = re.findall(r"(?<![\w.])(?<![A-Za-z]-)\d[\d,]*\.\d+(?![\w.])", re.sub(r"`[^`]*`", "", line))
             if printed and source is None:
                 found.append(
                     f"{document.relative_to(root)}:{number}: {printed[0]} has no results marker above its table"
