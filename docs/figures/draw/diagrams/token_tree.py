@@ -62,11 +62,18 @@ def record() -> dict[str, Any]:
     params = SamplingParams(temperature=TEMPERATURE, seed=SEED, max_new_tokens=32)
     handle = engine.generate([PROMPT], params)[0]
     emitted = sum(len(step["path"]) for step in steps[:FIRST])  # each step emits its accepted tokens and one more
+    before = handle.tokens[: emitted - 1]  # without the root of the first step
     return {
         "made by": "python -m docs.figures.draw token-tree --record",
         "target": "demo-target", "draft": "demo-draft", "rule": RULE, "prompt": PROMPT, "temperature": TEMPERATURE,
-        "seed": SEED, "before": decode(handle.tokens[: emitted - 1]), "steps": steps[FIRST : FIRST + 2],
+        "seed": SEED, "before": [decode([token]) for token in before], "steps": steps[FIRST : FIRST + 2],
     }  # fmt: skip
+
+
+def recorded() -> dict[str, Any]:
+    """The record."""
+    found: dict[str, Any] = json.loads(RECORD.read_text(encoding="utf-8"))
+    return found
 
 
 def verdicts(step: dict[str, Any]) -> list[str]:
@@ -142,9 +149,9 @@ def _tree(axes: Axes, top: float, step: dict[str, Any]) -> float:
 
 def draw() -> Figure:
     """Draws both steps from the record."""
-    found = json.loads(RECORD.read_text(encoding="utf-8"))
+    found = recorded()
     figure, axes = page(568)
-    text = found["prompt"] + found["before"]
+    text = found["prompt"] + "".join(found["before"])
     y = 18.0
     for number, step in enumerate(found["steps"], 1):
         count = len(step["path"])
