@@ -1,4 +1,4 @@
-"""The page of the command line: every command of the program with its arguments and options, from the typer application.
+"""The page of the command line: every command with its arguments and options, from the typer application.
 
 Tests: tests/docs/test_reference.py.
 """
