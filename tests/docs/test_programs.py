@@ -8,7 +8,7 @@ from pathlib import Path
 
 from documents import listing
 from documents.blocks import NO_RUN, fences
-from documents.programs import broken_programs, run_programs
+from documents.programs import broken_programs, programs, run_programs
 
 Write = Callable[[dict[str, str]], list[Path]]
 
@@ -43,6 +43,12 @@ def test_the_first_program_is_the_example(root: Path) -> None:
 def test_a_planted_program_is_caught(tmp_path: Path, write: Write) -> None:
     (document,) = write({"README.md": "```python\nx = 1\n```\n\n```python\ndef f(:\n```\n"})
     assert len(broken_programs(tmp_path, [document])) == 1
+
+
+def test_includes_are_no_programs(tmp_path: Path, write: Write) -> None:
+    (document,) = write({"a.md": '```python\n--8<-- "a.py:part"\n```\n\n```python\nx = 1\n```\n'})
+    assert broken_programs(tmp_path, [document]) == []
+    assert [block.source for block in programs(document)] == ["x = 1\n"]
 
 
 def test_planted_failures_are_caught(tmp_path: Path, write: Write) -> None:

@@ -13,6 +13,10 @@ NO_RUN = "no-run"
 """Word after the language of a Python block that no test runs: it needs a download or a GPU."""
 
 
+INCLUDE = '--8<-- "'
+"""Begins a block that the site fills with a section of a file, which has tests of its own."""
+
+
 class Block(NamedTuple):
     """A fenced block: its language, the rest of its first line, its text and its line in the document."""
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from documents.blocks import NO_RUN, Block, fences
+from documents.blocks import INCLUDE, NO_RUN, Block, fences
 
 RUNNER = """
 import contextlib, io, json, re, sys, traceback, types
@@ -48,8 +48,13 @@ class Run(NamedTuple):
 
 def programs(document: Path) -> list[Block]:
     """The Python blocks of a document that run."""
+    return [block for block in python_blocks(document) if NO_RUN not in block.info.split()]
+
+
+def python_blocks(document: Path) -> list[Block]:
+    """The Python blocks that a document writes out, and does not include from a file."""
     blocks = fences(document.read_text(encoding="utf-8"))
-    return [block for block in blocks if block.language in ("python", "py") and NO_RUN not in block.info.split()]
+    return [each for each in blocks if each.language in ("python", "py") and not each.source.startswith(INCLUDE)]
 
 
 def run_programs(root: Path, documents: Iterable[Path], folder: Path) -> dict[str, Run]:
@@ -84,10 +89,9 @@ def broken_programs(root: Path, documents: Iterable[Path]) -> list[str]:
     """Python blocks that do not compile."""
     found = []
     for document in documents:
-        for block in fences(document.read_text(encoding="utf-8")):
-            if block.language in ("python", "py"):
-                try:
-                    compile(block.source, f"{document.name}:{block.line}", "exec")
-                except SyntaxError as error:
-                    found.append(f"{document.relative_to(root)}:{block.line}: {error}")
+        for block in python_blocks(document):
+            try:
+                compile(block.source, f"{document.name}:{block.line}", "exec")
+            except SyntaxError as error:
+                found.append(f"{document.relative_to(root)}:{block.line}: {error}")
     return found
