@@ -6,7 +6,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from docs.figures.draw.bars import Bar, Group, draw_bars, height
+from docs.figures.draw.bars import Bar, Group, Scale, draw_bars, height
 from docs.figures.draw.results import read, source
 from docs.figures.draw.shapes import heading, write
 from docs.figures.draw.style import BARS, MUTED, SMALL, page
@@ -47,11 +47,12 @@ def draw() -> Figure:
     rows = {row["setting"]: row for row in result["rows"]}
     groups = [Group(words, bars(rows[setting])) for setting, words in SETTINGS.items()]
     any_row = rows[next(iter(SETTINGS))]
-    figure, axes = page(height(groups) + 96)
-    below = f"temperature 1, one request, {any_row['prompts']} prompts, {any_row['new_tokens']} new tokens each"
-    heading(axes, 18, "Tokens per second, bundled pair on a CPU", below)
     most = max(bar.value for group in groups for bar in group.bars)
     ticks = [tick for tick in range(0, 10_000, 500) if tick <= most]
-    bottom = draw_bars(axes, 52, groups, most * 1.02, ticks, "tokens/s", left=144)
-    write(axes, 12, bottom + 18, source(RESULT, result["environment"], 76), fontsize=SMALL, color=MUTED)
+    scale = Scale(most * 1.02, ticks, "tokens/s", left=150)
+    figure, axes = page(height(groups, scale) + 88)
+    below = f"temperature 1, one request, {any_row['prompts']} prompts, {any_row['new_tokens']} new tokens each"
+    heading(axes, 18, "Tokens per second, bundled pair on a CPU", below)
+    bottom = draw_bars(axes, 52, groups, scale)
+    write(axes, 12, bottom + 18, source(RESULT, result["environment"]), fontsize=SMALL, color=MUTED)
     return figure
