@@ -26,7 +26,7 @@ FAMILIES = {
 """Families in the order of the page, with patterns of their operators' names; the first pattern that fits counts."""
 
 _SHAPE = re.compile(r"\[[\w*+/(),. -]+\]")
-_SENTENCE = re.compile(r"(?<=[a-z)`]{2})[.:](?:\s|$)")
+_SENTENCE = re.compile(r"(?<=[a-z)`]{2})\.(?:\s|$)")
 
 
 def family_of(operator: str) -> str:
@@ -51,14 +51,15 @@ def families() -> dict[str, list[Any]]:
 
 def overview() -> str:
     """A table of all operators: purpose, shapes and backends."""
-    rows = ["| Operator | Purpose | Shapes | Backends |", "| --- | --- | --- | --- |"]
+    rows = ["| Operator | Purpose and shapes | Backends |", "| --- | --- | --- |"]
     for family, operators in families().items():
         if operators:
-            rows.append(f"| **[{family}](#{_slug(family)})** | | | |")
+            rows.append(f"| **[{family}](#{_slug(family)})** | | |")
         for operator in operators:
             backends = ", ".join(f"`{backend.name}`" for backend in operator.backends)
             link = f"[`{operator.name}`](#{_path(operator)})"
-            rows.append(f"| {link} | {_cell(purpose(operator))} | {shapes(operator)} | {backends} |")
+            text = "<br>".join(part for part in (_cell(purpose(operator)), shapes(operator)) if part)
+            rows.append(f"| {link} | {text} | {backends} |")
     return "\n".join(rows)
 
 

@@ -23,10 +23,7 @@ COPIED = {
     "CONTRIBUTING.md": "contributing/index.md",
 }
 """Documents of the repository that are pages of the site."""
-ELSEWHERE = {
-    "README.md": "index.md",
-    "kernels/README.md": "kernels/index.md",
-}
+ELSEWHERE = {"README.md": "index.md", "kernels/README.md": "kernels/index.md"}
 """Documents whose text has another place on the site."""
 SOURCES = "files"
 """Folder of the site with the linked files of the repository."""
@@ -35,7 +32,11 @@ LARGEST = 60_000
 LANGUAGES = {".py": "python", ".h": "cpp", ".cpp": "cpp", ".cu": "cpp", ".sh": "bash", ".toml": "toml", ".yml": "yaml"}
 
 _FENCE = re.compile(r"^( *)(`{3,}|~{3,}).*?^\1\2`*[ \t]*$", flags=re.DOTALL | re.MULTILINE)
-_LINK = re.compile(r"(?P<text>!?\[(?:[^\[\]]|\[[^\[\]]*\])*\])\((?P<target>[^()\s]+)(?P<title>\s+\"[^\"]*\")?\)")
+_NO_RUN = re.compile(r"^( *`{3,}\w+)(?: +no-run\b)", flags=re.MULTILINE)
+"""A word for the tests of documents, which fenced blocks of the site do not know."""
+_LINK = re.compile(
+    r"(?P<code>`+)(?!`).*?(?<!`)(?P=code)(?!`)|(?P<text>!?\[(?:[^\[\]]|\[[^\[\]]*\])*\])\((?P<target>[^()\s]+)(?P<title>\s+\"[^\"]*\")?\)"
+)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -78,6 +79,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Turns links to files outside of docs/ into links to their pages."""
     place = page.file.src_uri
+    markdown = _NO_RUN.sub(r"\1", markdown)
     if place.startswith(f"{SOURCES}/"):
         return markdown
     origins = {copy: ROOT / name for name, copy in COPIED.items()}
@@ -94,6 +96,8 @@ def with_site_links(markdown: str, document: Path, place: str) -> str:
     """
 
     def replaced(match: re.Match[str]) -> str:
+        if match["code"]:
+            return match[0]
         target, _, anchor = match["target"].partition("#")
         path = _inside(document, target)
         if path is None:
@@ -128,10 +132,12 @@ def _inside(document: Path, target: str) -> Path | None:
 def _linked_files(document: Path) -> Iterator[Path]:
     """Files outside of docs/ that a document links to."""
     found: list[str] = []
-    _outside_code(
-        document.read_text(encoding="utf-8"),
-        lambda text: found.extend(m["target"] for m in _LINK.finditer(text)) or text,
-    )
+
+    def collect(text: str) -> str:
+        found.extend(match["target"] for match in _LINK.finditer(text) if match["target"])
+        return text
+
+    _outside_code(document.read_text(encoding="utf-8"), collect)
     for target in found:
         path = _inside(document, target.partition("#")[0])
         if path is None or not path.is_file() or DOCS in path.parents:
