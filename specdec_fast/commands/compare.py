@@ -21,20 +21,40 @@ if TYPE_CHECKING:
     from specdec_fast.request import Handle
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """One prompt at one temperature, decoded both ways; seconds: of whole requests, medians over the repeats.
+ABOVE_TAU = 1.0
+"""By how much a speed-up may exceed tau: no step is faster than a plain one, so tau bounds what speculation gains."""
 
-    gap: by how much the plain token beat the other one where the texts part (None: they do not).
+MOST_SPREAD = 2.0
+"""Ratio of the fastest to the slowest of several measurements of one thing on a machine without other work."""
+
+
+@dataclass(slots=True)
+class Comparison:
+    """One prompt at one temperature, decoded plainly and speculatively in every round.
+
+    Args:
+        item: The prompt.
+        params: Sampling parameters of both ways.
+        plain: The request of the first round without speculation.
+        speculative: The request of the first round with speculation.
+        plain_seconds: Seconds of the whole request, one for each round.
+        speculative_seconds: The same with speculation.
+        plain_first: Whether the latest round began with plain decoding.
+        gap: Score of the plain token above the other one where the texts part; None where they do not part.
     """
 
     item: WorkItem
-    temperature: float
+    params: SamplingParams
     plain: Handle
     speculative: Handle
-    plain_seconds: float
-    speculative_seconds: float
-    gap: float | None
+    plain_seconds: list[float]
+    speculative_seconds: list[float]
+    plain_first: bool = True
+    gap: float | None = None
+
+    @property
+    def temperature(self) -> float:
+        return self.params.temperature
 
     @property
     def identical(self) -> bool:
@@ -49,13 +69,19 @@ class Comparison:
 
     @property
     def plain_speed(self) -> float:
-        """Tokens per second."""
-        return len(self.plain.tokens) / self.plain_seconds
+        """Tokens per second; the median over the rounds."""
+        return len(self.plain.tokens) / median(self.plain_seconds)
 
     @property
     def speculative_speed(self) -> float:
-        """Tokens per second."""
-        return len(self.speculative.tokens) / self.speculative_seconds
+        """Tokens per second; the median over the rounds."""
+        return len(self.speculative.tokens) / median(self.speculative_seconds)
+
+    @property
+    def ratios(self) -> list[float]:
+        """Speed-up of each round."""
+        tokens = len(self.speculative.tokens) / len(self.plain.tokens)
+        return [tokens * a / b for a, b in zip(self.plain_seconds, self.speculative_seconds, strict=True)]
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -76,6 +102,35 @@ class Comparison:
         }
 
 
+def spread(values: Sequence[float]) -> float:
+    """Largest over smallest of positive values; of eight or more, an eighth at each end does not count."""
+    ordered = sorted(values)
+    cut = len(ordered) // 8
+    return ordered[-1 - cut] / ordered[cut]
+
+
+def doubt(comparisons: Sequence[Comparison], speedup: float, tau: float) -> str | None:
+    """Returns why a measured speed-up is not the effect of speculation, or None.
+
+    Other programs on the machine slow some runs down, and a ratio of two runs then says nothing.
+
+    Args:
+        comparisons: The texts that were measured.
+        speedup: What their times say.
+        tau: Their tokens per target pass.
+    """
+    if speedup > tau + ABOVE_TAU:
+        return (
+            f"the times say {speedup:.1f}x, but {tau:.2f} tokens per target pass explain {tau + ABOVE_TAU:.2f}x at most"
+        )
+    # texts of another tau have another speed-up, so the ratio to tau is what is compared
+    rounds = [ratio / each.speculative.stats.tau for each in comparisons for ratio in each.ratios]
+    apart = spread(rounds)
+    if apart > MOST_SPREAD:
+        return f"{len(rounds)} measurements differ by {apart:.1f}x"
+    return None
+
+
 def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int:
     """Index of the first entry that differs; the shorter length when one continues the other."""
     pairs = enumerate(zip(ours, theirs, strict=False))
@@ -88,32 +143,44 @@ def distinct(tokens: Sequence[int], size: int = 4) -> float:
     return len(set(grams)) / len(grams) if grams else 1.0
 
 
-_TOTALS = "plain_tokens_per_s", "speculative_tokens_per_s", "speedup", "tau", "alpha", "identical", "distinct_4"
+_TOTALS = (
+    *("plain_tokens_per_s", "speculative_tokens_per_s", "speedup", "speedup_doubt", "speedup_rounds"),
+    *("tau", "alpha", "identical", "distinct_4"),
+)
 
 
 def summary(comparisons: Sequence[Comparison]) -> dict[str, Any]:
-    """Totals: tokens over seconds, acceptance over all steps, whether every text is identical. Of nothing: all None."""
+    """Totals of some texts; all None where there is none.
+
+    Speeds are tokens over seconds, with the median of the rounds as a text's seconds. `speedup` is the ratio of the two
+    speeds, or None where `speedup_doubt` says why it is withheld; `speedup_rounds` has the ratios of each text's
+    rounds.
+    """
     if not comparisons:
         return dict.fromkeys(_TOTALS)
     stats = RequestStats()
     for each in comparisons:
         stats.merge(each.speculative.stats)
-    plain = sum(len(c.plain.tokens) for c in comparisons) / sum(c.plain_seconds for c in comparisons)
-    fast = sum(len(c.speculative.tokens) for c in comparisons) / sum(c.speculative_seconds for c in comparisons)
+    plain = sum(len(c.plain.tokens) for c in comparisons) / sum(median(c.plain_seconds) for c in comparisons)
+    fast = sum(len(c.speculative.tokens) for c in comparisons) / sum(median(c.speculative_seconds) for c in comparisons)
+    words = doubt(comparisons, fast / plain, stats.tau)
+    speedup = None if words is not None else fast / plain
+    rounds = [each.ratios for each in comparisons]
     same = all(c.identical for c in comparisons)
     variety = sum(distinct(c.speculative.tokens) for c in comparisons) / len(comparisons)
-    return dict(zip(_TOTALS, (plain, fast, fast / plain, stats.tau, stats.mean_alpha, same, variety), strict=True))
+    found = plain, fast, speedup, words, rounds, stats.tau, stats.mean_alpha, same, variety
+    return dict(zip(_TOTALS, found, strict=True))
 
 
 def is_replaying(rule_name: str, temperature: float) -> bool:
-    """Whether the speculative text must be the plain one, token by token (else only its law is, if that)."""
+    """Whether the speculative text must equal the plain one, token by token (else only its distribution, if that)."""
     rule = get_rule(rule_name)
     return rule.replays or (temperature == 0 and getattr(rule, "greedy_at_zero", rule.lossless))
 
 
-def law_of(rule_name: str) -> str:
+def distribution_of(rule_name: str) -> str:
     """What texts have in common with plain decoding's where they need not be equal."""
-    return "same law" if get_rule(rule_name).lossless else "another law"
+    return "same distribution" if get_rule(rule_name).lossless else "another distribution"
 
 
 class Comparer:
@@ -144,28 +211,30 @@ class Comparer:
             seconds = sum(self._run(engine, item, replace(params, max_new_tokens=few))[1] for engine in self._ways)
         return seconds * params.max_new_tokens / few
 
-    def compare(self, items: Sequence[WorkItem], params: SamplingParams, repeats: int) -> Iterator[Comparison]:
-        """Decode every item both ways `repeats` times, the two ways taking turns in going first."""
-        for item in items:
-            times: dict[Engine, list[float]] = {self.plain: [], self.engine: []}
-            handles: dict[Engine, Handle] = {}
-            order = list(self._ways)
-            for _ in range(repeats):
-                for engine in order:
-                    handles[engine], seconds = self._run(engine, item, params)
-                    times[engine].append(seconds)
-                order.reverse()
+    def compare(self, items: Sequence[WorkItem], params: SamplingParams) -> Iterator[Comparison]:
+        """The first round: decodes every prompt both ways, one after the other; the ways take turns in going first."""
+        for index, item in enumerate(items):
+            plain_first = index % 2 == 0
+            handles, seconds = self._both(item, params, plain_first)
             plain, fast = handles[self.plain], handles[self.engine]
             gap = None if plain.tokens == fast.tokens else self._gap(plain, fast)
-            yield Comparison(
-                item,
-                params.temperature,
-                plain,
-                fast,
-                median(times[self.plain]),
-                median(times[self.engine]),
-                gap,
-            )
+            times = [seconds[self.plain]], [seconds[self.engine]]
+            yield Comparison(item, params, plain, fast, *times, plain_first, gap)
+
+    def repeat(self, comparisons: Sequence[Comparison]) -> None:
+        """A further round over all texts: adds its seconds, with the ways in the other order."""
+        for each in comparisons:
+            each.plain_first = not each.plain_first
+            _, seconds = self._both(each.item, each.params, each.plain_first)
+            each.plain_seconds.append(seconds[self.plain])
+            each.speculative_seconds.append(seconds[self.engine])
+
+    def _both(
+        self, item: WorkItem, params: SamplingParams, plain_first: bool
+    ) -> tuple[dict[Engine, Handle], dict[Engine, float]]:
+        ways = self._ways if plain_first else self._ways[::-1]
+        done = {engine: self._run(engine, item, params) for engine in ways}
+        return {engine: run[0] for engine, run in done.items()}, {engine: run[1] for engine, run in done.items()}
 
     def _run(self, engine: Engine, item: WorkItem, params: SamplingParams) -> tuple[Handle, float]:
         start = perf_counter()

@@ -172,7 +172,11 @@ class _Measurement:
         for params in self.params:
             greedy = params.temperature == 0
             bar.update(task, description="greedy" if greedy else f"temperature {params.temperature:g}")
-            yield from comparer.compare(self.items, params, self.repeats)
+            yield from comparer.compare(self.items, params)
+        # Rounds over all texts, not repeats of each: what else the machine does for a while then hits one round only.
+        for round_ in range(1, self.repeats):
+            bar.update(task, description=f"measuring again ({round_ + 1} of {self.repeats})")
+            comparer.repeat(self.done)
 
     def broken_promises(self) -> list[str]:
         """Prompts whose text had to be plain decoding's and is not (half precision promises none: near-ties)."""

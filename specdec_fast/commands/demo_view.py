@@ -1,4 +1,4 @@
-"""What `specdec demo` prints: a title, each text with its numbers, a table, one sentence to take home."""
+"""Output of `specdec demo`: a title, each text with its tau, a table with speeds, and the totals in one sentence."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from specdec_fast.commands.compare import Comparison, is_replaying, law_of, summary
+from specdec_fast.commands.compare import Comparison, distribution_of, is_replaying, summary
 from specdec_fast.commands.show import STYLES, Painter, harmless, legend, paint, percents
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ _COLUMNS = (
 _HERE = " >> "
 """Stands between a prompt and its text where no colours tell them apart."""
 
-_UNSTEADY = 2.0
-"""Times by which plain decoding after one prompt is faster at one temperature than at another on no idle machine."""
+_WITHHELD = "?"
+"""Stands in the table for a speed-up that is withheld."""
 
 
 def print_title(out: Console, header: dict[str, Any]) -> None:
@@ -53,7 +53,6 @@ def print_text(out: Console, comparison: Comparison, engine: Engine) -> None:
     stats = comparison.speculative.stats
     words, style = _verdict(comparison, engine.rule.name)
     title = Text.assemble("\n", (comparison.item.id, "bold"), f"  {_mode(comparison.temperature)}  ")
-    title.append(f"{_speeds(comparison.plain_speed, comparison.speculative_speed)}  ")
     title.append(f"tau {stats.tau:.2f}  alpha {stats.mean_alpha:.2f}  ").append(words, style)
     out.print(title)
     context = tail_of(comparison.item.prompt)
@@ -77,7 +76,7 @@ def _mode(temperature: float) -> str:
 
 def _speeds(plain: float, fast: float) -> str:
     digits = 1 if min(plain, fast) < 20 else 0
-    return f"{plain:.{digits}f} → {fast:.{digits}f} tokens/s  {fast / plain:.2f}x"
+    return f"{plain:.{digits}f} → {fast:.{digits}f} tokens/s"
 
 
 def _verdict(comparison: Comparison, rule: str) -> tuple[str, str]:
@@ -85,7 +84,7 @@ def _verdict(comparison: Comparison, rule: str) -> tuple[str, str]:
     if comparison.identical:
         return "same text", "green"
     if not is_replaying(rule, comparison.temperature):
-        return f"other text, {law_of(rule)}", ""
+        return f"other text, {distribution_of(rule)}", ""
     words = f"differs from token {comparison.first_difference}"
     if comparison.gap is not None:
         words += f", scores {abs(comparison.gap):.1e} apart"
@@ -123,27 +122,37 @@ def print_conclusion(out: Console, done: list[Comparison], header: dict[str, Any
     same = sum(each.identical for each in bound)
     texts = f"{same} of {len(bound)} texts identical to plain decoding"
     if not bound:
-        texts = f"{law_of(header['rule'])}, {sum(each.identical for each in done)} of {len(done)} texts identical"
+        equal = sum(each.identical for each in done)
+        texts = f"{distribution_of(header['rule'])}, {equal} of {len(done)} texts identical"
     if same < len(bound) and header["dtype"] in ("bfloat16", "float16"):
         out.print(
             f"{header['dtype']} rounds a token's scores differently beside other tokens: near-ties may fall "
             "either way; --dtype float32 gives the same texts",
             style="dim",
         )
-    speeds_of: dict[str, list[float]] = {}
-    for each in done:
-        speeds_of.setdefault(each.item.id, []).append(each.plain_speed)
-    name, own = max(speeds_of.items(), key=lambda item: max(item[1]) / min(item[1]))
-    unsteady = max(own) > _UNSTEADY * min(own)
-    if unsteady:
-        steadier = "--threads 1 is steadier" if header["threads"] > 1 else "measure again when it is idle"
-        out.print(
-            f"{name}, for one: plain decoding ran at {min(own):.0f} to {max(own):.0f} tokens/s: this machine does "
-            f"other work; {steadier}",
-            style="yellow",
-        )
+    reasons = withheld(done, total)
+    if reasons:
+        less = "" if header["threads"] == 1 else ", or with --threads 1"
+        out.print(f"{reasons} Other work on this machine disturbs it: run the demo again later{less}.", style="yellow")
+    ratio = "" if total["speedup"] is None else f"  {total['speedup']:.2f}x"
     speeds = _speeds(total["plain_tokens_per_s"], total["speculative_tokens_per_s"])
-    out.print(f"{speeds}{' (unsteady)' if unsteady else ''}, {texts}", style="bold")
+    out.print(f"{speeds}{ratio}, {texts}", style="bold")
+
+
+def withheld(done: list[Comparison], total: dict[str, Any]) -> str:
+    """Which speed-ups are withheld, and why; "" where none is."""
+    if total["speedup_doubt"] is not None:
+        return f"Speed-up withheld: {total['speedup_doubt']}."
+    doubts = [(each, why) for each in done if (why := summary([each])["speedup_doubt"]) is not None]
+    if not doubts:
+        return ""
+    first, why = doubts[0]
+    of = f"{len(doubts)} of {len(done)} texts"
+    return f"{_WITHHELD}: speed-up withheld for {of}, first {first.item.id} ({_mode(first.temperature)}): {why}."
+
+
+def _cell(number: float | None, form: str) -> str:
+    return _WITHHELD if number is None else format(number, form)
 
 
 def _table(done: list[Comparison], rule: str, total: dict[str, Any]) -> Table:
@@ -151,13 +160,15 @@ def _table(done: list[Comparison], rule: str, total: dict[str, Any]) -> Table:
     table.add_column("prompt", "all")
     table.add_column("mode")
     for title, key, form in _COLUMNS:
-        table.add_column(title, format(total[key], form), justify="right")
+        table.add_column(title, _cell(total[key], form), justify="right")
     bound = [each for each in done if is_replaying(rule, each.temperature)]
-    verdict = law_of(rule) if not bound else "yes" if all(each.identical for each in bound) else "no"
+    verdict = distribution_of(rule) if not bound else "yes" if all(each.identical for each in bound) else "no"
     table.add_column("same\ntext", verdict, justify="right")
     for each in done:
         numbers = summary([each])
-        cells = [format(numbers[key], form) for _, key, form in _COLUMNS]
-        same = "yes" if each.identical else "no" if is_replaying(rule, each.temperature) else law_of(rule)
+        if total["speedup"] is None and len(each.ratios) == 1:  # nothing says that this one was not disturbed
+            numbers["speedup"] = None
+        cells = [_cell(numbers[key], form) for _, key, form in _COLUMNS]
+        same = "yes" if each.identical else "no" if is_replaying(rule, each.temperature) else distribution_of(rule)
         table.add_row(each.item.id, _mode(each.temperature), *cells, same)
     return table

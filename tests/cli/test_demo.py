@@ -7,10 +7,9 @@ import re
 from typing import Any
 
 import pytest
-import torch
 
 QUICK = ["--max-new-tokens", "12", "--prompts", "2", "--repeats", "1"]
-NUMBERS = ("plain_tokens_per_s", "speculative_tokens_per_s", "speedup", "tau", "alpha", "distinct_4")
+NUMBERS = ("plain_tokens_per_s", "speculative_tokens_per_s", "tau", "alpha", "distinct_4")
 
 
 def test_json(run: Any, pair: list[str]) -> None:
@@ -25,7 +24,9 @@ def test_json(run: Any, pair: list[str]) -> None:
     assert report["dtype"] == "float32"
     assert report["rule"] == "replay"
     assert report["temperature"] == [0.0, 1.0]
-    assert report["speedup"] == pytest.approx(report["speculative_tokens_per_s"] / report["plain_tokens_per_s"])
+    ratio = report["speculative_tokens_per_s"] / report["plain_tokens_per_s"]
+    assert report["speedup"] == (pytest.approx(ratio) if report["speedup_doubt"] is None else None)
+    assert [len(rounds) for rounds in report["speedup_rounds"]] == [1, 1, 1, 1]
     assert len(report["per_prompt"]) == 4
     assert [each["temperature"] for each in report["per_temperature"]] == [0.0, 1.0]
     for each in report["per_prompt"]:
@@ -43,23 +44,6 @@ def test_text(run: Any, pair: list[str]) -> None:
     for word in ("tau", "alpha", "distinct", "accepted", "recovered", "the end of the prompt, >>, what was written"):
         assert word in result.stdout
     assert result.stdout.count(" >> ") == 2, "a mark between each prompt and its text"
-
-
-@pytest.mark.parametrize(("apart", "noted"), [(3.0, True), (1.5, False)])
-def test_speeds_that_differ_much_are_noted(
-    run: Any, pair: list[str], monkeypatch: pytest.MonkeyPatch, apart: float, noted: bool
-) -> None:
-    """Between texts after one prompt: the machine does other work."""
-    from specdec_fast.commands.compare import Comparison
-
-    monkeypatch.setattr(Comparison, "plain_speed", property(lambda each: 100.0 * apart ** (each.temperature > 0)))
-    try:
-        result = run("demo", *pair, *QUICK, "--threads", "2")
-    finally:
-        torch.set_num_threads(1)
-    words = "plain decoding ran at 100 to 300 tokens/s: this machine does other work; --threads 1 is steadier"
-    assert (words in " ".join(result.stdout.split())) == noted
-    assert ("x (unsteady), " in result.stdout.splitlines()[-1]) == noted
 
 
 @pytest.mark.parametrize(("temperatures", "rule"), [(["0"], "greedy"), (["0", "1"], "block")])
@@ -136,13 +120,15 @@ def test_a_rule_that_keeps_only_the_law(run: Any, pair: list[str]) -> None:
     report = json.loads(run("demo", *options, "--json").stdout)
     assert report["identical_expected"] is False
     shown = run("demo", *options).stdout
-    assert report["identical"] is False and "same law" in shown
+    assert report["identical"] is False and "same distribution" in shown
 
 
 def test_a_lossy_rule_promises_nothing(run: Any, pair: list[str]) -> None:
     options = ["--max-new-tokens", "16", "--prompts", "1", "--repeats", "1", "--rule", "lossy:among=6", "-T", "0"]
     result = run("demo", *pair, *options)
-    assert "another law, " in result.stdout and "same law" not in result.stdout and result.exit_code == 0
+    assert (
+        "another distribution, " in result.stdout and "same distribution" not in result.stdout and result.exit_code == 0
+    )
 
 
 def test_a_context_that_is_too_short_is_noted(run: Any, pair: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
