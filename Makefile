@@ -28,6 +28,8 @@ export PATH := $(if $(filter /%,$(BIN)),,$(CURDIR)/)$(BIN):$(PATH)
 export PYTHONDONTWRITEBYTECODE :=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 BRINGS_TRITON := $(BIN)/python -c 'from importlib.metadata import requires; raise SystemExit("triton" not in str(requires("torch")))'
+# What setup.py says, out of all that `pip -v` prints, at once.
+OWN_LINES := while read -r line; do case "$$line" in 'specdec-fast: '*) echo "  $${line\#specdec-fast: }";; esac; done
 PYTEST := $(BIN)/python -m pytest $(PYTEST_ARGS)
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 BY_FILE := -n $(WORKERS) --dist loadfile
@@ -197,7 +199,8 @@ $(BUILD_STAMP): $(NATIVE) $(STAMPS)/demo
 	@echo 'building specdec-fast'
 	@rm -f $(STAMPS)/build*
 	@if [[ '$(BUILD_MODE)' == [nN][oO][nN][eE] ]]; then rm -f kernels/specdec_kernels/_*.so; fi
-	@$(PIP) install -q --no-compile --no-deps --no-build-isolation -e .
+	@mkdir -p build; $(PIP) install -v --no-compile --no-deps --no-build-isolation -e . 2>&1 | tee build/pip.log | \
+	  { $(OWN_LINES); } || { cat build/pip.log; exit 1; }
 	@if [[ '$(BUILD_MODE)' == [nN][oO][nN][eE] ]] || ls kernels/specdec_kernels/_C.*so >/dev/null 2>&1; then touch $@; else \
 	  echo 'NOTE: the C++ kernels were not built, so the slower PyTorch references run; install a C++20 compiler (g++ 12' \
 	       'or clang 14 and later) and call make again; SPECDEC_BUILD=cpu shows what went wrong'; fi

@@ -23,6 +23,8 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import threading
+import time
 from pathlib import Path
 
 from setuptools import find_packages, setup
@@ -59,6 +61,46 @@ ARCHITECTURES = "8.0;9.0+PTX"
 
 def say(message: str) -> None:
     print(f"specdec-fast: {message}", file=sys.stderr, flush=True)
+
+
+class Progress:
+    """Says how many files are compiled, at the start, every ten seconds and at the end.
+
+    pip shows these lines with -v alone; the Makefile picks them from its output.
+    """
+
+    EVERY = 10.0
+
+    def __init__(self, folder: str, files: int, write=say) -> None:
+        self.folder, self.files, self.write = Path(folder), files, write
+        self.over = threading.Event()
+
+    def __enter__(self) -> Progress:
+        self.began, self.first = time.monotonic(), time.time()
+        self.fresh = not self.objects()
+        kept = "" if self.fresh else "; those that did not change are kept"
+        self.write(f"compiling {self.files} files, which takes a few minutes{kept}")
+        self.thread = threading.Thread(target=self.watch, daemon=True)
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.over.set()
+        self.thread.join()
+        self.write(self.line())
+
+    def watch(self) -> None:
+        while not self.over.wait(self.EVERY):
+            self.write(self.line())
+
+    def objects(self) -> list[Path]:
+        return [path for kind in ("*.o", "*.obj") for path in self.folder.rglob(kind)]
+
+    def line(self) -> str:
+        # a compiler writes an object when it is done with it; file systems may round times down by two seconds
+        done = sum(path.exists() and path.stat().st_mtime > self.first - 2 for path in self.objects())
+        of = f" of {self.files}" if self.fresh else ""
+        return f"compiled {done}{of} files in {time.monotonic() - self.began:.0f} s"
 
 
 def import_torch():
@@ -245,7 +287,9 @@ def extensions(torch) -> tuple[list, type]:
                 if path.suffix in (".so", ".pyd"):
                     path.unlink()
             try:
-                self.run_without_what_fails(super().run)
+                files = sum(len(extension.sources) for extension in self.extensions or [])
+                with Progress(self.build_temp, files):
+                    self.run_without_what_fails(super().run)
             except (Exception, SystemExit) as error:
                 if MODE != "auto":
                     raise
