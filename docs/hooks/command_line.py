@@ -54,7 +54,8 @@ def _section(words: str, context: Any, level: int) -> str:
         rows = [_row(each, context) for each in command.get_params(context) if each.param_type_name == kind]
         rows = [row for row in rows if row is not None]
         if rows:
-            parts.append("\n".join([f"| {title} | Description |", "| --- | --- |", *rows]))
+            table = "\n".join([f"| {title} | Description |", "| --- | --- |", *rows])
+            parts.append(f'<div class="reference-table" markdown>\n\n{table}\n\n</div>')
     return "\n\n".join(part for part in parts if part)
 
 

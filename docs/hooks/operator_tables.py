@@ -60,7 +60,7 @@ def overview() -> str:
             link = f"[`{operator.name}`](#{_path(operator)})"
             text = "<br>".join(part for part in (_cell(purpose(operator)), shapes(operator)) if part)
             rows.append(f"| {link} | {text} | {backends} |")
-    return "\n".join(rows)
+    return "\n".join(['<div class="reference-table" markdown>', "", *rows, "", "</div>"])
 
 
 def reference() -> str:
