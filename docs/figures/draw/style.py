@@ -89,5 +89,6 @@ def svg(draw: Callable[[], Figure], title: str, description: str) -> str:
         FigureCanvasSVG(figure)
         figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": None, "Title": title})
     text = re.sub(r"<metadata>.*?</metadata>\s*", "", stream.getvalue(), flags=re.DOTALL)
-    text = re.sub(r"(?<=[\d])\.(\d{3})\d+", r".\1", text)  # a thousandth of a point is enough
-    return text.replace("</title>", f"</title>\n <desc>{escape(description)}</desc>", 1)
+    text = re.sub(r"(?<=\d)\.(\d{3})\d+", r".\1", text)  # a thousandth of a point is enough
+    text = re.sub(r"\s*\n\s*", "\n", text)
+    return text.replace("</title>", f"</title>\n<desc>{escape(description)}</desc>", 1)

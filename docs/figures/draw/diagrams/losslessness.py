@@ -18,7 +18,7 @@ DESCRIPTION = (
 )
 RECORD = Path(__file__).resolve().parents[2] / "data" / "losslessness.json"
 
-VOCAB, SEED, DRAWS, CHUNK = 12, 5, 100_000, 10_000
+VOCAB, SEED, DRAWS, CHUNK = 12, 5, 40_000, 20_000
 RULES = ("rejection", "recursive_rejection", "lossy")
 Z, OBSERVED = 3.29, "observed, 99.9 % interval"
 

@@ -43,9 +43,8 @@ def _bars(rows: list[dict[str, Any]], threads: int) -> list[Bar]:
         (row["drafter"], row["temperature"]): row["overhead_ms_per_step_alone"] for row in rows
         if row["threads"] == threads and row["dtype"] == "float32" and not row["compiled"]
     }  # fmt: skip
-    drafters = sorted({drafter for drafter, _ in found}, key=lambda name: found[name, 1.0])
     return [
         Bar(drafter if temperature else "", found[drafter, temperature], BARS[0] if temperature else BARS[2])
-        for drafter in drafters
+        for drafter in ("plain", "ngram", "draft_model")
         for temperature in (1.0, 0.0)
     ]
