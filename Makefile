@@ -67,7 +67,7 @@ define lane
 printf '== %s: passed in %d s\n' '$(1)' "$$SECONDS"
 endef
 
-.PHONY: help demo test tests bench lint types docs docs-serve clean distclean environment
+.PHONY: help demo test tests bench lint types docs docs-serve figures clean distclean environment
 .PHONY: lane-architecture lane-kernels lane-interpreter lane-compile lane-launch lane-unit lane-native kernels-full kernels-triton
 .PHONY: gpu-cache gpu-rehearsal
 .PHONY: lane-exact lane-replay lane-statistics lane-mutants lane-training
@@ -152,6 +152,9 @@ lane-training: $(READY) ## Trained heads and their checkpoints, training, and wh
 
 lane-native: $(READY) ## Tests of the build, and the C++ kernels under the address and undefined-behaviour sanitizers
 	$(call lane,native,$(PYTEST) -q $(NATIVE_TESTS))
+
+figures: $(READY) ## Draw the figures of the documents again, from the code and the result files
+	@$(BIN)/python -m docs.figures.draw
 
 bench: $(READY) ## Benchmarks of operators and steps
 	@$(PYTEST) -q benchmarks --benchmark-only --benchmark-group-by=func --benchmark-sort=name \

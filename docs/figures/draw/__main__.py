@@ -36,7 +36,7 @@ def stale(name: str, module: ModuleType, folder: Path = FIGURES) -> str | None:
     if not file.exists():
         return f"{file.name} does not exist; run make figures"
     found = compare.differences(file.read_text(encoding="utf-8"), drawn(module))
-    return f"{file.name} is out of date ({'; '.join(found)}); run make figures" if found else None
+    return f"{file.name} is out of date ({'; '.join(found[:3])}); run make figures" if found else None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
