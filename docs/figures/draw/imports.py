@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -13,13 +13,22 @@ SOURCES = {"specdec_fast": ROOT / "specdec_fast", "specdec_kernels": ROOT / "ker
 Graph = dict[str, set[str]]
 
 
-def names(tree: ast.AST) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Every import of a file, lazy ones too: the module, and what is taken from it."""
+def names(tree: ast.AST, module: Sequence[str] = ()) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Every import of a file, lazy ones too.
+
+    Args:
+        tree: The parsed file.
+        module: The names of the packages that it is in, for relative imports.
+
+    Yields:
+        The full name of a module, and what is taken from it.
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, ()) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module, tuple(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = module[: len(module) - node.level + 1] if node.level else ()
+            yield ".".join([*above, *([node.module] if node.module else [])]), tuple(each.name for each in node.names)
 
 
 def parts(source: Path) -> dict[str, list[Path]]:
@@ -37,7 +46,8 @@ def graph(package: str, sources: Mapping[str, Path] = SOURCES) -> tuple[Graph, G
     outside: Graph = {part: set() for part in own}
     for part, files in own.items():
         for file in files:
-            for module, taken in names(ast.parse(file.read_text(encoding="utf-8"))):
+            above = (package, *file.relative_to(sources[package]).parts[:-1])
+            for module, taken in names(ast.parse(file.read_text(encoding="utf-8")), above):
                 first, *rest = module.split(".")
                 if first == package:
                     wanted = [rest[0]] if rest else [each if each in own else "__init__" for each in taken]
@@ -45,6 +55,18 @@ def graph(package: str, sources: Mapping[str, Path] = SOURCES) -> tuple[Graph, G
                 elif first in sources:
                     outside[part].add(first)
     return inside, outside
+
+
+def condensed(edges: Graph) -> Graph:
+    """The graph with one part, named after all of its members, in place of each cycle."""
+    below = {part: reachable(edges, part) for part in edges}
+    name = {
+        part: " ".join(sorted({part} | {other for other in below[part] if part in below[other]})) for part in edges
+    }
+    found: Graph = {each: set() for each in name.values()}
+    for part, wanted in edges.items():
+        found[name[part]].update(name[other] for other in wanted if name[other] != name[part])
+    return found
 
 
 def reachable(edges: Graph, start: str) -> set[str]:
