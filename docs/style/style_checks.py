@@ -59,7 +59,7 @@ _BE = r"(?:is|are|was|were|be|been|being)"
 _VERB = r"(?:is|are|was|were|do|does|did|has|have|can|could|will|would|may|must|needs?)"
 _DONE = r"(?:\w+ed|told|said|heard|known|thought|spoken|drawn|taken|made|paid)"
 CONSTRUCTIONS = {
-    r"(?<=\. )Of (?:[\w-]+ ){1,3}(?:that|which|who|whose|is|are|has|have)": "the subject first",
+    r"(?<=\. )Of (?!course\b)[a-z][\w-]*": "the subject first",
     rf"(?<=[.;,] )nor {_VERB}\b": "a sentence with a negated verb",
     rf"(?<=\. )(?:So|Such|Neither|Rarely|Seldom|Never|Only then|Not only) {_VERB}\b": "the subject before the verb",
     rf"(?:of|for|to|by|from|with|than|as|over|on) what (?:{_VERB}|it|they|goes|comes)\b": "a noun",

@@ -44,6 +44,7 @@ def findings(root: Path, monkeypatch: pytest.MonkeyPatch) -> Findings:
         ("Four seams.", 1, "words"),
         ("Text. Of requests that wait, the first runs.", 1, "constructions"),
         ("- Of drafts which fit, one is taken.", 1, "constructions"),
+        ("Text.\n\nOf `a` and `b` one is taken.", 3, "constructions"),
         ("It does not wait, nor does it poll.", 1, "constructions"),
         ("It is the size of what is kept.", 1, "constructions"),
         ("Rows are freed when they are waited for.", 1, "constructions"),
@@ -66,7 +67,7 @@ def test_a_planted_sentence_is_found(findings: Findings, text: str, line: int, c
         f"---\ntitle: law {LONG}\n---\n<!-- law {LONG} -->\n",
         "::: package.law\n    options:\n      law: coin\n\nText.",
         "Sizes of 1 1 and `a` `a`.\n\n## Heads\n\nHeads are trained.",
-        "Lawful lanes of a vector, a race condition, room for one page and a therefore.",
+        "Lawful lanes of a vector, a race condition, room for one page and a therefore. Of course.",
         "Text of Chen et al. 2023. It stands in for a layer.",
     ],
 )
