@@ -32,8 +32,8 @@ _INLINE = (
 _EMPHASIS = re.compile(r"\*+|(?<!\w)_+|_+(?!\w)")
 _MARKER = re.compile(r"[ >]*(?:[-*+]|\d+[.)])[ \t]+(?:\[[ xX]\][ \t]+)?")
 _RULE = re.compile(r"[ >]*(?:\|?[ :|-]+\|[ :|-]*|[-*_=]{3,})")
-_END = re.compile(r"[.!?][)\]\"”]*(?=\s+[\[(\"“]*[A-Z0-9])")
-_ABBREVIATION = re.compile(r"(?:\b(?:e\.g|i\.e|et al|cf|vs|etc|Fig|Sec|Eq|no|approx)|(?<![\w.])[A-Z])\.[)\"]*$")
+_END = re.compile(r"(?<!\.\.)[.!?][)\]\"”]*(?=\s+\S)")
+_ABBREVIATION = re.compile(r"(?:\b(?:e\.g|i\.e|et al|cf|vs|resp|incl|Fig|Sec|Eq|No|approx)|(?<![\w.])[A-Z])\.[)\"]*$")
 
 
 class Sentence(NamedTuple):
