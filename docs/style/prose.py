@@ -68,11 +68,15 @@ def findings(name: str, markdown: str) -> Iterator[str]:
             yield f"{name}:{line}: {message} [{found.check_result.check_path}]"
 
 
-def documents() -> list[str]:
-    """All Markdown files that git tracks or would track."""
-    command = ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard", "*.md"]
-    names = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    return sorted(name for name in set(names) if not name.startswith(EXCLUDED) and (ROOT / name).is_file())
+def documents(root: Path = ROOT) -> list[str]:
+    """All Markdown files that git tracks or would track; all that are not hidden or built where there is no git."""
+    if (root / ".git").exists():
+        command = ["git", "-C", str(root), "ls-files", "--cached", "--others", "--exclude-standard", "*.md"]
+        names = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    else:
+        found = (path.relative_to(root) for path in root.rglob("*.md"))
+        names = [path.as_posix() for path in found if not path.parts[0].startswith((".", "build", "dist"))]
+    return sorted(name for name in set(names) if not name.startswith(EXCLUDED) and (root / name).is_file())
 
 
 def main(arguments: Sequence[str]) -> int:

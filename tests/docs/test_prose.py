@@ -94,10 +94,14 @@ def test_the_program_reports_lines_and_fails(root: Path, tmp_path: Path) -> None
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_all_documents_are_read(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_documents_are_read(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(root / "docs" / "style"))
     import prose
 
     names = set(prose.documents())
     assert {"README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/glossary.md"} <= names
     assert "CHANGELOG.md" not in names and any(name.startswith("docs/decisions/") for name in names)
+    for name in ("README.md", "docs/a.md", "CHANGELOG.md", ".venv/b.md", "build/c.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert prose.documents(tmp_path) == ["README.md", "docs/a.md"], "without git"
