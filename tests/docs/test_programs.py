@@ -29,8 +29,7 @@ def test_the_programs_of_the_documents_run(root: Path, documents: list[Path], tm
 
 
 def test_few_programs_are_not_run(documents: list[Path]) -> None:
-    blocks = [block for document in documents for block in fences(document.read_text(encoding="utf-8"))]
-    python = [block for block in blocks if block.language in ("python", "py")]
+    python = [block for document in documents for block in python_blocks(document)]
     assert len([block for block in python if NO_RUN in block.info]) <= len(python) / 10
 
 
@@ -53,10 +52,12 @@ def test_includes_are_no_programs(tmp_path: Path, write: Write) -> None:
 
 def test_planted_failures_are_caught(tmp_path: Path, write: Write) -> None:
     """Blocks share names within a document, a title makes a module, tests of a block are called."""
+    included = '```python\n--8<-- "a.py:part"\n```\n'
     module = 'x = 1\n```\n```python title="planted/part.py"\ny = 2\n```\n```python\nfrom planted.part import x, y\n'
     documents = write(
         {
-            "good.md": f"```python\n{module}assert x + y == 3\n```\n```python no-run\nraise ValueError\n```\n",
+            "good.md": f"```python\n{module}assert x + y == 3\n```\n```python no-run\nraise ValueError\n```\n"
+            + included,
             "bad.md": "```python\nx = 1\n```\ntext\n```python\nprint('seen')\nassert x == 2, 'planted'\n```\n",
             "test.md": "```python\ndef test_it() -> None:\n    assert False, 'in a test'\n```\n",
             "other.md": "```python\nprint(x)\n```\n",
