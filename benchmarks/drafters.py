@@ -1,9 +1,11 @@
 """Every drafter beside plain decoding on the bundled target, interleaved in one run: tau, speed, text.
 
 `python -m benchmarks.drafters` measures all of them, prints a table and writes a result file (in benchmarks/results)
-after every workload and temperature. `drafting` is the drafter's time outside of models, as a share of the steps';
-speed / tau is the efficiency, 1 where drafts cost nothing. The texts of all rounds are compared with plain decoding's,
-save under rules that write texts of their own: drafts that are drawn for these are measured at T = 1 alone.
+after every workload and temperature. `--only NAME --merge` measures a few beside plain decoding and replaces their
+rows, which then name the machine and the date of their own run. `drafting` is the drafter's time outside of models, as
+a share of the steps'; speed / tau is the efficiency, 1 where drafts cost nothing. The texts of all rounds are compared
+with plain decoding's, save under rules that write texts of their own: drafts that are drawn for these are measured at
+T = 1 alone.
 Workloads: `mixed`, the bundled prompts; `edit`, where the text is the prompt's with one token in twenty replaced; and
 `repeat`, where a prompt asks to repeat a text and the text follows. The bundled target does not copy of itself, so the
 tokens of `edit` and `repeat` are forced on it (`SamplingParams.forced_tokens`), as is said below the table: target and
@@ -27,10 +29,13 @@ from typing import Any
 
 import torch
 
-from benchmarks.chosen import named, where
+from benchmarks.chosen import RESULTS, named, where
+from benchmarks.drafter_rows import FORCED, as_markdown, merged
 from benchmarks.drafting import DraftClock
 from benchmarks.end_to_end import Setting, Sides, distinct_4, workload
 from benchmarks.interleave import environment, interleave
+from benchmarks.progress import Progress
+from benchmarks.result_files import write_whole
 from specdec_fast import SamplingParams, load
 from specdec_fast.loading import ASSETS, load_model, load_tokenizer
 from specdec_fast.rules import DEFAULT
@@ -68,6 +73,7 @@ class Method:
         return next((place for place in reversed(places) if (place / "config.json").is_file()), None)
 
 
+TABLE = "drafters_cpu.json"
 TUNED = "tuned"  # in place of a file: the shape that `specdec tune tree` finds for the bundled pair, made on the spot
 MIDDLE = {"skip_attention": list(range(3, 9)), "skip_mlp": list(range(3, 9))}  # of the bundled target's 12 layers
 METHODS: dict[str, Method] = {
@@ -137,12 +143,6 @@ METHODS: dict[str, Method] = {
 
 
 COPYING = ("ngram", "suffix", "forest")  # what `edit` and `repeat` are measured with
-FORCED = ("edit", "repeat")  # workloads whose text is forced on the target
-NOTE = (
-    "The tokens of `edit` and `repeat` are forced on the target, which does not copy of itself; it does all its work, "
-    "and so do the drafters, which see what is committed and nothing else. A draft model is not measured there: it "
-    "follows a request's forced tokens, as every edit of the law, and would be told the text."
-)
 
 
 def copiers(names: list[str]) -> list[str]:
@@ -242,9 +242,10 @@ def measure(
     clock: Callable[[], float] = time.perf_counter,
     task: str = "mixed",
     heads: Path | None = None,
+    progress: Callable[[str, int], Progress] | None = None,
 ) -> tuple[list[dict[str, Any]], dict[str, Callable[[], None]]]:
     """One row per method, and what was run: each call takes the next prompt. One thread, float32, batch 1. Every round
-    has seeds of its own.
+    has seeds of its own. progress: makes what is told of every text, from the workload and the number of texts.
     """
     torch.set_num_threads(1)
     outputs: dict[str, list[Any]] = {}
@@ -279,7 +280,11 @@ def measure(
             runs[name], engines[name] = run, engine
         if task not in FORCED:
             runs["assisted"] = assisted(texts, temperature, new_tokens)
-        timing = interleave(runs, rounds, clock, turns=len(texts))
+        sides = runs
+        if progress is not None:
+            told = progress(f"{task}, T = {temperature:g}", (rounds + 1) * len(texts) * len(runs))
+            sides = {name: told.counted(run) for name, run in runs.items()}
+        timing = interleave(sides, rounds, clock, turns=len(texts))
         timed = {name: [(handle.tokens, handle.stats.tau) for handle in found] for name, found in outputs.items()}
         shares = {}
         for name in names:  # one text more, apart from the timing, which the clock would slow down
@@ -317,54 +322,44 @@ def measure(
     return rows, runs
 
 
-def _cell(value: float | None, form: str = ".2f") -> str:
-    return "" if value is None else format(value, form)
-
-
-def as_markdown(rows: list[dict[str, Any]]) -> str:
-    """The rows as a table."""
-    lines = [
-        "| workload | drafter | T | tau | speed / plain | speed / HF assisted | speed / tau | drafting | copied | "
-        "distinct-4 | identical | published |",
-        "|" + "---|" * 12,
-    ]
-    for row in rows:
-        lines.append(
-            f"| {row['workload']} | {row['drafter']} | {row['temperature']:g} | {row['tau']:.2f} | "
-            f"{row['speed_vs_plain']:.2f} | {_cell(row['speed_vs_assisted'])} | {row['efficiency']:.2f} | "
-            f"{row['drafting_share']:.3f} | {row['copied_share']:.2f} | {row['distinct_4']:.2f} | "
-            f"{_cell(row['identical'], '')} | {row['published']} |"
-        )
-    if any(row["workload"] in FORCED for row in rows):
-        lines += ["", NOTE]
-    again = [row["plain_again"] for row in rows if "plain_again" in row]
-    if again:
-        lines += ["", f"A second engine without drafts: {min(again):.2f} to {max(again):.2f} of the first one's speed."]
-    return "\n".join(lines)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--prompts", type=int, default=8)
-    parser.add_argument("--new-tokens", type=int, default=100)
+    numbers = {"rounds": 5, "prompts": 8, "new_tokens": 100}
+    for name, default in numbers.items():
+        said = f"default: {default}; with --merge as in the file"
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, help=said)
     parser.add_argument("--only", default="", help="methods whose name contains this")
+    parser.add_argument(
+        "--merge", action="store_true", help="replace rows of the methods of --only, and keep the others"
+    )
     parser.add_argument("--heads", type=Path, help="folder of trained heads, by drafter, beside the bundled ones")
     parser.add_argument("--processor-time", action="store_true", help="count processor time: for a machine with others")
     parser.add_argument(
-        "--out", type=Path, help="result file (default: the table of all methods; with --only nothing is written)"
+        "--out", type=Path, help="result file (default: the table of all methods; with --only alone nothing is written)"
     )
     options = parser.parse_args()
-    out = where(options.out, options.only, "drafters_cpu.json")
+    if options.merge and not options.only:
+        parser.error("--merge: got no --only; expected the methods whose rows are replaced")
+    if options.merge and options.out and not options.out.is_file():
+        parser.error(f"--merge: got --out {options.out}, which is no file; expected one with rows")
+    every = named(options.only, METHODS)
+    out = options.out or RESULTS / TABLE if options.merge else where(options.out, options.only, TABLE)
+    before = json.loads(out.read_text()) if options.merge else {}
+    for name, default in numbers.items():
+        if getattr(options, name) is None:
+            setattr(options, name, before["rows"][0][name] if before.get("rows") else default)
     clock = time.process_time if options.processor_time else time.perf_counter
     facts: dict[str, Any] = {**environment(), "clock": clock.__name__, "threads": 1, "dtype": "float32"}
     rows: list[dict[str, Any]] = []
-    every = named(options.only, METHODS)
     every = [name for name in every if not METHODS[name].own_head or METHODS[name].head(options.heads)]
+    if not every:
+        parser.error(f"--only: got {options.only!r}, which is not bundled; expected --heads with it")
     cold = [name for name in every if METHODS[name].memory != "warm" and METHODS[name].rule == DEFAULT]
     copying = copiers(cold)
     tasks = [(0.0, "mixed", cold), (1.0, "mixed", every), *((1.0, task, copying) for task in FORCED)]
     for temperature, task, names in tasks:
+        if not names:
+            continue
         found, _ = measure(
             names,
             temperature,
@@ -374,12 +369,13 @@ def main() -> None:
             new_tokens=options.new_tokens,
             clock=clock,
             heads=options.heads,
+            progress=Progress,
         )
         rows += found
         if out is not None:
-            out.write_text(json.dumps({"environment": facts, "rows": rows}, indent=1) + "\n")
-    if out is not None:
-        out.with_suffix(".md").write_text(as_markdown(rows) + "\n")
+            whole = merged(before, rows, facts) if options.merge else {"environment": facts, "rows": rows}
+            write_whole(out, json.dumps(whole, indent=1) + "\n")
+            write_whole(out.with_suffix(".md"), as_markdown(whole["rows"]) + "\n")
     print(as_markdown(rows))
 
 

@@ -3,15 +3,20 @@ what its forced workloads force."""
 
 from __future__ import annotations
 
+import json
+import sys
 from itertools import count
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from benchmarks import drafters
-from benchmarks.drafters import FORCED, METHODS, NOTE, as_markdown, copied_share, copiers, copies, measure
+from benchmarks.drafter_rows import FORCED, NOTE, OWN_RUN, as_markdown, key_of, merged
+from benchmarks.drafters import METHODS, copied_share, copiers, copies, measure
 from benchmarks.interleave import interleave
+from benchmarks.progress import Progress
 from specdec_fast.drafters import drafter_names, refuse_unknown_options
 from specdec_fast.loading import load_tokenizer
 from specdec_fast.rules import DEFAULT
@@ -110,3 +115,95 @@ def test_every_round_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_drawn_trees_are_measured_under_their_rules() -> None:
     engine = drafters.engine_of("draft_tree 2 1 1, hybrid, traversal", "demo-target", None, 1.0, "fixed", None)  # type: ignore[arg-type]
     assert engine.rule.name == "traversal" and engine.drafter.how == "hybrid"
+
+
+NEW = "lookahead W3 N3 G3"
+FACTS = {"date": "2026-11-26", "cpu": "A CPU", "cores": 2, "isa": "AVX2", "clock": "process_time"}
+OLD = {**ROW, "rounds": 2, "prompts": 3, "new_tokens": 40}
+FILE = {
+    "environment": {"date": "2026-11-01"},
+    "rows": [OLD, {**OLD, "drafter": "rest"}, {**OLD, "temperature": 1.0}, {**OLD, "workload": "edit"}],
+}
+
+
+def test_merged_rows_replace_those_of_the_same_method() -> None:
+    found = merged(FILE, [{**OLD, "tau": 9.0}, {**OLD, "drafter": "new"}, {**OLD, "workload": "repeat"}], FACTS)
+    assert found["environment"] == FILE["environment"]
+    keys = [key_of(row) for row in found["rows"]]
+    mixed, edit = ("mixed", 0.0), ("edit", 0.0)
+    assert keys[:3] == [(*mixed, "ngram"), (*mixed, "rest"), (*mixed, "new")], "in its place, or below its kind"
+    assert keys[3:] == [("mixed", 1.0, "ngram"), (*edit, "ngram"), ("repeat", 0.0, "ngram")]
+    assert [row.get(OWN_RUN) for row in found["rows"]] == [FACTS, None, FACTS, None, None, FACTS]
+    assert found["rows"][0]["tau"] == 9.0 and found["rows"][1:2] == FILE["rows"][1:2]
+    again = merged(found, [{**OLD, "tau": 8.0}], {**FACTS, "date": "2026-12-01"})
+    assert again["rows"][0]["tau"] == 8.0 and again["rows"][0][OWN_RUN]["date"] == "2026-12-01"
+    assert len(again["rows"]) == len(found["rows"])
+    end = "\n\nMeasured in runs of their own, beside plain decoding in the same run:\n\n"
+    assert as_markdown(found["rows"]).endswith(f"{end}- ngram, new: 2026-11-26, A CPU, 2 cores, AVX2")
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What the benchmark measures, which gives rows at once."""
+    seen: list[dict[str, Any]] = []
+
+    def fake(names: list[str], temperature: float, task: str, **options: Any) -> tuple[list[dict[str, Any]], None]:
+        seen.append({"names": names, "temperature": temperature, "task": task, **options})
+        return [
+            {**OLD, "drafter": name, "temperature": temperature, "workload": task, "tau": 5.0} for name in names
+        ], None
+
+    monkeypatch.setattr(drafters, "measure", fake)
+    return seen
+
+
+def test_one_drafter_is_merged_into_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[dict[str, Any]]
+) -> None:
+    out = tmp_path / "drafters.json"
+    out.write_text(json.dumps(FILE))
+    monkeypatch.setattr(sys, "argv", ["drafters", "--only", NEW, "--merge", "--out", str(out), "--processor-time"])
+    drafters.main()
+    assert [(each["names"], each["temperature"], each["task"]) for each in asked] == [
+        ([NEW], 0.0, "mixed"),
+        ([NEW], 1.0, "mixed"),
+    ], "workloads without a method are not run"
+    assert {(each["rounds"], each["prompts"], each["new_tokens"]) for each in asked} == {(2, 3, 40)}, "as in the file"
+    found = json.loads(out.read_text())
+    assert found["environment"] == FILE["environment"]
+    own = [row for row in found["rows"] if row["drafter"] == NEW]
+    assert [row["temperature"] for row in own] == [0.0, 1.0] and all(row["tau"] == 5.0 for row in own)
+    for row in own:
+        assert row[OWN_RUN]["clock"] == "process_time" and row[OWN_RUN]["cpu"] and row[OWN_RUN]["load_before"]
+    assert [row for row in found["rows"] if row["drafter"] != NEW] == FILE["rows"]
+    assert f"- {NEW}: " in out.with_suffix(".md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--merge"], "--merge: got no --only"),
+        (["--only", "mtp", "--merge", "--out", "nowhere.json"], "--merge: got --out nowhere.json, which is no file"),
+        (["--only", "mtp", "--merge"], "--only: got 'mtp', which is not bundled; expected --heads with it"),
+    ],
+)
+def test_what_cannot_be_merged(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str], words: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["drafters", *arguments])
+    with pytest.raises(SystemExit):
+        drafters.main()
+    assert words in capsys.readouterr().err
+
+
+def test_progress_is_told_of_every_text() -> None:
+    said: list[tuple[str, int, Progress]] = []
+
+    def progress(what: str, total: int) -> Progress:
+        said.append((what, total, Progress(what, total, write=lambda _: None)))
+        return said[-1][2]
+
+    measure(["ngram"], 1.0, rounds=1, prompts=1, new_tokens=4, task="edit", progress=progress)
+    ((what, total, told),) = said
+    assert (what, total) == ("edit, T = 1", 6), "two rounds of the method and two plain engines"
+    assert told.done == total

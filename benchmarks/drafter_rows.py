@@ -1,0 +1,81 @@
+"""Rows of the benchmark of drafters: as a table, and merged into a file of other rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+FORCED = ("edit", "repeat")  # workloads whose text is forced on the target
+NOTE = (
+    "The tokens of `edit` and `repeat` are forced on the target, which does not copy of itself; it does all its work, "
+    "and so do the drafters, which see what is committed and nothing else. A draft model is not measured there: it "
+    "follows a request's forced tokens, as every edit of the law, and would be told the text."
+)
+OWN_RUN = "measured"
+"""Key of a row that was measured in a run of its own: machine, date and conditions of that run."""
+
+
+def key_of(row: Mapping[str, Any]) -> tuple[str, float, str]:
+    """What no two rows of a file share."""
+    return row["workload"], row["temperature"], row["drafter"]
+
+
+def merged(before: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the contents of a results file with these rows in place of earlier ones of the same methods.
+
+    Args:
+        before: The contents of the file. Its `environment` is that of the rows without a run of their own.
+        rows: What was measured now.
+        facts: Machine, date and conditions of these rows, which each of them keeps.
+    """
+    kept = [*before["rows"]]
+    for row in rows:
+        own = {**row, OWN_RUN: dict(facts)}
+        at = next((at for at, each in enumerate(kept) if key_of(each) == key_of(row)), None)
+        if at is not None:
+            kept[at] = own
+            continue
+        beside = [at for at, each in enumerate(kept) if key_of(each)[:2] == key_of(row)[:2]]
+        kept.insert(beside[-1] + 1 if beside else len(kept), own)
+    return {**before, "rows": kept}
+
+
+def _cell(value: float | None, form: str = ".2f") -> str:
+    return "" if value is None else format(value, form)
+
+
+def own_runs(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """One line for each run that measured some of the rows alone: the methods, the date and the machine."""
+    runs: dict[str, list[str]] = {}
+    for row in rows:
+        facts = row.get(OWN_RUN)
+        if facts:
+            run = f"{facts['date']}, {facts['cpu']}, {facts['cores']} cores, {facts['isa']}"
+            runs.setdefault(run, []).append(row["drafter"])
+    return [f"{', '.join(dict.fromkeys(names))}: {run}" for run, names in runs.items()]
+
+
+def as_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rows as a table."""
+    lines = [
+        "| workload | drafter | T | tau | speed / plain | speed / HF assisted | speed / tau | drafting | copied | "
+        "distinct-4 | identical | published |",
+        "|" + "---|" * 12,
+    ]
+    for row in rows:
+        lines.append(
+            f"| {row['workload']} | {row['drafter']} | {row['temperature']:g} | {row['tau']:.2f} | "
+            f"{row['speed_vs_plain']:.2f} | {_cell(row['speed_vs_assisted'])} | {row['efficiency']:.2f} | "
+            f"{row['drafting_share']:.3f} | {row['copied_share']:.2f} | {row['distinct_4']:.2f} | "
+            f"{_cell(row['identical'], '')} | {row['published']} |"
+        )
+    if any(row["workload"] in FORCED for row in rows):
+        lines += ["", NOTE]
+    again = [row["plain_again"] for row in rows if "plain_again" in row]
+    if again:
+        lines += ["", f"A second engine without drafts: {min(again):.2f} to {max(again):.2f} of the first one's speed."]
+    runs = own_runs(rows)
+    if runs:
+        lines += ["", "Measured in runs of their own, beside plain decoding in the same run:", ""]
+        lines += [f"- {run}" for run in runs]
+    return "\n".join(lines)
