@@ -8,7 +8,7 @@ from pathlib import Path
 
 from documents import listing
 from documents.blocks import NO_RUN, fences
-from documents.programs import broken_programs, programs, run_programs
+from documents.programs import broken_programs, programs, python_blocks, run_programs
 
 Write = Callable[[dict[str, str]], list[Path]]
 
