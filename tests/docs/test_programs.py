@@ -52,7 +52,6 @@ def test_includes_are_no_programs(tmp_path: Path, write: Write) -> None:
 
 def test_planted_failures_are_caught(tmp_path: Path, write: Write) -> None:
     """Blocks share names within a document, a title makes a module, tests of a block are called."""
-    included = '```python\n--8<-- "a.py:part"\n```\n'
     module = 'x = 1\n```\n```python title="planted/part.py"\ny = 2\n```\n```python\nfrom planted.part import x, y\n'
     documents = write(
         {

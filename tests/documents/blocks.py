@@ -25,11 +25,6 @@ class Block(NamedTuple):
     source: str
     line: int
 
-    @property
-    def included(self) -> bool:
-        """Whether the block is a section of a file, which the site includes and which has tests of its own."""
-        return self.source.lstrip().startswith("--8<--")
-
 
 def fences(text: str) -> Iterator[Block]:
     """All fenced blocks of a document, those in lists too."""
