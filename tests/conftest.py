@@ -6,6 +6,7 @@ import inspect
 import logging
 import os
 import random
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -27,6 +28,17 @@ import pytest  # noqa: E402
 
 if TYPE_CHECKING:
     import torch
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Says how to get packages that tests lack, as after `make demo`, whose environment has no test packages."""
+    errors = "\n".join(str(report.longrepr) for report in terminalreporter.stats.get("error", []))
+    missing = sorted(set(re.findall(r"ModuleNotFoundError: No module named '(\w+)", errors)))
+    if missing:
+        terminalreporter.write_line(
+            f"{', '.join(missing)}: not installed; `make environment` installs all packages of the tests into .venv"
+        )
+
 
 SEED = 20_260_101  # (torch is imported where it is used: the process that only hands out the tests does without)
 
