@@ -39,10 +39,9 @@ class Running(NamedTuple):
 # --8<-- [start:update]
 def update(state: Running, scores: Tensor, value: Tensor) -> Running:
     """Adds a tile: scores [Hkv, N, GROUP, T] with -inf where a key is not visible, value [T, Hkv, D]."""
-    highest = torch.maximum(state.running_max, scores.amax(dim=-1))
-    base = highest.masked_fill(highest == float("-inf"), 0.0)  # no visible key yet: -inf - -inf is not a number
-    shrink = torch.exp(state.running_max - base)
-    weights = torch.exp(scores - base[..., None])
+    highest = torch.maximum(state.running_max, scores.amax(dim=-1))  # finite: every node sees slot 0
+    shrink = torch.exp(state.running_max - highest)
+    weights = torch.exp(scores - highest[..., None])
     return Running(
         running_max=highest,
         running_sum=state.running_sum * shrink + weights.sum(dim=-1),

@@ -78,7 +78,7 @@ def attend_slots(
         scores = tl.where(visible, scores, float("-inf"))
 
         highest = tl.maximum(running_max, tl.max(scores, axis=1))
-        base = tl.where(highest == float("-inf"), 0.0, highest)
+        base = tl.where(highest == float("-inf"), 0.0, highest)  # a row without a visible key: -inf - -inf is NaN
         shrink = tl.exp(running_max - base)
         weights = tl.exp(scores - base[:, None])
         running_max = highest
