@@ -55,8 +55,7 @@ def test_planted_failures_are_caught(tmp_path: Path, write: Write) -> None:
     module = 'x = 1\n```\n```python title="planted/part.py"\ny = 2\n```\n```python\nfrom planted.part import x, y\n'
     documents = write(
         {
-            "good.md": f"```python\n{module}assert x + y == 3\n```\n```python no-run\nraise ValueError\n```\n"
-            + included,
+            "good.md": f"```python\n{module}assert x + y == 3\n```\n```python no-run\nraise ValueError\n```\n",
             "bad.md": "```python\nx = 1\n```\ntext\n```python\nprint('seen')\nassert x == 2, 'planted'\n```\n",
             "test.md": "```python\ndef test_it() -> None:\n    assert False, 'in a test'\n```\n",
             "other.md": "```python\nprint(x)\n```\n",
