@@ -289,8 +289,8 @@ def chain_verify(
     Raises:
         ValueError: wrong shape, dtype, id or law row, or a row with more than max_depth draft tokens.
 
-    Sources: Leviathan, Kalman, Matias (2023), algorithm 1; Chen et al. (2023), algorithm 2; Sun et al. (2025), Block
-    verification accelerates speculative decoding, algorithm 2.
+    Sources: Leviathan, Kalman, Matias (2023), algorithm 1; Chen et al. (2023), algorithm 2; Sun et al. (2025, arXiv
+    2403.10444), Block verification accelerates speculative decoding, algorithm 2.
     """
     check(tokens, offsets, drawn, law_row, target, draft, token_ids, seeds, root_positions, uniforms, race,
           max_depth=max_depth, rule=rule, mass=mass)  # fmt: skip
