@@ -1,4 +1,4 @@
-"""Reference of the plug-ins: verification rules, drafters and targets, as their packages list them.
+"""Reference of the interfaces and of what implements them: rules, drafters and targets, as their packages list them.
 
 Tests: tests/docs/test_reference.py.
 """
@@ -8,6 +8,13 @@ from __future__ import annotations
 from importlib import import_module
 
 from operator_tables import directive
+
+
+def interfaces() -> str:
+    """The documentation of all protocols and values of `specdec_fast.interfaces`, in their order."""
+    module = import_module("specdec_fast.interfaces")
+    names = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+    return "\n\n".join(directive(f"{module.__name__}.{name}", 2) for name in names if not name.startswith("_"))
 
 
 def rules() -> str:

@@ -18,6 +18,7 @@ from mkdocs.structure.pages import Page
 GENERATORS = {
     "cli": command_line.reference,
     "drafters": plugin_lists.drafters,
+    "interfaces": plugin_lists.interfaces,
     "operator-table": operator_tables.overview,
     "operators": operator_tables.reference,
     "rules": plugin_lists.rules,
