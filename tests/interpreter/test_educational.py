@@ -155,9 +155,9 @@ def counted(**tensors: tuple[Tensor, ...]) -> Iterator[Counter[str]]:
 
 
 def measured() -> tuple[Any, Any]:
-    """A ragged batch and its shapes: a long chain beside a tree of two blocks."""
+    """A ragged batch and its shapes: a request within one share of a plan, a tree of two blocks, a long chain."""
     example, traffic = module("worked_example"), module("traffic")
-    trees, lengths = [example.binary_tree(20), [*range(-1, 7)]], [100, 690]
+    trees, lengths = [[-1, 0, 0, 1], example.binary_tree(20), [*range(-1, 7)]], [10, 100, 690]
     kind = {"heads": 4, "kv_heads": 2, "width": 40}
     batch = example.pack(trees, lengths, page_size=4, **kind)
     return batch, [traffic.Request(tree, length, itemsize=4, **kind) for tree, length in zip(trees, lengths)]

@@ -179,7 +179,10 @@ def shipped_pieces(batch: Sequence[Request]) -> Cost:
     first, nodes = batch[0], sum(r.nodes for r in batch)
     grid = plan.blocks_of(nodes, len(batch), first.heads // first.kv_heads, config.block_m) * first.kv_heads
     pieces = configs.pieces(grid, max(r.keys for r in batch), config)
-    scratch = 2 * 4 * pieces * nodes * first.heads * (first.width + 1) if pieces > 1 else 0
+    scratch = 0
+    for block in blocks if pieces > 1 else ():
+        filled = ceil(block.tiles, ceil(block.tiles, pieces))  # the others write the log of their sum, and no mean
+        scratch += 2 * 4 * first.kv_heads * block.rows * (pieces + filled * first.width)
     longest = max(ceil(block.tiles, pieces) for block in blocks)
     return _shipped("shipped, pieces", batch, scratch, len(blocks) * first.kv_heads * pieces, longest)
 
