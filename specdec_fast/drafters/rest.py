@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from specdec_fast.core.draft import Draft
 from specdec_fast.core.names import RENAMED_PICKS
-from specdec_fast.draft import Draft
 from specdec_fast.interfaces import Acceptance, Budget, Needs, Parts, Rng, StateView, TargetOutput
-from specdec_fast.stores.datastore import Datastore
-from specdec_fast.stores.suffix import structures
-from specdec_fast.stores.vocabulary import fingerprint
+from specdec_fast.retrieval.datastore import Datastore
+from specdec_fast.retrieval.suffix_index import structures
+from specdec_fast.retrieval.tokenizer_fingerprint import fingerprint
 from specdec_kernels.names import unknown_name
 
-PICKS = ("coupled", "drawn", "greedy")
+PICKS = ("coupled", "sampled", "greedy")
 
 
 class RestDrafter:

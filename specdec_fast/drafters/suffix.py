@@ -15,17 +15,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from specdec_fast.core.draft import Draft
 from specdec_fast.core.names import RENAMED_PICKS
-from specdec_fast.draft import Draft
 from specdec_fast.interfaces import Acceptance, Budget, Needs, Parts, Rng, StateView, TargetOutput
-from specdec_fast.stores.memory import TextMemory
-from specdec_fast.stores.suffix import structures
-from specdec_fast.stores.vocabulary import fingerprint
+from specdec_fast.retrieval.suffix_index import structures
+from specdec_fast.retrieval.text_memory import TextMemory
+from specdec_fast.retrieval.tokenizer_fingerprint import fingerprint
 from specdec_kernels.names import unknown_name
 
 log = logging.getLogger("specdec_fast")
 
-PICKS = ("coupled", "drawn", "greedy")
+PICKS = ("coupled", "sampled", "greedy")
 
 _CONTEXT = 16  # longest match in finished texts, and what is remembered in front of a generated text
 

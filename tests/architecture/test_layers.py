@@ -26,7 +26,7 @@ CORE = {
         "extras",
         "grammar",
         "interfaces",
-        "laws",
+        "dists",
         "logprobs",
         "proposing",
         "request",
@@ -35,7 +35,7 @@ CORE = {
     ),
     *("draft_source", "dynamic", "growing", "outline", "shapes", "translation", "stats"),
     *("sampling_params", "step_mode", "stopping", "turns", "prefill"),
-    *("captured", "emission", "graph_step", "packed_shape", "packing", "upload"),
+    *("captured", "emission", "graph_step", "chain_layout", "packing", "upload"),
 }
 TOP = {"integrations", "lab", "train", "tune"}
 
@@ -210,18 +210,18 @@ def test_the_operators_are_reached_through_their_package_only(root: Path, listed
 
 
 PLANTED = [
-    ("kernels/specdec_kernels/op/reference.py", "from specdec_fast.draft import Draft", "kernels imports"),
+    ("kernels/specdec_kernels/op/reference.py", "from specdec_fast.core.draft import Draft", "kernels imports"),
     ("kernels/specdec_kernels/op/reference.py", "import numpy", "kernels imports numpy"),
-    ("specdec_fast/draft.py", "from specdec_fast.engine import Engine", "core imports"),
-    ("specdec_fast/draft.py", "def f():\n    import specdec_fast.rules", "core imports"),
-    ("specdec_fast/state.py", "from specdec_fast import Engine", "core imports specdec_fast,"),
+    ("specdec_fast/core/draft.py", "from specdec_fast.engine.engine import Engine", "core imports"),
+    ("specdec_fast/core/draft.py", "def f():\n    import specdec_fast.rules", "core imports"),
+    ("specdec_fast/engine/state.py", "from specdec_fast import Engine", "core imports specdec_fast,"),
     ("specdec_fast/rules/replay.py", "from specdec_fast.targets import tiny", "rules imports"),
-    ("specdec_fast/cache/paged.py", "from specdec_fast.targets.tiny import x", "cache imports"),
+    ("specdec_fast/cache/paged.py", "from specdec_fast.targets.tiny_models import x", "cache imports"),
     ("specdec_fast/drafters/a.py", "from specdec_fast.drafters.b import x", "drafters are independent"),
     ("specdec_fast/drafters/a.py", "from . import b", "drafters are independent"),
     ("specdec_fast/drafters/a.py", "from ..rules import replay", "drafters imports"),
-    ("specdec_fast/drafters/a.py", "import specdec_fast.engine as e", "drafters imports"),
-    ("specdec_fast/engine.py", "from specdec_fast.cli import main", "engine imports"),
+    ("specdec_fast/drafters/a.py", "import specdec_fast.engine.engine as e", "drafters imports"),
+    ("specdec_fast/engine/engine.py", "from specdec_fast.cli import main", "engine imports"),
     ("specdec_fast/lab/report.py", "from specdec_fast.tune import x", "lab imports"),
     ("specdec_fast/stuff/thing.py", "", "has no layer"),
 ]
@@ -257,7 +257,7 @@ def test_a_clean_tree_passes(tmp_path: Path) -> None:
     files = plant(
         tmp_path,
         {
-            "specdec_fast/targets/tiny.py": "from specdec_fast.cache.paged import x",
+            "specdec_fast/targets/tiny_models.py": "from specdec_fast.cache.paged import x",
             "specdec_fast/drafters/a.py": "from specdec_fast.targets import tiny\nimport torch",
             "specdec_fast/cli.py": "def f():\n    from specdec_fast.tune import x\nimport specdec_fast",
         },
@@ -269,17 +269,19 @@ def test_a_planted_cycle_is_caught(tmp_path: Path) -> None:
     files = plant(
         tmp_path,
         {
-            "specdec_fast/state.py": "from specdec_fast.sampling import x",
-            "specdec_fast/sampling.py": "def f():\n    from specdec_fast import state",
-            "specdec_fast/stats.py": "if TYPE_CHECKING:\n    from specdec_fast.state import x",
+            "specdec_fast/engine/state.py": "from specdec_fast.sampling.pipeline import x",
+            "specdec_fast/sampling/pipeline.py": "def f():\n    from specdec_fast import state",
+            "specdec_fast/engine/stats.py": "if TYPE_CHECKING:\n    from specdec_fast.engine.state import x",
         },
     )
-    assert cycles(tmp_path, files) == ["specdec_fast.sampling -> specdec_fast.state -> specdec_fast.sampling"]
+    assert cycles(tmp_path, files) == [
+        "specdec_fast.sampling.pipeline -> specdec_fast.engine.state -> specdec_fast.sampling.pipeline"
+    ]
 
 
 def test_a_planted_include_is_caught(tmp_path: Path) -> None:
-    for place in ("csrc/verify/chain.h", "csrc/bindings/verify.cpp"):
+    for place in ("csrc/verify/rejection.h", "csrc/bindings/verify.cpp"):
         (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / place).write_text("#include <torch/csrc/stable/library.h>\n")
     found = foreign_includes(tmp_path, sorted(tmp_path.rglob("*.*")))
-    assert len(found) == 1 and "csrc/verify/chain.h:1" in found[0]
+    assert len(found) == 1 and "csrc/verify/rejection.h:1" in found[0]
