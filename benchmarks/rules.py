@@ -30,7 +30,7 @@ def _tree(how: str) -> dict[str, Any]:
 
 # rule, what is proposed, how
 CONTENDERS: list[tuple[str, str, dict[str, Any]]] = [
-    ("token", "chain of 6", CHAIN),
+    ("rejection", "chain of 6", CHAIN),
     ("block", "chain of 6", CHAIN),
     ("replay", "chain of 6", CHAIN),
     ("recursive_rejection", "tree of 6, independent siblings", _tree("iid")),

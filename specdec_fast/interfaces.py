@@ -285,7 +285,7 @@ class Rule(Protocol):
     lossless: the emitted text has the target's distribution; replays: the text is a function of the seed alone,
     whatever was drafted; uses_q: reads the distributions that drawn tokens came from, so none of them may be dropped
     before verification; prefers: how a draft model should pick its tokens for this rule ("greedy", "coupled" or
-    "drawn").
+    "sampled").
     """
 
     name: str

@@ -83,7 +83,7 @@ def test_the_best_rule_follows_a_sample(
     engine = load(model, models.kin("llama"), rule="best", max_length=64, sample=requests)
     assert engine.rule.name == rule and engine.drafter.pick == pick
     assert sampled[0].pick == "sampled" and sampled[0].model is engine.drafter.model
-    assert "2.000 drawn, by block" in engine.explain() and f"{likeliest:.3f} of the likeliest" in engine.explain()
+    assert "2.000 sampled, by block" in engine.explain() and f"{likeliest:.3f} of the likeliest" in engine.explain()
     load(model, models.kin("llama"), rule="best", max_length=64, sample=requests, temperature=0.0)
     load(model, models.kin("llama"), rule="rejection", max_length=64, sample=requests)
     told = {"drafter_options": {"pick": "sampled"}, "max_length": 64}

@@ -34,7 +34,8 @@ from specdec_kernels.triton_shared import triton_backend
 
 STEP_PATH = (
     "tree_plan", "kv_slots", "kv_stage", "tree_attention", "distribution_stats", "replay_sample", "exact_match_verify",
-    "replay_verify", "rejection_verify", "rejection_verify_logits", "recursive_rejection_verify", "traversal_verify", "draft_sample",
+    "replay_verify", "rejection_verify", "rejection_verify_logits", "recursive_rejection_verify", "traversal_verify",
+    "draft_sample",
     "process_logits", "kv_commit",
 )  # fmt: skip
 REGISTERED = {"kv_commit": "kv_commit_table"}

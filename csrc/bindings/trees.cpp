@@ -1,5 +1,5 @@
 // torch.ops.specdec.{ordered, traversal}_{verify, thresholds} and typical_verify: schemas and CPU implementations. The
-// Python side repeats failed checks with longer messages (kernels/specdec_kernels/proposals/reference.py).
+// Python side repeats failed checks with longer messages (kernels/specdec_kernels/ops/_proposals/reference.py).
 #include <tuple>
 
 #include "bindings/distributions.h"
@@ -35,7 +35,7 @@ struct TreeArguments {
     }
     draft.proposal_kinds = proposal_kinds.has_value() ? vector<int8_t>(*proposal_kinds, draft.nodes, "drawn") : chosen.data();
     draft.dist_index = proposal_kinds.has_value() ? vector<int32_t>(dist_index.value(), draft.nodes, "dist_index") : no_row.data();
-    draft.score_only = score_only.has_value() ? vector<bool>(*score_only, draft.nodes, "score-only nodes") : nullptr;
+    draft.score_only = score_only.has_value() ? vector<bool>(*score_only, draft.nodes, "score_only") : nullptr;
     SPECDEC_CHECK(target.logits.rows == draft.nodes, "target has ", target.logits.rows, " distributions for ", draft.nodes, " nodes");
     draft.dists = nullptr;
     draft.token_ids = nullptr;
@@ -120,7 +120,7 @@ std::tuple<Tensor, Tensor, Tensor> typical_verify_cpu(
 #define SPECDEC_TREE_DRAFT                                                                                           \
   "Tensor tokens, Tensor offsets, Tensor first_child, Tensor next_sibling, Tensor drawn, Tensor dist_index, "           \
   "Tensor logits, Tensor inv_t, Tensor lse, Tensor cut, Tensor tie_id, Tensor? draft_logits, Tensor? draft_inv_t, "  \
-  "Tensor? draft_lse, Tensor? draft_cut, Tensor? draft_tie_id, Tensor? token_ids, Tensor? score-only nodes"
+  "Tensor? draft_lse, Tensor? draft_cut, Tensor? draft_tie_id, Tensor? token_ids, Tensor? score_only"
 #define SPECDEC_STEP_NOISE                                                                                 \
   "Tensor seeds, Tensor root_positions, Tensor? uniforms, Tensor? block_noise, Tensor? token_noise, " \
   "int max_depth"
@@ -135,7 +135,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(specdec, m) {
   m.def("traversal_thresholds(" SPECDEC_TREE_DRAFT ") -> (Tensor, Tensor)");
   m.def(
       "typical_verify(Tensor tokens, Tensor offsets, Tensor first_child, Tensor next_sibling, Tensor logits, Tensor inv_t, "
-      "Tensor lse, Tensor cut, Tensor tie_id, Tensor? score-only nodes, Tensor seeds, Tensor root_positions, float epsilon, "
+      "Tensor lse, Tensor cut, Tensor tie_id, Tensor? score_only, Tensor seeds, Tensor root_positions, float epsilon, "
       "float delta, int max_depth) -> (Tensor, Tensor, Tensor)");
 }
 

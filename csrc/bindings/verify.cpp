@@ -115,7 +115,7 @@ WalkedTree walked_tree(const Tensor& tokens, const Tensor& offsets, const Tensor
   const int64_t nodes = tokens.size(0);
   return {vector<int64_t>(tokens, nodes, "tokens"), nodes, offsets_of(offsets, nodes, rows),
           vector<int32_t>(first_child, nodes, "first_child"), vector<int32_t>(next_sibling, nodes, "next_sibling"),
-          score_only.has_value() ? vector<bool>(*score_only, nodes, "score-only nodes") : nullptr};
+          score_only.has_value() ? vector<bool>(*score_only, nodes, "score_only") : nullptr};
 }
 
 void check_walk(const char* op, Walk walk, int64_t row, int64_t max_depth) {
@@ -291,9 +291,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(specdec, m) {
   m.def("tree_plan(Tensor parents, Tensor offsets) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def(
       "exact_match_verify(Tensor tokens, Tensor offsets, Tensor first_child, Tensor next_sibling, Tensor node_choice, "
-      "Tensor? score-only nodes, int max_depth) -> (Tensor, Tensor, Tensor)");
+      "Tensor? score_only, int max_depth) -> (Tensor, Tensor, Tensor)");
   m.def(
-      "replay_verify(Tensor tokens, Tensor offsets, Tensor first_child, Tensor next_sibling, Tensor? score-only nodes, "
+      "replay_verify(Tensor tokens, Tensor offsets, Tensor first_child, Tensor next_sibling, Tensor? score_only, "
       "Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seeds, "
       "Tensor root_positions, int max_depth) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def(

@@ -1,6 +1,6 @@
 // Proposals on packed trees, and what is left of a node's target distribution while they are refused one after another.
 //
-// The same rounds as kernels/specdec_kernels/proposals/reference.py and the references beside it. A node whose
+// The same rounds as kernels/specdec_kernels/ops/_proposals/reference.py and the references beside it. A node whose
 // refused proposals were all chosen keeps its distribution in place: tokens are struck out and one pass sums what is
 // left. The first refused drawn proposal makes a dense copy, one pass per such proposal.
 #pragma once

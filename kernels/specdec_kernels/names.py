@@ -10,18 +10,18 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 
 RENAMED_OPERATORS = {
-    "rejection_verify": "rejection_verify",
-    "rejection_verify_logits": "rejection_verify_logits",
-    "rejection_thresholds": "rejection_thresholds",
-    "recursive_rejection_verify": "recursive_rejection_verify",
-    "recursive_rejection_thresholds": "recursive_rejection_thresholds",
-    "exact_match_verify": "exact_match_verify",
-    "distribution_stats": "distribution_stats",
-    "draft_sample": "draft_sample",
-    "process_logits": "process_logits",
-    "process_logits_overlay": "process_logits_overlay",
-    "fused_forward": "fused_forward",
-    "batch_invariant_linear": "batch_invariant_linear",
+    "chain_verify": "rejection_verify",
+    "chain_verify_logits": "rejection_verify_logits",
+    "chain_thresholds": "rejection_thresholds",
+    "ordered_verify": "recursive_rejection_verify",
+    "ordered_thresholds": "recursive_rejection_thresholds",
+    "tree_verify": "exact_match_verify",
+    "law_stats": "distribution_stats",
+    "draw_sample": "draft_sample",
+    "edit_logits": "process_logits",
+    "overlay_edits": "process_logits_overlay",
+    "decoder_pass": "fused_forward",
+    "row_linear": "batch_invariant_linear",
 }
 """Former name -> name of each operator that was renamed."""
 

@@ -74,7 +74,8 @@ def check(op: str, overlay: Any, logits: Tensor) -> Tensor:
     if not fits or cells.device != logits.device:
         raise ValueError(
             f"{op}: overlay is {list(cells.shape)} for {overlay.vocab} tokens on {cells.device}; expected "
-            f"[{rows}, {least} or more] for {vocab} on {logits.device}, like the logits; process_logits_overlay makes them"
+            f"[{rows}, {least} or more] for {vocab} on {logits.device}, like the logits; process_logits_overlay "
+            f"makes them"
         )
     return cells
 

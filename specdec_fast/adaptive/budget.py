@@ -79,7 +79,8 @@ class Entropy(Fixed):
         """
         if not hasattr(drafter, "entropy_stop"):
             raise ValueError(
-                f"budget entropy: got drafter {drafter.name}, which does not stop by a distribution; expected draft_model, or "
+                f"budget entropy: got drafter {drafter.name}, which does not stop by a distribution; expected "
+                f"draft_model, or "
                 "budget fixed or goodput"
             )
         drafter.entropy_stop = drafter.entropy_stop or self.threshold

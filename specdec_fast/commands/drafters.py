@@ -9,9 +9,11 @@ from specdec_fast.commands import options
 from specdec_fast.commands.json_output import print_json
 
 _LEGEND = (
-    "needs: chains or trees of draft tokens; auxiliary hidden states: hidden states of the target; host tokens: reads the text so far; "
+    "needs: chains or trees of draft tokens; auxiliary hidden states: hidden states of the target; host tokens: "
+    "reads the text so far; "
     "node choices: the target's choice after every draft token",
-    "distribution: chosen tokens follow from the text (or, under replay, from the target's noise); drawn ones are samples of a "
+    "distribution: chosen tokens follow from the text (or, under replay, from the target's noise); drawn ones are "
+    "samples of a "
     "distribution, which rules such as token and tree want",
     "num_draft_tokens=None: as many as the drafter's other options, or its heads, give; --draft-tokens sets it",
 )
@@ -64,7 +66,7 @@ def _dist(kind: Any, needs: Any) -> str:
     """How tokens are picked: chosen ones are point masses, drawn ones carry the distribution that they came from."""
     if needs is not None and needs.dists:
         return "sampled"
-    return "chosen, or drawn by option" if getattr(kind, "draws", False) else "chosen"
+    return "deterministic, or sampled by option" if getattr(kind, "draws", False) else "deterministic"
 
 
 def needed(entry: dict[str, Any]) -> str:

@@ -267,14 +267,15 @@ def inspect(
     """
     from specdec_kernels.inspection import machine_code
     from specdec_kernels.names import unknown_name
+    from specdec_kernels.triton_shared.variant import ARCHITECTURES
 
     reason = machine_code.missing()
     if reason is not None:
         raise ValueError(f"kernels: nothing can be compiled here: {reason}")
-    wanted = arch or list(machine_code.ARCHITECTURES if record else ("sm_90",))
+    wanted = arch or list(ARCHITECTURES if record else ("sm_90",))
     for each in wanted:
-        if each not in machine_code.ARCHITECTURES:
-            raise ValueError(unknown_name("--arch", each, machine_code.ARCHITECTURES))
+        if each not in ARCHITECTURES:
+            raise ValueError(unknown_name("--arch", each, ARCHITECTURES))
     of = set(_names(ops))
     chosen = [v for v in machine_code.variants() if v.name.partition("/")[0] in of and (v.everyday or not everyday)]
     if not chosen:

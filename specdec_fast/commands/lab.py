@@ -35,7 +35,8 @@ def lab(
     draft: options.DraftModel = None,
     drafter: Annotated[
         str | None,
-        typer.Option(help=f"Who proposes, by a distribution of its own: {', '.join(DRAFTERS)}.", rich_help_panel="Models"),
+        typer.Option(help=f"Who proposes, by a distribution of its own: {', '.join(DRAFTERS)}.",
+            rich_help_panel="Models"),
     ] = None,
     drafter_option: options.DrafterOptions = None,
     rule: Annotated[
@@ -49,7 +50,8 @@ def lab(
         str | None,
         typer.Option(
             help="How tokens are drafted where draws are made: "
-            "drawn, chosen (the likeliest); on trees hybrid, iid, without; for replay coupled (default: by the rule).",
+            "sampled, deterministic (the likeliest); on trees hybrid, iid, without; for replay coupled (default: by "
+            "the rule).",
             rich_help_panel=_WORK,
         ),
     ] = None,
@@ -198,7 +200,8 @@ def _refuse(setup: Setup, params: SamplingParams) -> None:
     ours = setup.drafter is not None and get_drafter(setup.drafter).__module__.startswith("specdec_fast.")
     if setup.drafter is None or (params.temperature > 0 and ours and setup.drafter not in DRAFTERS):
         raise ValueError(
-            f"--drafter: got {setup.drafter or 'none'}, which has no distribution of its own to draw from; expected --draft "
+            f"--drafter: got {setup.drafter or 'none'}, which has no distribution of its own to draw from; expected "
+            f"--draft "
             f"MODEL, or one of {', '.join(DRAFTERS)}; draws of other programs are judged with --recorded FILE"
         )
     if params.temperature > 0 and (reason := get_rule(setup.rule).why_not_sampling(params)) is not None:

@@ -74,7 +74,8 @@ class TokenDistributions:
                     raise ValueError(f"distributions: got token_ids {least}..{most}; expected 0..{vocab_size - 1}")
         elif vocab_size is not None and width > vocab_size:
             raise ValueError(
-                f"distributions: got {width} columns; expected at most the target's {vocab_size}; slice off padding or pass "
+                f"distributions: got {width} columns; expected at most the target's {vocab_size}; slice off padding "
+                f"or pass "
                 "token_ids"
             )
 

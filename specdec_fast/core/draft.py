@@ -41,7 +41,7 @@ class Draft:
 
     rows: int32 [B] row ids in the decode state; tokens: int64 [M] target-vocabulary ids; parents: int32 [M] index
     within the row, -1 for the root, parents before children; offsets: int32 [B+1]; drawn: int8 [M] (`ProposalKind`);
-    dist_index: int32 [M] row of `dists` a drawn node came from, -1 otherwise; score-only nodes: bool [M] nodes that
+    dist_index: int32 [M] row of `dists` a drawn node came from, -1 otherwise; score_only: bool [M] nodes that
     are scored but never accepted; row_of: int64 [M] batch row of each node; plan: the links of its trees where they
     are known already (chains repeat few shapes), else None. `counts` (nodes per row), `max_depth` (a bound on
     the depth of any node) and `row_ids` (the rows, None if they are on the device only) are host integers, so that
@@ -231,7 +231,7 @@ class Draft:
         have = {row: place for place, row in enumerate(self.host_rows())}
         both: dict[str, Any] = {
             name: torch.cat([getattr(self, name), getattr(bare, name)])
-            for name in ("rows", "tokens", "parents", "sampled", "dist_index", "row_of")
+            for name in ("rows", "tokens", "parents", "proposal_kinds", "dist_index", "row_of")
         }
         if self.score_only is not None:
             both["score_only"] = torch.cat([self.score_only, torch.zeros_like(bare.tokens, dtype=torch.bool)])
@@ -271,8 +271,10 @@ class Draft:
         ):
             node = int((self.score_only & (self.proposal_kinds != ProposalKind.DETERMINISTIC)).nonzero()[0, 0])
             raise ValueError(
-                f"rule {rule}: got node {node}, a drawn token that is a score-only node; expected every drawn token to be "
-                "verified (dropping one changes the distribution); mark it chosen and give its siblings no distribution, or use replay"
+                f"rule {rule}: got node {node}, a drawn token that is a score-only node; expected every drawn token "
+                f"to be "
+                "verified (dropping one changes the distribution); mark it chosen and give its siblings no "
+                "distribution, or use replay"
             )
 
     def check(
@@ -295,7 +297,7 @@ class Draft:
             if looks:
                 self._check_tokens(vocab_size, roots)
             return
-        for name in ("rows", "offsets", "row_of", "parents", "sampled", "dist_index"):
+        for name in ("rows", "offsets", "row_of", "parents", "proposal_kinds", "dist_index"):
             got, usual = getattr(self, name), getattr(shape, name)
             if got is not usual:
                 argument_checks.tensor("draft", name, got, usual.dtype, *usual.shape)
@@ -371,9 +373,10 @@ class Draft:
         for node, (how, source) in enumerate(zip(self.proposal_kinds.tolist(), self.dist_index.tolist())):
             if not ProposalKind.DETERMINISTIC <= how <= ProposalKind.SAMPLED_WITHOUT_DETERMINISTIC:
                 raise ValueError(
-                    f"draft: node {node}: got drawn={how}; expected one of {[int(d) for d in ProposalKind]}"
+                    f"draft: node {node}: got proposal kind {how}; expected one of {[int(d) for d in ProposalKind]}"
                 )
             if how and not 0 <= source < available:
                 raise ValueError(
-                    f"draft: node {node}: got distribution row {source}; expected one of the draft's {available} distributions"
+                    f"draft: node {node}: got distribution row {source}; expected one of the draft's {available} "
+                    f"distributions"
                 )

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_fast.engine.cuda_graph.device_packing import pack
+from specdec_fast.core.device_packing import pack
 from specdec_fast.interfaces import Acceptance, CudaGraphRows, CudaGraphTrees, StateView, TargetOutput
 
 

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from specdec_fast.core.device_packing import pack, packed_draft
 from specdec_fast.core.draft import Draft
-from specdec_fast.engine.cuda_graph.device_packing import pack, packed_draft
 from specdec_fast.interfaces import Acceptance, CudaGraphRows, CudaGraphTrees, StateView, TargetOutput
 from specdec_fast.sampling.pipeline import Sampling
 from specdec_fast.trees.dynamic import Front, grow

@@ -30,7 +30,8 @@ def layer_acceptance(model: Any, target: Any, tokens: Sequence[int]) -> dict[tup
     told = [name.partition(":")[2] for name in model.aux_hidden_states if name.startswith("entering:")]
     if len(told) != len(model.aux_hidden_states) or not told:
         raise ValueError(
-            f"layers: got a head that reads {', '.join(model.aux_hidden_states)}; expected one that reads layers (EAGLE-3)"
+            f"layers: got a head that reads {', '.join(model.aux_hidden_states)}; expected one that reads layers "
+            f"(EAGLE-3)"
         )
     text = list(tokens[: min(MOST, target.max_length)])
     if len(text) < ENOUGH:

@@ -27,7 +27,7 @@ class HeadTrees(TreeDrafter):
     """Trees by a head that is run once per level: `model` is a `PagedHead` or has its verbs.
 
     depth: levels of a dynamic tree (EAGLE-2), 0 for a static one of `shape` (default: `PUBLISHED`); how: one of
-    `growing.HOWS`, or a rule's `prefers`: "drawn" draws siblings without replacement in static trees and takes the
+    `growing.HOWS`, or a rule's `prefers`: "sampled" draws siblings without replacement in static trees and takes the
     likeliest in dynamic ones, whose tokens are chosen. A shape that is a chain makes chains, for rules that take only
     these.
     """

@@ -35,7 +35,7 @@ TOKENIZERS = ("same", "tli", "slem")
 class DraftModelDrafter:
     """Drafts with `model`, a target of its own whose rows mirror those of the engine.
 
-    num_draft_tokens: K, the default budget per row; pick: "coupled", "drawn" or "greedy"; vocab_size: the target's
+    num_draft_tokens: K, the default budget per row; pick: "coupled", "sampled" or "greedy"; vocab_size: the target's
     (draft ids beyond it are masked); entropy_stop: a row's chain ends before a token whose distribution is so
     uncertain that the bound of Agrawal et al. 2024 on its acceptance (`surely_accepted`) is below this; 0 never
     stops; entropy_goal: the share of accepted tokens that each request moves its `entropy_stop` towards; 0 leaves it

@@ -75,7 +75,8 @@ class ForestDrafter:
         partial = next((source.name for source in drawing if source.needs.partial_dists), None)
         if partial is not None and len(drawing) > 1:
             raise ValueError(
-                f"forest of: got {partial}, which draws from distributions over part of the vocabulary, beside another that "
+                f"forest of: got {partial}, which draws from distributions over part of the vocabulary, beside "
+                f"another that "
                 'draws; expected all but one to choose their tokens, such as of={"eagle3": {"how": "top_k"}}'
             )
         self.sources = list(of)

@@ -35,7 +35,7 @@ class RecyclingDrafter:
     """Up to `num_draft_tokens` nodes, at most `depth` deep, from the last seen `top_k` successors of each token.
 
     num_draft_tokens: of requests that ask for no other number; min_probability: of a path; pick: "greedy" (by the
-    noted distributions alone; also what "drawn" means here) or "coupled" (under the noise of `replay`); shared: one
+    noted distributions alone; also what "sampled" means here) or "coupled" (under the noise of `replay`); shared: one
     table for all requests, kept when they end; otherwise each request learns for itself.
 
     With `shared`, what one request was given is drafted for another: also what the target showed under the edited

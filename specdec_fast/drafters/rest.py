@@ -27,8 +27,8 @@ class RestDrafter:
 
     datastore: a path, an open `Datastore`, or several of them; max_match, min_match: longest and shortest suffix;
     samples: places of each datastore that are looked at, evenly spread over the matches; min_probability: of a path,
-    its share of the matches; pick: "greedy" (by the counts alone; also what "drawn" means here) or "coupled" (under the
-    noise of `replay`).
+    its share of the matches; pick: "greedy" (by the counts alone; also what "sampled" means here) or "coupled" (under
+    the noise of `replay`).
     """
 
     name = "rest"

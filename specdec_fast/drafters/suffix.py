@@ -49,7 +49,7 @@ class SuffixDrafter:
     """Up to `num_draft_tokens` nodes, at most `factor` times as deep as the match is long.
 
     min_match: shortest suffix that proposes; min_probability: of a path; pick: "greedy" (by the counts alone; also what
-    "drawn" means here) or "coupled" (under the noise of `replay`); shared: remember texts of finished requests for
+    "sampled" means here) or "coupled" (under the noise of `replay`); shared: remember texts of finished requests for
     others, up to max_tokens tokens; store: file that these are loaded from and saved to (implies shared).
 
     With `shared`, what one request was given is drafted for another. A rule that replays is exact whatever is drafted.

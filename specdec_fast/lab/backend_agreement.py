@@ -184,7 +184,7 @@ def _take(
         tokens=draft.tokens[nodes],
         parents=draft.parents[nodes],
         offsets=torch.tensor(offsets, dtype=torch.int32),
-        drawn=draft.proposal_kinds[nodes],
+        proposal_kinds=draft.proposal_kinds[nodes],
         dist_index=draft.dist_index[nodes],
         row_of=torch.repeat_interleave(torch.arange(len(rows)), torch.tensor(counts)),
         counts=counts,

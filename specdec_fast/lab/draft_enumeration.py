@@ -35,7 +35,7 @@ class Picked:
     """A proposed token: how it was drawn, and the distribution it came from (None: chosen)."""
 
     token: int
-    drawn: ProposalKind
+    proposal_kind: ProposalKind
     dist: Distribution | None
 
 
@@ -125,14 +125,14 @@ def mixed(q: Distribution, other: Distribution, count: int, depth: int) -> Sibli
 
 
 PROPOSALS: dict[str, Callable[[Distribution, Distribution, int, int], Siblings]] = {
-    "chosen": chosen,
+    "deterministic": chosen,
     "sampled": drawn,
     "mixed": mixed,
     "without": without,
     "hybrid": hybrid,
     "repeated": repeated,
 }
-ON_CHAINS = ("chosen", "sampled", "mixed")
+ON_CHAINS = ("deterministic", "sampled", "mixed")
 """Proposal distributions that differ when every node has one child."""
 COUPLED = "coupled"
 """Proposals by the noise that the target chooses by: of rules that replay it, and on chains only."""
@@ -179,7 +179,7 @@ class DraftTree:
     chance: Fraction
     tokens: list[int] = field(default_factory=lambda: [0])
     parents: list[int] = field(default_factory=lambda: [-1])
-    drawn: list[ProposalKind] = field(default_factory=lambda: [ProposalKind.DETERMINISTIC])
+    proposal_kinds: list[ProposalKind] = field(default_factory=lambda: [ProposalKind.DETERMINISTIC])
     dist: list[Distribution | None] = field(default_factory=lambda: [None])
     text: list[Text] = field(default_factory=lambda: [()])
     choice: list[Distribution | None] = field(default_factory=lambda: [None])
@@ -192,7 +192,7 @@ class DraftTree:
             self.chance * chance,
             [*self.tokens, *(pick.token for pick in picks)],
             [*self.parents, *(parent for _ in picks)],
-            [*self.proposal_kinds, *(pick.proposal_kinds for pick in picks)],
+            [*self.proposal_kinds, *(pick.proposal_kind for pick in picks)],
             [*self.dist, *(pick.dist for pick in picks)],
             [*self.text, *((*self.text[parent], pick.token) for pick in picks)],
             [*self.choice[:parent], choice, *self.choice[parent + 1 :], *(None for _ in picks)],

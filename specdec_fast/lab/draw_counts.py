@@ -159,7 +159,8 @@ class Drawing:
         told = json.loads(note.read_text("utf-8")) if note.exists() else {}
         if told.get("fingerprint") != self.fingerprint:
             raise ValueError(
-                f"{file}: got draws of other distributions, another rule or another seed; expected those of this call; take "
+                f"{file}: got draws of other distributions, another rule or another seed; expected those of this "
+                f"call; take "
                 "another --out, or delete the folder's draws"
             )
         self.counts = Counts.load(file)
@@ -301,7 +302,7 @@ def branch_dists(simulator: Simulator, p: np.ndarray, q: np.ndarray) -> tuple[np
         if len(group) != 1 or not replays:
             return None
         accepted = np.minimum(coupled_matches(p, q), p)
-    elif pick == "chosen":
+    elif pick == "deterministic":
         accepted = np.zeros_like(p)
         accepted[chosen] = p[chosen]
     elif pick == "hybrid":

@@ -27,7 +27,7 @@ from specdec_kernels import use_backend
 
 FULL = POLICIES["full"]
 SUMS: dict[str, tuple[str, str, Callable[..., Fraction]]] = {
-    "token": ("sum of E[prod min(1, p/q)]", "sampled", token_rule_accepted),
+    "rejection": ("sum of E[prod min(1, p/q)]", "sampled", token_rule_accepted),
     "block": ("sum of E[w_i]", "sampled", block_rule_accepted),
     "replay": ("sum of prod 1 / sum max(p_y/p_x, q_y/q_x)", COUPLED, coupled_rule_accepted),
 }
@@ -76,7 +76,7 @@ def on_chains(name: str, seed: int) -> list[Expected]:
             got = _accepted(name, proposal, shape, target, q)
             rows.append(Expected(name, f"chain of {depth}, models with memory", got, value, "=", words))
         same, other = (RationalModel(3, seed + shift, memory=0, timeless=True) for shift in (1, 2))
-        if name == "token":
+        if name == "rejection":
             alpha = float(overlap(same.after(()), other.after(())))
             got = _accepted(name, "sampled", shape, same, other) + 1
             value = float(geometric_tokens(alpha, depth))
@@ -87,7 +87,9 @@ def on_chains(name: str, seed: int) -> list[Expected]:
         if name == "replay":
             got = _accepted(name, COUPLED, shape, target, q)
             most = float(token_rule_accepted(target.after, q.after, (), depth))
-            rows.append(Expected("replay <= token", f"chain of {depth}, models with memory", got, most, "<=", "token"))
+            rows.append(
+                Expected("replay <= rejection", f"chain of {depth}, models with memory", got, most, "<=", "rejection")
+            )
         if name == "block":
             got = _accepted(name, "sampled", shape, target, q)
             least = float(token_rule_accepted(target.after, q.after, (), depth))

@@ -51,7 +51,8 @@ def plain_draft(engine: Any) -> PlainDraft:
     if hasattr(drafter, "heads"):
         return lambda tokens: _by_places(drafter.heads, target, tokens)
     raise ValueError(
-        f"lab: got drafter {getattr(drafter, 'name', 'none')}, which has no distribution of its own to draw from; expected one "
+        f"lab: got drafter {getattr(drafter, 'name', 'none')}, which has no distribution of its own to draw from; "
+        f"expected one "
         f"of {', '.join(DRAFTERS)}, or recorded draws (lab.recorded)"
     )
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from specdec_fast.engine.engine import Engine
 from specdec_fast.engine.request import Prompt
-from specdec_fast.lab import exact as exact_part
+from specdec_fast.lab import exact_distributions as exact_part
 from specdec_fast.lab.backend_agreement import Agreement, run_agreement
 from specdec_fast.lab.draw_counts import Drawing
 from specdec_fast.lab.exact_distributions import Exact, cases_for, has_a_dist, own_rules

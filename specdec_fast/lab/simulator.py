@@ -34,8 +34,10 @@ LARGE = 8192
 class Layout:
     """What is drafted in every row. parents: of the nodes, root first; pick: how tokens are picked.
 
-    pick: "coupled" (replay noise; chains, or the k largest of q under the noise), "drawn" (chain), "without" (siblings
-    without replacement), "hybrid" (one drawn, the others the likeliest), "iid" (independent siblings), "chosen" (the
+    pick: "coupled" (replay noise; chains, or the k largest of q under the noise), "sampled" (chain),
+    "without" (siblings
+    without replacement), "hybrid" (one drawn, the others the likeliest), "iid" (independent siblings),
+    "deterministic" (the
     likeliest, nothing drawn).
     """
 
@@ -65,8 +67,10 @@ class Layout:
 def picks_for(rule: Rule) -> tuple[str, ...]:
     """Ways to pick tokens for a rule; the first shows it at work: on trees if it takes them and tests drawn tokens."""
     if rule.prefers == "coupled":
-        return ("coupled", "chosen", "sampled", "hybrid", "iid", "without")
-    return ("hybrid", "chosen", "sampled", "iid", "without") if takes_trees(rule) else ("sampled", "chosen")
+        return ("coupled", "deterministic", "sampled", "hybrid", "iid", "without")
+    return (
+        ("hybrid", "deterministic", "sampled", "iid", "without") if takes_trees(rule) else ("sampled", "deterministic")
+    )
 
 
 def layout_for(rule: Rule, vocab: int = 1024, pick: str | None = None) -> Layout:
@@ -111,11 +115,11 @@ class Simulator:
         widest = max((len(nodes) for nodes in self.layout.siblings.values()), default=0)
         weights = q.weights()[0]
         support = int((weights > 0).sum())
-        if self.layout.pick in ("without", "hybrid", "chosen") and support < widest:
+        if self.layout.pick in ("without", "hybrid", "deterministic") and support < widest:
             raise ValueError(
                 f"draft distribution: got {support} tokens; expected at least {widest}, one for each sibling"
             )
-        most = {"hybrid": max(widest - 1, 0), "chosen": widest}.get(self.layout.pick)
+        most = {"hybrid": max(widest - 1, 0), "deterministic": widest}.get(self.layout.pick)
         self.top = None if most is None else torch.topk(weights, most).indices
         self._outside = self._without(self.top) if self.top is not None else q
 
@@ -128,7 +132,7 @@ class Simulator:
     @property
     def chosen(self) -> tuple[int, ...]:
         """Tokens that are chosen, whatever is drawn, as children of the root."""
-        drawn = self.layout.pick != "chosen"
+        drawn = self.layout.pick != "deterministic"
         return () if self.top is None else tuple(self.top[: len(self.layout.siblings[0]) - drawn].tolist())
 
     def draft(self, seeds: Tensor, positions: Tensor) -> Draft:
@@ -145,7 +149,7 @@ class Simulator:
             tokens=tokens.flatten(),
             parents=torch.tensor(self.layout.parents, dtype=torch.int32, device=device).repeat(rows),
             offsets=torch.arange(rows + 1, dtype=torch.int32, device=device) * size,
-            drawn=drawn.repeat(rows),
+            proposal_kinds=drawn.repeat(rows),
             dist_index=dist_index.repeat(rows),
             row_of=index,
             counts=(size,) * rows,
@@ -160,7 +164,7 @@ class Simulator:
         if pick == "coupled":
             tokens[:, group] = self._coupled(seeds, positions + depth, len(group))
             return
-        if pick == "chosen":
+        if pick == "deterministic":
             assert self.top is not None
             tokens[:, group] = self.top[: len(group)]
             return

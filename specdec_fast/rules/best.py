@@ -105,7 +105,8 @@ class Best:
             )
         return (
             "traversal",
-            "the drafter draws trees; traversal verification accepts at least as many tokens as rule recursive_rejection, and takes "
+            "the drafter draws trees; traversal verification accepts at least as many tokens as rule "
+            "recursive_rejection, and takes "
             "every proposal distribution",
         )
 
@@ -127,7 +128,7 @@ class Best:
 
 def _of(way: str) -> str:
     """A way of `weigh` in words."""
-    return {"replay": "coupled, by replay", LIKELIEST: f"of the {LIKELIEST}"}.get(way, f"drawn, by {way}")
+    return {"replay": "coupled, by replay", LIKELIEST: f"of the {LIKELIEST}"}.get(way, f"sampled, by {way}")
 
 
 RULE = Best()

@@ -114,11 +114,11 @@ class Lenience:
     def __call__(
         self, draft: Draft, plan: TreePlan, target_dists: TokenDistributions, rng: Rng, uniforms: Tensor | None = None
     ) -> Acceptance:
-        return verify_chains("token", self._lenient(draft), target_dists, rng, uniforms)
+        return verify_chains("rejection", self._lenient(draft), target_dists, rng, uniforms)
 
     def thresholds(self, draft: Draft, plan: TreePlan, target_dists: TokenDistributions) -> Cells:
         """min(1, p(x) / (l q(x))), and the positive part of p - l q."""
-        return rejection_coins("token", self._lenient(draft), target_dists)
+        return rejection_coins("rejection", self._lenient(draft), target_dists)
 
     def _lenient(self, draft: Draft) -> Draft:
         """The draft with l q in place of q: a larger log-normaliser."""

@@ -39,7 +39,7 @@ def proposals(draft: Draft, plan: TreePlan, target_dists: TokenDistributions) ->
 
 
 @dataclass(frozen=True, slots=True)
-class RecursiveRejection:
+class TreeRule:
     """A rule over one of the operators on ordered proposals: any tree, any proposal distribution, any temperature."""
 
     name: str
@@ -76,4 +76,4 @@ class RecursiveRejection:
         return self.weigh(*proposals(draft, plan, target_dists), overlay=target_dists.overlay)
 
 
-RULE = RecursiveRejection("recursive_rejection", recursive_rejection_verify, recursive_rejection_thresholds)
+RULE = TreeRule("recursive_rejection", recursive_rejection_verify, recursive_rejection_thresholds)

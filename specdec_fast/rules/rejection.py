@@ -1,4 +1,4 @@
-"""Token: speculative sampling on chains (Leviathan et al. 2023, Algorithm 1; Chen et al. 2023, Algorithm 2).
+"""Rejection: speculative sampling on chains (Leviathan et al. 2023, Algorithm 1; Chen et al. 2023, Algorithm 2).
 
 Accept a drafted token x while u < p(x)/q(x); at the first failure emit a token of the residual (p - q)+, else a bonus
 token of p. Chosen tokens are point masses (q = 1). Uses fresh keyed coins, so the distribution is exact but the text
@@ -22,7 +22,8 @@ from specdec_kernels import TreePlan, rejection_thresholds, rejection_verify, re
 def verify_chains(
     rule: str, draft: Draft, target_dists: TokenDistributions, rng: Rng, uniforms: Tensor | None
 ) -> Acceptance:
-    """The rule "token" or "block" on chains. Of distributions that nobody has looked at yet it finds what it needs."""
+    """The rule "rejection" or "block" on chains. Of distributions that nobody has looked at yet it finds what it
+    needs."""
     nodes, dists, token_ids = _proposals(rule, draft)
     noise = (dists, token_ids, rng.seeds, rng.positions)
     if uniforms is None and isinstance(target_dists, PendingDistributions):
@@ -38,7 +39,7 @@ def verify_chains(
 
 
 def rejection_coins(rule: str, draft: Draft, target_dists: TokenDistributions) -> tuple[Tensor, Tensor]:
-    """Accept thresholds [M] and residual weights [M, V] of the rule "token" or "block" (`rejection_thresholds`)."""
+    """Accept thresholds [M] and residual weights [M, V] of the rule "rejection" or "block" (`rejection_thresholds`)."""
     nodes, dists, token_ids = _proposals(rule, draft)
     target = (target_dists.logits, *target_dists.stats)
     return rejection_thresholds(*nodes, target, dists, token_ids, rule=rule, overlay=target_dists.overlay)
@@ -52,7 +53,8 @@ def _proposals(rule: str, draft: Draft) -> tuple[tuple[Tensor, ...], Any, Tensor
         raise ValueError(f"rule {rule}: got a tree; expected chains (every node's parent is the node before it)")
     if draft.score_only is not None:
         raise ValueError(
-            f"rule {rule}: got score-only nodes; expected chains in which every node is a proposal; use rule recursive_rejection"
+            f"rule {rule}: got score-only nodes; expected chains in which every node is a proposal; use rule "
+            f"recursive_rejection"
         )
     nodes = (draft.tokens, draft.offsets, draft.proposal_kinds, draft.dist_index)
     dists = draft.dists
@@ -60,10 +62,10 @@ def _proposals(rule: str, draft: Draft) -> tuple[tuple[Tensor, ...], Any, Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Token:
+class Rejection:
     """Chains, chosen or drawn."""
 
-    name: str = "token"
+    name: str = "rejection"
     lossless: bool = True
     replays: bool = False
     uses_q: bool = True
@@ -88,4 +90,4 @@ class Token:
         return rejection_coins(self.name, draft, target_dists)
 
 
-RULE = Token()
+RULE = Rejection()

@@ -8,7 +8,7 @@ child of a hybrid node should come first. Tests: tests/rules/test_traversal.py, 
 
 from __future__ import annotations
 
-from specdec_fast.rules.recursive_rejection import RecursiveRejection
+from specdec_fast.rules.recursive_rejection import TreeRule
 from specdec_kernels import traversal_thresholds, traversal_verify
 
-RULE = RecursiveRejection("traversal", traversal_verify, traversal_thresholds, from_leaves=True)
+RULE = TreeRule("traversal", traversal_verify, traversal_thresholds, from_leaves=True)

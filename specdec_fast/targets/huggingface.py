@@ -270,7 +270,8 @@ class HuggingFaceTarget:
             return self.model.base_model.register_forward_hook(keep_output, with_kwargs=True)
         if place != "entering" or not index.isdigit() or int(index) >= self.num_layers:
             raise ValueError(
-                f"auxiliary hidden state: got {name!r}; expected 'final_norm' or 'entering:i' with i < {self.num_layers}"
+                f"auxiliary hidden state: got {name!r}; expected 'final_norm' or 'entering:i' with i < "
+                f"{self.num_layers}"
             )
 
         def keep(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

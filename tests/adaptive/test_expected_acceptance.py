@@ -24,7 +24,7 @@ WAYS = [
         for rule in ("recursive_rejection", "traversal")
         for proposal, at in (("sampled", 2), ("without", 4), ("hybrid", 5), ("mixed", 6), ("repeated", 1))
     ),
-    ("replay", "chosen", TREES[5]),
+    ("replay", "deterministic", TREES[5]),
     ("replay", "repeated", TREES[4]),
 ]
 
@@ -63,7 +63,7 @@ def test_the_likeliest_tokens_of_one_level_have_their_own_probability(shape: Sha
     p, q = TARGET.after(()), Q.after(())
     ranked = sorted(range(3), key=lambda token: (-q[token], token))
     exact = float(sum(p[token] for token in ranked[: len(shape) - 1]))
-    for proposal in ("chosen", "sampled"):
+    for proposal in ("deterministic", "sampled"):
         draft, dists, _ = drafts(proposal, shape, "full")
         assert likeliest_accepted(draft, dists).tolist() == pytest.approx([exact] * len(draft.counts), abs=1e-12)
 

@@ -29,10 +29,13 @@ def test_all_are_listed_with_needs_distribution_defaults_and_a_line(run: Any) ->
         assert "error" not in entry, entry
         assert entry["line"].endswith((".", ":")) or len(entry["line"]) > 20
         assert entry["needs"] is not None, f"{name}: give its class `needs`, as they are by default"
-        assert entry["dist"] in ("chosen", "sampled", "chosen, or drawn by option")
+        assert entry["dist"] in ("deterministic", "sampled", "deterministic, or sampled by option")
         assert "num_draft_tokens" in entry["defaults"] or not hasattr(get_drafter(name), "__init__")
     assert found["draft_tree"]["takes_draft"] and found["draft_tree"]["needs"]["topology"] == "tree"
-    assert found["draft_tree"]["dist"] == "chosen, or drawn by option" and found["ngram"]["dist"] == "chosen"
+    assert (
+        found["draft_tree"]["dist"] == "deterministic, or sampled by option"
+        and found["ngram"]["dist"] == "deterministic"
+    )
     assert found["draft_tree"]["defaults"]["widths"] == [3, 2, 1]
     target = AutomatonTarget(random_logits(5, 8))
     for name in ("recycling", "suffix"):  # what a user gets, not what the constructor says

@@ -194,7 +194,7 @@ def test_recorded_draws_are_judged(run: Run, tmp_path: Path) -> None:
         (["--file", "x.txt", "--recorded", "x.npz"], "--file with --recorded: got both"),
         (["--lines"], "--lines: got no --file"),
         (["--drafter", "eagle3", "--rule", "rejection"], "rule rejection"),
-        (["--pick", "iid"], "pick for rule rejection: got 'iid'; expected one of drawn, chosen"),
+        (["--pick", "iid"], "pick for rule rejection: got 'iid'; expected one of sampled, deterministic"),
         (["--pick", "sampled", "--temperature", "0"], "--pick: says how our own draws are drafted"),
     ],
 )

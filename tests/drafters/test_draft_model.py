@@ -197,7 +197,7 @@ def test_a_wider_draft_that_nobody_told_of_the_target_is_refused(name: str) -> N
     ("settings", "message"),
     [
         ({"num_draft_tokens": 0}, "draft_model num_draft_tokens: got 0; expected at least 1"),
-        ({"pick": "best"}, "draft_model pick: got 'best'; expected one of coupled, drawn, greedy"),
+        ({"pick": "best"}, "draft_model pick: got 'best'; expected one of coupled, sampled, greedy"),
     ],
 )
 def test_bad_settings(settings: dict[str, Any], message: str) -> None:

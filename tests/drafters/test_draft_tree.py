@@ -287,7 +287,8 @@ def _kin() -> Any:
     return model
 
 
-@pytest.mark.parametrize(("rule", "how"), [("recursive_rejection", "hybrid"), ("recursive_rejection", "iid"), ("recursive_rejection", "without_replacement"),
+@pytest.mark.parametrize(("rule", "how"), [("recursive_rejection", "hybrid"), ("recursive_rejection", "iid"),
+    ("recursive_rejection", "without_replacement"),
                                            ("traversal", "hybrid"), ("traversal", "iid"),
                                            ("traversal", "without_replacement"), ("replay", "coupled")])  # fmt: skip
 def test_the_text_keeps_its_joint_distribution_over_steps(rule: str, how: str) -> None:

@@ -48,10 +48,10 @@ def moving_stop(own: AutomatonTarget) -> Any:
 
 
 CASES: dict[str, tuple[str, Callable[[AutomatonTarget], Any]]] = {
-    "layer_skip, threshold": ("token", layer_skip("threshold")),
-    "layer_skip, adaptive": ("token", layer_skip("adaptive")),
-    "draft_model, moving entropy stop": ("token", moving_stop),
-    "jacobi": ("token", lambda own: get_drafter("jacobi")(num_draft_tokens=4)),
+    "layer_skip, threshold": ("rejection", layer_skip("threshold")),
+    "layer_skip, adaptive": ("rejection", layer_skip("adaptive")),
+    "draft_model, moving entropy stop": ("rejection", moving_stop),
+    "jacobi": ("rejection", lambda own: get_drafter("jacobi")(num_draft_tokens=4)),
     "lookahead": ("tree", lambda own: get_drafter("lookahead")(window=2, ngram=3, guesses=2)),
     "suffix": ("tree", lambda own: get_drafter("suffix")(num_draft_tokens=4)),
 }
@@ -145,11 +145,11 @@ SHARED: dict[str, tuple[Callable[[], Any], Any, str, bool]] = {
     "suffix, tree": (lambda: get_drafter("suffix")(), Fixed(), "tree", False),
     "shared recycling, tree": (lambda: get_drafter("recycling")(shared=True), Fixed(), "tree", True),
     "recycling, tree": (lambda: get_drafter("recycling")(), Fixed(), "tree", False),
-    "goodput, token": (lambda: get_drafter("ngram")(), Goodput(), "token", True),
+    "goodput, token": (lambda: get_drafter("ngram")(), Goodput(), "rejection", True),
     "goodput, replay": (lambda: get_drafter("ngram")(), Goodput(), "replay", False),
-    "ngram, token": (lambda: get_drafter("ngram")(), Fixed(), "token", False),
-    "ngram, token, a budget that is derived": (lambda: get_drafter("ngram")(), Learning(), "token", True),
-    "draft_model, entropy": (lambda: moving_stop(target()), Entropy(), "token", False),
+    "ngram, token": (lambda: get_drafter("ngram")(), Fixed(), "rejection", False),
+    "ngram, token, a budget that is derived": (lambda: get_drafter("ngram")(), Learning(), "rejection", True),
+    "draft_model, entropy": (lambda: moving_stop(target()), Entropy(), "rejection", False),
 }
 
 

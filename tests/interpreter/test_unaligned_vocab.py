@@ -21,10 +21,12 @@ VOCAB = 9001
 STRIDE = 9008
 SIZES = Sizes(rows=1, nodes=3, vocab=VOCAB)
 CASES = (
-    ("distribution_stats", ""), ("distribution_stats", "top-p"), ("distribution_stats", "greedy rows and pivots"), ("distribution_stats", "overlay"),
+    ("distribution_stats", ""), ("distribution_stats", "top-p"), ("distribution_stats", "greedy rows and pivots"),
+    ("distribution_stats", "overlay"),
     ("replay_sample", ""), ("draft_sample", "top-p"), ("rejection_verify", "top-p"), ("rejection_verify", "block rule"),
     ("rejection_verify", "overlay"), ("rejection_verify_logits", "top-p"), ("replay_verify", "top-k"),
-    ("recursive_rejection_verify", "drawn without replacement"), ("traversal_verify", "proposal_kinds"), ("typical_verify", ""),
+    ("recursive_rejection_verify", "drawn without replacement"), ("traversal_verify", "proposal_kinds"),
+    ("typical_verify", ""),
     ("tree_expand", "noise"), ("process_logits", ""),
 )  # fmt: skip
 

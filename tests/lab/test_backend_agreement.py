@@ -48,7 +48,7 @@ def spoilt(monkeypatch: pytest.MonkeyPatch, **how) -> None:
 
 def test_coins_by_place_in_the_batch_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     spoilt(monkeypatch, rng=lambda rng: Rng(rng.seeds * 0 + rng.seeds.argsort(), rng.positions))
-    alone, order = same_anywhere("token", rows=24, vocab=200)
+    alone, order = same_anywhere("rejection", rows=24, vocab=200)
     assert not alone.holds and not order.holds
 
 
@@ -57,13 +57,13 @@ def test_a_wrong_greedy_walk_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         return type(found)(found.path, found.num_accepted, (found.next_token + 1) % 50)
 
     spoilt(monkeypatch, answer=next_one)
-    assert not same_when_greedy("token").holds
+    assert not same_when_greedy("rejection").holds
 
 
 def test_thresholds_that_differ_are_seen() -> None:
-    assert not Agreement("token", "", 10, 0, 1e-3, 2e-5).holds
-    assert not Agreement("token", "", 10, 1).holds
-    assert Agreement("token", "", 10, 0).holds and Agreement("token", "", 10, 0).as_dict()["largest"] is None
+    assert not Agreement("rejection", "", 10, 0, 1e-3, 2e-5).holds
+    assert not Agreement("rejection", "", 10, 1).holds
+    assert Agreement("rejection", "", 10, 0).holds and Agreement("rejection", "", 10, 0).as_dict()["largest"] is None
 
 
 def test_thresholds_that_are_no_numbers_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,4 +75,4 @@ def test_thresholds_that_are_no_numbers_are_seen(monkeypatch: pytest.MonkeyPatch
         return found if len(calls) % 2 else [each.fill_(torch.nan) for each in found]  # every second is a backend's
 
     monkeypatch.setattr(backend_agreement, "_shown", broken)
-    assert not any(each.holds for each in same_on_every_backend("token", vocabs=(7,), rows=8))
+    assert not any(each.holds for each in same_on_every_backend("rejection", vocabs=(7,), rows=8))

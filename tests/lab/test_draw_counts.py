@@ -63,17 +63,17 @@ def test_every_way_to_pick_keeps_the_distribution(name: str, pick: str) -> None:
 
 def test_ways_to_pick_are_those_of_the_rule() -> None:
     ways = {name: set(picks_for(get_rule(name))) for name in RULES}
-    trees = {"hybrid", "chosen", "sampled", "iid", "without"}
-    assert ways["rejection"] == ways["block"] == {"sampled", "chosen"}
+    trees = {"hybrid", "deterministic", "sampled", "iid", "without"}
+    assert ways["rejection"] == ways["block"] == {"sampled", "deterministic"}
     assert ways["recursive_rejection"] == ways["traversal"] == trees and ways["replay"] == trees | {"coupled"}
-    with pytest.raises(ValueError, match="pick for rule rejection: got 'iid'; expected one of drawn, chosen"):
+    with pytest.raises(ValueError, match="pick for rule rejection: got 'iid'; expected one of sampled, deterministic"):
         Drawing(place(60), get_rule("rejection"), seed=1, pick="iid")
     assert layout_for(get_rule("replay"), 32_000, "iid").parents == (-1, 0, 0)
 
 
 def test_chosen_tokens_are_the_likeliest_and_carry_no_distribution() -> None:
     here = place(12, 2)
-    simulator = Simulator(get_rule("recursive_rejection"), here.p, here.q, Layout(TREE, "chosen"))
+    simulator = Simulator(get_rule("recursive_rejection"), here.p, here.q, Layout(TREE, "deterministic"))
     draft = simulator.draft(torch.arange(3), torch.zeros(3, dtype=torch.int32))
     best = np.argsort(-here.draft)[:2].tolist()
     assert draft.tokens.view(3, -1)[:, 1:].tolist() == [[*best, *best]] * 3 and simulator.chosen == tuple(best)
@@ -89,7 +89,7 @@ def test_chosen_tokens_that_pass_for_drawn_are_rejected(monkeypatch: pytest.Monk
         drawn[group] = 1
 
     monkeypatch.setattr(Simulator, "_fill", marked)
-    drawing = Drawing(place(60, 0), get_rule("rejection"), seed=3, pick="chosen")
+    drawing = Drawing(place(60, 0), get_rule("rejection"), seed=3, pick="deterministic")
     drawing.run(10_000)
     assert smallest(drawing)["first token, chi-square"] < 1e-6
 
@@ -214,7 +214,7 @@ def test_branches_add_up_to_p() -> None:
 
 
 @pytest.mark.parametrize("name", ["replay", "recursive_rejection"])
-@pytest.mark.parametrize("pick", ["chosen", "sampled", "hybrid", "iid"])
+@pytest.mark.parametrize("pick", ["deterministic", "sampled", "hybrid", "iid"])
 def test_branches_of_every_way_are_those_of_the_enumeration(name: str, pick: str) -> None:
     """The first token's accepted part, over all drafts of one level and all cells."""
     target, q = RationalModel(4, 114), RationalModel(4, 164)

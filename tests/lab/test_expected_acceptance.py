@@ -19,9 +19,9 @@ def test_closed_forms_hold(name: str) -> None:
 
 
 def test_the_series_and_the_sums_are_compared() -> None:
-    sources = {row.source for row in on_chains("token", 3)}
+    sources = {row.source for row in on_chains("rejection", 3)}
     assert sources == {"sum of E[prod min(1, p/q)]", "(1 - a^(g+1)) / (1 - a)"}
-    assert any(0.2 < row.accepted < 2.9 for row in on_chains("token", 3))
+    assert any(0.2 < row.accepted < 2.9 for row in on_chains("rejection", 3))
 
 
 @pytest.mark.parametrize("name", [name for name in RULES if takes_trees(get_rule(name)) and get_rule(name).uses_q])
@@ -34,6 +34,6 @@ def test_the_hybrid_node_reaches_the_bound_and_the_others_do_not(name: str) -> N
 
 
 def test_a_wrong_value_does_not_hold() -> None:
-    assert not Expected("token", "", 1.0, 1.0 + 1e-9, "=", "").holds
-    assert not Expected("token", "", 1.0 + 1e-9, 1.0, "<=", "").holds
-    assert Expected("token", "", 0.5, 1.0, "<=", "").holds
+    assert not Expected("rejection", "", 1.0, 1.0 + 1e-9, "=", "").holds
+    assert not Expected("rejection", "", 1.0 + 1e-9, 1.0, "<=", "").holds
+    assert Expected("rejection", "", 0.5, 1.0, "<=", "").holds

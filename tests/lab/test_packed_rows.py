@@ -51,7 +51,7 @@ def test_an_unlikely_token_is_no_tie_where_the_two_best_are_close() -> None:
 def test_draws_in_half_precision_are_judged_by_the_row_that_was_verified(tmp_path: Path) -> None:
     """Its rounding is no fault of the rule."""
     lab = Lab(tmp_path)
-    lab.run_draws(engine("token", torch.bfloat16), PROMPTS, PARAMS, 20_000)
+    lab.run_draws(engine("rejection", torch.bfloat16), PROMPTS, PARAMS, 20_000)
     assert lab.drawings and lab.failures == []
     here = lab.drawings[0].place
     assert 1e-3 < here.row_error < here.allowed == 0.5
@@ -64,7 +64,7 @@ def test_draws_in_half_precision_are_judged_by_the_row_that_was_verified(tmp_pat
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_that_saw_another_text_is_a_fault(dtype: torch.dtype, temperature: float) -> None:
     """What is cached of a page is that of its first token."""
-    made = engine("token", dtype)
+    made = engine("rejection", dtype)
     params = replace(PARAMS, temperature=temperature)
     assert all(place.holds for place in find_places(made, PROMPTS[:1], params).places)
     score = made.target.score
@@ -81,7 +81,7 @@ def test_a_row_that_saw_another_text_is_a_fault(dtype: torch.dtype, temperature:
 
 def test_a_rejection_by_rounding_is_no_impossible_one() -> None:
     """A draft that is the target: what the packed row differs by is what may be rejected."""
-    made = engine("token")
+    made = engine("rejection")
     place = find_places(made, PROMPTS, PARAMS).places[0]
     nearly = place.base * (1 + 1e-7 * torch.linspace(-1, 1, len(place.base)).numpy())
     drawing = Drawing(replace(place, q=place.p, draft=nearly / nearly.sum()), get_rule("rejection"), 0)

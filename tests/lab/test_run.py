@@ -67,7 +67,7 @@ def test_the_recorder_changes_nothing() -> None:
     recorder = Recorder(made.rule)
     made.rule = recorder
     assert made.generate([PROMPTS[0][1]], PARAMS)[0].tokens == plain
-    assert len(recorder.steps) > 3 and recorder.name == "token"
+    assert len(recorder.steps) > 3 and recorder.name == "rejection"
 
 
 def test_a_pair_without_a_draft_is_refused() -> None:
@@ -77,7 +77,7 @@ def test_a_pair_without_a_draft_is_refused() -> None:
 
 
 def test_greedy_texts_are_identical() -> None:
-    found = compare_greedy(engine("token"), PROMPTS, (4, 12))
+    found = compare_greedy(engine("rejection"), PROMPTS, (4, 12))
     assert len(found) == 4 and all(each.identical and each.holds for each in found)
     assert {each.tokens for each in found} == {4, 12}
 

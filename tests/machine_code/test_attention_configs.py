@@ -11,7 +11,8 @@ from itertools import product
 import pytest
 
 from specdec_kernels.inspection import machine_code
-from specdec_kernels.inspection.machine_code import Variant, measure
+from specdec_kernels.inspection.machine_code import measure
+from specdec_kernels.triton_shared.variant import Variant
 
 config = pytest.importorskip("specdec_kernels.ops.tree_attention.config")
 variants = pytest.importorskip("specdec_kernels.ops.tree_attention.variants")

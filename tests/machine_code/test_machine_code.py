@@ -15,7 +15,8 @@ import pytest
 
 from benchmarks.kernels import compile_all
 from specdec_kernels.inspection import machine_code
-from specdec_kernels.inspection.machine_code import Cost, Variant, breaches, measure, variants
+from specdec_kernels.inspection.machine_code import Cost, breaches, measure, variants
+from specdec_kernels.triton_shared.variant import Variant
 
 pytestmark = [
     pytest.mark.aot,

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from specdec_kernels.inspection import machine_code
-from specdec_kernels.inspection.machine_code import Variant, measure
+from specdec_kernels.inspection.machine_code import measure
+from specdec_kernels.triton_shared.variant import Variant
 
 config = pytest.importorskip("specdec_kernels.ops.tree_attention.config")
 launch = pytest.importorskip("specdec_kernels.ops.tree_attention.launch")

@@ -21,7 +21,7 @@ import torch
 import specdec_fast.drafters.draft_model as draft_model_module
 import specdec_fast.engine.stop_conditions as stopping_module
 import specdec_fast.rules.recursive_rejection as tree_module
-import specdec_kernels.proposals.reference as proposals_module
+import specdec_kernels.ops._proposals.reference as proposals_module
 from specdec_fast.cache.paged import PagedCache
 from specdec_fast.core.distributions import TokenDistributions, concat_dists
 from specdec_fast.engine.request import Handle
@@ -270,7 +270,7 @@ MUTANTS: list[tuple[str, Callable[[Patch], None], str, str, tuple[Any, ...]]] = 
     *(
         ("distribution of the wrong parent", dists_of_the_draw_before, "drafters/test_whole_chains.py", test, arguments)
         for test, arguments in (
-            ("test_texts_have_the_distribution_of_the_target", ("token", 1.0)),
+            ("test_texts_have_the_distribution_of_the_target", ("rejection", 1.0)),
             ("test_drafts_are_those_of_passes_one_after_the_other", ("sampled", "none")),
         )
     ),
@@ -284,7 +284,8 @@ MUTANTS: list[tuple[str, Callable[[Patch], None], str, str, tuple[Any, ...]]] = 
     ),
     (
         "draft vocabulary off by one", ids_off_by_one,
-        "rules/test_tree.py", "test_a_draft_s_own_vocabulary_changes_no_distribution", ("recursive_rejection", "ordered", "reference"),
+        "rules/test_tree.py", "test_a_draft_s_own_vocabulary_changes_no_distribution", ("recursive_rejection",
+            "ordered", "reference"),
     ),
     (
         "processors on the bonus token only", edits_of_the_last_nodes_only,
@@ -307,7 +308,8 @@ MUTANTS: list[tuple[str, Callable[[Patch], None], str, str, tuple[Any, ...]]] = 
     ),
     (
         "zero residual", an_empty_residual_stays_empty,
-        "kernels/test_rejection_verify.py", "test_equal_distributions_are_always_accepted_and_leave_no_dust", ("reference",),
+        "kernels/test_rejection_verify.py", "test_equal_distributions_are_always_accepted_and_leave_no_dust",
+        ("reference",),
     ),
     (
         "zero residual", an_empty_residual_stays_empty_in_trees,
@@ -315,7 +317,8 @@ MUTANTS: list[tuple[str, Callable[[Patch], None], str, str, tuple[Any, ...]]] = 
     ),
     (
         "rough total", coins_are_settled_by_rough_totals,
-        "kernels/test_rough_totals.py", "test_rough_totals_decide_as_the_distributions_do", ("sampled", 67, 6000, torch.float32),
+        "kernels/test_rough_totals.py", "test_rough_totals_decide_as_the_distributions_do", ("sampled", 67, 6000,
+            torch.float32),
     ),
     (
         "later rejection", the_last_rejection_to_be_ready_counts,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from specdec_fast.rules import get_rule
 from specdec_kernels import use_backend
-from specdec_kernels.proposals.reference import (
+from specdec_kernels.ops._proposals.reference import (
     DETERMINISTIC,
     SAMPLED_WITHOUT_DETERMINISTIC,
     SAMPLED_WITHOUT_EARLIER,

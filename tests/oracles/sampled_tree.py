@@ -118,7 +118,7 @@ class DrawnTree:
             tokens=torch.tensor(tokens),
             parents=torch.tensor(parents, dtype=torch.int32),
             offsets=torch.tensor(offsets, dtype=torch.int32),
-            drawn=torch.tensor(marks, dtype=torch.int8),
+            proposal_kinds=torch.tensor(marks, dtype=torch.int8),
             dist_index=torch.tensor(sources, dtype=torch.int32),
             row_of=torch.repeat_interleave(torch.arange(len(rows)), torch.tensor(counts)),
             counts=counts,

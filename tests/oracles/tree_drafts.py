@@ -42,7 +42,7 @@ def packed(trees: Sequence[DraftedTree], dtype: torch.dtype = torch.float64) -> 
         tokens=torch.tensor(tokens),
         parents=torch.tensor(parents, dtype=torch.int32),
         offsets=torch.tensor(offsets, dtype=torch.int32),
-        drawn=torch.tensor(drawn, dtype=torch.int8),
+        proposal_kinds=torch.tensor(drawn, dtype=torch.int8),
         dist_index=torch.tensor(dist_index, dtype=torch.int32),
         row_of=torch.repeat_interleave(torch.arange(len(trees)), torch.tensor(counts)),
         counts=counts,

@@ -121,7 +121,9 @@ def test_a_pair_that_does_not_fit_is_refused_with_reasons() -> None:
     for rule in ("rejection", "block"):
         for temperature in (1.0, None):
             message = f"rule {rule}: got a drafter that proposes trees; expected chains, or another rule ("
-            with pytest.raises(ValueError, match=re.escape(message) + r"best, .*replay, .*traversal, .*tree\b"):
+            with pytest.raises(
+                ValueError, match=re.escape(message) + r"best, .*recursive_rejection, .*replay, .*traversal"
+            ):
                 Engine(target, drafter, rule=rule, temperature=temperature)
     NoisyChain([], 0.8, 6)
 

@@ -177,7 +177,7 @@ def test_options_are_part_of_the_name() -> None:
         ("lossy:among=2,least=-1", "least: got -1; expected a whole number, 0 or more"),
         ("lossy:least=1", "expected lenience, epsilon and delta, or among and least"),
         ("lossy:beta=2", "expected lenience, epsilon and delta, or among and least"),
-        ("token:beta=2", "which has no options"),
+        ("rejection:beta=2", "which has no options"),
     ):
         with pytest.raises(ValueError, match=message):
             get_rule(name)

@@ -25,7 +25,7 @@ from .operator import OPS
 @lru_cache(maxsize=64)
 def _launch(place: str) -> Callable[..., Any]:
     folder, _, name = place.partition(":")
-    found: Callable[..., Any] = getattr(import_module(f".{folder}.launch", __package__), name or folder)
+    found: Callable[..., Any] = getattr(import_module(f"specdec_kernels.ops.{folder}.launch"), name or folder)
     return OPS[found.__name__].looking(of_one_device(found))
 
 
@@ -183,7 +183,7 @@ def _plan_of(args: Sequence[Any]) -> Any:
     query, keys, window = args[0], args[1], args[10]
     kind = (query.shape, query.dtype, keys.shape[1:], keys.dtype, window)
     if kind not in plans:
-        plan_for = import_module(".tree_attention", __package__).plan_for
+        plan_for = import_module("specdec_kernels.ops.tree_attention").plan_for
         _, _, _, page_table, lengths, offsets, ancestors = args[:7]
         plans[kind] = plan_for(query, keys, page_table, lengths, offsets, ancestors, window=window)
     return plans[kind]

@@ -14,7 +14,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from ..dispatch.extras import install
+from ..triton_shared.variant import Variant
 
-ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
+_OPS = Path(__file__).parents[1] / "ops"
 CEILINGS = Path(__file__).with_name("ceilings.json")
 Ceilings = dict[str, dict[str, dict[str, int]]]
 """Variant -> architecture -> number."""
@@ -35,44 +36,6 @@ COUNTS = 0.1
 kernel. Where there were some, one has to stay."""
 FETCHED_AHEAD = 16384
 """Bytes of shared memory from which on it holds tiles that are fetched ahead; much less is a pipeline that is gone."""
-
-
-@dataclass(frozen=True)
-class Variant:
-    """One kernel with one launch configuration, as it is compiled.
-
-    name: "operator/what is special"; kernel: "module:function" below specdec_kernels; arguments: Triton types of the
-    arguments that are no constants, in any order: "*bf16" (a pointer to 16-byte aligned memory), "*u8:1" (unaligned),
-    "i32" or "i32:16" (an integer that 16 divides), "fp32"; hints count for arguments that the kernel specialises, as
-    in a launch; constants: values of the constexpr arguments; warps,
-    stages: launch options; everyday: architectures it is compiled for in every test run (`make kernels-full` compiles
-    all variants for all); architectures: those it exists for; fusion: whether a * b + c may become one instruction;
-    most_registers: launch option maxnreg. It also keeps ptxas from choosing fewer and spilling.
-    """
-
-    name: str
-    kernel: str
-    arguments: Mapping[str, str]
-    constants: Mapping[str, Any] = field(default_factory=dict)
-    warps: int = 4
-    stages: int = 3
-    everyday: tuple[str, ...] = ("sm_90",)
-    architectures: tuple[str, ...] = ARCHITECTURES
-    fusion: bool = True
-    most_registers: int | None = None
-
-
-def count_type(uneven: bool) -> str:
-    """Names the type of an integer argument that a kernel specialises, such as a vocabulary or a row stride.
-
-    Args:
-        uneven: Whether the variant stands for integers that 16 does not divide.
-
-    Returns:
-        "i32" for those, else "i32:16": Triton may then assume that 16 divides the integer. Both are entries of
-        `Variant.arguments`.
-    """
-    return "i32" if uneven else "i32:16"
 
 
 @dataclass(frozen=True)
@@ -106,8 +69,8 @@ def missing() -> str | None:
 def variants() -> list[Variant]:
     """Variants of all operators, by operator. Raises: ValueError for two of one name."""
     found: list[Variant] = []
-    for place in sorted(Path(__file__).parent.glob("*/launch.py")):
-        found += getattr(import_module(f"{__package__}.{place.parent.name}.launch"), "VARIANTS", [])
+    for place in sorted(_OPS.glob("*/launch.py")):
+        found += getattr(import_module(f"specdec_kernels.ops.{place.parent.name}.launch"), "VARIANTS", [])
     names = [variant.name for variant in found]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -122,7 +85,7 @@ def compile_variant(variant: Variant, architecture: str) -> Any:
     from triton.compiler import compile as compile_source
 
     module, _, name = variant.kernel.partition(":")
-    kernel = getattr(import_module(f"{__package__}.{module}"), name)
+    kernel = getattr(import_module(f"specdec_kernels.ops.{module}"), name)
     names = list(kernel.arg_names)
     given = {*variant.arguments, *variant.constants}
     if given != set(names):

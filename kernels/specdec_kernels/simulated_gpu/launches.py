@@ -61,7 +61,7 @@ class StandinDriver:
 
 
 def _name(kernel: Any) -> str:
-    module = kernel.fn.__module__.removeprefix("specdec_kernels.")
+    module = kernel.fn.__module__.removeprefix("specdec_kernels.ops.")
     return f"{module}:{kernel.fn.__name__}"
 
 

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from ..dispatch.operator import REFERENCE, use_backend
+from ..ops._proposals.reference import DETERMINISTIC, SAMPLED, SAMPLED_WITHOUT_DETERMINISTIC, SAMPLED_WITHOUT_EARLIER
 from ..ops.distribution_stats import distribution_stats
 from ..ops.process_logits import Forced
 from ..ops.process_logits_overlay import process_logits_overlay
 from ..ops.tree_grow import Growth, tree_grow
 from ..overlay import Overlay
-from ..proposals.reference import DETERMINISTIC, SAMPLED, SAMPLED_WITHOUT_DETERMINISTIC, SAMPLED_WITHOUT_EARLIER
 from .samples import Call, Sizes, attention, drafting, here, int32, random, size_of
 from .samples_verify import (
     chain,

@@ -6,7 +6,7 @@ more instructions per token instead of a copy of the distribution.
 
 The arguments come in tuples: a distribution is (logits, inv_t, lse, cut, tie_id, row stride, columns), that of the
 target followed by the cells of an overlay and how many a row has; the tree is (tokens, next_sibling, drawn,
-dist_index, score-only nodes), with siblings that lead onward and distribution rows that exist
+dist_index, score_only), with siblings that lead onward and distribution rows that exist
 (`recursive_rejection_verify` prepares them); steps are (applied, p_scale, q_scale), one entry per node, about its own
 refusal. `kind` is (chain, has draft distributions, draft columns are mapped, has score-only nodes, the target has an
 overlay, rows are ragged), all known when compiling. `end` is that of a tile of ids (as in

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from specdec_fast.core.device_packing import pack, packed_draft
 from specdec_fast.core.distributions import TokenDistributions
 from specdec_fast.core.draft import Draft
-from specdec_fast.engine.cuda_graph.device_packing import pack, packed_draft
 from specdec_fast.engine.state import DecodeState
 from specdec_fast.interfaces import Acceptance, CudaGraphProposals, CudaGraphRows, CudaGraphTrees, Rng, Rule, Target
 from specdec_fast.sampling.pipeline import target_distributions

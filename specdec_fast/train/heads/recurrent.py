@@ -37,7 +37,8 @@ class _Trainee(nn.Module):
         ]
         if missing:
             raise ValueError(
-                f"training: got states without {missing[0]!r}; expected the head's auxiliary hidden states and {FINAL!r}"
+                f"training: got states without {missing[0]!r}; expected the head's auxiliary hidden states and "
+                f"{FINAL!r}"
             )
         head.config._attn_implementation = "sdpa"
         self.head, self.states, self.ahead = head, states, ahead

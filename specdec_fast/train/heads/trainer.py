@@ -125,7 +125,8 @@ class TargetStates:
             known = place == "entering" and index.isdigit() and int(index) < count and self._layers is not None
             if aux_hidden_state != "final_norm" and not known:
                 raise ValueError(
-                    f"auxiliary hidden state: got {aux_hidden_state!r}; expected 'final_norm' or 'entering:i' with i < {count}"
+                    f"auxiliary hidden state: got {aux_hidden_state!r}; expected 'final_norm' or 'entering:i' with i "
+                    f"< {count}"
                 )
 
     @property

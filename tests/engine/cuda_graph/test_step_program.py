@@ -15,8 +15,8 @@ from oracles.arrivals import requests, texts
 from oracles.automaton import AutomatonTarget, random_logits, scripted
 
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
+from specdec_fast.core.device_packing import pack
 from specdec_fast.engine.cuda_graph import runner
-from specdec_fast.engine.cuda_graph.device_packing import pack
 
 VOCAB = 9
 

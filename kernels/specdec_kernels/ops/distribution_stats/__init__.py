@@ -11,7 +11,7 @@ from ...triton_shared.triton_backend import half_or_single, triton_backend
 from .reference import dist_probs
 from .reference import distribution_stats as _reference
 
-__all__ = ["distribution_stats", "dist_probs"]
+__all__ = ["dist_probs", "distribution_stats"]
 
 
 def _load_cpu() -> Callable[..., Any]:

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from ...dispatch.workspace import Spec, carve, needs, results
-from ...inspection.machine_code import Variant, count_type
 from ...overlay import Overlay, folded
 from ...random import BLOCK
 from ...triton_shared.jit import ragged
+from ...triton_shared.variant import Variant, count_type
 from .reference import FARTHEST, check
 from .triton_kernel import join, scan
 
@@ -110,7 +110,8 @@ def _variant(
     constants = {"PLACES": blocks, "ROOM": ROOM, "MASSES": masses, "FARTHEST": FARTHEST, "PIVOTS": pivots}
     constants |= {"FOLD": fold, "RAGGED": uneven, "BLOCKS": TILE_BLOCKS}
     return Variant(
-        name, "distribution_stats.triton_kernel:join", logits | tables | filters | answers, constants, WARPS, everyday=everyday,
+        name, "distribution_stats.triton_kernel:join", logits | tables | filters | answers, constants, WARPS,
+        everyday=everyday,
         fusion=False, most_registers=JOIN_REGISTERS,
     )  # fmt: skip
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from ...dispatch.workspace import Spec, carve, needs, results
-from ...inspection.machine_code import Variant, count_type
 from ...overlay import Overlay, folded
 from ...random import BLOCK, DRAFT, RECOVER
 from ...triton_shared.jit import ragged
+from ...triton_shared.variant import Variant, count_type
 from .reference import check
 from .triton_kernel import masses, race
 
@@ -89,7 +89,7 @@ def rest_of(
     overlay: Overlay | None = None,
     op: str = "",
 ) -> Rest:
-    """tree: (tokens, next_sibling, drawn, dist_index, score-only nodes); steps: (applied, p_scale, q_scale) per node;
+    """tree: (tokens, next_sibling, drawn, dist_index, score_only); steps: (applied, p_scale, q_scale) per node;
     scratch: as `rest_scratch` says; overlay: of the target's logits, refused in the name of `op` where it does not fit.
 
     chain: a node has one child at most, the next node; next_sibling is not read.

@@ -28,7 +28,8 @@ def log_or_none(weight):
 @kernel(*WIDE)
 def masses(
     logits, inv_t, lse, cut, tie_id, stride, width, cells, room, q_logits, q_inv_t, q_lse, q_cut, q_tie, q_stride,
-    q_width, columns, tokens, next_sibling, proposal_kinds, dist_index, score_only, applied, p_scale, q_scale, nodes, firsts,
+    q_width, columns, tokens, next_sibling, proposal_kinds, dist_index, score_only, applied, p_scale, q_scale, nodes,
+    firsts,
     known, part, vocab, blocks, GROUP: tl.constexpr, KNOWN: tl.constexpr, WRITE: tl.constexpr, CHAIN: tl.constexpr,
     DRAFT: tl.constexpr, MAPPED: tl.constexpr, SCORE_ONLY: tl.constexpr, FOLD: tl.constexpr, RAGGED: tl.constexpr,
 ):  # fmt: skip
@@ -67,7 +68,8 @@ def masses(
 @kernel(*WIDE)
 def race(
     logits, inv_t, lse, cut, tie_id, stride, width, cells, room, q_logits, q_inv_t, q_lse, q_cut, q_tie, q_stride,
-    q_width, columns, tokens, next_sibling, proposal_kinds, dist_index, score_only, applied, p_scale, q_scale, nodes, firsts,
+    q_width, columns, tokens, next_sibling, proposal_kinds, dist_index, score_only, applied, p_scale, q_scale, nodes,
+    firsts,
     known, part, seeds, positions, index, block_noise, token_noise, out, vocab, blocks, PLACES: tl.constexpr,
     STREAM: tl.constexpr, EXPLICIT: tl.constexpr, KNOWN: tl.constexpr, FEW: tl.constexpr, CHAIN: tl.constexpr,
     DRAFT: tl.constexpr, MAPPED: tl.constexpr, SCORE_ONLY: tl.constexpr, FOLD: tl.constexpr, RAGGED: tl.constexpr,
@@ -115,7 +117,8 @@ def race(
                     block = tl.argmax(bound, 0)
                     ids = block * RACE_BLOCK + tl.arange(0, RACE_BLOCK)
                     rest = rest_of(
-                        target, tree, draft, columns, steps, (CHAIN, DRAFT, MAPPED, SCORE_ONLY, FOLD, RAGGED), node, first,
+                        target, tree, draft, columns, steps, (CHAIN, DRAFT, MAPPED, SCORE_ONLY, FOLD, RAGGED), node,
+                        first,
                         -1, ids, vocab, (block + 1) * RACE_BLOCK,
                     )  # fmt: skip
                     mass = tl.sum(rest.to(tl.float64), 0).to(tl.float32)
@@ -135,7 +138,8 @@ def race(
             if found >= 0:
                 ids = found * RACE_BLOCK + tl.arange(0, RACE_BLOCK)
                 rest = rest_of(
-                    target, tree, draft, columns, steps, (CHAIN, DRAFT, MAPPED, SCORE_ONLY, FOLD, RAGGED), node, first, -1,
+                    target, tree, draft, columns, steps, (CHAIN, DRAFT, MAPPED, SCORE_ONLY, FOLD, RAGGED), node, first,
+                    -1,
                     ids, vocab, (found + 1) * RACE_BLOCK,
                 )  # fmt: skip
                 if EXPLICIT:

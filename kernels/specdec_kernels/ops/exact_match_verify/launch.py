@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...dispatch import argument_checks
 from ...dispatch.workspace import Spec, carve, needs, path_specs, results
-from ...inspection.machine_code import Variant
+from ...triton_shared.variant import Variant
 from .reference import check, too_deep
 from .triton_kernel import follow
 

@@ -67,7 +67,7 @@ def exact_match_verify(
         offsets: int32 [B + 1].
         first_child, next_sibling: int32 [M], from tree_plan.
         node_choice: int64 [M], the target's choice of the token after each node.
-        score-only nodes: bool [M], nodes that are never accepted, or None.
+        score_only: bool [M], nodes that are never accepted, or None.
         max_depth: capacity of a path, the root not counted.
 
     Returns:

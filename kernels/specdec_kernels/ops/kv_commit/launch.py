@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...inspection.machine_code import Variant
+from ...triton_shared.variant import Variant
 from .cache_table import CacheTable, tables_of
 from .reference import check_apart, check_pair
 

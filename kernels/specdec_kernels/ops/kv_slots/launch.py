@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...dispatch.workspace import Spec, results
-from ...inspection.machine_code import Variant
+from ...triton_shared.variant import Variant
 
 
 def kv_slots(

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from triton import next_power_of_2
 
-from ...inspection.machine_code import ARCHITECTURES, Variant
+from ...triton_shared.variant import ARCHITECTURES, Variant
 
 
 def blocks(heads: int, width: int) -> tuple[int, int]:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ...dispatch import argument_checks
 from ...dispatch.workspace import Spec, carve, needs, results
-from ...inspection.machine_code import Variant
+from ...triton_shared.variant import Variant
 from .reference import check_sizes
 
 TILE = 1024

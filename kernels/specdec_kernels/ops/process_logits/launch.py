@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ...inspection.machine_code import Variant, count_type
 from ...triton_shared.jit import lanes_for, ragged
+from ...triton_shared.variant import Variant, count_type
 from .processors import Additions, Forced, NodePaths, Penalties, TokenMasks
 from .reference import check
 from .triton_kernel import sparse, whole

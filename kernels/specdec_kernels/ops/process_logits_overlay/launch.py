@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...inspection.machine_code import Variant
 from ...overlay import Overlay
 from ...triton_shared.jit import lanes_for
+from ...triton_shared.variant import Variant
 from ..process_logits.processors import Additions, Forced, NodePaths, Penalties, TokenMasks
 from .reference import cells_of, check
 from .triton_kernel import fold
@@ -71,7 +71,8 @@ def _variant(dtype: str, everyday: tuple[str, ...], nodes: bool = False) -> Vari
     }  # fmt: skip
     kinds = dict.fromkeys(("PENALTIES", "ADDITIONS", "FORCED", "MASKS"), True)
     return Variant(
-        f"process_logits_overlay/fold {dtype}{' of some nodes' if nodes else ''}", "process_logits_overlay.triton_kernel:fold", arguments,
+        f"process_logits_overlay/fold {dtype}{' of some nodes' if nodes else ''}",
+        "process_logits_overlay.triton_kernel:fold", arguments,
         {"TILE": ENTRIES, "WORDS": WORDS, "REQUESTS": 32, "NODES": nodes, **kinds}, WARPS, everyday=everyday,
         fusion=False, most_registers=REGISTERS,
     )  # fmt: skip

@@ -28,7 +28,8 @@ def check(
     check_edits(logits, paths, penalties, additions, forced, masks)
     if logits.dtype == torch.float64:
         raise ValueError(
-            "process_logits_overlay: logits has dtype torch.float64; expected a half format or float32, in which an overlay "
+            "process_logits_overlay: logits has dtype torch.float64; expected a half format or float32, in which an "
+            "overlay "
             "keeps its logits; process_logits edits float64 in place"
         )
 

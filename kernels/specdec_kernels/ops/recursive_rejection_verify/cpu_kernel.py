@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ...proposals.cpu_call import thresholds_with, verify_with
+from .._proposals.cpu_call import thresholds_with, verify_with
 from .reference import check
 
 recursive_rejection_verify = verify_with(torch.ops.specdec.recursive_rejection_verify.default, check)

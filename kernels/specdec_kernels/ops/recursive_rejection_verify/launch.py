@@ -4,8 +4,8 @@ configurations.
 
 from __future__ import annotations
 
-from ...inspection.machine_code import Variant
-from ...proposals.launch import NODES, thresholds_by, verify_by, walk_variant, weigh_variants
+from ...triton_shared.variant import Variant
+from .._proposals.launch import NODES, thresholds_by, verify_by, walk_variant, weigh_variants
 from .reference import check
 
 recursive_rejection_verify = verify_by("recursive_rejection_verify", False, check)
@@ -13,7 +13,8 @@ recursive_rejection_thresholds = thresholds_by("recursive_rejection_thresholds",
 
 VARIANTS = [
     *weigh_variants("recursive_rejection_verify", "bf16", True, draft=True),
-    *weigh_variants("recursive_rejection_verify", "fp32 mapped score-only nodes", False, "fp32", draft=True, mapped=True, score_only=True),
+    *weigh_variants("recursive_rejection_verify", "fp32 mapped score-only nodes", False, "fp32", draft=True,
+        mapped=True, score_only=True),
     *weigh_variants("recursive_rejection_verify", "fp16", False, "fp16", draft=True),
     *weigh_variants("recursive_rejection_verify", "bf16 chosen", False, draft=False),
     *weigh_variants("recursive_rejection_verify", "bf16 with an overlay", False, draft=True, fold=True),

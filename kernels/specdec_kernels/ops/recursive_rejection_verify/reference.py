@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...proposals.reference import DETERMINISTIC, Distribution, Tree, answer, coins, mass
-from ...proposals.reference import check as check_proposals
+from .._proposals.reference import DETERMINISTIC, Distribution, Tree, answer, coins, mass
+from .._proposals.reference import check as check_proposals
 
 
 def check(*args: object, max_depth: int | None = None) -> None:
@@ -77,12 +77,12 @@ def recursive_rejection_verify(
         tokens: int64 [M], packed nodes in target ids; the first node of a row is its root.
         offsets: int32 [B + 1].
         first_child, next_sibling: int32 [M], from tree_plan.
-        drawn: int8 [M], marks 0 to 3 in the order of ``proposals``; ignored at roots.
+        proposal_kinds: int8 [M], marks 0 to 3 in the order of ``proposals``; ignored at roots.
         dist_index: int32 [M], row of the draft distributions that a drawn node came from; ignored elsewhere.
         target: (logits [M, V], inv_t [M], lse [M], cut [M], tie_id [M]); row i is the distribution of the token after
         node i. draft: (logits [R, Vd], inv_t [R], lse [R], cut [R], tie_id [R]) or None if every node is chosen.
         token_ids: int64 [Vd], distinct target ids of the draft's columns, or None: column v is id v (Vd <= V).
-        score-only nodes: bool [M], nodes that are no proposals and never accepted, or None.
+        score_only: bool [M], nodes that are no proposals and never accepted, or None.
         seeds: int64 [B], request seeds.
         root_positions: int32 [B], absolute positions of the roots.
         uniforms: float32 [M] in (0, 1) instead of the keyed coins (those of roots are ignored).
@@ -103,7 +103,8 @@ def recursive_rejection_verify(
     Sources: Miao et al., SpecInfer (2024), algorithm 2; Jeon et al., recursive speculative decoding (2024), section 3;
     Chen et al., Sequoia (2024), algorithm 2; Hu et al. (2025), section 4 (hybrid nodes).
     """
-    check(tokens, offsets, first_child, next_sibling, proposal_kinds, dist_index, target, draft, token_ids, score_only, seeds,
+    check(tokens, offsets, first_child, next_sibling, proposal_kinds, dist_index, target, draft, token_ids, score_only,
+        seeds,
           root_positions, uniforms, race, max_depth=max_depth)  # fmt: skip
     tree = Tree(
         tokens, offsets, first_child, next_sibling, proposal_kinds, dist_index, target, draft, token_ids, score_only

@@ -112,7 +112,8 @@ def weigh(
 
 @kernel()
 def prepare(
-    offsets, first_child, next_sibling, dist_index, first, sibling, source, applied, level, parents, accept, reach, rows,
+    offsets, first_child, next_sibling, dist_index, first, sibling, source, applied, level, parents, accept, reach,
+    rows,
     nodes, dists, TILE: tl.constexpr,
 ):  # fmt: skip
     """Grid (rows + 1): links that lead onward and rows of draft distributions that exist, nobody refused, and roots
@@ -140,7 +141,8 @@ def prepare(
 
 @kernel()
 def walk_down(
-    offsets, first_child, next_sibling, score_only, accept, seeds, positions, uniforms, path, accepted, last, firsts, nodes,
+    offsets, first_child, next_sibling, score_only, accept, seeds, positions, uniforms, path, accepted, last, firsts,
+    nodes,
     depth, EXPLICIT: tl.constexpr, SCORE_ONLY: tl.constexpr,
 ):  # fmt: skip
     """recursive_rejection_verify: at every node the first child whose coin passes. Where the path is full its last

@@ -10,7 +10,7 @@ from typing import Any
 from ...dispatch.extension import cpu_backend
 from ...dispatch.operator import Op
 from ...triton_shared.triton_backend import dists_half_or_single, dists_key, triton_backend
-from .reference import BLOCK_RULE, DETERMINISTIC, SAMPLED, TOKEN
+from .reference import BLOCK_RULE, DETERMINISTIC, REJECTION, SAMPLED
 from .reference import rejection_thresholds as _thresholds
 from .reference import rejection_verify as _verify
 from .reference import rejection_verify_logits as _verify_logits
@@ -18,8 +18,8 @@ from .reference import rejection_verify_logits as _verify_logits
 __all__ = [
     "BLOCK_RULE",
     "DETERMINISTIC",
+    "REJECTION",
     "SAMPLED",
-    "TOKEN",
     "rejection_thresholds",
     "rejection_verify",
     "rejection_verify_logits",

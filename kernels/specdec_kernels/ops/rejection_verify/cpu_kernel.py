@@ -7,14 +7,14 @@ from torch import Tensor
 
 from ...dispatch import argument_checks
 from ..distribution_stats.cpu_kernel import distribution_stats
-from .reference import BLOCK_RULE, TOKEN, Distribution, check
+from .reference import BLOCK_RULE, REJECTION, Distribution, check
 
 _rejection_verify = torch.ops.specdec.rejection_verify.default
 _rejection_verify_logits = torch.ops.specdec.rejection_verify_logits.default
 _rejection_thresholds = torch.ops.specdec.rejection_thresholds.default
 _NO_DIST = (None, None, None, None, None)
 _NO_RACE = (None, None)
-_IS_BLOCK = {TOKEN: False, BLOCK_RULE: True}
+_IS_BLOCK = {REJECTION: False, BLOCK_RULE: True}
 
 
 def rejection_verify(
@@ -31,12 +31,13 @@ def rejection_verify(
     race: tuple[Tensor, Tensor] | None = None,
     *,
     max_depth: int,
-    rule: str = TOKEN,
+    rule: str = REJECTION,
     mass: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     try:
         return _rejection_verify(
-            tokens, offsets, proposal_kinds, dist_index, *target, *(draft or _NO_DIST), token_ids, seeds, root_positions,
+            tokens, offsets, proposal_kinds, dist_index, *target, *(draft or _NO_DIST), token_ids, seeds,
+            root_positions,
             uniforms, *(race or _NO_RACE), max_depth, _IS_BLOCK[rule], mass,
         )  # fmt: skip
     except (RuntimeError, ValueError, TypeError, KeyError):
@@ -65,7 +66,7 @@ def rejection_verify_logits(
     root_positions: Tensor,
     *,
     max_depth: int,
-    rule: str = TOKEN,
+    rule: str = REJECTION,
 ) -> tuple[Tensor, ...]:
     parts = (
         tokens,
@@ -84,7 +85,8 @@ def rejection_verify_logits(
     except (RuntimeError, ValueError, TypeError, KeyError):
         inv_t, lse, cut, tie_id = distribution_stats(logits, *sampling)  # raises with a remedy, as the next line does
         check(
-            tokens, offsets, proposal_kinds, dist_index, (logits, inv_t, lse, cut, tie_id), draft, token_ids, seeds, root_positions,
+            tokens, offsets, proposal_kinds, dist_index, (logits, inv_t, lse, cut, tie_id), draft, token_ids, seeds,
+            root_positions,
             max_depth=max_depth, rule=rule,
         )  # fmt: skip
         return _rejection_verify_logits(*argument_checks.contiguous(*parts), max_depth, _IS_BLOCK[rule])
@@ -99,7 +101,7 @@ def rejection_thresholds(
     draft: Distribution | None,
     token_ids: Tensor | None,
     *,
-    rule: str = TOKEN,
+    rule: str = REJECTION,
 ) -> tuple[Tensor, Tensor]:
     try:
         return _rejection_thresholds(

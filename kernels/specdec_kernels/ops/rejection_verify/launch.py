@@ -9,14 +9,14 @@ from torch import Tensor
 
 from ...dispatch import argument_checks
 from ...dispatch.workspace import Spec, carve, needs, path_specs, results, total
-from ...inspection.machine_code import Variant, count_type
 from ...overlay import Overlay
 from ...triton_shared.jit import lanes_for
+from ...triton_shared.variant import Variant, count_type
 from ..distribution_stats.launch import beside, distribution_stats, forget
 from ..distribution_stats.launch import scratch as dist_scratch
 from ..distribution_stats.reference import check as check_sampling
 from ..draft_sample.launch import Rest, draw, draw_scratch, left_of, rest_constants, rest_of, rest_scratch, rest_types
-from .reference import BLOCK_RULE, TOKEN, Distribution, check
+from .reference import BLOCK_RULE, REJECTION, Distribution, check
 from .triton_kernel import ratios, shares, walk
 
 TILE = 2048
@@ -29,7 +29,8 @@ class _Chains:
 
     @staticmethod
     def scratch(
-        tokens: Tensor, offsets: Tensor, proposal_kinds: Tensor, dist_index: Tensor, target: Distribution, draft: Distribution | None = None,
+        tokens: Tensor, offsets: Tensor, proposal_kinds: Tensor, dist_index: Tensor, target: Distribution,
+        draft: Distribution | None = None,
         token_ids: Tensor | None = None, *args: object, **kwargs: object,
     ) -> list[Spec]:  # fmt: skip
         """Per node: children, applied, distribution row, threshold, scale, reach; per row: last node, its child;
@@ -41,7 +42,8 @@ class _Chains:
         return [*own, (rows, integer), (rows, integer), *rest_scratch(vocab, token_ids), *draw_scratch(rows[0], vocab)]
 
     def __init__(
-        self, op: str, tokens: Tensor, offsets: Tensor, proposal_kinds: Tensor, dist_index: Tensor, target: Distribution, draft: Distribution | None,
+        self, op: str, tokens: Tensor, offsets: Tensor, proposal_kinds: Tensor, dist_index: Tensor,
+        target: Distribution, draft: Distribution | None,
         token_ids: Tensor | None, rule: str, depth: int, out: Sequence[Tensor] | None = None,
         workspace: Tensor | None = None, overlay: Overlay | None = None,
     ) -> None:  # fmt: skip
@@ -110,7 +112,7 @@ def rejection_verify(
     race: tuple[Tensor, Tensor] | None = None,
     *,
     max_depth: int,
-    rule: str = TOKEN,
+    rule: str = REJECTION,
     mass: Tensor | None = None,
     overlay: Overlay | None = None,
     out: Sequence[Tensor] | None = None,
@@ -149,7 +151,7 @@ def rejection_verify_logits(
     root_positions: Tensor,
     *,
     max_depth: int,
-    rule: str = TOKEN,
+    rule: str = REJECTION,
     overlay: Overlay | None = None,
     out: Sequence[Tensor] | None = None,
     workspace: Tensor | None = None,
@@ -186,7 +188,7 @@ def rejection_thresholds(
     draft: Distribution | None,
     token_ids: Tensor | None,
     *,
-    rule: str = TOKEN,
+    rule: str = REJECTION,
     overlay: Overlay | None = None,
 ) -> tuple[Tensor, Tensor]:
     chain = (tokens, offsets, proposal_kinds, dist_index, target, draft, token_ids)
@@ -215,9 +217,9 @@ def _variants(name: str, everyday: bool, dtype: str = "bf16", draws: str = "", *
     return [
         *(
             Variant(f"rejection_verify/ratios {rule} {name}", f"{kernel}:ratios", rest | tables | keys | paths,
-                    constants | steps | {"BLOCK_RULE": rule == BLOCK_RULE, "WALK": rule == TOKEN}, 1,
-                    everyday=chosen if rule == TOKEN else (), fusion=False)
-            for rule in (TOKEN, BLOCK_RULE)
+                    constants | steps | {"BLOCK_RULE": rule == BLOCK_RULE, "WALK": rule == REJECTION}, 1,
+                    everyday=chosen if rule == REJECTION else (), fusion=False)
+            for rule in (REJECTION, BLOCK_RULE)
         ),
         Variant(f"rejection_verify/shares {name}", f"{kernel}:shares", rest | tables, constants | {"TILE": TILE}, WARPS,
                 everyday=chosen, fusion=False),

@@ -18,7 +18,7 @@ SAMPLED = 1
 mean the same.
 """
 
-TOKEN, BLOCK_RULE = "rejection", "block"
+REJECTION, BLOCK_RULE = "rejection", "block"
 """Names of the rules."""
 
 Distribution = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -39,15 +39,15 @@ def check(
     race: tuple[Tensor, Tensor] | None = None,
     *,
     max_depth: int | None = None,
-    rule: str = TOKEN,
+    rule: str = REJECTION,
     mass: Tensor | None = None,
 ) -> None:
     """Raises ValueError for arguments that rejection_verify cannot take; without randomness, for
     rejection_thresholds.
     """
     op = "rejection_verify" if max_depth is not None else "rejection_thresholds"
-    if rule not in (TOKEN, BLOCK_RULE):
-        raise ValueError(f"{op}: rule is {rule!r}; expected {TOKEN!r} or {BLOCK_RULE!r}")
+    if rule not in (REJECTION, BLOCK_RULE):
+        raise ValueError(f"{op}: rule is {rule!r}; expected {REJECTION!r} or {BLOCK_RULE!r}")
     nodes = argument_checks.tensor(op, "tokens", tokens, torch.int64, "M").shape[0]
     argument_checks.offsets(op, offsets, nodes)
     batch = offsets.shape[0] - 1
@@ -62,7 +62,8 @@ def check(
             argument_checks.tensor(op, "token_ids", token_ids, torch.int64, width)
         elif width > vocab:
             raise ValueError(
-                f"{op}: draft distributions have {width} columns, target distributions {vocab}; expected at most as many; slice off "
+                f"{op}: draft distributions have {width} columns, target distributions {vocab}; expected at most as "
+                f"many; slice off "
                 "padding or pass token_ids"
             )
     if max_depth is not None:
@@ -226,7 +227,7 @@ def _thresholds(
 ) -> tuple[Tensor, Tensor | None]:
     """Threshold of every node's coin, 1 at roots and 0 at tail nodes, and the reach of the block rule."""
     parts = (tokens, chain, proposal_kinds, dist_index, target, draft, token_ids)
-    if rule == TOKEN:
+    if rule == REJECTION:
         return torch.where(chain.row < 0, 0.0, log_ratio.exp().clamp(max=1.0)), None
     reach = _reach(log_ratio, chain)
     nodes = torch.arange(len(tokens), device=tokens.device)
@@ -251,7 +252,7 @@ def rejection_verify(
     race: tuple[Tensor, Tensor] | None = None,
     *,
     max_depth: int,
-    rule: str = TOKEN,
+    rule: str = REJECTION,
     mass: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Rejection sampling on a batch of chains: emitted tokens have exactly the target's distribution.
@@ -278,7 +279,7 @@ def rejection_verify(
     Args:
         tokens: int64 [M] packed nodes in target ids; the first node of a row is its root.
         offsets: int32 [B + 1].
-        drawn: int8 [M], CHOSEN or DRAWN; ignored at roots.
+        proposal_kinds: int8 [M], DETERMINISTIC or SAMPLED; ignored at roots.
         dist_index: int32 [M], row of the draft distributions that a drawn node came from; ignored elsewhere.
         target: (logits [M, V], inv_t [M], lse [M], cut [M], tie_id [M]); row i is the distribution of the token after
         node i. draft: (logits [R, Vd], inv_t [R], lse [R], cut [R], tie_id [R]) or None if every node is chosen.
@@ -288,7 +289,7 @@ def rejection_verify(
         uniforms: float32 [M] in (0, 1) instead of the keyed coins (those of roots are ignored).
         race: Gumbel noise (blocks [B, ceil(V / 1024)], tokens [B, V]), float32, instead of the keyed one.
         max_depth: capacity of a path, the root not counted.
-        rule: "token" or "block".
+        rule: "rejection" or "block".
         mass: block masses of the target distributions, from distribution_stats(..., masses=True), or None. They save
         passes over the rows
             and never change the answer, except that h of the block rule may differ by rounding.
@@ -357,7 +358,7 @@ def rejection_verify_logits(
     root_positions: Tensor,
     *,
     max_depth: int,
-    rule: str = TOKEN,
+    rule: str = REJECTION,
 ) -> tuple[Tensor, ...]:
     """distribution_stats and rejection_verify in one: the rejection rule reads the logits of a path's nodes and of no
     others.
@@ -378,7 +379,8 @@ def rejection_verify_logits(
     """
     inv_t, lse, cut, tie_id, mass = stats = distribution_stats(logits, *sampling, masses=True)
     answer = rejection_verify(
-        tokens, offsets, proposal_kinds, dist_index, (logits, inv_t, lse, cut, tie_id), draft, token_ids, seeds, root_positions,
+        tokens, offsets, proposal_kinds, dist_index, (logits, inv_t, lse, cut, tie_id), draft, token_ids, seeds,
+        root_positions,
         max_depth=max_depth, rule=rule, mass=mass,
     )  # fmt: skip
     return (*answer, *only(weighed(*answer[:2], offsets, len(tokens), rule), stats))
@@ -393,7 +395,7 @@ def rejection_thresholds(
     draft: Distribution | None,
     token_ids: Tensor | None,
     *,
-    rule: str = TOKEN,
+    rule: str = REJECTION,
 ) -> tuple[Tensor, Tensor]:
     """What rejection_verify would do, without its randomness: for exact checks of its distribution, not for a
     decoding step.

@@ -22,7 +22,8 @@ BEYOND = tl.constexpr(1 << 30)
 @kernel()
 def ratios(
     logits, inv_t, lse, cut, tie_id, stride, width, cells, room, q_logits, q_inv_t, q_lse, q_cut, q_tie, q_stride,
-    q_width, columns, tokens, next_sibling, proposal_kinds, dist_index, score_only, applied, p_scale, q_scale, offsets, source,
+    q_width, columns, tokens, next_sibling, proposal_kinds, dist_index, score_only, applied, p_scale, q_scale, offsets,
+    source,
     children, reach, threshold, seeds, positions, uniforms, path, accepted, last, firsts, vocab, nodes, dists, depth,
     STEPS: tl.constexpr, BLOCK_RULE: tl.constexpr, WALK: tl.constexpr, EXPLICIT: tl.constexpr, CHAIN: tl.constexpr,
     DRAFT: tl.constexpr, MAPPED: tl.constexpr, SCORE_ONLY: tl.constexpr, FOLD: tl.constexpr, RAGGED: tl.constexpr,
@@ -118,7 +119,8 @@ def walk(
 @kernel(*WIDE)
 def shares(
     logits, inv_t, lse, cut, tie_id, stride, width, cells, room, q_logits, q_inv_t, q_lse, q_cut, q_tie, q_stride,
-    q_width, columns, tokens, next_sibling, proposal_kinds, dist_index, score_only, applied, p_scale, q_scale, children, reach,
+    q_width, columns, tokens, next_sibling, proposal_kinds, dist_index, score_only, applied, p_scale, q_scale,
+    children, reach,
     threshold, vocab, TILE: tl.constexpr, CHAIN: tl.constexpr, DRAFT: tl.constexpr, MAPPED: tl.constexpr,
     SCORE_ONLY: tl.constexpr, FOLD: tl.constexpr, RAGGED: tl.constexpr,
 ):  # fmt: skip

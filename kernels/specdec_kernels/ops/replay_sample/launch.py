@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from ...dispatch.workspace import Spec, carve, needs, results
-from ...inspection.machine_code import Variant, count_type
 from ...overlay import Overlay, folded
 from ...triton_shared.jit import ragged
+from ...triton_shared.variant import Variant, count_type
 from .reference import check
 from .triton_kernel import choose, pieces
 

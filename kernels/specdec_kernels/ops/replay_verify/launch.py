@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from ...dispatch.workspace import Spec, carve, needs, path_specs, results, total
-from ...inspection.machine_code import Variant
 from ...overlay import Overlay
 from ...random import BLOCK
+from ...triton_shared.variant import Variant
 from ..distribution_stats.launch import beside, distribution_stats, forget
 from ..distribution_stats.launch import scratch as dist_scratch
 from ..exact_match_verify.launch import exact_match_verify
@@ -25,7 +25,8 @@ TILE = 64
 
 
 def _scratch(
-    tokens: Tensor, offsets: Tensor, first_child: Tensor, next_sibling: Tensor, score_only: Tensor | None, logits: Tensor,
+    tokens: Tensor, offsets: Tensor, first_child: Tensor, next_sibling: Tensor, score_only: Tensor | None,
+    logits: Tensor,
     *args: object, max_depth: int, **kwargs: object,
 ) -> list[Spec]:  # fmt: skip
     """Of the three parts; per node: parent, seed, position, choice, whether it is off the paths; nodes of the paths."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...dispatch import argument_checks
-from ...proposals.reference import depths
+from .._proposals.reference import depths
 from ..distribution_stats.reference import check as check_logits
 from ..distribution_stats.reference import distribution_stats, on_paths, only
 from ..exact_match_verify.reference import check as check_tree
@@ -57,7 +57,7 @@ def replay_verify(
     is the next token. Only the logits of the nodes on the path need to be read.
 
     Args:
-        tokens, offsets, first_child, next_sibling, score-only nodes: the trees, as exact_match_verify takes them.
+        tokens, offsets, first_child, next_sibling, score_only: the trees, as exact_match_verify takes them.
         logits: [M, V]; row i is that of the token after node i.
         sampling: (temperature, top_k, top_p, min_p), each [M], as distribution_stats takes them.
         seeds: int64 [B], request seeds.

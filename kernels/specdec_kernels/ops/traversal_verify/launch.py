@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...proposals.launch import thresholds_by, verify_by, walk_variant, weigh_variants
+from .._proposals.launch import thresholds_by, verify_by, walk_variant, weigh_variants
 from .reference import check
 
 traversal_verify = verify_by("traversal_verify", True, check)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...proposals.reference import DETERMINISTIC, Distribution, Tree, answer, coins, mass
-from ...proposals.reference import check as check_proposals
+from .._proposals.reference import DETERMINISTIC, Distribution, Tree, answer, coins, mass
+from .._proposals.reference import check as check_proposals
 
 
 def check(*args: object, max_depth: int | None = None) -> None:
@@ -100,7 +100,8 @@ def traversal_verify(
     Sources: Weng et al., traversal verification (2025), algorithm 1; on chains Sun et al., block verification (2025),
     algorithm 2.
     """
-    check(tokens, offsets, first_child, next_sibling, proposal_kinds, dist_index, target, draft, token_ids, score_only, seeds,
+    check(tokens, offsets, first_child, next_sibling, proposal_kinds, dist_index, target, draft, token_ids, score_only,
+        seeds,
           root_positions, uniforms, race, max_depth=max_depth)  # fmt: skip
     tree = Tree(
         tokens, offsets, first_child, next_sibling, proposal_kinds, dist_index, target, draft, token_ids, score_only

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...inspection.machine_code import ARCHITECTURES, Variant
+from ...triton_shared.variant import ARCHITECTURES, Variant
 from .config import INVARIANT_ROWS, PROCESSORS, Config, choose, joined, joint, resident
 from .shares import PLAN_BLOCK
 

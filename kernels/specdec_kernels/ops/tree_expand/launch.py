@@ -9,8 +9,8 @@ from torch import Tensor
 from triton import next_power_of_2
 
 from ...dispatch.workspace import Spec, carve, needs, results
-from ...inspection.machine_code import Variant, count_type
 from ...triton_shared.jit import lanes_for, ragged
+from ...triton_shared.variant import Variant, count_type
 from .reference import check
 
 TILE = 4096

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...dispatch import argument_checks
-from ...proposals.reference import Distribution
+from .._proposals.reference import Distribution
 from .reference import check
 
 _typical_verify = torch.ops.specdec.typical_verify.default

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from ...dispatch.workspace import Spec, carve, needs, path_specs, results
-from ...inspection.machine_code import Variant, count_type
 from ...overlay import Overlay
-from ...proposals.reference import Distribution
+from ...triton_shared.variant import Variant, count_type
+from .._proposals.reference import Distribution
 from ..draft_sample.launch import draw, draw_scratch, rest_of, rest_scratch
 from .reference import check
 from .triton_kernel import entropies, walk
@@ -66,7 +66,8 @@ def typical_verify(
                 *dist, links[2], sums, pieces, PIECE, fold, dists.kind[5], num_warps=WARPS, enable_fp_fusion=False
             )
         walk[(rows,)](
-            *dist, *links, links[0] if score_only is None else score_only.contiguous().view(torch.int8), sums, parents, marks,
+            *dist, *links, links[0] if score_only is None else score_only.contiguous().view(torch.int8), sums, parents,
+            marks,
             path, accepted, last, float(epsilon), float(delta), pieces, nodes, max_depth, TILE,
             score_only is not None, fold, num_warps=1, enable_fp_fusion=False,
         )  # fmt: skip

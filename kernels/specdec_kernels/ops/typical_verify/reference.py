@@ -7,8 +7,8 @@ from math import exp
 import torch
 from torch import Tensor
 
-from ...proposals.reference import Distribution, Tree, answer
-from ...proposals.reference import check as check_proposals
+from .._proposals.reference import Distribution, Tree, answer
+from .._proposals.reference import check as check_proposals
 
 
 def _all_chosen(tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -59,7 +59,7 @@ def typical_verify(
     entropy of that distribution in nats. Of several longest paths the one whose nodes come first among siblings is
     kept. The next token is drawn from the target's distribution at its end (``random.draw_from_weights``).
 
-    Args: tokens, offsets, first_child, next_sibling, target, score-only nodes, seeds, root_positions, max_depth as in
+    Args: tokens, offsets, first_child, next_sibling, target, score_only, seeds, root_positions, max_depth as in
     recursive_rejection_verify; epsilon, delta: 0 or more.
 
     Returns: path, num_accepted, next_token, as recursive_rejection_verify.

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..dispatch import argument_checks
+from ...dispatch import argument_checks
 from .reference import Distribution
 
 _NO_DIST = (None, None, None, None, None)

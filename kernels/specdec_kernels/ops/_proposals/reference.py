@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..dispatch import argument_checks
-from ..ops.distribution_stats.reference import dist_probs
-from ..random import ACCEPT, BLOCK, RECOVER, draw_from_weights, uniform, words
+from ...dispatch import argument_checks
+from ...random import ACCEPT, BLOCK, RECOVER, draw_from_weights, uniform, words
+from ..distribution_stats.reference import dist_probs
 
 DETERMINISTIC = 0
 """A point mass: any deterministic choice."""
@@ -74,7 +74,8 @@ def check(
             argument_checks.tensor(op, "token_ids", token_ids, torch.int64, width)
         elif width > vocab:
             raise ValueError(
-                f"{op}: draft distributions have {width} columns, target distributions {vocab}; expected at most as many; slice off "
+                f"{op}: draft distributions have {width} columns, target distributions {vocab}; expected at most as "
+                f"many; slice off "
                 "padding or pass token_ids"
             )
     if score_only is not None:

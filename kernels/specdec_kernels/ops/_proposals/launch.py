@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..dispatch.workspace import Spec, carve, needs, path_specs, results
-from ..inspection.machine_code import Variant, count_type
-from ..ops.draft_sample.launch import (
+from ...dispatch.workspace import Spec, carve, needs, path_specs, results
+from ...overlay import Overlay
+from ...triton_shared.variant import Variant, count_type
+from ..draft_sample.launch import (
     Rest,
     draw,
     draw_scratch,
@@ -20,10 +21,9 @@ from ..ops.draft_sample.launch import (
     rest_scratch,
     rest_types,
 )
-from ..ops.recursive_rejection_verify.triton_kernel import prepare, walk_down, weigh
-from ..ops.rejection_verify.launch import TILE, WARPS
-from ..ops.traversal_verify.triton_kernel import walk_up
-from ..overlay import Overlay
+from ..recursive_rejection_verify.triton_kernel import prepare, walk_down, weigh
+from ..rejection_verify.launch import TILE, WARPS
+from ..traversal_verify.triton_kernel import walk_up
 from .reference import Distribution, depths, dust
 
 NODES = 256
@@ -46,8 +46,10 @@ class Proposals:
 
     @staticmethod
     def scratch(
-        tokens: Tensor, offsets: Tensor, first_child: Tensor, next_sibling: Tensor, proposal_kinds: Tensor, dist_index: Tensor,
-        target: Distribution, draft: Distribution | None = None, token_ids: Tensor | None = None, *args: object, **kwargs: object,
+        tokens: Tensor, offsets: Tensor, first_child: Tensor, next_sibling: Tensor, proposal_kinds: Tensor,
+        dist_index: Tensor,
+        target: Distribution, draft: Distribution | None = None, token_ids: Tensor | None = None, *args: object,
+        **kwargs: object,
     ) -> list[Spec]:  # fmt: skip
         """Per node: both links, distribution row, applied, level, parents, accept, both scales, reach; per row: last
         node, its refused child."""
@@ -62,8 +64,10 @@ class Proposals:
         ]
 
     def __init__(
-        self, op: str, tokens: Tensor, offsets: Tensor, first_child: Tensor, next_sibling: Tensor, proposal_kinds: Tensor,
-        dist_index: Tensor, target: Distribution, draft: Distribution | None, token_ids: Tensor | None, score_only: Tensor | None,
+        self, op: str, tokens: Tensor, offsets: Tensor, first_child: Tensor, next_sibling: Tensor,
+        proposal_kinds: Tensor,
+        dist_index: Tensor, target: Distribution, draft: Distribution | None, token_ids: Tensor | None,
+        score_only: Tensor | None,
         levels: bool, workspace: Tensor | None = None, overlay: Overlay | None = None,
     ) -> None:  # fmt: skip
         self.op, self.device, self.nodes, self.rows = op, tokens.device, tokens.shape[0], offsets.shape[0] - 1

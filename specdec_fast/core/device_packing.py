@@ -65,7 +65,7 @@ def packed_draft(
         tokens=torch.where(packing.inside, tokens, 0),
         parents=torch.where(packing.inside, parents, nothing),
         offsets=packing.offsets,
-        drawn=torch.zeros_like(packing.place, dtype=torch.int8),
+        proposal_kinds=torch.zeros_like(packing.place, dtype=torch.int8),
         dist_index=nothing,
         row_of=packing.row_of,
         counts=(tokens.shape[0] // rows.shape[0],) * rows.shape[0],
