@@ -42,10 +42,10 @@ TORCH_STAMP := $(STAMPS)/torch-$(shell cksum <<<'$(TORCH)' | cut -d' ' -f1)
 TORCH_FOUND := $(STAMPS)/torch.txt
 NATIVE_TESTS := tests/architecture/test_build.py tests/architecture/test_sanitizers.py
 EXACT_TESTS := tests/rules $(addprefix tests/lab/,test_cells.py test_exact.py test_expected.py test_oracle.py test_proposals.py)
-REPLAY_TESTS := tests/engine/test_greedy.py tests/engine/test_replay.py tests/lab/test_agreement.py
+REPLAY_TESTS := tests/engine/test_greedy.py tests/engine/test_replay.py tests/lab/test_backend_agreement.py
 MUTANT_TESTS := tests/mutants tests/lab/test_mutants.py
 TRAINING_TESTS := tests/heads tests/train tests/tune
-STATISTICS_TESTS := tests/lab $(addprefix tests/engine/,test_law.py test_tree_law.py test_drafter_laws.py)
+STATISTICS_TESTS := tests/lab $(addprefix tests/engine/,test_distribution.py test_tree_distribution.py test_drafter_distributions.py)
 ELSEWHERE := tests/architecture tests/docs tests/kernels tests/interpreter tests/machine_code tests/launch \
   $(EXACT_TESTS) $(REPLAY_TESTS) $(MUTANT_TESTS) $(STATISTICS_TESTS) $(TRAINING_TESTS)
 TOGETHER := : the lanes architecture, kernels, compile, launch, exact, replay, statistics, mutants, unit and training
@@ -125,19 +125,19 @@ kernels-triton: $(READY) ## Compile all Triton kernels for sm_90 with another Tr
 
 gpu-cache: $(READY) ## Compile what GPU sessions launch for sm_90 with another Triton and pack it: TRITON=triton==3.6.0
 	$(call lane,gpu-cache,$(OTHER_TRITON); OMP_NUM_THREADS=1 TRITON_CACHE_DIR='$(CURDIR)/build/gpu-cache' \
-	  $$other/bin/python -m benchmarks.kernel_cache pack build/gpu-cache.tar.xz --processes $(WORKERS))
+	  $$other/bin/python -m benchmarks.gpu.kernel_cache pack build/gpu-cache.tar.xz --processes $(WORKERS))
 
 gpu-rehearsal: $(READY) ## The three commands of a GPU session on a stand-in GPU, at tiny sizes
 	$(call lane,gpu-rehearsal,failed=0; for command in correctness kernels steps; do PYTHON=$(BIN)/python \
 	  benchmarks/gpu_session.sh $$command build/gpu-rehearsal/$$command --rehearse || failed=1; done; test $$failed = 0)
 
-lane-exact: $(READY) ## Laws of all rules enumerated in exact arithmetic, closed forms of what they accept
+lane-exact: $(READY) ## Distributions of all rules enumerated in exact arithmetic, closed forms of what they accept
 	$(call lane,exact,$(PYTEST) -q $(BY_TEST) $(EXACT_TESTS))
 
 lane-replay: $(READY) ## Same seed, same text: greedy and replayed texts, all backends on the same keys
 	$(call lane,replay,$(PYTEST) -q $(BY_FILE) $(REPLAY_TESTS))
 
-lane-statistics: $(READY) ## Draws against laws, through the engine too, and the tests that judge them
+lane-statistics: $(READY) ## Draws against distributions, through the engine too, and the tests that judge them
 	$(call lane,statistics,$(PYTEST) -q $(BY_FILE) $(STATISTICS_TESTS) \
 	  $(foreach done,$(EXACT_TESTS) $(REPLAY_TESTS) $(MUTANT_TESTS),--ignore=$(done)))
 

@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.interleave import environment
+from benchmarks.harness.interleave import environment
 from specdec_fast import SamplingParams, get_drafter
+from specdec_fast.engine.state import DecodeState
 from specdec_fast.interfaces import Budget
-from specdec_fast.state import DecodeState
-from specdec_fast.stores.datastore import Datastore, build
+from specdec_fast.retrieval.datastore import Datastore, build
 
 RESULTS = Path(__file__).parent / "results"
 VOCAB, DOCUMENT = 32_000, 10**6

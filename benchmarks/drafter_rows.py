@@ -9,7 +9,7 @@ FORCED = ("edit", "repeat")  # workloads whose text is forced on the target
 NOTE = (
     "The tokens of `edit` and `repeat` are forced on the target, which does not copy of itself; it does all its work, "
     "and so do the drafters, which see what is committed and nothing else. A draft model is not measured there: it "
-    "follows a request's forced tokens, as every edit of the law, and would be told the text."
+    "follows a request's forced tokens, as every edit of the distribution, and would be told the text."
 )
 OWN_RUN = "measured"
 """Key of a row that was measured in a run of its own: machine, date and conditions of that run."""

@@ -29,13 +29,13 @@ from typing import Any
 
 import torch
 
-from benchmarks.chosen import RESULTS, named, where
+from benchmarks.drafter_overhead import DraftClock
 from benchmarks.drafter_rows import FORCED, as_markdown, merged
-from benchmarks.drafting import DraftClock
 from benchmarks.end_to_end import Setting, Sides, distinct_4, workload
-from benchmarks.interleave import environment, interleave
+from benchmarks.harness.interleave import environment, interleave
+from benchmarks.harness.result_files import write_whole
+from benchmarks.harness.row_selection import RESULTS, named, where
 from benchmarks.progress import Progress
-from benchmarks.result_files import write_whole
 from specdec_fast import SamplingParams, load
 from specdec_fast.loading import ASSETS, load_model, load_tokenizer
 from specdec_fast.rules import DEFAULT
@@ -50,7 +50,7 @@ class Method:
     a trained head, bundled or in `--heads`; draft_wanted: `demo-draft` goes along though the drafter can do without;
     memory: "" where it remembers one request alone, "shared" where it remembers those before it in the same round, with
     nothing left of the round before, "warm" where all rounds' and, to begin with, some of the workload's other prompts;
-    rule: what verifies; one that is not `replay` writes texts that are not plain decoding's, of the same law.
+    rule: what verifies; one that is not `replay` writes texts that are not plain decoding's, of the same distribution.
     """
 
     drafter: str
@@ -96,16 +96,18 @@ METHODS: dict[str, Method] = {
     "forest of ngram and draft_model": Method("forest", "", {"of": "ngram,draft_model"}, draft_wanted=True),
     "draft_tree 2 1 1": Method("draft_tree", "1.5x to 2.8x (SpecInfer)", {"widths": [2, 1, 1]}),
     "draft_tree 2 1 1, iid, tree": Method(
-        "draft_tree", "1.5x to 2.8x (SpecInfer)", {"widths": [2, 1, 1], "how": "iid"}, rule="tree"
+        "draft_tree", "1.5x to 2.8x (SpecInfer)", {"widths": [2, 1, 1], "how": "iid"}, rule="recursive_rejection"
     ),
     "draft_tree 2 1 1, iid, traversal": Method("draft_tree", "", {"widths": [2, 1, 1], "how": "iid"}, rule="traversal"),
     "draft_tree 2 1 1, without replacement, tree": Method(
-        "draft_tree", "", {"widths": [2, 1, 1], "how": "without_replacement"}, rule="tree"
+        "draft_tree", "", {"widths": [2, 1, 1], "how": "without_replacement"}, rule="recursive_rejection"
     ),
     "draft_tree 2 1 1, without replacement, traversal": Method(
         "draft_tree", "", {"widths": [2, 1, 1], "how": "without_replacement"}, rule="traversal"
     ),
-    "draft_tree 2 1 1, hybrid, tree": Method("draft_tree", "", {"widths": [2, 1, 1], "how": "hybrid"}, rule="tree"),
+    "draft_tree 2 1 1, hybrid, tree": Method(
+        "draft_tree", "", {"widths": [2, 1, 1], "how": "hybrid"}, rule="recursive_rejection"
+    ),
     "draft_tree 2 1 1, hybrid, traversal": Method(
         "draft_tree", "", {"widths": [2, 1, 1], "how": "hybrid"}, rule="traversal"
     ),
@@ -177,7 +179,7 @@ def copies(tokenizer: Any, task: str, count: int, length: int) -> list[tuple[lis
 
 def datastore(folder: Path, tokenizer: Any) -> Path:
     """Held-out text of the kinds that the target was trained on, for `rest`: none of it was seen in training."""
-    from specdec_fast.stores.datastore import build
+    from specdec_fast.retrieval.datastore import build
 
     texts = (ASSETS / "heldout.txt").read_text(encoding="utf-8").split("\f")
     build(folder / "heldout", [tokenizer.encode(text) for text in texts], len(tokenizer))
@@ -187,8 +189,8 @@ def datastore(folder: Path, tokenizer: Any) -> Path:
 @cache
 def tuned_shape(temperature: float, nodes: int = 8) -> tuple[int, ...]:
     """The static tree that promises most for the bundled pair, measured on prompts of their own kind."""
-    from specdec_fast.shapes import best_shape
-    from specdec_fast.tune.tree import measure as rates_of
+    from specdec_fast.trees.topology import best_shape
+    from specdec_fast.tune.draft_tree import measure as rates_of
 
     engine = load("demo-target", "demo-draft", drafter="draft_tree", max_rows=8, max_length=256)
     made: Any = engine.drafter

@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.chosen import named, where
-from benchmarks.interleave import environment, interleave
+from benchmarks.harness.interleave import environment, interleave
+from benchmarks.harness.row_selection import named, where
 from specdec_fast import SamplingParams, load
 from specdec_fast.loading import ASSETS, load_model, load_tokenizer
 
@@ -97,7 +97,7 @@ class Sides:
             "demo-draft" if draft else None,
             dtype=setting.dtype,
             compile=setting.compiled and not setting.whole,
-            whole_pass=setting.whole,
+            fused_forward=setting.whole,
             num_draft_tokens=setting.draft_tokens if draft else None,
             max_length=1024,
             max_rows=setting.batch,

@@ -44,7 +44,7 @@ workers=$((cores < 12 ? cores : 12))
 export PYTHONPATH="$PWD:$PWD/kernels:$PWD/tests${PYTHONPATH:+:$PYTHONPATH}" MAX_JOBS=${MAX_JOBS:-$cores}
 if [ "$rehearse" ]; then
   export OMP_NUM_THREADS=1 TRITON_CACHE_DIR="${TRITON_CACHE_DIR:-$HOME/.triton/cache}"
-  run=("$python" -m benchmarks.rehearsal)
+  run=("$python" -m benchmarks.gpu.rehearsal)
   budget=1800 slack=5 # other programs share the cores of a rehearsal
 else
   export TRITON_CACHE_DIR="${TRITON_CACHE_DIR:-$PWD/build/triton-cache}"
@@ -108,7 +108,7 @@ finish() { # report and results of whatever there is; a failure counts unless th
   local status=$?
   trap - EXIT
   [ -z "$found" ] || sed -i "s/null/$(($(kernels_held) - found))/" "$work/cache.json"
-  timeout --kill-after=$grace 8 "$python" -m benchmarks.report "$work" || [ $status != 0 ] || status=1
+  timeout --kill-after=$grace 8 "$python" -m benchmarks.gpu.report "$work" || [ $status != 0 ] || status=1
   pack || [ $status != 0 ] || status=1
   rm -rf "$work"
   echo "== $command: $failed parts failed; $SECONDS s; results: $out/results.tar.gz"
@@ -117,13 +117,13 @@ finish() { # report and results of whatever there is; a failure counts unless th
 
 prepare() { # prepare JOBS: the machine, the extensions, compiled kernels; jobs: what is compiled where none fit
   local held
-  part machine 40 "${run[@]}" benchmarks.machine "$work" || exit "$failed"
+  part machine 40 "${run[@]}" benchmarks.gpu.machine "$work" || exit "$failed"
   if [ -z "$rehearse" ]; then
     part build 95 env SPECDEC_BUILD=auto "$python" setup.py -q build_ext --inplace
     part built 30 "$python" -c "import torch, specdec_kernels as k; import specdec_kernels._C, specdec_kernels._C_cuda; print(k.explain())"
   fi
   held=$(kernels_held)
-  part cache 90 "$python" -m benchmarks.kernel_cache load "${SPECDEC_GPU_CACHE:-build/gpu-cache.tar.xz}" --jobs "$@"
+  part cache 90 "$python" -m benchmarks.gpu.kernel_cache load "${SPECDEC_GPU_CACHE:-build/gpu-cache.tar.xz}" --jobs "$@"
   found=$(kernels_held)
   echo "{\"held_before\": $held, \"added\": $((found - held)), \"compiled_later\": null}" >"$work/cache.json"
 }
@@ -131,25 +131,25 @@ prepare() { # prepare JOBS: the machine, the extensions, compiled kernels; jobs:
 tests() { # tests NAME SECONDS WORDS...: pytest in parallel, one test at a time from the front; NAME.json keeps outcomes
   local name=$1 limit=$2 spread=(-n "$workers" --dist load --maxschedchunk 1)
   shift 2
-  [ -z "$rehearse" ] || spread=(-p benchmarks.rehearsal)
-  part "$name" "$limit" env OUTCOMES="$work/$name.json" "$python" -m pytest -v --tb=short -p benchmarks.outcomes "${spread[@]}" "$@"
+  [ -z "$rehearse" ] || spread=(-p benchmarks.gpu.rehearsal)
+  part "$name" "$limit" env OUTCOMES="$work/$name.json" "$python" -m pytest -v --tb=short -p benchmarks.gpu.outcomes "${spread[@]}" "$@"
 }
 
 correctness() {
-  local few=() draws=(--draws 100000 --rules token replay traversal)
-  [ -z "$rehearse" ] || few=(-k "kernel_runs and tree_plan or captured and none") draws=(--draws 200 --vocab 300 --rules token)
+  local few=() draws=(--draws 100000 --rules rejection replay traversal)
+  [ -z "$rehearse" ] || few=(-k "kernel_runs and tree_plan or captured and none") draws=(--draws 200 --vocab 300 --rules rejection)
   prepare
   tests tests 200 tests/gpu --maxfail=100 "${few[@]}"
-  [ "$rehearse" ] || tests operators 30 tests/kernels/test_registered.py tests/kernels/test_dispatch.py
+  [ "$rehearse" ] || tests operators 30 tests/kernels/test_torch_ops.py tests/kernels/test_dispatch.py
   [ -z "$rehearse" ] || part once 60 "${run[@]}" benchmarks.kernels.once --size small tree_plan
   part memcheck 60 "${run[@]}" benchmarks.kernels.sanitize memcheck --out "$work"
   part racecheck 60 "${run[@]}" benchmarks.kernels.sanitize racecheck --out "$work"
-  part lab 25 "${run[@]}" benchmarks.lab_draws --out "$work/lab_draws.json" --device cuda --threads 1 "${draws[@]}"
+  part lab 25 "${run[@]}" benchmarks.lab.draws --out "$work/lab_draws.json" --device cuda --threads 1 "${draws[@]}"
 }
 
 kernels() {
   local jobs=operators ours=(--rounds 30) theirs=(--rounds 20)
-  [ -z "$rehearse" ] || jobs=tiny ours=(--tiny --rounds 2 tree_attention law_stats) theirs=(--tiny --rounds 2 kv_commit)
+  [ -z "$rehearse" ] || jobs=tiny ours=(--tiny --rounds 2 tree_attention distribution_stats) theirs=(--tiny --rounds 2 kv_commit)
   prepare $jobs
   part kernels 240 "${run[@]}" benchmarks.kernels.gpu --out "$work" "${ours[@]}"
   [ -z "$rehearse" ] || part once 60 "${run[@]}" benchmarks.kernels.once --size tiny tree_plan

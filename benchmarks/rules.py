@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from benchmarks.end_to_end import workload
-from benchmarks.interleave import environment
+from benchmarks.harness.interleave import environment
 from specdec_fast import SamplingParams, load
 
 RESULTS = Path(__file__).parent / "results"
@@ -30,12 +30,12 @@ def _tree(how: str) -> dict[str, Any]:
 
 # rule, what is proposed, how
 CONTENDERS: list[tuple[str, str, dict[str, Any]]] = [
-    ("token", "chain of 6", CHAIN),
+    ("rejection", "chain of 6", CHAIN),
     ("block", "chain of 6", CHAIN),
     ("replay", "chain of 6", CHAIN),
-    ("tree", "tree of 6, independent siblings", _tree("iid")),
-    ("tree", "tree of 6, without replacement", _tree("without_replacement")),
-    ("tree", "tree of 6, hybrid", _tree("hybrid")),
+    ("recursive_rejection", "tree of 6, independent siblings", _tree("iid")),
+    ("recursive_rejection", "tree of 6, without replacement", _tree("without_replacement")),
+    ("recursive_rejection", "tree of 6, hybrid", _tree("hybrid")),
     ("traversal", "tree of 6, independent siblings", _tree("iid")),
     ("traversal", "tree of 6, without replacement", _tree("without_replacement")),
     ("traversal", "tree of 6, hybrid", _tree("hybrid")),

@@ -9,7 +9,8 @@ often that half of the drafted tokens are expected to be accepted; the passes co
 timed alone, on the same device, on as many nodes: one pass of the target over
 all nodes, and those of the draft: one per drafted token of a draft model; of a head its fusion, what it stores of the
 last step and one pass over the chain so far per further token (on a GPU as captured graphs). Overhead is what a step
-takes beyond both. On a GPU a few more steps are traced: kernels per step, busy time and gaps (`benchmarks/trace.py`).
+takes beyond both. On a GPU a few more steps are traced: kernels per step, busy time and gaps
+(`benchmarks/gpu/trace.py`).
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from typing import Any
 
 import torch
 
-from benchmarks.result_files import write_whole
-from benchmarks.trace import traced
+from benchmarks.gpu.trace import traced
+from benchmarks.harness.result_files import write_whole
 from specdec_fast import Draft, Engine, HuggingFaceTarget, SamplingParams, get_drafter
-from specdec_fast.packed_shape import packed_shape
-from specdec_fast.shapes import shape_of_widths
-from specdec_fast.targets.head_rows import PagedHead
+from specdec_fast.core.chain_layout import chain_layout
+from specdec_fast.draft_runners.head_runner import PagedHead
+from specdec_fast.trees.topology import shape_of_widths
 from specdec_kernels import tree_plan
-from specdec_kernels.timing import Spread, graph_times, host_times
+from specdec_kernels.inspection.timing import Spread, graph_times, host_times
 
 SHAPES: dict[str, dict[str, dict[str, int]]] = {
     "tiny": {
@@ -139,7 +140,7 @@ def _model(size: dict[str, int], device: torch.device) -> Any:
 
 def eagle3_head(target: HuggingFaceTarget) -> PagedHead:
     """A random head of a target's shape."""
-    from specdec_fast.train.recurrent import new_eagle3
+    from specdec_fast.train.heads.recurrent import new_eagle3
 
     last = target.num_layers - 1
     layers = [min(2, last), target.num_layers // 2, max(last - 2, 0)]
@@ -155,7 +156,7 @@ def waits(device: torch.device) -> None:
 @torch.inference_mode()
 def passes_of_model(draft: HuggingFaceTarget, rows: int, drafted: int) -> Callable[[], None]:
     """The passes of a draft model in a step: one token of every row, for each drafted one."""
-    shape = packed_shape(tuple(range(rows)), (1,) * rows, draft.device)
+    shape = chain_layout(tuple(range(rows)), (1,) * rows, draft.device)
     tokens, lengths = torch.ones(rows, dtype=torch.int64, device=draft.device), draft.cache.lengths.clone()
 
     def run() -> None:
@@ -172,16 +173,18 @@ def passes_of_head(head: PagedHead, rows: int, drafted: int) -> Callable[[], Non
     every, device, cache = tuple(range(rows)), head.device, head.cache
     for row in every:
         cache.reserve(row, cache.max_length)
-    new = packed_shape(every, (drafted + 1,) * rows, device)
+    new = chain_layout(every, (drafted + 1,) * rows, device)
     count, lengths = rows * (drafted + 1), cache.lengths.clone()
     tapped = head.target.model.config.hidden_size
-    taps = {name: torch.zeros(count, tapped, dtype=head.target.dtype, device=device) for name in head.taps}
+    aux_hidden_states = {
+        name: torch.zeros(count, tapped, dtype=head.target.dtype, device=device) for name in head.aux_hidden_states
+    }
     tokens, features = torch.ones(count, dtype=torch.int64, device=device), head.blank(count)
     chains = [Draft.chains(every, [[1] * size] * rows, device=device) for size in range(2, drafted + 1)]
     ends = [chain.offsets[1:].long() - 1 for chain in chains]
 
     def run() -> None:
-        head.features(taps)
+        head.features(aux_hidden_states)
         head.logits(head.extend(new.rows, tokens, features, new.offsets)[new.last])
         cache.lengths.copy_(lengths)
         for chain, last in zip(chains, ends):

@@ -11,9 +11,9 @@ from specdec_fast import SamplingParams, load
 from specdec_fast.heads.blockwise import BlockwiseHeads
 from specdec_fast.heads.checkpoint_blockwise import save_blockwise
 from specdec_fast.loading import load_model, load_tokenizer
-from specdec_fast.train.ahead import AheadTrainee
-from specdec_fast.train.heads import Settings, TargetStates, fit
-from specdec_fast.train.texts import split, text_row
+from specdec_fast.train.heads.parallel import AheadTrainee
+from specdec_fast.train.heads.trainer import Settings, TargetStates, fit
+from specdec_fast.train.heads.training_texts import split, text_row
 
 TEXT = Path(argparse.__file__)  # any text that the target knows how to continue
 

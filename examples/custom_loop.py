@@ -15,16 +15,16 @@ from specdec_fast import (
     Budget,
     Draft,
     HuggingFaceTarget,
-    Laws,
     Rng,
     SamplingParams,
+    TokenDistributions,
     get_drafter,
     get_rule,
 )
+from specdec_fast.engine.state import DecodeState
 from specdec_fast.loading import load_model, load_tokenizer
-from specdec_fast.sampling import process
-from specdec_fast.state import DecodeState
-from specdec_kernels import TreePlan, replay_sample, tree_plan, tree_verify
+from specdec_fast.sampling.pipeline import target_distributions
+from specdec_kernels import TreePlan, exact_match_verify, replay_sample, tree_plan
 
 PROMPT = "1:1 And the sons of Adam were seven; and the sons of Noah were three; and the sons of"
 NEW_TOKENS, DEPTH, CONTEXT = 48, 4, 512
@@ -80,9 +80,9 @@ def main() -> None:
         plan = tree_plan(draft.parents, draft.offsets)
         target.cache.reserve(row, state.length(row) + draft.num_nodes)
         output, slots = target.score(draft, plan)  # all nodes in one forward pass
-        laws = process(draft, plan, output.logits, state.sampling([row]), rng.positions)
-        acceptance = rule(draft, plan, laws, rng)
-        check_with_operators(draft, plan, laws, rng, acceptance)
+        dists = target_distributions(draft, plan, output.logits, state.sampling([row]), rng.positions)
+        acceptance = rule(draft, plan, dists, rng)
+        check_with_operators(draft, plan, dists, rng, acceptance)
 
         target.cache.commit(draft.rows, slots, acceptance.path, acceptance.num_accepted)
         [(emitted, num_accepted)] = state.read(draft, acceptance)
@@ -98,13 +98,15 @@ def main() -> None:
     print(f"\n{len(new)} tokens, {len(new) / steps:.2f} tokens per target pass")
 
 
-def check_with_operators(draft: Draft, plan: TreePlan, laws: Laws, rng: Rng, acceptance: Acceptance) -> None:
+def check_with_operators(
+    draft: Draft, plan: TreePlan, dists: TokenDistributions, rng: Rng, acceptance: Acceptance
+) -> None:
     """What the rule did: the target's own choice at every node, and how far the tree has it."""
     seeds = rng.seeds[draft.row_of]
     positions = rng.positions[draft.row_of] + plan.depth + 1
-    choice = replay_sample(laws.logits, laws.inv_t, laws.cut, laws.tie_id, seeds, positions)
+    choice = replay_sample(dists.logits, dists.inv_t, dists.cut, dists.tie_id, seeds, positions)
     links = plan.first_child, plan.next_sibling
-    path, num_accepted, next_token = tree_verify(
+    path, num_accepted, next_token = exact_match_verify(
         draft.tokens, draft.offsets, *links, choice, None, max_depth=draft.max_depth
     )
     assert torch.equal(path, acceptance.path)

@@ -10,9 +10,9 @@ from pathlib import Path
 from specdec_fast import SamplingParams, load
 from specdec_fast.heads.checkpoint_eagle import save_eagle3
 from specdec_fast.loading import load_model, load_tokenizer
-from specdec_fast.train.heads import Settings, TargetStates, fit
-from specdec_fast.train.recurrent import Eagle3Trainee, frequent_ids, new_eagle3
-from specdec_fast.train.texts import split, text_row
+from specdec_fast.train.heads.recurrent import Eagle3Trainee, frequent_ids, new_eagle3
+from specdec_fast.train.heads.trainer import Settings, TargetStates, fit
+from specdec_fast.train.heads.training_texts import split, text_row
 
 TEXT = Path(argparse.__file__)  # any text that the target knows how to continue
 
@@ -21,7 +21,7 @@ with tempfile.TemporaryDirectory() as folder:
     settings = Settings(steps=20, batch=2, length=64, lr=4e-3)
     row, held = split(text_row([TEXT], "text", load_tokenizer("demo-target")), settings.length, blocks=4)
     head = new_eagle3(model, frequent_ids(row, 512, 1024))
-    states = TargetStates(model, (*head.taps, "final_norm"))
+    states = TargetStates(model, (*head.aux_hidden_states, "final_norm"))
     history = fit(Eagle3Trainee(head, states, ahead=3), states, row, held, settings, place).history
     save_eagle3(place / "head", head)
     params = SamplingParams(temperature=0, max_new_tokens=32)

@@ -11,15 +11,15 @@ import torch
 
 from specdec_kernels import (
     CacheTable,
+    distribution_stats,
+    exact_match_verify,
     explain,
     kv_commit,
     kv_slots,
     kv_stage,
-    law_stats,
     replay_sample,
     tree_attention,
     tree_plan,
-    tree_verify,
 )
 
 HEADS, KV_HEADS, WIDTH, VOCAB, PAGE = 8, 2, 64, 1000, 16
@@ -56,11 +56,11 @@ logits = hidden.flatten(1) @ project * 0.1
 
 # Verification under the requests' seeds: what the target says at every node, and the path that says the same.
 rows = torch.full((11,), 0.8, device=device), ints(*[50] * 11), torch.full((11,), 0.95, device=device)
-inv_t, lse, cut, tie_id = law_stats(logits, *rows, torch.zeros(11, device=device))
+inv_t, lse, cut, tie_id = distribution_stats(logits, *rows, torch.zeros(11, device=device))
 seeds = torch.tensor([1234, 99], device=device)[plan.row.long()]
 choice = replay_sample(logits, inv_t, cut, tie_id, seeds, (positions + 1).int())
 tokens[1], tokens[8] = choice[0], choice[7]  # (a drafter that guessed right once in each tree)
-path, accepted, following = tree_verify(
+path, accepted, following = exact_match_verify(
     tokens, offsets, plan.first_child, plan.next_sibling, choice, max_depth=6
 )  # fmt: skip
 

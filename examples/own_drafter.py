@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from specdec_fast import SamplingParams, load
-from specdec_fast.draft import Draft
+from specdec_fast.core.draft import Draft
 from specdec_fast.interfaces import Acceptance, Budget, Needs, Rng, StateView, TargetOutput
 
 PROMPT = "1 The sons of Judah; Er, and Onan, and Shelah.\n2 The sons of Levi; Gershon, and Kohath.\n3 The sons of"

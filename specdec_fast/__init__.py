@@ -10,15 +10,15 @@ __version__ = "0.1.0"
 _HOME = {
     "Acceptance": "interfaces",
     "Budget": "interfaces",
-    "Draft": "draft",
-    "Drawn": "draft",
-    "Engine": "engine",
-    "Handle": "request",
+    "Draft": "core.draft",
+    "ProposalKind": "core.draft",
+    "Engine": "engine.engine",
+    "Handle": "engine.request",
     "HuggingFaceTarget": "targets.huggingface",
-    "Laws": "laws",
+    "TokenDistributions": "core.distributions",
     "Needs": "interfaces",
     "Rng": "interfaces",
-    "SamplingParams": "sampling",
+    "SamplingParams": "sampling.params",
     "get_drafter": "drafters",
     "get_rule": "rules",
     "load": "loading",
@@ -27,19 +27,19 @@ _HOME = {
 __all__ = ["__version__", *_HOME]
 
 if TYPE_CHECKING:
-    from specdec_fast.draft import Draft as Draft
-    from specdec_fast.draft import Drawn as Drawn
+    from specdec_fast.core.distributions import TokenDistributions as TokenDistributions
+    from specdec_fast.core.draft import Draft as Draft
+    from specdec_fast.core.draft import ProposalKind as ProposalKind
     from specdec_fast.drafters import get_drafter as get_drafter
-    from specdec_fast.engine import Engine as Engine
+    from specdec_fast.engine.engine import Engine as Engine
+    from specdec_fast.engine.request import Handle as Handle
     from specdec_fast.interfaces import Acceptance as Acceptance
     from specdec_fast.interfaces import Budget as Budget
     from specdec_fast.interfaces import Needs as Needs
     from specdec_fast.interfaces import Rng as Rng
-    from specdec_fast.laws import Laws as Laws
     from specdec_fast.loading import load as load
-    from specdec_fast.request import Handle as Handle
     from specdec_fast.rules import get_rule as get_rule
-    from specdec_fast.sampling import SamplingParams as SamplingParams
+    from specdec_fast.sampling.pipeline import SamplingParams as SamplingParams
     from specdec_fast.targets.huggingface import HuggingFaceTarget as HuggingFaceTarget
 
 

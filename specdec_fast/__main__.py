@@ -1,4 +1,4 @@
-"""The program: the script `specdec`, and `python -m specdec_fast`. Tests: tests/cli/test_root.py."""
+"""The program: the script `specdec`, and `python -m specdec_fast`. Tests: tests/commands/test_root.py."""
 
 from __future__ import annotations
 

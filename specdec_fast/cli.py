@@ -1,9 +1,9 @@
 """The program `specdec`: its commands, errors as messages, exit codes.
 
 Nothing heavy is imported before a command runs, so `specdec --help` stays fast. Exit codes: 0 done, 1 the
-reader of a pipe went away or the lab rejected a law, 2 bad input (one message on stderr, no traceback), 130
+reader of a pipe went away or the lab rejected a distribution, 2 bad input (one message on stderr, no traceback), 130
 interrupted.
-Tests: tests/cli/.
+Tests: tests/commands/.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from specdec_fast.commands.drafters import drafters
 from specdec_fast.commands.generate import generate
 from specdec_fast.commands.info import info
 from specdec_fast.commands.lab import lab
-from specdec_fast.commands.wording import NAMED, in_flags
+from specdec_fast.commands.option_names import NAMED, in_flags
 
 # Applications of other modules, mounted when they are there: name -> (module with `app`, line of help).
 MOUNTED = {

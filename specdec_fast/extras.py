@@ -24,7 +24,7 @@ def require(extra: str, what: str, *packages: str) -> None:
     """
     missing = [name for name in packages or EXTRAS[extra] if find_spec(name) is None]
     if missing:
-        from specdec_kernels.extras import install  # brings torch, which help pages do without
+        from specdec_kernels.dispatch.extras import install  # brings torch, which help pages do without
 
         are = "is" if len(missing) == 1 else "are"
         raise ValueError(

@@ -13,9 +13,9 @@ from typing import Any, Literal, Protocol, TypeGuard, runtime_checkable
 import torch
 from torch import Tensor
 
-from specdec_fast.draft import Draft
-from specdec_fast.laws import Laws
-from specdec_fast.sampling import Sampling
+from specdec_fast.core.distributions import TokenDistributions
+from specdec_fast.core.draft import Draft
+from specdec_fast.sampling.pipeline import Sampling
 from specdec_kernels import TreePlan
 
 
@@ -25,8 +25,8 @@ class Acceptance:
 
     path: int32 [B, D+1] accepted node indices on the packed axis, root first, -1 padded; num_accepted: int32 [B],
     root not counted; next_token: int64 [B] recovered (after a rejection) or bonus (all accepted); node_choice:
-    int64 [M] the target's own choice at every node (replay and greedy), scouts included, or None; accepted: the same as
-    num_accepted where the host has read it (of a text that breaks off no more than is sound), else None.
+    int64 [M] the target's own choice at every node (replay and greedy), score-only nodes included, or None; accepted:
+    the same as num_accepted where the host has read it (of a text that breaks off no more than is sound), else None.
     """
 
     path: Tensor
@@ -65,10 +65,12 @@ class Rng:
 
 @dataclass(slots=True, eq=False)
 class TargetOutput:
-    """logits: [N, V] of the nodes that were asked for, or None; taps: hidden states [M, hidden] by name."""
+    """logits: [N, V] of the nodes that were asked for, or None; auxiliary hidden states: hidden states [M, hidden]
+    by name.
+    """
 
     logits: Tensor | None
-    taps: dict[str, Tensor] = field(default_factory=dict)
+    aux_hidden_states: dict[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
@@ -92,26 +94,27 @@ class Slots:
 class Needs:
     """What a drafter, rule or request asks of the engine: capabilities, never identities.
 
-    topology: the shape of its drafts; taps: hidden states wanted from the target ("entering:i", "final_norm"), of
-    prompts and of every step; prompt_taps: those wanted of prompts only, which leaves the steps as they are;
-    host_tokens: reads committed tokens on the host (forces the `sync` step mode); node_choices: wants the target's
-    choice at every node; logits: learns from the target's logits when it observes; laws: its tokens are drawn and carry
-    laws; partial_laws: these are over part of the vocabulary; excludes: they are drawn outside their chosen siblings,
-    so no sibling may come from elsewhere; shared: what is drafted for a request may follow from texts or acceptance of
-    others, so under rules that toss coins each request needs coins of its own; vocab_size: the ids that its own model
-    drafts are below it, and so must be the target's; None if it drafts what the target knows.
+    topology: the shape of its drafts; auxiliary hidden states: hidden states wanted from the target ("entering:i",
+    "final_norm"), of prompts and of every step; prompt_aux_hidden_states: those wanted of prompts only, which leaves
+    the steps as they are; host_tokens: reads committed tokens on the host (forces the `sync` step mode);
+    node_choices: wants the target's choice at every node; logits: learns from the target's logits when it observes;
+    distributions: its tokens are drawn and carry distributions; partial_dists: these are over part of the vocabulary;
+    excludes: they are drawn outside their chosen siblings, so no sibling may come from elsewhere; shared: what is
+    drafted for a request may follow from texts or acceptance of others, so under rules that toss coins each request
+    needs coins of its own; vocab_size: the ids that its own model drafts are below it, and so must be the target's;
+    None if it drafts what the target knows.
     """
 
     topology: Literal["chain", "tree"] = "chain"
-    taps: tuple[str, ...] = ()
-    prompt_taps: tuple[str, ...] = ()
+    aux_hidden_states: tuple[str, ...] = ()
+    prompt_aux_hidden_states: tuple[str, ...] = ()
     host_tokens: bool = False
     own_cache: bool = False
     partial_layers: bool = False
     node_choices: bool = False
     logits: bool = False
-    laws: bool = False
-    partial_laws: bool = False
+    dists: bool = False
+    partial_dists: bool = False
     excludes: bool = False
     shared: bool = False
     vocab_size: int | None = None
@@ -172,9 +175,17 @@ class Target(Protocol):
     def cache(self) -> KVCache: ...
 
     def extend(
-        self, rows: Tensor, tokens: Tensor, offsets: Tensor, *, logits: bool | Tensor, taps: Sequence[str] = ()
+        self,
+        rows: Tensor,
+        tokens: Tensor,
+        offsets: Tensor,
+        *,
+        logits: bool | Tensor,
+        aux_hidden_states: Sequence[str] = (),
     ) -> TargetOutput: ...
-    def score(self, draft: Draft, plan: TreePlan, taps: Sequence[str] = ()) -> tuple[TargetOutput, Slots]: ...
+    def score(
+        self, draft: Draft, plan: TreePlan, aux_hidden_states: Sequence[str] = ()
+    ) -> tuple[TargetOutput, Slots]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,15 +208,15 @@ class Parts:
 class Drafter(Protocol):
     """Seam 3. Four verbs; rows join by `begin` and leave by `release` at any step.
 
-    What keeps the text lossless under rules that use the draft's laws (`Rule.uses_q`): `propose` sees committed data
-    and a budget; whether a node is drawn at all may depend on these and on the tokens drawn before it; a token that
-    was drawn is in the draft, with its law, and is no scout. Pruning after drawing is for chosen tokens, or for rules
-    that do not look at q.
+    What keeps the text lossless under rules that use the draft's distributions (`Rule.uses_q`): `propose` sees
+    committed data and a budget; whether a node is drawn at all may depend on these and on the tokens drawn before it;
+    a token that was drawn is in the draft, with its distribution, and is no score-only node. Pruning after drawing is
+    for chosen tokens, or for rules that do not look at q.
 
     A class may add `from_parts(parts, **options)`, a class method that makes one out of `Parts`, and say with
     `by_rule(prefers)`, a static method, which defaults of its options that sets, for `specdec drafters`, and with
     `takes_draft = True` that it wants a draft model; a class without is made by `cls(**options)`. Its class attribute
-    `needs` holds for the default options; `draws = True` says that others make it draw tokens from laws,
+    `needs` holds for the default options; `draws = True` says that others make it draw tokens from distributions,
     `may_take_draft = True` that some options have a use for a draft model, and `apart` names options with which it
     does not need `excludes`.
     """
@@ -220,7 +231,7 @@ class Drafter(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class CapturedRows:
+class CudaGraphRows:
     """The batch of a captured step, all of it on the device. rows: int32 [B], all different; lengths: int32 [B]
     committed tokens; drafts: int32 [B] draft nodes wanted, at most num_draft_tokens, 0 for rows that do not draft;
     tokens: int64 [R, L], the committed tokens of every row; sampling: of the B rows.
@@ -235,7 +246,7 @@ class CapturedRows:
 
 
 @dataclass(frozen=True, slots=True)
-class CapturedTrees:
+class CudaGraphTrees:
     """Chosen draft nodes of B rows behind their roots, K places each. tokens: int64 [B, K]; parents: int32 [B, K], by
     their index in the tree, where 0 is the root, parents first, or None for chains; counts: int32 [B], how many of a
     row's are there, the first ones, at most its `drafts`; depth: a bound on that of any node, on the host.
@@ -248,22 +259,22 @@ class CapturedTrees:
 
 
 @runtime_checkable
-class CapturedProposals(Protocol):
+class CudaGraphProposals(Protocol):
     """What a drafter's method `captured(max_rows)` answers with when its proposals can be part of a captured step (else
     one sentence that says why not). `propose` and `observe` run while a step is captured: they ask the device nothing
     and make no shape depend on data. The other verbs run on the host, between steps.
 
-    taps: hidden states wanted from the target in `observe`, where rows without nodes have a path of -1; enter: rows
-    join, with what is committed, again after it failed; reserve: whether a row may hold so many tokens; leave: rows go
-    back to steps that are not captured, with what is committed: a step may have failed half-way.
+    auxiliary hidden states: hidden states wanted from the target in `observe`, where rows without nodes have a path
+    of -1; enter: rows join, with what is committed, again after it failed; reserve: whether a row may hold so many
+    tokens; leave: rows go back to steps that are not captured, with what is committed: a step may have failed half-way.
     """
 
-    taps: tuple[str, ...]
+    aux_hidden_states: tuple[str, ...]
 
     def enter(self, view: StateView, rows: Sequence[int]) -> None: ...
     def reserve(self, row: int, length: int) -> bool: ...
-    def propose(self, batch: CapturedRows) -> CapturedTrees: ...
-    def observe(self, batch: CapturedRows, acceptance: Acceptance, output: TargetOutput) -> None: ...
+    def propose(self, batch: CudaGraphRows) -> CudaGraphTrees: ...
+    def observe(self, batch: CudaGraphRows, acceptance: Acceptance, output: TargetOutput) -> None: ...
     def leave(self, view: StateView, rows: Sequence[int]) -> None: ...
 
 
@@ -271,9 +282,10 @@ class CapturedProposals(Protocol):
 class Rule(Protocol):
     """Seam 4. A pure function of its arguments.
 
-    lossless: the emitted text has the target's law; replays: the text is a function of the seed alone, whatever was
-    drafted; uses_q: reads the laws that drawn tokens came from, so none of them may be dropped before verification;
-    prefers: how a draft model should pick its tokens for this rule ("greedy", "coupled" or "drawn").
+    lossless: the emitted text has the target's distribution; replays: the text is a function of the seed alone,
+    whatever was drafted; uses_q: reads the distributions that drawn tokens came from, so none of them may be dropped
+    before verification; prefers: how a draft model should pick its tokens for this rule ("greedy", "coupled" or
+    "sampled").
     """
 
     name: str
@@ -284,27 +296,27 @@ class Rule(Protocol):
 
     def why_not(self, needs: Needs) -> str | None: ...
     def why_not_sampling(self, params: Any) -> str | None: ...
-    def __call__(self, draft: Draft, plan: TreePlan, target_laws: Laws, rng: Rng) -> Acceptance: ...
+    def __call__(self, draft: Draft, plan: TreePlan, target_dists: TokenDistributions, rng: Rng) -> Acceptance: ...
 
 
-class CoinRule(Rule, Protocol):
+class ThresholdRule(Rule, Protocol):
     """A rule that tosses one coin per node: the coins can be given, and what they are compared with can be seen.
 
     Called with `uniforms` (float32 [M] in (0, 1)) a rule takes these in place of its keyed coins. `thresholds` answers
     with (threshold [M], residual [M, V]): the coin of node i passes iff it is strictly below threshold[i], given that
     the rule looks at it; residual[i] are the unnormalised weights of the next token when the accepted path ends at
-    node i. Both are functions of the draft and the target's laws alone. from_leaves: the path ends at the first node in
-    post-order whose coin passes, not at the last one of a walk from the root.
+    node i. Both are functions of the draft and the target's distributions alone. from_leaves: the path ends at the
+    first node in post-order whose coin passes, not at the last one of a walk from the root.
     """
 
     from_leaves: bool
 
     def __call__(
-        self, draft: Draft, plan: TreePlan, target_laws: Laws, rng: Rng, uniforms: Tensor | None = None
+        self, draft: Draft, plan: TreePlan, target_dists: TokenDistributions, rng: Rng, uniforms: Tensor | None = None
     ) -> Acceptance: ...
-    def thresholds(self, draft: Draft, plan: TreePlan, target_laws: Laws) -> tuple[Tensor, Tensor]: ...
+    def thresholds(self, draft: Draft, plan: TreePlan, target_dists: TokenDistributions) -> tuple[Tensor, Tensor]: ...
 
 
-def shows_coins(rule: Rule) -> TypeGuard[CoinRule]:
-    """Whether a rule is a `CoinRule`: one that passes calls on to another (`__getattr__`) is what the other is."""
+def shows_thresholds(rule: Rule) -> TypeGuard[ThresholdRule]:
+    """Whether a rule is a `ThresholdRule`: one that passes calls on to another (`__getattr__`) is what the other is."""
     return hasattr(rule, "thresholds")

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from specdec_fast.budget import BudgetPolicy, budget_for
-from specdec_fast.choosing import sample_ways
+from specdec_fast.adaptive.budget import BudgetPolicy, budget_for
 from specdec_fast.core.names import explain_arguments
 from specdec_fast.drafters import (
     drafter_names,
@@ -24,14 +23,15 @@ from specdec_fast.drafters import (
     refuse_missing_draft,
     refuse_unknown_options,
 )
-from specdec_fast.engine import Engine
+from specdec_fast.engine.engine import Engine
+from specdec_fast.engine.request import Prompt
 from specdec_fast.interfaces import Drafter, Rule
-from specdec_fast.request import Prompt
+from specdec_fast.retrieval.tokenizer_fingerprint import vocabulary_size
 from specdec_fast.rules import DEFAULT, get_rule, rule_for
-from specdec_fast.sampling_params import SamplingParams
-from specdec_fast.stores.vocabulary import vocabulary_size
+from specdec_fast.sampling.params import SamplingParams
+from specdec_fast.targets.fused_forward import widened
 from specdec_fast.targets.huggingface import HuggingFaceTarget, UnsupportedModelError
-from specdec_fast.targets.whole_pass import widened
+from specdec_fast.tune.rule_selection import sample_ways
 from specdec_kernels.names import closest, unknown_name
 
 if TYPE_CHECKING:
@@ -250,7 +250,7 @@ def load(
     page_size: int = 16,
     num_pages: int | None = None,
     compile: bool = False,
-    whole_pass: bool = False,
+    fused_forward: bool = False,
     eos_token_ids: Sequence[int] | None = None,
     budget: str | BudgetPolicy = "fixed",
     step_mode: str = "auto",
@@ -263,9 +263,9 @@ def load(
     "draft_model" when a draft is given, else none; "draft_tree" takes a draft too); drafter_options: what else its
     constructor takes; tokenizer: a transformers tokenizer, or where one lies; dtype, device: of models that are loaded
     here (a loaded one stays as it is); sample: requests like those to come, with whose first tokens rule `best` weighs
-    how to draft (without them it goes by what holds for every draft); whole_pass: the target's passes run as one
+    how to draft (without them it goes by what holds for every draft); fused_forward: the target's passes run as one
     operator (those of a draft model do wherever they can, and a small one of half precision is loaded in float32 for
-    that: what they compute changes no law); the other arguments as in `HuggingFaceTarget` and `Engine`.
+    that: what they compute changes no distribution); the other arguments as in `HuggingFaceTarget` and `Engine`.
 
     Raises ValueError when something cannot be loaded or does not fit together.
     """
@@ -305,7 +305,12 @@ def load(
     shape: dict[str, Any] = {"max_rows": max_rows, "page_size": page_size, "compile": compile}
     with _called("model"):
         ours = HuggingFaceTarget(
-            model, max_length=max_length, num_pages=num_pages, vocab_size=vocab_size, whole_pass=whole_pass, **shape
+            model,
+            max_length=max_length,
+            num_pages=num_pages,
+            vocab_size=vocab_size,
+            fused_forward=fused_forward,
+            **shape,
         )
 
     def open_draft() -> HuggingFaceTarget:
@@ -321,7 +326,9 @@ def load(
         if small is model:
             raise ValueError("draft: got the target itself; expected another model (its cache would be shared)")
         with _called("draft"):
-            small_one = HuggingFaceTarget(small, max_length=ours.max_length, vocab_size=size, whole_pass=None, **shape)
+            small_one = HuggingFaceTarget(
+                small, max_length=ours.max_length, vocab_size=size, fused_forward=None, **shape
+            )
         small_one.tokenizer = theirs
         return small_one
 
@@ -346,8 +353,8 @@ def load(
         made = make(prefers)
         settled = getattr(rule_for(chosen, made.needs, temperature)[0], "prefers", prefers)
         pick: Any = getattr(chosen, "pick", None)
-        undecided = pick is not None and made.needs.laws and temperature != 0 and sample
-        if undecided and not make("greedy").needs.laws:  # nobody said how to pick
+        undecided = pick is not None and made.needs.dists and temperature != 0 and sample
+        if undecided and not make("greedy").needs.dists:  # nobody said how to pick
             of_its_own = policy if hasattr(policy, "settle") else "fixed"
             weighed = sample_ways(ours, made, sample, tokenizer, of_its_own)
             chosen, why, settled = pick(made.needs, temperature, weighed)

@@ -14,8 +14,8 @@ import specdec_fast
 from specdec_fast import Engine, SamplingParams, get_drafter, get_rule
 from specdec_fast.cache import PagedCache
 from specdec_fast.drafters import drafter_names
-from specdec_fast.interfaces import Drafter, KVCache, Needs, Rule, Target, shows_coins
-from specdec_fast.lab.places import Recorder
+from specdec_fast.interfaces import Drafter, KVCache, Needs, Rule, Target, shows_thresholds
+from specdec_fast.lab.text_positions import Recorder
 from specdec_fast.rules import rule_names
 
 
@@ -28,8 +28,8 @@ def test_what_we_ship_satisfies_its_protocols() -> None:
         assert rule.lossless == (name != "lossy")
         assert rule.uses_q == (name not in ("greedy", "replay", "lossy"))
         assert rule.replays == (name in ("greedy", "replay"))
-        assert rule.prefers == {"greedy": "greedy", "lossy": "greedy", "replay": "coupled"}.get(name, "drawn")
-        assert shows_coins(rule) == shows_coins(Recorder(rule)) == (not rule.replays)
+        assert rule.prefers == {"greedy": "greedy", "lossy": "greedy", "replay": "coupled"}.get(name, "sampled")
+        assert shows_thresholds(rule) == shows_thresholds(Recorder(rule)) == (not rule.replays)
     for oracle in (NoisyChain([], 0.5, 7), NoisyTree([], 0.5, 7)):
         assert isinstance(oracle, Drafter)
 
@@ -51,16 +51,16 @@ def test_unknown_names_list_what_there_is(get, what: str) -> None:
 
 
 def test_a_rule_object_is_taken_as_it_is() -> None:
-    rule = get_rule("token")
+    rule = get_rule("rejection")
     assert get_rule(rule) is rule and get_rule().name == "replay"
 
 
 def test_needs_decide_what_a_rule_takes() -> None:
-    assert get_rule("token").why_not(Needs(topology="chain")) is None
-    assert "trees" in str(get_rule("token").why_not(Needs(topology="tree")))
+    assert get_rule("rejection").why_not(Needs(topology="chain")) is None
+    assert "trees" in str(get_rule("rejection").why_not(Needs(topology="tree")))
     assert get_rule("replay").why_not(Needs(topology="tree")) is None
-    with pytest.raises(ValueError, match="rule token: got a drafter that proposes trees; expected chains"):
-        Engine(AutomatonTarget(random_logits(5, 7)), NoisyTree([], 0.5, 7), rule="token")
+    with pytest.raises(ValueError, match="rule rejection: got a drafter that proposes trees; expected chains"):
+        Engine(AutomatonTarget(random_logits(5, 7)), NoisyTree([], 0.5, 7), rule="rejection")
 
 
 def test_the_public_names_exist() -> None:
@@ -72,7 +72,7 @@ def test_the_public_names_exist() -> None:
 
 def test_importing_the_package_loads_neither_torch_models_nor_the_engine() -> None:
     program = (
-        "import sys, specdec_fast, specdec_fast.engine\n"
+        "import sys, specdec_fast, specdec_fast.engine.engine\n"
         "heavy = {'transformers', 'triton', 'specdec_kernels._C'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )

@@ -11,7 +11,7 @@ from oracles.toy_tokenizer import byte_tokenizer
 
 from specdec_fast import load
 from specdec_fast.loading import load_tokenizer
-from specdec_fast.targets.tiny import tiny_model
+from specdec_fast.targets.tiny_models import tiny_model
 
 TOKENIZER = byte_tokenizer()
 VOCAB = len(TOKENIZER)

@@ -15,7 +15,7 @@ from specdec_fast import SamplingParams, load
 from specdec_fast.loading import eos_ids, is_hub_id, load_model, load_tokenizer
 from specdec_fast.rules.best import LIKELIEST
 from specdec_fast.targets.huggingface import UnsupportedModelError
-from specdec_fast.targets.tiny import tiny_model
+from specdec_fast.targets.tiny_models import tiny_model
 
 TOKENIZER = byte_tokenizer()
 VOCAB = len(TOKENIZER)
@@ -50,7 +50,7 @@ def test_a_folder_makes_an_engine(folder: Path) -> None:
     assert list(handle.prompt) == TOKENIZER.encode("the thing")
 
 
-@pytest.mark.parametrize(("rule", "pick"), [("replay", "coupled"), ("token", "drawn"), ("greedy", "greedy")])
+@pytest.mark.parametrize(("rule", "pick"), [("replay", "coupled"), ("rejection", "sampled"), ("greedy", "greedy")])
 def test_the_draft_picks_as_the_rule_prefers(folder: Path, draft_folder: Path, rule: str, pick: str) -> None:
     engine = load(folder, draft_folder, rule=rule, num_draft_tokens=3, max_length=64)
     assert engine.drafter.name == "draft_model" and engine.drafter.pick == pick
@@ -60,18 +60,18 @@ def test_the_draft_picks_as_the_rule_prefers(folder: Path, draft_folder: Path, r
     assert handle.tokens == want.tokens and handle.stats.drafted > 0
 
 
-@pytest.mark.parametrize(("temperature", "rule", "pick"), [(0.0, "greedy", "greedy"), (None, "block", "drawn")])
+@pytest.mark.parametrize(("temperature", "rule", "pick"), [(0.0, "greedy", "greedy"), (None, "block", "sampled")])
 def test_the_best_rule_follows_the_temperature(temperature: float | None, rule: str, pick: str) -> None:
     engine = load(models.own("llama"), models.kin("llama"), rule="best", max_length=64, temperature=temperature)
     assert engine.rule.name == rule and engine.drafter.pick == pick
 
 
-@pytest.mark.parametrize(("likeliest", "rule", "pick"), [(3.0, "replay", "greedy"), (1.0, "block", "drawn")])
+@pytest.mark.parametrize(("likeliest", "rule", "pick"), [(3.0, "replay", "greedy"), (1.0, "block", "sampled")])
 def test_the_best_rule_follows_a_sample(
     likeliest: float, rule: str, pick: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The drafter picks as was found best, explain says the numbers, and the draft model is opened once."""
-    found = {"block": 2.0, "token": 1.5, "replay": 1.25, LIKELIEST: likeliest}
+    found = {"block": 2.0, "rejection": 1.5, "replay": 1.25, LIKELIEST: likeliest}
     sampled = []
 
     def sample(target: object, drafter: object, *more: object) -> dict[str, float]:
@@ -82,11 +82,11 @@ def test_the_best_rule_follows_a_sample(
     model, requests = models.own("llama"), [(models.prompt(17), SamplingParams())]
     engine = load(model, models.kin("llama"), rule="best", max_length=64, sample=requests)
     assert engine.rule.name == rule and engine.drafter.pick == pick
-    assert sampled[0].pick == "drawn" and sampled[0].model is engine.drafter.model
-    assert "2.000 drawn, by block" in engine.explain() and f"{likeliest:.3f} of the likeliest" in engine.explain()
+    assert sampled[0].pick == "sampled" and sampled[0].model is engine.drafter.model
+    assert "2.000 sampled, by block" in engine.explain() and f"{likeliest:.3f} of the likeliest" in engine.explain()
     load(model, models.kin("llama"), rule="best", max_length=64, sample=requests, temperature=0.0)
-    load(model, models.kin("llama"), rule="token", max_length=64, sample=requests)
-    told = {"drafter_options": {"pick": "drawn"}, "max_length": 64}
+    load(model, models.kin("llama"), rule="rejection", max_length=64, sample=requests)
+    told = {"drafter_options": {"pick": "sampled"}, "max_length": 64}
     assert load(model, models.kin("llama"), rule="best", sample=requests, **told).rule.name == "block"
     assert len(sampled) == 1, "nothing is drawn where nothing is to be chosen"
     assert sampled[0] is not engine.drafter, "what a drafter learnt of the sample would go on with it"
@@ -305,7 +305,7 @@ def test_where_end_ids_come_from() -> None:
 def test_best_lets_a_drafter_pick_as_the_rule_wants_that_it_settles_on() -> None:
     engine = load("demo-target", drafter="medusa", rule="best", max_rows=1)
     assert engine.rule.name == "replay" and engine.drafter.pick == "coupled"
-    assert load("demo-target", "demo-draft", rule="best", max_rows=1).drafter.pick == "drawn"
+    assert load("demo-target", "demo-draft", rule="best", max_rows=1).drafter.pick == "sampled"
 
 
 def test_bundled_models_load_without_progress_bars(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:

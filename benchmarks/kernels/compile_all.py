@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict
 
-from specdec_kernels import machine_code
+from specdec_kernels.inspection import machine_code
 
 
 def main(architecture: str = "sm_90") -> int:

@@ -3,9 +3,9 @@
     python -m benchmarks.kernels.gpu --out results/             # ours: kernels.json is whole after every shape
     python -m benchmarks.kernels.gpu --out results/ --peers     # peers, in turns with ours: peers.json
 
-Ours are timed by `specdec_kernels.timing`: graph replay over copies of the data that exceed the L2 cache four times.
-The first shape of every operator comes before the second of any. Peers (`benchmarks/kernels/peers.py`) that take long
-to prepare come after all others.
+Ours are timed by `specdec_kernels.inspection.timing`: graph replay over copies of the data that exceed the L2 cache
+four times. The first shape of every operator comes before the second of any. Peers (`benchmarks/kernels/peers.py`)
+that take long to prepare come after all others.
 """
 
 from __future__ import annotations
@@ -19,12 +19,10 @@ from typing import Any
 
 import torch
 
+from benchmarks.harness.result_files import write_whole
 from benchmarks.kernels.peers import PEERS, Peer
-from benchmarks.result_files import write_whole
 from specdec_kernels import OPS
-from specdec_kernels.agreement import SAMPLES, TOLERANCE, made_on, tensors_in
-from specdec_kernels.samples import Sizes
-from specdec_kernels.timing import (
+from specdec_kernels.inspection.timing import (
     Ceilings,
     Timing,
     bench,
@@ -36,6 +34,8 @@ from specdec_kernels.timing import (
     shapes_of,
     timed,
 )
+from specdec_kernels.testing.agreement import SAMPLES, TOLERANCE, made_on, tensors_in
+from specdec_kernels.testing.samples import Sizes
 
 
 def peers(
@@ -97,7 +97,7 @@ def differs(peer: Peer, sizes: Sizes, device: torch.device) -> str | None:
     return None
 
 
-def in_turn(ops: list[str], device: torch.device, tiny: bool) -> Iterator[tuple[str, Sizes]]:
+def synchronized(ops: list[str], device: torch.device, tiny: bool) -> Iterator[tuple[str, Sizes]]:
     """The first shape of every operator, then the second, ...; tiny: one small shape of each."""
     shapes = {op: (Sizes(),) if tiny else shapes_of(op, device) for op in ops}
     for place in range(max(map(len, shapes.values()))):
@@ -121,7 +121,7 @@ def main() -> None:
     times: list[dict[str, Any]] = []
     found = {"machine": machine(device) | asdict(limit), "times": times}
     for late in (False, True) if options.peers else (None,):
-        for op, sizes in in_turn(ops, device, options.tiny):
+        for op, sizes in synchronized(ops, device, options.tiny):
             if options.peers:
                 rows = peers(op, device, options.rounds, (sizes,), late, limit)
             else:

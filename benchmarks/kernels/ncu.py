@@ -13,10 +13,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.result_files import write_whole
 from benchmarks.kernels.nvidia_tools import missing
-from benchmarks.result_files import write_whole
 
-OPERATORS = ("tree_attention", "law_stats", "chain_verify_logits", "replay_verify", "kv_commit")
+OPERATORS = ("tree_attention", "distribution_stats", "rejection_verify_logits", "replay_verify", "kv_commit")
 METRICS = (
     "gpu__time_duration.sum",
     "dram__bytes_read.sum",

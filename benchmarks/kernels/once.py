@@ -15,9 +15,9 @@ import torch
 
 from benchmarks.kernels.nvidia_tools import REHEARSAL
 from specdec_kernels import OPS, use_backend
-from specdec_kernels.agreement import SAMPLES, cases, made_on, sample
-from specdec_kernels.samples import Sizes
-from specdec_kernels.timing import shapes_of
+from specdec_kernels.inspection.timing import shapes_of
+from specdec_kernels.testing.agreement import SAMPLES, cases, made_on, sample
+from specdec_kernels.testing.samples import Sizes
 
 SMALL = Sizes(rows=2, nodes=5, length=33, vocab=1030)
 

@@ -1,9 +1,9 @@
 """What others do for the same call, each found as an installed package or in folders named by SPECDEC_PEERS; none is
 part of this repository. A peer that is missing, or cannot do a call, is reported with its reason.
 
-`make` turns one of our calls (`specdec_kernels.agreement.SAMPLES`) into a callable without arguments on the same data.
-Attention answers with what ours answers, and KV moves leave the caches as ours do: both are compared before they are
-timed. Samplers draw with
+`make` turns one of our calls (`specdec_kernels.testing.agreement.SAMPLES`) into a callable without arguments on the
+same data. Attention answers with what ours answers, and KV moves leave the caches as ours do: both are compared
+before they are timed. Samplers draw with
 noise of their own, so only their shapes could be compared. What prepares a call (softmax, plans, masks) is done before
 the clock starts, which favours the peer.
 """
@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.kernels.whole_chains import flashinfer_whole_chain, torch_chain, vllm_whole_chain
-from specdec_kernels.samples import Call
+from specdec_kernels.testing.samples import Call
 
 sys.path += [each for each in os.environ.get("SPECDEC_PEERS", "").split(os.pathsep) if each]
 Run = Callable[[], Any]
@@ -222,7 +222,7 @@ def _probabilities(call: Call) -> tuple[Tensor, Tensor, Tensor]:
     tokens, offsets, _, _, target, draft = call.arguments[:6]
     rows = offsets.shape[0] - 1
     nodes, vocab = tokens.shape[0] // rows, target[0].shape[1]
-    p, q = (law[0].float().softmax(1).view(rows, nodes, vocab) for law in (target, draft))
+    p, q = (dist[0].float().softmax(1).view(rows, nodes, vocab) for dist in (target, draft))
     return p, q[:, :-1].contiguous(), tokens.view(rows, nodes)[:, 1:].int().contiguous()
 
 
@@ -322,14 +322,20 @@ PEERS = [
     Peer("FA3 cascade (chain)", "tree_attention", "flash_attn_interface", fa3_cascade),
     Peer("torch index_copy per layer", "kv_commit", "torch", index_copy, gpu=False, same=True),
     Peer("SGLang KV move", "kv_commit", "sglang", sglang_move, same=True),
-    Peer("FlashInfer chain sampling", "chain_verify", "flashinfer", flashinfer_chain, late=True),
-    Peer("vLLM rejection sampler", "chain_verify", "vllm", vllm_rejection),
-    Peer("transformers _speculative_sampling", "chain_verify", "transformers", transformers_sampling, gpu=False),
-    Peer("torch operators, filters included", "chain_verify_logits", "torch", torch_chain, gpu=False),
-    Peer("FlashInfer softmax, top-p and chain", "chain_verify_logits", "flashinfer", flashinfer_whole_chain, late=True),
-    Peer("vLLM top-p and rejection sampler", "chain_verify_logits", "vllm", vllm_whole_chain),
-    Peer("SGLang tree sampling", "ordered_verify", "sgl_kernel", sglang_tree),
-    Peer("SGLang greedy tree walk", "tree_verify", "sgl_kernel", sglang_greedy),
+    Peer("FlashInfer chain sampling", "rejection_verify", "flashinfer", flashinfer_chain, late=True),
+    Peer("vLLM rejection sampler", "rejection_verify", "vllm", vllm_rejection),
+    Peer("transformers _speculative_sampling", "rejection_verify", "transformers", transformers_sampling, gpu=False),
+    Peer("torch operators, filters included", "rejection_verify_logits", "torch", torch_chain, gpu=False),
+    Peer(
+        "FlashInfer softmax, top-p and chain",
+        "rejection_verify_logits",
+        "flashinfer",
+        flashinfer_whole_chain,
+        late=True,
+    ),
+    Peer("vLLM top-p and rejection sampler", "rejection_verify_logits", "vllm", vllm_whole_chain),
+    Peer("SGLang tree sampling", "recursive_rejection_verify", "sgl_kernel", sglang_tree),
+    Peer("SGLang greedy tree walk", "exact_match_verify", "sgl_kernel", sglang_greedy),
     Peer("torch log_softmax and topk", "tree_expand", "torch", topk_of_log_softmax, gpu=False),
     Peer("torch unfold and compare", "ngram_match", "torch", unfold_and_compare, gpu=False),
 ]

@@ -16,10 +16,10 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.result_files import write_whole
 from benchmarks.kernels.nvidia_tools import missing
-from benchmarks.result_files import write_whole
 from specdec_kernels import OPS
-from specdec_kernels.agreement import SAMPLES
+from specdec_kernels.testing.agreement import SAMPLES
 
 TOOL = "compute-sanitizer"
 OPTIONS = ("--print-limit", "20", "--report-api-errors", "no", "--target-processes", "all")

@@ -1,4 +1,4 @@
-"""A pass of the bundled models as one operator, decoder_pass, beside the model's own modules, eager and compiled; and
+"""A pass of the bundled models as one operator, fused_forward, beside the model's own modules, eager and compiled; and
 chains of the draft as one, draft_chain, beside passes and picks one at a time.
 
 The sides take turns in one run. warm: one pass after the other, as nothing else does in a step; cold: 32 MB of other
@@ -17,20 +17,20 @@ import torch
 
 from specdec_fast import HuggingFaceTarget
 from specdec_fast.loading import load_model
-from specdec_fast.sampling import Sampling
-from specdec_fast.targets.whole_pass import why_not_whole
-from specdec_kernels import extension
+from specdec_fast.sampling.pipeline import Sampling
+from specdec_fast.targets.fused_forward import why_not_fused
+from specdec_kernels.dispatch import extension
 
 pytestmark = pytest.mark.skipif(extension.missing() is not None, reason="CPU extension not built")
 CONTEXT, ROUNDS = 200, 60
-SIDES: dict[str, dict[str, Any]] = {"modules": {}, "compiled": {"compile": True}, "whole": {"whole_pass": True}}
+SIDES: dict[str, dict[str, Any]] = {"modules": {}, "compiled": {"compile": True}, "whole": {"fused_forward": True}}
 
 
 def side(name: str, rows: int, nodes: int, **how: Any) -> Callable[[], float]:
     """Seconds of a pass over `nodes` tokens of each row, which are forgotten afterwards."""
     target = HuggingFaceTarget(load_model(name), max_rows=rows, max_length=CONTEXT + 32, **how)
-    if how.get("whole_pass"):
-        assert why_not_whole(target.model) is None
+    if how.get("fused_forward"):
+        assert why_not_fused(target.model) is None
     batch = torch.arange(rows, dtype=torch.int32)
     for row in range(rows):
         assert target.cache.reserve(row, CONTEXT + nodes)
@@ -65,7 +65,7 @@ def by_turns(runs: dict[str, Callable[[], float]], state: str) -> dict[str, list
     ("name", "rows", "nodes"),
     [("demo-draft", 1, 1), ("demo-draft", 8, 1), ("demo-target", 1, 1), ("demo-target", 1, 5), ("demo-target", 8, 3)],
 )
-def test_decoder_pass(benchmark: Any, name: str, rows: int, nodes: int, threads: int) -> None:
+def test_fused_forward(benchmark: Any, name: str, rows: int, nodes: int, threads: int) -> None:
     torch.set_num_threads(threads)
     with torch.inference_mode():
         runs = {how: side(name, rows, nodes, **options) for how, options in SIDES.items()}
@@ -84,7 +84,7 @@ def test_decoder_pass(benchmark: Any, name: str, rows: int, nodes: int, threads:
 
 def chained(rows: int, drafts: int, together: bool) -> Callable[[], float]:
     """Seconds of a chain of each row at T = 1, which is forgotten afterwards."""
-    target = HuggingFaceTarget(load_model("demo-draft"), max_rows=rows, max_length=CONTEXT + 32, whole_pass=True)
+    target = HuggingFaceTarget(load_model("demo-draft"), max_rows=rows, max_length=CONTEXT + 32, fused_forward=True)
     whole, batch, ends = target.whole, torch.arange(rows, dtype=torch.int32), torch.arange(rows + 1, dtype=torch.int32)
     assert whole is not None
     for row in range(rows):

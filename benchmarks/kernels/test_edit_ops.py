@@ -1,4 +1,4 @@
-"""Price of penalties, bias and masks (edit_logits) on the CPU, beside one plain read (sum) of the same logits.
+"""Price of penalties, bias and masks (process_logits) on the CPU, beside one plain read (sum) of the same logits.
 
     python -m pytest benchmarks/kernels/test_edit_ops.py
 
@@ -23,11 +23,11 @@ from specdec_kernels import (
     NodePaths,
     Penalties,
     TokenMasks,
-    edit_logits,
-    extension,
-    overlay_edits,
+    process_logits,
+    process_logits_overlay,
     use_backend,
 )
+from specdec_kernels.dispatch import extension
 
 pytestmark = pytest.mark.skipif(extension.missing() is not None, reason="CPU extension not built")
 
@@ -92,7 +92,7 @@ def test_price_of_edits(kind: str, record_property: Callable[[str, object], None
     torch.set_num_threads(1)
     try:
         logits, edits = call(kind)
-        ours, read = in_turns(lambda: edit_logits(logits, **edits), logits.sum)
+        ours, read = in_turns(lambda: process_logits(logits, **edits), logits.sum)
     finally:
         torch.set_num_threads(before)
     record_property("microseconds", ours * 1e6)
@@ -102,15 +102,15 @@ def test_price_of_edits(kind: str, record_property: Callable[[str, object], None
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 @pytest.mark.parametrize("kind", ["penalties", "additions", "masks", "all"])
-def test_edit_logits(benchmark: Any, kind: str, backend: str) -> None:
+def test_process_logits(benchmark: Any, kind: str, backend: str) -> None:
     logits, edits = call(kind)
     with use_backend(backend), torch.inference_mode():
-        benchmark.pedantic(edit_logits, (logits,), edits, rounds=5, warmup_rounds=1)
+        benchmark.pedantic(process_logits, (logits,), edits, rounds=5, warmup_rounds=1)
 
 
-def test_overlay_edits(benchmark: Any) -> None:
+def test_process_logits_overlay(benchmark: Any) -> None:
     """Edits as an overlay, which a GPU has a kernel for: here the reference, on the rows of one tree."""
     logits, edits = call("additions")
     paths = replace(edits.pop("paths"), nodes=torch.arange(NODES, dtype=torch.int32))
     with use_backend("reference"), torch.inference_mode():
-        benchmark.pedantic(overlay_edits, (logits[:NODES], paths), edits, rounds=2)
+        benchmark.pedantic(process_logits_overlay, (logits[:NODES], paths), edits, rounds=2)

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 import torch
 
-from specdec_kernels import Growth, extension, tree_expand, tree_grow, use_backend
-from specdec_kernels.samples import Sizes
-from specdec_kernels.samples_verify import grow
+from specdec_kernels import Growth, tree_expand, tree_grow, use_backend
+from specdec_kernels.dispatch import extension
+from specdec_kernels.testing.samples import Sizes
+from specdec_kernels.testing.samples_verify import grow
 
 pytestmark = pytest.mark.skipif(extension.missing() is not None, reason="CPU extension not built")
 
@@ -93,12 +94,12 @@ def test_a_whole_tree_of_64_nodes(benchmark: Any, vocab: int, noisy: bool) -> No
     growth = Growth.room(torch.tensor([keep], dtype=torch.int32), keep, levels)
     growth.tokens[:, 0] = 1
     logits = torch.randn(8, vocab, generator=torch.Generator().manual_seed(0)) * 4
-    law = torch.ones(8), torch.full((8,), -torch.inf), torch.full((8,), vocab - 1, dtype=torch.int32)
+    dist = torch.ones(8), torch.full((8,), -torch.inf), torch.full((8,), vocab - 1, dtype=torch.int32)
     noise: dict[str, Any] = {}
     if noisy:
         noise = {"seeds": torch.tensor([5]), "positions": torch.tensor([7], dtype=torch.int32)}
     given = [
-        (logits[:nodes], *(part[:nodes] for part in law), torch.tensor([0, nodes], dtype=torch.int32))
+        (logits[:nodes], *(part[:nodes] for part in dist), torch.tensor([0, nodes], dtype=torch.int32))
         for nodes in range(9)
     ]
     nodes = [1]  # that grow on each level

@@ -1,25 +1,30 @@
-"""Cost of row_linear beside torch's own linear layer, for the rows of a step and the shapes of the bundled target."""
+"""Cost of batch_invariant_linear beside torch's own linear layer, for the rows of a step and the shapes of the
+bundled target.
+"""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from specdec_kernels import row_linear
+from specdec_kernels import batch_invariant_linear
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("rows", [1, 5, 32])
 @pytest.mark.parametrize("shape", [(256, 256), (448, 256), (1024, 1024)], ids=str)
 @pytest.mark.parametrize("side", ["own", "torch", "torch, stored by output"])
-def test_row_linear(benchmark, side: str, shape: tuple[int, int], rows: int, dtype: torch.dtype) -> None:
+def test_batch_invariant_linear(benchmark, side: str, shape: tuple[int, int], rows: int, dtype: torch.dtype) -> None:
     torch.set_num_threads(1)
     outputs, inputs = shape
     count = max(1, 2**23 // (outputs * inputs))  # beyond the caches
     weights = [torch.randn(outputs, inputs).to(dtype) for _ in range(count)]
     if side != "torch, stored by output":
         weights = [weight.t().contiguous().t() for weight in weights]
-    x, run = torch.randn(rows, inputs).to(dtype), row_linear if side == "own" else torch.nn.functional.linear
+    x, run = (
+        torch.randn(rows, inputs).to(dtype),
+        batch_invariant_linear if side == "own" else torch.nn.functional.linear,
+    )
     benchmark.extra_info["calls"] = len(weights)
     with torch.inference_mode():
         benchmark(lambda: [run(x, weight) for weight in weights])

@@ -16,19 +16,19 @@ import torch
 from torch import Tensor
 
 from specdec_kernels import (
-    draw_sample,
-    extension,
-    law_stats,
-    ordered_verify,
+    distribution_stats,
+    draft_sample,
+    recursive_rejection_verify,
     traversal_verify,
     tree_plan,
     typical_verify,
 )
+from specdec_kernels.dispatch import extension
 
 pytestmark = pytest.mark.skipif(extension.missing() is not None, reason="CPU extension not built")
 
 VOCAB = 151_936
-OPERATORS = [ordered_verify, traversal_verify]
+OPERATORS = [recursive_rejection_verify, traversal_verify]
 # marks: 0 chosen, 1 drawn, 2 drawn without earlier ones, 3 drawn outside of the chosen ones
 KINDS = {"chosen": [0, 0, 0], "independent": [1, 1, 1], "without_replacement": [1, 2, 2], "hybrid": [3, 0, 0]}
 
@@ -41,10 +41,10 @@ def one_thread() -> Any:
     torch.set_num_threads(before)
 
 
-def law(logits: Tensor) -> tuple[Tensor, ...]:
+def dist(logits: Tensor) -> tuple[Tensor, ...]:
     rows = len(logits)
     zero = torch.zeros(rows, dtype=torch.int32)
-    return (logits, *law_stats(logits, torch.ones(rows), zero, torch.ones(rows), torch.zeros(rows)))
+    return (logits, *distribution_stats(logits, torch.ones(rows), zero, torch.ones(rows), torch.zeros(rows)))
 
 
 def tree(marks: list[int], rows: int, noise: float, vocab: int = VOCAB) -> tuple[tuple[Any, ...], Tensor]:
@@ -68,13 +68,13 @@ def tree(marks: list[int], rows: int, noise: float, vocab: int = VOCAB) -> tuple
                     continue
                 logits[gone if mark == 2 else top[source[node], : marks.count(0)] if mark == 3 else []] = -float("inf")
                 seed, at = torch.tensor([node]), torch.tensor([place], dtype=torch.int32)
-                tokens[node] = draw_sample(*law(logits[None]), seed, at, at)
+                tokens[node] = draft_sample(*dist(logits[None]), seed, at, at)
                 gone.append(int(tokens[node]))
     offsets = torch.arange(0, count + 1, 7, dtype=torch.int32)
     plan = tree_plan(parents, offsets)
     seeds, positions = torch.arange(rows), torch.arange(rows, dtype=torch.int32)
-    draft_law = None if not any(marks) else law(q)
-    arguments = (tokens, offsets, plan.first_child, plan.next_sibling, drawn, source.int(), law(p), draft_law, None)
+    draft_dist = None if not any(marks) else dist(q)
+    arguments = (tokens, offsets, plan.first_child, plan.next_sibling, drawn, source.int(), dist(p), draft_dist, None)
     return (*arguments, None, seeds, positions), p
 
 
@@ -111,12 +111,12 @@ def test_a_small_step(benchmark: Any, operator: Any) -> None:
 
 
 def test_typical_acceptance(benchmark: Any) -> None:
-    """Every node with children has its entropy summed: two passes over its law."""
-    (*links, _, _, target, _, _, scouts, seeds, positions), logits = tree(KINDS["chosen"], 4, 0.3)
+    """Every node with children has its entropy summed: two passes over its distribution."""
+    (*links, _, _, target, _, _, score_only, seeds, positions), logits = tree(KINDS["chosen"], 4, 0.3)
     limit = {"epsilon": 0.09, "delta": 0.3, "max_depth": 2}
 
     def run() -> Any:
-        return typical_verify(*links, target, scouts, seeds, positions, **limit)
+        return typical_verify(*links, target, score_only, seeds, positions, **limit)
 
     read, verify = best([logits.sum, run], 20)
     benchmark.extra_info |= {"sum_us": round(read, 1), "verify_us": round(verify, 1), "ratio": round(verify / read, 2)}

@@ -39,7 +39,7 @@ def program(tmp_path_factory: Any) -> Path:
 
 @pytest.mark.parametrize("where", ["cached", "memory"])
 @pytest.mark.parametrize("draft", ["near", "same"])
-@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("rule", ["rejection", "block"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_the_kernel_beside_reading_the_logits(
@@ -59,4 +59,4 @@ def test_the_kernel_beside_reading_the_logits(
         "verify_us": round(median(verify for _, verify in found), 1),
         "mean_accepted": round(kept, 2),
     }
-    print(f"\n{threads} threads, {dtype}, {rule}, {draft}, {where}: chain_verify / read: median {ratio:.2f}")
+    print(f"\n{threads} threads, {dtype}, {rule}, {draft}, {where}: rejection_verify / read: median {ratio:.2f}")

@@ -3,8 +3,8 @@ transformers' speculative sampling.
 
 The read is one pass over the target's logits [8, V] of the step. A draft that is the target's equal ("same") has all of
 its tokens accepted, and then both rules read just these rows: there the ratio says what the arithmetic costs. With a
-draft like most ("near") the token rule stops at the first rejection and reads fewer rows than the yardstick; the block
-rule reads all of them and, for its thresholds, some of the draft's: a second yardstick reads both.
+draft like most ("near") the rejection rule stops at the first rejection and reads fewer rows than the yardstick; the
+block rule reads all of them and, for its thresholds, some of the draft's: a second yardstick reads both.
 
     python -m pytest benchmarks/kernels/test_verify_ops.py -s
 
@@ -28,15 +28,15 @@ import torch
 from torch import Tensor
 
 from specdec_kernels import (
-    chain_verify_logits,
-    draw_sample,
-    extension,
-    law_stats,
+    distribution_stats,
+    draft_sample,
+    exact_match_verify,
+    rejection_verify_logits,
     replay_sample,
     replay_verify,
     tree_plan,
-    tree_verify,
 )
+from specdec_kernels.dispatch import extension
 
 pytestmark = pytest.mark.skipif(extension.missing() is not None, reason="CPU extension not built")
 
@@ -75,9 +75,9 @@ def parameters(rows: int, t: float = 1.0, k: int = 0, p: float = 1.0, m: float =
 
 
 def step(
-    vocab: int, rows: int, nodes: int, dtype: torch.dtype, rule: str = "token", seed: int = 0, apart: float = 0.5
+    vocab: int, rows: int, nodes: int, dtype: torch.dtype, rule: str = "rejection", seed: int = 0, apart: float = 0.5
 ) -> tuple[Callable[..., Any], Tensor, tuple[Tensor, Tensor]]:
-    """chain_verify_logits of one step with drawn drafts, the target's logits, the draft's tokens and logits.
+    """rejection_verify_logits of one step with drawn drafts, the target's logits, the draft's tokens and logits.
 
     apart: standard deviation of the draft's logits from the target's; at 0.5 about 0.8 of the tokens are accepted.
     Every call is another step: its coins and the draft's tokens are new. bare=True calls the C++ without the choice of
@@ -88,11 +88,11 @@ def step(
     target = (torch.randn(count, vocab) * 2).to(dtype)
     draft = (target.float() + apart * torch.randn(count, vocab)).to(dtype)
     settings = parameters(count)
-    draft_law = (draft, *law_stats(draft, *settings))
+    draft_dist = (draft, *distribution_stats(draft, *settings))
     order = torch.arange(count, dtype=torch.int32)
-    drafted = [draw_sample(*draft_law, order.long() + 1000 * at + seed, order, order).roll(1) for at in range(64)]
+    drafted = [draft_sample(*draft_dist, order.long() + 1000 * at + seed, order, order).roll(1) for at in range(64)]
     offsets = torch.arange(0, count + 1, nodes, dtype=torch.int32)
-    drawn, law_row = torch.ones(count, dtype=torch.int8), (order - 1).clamp(min=0)
+    drawn, dist_index = torch.ones(count, dtype=torch.int8), (order - 1).clamp(min=0)
     seeds = [torch.arange(rows) + 100 * at + seed for at in range(64)]
     positions = torch.arange(rows, dtype=torch.int32)
     turn = itertools.count()
@@ -100,16 +100,27 @@ def step(
     def run(bare: bool = False) -> Any:
         at = next(turn) % 64
         if bare:
-            chain = (drafted[at], offsets, drawn, law_row, target, *settings, *draft_law, None, seeds[at], positions)
-            return torch.ops.specdec.chain_verify_logits.default(*chain, nodes - 1, rule == "block")
-        return chain_verify_logits(
+            chain = (
+                drafted[at],
+                offsets,
+                drawn,
+                dist_index,
+                target,
+                *settings,
+                *draft_dist,
+                None,
+                seeds[at],
+                positions,
+            )
+            return torch.ops.specdec.rejection_verify_logits.default(*chain, nodes - 1, rule == "block")
+        return rejection_verify_logits(
             drafted[at],
             offsets,
             drawn,
-            law_row,
+            dist_index,
             target,
             settings,
-            draft_law,
+            draft_dist,
             None,
             seeds[at],
             positions,
@@ -158,7 +169,7 @@ def ratios(found: dict[str, list[float]], yardstick: str) -> dict[str, tuple[flo
 
 @pytest.mark.parametrize("where", ["cached", "memory"])
 @pytest.mark.parametrize("draft", ["near", "same"])
-@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("rule", ["rejection", "block"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_step_costs_little_more_than_reading_the_logits(
@@ -201,7 +212,7 @@ def test_a_step_costs_little_more_than_reading_the_logits(
         "mean_accepted": round(kept, 2),
     }
     print(
-        f"\n{threads} threads {dtype} {rule} {draft} {where}: chain_verify_logits / read: mean {mean:.2f}, "
+        f"\n{threads} threads {dtype} {rule} {draft} {where}: rejection_verify_logits / read: mean {mean:.2f}, "
         f"median {usual:.2f}, the extension alone {bare:.2f}; / read of both: {both['bare']}; "
         f"/ torch.sum: {plain_sum:.2f}; accepted {kept:.2f} of 7"
     )
@@ -219,7 +230,7 @@ def test_a_replayed_step_beside_reading_the_logits(
     logits, settings = torch.randn(8, VOCAB) * 2, parameters(8, t=temperature)
     offsets, roots = int32([0, 8]), int32([7])
     plan = tree_plan(int32(list(range(-1, 7))), offsets)
-    inv_t, _, cut, tie_id = law_stats(logits, *settings)
+    inv_t, _, cut, tie_id = distribution_stats(logits, *settings)
     steps = []
     for seed in range(64):
         seeds = torch.tensor([seed])
@@ -269,38 +280,40 @@ def test_small_step(benchmark: Any) -> None:
 
 
 @pytest.mark.parametrize("options", PARAMETERS, ids=str)
-def test_law_stats(benchmark: Any, options: dict[str, Any]) -> None:
+def test_distribution_stats(benchmark: Any, options: dict[str, Any]) -> None:
     logits = torch.randn(8, VOCAB) * 2
     settings = parameters(8, **options)
-    benchmark(lambda: law_stats(logits, *settings, masses=True))
+    benchmark(lambda: distribution_stats(logits, *settings, masses=True))
 
 
 @pytest.mark.parametrize("vocab", [SMALL, VOCAB])
 @pytest.mark.parametrize("options", [{}, {"k": 50}], ids=str)
 def test_replay_sample(benchmark: Any, vocab: int, options: dict[str, Any]) -> None:
     logits = torch.randn(8, vocab) * 2
-    inv_t, _, cut, tie_id = law_stats(logits, *parameters(8, **options))
+    inv_t, _, cut, tie_id = distribution_stats(logits, *parameters(8, **options))
     seeds, positions = torch.arange(8), torch.arange(8, dtype=torch.int32)
     benchmark(lambda: replay_sample(logits, inv_t, cut, tie_id, seeds, positions))
 
 
 @pytest.mark.parametrize("vocab", [SMALL, VOCAB])
 def test_replay_verify(benchmark: Any, vocab: int) -> None:
-    """A tree of 16 nodes whose path has 4: one call beside law_stats, replay_sample and tree_verify of all nodes."""
+    """A tree of 16 nodes whose path has 4: one call beside distribution_stats, replay_sample and exact_match_verify
+    of all nodes.
+    """
     nodes = 16
     logits, settings = torch.randn(nodes, vocab) * 2, parameters(nodes)
     plan = tree_plan(int32([-1, 0, 0, 0, 1, 1, 2, 2, 4, 4, 5, 6, 8, 8, 9, 10]), int32([0, nodes]))
     seeds, roots = torch.tensor([3]), int32([7])
-    inv_t, _, cut, tie_id = law_stats(logits, *settings)
+    inv_t, _, cut, tie_id = distribution_stats(logits, *settings)
     choice = replay_sample(logits, inv_t, cut, tie_id, seeds.expand(nodes), roots + plan.depth + 1)
     tokens = torch.zeros(nodes, dtype=torch.int64)
     tokens[1], tokens[4], tokens[8] = choice[0], choice[1], choice[4]
     links = (tokens, int32([0, nodes]), plan.first_child, plan.next_sibling)
 
     def apart() -> Any:
-        inv_t, _, cut, tie_id, _ = law_stats(logits, *settings, masses=True)
+        inv_t, _, cut, tie_id, _ = distribution_stats(logits, *settings, masses=True)
         choice = replay_sample(logits, inv_t, cut, tie_id, seeds.expand(nodes), roots + plan.depth + 1)
-        return tree_verify(*links, choice, max_depth=4)
+        return exact_match_verify(*links, choice, max_depth=4)
 
     def one() -> Any:
         return replay_verify(*links, None, logits, settings, seeds, roots, max_depth=4)
@@ -317,11 +330,11 @@ def test_replay_verify(benchmark: Any, vocab: int) -> None:
 
 
 @pytest.mark.parametrize("vocab", [SMALL, VOCAB])
-def test_draw_sample(benchmark: Any, vocab: int) -> None:
+def test_draft_sample(benchmark: Any, vocab: int) -> None:
     logits = torch.randn(2, vocab) * 2
-    *law, mass = law_stats(logits, *parameters(2), masses=True)
+    *dist, mass = distribution_stats(logits, *parameters(2), masses=True)
     seeds, index = torch.arange(2), torch.arange(2, dtype=torch.int32)
-    benchmark(lambda: draw_sample(logits, *law, seeds, index, index, mass=mass))
+    benchmark(lambda: draft_sample(logits, *dist, seeds, index, index, mass=mass))
 
 
 def test_tree_plan_and_verify(benchmark: Any) -> None:
@@ -331,6 +344,6 @@ def test_tree_plan_and_verify(benchmark: Any) -> None:
 
     def run() -> Any:
         plan = tree_plan(parents, offsets)
-        return tree_verify(tokens, offsets, plan.first_child, plan.next_sibling, choice, max_depth=4)
+        return exact_match_verify(tokens, offsets, plan.first_child, plan.next_sibling, choice, max_depth=4)
 
     benchmark(run)

@@ -1,6 +1,7 @@
-// chain_verify over logits beside one read of them (read_once.c), both called from C++: what the kernel itself costs, with
-// no call from Python on either side. Usage: verify_beside_read VOCAB NODES THREADS APART SETS ROUNDS RULE TYPE.
-// Prints a line per round, microseconds of the read and of the verification, and then the mean number of accepted tokens.
+// rejection_verify over logits beside one read of them (read_once.c), both called from C++: what the kernel itself
+// costs, with no call from Python on either side. Usage: verify_beside_read VOCAB NODES THREADS APART SETS ROUNDS
+// RULE TYPE. Prints a line per round, microseconds of the read and of the verification, and then the mean number of
+// accepted tokens.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -11,9 +12,9 @@
 #include <vector>
 
 #include "parallel.h"
-#include "verify/chain.h"
-#include "verify/law_stats.h"
-#include "verify/sample.h"
+#include "verify/rejection.h"
+#include "distribution/distribution_stats.h"
+#include "sampling/sample.h"
 
 extern "C" uint64_t read_once(const char* data, size_t bytes, int threads);
 
@@ -70,7 +71,7 @@ struct Rows {
   AskedRows asked(Scalar type) {
     return {{logits.get(), rows, vocab, vocab, type}, {one.data(), none.data(), one.data(), zero.data()}, inv_t.data(), lse.data(), cut.data(), tie_id.data(), mass.data()};
   }
-  Laws laws(Scalar type, const AskedRows* pending = nullptr) {
+  TokenDistributions dists(Scalar type, const AskedRows* pending = nullptr) {
     return {{logits.get(), rows, vocab, vocab, type}, inv_t.data(), lse.data(), cut.data(), tie_id.data(), mass.data(), pending};
   }
 };
@@ -83,13 +84,13 @@ struct Step {
   Step(Scalar type, int64_t nodes, int64_t vocab, const std::vector<float>& levels, const std::vector<float>& drafted, int64_t seed)
       : target(type, nodes, vocab, levels), draft(type, nodes, vocab, drafted) {
     const AskedRows all = draft.asked(type);
-    law_stats(all.logits, all.sampling, all.inv_t, all.lse, all.cut, all.tie_id, all.mass);
+    distribution_stats(all.logits, all.sampling, all.inv_t, all.lse, all.cut, all.tie_id, all.mass);
     std::vector<int32_t> order(nodes);
     std::vector<int64_t> seeds(nodes);
     for (int at = 0; at < kDrafts; ++at) {
       for (int64_t i = 0; i < nodes; ++i) order[i] = static_cast<int32_t>(i), seeds[i] = i + 1000 * at + seed;
       tokens.emplace_back(nodes);
-      draw_sample(draft.laws(type), seeds.data(), order.data(), order.data(), tokens.back().data());
+      draft_sample(draft.dists(type), seeds.data(), order.data(), order.data(), tokens.back().data());
       std::rotate(tokens.back().begin(), tokens.back().end() - 1, tokens.back().end());
     }
   }
@@ -111,9 +112,9 @@ int run(char** values) {
     steps.push_back(std::make_unique<Step>(type, nodes, vocab, levels, drafted, s));
   }
   const std::vector<int32_t> offsets{0, static_cast<int32_t>(nodes)}, roots{0};
-  std::vector<int8_t> drawn(nodes, 1);
-  std::vector<int32_t> law_row(nodes), path(nodes), accepted(1);
-  for (int64_t i = 1; i < nodes; ++i) law_row[i] = static_cast<int32_t>(i - 1);
+  std::vector<int8_t> proposal_kinds(nodes, 1);
+  std::vector<int32_t> dist_index(nodes), path(nodes), accepted(1);
+  for (int64_t i = 1; i < nodes; ++i) dist_index[i] = static_cast<int32_t>(i - 1);
   std::vector<int64_t> next(1);
   uint64_t sum = 0;
   double kept = 0;
@@ -128,9 +129,9 @@ int run(char** values) {
     begin = Clock::now();
     const AskedRows asked = step.target.asked(type);
     forget(asked, 0, nodes);
-    const Laws target = step.target.laws(type, &asked), draft = step.draft.laws(type);
-    const ChainDraft chain{step.tokens[round % kDrafts].data(), offsets.data(), drawn.data(), law_row.data(), nodes, 1, &draft, nullptr};
-    chain_verify(chain, target, rule, {seeds.data(), roots.data(), nullptr, nullptr, nullptr}, {path.data(), accepted.data(), next.data(), nodes - 1});
+    const TokenDistributions target = step.target.dists(type, &asked), draft = step.draft.dists(type);
+    const ChainDraft chain{step.tokens[round % kDrafts].data(), offsets.data(), proposal_kinds.data(), dist_index.data(), nodes, 1, &draft, nullptr};
+    rejection_verify(chain, target, rule, {seeds.data(), roots.data(), nullptr, nullptr, nullptr}, {path.data(), accepted.data(), next.data(), nodes - 1});
     const double verified = microseconds(begin);
     std::printf("%.3f %.3f\n", read, verified);
     kept += accepted[0];

@@ -1,6 +1,6 @@
-"""What others do for a whole `chain_verify_logits`, from the target's logits to the next token: filters and softmax are
-inside of the clock, unlike those of the samplers in `benchmarks/kernels/peers.py`. The draft's probabilities are
-made before it, for whoever drafts has them.
+"""What others do for a whole `rejection_verify_logits`, from the target's logits to the next token: filters and
+softmax are inside of the clock, unlike those of the samplers in `benchmarks/kernels/peers.py`. The draft's
+probabilities are made before it, for whoever drafts has them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_kernels.samples import Call
+from specdec_kernels.testing.samples import Call
 
 Run = Callable[[], Any]
 
@@ -29,15 +29,17 @@ def _whole_chain(call: Call) -> tuple[Tensor, Tensor, Tensor, float]:
 
 
 def torch_chain(call: Call) -> Run:
-    """The token rule in torch's own operators, filters included, with noise of torch's: dense laws of all nodes."""
+    """The rejection rule in torch's own operators, filters included, with noise of torch's: dense distributions of
+    all nodes.
+    """
     target, guess, tokens, top_p = _whole_chain(call)
     draft, drafted = guess.float().softmax(2), tokens.long()[..., None]
 
     def run() -> tuple[Tensor, Tensor]:
-        law = kept(target.float().softmax(2), top_p)
-        ratio = law[:, :-1].gather(2, drafted)[..., 0] / draft.gather(2, drafted)[..., 0]
+        dist = kept(target.float().softmax(2), top_p)
+        ratio = dist[:, :-1].gather(2, drafted)[..., 0] / draft.gather(2, drafted)[..., 0]
         count = (torch.rand_like(ratio) < ratio).long().cumprod(1).sum(1)
-        last = law.gather(1, count[:, None, None].expand(-1, 1, law.shape[2]))[:, 0]
+        last = dist.gather(1, count[:, None, None].expand(-1, 1, dist.shape[2]))[:, 0]
         place = count.clamp(max=draft.shape[1] - 1)[:, None, None].expand(-1, 1, draft.shape[2])
         refused = (count < draft.shape[1])[:, None]
         rest = (last - torch.where(refused, draft.gather(1, place)[:, 0], 0.0)).clamp(min=0)
@@ -46,13 +48,13 @@ def torch_chain(call: Call) -> Run:
     return run
 
 
-def kept(law: Tensor, top_p: float) -> Tensor:
-    """The law cut to its likeliest tokens."""
+def kept(dist: Tensor, top_p: float) -> Tensor:
+    """The distribution cut to its likeliest tokens."""
     if top_p >= 1:
-        return law
-    ordered, ids = law.sort(dim=-1, descending=True)
+        return dist
+    ordered, ids = dist.sort(dim=-1, descending=True)
     ordered = torch.where(ordered.cumsum(-1) - ordered < top_p, ordered, 0.0)
-    return torch.zeros_like(law).scatter_(-1, ids, ordered / ordered.sum(-1, keepdim=True))
+    return torch.zeros_like(dist).scatter_(-1, ids, ordered / ordered.sum(-1, keepdim=True))
 
 
 def flashinfer_whole_chain(call: Call) -> Run:

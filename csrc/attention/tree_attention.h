@@ -1,5 +1,5 @@
 // Attention of packed tree nodes over a paged cache on the CPU, in terms of plain pointers. The contract is written down
-// in kernels/specdec_kernels/tree_attention/reference.py.
+// in kernels/specdec_kernels/ops/tree_attention/reference.py.
 #pragma once
 #include <cstdint>
 

@@ -1,17 +1,18 @@
-// torch.ops.specdec.{decoder_pass, draft_chain, draft_chain_laws}: schemas and CPU implementations. `table` is made by
-// DecoderTable (kernels/specdec_kernels/decoder_pass/decoder_table.py), which keeps alive what its addresses name.
-#include "decoder/decoder_pass.h"
+// torch.ops.specdec.{fused_forward, draft_chain, draft_chain_dists}: schemas and CPU implementations. `table` is made
+// by DecoderTable (kernels/specdec_kernels/ops/fused_forward/decoder_table.py), which keeps alive what its addresses
+// name.
+#include "decoder/fused_forward.h"
 
 #include <tuple>
 #include <vector>
 
-#include "bindings/laws.h"
+#include "bindings/distributions.h"
 #include "decoder/draft_chain.h"
 
 namespace specdec::bindings {
 namespace {
 
-constexpr const char *kOp = "decoder_pass", *kChain = "draft_chain";
+constexpr const char *kOp = "fused_forward", *kChain = "draft_chain";
 constexpr int64_t kHeader = 15, kPerLayer = 11;
 static_assert(sizeof(DecoderLayer) == kPerLayer * sizeof(int64_t));
 
@@ -39,7 +40,7 @@ Decoder decoder_of(const Tensor& table, const char* op, double eps, double scale
   return d;
 }
 
-Tensor decoder_pass_cpu(
+Tensor fused_forward_cpu(
     const Tensor& table, const Tensor& tokens, const Tensor& positions, const std::optional<Tensor>& wanted, const Tensor& slots,
     const Tensor& page_table, const Tensor& lengths, const Tensor& offsets, const std::optional<Tensor>& ancestors,
     const std::optional<Tensor>& depth, int64_t vocab_size, double eps, double scale, int64_t isa) {
@@ -52,30 +53,30 @@ Tensor decoder_pass_cpu(
                 "; expected [", n.nodes, "] like tokens");
   SPECDEC_CHECK(page_table.dim() == 2 && page_table.size(0) == n.rows && offsets.numel() == n.rows + 1, kOp, ": page_table ", shape_of(page_table),
                 " and offsets ", shape_of(offsets), " do not fit lengths ", shape_of(lengths), "; expected [B, P], [B + 1] and [B]");
-  n.tokens = input<int64_t>(tokens, "decoder_pass: tokens");
-  n.positions = input<int64_t>(positions, "decoder_pass: positions");
-  n.slots = input<int64_t>(slots, "decoder_pass: slots");
-  n.page_table = input<int32_t>(page_table, "decoder_pass: page_table");
-  n.lengths = input<int32_t>(lengths, "decoder_pass: lengths");
-  n.offsets = input<int32_t>(offsets, "decoder_pass: offsets");
+  n.tokens = input<int64_t>(tokens, "fused_forward: tokens");
+  n.positions = input<int64_t>(positions, "fused_forward: positions");
+  n.slots = input<int64_t>(slots, "fused_forward: slots");
+  n.page_table = input<int32_t>(page_table, "fused_forward: page_table");
+  n.lengths = input<int32_t>(lengths, "fused_forward: lengths");
+  n.offsets = input<int32_t>(offsets, "fused_forward: offsets");
   n.pages_per_row = page_table.size(1);
   n.num_wanted = -1;
   if (wanted.has_value()) {
     n.num_wanted = wanted->numel();
-    n.wanted = input<int64_t>(*wanted, "decoder_pass: wanted");
+    n.wanted = input<int64_t>(*wanted, "fused_forward: wanted");
   }
   if (ancestors.has_value()) {
     SPECDEC_CHECK(ancestors->dim() == 2 && ancestors->size(0) == n.nodes && ancestors->size(1) >= 1, kOp, ": ancestors are ", shape_of(*ancestors),
                   "; expected [", n.nodes, ", words]");
     n.words = ancestors->size(1);
-    n.ancestors = input<int32_t>(*ancestors, "decoder_pass: ancestors");
+    n.ancestors = input<int32_t>(*ancestors, "fused_forward: ancestors");
   }
   if (depth.has_value()) {
     SPECDEC_CHECK(depth->numel() == n.nodes, kOp, ": depth is ", shape_of(*depth), "; expected [", n.nodes, "]");
-    n.depth = input<int32_t>(*depth, "decoder_pass: depth");
+    n.depth = input<int32_t>(*depth, "fused_forward: depth");
   }
   const Tensor logits = empty({wanted.has_value() ? n.num_wanted : n.nodes, decoder.vocab}, ScalarType::Float);
-  const AttentionProblem problem = decoder_pass(decoder, n, static_cast<float*>(logits.mutable_data_ptr()), static_cast<Isa>(isa));
+  const AttentionProblem problem = fused_forward(decoder, n, static_cast<float*>(logits.mutable_data_ptr()), static_cast<Isa>(isa));
   if (problem.text != nullptr) {
     reject(kOp, ": ", problem.text, " of row ", problem.row, " is ", problem.got, ", expected 0 <= value < ", problem.limit,
            "; stage the nodes and grow page_table before the pass");
@@ -94,8 +95,8 @@ struct ChainTensors {
   Tensor chosen, logits, inv_t, lse, cut, tie_id, mass;
 };
 
-// law_rows: rows of laws that are kept; with first_draw < 0, of one level.
-ChainTensors chain(const ChainArguments& a, int64_t first_draw, int64_t depth, int64_t law_rows, int64_t vocab, double eps, double scale, int64_t isa) {
+// dist_rows: rows of distributions that are kept; with first_draw < 0, of one level.
+ChainTensors chain(const ChainArguments& a, int64_t first_draw, int64_t depth, int64_t dist_rows, int64_t vocab, double eps, double scale, int64_t isa) {
   const Decoder decoder = decoder_of(a.table, kChain, eps, scale, isa);
   ChainRows r{};
   r.batch = a.rows.numel();
@@ -114,7 +115,7 @@ ChainTensors chain(const ChainArguments& a, int64_t first_draw, int64_t depth, i
   r.lengths = output<int32_t>(a.lengths, "draft_chain: lengths");
   int64_t kept = 0, row = 0;
   for (int64_t b = 0; b < r.batch; ++b) kept += r.drafts[b];
-  SPECDEC_CHECK(law_rows == (first_draw < 0 ? r.batch : kept), kChain, ": ", law_rows, " rows of laws; expected ", kept, ", the number of drafts");
+  SPECDEC_CHECK(dist_rows == (first_draw < 0 ? r.batch : kept), kChain, ": ", dist_rows, " rows of distributions; expected ", kept, ", the number of drafts");
   const std::vector<float> cold(static_cast<size_t>(r.batch), 0.0F);
   const ChainPicks picks{{a.temperature.has_value() ? vector<float>(*a.temperature, r.batch, "draft_chain: temperature") : cold.data(),
                           vector<int32_t>(a.top_k, r.batch, "draft_chain: top_k"), vector<float>(a.top_p, r.batch, "draft_chain: top_p"),
@@ -125,12 +126,12 @@ ChainTensors chain(const ChainArguments& a, int64_t first_draw, int64_t depth, i
                          first_draw};
   const char* bad = invalid_parameter(picks.sampling, r.batch, &row);
   SPECDEC_CHECK(bad == nullptr, kChain, ": ", bad, "[", row, "] is out of range");
-  const auto floats = [&](int64_t width) { return width == 0 ? empty({law_rows}, ScalarType::Float) : empty({law_rows, width}, ScalarType::Float); };
+  const auto floats = [&](int64_t width) { return width == 0 ? empty({dist_rows}, ScalarType::Float) : empty({dist_rows, width}, ScalarType::Float); };
   const ChainTensors out{empty({r.batch, depth}, ScalarType::Long), floats(decoder.vocab), floats(0), floats(0), floats(0),
-                         empty({law_rows}, ScalarType::Int), floats(first_draw < 0 ? 1 : block_count(vocab))};
-  const ChainLaws laws{data<float>(out.logits), data<float>(out.inv_t), data<float>(out.lse),
+                         empty({dist_rows}, ScalarType::Int), floats(first_draw < 0 ? 1 : block_count(vocab))};
+  const ChainDistributions dists{data<float>(out.logits), data<float>(out.inv_t), data<float>(out.lse),
                        data<float>(out.cut),    first_draw < 0 ? nullptr : data<float>(out.mass), data<int32_t>(out.tie_id)};
-  const AttentionProblem problem = draft_chain(decoder, r, picks, depth, data<int64_t>(out.chosen), laws, static_cast<Isa>(isa));
+  const AttentionProblem problem = draft_chain(decoder, r, picks, depth, data<int64_t>(out.chosen), dists, static_cast<Isa>(isa));
   if (problem.text != nullptr) {
     reject(kChain, ": ", problem.text, " of row ", problem.row, " of the batch is ", problem.got, ", expected 0 <= value < ", problem.limit,
            "; reserve pages for what is fed and drafted before the chain");
@@ -147,7 +148,7 @@ Tensor draft_chain_cpu(
       .chosen;
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> draft_chain_laws_cpu(
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> draft_chain_dists_cpu(
     Tensor table, Tensor tokens, Tensor offsets, Tensor drafts, Tensor rows, Tensor page_table, Tensor lengths, Maybe temperature, Tensor top_k,
     Tensor top_p, Tensor min_p, Tensor seeds, Tensor positions, int64_t first_draw, int64_t depth, int64_t num_drafts, int64_t vocab_size,
     int64_t table_vocab, double eps, double scale, int64_t isa) {
@@ -164,21 +165,21 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> draft_chain_l
 
 STABLE_TORCH_LIBRARY_FRAGMENT(specdec, m) {
   m.def(
-      "decoder_pass(Tensor table, Tensor tokens, Tensor positions, Tensor? wanted, Tensor slots, Tensor page_table, Tensor lengths, "
+      "fused_forward(Tensor table, Tensor tokens, Tensor positions, Tensor? wanted, Tensor slots, Tensor page_table, Tensor lengths, "
       "Tensor offsets, Tensor? ancestors, Tensor? depth, int vocab_size, float eps, float scale, int isa=0) -> Tensor");
   m.def(
       "draft_chain(Tensor table, Tensor tokens, Tensor offsets, Tensor drafts, Tensor rows, Tensor page_table, Tensor(a!) lengths, "
       "Tensor? temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seeds, Tensor positions, int depth, int vocab_size, float eps, "
       "float scale, int isa=0) -> Tensor");
   m.def(
-      "draft_chain_laws(Tensor table, Tensor tokens, Tensor offsets, Tensor drafts, Tensor rows, Tensor page_table, Tensor(a!) lengths, "
+      "draft_chain_dists(Tensor table, Tensor tokens, Tensor offsets, Tensor drafts, Tensor rows, Tensor page_table, Tensor(a!) lengths, "
       "Tensor? temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seeds, Tensor positions, int first_draw, int depth, "
       "int num_drafts, int vocab_size, int table_vocab, float eps, float scale, int isa=0) "
       "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(specdec, CPU, m) {
-  m.impl("decoder_pass", TORCH_BOX(&specdec::bindings::decoder_pass_cpu));
+  m.impl("fused_forward", TORCH_BOX(&specdec::bindings::fused_forward_cpu));
   m.impl("draft_chain", TORCH_BOX(&specdec::bindings::draft_chain_cpu));
-  m.impl("draft_chain_laws", TORCH_BOX(&specdec::bindings::draft_chain_laws_cpu));
+  m.impl("draft_chain_dists", TORCH_BOX(&specdec::bindings::draft_chain_dists_cpu));
 }

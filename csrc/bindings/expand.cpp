@@ -1,11 +1,11 @@
-// torch.ops.specdec.{tree_expand, tree_grow}: schemas and CPU implementations. The Python side repeats failed checks with
-// longer messages (kernels/specdec_kernels/tree_expand/reference.py, tree_grow/reference.py).
+// torch.ops.specdec.{tree_expand, tree_grow}: schemas and CPU implementations. The Python side repeats failed checks
+// with longer messages (kernels/specdec_kernels/ops/tree_expand/reference.py, tree_grow/reference.py).
 #include <cmath>
 #include <tuple>
 #include <vector>
 
-#include "bindings/laws.h"
-#include "verify/expand.h"
+#include "bindings/distributions.h"
+#include "trees/expand.h"
 
 namespace specdec::bindings {
 namespace {
@@ -13,23 +13,23 @@ namespace {
 std::tuple<Tensor, Tensor, Tensor> tree_expand_cpu(Tensor logits, Tensor inv_t, Tensor cut, Tensor tie_id, Tensor offsets,
                                                    Tensor scores, int64_t width, int64_t keep, double sharpness,
                                                    Maybe seeds, Maybe positions) {
-  const Laws laws = laws_of(logits, inv_t, inv_t, cut, tie_id);
-  const int64_t nodes = laws.logits.rows;
+  const TokenDistributions dists = dists_of(logits, inv_t, inv_t, cut, tie_id);
+  const int64_t nodes = dists.logits.rows;
   int64_t rows = 0;
   const int32_t* starts = offsets_of(offsets, nodes, &rows);
-  SPECDEC_CHECK(width >= 1 && width <= laws.logits.columns && keep >= 1 && sharpness > 0 && std::isfinite(sharpness), "tree_expand: width is ", width, ", keep is ", keep);
+  SPECDEC_CHECK(width >= 1 && width <= dists.logits.columns && keep >= 1 && sharpness > 0 && std::isfinite(sharpness), "tree_expand: width is ", width, ", keep is ", keep);
   SPECDEC_CHECK(seeds.has_value() == positions.has_value(), "tree_expand: seeds go with positions");
   const int64_t* keys = seeds.has_value() ? vector<int64_t>(*seeds, nodes, "seeds") : nullptr;
   const int32_t* places = positions.has_value() ? vector<int32_t>(*positions, nodes, "positions") : nullptr;
-  const ScalarType type = laws.wide() ? ScalarType::Double : ScalarType::Float;
-  const void* parents = statistic(scores, laws.logits, "scores");
+  const ScalarType type = dists.wide() ? ScalarType::Double : ScalarType::Float;
+  const void* parents = statistic(scores, dists.logits, "scores");
   Tensor tokens = empty({nodes, width}, ScalarType::Long), found = empty({nodes, width}, type);
   Tensor best = empty({rows, keep}, ScalarType::Int);
-  if (laws.wide())
-    tree_expand<double>(laws, starts, rows, static_cast<const double*>(parents), keys, places,
+  if (dists.wide())
+    tree_expand<double>(dists, starts, rows, static_cast<const double*>(parents), keys, places,
                         {data<int64_t>(tokens), data<double>(found), data<int32_t>(best), width, keep, sharpness});
   else
-    tree_expand<float>(laws, starts, rows, static_cast<const float*>(parents), keys, places,
+    tree_expand<float>(dists, starts, rows, static_cast<const float*>(parents), keys, places,
                        {data<int64_t>(tokens), data<float>(found), data<int32_t>(best), width, keep, static_cast<float>(sharpness)});
   return {tokens, found, best};
 }
@@ -44,9 +44,9 @@ T* table(const Tensor& tensor, int64_t rows, int64_t columns, const char* what) 
 using Grown = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 template <class Real>
-Grown grow(const Laws& laws, const int32_t* starts, int64_t rows, const Growth<Real>& growth, const int64_t* seeds,
+Grown grow(const TokenDistributions& dists, const int32_t* starts, int64_t rows, const Growth<Real>& growth, const int64_t* seeds,
            const int32_t* positions, int64_t width, Real sharpness) {
-  const int64_t nodes = laws.logits.rows, most = growth.level == 0 ? 1 : growth.reach;
+  const int64_t nodes = dists.logits.rows, most = growth.level == 0 ? 1 : growth.reach;
   if (growth.level == 0) tree_begin(growth, rows);
   std::vector<Real> parents(nodes, -std::numeric_limits<Real>::infinity()), found(nodes * width);
   std::vector<int64_t> keys(nodes), tokens(nodes * width);
@@ -62,7 +62,7 @@ Grown grow(const Laws& laws, const int32_t* starts, int64_t rows, const Growth<R
     }
   }
   const Children<Real> children{tokens.data(), found.data(), best.data(), width, growth.keep, sharpness};
-  tree_expand<Real>(laws, starts, rows, parents.data(), seeds ? keys.data() : nullptr, seeds ? places.data() : nullptr, children);
+  tree_expand<Real>(dists, starts, rows, parents.data(), seeds ? keys.data() : nullptr, seeds ? places.data() : nullptr, children);
   const int64_t most_nodes = 1 + (growth.last ? growth.keep : (growth.level + 1) * growth.reach), room = rows * most_nodes;
   Tensor packed = empty({room}, ScalarType::Long), above = empty({room}, ScalarType::Int);
   Tensor counts = empty({2, rows}, ScalarType::Int);
@@ -84,10 +84,10 @@ Grown grow(const Laws& laws, const int32_t* starts, int64_t rows, const Growth<R
 Grown tree_grow_cpu(Tensor logits, Tensor inv_t, Tensor cut, Tensor tie_id, Tensor offsets, Tensor tokens, Tensor scores,
                     Tensor parents, Tensor nodes, Tensor limits, int64_t level, int64_t width, int64_t keep, bool last,
                     double sharpness, Maybe seeds, Maybe positions) {
-  const Laws laws = laws_of(logits, inv_t, inv_t, cut, tie_id);
+  const TokenDistributions dists = dists_of(logits, inv_t, inv_t, cut, tie_id);
   int64_t rows = 0;
-  const int32_t* starts = offsets_of(offsets, laws.logits.rows, &rows);
-  SPECDEC_CHECK(starts[rows] == laws.logits.rows, "tree_grow: logits of nodes without a tree");
+  const int32_t* starts = offsets_of(offsets, dists.logits.rows, &rows);
+  SPECDEC_CHECK(starts[rows] == dists.logits.rows, "tree_grow: logits of nodes without a tree");
   SPECDEC_CHECK(width >= 1 && keep >= 1 && sharpness > 0 && std::isfinite(sharpness), "tree_grow: width is ", width, ", keep is ", keep);
   SPECDEC_CHECK(tokens.dim() == 2, "tree_grow: tokens has shape ", shape_of(tokens), "; expected [B, C]");
   const int64_t columns = tokens.size(1);
@@ -100,9 +100,9 @@ Grown tree_grow_cpu(Tensor logits, Tensor inv_t, Tensor cut, Tensor tie_id, Tens
     const Growth<Real> growth{table<int64_t>(tokens, rows, columns, "tokens"), table<Real>(scores, rows, columns, "scores"),
                               table<int32_t>(parents, rows, columns, "parents"), table<int32_t>(nodes, rows, columns, "nodes"),
                               vector<int32_t>(limits, rows, "limits"), columns, keep, level, std::min(width, keep), last};
-    return grow<Real>(laws, starts, rows, growth, keys, places, std::min(width, laws.logits.columns), static_cast<Real>(sharpness));
+    return grow<Real>(dists, starts, rows, growth, keys, places, std::min(width, dists.logits.columns), static_cast<Real>(sharpness));
   };
-  return laws.wide() ? run(double{}) : run(float{});
+  return dists.wide() ? run(double{}) : run(float{});
 }
 
 }  // namespace

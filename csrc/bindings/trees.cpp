@@ -1,27 +1,27 @@
 // torch.ops.specdec.{ordered, traversal}_{verify, thresholds} and typical_verify: schemas and CPU implementations. The
-// Python side repeats failed checks with longer messages (kernels/specdec_kernels/proposals.py).
+// Python side repeats failed checks with longer messages (kernels/specdec_kernels/ops/_proposals/reference.py).
 #include <tuple>
 
-#include "bindings/laws.h"
-#include "verify/ordered.h"
+#include "bindings/distributions.h"
+#include "verify/recursive_rejection.h"
 #include "verify/traversal.h"
 #include "verify/typical.h"
 
 namespace specdec::bindings {
 namespace {
 
-// A tree draft and its laws, checked.
+// A tree draft and its distributions, checked.
 struct TreeArguments {
   TreeDraft draft;
-  Laws target, drafts;
+  TokenDistributions target, drafts;
   std::vector<int8_t> chosen;
   std::vector<int32_t> no_row;
 
-  // Without drawn and law_row every node is chosen.
+  // Without drawn and dist_index every node is chosen.
   TreeArguments(const Tensor& tokens, const Tensor& offsets, const Tensor& first_child, const Tensor& next_sibling,
-                const Maybe& drawn, const Maybe& law_row, const Laws& target_, const Maybe& logits,
+                const Maybe& proposal_kinds, const Maybe& dist_index, const TokenDistributions& target_, const Maybe& logits,
                 const Maybe& inv_t, const Maybe& lse, const Maybe& cut, const Maybe& tie_id, const Maybe& token_ids,
-                const Maybe& scouts)
+                const Maybe& score_only)
       : target(target_) {
     SPECDEC_CHECK(tokens.dim() == 1, "tokens has shape ", shape_of(tokens), ", expected [M]");
     draft.nodes = tokens.size(0);
@@ -29,23 +29,23 @@ struct TreeArguments {
     draft.tokens = input<int64_t>(tokens, "tokens");
     draft.first_child = vector<int32_t>(first_child, draft.nodes, "first_child");
     draft.next_sibling = vector<int32_t>(next_sibling, draft.nodes, "next_sibling");
-    if (!drawn.has_value()) {
+    if (!proposal_kinds.has_value()) {
       chosen.assign(draft.nodes, kChosen);
       no_row.assign(draft.nodes, -1);
     }
-    draft.drawn = drawn.has_value() ? vector<int8_t>(*drawn, draft.nodes, "drawn") : chosen.data();
-    draft.law_row = drawn.has_value() ? vector<int32_t>(law_row.value(), draft.nodes, "law_row") : no_row.data();
-    draft.scouts = scouts.has_value() ? vector<bool>(*scouts, draft.nodes, "scouts") : nullptr;
-    SPECDEC_CHECK(target.logits.rows == draft.nodes, "target has ", target.logits.rows, " laws for ", draft.nodes, " nodes");
-    draft.laws = nullptr;
+    draft.proposal_kinds = proposal_kinds.has_value() ? vector<int8_t>(*proposal_kinds, draft.nodes, "drawn") : chosen.data();
+    draft.dist_index = proposal_kinds.has_value() ? vector<int32_t>(dist_index.value(), draft.nodes, "dist_index") : no_row.data();
+    draft.score_only = score_only.has_value() ? vector<bool>(*score_only, draft.nodes, "score_only") : nullptr;
+    SPECDEC_CHECK(target.logits.rows == draft.nodes, "target has ", target.logits.rows, " distributions for ", draft.nodes, " nodes");
+    draft.dists = nullptr;
     draft.token_ids = nullptr;
     if (logits.has_value()) {
-      drafts = laws_of(*logits, inv_t.value(), lse.value(), cut.value(), tie_id.value());
-      draft.laws = &drafts;
+      drafts = dists_of(*logits, inv_t.value(), lse.value(), cut.value(), tie_id.value());
+      draft.dists = &drafts;
       if (token_ids.has_value())
         draft.token_ids = vector<int64_t>(*token_ids, drafts.logits.columns, "token_ids");
       else
-        SPECDEC_CHECK(drafts.logits.columns <= target.logits.columns, "draft laws are wider than target laws");
+        SPECDEC_CHECK(drafts.logits.columns <= target.logits.columns, "draft distributions are wider than target distributions");
     }
     int64_t at = 0;
     const char* bad = invalid_tree(draft, target, &at);
@@ -54,18 +54,18 @@ struct TreeArguments {
   TreeArguments(const TreeArguments&) = delete;
 };
 
-using Verify = void (*)(const TreeDraft&, const Laws&, const StepNoise&, const Path&);
-using Thresholds = void (*)(const TreeDraft&, const Laws&, void*, void*);
+using Verify = void (*)(const TreeDraft&, const TokenDistributions&, const StepNoise&, const Path&);
+using Thresholds = void (*)(const TreeDraft&, const TokenDistributions&, void*, void*);
 
 template <Verify Function>
 std::tuple<Tensor, Tensor, Tensor> verify_cpu(
-    Tensor tokens, Tensor offsets, Tensor first_child, Tensor next_sibling, Tensor drawn, Tensor law_row, Tensor logits,
+    Tensor tokens, Tensor offsets, Tensor first_child, Tensor next_sibling, Tensor proposal_kinds, Tensor dist_index, Tensor logits,
     Tensor inv_t, Tensor lse, Tensor cut, Tensor tie_id, Maybe draft_logits, Maybe draft_inv_t, Maybe draft_lse,
-    Maybe draft_cut, Maybe draft_tie_id, Maybe token_ids, Maybe scouts, Tensor seeds, Tensor root_positions,
+    Maybe draft_cut, Maybe draft_tie_id, Maybe token_ids, Maybe score_only, Tensor seeds, Tensor root_positions,
     Maybe uniforms, Maybe block_noise, Maybe token_noise, int64_t max_depth) {
-  const TreeArguments a(tokens, offsets, first_child, next_sibling, drawn, law_row,
-                        laws_of(logits, inv_t, lse, cut, tie_id), draft_logits, draft_inv_t, draft_lse, draft_cut,
-                        draft_tie_id, token_ids, scouts);
+  const TreeArguments a(tokens, offsets, first_child, next_sibling, proposal_kinds, dist_index,
+                        dists_of(logits, inv_t, lse, cut, tie_id), draft_logits, draft_inv_t, draft_lse, draft_cut,
+                        draft_tie_id, token_ids, score_only);
   const int64_t rows = a.draft.rows, vocab = a.target.logits.columns;
   SPECDEC_CHECK(max_depth >= 0 && deepest(a.draft) <= max_depth, "max_depth is ", max_depth);
   StepNoise noise{vector<int64_t>(seeds, rows, "seeds"), vector<int32_t>(root_positions, rows, "root_positions"),
@@ -86,13 +86,13 @@ std::tuple<Tensor, Tensor, Tensor> verify_cpu(
 
 template <Thresholds Function>
 std::tuple<Tensor, Tensor> thresholds_cpu(
-    Tensor tokens, Tensor offsets, Tensor first_child, Tensor next_sibling, Tensor drawn, Tensor law_row, Tensor logits,
+    Tensor tokens, Tensor offsets, Tensor first_child, Tensor next_sibling, Tensor proposal_kinds, Tensor dist_index, Tensor logits,
     Tensor inv_t, Tensor lse, Tensor cut, Tensor tie_id, Maybe draft_logits, Maybe draft_inv_t, Maybe draft_lse,
-    Maybe draft_cut, Maybe draft_tie_id, Maybe token_ids, Maybe scouts) {
-  const TreeArguments a(tokens, offsets, first_child, next_sibling, drawn, law_row,
-                        laws_of(logits, inv_t, lse, cut, tie_id), draft_logits, draft_inv_t, draft_lse, draft_cut,
-                        draft_tie_id, token_ids, scouts);
-  const bool wide = a.target.wide() || (a.draft.laws != nullptr && a.drafts.wide());
+    Maybe draft_cut, Maybe draft_tie_id, Maybe token_ids, Maybe score_only) {
+  const TreeArguments a(tokens, offsets, first_child, next_sibling, proposal_kinds, dist_index,
+                        dists_of(logits, inv_t, lse, cut, tie_id), draft_logits, draft_inv_t, draft_lse, draft_cut,
+                        draft_tie_id, token_ids, score_only);
+  const bool wide = a.target.wide() || (a.draft.dists != nullptr && a.drafts.wide());
   const ScalarType type = wide ? ScalarType::Double : ScalarType::Float;
   Tensor accept = empty({a.draft.nodes}, type);
   Tensor residual = empty({a.draft.nodes, a.target.logits.columns}, type);
@@ -102,11 +102,11 @@ std::tuple<Tensor, Tensor> thresholds_cpu(
 
 std::tuple<Tensor, Tensor, Tensor> typical_verify_cpu(
     Tensor tokens, Tensor offsets, Tensor first_child, Tensor next_sibling, Tensor logits, Tensor inv_t, Tensor lse,
-    Tensor cut, Tensor tie_id, Maybe scouts, Tensor seeds, Tensor root_positions, double epsilon, double delta,
+    Tensor cut, Tensor tie_id, Maybe score_only, Tensor seeds, Tensor root_positions, double epsilon, double delta,
     int64_t max_depth) {
   const Maybe none;
   const TreeArguments a(tokens, offsets, first_child, next_sibling, none, none,
-                        laws_of(logits, inv_t, lse, cut, tie_id), none, none, none, none, none, none, scouts);
+                        dists_of(logits, inv_t, lse, cut, tie_id), none, none, none, none, none, none, score_only);
   const int64_t rows = a.draft.rows;
   SPECDEC_CHECK(max_depth >= 0 && deepest(a.draft) <= max_depth, "max_depth is ", max_depth);
   SPECDEC_CHECK(epsilon >= 0 && delta >= 0, "epsilon is ", epsilon, ", delta is ", delta);
@@ -118,9 +118,9 @@ std::tuple<Tensor, Tensor, Tensor> typical_verify_cpu(
 }
 
 #define SPECDEC_TREE_DRAFT                                                                                           \
-  "Tensor tokens, Tensor offsets, Tensor first_child, Tensor next_sibling, Tensor drawn, Tensor law_row, "           \
+  "Tensor tokens, Tensor offsets, Tensor first_child, Tensor next_sibling, Tensor drawn, Tensor dist_index, "           \
   "Tensor logits, Tensor inv_t, Tensor lse, Tensor cut, Tensor tie_id, Tensor? draft_logits, Tensor? draft_inv_t, "  \
-  "Tensor? draft_lse, Tensor? draft_cut, Tensor? draft_tie_id, Tensor? token_ids, Tensor? scouts"
+  "Tensor? draft_lse, Tensor? draft_cut, Tensor? draft_tie_id, Tensor? token_ids, Tensor? score_only"
 #define SPECDEC_STEP_NOISE                                                                                 \
   "Tensor seeds, Tensor root_positions, Tensor? uniforms, Tensor? block_noise, Tensor? token_noise, " \
   "int max_depth"
@@ -129,20 +129,20 @@ std::tuple<Tensor, Tensor, Tensor> typical_verify_cpu(
 }  // namespace specdec::bindings
 
 STABLE_TORCH_LIBRARY_FRAGMENT(specdec, m) {
-  m.def("ordered_verify(" SPECDEC_TREE_DRAFT ", " SPECDEC_STEP_NOISE ") -> (Tensor, Tensor, Tensor)");
-  m.def("ordered_thresholds(" SPECDEC_TREE_DRAFT ") -> (Tensor, Tensor)");
+  m.def("recursive_rejection_verify(" SPECDEC_TREE_DRAFT ", " SPECDEC_STEP_NOISE ") -> (Tensor, Tensor, Tensor)");
+  m.def("recursive_rejection_thresholds(" SPECDEC_TREE_DRAFT ") -> (Tensor, Tensor)");
   m.def("traversal_verify(" SPECDEC_TREE_DRAFT ", " SPECDEC_STEP_NOISE ") -> (Tensor, Tensor, Tensor)");
   m.def("traversal_thresholds(" SPECDEC_TREE_DRAFT ") -> (Tensor, Tensor)");
   m.def(
       "typical_verify(Tensor tokens, Tensor offsets, Tensor first_child, Tensor next_sibling, Tensor logits, Tensor inv_t, "
-      "Tensor lse, Tensor cut, Tensor tie_id, Tensor? scouts, Tensor seeds, Tensor root_positions, float epsilon, "
+      "Tensor lse, Tensor cut, Tensor tie_id, Tensor? score_only, Tensor seeds, Tensor root_positions, float epsilon, "
       "float delta, int max_depth) -> (Tensor, Tensor, Tensor)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(specdec, CPU, m) {
   using namespace specdec::bindings;
-  m.impl("ordered_verify", TORCH_BOX(&verify_cpu<specdec::ordered_verify>));
-  m.impl("ordered_thresholds", TORCH_BOX(&thresholds_cpu<specdec::ordered_thresholds>));
+  m.impl("recursive_rejection_verify", TORCH_BOX(&verify_cpu<specdec::recursive_rejection_verify>));
+  m.impl("recursive_rejection_thresholds", TORCH_BOX(&thresholds_cpu<specdec::recursive_rejection_thresholds>));
   m.impl("traversal_verify", TORCH_BOX(&verify_cpu<specdec::traversal_verify>));
   m.impl("traversal_thresholds", TORCH_BOX(&thresholds_cpu<specdec::traversal_thresholds>));
   m.impl("typical_verify", TORCH_BOX(&typical_verify_cpu));

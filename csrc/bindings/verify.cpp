@@ -1,19 +1,20 @@
-// torch.ops.specdec.{law_stats, law_masses, replay_sample, draw_sample, tree_plan, tree_verify, replay_verify,
-// chain_verify, chain_verify_logits, chain_thresholds}: schemas and CPU implementations. The Python side repeats failed checks with longer messages (kernels/.../reference.py).
+// torch.ops.specdec.{distribution_stats, dist_masses, replay_sample, draft_sample, tree_plan, exact_match_verify,
+// replay_verify, rejection_verify, rejection_verify_logits, rejection_thresholds}: schemas and CPU implementations.
+// The Python side repeats failed checks with longer messages (kernels/.../reference.py).
 #include <tuple>
 #include <vector>
 
-#include "bindings/laws.h"
+#include "bindings/distributions.h"
 #include "random.h"
-#include "verify/chain.h"
-#include "verify/law_stats.h"
-#include "verify/sample.h"
-#include "verify/tree.h"
+#include "verify/rejection.h"
+#include "distribution/distribution_stats.h"
+#include "sampling/sample.h"
+#include "trees/tree.h"
 
 namespace specdec::bindings {
 namespace {
 
-// Results of law_stats.
+// Results of distribution_stats.
 struct StatsTensors {
   Tensor inv_t, lse, cut, tie_id;
   Maybe mass;
@@ -38,7 +39,7 @@ AskedRows asked_rows(const Tensor& logits, const Tensor& temperature, const Tens
                               vector<float>(top_p, m.rows, "top_p"), vector<float>(min_p, m.rows, "min_p")};
   int64_t row = 0;
   const char* bad = invalid_parameter(sampling, m.rows, &row);
-  SPECDEC_CHECK(bad == nullptr, "law_stats: ", bad, "[", row, "] is out of range");
+  SPECDEC_CHECK(bad == nullptr, "distribution_stats: ", bad, "[", row, "] is out of range");
   return {m, sampling, out.inv_t.mutable_data_ptr(), out.lse.mutable_data_ptr(), out.cut.mutable_data_ptr(),
           data<int32_t>(out.tie_id), out.mass.has_value() ? out.mass->mutable_data_ptr() : nullptr};
 }
@@ -47,17 +48,17 @@ StatsTensors stats_of(const Tensor& logits, const Tensor& temperature, const Ten
                       const Tensor& min_p, bool masses) {
   StatsTensors out(matrix(logits, "logits"), masses);
   const AskedRows to = asked_rows(logits, temperature, top_k, top_p, min_p, out);
-  law_stats(to.logits, to.sampling, to.inv_t, to.lse, to.cut, to.tie_id, to.mass);
+  distribution_stats(to.logits, to.sampling, to.inv_t, to.lse, to.cut, to.tie_id, to.mass);
   return out;
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> law_stats_cpu(
+std::tuple<Tensor, Tensor, Tensor, Tensor> distribution_stats_cpu(
     Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p) {
   const StatsTensors out = stats_of(logits, temperature, top_k, top_p, min_p, false);
   return {out.inv_t, out.lse, out.cut, out.tie_id};
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> law_masses_cpu(
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> dist_masses_cpu(
     Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p) {
   const StatsTensors out = stats_of(logits, temperature, top_k, top_p, min_p, true);
   return {out.inv_t, out.lse, out.cut, out.tie_id, *out.mass};
@@ -65,28 +66,28 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> law_masses_cpu(
 
 Tensor replay_sample_cpu(
     Tensor logits, Tensor inv_t, Tensor cut, Tensor tie_id, Tensor seeds, Tensor positions, Maybe noise) {
-  const Laws laws = laws_of(logits, inv_t, inv_t, cut, tie_id);
-  const int64_t rows = laws.logits.rows;
+  const TokenDistributions dists = dists_of(logits, inv_t, inv_t, cut, tie_id);
+  const int64_t rows = dists.logits.rows;
   const float* explicit_noise = nullptr;
   if (noise.has_value()) {
-    SPECDEC_CHECK(noise->dim() == 2 && noise->size(0) == rows && noise->size(1) == laws.logits.columns,
+    SPECDEC_CHECK(noise->dim() == 2 && noise->size(0) == rows && noise->size(1) == dists.logits.columns,
                   "noise has shape ", shape_of(*noise));
     explicit_noise = input<float>(*noise, "noise");
   }
   Tensor tokens = empty({rows}, ScalarType::Long);
-  replay_sample(laws, vector<int64_t>(seeds, rows, "seeds"), vector<int32_t>(positions, rows, "positions"),
+  replay_sample(dists, vector<int64_t>(seeds, rows, "seeds"), vector<int32_t>(positions, rows, "positions"),
                 explicit_noise, data<int64_t>(tokens));
   return tokens;
 }
 
-Tensor draw_sample_cpu(
+Tensor draft_sample_cpu(
     Tensor logits, Tensor inv_t, Tensor lse, Tensor cut, Tensor tie_id, Tensor seeds, Tensor root_positions,
     Tensor index, Maybe mass) {
-  Laws laws = laws_of(logits, inv_t, lse, cut, tie_id);
-  add_masses(&laws, mass);
-  const int64_t rows = laws.logits.rows;
+  TokenDistributions dists = dists_of(logits, inv_t, lse, cut, tie_id);
+  add_masses(&dists, mass);
+  const int64_t rows = dists.logits.rows;
   Tensor tokens = empty({rows}, ScalarType::Long);
-  draw_sample(laws, vector<int64_t>(seeds, rows, "seeds"), vector<int32_t>(root_positions, rows, "root_positions"),
+  draft_sample(dists, vector<int64_t>(seeds, rows, "seeds"), vector<int32_t>(root_positions, rows, "root_positions"),
               vector<int32_t>(index, rows, "index"), data<int64_t>(tokens));
   return tokens;
 }
@@ -109,12 +110,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> tree_plan_cpu(Tensor parents,
 
 // Trees as the walks take them, checked.
 WalkedTree walked_tree(const Tensor& tokens, const Tensor& offsets, const Tensor& first_child, const Tensor& next_sibling,
-                       const Maybe& scouts, int64_t* rows) {
+                       const Maybe& score_only, int64_t* rows) {
   SPECDEC_CHECK(tokens.dim() == 1, "tokens has shape ", shape_of(tokens), ", expected [M]");
   const int64_t nodes = tokens.size(0);
   return {vector<int64_t>(tokens, nodes, "tokens"), nodes, offsets_of(offsets, nodes, rows),
           vector<int32_t>(first_child, nodes, "first_child"), vector<int32_t>(next_sibling, nodes, "next_sibling"),
-          scouts.has_value() ? vector<bool>(*scouts, nodes, "scouts") : nullptr};
+          score_only.has_value() ? vector<bool>(*score_only, nodes, "score_only") : nullptr};
 }
 
 void check_walk(const char* op, Walk walk, int64_t row, int64_t max_depth) {
@@ -123,45 +124,45 @@ void check_walk(const char* op, Walk walk, int64_t row, int64_t max_depth) {
                 "; expected a capacity of at least the largest depth; pass a larger max_depth");
 }
 
-std::tuple<Tensor, Tensor, Tensor> tree_verify_cpu(
-    Tensor tokens, Tensor offsets, Tensor first_child, Tensor next_sibling, Tensor node_choice, Maybe scouts,
+std::tuple<Tensor, Tensor, Tensor> exact_match_verify_cpu(
+    Tensor tokens, Tensor offsets, Tensor first_child, Tensor next_sibling, Tensor node_choice, Maybe score_only,
     int64_t max_depth) {
   SPECDEC_CHECK(max_depth >= 0, "max_depth is ", max_depth);
   int64_t rows = 0, row = 0;
-  const WalkedTree tree = walked_tree(tokens, offsets, first_child, next_sibling, scouts, &rows);
+  const WalkedTree tree = walked_tree(tokens, offsets, first_child, next_sibling, score_only, &rows);
   const PathTensors out(rows, max_depth);
   const int64_t* choice = vector<int64_t>(node_choice, tree.nodes, "node_choice");
-  const Walk walk = tree_verify(tree, rows, choice, out.view(max_depth), &row);
-  check_walk("tree_verify", walk, row, max_depth);
+  const Walk walk = exact_match_verify(tree, rows, choice, out.view(max_depth), &row);
+  check_walk("exact_match_verify", walk, row, max_depth);
   return {out.path, out.num_accepted, out.next_token};
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> replay_verify_cpu(
-    Tensor tokens, Tensor offsets, Tensor first_child, Tensor next_sibling, Maybe scouts, Tensor logits,
+    Tensor tokens, Tensor offsets, Tensor first_child, Tensor next_sibling, Maybe score_only, Tensor logits,
     Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seeds, Tensor root_positions, int64_t max_depth) {
   SPECDEC_CHECK(max_depth >= 0, "max_depth is ", max_depth);
   int64_t rows = 0, row = 0;
-  const WalkedTree tree = walked_tree(tokens, offsets, first_child, next_sibling, scouts, &rows);
+  const WalkedTree tree = walked_tree(tokens, offsets, first_child, next_sibling, score_only, &rows);
   const StatsTensors stats(matrix(logits, "logits"), true);
   const AskedRows asked = asked_rows(logits, temperature, top_k, top_p, min_p, stats);
   SPECDEC_CHECK(asked.logits.rows == tree.nodes, "logits has ", asked.logits.rows, " rows for ", tree.nodes, " nodes");
   forget(asked, 0, asked.logits.rows);
-  Laws laws = laws_of(logits, stats.inv_t, stats.lse, stats.cut, stats.tie_id);
-  laws.asked = &asked;
+  TokenDistributions dists = dists_of(logits, stats.inv_t, stats.lse, stats.cut, stats.tie_id);
+  dists.asked = &asked;
   const PathTensors out(rows, max_depth);
-  const Walk walk = replay_verify(tree, rows, laws, vector<int64_t>(seeds, rows, "seeds"),
+  const Walk walk = replay_verify(tree, rows, dists, vector<int64_t>(seeds, rows, "seeds"),
                                   vector<int32_t>(root_positions, rows, "root_positions"), out.view(max_depth), &row);
   check_walk("replay_verify", walk, row, max_depth);
   return {out.path, out.num_accepted, out.next_token, stats.inv_t, stats.lse, stats.cut, stats.tie_id, *stats.mass};
 }
 
-// The draft of chain_verify and chain_thresholds, checked.
+// The draft of rejection_verify and rejection_thresholds, checked.
 struct ChainArguments {
   ChainDraft draft;
-  Laws target, drafts;
+  TokenDistributions target, drafts;
 
-  ChainArguments(const Tensor& tokens, const Tensor& offsets, const Tensor& drawn, const Tensor& law_row,
-                 const Laws& target_, const Maybe& logits, const Maybe& inv_t, const Maybe& lse, const Maybe& cut,
+  ChainArguments(const Tensor& tokens, const Tensor& offsets, const Tensor& proposal_kinds, const Tensor& dist_index,
+                 const TokenDistributions& target_, const Maybe& logits, const Maybe& inv_t, const Maybe& lse, const Maybe& cut,
                  const Maybe& tie_id, const Maybe& token_ids, const Maybe& mass = std::nullopt)
       : target(target_) {
     add_masses(&target, mass);
@@ -169,18 +170,18 @@ struct ChainArguments {
     draft.nodes = tokens.size(0);
     draft.offsets = offsets_of(offsets, draft.nodes, &draft.rows);
     draft.tokens = input<int64_t>(tokens, "tokens");
-    draft.drawn = vector<int8_t>(drawn, draft.nodes, "drawn");
-    draft.law_row = vector<int32_t>(law_row, draft.nodes, "law_row");
-    SPECDEC_CHECK(target.logits.rows == draft.nodes, "target has ", target.logits.rows, " laws for ", draft.nodes, " nodes");
-    draft.laws = nullptr;
+    draft.proposal_kinds = vector<int8_t>(proposal_kinds, draft.nodes, "drawn");
+    draft.dist_index = vector<int32_t>(dist_index, draft.nodes, "dist_index");
+    SPECDEC_CHECK(target.logits.rows == draft.nodes, "target has ", target.logits.rows, " distributions for ", draft.nodes, " nodes");
+    draft.dists = nullptr;
     draft.token_ids = nullptr;
     if (logits.has_value()) {
-      drafts = laws_of(*logits, inv_t.value(), lse.value(), cut.value(), tie_id.value());
-      draft.laws = &drafts;
+      drafts = dists_of(*logits, inv_t.value(), lse.value(), cut.value(), tie_id.value());
+      draft.dists = &drafts;
       if (token_ids.has_value())
         draft.token_ids = vector<int64_t>(*token_ids, drafts.logits.columns, "token_ids");
       else
-        SPECDEC_CHECK(drafts.logits.columns <= target.logits.columns, "draft laws are wider than target laws");
+        SPECDEC_CHECK(drafts.logits.columns <= target.logits.columns, "draft distributions are wider than target distributions");
     }
     int64_t at = 0;
     const char* bad = invalid_chain(draft, target, &at);
@@ -189,7 +190,7 @@ struct ChainArguments {
   ChainArguments(const ChainArguments&) = delete;
 };
 
-// Explicit noise of chain_verify, checked, beside the keyed one.
+// Explicit noise of rejection_verify, checked, beside the keyed one.
 ChainNoise chain_noise(const ChainArguments& a, const Tensor& seeds, const Tensor& root_positions, const Maybe& uniforms,
                        const Maybe& block_noise, const Maybe& token_noise, int64_t max_depth) {
   const int64_t rows = a.draft.rows, vocab = a.target.logits.columns;
@@ -208,47 +209,47 @@ ChainNoise chain_noise(const ChainArguments& a, const Tensor& seeds, const Tenso
   return noise;
 }
 
-std::tuple<Tensor, Tensor, Tensor> chain_verify_cpu(
-    Tensor tokens, Tensor offsets, Tensor drawn, Tensor law_row, Tensor logits, Tensor inv_t, Tensor lse, Tensor cut,
+std::tuple<Tensor, Tensor, Tensor> rejection_verify_cpu(
+    Tensor tokens, Tensor offsets, Tensor proposal_kinds, Tensor dist_index, Tensor logits, Tensor inv_t, Tensor lse, Tensor cut,
     Tensor tie_id, Maybe draft_logits, Maybe draft_inv_t, Maybe draft_lse, Maybe draft_cut, Maybe draft_tie_id,
     Maybe token_ids, Tensor seeds, Tensor root_positions, Maybe uniforms, Maybe block_noise, Maybe token_noise,
     int64_t max_depth, bool block, Maybe mass) {
-  const ChainArguments a(tokens, offsets, drawn, law_row, laws_of(logits, inv_t, lse, cut, tie_id), draft_logits,
+  const ChainArguments a(tokens, offsets, proposal_kinds, dist_index, dists_of(logits, inv_t, lse, cut, tie_id), draft_logits,
                          draft_inv_t, draft_lse, draft_cut, draft_tie_id, token_ids, mass);
   const ChainNoise noise = chain_noise(a, seeds, root_positions, uniforms, block_noise, token_noise, max_depth);
   const PathTensors out(a.draft.rows, max_depth);
-  chain_verify(a.draft, a.target, block ? ChainRule::kBlock : ChainRule::kToken, noise, out.view(max_depth));
+  rejection_verify(a.draft, a.target, block ? ChainRule::kBlock : ChainRule::kToken, noise, out.view(max_depth));
   return {out.path, out.num_accepted, out.next_token};
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> chain_verify_logits_cpu(
-    Tensor tokens, Tensor offsets, Tensor drawn, Tensor law_row, Tensor logits, Tensor temperature, Tensor top_k,
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> rejection_verify_logits_cpu(
+    Tensor tokens, Tensor offsets, Tensor proposal_kinds, Tensor dist_index, Tensor logits, Tensor temperature, Tensor top_k,
     Tensor top_p, Tensor min_p, Maybe draft_logits, Maybe draft_inv_t, Maybe draft_lse, Maybe draft_cut,
     Maybe draft_tie_id, Maybe token_ids, Tensor seeds, Tensor root_positions, int64_t max_depth, bool block) {
   const StatsTensors stats(matrix(logits, "logits"), true);
   const AskedRows rows = asked_rows(logits, temperature, top_k, top_p, min_p, stats);
   forget(rows, 0, rows.logits.rows);
-  Laws target = laws_of(logits, stats.inv_t, stats.lse, stats.cut, stats.tie_id);
+  TokenDistributions target = dists_of(logits, stats.inv_t, stats.lse, stats.cut, stats.tie_id);
   target.asked = &rows;
-  const ChainArguments a(tokens, offsets, drawn, law_row, target, draft_logits, draft_inv_t, draft_lse, draft_cut,
+  const ChainArguments a(tokens, offsets, proposal_kinds, dist_index, target, draft_logits, draft_inv_t, draft_lse, draft_cut,
                          draft_tie_id, token_ids, stats.mass);
   const ChainNoise noise = chain_noise(a, seeds, root_positions, std::nullopt, std::nullopt, std::nullopt, max_depth);
   const PathTensors out(a.draft.rows, max_depth);
-  chain_verify(a.draft, a.target, block ? ChainRule::kBlock : ChainRule::kToken, noise, out.view(max_depth));
+  rejection_verify(a.draft, a.target, block ? ChainRule::kBlock : ChainRule::kToken, noise, out.view(max_depth));
   return {out.path, out.num_accepted, out.next_token, stats.inv_t, stats.lse, stats.cut, stats.tie_id, *stats.mass};
 }
 
-std::tuple<Tensor, Tensor> chain_thresholds_cpu(
-    Tensor tokens, Tensor offsets, Tensor drawn, Tensor law_row, Tensor logits, Tensor inv_t, Tensor lse, Tensor cut,
+std::tuple<Tensor, Tensor> rejection_thresholds_cpu(
+    Tensor tokens, Tensor offsets, Tensor proposal_kinds, Tensor dist_index, Tensor logits, Tensor inv_t, Tensor lse, Tensor cut,
     Tensor tie_id, Maybe draft_logits, Maybe draft_inv_t, Maybe draft_lse, Maybe draft_cut, Maybe draft_tie_id,
     Maybe token_ids, bool block) {
-  const ChainArguments a(tokens, offsets, drawn, law_row, laws_of(logits, inv_t, lse, cut, tie_id), draft_logits,
+  const ChainArguments a(tokens, offsets, proposal_kinds, dist_index, dists_of(logits, inv_t, lse, cut, tie_id), draft_logits,
                          draft_inv_t, draft_lse, draft_cut, draft_tie_id, token_ids);
-  const bool wide = a.target.wide() || (a.draft.laws != nullptr && a.drafts.wide());
+  const bool wide = a.target.wide() || (a.draft.dists != nullptr && a.drafts.wide());
   const ScalarType type = wide ? ScalarType::Double : ScalarType::Float;
   Tensor accept = empty({a.draft.nodes}, type);
   Tensor residual = empty({a.draft.nodes, a.target.logits.columns}, type);
-  chain_thresholds(a.draft, a.target, block ? ChainRule::kBlock : ChainRule::kToken, accept.mutable_data_ptr(), residual.mutable_data_ptr());
+  rejection_thresholds(a.draft, a.target, block ? ChainRule::kBlock : ChainRule::kToken, accept.mutable_data_ptr(), residual.mutable_data_ptr());
   return {accept, residual};
 }
 
@@ -276,54 +277,54 @@ Tensor noise_cpu(Tensor like, int64_t seed, int64_t position, int64_t index, int
 
 STABLE_TORCH_LIBRARY_FRAGMENT(specdec, m) {
   m.def(
-      "law_stats(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p) "
+      "distribution_stats(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p) "
       "-> (Tensor, Tensor, Tensor, Tensor)");
   m.def(
-      "law_masses(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p) "
+      "dist_masses(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p) "
       "-> (Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def(
       "replay_sample(Tensor logits, Tensor inv_t, Tensor cut, Tensor tie_id, Tensor seeds, Tensor positions, "
       "Tensor? noise) -> Tensor");
   m.def(
-      "draw_sample(Tensor logits, Tensor inv_t, Tensor lse, Tensor cut, Tensor tie_id, Tensor seeds, "
+      "draft_sample(Tensor logits, Tensor inv_t, Tensor lse, Tensor cut, Tensor tie_id, Tensor seeds, "
       "Tensor root_positions, Tensor index, Tensor? mass) -> Tensor");
   m.def("tree_plan(Tensor parents, Tensor offsets) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def(
-      "tree_verify(Tensor tokens, Tensor offsets, Tensor first_child, Tensor next_sibling, Tensor node_choice, "
-      "Tensor? scouts, int max_depth) -> (Tensor, Tensor, Tensor)");
+      "exact_match_verify(Tensor tokens, Tensor offsets, Tensor first_child, Tensor next_sibling, Tensor node_choice, "
+      "Tensor? score_only, int max_depth) -> (Tensor, Tensor, Tensor)");
   m.def(
-      "replay_verify(Tensor tokens, Tensor offsets, Tensor first_child, Tensor next_sibling, Tensor? scouts, "
+      "replay_verify(Tensor tokens, Tensor offsets, Tensor first_child, Tensor next_sibling, Tensor? score_only, "
       "Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seeds, "
       "Tensor root_positions, int max_depth) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def(
-      "chain_verify(Tensor tokens, Tensor offsets, Tensor drawn, Tensor law_row, Tensor logits, Tensor inv_t, "
+      "rejection_verify(Tensor tokens, Tensor offsets, Tensor drawn, Tensor dist_index, Tensor logits, Tensor inv_t, "
       "Tensor lse, Tensor cut, Tensor tie_id, Tensor? draft_logits, Tensor? draft_inv_t, Tensor? draft_lse, "
       "Tensor? draft_cut, Tensor? draft_tie_id, Tensor? token_ids, Tensor seeds, Tensor root_positions, "
       "Tensor? uniforms, Tensor? block_noise, Tensor? token_noise, int max_depth, bool block, Tensor? mass) "
       "-> (Tensor, Tensor, Tensor)");
   m.def(
-      "chain_verify_logits(Tensor tokens, Tensor offsets, Tensor drawn, Tensor law_row, Tensor logits, "
+      "rejection_verify_logits(Tensor tokens, Tensor offsets, Tensor drawn, Tensor dist_index, Tensor logits, "
       "Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor? draft_logits, Tensor? draft_inv_t, "
       "Tensor? draft_lse, Tensor? draft_cut, Tensor? draft_tie_id, Tensor? token_ids, Tensor seeds, "
       "Tensor root_positions, int max_depth, bool block) "
       "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def(
-      "chain_thresholds(Tensor tokens, Tensor offsets, Tensor drawn, Tensor law_row, Tensor logits, Tensor inv_t, "
+      "rejection_thresholds(Tensor tokens, Tensor offsets, Tensor drawn, Tensor dist_index, Tensor logits, Tensor inv_t, "
       "Tensor lse, Tensor cut, Tensor tie_id, Tensor? draft_logits, Tensor? draft_inv_t, Tensor? draft_lse, "
       "Tensor? draft_cut, Tensor? draft_tie_id, Tensor? token_ids, bool block) -> (Tensor, Tensor)");
   m.def("noise(Tensor like, int seed, int position, int index, int stream, int count, int kind) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(specdec, CPU, m) {
-  m.impl("law_stats", TORCH_BOX(&specdec::bindings::law_stats_cpu));
-  m.impl("law_masses", TORCH_BOX(&specdec::bindings::law_masses_cpu));
+  m.impl("distribution_stats", TORCH_BOX(&specdec::bindings::distribution_stats_cpu));
+  m.impl("dist_masses", TORCH_BOX(&specdec::bindings::dist_masses_cpu));
   m.impl("replay_sample", TORCH_BOX(&specdec::bindings::replay_sample_cpu));
-  m.impl("draw_sample", TORCH_BOX(&specdec::bindings::draw_sample_cpu));
+  m.impl("draft_sample", TORCH_BOX(&specdec::bindings::draft_sample_cpu));
   m.impl("tree_plan", TORCH_BOX(&specdec::bindings::tree_plan_cpu));
-  m.impl("tree_verify", TORCH_BOX(&specdec::bindings::tree_verify_cpu));
+  m.impl("exact_match_verify", TORCH_BOX(&specdec::bindings::exact_match_verify_cpu));
   m.impl("replay_verify", TORCH_BOX(&specdec::bindings::replay_verify_cpu));
-  m.impl("chain_verify", TORCH_BOX(&specdec::bindings::chain_verify_cpu));
-  m.impl("chain_verify_logits", TORCH_BOX(&specdec::bindings::chain_verify_logits_cpu));
-  m.impl("chain_thresholds", TORCH_BOX(&specdec::bindings::chain_thresholds_cpu));
+  m.impl("rejection_verify", TORCH_BOX(&specdec::bindings::rejection_verify_cpu));
+  m.impl("rejection_verify_logits", TORCH_BOX(&specdec::bindings::rejection_verify_logits_cpu));
+  m.impl("rejection_thresholds", TORCH_BOX(&specdec::bindings::rejection_thresholds_cpu));
   m.impl("noise", TORCH_BOX(&specdec::bindings::noise_cpu));
 }

@@ -1,5 +1,5 @@
-// The vector code between a decoder's matrices for AVX2. Called only where the processor has it (decoder_pass.cpp).
-#include "decoder/decoder_pass.h"
+// The vector code between a decoder's matrices for AVX2. Called only where the processor has it (fused_forward.cpp).
+#include "decoder/fused_forward.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>

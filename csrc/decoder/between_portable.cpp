@@ -1,5 +1,5 @@
 // The vector code between a decoder's matrices for every other processor: four lanes, which compilers map to SSE2 and NEON.
-#include "decoder/decoder_pass.h"
+#include "decoder/fused_forward.h"
 
 #if defined(__aarch64__)
 #include <arm_neon.h>

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "kv_commit/slots.h"
-#include "verify/sample.h"
+#include "sampling/sample.h"
 
 namespace specdec {
 namespace {
@@ -14,8 +14,8 @@ namespace {
 // The rows that still draft, and what a pass over them needs.
 class Chain {
  public:
-  Chain(const Decoder& decoder, const ChainRows& rows, const ChainPicks& picks, int64_t depth, int64_t* chosen, const ChainLaws& laws)
-      : d_(decoder), r_(rows), p_(picks), depth_(depth), chosen_(chosen), laws_(laws), lengths_(rows.lengths, rows.lengths + rows.capacity) {}
+  Chain(const Decoder& decoder, const ChainRows& rows, const ChainPicks& picks, int64_t depth, int64_t* chosen, const ChainDistributions& dists)
+      : d_(decoder), r_(rows), p_(picks), depth_(depth), chosen_(chosen), dists_(dists), lengths_(rows.lengths, rows.lengths + rows.capacity) {}
 
   AttentionProblem run(Isa isa) {
     if (const AttentionProblem problem = check(); problem.text != nullptr) return problem;
@@ -95,32 +95,33 @@ class Chain {
     n.page_table = table_.data();
     n.lengths = committed_.data();
     n.offsets = offsets_.data();
-    return decoder_pass(d_, n, laws_.logits + used_ * d_.vocab, isa);
+    return fused_forward(d_, n, dists_.logits + used_ * d_.vocab, isa);
   }
 
   void pick(int64_t level) {
     const int64_t batch = count();
-    const Laws laws = found(batch);
+    const TokenDistributions dists = found(batch);
     positions_of_.resize(batch);
     seeds_.resize(batch);
     picked_.resize(batch);
-    const bool drawn = p_.first_draw >= 0;
+    const bool proposal_kinds = p_.first_draw >= 0;
     for (int64_t i = 0; i < batch; ++i) {
       seeds_[i] = p_.seeds[places_[i]];
-      positions_of_[i] = p_.positions[places_[i]] + (drawn ? 0 : static_cast<int32_t>(level) + 1);
+      positions_of_[i] = p_.positions[places_[i]] + (proposal_kinds ? 0 : static_cast<int32_t>(level) + 1);
     }
-    if (drawn) {
+    if (proposal_kinds) {
       index_.assign(batch, static_cast<int32_t>(p_.first_draw + level));
-      draw_sample(laws, seeds_.data(), positions_of_.data(), index_.data(), picked_.data());
+      draft_sample(dists, seeds_.data(), positions_of_.data(), index_.data(), picked_.data());
       used_ += batch;
     } else {
-      replay_sample(laws, seeds_.data(), positions_of_.data(), nullptr, picked_.data());
+      replay_sample(dists, seeds_.data(), positions_of_.data(), nullptr, picked_.data());
     }
     for (int64_t i = 0; i < batch; ++i) chosen_[places_[i] * depth_ + level] = picked_[i];
   }
 
-  // The laws of the last pass. Statistics of rows that keep every token need no look at them, unless they are returned.
-  Laws found(int64_t batch) {
+  // The distributions of the last pass. Statistics of rows that keep every token need no look at them, unless they
+  // are returned.
+  TokenDistributions found(int64_t batch) {
     temperature_.resize(batch);
     top_k_.resize(batch);
     top_p_.resize(batch);
@@ -134,24 +135,24 @@ class Chain {
       min_p_[i] = p_.sampling.min_p[b];
       whole = whole && temperature_[i] > 0 && top_k_[i] == 0 && top_p_[i] >= 1 && min_p_[i] == 0;
     }
-    Laws laws;
-    laws.logits = {laws_.logits + used_ * d_.vocab, batch, p_.vocab, d_.vocab, Scalar::Float32};
-    float *inv_t = laws_.inv_t + used_, *lse = laws_.lse + used_, *cut = laws_.cut + used_;
-    float* mass = laws_.mass == nullptr ? nullptr : laws_.mass + used_ * block_count(p_.vocab);
-    int32_t* tie_id = laws_.tie_id + used_;
+    TokenDistributions dists;
+    dists.logits = {dists_.logits + used_ * d_.vocab, batch, p_.vocab, d_.vocab, Scalar::Float32};
+    float *inv_t = dists_.inv_t + used_, *lse = dists_.lse + used_, *cut = dists_.cut + used_;
+    float* mass = dists_.mass == nullptr ? nullptr : dists_.mass + used_ * block_count(p_.vocab);
+    int32_t* tie_id = dists_.tie_id + used_;
     if (whole) {
       for (int64_t i = 0; i < batch; ++i) inv_t[i] = lse[i] = 1.0F / temperature_[i];
       std::fill_n(cut, batch, -std::numeric_limits<float>::infinity());
       std::fill_n(tie_id, batch, static_cast<int32_t>(p_.vocab - 1));
     } else {
-      law_stats(laws.logits, {temperature_.data(), top_k_.data(), top_p_.data(), min_p_.data()}, inv_t, lse, cut, tie_id, mass);
+      distribution_stats(dists.logits, {temperature_.data(), top_k_.data(), top_p_.data(), min_p_.data()}, inv_t, lse, cut, tie_id, mass);
     }
-    laws.inv_t = inv_t;
-    laws.lse = lse;
-    laws.cut = cut;
-    laws.tie_id = tie_id;
-    laws.mass = whole ? nullptr : mass;
-    return laws;
+    dists.inv_t = inv_t;
+    dists.lse = lse;
+    dists.cut = cut;
+    dists.tie_id = tie_id;
+    dists.mass = whole ? nullptr : mass;
+    return dists;
   }
 
   int64_t count() const { return static_cast<int64_t>(places_.size()); }
@@ -161,8 +162,8 @@ class Chain {
   const ChainPicks& p_;
   int64_t depth_;
   int64_t* chosen_;
-  const ChainLaws& laws_;
-  int64_t used_ = 0;  // rows of laws that are kept
+  const ChainDistributions& dists_;
+  int64_t used_ = 0;  // rows of distributions that are kept
   std::vector<int64_t> places_, tokens_, wanted_, slots_, positions_, seeds_, picked_;
   std::vector<int32_t> offsets_, rows_, table_, committed_, lengths_, top_k_, index_, positions_of_;
   std::vector<float> temperature_, top_p_, min_p_;
@@ -170,8 +171,8 @@ class Chain {
 
 }  // namespace
 
-AttentionProblem draft_chain(const Decoder& decoder, const ChainRows& rows, const ChainPicks& picks, int64_t depth, int64_t* chosen, const ChainLaws& laws, Isa isa) {
-  return Chain(decoder, rows, picks, depth, chosen, laws).run(isa);
+AttentionProblem draft_chain(const Decoder& decoder, const ChainRows& rows, const ChainPicks& picks, int64_t depth, int64_t* chosen, const ChainDistributions& dists, Isa isa) {
+  return Chain(decoder, rows, picks, depth, chosen, dists).run(isa);
 }
 
 }  // namespace specdec

@@ -1,10 +1,10 @@
 // Chains of tokens drafted by a decoder: its passes and the draws between them in one call, in terms of plain pointers.
-// The contract is written down in kernels/specdec_kernels/draft_chain/reference.py.
+// The contract is written down in kernels/specdec_kernels/ops/draft_chain/reference.py.
 #pragma once
 #include <cstdint>
 
-#include "decoder/decoder_pass.h"
-#include "verify/law_stats.h"
+#include "decoder/fused_forward.h"
+#include "distribution/distribution_stats.h"
 
 namespace specdec {
 
@@ -16,8 +16,8 @@ struct ChainRows {
   int64_t batch, nodes, capacity, pages_per_row;
 };
 
-// How tokens are picked among the first `vocab`: by the noise of replay, or, with first_draw >= 0, by draws that are keyed
-// by the root's position.
+// How tokens are picked among the first `vocab`: by the noise of replay, or, with first_draw >= 0, by draws that are
+// keyed by the root's position.
 struct ChainPicks {
   SamplingRows sampling;
   const int64_t* seeds;
@@ -27,13 +27,14 @@ struct ChainPicks {
 
 // Logits [n, vocabulary of the decoder] and their statistics, n rows of them: of the drawn tokens, level by level; with
 // the noise of replay scratch for one level. mass may be null.
-struct ChainLaws {
+struct ChainDistributions {
   float *logits, *inv_t, *lse, *cut, *mass;
   int32_t* tie_id;
 };
 
-// chosen: [batch, depth], -1 behind a row's drafts, none of which is more than depth. Lengths are written when all is well.
-AttentionProblem draft_chain(const Decoder& decoder, const ChainRows& rows, const ChainPicks& picks, int64_t depth, int64_t* chosen, const ChainLaws& laws,
+// chosen: [batch, depth], -1 behind a row's drafts, none of which is more than depth. Lengths are written when all is
+// well.
+AttentionProblem draft_chain(const Decoder& decoder, const ChainRows& rows, const ChainPicks& picks, int64_t depth, int64_t* chosen, const ChainDistributions& dists,
                              Isa isa = Isa::Best);
 
 }  // namespace specdec

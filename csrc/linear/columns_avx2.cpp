@@ -1,5 +1,6 @@
-// The vector code of row_linear for AVX2 with FMA and F16C. Called only where the processor has it (row_linear.cpp).
-#include "linear/row_linear.h"
+// The vector code of batch_invariant_linear for AVX2 with FMA and F16C. Called only where the processor has it
+// (batch_invariant_linear.cpp).
+#include "linear/batch_invariant_linear.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -21,7 +22,7 @@ namespace {
 #include "linear/tiles.h"
 }  // namespace
 
-void columns_avx2(const RowLinear& call, const float* x, int64_t begin, int64_t end) { columns(call, x, begin, end); }
+void columns_avx2(const BatchInvariantLinear& call, const float* x, int64_t begin, int64_t end) { columns(call, x, begin, end); }
 
 }  // namespace specdec
 

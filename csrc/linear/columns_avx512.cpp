@@ -1,5 +1,6 @@
-// The vector code of row_linear for AVX-512. Called only where the processor has it (row_linear.cpp).
-#include "linear/row_linear.h"
+// The vector code of batch_invariant_linear for AVX-512. Called only where the processor has it
+// (batch_invariant_linear.cpp).
+#include "linear/batch_invariant_linear.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -9,7 +10,8 @@
 #include <utility>
 
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"))), apply_to =
+#function)
 #else
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC 12's own AVX-512 header
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")
@@ -22,7 +24,7 @@ namespace {
 #include "linear/tiles.h"
 }  // namespace
 
-void columns_avx512(const RowLinear& call, const float* x, int64_t begin, int64_t end) { columns(call, x, begin, end); }
+void columns_avx512(const BatchInvariantLinear& call, const float* x, int64_t begin, int64_t end) { columns(call, x, begin, end); }
 
 }  // namespace specdec
 

@@ -1,5 +1,6 @@
-// The vector code of row_linear for every other processor: four lanes, which compilers map to SSE2 and NEON.
-#include "linear/row_linear.h"
+// The vector code of batch_invariant_linear for every other processor: four lanes, which compilers map to SSE2 and
+// NEON.
+#include "linear/batch_invariant_linear.h"
 
 #if defined(__aarch64__)
 #include <arm_neon.h>
@@ -16,6 +17,6 @@ namespace {
 #include "linear/tiles.h"
 }  // namespace
 
-void columns_portable(const RowLinear& call, const float* x, int64_t begin, int64_t end) { columns(call, x, begin, end); }
+void columns_portable(const BatchInvariantLinear& call, const float* x, int64_t begin, int64_t end) { columns(call, x, begin, end); }
 
 }  // namespace specdec

@@ -1,7 +1,8 @@
-// Vector code of row_linear. Included once per instruction set, inside that file's target pragma and namespace, after
-// simd.h.
+// Vector code of batch_invariant_linear. Included once per instruction set, inside that file's target pragma and
+// namespace, after simd.h.
 
-// Register tiles of a weight stored by input: kTileRows rows by kTileVectors vectors of outputs, or one row by kWideVectors.
+// Register tiles of a weight stored by input: kTileRows rows by kTileVectors vectors of outputs, or one row by
+// kWideVectors.
 constexpr int kTileRows = 6, kTileVectors = kLanes == 16 ? 4 : 2, kWideVectors = kLanes == 16 ? 16 : 8;
 constexpr int64_t kAheadWide = 8;                  // a wide tile fetches what it takes of an input this many ahead
 constexpr int64_t kAhead = kLanes == 16 ? 32 : 0;  // a tile of few rows likewise (0: what the next tile takes of this one)
@@ -27,10 +28,10 @@ inline void put(Floats sum, const T* bias, T* to, int64_t count) {
 
 // R rows by C vectors of outputs; if WHOLE is false, C = 1 vector of which `last` lanes are outputs. A tile fetches F
 // vectors of each input before they are used: a wide one (F = 0) what it takes of an input some way ahead; one of
-// at most two row tiles, or of a single vector (F = C), likewise, and near its end the next tile's first inputs; one of many
-// row tiles (F < C) a part of what lies beside it, which begins at `beside` and shares its pages.
+// at most two row tiles, or of a single vector (F = C), likewise, and near its end the next tile's first inputs; one
+// of many row tiles (F < C) a part of what lies beside it, which begins at `beside` and shares its pages.
 template <class T, int R, int C, int F, bool WHOLE>
-inline void by_input(const RowLinear& call, const float* x, int64_t row, int64_t column, int64_t beside, int64_t last) {
+inline void by_input(const BatchInvariantLinear& call, const float* x, int64_t row, int64_t column, int64_t beside, int64_t last) {
   Floats whole[R][C], sums[R][C];
   for (int r = 0; r < R; ++r)
     for (int c = 0; c < C; ++c) whole[r][c] = Floats{};
@@ -68,15 +69,15 @@ inline void by_input(const RowLinear& call, const float* x, int64_t row, int64_t
 }
 
 template <class T, int C, int F, bool WHOLE, int R = kTileRows>
-inline void rows_by_input(const RowLinear& call, const float* x, int64_t row, int64_t count, int64_t column, int64_t beside, int64_t last) {
+inline void rows_by_input(const BatchInvariantLinear& call, const float* x, int64_t row, int64_t count, int64_t column, int64_t beside, int64_t last) {
   if (count == R) return by_input<T, R, C, F, WHOLE>(call, x, row, column, beside, last);
   if constexpr (R > 1) rows_by_input<T, C, F, WHOLE, R - 1>(call, x, row, count, column, beside, last);
 }
 
-// All rows over C vectors of outputs, in tiles of nearly equal size. Where there are many, each fetches a part of what lies
-// beside them, so that memory is read while they compute.
+// All rows over C vectors of outputs, in tiles of nearly equal size. Where there are many, each fetches a part of
+// what lies beside them, so that memory is read while they compute.
 template <class T, int C, bool WHOLE>
-void tiles_by_input(const RowLinear& call, const float* x, int64_t column, int64_t last) {
+void tiles_by_input(const BatchInvariantLinear& call, const float* x, int64_t column, int64_t last) {
   const int64_t tiles = (call.rows + kTileRows - 1) / kTileRows;
   for (int64_t t = 0; t < tiles; ++t) {
     const int64_t row = t * call.rows / tiles, count = (t + 1) * call.rows / tiles - row;
@@ -95,7 +96,7 @@ void tiles_by_input(const RowLinear& call, const float* x, int64_t column, int64
 }
 
 template <class T>
-void all_by_input(const RowLinear& call, const float* x, int64_t begin, int64_t end) {
+void all_by_input(const BatchInvariantLinear& call, const float* x, int64_t begin, int64_t end) {
   int64_t column = begin;
   if (call.rows == 1) {
     for (; column + kWideVectors * kLanes <= end; column += kWideVectors * kLanes) by_input<T, 1, kWideVectors, 0, true>(call, x, 0, column, 0, 0);
@@ -107,7 +108,7 @@ void all_by_input(const RowLinear& call, const float* x, int64_t begin, int64_t 
 
 // R rows by kLanes / R outputs whose weights lie by output: kLanes dot products, joined at the end.
 template <class T, int R>
-inline void by_output(const RowLinear& call, const float* x, int64_t row, int64_t column, int64_t end) {
+inline void by_output(const BatchInvariantLinear& call, const float* x, int64_t row, int64_t column, int64_t end) {
   constexpr int kOutputs = kLanes / R;
   const int64_t count = end - column < kOutputs ? end - column : kOutputs, whole = call.inputs / kLanes * kLanes, rest = call.inputs - whole;
   const T* weights[kOutputs];
@@ -140,7 +141,7 @@ inline void by_output(const RowLinear& call, const float* x, int64_t row, int64_
 
 // Few enough outputs at a time that their weights stay near for all rows.
 template <class T>
-void all_by_output(const RowLinear& call, const float* x, int64_t begin, int64_t end) {
+void all_by_output(const BatchInvariantLinear& call, const float* x, int64_t begin, int64_t end) {
   for (int64_t first = begin; first < end; first += kLanes) {
     const int64_t last = end - first < kLanes ? end : first + kLanes;
     int64_t row = 0;
@@ -156,12 +157,12 @@ void all_by_output(const RowLinear& call, const float* x, int64_t begin, int64_t
 }
 
 template <class T>
-inline void columns_of(const RowLinear& call, const float* x, int64_t begin, int64_t end) {
+inline void columns_of(const BatchInvariantLinear& call, const float* x, int64_t begin, int64_t end) {
   if (call.by_input) return all_by_input<T>(call, x, begin, end);
   all_by_output<T>(call, x, begin, end);
 }
 
-inline void columns(const RowLinear& call, const float* x, int64_t begin, int64_t end) {
+inline void columns(const BatchInvariantLinear& call, const float* x, int64_t begin, int64_t end) {
   if (call.type == Scalar::BFloat16) return columns_of<BFloat16>(call, x, begin, end);
   if (call.type == Scalar::Half) return columns_of<Half>(call, x, begin, end);
   columns_of<float>(call, x, begin, end);

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "sanitize/cases.h"
-#include "verify/tree.h"
+#include "trees/tree.h"
 
 namespace specdec::sanitize {
 

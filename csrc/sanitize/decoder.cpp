@@ -1,4 +1,4 @@
-#include "decoder/decoder_pass.h"
+#include "decoder/fused_forward.h"
 #include "decoder/draft_chain.h"
 
 #include <algorithm>
@@ -11,8 +11,8 @@
 namespace specdec::sanitize {
 namespace {
 
-// Chains behind the rows of a pass, and what must be refused. d: a decoder with room in its caches; n: the rows' tokens,
-// at least one each in the last row; length: committed tokens of every row of the cache.
+// Chains behind the rows of a pass, and what must be refused. d: a decoder with room in its caches; n: the rows'
+// tokens, at least one each in the last row; length: committed tokens of every row of the cache.
 void chain_case(uint64_t seed, Random& random, const Decoder& d, const DecoderNodes& n, std::vector<int32_t> length) {
   std::vector<int32_t> offsets{0}, drafts, rows, positions, top_k;
   std::vector<int64_t> tokens, seeds;
@@ -48,15 +48,15 @@ void chain_case(uint64_t seed, Random& random, const Decoder& d, const DecoderNo
   r.pages_per_row = n.pages_per_row;
   ChainPicks p{{temperature.data(), top_k.data(), top_p.data(), min_p.data()}, seeds.data(), positions.data(),
                between(random, 1, d.vocab), seed % 2 == 0 ? -1 : between(random, 0, 3)};
-  const int64_t laws = p.first_draw < 0 ? batch : kept;
+  const int64_t dists = p.first_draw < 0 ? batch : kept;
   std::vector<int64_t> first;
   for (int run = 0; run < 2; ++run) {
-    const Block logits(Scalar::Float32, laws * d.vocab), inv_t(Scalar::Float32, laws), lse(Scalar::Float32, laws), cut(Scalar::Float32, laws),
-        mass(Scalar::Float32, laws * block_count(p.vocab));
-    std::vector<int32_t> tie(laws), held = length;
+    const Block logits(Scalar::Float32, dists * d.vocab), inv_t(Scalar::Float32, dists), lse(Scalar::Float32, dists), cut(Scalar::Float32, dists),
+        mass(Scalar::Float32, dists * block_count(p.vocab));
+    std::vector<int32_t> tie(dists), held = length;
     std::vector<int64_t> chosen(batch * depth);
     const auto floats = [](const Block& block) { return static_cast<float*>(block.data()); };
-    const ChainLaws out{floats(logits), floats(inv_t), floats(lse), floats(cut), p.first_draw < 0 ? nullptr : floats(mass), tie.data()};
+    const ChainDistributions out{floats(logits), floats(inv_t), floats(lse), floats(cut), p.first_draw < 0 ? nullptr : floats(mass), tie.data()};
     r.lengths = held.data();
     expect(draft_chain(d, r, p, depth, chosen.data(), out).text == nullptr, "draft_chain", seed);
     for (int64_t b = 0; b < batch; ++b) {
@@ -159,7 +159,7 @@ void decoder_case(uint64_t seed) {
   std::vector<float> first;
   for (Isa isa : {Isa::Portable, Isa::Avx2, Isa::Avx512}) {
     const Block out(Scalar::Float32, rows_out * d.vocab);
-    expect(decoder_pass(d, n, static_cast<float*>(out.data()), isa).text == nullptr, "decoder_pass", seed);
+    expect(fused_forward(d, n, static_cast<float*>(out.data()), isa).text == nullptr, "fused_forward", seed);
     const float* logits = static_cast<const float*>(out.data());
     if (isa == Isa::Portable) first.assign(logits, logits + rows_out * d.vocab);
     // A norm over a single number is its sign, and weights are not scaled: rounding may grow.
@@ -179,7 +179,7 @@ void decoder_case(uint64_t seed) {
     alone.lengths += rows - 1;
     alone.offsets = own.data();
     const Block one(Scalar::Float32, alone.nodes * d.vocab);
-    expect(decoder_pass(d, alone, static_cast<float*>(one.data()), isa).text == nullptr, "decoder_pass of a row", seed);
+    expect(fused_forward(d, alone, static_cast<float*>(one.data()), isa).text == nullptr, "fused_forward of a row", seed);
     for (int64_t i = 0; i < rows_out; ++i) {
       const int64_t node = n.num_wanted < 0 ? i : n.wanted[i];
       if (node < begin) continue;
@@ -193,7 +193,7 @@ void decoder_case(uint64_t seed) {
   // Arguments that must be refused before memory is touched.
   const auto refused = [&](std::vector<int64_t>& values, int64_t wrong) {
     const int64_t before = std::exchange(values.back(), wrong);
-    expect(decoder_pass(d, n, first.data()).text != nullptr, "refusal of a decoder's arguments", seed);
+    expect(fused_forward(d, n, first.data()).text != nullptr, "refusal of a decoder's arguments", seed);
     values.back() = before;
   };
   refused(tokens, d.vocab);

@@ -1,16 +1,16 @@
-#include "verify/expand.h"
+#include "trees/expand.h"
 
 #include <algorithm>
 #include <limits>
 
-#include "sanitize/some_laws.h"
+#include "sanitize/some_distributions.h"
 
 namespace specdec::sanitize {
 namespace {
 
 template <class Real>
-void expand_once(Random& random, const Laws& laws, const Trees& trees, uint64_t seed) {
-  const int64_t nodes = trees.nodes(), rows = trees.rows(), vocab = laws.logits.columns;
+void expand_once(Random& random, const TokenDistributions& dists, const Trees& trees, uint64_t seed) {
+  const int64_t nodes = trees.nodes(), rows = trees.rows(), vocab = dists.logits.columns;
   const int64_t width = between(random, 1, std::min<int64_t>(vocab, 9)), keep = between(random, 1, 12);
   std::vector<Real> parents(nodes), scores(nodes * width);
   std::vector<int64_t> tokens(nodes * width), seeds(nodes, 17);
@@ -20,7 +20,7 @@ void expand_once(Random& random, const Laws& laws, const Trees& trees, uint64_t 
     positions[i] = static_cast<int32_t>(between(random, -2, 9));
   }
   const bool noisy = seed % 2;
-  tree_expand<Real>(laws, trees.offsets.data(), rows, parents.data(), noisy ? seeds.data() : nullptr,
+  tree_expand<Real>(dists, trees.offsets.data(), rows, parents.data(), noisy ? seeds.data() : nullptr,
                     noisy ? positions.data() : nullptr, {tokens.data(), scores.data(), best.data(), width, keep, Real(seed % 3 + 1) / 2});
   for (int64_t i = 0; i < nodes * width; ++i) {
     expect(tokens[i] >= -1 && tokens[i] < vocab, "a child", seed);
@@ -51,14 +51,14 @@ void grow_once(Random& random, Scalar type, int64_t vocab, uint64_t seed) {
   for (growth.level = 0; growth.level < depth; ++growth.level) {
     growth.last = growth.level + 1 == depth;
     const int64_t count = offsets[rows];
-    const SomeLaws some(random, type, count, vocab);
+    const SomeDistributions some(random, type, count, vocab);
     std::vector<Real> own, found(count * width);
     for (int64_t b = 0; b < rows; ++b)
       for (int64_t i = 0; i < offsets[b + 1] - offsets[b]; ++i) own.push_back(scores[b * columns + growth.ahead() + i]);
     std::vector<int64_t> kids(count * width);
     std::vector<int32_t> best(rows * keep);
     const Children<Real> children{kids.data(), found.data(), best.data(), width, keep, Real(1)};
-    tree_expand<Real>(some.laws, offsets.data(), rows, own.data(), nullptr, nullptr, children);
+    tree_expand<Real>(some.dists, offsets.data(), rows, own.data(), nullptr, nullptr, children);
     const int64_t room = rows * (1 + (growth.last ? keep : (growth.level + 1) * reach));
     std::vector<int64_t> packed(room);
     std::vector<int32_t> above(room), counts(2 * rows);
@@ -85,11 +85,11 @@ void expand_case(uint64_t seed) {
   const int64_t vocab = one_of<int64_t>(random, {1, 2, 127, 128, 129, 1025});
   const Trees trees(random, between(random, 1, 4), 6);
   const Scalar type = one_of<Scalar>(random, {Scalar::Float32, Scalar::BFloat16, Scalar::Half, Scalar::Float64});
-  const SomeLaws some(random, type, trees.nodes(), vocab);
-  if (some.laws.wide())
-    expand_once<double>(random, some.laws, trees, seed);
+  const SomeDistributions some(random, type, trees.nodes(), vocab);
+  if (some.dists.wide())
+    expand_once<double>(random, some.dists, trees, seed);
   else
-    expand_once<float>(random, some.laws, trees, seed);
+    expand_once<float>(random, some.dists, trees, seed);
   if (type == Scalar::Float64)
     grow_once<double>(random, type, vocab, seed);
   else

@@ -1,4 +1,4 @@
-#include "linear/row_linear.h"
+#include "linear/batch_invariant_linear.h"
 
 #include <cmath>
 #include <cstring>
@@ -9,7 +9,7 @@ namespace specdec::sanitize {
 
 void linear_case(uint64_t seed) {
   Random random(seed);
-  RowLinear call;
+  BatchInvariantLinear call;
   call.rows = between(random, 1, 15);
   call.inputs = between(random, 1, 80);
   call.outputs = one_of<int64_t>(random, {1, 5, 16, 64, 65, 200, 300});
@@ -25,7 +25,7 @@ void linear_case(uint64_t seed) {
   for (Isa isa : {Isa::Portable, Isa::Avx2, Isa::Avx512}) {
     const Block out(call.type, call.rows * call.outputs), one(call.type, call.outputs);
     call.out = out.data();
-    row_linear(call, isa);
+    batch_invariant_linear(call, isa);
     for (int64_t row = 0; row < call.rows; ++row) {
       for (int64_t n = 0; n < call.outputs; ++n) {
         double sum = call.bias == nullptr ? 0.0 : bias.get(n);
@@ -33,15 +33,15 @@ void linear_case(uint64_t seed) {
           sum += x.get(row * call.inputs + k) * weight.get(call.by_input ? k * call.stride + n : n * call.stride + k);
         }
         const double rounding = call.type == Scalar::BFloat16 ? 8e-3 : call.type == Scalar::Half ? 1e-3 : 1e-5;
-        expect(std::abs(out.get(row * call.outputs + n) - sum) <= rounding * (2 + std::abs(sum)), "row_linear", seed);
+        expect(std::abs(out.get(row * call.outputs + n) - sum) <= rounding * (2 + std::abs(sum)), "batch_invariant_linear", seed);
       }
     }
-    RowLinear alone = call;  // the last row by itself: the same bits
+    BatchInvariantLinear alone = call;  // the last row by itself: the same bits
     const int64_t bytes = x.bytes();
     alone.rows = 1;
     alone.x = static_cast<const char*>(call.x) + (call.rows - 1) * call.inputs * bytes;
     alone.out = one.data();
-    row_linear(alone, isa);
+    batch_invariant_linear(alone, isa);
     const char* last = static_cast<const char*>(call.out) + (call.rows - 1) * call.outputs * bytes;
     expect(std::memcmp(last, alone.out, static_cast<size_t>(call.outputs * bytes)) == 0, "a row alone", seed);
   }

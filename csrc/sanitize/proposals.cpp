@@ -1,7 +1,7 @@
 #include <algorithm>
 
-#include "sanitize/some_laws.h"
-#include "verify/ordered.h"
+#include "sanitize/some_distributions.h"
+#include "verify/recursive_rejection.h"
 #include "verify/traversal.h"
 #include "verify/typical.h"
 
@@ -13,35 +13,35 @@ void proposals_case(uint64_t seed) {
   const int64_t vocab = one_of<int64_t>(random, {1, 2, 17, 300, 1024, 1025, 3001});
   const Trees trees(random, between(random, 1, 4), 8);
   const int64_t nodes = trees.nodes(), rows = trees.rows();
-  const SomeLaws target(random, one_of(random, types), nodes, vocab);
+  const SomeDistributions target(random, one_of(random, types), nodes, vocab);
 
   // The draft's vocabulary may be a permuted part of the target's.
-  const int64_t draft_vocab = between(random, 1, vocab), law_rows = between(random, 1, 3);
+  const int64_t draft_vocab = between(random, 1, vocab), dist_rows = between(random, 1, 3);
   std::vector<int64_t> ids;
   for (int64_t v = 0; v < vocab; ++v) ids.push_back(v);
   std::shuffle(ids.begin(), ids.end(), random);
   ids.resize(static_cast<size_t>(draft_vocab));
   ids.shrink_to_fit();
-  const SomeLaws drafts(random, one_of(random, types), law_rows, draft_vocab);
+  const SomeDistributions drafts(random, one_of(random, types), dist_rows, draft_vocab);
   std::vector<int64_t> tokens(nodes);
-  std::vector<int8_t> drawn(nodes, kChosen);
-  std::vector<int32_t> law_row(nodes, -1), depth(nodes), row_of(nodes), child(nodes), sibling(nodes);
-  std::unique_ptr<bool[]> scouts(new bool[nodes]());
+  std::vector<int8_t> proposal_kinds(nodes, kChosen);
+  std::vector<int32_t> dist_index(nodes, -1), depth(nodes), row_of(nodes), child(nodes), sibling(nodes);
+  std::unique_ptr<bool[]> score_only(new bool[nodes]());
   for (int64_t i = 0; i < nodes; ++i) {
     tokens[i] = one_of(random, ids);
-    scouts[i] = trees.parents[i] >= 0 && between(random, 0, 9) == 0;
+    score_only[i] = trees.parents[i] >= 0 && between(random, 0, 9) == 0;
     if (seed % 3 == 0) continue;
-    drawn[i] = static_cast<int8_t>(between(random, kChosen, kDrawnWithoutChosen));
-    if (drawn[i] != kChosen) law_row[i] = static_cast<int32_t>(between(random, 0, law_rows - 1));
+    proposal_kinds[i] = static_cast<int8_t>(between(random, kChosen, kDrawnWithoutChosen));
+    if (proposal_kinds[i] != kChosen) dist_index[i] = static_cast<int32_t>(between(random, 0, dist_rows - 1));
   }
   std::vector<int32_t> ancestors(nodes);
   expect(tree_plan(trees.parents.data(), nodes, trees.offsets.data(), rows, {depth.data(), row_of.data(), ancestors.data(), child.data(), sibling.data(), 1}) == -1,
          "tree_plan", seed);
-  const TreeDraft draft{tokens.data(), trees.offsets.data(), child.data(), sibling.data(), drawn.data(), law_row.data(),
-                        seed % 2 ? scouts.get() : nullptr, nodes, rows, seed % 3 ? &drafts.laws : nullptr,
+  const TreeDraft draft{tokens.data(), trees.offsets.data(), child.data(), sibling.data(), proposal_kinds.data(), dist_index.data(),
+                        seed % 2 ? score_only.get() : nullptr, nodes, rows, seed % 3 ? &drafts.dists : nullptr,
                         draft_vocab == vocab && seed % 2 ? nullptr : ids.data()};
   int64_t at = 0;
-  expect(invalid_tree(draft, target.laws, &at) == nullptr, "a valid tree", seed);
+  expect(invalid_tree(draft, target.dists, &at) == nullptr, "a valid tree", seed);
   const int64_t most = deepest(draft);
   expect(most == (nodes ? *std::max_element(depth.begin(), depth.end()) : 0), "the deepest node", seed);
 
@@ -51,7 +51,7 @@ void proposals_case(uint64_t seed) {
   const StepNoise keyed{row_seeds.data(), roots.data(), nullptr, nullptr, nullptr};
   const StepNoise given{row_seeds.data(), roots.data(), static_cast<const float*>(coins.data()), static_cast<const float*>(block_noise.data()), static_cast<const float*>(token_noise.data())};
   const Path out{path.data(), accepted.data(), next.data(), most};
-  const bool wide = target.laws.wide() || (draft.laws != nullptr && drafts.laws.wide());
+  const bool wide = target.dists.wide() || (draft.dists != nullptr && drafts.dists.wide());
   const Block accept(wide ? Scalar::Float64 : Scalar::Float32, nodes), residual(wide ? Scalar::Float64 : Scalar::Float32, nodes * vocab);
   const auto check = [&](const char* what) {
     for (int64_t b = 0; b < rows; ++b) {
@@ -67,16 +67,16 @@ void proposals_case(uint64_t seed) {
     for (int64_t i = 0; i < nodes; ++i) expect(accept.get(i) >= 0 && accept.get(i) <= 1, what, seed);
   };
   for (const StepNoise& noise : {keyed, given}) {
-    ordered_verify(draft, target.laws, noise, out);
-    check("ordered_verify");
-    traversal_verify(draft, target.laws, noise, out);
+    recursive_rejection_verify(draft, target.dists, noise, out);
+    check("recursive_rejection_verify");
+    traversal_verify(draft, target.dists, noise, out);
     check("traversal_verify");
-    typical_verify(draft, target.laws, {0.3, 0.7}, noise, out);
+    typical_verify(draft, target.dists, {0.3, 0.7}, noise, out);
     check("typical_verify");
   }
-  ordered_thresholds(draft, target.laws, accept.data(), residual.data());
-  check_thresholds("ordered_thresholds");
-  traversal_thresholds(draft, target.laws, accept.data(), residual.data());
+  recursive_rejection_thresholds(draft, target.dists, accept.data(), residual.data());
+  check_thresholds("recursive_rejection_thresholds");
+  traversal_thresholds(draft, target.dists, accept.data(), residual.data());
   check_thresholds("traversal_thresholds");
 }
 

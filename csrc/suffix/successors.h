@@ -8,8 +8,8 @@
 
 namespace specdec::suffix {
 
-// The law that growth goes by: inv_t of the log-probabilities, and what top-k, top-p and min-p leave of them (0, 1 and 0:
-// all).
+// The distribution that growth goes by: inv_t of the log-probabilities, and what top-k, top-p and min-p leave of them
+// (0, 1 and 0: all).
 struct Shown {
   double inv_t, top_p, min_p;
   int64_t top_k;

@@ -25,7 +25,7 @@ void each_in_block(const std::vector<int64_t>& tokens, int64_t first, int count,
 
 }  // namespace
 
-const char* invalid_tree(const TreeDraft& draft, const Laws& target, int64_t* at) {
+const char* invalid_tree(const TreeDraft& draft, const TokenDistributions& target, int64_t* at) {
   std::vector<bool> linked(draft.nodes, false);  // a node that two links lead to would have two depths
   for (int64_t b = 0; b < draft.rows; ++b)
     for (int64_t i = draft.offsets[b], end = draft.offsets[b + 1]; i < end; ++i) {
@@ -39,13 +39,13 @@ const char* invalid_tree(const TreeDraft& draft, const Laws& target, int64_t* at
       if (sibling != -1) linked[sibling] = true;
       if (i == draft.offsets[b]) continue;
       if (draft.tokens[i] < 0 || draft.tokens[i] >= target.logits.columns) return "tokens";
-      if (draft.drawn[i] < kChosen || draft.drawn[i] > kDrawnWithoutChosen) return "drawn";
-      if (draft.drawn[i] == kChosen) continue;
-      if (draft.laws == nullptr) return "drawn";
-      if (draft.law_row[i] < 0 || draft.law_row[i] >= draft.laws->logits.rows) return "law_row";
+      if (draft.proposal_kinds[i] < kChosen || draft.proposal_kinds[i] > kDrawnWithoutChosen) return "drawn";
+      if (draft.proposal_kinds[i] == kChosen) continue;
+      if (draft.dists == nullptr) return "drawn";
+      if (draft.dist_index[i] < 0 || draft.dist_index[i] >= draft.dists->logits.rows) return "dist_index";
     }
-  if (draft.token_ids != nullptr && draft.laws != nullptr)
-    for (int64_t c = 0; c < draft.laws->logits.columns; ++c)
+  if (draft.token_ids != nullptr && draft.dists != nullptr)
+    for (int64_t c = 0; c < draft.dists->logits.columns; ++c)
       if (draft.token_ids[c] < 0 || draft.token_ids[c] >= target.logits.columns) {
         *at = c;
         return "token_ids";
@@ -73,9 +73,9 @@ void Rest<Real>::start(int64_t node) {
   others_ = -1;
   dense_ = false;
   for (int32_t c = draft_.first_child[node]; c >= 0; c = draft_.next_sibling[c]) {
-    if (draft_.is_scout(c)) continue;
+    if (draft_.is_score_only(c)) continue;
     children_.push_back(c);
-    if (draft_.drawn[c] == kChosen) chosen_.push_back(draft_.tokens[c]);
+    if (draft_.proposal_kinds[c] == kChosen) chosen_.push_back(draft_.tokens[c]);
   }
   keep_distinct(&chosen_);
 }
@@ -111,17 +111,17 @@ double Rest<Real>::total_without(Real* weights, int count, int64_t first, const 
   return total;
 }
 
-// Tokens that the law of a proposal excludes, ascending, and the scale that makes up for them.
+// Tokens that the distribution of a proposal excludes, ascending, and the scale that makes up for them.
 template <class Real>
 void Rest<Real>::find_gone(int place) {
   const int64_t node = children_[place];
-  const int8_t mark = draft_.drawn[node];
-  const int32_t row = draft_.law_row[node];
+  const int8_t mark = draft_.proposal_kinds[node];
+  const int32_t row = draft_.dist_index[node];
   gone_.clear();
   scale_ = 1;
   if (mark == kDrawnWithoutEarlier) {
     for (int other = 0; other < place; ++other)
-      if (draft_.drawn[children_[other]] != kChosen && draft_.law_row[children_[other]] == row)
+      if (draft_.proposal_kinds[children_[other]] != kChosen && draft_.dist_index[children_[other]] == row)
         gone_.push_back(draft_.tokens[children_[other]]);
     keep_distinct(&gone_);
   } else if (mark == kDrawnWithoutChosen) {
@@ -135,7 +135,7 @@ void Rest<Real>::find_gone(int place) {
   scale_ = 1.0 / left;
 }
 
-// The one pass over a draft law that serves all proposals of this node which exclude something from it.
+// The one pass over a draft distribution that serves all proposals of this node which exclude something from it.
 template <class Real>
 const typename Rest<Real>::Masked& Rest<Real>::masked(int64_t row, bool chosen) {
   for (const Masked& known : masked_)
@@ -145,7 +145,7 @@ const typename Rest<Real>::Masked& Rest<Real>::masked(int64_t row, bool chosen) 
     made.tokens = chosen_;
   } else {
     for (const int64_t c : children_)
-      if (draft_.drawn[c] != kChosen && draft_.law_row[c] == row) made.tokens.push_back(draft_.tokens[c]);
+      if (draft_.proposal_kinds[c] != kChosen && draft_.dist_index[c] == row) made.tokens.push_back(draft_.tokens[c]);
     keep_distinct(&made.tokens);
   }
   alignas(64) Real q[kRaceBlock];
@@ -162,8 +162,8 @@ const typename Rest<Real>::Masked& Rest<Real>::masked(int64_t row, bool chosen) 
 template <class Real>
 double Rest<Real>::offered(int place) {
   const int64_t node = children_[place], token = draft_.tokens[node];
-  if (draft_.drawn[node] == kChosen) return 1;
-  const double q = static_cast<Real>(q_weight(draft_.law_row[node], token));
+  if (draft_.proposal_kinds[node] == kChosen) return 1;
+  const double q = static_cast<Real>(q_weight(draft_.dist_index[node], token));
   if (!(q > 0)) return 0;
   find_gone(place);
   return has(gone_, token) ? 0 : q * scale_;
@@ -213,7 +213,7 @@ double Rest<Real>::strike_out(int64_t token, double reach) {
 template <class Real>
 double Rest<Real>::subtract(int place, double reach) {
   find_gone(place);
-  const int64_t row = draft_.law_row[children_[place]];
+  const int64_t row = draft_.dist_index[children_[place]];
   const Real p_scale = static_cast<Real>(reach / total_), q_scale = static_cast<Real>(scale_);
   spare_.resize(blocks_ * kRaceBlock);
   spare_totals_.resize(blocks_);
@@ -253,9 +253,9 @@ template <class Real>
 double Rest<Real>::refuse(int place, double reach) {
   const int64_t node = children_[place];
   if (target_.broken(node_)) return reach;  // a leaf: none of its proposals can be accepted
-  // a greedy law has one token; refusing what is not it leaves that token, whatever the proposal was
+  // a greedy distribution has one token; refusing what is not it leaves that token, whatever the proposal was
   if (!exact_ && !dense_ && (reach == 1 || reach == 0) && target_.greedy(node_)) return reach;
-  return draft_.drawn[node] == kChosen ? strike_out(draft_.tokens[node], reach) : subtract(place, reach);
+  return draft_.proposal_kinds[node] == kChosen ? strike_out(draft_.tokens[node], reach) : subtract(place, reach);
 }
 
 template <class Real>

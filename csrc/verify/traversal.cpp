@@ -12,8 +12,8 @@ namespace {
 template <class Real>
 class Traversal {
  public:
-  Traversal(const TreeDraft& draft, const Laws& target, const DraftLaws& laws, const StepNoise& noise)
-      : draft_(draft), kept_(target, laws), noise_(noise) {}
+  Traversal(const TreeDraft& draft, const TokenDistributions& target, const DraftDistributions& dists, const StepNoise& noise)
+      : draft_(draft), kept_(target, dists), noise_(noise) {}
 
   void row(int64_t b, int32_t* path, int32_t* accepted, int64_t* next_token) {
     const int64_t root = draft_.offsets[b];
@@ -74,12 +74,12 @@ class Traversal {
 };
 
 template <class Real>
-void verify(const TreeDraft& draft, const Laws& target, const StepNoise& noise, const Path& out) {
-  const DraftLaws laws(draft.laws, draft.token_ids);
+void verify(const TreeDraft& draft, const TokenDistributions& target, const StepNoise& noise, const Path& out) {
+  const DraftDistributions dists(draft.dists, draft.token_ids);
   const int64_t width = out.max_depth + 1;
   const int64_t grain = std::max<int64_t>(1, row_grain(target.logits.columns) / 8);
   parallel_for(0, draft.rows, grain, [&](int64_t begin, int64_t end) {
-    Traversal<Real> walk(draft, target, laws, noise);
+    Traversal<Real> walk(draft, target, dists, noise);
     for (int64_t b = begin; b < end; ++b) {
       int32_t* path = out.path + b * width;
       std::fill_n(path, width, -1);
@@ -91,10 +91,10 @@ void verify(const TreeDraft& draft, const Laws& target, const StepNoise& noise, 
 }
 
 template <class Real>
-void thresholds(const TreeDraft& draft, const Laws& target, Real* accept, Real* residual) {
-  const DraftLaws laws(draft.laws, draft.token_ids);
+void thresholds(const TreeDraft& draft, const TokenDistributions& target, Real* accept, Real* residual) {
+  const DraftDistributions dists(draft.dists, draft.token_ids);
   const int64_t vocab = target.logits.columns, tail = draft.offsets[draft.rows];
-  KeptRows<Real> kept(target, laws);
+  KeptRows<Real> kept(target, dists);
   Rest<Real> rest(draft, kept, true);
   std::vector<double> reach(draft.nodes, 0.0);
   std::fill_n(accept, draft.nodes, Real{0});
@@ -116,13 +116,13 @@ void thresholds(const TreeDraft& draft, const Laws& target, Real* accept, Real* 
 
 }  // namespace
 
-void traversal_verify(const TreeDraft& draft, const Laws& target, const StepNoise& noise, const Path& out) {
-  target.wide() || (draft.laws != nullptr && draft.laws->wide()) ? verify<double>(draft, target, noise, out)
+void traversal_verify(const TreeDraft& draft, const TokenDistributions& target, const StepNoise& noise, const Path& out) {
+  target.wide() || (draft.dists != nullptr && draft.dists->wide()) ? verify<double>(draft, target, noise, out)
                                                                  : verify<float>(draft, target, noise, out);
 }
 
-void traversal_thresholds(const TreeDraft& draft, const Laws& target, void* accept, void* residual) {
-  if (target.wide() || (draft.laws != nullptr && draft.laws->wide()))
+void traversal_thresholds(const TreeDraft& draft, const TokenDistributions& target, void* accept, void* residual) {
+  if (target.wide() || (draft.dists != nullptr && draft.dists->wide()))
     thresholds(draft, target, static_cast<double*>(accept), static_cast<double*>(residual));
   else
     thresholds(draft, target, static_cast<float*>(accept), static_cast<float*>(residual));

@@ -5,9 +5,9 @@
 namespace specdec {
 
 // Both need a valid draft (invalid_tree) that is at most out.max_depth deep.
-void traversal_verify(const TreeDraft& draft, const Laws& target, const StepNoise& noise, const Path& out);
+void traversal_verify(const TreeDraft& draft, const TokenDistributions& target, const StepNoise& noise, const Path& out);
 
 // accept [nodes], residual [nodes, V]: double if target or draft logits are Float64, else float.
-void traversal_thresholds(const TreeDraft& draft, const Laws& target, void* accept, void* residual);
+void traversal_thresholds(const TreeDraft& draft, const TokenDistributions& target, void* accept, void* residual);
 
 }  // namespace specdec

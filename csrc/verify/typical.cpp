@@ -10,24 +10,24 @@ namespace {
 
 // In nats.
 template <class Real>
-double entropy(const Laws& laws, int64_t row) {
-  if (laws.greedy(row)) return 0;
-  const LawRow<Real> law = laws.row<Real>(row);
+double entropy(const TokenDistributions& dists, int64_t row) {
+  if (dists.greedy(row)) return 0;
+  const DistributionRow<Real> dist = dists.row<Real>(row);
   alignas(64) Real weights[kRaceBlock], levels[kRaceBlock];
   double sum = 0;
-  for (int64_t block = 0; block < block_count(laws.logits.columns); ++block) {
+  for (int64_t block = 0; block < block_count(dists.logits.columns); ++block) {
     const int64_t first = block * kRaceBlock;
-    const int count = block_size(laws.logits.columns, block);
-    laws.weights(row, first, count, weights);
-    rows::levels(laws.logits.type, laws.logits.at(row, first), count, law.inv_t, nullptr, levels);
-    for (int i = 0; i < count; ++i) sum += weights[i] > 0 ? static_cast<double>(weights[i] * (law.lse - levels[i])) : 0.0;
+    const int count = block_size(dists.logits.columns, block);
+    dists.weights(row, first, count, weights);
+    rows::levels(dists.logits.type, dists.logits.at(row, first), count, dist.inv_t, nullptr, levels);
+    for (int i = 0; i < count; ++i) sum += weights[i] > 0 ? static_cast<double>(weights[i] * (dist.lse - levels[i])) : 0.0;
   }
   return sum;
 }
 
 template <class Real>
-void verify(const TreeDraft& draft, const Laws& target, const TypicalLimit& limit, const StepNoise& noise, const Path& out) {
-  const DraftLaws none(nullptr, nullptr);
+void verify(const TreeDraft& draft, const TokenDistributions& target, const TypicalLimit& limit, const StepNoise& noise, const Path& out) {
+  const DraftDistributions none(nullptr, nullptr);
   const int64_t vocab = target.logits.columns, width = out.max_depth + 1;
   parallel_for(0, draft.rows, std::max<int64_t>(1, row_grain(vocab) / 8), [&](int64_t begin, int64_t end) {
     KeptRows<Real> kept(target, none);
@@ -46,7 +46,7 @@ void verify(const TreeDraft& draft, const Laws& target, const TypicalLimit& limi
       for (int64_t node = stop - 1; node >= root; --node) {  // children come after their parents
         double least = -1;
         for (int64_t child = draft.first_child[node]; child >= 0; child = draft.next_sibling[child]) {
-          if (draft.is_scout(child)) continue;
+          if (draft.is_score_only(child)) continue;
           if (least < 0) least = std::min(limit.epsilon, limit.delta * std::exp(-entropy<Real>(target, node)));
           const bool typical = std::exp(target.log_weight(node, draft.tokens[child])) > least;
           if (typical && length[child - root] + 1 > length[node - root]) {
@@ -70,7 +70,7 @@ void verify(const TreeDraft& draft, const Laws& target, const TypicalLimit& limi
 
 }  // namespace
 
-void typical_verify(const TreeDraft& draft, const Laws& target, const TypicalLimit& limit, const StepNoise& noise, const Path& out) {
+void typical_verify(const TreeDraft& draft, const TokenDistributions& target, const TypicalLimit& limit, const StepNoise& noise, const Path& out) {
   target.wide() ? verify<double>(draft, target, limit, noise, out) : verify<float>(draft, target, limit, noise, out);
 }
 

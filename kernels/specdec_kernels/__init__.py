@@ -8,32 +8,33 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-# Every operator's name is also the name of its folder: importing it here makes `specdec_kernels.<name>` the operator.
-from .chain_verify import chain_thresholds, chain_verify, chain_verify_logits
-from .decoder_pass import DecoderLayer, DecoderTable, decoder_pass
-from .dispatch import OPS, Backend, FallbackWarning, Op, UnsupportedError, explain, use_backend
-from .draft_chain import draft_chain
-from .draw_sample import draw_sample
-from .edit_logits import ALWAYS, Additions, Forced, NodePaths, Penalties, TokenMasks, edit_logits
-from .kv_commit import CacheTable, kv_commit, kv_commit_pages, kv_commit_scratch
-from .kv_slots import kv_slots
-from .kv_stage import kv_stage
-from .law_stats import law_stats
+from .dispatch.operator import OPS, Backend, FallbackWarning, Op, UnsupportedError, explain, use_backend
 from .names import RENAMED_OPERATORS, hint
-from .ngram_match import ngram_match
-from .ordered_verify import ordered_thresholds, ordered_verify
+from .ops.batch_invariant_linear import batch_invariant_linear
+from .ops.distribution_stats import distribution_stats
+from .ops.draft_chain import draft_chain
+from .ops.draft_sample import draft_sample
+from .ops.exact_match_verify import exact_match_verify
+from .ops.fused_forward import DecoderLayer, DecoderTable, fused_forward
+from .ops.kv_commit import CacheTable, kv_commit, kv_commit_pages, kv_commit_scratch
+from .ops.kv_slots import kv_slots
+from .ops.kv_stage import kv_stage
+from .ops.ngram_match import ngram_match
+from .ops.process_logits import ALWAYS, Additions, Forced, NodePaths, Penalties, TokenMasks, process_logits
+from .ops.process_logits_overlay import process_logits_overlay
+from .ops.recursive_rejection_verify import recursive_rejection_thresholds, recursive_rejection_verify
+
+# Every operator's name is also the name of its folder: importing it here makes `specdec_kernels.<name>` the operator.
+from .ops.rejection_verify import rejection_thresholds, rejection_verify, rejection_verify_logits
+from .ops.replay_sample import replay_sample
+from .ops.replay_verify import replay_verify
+from .ops.traversal_verify import traversal_thresholds, traversal_verify
+from .ops.tree_attention import AttentionPlan, attention_plan, plan_for, tree_attention
+from .ops.tree_expand import tree_expand
+from .ops.tree_grow import Growth, tree_grow
+from .ops.tree_plan import TreePlan, tree_plan
+from .ops.typical_verify import typical_verify
 from .overlay import Overlay
-from .overlay_edits import overlay_edits
-from .replay_sample import replay_sample
-from .replay_verify import replay_verify
-from .row_linear import row_linear
-from .traversal_verify import traversal_thresholds, traversal_verify
-from .tree_attention import AttentionPlan, attention_plan, plan_for, tree_attention
-from .tree_expand import tree_expand
-from .tree_grow import Growth, tree_grow
-from .tree_plan import TreePlan, tree_plan
-from .tree_verify import tree_verify
-from .typical_verify import typical_verify
 
 __all__ = [
     "ALWAYS",
@@ -55,35 +56,35 @@ __all__ = [
     "TreePlan",
     "UnsupportedError",
     "attention_plan",
-    "chain_thresholds",
-    "chain_verify",
-    "chain_verify_logits",
-    "decoder_pass",
+    "batch_invariant_linear",
+    "distribution_stats",
     "draft_chain",
-    "draw_sample",
-    "edit_logits",
+    "draft_sample",
+    "exact_match_verify",
     "explain",
+    "fused_forward",
     "kv_commit",
     "kv_commit_pages",
     "kv_commit_scratch",
     "kv_slots",
     "kv_stage",
-    "law_stats",
     "ngram_match",
-    "ordered_thresholds",
-    "ordered_verify",
-    "overlay_edits",
     "plan_for",
+    "process_logits",
+    "process_logits_overlay",
+    "recursive_rejection_thresholds",
+    "recursive_rejection_verify",
+    "rejection_thresholds",
+    "rejection_verify",
+    "rejection_verify_logits",
     "replay_sample",
     "replay_verify",
-    "row_linear",
     "traversal_thresholds",
     "traversal_verify",
     "tree_attention",
     "tree_expand",
     "tree_grow",
     "tree_plan",
-    "tree_verify",
     "typical_verify",
     "use_backend",
 ]

@@ -2,7 +2,7 @@
 
 A program that asks the device for something cannot be captured. That is found before the capture begins, with the
 operator that asked. A capture that fails all the same leaves streams, allocator and random generators as they were.
-Tests: tests/launch/test_capture.py, tests/engine/test_capture_safety.py, tests/gpu/test_capture.py.
+Tests: tests/launch/test_capture.py, tests/engine/cuda_graph/test_capture_safety.py, tests/gpu/test_capture.py.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ def words_of(vocab: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Overlay:
-    """What `overlay_edits` makes of the edits of R rows of logits.
+    """What `process_logits_overlay` makes of the edits of R rows of logits.
 
     cells: int32 [R, 3 * W + C], contiguous, W = ceil(V / 32). Of the 32 tokens from 32 * w on, cell 3 * w has a bit for
         each that has another logit, 3 * w + 1 says how many such there are in the row before them, 3 * w + 2 has a bit
@@ -67,12 +67,15 @@ def check(op: str, overlay: Any, logits: Tensor) -> Tensor:
     cells = overlay.cells if isinstance(overlay, Overlay) else None
     if cells is None or cells.dtype != torch.int32 or cells.ndim != 2 or not cells.is_contiguous():
         got = type(overlay).__name__ if cells is None else f"{cells.dtype} {list(cells.shape)}"
-        raise ValueError(f"{op}: overlay is {got}; expected an Overlay as overlay_edits returns it: contiguous int32")
+        raise ValueError(
+            f"{op}: overlay is {got}; expected an Overlay as process_logits_overlay returns it: contiguous int32"
+        )
     fits = cells.shape[0] == rows and overlay.vocab == vocab and cells.shape[1] >= least
     if not fits or cells.device != logits.device:
         raise ValueError(
             f"{op}: overlay is {list(cells.shape)} for {overlay.vocab} tokens on {cells.device}; expected "
-            f"[{rows}, {least} or more] for {vocab} on {logits.device}, like the logits; overlay_edits makes them"
+            f"[{rows}, {least} or more] for {vocab} on {logits.device}, like the logits; process_logits_overlay "
+            f"makes them"
         )
     return cells
 

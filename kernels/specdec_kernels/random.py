@@ -176,9 +176,9 @@ def draw_from_weights(
     """Draw one token per row from unnormalised weights by the two-level race.
 
     The vocabulary is cut in blocks of ``BLOCK`` ids. The block with the largest ``log(mass) + gumbel`` wins, then the
-    token in it with the largest ``log(weight) + gumbel``. Two independent levels of Gumbel-max, so the law is that of
-    the weights while the noise needed is one word per block and one per token of a single block. Tokens of weight zero
-    never win; ties go to the lower id; a row without any weight gives token 0.
+    token in it with the largest ``log(weight) + gumbel``. Two independent levels of Gumbel-max, so the distribution
+    is that of the weights while the noise needed is one word per block and one per token of a single block. Tokens of
+    weight zero never win; ties go to the lower id; a row without any weight gives token 0.
 
     Args:
         weights: float32 or float64 [R, V], not negative.

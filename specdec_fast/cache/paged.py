@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from specdec_fast.cache.pages import PageAllocator
+from specdec_fast.core.device_transfer import upload, write_at
 from specdec_fast.interfaces import Slots
-from specdec_fast.upload import upload, write_at
 from specdec_kernels import CacheTable, TreePlan, kv_commit, kv_slots
 
 

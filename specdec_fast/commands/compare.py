@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from specdec_fast.engine import Engine
+from specdec_fast.engine.engine import Engine
+from specdec_fast.engine.stats import RequestStats
 from specdec_fast.rules import get_rule
-from specdec_fast.sampling import SamplingParams
-from specdec_fast.stats import RequestStats
+from specdec_fast.sampling.pipeline import SamplingParams
 from specdec_kernels.random import replay_noise
 
 if TYPE_CHECKING:
     from specdec_fast.commands.prompts import WorkItem
-    from specdec_fast.request import Handle
+    from specdec_fast.engine.request import Handle
 
 
 ABOVE_TAU = 1.0

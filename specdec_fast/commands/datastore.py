@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from specdec_fast.commands import options
-from specdec_fast.stores.documents import find_files, read_documents
+from specdec_fast.retrieval.documents import find_files, read_documents
 
 app = typer.Typer(help="Build and inspect datastores for the drafter rest.", no_args_is_help=True)
 _BATCH = 64  # documents that are tokenized together
@@ -29,12 +29,12 @@ def build(
     as_json: options.Json = False,
 ) -> None:
     """Tokenize documents, sort their suffixes, and write a datastore that fits the target's tokenizer."""
-    from specdec_fast.commands.opening import note_hub, quiet
-    from specdec_fast.commands.show import counted
+    from specdec_fast.commands.open_engine import note_hub, quiet
+    from specdec_fast.commands.terminal_output import counted
     from specdec_fast.loading import load_tokenizer
-    from specdec_fast.stores.datastore import Datastore
-    from specdec_fast.stores.datastore import build as write
-    from specdec_fast.stores.vocabulary import fingerprint, vocabulary_size
+    from specdec_fast.retrieval.datastore import Datastore
+    from specdec_fast.retrieval.datastore import build as write
+    from specdec_fast.retrieval.tokenizer_fingerprint import fingerprint, vocabulary_size
 
     quiet()
     files = find_files(inputs)
@@ -68,7 +68,7 @@ def info(
     as_json: options.Json = False,
 ) -> None:
     """What a datastore holds, and whether it is sound."""
-    from specdec_fast.stores.datastore import Datastore
+    from specdec_fast.retrieval.datastore import Datastore
 
     found = Datastore(path)
     if verify:
@@ -79,7 +79,7 @@ def info(
         return
     from rich.table import Table
 
-    from specdec_fast.commands.show import make_console
+    from specdec_fast.commands.terminal_output import make_console
 
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for name, value in describe(found).items():

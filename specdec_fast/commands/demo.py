@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from specdec_fast.commands.compare import Comparison
     from specdec_fast.commands.prompts import WorkItem
-    from specdec_fast.engine import Engine
-    from specdec_fast.sampling import SamplingParams
+    from specdec_fast.engine.engine import Engine
+    from specdec_fast.sampling.pipeline import SamplingParams
 
 # without --repeats: a fast machine repeats, a slow one is not kept waiting
 _MOST_REPEATS, _BUDGET_SECONDS = 3, 10.0
@@ -52,19 +52,19 @@ def demo(
     device: options.Device = "cpu",
     threads: options.Threads = None,
     compile: options.Compile = False,
-    whole_pass: options.WholePass = False,
+    fused_forward: options.FusedForward = False,
     as_json: options.Json = False,
 ) -> None:
     """See speculative decoding work: text coloured by who wrote it, speed with and without, same or not."""
-    from specdec_fast.commands import opening
-    from specdec_fast.commands.as_json import print_json
+    from specdec_fast.commands import open_engine
+    from specdec_fast.commands.json_output import print_json
     from specdec_fast.commands.prompts import bundled_workload, one_of_each
-    from specdec_fast.commands.show import make_console
+    from specdec_fast.commands.terminal_output import make_console
 
     items = one_of_each(bundled_workload(), prompts)
     if repeats is not None and repeats < 1:
         raise ValueError(f"--repeats: got {repeats}; expected at least 1")
-    setup = opening.resolve(
+    setup = open_engine.resolve(
         model=model,
         draft=draft,
         drafter=drafter,
@@ -74,29 +74,29 @@ def demo(
         dtype=dtype,
         device=device,
         compile=compile,
-        whole_pass=whole_pass,
+        fused_forward=fused_forward,
         budget=budget,
     )
     if setup.drafter is None:
         raise ValueError(
             "demo: got no drafter to compare with; pass --draft MODEL or --drafter NAME (for example ngram)"
         )
-    from specdec_fast.sampling import SamplingParams
+    from specdec_fast.sampling.pipeline import SamplingParams
 
     chosen = temperature or ([0.0] if rule == "greedy" else list(_DEFAULT_TEMPERATURES))
     params = [SamplingParams(temperature=t, max_new_tokens=max_new_tokens, seed=seed) for t in chosen]
     out, err = make_console(), make_console(stderr=True)
-    opening.quiet()
+    open_engine.quiet()
     with err.status("loading models") if err.is_terminal else nullcontext():
         same = chosen[0] if len(set(chosen)) == 1 else None
-        engine = opening.open_engine(setup, threads=threads, max_rows=1, temperature=same)
+        engine = open_engine.open_engine(setup, threads=threads, max_rows=1, temperature=same)
     if engine.tokenizer is None:
         raise ValueError(
             f"demo: got {setup.model!r}, which has no tokenizer; expected one, for the workload is text; put its files "
             "into the folder of the model"
         )
     longest = max(len(engine.encode(item.prompt)) for item in items)
-    words = opening.short_context(engine, longest, max_new_tokens)
+    words = open_engine.short_context(engine, longest, max_new_tokens)
     if words is not None:
         err.print(f"specdec: note: {words}", soft_wrap=True)
     measured = _Measurement(engine, items, params, repeats, setup.describe(engine.rule))
@@ -190,7 +190,7 @@ class _Measurement:
     def report(self) -> dict[str, Any]:
         """The JSON object: totals, what was run, and every comparison."""
         from specdec_fast.commands.compare import is_replaying, summary
-        from specdec_fast.commands.opening import versions
+        from specdec_fast.commands.open_engine import versions
 
         temperatures = [params.temperature for params in self.params]
         groups = {t: [each for each in self.done if each.temperature == t] for t in temperatures}

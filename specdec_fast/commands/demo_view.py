@@ -10,11 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from specdec_fast.commands.compare import Comparison, distribution_of, is_replaying, summary
-from specdec_fast.commands.show import STYLES, Painter, harmless, legend, paint, percents
+from specdec_fast.commands.terminal_output import STYLES, Painter, harmless, legend, paint, percents
 
 if TYPE_CHECKING:
-    from specdec_fast.engine import Engine
-    from specdec_fast.request import Handle
+    from specdec_fast.engine.engine import Engine
+    from specdec_fast.engine.request import Handle
 
 _COLUMNS = (
     ("plain\ntok/s", "plain_tokens_per_s", ".1f"),

@@ -6,19 +6,23 @@ from dataclasses import asdict
 from typing import Any
 
 from specdec_fast.commands import options
-from specdec_fast.commands.as_json import print_json
+from specdec_fast.commands.json_output import print_json
 
 _LEGEND = (
-    "needs: chains or trees of draft tokens; taps: hidden states of the target; host tokens: reads the text so far; "
+    "needs: chains or trees of draft tokens; auxiliary hidden states: hidden states of the target; host tokens: "
+    "reads the text so far; "
     "node choices: the target's choice after every draft token",
-    "law: chosen tokens follow from the text (or, under replay, from the target's noise); drawn ones are samples of a "
-    "law, which rules such as token and tree want",
+    "distribution: chosen tokens follow from the text (or, under replay, from the target's noise); drawn ones are "
+    "samples of a "
+    "distribution, which rules such as token and tree want",
     "num_draft_tokens=None: as many as the drafter's other options, or its heads, give; --draft-tokens sets it",
 )
 
 
 def drafters(as_json: options.Json = False) -> None:
-    """All drafters, built in and installed: needs, law, defaults under the default rule, and a line on each."""
+    """All drafters, built in and installed: needs, distribution, defaults under the default rule, and a line on
+    each.
+    """
     found = collect()
     if as_json:
         print_json(found, default=str)
@@ -52,17 +56,17 @@ def _describe(name: str) -> dict[str, Any]:
         "line": words[0] if words else "",
         "takes_draft": bool(getattr(kind, "takes_draft", False)),
         "needs": None if needs is None else asdict(needs),
-        "law": _law(kind, needs),
+        "dist": _dist(kind, needs),
         "defaults": defaults,
         "module": kind.__module__,
     }
 
 
-def _law(kind: Any, needs: Any) -> str:
-    """How tokens are picked: chosen ones are point masses, drawn ones carry the law that they came from."""
-    if needs is not None and needs.laws:
-        return "drawn"
-    return "chosen, or drawn by option" if getattr(kind, "draws", False) else "chosen"
+def _dist(kind: Any, needs: Any) -> str:
+    """How tokens are picked: chosen ones are point masses, drawn ones carry the distribution that they came from."""
+    if needs is not None and needs.dists:
+        return "sampled"
+    return "deterministic, or sampled by option" if getattr(kind, "draws", False) else "deterministic"
 
 
 def needed(entry: dict[str, Any]) -> str:
@@ -71,9 +75,9 @@ def needed(entry: dict[str, Any]) -> str:
     for name, value in (entry["needs"] or {}).items():
         if name == "topology":
             found.insert(0, f"{value}s")
-        elif name == "taps" and value:
-            found.append(f"taps {', '.join(value)}")
-        elif value is True and name != "laws":
+        elif name == "aux_hidden_states" and value:
+            found.append(f"auxiliary hidden states {', '.join(value)}")
+        elif value is True and name != "dists":
             found.append(name.replace("_", " "))
     return ", ".join(found)
 
@@ -81,7 +85,7 @@ def needed(entry: dict[str, Any]) -> str:
 def _print(found: list[dict[str, Any]]) -> None:
     from rich.text import Text
 
-    from specdec_fast.commands.show import make_console
+    from specdec_fast.commands.terminal_output import make_console
 
     out = make_console()
     for entry in found:
@@ -92,7 +96,7 @@ def _print(found: list[dict[str, Any]]) -> None:
         heading.append(f"  {entry['line']}", "not bold")
         out.print(heading, soft_wrap=True)
         defaults = " ".join(f"{name}={value}" for name, value in entry["defaults"].items())
-        for title, words in (("needs", needed(entry)), ("law", entry["law"]), ("options", defaults or "none")):
+        for title, words in (("needs", needed(entry)), ("dist", entry["dist"]), ("options", defaults or "none")):
             out.print(Text(f"  {title:<8}{words}", "dim"), soft_wrap=True)
     for words in _LEGEND:
         out.print(Text(words, "dim"), soft_wrap=True)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specdec_fast.commands import options
-from specdec_fast.commands.as_json import print_json
+from specdec_fast.commands.json_output import print_json
 
 if TYPE_CHECKING:
-    from specdec_fast.commands.opening import Setup
+    from specdec_fast.commands.open_engine import Setup
 
 _PROMPT, _LENGTH, _OUTPUT = "Prompt", "Length", "Output"
 _MAX_ROWS = 8
@@ -97,7 +97,7 @@ def generate(
     device: options.Device = "cpu",
     threads: options.Threads = None,
     compile: options.Compile = False,
-    whole_pass: options.WholePass = False,
+    fused_forward: options.FusedForward = False,
     as_json: options.Json = False,
     logprobs: options.Logprobs = None,
     stats: Annotated[
@@ -110,16 +110,16 @@ def generate(
     ] = False,
 ) -> None:
     """Continue a prompt with a model, faster than the model alone and with the same result."""
-    from specdec_fast.commands import opening
-    from specdec_fast.commands.job import Job, engine_tokens
+    from specdec_fast.commands import open_engine
+    from specdec_fast.commands.generate_batch import Job, engine_tokens
     from specdec_fast.commands.prompts import read_entries, unescape
-    from specdec_fast.commands.show import counted
+    from specdec_fast.commands.terminal_output import counted
 
     if as_json and color:
         raise ValueError("--json with --color: expected one of them; JSON carries the origins of all tokens")
     options.refuse_grammar(regex, json_schema)
     entries = read_entries(prompt, file, lines)
-    setup = opening.resolve(
+    setup = open_engine.resolve(
         model=model,
         draft=draft,
         drafter=drafter,
@@ -130,9 +130,9 @@ def generate(
         dtype=dtype,
         device=device,
         compile=compile,
-        whole_pass=whole_pass,
+        fused_forward=fused_forward,
     )
-    from specdec_fast.sampling import SamplingParams
+    from specdec_fast.sampling.pipeline import SamplingParams
 
     flags = SamplingParams(
         temperature=(0.0 if rule == "greedy" else 1.0) if temperature is None else temperature,
@@ -154,8 +154,8 @@ def generate(
     params = [entry.params(flags, at) for at, entry in enumerate(entries)]
     temperatures = {own.temperature for own in params}
     with _answering(setup, as_json):
-        opening.quiet()
-        engine = opening.open_engine(
+        open_engine.quiet()
+        engine = open_engine.open_engine(
             setup,
             threads=threads,
             max_rows=min(len(entries), _MAX_ROWS),

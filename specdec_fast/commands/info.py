@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec_fast.commands import options
-from specdec_fast.commands.as_json import print_json
+from specdec_fast.commands.json_output import print_json
 
 
 def info(as_json: options.Json = False) -> None:
@@ -25,11 +25,11 @@ def collect() -> dict[str, Any]:
     """Everything `specdec info` says, for JSON."""
     import torch
 
-    from specdec_fast.commands.opening import versions
+    from specdec_fast.commands.open_engine import versions
     from specdec_fast.drafters import drafter_names
     from specdec_fast.rules import rule_names
     from specdec_kernels import OPS
-    from specdec_kernels.extension import missing
+    from specdec_kernels.dispatch.extension import missing
 
     reason = missing()
     return {
@@ -93,7 +93,7 @@ def _parameters(folder: Path) -> int | None:
 def _print(found: dict[str, Any]) -> None:
     from rich.table import Table
 
-    from specdec_fast.commands.show import make_console
+    from specdec_fast.commands.terminal_output import make_console
 
     out = make_console()
     facts = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
@@ -112,7 +112,7 @@ def _print(found: dict[str, Any]) -> None:
 
 def print_operators(ops: list[dict[str, Any]]) -> None:
     """Who serves every operator, and every reason why others do not."""
-    from specdec_fast.commands.show import make_console
+    from specdec_fast.commands.terminal_output import make_console
 
     out = make_console()
     out.print(_table(("operator", "served by", "ready too"), _serving(ops)))

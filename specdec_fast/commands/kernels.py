@@ -1,6 +1,6 @@
 """`specdec kernels list | explain | check | inspect | bench`: the operators, their backends and what they cost.
 
-Tests: tests/cli/test_kernels.py.
+Tests: tests/commands/test_kernels.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from specdec_fast.commands import options
-from specdec_fast.commands.as_json import print_json
+from specdec_fast.commands.json_output import print_json
 
 app = typer.Typer(
     help="Operators and their kernels: who serves, do they agree, what do they cost.", no_args_is_help=True
@@ -65,7 +65,7 @@ def _memory() -> int:
 
 def _size(word: str, name: str, value: str) -> int:
     """One size. Raises: ValueError for what is no whole number within its bounds."""
-    from specdec_kernels.samples import BOUNDS
+    from specdec_kernels.testing.samples import BOUNDS
 
     least, most = BOUNDS[name]
     number = int(value) if value.isascii() and value.isdigit() and len(value) < 16 else -1
@@ -76,9 +76,9 @@ def _size(word: str, name: str, value: str) -> int:
 
 def _sizes(op: str, words: Sequence[str]) -> Any:
     """Sizes from "name=value" words. Raises: ValueError for a size that the operator does not know or cannot take."""
-    from specdec_kernels.agreement import SAMPLES
     from specdec_kernels.names import hint, unknown_name
-    from specdec_kernels.samples import Sizes, room
+    from specdec_kernels.testing.agreement import SAMPLES
+    from specdec_kernels.testing.samples import Sizes, room
 
     known = SAMPLES[op].names
     dtypes = {str(each).removeprefix("torch."): each for each in SAMPLES[op].dtypes}
@@ -135,7 +135,7 @@ def _show(
     from rich import box
     from rich.table import Table
 
-    from specdec_fast.commands.show import make_console
+    from specdec_fast.commands.terminal_output import make_console
 
     given = [[str("" if each is None else each) for each in row] for row in rows]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -179,8 +179,8 @@ def explain(
 ) -> None:
     """Which backend serves a call of this shape, and why the others do not."""
     from specdec_kernels import OPS
-    from specdec_kernels.agreement import sample
-    from specdec_kernels.timing import describe
+    from specdec_kernels.inspection.timing import describe
+    from specdec_kernels.testing.agreement import sample
 
     (op,) = _names([op])
     sizes = _sizes(op, shape or ())
@@ -204,8 +204,8 @@ def check(ops: Ops = None, device: Device = None, as_json: options.Json = False)
 
     Exit status 1 if one differs.
     """
-    from specdec_fast.commands.show import counted
-    from specdec_kernels.agreement import check as compare
+    from specdec_fast.commands.terminal_output import counted
+    from specdec_kernels.testing.agreement import check as compare
 
     rows = list(compare(_names(ops), device=_device(device)))
     ran, wrong = [row for row in rows if row.ran], [row for row in rows if not row.agrees]
@@ -265,16 +265,17 @@ def inspect(
     Exit status 1 if one breaks what was recorded, or if nothing was. Needs the
     extra `gpu`.
     """
-    from specdec_kernels import machine_code
+    from specdec_kernels.inspection import machine_code
     from specdec_kernels.names import unknown_name
+    from specdec_kernels.triton_shared.variant import ARCHITECTURES
 
     reason = machine_code.missing()
     if reason is not None:
         raise ValueError(f"kernels: nothing can be compiled here: {reason}")
-    wanted = arch or list(machine_code.ARCHITECTURES if record else ("sm_90",))
+    wanted = arch or list(ARCHITECTURES if record else ("sm_90",))
     for each in wanted:
-        if each not in machine_code.ARCHITECTURES:
-            raise ValueError(unknown_name("--arch", each, machine_code.ARCHITECTURES))
+        if each not in ARCHITECTURES:
+            raise ValueError(unknown_name("--arch", each, ARCHITECTURES))
     of = set(_names(ops))
     chosen = [v for v in machine_code.variants() if v.name.partition("/")[0] in of and (v.everyday or not everyday)]
     if not chosen:
@@ -331,7 +332,7 @@ def _verdicts(
     without = sum(key in unknown for key in problems)
     known = f"{differ or 'none'} of those recorded differ{'' if differ > 1 else 's'}"
     more = f"; for {without} nothing is recorded" if without else ""
-    from specdec_fast.commands.show import counted
+    from specdec_fast.commands.terminal_output import counted
 
     return f"{counted(len(problems), 'kernel')} with Triton {triton}: {known}{more}"
 
@@ -347,7 +348,7 @@ def _progress(chosen: Sequence[Any], advice: str = "") -> Iterable[Any]:
     """The items, with a bar on a terminal."""
     from rich.progress import track
 
-    from specdec_fast.commands.show import make_console
+    from specdec_fast.commands.terminal_output import make_console
 
     console = make_console(stderr=True)
     if not console.is_terminal and len(chosen) > 20:
@@ -367,7 +368,7 @@ def bench(
     as_json: options.Json = False,
 ) -> None:
     """Time every backend, beside what the device can copy, read and multiply in the same run."""
-    from specdec_kernels import timing
+    from specdec_kernels.inspection import timing
 
     names = _names(ops)
     if shape and len(names) != 1:

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specdec_fast.commands import options
-from specdec_fast.commands.as_json import print_json
+from specdec_fast.commands.json_output import print_json
 from specdec_fast.extras import require
 from specdec_fast.lab import DRAFTERS
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from specdec_fast.commands.opening import Setup
+    from specdec_fast.commands.open_engine import Setup
     from specdec_fast.commands.prompts import Prompt
-    from specdec_fast.engine import Engine
+    from specdec_fast.engine.engine import Engine
     from specdec_fast.lab.run import Lab, Progress
-    from specdec_fast.sampling import SamplingParams
+    from specdec_fast.sampling.pipeline import SamplingParams
 
 _WORK = "Work"
 _PROMPTS = 4
@@ -35,7 +35,8 @@ def lab(
     draft: options.DraftModel = None,
     drafter: Annotated[
         str | None,
-        typer.Option(help=f"Who proposes, by a law of its own: {', '.join(DRAFTERS)}.", rich_help_panel="Models"),
+        typer.Option(help=f"Who proposes, by a distribution of its own: {', '.join(DRAFTERS)}.",
+            rich_help_panel="Models"),
     ] = None,
     drafter_option: options.DrafterOptions = None,
     rule: Annotated[
@@ -49,7 +50,8 @@ def lab(
         str | None,
         typer.Option(
             help="How tokens are drafted where draws are made: "
-            "drawn, chosen (the likeliest); on trees hybrid, iid, without; for replay coupled (default: by the rule).",
+            "sampled, deterministic (the likeliest); on trees hybrid, iid, without; for replay coupled (default: by "
+            "the rule).",
             rich_help_panel=_WORK,
         ),
     ] = None,
@@ -91,17 +93,18 @@ def lab(
     threads: options.Threads = None,
     as_json: options.Json = False,
 ) -> None:  # fmt: skip
-    """Check that speculation keeps the model's law: exact laws, a million draws, greedy texts, a page of plots.
+    """Check that speculation keeps the model's distribution: exact distributions, a million draws, greedy texts, a
+    page of plots.
 
     Needs the extra `lab`.
     """
     require("lab", "lab")
-    from specdec_fast.commands import opening
-    from specdec_fast.commands.show import make_console
+    from specdec_fast.commands import open_engine
+    from specdec_fast.commands.terminal_output import make_console
     from specdec_fast.lab.run import Lab
-    from specdec_fast.lab.sequential import Ledger
-    from specdec_fast.lab.simulate import layout_for
-    from specdec_fast.sampling import SamplingParams
+    from specdec_fast.lab.sequential_test import Ledger
+    from specdec_fast.lab.simulator import layout_for
+    from specdec_fast.sampling.pipeline import SamplingParams
 
     if draws < 1:
         raise ValueError(f"--draws: got {draws}; expected at least 1")
@@ -133,16 +136,16 @@ def lab(
             if recorded is not None:
                 _judge_recorded(run, recorded, asked, console)
             else:
-                setup = opening.resolve(
-                    model=model, draft=draft, drafter=drafter, rule=rule or ("best" if drafter else "token"),
+                setup = open_engine.resolve(
+                    model=model, draft=draft, drafter=drafter, rule=rule or ("best" if drafter else "rejection"),
                     draft_tokens=draft_tokens, dtype=dtype, device=device, compile=False,
                     drafter_option=drafter_option,
                 )  # fmt: skip
                 _refuse(setup, params)
-                opening.quiet()
+                open_engine.quiet()
                 with console.status("loading models") if console.is_terminal else nullcontext():
                     rows = min(len(asked.items), _ROWS)
-                    engine = opening.open_engine(setup, threads=threads, max_rows=rows, temperature=temperature)
+                    engine = open_engine.open_engine(setup, threads=threads, max_rows=rows, temperature=temperature)
                 if pick is not None:  # a wrong one is refused before anything is measured
                     layout_for(engine.rule, engine.target.vocab_size, pick)
                 run.header = {
@@ -152,7 +155,7 @@ def lab(
                     **asked.as_dict(),
                     **_described(params),
                 }
-                run.header |= {"seed": run.seed, "versions": opening.versions()}
+                run.header |= {"seed": run.seed, "versions": open_engine.versions()}
                 run.notes.append(_why_rule(rule, drafter, engine))
                 _note_replaced(run, console, () if ledger is None else ("seed",))
                 _measure(run, engine, params, asked, None if ledger is None else kept)
@@ -197,7 +200,8 @@ def _refuse(setup: Setup, params: SamplingParams) -> None:
     ours = setup.drafter is not None and get_drafter(setup.drafter).__module__.startswith("specdec_fast.")
     if setup.drafter is None or (params.temperature > 0 and ours and setup.drafter not in DRAFTERS):
         raise ValueError(
-            f"--drafter: got {setup.drafter or 'none'}, which has no law of its own to draw from; expected --draft "
+            f"--drafter: got {setup.drafter or 'none'}, which has no distribution of its own to draw from; expected "
+            f"--draft "
             f"MODEL, or one of {', '.join(DRAFTERS)}; draws of other programs are judged with --recorded FILE"
         )
     if params.temperature > 0 and (reason := get_rule(setup.rule).why_not_sampling(params)) is not None:
@@ -239,10 +243,10 @@ def _measure(run: Lab, engine: Engine, params: SamplingParams, asked: _Asked, le
     items = asked.items
     rule = engine.rule
     if not rule.lossless:
-        run.notes.append(f"rule {rule.name} is lossy by design: expect its law to be rejected")
+        run.notes.append(f"rule {rule.name} is lossy by design: expect its distribution to be rejected")
     sampled = params.temperature > 0
     if not sampled:
-        run.notes.append("temperature 0: every law is one token; nothing is drawn")
+        run.notes.append("temperature 0: every distribution is one token; nothing is drawn")
     if asked.exact:
         run.run_exact()
     run.run_greedy(engine, items, _LENGTHS)
@@ -262,8 +266,8 @@ def _measure(run: Lab, engine: Engine, params: SamplingParams, asked: _Asked, le
 
 
 def _judge_recorded(run: Lab, path: Path, asked: _Asked, console: Console) -> None:
-    from specdec_fast.commands.opening import versions
-    from specdec_fast.lab.recorded import Recorded
+    from specdec_fast.commands.open_engine import versions
+    from specdec_fast.lab.foreign_samples import Recorded
 
     found = Recorded.load(path)
     run.header = {"recorded": str(path), "draws": len(found.tokens), "versions": versions()}
@@ -321,12 +325,12 @@ def _tell(run: Lab, as_json: bool, console: Console) -> None:
 
 
 def _summary(run: Lab) -> Iterator[str]:
-    from specdec_fast.commands.show import counted
+    from specdec_fast.commands.terminal_output import counted
     from specdec_fast.lab.run import LEVEL
 
     if run.exact:
         worst = max(each.error for each in run.exact)
-        yield f"exact: {len(run.exact)} laws enumerated, largest error {worst:.1e}"
+        yield f"exact: {len(run.exact)} distributions enumerated, largest error {worst:.1e}"
         yield f"closed forms: {len(run.expected)}, same keys: {sum(each.compared for each in run.agreement):,} rows"
     if run.greedy:
         same = sum(each.identical for each in run.greedy)

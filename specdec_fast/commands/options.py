@@ -71,7 +71,7 @@ Threads = Annotated[
     typer.Option("--threads", "-t", help="CPU threads (default: PyTorch's).", rich_help_panel=_RUN),
 ]
 Compile = Annotated[bool, typer.Option("--compile", help="Run the models through torch.compile.", rich_help_panel=_RUN)]
-WholePass = Annotated[
+FusedForward = Annotated[
     bool,
     typer.Option(
         "--whole-pass",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from specdec_fast.sampling_params import SamplingParams
+    from specdec_fast.sampling.params import SamplingParams
 
 Prompt = str | list[int]
 _EMPTY_TEXT = "got an empty text; expected at least one character"
@@ -154,7 +154,7 @@ def _entry(given: Any, where: str, *, alone: bool) -> Entry:
 def _checked(settings: dict[str, Any], where: str) -> dict[str, Any]:
     """Sampling parameters as JSON has them, but for ids, which are text where they are keys; values are not judged."""
     from specdec_fast.core.names import argument_hint
-    from specdec_fast.sampling_params import SamplingParams
+    from specdec_fast.sampling.params import SamplingParams
 
     known = [each.name for each in fields(SamplingParams) if each.name != "grammar"]
     unknown = next((name for name in settings if name not in known), None)

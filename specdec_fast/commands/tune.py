@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specdec_fast.commands import options
-from specdec_fast.commands.as_json import print_json
+from specdec_fast.commands.json_output import print_json
 from specdec_fast.commands.tune_head import head_layers
 from specdec_fast.commands.tune_tree import tree
 from specdec_fast.extras import require
 
 if TYPE_CHECKING:
-    from specdec_fast.targets.layer_set import LayerSet
-    from specdec_fast.tune.layers import Trial
+    from specdec_fast.targets.skipped_layers import SkippedLayers
+    from specdec_fast.tune.skipped_layers import Trial
 
 app = typer.Typer(help="Choose by measuring what a drafter is made of.", no_args_is_help=True)
 METHODS = ("bayes", "similarity")
@@ -75,21 +75,21 @@ def layers(
     require("tune", "tune layers", *(("matplotlib",) if method == "similarity" else ()))
     import torch
 
-    from specdec_fast.commands import opening
-    from specdec_fast.commands.show import counted
-    from specdec_fast.targets.layer_set import place_of, write_layers
-    from specdec_fast.tune.figure import search_chart
-    from specdec_fast.tune.layers import Bench, best_of, confirm, search
-    from specdec_fast.tune.similarity import similar_choices
+    from specdec_fast.commands import open_engine
+    from specdec_fast.commands.terminal_output import counted
+    from specdec_fast.targets.skipped_layers import place_of, write_layers
+    from specdec_fast.tune.layer_similarity import similar_choices
+    from specdec_fast.tune.search_plot import search_chart
+    from specdec_fast.tune.skipped_layers import Bench, best_of, confirm, search
 
     if plot is not None:  # before anything takes long
         plot.parent.mkdir(parents=True, exist_ok=True)
-    opening.quiet()
-    setup = opening.resolve(
-        model=model, draft=None, drafter=opening.NO_DRAFTER, rule="replay", draft_tokens=None,
+    open_engine.quiet()
+    setup = open_engine.resolve(
+        model=model, draft=None, drafter=open_engine.NO_DRAFTER, rule="replay", draft_tokens=None,
         dtype=dtype, device=device, compile=False,
     )  # fmt: skip
-    engine = opening.open_engine(setup, threads=threads, max_rows=_PROMPTS)
+    engine = open_engine.open_engine(setup, threads=threads, max_rows=_PROMPTS)
     target: Any = engine.target
     prompts = [engine.encode(prompt) for prompt in _read(file, lines)]
     place = out or place_of(target.model_id or model)
@@ -178,9 +178,9 @@ def _fingerprint(prompts: Sequence[Sequence[int]]) -> str:
 
 def _resumed(place: Path, num_layers: int, settings: Mapping[str, Any]) -> list[Trial]:
     """Trials of earlier runs. Raises ValueError for a file of another model, and for trials under other settings."""
-    from specdec_fast.commands.show import counted
-    from specdec_fast.targets.layer_set import chosen_in, read_layers
-    from specdec_fast.tune.layers import Trial
+    from specdec_fast.commands.terminal_output import counted
+    from specdec_fast.targets.skipped_layers import chosen_in, read_layers
+    from specdec_fast.tune.skipped_layers import Trial
 
     if not place.is_file():
         return []
@@ -197,7 +197,7 @@ def _resumed(place: Path, num_layers: int, settings: Mapping[str, Any]) -> list[
     return trials
 
 
-def _spread(choices: Sequence[LayerSet], count: int) -> list[LayerSet]:
+def _spread(choices: Sequence[SkippedLayers], count: int) -> list[SkippedLayers]:
     """At most so many of the choices, evenly from few to many sub-blocks left out."""
     if count < 2:
         return list(choices[len(choices) // 2 :][:count])
@@ -205,11 +205,11 @@ def _spread(choices: Sequence[LayerSet], count: int) -> list[LayerSet]:
     return [choices[round(at * last / (count - 1))] for at in range(count)] if count > 1 else list(choices)
 
 
-def _starts(similar: Sequence[LayerSet], num_layers: int, trials: int) -> list[LayerSet]:
+def _starts(similar: Sequence[SkippedLayers], num_layers: int, trials: int) -> list[SkippedLayers]:
     """What the search begins with: nothing, the middle, and a few that hidden states recommend."""
-    from specdec_fast.targets.layer_set import LayerSet
+    from specdec_fast.targets.skipped_layers import SkippedLayers
 
-    return [LayerSet(), LayerSet.middle(num_layers), *_spread(similar[1:-1], max(trials // 5, 1))]
+    return [SkippedLayers(), SkippedLayers.middle(num_layers), *_spread(similar[1:-1], max(trials // 5, 1))]
 
 
 def _say(line: str, as_json: bool) -> None:
@@ -217,7 +217,7 @@ def _say(line: str, as_json: bool) -> None:
 
 
 def _summary(report: dict[str, Any], num_layers: int) -> str:
-    from specdec_fast.commands.show import counted
+    from specdec_fast.commands.terminal_output import counted
 
     verdict = (
         "use it with `specdec generate --drafter layer_skip`"

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from specdec_fast.commands import options
-from specdec_fast.commands.as_json import print_json
+from specdec_fast.commands.json_output import print_json
 
 
 def head_layers(
@@ -26,18 +26,18 @@ def head_layers(
 
     Producers count a target's layers in two ways. The rate is that of the head's first token at temperature 1.
     """
-    from specdec_fast.commands import opening
+    from specdec_fast.commands import open_engine
     from specdec_fast.commands.prompts import bundled_workload, read_prompts
+    from specdec_fast.draft_runners.head_input_layers import layer_acceptance
+    from specdec_fast.draft_runners.head_runner import PagedHead
     from specdec_fast.heads.checkpoint_eagle import load_eagle3
-    from specdec_fast.targets.head_layers import layer_acceptance
-    from specdec_fast.targets.head_rows import PagedHead
 
-    opening.quiet()
-    setup = opening.resolve(
-        model=model, draft=None, drafter=opening.NO_DRAFTER, rule="replay", draft_tokens=None,
+    open_engine.quiet()
+    setup = open_engine.resolve(
+        model=model, draft=None, drafter=open_engine.NO_DRAFTER, rule="replay", draft_tokens=None,
         dtype=dtype, device=device, compile=False,
     )  # fmt: skip
-    engine = opening.open_engine(setup, threads=threads, max_rows=1)
+    engine = open_engine.open_engine(setup, threads=threads, max_rows=1)
     target: Any = engine.target
     texts = [item.prompt for item in bundled_workload()] if file is None else read_prompts(None, file, False)
     tokens = [token for text in texts for token in engine.encode(text)]

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from specdec_fast.commands import options
-from specdec_fast.commands.as_json import print_json
+from specdec_fast.commands.json_output import print_json
 
 _PROMPTS = 16  # of the bundled workload
 _SIZES = (4, 8, 16, 32, 64)
@@ -53,27 +53,27 @@ def tree(
         raise ValueError(
             f"--nodes, --depth, --width, --new-tokens: got {nodes}, {depth}, {width}, {new_tokens}; expected at least 1"
         )
-    from specdec_fast.commands import opening
+    from specdec_fast.commands import open_engine
     from specdec_fast.commands.prompts import bundled_workload, one_of_each, read_prompts
-    from specdec_fast.sampling import SamplingParams
-    from specdec_fast.shapes import best_shape, expected_tokens, write_shape
-    from specdec_fast.tune.heads import measure_heads
-    from specdec_fast.tune.tree import measure
-    from specdec_fast.tune.unrolled import measure_recurrent
+    from specdec_fast.sampling.pipeline import SamplingParams
+    from specdec_fast.trees.topology import best_shape, expected_tokens, write_shape
+    from specdec_fast.tune.draft_tree import measure
+    from specdec_fast.tune.parallel_heads import measure_heads
+    from specdec_fast.tune.recurrent_heads import measure_recurrent
 
     if out.is_dir():
         raise ValueError(f"--out: got {str(out)!r}, a folder; expected a file to write")
     out.parent.mkdir(parents=True, exist_ok=True)
-    opening.quiet()
+    open_engine.quiet()
     given = list(drafter_option or ())
     if drafter == "medusa":  # as deep and as wide as what is measured
         wide = [-1, *[0] * width, *(at if at == 1 else at + width - 1 for at in range(1, depth))]
         given += [f"shape={wide}", f"pick={'coupled' if how == 'coupled' else 'greedy'}"]
-    setup = opening.resolve(
+    setup = open_engine.resolve(
         model=model, draft=draft, drafter=drafter, rule="replay", draft_tokens=None,
         dtype=dtype, device=device, compile=False, drafter_option=given,
     )  # fmt: skip
-    engine = opening.open_engine(setup, threads=threads, max_rows=8)
+    engine = open_engine.open_engine(setup, threads=threads, max_rows=8)
     made: Any = engine.drafter
     if file is not None:
         prompts: list[Any] = list(read_prompts(None, file, lines))

@@ -10,15 +10,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from specdec_fast.heads.ahead import TAP, AheadDrafter
+from specdec_fast.draft_runners.parallel_heads import AUX_HIDDEN_STATE, ParallelHeadsDrafter
 from specdec_fast.heads.blockwise import BlockwiseHeads
 from specdec_fast.heads.checkpoint import bundled_head
 from specdec_fast.heads.checkpoint_blockwise import load_blockwise
 from specdec_fast.interfaces import Needs, Parts
-from specdec_fast.shapes import shape_of_widths
+from specdec_fast.trees.topology import shape_of_widths
 
 
-class BlockwiseDrafter(AheadDrafter):
+class BlockwiseDrafter(ParallelHeadsDrafter):
     """Drafts a chain, one token per head.
 
     head: folder or hub id of the heads, or the heads themselves; num_draft_tokens: length of the chain (default: all
@@ -28,7 +28,7 @@ class BlockwiseDrafter(AheadDrafter):
     """
 
     name = "blockwise"
-    needs = Needs(topology="chain", taps=(TAP,))
+    needs = Needs(topology="chain", aux_hidden_states=(AUX_HIDDEN_STATE,))
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """A small model drafts a chain of K tokens (Leviathan et al. 2023; Chen et al. 2023), over a paged cache of its own.
 
 How a token is picked: `coupled` (arg-max under the replay noise that the target will use), `drawn` (from the draft's
-law, which travels with the draft) or `greedy`. All are lossless under every lossless rule; `coupled` suits `replay`,
-`drawn` suits `token`. Tests: tests/drafters/test_draft_model.py and the contract suite.
+distribution, which travels with the draft) or `greedy`. All are lossless under every lossless rule; `coupled` suits
+`replay`, `drawn` suits `token`. Tests: tests/drafters/test_draft_model.py and the contract suite.
 """
 
 from __future__ import annotations
@@ -13,34 +13,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_fast.budget import MovingThreshold, surely_accepted
+from specdec_fast.adaptive.budget import MovingThreshold, surely_accepted
+from specdec_fast.core.chain_layout import ChainLayout, chain_layout
+from specdec_fast.core.device_transfer import entries, host_to_device
+from specdec_fast.core.distributions import TokenDistributions, concat_dists
+from specdec_fast.core.draft import Draft
 from specdec_fast.core.names import RENAMED_PICKS
-from specdec_fast.draft import Draft
+from specdec_fast.draft_runners.cross_vocab import CrossVocab, GrowingText
+from specdec_fast.draft_runners.cuda_graph_chains import CudaGraphChains
 from specdec_fast.interfaces import Acceptance, Budget, Needs, Parts, Rng, StateView, TargetOutput
-from specdec_fast.laws import Laws, concat_laws
-from specdec_fast.packed_shape import PackedShape, packed_shape
-from specdec_fast.sampling import Sampling, process_chains
-from specdec_fast.targets.captured_chains import CapturedChains
+from specdec_fast.sampling.pipeline import Sampling, chain_distributions
+from specdec_fast.targets.fused_forward import FusedForward
 from specdec_fast.targets.huggingface import HuggingFaceTarget
-from specdec_fast.targets.whole_pass import WholePass
-from specdec_fast.translation import GrowingText, Translation
-from specdec_fast.upload import entries, from_host
-from specdec_kernels import draw_sample
+from specdec_kernels import draft_sample
 from specdec_kernels.names import unknown_name
 
-PICKS = ("coupled", "drawn", "greedy")
+PICKS = ("coupled", "sampled", "greedy")
 TOKENIZERS = ("same", "tli", "slem")
 
 
 class DraftModelDrafter:
     """Drafts with `model`, a target of its own whose rows mirror those of the engine.
 
-    num_draft_tokens: K, the default budget per row; pick: "coupled", "drawn" or "greedy"; vocab_size: the target's
-    (draft ids beyond it are masked); entropy_stop: a row's chain ends before a token whose law is so uncertain that the
-    bound of Agrawal et al. 2024 on its acceptance (`surely_accepted`) is below this; 0 never stops; entropy_goal: the
-    share of accepted tokens that each request moves its `entropy_stop` towards; 0 leaves it as it is; tokenizers:
-    "same", or for a draft with another one "tli" (its law restricted to common tokens) or "slem" (its text, likeliest
-    tokens first, in the target's tokens), both by way of `translation`.
+    num_draft_tokens: K, the default budget per row; pick: "coupled", "sampled" or "greedy"; vocab_size: the target's
+    (draft ids beyond it are masked); entropy_stop: a row's chain ends before a token whose distribution is so
+    uncertain that the bound of Agrawal et al. 2024 on its acceptance (`surely_accepted`) is below this; 0 never
+    stops; entropy_goal: the share of accepted tokens that each request moves its `entropy_stop` towards; 0 leaves it
+    as it is; tokenizers: "same", or for a draft with another one "tli" (its distribution restricted to common tokens)
+    or "slem" (its text, likeliest tokens first, in the target's tokens), both by way of `translation`.
     """
 
     name = "draft_model"
@@ -56,7 +56,7 @@ class DraftModelDrafter:
         entropy_stop: float = 0.0,
         entropy_goal: float = 0.0,
         tokenizers: str = "same",
-        translation: Translation | None = None,
+        translation: CrossVocab | None = None,
     ) -> None:
         if tokenizers not in TOKENIZERS:
             or_else = ": the last two are for a draft whose tokenizer is not the target's"
@@ -85,8 +85,8 @@ class DraftModelDrafter:
         self._vocab_size = min(vocab_size or model.vocab_size, model.vocab_size)
         if translation is not None:
             self._vocab_size = model.vocab_size
-        laws, ids = pick == "drawn" and tokenizers != "slem", self._vocab_size if translation is None else None
-        self.needs = Needs(topology="chain", own_cache=True, laws=laws, vocab_size=ids)
+        dists, ids = pick == "sampled" and tokenizers != "slem", self._vocab_size if translation is None else None
+        self.needs = Needs(topology="chain", own_cache=True, dists=dists, vocab_size=ids)
         self._stored: dict[int, tuple[int, list[int]]] = {}  # per row: committed tokens held, drafted tokens held
         self._fed: dict[int, list[int]] = {}  # per row, with a translation: the draft's tokens that are held
         self._texts: dict[int, GrowingText] = {}  # and its text in these
@@ -107,7 +107,7 @@ class DraftModelDrafter:
         if options.get("tokenizers", "same") != "same":
             theirs = getattr(model, "tokenizer", None)
             sizes = parts.target.vocab_size, model.vocab_size
-            translation = Translation(parts.tokenizer, theirs, *sizes, device=model.device)
+            translation = CrossVocab(parts.tokenizer, theirs, *sizes, device=model.device)
         defaults = {"vocab_size": parts.target.vocab_size, "translation": translation}
         return cls(model, **{**cls.by_rule(parts.prefers), **defaults, **options})
 
@@ -139,8 +139,8 @@ class DraftModelDrafter:
         if not active:
             return Draft.chains(rows, [[have[-1]] for have in tokens], device=view.device)
         drafted: list[list[int]] = [[] for _ in rows]
-        law_rows: list[list[int]] = [[] for _ in rows]  # of each drafted token, where it was drawn
-        laws = self._draft(view, rows, active, held, counts, rng, drafted, law_rows)
+        dist_rows: list[list[int]] = [[] for _ in rows]  # of each drafted token, where it was drawn
+        dists = self._draft(view, rows, active, held, counts, rng, drafted, dist_rows)
         for index, row in enumerate(rows):
             if drafted[index]:
                 self._stored[row] = (len(held[index]), drafted[index][:-1])  # the last one was not fed
@@ -149,8 +149,8 @@ class DraftModelDrafter:
         draft = Draft.chains(
             rows,
             [[have[-1], *more] for have, more in zip(tokens, drafted)],
-            law_rows=None if laws is None else law_rows,
-            laws=laws,
+            dist_rows=None if dists is None else dist_rows,
+            dists=dists,
             device=view.device,
         )
         self._last = draft, tuple(budget.nodes)
@@ -165,14 +165,14 @@ class DraftModelDrafter:
         counts: list[int],
         rng: Rng,
         drafted: list[list[int]],
-        law_rows: list[list[int]],
-    ) -> Laws | None:
+        dist_rows: list[list[int]],
+    ) -> TokenDistributions | None:
         """Drafts for the rows that are `active`, in place; what drawn tokens were drawn from."""
         own, texts = [rows[index] for index in active], [held[index] for index in active]
         sampling, roots = view.sampling(own), rng.positions if len(own) == len(rows) else entries(rng.positions, active)
         whole = self._between_nothing()
         if whole is not None and sampling.edits is None:
-            return self._chain(whole, active, own, texts, counts, sampling, roots, rng.first_draw, drafted, law_rows)
+            return self._chain(whole, active, own, texts, counts, sampling, roots, rng.first_draw, drafted, dist_rows)
         logits, parts = self._catch_up(own, texts), []
         levels: list[tuple[list[int], Tensor]] = []  # read at the end: until then a device need not be waited for
         shape = positions = None  # of the active rows: a pass over one token of each, and where tokens will stand
@@ -192,10 +192,10 @@ class DraftModelDrafter:
             if sampling.edits is not None:
                 known = [dict(zip(earlier, chosen.tolist())) for earlier, chosen in levels]
                 chains = [[view.tokens(rows[at])[-1], *(tokens[at] for tokens in known)] for at in active]
-            chosen, law = self._pick_level(sampling, roots, positions[level], rng.first_draw + level, logits, chains)
+            chosen, dist = self._pick_level(sampling, roots, positions[level], rng.first_draw + level, logits, chains)
             levels.append((active, chosen))
-            if law is not None:
-                parts.append(law)
+            if dist is not None:
+                parts.append(dist)
             going = [at for at, index in enumerate(active) if counts[index] > level + 1]
             if not going:
                 break
@@ -204,18 +204,18 @@ class DraftModelDrafter:
                 active, shape, positions = [active[at] for at in going], None, None
                 sampling = view.sampling([rows[index] for index in active])
             if shape is None:
-                shape = packed_shape(tuple([rows[index] for index in active]), (1,) * len(active), view.device)
+                shape = chain_layout(tuple([rows[index] for index in active]), (1,) * len(active), view.device)
             fed = self._translation.ids(chosen) if self.tokenizers == "tli" and self._translation else chosen
             logits = self._masked(self.model.extend(shape.rows, fed, shape.offsets, logits=shape.last).logits)
         used = 0
         for active, chosen in levels:
             for at, (index, token) in enumerate(zip(active, chosen.tolist())):
                 drafted[index].append(token)
-                law_rows[index].append(used + at)
+                dist_rows[index].append(used + at)
             used += len(active)
-        return concat_laws(parts) if parts and self.pick == "drawn" else None
+        return concat_dists(parts) if parts and self.pick == "sampled" else None
 
-    def _between_nothing(self) -> WholePass | None:
+    def _between_nothing(self) -> FusedForward | None:
         """Its passes as one operator, where nothing but picks comes between those of a chain."""
         if self.entropy_stop or self._translation is not None or not isinstance(self.model, HuggingFaceTarget):
             return None
@@ -223,7 +223,7 @@ class DraftModelDrafter:
 
     def _chain(
         self,
-        whole: WholePass,
+        whole: FusedForward,
         active: list[int],
         rows: list[int],
         texts: list[Sequence[int]],
@@ -232,28 +232,28 @@ class DraftModelDrafter:
         roots: Tensor,
         first_draw: int,
         drafted: list[list[int]],
-        law_rows: list[list[int]],
-    ) -> Laws | None:
+        dist_rows: list[list[int]],
+    ) -> TokenDistributions | None:
         """The same in one call. rows, texts: of the active ones."""
         shape, fed = self._behind(rows, texts)
         temperature = None if self.pick == "greedy" else sampling.temperature
         asked = temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.seeds, roots
-        draw, own = first_draw if self.pick == "drawn" else None, [counts[index] for index in active]
+        draw, own = first_draw if self.pick == "sampled" else None, [counts[index] for index in active]
         found = whole.chain(shape.rows, fed, shape.offsets, own, *asked, self._vocab_size, draw)
         self._held(rows, texts)
-        chosen, law = (found, ()) if isinstance(found, Tensor) else (found[0], found[1:])
+        chosen, dist = (found, ()) if isinstance(found, Tensor) else (found[0], found[1:])
         for index, count, tokens in zip(active, own, chosen.tolist()):
             drafted[index] = tokens[:count]
-        if not law:
+        if not dist:
             return None
         used = 0
         for level in range(max(own)):
             for index in active:
                 if counts[index] > level:
-                    law_rows[index].append(used)
+                    dist_rows[index].append(used)
                     used += 1
-        logits, inv_t, lse, cut, tie_id, mass = law
-        return Laws(logits, inv_t, lse, cut, tie_id, mass=mass)
+        logits, inv_t, lse, cut, tie_id, mass = dist
+        return TokenDistributions(logits, inv_t, lse, cut, tie_id, mass=mass)
 
     def observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
         """Moves thresholds; what was accepted the next propose sees by comparing its tokens with the committed ones."""
@@ -272,17 +272,19 @@ class DraftModelDrafter:
             self._texts.pop(row, None)
             self._thresholds.pop(row, None)
 
-    def captured(self, max_rows: int) -> CapturedChains | str:
+    def captured(self, max_rows: int) -> CudaGraphChains | str:
         """Its proposals for captured steps over an engine of max_rows rows, or why there are none."""
         if self._translation is not None:
             return "a draft with another tokenizer translates its tokens on the host"
         if self.entropy_stop:
             return "entropy_stop decides on the host how long a draft is"
-        if self.pick == "drawn":
-            return "tokens that are drawn carry laws (pick=coupled or greedy has none)"
+        if self.pick == "sampled":
+            return "tokens that are drawn carry distributions (pick=coupled or greedy has none)"
         if self.model.cache.max_rows < max_rows:
             return f"the draft has room for {self.model.cache.max_rows} rows, the target for {max_rows}"
-        return CapturedChains(self.model, self.pick == "greedy", self._masked, self._catch_up, self._room, self._settle)
+        return CudaGraphChains(
+            self.model, self.pick == "greedy", self._masked, self._catch_up, self._room, self._settle
+        )
 
     def _least(self, row: int, level: int) -> float:
         """The bound below which a row's chain ends. Its first token costs no pass of its own, so a threshold that moves
@@ -299,7 +301,7 @@ class DraftModelDrafter:
     def _masked(self, logits: Tensor | None) -> Tensor:
         assert logits is not None
         if self.tokenizers == "tli" and self._translation is not None:
-            return self._translation.law(logits)
+            return self._translation.dist(logits)
         return logits if logits.shape[1] == self._vocab_size else logits[:, : self._vocab_size]
 
     def _catch_up(self, rows: list[int], tokens: list[Sequence[int]]) -> Tensor:
@@ -309,7 +311,7 @@ class DraftModelDrafter:
         self._held(rows, tokens)
         return self._masked(output.logits)
 
-    def _behind(self, rows: list[int], tokens: list[Sequence[int]]) -> tuple[PackedShape, Tensor]:
+    def _behind(self, rows: list[int], tokens: list[Sequence[int]]) -> tuple[ChainLayout, Tensor]:
         """What the draft has to be fed, with what was not accepted dropped."""
         kept: list[int] = []
         fed: list[int] = []
@@ -330,7 +332,7 @@ class DraftModelDrafter:
             counts.append(len(have) - start)
         device = self.model.device
         self.model.cache.rollback(rows, kept)
-        return packed_shape(tuple(rows), tuple(counts), device), from_host(fed, torch.int64, device)
+        return chain_layout(tuple(rows), tuple(counts), device), host_to_device(fed, torch.int64, device)
 
     def _held(self, rows: list[int], tokens: list[Sequence[int]]) -> None:
         """These tokens are stored now."""
@@ -348,7 +350,7 @@ class DraftModelDrafter:
         """By level, the positions of the tokens to pick, int32 [B]: made at once, an addition a level takes longer."""
         if self.pick != "coupled" or sampling.all_greedy:  # nobody looks at them
             return (roots,) * depth
-        return (roots + from_host(range(1, depth + 1), torch.int32, roots.device)[:, None]).unbind()
+        return (roots + host_to_device(range(1, depth + 1), torch.int32, roots.device)[:, None]).unbind()
 
     def _pick_level(
         self,
@@ -358,23 +360,23 @@ class DraftModelDrafter:
         draw: int,
         logits: Tensor,
         chains: list[list[int]],
-    ) -> tuple[Tensor, Laws | None]:
+    ) -> tuple[Tensor, TokenDistributions | None]:
         """Tokens of the rows that are active. positions: where they will stand; draw: number of this level's draw;
         chains: root and drafted tokens so far, where there are edits.
         """
         if self.tokenizers == "slem":
             return logits.argmax(1), None
         if sampling.edits is not None:  # q with the target's edits, each row after its own chain
-            laws = process_chains(logits, sampling, roots, chains)
-            logits = laws.logits
-        elif self.pick == "drawn":
-            laws = sampling.laws(logits)
+            dists = chain_distributions(logits, sampling, roots, chains)
+            logits = dists.logits
+        elif self.pick == "sampled":
+            dists = sampling.dists(logits)
         if self.pick == "greedy":
             return logits.argmax(1), None
         if self.pick == "coupled":
             return sampling.choose(logits, positions), None
         index = torch.full_like(roots, draw)
-        return draw_sample(laws.logits, *laws.stats, sampling.seeds, roots, index, mass=laws.mass), laws
+        return draft_sample(dists.logits, *dists.stats, sampling.seeds, roots, index, mass=dists.mass), dists
 
     def _translated(self, row: int, tokens: Sequence[int], held: Sequence[int], drafted: list[int]) -> list[int]:
         """The drafted tokens as the target's; remembers what the draft was fed."""
@@ -382,7 +384,7 @@ class DraftModelDrafter:
         if self.tokenizers == "slem":
             self._fed[row] = [*held, *drafted[:-1]]
             return self._translation.to_target(tokens, held, drafted)[: len(drafted)]
-        fed = from_host(drafted[:-1], torch.int64, self.model.device)
+        fed = host_to_device(drafted[:-1], torch.int64, self.model.device)
         self._fed[row] = [*held, *self._translation.ids(fed).tolist()]
         return drafted
 

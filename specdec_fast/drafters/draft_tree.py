@@ -1,7 +1,7 @@
 """A small model drafts a tree, level by level, over a paged cache of its own (SpecInfer, Sequoia, EAGLE-2).
 
-How trees grow and siblings are picked: specdec_fast/growing.py. Tests: tests/drafters/test_draft_tree.py and the
-contract suite.
+How trees grow and siblings are picked: specdec_fast/trees/expansion.py. Tests: tests/drafters/test_draft_tree.py and
+the contract suite.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from specdec_fast.growing import TreeDrafter
+from specdec_fast.draft_runners.draft_model_runner import DraftModelRunner
 from specdec_fast.interfaces import Needs, Parts
-from specdec_fast.shapes import Shape, read_shape, shape_of_widths
 from specdec_fast.targets.huggingface import HuggingFaceTarget
-from specdec_fast.targets.mirror import Mirror
+from specdec_fast.trees.expansion import TreeDrafter
+from specdec_fast.trees.topology import Shape, read_shape, shape_of_widths
 
-PREFERRED = {"drawn": "hybrid", "greedy": "top_k"}
+PREFERRED = {"sampled": "hybrid", "greedy": "top_k"}
 """What to do for a rule that `prefers` so; its "coupled" means the same here."""
 
 
@@ -26,10 +26,10 @@ class DraftTreeDrafter(TreeDrafter):
 
     widths: children of each node by level, (3, 2, 1): three, two for each of them, one for each of those; shape: in
     place of widths, a list of parents or a file of `specdec tune tree`; depth: above 0, levels of a dynamic tree in
-    place of a static one, `width` nodes of each grown, `width` children looked at of each, scored as if the draft's law
-    were raised to the power `sharpness` (its first choices come true more often than it says); num_draft_tokens: the
-    default budget per row (default: all of a static tree, 24 of a dynamic one); how: one of `HOWS`, or a rule's
-    `prefers`; vocab_size: the target's (draft ids beyond it are masked).
+    place of a static one, `width` nodes of each grown, `width` children looked at of each, scored as if the draft's
+    distribution were raised to the power `sharpness` (its first choices come true more often than it says);
+    num_draft_tokens: the default budget per row (default: all of a static tree, 24 of a dynamic one); how: one of
+    `HOWS`, or a rule's `prefers`; vocab_size: the target's (draft ids beyond it are masked).
 
     A pass per level runs over the tree so far, because tree attention takes whole trees; the keys and values of what is
     accepted move to the front and stay.
@@ -57,7 +57,7 @@ class DraftTreeDrafter(TreeDrafter):
             raise ValueError(f"draft_tree widths: got {tuple(widths)}; expected one number of at least 1 per level")
         if depth and shape is not None:
             raise ValueError(f"draft_tree depth: got {depth} with a shape; expected depth=0, or no shape")
-        source = Mirror(model, vocab_size or model.vocab_size, self.name)
+        source = DraftModelRunner(model, vocab_size or model.vocab_size, self.name)
         if shape is None:
             wanted = shape_of_widths(widths)
         else:
@@ -78,7 +78,7 @@ class DraftTreeDrafter(TreeDrafter):
         """Over the draft model that was given, picking tokens as the rule prefers."""
         assert parts.draft is not None
         model: Any = parts.draft()
-        how = "top_k" if options.get("depth") and parts.prefers == "drawn" else parts.prefers
+        how = "top_k" if options.get("depth") and parts.prefers == "sampled" else parts.prefers
         return cls(model, **{**cls.by_rule(how), "vocab_size": parts.target.vocab_size, **options})
 
 

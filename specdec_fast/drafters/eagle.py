@@ -1,7 +1,7 @@
 """EAGLE-1 and EAGLE-2: a head that predicts the target's next hidden state drafts a tree, level by level.
 
 EAGLE-2 (Li et al. 2024b, section 4) grows a dynamic tree and is the default; `depth=0` is EAGLE-1 (Li et al. 2024a,
-section 4.2): a static tree, its siblings drawn without replacement where the rule uses laws. The head:
+section 4.2): a static tree, its siblings drawn without replacement where the rule uses distributions. The head:
 specdec_fast/heads/eagle.py. Tests: tests/drafters/test_eagle.py and the contract suite.
 """
 
@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from specdec_fast.draft_runners.head_runner import PagedHead
+from specdec_fast.draft_runners.head_trees import HeadTrees
 from specdec_fast.heads.checkpoint import bundled_head
 from specdec_fast.heads.checkpoint_eagle import load_eagle
 from specdec_fast.interfaces import Needs, Parts
-from specdec_fast.targets.head_rows import PagedHead
-from specdec_fast.targets.head_trees import HeadTrees
 
 
 class EagleDrafter(HeadTrees):
@@ -29,7 +29,7 @@ class EagleDrafter(HeadTrees):
     """
 
     name = "eagle"
-    needs = Needs(topology="tree", own_cache=True, taps=("final_norm",))
+    needs = Needs(topology="tree", own_cache=True, aux_hidden_states=("final_norm",))
 
     def __init__(
         self,

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from specdec_fast.draft_runners.head_input_layers import choose_layers
+from specdec_fast.draft_runners.head_runner import PagedHead
+from specdec_fast.draft_runners.head_trees import HeadTrees
 from specdec_fast.heads.checkpoint import ASSETS, bundled_head
 from specdec_fast.heads.checkpoint_eagle import load_eagle3
 from specdec_fast.interfaces import Needs, Parts
-from specdec_fast.targets.head_layers import choose_layers
-from specdec_fast.targets.head_rows import PagedHead
-from specdec_fast.targets.head_trees import HeadTrees
 
 log = logging.getLogger("specdec_fast")
 
@@ -61,7 +61,7 @@ class Eagle3Drafter(HeadTrees):
             head = PagedHead(load_eagle3(head, target, layers=told), target)
         if layers == "auto":
             rates = choose_layers(head, target, text)
-            log.info("eagle3 reads %s; acceptance by layers: %s", ", ".join(head.taps), rates)
+            log.info("eagle3 reads %s; acceptance by layers: %s", ", ".join(head.aux_hidden_states), rates)
         super().__init__(head, how=how, num_draft_tokens=num_draft_tokens, depth=depth, width=width, shape=shape)
 
     @staticmethod

@@ -1,10 +1,11 @@
 """Several drafters at once (`of`, without it ngram and recycling): their proposals joined into one tree per row.
 
-Siblings are tested drawn ones first, each under the law that it was drawn from. A chosen token that is there already
-becomes the same node; a drawn one stays beside its equal, for each was drawn and has to be verified. With drawn tokens
-in front this folding loses nothing and is lossless: a chosen token behind an equal one that was drawn and refused has
-no mass left. Every drafter hears of the step as if it had been alone; one that works from hidden states of the target
-hears of all that was accepted, whoever drafted it, since it needs those states. Tests: tests/drafters/test_forest.py.
+Siblings are tested drawn ones first, each under the distribution that it was drawn from. A chosen token that is there
+already becomes the same node; a drawn one stays beside its equal, for each was drawn and has to be verified. With
+drawn tokens in front this folding loses nothing and is lossless: a chosen token behind an equal one that was drawn
+and refused has no mass left. Every drafter hears of the step as if it had been alone; one that works from hidden
+states of the target hears of all that was accepted, whoever drafted it, since it needs those states. Tests:
+tests/drafters/test_forest.py.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from specdec_fast.draft import Draft, Drawn
-from specdec_fast.expectations import Expectations, Outcome
+from specdec_fast.adaptive.cost_model import CostModel, Outcome
+from specdec_fast.core.chain_layout import chain_layout
+from specdec_fast.core.device_transfer import host_to_device, table_to_device
+from specdec_fast.core.distributions import TokenDistributions, concat_dists
+from specdec_fast.core.draft import Draft, ProposalKind
 from specdec_fast.interfaces import Acceptance, Budget, Drafter, Needs, Parts, Rng, StateView, TargetOutput
-from specdec_fast.laws import Laws, concat_laws
-from specdec_fast.packed_shape import packed_shape
-from specdec_fast.upload import from_host, table_from_host
 
 _USUAL = "ngram,recycling"
 _TURN = 16  # tokens between two turns of drafters that would not be asked
@@ -36,9 +37,9 @@ class _Joined:
 
     tokens: list[int]
     parents: list[int] = field(default_factory=lambda: [-1])
-    drawn: list[int] = field(default_factory=lambda: [0])
-    law_row: list[int] = field(default_factory=lambda: [-1])
-    scouts: list[bool] = field(default_factory=lambda: [False])
+    proposal_kinds: list[int] = field(default_factory=lambda: [0])
+    dist_index: list[int] = field(default_factory=lambda: [-1])
+    score_only: list[bool] = field(default_factory=lambda: [False])
     chosen: dict[tuple[int, int], int] = field(default_factory=dict)  # (parent, token) -> node to fold into
 
 
@@ -49,8 +50,8 @@ class ForestDrafter:
     share it by the tokens that each is expected to bring, from its acceptance so far; otherwise evenly.
 
     Drafters whose drawn tokens exclude chosen siblings (`draft_tree` with how=hybrid) cannot be joined with others: a
-    sibling from elsewhere would change the law that their tokens were drawn from. Drafters that draw have their laws
-    stacked, so one whose laws are over part of the vocabulary is the only one that draws.
+    sibling from elsewhere would change the distribution that their tokens were drawn from. Drafters that draw have
+    their distributions stacked, so one whose distributions are over part of the vocabulary is the only one that draws.
     """
 
     name = "forest"
@@ -70,27 +71,32 @@ class ForestDrafter:
                 f"forest of: got {unfit} with tokens that are drawn outside their chosen siblings, which others would "
                 'join; expected other ways to pick, such as of={"draft_tree": {"how": "without_replacement"}}'
             )
-        drawing = [source for source in of if source.needs.laws]
-        partial = next((source.name for source in drawing if source.needs.partial_laws), None)
+        drawing = [source for source in of if source.needs.dists]
+        partial = next((source.name for source in drawing if source.needs.partial_dists), None)
         if partial is not None and len(drawing) > 1:
             raise ValueError(
-                f"forest of: got {partial}, which draws from laws over part of the vocabulary, beside another that "
+                f"forest of: got {partial}, which draws from distributions over part of the vocabulary, beside "
+                f"another that "
                 'draws; expected all but one to choose their tokens, such as of={"eagle3": {"how": "top_k"}}'
             )
         self.sources = list(of)
         self.num_draft_tokens = num_draft_tokens
         self.adapt = adapt
         each = [source.needs for source in of]
-        joint = "host_tokens", "own_cache", "partial_layers", "node_choices", "logits", "laws", "partial_laws"
+        joint = "host_tokens", "own_cache", "partial_layers", "node_choices", "logits", "dists", "partial_dists"
         self.needs = Needs(
             topology="tree",
             shared=(adapt and len(of) > 1) or any(needs.shared for needs in each),
-            taps=tuple(dict.fromkeys(tap for needs in each for tap in needs.taps)),
-            prompt_taps=tuple(dict.fromkeys(tap for needs in each for tap in needs.prompt_taps)),
+            aux_hidden_states=tuple(
+                dict.fromkeys(aux_hidden_state for needs in each for aux_hidden_state in needs.aux_hidden_states)
+            ),
+            prompt_aux_hidden_states=tuple(
+                dict.fromkeys(aux_hidden_state for needs in each for aux_hidden_state in needs.prompt_aux_hidden_states)
+            ),
             vocab_size=max((needs.vocab_size for needs in each if needs.vocab_size is not None), default=None),
             **{name: any(getattr(needs, name) for needs in each) for name in joint},
         )
-        self._records = [Expectations() for _ in of]  # acceptance of each, by row and overall
+        self._records = [CostModel() for _ in of]  # acceptance of each, by row and overall
         self._last: Draft | None = None  # of the step, and of each drafter: its own, with its nodes in the forest
         self._drafts: list[tuple[Draft, list[int], list[int]]] = []  # and with the nodes that it was allowed
 
@@ -134,9 +140,9 @@ class ForestDrafter:
             )
             for at, source in enumerate(self.sources)
         ]
-        laws, first = _stack([draft.laws for draft in drafts])
+        dists, first = _stack([draft.dists for draft in drafts])
         placed: list[list[int]] = [[] for _ in drafts]
-        for at in sorted(range(len(drafts)), key=lambda one: drafts[one].laws is None):  # into drawn nodes others fold
+        for at in sorted(range(len(drafts)), key=lambda one: drafts[one].dists is None):  # into drawn nodes others fold
             placed[at] = _place(trees, drafts[at], first[at])
         order = [_siblings_in_order(tree) for tree in trees]
         starts = [0]
@@ -146,7 +152,7 @@ class ForestDrafter:
         for at, (draft, nodes) in enumerate(zip(drafts, placed)):
             joined = [starts[row] + order[row][node] for row, node in zip(draft.row_of.tolist(), nodes)]
             self._drafts.append((draft, joined, [share[at] for share in shares]))
-        self._last = _pack(rows, trees, order, laws, view.device)
+        self._last = _pack(rows, trees, order, dists, view.device)
         return self._last
 
     def observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
@@ -160,12 +166,19 @@ class ForestDrafter:
         for source, record, (own, nodes, asked) in zip(self.sources, self._records, self._drafts):
             heard, outcomes = _alone(own, nodes, paths, tokens, following, acceptance)
             record.observe(rows, asked, outcomes)
-            if source.needs.taps:
+            if source.needs.aux_hidden_states:
                 source.observe(view, draft, acceptance, output)
                 continue
-            at = from_host(nodes, torch.int64, draft.tokens.device)
+            at = host_to_device(nodes, torch.int64, draft.tokens.device)
             logits = None if output.logits is None else output.logits[at]
-            source.observe(view, own, heard, TargetOutput(logits, {n: tap[at] for n, tap in output.taps.items()}))
+            source.observe(
+                view,
+                own,
+                heard,
+                TargetOutput(
+                    logits, {n: aux_hidden_state[at] for n, aux_hidden_state in output.aux_hidden_states.items()}
+                ),
+            )
         self._last, self._drafts = None, []
 
     def release(self, rows: Sequence[int]) -> None:
@@ -199,10 +212,10 @@ class ForestDrafter:
 
 
 def _place(trees: list[_Joined], draft: Draft, first: int) -> list[int]:
-    """Enter a draft's nodes; the node of its row's tree that each became. first: its first law row."""
-    tokens, parents, drawn = draft.tokens.tolist(), draft.parents.tolist(), draft.drawn.tolist()
-    law_row, offsets = draft.law_row.tolist(), draft.offsets.tolist()
-    scouts = [False] * len(tokens) if draft.scouts is None else draft.scouts.tolist()
+    """Enter a draft's nodes; the node of its row's tree that each became. first: its first distribution row."""
+    tokens, parents, proposal_kinds = draft.tokens.tolist(), draft.parents.tolist(), draft.proposal_kinds.tolist()
+    dist_index, offsets = draft.dist_index.tolist(), draft.offsets.tolist()
+    score_only = [False] * len(tokens) if draft.score_only is None else draft.score_only.tolist()
     placed: list[int] = []
     for row, tree in enumerate(trees):
         start = offsets[row]
@@ -210,18 +223,20 @@ def _place(trees: list[_Joined], draft: Draft, first: int) -> list[int]:
         for node in range(start + 1, offsets[row + 1]):
             parent = placed[start + parents[node]]
             key = (parent, tokens[node])
-            folds = drawn[node] == Drawn.CHOSEN and not scouts[node]
+            folds = proposal_kinds[node] == ProposalKind.DETERMINISTIC and not score_only[node]
             if folds and key in tree.chosen:
                 placed.append(tree.chosen[key])
                 continue
             placed.append(len(tree.tokens))
-            if not scouts[node]:
+            if not score_only[node]:
                 tree.chosen.setdefault(key, len(tree.tokens))
             tree.tokens.append(tokens[node])
             tree.parents.append(parent)
-            tree.drawn.append(drawn[node])
-            tree.law_row.append(first + law_row[node] if drawn[node] != Drawn.CHOSEN else -1)
-            tree.scouts.append(scouts[node])
+            tree.proposal_kinds.append(proposal_kinds[node])
+            tree.dist_index.append(
+                first + dist_index[node] if proposal_kinds[node] != ProposalKind.DETERMINISTIC else -1
+            )
+            tree.score_only.append(score_only[node])
     return placed
 
 
@@ -232,14 +247,14 @@ def _siblings_in_order(tree: _Joined) -> list[int]:
         children[parent].append(node)
     order, place = [0], [0] * len(tree.tokens)
     for node in order:  # grows while it is read: breadth first
-        for child in sorted(children[node], key=lambda one: tree.drawn[one] == Drawn.CHOSEN):
+        for child in sorted(children[node], key=lambda one: tree.proposal_kinds[one] == ProposalKind.DETERMINISTIC):
             place[child] = len(order)
             order.append(child)
     return place
 
 
-def _stack(parts: Sequence[Laws | None]) -> tuple[Laws | None, list[int]]:
-    """All laws over one vocabulary, and where those of each drafter begin."""
+def _stack(parts: Sequence[TokenDistributions | None]) -> tuple[TokenDistributions | None, list[int]]:
+    """All distributions over one vocabulary, and where those of each drafter begin."""
     first, used = [], 0
     for part in parts:
         first.append(used)
@@ -248,7 +263,9 @@ def _stack(parts: Sequence[Laws | None]) -> tuple[Laws | None, list[int]]:
     if len(there) < 2:
         return (there[0] if there else None), first
     if any(part.token_ids is not None for part in there):
-        raise ValueError("forest: got laws over part of a vocabulary from several drafters; expected one such drafter")
+        raise ValueError(
+            "forest: got distributions over part of a vocabulary from several drafters; expected one such drafter"
+        )
     widest = max(part.logits.shape[1] for part in there)
     same = [
         part
@@ -256,13 +273,19 @@ def _stack(parts: Sequence[Laws | None]) -> tuple[Laws | None, list[int]]:
         else replace(part, logits=pad(part.logits, (0, widest - part.logits.shape[1]), value=-torch.inf), mass=None)
         for part in there
     ]
-    return concat_laws(same), first
+    return concat_dists(same), first
 
 
 def _pack(
-    rows: Sequence[int], trees: list[_Joined], order: list[list[int]], laws: Laws | None, device: torch.device
+    rows: Sequence[int],
+    trees: list[_Joined],
+    order: list[list[int]],
+    dists: TokenDistributions | None,
+    device: torch.device,
 ) -> Draft:
-    columns: dict[str, list[Any]] = {name: [] for name in ("tokens", "parents", "drawn", "law_row", "scouts")}
+    columns: dict[str, list[Any]] = {
+        name: [] for name in ("tokens", "parents", "proposal_kinds", "dist_index", "score_only")
+    }
     deepest = 0
     for tree, place in zip(trees, order):
         back = sorted(range(len(place)), key=place.__getitem__)
@@ -271,26 +294,26 @@ def _pack(
             parent = tree.parents[node]
             columns["parents"].append(-1 if parent < 0 else place[parent])
             depth[at] = 0 if parent < 0 else depth[place[parent]] + 1
-            for name in ("tokens", "drawn", "law_row", "scouts"):
+            for name in ("tokens", "proposal_kinds", "dist_index", "score_only"):
                 columns[name].append(getattr(tree, name)[node])
         deepest = max(deepest, max(depth))
-    shape = packed_shape(tuple(rows), tuple(len(tree.tokens) for tree in trees), device)
+    shape = chain_layout(tuple(rows), tuple(len(tree.tokens) for tree in trees), device)
 
     def tensor(name: str, dtype: torch.dtype) -> Tensor:
-        return from_host(columns[name], dtype, device)
+        return host_to_device(columns[name], dtype, device)
 
     return Draft(
         rows=shape.rows,
         tokens=tensor("tokens", torch.int64),
         parents=tensor("parents", torch.int32),
         offsets=shape.offsets,
-        drawn=tensor("drawn", torch.int8),
-        law_row=tensor("law_row", torch.int32),
+        proposal_kinds=tensor("proposal_kinds", torch.int8),
+        dist_index=tensor("dist_index", torch.int32),
         row_of=shape.row_of,
         counts=tuple(len(tree.tokens) for tree in trees),
         max_depth=deepest,
-        laws=laws if any(columns["drawn"]) else None,
-        scouts=tensor("scouts", torch.bool) if any(columns["scouts"]) else None,
+        dists=dists if any(columns["proposal_kinds"]) else None,
+        score_only=tensor("score_only", torch.bool) if any(columns["score_only"]) else None,
     )
 
 
@@ -304,7 +327,7 @@ def _alone(
 ) -> tuple[Acceptance, list[Outcome]]:
     """A step as one drafter would have seen it alone: the part of the accepted path that it had drafted too."""
     offsets, parents = own.offsets.tolist(), own.parents.tolist()
-    may = [True] * own.num_nodes if own.scouts is None else (~own.scouts).tolist()
+    may = [True] * own.num_nodes if own.score_only is None else (~own.score_only).tolist()
     mine, following_mine, outcomes = [], [], []
     for row, path in enumerate(paths):
         start, stop = offsets[row], offsets[row + 1]
@@ -329,10 +352,10 @@ def _alone(
     padded = [walk + [-1] * (width - len(walk)) for walk in mine]
     choice = acceptance.node_choice
     heard = Acceptance(
-        path=table_from_host(padded, torch.int32, device),
-        num_accepted=from_host([len(walk) - 1 for walk in mine], torch.int32, device),
-        next_token=from_host(following_mine, torch.int64, device),
-        node_choice=None if choice is None else choice[from_host(nodes, torch.int64, device)],
+        path=table_to_device(padded, torch.int32, device),
+        num_accepted=host_to_device([len(walk) - 1 for walk in mine], torch.int32, device),
+        next_token=host_to_device(following_mine, torch.int64, device),
+        node_choice=None if choice is None else choice[host_to_device(nodes, torch.int64, device)],
     )
     return heard, outcomes
 

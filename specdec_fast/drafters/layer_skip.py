@@ -4,10 +4,10 @@ Early exit after layer E is the case in which everything behind E is left out. D
 committed prefix in the target's own cache, so that the layers that stay read the exact keys and values of the prefix;
 then the row is rolled back, and verification writes the same slots anew in all layers. Nothing committed is touched.
 
-A draft ends at its budget (`fixed`), or behind the first token at which the largest probability of the draft's law at
-temperature 1 is below a threshold (`threshold`), which may follow the acceptance rate (`adaptive`, section 3.3). That
-token is kept and verified, so stopping is lossless under every rule. Tests: tests/drafters/test_layer_skip.py and the
-contract suite.
+A draft ends at its budget (`fixed`), or behind the first token at which the largest probability of the draft's
+distribution at temperature 1 is below a threshold (`threshold`), which may follow the acceptance rate (`adaptive`,
+section 3.3). That token is kept and verified, so stopping is lossless under every rule. Tests:
+tests/drafters/test_layer_skip.py and the contract suite.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_fast.budget import MovingThreshold
+from specdec_fast.adaptive.budget import MovingThreshold
+from specdec_fast.core.chain_layout import chain_layout
+from specdec_fast.core.device_transfer import entries, host_to_device
+from specdec_fast.core.distributions import TokenDistributions, concat_dists
+from specdec_fast.core.draft import Draft
 from specdec_fast.core.names import RENAMED_PICKS
-from specdec_fast.draft import Draft
 from specdec_fast.interfaces import Acceptance, Budget, Needs, Parts, Rng, StateView, TargetOutput
-from specdec_fast.laws import Laws, concat_laws
-from specdec_fast.packed_shape import packed_shape
-from specdec_fast.sampling import process_chains
-from specdec_fast.targets.layer_set import LayerSet, chosen_in, place_of
-from specdec_fast.upload import entries, from_host
-from specdec_kernels import draw_sample
+from specdec_fast.sampling.pipeline import chain_distributions
+from specdec_fast.targets.skipped_layers import SkippedLayers, chosen_in, place_of
+from specdec_kernels import draft_sample
 from specdec_kernels.names import unknown_name
 
-PICKS = ("coupled", "drawn", "greedy")
+PICKS = ("coupled", "sampled", "greedy")
 STOPS = ("adaptive", "fixed", "threshold")
 
 
@@ -43,7 +43,7 @@ class _Row:
     text: Sequence[int]
     limit: int
     tokens: list[int] = field(default_factory=list)
-    law_rows: list[int] = field(default_factory=list)
+    dist_rows: list[int] = field(default_factory=list)
 
 
 class LayerSkipDrafter:
@@ -94,7 +94,7 @@ class LayerSkipDrafter:
         self.skip = _settle(target, skip_attention, skip_mlp, exit_after, layers)
         self.stop, self.threshold, self.goal, self.pick = stop, float(threshold), float(goal), pick
         self.num_draft_tokens = num_draft_tokens or (4 if stop == "fixed" else 12)
-        self.needs = Needs(topology="chain", host_tokens=True, partial_layers=True, laws=pick == "drawn")
+        self.needs = Needs(topology="chain", host_tokens=True, partial_layers=True, dists=pick == "sampled")
         self._vocab_size = min(vocab_size or target.vocab_size, target.vocab_size)
         self._exits: dict[int, MovingThreshold] = {}
         self._filled: set[int] = set()  # rows whose texts were stored here: the target is not the engine's own
@@ -122,7 +122,7 @@ class LayerSkipDrafter:
     def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
         drafts = [_Row(row, view.tokens(row), limit) for row, limit in zip(rows, budget.nodes)]
         going = [at for at, own in enumerate(drafts) if own.limit > 0 and self._room(own)]
-        parts: list[Laws] = []
+        parts: list[TokenDistributions] = []
         if going:
             cache, members = self.target.cache, [drafts[at].row for at in going]
             self._catch_up([drafts[at] for at in going], entries(cache.lengths, members).tolist())
@@ -131,12 +131,12 @@ class LayerSkipDrafter:
                     self._draft(view, drafts, going, rng, parts)
             finally:
                 cache.rollback(members, [len(drafts[at].text) - 1 for at in going])
-        drawn = self.pick == "drawn" and bool(parts)
+        drawn = self.pick == "sampled" and bool(parts)
         draft = Draft.chains(
             rows,
             [[own.text[-1], *own.tokens] for own in drafts],
-            law_rows=[own.law_rows for own in drafts] if drawn else None,
-            laws=concat_laws(parts) if drawn else None,
+            dist_rows=[own.dist_rows for own in drafts] if drawn else None,
+            dists=concat_dists(parts) if drawn else None,
             device=view.device,
         )
         self._last = (draft, tuple(budget.nodes))
@@ -168,22 +168,26 @@ class LayerSkipDrafter:
         if not behind:
             return
         self._filled.update(own.row for own, _ in behind)
-        shape = packed_shape(
+        shape = chain_layout(
             tuple(own.row for own, _ in behind),
             tuple(len(own.text) - 1 - have for own, have in behind),
             self.target.device,
         )
         fed = [token for own, have in behind for token in own.text[have:-1]]
-        self.target.extend(shape.rows, from_host(fed, torch.int64, self.target.device), shape.offsets, logits=False)
+        self.target.extend(
+            shape.rows, host_to_device(fed, torch.int64, self.target.device), shape.offsets, logits=False
+        )
 
-    def _draft(self, view: StateView, drafts: list[_Row], going: list[int], rng: Rng, parts: list[Laws]) -> None:
+    def _draft(
+        self, view: StateView, drafts: list[_Row], going: list[int], rng: Rng, parts: list[TokenDistributions]
+    ) -> None:
         """Level by level; the token before each level is fed, and vanishes with the rollback."""
         device, used = self.target.device, 0
-        fed = from_host([drafts[at].text[-1] for at in going], torch.int64, device)
+        fed = host_to_device([drafts[at].text[-1] for at in going], torch.int64, device)
         level = 0
         while going:
             own = [drafts[at] for at in going]
-            shape = packed_shape(tuple(each.row for each in own), (1,) * len(own), device)
+            shape = chain_layout(tuple(each.row for each in own), (1,) * len(own), device)
             output = self.target.extend(shape.rows, fed, shape.offsets, logits=shape.last)
             logits = output.logits[:, : self._vocab_size]
             sure = [1.0] * len(own)
@@ -191,13 +195,13 @@ class LayerSkipDrafter:
                 wide = logits.float()
                 sure = (wide.amax(1) - wide.logsumexp(1)).exp().tolist()
             roots = rng.positions if len(own) == len(drafts) else entries(rng.positions, going)
-            chosen, laws = self._pick(view, own, logits, roots, level, rng.first_draw)
-            if laws is not None:
-                parts.append(laws)
+            chosen, dists = self._pick(view, own, logits, roots, level, rng.first_draw)
+            if dists is not None:
+                parts.append(dists)
             staying = []
             for place, (each, token) in enumerate(zip(own, chosen.tolist())):
                 each.tokens.append(token)
-                each.law_rows.append(used + place)
+                each.dist_rows.append(used + place)
                 if len(each.tokens) < each.limit and sure[place] >= self._least(each.row):
                     staying.append(place)
             used += len(own)
@@ -213,18 +217,18 @@ class LayerSkipDrafter:
 
     def _pick(
         self, view: StateView, own: list[_Row], logits: Tensor, roots: Tensor, level: int, first_draw: int
-    ) -> tuple[Tensor, Laws | None]:
-        sampling, laws = view.sampling([each.row for each in own]), None
-        if sampling.edits is not None:  # the draft's law with the target's edits, each row after its own chain
-            laws = process_chains(logits, sampling, roots, [[each.text[-1], *each.tokens] for each in own])
-            logits = laws.logits
+    ) -> tuple[Tensor, TokenDistributions | None]:
+        sampling, dists = view.sampling([each.row for each in own]), None
+        if sampling.edits is not None:  # the draft's distribution with the target's edits, each row after its own chain
+            dists = chain_distributions(logits, sampling, roots, [[each.text[-1], *each.tokens] for each in own])
+            logits = dists.logits
         if self.pick == "greedy":
             return logits.argmax(1), None
         if self.pick == "coupled":
             return sampling.choose(logits, roots + (level + 1)), None
-        laws = sampling.laws(logits) if laws is None else laws
+        dists = sampling.dists(logits) if dists is None else dists
         index = torch.full_like(roots, first_draw + level)
-        return draw_sample(laws.logits, *laws.stats, sampling.seeds, roots, index, mass=laws.mass), laws
+        return draft_sample(dists.logits, *dists.stats, sampling.seeds, roots, index, mass=dists.mass), dists
 
 
 def _settle(
@@ -233,7 +237,7 @@ def _settle(
     skip_mlp: Sequence[int] | None,
     exit_after: int | None,
     layers: str | None,
-) -> LayerSet:
+) -> SkippedLayers:
     """What is left out. Raises ValueError for contradictions and for layers that the model does not have."""
     listed = skip_attention is not None or skip_mlp is not None
     given = [
@@ -249,15 +253,15 @@ def _settle(
         raise ValueError(f"layer_skip: got {' and '.join(given)}; expected one of them")
     count = target.num_layers
     if listed:
-        found = LayerSet.of(skip_attention or (), skip_mlp or ()).check(count, "layer_skip")
+        found = SkippedLayers.of(skip_attention or (), skip_mlp or ()).check(count, "layer_skip")
     elif exit_after is not None:
-        found = LayerSet.after(exit_after, count)
+        found = SkippedLayers.after(exit_after, count)
     elif layers is not None:
         found = chosen_in(layers, count)
     else:
         model_id = getattr(target, "model_id", "")
         tuned = place_of(model_id) if model_id else None
-        found = chosen_in(tuned, count) if tuned is not None and tuned.is_file() else LayerSet.middle(count)
+        found = chosen_in(tuned, count) if tuned is not None and tuned.is_file() else SkippedLayers.middle(count)
     with target.partial(found):  # sub-blocks that cannot be left out are refused here
         pass
     return found

@@ -1,9 +1,9 @@
 """Lookahead decoding (Fu et al. 2024, sections 3.1 to 3.3): a Jacobi window grows n-grams, a pool of them drafts.
 
-No model and no training. Window and guesses travel in one tree: the window's nodes are scouts, which the target scores
-and no rule accepts, and its mask is a parents array. Works with every rule that takes trees: where a rule tells the
-target's choice at every node (`replay`, `greedy`) the window follows the choice, so that it sees the noise which the
-text will see; elsewhere it follows the arg-max of the logits, as published for sampling.
+No model and no training. Window and guesses travel in one tree: the window's nodes are score-only nodes, which the
+target scores and no rule accepts, and its mask is a parents array. Works with every rule that takes trees: where a
+rule tells the target's choice at every node (`replay`, `greedy`) the window follows the choice, so that it sees the
+noise which the text will see; elsewhere it follows the arg-max of the logits, as published for sampling.
 Tests: tests/drafters/test_lookahead.py and the contract suite.
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from specdec_fast.draft import Draft
+from specdec_fast.core.draft import Draft
 from specdec_fast.interfaces import Acceptance, Budget, Needs, Rng, StateView, TargetOutput
 
 GOLDEN = 0.6180339887498949
@@ -57,7 +57,10 @@ class LookaheadDrafter:
         self.pool_from_prompt = pool_from_prompt
         self.num_draft_tokens = num_draft_tokens or max(1, (window + guesses) * (ngram - 1) - 1)
         self._rows: dict[int, _Row] = {}
-        self._last: tuple[Draft | None, dict[int, tuple[int, int]]] = (None, {})  # per row: first scout, columns
+        self._last: tuple[Draft | None, dict[int, tuple[int, int]]] = (
+            None,
+            {},
+        )  # per row: first score-only node, columns
 
     def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
         for row in rows:
@@ -68,7 +71,7 @@ class LookaheadDrafter:
 
     def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
         trees: list[tuple[list[int], list[int]]] = []
-        scouts: list[bool] = []
+        score_only: list[bool] = []
         windows: dict[int, tuple[int, int]] = {}
         for row, limit in zip(rows, budget.nodes):
             text, state = view.tokens(row), self._rows[row]
@@ -81,9 +84,9 @@ class LookaheadDrafter:
             if columns > 0:
                 windows[row] = (first, columns)
                 _add_window(state.rows, columns, tokens, parents)
-            scouts += [False] * first + [True] * (len(tokens) - first)
+            score_only += [False] * first + [True] * (len(tokens) - first)
             trees.append((tokens, parents))
-        draft = Draft.trees(rows, trees, scouts=scouts if any(scouts) else None, device=view.device)
+        draft = Draft.trees(rows, trees, score_only=score_only if any(score_only) else None, device=view.device)
         self._last = (draft, windows)
         return draft
 

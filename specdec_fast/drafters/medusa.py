@@ -11,12 +11,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from specdec_fast.heads.ahead import AheadDrafter
+from specdec_fast.draft_runners.parallel_heads import ParallelHeadsDrafter
 from specdec_fast.heads.checkpoint import bundled_head, read_json
 from specdec_fast.heads.checkpoint_medusa import load_medusa
 from specdec_fast.heads.medusa import MedusaHeads
 from specdec_fast.interfaces import Parts
-from specdec_fast.shapes import Shape, read_shape
+from specdec_fast.trees.topology import Shape, read_shape
 
 PUBLISHED = Path(__file__).parents[1] / "assets" / "medusa-trees.json"
 DEFAULT, TREE = "mc_sim_7b_63", "tree.json"
@@ -40,7 +40,7 @@ def _shape(wanted: str | Path | Sequence[int]) -> Shape:
     return read_shape(wanted) if named is None else named
 
 
-class MedusaDrafter(AheadDrafter):
+class MedusaDrafter(ParallelHeadsDrafter):
     """Drafts with Medusa heads over the target's last hidden state.
 
     head: folder or hub id of the heads, or the heads themselves (default: those that are bundled for the target);

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from specdec_fast.draft_runners.head_runner import PagedHead
+from specdec_fast.draft_runners.head_trees import HeadTrees
 from specdec_fast.heads.checkpoint_mtp import load_mtp
 from specdec_fast.interfaces import Needs, Parts
-from specdec_fast.shapes import shape_of_widths
-from specdec_fast.targets.head_rows import PagedHead
-from specdec_fast.targets.head_trees import HeadTrees
+from specdec_fast.trees.topology import shape_of_widths
 
 
 class MtpDrafter(HeadTrees):
@@ -30,7 +30,7 @@ class MtpDrafter(HeadTrees):
     """
 
     name = "mtp"
-    needs = Needs(topology="chain", own_cache=True, taps=("final_norm",))
+    needs = Needs(topology="chain", own_cache=True, aux_hidden_states=("final_norm",))
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specdec_fast.draft import Draft
+from specdec_fast.core.draft import Draft
 from specdec_fast.interfaces import Acceptance, Budget, Needs, Rng, StateView, TargetOutput
 from specdec_kernels.names import unknown_name
 

@@ -2,8 +2,8 @@
 
 Needs no model. For every token, the likeliest next tokens of the newest node that held it are noted with their
 log-probabilities, in prompts and on refused branches too. From these a tree grows best-first. Where the rule replays,
-each place of it is a race of the noted law under the very noise that the target will use there (Kool et al. 2019), the
-chance that a token which is not noted wins counted in: a sampled text is drafted as well as a greedy one.
+each place of it is a race of the noted distribution under the very noise that the target will use there (Kool et al.
+2019), the chance that a token which is not noted wins counted in: a sampled text is drafted as well as a greedy one.
 Tests: tests/drafters/test_recycling.py and the contract suite.
 """
 
@@ -17,16 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specdec_fast.core.device_transfer import host_to_device
+from specdec_fast.core.draft import Draft
 from specdec_fast.core.names import RENAMED_PICKS
-from specdec_fast.draft import Draft
 from specdec_fast.interfaces import Acceptance, Budget, Needs, Parts, Rng, StateView, TargetOutput
-from specdec_fast.stores.suffix import structures
-from specdec_fast.upload import from_host
+from specdec_fast.retrieval.suffix_index import structures
 from specdec_kernels import tree_expand
 from specdec_kernels.names import unknown_name
 
 PICKS = ("coupled", "greedy")
-_TAP = "final_norm"
+_AUX_HIDDEN_STATE = "final_norm"
 _ROWS = 256  # of a prompt whose logits are computed at once
 _CERTAIN = 1.5  # at temperature 0 the first choice comes true more often than its probability says
 
@@ -35,8 +35,8 @@ class RecyclingDrafter:
     """Up to `num_draft_tokens` nodes, at most `depth` deep, from the last seen `top_k` successors of each token.
 
     num_draft_tokens: of requests that ask for no other number; min_probability: of a path; pick: "greedy" (by the
-    noted laws alone; also what "drawn" means here) or "coupled" (under the noise of `replay`); shared: one table for
-    all requests, kept when they end; otherwise each request learns for itself.
+    noted distributions alone; also what "sampled" means here) or "coupled" (under the noise of `replay`); shared: one
+    table for all requests, kept when they end; otherwise each request learns for itself.
 
     With `shared`, what one request was given is drafted for another: also what the target showed under the edited
     logits of requests with bans or grammars (in half formats the edits are made in a copy). A rule that replays is
@@ -45,7 +45,7 @@ class RecyclingDrafter:
     """
 
     name = "recycling"
-    needs = Needs(topology="tree", prompt_taps=(_TAP,), host_tokens=True, logits=True)
+    needs = Needs(topology="tree", prompt_aux_hidden_states=(_AUX_HIDDEN_STATE,), host_tokens=True, logits=True)
 
     def __init__(
         self,
@@ -63,13 +63,13 @@ class RecyclingDrafter:
             )
         if not 0 <= min_probability <= 1:
             raise ValueError(f"recycling min_probability: got {min_probability}; expected 0 to 1")
-        pick = "greedy" if pick == "drawn" else pick
+        pick = "greedy" if pick == "sampled" else pick
         if pick not in PICKS:
             raise ValueError(unknown_name("recycling pick", pick, PICKS, renamed=RENAMED_PICKS))
         self.num_draft_tokens = num_draft_tokens
         self._top, self._depth, self._least = top_k, depth, float(min_probability)
         self.pick, self.shared = pick, shared
-        self.needs = replace(self.needs, prompt_taps=(), shared=shared)
+        self.needs = replace(self.needs, prompt_aux_hidden_states=(), shared=shared)
         self._lm_head: Callable[[Tensor], Tensor] | None = None
         self._make = structures().Successors
         self._common = self._make()
@@ -92,16 +92,18 @@ class RecyclingDrafter:
         """Note what the target shows behind the tokens of prompts, too; before the engine is made. lm_head: of the
         target, from hidden states [N, hidden] as tapped at "final_norm" to logits [N, V].
         """
-        self._lm_head, self.needs = lm_head, replace(self.needs, prompt_taps=(_TAP,))
+        self._lm_head, self.needs = lm_head, replace(self.needs, prompt_aux_hidden_states=(_AUX_HIDDEN_STATE,))
 
     def successors(self, row: int) -> Any:
-        """What a row reads: the likeliest next tokens by token (`Successors` of specdec_fast/stores/suffix.py)."""
+        """What a row reads: the likeliest next tokens by token (`Successors` of
+        specdec_fast/retrieval/suffix_index.py).
+        """
         return self._common if self.shared else self._own.setdefault(row, self._make())
 
     def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
-        if self._lm_head is None or prompt_output is None or _TAP not in prompt_output.taps:
+        if self._lm_head is None or prompt_output is None or _AUX_HIDDEN_STATE not in prompt_output.aux_hidden_states:
             return
-        hidden, start = prompt_output.taps[_TAP], 0
+        hidden, start = prompt_output.aux_hidden_states[_AUX_HIDDEN_STATE], 0
         for row in rows:
             prompt = view.tokens(row)[:-1]
             newest = list({token: start + at for at, token in enumerate(prompt)}.items())
@@ -113,9 +115,9 @@ class RecyclingDrafter:
 
     def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
         sampling = view.sampling(rows)
-        laws = zip(*(each.tolist() for each in (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)))
+        dists = zip(*(each.tolist() for each in (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)))
         trees = []
-        for row, limit, (temperature, *kept), noise in zip(rows, budget.nodes, laws, rng.noise(sampling, self.pick)):
+        for row, limit, (temperature, *kept), noise in zip(rows, budget.nodes, dists, rng.noise(sampling, self.pick)):
             root = view.tokens(row)[-1]
             how = (1 / temperature, *kept) if temperature else (_CERTAIN, 0, 1.0, 0.0)
             tokens, parents, *_ = self.successors(row).grow(root, self._depth, limit, self._least, *how, noise)
@@ -157,7 +159,7 @@ def _likeliest(logits: Tensor, width: int) -> tuple[Any, Any]:
         torch.ones(nodes, dtype=wide, device=device),
         torch.full((nodes,), float("-inf"), dtype=wide, device=device),
         torch.full((nodes,), vocab - 1, dtype=torch.int32, device=device),
-        from_host([0, nodes], torch.int32, device),
+        host_to_device([0, nodes], torch.int32, device),
         torch.zeros(nodes, dtype=wide, device=device),
         width=width,
         keep=1,

@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from specdec_fast.core.draft import Draft
 from specdec_fast.core.names import RENAMED_PICKS
-from specdec_fast.draft import Draft
 from specdec_fast.interfaces import Acceptance, Budget, Needs, Parts, Rng, StateView, TargetOutput
-from specdec_fast.stores.datastore import Datastore
-from specdec_fast.stores.suffix import structures
-from specdec_fast.stores.vocabulary import fingerprint
+from specdec_fast.retrieval.datastore import Datastore
+from specdec_fast.retrieval.suffix_index import structures
+from specdec_fast.retrieval.tokenizer_fingerprint import fingerprint
 from specdec_kernels.names import unknown_name
 
-PICKS = ("coupled", "drawn", "greedy")
+PICKS = ("coupled", "sampled", "greedy")
 
 
 class RestDrafter:
@@ -27,8 +27,8 @@ class RestDrafter:
 
     datastore: a path, an open `Datastore`, or several of them; max_match, min_match: longest and shortest suffix;
     samples: places of each datastore that are looked at, evenly spread over the matches; min_probability: of a path,
-    its share of the matches; pick: "greedy" (by the counts alone; also what "drawn" means here) or "coupled" (under the
-    noise of `replay`).
+    its share of the matches; pick: "greedy" (by the counts alone; also what "sampled" means here) or "coupled" (under
+    the noise of `replay`).
     """
 
     name = "rest"

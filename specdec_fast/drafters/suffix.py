@@ -15,17 +15,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from specdec_fast.core.draft import Draft
 from specdec_fast.core.names import RENAMED_PICKS
-from specdec_fast.draft import Draft
 from specdec_fast.interfaces import Acceptance, Budget, Needs, Parts, Rng, StateView, TargetOutput
-from specdec_fast.stores.memory import TextMemory
-from specdec_fast.stores.suffix import structures
-from specdec_fast.stores.vocabulary import fingerprint
+from specdec_fast.retrieval.suffix_index import structures
+from specdec_fast.retrieval.text_memory import TextMemory
+from specdec_fast.retrieval.tokenizer_fingerprint import fingerprint
 from specdec_kernels.names import unknown_name
 
 log = logging.getLogger("specdec_fast")
 
-PICKS = ("coupled", "drawn", "greedy")
+PICKS = ("coupled", "sampled", "greedy")
 
 _CONTEXT = 16  # longest match in finished texts, and what is remembered in front of a generated text
 
@@ -49,7 +49,7 @@ class SuffixDrafter:
     """Up to `num_draft_tokens` nodes, at most `factor` times as deep as the match is long.
 
     min_match: shortest suffix that proposes; min_probability: of a path; pick: "greedy" (by the counts alone; also what
-    "drawn" means here) or "coupled" (under the noise of `replay`); shared: remember texts of finished requests for
+    "sampled" means here) or "coupled" (under the noise of `replay`); shared: remember texts of finished requests for
     others, up to max_tokens tokens; store: file that these are loaded from and saved to (implies shared).
 
     With `shared`, what one request was given is drafted for another. A rule that replays is exact whatever is drafted.

@@ -90,7 +90,7 @@ def load_eagle3(source: str | Path, target: Any, layers: Sequence[int] | None = 
         _config(found, described),
         vocab_size=vocab,
         draft_vocab_size=columns,
-        taps=_taps(found, target.num_layers, layers),
+        aux_hidden_states=_aux_hidden_states(found, target.num_layers, layers),
         target_hidden_size=target.hidden_size,
         own_embedding="embed_tokens.weight" in tensors,
         **{
@@ -134,7 +134,7 @@ def save_eagle3(folder: Path, head: Eagle3Head, facts: Mapping[str, Any] | None 
     else:
         there = torch.zeros(head.vocab_size, dtype=torch.bool, device=columns.device)
         tensors["t2d"] = there.index_fill_(0, columns, True)
-    ids = [int(name.partition(":")[2]) for name in head.taps]
+    ids = [int(name.partition(":")[2]) for name in head.aux_hidden_states]
     extra = {
         "architectures": ["LlamaForCausalLMEagle3"],
         "vocab_size": head.vocab_size,
@@ -238,11 +238,11 @@ def _refuse_lossy(found: Checkpoint) -> None:
             if found.field(name, (int, float), most, among=method) > most:
                 raise ValueError(
                     f"{where}: proposal_methods says {name}={method[name]}, which is lossy; "
-                    f"expected {most}; set it so: verification here never changes the target's law"
+                    f"expected {most}; set it so: verification here never changes the target's distribution"
                 )
 
 
-def _taps(found: Checkpoint, num_layers: int, layers: Sequence[int] | None) -> tuple[str, ...]:
+def _aux_hidden_states(found: Checkpoint, num_layers: int, layers: Sequence[int] | None) -> tuple[str, ...]:
     """Names of the hidden states that the head reads."""
     published = [2, num_layers // 2, num_layers - 3]
     name = "eagle_aux_hidden_state_layer_ids"

@@ -25,7 +25,8 @@ class EagleHead(nn.Module):
     """config: of one or more Llama or Qwen3 layers, as transformers reads it; bias: whether `fc` has one; layernorms:
     norms of the embedding, before the layer and before the projection, which the published heads do not have.
 
-    taps: the hidden states of the target that it reads; token_ids: what its columns of logits stand for, None: all ids.
+    auxiliary hidden states: the hidden states of the target that it reads; token_ids: what its columns of logits
+    stand for, None: all ids.
     """
 
     token_ids: Tensor | None = None
@@ -33,7 +34,7 @@ class EagleHead(nn.Module):
     def __init__(self, config: Any, *, bias: bool = True, layernorms: bool = False) -> None:
         super().__init__()
         self.config = config
-        self.taps: tuple[str, ...] = ("final_norm",)
+        self.aux_hidden_states: tuple[str, ...] = ("final_norm",)
         self.hidden_size: int = config.hidden_size
         self.fc = nn.Linear(2 * self.hidden_size, self.hidden_size, bias=bias)
         self.layers = nn.ModuleList(decoder_layers(config))
@@ -43,9 +44,9 @@ class EagleHead(nn.Module):
         self.pre_lm_head_layernorm = rms_norm(config) if layernorms else None
         self.rotary_emb = rotary(config)
 
-    def fuse(self, taps: Sequence[Tensor]) -> Tensor:
-        """Features [M, hidden] out of the target's hidden states [M, hidden], in the order of `taps`."""
-        return taps[0]
+    def fuse(self, aux_hidden_states: Sequence[Tensor]) -> Tensor:
+        """Features [M, hidden] out of the target's hidden states [M, hidden], in the order of `aux_hidden_states`."""
+        return aux_hidden_states[0]
 
     def forward(self, embedded: Tensor, features: Tensor, position_ids: Tensor, **context: Any) -> Tensor:
         """Predicted features, [1, M, hidden].

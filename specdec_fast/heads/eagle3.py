@@ -19,9 +19,10 @@ from specdec_fast.heads.eagle import decoder_layers, rms_norm, rotary
 class Eagle3Head(nn.Module):
     """config: of its layers, as transformers reads it; vocab_size: the target's; draft_vocab_size: columns of logits.
 
-    taps: three (or other) hidden states of the target; target_hidden_size: their width; norm_before_residual: the first
-    layer adds to the normed features; norm_before_fc: one norm over the joined hidden states; fc_norm: one for each;
-    norm_output: what it hands to the next place is normed. d2t (int64): column c stands for id c + d2t[c].
+    auxiliary hidden states: three (or other) hidden states of the target; target_hidden_size: their width;
+    norm_before_residual: the first layer adds to the normed features; norm_before_fc: one norm over the joined hidden
+    states; fc_norm: one for each; norm_output: what it hands to the next place is normed. d2t (int64): column c
+    stands for id c + d2t[c].
     """
 
     d2t: Tensor
@@ -32,7 +33,7 @@ class Eagle3Head(nn.Module):
         *,
         vocab_size: int,
         draft_vocab_size: int,
-        taps: Sequence[str],
+        aux_hidden_states: Sequence[str],
         target_hidden_size: int | None = None,
         norm_before_residual: bool = False,
         norm_before_fc: bool = False,
@@ -42,14 +43,18 @@ class Eagle3Head(nn.Module):
     ) -> None:
         super().__init__()
         self.config = config
-        self.taps = tuple(taps)
+        self.aux_hidden_states = tuple(aux_hidden_states)
         self.vocab_size = vocab_size
         self.hidden_size: int = config.hidden_size
         self.norm_before_residual, self.norm_output = norm_before_residual, norm_output
-        tapped = len(self.taps) * (target_hidden_size or config.hidden_size)
+        tapped = len(self.aux_hidden_states) * (target_hidden_size or config.hidden_size)
         self.fc = nn.Linear(tapped, config.hidden_size, bias=False)
         self.input_norm = rms_norm(config, tapped) if norm_before_fc else None
-        each = [rms_norm(config, tapped // len(self.taps)) for _ in self.taps] if fc_norm else None
+        each = (
+            [rms_norm(config, tapped // len(self.aux_hidden_states)) for _ in self.aux_hidden_states]
+            if fc_norm
+            else None
+        )
         self.fc_norm = None if each is None else nn.ModuleList(each)
         self.layers = nn.ModuleList(decoder_layers(config))
         first: Any = self.layers[0]
@@ -71,9 +76,11 @@ class Eagle3Head(nn.Module):
             return None
         return self.d2t + torch.arange(self.d2t.shape[0], device=self.d2t.device)
 
-    def fuse(self, taps: Sequence[Tensor]) -> Tensor:
-        """Features [M, hidden] out of the target's hidden states [M, target hidden], in the order of `taps`."""
-        parts = [tap.to(self.fc.weight.dtype) for tap in taps]
+    def fuse(self, aux_hidden_states: Sequence[Tensor]) -> Tensor:
+        """Features [M, hidden] out of the target's hidden states [M, target hidden], in the order of
+        `aux_hidden_states`.
+        """
+        parts = [aux_hidden_state.to(self.fc.weight.dtype) for aux_hidden_state in aux_hidden_states]
         if self.fc_norm is not None:
             parts = [norm(part) for norm, part in zip(self.fc_norm, parts)]
         joined = torch.cat(parts, dim=-1)

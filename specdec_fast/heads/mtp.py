@@ -29,7 +29,7 @@ class MtpHead(nn.Module):
     ) -> None:
         super().__init__()
         self.config, self.hidden_first = config, hidden_first
-        self.taps: tuple[str, ...] = ("final_norm",)
+        self.aux_hidden_states: tuple[str, ...] = ("final_norm",)
         width: int = config.hidden_size
         self.hidden_size = width
         self.enorm, self.hnorm, self.norm = (norm(width, eps=config.rms_norm_eps) for _ in range(3))
@@ -37,9 +37,9 @@ class MtpHead(nn.Module):
         self.layer = layer
         self.rotary_emb = rotary_emb
 
-    def fuse(self, taps: Sequence[Tensor]) -> Tensor:
-        """Features [M, hidden] out of the target's hidden states [M, hidden], in the order of `taps`."""
-        return taps[0]
+    def fuse(self, aux_hidden_states: Sequence[Tensor]) -> Tensor:
+        """Features [M, hidden] out of the target's hidden states [M, hidden], in the order of `aux_hidden_states`."""
+        return aux_hidden_states[0]
 
     def forward(self, embedded: Tensor, features: Tensor, position_ids: Tensor, **context: Any) -> Tensor:
         """What stands in for the features of the next place, [1, M, hidden].

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 
 from specdec_fast.extras import require
-from specdec_fast.stores.vocabulary import vocabulary_size
+from specdec_fast.retrieval.tokenizer_fingerprint import vocabulary_size
 
 _VOCABULARIES: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
@@ -42,7 +42,9 @@ def _vocabulary(tokenizer: Any) -> Any:
 
 
 class LLGuidanceMatcher:
-    """A `Matcher` (`specdec_fast.grammar`) over an `LLMatcher`, whose silent error state becomes an exception."""
+    """A `Matcher` (`specdec_fast.sampling.grammar`) over an `LLMatcher`, whose silent error state becomes an
+    exception.
+    """
 
     def __init__(self, inner: Any, vocab_size: int) -> None:
         self._inner = inner

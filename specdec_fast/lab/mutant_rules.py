@@ -1,7 +1,7 @@
-"""Wrong ways to verify, taken from defects of public systems, as laws that can be computed to the last digit.
+"""Wrong ways to verify, taken from defects of public systems, as distributions that can be computed to the last digit.
 
 Each is a step of decoding over a small model: all outcomes with their chances. `lab.mutants` measures how far the
-text's law is from the target's and how many draws show it. `origin` says where a defect was seen.
+text's distribution is from the target's and how many draws show it. `origin` says where a defect was seen.
 Tests: tests/lab/test_mutants.py.
 """
 
@@ -11,16 +11,18 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from specdec_fast.lab.oracle import RationalModel, Text
+from specdec_fast.lab.rational_oracle import RationalModel, Text
 
-Law = list[float]
-After = Callable[[Text], Law]
+Distribution = list[float]
+After = Callable[[Text], Distribution]
 Outcomes = Iterator[tuple[float, Text]]
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Target p and draft q after a text, both float; `truth`: the law that should come out (p unless processed)."""
+    """Target p and draft q after a text, both float; `truth`: the distribution that should come out (p unless
+    processed).
+    """
 
     p: After
     q: After
@@ -38,56 +40,56 @@ def world(vocab: int, seed: int) -> World:
     )
 
 
-def normal(weights: Sequence[float]) -> Law:
+def normal(weights: Sequence[float]) -> Distribution:
     """Weights that add up to 1; nothing stays nothing."""
     total = sum(weights)
     return [weight / total for weight in weights] if total else list(weights)
 
 
-def positive_part(p: Sequence[float], q: Sequence[float]) -> Law:
+def positive_part(p: Sequence[float], q: Sequence[float]) -> Distribution:
     return [max(a - b, 0.0) for a, b in zip(p, q, strict=True)]
 
 
-def point(token: int, vocab: int) -> Law:
+def point(token: int, vocab: int) -> Distribution:
     return [float(other == token) for other in range(vocab)]
 
 
-def likeliest(law: Sequence[float], count: int = 1) -> list[int]:
-    return sorted(range(len(law)), key=lambda token: (-law[token], token))[:count]
+def likeliest(dist: Sequence[float], count: int = 1) -> list[int]:
+    return sorted(range(len(dist)), key=lambda token: (-dist[token], token))[:count]
 
 
-def top(law: Law, count: int) -> Law:
-    """The law after top-k."""
-    kept = likeliest(law, count)
-    return normal([weight if token in kept else 0.0 for token, weight in enumerate(law)])
+def top(dist: Distribution, count: int) -> Distribution:
+    """The distribution after top-k."""
+    kept = likeliest(dist, count)
+    return normal([weight if token in kept else 0.0 for token, weight in enumerate(dist)])
 
 
-def sharp(law: Law) -> Law:
-    """The law at temperature 0.5."""
-    return normal([weight**2 for weight in law])
+def sharp(dist: Distribution) -> Distribution:
+    """The distribution at temperature 0.5."""
+    return normal([weight**2 for weight in dist])
 
 
-def ratio(p: Law, q: Law, token: int) -> float:
+def ratio(p: Distribution, q: Distribution, token: int) -> float:
     return min(1.0, p[token] / q[token]) if q[token] > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """The token rule on chains of `depth`, every part of which can be swapped for a wrong one.
+    """The rejection rule on chains of `depth`, every part of which can be swapped for a wrong one.
 
-    draws: law the draft is drawn from, given q; tests: law that the test divides by; target: p as the test sees it;
-    accepts: chance to accept; rest: unnormalised weights after a rejection; bonus: law after everything was accepted;
-    keeps: whether a drawn token is put to the test at all.
+    draws: distribution the draft is drawn from, given q; tests: distribution that the test divides by; target: p as
+    the test sees it; accepts: chance to accept; rest: unnormalised weights after a rejection; bonus: distribution
+    after everything was accepted; keeps: whether a drawn token is put to the test at all.
     """
 
     depth: int = 2
-    draws: Callable[[Law], Law] = lambda q: q
-    tests: Callable[[Law], Law] = lambda q: q
-    target: Callable[[Law], Law] = lambda p: p
-    accepts: Callable[[Law, Law, int], float] = ratio
-    rest: Callable[[Law, Law, int], Law] = lambda p, q, token: positive_part(p, q)
-    bonus: Callable[[Law], Law] = lambda p: p
-    keeps: Callable[[Law, int], bool] = lambda q, token: True
+    draws: Callable[[Distribution], Distribution] = lambda q: q
+    tests: Callable[[Distribution], Distribution] = lambda q: q
+    target: Callable[[Distribution], Distribution] = lambda p: p
+    accepts: Callable[[Distribution, Distribution, int], float] = ratio
+    rest: Callable[[Distribution, Distribution, int], Distribution] = lambda p, q, token: positive_part(p, q)
+    bonus: Callable[[Distribution], Distribution] = lambda p: p
+    keeps: Callable[[Distribution, int], bool] = lambda q, token: True
 
     def __call__(self, world: World, context: Text) -> Outcomes:
         def go(alive: float, drafted: Text) -> Outcomes:
@@ -99,7 +101,7 @@ class Chain:
                     break
                 if chance == 0:
                     continue
-                if not self.keeps(q, token):  # the step ends here, with a token of the target's law
+                if not self.keeps(q, token):  # the step ends here, with a token of the target's distribution
                     yield from ((alive * chance * w, (*drafted, y)) for y, w in enumerate(p) if w)
                     continue
                 tested = self.tests(q)
@@ -124,7 +126,7 @@ Step = Callable[[World, Text], Outcomes]
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A wrong step. truth: the law that should come out after a text, from the world."""
+    """A wrong step. truth: the distribution that should come out after a text, from the world."""
 
     name: str
     origin: str
@@ -132,18 +134,18 @@ class Mutant:
     truth: Callable[[World], After] = lambda world: world.p
 
 
-def _shared_coin(p: Law, q: Law, token: int) -> float:
+def _shared_coin(p: Distribution, q: Distribution, token: int) -> float:
     """The coin that picked the token in q's cumulative sum also tests it."""
     low = sum(q[:token])
     return max(0.0, min(low + q[token], ratio(p, q, token)) - low) / q[token] if q[token] else 0.0
 
 
-def _typical(p: Law, q: Law, token: int) -> float:
+def _typical(p: Distribution, q: Distribution, token: int) -> float:
     entropy = -sum(weight * math.log(weight) for weight in p if weight)
     return float(p[token] > min(0.09, 0.3 * math.exp(-entropy)))
 
 
-def _half_bits(q: Law) -> Law:
+def _half_bits(q: Distribution) -> Distribution:
     """q rounded to eight bits of mantissa."""
     return [math.ldexp(round(math.ldexp(m, 8)), e - 8) for m, e in map(math.frexp, q)]
 
@@ -172,15 +174,15 @@ def _penalised(world: World, context: Text) -> Outcomes:
             yield chance * accepted, (token,)
         if chance and accepted < 1:
             for other, weight in enumerate(normal(positive_part(p, q))):
-                law = world.p((*context, other))
-                changed = [w / 2 if v == token else w for v, w in enumerate(law)]
+                dist = world.p((*context, other))
+                changed = [w / 2 if v == token else w for v, w in enumerate(dist)]
                 for after, w in enumerate(normal(changed)):
                     if weight * w:
                         yield chance * (1 - accepted) * weight * w, (other, after)
 
 
 def _wrong_parent(world: World, context: Text) -> Outcomes:
-    """The law at a node is that of its sibling."""
+    """The distribution at a node is that of its sibling."""
     first = likeliest(world.q(context), 2)
     for token, weight in enumerate(world.p(context)):
         if weight and token not in first:
@@ -236,7 +238,7 @@ def _row_resampled(world: World, context: Text) -> Outcomes:
 
 
 def _duplicates(world: World, context: Text) -> Outcomes:
-    """A chosen token that is listed twice is tested twice against the same law."""
+    """A chosen token that is listed twice is tested twice against the same distribution."""
     p, x = world.p(context), likeliest(world.q(context))[0]
     accepted = 1 - (1 - p[x]) ** 2
     yield accepted, (x,)
@@ -334,7 +336,7 @@ MUTANTS: tuple[Mutant, ...] = (
            Chain(accepts=lambda p, q, x: max(ratio(p, q, x), 2.0**-24))),
     Mutant("stale keys and values", "cache not rolled back", _stale),
     Mutant("rejected draft is penalised", "vmlx-swift #357", _penalised),
-    Mutant("law of the wrong parent", "tree mask or index slip", _wrong_parent),
+    Mutant("distribution of the wrong parent", "tree mask or index slip", _wrong_parent),
     Mutant("every path draws for itself", "Medusa and REST, nucleus mask; fms-extras #12", _row_resampled),
     Mutant("duplicate siblings", "unmerged sources", _duplicates),
     Mutant("end of sequence inside a block", "transformers #47912", _past_the_end, _ended),

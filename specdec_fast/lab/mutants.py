@@ -1,7 +1,7 @@
 """The kill matrix: for every known mistake, which check sees it and how many draws that takes.
 
-Two kinds of mutants: the laws of `mutant_rules`, computed here, and those planted into the engine by tests/mutants of a
-source checkout, which pytest runs. Tests: tests/lab/test_mutants.py.
+Two kinds of mutants: the distributions of `mutant_rules`, computed here, and those planted into the engine by
+tests/mutants of a source checkout, which pytest runs. Tests: tests/lab/test_mutants.py.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from specdec_fast.lab.draws import TEXT, WHOLE
+from specdec_fast.lab.draw_counts import TEXT, WHOLE
 from specdec_fast.lab.mutant_rules import MUTANTS, After, Mutant, Step, Text, World, world
-from specdec_fast.lab.oracle import text_law
+from specdec_fast.lab.rational_oracle import text_dist
 from specdec_fast.lab.statistics import draws_needed
 
 SEEDS = tuple(range(12))
@@ -30,10 +30,10 @@ TOLERANCE = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class Killed:
-    """first, joint: largest total variation over small models from the target's law of one token and of TEXT tokens;
-    draws_first, draws_joint: draws of a run of the lab with which a chi-square test sees it on the model that shows it
-    best (level 0.001, power 0.99): every draw has a first token, every WHOLE-th is a text of TEXT; killers: the checks
-    that see it.
+    """first, joint: largest total variation over small models from the target's distribution of one token and of TEXT
+    tokens; draws_first, draws_joint: draws of a run of the lab with which a chi-square test sees it on the model that
+    shows it best (level 0.001, power 0.99): every draw has a first token, every WHOLE-th is a text of TEXT; killers:
+    the checks that see it.
     """
 
     name: str
@@ -53,8 +53,8 @@ class Killed:
         return {key: None if isinstance(value, float) and math.isinf(value) else value for key, value in found.items()}
 
 
-def law_of(step: Step, place: World, length: int) -> dict[Text, float]:
-    """The law of the first `length` tokens that a step emits when it is repeated."""
+def dist_of(step: Step, place: World, length: int) -> dict[Text, float]:
+    """The distribution of the first `length` tokens that a step emits when it is repeated."""
     known: dict[Text, list[tuple[float, Text]]] = {}
 
     def outcomes(context: Text) -> list[tuple[float, Text]]:
@@ -62,23 +62,23 @@ def law_of(step: Step, place: World, length: int) -> dict[Text, float]:
             known[context] = list(step(place, context))
         return known[context]
 
-    return text_law(outcomes, length)
+    return text_dist(outcomes, length)
 
 
-def true_law(after: After, length: int) -> dict[Text, float]:
-    """The law of plain decoding."""
-    return text_law(lambda context: ((w, (token,)) for token, w in enumerate(after(context)) if w), length)
+def true_dist(after: After, length: int) -> dict[Text, float]:
+    """The distribution of plain decoding."""
+    return text_dist(lambda context: ((w, (token,)) for token, w in enumerate(after(context)) if w), length)
 
 
 def distance(a: dict[Text, float], b: dict[Text, float]) -> float:
-    """Total variation of two laws of texts."""
+    """Total variation of two distributions of texts."""
     return 0.5 * sum(abs(a.get(text, 0.0) - b.get(text, 0.0)) for text in a.keys() | b.keys())
 
 
 def _texts(a: dict[Text, float], b: dict[Text, float]) -> float:
-    """How many texts a chi-square test needs to tell law a from b; none are enough where they are equal."""
+    """How many texts a chi-square test needs to tell distribution a from b; none are enough where they are equal."""
     texts = sorted(a.keys() | b.keys())
-    wrong, right = (np.array([law.get(text, 0.0) for text in texts]) for law in (a, b))
+    wrong, right = (np.array([dist.get(text, 0.0) for text in texts]) for dist in (a, b))
     return draws_needed(wrong, right) if distance(a, b) > TOLERANCE else math.inf
 
 
@@ -89,7 +89,7 @@ def judge(mutant: Mutant, draws: int = 1_000_000, seeds: Sequence[int] = SEEDS) 
         place = world(3, seed)
         pair = []
         for length, every in ((1, 1), (TEXT, WHOLE)):
-            got, want = law_of(mutant.step, place, length), true_law(mutant.truth(place), length)
+            got, want = dist_of(mutant.step, place, length), true_dist(mutant.truth(place), length)
             pair.append((distance(got, want), every * _texts(got, want)))
         firsts.append(pair[0][0])
         joints.append(pair[1][0])

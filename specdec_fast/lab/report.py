@@ -14,7 +14,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from specdec_fast.lab.acceptance import by_shape
+from specdec_fast.lab.rule_acceptance import by_shape
 from specdec_fast.lab.run import LEVEL, Figure, Lab
 
 TEMPLATE = Path(__file__).with_name("report.html.jinja")
@@ -123,7 +123,7 @@ def exact_table(lab: Lab) -> dict[str, Any]:
 
 
 def bars_words(lab: Lab) -> str:
-    """How many bars stray, and how many would if the law held."""
+    """How many bars stray, and how many would if the distribution held."""
     if not lab.bars:
         return ""
     from scipy.stats import binom
@@ -146,7 +146,8 @@ def article_words(lab: Lab) -> str:
     mean = ARTICLE**2 * 1e6
     return (
         "A standard deviation over bars is sqrt(mean p (1 - p) / n): it depends on the number of draws and on which "
-        f"bars are counted, and on nothing else if the law holds. At {name}, with {own.bars} bars and {own.draws:,} "
+        f"bars are counted, and on nothing else if the distribution holds. At {name}, with {own.bars} bars and "
+        f"{own.draws:,} "
         f"draws, it should be {own.expected:.3e} and is {own.observed:.3e}. The article that the "
         "experiments follow (Will Speculative Decoding Harm LLM Inference Accuracy?) has "
         "9.694e-05 at 1,000,000 draws, which says that the mean of p (1 - p) over its bars was "

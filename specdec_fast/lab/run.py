@@ -1,6 +1,6 @@
 """One run of the lab: what is measured, in which order, and the verdict. The command and the report read its results.
 
-Tests: tests/lab/test_run.py, tests/cli/test_lab.py.
+Tests: tests/lab/test_run.py, tests/commands/test_lab.py.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from typing import Any
 
 import numpy as np
 
-from specdec_fast.engine import Engine
-from specdec_fast.lab import exact as exact_part
-from specdec_fast.lab.acceptance import Acceptances, by_shape, compare_rules, contenders
-from specdec_fast.lab.agreement import Agreement, run_agreement
-from specdec_fast.lab.draws import Drawing
-from specdec_fast.lab.exact import Exact, cases_for, has_a_law, own_rules
-from specdec_fast.lab.expected import Expected, run_expected
-from specdec_fast.lab.figures import BARS, accepted_chart, bar_scores, observed_chart, shown_bars
-from specdec_fast.lab.greedy import GreedyText, compare_greedy
+from specdec_fast.engine.engine import Engine
+from specdec_fast.engine.request import Prompt
+from specdec_fast.lab import exact_distributions as exact_part
+from specdec_fast.lab.backend_agreement import Agreement, run_agreement
+from specdec_fast.lab.draw_counts import Drawing
+from specdec_fast.lab.exact_distributions import Exact, cases_for, has_a_dist, own_rules
+from specdec_fast.lab.expected_acceptance import Expected, run_expected
+from specdec_fast.lab.foreign_samples import Recorded, checks_of, contexts_of, summary_of
+from specdec_fast.lab.greedy_texts import GreedyText, compare_greedy
 from specdec_fast.lab.mutant_rules import MUTANTS
 from specdec_fast.lab.mutants import Killed, Planted, planted_folder, run_mutants, run_planted
-from specdec_fast.lab.places import find_places
-from specdec_fast.lab.proof import proof_figures
-from specdec_fast.lab.recorded import Recorded, checks_of, contexts_of, summary_of
-from specdec_fast.lab.sequential import Ledger
+from specdec_fast.lab.plots import BARS, accepted_chart, bar_scores, observed_chart, shown_bars
+from specdec_fast.lab.proof_figures import proof_figures
+from specdec_fast.lab.rule_acceptance import Acceptances, by_shape, compare_rules, contenders
+from specdec_fast.lab.sequential_test import Ledger
 from specdec_fast.lab.statistics import Z_999, Spread, Test, holm, spread
-from specdec_fast.request import Prompt
+from specdec_fast.lab.text_positions import find_places
 from specdec_fast.rules import get_rule
-from specdec_fast.sampling import SamplingParams
+from specdec_fast.sampling.pipeline import SamplingParams
 
 LEVEL = 1e-3
 """Chance that a run rejects anything at all when everything holds."""
@@ -95,15 +95,15 @@ class Lab:
     # -- parts ------------------------------------------------------------------------------------------------------
 
     def run_exact(self, names: Sequence[str] | None = None) -> None:
-        """Enumeration, closed forms and equal answers of all backends, for all rules that claim a law."""
+        """Enumeration, closed forms and equal answers of all backends, for all rules that claim a distribution."""
         chosen = [name for name in names or own_rules() if get_rule(name).lossless]
-        total = sum(len(list(cases_for(name))) for name in chosen if has_a_law(get_rule(name)))
+        total = sum(len(list(cases_for(name))) for name in chosen if has_a_dist(get_rule(name)))
         done = 0
 
         def tick() -> None:
             nonlocal done
             done += 1
-            self.progress("exact laws", done, total)
+            self.progress("exact distributions", done, total)
 
         self.exact = exact_part.run_exact(chosen, tick=tick)
         self.progress("closed forms", 0, 1)
@@ -145,7 +145,7 @@ class Lab:
             try:
                 drawing = Drawing(place, rule, self.seed, device=engine.state.device, pick=pick)
             except ValueError as error:
-                if "draft law" not in str(error):
+                if "draft distribution" not in str(error):
                     raise
                 self.notes.append(f"{place.name}: left out: {error}")
                 continue
@@ -228,7 +228,7 @@ class Lab:
             self.progress("figures", at, len(self.drawings) + 1)
             self._draw_observed(name, name, drawing.p, drawing.q, drawing.counts.first, decode)
         if self.drawings:
-            # the place where the two laws differ most shows most
+            # the place where the two distributions differ most shows most
             shown = min(self.drawings, key=lambda each: float(np.minimum(each.p, each.q).sum()))
             for name, caption, png in proof_figures(shown.p, shown.q, decode, shown.place.name):
                 self.proof.append(Figure(f"proof-{name}", caption, png))
@@ -269,7 +269,7 @@ class Lab:
 
     @property
     def failures(self) -> list[str]:
-        """What does not hold, a line each, with the offending bins of rejected laws."""
+        """What does not hold, a line each, with the offending bins of rejected distributions."""
         lines = [
             f"exact: {e.rule}, {e.proposal}, shape {e.shape}, {e.policy}: off by {e.error:.3g}"
             for e in self.exact
@@ -299,7 +299,7 @@ class Lab:
         lines += [self.undrawn] if self.undrawn else []
         for each in self.judged:
             if each.rejected:
-                lines.append(f"law rejected: {each.place}, {each.test.name}: p = {each.test.p_value:.3g}")
+                lines.append(f"distribution rejected: {each.place}, {each.test.name}: p = {each.test.p_value:.3g}")
                 lines += [
                     f"  bin {bin_}: seen {seen}, expected {due:.1f}, z = {z:+.2f}"
                     for bin_, seen, due, z in each.test.worst
@@ -307,7 +307,9 @@ class Lab:
         lines += [f"mutant survived: {m.name}" for m in self.mutants if not m.killed]
         lines += [f"planted mutant survived or its check is broken: {m.name}" for m in self.planted if not m.passed]
         if self.ledger is not None and self.ledger.rejects:
-            lines.append(f"law rejected over all runs ({self.ledger.runs}): ln E = {self.ledger.log_total():.2f}")
+            lines.append(
+                f"distribution rejected over all runs ({self.ledger.runs}): ln E = {self.ledger.log_total():.2f}"
+            )
         return lines
 
     def as_dict(self) -> dict[str, Any]:

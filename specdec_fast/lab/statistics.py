@@ -1,4 +1,5 @@
-"""Are these counts draws from this law? Tests with pooling, intervals, a certified distance, the spread of bars.
+"""Are these counts draws from this distribution? Tests with pooling, intervals, a certified distance, the spread of
+bars.
 
 Every function takes counts [k] and probabilities [k] (float64, sum 1 within 1e-6) of the same k bins.
 Tests: tests/lab/test_statistics.py.
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Counts = NDArray[np.int64]
-Law = NDArray[np.float64]
+Distribution = NDArray[np.float64]
 
 MIN_EXPECTED = 5.0
 """Bins that expect fewer draws are pooled (Cochran 1954)."""
@@ -21,12 +22,12 @@ Z_999 = 3.2905267314919255
 """Half-width of the 99.9% interval of a standard normal variable."""
 
 
-def check_law(law: Any, what: str = "law") -> Law:
+def check_dist(dist: Any, what: str = "dist") -> Distribution:
     """A distribution as float64 [..., k].
 
     Raises ValueError for NaN, negative numbers or sums that are not 1 within 1e-6.
     """
-    found = np.asarray(law, dtype=np.float64)
+    found = np.asarray(dist, dtype=np.float64)
     if found.ndim < 1 or found.shape[-1] < 1:
         raise ValueError(f"{what}: got shape {found.shape}; expected [..., V] with at least one bin")
     if not np.isfinite(found).all():
@@ -44,11 +45,11 @@ def check_law(law: Any, what: str = "law") -> Law:
     return np.asarray(found / total[..., None])
 
 
-def check_counts(counts: Any, law: Law, what: str = "counts") -> Counts:
-    """Counts as int64 [k], as many as the law has bins. Raises ValueError."""
+def check_counts(counts: Any, dist: Distribution, what: str = "counts") -> Counts:
+    """Counts as int64 [k], as many as the distribution has bins. Raises ValueError."""
     found = np.asarray(counts)
-    if found.shape != law.shape or not np.issubdtype(found.dtype, np.integer):
-        raise ValueError(f"{what}: got {found.dtype} {found.shape}; expected integers {law.shape}, one per bin")
+    if found.shape != dist.shape or not np.issubdtype(found.dtype, np.integer):
+        raise ValueError(f"{what}: got {found.dtype} {found.shape}; expected integers {dist.shape}, one per bin")
     if (found < 0).any():
         raise ValueError(f"{what}: got {found.min()}; expected counts of at least 0")
     return found.astype(np.int64)
@@ -56,7 +57,7 @@ def check_counts(counts: Any, law: Law, what: str = "counts") -> Counts:
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """Outcome of one test. p_value: chance, if the law holds, of counts at least this far from it.
+    """Outcome of one test. p_value: chance, if the distribution holds, of counts at least this far from it.
 
     worst: (bin, seen, expected, z) of the bins that stray most, the worst first; pooled: bins that share one cell.
     """
@@ -73,24 +74,24 @@ class Test:
         return asdict(self)
 
 
-def pooled(counts: Counts, law: Law, least: float = MIN_EXPECTED) -> tuple[Law, Law, int]:
+def pooled(counts: Counts, dist: Distribution, least: float = MIN_EXPECTED) -> tuple[Distribution, Distribution, int]:
     """(seen, expected, how many bins were pooled): bins expecting fewer than `least` share cells of about that size.
 
     The rare bins are pooled in order of probability, a cell being closed when it expects enough; what is left over
-    joins the last cell. Which bins share a cell depends on the law only, never on the counts.
+    joins the last cell. Which bins share a cell depends on the distribution only, never on the counts.
     """
     total = int(counts.sum())
-    expected = law * total
-    order = np.argsort(-law, kind="stable")
+    expected = dist * total
+    order = np.argsort(-dist, kind="stable")
     rare = order[expected[order] < least]
     common = order[expected[order] >= least]
-    seen_cells: list[Law] = [counts[common].astype(np.float64)]
-    expected_cells: list[Law] = [expected[common]]
+    seen_cells: list[Distribution] = [counts[common].astype(np.float64)]
+    expected_cells: list[Distribution] = [expected[common]]
     if len(rare):
         sums = np.cumsum(expected[rare])
         cell = np.minimum((sums / least).astype(np.int64), int(sums[-1] / least))
-        shared: Law = np.bincount(cell, weights=expected[rare]).astype(np.float64)
-        seen: Law = np.bincount(cell, weights=counts[rare].astype(np.float64)).astype(np.float64)
+        shared: Distribution = np.bincount(cell, weights=expected[rare]).astype(np.float64)
+        seen: Distribution = np.bincount(cell, weights=counts[rare].astype(np.float64)).astype(np.float64)
         full = shared >= least
         if full.any():
             last = int(np.nonzero(full)[0][-1])
@@ -109,41 +110,41 @@ def pooled(counts: Counts, law: Law, least: float = MIN_EXPECTED) -> tuple[Law, 
     return np.concatenate(seen_cells), np.concatenate(expected_cells), len(rare)
 
 
-def worst_bins(counts: Counts, law: Law, how_many: int = 8) -> tuple[tuple[int, int, float, float], ...]:
-    """The bins whose counts stray most from the law, by z-score: (bin, seen, expected, z)."""
-    z = z_scores(counts, law)
+def worst_bins(counts: Counts, dist: Distribution, how_many: int = 8) -> tuple[tuple[int, int, float, float], ...]:
+    """The bins whose counts stray most from the distribution, by z-score: (bin, seen, expected, z)."""
+    z = z_scores(counts, dist)
     order = np.argsort(-np.abs(z), kind="stable")[:how_many]
     total = int(counts.sum())
-    return tuple((int(bin_), int(counts[bin_]), float(law[bin_] * total), float(z[bin_])) for bin_ in order)
+    return tuple((int(bin_), int(counts[bin_]), float(dist[bin_] * total), float(z[bin_])) for bin_ in order)
 
 
-def chi_square(counts: Any, law: Any, least: float = MIN_EXPECTED) -> Test:
+def chi_square(counts: Any, dist: Any, least: float = MIN_EXPECTED) -> Test:
     """Pearson's goodness-of-fit test. A draw in a bin of probability 0 gives p_value 0.
 
-    Raises ValueError for counts or laws that are none.
+    Raises ValueError for counts or distributions that are none.
     """
-    return _goodness("chi-square", counts, law, least, 1.0)
+    return _goodness("chi-square", counts, dist, least, 1.0)
 
 
-def g_test(counts: Any, law: Any, least: float = MIN_EXPECTED) -> Test:
+def g_test(counts: Any, dist: Any, least: float = MIN_EXPECTED) -> Test:
     """Likelihood-ratio test, G = 2 sum seen ln(seen / expected), on the same pooled cells.
 
     With Williams's correction (1976): plain G is too large where cells expect few draws, and would reject too often.
     """
-    return _goodness("G", counts, law, least, 0.0)
+    return _goodness("G", counts, dist, least, 0.0)
 
 
-def _goodness(name: str, counts: Any, law: Any, least: float, power: float) -> Test:
+def _goodness(name: str, counts: Any, dist: Any, least: float, power: float) -> Test:
     from scipy.stats import chi2, power_divergence
 
-    law = check_law(law)
-    counts = check_counts(counts, law)
+    dist = check_dist(dist)
+    counts = check_counts(counts, dist)
     total = int(counts.sum())
-    worst = worst_bins(counts, law)
-    impossible = (law == 0) & (counts > 0)
+    worst = worst_bins(counts, dist)
+    impossible = (dist == 0) & (counts > 0)
     if impossible.any():
-        return Test(name, float("inf"), len(law) - 1, 0.0, total, 0, worst)
-    seen, expected, merged = pooled(counts, law, least)
+        return Test(name, float("inf"), len(dist) - 1, 0.0, total, 0, worst)
+    seen, expected, merged = pooled(counts, dist, least)
     degrees = len(seen) - 1
     if degrees < 1 or total == 0:
         return Test(name, 0.0, 0, 1.0, total, merged, worst)
@@ -170,16 +171,16 @@ def rate_test(name: str, seen: int, total: int, chance: float) -> Test:
     return Test(name, z, 1, p_value, total, 0, ((1, seen, expected, z),))
 
 
-def z_scores(counts: Counts, law: Law) -> Law:
+def z_scores(counts: Counts, dist: Distribution) -> Distribution:
     """(seen - expected) / standard deviation per bin; infinite where something impossible was seen (or missed)."""
     total = int(counts.sum())
-    expected, spread = law * total, np.sqrt(law * (1 - law) * total)
+    expected, spread = dist * total, np.sqrt(dist * (1 - dist) * total)
     difference = counts - expected
     sure = np.where(np.abs(difference) > 1e-9 * max(total, 1), np.copysign(np.inf, difference), 0.0)
     return np.divide(difference, spread, out=sure, where=spread > 0)
 
 
-def intervals(counts: Counts, confidence: float = 0.999) -> tuple[Law, Law]:
+def intervals(counts: Counts, confidence: float = 0.999) -> tuple[Distribution, Distribution]:
     """Exact (Clopper and Pearson 1934) intervals of every bin's probability: (low [k], high [k])."""
     from scipy.stats import beta
 
@@ -189,33 +190,33 @@ def intervals(counts: Counts, confidence: float = 0.999) -> tuple[Law, Law]:
     return low, high
 
 
-def total_variation(p: Law, q: Law) -> float:
+def total_variation(p: Distribution, q: Distribution) -> float:
     """Half the sum of absolute differences."""
     return float(0.5 * np.abs(np.asarray(p) - np.asarray(q)).sum())
 
 
-def certified_distance(counts: Any, law: Any, confidence: float = 0.999) -> float:
-    """An upper bound of the total variation between the sampler's true law and `law`, at this confidence.
+def certified_distance(counts: Any, dist: Any, confidence: float = 0.999) -> float:
+    """An upper bound of the total variation between the sampler's true distribution and `dist`, at this confidence.
 
-    TV(true, law) <= TV(seen, law) + TV(true, seen), and the last term is bounded without knowing the true law: by
-    its expectation, at most twice the empirical Rademacher complexity of all sets of bins (Bartlett and Mendelson 2002,
-    theorem 8; for sets, the complexity is the sum over bins of E|S_n| / 2n, S_n a random walk of the bin's n draws),
-    plus 3 sqrt(ln(2/d) / 2n) (McDiarmid). With few bins sqrt(k / 4n) + sqrt(ln(1/d) / 2n) is smaller; each gets half
-    of the error probability and the smaller one holds.
+    TV(true, distribution) <= TV(seen, distribution) + TV(true, seen), and the last term is bounded without knowing
+    the true distribution: by its expectation, at most twice the empirical Rademacher complexity of all sets of bins
+    (Bartlett and Mendelson 2002, theorem 8; for sets, the complexity is the sum over bins of E|S_n| / 2n, S_n a
+    random walk of the bin's n draws), plus 3 sqrt(ln(2/d) / 2n) (McDiarmid). With few bins sqrt(k / 4n) +
+    sqrt(ln(1/d) / 2n) is smaller; each gets half of the error probability and the smaller one holds.
     """
-    law = check_law(law)
-    counts = check_counts(counts, law)
+    dist = check_dist(dist)
+    counts = check_counts(counts, dist)
     total = int(counts.sum())
     if total == 0:
         return 1.0
     delta = (1 - confidence) / 2
     walks = float(_mean_walk(counts[counts > 0]).sum()) / total
     by_data = walks + 3 * float(np.sqrt(np.log(2 / delta) / (2 * total)))
-    by_count = 0.5 * float(np.sqrt((len(law) - 1) / total)) + float(np.sqrt(np.log(1 / delta) / (2 * total)))
-    return min(1.0, total_variation(counts / total, law) + min(by_data, by_count))
+    by_count = 0.5 * float(np.sqrt((len(dist) - 1) / total)) + float(np.sqrt(np.log(1 / delta) / (2 * total)))
+    return min(1.0, total_variation(counts / total, dist) + min(by_data, by_count))
 
 
-def _mean_walk(steps: Counts) -> Law:
+def _mean_walk(steps: Counts) -> Distribution:
     """E|S_n| of the simple random walk: 2 ceil(n/2) C(n, ceil(n/2)) / 2^n."""
     from scipy.special import gammaln
 
@@ -245,19 +246,19 @@ class Spread:
         return bool(self.low <= self.observed <= self.high)
 
 
-def spread(counts: Any, law: Any, bars: Any, confidence: float = 0.999, trials: int = 20000, seed: int = 0) -> Spread:
+def spread(counts: Any, dist: Any, bars: Any, confidence: float = 0.999, trials: int = 20000, seed: int = 0) -> Spread:
     """`Spread` over the bins `bars` (int [m]); the band is simulated from the multinomial itself.
 
     The square is a weighted sum of chi-squares of correlated bins, so `trials` multinomial samples of the bars (and one
-    bin for the rest) stand for its law; no table has it.
+    bin for the rest) stand for its distribution; no table has it.
     """
-    law = check_law(law)
-    counts = check_counts(counts, law)
+    dist = check_dist(dist)
+    counts = check_counts(counts, dist)
     chosen = np.asarray(bars, dtype=np.int64)
     total = int(counts.sum())
     if total == 0 or len(chosen) == 0:
         raise ValueError(f"spread: got {total} draws and {len(chosen)} bars; expected at least one of each")
-    p = law[chosen]
+    p = dist[chosen]
     observed = float(np.sqrt(np.mean((counts[chosen] / total - p) ** 2)))
     expected = float(np.sqrt(np.mean(p * (1 - p)) / total))
     rest = max(0.0, 1.0 - float(p.sum()))
@@ -269,20 +270,20 @@ def spread(counts: Any, law: Any, bars: Any, confidence: float = 0.999, trials: 
     return Spread(len(chosen), total, observed, expected, float(low), float(high), confidence)
 
 
-def draws_needed(true: Any, law: Any, level: float = 1e-3, power: float = 0.99) -> float:
-    """How many draws a chi-square test needs to reject `law` with chance `power` when `true` is drawn from.
+def draws_needed(true: Any, dist: Any, level: float = 1e-3, power: float = 0.99) -> float:
+    """How many draws a chi-square test needs to reject `dist` with chance `power` when `true` is drawn from.
 
-    Noncentral chi-square with noncentrality n sum (true - law)^2 / law; infinite when they are equal, 1 / (mass that
-    must not be there) scaled by the power where `law` has zeros.
+    Noncentral chi-square with noncentrality n sum (true - distribution)^2 / distribution; infinite when they are
+    equal, 1 / (mass that must not be there) scaled by the power where `dist` has zeros.
     """
     from scipy.optimize import brentq
     from scipy.stats import chi2, ncx2
 
-    true, law = check_law(true, "true law"), check_law(law)
-    outside = float(true[law == 0].sum())
+    true, dist = check_dist(true, "true distribution"), check_dist(dist)
+    outside = float(true[dist == 0].sum())
     needed = float(np.log(1 - power) / np.log1p(-outside)) if 0 < outside < 1 else (1.0 if outside else float("inf"))
-    kept = law > 0
-    effect = float((((true - law)[kept]) ** 2 / law[kept]).sum())
+    kept = dist > 0
+    effect = float((((true - dist)[kept]) ** 2 / dist[kept]).sum())
     degrees = int(kept.sum()) - 1
     if effect > 1e-24 and degrees > 0:
         limit = float(chi2.isf(level, degrees))

@@ -1,4 +1,6 @@
-"""Verification rules: pure functions (draft, plan, target laws, rng) -> Acceptance. The file name is the key."""
+"""Verification rules: pure functions (draft, plan, target distributions, rng) -> Acceptance. The file name is the
+key.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from pkgutil import iter_modules
 
 from specdec_fast.core.names import RENAMED_RULES
 from specdec_fast.interfaces import Needs, Rule
-from specdec_fast.sampling_params import SamplingParams
+from specdec_fast.sampling.params import SamplingParams
 from specdec_kernels.names import unknown_name
 
 DEFAULT = "replay"

@@ -1,9 +1,9 @@
-"""Block: block verification on chains (Sun et al. 2025, algorithm 2), which accepts at least as much as rule token.
+"""Block: block verification on chains (Sun et al. 2025, algorithm 2), which accepts at least as much as rule rejection.
 
 The path ends at the last node whose coin passes, whatever the coins before it say. The thresholds weigh what the chain
 as a whole is worth, so that at least i tokens are kept with chance w_i = min(1, w_{i-1} p/q). Chosen tokens are point
-masses (q = 1), where nothing is gained. Uses fresh keyed coins, so the law is exact but the text depends on the draft.
-Tests: tests/rules/test_block.py, tests/kernels/test_chain_verify.py.
+masses (q = 1), where nothing is gained. Uses fresh keyed coins, so the distribution is exact but the text depends on
+the draft. Tests: tests/rules/test_block.py, tests/kernels/test_rejection_verify.py.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from specdec_fast.draft import Draft
+from specdec_fast.core.distributions import TokenDistributions
+from specdec_fast.core.draft import Draft
 from specdec_fast.interfaces import Acceptance, Needs, Rng
-from specdec_fast.laws import Laws
-from specdec_fast.rules.token import chain_coins, verify_chains
-from specdec_fast.sampling import SamplingParams
+from specdec_fast.rules.rejection import rejection_coins, verify_chains
+from specdec_fast.sampling.pipeline import SamplingParams
 from specdec_kernels import TreePlan
 
 
@@ -28,7 +28,7 @@ class Block:
     lossless: bool = True
     replays: bool = False
     uses_q: bool = True
-    prefers: str = "drawn"
+    prefers: str = "sampled"
     from_leaves: bool = True
 
     def why_not(self, needs: Needs) -> str | None:
@@ -40,13 +40,13 @@ class Block:
         return None
 
     def __call__(
-        self, draft: Draft, plan: TreePlan, target_laws: Laws, rng: Rng, uniforms: Tensor | None = None
+        self, draft: Draft, plan: TreePlan, target_dists: TokenDistributions, rng: Rng, uniforms: Tensor | None = None
     ) -> Acceptance:
-        return verify_chains(self.name, draft, target_laws, rng, uniforms)
+        return verify_chains(self.name, draft, target_dists, rng, uniforms)
 
-    def thresholds(self, draft: Draft, plan: TreePlan, target_laws: Laws) -> tuple[Tensor, Tensor]:
-        """Thresholds [M] and residual weights [M, V] (`chain_thresholds`); nodes from the last to the first."""
-        return chain_coins(self.name, draft, target_laws)
+    def thresholds(self, draft: Draft, plan: TreePlan, target_dists: TokenDistributions) -> tuple[Tensor, Tensor]:
+        """Thresholds [M] and residual weights [M, V] (`rejection_thresholds`); nodes from the last to the first."""
+        return rejection_coins(self.name, draft, target_dists)
 
 
 RULE = Block()

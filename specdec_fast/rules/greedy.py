@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specdec_fast.draft import Draft
+from specdec_fast.core.distributions import PendingDistributions, TokenDistributions
+from specdec_fast.core.draft import Draft
 from specdec_fast.interfaces import Acceptance, Needs, Rng
-from specdec_fast.laws import Laws, PendingLaws
 from specdec_fast.rules.replay import walk, walk_logits
-from specdec_fast.sampling import SamplingParams
+from specdec_fast.sampling.pipeline import SamplingParams
 from specdec_kernels import TreePlan
 
 
@@ -33,10 +33,10 @@ class Greedy:
             return f"rule greedy: got temperature {params.temperature}; expected 0, or another rule (replay, token)"
         return None
 
-    def __call__(self, draft: Draft, plan: TreePlan, target_laws: Laws, rng: Rng) -> Acceptance:
-        if isinstance(target_laws, PendingLaws):
-            return walk_logits(draft, plan, target_laws, rng)
-        return walk(draft, plan, target_laws.tie_id.long())
+    def __call__(self, draft: Draft, plan: TreePlan, target_dists: TokenDistributions, rng: Rng) -> Acceptance:
+        if isinstance(target_dists, PendingDistributions):
+            return walk_logits(draft, plan, target_dists, rng)
+        return walk(draft, plan, target_dists.tie_id.long())
 
 
 RULE = Greedy()

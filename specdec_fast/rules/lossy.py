@@ -1,12 +1,13 @@
-"""Lossy: three rules that do NOT keep the target's law, for comparison only. Refused unless asked for by this name.
+"""Lossy: three rules that do NOT keep the target's distribution, for comparison only. Refused unless asked for by
+this name.
 
 `lossy` (or `lossy:epsilon=0.09,delta=0.3`) is typical acceptance (Cai et al. 2024, Medusa, section 2.3.2): a token is
 kept when its probability is above min(epsilon, delta * exp(-entropy)), and of all such paths the longest. `lossy:
-lenience=0.5` is lenience (Leviathan et al. 2023, appendix A.5): the token rule with q multiplied by l < 1, so that no
-token comes more often than p / l (tokens that were chosen have no q, and are tested as by `token`). At temperature 0
-both are greedy. `lossy:among=3` is the approximate acceptance of blockwise decoding (Stern et al. 2018, section 5): a
-token is kept when it is among the 3 likeliest, at any temperature; with `lossy:among=3,least=2` the first 2 are
-kept whatever they are. Tests: tests/rules/test_lossy.py.
+lenience=0.5` is lenience (Leviathan et al. 2023, appendix A.5): the rejection rule with q multiplied by l < 1, so
+that no token comes more often than p / l (tokens that were chosen have no q, and are tested as by `token`). At
+temperature 0 both are greedy. `lossy:among=3` is the approximate acceptance of blockwise decoding (Stern et al. 2018,
+section 5): a token is kept when it is among the 3 likeliest, at any temperature; with `lossy:among=3,least=2` the
+first 2 are kept whatever they are. Tests: tests/rules/test_lossy.py.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from specdec_fast.draft import Draft
+from specdec_fast.core.distributions import TokenDistributions
+from specdec_fast.core.draft import Draft
 from specdec_fast.interfaces import Acceptance, Needs, Rng
-from specdec_fast.laws import Laws
-from specdec_fast.rules.token import chain_coins, verify_chains
-from specdec_fast.sampling import SamplingParams
-from specdec_kernels import TreePlan, draw_sample, law_stats, typical_verify
+from specdec_fast.rules.rejection import rejection_coins, verify_chains
+from specdec_fast.sampling.pipeline import SamplingParams
+from specdec_kernels import TreePlan, distribution_stats, draft_sample, typical_verify
 
 Cells = tuple[Tensor, Tensor]
 """(threshold [M], residual [M, V])"""
@@ -59,24 +60,26 @@ class Typical:
         return None
 
     def __call__(
-        self, draft: Draft, plan: TreePlan, target_laws: Laws, rng: Rng, uniforms: Tensor | None = None
+        self, draft: Draft, plan: TreePlan, target_dists: TokenDistributions, rng: Rng, uniforms: Tensor | None = None
     ) -> Acceptance:
-        return self._kept(draft, plan, target_laws, rng.seeds, rng.positions)
+        return self._kept(draft, plan, target_dists, rng.seeds, rng.positions)
 
-    def thresholds(self, draft: Draft, plan: TreePlan, target_laws: Laws) -> Cells:
+    def thresholds(self, draft: Draft, plan: TreePlan, target_dists: TokenDistributions) -> Cells:
         """1 on the longest path of tokens that are typical, 0 elsewhere; and the target's own weights."""
         rows = draft.offsets[1:]
-        path = self._kept(draft, plan, target_laws, rows.long(), rows).path.long()
-        weights = target_laws.weights()
+        path = self._kept(draft, plan, target_dists, rows.long(), rows).path.long()
+        weights = target_dists.weights()
         accept = weights.new_zeros(draft.num_nodes)
         accept[path[path >= 0]] = 1.0
         return accept, weights
 
-    def _kept(self, draft: Draft, plan: TreePlan, laws: Laws, seeds: Tensor, positions: Tensor) -> Acceptance:
+    def _kept(
+        self, draft: Draft, plan: TreePlan, dists: TokenDistributions, seeds: Tensor, positions: Tensor
+    ) -> Acceptance:
         links = (draft.tokens, draft.offsets, plan.first_child, plan.next_sibling)
         limit = {"epsilon": self.epsilon, "delta": self.delta, "max_depth": draft.max_depth}
-        target = (laws.logits, *laws.stats)
-        kept = typical_verify(*links, target, draft.scouts, seeds, positions, overlay=laws.overlay, **limit)
+        target = (dists.logits, *dists.stats)
+        kept = typical_verify(*links, target, draft.score_only, seeds, positions, overlay=dists.overlay, **limit)
         return Acceptance(*kept)
 
 
@@ -89,14 +92,14 @@ class Lenience:
     lossless: bool = field(default=False, init=False)
     replays: bool = field(default=False, init=False)
     uses_q: bool = field(default=True, init=False)
-    prefers: str = field(default="drawn", init=False)
+    prefers: str = field(default="sampled", init=False)
     from_leaves: bool = field(default=False, init=False)
     greedy_at_zero: bool = field(default=True, init=False)
 
     def __post_init__(self) -> None:
         if not 0 < self.lenience <= 1:
             raise ValueError(
-                f"rule lossy lenience: got {self.lenience}; expected a number above 0, up to 1 (rule token)"
+                f"rule lossy lenience: got {self.lenience}; expected a number above 0, up to 1 (rule rejection)"
             )
         object.__setattr__(self, "name", self.name or f"lossy:lenience={self.lenience:g}")
 
@@ -109,24 +112,24 @@ class Lenience:
         return None
 
     def __call__(
-        self, draft: Draft, plan: TreePlan, target_laws: Laws, rng: Rng, uniforms: Tensor | None = None
+        self, draft: Draft, plan: TreePlan, target_dists: TokenDistributions, rng: Rng, uniforms: Tensor | None = None
     ) -> Acceptance:
-        return verify_chains("token", self._lenient(draft), target_laws, rng, uniforms)
+        return verify_chains("rejection", self._lenient(draft), target_dists, rng, uniforms)
 
-    def thresholds(self, draft: Draft, plan: TreePlan, target_laws: Laws) -> Cells:
+    def thresholds(self, draft: Draft, plan: TreePlan, target_dists: TokenDistributions) -> Cells:
         """min(1, p(x) / (l q(x))), and the positive part of p - l q."""
-        return chain_coins("token", self._lenient(draft), target_laws)
+        return rejection_coins("rejection", self._lenient(draft), target_dists)
 
     def _lenient(self, draft: Draft) -> Draft:
         """The draft with l q in place of q: a larger log-normaliser."""
         if not draft.is_chain:
             raise ValueError("rule lossy:lenience: got a tree; expected chains, or lossy (typical)")
         draft.refuse_dropped(self.name)
-        q = draft.laws
+        q = draft.dists
         if q is None:
             return draft
-        scaled = Laws(q.logits, q.inv_t, q.lse - math.log(self.lenience), q.cut, q.tie_id, q.token_ids)
-        return replace(draft, laws=scaled)
+        scaled = TokenDistributions(q.logits, q.inv_t, q.lse - math.log(self.lenience), q.cut, q.tie_id, q.token_ids)
+        return replace(draft, dists=scaled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,39 +163,41 @@ class Among:
         return None
 
     def __call__(
-        self, draft: Draft, plan: TreePlan, target_laws: Laws, rng: Rng, uniforms: Tensor | None = None
+        self, draft: Draft, plan: TreePlan, target_dists: TokenDistributions, rng: Rng, uniforms: Tensor | None = None
     ) -> Acceptance:
-        path, accepted = self._path(draft, plan, target_laws)
-        last = target_laws.select(path.gather(1, accepted[:, None].long()).squeeze(1).long().clamp(min=0))
+        path, accepted = self._path(draft, plan, target_dists)
+        last = target_dists.select(path.gather(1, accepted[:, None].long()).squeeze(1).long().clamp(min=0))
         index = torch.full_like(accepted, NEXT)
-        law, positions = (last.logits, *last.stats), rng.positions + accepted
-        following = draw_sample(*law, rng.seeds, positions, index, overlay=last.overlay)
+        dist, positions = (last.logits, *last.stats), rng.positions + accepted
+        following = draft_sample(*dist, rng.seeds, positions, index, overlay=last.overlay)
         return Acceptance(path, accepted, following)
 
-    def thresholds(self, draft: Draft, plan: TreePlan, target_laws: Laws) -> Cells:
+    def thresholds(self, draft: Draft, plan: TreePlan, target_dists: TokenDistributions) -> Cells:
         """1 on the path that is kept, 0 elsewhere; and the target's own weights."""
-        path, weights = self._path(draft, plan, target_laws)[0].long(), target_laws.weights()
+        path, weights = self._path(draft, plan, target_dists)[0].long(), target_dists.weights()
         accept = weights.new_zeros(draft.num_nodes)
         accept[path[path >= 0]] = 1.0
         return accept, weights
 
-    def _path(self, draft: Draft, plan: TreePlan, laws: Laws) -> tuple[Tensor, Tensor]:
-        """The longest path of tokens that may be kept: typical acceptance without a limit, the others being scouts."""
-        logits = laws.levels().float()
+    def _path(self, draft: Draft, plan: TreePlan, dists: TokenDistributions) -> tuple[Tensor, Tensor]:
+        """The longest path of tokens that may be kept: typical acceptance without a limit, the others being
+        score-only nodes.
+        """
+        logits = dists.levels().float()
         above = draft.offsets[:-1].long()[draft.row_of] + draft.parents.clamp(min=0)
         level = logits[above].gather(1, draft.tokens[:, None])
         ids = torch.arange(logits.shape[1], device=logits.device)
         before = (logits[above] > level) | ((logits[above] == level) & (ids < draft.tokens[:, None]))
         kept = (before.sum(1) < self.among) | (plan.depth <= self.least)
-        scouts = ~(kept & (level[:, 0] > float("-inf"))) & (draft.parents >= 0)
-        if draft.scouts is not None:
-            scouts = scouts | draft.scouts
+        score_only = ~(kept & (level[:, 0] > float("-inf"))) & (draft.parents >= 0)
+        if draft.score_only is not None:
+            score_only = score_only | draft.score_only
         one, none = torch.ones_like(logits[:, 0]), torch.zeros_like(logits[:, 0])
-        every = (logits, *law_stats(logits, one, none.int(), one, none))
+        every = (logits, *distribution_stats(logits, one, none.int(), one, none))
         links = (draft.tokens, draft.offsets, plan.first_child, plan.next_sibling)
         anyone = draft.offsets[1:].long(), draft.offsets[1:]  # the token that they draw is not used
         path, accepted, _ = typical_verify(
-            *links, every, scouts, *anyone, max_depth=draft.max_depth, epsilon=0.0, delta=0.0
+            *links, every, score_only, *anyone, max_depth=draft.max_depth, epsilon=0.0, delta=0.0
         )
         return path, accepted
 

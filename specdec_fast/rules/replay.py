@@ -12,48 +12,48 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from specdec_fast.draft import Draft
+from specdec_fast.core.distributions import PendingDistributions, TokenDistributions
+from specdec_fast.core.draft import Draft
 from specdec_fast.interfaces import Acceptance, Needs, Rng
-from specdec_fast.laws import Laws, PendingLaws
-from specdec_fast.sampling import SamplingParams
-from specdec_kernels import TreePlan, replay_sample, replay_verify, tree_verify
+from specdec_fast.sampling.pipeline import SamplingParams
+from specdec_kernels import TreePlan, exact_match_verify, replay_sample, replay_verify
 
 
 def walk(draft: Draft, plan: TreePlan, choice: Tensor) -> Acceptance:
     """Follow the target's choice from the root as far as the draft has it. choice: int64 [M]."""
-    path, accepted, following = tree_verify(
+    path, accepted, following = exact_match_verify(
         draft.tokens,
         draft.offsets,
         plan.first_child,
         plan.next_sibling,
         choice,
-        draft.scouts,
+        draft.score_only,
         max_depth=draft.max_depth,
     )
     return Acceptance(path, accepted, following, choice)
 
 
-def walk_logits(draft: Draft, plan: TreePlan, laws: PendingLaws, rng: Rng) -> Acceptance:
-    """The same where nobody wants choices beside the path: finds laws and tokens of the nodes it comes to."""
+def walk_logits(draft: Draft, plan: TreePlan, dists: PendingDistributions, rng: Rng) -> Acceptance:
+    """The same where nobody wants choices beside the path: finds distributions and tokens of the nodes it comes to."""
     path, accepted, following, *found = replay_verify(
         draft.tokens,
         draft.offsets,
         plan.first_child,
         plan.next_sibling,
-        draft.scouts,
-        laws.logits,
-        laws.asked,
+        draft.score_only,
+        dists.logits,
+        dists.asked,
         rng.seeds,
         rng.positions,
         max_depth=draft.max_depth,
     )
-    laws.settle(found)
+    dists.settle(found)
     return Acceptance(path, accepted, following)
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Any tree, any proposal law (q is not used), any temperature."""
+    """Any tree, any proposal distribution (q is not used), any temperature."""
 
     name: str = "replay"
     lossless: bool = True
@@ -67,14 +67,14 @@ class Replay:
     def why_not_sampling(self, params: SamplingParams) -> str | None:
         return None
 
-    def __call__(self, draft: Draft, plan: TreePlan, target_laws: Laws, rng: Rng) -> Acceptance:
-        laws = target_laws
-        if isinstance(laws, PendingLaws):
-            return walk_logits(draft, plan, laws, rng)
+    def __call__(self, draft: Draft, plan: TreePlan, target_dists: TokenDistributions, rng: Rng) -> Acceptance:
+        dists = target_dists
+        if isinstance(dists, PendingDistributions):
+            return walk_logits(draft, plan, dists, rng)
         positions = rng.positions.index_select(0, draft.row_of) + plan.depth + 1
         seeds = rng.seeds.index_select(0, draft.row_of)
-        law = (laws.logits, laws.inv_t, laws.cut, laws.tie_id)
-        choice = replay_sample(*law, seeds, positions, overlay=laws.overlay)
+        dist = (dists.logits, dists.inv_t, dists.cut, dists.tie_id)
+        choice = replay_sample(*dist, seeds, positions, overlay=dists.overlay)
         return walk(draft, plan, choice)
 
 

@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 from specdec_fast.cache.paged import LayerShape
 from specdec_fast.interfaces import Slots
 from specdec_kernels import AttentionPlan, kv_stage, plan_for, tree_attention
-from specdec_kernels.triton_backend import INTERPRETED
+from specdec_kernels.triton_shared.triton_backend import INTERPRETED
 
 NAME = "specdec_paged"
 
@@ -32,7 +32,7 @@ class PackedContext:
     values: Sequence[Tensor]
     plans: dict[Hashable, AttentionPlan | None] = field(default_factory=dict)
     caught: dict[str, Tensor] = field(default_factory=dict)
-    """Hidden states of this pass, by the names of the taps that asked for them."""
+    """Hidden states of this pass, by the names of the auxiliary hidden states that asked for them."""
 
     def plan(self, query: Tensor, keys: Tensor, window: int) -> AttentionPlan | None:
         """How GPU kernels share out the keys of this pass: made by the first layer of a kind, good for all others.

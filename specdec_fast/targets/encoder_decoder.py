@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_fast.sampling import Sampling, SamplingParams, SamplingTable
+from specdec_fast.sampling.pipeline import Sampling, SamplingParams, SamplingTable
 
 # settings of `generate` that change logits in ways that are not followed here
 NOT_FOLLOWED = (
@@ -29,7 +29,7 @@ NOT_FOLLOWED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Translation:
+class CrossVocab:
     """tokens: with the end-of-sequence token, without the start; passes: of the decoder."""
 
     tokens: list[int]
@@ -106,7 +106,7 @@ def jacobi_translate(
     horizon: int | None = None,
     fill: int | Callable[[Sequence[int], int], Sequence[int]] | None = None,
     start: int | None = None,
-) -> list[Translation]:
+) -> list[CrossVocab]:
     """Translate token ids with PJ (no block), PGJ(block) or HGJ(block, horizon); the text is that of plain decoding.
 
     A pass puts a guess of the rest of the block through the decoder, as far as its positions go; the prefix
@@ -159,7 +159,7 @@ def _translate(
     block: int,
     horizon: int,
     fill: int | Callable[[Sequence[int], int], Sequence[int]],
-) -> Translation:
+) -> CrossVocab:
     text, passes = [row.start], 0
     places = getattr(row.model.config, "max_position_embeddings", None) or limit + 1
     guess: list[int] = []
@@ -181,9 +181,9 @@ def _translate(
         for token in choice[: accepted + 1]:
             text.append(token)
             if token in stops:
-                return Translation(text[1:], passes)
+                return CrossVocab(text[1:], passes)
         guess = choice[accepted + 1 :]
-    return Translation(text[1:], passes)
+    return CrossVocab(text[1:], passes)
 
 
 def _settings(config: Any, max_length: int, device: Any) -> Any:

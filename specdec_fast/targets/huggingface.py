@@ -14,16 +14,16 @@ import torch
 from torch import Tensor
 
 from specdec_fast.cache.paged import LayerShape, PagedCache
-from specdec_fast.draft import Draft
+from specdec_fast.core.chain_layout import chain_layout
+from specdec_fast.core.draft import Draft
 from specdec_fast.interfaces import Slots, TargetOutput
-from specdec_fast.packed_shape import packed_shape
 from specdec_fast.targets import attention
-from specdec_fast.targets.compiled import compiled
-from specdec_fast.targets.layer_set import LayerSet
-from specdec_fast.targets.sub_blocks import SubBlocks
-from specdec_fast.targets.weight_layout import align_logits, store_by_input
-from specdec_fast.targets.whole_pass import WholePass, why_not_whole
-from specdec_fast.targets.whole_pass import whole_pass as whole_passes
+from specdec_fast.targets.fused_forward import FusedForward, why_not_fused
+from specdec_fast.targets.fused_forward import build_fused_forward as whole_passes
+from specdec_fast.targets.layer_skipping import LayerSkipping
+from specdec_fast.targets.linear_layers import align_logits, store_by_input
+from specdec_fast.targets.skipped_layers import SkippedLayers
+from specdec_fast.targets.torch_compile import compiled
 from specdec_kernels import TreePlan
 
 if TYPE_CHECKING:
@@ -43,13 +43,13 @@ class HuggingFaceTarget:
     model: an instance, on its device and in its dtype. max_rows: rows in flight; max_length: context per row (default:
     the model's, at most 4,096), cut at the model's; num_pages: size of the pool (default: room for max_rows full rows);
     vocab_size: valid ids (default: the embedding's; the tokenizer's where the embedding is padded); compile: run
-    the forward through torch.compile; whole_pass: run it as one operator, `decoder_pass`, which computes what the model
-    does in fewer steps (Llama in float32 on a CPU): True insists on it, None takes it where `why_not_whole` is None.
-    Passes with taps run the model's modules in place of that operator, compiled or not; partial ones are never
-    compiled. Weights may be changed in place; after one was replaced make another target. The model keeps its values;
-    its attention function is replaced and, on a CPU, its linear layers store their weights in another order and, in
-    float32, multiply by `row_linear` (`store_by_input`). On a GPU rows of logits begin at multiples of 16 elements
-    (`align_logits`).
+    the forward through torch.compile; fused_forward: run it as one operator, `fused_forward`, which computes what the
+    model does in fewer steps (Llama in float32 on a CPU): True insists on it, None takes it where `why_not_fused` is
+    None. Passes with auxiliary hidden states run the model's modules in place of that operator, compiled or not;
+    partial ones are never compiled. Weights may be changed in place; after one was replaced make another target. The
+    model keeps its values; its attention function is replaced and, on a CPU, its linear layers store their weights in
+    another order and, in float32, multiply by `batch_invariant_linear` (`store_by_input`). On a GPU rows of logits
+    begin at multiples of 16 elements (`align_logits`).
 
     Raises UnsupportedModelError for encoder-decoders, recurrent layers, models without the attention interface and
     rotary scalings that look at the whole batch, ValueError for capacities below 1.
@@ -65,7 +65,7 @@ class HuggingFaceTarget:
         num_pages: int | None = None,
         vocab_size: int | None = None,
         compile: bool = False,
-        whole_pass: bool | None = False,
+        fused_forward: bool | None = False,
     ) -> None:
         _refuse_unsupported(model)
         wanted = {"max_rows": max_rows, "max_length": 1 if max_length is None else max_length, "page_size": page_size}
@@ -83,8 +83,10 @@ class HuggingFaceTarget:
         self.tokenizer: Any = None  # set where a drafter needs a draft's own
         self._logits = self._plain_logits = packed_logits(model)
         self._compile = compile
-        self._tapped: dict[tuple[str, ...], Callable[..., Tensor]] = {}  # compiled passes, by their taps
-        self._sub_blocks: SubBlocks | None = None
+        self._tapped: dict[
+            tuple[str, ...], Callable[..., Tensor]
+        ] = {}  # compiled passes, by their auxiliary hidden states
+        self._sub_blocks: LayerSkipping | None = None
         self.model_id = str(getattr(model.config, "name_or_path", "") or "")
         before = model.config._attn_implementation
         if before == attention.NAME:
@@ -117,25 +119,25 @@ class HuggingFaceTarget:
         else:
             align_logits(model)
         try:
-            self._arrange(compile, whole_pass, lambda: self._compare(sample, own, 1e-3))
+            self._arrange(compile, fused_forward, lambda: self._compare(sample, own, 1e-3))
         except ValueError:
             model.set_attn_implementation(before)
             raise
 
     def _arrange(self, compile: bool, whole: bool | None, check: Callable[[], None]) -> None:
         """Chooses what runs passes; `check` compares what they say with the model."""
-        self.why_not_whole = "nobody asked" if whole is False else why_not_whole(self.model)
-        if self.why_not_whole is None:
+        self.why_not_fused = "nobody asked" if whole is False else why_not_fused(self.model)
+        if self.why_not_fused is None:
             try:
                 self._logits = whole_passes(self.model, self.cache)
                 check()
             except ValueError as error:
-                self.why_not_whole, self._logits = str(error), self._plain_logits
-        if self.why_not_whole is not None and whole:
+                self.why_not_fused, self._logits = str(error), self._plain_logits
+        if self.why_not_fused is not None and whole:
             raise ValueError(
-                f"whole_pass: got True, but {self.why_not_whole}; leave it out (compile=True serves every model)"
+                f"fused_forward: got True, but {self.why_not_fused}; leave it out (compile=True serves every model)"
             )
-        if self.why_not_whole is not None and compile:
+        if self.why_not_fused is not None and compile:
             self._logits = compiled(self._plain_logits)
 
     def _probe(self) -> list[LayerShape]:
@@ -171,7 +173,7 @@ class HuggingFaceTarget:
         draft = Draft.chains([0], [sample[half:].tolist()], device=self.device)
         with torch.inference_mode():
             if half:
-                shape = packed_shape((0,), (half,), self.device)
+                shape = chain_layout((0,), (half,), self.device)
                 self.extend(shape.rows, sample[:half], shape.offsets, logits=False)
             packed = self.score(draft, draft.planned())[0].logits
         self.cache.release([0])
@@ -184,7 +186,13 @@ class HuggingFaceTarget:
             )
 
     def extend(
-        self, rows: Tensor, tokens: Tensor, offsets: Tensor, *, logits: bool | Tensor, taps: Sequence[str] = ()
+        self,
+        rows: Tensor,
+        tokens: Tensor,
+        offsets: Tensor,
+        *,
+        logits: bool | Tensor,
+        aux_hidden_states: Sequence[str] = (),
     ) -> TargetOutput:
         """Append committed tokens to rows (causal): prefill, and every step of a draft model.
 
@@ -194,25 +202,25 @@ class HuggingFaceTarget:
         """
         slots = self.cache.stage(rows, offsets, tokens.shape[0], advance=True)
         if isinstance(logits, Tensor):
-            return self._run(tokens, slots, logits, taps)
+            return self._run(tokens, slots, logits, aux_hidden_states)
         wanted = (offsets[1:] - 1).long() if logits else tokens.new_zeros(1)
-        output = self._run(tokens, slots, wanted, taps)
-        return output if logits else TargetOutput(None, output.taps)
+        output = self._run(tokens, slots, wanted, aux_hidden_states)
+        return output if logits else TargetOutput(None, output.aux_hidden_states)
 
-    def score(self, draft: Draft, plan: TreePlan, taps: Sequence[str] = ()) -> tuple[TargetOutput, Slots]:
+    def score(self, draft: Draft, plan: TreePlan, aux_hidden_states: Sequence[str] = ()) -> tuple[TargetOutput, Slots]:
         """Logits [M, V] of every node of a draft in one pass, and the slots to commit."""
         slots = self.cache.stage(draft.rows, draft.offsets, draft.num_nodes, None if draft.is_chain else plan)
-        return self._run(draft.tokens, slots, None, taps), slots
+        return self._run(draft.tokens, slots, None, aux_hidden_states), slots
 
     @contextmanager
-    def partial(self, skip: LayerSet) -> Iterator[None]:
+    def partial(self, skip: SkippedLayers) -> Iterator[None]:
         """While entered, passes leave these sub-blocks out (and are not compiled): self-speculation.
 
         Layers whose attention is left out store no keys and values. Raises ValueError for a layer that is not there and
         for a sub-block that cannot be left out.
         """
         if self._sub_blocks is None:
-            self._sub_blocks = SubBlocks(self.model, list(self.layers))
+            self._sub_blocks = LayerSkipping(self.model, list(self.layers))
         whole, self._logits = self._logits, self._plain_logits
         try:
             with self._sub_blocks.skipping(skip):
@@ -220,18 +228,20 @@ class HuggingFaceTarget:
         finally:
             self._logits = whole
 
-    def _run(self, tokens: Tensor, slots: Slots, wanted: Tensor | None, taps: Sequence[str]) -> TargetOutput:
+    def _run(
+        self, tokens: Tensor, slots: Slots, wanted: Tensor | None, aux_hidden_states: Sequence[str]
+    ) -> TargetOutput:
         if torch.is_grad_enabled():  # keys of a pass that is recorded for backward could not be written into the cache
             with torch.no_grad():
-                return self._run(tokens, slots, wanted, taps)
+                return self._run(tokens, slots, wanted, aux_hidden_states)
         if not attention.is_served(self.model.config):  # somebody used the model in between
             self.model.set_attn_implementation(attention.NAME)
         context = attention.PackedContext(slots, self.cache.keys, self.cache.values)
         hooks: list[Any] = []
         try:
-            for name in taps:
-                hooks.append(self._tap(name))
-            run = self._passes(tuple(taps)) if taps else self._logits
+            for name in aux_hidden_states:
+                hooks.append(self._aux_hidden_state(name))
+            run = self._passes(tuple(aux_hidden_states)) if aux_hidden_states else self._logits
             logits = run(tokens=tokens, positions=slots.positions, wanted=wanted, packed=context)
         finally:
             for hook in hooks:
@@ -239,17 +249,17 @@ class HuggingFaceTarget:
         caught = context.caught
         return TargetOutput(logits if logits.shape[1] == self.vocab_size else logits[:, : self.vocab_size], caught)
 
-    def _passes(self, taps: tuple[str, ...]) -> Callable[..., Tensor]:
-        """What runs passes with taps. Compiled code has the hooks of the time when it was compiled, so each set of taps
-        has its own.
+    def _passes(self, aux_hidden_states: tuple[str, ...]) -> Callable[..., Tensor]:
+        """What runs passes with auxiliary hidden states. Compiled code has the hooks of the time when it was
+        compiled, so each set of auxiliary hidden states has its own.
         """
         if not self._compile or self._logits is self._plain_logits:  # partial passes are not compiled
             return self._plain_logits
-        if taps not in self._tapped:
-            self._tapped[taps] = compiled(self._plain_logits)
-        return self._tapped[taps]
+        if aux_hidden_states not in self._tapped:
+            self._tapped[aux_hidden_states] = compiled(self._plain_logits)
+        return self._tapped[aux_hidden_states]
 
-    def _tap(self, name: str) -> Any:
+    def _aux_hidden_state(self, name: str) -> Any:
         """A hook that notes a hidden state in the context of its pass, so that it is a part of compiled code."""
         place, _, index = name.partition(":")
         if place == "final_norm":
@@ -259,7 +269,10 @@ class HuggingFaceTarget:
 
             return self.model.base_model.register_forward_hook(keep_output, with_kwargs=True)
         if place != "entering" or not index.isdigit() or int(index) >= self.num_layers:
-            raise ValueError(f"tap: got {name!r}; expected 'final_norm' or 'entering:i' with i < {self.num_layers}")
+            raise ValueError(
+                f"auxiliary hidden state: got {name!r}; expected 'final_norm' or 'entering:i' with i < "
+                f"{self.num_layers}"
+            )
 
         def keep(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             hidden = args[0] if args else kwargs["hidden_states"]
@@ -268,19 +281,19 @@ class HuggingFaceTarget:
         return self.layers[int(index)].register_forward_pre_hook(keep, with_kwargs=True)
 
     @property
-    def whole(self) -> WholePass | None:
+    def whole(self) -> FusedForward | None:
         """Its passes where they are one operator, and `extend` is ours: who has them can have chains of them too."""
         ours = type(self).extend is HuggingFaceTarget.extend and "extend" not in vars(self)
-        return self._logits if ours and isinstance(self._logits, WholePass) else None
+        return self._logits if ours and isinstance(self._logits, FusedForward) else None
 
     @property
     def hidden_size(self) -> int:
-        """Width of the hidden states at the taps."""
+        """Width of the hidden states at the auxiliary hidden states."""
         return int(self.model.config.get_text_config().hidden_size)
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the model, and so of its taps."""
+        """Of the model, and so of its auxiliary hidden states."""
         return self.model.dtype
 
     @property
@@ -294,7 +307,9 @@ class HuggingFaceTarget:
         for module in self.model.base_model.modules():
             if isinstance(module, torch.nn.ModuleList) and len(module) == self.num_layers:
                 return module
-        raise UnsupportedModelError(f"{type(self.model).__name__}: no list of {self.num_layers} layers to tap")
+        raise UnsupportedModelError(
+            f"{type(self.model).__name__}: no list of {self.num_layers} layers to auxiliary hidden state"
+        )
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Input embeddings of tokens int64 [...]."""

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from specdec_fast.train.eagle_command import eagle, eagle3
-from specdec_fast.train.head_command import blockwise, medusa
+from specdec_fast.train.heads.eagle_command import eagle, eagle3
+from specdec_fast.train.heads.parallel_command import blockwise, medusa
 
 app = typer.Typer(help="Train the bundled pair, or heads for any model.", no_args_is_help=True)
 
@@ -78,8 +78,8 @@ def demo_pair(
     import torch
     from transformers.utils import logging
 
-    from specdec_fast.train import demo_pair as pair
-    from specdec_fast.train.recipe import timed, tokened
+    from specdec_fast.train.demo_pair import pipeline as pair
+    from specdec_fast.train.demo_pair.recipe import timed, tokened
 
     if minutes is not None and not minutes > 0:
         raise ValueError(f"--minutes: got {minutes}; expected more than 0")

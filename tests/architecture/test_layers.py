@@ -1,4 +1,4 @@
-"""Who may import whom: csrc <- specdec_kernels <- core <- parts <- drafters <- engine <- top.
+"""Which package may import which. Every package names all that it may import; nothing is transitive.
 
 Imports are read from the syntax tree, inside functions too, so a lazy import is held to the same rules.
 """
@@ -15,56 +15,57 @@ from pathlib import Path
 import pytest
 
 PACKAGES = {"specdec_fast": "specdec_fast", "specdec_kernels": "kernels/specdec_kernels"}
-CORE = {
-    *(
-        "acceptance",
-        "budget",
-        "core",
-        "draft",
-        "edits",
-        "expectations",
-        "extras",
-        "grammar",
-        "interfaces",
-        "laws",
-        "logprobs",
-        "proposing",
-        "request",
-        "sampling",
-        "state",
-    ),
-    *("draft_source", "dynamic", "growing", "outline", "shapes", "translation", "stats"),
-    *("sampling_params", "step_mode", "stopping", "turns", "prefill"),
-    *("captured", "emission", "graph_step", "packed_shape", "packing", "upload"),
-}
-TOP = {"integrations", "lab", "train", "tune"}
 
-# What each layer may import besides itself. A module that belongs to none of them has no place in the house.
-_PARTS = {"kernels", "core"}
-_ENGINE = _PARTS | {"rules", "cache", "heads", "stores", "targets", "drafters"}
-_TOP = _ENGINE | {"engine", "loading"}
+_VALUES = {"kernels", "core", "sampling", "interfaces"}
+_PARTS = _VALUES | {"trees", "adaptive", "cache", "targets", "heads", "retrieval", "draft_runners"}
+_ENGINE = _PARTS | {"rules", "drafters", "engine", "extras"}
+_APPLICATIONS = _ENGINE | {"loading", "tune", "lab", "train", "integrations", "front"}
 MAY_IMPORT: dict[str, set[str]] = {
-    "kernels": set(),
-    "core": {"kernels"},
-    "rules": _PARTS,
-    "cache": _PARTS,
-    "heads": _PARTS,
-    "stores": _PARTS,
-    "targets": _PARTS | {"cache"},
-    "drafters": _PARTS | {"cache", "heads", "stores", "targets"},
-    "engine": _ENGINE | {"driving", "warming"},
-    "driving": _ENGINE | {"engine"},
-    "warming": _ENGINE | {"engine"},
-    "choosing": _ENGINE | {"engine"},
-    "loading": _ENGINE | {"choosing", "engine"},
-    **{name: _TOP | {"front"} for name in TOP},
-    "cli": _TOP | TOP | {"front", "commands"},
+    # the operators: they import nothing of the engine, and nothing but torch and triton from outside
+    "kernels/dispatch": {"kernels", "kernels/ops"},  # its registration with torch names the operators, lazily
+    "kernels/triton_shared": {"kernels", "kernels/dispatch"},
+    "kernels/ops": {"kernels", "kernels/dispatch", "kernels/triton_shared"},
+    "kernels/testing": {"kernels", "kernels/dispatch", "kernels/ops", "kernels/triton_shared"},
+    "kernels/inspection": {"kernels", "kernels/dispatch", "kernels/testing", "kernels/triton_shared"},
+    "kernels/simulated_gpu": {
+        "kernels/triton_shared",
+        "kernels/dispatch",
+        "kernels/inspection",
+        "kernels/ops",
+        "kernels/testing",
+    },
+    "kernels": {"kernels/dispatch", "kernels/ops"},
+    # the engine
+    "extras": {"kernels/dispatch"},
+    "core": {"kernels", "kernels/dispatch"},
+    "sampling": {"kernels", "core"},
+    "interfaces": {"kernels", "core", "sampling"},
+    "trees": _VALUES,
+    "adaptive": _VALUES,
+    "cache": _VALUES,
+    "heads": set(),
+    "retrieval": {"kernels", "kernels/dispatch", "extras"},
+    "targets": _VALUES | {"cache", "kernels/dispatch", "kernels/triton_shared"},
+    "draft_runners": _VALUES | {"cache", "targets", "trees"},
+    "rules": _VALUES | {"adaptive"},
+    "drafters": _PARTS,
+    "engine": _VALUES | {"adaptive", "rules"},
+    # what people touch
+    "tune": _ENGINE,
+    "loading": _ENGINE | {"tune"},
+    "lab": _VALUES | {"engine", "rules", "kernels/testing"},
+    "integrations": {"extras", "retrieval"},
+    "train": _PARTS | {"extras", "loading"},
+    "front": _ENGINE | {"loading"},  # specdec_fast/__init__.py: names only, resolved on first use
+    "commands": _APPLICATIONS | {"kernels/dispatch", "kernels/inspection", "kernels/testing", "kernels/triton_shared"},
+    "cli": {"commands", "front"},
     "__main__": {"cli"},
-    "commands": _TOP | TOP | {"front"},
-    "front": _TOP,  # specdec_fast/__init__.py: names only, resolved on first use
 }
 # Packages from outside that a layer may import at all.
-OUTSIDE = {"kernels": {"torch", "triton"}, "core": {"torch"}, "rules": {"torch"}, "cache": {"torch"}}
+_TORCH_ONLY = {"core", "rules", "cache", "sampling", "trees", "adaptive", "interfaces", "engine"}
+OUTSIDE = {layer: {"torch"} for layer in _TORCH_ONLY} | {
+    layer: {"torch", "triton"} for layer in MAY_IMPORT if layer.startswith("kernels")
+}
 
 
 @dataclass(frozen=True)
@@ -113,15 +114,14 @@ def imports_of(module: str, path: Path, known: set[str]) -> Iterator[Import]:
 
 
 def layer_of(module: str) -> str | None:
-    """The layer of one of our modules; None for a part that has none."""
+    """The layer of one of our modules; None for a module that has none."""
     package, _, rest = module.partition(".")
-    if package == "specdec_kernels":
-        return "kernels"
     part = rest.partition(".")[0]
+    if package == "specdec_kernels":
+        inner = f"kernels/{part}"
+        return inner if inner in MAY_IMPORT else "kernels"
     if not part:
         return "front"
-    if part in CORE:
-        return "core"
     return part if part in MAY_IMPORT else None
 
 
@@ -210,18 +210,19 @@ def test_the_operators_are_reached_through_their_package_only(root: Path, listed
 
 
 PLANTED = [
-    ("kernels/specdec_kernels/op/reference.py", "from specdec_fast.draft import Draft", "kernels imports"),
-    ("kernels/specdec_kernels/op/reference.py", "import numpy", "kernels imports numpy"),
-    ("specdec_fast/draft.py", "from specdec_fast.engine import Engine", "core imports"),
-    ("specdec_fast/draft.py", "def f():\n    import specdec_fast.rules", "core imports"),
-    ("specdec_fast/state.py", "from specdec_fast import Engine", "core imports specdec_fast,"),
-    ("specdec_fast/rules/replay.py", "from specdec_fast.targets import tiny", "rules imports"),
-    ("specdec_fast/cache/paged.py", "from specdec_fast.targets.tiny import x", "cache imports"),
+    ("kernels/specdec_kernels/ops/op/reference.py", "from specdec_fast.core.draft import Draft", "kernels/ops imports"),
+    ("kernels/specdec_kernels/ops/op/reference.py", "import numpy", "kernels/ops imports numpy"),
+    ("kernels/specdec_kernels/dispatch/operator.py", "from ..testing import samples", "kernels/dispatch imports"),
+    ("specdec_fast/core/draft.py", "from specdec_fast.engine.engine import Engine", "core imports"),
+    ("specdec_fast/core/draft.py", "def f():\n    import specdec_fast.rules", "core imports"),
+    ("specdec_fast/engine/state.py", "from specdec_fast import Engine", "engine imports specdec_fast,"),
+    ("specdec_fast/rules/replay.py", "from specdec_fast.targets import tiny_models", "rules imports"),
+    ("specdec_fast/cache/paged.py", "from specdec_fast.targets.tiny_models import x", "cache imports"),
     ("specdec_fast/drafters/a.py", "from specdec_fast.drafters.b import x", "drafters are independent"),
     ("specdec_fast/drafters/a.py", "from . import b", "drafters are independent"),
     ("specdec_fast/drafters/a.py", "from ..rules import replay", "drafters imports"),
-    ("specdec_fast/drafters/a.py", "import specdec_fast.engine as e", "drafters imports"),
-    ("specdec_fast/engine.py", "from specdec_fast.cli import main", "engine imports"),
+    ("specdec_fast/drafters/a.py", "import specdec_fast.engine.engine as e", "drafters imports"),
+    ("specdec_fast/engine/engine.py", "from specdec_fast.cli import main", "engine imports"),
     ("specdec_fast/lab/report.py", "from specdec_fast.tune import x", "lab imports"),
     ("specdec_fast/stuff/thing.py", "", "has no layer"),
 ]
@@ -230,14 +231,15 @@ PLANTED = [
 def plant(root: Path, sources: dict[str, str]) -> list[Path]:
     """Write files below root, with empty neighbours that imports can resolve to."""
     neighbours = [
-        "draft",
-        "engine",
+        "core/draft",
+        "engine/engine",
         "cli",
         "rules/replay",
-        "targets/tiny",
+        "targets/tiny_models",
         "drafters/a",
         "drafters/b",
         "tune/__init__",
+        "commands/__init__",
     ]
     for name in (f"specdec_fast/{stem}.py" for stem in [*neighbours, "__init__", "drafters/__init__"]):
         sources.setdefault(name, "")
@@ -257,9 +259,9 @@ def test_a_clean_tree_passes(tmp_path: Path) -> None:
     files = plant(
         tmp_path,
         {
-            "specdec_fast/targets/tiny.py": "from specdec_fast.cache.paged import x",
-            "specdec_fast/drafters/a.py": "from specdec_fast.targets import tiny\nimport torch",
-            "specdec_fast/cli.py": "def f():\n    from specdec_fast.tune import x\nimport specdec_fast",
+            "specdec_fast/targets/tiny_models.py": "from specdec_fast.cache.paged import x",
+            "specdec_fast/drafters/a.py": "from specdec_fast.targets import tiny_models\nimport torch",
+            "specdec_fast/cli.py": "def f():\n    from specdec_fast.commands import x\nimport specdec_fast",
         },
     )
     assert violations(tmp_path, files) == [] and cycles(tmp_path, files) == []
@@ -269,17 +271,19 @@ def test_a_planted_cycle_is_caught(tmp_path: Path) -> None:
     files = plant(
         tmp_path,
         {
-            "specdec_fast/state.py": "from specdec_fast.sampling import x",
-            "specdec_fast/sampling.py": "def f():\n    from specdec_fast import state",
-            "specdec_fast/stats.py": "if TYPE_CHECKING:\n    from specdec_fast.state import x",
+            "specdec_fast/engine/state.py": "from specdec_fast.sampling.pipeline import x",
+            "specdec_fast/sampling/pipeline.py": "def f():\n    from specdec_fast.engine import state",
+            "specdec_fast/engine/stats.py": "if TYPE_CHECKING:\n    from specdec_fast.engine.state import x",
         },
     )
-    assert cycles(tmp_path, files) == ["specdec_fast.sampling -> specdec_fast.state -> specdec_fast.sampling"]
+    assert cycles(tmp_path, files) == [
+        "specdec_fast.engine.state -> specdec_fast.sampling.pipeline -> specdec_fast.engine.state"
+    ]
 
 
 def test_a_planted_include_is_caught(tmp_path: Path) -> None:
-    for place in ("csrc/verify/chain.h", "csrc/bindings/verify.cpp"):
+    for place in ("csrc/verify/rejection.h", "csrc/bindings/verify.cpp"):
         (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / place).write_text("#include <torch/csrc/stable/library.h>\n")
     found = foreign_includes(tmp_path, sorted(tmp_path.rglob("*.*")))
-    assert len(found) == 1 and "csrc/verify/chain.h:1" in found[0]
+    assert len(found) == 1 and "csrc/verify/rejection.h:1" in found[0]

@@ -15,7 +15,7 @@ import pytest
 from benchmarks import drafters
 from benchmarks.drafter_rows import FORCED, NOTE, OWN_RUN, as_markdown, key_of, merged
 from benchmarks.drafters import METHODS, copied_share, copiers, copies, measure
-from benchmarks.interleave import interleave
+from benchmarks.harness.interleave import interleave
 from benchmarks.progress import Progress
 from specdec_fast.drafters import drafter_names, refuse_unknown_options
 from specdec_fast.loading import load_tokenizer
@@ -34,7 +34,9 @@ def test_every_drafter_is_measured_with_options_that_it_takes() -> None:
         refuse_unknown_options(method.drafter, method.options)
     verified = {(method.options.get("how"), method.rule) for method in METHODS.values() if method.rule != DEFAULT}
     hows = ("hybrid", "iid", "without_replacement")
-    assert verified == {(how, rule) for how in hows for rule in ("traversal", "tree")}, "trees that are drawn"
+    assert verified == {(how, rule) for how in hows for rule in ("traversal", "recursive_rejection")}, (
+        "trees that are drawn"
+    )
 
 
 def test_texts_that_are_forced_copy_their_prompts() -> None:
@@ -48,7 +50,7 @@ def test_texts_that_are_forced_copy_their_prompts() -> None:
 
 
 def test_nobody_who_is_told_the_text_is_measured_on_copies() -> None:
-    """A draft model's law takes a request's forced tokens, so it would draft the text that is forced."""
+    """A draft model's distribution takes a request's forced tokens, so it would draft the text that is forced."""
     found = copiers(list(METHODS))
     assert {"ngram", "suffix", "forest of ngram and recycling"} <= set(found)
     assert not any("draft_" in name or "tree" in name for name in found)

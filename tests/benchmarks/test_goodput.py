@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from benchmarks import goodput
-from benchmarks.chosen import RESULTS
 from benchmarks.goodput import AGAIN, as_markdown, measure, methods, race
+from benchmarks.harness.row_selection import RESULTS
 from specdec_fast import SamplingParams
 
 

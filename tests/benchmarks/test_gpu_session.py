@@ -17,14 +17,14 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import machine  # noqa: E402
+from benchmarks.gpu import machine  # noqa: E402
 
 SCRIPT = ROOT / "benchmarks" / "gpu_session.sh"
 COMMANDS = ("correctness", "kernels", "steps")
 FAKE = """#!/bin/sh
 case "$*" in
-*benchmarks.report*) exec {python} "$@";;
-*benchmarks.machine*) exit 0;;
+*benchmarks.gpu.report*) exec {python} "$@";;
+*benchmarks.gpu.machine*) exit 0;;
 {cases}
 esac
 """
@@ -165,9 +165,9 @@ def test_a_session_counts_the_parts_that_fail(command: str, tmp_path: Path) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_rehearsal_runs_every_part_on_a_stand_in(command: str, tmp_path: Path) -> None:
-    from specdec_kernels import standin
+    from specdec_kernels import simulated_gpu
 
-    if reason := standin.missing():
+    if reason := simulated_gpu.missing():
         pytest.skip(reason)
     asked = session(command, tmp_path / "out", "--rehearse", SPECDEC_GPU_CACHE=str(tmp_path / "none.tar.xz"))
     printed, wrong = asked.communicate(timeout=300)
@@ -190,7 +190,7 @@ def test_a_rehearsal_runs_every_part_on_a_stand_in(command: str, tmp_path: Path)
         assert found["tests.json"]["counts"].keys() == {"passed"}
     if command == "kernels":
         timed = {row["op"] for row in found["kernels.json"]["times"] if row["backend"] == "triton" and row["p10"]}
-        assert timed == {"tree_attention", "law_stats"}
+        assert timed == {"tree_attention", "distribution_stats"}
     if command == "steps":
         lines = found["step-tiny-eagle3.json"]["steps"]
         assert [line["acceptance"] for line in lines] == ["half", "none", "all", ""]

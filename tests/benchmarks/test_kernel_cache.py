@@ -16,9 +16,9 @@ sys.path.insert(0, str(ROOT))
 
 pytest.importorskip("triton")
 
-from benchmarks import cache_jobs, kernel_cache  # noqa: E402
-from specdec_kernels import machine_code  # noqa: E402
-from specdec_kernels.agreement import SAMPLES  # noqa: E402
+from benchmarks.gpu import cache_jobs, kernel_cache  # noqa: E402
+from specdec_kernels.inspection import machine_code  # noqa: E402
+from specdec_kernels.testing.agreement import SAMPLES  # noqa: E402
 
 if machine_code.missing() is not None:
     pytest.skip(f"nothing is compiled: {machine_code.missing()}", allow_module_level=True)

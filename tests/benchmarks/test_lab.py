@@ -9,26 +9,26 @@ from typing import Any
 import pytest
 import typer
 
-from benchmarks import lab_draws, lab_exact, lab_heads
+from benchmarks.lab import draws, exact, heads
 
 
 def test_draws_are_timed_and_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "draws.json"
-    few = ["--rules", "token", "replay", "--draws", "3000", "--vocab", "40", "--threads", "1", "--out", str(out)]
-    lab_draws.main([*few, "--json"])
+    few = ["--rules", "rejection", "replay", "--draws", "3000", "--vocab", "40", "--threads", "1", "--out", str(out)]
+    draws.main([*few, "--json"])
     found = json.loads(capsys.readouterr().out)
     assert found == json.loads(out.read_text()) and found["vocab"] == 40 and found["environment"]["cores"]
     assert [(row["rule"], row["drafts"]) for row in found["rows"]] == [
-        ("token", "2 nodes, drawn"),
+        ("rejection", "2 nodes, drawn"),
         ("replay", "2 nodes, coupled"),
     ]
     assert all(row["lowest_p"] > 1e-4 and row["seconds"] >= 0 for row in found["rows"])
 
 
 def test_the_exact_part_is_timed_and_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """greedy has no law to enumerate, and is quick."""
+    """greedy has no distribution to enumerate, and is quick."""
     out = tmp_path / "exact.json"
-    lab_exact.main(["--rules", "greedy", "--out", str(out)])
+    exact.main(["--rules", "greedy", "--out", str(out)])
     found = json.loads(out.read_text())
     assert "greedy, same keys:" in capsys.readouterr().out
     assert [row["part"] for row in found["rows"]] == ["same keys"] and found["rows"][0]["holds"]
@@ -38,7 +38,7 @@ def test_the_exact_part_is_timed_and_holds(tmp_path: Path, capsys: pytest.Captur
 def test_heads_are_judged_by_what_the_lab_reports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A run that does not hold has its row too, which says so. The lab itself: tests/cli/test_lab.py."""
+    """A run that does not hold has its row too, which says so. The lab itself: tests/commands/test_lab.py."""
 
     def lab(out: Path, **told: Any) -> None:
         drawn = {"acceptance_rate": 0.5, "certified_distance": 0.1, "row_error": 0.0}
@@ -62,9 +62,9 @@ def test_heads_are_judged_by_what_the_lab_reports(
         if sampled:
             raise typer.Exit(1)
 
-    monkeypatch.setattr(lab_heads, "lab", lab)
+    monkeypatch.setattr(heads, "lab", lab)
     out = tmp_path / "heads.json"
-    lab_heads.main(["--cases", "medusa, greedy", "eagle3, dynamic", "--draws", "700", "--out", str(out)])
+    heads.main(["--cases", "medusa, greedy", "eagle3, dynamic", "--draws", "700", "--out", str(out)])
     medusa, eagle3 = json.loads(out.read_text())["rows"]
     assert medusa["holds"] and medusa["greedy"] == {"texts": 2, "identical": 2, "tokens": 32} and medusa["draws"] == 0
     assert not eagle3["holds"] and eagle3["greedy"]["identical"] == 1 and eagle3["drafter"] == "eagle3"

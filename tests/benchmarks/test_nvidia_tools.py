@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import report  # noqa: E402
+from benchmarks.gpu import report  # noqa: E402
 from benchmarks.kernels import ncu, nvidia_tools, sanitize  # noqa: E402
 from specdec_kernels import OPS  # noqa: E402
 
@@ -87,10 +87,10 @@ def test_counters_of_ncu_are_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert (join["kernel"], join["grid"], join["gpu__time_duration.sum"]) == ("join", "(48, 1, 1)", 678)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     tool(tmp_path, "ncu", COUNTERS)
-    assert ncu.main(["--out", str(tmp_path), "law_stats"]) == 0
+    assert ncu.main(["--out", str(tmp_path), "distribution_stats"]) == 0
     assert "scan" in report.page(tmp_path)
     tool(tmp_path, "ncu", "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission\n", 1)
-    assert ncu.main(["--out", str(tmp_path), "law_stats"]) == 0
+    assert ncu.main(["--out", str(tmp_path), "distribution_stats"]) == 0
     (row,) = json.loads((tmp_path / "ncu.json").read_text())["operators"]
     assert row["kernels"] == [] and "ERR_NVGPUCTRPERM" in row["reason"]
 

@@ -20,8 +20,8 @@ from benchmarks.kernels.gpu import peers  # noqa: E402
 from benchmarks.kernels.peers import PEERS, Peer, index_copy  # noqa: E402
 from benchmarks.kernels.whole_chains import kept, torch_chain  # noqa: E402
 from specdec_kernels import OPS, use_backend  # noqa: E402
-from specdec_kernels.agreement import SAMPLES, sample  # noqa: E402
-from specdec_kernels.samples import Call, Sizes  # noqa: E402
+from specdec_kernels.testing.agreement import SAMPLES, sample  # noqa: E402
+from specdec_kernels.testing.samples import Call, Sizes  # noqa: E402
 
 SIZES = (Sizes(nodes=6, length=40, heads=4, kv_heads=2, width=16, vocab=200),)
 HERE = {peer.name for peer in PEERS if not peer.gpu}
@@ -92,29 +92,29 @@ def test_what_sglang_is_given_is_our_tree(monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_chain_of_torch_operators_accepts_as_ours_does(top_p: float) -> None:
     """Mean number of accepted tokens, over draws of their own: the whole operator is compared, filters included."""
     sizes = Sizes(rows=64, nodes=4, vocab=50, top_p=top_p)
-    call = sample("chain_verify_logits", sizes)
+    call = sample("rejection_verify_logits", sizes)
     torch.manual_seed(0)
     run = torch_chain(call)
     theirs = torch.cat([run()[0] for _ in range(200)]).float()
     with use_backend("reference"):
-        accept, _ = OPS["chain_thresholds"](*sample("chain_thresholds", sizes).arguments)
+        accept, _ = OPS["rejection_thresholds"](*sample("rejection_thresholds", sizes).arguments)
     chains = accept.view(sizes.rows, sizes.nodes)[:, 1:]
     assert abs(float(theirs.mean()) - float(chains.cumprod(1).sum(1).mean())) < 0.05
     last = run()[1]
     assert last.shape == (sizes.rows,) and int(last.max()) < sizes.vocab
 
 
-def test_a_cut_law_keeps_the_likeliest_tokens() -> None:
-    law = torch.tensor([[0.1, 0.5, 0.3, 0.1]])
-    torch.testing.assert_close(kept(law, 0.6), torch.tensor([[0.0, 0.625, 0.375, 0.0]]))
-    assert kept(law, 1.0) is law
+def test_a_cut_distribution_keeps_the_likeliest_tokens() -> None:
+    dist = torch.tensor([[0.1, 0.5, 0.3, 0.1]])
+    torch.testing.assert_close(kept(dist, 0.6), torch.tensor([[0.0, 0.625, 0.375, 0.0]]))
+    assert kept(dist, 1.0) is dist
 
 
 def test_chains_are_timed_whole_in_half_precision_and_under_top_p() -> None:
-    shapes = SAMPLES["chain_verify_logits"].gpu
+    shapes = SAMPLES["rejection_verify_logits"].gpu
     assert {torch.bfloat16, torch.float32} <= {each.dtype for each in shapes}
     assert any(each.top_p < 1 for each in shapes)
-    assert len([peer for peer in PEERS if peer.op == "chain_verify_logits"]) >= 3
+    assert len([peer for peer in PEERS if peer.op == "rejection_verify_logits"]) >= 3
 
 
 def test_peers_that_compile_for_each_shape_come_after_all_others() -> None:
@@ -126,7 +126,7 @@ def test_peers_that_compile_for_each_shape_come_after_all_others() -> None:
 
 
 def test_the_first_shape_of_every_operator_comes_before_the_second_of_any() -> None:
-    ops, cuda = ["law_stats", "kv_stage", "tree_plan"], torch.device("cuda")
-    order = [op for op, _ in gpu.in_turn(ops, cuda, False)]
+    ops, cuda = ["distribution_stats", "kv_stage", "tree_plan"], torch.device("cuda")
+    order = [op for op, _ in gpu.synchronized(ops, cuda, False)]
     assert order[:3] == ops and len(order) == sum(len(SAMPLES[op].gpu) for op in ops)
-    assert [op for op, _ in gpu.in_turn(ops, cuda, True)] == ops
+    assert [op for op, _ in gpu.synchronized(ops, cuda, True)] == ops

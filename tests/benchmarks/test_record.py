@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.interleave import cpu_name
-from benchmarks.record import joined, rows_of
+from benchmarks.harness.interleave import cpu_name
+from benchmarks.harness.record import joined, rows_of
 
 
 def found(median: float) -> dict[str, Any]:

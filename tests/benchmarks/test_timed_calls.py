@@ -12,9 +12,10 @@ import torch
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from specdec_kernels import standin, timing, use_backend  # noqa: E402
-from specdec_kernels.agreement import SAMPLES, difference, made_on, results, sample, tensors_in, told_by_both  # noqa: E402
-from specdec_kernels.samples import Sizes, attention_with_plan  # noqa: E402
+from specdec_kernels import simulated_gpu, use_backend  # noqa: E402
+from specdec_kernels.inspection import timing  # noqa: E402
+from specdec_kernels.testing.agreement import SAMPLES, difference, made_on, results, sample, tensors_in, told_by_both  # noqa: E402
+from specdec_kernels.testing.samples import Sizes, attention_with_plan  # noqa: E402
 
 
 def test_caches_of_a_cpu_are_left_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -26,13 +27,13 @@ def test_caches_of_a_cpu_are_left_too(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setattr(timing, "CPU_CACHES", tmp_path)
     assert timing.cache_size(cpu) == 2 << 20
     small, large = Sizes(rows=1, nodes=1, vocab=64), Sizes(vocab=20_000)
-    one, many = (timing.copies("law_stats", sizes, cpu) for sizes in (small, large))
+    one, many = (timing.copies("distribution_stats", sizes, cpu) for sizes in (small, large))
     assert len(one) == 1 and timing.in_cache(one, cpu)
     assert len(many) * many[0].bytes >= 8 << 20 and not timing.in_cache(many, cpu)
     monkeypatch.setattr(timing, "MOST_HELD_CPU", 4 << 20)
-    assert len(timing.copies("law_stats", large, cpu)) == 1
+    assert len(timing.copies("distribution_stats", large, cpu)) == 1
     limit = timing.Ceilings(10.0, 10.0, 0.1)
-    rows = [row for each in (small, large) for row in timing.bench(["law_stats"], cpu, each, 1, limit)]
+    rows = [row for each in (small, large) for row in timing.bench(["distribution_stats"], cpu, each, 1, limit)]
     assert {row.cached for row in rows if row.microseconds} == {True}
     monkeypatch.setattr(timing, "CPU_CACHES", tmp_path / "nowhere")
     assert timing.cache_size(cpu) == 0
@@ -50,7 +51,9 @@ def test_copies_exceed_the_cache_and_count_what_moves(monkeypatch: pytest.Monkey
     assert all(call.writes[0] is call.arguments[0][0] for call in calls), "a call writes to its own tensors"
 
 
-@pytest.mark.parametrize("op", ["kv_stage", "law_stats", "chain_verify_logits", "edit_logits", "attention_plan"])
+@pytest.mark.parametrize(
+    "op", ["kv_stage", "distribution_stats", "rejection_verify_logits", "process_logits", "attention_plan"]
+)
 def test_tensors_are_made_on_the_device_that_is_timed(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the meta device, which holds no numbers: none of its tensors can have been made elsewhere at full size."""
     largest = [0]
@@ -68,7 +71,7 @@ def test_tensors_are_made_on_the_device_that_is_timed(op: str, monkeypatch: pyte
 
 
 def test_a_call_made_on_a_device_has_the_numbers_of_the_sample() -> None:
-    for op in ("tree_attention", "chain_verify_logits", "edit_logits"):
+    for op in ("tree_attention", "rejection_verify_logits", "process_logits"):
         one, other = (made(op) for made in (lambda op: made_on("cpu", op, Sizes()), lambda op: sample(op, Sizes())))
         pairs = zip(*(tensors_in((call.arguments, tuple(call.options.values()))) for call in (one, other)), strict=True)
         assert all(torch.equal(a, b) for a, b in pairs)
@@ -102,7 +105,7 @@ def test_a_time_has_its_median_and_the_tenths_on_both_sides() -> None:
 
 def test_an_engine_s_calls_are_what_is_timed_on_a_gpu() -> None:
     assert SAMPLES["tree_attention"].timed is attention_with_plan
-    for op in ("law_stats", "chain_verify_logits", "replay_verify"):
+    for op in ("distribution_stats", "rejection_verify_logits", "replay_verify"):
         assert {sizes.top_p < 1 for sizes in SAMPLES[op].gpu} == {True, False}, "with filters and without"
 
 
@@ -124,9 +127,9 @@ def test_ancestor_words_without_a_bit_are_no_difference() -> None:
 @pytest.mark.parametrize("fault", ["waits", "raises"])
 def test_a_call_that_cannot_be_captured_leaves_others_their_times(fault: str) -> None:
     """As a peer's may be: before the capture where it waits for the device, in it where it raises."""
-    if reason := standin.missing():
+    if reason := simulated_gpu.missing():
         pytest.skip(reason)
-    with standin.gpu():
+    with simulated_gpu.gpu():
         numbers, runs = torch.ones(3, device="cuda"), []
 
         def call() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from oracles.ledger import Ledger, cache, random_path, random_tree
 
-from specdec_fast.upload import write_at
+from specdec_fast.core.device_transfer import write_at
 
 PAGE_SIZES = (1, 4, 16, 256)
 

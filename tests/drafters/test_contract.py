@@ -19,14 +19,14 @@ from oracles.automaton_head import AutomatonHead
 from oracles.head_drafts import begin, commit
 
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter, get_rule
-from specdec_fast.draft import Draft, Drawn
+from specdec_fast.core.draft import Draft, ProposalKind
 from specdec_fast.drafters import drafter_names, make_drafter
+from specdec_fast.engine.state import DecodeState
 from specdec_fast.heads.blockwise import BlockwiseHeads
 from specdec_fast.heads.medusa import MedusaHeads
 from specdec_fast.interfaces import Budget, Drafter, Needs
+from specdec_fast.retrieval.datastore import Datastore, build
 from specdec_fast.rules import rule_names
-from specdec_fast.state import DecodeState
-from specdec_fast.stores.datastore import Datastore, build
 from specdec_kernels import tree_plan
 
 VOCAB, STATES, ROWS = 8, 23, 6
@@ -74,12 +74,12 @@ BUILD: dict[str, dict[str, Callable[[], Any]]] = {
     },
     "draft_model": {
         pick: (lambda pick=pick: get_drafter("draft_model")(close_model(), num_draft_tokens=4, pick=pick))
-        for pick in ("coupled", "drawn", "greedy")
+        for pick in ("coupled", "sampled", "greedy")
     }
-    | {"entropy": lambda: get_drafter("draft_model")(close_model(), pick="drawn", entropy_stop=0.45)},
+    | {"entropy": lambda: get_drafter("draft_model")(close_model(), pick="sampled", entropy_stop=0.45)},
     "eagle": {
         how: (lambda how=how: get_drafter("eagle")(target(), AutomatonHead(close_model()), how=how, depth=0, width=3))
-        for how in ("coupled", "greedy", "drawn", "hybrid")
+        for how in ("coupled", "greedy", "sampled", "hybrid")
     }
     | {"dynamic": lambda: get_drafter("eagle")(target(), AutomatonHead(close_model()), depth=4, width=3)},
     "eagle3": {
@@ -88,7 +88,7 @@ BUILD: dict[str, dict[str, Callable[[], Any]]] = {
                 target(), AutomatonHead(close_model(), kept=(0, 1, 2, 5, 7)), how=how, depth=depth, width=3
             )
         )
-        for how, depth in (("coupled", 4), ("greedy", 4), ("coupled", 0), ("drawn", 0))
+        for how, depth in (("coupled", 4), ("greedy", 4), ("coupled", 0), ("sampled", 0))
     },
     "draft_tree": {
         how: (lambda how=how: get_drafter("draft_tree")(close_model(), widths=(3, 2, 1), how=how))
@@ -104,11 +104,11 @@ BUILD: dict[str, dict[str, Callable[[], Any]]] = {
                 [get_drafter("ngram")(n_min=1), get_drafter("draft_model")(close_model(), pick=pick)], adapt=False
             )
         )
-        for pick in ("coupled", "drawn")
+        for pick in ("coupled", "sampled")
     },
     "layer_skip": {
         pick: (lambda pick=pick: get_drafter("layer_skip")(target(), exit_after=2, pick=pick, threshold=0.3))
-        for pick in ("coupled", "drawn", "greedy")
+        for pick in ("coupled", "sampled", "greedy")
     },
     "medusa": {
         name: (lambda pick=pick, own=own, ids=ids: get_drafter("medusa")(target(), some_heads(own, ids), pick=pick))
@@ -120,7 +120,7 @@ BUILD: dict[str, dict[str, Callable[[], Any]]] = {
     },
     "mtp": {
         how: (lambda how=how: get_drafter("mtp")(target(), AutomatonHead(close_model()), how=how, num_draft_tokens=4))
-        for how in ("coupled", "greedy", "drawn")
+        for how in ("coupled", "greedy", "sampled")
     }
     | {"dynamic": lambda: get_drafter("mtp")(target(), AutomatonHead(close_model()), depth=4, width=3)},
     "ngram": {
@@ -194,17 +194,17 @@ def check(draft: Draft, state: DecodeState, rows: list[int], limits: list[int], 
         start, stop = offsets[at], offsets[at + 1]
         assert int(draft.tokens[start]) == state.tokens(row)[-1], "node 0 is the newest committed token"
         assert stop - start - 1 <= limit, "more nodes than the budget"
-        if needs.taps and limit and state.length(row) > 1:
+        if needs.aux_hidden_states and limit and state.length(row) > 1:
             assert stop - start > 1, "the states of all tokens are known, and nothing is drafted"
     assert draft.is_chain or needs.topology == "tree"
-    assert needs.laws or set(draft.drawn.tolist()) <= {int(Drawn.CHOSEN)}
+    assert needs.dists or set(draft.proposal_kinds.tolist()) <= {int(ProposalKind.DETERMINISTIC)}
     inner = set(range(draft.num_nodes)) - set(offsets[:-1])
     for node in inner:
-        if int(draft.drawn[node]) != Drawn.CHOSEN:
-            assert draft.laws is not None
-            weights, ids = draft.laws.select(draft.law_row[node : node + 1].long()).weights(), draft.laws.token_ids
+        if int(draft.proposal_kinds[node]) != ProposalKind.DETERMINISTIC:
+            assert draft.dists is not None
+            weights, ids = draft.dists.select(draft.dist_index[node : node + 1].long()).weights(), draft.dists.token_ids
             column = int(draft.tokens[node]) if ids is None else ids.tolist().index(int(draft.tokens[node]))
-            assert float(weights[0, column]) > 0, "drawn from a law that forbids it"
+            assert float(weights[0, column]) > 0, "drawn from a distribution that forbids it"
 
 
 @every_drafter
@@ -269,7 +269,7 @@ def test_released_rows_leave_nothing_behind(build: Callable[[], Any]) -> None:
     proposal(made, state, rows, [4, 4, 4])
     made.release(rows)
     made.release(rows)  # idempotent
-    if made.needs.taps:  # a row that comes back without its states is not drafted for
+    if made.needs.aux_hidden_states:  # a row that comes back without its states is not drafted for
         made.begin(state, rows, None)
         assert proposal(made, state, rows, [4, 4, 4]).num_nodes == len(rows)
         made.release(rows)
@@ -318,7 +318,7 @@ def test_after_some_steps_it_proposes_what_a_fresh_one_would(build: Callable[[],
     begin(fresh, target(), state, rows)
     again = proposal(fresh, state, rows, [4, 5, 6])
     check(again, state, rows, [4, 5, 6], fresh.needs)
-    for name in ("tokens", "parents", "offsets", "drawn"):
+    for name in ("tokens", "parents", "offsets", "sampled"):
         assert torch.equal(getattr(kept, name), getattr(again, name)), name
 
 

@@ -14,10 +14,10 @@ from drafters.test_contract import ANSWERED, VARIANTS, close_model, target
 from oracles.head_drafts import begin
 
 from specdec_fast import Engine, SamplingParams, get_drafter
-from specdec_fast.draft import Draft
+from specdec_fast.core.draft import Draft
+from specdec_fast.engine.drafter_runner import _part
+from specdec_fast.engine.state import DecodeState
 from specdec_fast.interfaces import Acceptance, Budget, Rng, StateView, TargetOutput
-from specdec_fast.proposing import _part
-from specdec_fast.state import DecodeState
 
 TEXTS = [[1, 2, 1, 2, 5, 1, 2], [4], [7, 3, 7, 3, 7, 3, 6, 0, 7, 3], [0, 5]]
 PARAMS = [
@@ -28,7 +28,7 @@ EVERYONE = tuple(range(len(TEXTS)))
 # Variants whose requests learn from each other on purpose. (So do forests that adapt: a request with few steps leans on
 # the acceptance of all. Those of the contract suite share their budget evenly.)
 SHARED = {"recycling-prompts", "recycling-shared", "suffix-shared"}
-MOVING = {"pick": "drawn", "entropy_stop": 0.45, "entropy_goal": 0.6}
+MOVING = {"pick": "sampled", "entropy_stop": 0.45, "entropy_goal": 0.6}
 OWN = [
     *(each for each in VARIANTS if each.id not in SHARED),
     pytest.param(lambda: get_drafter("draft_model")(close_model(), **MOVING), id="draft_model-moving"),

@@ -21,7 +21,7 @@ from specdec_fast.drafters import drafter_names, make_drafter, takes_draft
 from specdec_fast.heads.checkpoint_mtp import save_mtp
 from specdec_fast.heads.mtp import mtp_head
 from specdec_fast.interfaces import Drafter
-from specdec_fast.stores.datastore import build
+from specdec_fast.retrieval.datastore import build
 
 FAMILIES = ("llama", "qwen3", "gpt2", "mistral")
 LENGTHS = (1, 5, 17, 75, 200)

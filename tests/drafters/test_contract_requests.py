@@ -14,7 +14,7 @@ from drafters.test_contract import VOCAB, every_drafter, target
 from oracles.toy_grammar import counting
 
 from specdec_fast import Engine, SamplingParams, get_rule
-from specdec_fast.request import Handle
+from specdec_fast.engine.request import Handle
 
 # setting -> (how often, its values): each request takes some of them
 SETTINGS: dict[str, tuple[float, Callable[[random.Random], Any]]] = {

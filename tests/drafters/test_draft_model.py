@@ -1,4 +1,4 @@
-"""The draft-model drafter: its tokens are its model's own choices, its laws the ones they were drawn from."""
+"""The draft-model drafter: its tokens are its model's own choices, its distributions the ones they were drawn from."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import torch
 from oracles import models
 from oracles.automaton import AutomatonTarget, random_logits
 from oracles.chi_square import p_value
-from oracles.laws import law
+from oracles.distributions import dist
 from oracles.plain_decoding import plain_decode
 
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
-from specdec_fast.budget import surely_accepted
-from specdec_fast.draft import Draft
+from specdec_fast.adaptive.budget import surely_accepted
+from specdec_fast.core.draft import Draft
+from specdec_fast.engine.state import DecodeState
 from specdec_fast.interfaces import Budget
-from specdec_fast.state import DecodeState
 
 VOCAB = 8
 
@@ -68,25 +68,25 @@ def test_greedy_tokens_are_the_arg_max_whatever_the_temperature() -> None:
         assert chain == plain_decode(made.model.logits_after, prompt, SamplingParams(temperature=0, max_new_tokens=4))
 
 
-def test_drawn_tokens_carry_the_laws_they_were_drawn_from() -> None:
-    made = drafter(automaton(), pick="drawn")
+def test_drawn_tokens_carry_the_distributions_they_were_drawn_from() -> None:
+    made = drafter(automaton(), pick="sampled")
     changes = {"temperature": 0.7, "top_k": 5, "top_p": 0.95}
     state, rows = joined(made, [[1, 2], [3], [4, 5, 6]], **changes)
     draft, chains = propose(made, state, rows, [2, 4, 0])
-    assert draft.laws is not None and made.needs.laws
-    weights = draft.laws.weights()
+    assert draft.dists is not None and made.needs.dists
+    weights = draft.dists.weights()
     for at, prompt in enumerate([[1, 2], [3], [4, 5, 6]]):
         start = int(draft.offsets[at])
-        assert int(draft.law_row[start]) == -1 and int(draft.drawn[start]) == 0
+        assert int(draft.dist_index[start]) == -1 and int(draft.proposal_kinds[start]) == 0
         for depth in range(len(chains[at])):
-            row = int(draft.law_row[start + 1 + depth])
-            want = law(made.model.logits_after([*prompt, *chains[at][:depth]]), **changes)
+            row = int(draft.dist_index[start + 1 + depth])
+            want = dist(made.model.logits_after([*prompt, *chains[at][:depth]]), **changes)
             assert np.allclose(weights[row].numpy(), want, atol=1e-6) and want[chains[at][depth]] > 0
 
 
-def test_drawn_tokens_follow_their_law() -> None:
-    """The joint law of two drafted tokens over many seeds."""
-    made = drafter(automaton(vocab=4, max_rows=500), pick="drawn")
+def test_drawn_tokens_follow_their_distribution() -> None:
+    """The joint distribution of two drafted tokens over many seeds."""
+    made = drafter(automaton(vocab=4, max_rows=500), pick="sampled")
     seen: Counter[tuple[int, ...]] = Counter()
     for start in range(0, 4000, 500):
         state = DecodeState(500, 64)
@@ -97,7 +97,7 @@ def test_drawn_tokens_follow_their_law() -> None:
         seen.update(tuple(pair) for pair in draft.tokens.reshape(500, 3)[:, 1:].tolist())
         made.release(rows)
     exact = {
-        (one, two): law(made.model.logits_after([1]), 1.0)[one] * law(made.model.logits_after([1, one]), 1.0)[two]
+        (one, two): dist(made.model.logits_after([1]), 1.0)[one] * dist(made.model.logits_after([1, one]), 1.0)[two]
         for one in range(4)
         for two in range(4)
     }
@@ -135,7 +135,7 @@ def test_accepted_tokens_are_not_fed_again_and_refused_ones_are_forgotten() -> N
 
 def test_asking_twice_without_new_tokens_gives_the_same() -> None:
     """After a failed step the engine asks again."""
-    for pick in ("coupled", "greedy", "drawn"):
+    for pick in ("coupled", "greedy", "sampled"):
         made = drafter(automaton(), pick=pick)
         state, rows = joined(made, [[1, 2], [5]])
         first, second = propose(made, state, rows, [3, 2])[1], propose(made, state, rows, [3, 2])[1]
@@ -154,7 +154,7 @@ def test_a_dry_pool_or_a_short_context_means_no_draft() -> None:
 
 def test_minimum_lengths_bind_the_draft_too() -> None:
     ends = (1, 2, 3, 4, 5)
-    for pick in ("coupled", "greedy", "drawn"):
+    for pick in ("coupled", "greedy", "sampled"):
         made = drafter(automaton(), pick=pick)
         state = DecodeState(2, 32)
         rows = [state.join([1, 2], SamplingParams(seed=1, min_new_tokens=4), 2, ends)]
@@ -168,7 +168,7 @@ def test_vocabularies_of_unlike_size() -> None:
     prompts = [[1, 7], [7, 7, 3], [0], [6, 7]]
     want = [handle.tokens for handle in Engine(automaton()).generate(prompts, params)]
     for vocab in (6, 12):
-        for rule, pick in (("replay", "coupled"), ("token", "drawn")):
+        for rule, pick in (("replay", "coupled"), ("rejection", "sampled")):
             made = drafter(automaton(vocab=vocab), pick=pick, vocab_size=VOCAB)
             handles = Engine(automaton(), made, rule=rule).generate(prompts, params)
             assert [handle.error for handle in handles] == [None] * 4
@@ -197,7 +197,7 @@ def test_a_wider_draft_that_nobody_told_of_the_target_is_refused(name: str) -> N
     ("settings", "message"),
     [
         ({"num_draft_tokens": 0}, "draft_model num_draft_tokens: got 0; expected at least 1"),
-        ({"pick": "best"}, "draft_model pick: got 'best'; expected one of coupled, drawn, greedy"),
+        ({"pick": "best"}, "draft_model pick: got 'best'; expected one of coupled, sampled, greedy"),
     ],
 )
 def test_bad_settings(settings: dict[str, Any], message: str) -> None:
@@ -205,9 +205,11 @@ def test_bad_settings(settings: dict[str, Any], message: str) -> None:
         drafter(automaton(), **settings)
 
 
-@pytest.mark.parametrize("pick", ["drawn", "coupled"])
+@pytest.mark.parametrize("pick", ["sampled", "coupled"])
 def test_the_entropy_stop_ends_a_chain_before_an_uncertain_token_and_changes_nothing_before_it(pick: str) -> None:
-    """The bound of every law on the way is recomputed from the table; the tokens are those of a drafter without it."""
+    """The bound of every distribution on the way is recomputed from the table; the tokens are those of a drafter
+    without it.
+    """
     model = automaton()
     state = DecodeState(6, 64)
     prompts = [[1], [2, 3], [4, 4, 1], [0, 7], [5], [6, 1, 1, 2]]
@@ -234,12 +236,12 @@ def test_the_entropy_stop_ends_a_chain_before_an_uncertain_token_and_changes_not
             drafter(model, entropy_stop=stop, entropy_goal=goal)
 
 
-@pytest.mark.parametrize("pick", ["drawn", "coupled"])
+@pytest.mark.parametrize("pick", ["sampled", "coupled"])
 def test_an_entropy_goal_moves_each_request_s_stop_by_its_acceptance(pick: str) -> None:
     """Rates and thresholds beside a table kept by hand; every chain ends where its own threshold says, not before."""
     model = AutomatonTarget(random_logits(23, VOCAB, seed=2) + 0.4 * random_logits(23, VOCAB, seed=3), max_rows=3)
     made = drafter(model, pick=pick, num_draft_tokens=4, entropy_stop=0.4, entropy_goal=0.6)
-    engine = Engine(automaton(max_rows=3), made, rule="token" if pick == "drawn" else "replay")
+    engine = Engine(automaton(max_rows=3), made, rule="rejection" if pick == "sampled" else "replay")
     handles = [engine.submit([at, 2], SamplingParams(seed=19 + at, max_new_tokens=25 + 9 * at)) for at in range(3)]
     rates, thresholds, moves, ends = [0.0] * 3, [0.4] * 3, set(), set()
     while not engine.idle:
@@ -266,7 +268,7 @@ def test_an_entropy_goal_moves_each_request_s_stop_by_its_acceptance(pick: str) 
     assert moves == {0.01, 0.0, -0.01} and ends >= {1, 2, 4} and not made._thresholds
 
 
-def test_a_moving_entropy_stop_that_has_risen_above_every_law_still_hears_of_the_first_token() -> None:
+def test_a_moving_entropy_stop_that_has_risen_above_every_distribution_still_hears_of_the_first_token() -> None:
     made = drafter(automaton(), num_draft_tokens=4, entropy_stop=0.99, entropy_goal=0.9)
     handle = Engine(automaton(), made).generate([[1, 2]], SamplingParams(seed=1, max_new_tokens=20))[0]
     assert handle.stats.steps - 1 <= handle.stats.drafted <= handle.stats.steps, "one token a step, none in the last"

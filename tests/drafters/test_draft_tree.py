@@ -1,5 +1,5 @@
-"""Trees of a draft model: their shape is settled before anything is drawn, tokens come from the laws that they name,
-and the cache holds what was accepted.
+"""Trees of a draft model: their shape is settled before anything is drawn, tokens come from the distributions that
+they name, and the cache holds what was accepted.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ import torch
 from oracles import models
 from oracles.automaton import AutomatonTarget, random_logits
 from oracles.chi_square import p_value
+from oracles.distributions import dist, joint
 from oracles.kv_recompute import holds
-from oracles.laws import joint, law
 
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter, load
-from specdec_fast.draft import Draft, Drawn
+from specdec_fast.core.draft import Draft, ProposalKind
+from specdec_fast.engine.state import DecodeState
 from specdec_fast.interfaces import Budget
-from specdec_fast.state import DecodeState
 from specdec_kernels.random import replay_noise
 
 VOCAB, ROWS = 8, 200
 HOWS = ("coupled", "hybrid", "iid", "top_k", "without_replacement")
 MARKS = {
-    "coupled": [Drawn.CHOSEN] * 3,
-    "top_k": [Drawn.CHOSEN] * 3,
-    "iid": [Drawn.DRAWN] * 3,
-    "without_replacement": [Drawn.DRAWN_WITHOUT_EARLIER] * 3,
-    "hybrid": [Drawn.DRAWN_WITHOUT_CHOSEN, Drawn.CHOSEN, Drawn.CHOSEN],
+    "coupled": [ProposalKind.DETERMINISTIC] * 3,
+    "top_k": [ProposalKind.DETERMINISTIC] * 3,
+    "iid": [ProposalKind.SAMPLED] * 3,
+    "without_replacement": [ProposalKind.SAMPLED_WITHOUT_EARLIER] * 3,
+    "hybrid": [ProposalKind.SAMPLED_WITHOUT_DETERMINISTIC, ProposalKind.DETERMINISTIC, ProposalKind.DETERMINISTIC],
 }
 
 
@@ -101,18 +101,18 @@ def test_the_shape_follows_widths_and_budget_alone(how: str) -> None:
 
 
 @pytest.mark.parametrize("how", HOWS)
-def test_siblings_carry_their_marks_and_the_law_of_their_parent(how: str) -> None:
+def test_siblings_carry_their_marks_and_the_distribution_of_their_parent(how: str) -> None:
     changes = {"temperature": 0.9, "top_k": 6, "top_p": 0.97}
     made = drafter(how, widths=(3, 2))
     prompts = [[1, 2], [3], [4, 5, 6]]
     state, rows = joined(made, prompts, **changes)
     draft = propose(made, state, rows, [9, 4, 9])
-    assert made.needs.laws == (draft.laws is not None) == (how not in ("coupled", "top_k"))
+    assert made.needs.dists == (draft.dists is not None) == (how not in ("coupled", "top_k"))
     for row, prompt in enumerate(prompts):
         for parent, children in families(draft, row).items():
-            want = law(made.model.logits_after([*prompt, *path_to(draft, row, parent)]), **changes)
+            want = dist(made.model.logits_after([*prompt, *path_to(draft, row, parent)]), **changes)
             tokens = [int(draft.tokens[node]) for node in children]
-            marks = [int(draft.drawn[node]) for node in children]
+            marks = [int(draft.proposal_kinds[node]) for node in children]
             assert marks == [int(mark) for mark in MARKS[how][: len(children)]]
             assert all(want[token] > 0 for token in tokens)
             assert how == "iid" or len(set(tokens)) == len(tokens)
@@ -122,9 +122,9 @@ def test_siblings_carry_their_marks_and_the_law_of_their_parent(how: str) -> Non
             if how == "hybrid":
                 assert tokens[1:] == likeliest[: len(tokens) - 1] and tokens[0] not in tokens[1:]
             for node, mark in zip(children, marks, strict=True):
-                if mark != Drawn.CHOSEN:
-                    assert draft.laws is not None
-                    mine = draft.laws.select(draft.law_row[node : node + 1].long()).weights()[0]
+                if mark != ProposalKind.DETERMINISTIC:
+                    assert draft.dists is not None
+                    mine = draft.dists.select(draft.dist_index[node : node + 1].long()).weights()[0]
                     assert np.allclose(mine.numpy(), want, atol=1e-6)
 
 
@@ -145,7 +145,7 @@ def test_coupled_siblings_are_the_largest_under_the_target_s_noise(temperature: 
 
 
 @pytest.mark.parametrize("how", ["hybrid", "iid", "without_replacement"])
-def test_siblings_follow_their_joint_law(how: str) -> None:
+def test_siblings_follow_their_joint_distribution(how: str) -> None:
     """Two children of the root and one of the first, over many seeds: draws of a step are independent of each other."""
     vocab = 4
     made = drafter(how, automaton(vocab=vocab), widths=(2, 1))
@@ -156,8 +156,8 @@ def test_siblings_follow_their_joint_law(how: str) -> None:
             draft = made.propose(state, rows, Budget([3] * ROWS), state.rng(rows))
         seen.update(tuple(own) for own in draft.tokens.reshape(ROWS, 4)[:, 1:].tolist())
         made.release(rows)
-    q = law(made.model.logits_after([1]), 1.0)
-    after = [law(made.model.logits_after([1, token]), 1.0) for token in range(vocab)]
+    q = dist(made.model.logits_after([1]), 1.0)
+    after = [dist(made.model.logits_after([1, token]), 1.0) for token in range(vocab)]
     exact: dict[tuple[int, ...], float] = {}
     top = int(q.argmax())
     for a, b, c in product(range(vocab), repeat=3):
@@ -173,7 +173,7 @@ def test_siblings_follow_their_joint_law(how: str) -> None:
 
 
 @pytest.mark.parametrize("how", HOWS)
-def test_a_law_with_few_tokens_gives_few_children(how: str) -> None:
+def test_a_distribution_with_few_tokens_gives_few_children(how: str) -> None:
     made = drafter(how, widths=(4, 1))
     state, rows = joined(made, [[1, 2]], top_k=2)
     draft = propose(made, state, rows, [8])
@@ -185,7 +185,7 @@ def test_a_law_with_few_tokens_gives_few_children(how: str) -> None:
     greedy = propose(drafter_with(made, how), state, rows, [3])
     order = np.argsort(-made.model.logits_after([1, 2]), kind="stable")[:3].tolist()
     got = [int(greedy.tokens[node]) for node in families(greedy, 0)[0]]
-    assert sorted(got) == sorted(order) and set(greedy.drawn.tolist()) == {0} and greedy.laws is None
+    assert sorted(got) == sorted(order) and set(greedy.proposal_kinds.tolist()) == {0} and greedy.dists is None
 
 
 def drafter_with(other: Any, how: str) -> Any:
@@ -205,7 +205,7 @@ def test_minimum_lengths_and_penalties_bind_every_node() -> None:
         made.begin(state, rows, None)
         draft = propose(made, state, rows, [9])
         assert not set(draft.tokens[1:].tolist()) & set(ends)
-        if draft.laws is None:
+        if draft.dists is None:
             continue
         for parent, children in families(draft, 0).items():
             path = path_to(draft, 0, parent)
@@ -213,9 +213,9 @@ def test_minimum_lengths_and_penalties_bind_every_node() -> None:
             for token in {1, 2, *path}:
                 level[token] = level[token] / 1.7 if level[token] > 0 else level[token] * 1.7
             level[list(ends)] = -np.inf
-            drawn = [node for node in children if int(draft.drawn[node]) != Drawn.CHOSEN]
-            mine = draft.laws.select(draft.law_row[drawn[:1]].long()).weights()[0]
-            assert np.allclose(mine.numpy(), law(level, 0.8), atol=1e-6)
+            drawn = [node for node in children if int(draft.proposal_kinds[node]) != ProposalKind.DETERMINISTIC]
+            mine = draft.dists.select(draft.dist_index[drawn[:1]].long()).weights()[0]
+            assert np.allclose(mine.numpy(), dist(level, 0.8), atol=1e-6)
 
 
 @pytest.mark.parametrize("how", HOWS)
@@ -287,10 +287,11 @@ def _kin() -> Any:
     return model
 
 
-@pytest.mark.parametrize(("rule", "how"), [("tree", "hybrid"), ("tree", "iid"), ("tree", "without_replacement"),
+@pytest.mark.parametrize(("rule", "how"), [("recursive_rejection", "hybrid"), ("recursive_rejection", "iid"),
+    ("recursive_rejection", "without_replacement"),
                                            ("traversal", "hybrid"), ("traversal", "iid"),
                                            ("traversal", "without_replacement"), ("replay", "coupled")])  # fmt: skip
-def test_the_text_keeps_its_joint_law_over_steps(rule: str, how: str) -> None:
+def test_the_text_keeps_its_joint_distribution_over_steps(rule: str, how: str) -> None:
     vocab, length = 4, 3
     shape = {"vocab": vocab, "max_length": 16}
     close = 0.5 * random_logits(23, vocab, seed=2) + 0.5 * random_logits(23, vocab, seed=9)
@@ -300,7 +301,7 @@ def test_the_text_keeps_its_joint_law_over_steps(rule: str, how: str) -> None:
     while not engine.idle:
         engine.step()
     reader = automaton(**shape)
-    exact = joint(lambda text: law(reader.logits_after([1, *text]), 1.0), length, vocab)
+    exact = joint(lambda text: dist(reader.logits_after([1, *text]), 1.0), length, vocab)
     assert p_value(Counter(tuple(handle.tokens[:length]) for handle in handles), exact) > 1e-3
     assert engine.stats.steps > 3000 and 0.1 < engine.stats.mean_alpha < 0.98
 
@@ -310,11 +311,11 @@ def test_vocabularies_of_unlike_size() -> None:
     prompts = [[1, 7], [7, 7, 3], [0], [6, 7]]
     want = [handle.tokens for handle in Engine(automaton()).generate(prompts, params)]
     for vocab in (6, 12):
-        for rule, how in (("replay", "coupled"), ("tree", "hybrid")):
+        for rule, how in (("replay", "coupled"), ("recursive_rejection", "hybrid")):
             made = drafter(how, automaton(vocab=vocab), vocab_size=VOCAB)
             handles = Engine(automaton(), made, rule=rule).generate(prompts, params)
             assert [handle.error for handle in handles] == [None] * 4
-            assert rule == "tree" or [handle.tokens for handle in handles] == want
+            assert rule == "recursive_rejection" or [handle.tokens for handle in handles] == want
             assert made.model.cache.pages.num_used == 0
 
 
@@ -328,7 +329,12 @@ def test_a_dry_pool_or_a_short_context_means_no_draft() -> None:
 
 
 def test_the_rule_decides_how_siblings_are_picked() -> None:
-    for rule, how in (("replay", "coupled"), ("greedy", "top_k"), ("tree", "hybrid"), ("traversal", "hybrid")):
+    for rule, how in (
+        ("replay", "coupled"),
+        ("greedy", "top_k"),
+        ("recursive_rejection", "hybrid"),
+        ("traversal", "hybrid"),
+    ):
         engine = load(models.own("llama"), models.kin("llama"), drafter="draft_tree", rule=rule, max_length=64)
         assert engine.drafter is not None and engine.drafter.how == how
         params = SamplingParams(temperature=0, max_new_tokens=12)

@@ -11,9 +11,9 @@ import torch
 from oracles.automaton import AutomatonTarget, random_logits, scripted
 
 from specdec_fast import SamplingParams, get_drafter
+from specdec_fast.engine.state import DecodeState
 from specdec_fast.interfaces import Budget, Needs
-from specdec_fast.shapes import Shape, write_shape
-from specdec_fast.state import DecodeState
+from specdec_fast.trees.topology import Shape, write_shape
 from specdec_kernels.random import replay_noise
 
 
@@ -34,7 +34,7 @@ def test_a_dynamic_tree_holds_the_best_of_all_paths(how: str, temperature: float
     with torch.inference_mode():
         draft = made.propose(state, rows, Budget([7, 5, 7]), state.rng(rows))
     draft.check(8)
-    assert draft.laws is None and made.needs == Needs(topology="tree", own_cache=True, vocab_size=8)
+    assert draft.dists is None and made.needs == Needs(topology="tree", own_cache=True, vocab_size=8)
     bounds = draft.offsets.tolist()
     for at, (prompt, count) in enumerate(zip(prompts, (7, 5, 7), strict=True)):
         scores: dict[tuple[int, ...], float] = {(): 0.0}

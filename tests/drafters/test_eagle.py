@@ -1,4 +1,6 @@
-"""EAGLE drafters: trees, their law and their arithmetic, over automata whose head is right, nearly right or small."""
+"""EAGLE drafters: trees, their distribution and their arithmetic, over automata whose head is right, nearly right
+or small.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,14 @@ from oracles import models
 from oracles.automaton import AutomatonTarget, random_logits, scripted
 from oracles.automaton_head import AutomatonHead
 from oracles.chi_square import p_value
+from oracles.distributions import dist, joint
 from oracles.head_drafts import automaton, proposed
-from oracles.laws import joint, law
 
 from specdec_fast import Engine, SamplingParams, get_drafter, load
+from specdec_fast.draft_runners.head_trees import PUBLISHED
+from specdec_fast.engine.state import DecodeState
 from specdec_fast.heads.checkpoint import ASSETS
 from specdec_fast.interfaces import Budget
-from specdec_fast.state import DecodeState
-from specdec_fast.targets.head_trees import PUBLISHED
 
 NAMES = ("eagle", "eagle3")
 CHAIN = (-1, 0, 1, 2)
@@ -75,15 +77,15 @@ def test_the_tree_of_eagle_1_is_the_published_one() -> None:
     assert [len(each) for each in PUBLISHED.children(25)][:5] == [4, 3, 2, 2, 1]
 
 
-LAW = [
-    ("eagle", "drawn", None, {}),
-    ("eagle3", "drawn", (0, 2, 3), {"temperature": 1.4}),
+DIST = [
+    ("eagle", "sampled", None, {}),
+    ("eagle3", "sampled", (0, 2, 3), {"temperature": 1.4}),
     ("eagle", "hybrid", (1, 3), {}),
 ]
 
 
-@pytest.mark.parametrize(("name", "how", "kept", "params"), LAW)
-def test_the_law_of_three_tokens_is_the_target_s(
+@pytest.mark.parametrize(("name", "how", "kept", "params"), DIST)
+def test_the_distribution_of_three_tokens_is_the_target_s(
     name: str, how: str, kept: Sequence[int] | None, params: dict[str, Any]
 ) -> None:
     """Siblings drawn without replacement (or one of them), also from a vocabulary that lacks ids of the target."""
@@ -91,13 +93,13 @@ def test_the_law_of_three_tokens_is_the_target_s(
     believed = AutomatonTarget(0.3 * table + 0.7 * random_logits(7, 4, seed=77), max_rows=500, max_length=16)
     target = AutomatonTarget(table, max_rows=500, max_length=16, page_size=4)
     made = get_drafter(name)(target, AutomatonHead(believed, kept), how=how, depth=0, shape=(-1, 0, 0, 1, 1, 2))
-    assert made.needs.laws
-    engine = Engine(target, made, rule="tree")
+    assert made.needs.dists
+    engine = Engine(target, made, rule="recursive_rejection")
     handles = [engine.submit([1, 2], SamplingParams(seed=at, max_new_tokens=5, **params)) for at in range(2000)]
     while not engine.idle:
         engine.step()
     settings = {"temperature": 1.0} | params
-    exact = joint(lambda text: law(target.logits_after([1, 2, *text]), **settings), 3, 4)
+    exact = joint(lambda text: dist(target.logits_after([1, 2, *text]), **settings), 3, 4)
     assert p_value(Counter(tuple(handle.tokens[:3]) for handle in handles), exact) > 1e-3
     assert 0.2 < engine.stats.tau - 1 < 2.5 and engine.stats.faults == 0
 

@@ -11,24 +11,24 @@ from oracles.automaton_head import AutomatonHead
 from oracles.head_drafts import automaton, proposed
 
 from specdec_fast import Engine, SamplingParams, get_drafter
-from specdec_fast.draft import Drawn
+from specdec_fast.core.draft import ProposalKind
 from specdec_fast.interfaces import Budget
 
 
-def test_drawn_tokens_carry_laws_over_the_head_s_vocabulary() -> None:
+def test_drawn_tokens_carry_distributions_over_the_head_s_vocabulary() -> None:
     target, kept = automaton(), [0, 2, 3, 7]
-    made = get_drafter("eagle3")(target, AutomatonHead(automaton(seed=9), kept), how="drawn", depth=0)
+    made = get_drafter("eagle3")(target, AutomatonHead(automaton(seed=9), kept), how="sampled", depth=0)
     draft = proposed(made, target, [[1, 2], [3, 1, 1]], 25, temperature=1.0)
     draft.check(8)
-    assert draft.laws is not None and draft.laws.token_ids is not None
-    assert draft.laws.logits.shape[1] == 4 and draft.laws.token_ids.tolist() == kept
+    assert draft.dists is not None and draft.dists.token_ids is not None
+    assert draft.dists.logits.shape[1] == 4 and draft.dists.token_ids.tolist() == kept
     roots = set(draft.offsets.tolist()[:-1])
     drawn = [node for node in range(draft.num_nodes) if node not in roots]
     assert {int(draft.tokens[node]) for node in drawn} <= set(kept)
-    assert {int(draft.drawn[node]) for node in drawn} == {Drawn.DRAWN_WITHOUT_EARLIER}
+    assert {int(draft.proposal_kinds[node]) for node in drawn} == {ProposalKind.SAMPLED_WITHOUT_EARLIER}
 
 
-def test_edits_reach_the_head_s_law_over_its_own_vocabulary() -> None:
+def test_edits_reach_the_head_s_distribution_over_its_own_vocabulary() -> None:
     """A banned token is not drafted, whatever the head thinks of it."""
     script = [1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4, 5]
     target = scripted(script, 8)

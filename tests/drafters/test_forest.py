@@ -11,12 +11,12 @@ import torch
 from oracles.automaton import AutomatonTarget, random_logits
 from oracles.automaton_head import AutomatonHead
 from oracles.chi_square import p_value
-from oracles.laws import joint, law
+from oracles.distributions import dist, joint
 
 from specdec_fast import Engine, SamplingParams, get_drafter, load
-from specdec_fast.draft import Draft, Drawn
+from specdec_fast.core.draft import Draft, ProposalKind
+from specdec_fast.engine.state import DecodeState
 from specdec_fast.interfaces import Acceptance, Budget, Needs, TargetOutput
-from specdec_fast.state import DecodeState
 
 VOCAB = 8
 
@@ -86,31 +86,31 @@ def test_equal_paths_become_one_node() -> None:
     assert draft.num_nodes == 6 and draft.max_depth == 3
 
 
-def test_drawn_tokens_stay_come_first_and_keep_their_laws() -> None:
+def test_drawn_tokens_stay_come_first_and_keep_their_distributions() -> None:
     """Chosen ones that are equal fold into them, with all that follows."""
-    drawn = get_drafter("draft_model")(automaton(), num_draft_tokens=3, pick="drawn")
-    alone = proposal(get_drafter("draft_model")(automaton(), num_draft_tokens=3, pick="drawn"), [[6]], [3])
+    drawn = get_drafter("draft_model")(automaton(), num_draft_tokens=3, pick="sampled")
+    alone = proposal(get_drafter("draft_model")(automaton(), num_draft_tokens=3, pick="sampled"), [[6]], [3])
     first = alone.tokens.tolist()[1]
     beside = (first + 1) % VOCAB
     chosen = Fixed([beside, first, 0], [0, 0, 2])
     draft = proposal(forest(drawn, chosen, adapt=False), [[6]], [6])
     children = [node for node, parent in enumerate(draft.parents.tolist()) if parent == 0]
     assert [int(draft.tokens[node]) for node in children] == [first, beside]
-    assert [int(draft.drawn[node]) for node in children] == [Drawn.DRAWN, Drawn.CHOSEN]
+    assert [int(draft.proposal_kinds[node]) for node in children] == [ProposalKind.SAMPLED, ProposalKind.DETERMINISTIC]
     assert (first, 0) in paths(draft)
     for node in range(draft.num_nodes):
-        if int(draft.drawn[node]) != Drawn.CHOSEN:
+        if int(draft.proposal_kinds[node]) != ProposalKind.DETERMINISTIC:
             at = alone.tokens.tolist().index(int(draft.tokens[node]), 1)
-            assert torch.equal(draft.laws.logits[draft.law_row[node]], alone.laws.logits[alone.law_row[at]])
-    assert int((draft.drawn == Drawn.DRAWN).sum()) == 3
+            assert torch.equal(draft.dists.logits[draft.dist_index[node]], alone.dists.logits[alone.dist_index[at]])
+    assert int((draft.proposal_kinds == ProposalKind.SAMPLED).sum()) == 3
 
 
 def test_two_drafters_that_draw_the_same_token_both_have_it_tested() -> None:
     sure = [AutomatonTarget(random_logits(23, VOCAB, seed=2) * 50) for _ in range(2)]
-    twins = [get_drafter("draft_model")(model, num_draft_tokens=2, pick="drawn") for model in sure]
+    twins = [get_drafter("draft_model")(model, num_draft_tokens=2, pick="sampled") for model in sure]
     draft = proposal(forest(*twins, adapt=False), [[6]], [4])
-    assert draft.num_nodes == 5 and int((draft.drawn == Drawn.DRAWN).sum()) == 4
-    assert len(set(draft.law_row.tolist())) == 5 and len(set(draft.tokens.tolist()[1:3])) == 1
+    assert draft.num_nodes == 5 and int((draft.proposal_kinds == ProposalKind.SAMPLED).sum()) == 4
+    assert len(set(draft.dist_index.tolist())) == 5 and len(set(draft.tokens.tolist()[1:3])) == 1
 
 
 def test_every_drafter_hears_of_its_own_nodes() -> None:
@@ -192,7 +192,7 @@ def test_a_single_node_goes_to_who_is_accepted() -> None:
     assert engine.stats.tau > 1.7
 
 
-def test_the_joint_law_under_the_tree_rules() -> None:
+def test_the_joint_distribution_under_the_tree_rules() -> None:
     """Two draft models that draw, one drafter that chooses, in one tree; three tokens against exact chances."""
     vocab, states = 4, 7
     table = random_logits(states, vocab, seed=4)
@@ -202,21 +202,21 @@ def test_the_joint_law_under_the_tree_rules() -> None:
 
     def source(seed: int) -> Any:
         near = AutomatonTarget(0.5 * table + 0.5 * random_logits(states, vocab, seed=seed), max_rows=400, max_length=24)
-        return get_drafter("draft_model")(near, num_draft_tokens=2, pick="drawn")
+        return get_drafter("draft_model")(near, num_draft_tokens=2, pick="sampled")
 
-    for rule in ("tree", "traversal"):
+    for rule in ("recursive_rejection", "traversal"):
         made = forest(Fixed([1, 2, 0], [0, 0, 1]), source(5), source(6), num_draft_tokens=7)
         engine = Engine(target(), made, rule=rule)
         handles = [engine.submit([1], SamplingParams(seed=seed, max_new_tokens=6)) for seed in range(4000)]
         while not engine.idle:
             engine.step()
         reader = target()
-        exact = joint(lambda text: law(reader.logits_after([1, *text]), temperature=1.0), 3, vocab)  # noqa: B023
+        exact = joint(lambda text: dist(reader.logits_after([1, *text]), temperature=1.0), 3, vocab)  # noqa: B023
         assert p_value(Counter(tuple(handle.tokens[:3]) for handle in handles), exact) > 1e-3
         assert engine.stats.faults == 0 and 0.2 < engine.stats.mean_alpha < 0.98
 
 
-@pytest.mark.parametrize("rule", ["tree", "traversal"])
+@pytest.mark.parametrize("rule", ["recursive_rejection", "traversal"])
 def test_drawn_siblings_of_two_drafters_are_drawn_apart(rule: str) -> None:
     """Two drafters far from the target, equal to each other: coins that they shared would show in a single token."""
     stay, vocab = torch.zeros(1, 4, dtype=torch.long), 4
@@ -225,13 +225,13 @@ def test_drawn_siblings_of_two_drafters_are_drawn_apart(rule: str) -> None:
     def model(logits: torch.Tensor) -> AutomatonTarget:
         return AutomatonTarget(logits, stay, max_rows=1000, max_length=12)
 
-    sources = [get_drafter("draft_model")(model(near), num_draft_tokens=1, pick="drawn") for _ in range(2)]
+    sources = [get_drafter("draft_model")(model(near), num_draft_tokens=1, pick="sampled") for _ in range(2)]
     target = model(table)
     engine = Engine(target, forest(*sources, num_draft_tokens=2, adapt=False), rule=rule)
     handles = [engine.submit([1], SamplingParams(seed=seed, max_new_tokens=3)) for seed in range(4000)]
     while not engine.idle:
         engine.step()
-    exact = joint(lambda text: law(target.logits_after([1, *text]), temperature=1.0), 1, vocab)
+    exact = joint(lambda text: dist(target.logits_after([1, *text]), temperature=1.0), 1, vocab)
     assert p_value(Counter((handle.tokens[0],) for handle in handles), exact) > 1e-3
 
 
@@ -243,7 +243,7 @@ def test_drafters_that_cannot_stand_beside_others() -> None:
     engine = load(
         "demo-target",
         "demo-draft",
-        rule="tree",
+        rule="recursive_rejection",
         drafter="forest",
         drafter_options={"of": "ngram,draft_tree"},
         max_rows=1,
@@ -252,7 +252,7 @@ def test_drafters_that_cannot_stand_beside_others() -> None:
     assert handle.stats.drafted > 0 and handle.stats.faults == 0
 
 
-def test_scouts_are_no_drafts_of_who_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_score_only_are_no_drafts_of_who_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a window without guesses nothing can be accepted, so nothing is held against its drafter."""
     outcomes: list[Any] = []
     made = forest(get_drafter("lookahead")(pool_from_prompt=False), num_draft_tokens=12)
@@ -263,19 +263,23 @@ def test_scouts_are_no_drafts_of_who_has_them(monkeypatch: pytest.MonkeyPatch) -
     assert outcomes[0].nodes > 0 == outcomes[0].drafted == outcomes[0].depth == outcomes[0].tested
 
 
-def test_laws_over_part_of_a_vocabulary_stand_alone() -> None:
+def test_distributions_over_part_of_a_vocabulary_stand_alone() -> None:
     """Beside a drafter that draws too they are refused before anything runs; beside one that chooses they are fine."""
 
     def head(how: str, kept: tuple[int, ...] | None = (0, 1, 2, 5, 7)) -> Any:
         return get_drafter("eagle3")(automaton(), AutomatonHead(automaton(), kept=kept), how=how, depth=0, width=3)
 
-    draft = get_drafter("draft_model")(automaton(), pick="drawn")
-    with pytest.raises(ValueError, match="forest of: got eagle3, which draws from laws over part of the vocabulary"):
-        forest(head("drawn"), draft)
-    assert forest(head("top_k"), draft).needs.partial_laws is False and forest(head("drawn", None), draft).needs.laws
-    made = forest(head("drawn"), Fixed([1, 2, 0], [0, 0, 1]))
-    engine = Engine(automaton(), made, rule="tree")
-    assert made.needs.partial_laws
+    draft = get_drafter("draft_model")(automaton(), pick="sampled")
+    with pytest.raises(
+        ValueError, match="forest of: got eagle3, which draws from distributions over part of the vocabulary"
+    ):
+        forest(head("sampled"), draft)
+    assert (
+        forest(head("top_k"), draft).needs.partial_dists is False and forest(head("sampled", None), draft).needs.dists
+    )
+    made = forest(head("sampled"), Fixed([1, 2, 0], [0, 0, 1]))
+    engine = Engine(automaton(), made, rule="recursive_rejection")
+    assert made.needs.partial_dists
     assert engine.generate([[1, 2]], SamplingParams(seed=1, max_new_tokens=20))[0].stats.faults == 0
 
 

@@ -12,9 +12,10 @@ from oracles import heads, models
 from oracles.capture_guard import host_reads
 from torch import Tensor
 
-from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter, growing
+from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
 from specdec_fast.drafters import make_drafter
 from specdec_fast.heads.medusa import MedusaHeads
+from specdec_fast.trees import expansion
 
 MASK = torch.tensor([True, False, True])
 READS: list[Callable[[Tensor], Any]] = [
@@ -55,13 +56,14 @@ def test_every_read_is_counted_once(deed: Callable[[Tensor], Any]) -> None:
 def test_a_proposal_of_any_depth_is_read_once(
     name: str, how: str | None, depth: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For rows that are greedy, whose laws run out of tokens, that have penalties and whose texts end, side by side.
+    """For rows that are greedy, whose distributions run out of tokens, that have penalties and whose texts end, side
+    by side.
 
     As it is on a device: on the CPU passes over dynamic trees are as large as these, and their drafts are the same.
     """
     drafts = []
     for freely in (False, True) if depth else (False,):
-        monkeypatch.setattr(growing, "reads_freely", lambda device, freely=freely: freely)
+        monkeypatch.setattr(expansion, "reads_freely", lambda device, freely=freely: freely)
         drafts.append(run(name, how, depth, tmp_path / str(freely), freely))
     assert drafts[0] == drafts[-1]
 
@@ -100,7 +102,7 @@ def run(name: str, how: str | None, depth: int, tmp_path: Path, freely: bool) ->
     if name != "eagle3" or depth:  # else a reduced vocabulary is drawn from as it is
         asked[2] |= {"repetition_penalty": 1.3, "min_new_tokens": 4}
     params = [SamplingParams(seed=at, max_new_tokens=28 + at, **own) for at, own in enumerate(asked)]
-    engine = Engine(target, made, rule="tree" if made.needs.laws else "replay")
+    engine = Engine(target, made, rule="recursive_rejection" if made.needs.dists else "replay")
     handles = engine.generate([models.prompt(length) for length in (2, 5, 17)], params)
     assert [len(handle.tokens) for handle in handles] == [28, 29, 30] and engine.stats.faults == 0
     assert deepest >= 3 and len(nodes) > 2 and engine.stats.drafted > 30

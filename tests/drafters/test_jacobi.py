@@ -11,9 +11,9 @@ from oracles.automaton import AutomatonTarget, random_logits, scripted
 
 from specdec_fast import Engine, SamplingParams, get_drafter
 from specdec_fast.drafters import make_drafter
+from specdec_fast.engine.request import Handle
+from specdec_fast.engine.state import DecodeState
 from specdec_fast.interfaces import Acceptance, Budget, TargetOutput
-from specdec_fast.request import Handle
-from specdec_fast.state import DecodeState
 
 VOCAB, LENGTH = 8, 24
 
@@ -122,7 +122,7 @@ def test_the_kept_tail_pays_where_choices_do_not_look_back() -> None:
 
 
 def test_rules_without_choices_leave_the_arg_max_as_the_next_guess() -> None:
-    for rule in ("token", "block", "tree"):
+    for rule in ("rejection", "block", "recursive_rejection"):
         made = drafter(num_draft_tokens=6)
         engine = Engine(target(), made, rule=rule)
         handle = engine.submit([1, 2], SamplingParams(seed=3, max_new_tokens=LENGTH))

@@ -14,10 +14,10 @@ from oracles.kv_recompute import holds
 
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter, load
 from specdec_fast.drafters import make_drafter
+from specdec_fast.engine.state import DecodeState
 from specdec_fast.interfaces import Budget
-from specdec_fast.state import DecodeState
-from specdec_fast.targets.layer_set import LayerSet, write_layers
-from specdec_fast.targets.tiny import tiny_model
+from specdec_fast.targets.skipped_layers import SkippedLayers, write_layers
+from specdec_fast.targets.tiny_models import tiny_model
 
 LAYERS = 4
 
@@ -59,7 +59,7 @@ def proposed(made: Any, state: DecodeState, rows: list[int], limits: list[int]) 
 
 
 @torch.inference_mode()
-def written_out(skip: LayerSet, text: list[int], count: int) -> list[int]:
+def written_out(skip: SkippedLayers, text: list[int], count: int) -> list[int]:
     """A draft by another way: the whole model stores the prefix, copies without the sub-blocks' outputs go on."""
     from transformers import DynamicCache
 
@@ -84,7 +84,7 @@ def written_out(skip: LayerSet, text: list[int], count: int) -> list[int]:
     ("attention", "mlp"), [((), ()), ((1,), ()), ((), (0, 3)), ((0, 2), (1,)), ((1, 2), (1, 2)), ((0, 1, 2, 3),) * 2]
 )
 def test_a_draft_is_that_of_the_reduced_model_over_the_exact_prefix(attention: Any, mlp: Any) -> None:
-    skip = LayerSet.of(attention, mlp)
+    skip = SkippedLayers.of(attention, mlp)
     made = drafter(skip_attention=attention, skip_mlp=mlp, stop="fixed")
     texts = [models.prompt(length) for length in (9, 1, 30)]
     state, rows = joined(made, texts)
@@ -103,9 +103,9 @@ def test_with_everything_left_out_the_draft_is_the_head_over_the_embedding() -> 
     assert proposed(made, state, rows, [3]) == [want]
 
 
-@pytest.mark.parametrize("pick", ["coupled", "drawn", "greedy"])
+@pytest.mark.parametrize("pick", ["coupled", "sampled", "greedy"])
 def test_with_nothing_left_out_every_token_is_accepted(pick: str) -> None:
-    rule = {"coupled": "replay", "drawn": "token", "greedy": "greedy"}[pick]
+    rule = {"coupled": "replay", "sampled": "rejection", "greedy": "greedy"}[pick]
     target = own()
     made = drafter(target, skip_attention=[], pick=pick, stop="fixed", num_draft_tokens=5)
     params = SamplingParams(temperature=0 if pick == "greedy" else 1.0, seed=3, max_new_tokens=24, ignore_eos=True)
@@ -192,7 +192,7 @@ def test_each_request_s_threshold_follows_its_own_acceptance() -> None:
 
 
 def sure(target: AutomatonTarget, made: Any, text: list[int]) -> float:
-    """The largest probability of the draft's law at temperature 1."""
+    """The largest probability of the draft's distribution at temperature 1."""
     with target.partial(made.skip):
         return float(torch.softmax(torch.tensor(target.logits_after(text)), 0).max())
 
@@ -235,14 +235,14 @@ def test_the_threshold_belongs_to_its_request() -> None:
 def test_what_is_left_out_when_nobody_says(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECDEC_DATA", str(tmp_path))
     target = own()
-    assert drafter(target).skip == LayerSet((1, 2), (1, 2))
+    assert drafter(target).skip == SkippedLayers((1, 2), (1, 2))
     target.model_id = "someone/model"
     place = tmp_path / "layers" / "someone--model.json"
-    write_layers(place, LayerSet((3,), (0, 1)), LAYERS, {})
-    assert drafter(target).skip == LayerSet((3,), (0, 1))
-    assert drafter(target, layers=str(place)).skip == LayerSet((3,), (0, 1))
-    assert drafter(target, exit_after=3).skip == LayerSet((3,), (3,))
-    assert drafter(target, skip_attention=[2, 0]).skip == LayerSet((0, 2), ())
+    write_layers(place, SkippedLayers((3,), (0, 1)), LAYERS, {})
+    assert drafter(target).skip == SkippedLayers((3,), (0, 1))
+    assert drafter(target, layers=str(place)).skip == SkippedLayers((3,), (0, 1))
+    assert drafter(target, exit_after=3).skip == SkippedLayers((3,), (3,))
+    assert drafter(target, skip_attention=[2, 0]).skip == SkippedLayers((0, 2), ())
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_a_target_without_parts_is_refused() -> None:
 
 
 def test_by_name() -> None:
-    for rule, pick in (("replay", "coupled"), ("token", "drawn"), ("greedy", "greedy")):
+    for rule, pick in (("replay", "coupled"), ("rejection", "sampled"), ("greedy", "greedy")):
         engine = load(copy.deepcopy(deep()), drafter="layer_skip", rule=rule, max_length=64)
         made: Any = engine.drafter
         assert made.pick == pick and made.target is engine.target

@@ -11,9 +11,9 @@ from oracles import models
 from oracles.automaton import AutomatonTarget, random_logits, scripted
 
 from specdec_fast import Engine, SamplingParams, get_drafter
-from specdec_fast.draft import Draft
+from specdec_fast.core.draft import Draft
+from specdec_fast.engine.state import DecodeState
 from specdec_fast.interfaces import Budget
-from specdec_fast.state import DecodeState
 
 VOCAB = 8
 PROMPT = [1, 2, 5, 1, 2, 6, 3]
@@ -87,22 +87,22 @@ def test_window_and_pool_equal_a_replay_with_explicit_prefixes(temperature: floa
         before = text[: len(text) - emitted]
         root = before[-1]
         assert int(draft.tokens[0]) == root
-        if draft.scouts is None:
+        if draft.score_only is None:
             return
-        scouts = [node for node in range(draft.num_nodes) if bool(draft.scouts[node])]
+        score_only = [node for node in range(draft.num_nodes) if bool(draft.score_only[node])]
         # every node's answer is the target's choice after the tokens on its own path
         for node in range(draft.num_nodes):
             prefix = before[:-1] + path(draft, node)
             assert torch.allclose(output.logits[node], model.table[model.state_after(prefix)])
         height = len(rows)
-        if len(scouts) != height * len(rows[0]) - 1:  # the end of the text: the window is narrower
+        if len(score_only) != height * len(rows[0]) - 1:  # the end of the text: the window is narrower
             return
         full[0] += height == ngram - 1
         window_rows = [[root, *rows[0][1:]], *rows[1:]]
 
         def answer(row: int, column: int) -> int:
             history = window_rows[0][: column + 1] + [window_rows[each][column] for each in range(1, row + 1)]
-            at = next(node for node in [0, *scouts] if path(draft, node) == history)
+            at = next(node for node in [0, *score_only] if path(draft, node) == history)
             assert len(before) - 1 + len(history) - 1 == len(before) - 1 + row + column
             return int(acceptance.node_choice[at])
 
@@ -145,10 +145,10 @@ def test_a_guess_sees_the_root_and_itself_and_the_window_its_diagonal() -> None:
     mine.pool = {7: {(5, 5, 5): None, (5, 5, 6): None}}
     draft = made.propose(state, [row], Budget([made.num_draft_tokens]), state.rng([row]))
     draft.check(VOCAB)
-    assert draft.scouts is not None
-    accepted = [path(draft, node) for node in range(1, draft.num_nodes) if not draft.scouts[node]]
+    assert draft.score_only is not None
+    accepted = [path(draft, node) for node in range(1, draft.num_nodes) if not draft.score_only[node]]
     assert accepted == [[7, 5], [7, 5, 5], [7, 5, 5, 6], [7, 5, 5, 5]], "newest first, beginnings shared"
-    seen = [path(draft, node) for node in range(draft.num_nodes) if draft.scouts[node]]
+    seen = [path(draft, node) for node in range(draft.num_nodes) if draft.score_only[node]]
     assert seen == [
         [7, 1], [7, 1, 2],
         [7, 3], [7, 1, 4], [7, 1, 2, 5],
@@ -166,8 +166,8 @@ def test_short_budgets_take_guesses_first_and_then_whole_columns() -> None:
     sizes = {}
     for limit in range(14):
         draft = made.propose(state, [row], Budget([limit]), state.rng([row]))
-        scouts = 0 if draft.scouts is None else int(draft.scouts.sum())
-        sizes[limit] = (draft.num_nodes - 1 - scouts, scouts)
+        score_only = 0 if draft.score_only is None else int(draft.score_only.sum())
+        sizes[limit] = (draft.num_nodes - 1 - score_only, score_only)
     guesses = [0, 1, 2, 3, *[4] * 10]
     columns = [0, 0, 0, 0, 0, 0, 2, 2, 2, 5, 5, 5, 8, 8]
     assert sizes == dict(enumerate(zip(guesses, columns, strict=True)))
@@ -229,9 +229,9 @@ def test_rules_without_choices_follow_the_arg_max() -> None:
 
     def see(draft: Draft, acceptance: Any, output: Any, text: list[int], emitted: int) -> None:
         nonlocal checked
-        if acceptance.node_choice is None and draft.scouts is not None and made._rows:
+        if acceptance.node_choice is None and draft.score_only is not None and made._rows:
             fresh = made._rows[0].rows[-1]
-            wide = [int(token) for token in output.logits.argmax(1)[draft.scouts]]
+            wide = [int(token) for token in output.logits.argmax(1)[draft.score_only]]
             checked += fresh[-1] == wide[-1]
 
     handle = watched(made, engine, 1.0, 30, see)

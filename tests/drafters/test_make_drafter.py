@@ -10,9 +10,9 @@ import pytest
 from oracles.automaton import AutomatonTarget, random_logits
 
 from specdec_fast.drafters import make_drafter
-from specdec_fast.stores.datastore import build
-from specdec_fast.stores.memory import TextMemory
-from specdec_fast.stores.vocabulary import fingerprint
+from specdec_fast.retrieval.datastore import build
+from specdec_fast.retrieval.text_memory import TextMemory
+from specdec_fast.retrieval.tokenizer_fingerprint import fingerprint
 
 VOCAB = 8
 

@@ -14,14 +14,14 @@ from oracles import models
 from oracles.automaton import AutomatonTarget, random_logits, scripted
 
 from specdec_fast import Engine, SamplingParams, get_drafter, load
-from specdec_fast.draft import Draft
+from specdec_fast.core.draft import Draft
 from specdec_fast.drafters import make_drafter
 from specdec_fast.drafters.medusa import published_trees
+from specdec_fast.engine.state import DecodeState
 from specdec_fast.heads.checkpoint_medusa import save_medusa
 from specdec_fast.heads.medusa import MedusaHeads
 from specdec_fast.interfaces import Budget, TargetOutput
-from specdec_fast.shapes import Shape, shape_of_widths, write_shape
-from specdec_fast.state import DecodeState
+from specdec_fast.trees.topology import Shape, shape_of_widths, write_shape
 
 VOCAB = 9
 CHAIN = (-1, 0, 1, 2)
@@ -104,7 +104,7 @@ def test_nodes_take_the_rank_of_their_heads() -> None:
 
 
 def test_the_noise_of_the_target_orders_the_tokens() -> None:
-    """Heads that know the law exactly: under replay a chain is accepted whole, at any temperature."""
+    """Heads that know the distribution exactly: under replay a chain is accepted whole, at any temperature."""
     generator = torch.Generator().manual_seed(2)
     table = torch.randn(50, VOCAB, generator=generator)
     counting = torch.arange(1, 51).clamp(max=49)[:, None].expand(50, VOCAB).contiguous()
@@ -218,7 +218,7 @@ def test_over_a_model_text_is_equal_and_a_reloaded_head_drafts_the_same(tmp_path
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"pick": "drawn"}, "pick: got 'drawn'; expected one of coupled, greedy"),
+        ({"pick": "sampled"}, "pick: got 'drawn'; expected one of coupled, greedy"),
         ({"num_draft_tokens": 0}, "num_draft_tokens: got 0; expected at least 1"),
         ({"num_heads": 1}, "num_heads: got 1 with heads that are open; expected it with a folder"),
         ({"shape": "mc_sim"}, "shape: got 'mc_sim'; expected a file, a list of parents or one of mc_sim_7b_63"),

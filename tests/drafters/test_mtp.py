@@ -1,4 +1,4 @@
-"""Multi-token prediction drafts chains, or trees: their length, their law and their text."""
+"""Multi-token prediction drafts chains, or trees: their length, their distribution and their text."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from oracles import heads, models
 from oracles.automaton import AutomatonTarget, random_logits
 from oracles.automaton_head import AutomatonHead
 from oracles.chi_square import p_value
+from oracles.distributions import dist, joint
 from oracles.head_drafts import automaton
-from oracles.laws import joint, law
 
 from specdec_fast import Engine, SamplingParams, get_drafter, load
 from specdec_fast.rules import get_rule
@@ -33,26 +33,26 @@ def test_chains_are_for_rules_that_take_chains_and_trees_are_not() -> None:
     def made(**options: Any) -> Any:
         return get_drafter("mtp")(automaton(), AutomatonHead(automaton()), **options)
 
-    for options in ({}, {"how": "drawn"}, {"num_draft_tokens": 7}, {"shape": (-1, 0, 1)}):
+    for options in ({}, {"how": "sampled"}, {"num_draft_tokens": 7}, {"shape": (-1, 0, 1)}):
         assert get_rule("block").why_not(made(**options).needs) is None, options
     for options in ({"depth": 2}, {"shape": (-1, 0, 0)}, {"how": "hybrid", "shape": (-1, 0, 0)}):
         assert get_rule("block").why_not(made(**options).needs) is not None, options
-    assert made(how="drawn").needs.laws and not made().needs.laws
+    assert made(how="sampled").needs.dists and not made().needs.dists
     assert made(how="hybrid", shape=(-1, 0, 0)).needs.excludes
 
 
-@pytest.mark.parametrize("rule", ["token", "block", "tree", "traversal"])
-def test_the_law_of_three_tokens_is_the_target_s(rule: str) -> None:
+@pytest.mark.parametrize("rule", ["rejection", "block", "recursive_rejection", "traversal"])
+def test_the_distribution_of_three_tokens_is_the_target_s(rule: str) -> None:
     """Drawn chains, from a head that believes in a mixture of the target and something else."""
     table = random_logits(7, 4, seed=4)
     believed = AutomatonTarget(0.5 * table + 0.5 * random_logits(7, 4, seed=77), max_rows=500, max_length=16)
     target = AutomatonTarget(table, max_rows=500, max_length=16, page_size=4)
-    made = get_drafter("mtp")(target, AutomatonHead(believed), how="drawn")
+    made = get_drafter("mtp")(target, AutomatonHead(believed), how="sampled")
     engine = Engine(target, made, rule=rule)
     handles = [engine.submit([1, 2], SamplingParams(seed=at, max_new_tokens=5)) for at in range(2000)]
     while not engine.idle:
         engine.step()
-    exact = joint(lambda text: law(target.logits_after([1, 2, *text]), temperature=1.0), 3, 4)
+    exact = joint(lambda text: dist(target.logits_after([1, 2, *text]), temperature=1.0), 3, 4)
     assert p_value(Counter(tuple(handle.tokens[:3]) for handle in handles), exact) > 1e-3
     assert 0.2 < engine.stats.tau - 1 < 2.5 and engine.stats.faults == 0
 

@@ -12,9 +12,9 @@ import torch
 from oracles.automaton import scripted
 
 from specdec_fast import Engine, get_drafter
+from specdec_fast.engine.state import DecodeState
 from specdec_fast.interfaces import Budget, Rng
-from specdec_fast.sampling import SamplingParams
-from specdec_fast.state import DecodeState
+from specdec_fast.sampling.pipeline import SamplingParams
 from specdec_kernels import ngram_match
 
 

@@ -11,11 +11,11 @@ import torch
 from oracles.automaton import AutomatonTarget, random_logits
 
 from specdec_fast import Engine, SamplingParams, get_drafter
-from specdec_fast.draft import Draft
+from specdec_fast.core.draft import Draft
 from specdec_fast.drafters import make_drafter
 from specdec_fast.drafters.recycling import RecyclingDrafter
+from specdec_fast.engine.state import DecodeState
 from specdec_fast.interfaces import Acceptance, Budget, TargetOutput
-from specdec_fast.state import DecodeState
 from specdec_kernels.random import replay_noise
 
 VOCAB = 12
@@ -83,8 +83,8 @@ def test_temperature_and_filters_are_those_of_the_request() -> None:
 @torch.inference_mode()
 @pytest.mark.parametrize("width", [VOCAB, 6])
 def test_under_replay_the_noise_of_the_request_chooses(width: int) -> None:
-    """With laws that are true and noted whole the target's choice is always the first; with half of the tokens, as
-    often as the choice is among them. Rivals that are not noted are told by the chance that they win.
+    """With distributions that are true and noted whole the target's choice is always the first; with half of the
+    tokens, as often as the choice is among them. Rivals that are not noted are told by the chance that they win.
     """
     logits = 1.5 * torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(1))
     drafter = recycling(top_k=width, depth=1, pick="coupled", min_probability=0.0, num_draft_tokens=1)
@@ -118,7 +118,7 @@ def test_the_last_node_of_a_token_counts() -> None:
         assert value == pytest.approx(want, abs=1e-5)
 
 
-def test_a_law_of_few_tokens_is_noted_as_it_is() -> None:
+def test_a_distribution_of_few_tokens_is_noted_as_it_is() -> None:
     drafter, alone = recycling(top_k=4), torch.full((1, VOCAB), float("-inf"))
     alone[0, 3] = 1.0
     learn(drafter, [0], [[1]], alone)
@@ -163,7 +163,7 @@ def test_prompts_are_learnt_from_each_row_its_own_and_again_after_a_preemption()
     engine = Engine(target, make_drafter("recycling", {"shared": False}, target=target))
     first = engine.generate([prompt], params)[0]
     assert first.tokens == Engine(AutomatonTarget(table, cycle)).generate([prompt], params)[0].tokens
-    assert first.stats.tau > 5, "a prompt of all tokens tells the whole law before the first step"
+    assert first.stats.tau > 5, "a prompt of all tokens tells the whole distribution before the first step"
     assert Engine(target, recycling(pick="coupled")).generate([prompt], params)[0].stats.steps > first.stats.steps
 
 
@@ -179,8 +179,8 @@ def test_it_is_shared_by_default_where_that_is_exact() -> None:
         target = AutomatonTarget(random_logits(5, 8))
         return bool(make_drafter("recycling", options, target=target, prefers=prefers).shared)  # type: ignore[attr-defined]
 
-    assert made("coupled") and made("greedy") and not made("drawn")
-    assert made("drawn", shared=True) and not made("coupled", shared=False)
+    assert made("coupled") and made("greedy") and not made("sampled")
+    assert made("sampled", shared=True) and not made("coupled", shared=False)
 
 
 def test_an_oracle_is_drafted_to_its_full_depth() -> None:
@@ -226,6 +226,6 @@ def test_bad_options(options: dict[str, Any], message: str) -> None:
 
 
 def test_only_prompts_are_tapped() -> None:
-    """A tap in every step would keep the target from running compiled passes."""
-    assert RecyclingDrafter.needs.taps == () and RecyclingDrafter.needs.prompt_taps
-    assert RecyclingDrafter().needs.prompt_taps == (), "nothing is read without the target's projection"
+    """A auxiliary hidden state in every step would keep the target from running compiled passes."""
+    assert RecyclingDrafter.needs.aux_hidden_states == () and RecyclingDrafter.needs.prompt_aux_hidden_states
+    assert RecyclingDrafter().needs.prompt_aux_hidden_states == (), "nothing is read without the target's projection"

@@ -12,10 +12,10 @@ from oracles.automaton import AutomatonTarget, random_logits
 
 from specdec_fast import Engine, SamplingParams, get_drafter
 from specdec_fast.drafters import make_drafter
+from specdec_fast.engine.state import DecodeState
 from specdec_fast.interfaces import Budget
-from specdec_fast.state import DecodeState
-from specdec_fast.stores import container
-from specdec_fast.stores.datastore import Datastore, build
+from specdec_fast.retrieval import file_format
+from specdec_fast.retrieval.datastore import Datastore, build
 
 VOCAB = 30
 
@@ -108,7 +108,7 @@ class Letters:
 
 
 def test_datastores_that_do_not_fit_are_refused(write: Any, tmp_path: Path) -> None:
-    from specdec_fast.stores.vocabulary import fingerprint
+    from specdec_fast.retrieval.tokenizer_fingerprint import fingerprint
 
     def made(store: str, shift: int) -> Any:
         target = AutomatonTarget(random_logits(5, 8))
@@ -129,15 +129,15 @@ def test_datastores_that_do_not_fit_are_refused(write: Any, tmp_path: Path) -> N
 @pytest.fixture
 def unsampled(monkeypatch: pytest.MonkeyPatch) -> None:
     """The damage lies where opening a datastore does not look."""
-    monkeypatch.setattr("specdec_fast.stores.datastore.out_of_order", lambda *arrays: None)
+    monkeypatch.setattr("specdec_fast.retrieval.datastore.out_of_order", lambda *arrays: None)
 
 
 def test_a_damaged_suffix_array_is_named_not_followed(write: Any, unsampled: None) -> None:
     store = write([[1, 2, 3, 1, 2]])
-    header, arrays = container.read(store, "datastore")
+    header, arrays = file_format.read(store, "datastore")
     wrong = arrays["suffixes"] + 1000
     plain = {name: header[name] for name in ("vocabulary", "vocab_size", "documents", "tokens")}
-    container.write(store, "datastore", plain, {"tokens": arrays["tokens"], "suffixes": wrong})
+    file_format.write(store, "datastore", plain, {"tokens": arrays["tokens"], "suffixes": wrong})
     with pytest.raises(ValueError, match=r"rest: a datastore of .* is damaged: its suffix array points outside"):
         trees(rest(datastore=store), [[1, 2]], [4])
 
@@ -145,11 +145,11 @@ def test_a_damaged_suffix_array_is_named_not_followed(write: Any, unsampled: Non
 def test_a_damaged_token_ends_a_continuation_and_is_never_drafted(write: Any, unsampled: None) -> None:
     """Ids beyond the vocabulary, in a file whose sizes are right: checksums are compared on demand only."""
     store = write([[1, 2, 3, 4, 1, 2, 5, 1]], vocab_size=8)
-    header, arrays = container.read(store, "datastore")
+    header, arrays = file_format.read(store, "datastore")
     plain = {name: header[name] for name in ("vocabulary", "vocab_size", "documents", "tokens")}
     tokens = arrays["tokens"].copy()
     tokens[[3, 6]] = 29
-    container.write(store, "datastore", plain, {"tokens": tokens, "suffixes": arrays["suffixes"]})
+    file_format.write(store, "datastore", plain, {"tokens": tokens, "suffixes": arrays["suffixes"]})
     assert trees(rest(datastore=store), [[1, 2]], [8]) == [([3], [0])]
 
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from specdec_fast import SamplingParams, get_drafter
-from specdec_fast.draft import Draft
+from specdec_fast.core.draft import Draft
+from specdec_fast.engine.state import DecodeState
 from specdec_fast.interfaces import Acceptance, Budget, TargetOutput
-from specdec_fast.state import DecodeState
-from specdec_fast.stores.datastore import Datastore, build
+from specdec_fast.retrieval.datastore import Datastore, build
 from specdec_kernels.random import replay_noise
 
 VOCAB, FIRST = 99, (2, 3, 4, 5)

@@ -11,10 +11,10 @@ import torch
 from oracles.automaton import AutomatonTarget, random_logits
 
 from specdec_fast import Engine, SamplingParams, get_drafter
-from specdec_fast.draft import Draft
+from specdec_fast.core.draft import Draft
 from specdec_fast.drafters import make_drafter
+from specdec_fast.engine.state import DecodeState
 from specdec_fast.interfaces import Budget
-from specdec_fast.state import DecodeState
 
 VOCAB = 40
 
@@ -164,7 +164,7 @@ def made_for(prefers: str, tokenizer: Any = None, **options: Any) -> Any:
 
 def test_texts_are_shared_by_default_where_that_is_exact() -> None:
     assert made_for("coupled").memory is not None and made_for("greedy").memory is not None
-    assert made_for("drawn").memory is None and made_for("drawn", shared=True).memory is not None
+    assert made_for("sampled").memory is None and made_for("sampled", shared=True).memory is not None
     assert made_for("coupled", shared=False).memory is None and suffix().memory is None
 
 
@@ -174,7 +174,7 @@ def test_a_file_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
     first = Row(drafter, [5])
     first.append([1, 2])
     first.finish()
-    assert made_for("drawn", Letters(0), store=place).memory.texts == [[5, 1, 2]]
+    assert made_for("sampled", Letters(0), store=place).memory.texts == [[5, 1, 2]]
     with pytest.raises(ValueError, match="its tokens are those of another tokenizer"):
         made_for("coupled", Letters(1), store=place)
 

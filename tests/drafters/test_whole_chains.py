@@ -1,4 +1,6 @@
-"""Chains that a draft model drafts in one call: the tokens and laws of passes one after the other, and lossless."""
+"""Chains that a draft model drafts in one call: the tokens and distributions of passes one after the other, and
+lossless.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +12,15 @@ import torch
 from oracles import models
 from oracles.automaton import AutomatonTarget, random_logits
 from oracles.chi_square import p_value
-from oracles.laws import joint, law
+from oracles.distributions import dist, joint
 
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
-from specdec_fast.draft import Draft
+from specdec_fast.core.draft import Draft
 from specdec_fast.drafters.draft_model import DraftModelDrafter
+from specdec_fast.engine.state import DecodeState
 from specdec_fast.interfaces import Budget
-from specdec_fast.state import DecodeState
-from specdec_fast.targets.tiny import tiny_model
-from specdec_kernels import extension
+from specdec_fast.targets.tiny_models import tiny_model
+from specdec_kernels.dispatch import extension
 
 pytestmark = pytest.mark.skipif(extension.missing() is not None, reason="CPU extension not built")
 FILTERS: dict[str, dict[str, Any]] = {
@@ -29,7 +31,7 @@ FILTERS: dict[str, dict[str, Any]] = {
 
 
 def draft(**shape: Any) -> HuggingFaceTarget:
-    return HuggingFaceTarget(tiny_model("llama"), max_length=128, whole_pass=True, **shape)
+    return HuggingFaceTarget(tiny_model("llama"), max_length=128, fused_forward=True, **shape)
 
 
 def proposals(made: Any, filters: dict[str, Any], monkeypatch: Any, whole: bool) -> list[Draft]:
@@ -54,7 +56,7 @@ def proposals(made: Any, filters: dict[str, Any], monkeypatch: Any, whole: bool)
 
 
 @pytest.mark.parametrize("filters", FILTERS)
-@pytest.mark.parametrize("pick", ["coupled", "drawn", "greedy"])
+@pytest.mark.parametrize("pick", ["coupled", "sampled", "greedy"])
 def test_drafts_are_those_of_passes_one_after_the_other(pick: str, filters: str, monkeypatch: Any) -> None:
     made = get_drafter("draft_model")(draft(), pick=pick)
     together = proposals(made, FILTERS[filters], monkeypatch, whole=True)
@@ -62,17 +64,21 @@ def test_drafts_are_those_of_passes_one_after_the_other(pick: str, filters: str,
     for one, other in zip(together, apart, strict=True):
         one.check(made.model.vocab_size)
         assert one.counts == other.counts and torch.equal(one.tokens, other.tokens)
-        assert torch.equal(one.drawn, other.drawn) and (one.laws is None) == (other.laws is None)
-        if one.laws is not None and other.laws is not None:
-            nodes = one.drawn > 0
-            laws = [each.laws.select(each.law_row[nodes].long()) for each in (one, other) if each.laws is not None]
-            for ours, theirs in zip((laws[0].logits, *laws[0].stats), (laws[1].logits, *laws[1].stats), strict=True):
+        assert torch.equal(one.proposal_kinds, other.proposal_kinds) and (one.dists is None) == (other.dists is None)
+        if one.dists is not None and other.dists is not None:
+            nodes = one.proposal_kinds > 0
+            dists = [
+                each.dists.select(each.dist_index[nodes].long()) for each in (one, other) if each.dists is not None
+            ]
+            for ours, theirs in zip(
+                (dists[0].logits, *dists[0].stats), (dists[1].logits, *dists[1].stats), strict=True
+            ):
                 assert torch.equal(ours, theirs)
     assert made.model.cache.pages.num_used == 0
 
 
 def test_a_draft_s_ids_beyond_the_target_s_are_never_picked() -> None:
-    for pick in ("coupled", "drawn", "greedy"):
+    for pick in ("coupled", "sampled", "greedy"):
         made = get_drafter("draft_model")(draft(), pick=pick, vocab_size=40)
         state = DecodeState(4, 128)
         rows = [state.join([at + 1], SamplingParams(seed=at, temperature=1.5), 1, ()) for at in range(4)]
@@ -80,7 +86,7 @@ def test_a_draft_s_ids_beyond_the_target_s_are_never_picked() -> None:
         with torch.inference_mode():
             proposed = made.propose(state, rows, Budget([8] * 4), state.rng(rows))
         assert int(proposed.tokens.max()) < 40
-        assert proposed.laws is None or proposed.laws.logits.shape == (32, 40)
+        assert proposed.dists is None or proposed.dists.logits.shape == (32, 40)
 
 
 @pytest.mark.parametrize("changes", [{"repetition_penalty": 1.3}, {"logit_bias": {3: 2.0}}])
@@ -132,7 +138,7 @@ def test_an_extend_of_somebody_s_own_is_called() -> None:
                 output.logits[:, :50] = float("-inf")
             return output
 
-    model = Own(tiny_model("llama"), max_length=128, whole_pass=True)
+    model = Own(tiny_model("llama"), max_length=128, fused_forward=True)
     assert model.whole is None and draft().whole is not None
     made, state = get_drafter("draft_model")(model), DecodeState(8, 128)
     rows = [state.join([3], SamplingParams(seed=at, temperature=1.0), 1, ()) for at in range(3)]
@@ -142,19 +148,19 @@ def test_an_extend_of_somebody_s_own_is_called() -> None:
     assert int(tokens[:, 1:].min()) >= 50
 
 
-@pytest.mark.parametrize(("rule", "temperature"), [("token", 1.0), ("token", 0.7), ("block", 1.0)])
-def test_texts_have_the_law_of_the_target(rule: str, temperature: float) -> None:
+@pytest.mark.parametrize(("rule", "temperature"), [("rejection", 1.0), ("rejection", 0.7), ("block", 1.0)])
+def test_texts_have_the_distribution_of_the_target(rule: str, temperature: float) -> None:
     """Texts of three tokens of four ids, several steps each, from drawn chains of two."""
     target = AutomatonTarget(random_logits(23, 4, seed=2), max_rows=64)
     small = HuggingFaceTarget(
-        tiny_model("llama", vocab_size=4, logit_std=1.5), max_length=32, max_rows=64, whole_pass=True
+        tiny_model("llama", vocab_size=4, logit_std=1.5), max_length=32, max_rows=64, fused_forward=True
     )
-    made = get_drafter("draft_model")(small, num_draft_tokens=2, pick="drawn")
+    made = get_drafter("draft_model")(small, num_draft_tokens=2, pick="sampled")
     assert small.whole is not None
     engine, seen = Engine(target, made, rule=rule), Counter[tuple[int, ...]]()
     params = [SamplingParams(seed=seed, temperature=temperature, max_new_tokens=3) for seed in range(12000)]
     for handle in engine.generate([[1]] * len(params), params):
         seen[tuple(handle.tokens)] += 1
     assert 0.2 < engine.stats.alpha[0] < 0.95, "a test of acceptance accepts and refuses"
-    exact = joint(lambda text: law(target.logits_after([1, *text]), temperature), 3, 4)
+    exact = joint(lambda text: dist(target.logits_after([1, *text]), temperature), 3, 4)
     assert p_value(seen, exact) > 1e-3

@@ -10,9 +10,9 @@ from oracles.automaton import AutomatonTarget, random_logits
 from oracles.noisy_oracle import NoisyTree
 
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
-from specdec_fast.budget import Fixed, Goodput
-from specdec_fast.draft import Draft
-from specdec_fast.expectations import Outcome
+from specdec_fast.adaptive.budget import Fixed, Goodput
+from specdec_fast.adaptive.cost_model import Outcome
+from specdec_fast.core.draft import Draft
 
 PROMPTS = [models.prompt(17), models.prompt(9)]
 GREEDY = SamplingParams(temperature=0, max_new_tokens=24)
@@ -139,7 +139,7 @@ def test_a_forest_forgets_drafts_of_a_step_that_was_lost() -> None:
     assert all(handle.stats.faults == 0 and handle.error is None for handle in handles)
 
 
-def test_scouts_are_neither_drafted_nor_tested() -> None:
+def test_score_only_are_neither_drafted_nor_tested() -> None:
     engine = Engine(automaton(3.0), get_drafter("lookahead")(guesses=0))
     (handle,) = engine.generate([[1, 2, 3]], SamplingParams(seed=1, max_new_tokens=30))
     assert handle.stats.drafted == 0 and sum(handle.stats.tested) == 0

@@ -11,7 +11,7 @@ from oracles.noisy_oracle import NoisyChain, NoisyTree
 from oracles.toy_tokenizer import END_OF_TEXT, byte_tokenizer
 
 from specdec_fast import Engine, SamplingParams, get_drafter
-from specdec_fast.request import Handle
+from specdec_fast.engine.request import Handle
 
 TOKENIZER = byte_tokenizer()
 PROMPT = [1, 2, 3]

@@ -14,10 +14,10 @@ from oracles.noisy_oracle import NoisyChain, NoisyTree
 from oracles.toy_tokenizer import byte_tokenizer
 
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
-from specdec_fast.draft import Draft
+from specdec_fast.core.distributions import TokenDistributions
+from specdec_fast.core.draft import Draft
 from specdec_fast.interfaces import Budget
-from specdec_fast.laws import Laws
-from specdec_kernels import law_stats
+from specdec_kernels import distribution_stats
 
 VOCAB, STATES = 8, 23
 POISON = VOCAB - 1  # after this token the model returns NaN for good
@@ -40,7 +40,7 @@ def texts() -> list[list[int]]:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("-inf"), float("inf")])
-@pytest.mark.parametrize("rule", ["replay", "greedy", "token", "block", "tree", "traversal"])
+@pytest.mark.parametrize("rule", ["replay", "greedy", "rejection", "block", "recursive_rejection", "traversal"])
 @pytest.mark.parametrize("drafted", [False, True])
 def test_a_row_without_numbers_ends_alone(value: float, rule: str, drafted: bool) -> None:
     params = SamplingParams(seed=3, max_new_tokens=14, temperature=0.0 if rule == "greedy" else 1.0)
@@ -56,7 +56,7 @@ def test_a_row_without_numbers_ends_alone(value: float, rule: str, drafted: bool
     assert engine.target.cache.pages.num_used == 0 and engine.idle
 
 
-@pytest.mark.parametrize("rule", ["replay", "token", "block", "tree", "traversal"])
+@pytest.mark.parametrize("rule", ["replay", "rejection", "block", "recursive_rejection", "traversal"])
 def test_a_refused_node_without_numbers_ends_nothing(rule: str) -> None:
     """A draft token that would lead to NaN is refused, so plain decoding would never have met it."""
 
@@ -213,16 +213,16 @@ def test_a_request_that_is_given_up_stays_so_after_a_preemption(verb: str, fault
 
 
 @pytest.mark.parametrize("chunk", [2048, 3])
-def test_of_rows_that_join_with_taps_the_bad_one_joins_alone(chunk: int, faults: list[str]) -> None:
+def test_of_rows_that_join_with_aux_hidden_states_the_bad_one_joins_alone(chunk: int, faults: list[str]) -> None:
     """Each row is given the hidden states of its own tokens, however the prompts were cut into passes."""
     given: dict[int, torch.Tensor] = {}
 
     class Tapped(Moody):
-        needs = replace(NoisyTree.needs, taps=("final_norm",))
+        needs = replace(NoisyTree.needs, aux_hidden_states=("final_norm",))
 
         def begin(self, view: Any, rows: Any, output: Any) -> None:
             super().begin(view, rows, output)
-            given[view.tokens(rows[0])[0]] = output.taps["final_norm"]
+            given[view.tokens(rows[0])[0]] = output.aux_hidden_states["final_norm"]
 
         def observe(self, view: Any, draft: Any, acceptance: Any, output: Any) -> None:
             pass
@@ -239,8 +239,10 @@ def test_of_rows_that_join_with_taps_the_bad_one_joins_alone(chunk: int, faults:
         alone = target()
         alone.cache.reserve(0, 8)
         row, offsets = torch.tensor([0], dtype=torch.int32), torch.tensor([0, len(prompt) - 1], dtype=torch.int32)
-        taps = alone.extend(row, torch.tensor(prompt[:-1]), offsets, logits=False, taps=("final_norm",)).taps
-        assert torch.equal(given[prompt[0]], taps["final_norm"])
+        aux_hidden_states = alone.extend(
+            row, torch.tensor(prompt[:-1]), offsets, logits=False, aux_hidden_states=("final_norm",)
+        ).aux_hidden_states
+        assert torch.equal(given[prompt[0]], aux_hidden_states["final_norm"])
 
 
 @pytest.mark.parametrize("at", [1, 2, 4, 5])
@@ -276,10 +278,10 @@ def test_a_drafter_that_spends_too_much_is_stopped_before_it_writes_over_others(
     assert len(faults) == 1 and "nodes; expected 1 +" in faults[0]
 
 
-def flat(rows: int, columns: int, token_ids: torch.Tensor | None = None) -> Laws:
-    """Draft laws that are uniform."""
+def flat(rows: int, columns: int, token_ids: torch.Tensor | None = None) -> TokenDistributions:
+    """Draft distributions that are uniform."""
     logits, one, none = torch.zeros(rows, columns), torch.ones(rows), torch.zeros(rows)
-    return Laws(logits, *law_stats(logits, one, none.int(), one, none), token_ids)
+    return TokenDistributions(logits, *distribution_stats(logits, one, none.int(), one, none), token_ids)
 
 
 def at(column: torch.Tensor, node: int, value: int) -> torch.Tensor:
@@ -288,36 +290,45 @@ def at(column: torch.Tensor, node: int, value: int) -> torch.Tensor:
     return changed
 
 
-def drawn(draft: Draft, node: int, laws: Laws, law_row: int = 0, mark: int = 1) -> Draft:
-    return replace(draft, drawn=at(draft.drawn, node, mark), law_row=at(draft.law_row, node, law_row), laws=laws)
+def drawn(draft: Draft, node: int, dists: TokenDistributions, dist_index: int = 0, mark: int = 1) -> Draft:
+    return replace(
+        draft,
+        proposal_kinds=at(draft.proposal_kinds, node, mark),
+        dist_index=at(draft.dist_index, node, dist_index),
+        dists=dists,
+    )
 
 
 CHAINS: dict[str, Callable[[Draft, int], Draft]] = {  # of a draft and a node that is no root
     "token beyond the vocabulary": lambda draft, node: replace(draft, tokens=at(draft.tokens, node, VOCAB)),
     "token below 0": lambda draft, node: replace(draft, tokens=at(draft.tokens, node, -1)),
-    "law row that is not there": lambda draft, node: drawn(draft, node, flat(1, VOCAB), law_row=99),
-    "law row without laws": lambda draft, node: replace(drawn(draft, node, flat(1, VOCAB)), laws=None),
-    "laws that are too wide": lambda draft, node: drawn(draft, node, flat(1, VOCAB + 1)),
-    "laws of unknown tokens": lambda draft, node: drawn(draft, node, flat(1, 2, torch.tensor([0, VOCAB]))),
+    "distribution row that is not there": lambda draft, node: drawn(draft, node, flat(1, VOCAB), dist_index=99),
+    "distribution row without distributions": lambda draft, node: replace(
+        drawn(draft, node, flat(1, VOCAB)), dists=None
+    ),
+    "distributions that are too wide": lambda draft, node: drawn(draft, node, flat(1, VOCAB + 1)),
+    "distributions of unknown tokens": lambda draft, node: drawn(draft, node, flat(1, 2, torch.tensor([0, VOCAB]))),
     "mark that is none": lambda draft, node: drawn(draft, node, flat(1, VOCAB), mark=4),
     "offsets of others": lambda draft, node: replace(draft, offsets=draft.offsets.flip(0)),
     "rows of others": lambda draft, node: replace(draft, rows=draft.rows + 1),
     "another root": lambda draft, node: replace(draft, tokens=torch.where(draft.parents < 0, 0, draft.tokens)),
     "depth that is too small": lambda draft, node: replace(draft, max_depth=0),
     "tree": lambda draft, node: replace(draft, is_chain=False),
-    "scouts": lambda draft, node: replace(draft, scouts=draft.parents >= 0),
+    "score_only": lambda draft, node: replace(draft, score_only=draft.parents >= 0),
 }
 TREES: dict[str, Callable[[Draft, int], Draft]] = {
     "parent behind its child": lambda draft, node: replace(draft, parents=at(draft.parents, node, 7)),
     "second root": lambda draft, node: replace(draft, parents=at(draft.parents, node, -1)),
-    "drawn scout": lambda draft, node: replace(drawn(draft, node, flat(1, VOCAB)), scouts=draft.parents >= 0),
+    "drawn score-only node": lambda draft, node: replace(
+        drawn(draft, node, flat(1, VOCAB)), score_only=draft.parents >= 0
+    ),
 }
 
 
 @pytest.mark.parametrize(
     ("rule", "spoilt"),
     [
-        *((rule, spoilt) for rule in ("replay", "token") for spoilt in CHAINS),
+        *((rule, spoilt) for rule in ("replay", "rejection") for spoilt in CHAINS),
         *(("tree", spoilt) for spoilt in TREES),
     ],
 )
@@ -340,9 +351,9 @@ def test_a_draft_that_is_not_well_formed_costs_its_row_only(rule: str, spoilt: s
     assert "expected" in faults[0] and "choose another" in faults[0]
 
 
-@pytest.mark.parametrize(("rule", "pick"), [("replay", "coupled"), ("token", "drawn"), ("block", "drawn")])
+@pytest.mark.parametrize(("rule", "pick"), [("replay", "coupled"), ("rejection", "sampled"), ("block", "sampled")])
 def test_a_draft_model_without_numbers_slows_its_own_row_only(rule: str, pick: str) -> None:
-    """What it proposes there is refused, whatever it is, and the target's law stays as it is."""
+    """What it proposes there is refused, whatever it is, and the target's distribution stays as it is."""
     params = replace(PARAMS, temperature=1.0 if rule == "replay" else 0.0)
     prompts = [[1], [1, POISON, 2], [1, 2, 3]]
     want = [handle.tokens for handle in Engine(target()).generate(prompts, params)]

@@ -17,7 +17,7 @@ from oracles.noisy_oracle import NoisyChain, NoisyTree
 from oracles.pairwise import pairwise
 
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
-from specdec_fast.request import Handle
+from specdec_fast.engine.request import Handle
 
 NEW = 28
 FACTORS: dict[str, tuple[Any, ...]] = {
@@ -25,7 +25,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "drafter": ("draft_model", "ngram", "chain", "tree"),
     "num_draft_tokens": tuple(range(1, 9)),
     "batch": tuple(range(1, 9)),
-    "rule": ("replay", "greedy", "token"),
+    "rule": ("replay", "greedy", "rejection"),
     "page_size": (1, 16, 256),
     "attention": ("eager", "sdpa"),
     "passes": ("modules", "whole"),  # as one operator, where that can be: Llama
@@ -39,10 +39,10 @@ def lengths(batch: int, seed: int) -> list[int]:
 
 
 def drafter(
-    name: str, family: str, count: int, texts: list[list[int]], rows: int = 8, whole_pass: bool | None = False
+    name: str, family: str, count: int, texts: list[list[int]], rows: int = 8, fused_forward: bool | None = False
 ) -> Any:
     if name == "draft_model":
-        small = HuggingFaceTarget(models.kin(family), max_length=320, max_rows=rows, whole_pass=whole_pass)
+        small = HuggingFaceTarget(models.kin(family), max_length=320, max_rows=rows, fused_forward=fused_forward)
         return get_drafter(name)(small, num_draft_tokens=count)
     if name == "ngram":
         return get_drafter(name)(num_draft_tokens=count, n_min=1)
@@ -73,8 +73,8 @@ def check(handles: list[Handle], want: list[list[int]], family: str, prompts: li
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(str(value) for value in case.values()))
 def test_the_text_is_that_of_generate(case: dict[str, Any]) -> None:
     rule, name = case["rule"], case["drafter"]
-    if rule == "token" and name == "tree":
-        rule = "replay"  # the token rule takes chains only
+    if rule == "rejection" and name == "tree":
+        rule = "replay"  # the rejection rule takes chains only
     family, seed = case["family"], CASES.index(case)
     chosen = lengths(case["batch"], seed)
     prompts = [models.prompt(length) for length in chosen]
@@ -89,8 +89,8 @@ def test_the_text_is_that_of_generate(case: dict[str, Any]) -> None:
     whole = None if case["passes"] == "whole" else False
     shape = {"page_size": case["page_size"], "max_rows": source.choice([case["batch"], 8])}
     engine = Engine(
-        models.target(family, whole_pass=whole, **shape),
-        drafter(name, family, case["num_draft_tokens"], texts, whole_pass=whole),
+        models.target(family, fused_forward=whole, **shape),
+        drafter(name, family, case["num_draft_tokens"], texts, fused_forward=whole),
         rule=rule,
         eos_token_ids=ends,
         prefill_chunk=source.choice([7, 64, 2048]),

@@ -10,13 +10,14 @@ from oracles.automaton import AutomatonTarget, random_logits, scripted
 from oracles.noisy_oracle import NoisyChain
 from oracles.toy_tokenizer import byte_tokenizer
 
-from specdec_fast import Engine, SamplingParams, emission, get_drafter
-from specdec_fast import engine as engine_module
+from specdec_fast import Engine, SamplingParams, get_drafter
 from specdec_fast.cache import PagedCache
 from specdec_fast.drafters.ngram import NgramDrafter
-from specdec_fast.request import Handle
-from specdec_fast.sampling import SamplingTable
-from specdec_fast.state import DecodeState
+from specdec_fast.engine import engine as engine_module
+from specdec_fast.engine import outputs
+from specdec_fast.engine.request import Handle
+from specdec_fast.engine.state import DecodeState
+from specdec_fast.sampling.pipeline import SamplingTable
 
 PROMPTS = [[1], [2, 3], [1, 2, 3]]
 PARAMS = SamplingParams(seed=3, max_new_tokens=14)
@@ -108,9 +109,9 @@ def test_generate_leaves_nothing_in_the_queue_when_a_prompt_breaks_it_off(error:
 
 PLACES: dict[str, Any] = {
     "commit": PagedCache,
-    "given_by": engine_module,
+    "collect_row_outputs": engine_module,
     "keep": engine_module,
-    "token_logprobs": emission,
+    "token_logprobs": outputs,
     "take": Handle,
     "append": DecodeState,
 }

@@ -53,18 +53,18 @@ def test_the_target_s_cache_after_every_step(family: str, page_size: int) -> Non
 
 
 @pytest.mark.parametrize("whole", [False, None], ids=["modules", "whole"])
-@pytest.mark.parametrize(("pick", "page_size"), [("coupled", 1), ("drawn", 16), ("coupled", 256), ("greedy", 16)])
+@pytest.mark.parametrize(("pick", "page_size"), [("coupled", 1), ("sampled", 16), ("coupled", 256), ("greedy", 16)])
 def test_the_draft_s_cache_after_every_step(pick: str, page_size: int, whole: bool | None) -> None:
     small = models.kin("llama")
     reference = models.kin("llama")
     recorder = Recorder(
         get_drafter("draft_model")(
-            HuggingFaceTarget(small, max_length=320, page_size=page_size, whole_pass=whole),
+            HuggingFaceTarget(small, max_length=320, page_size=page_size, fused_forward=whole),
             num_draft_tokens=4,
             pick=pick,
         )
     )
-    rule = "token" if pick == "drawn" else "replay"
+    rule = "rejection" if pick == "sampled" else "replay"
     engine = Engine(models.target("llama", page_size=page_size), recorder, rule=rule)
     for seed, length in enumerate((1, 17, 40)):
         engine.submit(models.prompt(length), SamplingParams(seed=seed, max_new_tokens=12 + 4 * seed))

@@ -29,7 +29,7 @@ def test_mixtures(ours: torch.dtype, theirs: torch.dtype, vocab_size: int | None
     prompts = [models.prompt(length, vocab=90) for length in (5, 17, 40)]
     params = [SamplingParams(seed=seed, max_new_tokens=12, top_p=0.95) for seed in range(3)]
     plain = Engine(target(ours, vocab_size)).generate(prompts, params)
-    for rule, pick in (("replay", "coupled"), ("token", "drawn"), ("token", "coupled")):
+    for rule, pick in (("replay", "coupled"), ("rejection", "sampled"), ("rejection", "coupled")):
         draft = get_drafter("draft_model")(target(theirs, vocab_size, noise=0.1), pick=pick, vocab_size=vocab_size)
         engine = Engine(target(ours, vocab_size), draft, rule=rule)
         handles = engine.generate(prompts, params)

@@ -3,7 +3,7 @@ company.
 
 The reference is plain decoding through the engine, and for some cases a full forward pass of the untouched
 model per token
-with the law in float64.
+with the distribution in float64.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from oracles.pairwise import pairwise
 from oracles.plain_decoding import plain_decode, recompute
 
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
-from specdec_fast.targets import weight_layout
-from specdec_kernels import extension
+from specdec_fast.targets import linear_layers
+from specdec_kernels.dispatch import extension
 
-LAWS: dict[str, dict[str, Any]] = {
+DISTS: dict[str, dict[str, Any]] = {
     "whole": {},
     "top-k": {"top_k": 12},
     "top-p": {"top_p": 0.85},
@@ -34,20 +34,20 @@ NEW = 24
 PROMPTS = [models.prompt(length) for length in (1, 5, 17, 40)]
 
 
-def params(seed: int, temperature: float, law: str, new: int = NEW, **changes: Any) -> SamplingParams:
-    return SamplingParams(temperature=temperature, seed=seed, max_new_tokens=new, **LAWS[law], **changes)
+def params(seed: int, temperature: float, dist: str, new: int = NEW, **changes: Any) -> SamplingParams:
+    return SamplingParams(temperature=temperature, seed=seed, max_new_tokens=new, **DISTS[dist], **changes)
 
 
 @pytest.mark.parametrize(
     "case",
     pairwise(
-        {"temperature": (0.3, 0.7, 1.0, 1.5), "law": tuple(LAWS), "family": ("llama", "gpt2", "mistral")},
+        {"temperature": (0.3, 0.7, 1.0, 1.5), "dist": tuple(DISTS), "family": ("llama", "gpt2", "mistral")},
         seed=1,
     ),
     ids=lambda case: "-".join(str(value) for value in case.values()),
 )
 def test_plain_decoding_is_the_cache_free_oracle(case: dict[str, Any]) -> None:
-    wanted = params(11, case["temperature"], case["law"], new=16)
+    wanted = params(11, case["temperature"], case["dist"], new=16)
     prompts = PROMPTS[1:3]
     engine = Engine(models.target(case["family"]))
     handles = engine.generate(prompts, wanted)
@@ -58,8 +58,8 @@ def test_plain_decoding_is_the_cache_free_oracle(case: dict[str, Any]) -> None:
 
 FACTORS: dict[str, tuple[Any, ...]] = {
     "temperature": (0.3, 0.7, 1.0, 1.5),
-    "law": tuple(LAWS),
-    "drafter": ("coupled", "drawn", "ngram", "tree"),
+    "dist": tuple(DISTS),
+    "drafter": ("coupled", "sampled", "ngram", "tree"),
     "num_draft_tokens": tuple(range(1, 9)),
 }
 
@@ -67,12 +67,12 @@ FACTORS: dict[str, tuple[Any, ...]] = {
 @pytest.fixture(scope="module", params=[False, None], ids=["modules", "whole"])
 def llama(request: pytest.FixtureRequest) -> HuggingFaceTarget:
     """Its passes by the model's modules, and as one operator."""
-    return models.target("llama", max_rows=4, whole_pass=request.param)
+    return models.target("llama", max_rows=4, fused_forward=request.param)
 
 
 @pytest.fixture(scope="module")
 def small() -> HuggingFaceTarget:
-    return HuggingFaceTarget(models.kin("llama"), max_length=320, max_rows=4, whole_pass=None)
+    return HuggingFaceTarget(models.kin("llama"), max_length=320, max_rows=4, fused_forward=None)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_the_text_of_a_seed_does_not_depend_on_speculation(
     case: dict[str, Any], llama: HuggingFaceTarget, small: HuggingFaceTarget
 ) -> None:
     count = case["num_draft_tokens"]
-    wanted = [params(100 + at, case["temperature"], case["law"]) for at in range(len(PROMPTS))]
+    wanted = [params(100 + at, case["temperature"], case["dist"]) for at in range(len(PROMPTS))]
     plain = Engine(llama).generate(PROMPTS, wanted)
     if case["drafter"] == "tree":
         texts = [[*prompt, *handle.tokens] for prompt, handle in zip(PROMPTS, plain, strict=True)]
@@ -109,7 +109,7 @@ def test_half_precision_texts_are_the_same_alone_and_in_company() -> None:
         pytest.skip("CPU extension not built")
     wanted = [params(at, temperature, "whole", new=32) for at, temperature in enumerate((0.0, 0.7, 1.0, 1.5))]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(weight_layout, "has_instructions", lambda dtype: False)
+        patch.setattr(linear_layers, "has_instructions", lambda dtype: False)
         target = HuggingFaceTarget(models.own("llama", torch.bfloat16), max_length=128, max_rows=4)
     alone = [Engine(target).generate([prompt], own)[0].tokens for prompt, own in zip(PROMPTS, wanted, strict=True)]
     texts = [[*prompt, *tokens] for prompt, tokens in zip(PROMPTS, alone, strict=True)]
@@ -127,8 +127,8 @@ def requests(count: int) -> list[tuple[list[int], SamplingParams]]:
     made = []
     for seed in range(count):
         prompt = [source.randrange(9) for _ in range(source.randrange(1, 12))]
-        law, temperature = source.choice(list(LAWS)), source.choice([0.0, 0.3, 0.7, 1.0, 1.5])
-        made.append((prompt, params(seed, temperature, law, new=source.randrange(1, 25))))
+        dist, temperature = source.choice(list(DISTS)), source.choice([0.0, 0.3, 0.7, 1.0, 1.5])
+        made.append((prompt, params(seed, temperature, dist, new=source.randrange(1, 25))))
     return made
 
 

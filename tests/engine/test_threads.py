@@ -34,12 +34,12 @@ class Watched(AutomatonTarget):
 
     inside = beside = 0
 
-    def score(self, draft: Draft, plan: TreePlan, taps: Sequence[str] = ()) -> Any:
+    def score(self, draft: Draft, plan: TreePlan, aux_hidden_states: Sequence[str] = ()) -> Any:
         self.inside += 1
         time.sleep(0.001)
         self.beside += self.inside - 1
         self.inside -= 1
-        return super().score(draft, plan, taps)
+        return super().score(draft, plan, aux_hidden_states)
 
 
 def together(*work: Callable[[], object]) -> None:

@@ -13,10 +13,11 @@ import torch
 from oracles import heads, models
 
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
-from specdec_kernels import OPS, fake, registered, tree_attention, use_backend
-from specdec_kernels.agreement import TOLERANCE, check, difference, made_on, sample, tensors_in
-from specdec_kernels.samples import Sizes
-from specdec_kernels.samples_options import OPTIONS
+from specdec_kernels import OPS, tree_attention, use_backend
+from specdec_kernels.dispatch import meta_kernels, torch_ops
+from specdec_kernels.testing.agreement import TOLERANCE, check, difference, made_on, sample, tensors_in
+from specdec_kernels.testing.samples import Sizes
+from specdec_kernels.testing.samples_options import OPTIONS
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 SIZES = [
@@ -68,10 +69,10 @@ def test_captured_steps_write_the_same_text(kind: str, temperature: float, tmp_p
     assert texts["graph"] == texts["sync"]
 
 
-@pytest.mark.parametrize("op", sorted(set(OPS) & set(registered.LAUNCHES)))
+@pytest.mark.parametrize("op", sorted(set(OPS) & set(torch_ops.LAUNCHES)))
 def test_the_dispatcher_serves_tensors_on_a_gpu(op: str) -> None:
     name = f"specdec::{op}"
-    assert torch._C._dispatch_has_kernel_for_dispatch_key(name, "CUDA") and op in fake.FAKES
+    assert torch._C._dispatch_has_kernel_for_dispatch_key(name, "CUDA") and op in meta_kernels.FAKES
     call = sample(op, Sizes(), "cuda")
     want = sample(op, Sizes(), "cuda")
     torch._dynamo.reset()
@@ -93,7 +94,7 @@ def test_with_memory_of_the_caller_s_nothing_is_allocated(op: str) -> None:
         given = {"out": out, "workspace": torch.empty(size, dtype=torch.uint8, device="cuda")}
         before = torch.cuda.memory_stats()["allocation.all.allocated"]
         found = OPS[op](*call.arguments, **call.options, **given)
-        if op != "chain_verify_logits":
+        if op != "rejection_verify_logits":
             assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
     for got, expected in zip(tensors_in(found), want, strict=True):
         assert difference(got, expected, 0.0)[1] is None

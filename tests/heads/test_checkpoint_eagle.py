@@ -58,7 +58,7 @@ def test_eagle_1_with_and_without_bias(tmp_path: Path, target: Any) -> None:
         assert torch.equal(head.fc.weight, tensors["fc.weight"]) and (head.fc.bias is not None) == bias
         layer: Any = head.layers[0]
         assert torch.equal(layer.self_attn.q_proj.weight, tensors["layers.0.self_attn.q_proj.weight"])
-        assert isinstance(layer.input_layernorm, torch.nn.Identity) and head.taps == ("final_norm",)
+        assert isinstance(layer.input_layernorm, torch.nn.Identity) and head.aux_hidden_states == ("final_norm",)
 
 
 def test_eagle_1_as_sglang_names_it(tmp_path: Path, target: Any) -> None:
@@ -133,13 +133,13 @@ def test_sglang_counts_outputs_of_layers(tmp_path: Path, target: Any, prefix: st
     tensors = {key: value.bfloat16() if value.is_floating_point() else value
                for key, value in heads.eagle3_tensors(prefix=prefix).items()}  # fmt: skip
     head = load_eagle3(heads.write(tmp_path, config, tensors), target)
-    assert head.taps == ("entering:1", "entering:0", "entering:1")
+    assert head.aux_hidden_states == ("entering:1", "entering:0", "entering:1")
 
 
 def test_layers_by_convention(tmp_path: Path) -> None:
     """Published ids are inputs of layers, SGLang's are outputs; both mean the same places of a model of twelve."""
     from specdec_fast.heads.checkpoint import open_checkpoint
-    from specdec_fast.heads.checkpoint_eagle import _taps
+    from specdec_fast.heads.checkpoint_eagle import _aux_hidden_states
 
     tensors = heads.eagle3_tensors()
     for at, extra in enumerate(
@@ -152,7 +152,7 @@ def test_layers_by_convention(tmp_path: Path) -> None:
         )
     ):
         found = open_checkpoint(heads.write(tmp_path / str(at), {**REDUCED, **extra}, tensors))
-        assert _taps(found, 12, None) == ("entering:2", "entering:6", "entering:9")
+        assert _aux_hidden_states(found, 12, None) == ("entering:2", "entering:6", "entering:9")
 
 
 def test_speculators_with_its_norms_and_its_embedding(tmp_path: Path, target: Any) -> None:
@@ -162,7 +162,11 @@ def test_speculators_with_its_norms_and_its_embedding(tmp_path: Path, target: An
     }
     config = speculators(norm_before_fc=True, norm_output=True)
     head = load_eagle3(heads.write(tmp_path / "one", config, tensors), target)
-    assert head.taps == ("entering:1", "entering:0", "entering:1") and head.norm_before_residual and head.norm_output
+    assert (
+        head.aux_hidden_states == ("entering:1", "entering:0", "entering:1")
+        and head.norm_before_residual
+        and head.norm_output
+    )
     assert head.input_norm is not None and torch.equal(head.input_norm.weight, tensors["input_norm.weight"])
     assert head.embed_tokens is not None and torch.equal(head.embed_tokens.weight, tensors["embed_tokens.weight"])
     del tensors["input_norm.weight"]
@@ -321,7 +325,7 @@ def test_what_is_written_is_read_back(tmp_path: Path, target: Any) -> None:
     head = load_eagle3(folder, target)
     save_eagle3(tmp_path / "b", head)
     again = load_eagle3(tmp_path / "b", target)
-    assert head.taps == again.taps
+    assert head.aux_hidden_states == again.aux_hidden_states
     for key, value in head.state_dict().items():
         assert torch.equal(value, again.state_dict()[key]), key
     config = json.loads((tmp_path / "b" / "config.json").read_text())

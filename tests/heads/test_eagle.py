@@ -1,4 +1,6 @@
-"""EAGLE heads against their formulas, from a checkpoint's tensors: order of inputs, norms, rotation, taps."""
+"""EAGLE heads against their formulas, from a checkpoint's tensors: order of inputs, norms, rotation, auxiliary
+hidden states.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from oracles.noisy_oracle import NoisyChain, NoisyTree
 from oracles.toy_tokenizer import byte_tokenizer
 
 from specdec_fast import Engine, SamplingParams, get_drafter
-from specdec_fast.grammar import Guide, Matcher
+from specdec_fast.sampling.grammar import Guide, Matcher
 
 pytest.importorskip("llguidance")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from specdec_kernels import use_backend
-from specdec_kernels.triton_backend import INTERPRETED
+from specdec_kernels.triton_shared.triton_backend import INTERPRETED
 
 HERE = Path(__file__).parent
 NUMPY = "ignore::RuntimeWarning:triton.runtime.interpreter"  # it computes both sides of every choice

@@ -12,9 +12,10 @@ from oracles.interpreter import watched, wrapping
 from oracles.launch_cases import CASES, NUMBERS, PARTS, PLAIN, SIZES
 from torch import Tensor
 
-from specdec_kernels import OPS, UnsupportedError, expect, use_backend
-from specdec_kernels.agreement import mapped, sample, tensors_in
-from specdec_kernels.samples import Call
+from specdec_kernels import OPS, UnsupportedError, use_backend
+from specdec_kernels.dispatch import argument_checks
+from specdec_kernels.testing.agreement import mapped, sample, tensors_in
+from specdec_kernels.testing.samples import Call
 
 EVERY: dict[str, Callable[[], Call]] = {
     **CASES,
@@ -42,8 +43,10 @@ def exchanged(own: Tensor, other: Tensor, each: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("case", EVERY)
 def test_what_a_launch_cannot_take_is_refused_in_words(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expect, "readable", lambda value: False)
-    monkeypatch.setattr(pytest.importorskip("specdec_kernels.tree_attention.launch"), "_processors", lambda device: 3)
+    monkeypatch.setattr(argument_checks, "readable", lambda value: False)
+    monkeypatch.setattr(
+        pytest.importorskip("specdec_kernels.ops.tree_attention.launch"), "_processors", lambda device: 3
+    )
     name, plain, refusals = case.split(" ")[0], EVERY[case](), 0
     for own in tensors_in((plain.arguments, tuple(plain.options.values()))):
         for other in wrong(own, strided=case in PLAIN and not case.endswith("_verify")):

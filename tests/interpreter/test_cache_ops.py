@@ -25,7 +25,7 @@ from specdec_kernels import (
     use_backend,
 )
 
-launch = pytest.importorskip("specdec_kernels.kv_commit.launch")
+launch = pytest.importorskip("specdec_kernels.ops.kv_commit.launch")
 INTS: dict[str, Any] = {"dtype": torch.int32}
 
 

@@ -13,16 +13,15 @@ from oracles.proposal_cases import int32
 from specdec_kernels import (
     OPS,
     CacheTable,
-    debug_mode,
     kv_commit,
     kv_commit_pages,
     kv_commit_scratch,
     kv_slots,
     kv_stage,
-    registered,
     tree_attention,
     tree_plan,
 )
+from specdec_kernels.dispatch import debug_mode, torch_ops
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +33,7 @@ def debugging(monkeypatch: pytest.MonkeyPatch, on_triton: None) -> Iterator[None
 
 
 def forget() -> None:
-    registered._launch.cache_clear()
+    torch_ops._launch.cache_clear()
     for op in OPS.values():
         op.forget()
 
@@ -109,7 +108,7 @@ def test_nothing_is_looked_at_while_a_graph_is_captured(monkeypatch: pytest.Monk
 def test_calls_of_the_registered_operators_are_looked_at() -> None:
     """Compiled programs make such calls."""
     case, new = build(Shape([1], [3])), torch.ones(1, 2, 64)
-    registers = registered.register("CPU", override=True)
+    registers = torch_ops.register("CPU", override=True)
     try:
         torch.ops.specdec.kv_stage(new, new, case.key_cache, case.value_cache, torch.tensor([4]))
         assert torch.equal(case.key_cache.flatten(0, 1)[4], new[0])

@@ -7,21 +7,21 @@ from typing import Any
 
 import pytest
 import torch
-from oracles.edit_cases import Request, arguments
+from oracles.logits_processor_cases import Request, arguments
 from oracles.packed_trees import Shape, build
 from oracles.proposal_cases import GOOD, int32
 from torch import Tensor
 
 from specdec_kernels import (
-    chain_verify,
-    edit_logits,
+    distribution_stats,
+    exact_match_verify,
     kv_slots,
     kv_stage,
-    law_stats,
-    ordered_verify,
+    process_logits,
+    recursive_rejection_verify,
+    rejection_verify,
     tree_attention,
     tree_plan,
-    tree_verify,
 )
 
 ELSEWHERE = "meta"
@@ -36,19 +36,19 @@ def calls() -> list[tuple[Any, dict[str, Any]]]:
     heads = {"sinks": torch.zeros(4), "scale": 0.1}
     links = {name: GOOD[name] for name in ("offsets", "first_child", "next_sibling")}
     rows = {"rows": int32([0]), "offsets": int32([0, 3]), "depth": int32([0, 1, 2]), "nodes": 3, "page_size": 16}
-    chain = {name: each for name, each in GOOD.items() if name not in ("first_child", "next_sibling", "scouts")}
+    chain = {name: each for name, each in GOOD.items() if name not in ("first_child", "next_sibling", "score_only")}
     new = torch.zeros(3, 2, 64)
     return [
         (tree_plan, {"parents": int32([-1, 0]), "offsets": int32([0, 2])}),
-        (tree_verify, {"tokens": GOOD["tokens"], **links, "node_choice": GOOD["tokens"], "max_depth": 3}),
-        (chain_verify, chain | {"max_depth": 3}),
-        (ordered_verify, GOOD),
-        (edit_logits, {"logits": torch.zeros(2, 12), **edits}),
+        (exact_match_verify, {"tokens": GOOD["tokens"], **links, "node_choice": GOOD["tokens"], "max_depth": 3}),
+        (rejection_verify, chain | {"max_depth": 3}),
+        (recursive_rejection_verify, GOOD),
+        (process_logits, {"logits": torch.zeros(2, 12), **edits}),
         (tree_attention, dict(zip(names, (*attention.cache, attention.ancestors), strict=True)) | heads),
         (kv_slots, {"page_table": torch.ones(1, 9, dtype=torch.int32), "lengths": int32([7]), **rows}),
         (kv_stage, {"key": new, "value": new, **dict(zip(names[1:3], attention.cache[1:3], strict=True)),
                     "slots": torch.arange(3)}),
-        (law_stats, {"logits": torch.zeros(1, 4), "temperature": torch.ones(1), "top_k": int32([0]),
+        (distribution_stats, {"logits": torch.zeros(1, 4), "temperature": torch.ones(1), "top_k": int32([0]),
                      "top_p": torch.ones(1), "min_p": torch.zeros(1)}),
     ]  # fmt: skip
 

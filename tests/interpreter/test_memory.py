@@ -9,9 +9,10 @@ import torch
 from oracles.recorded_calls import calls_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from specdec_kernels import OPS, expect, registered, use_backend
-from specdec_kernels.agreement import TOLERANCE, difference, results, sample, tensors_in
-from specdec_kernels.samples import Sizes
+from specdec_kernels import OPS, use_backend
+from specdec_kernels.dispatch import argument_checks, torch_ops
+from specdec_kernels.testing.agreement import TOLERANCE, difference, results, sample, tensors_in
+from specdec_kernels.testing.samples import Sizes
 
 SIZES = Sizes(vocab=3000, nodes=4)
 DIRECT = sorted(name for name, op in OPS.items() if op._direct)
@@ -42,7 +43,7 @@ def test_out_and_workspace_hold_the_same_answer(name: str, monkeypatch: pytest.M
         }
         assert (size == 0) == (name in NO_SCRATCH)
         with NothingNew(), monkeypatch.context() as patched:
-            patched.setattr(expect, "readable", lambda value: False)  # on a GPU values are not looked at
+            patched.setattr(argument_checks, "readable", lambda value: False)  # on a GPU values are not looked at
             found = OPS[name](*call.arguments, **call.options, **given)
         for got, expected, place in zip(tensors_in(found), want, tensors_in(given["out"]), strict=True):
             assert difference(got, expected, TOLERANCE[torch.float32])[1] is None
@@ -59,7 +60,7 @@ def test_the_dispatcher_reaches_the_launches(monkeypatch: pytest.MonkeyPatch) ->
 
     What the recorded calls wrote is put back.
     """
-    names = sorted({*OPS} & set(registered.LAUNCHES))
+    names = sorted({*OPS} & set(torch_ops.LAUNCHES))
     recorded = {}
     for name in names:
         call = sample(name, SIZES)
@@ -71,14 +72,14 @@ def test_the_dispatcher_reaches_the_launches(monkeypatch: pytest.MonkeyPatch) ->
             each.copy_(old)
         recorded[name] = given, call.writes
     places: list[str] = []
-    find = registered._launch
+    find = torch_ops._launch
 
     def launch(place: str) -> Any:
         places.append(place)
         return find(place)
 
-    monkeypatch.setattr(registered, "_launch", launch)
-    library = registered.register("CPU", override=True)
+    monkeypatch.setattr(torch_ops, "_launch", launch)
+    library = torch_ops.register("CPU", override=True)
     try:
         for name in names:
             with use_backend("reference"):

@@ -10,7 +10,7 @@ from oracles.interpreter import guarded
 
 from specdec_kernels import ngram_match, use_backend
 
-launch = pytest.importorskip("specdec_kernels.ngram_match.launch")
+launch = pytest.importorskip("specdec_kernels.ops.ngram_match.launch")
 
 
 @pytest.fixture

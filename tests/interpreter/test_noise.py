@@ -10,7 +10,7 @@ from specdec_kernels import random
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
 
-from specdec_kernels.random_triton import coin, exponential, gumbel, gumbel_span, uniform  # noqa: E402
+from specdec_kernels.triton_shared.random import coin, exponential, gumbel, gumbel_span, uniform  # noqa: E402
 
 
 @triton.jit

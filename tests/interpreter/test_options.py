@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from specdec_kernels import OPS, agreement
-from specdec_kernels.samples import Sizes
-from specdec_kernels.samples_options import OPTIONS
+from specdec_kernels import OPS
+from specdec_kernels.testing import agreement
+from specdec_kernels.testing.samples import Sizes
+from specdec_kernels.testing.samples_options import OPTIONS
 
 SIZES = Sizes(rows=2, nodes=5, length=20, heads=4, kv_heads=2, width=32, vocab=1100)
 """More than one block of the race, more than one page."""

@@ -9,19 +9,21 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles.edit_cases import Request, arguments, batches, int32, words_of
 from oracles.interpreter import guarded, guarded_case, watched, wrapping
 from oracles.launch_cases import SIZES, drafted
+from oracles.logits_processor_cases import Request, arguments, batches, int32, words_of
 from torch import Tensor
 
-from specdec_fast import Draft, Rng, SamplingParams, get_rule, sampling
-from specdec_fast.sampling import SamplingTable, process
-from specdec_kernels import OPS, Overlay, TokenMasks, edit_logits, expect, overlay_edits, tree_plan, use_backend
-from specdec_kernels.agreement import difference, mapped, sample, tensors_in
+from specdec_fast import Draft, Rng, SamplingParams, get_rule
+from specdec_fast.sampling import pipeline
+from specdec_fast.sampling.pipeline import SamplingTable, target_distributions
+from specdec_kernels import OPS, Overlay, TokenMasks, process_logits, process_logits_overlay, tree_plan, use_backend
+from specdec_kernels.dispatch import argument_checks
+from specdec_kernels.ops.process_logits_overlay import launch
 from specdec_kernels.overlay import PLANES
 from specdec_kernels.overlay import words_of as words_in
-from specdec_kernels.overlay_edits import launch
-from specdec_kernels.samples import Call
+from specdec_kernels.testing.agreement import difference, mapped, sample, tensors_in
+from specdec_kernels.testing.samples import Call
 
 HALF_AND_SINGLE = [torch.float32, torch.bfloat16, torch.float16]
 FOLDING = {name: op._edited for name, op in OPS.items() if op._edited is not None}
@@ -50,13 +52,13 @@ def test_cells_equal_the_reference_and_mean_the_edited_logits(
         logits[0, :2] = torch.tensor([torch.nan, -torch.inf])
     before = logits.clone()
     with use_backend("reference"):
-        want = overlay_edits(logits, **edits)
-        dense = edit_logits(logits.to(torch.float32, copy=True), **edits)
+        want = process_logits_overlay(logits, **edits)
+        dense = process_logits(logits.to(torch.float32, copy=True), **edits)
     copy = guarded(logits, row_stride=vocab + 3)
     with use_backend("triton"), pytest.MonkeyPatch.context() as patched:
         patched.setattr(launch, "ENTRIES", steps[0])
         patched.setattr(launch, "WORDS", steps[1])
-        got = overlay_edits(copy, **guarded_case(edits))
+        got = process_logits_overlay(copy, **guarded_case(edits))
     planes = PLANES * words_in(vocab)
     assert torch.equal(got.cells[:, :planes], want.cells[:, :planes])
     values = [cells[:, planes:].contiguous().view(torch.float32) for cells in (got.cells, want.cells)]
@@ -79,14 +81,16 @@ def test_a_large_vocabulary_and_a_path_of_64() -> None:
     edits["masks"] = TokenMasks(words_of([(torch.rand(vocab) < 0.5).tolist()]), int32([0, -1]))
     logits = torch.randn(2, vocab).bfloat16()
     with use_backend("reference"):
-        dense = edit_logits(logits.float(), **edits)
+        dense = process_logits(logits.float(), **edits)
     with use_backend("triton"):
-        got = overlay_edits(logits, **edits)
+        got = process_logits_overlay(logits, **edits)
     assert torch.equal(got.over(logits), dense)
 
 
 def call_of(name: str, dtype: torch.dtype) -> Call:
-    """A call of a folding operator; drafted tokens are drawn where laws of drafts are taken, so that rests are read."""
+    """A call of a folding operator; drafted tokens are drawn where distributions of drafts are taken, so that rests
+    are read.
+    """
     sizes = replace(SIZES, dtype=dtype)
     if FOLDING[name] == "target" and name != "typical_verify":
         call = drafted(name)
@@ -97,7 +101,7 @@ def call_of(name: str, dtype: torch.dtype) -> Call:
 
 
 def logits_of(call: Call) -> tuple[int, Tensor]:
-    """Place of the argument that is edited, and its logits: the widest matrix of floats, or the first law."""
+    """Place of the argument that is edited, and its logits: the widest matrix of floats, or the first distribution."""
     for at, each in enumerate(call.arguments):
         if isinstance(each, tuple) and isinstance(each[0], Tensor) and each[0].ndim == 2:
             return at, each[0]
@@ -116,15 +120,15 @@ def overlay_over(logits: Tensor) -> Overlay:
     edits = arguments([replace(request, generated=request.generated[:14])], 0, list(range(rows)))
     masks = TokenMasks(words_of([[token % 7 != 3 for token in range(vocab)]]), int32([0, -1] * rows)[:rows])
     with use_backend("reference"):
-        return overlay_edits(logits, **edits, masks=masks)
+        return process_logits_overlay(logits, **edits, masks=masks)
 
 
-def with_laws(name: str, call: Call, at: int, logits: Tensor) -> Call:
+def with_dists(name: str, call: Call, at: int, logits: Tensor) -> Call:
     """The call with statistics of the edited logits, where it takes any."""
     known, one = call.arguments[at], torch.ones(len(logits))
     with use_backend("reference"):
-        inv_t, lse, cut, tie = OPS["law_stats"](logits, one, int32([20] * len(logits)), one, one * 0)
-    taken = {"replay_sample": (inv_t, cut, tie), "draw_sample": (inv_t, lse, cut, tie)}.get(name, ())
+        inv_t, lse, cut, tie = OPS["distribution_stats"](logits, one, int32([20] * len(logits)), one, one * 0)
+    taken = {"replay_sample": (inv_t, cut, tie), "draft_sample": (inv_t, lse, cut, tie)}.get(name, ())
     value = (known[0], inv_t, lse, cut, tie) if isinstance(known, tuple) else known
     arguments = (*call.arguments[:at], value, *taken, *call.arguments[at + 1 + len(taken) :])
     return replace(call, arguments=arguments)
@@ -138,7 +142,7 @@ def test_operators_read_through_an_overlay(name: str, dtype: torch.dtype) -> Non
     overlay = overlay_over(logits)
     edited = overlay.over(logits)
     assert not torch.equal(edited, logits.float())
-    call = with_laws(name, call, at, edited)
+    call = with_dists(name, call, at, edited)
     known = call.arguments[at]
     dense = [
         *call.arguments[:at],
@@ -157,20 +161,20 @@ def test_operators_read_through_an_overlay(name: str, dtype: torch.dtype) -> Non
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("name", [*FOLDING, "overlay_edits"])
+@pytest.mark.parametrize("name", [*FOLDING, "process_logits_overlay"])
 def test_wild_cells_and_edits_lead_nowhere(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bits, counts and tables that no host looks at: no address outside of the launch's tensors."""
-    monkeypatch.setattr(expect, "readable", lambda value: False)
+    monkeypatch.setattr(argument_checks, "readable", lambda value: False)
     source = torch.Generator().manual_seed(seed)
 
     def wild(tensor: Tensor) -> Tensor:
         numbers = torch.tensor([-1000, -1, 13, 1000, 7])[torch.randint(5, tensor.shape, generator=source)]
         return torch.where(torch.rand(tensor.shape, generator=source) < 0.5, numbers.to(tensor.dtype), tensor)
 
-    if name == "overlay_edits":
+    if name == "process_logits_overlay":
         call = mapped(sample(name, SIZES), lambda each: each if each.is_floating_point() else wild(each))
         with use_backend("triton"), watched(*tensors_in(call.arguments)):
-            overlay_edits(*call.arguments)
+            process_logits_overlay(*call.arguments)
         return
     call = call_of(name, torch.bfloat16)
     _, logits = logits_of(call)
@@ -180,7 +184,7 @@ def test_wild_cells_and_edits_lead_nowhere(name: str, seed: int, monkeypatch: py
 
 
 def test_an_overlay_that_does_not_fit_is_refused() -> None:
-    call = sample("law_stats", SIZES)
+    call = sample("distribution_stats", SIZES)
     logits = call.arguments[0]
     cells = overlay_over(logits).cells
     bad = {
@@ -192,34 +196,37 @@ def test_an_overlay_that_does_not_fit_is_refused() -> None:
     }
     for backend in ("triton", "reference"):
         for message, overlay in bad.items():
-            with use_backend(backend), pytest.raises(ValueError, match=f"law_stats: {message}"):
-                OPS["law_stats"](*call.arguments, overlay=overlay)
+            with use_backend(backend), pytest.raises(ValueError, match=f"distribution_stats: {message}"):
+                OPS["distribution_stats"](*call.arguments, overlay=overlay)
 
 
 @pytest.mark.parametrize("number", [2**31 - 1, 2**31 - 500, -(2**31)])
 def test_numbers_at_the_ends_of_32_bits_lead_nowhere_else(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expect, "readable", lambda value: False)
-    call = call_of("law_stats", torch.bfloat16)
+    monkeypatch.setattr(argument_checks, "readable", lambda value: False)
+    call = call_of("distribution_stats", torch.bfloat16)
     overlay = overlay_over(call.arguments[0])
     for first in range(4):
         cells = overlay.cells.clone()
         cells[:, 0] = -1
         cells[:, first::3] = number
         with use_backend("triton"), wrapping(), watched(*tensors_in(call.arguments), cells):
-            OPS["law_stats"](*call.arguments, overlay=replace(overlay, cells=cells))
+            OPS["distribution_stats"](*call.arguments, overlay=replace(overlay, cells=cells))
 
 
 def test_operators_without_edits_take_no_overlay() -> None:
-    call, overlay = sample("tree_verify", SIZES), overlay_over(torch.randn(12, 130))
+    call, overlay = sample("exact_match_verify", SIZES), overlay_over(torch.randn(12, 130))
     for each in (overlay, None):
-        with pytest.raises(TypeError, match=r"tree_verify\(\) takes no argument 'overlay'"):
-            OPS["tree_verify"](*call.arguments, **call.options, overlay=each)
+        with pytest.raises(TypeError, match=r"exact_match_verify\(\) takes no argument 'overlay'"):
+            OPS["exact_match_verify"](*call.arguments, **call.options, overlay=each)
 
 
 def test_float64_logits_have_no_overlay() -> None:
-    call = sample("overlay_edits", replace(SIZES, dtype=torch.float64))
-    with use_backend("reference"), pytest.raises(ValueError, match=r"overlay_edits: logits has dtype torch\.float64"):
-        overlay_edits(*call.arguments)
+    call = sample("process_logits_overlay", replace(SIZES, dtype=torch.float64))
+    with (
+        use_backend("reference"),
+        pytest.raises(ValueError, match=r"process_logits_overlay: logits has dtype torch\.float64"),
+    ):
+        process_logits_overlay(*call.arguments)
 
 
 class _Chain:
@@ -238,22 +245,24 @@ class _Chain:
         trees = [([9, 3, 5, 7, 3], [-1, 0, 0, 1, 1]), ([8, 2, 6], [-1, 0, 1])]
         draft = Draft.chains([0, 1], [tokens for tokens, _ in trees]) if chain else Draft.trees([0, 1], trees)
         plan = tree_plan(draft.parents, draft.offsets)
-        laws = process(draft, plan, logits, self.sampling, self.roots, whole=True)
-        answer = get_rule(rule)(draft, plan, laws, Rng(self.seeds, self.roots))
+        dists = target_distributions(draft, plan, logits, self.sampling, self.roots, whole=True)
+        answer = get_rule(rule)(draft, plan, dists, Rng(self.seeds, self.roots))
         return answer.path, answer.num_accepted, answer.next_token
 
 
-@pytest.mark.parametrize("rule", ["replay", "token", "block", "tree", "traversal", "lossy", "lossy:among=2"])
+@pytest.mark.parametrize(
+    "rule", ["replay", "rejection", "block", "recursive_rejection", "traversal", "lossy", "lossy:among=2"]
+)
 def test_rules_on_kernels_with_folded_edits_answer_like_references_on_edited_logits(
     rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    batch, chain = _Chain(), rule in ("token", "block")
+    batch, chain = _Chain(), rule in ("rejection", "block")
     for seed in range(6):
         logits = 2 * torch.randn(8, 40, generator=torch.Generator().manual_seed(seed)).bfloat16()
-        monkeypatch.setattr(sampling, "folds", lambda logits: False)
+        monkeypatch.setattr(pipeline, "folds", lambda logits: False)
         with use_backend("reference"):
             want = batch.verified(rule, chain, logits.clone())
-        monkeypatch.setattr(sampling, "folds", lambda logits: True)
+        monkeypatch.setattr(pipeline, "folds", lambda logits: True)
         with use_backend("triton", tree_plan="cpu"):
             got = batch.verified(rule, chain, logits)
         for one, other in zip(got, want, strict=True):

@@ -1,4 +1,6 @@
-"""ordered_verify and traversal_verify in Triton: the reference draw for draw, thresholds and residuals to rounding."""
+"""recursive_rejection_verify and traversal_verify in Triton: the reference draw for draw, thresholds and residuals
+to rounding.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +10,25 @@ import pytest
 import torch
 from hypothesis import given, settings
 from oracles.interpreter import guarded_case
-from oracles.proposal_cases import BAD, GOOD, error_of, fixed, int32, law, proposals
+from oracles.proposal_cases import BAD, GOOD, dist, error_of, fixed, int32, proposals
 
 from specdec_kernels import (
-    draw_sample,
-    expect,
-    law_stats,
-    ordered_thresholds,
-    ordered_verify,
+    distribution_stats,
+    draft_sample,
+    recursive_rejection_thresholds,
+    recursive_rejection_verify,
     traversal_thresholds,
     traversal_verify,
     tree_plan,
     use_backend,
 )
+from specdec_kernels.dispatch import argument_checks
 
 HALF_AND_SINGLE = [torch.float32, torch.bfloat16, torch.float16]
-RULES = {"ordered": (ordered_verify, ordered_thresholds), "traversal": (traversal_verify, traversal_thresholds)}
+RULES = {
+    "ordered": (recursive_rejection_verify, recursive_rejection_thresholds),
+    "traversal": (traversal_verify, traversal_thresholds),
+}
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -62,27 +67,29 @@ def spine(rows: int, depth: int, vocab: int) -> dict[str, Any]:
     count = rows * size
     level = torch.randn(count, vocab)
     sources = (torch.arange(rows)[:, None] * size + torch.tensor(ends)).flatten()
-    draft = law((level[sources] + 0.1 * torch.randn(rows * depth, vocab)).bfloat16())
+    draft = dist((level[sources] + 0.1 * torch.randn(rows * depth, vocab)).bfloat16())
     order = torch.arange(count)
-    law_row = (torch.tensor(levels).repeat(rows) + order // size * depth).int()
+    dist_index = (torch.tensor(levels).repeat(rows) + order // size * depth).int()
     none = torch.zeros(count, dtype=torch.int32)
     uniforms = torch.rand(count)
     # coins that let the first row's path go far down
     uniforms[:size] = torch.where(torch.tensor(spine_of) & (torch.tensor(levels) < 50), 1e-6, uniforms[:size])
     return {
-        "tokens": draw_sample(*(part[law_row.long()] for part in draft), order, none, none),
+        "tokens": draft_sample(*(part[dist_index.long()] for part in draft), order, none, none),
         "offsets": offsets,
         "first_child": plan.first_child,
         "next_sibling": plan.next_sibling,
-        "drawn": torch.tensor(marks * rows, dtype=torch.int8),
-        "law_row": law_row,
+        "proposal_kinds": torch.tensor(marks * rows, dtype=torch.int8),
+        "dist_index": dist_index,
         "target": (
             level,
-            *law_stats(level, torch.where(order // size == 1, 0.0, 1.0), none, torch.ones(count), torch.zeros(count)),
+            *distribution_stats(
+                level, torch.where(order // size == 1, 0.0, 1.0), none, torch.ones(count), torch.zeros(count)
+            ),
         ),
         "draft": draft,
         "token_ids": None,
-        "scouts": None,
+        "score_only": None,
         "seeds": torch.arange(rows) * 13,
         "root_positions": int32([5] * rows),
         "uniforms": uniforms,
@@ -114,15 +121,15 @@ def test_deep_trees_and_a_large_vocabulary(rule: str, rows: int, depth: int, voc
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_rows_without_a_law_and_duplicate_siblings(rule: str) -> None:
-    """A node whose law is broken accepts nothing; two equal chosen siblings share what there is."""
+def test_rows_without_a_distribution_and_duplicate_siblings(rule: str) -> None:
+    """A node whose distribution is broken accepts nothing; two equal chosen siblings share what there is."""
     level = torch.randn(7, 2000)
     level[1] = float("nan")
     tree_of = (
         torch.tensor([0, 0, 7, 0, 3, 3, 9]), int32([0, 0, 1, 3, 3, 7]), int32([-1, 2, -1, 4, -1, -1, -1]),
         int32([-1, -1, -1, -1, 5, 6, -1]), torch.zeros(7, dtype=torch.int8), int32([-1] * 7),
     )  # fmt: skip
-    keys = (law(level), None, None, None, torch.arange(5), torch.zeros(5, dtype=torch.int32))
+    keys = (dist(level), None, None, None, torch.arange(5), torch.zeros(5, dtype=torch.int32))
     verify, thresholds = RULES[rule]
     with use_backend("reference"):
         want, limits = verify(*tree_of, *keys, max_depth=2), thresholds(*tree_of, *keys[:4])
@@ -135,13 +142,15 @@ def test_rows_without_a_law_and_duplicate_siblings(rule: str) -> None:
 
 @pytest.mark.parametrize("rule", RULES)
 def test_links_that_lead_nowhere_end_a_walk(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a device nobody looks at links: back, to itself, into other rows and out of the batch; nor at law rows."""
-    monkeypatch.setattr(expect, "readable", lambda value: False)
+    """On a device nobody looks at links: back, to itself, into other rows and out of the batch; nor at distribution
+    rows.
+    """
+    monkeypatch.setattr(argument_checks, "readable", lambda value: False)
     offsets, nodes, vocab = int32([0, 9, 9, 21]), 25, 5
     for seed in range(4):
         g = torch.Generator().manual_seed(seed)
         wild = {name: torch.randint(-9, 34, (nodes,), generator=g).int() for name in ("first_child", "next_sibling")}
-        wild["law_row"] = torch.randint(-99, 99, (nodes,), generator=g).int()
+        wild["dist_index"] = torch.randint(-99, 99, (nodes,), generator=g).int()
         for links in wild.values():
             links[torch.randint(0, nodes, (2,), generator=g)] = 2**31 - 1
             links[3], links[12] = 3, 12
@@ -149,9 +158,9 @@ def test_links_that_lead_nowhere_end_a_walk(rule: str, monkeypatch: pytest.Monke
             wild["first_child"][:4], wild["next_sibling"][:4] = int32([1, 2, 3, -1]), int32([-1, 2, 1, 2])
         case = {
             "tokens": torch.randint(0, vocab, (nodes,), generator=g), "offsets": offsets, **wild,
-            "drawn": torch.randint(0, 4, (nodes,), generator=g).to(torch.int8), "token_ids": None,
-            "target": law(torch.randn(nodes, vocab)), "draft": law(torch.randn(3, vocab)),
-            "scouts": torch.rand(nodes, generator=g) < 0.2 if seed % 2 else None, "seeds": torch.arange(3),
+            "proposal_kinds": torch.randint(0, 4, (nodes,), generator=g).to(torch.int8), "token_ids": None,
+            "target": dist(torch.randn(nodes, vocab)), "draft": dist(torch.randn(3, vocab)),
+            "score_only": torch.rand(nodes, generator=g) < 0.2 if seed % 2 else None, "seeds": torch.arange(3),
             "root_positions": int32([0, 0, 0]), "max_depth": 12,
         }  # fmt: skip
         with use_backend("triton"):
@@ -167,7 +176,7 @@ def test_links_that_lead_nowhere_end_a_walk(rule: str, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("rule", RULES)
 def test_links_of_one_row_leave_the_others_alone(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Links of the first row lead into the second, whose answer is that of a batch without them."""
-    monkeypatch.setattr(expect, "readable", lambda value: False)
+    monkeypatch.setattr(argument_checks, "readable", lambda value: False)
     case = spine(2, 9, 7)
     verify = RULES[rule][0]
     with use_backend("triton"):
@@ -192,7 +201,7 @@ def test_on_a_device_a_path_that_is_full_ends_as_at_a_leaf(rule: str, monkeypatc
     with use_backend("triton"):
         with pytest.raises(ValueError, match="larger max_depth"):
             verify(**case)
-        monkeypatch.setattr(expect, "readable", lambda value: False)
+        monkeypatch.setattr(argument_checks, "readable", lambda value: False)
         for seed in range(4):
             keys = {"seeds": torch.tensor([seed])}
             got, want = verify(**guarded_case(case | keys)), verify(**guarded_case(shallow | keys))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from oracles.interpreter import guarded
 from torch import Tensor
 
-from specdec_kernels import law_stats, replay_sample, use_backend
+from specdec_kernels import distribution_stats, replay_sample, use_backend
 from specdec_kernels.random import replay_noise
 
 INF = float("inf")
@@ -38,7 +38,9 @@ def test_kernel_equals_reference(
     def pick(*choices: float) -> Tensor:
         return torch.tensor(choices)[torch.randint(0, len(choices), (rows,), generator=g)]
 
-    inv_t, _, cut, tie_id = law_stats(level, pick(0, 0.5, 1, 1), pick(0, 0, 1, 40).int(), pick(1, 0.9), pick(0, 0.01))
+    inv_t, _, cut, tie_id = distribution_stats(
+        level, pick(0, 0.5, 1, 1), pick(0, 0, 1, 40).int(), pick(1, 0.9), pick(0, 0.01)
+    )
     seeds = torch.randint(-(2**63), 2**63 - 1, (rows,), generator=g)
     positions = torch.randint(0, 2**31 - 1, (rows,), generator=g, dtype=torch.int32)
     noise = replay_noise(seeds + 1, positions, vocab) if explicit else None
@@ -55,7 +57,7 @@ def test_equal_scores_go_to_the_lower_id() -> None:
     level = torch.full((2, 9000), -1.0)
     level[0, [4500, 8999]], level[1, [5, 8000]] = 0.0, -0.0
     level[1, 8000] = 0.0
-    inv_t, _, cut, tie_id = law_stats(
+    inv_t, _, cut, tie_id = distribution_stats(
         level, torch.ones(2), torch.zeros(2, dtype=torch.int32), torch.ones(2), torch.zeros(2)
     )
     zero = torch.zeros(2, dtype=torch.int32)
@@ -68,7 +70,7 @@ def test_equal_scores_go_to_the_lower_id() -> None:
 def test_a_large_vocabulary(vocab: int) -> None:
     level = torch.randn(2, vocab).bfloat16() * 3
     filters = torch.tensor([0, 50], dtype=torch.int32), torch.tensor([1.0, 0.9]), torch.zeros(2)
-    inv_t, _, cut, tie_id = law_stats(level, torch.ones(2), *filters)
+    inv_t, _, cut, tie_id = distribution_stats(level, torch.ones(2), *filters)
     arguments = (level, inv_t, cut, tie_id, torch.tensor([7, 8]), torch.tensor([3, 4], dtype=torch.int32))
     with use_backend("reference"):
         want = replay_sample(*arguments)

@@ -13,8 +13,9 @@ from oracles.interpreter import guarded_case
 from oracles.replay_cases import walks
 from torch import Tensor
 
-from specdec_kernels import expect, law_stats, replay_sample, replay_verify, tree_plan, use_backend
-from specdec_kernels.replay_verify import launch
+from specdec_kernels import distribution_stats, replay_sample, replay_verify, tree_plan, use_backend
+from specdec_kernels.dispatch import argument_checks
+from specdec_kernels.ops.replay_verify import launch
 
 HALF_AND_SINGLE = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -48,7 +49,7 @@ def test_every_choice_of_a_long_row_has_its_own_noise(row_of_many: int) -> None:
     logits, sampling = torch.randn(nodes, 50), (one, one.int() * 0, one, one * 0)
     seeds, roots = torch.tensor([5, -6]), torch.tensor([100, 7], dtype=torch.int32)
     row = plan.row.long().clamp(min=0)
-    inv_t, _, cut, tie_id = law_stats(logits, *sampling)
+    inv_t, _, cut, tie_id = distribution_stats(logits, *sampling)
     choice = replay_sample(logits, inv_t, cut, tie_id, seeds[row], roots[row] + plan.depth + 1)
     above = torch.tensor([*parents[0], *parents[1], 0, 0]).clamp(min=0) + offsets.long()[row]
     arguments = (choice[above], offsets, plan.first_child, plan.next_sibling, None, logits, sampling, seeds, roots)
@@ -72,7 +73,7 @@ def test_no_request_leaves_nothing_known() -> None:
 
 def test_links_that_lead_nowhere_end_a_walk(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a device nobody looks at links: back, to itself, into other rows and out of the batch."""
-    monkeypatch.setattr(expect, "readable", lambda value: False)
+    monkeypatch.setattr(argument_checks, "readable", lambda value: False)
     offsets, nodes, one = torch.tensor([0, 9, 9, 21], dtype=torch.int32), 25, torch.ones(25)
     for seed in range(5):
         g = torch.Generator().manual_seed(seed)
@@ -82,7 +83,7 @@ def test_links_that_lead_nowhere_end_a_walk(monkeypatch: pytest.MonkeyPatch) -> 
             links[3], links[12] = 3, 12
         tokens = torch.randint(0, 2, (nodes,), generator=g)
         case = {
-            "tokens": tokens, "offsets": offsets, "first_child": wild[0], "next_sibling": wild[1], "scouts": None,
+            "tokens": tokens, "offsets": offsets, "first_child": wild[0], "next_sibling": wild[1], "score_only": None,
             "logits": torch.randn(nodes, 2, generator=g), "sampling": (one, one.int() * 0, one, one * 0),
             "seeds": torch.arange(3), "root_positions": torch.zeros(3, dtype=torch.int32), "max_depth": 4,
         }  # fmt: skip
@@ -98,7 +99,7 @@ def test_a_scout_and_errors_that_are_named() -> None:
     none, one = torch.zeros(2, dtype=torch.int32), torch.ones(2)
     good: dict[str, Any] = {
         "tokens": torch.tensor([0, 1]), "offsets": torch.tensor([0, 2], dtype=torch.int32),
-        "first_child": torch.tensor([1, -1], dtype=torch.int32), "next_sibling": none - 1, "scouts": None,
+        "first_child": torch.tensor([1, -1], dtype=torch.int32), "next_sibling": none - 1, "score_only": None,
         "logits": torch.tensor([[0.0, 9.0], [9.0, 0.0]]), "sampling": (one * 0, none, one, one * 0),
         "seeds": torch.tensor([1]), "root_positions": none[:1], "max_depth": 1,
     }  # fmt: skip
@@ -110,8 +111,10 @@ def test_a_scout_and_errors_that_are_named() -> None:
     )
     with use_backend("triton"):
         assert replay_verify(**good)[1].tolist() == [1]
-        scouts = torch.tensor([False, True])
-        assert replay_verify(**good | {"scouts": scouts})[1].tolist() == [0], "a scout is never accepted"
+        score_only = torch.tensor([False, True])
+        assert replay_verify(**good | {"score_only": score_only})[1].tolist() == [0], (
+            "a score-only node is never accepted"
+        )
         for change, message in bad:
             with pytest.raises(ValueError, match=message):
                 replay_verify(**(good | change))

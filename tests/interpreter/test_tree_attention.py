@@ -22,10 +22,10 @@ from specdec_kernels import (
     tree_attention,
     use_backend,
 )
-from specdec_kernels.tree_attention.sdpa_kernel import row_mask
+from specdec_kernels.ops.tree_attention.sdpa_kernel import row_mask
 
-launch = pytest.importorskip("specdec_kernels.tree_attention.launch")
-shares = pytest.importorskip("specdec_kernels.tree_attention.shares")
+launch = pytest.importorskip("specdec_kernels.ops.tree_attention.launch")
+shares = pytest.importorskip("specdec_kernels.ops.tree_attention.shares")
 
 # Outputs are means of values of size one: absolute errors in units of the dtype's own rounding.
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
@@ -186,7 +186,7 @@ def test_a_plan_is_for_the_shapes_and_options_it_was_made_for() -> None:
     one, other = (run("triton", case, plan=each, batch_invariant=True) for each in (plan, None))
     assert torch.equal(one, other), "shares depend on the batch"
     with pytest.MonkeyPatch.context() as patch, use_backend("triton"):
-        patch.setattr(pytest.importorskip("specdec_kernels.tree_attention.plan"), "MOST_TILES", 8)
+        patch.setattr(pytest.importorskip("specdec_kernels.ops.tree_attention.plan"), "MOST_TILES", 8)
         assert plan_for(*case.cache[:2], *case.cache[3:]) is None
         with pytest.raises(ValueError, match=r"room for \d+ tokens a row, expected at most 64 with a plan of 4 blocks"):
             run("triton", case, plan=plan)
@@ -257,7 +257,7 @@ def test_a_node_has_the_same_bits_in_any_company(monkeypatch: pytest.MonkeyPatch
 
 def test_a_node_has_the_same_bits_however_wide_the_page_table_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """batch_invariant: one piece, three and more than are joined at once; sinks take part where pieces are joined."""
-    from specdec_kernels.tree_attention import triton_kernel
+    from specdec_kernels.ops.tree_attention import triton_kernel
 
     join, tiles = triton_kernel.combine, []
 
@@ -278,7 +278,7 @@ def test_a_node_has_the_same_bits_however_wide_the_page_table_is(monkeypatch: py
 
 def test_slots_of_a_page_may_lie_further_apart_than_int32_reaches(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first slot alone is there; where those behind it would lie is computed, and then not read."""
-    from specdec_kernels.tree_attention import triton_kernel
+    from specdec_kernels.ops.tree_attention import triton_kernel
 
     kernel = triton_kernel.attend
     place = kernel.arg_names.index("k_slot")

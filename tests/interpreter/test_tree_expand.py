@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.interpreter import guarded, guarded_case
 
-from specdec_kernels import UnsupportedError, law_stats, tree_expand, use_backend
+from specdec_kernels import UnsupportedError, distribution_stats, tree_expand, use_backend
 
-launch = pytest.importorskip("specdec_kernels.tree_expand.launch")
+launch = pytest.importorskip("specdec_kernels.ops.tree_expand.launch")
 
 
 def case(seed: int, counts: list[int], vocab: int, dtype: torch.dtype, noisy: bool) -> dict[str, Any]:
-    """Trees with so many nodes each; laws of all kinds, dead parents, forbidden tokens, two equal rows."""
+    """Trees with so many nodes each; distributions of all kinds, dead parents, forbidden tokens, two equal rows."""
     g = torch.Generator().manual_seed(seed)
     nodes = sum(counts)
 
@@ -28,10 +28,10 @@ def case(seed: int, counts: list[int], vocab: int, dtype: torch.dtype, noisy: bo
     if nodes > 2:
         logits[1] = logits[0]
         logits[2, vocab // 2] = torch.nan
-    laws = law_stats(logits, pick(0, 0.5, 1, 1), pick(0, 0, 1, 40).int(), pick(1, 0.9), pick(0, 0.01))
+    dists = distribution_stats(logits, pick(0, 0.5, 1, 1), pick(0, 0, 1, 40).int(), pick(1, 0.9), pick(0, 0.01))
     found = {
         "logits": guarded(logits, row_stride=vocab + 3) if nodes else logits,
-        **{name: guarded(part) for name, part in zip(("inv_t", "cut", "tie_id"), (laws[0], *laws[2:]), strict=True)},
+        **{name: guarded(part) for name, part in zip(("inv_t", "cut", "tie_id"), (dists[0], *dists[2:]), strict=True)},
         "offsets": guarded(torch.tensor([0, *torch.tensor(counts).cumsum(0).tolist()], dtype=torch.int32)),
         "scores": guarded(pick(0.0, -1.5, -3.25, -torch.inf)),
     }
@@ -75,7 +75,7 @@ def test_equal_values_go_to_the_lower_id_and_the_earlier_child() -> None:
     logits = torch.full((3, 9000), -1.0)
     logits[:, [5, 4500, 8999]] = torch.tensor([-0.0, 0.0, -0.0])
     one, zero = torch.ones(3), torch.zeros(3)
-    inv_t, _, cut, tie_id = law_stats(logits, one, zero.int(), one, zero)
+    inv_t, _, cut, tie_id = distribution_stats(logits, one, zero.int(), one, zero)
     with use_backend("triton"):
         tokens, _, best = tree_expand(
             logits, inv_t, cut, tie_id, torch.tensor([0, 3], dtype=torch.int32), zero, width=4, keep=5

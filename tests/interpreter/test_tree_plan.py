@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.interpreter import guarded
 
-from specdec_kernels import TreePlan, UnsupportedError, registered, tree_plan, use_backend
-from specdec_kernels.tree_plan import MOST_NODES
+from specdec_kernels import TreePlan, UnsupportedError, tree_plan, use_backend
+from specdec_kernels.dispatch import torch_ops
+from specdec_kernels.ops.tree_plan import MOST_NODES
 
 
 def both(parents: list[int], offsets: list[int], max_nodes: int) -> tuple[TreePlan, TreePlan]:
@@ -74,6 +75,6 @@ def test_words_for_more_nodes_than_there_are() -> None:
 def test_rows_beyond_the_kernel_reach_the_reference_through_the_dispatcher(monkeypatch: pytest.MonkeyPatch) -> None:
     """The schema has no bound, so a batch counts as one row; more words than registers hold are nobody's launch."""
     parents, offsets = torch.arange(-1, MOST_NODES, dtype=torch.int32), torch.tensor([0, MOST_NODES + 1])
-    monkeypatch.setattr(registered, "_launch", lambda place: pytest.fail(f"{place} is launched"))
-    depth, *_ = registered.LAUNCHES["tree_plan"](parents, offsets.int())
+    monkeypatch.setattr(torch_ops, "_launch", lambda place: pytest.fail(f"{place} is launched"))
+    depth, *_ = torch_ops.LAUNCHES["tree_plan"](parents, offsets.int())
     assert torch.equal(depth, torch.arange(MOST_NODES + 1, dtype=torch.int32))

@@ -10,14 +10,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.interpreter import guarded_case
-from oracles.proposal_cases import int32, law, proposals
+from oracles.proposal_cases import dist, int32, proposals
 from torch import Tensor
 
-from specdec_kernels import expect, tree_plan, typical_verify, use_backend
-from specdec_kernels.typical_verify import launch
+from specdec_kernels import tree_plan, typical_verify, use_backend
+from specdec_kernels.dispatch import argument_checks
+from specdec_kernels.ops.typical_verify import launch
 
 HALF_AND_SINGLE = [torch.float32, torch.bfloat16, torch.float16]
-TAKEN = ("offsets", "first_child", "next_sibling", "target", "scouts", "seeds", "root_positions")
+TAKEN = ("offsets", "first_child", "next_sibling", "target", "score_only", "seeds", "root_positions")
 
 
 def parents_of(first_child: Tensor, next_sibling: Tensor) -> Tensor:
@@ -66,8 +67,8 @@ def forest(counts: list[int], vocab: int, **more: Any) -> dict[str, Any]:
         "offsets": offsets,
         "first_child": plan.first_child,
         "next_sibling": plan.next_sibling,
-        "target": law(torch.randn(nodes, vocab, generator=g)),
-        "scouts": None,
+        "target": dist(torch.randn(nodes, vocab, generator=g)),
+        "score_only": None,
         "seeds": torch.arange(len(counts)) + 3,
         "root_positions": torch.arange(len(counts)).int(),
         "epsilon": 0.0,
@@ -91,25 +92,25 @@ def test_long_rows_and_a_large_vocabulary(counts: list[int], vocab: int, epsilon
     assert epsilon or int(got[1].max()) == case["max_depth"] >= 8
 
 
-def test_no_way_leads_over_scouts_however_long_it_is_below_them() -> None:
+def test_no_way_leads_over_score_only_however_long_it_is_below_them() -> None:
     case = forest([90, 1, 2, 40], 7)
-    case["scouts"] = torch.rand(133, generator=torch.Generator().manual_seed(0)) < 0.4
+    case["score_only"] = torch.rand(133, generator=torch.Generator().manual_seed(0)) < 0.4
     with use_backend("reference"):
         want = typical_verify(**case)
     with use_backend("triton"), patch.object(launch, "TILE", 32):
         got = typical_verify(**guarded_case(case))
     assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
-    scouts, steps, longest = case["scouts"].tolist(), [0] * 133, 0
+    score_only, steps, longest = case["score_only"].tolist(), [0] * 133, 0
     parents = parents_of(case["first_child"], case["next_sibling"]).tolist()
     for node in range(1, 90):
-        known = not (scouts[node] or scouts[parents[node]]) and parents[node] > 0
+        known = not (score_only[node] or score_only[parents[node]]) and parents[node] > 0
         steps[node] = steps[parents[node]] + 1 if known else 0
         longest = max(longest, steps[node])
     assert longest > int(want[1][0]) > 0, "a longer way that does not begin at the root"
 
 
-def test_strictly_above_the_limit_and_rows_without_a_law() -> None:
-    """A greedy law's one token has weight 1 and entropy 0; a broken law has no token at all."""
+def test_strictly_above_the_limit_and_rows_without_a_distribution() -> None:
+    """A greedy distribution's one token has weight 1 and entropy 0; a broken distribution has no token at all."""
     offsets, child, none = int32([0, 2]), int32([1, -1]), int32([-1, -1])
     keys = (None, torch.tensor([4]), int32([1]))
 
@@ -119,9 +120,9 @@ def test_strictly_above_the_limit_and_rows_without_a_law() -> None:
         assert path.tolist() == [[0, 1] if accepted else [0, -1]]
         return int(accepted), int(token)
 
-    greedy = law(torch.tensor([[0.0, 0.0, 1.0], [1.0, 0.0, 1.0]]), 0.0)
-    broken = law(torch.full((2, 3), float("nan")))
-    masked = law(torch.tensor([[0.0, -torch.inf, -torch.inf]] * 2))
+    greedy = dist(torch.tensor([[0.0, 0.0, 1.0], [1.0, 0.0, 1.0]]), 0.0)
+    broken = dist(torch.full((2, 3), float("nan")))
+    masked = dist(torch.tensor([[0.0, -torch.inf, -torch.inf]] * 2))
     for backend in ("reference", "triton"):
         with use_backend(backend):
             assert kept(greedy, 1.0, 1.0) == (0, 2)
@@ -149,7 +150,7 @@ def test_the_entropy_is_that_of_what_the_cut_leaves() -> None:
 def test_on_a_device_a_path_ends_where_there_is_no_more_room(monkeypatch: pytest.MonkeyPatch) -> None:
     case = forest([60], 7)
     with use_backend("triton"):
-        monkeypatch.setattr(expect, "readable", lambda value: False)
+        monkeypatch.setattr(argument_checks, "readable", lambda value: False)
         path, accepted, _ = typical_verify(**guarded_case(case | {"max_depth": 3}))
     with use_backend("reference"):
         whole = typical_verify(**case | {"max_depth": 60})[0]
@@ -158,7 +159,7 @@ def test_on_a_device_a_path_ends_where_there_is_no_more_room(monkeypatch: pytest
 
 def test_links_that_lead_nowhere_end_a_walk(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a device nobody looks at links: back, to itself, into other rows and out of the batch."""
-    monkeypatch.setattr(expect, "readable", lambda value: False)
+    monkeypatch.setattr(argument_checks, "readable", lambda value: False)
     for seed in range(5):
         case = forest([9, 0, 12, 4], 5, max_depth=4)
         g = torch.Generator().manual_seed(seed)
@@ -181,7 +182,7 @@ def test_errors_are_named() -> None:
         ({"delta": float("nan")}, "delta is nan"),
         ({"max_depth": 0}, "max_depth"),
         ({"seeds": int32([1])}, "seeds.*torch.int64"),
-        ({"target": law(torch.zeros(2, 4))}, "target logits has 2 rows"),
+        ({"target": dist(torch.zeros(2, 4))}, "target logits has 2 rows"),
         ({"tokens": torch.tensor([0, 4, 1])}, r"tokens\[1\] is 4"),
     ]
     with use_backend("triton"):

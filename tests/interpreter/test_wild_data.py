@@ -12,9 +12,10 @@ from oracles.interpreter import watched, wrapping
 from oracles.launch_cases import CASES, NUMBERS, PARTS, SIZES, drafted, windowed
 from torch import Tensor
 
-from specdec_kernels import OPS, attention_plan, expect, tree_attention, use_backend
-from specdec_kernels.agreement import mapped, sample, tensors_in
-from specdec_kernels.samples import Call, int32
+from specdec_kernels import OPS, attention_plan, tree_attention, use_backend
+from specdec_kernels.dispatch import argument_checks
+from specdec_kernels.testing.agreement import mapped, sample, tensors_in
+from specdec_kernels.testing.samples import Call, int32
 
 SEEDS = range(3)
 WILD = (-1000, -1, 13, 1000, 1000)
@@ -44,7 +45,7 @@ def test_all_launches_are_among_the_cases() -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_no_integer_leads_out_of_the_tensors(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expect, "readable", lambda value: False)
+    monkeypatch.setattr(argument_checks, "readable", lambda value: False)
     name, plain = case.split(" ")[0], CASES[case]()
     for seed in SEEDS:
         call = made_wild(plain, seed)
@@ -58,14 +59,14 @@ def test_no_integer_leads_out_of_the_tensors(case: str, monkeypatch: pytest.Monk
 
 @pytest.fixture
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    from specdec_kernels.tree_attention import launch
+    from specdec_kernels.ops.tree_attention import launch
 
     monkeypatch.setattr(launch, "_processors", lambda device: 3)
 
 
 def attend_by_plan(call: Call) -> None:
     query, keys, _, table, lengths, offsets, *_ = call.arguments
-    from specdec_kernels.tree_attention.launch import plan_numbers
+    from specdec_kernels.ops.tree_attention.launch import plan_numbers
 
     with use_backend("triton"), watched():
         plan = attention_plan(lengths, offsets, len(query), **plan_numbers(query, keys, table))
@@ -75,7 +76,7 @@ def attend_by_plan(call: Call) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.usefixtures("few_programs")
 def test_a_plan_of_wild_lengths_and_offsets(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expect, "readable", lambda value: False)
+    monkeypatch.setattr(argument_checks, "readable", lambda value: False)
     attend_by_plan(made_wild(sample("tree_attention", SIZES), seed))
 
 
@@ -101,7 +102,7 @@ BY_PLAN = "tree_attention by a plan"
 @pytest.mark.usefixtures("few_programs")
 def test_numbers_that_are_nearly_too_large_lead_nowhere_else(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """And to no loop that is nearly endless."""
-    monkeypatch.setattr(expect, "readable", lambda value: False)
+    monkeypatch.setattr(argument_checks, "readable", lambda value: False)
     name = case.split(" ")[0]
     plain = windowed(FEW) if case.endswith("a window") else sample(name, FEW)
     for call in made_far(plain):
@@ -114,7 +115,7 @@ def test_numbers_that_are_nearly_too_large_lead_nowhere_else(case: str, monkeypa
 
 @pytest.mark.parametrize("bounds", [(0, 1000, 1000, 1000), (-9, -9, 40, 3)])
 def test_attention_stays_within_its_nodes(bounds: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expect, "readable", lambda value: False)
+    monkeypatch.setattr(argument_checks, "readable", lambda value: False)
     call = sample("tree_attention", SIZES)
     arguments = (*call.arguments[:5], int32(bounds), *call.arguments[6:])
     with use_backend("triton"), watched():
@@ -123,7 +124,7 @@ def test_attention_stays_within_its_nodes(bounds: tuple[int, ...], monkeypatch: 
 
 def test_the_way_up_ends_at_the_root_of_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """Offsets that fall leave nodes that no launch has weighed, and so without a parent."""
-    monkeypatch.setattr(expect, "readable", lambda value: False)
+    monkeypatch.setattr(argument_checks, "readable", lambda value: False)
     call = drafted("traversal_verify", uniforms=torch.ones(SIZES.rows * SIZES.nodes))
     arguments = (call.arguments[0], int32([0, 4, 8, 1]), *call.arguments[2:])
     with use_backend("triton"), watched(*tensors_in(arguments)):
@@ -133,7 +134,7 @@ def test_the_way_up_ends_at_the_root_of_its_row(monkeypatch: pytest.MonkeyPatch)
 
 def test_what_is_watched_is_noticed() -> None:
     """A page table that is said to have more columns than it has."""
-    from specdec_kernels.kv_slots.triton_kernel import place
+    from specdec_kernels.ops.kv_slots.triton_kernel import place
 
     table, lengths, rows, offsets, depth, nodes, page = sample("kv_slots", SIZES).arguments
     own = [torch.zeros(size, dtype=kind) for size, kind in ((99, torch.int32), (3, torch.int32))]

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from specdec_kernels import extension, tree_attention, use_backend
-from specdec_kernels.agreement import sample
-from specdec_kernels.samples import Sizes
+from specdec_kernels import tree_attention, use_backend
+from specdec_kernels.dispatch import extension
+from specdec_kernels.testing.agreement import sample
+from specdec_kernels.testing.samples import Sizes
 
 BACKENDS = ["reference", None] + ([] if extension.missing() else ["cpu"])
 NAMES = ("query", "key_cache", "value_cache", "page_table", "lengths", "offsets", "ancestors", "depth")

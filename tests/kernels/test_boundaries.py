@@ -9,39 +9,39 @@ from typing import Any
 
 import pytest
 import torch
-from oracles.chain_cases import int32, law
+from oracles.chain_cases import dist, int32
 from torch import Tensor
 
 from specdec_kernels import (
     CacheTable,
-    chain_thresholds,
-    chain_verify,
-    draw_sample,
-    extension,
+    distribution_stats,
+    draft_sample,
     kv_commit,
     kv_commit_pages,
     kv_commit_scratch,
     kv_slots,
     kv_stage,
-    law_stats,
-    ordered_verify,
+    recursive_rejection_verify,
+    rejection_thresholds,
+    rejection_verify,
     traversal_verify,
     tree_attention,
     tree_expand,
     typical_verify,
     use_backend,
 )
-from specdec_kernels.dispatch import first_tensor_key
+from specdec_kernels.dispatch import extension
+from specdec_kernels.dispatch.operator import first_tensor_key
 
 BACKENDS = ["reference"] + ([] if extension.missing() else ["cpu"])
 pytestmark = pytest.mark.parametrize("backend", BACKENDS)
 
 
-@pytest.mark.parametrize("operator", [ordered_verify, traversal_verify, typical_verify])
+@pytest.mark.parametrize("operator", [recursive_rejection_verify, traversal_verify, typical_verify])
 def test_a_node_that_two_links_lead_to(backend: str, operator: Any) -> None:
     """0 -> 1 -> 2 -> 4 and 0 -> 3 -> 4 -> 5: it would be deeper one way than the other."""
     links = int32([1, 2, 4, 4, 5, -1]), int32([-1, 3, -1, -1, -1, -1])
-    target = law(torch.zeros(6, 4))
+    target = dist(torch.zeros(6, 4))
     tree = (torch.zeros(6, dtype=torch.int64), int32([0, 6]), *links)
     drawn = () if operator is typical_verify else (torch.zeros(6, dtype=torch.int8), int32([-1] * 6))
     rest = () if operator is typical_verify else (None, None)
@@ -122,8 +122,8 @@ def test_bounds_of_blocks_hold_for_large_logits(backend: str, high: float, tempe
         logits[0, token] += high
         one = torch.ones(1)
         with use_backend(backend):
-            inv_t, lse, cut, tie_id = law_stats(logits, temperature * one, int32([0]), one, 0 * one)
-            found = draw_sample(logits, inv_t, lse, cut, tie_id, torch.tensor([token]), int32([0]), int32([0]))
+            inv_t, lse, cut, tie_id = distribution_stats(logits, temperature * one, int32([0]), one, 0 * one)
+            found = draft_sample(logits, inv_t, lse, cut, tie_id, torch.tensor([token]), int32([0]), int32([0]))
         assert found.tolist() == [token]
 
 
@@ -157,27 +157,27 @@ def test_scores_without_bounds(backend: str, softcap: float, score: float) -> No
     torch.testing.assert_close(out, wanted, atol=1e-5, rtol=1e-4, equal_nan=True)
 
 
-@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("rule", ["rejection", "block"])
 @pytest.mark.parametrize("log_q", [-88.0, -200.0, -2000.0])
 def test_a_token_that_has_next_to_no_weight_was_not_drawn(backend: str, rule: str, log_q: float) -> None:
-    """A draft whose law is not that which it drew from: what the target forbids stays forbidden."""
+    """A draft whose distribution is not that which it drew from: what the target forbids stays forbidden."""
     forbidden = torch.zeros(3, 4)
     forbidden[0, 1] = -torch.inf
     rows = torch.zeros(2, 4)
     rows[1, 2] = log_q
-    chain = (torch.tensor([0, 1, 2]), int32([0, 3]), torch.ones(3, dtype=torch.int8), int32([0, 0, 1]), law(forbidden))
+    chain = (torch.tensor([0, 1, 2]), int32([0, 3]), torch.ones(3, dtype=torch.int8), int32([0, 0, 1]), dist(forbidden))
     with use_backend(backend):
-        accept, residual = chain_thresholds(*chain, law(rows), None, rule=rule)
+        accept, residual = rejection_thresholds(*chain, dist(rows), None, rule=rule)
         assert accept[1:].tolist() == [0.0, 0.0] and not residual.isnan().any()
         for seed in range(20):
             keys: tuple[Tensor, ...] = (torch.tensor([seed]), int32([0]))
-            assert chain_verify(*chain, law(rows), None, *keys, max_depth=2, rule=rule)[1].tolist() == [0]
+            assert rejection_verify(*chain, dist(rows), None, *keys, max_depth=2, rule=rule)[1].tolist() == [0]
 
 
 @pytest.mark.parametrize("sharpness", [math.inf, math.nan, 0.0])
-def test_a_sharpness_without_a_law(backend: str, sharpness: float) -> None:
+def test_a_sharpness_without_a_distribution(backend: str, sharpness: float) -> None:
     logits = torch.randn(2, 20)
-    _, inv_t, _, cut, tie_id = law(logits)
+    _, inv_t, _, cut, tie_id = dist(logits)
     with use_backend(backend), pytest.raises(ValueError, match="tree_expand: "):
         tree_expand(logits, inv_t, cut, tie_id, int32([0, 1, 2]), torch.zeros(2), width=2, keep=2, sharpness=sharpness)
 
@@ -185,14 +185,16 @@ def test_a_sharpness_without_a_law(backend: str, sharpness: float) -> None:
 @pytest.mark.parametrize("first", [[1.0, 2.0], None, 3])
 def test_what_is_no_tensor_is_named(backend: str, first: Any) -> None:
     one = torch.ones(1)
-    with use_backend(backend), pytest.raises(ValueError, match="law_stats: logits is "):
-        law_stats(first, one, int32([0]), one, 0 * one)
+    with use_backend(backend), pytest.raises(ValueError, match="distribution_stats: logits is "):
+        distribution_stats(first, one, int32([0]), one, 0 * one)
 
 
 def test_keywords_in_any_order(backend: str) -> None:
     one = torch.ones(1)
     with use_backend(backend):
-        found = law_stats(masses=False, min_p=0 * one, top_p=one, top_k=int32([0]), temperature=one, logits=one[None])
+        found = distribution_stats(
+            masses=False, min_p=0 * one, top_p=one, top_k=int32([0]), temperature=one, logits=one[None]
+        )
     torch.testing.assert_close(found[1], one)
 
 

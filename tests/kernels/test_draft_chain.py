@@ -14,11 +14,11 @@ from torch import Tensor
 
 from specdec_kernels import (
     DecoderTable,
-    decoder_pass,
+    distribution_stats,
     draft_chain,
-    draw_sample,
+    draft_sample,
+    fused_forward,
     kv_slots,
-    law_stats,
     replay_sample,
     use_backend,
 )  # fmt: skip
@@ -92,26 +92,28 @@ CASES = {
 
 
 def one_at_a_time(arguments: list[Any], first_draw: int | None) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
-    """Tokens, and the law of each level, by the operators that a chain is made of."""
+    """Tokens, and the distribution of each level, by the operators that a chain is made of."""
     table, tokens, offsets, drafts, rows, page_table, lengths, temperature, *filters, seeds, roots, vocab = arguments
-    chosen, laws = torch.full((len(drafts), max(drafts)), -1), []
+    chosen, dists = torch.full((len(drafts), max(drafts)), -1), []
     at, fed, starts = list(range(len(drafts))), tokens, offsets
     for level in range(max(drafts)):
         page = table.keys[0].shape[1]
         own, held, slots, places = kv_slots(page_table, lengths, rows[at], starts, None, len(fed), page, True)
         last = starts[1:].long() - 1
-        logits = decoder_pass(table, fed, places, last, slots, own, held, starts)[:, :vocab]
-        inv_t, lse, cut, tie, mass = law_stats(logits, temperature[at], *(part[at] for part in filters), masses=True)
+        logits = fused_forward(table, fed, places, last, slots, own, held, starts)[:, :vocab]
+        inv_t, lse, cut, tie, mass = distribution_stats(
+            logits, temperature[at], *(part[at] for part in filters), masses=True
+        )
         if first_draw is None:
             picked = replay_sample(logits, inv_t, cut, tie, seeds[at], roots[at] + level + 1)
         else:
             index = torch.full((len(at),), first_draw + level, dtype=torch.int32)
-            picked = draw_sample(logits, inv_t, lse, cut, tie, seeds[at], roots[at], index)
-        laws.append((logits, inv_t, lse, cut, tie, mass))
+            picked = draft_sample(logits, inv_t, lse, cut, tie, seeds[at], roots[at], index)
+        dists.append((logits, inv_t, lse, cut, tie, mass))
         chosen[at, level] = picked
         at = [row for row in at if drafts[row] > level + 1]
         fed, starts = chosen[at, level], torch.arange(len(at) + 1, dtype=torch.int32)
-    return chosen, laws
+    return chosen, dists
 
 
 def on_isa(arguments: list[Any], isa: str, first_draw: int | None) -> Any:
@@ -121,7 +123,7 @@ def on_isa(arguments: list[Any], isa: str, first_draw: int | None) -> Any:
     if first_draw is None:
         return torch.ops.specdec.draft_chain(*given, max(drafts), vocab, *numbers)
     sizes = (first_draw, max(drafts), sum(drafts), vocab, table.vocab_size)
-    found = torch.ops.specdec.draft_chain_laws(*given, *sizes, *numbers)
+    found = torch.ops.specdec.draft_chain_dists(*given, *sizes, *numbers)
     return found[0], found[1][:, :vocab], *found[2:]
 
 
@@ -130,7 +132,7 @@ def on_isa(arguments: list[Any], isa: str, first_draw: int | None) -> Any:
 @pytest.mark.parametrize("case", CASES)
 def test_bits_are_those_of_passes_one_at_a_time(case: str, first_draw: int | None) -> None:
     apart, together = CASES[case].arguments(), CASES[case].arguments()
-    want, laws = one_at_a_time(apart, first_draw)
+    want, dists = one_at_a_time(apart, first_draw)
     got = draft_chain(*together, first_draw=first_draw)
     assert draft_chain.last_backend == "cpu"
     chosen, *found = (got,) if first_draw is None else got
@@ -139,7 +141,7 @@ def test_bits_are_those_of_passes_one_at_a_time(case: str, first_draw: int | Non
     for name in ("keys", "values"):
         assert all(map(torch.equal, getattr(together[0], name), getattr(apart[0], name)))
     if first_draw is not None:
-        for one, other in zip(found, (torch.cat(parts) for parts in zip(*laws, strict=True)), strict=True):
+        for one, other in zip(found, (torch.cat(parts) for parts in zip(*dists, strict=True)), strict=True):
             torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
 
 

@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from specdec_kernels import machine_code, standin, tree_attention, use_backend
+from specdec_kernels import simulated_gpu, tree_attention, use_backend
+from specdec_kernels.inspection import machine_code
 
 pytest.importorskip("triton")
 ROOT = Path(__file__).resolve().parents[2]
@@ -192,7 +193,7 @@ def test_the_last_step_runs_alone_without_a_gpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.aot
-@pytest.mark.skipif(standin.missing() is not None, reason=str(standin.missing()))
+@pytest.mark.skipif(simulated_gpu.missing() is not None, reason=str(simulated_gpu.missing()))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", TRITON_STEPS)
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
@@ -200,18 +201,18 @@ def test_kernels_compile_and_launch_for_hopper(name: str, dtype: torch.dtype) ->
     """A launch on the simulated GPU binds, compiles for sm_90 and is checked; it does not run."""
     example = module("worked_example")
     batch = example.pack([example.binary_tree(20)], [200], heads=8, kv_heads=2, width=128, page_size=16, dtype=dtype)
-    with standin.gpu("sm_90") as gpu:
+    with simulated_gpu.gpu("sm_90") as gpu:
         module(name).tree_attention(*example.to(batch, "cuda"), scale=0.1)
     assert gpu.launches and all(launch.compiled for launch in gpu.launches)
-    assert all(launch.shared <= standin.SHARED_MEMORY["sm_90"] for launch in gpu.launches)
+    assert all(launch.shared <= simulated_gpu.SHARED_MEMORY["sm_90"] for launch in gpu.launches)
 
 
-@pytest.mark.skipif(standin.missing() is not None, reason=str(standin.missing()))
+@pytest.mark.skipif(simulated_gpu.missing() is not None, reason=str(simulated_gpu.missing()))
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
 def test_grids_of_the_triton_steps() -> None:
     """Three blocks at most for each of four heads and three requests; with pieces, as many times that."""
     example = module("worked_example")
-    with standin.gpu("sm_90") as gpu:
+    with simulated_gpu.gpu("sm_90") as gpu:
         inputs = example.to(example.ragged(), "cuda")
         module("step4_triton").tree_attention(*inputs, scale=0.1)
         module("step5_split_k").tree_attention(*inputs, scale=0.1, pieces=5)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from oracles.packed_trees import Batch, Shape, build, shapes
 from torch import Tensor
 
-from specdec_kernels import CacheTable, extension, kv_commit, kv_commit_pages, kv_commit_scratch, use_backend
+from specdec_kernels import CacheTable, kv_commit, kv_commit_pages, kv_commit_scratch, use_backend
+from specdec_kernels.dispatch import extension
 
 NEEDS_C = pytest.mark.skipif(extension.missing() is not None, reason=str(extension.missing()))
 BACKENDS = ["reference", pytest.param("cpu", marks=NEEDS_C)]

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from oracles.packed_trees import Shape, build, shapes
 from torch import Tensor
 
-from specdec_kernels import extension, kv_stage, use_backend
+from specdec_kernels import kv_stage, use_backend
+from specdec_kernels.dispatch import extension
 
 NEEDS_C = pytest.mark.skipif(extension.missing() is not None, reason=str(extension.missing()))
 BACKENDS = ["reference", pytest.param("cpu", marks=NEEDS_C)]

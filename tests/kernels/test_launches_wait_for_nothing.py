@@ -11,15 +11,17 @@ import pytest
 import torch
 from oracles.capture_guard import capture_guard
 
-from specdec_kernels import OPS, expect, triton_backend
-from specdec_kernels.agreement import sample
-from specdec_kernels.samples import Sizes
+from specdec_kernels import OPS
+from specdec_kernels.dispatch import argument_checks
+from specdec_kernels.testing.agreement import sample
+from specdec_kernels.testing.samples import Sizes
+from specdec_kernels.triton_shared import triton_backend
 
 if triton_backend.importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
 
 SIZES = Sizes(rows=2, nodes=4, vocab=40, length=20, heads=2, kv_heads=1, width=16)
-INSPECTS = {"chain_thresholds", "ordered_thresholds", "traversal_thresholds"}
+INSPECTS = {"rejection_thresholds", "recursive_rejection_thresholds", "traversal_thresholds"}
 """Made to be looked at: they may ask how deep trees are."""
 
 
@@ -40,7 +42,7 @@ def test_a_launch_can_be_captured(name: str, monkeypatch: pytest.MonkeyPatch) ->
         return lambda *args, **kwargs: None
 
     monkeypatch.setattr(JITFunction, "__getitem__", nothing)
-    monkeypatch.setattr(expect, "readable", lambda value: False)
+    monkeypatch.setattr(argument_checks, "readable", lambda value: False)
     monkeypatch.setattr(torch, "empty", torch.zeros)  # some index by what their kernels would have left
     with torch.inference_mode(), capture_guard():
         launch(*call.arguments, **call.options)

@@ -9,8 +9,9 @@ import sys
 
 import pytest
 
-from specdec_kernels import OPS, extension
-from specdec_kernels.samples_verify import VERIFY_SAMPLES
+from specdec_kernels import OPS
+from specdec_kernels.dispatch import extension
+from specdec_kernels.testing.samples_verify import VERIFY_SAMPLES
 
 ROWS, VOCAB = 16, 151_936
 ROW = 4 * VOCAB
@@ -25,8 +26,8 @@ NAMES = sorted(
 PROBE = f"""
 import json, os, pathlib, torch
 from specdec_kernels import OPS, use_backend
-from specdec_kernels.samples import Sizes
-from specdec_kernels.samples_verify import VERIFY_SAMPLES
+from specdec_kernels.testing.samples import Sizes
+from specdec_kernels.testing.samples_verify import VERIFY_SAMPLES
 
 def peak():
     lines = pathlib.Path("/proc/self/status").read_text().splitlines()

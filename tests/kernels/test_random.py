@@ -1,4 +1,4 @@
-"""The one definition of randomness: known answers, accuracy, laws, and the C++ noise bit by bit."""
+"""The one definition of randomness: known answers, accuracy, distributions, and the C++ noise bit by bit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import pytest
 import torch
 from scipy import stats
 
-from specdec_kernels import extension, random
+from specdec_kernels import random
+from specdec_kernels.dispatch import extension
 from specdec_kernels.random import (
     BLOCK,
     draw_from_weights,
@@ -109,7 +110,7 @@ def test_noise_of_the_extension_on_many_words() -> None:
     assert torch.equal(got, replay_noise(torch.tensor([99]), torch.tensor([5], dtype=torch.int32), count)[0])
 
 
-def test_draw_from_weights_has_the_law_of_the_weights() -> None:
+def test_draw_from_weights_has_the_distribution_of_the_weights() -> None:
     rows = 40_000
     weights = torch.tensor([0.0, 3.0, 1.0, 0.0, 0.5, 5.5])
     position, index = torch.zeros(rows, dtype=torch.int32), torch.zeros(rows, dtype=torch.int32)

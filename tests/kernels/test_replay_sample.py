@@ -1,4 +1,4 @@
-"""replay_sample: reference against extension, its law, its coupling, and the rows that need no noise."""
+"""replay_sample: reference against extension, its distribution, its coupling, and the rows that need no noise."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from scipy import stats as statistics
 from torch import Tensor
 
-from specdec_kernels import extension, law_stats, replay_sample, use_backend
-from specdec_kernels.law_stats import law_weights
+from specdec_kernels import distribution_stats, replay_sample, use_backend
+from specdec_kernels.dispatch import extension
+from specdec_kernels.ops.distribution_stats import dist_probs
 from specdec_kernels.random import replay_noise
 
 BACKENDS = ["reference"] + ([] if extension.missing() else ["cpu"])
@@ -45,7 +46,9 @@ def test_extension_equals_reference(
     def pick(*choices: float) -> Tensor:
         return torch.tensor(choices)[torch.randint(0, len(choices), (rows,), generator=g)]
 
-    inv_t, _, cut, tie_id = law_stats(level, pick(0, 0.5, 1, 1), pick(0, 0, 1, 40).int(), pick(1, 0.9), pick(0, 0.01))
+    inv_t, _, cut, tie_id = distribution_stats(
+        level, pick(0, 0.5, 1, 1), pick(0, 0, 1, 40).int(), pick(1, 0.9), pick(0, 0.01)
+    )
     seeds = torch.randint(-(2**63), 2**63 - 1, (rows,), generator=g)
     positions = torch.randint(0, 2**31 - 1, (rows,), generator=g, dtype=torch.int32)
     noise = replay_noise(seeds + 1, positions, vocab) if explicit else None
@@ -76,7 +79,7 @@ def test_tokens_passed_over_unseen_cannot_win(temperature: float) -> None:
                 torch.ones(rows),
                 torch.zeros(rows),
             )
-            inv_t, _, cut, tie_id = law_stats(level, settings[0], settings[1].int(), *settings[2:])
+            inv_t, _, cut, tie_id = distribution_stats(level, settings[0], settings[1].int(), *settings[2:])
             found = []
             for backend in ("reference", "cpu"):
                 with use_backend(backend):
@@ -96,18 +99,18 @@ def test_the_largest_noise_that_there_is_wins_as_far_as_it_reaches(backend: str,
         level = torch.full((1, token + 1), -100.0)
         level[0, token] = 0.0
         level[0, 3] = (noise[token] - noise[3] + ahead) * temperature
-        inv_t, _, cut, tie_id = law_stats(level, *plain(1, temperature))
+        inv_t, _, cut, tie_id = distribution_stats(level, *plain(1, temperature))
         with use_backend(backend):
             assert replay_sample(level, inv_t, cut, tie_id, seed, position).tolist() == [winner]
 
 
-def test_the_law_is_the_target_s() -> None:
+def test_the_distribution_is_the_target_s() -> None:
     rows, vocab = 1_000_000, 9
     level = torch.randn(vocab) * 1.5
     level[3] = -INF
     t, k, p, m = plain(1, 0.8)
-    law = law_stats(level[None], t, k + 7, p * 0.95, m)
-    inv_t, _, cut, tie_id = (part.expand(rows).contiguous() for part in law)
+    dist = distribution_stats(level[None], t, k + 7, p * 0.95, m)
+    inv_t, _, cut, tie_id = (part.expand(rows).contiguous() for part in dist)
     with use_backend(FAST):
         tokens = replay_sample(
             level.expand(rows, -1),
@@ -117,7 +120,7 @@ def test_the_law_is_the_target_s() -> None:
             torch.arange(rows),
             torch.full((rows,), 17, dtype=torch.int32),
         )
-    weights = law_weights(level[None], *law)[0].double()
+    weights = dist_probs(level[None], *dist)[0].double()
     counts = torch.bincount(tokens, minlength=vocab)
     kept = weights > 0
     assert counts[~kept].sum() == 0
@@ -128,7 +131,7 @@ def test_the_law_is_the_target_s() -> None:
 def test_positions_are_independent() -> None:
     rows, vocab = 100_000, 3
     level = torch.tensor([0.0, 1.0, 0.5]).expand(rows, vocab)
-    inv_t, _, cut, tie_id = law_stats(level, *plain(rows))
+    inv_t, _, cut, tie_id = distribution_stats(level, *plain(rows))
     one = torch.ones(rows, dtype=torch.int32)
     with use_backend(FAST):
         first, second = (
@@ -139,7 +142,7 @@ def test_positions_are_independent() -> None:
 
 
 @pytest.mark.parametrize("distance", [0.0, 0.3, 2.0])
-def test_shared_noise_couples_two_laws(distance: float) -> None:
+def test_shared_noise_couples_two_distributions(distance: float) -> None:
     rows, vocab = 40_000, 12
     p_level = torch.randn(vocab)
     q_level = p_level + torch.randn(vocab) * distance
@@ -148,7 +151,7 @@ def test_shared_noise_couples_two_laws(distance: float) -> None:
     with use_backend(FAST):
         for level in (p_level, q_level):
             matrix = level.expand(rows, vocab)
-            inv_t, _, cut, tie_id = law_stats(matrix, *plain(rows))
+            inv_t, _, cut, tie_id = distribution_stats(matrix, *plain(rows))
             tokens.append(replay_sample(matrix, inv_t, cut, tie_id, seeds, positions))
     agreement = (tokens[0] == tokens[1]).double().mean().item()
     variation = 0.5 * (p_level.softmax(0) - q_level.softmax(0)).abs().sum().item()
@@ -162,7 +165,7 @@ def test_greedy_broken_and_tied_rows(backend: str) -> None:
     level = torch.tensor([[0.0, 2.0, 2.0], [1.0, float("nan"), 5.0], [-INF, -INF, -INF], [4.0, 4.0, 4.0]])
     t = torch.tensor([0.0, 1.0, 1.0, 1.0])
     with use_backend(backend):
-        inv_t, _, cut, tie_id = law_stats(level, t, *plain(4)[1:])
+        inv_t, _, cut, tie_id = distribution_stats(level, t, *plain(4)[1:])
         tokens = replay_sample(
             level, inv_t, cut, tie_id, torch.arange(4), torch.zeros(4, dtype=torch.int32), torch.zeros(4, 3)
         )
@@ -172,7 +175,7 @@ def test_greedy_broken_and_tied_rows(backend: str) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_bad_arguments_are_named(backend: str) -> None:
     level = torch.zeros(2, 3)
-    inv_t, _, cut, tie_id = law_stats(level, *plain(2))
+    inv_t, _, cut, tie_id = distribution_stats(level, *plain(2))
     seeds, positions = torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int32)
     with use_backend(backend):
         with pytest.raises(ValueError, match=r"positions.*torch.int32"):

@@ -9,7 +9,8 @@ import torch
 from hypothesis import given, settings
 from oracles.replay_cases import INF, walks
 
-from specdec_kernels import extension, law_stats, replay_sample, replay_verify, tree_plan, tree_verify, use_backend
+from specdec_kernels import distribution_stats, exact_match_verify, replay_sample, replay_verify, tree_plan, use_backend
+from specdec_kernels.dispatch import extension
 
 BACKENDS = ["reference"] + ([] if extension.missing() else ["cpu"])
 
@@ -19,7 +20,7 @@ BACKENDS = ["reference"] + ([] if extension.missing() else ["cpu"])
 def test_it_is_its_three_parts(case: dict[str, Any]) -> None:
     for backend in BACKENDS:
         with use_backend(backend):
-            stats = law_stats(case["logits"], *case["sampling"], masses=True)
+            stats = distribution_stats(case["logits"], *case["sampling"], masses=True)
             path, accepted, token, *found = replay_verify(**case)
             row = torch.repeat_interleave(
                 torch.arange(len(case["seeds"])), case["offsets"].diff().long(), output_size=int(case["offsets"][-1])
@@ -39,7 +40,7 @@ def test_it_is_its_three_parts(case: dict[str, Any]) -> None:
             else:
                 choice = torch.zeros_like(case["tokens"])
             links = (case["tokens"], case["offsets"], case["first_child"], case["next_sibling"])
-            want = tree_verify(*links, choice, case["scouts"], max_depth=8)
+            want = exact_match_verify(*links, choice, case["score_only"], max_depth=8)
         for a, b in zip((path, accepted, token), want, strict=True):
             assert a.dtype == b.dtype and torch.equal(a, b)
         seen, known = path[path >= 0].long(), (found[1] != INF).nonzero().squeeze(1)
@@ -60,7 +61,7 @@ def test_threads_do_not_change_the_answer(rows: int) -> None:
     plan = tree_plan(torch.tensor([-1, 0, 0] * rows, dtype=torch.int32), offsets)
     seeds, roots = torch.arange(rows), torch.arange(rows, dtype=torch.int32)
     tokens, before, found = torch.zeros(nodes, dtype=torch.int64), torch.get_num_threads(), []
-    inv_t, _, cut, tie_id = law_stats(logits, *sampling)
+    inv_t, _, cut, tie_id = distribution_stats(logits, *sampling)
     tokens[2::3] = replay_sample(*(part[::3].contiguous() for part in (logits, inv_t, cut, tie_id)), seeds, roots + 1)
     for threads in (1, 2):
         torch.set_num_threads(threads)
@@ -76,7 +77,9 @@ def test_threads_do_not_change_the_answer(rows: int) -> None:
 @pytest.mark.parametrize("end", range(5))
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_threads_give_a_chain_the_bits_of_one(temperature: float, end: int) -> None:
-    """One of four nodes that ends at its root, behind it, at a scout, or nowhere; nothing is read beside the path."""
+    """One of four nodes that ends at its root, behind it, at a score-only node, or nowhere; nothing is read beside
+    the path.
+    """
     torch.manual_seed(end)
     nodes, vocab = 4, 70_000
     logits = torch.randn(nodes, vocab) * 2
@@ -84,17 +87,17 @@ def test_threads_give_a_chain_the_bits_of_one(temperature: float, end: int) -> N
     sampling = (torch.full((nodes,), temperature), none.int(), none + 1, none)
     links = tree_plan(torch.arange(-1, nodes - 1, dtype=torch.int32), torch.tensor([0, nodes], dtype=torch.int32))
     seeds, root = torch.tensor([7]), torch.tensor([3], dtype=torch.int32)
-    inv_t, _, cut, tie_id = law_stats(logits, *sampling)
+    inv_t, _, cut, tie_id = distribution_stats(logits, *sampling)
     own = replay_sample(logits, inv_t, cut, tie_id, seeds.expand(nodes), root + 1 + torch.arange(nodes).int())
-    tokens, scouts = torch.cat([own[:1], own[:-1]]), torch.zeros(nodes, dtype=torch.bool)
+    tokens, score_only = torch.cat([own[:1], own[:-1]]), torch.zeros(nodes, dtype=torch.bool)
     if end < nodes - 1:
         tokens[end + 1] += 1
     elif end == nodes:
-        scouts[2] = True
+        score_only[2] = True
     before, found = torch.get_num_threads(), []
     for threads in (1, 2, 4):
         torch.set_num_threads(threads)
-        where = tokens, torch.tensor([0, nodes], dtype=torch.int32), links.first_child, links.next_sibling, scouts
+        where = tokens, torch.tensor([0, nodes], dtype=torch.int32), links.first_child, links.next_sibling, score_only
         with use_backend("cpu"):
             found.append(replay_verify(*where, logits, sampling, seeds, root, max_depth=nodes - 1))
     torch.set_num_threads(before)
@@ -115,7 +118,7 @@ def test_threads_give_a_chain_the_bits_of_one(temperature: float, end: int) -> N
         ({"root_positions": torch.zeros(1)}, "root_positions"),
         ({"logits": torch.zeros(3, 5)}, "expected"),
         ({"first_child": torch.tensor([0, -1], dtype=torch.int32)}, "first_child|do not point forward"),
-        ({"scouts": torch.zeros(2)}, "scouts"),
+        ({"score_only": torch.zeros(2)}, "score_only"),
         ({"sampling": (torch.tensor([-1.0, 1.0]), *(torch.zeros(2),) * 3)}, "expected"),
     ],
     ids=str,
@@ -128,7 +131,7 @@ def test_bad_arguments(backend: str, change: dict[str, Any], message: str) -> No
         "offsets": torch.tensor([0, 2], dtype=torch.int32),
         "first_child": torch.tensor([1, -1], dtype=torch.int32),
         "next_sibling": torch.tensor([-1, -1], dtype=torch.int32),
-        "scouts": None,
+        "score_only": None,
         "logits": logits,
         "sampling": (torch.zeros(2), torch.zeros(2, dtype=torch.int32), torch.ones(2), torch.zeros(2)),
         "seeds": torch.tensor([1]),

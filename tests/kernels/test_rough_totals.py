@@ -1,4 +1,4 @@
-"""Rough totals of rows of logits: what they settle in chain_verify_logits is what the laws say."""
+"""Rough totals of rows of logits: what they settle in rejection_verify_logits is what the distributions say."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ import pytest
 import torch
 from oracles.chain_cases import INF, plain
 
-from specdec_kernels import chain_verify, chain_verify_logits, draw_sample, extension, law_stats, use_backend
+from specdec_kernels import distribution_stats, draft_sample, rejection_verify, rejection_verify_logits, use_backend
+from specdec_kernels.dispatch import extension
 
 pytestmark = pytest.mark.skipif(extension.missing() is not None, reason="CPU extension not built")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("vocab", "rows"), [(5, 6000), (16, 6000), (67, 6000), (9000, 150)])
-@pytest.mark.parametrize("draft", ["drawn", "equal", "chosen"])
-def test_rough_totals_decide_as_the_laws_do(draft: str, vocab: int, rows: int, dtype: torch.dtype) -> None:
-    """The token rule may settle a coin without the law. Thousands of coins, hundreds of which lie within a hundredth of
-    their threshold, and levels that a rough total cannot take: the answers are those of the laws."""
+@pytest.mark.parametrize("draft", ["proposal_kinds", "equal", "chosen"])
+def test_rough_totals_decide_as_the_distributions_do(draft: str, vocab: int, rows: int, dtype: torch.dtype) -> None:
+    """The rejection rule may settle a coin without the distribution. Thousands of coins, hundreds of which lie within
+    a hundredth of their threshold, and levels that a rough total cannot take: the answers are those of the
+    distributions."""
     torch.manual_seed(vocab)
     count = rows * 4
     level = (torch.randn(count, vocab) * 2 + torch.randn(count, 1) * 10).to(dtype)
@@ -39,23 +41,24 @@ def test_rough_totals_decide_as_the_laws_do(draft: str, vocab: int, rows: int, d
         for at, value in enumerate([57.0, 59.0, 61.0, 90.0]):
             level[110 + at :: 83, -1 - at] = value + level[110 + at :: 83, 0]
     order, offsets = torch.arange(count), torch.arange(0, count + 1, 4, dtype=torch.int32)
-    own = (guess, *law_stats(guess, *settings))
-    law_row, drawn = (order - 1).clamp(min=0).int(), torch.full((count,), draft != "chosen", dtype=torch.int8)
-    chain = (draw_sample(*own, order, order.int(), order.int()).roll(1), offsets, drawn, law_row)
+    own = (guess, *distribution_stats(guess, *settings))
+    dist_index, drawn = (order - 1).clamp(min=0).int(), torch.full((count,), draft != "chosen", dtype=torch.int8)
+    chain = (draft_sample(*own, order, order.int(), order.int()).roll(1), offsets, drawn, dist_index)
     noise = (own, None, order[:rows], torch.zeros(rows, dtype=torch.int32))
     with use_backend("cpu"):
-        want = chain_verify(*chain, (level, *law_stats(level, *settings)), *noise, max_depth=3)
-        got = chain_verify_logits(*chain, level, settings, *noise, max_depth=3)
+        want = rejection_verify(*chain, (level, *distribution_stats(level, *settings)), *noise, max_depth=3)
+        got = rejection_verify_logits(*chain, level, settings, *noise, max_depth=3)
     assert all(torch.equal(a, b) for a, b in zip(got[:3], want, strict=True))
-    if draft == "drawn":
+    if draft == "proposal_kinds":
         assert (want[1].bincount(minlength=4) > rows / 100).all(), "paths of all lengths"
 
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_bonus_token_of_rough_totals_is_that_of_the_law(dtype: torch.dtype, threads: int) -> None:
-    """Where nothing was refused a draw may do without the law: bounds of block masses say which blocks can win. Flat
-    laws, where many can; steep ones; a level far above the first ones of its row, which no rough total takes.
+def test_a_bonus_token_of_rough_totals_is_that_of_the_distribution(dtype: torch.dtype, threads: int) -> None:
+    """Where nothing was refused a draw may do without the distribution: bounds of block masses say which blocks can
+    win. Flat distributions, where many can; steep ones; a level far above the first ones of its row, which no rough
+    total takes.
     """
     torch.manual_seed(threads)
     rows, vocab = 240, 40_000
@@ -65,18 +68,18 @@ def test_a_bonus_token_of_rough_totals_is_that_of_the_law(dtype: torch.dtype, th
     level[11::40, :2000] = -INF
     level[13::40, 5] = float("nan")
     level, settings = level.to(dtype), plain(rows)
-    alone = torch.arange(rows + 1, dtype=torch.int32)  # roots: their law is where every path ends
+    alone = torch.arange(rows + 1, dtype=torch.int32)  # roots: their distribution is where every path ends
     chain = (torch.zeros(rows, dtype=torch.int64), alone, torch.zeros(rows, dtype=torch.int8), alone[:-1])
     noise = (None, None, torch.arange(rows), alone[:-1])
-    stats = law_stats(level, *settings, masses=True)
+    stats = distribution_stats(level, *settings, masses=True)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         with use_backend("cpu"):
-            want = chain_verify(*chain, (level, *stats[:4]), *noise, max_depth=0, mass=stats[4])
-            got = chain_verify_logits(*chain, level, settings, *noise, max_depth=0)
+            want = rejection_verify(*chain, (level, *stats[:4]), *noise, max_depth=0, mass=stats[4])
+            got = rejection_verify_logits(*chain, level, settings, *noise, max_depth=0)
             few = [  # by one chain, whose rows threads share
-                chain_verify_logits(
+                rejection_verify_logits(
                     chain[0][at : at + 1], alone[:2], chain[2][:1], alone[:1], level[at : at + 1], plain(1), None, None,
                     noise[2][at : at + 1], alone[at : at + 1], max_depth=0,
                 )
@@ -89,7 +92,7 @@ def test_a_bonus_token_of_rough_totals_is_that_of_the_law(dtype: torch.dtype, th
     assert broken.sum() == 6 and got[4][broken].isnan().all()
     without = int(got[4].isposinf().sum())
     rough = "AVX" in torch.backends.cpu.get_cpu_capability() and os.environ.get("SPECDEC_ISA") != "portable"
-    assert without == (rows - 18 if rough else 0), "no law was needed"
+    assert without == (rows - 18 if rough else 0), "no distribution was needed"
 
 
 @pytest.mark.parametrize("isa", ["portable", "avx2"])
@@ -118,8 +121,8 @@ def test_a_rough_total_is_no_mass() -> None:
     alone = torch.arange(rows + 1, dtype=torch.int32)
     chain = (torch.zeros(rows, dtype=torch.int64), alone, torch.zeros(rows, dtype=torch.int8), alone[:-1])
     noise = (None, None, torch.arange(rows) + 5000, alone[:-1])
-    stats = law_stats(level, *plain(rows), masses=True)
+    stats = distribution_stats(level, *plain(rows), masses=True)
     with use_backend("cpu"):
-        want = chain_verify(*chain, (level, *stats[:4]), *noise, max_depth=0, mass=stats[4])[2]
-        got = chain_verify_logits(*chain, level, plain(rows), *noise, max_depth=0)
+        want = rejection_verify(*chain, (level, *stats[:4]), *noise, max_depth=0, mass=stats[4])[2]
+        got = rejection_verify_logits(*chain, level, plain(rows), *noise, max_depth=0)
     assert torch.equal(got[2], want)

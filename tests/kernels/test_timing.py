@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from specdec_kernels import timing
+from specdec_kernels.inspection import timing
 
 
 def test_graphs_are_timed_on_the_gpu_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,10 @@
-"""traversal_verify, traversal_thresholds: extension against reference, keyed law, edges, errors."""
+"""traversal_verify, traversal_thresholds: extension against reference, keyed distribution, edges, errors."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from oracles.proposal_cases import decode, int32, law
+from oracles.proposal_cases import decode, dist, int32
 from oracles.proposal_checks import BACKENDS, ProposalChecks, models, needs_extension, p_value
 from torch import Tensor
 
@@ -17,9 +17,9 @@ class TestTraversalVerify(ProposalChecks):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_node_without_a_law_is_a_leaf(backend: str) -> None:
+def test_a_node_without_a_distribution_is_a_leaf(backend: str) -> None:
     torch.manual_seed(4)
-    level, draft = torch.randn(5, 40), law(torch.randn(3, 40))
+    level, draft = torch.randn(5, 40), dist(torch.randn(3, 40))
     level[1] = float("nan")
     tokens, marks = torch.tensor([0, 3, 3, 5, 6]), torch.tensor([0, 1, 1, 1, 1], dtype=torch.int8)
     sources = int32([-1, 0, 0, 1, 1])
@@ -27,7 +27,7 @@ def test_a_node_without_a_law_is_a_leaf(backend: str) -> None:
     def accept(first: list[int], sibling: list[int]) -> list[float]:
         with use_backend(backend):
             found, _ = traversal_thresholds(
-                tokens, int32([0, 5]), int32(first), int32(sibling), marks, sources, law(level), draft, None
+                tokens, int32([0, 5]), int32(first), int32(sibling), marks, sources, dist(level), draft, None
             )
         return found.tolist()
 

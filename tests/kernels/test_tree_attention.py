@@ -12,8 +12,9 @@ from oracles.eager_attention import errors, measured_shapes
 from oracles.packed_trees import Batch, Shape, build, shapes
 from torch import Tensor
 
-from specdec_kernels import UnsupportedError, extension, kv_stage, tree_attention, use_backend
-from specdec_kernels.tree_attention import sdpa_kernel
+from specdec_kernels import UnsupportedError, kv_stage, tree_attention, use_backend
+from specdec_kernels.dispatch import extension
+from specdec_kernels.ops.tree_attention import sdpa_kernel
 
 NEEDS_C = pytest.mark.skipif(extension.missing() is not None, reason=str(extension.missing()))
 BACKENDS = [pytest.param("cpu", marks=NEEDS_C), "sdpa"]
@@ -260,7 +261,7 @@ def test_torch_compile_keeps_staging_before_attention() -> None:
 @NEEDS_C
 def test_what_a_graph_cannot_take_is_refused_in_words() -> None:
     """Inside of torch.compile the registered operator serves all devices; it knows neither scales nor the mode."""
-    from specdec_kernels.tree_attention import cpu_kernel
+    from specdec_kernels.ops.tree_attention import cpu_kernel
 
     case = build(Shape([3], [20]))
     scales = {"key_scale": torch.ones(2), "value_scale": torch.ones(2)}

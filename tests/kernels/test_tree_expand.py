@@ -12,7 +12,8 @@ from hypothesis import settings
 from oracles.expand_cases import compare, expansions
 from torch import Tensor
 
-from specdec_kernels import OPS, extension, law_stats, replay_sample, tree_expand, use_backend
+from specdec_kernels import OPS, distribution_stats, replay_sample, tree_expand, use_backend
+from specdec_kernels.dispatch import extension
 from specdec_kernels.random import replay_noise
 
 BACKENDS = [
@@ -23,9 +24,9 @@ every_backend = pytest.mark.parametrize("backend", BACKENDS)
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 
 
-def laws(logits: Tensor, t: float = 1.0, k: int = 0, p: float = 1.0, m: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
+def dists(logits: Tensor, t: float = 1.0, k: int = 0, p: float = 1.0, m: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
     rows = logits.shape[0]
-    stats = law_stats(
+    stats = distribution_stats(
         logits,
         torch.full((rows,), t),
         torch.full((rows,), k, dtype=torch.int32),
@@ -40,11 +41,11 @@ def expand(logits: Tensor, **given: Any) -> tuple[Tensor, Tensor, Tensor]:
     return found
 
 
-def case(seed: int, nodes: int, vocab: int, dtype: torch.dtype, **law: Any) -> dict[str, Any]:
+def case(seed: int, nodes: int, vocab: int, dtype: torch.dtype, **dist: Any) -> dict[str, Any]:
     source = torch.Generator().manual_seed(seed)
     logits = (torch.randn(nodes, vocab, generator=source) * 2).to(dtype)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    inv_t, cut, tie = laws(logits, **law)
+    inv_t, cut, tie = dists(logits, **dist)
     middle = nodes // 2
     return {
         "logits": logits,
@@ -81,13 +82,13 @@ def slow(given: dict[str, Any], width: int, keep: int) -> tuple[list[list[tuple[
 
 @every_backend
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("law", [{}, {"t": 0.6}, {"k": 5}, {"p": 0.7, "t": 1.4}, {"m": 0.2}], ids=str)
+@pytest.mark.parametrize("dist", [{}, {"t": 0.6}, {"k": 5}, {"p": 0.7, "t": 1.4}, {"m": 0.2}], ids=str)
 @pytest.mark.parametrize("noisy", [False, True], ids=["plain", "noise"])
-def test_children_are_those_of_the_definition(backend: str, dtype: torch.dtype, law: dict, noisy: bool) -> None:
+def test_children_are_those_of_the_definition(backend: str, dtype: torch.dtype, dist: dict, noisy: bool) -> None:
     for seed, (nodes, vocab, width, keep) in enumerate(
         [(5, 7, 3, 4), (3, 130, 8, 30), (1, 1, 1, 2), (4, 129, 2, 3), (3, 90, 40, 50)]
     ):
-        given = case(seed, nodes, vocab, dtype, **law)
+        given = case(seed, nodes, vocab, dtype, **dist)
         if seed % 2:
             given["sharpness"] = 1.7
         if noisy:
@@ -143,7 +144,7 @@ def test_noise_is_that_of_a_nodes_seed_and_position_whatever_its_neighbours_have
 def test_ties_go_to_the_lower_id_and_the_earlier_child(backend: str) -> None:
     logits = torch.zeros(2, 300)
     logits[:, 250:] = 1.0
-    inv_t, cut, tie = laws(logits)
+    inv_t, cut, tie = dists(logits)
     given = {"logits": logits, "inv_t": inv_t, "cut": cut, "tie_id": tie, "scores": torch.zeros(2)}
     with use_backend(backend):
         tokens, _, best = expand(**given, offsets=torch.tensor([0, 2], dtype=torch.int32), width=3, keep=4)
@@ -156,7 +157,7 @@ def test_greedy_broken_and_dead_nodes(backend: str) -> None:
     logits[1, 3], logits[2, 4] = float("nan"), float("inf")
     temperature = torch.tensor([0.0, 1.0, 1.0, 1.0, 1.0])
     zero, one = torch.zeros(5), torch.ones(5)
-    stats = law_stats(logits, temperature, zero.int(), one, zero)
+    stats = distribution_stats(logits, temperature, zero.int(), one, zero)
     given = {"logits": logits, "inv_t": stats[0], "cut": stats[2], "tie_id": stats[3]}
     given["scores"] = torch.tensor([-1.5, 0.0, 0.0, -torch.inf, 0.0])
     with use_backend(backend):

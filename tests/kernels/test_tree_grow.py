@@ -12,7 +12,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from oracles.growth import grown
 
-from specdec_kernels import Growth, TreePlan, extension, law_stats, tree_expand, tree_grow, use_backend
+from specdec_kernels import Growth, TreePlan, distribution_stats, tree_expand, tree_grow, use_backend
+from specdec_kernels.dispatch import extension
 
 BACKENDS = [
     "reference",
@@ -21,14 +22,14 @@ BACKENDS = [
 every_backend = pytest.mark.parametrize("backend", BACKENDS)
 
 
-def law(logits: torch.Tensor, top_k: int = 0) -> tuple[torch.Tensor, ...]:
+def dist(logits: torch.Tensor, top_k: int = 0) -> tuple[torch.Tensor, ...]:
     one = torch.ones(len(logits))
-    inv_t, _, cut, tie = law_stats(logits, one, one.int() * top_k, one, one * 0)
+    inv_t, _, cut, tie = distribution_stats(logits, one, one.int() * top_k, one, one * 0)
     return inv_t, cut, tie
 
 
 def by_hand(table: torch.Tensor, root: int, limit: int, depth: int, width: int) -> tuple[list[int], list[int], int]:
-    """Tokens, parents and passes of a tree: the law after a node is that of its token."""
+    """Tokens, parents and passes of a tree: the distribution after a node is that of its token."""
     found: list[tuple[float, int, int]] = []  # score, token, parent's number in here, -1: root
     front, passes = [(0.0, root, -1)], 0
     for _ in range(depth):
@@ -39,7 +40,7 @@ def by_hand(table: torch.Tensor, root: int, limit: int, depth: int, width: int) 
         for score, token, number in front:
             logits = table[token : token + 1]
             one = torch.tensor([0, 1], dtype=torch.int32)
-            tokens, scores, _ = tree_expand(logits, *law(logits), one, torch.tensor([score]), width=width, keep=1)
+            tokens, scores, _ = tree_expand(logits, *dist(logits), one, torch.tensor([score]), width=width, keep=1)
             level += [(s, t, number) for t, s in zip(tokens[0].tolist(), scores[0].tolist(), strict=True) if t >= 0]
         level.sort(key=lambda each: -each[0])
         start = len(found)
@@ -69,7 +70,7 @@ def test_trees_are_those_of_plain_python(backend: str, seed: int) -> None:
         last = level == depth - 1
         with use_backend(backend):
             tokens, parents, (now, deepest), plan = tree_grow(
-                logits, *law(logits), offsets, growth, level=level, width=width, last=last
+                logits, *dist(logits), offsets, growth, level=level, width=width, last=last
             )
         passes = [done + bool(own) for done, own in zip(passes, fronts, strict=True)]
         packed = tokens[: int(now.sum())].split(now.tolist())
@@ -99,7 +100,7 @@ def test_backends_agree_on_ragged_trees_with_noise_and_filters() -> None:
     dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.float64]),
     odd=st.booleans(),
 )
-def test_backends_agree_on_ties_broken_laws_and_every_dtype(seed: int, dtype: torch.dtype, odd: bool) -> None:
+def test_backends_agree_on_ties_broken_distributions_and_every_dtype(seed: int, dtype: torch.dtype, odd: bool) -> None:
     scores: dict[str, list[torch.Tensor]] = {"reference": [], "cpu": []}
     found = []
     for backend, own in scores.items():
@@ -118,7 +119,7 @@ def test_results_go_where_the_caller_says(backend: str) -> None:
     growth.tokens[:, 0] = 7
 
     def grow(**given: Any) -> Any:
-        return tree_grow(logits, *law(logits), offsets, growth, level=0, width=2, last=True, **given)
+        return tree_grow(logits, *dist(logits), offsets, growth, level=0, width=2, last=True, **given)
 
     with use_backend(backend):
         *want, plan = grow()
@@ -133,11 +134,11 @@ def test_results_go_where_the_caller_says(backend: str) -> None:
 
 
 @every_backend
-def test_a_law_of_one_token_never_scores_above_its_parent(backend: str) -> None:
+def test_a_distribution_of_one_token_never_scores_above_its_parent(backend: str) -> None:
     logits = torch.randn(200, 50, generator=torch.Generator().manual_seed(3)) * 9
     offsets, scores = torch.tensor([0, 200], dtype=torch.int32), -torch.rand(200)
     with use_backend(backend):
-        _, found, _ = tree_expand(logits, *law(logits, 1), offsets, scores, width=1, keep=1, sharpness=2.3)
+        _, found, _ = tree_expand(logits, *dist(logits, 1), offsets, scores, width=1, keep=1, sharpness=2.3)
     assert (found[:, 0] <= scores).all()
 
 
@@ -161,7 +162,7 @@ def test_bad_arguments_are_named(backend: str, change: dict[str, Any], message: 
     logits = torch.zeros(2, 5)
     offsets = torch.tensor([0, 2], dtype=torch.int32)
     with use_backend(backend), pytest.raises(ValueError, match=f"tree_grow: {message}"):
-        tree_grow(logits, *law(logits), offsets, growth, **given)
+        tree_grow(logits, *dist(logits), offsets, growth, **given)
 
 
 @every_backend
@@ -171,11 +172,11 @@ def test_a_table_that_earlier_levels_did_not_write(backend: str) -> None:
     growth = Growth.room(torch.tensor([8], dtype=torch.int32), 8, 3)
     growth.tokens[:, 0] = 1
     with use_backend(backend):
-        tree_grow(logits, *law(logits), torch.tensor([0, 1], dtype=torch.int32), growth, level=0, width=8)
+        tree_grow(logits, *dist(logits), torch.tensor([0, 1], dtype=torch.int32), growth, level=0, width=8)
         two = torch.full((2, 64), -50.0)
         two[:, 0] = 50.0  # a child as good as its parent goes on
         with pytest.raises(ValueError, match="give levels in order, from 0 on, with one width"):
-            tree_grow(two, *law(two), torch.tensor([0, 2], dtype=torch.int32), growth, level=1, width=2)
+            tree_grow(two, *dist(two), torch.tensor([0, 2], dtype=torch.int32), growth, level=1, width=2)
 
 
 @every_backend
@@ -188,6 +189,6 @@ def test_a_level_that_comes_again_is_refused(backend: str) -> None:
     with use_backend(backend):
         for level in range(4):
             logits = torch.randn(4 if level else 1, 64, generator=source) / 8
-            tree_grow(logits, *law(logits), ends[level > 0], growth, level=level, width=4, last=level == 3)
+            tree_grow(logits, *dist(logits), ends[level > 0], growth, level=level, width=4, last=level == 3)
         with pytest.raises(ValueError, match="give levels in order, from 0 on, with one width"):
-            tree_grow(logits, *law(logits), ends[1], growth, level=1, width=4)
+            tree_grow(logits, *dist(logits), ends[1], growth, level=1, width=4)

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec_kernels import extension, tree_plan, use_backend
+from specdec_kernels import tree_plan, use_backend
+from specdec_kernels.dispatch import extension
 
 BACKENDS = ["reference"] + ([] if extension.missing() else ["cpu"])
 

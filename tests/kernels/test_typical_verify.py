@@ -12,7 +12,8 @@ from hypothesis import settings as examples
 from oracles.typical_cases import typical_trees
 from torch import Tensor
 
-from specdec_kernels import extension, law_stats, tree_plan, typical_verify, use_backend
+from specdec_kernels import distribution_stats, tree_plan, typical_verify, use_backend
+from specdec_kernels.dispatch import extension
 
 BUILT = extension.missing() is None
 BACKENDS = ["reference", pytest.param("cpu", marks=pytest.mark.skipif(not BUILT, reason="extension not built"))]
@@ -22,17 +23,19 @@ def int32(values: Any) -> Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
 
-def law(logits: Tensor, temperature: float = 1.0, top_k: int = 0) -> tuple[Tensor, ...]:
+def dist(logits: Tensor, temperature: float = 1.0, top_k: int = 0) -> tuple[Tensor, ...]:
     one = torch.ones(len(logits))
-    return (logits, *law_stats(logits, one * temperature, one.int() * top_k, one, one * 0))
+    return (logits, *distribution_stats(logits, one * temperature, one.int() * top_k, one, one * 0))
 
 
-def call(parents: list[int], tokens: list[int], target: tuple[Tensor, ...], scouts: Any = None, **options: Any) -> Any:
+def call(
+    parents: list[int], tokens: list[int], target: tuple[Tensor, ...], score_only: Any = None, **options: Any
+) -> Any:
     bounds = int32([0, len(tokens)])
     plan = tree_plan(int32(parents), bounds)
     settings = {"epsilon": 0.09, "delta": 0.3, "max_depth": len(tokens), **options}
     tree = (torch.tensor(tokens), bounds, plan.first_child, plan.next_sibling)
-    return typical_verify(*tree, target, scouts, torch.tensor([3]), int32([5]), **settings)
+    return typical_verify(*tree, target, score_only, torch.tensor([3]), int32([5]), **settings)
 
 
 def nodes(path: Tensor) -> list[int]:
@@ -45,19 +48,19 @@ def test_the_longest_path_of_typical_tokens(backend: str) -> None:
     p = torch.tensor([0.7, 0.2, 0.1])
     limit = 0.3 * exp(float((p * p.log()).sum()))
     assert 0.1 < limit < 0.2
-    target = law(p.log().expand(7, 3).contiguous())
+    target = dist(p.log().expand(7, 3).contiguous())
     tree = [-1, 0, 0, 0, 2, 3, 5], [0, 0, 1, 2, 0, 0, 0]
-    scouts = torch.tensor([False, False, False, False, True, False, False])
+    score_only = torch.tensor([False, False, False, False, True, False, False])
     with use_backend(backend):
         assert nodes(call(*tree, target, epsilon=0.5)[0]) == [0, 2, 4]  # 2 is not typical, 1 is
         assert nodes(call(*tree, target, epsilon=0.09)[0]) == [0, 3, 5, 6]
         assert nodes(call(*tree, target, epsilon=0.5, delta=1.0)[0]) == [0, 1]
-        assert nodes(call(*tree, target, scouts, epsilon=0.5)[0]) == [0, 1], (
-            "a scout is never kept; the first of equals is"
+        assert nodes(call(*tree, target, score_only, epsilon=0.5)[0]) == [0, 1], (
+            "a score-only node is never kept; the first of equals is"
         )
-        even = law(torch.zeros(7, 3))
+        even = dist(torch.zeros(7, 3))
         assert nodes(call(*tree, even, epsilon=0.5, delta=1.0)[0]) == [0], "strictly above"
-        greedy = law(p.log().expand(7, 3).contiguous(), temperature=0.0)
+        greedy = dist(p.log().expand(7, 3).contiguous(), temperature=0.0)
         path, accepted, token = call(*tree, greedy)
         assert nodes(path) == [0, 1] and accepted.tolist() == [1] and token.tolist() == [0]
 
@@ -75,7 +78,7 @@ def test_backends_agree(dtype: torch.dtype, vocab: int) -> None:
     above = [start + parent for n, start in zip(counts, bounds.tolist()) for parent in parents[start : start + n]]
     likely = logits.float().argsort(1, descending=True)
     tokens = torch.tensor([int(likely[max(parent, 0), at % min(3, vocab)]) for at, parent in enumerate(above)])
-    target = law(logits, temperature=0.8, top_k=min(vocab, 50))
+    target = dist(logits, temperature=0.8, top_k=min(vocab, 50))
     seeds, positions = torch.arange(4), int32([3, 4, 5, 6])
     found = []
     for backend in ("reference", "cpu"):
@@ -94,7 +97,7 @@ def test_backends_agree(dtype: torch.dtype, vocab: int) -> None:
 @pytest.mark.skipif(not BUILT, reason="extension not built")
 @examples(max_examples=120, deadline=None, derandomize=True)
 @given(typical_trees())
-def test_backends_agree_on_ragged_trees_of_any_laws(case: dict[str, Any]) -> None:
+def test_backends_agree_on_ragged_trees_of_any_distributions(case: dict[str, Any]) -> None:
     found = []
     for backend in ("reference", "cpu"):
         with use_backend(backend):
@@ -115,4 +118,4 @@ def test_backends_agree_on_ragged_trees_of_any_laws(case: dict[str, Any]) -> Non
 )
 def test_arguments_that_make_no_sense(backend: str, options: dict[str, float], words: str) -> None:
     with use_backend(backend), pytest.raises(ValueError, match=words):
-        call([-1, 0, 1], [0, 0, 0], law(torch.zeros(3, 2)), **options)
+        call([-1, 0, 1], [0, 0, 0], dist(torch.zeros(3, 2)), **options)

@@ -10,15 +10,15 @@ import pytest
 import torch
 from oracles.planted_rules import Planted
 
-from specdec_fast.engine import Engine
-from specdec_fast.lab.draws import Drawing
-from specdec_fast.lab.greedy import compare_greedy
-from specdec_fast.lab.places import find_places
+from specdec_fast.engine.engine import Engine
+from specdec_fast.lab.draw_counts import Drawing
+from specdec_fast.lab.greedy_texts import compare_greedy
 from specdec_fast.lab.run import Lab
+from specdec_fast.lab.text_positions import find_places
 from specdec_fast.loading import load
 from specdec_fast.rules import get_rule
-from specdec_fast.sampling import SamplingParams
-from specdec_fast.targets.tiny import tiny_model
+from specdec_fast.sampling.pipeline import SamplingParams
+from specdec_fast.targets.tiny_models import tiny_model
 
 PARAMS = SamplingParams(temperature=1.0, max_new_tokens=24, seed=3)
 PROMPTS: Any = [("a", [5, 6, 7, 8]), ("b", [9, 3])]
@@ -32,12 +32,12 @@ def engine(rule: str, dtype: torch.dtype = torch.float32, std: float = 1.5) -> E
     return load(target.to(dtype), draft.to(dtype), rule=rule, num_draft_tokens=2, eos_token_ids=())
 
 
-def unlikely(found: Any, draft: Any, laws: Any, rng: Any) -> Any:
+def unlikely(found: Any, draft: Any, dists: Any, rng: Any) -> Any:
     """Every step with drafts ends with the least likely token."""
     if draft.num_nodes == draft.num_rows:
         return found
     last = found.path.gather(1, found.num_accepted[:, None].long()).squeeze(1)
-    return type(found)(found.path, found.num_accepted, laws.logits[last.long()].float().argmin(1))
+    return type(found)(found.path, found.num_accepted, dists.logits[last.long()].float().argmin(1))
 
 
 def test_an_unlikely_token_is_no_tie_where_the_two_best_are_close() -> None:
@@ -51,7 +51,7 @@ def test_an_unlikely_token_is_no_tie_where_the_two_best_are_close() -> None:
 def test_draws_in_half_precision_are_judged_by_the_row_that_was_verified(tmp_path: Path) -> None:
     """Its rounding is no fault of the rule."""
     lab = Lab(tmp_path)
-    lab.run_draws(engine("token", torch.bfloat16), PROMPTS, PARAMS, 20_000)
+    lab.run_draws(engine("rejection", torch.bfloat16), PROMPTS, PARAMS, 20_000)
     assert lab.drawings and lab.failures == []
     here = lab.drawings[0].place
     assert 1e-3 < here.row_error < here.allowed == 0.5
@@ -64,15 +64,15 @@ def test_draws_in_half_precision_are_judged_by_the_row_that_was_verified(tmp_pat
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_that_saw_another_text_is_a_fault(dtype: torch.dtype, temperature: float) -> None:
     """What is cached of a page is that of its first token."""
-    made = engine("token", dtype)
+    made = engine("rejection", dtype)
     params = replace(PARAMS, temperature=temperature)
     assert all(place.holds for place in find_places(made, PROMPTS[:1], params).places)
     score = made.target.score
 
-    def stale(draft: Any, plan: Any, taps: Any = ()) -> Any:
+    def stale(draft: Any, plan: Any, aux_hidden_states: Any = ()) -> Any:
         for pages in (*made.target.cache.keys, *made.target.cache.values):
             pages[:, 1:] = pages[:, :1]
-        return score(draft, plan, taps)
+        return score(draft, plan, aux_hidden_states)
 
     made.target.score = stale  # type: ignore[method-assign]
     found = find_places(made, PROMPTS[:1], params).places
@@ -81,10 +81,10 @@ def test_a_row_that_saw_another_text_is_a_fault(dtype: torch.dtype, temperature:
 
 def test_a_rejection_by_rounding_is_no_impossible_one() -> None:
     """A draft that is the target: what the packed row differs by is what may be rejected."""
-    made = engine("token")
+    made = engine("rejection")
     place = find_places(made, PROMPTS, PARAMS).places[0]
     nearly = place.base * (1 + 1e-7 * torch.linspace(-1, 1, len(place.base)).numpy())
-    drawing = Drawing(replace(place, q=place.p, draft=nearly / nearly.sum()), get_rule("token"), 0)
+    drawing = Drawing(replace(place, q=place.p, draft=nearly / nearly.sum()), get_rule("rejection"), 0)
     drawing.run(20_000)
     assert drawing.counts.accepted.sum() == 20_000
     drawing.counts.accepted[int(place.base.argmax())] -= 1

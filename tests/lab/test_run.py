@@ -12,25 +12,27 @@ import pytest
 import torch
 from oracles.planted_rules import Planted, place
 
-from specdec_fast.engine import Engine
-from specdec_fast.lab.acceptance import by_shape, compare_rules
-from specdec_fast.lab.exact import has_a_law, own_rules, takes_trees
-from specdec_fast.lab.greedy import GreedyText, compare_greedy
+from specdec_fast.engine.engine import Engine
+from specdec_fast.lab.exact_distributions import has_a_dist, own_rules, takes_trees
+from specdec_fast.lab.foreign_samples import Recorded
+from specdec_fast.lab.greedy_texts import GreedyText, compare_greedy
 from specdec_fast.lab.mutants import Killed
-from specdec_fast.lab.places import KINDS, Recorder, find_places, plain_logits
-from specdec_fast.lab.recorded import Recorded
 from specdec_fast.lab.report import ARTICLE, finite, other_settings, short, write_report
+from specdec_fast.lab.rule_acceptance import by_shape, compare_rules
 from specdec_fast.lab.run import Figure, Lab, slug
-from specdec_fast.lab.sequential import Ledger
+from specdec_fast.lab.sequential_test import Ledger
+from specdec_fast.lab.text_positions import KINDS, Recorder, find_places, plain_logits
 from specdec_fast.loading import load
 from specdec_fast.rules import get_rule
-from specdec_fast.sampling import SamplingParams
-from specdec_fast.targets.tiny import tiny_model
+from specdec_fast.sampling.pipeline import SamplingParams
+from specdec_fast.targets.tiny_models import tiny_model
 
 PARAMS = SamplingParams(temperature=1.0, max_new_tokens=24, seed=3)
 
 
-def engine(rule: str = "token", noise: float = 0.05, dtype: torch.dtype = torch.float32, std: float = 1.5) -> Engine:
+def engine(
+    rule: str = "rejection", noise: float = 0.05, dtype: torch.dtype = torch.float32, std: float = 1.5
+) -> Engine:
     target, draft = tiny_model("llama", logit_std=std), tiny_model("llama", logit_std=std)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -42,7 +44,7 @@ def engine(rule: str = "token", noise: float = 0.05, dtype: torch.dtype = torch.
 PROMPTS: Any = [("a", [5, 6, 7, 8]), ("b", [9, 3])]
 
 
-@pytest.mark.parametrize("rule", ["token", "replay"])
+@pytest.mark.parametrize("rule", ["rejection", "replay"])
 def test_places_went_through_verification(rule: str) -> None:
     made = engine(rule)
     found = find_places(made, PROMPTS, PARAMS)
@@ -65,25 +67,25 @@ def test_the_recorder_changes_nothing() -> None:
     recorder = Recorder(made.rule)
     made.rule = recorder
     assert made.generate([PROMPTS[0][1]], PARAMS)[0].tokens == plain
-    assert len(recorder.steps) > 3 and recorder.name == "token"
+    assert len(recorder.steps) > 3 and recorder.name == "rejection"
 
 
 def test_a_pair_without_a_draft_is_refused() -> None:
     alone = load(tiny_model("llama"), eos_token_ids=())
-    with pytest.raises(ValueError, match="got drafter none, which has no law of its own"):
+    with pytest.raises(ValueError, match="got drafter none, which has no distribution of its own"):
         find_places(alone, PROMPTS, PARAMS)
 
 
 def test_greedy_texts_are_identical() -> None:
-    found = compare_greedy(engine("token"), PROMPTS, (4, 12))
+    found = compare_greedy(engine("rejection"), PROMPTS, (4, 12))
     assert len(found) == 4 and all(each.identical and each.holds for each in found)
     assert {each.tokens for each in found} == {4, 12}
 
 
-def second_best(found: Any, draft: Any, laws: Any, rng: Any) -> Any:
+def second_best(found: Any, draft: Any, dists: Any, rng: Any) -> Any:
     """From position 6 on a step with drafts ends with the second best token."""
     last = found.path.gather(1, found.num_accepted[:, None].long()).squeeze(1)
-    second = laws.logits[last.long()].float().topk(2).indices[:, 1]
+    second = dists.logits[last.long()].float().topk(2).indices[:, 1]
     late = rng.positions >= 6 if draft.num_nodes > draft.num_rows else rng.positions < 0
     return type(found)(found.path, found.num_accepted, torch.where(late, second, found.next_token))
 
@@ -113,9 +115,9 @@ def test_rules_are_ranked_as_theory_says() -> None:
     rows = compare_rules(names, [place(50, seed) for seed in range(3)], steps=1500)
     mean = {(row.rule, row.proposals): row.mean for row in rows}
     half = max(row.half for row in rows)
-    assert {row.rule for row in rows} == {name for name in names if has_a_law(get_rule(name))}
+    assert {row.rule for row in rows} == {name for name in names if has_a_dist(get_rule(name))}
     if "block" in names:
-        assert mean["block", "chain"] > mean["token", "chain"] - half
+        assert mean["block", "chain"] > mean["rejection", "chain"] - half
     for name in names:
         if takes_trees(get_rule(name)) and get_rule(name).uses_q:
             assert mean[name, "tree, hybrid"] > mean[name, "tree, without replacement"] - half
@@ -132,7 +134,7 @@ def test_rules_are_ranked_as_theory_says() -> None:
 def done(tmp_path_factory: pytest.TempPathFactory) -> Lab:
     made = engine()
     run = Lab(tmp_path_factory.mktemp("lab"), seed=2)
-    run.header = {"model": "tiny <b>", "rule": "token", "versions": {"torch": torch.__version__}}
+    run.header = {"model": "tiny <b>", "rule": "rejection", "versions": {"torch": torch.__version__}}
     run.run_greedy(made, PROMPTS[:1], (6,))
     run.run_draws(made, PROMPTS[:1], PARAMS, 3000)
     run.run_acceptances(200)
@@ -156,7 +158,7 @@ def test_the_report_is_one_page_with_its_pictures(done: Lab) -> None:
     assert f"in red: {done.bars_outside} of {done.bars} in these panels" in text
     for word in ("production operators", "Overlap", "<dt>row error</dt>", "<dt>proposals</dt>"):
         assert word in text
-    assert "<dt>alpha*</dt>" not in text and not done.exact, "a word of exact laws"
+    assert "<dt>alpha*</dt>" not in text and not done.exact, "a word of exact distributions"
     order = [f"<td>{row.rule}</td><td>{row.proposals}</td>" for row in done.acceptances]
     assert len(done.acceptances) > 8 and sorted(order, key=text.index) == order, "the chart has this order"
     assert text.index("Chains of 6 tokens, at most 6") < text.index("Trees of 6 tokens on 2 levels, at most 2")
@@ -168,11 +170,11 @@ def test_the_report_is_one_page_with_its_pictures(done: Lab) -> None:
 
 
 def test_bars_outside_of_their_bands_are_counted(tmp_path: Path) -> None:
-    law = np.full(20, 0.05)
-    wrong = np.array([0.08, 0.02, *law[2:]])
-    for drawn, outside in ((law, 0), (wrong, 2)):
+    dist = np.full(20, 0.05)
+    wrong = np.array([0.08, 0.02, *dist[2:]])
+    for drawn, outside in ((dist, 0), (wrong, 2)):
         run = Lab(tmp_path)
-        run.run_recorded(Recorded.make(np.random.default_rng(3).choice(20, 20_000, p=drawn), law))
+        run.run_recorded(Recorded.make(np.random.default_rng(3).choice(20, 20_000, p=drawn), dist))
         assert (run.bars, run.bars_outside) == (20, outside)
         assert f"{outside} of 20 bars outside" in run.figures[0].caption
         page = write_report(run).read_text("utf-8")
@@ -223,13 +225,13 @@ def test_what_is_no_report_of_ours_lists_nothing(text: str | None, tmp_path: Pat
 
 
 def test_what_does_not_hold_is_said_with_its_bins(tmp_path: Path) -> None:
-    law = np.full(20, 0.05)
-    wrong = law.copy()
+    dist = np.full(20, 0.05)
+    wrong = dist.copy()
     wrong[3], wrong[4] = 0.08, 0.02
     run = Lab(tmp_path)
-    run.run_recorded(Recorded.make(np.random.default_rng(0).choice(20, 20_000, p=wrong), law))
+    run.run_recorded(Recorded.make(np.random.default_rng(0).choice(20, 20_000, p=wrong), dist))
     lines = run.failures
-    assert any("law rejected: recorded, context 0, chi-square" in line for line in lines)
+    assert any("distribution rejected: recorded, context 0, chi-square" in line for line in lines)
     assert {line.split(":")[0].strip() for line in lines if "  bin" in line} >= {"bin 3", "bin 4"}
     run.mutants = [Killed("m", "o", 0.0, 0.0, float("inf"), float("inf"), ())]
     run.greedy = [GreedyText("a", 4, "float32", 4, 2, 3.0, 1.0, 1e-3)]
@@ -241,11 +243,11 @@ def test_what_does_not_hold_is_said_with_its_bins(tmp_path: Path) -> None:
 def test_all_tests_of_a_run_share_one_level(tmp_path: Path) -> None:
     """Two hundred contexts, all right: nothing is rejected, though single p-values are small."""
     source = np.random.default_rng(1)
-    laws = source.dirichlet(np.full(8, 1.0), size=200)
+    dists = source.dirichlet(np.full(8, 1.0), size=200)
     context = np.repeat(np.arange(200), 400)
-    tokens = np.concatenate([source.choice(8, 400, p=law) for law in laws])
+    tokens = np.concatenate([source.choice(8, 400, p=dist) for dist in dists])
     run = Lab(tmp_path)
-    run.run_recorded(Recorded.make(tokens, laws, context=context))
+    run.run_recorded(Recorded.make(tokens, dists, context=context))
     assert min(each.test.p_value for each in run.judged) < 0.02 and run.failures == []
 
 

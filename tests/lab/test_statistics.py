@@ -1,4 +1,4 @@
-"""Right laws are accepted as often as they should be, wrong ones rejected, and bounds are bounds."""
+"""Right distributions are accepted as often as they should be, wrong ones rejected, and bounds are bounds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 from specdec_fast.lab.statistics import (
     certified_distance,
-    check_law,
+    check_dist,
     chi_square,
     draws_needed,
     g_test,
@@ -21,24 +21,24 @@ from specdec_fast.lab.statistics import (
 )
 
 
-def some_law(bins: int, seed: int = 1, zeros: int = 0) -> np.ndarray:
-    law = np.random.default_rng(seed).dirichlet(np.full(bins, 0.2))
+def some_dist(bins: int, seed: int = 1, zeros: int = 0) -> np.ndarray:
+    dist = np.random.default_rng(seed).dirichlet(np.full(bins, 0.2))
     if zeros:
-        law[:zeros] = 0
-    return law / law.sum()
+        dist[:zeros] = 0
+    return dist / dist.sum()
 
 
-def bent(law: np.ndarray, strength: float, seed: int = 2) -> np.ndarray:
-    """A law near another one."""
-    found = law * np.exp(strength * np.random.default_rng(seed).standard_normal(len(law)))
+def bent(dist: np.ndarray, strength: float, seed: int = 2) -> np.ndarray:
+    """A distribution near another one."""
+    found = dist * np.exp(strength * np.random.default_rng(seed).standard_normal(len(dist)))
     return found / found.sum()
 
 
 @pytest.mark.parametrize("test", [chi_square, g_test])
 @pytest.mark.parametrize("bins", [5, 60, 2000])
-def test_p_values_of_the_right_law_are_uniform(test, bins: int) -> None:
-    source, law = np.random.default_rng(3), some_law(bins)
-    p_values = np.array([test(source.multinomial(5000, law), law).p_value for _ in range(600)])
+def test_p_values_of_the_right_distribution_are_uniform(test, bins: int) -> None:
+    source, dist = np.random.default_rng(3), some_dist(bins)
+    p_values = np.array([test(source.multinomial(5000, dist), dist).p_value for _ in range(600)])
     for share in (0.01, 0.1, 0.5, 0.9):
         # five standard deviations of a binomial, and a little for the chi-square's own approximation
         assert abs((p_values <= share).mean() - share) < 5 * (share * (1 - share) / 600) ** 0.5 + 0.1 * share + 0.01
@@ -46,45 +46,45 @@ def test_p_values_of_the_right_law_are_uniform(test, bins: int) -> None:
 
 @pytest.mark.parametrize("test", [chi_square, g_test])
 @pytest.mark.parametrize("bins", [5, 60, 2000])
-def test_a_wrong_law_is_rejected(test, bins: int) -> None:
-    source, law = np.random.default_rng(4), some_law(bins)
-    wrong = bent(law, 0.3)
-    assert test(source.multinomial(50_000, wrong), law).p_value < 1e-9
+def test_a_wrong_distribution_is_rejected(test, bins: int) -> None:
+    source, dist = np.random.default_rng(4), some_dist(bins)
+    wrong = bent(dist, 0.3)
+    assert test(source.multinomial(50_000, wrong), dist).p_value < 1e-9
 
 
 def test_an_impossible_draw_is_rejected_at_once() -> None:
-    law = some_law(50, zeros=5)
-    counts = np.random.default_rng(0).multinomial(1000, law)
-    assert chi_square(counts, law).p_value > 1e-3
+    dist = some_dist(50, zeros=5)
+    counts = np.random.default_rng(0).multinomial(1000, dist)
+    assert chi_square(counts, dist).p_value > 1e-3
     counts[2] += 1
-    assert chi_square(counts, law).p_value == 0.0
-    assert chi_square(counts, law).worst[0][0] == 2
+    assert chi_square(counts, dist).p_value == 0.0
+    assert chi_square(counts, dist).worst[0][0] == 2
 
 
 def test_pooling_keeps_every_draw_and_enough_in_every_cell() -> None:
-    law = some_law(3000)
-    counts = np.random.default_rng(5).multinomial(20_000, law)
-    seen, expected, merged = pooled(counts, law)
+    dist = some_dist(3000)
+    counts = np.random.default_rng(5).multinomial(20_000, dist)
+    seen, expected, merged = pooled(counts, dist)
     assert merged > 0 and seen.sum() == counts.sum()
     assert expected.sum() == pytest.approx(20_000) and expected.min() >= 5
 
 
 def test_a_wrong_tail_is_seen_through_the_pool() -> None:
     """Two tokens swap nothing but rare ones lose half their mass: pooled cells must show that."""
-    law = some_law(4000)
-    wrong = law.copy()
-    rare = np.argsort(law)[:3700]
+    dist = some_dist(4000)
+    wrong = dist.copy()
+    rare = np.argsort(dist)[:3700]
     wrong[rare] *= 0.5
-    wrong[np.argmax(law)] += 1 - wrong.sum()
+    wrong[np.argmax(dist)] += 1 - wrong.sum()
     assert wrong[rare].sum() > 0.005
-    assert chi_square(np.random.default_rng(6).multinomial(200_000, wrong), law).p_value < 1e-6
+    assert chi_square(np.random.default_rng(6).multinomial(200_000, wrong), dist).p_value < 1e-6
 
 
 def test_worst_bins_name_the_offenders() -> None:
-    law = np.full(10, 0.1)
-    wrong = law.copy()
+    dist = np.full(10, 0.1)
+    wrong = dist.copy()
     wrong[7], wrong[2] = 0.13, 0.07
-    found = chi_square(np.random.default_rng(7).multinomial(20_000, wrong), law)
+    found = chi_square(np.random.default_rng(7).multinomial(20_000, wrong), dist)
     assert {found.worst[0][0], found.worst[1][0]} == {7, 2}
     bin_, seen, due, z = found.worst[0]
     assert due == pytest.approx(2000) and z == pytest.approx((seen - due) / (2000 * 0.9) ** 0.5)
@@ -93,34 +93,34 @@ def test_worst_bins_name_the_offenders() -> None:
 
 @pytest.mark.parametrize("bins", [3, 40, 1500])
 def test_the_certified_distance_holds_and_shrinks(bins: int) -> None:
-    source, law = np.random.default_rng(8), some_law(bins)
+    source, dist = np.random.default_rng(8), some_dist(bins)
     for strength in (0.0, 0.2):
-        wrong = bent(law, strength) if strength else law
-        true = total_variation(wrong, law)
+        wrong = bent(dist, strength) if strength else dist
+        true = total_variation(wrong, dist)
         small, large = (
-            [certified_distance(source.multinomial(n, wrong), law) for _ in range(60)] for n in (2000, 200_000)
+            [certified_distance(source.multinomial(n, wrong), dist) for _ in range(60)] for n in (2000, 200_000)
         )
         assert min(small) >= true and min(large) >= true
         assert np.mean(large) < 0.35 * np.mean(small) + true
-    # from so many draws of the right law something useful must be certified
-    assert certified_distance(source.multinomial(10**6, law), law) < 0.05
+    # from so many draws of the right distribution something useful must be certified
+    assert certified_distance(source.multinomial(10**6, dist), dist) < 0.05
 
 
 def test_intervals_cover_as_often_as_they_say() -> None:
-    law, source = np.array([0.5, 0.3, 0.15, 0.05]), np.random.default_rng(9)
+    dist, source = np.array([0.5, 0.3, 0.15, 0.05]), np.random.default_rng(9)
     inside = 0
     for _ in range(1000):
-        low, high = intervals(source.multinomial(300, law), confidence=0.95)
-        inside += int(((low <= law) & (law <= high)).sum())
+        low, high = intervals(source.multinomial(300, dist), confidence=0.95)
+        inside += int(((low <= dist) & (dist <= high)).sum())
     assert 0.945 < inside / 4000 < 0.985
     low, high = intervals(np.array([0, 10]))
     assert low[0] == 0 and high[1] == 1 and high[0] < 0.6
 
 
 def test_z_scores_have_the_binomial_s_scale() -> None:
-    law, source = some_law(30), np.random.default_rng(10)
-    z = np.array([z_scores(source.multinomial(20_000, law), law) for _ in range(400)])
-    assert abs(z[:, law > 1e-3].std() - 1) < 0.05
+    dist, source = some_dist(30), np.random.default_rng(10)
+    z = np.array([z_scores(source.multinomial(20_000, dist), dist) for _ in range(400)])
+    assert abs(z[:, dist > 1e-3].std() - 1) < 0.05
     assert z_scores(np.array([5, 1]), np.array([1.0, 0.0])).tolist() == [-np.inf, np.inf]
 
 
@@ -133,13 +133,13 @@ def test_the_rate_test_is_two_sided() -> None:
 
 
 def test_the_spread_is_what_the_multinomial_says() -> None:
-    law, source = some_law(200), np.random.default_rng(11)
-    bars = np.argsort(-law)[:20]
-    found = [spread(source.multinomial(10**6, law), law, bars, trials=4000) for _ in range(100)]
+    dist, source = some_dist(200), np.random.default_rng(11)
+    bars = np.argsort(-dist)[:20]
+    found = [spread(source.multinomial(10**6, dist), dist, bars, trials=4000) for _ in range(100)]
     squares = np.mean([each.observed**2 for each in found])
     assert squares == pytest.approx(found[0].expected ** 2, rel=0.2)
     assert sum(each.inside for each in found) >= 98
-    wrong = spread(source.multinomial(10**6, bent(law, 0.1)), law, bars, trials=4000)
+    wrong = spread(source.multinomial(10**6, bent(dist, 0.1)), dist, bars, trials=4000)
     assert not wrong.inside and wrong.observed > wrong.high
     # by hand: two bars of one half
     even = spread(np.array([600, 400]), np.array([0.5, 0.5]), [0, 1], trials=100)
@@ -147,16 +147,16 @@ def test_the_spread_is_what_the_multinomial_says() -> None:
 
 
 def test_the_power_is_what_simulation_finds() -> None:
-    law = some_law(8, seed=13)
-    wrong = bent(law, 0.15)
-    needed = int(draws_needed(wrong, law))
+    dist = some_dist(8, seed=13)
+    wrong = bent(dist, 0.15)
+    needed = int(draws_needed(wrong, dist))
     source = np.random.default_rng(12)
 
     def power(draws: int) -> float:
-        return float(np.mean([chi_square(source.multinomial(draws, wrong), law).p_value < 1e-3 for _ in range(300)]))
+        return float(np.mean([chi_square(source.multinomial(draws, wrong), dist).p_value < 1e-3 for _ in range(300)]))
 
     assert power(needed) > 0.95 and power(needed // 4) < 0.6
-    assert draws_needed(law, law) == float("inf")
+    assert draws_needed(dist, dist) == float("inf")
     assert draws_needed(np.array([0.5, 0.5]), np.array([1.0, 0.0])) < 10
 
 
@@ -169,7 +169,7 @@ def test_holm_keeps_the_error_of_the_family() -> None:
 
 
 @pytest.mark.parametrize(
-    ("law", "words"),
+    ("dist", "words"),
     [
         ([0.5, float("nan")], "NaN or infinite"),
         ([0.5, 0.6], "sums to 1.1"),
@@ -177,9 +177,9 @@ def test_holm_keeps_the_error_of_the_family() -> None:
         ([], "at least one bin"),
     ],
 )
-def test_what_is_no_law_is_refused(law: list[float], words: str) -> None:
+def test_what_is_no_distribution_is_refused(dist: list[float], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        check_law(law)
+        check_dist(dist)
 
 
 def test_counts_that_do_not_fit_are_refused() -> None:

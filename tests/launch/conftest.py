@@ -10,20 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from specdec_kernels import standin
+from specdec_kernels import simulated_gpu
 
 HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    reason = standin.missing()
+    reason = simulated_gpu.missing()
     for item in items:
         if HERE in item.path.parents and reason is not None:
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture
-def gpu() -> Iterator[standin.Gpu]:
+def gpu() -> Iterator[simulated_gpu.Gpu]:
     """Two stand-in GPUs of Hopper's architecture."""
-    with standin.gpu("sm_90", devices=2) as made:
+    with simulated_gpu.gpu("sm_90", devices=2) as made:
         yield made

@@ -45,11 +45,11 @@ static CUcontext context_of(int device) {
 
 // -- for the test ------------------------------------------------------------------------------------------------------
 
-void standin_gpu(int capability, int devices, int most_shared, int processors, int (*current_device)(void)) {
+void simulated_gpu_gpu(int capability, int devices, int most_shared, int processors, int (*current_device)(void)) {
   state.capability = capability, state.devices = devices, state.most_shared = most_shared, state.processors = processors;
   state.current_device = current_device;
 }
-int standin_stream(void* handle, int device) {
+int simulated_gpu_stream(void* handle, int device) {
   for (int each = 0; each < kMostStreams; ++each)
     if (!state.streams[each].handle) {
       state.streams[each].handle = handle, state.streams[each].device = device;
@@ -57,8 +57,8 @@ int standin_stream(void* handle, int device) {
     }
   return 0;
 }
-long standin_launches(void) { return state.launches; }
-const char* standin_last(void) { return state.last; }
+long simulated_gpu_launches(void) { return state.launches; }
+const char* simulated_gpu_last(void) { return state.last; }
 
 // -- modules -----------------------------------------------------------------------------------------------------------
 

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_kernels import extension
-from specdec_kernels.kv_commit.cache_table import slot_layout
+from specdec_kernels.dispatch import extension
+from specdec_kernels.ops.kv_commit.cache_table import slot_layout
 
 HERE, CURRENT = 1, 0
 CUDA = 2
@@ -160,21 +160,21 @@ def main(path: str) -> None:
     torch.cuda._lazy_init = lambda: None  # type: ignore[assignment] # tensors that say they lie on a GPU need none
     torch.ops.load_library(path)
     runtime: Any = ctypes.CDLL(path)
-    runtime.standin_launches.restype = ctypes.c_char_p
-    runtime.standin_stream.restype = ctypes.c_ssize_t
+    runtime.simulated_gpu_launches.restype = ctypes.c_char_p
+    runtime.simulated_gpu_stream.restype = ctypes.c_ssize_t
     found: dict[str, Any] = {}
     for name, make in CASES.items():
         operator = getattr(torch.ops.specdec, name.partition("/")[0]).default
         (arguments, want), (mine, got) = make(), make()
         operator(*arguments)
-        runtime.standin_clear()
-        runtime.standin_set_device(CURRENT)
+        runtime.simulated_gpu_clear()
+        runtime.simulated_gpu_set_device(CURRENT)
         operator(*on_gpus(mine))
-        launches = [line.split() for line in runtime.standin_launches().decode().splitlines()]
+        launches = [line.split() for line in runtime.simulated_gpu_launches().decode().splitlines()]
         equal = all(torch.equal(one, other) for one, other in zip(want, got, strict=True))
-        found[name] = {"launches": launches, "equal": equal, "current": runtime.standin_device()}
+        found[name] = {"launches": launches, "equal": equal, "current": runtime.simulated_gpu_device()}
     found["failure"] = failure(runtime)
-    found["streams"] = [runtime.standin_stream(device) for device in (0, 1)]
+    found["streams"] = [runtime.simulated_gpu_stream(device) for device in (0, 1)]
     print(json.dumps(found))
 
 
@@ -183,15 +183,19 @@ def failure(runtime: Any) -> dict[str, Any]:
     told = []
     for devices in ((1, 1), (1, 0)):
         arguments, _ = commit(2)
-        runtime.standin_clear()
-        runtime.standin_fail(9 if devices == (1, 1) else 0)
+        runtime.simulated_gpu_clear()
+        runtime.simulated_gpu_fail(9 if devices == (1, 1) else 0)
         try:
             torch.ops.specdec.kv_commit.default(
                 *on_gpus(arguments[:1], devices[0]), *on_gpus(arguments[1:], devices[1])
             )
         except (RuntimeError, ValueError) as error:
             told.append(str(error).splitlines()[0])
-    return {"told": told, "launches": runtime.standin_launches().decode(), "current": runtime.standin_device()}
+    return {
+        "told": told,
+        "launches": runtime.simulated_gpu_launches().decode(),
+        "current": runtime.simulated_gpu_device(),
+    }
 
 
 if __name__ == "__main__":

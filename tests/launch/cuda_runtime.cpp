@@ -1,6 +1,6 @@
-// A stand-in for the CUDA runtime and for torch's device guard and streams, linked into csrc/bindings/memory_cuda.cu as nvcc
-// compiled it. Launches are checked as a driver checks them and written down; then the threads of the kernel run on the host,
-// one after the other, on the arguments that the launch packed. tests/launch/test_cuda_extension.py
+// A stand-in for the CUDA runtime and for torch's device guard and streams, linked into csrc/bindings/memory_cuda.cu
+// as nvcc compiled it. Launches are checked as a driver checks them and written down; then the threads of the kernel
+// run on the host, one after the other, on the arguments that the launch packed. tests/launch/test_cuda_extension.py
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
@@ -128,12 +128,12 @@ cudaError_t launch(const void* kernel, dim3 grid, dim3 block, void** arguments, 
 #define RUNTIME extern "C" __attribute__((visibility("default")))
 
 // For the test.
-RUNTIME int standin_device() { return state().device; }
-RUNTIME void standin_set_device(int device) { state().device = device; }
-RUNTIME intptr_t standin_stream(int device) { return reinterpret_cast<intptr_t>(stream_of(device)); }
-RUNTIME void standin_fail(int error) { state().next = static_cast<cudaError_t>(error); }
-RUNTIME const char* standin_launches() { return state().launches.c_str(); }
-RUNTIME void standin_clear() { state().launches.clear(); }
+RUNTIME int simulated_gpu_device() { return state().device; }
+RUNTIME void simulated_gpu_set_device(int device) { state().device = device; }
+RUNTIME intptr_t simulated_gpu_stream(int device) { return reinterpret_cast<intptr_t>(stream_of(device)); }
+RUNTIME void simulated_gpu_fail(int error) { state().next = static_cast<cudaError_t>(error); }
+RUNTIME const char* simulated_gpu_launches() { return state().launches.c_str(); }
+RUNTIME void simulated_gpu_clear() { state().launches.clear(); }
 
 // What nvcc's host code calls.
 RUNTIME void** __cudaRegisterFatBinary(void*) {

@@ -9,9 +9,9 @@ import torch
 from oracles import models
 
 from specdec_fast import Draft, Engine, HuggingFaceTarget, SamplingParams
-from specdec_fast.targets.tiny import tiny_model
-from specdec_fast.targets.weight_layout import AlignedLogits
-from specdec_kernels import standin
+from specdec_fast.targets.linear_layers import AlignedLogits
+from specdec_fast.targets.tiny_models import tiny_model
+from specdec_kernels import simulated_gpu
 
 
 def target(device: str, vocab: int = 97) -> HuggingFaceTarget:
@@ -25,7 +25,7 @@ def text(made: HuggingFaceTarget) -> list[int]:
 
 def test_rows_are_aligned_and_texts_are_those_of_the_cpu() -> None:
     want = text(target("cpu"))
-    with standin.gpu("sm_90"):
+    with simulated_gpu.gpu("sm_90"):
         made = target("cuda")
         draft = Draft.chains([0], [[1, 2, 3]], device=made.device)
         made.cache.reserve(0, 8)
@@ -36,7 +36,7 @@ def test_rows_are_aligned_and_texts_are_those_of_the_cpu() -> None:
 
 
 def test_a_vocabulary_that_16_divides_keeps_its_projection() -> None:
-    with standin.gpu("sm_90"):
+    with simulated_gpu.gpu("sm_90"):
         assert type(target("cuda", 96).model.get_output_embeddings()) is torch.nn.Linear
 
 
@@ -45,7 +45,7 @@ def test_logits_are_those_of_the_projection(bias: bool) -> None:
     plain = torch.nn.Linear(8, 33, bias=bias)
     hidden = torch.randn(1, 5, 8)
     want = plain(hidden)
-    with standin.gpu("sm_90"):
+    with simulated_gpu.gpu("sm_90"):
         head, on_gpu = plain.to("cuda"), hidden.to("cuda")
         head.__class__ = AlignedLogits
         found = head(on_gpu)

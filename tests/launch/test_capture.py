@@ -11,9 +11,9 @@ import torch
 from oracles import models
 
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
-from specdec_fast.graph_step import Capacity
-from specdec_fast.step_mode import MOST_FAILURES, RETRY_AFTER, CaptureFailures
-from specdec_kernels import standin
+from specdec_fast.engine.cuda_graph.eligibility import MOST_FAILURES, RETRY_AFTER, CaptureFailures
+from specdec_fast.engine.cuda_graph.step_program import Capacity
+from specdec_kernels import simulated_gpu
 from specdec_kernels.graph_capture import GraphPool, HostReadError, capture
 
 pytestmark = [
@@ -38,7 +38,7 @@ class Counting:
         self.number.add_(1)
 
 
-def test_a_program_is_captured_and_replayed(gpu: standin.Gpu) -> None:
+def test_a_program_is_captured_and_replayed(gpu: simulated_gpu.Gpu) -> None:
     program = Counting()
     replay = capture(program, FIRST)
     assert program.runs == 3 and len(gpu.captures) == 1
@@ -59,7 +59,7 @@ READS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("deed", READS)
-def test_a_program_that_asks_the_device_is_refused_before_its_capture(deed: str, gpu: standin.Gpu) -> None:
+def test_a_program_that_asks_the_device_is_refused_before_its_capture(deed: str, gpu: simulated_gpu.Gpu) -> None:
     x = torch.ones(1, device=FIRST)
     stream = torch.cuda.current_stream(FIRST)
 
@@ -77,7 +77,7 @@ def test_a_program_that_asks_the_device_is_refused_before_its_capture(deed: str,
     replay()
 
 
-def test_a_wait_that_does_not_come_again_forbids_nothing(gpu: standin.Gpu) -> None:
+def test_a_wait_that_does_not_come_again_forbids_nothing(gpu: simulated_gpu.Gpu) -> None:
     """A library that awakes, or code that is compiled, in the second run."""
     program = Counting()
 
@@ -91,7 +91,7 @@ def test_a_wait_that_does_not_come_again_forbids_nothing(gpu: standin.Gpu) -> No
 
 
 @pytest.mark.parametrize("fails_at", [1, 2])
-def test_what_a_failed_run_wrote_is_behind_what_comes_next(fails_at: int, gpu: standin.Gpu) -> None:
+def test_what_a_failed_run_wrote_is_behind_what_comes_next(fails_at: int, gpu: simulated_gpu.Gpu) -> None:
     """The stream that was the current one waits for the warm-up, also where that raises."""
     joined: list[Any] = []
     with patch.object(torch.cuda.Stream, "wait_stream", lambda stream, other: joined.append((stream, other))):
@@ -103,7 +103,7 @@ def test_what_a_failed_run_wrote_is_behind_what_comes_next(fails_at: int, gpu: s
     assert pool.warm_up != pool.stream, "so that a workspace of a capture comes from the memory of its graph"
 
 
-def test_other_threads_wait_as_they_like_while_a_program_is_tried(gpu: standin.Gpu) -> None:
+def test_other_threads_wait_as_they_like_while_a_program_is_tried(gpu: simulated_gpu.Gpu) -> None:
     """The debug mode of torch holds for all threads."""
     asks, told = torch.ones(1, device=FIRST), []
 
@@ -121,7 +121,7 @@ def test_other_threads_wait_as_they_like_while_a_program_is_tried(gpu: standin.G
 
 
 @pytest.mark.parametrize("fails_at", [1, 2, 3])
-def test_a_capture_that_fails_leaves_stream_and_allocator_as_they_were(fails_at: int, gpu: standin.Gpu) -> None:
+def test_a_capture_that_fails_leaves_stream_and_allocator_as_they_were(fails_at: int, gpu: simulated_gpu.Gpu) -> None:
     pool, stream = GraphPool(FIRST), torch.cuda.current_stream(FIRST)
     with pytest.raises(RuntimeError, match=FOREIGN):
         capture(Counting(fails_at=fails_at), FIRST, pool)
@@ -132,7 +132,7 @@ def test_a_capture_that_fails_leaves_stream_and_allocator_as_they_were(fails_at:
     assert program.number.item() == before + 1
 
 
-def test_a_capture_that_cuda_ends_leaves_stream_and_allocator_as_they_were(gpu: standin.Gpu) -> None:
+def test_a_capture_that_cuda_ends_leaves_stream_and_allocator_as_they_were(gpu: simulated_gpu.Gpu) -> None:
     """What invalidates a capture is done by others, so no run before it shows it; its end raises as well."""
     pool, stream, program = GraphPool(FIRST), torch.cuda.current_stream(FIRST), Counting()
 
@@ -149,7 +149,7 @@ def test_a_capture_that_cuda_ends_leaves_stream_and_allocator_as_they_were(gpu: 
     assert program.number.item() == before + 1
 
 
-def test_every_device_is_captured_on_a_stream_of_its_own(gpu: standin.Gpu) -> None:
+def test_every_device_is_captured_on_a_stream_of_its_own(gpu: simulated_gpu.Gpu) -> None:
     """torch has one default stream for captures, which belongs to the first device."""
     for device in (FIRST, SECOND, FIRST):
         torch.cuda.set_device(0)
@@ -177,7 +177,7 @@ def texts() -> list[list[int]]:
     return [handle.tokens for handle in engine.generate(PROMPTS, PARAMS)]
 
 
-def test_engines_on_two_devices_capture_their_steps(gpu: standin.Gpu, texts: list[list[int]]) -> None:
+def test_engines_on_two_devices_capture_their_steps(gpu: simulated_gpu.Gpu, texts: list[list[int]]) -> None:
     for device in (FIRST, SECOND):
         engine = Engine(target_on(device))
         assert [handle.tokens for handle in engine.generate(PROMPTS, PARAMS)] == texts
@@ -185,7 +185,7 @@ def test_engines_on_two_devices_capture_their_steps(gpu: standin.Gpu, texts: lis
 
 
 def test_a_model_that_asks_the_device_goes_on_uncaptured_and_says_what_asked(
-    gpu: standin.Gpu, texts: list[list[int]]
+    gpu: simulated_gpu.Gpu, texts: list[list[int]]
 ) -> None:
     target = target_on(FIRST)
 
@@ -232,7 +232,7 @@ def steps_of(engine: Engine, new_tokens: int) -> tuple[list[str], list[int]]:
 
 
 def test_a_capture_that_failed_for_reasons_of_others_is_tried_again(
-    gpu: standin.Gpu, monkeypatch: pytest.MonkeyPatch
+    gpu: simulated_gpu.Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     want = Engine(HuggingFaceTarget(models.own("llama"), max_length=128, max_rows=4))
     expected = steps_of(want, 50)[1]
@@ -245,8 +245,8 @@ def test_a_capture_that_failed_for_reasons_of_others_is_tried_again(
     assert "a captured step failed: OutOfMemoryError: out of memory, but not since" in engine.explain()
 
 
-def test_what_fails_three_times_is_not_tried_again(gpu: standin.Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specdec_fast.step_mode.RETRY_AFTER", 2)
+def test_what_fails_three_times_is_not_tried_again(gpu: simulated_gpu.Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specdec_fast.engine.cuda_graph.eligibility.RETRY_AFTER", 2)
     failing = FailingCaptures(monkeypatch, left=1000)
     engine = Engine(target_on(FIRST))
     modes, _ = steps_of(engine, 30)
@@ -278,7 +278,7 @@ def test_a_program_that_asks_the_device_is_not_tried_again() -> None:
     assert told == f"{failures.reason}; steps are not captured from now on" and "item at model.py:3" in told
 
 
-def test_a_program_serves_no_requests_that_ask_for_much_less_or_for_more(gpu: standin.Gpu) -> None:
+def test_a_program_serves_no_requests_that_ask_for_much_less_or_for_more(gpu: simulated_gpu.Gpu) -> None:
     small = HuggingFaceTarget(models.kin("llama").to(FIRST), max_length=128, max_rows=4)
     engine = Engine(target_on(FIRST), get_drafter("draft_model")(small, num_draft_tokens=3))
     for asked in (1, 9, None):
@@ -286,7 +286,7 @@ def test_a_program_serves_no_requests_that_ask_for_much_less_or_for_more(gpu: st
     assert sorted(capacity.nodes for capacity in engine._captured.capacities) == [2, 4, 10]
 
 
-def test_programs_do_not_become_smaller_towards_the_end_of_a_text(gpu: standin.Gpu) -> None:
+def test_programs_do_not_become_smaller_towards_the_end_of_a_text(gpu: simulated_gpu.Gpu) -> None:
     small = HuggingFaceTarget(models.kin("llama").to(FIRST), max_length=128, max_rows=4)
     engine = Engine(target_on(FIRST), get_drafter("draft_model")(small, num_draft_tokens=4))
     engine.generate(PROMPTS[:1], PARAMS[:1])

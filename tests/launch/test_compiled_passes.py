@@ -1,4 +1,4 @@
-"""torch.compile together with taps and with plans of attention: neither switches the other off."""
+"""torch.compile together with auxiliary hidden states and with plans of attention: neither switches the other off."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from oracles import heads, models
 from torch import Tensor
 
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
-from specdec_fast.draft import Draft
-from specdec_kernels import extension, registered, tree_attention, tree_plan, use_backend
+from specdec_fast.core.draft import Draft
+from specdec_kernels import tree_attention, tree_plan, use_backend
+from specdec_kernels.dispatch import extension, torch_ops
 
-TAPS = ("entering:0", "entering:1", "final_norm")
+AUX_HIDDEN_STATES = ("entering:0", "entering:1", "final_norm")
 DRAFTS = [
     Draft.chains([0], [[1, 2, 3]]),
     Draft.trees([0], [([1, 2, 3], [-1, 0, 0])]),
@@ -47,21 +48,24 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     torch._dynamo.reset()
 
 
-def test_passes_with_taps_run_compiled_code(graphs: list[Any]) -> None:
+def test_passes_with_aux_hidden_states_run_compiled_code(graphs: list[Any]) -> None:
     eager = HuggingFaceTarget(models.own("llama"), max_length=64)
     ready = HuggingFaceTarget(models.own("llama"), max_length=64, compile=True)
     assert eager.cache.reserve(0, 16) and ready.cache.reserve(0, 16)
-    for taps in (TAPS, (), TAPS):
+    for aux_hidden_states in (AUX_HIDDEN_STATES, (), AUX_HIDDEN_STATES):
         for draft in DRAFTS:
             plan, before = tree_plan(draft.parents, draft.offsets), sum(each.runs for each in graphs)
-            (want, _), (got, _) = eager.score(draft, plan, taps), ready.score(draft, plan, taps)
+            (want, _), (got, _) = (
+                eager.score(draft, plan, aux_hidden_states),
+                ready.score(draft, plan, aux_hidden_states),
+            )
             assert sum(each.runs for each in graphs) == before + 1, "one whole graph a pass"
             torch.testing.assert_close(got.logits, want.logits)
-            assert got.taps.keys() == want.taps.keys() == set(taps)
-            for name in taps:
-                torch.testing.assert_close(got.taps[name], want.taps[name])
+            assert got.aux_hidden_states.keys() == want.aux_hidden_states.keys() == set(aux_hidden_states)
+            for name in aux_hidden_states:
+                torch.testing.assert_close(got.aux_hidden_states[name], want.aux_hidden_states[name])
     assert len(graphs) <= 2 * 3, "compiled again for every shape"
-    assert not ready.model.base_model._forward_hooks, "a tap was left behind"
+    assert not ready.model.base_model._forward_hooks, "a auxiliary hidden state was left behind"
     assert not any(layer._forward_pre_hooks for layer in ready.layers)
 
 
@@ -79,15 +83,15 @@ def test_a_compiled_target_of_eagle_gives_the_same_text(graphs: list[Any], tmp_p
 
 
 def test_partial_passes_are_not_compiled(graphs: list[Any]) -> None:
-    from specdec_fast.targets.layer_set import LayerSet
+    from specdec_fast.targets.skipped_layers import SkippedLayers
 
     target = HuggingFaceTarget(models.own("llama"), max_length=64, compile=True)
     assert target.cache.reserve(0, 16)
     plan = tree_plan(DRAFTS[0].parents, DRAFTS[0].offsets)
-    with target.partial(LayerSet(attention=(1,), mlp=())):
-        target.score(DRAFTS[0], plan, TAPS)
+    with target.partial(SkippedLayers(attention=(1,), mlp=())):
+        target.score(DRAFTS[0], plan, AUX_HIDDEN_STATES)
     assert graphs == []
-    target.score(DRAFTS[0], plan, TAPS)
+    target.score(DRAFTS[0], plan, AUX_HIDDEN_STATES)
     assert len(graphs) == 1
 
 
@@ -107,24 +111,24 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     def plan_for(query: Tensor, keys: Tensor, *rest: Any, window: int) -> Any:
         return SimpleNamespace(nodes=query.shape[0], lengths=rest[1].tolist(), window=window)
 
-    monkeypatch.setattr(registered, "_launch", launch)
+    monkeypatch.setattr(torch_ops, "_launch", launch)
     monkeypatch.setattr(import_module("specdec_kernels.tree_attention"), "plan_for", plan_for)
     library = torch.library.Library("specdec", "IMPL")
-    library.impl("tree_attention", registered.LAUNCHES["tree_attention"], "CPU", allow_override=True)
+    library.impl("tree_attention", torch_ops.LAUNCHES["tree_attention"], "CPU", allow_override=True)
     yield plans
     library._destroy()
 
 
 @pytest.mark.skipif(extension.missing() is not None, reason=str(extension.missing()))
-@pytest.mark.parametrize("taps", [(), TAPS])
+@pytest.mark.parametrize("aux_hidden_states", [(), AUX_HIDDEN_STATES])
 def test_the_layers_of_a_compiled_pass_share_a_plan(
-    taps: tuple[str, ...], graphs: list[Any], planned: list[Any]
+    aux_hidden_states: tuple[str, ...], graphs: list[Any], planned: list[Any]
 ) -> None:
     target = HuggingFaceTarget(models.own("llama"), max_length=64, compile=True)
     assert target.cache.reserve(0, 16)
     planned.clear()
     for draft in (DRAFTS[0], DRAFTS[2]):
-        target.score(draft, tree_plan(draft.parents, draft.offsets), taps)
+        target.score(draft, tree_plan(draft.parents, draft.offsets), aux_hidden_states)
     first, second = planned[: len(planned) // 2], planned[len(planned) // 2 :]
     assert len(first) == len(second) == target.num_layers
     assert all(plan is first[0] for plan in first) and all(plan is second[0] for plan in second)
@@ -134,10 +138,10 @@ def test_the_layers_of_a_compiled_pass_share_a_plan(
 @pytest.mark.skipif(extension.missing() is not None, reason=str(extension.missing()))
 def test_calls_outside_of_a_pass_have_no_plan(planned: list[Any]) -> None:
     target = HuggingFaceTarget(models.own("llama"), max_length=64)
-    with registered.one_pass():
+    with torch_ops.one_pass():
         pass
-    from specdec_kernels.agreement import sample
-    from specdec_kernels.samples import Sizes
+    from specdec_kernels.testing.agreement import sample
+    from specdec_kernels.testing.samples import Sizes
 
     call = sample("tree_attention", Sizes(vocab=50, length=20, width=16))
     torch.ops.specdec.tree_attention(*call.arguments, call.options["scale"], 0.0, 0, None)

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import torch
 
-from specdec_kernels import extension
+from specdec_kernels.dispatch import extension
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "csrc" / "bindings" / "memory_cuda.cu"

@@ -17,41 +17,42 @@ import pytest
 import torch
 from oracles.recorded_calls import calls_of
 
-from specdec_kernels import OPS, extension, standin, use_backend
-from specdec_kernels.agreement import cases, sample
-from specdec_kernels.edit_logits import NodePaths
-from specdec_kernels.kv_commit import CacheTable
-from specdec_kernels.registered import LAUNCHES
-from specdec_kernels.samples import Sizes
-from specdec_kernels.tree_attention import plan_for
+from specdec_kernels import OPS, simulated_gpu, use_backend
+from specdec_kernels.dispatch import extension
+from specdec_kernels.dispatch.torch_ops import LAUNCHES
+from specdec_kernels.ops.kv_commit import CacheTable
+from specdec_kernels.ops.process_logits import NodePaths
+from specdec_kernels.ops.tree_attention import plan_for
+from specdec_kernels.testing.agreement import cases, sample
+from specdec_kernels.testing.samples import Sizes
 
 pytestmark = [
     pytest.mark.aot,
-    pytest.mark.skipif(standin.missing() is not None, reason=str(standin.missing())),
+    pytest.mark.skipif(simulated_gpu.missing() is not None, reason=str(simulated_gpu.missing())),
     pytest.mark.filterwarnings("ignore::specdec_kernels.FallbackWarning"),  # of the answers, which the CPU gives
 ]
-KERNELS = Path(standin.__file__).parents[1]
+KERNELS = Path(simulated_gpu.__file__).parents[1]
 SMALL = Sizes(rows=2, nodes=3, vocab=64, length=20, heads=2, kv_heads=1, width=16, layers=2)
 HERE = torch.device("cuda:1")
 BY_TRITON = sorted(name for name, op in OPS.items() if "triton" in [backend.name for backend in op.backends])
 
 
 @contextmanager
-def two_gpus() -> Iterator[standin.Gpu]:
+def two_gpus() -> Iterator[simulated_gpu.Gpu]:
     """The first is the current one, the second works on a stream of its own."""
-    with standin.gpu("sm_90", devices=2) as made, torch.inference_mode():
+    with simulated_gpu.gpu("sm_90", devices=2) as made, torch.inference_mode():
         torch.cuda.set_stream(torch.cuda.Stream(HERE))
         torch.cuda.set_device(0)
         yield made
 
 
 @pytest.fixture
-def gpu() -> Iterator[standin.Gpu]:
+def gpu() -> Iterator[simulated_gpu.Gpu]:
     with two_gpus() as made:
         yield made
 
 
-def check(gpu: standin.Gpu, call: Callable[[], Any]) -> Any:
+def check(gpu: simulated_gpu.Gpu, call: Callable[[], Any]) -> Any:
     """Makes a call and looks where its launches went."""
     gpu.clear()
     found = call()
@@ -63,7 +64,7 @@ def check(gpu: standin.Gpu, call: Callable[[], Any]) -> Any:
 
 
 @pytest.mark.parametrize("name", BY_TRITON)
-def test_operators_launch_on_the_gpu_of_their_tensors(gpu: standin.Gpu, name: str) -> None:
+def test_operators_launch_on_the_gpu_of_their_tensors(gpu: simulated_gpu.Gpu, name: str) -> None:
     for case in cases(name):
         call = sample(name, SMALL, device=HERE, case=case)
         with use_backend("triton"):
@@ -81,12 +82,12 @@ def launch_of(name: str) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("name", BY_TRITON)
-def test_launches_that_are_called_without_an_operator_do_so_too(gpu: standin.Gpu, name: str) -> None:
+def test_launches_that_are_called_without_an_operator_do_so_too(gpu: simulated_gpu.Gpu, name: str) -> None:
     call = sample(name, SMALL, device=HERE)
     check(gpu, lambda: launch_of(name)(*call.arguments, **call.options))
 
 
-UNREGISTERED = {"attention_plan", "overlay_edits", "kv_commit_scratch"}
+UNREGISTERED = {"attention_plan", "process_logits_overlay", "kv_commit_scratch"}
 """Operators without a schema."""
 
 
@@ -110,7 +111,7 @@ def on_gpu(value: Any) -> Any:
     return [on_gpu(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
-def test_plans_and_attention_with_a_plan(gpu: standin.Gpu) -> None:
+def test_plans_and_attention_with_a_plan(gpu: simulated_gpu.Gpu) -> None:
     call = sample("tree_attention", SMALL, device=HERE)
     query, key_cache, _, page_table, lengths, offsets, *rest = call.arguments
     plan = check(gpu, lambda: plan_for(query, key_cache, page_table, lengths, offsets, rest[0]))
@@ -118,9 +119,9 @@ def test_plans_and_attention_with_a_plan(gpu: standin.Gpu) -> None:
     check(gpu, lambda: OPS["tree_attention"](*call.arguments, **call.options, plan=plan))
 
 
-def test_tensors_that_lie_in_dataclasses_and_tables_alone_say_where(gpu: standin.Gpu) -> None:
+def test_tensors_that_lie_in_dataclasses_and_tables_alone_say_where(gpu: simulated_gpu.Gpu) -> None:
     """What names no tensor itself: paths, edits, growth, overlays, tables."""
-    for name in ("overlay_edits", "edit_logits", "tree_grow", "kv_commit", "kv_commit_scratch"):
+    for name in ("process_logits_overlay", "process_logits", "tree_grow", "kv_commit", "kv_commit_scratch"):
         call = sample(name, SMALL, device=HERE)
         held = [each for each in call.arguments if is_dataclass(each) or isinstance(each, CacheTable)]
         assert held, name
@@ -128,12 +129,12 @@ def test_tensors_that_lie_in_dataclasses_and_tables_alone_say_where(gpu: standin
             tensors = each if isinstance(each, CacheTable) else [getattr(each, field.name) for field in fields(each)]
             assert {tensor.device for tensor in tensors if isinstance(tensor, torch.Tensor)} == {HERE}
         check(gpu, lambda name=name, call=call: OPS[name](*call.arguments, **call.options))
-    assert isinstance(sample("edit_logits", SMALL).arguments[1], NodePaths)
+    assert isinstance(sample("process_logits", SMALL).arguments[1], NodePaths)
 
 
-def test_measurements(gpu: standin.Gpu) -> None:
+def test_measurements(gpu: simulated_gpu.Gpu) -> None:
     """Graphs that are timed are captured on the device of their calls."""
-    from specdec_kernels.timing import seconds_of
+    from specdec_kernels.inspection.timing import seconds_of
 
     call = sample("tree_plan", SMALL, device=HERE)
     gpu.clear()
@@ -141,8 +142,8 @@ def test_measurements(gpu: standin.Gpu) -> None:
     assert gpu.launches and {each.device for each in gpu.launches} == {1} and torch.cuda.current_device() == 0
 
 
-def test_an_error_in_a_launch_leaves_the_current_device(gpu: standin.Gpu) -> None:
-    from specdec_kernels.tree_plan.triton_kernel import plan
+def test_an_error_in_a_launch_leaves_the_current_device(gpu: simulated_gpu.Gpu) -> None:
+    from specdec_kernels.ops.tree_plan.triton_kernel import plan
 
     call = sample("tree_plan", SMALL, device=HERE)
     with pytest.raises(TypeError):
@@ -150,13 +151,13 @@ def test_an_error_in_a_launch_leaves_the_current_device(gpu: standin.Gpu) -> Non
     assert torch.cuda.current_device() == 0
 
 
-def test_a_kernel_without_the_guard_is_caught(gpu: standin.Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    from specdec_kernels.device_triton import DeviceKernel
+def test_a_kernel_without_the_guard_is_caught(gpu: simulated_gpu.Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    from specdec_kernels.triton_shared.device_kernel import DeviceKernel
 
     call = sample("tree_plan", SMALL, device=HERE)
     with monkeypatch.context() as patch:
         patch.delattr(DeviceKernel, "run")
-        with pytest.raises(standin.LaunchError, match=r"lies on cuda:1; the launch goes to cuda:0"):
+        with pytest.raises(simulated_gpu.LaunchError, match=r"lies on cuda:1; the launch goes to cuda:0"):
             OPS["tree_plan"](*call.arguments)
     check(gpu, lambda: OPS["tree_plan"](*call.arguments))
 
@@ -178,7 +179,7 @@ def test_every_kernel_that_is_launched_sees_to_its_device() -> None:
     """Kernels that `jit_triton.kernel` did not make would launch on the current device."""
     from triton.runtime.jit import JITFunction
 
-    from specdec_kernels.device_triton import DeviceKernel
+    from specdec_kernels.triton_shared.device_kernel import DeviceKernel
 
     places = {place for path in KERNELS.rglob("*.py") for place in launched(path)}
     kernels = {place: getattr(import_module(place[0]), place[1]) for place in places}

@@ -14,22 +14,24 @@ from typing import Any
 import pytest
 import torch
 
-from specdec_kernels import OPS, explain, extension, standin, triton_backend, triton_versions, use_backend
-from specdec_kernels.agreement import sample
-from specdec_kernels.devices import LEAST_SHARED, gpu_missing, unfit
-from specdec_kernels.dispatch import FallbackWarning
-from specdec_kernels.machine_code import CEILINGS
-from specdec_kernels.samples import Sizes
+from specdec_kernels import OPS, explain, simulated_gpu, use_backend
+from specdec_kernels.dispatch import extension
+from specdec_kernels.dispatch.devices import LEAST_SHARED, gpu_missing, unfit
+from specdec_kernels.dispatch.operator import FallbackWarning
+from specdec_kernels.inspection.machine_code import CEILINGS
+from specdec_kernels.testing.agreement import sample
+from specdec_kernels.testing.samples import Sizes
+from specdec_kernels.triton_shared import triton_backend, versions
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = Sizes(rows=2, nodes=3, vocab=64, length=20, heads=2, kv_heads=1, width=16, layers=2)
 HERE = torch.device("cuda:0")
-needs_standin = pytest.mark.skipif(standin.missing() is not None, reason=str(standin.missing()))
+needs_simulated_gpu = pytest.mark.skipif(simulated_gpu.missing() is not None, reason=str(simulated_gpu.missing()))
 
 
 @pytest.fixture
-def gpu() -> Iterator[standin.Gpu]:
-    with standin.gpu("sm_80") as made, torch.inference_mode():
+def gpu() -> Iterator[simulated_gpu.Gpu]:
+    with simulated_gpu.gpu("sm_80") as made, torch.inference_mode():
         yield made
 
 
@@ -93,10 +95,10 @@ UNFIT = {
 }
 
 
-@needs_standin
+@needs_simulated_gpu
 @pytest.mark.parametrize("case", UNFIT)
 def test_the_reference_serves_a_gpu_that_does_not_fit(
-    gpu: standin.Gpu, monkeypatch: pytest.MonkeyPatch, case: str
+    gpu: simulated_gpu.Gpu, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
     properties, told = UNFIT[case]
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: properties)
@@ -125,9 +127,9 @@ def test_programs_of_other_kernels_than_attention_fit_into_the_least_shared_memo
     assert {name: shared for name, shared in costs.items() if shared > LEAST_SHARED and "attention" not in name} == {}
 
 
-@needs_standin
+@needs_simulated_gpu
 def test_commits_run_through_triton_where_cuda_code_is_not_built(
-    gpu: standin.Gpu, monkeypatch: pytest.MonkeyPatch
+    gpu: simulated_gpu.Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(extension, "_load_cuda", extension._load_cuda.__wrapped__)
     monkeypatch.setitem(sys.modules, "specdec_kernels._C_cuda", None)
@@ -152,7 +154,7 @@ def test_commits_run_through_triton_where_cuda_code_is_not_built(
     [("3.6.0", True), ("3.9.1", True), ("3.9.0+git1234", True), ("3.5.1", False), ("3.10.0", False), ("4.0.0", False)],
 )
 def test_versions_of_triton(version: str, fits: bool) -> None:
-    told = triton_versions.untested(version)
+    told = versions.untested(version)
     assert (told is None) == fits
     if told is not None:
         assert told == (
@@ -163,30 +165,30 @@ def test_versions_of_triton(version: str, fits: bool) -> None:
 
 def test_an_untested_triton_is_told_once_and_its_kernels_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
     triton = pytest.importorskip("triton")
-    from specdec_kernels import device_triton
+    from specdec_kernels.triton_shared import device_kernel
 
     class Kernel:
         """What `triton.jit` returns in the interpreter, say."""
 
     kernel: Any = Kernel()
-    triton_versions.warn_if_untested.cache_clear()
+    versions.warn_if_untested.cache_clear()
     monkeypatch.setattr(triton, "__version__", "3.10.0")
     try:
         with pytest.warns(RuntimeWarning, match=r"Triton 3\.10\.0 is outside of the tested range, 3\.6 to 3\.9"):
-            assert device_triton.on_own_device(kernel) is kernel
+            assert device_kernel.on_own_device(kernel) is kernel
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            assert device_triton.on_own_device(kernel) is kernel
+            assert device_kernel.on_own_device(kernel) is kernel
     finally:
-        triton_versions.warn_if_untested.cache_clear()
+        versions.warn_if_untested.cache_clear()
 
 
 def test_the_range_is_that_of_ceilings_and_documents() -> None:
     sections = {tuple(map(int, each.split("."))) for each in json.loads(CEILINGS.read_text(encoding="utf-8"))}
-    assert (min(sections), max(sections)) == (triton_versions.FIRST, triton_versions.LAST)
-    assert f"Triton {triton_versions.in_words()}" in (ROOT / "kernels" / "README.md").read_text(encoding="utf-8")
+    assert (min(sections), max(sections)) == (versions.FIRST, versions.LAST)
+    assert f"Triton {versions.in_words()}" in (ROOT / "kernels" / "README.md").read_text(encoding="utf-8")
     (row,) = (
         line for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines() if line.startswith("| triton")
     )
-    for version in (triton_versions.FIRST, triton_versions.LAST):
+    for version in (versions.FIRST, versions.LAST):
         assert f"`{version[0]}.{version[1]}" in row

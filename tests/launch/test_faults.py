@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 from oracles import models
-from oracles.standin_engines import engine
+from oracles.simulated_gpu_engines import engine
 
 from specdec_fast import SamplingParams
-from specdec_fast.graph_step import StepProgram
-from specdec_kernels import OPS, standin
-from specdec_kernels.agreement import sample
-from specdec_kernels.samples import Sizes
-from specdec_kernels.standin import LaunchError
+from specdec_fast.engine.cuda_graph.step_program import StepProgram
+from specdec_kernels import OPS, simulated_gpu
+from specdec_kernels.simulated_gpu import LaunchError
+from specdec_kernels.testing.agreement import sample
+from specdec_kernels.testing.samples import Sizes
 
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
@@ -39,29 +39,29 @@ def launch(kernel: Any, grid: Any = (1,), out: torch.Tensor | None = None, value
     kernel[grid](place, value, SIZE=64, **options)
 
 
-def test_a_sound_kernel_launches(gpu: standin.Gpu) -> None:
+def test_a_sound_kernel_launches(gpu: simulated_gpu.Gpu) -> None:
     launch(triton.jit(planted))
     (found,) = gpu.launches
     assert found.kernel.endswith(":planted") and found.grid == (1,) and found.compiled and found.device == 0
 
 
-def test_a_nan_among_the_globals_of_a_kernel_is_seen(gpu: standin.Gpu) -> None:
+def test_a_nan_among_the_globals_of_a_kernel_is_seen(gpu: simulated_gpu.Gpu) -> None:
     with pytest.raises(RuntimeError, match="NOT_ITSELF has changed since we compiled this kernel"):
         launch(triton.jit(with_nan), value=3.0, out=torch.empty(64, device="cuda"))
 
 
 @pytest.mark.parametrize("grid", [(-1,), (0,), (1, 70_000), (1, 1, 1, 1), (2.0,), (2**31,)])
-def test_an_illegal_grid_is_seen(gpu: standin.Gpu, grid: tuple[Any, ...]) -> None:
+def test_an_illegal_grid_is_seen(gpu: simulated_gpu.Gpu, grid: tuple[Any, ...]) -> None:
     with pytest.raises(LaunchError, match="grid"):
         launch(triton.jit(planted), grid)
 
 
-def test_more_threads_than_a_block_has_are_seen(gpu: standin.Gpu) -> None:
+def test_more_threads_than_a_block_has_are_seen(gpu: simulated_gpu.Gpu) -> None:
     with pytest.raises(LaunchError, match="at most 1024 threads"):
         launch(triton.jit(planted), num_warps=64)
 
 
-def test_tensors_of_the_cpu_and_of_another_device_are_seen(gpu: standin.Gpu) -> None:
+def test_tensors_of_the_cpu_and_of_another_device_are_seen(gpu: simulated_gpu.Gpu) -> None:
     with pytest.raises(LaunchError, match="out lies on the CPU"):
         launch(triton.jit(planted), out=torch.empty(64, dtype=torch.int32))
     with pytest.raises(LaunchError, match="out lies on cuda:1; the launch goes to cuda:0"):
@@ -69,7 +69,7 @@ def test_tensors_of_the_cpu_and_of_another_device_are_seen(gpu: standin.Gpu) -> 
 
 
 @pytest.mark.parametrize(("value", "compiles"), [(4, 0), (16, 1), (1, 1), (2**40, 1), (2.5, 1)])
-def test_a_new_specialisation_is_seen(gpu: standin.Gpu, value: Any, compiles: int) -> None:
+def test_a_new_specialisation_is_seen(gpu: simulated_gpu.Gpu, value: Any, compiles: int) -> None:
     kernel = triton.jit(planted)
     launch(kernel, value=3)
     gpu.clear()
@@ -77,7 +77,7 @@ def test_a_new_specialisation_is_seen(gpu: standin.Gpu, value: Any, compiles: in
     assert len(gpu.compiled) == compiles
 
 
-def test_unaligned_memory_is_a_new_specialisation(gpu: standin.Gpu) -> None:
+def test_unaligned_memory_is_a_new_specialisation(gpu: simulated_gpu.Gpu) -> None:
     kernel, room = triton.jit(planted), torch.empty(128, dtype=torch.int32, device="cuda")
     launch(kernel, out=room[:64])
     launch(kernel, out=room[4:68])
@@ -86,9 +86,9 @@ def test_unaligned_memory_is_a_new_specialisation(gpu: standin.Gpu) -> None:
     assert len(gpu.compiled) == 2
 
 
-def test_an_operator_that_asks_its_tensors_is_seen(gpu: standin.Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_operator_that_asks_its_tensors_is_seen(gpu: simulated_gpu.Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """A read of the host in a launch is on record with its place."""
-    module = import_module("specdec_kernels.tree_plan.launch")
+    module = import_module("specdec_kernels.ops.tree_plan.launch")
     sound = module.results
 
     def asks(op: str, out: Any, specs: Any, device: torch.device) -> Any:
@@ -114,7 +114,7 @@ def test_a_captured_step_that_asks_the_device_is_seen(monkeypatch: pytest.Monkey
         sound(self)
 
     monkeypatch.setattr(StepProgram, "__call__", asks)
-    with standin.gpu("sm_90") as gpu:
+    with simulated_gpu.gpu("sm_90") as gpu:
         made = engine("none", "cuda", tmp_path)
         assert _text(made) == want
         assert made.step_mode == "sync" and "item" in made.explain()

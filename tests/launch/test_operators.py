@@ -13,17 +13,17 @@ from typing import Any
 import pytest
 import torch
 
-from specdec_kernels import OPS, standin, tree_plan, use_backend
-from specdec_kernels.agreement import SAMPLES, cases, difference, sample, tensors_in
-from specdec_kernels.samples import Call, Sizes
-from specdec_kernels.tree_plan import MOST_ROWS
+from specdec_kernels import OPS, simulated_gpu, tree_plan, use_backend
+from specdec_kernels.ops.tree_plan import MOST_ROWS
+from specdec_kernels.testing.agreement import SAMPLES, cases, difference, sample, tensors_in
+from specdec_kernels.testing.samples import Call, Sizes
 
 FULL = os.environ.get("SPECDEC_KERNELS_FULL") == "1"
 TRITON = sorted(name for name in SAMPLES if any(backend.name == "triton" for backend in OPS[name].backends))
 CASES = [(op, case) for op in TRITON for case in cases(op)]
 DIRECT = [op for op in TRITON if OPS[op]._direct is not None]
 OVER_VOCABULARY = [(op, case) for op, case in CASES if "vocab" in SAMPLES[op].names]
-INSPECTION = {"ordered_thresholds", "traversal_thresholds"}
+INSPECTION = {"recursive_rejection_thresholds", "traversal_thresholds"}
 """Operators that ask the device how deep trees are, because nothing but tests and tools calls them."""
 RECORDED = Path(__file__).with_name("launches_per_call.json")
 """Kernels that each sample call launches, whatever its dtype; `SPECDEC_RECORD=1` in one process writes it anew."""
@@ -31,7 +31,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SMALL = Sizes(rows=3, nodes=5, length=33, heads=4, kv_heads=2, width=64, vocab=3000)
 
 
-def launched(gpu: standin.Gpu, op: str, call: Call, **options: Any) -> Any:
+def launched(gpu: simulated_gpu.Gpu, op: str, call: Call, **options: Any) -> Any:
     """Runs a call, served by Triton, and returns its result. Nothing may wait for the device."""
     gpu.clear()
     found = OPS[op](*call.arguments, **call.options, **options)
@@ -48,7 +48,7 @@ def on_gpu(op: str, sizes: Sizes, case: str = "") -> Call:
 
 
 @pytest.mark.parametrize(("op", "case"), CASES)
-def test_every_sample_launches(gpu: standin.Gpu, op: str, case: str) -> None:
+def test_every_sample_launches(gpu: simulated_gpu.Gpu, op: str, case: str) -> None:
     dtypes, counts = DTYPES if "dtype" in SAMPLES[op].names else DTYPES[:1], set()
     for dtype in dtypes if FULL or case == "" else dtypes[:2]:
         launched(gpu, op, on_gpu(op, replace(SMALL, dtype=dtype), case))
@@ -67,12 +67,12 @@ def test_every_call_is_recorded_and_nothing_else() -> None:
 
 @pytest.mark.parametrize("vocab", [151_669, 50_257])
 @pytest.mark.parametrize(("op", "case"), OVER_VOCABULARY)
-def test_vocabularies_that_16_does_not_divide_launch(gpu: standin.Gpu, op: str, case: str, vocab: int) -> None:
+def test_vocabularies_that_16_does_not_divide_launch(gpu: simulated_gpu.Gpu, op: str, case: str, vocab: int) -> None:
     launched(gpu, op, on_gpu(op, replace(SMALL, vocab=vocab, rows=2, nodes=3, dtype=torch.bfloat16), case))
 
 
 @pytest.mark.parametrize("op", [op for op in TRITON if "thresholds" not in op])
-def test_any_number_of_rows_launches_the_same_kernels(gpu: standin.Gpu, op: str) -> None:
+def test_any_number_of_rows_launches_the_same_kernels(gpu: simulated_gpu.Gpu, op: str) -> None:
     """After one small and one large batch nothing is compiled, whatever batches hold."""
     shape = replace(SMALL, dtype=torch.bfloat16 if torch.bfloat16 in SAMPLES[op].dtypes else torch.float32, vocab=1000)
     nodes = (4, 5) if "nodes" in SAMPLES[op].names else (4,)
@@ -87,14 +87,14 @@ def test_any_number_of_rows_launches_the_same_kernels(gpu: standin.Gpu, op: str)
 
 
 @pytest.mark.parametrize("op", DIRECT)
-def test_with_memory_of_the_caller_nothing_is_allocated(gpu: standin.Gpu, op: str) -> None:
+def test_with_memory_of_the_caller_nothing_is_allocated(gpu: simulated_gpu.Gpu, op: str) -> None:
     call, again = (on_gpu(op, replace(SMALL, vocab=50_257)) for _ in range(2))
     want = list(tensors_in(OPS[op](*call.arguments, **call.options)))
     out = want[0].clone() if len(want) == 1 else tuple(map(torch.empty_like, want))
     size = OPS[op].workspace_size(*again.arguments, **again.options)
     workspace = torch.empty(size, dtype=torch.uint8, device="cuda:1")
     found = launched(gpu, op, again, out=out, workspace=workspace)
-    if op != "chain_verify_logits":
+    if op != "rejection_verify_logits":
         assert gpu.allocations == 0
     for got, expected in zip(tensors_in(found), want, strict=True):
         assert difference(got, expected, 0.0)[1] is None
@@ -105,12 +105,12 @@ def test_with_memory_of_the_caller_nothing_is_allocated(gpu: standin.Gpu, op: st
 def test_other_architectures_launch(architecture: str, op: str) -> None:
     """One call of each operator; all options with SPECDEC_KERNELS_FULL=1 (`make kernels-full`)."""
     dtype = torch.bfloat16 if torch.bfloat16 in SAMPLES[op].dtypes else torch.float32
-    with standin.gpu(architecture, devices=2) as gpu:
+    with simulated_gpu.gpu(architecture, devices=2) as gpu:
         for case in cases(op) if FULL else ("",):
             launched(gpu, op, on_gpu(op, replace(SMALL, dtype=dtype), case))
 
 
-def test_the_dispatcher_reaches_the_same_launches(gpu: standin.Gpu) -> None:
+def test_the_dispatcher_reaches_the_same_launches(gpu: simulated_gpu.Gpu) -> None:
     """torch.ops.specdec.* on tensors of a GPU, as compiled programs call it."""
     served: list[str] = []
     runs: dict[str, Callable[[Call], Any]] = {
@@ -131,7 +131,7 @@ def test_the_dispatcher_reaches_the_same_launches(gpu: standin.Gpu) -> None:
 
 
 @pytest.mark.parametrize("rows", [256, MOST_ROWS])
-def test_as_many_rows_as_a_plan_takes_launch(gpu: standin.Gpu, rows: int) -> None:
+def test_as_many_rows_as_a_plan_takes_launch(gpu: simulated_gpu.Gpu, rows: int) -> None:
     """Trees of one node each: a program compares its nodes with all rows at once."""
     parents = torch.full((rows,), -1, dtype=torch.int32, device="cuda")
     offsets = torch.arange(rows + 1, dtype=torch.int32, device="cuda")

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 from oracles import models
-from oracles.standin_engines import KINDS, engine, texts
+from oracles.simulated_gpu_engines import KINDS, engine, texts
 
 from specdec_fast import SamplingParams
-from specdec_kernels import standin
+from specdec_kernels import simulated_gpu
 
 RECORDED = Path(__file__).with_name("launches_per_step.json")
 TIMED = {"Event.synchronize"}
@@ -27,7 +27,7 @@ TIMED = {"Event.synchronize"}
 @pytest.mark.parametrize("mode", ["sync", "graph"])
 def test_texts_on_a_gpu_are_those_of_the_cpu(kind: str, mode: str, tmp_path: Path) -> None:
     want = texts(engine(kind, "cpu", tmp_path, "sync"))
-    with standin.gpu("sm_90") as gpu:
+    with simulated_gpu.gpu("sm_90") as gpu:
         made = engine(kind, "cuda", tmp_path, mode)
         gpu.clear()
         assert texts(made) == want
@@ -40,7 +40,7 @@ def test_texts_on_a_gpu_are_those_of_the_cpu(kind: str, mode: str, tmp_path: Pat
 @pytest.mark.parametrize("kind", ["none", "draft_model", "eagle dynamic", "medusa"])
 def test_greedy_texts_on_the_second_gpu_are_those_of_the_cpu(kind: str, tmp_path: Path) -> None:
     want = texts(engine(kind, "cpu", tmp_path, "sync"), 0.0)
-    with standin.gpu("sm_90", devices=2) as gpu:
+    with simulated_gpu.gpu("sm_90", devices=2) as gpu:
         made = engine(kind, "cuda:1", tmp_path)
         gpu.clear()
         assert texts(made, 0.0) == want
@@ -48,7 +48,7 @@ def test_greedy_texts_on_the_second_gpu_are_those_of_the_cpu(kind: str, tmp_path
         assert gpu.current == 0
 
 
-def steady(kind: str, mode: str, folder: Path, gpu: standin.Gpu) -> Any:
+def steady(kind: str, mode: str, folder: Path, gpu: simulated_gpu.Gpu) -> Any:
     """An engine with two running requests, some steps into their texts."""
     made = engine(kind, "cuda", folder, mode, max_rows=2)
     for seed, length in enumerate((5, 17)):
@@ -61,7 +61,7 @@ def steady(kind: str, mode: str, folder: Path, gpu: standin.Gpu) -> Any:
 
 def counted(kind: str, folder: Path) -> dict[str, dict[str, int]]:
     """Launches of a step of two requests: captured, and with the host in between."""
-    with standin.gpu("sm_90") as gpu:
+    with simulated_gpu.gpu("sm_90") as gpu:
         made = engine(kind, "cuda", folder, "graph", max_rows=2)
         for seed, length in enumerate((5, 17)):
             made.submit(
@@ -71,7 +71,7 @@ def counted(kind: str, folder: Path) -> dict[str, dict[str, int]]:
             made.step()
         graph = max(gpu.captures, key=lambda each: each.replays)
         found = {"captured": {"triton": len(graph.kernels), "torch": graph.operators.total()}}
-    with standin.gpu("sm_90") as gpu:
+    with simulated_gpu.gpu("sm_90") as gpu:
         steady(kind, "sync", folder, gpu).step()
         found["sync"] = {
             "triton": len(gpu.launches),
@@ -95,7 +95,7 @@ def test_a_step_launches_as_much_as_is_recorded(kind: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_captured_step_reads_nothing(kind: str, tmp_path: Path) -> None:
     """Between two captures the host waits for events only, and copies nothing from pageable memory."""
-    with standin.gpu("sm_90") as gpu:
+    with simulated_gpu.gpu("sm_90") as gpu:
         made = steady(kind, "graph", tmp_path, gpu)
         for _ in range(3):
             made.step()

@@ -22,7 +22,8 @@ from typing import Any
 
 import pytest
 
-from specdec_kernels import machine_code, standin
+from specdec_kernels import simulated_gpu
+from specdec_kernels.inspection import machine_code
 
 ROOT = Path(__file__).resolve().parents[2]
 DRIVER = Path(__file__).with_name("cuda_driver.c")
@@ -42,7 +43,7 @@ def missing() -> str | None:
         return "neither gcc nor clang is on PATH"
     if not (Path(sysconfig.get_paths()["include"]) / "Python.h").exists():
         return "Python.h is not installed"
-    return standin.missing()
+    return simulated_gpu.missing()
 
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))

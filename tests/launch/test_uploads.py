@@ -12,10 +12,10 @@ import torch
 from oracles import heads, models
 
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
-from specdec_kernels import standin
-from specdec_kernels.agreement import sample
-from specdec_kernels.registered import LAUNCHES, MOST_TABLES, _table_of
-from specdec_kernels.samples import Sizes
+from specdec_kernels import simulated_gpu
+from specdec_kernels.dispatch.torch_ops import LAUNCHES, MOST_TABLES, _table_of
+from specdec_kernels.testing.agreement import sample
+from specdec_kernels.testing.samples import Sizes
 
 pytestmark = [
     pytest.mark.aot,
@@ -46,9 +46,14 @@ def drafter(kind: str, target: HuggingFaceTarget, folder: Path) -> Any:
 
 
 KINDS = [
-    *(("none", "replay"), ("none", "token"), ("draft_model coupled", "replay"), ("draft_model drawn", "token")),
-    *(("draft_tree top_k", "replay"), ("draft_tree without_replacement", "tree"), ("medusa", "replay")),
-    *(("medusa greedy", "tree"), ("eagle", "replay"), ("eagle dynamic", "replay"), ("ngram", "token")),
+    *(("none", "replay"), ("none", "rejection"), ("draft_model coupled", "replay"), ("draft_model drawn", "rejection")),
+    *(("draft_tree top_k", "replay"), ("draft_tree without_replacement", "recursive_rejection"), ("medusa", "replay")),
+    *(
+        ("medusa greedy", "recursive_rejection"),
+        ("eagle", "replay"),
+        ("eagle dynamic", "replay"),
+        ("ngram", "rejection"),
+    ),
     *(("recycling", "replay"), ("layer_skip", "replay")),
 ]
 
@@ -56,7 +61,7 @@ KINDS = [
 @pytest.mark.parametrize(("kind", "rule"), KINDS)
 def test_nothing_is_copied_from_pageable_memory(kind: str, rule: str, tmp_path: Path) -> None:
     """Admission, prefill in chunks, rows that draft more and less, preemption, other step modes, edits and logprobs."""
-    with standin.gpu("sm_90") as gpu:
+    with simulated_gpu.gpu("sm_90") as gpu:
         target = HuggingFaceTarget(models.own("llama").cuda(), max_length=LENGTH, max_rows=ROWS)
         engine = Engine(target, drafter(kind, target, tmp_path), rule=rule, prefill_chunk=8)
         gpu.clear()
@@ -86,7 +91,7 @@ def test_nothing_is_copied_from_pageable_memory(kind: str, rule: str, tmp_path: 
 
 
 def test_the_dispatcher_copies_addresses_of_caches_once() -> None:
-    with standin.gpu("sm_90") as gpu, torch.inference_mode():
+    with simulated_gpu.gpu("sm_90") as gpu, torch.inference_mode():
         call = sample("kv_commit", Sizes(rows=2, nodes=3, length=20, heads=2, kv_heads=1, width=16, layers=2), "cuda")
         caches = [*call.arguments[0]]
         LAUNCHES["kv_commit"](caches, *call.arguments[1:])
@@ -148,21 +153,21 @@ def test_a_freed_cache_leaves_its_address_to_one_with_another_layout() -> None:
 
 
 def test_few_tables_are_remembered() -> None:
-    from specdec_kernels import registered
+    from specdec_kernels.dispatch import torch_ops
 
     first = caches_of(1)
     forgotten = weakref.ref(_table_of(first).device_layout)
     kept = [caches_of(pages) for pages in range(2, MOST_TABLES + 10)]
     for each in kept:
         _table_of(each)
-    assert len(registered._TABLES) == MOST_TABLES
+    assert len(torch_ops._TABLES) == MOST_TABLES
     gc.collect()
     assert forgotten() is None
     assert _table_of(kept[-1]).device_layout is _table_of(kept[-1]).device_layout
     assert _table_of(first).pages == 1, "a forgotten table is made again"
 
 
-def test_each_stream_has_a_table_of_its_own(gpu: standin.Gpu) -> None:
+def test_each_stream_has_a_table_of_its_own(gpu: simulated_gpu.Gpu) -> None:
     caches = [cache.cuda() for cache in caches_of(3)]
     other = torch.cuda.Stream()
     own = _table_of(caches).device_layout
@@ -172,7 +177,7 @@ def test_each_stream_has_a_table_of_its_own(gpu: standin.Gpu) -> None:
     assert _table_of(caches).device_layout is own and torch.equal(own, second)
 
 
-def test_the_stream_is_that_of_the_device_of_the_caches(gpu: standin.Gpu) -> None:
+def test_the_stream_is_that_of_the_device_of_the_caches(gpu: simulated_gpu.Gpu) -> None:
     caches = [cache.to("cuda:1") for cache in caches_of(3)]
     own = _table_of(caches).device_layout
     with torch.cuda.stream(torch.cuda.Stream(device="cuda:0")):
@@ -181,7 +186,7 @@ def test_the_stream_is_that_of_the_device_of_the_caches(gpu: standin.Gpu) -> Non
         assert _table_of(caches).device_layout is not own
 
 
-def test_a_capture_on_a_new_stream_copies_nothing_and_its_table_is_never_forgotten(gpu: standin.Gpu) -> None:
+def test_a_capture_on_a_new_stream_copies_nothing_and_its_table_is_never_forgotten(gpu: simulated_gpu.Gpu) -> None:
     caches = [cache.cuda() for cache in caches_of(3)]
     own, graph = _table_of(caches).device_layout, torch.cuda.CUDAGraph()
     gpu.clear()
@@ -195,7 +200,7 @@ def test_a_capture_on_a_new_stream_copies_nothing_and_its_table_is_never_forgott
     assert captured() is not None
 
 
-def test_a_second_capture_keeps_the_table_of_the_first(gpu: standin.Gpu) -> None:
+def test_a_second_capture_keeps_the_table_of_the_first(gpu: simulated_gpu.Gpu) -> None:
     caches, stream = [cache.cuda() for cache in caches_of(3)], torch.cuda.Stream()
     tables = []
     for _ in range(2):

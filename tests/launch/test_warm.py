@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 from oracles import models
-from oracles.standin_engines import drafter
+from oracles.simulated_gpu_engines import drafter
 
-from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, packed_shape
-from specdec_kernels import standin
+from specdec_fast import Engine, HuggingFaceTarget, SamplingParams
+from specdec_fast.core import chain_layout
+from specdec_kernels import simulated_gpu
 
 KINDS = ("none", "draft_model", "eagle", "eagle dynamic", "medusa")
 ROWS, DRAFTED = 8, 8
@@ -19,7 +20,7 @@ PAIRS = [(rows, drafted) for rows in range(1, ROWS + 1) for drafted in range(DRA
 @pytest.fixture(autouse=True)
 def nothing_remembered() -> None:
     """Shapes that stand-ins before have met, with plans that were made there."""
-    packed_shape._remembered_shape.cache_clear()
+    chain_layout._remembered_shape.cache_clear()
 
 
 def engine(kind: str, folder: Path, mode: str = "auto") -> Engine:
@@ -39,7 +40,7 @@ def serve(made: Engine, rows: int, drafted: int, temperature: float) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_is_compiled_nor_captured_after_warm(kind: str, tmp_path: Path) -> None:
-    with standin.gpu("sm_90") as gpu:
+    with simulated_gpu.gpu("sm_90") as gpu:
         made = engine(kind, tmp_path)
         made.warm([(rows, most) for rows in (1, 2, 4, 8) for most in (0, DRAFTED)])
         assert gpu.compiled and gpu.captures
@@ -52,7 +53,7 @@ def test_nothing_is_compiled_nor_captured_after_warm(kind: str, tmp_path: Path) 
 
 
 def test_steps_that_are_not_captured_are_warm_too(tmp_path: Path) -> None:
-    with standin.gpu("sm_90") as gpu:
+    with simulated_gpu.gpu("sm_90") as gpu:
         made = engine("draft_model", tmp_path, "sync")
         made.warm([(rows, DRAFTED) for rows in (1, 8)])
         assert gpu.compiled and gpu.captures == []
@@ -67,7 +68,7 @@ def test_warm_between_steps_of_requests_changes_nothing(tmp_path: Path) -> None:
     params = [SamplingParams(temperature=0.8, seed=at, max_new_tokens=12) for at in range(3)]
     found = []
     for warm in (False, True):
-        with standin.gpu("sm_90"):
+        with simulated_gpu.gpu("sm_90"):
             target = HuggingFaceTarget(models.own("llama").to("cuda"), max_length=64, max_rows=3)
             made = Engine(target, drafter("draft_model", target, tmp_path), prefill_chunk=16)
             handles = [made.submit(models.prompt(5 + at), params[at]) for at in range(2)]

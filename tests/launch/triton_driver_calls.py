@@ -29,11 +29,11 @@ import triton
 import triton.language as tl
 from triton.runtime.jit import JITFunction
 
-from specdec_kernels import OPS, standin
-from specdec_kernels.agreement import SAMPLES, cases, sample
-from specdec_kernels.samples import Sizes
-from specdec_kernels.standin.runtime import PROCESSORS
-from specdec_kernels.tree_attention import plan_for
+from specdec_kernels import OPS, simulated_gpu
+from specdec_kernels.ops.tree_attention import plan_for
+from specdec_kernels.simulated_gpu.runtime import PROCESSORS
+from specdec_kernels.testing.agreement import SAMPLES, cases, sample
+from specdec_kernels.testing.samples import Sizes
 
 HERE = 1
 """The device that operators are called on, while the first is the current one."""
@@ -71,7 +71,9 @@ def expected(function: Any, args: Any, options: dict[str, Any], kernel: Any) -> 
     return [(name, packed(kind, value)) for name, kind, value in given] + scratch
 
 
-def differences(gpu: standin.Gpu, line: str, function: Any, args: Any, options: dict[str, Any], kernel: Any) -> str:
+def differences(
+    gpu: simulated_gpu.Gpu, line: str, function: Any, args: Any, options: dict[str, Any], kernel: Any
+) -> str:
     """Returns what a launch on the library has that is not what the call asks for, or "".
 
     Args:
@@ -103,31 +105,31 @@ def differences(gpu: standin.Gpu, line: str, function: Any, args: Any, options: 
 
 
 @contextmanager
-def launching(folder: Path, architecture: str) -> Iterator[tuple[standin.Gpu, Any, list[str]]]:
+def launching(folder: Path, architecture: str) -> Iterator[tuple[simulated_gpu.Gpu, Any, list[str]]]:
     """Two stand-in GPUs with Triton's driver on the library. Yields: them, the library and the launches, one a line."""
     from triton.backends.nvidia.driver import CudaDriver
 
     library: Any = ctypes.CDLL(str(folder / "libcuda.so.1"), mode=ctypes.RTLD_GLOBAL)  # found by its name from now on
-    library.standin_last.restype = ctypes.c_char_p
+    library.simulated_gpu_last.restype = ctypes.c_char_p
     held: list[Any] = []
     seen: list[str] = []
 
-    def make(gpu: standin.Gpu) -> Any:
+    def make(gpu: simulated_gpu.Gpu) -> Any:
         held.append(ctypes.CFUNCTYPE(ctypes.c_int)(lambda: gpu.current))  # contexts follow torch's current device
-        number, shared = int(architecture.removeprefix("sm_")), standin.SHARED_MEMORY[architecture]
-        library.standin_gpu(number, gpu.devices, shared, PROCESSORS, held[-1])
+        number, shared = int(architecture.removeprefix("sm_")), simulated_gpu.SHARED_MEMORY[architecture]
+        library.simulated_gpu_gpu(number, gpu.devices, shared, PROCESSORS, held[-1])
         driver = CudaDriver()
         driver.get_current_stream = lambda device: torch.cuda.current_stream(device).cuda_stream
         return driver
 
-    with standin.gpu(architecture, devices=2, make_driver=make) as gpu:
+    with simulated_gpu.gpu(architecture, devices=2, make_driver=make) as gpu:
         inner = JITFunction.run
 
         def run(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
-            before = library.standin_launches()
+            before = library.simulated_gpu_launches()
             kernel = inner(self, *args, grid=grid, warmup=warmup, **options)
-            assert library.standin_launches() == before + 1, f"{self.fn.__name__}: no launch reached the library"
-            seen.append(library.standin_last().decode())
+            assert library.simulated_gpu_launches() == before + 1, f"{self.fn.__name__}: no launch reached the library"
+            seen.append(library.simulated_gpu_last().decode())
             wrong = differences(gpu, seen[-1], self, args, options, kernel)
             assert not wrong, f"{self.fn.__name__}: {wrong}"
             return kernel
@@ -177,26 +179,26 @@ def faults(library: Any) -> dict[str, str]:
     with patch.object(kernel, "packed_metadata", (*block[:2], 50_000)):
         found["more shared memory than asked for"] = told(lambda: kernel[(1, 1, 1)](out, 5, 3, 64))
     other = torch.cuda.Stream("cuda:1")
-    library.standin_stream(ctypes.c_void_p(other.cuda_stream), 1)
+    library.simulated_gpu_stream(ctypes.c_void_p(other.cuda_stream), 1)
     with patch.object(active, "get_current_stream", lambda device: other.cuda_stream):
         found["the stream of another device"] = told(launch)
     with torch.cuda.device(1):
         found["a kernel of another device"] = told(lambda: kernel[(1, 1, 1)](out, 5, 3, 64))
     little = {**active.utils.get_device_properties(0), "max_shared_mem": 100}
-    call = sample("law_stats", SIZES, "cuda:1")
+    call = sample("distribution_stats", SIZES, "cuda:1")
     with patch.object(active.utils, "get_device_properties", lambda device: little):
-        found["less shared memory than the kernel takes"] = told(lambda: OPS["law_stats"](*call.arguments))
+        found["less shared memory than the kernel takes"] = told(lambda: OPS["distribution_stats"](*call.arguments))
     return found
 
 
-def operators(library: Any, gpu: standin.Gpu, seen: list[str]) -> dict[str, Any]:
+def operators(library: Any, gpu: simulated_gpu.Gpu, seen: list[str]) -> dict[str, Any]:
     """Calls every sample of every operator.
 
     Returns:
         The kernels, the number of launches, the most shared memory of one, and the samples that Triton does not serve.
     """
     own = torch.cuda.Stream(HERE)
-    library.standin_stream(ctypes.c_void_p(own.cuda_stream), HERE)
+    library.simulated_gpu_stream(ctypes.c_void_p(own.cuda_stream), HERE)
     torch.cuda.set_stream(own)  # type: ignore[arg-type]
     torch.cuda.set_device(0)
     refused: set[str] = set()

@@ -10,11 +10,12 @@ from itertools import product
 
 import pytest
 
-from specdec_kernels import machine_code
-from specdec_kernels.machine_code import Variant, measure
+from specdec_kernels.inspection import machine_code
+from specdec_kernels.inspection.machine_code import measure
+from specdec_kernels.triton_shared.variant import Variant
 
-config = pytest.importorskip("specdec_kernels.tree_attention.config")
-variants = pytest.importorskip("specdec_kernels.tree_attention.variants")
+config = pytest.importorskip("specdec_kernels.ops.tree_attention.config")
+variants = pytest.importorskip("specdec_kernels.ops.tree_attention.variants")
 
 FULL = os.environ.get("SPECDEC_KERNELS_FULL") == "1"
 pytestmark = [

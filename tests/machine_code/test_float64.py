@@ -1,4 +1,6 @@
-"""Masses of law_stats are float64, which most GPUs compute slowly: per token there are additions of it and no more."""
+"""Masses of distribution_stats are float64, which most GPUs compute slowly: per token there are additions of it and
+no more.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from specdec_kernels import machine_code
+from specdec_kernels.inspection import machine_code
 
 pytestmark = [
     pytest.mark.aot,
@@ -23,7 +25,7 @@ MOST = 150
 
 
 def joined() -> Any:
-    name = "law_stats/join bf16 256 blocks"
+    name = "distribution_stats/join bf16 256 blocks"
     (variant,) = (each for each in machine_code.variants() if each.name == name)
     return machine_code.compile_variant(variant, "sm_90")
 

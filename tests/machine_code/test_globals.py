@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import specdec_kernels
-from specdec_kernels import machine_code
+from specdec_kernels.inspection import machine_code
 
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")

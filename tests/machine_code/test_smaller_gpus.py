@@ -7,12 +7,13 @@ import os
 import pytest
 import torch
 
-from specdec_kernels import machine_code
-from specdec_kernels.machine_code import Variant, measure
+from specdec_kernels.inspection import machine_code
+from specdec_kernels.inspection.machine_code import measure
+from specdec_kernels.triton_shared.variant import Variant
 
-config = pytest.importorskip("specdec_kernels.tree_attention.config")
-launch = pytest.importorskip("specdec_kernels.tree_attention.launch")
-variants = pytest.importorskip("specdec_kernels.tree_attention.variants")
+config = pytest.importorskip("specdec_kernels.ops.tree_attention.config")
+launch = pytest.importorskip("specdec_kernels.ops.tree_attention.launch")
+variants = pytest.importorskip("specdec_kernels.ops.tree_attention.variants")
 
 pytestmark = pytest.mark.aot
 compiles = pytest.mark.skipif(machine_code.missing() is not None, reason=str(machine_code.missing()))

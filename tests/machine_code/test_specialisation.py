@@ -17,12 +17,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec_kernels import OPS, expect, machine_code
-from specdec_kernels.agreement import SAMPLES, cases, mapped, sample
-from specdec_kernels.samples import Call, Sizes
+from specdec_kernels import OPS
+from specdec_kernels.dispatch import argument_checks
+from specdec_kernels.inspection import machine_code
+from specdec_kernels.testing.agreement import SAMPLES, cases, mapped, sample
+from specdec_kernels.testing.samples import Call, Sizes
 
 triton = pytest.importorskip("triton")
-kernel = pytest.importorskip("specdec_kernels.jit_triton").kernel
+kernel = pytest.importorskip("specdec_kernels.triton_shared.jit").kernel
 
 pytestmark = [
     pytest.mark.aot,
@@ -32,7 +34,7 @@ DEVICE = 77
 """Number of a GPU for which nothing else in this process compiles."""
 PLACES = {
     "attention_plan": "tree_attention.shares", "kv_commit_scratch": "kv_commit.launch",
-    "kv_commit_pages": "kv_commit.launch", "chain_verify_logits": "chain_verify.launch",
+    "kv_commit_pages": "kv_commit.launch", "rejection_verify_logits": "rejection_verify.launch",
 }  # fmt: skip
 OPERATORS = sorted(op for op in SAMPLES if any(each.name == "triton" for each in OPS[op].backends))
 CALLS = [(op, case) for op in OPERATORS for case in cases(op) if op != "tree_attention" and "thresholds" not in op]
@@ -88,7 +90,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiled]:
 
     monkeypatch.setattr(JITFunction, "run", bind)
     monkeypatch.setattr(JITFunction, "_do_compile", compile_nothing)
-    monkeypatch.setattr(expect, "readable", lambda tensor: False)
+    monkeypatch.setattr(argument_checks, "readable", lambda tensor: False)
     for name in ("empty", "empty_like"):  # what no kernel writes is indexed with
         monkeypatch.setattr(torch, name, getattr(torch, name.replace("empty", "zeros")))
     monkeypatch.setattr(driver, "_active", Driver())
@@ -131,8 +133,8 @@ def test_serving_compiles_nothing_that_few_sizes_did_not(op: str, case: str, com
 
 def attend(sizes: Sizes, planned: bool) -> None:
     """Attention over trees, with a plan as targets on a GPU make it."""
-    from specdec_kernels.tree_attention.launch import plan_numbers, tree_attention
-    from specdec_kernels.tree_attention.shares import attention_plan
+    from specdec_kernels.ops.tree_attention.launch import plan_numbers, tree_attention
+    from specdec_kernels.ops.tree_attention.shares import attention_plan
 
     for call in (made := sample("tree_attention", sizes), shifted(made)):
         query, keys, _, table, lengths, offsets, *_ = call.arguments

@@ -15,52 +15,55 @@ import torch
 from oracles.small_checks import (
     Noticed,
     chains_hold,
-    chosen_law_holds,
+    chosen_dist_holds,
     coupled_drafts_hold,
+    dist_holds,
     forbidden_tokens_hold,
-    law_holds,
     trees_hold,
 )
 
 import specdec_fast.cache.paged as paged_module
 import specdec_fast.drafters.draft_model as draft_model_module
+import specdec_fast.rules.rejection as token_module
 import specdec_fast.rules.replay as replay_module
-import specdec_fast.rules.token as token_module
 from specdec_fast import Engine
-from specdec_fast.draft import Draft
-from specdec_fast.sampling import Sampling
-from specdec_fast.state import DecodeState
-from specdec_kernels import chain_verify, kv_commit, kv_slots, law_stats, replay_sample, tree_verify
+from specdec_fast.core.draft import Draft
+from specdec_fast.engine.state import DecodeState
+from specdec_fast.sampling.pipeline import Sampling
+from specdec_kernels import distribution_stats, exact_match_verify, kv_commit, kv_slots, rejection_verify, replay_sample
 from specdec_kernels.random import ACCEPT
 
 Patch = pytest.MonkeyPatch
-chain_module: Any = import_module("specdec_kernels.chain_verify.reference")  # the attribute is the operator
-draw_module: Any = import_module("specdec_kernels.draw_sample.reference")
+chain_module: Any = import_module("specdec_kernels.ops.rejection_verify.reference")  # the attribute is the operator
+draw_module: Any = import_module("specdec_kernels.ops.draft_sample.reference")
 
 
 def plant_in_chains(patch: Patch, broken: Callable[..., Any]) -> None:
-    """A wrong chain_verify, for laws that are known and for those that are found on the way."""
+    """A wrong rejection_verify, for distributions that are known and for those that are found on the way."""
 
     def on_logits(
-        tokens: Any, offsets: Any, drawn: Any, law_row: Any, logits: Any, sampling: Any, *rest: Any, **more: Any
+        tokens: Any, offsets: Any, drawn: Any, dist_index: Any, logits: Any, sampling: Any, *rest: Any, **more: Any
     ) -> Any:
-        stats = law_stats(logits, *sampling, masses=True)
-        return (*broken(tokens, offsets, drawn, law_row, (logits, *stats[:4]), *rest, **more), *stats)
+        stats = distribution_stats(logits, *sampling, masses=True)
+        return (*broken(tokens, offsets, drawn, dist_index, (logits, *stats[:4]), *rest, **more), *stats)
 
-    patch.setattr(token_module, "chain_verify", broken)
-    patch.setattr(token_module, "chain_verify_logits", on_logits)
+    patch.setattr(token_module, "rejection_verify", broken)
+    patch.setattr(token_module, "rejection_verify_logits", on_logits)
 
 
 def plant_in_walks(
-    patch: Patch, sample: Callable[..., Any] = replay_sample, walk: Callable[..., Any] = tree_verify, deeper: int = 1
+    patch: Patch,
+    sample: Callable[..., Any] = replay_sample,
+    walk: Callable[..., Any] = exact_match_verify,
+    deeper: int = 1,
 ) -> None:
-    """A wrong replay_sample or tree_verify for the rule replay, or a depth that does not grow as it should."""
+    """A wrong replay_sample or exact_match_verify for the rule replay, or a depth that does not grow as it should."""
 
     def on_logits(
-        tokens: Any, offsets: Any, child: Any, sibling: Any, scouts: Any, logits: Any, sampling: Any, seeds: Any,
+        tokens: Any, offsets: Any, child: Any, sibling: Any, score_only: Any, logits: Any, sampling: Any, seeds: Any,
         roots: Any, *, max_depth: int,
     ) -> Any:  # fmt: skip
-        stats = law_stats(logits, *sampling, masses=True)
+        stats = distribution_stats(logits, *sampling, masses=True)
         row = torch.repeat_interleave(torch.arange(len(seeds)), offsets.diff().long())
         depth = torch.zeros(len(tokens), dtype=torch.int32)
         for node in range(len(tokens)):
@@ -68,7 +71,7 @@ def plant_in_walks(
             while below >= 0:
                 depth[below], below = depth[node] + deeper, int(sibling[below])
         choice = sample(logits, stats[0], stats[2], stats[3], seeds[row], roots[row] + depth + 1)
-        return (*walk(tokens, offsets, child, sibling, choice, scouts, max_depth=max_depth), *stats)
+        return (*walk(tokens, offsets, child, sibling, choice, score_only, max_depth=max_depth), *stats)
 
     patch.setattr(replay_module, "replay_verify", on_logits)
 
@@ -76,15 +79,17 @@ def plant_in_walks(
 def resample_from_p(patch: Patch) -> None:
     """After a rejection draw from p instead of the residual: a second walk without any draft."""
 
-    def broken(tokens: Any, offsets: Any, drawn: Any, law_row: Any, target_law: Any, *rest: Any, **more: Any) -> Any:
-        path, accepted, _ = chain_verify(tokens, offsets, drawn, law_row, target_law, *rest, **more)
+    def broken(
+        tokens: Any, offsets: Any, drawn: Any, dist_index: Any, target_dist: Any, *rest: Any, **more: Any
+    ) -> Any:
+        path, accepted, _ = rejection_verify(tokens, offsets, drawn, dist_index, target_dist, *rest, **more)
         last = path.gather(1, accepted[:, None].long()).squeeze(1).long()
         rows = len(last)
-        alone = tuple(part[last] for part in target_law)
+        alone = tuple(part[last] for part in target_dist)
         roots = torch.zeros(rows, dtype=torch.int64)
         bounds = torch.arange(rows + 1, dtype=torch.int32)
         seeds, positions = rest[2], rest[3]
-        again = chain_verify(
+        again = rejection_verify(
             roots, bounds, torch.zeros(rows, dtype=torch.int8), torch.full((rows,), -1, dtype=torch.int32),
             alone,
             None, None, seeds + 10**9, positions, max_depth=0,
@@ -94,23 +99,27 @@ def resample_from_p(patch: Patch) -> None:
     plant_in_chains(patch, broken)
 
 
-def law_of_the_wrong_row(patch: Patch) -> None:
-    """The law that a drawn token is said to come from is its neighbour's."""
+def dist_of_the_wrong_row(patch: Patch) -> None:
+    """The distribution that a drawn token is said to come from is its neighbour's."""
 
-    def broken(tokens: Any, offsets: Any, drawn: Any, law_row: Any, *rest: Any, **more: Any) -> Any:
+    def broken(tokens: Any, offsets: Any, drawn: Any, dist_index: Any, *rest: Any, **more: Any) -> Any:
         count = rest[1][0].shape[0] if rest[1] is not None else 1
-        shifted = torch.where(law_row >= 0, (law_row + 1) % count, law_row)
-        return chain_verify(tokens, offsets, drawn, shifted.to(torch.int32), *rest, **more)
+        shifted = torch.where(dist_index >= 0, (dist_index + 1) % count, dist_index)
+        return rejection_verify(tokens, offsets, drawn, shifted.to(torch.int32), *rest, **more)
 
     plant_in_chains(patch, broken)
 
 
 def chosen_taken_for_drawn(patch: Patch) -> None:
-    """A chosen token gets the target's own law for a q: it is always accepted."""
+    """A chosen token gets the target's own distribution for a q: it is always accepted."""
 
-    def broken(tokens: Any, offsets: Any, drawn: Any, law_row: Any, target_law: Any, *rest: Any, **more: Any) -> Any:
+    def broken(
+        tokens: Any, offsets: Any, drawn: Any, dist_index: Any, target_dist: Any, *rest: Any, **more: Any
+    ) -> Any:
         rows = torch.arange(len(tokens), dtype=torch.int32) - 1
-        return chain_verify(tokens, offsets, drawn + 1, rows.clamp(min=0), target_law, target_law, *rest[1:], **more)
+        return rejection_verify(
+            tokens, offsets, drawn + 1, rows.clamp(min=0), target_dist, target_dist, *rest[1:], **more
+        )
 
     plant_in_chains(patch, broken)
 
@@ -119,7 +128,7 @@ def coins_may_equal_the_ratio(patch: Patch) -> None:
     """u <= p / q instead of u < p / q."""
 
     def broken(*args: Any, uniforms: Any = None, **more: Any) -> Any:
-        return chain_verify(*args, uniforms=None if uniforms is None else uniforms - 1e-7, **more)
+        return rejection_verify(*args, uniforms=None if uniforms is None else uniforms - 1e-7, **more)
 
     plant_in_chains(patch, broken)
 
@@ -128,12 +137,12 @@ def the_same_coins_every_step(patch: Patch) -> None:
     """Fresh draws are keyed by the request only, not by the position of the root."""
 
     def broken(*args: Any, **more: Any) -> Any:
-        return chain_verify(*args[:8], args[8] * 0 + 1, *args[9:], **more)
+        return rejection_verify(*args[:8], args[8] * 0 + 1, *args[9:], **more)
 
-    draw = draft_model_module.draw_sample
+    draw = draft_model_module.draft_sample
     plant_in_chains(patch, broken)
     patch.setattr(
-        draft_model_module, "draw_sample", lambda *args, **more: draw(*args[:6], args[6] * 0 + 1, args[7], **more)
+        draft_model_module, "draft_sample", lambda *args, **more: draw(*args[:6], args[6] * 0 + 1, args[7], **more)
     )
 
 
@@ -141,23 +150,23 @@ def one_stream_of_noise(patch: Patch) -> None:
     """Drafts, coins and recovered tokens are made of the same words."""
     patch.setattr(draw_module, "DRAFT", ACCEPT)
     patch.setattr(chain_module, "RECOVER", ACCEPT)
-    patch.setattr(draft_model_module, "draw_sample", draw_module.draw_sample)
-    plant_in_chains(patch, chain_module.chain_verify)
+    patch.setattr(draft_model_module, "draft_sample", draw_module.draft_sample)
+    plant_in_chains(patch, chain_module.rejection_verify)
 
 
 def drop_unlikely_drawn_tokens(patch: Patch) -> None:
     """A drawn token is dropped because it is unlikely, after it was drawn: an anticipating policy."""
     pack = Draft.chains
 
-    def broken(rows: Any, chains: Any, *, law_rows: Any = None, laws: Any = None, device: Any = "cpu") -> Draft:
-        if law_rows is not None:
-            weights = laws.weights()
-            for at, (chain, names) in enumerate(zip(chains, law_rows, strict=True)):
+    def broken(rows: Any, chains: Any, *, dist_rows: Any = None, dists: Any = None, device: Any = "cpu") -> Draft:
+        if dist_rows is not None:
+            weights = dists.weights()
+            for at, (chain, names) in enumerate(zip(chains, dist_rows, strict=True)):
                 for place, name in enumerate(names):
                     if float(weights[name, chain[place + 1]]) < 0.25:
-                        chains[at], law_rows[at] = chain[: place + 1], names[:place]
+                        chains[at], dist_rows[at] = chain[: place + 1], names[:place]
                         break
-        return pack(rows, chains, law_rows=law_rows, laws=laws, device=device)
+        return pack(rows, chains, dist_rows=dist_rows, dists=dists, device=device)
 
     patch.setattr(draft_model_module, "Draft", type("Dropping", (), {"chains": staticmethod(broken)}))
 
@@ -251,8 +260,8 @@ def draft_noise_off_by_one(patch: Patch) -> None:
 def any_child_is_accepted(patch: Patch) -> None:
     """The walk goes one child further, whatever its token."""
 
-    def broken(tokens: Any, offsets: Any, child: Any, sibling: Any, choice: Any, scouts: Any, **more: Any) -> Any:
-        path, accepted, following = tree_verify(tokens, offsets, child, sibling, choice, scouts, **more)
+    def broken(tokens: Any, offsets: Any, child: Any, sibling: Any, choice: Any, score_only: Any, **more: Any) -> Any:
+        path, accepted, following = exact_match_verify(tokens, offsets, child, sibling, choice, score_only, **more)
         last = path.gather(1, accepted[:, None].long()).squeeze(1).long()
         deeper = child[last].long()
         room = (deeper >= 0) & (accepted < path.shape[1] - 1)
@@ -281,16 +290,16 @@ def keep_refused_drafts(patch: Patch) -> None:
 
 CHECKS: list[tuple[Callable[[], None], list[Callable[[Patch], None]]]] = [
     (
-        law_holds,
+        dist_holds,
         [
             resample_from_p,
-            law_of_the_wrong_row,
+            dist_of_the_wrong_row,
             the_same_coins_every_step,
             one_stream_of_noise,
             drop_unlikely_drawn_tokens,
         ],
     ),
-    (chosen_law_holds, [chosen_taken_for_drawn]),
+    (chosen_dist_holds, [chosen_taken_for_drawn]),
     (forbidden_tokens_hold, [coins_may_equal_the_ratio]),
     (
         trees_hold,

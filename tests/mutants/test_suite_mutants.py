@@ -1,7 +1,8 @@
 """Mistakes of public systems, planted into drafters, targets, rules and requests: a test of the suite must fail.
 
-`specdec_fast.lab.mutant_rules` has the same mistakes as laws, by the names in `MUTANTS`. Which test sees a mistake, and
-with which arguments, stands beside it; the test is run here as it is there, without the mistake and with it.
+`specdec_fast.lab.mutant_rules` has the same mistakes as distributions, by the names in `MUTANTS`. Which test sees a
+mistake, and with which arguments, stands beside it; the test is run here as it is there, without the mistake and with
+it.
 """
 
 from __future__ import annotations
@@ -18,22 +19,22 @@ import pytest
 import torch
 
 import specdec_fast.drafters.draft_model as draft_model_module
-import specdec_fast.rules.tree as tree_module
-import specdec_fast.stopping as stopping_module
-import specdec_kernels.proposals as proposals_module
+import specdec_fast.engine.stop_conditions as stopping_module
+import specdec_fast.rules.recursive_rejection as tree_module
+import specdec_kernels.ops._proposals.reference as proposals_module
 from specdec_fast.cache.paged import PagedCache
-from specdec_fast.edits import Edits
+from specdec_fast.core.distributions import TokenDistributions, concat_dists
+from specdec_fast.engine.request import Handle
 from specdec_fast.lab import mutant_rules
-from specdec_fast.laws import Laws, concat_laws
-from specdec_fast.request import Handle
+from specdec_fast.sampling.logits_processors import LogitsProcessors
+from specdec_fast.targets.fused_forward import FusedForward
 from specdec_fast.targets.huggingface import HuggingFaceTarget
-from specdec_fast.targets.weight_layout import RowLinear
-from specdec_fast.targets.whole_pass import WholePass
-from specdec_kernels import Overlay, law_stats
+from specdec_fast.targets.linear_layers import BatchInvariantLinear
+from specdec_kernels import Overlay, distribution_stats
 
 Patch = pytest.MonkeyPatch
 TESTS = Path(__file__).parents[1]
-chain_module: Any = import_module("specdec_kernels.chain_verify.reference")  # the attribute is the operator
+chain_module: Any = import_module("specdec_kernels.ops.rejection_verify.reference")  # the attribute is the operator
 
 
 @cache
@@ -48,18 +49,20 @@ def module_of(file: str) -> Any:
 
 def arg_max_with_softmax_q(patch: Patch) -> None:
     """The likeliest token is drafted, and said to be drawn."""
-    patch.setattr(draft_model_module, "draw_sample", lambda logits, *rest, **more: logits.argmax(1))
+    patch.setattr(draft_model_module, "draft_sample", lambda logits, *rest, **more: logits.argmax(1))
 
 
 def q_before_the_filters(patch: Patch) -> None:
-    """The laws that travel along are those without top-k, top-p and min-p."""
+    """The distributions that travel along are those without top-k, top-p and min-p."""
 
-    def broken(parts: Sequence[Laws]) -> Laws:
-        laws = concat_laws(parts)
-        one, none = torch.ones_like(laws.inv_t), torch.zeros_like(laws.tie_id)
-        return Laws(laws.logits, *law_stats(laws.logits, 1 / laws.inv_t, none, one, torch.zeros_like(one)))
+    def broken(parts: Sequence[TokenDistributions]) -> TokenDistributions:
+        dists = concat_dists(parts)
+        one, none = torch.ones_like(dists.inv_t), torch.zeros_like(dists.tie_id)
+        return TokenDistributions(
+            dists.logits, *distribution_stats(dists.logits, 1 / dists.inv_t, none, one, torch.zeros_like(one))
+        )
 
-    patch.setattr(draft_model_module, "concat_laws", broken)
+    patch.setattr(draft_model_module, "concat_dists", broken)
 
 
 def padding_is_not_cut(patch: Patch) -> None:
@@ -82,34 +85,36 @@ def coins_are_settled_by_rough_totals(patch: Patch) -> None:
     module: Any = module_of("kernels/test_rough_totals.py")
 
     def broken(
-        tokens: Any, offsets: Any, drawn: Any, law_row: Any, logits: Any, sampling: Any, *rest: Any, **more: Any
+        tokens: Any, offsets: Any, drawn: Any, dist_index: Any, logits: Any, sampling: Any, *rest: Any, **more: Any
     ) -> Any:
-        inv_t, lse, *ties = law_stats(logits, *sampling)
-        return module.chain_verify(tokens, offsets, drawn, law_row, (logits, inv_t, lse + 0.0069, *ties), *rest, **more)
+        inv_t, lse, *ties = distribution_stats(logits, *sampling)
+        return module.rejection_verify(
+            tokens, offsets, drawn, dist_index, (logits, inv_t, lse + 0.0069, *ties), *rest, **more
+        )
 
-    patch.setattr(module, "chain_verify_logits", broken)
+    patch.setattr(module, "rejection_verify_logits", broken)
 
 
 def whole_passes_of_chains(patch: Patch) -> None:
     """Passes by one operator take every tree for a chain."""
-    call = WholePass.__call__
+    call = FusedForward.__call__
 
     def broken(self: Any, tokens: Any, positions: Any, wanted: Any, packed: Any) -> Any:
         slots = replace(packed.slots, ancestors=None, depth=None)
         return call(self, tokens, positions, wanted, replace(packed, slots=slots))
 
-    patch.setattr(WholePass, "__call__", broken)
+    patch.setattr(FusedForward, "__call__", broken)
 
 
-def laws_of_the_draw_before(patch: Patch) -> None:
-    """A chain in one call returns, for every token, the law that the one before it was drawn from."""
-    chain = WholePass.chain
+def dists_of_the_draw_before(patch: Patch) -> None:
+    """A chain in one call returns, for every token, the distribution that the one before it was drawn from."""
+    chain = FusedForward.chain
 
     def broken(self: Any, *arguments: Any) -> Any:
         found = chain(self, *arguments)
         return found if isinstance(found, torch.Tensor) else (found[0], *(part.roll(1, 0) for part in found[1:]))
 
-    patch.setattr(WholePass, "chain", broken)
+    patch.setattr(FusedForward, "chain", broken)
 
 
 def texts_begin_anywhere(patch: Patch) -> None:
@@ -131,22 +136,22 @@ def mask_of_a_sibling(patch: Patch) -> None:
     """A node attends to its elder sibling in its own place."""
     score = HuggingFaceTarget.score
 
-    def broken(self: Any, draft: Any, plan: Any, taps: Sequence[str] = ()) -> Any:
+    def broken(self: Any, draft: Any, plan: Any, aux_hidden_states: Sequence[str] = ()) -> Any:
         ancestors = plan.ancestors.clone()
         elder = (plan.next_sibling >= 0).nonzero().flatten()
         ancestors[plan.next_sibling[elder].long()] = plan.ancestors[elder]
-        return score(self, draft, replace(plan, ancestors=ancestors), taps)
+        return score(self, draft, replace(plan, ancestors=ancestors), aux_hidden_states)
 
     patch.setattr(HuggingFaceTarget, "score", broken)
 
 
 def ids_off_by_one(patch: Patch) -> None:
-    """Column v of a reduced draft law is taken for the id behind its own."""
+    """Column v of a reduced draft distribution is taken for the id behind its own."""
     proposals = tree_module.proposals
 
-    def broken(draft: Any, plan: Any, target_laws: Laws) -> tuple[Any, ...]:
-        *found, ids, scouts = proposals(draft, plan, target_laws)
-        return (*found, None if ids is None else (ids + 1) % target_laws.logits.shape[1], scouts)
+    def broken(draft: Any, plan: Any, target_dists: TokenDistributions) -> tuple[Any, ...]:
+        *found, ids, score_only = proposals(draft, plan, target_dists)
+        return (*found, None if ids is None else (ids + 1) % target_dists.logits.shape[1], score_only)
 
     patch.setattr(tree_module, "proposals", broken)
 
@@ -157,37 +162,37 @@ def _with_a_child(paths: Any, request_of: torch.Tensor) -> torch.Tensor:
 
 def edits_of_the_last_nodes_only(patch: Patch) -> None:
     """Logits are edited where a draft ends, and nowhere before."""
-    apply = Edits.apply
+    apply = LogitsProcessors.apply
 
-    def broken(self: Edits, logits: torch.Tensor, paths: Any, request_of: torch.Tensor) -> torch.Tensor:
+    def broken(self: LogitsProcessors, logits: torch.Tensor, paths: Any, request_of: torch.Tensor) -> torch.Tensor:
         edited, inner = apply(self, logits.clone(), paths, request_of), _with_a_child(paths, request_of)
         edited[inner] = logits[inner].to(edited.dtype)
         return edited
 
-    patch.setattr(Edits, "apply", broken)
+    patch.setattr(LogitsProcessors, "apply", broken)
 
 
 def overlays_of_the_last_nodes_only(patch: Patch) -> None:
     """The same where edits lie over the logits."""
-    over = Edits.over
+    over = LogitsProcessors.over
 
-    def broken(self: Edits, logits: torch.Tensor, paths: Any, request_of: torch.Tensor) -> Overlay:
+    def broken(self: LogitsProcessors, logits: torch.Tensor, paths: Any, request_of: torch.Tensor) -> Overlay:
         overlay = over(self, logits, paths, request_of)
         overlay.cells[_with_a_child(paths, request_of)] = 0
         return overlay
 
-    patch.setattr(Edits, "over", broken)
+    patch.setattr(LogitsProcessors, "over", broken)
 
 
 def overlays_of_the_node_before(patch: Patch) -> None:
     """Logits of a node are read with the edits of its neighbour."""
-    over = Edits.over
+    over = LogitsProcessors.over
 
-    def broken(self: Edits, logits: torch.Tensor, paths: Any, request_of: torch.Tensor) -> Overlay:
+    def broken(self: LogitsProcessors, logits: torch.Tensor, paths: Any, request_of: torch.Tensor) -> Overlay:
         overlay = over(self, logits, paths, request_of)
         return replace(overlay, cells=overlay.cells.roll(1, 0))
 
-    patch.setattr(Edits, "over", broken)
+    patch.setattr(LogitsProcessors, "over", broken)
 
 
 def ends_are_looked_for_in_the_last_token(patch: Patch) -> None:
@@ -226,34 +231,34 @@ def the_last_rejection_to_be_ready_counts(patch: Patch) -> None:
 
 def sums_depend_on_company(patch: Patch) -> None:
     """Several rows at a time are summed in two parts, each of which is rounded."""
-    forward = RowLinear.forward
+    forward = BatchInvariantLinear.forward
 
-    def broken(self: RowLinear, input: torch.Tensor) -> torch.Tensor:
+    def broken(self: BatchInvariantLinear, input: torch.Tensor) -> torch.Tensor:
         if input.shape[:-1].numel() == 1:
             return forward(self, input)
         first, second = (part.contiguous() for part in input.chunk(2, -1))
         size = first.shape[-1]
-        rest = RowLinear.product(second, self.weight[:, size:], self.bias)
-        return RowLinear.product(first, self.weight[:, :size], None) + rest
+        rest = BatchInvariantLinear.product(second, self.weight[:, size:], self.bias)
+        return BatchInvariantLinear.product(first, self.weight[:, :size], None) + rest
 
-    patch.setattr(RowLinear, "forward", broken)
+    patch.setattr(BatchInvariantLinear, "forward", broken)
 
 
 MUTANTS: list[tuple[str, Callable[[Patch], None], str, str, tuple[Any, ...]]] = [
     (
         "arg-max draft, softmax q", arg_max_with_softmax_q,
-        "drafters/test_draft_model.py", "test_drawn_tokens_follow_their_law", (),
+        "drafters/test_draft_model.py", "test_drawn_tokens_follow_their_distribution", (),
     ),
     (
         "q recorded before top-k", q_before_the_filters,
-        "drafters/test_draft_model.py", "test_drawn_tokens_carry_the_laws_they_were_drawn_from", (),
+        "drafters/test_draft_model.py", "test_drawn_tokens_carry_the_distributions_they_were_drawn_from", (),
     ),
     (
         "padded vocabulary", padding_is_not_cut,
         "targets/test_huggingface.py", "test_a_padded_vocabulary_is_cut", (),
     ),
     (
-        "law of the wrong parent", mask_of_a_sibling,
+        "distribution of the wrong parent", mask_of_a_sibling,
         "targets/test_huggingface.py", "test_trees_on_ragged_rows_have_the_logits_of_their_own_paths",
         ("llama", False, 16),
     ),
@@ -263,10 +268,10 @@ MUTANTS: list[tuple[str, Callable[[Patch], None], str, str, tuple[Any, ...]]] = 
         ("llama", None, 16),
     ),
     *(
-        ("law of the wrong parent", laws_of_the_draw_before, "drafters/test_whole_chains.py", test, arguments)
+        ("distribution of the wrong parent", dists_of_the_draw_before, "drafters/test_whole_chains.py", test, arguments)
         for test, arguments in (
-            ("test_texts_have_the_law_of_the_target", ("token", 1.0)),
-            ("test_drafts_are_those_of_passes_one_after_the_other", ("drawn", "none")),
+            ("test_texts_have_the_distribution_of_the_target", ("rejection", 1.0)),
+            ("test_drafts_are_those_of_passes_one_after_the_other", ("sampled", "none")),
         )
     ),
     (
@@ -279,7 +284,8 @@ MUTANTS: list[tuple[str, Callable[[Patch], None], str, str, tuple[Any, ...]]] = 
     ),
     (
         "draft vocabulary off by one", ids_off_by_one,
-        "rules/test_tree.py", "test_a_draft_s_own_vocabulary_changes_no_law", ("tree", "ordered", "reference"),
+        "rules/test_tree.py", "test_a_draft_s_own_vocabulary_changes_no_distribution", ("recursive_rejection",
+            "ordered", "reference"),
     ),
     (
         "processors on the bonus token only", edits_of_the_last_nodes_only,
@@ -292,9 +298,9 @@ MUTANTS: list[tuple[str, Callable[[Patch], None], str, str, tuple[Any, ...]]] = 
         )
         for name, plant in (
             ("processors on the bonus token only", overlays_of_the_last_nodes_only),
-            ("law of the wrong parent", overlays_of_the_node_before),
+            ("distribution of the wrong parent", overlays_of_the_node_before),
         )
-        for rule in ("replay", "tree", "token")
+        for rule in ("replay", "recursive_rejection", "rejection")
     ),
     (
         "end of sequence inside a block", ends_are_looked_for_in_the_last_token,
@@ -302,15 +308,17 @@ MUTANTS: list[tuple[str, Callable[[Patch], None], str, str, tuple[Any, ...]]] = 
     ),
     (
         "zero residual", an_empty_residual_stays_empty,
-        "kernels/test_chain_verify.py", "test_equal_laws_are_always_accepted_and_leave_no_dust", ("reference",),
+        "kernels/test_rejection_verify.py", "test_equal_distributions_are_always_accepted_and_leave_no_dust",
+        ("reference",),
     ),
     (
         "zero residual", an_empty_residual_stays_empty_in_trees,
-        "rules/test_tree.py", "test_equal_laws_leave_no_dust_to_draw_from", ("reference",),
+        "rules/test_tree.py", "test_equal_distributions_leave_no_dust_to_draw_from", ("reference",),
     ),
     (
         "rough total", coins_are_settled_by_rough_totals,
-        "kernels/test_rough_totals.py", "test_rough_totals_decide_as_the_laws_do", ("drawn", 67, 6000, torch.float32),
+        "kernels/test_rough_totals.py", "test_rough_totals_decide_as_the_distributions_do", ("sampled", 67, 6000,
+            torch.float32),
     ),
     (
         "later rejection", the_last_rejection_to_be_ready_counts,
@@ -323,7 +331,7 @@ MUTANTS: list[tuple[str, Callable[[Patch], None], str, str, tuple[Any, ...]]] = 
 ]  # fmt: skip
 
 
-@pytest.mark.filterwarnings("ignore:overlay_edits runs on its slow PyTorch reference")
+@pytest.mark.filterwarnings("ignore:process_logits_overlay runs on its slow PyTorch reference")
 @pytest.mark.parametrize(
     ("plant", "file", "test", "arguments"),
     [pytest.param(*how, id="-".join((how[1], how[0].__name__, *map(str, how[3])))) for _, *how in MUTANTS],
@@ -346,7 +354,7 @@ def test_the_test_fails(
 
 def test_the_names_are_those_of_the_lab() -> None:
     # they show in roundings, threads, bits and coins near a threshold alone, or where the lab does not go
-    no_laws = {"zero residual", "later rejection", "bits by company", "rough total"}
-    no_laws |= {"a tree as a chain in a whole pass", "text cut inside a character"}
-    ours = {name for name, *_ in MUTANTS} - no_laws
+    no_dists = {"zero residual", "later rejection", "bits by company", "rough total"}
+    no_dists |= {"a tree as a chain in a whole pass", "text cut inside a character"}
+    ours = {name for name, *_ in MUTANTS} - no_dists
     assert ours <= {mutant.name for mutant in mutant_rules.MUTANTS}

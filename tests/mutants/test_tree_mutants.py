@@ -1,4 +1,6 @@
-"""Known ways to get trees wrong, planted in the references one at a time: the exact law must notice each of them."""
+"""Known ways to get trees wrong, planted in the references one at a time: the exact distribution must notice each
+of them.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +10,30 @@ from typing import Any
 
 import pytest
 import torch
-from oracles.tree_cases import CASES, check_law
+from oracles.tree_cases import CASES, check_dist
 from torch import Tensor
 
 from specdec_fast.rules import get_rule
 from specdec_kernels import use_backend
-from specdec_kernels.proposals import CHOSEN, DRAWN_WITHOUT_CHOSEN, DRAWN_WITHOUT_EARLIER, Tree, mass
+from specdec_kernels.ops._proposals.reference import (
+    DETERMINISTIC,
+    SAMPLED_WITHOUT_DETERMINISTIC,
+    SAMPLED_WITHOUT_EARLIER,
+    Tree,
+    mass,
+)
 
 Patch = pytest.MonkeyPatch
-ordered_module: Any = import_module("specdec_kernels.ordered_verify.reference")  # the attribute is the operator
-traversal_module: Any = import_module("specdec_kernels.traversal_verify.reference")
-law_of = Tree.proposal
+ordered_module: Any = import_module(
+    "specdec_kernels.ops.recursive_rejection_verify.reference"
+)  # the attribute is the operator
+traversal_module: Any = import_module("specdec_kernels.ops.traversal_verify.reference")
+dist_of = Tree.proposal
 rounds, visit = ordered_module._rounds, traversal_module._visit
 
 
-def _whole_law(patch: Patch, mark: int) -> None:
-    """The law that the token was drawn from, as if nothing were excluded."""
+def _whole_dist(patch: Patch, mark: int) -> None:
+    """The distribution that the token was drawn from, as if nothing were excluded."""
 
     def broken(tree: Tree, parent: int, place: int) -> Tensor | None:
         node = tree.children[parent][place]
@@ -31,7 +41,7 @@ def _whole_law(patch: Patch, mark: int) -> None:
         if kept == mark:
             tree.mark[node] = 1
         try:
-            return law_of(tree, parent, place)
+            return dist_of(tree, parent, place)
         finally:
             tree.mark[node] = kept
 
@@ -39,42 +49,42 @@ def _whole_law(patch: Patch, mark: int) -> None:
 
 
 def unconditioned_siblings(patch: Patch) -> None:
-    """Siblings drawn without replacement are tested against the whole draft law."""
-    _whole_law(patch, DRAWN_WITHOUT_EARLIER)
+    """Siblings drawn without replacement are tested against the whole draft distribution."""
+    _whole_dist(patch, SAMPLED_WITHOUT_EARLIER)
 
 
 def unconditioned_hybrid(patch: Patch) -> None:
-    """The drawn child of a hybrid node is tested against the whole draft law."""
-    _whole_law(patch, DRAWN_WITHOUT_CHOSEN)
+    """The drawn child of a hybrid node is tested against the whole draft distribution."""
+    _whole_dist(patch, SAMPLED_WITHOUT_DETERMINISTIC)
 
 
 def chosen_taken_for_drawn(patch: Patch) -> None:
-    """A chosen token is tested against the draft law of its node's first drawn sibling, or the target's."""
+    """A chosen token is tested against the draft distribution of its node's first drawn sibling, or the target's."""
 
     def broken(tree: Tree, parent: int, place: int) -> Tensor | None:
         node = tree.children[parent][place]
-        return tree.target(parent) if tree.mark[node] == CHOSEN else law_of(tree, parent, place)
+        return tree.target(parent) if tree.mark[node] == DETERMINISTIC else dist_of(tree, parent, place)
 
     patch.setattr(Tree, "proposal", broken)
 
 
-def siblings_see_the_first_law(patch: Patch) -> None:
-    """Every child is tested against the target's own law: what the earlier ones took is forgotten."""
+def siblings_see_the_first_dist(patch: Patch) -> None:
+    """Every child is tested against the target's own distribution: what the earlier ones took is forgotten."""
 
     def broken(tree: Tree, node: int) -> tuple[list[float], Tensor]:
         thresholds, rest = rounds(tree, node)
         p = tree.target(node)
         for place, child in enumerate(tree.children[node]):
-            law = tree.proposal(node, place)
-            if law is not None:
-                thresholds[place] = min(1.0, float(p[tree.token[child]]) / float(law[tree.token[child]]))
+            dist = tree.proposal(node, place)
+            if dist is not None:
+                thresholds[place] = min(1.0, float(p[tree.token[child]]) / float(dist[tree.token[child]]))
         return thresholds, rest
 
     patch.setattr(ordered_module, "_rounds", broken)
 
 
 def resample_from_p(patch: Patch) -> None:
-    """When all children are refused the next token comes from the target's law."""
+    """When all children are refused the next token comes from the target's distribution."""
     patch.setattr(ordered_module, "_rounds", lambda tree, node: (rounds(tree, node)[0], tree.target(node)))
     patch.setattr(
         traversal_module, "_visit", lambda tree, node, reach: (*visit(tree, node, reach)[:2], tree.target(node))
@@ -126,13 +136,13 @@ def normalised_before_the_difference(patch: Patch) -> None:
     def broken(tree: Tree, node: int) -> tuple[list[float], Tensor]:
         rest, thresholds = tree.target(node), []
         for place, child in enumerate(tree.children[node]):
-            law = tree.proposal(node, place)
-            if law is None:
+            dist = tree.proposal(node, place)
+            if dist is None:
                 thresholds.append(0.0)
                 continue
             token = tree.token[child]
-            thresholds.append(min(1.0, float(rest[token]) / max(mass(rest), 1e-300) / float(law[token])))
-            left = (rest - law).clamp(min=0.0)
+            thresholds.append(min(1.0, float(rest[token]) / max(mass(rest), 1e-300) / float(dist[token])))
+            left = (rest - dist).clamp(min=0.0)
             rest = left if mass(left) > 1e-12 else rest
         return thresholds, rest
 
@@ -163,8 +173,8 @@ def duplicates_are_tested_again(patch: Patch) -> None:
     patch.setattr(ordered_module, "_rounds", broken)
 
 
-def law_of_a_sibling(patch: Patch) -> None:
-    """The target's law after a node is the one after its first sibling."""
+def dist_of_a_sibling(patch: Patch) -> None:
+    """The target's distribution after a node is the one after its first sibling."""
     target = Tree.target
 
     def broken(tree: Tree, node: int) -> Tensor:
@@ -175,19 +185,19 @@ def law_of_a_sibling(patch: Patch) -> None:
 
 
 MUTANTS: list[tuple[str, Callable[[Patch], None]]] = [
-    ("tree", unconditioned_siblings),
-    ("tree", unconditioned_hybrid),
-    ("tree", chosen_taken_for_drawn),
-    ("tree", siblings_see_the_first_law),
-    ("tree", resample_from_p),
-    ("tree", normalised_before_the_difference),
-    ("tree", every_path_draws_for_itself),
-    ("tree", duplicates_are_tested_again),
-    ("tree", law_of_a_sibling),
+    ("recursive_rejection", unconditioned_siblings),
+    ("recursive_rejection", unconditioned_hybrid),
+    ("recursive_rejection", chosen_taken_for_drawn),
+    ("recursive_rejection", siblings_see_the_first_dist),
+    ("recursive_rejection", resample_from_p),
+    ("recursive_rejection", normalised_before_the_difference),
+    ("recursive_rejection", every_path_draws_for_itself),
+    ("recursive_rejection", duplicates_are_tested_again),
+    ("recursive_rejection", dist_of_a_sibling),
     ("traversal", unconditioned_siblings),
     ("traversal", unconditioned_hybrid),
     ("traversal", chosen_taken_for_drawn),
-    ("traversal", law_of_a_sibling),
+    ("traversal", dist_of_a_sibling),
     ("traversal", resample_from_p),
     ("traversal", reach_is_not_updated),
     ("traversal", reach_is_forgotten_in_the_residual),
@@ -197,14 +207,14 @@ MUTANTS: list[tuple[str, Callable[[Patch], None]]] = [
 
 
 @pytest.mark.parametrize(("rule", "mutant"), MUTANTS, ids=lambda value: getattr(value, "__name__", value))
-def test_the_exact_law_notices(rule: str, mutant: Callable[[Patch], None], monkeypatch: Patch) -> None:
-    found, order = get_rule(rule), "ordered" if rule == "tree" else "post"
+def test_the_exact_distribution_notices(rule: str, mutant: Callable[[Patch], None], monkeypatch: Patch) -> None:
+    found, order = get_rule(rule), "ordered" if rule == "recursive_rejection" else "post"
     noticed = 0
     mutant(monkeypatch)
     with use_backend("reference"), torch.inference_mode():
         for case in CASES[:: len(CASES) // 90]:
             try:
-                check_law(case, found, order)  # type: ignore[arg-type]
+                check_dist(case, found, order)  # type: ignore[arg-type]
             except AssertionError:
                 noticed += 1
             if noticed == 2:

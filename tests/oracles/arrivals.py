@@ -7,7 +7,7 @@ from typing import Any
 
 from specdec_fast import Engine, SamplingParams
 
-LAWS: list[dict[str, Any]] = [{}, {"top_k": 4}, {"top_p": 0.8}, {"min_p": 0.1}]
+DISTS: list[dict[str, Any]] = [{}, {"top_k": 4}, {"top_p": 0.8}, {"min_p": 0.1}]
 
 
 def requests(count: int, temperatures: tuple[float, ...], vocab: int = 9) -> list[tuple[list[int], SamplingParams]]:
@@ -17,7 +17,7 @@ def requests(count: int, temperatures: tuple[float, ...], vocab: int = 9) -> lis
         prompt = [source.randrange(vocab) for _ in range(source.randrange(1, 12))]
         new, temperature = source.randrange(1, 25), source.choice(temperatures)
         made.append(
-            (prompt, SamplingParams(temperature=temperature, seed=seed, max_new_tokens=new, **source.choice(LAWS)))
+            (prompt, SamplingParams(temperature=temperature, seed=seed, max_new_tokens=new, **source.choice(DISTS)))
         )
     return made
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from specdec_fast.cache import PagedCache
 from specdec_fast.cache.paged import LayerShape
-from specdec_fast.draft import Draft
+from specdec_fast.core.draft import Draft
 from specdec_fast.interfaces import Slots, TargetOutput
 from specdec_kernels import TreePlan, kv_stage
 
@@ -83,24 +83,30 @@ class AutomatonTarget:
         return self.table[self.state_after(tokens)].double().numpy()
 
     def extend(
-        self, rows: Tensor, tokens: Tensor, offsets: Tensor, *, logits: bool | Tensor, taps: Sequence[str] = ()
+        self,
+        rows: Tensor,
+        tokens: Tensor,
+        offsets: Tensor,
+        *,
+        logits: bool | Tensor,
+        aux_hidden_states: Sequence[str] = (),
     ) -> TargetOutput:
         bounds = offsets.tolist()
         parents = [node - start - 1 for start, stop in pairwise(bounds) for node in range(start, stop)]
         slots = self.cache.stage(rows, offsets, tokens.shape[0], advance=True)
         states = self._run(tokens, parents, bounds, slots)
-        caught = self._taps(taps, states)
+        caught = self._aux_hidden_states(aux_hidden_states, states)
         if logits is False:
             return TargetOutput(None, caught)
         wanted = logits if isinstance(logits, Tensor) else (offsets[1:] - 1).long()
         return TargetOutput(self.table[states[wanted]].clone(), caught)
 
-    def score(self, draft: Draft, plan: TreePlan, taps: Sequence[str] = ()) -> tuple[TargetOutput, Slots]:
+    def score(self, draft: Draft, plan: TreePlan, aux_hidden_states: Sequence[str] = ()) -> tuple[TargetOutput, Slots]:
         slots = self.cache.stage(draft.rows, draft.offsets, draft.num_nodes, None if draft.is_chain else plan)
         states = self._run(draft.tokens, draft.parents.tolist(), draft.offsets.tolist(), slots)
-        return TargetOutput(self.table[states].clone(), self._taps(taps, states)), slots
+        return TargetOutput(self.table[states].clone(), self._aux_hidden_states(aux_hidden_states, states)), slots
 
-    def _taps(self, names: Sequence[str], states: Tensor) -> dict[str, Tensor]:
+    def _aux_hidden_states(self, names: Sequence[str], states: Tensor) -> dict[str, Tensor]:
         """Hidden states [M, S]: the state, one-hot."""
         return {name: torch.eye(len(self.table))[states] for name in names}
 

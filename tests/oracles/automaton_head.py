@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from oracles.automaton import AutomatonTarget
-from specdec_fast.draft import Draft
+from specdec_fast.core.draft import Draft
 from specdec_kernels import tree_plan
 
 
@@ -20,15 +20,15 @@ class AutomatonHead:
     of its vocabulary (None: all).
     """
 
-    taps = ("final_norm",)
+    aux_hidden_states = ("final_norm",)
 
     def __init__(self, model: AutomatonTarget, kept: Sequence[int] | None = None) -> None:
         self.model, self.cache, self.device = model, model.cache, model.device
         self.vocab_size = model.vocab_size
         self.token_ids = None if kept is None else torch.tensor(kept, dtype=torch.int64)
 
-    def features(self, taps: Mapping[str, Tensor]) -> Tensor:
-        return taps["final_norm"]
+    def features(self, aux_hidden_states: Mapping[str, Tensor]) -> Tensor:
+        return aux_hidden_states["final_norm"]
 
     def blank(self, *shape: int) -> Tensor:
         return torch.zeros(*shape, len(self.model.table))

@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from specdec_fast import captured
 from specdec_fast.cache import paged
+from specdec_fast.engine.cuda_graph import runner
 
 WAITS = {"_local_scalar_dense", "equal", "is_nonzero"}
 DEPENDS_ON_DATA = {"nonzero", "nonzero_static", "masked_select", "unique", "_unique", "_unique2", "unique_dim"}
@@ -144,7 +144,7 @@ def guard_programs(monkeypatch: pytest.MonkeyPatch) -> dict[Callable[[], None], 
 
         return run
 
-    monkeypatch.setattr(captured, "capture", guarded)
+    monkeypatch.setattr(runner, "capture", guarded)
     return runs
 
 

@@ -7,15 +7,15 @@ from fractions import Fraction
 import torch
 
 from oracles.exact import Text
-from oracles.rational_models import After, laws_of
-from specdec_fast.draft import Draft
-from specdec_fast.laws import Laws
+from oracles.rational_models import After, dists_of
+from specdec_fast.core.distributions import TokenDistributions
+from specdec_fast.core.draft import Draft
 
 
 def batch(
     found: list[tuple[Fraction, Text]], context: Text, p: After, q: After | None, dtype: torch.dtype
-) -> tuple[Draft, Laws]:
-    """All drafted chains of one context as one batch, and the target's laws at every node."""
+) -> tuple[Draft, TokenDistributions]:
+    """All drafted chains of one context as one batch, and the target's distributions at every node."""
     drafted = [chain for _, chain in found]
     count = len(drafted[0])
     rows = [[p((*context, *chain[:depth])) for depth in range(count + 1)] for chain in drafted]
@@ -24,7 +24,7 @@ def batch(
     draft = Draft.chains(
         list(range(len(drafted))),
         [[0, *chain] for chain in drafted],
-        law_rows=None if q is None else names,
-        laws=None if q is None else laws_of([law for laws in draft_rows for law in laws], dtype),
+        dist_rows=None if q is None else names,
+        dists=None if q is None else dists_of([dist for dists in draft_rows for dist in dists], dtype),
     )
-    return draft, laws_of([law for laws in rows for law in laws], dtype)
+    return draft, dists_of([dist for dists in rows for dist in dists], dtype)

@@ -1,4 +1,4 @@
-"""Ragged batches of drafted chains for chain_verify, and how thresholds are compared."""
+"""Ragged batches of drafted chains for rejection_verify, and how thresholds are compared."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec_kernels import chain_verify, chain_verify_logits, draw_sample, law_stats, use_backend
+from specdec_kernels import distribution_stats, draft_sample, rejection_verify, rejection_verify_logits, use_backend
 from specdec_kernels.random import gumbel
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
@@ -24,14 +24,14 @@ def plain(rows: int, t: float = 1.0) -> tuple[Tensor, ...]:
     return torch.full((rows,), t), torch.zeros(rows, dtype=torch.int32), torch.ones(rows), torch.zeros(rows)
 
 
-def law(logits: Tensor, t: float = 1.0) -> tuple[Tensor, ...]:
-    return (logits, *law_stats(logits, *plain(len(logits), t)))
+def dist(logits: Tensor, t: float = 1.0) -> tuple[Tensor, ...]:
+    return (logits, *distribution_stats(logits, *plain(len(logits), t)))
 
 
 @st.composite
 def verifications(draw: st.DrawFn, dtypes: Sequence[torch.dtype] = DTYPES) -> dict[str, Any]:
-    """Ragged rows, chosen and drawn nodes, some of which their laws do not have, four dtypes for each side, smaller and
-    permuted draft vocabularies.
+    """Ragged rows, chosen and drawn nodes, some of which their distributions do not have, four dtypes for each side,
+    smaller and permuted draft vocabularies.
     """
     g = torch.Generator().manual_seed(draw(st.integers(0, 2**32 - 1)))
     counts = draw(st.lists(st.sampled_from([0, 1, 2, 4, 6]), max_size=4))
@@ -41,7 +41,7 @@ def verifications(draw: st.DrawFn, dtypes: Sequence[torch.dtype] = DTYPES) -> di
     nodes = offsets[-1] + draw(st.integers(0, 2))
     vocab = draw(st.sampled_from([2, 3, 9, 33, 1000, 1024, 1025, 3000]))
     width = draw(st.sampled_from([vocab, vocab, max(1, vocab // 2)]))
-    laws = draw(st.integers(1, 5))
+    dists = draw(st.integers(1, 5))
     mapped = draw(st.sampled_from(["same", "sorted", "shuffled"]))
     token_ids = None
     if mapped != "same":
@@ -61,31 +61,31 @@ def verifications(draw: st.DrawFn, dtypes: Sequence[torch.dtype] = DTYPES) -> di
         level = level.to(draw(st.sampled_from(dtypes)))[:, :columns]
         filters = (pick(0, 0, 5).int(), pick(1, 1, 0.8), pick(0, 0, 0.1)) if draw(st.booleans()) else plain(rows)[1:]
         parameters = (pick(0, 0.5, 1, 1), *filters)
-        return parameters, level, *law_stats(level, *parameters, masses=True)
+        return parameters, level, *distribution_stats(level, *parameters, masses=True)
 
     sampling, *target, mass = sampled(nodes, vocab)
-    _, *draft, _ = sampled(laws, width)
-    law_row = torch.randint(0, laws, (nodes,), generator=g, dtype=torch.int32)
+    _, *draft, _ = sampled(dists, width)
+    dist_index = torch.randint(0, dists, (nodes,), generator=g, dtype=torch.int32)
     drawn = torch.randint(0, 2, (nodes,), generator=g, dtype=torch.int8)
-    zero = torch.zeros(laws, dtype=torch.int32)
-    drafted = draw_sample(*draft, torch.arange(laws), zero, zero)
+    zero = torch.zeros(dists, dtype=torch.int32)
+    drafted = draft_sample(*draft, torch.arange(dists), zero, zero)
     drafted = drafted if token_ids is None else token_ids[drafted]
     free = (drawn == 0) | (torch.rand(nodes, generator=g) < 0.1)
-    tokens = torch.where(free, torch.randint(0, vocab, (nodes,), generator=g), drafted[law_row.long()])
+    tokens = torch.where(free, torch.randint(0, vocab, (nodes,), generator=g), drafted[dist_index.long()])
     if draw(st.sampled_from([False, False, True])):
         draft, token_ids, drawn = None, None, drawn * 0
     return {
         "tokens": tokens,
         "offsets": int32(offsets),
-        "drawn": drawn,
-        "law_row": torch.where(drawn == 1, law_row, -1).int(),
+        "proposal_kinds": drawn,
+        "dist_index": torch.where(drawn == 1, dist_index, -1).int(),
         "target": target,
         "draft": draft,
         "token_ids": token_ids,
     } | {
         "sampling": sampling,
         "mass": mass if draw(st.booleans()) else None,
-        "rule": draw(st.sampled_from(["token", "block"])),
+        "rule": draw(st.sampled_from(["rejection", "block"])),
         "seeds": torch.randint(-(2**63), 2**63 - 1, (len(counts),), generator=g),
         "root_positions": torch.randint(0, 2**31 - 1, (len(counts),), generator=g, dtype=torch.int32),
         "uniforms": torch.rand(nodes, generator=g) if draw(st.booleans()) else None,
@@ -105,9 +105,9 @@ def fixed(case: dict[str, Any]) -> dict[str, Any]:
 def compare_thresholds(case: dict[str, Any], got: tuple[Tensor, Tensor], want: tuple[Tensor, Tensor]) -> None:
     """Equal up to a few roundings; one float32 side rounds as float32."""
     (accept, residual), (true_accept, true_residual) = got, want
-    laws = [part for part in (case["target"], case["draft"]) if part is not None]
-    half = max(torch.finfo(part[1].dtype).eps for part in laws)
-    if case["rule"] == "token":
+    dists = [part for part in (case["target"], case["draft"]) if part is not None]
+    half = max(torch.finfo(part[1].dtype).eps for part in dists)
+    if case["rule"] == "rejection":
         torch.testing.assert_close(accept, true_accept, rtol=8 * half, atol=half)
     else:  # h = S / (S + 1 - w): a rounding of S weighs more the smaller the denominator is
         steep = true_accept.double() / true_residual.sum(1, dtype=torch.float64).clamp(min=half)
@@ -116,8 +116,8 @@ def compare_thresholds(case: dict[str, Any], got: tuple[Tensor, Tensor], want: t
 
 
 def check_logits(case: dict[str, Any], sampling: tuple[Tensor, ...], backends: Sequence[str]) -> None:
-    """chain_verify_logits answers as chain_verify does on the laws of law_stats, which it gives where a path ends by a
-    refusal, and may give where nothing was refused.
+    """rejection_verify_logits answers as rejection_verify does on the distributions of distribution_stats, which it
+    gives where a path ends by a refusal, and may give where nothing was refused.
     """
     case = {name: case[name] for name in case if name not in ("uniforms", "race", "mass", "target")} | {
         "max_depth": 6,
@@ -127,10 +127,10 @@ def check_logits(case: dict[str, Any], sampling: tuple[Tensor, ...], backends: S
     answers: list[tuple[Tensor, ...]] = []
     for backend in backends:
         with use_backend(backend):
-            stats = law_stats(case["logits"], *sampling, masses=True)
-            laws = {name: case[name] for name in case if name not in ("logits", "sampling")}
-            want = chain_verify(**laws, target=(case["logits"], *stats[:4]), mass=stats[4])
-            path, accepted, token, *found = chain_verify_logits(**case)
+            stats = distribution_stats(case["logits"], *sampling, masses=True)
+            dists = {name: case[name] for name in case if name not in ("logits", "sampling")}
+            want = rejection_verify(**dists, target=(case["logits"], *stats[:4]), mass=stats[4])
+            path, accepted, token, *found = rejection_verify_logits(**case)
         assert all(torch.equal(a, b) for a, b in zip((path, accepted, token), want, strict=True))
         ends = path.gather(1, accepted[:, None].long()).squeeze(1)
         refused = ends[(ends >= 0) & (ends + 1 < case["offsets"][1:])]
@@ -138,9 +138,9 @@ def check_logits(case: dict[str, Any], sampling: tuple[Tensor, ...], backends: S
         assert set(refused.tolist()) <= set(known.tolist()) and found[4].isnan().all(1)[found[1] == INF].all()
         for a, b in zip(found, stats, strict=True):
             assert torch.equal(a[known].nan_to_num(nan=7.0), b[known].nan_to_num(nan=7.0))
-        if case["rule"] == "token":
-            assert set(known.tolist()) <= set(ends[ends >= 0].tolist()), "laws of other rows"
-        shared = refused if case["rule"] == "token" else known
+        if case["rule"] == "rejection":
+            assert set(known.tolist()) <= set(ends[ends >= 0].tolist()), "distributions of other rows"
+        shared = refused if case["rule"] == "rejection" else known
         answers.append((path, accepted, token, *(part[shared].nan_to_num(nan=7.0) for part in found)))
     for other in answers[1:]:
         for a, b in zip(answers[0], other, strict=True):

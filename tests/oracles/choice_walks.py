@@ -1,4 +1,6 @@
-"""Packed trees with a choice at every node for tree_verify, and the walk written from parents and tokens alone."""
+"""Packed trees with a choice at every node for exact_match_verify, and the walk written from parents and tokens
+alone.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ def drafts(draw: st.DrawFn) -> tuple[list[int], list[int], Tensor, Tensor, Tenso
     parents += [-1] * (nodes - len(parents))
     g = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
     tokens, choice = (torch.randint(0, 2, (nodes,), generator=g) for _ in range(2))
-    scouts = torch.rand(nodes, generator=g) < 0.2 if draw(st.booleans()) else None
-    return parents, offsets, tokens, choice, scouts
+    score_only = torch.rand(nodes, generator=g) < 0.2 if draw(st.booleans()) else None
+    return parents, offsets, tokens, choice, score_only
 
 
 def check_walk(
@@ -32,8 +34,10 @@ def check_walk(
     accepted: Tensor,
     following: Tensor,
 ) -> None:
-    """The answer is the walk that goes to the first child, in index order, that is the choice and no scout."""
-    parents, offsets, tokens, choice, scouts = draft
+    """The answer is the walk that goes to the first child, in index order, that is the choice and no score-only
+    node.
+    """
+    parents, offsets, tokens, choice, score_only = draft
     depth = path.shape[1] - 1
     for row, (start, end) in enumerate(zip(offsets, offsets[1:], strict=False)):
         want = []
@@ -45,7 +49,7 @@ def check_walk(
                 for i in range(node + 1, end - start)
                 if parents[start + i] == node
                 and tokens[start + i] == choice[start + node]
-                and not (scouts is not None and scouts[start + i])
+                and not (score_only is not None and score_only[start + i])
             ]
             node = fitting[0] if fitting else None
         assert path[row].tolist() == want + [-1] * (depth + 1 - len(want))

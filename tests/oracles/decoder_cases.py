@@ -1,4 +1,4 @@
-"""Small decoders and packed trees for `decoder_pass`: ragged rows, pages in any order, leftover widths."""
+"""Small decoders and packed trees for `fused_forward`: ragged rows, pages in any order, leftover widths."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specdec_kernels import DecoderLayer, DecoderTable, tree_plan
-from specdec_kernels.decoder_pass.decoder_table import MATRICES
+from specdec_kernels.ops.fused_forward.decoder_table import MATRICES
 
 
 @dataclass

@@ -1,5 +1,5 @@
-"""Exact laws of speculative decoding: the chain rules in rational arithmetic, and the law of a text made of
-many steps.
+"""Exact distributions of speculative decoding: the chain rules in rational arithmetic, and the distribution of a text
+made of many steps.
 
 Written from Leviathan et al. (2023), algorithm 1, and Chen et al. (2023), algorithm 2.
 """
@@ -11,12 +11,12 @@ from fractions import Fraction
 from typing import TypeVar
 
 Text = tuple[int, ...]
-Law = Sequence[Fraction]
+Distribution = Sequence[Fraction]
 Number = TypeVar("Number", Fraction, float)
 Step = Callable[[Text], Iterable[tuple[Number, Text]]]
 
 
-def residual(p: Law, q: Law) -> list[Fraction]:
+def residual(p: Distribution, q: Distribution) -> list[Fraction]:
     """Unnormalised weights of the token after a rejection: the positive part of p - q."""
     return [max(a - b, Fraction(0)) for a, b in zip(p, q, strict=True)]
 
@@ -25,10 +25,10 @@ def point_mass(token: int, vocab: int) -> list[Fraction]:
     return [Fraction(int(other == token)) for other in range(vocab)]
 
 
-def token_rule(chain: Text, p: Sequence[Law], q: Sequence[Law]) -> list[tuple[Fraction, Text]]:
+def token_rule(chain: Text, p: Sequence[Distribution], q: Sequence[Distribution]) -> list[tuple[Fraction, Text]]:
     """Outcomes (probability, emitted tokens) of verifying one drafted chain of K tokens.
 
-    p: K + 1 target laws, p[i] after i drafted tokens; q: K laws the drafted tokens were drawn from.
+    p: K + 1 target distributions, p[i] after i drafted tokens; q: K distributions the drafted tokens were drawn from.
     """
     outcomes, alive = [], Fraction(1)
     for depth, token in enumerate(chain):
@@ -45,7 +45,7 @@ def token_rule(chain: Text, p: Sequence[Law], q: Sequence[Law]) -> list[tuple[Fr
     return outcomes
 
 
-def block_rule(chain: Text, p: Sequence[Law], q: Sequence[Law]) -> list[tuple[Fraction, Text]]:
+def block_rule(chain: Text, p: Sequence[Distribution], q: Sequence[Distribution]) -> list[tuple[Fraction, Text]]:
     """Outcomes of block verification (Sun et al. 2025, algorithm 2), arguments as in token_rule.
 
     Every coin is looked at, and the last that passes counts.
@@ -75,7 +75,7 @@ def block_rule(chain: Text, p: Sequence[Law], q: Sequence[Law]) -> list[tuple[Fr
     return outcomes
 
 
-def chains(q_after: Callable[[Text], Law], context: Text, depth: int) -> list[tuple[Fraction, Text]]:
+def chains(q_after: Callable[[Text], Distribution], context: Text, depth: int) -> list[tuple[Fraction, Text]]:
     """All chains of `depth` tokens drawn one by one from q, with their probabilities."""
     found: list[tuple[Fraction, Text]] = [(Fraction(1), ())]
     for _ in range(depth):
@@ -88,8 +88,8 @@ def chains(q_after: Callable[[Text], Law], context: Text, depth: int) -> list[tu
     return found
 
 
-def text_law(step: Step[Number], length: int, one: Number) -> dict[Text, Number]:
-    """The joint law of the first `length` tokens when steps are repeated until there are enough."""
+def text_dist(step: Step[Number], length: int, one: Number) -> dict[Text, Number]:
+    """The joint distribution of the first `length` tokens when steps are repeated until there are enough."""
     found: dict[Text, Number] = {}
     pending: dict[Text, Number] = {(): one}
     while pending:
@@ -103,6 +103,6 @@ def text_law(step: Step[Number], length: int, one: Number) -> dict[Text, Number]
     return found
 
 
-def target_law(p_after: Callable[[Text], Law], length: int) -> dict[Text, Fraction]:
-    """The joint law of plain decoding."""
-    return text_law(lambda context: [(w, (t,)) for t, w in enumerate(p_after(context)) if w], length, Fraction(1))
+def target_dist(p_after: Callable[[Text], Distribution], length: int) -> dict[Text, Fraction]:
+    """The joint distribution of plain decoding."""
+    return text_dist(lambda context: [(w, (t,)) for t, w in enumerate(p_after(context)) if w], length, Fraction(1))

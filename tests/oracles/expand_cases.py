@@ -9,17 +9,19 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from oracles.law_batches import batches
-from specdec_kernels import law_stats
+from oracles.distribution_batches import batches
+from specdec_kernels import distribution_stats
 
 
 @st.composite
 def expansions(draw: st.DrawFn) -> dict[str, Any]:
-    """Nodes with any laws (ties, NaN, -inf, greedy), trees without nodes, dead parents, widths above what is kept."""
+    """Nodes with any distributions (ties, NaN, -inf, greedy), trees without nodes, dead parents, widths above what
+    is kept.
+    """
     level, *parameters = draw(batches())
     nodes, vocab = level.shape
     g = torch.Generator().manual_seed(draw(st.integers(0, 2**32 - 1)))
-    inv_t, _, cut, tie_id = law_stats(level, *parameters)
+    inv_t, _, cut, tie_id = distribution_stats(level, *parameters)
     bounds = sorted(draw(st.lists(st.integers(0, nodes), max_size=4)))
     scores = torch.tensor([draw(st.sampled_from([0.0, 0.0, -1.5, -700.25, -torch.inf])) for _ in range(nodes)])
     case = {

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_kernels import Growth, law_stats, tree_grow
+from specdec_kernels import Growth, distribution_stats, tree_grow
 
 
 def grown(
@@ -16,7 +16,8 @@ def grown(
 ) -> list[Any]:
     """Every level's packed trees, counts and plan, for ragged trees whose limits differ, some of them nothing.
 
-    odd: logits with ties, tokens that are forbidden and laws that are broken, too. scores: gets those of each level.
+    odd: logits with ties, tokens that are forbidden and distributions that are broken, too. scores: gets those of
+    each level.
     """
     pick, source = random.Random(seed), torch.Generator().manual_seed(seed)
     trees, depth, width, vocab = pick.randint(1, 4), pick.randint(1, 4), pick.choice([1, 2, 4, 8]), pick.choice([3, 40])
@@ -40,7 +41,7 @@ def grown(
             logits = strange(logits, pick, source)
         logits = logits.to(dtype)
         warm = torch.tensor([pick.choice([1.0, 1.0, 0.0]) for _ in range(nodes)]) if odd else one
-        inv_t, _, cut, tie = law_stats(logits, warm, top_k, one, one * 0)
+        inv_t, _, cut, tie = distribution_stats(logits, warm, top_k, one, one * 0)
         offsets = torch.tensor([0, *fresh.cumsum(0).tolist()], dtype=torch.int32)
         sizes = {"level": level, "width": width, "last": level == depth - 1, "sharpness": pick.choice([1.0, 2.0])}
         tokens, parents, (now, deepest), plan = tree_grow(logits, inv_t, cut, tie, offsets, growth, **sizes, **noise)

@@ -10,9 +10,9 @@ import torch
 
 from oracles.automaton import AutomatonTarget, random_logits
 from specdec_fast import SamplingParams
-from specdec_fast.draft import Draft
+from specdec_fast.core.draft import Draft
+from specdec_fast.engine.state import DecodeState
 from specdec_fast.interfaces import Acceptance, Budget, TargetOutput
-from specdec_fast.state import DecodeState
 
 
 def automaton(seed: int = 4, vocab: int = 8, **shape: Any) -> AutomatonTarget:
@@ -24,8 +24,10 @@ def begin(made: Any, target: AutomatonTarget, state: DecodeState, rows: Sequence
     """Rows join, with the hidden states that the drafter asks for of all their tokens but the roots."""
     texts = [state.tokens(row)[:-1] for row in rows]
     states = [target.state_after(text[: at + 1]) for text in texts for at in range(len(text))]
-    taps = target._taps((*made.needs.taps, *made.needs.prompt_taps), torch.tensor(states, dtype=torch.int64))
-    made.begin(state, rows, TargetOutput(None, taps) if taps and states else None)
+    aux_hidden_states = target._aux_hidden_states(
+        (*made.needs.aux_hidden_states, *made.needs.prompt_aux_hidden_states), torch.tensor(states, dtype=torch.int64)
+    )
+    made.begin(state, rows, TargetOutput(None, aux_hidden_states) if aux_hidden_states and states else None)
 
 
 @torch.inference_mode()
@@ -42,7 +44,7 @@ def proposed(made: Any, target: AutomatonTarget, texts: Sequence[Sequence[int]],
 def commit(made: Any, target: AutomatonTarget, state: DecodeState, draft: Draft, source: random.Random) -> None:
     """Rows keep any path of their trees and a token behind it; the drafter hears what the target says of each node."""
     tokens, parents, offsets = draft.tokens.tolist(), draft.parents.tolist(), draft.offsets.tolist()
-    scouts = [False] * len(tokens) if draft.scouts is None else draft.scouts.tolist()
+    score_only = [False] * len(tokens) if draft.score_only is None else draft.score_only.tolist()
     rows = draft.rows.tolist()
     states: list[int] = []
     paths: list[list[int]] = []
@@ -53,7 +55,7 @@ def commit(made: Any, target: AutomatonTarget, state: DecodeState, draft: Draft,
             states.append(int(target.transitions[above, tokens[node]]))
         path = [start]
         while source.random() < 0.7:
-            below = [at for at in range(start + 1, stop) if start + parents[at] == path[-1] and not scouts[at]]
+            below = [at for at in range(start + 1, stop) if start + parents[at] == path[-1] and not score_only[at]]
             if not below:
                 break
             path.append(source.choice(below))
@@ -67,4 +69,9 @@ def commit(made: Any, target: AutomatonTarget, state: DecodeState, draft: Draft,
         node_choice=logits.argmax(1),
     )
     state.append(rows, [[*(tokens[at] for at in path[1:]), last] for path, last in zip(paths, following)])
-    made.observe(state, draft, acceptance, TargetOutput(logits, target._taps(made.needs.taps, torch.tensor(states))))
+    made.observe(
+        state,
+        draft,
+        acceptance,
+        TargetOutput(logits, target._aux_hidden_states(made.needs.aux_hidden_states, torch.tensor(states))),
+    )

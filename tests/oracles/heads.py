@@ -60,7 +60,7 @@ def eagle_tensors(seed: int = 0, bias: bool = True) -> dict[str, torch.Tensor]:
     return {"embed_tokens.weight": matrix(VOCAB, HIDDEN), **fc, **layer("layers.0.", 1, seed)}
 
 
-def eagle3_tensors(seed: int = 0, prefix: str = "midlayer.", taps: int = 3) -> dict[str, torch.Tensor]:
+def eagle3_tensors(seed: int = 0, prefix: str = "midlayer.", aux_hidden_states: int = 3) -> dict[str, torch.Tensor]:
     """The keys of yuhuili/EAGLE3-*, with a vocabulary of `KEPT`."""
     matrix, norm = _random(seed + 1)
     ids = torch.tensor(KEPT)
@@ -69,7 +69,7 @@ def eagle3_tensors(seed: int = 0, prefix: str = "midlayer.", taps: int = 3) -> d
     return {
         "d2t": ids - torch.arange(len(KEPT)),
         "t2d": there,
-        "fc.weight": matrix(HIDDEN, taps * HIDDEN),
+        "fc.weight": matrix(HIDDEN, aux_hidden_states * HIDDEN),
         f"{prefix}input_layernorm.weight": norm(HIDDEN),
         f"{prefix}hidden_norm.weight": norm(HIDDEN),
         **layer(prefix, 2, seed),

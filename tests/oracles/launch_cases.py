@@ -9,30 +9,30 @@ from typing import Any
 
 import torch
 
-from specdec_kernels import Forced, Growth, law_stats
-from specdec_kernels.agreement import sample
-from specdec_kernels.samples import Call, Sizes, int32
+from specdec_kernels import Forced, Growth, distribution_stats
+from specdec_kernels.testing.agreement import sample
+from specdec_kernels.testing.samples import Call, Sizes, int32
 
 SIZES = Sizes(rows=3, nodes=4, length=20, heads=2, kv_heads=1, width=16, vocab=130)
 
 
 def drafted(name: str, **options: Any) -> Call:
-    """A verify operator whose tokens were drawn from laws over part of the vocabulary."""
+    """A verify operator whose tokens were drawn from distributions over part of the vocabulary."""
     call = sample(name, SIZES)
     place = next(at for at, each in enumerate(call.arguments) if isinstance(each, tuple))
     nodes = len(call.arguments[0])
     one = torch.ones(2)
     level = torch.randn(2, 40)
-    law = (level, *law_stats(level, one, one.int() * 0, one, one * 0))
+    dist = (level, *distribution_stats(level, one, one.int() * 0, one, one * 0))
     arguments = list(call.arguments)
     arguments[place - 2 : place] = torch.arange(nodes).to(torch.int8) % 4, torch.arange(nodes).int() % 2
-    arguments[place + 1 : place + 3] = law, torch.arange(40) * 3
+    arguments[place + 1 : place + 3] = dist, torch.arange(40) * 3
     return replace(call, arguments=tuple(arguments), options=call.options | options)
 
 
 def edited() -> Call:
     """All four kinds of edits."""
-    call = sample("edit_logits", SIZES)
+    call = sample("process_logits", SIZES)
     entries = Forced(int32([0, 1, 2, 3]), int32([21, 21, 22]), int32([3, 4, 5]))
     return replace(call, arguments=(*call.arguments[:4], entries, call.arguments[5]))
 
@@ -52,23 +52,23 @@ def grown() -> Call:
     return replace(call, arguments=(*call.arguments[:5], growth), options={"level": 1, "width": 4, **keys})
 
 
-NUMBERS = {"law_stats", "draw_sample", "replay_sample"}
+NUMBERS = {"distribution_stats", "draft_sample", "replay_sample"}
 """Operators whose integers are numbers and no places."""
-PARTS = {"chain_verify_logits", "ordered_thresholds", "traversal_thresholds"}
+PARTS = {"rejection_verify_logits", "recursive_rejection_thresholds", "traversal_thresholds"}
 """Operators made of what others launch."""
 PLAIN = (
     "tree_attention", "attention_plan", "kv_stage", "kv_slots", "kv_commit", "kv_commit_scratch", "kv_commit_pages",
-    "tree_plan", "tree_expand", "tree_grow", "tree_verify", "replay_verify", "typical_verify", "ngram_match",
-    "overlay_edits",
+    "tree_plan", "tree_expand", "tree_grow", "exact_match_verify", "replay_verify", "typical_verify", "ngram_match",
+    "process_logits_overlay",
 )  # fmt: skip
 CASES: dict[str, Callable[[], Call]] = {
     **{name: partial(sample, name, SIZES) for name in PLAIN},
-    "chain_verify": partial(drafted, "chain_verify"),
-    "chain_verify by the block rule": partial(drafted, "chain_verify", rule="block"),
-    "chain_thresholds": partial(drafted, "chain_thresholds"),
-    "ordered_verify": partial(drafted, "ordered_verify"),
+    "rejection_verify": partial(drafted, "rejection_verify"),
+    "rejection_verify by the block rule": partial(drafted, "rejection_verify", rule="block"),
+    "rejection_thresholds": partial(drafted, "rejection_thresholds"),
+    "recursive_rejection_verify": partial(drafted, "recursive_rejection_verify"),
     "traversal_verify": partial(drafted, "traversal_verify"),
-    "edit_logits": edited,
+    "process_logits": edited,
     "tree_attention with a window": windowed,
     "tree_grow on the second level": grown,
 }

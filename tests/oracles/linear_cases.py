@@ -1,4 +1,6 @@
-"""Products of rows with a weight for `row_linear`: any number of rows, every kind of leftover outputs, both layouts."""
+"""Products of rows with a weight for `batch_invariant_linear`: any number of rows, every kind of leftover outputs,
+both layouts.
+"""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import torch
 from specdec_fast.heads.blockwise import BlockwiseHeads
 from specdec_fast.heads.medusa import MedusaHeads
 from specdec_fast.targets.huggingface import HuggingFaceTarget
-from specdec_fast.targets.tiny import FAMILIES, SHAPE, tiny_model
+from specdec_fast.targets.tiny_models import FAMILIES, SHAPE, tiny_model
 
 FAMILY_NAMES = tuple(FAMILIES)
 PROMPT_LENGTHS = (1, 2, 5, 17, 40, 75, 130, 200)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from specdec_fast.draft import Draft
+from specdec_fast.core.draft import Draft
 from specdec_fast.interfaces import Acceptance, Budget, Needs, Rng, StateView, TargetOutput
 
 
@@ -73,14 +73,14 @@ class NoisyChain(_Noisy):
 
 class NoisyTree(_Noisy):
     """Random trees that hide the true continuation among wrong siblings, equal siblings and, if wanted,
-    scouts.
+    score-only nodes.
     """
 
     needs = Needs(topology="tree", host_tokens=True)
     scout_rate = 0.0
 
     def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
-        trees, scouts = [], []
+        trees, score_only = [], []
         for row, limit in zip(rows, budget.nodes, strict=True):
             tokens = list(view.tokens(row))
             following = self.truth(row, tokens)
@@ -95,5 +95,5 @@ class NoisyTree(_Noisy):
                 depth.append(at + 1)
                 true.append(true[parent] and at < len(following) and token == following[at])
             trees.append((nodes, parents))
-            scouts.extend([False, *(self.random.random() < self.scout_rate for _ in range(limit))])
-        return Draft.trees(rows, trees, scouts=scouts if self.scout_rate else None, device=view.device)
+            score_only.extend([False, *(self.random.random() < self.scout_rate for _ in range(limit))])
+        return Draft.trees(rows, trees, score_only=score_only if self.scout_rate else None, device=view.device)

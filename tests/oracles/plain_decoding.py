@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from oracles.laws import law
-from specdec_fast.sampling import SamplingParams
+from oracles.distributions import dist
+from specdec_fast.sampling.pipeline import SamplingParams
 from specdec_kernels.random import replay_noise
 
 LogitsAfter = Callable[[Sequence[int]], np.ndarray]
@@ -27,8 +27,8 @@ def recompute(model: Any) -> LogitsAfter:
 
 
 def replay_choice(logits: np.ndarray, params: SamplingParams, position: int) -> int:
-    """The token at an absolute position: arg-max of the log of the float64 law plus the keyed noise."""
-    weights = law(logits, params.temperature, params.top_k, params.top_p, params.min_p)
+    """The token at an absolute position: arg-max of the log of the float64 distribution plus the keyed noise."""
+    weights = dist(logits, params.temperature, params.top_k, params.top_p, params.min_p)
     if params.temperature == 0:
         return int(weights.argmax())
     assert params.seed is not None

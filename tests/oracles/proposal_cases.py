@@ -9,7 +9,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec_kernels import draw_sample, law_stats, tree_plan
+from specdec_kernels import distribution_stats, draft_sample, tree_plan
 from specdec_kernels.random import gumbel
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
@@ -21,16 +21,18 @@ def int32(values: list[int]) -> Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
 
-def law(logits: Tensor, t: float = 1.0) -> tuple[Tensor, ...]:
-    """A law of logits at one temperature, as the operators take it."""
+def dist(logits: Tensor, t: float = 1.0) -> tuple[Tensor, ...]:
+    """A distribution of logits at one temperature, as the operators take it."""
     rows = len(logits)
     zero = torch.zeros(rows, dtype=torch.int32)
-    return (logits, *law_stats(logits, torch.full((rows,), t), zero, torch.ones(rows), torch.zeros(rows)))
+    return (logits, *distribution_stats(logits, torch.full((rows,), t), zero, torch.ones(rows), torch.zeros(rows)))
 
 
 @st.composite
 def proposals(draw: st.DrawFn, dtypes: Sequence[torch.dtype] = DTYPES) -> dict[str, Any]:
-    """Ragged rows, all marks, several draft laws in one node, four dtypes for each side, mapped draft vocabularies."""
+    """Ragged rows, all marks, several draft distributions in one node, four dtypes for each side, mapped draft
+    vocabularies.
+    """
     g = torch.Generator().manual_seed(draw(st.integers(0, 2**32 - 1)))
 
     def pick(choices: list[float], count: int) -> Tensor:
@@ -43,7 +45,7 @@ def proposals(draw: st.DrawFn, dtypes: Sequence[torch.dtype] = DTYPES) -> dict[s
     nodes = offsets[-1] + draw(st.integers(0, 2))
     vocab = draw(st.sampled_from([2, 3, 9, 33, 1000, 1024, 1025, 3000]))
     width = draw(st.sampled_from([vocab, vocab, max(1, vocab // 2)]))
-    laws = draw(st.integers(1, 3))
+    dists = draw(st.integers(1, 3))
     mapped = draw(st.sampled_from(["same", "sorted", "shuffled"]))
     token_ids = None
     if mapped != "same":
@@ -58,18 +60,18 @@ def proposals(draw: st.DrawFn, dtypes: Sequence[torch.dtype] = DTYPES) -> dict[s
             level[int(torch.randint(0, rows, (1,), generator=g))] = float("nan")
         level = level.to(draw(st.sampled_from(dtypes)))[:, :columns]
         cuts = pick([0, 0, 5], rows).int(), pick([1, 1, 0.8], rows), pick([0, 0, 0.1], rows)
-        return level, *law_stats(level, pick([0, 0.5, 1, 1], rows), *cuts)
+        return level, *distribution_stats(level, pick([0, 0.5, 1, 1], rows), *cuts)
 
-    target, draft = sampled(nodes, vocab, False), sampled(laws, width, draw(st.booleans()))
+    target, draft = sampled(nodes, vocab, False), sampled(dists, width, draw(st.booleans()))
     parents = torch.full((nodes,), -1, dtype=torch.int32)
     for start, stop in zip(offsets, offsets[1:], strict=False):
         for node in range(start + 1, stop):
             parents[node] = int(torch.randint(0, node - start, (1,), generator=g))
     marks = torch.randint(0, 4, (nodes,), generator=g, dtype=torch.int8)
-    law_row = torch.randint(0, laws, (nodes,), generator=g, dtype=torch.int32)
+    dist_index = torch.randint(0, dists, (nodes,), generator=g, dtype=torch.int32)
     zero = torch.zeros(nodes, dtype=torch.int32)
-    rows = tuple(part[law_row.long()] for part in draft)
-    tokens = draw_sample(*rows, torch.arange(nodes), zero, zero)
+    rows = tuple(part[dist_index.long()] for part in draft)
+    tokens = draft_sample(*rows, torch.arange(nodes), zero, zero)
     tokens = tokens if token_ids is None else token_ids[tokens]
     free = (marks == 0) | (torch.rand(nodes, generator=g) < 0.1)
     tokens = torch.where(free, torch.randint(0, vocab, (nodes,), generator=g), tokens)
@@ -82,12 +84,12 @@ def proposals(draw: st.DrawFn, dtypes: Sequence[torch.dtype] = DTYPES) -> dict[s
         "offsets": int32(offsets),
         "first_child": plan.first_child,
         "next_sibling": plan.next_sibling,
-        "drawn": marks,
-        "law_row": torch.where(marks == 0, -1, law_row).int(),
+        "proposal_kinds": marks,
+        "dist_index": torch.where(marks == 0, -1, dist_index).int(),
         "target": target,
         "draft": draft,
         "token_ids": token_ids,
-        "scouts": torch.rand(nodes, generator=g) < 0.2 if draw(st.booleans()) else None,
+        "score_only": torch.rand(nodes, generator=g) < 0.2 if draw(st.booleans()) else None,
         "seeds": torch.randint(-(2**63), 2**63 - 1, (len(counts),), generator=g),
         "root_positions": torch.randint(0, 2**31 - 1, (len(counts),), generator=g, dtype=torch.int32),
         "uniforms": torch.rand(nodes, generator=g) if draw(st.booleans()) else None,
@@ -110,12 +112,12 @@ GOOD: dict[str, Any] = {
     "offsets": int32([0, 4]),
     "first_child": int32([1, 3, -1, -1]),
     "next_sibling": int32([-1, 2, -1, -1]),
-    "drawn": torch.tensor([0, 1, 0, 0], dtype=torch.int8),
-    "law_row": int32([-1, 0, -1, -1]),
-    "target": law(torch.zeros(4, 4)),
-    "draft": law(torch.zeros(1, 4)),
+    "proposal_kinds": torch.tensor([0, 1, 0, 0], dtype=torch.int8),
+    "dist_index": int32([-1, 0, -1, -1]),
+    "target": dist(torch.zeros(4, 4)),
+    "draft": dist(torch.zeros(1, 4)),
     "token_ids": None,
-    "scouts": None,
+    "score_only": None,
     "seeds": torch.tensor([1]),
     "root_positions": int32([5]),
     "max_depth": 2,
@@ -123,18 +125,18 @@ GOOD: dict[str, Any] = {
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"tokens": torch.tensor([0, 4, 2, 1])}, r"tokens\[1\] is 4.*\[0, 4\)"),
     ({"tokens": torch.tensor([0, -1, 2, 1])}, r"tokens\[1\] is -1"),
-    ({"law_row": int32([-1, 1, -1, -1])}, r"law_row\[1\] is 1"),
-    ({"draft": None}, r"drawn\[1\] is 1.*no draft laws"),
-    ({"drawn": torch.tensor([0, 4, 0, 0], dtype=torch.int8)}, r"drawn\[1\] is 4; expected a mark"),
+    ({"dist_index": int32([-1, 1, -1, -1])}, r"dist_index\[1\] is 1"),
+    ({"draft": None}, r"proposal_kinds\[1\] is 1.*no draft distributions"),
+    ({"proposal_kinds": torch.tensor([0, 4, 0, 0], dtype=torch.int8)}, r"proposal_kinds\[1\] is 4; expected a mark"),
     ({"max_depth": 1}, r"2 draft tokens deep.*larger max_depth"),
     ({"first_child": int32([0, -1, -1, -1])}, r"first_child\[0\] is 0.*later node"),
     ({"next_sibling": int32([-1, 4, -1, -1])}, r"next_sibling\[1\] is 4.*later node"),
     ({"offsets": int32([0, 5])}, "offsets"),
-    ({"target": law(torch.zeros(3, 4))}, "target logits has 3 rows"),
-    ({"target": torch.zeros(4, 4)}, "law_stats"),
-    ({"draft": law(torch.zeros(1, 5))}, "5 columns"),
+    ({"target": dist(torch.zeros(3, 4))}, "target logits has 3 rows"),
+    ({"target": torch.zeros(4, 4)}, "distribution_stats"),
+    ({"draft": dist(torch.zeros(1, 5))}, "5 columns"),
     ({"token_ids": torch.tensor([0, 1, 2, 4])}, r"token_ids\[3\] is 4"),
-    ({"scouts": torch.zeros(3, dtype=torch.bool)}, r"scouts.*shape"),
+    ({"score_only": torch.zeros(3, dtype=torch.bool)}, r"score-only nodes.*shape"),
     ({"seeds": int32([1])}, r"seeds.*torch.int64"),
     ({"uniforms": torch.zeros(2)}, r"uniforms.*shape"),
     ({"race": (torch.zeros(1, 1), torch.zeros(1, 3))}, r"race token noise.*shape"),
@@ -155,13 +157,13 @@ def decode(verify: Verify, p: Tensor, q: Tensor, requests: int, wanted: int, coi
     offsets = torch.arange(0, requests * 5 + 1, 5, dtype=torch.int32)
     plan = tree_plan(parents, offsets)
     marks = torch.tensor([0, 3, 0, 1, 2], dtype=torch.int8).repeat(requests)
-    q_law, best = law(q), q.argmax(1)
+    q_dist, best = dist(q), q.argmax(1)
 
     def drawn(before: Tensor, without: Tensor | None, place: int, position: Tensor) -> Tensor:
         logits = q[before].clone()
         if without is not None:
             logits[row, without] = -INF
-        return draw_sample(*law(logits), seeds, position, torch.full((requests,), place, dtype=torch.int32))
+        return draft_sample(*dist(logits), seeds, position, torch.full((requests,), place, dtype=torch.int32))
 
     while bool((size <= wanted).any()):
         position = (size - 1).int()
@@ -174,7 +176,7 @@ def decode(verify: Verify, p: Tensor, q: Tensor, requests: int, wanted: int, coi
         uniforms = None if coins is None else coins(seeds, position, 5).flatten()
         path, accepted, emitted = verify(
             nodes.flatten(), offsets, plan.first_child, plan.next_sibling, marks, sources.flatten(),
-            law(p[nodes.flatten()]), q_law, None, None, seeds, position, uniforms, max_depth=2,
+            dist(p[nodes.flatten()]), q_dist, None, None, seeds, position, uniforms, max_depth=2,
         )  # fmt: skip
         live = size <= wanted
         for depth in (1, 2):

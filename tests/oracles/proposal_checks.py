@@ -1,6 +1,7 @@
-"""What every operator on ordered proposals must do: extension against reference, keyed law, edges, errors.
+"""What every operator on ordered proposals must do: extension against reference, keyed distribution, edges, errors.
 
-`tests/kernels/test_ordered_verify.py` and `tests/kernels/test_traversal_verify.py` run it for their operators.
+`tests/kernels/test_recursive_rejection_verify.py` and `tests/kernels/test_traversal_verify.py` run it for their
+operators.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from scipy import stats as statistics
 from torch import Tensor
 
-from oracles.proposal_cases import BAD, GOOD, decode, error_of, fixed, int32, law, proposals, text_chances
-from specdec_kernels import extension, tree_plan, use_backend
+from oracles.proposal_cases import BAD, GOOD, decode, dist, error_of, fixed, int32, proposals, text_chances
+from specdec_kernels import tree_plan, use_backend
+from specdec_kernels.dispatch import extension
 
 BACKENDS = ["reference"] + ([] if extension.missing() else ["cpu"])
 needs_extension = pytest.mark.skipif("cpu" not in BACKENDS, reason="CPU extension not built")
@@ -29,7 +31,7 @@ def p_value(tokens: Tensor, p: Tensor) -> float:
 
 
 def models() -> tuple[Tensor, Tensor]:
-    """Laws far enough from each other that trees fail often, and coins below them are looked at."""
+    """Distributions far enough from each other that trees fail often, and coins below them are looked at."""
     g = torch.Generator().manual_seed(2)
     return torch.randn(3, 3, generator=g) * 2, torch.randn(3, 3, generator=g) * 2
 
@@ -57,10 +59,10 @@ class ProposalChecks:
             assert a.dtype == b.dtype and torch.equal(a, b)
 
     @pytest.mark.parametrize("backend", BACKENDS)
-    def test_coins_are_compared_strictly_and_scouts_are_never_accepted(self, backend: str) -> None:
+    def test_coins_are_compared_strictly_and_score_only_are_never_accepted(self, backend: str) -> None:
         """A coin that equals the threshold refuses; above all a token of probability zero is never accepted."""
         inf = float("inf")
-        tree = {**GOOD, "target": law(torch.tensor([[0.0, -inf, 0.0, 0.0]] + [[0.0] * 4] * 3))}
+        tree = {**GOOD, "target": dist(torch.tensor([[0.0, -inf, 0.0, 0.0]] + [[0.0] * 4] * 3))}
         with use_backend(backend):
             accept, residual = self.thresholds(**fixed(tree))
             assert accept[0] == 1 and accept[1] == 0 and residual[0, 1] == 0
@@ -71,11 +73,11 @@ class ProposalChecks:
             for coin, want in ((threshold, 0), (torch.nextafter(threshold, torch.zeros(())), 1)):
                 uniforms = torch.tensor([0.0, 1.0, float(coin), 1.0])
                 assert self.verify(**{**tree, "uniforms": uniforms})[1].tolist() == [want if threshold > 0 else 0]
-            for scout in (1, 2, 3):
-                scouts = torch.arange(4) == scout
-                path = self.verify(**{**tree, "scouts": scouts, "uniforms": torch.zeros(4)})[0]
-                assert scout not in path
-                assert self.thresholds(**fixed({**tree, "scouts": scouts}))[0][scout] == 0
+            for score_only_node in (1, 2, 3):
+                score_only = torch.arange(4) == score_only_node
+                path = self.verify(**{**tree, "score_only": score_only, "uniforms": torch.zeros(4)})[0]
+                assert score_only_node not in path
+                assert self.thresholds(**fixed({**tree, "score_only": score_only}))[0][score_only_node] == 0
 
     @pytest.mark.parametrize("backend", BACKENDS)
     def test_greedy_rows_match_tokens(self, backend: str) -> None:
@@ -85,8 +87,8 @@ class ProposalChecks:
         with use_backend(backend):
             path, accepted, token = self.verify(
                 tokens, int32([0, 5]), int32([1, -1, 3, -1, -1]), int32([-1, 2, -1, 4, -1]),
-                torch.tensor([0, 0, 1, 2, 0], dtype=torch.int8), int32([-1, -1, 0, 1, -1]), law(level, 0.0),
-                law(torch.zeros(2, 50)), None, None, torch.tensor([9]), int32([2]), max_depth=4,
+                torch.tensor([0, 0, 1, 2, 0], dtype=torch.int8), int32([-1, -1, 0, 1, -1]), dist(level, 0.0),
+                dist(torch.zeros(2, 50)), None, None, torch.tensor([9]), int32([2]), max_depth=4,
             )  # fmt: skip
         assert path.tolist() == [[0, 2, 4, -1, -1]] and accepted.tolist() == [2] and token.tolist() == [int(best[4])]
 
@@ -99,21 +101,21 @@ class ProposalChecks:
             path, accepted, token = self.verify(
                 torch.ones(nodes, dtype=torch.int64), int32([0, nodes]), links, torch.full_like(links, -1),
                 torch.zeros(nodes, dtype=torch.int8), torch.full_like(links, -1),
-                law(torch.tensor([[-90.0, 0.0]]).repeat(nodes, 1)), None, None, None, torch.tensor([3]), int32([0]),
+                dist(torch.tensor([[-90.0, 0.0]]).repeat(nodes, 1)), None, None, None, torch.tensor([3]), int32([0]),
                 torch.zeros(nodes), max_depth=nodes - 1,
             )  # fmt: skip
         assert torch.equal(path, torch.arange(nodes, dtype=torch.int32)[None])
         assert accepted.tolist() == [nodes - 1] and token.tolist() == [1]
 
     @pytest.mark.parametrize("backend", BACKENDS)
-    def test_rows_without_nodes_and_without_a_law(self, backend: str) -> None:
+    def test_rows_without_nodes_and_without_a_distribution(self, backend: str) -> None:
         level = torch.randn(3, 2000)
         level[1] = float("nan")
         none = int32([-1, -1, -1])
         with use_backend(backend):
             path, accepted, token = self.verify(
                 torch.tensor([0, 0, 7]), int32([0, 0, 1, 3, 3]), int32([-1, 2, -1]), none,
-                torch.zeros(3, dtype=torch.int8), none, law(level), None, None, None, torch.arange(4),
+                torch.zeros(3, dtype=torch.int8), none, dist(level), None, None, None, torch.arange(4),
                 torch.zeros(4, dtype=torch.int32), max_depth=2,
             )  # fmt: skip
         assert path.tolist() == [[-1] * 3, [0, -1, -1], [1, -1, -1], [-1] * 3]
@@ -121,8 +123,10 @@ class ProposalChecks:
         assert token.tolist()[0] == token.tolist()[3] == -1 and token[2] == 0
 
     @needs_extension
-    def test_laws_in_one_place_in_memory_are_those_of_copies(self) -> None:
-        """Most nodes have one law, so its weights are kept; some read the same logits at another temperature."""
+    def test_distributions_in_one_place_in_memory_are_those_of_copies(self) -> None:
+        """Most nodes have one distribution, so its weights are kept; some read the same logits at another
+        temperature.
+        """
         g = torch.Generator().manual_seed(5)
         rows, vocab = 32, 2500
         p = torch.randn(1, vocab, generator=g) * 2
@@ -130,11 +134,11 @@ class ProposalChecks:
         row, group = torch.arange(rows), torch.arange(2 * rows)
 
         def shared(level: Tensor, hot: Tensor) -> tuple[Tensor, ...]:
-            parts = zip(law(level), law(level, 2.0), strict=True)
+            parts = zip(dist(level), dist(level, 2.0), strict=True)
             return tuple(torch.where(hot, b, a) if a.ndim == 1 else a.expand(len(hot), -1) for a, b in parts)
 
-        def copied(laws: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-            return (laws[0].contiguous(), *laws[1:])
+        def copied(dists: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            return (dists[0].contiguous(), *dists[1:])
 
         tokens = q[0].topk(6).indices[torch.randint(0, 6, (5 * rows,), generator=g)]
         offsets = torch.arange(0, 5 * rows + 1, 5, dtype=torch.int32)
@@ -147,8 +151,8 @@ class ProposalChecks:
         found = []
         for backend, change in (("reference", tuple), ("cpu", tuple), ("cpu", copied)):
             with use_backend(backend):
-                laws = change(target), change(draft)
-                found.append(self.verify(*tree, *laws, None, None, row, row.int(), max_depth=2))
+                dists = change(target), change(draft)
+                found.append(self.verify(*tree, *dists, None, None, row, row.int(), max_depth=2))
         for want, here, apart in zip(*found, strict=True):
             assert torch.equal(here, want) and torch.equal(here, apart)
         assert len(set(found[0][1].tolist())) == 3
@@ -157,7 +161,7 @@ class ProposalChecks:
     def test_a_row_is_the_same_alone_and_in_a_batch(self, backend: str) -> None:
         g = torch.Generator().manual_seed(2)
         rows, vocab = 6, 1500
-        target, draft = law(torch.randn(4 * rows, vocab, generator=g)), law(torch.randn(rows, vocab, generator=g))
+        target, draft = dist(torch.randn(4 * rows, vocab, generator=g)), dist(torch.randn(rows, vocab, generator=g))
         tokens = torch.randint(0, 8, (4 * rows,), generator=g)
         first = torch.tensor([1, 3, -1, -1]).repeat(rows) + torch.arange(rows).repeat_interleave(4) * 4
         first = torch.where(torch.tensor([1, 1, 0, 0]).repeat(rows) == 1, first, -1).int()
@@ -181,8 +185,10 @@ class ProposalChecks:
                 assert accepted[0] == whole[1][row] and token[0] == whole[2][row]
 
     @needs_extension
-    def test_keyed_draws_have_the_joint_law_over_several_steps(self) -> None:
-        """A coin or a race that is used twice, or shared between streams, shows in the joint law of four tokens."""
+    def test_keyed_draws_have_the_joint_distribution_over_several_steps(self) -> None:
+        """A coin or a race that is used twice, or shared between streams, shows in the joint distribution of four
+        tokens.
+        """
         p, q = models()
         with use_backend("cpu"):
             assert p_value(decode(self.verify, p, q, 60_000, 4), p) > 1e-3

@@ -1,4 +1,4 @@
-"""Small target and draft models with rational laws: zeros, equal rows, point masses and ordinary rows all
+"""Small target and draft models with rational distributions: zeros, equal rows, point masses and ordinary rows all
 occur.
 """
 
@@ -11,11 +11,11 @@ from fractions import Fraction
 import torch
 
 from oracles.exact import Text
-from specdec_fast.laws import Laws
-from specdec_kernels import law_stats
+from specdec_fast.core.distributions import TokenDistributions
+from specdec_kernels import distribution_stats
 
 
-def rational_law(source: random.Random, vocab: int) -> list[Fraction]:
+def rational_dist(source: random.Random, vocab: int) -> list[Fraction]:
     """Weights 0..6, at least one of them positive, normalised."""
     while True:
         weights = [max(source.randrange(-2, 7), 0) for _ in range(vocab)]
@@ -24,7 +24,7 @@ def rational_law(source: random.Random, vocab: int) -> list[Fraction]:
 
 
 class RationalModel:
-    """A law per text, looked up by the length and the last two tokens of the text. Texts begin empty."""
+    """A distribution per text, looked up by the length and the last two tokens of the text. Texts begin empty."""
 
     def __init__(self, vocab: int, seed: int, like: RationalModel | None = None) -> None:
         self.vocab, self.seed, self.like = vocab, seed, like
@@ -37,17 +37,17 @@ class RationalModel:
             if self.like is not None and source.random() < 0.2:
                 self.known[key] = self.like.after(text)  # p = q: nothing may be refused
             else:
-                self.known[key] = rational_law(source, self.vocab)
+                self.known[key] = rational_dist(source, self.vocab)
         return self.known[key]
 
 
-def laws_of(rows: Sequence[Sequence[Fraction]], dtype: torch.dtype = torch.float64) -> Laws:
-    """The same laws as the engine carries them: logits and their statistics at temperature 1."""
+def dists_of(rows: Sequence[Sequence[Fraction]], dtype: torch.dtype = torch.float64) -> TokenDistributions:
+    """The same distributions as the engine carries them: logits and their statistics at temperature 1."""
     logits = torch.tensor([[float(weight) for weight in row] for row in rows], dtype=torch.float64).log().to(dtype)
     count = len(rows)
-    return Laws(
+    return TokenDistributions(
         logits,
-        *law_stats(
+        *distribution_stats(
             logits,
             torch.ones(count),
             torch.zeros(count, dtype=torch.int32),

@@ -9,7 +9,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec_kernels import law_stats, replay_sample, tree_plan
+from specdec_kernels import distribution_stats, replay_sample, tree_plan
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 INF = float("inf")
@@ -21,7 +21,7 @@ def walks(
     dtypes: Sequence[torch.dtype] = DTYPES,
     vocabs: Sequence[int] = (2, 3, 33, 1024, 1025, 3000),
 ) -> dict[str, Any]:
-    """Ragged trees whose tokens are often the target's own, filters, greedy and broken rows, scouts."""
+    """Ragged trees whose tokens are often the target's own, filters, greedy and broken rows, score-only nodes."""
     g = torch.Generator().manual_seed(draw(st.integers(0, 2**32 - 1)))
     counts = draw(st.lists(st.sampled_from([0, 1, 2, 5, 9]), max_size=4))
     offsets = torch.tensor([0, *counts]).cumsum(0).int()
@@ -46,7 +46,7 @@ def walks(
     roots = torch.randint(0, 2**31 - 20, (len(counts),), generator=g, dtype=torch.int32)
     tokens = torch.randint(0, vocab, (nodes,), generator=g)
     if len(parents):  # the choice after its parent is a node's token three times out of four
-        inv_t, _, cut, tie_id = law_stats(logits, *sampling)
+        inv_t, _, cut, tie_id = distribution_stats(logits, *sampling)
         row = plan.row.long().clamp(min=0)
         choice = replay_sample(logits, inv_t, cut, tie_id, seeds[row], roots[row] + plan.depth + 1)
         packed = torch.tensor(parents + [0] * tail) + offsets[:-1].long()[row]
@@ -57,7 +57,7 @@ def walks(
         "offsets": offsets,
         "first_child": plan.first_child,
         "next_sibling": plan.next_sibling,
-        "scouts": torch.rand(nodes, generator=g) < 0.2 if draw(st.booleans()) else None,
+        "score_only": torch.rand(nodes, generator=g) < 0.2 if draw(st.booleans()) else None,
         "logits": logits,
         "sampling": sampling,
         "seeds": seeds,

@@ -12,15 +12,15 @@ import pytest
 import torch
 
 import specdec_fast.drafters.draft_model as draft_model_module
-import specdec_fast.rules.token as token_module
+import specdec_fast.rules.rejection as token_module
 from oracles.automaton import AutomatonTarget, random_logits
 from oracles.chi_square import p_value
-from oracles.laws import joint, law
+from oracles.distributions import dist, joint
 from oracles.noisy_oracle import NoisyChain, NoisyTree
 from oracles.plain_decoding import plain_decode
 from specdec_fast import Engine, SamplingParams, get_drafter
-from specdec_fast.draft import Draft
-from specdec_kernels import law_stats
+from specdec_fast.core.draft import Draft
+from specdec_kernels import distribution_stats
 
 VOCAB, STATES = 5, 7
 PROMPT = [1, 3]
@@ -39,28 +39,28 @@ class Noticed(AssertionError):
     """A check saw something wrong."""
 
 
-def law_holds() -> None:
-    """The joint law of three tokens of the token rule with a drawn draft model."""
-    engine = Engine(target(500), drafter(500, "drawn"), rule="token")
+def dist_holds() -> None:
+    """The joint distribution of three tokens of the rejection rule with a drawn draft model."""
+    engine = Engine(target(500), drafter(500, "sampled"), rule="rejection")
     handles = [engine.submit(PROMPT, SamplingParams(seed=seed, max_new_tokens=7)) for seed in range(2500)]
     while not engine.idle:
         engine.step()
     reader = target()
-    exact = joint(lambda text: law(reader.logits_after([*PROMPT, *text]), 1.0), 3, VOCAB)
+    exact = joint(lambda text: dist(reader.logits_after([*PROMPT, *text]), 1.0), 3, VOCAB)
     chance = p_value(Counter(tuple(handle.tokens[:3]) for handle in handles), exact)
     if chance < 1e-6:
         raise Noticed(f"p = {chance}")
     assert chance > 1e-3
 
 
-def chosen_law_holds() -> None:
+def chosen_dist_holds() -> None:
     """The same with tokens that were chosen."""
-    engine = Engine(target(500), NoisyChain([[*PROMPT, 2, 2, 2, 2, 2, 2]], 1.0, VOCAB, 3), rule="token")
+    engine = Engine(target(500), NoisyChain([[*PROMPT, 2, 2, 2, 2, 2, 2]], 1.0, VOCAB, 3), rule="rejection")
     handles = [engine.submit(PROMPT, SamplingParams(seed=seed, max_new_tokens=7)) for seed in range(2500)]
     while not engine.idle:
         engine.step()
     reader = target()
-    exact = joint(lambda text: law(reader.logits_after([*PROMPT, *text]), 1.0), 3, VOCAB)
+    exact = joint(lambda text: dist(reader.logits_after([*PROMPT, *text]), 1.0), 3, VOCAB)
     chance = p_value(Counter(tuple(handle.tokens[:3]) for handle in handles), exact)
     if chance < 1e-6:
         raise Noticed(f"p = {chance}")
@@ -129,18 +129,18 @@ def coupled_drafts_hold() -> None:
 
 def forbidden_tokens_hold() -> None:
     """A coin of exactly zero does not accept a token that the target forbids."""
-    verify = token_module.chain_verify
+    verify = token_module.rejection_verify
 
     def with_zeros(
-        tokens: Any, offsets: Any, drawn: Any, law_row: Any, logits: Any, sampling: Any, *rest: Any, **more: Any
+        tokens: Any, offsets: Any, drawn: Any, dist_index: Any, logits: Any, sampling: Any, *rest: Any, **more: Any
     ) -> Any:
-        stats = law_stats(logits, *sampling, masses=True)
+        stats = distribution_stats(logits, *sampling, masses=True)
         more["uniforms"] = torch.zeros(len(tokens))
-        return (*verify(tokens, offsets, drawn, law_row, (logits, *stats[:4]), *rest, **more), *stats)
+        return (*verify(tokens, offsets, drawn, dist_index, (logits, *stats[:4]), *rest, **more), *stats)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(token_module, "chain_verify_logits", with_zeros)
-        handle = Engine(target(), NoisyChain([[*PROMPT, 2, 2, 2]], 1.0, VOCAB, 2), rule="token").generate(
+        patch.setattr(token_module, "rejection_verify_logits", with_zeros)
+        handle = Engine(target(), NoisyChain([[*PROMPT, 2, 2, 2]], 1.0, VOCAB, 2), rule="rejection").generate(
             [PROMPT], SamplingParams(seed=1, top_k=1, max_new_tokens=3)
         )[0]
     if "accepted" in handle.origins and handle.tokens != plain_decode(

@@ -10,13 +10,13 @@ from itertools import product
 
 import torch
 
-from oracles.exact import Text, target_law
+from oracles.exact import Text, target_dist
 from oracles.rational_models import RationalModel
 from oracles.tree_drafts import packed
 from oracles.tree_rules import DraftedTree, Node, Outcomes, continued, drafted, shapes
-from specdec_fast.draft import Draft
-from specdec_fast.interfaces import CoinRule, Rng
-from specdec_fast.laws import Laws
+from specdec_fast.core.distributions import TokenDistributions
+from specdec_fast.core.draft import Draft
+from specdec_fast.interfaces import Rng, ThresholdRule
 from specdec_kernels import TreePlan, tree_plan
 
 Oracle = Callable[[DraftedTree], Outcomes]
@@ -24,13 +24,15 @@ Oracle = Callable[[DraftedTree], Outcomes]
 
 @dataclass(frozen=True)
 class Case:
-    """A drafter: the shape of its trees and how each node is picked; vocabulary and laws come from the seed."""
+    """A drafter: the shape of its trees and how each node is picked; vocabulary and distributions come from the
+    seed.
+    """
 
     vocab: int
     parents: tuple[int, ...]
     marks: tuple[int, ...]
     seed: int
-    scouts: tuple[int, ...] = ()
+    score_only: tuple[int, ...] = ()
 
     @property
     def target(self) -> RationalModel:
@@ -42,7 +44,7 @@ class Case:
         drafts = [RationalModel(self.vocab, self.seed + 5000, like=target), RationalModel(self.vocab, self.seed + 9000)]
         source = random.Random(self.seed)
         shape = [
-            Node(parent, mark, int(source.random() < 0.25), at in self.scouts)
+            Node(parent, mark, int(source.random() < 0.25), at in self.score_only)
             for at, (parent, mark) in enumerate(zip(self.parents, self.marks, strict=True), 1)
         ]
         chosen = lambda text, node: (len(text) + node + self.seed) % self.vocab  # noqa: E731
@@ -50,8 +52,8 @@ class Case:
 
 
 def ids(case: Case) -> str:
-    scouts = "".join(f"-scout{at}" for at in case.scouts)
-    return f"v{case.vocab}-{''.join(map(str, case.parents))}-{''.join('cdew'[mark] for mark in case.marks)}{scouts}"
+    score_only = "".join(f"-score-only node{at}" for at in case.score_only)
+    return f"v{case.vocab}-{''.join(map(str, case.parents))}-{''.join('cdew'[mark] for mark in case.marks)}{score_only}"
 
 
 def _cases() -> Iterator[Case]:
@@ -75,8 +77,8 @@ def _cases() -> Iterator[Case]:
         for _ in range(4):
             seed += 1
             yield Case(4, parents, tuple(source.randrange(4) for _ in parents), seed)
-    yield Case(3, (0, 0, 1), (1, 0, 1), seed + 1, scouts=(2,))
-    yield Case(3, (0, 0, 2), (0, 3, 0), seed + 2, scouts=(1,))
+    yield Case(3, (0, 0, 1), (1, 0, 1), seed + 1, score_only=(2,))
+    yield Case(3, (0, 0, 2), (0, 3, 0), seed + 2, score_only=(1,))
 
 
 CASES = list(_cases())
@@ -84,12 +86,12 @@ SMALL = [case for case in CASES if len(case.marks) <= 2] + CASES[-2:]
 
 
 def emitted(case: Case, oracle: Oracle) -> dict[Text, Fraction]:
-    """The law of what one step emits."""
-    law: dict[Text, Fraction] = {}
+    """The distribution of what one step emits."""
+    dist: dict[Text, Fraction] = {}
     for chance, tree in case.trees():
         for text, share in oracle(tree).emitted.items():
-            law[text] = law.get(text, Fraction(0)) + chance * share
-    return law
+            dist[text] = dist.get(text, Fraction(0)) + chance * share
+    return dist
 
 
 def accepted(case: Case, oracle: Oracle) -> Fraction:
@@ -102,48 +104,52 @@ def accepted(case: Case, oracle: Oracle) -> Fraction:
 
 
 def check_oracle(case: Case, oracle: Oracle) -> None:
-    """The rational rule emits the target's law, exactly: the tokens of one step and what plain decoding adds."""
+    """The rational rule emits the target's distribution, exactly: the tokens of one step and what plain decoding
+    adds.
+    """
     length = 1 + max(len(tree.text(at)) for _, tree in case.trees() for at in range(len(tree.nodes)))
     found = continued(emitted(case, oracle), case.target.after, length)
-    assert {text: chance for text, chance in found.items() if chance} == target_law(case.target.after, length)
+    assert {text: chance for text, chance in found.items() if chance} == target_dist(case.target.after, length)
 
 
 def seen(
-    case: Case, rule: CoinRule | OverColumns
+    case: Case, rule: ThresholdRule | OverColumns
 ) -> tuple[list[tuple[Fraction, DraftedTree]], Draft, torch.Tensor, torch.Tensor]:
     trees = case.trees()
-    draft, laws = packed([tree for _, tree in trees])
-    threshold, residual = rule.thresholds(draft, tree_plan(draft.parents, draft.offsets), laws)
-    assert threshold.dtype == residual.dtype == torch.float64 and residual.shape == laws.logits.shape
+    draft, dists = packed([tree for _, tree in trees])
+    threshold, residual = rule.thresholds(draft, tree_plan(draft.parents, draft.offsets), dists)
+    assert threshold.dtype == residual.dtype == torch.float64 and residual.shape == dists.logits.shape
     return trees, draft, threshold, residual
 
 
 class OverColumns:
-    """A rule that is handed draft laws over columns of their own: column v stands for another id than v."""
+    """A rule that is handed draft distributions over columns of their own: column v stands for another id than v."""
 
-    def __init__(self, rule: CoinRule) -> None:
+    def __init__(self, rule: ThresholdRule) -> None:
         self.rule = rule
 
-    def thresholds(self, draft: Draft, plan: TreePlan, target_laws: Laws) -> tuple[torch.Tensor, torch.Tensor]:
-        if draft.laws is not None:
-            ids = torch.arange(draft.laws.logits.shape[1]).roll(1)
-            laws = replace(draft.laws, logits=draft.laws.logits[:, ids], token_ids=ids)
-            draft = replace(draft, laws=laws)
-        return self.rule.thresholds(draft, plan, target_laws)
+    def thresholds(
+        self, draft: Draft, plan: TreePlan, target_dists: TokenDistributions
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if draft.dists is not None:
+            ids = torch.arange(draft.dists.logits.shape[1]).roll(1)
+            dists = replace(draft.dists, logits=draft.dists.logits[:, ids], token_ids=ids)
+            draft = replace(draft, dists=dists)
+        return self.rule.thresholds(draft, plan, target_dists)
 
 
-def check_cells(case: Case, rule: CoinRule | OverColumns, oracle: Oracle) -> None:
+def check_cells(case: Case, rule: ThresholdRule | OverColumns, oracle: Oracle) -> None:
     """What the rule shows of itself is what the oracle computes, wherever the walk can be with positive chance."""
     trees, draft, threshold, residual = seen(case, rule)
     for row, (_, tree) in enumerate(trees):
         want, start = oracle(tree), int(draft.offsets[row])
         for node, value in want.thresholds.items():
             assert abs(float(threshold[start + node]) - float(value)) < 1e-12, (tree, node)
-        for node, law in want.laws.items():
+        for node, dist in want.dists.items():
             got = residual[start + node] / residual[start + node].sum()
-            assert (got - torch.tensor([float(w) for w in law], dtype=torch.float64)).abs().max() < 1e-12, (tree, node)
+            assert (got - torch.tensor([float(w) for w in dist], dtype=torch.float64)).abs().max() < 1e-12, (tree, node)
         for node, each in enumerate(tree.nodes):
-            assert not each.scout or float(threshold[start + node]) == 0
+            assert not each.score_only_node or float(threshold[start + node]) == 0
 
 
 def ends(tree: DraftedTree, threshold: Sequence[float], order: str) -> Iterator[tuple[float, int]]:
@@ -170,12 +176,12 @@ def ends(tree: DraftedTree, threshold: Sequence[float], order: str) -> Iterator[
     yield from walk(0, 1.0)
 
 
-def law_of_cells(case: Case, rule: CoinRule | OverColumns, order: str) -> tuple[dict[Text, float], int]:
-    """The joint law that the thresholds and residuals themselves emit in one step with plain decoding after it, and
-    how many tokens it is over.
+def dist_of_cells(case: Case, rule: ThresholdRule | OverColumns, order: str) -> tuple[dict[Text, float], int]:
+    """The joint distribution that the thresholds and residuals themselves emit in one step with plain decoding after
+    it, and how many tokens it is over.
     """
     trees, draft, threshold, residual = seen(case, rule)
-    law: dict[Text, float] = {}
+    dist: dict[Text, float] = {}
     for row, (chance, tree) in enumerate(trees):
         start, stop = int(draft.offsets[row]), int(draft.offsets[row + 1])
         for share, node in ends(tree, threshold[start:stop].tolist(), order):
@@ -183,22 +189,22 @@ def law_of_cells(case: Case, rule: CoinRule | OverColumns, order: str) -> tuple[
                 weights = residual[start + node] / residual[start + node].sum()
                 for token, weight in enumerate(weights.tolist()):
                     text = (*tree.text(node), token)
-                    law[text] = law.get(text, 0.0) + float(chance) * share * weight
-    length = max(map(len, law))
+                    dist[text] = dist.get(text, 0.0) + float(chance) * share * weight
+    length = max(map(len, dist))
     after = case.target.after
-    found = continued(law, lambda text: [float(w) for w in after(text)], length)  # type: ignore[arg-type,return-value]
+    found = continued(dist, lambda text: [float(w) for w in after(text)], length)  # type: ignore[arg-type,return-value]
     return found, length  # type: ignore[return-value]
 
 
-def check_law(case: Case, rule: CoinRule | OverColumns, order: str) -> None:
-    """The thresholds and residuals emit the target's law."""
-    found, length = law_of_cells(case, rule, order)
-    exact = target_law(case.target.after, length)
+def check_dist(case: Case, rule: ThresholdRule | OverColumns, order: str) -> None:
+    """The thresholds and residuals emit the target's distribution."""
+    found, length = dist_of_cells(case, rule, order)
+    exact = target_dist(case.target.after, length)
     for text in product(range(case.vocab), repeat=length):
         assert abs(found.get(text, 0.0) - float(exact.get(text, 0))) < 1e-12, text
 
 
-def check_walk(case: Case, rule: CoinRule, order: str) -> None:
+def check_walk(case: Case, rule: ThresholdRule, order: str) -> None:
     """Coins just below and just above the thresholds, in all combinations: the path is the one they spell."""
     trees, _, limits, _ = seen(case, rule)
     rows: list[tuple[DraftedTree, list[float], list[float]]] = []
@@ -212,12 +218,12 @@ def check_walk(case: Case, rule: CoinRule, order: str) -> None:
                 rows.append((tree, coins, own))
     if not rows:
         return
-    draft, laws = packed([tree for tree, _, _ in rows])
+    draft, dists = packed([tree for tree, _, _ in rows])
     plan = tree_plan(draft.parents, draft.offsets)
     seeds = torch.arange(len(rows))
     uniforms = torch.tensor([coin for _, coins, _ in rows for coin in coins], dtype=torch.float32)
-    answer = rule(draft, plan, laws, Rng(seeds, torch.full((len(rows),), 7, dtype=torch.int32)), uniforms)
-    _, left = rule.thresholds(draft, plan, laws)
+    answer = rule(draft, plan, dists, Rng(seeds, torch.full((len(rows),), 7, dtype=torch.int32)), uniforms)
+    _, left = rule.thresholds(draft, plan, dists)
     for row, (tree, coins, own) in enumerate(rows):
         decided = [float(coin < limit) for coin, limit in zip(coins, own, strict=True)]
         decided[0] = 1.0

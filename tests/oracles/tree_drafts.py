@@ -6,16 +6,16 @@ from collections.abc import Sequence
 
 import torch
 
-from oracles.rational_models import laws_of
-from oracles.tree_rules import CHOSEN, DraftedTree
-from specdec_fast.draft import Draft
-from specdec_fast.laws import Laws
+from oracles.rational_models import dists_of
+from oracles.tree_rules import DETERMINISTIC, DraftedTree
+from specdec_fast.core.distributions import TokenDistributions
+from specdec_fast.core.draft import Draft
 
 
-def packed(trees: Sequence[DraftedTree], dtype: torch.dtype = torch.float64) -> tuple[Draft, Laws]:
-    """The trees as rows of one batch, and the target's laws after every node."""
+def packed(trees: Sequence[DraftedTree], dtype: torch.dtype = torch.float64) -> tuple[Draft, TokenDistributions]:
+    """The trees as rows of one batch, and the target's distributions after every node."""
     counts = tuple(len(tree.nodes) for tree in trees)
-    tokens, parents, drawn, law_row, scouts, target_rows, draft_rows = [], [], [], [], [], [], []
+    tokens, parents, drawn, dist_index, score_only, target_rows, draft_rows = [], [], [], [], [], [], []
     names: dict[tuple[int, object], int] = {}
     depth = 0
     for tree in trees:
@@ -23,17 +23,17 @@ def packed(trees: Sequence[DraftedTree], dtype: torch.dtype = torch.float64) -> 
             tokens.append(node.token)
             parents.append(node.parent)
             drawn.append(node.mark)
-            scouts.append(node.scout)
+            score_only.append(node.score_only_node)
             target_rows.append(tree.p_after(tree.text(at)))
             depth = max(depth, len(tree.text(at)))
-            if at == 0 or node.mark == CHOSEN:
-                law_row.append(-1)
+            if at == 0 or node.mark == DETERMINISTIC:
+                dist_index.append(-1)
                 continue
             name = (node.source, tree.text(node.parent))
             if name not in names:
                 names[name] = len(draft_rows)
                 draft_rows.append(tree.q_after[node.source](tree.text(node.parent)))
-            law_row.append(names[name])
+            dist_index.append(names[name])
     offsets = [0]
     for count in counts:
         offsets.append(offsets[-1] + count)
@@ -42,13 +42,13 @@ def packed(trees: Sequence[DraftedTree], dtype: torch.dtype = torch.float64) -> 
         tokens=torch.tensor(tokens),
         parents=torch.tensor(parents, dtype=torch.int32),
         offsets=torch.tensor(offsets, dtype=torch.int32),
-        drawn=torch.tensor(drawn, dtype=torch.int8),
-        law_row=torch.tensor(law_row, dtype=torch.int32),
+        proposal_kinds=torch.tensor(drawn, dtype=torch.int8),
+        dist_index=torch.tensor(dist_index, dtype=torch.int32),
         row_of=torch.repeat_interleave(torch.arange(len(trees)), torch.tensor(counts)),
         counts=counts,
         max_depth=depth,
         is_chain=all(node.parent == at - 1 for tree in trees for at, node in enumerate(tree.nodes)),
-        laws=laws_of(draft_rows, dtype) if draft_rows else None,
-        scouts=torch.tensor(scouts) if any(scouts) else None,
+        dists=dists_of(draft_rows, dtype) if draft_rows else None,
+        score_only=torch.tensor(score_only) if any(score_only) else None,
     )
-    return draft, laws_of(target_rows, dtype)
+    return draft, dists_of(target_rows, dtype)

@@ -1,8 +1,8 @@
 """Verification of drafted trees in rational arithmetic: ordered proposals, and traversal from the leaves to the root.
 
-Written from the definitions: Miao et al. (2024), algorithm 2, with the conditional laws of Jeon et al. (2024) and Hu et
-al. (2025); Weng et al. (2025), algorithm 1; block verification from Sun et al. (2025), algorithm 2. Every law is kept
-normalised, every probability is a fraction.
+Written from the definitions: Miao et al. (2024), algorithm 2, with the conditional distributions of Jeon et al.
+(2024) and Hu et al. (2025); Weng et al. (2025), algorithm 1; block verification from Sun et al. (2025), algorithm 2.
+Every distribution is kept normalised, every probability is a fraction.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import product
 
-from oracles.exact import Law, Text, point_mass
+from oracles.exact import Distribution, Text, point_mass
 
-CHOSEN, DRAWN, WITHOUT_EARLIER, WITHOUT_CHOSEN = range(4)
+DETERMINISTIC, SAMPLED, WITHOUT_EARLIER, WITHOUT_CHOSEN = range(4)
 ONE, ZERO = Fraction(1), Fraction(0)
 
 
@@ -25,17 +25,17 @@ class Node:
     parent: int
     mark: int
     source: int = 0
-    scout: bool = False
+    score_only_node: bool = False
     token: int = -1
 
 
 @dataclass(frozen=True)
 class DraftedTree:
-    """nodes[0] is the root. p_after and q_after[source] give laws after the text below the root."""
+    """nodes[0] is the root. p_after and q_after[source] give distributions after the text below the root."""
 
     nodes: tuple[Node, ...]
-    p_after: Callable[[Text], Law]
-    q_after: Sequence[Callable[[Text], Law]]
+    p_after: Callable[[Text], Distribution]
+    q_after: Sequence[Callable[[Text], Distribution]]
 
     def text(self, node: int) -> Text:
         """Tokens from below the root down to a node."""
@@ -43,20 +43,22 @@ class DraftedTree:
 
     def children(self, node: int) -> list[int]:
         found = [at for at, each in enumerate(self.nodes) if at and each.parent == node]
-        return [at for at in found if not self.nodes[at].scout]
+        return [at for at in found if not self.nodes[at].score_only_node]
 
-    def law_of(self, node: int) -> list[Fraction] | None:
-        """The law that a node's token came from, given its siblings; None where no token could come from it."""
+    def dist_of(self, node: int) -> list[Fraction] | None:
+        """The distribution that a node's token came from, given its siblings; None where no token could come from
+        it.
+        """
         own = self.nodes[node]
         q = list(self.q_after[own.source](self.text(own.parent)))
-        if own.mark == CHOSEN:
+        if own.mark == DETERMINISTIC:
             return point_mass(own.token, len(q))
         siblings = self.children(own.parent)
         if own.mark == WITHOUT_EARLIER:
-            gone = [at for at in siblings if at < node and self.nodes[at].mark != CHOSEN]
+            gone = [at for at in siblings if at < node and self.nodes[at].mark != DETERMINISTIC]
             gone = [at for at in gone if self.nodes[at].source == own.source]
         else:
-            gone = [at for at in siblings if self.nodes[at].mark == CHOSEN] if own.mark == WITHOUT_CHOSEN else []
+            gone = [at for at in siblings if self.nodes[at].mark == DETERMINISTIC] if own.mark == WITHOUT_CHOSEN else []
         for at in gone:
             q[self.nodes[at].token] = ZERO
         return [weight / sum(q) for weight in q] if sum(q) else None
@@ -69,39 +71,41 @@ def normalised(weights: Sequence[Fraction]) -> list[Fraction]:
 @dataclass
 class Outcomes:
     """emitted: probability of each emitted text; thresholds: of nodes that are looked at with positive probability;
-    laws: of the next token where the walk may end.
+    distributions: of the next token where the walk may end.
     """
 
     emitted: dict[Text, Fraction]
     thresholds: dict[int, Fraction]
-    laws: dict[int, list[Fraction]]
+    dists: dict[int, list[Fraction]]
 
-    def emit(self, chance: Fraction, path: Text, law: list[Fraction], node: int) -> None:
-        self.laws[node] = law
-        for token, weight in enumerate(law):
+    def emit(self, chance: Fraction, path: Text, dist: list[Fraction], node: int) -> None:
+        self.dists[node] = dist
+        for token, weight in enumerate(dist):
             if chance * weight:
                 text = (*path, token)
                 self.emitted[text] = self.emitted.get(text, ZERO) + chance * weight
 
 
 def ordered(tree: DraftedTree) -> Outcomes:
-    """Children are tested in order; after each refusal the law is the normalised positive part of the difference."""
+    """Children are tested in order; after each refusal the distribution is the normalised positive part of the
+    difference.
+    """
     out = Outcomes({}, {}, {})
 
     def walk(node: int, chance: Fraction) -> None:
-        law = list(tree.p_after(tree.text(node)))
+        dist = list(tree.p_after(tree.text(node)))
         for child in tree.children(node):
-            token, q = tree.nodes[child].token, tree.law_of(child)
+            token, q = tree.nodes[child].token, tree.dist_of(child)
             assert q is not None and q[token] > 0
-            accept = min(ONE, law[token] / q[token])
+            accept = min(ONE, dist[token] / q[token])
             out.thresholds[child] = accept
             if accept:
                 walk(child, chance * accept)
             chance *= 1 - accept
             if not chance:
                 return
-            law = normalised([max(a - b, ZERO) for a, b in zip(law, q, strict=True)])
-        out.emit(chance, tree.text(node), law, node)
+            dist = normalised([max(a - b, ZERO) for a, b in zip(dist, q, strict=True)])
+        out.emit(chance, tree.text(node), dist, node)
 
     walk(0, ONE)
     return out
@@ -113,31 +117,33 @@ def traversal(tree: DraftedTree) -> Outcomes:
 
     def visit(node: int, reach: Fraction, chance: Fraction) -> Fraction:
         """Probability that everything up to here, this node included, has failed."""
-        law = list(tree.p_after(tree.text(node)))
+        dist = list(tree.p_after(tree.text(node)))
         for child in tree.children(node):
-            token, q = tree.nodes[child].token, tree.law_of(child)
+            token, q = tree.nodes[child].token, tree.dist_of(child)
             assert q is not None and q[token] > 0
             if not chance:
                 return ZERO
-            chance = visit(child, min(ONE, reach * law[token] / q[token]), chance)
-            rest = [max(reach * a - b, ZERO) for a, b in zip(law, q, strict=True)]
+            chance = visit(child, min(ONE, reach * dist[token] / q[token]), chance)
+            rest = [max(reach * a - b, ZERO) for a, b in zip(dist, q, strict=True)]
             if sum(rest):
-                law, reach = normalised(rest), sum(rest) / (sum(rest) + 1 - reach)
+                dist, reach = normalised(rest), sum(rest) / (sum(rest) + 1 - reach)
             elif reach < 1:
                 reach = ZERO
         if not chance:
             return ZERO
         out.thresholds[node] = reach
         if reach:
-            out.emit(chance * reach, tree.text(node), law, node)
+            out.emit(chance * reach, tree.text(node), dist, node)
         return chance * (1 - reach)
 
     assert visit(0, ONE, ONE) == 0
     return out
 
 
-def block(chain: Text, p: Sequence[Law], q: Sequence[Law]) -> dict[Text, Fraction]:
-    """Outcomes of block verification of one drafted chain of K tokens: K + 1 target laws, K draft laws."""
+def block(chain: Text, p: Sequence[Distribution], q: Sequence[Distribution]) -> dict[Text, Fraction]:
+    """Outcomes of block verification of one drafted chain of K tokens: K + 1 target distributions, K draft
+    distributions.
+    """
     size, weights = len(chain), [ONE]
     for at, token in enumerate(chain):
         weights.append(min(ONE, weights[-1] * p[at][token] / q[at][token]))
@@ -150,25 +156,25 @@ def block(chain: Text, p: Sequence[Law], q: Sequence[Law]) -> dict[Text, Fractio
     for at in range(size, -1, -1):  # the largest place whose coin passes
         share = accept[at - 1] if at else ONE
         if at == size:
-            law = list(p[size])
+            dist = list(p[size])
         else:
-            law = [max(weights[at] * a - b, ZERO) for a, b in zip(p[at], q[at], strict=True)]
+            dist = [max(weights[at] * a - b, ZERO) for a, b in zip(p[at], q[at], strict=True)]
         if chance * share:
-            out.emit(chance * share, chain[:at], normalised(law), at)
+            out.emit(chance * share, chain[:at], normalised(dist), at)
         chance *= 1 - share
     return out.emitted
 
 
 def drafted(
     shape: Sequence[Node],
-    p_after: Callable[[Text], Law],
-    q_after: Sequence[Callable[[Text], Law]],
+    p_after: Callable[[Text], Distribution],
+    q_after: Sequence[Callable[[Text], Distribution]],
     chosen_after: Callable[[Text, int], int],
 ) -> Iterator[tuple[Fraction, DraftedTree]]:
     """Every tree that a drafter with this shape may propose, with its probability.
 
-    chosen_after(text, node) is the token of a chosen node (and of a scout). A node whose exclusions leave nothing to
-    draw from is drawn from the whole law instead, and marked so.
+    chosen_after(text, node) is the token of a chosen node (and of a score-only node). A node whose exclusions leave
+    nothing to draw from is drawn from the whole distribution instead, and marked so.
     """
 
     def fill(tree: DraftedTree, at: int, chance: Fraction) -> Iterator[tuple[Fraction, DraftedTree]]:
@@ -177,7 +183,7 @@ def drafted(
             return
         nodes = list(tree.nodes)
         for other in range(at, len(nodes)):
-            fixed = nodes[other].mark == CHOSEN or nodes[other].scout
+            fixed = nodes[other].mark == DETERMINISTIC or nodes[other].score_only_node
             known = nodes[other].parent < at
             if fixed and known and nodes[other].token < 0:
                 nodes[other] = replace(nodes[other], token=chosen_after(tree.text(nodes[other].parent), other))
@@ -185,22 +191,24 @@ def drafted(
         if nodes[at].token >= 0:
             yield from fill(tree, at + 1, chance)
             return
-        law = tree.law_of(at)
-        if law is None:
-            nodes[at] = replace(nodes[at], mark=DRAWN)
+        dist = tree.dist_of(at)
+        if dist is None:
+            nodes[at] = replace(nodes[at], mark=SAMPLED)
             tree = replace(tree, nodes=tuple(nodes))
-            law = tree.law_of(at)
-            assert law is not None
-        for token, weight in enumerate(law):
+            dist = tree.dist_of(at)
+            assert dist is not None
+        for token, weight in enumerate(dist):
             if weight:
                 nodes[at] = replace(nodes[at], token=token)
                 yield from fill(replace(tree, nodes=tuple(nodes)), at + 1, chance * weight)
 
-    yield from fill(DraftedTree((Node(-1, CHOSEN, token=0), *shape), p_after, q_after), 1, ONE)
+    yield from fill(DraftedTree((Node(-1, DETERMINISTIC, token=0), *shape), p_after, q_after), 1, ONE)
 
 
-def continued(emitted: dict[Text, Fraction], p_after: Callable[[Text], Law], length: int) -> dict[Text, Fraction]:
-    """Joint law of `length` tokens when one step is followed by plain decoding."""
+def continued(
+    emitted: dict[Text, Fraction], p_after: Callable[[Text], Distribution], length: int
+) -> dict[Text, Fraction]:
+    """Joint distribution of `length` tokens when one step is followed by plain decoding."""
     found: dict[Text, Fraction] = {}
     pending = list(emitted.items())
     while pending:

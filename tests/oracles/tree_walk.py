@@ -11,17 +11,17 @@ Tree = tuple[list[int], list[int]]
 
 
 def random_trees(source: random.Random, rows: int, vocab: int, largest: int = 14) -> tuple[list[Tree], list[bool]]:
-    """Trees with few tokens, so that siblings share tokens and paths are accepted; some nodes are scouts."""
-    trees, scouts = [], []
+    """Trees with few tokens, so that siblings share tokens and paths are accepted; some nodes are score-only nodes."""
+    trees, score_only = [], []
     for _ in range(rows):
         nodes = source.randrange(1, largest)
         parents = [-1, *(source.randrange(node) for node in range(1, nodes))]
         trees.append(([source.randrange(vocab) for _ in range(nodes)], parents))
-        scouts.extend([False, *(source.random() < 0.15 for _ in range(nodes - 1))])
-    return trees, scouts
+        score_only.extend([False, *(source.random() < 0.15 for _ in range(nodes - 1))])
+    return trees, score_only
 
 
-def walk(trees: Sequence[Tree], scouts: Sequence[bool], choices: Sequence[int], answer: Acceptance) -> None:
+def walk(trees: Sequence[Tree], score_only: Sequence[bool], choices: Sequence[int], answer: Acceptance) -> None:
     """Assert that an answer is the walk from each root to the first child with the target's choice."""
     start = 0
     for row, (tokens, parents) in enumerate(trees):
@@ -30,7 +30,7 @@ def walk(trees: Sequence[Tree], scouts: Sequence[bool], choices: Sequence[int], 
             children = [
                 child
                 for child in range(len(tokens))
-                if parents[child] == node and tokens[child] == choices[start + node] and not scouts[start + child]
+                if parents[child] == node and tokens[child] == choices[start + node] and not score_only[start + child]
             ]
             if not children:
                 break

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from oracles.proposal_cases import DTYPES, proposals
 
-TAKEN = ("offsets", "first_child", "next_sibling", "target", "scouts", "seeds", "root_positions")
+TAKEN = ("offsets", "first_child", "next_sibling", "target", "score_only", "seeds", "root_positions")
 
 
 def parents_of(first_child: list[int], next_sibling: list[int]) -> list[int]:
@@ -24,7 +24,9 @@ def parents_of(first_child: list[int], next_sibling: list[int]) -> list[int]:
 
 @st.composite
 def typical_trees(draw: st.DrawFn, dtypes: Sequence[torch.dtype] = DTYPES) -> dict[str, Any]:
-    """Arguments by name. Rows without nodes, broken laws, ties and scouts are those of `proposals`."""
+    """Arguments by name. Rows without nodes, broken distributions, ties and score-only nodes are those of
+    `proposals`.
+    """
     case = draw(proposals(dtypes))
     g = torch.Generator().manual_seed(draw(st.integers(0, 2**32 - 1)))
     tokens, logits = case["tokens"], case["target"][0].float()

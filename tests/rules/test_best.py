@@ -9,28 +9,28 @@ from itertools import product
 import pytest
 import torch
 from oracles.automaton import AutomatonTarget, random_logits
-from oracles.drawn_chain import DrawnChain
 from oracles.noisy_oracle import NoisyChain, NoisyTree
+from oracles.sampled_chain import DrawnChain
 from oracles.tree_cases import CASES, Case, accepted, check_cells, ids
-from oracles.tree_rules import CHOSEN, ordered, traversal
+from oracles.tree_rules import DETERMINISTIC, ordered, traversal
 
 from specdec_fast import Engine, SamplingParams
-from specdec_fast.draft import Draft
+from specdec_fast.core.distributions import TokenDistributions
+from specdec_fast.core.draft import Draft
 from specdec_fast.interfaces import Needs
-from specdec_fast.laws import Laws
 from specdec_fast.rules import rule_for, rule_names
 from specdec_fast.rules.best import LIKELIEST, RULE
-from specdec_kernels import law_stats, use_backend
+from specdec_kernels import distribution_stats, use_backend
 
 
 @pytest.mark.parametrize(
     ("needs", "temperature", "rule", "why"),
     [
-        (Needs(laws=True), None, "block", "draws chains"),
-        (Needs(topology="tree", laws=True), None, "traversal", "draws trees"),
+        (Needs(dists=True), None, "block", "draws chains"),
+        (Needs(topology="tree", dists=True), None, "traversal", "draws trees"),
         (Needs(), None, "replay", "chooses its tokens"),
         (Needs(topology="tree"), 1.0, "replay", "seed alone"),
-        (Needs(topology="tree", laws=True), 0.0, "greedy", "arg-max"),
+        (Needs(topology="tree", dists=True), 0.0, "greedy", "arg-max"),
     ],
 )
 def test_the_choice_follows_the_drafter_and_says_why(
@@ -44,10 +44,15 @@ def test_the_choice_follows_the_drafter_and_says_why(
 @pytest.mark.parametrize(
     ("needs", "weighed", "rule", "prefers"),
     [
-        (Needs(laws=True), {"block": 2.1, "token": 2.0, "replay": 1.9, LIKELIEST: 2.2}, "replay", "greedy"),
-        (Needs(laws=True), {"block": 2.1, "token": 2.0, "replay": 1.9, LIKELIEST: 2.05}, "block", "drawn"),
-        (Needs("tree", laws=True), {"traversal": 1.5, "tree": 1.4, LIKELIEST: 1.6}, "replay", "greedy"),
-        (Needs("tree", laws=True), {"traversal": 1.5, "tree": 1.4, LIKELIEST: 1.5}, "traversal", "drawn"),
+        (Needs(dists=True), {"block": 2.1, "rejection": 2.0, "replay": 1.9, LIKELIEST: 2.2}, "replay", "greedy"),
+        (Needs(dists=True), {"block": 2.1, "rejection": 2.0, "replay": 1.9, LIKELIEST: 2.05}, "block", "sampled"),
+        (Needs("tree", dists=True), {"traversal": 1.5, "recursive_rejection": 1.4, LIKELIEST: 1.6}, "replay", "greedy"),
+        (
+            Needs("tree", dists=True),
+            {"traversal": 1.5, "recursive_rejection": 1.4, LIKELIEST: 1.5},
+            "traversal",
+            "sampled",
+        ),
     ],
 )
 def test_a_sample_decides_whether_to_draw(needs: Needs, weighed: dict[str, float], rule: str, prefers: str) -> None:
@@ -62,16 +67,20 @@ def test_a_sample_decides_whether_to_draw(needs: Needs, weighed: dict[str, float
 def test_a_draft_is_weighed_by_every_rule_that_takes_it() -> None:
     """On the mean over all drafts block accepts more than token, and token more than replay does of coupled tokens."""
     target = random_logits(11, 6)
-    p = Laws(torch.as_tensor(target[:4]).double(), *law_stats(torch.as_tensor(target[:4]).double(), *_plain(4)))
+    p = TokenDistributions(
+        torch.as_tensor(target[:4]).double(), *distribution_stats(torch.as_tensor(target[:4]).double(), *_plain(4))
+    )
     q = torch.as_tensor(random_logits(11, 6, seed=9)[:3]).double()
-    q = Laws(q, *law_stats(q, *_plain(3)))
+    q = TokenDistributions(q, *distribution_stats(q, *_plain(3)))
     found = []
     for tokens in product(range(6), repeat=3):
-        draft = Draft.chains([0], [[0, *tokens]], law_rows=[[0, 1, 2]], laws=q)
-        weighed = {way: float(value) for way, value in RULE.weigh(Needs(laws=True), draft, p).items()}
-        assert list(weighed) == ["block", "token", "replay", LIKELIEST]
+        draft = Draft.chains([0], [[0, *tokens]], dist_rows=[[0, 1, 2]], dists=q)
+        weighed = {way: float(value) for way, value in RULE.weigh(Needs(dists=True), draft, p).items()}
+        assert list(weighed) == ["block", "rejection", "replay", LIKELIEST]
         found.append((float(q.weights()[range(3), tokens].prod()), weighed))
-    block, token, replay = (sum(chance * each[way] for chance, each in found) for way in ("block", "token", "replay"))
+    block, token, replay = (
+        sum(chance * each[way] for chance, each in found) for way in ("block", "rejection", "replay")
+    )
     assert block > token > replay > 0.2
 
 
@@ -88,7 +97,7 @@ def test_an_engine_runs_what_was_picked() -> None:
     engine = Engine(target, drawn, rule="best")
     assert engine.rule.name == "block" and "draws chains" in engine.why_rule
     assert len(engine.generate([[1, 2]], SamplingParams(seed=3, max_new_tokens=9))[0].tokens) == 9
-    assert Engine(target, drawn, rule="token").why_rule == "asked for by name"
+    assert Engine(target, drawn, rule="rejection").why_rule == "asked for by name"
 
 
 def test_an_engine_that_knows_its_temperature_says_what_follows_from_it() -> None:
@@ -101,18 +110,20 @@ def test_an_engine_that_knows_its_temperature_says_what_follows_from_it() -> Non
     for temperature in (None, 0.7):
         engine = Engine(target, drawn, rule="best", temperature=temperature)
         assert engine.explain().startswith("rule block: the drafter draws chains")
-    assert Engine(target, drawn, rule="token", temperature=0.0).rule.name == "token"
+    assert Engine(target, drawn, rule="rejection", temperature=0.0).rule.name == "rejection"
 
 
 def test_a_pair_that_does_not_fit_is_refused_with_reasons() -> None:
-    trees = Needs(topology="tree", laws=True)
+    trees = Needs(topology="tree", dists=True)
     fits = {name for name in rule_names() if name not in ("best", "lossy") and not _refused(name, trees)}
-    assert {"greedy", "replay", "traversal", "tree"} <= fits and not fits & {"token", "block"}
+    assert {"greedy", "replay", "traversal", "recursive_rejection"} <= fits and not fits & {"rejection", "block"}
     target, drafter = AutomatonTarget(random_logits(11, 6)), NoisyTree([], 0.8, 6)
-    for rule in ("token", "block"):
+    for rule in ("rejection", "block"):
         for temperature in (1.0, None):
             message = f"rule {rule}: got a drafter that proposes trees; expected chains, or another rule ("
-            with pytest.raises(ValueError, match=re.escape(message) + r"best, .*replay, .*traversal, .*tree\b"):
+            with pytest.raises(
+                ValueError, match=re.escape(message) + r"best, .*recursive_rejection, .*replay, .*traversal"
+            ):
                 Engine(target, drafter, rule=rule, temperature=temperature)
     NoisyChain([], 0.8, 6)
 
@@ -125,7 +136,7 @@ def _refused(name: str, needs: Needs) -> bool:
     return False
 
 
-CHOSEN_ONLY = [case for case in CASES if set(case.marks) == {CHOSEN}]
+CHOSEN_ONLY = [case for case in CASES if set(case.marks) == {DETERMINISTIC}]
 
 
 @pytest.mark.parametrize("case", CHOSEN_ONLY, ids=ids)
@@ -143,7 +154,7 @@ def test_where_nothing_is_drawn_all_rules_accept_the_same(case: Case) -> None:
 
 
 def _below_a_scout(case: Case, node: int) -> bool:
-    return node > 0 and (node in case.scouts or _below_a_scout(case, case.parents[node - 1]))
+    return node > 0 and (node in case.score_only or _below_a_scout(case, case.parents[node - 1]))
 
 
 def test_called_without_a_choice_it_takes_every_draft() -> None:

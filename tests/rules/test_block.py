@@ -13,15 +13,16 @@ from itertools import product
 import pytest
 import torch
 from oracles.chain_batches import batch
-from oracles.exact import Text, block_rule, chains, point_mass, target_law, text_law, token_rule
-from oracles.rational_models import RationalModel, laws_of
+from oracles.exact import Text, block_rule, chains, point_mass, target_dist, text_dist, token_rule
+from oracles.rational_models import RationalModel, dists_of
 from torch import Tensor
 
-from specdec_fast.draft import Draft
+from specdec_fast.core.distributions import TokenDistributions
+from specdec_fast.core.draft import Draft
 from specdec_fast.interfaces import Rng
-from specdec_fast.laws import Laws
 from specdec_fast.rules import get_rule
-from specdec_kernels import extension, law_stats, tree_plan, use_backend
+from specdec_kernels import distribution_stats, tree_plan, use_backend
+from specdec_kernels.dispatch import extension
 
 BACKENDS = ["reference"] + ([] if extension.missing() else ["cpu"])
 SHAPES = [(3, 1, 0), (3, 2, 1), (3, 3, 2), (4, 2, 3), (4, 3, 4)]
@@ -31,13 +32,15 @@ def rng(rows: int, seed: int = 0) -> Rng:
     return Rng(torch.arange(rows) + 1000 * seed, torch.arange(rows, dtype=torch.int32))
 
 
-def thresholds(draft: Draft, laws: Laws) -> tuple[Tensor, Tensor]:
-    return get_rule("block").thresholds(draft, tree_plan(draft.parents, draft.offsets), laws)
+def thresholds(draft: Draft, dists: TokenDistributions) -> tuple[Tensor, Tensor]:
+    return get_rule("block").thresholds(draft, tree_plan(draft.parents, draft.offsets), dists)
 
 
-def by_thresholds(found: list[tuple[Fraction, Text]], draft: Draft, laws: Laws) -> Iterable[tuple[float, Text]]:
+def by_thresholds(
+    found: list[tuple[Fraction, Text]], draft: Draft, dists: TokenDistributions
+) -> Iterable[tuple[float, Text]]:
     """Outcomes of one step, from the operator's thresholds and residual weights: the last coin that passes counts."""
-    accept, rest = (part.double() for part in thresholds(draft, laws))
+    accept, rest = (part.double() for part in thresholds(draft, dists))
     for row, (chance, chain) in enumerate(found):
         later_fail, start = float(chance), row * (len(chain) + 1)
         for depth in range(len(chain), -1, -1):
@@ -80,14 +83,14 @@ def test_the_rational_oracle_itself_is_lossless(vocab: int, depth: int, seed: in
             for share, emitted in block_rule(chain, p, q):
                 yield chance * share, emitted
 
-    found = {text: chance for text, chance in text_law(step, 3, Fraction(1)).items() if chance}
-    assert found == target_law(target.after, 3)
+    found = {text: chance for text, chance in text_dist(step, 3, Fraction(1)).items() if chance}
+    assert found == target_dist(target.after, 3)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 @pytest.mark.parametrize(("vocab", "depth", "seed"), SHAPES)
-def test_drawn_chains_keep_the_joint_law_over_several_steps(
+def test_drawn_chains_keep_the_joint_distribution_over_several_steps(
     vocab: int, depth: int, seed: int, dtype: torch.dtype, backend: str
 ) -> None:
     target = RationalModel(vocab, seed)
@@ -97,9 +100,9 @@ def test_drawn_chains_keep_the_joint_law_over_several_steps(
         found = chains(draft.after, context, depth)
         yield from by_thresholds(found, *batch(found, context, target.after, draft.after, dtype))
 
-    exact = target_law(target.after, 3)
+    exact = target_dist(target.after, 3)
     with use_backend(backend):
-        found = text_law(step, 3, 1.0)
+        found = text_dist(step, 3, 1.0)
     tolerance = 1e-12 if dtype == torch.float64 else 1e-6
     for text in product(range(vocab), repeat=3):
         assert abs(found.get(text, 0.0) - float(exact.get(text, 0))) < tolerance, text
@@ -107,20 +110,22 @@ def test_drawn_chains_keep_the_joint_law_over_several_steps(
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("vocab", "depth", "seed"), SHAPES)
-def test_chains_of_drawn_and_chosen_tokens_keep_the_joint_law(vocab: int, depth: int, seed: int, backend: str) -> None:
+def test_chains_of_drawn_and_chosen_tokens_keep_the_joint_distribution(
+    vocab: int, depth: int, seed: int, backend: str
+) -> None:
     target, choosing = RationalModel(vocab, seed), RationalModel(vocab, seed + 90)
     draft = RationalModel(vocab, seed + 50, like=target)
 
     def step(context: Text) -> Iterable[tuple[float, Text]]:
         mixed = mixed_chains(draft, choosing, context, depth)
         found = [(chance, chain) for chance, chain, _ in mixed]
-        drafted, laws = batch(found, context, target.after, draft.after, torch.float64)
+        drafted, dists = batch(found, context, target.after, draft.after, torch.float64)
         marks = torch.tensor([mark for *_, drawn in mixed for mark in (False, *drawn)]).to(torch.int8)
-        yield from by_thresholds(found, replace(drafted, drawn=marks), laws)
+        yield from by_thresholds(found, replace(drafted, proposal_kinds=marks), dists)
 
-    exact = target_law(target.after, 3)
+    exact = target_dist(target.after, 3)
     with use_backend(backend):
-        found = text_law(step, 3, 1.0)
+        found = text_dist(step, 3, 1.0)
     for text in product(range(vocab), repeat=3):
         assert abs(found.get(text, 0.0) - float(exact.get(text, 0))) < 1e-12, text
 
@@ -130,10 +135,10 @@ def expected(outcomes: Iterable[tuple[Fraction, Text]]) -> Fraction:
     return sum((chance * (len(text) - 1) for chance, text in outcomes), Fraction(0))
 
 
-@pytest.mark.parametrize("chosen", [False, True], ids=["drawn", "chosen"])
+@pytest.mark.parametrize("chosen", [False, True], ids=["sampled", "chosen"])
 @pytest.mark.parametrize(("vocab", "depth", "seed"), SHAPES)
 def test_thresholds_and_residuals_are_the_rational_ones(vocab: int, depth: int, seed: int, chosen: bool) -> None:
-    """Against the oracle, outcome by outcome; and at least as much is accepted as by the token rule."""
+    """Against the oracle, outcome by outcome; and at least as much is accepted as by the rejection rule."""
     target = RationalModel(vocab, seed)
     drafting = RationalModel(vocab, seed + 50, like=target)
     if chosen:
@@ -144,12 +149,14 @@ def test_thresholds_and_residuals_are_the_rational_ones(vocab: int, depth: int, 
     for chance, chain in found:
         p = [target.after(chain[:at]) for at in range(depth + 1)]
         q = [point_mass(t, vocab) if chosen else drafting.after(chain[:at]) for at, t in enumerate(chain)]
-        draft, laws = batch([(Fraction(1), chain)], (), target.after, None if chosen else drafting.after, torch.float64)
+        draft, dists = batch(
+            [(Fraction(1), chain)], (), target.after, None if chosen else drafting.after, torch.float64
+        )
         want: dict[Text, Fraction] = {}
         got: dict[Text, float] = {}
         for share, text in block_rule(chain, p, q):
             want[text] = want.get(text, Fraction(0)) + share
-        for weight, text in by_thresholds([(Fraction(1), chain)], draft, laws):
+        for weight, text in by_thresholds([(Fraction(1), chain)], draft, dists):
             got[text] = got.get(text, 0.0) + weight
         assert set(want) <= set(got)
         for text in got:
@@ -164,8 +171,8 @@ def test_the_last_coin_that_passes_counts_whatever_the_others_say(backend: str) 
     vocab, depth = 4, 3
     target, drafting = RationalModel(vocab, 4), RationalModel(vocab, 54)
     found = chains(drafting.after, (), depth)
-    draft, laws = batch(found, (), target.after, drafting.after, torch.float64)
-    accept, rest = thresholds(draft, laws)
+    draft, dists = batch(found, (), target.after, drafting.after, torch.float64)
+    accept, rest = thresholds(draft, dists)
     source, cells = random.Random(0), []
     for row, (_, chain) in enumerate(found):
         own = accept[row * (depth + 1) : (row + 1) * (depth + 1)].tolist()
@@ -176,12 +183,12 @@ def test_the_last_coin_that_passes_counts_whatever_the_others_say(backend: str) 
                 cells.append((row, chain, end, [*coins, *(h + 1e-5 for h in own[end + 1 :])]))
     assert {end for _, _, end, _ in cells} == {0, 1, 2, 3} and len(cells) > 30
     many = [(Fraction(1), chain) for _, chain, *_ in cells]
-    draft, laws = batch(many, (), target.after, drafting.after, torch.float64)
+    draft, dists = batch(many, (), target.after, drafting.after, torch.float64)
     uniforms = torch.tensor([coin for *_, coins in cells for coin in coins], dtype=torch.float32)
     with use_backend(backend):
         for seed in range(3):
             answer = get_rule("block")(
-                draft, tree_plan(draft.parents, draft.offsets), laws, rng(len(cells), seed), uniforms
+                draft, tree_plan(draft.parents, draft.offsets), dists, rng(len(cells), seed), uniforms
             )
             assert answer.num_accepted.tolist() == [end for _, _, end, _ in cells]
             for at, (row, _, end, _) in enumerate(cells):
@@ -197,13 +204,13 @@ def test_temperature_zero_is_greedy(backend: str, draft_temperature: float) -> N
     rows, depth, vocab = 40, 4, 6
     nodes = rows * (depth + 1)
 
-    def laws(logits: Tensor, temperature: float) -> Laws:
+    def dists(logits: Tensor, temperature: float) -> TokenDistributions:
         none = torch.zeros(len(logits), dtype=torch.int32)
         t, one = torch.full((len(logits),), temperature), torch.ones(len(logits))
-        *stats, mass = law_stats(logits, t, none, one, one * 0, masses=True)
-        return Laws(logits, *stats, mass=mass)
+        *stats, mass = distribution_stats(logits, t, none, one, one * 0, masses=True)
+        return TokenDistributions(logits, *stats, mass=mass)
 
-    target, proposed = laws(torch.randn(nodes, vocab), 0.0), laws(torch.randn(rows * depth, vocab), draft_temperature)
+    target, proposed = dists(torch.randn(nodes, vocab), 0.0), dists(torch.randn(rows * depth, vocab), draft_temperature)
     best = target.tie_id.view(rows, depth + 1)[:, :-1]
     weights = proposed.weights().view(rows, depth, vocab)
     lucky = (torch.rand(rows, depth) < 0.7) & (weights.gather(2, best[..., None].long()).squeeze(2) > 0)
@@ -212,7 +219,7 @@ def test_temperature_zero_is_greedy(backend: str, draft_temperature: float) -> N
     names = torch.arange(rows * depth).view(rows, depth).tolist()
     with use_backend(backend):
         for draft in (
-            Draft.chains(list(range(rows)), chain.tolist(), law_rows=names, laws=proposed),
+            Draft.chains(list(range(rows)), chain.tolist(), dist_rows=names, dists=proposed),
             Draft.chains(list(range(rows)), chain.tolist()),
         ):
             plan = tree_plan(draft.parents, draft.offsets)
@@ -222,10 +229,13 @@ def test_temperature_zero_is_greedy(backend: str, draft_temperature: float) -> N
             assert torch.equal(got.path, want.path) and len(set(want.num_accepted.tolist())) > 2
 
 
-def test_trees_and_scouts_are_refused() -> None:
-    laws = laws_of([[Fraction(1, 2), Fraction(1, 2)]] * 3)
+def test_trees_and_score_only_are_refused() -> None:
+    dists = dists_of([[Fraction(1, 2), Fraction(1, 2)]] * 3)
     tree = Draft.trees([0], [([0, 1, 1], [-1, 0, 0])])
-    chain = replace(Draft.chains([0], [[0, 1, 1]]), scouts=torch.tensor([False, False, True]))
-    for draft, message in ((tree, "rule block: got a tree; expected chains"), (chain, "rule block: got scouts")):
+    chain = replace(Draft.chains([0], [[0, 1, 1]]), score_only=torch.tensor([False, False, True]))
+    for draft, message in (
+        (tree, "rule block: got a tree; expected chains"),
+        (chain, "rule block: got score-only nodes"),
+    ):
         with pytest.raises(ValueError, match=message):
-            get_rule("block")(draft, tree_plan(draft.parents, draft.offsets), laws, rng(1))
+            get_rule("block")(draft, tree_plan(draft.parents, draft.offsets), dists, rng(1))

@@ -1,4 +1,6 @@
-"""The lossy rules do what their papers say, are another law than the target's, and come only when asked for."""
+"""The lossy rules do what their papers say, are another distribution than the target's, and come only when asked
+for.
+"""
 
 from __future__ import annotations
 
@@ -9,34 +11,34 @@ from math import exp
 import pytest
 import torch
 from oracles.automaton import AutomatonTarget, random_logits
-from oracles.exact import Text, target_law
+from oracles.exact import Text, target_dist
 from oracles.noisy_oracle import NoisyChain, NoisyTree
 from oracles.plain_decoding import plain_decode
-from oracles.tree_cases import Case, check_law, law_of_cells
+from oracles.tree_cases import Case, check_dist, dist_of_cells
 from oracles.tree_drafts import packed
-from oracles.tree_rules import CHOSEN, DRAWN
+from oracles.tree_rules import DETERMINISTIC, SAMPLED
 
 from specdec_fast import Engine, SamplingParams, get_rule
-from specdec_fast.draft import Draft
+from specdec_fast.core.distributions import TokenDistributions
+from specdec_fast.core.draft import Draft
 from specdec_fast.interfaces import Needs, Rng, Rule
-from specdec_fast.laws import Laws
 from specdec_fast.rules.lossy import Among, Lenience, Typical
 from specdec_fast.rules.replay import Replay
-from specdec_kernels import law_stats, tree_plan
+from specdec_kernels import distribution_stats, tree_plan
 
-CHAINS = [Case(3, tuple(range(size)), (DRAWN,) * size, 60 + 10 * size + seed) for size in (1, 2) for seed in range(4)]
-TREES = [Case(3, (0, 0, 1), (CHOSEN, CHOSEN, CHOSEN), seed) for seed in (1, 2, 3)]
+CHAINS = [Case(3, tuple(range(size)), (SAMPLED,) * size, 60 + 10 * size + seed) for size in (1, 2) for seed in range(4)]
+TREES = [Case(3, (0, 0, 1), (DETERMINISTIC, DETERMINISTIC, DETERMINISTIC), seed) for seed in (1, 2, 3)]
 
 
 def distance(case: Case, rule: Typical | Lenience | Among) -> float:
-    """Total variation between what the rule emits and the target's law."""
-    found, length = law_of_cells(case, rule, "ordered")
-    exact = target_law(case.target.after, length)
+    """Total variation between what the rule emits and the target's distribution."""
+    found, length = dist_of_cells(case, rule, "ordered")
+    exact = target_dist(case.target.after, length)
     assert sum(found.values()) == pytest.approx(1)
     return sum(abs(found.get(text, 0.0) - float(exact.get(text, 0))) for text in found.keys() | exact.keys()) / 2
 
 
-def test_their_laws_are_not_the_target_s() -> None:
+def test_their_distributions_are_not_the_target_s() -> None:
     assert max(distance(case, Lenience(0.5)) for case in CHAINS) > 0.05
     assert max(distance(case, Typical()) for case in TREES) > 0.05
     assert max(distance(case, Among(2)) for case in TREES) > 0.05
@@ -44,22 +46,22 @@ def test_their_laws_are_not_the_target_s() -> None:
 
 def test_without_lenience_it_is_rule_token() -> None:
     for case in CHAINS:
-        check_law(case, Lenience(1.0), "ordered")
+        check_dist(case, Lenience(1.0), "ordered")
 
 
 @pytest.mark.parametrize("lenience", [0.3, 0.5, 0.9])
 def test_lenience_bounds_every_token_by_p_over_l(lenience: float) -> None:
     """Leviathan et al. (2023), appendix A.5; and more is accepted the smaller l is."""
     for case in CHAINS[:4]:
-        found, _ = law_of_cells(case, Lenience(lenience), "ordered")
+        found, _ = dist_of_cells(case, Lenience(lenience), "ordered")
         first: dict[Text, float] = {}
         for text, chance in found.items():
             first[text[:1]] = first.get(text[:1], 0.0) + chance
         p = case.target.after(())
         assert all(chance <= float(p[token]) / lenience + 1e-12 for (token,), chance in first.items())
-        draft, laws = packed([tree for _, tree in case.trees()])
+        draft, dists = packed([tree for _, tree in case.trees()])
         plan = tree_plan(draft.parents, draft.offsets)
-        ours, theirs = (rule.thresholds(draft, plan, laws)[0] for rule in (Lenience(lenience), get_rule("token")))
+        ours, theirs = (rule.thresholds(draft, plan, dists)[0] for rule in (Lenience(lenience), get_rule("rejection")))
         assert (ours >= theirs - 1e-12).all()  # type: ignore[operator]
 
 
@@ -67,9 +69,9 @@ def answer(draft: Draft, logits: torch.Tensor, rule: Rule, temperature: float = 
     """Path and next token of a draft of one row."""
     count = len(logits)
     one, zero = torch.ones(count), torch.zeros(count, dtype=torch.int32)
-    laws = Laws(logits, *law_stats(logits, one * temperature, zero, one, zero.float()))
+    dists = TokenDistributions(logits, *distribution_stats(logits, one * temperature, zero, one, zero.float()))
     rng = Rng(torch.tensor([3]), torch.tensor([5], dtype=torch.int32))
-    found = rule(draft, tree_plan(draft.parents, draft.offsets), laws, rng)
+    found = rule(draft, tree_plan(draft.parents, draft.offsets), dists, rng)
     assert int(found.num_accepted) == int((found.path >= 0).sum()) - 1
     return found.path[0][found.path[0] >= 0].tolist(), int(found.next_token)
 
@@ -87,7 +89,7 @@ def test_typical_acceptance_keeps_the_longest_typical_path() -> None:
     assert answer(draft, logits, Typical(epsilon=0.5, delta=1.0))[0] == [0, 1]
     assert answer(draft, torch.zeros(7, 3), Typical(epsilon=0.5, delta=1.0))[0] == [0]  # strictly above
     tokens = {answer(draft, (p.log() + 30 * torch.eye(3)[at]).expand(7, 3), Typical())[1] for at in range(3)}
-    assert tokens == {0, 1, 2}  # drawn from the target's law at the last node
+    assert tokens == {0, 1, 2}  # drawn from the target's distribution at the last node
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -104,7 +106,7 @@ def test_what_is_among_the_likeliest_is_kept(temperature: float) -> None:
     assert answer(tree, logits[[0] * 6], Among(3), temperature)[0] == [0, 2, 5]
     assert answer(tree, logits[[0] * 6], Among(3, 1), temperature)[0] == [0, 1, 3]
     tokens = {answer(draft, 9 * torch.eye(6)[at].repeat(5, 1), Among(6), temperature)[1] for at in range(6)}
-    assert tokens == set(range(6))  # from the target's law at the last node
+    assert tokens == set(range(6))  # from the target's distribution at the last node
 
 
 def test_greedy_texts_among_the_likeliest_are_others_and_longer_drafts_are_kept() -> None:
@@ -155,7 +157,7 @@ def test_nobody_gets_a_lossy_rule_without_asking_for_one() -> None:
     with pytest.raises(ValueError, match="rule quick: got a rule that is not lossless; expected a name that says so"):
         Engine(automaton(), rule=Silent())
     assert Engine(automaton(), rule=Silent(name="lossy:quick")).rule.name == "lossy:quick"
-    for needs in (Needs(), Needs(laws=True), Needs(topology="tree"), Needs(topology="tree", laws=True)):
+    for needs in (Needs(), Needs(dists=True), Needs(topology="tree"), Needs(topology="tree", dists=True)):
         assert get_rule("best").pick(needs).rule.lossless  # type: ignore[attr-defined]
 
 
@@ -175,7 +177,7 @@ def test_options_are_part_of_the_name() -> None:
         ("lossy:among=2,least=-1", "least: got -1; expected a whole number, 0 or more"),
         ("lossy:least=1", "expected lenience, epsilon and delta, or among and least"),
         ("lossy:beta=2", "expected lenience, epsilon and delta, or among and least"),
-        ("token:beta=2", "which has no options"),
+        ("rejection:beta=2", "which has no options"),
     ):
         with pytest.raises(ValueError, match=message):
             get_rule(name)
@@ -185,6 +187,6 @@ def test_lenience_wants_chains() -> None:
     assert get_rule("lossy").why_not(Needs(topology="tree")) is None
     with pytest.raises(ValueError, match="got a drafter that proposes trees"):
         Engine(automaton(), NoisyTree([], 0.8, 6), rule="lossy:lenience=0.5")
-    draft, laws = packed([tree for _, tree in TREES[0].trees()])
+    draft, dists = packed([tree for _, tree in TREES[0].trees()])
     with pytest.raises(ValueError, match="got a tree; expected chains"):
-        Lenience().thresholds(draft, tree_plan(draft.parents, draft.offsets), laws)
+        Lenience().thresholds(draft, tree_plan(draft.parents, draft.offsets), dists)

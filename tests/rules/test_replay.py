@@ -11,20 +11,20 @@ import torch
 from oracles.plain_decoding import replay_choice
 from oracles.tree_walk import random_trees, walk
 
-from specdec_fast.draft import Draft
+from specdec_fast.core.distributions import TokenDistributions
+from specdec_fast.core.draft import Draft
 from specdec_fast.interfaces import Acceptance, Needs, Rng
-from specdec_fast.laws import Laws
 from specdec_fast.rules import get_rule
-from specdec_fast.sampling import SamplingParams
-from specdec_kernels import law_stats, tree_plan
+from specdec_fast.sampling.pipeline import SamplingParams
+from specdec_kernels import distribution_stats, tree_plan
 
 
 def verify(draft: Draft, logits: torch.Tensor, params: list[SamplingParams], positions: list[int]) -> Acceptance:
     plan = tree_plan(draft.parents, draft.offsets)
     own = [params[row] for row in plan.row.tolist()]
-    laws = Laws(
+    dists = TokenDistributions(
         logits,
-        *law_stats(
+        *distribution_stats(
             logits,
             torch.tensor([p.temperature for p in own], dtype=torch.float32),
             torch.tensor([p.top_k for p in own], dtype=torch.int32),
@@ -33,7 +33,7 @@ def verify(draft: Draft, logits: torch.Tensor, params: list[SamplingParams], pos
         ),
     )
     rng = Rng(torch.tensor([p.seed for p in params]), torch.tensor(positions, dtype=torch.int32))
-    return get_rule("replay")(draft, plan, laws, rng)
+    return get_rule("replay")(draft, plan, dists, rng)
 
 
 def some_params(source: random.Random, seed: int) -> SamplingParams:
@@ -50,8 +50,8 @@ def some_params(source: random.Random, seed: int) -> SamplingParams:
 def test_the_choice_of_every_node_is_the_keyed_draw_there(seed: int) -> None:
     source = random.Random(seed)
     rows = source.choice([1, 2, 7])
-    trees, scouts = random_trees(source, rows, vocab=5)
-    draft = Draft.trees(list(range(rows)), trees, scouts=scouts)
+    trees, score_only = random_trees(source, rows, vocab=5)
+    draft = Draft.trees(list(range(rows)), trees, score_only=score_only)
     logits = torch.randn(draft.num_nodes, 5, generator=torch.Generator().manual_seed(seed))
     params = [some_params(source, source.randrange(2**63)) for _ in range(rows)]
     positions = [source.randrange(4000) for _ in range(rows)]
@@ -62,7 +62,7 @@ def test_the_choice_of_every_node_is_the_keyed_draw_there(seed: int) -> None:
         for node, (row, depth) in enumerate(zip(plan.row.tolist(), plan.depth.tolist(), strict=True))
     ]
     assert answer.node_choice is not None and answer.node_choice.tolist() == want
-    walk(trees, scouts, want, answer)
+    walk(trees, score_only, want, answer)
 
 
 def test_the_answer_does_not_depend_on_the_place_in_the_batch() -> None:
@@ -98,5 +98,5 @@ def test_the_same_context_at_another_position_draws_anew() -> None:
 
 def test_it_takes_everything() -> None:
     rule = get_rule("replay")
-    assert rule.why_not(Needs(topology="tree", laws=True)) is None and rule.lossless
+    assert rule.why_not(Needs(topology="tree", dists=True)) is None and rule.lossless
     assert rule.why_not_sampling(SamplingParams(temperature=1.3)) is None

@@ -9,9 +9,9 @@ import pytest
 import torch
 from oracles import models
 
-from specdec_fast.draft import Draft
+from specdec_fast.core.draft import Draft
 from specdec_fast.targets.huggingface import HuggingFaceTarget, UnsupportedModelError
-from specdec_fast.targets.tiny import SHAPE
+from specdec_fast.targets.tiny_models import SHAPE
 from specdec_kernels import tree_plan
 
 LATENT = {

@@ -11,7 +11,7 @@ from oracles.plain_decoding import replay_choice
 
 from specdec_fast import SamplingParams
 from specdec_fast.targets.encoder_decoder import EncoderDecoder, jacobi_translate
-from specdec_fast.targets.tiny import tiny_model
+from specdec_fast.targets.tiny_models import tiny_model
 
 VOCAB, LENGTH = 50, 18
 SHAPE = {

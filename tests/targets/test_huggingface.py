@@ -14,7 +14,7 @@ from oracles import models
 from oracles.ledger import random_path, random_tree
 
 from specdec_fast import Engine, SamplingParams
-from specdec_fast.draft import Draft
+from specdec_fast.core.draft import Draft
 from specdec_fast.targets import attention
 from specdec_fast.targets.huggingface import HuggingFaceTarget, UnsupportedModelError
 from specdec_kernels import tree_plan
@@ -48,7 +48,7 @@ def test_trees_on_ragged_rows_have_the_logits_of_their_own_paths(
     family: str, whole: bool | None, page_size: int
 ) -> None:
     source = random.Random(page_size)
-    target = models.target(family, page_size=page_size, num_pages=700, whole_pass=whole)
+    target = models.target(family, page_size=page_size, num_pages=700, fused_forward=whole)
     texts = {3: models.prompt(40), 0: models.prompt(1), 5: models.prompt(75), 2: models.prompt(5)}
     held = dict(texts)
     for row, text in texts.items():
@@ -180,7 +180,7 @@ def tiny_config(kind: str, **changes: Any) -> Any:
 def rotary(kind: str) -> Any:
     from transformers import AutoModelForCausalLM
 
-    from specdec_fast.targets.tiny import SHAPE
+    from specdec_fast.targets.tiny_models import SHAPE
 
     rope: dict[str, Any] = {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0}
     if kind == "longrope":

@@ -10,7 +10,7 @@ from oracles import models
 from oracles.kv_recompute import holds
 from oracles.ledger import random_path, random_tree
 
-from specdec_fast.draft import Draft
+from specdec_fast.core.draft import Draft
 from specdec_fast.targets.huggingface import HuggingFaceTarget
 from specdec_kernels import tree_plan
 
@@ -116,7 +116,7 @@ class Program:
 def test_random_programs_leave_what_a_fresh_pass_would_store(family: str, page_size: int, whole: bool | None) -> None:
     pages = 4 * -(-160 // page_size) + 9
     target = HuggingFaceTarget(
-        models.own(family), max_length=160, max_rows=4, page_size=page_size, num_pages=pages, whole_pass=whole
+        models.own(family), max_length=160, max_rows=4, page_size=page_size, num_pages=pages, fused_forward=whole
     )
     program = Program(target, seed=page_size)
     for _ in range(50):

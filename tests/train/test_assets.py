@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import specdec_fast
-from specdec_fast.train.export import workload_texts
-from specdec_fast.train.measure import overlap
+from specdec_fast.train.demo_pair.export import workload_texts
+from specdec_fast.train.demo_pair.measure import overlap
 
 ASSETS = Path(specdec_fast.__file__).parent / "assets"
 TARGET_SHA256 = "2b1ada08a6cbfdd647090ab33ebb3e1f512c2f982b404ea6c8886b4356c89a11"

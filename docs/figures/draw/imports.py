@@ -60,9 +60,7 @@ def graph(package: str, sources: Mapping[str, Path] = SOURCES) -> tuple[Graph, G
 def condensed(edges: Graph) -> Graph:
     """The graph with one part, named after all of its members, in place of each cycle."""
     below = {part: reachable(edges, part) for part in edges}
-    name = {
-        part: " ".join(sorted({part} | {other for other in below[part] if part in below[other]})) for part in edges
-    }
+    name = {part: " ".join(sorted({part} | {other for other in below[part] if part in below[other]})) for part in edges}
     found: Graph = {each: set() for each in name.values()}
     for part, wanted in edges.items():
         found[name[part]].update(name[other] for other in wanted if name[other] != name[part])

@@ -148,7 +148,7 @@ def packed(batch: Sequence[Request]) -> tuple[Any, list[Block]]:
 
     A block ends at the last key that a node of it may see.
     """
-    from specdec_kernels.tree_attention import config
+    from specdec_kernels.ops.tree_attention import config
 
     group = batch[0].heads // batch[0].kv_heads
     mean = ceil(sum(r.nodes for r in batch), len(batch))
@@ -172,8 +172,8 @@ def _shipped(step: str, batch: Sequence[Request], scratch: int, programs: int, l
 
 def shipped_pieces(batch: Sequence[Request]) -> Cost:
     """The shipped kernel without a plan: split-K over packed rows."""
-    from specdec_kernels.tree_attention import config as configs
-    from specdec_kernels.tree_attention import plan
+    from specdec_kernels.ops.tree_attention import config as configs
+    from specdec_kernels.ops.tree_attention import plan
 
     config, blocks = packed(batch)
     first, nodes = batch[0], sum(r.nodes for r in batch)
@@ -192,8 +192,8 @@ def shipped_plan(batch: Sequence[Request]) -> Cost:
 
     Scratch is what parts need whose rows see a key of them; others write no mean.
     """
-    from specdec_kernels.tree_attention import config as configs
-    from specdec_kernels.tree_attention import plan
+    from specdec_kernels.ops.tree_attention import config as configs
+    from specdec_kernels.ops.tree_attention import plan
 
     config, blocks = packed(batch)
     first = batch[0]

@@ -29,7 +29,7 @@ def record() -> dict[str, Any]:
     import torch
 
     from specdec_fast.core.distributions import TokenDistributions
-    from specdec_fast.lab.simulate import Simulator, layout_for
+    from specdec_fast.lab.simulator import Simulator, layout_for
     from specdec_fast.rules import get_rule
     from specdec_kernels import distribution_stats
 

@@ -1,0 +1,191 @@
+#include "decoder/fused_forward.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "linear/batch_invariant_linear.h"
+#include "parallel.h"
+
+namespace specdec {
+namespace {
+
+constexpr int64_t kGrain = 1 << 14;  // elements between two matrices that a thread is worth starting for
+
+const BetweenKernels& between(Isa isa) {
+#if defined(__x86_64__)
+  if (usable(isa) == Isa::Avx512) return kAvx512Between;
+  if (usable(isa) == Isa::Avx2) return kAvx2Between;
+#endif
+  (void)isa;
+  return kPortableBetween;
+}
+
+// What a pass writes down between its stages, kept between passes.
+struct Memory {
+  std::vector<float> stream, normed, qkv, attended, gate_up, gated, added, kept_stream, kept_attended;
+};
+
+float* room(std::vector<float>& memory, int64_t rows, int64_t width) {
+  if (memory.size() < static_cast<size_t>(rows * width)) memory.resize(static_cast<size_t>(rows * width));
+  return memory.data();
+}
+
+template <class Body>
+void each_row(int64_t rows, int64_t width, const Body& body) {
+  parallel_for(0, rows, std::max<int64_t>(1, kGrain / std::max<int64_t>(width, 1)), body);
+}
+
+class Pass {
+ public:
+  Pass(const Decoder& decoder, const DecoderNodes& nodes, Isa isa, Memory& memory)
+      : d_(decoder), n_(nodes), isa_(isa), between_(between(isa)), memory_(memory), rows_(nodes.nodes), heads_(decoder.heads + 2 * decoder.kv_heads) {}
+
+  AttentionProblem run(float* logits) {
+    if (const AttentionProblem problem = check(); problem.text != nullptr) return problem;
+    stream_ = room(memory_.stream, rows_, d_.hidden);
+    each_row(rows_, d_.hidden, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) std::copy_n(d_.embedding + n_.tokens[i] * d_.hidden, d_.hidden, stream_ + i * d_.hidden);
+    });
+    for (int64_t l = 0; l < d_.layers; ++l) {
+      const AttentionProblem problem = attend(d_.layer[l]);
+      if (problem.text != nullptr) return problem;
+      if (l + 1 == d_.layers && n_.num_wanted >= 0) gather();  // nobody asks for the others any more
+      linear(attended_, d_.layer[l].out, d_.heads * d_.width, d_.hidden, added_ = room(memory_.added, rows_, d_.hidden));
+      multiply(d_.layer[l]);
+    }
+    norm(d_.norm);
+    BatchInvariantLinear head = product(normed_, d_.head, d_.hidden, d_.vocab, logits);
+    head.by_input = d_.head_by_input;
+    head.stride = d_.head_by_input ? d_.vocab : d_.hidden;
+    batch_invariant_linear(head, isa_);
+    return {nullptr, 0, 0, 0};
+  }
+
+ private:
+  AttentionProblem check() const {
+    for (int64_t i = 0; i < n_.nodes; ++i) {
+      if (n_.tokens[i] < 0 || n_.tokens[i] >= d_.vocab) return {"token (row: its packed index)", i, n_.tokens[i], d_.vocab};
+      if (n_.positions[i] < 0 || n_.positions[i] >= d_.positions) return {"position (row: the packed index)", i, n_.positions[i], d_.positions};
+      if (n_.slots[i] >= d_.pages * d_.page_size) return {"slot (row: the packed index)", i, n_.slots[i], d_.pages * d_.page_size};
+    }
+    for (int64_t i = 0; i < n_.num_wanted; ++i) {
+      if (n_.wanted[i] < 0 || n_.wanted[i] >= n_.nodes) return {"wanted node (row: its place)", i, n_.wanted[i], n_.nodes};
+    }
+    return {nullptr, 0, 0, 0};
+  }
+
+  AttentionArguments attention(const DecoderLayer& layer) const {
+    AttentionArguments a;
+    a.query = memory_.qkv.data();
+    a.out = attended_;
+    a.query_node = heads_ * d_.width;
+    a.query_head = a.out_head = a.key_head = a.value_head = d_.width;
+    a.out_node = d_.heads * d_.width;
+    a.keys = layer.keys;
+    a.values = layer.values;
+    a.key_slot = a.value_slot = d_.kv_heads * d_.width;
+    a.key_page = a.value_page = d_.page_size * a.key_slot;
+    a.nodes = n_.nodes;
+    a.rows = n_.rows;
+    a.heads = d_.heads;
+    a.kv_heads = d_.kv_heads;
+    a.head_dim = d_.width;
+    a.pages = d_.pages;
+    a.page_size = d_.page_size;
+    a.pages_per_row = n_.pages_per_row;
+    a.words = n_.words;
+    a.page_table = n_.page_table;
+    a.lengths = n_.lengths;
+    a.offsets = n_.offsets;
+    a.ancestors = n_.ancestors;
+    a.depth = n_.depth;
+    a.scale = d_.scale;
+    return a;
+  }
+
+  BatchInvariantLinear product(const float* x, const float* weight, int64_t inputs, int64_t outputs, float* out) const {
+    BatchInvariantLinear call;
+    call.x = x;
+    call.weight = weight;
+    call.out = out;
+    call.rows = rows_;
+    call.inputs = inputs;
+    call.outputs = call.stride = outputs;
+    call.by_input = true;
+    return call;
+  }
+
+  void linear(const float* x, const float* weight, int64_t inputs, int64_t outputs, float* out) const {
+    batch_invariant_linear(product(x, weight, inputs, outputs, out), isa_);
+  }
+
+  // The stream and what the last stage added to it.
+  void norm(const float* weight) {
+    normed_ = room(memory_.normed, rows_, d_.hidden);
+    each_row(rows_, d_.hidden, [&](int64_t begin, int64_t end) {
+      between_.norm(stream_, added_, weight, normed_, begin, end, d_.hidden, static_cast<float>(d_.eps));
+    });
+  }
+
+  AttentionProblem attend(const DecoderLayer& layer) {
+    norm(layer.norm);
+    const int64_t width = heads_ * d_.width;
+    float* qkv = room(memory_.qkv, rows_, width);
+    const int64_t queries = d_.heads * d_.width, keys = d_.kv_heads * d_.width;
+    BatchInvariantLinear parts[] = {product(normed_, layer.query, d_.hidden, queries, qkv), product(normed_, layer.key, d_.hidden, keys, qkv + queries),
+                         product(normed_, layer.value, d_.hidden, keys, qkv + queries + keys)};
+    for (BatchInvariantLinear& part : parts) part.out_stride = width;
+    batch_invariant_linear(parts, 3, isa_);
+    each_row(rows_, width, [&](int64_t begin, int64_t end) {
+      between_.rotate(qkv, d_.rotary, n_.positions, begin, end, d_.heads + d_.kv_heads, heads_, d_.width);
+      const int64_t slot = d_.kv_heads * d_.width;
+      for (int64_t i = begin; i < end; ++i) {
+        const float* key = qkv + i * width + d_.heads * d_.width;
+        if (n_.slots[i] < 0) continue;  // the trash
+        std::copy_n(key, slot, layer.keys + n_.slots[i] * slot);
+        std::copy_n(key + slot, slot, layer.values + n_.slots[i] * slot);
+      }
+    });
+    attended_ = room(memory_.attended, rows_, d_.heads * d_.width);
+    return tree_attention(attention(layer), isa_);
+  }
+
+  void multiply(const DecoderLayer& layer) {
+    norm(layer.mlp_norm);
+    float *gate_up = room(memory_.gate_up, rows_, 2 * d_.inner), *gated = room(memory_.gated, rows_, d_.inner);
+    BatchInvariantLinear parts[] = {product(normed_, layer.gate, d_.hidden, d_.inner, gate_up), product(normed_, layer.up, d_.hidden, d_.inner, gate_up + d_.inner)};
+    for (BatchInvariantLinear& part : parts) part.out_stride = 2 * d_.inner;
+    batch_invariant_linear(parts, 2, isa_);
+    each_row(rows_, d_.inner, [&](int64_t begin, int64_t end) { between_.gate(gate_up, gated, begin, end, d_.inner); });
+    linear(gated, layer.down, d_.inner, d_.hidden, added_ = room(memory_.added, rows_, d_.hidden));
+  }
+
+  // From here on the wanted nodes are all there are. They may come in any order: they are copied out first.
+  void gather() {
+    const auto keep = [&](float* from, std::vector<float>& memory, int64_t width) {
+      float* to = room(memory, n_.num_wanted, width);
+      for (int64_t i = 0; i < n_.num_wanted; ++i) std::copy_n(from + n_.wanted[i] * width, width, to + i * width);
+      return to;
+    };
+    attended_ = keep(attended_, memory_.kept_attended, d_.heads * d_.width);
+    stream_ = keep(stream_, memory_.kept_stream, d_.hidden);
+    rows_ = n_.num_wanted;
+  }
+
+  const Decoder& d_;
+  const DecoderNodes& n_;
+  Isa isa_;
+  const BetweenKernels& between_;
+  Memory& memory_;
+  int64_t rows_, heads_;
+  float *stream_ = nullptr, *normed_ = nullptr, *attended_ = nullptr, *added_ = nullptr;
+};
+
+}  // namespace
+
+AttentionProblem fused_forward(const Decoder& decoder, const DecoderNodes& nodes, float* logits, Isa isa) {
+  static thread_local Memory memory;
+  return Pass(decoder, nodes, isa, memory).run(logits);
+}
+
+}  // namespace specdec

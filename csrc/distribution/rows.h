@@ -1,0 +1,173 @@
+// Vectorised passes over (pieces of) one row of logits, compiled once per instruction set and chosen at load.
+#pragma once
+#include <cstdint>
+
+#include "random.h"
+#include "scalar.h"
+
+namespace specdec {
+
+// weight(v) = exp(l * inv_t - lse) if l > cut or (l == cut and v <= tie_id) else 0
+template <class Real>
+struct DistributionRow {
+  Real inv_t, lse, cut;
+  int32_t tie_id;
+  bool keeps(Real level, int64_t id) const { return level > cut || (level == cut && id <= tie_id); }
+  bool operator==(const DistributionRow&) const = default;
+};
+
+// Largest element, the lowest id that has it, and whether there is a NaN. -inf and id 0 for nothing but -inf.
+template <class Real>
+struct Peak {
+  Real level;
+  int32_t id;
+  bool nan;
+};
+
+// A running argmax: strictly larger wins, so equal scores keep the lower id when ids come in order.
+template <class Real>
+struct Best {
+  Real score;
+  int32_t id;
+};
+
+template <class Real>
+struct Entry {
+  Real level;
+  int32_t id;
+};
+
+// Buffers of one race block are padded with zeros up to a multiple of this.
+constexpr int kPad = 32;
+constexpr int kEdges = 8;
+constexpr int kTops = 32;
+constexpr double kRough = 1.0615;  // the most that 1 + f exceeds 2^f by, 0 <= f <= 1
+
+// Pointers to functions for float accumulation; arrays are indexed by Scalar (Float32, BFloat16, Half).
+struct RowKernels {
+  const char* name;
+  // Sums of exp(l * inv_t) over each race block, in units of exp(the answer): NaN for a block with a NaN or +inf
+  // element, 0 for nothing but -inf.
+  double (*masses[3])(const void* row, int64_t count, float inv_t, double* sums);
+  // At least the sum of exp((l - top) * inv_t), and at most kRough times as much, up to 2e-4 of it; or, as soon as it
+  // is known to be more, something above `enough`. NaN if it cannot tell, as for rows with a NaN or +inf element.
+  double (*rough_total[3])(const void* row, int64_t count, float inv_t, float top, double enough);
+  // The same of every race block, in units of exp(*top * inv_t), *top being a level that it chooses; returns their
+  // total.
+  double (*rough_masses[3])(const void* row, int64_t count, float inv_t, double* sums, float* top);
+  Peak<float> (*peak[3])(const void* row, int64_t count);
+  // Largest element that is not NaN (-inf if there is none).
+  float (*largest[3])(const void* row, int64_t count);
+  // At least the total of `weights` (up to roundings), from a pass of comparisons.
+  float (*mass_bound[3])(const void* piece, int count, const DistributionRow<float>& dist);
+  // Total of max(share * p - q, 0) for two pieces of the same type and the same tokens; at least that if a
+  // distribution has a cut.
+  float (*residual_mass[3])(const void* p, const void* q, int count, const DistributionRow<float>& p_dist,
+                            const DistributionRow<float>& q_dist, float share);
+  // Sum of exp(double(l * inv_t) - top) over the elements > floor, for exact nuclei.
+  double (*mass64[3])(const void* row, int64_t count, float inv_t, double top, float floor);
+  // How many elements are > each of kEdges levels and, unless masses is null, about what exp((l - top) * inv_t) sum to.
+  void (*above[3])(const void* row, int64_t count, float inv_t, float top, const float* edges, double* masses,
+                   int64_t* counts);
+  // The elements of [low, high] in id order; returns how many, or more than `limit` as soon as there are more. Writes
+  // up to kCollectSlack beyond the limit.
+  int64_t (*collect[3])(const void* row, int64_t count, float low, float high, int64_t limit, Entry<float>* out);
+  // Weights of tokens first .. first + count - 1 (count <= kRaceBlock), zero padded.
+  void (*weights[3])(const void* piece, int count, int32_t first, const DistributionRow<float>& dist, float* out);
+  // argmax of l * inv_t + gumbel over the kept tokens first .. first + count - 1; first is a multiple of four.
+  void (*replay[3])(const void* piece, int count, int32_t first, const DistributionRow<float>& dist, const Counter& counter,
+                    Best<float>* best);
+  // p = max(p - q, 0)
+  void (*subtract)(float* p, const float* q, int count);
+  double (*total)(const float* weights, int count);
+  // argmax of log(weight) + gumbel over the tokens first .. first + count - 1; first is a multiple of four.
+  void (*race)(const float* weights, int count, int32_t first, const Counter& counter, Best<float>* best);
+  // l * inv_t, plus noise unless that is null; -inf in place of NaN. tops, unless null: of kTops groups, each token
+  // being in one of them, the largest of each.
+  void (*levels[3])(const void* row, int64_t count, float inv_t, const float* noise, float* out, float* tops);
+  // Gumbel noise of tokens 0 .. count - 1.
+  void (*gumbel_row)(const Counter& counter, int64_t count, float* out);
+};
+
+const RowKernels& row_kernels();
+
+extern const RowKernels kPortableRows;
+#if defined(__x86_64__) && defined(__GNUC__)
+#define SPECDEC_X86 1
+extern const RowKernels kAvx2Rows, kAvx512Rows;
+#endif
+
+// One name per pass for both accumulation types: float goes to the table, double to plain loops (rows_double.cpp).
+namespace rows {
+constexpr int kCollectSlack = 16;
+inline int slot(Scalar type) { return static_cast<int>(type); }
+inline double masses(Scalar type, const void* row, int64_t count, float inv_t, double* sums) {
+  return row_kernels().masses[slot(type)](row, count, inv_t, sums);
+}
+inline double rough_total(Scalar type, const void* row, int64_t count, float inv_t, float top, double enough) {
+  return row_kernels().rough_total[slot(type)](row, count, inv_t, top, enough);
+}
+inline double rough_masses(Scalar type, const void* row, int64_t count, float inv_t, double* sums, float* top) {
+  return row_kernels().rough_masses[slot(type)](row, count, inv_t, sums, top);
+}
+inline Peak<float> peak(Scalar type, const void* row, int64_t count, float) {
+  return row_kernels().peak[slot(type)](row, count);
+}
+inline float largest(Scalar type, const void* row, int64_t count, float) {
+  return row_kernels().largest[slot(type)](row, count);
+}
+inline float mass_bound(Scalar type, const void* piece, int count, const DistributionRow<float>& dist) {
+  return row_kernels().mass_bound[slot(type)](piece, count, dist);
+}
+inline float residual_mass(Scalar type, const void* p, const void* q, int count, const DistributionRow<float>& p_dist,
+                           const DistributionRow<float>& q_dist, float share) {
+  return row_kernels().residual_mass[slot(type)](p, q, count, p_dist, q_dist, share);
+}
+inline double mass64(Scalar type, const void* row, int64_t count, float inv_t, double top, float floor) {
+  return row_kernels().mass64[slot(type)](row, count, inv_t, top, floor);
+}
+inline void above(Scalar type, const void* row, int64_t count, float inv_t, float top, const float* edges,
+                  double* masses, int64_t* counts) {
+  row_kernels().above[slot(type)](row, count, inv_t, top, edges, masses, counts);
+}
+inline int64_t collect(Scalar type, const void* row, int64_t count, float low, float high, int64_t limit,
+                       Entry<float>* out) {
+  return row_kernels().collect[slot(type)](row, count, low, high, limit, out);
+}
+inline void weights(Scalar type, const void* piece, int count, int32_t first, const DistributionRow<float>& dist, float* out) {
+  row_kernels().weights[slot(type)](piece, count, first, dist, out);
+}
+inline void replay(Scalar type, const void* piece, int count, int32_t first, const DistributionRow<float>& dist,
+                   const Counter& counter, Best<float>* best) {
+  row_kernels().replay[slot(type)](piece, count, first, dist, counter, best);
+}
+inline void levels(Scalar type, const void* row, int64_t count, float inv_t, const float* noise, float* out,
+                   float* tops = nullptr) {
+  row_kernels().levels[slot(type)](row, count, inv_t, noise, out, tops);
+}
+inline void subtract(float* p, const float* q, int count) { row_kernels().subtract(p, q, count); }
+inline double total(const float* weights, int count) { return row_kernels().total(weights, count); }
+inline void race(const float* weights, int count, int32_t first, const Counter& counter, Best<float>* best) {
+  row_kernels().race(weights, count, first, counter, best);
+}
+inline float log(float weight) { return noise::log(weight); }
+
+double masses(Scalar, const void* row, int64_t count, double inv_t, double* sums);
+Peak<double> peak(Scalar, const void* row, int64_t count, double);
+double largest(Scalar, const void* row, int64_t count, double);
+double mass_bound(Scalar, const void* piece, int count, const DistributionRow<double>& dist);
+double mass64(Scalar, const void* row, int64_t count, double inv_t, double top, double floor);
+void above(Scalar, const void* row, int64_t count, double inv_t, double top, const double* edges, double* masses,
+           int64_t* counts);
+int64_t collect(Scalar, const void* row, int64_t count, double low, double high, int64_t limit, Entry<double>* out);
+void weights(Scalar, const void* piece, int count, int32_t first, const DistributionRow<double>& dist, double* out);
+void replay(Scalar, const void* piece, int count, int32_t first, const DistributionRow<double>& dist, const Counter& counter,
+            Best<double>* best);
+void levels(Scalar, const void* row, int64_t count, double inv_t, const float* noise, double* out, double* tops = nullptr);
+void subtract(double* p, const double* q, int count);
+double total(const double* weights, int count);
+void race(const double* weights, int count, int32_t first, const Counter& counter, Best<double>* best);
+double log(double weight);
+}  // namespace rows
+
+}  // namespace specdec

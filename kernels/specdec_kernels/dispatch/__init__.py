@@ -1,0 +1,1 @@
+"""How a call finds its backend: operators, argument checks, devices, registration with torch."""

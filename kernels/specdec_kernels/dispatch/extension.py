@@ -1,0 +1,93 @@
+"""The compiled extensions: loaded on first use, and the reason in words when they cannot be."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from . import meta_kernels, torch_ops
+from .devices import gpu_missing, on_device
+from .operator import Backend
+
+REMEDY = "build it with `pip install -e .` (or `pip install .`) where a C++20 compiler is on PATH"
+_REGISTERED: list[torch.library.Library] = []
+"""Registrations live as long as these."""
+
+
+@lru_cache(maxsize=1)
+def missing() -> str | None:
+    """Loads specdec_kernels._C, which registers torch.ops.specdec.*; None, or why it cannot be had."""
+    try:
+        importlib.import_module("specdec_kernels._C")
+    except ModuleNotFoundError:
+        return f"extension specdec_kernels._C not built; {REMEDY}"
+    except ImportError as error:
+        return f"extension specdec_kernels._C does not load ({error}); {REMEDY}"
+    meta_kernels.register()
+    if torch.cuda.is_available():
+        _load_cuda()  # what CUDA C++ serves keeps being served by it
+        if importlib.util.find_spec("triton") is not None:
+            _REGISTERED.append(torch_ops.register())
+    return None
+
+
+@lru_cache(maxsize=1)
+def cuda_missing() -> str | None:
+    """Loads specdec_kernels._C_cuda; None, or why it cannot be had."""
+    return gpu_missing() or missing() or _load_cuda()  # schemas live in _C
+
+
+@lru_cache(maxsize=1)
+def _load_cuda() -> str | None:
+    try:
+        importlib.import_module("specdec_kernels._C_cuda")
+    except ModuleNotFoundError:
+        return (
+            "extension specdec_kernels._C_cuda not built; run `SPECDEC_BUILD=cuda pip install -e .` with nvcc on PATH"
+        )
+    except ImportError as error:
+        return f"extension specdec_kernels._C_cuda does not load ({error})"
+    return None
+
+
+def _on(kind: str, why_not: Callable[..., str | None] | None) -> Callable[..., str | None]:
+    def check(*args: Any, **kwargs: Any) -> str | None:
+        return on_device(kind, (*args, *kwargs.values())) or (why_not(*args, **kwargs) if why_not else None)
+
+    return check
+
+
+def cpu_backend(
+    load: Callable[[], Callable[..., Any]],
+    why_not: Callable[..., str | None] | None = None,
+    name: str = "cpu",
+    op: str | None = None,
+) -> Backend:
+    """Backend that runs in the CPU extension: refuses when it is not built or the tensors lie elsewhere.
+
+    op: name in torch.ops.specdec that must be there; an extension built from older sources may lack it.
+    """
+
+    def missing_here() -> str | None:
+        reason = missing()
+        if reason is None and op is not None and not hasattr(torch.ops.specdec, op):
+            return f"extension specdec_kernels._C is older than operator {op}; {REMEDY}"
+        return reason
+
+    # the same call serves tensors on a GPU where a Triton kernel is registered for them
+    graph = {"cpu": name} | ({"cuda": "triton"} if op in torch_ops.LAUNCHES else {})
+    return Backend(name, load, _on("cpu", why_not), missing_here, graph_devices=graph)
+
+
+def cuda_backend(
+    load: Callable[[], Callable[..., Any]],
+    why_not: Callable[..., str | None] | None = None,
+    name: str = "cuda",
+) -> Backend:
+    """Backend that runs in the CUDA extension."""
+    return Backend(name, load, _on("cuda", why_not), cuda_missing, graph_devices={"cuda": name})

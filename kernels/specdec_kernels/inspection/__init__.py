@@ -1,0 +1,1 @@
+"""Times and machine code of the operators."""

@@ -1,0 +1,1 @@
+"""The operators, one package each: reference, backends and the public function."""

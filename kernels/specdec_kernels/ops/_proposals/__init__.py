@@ -1,0 +1,1 @@
+"""Proposals on packed trees, shared by the rules that look at draft distributions."""

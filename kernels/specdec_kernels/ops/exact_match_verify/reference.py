@@ -1,0 +1,107 @@
+"""Plain PyTorch definition of exact_match_verify."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...dispatch import argument_checks
+
+
+def check(
+    tokens: Tensor,
+    offsets: Tensor,
+    first_child: Tensor,
+    next_sibling: Tensor,
+    node_choice: Tensor,
+    score_only: Tensor | None = None,
+    *,
+    max_depth: int,
+) -> None:
+    """Raises ValueError for arguments that exact_match_verify cannot take."""
+    op = "exact_match_verify"
+    nodes = argument_checks.tensor(op, "tokens", tokens, torch.int64, "M").shape[0]
+    argument_checks.offsets(op, offsets, nodes)
+    argument_checks.tensor(op, "node_choice", node_choice, torch.int64, nodes)
+    argument_checks.tensor(op, "first_child", first_child, torch.int32, nodes)
+    argument_checks.tensor(op, "next_sibling", next_sibling, torch.int32, nodes)
+    if score_only is not None:
+        argument_checks.tensor(op, "score_only", score_only, torch.bool, nodes)
+    argument_checks.depth(op, max_depth)
+    if not argument_checks.readable(tokens):
+        return
+    index = torch.arange(nodes, device=tokens.device)
+    for name, links in (("first_child", first_child), ("next_sibling", next_sibling)):
+        good = (links == -1) | ((links > index) & (links < nodes))
+        argument_checks.values(
+            op, name, good, links, "-1 or the packed index of a later node; use the links of tree_plan"
+        )
+
+
+def too_deep(op: str, row: int, max_depth: int) -> ValueError:
+    """The error of a path that does not fit into its capacity."""
+    return ValueError(
+        f"{op}: the path of row {row} is longer than max_depth = {max_depth}; expected a capacity of at least the "
+        "largest depth; pass a larger max_depth"
+    )
+
+
+def exact_match_verify(
+    tokens: Tensor,
+    offsets: Tensor,
+    first_child: Tensor,
+    next_sibling: Tensor,
+    node_choice: Tensor,
+    score_only: Tensor | None = None,
+    *,
+    max_depth: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Longest path from each root whose tokens are the target's own choices, and the choice after it.
+
+    At every node the walk goes to the first child, in sibling order, whose token equals the node's choice. With greedy
+    choices this is greedy verification; with replay_sample's choices the text equals plain decoding with that seed;
+    with choices from any other exact sampler it is sample-and-match.
+
+    Args:
+        tokens: int64 [M], packed nodes.
+        offsets: int32 [B + 1].
+        first_child, next_sibling: int32 [M], from tree_plan.
+        node_choice: int64 [M], the target's choice of the token after each node.
+        score_only: bool [M], nodes that are never accepted, or None.
+        max_depth: capacity of a path, the root not counted.
+
+    Returns:
+        path: int32 [B, max_depth + 1], packed indices, root first, padded with -1.
+        num_accepted: int32 [B], the root not counted.
+        next_token: int64 [B], node_choice of the last node. A row without nodes has path -1, 0 and next_token -1.
+
+    Raises:
+        ValueError: wrong shape or dtype, links that do not point forward, a path longer than max_depth.
+
+    Sources: Miao et al., SpecInfer (2024), section 5; sampled choices: "naive sampling" there.
+    """
+    check(tokens, offsets, first_child, next_sibling, node_choice, score_only, max_depth=max_depth)
+    bounds, token, choice = offsets.tolist(), tokens.tolist(), node_choice.tolist()
+    child_of, sibling_of = first_child.tolist(), next_sibling.tolist()
+    score_only_node = score_only.tolist() if score_only is not None else [False] * len(token)
+    paths, accepted, following = [], [], []
+    for row, (start, end) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+        path: list[int] = []
+        node = start if end > start else -1
+        while node >= 0:
+            path.append(node)
+            child = child_of[node]
+            while child >= 0 and (score_only_node[child] or token[child] != choice[node]):
+                child = sibling_of[child]
+            node = child
+        if len(path) > max_depth + 1:
+            raise too_deep("exact_match_verify", row, max_depth)
+        following.append(choice[path[-1]] if path else -1)
+        accepted.append(max(len(path) - 1, 0))
+        paths.append(path + [-1] * (max_depth + 1 - len(path)))
+    device = tokens.device
+    return (
+        torch.tensor(paths, dtype=torch.int32, device=device).reshape(len(paths), max_depth + 1),
+        torch.tensor(accepted, dtype=torch.int32, device=device),
+        torch.tensor(following, dtype=torch.int64, device=device),
+    )

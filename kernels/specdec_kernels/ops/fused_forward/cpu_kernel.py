@@ -1,0 +1,32 @@
+"""C++ backend of fused_forward: everything between tokens and logits in one call."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .decoder_table import DecoderTable
+from .reference import check
+
+_fused_forward = torch.ops.specdec.fused_forward.default
+
+
+def fused_forward(
+    decoder: DecoderTable,
+    tokens: Tensor,
+    positions: Tensor,
+    wanted: Tensor | None,
+    slots: Tensor,
+    page_table: Tensor,
+    lengths: Tensor,
+    offsets: Tensor,
+    ancestors: Tensor | None = None,
+    depth: Tensor | None = None,
+) -> Tensor:
+    where = (tokens, positions, wanted, slots, page_table, lengths, offsets, ancestors, depth)
+    try:
+        logits: Tensor = _fused_forward(decoder.addresses, *where, decoder.vocab_size, decoder.eps, decoder.scale)
+    except (RuntimeError, ValueError):
+        check(decoder, *where)  # raises with a remedy
+        raise
+    return logits

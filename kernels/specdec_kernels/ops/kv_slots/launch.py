@@ -1,0 +1,71 @@
+"""Launch of the Triton kv_slots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ...dispatch.workspace import Spec, results
+from ...triton_shared.variant import Variant
+
+
+def kv_slots(
+    page_table: Tensor,
+    lengths: Tensor,
+    rows: Tensor,
+    offsets: Tensor,
+    depth: Tensor | None,
+    nodes: int,
+    page_size: int,
+    advance: bool = False,
+    *,
+    out: Sequence[Tensor] | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The operator in one launch. Data is not checked: what has no room goes to the trash."""
+    from .triton_kernel import place
+
+    given = {"page_table": page_table, "lengths": lengths, "rows": rows, "offsets": offsets, "depth": depth}
+    for name, each in given.items():
+        if each is None:
+            continue
+        axes = 2 if each is page_table else 1
+        if each.dtype != torch.int32 or each.ndim != axes or not each.is_contiguous():
+            raise ValueError(
+                f"kv_slots: {name} is {each.dtype} {list(each.shape)}; expected contiguous int32 of {axes} dimensions"
+            )
+    (capacity, columns), batch = page_table.shape, rows.shape[0]
+    if lengths.shape[0] != capacity:
+        raise ValueError(f"kv_slots: lengths is {list(lengths.shape)}; expected [{capacity}], a row of page_table each")
+    if offsets.shape[0] != batch + 1 or (depth is not None and depth.shape[0] != nodes) or nodes < 0 or page_size < 1:
+        raise ValueError(
+            f"kv_slots: rows {list(rows.shape)}, offsets {list(offsets.shape)} and depth do not fit {nodes} nodes of "
+            f"page size {page_size}; expected [B], [B + 1], [nodes] or None, and a page size of at least 1"
+        )
+    wide = ((nodes,), torch.int64)
+    specs: list[Spec] = [((batch, columns), torch.int32), ((batch,), torch.int32), wide, wide]
+    table, own, slots, positions = results("kv_slots", out, specs, rows.device)
+    place[(batch + 1,)](
+        page_table, lengths, rows, offsets, depth, table, own, slots, positions,
+        batch, nodes, capacity, columns,
+        PAGE=page_size, ADVANCE=advance, TREE=depth is not None, BLOCK=256, num_warps=2,
+    )  # fmt: skip
+    return table, own, slots, positions
+
+
+def _variant(name: str, everyday: tuple[str, ...], **special: object) -> Variant:
+    integers = ("page_table", "lengths", "rows", "offsets", "depth", "own_table", "own_lengths")
+    sizes = dict.fromkeys(("batch", "nodes", "capacity", "columns"), "i32")
+    return Variant(
+        f"kv_slots/{name}",
+        "kv_slots.triton_kernel:place",
+        {**dict.fromkeys(integers, "*i32"), "slots": "*i64", "positions": "*i64", **sizes},
+        {"PAGE": 16, "ADVANCE": True, "TREE": True, "BLOCK": 256, **special},
+        warps=2,
+        stages=1,
+        everyday=everyday,
+    )
+
+
+VARIANTS = [_variant("page 16", ("sm_90",)), _variant("page 1 chains", (), PAGE=1, ADVANCE=False, TREE=False)]

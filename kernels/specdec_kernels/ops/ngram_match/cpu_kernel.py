@@ -1,0 +1,29 @@
+"""C++ backend of ngram_match: one scan of every history, backwards."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...dispatch import argument_checks
+from .reference import check
+
+_ngram_match = torch.ops.specdec.ngram_match.default
+
+
+def ngram_match(
+    tokens: Tensor,
+    starts: Tensor,
+    lengths: Tensor,
+    n_max: int,
+    n_min: int,
+    num_tokens: int,
+    frequent: bool = False,
+) -> tuple[Tensor, ...]:
+    sizes = (n_max, n_min, num_tokens, frequent)
+    try:
+        found: tuple[Tensor, ...] = _ngram_match(tokens, starts, lengths, *sizes)
+    except (RuntimeError, ValueError):
+        check(tokens, starts, lengths, n_max, n_min, num_tokens)  # raises with a remedy
+        found = _ngram_match(*argument_checks.contiguous(tokens, starts, lengths), *sizes)
+    return found

@@ -1,0 +1,33 @@
+"""process_logits: penalties, bias, forced tokens and masks, for every node on its own path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ...dispatch.extension import cpu_backend
+from ...dispatch.operator import Op
+from ...triton_shared.triton_backend import half_or_single, triton_backend
+from .processors import ALWAYS, Additions, Forced, NodePaths, Penalties, TokenMasks
+from .reference import process_logits as _reference
+
+__all__ = ["ALWAYS", "Additions", "Forced", "NodePaths", "Penalties", "TokenMasks", "process_logits"]
+
+
+def _load_cpu() -> Callable[..., Any]:
+    from .cpu_kernel import process_logits
+
+    return process_logits
+
+
+def _load_triton() -> Callable[..., Any]:
+    from .launch import process_logits
+
+    return process_logits
+
+
+process_logits = Op(
+    "process_logits",
+    _reference,
+    [triton_backend(_load_triton, half_or_single), cpu_backend(_load_cpu, op="process_logits")],
+)

@@ -1,0 +1,94 @@
+"""rejection_verify: the token and the block rule on chains; rejection_verify_logits: the same with distribution_stats
+in it; rejection_thresholds: their introspection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ...dispatch.extension import cpu_backend
+from ...dispatch.operator import Op
+from ...triton_shared.triton_backend import dists_half_or_single, dists_key, triton_backend
+from .reference import BLOCK_RULE, DETERMINISTIC, REJECTION, SAMPLED
+from .reference import rejection_thresholds as _thresholds
+from .reference import rejection_verify as _verify
+from .reference import rejection_verify_logits as _verify_logits
+
+__all__ = [
+    "BLOCK_RULE",
+    "DETERMINISTIC",
+    "REJECTION",
+    "SAMPLED",
+    "rejection_thresholds",
+    "rejection_verify",
+    "rejection_verify_logits",
+]
+
+
+def _load_verify() -> Callable[..., Any]:
+    from .cpu_kernel import rejection_verify
+
+    return rejection_verify
+
+
+def _load_verify_logits() -> Callable[..., Any]:
+    from .cpu_kernel import rejection_verify_logits
+
+    return rejection_verify_logits
+
+
+def _load_thresholds() -> Callable[..., Any]:
+    from .cpu_kernel import rejection_thresholds
+
+    return rejection_thresholds
+
+
+def _load_triton_verify() -> Callable[..., Any]:
+    from .launch import rejection_verify
+
+    return rejection_verify
+
+
+def _load_triton_thresholds() -> Callable[..., Any]:
+    from .launch import rejection_thresholds
+
+    return rejection_thresholds
+
+
+def _load_triton_logits() -> Callable[..., Any]:
+    from .launch import rejection_verify_logits
+
+    return rejection_verify_logits
+
+
+_DISTS = {"target": 4, "draft": 5}
+_LOGITS = {"logits": 4, "draft": 6}
+_key = dists_key(**_DISTS)
+_why_not = dists_half_or_single(**_DISTS)
+rejection_verify = Op(
+    "rejection_verify",
+    _verify,
+    [triton_backend(_load_triton_verify, _why_not), cpu_backend(_load_verify, op="rejection_verify")],
+    key=_key,
+    direct=("triton",),
+    edited="target",
+)
+rejection_verify_logits = Op(
+    "rejection_verify_logits",
+    _verify_logits,
+    [
+        triton_backend(_load_triton_logits, dists_half_or_single(**_LOGITS)),
+        cpu_backend(_load_verify_logits, op="rejection_verify_logits"),
+    ],
+    key=dists_key(**_LOGITS),
+    direct=("triton",),
+    edited="logits",
+)
+rejection_thresholds = Op(
+    "rejection_thresholds",
+    _thresholds,
+    [triton_backend(_load_triton_thresholds, _why_not), cpu_backend(_load_thresholds, op="rejection_thresholds")],
+    key=_key,
+    edited="target",
+)

@@ -1,0 +1,35 @@
+"""C++ backend of replay_verify."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...dispatch import argument_checks
+from .reference import check
+
+_replay_verify = torch.ops.specdec.replay_verify.default
+
+
+def replay_verify(
+    tokens: Tensor,
+    offsets: Tensor,
+    first_child: Tensor,
+    next_sibling: Tensor,
+    score_only: Tensor | None,
+    logits: Tensor,
+    sampling: tuple[Tensor, Tensor, Tensor, Tensor],
+    seeds: Tensor,
+    root_positions: Tensor,
+    *,
+    max_depth: int,
+) -> tuple[Tensor, ...]:
+    parts = (tokens, offsets, first_child, next_sibling, score_only, logits, *sampling, seeds, root_positions)
+    try:
+        return _replay_verify(*parts, max_depth)
+    except (RuntimeError, ValueError, TypeError):
+        check(
+            tokens, offsets, first_child, next_sibling, score_only, logits, sampling, seeds, root_positions,
+            max_depth=max_depth,
+        )  # fmt: skip  # raises with a remedy
+        return _replay_verify(*argument_checks.contiguous(*parts), max_depth)

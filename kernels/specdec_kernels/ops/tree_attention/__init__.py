@@ -1,0 +1,114 @@
+"""Attention of packed token trees over a paged cache. See `tree_attention` for the contract."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from torch import Tensor
+
+from ...dispatch.extension import cpu_backend, on_device
+from ...dispatch.operator import Backend, Op
+from ...triton_shared.triton_backend import triton_backend
+from . import sdpa_kernel
+from .plan import AttentionPlan
+from .plan import attention_plan as _plan_reference
+from .reference import look
+from .reference import tree_attention as _reference
+
+__all__ = ["AttentionPlan", "attention_plan", "plan_for", "tree_attention"]
+
+
+def _load_cpu() -> Callable[..., Any]:
+    from .cpu_kernel import tree_attention
+
+    return tree_attention
+
+
+def _load_triton() -> Callable[..., Any]:
+    from .launch import tree_attention
+
+    return tree_attention
+
+
+def _load_plan() -> Callable[..., Any]:
+    from .shares import attention_plan
+
+    return attention_plan
+
+
+def _one_dtype(query: Tensor, key_cache: Tensor, *args: Any, **kwargs: Any) -> str | None:
+    scaled = kwargs.get("key_scale") is not None or kwargs.get("value_scale") is not None
+    if key_cache.dtype != query.dtype or scaled:
+        return f"the cache is {key_cache.dtype}, perhaps with scales; served is {query.dtype} without"
+    return None
+
+
+def _why_not_sdpa(*args: Any, **kwargs: Any) -> str | None:
+    return (
+        on_device("cpu", (*args, *kwargs.values()))
+        or _one_dtype(*args, **kwargs)
+        or sdpa_kernel.why_not(*args, **kwargs)
+    )
+
+
+def _why_not_triton(*args: Any, **kwargs: Any) -> str | None:
+    from .launch import why_not
+
+    return why_not(*args, **kwargs)
+
+
+def _key(query: Tensor, key_cache: Tensor, *args: Any, **kwargs: Any) -> Hashable:
+    try:
+        large = query.shape[0] >= sdpa_kernel.LARGE
+        if query.is_cpu and len(kwargs) == 1 and not large:  # only `scale`: the common decoding step
+            return query.dtype if key_cache.dtype == query.dtype else (query.dtype, key_cache.dtype)
+        softcap, sinks, lse = kwargs.get("softcap", 0.0), kwargs.get("sinks"), kwargs.get("return_lse", False)
+        scales = kwargs.get("key_scale") is None, kwargs.get("value_scale") is None
+        options = bool(softcap), sinks is None, lse, kwargs.get("batch_invariant", False), *scales
+        return query.device, query.dtype, key_cache.dtype, large, query.shape[-1], *options
+    except AttributeError:
+        wrong = "key_cache" if isinstance(query, Tensor) else "query"
+        raise ValueError(
+            f"tree_attention: {wrong} is no tensor; expected [nodes, heads, width] and paged caches"
+        ) from None
+
+
+tree_attention = Op(
+    "tree_attention",
+    _reference,
+    [
+        triton_backend(_load_triton, _why_not_triton),
+        Backend("sdpa", lambda: sdpa_kernel.tree_attention, _why_not_sdpa, not_worth=sdpa_kernel.not_worth),
+        cpu_backend(_load_cpu, _one_dtype, op="tree_attention"),
+    ],
+    key=_key,
+    look=look,
+)
+attention_plan = Op("attention_plan", _plan_reference, [triton_backend(_load_plan)])
+
+
+def plan_for(
+    query: Tensor,
+    key_cache: Tensor,
+    page_table: Tensor,
+    lengths: Tensor,
+    offsets: Tensor,
+    ancestors: Tensor | None = None,
+    *,
+    window: int = 0,
+    out: Tensor | None = None,
+) -> AttentionPlan | None:
+    """The plan of `tree_attention` calls with tensors of these shapes, for all layers of a pass; None where the backend
+    that serves them uses none, or rows may be too long to number their tiles in 32 bits. Arguments as in
+    `tree_attention`; of query, caches and page table only shapes and dtypes count."""
+    if tree_attention.choose(query, key_cache, page_table, lengths, offsets, scale=1.0) != "triton":
+        return None
+    from .launch import countable, plan_numbers
+
+    if not countable(query, key_cache, page_table):
+        return None
+    numbers = plan_numbers(query, key_cache, page_table)
+    nodes, causal = query.shape[0], ancestors is None
+    plan: AttentionPlan = attention_plan(lengths, offsets, nodes, **numbers, causal=causal, window=window, out=out)
+    return plan

@@ -1,0 +1,210 @@
+"""Launch of the Triton tree attention: how a call is cut, checks of arguments, and the kernels' calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...dispatch.workspace import Spec, carve, needs, results
+from ...triton_shared.jit import lanes_for
+from . import shares
+from .checks import check
+from .config import (
+    FRUGAL,
+    INVARIANT_ROWS,
+    MOST_PIECES,
+    PLENTY,
+    PROCESSORS,
+    Config,
+    choose,
+    joint,
+    pieces,
+    resident,
+)
+from .plan import AttentionPlan, blocks_of, most_tiles
+from .variants import VARIANTS as VARIANTS
+
+PIECE_SLOTS = 1024
+"""Slots of a piece in the batch-invariant mode: pieces then begin at fixed places whatever else is in the batch."""
+WIDEST = 256
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+LOG2_E = 1.4426950408889634
+
+
+@lru_cache(maxsize=8)
+def _processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else PROCESSORS
+
+
+@lru_cache(maxsize=8)
+def _shared(device: torch.device) -> int:
+    """Bytes of shared memory that a program may have."""
+    if device.type != "cuda":
+        return PLENTY
+    return int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", PLENTY))
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How one call is cut: all of it known from shapes, nothing from lengths."""
+
+    config: Config
+    blocks: int
+    pieces: int
+    piece_tiles: int
+
+
+@lru_cache(maxsize=4096)
+def _cut(
+    nodes: int, batch: int, heads: int, kv_heads: int, width: int, itemsize: int, narrow: bool, capacity: int,
+    invariant: bool, processors: int, frugal: bool,
+) -> Shape:  # fmt: skip
+    group = heads // kv_heads
+    rows = INVARIANT_ROWS if invariant else -(-nodes // max(1, batch)) * group
+    config = choose(rows, width, itemsize, narrow, frugal)
+    blocks = blocks_of(nodes, batch, group, config.block_m)
+    if invariant:
+        return Shape(config, blocks, max(2, -(-capacity // PIECE_SLOTS)), PIECE_SLOTS // config.block_n)
+    return Shape(config, blocks, pieces(blocks * kv_heads, capacity, config, processors), 0)
+
+
+def cut(query: Tensor, key_cache: Tensor, page_table: Tensor, batch_invariant: bool = False) -> Shape:
+    """How a call with these tensors is cut."""
+    nodes, heads, width = query.shape
+    batch, columns = page_table.shape
+    _, page_size, kv_heads, _ = key_cache.shape
+    narrow = key_cache.element_size() == 1
+    shape = (nodes, batch, heads, kv_heads, width, query.element_size(), narrow, columns * page_size)
+    return _cut(*shape, batch_invariant, _processors(query.device), _shared(query.device) < PLENTY)
+
+
+def _scratch(
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, page_table: Tensor, *args: Any,
+    batch_invariant: bool = False, plan: AttentionPlan | None = None, **kwargs: Any,
+) -> list[Spec]:  # fmt: skip
+    """float32 numbers for parts of answers."""
+    if plan is not None and not batch_invariant:
+        return [((shares.part_size(plan, query.shape[2]),), torch.float32)]
+    count = cut(query, key_cache, page_table, batch_invariant).pieces
+    size = 0 if count == 1 else count * query.shape[0] * query.shape[1] * (query.shape[2] + 1)
+    return [((size,), torch.float32)]
+
+
+def plan_numbers(query: Tensor, key_cache: Tensor, page_table: Tensor) -> dict[str, int]:
+    """The numbers of `attention_plan` for calls with these tensors."""
+    config, kv_heads = cut(query, key_cache, page_table).config, key_cache.shape[2]
+    held = resident(config) if _shared(query.device) >= PLENTY else 1
+    return {
+        "kv_heads": kv_heads,
+        "group": query.shape[1] // kv_heads,
+        "block_m": config.block_m,
+        "block_n": config.block_n,
+        "programs": held * _processors(query.device),
+    }
+
+
+def countable(query: Tensor, key_cache: Tensor, page_table: Tensor) -> bool:
+    """Whether a plan can count the tiles of rows as long as the page table has room for."""
+    shape, (_, page_size, kv_heads, _) = cut(query, key_cache, page_table), key_cache.shape
+    return page_table.shape[1] * page_size <= most_tiles(shape.blocks, kv_heads) * shape.config.block_n
+
+
+def why_not(query: Tensor, key_cache: Tensor, *args: object, **kwargs: object) -> str | None:
+    """Reasons of shapes and dtypes that the kernels do not serve."""
+    if query.dtype not in DTYPES:
+        return f"queries are {query.dtype}; served are float32, bfloat16 and float16"
+    if key_cache.dtype not in (query.dtype, torch.float8_e4m3fn):
+        return f"the cache is {key_cache.dtype}; served are {query.dtype} and float8_e4m3fn"
+    old = query.is_cuda and torch.cuda.get_device_capability(query.device) < (8, 9)
+    if key_cache.dtype == torch.float8_e4m3fn and old:
+        return "this GPU has no float8_e4m3fn; sm_89 and later have"
+    if query.shape[-1] > WIDEST:
+        return f"heads are {query.shape[-1]} wide; served are up to {WIDEST}"
+    if _shared(query.device) < FRUGAL:
+        return f"this GPU gives a program {_shared(query.device)} bytes of shared memory; needed are {FRUGAL}"
+    return None
+
+
+@needs(_scratch)
+def tree_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    page_table: Tensor,
+    lengths: Tensor,
+    offsets: Tensor,
+    ancestors: Tensor | None = None,
+    depth: Tensor | None = None,
+    *,
+    scale: float,
+    softcap: float = 0.0,
+    window: int = 0,
+    sinks: Tensor | None = None,
+    return_lse: bool = False,
+    out: Tensor | None = None,
+    key_scale: Tensor | None = None,
+    value_scale: Tensor | None = None,
+    workspace: Tensor | None = None,
+    batch_invariant: bool = False,
+    plan: AttentionPlan | None = None,
+    lse: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """The operator on Triton kernels: one launch for one piece, two for several and with a plan. See the reference for
+    arguments; lse: contiguous float32 [M, H] that return_lse writes to."""
+    from .triton_kernel import attend, combine
+
+    tensors = (query, key_cache, value_cache, page_table, lengths, offsets, ancestors, depth)
+    check(*tensors, softcap=softcap, window=window, sinks=sinks, out=out, key_scale=key_scale, value_scale=value_scale)
+    result = torch.empty(query.shape, dtype=query.dtype, device=query.device) if out is None else out
+    nodes, heads, width = query.shape
+    pages, page_size, kv_heads, _ = key_cache.shape
+    batch, columns = page_table.shape
+    if return_lse:
+        (lse,) = results("tree_attention", lse, [((nodes, heads), torch.float32)], query.device)
+    if nodes == 0:
+        return result if lse is None else (result, lse)
+    shape = cut(query, key_cache, page_table, batch_invariant)
+    config, count = shape.config, shape.pieces
+    if plan is not None and not batch_invariant:
+        numbered = plan_numbers(query, key_cache, page_table)
+        shares.check_plan(plan, numbered, shape.blocks, ancestors is None, window, columns * page_size)
+    else:
+        plan = None
+    wanted = _scratch(query, key_cache, value_cache, page_table, batch_invariant=batch_invariant, plan=plan)
+    (memory,), _ = carve("tree_attention", workspace, wanted, query.device)
+    strides = (
+        columns, page_table.stride(0), 0 if ancestors is None else ancestors.shape[1],
+        query.stride(0), query.stride(1), key_cache.stride(0), key_cache.stride(1), key_cache.stride(2),
+        value_cache.stride(0), value_cache.stride(1), value_cache.stride(2), result.stride(0), result.stride(1),
+    )  # fmt: skip
+    numbers = (scale if softcap else scale * LOG2_E, softcap, window, batch, nodes, pages, *strides)
+    kinds = {
+        "HEADS": heads, "GROUP": heads // kv_heads, "PAGE": page_size, "WIDTH": width, "BLOCK_D": config.block_d,
+        "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "CAUSAL": ancestors is None, "WINDOW": window > 0,
+        "SOFTCAP": softcap > 0, "SINKS": sinks is not None, "LSE": return_lse, "SCALED": key_scale is not None,
+        "ALIKE": key_cache.stride() == value_cache.stride(),
+    }  # fmt: skip
+    if plan is not None:
+        given = (*tensors, sinks, result, lse, key_scale, value_scale)
+        shares.launch(plan, given, numbers, memory, kinds, config)
+        return result if lse is None else (result, lse)
+    size = count * nodes * heads
+    part, part_lse = (memory[: size * width], memory[size * width :]) if count > 1 else (None, None)
+    attend[(shape.blocks, kv_heads, count)](
+        *tensors, sinks, result, lse, part, part_lse, key_scale, value_scale, *numbers, **kinds,
+        BLOCK_B=lanes_for(batch + 1, 16), PIECES=count, PIECE_TILES=shape.piece_tiles,
+        num_warps=config.warps, num_stages=config.stages, maxnreg=config.registers,
+    )  # fmt: skip
+    if count > 1:
+        # how pieces are joined must not depend on how many there are, nor that they are
+        block_p, block_h = joint(MOST_PIECES if batch_invariant else count, config.block_d)
+        combine[(nodes, -(-heads // block_h))](
+            part, part_lse, sinks, offsets, result, lse, batch, nodes, result.stride(0), result.stride(1),
+            HEADS=heads, WIDTH=width, BLOCK_D=config.block_d, BLOCK_H=block_h, BLOCK_P=block_p, PIECES=count,
+            SINKS=sinks is not None, LSE=return_lse, num_warps=4,
+        )  # fmt: skip
+    return result if lse is None else (result, lse)

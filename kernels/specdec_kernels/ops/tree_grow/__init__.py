@@ -1,0 +1,49 @@
+"""tree_grow: a level of trees that keep the best: children, what is scored next, and in the end the best of all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from torch import Tensor
+
+from ...dispatch.extension import cpu_backend
+from ...dispatch.operator import Op
+from ...triton_shared.triton_backend import INTERPRETED, triton_backend
+from .reference import Growth
+from .reference import tree_grow as _reference
+
+__all__ = ["Growth", "tree_grow"]
+
+
+def _load_cpu() -> Callable[..., Any]:
+    from .cpu_kernel import tree_grow
+
+    return tree_grow
+
+
+def _load_triton() -> Callable[..., Any]:
+    from .launch import tree_grow
+
+    return tree_grow
+
+
+def _why_not_triton(logits: Tensor, *args: Any, width: int, **kwargs: Any) -> str | None:
+    from ..tree_expand.launch import why_not
+
+    return why_not(logits, width)
+
+
+def _key(logits: Tensor, *args: Any, **kwargs: Any) -> Hashable:
+    if logits.is_cpu and not INTERPRETED:
+        return logits.dtype
+    return logits.device, logits.dtype, logits.shape[-1], kwargs["width"]
+
+
+tree_grow = Op(
+    "tree_grow",
+    _reference,
+    [triton_backend(_load_triton, _why_not_triton), cpu_backend(_load_cpu, op="tree_grow")],
+    key=_key,
+    direct=("triton",),
+)

@@ -1,0 +1,21 @@
+"""C++ backend of tree_plan."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...dispatch import argument_checks
+from .plan import TreePlan
+from .reference import check
+
+_tree_plan = torch.ops.specdec.tree_plan.default
+
+
+def tree_plan(parents: Tensor, offsets: Tensor, max_nodes: int | None = None) -> TreePlan:
+    try:
+        plan = TreePlan(*_tree_plan(parents, offsets))
+    except (RuntimeError, ValueError):
+        check(parents, offsets)  # raises with a remedy
+        plan = TreePlan(*_tree_plan(*argument_checks.contiguous(parents, offsets)))
+    return plan if max_nodes is None else plan.widened(max_nodes)

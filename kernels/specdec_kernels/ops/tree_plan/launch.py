@@ -1,0 +1,71 @@
+"""Launch of the Triton tree_plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...dispatch.workspace import Spec, results
+from ...triton_shared.jit import lanes_for
+from ...triton_shared.variant import Variant
+from .plan import MOST_NODES, MOST_ROWS, TreePlan
+
+MOST_LANES = 32_768
+"""Of the rows that a program compares its nodes with: 32 nodes times these is the largest tile of Triton."""
+
+
+def block(words: int) -> int:
+    """Packed nodes of a program: few enough for a square of them, and fewer where nodes have many ancestor words."""
+    return max(16, min(32, 2048 // lanes_for(words, 4)))
+
+
+def why_not(parents: Tensor, offsets: Tensor, max_nodes: int | None = None) -> str | None:
+    most, rows = parents.shape[0] if max_nodes is None else max_nodes, offsets.shape[0] - 1
+    if rows > MOST_ROWS:
+        return f"{rows} rows; at most {MOST_ROWS}"
+    return None if most <= MOST_NODES else f"rows of up to {most} nodes; at most {MOST_NODES} (give max_nodes)"
+
+
+def plan_specs(nodes: int, most: int) -> list[Spec]:
+    """The tensors of a TreePlan for rows of at most so many nodes."""
+    shapes = ((nodes,), (nodes,), (nodes, max(1, -(-most // 32))), (nodes,), (nodes,))
+    return [(shape, torch.int32) for shape in shapes]
+
+
+def tree_plan(parents: Tensor, offsets: Tensor, max_nodes: int | None = None, *, out: Any = None) -> TreePlan:
+    """The operator in one launch. Data is not checked: a parent that does not precede its child counts as none."""
+    from .triton_kernel import plan
+
+    for name, given in (("parents", parents), ("offsets", offsets)):
+        if given.dtype != torch.int32 or given.ndim != 1 or not given.is_contiguous():
+            raise ValueError(f"tree_plan: {name} is {given.dtype} {list(given.shape)}; expected contiguous flat int32")
+    if offsets.shape[0] < 1:
+        raise ValueError("tree_plan: offsets is empty; expected B + 1 entries; an empty batch has offsets [0]")
+    nodes, batch = parents.shape[0], offsets.shape[0] - 1
+    made = results("tree_plan", out, plan_specs(nodes, nodes if max_nodes is None else max_nodes), parents.device)
+    words = made[2].shape[1]
+    size = block(words)
+    if nodes:
+        plan[(-(-nodes // size),)](
+            parents, offsets, *made, nodes, batch,
+            words,
+            BLOCK_W=lanes_for(words, 4), BLOCK=size, BLOCK_B=min(lanes_for(batch), MOST_LANES),
+        )  # fmt: skip
+    return TreePlan(*made)
+
+
+def _variant(words: int, everyday: tuple[str, ...]) -> Variant:
+    names = ("parents", "offsets", "depth", "row", "ancestors", "first_child", "next_sibling")
+    return Variant(
+        f"tree_plan/{32 * words} nodes",
+        "tree_plan.triton_kernel:plan",
+        {**dict.fromkeys(names, "*i32"), "nodes": "i32", "batch": "i32", "words": "i32"},
+        {"BLOCK_W": lanes_for(words, 4), "BLOCK": block(words), "BLOCK_B": 32},
+        stages=1,
+        everyday=everyday,
+    )
+
+
+VARIANTS = [_variant(2, ("sm_90",)), _variant(32, ())]

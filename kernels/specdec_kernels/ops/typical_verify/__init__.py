@@ -1,0 +1,35 @@
+"""typical_verify: typical acceptance on trees. Lossy: it does not keep the target's distribution."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ...dispatch.extension import cpu_backend
+from ...dispatch.operator import Op
+from ...triton_shared.triton_backend import dists_half_or_single, dists_key, triton_backend
+from .reference import typical_verify as _reference
+
+__all__ = ["typical_verify"]
+
+
+def _load_cpu() -> Callable[..., Any]:
+    from .cpu_kernel import typical_verify
+
+    return typical_verify
+
+
+def _load_triton() -> Callable[..., Any]:
+    from .launch import typical_verify
+
+    return typical_verify
+
+
+typical_verify = Op(
+    "typical_verify",
+    _reference,
+    [triton_backend(_load_triton, dists_half_or_single(target=4)), cpu_backend(_load_cpu, op="typical_verify")],
+    key=dists_key(target=4),
+    direct=("triton",),
+    edited="target",
+)

@@ -1,0 +1,1 @@
+"""Sample calls of every operator, and the comparison of its backends with the reference."""

@@ -1,0 +1,354 @@
+"""Sample calls of the attention and cache operators, by shape; `agreement.SAMPLES` has those of all operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..ops.fused_forward import DecoderLayer, DecoderTable
+from ..ops.fused_forward.decoder_table import MATRICES
+from ..ops.kv_commit import CacheTable
+from ..ops.tree_attention import plan_for
+from ..ops.tree_plan import TreePlan, tree_plan
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of an operator.
+
+    writes: tensors among the arguments that the operator writes to; bytes: what it must read and write at least;
+    products: multiplications of its matrix products; grows: place of the argument that each call adds to, if one does.
+    """
+
+    arguments: tuple[Any, ...]
+    options: dict[str, Any] = field(default_factory=dict)
+    writes: tuple[Tensor, ...] = ()
+    bytes: int = 0
+    products: int = 0
+    grows: int | None = None
+
+    def often(self, op: Callable[..., Any]) -> Callable[[], Any]:
+        """The call by an operator, as often as one likes: what it adds to is put back after each."""
+        run = partial(op, *self.arguments, **self.options)
+        if self.grows is None:
+            return run
+        grown: Tensor = self.arguments[self.grows]
+        before = grown.clone()
+
+        def again() -> Any:
+            found = run()
+            grown.copy_(before)
+            return found
+
+        return again
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a sample is made of; each operator takes some of it.
+
+    rows: requests; nodes: nodes of each; length: committed tokens of each, as many as a multiple of the page or not;
+    heads, kv_heads, width, page, layers: of the cache; vocab: columns of logits; dtype: of logits, queries and caches;
+    top_p: of the distributions.
+    """
+
+    rows: int = 2
+    nodes: int = 8
+    length: int = 100
+    heads: int = 8
+    kv_heads: int = 2
+    width: int = 64
+    page: int = 16
+    layers: int = 2
+    vocab: int = 3000
+    dtype: torch.dtype = torch.float32
+    top_p: float = 1.0
+
+
+BOUNDS = {
+    "rows": (1, 4096), "nodes": (1, 4096), "length": (0, 2**20), "heads": (1, 256), "kv_heads": (1, 256),
+    "width": (1, 1024), "page": (1, 2**16), "layers": (1, 256), "vocab": (32, 2**20),
+}  # fmt: skip
+"""Least and most of each size of a sample that somebody asks for by name."""
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+def size_of(*tensors: Tensor) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def room(names: Sequence[str], sizes: Sizes) -> int:
+    """About how many bytes a sample that looks at these sizes takes while it is made."""
+    count, size = sizes.rows * (sizes.nodes if "nodes" in names else 1), sizes.dtype.itemsize
+    total = count * (64 + 4 * -(-sizes.nodes // 32))
+    if "vocab" in names:
+        total += count * sizes.vocab * (3 * size + 16)
+    if "length" in names:
+        total += 16 * sizes.rows * (sizes.length + sizes.nodes)
+    if "width" in names:
+        per_row = -(-(sizes.length + sizes.nodes) // sizes.page) * sizes.page if "length" in names else 0
+        layers = sizes.layers if "layers" in names else 1
+        total += (sizes.rows * per_row + sizes.page + count) * sizes.kv_heads * sizes.width * size * 2 * layers
+        inputs = sizes.heads * sizes.width if "heads" in names else 0
+        total += (3 * count * inputs + (inputs**2 if "kv_heads" not in names else 0)) * size
+    return total
+
+
+def random(sizes: Sizes, *shape: int, scale: float = 1.0) -> Tensor:
+    """Normal numbers; large tensors repeat two million of them, because making more takes a while.
+
+    They are drawn on the CPU, so that they do not depend on the device, and repeated where the sample is made.
+    """
+    generator, count = torch.Generator().manual_seed(sum(shape)), prod(shape)
+    numbers = (torch.randn(min(count, 2**21), generator=generator, device="cpu") * scale).to(sizes.dtype)
+    return here(numbers).repeat(-(-count // 2**21))[:count].view(shape)
+
+
+def here(tensor: Tensor) -> Tensor:
+    """The tensor on the device on which new tensors are made (`with torch.device(...)`)."""
+    return tensor.to(torch.get_default_device())
+
+
+def int32(values: Any) -> Tensor:
+    return torch.as_tensor(values, dtype=torch.int32)
+
+
+def offsets(sizes: Sizes) -> Tensor:
+    return torch.arange(sizes.rows + 1, dtype=torch.int32) * sizes.nodes
+
+
+def parents(sizes: Sizes) -> Tensor:
+    """Trees whose nodes have two children each."""
+    return int32([-1, *((node - 1) // 2 for node in range(1, sizes.nodes))] * sizes.rows)
+
+
+def planned(sizes: Sizes) -> TreePlan:
+    return tree_plan(parents(sizes), offsets(sizes))
+
+
+def pages(sizes: Sizes) -> Tensor:
+    """Page table [rows, P] of pages in random order; page 0 stays free."""
+    per_row = -(-(sizes.length + sizes.nodes) // sizes.page)
+    order = torch.randperm(sizes.rows * per_row, generator=torch.Generator().manual_seed(0), device="cpu") + 1
+    return here(order.view(sizes.rows, per_row).int())
+
+
+def caches(sizes: Sizes, count: int) -> list[Tensor]:
+    table = pages(sizes)
+    shape = (table.numel() + 1, sizes.page, sizes.kv_heads, sizes.width)
+    return [random(sizes, *shape) + each for each in range(count)]
+
+
+def attention(sizes: Sizes) -> Call:
+    plan, (keys, values) = planned(sizes), caches(sizes, 2)
+    query = random(sizes, sizes.rows * sizes.nodes, sizes.heads, sizes.width)
+    lengths = int32([sizes.length] * sizes.rows)
+    seen = sizes.rows * (sizes.length + sizes.nodes)
+    return Call(
+        (query, keys, values, pages(sizes), lengths, offsets(sizes), plan.ancestors, plan.depth),
+        {"scale": sizes.width**-0.5},
+        bytes=2 * size_of(query) + 2 * seen * sizes.kv_heads * sizes.width * query.element_size(),
+        products=2 * query.numel() * (sizes.length + sizes.nodes),
+    )
+
+
+def attention_with_plan(sizes: Sizes) -> Call:
+    """Attention as targets call it: with a plan where the chosen backend uses one."""
+    call = attention(sizes)
+    query, keys, _, table, lengths, bounds, ancestors, _ = call.arguments
+    plan = plan_for(query, keys, table, lengths, bounds, ancestors)
+    return call if plan is None else replace(call, options=call.options | {"plan": plan})
+
+
+def linear(sizes: Sizes) -> Call:
+    """A square layer over the nodes of all rows, its weight stored by input."""
+    inputs = sizes.heads * sizes.width
+    x, weight = random(sizes, sizes.rows * sizes.nodes, inputs), random(sizes, inputs, inputs, scale=inputs**-0.5)
+    return Call((x, weight.t(), random(sizes, inputs)), bytes=size_of(x, x, weight), products=x.numel() * inputs)
+
+
+def weighted(sizes: Sizes) -> tuple[DecoderTable, int]:
+    """A decoder as wide as its heads together, whose inner width is twice that, and the numbers in its matrices."""
+    hidden, shared = sizes.heads * sizes.width, sizes.kv_heads * sizes.width
+
+    def matrix(rows: int, inputs: int) -> Tensor:
+        return random(sizes, inputs, rows, scale=inputs**-0.5).t()
+
+    def norm() -> Tensor:
+        return 1 + random(sizes, hidden, scale=0.1)
+
+    def layer() -> DecoderLayer:
+        heads = matrix(hidden, hidden), matrix(shared, hidden), matrix(shared, hidden), matrix(hidden, hidden)
+        gated = matrix(2 * hidden, hidden), matrix(2 * hidden, hidden), matrix(hidden, 2 * hidden)
+        return DecoderLayer(norm(), *heads, norm(), *gated)
+
+    angles = torch.arange(sizes.length + sizes.nodes)[:, None] / 50.0 ** torch.arange(sizes.width // 2)
+    rotary = torch.cat([angles.cos(), angles.sin()], 1).to(sizes.dtype)
+    stored, weights = caches(sizes, 2 * sizes.layers), [layer() for _ in range(sizes.layers)]
+    embedding, head = random(sizes, sizes.vocab, hidden), random(sizes, sizes.vocab, hidden, scale=hidden**-0.5)
+    cache, numbers = (stored[::2], stored[1::2]), {"eps": 1e-5, "scale": sizes.width**-0.5}
+    made = DecoderTable(embedding, weights, norm(), head, rotary, *cache, **numbers)
+    return made, sum(getattr(each, name).numel() for each in weights for name in MATRICES) + head.numel()
+
+
+def decoder(sizes: Sizes) -> Call:
+    """Trees over a decoder."""
+    (made, weights), table, plan = weighted(sizes), pages(sizes), planned(sizes)
+    tokens = torch.arange(sizes.rows * sizes.nodes) * 7 % sizes.vocab
+    place = sizes.length + torch.arange(sizes.nodes).repeat(sizes.rows)
+    slots = table.long().repeat_interleave(sizes.nodes, 0).gather(1, place[:, None] // sizes.page)[:, 0]
+    where = slots * sizes.page + place % sizes.page, table, int32([sizes.length] * sizes.rows), offsets(sizes)
+    seen = sizes.layers * sizes.rows * (sizes.length + sizes.nodes) * sizes.kv_heads * sizes.width
+    return Call(
+        (made, tokens, sizes.length + plan.depth.long(), None, *where, plan.ancestors, plan.depth),
+        {},
+        (*made.keys, *made.values),
+        bytes=(weights + 2 * seen) * sizes.dtype.itemsize,
+        products=len(tokens) * weights,
+    )
+
+
+def drafting(sizes: Sizes) -> Call:
+    """Chains of `nodes` tokens behind the root of each row."""
+    (made, weights), each = weighted(sizes), torch.ones(sizes.rows)
+    tokens, rows = torch.arange(sizes.rows) * 7 % sizes.vocab, torch.arange(sizes.rows)
+    lengths = int32([sizes.length] * sizes.rows)
+    where = torch.arange(sizes.rows + 1).int(), [sizes.nodes] * sizes.rows, rows.int(), pages(sizes), lengths
+    asked = each, int32([0] * sizes.rows), each, 0 * each, rows + 11, lengths.clone()
+    seen = sizes.layers * sizes.rows * (sizes.length + sizes.nodes) * sizes.kv_heads * sizes.width
+    return Call(
+        (made, tokens, *where, *asked, sizes.vocab),
+        {},
+        (*made.keys, *made.values, lengths),
+        bytes=sizes.nodes * (weights + 2 * seen) * sizes.dtype.itemsize,
+        products=sizes.nodes * sizes.rows * weights,
+        grows=6,
+    )
+
+
+def shares(sizes: Sizes) -> Call:
+    lengths, group = int32([sizes.length] * sizes.rows), sizes.heads // sizes.kv_heads
+    numbers = {"kv_heads": sizes.kv_heads, "group": group, "block_m": 16, "block_n": 64, "programs": 264}
+    return Call((lengths, offsets(sizes), sizes.rows * sizes.nodes), numbers, bytes=size_of(lengths) * 4)
+
+
+def plan(sizes: Sizes) -> Call:
+    at = parents(sizes), offsets(sizes)
+    return Call(at, bytes=size_of(*at) * 5)
+
+
+def plan_in_bounds(sizes: Sizes) -> Call:
+    """The plan as engines ask for it, with the nodes of the largest row, which their host knows."""
+    return replace(plan(sizes), options={"max_nodes": sizes.nodes})
+
+
+def slots(sizes: Sizes) -> Call:
+    table, lengths = pages(sizes), int32([sizes.length] * sizes.rows)
+    nodes = sizes.rows * sizes.nodes
+    where = torch.arange(sizes.rows).int(), offsets(sizes), planned(sizes).depth
+    return Call((table, lengths, *where, nodes, sizes.page), bytes=2 * size_of(table) + 16 * nodes)
+
+
+def stage(sizes: Sizes) -> Call:
+    nodes = sizes.rows * sizes.nodes
+    entries = [random(sizes, nodes, sizes.kv_heads, sizes.width) for _ in range(2)]
+    stored = caches(sizes, 2)
+    where = torch.arange(nodes) + sizes.page
+    return Call((*entries, *stored, where), {}, tuple(stored), bytes=2 * size_of(*entries))
+
+
+def accepted(sizes: Sizes) -> tuple[Tensor, Tensor]:
+    """(path, num_accepted): to the last node of every row."""
+    walk = [sizes.nodes - 1]
+    while walk[0] > 0:
+        walk.insert(0, (walk[0] - 1) // 2)
+    path = int32([[row * sizes.nodes + node for node in walk] for row in range(sizes.rows)])
+    return path, int32([len(walk) - 1] * sizes.rows)
+
+
+def committed(sizes: Sizes, stored: list[Tensor], scratch: list[Tensor] | None = None) -> Call:
+    """Commits to all of `stored`, out of a scratch if there is one; in place only nodes move that lie elsewhere."""
+    path, count = accepted(sizes)
+    lengths, rows = int32([sizes.length] * sizes.rows), torch.arange(sizes.rows).int()
+    own, tables = lengths.clone(), [CacheTable(stored)]
+    if scratch is not None:
+        tables.append(CacheTable.packed(scratch))
+    places = torch.arange(path.shape[1])
+    moved = path.numel() if scratch else int((path - offsets(sizes)[:-1, None] != places).sum())
+    return Call(
+        (*tables, pages(sizes), lengths, path, offsets(sizes), count, rows, own),
+        {},
+        (*stored, own),
+        bytes=2 * moved * sum(size_of(each[0, 0]) for each in stored),
+    )
+
+
+def commit(sizes: Sizes) -> Call:
+    return committed(sizes, caches(sizes, 2 * sizes.layers))
+
+
+def commit_scratch(sizes: Sizes) -> Call:
+    shape = (sizes.rows * sizes.nodes, sizes.kv_heads, sizes.width)
+    scratch = [random(sizes, *shape) + each for each in range(2 * sizes.layers)]
+    return committed(sizes, caches(sizes, 2 * sizes.layers), scratch)
+
+
+def commit_pages(sizes: Sizes) -> Call:
+    """Pages of one slot."""
+    table = pages(replace(sizes, page=1))
+    _, _, *others = committed(sizes, caches(sizes, 1)).arguments
+    own_table = table.clone()
+    writes = (others[-1], own_table)
+    return Call((table, *others, own_table), {}, writes, bytes=8 * sizes.rows * sizes.nodes)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A sample of an operator.
+
+    Attributes:
+        make: Makes the call of some sizes.
+        names: The sizes that it looks at.
+        gpu: Large sizes, as a GPU's benchmark has them.
+        dtypes: Those that the operator takes.
+        timed: Makes the call that is timed, where an engine calls the operator with more than `make` gives it.
+    """
+
+    make: Callable[[Sizes], Call]
+    names: tuple[str, ...]
+    gpu: tuple[Sizes, ...] = ()
+    dtypes: tuple[torch.dtype, ...] = DTYPES
+    timed: Callable[[Sizes], Call] | None = None
+
+
+_CACHE = ("rows", "nodes", "length", "kv_heads", "width", "page", "dtype")
+_LLAMA: dict[str, Any] = {"heads": 32, "kv_heads": 8, "width": 128, "dtype": torch.bfloat16}
+CACHE_SAMPLES: dict[str, Sample] = {
+    "tree_attention": Sample(
+        attention,
+        ("heads", *_CACHE),
+        tuple(Sizes(rows=b, nodes=n, length=length, **_LLAMA) for b, n, length in
+              [(1, 8, 2048), (1, 8, 8192), (1, 8, 32768), (1, 64, 8192), (8, 8, 8192), (64, 8, 8192), (64, 32, 8192)]),
+        timed=attention_with_plan,
+    ),
+    "fused_forward": Sample(decoder, ("heads", "layers", "vocab", *_CACHE)),
+    "draft_chain": Sample(drafting, ("heads", "layers", "vocab", *_CACHE)),
+    "batch_invariant_linear": Sample(linear, ("rows", "nodes", "heads", "width", "dtype")),
+    "attention_plan": Sample(shares, ("rows", "nodes", "length", "heads", "kv_heads"), (Sizes(rows=64),)),
+    "kv_commit": Sample(commit, ("layers", *_CACHE), tuple(Sizes(rows=b, layers=32, **_LLAMA) for b in (1, 8, 64))),
+    "kv_commit_scratch": Sample(
+        commit_scratch, ("layers", *_CACHE), tuple(Sizes(rows=b, layers=32, **_LLAMA) for b in (1, 64))
+    ),
+    "kv_commit_pages": Sample(commit_pages, ("rows", "nodes", "length"), (Sizes(rows=64, nodes=32),)),
+    "kv_stage": Sample(stage, _CACHE, tuple(Sizes(rows=b, **_LLAMA) for b in (1, 64))),
+    "kv_slots": Sample(slots, ("rows", "nodes", "length", "page"), (Sizes(rows=64),)),
+    "tree_plan": Sample(
+        plan, ("rows", "nodes"), (Sizes(rows=1, nodes=64), Sizes(rows=64, nodes=32)), timed=plan_in_bounds
+    ),
+}  # fmt: skip

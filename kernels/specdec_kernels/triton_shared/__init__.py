@@ -1,0 +1,1 @@
+"""Triton functions that several kernels share, and how their launches are compiled."""

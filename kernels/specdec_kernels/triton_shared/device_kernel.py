@@ -1,0 +1,62 @@
+"""Triton kernels that run on the GPU of their tensors, on its current stream.
+
+Triton launches on the current device. Kernels of this package are launched by operators, by other launches, by
+torch.ops.specdec and by measurements, so the kernel itself sees to its device: whatever the way to a launch, there is
+one comparison, and the current device changes only where it has to.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from triton.runtime.jit import JITFunction
+
+from .versions import warn_if_untested
+
+
+def device_of(values: tuple[Any, ...]) -> int:
+    """Index of the GPU of the first tensor among the arguments of a launch; -1 for the CPU and without a tensor."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            return value.get_device()
+    return -1
+
+
+class DeviceKernel(JITFunction):
+    """A kernel that makes the GPU of its tensors the current one while it is launched."""
+
+    def run(self, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        """What `kernel[grid](...)` calls: binds the arguments, compiles and launches.
+
+        Args:
+            args: The arguments of the kernel, tensors first.
+            grid: Numbers of programs.
+            warmup: Whether to compile only.
+            kwargs: More arguments of the kernel, and options of the launch.
+
+        Returns:
+            Triton's compiled kernel.
+        """
+        kwargs.setdefault("enable_fp_fusion", True)  # the default differs between versions of Triton, and bits with it
+        device = device_of(args)
+        if device < 0 or device == torch.cuda.current_device():
+            return super().run(*args, grid=grid, warmup=warmup, **kwargs)
+        with torch.cuda.device(device):
+            return super().run(*args, grid=grid, warmup=warmup, **kwargs)
+
+
+def on_own_device(kernel: Any) -> Any:
+    """Makes a kernel of `triton.jit` launch on the GPU of its tensors.
+
+    Args:
+        kernel: What `triton.jit` returned. Triton has made it, because constructors differ between its versions. That
+            of the interpreter, which works on tensors of the CPU, stays as it is.
+
+    Returns:
+        The kernel.
+    """
+    warn_if_untested()
+    if type(kernel) is JITFunction:
+        kernel.__class__ = DeviceKernel
+    return kernel

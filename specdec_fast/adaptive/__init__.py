@@ -1,0 +1,1 @@
+"""Draft budgets that follow measured acceptance and cost."""

@@ -1,0 +1,231 @@
+"""The requests of one `specdec generate`: run as one batch, shown as they come, reported as JSON."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from specdec_fast.commands.option_names import in_flags
+
+if TYPE_CHECKING:
+    from specdec_fast.commands.open_engine import Setup
+    from specdec_fast.commands.prompts import Entry
+    from specdec_fast.engine.engine import Engine
+    from specdec_fast.engine.request import Handle
+    from specdec_fast.sampling.pipeline import SamplingParams
+
+
+def engine_tokens(handles: list[Handle]) -> int:
+    """Tokens generated so far."""
+    return sum(len(handle.tokens) for handle in handles)
+
+
+def _chosen(params: SamplingParams) -> dict[str, Any]:
+    """Temperature, length and all that is not its default, for JSON; the seed stands with what came out."""
+    from dataclasses import fields
+
+    plain, always = type(params)(), ("temperature", "max_new_tokens")
+    values = {each.name: getattr(params, each.name) for each in fields(params) if each.name not in ("seed", "grammar")}
+    found = {name: value for name, value in values.items() if name in always or value != getattr(plain, name)}
+    return found if params.grammar is None else {**found, "grammar": True}
+
+
+def _not_begun(handle: Handle) -> bool:
+    """True for a request that was cancelled before it had a token."""
+    return handle.finish_reason == "cancelled" and not handle.tokens
+
+
+class Job:
+    """The requests of one call and how they are shown: one streams, several print as they end, in order."""
+
+    def __init__(
+        self, engine: Engine, entries: list[Entry], params: list[SamplingParams], *, color: bool, streams: bool
+    ) -> None:
+        from specdec_fast.commands.terminal_output import Painter, make_console
+
+        self.engine, self.entries = engine, entries
+        self.out, self.err = make_console(), make_console(stderr=True)
+        self.seconds = 0.0
+        self._color, self._streams = color and self.out.is_terminal, streams
+        if color and not self.out.is_terminal:
+            self.err.print("specdec: note: --color: standard output is not a terminal; FORCE_COLOR=1 colours a pipe")
+        self.handles = [self._submit(entry, own) for entry, own in zip(entries, params, strict=True)]
+        self._painters = [Painter(handle, engine.tokenizer, by_origin=self._color) for handle in self.handles]
+        self._shown = 0  # requests printed to their end
+        self._note_short_context()
+
+    def _submit(self, entry: Entry, params: SamplingParams) -> Handle:
+        """A request, or in a batch a handle that says why it was refused."""
+        from specdec_fast.engine.request import Handle
+
+        try:
+            return self.engine.submit(entry.prompt, params)
+        except ValueError as error:
+            told = ValueError(in_flags(str(error), entry.settings))
+            if len(self.entries) == 1:
+                name = str(error).partition(":")[0]
+                of_file = entry.where.startswith("--file") and (name == "prompt" or name in entry.settings)
+                raise (ValueError(f"{entry.where}: {told}") if of_file else told) from error
+            refused = Handle(-1, [], params, 0)
+            refused.end("error", told)
+            return refused
+
+    def _note_short_context(self) -> None:
+        """Say so once where a context ends before `max_new_tokens` does."""
+        from specdec_fast.commands.open_engine import short_context
+
+        for handle in self.handles:
+            if handle.error is not None:
+                continue
+            words = short_context(self.engine, len(handle.prompt), handle.params.max_new_tokens)
+            if words is not None:
+                self.err.print(f"specdec: note: {words} (see --max-length)", soft_wrap=True)
+                return
+
+    def run(self) -> None:
+        """Until every request has ended; several have a progress bar on a terminal."""
+        from rich.progress import Progress
+
+        count = len(self.handles)
+        bar = Progress(console=self.err, transient=True, disable=count == 1 or not self.err.is_terminal)
+        task = bar.add_task("prompts", total=count)
+        start = perf_counter()
+        bar.start()
+        try:
+            ended = self._num_ended()
+            while ended < count:
+                self.engine.step()
+                before, ended = ended, self._num_ended()
+                if ended > before or count == 1:
+                    bar.stop()  # text and bar on one terminal take turns
+                    self._show()
+                    bar.start()
+                    bar.update(task, completed=ended)
+        finally:
+            bar.stop()
+            self.seconds = perf_counter() - start
+        self._show()
+
+    def _num_ended(self) -> int:
+        return sum(handle.finished for handle in self.handles)
+
+    def cancel(self) -> None:
+        """End what still runs and print what there is of it."""
+        for handle in self.handles:
+            if not handle.finished:
+                handle.end("cancelled")
+        self._show()
+
+    def left(self) -> str:
+        """How many of several prompts have no text because they were cancelled, in words."""
+        count = sum(map(_not_begun, self.handles))
+        return f"; {count} of {len(self.handles)} prompts were not begun" if count and len(self.handles) > 1 else ""
+
+    def _show(self) -> None:
+        if not self._streams:
+            return
+        several = len(self.handles) > 1
+        while self._shown < len(self.handles):
+            at = self._shown
+            handle = self.handles[at]
+            if several and not handle.finished:
+                return
+            if not several or not _not_begun(handle):
+                self._print(at)
+            if not handle.finished:
+                return
+            self._shown += 1
+
+    def _print(self, at: int) -> None:
+        """What is new of a text."""
+        if len(self.handles) > 1:
+            self._heading(at)
+        self._write(self._painters[at].fresh())
+        if self.handles[at].finished:
+            self.out.print()
+
+    def _heading(self, at: int) -> None:
+        from rich.text import Text
+
+        from specdec_fast.commands.terminal_output import counted
+
+        prompt = self.entries[at].prompt
+        words = (
+            prompt.strip().splitlines()[0]
+            if isinstance(prompt, str) and prompt.strip()
+            else counted(len(prompt), "token")
+        )
+        reason = self.handles[at].finish_reason
+        self.out.print(Text(f"── {at + 1}: {words[:60]} [{reason}]", "bold"), soft_wrap=True)
+
+    def _write(self, pieces: list[tuple[str, str]]) -> None:
+        from specdec_fast.commands.terminal_output import harmless, paint
+
+        if self._color:
+            self.out.print(paint(pieces), end="", soft_wrap=True)
+        else:
+            text = "".join(piece for piece, _ in pieces)
+            self.out.file.write(harmless(text) if self.out.is_terminal else text)
+        self.out.file.flush()
+
+    def print_stats(self) -> None:
+        """To stderr, summed over the requests."""
+        from specdec_fast.commands.terminal_output import stats_table
+        from specdec_fast.engine.stats import RequestStats
+
+        total = RequestStats()
+        for handle in self.handles:
+            total.merge(handle.stats)
+        if len(self.handles) > 1:
+            total.seconds = dict(self.engine.seconds)  # requests of a batch share their steps
+        table = stats_table(total, self.seconds)
+        if len(self.handles) == 1:
+            (handle,) = self.handles
+            table.add_row("ended by", f"{handle.finish_reason}; seed {handle.params.seed}")
+        self.err.print(table)
+
+    def print_legend(self) -> None:
+        """What the colours mean, to stderr."""
+        from specdec_fast.commands.terminal_output import legend
+
+        if self._color:
+            self.err.print(legend())
+
+    def print_logprobs(self) -> None:
+        """To stderr, for every request that asked for them and has tokens."""
+        from specdec_fast.commands.terminal_output import logprobs_table
+
+        for at, handle in enumerate(self.handles):
+            if not handle.logprobs:
+                continue
+            if len(self.handles) > 1:
+                self.err.print(f"{at + 1}:")
+            self.err.print(logprobs_table(handle.logprobs, self.engine.tokenizer))
+
+    def report(self, setup: Setup, *, interrupted: bool) -> dict[str, Any]:
+        """The JSON object."""
+        import torch
+
+        from specdec_fast.commands.open_engine import versions
+
+        tokens = engine_tokens(self.handles)
+        return {
+            **setup.describe(self.engine.rule),
+            "draft_tokens": getattr(self.engine.drafter, "num_draft_tokens", None),
+            "interrupted": interrupted,
+            "threads": torch.get_num_threads(),
+            "versions": versions(),
+            "new_tokens": tokens,
+            "seconds": self.seconds,
+            "tokens_per_s": tokens / self.seconds if self.seconds else 0.0,
+            "requests": [self._described(entry, handle) for entry, handle in zip(self.entries, self.handles)],
+        }
+
+    def _described(self, entry: Entry, handle: Handle) -> dict[str, Any]:
+        """A request, for JSON; log-probabilities with the text of their tokens."""
+        tokenizer, found = self.engine.tokenizer, handle.as_dict()
+        for each in found.get("logprobs", ()):
+            for token in (each, *each["top"]):
+                token["text"] = None if tokenizer is None else tokenizer.decode([token["token"]])
+        named = {} if entry.id is None else {"id": entry.id}
+        return {**named, "prompt": entry.prompt, "sampling": _chosen(handle.params), **found, "origins": handle.origins}

@@ -1,0 +1,237 @@
+"""From options to an engine: which models and drafter they mean, quiet loading, threads."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from specdec_fast.engine.engine import Engine
+    from specdec_fast.engine.request import Prompt
+    from specdec_fast.interfaces import Rule
+    from specdec_fast.sampling.pipeline import SamplingParams
+
+BUNDLED_TARGET, BUNDLED_DRAFT = "demo-target", "demo-draft"
+NO_DRAFTER = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What to load and how. `drafter` is None for plain decoding."""
+
+    model: str
+    draft: str | None
+    drafter: str | None
+    rule: str
+    draft_tokens: int | None
+    dtype: str
+    device: str
+    compile: bool
+    fused_forward: bool = False
+    drafter_options: Mapping[str, Any] = field(default_factory=dict)
+    budget: str = "fixed"
+
+    def describe(self, rule: Rule) -> dict[str, Any]:
+        """For JSON. rule: the one that runs, which `best` leaves open."""
+        return {
+            "model": self.model,
+            "draft": self.draft,
+            "drafter": self.drafter,
+            "drafter_options": dict(self.drafter_options),
+            "budget": self.budget,
+            "rule": rule.name,
+            "lossless": rule.lossless,
+            "dtype": self.dtype,
+            "device": self.device,
+            "compile": self.compile,
+            "fused_forward": self.fused_forward,
+        }
+
+
+def resolve(
+    *,
+    model: str,
+    draft: str | None,
+    drafter: str | None,
+    rule: str,
+    draft_tokens: int | None,
+    dtype: str,
+    device: str,
+    compile: bool,
+    fused_forward: bool = False,
+    drafter_option: list[str] | None = None,
+    budget: str = "fixed",
+) -> Setup:
+    """Fill in the bundled draft, settle who drafts, and refuse flags that contradict each other.
+
+    Raises ValueError.
+    """
+    from specdec_fast.adaptive.budget import budget_for
+    from specdec_fast.commands.options import read_drafter_options
+    from specdec_fast.drafters import drafter_names, may_take_draft, refuse_unknown_options
+    from specdec_fast.rules import get_rule
+    from specdec_kernels.names import unknown_name
+
+    get_rule(rule)  # what is unknown is refused before anything is loaded
+    budget_for(budget)
+    if draft == NO_DRAFTER:
+        raise ValueError(f"--draft: got {draft!r}; expected a model; --drafter {NO_DRAFTER} decodes plainly")
+    if drafter is not None and drafter not in (NO_DRAFTER, *drafter_names()):
+        raise ValueError(unknown_name("--drafter", drafter, drafter_names(), or_else=f", or {NO_DRAFTER}"))
+    takes = drafter is None or (drafter != NO_DRAFTER and may_take_draft(drafter))
+    if draft is not None and not takes:
+        raise ValueError(f"--draft {draft} with --drafter {drafter}: expected only one of them")
+    if draft_tokens is not None and draft_tokens < 0:
+        raise ValueError(f"--draft-tokens: got {draft_tokens}; expected 0 (plain decoding) or more")
+    if model == BUNDLED_TARGET and draft is None and takes:
+        draft = BUNDLED_DRAFT
+    if drafter is None and draft is not None:
+        drafter = "draft_model"
+    if draft_tokens and drafter in (None, NO_DRAFTER):
+        raise ValueError(f"--draft-tokens {draft_tokens}: got no drafter; pass --draft MODEL or --drafter NAME")
+    chosen = read_drafter_options(drafter_option)
+    if chosen and drafter in (None, NO_DRAFTER):
+        raise ValueError(f"--drafter-option {next(iter(chosen))}: got no drafter; pass --drafter NAME")
+    if chosen and drafter is not None:
+        refuse_unknown_options(drafter, chosen)
+    if draft_tokens == 0 or drafter == NO_DRAFTER:
+        draft, drafter, chosen = None, None, {}
+    return Setup(
+        model, draft, drafter, rule, draft_tokens or None, dtype, device, compile, fused_forward, chosen, budget
+    )
+
+
+def open_engine(
+    setup: Setup,
+    *,
+    threads: int | None,
+    max_rows: int,
+    max_length: int | None = None,
+    temperature: float | None = None,
+    sample: Sequence[tuple[Prompt, SamplingParams]] = (),
+) -> Engine:
+    """Set the threads and load everything. temperature: that of all requests, None where they differ; sample: requests
+    that rule `best` may look at.
+
+    Raises ValueError for whatever does not exist or fit together.
+    """
+    import torch
+
+    from specdec_fast.loading import check_device, lacks_tokenizer, load
+
+    if threads is not None:
+        if threads < 1:
+            raise ValueError(f"--threads: got {threads}; expected at least 1")
+        torch.set_num_threads(threads)
+    if max_length is not None and max_length < 2:
+        raise ValueError(f"--max-length: got {max_length}; expected at least 2, one token of prompt and one of text")
+    check_device(setup.device, "--device")
+    note_hub(setup.model, setup.draft)
+    engine = load(
+        setup.model,
+        setup.draft,
+        drafter=setup.drafter,
+        drafter_options=setup.drafter_options,
+        rule=setup.rule,
+        num_draft_tokens=setup.draft_tokens,
+        dtype=setup.dtype,
+        device=setup.device,
+        max_rows=max_rows,
+        max_length=max_length,
+        compile=setup.compile,
+        fused_forward=setup.fused_forward,
+        budget=setup.budget,
+        temperature=temperature,
+        sample=sample,
+    )
+    context = engine.state.max_length
+    if max_length is not None and max_length > context:
+        _note(f"--max-length {max_length}: the model's context is {context}, and that is used")
+    if setup.draft is not None and engine.tokenizer is not None and lacks_tokenizer(setup.draft):
+        _note(f"--draft {setup.draft} has no tokenizer; it is taken to share the target's")
+    if setup.rule != engine.rule.name:
+        _note(f"rule {setup.rule} is {engine.rule.name} here: {engine.why_rule}")
+    return engine
+
+
+def _note(words: str) -> None:
+    print(f"specdec: note: {words}", file=sys.stderr)
+
+
+def note_hub(*names: str | None) -> None:
+    """Say which models are looked for on the hub: it may take long to learn that it is out of reach."""
+    from specdec_fast.loading import is_hub_id
+
+    far = [name for name in names if name is not None and is_hub_id(name)]
+    if far:
+        _note(f"looking for {' and '.join(far)} on the hub")
+
+
+def short_context(engine: Engine, before: int, most: int) -> str | None:
+    """What to say where the context ends before `most` tokens have followed `before`, or None."""
+    from specdec_fast.commands.terminal_output import counted
+
+    limit = engine.state.max_length
+    if before + most <= limit:
+        return None
+    prompt = f"a prompt of {counted(before, 'token')}"
+    return f"max_new_tokens {most} after {prompt}: the context of {limit} ends the text before"
+
+
+class _OneLine(logging.Handler):
+    """A line on standard error for every warning of the library."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(f"specdec: {record.levelname.lower()}: {record.getMessage()}", file=sys.stderr)
+
+
+def quiet() -> None:
+    """No chatter from libraries; warnings as one line each; output that never fails to encode."""
+    from huggingface_hub.utils import logging as hub_logging
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    hub_logging.set_verbosity_error()
+    ours = logging.getLogger("specdec_fast")
+    if not any(isinstance(handler, _OneLine) for handler in ours.handlers):
+        ours.addHandler(_OneLine())
+    warnings.showwarning = _one_line
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="replace")
+
+
+_TOLD: set[str] = set()
+"""Reasons why an extension is missing that were printed: one line for all operators."""
+
+
+def _one_line(message: Warning | str, *_: Any, **__: Any) -> None:
+    from specdec_kernels import FallbackWarning
+    from specdec_kernels.dispatch import extension
+
+    words = str(message)
+    why = extension.missing() if isinstance(message, FallbackWarning) else None
+    if why is not None and why in words:
+        if why in _TOLD:
+            return
+        _TOLD.add(why)
+        words = f"operators run on their slow PyTorch references: {why}; `specdec info` says which"
+    print(f"specdec: warning: {words}", file=sys.stderr)
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of what a result depends on; None for what is not installed."""
+    found: dict[str, str | None] = {"python": sys.version.split()[0]}
+    for package in ("specdec-fast", "torch", "transformers", "triton"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = None
+    return found

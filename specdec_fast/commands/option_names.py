@@ -1,0 +1,48 @@
+"""What the library says of its parameters, in the words of the command line. Tests: tests/commands/test_errors.py."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+# Fields of `SamplingParams` that have a flag; it is the field's name with dashes, or stands here.
+_FIELDS = (
+    "temperature", "top_k", "top_p", "min_p", "seed", "max_new_tokens", "min_new_tokens", "stop", "ignore_eos",
+    "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "banned_token_ids", "logprobs",
+)  # fmt: skip
+_FLAGS = {name: f"--{name.replace('_', '-')}" for name in _FIELDS} | {"banned_token_ids": "--ban"}
+_UNMISTAKABLE = re.compile(rf"\b({'|'.join(name for name in _FIELDS if '_' in name)})\b")
+_OF_COMMAND = re.compile(r"^(?:drafter \w+: )?(model|draft|rule|dtype|budget): got")
+NAMED = ("SamplingParams.", "drafter ", "model: ", "draft: ", "rule: ", "dtype: ", "budget: ")
+"""How messages begin whose parameters are flags, unless a prompt in a file sets them itself."""
+_OF_CODE = {
+    "prompt: got text and an engine without a tokenizer; pass token ids or tokenizer=": (
+        "prompt: got text and a model without a tokenizer; expected token ids; pass lists of them with --file ids.json "
+        "or --file ids.jsonl, or put the tokenizer's files into the folder of --model"
+    ),
+    "stop strings: got an engine without a tokenizer; pass tokenizer=, or use stop_token_ids": (
+        "--stop: got a model without a tokenizer; expected one that can tell where a text ends; put its files into the "
+        'folder of --model, or pass ids with --file: {"prompt": [5, 6], "stop_token_ids": [7]}'
+    ),
+    ", or a BudgetPolicy": "",
+    "stop: got ('',);": "stop: got '';",
+    "expected None, or a count": "expected a count",
+    "got no draft model; expected draft=, a model": "got no draft model; expected --draft with a model",
+    "pass stop_token_ids, and do not ignore_eos": (
+        'pass "stop_token_ids" beside the prompt in a .json or .jsonl --file, and do not --ignore-eos'
+    ),
+}
+
+
+def in_flags(message: str, own: Collection[str] = ()) -> str:
+    """A message that begins with a parameter's name, with the flags in place of names; others as they are.
+
+    own: parameters that a prompt in a file sets itself; they keep the names that they have there.
+    """
+    for words, told in _OF_CODE.items():
+        message = message.replace(words, told)
+    message = _OF_COMMAND.sub(r"--\1: got", message)
+    name, colon, rest = message.removeprefix("SamplingParams.").partition(":")
+    if name not in _FLAGS or name in own or not colon:
+        return message
+    return f"{_FLAGS[name]}:{_UNMISTAKABLE.sub(lambda found: _FLAGS[found[1]], rest)}"

@@ -1,0 +1,169 @@
+"""What a terminal shows: text coloured by origin, statistics; in pipes, the same without escape codes."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from specdec_fast.engine.request import Handle
+    from specdec_fast.sampling.logprobs import TokenLogprob
+
+# Hue and shape differ, so that nobody depends on telling red from green.
+STYLES = {"accepted": "green", "recovered": "red underline", "bonus": "bold bright_blue", "plain": ""}
+MEANINGS = {
+    "accepted": "drafted, and the target agreed",
+    "recovered": "the draft was wrong here: the target's own token",
+    "bonus": "all drafts agreed: one more from the target, free",
+}
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+class _Console(Console):
+    """Tables fill their width with blanks; in a pipe lines end with their last word."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        if self.is_terminal:
+            super().print(*objects, **options)
+            return
+        with self.capture() as captured:
+            super().print(*objects, **options)
+        self.file.write("\n".join(line.rstrip(" ") for line in captured.get().split("\n")))
+        self.file.flush()
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun, in the plural unless it is 1."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def percents(parts: Sequence[float]) -> list[int]:
+    """Shares of a positive total in whole percent that add up to 100: rounded down, the largest remainders up."""
+    exact = [100 * part / sum(parts) for part in parts]
+    found = [int(share) for share in exact]
+    for at in sorted(range(len(parts)), key=lambda at: found[at] - exact[at])[: 100 - sum(found)]:
+        found[at] += 1
+    return found
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    """A console that prints no escape code when it is not a terminal or when NO_COLOR is set."""
+    colours = None if os.environ.get("NO_COLOR") else "auto"
+    console = _Console(stderr=stderr, highlight=False, markup=False, emoji=False, color_system=colours)  # type: ignore[arg-type]
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = 110
+    return console
+
+
+def harmless(text: str) -> str:
+    """Text with control characters made visible: a model must not steer the terminal."""
+    return _CONTROL.sub("\ufffd", text)
+
+
+class Painter:
+    """Gives out the growing text of a request in pieces, by the origin of their tokens if asked to.
+
+    Without a tokenizer the pieces are token ids.
+    """
+
+    def __init__(self, handle: Handle, tokenizer: Any, *, by_origin: bool = True) -> None:
+        from specdec_fast.engine.stop_conditions import TextStream
+
+        self._handle, self._by_origin = handle, by_origin
+        self._stream = TextStream(tokenizer, handle.prompt) if tokenizer is not None else None
+        self._seen = 0  # tokens
+        self._shown = 0  # characters
+        self._length = 0  # characters of the tokens seen
+        self._ends: list[tuple[int, str]] = []  # where the text of each token ends, and its origin
+
+    def fresh(self) -> list[tuple[str, str]]:
+        """(text, origin) of what became final since the last call."""
+        start, new = self._seen, self._handle.tokens[self._seen :]
+        self._seen += len(new)
+        origins = self._handle.origins[start : self._seen]
+        if self._stream is None:
+            space = " " if start else ""
+            return [(f"{' ' if at else space}{token}", origins[at]) for at, token in enumerate(new)]
+        if self._by_origin:
+            for token, origin in zip(new, origins, strict=True):
+                self._stream.push(token)
+                self._length += len(self._stream.flush())
+                self._ends.append((self._length, origin))
+        checker = self._handle.checker
+        return [] if checker is None else self._cut(checker.text, checker.released)
+
+    def _cut(self, text: str, limit: int) -> list[tuple[str, str]]:
+        pieces = []
+        for end, origin in self._ends:
+            stop = min(end, limit)
+            if stop > self._shown:
+                pieces.append((text[self._shown : stop], origin))
+                self._shown = stop
+        if self._shown < limit and (self._handle.finished or not self._by_origin):
+            # All of it without origins; with them, half a character that the end released.
+            pieces.append((text[self._shown : limit], self._ends[-1][1] if self._ends else "plain"))
+            self._shown = limit
+        self._ends = [entry for entry in self._ends if entry[0] > self._shown] or self._ends[-1:]
+        return pieces
+
+
+def paint(pieces: Iterable[tuple[str, str]]) -> Text:
+    """Pieces as coloured text."""
+    from rich.text import Text
+
+    text = Text()
+    for piece, origin in pieces:
+        text.append(harmless(piece), STYLES[origin])
+    return text
+
+
+def legend() -> Text:
+    """What the colours mean, one per line."""
+    from rich.text import Text
+
+    lines = [Text.assemble((f"{name:<9}", STYLES[name]), (f"  {words}", "dim")) for name, words in MEANINGS.items()]
+    return Text("\n").join(lines)
+
+
+def stats_table(stats: Any, seconds: float) -> Any:
+    """tau, alpha per position and time per verb of `RequestStats` as a small table; seconds: wall-clock."""
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    speed = stats.new_tokens / seconds if seconds else 0.0
+    table.add_row("tokens", f"{stats.new_tokens} in {seconds:.2f} s: {speed:.1f} tokens/s")
+    table.add_row(
+        "tau",
+        f"{stats.tau:.2f} tokens per target pass ({stats.steps} pass{'' if stats.steps == 1 else 'es'}, "
+        f"{stats.drafted} tokens drafted)",
+    )
+    if stats.tested:
+        table.add_row("alpha", f"{stats.mean_alpha:.2f} of tested draft tokens accepted")
+        table.add_row("by position", " ".join(f"{rate:.2f}" for rate in stats.alpha))
+    seconds_of = {verb: share for verb, share in stats.seconds.items() if share > 0}
+    by_verb = zip(seconds_of, percents(list(seconds_of.values())), strict=True)
+    table.add_row("time", "  ".join(f"{verb} {share}%" for verb, share in by_verb if share) or "none")
+    return table
+
+
+def logprobs_table(logprobs: Sequence[TokenLogprob], tokenizer: Any) -> Any:
+    """Emitted tokens with their log-probabilities and alternatives, one per line."""
+    from rich.table import Table
+    from rich.text import Text
+
+    def name(token: int) -> str:
+        return str(token) if tokenizer is None else f"{token} {harmless(repr(tokenizer.decode([token])))}"
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for title in ("token", "log-probability", "likeliest"):
+        table.add_column(title)
+    for each in logprobs:
+        others = "  ".join(f"{name(token)} {logprob:.3f}" for token, logprob in each.top)
+        table.add_row(Text(name(each.token)), f"{each.logprob:.3f}", Text(others, "dim"))
+    return table

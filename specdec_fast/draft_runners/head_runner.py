@@ -1,0 +1,239 @@
+"""A trained head over the hidden states of a target, with a paged cache of its own whose rows follow the engine's.
+
+`PagedHead` runs a head's layers through the attention and the cache of targets. `HeadRunner` keeps, row by row, the
+true features that the target has shown, stores the keys and values of what was committed from these, and stages the
+trees that are drafted behind them: what a tree stored for a token that was accepted came from predicted features, and
+is written over (Li et al. 2024, EAGLE). Tests: tests/draft_runners/test_head_runner.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdec_fast.cache.paged import LayerShape, PagedCache
+from specdec_fast.core.chain_layout import chain_layout
+from specdec_fast.core.device_transfer import host_to_device
+from specdec_fast.core.draft import Draft
+from specdec_fast.interfaces import Acceptance, Slots, StateView, TargetOutput
+from specdec_fast.targets import attention
+
+
+class PagedHead:
+    """head: a module as in specdec_fast/heads/ (auxiliary hidden states, fuse, forward, read); target: lends
+    embedding and projection.
+
+    Capacities, device and dtype are the target's.
+    """
+
+    def __init__(self, head: Any, target: Any, *, page_size: int = 16) -> None:
+        attention.register()
+        device = target.device
+        self.head = head.to(device=device, dtype=target.dtype).eval()
+        head.config._attn_implementation = attention.NAME
+        self.target, self.device = target, device
+        self.aux_hidden_states: tuple[str, ...] = head.aux_hidden_states
+        self.vocab_size: int = target.vocab_size
+        self.token_ids: Tensor | None = head.token_ids
+        config, rows, length = head.config, target.cache.max_rows, target.cache.max_length
+        dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.cache = PagedCache(
+            [LayerShape(config.num_key_value_heads, dim, dim)] * config.num_hidden_layers,
+            num_pages=rows * -(-length // page_size) + 1,
+            page_size=page_size,
+            max_rows=rows,
+            max_length=length,
+            dtype=target.dtype,
+            device=device,
+        )
+
+    @torch.no_grad()
+    def features(self, aux_hidden_states: Mapping[str, Tensor]) -> Tensor:
+        """Features [M, hidden] out of the target's hidden states."""
+        found: Tensor = self.head.fuse([aux_hidden_states[name] for name in self.aux_hidden_states])
+        return found
+
+    def blank(self, *shape: int) -> Tensor:
+        """Zeros [*shape, hidden] in place of features."""
+        return torch.zeros(*shape, self.head.hidden_size, dtype=self.target.dtype, device=self.device)
+
+    def extend(self, rows: Tensor, tokens: Tensor, features: Tensor, offsets: Tensor) -> Tensor:
+        """Append places to rows (causal): predicted features [M, hidden].
+
+        rows: int32 [B]; tokens: int64 [M]; features: [M, hidden], of the token before each; offsets: int32 [B+1].
+        """
+        return self._run(tokens, features, self.cache.stage(rows, offsets, tokens.shape[0], advance=True))
+
+    def score(self, draft: Draft, features: Tensor) -> Tensor:
+        """Predicted features [M, hidden] of every node of a draft; features: [M, hidden], of the token before each."""
+        plan = None if draft.is_chain else draft.planned()
+        slots = self.cache.stage(draft.rows, draft.offsets, draft.num_nodes, plan)
+        return self._run(draft.tokens, features, slots)
+
+    @torch.no_grad()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [N, columns] of predicted features."""
+        found: Tensor = self.head.read(hidden, self.target.lm_head)
+        return found
+
+    @torch.no_grad()
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Embeddings [..., hidden] of tokens int64 [...]: the head's own, or the target's."""
+        own = getattr(self.head, "embed_tokens", None)
+        found: Tensor = self.target.embed(tokens) if own is None else own(tokens)
+        return found
+
+    @torch.no_grad()
+    def _run(self, tokens: Tensor, features: Tensor, slots: Slots) -> Tensor:
+        embedded = self.embed(tokens)
+        packed = attention.PackedContext(slots, self.cache.keys, self.cache.values)
+        found: Tensor = self.head(embedded[None], features[None], slots.positions[None], packed=packed)
+        return found[0]
+
+
+@dataclass(slots=True)
+class _Row:
+    """features: [n, hidden], true ones of the tokens from `first` on; stored: places whose keys come from true ones;
+    lent: somebody else goes on from them.
+    """
+
+    features: Tensor
+    first: int = 0
+    stored: int = 0
+    lent: bool = False
+
+
+class HeadRunner:
+    """model: a `PagedHead`, or anything with its verbs; name: the drafter's, for messages.
+
+    Place i of a row is token i + 1 with the feature of token i, so a text of n tokens has n - 1 places; the last is
+    the root of the trees. A row whose features are not all known (a text of one token, a drafter that joined late)
+    is not drafted for.
+    """
+
+    keeps = False
+
+    def __init__(self, model: Any, name: str) -> None:
+        self.model, self._name = model, name
+        self.device: torch.device = model.device
+        self.vocab_size: int = model.vocab_size
+        self.token_ids: Tensor | None = model.token_ids
+        self._rows: dict[int, _Row] = {}
+        self._hidden: Tensor | None = None  # of the last pass
+        self._last: list[int] = []  # rows of the last pass
+        self._offsets: Tensor | None = None  # and where their nodes begin there
+        self._at_roots = False  # the last pass was that of `catch_up`
+
+    def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
+        """Rows join; prompt_output: the auxiliary hidden states of all their tokens but the roots."""
+        counts = [view.length(row) - 1 for row in rows]
+        known = prompt_output is not None and all(
+            name in prompt_output.aux_hidden_states for name in self.model.aux_hidden_states
+        )
+        if not known or prompt_output is None:
+            for row in rows:
+                self._rows[row] = _Row(torch.empty(0, 0, device=self.device))
+            return
+        features = self.model.features(prompt_output.aux_hidden_states)
+        for row, part in zip(rows, features.split(counts)):
+            self._rows[row] = _Row(part.clone())
+
+    def room(self, row: int, tokens: int, length: int) -> bool:
+        """Whether the features of all but the newest token are known, and the row can hold `length` tokens."""
+        own = self._rows[row]
+        if tokens < 2 or own.first + own.features.shape[0] != tokens - 1:
+            return False
+        return length <= self.model.cache.max_length and bool(self.model.cache.reserve(row, length))
+
+    def catch_up(self, rows: Sequence[int], texts: Sequence[Sequence[int]]) -> None:
+        """Store the places that are new, from true features, the root's once more; their cache ends before the root."""
+        fed: list[int] = []
+        counts: list[int] = []
+        parts: list[Tensor] = []
+        for row, text in zip(rows, texts):
+            own = self._rows[row]
+            start = min(own.stored, len(text) - 2)
+            own.features, own.first = own.features[start - own.first :], start
+            fed += text[start + 1 :]
+            counts.append(len(text) - 1 - start)
+            parts.append(own.features)
+            own.stored = start
+        shape = chain_layout(tuple(rows), tuple(counts), self.device)
+        cache = self.model.cache
+        cache.rollback(rows, [self._rows[row].stored for row in rows])
+        tokens = host_to_device(fed, torch.int64, self.device)
+        hidden = self.model.extend(shape.rows, tokens, torch.cat(parts), shape.offsets)
+        cache.rollback(rows, [len(text) - 2 for text in texts])
+        for row, text in zip(rows, texts):
+            own = self._rows[row]
+            own.stored = len(text) - 1
+            own.features, own.first = own.features[-1:], len(text) - 2
+        each = chain_layout(tuple(rows), (1,) * len(rows), self.device)
+        self._remember(hidden[shape.last], list(rows), each.offsets)
+        self._at_roots = True
+
+    def score(self, rows: Sequence[int], draft: Draft) -> Tensor:
+        """One pass over whole trees, which grow by nodes at their ends. Predicted features [M, hidden]."""
+        assert self._hidden is not None and self._offsets is not None
+        starts = self._offsets[:-1]
+        if list(rows) != self._last:
+            starts = starts[host_to_device([self._last.index(row) for row in rows], torch.int64, self.device)]
+        if self._at_roots and draft.max_depth == 0:
+            return self._hidden if list(rows) == self._last else self._hidden[starts]
+        before = self._hidden.shape[0]  # where the features of the roots' own tokens are, behind those of the last pass
+        source = torch.where(draft.parents < 0, before + draft.row_of, starts[draft.row_of] + draft.parents)
+        both = torch.cat([self._hidden, *(self._rows[row].features for row in rows)])
+        hidden = self.model.score(draft, both[source])
+        self._remember(hidden, list(rows), draft.offsets)
+        return hidden
+
+    def logits(self, scored: Tensor) -> Tensor:
+        """Logits [N, columns] of some rows of what `score` gave."""
+        found: Tensor = self.model.logits(scored)
+        return found
+
+    def told(self, trees: Sequence[tuple[int, tuple[list[int], list[int]]]]) -> None:
+        """Nothing: keys of what is accepted come from true features, whatever was staged."""
+
+    def observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
+        """The features of what was accepted are known now."""
+        if any(name not in output.aux_hidden_states for name in self.model.aux_hidden_states):
+            return
+        counts, width = [accepted + 1 for accepted in acceptance.host_accepted()], acceptance.path.shape[1]
+        places = [row * width + node for row, count in enumerate(counts) for node in range(count)]
+        at = acceptance.path.flatten()[host_to_device(places, torch.int64, self.device)].long()
+        features = self.model.features(
+            {name: output.aux_hidden_states[name][at] for name in self.model.aux_hidden_states}
+        )
+        for row, part in zip(draft.host_rows(), features.split(counts)):
+            own = self._rows[row]
+            if own.first + own.features.shape[0] >= view.length(row) - 1:
+                continue  # heard before
+            if own.features.shape[0]:
+                own.features = torch.cat([own.features, part.to(own.features.dtype)])
+            elif own.first == 0 and view.length(row) - 1 == part.shape[0]:  # the text began with its root
+                own.features = part.clone()
+
+    def lend(self, row: int) -> Tensor:
+        """Features [n, hidden] of a row's last tokens but the root, for somebody who goes on from them."""
+        self._rows[row].lent = True
+        return self._rows[row].features
+
+    def take_back(self, row: int, features: Tensor, stored: int) -> None:
+        """What is known now of a row that was lent, if it was: features of the tokens from `stored` on, in front of
+        which all places are stored.
+        """
+        own = self._rows.get(row)
+        if own is not None and own.lent:
+            self._rows[row] = _Row(features, stored, stored)
+
+    def release(self, rows: Sequence[int]) -> None:
+        """Rows leave."""
+        self.model.cache.release([row for row in rows if self._rows.pop(row, None) is not None])
+
+    def _remember(self, hidden: Tensor, rows: list[int], offsets: Tensor) -> None:
+        self._hidden, self._last, self._offsets, self._at_roots = hidden, rows, offsets, False

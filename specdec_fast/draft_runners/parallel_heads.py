@@ -1,0 +1,259 @@
+"""Drafting with heads that look a fixed number of places ahead from one hidden state: one product, one static tree.
+
+What the drafters medusa and blockwise have in common. Tests: tests/drafters/test_medusa.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from specdec_fast.core.chain_layout import chain_layout
+from specdec_fast.core.device_transfer import entries, host_to_device, stream_of
+from specdec_fast.core.draft import Draft
+from specdec_fast.core.names import RENAMED_PICKS
+from specdec_fast.interfaces import (
+    Acceptance,
+    Budget,
+    CudaGraphRows,
+    CudaGraphTrees,
+    Needs,
+    Rng,
+    StateView,
+    TargetOutput,
+)
+from specdec_fast.sampling.pipeline import Sampling
+from specdec_fast.trees.topology import Shape
+from specdec_kernels import TreePlan, tree_expand, tree_plan
+from specdec_kernels.names import unknown_name
+
+AUX_HIDDEN_STATE = "final_norm"
+PICKS = ("coupled", "greedy")
+
+
+class Heads(Protocol):
+    """Logits [heads, N, V] for 2, 3, ... places ahead of states [N, hidden]; lm_head is the target's projection."""
+
+    hidden_size: int
+    vocab_size: int
+    num_heads: int
+
+    @property
+    def token_ids(self) -> Tensor | None: ...
+    def __call__(self, states: Tensor, lm_head: Callable[[Tensor], Tensor] | None = None) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Pack:
+    """All of a batch of trees that does not depend on its tokens."""
+
+    parents: Tensor
+    source: Tensor  # int64 [M]: where each node's token lies among [depths, rows, ranks]; 0 for roots
+    roots: Tensor  # int64 [B]: the roots' nodes
+    depth: int
+    plan: TreePlan
+
+
+class ParallelHeadsDrafter:
+    """Fills a static tree with the best tokens of each head; every node of a depth draws on the same head.
+
+    target: what it drafts for; heads: on the target's device, in its dtype; shape: the tree, whose nodes below the last
+    head or beyond the vocabulary are left out; num_draft_tokens: nodes per row (default: all); pick: "coupled" orders
+    tokens by the replay noise that the target will use, "greedy" by the logits alone.
+
+    The hidden state of the root is unknown when a draft is due: the root is stored by the very pass that verifies the
+    draft. So a step starts from the state before the root, whose next token is the root: head k (from 0) speaks of the
+    token k + 1 places behind the root. A row whose prompt is one token has no such state and drafts from its second
+    step on.
+    """
+
+    name = "ahead"
+    needs = Needs(topology="tree", aux_hidden_states=(AUX_HIDDEN_STATE,))
+
+    def __init__(
+        self, target: Any, heads: Heads, shape: Shape, num_draft_tokens: int | None = None, pick: str = "coupled"
+    ) -> None:
+        if pick not in PICKS:
+            raise ValueError(unknown_name(f"{self.name} pick", pick, PICKS, renamed=RENAMED_PICKS))
+        if num_draft_tokens is not None and num_draft_tokens < 1:
+            raise ValueError(f"{self.name} num_draft_tokens: got {num_draft_tokens}; expected at least 1")
+        self.heads, self.pick = heads, pick
+        self._target = target
+        self._project: Callable[[Tensor], Tensor] | None = getattr(target, "lm_head", None)
+        known = heads.vocab_size if heads.token_ids is None else len(heads.token_ids)
+        self._depth, self._rank, self._parents = _within(shape, heads.num_heads, min(known, target.vocab_size))
+        self._vocab_size: int = target.vocab_size
+        most = len(self._parents) - 1
+        self.num_draft_tokens = min(most, num_draft_tokens or most)
+        self._states: dict[int, tuple[int, Tensor]] = {}  # row -> (length of its text, hidden state before its root)
+        self._pack = lru_cache(maxsize=256)(self._make_pack)
+
+    def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
+        if prompt_output is None:
+            return
+        states, end = prompt_output.aux_hidden_states[AUX_HIDDEN_STATE], 0
+        for row in rows:
+            end += view.length(row) - 1
+            if view.length(row) > 1:
+                self._states[row] = (view.length(row), states[end - 1])
+
+    def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
+        counts, active = [], []
+        for at, (row, limit) in enumerate(zip(rows, budget.nodes)):
+            known = self._states.get(row)
+            ready = limit > 0 and known is not None and known[0] == view.length(row)
+            counts.append(1 + (min(limit, len(self._parents) - 1) if ready else 0))
+            if ready:
+                active.append(at)
+        roots = [view.tokens(row)[-1] for row in rows]
+        if not active:
+            return Draft.chains(rows, [[root] for root in roots], device=view.device)
+        states = torch.stack([self._states[rows[at]][1] for at in active])
+        best = self.best(states, view.sampling([rows[at] for at in active]), entries(rng.positions, active))
+        pack = self._pack(tuple(counts), best.shape[2], view.device, stream_of(view.device))
+        tokens = best.flatten()[pack.source]
+        tokens[pack.roots] = host_to_device(roots, torch.int64, view.device)
+        shape = chain_layout(tuple(rows), tuple(counts), view.device)
+        return Draft(
+            rows=shape.rows,
+            tokens=tokens,
+            parents=pack.parents,
+            offsets=shape.offsets,
+            proposal_kinds=shape.proposal_kinds,
+            dist_index=shape.dist_index,
+            row_of=shape.row_of,
+            counts=tuple(counts),
+            max_depth=pack.depth,
+            is_chain=self.needs.topology == "chain",
+            plan=pack.plan,
+            row_ids=tuple(rows),
+        )
+
+    def best(self, states: Tensor, sampling: Sampling, positions: Tensor) -> Tensor:
+        """Tokens int64 [depths, N, ranks], best first, from states [N, hidden]. positions: int32 [N], of the roots."""
+        logits = self.heads(states, self._project)[: max(self._depth)]
+        depths, count = logits.shape[0], len(states)
+        ids = self.heads.token_ids
+        if ids is not None:  # the noise is that of the target's ids
+            whole = logits.new_full((depths, count, self._vocab_size), float("-inf"))
+            logits = whole.index_copy_(2, ids, logits)
+        logits = logits[..., : self._vocab_size].reshape(depths * count, -1)
+        inv_t, cut, tie = (value.repeat(depths) for value in sampling.unfiltered(logits))
+        noise: dict[str, Tensor] = {}
+        if self.pick == "coupled" and not sampling.all_greedy:
+            ahead = torch.arange(1, depths + 1, dtype=torch.int32, device=positions.device)[:, None]
+            places = torch.where(sampling.temperature == 0, -1, positions + ahead)
+            noise = {"seeds": sampling.seeds.repeat(depths), "positions": places.flatten().int()}
+        bounds = torch.arange(2, dtype=torch.int32, device=logits.device) * (depths * count)
+        nothing = torch.zeros_like(inv_t)
+        width = max(self._rank) + 1
+        tokens, _, _ = tree_expand(logits, inv_t, cut, tie, bounds, nothing, width=width, keep=1, **noise)
+        return tokens.long().clamp(min=0).reshape(depths, count, width)  # -1: logits that are no numbers
+
+    def _make_pack(self, counts: tuple[int, ...], width: int, device: torch.device, stream: int) -> _Pack:
+        active = sum(count > 1 for count in counts)
+        parents: list[int] = []
+        source: list[int] = []
+        roots: list[int] = []
+        seen = depth = 0
+        for count in counts:
+            roots.append(len(parents))
+            parents += self._parents[:count]
+            source.append(0)
+            for node in range(1, count):
+                source.append(((self._depth[node] - 1) * active + seen) * width + self._rank[node])
+            depth = max(depth, max(self._depth[:count]))
+            seen += count > 1
+        with torch.inference_mode(False):
+            above = host_to_device(parents, torch.int32, device)
+            offsets = host_to_device([*roots, len(parents)], torch.int32, device)
+            return _Pack(
+                above,
+                host_to_device(source, torch.int64, device),
+                host_to_device(roots, torch.int64, device),
+                depth,
+                tree_plan(above, offsets, max(counts, default=0)),
+            )
+
+    def observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
+        last = acceptance.path.gather(1, acceptance.num_accepted[:, None].long()).squeeze(1).long()
+        states = output.aux_hidden_states[AUX_HIDDEN_STATE][last]
+        for at, row in enumerate(draft.host_rows()):
+            self._states[row] = (view.length(row), states[at])
+
+    def release(self, rows: Sequence[int]) -> None:
+        for row in rows:
+            self._states.pop(row, None)
+
+    def captured(self, max_rows: int) -> CudaGraphParallelHeads:
+        """Its proposals for captured steps over an engine of max_rows rows."""
+        return CudaGraphParallelHeads(self, max_rows)
+
+
+class CudaGraphParallelHeads:
+    """Static trees in captured steps: the state before each row's root waits for the next step in a tensor that stays
+    in place, with the length of the text that it belongs to. A row without one drafts nothing in this step.
+    """
+
+    aux_hidden_states = (AUX_HIDDEN_STATE,)
+
+    def __init__(self, drafter: ParallelHeadsDrafter, max_rows: int) -> None:
+        self._drafter, device = drafter, drafter._target.cache.device
+        like = getattr(drafter._target, "dtype", torch.float32)
+        self._states = torch.zeros(max_rows, drafter.heads.hidden_size, dtype=like, device=device)
+        self._lengths = torch.zeros(max_rows, dtype=torch.int32, device=device)
+        parts = drafter._depth[1:], drafter._rank[1:], drafter._parents[1:]
+        self._depth, self._rank, self._parents = torch.tensor(parts, dtype=torch.int32).to(device)
+
+    def enter(self, view: StateView, rows: Sequence[int]) -> None:
+        for row in rows:
+            self._lengths[row] = 0
+            if row in self._drafter._states:
+                self._lengths[row], self._states[row] = self._drafter._states[row]
+
+    def reserve(self, row: int, length: int) -> bool:
+        return True
+
+    def propose(self, batch: CudaGraphRows) -> CudaGraphTrees:
+        drafter, index = self._drafter, batch.rows.long()
+        best = drafter.best(self._states[index], batch.sampling, batch.lengths - 1)
+        nodes = min(batch.num_draft_tokens, len(drafter._parents) - 1)
+        tokens = best[self._depth[:nodes].long() - 1, :, self._rank[:nodes].long()].T
+        chain = drafter.needs.topology == "chain"
+        parents = None if chain else self._parents[:nodes].expand(len(index), nodes)
+        ready = self._lengths[index] == batch.lengths
+        counts = torch.where(ready, batch.drafts.clamp(max=nodes), 0)
+        return CudaGraphTrees(tokens, parents, counts, max(drafter._depth[: nodes + 1]))
+
+    def observe(self, batch: CudaGraphRows, acceptance: Acceptance, output: TargetOutput) -> None:
+        path, index, accepted = acceptance.path, batch.rows.long(), acceptance.num_accepted
+        last = path.gather(1, accepted[:, None].long()).squeeze(1).long()
+        there = last >= 0
+        states = output.aux_hidden_states[AUX_HIDDEN_STATE][last.clamp(min=0)].to(self._states.dtype)
+        # the length first: after a stop between the two it is not the text's, and the state is passed over
+        self._lengths[index] = torch.where(there, batch.lengths + accepted + 1, self._lengths[index])
+        self._states[index] = torch.where(there[:, None], states, self._states[index])
+
+    def leave(self, view: StateView, rows: Sequence[int]) -> None:
+        for row in rows:  # of a step that failed half-way the length is another than the text's
+            self._drafter._states[row] = int(self._lengths[row]), self._states[row].clone()
+
+
+def _within(shape: Shape, depths: int, ranks: int) -> tuple[list[int], list[int], list[int]]:
+    """(depth, rank, parent) of the nodes of a shape that heads for so many depths and ranks can fill."""
+    place, depth, rank, parents = {0: 0}, [0], [0], [-1]
+    children = [0] * len(shape.parents)
+    for node, parent in enumerate(shape.parents[1:], 1):
+        children[parent] += 1
+        at = place.get(parent)
+        if at is not None and depth[at] < depths and children[parent] <= ranks:
+            place[node] = len(parents)
+            depth.append(depth[at] + 1)
+            rank.append(children[parent] - 1)
+            parents.append(at)
+    return depth, rank, parents

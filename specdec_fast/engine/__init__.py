@@ -1,0 +1,1 @@
+"""The decoding loop: requests, state, prefill, steps and outputs."""

@@ -1,0 +1,1 @@
+"""The same decode step as a captured CUDA graph."""

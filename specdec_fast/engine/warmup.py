@@ -1,0 +1,182 @@
+"""Compiles and captures ahead of the first request, by rehearsals with requests that leave no trace.
+
+A rehearsal runs the engine's own steps in rows and pages that are free, with a queue, statistics and a budget of its
+own. Tests: tests/launch/test_warm.py, tests/engine/test_warmup.py.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from copy import copy
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from specdec_fast.adaptive.budget import Fixed
+from specdec_fast.core.draft import Draft
+from specdec_fast.engine.cuda_graph.eligibility import CaptureFailures
+from specdec_fast.engine.drafter_runner import DrafterRunner
+from specdec_fast.engine.stats import Clock, RequestStats
+from specdec_fast.interfaces import Budget, Drafter, Rng, StateView
+from specdec_fast.sampling.pipeline import SamplingParams
+
+if TYPE_CHECKING:
+    from specdec_fast.engine.engine import Engine
+
+log = logging.getLogger("specdec_fast")
+
+KINDS = (
+    SamplingParams(temperature=0, seed=0),
+    SamplingParams(temperature=1.0, seed=0),
+    SamplingParams(temperature=1.0, top_k=20, top_p=0.9, min_p=0.01, seed=0),
+)
+"""Sampling parameters of batches that steps tell apart."""
+PROMPT = 3
+"""Tokens of the prompts of most rehearsals."""
+
+
+def warm(engine: Engine, capacities: Iterable[tuple[int, int]] | None) -> None:
+    """See `Engine.warm`, which holds the engine's turn."""
+    pairs = _checked(engine, capacities)
+    allowed = [params for params in KINDS if engine.rule.why_not_sampling(params) is None]
+    if not allowed:
+        return
+    with torch.inference_mode():
+        engine._hold()
+        captured = _captures(engine, pairs, {params.temperature == 0 for params in allowed})
+        for rows in sorted({rows for rows, _ in pairs}):
+            most = max(drafted for own, drafted in pairs if own == rows)
+            for params in allowed:
+                _rehearse(engine, [PROMPT] * rows, most, params, _shorter(most), captured=False)
+        most = max(drafted for _, drafted in pairs)
+        for length in _lengths(engine, most):
+            _rehearse(engine, [length], most, allowed[0], [min(most, 1)], captured=False)
+        if captured:  # rows enter and leave
+            rows = min(rows for rows, _ in pairs)
+            most = max(drafted for own, drafted in pairs if own == rows)
+            _rehearse(engine, [PROMPT] * rows, most, allowed[0], [most], captured=True)
+
+
+def _checked(engine: Engine, capacities: Iterable[tuple[int, int]] | None) -> list[tuple[int, int]]:
+    """The capacities that are asked for, by default the usual ones. Raises ValueError for those that cannot be."""
+    most = engine.state.max_rows
+    if capacities is None:
+        counts = sorted({min(1 << place, most) for place in range(most.bit_length() + 1)})
+        return [(rows, drafted) for rows in counts for drafted in sorted({0, engine._proposer.num_draft_tokens})]
+    pairs = []
+    for rows, drafted in capacities:
+        if not (1 <= rows <= most and drafted >= 0):
+            raise ValueError(
+                f"capacities: got ({rows}, {drafted}); expected 1..{most} rows, and 0 or more draft tokens of each"
+            )
+        pairs.append((int(rows), min(int(drafted), engine._cache.max_length) if engine.drafter is not None else 0))
+    return pairs or [(1, 0)]
+
+
+def _captures(engine: Engine, pairs: list[tuple[int, int]], greedy: set[bool]) -> bool:
+    """Captures programs where steps are captured. Returns whether they are."""
+    if engine._never or engine._failures.reason is not None:
+        return False
+    for rows, drafted in pairs:
+        for all_greedy in sorted(greedy):
+            try:
+                engine._captured.prepare(rows, drafted, all_greedy)
+            except Exception as error:  # as in a step: serving goes on without
+                log.error("%s", engine._failures.failed(engine._captured.capacity, error), exc_info=error)
+                return False
+    return True
+
+
+def _shorter(most: int) -> list[int]:
+    """Draft tokens of the steps of a rehearsal: fewer and fewer, as towards the end of a text."""
+    return [most, *(1 << place for place in reversed(range(most.bit_length())) if 1 << place < most), 0][: most + 1]
+
+
+def _lengths(engine: Engine, most: int) -> list[int]:
+    """Lengths of prompts whose passes take all sizes of tiles up to a chunk of prefill: each has a token more than a
+    power of two, and a root, which is not prefilled.
+    """
+    longest = min(engine._chunk + 1, engine._cache.max_length - most - 2)
+    powers = [1 << place for place in range(2, engine._chunk.bit_length())]
+    return [power + 2 for power in powers if power + 2 <= longest]
+
+
+def _rehearse(
+    engine: Engine, lengths: Sequence[int], most: int, params: SamplingParams, budgets: list[int], captured: bool
+) -> None:
+    """Runs a step for each budget with prompts of these lengths; fewer of them where rows or pages are in use."""
+    cache, new = engine._cache, sum(budgets) + len(budgets) + 1
+    new = min(new, cache.max_length - max(lengths))
+    pages = cache.pages_for(min(max(lengths) + new + most, cache.max_length))
+    count = min(len(lengths), engine.state.num_free, cache.pages.num_free // pages)
+    if not count or new < 1:
+        return
+    twin = _twin(engine, budgets, captured)
+    params = replace(params, max_new_tokens=new)
+    with ExitStack() as ends:  # all of them, whatever one raises
+        for length in lengths[:count]:
+            prompt = [place % engine.target.vocab_size for place in range(length)]
+            ends.callback(twin.cancel, twin.submit(prompt, params, num_draft_tokens=most))
+        for _ in budgets:
+            twin.step()
+
+
+class _Given(Fixed):
+    """As many draft tokens in each step as are given for it."""
+
+    def __init__(self, budgets: Sequence[int]) -> None:
+        self._left = list(budgets)
+
+    def nodes(self, rows: Sequence[int], most: Sequence[int]) -> list[int]:
+        now = self._left.pop(0) if self._left else 0
+        return [min(each, now) for each in most]
+
+
+class _Guesses:
+    """In place of a drafter that works on the host or learns from texts: its drafts look alike on the device."""
+
+    def __init__(self, drafter: Drafter, vocab_size: int) -> None:
+        self.name, self.needs, self._vocab_size = drafter.name, drafter.needs, vocab_size
+        self.num_draft_tokens: int = getattr(drafter, "num_draft_tokens", 0)
+
+    def begin(self, view: StateView, rows: Sequence[int], prompt_output: Any) -> None:
+        """Nothing."""
+
+    def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
+        """Chains, or trees of two branches, of the first tokens of the vocabulary."""
+        trees = []
+        for row, count in zip(rows, budget.nodes):
+            parents = [-1, *range(count)]
+            if self.needs.topology == "tree" and count > 1:
+                parents[2] = 0
+            trees.append(([view.tokens(row)[-1], *(node % self._vocab_size for node in range(count))], parents))
+        if self.needs.topology == "chain":
+            return Draft.chains(rows, [tokens for tokens, _ in trees], device=view.device)
+        return Draft.trees(rows, trees, device=view.device)
+
+    def observe(self, view: StateView, draft: Draft, acceptance: Any, output: Any) -> None:
+        """Nothing."""
+
+    def release(self, rows: Sequence[int]) -> None:
+        """Nothing."""
+
+
+def _twin(engine: Engine, budgets: Sequence[int], captured: bool) -> Engine:
+    """An engine over the same target, drafter, rows and programs, with requests of its own."""
+    twin = copy(engine)
+    twin._running, twin._queue, twin._told = {}, deque(), []
+    twin.stats, twin.seconds = RequestStats(), Clock().seconds
+    twin.tokenizer, twin.eos_token_ids = None, ()
+    drafter = engine.drafter
+    if drafter is not None and (drafter.needs.host_tokens or drafter.needs.shared):
+        drafter = _Guesses(drafter, engine.target.vocab_size)
+    twin._proposer = DrafterRunner(drafter, _Given(budgets), twin._running, engine.rule, engine.target.vocab_size)
+    twin._captured = engine._captured.for_other_rows(twin._proposer)
+    twin._never = [] if captured else ["a rehearsal of steps that are not captured"]
+    twin._failures = engine._failures if captured else CaptureFailures()
+    twin._claim = lambda: None  # type: ignore[method-assign] # the cache stays the engine's
+    return twin

@@ -1,0 +1,127 @@
+"""A test that may be looked at after every run: evidence accumulates over nights and the error rate still holds.
+
+The Dirichlet mixture martingale of multinomial counts c against the distribution p (Ville 1939; Robbins 1970; Lindon
+and Malek 2022, section 3): E = [B(m p + c) / B(m p)] / prod p_i^c_i has expectation 1 at every n if p is true, so the
+chance that it ever reaches 1 / level is at most `level`. The mean over several concentrations m is again one.
+Different distributions under test are combined by a weighted sum of their E, which needs no independence (Vovk and
+Wang 2021); weights are settled before there is a draw, so the sum is a martingale however many distributions join
+later. Tests: tests/lab/test_sequential_test.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from specdec_fast.lab.statistics import check_counts, check_dist
+
+CONCENTRATIONS = (1e2, 1e3, 1e4, 1e5, 1e6, 1e7)
+MOST_BINS = 64
+
+
+def log_evidence(counts: Any, dist: Any) -> float:
+    """Natural logarithm of E for counts [k] against the distribution [k]; infinite when something impossible was
+    seen.
+    """
+    from scipy.special import gammaln, logsumexp
+
+    dist = check_dist(dist)
+    counts = check_counts(counts, dist)
+    if counts[dist == 0].any():
+        return float("inf")
+    p, c = dist[dist > 0], counts[dist > 0].astype(np.float64)
+    null = float((c * np.log(p)).sum())
+    terms = []
+    for m in CONCENTRATIONS:
+        mixture = gammaln(m) - gammaln(m + c.sum()) + (gammaln(m * p + c) - gammaln(m * p)).sum()
+        terms.append(float(mixture) - null)
+    return float(logsumexp(terms) - np.log(len(terms)))
+
+
+def few_bins(dist: Any, most: int = MOST_BINS) -> np.ndarray:
+    """int64 [k]: the cell of every bin when the likeliest `most - 1` keep their own and the rest share one."""
+    dist = check_dist(dist)
+    cell = np.full(len(dist), min(most, len(dist)) - 1, dtype=np.int64)
+    top = np.argsort(-dist, kind="stable")[: most - 1]
+    cell[top] = np.arange(len(top))
+    return cell
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Counts of all runs so far, per distribution under test, in a JSON file; `next_seed` makes sure no draw is
+    used twice.
+    """
+
+    path: Path | None = None
+    level: float = 1e-3
+    next_seed: int = 0
+    entries: dict[str, dict[str, Any]] = field(default_factory=dict)
+    runs: int = 0
+
+    @classmethod
+    def open(cls, path: Path | None, level: float = 1e-3) -> Ledger:
+        """The ledger of a file, or an empty one. Raises ValueError for a file that is none."""
+        if path is None or not path.exists():
+            return cls(path, level)
+        try:
+            data = json.loads(path.read_text("utf-8"))
+            return cls(path, level, int(data["next_seed"]), dict(data["entries"]), int(data["runs"]))
+        except (json.JSONDecodeError, KeyError, TypeError, ValueError, UnicodeDecodeError) as error:
+            raise ValueError(
+                f"{path}: got no ledger of the lab ({error}); expected its JSON; name another file"
+            ) from None
+
+    def add(self, name: str, counts: Any, dist: Any) -> float:
+        """Add the counts of one run under a distribution's name; the log-evidence over all runs.
+
+        A distribution that has changed (another model, other sampling) begins a new entry: old draws say nothing
+        about it.
+        """
+        dist = check_dist(dist)
+        cell = few_bins(dist)
+        grouped_dist = np.bincount(cell, weights=dist)
+        grouped = np.bincount(cell, weights=check_counts(counts, dist).astype(np.float64)).astype(np.int64)
+        # logits differ in the last bits between machines; a distribution is the same if its cells are, to six digits
+        print_ = hashlib.sha256(np.round(grouped_dist, 6).tobytes() + np.argsort(-dist, kind="stable")[:8].tobytes())
+        key = f"{name}:{print_.hexdigest()[:12]}"
+        entry = self.entries.get(key)
+        if entry is None:
+            entry = self.entries[key] = {"dist": grouped_dist.tolist(), "counts": [0] * len(grouped), "runs": 0}
+        kept_dist = np.asarray(entry["dist"])
+        total = np.asarray(entry["counts"], dtype=np.int64) + grouped
+        entry["counts"], entry["runs"] = total.tolist(), int(entry["runs"]) + 1
+        entry["log_evidence"] = log_evidence(total, kept_dist / kept_dist.sum())
+        return float(entry["log_evidence"])
+
+    def log_total(self) -> float:
+        """Log of the evidence of all entries together: reaching -log(level) rejects.
+
+        The k-th entry, in the order in which they were opened, has the weight 1 / (k (k + 1)). The weights of those to
+        come add up to 1 / (K + 1) behind the K-th, and their evidence is 1: a distribution that joins changes nothing.
+        """
+        from scipy.special import logsumexp
+
+        found = np.array([0.0, *(float(entry["log_evidence"]) for entry in self.entries.values())])
+        place = np.arange(1, len(found))
+        weights = np.array([1 / len(found), *(1 / (place * (place + 1)))])
+        return float(logsumexp(found + np.log(weights)))
+
+    @property
+    def rejects(self) -> bool:
+        return self.log_total() >= -math.log(self.level)
+
+    def save(self) -> None:
+        """Write the file, whole or not at all."""
+        if self.path is None:
+            return
+        data = {"next_seed": self.next_seed, "runs": self.runs, "entries": self.entries}
+        fresh = self.path.with_name(self.path.name + ".new")
+        fresh.write_text(json.dumps(data, indent=1), "utf-8")
+        fresh.replace(self.path)

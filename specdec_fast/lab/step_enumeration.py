@@ -1,0 +1,309 @@
+"""The distribution of what one step emits, by enumeration of all its coins: every cell is given to the rule itself.
+
+A rule that tosses coins says what they are compared with (`thresholds`); every combination of passing and failing coins
+is given to the rule (`uniforms`), so its own walk decides what is accepted, and the residual weights where it ends give
+the distribution of the next token. Replay has no coins: every combination of the target's choices takes their place,
+by distributions that leave the rule nothing else to choose.
+
+Steps after many contexts are one batch. Tests: tests/lab/test_step_enumeration.py,
+tests/lab/test_exact_distributions.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from specdec_fast.core.distributions import TokenDistributions
+from specdec_fast.core.draft import Draft
+from specdec_fast.interfaces import Acceptance, Rng, Rule, ThresholdRule, shows_thresholds
+from specdec_fast.lab.draft_enumeration import DraftTree
+from specdec_fast.lab.rational_oracle import Distribution, Text
+from specdec_kernels import distribution_stats, tree_plan
+
+_NUDGE = 1e-6  # coins lie this close to their thresholds, so that a threshold applied in another place shows
+
+Outcomes = dict[Text, float]
+
+
+def packed_dists(rows: Sequence[Distribution]) -> TokenDistributions:
+    """Rational distributions as the engine carries them: float64 logits and their statistics at temperature 1."""
+    return _dists_of(torch.tensor([[float(weight) for weight in row] for row in rows], dtype=torch.float64).log())
+
+
+def _dists_of(logits: torch.Tensor) -> TokenDistributions:
+    count = len(logits)
+    temperature, top_k = torch.ones(count), torch.zeros(count, dtype=torch.int32)
+    return TokenDistributions(
+        logits, *distribution_stats(logits, temperature, top_k, torch.ones(count), torch.zeros(count))
+    )
+
+
+def depth_first(tree: DraftTree) -> DraftTree:
+    """The same draft with every node directly followed by its first child: another layout, the same tree."""
+    children: list[list[int]] = [[] for _ in tree.tokens]
+    for node, parent in enumerate(tree.parents[1:], 1):
+        children[parent].append(node)
+    order: list[int] = []
+    stack = [0]
+    while stack:
+        node = stack.pop()
+        order.append(node)
+        stack.extend(reversed(children[node]))
+    new = {node: at for at, node in enumerate(order)}
+    return DraftTree(
+        tree.chance,
+        [tree.tokens[node] for node in order],
+        [new.get(tree.parents[node], -1) for node in order],
+        [tree.proposal_kinds[node] for node in order],
+        [tree.dist[node] for node in order],
+        [tree.text[node] for node in order],
+        [tree.choice[node] for node in order],
+    )
+
+
+class _Sources:
+    """Distributions in the order in which they were first met, each of them once."""
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[Any, ...], int] = {}
+        # models answer with the same object every time, and fractions are slow to hash; kept, so that no id is reused
+        self._seen: dict[int, tuple[Distribution, int]] = {}
+
+    def row(self, dist: Distribution) -> int:
+        if id(dist) not in self._seen:
+            self._seen[id(dist)] = dist, self._rows.setdefault(tuple(dist), len(self._rows))
+        return self._seen[id(dist)][1]
+
+    def packed(self) -> TokenDistributions | None:
+        return packed_dists(list(self._rows)) if self._rows else None
+
+
+def pack(
+    drafts: Sequence[tuple[Text, DraftTree]], after: Callable[[Text], Distribution]
+) -> tuple[Draft, TokenDistributions]:
+    """Drafts, each with its context, as one batch, ragged as they are, and the target's distribution at every node."""
+    sources, targets = _Sources(), _Sources()
+    tokens: list[int] = []
+    parents: list[int] = []
+    drawn: list[int] = []
+    dist_index: list[int] = []
+    row_of: list[int] = []
+    target_row: list[int] = []
+    for row, (context, tree) in enumerate(drafts):
+        tokens += tree.tokens
+        parents += tree.parents
+        drawn += map(int, tree.proposal_kinds)
+        dist_index += [-1 if dist is None else sources.row(dist) for dist in tree.dist]
+        target_row += [targets.row(after((*context, *text))) for text in tree.text]
+        row_of += [row] * len(tree.tokens)
+    counts = tuple(len(tree.tokens) for _, tree in drafts)
+    draft = Draft(
+        rows=torch.arange(len(drafts), dtype=torch.int32),
+        tokens=torch.tensor(tokens),
+        parents=torch.tensor(parents, dtype=torch.int32),
+        offsets=torch.tensor([0, *np.cumsum(counts)], dtype=torch.int32),
+        proposal_kinds=torch.tensor(drawn, dtype=torch.int8),
+        dist_index=torch.tensor(dist_index, dtype=torch.int32),
+        row_of=torch.tensor(row_of),
+        counts=counts,
+        max_depth=max(len(text) for _, tree in drafts for text in tree.text),
+        is_chain=all(parent == node - 1 for _, tree in drafts for node, parent in enumerate(tree.parents)),
+        dists=sources.packed(),
+    )
+    packed = targets.packed()
+    assert packed is not None
+    return draft, packed.select(torch.tensor(target_row))
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """Rows of a batch, some of them several times: source row and number of every copy, source node of every node."""
+
+    draft: Draft
+    dists: TokenDistributions
+    source: np.ndarray
+    number: np.ndarray
+    nodes: np.ndarray
+
+
+def copies_of(draft: Draft, dists: TokenDistributions, times: np.ndarray) -> Copies:
+    """Row r of the batch `times[r]` times, copies of a row side by side."""
+    counts = np.asarray(draft.counts)
+    source = np.repeat(np.arange(len(counts)), times)
+    number = np.arange(len(source)) - np.repeat(np.cumsum(times) - times, times)
+    sizes = counts[source]
+    row_of = np.repeat(np.arange(len(source)), sizes)
+    inside = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    nodes = draft.offsets.numpy()[:-1].astype(np.int64)[source][row_of] + inside
+    index = torch.from_numpy(nodes)
+    many = Draft(
+        rows=torch.arange(len(source), dtype=torch.int32),
+        tokens=draft.tokens[index],
+        parents=draft.parents[index],
+        offsets=torch.from_numpy(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)),
+        proposal_kinds=draft.proposal_kinds[index],
+        dist_index=draft.dist_index[index],
+        row_of=torch.from_numpy(row_of),
+        counts=tuple(sizes.tolist()),
+        max_depth=draft.max_depth,
+        is_chain=draft.is_chain,
+        dists=draft.dists,
+    )
+    return Copies(many, dists.select(index), source, number, nodes)
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """The cells of a batch of steps. source: each one's row of the batch; chance: given that row; emitted: int64
+    [cells, depth], accepted tokens padded with -1; residual: weights of the token drawn there.
+    """
+
+    source: np.ndarray
+    chance: np.ndarray
+    emitted: np.ndarray
+    residual: np.ndarray
+
+
+def _answer(rule: Rule, draft: Draft, dists: TokenDistributions, **coins: torch.Tensor) -> Acceptance:
+    rows = draft.num_rows
+    rng = Rng(torch.arange(rows), torch.full((rows,), 9, dtype=torch.int32))
+    return rule(draft, tree_plan(draft.parents, draft.offsets), dists, rng, **coins)
+
+
+def coin_cells(rule: ThresholdRule, draft: Draft, dists: TokenDistributions) -> Cells:
+    """All combinations of coins that pass and coins that fail."""
+    plan = tree_plan(draft.parents, draft.offsets)
+    threshold, residual = (part.double().numpy() for part in rule.thresholds(draft, plan, dists))
+    inner = draft.parents.numpy() >= 0
+    if not ((threshold >= 0) & (threshold <= 1)).all():
+        raise AssertionError(f"rule {rule.name}: thresholds from {threshold.min()} to {threshold.max()} leave [0, 1]")
+    coin = inner & (threshold > 1e-13) & (threshold < 1 - 1e-13)  # the others are decided
+    of_row = draft.row_of.numpy()
+    per_row = np.bincount(of_row[coin], minlength=len(draft.counts))
+    before: np.ndarray = np.cumsum(coin) - coin
+    bit = before - (np.cumsum(per_row) - per_row)[of_row]
+    many = copies_of(draft, dists, 2**per_row)
+    number = many.number[many.draft.row_of.numpy()]
+    tossed, level = coin[many.nodes], threshold[many.nodes]
+    passes = np.where(tossed, (number >> bit[many.nodes]) & 1, level > 0.5).astype(bool)
+    beside = np.where(passes, level * (1 - _NUDGE), np.minimum(level * (1 + _NUDGE), (1 + level) / 2))
+    uniforms = np.where(tossed, beside, 0.5).astype(np.float32)
+    # in (0, 1), where coins live; a threshold of 1e-13 or more is further from both than any nudge
+    uniforms = np.clip(uniforms, np.float32(2.0**-60), np.float32(1 - 2.0**-24))
+    factor = np.where(tossed, np.where(passes, level, 1 - level), 1.0)
+    rows = len(many.source)
+    answer = _answer(rule, many.draft, many.dists, uniforms=torch.from_numpy(uniforms))
+    path, emitted = walked(many.draft, answer)
+    chance = np.exp(np.bincount(many.draft.row_of.numpy(), weights=np.log(factor), minlength=rows))
+    return Cells(many.source, chance, emitted, residual[many.nodes[path.max(1)]])
+
+
+def choice_cells(rule: Rule, draft: Draft, dists: TokenDistributions, weights: np.ndarray) -> Cells:
+    """All combinations of the target's choices at the nodes, each given to the rule as distributions of one token.
+    weights [M, V]: of the choices, each node's given its children.
+
+    What is emitted must be the choices themselves, cell by cell: so drafts that know something of the noise behind them
+    change how many tokens a step emits, and none of these tokens. Nothing follows a leaf, so its choice is the next
+    token and decides nothing else: one choice stands for all there.
+    """
+    support = weights > 0
+    leaf = np.ones(draft.num_nodes, dtype=bool)
+    start = draft.offsets.numpy()[:-1].astype(np.int64)
+    parents = draft.parents.numpy()
+    leaf[(start[draft.row_of.numpy()] + parents)[parents >= 0]] = False
+    options = np.where(leaf, 1, support.sum(1))
+    many = copies_of(draft, dists, np.multiply.reduceat(options, start))
+    of_row = many.draft.row_of.numpy()
+    size = options[many.nodes]
+    # mixed-radix digits of the copy's number, node by node
+    place = np.arange(len(size)) - many.draft.offsets.numpy()[:-1].astype(np.int64)[of_row]
+    stride = np.ones(len(size), dtype=np.int64)
+    for number in range(1, int(place.max()) + 1):
+        at = np.nonzero(place == number)[0]
+        stride[at] = stride[at - 1] * size[at - 1]
+    digit = many.number[of_row] // stride % size
+    ranked = np.argsort(~support, axis=1, kind="stable")  # tokens with weight first
+    choice = ranked[many.nodes, digit]
+    chosen = np.where(leaf[many.nodes], 1.0, weights[many.nodes, choice])
+    certain = np.full((len(choice), weights.shape[1]), -np.inf)
+    certain[np.arange(len(choice)), choice] = 0.0
+    answer = _answer(rule, many.draft, _dists_of(torch.from_numpy(certain)))
+    path, emitted = walked(many.draft, answer)
+    last, following = path.max(1), answer.next_token.numpy()
+    told = np.where(path[:, 1:] >= 0, choice[path[:, :-1]], -1)
+    if not (np.array_equal(told, emitted) and np.array_equal(choice[last], following)):
+        raise AssertionError("replay: got tokens that are not the target's choices; expected them and no others")
+    residual = np.zeros((len(last), weights.shape[1]))
+    residual[np.arange(len(last)), following] = 1.0
+    ends = leaf[many.nodes[last]]
+    residual[ends] = weights[many.nodes[last[ends]]]
+    chance = np.exp(np.bincount(of_row, weights=np.log(chosen), minlength=len(many.source)))
+    return Cells(many.source, chance, emitted, residual)
+
+
+def walked(draft: Draft, answer: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The paths [B, depth + 1] and the accepted tokens on them [B, depth], both padded with -1; every path must be one
+    of the draft's.
+    """
+    path, count = answer.path.numpy().astype(np.int64), answer.num_accepted.numpy()
+    start, parents = draft.offsets.numpy()[:-1], draft.parents.numpy()
+    on = np.arange(path.shape[1]) <= count[:, None]
+    links = start[:, None] + parents[path[:, 1:]] == path[:, :-1]
+    whole = (path[:, 0] == start) & (links | ~on[:, 1:]).all(1) & (on == (path >= 0)).all(1)
+    if not whole.all():
+        row = int(np.argmin(whole))
+        raise AssertionError(
+            f"row {row}: got path {path[row].tolist()} of {count[row]} accepted nodes; expected a path of the draft"
+        )
+    return path, np.where(on[:, 1:], draft.tokens.numpy()[path[:, 1:]], -1)
+
+
+def step_outcomes(
+    rule: Rule, drafts: Mapping[Text, Sequence[DraftTree]], after: Callable[[Text], Distribution]
+) -> dict[Text, tuple[Outcomes, float]]:
+    """For every context, with all drafts that can be made there: the distribution of what one step emits after it,
+    and the expected number of accepted tokens.
+    """
+    rows = [
+        (context, depth_first(tree) if at % 2 else tree)
+        for context, trees in drafts.items()
+        for at, tree in enumerate(trees)
+    ]
+    draft, dists = pack(rows, after)
+    if rule.replays:
+        cells = choice_cells(rule, draft, dists, _choices([tree for _, tree in rows], dists))
+    else:
+        cells = coin_cells(_coins(rule), draft, dists)
+    number = {context: at for at, context in enumerate(drafts)}
+    context_of = np.array([number[context] for context, _ in rows])[cells.source]
+    chance = np.array([float(tree.chance) for _, tree in rows])[cells.source] * cells.chance
+    total = np.maximum(cells.residual.sum(1), np.finfo(np.float64).tiny)
+    walks, which = np.unique(np.column_stack([context_of, cells.emitted]), axis=0, return_inverse=True)
+    dist = np.zeros((len(walks), cells.residual.shape[1]))
+    np.add.at(dist, which.ravel(), (chance / total)[:, None] * cells.residual)
+    outcomes: list[Outcomes] = [{} for _ in drafts]
+    for (at, *padded), shares in zip(walks.tolist(), dist.tolist()):
+        path = tuple(token for token in padded if token >= 0)
+        outcomes[at] |= {(*path, token): share for token, share in enumerate(shares) if share > 0}
+    accepted = np.bincount(context_of, weights=chance * (cells.emitted >= 0).sum(1), minlength=len(drafts))
+    return dict(zip(drafts, zip(outcomes, accepted.tolist())))
+
+
+def _choices(trees: Sequence[DraftTree], dists: TokenDistributions) -> np.ndarray:
+    """Weights of the target's choices [M, V]: its distributions where the draft says nothing about them."""
+    weights = dists.weights().numpy()
+    for node, choice in enumerate(choice for tree in trees for choice in tree.choice):
+        if choice is not None:
+            weights[node] = [float(weight) for weight in choice]
+    return weights
+
+
+def _coins(rule: Rule) -> ThresholdRule:
+    if not shows_thresholds(rule):
+        raise ValueError(f"rule {rule.name}: got a rule without `thresholds`; expected one that shows its coins")
+    return rule

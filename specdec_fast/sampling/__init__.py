@@ -1,0 +1,1 @@
+"""Sampling parameters, logits processors and the target's distributions."""

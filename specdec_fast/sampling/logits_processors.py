@@ -1,0 +1,277 @@
+"""What requests change in logits before temperature: penalties, bias, banned and forced tokens, masks, grammars.
+
+Everything is sparse and follows the committed tokens as they come; nothing of the size of the vocabulary is built per
+step, but for the masks of grammars. The arithmetic is the operator's (`process_logits`). Tests:
+tests/sampling/test_logits_processors.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from specdec_fast.core.device_transfer import host_to_device, moved, table_to_device
+from specdec_fast.sampling.grammar import Guide, token_words
+from specdec_kernels import (
+    ALWAYS,
+    Additions,
+    Forced,
+    NodePaths,
+    Overlay,
+    Penalties,
+    TokenMasks,
+    process_logits,
+    process_logits_overlay,
+)
+
+if TYPE_CHECKING:
+    from specdec_fast.sampling.params import SamplingParams
+
+_BANNED = float("-inf")
+
+
+class TokenCounts:
+    """Distinct committed tokens of the rows that have penalties, and how often each was generated.
+
+    ids, counts: int32 [rows, capacity]; sizes: int32 [rows]. They grow as needed and are written where a token changes
+    them, never rebuilt: the changes of all rows at once, when somebody looks (`tables`). The prompt counts 0 times: it
+    matters to the repetition penalty alone.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._places: dict[int, dict[int, int]] = {}  # per row: token -> column
+        self._counts: dict[int, list[int]] = {}
+        self._changed: dict[int, dict[int, tuple[int, int]]] = {}  # per row, not written yet: column -> (token, count)
+        self._ids = self._times = self._zeros(0, 0)
+        self._sizes = self._zeros(0)
+
+    def _zeros(self, *shape: int) -> Tensor:
+        with torch.inference_mode(False):  # written to inside and outside of inference mode
+            return torch.zeros(*shape, dtype=torch.int32, device=self._device)
+
+    def __contains__(self, row: int) -> bool:
+        return row in self._places
+
+    def join(self, row: int, prompt: Sequence[int], generated: Sequence[int]) -> None:
+        """Row `row` now holds this text."""
+        self._places[row], self._counts[row], self._changed[row] = {}, [], {}
+        self._write(row, prompt, 0)
+        self._write(row, generated, 1)
+
+    def append(self, row: int, tokens: Sequence[int]) -> None:
+        """Tokens were generated in a row."""
+        self._write(row, tokens, 1)
+
+    def leave(self, row: int) -> None:
+        if row in self._places:
+            self._changed[row] = {}  # first: a size of 0, and nothing of what was not written yet
+            self._counts.pop(row, None)
+            del self._places[row]
+
+    def _write(self, row: int, tokens: Sequence[int], times: int) -> None:
+        places, counts = self._places[row], self._counts[row]
+        for token in tokens:
+            column = places.setdefault(token, len(places))
+            if column == len(counts):
+                counts.append(0)
+            counts[column] += times
+        changed = self._changed.setdefault(row, {})
+        changed.update({places[token]: (token, counts[places[token]]) for token in tokens})
+
+    def tables(self) -> tuple[Tensor, Tensor, Tensor]:
+        """(ids, counts, sizes) of all rows as they are now."""
+        if self._changed:
+            sizes, device = {row: len(self._places.get(row, ())) for row in self._changed}, self._device
+            self._grow(max(sizes) + 1, max(sizes.values()))
+            self._sizes[host_to_device(list(sizes), torch.int64, device)] = host_to_device(
+                list(sizes.values()), torch.int32, device
+            )
+            cells = [(row, at, *cell) for row, changed in self._changed.items() for at, cell in changed.items()]
+            if cells:
+                dtypes = (torch.int64, torch.int64, torch.int32, torch.int32)
+                rows, columns, tokens, counts = map(host_to_device, zip(*cells), dtypes, [device] * 4)
+                self._ids[rows, columns] = tokens
+                self._times[rows, columns] = counts
+            self._changed = {}
+        return self._ids, self._times, self._sizes
+
+    def _grow(self, rows: int, used: int) -> None:
+        held, capacity = self._ids.shape
+        if rows <= held and used <= capacity:
+            return
+        rows, used = max(rows, held), capacity if used <= capacity else max(64, 2 * used)
+        ids, times, sizes = self._zeros(rows, used), self._zeros(rows, used), self._zeros(rows)
+        ids[:held, :capacity], times[:held, :capacity], sizes[:held] = self._ids, self._times, self._sizes
+        self._ids, self._times, self._sizes = ids, times, sizes  # at once: memory may run out before
+
+
+@dataclass(frozen=True, slots=True)
+class LogitsProcessors:
+    """The edits of the B requests of one batch, ready for rows of logits that follow their nodes.
+
+    rows: int32 [B]; factors: float32 [B, 3] of `Penalties`, or None when nobody has any; counts: the tables they read;
+    allowed: per request its allowed ids or None; guides: per request its grammar or None; shifts: whether a logit may
+    become another finite number (penalties, bias), and is not merely forbidden.
+    """
+
+    rows: Tensor
+    factors: Tensor | None
+    counts: TokenCounts
+    additions: Additions | None
+    forced: Forced | None
+    allowed: tuple[tuple[int, ...] | None, ...]
+    guides: tuple[Guide | None, ...]
+    shifts: bool
+    _words: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False, compare=False)
+
+    def apply(self, logits: Tensor, paths: NodePaths, request_of: Tensor) -> Tensor:
+        """Logits [R, V] as the requests want them, each row for the prefix of its node; request_of: int64 [R].
+
+        In place, except that half formats become float32 where logits are shifted: a small penalty must not be lost to
+        rounding. Forbidding is exact in every format.
+        """
+        if self.shifts and logits.dtype in (torch.bfloat16, torch.float16):
+            logits = logits.float()
+        process_logits(logits, paths, *self._listed(logits.shape[1], paths, request_of))
+        return logits
+
+    def over(self, logits: Tensor, paths: NodePaths, request_of: Tensor) -> Overlay:
+        """The same as an overlay, which leaves logits as they are and is as exact as float32; not for float64."""
+        return process_logits_overlay(logits, paths, *self._listed(logits.shape[1], paths, request_of))
+
+    def _listed(
+        self, vocab: int, paths: NodePaths, request_of: Tensor
+    ) -> tuple[Penalties | None, Additions | None, Forced | None, TokenMasks | None]:
+        """The edits as operators take them."""
+        penalties = None
+        if self.factors is not None:
+            penalties = Penalties(self.factors, self.rows, *self.counts.tables())
+        return penalties, self.additions, self.forced, self._masks(vocab, paths, request_of)
+
+    def why_empty(self, request: int) -> str | None:
+        """Why a distribution of this request has no token left, when its logits are -inf throughout; None: the
+        model's doing.
+        """
+        guide = self.guides[request]
+        if guide is not None and guide.error is not None:
+            return f"grammar: {guide.error}"
+        if guide is not None:
+            return (
+                "grammar: no token that the request allows continues the text, and it may not end here; check the "
+                "grammar against the vocabulary, banned tokens and min_new_tokens"
+            )
+        limited = self.allowed[request] is not None
+        if self.additions is not None:  # a bias bans nothing
+            start, stop = self.additions.offsets[request : request + 2].tolist()
+            limited |= bool((self.additions.values[start:stop] == float("-inf")).any())
+        if self.forced is not None:
+            limited |= bool(self.forced.offsets[request] < self.forced.offsets[request + 1])
+        return "banned, allowed and forced tokens leave no token to choose from" if limited else None
+
+    def _masks(self, vocab: int, paths: NodePaths, request_of: Tensor) -> TokenMasks | None:
+        guided = [request for request, guide in enumerate(self.guides) if guide is not None]
+        width = max([-(-vocab // 32), *(guide.width for guide in self.guides if guide is not None)])
+        if not guided and not any(ids is not None for ids in self.allowed):
+            return None
+        if width not in self._words:
+            self._words[width] = self._static(width)
+        words, mask_of = self._words[width]
+        index = moved(mask_of, request_of.device)[request_of]
+        if not guided:
+            return TokenMasks(moved(words, request_of.device), index)
+        device = index.device
+        index, mask_of = index.cpu(), mask_of.cpu()
+        nodes = None if paths.nodes is None else paths.nodes.tolist()
+        tokens, parents, offsets = paths.tokens.tolist(), paths.parents.tolist(), paths.offsets.tolist()
+        parts, used = [words], words.shape[0]
+        for request in guided:
+            start, stop = offsets[request : request + 2]
+            row_of = {node: start + node for node in range(stop - start)}  # node of the request -> row of logits
+            if nodes is not None:
+                row_of = {node - start: row for row, node in enumerate(nodes) if start <= node < stop}
+            own = torch.zeros(stop - start, width, dtype=torch.int32)
+            guide = self.guides[request]
+            assert guide is not None
+            reached = guide.fill(tokens[start:stop], parents[start:stop], own, row_of)
+            if mask_of[request] >= 0:
+                own &= words[int(mask_of[request])]
+            parts.append(own)
+            for node, row in row_of.items():
+                if reached[node]:
+                    index[row] = used + node
+            used += stop - start
+        return TokenMasks(moved(torch.cat(parts), device), moved(index, device))
+
+    def _static(self, width: int) -> tuple[Tensor, Tensor]:
+        """(words int32 [K, width], index int32 [B]) of the requests' allowed ids, on the CPU."""
+        listed = sorted({ids for ids in self.allowed if ids is not None})
+        words = torch.zeros(len(listed), width, dtype=torch.int32)
+        for at, ids in enumerate(listed):
+            words[at] = token_words(ids, width)
+        index = [-1 if ids is None else listed.index(ids) for ids in self.allowed]
+        return words, torch.tensor(index, dtype=torch.int32)
+
+
+def has_penalties(params: SamplingParams) -> bool:
+    """Whether a request counts its tokens."""
+    return (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) != (1, 0, 0)
+
+
+def pack_processors(
+    rows: Sequence[int],
+    params: Sequence[SamplingParams],
+    prompt_lengths: Sequence[int],
+    stop_ids: Sequence[Sequence[int]],
+    counts: TokenCounts,
+    guides: Sequence[Guide | None],
+    device: torch.device,
+) -> LogitsProcessors | None:
+    """The edits of a batch, or None when none of its requests has any."""
+    added: list[dict[tuple[int, int], float]] = []
+    forced: list[dict[int, int]] = []
+    for own, prompt, ends in zip(params, prompt_lengths, stop_ids):
+        banned = set(own.banned_token_ids)
+        entries = {(token, ALWAYS): bias for token, bias in own.logit_bias.items() if bias and token not in banned}
+        entries |= {(token, ALWAYS): _BANNED for token in own.banned_token_ids}
+        if own.min_new_tokens:
+            entries |= {(token, prompt + own.min_new_tokens): _BANNED for token in ends if token not in banned}
+        added.append(entries)
+        forced.append({prompt + index: token for index, token in own.forced.items()})
+    penalised = any(map(has_penalties, params))
+    allowed = tuple(own.allowed_token_ids for own in params)
+    if not (penalised or any(added) or any(forced) or any(guides) or any(ids is not None for ids in allowed)):
+        return None
+
+    def tensor(values: list, dtype: torch.dtype = torch.int32) -> Tensor:
+        return host_to_device(values, dtype, device)
+
+    additions = None
+    if any(added):
+        keys = [key for entries in added for key in entries]
+        additions = Additions(
+            tensor([0, *accumulate(map(len, added))]),
+            tensor([token for token, _ in keys]),
+            tensor([value for entries in added for value in entries.values()], torch.float32),
+            tensor([until for _, until in keys]),
+        )
+    listed = None
+    if any(forced):
+        listed = Forced(
+            tensor([0, *accumulate(map(len, forced))]),
+            tensor([position for entries in forced for position in entries]),
+            tensor([token for entries in forced for token in entries.values()]),
+        )
+    factors = None
+    if penalised:
+        names = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+        factors = table_to_device([[getattr(own, name) for name in names] for own in params], torch.float32, device)
+    # rows without penalties may lie outside the tables; any row of the tables stands in for them
+    places = [row if row in counts else next((r for r in rows if r in counts), 0) for row in rows]
+    shifts = penalised or any(value != _BANNED for entries in added for value in entries.values())
+    return LogitsProcessors(tensor(places), factors, counts, additions, listed, allowed, tuple(guides), shifts)

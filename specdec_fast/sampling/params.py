@@ -1,0 +1,224 @@
+"""SamplingParams: what one request wants of its tokens, checked when it is made. Tests:
+tests/sampling/test_pipeline.py.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+
+from specdec_fast.core.names import explain_names
+from specdec_fast.sampling.grammar import Guide, Matcher
+
+_SEED_LIMIT = 2**63
+_LARGEST_BIAS = 10_000
+_SMALLEST_TOP_P = 1e-30  # float32 has no 0 for it
+_FARTHEST = 2**30  # token, so that positions in a text are int32 whatever the prompt
+
+
+def _require(ok: bool, name: str, got: object, expected: str) -> None:
+    if not ok:
+        raise ValueError(f"SamplingParams.{name}: got {got!r}; expected {expected}")
+
+
+def _is_number(value: object) -> bool:
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return False
+    return math.isfinite(value) if isinstance(value, float) else abs(value) < 2**63
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
+
+
+def _ids(name: str, got: object) -> tuple[int, ...]:
+    """Token ids from any iterable of them."""
+    ok = isinstance(got, Iterable) and not isinstance(got, (str, bytes, Mapping))
+    ids = tuple(got) if ok else ()  # type: ignore[arg-type]
+    _require(ok and all(map(_is_id, ids)), name, got, "a sequence of token ids >= 0")
+    return ids
+
+
+@explain_names()
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one request wants its tokens. `temperature=0` is exact greedy, not a small epsilon.
+
+    seed: 0 <= seed < 2**63, or None to draw one (it is recorded on the request). Requests of one seed share their
+    noise: equal prompts give equal texts, others correlated ones; give each a seed of its own, or none. Under rules
+    that do not replay, coins are keyed by the prompt too, and where drafts follow from other requests (`Needs.shared`,
+    budget "goodput"), or beside an equal prompt of that seed, by the number of the request in its engine.
+    stop: strings that end the text (not part of it). stop_token_ids: further end-of-sequence ids; `ignore_eos` drops
+    the model's own. min_new_tokens: before it no end-of-sequence id is produced, and stop strings complete by then
+    are text. max_new_tokens: exact upper bound.
+
+    repetition_penalty: divides positive logits and multiplies negative ones of every token in the prompt or the
+    generated text, as in transformers; 1 is off. presence_penalty: subtracted from the logit of every generated token;
+    frequency_penalty: subtracted once per time it was generated; both count generated tokens only, as in vLLM and the
+    OpenAI API; 0 is off. logit_bias: id -> number added to its logit. banned_token_ids: never produced.
+    allowed_token_ids: nothing else is produced. forced_tokens: index of the generated token (0: the first) -> its only
+    choice; a sequence is a forced prefix. grammar: a `Matcher` at its start (`specdec_fast.sampling.grammar`), which
+    the generated text must match; end-of-sequence ids are allowed exactly where it is complete.
+
+    logprobs: None, or how many alternatives to report beside the log-probability of every emitted token
+    (`specdec_fast.sampling.logprobs`).
+
+    Raises ValueError for values that are out of range or contradict each other.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    max_new_tokens: int = 128
+    min_new_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+    banned_token_ids: tuple[int, ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    forced_tokens: Mapping[int, int] | Sequence[int] = field(default_factory=dict, hash=False)
+    logprobs: int | None = None
+    grammar: Matcher | None = None
+
+    def __post_init__(self) -> None:
+        penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+        for name in ("temperature", "top_p", "min_p", *penalties):
+            value = getattr(self, name)
+            _require(_is_number(value), name, value, "a finite number")
+        for name in ("top_k", "max_new_tokens", "min_new_tokens"):
+            value = getattr(self, name)
+            _require(isinstance(value, int) and not isinstance(value, bool), name, value, "an integer")
+        _require(self.temperature >= 0, "temperature", self.temperature, "0 (greedy) or a positive number")
+        hot = self.temperature
+        _require(hot == 0 or 1e-3 <= hot <= 1e6, "temperature", hot, "0, or a number from 0.001 to 1,000,000")
+        _require(0 <= self.top_k < 2**31, "top_k", self.top_k, "0 (off) or a positive integer")
+        _require(_SMALLEST_TOP_P <= self.top_p <= 1, "top_p", self.top_p, "a number from 1e-30 to 1, which is off")
+        _require(0 <= self.min_p <= 1, "min_p", self.min_p, "a number in [0, 1]; 0 is off")
+        _require(self.max_new_tokens >= 1, "max_new_tokens", self.max_new_tokens, "at least 1")
+        _require(
+            0 <= self.min_new_tokens <= self.max_new_tokens,
+            "min_new_tokens",
+            self.min_new_tokens,
+            f"0 to max_new_tokens ({self.max_new_tokens})",
+        )
+        _require(self.min_new_tokens < _FARTHEST, "min_new_tokens", self.min_new_tokens, f"less than {_FARTHEST}")
+        if self.seed is not None:
+            _require(type(self.seed) is int and 0 <= self.seed < _SEED_LIMIT, "seed", self.seed, "0 <= seed < 2**63")
+        _require(isinstance(self.ignore_eos, bool), "ignore_eos", self.ignore_eos, "True or False")
+        stop = self.stop
+        _require(isinstance(stop, Iterable) and not isinstance(stop, Mapping), "stop", stop, "non-empty strings")
+        stop = (stop,) if isinstance(stop, str) else tuple(stop)
+        _require(all(isinstance(s, str) and s for s in stop), "stop", self.stop, "non-empty strings")
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop_token_ids", _ids("stop_token_ids", self.stop_token_ids))
+        self._check_processors()
+
+    def _check_processors(self) -> None:
+        value = self.repetition_penalty
+        _require(0.01 <= value <= 100, "repetition_penalty", value, "a number from 0.01 to 100; 1 is off")
+        for name in ("presence_penalty", "frequency_penalty"):
+            value = getattr(self, name)
+            _require(-100 <= value <= 100, name, value, "a number from -100 to 100; 0 is off")
+        bias = self.logit_bias
+        good = isinstance(bias, Mapping) and all(
+            _is_id(token) and _is_number(value) and abs(value) <= _LARGEST_BIAS for token, value in bias.items()
+        )
+        _require(
+            good, "logit_bias", bias, f"token ids >= 0 -> numbers up to {_LARGEST_BIAS}; ban with banned_token_ids"
+        )
+        object.__setattr__(self, "logit_bias", dict(bias))
+        object.__setattr__(self, "banned_token_ids", _ids("banned_token_ids", self.banned_token_ids))
+        if self.allowed_token_ids is not None:
+            allowed = _ids("allowed_token_ids", self.allowed_token_ids)
+            _require(bool(allowed), "allowed_token_ids", self.allowed_token_ids, "at least one id, or None")
+            object.__setattr__(self, "allowed_token_ids", allowed)
+        forced = self.forced_tokens
+        if not isinstance(forced, Mapping):
+            forced = dict(enumerate(_ids("forced_tokens", forced)))
+        _require(
+            all(_is_id(index) and _is_id(token) for index, token in forced.items()),
+            "forced_tokens",
+            self.forced_tokens,
+            "index of a generated token -> token id, or a sequence of ids",
+        )
+        last, bound = max(forced, default=0), min(self.max_new_tokens, _FARTHEST)
+        _require(last < bound, "forced_tokens", last, f"an index below {bound} (max_new_tokens, at most {_FARTHEST})")
+        object.__setattr__(self, "forced_tokens", dict(forced))
+        count = self.logprobs
+        _require(
+            count is None or (_is_id(count) and count <= 1000), "logprobs", count, "None, or a count from 0 to 1000"
+        )
+        is_matcher = self.grammar is None or isinstance(self.grammar, Matcher)
+        _require(is_matcher, "grammar", self.grammar, "a specdec_fast.sampling.grammar.Matcher, or None")
+
+    @property
+    def forced(self) -> Mapping[int, int]:
+        """`forced_tokens` as a mapping."""
+        assert isinstance(self.forced_tokens, Mapping)
+        return self.forced_tokens
+
+    def check(self, vocab_size: int, stop_ids: Sequence[int] = ()) -> None:
+        """Raise ValueError for what this vocabulary cannot serve: ids beyond it, or limits that leave no token.
+
+        stop_ids: ids that end the text.
+        """
+        banned, forced, allowed = set(self.banned_token_ids), self.forced, self.allowed_token_ids
+        for name, ids in (
+            ("stop_token_ids", self.stop_token_ids),
+            ("logit_bias", self.logit_bias),
+            ("banned_token_ids", banned),
+            ("allowed_token_ids", allowed or ()),
+            ("forced_tokens", forced.values()),
+        ):
+            bad = next((token for token in ids if token >= vocab_size), None)
+            if bad is not None:
+                raise ValueError(f"{name}: got {bad}; expected ids below {vocab_size}, the target's vocabulary")
+        left = (set(range(vocab_size)) if allowed is None else set(allowed)) - banned if banned or allowed else None
+        if left is not None and not left:
+            raise ValueError("banned_token_ids: got all tokens that are allowed; expected at least one to be left")
+        if self.min_new_tokens and not (set(range(vocab_size)) if left is None else left) - set(stop_ids):
+            raise ValueError(
+                "min_new_tokens: got only end-of-sequence ids left to choose from; expected another allowed token, or 0"
+            )
+        for index, token in forced.items():
+            if left is not None and token not in left:
+                raise ValueError(
+                    f"forced_tokens: got {token}, which is banned or not allowed; expected no contradiction"
+                )
+            if index < self.min_new_tokens and token in stop_ids:
+                raise ValueError(
+                    f"forced_tokens: got {token}, which ends the text, at {index}; expected none before min_new_tokens "
+                    f"({self.min_new_tokens})"
+                )
+        if self.grammar is not None:
+            if not stop_ids:
+                raise ValueError(
+                    "grammar: got a request without an end-of-sequence id; expected one, so that the text can end "
+                    "where the grammar does; pass stop_token_ids, and do not ignore_eos"
+                )
+            try:
+                begins = Guide(self.grammar, stop_ids).opening()
+            except Exception as error:
+                raise ValueError(f"grammar: {error}") from error
+            if not begins:
+                raise ValueError("grammar: got one that no token of the vocabulary begins; expected at least one")
+
+    def with_seed(self) -> SamplingParams:
+        """Itself, or a copy with a fresh random seed when it has none."""
+        return self if self.seed is not None else replace(self, seed=secrets.randbelow(_SEED_LIMIT))
+
+    def keyed_by(self, prompt: Sequence[int], number: int | None = None) -> SamplingParams:
+        """A copy whose seed, below 2**61, follows from its own, a prompt, and a number if there is one."""
+        digest = blake2b(f"{self.seed}/{number}/".encode(), digest_size=8)
+        digest.update(array("q", prompt).tobytes())
+        return replace(self, seed=int.from_bytes(digest.digest(), "little") >> 3)

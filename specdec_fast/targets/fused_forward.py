@@ -1,0 +1,153 @@
+"""Passes of Llama-like models as one operator call, and chains of them. Tests: tests/targets/test_fused_forward.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdec_fast.cache.paged import PagedCache
+from specdec_fast.targets.attention import PackedContext
+from specdec_fast.targets.linear_layers import BatchInvariantLinear
+from specdec_kernels import DecoderLayer, DecoderTable, draft_chain, fused_forward
+
+__all__ = ["FusedForward", "fused_forward", "why_not_fused", "widened"]
+
+_LLAMA = "LlamaForCausalLM"
+SMALL = 2**25
+"""Bytes of weights in float32, about what a cache holds."""
+_KINDS = {
+    "_proj": BatchInvariantLinear.__name__,
+    "lm_head": BatchInvariantLinear.__name__,
+    "embed_tokens": "Embedding",
+    "norm": "LlamaRMSNorm",
+    "rotary_emb": "LlamaRotaryEmbedding",
+    "mlp": "LlamaMLP",
+    "self_attn": "LlamaAttention",
+}
+"""What the modules of a Llama are, by the ends of their names."""
+
+
+def why_not_fused(model: Any) -> str | None:
+    """Why `fused_forward` cannot stand for a model's own forward; None where it can."""
+    if type(model).__name__ != _LLAMA or not type(model).__module__.startswith("transformers."):
+        return f"the model is {type(model).__name__}; expected transformers' {_LLAMA}"
+    if model.device.type != "cpu" or model.dtype != torch.float32:
+        return f"the model is {model.dtype} on {model.device.type}; expected torch.float32 on cpu"
+    if model.config.hidden_act not in ("silu", "swish"):
+        return f"its activation is {model.config.hidden_act}; expected silu"
+    for name, module in model.named_modules():
+        last = name.rpartition(".")[2]
+        expected = next((kind for end, kind in _KINDS.items() if last.endswith(end)), None)
+        if expected is not None and type(module).__name__ != expected:
+            return f"{name} is {type(module).__name__}; expected {expected}"
+        if getattr(module, "bias", None) is not None:
+            return f"{name} is {type(module).__name__} with a bias; expected one without"
+        if "forward" in module.__dict__:
+            return f"{name or 'the model'} has a forward of its own, which would not be called"
+        if _has_hooks(module):
+            return f"{name or 'the model'} has forward hooks, which would not be called"
+    return None
+
+
+def widened(model: Any) -> Any:
+    """A small model like Llama of half precision, on a CPU, in float32 from now on, in which its passes are one
+    operator: what its modules cost is in their calls, not in its weights. Others stay as they are.
+    """
+    small = 4 * sum(each.numel() for each in model.parameters()) <= SMALL
+    half = model.device.type == "cpu" and model.dtype in (torch.bfloat16, torch.float16)
+    return model.float() if small and half and type(model).__name__ == _LLAMA else model
+
+
+def _has_hooks(module: Any) -> bool:
+    """Hooks of its user's: those of transformers record states for callers of the model's own forward."""
+    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    return any(not str(getattr(each, "__module__", "")).startswith("transformers.") for each in hooks)
+
+
+@dataclass(slots=True)
+class FusedForward:
+    """A packed pass of a model (`packed_logits`) by `fused_forward`."""
+
+    table: DecoderTable
+    cache: PagedCache
+    run: Callable[..., Tensor]
+    """The operator's backend itself."""
+    run_chain: Callable[..., Tensor | tuple[Tensor, ...]]
+    """That of `draft_chain`."""
+
+    def __call__(self, tokens: Tensor, positions: Tensor, wanted: Tensor | None, packed: PackedContext) -> Tensor:
+        at = packed.slots
+        trees = (at.page_table, at.lengths, at.offsets, at.ancestors, at.depth)
+        return self.run(self.table, tokens, positions, wanted, at.slots, *trees)
+
+    def chain(
+        self,
+        rows: Tensor,
+        tokens: Tensor,
+        offsets: Tensor,
+        counts: Sequence[int],
+        temperature: Tensor | None,
+        top_k: Tensor,
+        top_p: Tensor,
+        min_p: Tensor,
+        seeds: Tensor,
+        roots: Tensor,
+        vocab_size: int,
+        first_draw: int | None,
+    ) -> Tensor | tuple[Tensor, ...]:
+        """Rows are fed tokens (as by `extend`) and draft `counts` more: the result of `draft_chain`. The caller has
+        reserved the room.
+        """
+        where = rows, self.cache.page_table, self.cache.lengths
+        asked = temperature, top_k, top_p, min_p, seeds, roots
+        return self.run_chain(self.table, tokens, offsets, counts, *where, *asked, vocab_size, first_draw)
+
+
+def build_fused_forward(model: Any, cache: PagedCache) -> FusedForward:
+    """The passes of a model that `why_not_fused` has nothing against, over its cache.
+
+    Weights stay where they are, and may be changed in place; whoever replaces one makes another target. Raises
+    ValueError where the compiled operator cannot read them.
+    """
+    base, config = model.model, model.config
+    places = torch.arange(min(cache.max_length, config.max_position_embeddings), device="cpu")
+    with torch.no_grad():
+        found = base.rotary_emb(torch.zeros(1, dtype=torch.float32, device="cpu"), places[None])
+    table = DecoderTable(
+        base.embed_tokens.weight,
+        [_layer(each) for each in base.layers],
+        base.norm.weight,
+        model.lm_head.weight,
+        torch.cat([part[0].chunk(2, 1)[0] for part in found], 1),
+        cache.keys,
+        cache.values,
+        eps=float(config.rms_norm_eps),
+        scale=float(base.layers[0].self_attn.scaling),
+    )
+    if table.obstacle is not None:
+        raise ValueError(table.obstacle)
+    one = torch.zeros(1, dtype=torch.int64, device="cpu")
+    length = one.int()
+    name, run = fused_forward.bound(table, one, one, None, one, length[None], length, torch.cat([length, length + 1]))
+    if name != "cpu":
+        raise ValueError(f"fused_forward is served by {name}; expected cpu, the compiled extension")
+    return FusedForward(table, cache, run, draft_chain.bound(table, one)[1])
+
+
+def _layer(layer: Any) -> DecoderLayer:
+    attention, mlp = layer.self_attn, layer.mlp
+    return DecoderLayer(
+        norm=layer.input_layernorm.weight,
+        query=attention.q_proj.weight,
+        key=attention.k_proj.weight,
+        value=attention.v_proj.weight,
+        out=attention.o_proj.weight,
+        mlp_norm=layer.post_attention_layernorm.weight,
+        gate=mlp.gate_proj.weight,
+        up=mlp.up_proj.weight,
+        down=mlp.down_proj.weight,
+    )

@@ -1,0 +1,1 @@
+"""The recipe of the bundled pair of models."""

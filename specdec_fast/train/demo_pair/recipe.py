@@ -1,0 +1,78 @@
+"""The demo pair's recipe: shapes, budgets and everything else a run depends on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from specdec_fast.train.demo_pair.model_shapes import DRAFT, TARGET, Shape
+from specdec_fast.train.demo_pair.training_loop import Budget
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What `specdec_fast.train.demo_pair.pipeline.run` does. The defaults make a pair like the bundled one in a few
+    hours; how that one's own run differed stands in its card.
+    """
+
+    target: Shape = TARGET
+    draft: Shape = DRAFT
+    start_layers: int = 4  # the target begins this shallow and is grown by stacking
+    seed: int = 0
+    start_budget: Budget = field(default_factory=lambda: Budget(tokens=1_200_000))
+    target_budget: Budget = field(default_factory=lambda: Budget(tokens=4_800_000))
+    unlikelihood_budget: Budget = field(default_factory=lambda: Budget(tokens=600_000))
+    draft_budget: Budget = field(default_factory=lambda: Budget(tokens=40_000_000))
+    block: int = 1024  # tokens of a block
+    blocks_per_step: int = 8
+    # (share of the target's budget from which it holds, length of a sequence)
+    lengths: tuple[tuple[float, int], ...] = ((0.0, 256), (0.45, 512), (0.8, 1024))
+    muon_lr: float = 0.012  # 0.02, usual for batches of half a million tokens, is too much for 8192
+    adam_lr: float = 2.5e-3
+    unlikelihood_rounds: int = 2  # each with that budget, from where the one before ended; the target is their mean
+    repeat_blocks: int = 4  # unlikelihood: blocks of ordinary text per step
+    repeat_muon_lr: float = 0.008
+    repeat_adam_lr: float = 1.6e-3
+    repeat_rows: int = 32  # unlikelihood: continuations per step
+    repeat_prefix: int = 48
+    repeat_length: int = 200
+    repeat_weight: float = 1.3
+    context: int = 512  # distillation: length of a context
+    corpus_contexts: int = 8192  # distillation: contexts taken from the training text
+    sampled_contexts: int = 2048  # distillation: contexts continued by the target itself
+    contexts_per_step: int = 16
+    measured_tokens: int = 16_000  # per domain, for alpha on held-out text
+    continued_rows: int = 16  # held-out beginnings the target continues, for alpha in use
+    continued_tokens: int = 128
+    workload_tokens: int = 200
+    workers: int = 1  # processes that train together, one thread each
+    bfloat16: bool = False  # matrix products in bfloat16, weights and sums in float32
+    compiled: bool = True
+    save_every: float = 60.0
+
+
+def tokened(target_tokens: int, draft_tokens: int) -> Recipe:
+    """The recipe with budgets in tokens: the same result wherever it runs and however often it is
+    interrupted. Contexts that a short distillation would never look at are not written.
+    """
+    full = Recipe()
+    share = min(draft_tokens / ((full.corpus_contexts + full.sampled_contexts) * full.context), 1.0)
+    return Recipe(
+        corpus_contexts=max(round(share * full.corpus_contexts), full.contexts_per_step),
+        sampled_contexts=max(round(share * full.sampled_contexts), full.contexts_per_step),
+        start_budget=Budget(tokens=target_tokens // 5),
+        target_budget=Budget(tokens=target_tokens - target_tokens // 5),
+        unlikelihood_budget=Budget(tokens=max(target_tokens // 10, 1)),
+        draft_budget=Budget(tokens=draft_tokens),
+    )
+
+
+def timed(minutes: float) -> Recipe:
+    """The recipe with budgets in minutes of training altogether."""
+    share = {"start": 0.06, "target": 0.62, "unlikelihood": 0.14, "draft": 0.18}
+    seconds = {stage: 60.0 * minutes * part for stage, part in share.items()}
+    return Recipe(
+        start_budget=Budget(seconds=seconds["start"]),
+        target_budget=Budget(seconds=seconds["target"]),
+        unlikelihood_budget=Budget(seconds=seconds["unlikelihood"] / Recipe().unlikelihood_rounds),
+        draft_budget=Budget(seconds=seconds["draft"]),
+    )

@@ -1,0 +1,193 @@
+"""The training loop of every stage: budget, schedule, checkpoints that survive a kill, progress."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from specdec_fast.train.demo_pair.muon import MuonWithAdamW
+from specdec_fast.train.demo_pair.worker_processes import Team
+
+# (step, progress in [0, 1)) -> pairs (scalar loss already weighted for this member's step, tokens it covers)
+Losses = Callable[[int, float], Iterator[tuple[Tensor, int]]]
+# (stage, progress, mean loss, tokens, tokens per second, seconds left)
+Report = Callable[[str, float, float, int, float, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How long a stage trains: a number of tokens, of seconds, or whichever ends first."""
+
+    tokens: int | None = None
+    seconds: float | None = None
+
+    def progress(self, tokens: int, seconds: float) -> float:
+        """Share of the budget that is used up; 1 or more means done."""
+        shares = [0.0]
+        if self.tokens is not None:
+            shares.append(tokens / max(self.tokens, 1))
+        if self.seconds is not None:
+            shares.append(seconds / max(self.seconds, 1e-9))
+        return max(shares)
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Learning-rate factor: linear warm-up, then linear from ``first`` to ``last`` (zero at the end of the
+    last stage).
+
+    Decay to zero: Bergsma et al. 2025 (arXiv:2502.15938).
+    """
+
+    first: float = 1.0
+    last: float = 0.0
+    warm_up: float = 0.02
+
+    def __call__(self, progress: float) -> float:
+        if progress < self.warm_up:
+            return self.first * (progress + 1e-3) / (self.warm_up + 1e-3)
+        done = min((progress - self.warm_up) / (1.0 - self.warm_up), 1.0)
+        return self.first + (self.last - self.first) * done
+
+
+def save_atomically(value: Any, path: Path) -> None:
+    """torch.save under another name, then rename: a kill leaves the old file or the new one, never half of
+    one.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(path.suffix + ".partial")
+    torch.save(value, partial)
+    os.replace(partial, path)
+
+
+@contextmanager
+def held_interrupt() -> Iterator[list[bool]]:
+    """Ctrl-C, and the signal by which schedulers end a program, only set the flag that is handed out, so that no step
+    is cut in half; a second one acts at once.
+    """
+    flag = [False]
+    if threading.current_thread() is not threading.main_thread():
+        yield flag
+        return
+
+    def note(number: int, frame: Any) -> None:
+        if flag[0]:
+            raise KeyboardInterrupt
+        flag[0] = True
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number, handler in before.items():
+        if handler not in (signal.SIG_IGN, None):  # None: set by a program around us, which keeps it
+            signal.signal(number, note)
+    try:
+        yield flag
+    finally:
+        for number, handler in before.items():
+            if handler is not None:
+                signal.signal(number, handler)
+
+
+@dataclass(slots=True)
+class Progress:
+    """Where a stage stands; stored in its checkpoint."""
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    loss: float = float("nan")
+    done: bool = False
+
+
+def fit(
+    stage: str,
+    model: nn.Module,
+    losses: Losses,
+    budget: Budget,
+    checkpoint: Path,
+    report: Report,
+    *,
+    schedule: Schedule = Schedule(),
+    muon_lr: float = 0.008,
+    adam_lr: float = 2e-3,
+    save_every: float = 120.0,
+    clip: float = 1.0,
+    bfloat16: bool = False,
+    stop_after: int | None = None,
+    team: Team = Team(),
+) -> Progress:
+    """Train ``model`` until the budget is spent, resuming from ``checkpoint`` when it exists.
+
+    The data of a step depends on its number only, so with a token budget an interrupted run ends with the
+    same weights as one that was not. ``stop_after`` ends this call after so many steps (for tests),
+    checkpoint written. *Raises* KeyboardInterrupt after Ctrl-C, checkpoint written.
+    """
+    at = Progress()
+    optimiser = MuonWithAdamW(model.named_parameters(), muon_lr=muon_lr, adam_lr=adam_lr, bfloat16=bfloat16)
+    if checkpoint.exists():
+        stored = torch.load(checkpoint, map_location="cpu", weights_only=True)
+        model.load_state_dict(stored["model"])
+        at = Progress(**stored["progress"])
+        if at.done:
+            return at
+        optimiser.load_state_dict(stored["optimiser"])
+        for group in optimiser.param_groups:  # the rates are the caller's, not the checkpoint's
+            group["peak"] = muon_lr if group["kind"] == "muon" else adam_lr
+
+    def save() -> None:
+        if team.rank == 0:
+            save_atomically(
+                {
+                    "model": model.state_dict(),
+                    "progress": asdict(at),
+                    **({} if at.done else {"optimiser": optimiser.state_dict()}),
+                },
+                checkpoint,
+            )
+
+    started, before = time.monotonic(), at.seconds
+    saved, first_step, first_tokens = started, at.step, at.tokens
+    with held_interrupt() as stop:
+        while (share := budget.progress(at.tokens, at.seconds)) < 1.0:
+            optimiser.scale = schedule(share)
+            optimiser.zero_grad(set_to_none=True)
+            total, covered = 0.0, 0
+            for loss, tokens in losses(at.step, share):
+                loss.backward()
+                total += float(loss.detach())
+                covered += tokens
+            # members agree on the clock, so that they follow one schedule
+            total, seconds = team.average(model.parameters(), total, before + time.monotonic() - started)
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+            optimiser.step()
+            at.step, at.tokens, at.seconds = at.step + 1, at.tokens + covered * team.size, seconds
+            at.loss = total if at.loss != at.loss else 0.95 * at.loss + 0.05 * total
+            share, now = budget.progress(at.tokens, at.seconds), time.monotonic()
+            report(
+                stage,
+                min(share, 1.0),
+                at.loss,
+                at.tokens,
+                (at.tokens - first_tokens) / max(now - started, 1e-9),
+                max((1 - share) * at.seconds / max(share, 1e-9), 0.0),
+            )
+            if stop[0] or (stop_after is not None and at.step - first_step >= stop_after):
+                save()
+                if stop[0]:
+                    raise KeyboardInterrupt
+                return at
+            if now - saved > save_every:
+                save()
+                saved = now
+    at.done = True
+    save()
+    return at

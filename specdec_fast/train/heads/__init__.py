@@ -1,0 +1,1 @@
+"""Training of Medusa, blockwise and EAGLE heads over a frozen target."""

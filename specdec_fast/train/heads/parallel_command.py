@@ -1,0 +1,287 @@
+"""`specdec train medusa | blockwise`: the command lines of heads that look ahead, and what all heads share.
+
+Tests: tests/train/heads/test_trainer.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from specdec_fast.train.heads.options import Text, Training, spelled_out
+from specdec_kernels.names import unknown_name
+
+_HEADS = "Heads"
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """Of heads that look ahead from one hidden state."""
+
+    heads: Annotated[int, typer.Option(help="Places ahead.", rich_help_panel=_HEADS)] = 4
+    labels: Annotated[
+        str, typer.Option(help="text: the next tokens; target: the target's own distribution.", rich_help_panel=_HEADS)
+    ] = "text"
+
+
+@spelled_out(out=Path("medusa-heads"))
+def medusa(
+    text: Text,
+    ahead: Ahead,
+    *,
+    layers: Annotated[int, typer.Option(help="Residual blocks per head.", rich_help_panel=_HEADS)] = 1,
+    own_lm_head: Annotated[
+        bool,
+        typer.Option("--own-lm-head/--tied", help="A projection per head, or the target's.", rich_help_panel=_HEADS),
+    ] = True,
+    layout: Annotated[
+        str, typer.Option(help="Of the result: fasterdecoding or vllm.", rich_help_panel=_HEADS)
+    ] = "fasterdecoding",
+    nodes: Annotated[int, typer.Option(help="Nodes of the tree that is made for them.", rich_help_panel=_HEADS)] = 63,
+    training: Training,
+) -> None:
+    """Train Medusa heads for a model that stays as it is (Medusa-1). Use them with `--drafter medusa -o head=OUT/head`.
+
+    Run it by `accelerate launch -m specdec_fast.cli train medusa ...` on several GPUs or machines.
+    """
+    from specdec_fast.heads.checkpoint_medusa import LAYOUTS, save_medusa
+    from specdec_fast.heads.medusa import MedusaHeads
+    from specdec_fast.train.heads.parallel import AUX_HIDDEN_STATE, AheadTrainee, rank_rates
+    from specdec_fast.train.heads.trainer import TargetStates
+    from specdec_fast.trees.topology import best_shape, expected_tokens, write_shape
+
+    if layout not in LAYOUTS:
+        raise ValueError(unknown_name("--layout", layout, LAYOUTS))
+    if nodes < 1:
+        raise ValueError(f"--nodes: got {nodes}; expected at least 1")
+
+    def build(target: Any, _row: Any) -> AheadTrainee:
+        projection = target.get_output_embeddings().weight
+        made = MedusaHeads(target.config.get_text_config().hidden_size, len(projection), ahead.heads,
+                           num_layers=layers, own_lm_head=own_lm_head)  # fmt: skip
+        made.start_from(projection.float())
+        return AheadTrainee(made, TargetStates(target, (AUX_HIDDEN_STATE,)), 0.8, ahead.labels)
+
+    def save(trainee: AheadTrainee, held: Any, place: Path, facts: dict[str, Any]) -> None:
+        projection = trainee.states.model.get_output_embeddings().weight
+        save_medusa(trainee.heads, place, base_model=text.model, layout=layout, lm_head=projection, facts=facts)
+        rates = rank_rates(trainee, held, training.length)
+        if rates[0][0] > 0:  # else there is nothing to choose by, and the drafter takes a published tree
+            shape = best_shape(rates, nodes)
+            write_shape(place / "tree.json", shape, {"expected_tokens": expected_tokens(shape, rates), "rates": rates})
+
+    train_heads("medusa", text, training, build, save, {"labels": ahead.labels})
+
+
+@spelled_out(out=Path("blockwise-heads"))
+def blockwise(
+    text: Text,
+    ahead: Ahead,
+    *,
+    inner: Annotated[
+        int | None, typer.Option(help="Width of the layer per place (default: the target's).", rich_help_panel=_HEADS)
+    ] = None,
+    training: Training,
+) -> None:
+    """Train the layer of blockwise parallel decoding for a model that stays as it is."""
+    from specdec_fast.heads.blockwise import BlockwiseHeads
+    from specdec_fast.heads.checkpoint_blockwise import save_blockwise
+    from specdec_fast.train.heads.parallel import AUX_HIDDEN_STATE, AheadTrainee
+    from specdec_fast.train.heads.trainer import TargetStates
+
+    def build(target: Any, _row: Any) -> AheadTrainee:
+        rows = len(target.get_output_embeddings().weight)
+        made = BlockwiseHeads(target.config.get_text_config().hidden_size, rows, ahead.heads, inner)
+        return AheadTrainee(made, TargetStates(target, (AUX_HIDDEN_STATE,)), 1.0, ahead.labels)
+
+    def save(trainee: Any, held: Any, place: Path, facts: dict[str, Any]) -> None:
+        save_blockwise(trainee.heads, place, base_model=text.model, facts=facts)
+
+    train_heads("blockwise", text, training, build, save, {"labels": ahead.labels})
+
+
+def read_row(text: Text, target: Any, tokenizer: Any, seed: int, folder: Path, rank: int, size: int) -> Any:
+    """The training tokens that a command line asks for, the same in each of `size` processes. Raises ValueError.
+
+    folder: where answers to prompts are kept; number `rank` of the processes asks for its share of them.
+    """
+    from specdec_fast.loading import BUNDLED
+    from specdec_fast.retrieval.documents import find_files, read_documents
+    from specdec_fast.train.heads.target_answers import ask, collect
+    from specdec_fast.train.heads.training_texts import corpus_row, text_row
+
+    if text.answer < 0:
+        raise ValueError(f"--answer: got {text.answer}; expected 0 (the texts themselves) or more")
+    if not text.inputs:
+        if text.model not in BUNDLED:
+            raise ValueError(f"training text: got none for {text.model!r}; expected files or folders of text")
+        return corpus_row(tokenizer)
+    if text.answer:
+        prompts = list(read_documents(find_files(text.inputs), text.field))
+
+        def report(count: int) -> None:
+            if rank == 0:
+                asked = min(count * size, len(prompts))
+                print(f"answers: {asked:,} of {len(prompts):,} prompts", file=sys.stderr, flush=True)
+
+        how: dict[str, Any] = {"new_tokens": text.answer, "temperature": text.temperature, "seed": seed}
+        return collect(ask(target, tokenizer, prompts, folder, **how, rank=rank, size=size, report=report))
+    return text_row(text.inputs, text.field, tokenizer)
+
+
+def refuse_apart(accelerator: Any, folder: Path) -> None:
+    """Raises ValueError, in all processes, unless all of them see the work folder: they would wait for one another's
+    answers for ever, and only those that see the checkpoint would go on from it.
+    """
+    import time
+
+    import torch
+
+    if accelerator.num_processes == 1:
+        return
+    own = time.time_ns() % 2**31 if accelerator.is_main_process else 0
+    stamp = int(accelerator.reduce(torch.tensor([own], device=accelerator.device)))  # a name that nobody has looked for
+    mark = folder / f"seen-{stamp}"
+    if accelerator.is_main_process:
+        folder.mkdir(parents=True, exist_ok=True)
+        mark.touch()
+    accelerator.wait_for_everyone()
+    seen = int(accelerator.reduce(torch.tensor([int(mark.exists())], device=accelerator.device)))
+    if accelerator.is_main_process:
+        mark.unlink()
+    if seen < accelerator.num_processes:
+        raise ValueError(
+            f"--out: {seen} of {accelerator.num_processes} processes see the folder {folder} of the first one; "
+            "expected all of them to; give a folder that every machine has under this name"
+        )
+
+
+def train_heads(
+    kind: str,
+    text: Text,
+    training: Training,
+    build: Callable[[Any, Any], Any],
+    save: Callable[[Any, Any, Path, dict[str, Any]], None],
+    facts: dict[str, Any],
+    **settings: Any,
+) -> None:
+    """Read the text once (it stays in the work folder, named by its sources), train, write head, curve and measures.
+
+    build(target, training tokens [N]) makes the trainee, which has `states`; save(trainee, held-out tokens, folder,
+    facts) writes it; facts: what its config.json says of the training beside the measures; settings: further ones of
+    `Settings`.
+    """
+    from specdec_fast.extras import require
+
+    require("train", f"train {kind}")
+    from functools import partial
+    from shutil import rmtree
+    from zlib import crc32
+
+    import numpy as np
+    import torch
+
+    from specdec_fast.loading import load_model, load_tokenizer
+    from specdec_fast.train.heads.trainer import (
+        Settings,
+        accelerator_of,
+        fit,
+        refuse_another_run,
+        stored_step,
+        with_team,
+    )
+    from specdec_fast.train.heads.training_curve import write_history
+    from specdec_fast.train.heads.training_texts import split
+
+    options = asdict(training)
+    dtype, threads, model, out = options.pop("dtype"), options.pop("threads"), text.model, text.out
+    made = Settings(**options, **settings)
+    source: dict[str, Any] = {
+        "inputs": [str(each.resolve()) for each in text.inputs or ()],
+        "field": text.field,
+        "model": model,
+    }
+    source["answer"] = text.answer
+    if text.answer:  # what the target says depends on how it computes too; the format is that of rows with marks
+        source |= {"temperature": text.temperature, "seed": made.seed, "dtype": dtype, "format": 2}
+    run = {"kind": kind, "dtype": dtype, **facts, **source}
+    here = accelerator_of(made)
+    refuse_another_run(out, made, with_team(run, here))  # before the target answers prompts for hours
+    if threads:
+        torch.set_num_threads(threads)
+    torch.manual_seed(made.seed)
+    refuse_apart(here, out)
+    target, tokenizer = load_model(model, dtype, here.device), load_tokenizer(model)
+    if tokenizer is None:
+        raise ValueError(f"--model: got {model!r}; expected a model with a tokenizer")
+    name = f"{crc32(json.dumps(source).encode()):08x}"
+    place, answers = out / f"tokens-{name}.npy", out / f"answers-{name}"
+    if not place.exists():
+        row = read_row(text, target, tokenizer, made.seed, answers, here.process_index, here.num_processes)
+        out.mkdir(parents=True, exist_ok=True)
+        unfinished = place.with_suffix(f".{here.process_index}.npy")  # of several processes each writes the same
+        np.save(unfinished, row)
+        unfinished.replace(place)
+    here.wait_for_everyone()
+    if here.is_main_process:
+        rmtree(answers, ignore_errors=True)
+    row, held = split(np.load(place), made.length)
+    trainee = build(target, row)
+    title = f"{kind} heads for {model}"
+    if (stored := stored_step(out)) and here.is_main_process:
+        print(f"{out / 'checkpoint'}: goes on behind step {stored} of {made.steps}", file=sys.stderr)
+    with _Bar(f"{kind}, {len(row):,} tokens") as bar:
+        try:
+            written = partial(write_history, folder=out, title=title)
+            progress = fit(trainee, trainee.states, row, held, made, out, bar, measured=written, facts=run)
+        except KeyboardInterrupt:
+            print(f"Stopped; the checkpoint is in {out}; the same command goes on from there.", file=sys.stderr)
+            raise
+    if not here.is_main_process:  # one writes the result
+        return
+    save(trainee, held, out / "head", {"training": {"steps": progress.step, **facts, **progress.history[-1]}})
+    first, last = progress.history[0]["tokens_per_step"], progress.history[-1]["tokens_per_step"]
+    print(f"{out / 'head'}: a chain yields {last:.2f} tokens per step on held-out text, {first:.2f} before training")
+    print(f"specdec generate --model {model} --drafter {kind} -o head={out / 'head'}")
+
+
+class _Bar:
+    """A bar on a terminal, a line every few seconds when piped."""
+
+    def __init__(self, title: str) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._live, self._last, self._title = sys.stderr.isatty(), 0.0, title
+        self._mute = os.environ.get("RANK", "0") != "0"
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeRemainingColumn(),
+        )
+        self._bar = Progress(*columns, console=Console(stderr=True), disable=not self._live or self._mute)
+        self._task = self._bar.add_task(title, total=1.0, note="")
+
+    def __enter__(self) -> _Bar:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def __call__(self, share: float, found: Any, left: float) -> None:
+        import time
+
+        note = f"loss {found['loss']:.3f}, {found.get('tokens_per_step', 1.0):.2f} tokens per step"
+        self._bar.update(self._task, completed=share, note=note)
+        if not self._live and not self._mute and (share >= 1 or time.monotonic() - self._last > 10):
+            self._last = time.monotonic()
+            print(f"{self._title}: {share:.0%}, {note}, {left:.0f} s left", file=sys.stderr, flush=True)

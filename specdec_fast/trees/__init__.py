@@ -1,0 +1,1 @@
+"""Token trees: shapes, static layouts, and expansion level by level."""

@@ -1,0 +1,180 @@
+"""Static trees of a batch before a token is known: where every node lies, level by level.
+
+Everything here follows from the shape and the budgets, so a drafter can stage, score and fill whole levels without
+looking at what was drawn: a token that its distribution does not give leaves its place empty, and everything below it.
+Tests: tests/drafters/test_host_reads.py, tests/drafters/test_draft_tree.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from specdec_fast.core.device_transfer import host_to_device, stream_of
+from specdec_fast.core.draft import Draft
+from specdec_fast.trees.topology import Shape
+
+EMPTY = -1
+"""Token of a place that nothing was drawn for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """Nodes that get children, of all trees that grow here.
+
+    places: of these trees in the batch; draft: the trees down to these nodes, with rows and tokens to be put in; sizes:
+    nodes that grow, of each; ends: where they are in the draft; children: how many each gets, widest: at most;
+    staged: int64 [nodes of the draft], its nodes among all; at: int64, the children among all nodes, and for each its
+    parent there (above) and where it is found in [nodes that grow, widest] (picked); before, roots: int64 [nodes that
+    grow], the node before the first child of each, and its root.
+    """
+
+    places: tuple[int, ...]
+    draft: Draft
+    sizes: tuple[int, ...]
+    ends: list[int]
+    children: Tensor
+    widest: int
+    staged: Tensor
+    at: Tensor
+    above: Tensor
+    picked: Tensor
+    before: Tensor
+    roots: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class StaticLayout:
+    """The nodes of a batch's trees on one axis, row after row, each tree level by level.
+
+    parents: per row, of every node in its tree; sources: per row and node the distribution that its token comes from,
+    counted over the nodes that grow, level after level; above: int64 [nodes], every node's parent, a root's is itself.
+    """
+
+    parents: list[list[int]]
+    sources: list[list[int]]
+    above: Tensor
+    levels: list[Level]
+
+    def table(self, roots: Sequence[int]) -> Tensor:
+        """int64 [2, nodes]: tokens, of which the roots are known, and how they were picked."""
+        tokens: list[int] = []
+        for root, parents in zip(roots, self.parents):
+            tokens += [root, *[EMPTY] * (len(parents) - 1)]
+        return host_to_device(tokens + [0] * len(tokens), torch.int64, self.above.device).view(2, -1)
+
+    def numbers(self, tokens: Tensor, level: Level) -> Tensor:
+        """int32: the number of the first draw of each node that grows: a node that is not there draws nothing."""
+        proposal_kinds = (tokens[self.above] != EMPTY).cumsum(0, dtype=torch.int32)
+        return proposal_kinds[level.before] - proposal_kinds[level.roots]
+
+    def trees(self, tokens: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+        """(tokens, parents) of every row's tree, EMPTY ones in it."""
+        ends = list(accumulate(map(len, self.parents)))
+        return [(list(tokens[a:b]), parents) for a, b, parents in zip([0, *ends], ends, self.parents)]
+
+
+def static_layout(shape: Shape, limits: tuple[int, ...], device: torch.device) -> StaticLayout:
+    """Of trees with the first `limits` nodes of a shape behind their roots. Its tensors must not be written to."""
+    return _remembered(shape, limits, device, stream_of(device))
+
+
+@lru_cache(maxsize=256)
+def _remembered(shape: Shape, limits: tuple[int, ...], device: torch.device, stream: int) -> StaticLayout:
+    """Its tensors are written behind what that stream has to do, so other streams have their own."""
+    trees = [_by_level(shape, limit) for limit in limits]
+    starts = list(accumulate((len(parents) for parents, _ in trees), initial=0))
+    above = [start + max(parent, 0) for start, (parents, _) in zip(starts, trees) for parent in parents]
+    sources = [[EMPTY] * len(parents) for parents, _ in trees]
+    levels: list[Level] = []
+    with torch.inference_mode(False):  # remembered: used inside and outside of it
+        while True:
+            found = _level(shape, trees, starts, sources, len(levels), device)
+            if found is None:
+                break
+            levels.append(found)
+        return StaticLayout(
+            [parents for parents, _ in trees], sources, host_to_device(above, torch.int64, device), levels
+        )
+
+
+@lru_cache(maxsize=512)
+def _by_level(shape: Shape, limit: int) -> tuple[list[int], list[list[tuple[int, list[int]]]]]:
+    """Parents of a shape's first nodes, taken level by level; per level the nodes that get children, with these."""
+    children, order = shape.children(limit), [0]
+    for node in order:  # grows while it is read
+        order.extend(children[node])
+    place = {node: at for at, node in enumerate(order)}
+    parents = [place.get(shape.parents[node], -1) for node in order]
+    levels, newest = [], [0]
+    while newest:
+        growing = [(place[node], [place[child] for child in children[node]]) for node in newest if children[node]]
+        if growing:
+            levels.append(growing)
+        newest = [child for node in newest for child in children[node]]
+    return parents, levels
+
+
+def _level(
+    shape: Shape,
+    trees: Sequence[tuple[list[int], list[list[tuple[int, list[int]]]]]],
+    starts: Sequence[int],
+    sources: list[list[int]],
+    depth: int,
+    device: torch.device,
+) -> Level | None:
+    """The nodes at a depth that get children, or None; notes in `sources` where these come from."""
+    places = tuple(place for place, (_, levels) in enumerate(trees) if len(levels) > depth)
+    if not places:
+        return None
+    used = 1 + max(source for own in sources for source in own)
+    ends: list[int] = []
+    begun: list[tuple[list[int], list[int]]] = []
+    staged: list[int] = []
+    families: list[tuple[int, int, list[int]]] = []  # place, node in its tree, children
+    for place in places:
+        parents, levels = trees[place]
+        size, first = levels[depth][0][1][0], len(staged)  # the first child is the first node of the next level
+        begun.append(([0] * size, parents[:size]))
+        staged += range(starts[place], starts[place] + size)
+        ends += [first + node for node, _ in levels[depth]]
+        families += [(place, node, children) for node, children in levels[depth]]
+    widest = max(len(children) for *_, children in families)
+    at: list[int] = []
+    above: list[int] = []
+    picked: list[int] = []
+    for number, (place, node, children) in enumerate(families):
+        at += [starts[place] + child for child in children]
+        above += [starts[place] + node] * len(children)
+        picked += range(number * widest, number * widest + len(children))
+        for child in children:
+            sources[place][child] = used + number
+    parts = (
+        staged,
+        at,
+        above,
+        picked,
+        [starts[place] + children[0] - 1 for place, _, children in families],
+        [starts[place] for place, *_ in families],
+    )
+    if shape.is_chain:
+        draft = Draft.chains(range(len(places)), [tokens for tokens, _ in begun], device=device)
+    else:
+        draft = Draft.trees(range(len(places)), begun, device=device)
+        draft = replace(draft, plan=draft.planned())
+    return Level(
+        places,
+        draft,
+        tuple(len(trees[place][1][depth]) for place in places),
+        ends,
+        host_to_device([len(children) for *_, children in families], torch.int32, device),
+        widest,
+        *host_to_device([each for part in parts for each in part], torch.int64, device).split(
+            [len(part) for part in parts]
+        ),
+    )

@@ -1,0 +1,174 @@
+"""Which sub-blocks to leave out: Bayesian optimisation of the time per verified token (Zhang et al. 2023, section 3.2).
+
+`Bench` measures a choice on prompts beside plain decoding of the same engine, in turns; `search` looks for a better one
+with the library optuna (extra `tune`). Both know nothing of files. Tests: tests/tune/test_skipped_layers.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from statistics import mean, median, stdev
+from time import perf_counter
+from typing import Any
+
+from specdec_fast.drafters import get_drafter
+from specdec_fast.engine.engine import Engine
+from specdec_fast.extras import require
+from specdec_fast.sampling.pipeline import SamplingParams
+from specdec_fast.targets.skipped_layers import SkippedLayers
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One measured choice.
+
+    cost: time per verified token over that of plain decoding, the median of its repeats; noise: their standard
+    deviation (0 of one repeat); ms: milliseconds per token, plain_ms: of plain decoding between them; tau: tokens per
+    target pass.
+    """
+
+    skip: SkippedLayers
+    cost: float
+    noise: float = 0.0
+    ms: float = 0.0
+    plain_ms: float = 0.0
+    tau: float = 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        """For `from_json`."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(entry: Any) -> Trial:
+        """Raises ValueError for anything but what `as_json` gave."""
+        try:
+            fields = {name: float(entry[name]) for name in ("cost", "noise", "ms", "plain_ms", "tau")}
+            return Trial(SkippedLayers.of(entry["skip"]["attention"], entry["skip"]["mlp"]), **fields)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"layers: got a trial {entry!r:.80} that cannot be read ({error!r})") from None
+
+
+Measure = Callable[[SkippedLayers], Trial]
+
+
+class Bench:
+    """Measures choices: every prompt is decoded plainly and with the choice, in turns, `repeats` times.
+
+    target: with room for a row; prompts: token ids. Greedy, and tokens count as they come, so a text that ends early is
+    no gain. Raises ValueError without prompts and for sizes below 1.
+    """
+
+    def __init__(
+        self,
+        target: Any,
+        prompts: Sequence[Sequence[int]],
+        *,
+        new_tokens: int = 32,
+        repeats: int = 2,
+        eos_token_ids: Sequence[int] = (),
+        **options: Any,
+    ) -> None:
+        for what, size in (("prompts", len(prompts)), ("new_tokens", new_tokens), ("repeats", repeats)):
+            if size < 1:
+                raise ValueError(f"{what}: got {size}; expected at least 1")
+        self._prompts, self._repeats = [list(prompt) for prompt in prompts], repeats
+        self._params = SamplingParams(temperature=0, max_new_tokens=new_tokens)
+        self._drafter = get_drafter("layer_skip")(target, skip_attention=(), **options)
+        self._drafting = Engine(target, self._drafter, eos_token_ids=eos_token_ids)
+        self._plain = Engine(target, eos_token_ids=eos_token_ids)
+        self._warm = False
+
+    def __call__(self, skip: SkippedLayers) -> Trial:
+        self._drafter.skip = skip
+        if not self._warm:
+            self._run(self._plain)
+            self._run(self._drafting)
+            self._warm = True
+        pairs = []
+        for _ in range(self._repeats):
+            pairs.append((self._run(self._drafting), self._run(self._plain)))
+        ratios = [ours[0] / plain[0] for ours, plain in pairs]
+        return Trial(
+            skip,
+            cost=median(ratios),
+            noise=stdev(ratios) if len(ratios) > 1 else 0.0,
+            ms=1e3 * median(ours[0] for ours, _ in pairs),
+            plain_ms=1e3 * median(plain[0] for _, plain in pairs),
+            tau=pairs[-1][0][1],
+        )
+
+    def _run(self, engine: Engine) -> tuple[float, float]:
+        """Seconds per token and tokens per pass over all prompts, one by one."""
+        tokens = passes = 0
+        start = perf_counter()
+        for prompt in self._prompts:
+            (handle,) = engine.generate([prompt], self._params)
+            if handle.error is not None:
+                raise ValueError(f"prompt of {len(prompt)} tokens: {handle.error}")
+            tokens += len(handle.tokens)
+            passes += handle.stats.steps
+        return (perf_counter() - start) / tokens, tokens / passes
+
+
+def search(
+    measure: Measure,
+    num_layers: int,
+    trials: int,
+    *,
+    done: Sequence[Trial] = (),
+    starts: Sequence[SkippedLayers] = (),
+    seed: int = 0,
+) -> Iterator[Trial]:
+    """New trials, as they come, until there are `trials` with those that are `done`.
+
+    A Gaussian process over the 2L bits proposes; `starts` are measured first, unless they are done already. Only `cost`
+    counts. Raises ValueError when the library is not installed.
+    """
+    require("tune", "tune", "optuna")
+    import optuna
+    from optuna.distributions import IntDistribution
+    from optuna.samplers import GPSampler
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    names = [f"{kind}.{at}" for kind in ("attention", "mlp") for at in range(num_layers)]
+    space: Any = {name: IntDistribution(0, 1) for name in names}
+    study = optuna.create_study(sampler=GPSampler(seed=seed + len(done)))
+    for trial in done:
+        params = dict(zip(names, trial.skip.bits(num_layers)))
+        study.add_trial(optuna.trial.create_trial(params=params, distributions=space, value=trial.cost))
+    known = {trial.skip for trial in done}
+    for skip in dict.fromkeys(starts):
+        if skip not in known:
+            study.enqueue_trial(dict(zip(names, skip.bits(num_layers))))
+    for _ in range(len(done), trials):
+        asked = study.ask(space)
+        found = measure(SkippedLayers.of_bits(asked.params[name] for name in names))
+        study.tell(asked, found.cost)
+        yield found
+
+
+def best_of(trials: Sequence[Trial]) -> Trial:
+    """The choice with the least mean cost over its trials, as a trial. Raises ValueError without trials."""
+    if not trials:
+        raise ValueError("tune: got no trials")
+    by_skip: dict[SkippedLayers, list[Trial]] = {}
+    for trial in trials:
+        by_skip.setdefault(trial.skip, []).append(trial)
+    costs = {skip: mean(trial.cost for trial in own) for skip, own in by_skip.items()}
+    skip = min(costs, key=lambda each: costs[each])
+    own = by_skip[skip]
+    noise = stdev(trial.cost for trial in own) if len(own) > 1 else own[0].noise
+    fields = {name: mean(getattr(trial, name) for trial in own) for name in ("ms", "plain_ms", "tau")}
+    return Trial(skip, costs[skip], noise, **fields)
+
+
+def confirm(measure: Measure, trials: Sequence[Trial], finalists: int = 3) -> list[Trial]:
+    """Measure the best choices once more: the least of many noisy numbers is lucky as well as good."""
+    left, found = list(trials), []
+    for _ in range(finalists):
+        if left:
+            skip = best_of(left).skip
+            left = [trial for trial in left if trial.skip != skip]
+            found.append(measure(skip))
+    return found

@@ -1,0 +1,250 @@
+"""Bad input: one message that says what was got and expected, exit code 2, nothing on standard output."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdec_fast.commands.option_names import in_flags
+from specdec_fast.commands.prompts import read_prompts
+
+# Arguments ({name} is a folder of the `models` fixture) and what the message must contain.
+CASES = [
+    (["generate", "x", "--model", "{target}/nowhere"], ["model: got", "nowhere", "expected"]),
+    (["generate", "x", "--model", "{broken}"], ["model: got", "expected"]),
+    (["generate", "x", "--model", "{cut}"], ["model: got", "expected"]),
+    (["generate", "x", "--model", "{partial}"], ["weights lack 1 tensors", "lm_head.weight"]),
+    (["generate", "x", "--model", "{dynamic}"], ["rotary scaling 'dynamic'", "set config.rope_parameters"]),
+    (
+        ["generate", "x", "--model", "{target}", "--draft", "{stranger}"],
+        ["tokenizer differs", "same vocabulary"],
+    ),
+    (
+        ["generate", "x", "--model", "{target}", "--draft", "{target}/nowhere"],
+        ["error: --draft: got '", "nowhere'; expected a bundled name", "or a hub id (owner/name): no such folder\n"],
+    ),
+    (["generate", "x", "--model", "{bare}"], ["prompt: got text and a model without a tokenizer", "--file ids.jsonl"]),
+    (
+        ["generate", "--file", "{ids}", "--model", "{bare}", "--stop", "x"],
+        ["error: --stop: got a model without a tokenizer", '"stop_token_ids": [7]', "pass ids with --file"],
+    ),
+    (
+        ["generate", "x", "--model", "{target}", "--drafter", "draft_model"],
+        ["drafter draft_model: got no draft model; expected --draft with a model of the target's family"],
+    ),
+    (["generate", "", "--model", "{target}"], ["prompt: got an empty text"]),
+    (["generate", "--model", "{target}"], ["standard input: got an empty text"]),  # nothing on standard input
+    (["generate", "--file", "/dev/null", "--model", "{target}"], ["--file /dev/null: got an empty text"]),
+    (["generate", "--file", "/dev/null", "--lines", "--model", "{target}"], ["--file /dev/null: got no prompt"]),
+    (["generate", "x" * 3000, "--model", "{target}"], ["prompt: got 3000 tokens", "context limit of 2048"]),
+    (["generate", "x", "--temperature", "-1"], ["error: --temperature: got -1.0", "expected 0 (greedy)"]),
+    (["generate", "x", "--temperature", "nan"], ["error: --temperature: got nan", "finite"]),
+    (["generate", "x", "--top-k", "-3"], ["error: --top-k: got -3"]),
+    (["generate", "x", "--min-p", "1.5"], ["error: --min-p: got 1.5"]),
+    (["generate", "x", "--seed", "-1"], ["error: --seed: got -1"]),
+    (["generate", "x", "--max-new-tokens", "0"], ["error: --max-new-tokens: got 0"]),
+    (
+        ["generate", "x", "--min-new-tokens", "9", "--max-new-tokens", "8"],
+        ["error: --min-new-tokens: got 9; expected 0 to --max-new-tokens (8)"],
+    ),
+    (["generate", "x", "--stop", ""], ["error: --stop: got ''; expected non-empty strings"]),
+    (["generate", "x", "--logprobs", "-1"], ["error: --logprobs: got -1; expected a count from 0 to 1000"]),
+    (["generate", "--file", "{target}/nowhere.txt"], ["--file: got", "not a file"]),
+    (["generate", "--file", "{target}"], ["--file: got", "not a file"]),
+    (["generate", "--file", "{target}/model.safetensors"], ["not UTF-8"]),
+    (["generate", "x", "--file", "{target}/config.json"], ["an argument and --file"]),
+    (["generate", "x", "--draft", "none"], ["--draft: got 'none'; expected a model; --drafter none decodes plainly"]),
+    (
+        ["generate", "x", "--draft", "demo-medusa"],
+        ["draft: got 'demo-medusa', a bundled head; it comes with drafter medusa"],
+    ),
+    (["generate", "x", "--lines"], ["--lines: got a prompt as argument"]),
+    (["generate", "x", "--json", "--color"], ["--json with --color"]),
+    (["generate", "x", "--rule", "blok"], ["error: --rule: got 'blok'; expected one of ", "; did you mean 'block'?\n"]),
+    (["generate", "x", "--drafter", "egale"], ["error: --drafter: got 'egale'", ", or none; did you mean 'eagle'?\n"]),
+    (
+        ["generate", "x", "--model", "demo-tarket"],
+        ["error: --model: got 'demo-tarket'", "did you mean 'demo-target'?\n"],
+    ),
+    (["generate", "x", "--drafter", "ngram", "--budget", "fixd"], ["fixed, goodput; did you mean 'fixed'?\n"]),
+    (
+        ["generate", "x", "--drafter", "ngram", "-o", "n_mix=1"],
+        ["got option 'n_mix'; expected one of", "did you mean 'n_min'"],
+    ),
+    (["kernels", "check", "kv_stgae"], ["kernels operator: got 'kv_stgae'", "; did you mean 'kv_stage'?\n"]),
+    (["generate", "x", "--rule", "wish"], ["error: --rule: got 'wish'", "replay"]),
+    (["generate", "x", "--drafter", "wish"], ["--drafter: got 'wish'", "ngram"]),
+    (["generate", "x", "--draft", "a", "--drafter", "ngram"], ["--draft a with --drafter ngram"]),
+    (["generate", "x", "--model", "{target}", "--drafter", "draft_model"], ["no draft model"]),
+    (["generate", "x", "--drafter", "ngram", "-o", "wish=1"], ["drafter ngram: got option 'wish'", "n_max"]),
+    (["generate", "x", "--drafter", "ngram", "-o", "n_max"], ["--drafter-option: got 'n_max'", "NAME=VALUE"]),
+    (["generate", "x", "--model", "{target}", "-o", "n_max=3"], ["--drafter-option n_max: got no drafter"]),
+    (
+        ["generate", "x", "--drafter", "ngram", "--budget", "most"],
+        ["error: --budget: got 'most'; expected one of entropy, fixed, goodput\n"],
+    ),
+    (["generate", "x", "--drafter", "ngram", "--budget", "entropy"], ["got drafter ngram", "expected draft_model"]),
+    (["generate", "x", "--drafter", "ngram", "-o", "n_max=abc"], ["n_max: got 'abc'; expected a whole number"]),
+    (
+        ["generate", "x", "--model", "{target}", "--drafter", "suffix", "-o", "factor=abc"],
+        ["drafter suffix: got {", "'factor': 'abc'", "factor=2.0"],
+    ),
+    (["generate", "x", "--drafter", "ngram", "-o", "n_max=0"], ["error: drafter ngram: n_min, n_max: got 2, 0"]),
+    (
+        ["generate", "x", "--model", "{target}", "--drafter", "rest", "-o", "datastore={target}/nowhere"],
+        ["specdec: error: drafter rest: datastore: got '", "nowhere': No such file", "`specdec datastore build`"],
+    ),
+    (
+        ["generate", "x", "--model", "{target}", "--drafter", "rest", "-o", "datastore={target}/config.json"],
+        ["specdec: error: drafter rest: /", "config.json: this is no datastore file; expected one that specdec wrote"],
+    ),
+    (
+        ["generate", "x", "--model", "{target}", "--drafter", "suffix", "-o", "store={target}"],
+        ["specdec: error: drafter suffix: got '", "': Is a directory; expected a file"],
+    ),
+    (
+        ["generate", "x", "--model", "{target}", "--drafter", "layer_skip", "-o", "exit_after=9"],
+        ["specdec: error: drafter layer_skip: exit_after: got 9; expected 0..1: the model has 2 layers"],
+    ),
+    (
+        ["generate", "x", "--model", "{target}", "--drafter", "layer_skip", "-o", "layers={target}/nowhere"],
+        ["specdec: error: drafter layer_skip: layers: got '", "which is no file; make one with `specdec tune layers`"],
+    ),
+    *(
+        (
+            ["generate", "x", "--model", "{target}", "--drafter", name, "-o", "head=somebody/heads"],
+            [f"drafter {name}: head: got 'somebody/heads'; expected a folder with config.json", "download it first"],
+        )
+        for name in ("medusa", "blockwise", "eagle", "eagle3", "mtp")
+    ),
+    (["generate", "x", "--model", "{target}", "--draft-tokens", "4"], ["--draft-tokens 4: got no drafter"]),
+    (["generate", "x", "--draft-tokens", "-1"], ["--draft-tokens: got -1"]),
+    (
+        ["generate", "x", "--model", "{target}", "--rule", "greedy", "--temperature", "1"],
+        ["rule greedy: got temperature 1.0"],
+    ),
+    (["generate", "x", "--model", "{target}", "--dtype", "int3"], ["error: --dtype: got 'int3'", "bfloat16"]),
+    (["generate", "x", "--model", "{target}", "--device", "toaster"], ["--device: got 'toaster'"]),
+    (["generate", "x", "--model", "{target}", "--device", "meta"], ["--device: got 'meta'", "cpu, cuda or cuda:N"]),
+    (["kernels", "check", "--device", "toaster"], ["--device: got 'toaster'", "cpu, cuda or cuda:N"]),
+    (["generate", "x", "--model", "{target}", "--threads", "0"], ["--threads: got 0"]),
+    (["generate", "x", "--model", "{target}", "--max-length", "0"], ["--max-length: got 0"]),
+    (["demo", "--prompts", "0"], ["--prompts: got 0", "expected 1.."]),
+    (["demo", "--prompts", "1000"], ["--prompts: got 1000"]),
+    (["demo", "--repeats", "0"], ["--repeats: got 0"]),
+    (["demo", "--drafter", "none"], ["no drafter to compare"]),
+    (["demo", "--model", "{target}"], ["no drafter to compare"]),
+    (["demo", "--model", "{bare}", "--drafter", "ngram"], ["demo: got '", "which has no tokenizer; expected one"]),
+    (["demo", "--max-new-tokens", "0"], ["error: --max-new-tokens: got 0"]),
+    (["demo", "--temperature", "-1"], ["error: --temperature: got -1.0"]),
+    (["lab", "--out", "{target}/report", "--top-k", "-1"], ["error: --top-k: got -1"]),
+    (["demo", "--rule", "wish"], ["rule: got 'wish'"]),
+]
+
+
+@pytest.mark.parametrize(("args", "fragments"), CASES, ids=lambda value: " ".join(value)[:60])
+def test_message_and_exit_code(
+    run: Any, models: dict[str, str], tmp_path: Path, args: list[str], fragments: list[str]
+) -> None:
+    (tmp_path / "ids.json").write_text("[5, 6]")
+    models = models | {"ids": str(tmp_path / "ids.json")}
+    result = run(*(arg.format_map(models) if "{" in arg else arg for arg in args))
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    assert result.stderr.startswith("specdec: error: ")
+    assert "Traceback" not in result.stderr
+    for fragment in fragments:
+        assert fragment in result.stderr
+
+
+def test_a_hub_that_is_asked_is_named_first(run: Any, models: dict[str, str], tmp_path: Path) -> None:
+    result = run("generate", "x", "--model", models["target"], "--draft", "nobody/nothing")
+    asked, told = result.stderr.splitlines()
+    assert result.exit_code == 2 and result.stdout == ""
+    assert asked == "specdec: note: looking for nobody/nothing on the hub"
+    assert told.startswith("specdec: error: --draft: got 'nobody/nothing'; expected a bundled name")
+    assert "a hub id that is reachable from here (to work offline, download it first" in told
+    text = tmp_path / "text.txt"
+    text.write_text("a text")
+    built = run("datastore", "build", str(text), "--model", "nobody/nothing", "--output", str(tmp_path / "store"))
+    assert built.exit_code == 2 and built.stderr.startswith("specdec: note: looking for nobody/nothing on the hub\n")
+
+
+@pytest.mark.parametrize(
+    ("message", "own", "told"),
+    [
+        ("SamplingParams.top_p: got 2; expected 1", (), "--top-p: got 2; expected 1"),
+        ("banned_token_ids: got 5000; expected", (), "--ban: got 5000; expected"),
+        ("banned_token_ids: got 5000; expected", ("banned_token_ids",), "banned_token_ids: got 5000; expected"),
+        ("logit_bias: x; ban with banned_token_ids", (), "--logit-bias: x; ban with --ban"),
+        ("forced_tokens: got 3; expected", (), "forced_tokens: got 3; expected"),
+        ("a.json: SamplingParams.top_k: got -1", (), "a.json: SamplingParams.top_k: got -1"),
+    ],
+)
+def test_parameters_are_called_by_their_flags(message: str, own: tuple[str, ...], told: str) -> None:
+    assert in_flags(message, own) == told
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "fragment"),
+    [
+        ("a.json", "[", "not JSON"),
+        ("a.json", "[]", "a.json: got no prompt"),
+        ("a.json", '[""]', "empty text"),
+        ("a.json", '[{"text": "x"}]', "an object with a prompt"),
+        ("a.json", "[1.5]", "a list of token ids"),
+        ("a.json", "[[99999]]", "a.json, prompt 1: prompt: got token id 99999"),
+        ("a.jsonl", '{"prompt": "x", "banned_token_ids": [99999]}', "a.jsonl, line 1: banned_token_ids: got 99999"),
+        ("a.jsonl", "[]", "a.jsonl, line 1: got an empty list; expected at least one token id"),
+        ("a.json", "{", "a.json: got text that is not JSON"),
+        ("a.jsonl", '"x"\n{', "a.jsonl, line 2: got text that is not JSON"),
+        ("a.jsonl", '"x"\n\n[1.5]', "a.jsonl, line 3: got [1.5]; expected"),
+        (
+            "a.jsonl",
+            '"x"\n{"prompt": "y", "wish": 1}',
+            "a.jsonl, line 2: got the key 'wish'; expected prompt, id, or a",
+        ),
+        ("a.json", '["x", {"prompt": "y", "top_k": -1}]', "a.json, prompt 2: SamplingParams.top_k: got -1; expected 0"),
+        ("a.json", '{"prompt": "y", "ignore_eos": "no"}', "a.json: SamplingParams.ignore_eos: got 'no'; expected True"),
+        ("a.json", '{"prompt": "y", "seed": true}', "a.json: SamplingParams.seed: got True; expected 0 <= seed"),
+        ("a.txt", "", "empty text"),
+    ],
+)
+def test_prompt_files(run: Any, models: dict[str, str], tmp_path: Path, name: str, content: str, fragment: str) -> None:
+    (tmp_path / name).write_text(content)
+    result = run("generate", "--file", str(tmp_path / name), "--model", models["target"])
+    assert result.exit_code == 2
+    assert fragment in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("file", [None, "-"])
+def test_standard_input_that_is_closed_has_no_prompt(file: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(ValueError, match="prompt: got none; pass it as an argument, with --file FILE, or on standard"):
+        read_prompts(None, file, lines=False)
+
+
+def test_standard_input_that_is_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    for errors in ("strict", "surrogateescape"):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"ab\xff"), encoding="utf-8", errors=errors))
+        message = r"standard input: got bytes that are not utf-8 text \(byte 2\); convert it first"
+        with pytest.raises(ValueError, match=message):
+            read_prompts(None, None, lines=False)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbfa\r\nb\n"), encoding="utf-8"))
+    assert read_prompts(None, None, lines=True) == ["a", "b"]
+
+
+def test_a_pipe_is_a_file_too() -> None:
+    """As the shell's <(command) makes them."""
+    reading, writing = os.pipe()
+    os.write(writing, b"one\ntwo\n")
+    os.close(writing)
+    try:
+        assert read_prompts(None, f"/dev/fd/{reading}", lines=True) == ["one", "two"]
+    finally:
+        os.close(reading)

@@ -1,0 +1,50 @@
+"""Edits that lie over logits, as on a device, through the whole engine: the texts are those of edits made in place."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from engine.test_surface import ENDS, PROMPTS, automaton, drafter, rows, table
+from oracles.automaton import AutomatonTarget
+from oracles.processed_decoding import edited_decode
+
+from specdec_fast import Engine, get_drafter
+from specdec_fast.sampling import pipeline
+
+RULES = {
+    "replay": "recursive_rejection",
+    "recursive_rejection": "recursive_rejection",
+    "traversal": "recursive_rejection",
+    "lossy": "recursive_rejection",
+    "lossy:among=2": "recursive_rejection",
+}
+RULES |= {"replay on chains": "chain", "rejection": "model", "block": "model"}
+
+
+@pytest.mark.filterwarnings("ignore:process_logits_overlay runs on its slow PyTorch reference")
+@pytest.mark.parametrize("rule", RULES)
+def test_edits_that_lie_over_logits_give_the_texts_of_those_in_place(
+    rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a device, for every rule; log-probabilities too."""
+    kinds = ["repetition", "bias", "grammar", "forced", "all", "minimum"]
+    wanted = [replace(own, logprobs=2) for own in rows(0.8, 3, kinds)]
+    target = automaton()
+    want = [edited_decode(target.logits_after, p, own, ENDS) for p, own in zip(PROMPTS, wanted, strict=True)]
+    texts, found = [[*prompt, *text] for prompt, text in zip(PROMPTS, want, strict=True)], []
+    for folds in (False, True):
+        monkeypatch.setattr(pipeline, "folds", lambda logits, folds=folds: folds)
+        picked = {"pick": "sampled"} if RULES[rule] == "model" else {}
+        draft = drafter(RULES[rule], texts)
+        if picked:
+            draft = get_drafter("draft_model")(AutomatonTarget(table(0.3), max_rows=6), num_draft_tokens=4, **picked)
+        engine = Engine(automaton(), draft, rule=rule.partition(" ")[0], eos_token_ids=ENDS)
+        handles = engine.generate(PROMPTS, wanted)
+        assert [handle.error for handle in handles] == [None] * 6
+        found.append([(handle.tokens, handle.logprobs) for handle in handles])
+        assert engine.stats.tau > 1.2
+    assert [tokens for tokens, _ in found[0]] == [tokens for tokens, _ in found[1]]
+    assert not rule.startswith("replay") or [tokens for tokens, _ in found[0]] == want
+    for (_, one), (_, other) in zip(*found, strict=True):
+        assert [each.logprob for each in one] == pytest.approx([each.logprob for each in other], abs=1e-5)

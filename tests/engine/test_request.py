@@ -1,0 +1,92 @@
+"""Handle: what is kept of a step, where each token came from, how it ends."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from oracles.automaton import AutomatonTarget, random_logits
+from oracles.toy_tokenizer import byte_tokenizer
+
+from specdec_fast import Engine
+from specdec_fast.engine.request import Handle, encode, paired
+from specdec_fast.engine.stop_conditions import StopChecker
+from specdec_fast.sampling.pipeline import SamplingParams
+
+
+def handle(max_new_tokens: int = 100, eos: tuple[int, ...] = ()) -> Handle:
+    made = Handle(3, [1, 2], SamplingParams(max_new_tokens=max_new_tokens, seed=7), 4)
+    made.checker = StopChecker(None, [1, 2], eos_ids=eos, stop=(), max_new_tokens=max_new_tokens, max_length=1000)
+    return made
+
+
+def test_origins_tell_where_each_token_came_from() -> None:
+    made = handle()
+    assert made.take([5, 6, 7], 2, 2, 2) == [5, 6, 7]
+    assert made.take([5, 8], 1, 4, 2) == [5, 8]
+    assert made.take([9], 0, 0, 0) == [9]
+    assert made.origins == ["accepted", "accepted", "bonus", "accepted", "recovered", "plain"]
+    assert made.tokens == [5, 6, 7, 5, 8, 9] and not made.finished
+    assert made.stats.new_tokens == 6 and made.stats.steps == 3 and made.stats.drafted == 6
+
+
+def test_nothing_is_kept_behind_an_end_inside_an_accepted_run() -> None:
+    made = handle(eos=(6,))
+    assert made.take([5, 6, 7, 8], 3, 3, 3) == [5, 6]
+    assert made.finish_reason == "eos" and made.tokens == [5, 6] and made.origins == ["accepted"] * 2
+    assert made.stats.new_tokens == 2
+
+
+def test_the_length_limit_cuts_a_run() -> None:
+    made = handle(max_new_tokens=2)
+    assert made.take([5, 6, 7], 2, 2, 2) == [5, 6] and made.finish_reason == "length"
+
+
+def test_ending_from_outside() -> None:
+    made = handle()
+    made.take([5], 0, 0, 0)
+    made.end("error", ValueError("why"))
+    assert made.finished and made.finish_reason == "error" and made.tokens == [5]
+    read = json.loads(json.dumps(made.as_dict()))
+    assert read["error"] == "why" and read["seed"] == 7 and read["tokens"] == [5] and read["stats"]["steps"] == 1
+
+
+def test_a_refused_request_has_no_text() -> None:
+    refused = Handle(-1, [], SamplingParams(), 0)
+    refused.end("error", ValueError("no"))
+    assert refused.text == "" and refused.finished
+
+
+def test_text_that_the_tokenizer_refuses_is_a_bad_prompt() -> None:
+    tokenizer = byte_tokenizer()
+    assert encode("a b", tokenizer, 300)
+    with pytest.raises(ValueError, match=r"prompt: got 'a.ud83d b', which the tokenizer refuses .*expected Unicode"):
+        encode("a\ud83d b", tokenizer, 300)
+
+
+@pytest.mark.parametrize("prompt", [b"abc", [True, 2], [1.5], 7])
+def test_what_is_neither_text_nor_ids_is_a_bad_prompt(prompt: Any) -> None:
+    with pytest.raises(ValueError, match=r"prompt: got .*; expected text or a sequence of token ids"):
+        encode(prompt, None, 300)
+
+
+def test_ids_may_come_one_by_one() -> None:
+    assert encode(iter([1, 2]), None, 300) == [1, 2]  # type: ignore[arg-type]
+
+
+def test_prompts_and_parameters_in_pairs() -> None:
+    hot, cold = SamplingParams(), SamplingParams(temperature=0)
+    assert paired(iter([[1], [2]]), iter([hot, cold])) == [([1], hot), ([2], cold)]
+    assert paired([[1], [2]], cold) == [([1], cold), ([2], cold)]
+    with pytest.raises(ValueError, match="params: got 1 for 2 prompts; expected one, or one per prompt"):
+        paired([[1], [2]], [hot])
+    with pytest.raises(ValueError, match="prompts: got one text, 'abc'; expected a list of prompts"):
+        paired("abc", hot)
+
+
+def test_parameters_of_another_kind_are_refused_alone() -> None:
+    engine = Engine(AutomatonTarget(random_logits(23, 8, seed=2), page_size=4, max_rows=3))
+    good, bad = engine.generate([[1], [2]], [SamplingParams(max_new_tokens=2), {"temperature": 0}])  # type: ignore[list-item]
+    assert good.finish_reason == "length" and bad.finish_reason == "error"
+    assert "params: got {'temperature': 0}; expected SamplingParams" in str(bad.error) and bad.as_dict()["error"]

@@ -1,0 +1,153 @@
+"""batch_invariant_linear: every backend and instruction set against float64, and a row's bits whatever its company."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles.linear_cases import BANDS, Product, products
+from torch import Tensor
+
+from specdec_kernels import batch_invariant_linear, use_backend
+
+BACKENDS = [backend.name for backend in batch_invariant_linear.backends]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+ISAS = {"portable": 1, "avx2": 2, "avx512": 3}
+
+
+def served(backend: str) -> bool:
+    return next(b for b in batch_invariant_linear.backends if b.name == backend).missing() is None
+
+
+def made(rows: int, inputs: int, outputs: int, dtype: torch.dtype, by_input: bool) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(rows + inputs + outputs)
+    x, weight = (torch.randn(n, inputs, generator=generator).to(dtype) for n in (rows, outputs))
+    bias = torch.randn(outputs, generator=generator).to(dtype)
+    return x, weight.t().contiguous().t() if by_input else weight, bias
+
+
+def error(got: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> float:
+    want = torch.nn.functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    return float((got.double() - want).abs().max()) if want.numel() else 0.0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@settings(max_examples=80, deadline=None)
+@given(
+    rows=st.integers(0, 20),
+    inputs=st.sampled_from([0, 1, 3, 16, 37, 64, 200]),
+    outputs=st.sampled_from([1, 7, 16, 63, 64, 65, 130, 300]),
+    dtype=st.sampled_from(DTYPES),
+    by_input=st.booleans(),
+    with_bias=st.booleans(),
+)
+def test_against_float64(
+    backend: str, rows: int, inputs: int, outputs: int, dtype: torch.dtype, by_input: bool, with_bias: bool
+) -> None:
+    if not served(backend):
+        pytest.skip(f"{backend} is not there")
+    x, weight, bias = made(rows, inputs, outputs, dtype, by_input)
+    own = bias if with_bias else None
+    with use_backend(backend):
+        got = batch_invariant_linear(x, weight, own)
+    assert got.shape == (rows, outputs)
+    assert got.dtype == dtype
+    scale = {torch.float32: 1e-6, torch.float64: 1e-14, torch.bfloat16: 8e-3, torch.float16: 1e-3}[dtype]
+    size = float(torch.nn.functional.linear(x.double(), weight.double()).abs().max()) if rows else 0.0
+    assert error(got, x, weight, own) <= scale * (size + 3 + inputs**0.5)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("by_input", [True, False], ids=["by input", "by output"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_has_the_same_bits_in_any_company(dtype: torch.dtype, by_input: bool, threads: int) -> None:
+    x, weight, bias = made(45, 448, 1030, dtype, by_input)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        whole = batch_invariant_linear(x, weight, bias)
+        for count in (1, 2, 3, 5, 6, 7, 12, 40):
+            for start in (0, 45 - count):
+                part = batch_invariant_linear(x[start : start + count], weight, bias)
+                assert torch.equal(part, whole[start : start + count]), (count, start)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.skipif(not served("cpu"), reason="the extension is not built")
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("by_input", [True, False], ids=["by input", "by output"])
+def test_instruction_sets_are_as_exact_as_torch(isa: str, by_input: bool) -> None:
+    x, weight, bias = made(9, 1024, 331, torch.float32, by_input)
+    got = torch.ops.specdec.batch_invariant_linear(x, weight, bias, ISAS[isa])
+    one = torch.ops.specdec.batch_invariant_linear(x[4:5].clone(), weight, bias, ISAS[isa])
+    assert torch.equal(got[4:5], one)
+    assert error(got, x, weight, bias) <= 2 * error(torch.nn.functional.linear(x, weight, bias), x, weight, bias) + 2e-5
+
+
+# What an error (root mean square, largest) may be above twice that of torch, in units of the sum's size. In float32 the
+# largest of few errors is luck, on either side.
+FLOOR = {torch.float32: (3e-8, 5e-7), torch.bfloat16: (1e-7, 1e-7), torch.float16: (1e-7, 1e-7)}
+
+
+@pytest.mark.skipif(not served("cpu"), reason="the extension is not built")
+@pytest.mark.parametrize("band", BANDS)
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_the_error_is_at_most_twice_that_of_torch(band: str, data: st.DataObject) -> None:
+    """On every instruction set, and a row's bits stay those that it has beside any other number of rows."""
+    case: Product = data.draw(products(BANDS[band]))
+    rows, inputs = case.x.shape
+    floors = [floor * inputs**0.5 for floor in FLOOR[case.x.dtype]]
+    limits = [2 * error + floor for error, floor in zip(case.errors(case.plain()), floors, strict=True)]
+    counts = {1, data.draw(st.integers(1, rows)), *(first for first, _ in BANDS.values() if first < rows)}
+    for isa, number in ISAS.items():
+        whole = torch.ops.specdec.batch_invariant_linear(case.x, case.weight, case.bias, number)
+        assert all(error <= limit for error, limit in zip(case.errors(whole), limits, strict=True)), isa
+        for count in counts:
+            start = (rows - count) // 2
+            part = torch.ops.specdec.batch_invariant_linear(
+                case.x[start : start + count], case.weight, case.bias, number
+            )
+            assert torch.equal(part, whole[start : start + count]), (isa, count)
+
+
+def test_leading_dimensions_and_slices() -> None:
+    x, weight, bias = made(12, 32, 48, torch.float32, True)
+    want = batch_invariant_linear(x, weight, bias)
+    assert torch.equal(batch_invariant_linear(x.view(2, 3, 2, 32), weight, bias), want.view(2, 3, 2, 48))
+    assert torch.equal(batch_invariant_linear(x[3], weight, bias), want[3])
+    wide = torch.cat([x, x], 1)
+    assert torch.equal(batch_invariant_linear(wide[:, :32], weight, bias), want), "an x that is not contiguous"
+    part = weight[8:24]
+    assert torch.equal(batch_invariant_linear(x, part, bias[8:24]), want[:, 8:24]), "part of the outputs"
+
+
+def test_a_weight_in_no_simple_layout_falls_back_and_says_so() -> None:
+    x, weight, _ = made(2, 8, 8, torch.float32, False)
+    odd = torch.zeros(16, 16)[::2, ::2]
+    odd.copy_(weight)
+    assert "strides" in str(batch_invariant_linear.explain(x, odd)[0].reason)
+    with use_backend("reference"):
+        torch.testing.assert_close(batch_invariant_linear(x, odd), batch_invariant_linear(x, weight))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"x": torch.zeros(2, 5)}, r"weight has shape \[3, 4\]; expected \['N', 5\]"),
+        ({"x": torch.zeros(2, 4, dtype=torch.int64)}, "x is torch.int64"),
+        ({"x": torch.zeros(2, 4, dtype=torch.float64)}, "weight has dtype torch.float32"),
+        ({"weight": torch.zeros(4)}, r"weight has shape \[4\]"),
+        ({"bias": torch.zeros(4)}, r"bias has shape \[4\]; expected \[3\]"),
+        ({"bias": torch.zeros(3, dtype=torch.bfloat16)}, "bias has dtype torch.bfloat16"),
+    ],
+)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_arguments_that_do_not_fit(backend: str, change: dict[str, Tensor], words: str) -> None:
+    if not served(backend):
+        pytest.skip(f"{backend} is not there")
+    arguments = {"x": torch.zeros(2, 4), "weight": torch.zeros(3, 4), "bias": torch.zeros(3), **change}
+    with use_backend(backend), pytest.raises(ValueError, match=words):
+        batch_invariant_linear(arguments["x"], arguments["weight"], arguments["bias"])

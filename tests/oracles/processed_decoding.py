@@ -1,0 +1,62 @@
+"""Plain decoding with every sampling parameter, written from the definitions: dense, slow, one token at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from oracles.distributions import dist
+from oracles.plain_decoding import LogitsAfter, replay_choice
+from specdec_fast.sampling.pipeline import SamplingParams
+
+
+def edited(
+    logits: np.ndarray, params: SamplingParams, prompt: Sequence[int], new: Sequence[int], ends: Sequence[int]
+) -> np.ndarray:
+    """Logits float64 [V] after prompt and new tokens, with penalties, bias, bans, forced tokens and grammar."""
+    result = np.array(logits, dtype=np.float64)
+    for token in {*prompt, *new}:
+        factor = params.repetition_penalty
+        result[token] = result[token] * factor if result[token] < 0 else result[token] / factor
+    for token in range(len(result)):
+        count = list(new).count(token)
+        result[token] -= params.frequency_penalty * count + params.presence_penalty * (count > 0)
+        result[token] += params.logit_bias.get(token, 0.0)
+    forbidden = set(params.banned_token_ids)
+    if len(new) < params.min_new_tokens:
+        forbidden |= set(ends)
+    everything = set(range(len(result)))
+    if len(new) in params.forced:
+        forbidden |= everything - {params.forced[len(new)]}
+    if params.allowed_token_ids is not None:
+        forbidden |= everything - set(params.allowed_token_ids)
+    grammar: Any = params.grammar
+    if grammar is not None:
+        follows, complete = grammar.follows(new)
+        forbidden |= everything - (follows - set(ends)) - (set(ends) if complete else set())
+    result[sorted(forbidden)] = -np.inf
+    return result
+
+
+def edited_dist(
+    logits: np.ndarray, params: SamplingParams, prompt: Sequence[int], new: Sequence[int], ends: Sequence[int] = ()
+) -> np.ndarray:
+    """Probabilities float64 [V] of the next token."""
+    row = edited(logits, params, prompt, new, ends)
+    return dist(row, params.temperature, params.top_k, params.top_p, params.min_p)
+
+
+def edited_decode(
+    logits_after: LogitsAfter, prompt: Sequence[int], params: SamplingParams, eos: Sequence[int] = ()
+) -> list[int]:
+    """The tokens that a request with these parameters must produce under replay."""
+    ends = [*(() if params.ignore_eos else eos), *params.stop_token_ids]
+    new: list[int] = []
+    while len(new) < params.max_new_tokens:
+        row = edited(logits_after([*prompt, *new]), params, prompt, new, ends)
+        new.append(replay_choice(row, params, len(prompt) + len(new)))
+        if new[-1] in ends:
+            break
+    return new

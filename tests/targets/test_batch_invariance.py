@@ -1,0 +1,62 @@
+"""In float32 on a CPU a node has the same bits alone, in a tree, in a batch and in a prompt: no tolerance."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from oracles import models
+from torch import Tensor
+
+from specdec_fast.core.chain_layout import chain_layout
+from specdec_fast.core.draft import Draft
+from specdec_fast.loading import load_model
+from specdec_fast.targets.huggingface import HuggingFaceTarget
+from specdec_kernels import tree_plan
+
+FAMILIES = ["llama", "qwen2", "qwen3", "mistral", "gemma2"]
+
+
+def feed(target: HuggingFaceTarget, row: int, tokens: list[int]) -> Tensor:
+    """Logits after the last token."""
+    shape = chain_layout((row,), (len(tokens),), target.device)
+    logits = target.extend(shape.rows, torch.tensor(tokens), shape.offsets, logits=True).logits
+    assert logits is not None
+    return logits[0]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(
+    ("family", "whole"),
+    [*((name, False) for name in [*FAMILIES, "demo-target"]), ("llama", True), ("demo-target", True)],
+)
+def test_logits_do_not_depend_on_company(family: str, whole: bool, threads: int) -> None:
+    model = load_model(family) if family.startswith("demo") else models.own(family)
+    target = HuggingFaceTarget(model, max_rows=4, max_length=128, fused_forward=whole)
+    prompt, more = models.prompt(40), models.prompt(47)[40:]
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for row in range(4):
+            assert target.cache.reserve(row, 64)
+        for row in (0, 1):
+            feed(target, row, prompt)
+        feed(target, 2, prompt[:1])
+        for token in prompt[1:]:  # a prompt token by token
+            feed(target, 2, [token])
+        feed(target, 3, prompt[:7])
+        one_by_one = torch.stack([feed(target, 0, [token]) for token in more])
+        chain, other = [more, more], prompt[7:20]
+        draft = Draft.trees(
+            rows=[1, 3, 2],
+            trees=[
+                (chain[0], [at - 1 for at in range(len(more))]),
+                (other, [-1, *(at // 2 for at in range(len(other) - 1))]),
+                (chain[1], [at - 1 for at in range(len(more))]),
+            ],
+        )
+        logits = target.score(draft, tree_plan(draft.parents, draft.offsets))[0].logits
+        assert logits is not None
+        assert torch.equal(logits[: len(more)], one_by_one), "a chain beside a tree"
+        assert torch.equal(logits[-len(more) :], one_by_one), "after a prompt that was fed token by token"
+    finally:
+        torch.set_num_threads(before)

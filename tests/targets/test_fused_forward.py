@@ -1,0 +1,248 @@
+"""Passes as one operator: what the model's own modules say, where they can be had, and what keeps them away."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from oracles import models
+
+from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter, load
+from specdec_fast.core.draft import Draft
+from specdec_fast.loading import load_model
+from specdec_fast.targets import fused_forward
+from specdec_fast.targets.fused_forward import FusedForward
+from specdec_fast.targets.skipped_layers import SkippedLayers
+from specdec_fast.targets.tiny_models import tiny_model
+from specdec_kernels import use_backend
+from specdec_kernels.dispatch import extension
+from specdec_kernels.ops.fused_forward.decoder_table import MATRICES
+
+pytestmark = pytest.mark.skipif(extension.missing() is not None, reason="CPU extension not built")
+PROMPTS = [models.prompt(length) for length in (3, 40, 17)]
+
+
+def greedy(target: HuggingFaceTarget, drafter: Any = None, new: int = 20) -> list[list[int]]:
+    wanted = SamplingParams(temperature=0, max_new_tokens=new)
+    return [handle.tokens for handle in Engine(target, drafter).generate(PROMPTS, wanted)]
+
+
+def scored(target: HuggingFaceTarget, aux_hidden_states: tuple[str, ...] = ()) -> torch.Tensor:
+    """Logits of a tree of two rows over an empty cache."""
+    draft = Draft.trees([0, 1], [([5, 6, 7, 8], [-1, 0, 0, 1]), ([9], [-1])])
+    for row in (0, 1):
+        assert target.cache.reserve(row, 8)
+    logits = target.score(draft, draft.planned(), aux_hidden_states)[0].logits
+    target.cache.release([0, 1])
+    assert logits is not None
+    return logits
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"tie_word_embeddings": True, "num_key_value_heads": 4},
+        {"num_hidden_layers": 1, "intermediate_size": 50, "head_dim": 24, "rms_norm_eps": 0.1},
+        {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0}},
+        {
+            "rope_parameters": {
+                "rope_type": "yarn", "factor": 4.0, "rope_theta": 100.0, "original_max_position_embeddings": 128,
+            }
+        },
+    ],
+)  # fmt: skip
+def test_logits_are_those_of_the_modules(changes: dict[str, Any]) -> None:
+    model = tiny_model("llama", **changes)
+    plain = HuggingFaceTarget(copy.deepcopy(model), max_length=64)
+    whole = HuggingFaceTarget(model, max_length=64, fused_forward=True)
+    assert isinstance(whole._logits, FusedForward)
+    torch.testing.assert_close(scored(whole), scored(plain), rtol=1e-4, atol=1e-4)
+    assert not torch.equal(scored(whole), scored(plain)), "another way to add: not the same bits throughout"
+    assert greedy(whole) == greedy(plain)
+
+
+def test_a_target_of_whole_passes_gives_the_text_of_generate() -> None:
+    want = [models.greedy_text("llama", len(prompt), 20) for prompt in PROMPTS]
+    small = HuggingFaceTarget(models.kin("llama"), max_length=128, fused_forward=True)
+    target = models.target("llama", fused_forward=True)
+    assert greedy(target) == want
+    assert greedy(target, get_drafter("draft_model")(small, num_draft_tokens=4)) == want
+
+
+def test_weights_are_shared_and_may_change_in_place() -> None:
+    target = models.target("llama", fused_forward=True)
+    model: Any = target.model
+    want = {name: value.clone() for name, value in models.untouched("llama").state_dict().items()}
+    assert all(torch.equal(value, want[name]) for name, value in model.state_dict().items())
+    with torch.no_grad():
+        model.model.layers[1].self_attn.k_proj.weight.mul_(-1)
+        model.model.layers[0].mlp.up_proj.weight.mul_(0.5)
+    torch.testing.assert_close(scored(target), scored(target, ("final_norm",)), rtol=1e-4, atol=1e-4)
+
+
+def test_two_targets_over_a_model_read_the_same_weights() -> None:
+    first = models.target("llama", fused_forward=True)
+    second = HuggingFaceTarget(first.model, max_length=64, fused_forward=True)
+    assert isinstance(first._logits, FusedForward) and isinstance(second._logits, FusedForward)
+    assert torch.equal(scored(first), scored(second))
+    for one, other in zip(first._logits.table.layers, second._logits.table.layers, strict=True):
+        assert all(getattr(one, name) is getattr(other, name) for name in MATRICES)
+
+
+def test_the_model_can_still_be_saved(tmp_path: Path) -> None:
+    model = models.target("llama", fused_forward=True).model
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path)
+    want = models.untouched("llama").state_dict()
+    assert all(torch.equal(value, want[name]) for name, value in again.state_dict().items())
+
+
+def test_a_copy_is_on_its_own() -> None:
+    target = models.target("llama", fused_forward=True)
+    want = scored(target)
+    twin = copy.deepcopy(target)
+    with torch.no_grad():
+        for parameter in target.model.parameters():
+            parameter.zero_()
+    for cache in (*target.cache.keys, *target.cache.values):
+        cache.fill_(torch.nan)
+    assert torch.equal(scored(twin), want)
+    with torch.no_grad():
+        twin.model.get_output_embeddings().weight.mul_(2)
+    assert torch.equal(scored(twin), 2 * want), "the copy's passes read the copy's weights"
+
+
+def test_aux_hidden_states_and_partial_passes_run_the_modules() -> None:
+    target, plain = models.target("llama", fused_forward=True), models.target("llama")
+    assert torch.equal(scored(target, ("entering:1",)), scored(plain, ("entering:1",)))
+    skip = SkippedLayers((1,), (0,))
+    with target.partial(skip), plain.partial(skip):
+        assert torch.equal(scored(target), scored(plain))
+    assert isinstance(target._logits, FusedForward)
+
+
+def biased() -> Any:
+    return tiny_model("llama", attention_bias=True)
+
+
+def test_hooks_of_transformers_are_no_hindrance() -> None:
+    model = models.own("llama")
+    model(torch.tensor([[1, 2]]), output_hidden_states=True)  # leaves its hooks behind
+    assert any(module._forward_hooks for module in model.modules())
+    assert HuggingFaceTarget(model, max_length=64, fused_forward=True).why_not_fused is None
+
+
+def gelu() -> Any:
+    return tiny_model("llama", hidden_act="gelu")
+
+
+def hooked() -> Any:
+    model = models.own("llama")
+    model.model.layers[0].register_forward_hook(lambda module, args, output: None)
+    return model
+
+
+def adapted() -> Any:
+    model = models.own("llama")
+
+    class Adapter(torch.nn.Linear):
+        pass
+
+    model.model.layers[1].mlp.down_proj.__class__ = Adapter
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: models.own("qwen2"), "the model is Qwen2ForCausalLM; expected transformers' LlamaForCausalLM"),
+        (
+            lambda: models.own("llama", torch.bfloat16),
+            "the model is torch.bfloat16 on cpu; expected torch.float32 on cpu",
+        ),
+        (biased, "self_attn.q_proj is RowLinear with a bias"),
+        (gelu, "its activation is gelu; expected silu"),
+        (hooked, "model.layers.0 has forward hooks"),
+        (adapted, "mlp.down_proj is Adapter; expected RowLinear"),
+    ],
+)
+def test_what_keeps_a_model_from_whole_passes(make: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=f"fused_forward: got True, but .*{words}"):
+        HuggingFaceTarget(make(), max_length=64, fused_forward=True)
+    target = HuggingFaceTarget(make(), max_length=64, fused_forward=None)
+    assert words in str(target.why_not_fused) and target._logits is target._plain_logits
+
+
+def test_a_model_that_computes_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code that was changed from outside looks like any other: the logits tell, a hundredth of a layer too."""
+    model: Any = models.own("llama")
+    kind = type(model.model.layers[0].mlp)
+    forward = kind.forward
+    monkeypatch.setattr(kind, "forward", lambda self, hidden: 1.01 * forward(self, hidden))
+    before = model.config._attn_implementation
+    with pytest.raises(ValueError, match=r"fused_forward: got True, but .*expected the same"):
+        HuggingFaceTarget(model, max_length=64, fused_forward=True)
+    assert model.config._attn_implementation == before, "as it was"
+    target = HuggingFaceTarget(model, max_length=64, fused_forward=None)
+    assert "logits that differ" in str(target.why_not_fused) and target._logits is target._plain_logits
+
+
+def test_a_forward_of_its_own_is_told() -> None:
+    model = models.own("llama")
+    model.model.layers[0].mlp.forward = lambda hidden: hidden
+    target = HuggingFaceTarget(model, max_length=64, fused_forward=None)
+    assert "model.layers.0.mlp has a forward of its own" in str(target.why_not_fused)
+
+
+def test_another_backend_can_be_wished_for() -> None:
+    with use_backend("reference"):
+        target = models.target("llama", fused_forward=None)
+    assert "q_proj is Linear; expected RowLinear" in str(target.why_not_fused)
+
+
+def test_drafts_run_whole_where_they_can_and_targets_where_asked(tmp_path: Path) -> None:
+    engine: Any = load("demo-target", "demo-draft", max_length=64, max_rows=1)
+    assert engine.target.why_not_fused == "nobody asked" and engine.drafter.model.why_not_fused is None
+    engine = load("demo-target", "demo-draft", max_length=64, max_rows=1, compile=True, fused_forward=True)
+    assert isinstance(engine.target._logits, FusedForward) and isinstance(engine.drafter.model._logits, FusedForward)
+    engine = load("demo-target", "demo-draft", max_length=64, max_rows=1, dtype="bfloat16")
+    assert engine.drafter.model.why_not_fused is None and engine.target.dtype == torch.bfloat16
+    loaded = load_model("demo-draft", "bfloat16")
+    engine = load("demo-target", loaded, max_length=64, max_rows=1, dtype="bfloat16")
+    assert "bfloat16" in engine.drafter.model.why_not_fused
+    with pytest.raises(ValueError, match=r"fused_forward: got True, but the model is torch\.bfloat16"):
+        load("demo-target", max_length=64, max_rows=1, dtype="bfloat16", fused_forward=True)
+    model: Any = load_model("demo-draft")
+    assert HuggingFaceTarget(model, max_length=64, max_rows=1, fused_forward=True).why_not_fused is None
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_small_draft_of_half_precision_is_loaded_in_float32(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where its passes are one operator then; what somebody has loaded stays as it is, and so does a large one."""
+
+    def drafted(draft: Any) -> Any:
+        drafter: Any = load("demo-target", draft, dtype=dtype, max_length=64).drafter
+        return drafter.model
+
+    small = drafted("demo-draft")
+    assert small.dtype == torch.float32 and small.whole is not None
+    exact = load_model("demo-draft", dtype)
+    for one, other in zip(small.model.parameters(), exact.parameters(), strict=True):
+        assert torch.equal(one, other.float())
+    assert drafted(exact).dtype == getattr(torch, dtype)
+    monkeypatch.setattr(fused_forward, "SMALL", 2**20)
+    assert drafted("demo-draft").dtype == getattr(torch, dtype)
+
+
+@pytest.mark.parametrize(
+    ("rule", "drafter"), [("rejection", "draft_model"), ("block", "draft_model"), ("tree", "draft_tree")]
+)
+def test_a_draft_of_another_dtype_than_its_target_serves_every_rule(rule: str, drafter: str) -> None:
+    engine = load("demo-target", "demo-draft", dtype="bfloat16", drafter=drafter, rule=rule, max_length=128)
+    handles = engine.generate(["def main(", "In the beginning"], SamplingParams(seed=1, max_new_tokens=40))
+    assert all(handle.stats.faults == 0 and len(handle.tokens) == 40 for handle in handles)
+    assert engine.stats.tau > 1.5

@@ -1,0 +1,50 @@
+"""`specdec train demo-pair` says what is missing, what cannot be, and what to do."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from specdec_fast.cli import main
+from specdec_fast.train.demo_pair import pipeline
+from specdec_fast.train.demo_pair.corpus import CorpusNotFound
+
+
+def test_the_package_is_cheap_to_import():
+    heavy = ("torch", "transformers", "typer")
+    code = f"import sys, specdec_fast.train; print(any(m in sys.modules for m in {heavy}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def call(*options: object) -> Result:
+    return CliRunner().invoke(main, ["train", "demo-pair", *map(str, options)])
+
+
+def test_a_missing_corpus_ends_with_2(monkeypatch, tmp_path):
+    def absent(*_: object, **__: object) -> None:
+        raise CorpusNotFound("install python3-doc")
+
+    monkeypatch.setattr(pipeline, "run", absent)
+    result = call("--out", tmp_path)
+    assert result.exit_code == 2 and result.stderr == "specdec: error: install python3-doc\n"
+
+
+def test_an_interrupt_says_how_to_go_on(monkeypatch, tmp_path):
+    monkeypatch.setattr(pipeline, "run", lambda *_, **__: signal.raise_signal(signal.SIGINT))
+    result = call("--out", tmp_path, "--minutes", 1)
+    assert result.exit_code == 130
+    assert result.stderr == f"specdec: interrupted; what is done is kept in {tmp_path}, and the same command goes on\n"
+
+
+@pytest.mark.parametrize(
+    "options", [("--minutes", 0), ("--minutes", "nan"), ("--target-tokens", 0), ("--workers", 0), ("--threads", -1)]
+)
+def test_what_cannot_be_is_refused(monkeypatch, tmp_path, options):
+    monkeypatch.setattr(pipeline, "run", lambda *_, **__: pytest.fail("it ran"))
+    result = call("--out", tmp_path, *options)
+    assert result.exit_code == 2 and f"{options[0]}" in result.stderr and "expected" in result.stderr

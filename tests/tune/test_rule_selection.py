@@ -1,0 +1,90 @@
+"""A sample of drafts for rule best: what it measures, of which requests, and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from oracles.automaton import AutomatonTarget, random_logits
+from oracles.sampled_chain import ChosenChain, DrawnChain
+from oracles.sampled_tree import DrawnTree
+
+from specdec_fast import Engine, SamplingParams
+from specdec_fast.core.draft import ProposalKind
+from specdec_fast.rules import rule_for
+from specdec_fast.rules.best import LIKELIEST, RULE
+from specdec_fast.tune import rule_selection
+from specdec_fast.tune.rule_selection import FIRST_SEED, MOST_REQUESTS, sample_ways
+
+REQUESTS = [([1, 2], SamplingParams(max_new_tokens=24)) for _ in range(8)]
+
+
+def target(sharpness: float) -> AutomatonTarget:
+    return AutomatonTarget(sharpness * random_logits(7, 4, seed=4), max_rows=8, max_length=64, page_size=4)
+
+
+def drawn(sharpness: float, draft: float) -> DrawnChain:
+    reader = target(sharpness)
+    table = torch.as_tensor(draft * random_logits(7, 4, seed=4))
+    return DrawnChain(lambda text: table[reader.state_after(text)], 3)
+
+
+SHARP = [(6.0, 1.0, "replay"), (1.0, 6.0, "block"), (0.5, 0.8, "block")]
+
+
+@pytest.mark.parametrize(("sharpness", "draft", "rule"), SHARP)
+def test_the_rule_with_the_larger_expectation_is_picked(
+    sharpness: float, draft: float, rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sharp target takes the likeliest tokens of a flat draft that ranks as it does, and few of those it draws."""
+    monkeypatch.setattr(rule_selection, "MOST_REQUESTS", len(REQUESTS))
+    drafter = drawn(sharpness, draft)
+    weighed = sample_ways(target(sharpness), drafter, REQUESTS)
+    choice = RULE.pick(drafter.needs, 1.0, weighed)
+    assert choice.rule.name == rule and choice.prefers == ("greedy" if rule == "replay" else "sampled")
+    assert rule_for("best", drafter.needs, 1.0)[0].name == "block", "what holds for every draft says nothing about it"
+
+    def accepted(drafter: DrawnChain, name: str) -> float:
+        engine = Engine(target(sharpness), drafter, rule=name)
+        engine.generate([[1, 2]] * 60, [SamplingParams(seed=seed, max_new_tokens=24) for seed in range(60)])
+        return engine.stats.tau - 1
+
+    table = torch.as_tensor(draft * random_logits(7, 4, seed=4))
+    reader = target(sharpness)
+    likeliest = ChosenChain(lambda text: int(table[reader.state_after(text)].argmax()), 3)
+    measured = {"block": accepted(drafter, "block"), "replay": accepted(likeliest, "replay")}
+    assert max(measured, key=lambda name: measured[name]) == rule
+    assert weighed["block"] == pytest.approx(measured["block"], abs=0.3)
+
+
+def test_trees_are_weighed_by_their_rules() -> None:
+    shape = [(0, ProposalKind.SAMPLED), (0, ProposalKind.SAMPLED_WITHOUT_EARLIER), (1, ProposalKind.SAMPLED)]
+    drafter = DrawnTree(drawn(1.0, 0.3).logits_after, shape)
+    weighed = sample_ways(target(1.0), drafter, REQUESTS)
+    assert (
+        set(weighed) == {"traversal", "recursive_rejection", LIKELIEST}
+        and weighed["traversal"] >= weighed["recursive_rejection"] > 0.5
+    )
+
+
+def test_a_sample_meets_no_coin_of_the_requests_and_leaves_no_row_behind() -> None:
+    seen: list[tuple[int, ...]] = []
+
+    class Watched(DrawnChain):
+        def propose(self, view, rows, budget, rng):  # type: ignore[no-untyped-def]
+            seen.append(tuple(rng.seeds.tolist()))
+            return super().propose(view, rows, budget, rng)
+
+    ours, drafter = target(1.0), drawn(1.0, 1.0)
+    watched = Watched(drafter.logits_after, 3)
+    sample_ways(ours, watched, [([1, 2], SamplingParams(max_new_tokens=5, seed=3, temperature=0.7))] * 8)
+    own = {SamplingParams(seed=FIRST_SEED + at).keyed_by([1, 2]).seed for at in range(MOST_REQUESTS)}
+    assert {seed for seeds in seen for seed in seeds} == own and len(own) == MOST_REQUESTS
+    engine, alone = (Engine(mine, drafter, rule="block") for mine in (ours, target(1.0)))
+    params = [SamplingParams(seed=3 + at, max_new_tokens=12) for at in range(8)]
+    assert engine.generate([[1, 2]] * 8, params)[7].tokens == alone.generate([[1, 2]], params[7:])[0].tokens
+
+
+def test_requests_that_say_nothing_are_passed_over() -> None:
+    refused, certain = SamplingParams(stop=("x",)), SamplingParams(temperature=0)
+    assert sample_ways(target(1.0), drawn(1.0, 1.0), [([1], refused), ([1], certain)]) == {}
+    assert RULE.pick(drawn(1.0, 1.0).needs, None, {}).why == rule_for("best", drawn(1.0, 1.0).needs)[1]
