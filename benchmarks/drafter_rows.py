@@ -46,13 +46,21 @@ def _cell(value: float | None, form: str = ".2f") -> str:
 
 def own_runs(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """One line for each run that measured some of the rows alone: the methods, the date and the machine."""
-    runs: dict[str, list[str]] = {}
+    runs: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         facts = row.get(OWN_RUN)
         if facts:
             run = f"{facts['date']}, {facts['cpu']}, {facts['cores']} cores, {facts['isa']}"
-            runs.setdefault(run, []).append(row["drafter"])
-    return [f"{', '.join(dict.fromkeys(names))}: {run}" for run, names in runs.items()]
+            runs.setdefault(run, []).append(row)
+    names = {run: ", ".join(dict.fromkeys(row["drafter"] for row in own)) for run, own in runs.items()}
+    return [f"{names[run]}: {run}{_again('; a', own)}" for run, own in runs.items()]
+
+
+def _again(start: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    """How steady the machine was in a run."""
+    again = [row["plain_again"] for row in rows if "plain_again" in row]
+    words = f"{start} second engine without drafts: "
+    return f"{words}{min(again):.2f} to {max(again):.2f} of the first one's speed." if again else ""
 
 
 def as_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -71,9 +79,9 @@ def as_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
         )
     if any(row["workload"] in FORCED for row in rows):
         lines += ["", NOTE]
-    again = [row["plain_again"] for row in rows if "plain_again" in row]
+    again = _again("A", [row for row in rows if OWN_RUN not in row])
     if again:
-        lines += ["", f"A second engine without drafts: {min(again):.2f} to {max(again):.2f} of the first one's speed."]
+        lines += ["", again]
     runs = own_runs(rows)
     if runs:
         lines += ["", "Measured in runs of their own, beside plain decoding in the same run:", ""]

@@ -144,6 +144,13 @@ def test_merged_rows_replace_those_of_the_same_method() -> None:
     assert as_markdown(found["rows"]).endswith(f"{end}- ngram, new: 2026-11-26, A CPU, 2 cores, AVX2")
 
 
+def test_how_steady_a_machine_was_is_said_of_each_run() -> None:
+    whole = merged({"rows": [{**OLD, "plain_again": 0.98}]}, [{**OLD, "drafter": "new", "plain_again": 0.5}], FACTS)
+    *_, first, _, _, _, second = as_markdown(whole["rows"]).splitlines()
+    assert first == "A second engine without drafts: 0.98 to 0.98 of the first one's speed."
+    assert second.endswith("AVX2; a second engine without drafts: 0.50 to 0.50 of the first one's speed.")
+
+
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What the benchmark measures, which gives rows at once."""
