@@ -74,8 +74,8 @@ Compile = Annotated[bool, typer.Option("--compile", help="Run the models through
 FusedForward = Annotated[
     bool,
     typer.Option(
-        "--whole-pass",
-        help="Run the target's passes as one operator, as a draft model's are (Llama, float32, CPU).",
+        "--fused-forward",
+        help="Run the target's forward pass as one operator, as for draft models (Llama, float32, CPU).",
         rich_help_panel=_RUN,
     ),
 ]
