@@ -28,7 +28,7 @@ from torch import Tensor
 
 # --8<-- [start:visible]
 def visible_slots(ancestor_words: list[int], length: int, count: int) -> list[int]:
-    """Slots of the committed tokens, then those of the node's ancestors and of the node itself."""
+    """Slots of the committed tokens, of the node's ancestors and of the node itself."""
     nodes = [j for j in range(count) if (ancestor_words[j // 32] >> (j % 32)) & 1]
     return [*range(length), *(length + j for j in nodes)]
 
@@ -38,7 +38,7 @@ def visible_slots(ancestor_words: list[int], length: int, count: int) -> list[in
 
 # --8<-- [start:softmax]
 def softmax(scores: list[float]) -> list[float]:
-    """Needs all scores at once: the largest one first, then the sum, so O(keys) memory and three passes."""
+    """Three passes over all scores of a node, which are in memory: O(keys)."""
     highest = max(scores)
     weights = [math.exp(score - highest) for score in scores]
     total = sum(weights)
@@ -46,7 +46,7 @@ def softmax(scores: list[float]) -> list[float]:
 
 
 def attend(query: Tensor, keys: list[Tensor], values: list[Tensor], scale: float) -> Tensor:
-    """Attention of one query [D] over the keys and values [D] that it sees."""
+    """Attention of a query [D] over the keys and values [D] that it sees."""
     weights = softmax([float(query @ key) * scale for key in keys])
     out = torch.zeros_like(query)
     for weight, value in zip(weights, values):

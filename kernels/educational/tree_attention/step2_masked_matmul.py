@@ -41,7 +41,7 @@ def gather(cache: Tensor, pages: Tensor, slots: Tensor) -> Tensor:
 # --8<-- [start:attend]
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
     """Attention of the nodes of one request: [N, H, D]."""
-    grouped = query.unflatten(1, (key.shape[1], -1))  # the GROUP heads of a key/value head side by side
+    grouped = query.unflatten(1, (key.shape[1], -1))  # heads that share keys, side by side
     scores = torch.einsum("nkgd,lkd->kngl", grouped * scale, key)
     weights = scores.masked_fill(~mask[:, None, :], float("-inf")).softmax(dim=-1)
     return torch.einsum("kngl,lkd->nkgd", weights, value).flatten(1, 2)

@@ -38,14 +38,15 @@ class Running(NamedTuple):
 
 # --8<-- [start:update]
 def update(state: Running, scores: Tensor, value: Tensor) -> Running:
-    """Adds a tile: scores [Hkv, N, GROUP, T] with -inf where a key is not visible, value [T, Hkv, D]."""
-    highest = torch.maximum(state.running_max, scores.amax(dim=-1))  # finite: every node sees slot 0
+    """Adds a tile: scores [Hkv, N, GROUP, T], -inf where not visible; value [T, Hkv, D]."""
+    highest = torch.maximum(state.running_max, scores.amax(dim=-1))  # every node sees slot 0
     shrink = torch.exp(state.running_max - highest)
     weights = torch.exp(scores - highest[..., None])
+    added = torch.einsum("kngt,tkd->kngd", weights, value)
     return Running(
         running_max=highest,
         running_sum=state.running_sum * shrink + weights.sum(dim=-1),
-        acc=state.acc * shrink[..., None] + torch.einsum("kngt,tkd->kngd", weights, value),
+        acc=state.acc * shrink[..., None] + added,
     )
 
 

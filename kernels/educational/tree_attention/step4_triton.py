@@ -34,10 +34,11 @@ BLOCK_N = 64
 # --8<-- [start:visible]
 @triton.jit
 def is_visible(ancestors_ptr, node, in_block, key_node, count, words_per_node):
-    """Whether nodes see keys: [BLOCK_M, BLOCK_N]. key_node: index of a key among the nodes, negative if committed."""
+    """Whether nodes see keys, [BLOCK_M, BLOCK_N]. key_node is negative for committed keys."""
     is_node = (key_node >= 0) & (key_node < count)
-    word_ptrs = ancestors_ptr + node[:, None] * words_per_node + (key_node // 32)[None, :]
-    words = tl.load(word_ptrs, mask=in_block[:, None] & is_node[None, :], other=0)
+    word_index = node[:, None] * words_per_node + (key_node // 32)[None, :]
+    mask = in_block[:, None] & is_node[None, :]
+    words = tl.load(ancestors_ptr + word_index, mask=mask, other=0)
     bits = (words >> (key_node & 31)[None, :]) & 1
     return (key_node < 0)[None, :] | (bits != 0)
 
@@ -46,10 +47,9 @@ def is_visible(ancestors_ptr, node, in_block, key_node, count, words_per_node):
 
 
 @triton.jit
-def load_tile(cache_ptr, page, offset, exists, page_stride, slot_stride, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Keys or values of a tile: [BLOCK_N, BLOCK_D], zeros beyond the last slot and beyond the width of a head."""
+def load_rows(row_ptrs, exists, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Rows of WIDTH numbers as a tile [rows, BLOCK_D]; zeros where a row does not exist and beyond WIDTH."""
     dim = tl.arange(0, BLOCK_D)
-    row_ptrs = cache_ptr + page.to(tl.int64) * page_stride + offset * slot_stride
     return tl.load(row_ptrs[:, None] + dim[None, :], mask=exists[:, None] & (dim < WIDTH)[None, :], other=0.0)
 
 
@@ -67,35 +67,29 @@ def attend_slots(
     for start in range(first_slot, last_slot, BLOCK_N):
         slot = start + tl.arange(0, BLOCK_N)
         exists = slot < last_slot
-        page = tl.load(table_ptr + slot // PAGE_SIZE, mask=exists, other=0)
+        page = tl.load(table_ptr + slot // PAGE_SIZE, mask=exists, other=0).to(tl.int64)
         offset = slot % PAGE_SIZE
-        keys = load_tile(key_ptr, page, offset, exists, k_page_stride, k_slot_stride, WIDTH, BLOCK_D)
-        values = load_tile(value_ptr, page, offset, exists, v_page_stride, v_slot_stride, WIDTH, BLOCK_D)
+        key_ptrs = key_ptr + page * k_page_stride + offset * k_slot_stride
+        value_ptrs = value_ptr + page * v_page_stride + offset * v_slot_stride
+        keys = load_rows(key_ptrs, exists, WIDTH, BLOCK_D)
+        values = load_rows(value_ptrs, exists, WIDTH, BLOCK_D)
 
         # "ieee": by default float32 is rounded to TF32, which keeps 10 bits of a fraction
         scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
-        visible = is_visible(ancestors_ptr, node, in_block, slot - length, count, words_per_node) & exists[None, :]
-        scores = tl.where(visible, scores, float("-inf"))
+        key_node = slot - length
+        visible = is_visible(ancestors_ptr, node, in_block, key_node, count, words_per_node)
+        scores = tl.where(visible & exists[None, :], scores, float("-inf"))
 
         highest = tl.maximum(running_max, tl.max(scores, axis=1))
-        base = tl.where(highest == float("-inf"), 0.0, highest)  # a row without a visible key: -inf - -inf is NaN
+        base = tl.where(highest == float("-inf"), 0.0, highest)  # -inf - -inf is not a number
         shrink = tl.exp(running_max - base)
         weights = tl.exp(scores - base[:, None])
         running_max = highest
         running_sum = running_sum * shrink + tl.sum(weights, axis=1)
-        acc = tl.dot(weights.to(values.dtype), values, acc * shrink[:, None], input_precision="ieee")
+        acc = acc * shrink[:, None]
+        acc = tl.dot(weights.to(values.dtype), values, acc, input_precision="ieee")
     # --8<-- [end:loop]
     return acc, running_max, running_sum
-
-
-@triton.jit
-def load_queries(
-    query_ptr, node, head, in_block, q_node_stride, q_head_stride, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr
-):
-    """[BLOCK_M, BLOCK_D], zeros behind the last node and beyond the width of a head."""
-    dim = tl.arange(0, BLOCK_D)
-    row_ptrs = query_ptr + node.to(tl.int64) * q_node_stride + head * q_head_stride
-    return tl.load(row_ptrs[:, None] + dim[None, :], mask=in_block[:, None] & (dim < WIDTH)[None, :], other=0.0)
 
 
 # --8<-- [start:kernel]
@@ -117,7 +111,8 @@ def tree_attention_kernel(
     index = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     in_block = index < count
     node = first + index
-    queries = load_queries(query_ptr, node, head, in_block, q_node_stride, q_head_stride, WIDTH, BLOCK_D)
+    query_ptrs = query_ptr + node.to(tl.int64) * q_node_stride + head * q_head_stride
+    queries = load_rows(query_ptrs, in_block, WIDTH, BLOCK_D)
     kv_head = (head // GROUP).to(tl.int64)
     acc, _, running_sum = attend_slots(
         queries, node, in_block, key_ptr + kv_head * k_head_stride, value_ptr + kv_head * v_head_stride,

@@ -20,7 +20,7 @@ import torch
 import triton
 import triton.language as tl
 import worked_example
-from step4_triton import BLOCK_M, BLOCK_N, attend_slots, blocks_of, load_queries
+from step4_triton import BLOCK_M, BLOCK_N, attend_slots, blocks_of, load_rows
 from torch import Tensor
 
 PROCESSORS = 132
@@ -31,7 +31,7 @@ MOST_PIECES = 32
 # --8<-- [start:piece]
 @triton.jit
 def slots_of_piece(piece, keys, PIECES: tl.constexpr, BLOCK_N: tl.constexpr):
-    """First slot of a piece, and the one behind its last. Pieces are whole tiles; the last ones may be empty."""
+    """First slot of a piece, and the one behind its last. The last pieces may be empty."""
     tiles = tl.cdiv(tl.cdiv(keys, BLOCK_N), PIECES)
     first_slot = piece * tiles * BLOCK_N
     return first_slot, tl.minimum(first_slot + tiles * BLOCK_N, keys)
@@ -58,7 +58,8 @@ def attend_kernel(
     index = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     in_block = index < count
     node = first + index
-    queries = load_queries(query_ptr, node, head, in_block, q_node_stride, q_head_stride, WIDTH, BLOCK_D)
+    query_ptrs = query_ptr + node.to(tl.int64) * q_node_stride + head * q_head_stride
+    queries = load_rows(query_ptrs, in_block, WIDTH, BLOCK_D)
     kv_head = (head // GROUP).to(tl.int64)
     first_slot, last_slot = slots_of_piece(piece, length + count, PIECES, BLOCK_N)
     acc, running_max, running_sum = attend_slots(
@@ -70,28 +71,32 @@ def attend_kernel(
     # --8<-- [start:write]
     some = running_sum > 0.0  # a piece of the tree may hold no ancestor of a node
     divisor = tl.where(some, running_sum, 1.0)
+    lse = tl.where(some, running_max + tl.log(divisor), float("-inf"))
     row = (piece.to(tl.int64) * num_nodes + node) * HEADS + head
-    tl.store(part_lse_ptr + row, tl.where(some, running_max + tl.log(divisor), float("-inf")), mask=in_block)
+    tl.store(part_lse_ptr + row, lse, mask=in_block)
     dim = tl.arange(0, BLOCK_D)
     part_ptrs = part_ptr + row[:, None] * WIDTH + dim[None, :]
-    tl.store(part_ptrs, acc / divisor[:, None], mask=in_block[:, None] & (dim < WIDTH)[None, :])
+    mask = in_block[:, None] & (dim < WIDTH)[None, :]
+    tl.store(part_ptrs, acc / divisor[:, None], mask=mask)
     # --8<-- [end:write]
 
 
 # --8<-- [start:combine]
 @triton.jit
 def combine_kernel(
-    part_ptr, part_lse_ptr, offsets_ptr, out_ptr, num_requests, num_nodes, o_node_stride, o_head_stride,
-    HEADS: tl.constexpr, WIDTH: tl.constexpr, PIECES: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_D: tl.constexpr,
+    part_ptr, part_lse_ptr, offsets_ptr, out_ptr,
+    num_requests, num_nodes, o_node_stride, o_head_stride,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, PIECES: tl.constexpr,
+    BLOCK_P: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Joins the pieces of one node and head. Grid (M, H)."""
     node, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    if node >= tl.load(offsets_ptr + num_requests):  # belongs to no request: no piece was written
+    if node >= tl.load(offsets_ptr + num_requests):  # behind the last request: no pieces
         return
     piece, dim = tl.arange(0, BLOCK_P), tl.arange(0, BLOCK_D)
     row = (piece.to(tl.int64) * num_nodes + node) * HEADS + head
     lse = tl.load(part_lse_ptr + row, mask=piece < PIECES, other=float("-inf"))
-    weights = tl.exp(lse - tl.max(lse, axis=0))  # a node sees itself, so one piece has a finite lse
+    weights = tl.exp(lse - tl.max(lse, axis=0))  # finite: a node sees itself
     mask = (piece < PIECES)[:, None] & (dim < WIDTH)[None, :]
     part = tl.load(part_ptr + row[:, None] * WIDTH + dim[None, :], mask=mask, other=0.0)
     mean = tl.sum(weights[:, None] * part, axis=0) / tl.sum(weights, axis=0)
