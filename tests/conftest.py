@@ -10,6 +10,7 @@ import re
 import signal
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Says how to get packages that tests lack, as after `make demo`, whose environment has no test packages."""
     errors = "\n".join(str(report.longrepr) for report in terminalreporter.stats.get("error", []))
-    missing = sorted(set(re.findall(r"ModuleNotFoundError: No module named '(\w+)", errors)))
+    wanted = sorted(set(re.findall(r"ModuleNotFoundError: No module named '(\w+)", errors)))
+    missing = [name for name in wanted if find_spec(name) is None]
     if missing:
         terminalreporter.write_line(
             f"{', '.join(missing)}: not installed; `make environment` installs all packages of the tests into .venv"

@@ -22,7 +22,7 @@ from specdec_fast.lab.exact_distributions import has_a_dist, own_rules
 from specdec_fast.lab.text_positions import Place
 from specdec_fast.rules import get_rule
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parents[1] / "results"
 RULES = [name for name in own_rules() if has_a_dist(get_rule(name))]
 
 

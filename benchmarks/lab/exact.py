@@ -21,7 +21,7 @@ from specdec_fast.lab.backend_agreement import run_agreement
 from specdec_fast.lab.exact_distributions import own_rules, run_exact
 from specdec_fast.lab.expected_acceptance import run_expected
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parents[1] / "results"
 
 
 PARTS: dict[str, Callable[[Sequence[str]], Sequence[Any]]] = {

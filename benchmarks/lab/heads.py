@@ -24,7 +24,7 @@ import typer
 from benchmarks.harness.interleave import environment
 from specdec_fast.commands.lab import lab
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parents[1] / "results"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from specdec_fast.core import names
 from specdec_fast.drafters import make_drafter
 from specdec_fast.rules import rule_names
 from specdec_fast.targets.huggingface import HuggingFaceTarget
-from specdec_fast.targets.tiny import tiny_model
+from specdec_fast.targets.tiny_models import tiny_model
 
 PLACES: dict[str, Callable[..., Any]] = {
     "SamplingParams": SamplingParams,
