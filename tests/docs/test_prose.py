@@ -38,10 +38,10 @@ def findings(root: Path, monkeypatch: pytest.MonkeyPatch) -> Findings:
         ("The rule answers with a path.", 1, "plain"),
         ("The drafter hears of it.", 1, "plain"),
         ("It is told the seed.", 1, "plain"),
-        ("The target's distribution is kept.", 1, "words"),
+        ("The target's law is kept.", 1, "words"),
         ("It draws\na coin for each.", 2, "words"),
-        ("Score-only nodes are scored.", 1, "words"),
-        ("The auxiliary hidden states of a layer.", 1, "words"),
+        ("Scouts are scored.", 1, "words"),
+        ("The taps of a layer.", 1, "words"),
         ("Four seams.", 1, "words"),
         ("Text. Of requests that wait, the first runs.", 1, "constructions"),
         ("- Of drafts which fit, one is taken.", 1, "constructions"),
@@ -62,11 +62,11 @@ def test_a_planted_sentence_is_found(findings: Findings, text: str, line: int, c
     "text",
     [
         f"# {SHORT}\n\n{SHORT}.\n{SHORT}.\n\n- {SHORT}\n- {SHORT}\n\n| {SHORT} | {SHORT} |\n",
-        f"`dist` and ``a `coin` ``.\n\n```python\nlaw = 'whoever' # {LONG}\n```\n",
-        f"    ```text\n    {LONG} distribution\n    ```\n",
-        "[a flaw](dist.md#coin) <https://a.b/distribution> ![x](seam.svg)",
-        f"---\ntitle: distribution {LONG}\n---\n<!-- distribution {LONG} -->\n",
-        "::: package.dist\n    options:\n      distribution: coin\n\nText.",
+        f"`law` and ``a `coin` ``.\n\n```python\nlaw = 'whoever' # {LONG}\n```\n",
+        f"    ```text\n    {LONG} law\n    ```\n",
+        "[a flaw](law.md#coin) <https://a.b/law> ![x](seam.svg)",
+        f"---\ntitle: law {LONG}\n---\n<!-- law {LONG} -->\n",
+        "::: package.law\n    options:\n      law: coin\n\nText.",
         "Sizes of 1 1 and `a` `a`.\n\n## Heads\n\nHeads are trained.",
         "Lawful lanes of a vector, a race condition, room for one page and a therefore. Of course.",
         "Text of Chen et al. 2023. It stands in for a layer.",
@@ -83,11 +83,11 @@ def test_the_glossary_names_other_words(findings: Findings) -> None:
 def test_the_program_reports_lines_and_fails(root: Path, tmp_path: Path) -> None:
     document = tmp_path / "a.md"
     command = [sys.executable, str(root / "docs" / "style" / "prose.py"), str(document)]
-    document.write_text("Plain text.\n\nThe distribution.\n")
+    document.write_text("Plain text.\n\nThe law.\n")
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout.splitlines()) == (
         1,
-        [f"{document}:3: 'distribution': write a distribution [specdec.words]"],
+        [f"{document}:3: 'law': write a distribution [specdec.words]"],
     )
     document.write_text("Plain text.\n")
     done = subprocess.run(command, capture_output=True, text=True)
