@@ -106,12 +106,11 @@ def levels(edges: Graph) -> dict[str, int]:
     return found
 
 
-def home(name: str, *older: str) -> str:
+def home(name: str) -> str:
     """The path of the module that defines a class or function, without the suffix.
 
     Args:
         name: The class or function.
-        older: Names that it had before.
 
     Returns:
         The path from the root of its package; that of the folder for a name that an `__init__` defines.
@@ -119,11 +118,8 @@ def home(name: str, *older: str) -> str:
     Raises:
         ValueError: If no module or more than one defines it.
     """
-    for each in (name, *older):
-        found = sorted(file for file, defined in _definitions().items() if each in defined)
-        found = [file for file in found if file.endswith("__init__.py")] or found  # operators: the public function
-        if found:
-            break
+    found = sorted(file for file, defined in _definitions().items() if name in defined)
+    found = [file for file in found if file.endswith("__init__.py")] or found  # the public function of an operator
     if len(found) != 1:
         raise ValueError(f"{name}: got {len(found)} modules that define it; expected one; mend the figure")
     return found[0].removesuffix(".py").removesuffix("/__init__")

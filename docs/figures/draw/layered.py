@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from docs.figures.draw.imports import Graph
 
-GAP, THIN = 12.0, 8.0  # points between items; the width of an arrow that passes a level
+GAP, THIN = 16.0, 8.0  # points between items; the width of an arrow that passes a level
 SWEEPS = 40
 
 Point = tuple[float, float]
@@ -106,7 +106,10 @@ class Layout:
                 mirrored = self._apart(row[::-1], [left + right - each for each in wanted[::-1]])
                 back = [left + right - each for each in mirrored[::-1]]
                 x.update({name: (a + b) / 2 for name, a, b in zip(row, forth, back)})
-        return x
+        low = min(x[name] - self.widths[name] / 2 for name in x)
+        high = max(x[name] + self.widths[name] / 2 for name in x)
+        shift = (left + right - low - high) / 2  # to the middle of the page
+        return {name: place + shift for name, place in x.items()}
 
     def _apart(self, row: Sequence[str], wanted: Sequence[float]) -> list[float]:
         """The wanted places, each at least a gap to the right of the one before, none beyond the page."""

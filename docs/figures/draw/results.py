@@ -10,15 +10,6 @@ from typing import Any
 RESULTS = Path(__file__).resolve().parents[3] / "benchmarks" / "results"
 
 
-RENAMED = {
-    "token": "rejection", "tree": "recursive_rejection", "law_stats": "distribution_stats",
-    "tree_verify": "exact_match_verify", "chain_verify": "rejection_verify",
-    "chain_verify_logits": "rejection_verify_logits", "ordered_verify": "recursive_rejection_verify",
-    "draw_sample": "draft_sample", "edit_logits": "process_logits", "row_linear": "batch_invariant_linear",
-}  # fmt: skip
-"""Names of rules and operators in result files that are older than their present names."""
-
-
 def read(name: str) -> dict[str, Any]:
     """A result file, by its name."""
     found: dict[str, Any] = json.loads((RESULTS / name).read_text(encoding="utf-8"))
@@ -45,8 +36,3 @@ def machine(environment: dict[str, Any]) -> str:
 def source(name: str, environment: dict[str, Any], width: int = 72) -> str:
     """The lines of a caption: where the numbers come from."""
     return "\n".join(wrap(f"Measured on {machine(environment)}. benchmarks/results/{name}", width))
-
-
-def present(name: str) -> str:
-    """The present name of a rule or operator of a result file."""
-    return RENAMED.get(name, name)

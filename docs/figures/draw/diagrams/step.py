@@ -22,30 +22,30 @@ TOP, ROW, LEFT, WIDE, HIGH = 54.0, 57.0, 32.0, 92.0, 26.0
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A stage of the step. where: the class or function that does it, and names that it had; data: what it returns."""
+    """A stage of the step. where: the class or function that does it; data: what it returns."""
 
     verb: str
     does: str
-    where: tuple[str, ...]
+    where: str
     data: str = ""
     fields: str = ""
     colour: str = BLUE
 
 
 STAGES = (
-    Stage("admit", "reserves cache pages, prefills new prompts in chunks", ("prefill",), colour=MUTED),
-    Stage("propose", "the drafter drafts a token tree per request", ("DrafterRunner", "Proposer"),
+    Stage("admit", "reserves cache pages, prefills new prompts in chunks", "prefill", colour=MUTED),
+    Stage("propose", "the drafter drafts a token tree per request", "DrafterRunner",
           "Draft", "tokens, parents, offsets, distributions", PURPLE),
-    Stage("plan", "links the nodes of the packed trees", ("tree_plan",), "TreePlan", "depths, ancestor bits, links"),
-    Stage("score", "runs the target once over all nodes", ("HuggingFaceTarget",), "TargetOutput",
+    Stage("plan", "links the nodes of the packed trees", "tree_plan", "TreePlan", "depths, ancestor bits, links"),
+    Stage("score", "runs the target once over all nodes", "HuggingFaceTarget", "TargetOutput",
           "logits of every node"),
-    Stage("process", "applies processors, temperature and filters", ("PendingDistributions", "PendingLaws"),
+    Stage("process", "applies processors, temperature and filters", "target_distributions",
           "TokenDistributions", "one per node"),
-    Stage("verify", "the rule walks the trees", ("rule_for",), "Acceptance", "path, count, next token", GREEN),
-    Stage("commit", "keeps accepted keys and values", ("PagedCache",)),
-    Stage("append", "appends tokens, checks stop conditions", ("DecodeState",), "tokens",
+    Stage("verify", "the rule walks the trees", "rule_for", "Acceptance", "path, count, next token", GREEN),
+    Stage("commit", "keeps accepted keys and values", "PagedCache"),
+    Stage("append", "appends tokens, checks stop conditions", "DecodeState", "tokens",
           "the newest is the next root", ORANGE),
-    Stage("observe", "the drafter learns from the acceptance", ("DrafterRunner", "Proposer"), colour=PURPLE),
+    Stage("observe", "the drafter learns from the acceptance", "DrafterRunner", colour=PURPLE),
 )  # fmt: skip
 
 
@@ -57,7 +57,7 @@ def draw() -> Figure:
         y = TOP + at * ROW
         box(axes, LEFT, y, WIDE, HIGH, stage.verb, stage.colour, weight="bold")
         write(axes, LEFT + WIDE + 12, y + 6, stage.does)
-        write(axes, LEFT + WIDE + 12, y + 22, home(*stage.where), family=MONO, fontsize=SMALL - 0.5, color=MUTED)
+        write(axes, LEFT + WIDE + 12, y + 22, home(stage.where), family=MONO, fontsize=SMALL - 0.5, color=MUTED)
         if at + 1 < len(STAGES):
             x = LEFT + WIDE / 2
             arrow(axes, (x, y + HIGH), (x, y + ROW))

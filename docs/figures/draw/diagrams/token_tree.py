@@ -20,7 +20,7 @@ DESCRIPTION = (
 )
 RECORD = Path(__file__).resolve().parents[2] / "data" / "token-tree.json"
 
-PROMPT, SEED, TEMPERATURE, RULE, WIDTHS = "Then said the LORD unto", 106, 0.6, "tree", (2, 2, 1)
+PROMPT, SEED, TEMPERATURE, RULE, WIDTHS = "Then said the LORD unto", 106, 0.6, "recursive_rejection", (2, 2, 1)
 FIRST = 5  # the first of the two steps that are shown
 
 LEFT, COLUMN, ROW, WIDE, HIGH = 12, 91, 32, 72, 23

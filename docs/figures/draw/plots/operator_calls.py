@@ -5,7 +5,7 @@ from __future__ import annotations
 from matplotlib.figure import Figure
 
 from docs.figures.draw.bars import Bar, Group, Scale, draw_bars, height, legend
-from docs.figures.draw.results import newest, present, source
+from docs.figures.draw.results import newest, source
 from docs.figures.draw.shapes import heading, write
 from docs.figures.draw.style import BARS, MUTED, SMALL, page
 
@@ -25,7 +25,7 @@ def draw() -> Figure:
     groups = []
     for name in sorted(calls, key=lambda name: -calls[name]["call_us"]):
         row = calls[name]
-        bars = [Bar(present(name), row["kernel_us"], BARS[0], rest=row["python_us"])]
+        bars = [Bar(name, row["kernel_us"], BARS[0], rest=row["python_us"])]
         if name in launches:
             bars.append(Bar("", launches[name], BARS[1]))
         groups.append(Group("", bars))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from matplotlib.figure import Figure
 
 from docs.figures.draw.bars import Bar, Group, Scale, draw_bars, height
-from docs.figures.draw.results import present, read, source
+from docs.figures.draw.results import read, source
 from docs.figures.draw.shapes import heading, write
 from docs.figures.draw.style import BARS, MUTED, SMALL, page
 
@@ -23,7 +23,7 @@ def draw() -> Figure:
     chains, trees = [], []
     for row in result["rows"]:
         shape, _, siblings = row["proposals"].partition(", ")
-        name = present(row["rule"])
+        name = row["rule"]
         spread = row["tau"] - row["half_width_95"], row["tau"] + row["half_width_95"]
         colour = BARS[2] if row["rule"] == "replay" else BARS[0] if row["rule"] in ("block", "traversal") else BARS[3]
         bar = Bar(f"{name}, {siblings}" if siblings else name, row["tau"], colour, spread=spread)

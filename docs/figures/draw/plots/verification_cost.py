@@ -5,7 +5,7 @@ from __future__ import annotations
 from matplotlib.figure import Figure
 
 from docs.figures.draw.bars import Bar, Group, Scale, draw_bars, height, legend
-from docs.figures.draw.results import newest, present, source
+from docs.figures.draw.results import newest, source
 from docs.figures.draw.shapes import heading, write
 from docs.figures.draw.style import BARS, MUTED, SMALL, page
 
@@ -30,7 +30,7 @@ def draw() -> Figure:
         bars = []
         for rule, draft in dict.fromkeys((row["rule"], row["draft"]) for row in own):
             at = {row["where"]: row["median_ratio"] for row in own if (row["rule"], row["draft"]) == (rule, draft)}
-            bars.append(Bar(f"{present(rule)}, {DRAFTS[draft]}", at["memory"], BARS[0]))
+            bars.append(Bar(f"{rule}, {DRAFTS[draft]}", at["memory"], BARS[0]))
             bars.append(Bar("", at["cached"], BARS[2]))
         groups.append(Group(f"{dtype}, {threads} thread{'s' if threads > 1 else ''}", bars))
     most = max(bar.value for group in groups for bar in group.bars)
