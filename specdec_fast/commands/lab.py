@@ -42,7 +42,7 @@ def lab(
     rule: Annotated[
         str | None,
         typer.Option(
-            help="Verification rule that is drawn from, such as replay (default: token; best with --drafter).",
+            help="Verification rule under test, such as replay (default: rejection; best with --drafter).",
             rich_help_panel="Models",
         ),
     ] = None,
