@@ -55,4 +55,4 @@ if __name__ == "__main__":
         engine = load("demo-target", drafter="echo", max_rows=1)
         handle = engine.generate([PROMPT], SamplingParams(temperature=0, max_new_tokens=64))[0]
     print(handle.text)
-    print(f"drafter echo: {handle.stats.drafted} drafted, {handle.stats.tau:.2f} tokens per target pass")
+    print(f"drafter echo: {handle.stats.num_draft_tokens} drafted, {handle.stats.tau:.2f} tokens per target pass")

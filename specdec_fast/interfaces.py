@@ -33,11 +33,11 @@ class Acceptance:
     num_accepted: Tensor
     next_token: Tensor
     node_choice: Tensor | None = None
-    accepted: tuple[int, ...] | None = None
+    num_accepted_host: tuple[int, ...] | None = None
 
-    def host_accepted(self) -> Sequence[int]:
+    def read_num_accepted(self) -> Sequence[int]:
         """How many were accepted of each row, as host integers."""
-        return self.num_accepted.tolist() if self.accepted is None else self.accepted
+        return self.num_accepted.tolist() if self.num_accepted_host is None else self.num_accepted_host
 
 
 @dataclass(slots=True, eq=False)
@@ -53,7 +53,7 @@ class Rng:
     positions: Tensor
     first_draw: int = 0
 
-    def noise(self, sampling: Sampling, pick: str) -> list[tuple[int, int] | None]:
+    def replay_noise_keys(self, sampling: Sampling, pick: str) -> list[tuple[int, int] | None]:
         """Per row the seed and the root's position, by which a drafter that picks "coupled" finds the noise of `replay`
         on the host; None for other ways to pick and at temperature 0.
         """

@@ -34,8 +34,8 @@ class _Weighed:
             if parent >= 0 and not score_only[node]:
                 self.children[offsets[rows[node]] + parent].append(node)
         self.counts = draft.counts
-        self.p = target_dists.weights().double()
-        self._q = None if draft.dists is None else draft.dists.weights().double()
+        self.p = target_dists.probs().double()
+        self._q = None if draft.dists is None else draft.dists.probs().double()
         self._ids = None if draft.dists is None else draft.dists.token_ids
         self._dist_row = dist_index
 

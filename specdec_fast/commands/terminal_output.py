@@ -141,7 +141,7 @@ def stats_table(stats: Any, seconds: float) -> Any:
     table.add_row(
         "tau",
         f"{stats.tau:.2f} tokens per target pass ({stats.steps} pass{'' if stats.steps == 1 else 'es'}, "
-        f"{stats.drafted} tokens drafted)",
+        f"{stats.num_draft_tokens} tokens drafted)",
     )
     if stats.tested:
         table.add_row("alpha", f"{stats.mean_alpha:.2f} of tested draft tokens accepted")

@@ -44,7 +44,7 @@ class TokenDistributions:
         """(inv_t, lse, cut, tie_id), in the order in which the ops take them."""
         return self.inv_t, self.lse, self.cut, self.tie_id
 
-    def levels(self) -> Tensor:
+    def effective_logits(self) -> Tensor:
         """The logits as the distributions have them, [R, V]: a copy in float32 where an overlay lies over them."""
         return self.logits if self.overlay is None else self.overlay.over(self.logits)
 
@@ -79,10 +79,10 @@ class TokenDistributions:
                 "token_ids"
             )
 
-    def weights(self) -> Tensor:
+    def probs(self) -> Tensor:
         """The probabilities, [R, V]: for tests and plots; the engine never materialises them."""
         dtype = torch.float64 if self.logits.dtype == torch.float64 else torch.float32
-        logits = self.levels().to(dtype)
+        logits = self.effective_logits().to(dtype)
         ids = torch.arange(logits.shape[1], device=logits.device)
         cut, tie = self.cut[:, None].to(dtype), self.tie_id[:, None]
         kept = ((logits > cut) | ((logits == cut) & (ids <= tie))) & (logits > float("-inf"))
@@ -105,7 +105,7 @@ class PendingDistributions(TokenDistributions):
     def __init__(self, logits: Tensor, asked: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
         self.logits, self.token_ids, self.overlay, self.asked, self._found = logits, None, None, asked, None
 
-    def settle(self, found: Sequence[Tensor]) -> None:
+    def set_stats(self, found: Sequence[Tensor]) -> None:
         """The statistics (inv_t, lse, cut, tie_id, mass) as a rule found them. Rows that it passed by have lse = +inf,
         and no weights but in `select`.
         """
@@ -125,7 +125,7 @@ class PendingDistributions(TokenDistributions):
         found = self._found
         if found is None:
             found = distribution_stats(self.logits, *self.asked, masses=True)
-            self.settle(found)
+            self.set_stats(found)
         return found
 
     inv_t = property(lambda self: self._all()[0])
@@ -135,7 +135,7 @@ class PendingDistributions(TokenDistributions):
     mass = property(lambda self: self._all()[4])
 
 
-def concat_dists(parts: Sequence[TokenDistributions]) -> TokenDistributions:
+def concat_distributions(parts: Sequence[TokenDistributions]) -> TokenDistributions:
     """One `TokenDistributions` with the rows of all parts, in order (all over the same vocabulary)."""
     if len(parts) == 1:
         return parts[0]
@@ -145,4 +145,4 @@ def concat_dists(parts: Sequence[TokenDistributions]) -> TokenDistributions:
 
     mass = None if any(part.mass is None for part in parts) else joined("mass")
     stats = (joined("inv_t"), joined("lse"), joined("cut"), joined("tie_id"))
-    return TokenDistributions(torch.cat([part.levels() for part in parts]), *stats, parts[0].token_ids, mass)
+    return TokenDistributions(torch.cat([part.effective_logits() for part in parts]), *stats, parts[0].token_ids, mass)

@@ -72,7 +72,7 @@ class Draft:
         """Its rows as host integers if all of them are chains, else None."""
         return self.host_rows() if self.is_chain else None
 
-    def planned(self) -> TreePlan:
+    def get_plan(self) -> TreePlan:
         """The links of its trees: those that are known, or made now for rows of that many nodes."""
         if self.plan is not None:
             return self.plan
@@ -225,7 +225,7 @@ class Draft:
             nodes,
         )
 
-    def among(self, rows: Sequence[int], roots: Sequence[int]) -> Draft:
+    def with_missing_rows(self, rows: Sequence[int], roots: Sequence[int]) -> Draft:
         """The draft for all of `rows`: those that it lacks get a root and nothing else. roots: newest tokens."""
         bare = Draft.chains(rows, [[root] for root in roots], device=self.tokens.device)
         have = {row: place for place, row in enumerate(self.host_rows())}
@@ -258,7 +258,7 @@ class Draft:
         goes_on[(self.parents + self.offsets[self.row_of])[inner].long()] = True
         return counted, depths.tolist(), goes_on
 
-    def refuse_dropped(self, rule: str) -> None:
+    def check_no_dropped_samples(self, rule: str) -> None:
         """Raise ValueError where a drawn token is a score-only node, so that `rule`, which uses the draft's
         distributions, would drop it.
 

@@ -109,7 +109,7 @@ class DraftModelRunner:
                 self._scored[row] = count
         if self._wider:
             draft = replace(draft, tokens=torch.where(draft.tokens < self.model.vocab_size, draft.tokens, 0))
-        output, _ = self.model.score(draft, draft.planned())
+        output, _ = self.model.score(draft, draft.get_plan())
         assert output.logits is not None
         return output.logits
 

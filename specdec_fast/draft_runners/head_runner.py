@@ -70,7 +70,7 @@ class PagedHead:
 
     def score(self, draft: Draft, features: Tensor) -> Tensor:
         """Predicted features [M, hidden] of every node of a draft; features: [M, hidden], of the token before each."""
-        plan = None if draft.is_chain else draft.planned()
+        plan = None if draft.is_chain else draft.get_plan()
         slots = self.cache.stage(draft.rows, draft.offsets, draft.num_nodes, plan)
         return self._run(draft.tokens, features, slots)
 
@@ -203,7 +203,7 @@ class HeadRunner:
         """The features of what was accepted are known now."""
         if any(name not in output.aux_hidden_states for name in self.model.aux_hidden_states):
             return
-        counts, width = [accepted + 1 for accepted in acceptance.host_accepted()], acceptance.path.shape[1]
+        counts, width = [accepted + 1 for accepted in acceptance.read_num_accepted()], acceptance.path.shape[1]
         places = [row * width + node for row, count in enumerate(counts) for node in range(count)]
         at = acceptance.path.flatten()[host_to_device(places, torch.int64, self.device)].long()
         features = self.model.features(

@@ -16,7 +16,7 @@ from torch import Tensor
 from specdec_fast.adaptive.budget import MovingThreshold, surely_accepted
 from specdec_fast.core.chain_layout import ChainLayout, chain_layout
 from specdec_fast.core.device_transfer import entries, host_to_device
-from specdec_fast.core.distributions import TokenDistributions, concat_dists
+from specdec_fast.core.distributions import TokenDistributions, concat_distributions
 from specdec_fast.core.draft import Draft
 from specdec_fast.core.names import RENAMED_PICKS
 from specdec_fast.draft_runners.cross_vocab import CrossVocab, GrowingText
@@ -213,7 +213,7 @@ class DraftModelDrafter:
                 drafted[index].append(token)
                 dist_rows[index].append(used + at)
             used += len(active)
-        return concat_dists(parts) if parts and self.pick == "sampled" else None
+        return concat_distributions(parts) if parts and self.pick == "sampled" else None
 
     def _between_nothing(self) -> FusedForward | None:
         """Its passes as one operator, where nothing but picks comes between those of a chain."""
@@ -260,7 +260,7 @@ class DraftModelDrafter:
         last, limits = self._last
         if not self.entropy_goal or draft is not last:
             return
-        taken = acceptance.host_accepted()
+        taken = acceptance.read_num_accepted()
         for row, count, limit, accepted in zip(draft.host_rows(), draft.counts, limits, taken):
             if count > 1 and row in self._thresholds:
                 self._thresholds[row].update(accepted, count - 1, full=accepted == limit)

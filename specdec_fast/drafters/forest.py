@@ -22,7 +22,7 @@ from torch.nn.functional import pad
 from specdec_fast.adaptive.cost_model import CostModel, Outcome
 from specdec_fast.core.chain_layout import chain_layout
 from specdec_fast.core.device_transfer import host_to_device, table_to_device
-from specdec_fast.core.distributions import TokenDistributions, concat_dists
+from specdec_fast.core.distributions import TokenDistributions, concat_distributions
 from specdec_fast.core.draft import Draft, ProposalKind
 from specdec_fast.interfaces import Acceptance, Budget, Drafter, Needs, Parts, Rng, StateView, TargetOutput
 
@@ -161,7 +161,7 @@ class ForestDrafter:
                 source.observe(view, draft, acceptance, output)
             return
         rows = draft.host_rows()
-        paths = [path[: count + 1] for path, count in zip(acceptance.path.tolist(), acceptance.host_accepted())]
+        paths = [path[: count + 1] for path, count in zip(acceptance.path.tolist(), acceptance.read_num_accepted())]
         tokens, following = draft.tokens.tolist(), acceptance.next_token.tolist()
         for source, record, (own, nodes, asked) in zip(self.sources, self._records, self._drafts):
             heard, outcomes = _alone(own, nodes, paths, tokens, following, acceptance)
@@ -273,7 +273,7 @@ def _stack(parts: Sequence[TokenDistributions | None]) -> tuple[TokenDistributio
         else replace(part, logits=pad(part.logits, (0, widest - part.logits.shape[1]), value=-torch.inf), mass=None)
         for part in there
     ]
-    return concat_dists(same), first
+    return concat_distributions(same), first
 
 
 def _pack(

@@ -93,7 +93,7 @@ class JacobiDrafter:
             assert output.logits is not None
             choice = output.logits.argmax(1)
         answers, first = choice.tolist(), 0
-        accepted = acceptance.host_accepted()
+        accepted = acceptance.read_num_accepted()
         for row, count, taken in zip(draft.host_rows(), draft.counts, accepted):
             state = self._rows.get(row)
             if state is not None:  # the tail behind the token that follows the accepted ones

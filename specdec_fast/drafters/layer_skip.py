@@ -22,7 +22,7 @@ from torch import Tensor
 from specdec_fast.adaptive.budget import MovingThreshold
 from specdec_fast.core.chain_layout import chain_layout
 from specdec_fast.core.device_transfer import entries, host_to_device
-from specdec_fast.core.distributions import TokenDistributions, concat_dists
+from specdec_fast.core.distributions import TokenDistributions, concat_distributions
 from specdec_fast.core.draft import Draft
 from specdec_fast.core.names import RENAMED_PICKS
 from specdec_fast.interfaces import Acceptance, Budget, Needs, Parts, Rng, StateView, TargetOutput
@@ -136,7 +136,7 @@ class LayerSkipDrafter:
             rows,
             [[own.text[-1], *own.tokens] for own in drafts],
             dist_rows=[own.dist_rows for own in drafts] if drawn else None,
-            dists=concat_dists(parts) if drawn else None,
+            dists=concat_distributions(parts) if drawn else None,
             device=view.device,
         )
         self._last = (draft, tuple(budget.nodes))
@@ -146,7 +146,7 @@ class LayerSkipDrafter:
         last, limits = self._last
         if self.stop != "adaptive" or draft is not last:
             return
-        taken = acceptance.host_accepted()
+        taken = acceptance.read_num_accepted()
         for row, count, limit, accepted in zip(draft.host_rows(), draft.counts, limits, taken):
             if count > 1 and row in self._exits:
                 self._exits[row].update(accepted, count - 1, full=count - 1 == limit)

@@ -117,7 +117,9 @@ class RecyclingDrafter:
         sampling = view.sampling(rows)
         dists = zip(*(each.tolist() for each in (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)))
         trees = []
-        for row, limit, (temperature, *kept), noise in zip(rows, budget.nodes, dists, rng.noise(sampling, self.pick)):
+        for row, limit, (temperature, *kept), noise in zip(
+            rows, budget.nodes, dists, rng.replay_noise_keys(sampling, self.pick)
+        ):
             root = view.tokens(row)[-1]
             how = (1 / temperature, *kept) if temperature else (_CERTAIN, 0, 1.0, 0.0)
             tokens, parents, *_ = self.successors(row).grow(root, self._depth, limit, self._least, *how, noise)

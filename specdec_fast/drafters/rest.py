@@ -81,7 +81,7 @@ class RestDrafter:
 
     def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
         trees = []
-        for row, limit, noise in zip(rows, budget.nodes, rng.noise(view.sampling(rows), self.pick)):
+        for row, limit, noise in zip(rows, budget.nodes, rng.replay_noise_keys(view.sampling(rows), self.pick)):
             context = list(view.tokens(row)[-self._max_match :])
             tokens, parents = self._tree(context, limit, noise) if limit > 0 else ([], [])
             trees.append(([context[-1], *tokens], [-1, *parents]))

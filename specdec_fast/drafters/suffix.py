@@ -133,7 +133,7 @@ class SuffixDrafter:
 
     def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
         trees = []
-        for row, limit, noise in zip(rows, budget.nodes, rng.noise(view.sampling(rows), self.pick)):
+        for row, limit, noise in zip(rows, budget.nodes, rng.replay_noise_keys(view.sampling(rows), self.pick)):
             own = self._rows[row]
             own.extend(view.tokens(row))
             tokens, parents = self._tree(own, limit, noise) if limit > 0 else ([], [])

@@ -136,7 +136,7 @@ class DrafterRunner:
             draft = self._contained(view, rows, places, limits, rng)
         if draft is None:
             return Draft.chains(rows, [[root] for root in roots], device=view.device)
-        whole = draft if draft.num_rows == len(rows) else draft.among(rows, roots)
+        whole = draft if draft.num_rows == len(rows) else draft.with_missing_rows(rows, roots)
         self._asked = draft, whole
         return whole
 
@@ -279,7 +279,7 @@ class DrafterRunner:
             raise ValueError(f"{who}: got a tree or score-only nodes; expected chains, as its needs say")
         draft.check(self._vocab_size, {row: view.tokens(row)[-1] for row in rows}, wait=needs.host_tokens)
         if getattr(self._rule, "uses_q", False):
-            draft.refuse_dropped(self._rule.name)
+            draft.check_no_dropped_samples(self._rule.name)
 
     def _lost(self, verb: str, error: Exception, rows: Sequence[int]) -> None:
         """No drafts for these rows any more. The drafter keeps what it knows of them until they leave."""
@@ -345,7 +345,9 @@ def _part(
         num_accepted=acceptance.num_accepted[at],
         next_token=acceptance.next_token[at],
         node_choice=None if choice is None else choice[nodes],
-        accepted=None if acceptance.accepted is None else tuple(acceptance.accepted[place] for place in places),
+        num_accepted_host=None
+        if acceptance.num_accepted_host is None
+        else tuple(acceptance.num_accepted_host[place] for place in places),
     )
     logits = None if output.logits is None else output.logits[nodes]
     return (

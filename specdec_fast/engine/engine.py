@@ -220,7 +220,7 @@ class Engine:
         with clock.time("propose"):
             draft = self._proposer.propose(state, rows, rng)
         with clock.time("plan"):
-            plan = draft.planned()
+            plan = draft.get_plan()
         with clock.time("score"):
             output, slots = target.score(draft, plan, self.needs.aux_hidden_states)
         with clock.time("verify"):

@@ -47,9 +47,9 @@ class RequestStats:
 
     steps: int = 0
     new_tokens: int = 0
-    drafted: int = 0
+    num_draft_tokens: int = 0
     tested: list[int] = field(default_factory=list)
-    accepted: list[int] = field(default_factory=list)
+    accepted_per_position: list[int] = field(default_factory=list)
     preemptions: int = 0
     faults: int = 0
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(VERBS, 0.0))
@@ -57,16 +57,21 @@ class RequestStats:
     def count(self, drafted: int, depth: int, accepted: int, kept: int) -> None:
         """One step: `drafted` nodes of a tree `depth` deep, `accepted` kept by the rule, `kept` tokens emitted."""
         self.steps += 1
-        self.drafted += drafted
+        self.num_draft_tokens += drafted
         self.new_tokens += kept
         reached = min(accepted + 1, depth)
         while len(self.tested) < reached:
             self.tested.append(0)
-            self.accepted.append(0)
+            self.accepted_per_position.append(0)
         for position in range(reached):
             self.tested[position] += 1
         for position in range(accepted):
-            self.accepted[position] += 1
+            self.accepted_per_position[position] += 1
+
+    @property
+    def num_accepted(self) -> int:
+        """Draft tokens that the rule accepted, at all positions together."""
+        return sum(self.accepted_per_position)
 
     @property
     def tau(self) -> float:
@@ -76,21 +81,21 @@ class RequestStats:
     @property
     def alpha(self) -> list[float]:
         """Acceptance rate at each depth, of the tokens that were reached there."""
-        return [hit / seen for hit, seen in zip(self.accepted, self.tested)]
+        return [hit / seen for hit, seen in zip(self.accepted_per_position, self.tested)]
 
     @property
     def mean_alpha(self) -> float:
         """Acceptance rate over all tested tokens; 0 when none was tested."""
-        return sum(self.accepted) / sum(self.tested) if any(self.tested) else 0.0
+        return self.num_accepted / sum(self.tested) if any(self.tested) else 0.0
 
     def merge(self, other: RequestStats) -> None:
         """Add another request's counters."""
         self.steps += other.steps
         self.new_tokens += other.new_tokens
-        self.drafted += other.drafted
+        self.num_draft_tokens += other.num_draft_tokens
         self.preemptions += other.preemptions
         self.faults += other.faults
-        for mine, theirs in ((self.tested, other.tested), (self.accepted, other.accepted)):
+        for mine, theirs in ((self.tested, other.tested), (self.accepted_per_position, other.accepted_per_position)):
             mine.extend([0] * (len(theirs) - len(mine)))
             for position, count in enumerate(theirs):
                 mine[position] += count
@@ -102,7 +107,7 @@ class RequestStats:
         return {
             "steps": self.steps,
             "new_tokens": self.new_tokens,
-            "drafted": self.drafted,
+            "num_draft_tokens": self.num_draft_tokens,
             "tau": self.tau,
             "alpha": self.mean_alpha if any(self.tested) else None,
             "alpha_per_position": self.alpha,

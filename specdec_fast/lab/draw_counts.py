@@ -151,7 +151,7 @@ class Drawing:
         words = (self.rule.name, self.simulator.layout, self.seed, TEXT, GROUPS, WHOLE)
         found = hashlib.sha256(repr(words).encode())
         for dists in (self.place.p, self.place.q):
-            found.update(dists.weights().double().numpy().round(5).tobytes())
+            found.update(dists.probs().double().numpy().round(5).tobytes())
         return found.hexdigest()[:16]
 
     def _resume(self, file: Path) -> None:

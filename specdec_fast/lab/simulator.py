@@ -113,7 +113,7 @@ class Simulator:
         self.layout = layout or layout_for(rule)
         self.vocab, self.device = p.logits.shape[1], p.logits.device
         widest = max((len(nodes) for nodes in self.layout.siblings.values()), default=0)
-        weights = q.weights()[0]
+        weights = q.probs()[0]
         support = int((weights > 0).sum())
         if self.layout.pick in ("without", "hybrid", "deterministic") and support < widest:
             raise ValueError(

@@ -296,7 +296,7 @@ def step_outcomes(
 
 def _choices(trees: Sequence[DraftTree], dists: TokenDistributions) -> np.ndarray:
     """Weights of the target's choices [M, V]: its distributions where the draft says nothing about them."""
-    weights = dists.weights().numpy()
+    weights = dists.probs().numpy()
     for node, choice in enumerate(choice for tree in trees for choice in tree.choice):
         if choice is not None:
             weights[node] = [float(weight) for weight in choice]

@@ -106,7 +106,7 @@ def _copy(dists: TokenDistributions, rows: Tensor) -> TokenDistributions:
     own = dists.select(rows.to(dists.logits.device))
     mass = None if own.mass is None else own.mass.cpu().clone()
     inv_t, lse, cut, tie_id = (part.cpu().clone() for part in own.stats)
-    return TokenDistributions(own.levels().cpu().clone(), inv_t, lse, cut, tie_id, mass=mass)
+    return TokenDistributions(own.effective_logits().cpu().clone(), inv_t, lse, cut, tie_id, mass=mass)
 
 
 @dataclass(slots=True)

@@ -68,7 +68,7 @@ class Typical:
         """1 on the longest path of tokens that are typical, 0 elsewhere; and the target's own weights."""
         rows = draft.offsets[1:]
         path = self._kept(draft, plan, target_dists, rows.long(), rows).path.long()
-        weights = target_dists.weights()
+        weights = target_dists.probs()
         accept = weights.new_zeros(draft.num_nodes)
         accept[path[path >= 0]] = 1.0
         return accept, weights
@@ -124,7 +124,7 @@ class Lenience:
         """The draft with l q in place of q: a larger log-normaliser."""
         if not draft.is_chain:
             raise ValueError("rule lossy:lenience: got a tree; expected chains, or lossy (typical)")
-        draft.refuse_dropped(self.name)
+        draft.check_no_dropped_samples(self.name)
         q = draft.dists
         if q is None:
             return draft
@@ -174,7 +174,7 @@ class Among:
 
     def thresholds(self, draft: Draft, plan: TreePlan, target_dists: TokenDistributions) -> Cells:
         """1 on the path that is kept, 0 elsewhere; and the target's own weights."""
-        path, weights = self._path(draft, plan, target_dists)[0].long(), target_dists.weights()
+        path, weights = self._path(draft, plan, target_dists)[0].long(), target_dists.probs()
         accept = weights.new_zeros(draft.num_nodes)
         accept[path[path >= 0]] = 1.0
         return accept, weights
@@ -183,7 +183,7 @@ class Among:
         """The longest path of tokens that may be kept: typical acceptance without a limit, the others being
         score-only nodes.
         """
-        logits = dists.levels().float()
+        logits = dists.effective_logits().float()
         above = draft.offsets[:-1].long()[draft.row_of] + draft.parents.clamp(min=0)
         level = logits[above].gather(1, draft.tokens[:, None])
         ids = torch.arange(logits.shape[1], device=logits.device)

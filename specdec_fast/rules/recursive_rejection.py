@@ -60,7 +60,7 @@ class TreeRule:
     def __call__(
         self, draft: Draft, plan: TreePlan, target_dists: TokenDistributions, rng: Rng, uniforms: Tensor | None = None
     ) -> Acceptance:
-        draft.refuse_dropped(self.name)
+        draft.check_no_dropped_samples(self.name)
         path, accepted, following = self.verify(
             *proposals(draft, plan, target_dists),
             rng.seeds,

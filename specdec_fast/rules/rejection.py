@@ -30,7 +30,7 @@ def verify_chains(
         path, accepted, following, *found = rejection_verify_logits(
             *nodes, target_dists.logits, target_dists.asked, *noise, max_depth=draft.max_depth, rule=rule
         )
-        target_dists.settle(found)
+        target_dists.set_stats(found)
     else:
         target = (target_dists.logits, *target_dists.stats)
         options = {"mass": target_dists.mass, "overlay": target_dists.overlay, "max_depth": draft.max_depth}

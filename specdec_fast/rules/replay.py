@@ -47,7 +47,7 @@ def walk_logits(draft: Draft, plan: TreePlan, dists: PendingDistributions, rng: 
         rng.positions,
         max_depth=draft.max_depth,
     )
-    dists.settle(found)
+    dists.set_stats(found)
     return Acceptance(path, accepted, following)
 
 

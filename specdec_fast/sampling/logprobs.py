@@ -44,7 +44,7 @@ def token_logprobs(
         return []
     device = dists.logits.device
     own = dists.select(host_to_device(nodes[: len(tokens)], torch.int64, device))
-    levels = own.levels().to(own.lse.dtype)
+    levels = own.effective_logits().to(own.lse.dtype)
     ids = torch.arange(levels.shape[1], device=device)
     kept = (levels > own.cut[:, None]) | ((levels == own.cut[:, None]) & (ids <= own.tie_id[:, None]))
     sampled = torch.where(kept, levels * own.inv_t[:, None] - own.lse[:, None], -torch.inf)

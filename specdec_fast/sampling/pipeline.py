@@ -264,7 +264,7 @@ def failures(path: Tensor, dists: TokenDistributions, sampling: Sampling) -> dic
     for row in met.any(1).nonzero().flatten().tolist():
         place = int(met[row].int().argmax())
         node = path[row, place : place + 1].long()
-        masked = bool((dists.select(node).levels() == float("-inf")).all())
+        masked = bool((dists.select(node).effective_logits() == float("-inf")).all())
         reason = sampling.edits.why_empty(row) if masked and sampling.edits is not None else None
         found[row] = place, reason or "the model returned NaN or no finite logit"
     return found

@@ -175,7 +175,7 @@ class HuggingFaceTarget:
             if half:
                 shape = chain_layout((0,), (half,), self.device)
                 self.extend(shape.rows, sample[:half], shape.offsets, logits=False)
-            packed = self.score(draft, draft.planned())[0].logits
+            packed = self.score(draft, draft.get_plan())[0].logits
         self.cache.release([0])
         assert packed is not None
         error, spread = float((packed.float() - own[half:]).abs().mean()), float(own.std())

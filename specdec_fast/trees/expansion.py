@@ -24,7 +24,7 @@ from torch.nn.functional import pad
 
 from specdec_fast.core.chain_layout import ChainLayout, chain_layout
 from specdec_fast.core.device_transfer import host_to_device
-from specdec_fast.core.distributions import TokenDistributions, concat_dists
+from specdec_fast.core.distributions import TokenDistributions, concat_distributions
 from specdec_fast.core.draft import Draft, ProposalKind
 from specdec_fast.interfaces import Acceptance, Budget, Needs, Rng, StateView, TargetOutput
 from specdec_fast.sampling.pipeline import Sampling
@@ -143,7 +143,9 @@ class TreeDrafter:
         at = host_to_device(active, torch.int64, view.device)
         own = replace(rng, seeds=rng.seeds[at], positions=rng.positions[at])
         ids, newest = [rows[index] for index in active], [roots[index] for index in active]
-        return self._grow_best(view, ids, newest, [limits[index] for index in active], own).among(rows, roots)
+        return self._grow_best(view, ids, newest, [limits[index] for index in active], own).with_missing_rows(
+            rows, roots
+        )
 
     def observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
         self.source.observe(view, draft, acceptance, output)
@@ -341,7 +343,7 @@ class TreeDrafter:
             host_to_device(proposal_kinds, torch.int8, view.device),
             host_to_device(dist_index, torch.int32, view.device),
         )
-        return replace(draft, proposal_kinds=marked, dist_index=named, dists=concat_dists(parts))
+        return replace(draft, proposal_kinds=marked, dist_index=named, dists=concat_distributions(parts))
 
 
 @dataclass(slots=True)

@@ -166,7 +166,7 @@ def _level(
         draft = Draft.chains(range(len(places)), [tokens for tokens, _ in begun], device=device)
     else:
         draft = Draft.trees(range(len(places)), begun, device=device)
-        draft = replace(draft, plan=draft.planned())
+        draft = replace(draft, plan=draft.get_plan())
     return Level(
         places,
         draft,

@@ -211,7 +211,7 @@ def test_entropy_is_the_stop_of_a_draft_model() -> None:
         made = get_drafter("draft_model")(target(), num_draft_tokens=6, **options)
         engine = Engine(target(), made, budget=budget)
         (handle,) = engine.generate([[1, 2]], SamplingParams(seed=3, max_new_tokens=20))
-        return [made.entropy_stop, handle.stats.drafted, *handle.tokens]
+        return [made.entropy_stop, handle.stats.num_draft_tokens, *handle.tokens]
 
     free, stopped = drafted("fixed"), drafted("fixed", entropy_stop=0.05)
     assert drafted("entropy") == stopped
@@ -243,7 +243,7 @@ def test_an_engine_with_goodput_says_the_same_and_learns_that_drafts_are_useless
         engine = Engine(AutomatonTarget(logits, max_length=128), Slow([], 0.0, 8), budget=budget)
         handles = engine.generate(prompts, params)
         assert [handle.tokens for handle in handles] == want
-        drafted[budget] = engine.stats.drafted
+        drafted[budget] = engine.stats.num_draft_tokens
     assert drafted["goodput"] < 0.4 * drafted["fixed"]
 
 
@@ -279,7 +279,7 @@ def test_score_only_are_paid_for_and_bring_nothing(monkeypatch: pytest.MonkeyPat
     engine = Engine(target, get_drafter("lookahead")(window=3, ngram=3, guesses=3), budget=policy)
     engine.generate([[1, 2]], SamplingParams(seed=1, max_new_tokens=100, ignore_eos=True))
     times = policy._verify
-    assert engine.stats.drafted > 0 and len(times.keys) > 3
+    assert engine.stats.num_draft_tokens > 0 and len(times.keys) > 3
     assert [times.at(nodes) for nodes in times.keys] == pytest.approx([1 + 0.1 * (nodes - 1) for nodes in times.keys])
 
 
@@ -305,7 +305,7 @@ def test_in_an_engine_goodput_is_hardly_slower_than_plain_decoding_whatever_draf
         before = target.now
         assert engine.generate([text], params)[0].tokens == tokens
         speeds.append(len(tokens) / (target.now - before))
-    assert engine.stats.drafted > 0
+    assert engine.stats.num_draft_tokens > 0
     assert speeds[0] > 0.9 and len(texts[1:]) / sum(1 / speed for speed in speeds[1:]) > 0.98, speeds
 
 
@@ -368,7 +368,7 @@ def _first_three(policy: BudgetPolicy) -> float:
     handles = [engine.submit([1], SamplingParams(seed=seed, max_new_tokens=8)) for seed in range(4000)]
     while not engine.idle:
         engine.step()
-    assert engine.stats.drafted > 0
+    assert engine.stats.num_draft_tokens > 0
     exact = joint(lambda text: dist(target.logits_after([1, *text]), temperature=1.0), 3, 4)
     return p_value(Counter(tuple(handle.tokens[:3]) for handle in handles), exact)
 

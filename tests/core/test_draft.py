@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specdec_fast.core import chain_layout as packed_shape_module
 from specdec_fast.core import draft as draft_module
-from specdec_fast.core.distributions import TokenDistributions, concat_dists
+from specdec_fast.core.distributions import TokenDistributions, concat_distributions
 from specdec_fast.core.draft import Draft, ProposalKind
 from specdec_kernels import TreePlan, distribution_stats, tree_plan
 
@@ -160,17 +160,17 @@ def test_weights_are_the_probabilities(changes: dict[str, float]) -> None:
     made = dists(5, **changes)
     settings = {"temperature": 0.8} | changes
     settings["temperature"] = float(torch.tensor(settings["temperature"], dtype=torch.float32))
-    for row, weights in zip(made.logits, made.weights(), strict=True):
+    for row, weights in zip(made.logits, made.probs(), strict=True):
         want = dist(row.numpy(), **{k: (int(v) if k == "top_k" else v) for k, v in settings.items()})
         assert torch.allclose(weights, torch.from_numpy(want), atol=1e-6)
 
 
 def test_distributions_are_selected_and_joined_by_rows() -> None:
     one, two = dists(3), dists(2, seed=1)
-    both = concat_dists([one, two])
-    assert torch.equal(both.weights(), torch.cat([one.weights(), two.weights()]))
-    assert torch.equal(both.select(torch.tensor([4, 0])).weights(), both.weights()[[4, 0]])
-    assert concat_dists([one]) is one
+    both = concat_distributions([one, two])
+    assert torch.equal(both.probs(), torch.cat([one.probs(), two.probs()]))
+    assert torch.equal(both.select(torch.tensor([4, 0])).probs(), both.probs()[[4, 0]])
+    assert concat_distributions([one]) is one
 
 
 def test_a_plan_is_made_for_the_largest_row(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,8 +184,8 @@ def test_a_plan_is_made_for_the_largest_row(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(draft_module, "tree_plan", planned)
     monkeypatch.setattr(packed_shape_module, "tree_plan", planned)
     draft = Draft.trees([0, 1], [([1, 2, 3], [-1, 0, 0]), ([4], [-1])])
-    plan = draft.planned()
-    assert bounds == [3] and replace(draft, plan=plan).planned() is plan and bounds == [3]
+    plan = draft.get_plan()
+    assert bounds == [3] and replace(draft, plan=plan).get_plan() is plan and bounds == [3]
     packed_shape_module._remembered_shape.cache_clear()
     Draft.chains([0, 1], [[1], [2, 3, 4, 5]])
-    assert bounds == [3, 4] and Draft.trees([], []).planned().depth.numel() == 0
+    assert bounds == [3, 4] and Draft.trees([], []).get_plan().depth.numel() == 0

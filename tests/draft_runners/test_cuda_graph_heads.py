@@ -173,7 +173,12 @@ def test_texts_and_drafts_are_those_of_steps_that_are_not_captured(
         engine = Engine(target, MADE[kind](target), rule=rule, eos_token_ids=(3,), step_mode=mode)
         watch[mode] = Watch(engine)
         made[mode] = texts(engine, wanted, random.Random(rows))
-        told[mode] = engine.stats.steps, engine.stats.drafted, engine.stats.tested, engine.stats.accepted
+        told[mode] = (
+            engine.stats.steps,
+            engine.stats.num_draft_tokens,
+            engine.stats.tested,
+            engine.stats.accepted_per_position,
+        )
         assert engine.stats.faults == 0
     assert made["graph"] == made["sync"] and told["graph"] == told["sync"]
     check_drafts(watch["sync"], watch["graph"], 20)
@@ -195,7 +200,7 @@ def test_who_knows_the_text_is_accepted_whole(kind: str) -> None:
     handles = engine.generate([script(4), script(1)], SamplingParams(temperature=0, max_new_tokens=33))
     assert [handle.tokens for handle in handles] == [script(60)[4:37], script(60)[1:34]]
     assert [handle.stats.steps for handle in handles] == [9, 9] and engine.step_mode == "graph"
-    assert all(handle.stats.drafted >= 8 * 3 for handle in handles)
+    assert all(handle.stats.num_draft_tokens >= 8 * 3 for handle in handles)
 
 
 @pytest.mark.parametrize("kind", RIGHT)
@@ -286,7 +291,7 @@ def test_what_was_learned_by_half_is_not_believed(kind: str, part: str, write: i
     while not engine.idle:
         engine.step()
     assert handle.tokens == script(60)[4:44] and "between two writes" in engine.explain()
-    assert engine.stats.accepted == engine.stats.tested and engine.stats.drafted > 0
+    assert engine.stats.accepted_per_position == engine.stats.tested and engine.stats.num_draft_tokens > 0
     assert kind != "medusa" or handle.stats.steps <= 12, "a recurrent head has missed features, the others nothing"
 
 
@@ -364,7 +369,7 @@ def test_trained_heads_are_as_good_as_in_other_steps(name: str) -> None:
         params = [SamplingParams(temperature=t, seed=3, max_new_tokens=40, ignore_eos=True) for t in (0.0, 1.0)]
         handles = engine.generate(["def main(", "And it came to pass"], params)
         assert engine.step_mode == mode and engine.stats.faults == 0
-        told.append([(handle.tokens, handle.stats.steps, handle.stats.drafted) for handle in handles])
+        told.append([(handle.tokens, handle.stats.steps, handle.stats.num_draft_tokens) for handle in handles])
     assert told[0] == told[1] and engine.stats.tau > 1.3
 
 

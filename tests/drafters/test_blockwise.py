@@ -59,7 +59,7 @@ def test_random_heads_cost_no_pass() -> None:
     params = SamplingParams(temperature=0, max_new_tokens=30)
     want = Engine(plain).generate([[1, 2, 3]], params)[0]
     handle = Engine(target, get_drafter("blockwise")(target, some_heads(23, VOCAB))).generate([[1, 2, 3]], params)[0]
-    assert handle.tokens == want.tokens and handle.stats.steps <= 30 and handle.stats.drafted > 0
+    assert handle.tokens == want.tokens and handle.stats.steps <= 30 and handle.stats.num_draft_tokens > 0
 
 
 def test_at_the_start_every_head_says_what_the_target_says() -> None:
@@ -79,7 +79,7 @@ def test_saved_and_read_again_it_drafts_the_same(tmp_path: Path) -> None:
         engine = Engine(target, make_drafter("blockwise", {"head": head}, target=target))
         handle = engine.generate([models.prompt(17)], SamplingParams(temperature=0, max_new_tokens=20))[0]
         assert handle.tokens == models.greedy_text("llama", 17, 20)
-        told.append((handle.stats.drafted, handle.stats.steps))
+        told.append((handle.stats.num_draft_tokens, handle.stats.steps))
     assert told[0] == told[1] and told[0][0] > 0
 
 

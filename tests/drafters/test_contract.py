@@ -202,7 +202,7 @@ def check(draft: Draft, state: DecodeState, rows: list[int], limits: list[int], 
     for node in inner:
         if int(draft.proposal_kinds[node]) != ProposalKind.DETERMINISTIC:
             assert draft.dists is not None
-            weights, ids = draft.dists.select(draft.dist_index[node : node + 1].long()).weights(), draft.dists.token_ids
+            weights, ids = draft.dists.select(draft.dist_index[node : node + 1].long()).probs(), draft.dists.token_ids
             column = int(draft.tokens[node]) if ids is None else ids.tolist().index(int(draft.tokens[node]))
             assert float(weights[0, column]) > 0, "drawn from a distribution that forbids it"
 
@@ -301,7 +301,7 @@ def test_the_text_is_that_of_plain_decoding(build: Callable[[], Any], temperatur
     engine = Engine(target(num_pages=24, page_size=4), build(), eos_token_ids=(3,))
     handles = engine.generate(texts, params)
     assert [handle.tokens for handle in handles] == want
-    assert engine.target.cache.pages.num_used == 0 and engine.stats.drafted > 0
+    assert engine.target.cache.pages.num_used == 0 and engine.stats.num_draft_tokens > 0
 
 
 @by_text_alone
@@ -347,7 +347,7 @@ def test_a_target_that_wants_the_opposite_costs_no_pass(build: Callable[[], Any]
     assert [handle.tokens for handle in against] == [handle.tokens for handle in plain]
     assert engines[1].target.passes <= engines[0].target.passes and engines[1].stats.faults == 0
     if engines[1].drafter.needs.own_cache:
-        assert against[0].stats.drafted > 9 and sum(against[0].stats.accepted) <= 2
+        assert against[0].stats.num_draft_tokens > 9 and sum(against[0].stats.accepted_per_position) <= 2
 
 
 @every_drafter
@@ -370,7 +370,7 @@ def test_a_request_may_ask_for_no_draft(build: Callable[[], Any]) -> None:
     ]
     while not engine.idle:
         engine.step()
-    assert handles[0].tokens == handles[1].tokens and handles[0].stats.drafted == 0
+    assert handles[0].tokens == handles[1].tokens and handles[0].stats.num_draft_tokens == 0
 
 
 def test_every_drafter_that_takes_a_model_works_over_transformers(tmp_path: Path) -> None:

@@ -55,7 +55,12 @@ def stories(engine: Engine, places: Sequence[int] = EVERYONE) -> list[Story]:
     handles = engine.generate([TEXTS[at] for at in places], [PARAMS[at] for at in places])
     made.propose = propose
     return [
-        (own.stats.steps, own.stats.drafted, tuple(own.stats.accepted), drafts.get(own.request_id, []))
+        (
+            own.stats.steps,
+            own.stats.num_draft_tokens,
+            tuple(own.stats.accepted_per_position),
+            drafts.get(own.request_id, []),
+        )
         for own in handles
     ]
 

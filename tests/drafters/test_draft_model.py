@@ -74,7 +74,7 @@ def test_drawn_tokens_carry_the_distributions_they_were_drawn_from() -> None:
     state, rows = joined(made, [[1, 2], [3], [4, 5, 6]], **changes)
     draft, chains = propose(made, state, rows, [2, 4, 0])
     assert draft.dists is not None and made.needs.dists
-    weights = draft.dists.weights()
+    weights = draft.dists.probs()
     for at, prompt in enumerate([[1, 2], [3], [4, 5, 6]]):
         start = int(draft.offsets[at])
         assert int(draft.dist_index[start]) == -1 and int(draft.proposal_kinds[start]) == 0
@@ -245,7 +245,7 @@ def test_an_entropy_goal_moves_each_request_s_stop_by_its_acceptance(pick: str) 
     handles = [engine.submit([at, 2], SamplingParams(seed=19 + at, max_new_tokens=25 + 9 * at)) for at in range(3)]
     rates, thresholds, moves, ends = [0.0] * 3, [0.4] * 3, set(), set()
     while not engine.idle:
-        before = [(sum(own.stats.accepted), [*own.prompt, *own.tokens], own.remaining) for own in handles]
+        before = [(sum(own.stats.accepted_per_position), [*own.prompt, *own.tokens], own.remaining) for own in handles]
         engine.step()
         draft = made._last[0]
         chains = dict(zip(draft.rows.tolist(), (part.tolist() for part in draft.tokens.split(draft.counts))))
@@ -257,7 +257,7 @@ def test_an_entropy_goal_moves_each_request_s_stop_by_its_acceptance(pick: str) 
                 bound = float(surely_accepted(model.table[[model.state_after(text + chain[:level])]], torch.ones(1)))
                 assert (bound >= thresholds[at]) == (level < len(chain))
             ends.add(len(chain))
-            accepted = sum(own.stats.accepted) - accepted
+            accepted = sum(own.stats.accepted_per_position) - accepted
             if longest:
                 rates[at] = rates[at] / 2 + accepted / len(chain) / 2
                 move = 0.01 if rates[at] < 0.6 else 0.0 if accepted == longest else -0.01
@@ -271,4 +271,6 @@ def test_an_entropy_goal_moves_each_request_s_stop_by_its_acceptance(pick: str) 
 def test_a_moving_entropy_stop_that_has_risen_above_every_distribution_still_hears_of_the_first_token() -> None:
     made = drafter(automaton(), num_draft_tokens=4, entropy_stop=0.99, entropy_goal=0.9)
     handle = Engine(automaton(), made).generate([[1, 2]], SamplingParams(seed=1, max_new_tokens=20))[0]
-    assert handle.stats.steps - 1 <= handle.stats.drafted <= handle.stats.steps, "one token a step, none in the last"
+    assert handle.stats.steps - 1 <= handle.stats.num_draft_tokens <= handle.stats.steps, (
+        "one token a step, none in the last"
+    )

@@ -124,7 +124,7 @@ def test_siblings_carry_their_marks_and_the_distribution_of_their_parent(how: st
             for node, mark in zip(children, marks, strict=True):
                 if mark != ProposalKind.DETERMINISTIC:
                     assert draft.dists is not None
-                    mine = draft.dists.select(draft.dist_index[node : node + 1].long()).weights()[0]
+                    mine = draft.dists.select(draft.dist_index[node : node + 1].long()).probs()[0]
                     assert np.allclose(mine.numpy(), want, atol=1e-6)
 
 
@@ -214,7 +214,7 @@ def test_minimum_lengths_and_penalties_bind_every_node() -> None:
                 level[token] = level[token] / 1.7 if level[token] > 0 else level[token] * 1.7
             level[list(ends)] = -np.inf
             drawn = [node for node in children if int(draft.proposal_kinds[node]) != ProposalKind.DETERMINISTIC]
-            mine = draft.dists.select(draft.dist_index[drawn[:1]].long()).weights()[0]
+            mine = draft.dists.select(draft.dist_index[drawn[:1]].long()).probs()[0]
             assert np.allclose(mine.numpy(), dist(level, 0.8), atol=1e-6)
 
 

@@ -249,7 +249,7 @@ def test_drafters_that_cannot_stand_beside_others() -> None:
         max_rows=1,
     )
     handle = engine.generate(["Once upon a time"], SamplingParams(seed=4, max_new_tokens=24))[0]
-    assert handle.stats.drafted > 0 and handle.stats.faults == 0
+    assert handle.stats.num_draft_tokens > 0 and handle.stats.faults == 0
 
 
 def test_score_only_are_no_drafts_of_who_has_them(monkeypatch: pytest.MonkeyPatch) -> None:

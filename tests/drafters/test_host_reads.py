@@ -105,7 +105,7 @@ def run(name: str, how: str | None, depth: int, tmp_path: Path, freely: bool) ->
     engine = Engine(target, made, rule="recursive_rejection" if made.needs.dists else "replay")
     handles = engine.generate([models.prompt(length) for length in (2, 5, 17)], params)
     assert [len(handle.tokens) for handle in handles] == [28, 29, 30] and engine.stats.faults == 0
-    assert deepest >= 3 and len(nodes) > 2 and engine.stats.drafted > 30
+    assert deepest >= 3 and len(nodes) > 2 and engine.stats.num_draft_tokens > 30
     assert freely or max(counts) == (how is not None)
     assert not heard
     return drafts

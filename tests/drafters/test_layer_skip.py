@@ -130,7 +130,7 @@ def test_text_and_committed_keys_are_those_of_plain_decoding(options: dict[str, 
                 holds(target, handle.row, [*handle.prompt, *handle.tokens][:-1], deep())
     plain = Engine(own()).generate(texts, params)
     assert [handle.tokens for handle in handles] == [handle.tokens for handle in plain]
-    assert target.cache.pages.num_used == 0 and engine.stats.drafted > 20
+    assert target.cache.pages.num_used == 0 and engine.stats.num_draft_tokens > 20
 
 
 def test_a_draft_that_breaks_off_leaves_the_cache_as_it_was() -> None:
@@ -174,12 +174,12 @@ def test_each_request_s_threshold_follows_its_own_acceptance() -> None:
     ]
     rates, thresholds = [0.0] * 3, [0.3] * 3
     while not engine.idle:
-        before = [(own.stats.drafted, sum(own.stats.accepted), own.remaining) for own in handles]
+        before = [(own.stats.num_draft_tokens, sum(own.stats.accepted_per_position), own.remaining) for own in handles]
         engine.step()
         for at, (own, (drafted, accepted, remaining)) in enumerate(zip(handles, before, strict=True)):
             if own.row is None:
                 continue
-            drafted, accepted = own.stats.drafted - drafted, sum(own.stats.accepted) - accepted
+            drafted, accepted = own.stats.num_draft_tokens - drafted, sum(own.stats.accepted_per_position) - accepted
             if drafted:
                 rates[at] = rates[at] / 2 + accepted / drafted / 2
                 longest = drafted == min(4, remaining - 1)
@@ -227,7 +227,7 @@ def test_the_threshold_belongs_to_its_request() -> None:
         made = get_drafter("layer_skip")(target, exit_after=2, threshold=0.4)
         handles = Engine(target, made).generate(texts, params)
         assert not made._exits
-        return [(handle.stats.steps, handle.stats.drafted) for handle in handles]
+        return [(handle.stats.steps, handle.stats.num_draft_tokens) for handle in handles]
 
     assert steps(6) == steps(1) == steps(2)
 

@@ -209,7 +209,7 @@ def test_over_a_model_text_is_equal_and_a_reloaded_head_drafts_the_same(tmp_path
         params = [SamplingParams(temperature=t, seed=4, max_new_tokens=24) for t in (0.0, 1.0)]
         handles = engine.generate([models.prompt(17), models.prompt(5)], params)
         assert handles[0].tokens == models.greedy_text(family, 17, 24)
-        told.append([(handle.tokens, handle.stats.drafted, handle.stats.steps) for handle in handles])
+        told.append([(handle.tokens, handle.stats.num_draft_tokens, handle.stats.steps) for handle in handles])
     assert told[0] == told[1] == told[2]
     for (_, drafted_now, steps), (handle_tokens, *_) in pairwise(told[0]):
         assert drafted_now > 0 and steps <= len(handle_tokens)

@@ -142,7 +142,7 @@ def test_a_forest_forgets_drafts_of_a_step_that_was_lost() -> None:
 def test_score_only_are_neither_drafted_nor_tested() -> None:
     engine = Engine(automaton(3.0), get_drafter("lookahead")(guesses=0))
     (handle,) = engine.generate([[1, 2, 3]], SamplingParams(seed=1, max_new_tokens=30))
-    assert handle.stats.drafted == 0 and sum(handle.stats.tested) == 0
+    assert handle.stats.num_draft_tokens == 0 and sum(handle.stats.tested) == 0
     assert set(handle.origins) <= {"bonus", "plain"}
 
 

@@ -37,7 +37,7 @@ def test_max_new_tokens_is_exact(limit: int, tree: bool) -> None:
     engine = Engine(target(), oracle(full, alpha=1.0, tree=tree))
     handle = engine.generate([PROMPT], params)[0]
     assert handle.tokens == full[:limit] and handle.finish_reason == "length"
-    assert handle.stats.drafted <= limit - 1 + 5 * handle.stats.steps
+    assert handle.stats.num_draft_tokens <= limit - 1 + 5 * handle.stats.steps
 
 
 def test_any_of_several_ends_and_further_stop_ids() -> None:
@@ -81,7 +81,9 @@ def test_a_request_without_drafts_among_others() -> None:
     while not engine.idle:
         engine.step()
     assert all(handle.tokens == full for handle in handles)
-    assert handles[0].stats.drafted == 0 and set(handles[0].origins) == {"plain"} and handles[0].stats.tau == 1.0
+    assert (
+        handles[0].stats.num_draft_tokens == 0 and set(handles[0].origins) == {"plain"} and handles[0].stats.tau == 1.0
+    )
     assert handles[1].stats.steps < 16 and handles[3].stats.steps <= handles[2].stats.steps
 
 
@@ -103,13 +105,13 @@ def test_statistics_add_up(tree: bool) -> None:
         assert stats.new_tokens == len(handle.tokens) == len(handle.origins)
         assert stats.tau == len(handle.tokens) / stats.steps
         assert stats.tested == sorted(stats.tested, reverse=True)
-        assert all(hit <= seen for hit, seen in zip(stats.accepted, stats.tested, strict=True))
+        assert all(hit <= seen for hit, seen in zip(stats.accepted_per_position, stats.tested, strict=True))
         kept = handle.origins.count("accepted")
-        assert kept <= sum(stats.accepted) and len(handle.tokens) <= kept + stats.steps
+        assert kept <= sum(stats.accepted_per_position) and len(handle.tokens) <= kept + stats.steps
         if handle.origins[-1] != "accepted":  # the last step was not cut short
-            assert kept == sum(stats.accepted) and len(handle.tokens) == kept + stats.steps
-        assert handle.origins.count("recovered") <= sum(stats.tested) - sum(stats.accepted)
-        assert sum(stats.tested) <= stats.drafted and len(stats.tested) <= 6
+            assert kept == sum(stats.accepted_per_position) and len(handle.tokens) == kept + stats.steps
+        assert handle.origins.count("recovered") <= sum(stats.tested) - sum(stats.accepted_per_position)
+        assert sum(stats.tested) <= stats.num_draft_tokens and len(stats.tested) <= 6
     total = engine.stats
     assert total.new_tokens == sum(len(handle.tokens) for handle in handles)
     assert total.steps == sum(handle.stats.steps for handle in handles)

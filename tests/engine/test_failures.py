@@ -187,13 +187,13 @@ def test_a_row_on_which_the_drafter_raises_goes_on_without_drafts(verb: str, fau
     assert [handle.tokens for handle in handles] == want
     assert [handle.error for handle in handles] == [None] * 3
     assert handles[1].stats.faults == 1 and engine.stats.as_dict()["faults"] >= 1
-    assert handles[1].stats.drafted == 0 or verb == "observe"
+    assert handles[1].stats.num_draft_tokens == 0 or verb == "observe"
     assert handles[0].stats.faults == handles[2].stats.faults == 0
     assert min(handles[0].stats.tau, handles[2].stats.tau) > 1.5 > handles[1].stats.tau
     assert len(faults) == 1 and f"drafter noisy_oracle raised in {verb}: OverflowError: no such row" in faults[0]
     assert "choose another" in faults[0]
     again = engine.generate([[1, 2, 3]], PARAMS)[0]  # the row's number is free for others
-    assert again.tokens == want[2] and (again.stats.drafted > 0) and again.stats.faults == 0
+    assert again.tokens == want[2] and (again.stats.num_draft_tokens > 0) and again.stats.faults == 0
     assert engine.target.cache.pages.num_used == 0
 
 
@@ -234,7 +234,7 @@ def test_of_rows_that_join_with_aux_hidden_states_the_bad_one_joins_alone(chunk:
     handles = Engine(target(), drafter, prefill_chunk=chunk).generate(prompts, PARAMS)
     assert [handle.tokens for handle in handles] == [handle.tokens for handle in want]
     assert [handle.stats.faults for handle in handles] == [0, 1, 0] and len(faults) == 1
-    assert handles[0].stats.drafted > 0 and handles[1].stats.drafted == 0
+    assert handles[0].stats.num_draft_tokens > 0 and handles[1].stats.num_draft_tokens == 0
     for prompt in (prompts[0], prompts[2]):
         alone = target()
         alone.cache.reserve(0, 8)
@@ -252,7 +252,7 @@ def test_a_draft_model_that_raises_now_and_then_ends_nothing(at: int, faults: li
     handles = engine.generate(PROMPTS, PARAMS)
     assert [handle.tokens for handle in handles] == texts()
     assert engine.stats.faults >= 1 and len(faults) == 1
-    assert sum(handle.stats.drafted > 0 for handle in handles) >= 2
+    assert sum(handle.stats.num_draft_tokens > 0 for handle in handles) >= 2
     assert engine.target.cache.pages.num_used == engine.drafter.model.cache.pages.num_used == 0
 
 
@@ -274,7 +274,7 @@ def test_a_drafter_that_spends_too_much_is_stopped_before_it_writes_over_others(
 
     engine = Engine(target(), Spender([], 0.5, VOCAB, num_draft_tokens=3))
     assert [handle.tokens for handle in engine.generate([[1], [2]], PARAMS)] == texts()[:2]
-    assert engine.stats.drafted == 0 and engine.target.cache.pages.num_used == 0
+    assert engine.stats.num_draft_tokens == 0 and engine.target.cache.pages.num_used == 0
     assert len(faults) == 1 and "nodes; expected 1 +" in faults[0]
 
 
@@ -345,7 +345,7 @@ def test_a_draft_that_is_not_well_formed_costs_its_row_only(rule: str, spoilt: s
     drafter = Careless([[*prompt, *text] for prompt, text in zip(PROMPTS, want, strict=True)], 0.9, VOCAB)
     handles = Engine(target(), drafter, rule=rule).generate(PROMPTS, params)
     assert [handle.tokens for handle in handles] == want
-    assert [handle.stats.faults for handle in handles] == [0, 1, 0] and handles[1].stats.drafted == 0
+    assert [handle.stats.faults for handle in handles] == [0, 1, 0] and handles[1].stats.num_draft_tokens == 0
     assert min(handles[0].stats.tau, handles[2].stats.tau) > 1.5
     assert len(faults) == 1 and "drafter noisy_oracle raised in propose: ValueError" in faults[0]
     assert "expected" in faults[0] and "choose another" in faults[0]

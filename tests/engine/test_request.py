@@ -28,7 +28,7 @@ def test_origins_tell_where_each_token_came_from() -> None:
     assert made.take([9], 0, 0, 0) == [9]
     assert made.origins == ["accepted", "accepted", "bonus", "accepted", "recovered", "plain"]
     assert made.tokens == [5, 6, 7, 5, 8, 9] and not made.finished
-    assert made.stats.new_tokens == 6 and made.stats.steps == 3 and made.stats.drafted == 6
+    assert made.stats.new_tokens == 6 and made.stats.steps == 3 and made.stats.num_draft_tokens == 6
 
 
 def test_nothing_is_kept_behind_an_end_inside_an_accepted_run() -> None:

@@ -15,8 +15,8 @@ def test_counts_by_hand() -> None:
     stats.count(drafted=3, depth=3, accepted=1, kept=2)  # the second was refused, the third never reached
     stats.count(drafted=3, depth=3, accepted=0, kept=1)
     stats.count(drafted=0, depth=0, accepted=0, kept=1)  # plain
-    assert (stats.steps, stats.drafted, stats.new_tokens) == (4, 9, 8)
-    assert stats.tested == [3, 2, 1] and stats.accepted == [2, 1, 1]
+    assert (stats.steps, stats.num_draft_tokens, stats.new_tokens) == (4, 9, 8)
+    assert stats.tested == [3, 2, 1] and stats.accepted_per_position == [2, 1, 1] and stats.num_accepted == 4
     assert stats.alpha == [2 / 3, 1 / 2, 1.0]
     assert stats.tau == 2.0 and stats.mean_alpha == 4 / 6
 
@@ -41,8 +41,8 @@ def test_merging_adds_everything() -> None:
     two.preemptions, two.seconds["score"] = 3, 0.5
     one.seconds["score"] = 0.25
     one.merge(two)
-    assert (one.steps, one.new_tokens, one.drafted, one.preemptions) == (2, 7, 6, 3)
-    assert one.tested == [2, 2, 1, 1] and one.accepted == [2, 1, 1, 1] and one.seconds["score"] == 0.75
+    assert (one.steps, one.new_tokens, one.num_draft_tokens, one.preemptions) == (2, 7, 6, 3)
+    assert one.tested == [2, 2, 1, 1] and one.accepted_per_position == [2, 1, 1, 1] and one.seconds["score"] == 0.75
     assert two.tested == [1, 1, 1, 1]
 
 

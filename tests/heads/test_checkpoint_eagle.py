@@ -264,7 +264,7 @@ def test_a_head_that_is_narrower_than_its_target(tmp_path: Path) -> None:
     engine = Engine(wide, drafter)
     handle = engine.generate([models.prompt(9)], params)[0]
     assert handle.tokens == Engine(models.target("gemma2", max_rows=1)).generate([models.prompt(9)], params)[0].tokens
-    assert handle.stats.drafted > 0 and handle.stats.faults == 0
+    assert handle.stats.num_draft_tokens > 0 and handle.stats.faults == 0
 
 
 @pytest.mark.parametrize("suffix", ["bin", "safetensors"])

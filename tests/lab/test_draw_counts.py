@@ -96,7 +96,7 @@ def test_chosen_tokens_that_pass_for_drawn_are_rejected(monkeypatch: pytest.Monk
 
 def from_p(found, draft, dists, rng):
     """After a rejection: a draw from p."""
-    weights = dists.weights()[:1].double()
+    weights = dists.probs()[:1].double()
     gumbel = -torch.rand(len(found.next_token), weights.shape[1]).double().log()
     return type(found)(found.path, found.num_accepted, (weights / gumbel).argmax(1))
 

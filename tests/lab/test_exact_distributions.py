@@ -78,7 +78,7 @@ def test_dropping_drawn_tokens_is_seen(name: str) -> None:
     [
         {"threshold": lambda found: found * 0.99},
         {"coins": lambda coins: coins * 0.97},
-        {"residual": lambda found, dists: dists.weights()},
+        {"residual": lambda found, dists: dists.probs()},
         {"residual": lambda found, dists: found.roll(1, 1)},
     ],
     ids=["threshold", "coins", "p for the residual", "residual of another token"],

@@ -52,7 +52,7 @@ def test_places_went_through_verification(rule: str) -> None:
     assert made.rule is get_rule(rule) and made.idle and made.target.cache.pages.num_used == 0
     for each in found.places:
         assert each.row_error < 1e-4 and each.holds and each.allowed == 1e-3
-        assert np.allclose(each.p.weights()[0].double().numpy(), each.base, atol=1e-6)
+        assert np.allclose(each.p.probs()[0].double().numpy(), each.base, atol=1e-6)
         again = plain_logits(made.target, each.tokens)
         assert np.isclose((each.p.logits[0] - again).abs().max(), each.row_error, rtol=0.1)
         assert np.allclose(each.base, torch.softmax(again.double(), 0), atol=1e-5)

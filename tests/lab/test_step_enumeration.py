@@ -51,7 +51,7 @@ def test_the_cells_of_a_draft_are_all_of_them() -> None:
     """
     trees = [((), tree) for tree in all_drafts((), Q, OTHER, "sampled", (TREES[3],), FULL)]
     draft, dists = pack(trees, TARGET.after)
-    weights = dists.weights().numpy()
+    weights = dists.probs().numpy()
     with use_backend("reference"):
         ways = (
             coin_cells(get_rule("recursive_rejection"), draft, dists),

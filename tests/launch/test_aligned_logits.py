@@ -29,7 +29,7 @@ def test_rows_are_aligned_and_texts_are_those_of_the_cpu() -> None:
         made = target("cuda")
         draft = Draft.chains([0], [[1, 2, 3]], device=made.device)
         made.cache.reserve(0, 8)
-        logits: Any = made.score(draft, draft.planned())[0].logits
+        logits: Any = made.score(draft, draft.get_plan())[0].logits
         assert logits.shape == (3, 97) and logits.stride() == (112, 1)
         made.cache.release([0])
         assert text(made) == want

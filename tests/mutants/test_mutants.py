@@ -160,7 +160,7 @@ def drop_unlikely_drawn_tokens(patch: Patch) -> None:
 
     def broken(rows: Any, chains: Any, *, dist_rows: Any = None, dists: Any = None, device: Any = "cpu") -> Draft:
         if dist_rows is not None:
-            weights = dists.weights()
+            weights = dists.probs()
             for at, (chain, names) in enumerate(zip(chains, dist_rows, strict=True)):
                 for place, name in enumerate(names):
                     if float(weights[name, chain[place + 1]]) < 0.25:

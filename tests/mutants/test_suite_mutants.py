@@ -23,7 +23,7 @@ import specdec_fast.engine.stop_conditions as stopping_module
 import specdec_fast.rules.recursive_rejection as tree_module
 import specdec_kernels.ops._proposals.reference as proposals_module
 from specdec_fast.cache.paged import PagedCache
-from specdec_fast.core.distributions import TokenDistributions, concat_dists
+from specdec_fast.core.distributions import TokenDistributions, concat_distributions
 from specdec_fast.engine.request import Handle
 from specdec_fast.lab import mutant_rules
 from specdec_fast.sampling.logits_processors import LogitsProcessors
@@ -56,13 +56,13 @@ def q_before_the_filters(patch: Patch) -> None:
     """The distributions that travel along are those without top-k, top-p and min-p."""
 
     def broken(parts: Sequence[TokenDistributions]) -> TokenDistributions:
-        dists = concat_dists(parts)
+        dists = concat_distributions(parts)
         one, none = torch.ones_like(dists.inv_t), torch.zeros_like(dists.tie_id)
         return TokenDistributions(
             dists.logits, *distribution_stats(dists.logits, 1 / dists.inv_t, none, one, torch.zeros_like(one))
         )
 
-    patch.setattr(draft_model_module, "concat_dists", broken)
+    patch.setattr(draft_model_module, "concat_distributions", broken)
 
 
 def padding_is_not_cut(patch: Patch) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from specdec_fast.core.distributions import concat_dists
+from specdec_fast.core.distributions import concat_distributions
 from specdec_fast.core.draft import Draft
 from specdec_fast.interfaces import Acceptance, Budget, Needs, Rng, StateView, TargetOutput
 from specdec_kernels import draft_sample
@@ -51,7 +51,7 @@ class DrawnChain:
                 dist_rows[index].append(used)
                 used += 1
             parts.append(dists)
-        dists = concat_dists(parts) if parts else None
+        dists = concat_distributions(parts) if parts else None
         return Draft.chains(rows, chains, dist_rows=dist_rows, dists=dists)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from specdec_fast.core.distributions import TokenDistributions, concat_dists
+from specdec_fast.core.distributions import TokenDistributions, concat_distributions
 from specdec_fast.core.draft import Draft, ProposalKind
 from specdec_fast.interfaces import Acceptance, Budget, Needs, Rng, StateView, TargetOutput
 from specdec_kernels.random import DRAFT, draw_from_weights
@@ -54,7 +54,7 @@ class DrawnTree:
                 dists[parent] = view.sampling([rows[index] for index in at]).dists(logits)
             tokens = self._tokens(node, dists[parent], texts, rng, torch.tensor(at)) if at else torch.zeros(0).long()
             if at:
-                likelihood.append(dists[parent].weights().gather(1, tokens[:, None])[:, 0])
+                likelihood.append(dists[parent].probs().gather(1, tokens[:, None])[:, 0])
             texts.append(
                 [[*text, token] for text, token in zip(texts[parent], tokens.tolist(), strict=True)]  # in row order
             )
@@ -71,7 +71,7 @@ class DrawnTree:
         order = dists.logits.argsort(dim=1, descending=True, stable=True)
         if mark == ProposalKind.DETERMINISTIC:
             return order[:, chosen.index(node)]
-        weights = dists.weights()
+        weights = dists.probs()
         left = weights.clone()
         if mark == ProposalKind.SAMPLED_WITHOUT_DETERMINISTIC:
             left.scatter_(1, order[:, : len(chosen)], 0.0)
@@ -124,5 +124,5 @@ class DrawnTree:
             counts=counts,
             max_depth=depth,
             is_chain=self.is_chain,
-            dists=concat_dists(list(dists.values())) if dists else None,
+            dists=concat_distributions(list(dists.values())) if dists else None,
         )

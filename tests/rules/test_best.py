@@ -77,7 +77,7 @@ def test_a_draft_is_weighed_by_every_rule_that_takes_it() -> None:
         draft = Draft.chains([0], [[0, *tokens]], dist_rows=[[0, 1, 2]], dists=q)
         weighed = {way: float(value) for way, value in RULE.weigh(Needs(dists=True), draft, p).items()}
         assert list(weighed) == ["block", "rejection", "replay", LIKELIEST]
-        found.append((float(q.weights()[range(3), tokens].prod()), weighed))
+        found.append((float(q.probs()[range(3), tokens].prod()), weighed))
     block, token, replay = (
         sum(chance * each[way] for chance, each in found) for way in ("block", "rejection", "replay")
     )

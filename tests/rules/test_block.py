@@ -212,7 +212,7 @@ def test_temperature_zero_is_greedy(backend: str, draft_temperature: float) -> N
 
     target, proposed = dists(torch.randn(nodes, vocab), 0.0), dists(torch.randn(rows * depth, vocab), draft_temperature)
     best = target.tie_id.view(rows, depth + 1)[:, :-1]
-    weights = proposed.weights().view(rows, depth, vocab)
+    weights = proposed.probs().view(rows, depth, vocab)
     lucky = (torch.rand(rows, depth) < 0.7) & (weights.gather(2, best[..., None].long()).squeeze(2) > 0)
     drawn = torch.multinomial(weights.flatten(0, 1), 1).view(rows, depth)
     chain = torch.cat([torch.zeros(rows, 1, dtype=torch.int64), torch.where(lucky, best.long(), drawn)], 1)

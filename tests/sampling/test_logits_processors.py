@@ -156,7 +156,7 @@ def test_the_distribution_of_every_node_is_that_of_its_own_text(dtype: torch.dty
     given_logits = logits.clone()
     dists = dists_of(folds, draft, given_logits, sampling, roots)
     assert not folds or torch.equal(given_logits, logits), "logits were written"
-    weights, at = dists.weights().double().numpy(), 0
+    weights, at = dists.probs().double().numpy(), 0
     for row, (tokens, parents) in zip(order, trees, strict=True):
         for node in range(len(tokens)):
             path, here = [], node
@@ -194,8 +194,8 @@ def test_chains_get_the_distributions_of_trees() -> None:
     last = [int(end) - 1 for end in draft.offsets[1:]]
     want = target_distributions(
         draft, tree_plan(draft.parents, draft.offsets), logits.clone(), sampling, roots
-    ).weights()[last]
-    got = chain_distributions(logits[last].clone(), sampling, roots, chains).weights()
+    ).probs()[last]
+    got = chain_distributions(logits[last].clone(), sampling, roots, chains).probs()
     assert torch.allclose(got, want, equal_nan=True)
     narrow = chain_distributions(logits[last, :7].clone(), sampling, roots, chains)
     assert not torch.isnan(narrow.lse).any(), "a draft with a smaller vocabulary is left something"
@@ -208,7 +208,7 @@ def test_a_draft_that_is_left_nothing_keeps_its_own_distribution() -> None:
     logits = torch.randn(2, 5, generator=torch.Generator().manual_seed(2))
     weights = chain_distributions(
         logits.clone(), table.pack([0, 1]), torch.zeros(2, dtype=torch.int32), [[1], [2]]
-    ).weights()
+    ).probs()
     assert torch.allclose(weights[0], logits[0].softmax(0)) and weights[1, 0] == 0
 
 
@@ -222,7 +222,7 @@ def test_half_formats_keep_small_penalties(folds: bool) -> None:
     logits = torch.full((1, 4), 20.0, dtype=torch.bfloat16)
     dists = dists_of(folds, draft, logits, table.pack([0]), torch.tensor([1]).int())
     assert dists.logits.dtype == (torch.bfloat16 if folds else torch.float32)
-    assert abs(float(dists.weights()[0, 2] / dists.weights()[0, 1]) - math.exp(-0.05)) < 1e-6
+    assert abs(float(dists.probs()[0, 2] / dists.probs()[0, 1]) - math.exp(-0.05)) < 1e-6
 
 
 @pytest.mark.parametrize("row", [{"banned_token_ids": (1,), "forced_tokens": {5: 3}}, ROWS[4], {"min_new_tokens": 2}])

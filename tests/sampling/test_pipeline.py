@@ -187,7 +187,7 @@ def test_every_node_gets_the_distribution_of_its_row() -> None:
     for node, row in enumerate(of_node):
         own = params[row]
         want = dist(logits[node].numpy(), own.temperature, own.top_k, own.top_p, own.min_p)
-        assert np.allclose(dists.weights()[node].numpy(), want, atol=1e-6), (node, row)
+        assert np.allclose(dists.probs()[node].numpy(), want, atol=1e-6), (node, row)
 
 
 @pytest.mark.parametrize("minimum", [0, 1, 3])
@@ -201,7 +201,7 @@ def test_ends_are_forbidden_before_the_minimum_at_each_node_s_own_depth(minimum:
     dists = target_distributions(
         draft, tree_plan(draft.parents, draft.offsets), logits, made, torch.tensor([4, 4], dtype=torch.int32)
     )
-    weights = dists.weights()
+    weights = dists.probs()
     for node, depth in enumerate([0, 1, 2, 1]):
         free = depth + 2 > minimum
         assert (weights[node, [2, 5]] > 0).all() == free, (node, minimum)
@@ -213,7 +213,7 @@ def test_ends_beyond_the_vocabulary_of_the_logits_are_no_problem() -> None:
     made = table(SamplingParams(min_new_tokens=2), stop_ids=(3, 99)).pack([0])
     draft = Draft.chains([0], [[1]])
     plan = tree_plan(draft.parents, draft.offsets)
-    weights = target_distributions(draft, plan, torch.zeros(1, 8), made, torch.tensor([3], dtype=torch.int32)).weights()
+    weights = target_distributions(draft, plan, torch.zeros(1, 8), made, torch.tensor([3], dtype=torch.int32)).probs()
     assert float(weights[0, 3]) == 0 and int((weights > 0).sum()) == 7
 
 

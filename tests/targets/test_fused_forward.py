@@ -35,7 +35,7 @@ def scored(target: HuggingFaceTarget, aux_hidden_states: tuple[str, ...] = ()) -
     draft = Draft.trees([0, 1], [([5, 6, 7, 8], [-1, 0, 0, 1]), ([9], [-1])])
     for row in (0, 1):
         assert target.cache.reserve(row, 8)
-    logits = target.score(draft, draft.planned(), aux_hidden_states)[0].logits
+    logits = target.score(draft, draft.get_plan(), aux_hidden_states)[0].logits
     target.cache.release([0, 1])
     assert logits is not None
     return logits

@@ -59,4 +59,4 @@ def test_rates_are_those_of_drafting_from_every_root(name: str, tmp_path: Path) 
         model.cache.release([0])
     assert tokens == 16 and len(walks) == 8 + 7 and rates == rates_of_walks(walks, WIDTH, DEPTH)
     assert any(rate for row in rates for rate in row), "no token of the text is among the choices"
-    assert Engine(target, drafter).generate(prompts, params)[0].stats.drafted > 0, "it drafts as before"
+    assert Engine(target, drafter).generate(prompts, params)[0].stats.num_draft_tokens > 0, "it drafts as before"

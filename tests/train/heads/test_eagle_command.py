@@ -97,7 +97,7 @@ def test_the_command_writes_a_head_as_published(whole: Run) -> None:
         made: Any = make_drafter(name, {"head": head, "num_draft_tokens": 8}, target=target)
         assert made.model.head.hidden_size == 256
         handle = Engine(target, made).generate([prompt], params)[0]
-        told.append((handle.tokens, handle.origins, handle.stats.steps, handle.stats.drafted))
+        told.append((handle.tokens, handle.origins, handle.stats.steps, handle.stats.num_draft_tokens))
         state = {key: value.float() for key, value in made.model.head.state_dict().items()}
         assert all(torch.equal(value.float(), state[key]) for key, value in rounded.state_dict().items())
     assert told[0] == told[1] and told[0][-1] > 0

@@ -317,7 +317,7 @@ def test_in_seconds_loss_falls_acceptance_rises_and_the_saved_head_drafts_the_sa
     for name, head in {"trained": heads.eval(), "saved": str(tmp_path / "head"), "untrained": untrained}.items():
         handles = Engine(target, make_drafter("medusa", {"head": head}, target=target)).generate(ids, params)
         assert [handle.tokens for handle in handles] == plain
-        told[name] = [(handle.stats.steps, handle.stats.drafted, handle.origins) for handle in handles]
+        told[name] = [(handle.stats.steps, handle.stats.num_draft_tokens, handle.origins) for handle in handles]
     assert told["saved"] == told["trained"]
     assert sum(steps for steps, *_ in told["trained"]) < sum(steps for steps, *_ in told["untrained"])
 
@@ -365,7 +365,7 @@ def test_what_the_command_wrote_drafts_as_the_trained_head_does_in_bfloat16(
     prompt, told = load_tokenizer("demo-target").encode("def main("), []
     for made in (saved, make_drafter(name, {"head": rounded, **shape}, target=target)):
         handle = Engine(target, made).generate([prompt], SamplingParams(temperature=0.8, seed=1, max_new_tokens=16))[0]
-        told.append((handle.tokens, handle.origins, handle.stats.drafted))
+        told.append((handle.tokens, handle.origins, handle.stats.num_draft_tokens))
     assert told[0] == told[1] and told[0][-1] > 0
 
 

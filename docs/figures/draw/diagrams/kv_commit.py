@@ -48,7 +48,7 @@ def slots() -> dict[str, Any]:
 
     def stage(keys: list[int], draft: Draft | None) -> Any:
         offsets = torch.tensor([0, len(keys)], dtype=torch.int32)
-        plan = None if draft is None else draft.planned()
+        plan = None if draft is None else draft.get_plan()
         found = cache.stage(row, offsets, len(keys), plan, advance=draft is None)
         cache.keys[0].view(-1)[found.slots] = torch.tensor(keys, dtype=torch.float32)
         return found

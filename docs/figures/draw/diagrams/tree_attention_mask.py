@@ -27,7 +27,7 @@ def draw() -> Figure:
     step = recorded()["steps"][1]
     tokens, parents = [shown(token) for token in step["tokens"]], step["parents"]
     draft = Draft.trees([0], [(list(range(len(parents))), parents)])
-    plan = draft.planned()
+    plan = draft.get_plan()
     depths = plan.depth.tolist()
     words = plan.ancestors.tolist()
     seen = [[bool(row[node // 32] >> node % 32 & 1) for node in range(len(parents))] for row in words]
