@@ -35,7 +35,7 @@ def draw() -> Figure:
             for at, row in enumerate((rows[name, 1.0], rows[name, 0.0]))
         ]  # fmt: skip
         groups.append(Group("", bars))
-    scale = Scale(2.5, (0, 0.5, 1, 1.5, 2), "times plain", 186, "{:.2f}", 1.0, row=14.5, gap=5)
+    scale = Scale(2.65, (0, 0.5, 1, 1.5, 2), "times plain", 186, "{:.2f}", 1.0, row=14.5, gap=5)
     figure, axes = page(height(groups, scale) + 112)
     any_row = rows[order[0], 1.0]
     below = f"{any_row['prompts']} prompts, {any_row['new_tokens']} new tokens each, float32, one thread, batch 1"
