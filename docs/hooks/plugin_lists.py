@@ -11,10 +11,9 @@ from operator_tables import directive
 
 
 def interfaces() -> str:
-    """The documentation of all protocols and values of `specdec_fast.interfaces`, in their order."""
+    """The documentation of all protocols and values of `specdec_fast.interfaces`, by name."""
     module = import_module("specdec_fast.interfaces")
-    names = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
-    return "\n\n".join(directive(f"{module.__name__}.{name}", 2) for name in names if not name.startswith("_"))
+    return "\n\n".join(directive(f"{module.__name__}.{name}", 2) for name in module.__all__)
 
 
 def rules() -> str:

@@ -67,7 +67,8 @@ def test_all_operators_are_in_the_table(hooks: Any) -> None:
 
     table = hooks("operator_tables").overview()
     rows = {row.split("`")[1]: row for row in table.splitlines() if row.startswith("| [`")}
-    assert rows.keys() == OPS.keys()
+    ours = {name for name, operator in OPS.items() if operator.reference.__module__.startswith("specdec_kernels.")}
+    assert rows.keys() == ours
     for name, row in rows.items():
         assert row.count("|") == 4, row
         assert all(f"`{backend.name}`" in row for backend in OPS[name].backends), row
