@@ -15,7 +15,7 @@ from specdec_kernels import distribution_stats, use_backend
 
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
-mass_of = pytest.importorskip("specdec_kernels.triton_shared.float64_masses").mass_of
+exp_difference = pytest.importorskip("specdec_kernels.triton_shared.float64_masses").exp_difference
 
 COUNT = 1 << 14
 
@@ -23,7 +23,7 @@ COUNT = 1 << 14
 @triton.jit
 def masses(levels, tops, out, NUMBER: tl.constexpr):
     place = tl.arange(0, NUMBER)
-    tl.store(out + place, mass_of(tl.load(levels + place), tl.load(tops + place)))
+    tl.store(out + place, exp_difference(tl.load(levels + place), tl.load(tops + place)))
 
 
 def found(levels: Tensor, tops: Tensor) -> Tensor:

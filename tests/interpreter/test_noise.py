@@ -10,7 +10,7 @@ from specdec_kernels import random
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
 
-from specdec_kernels.triton_shared.random import coin, exponential, gumbel, gumbel_span, uniform  # noqa: E402
+from specdec_kernels.triton_shared.random import accept_uniform, exponential, gumbel, gumbel_span, uniform  # noqa: E402
 
 
 @triton.jit
@@ -39,7 +39,7 @@ def keyed(seeds, positions, index, out, coins, count: tl.constexpr):
         first = half * count
         noise = gumbel_span(seed, position, number, 3, first, count)
         tl.store(out + row * 2 * count + first + tl.arange(0, count), noise)
-    tl.store(coins + row, coin(seed, position, number))
+    tl.store(coins + row, accept_uniform(seed, position, number))
 
 
 def test_spans_and_coins_are_keyed_as_everywhere() -> None:

@@ -62,7 +62,7 @@ def test_rows_padded_to_wide_loads_have_the_same_answers(op: str, case: str, dty
 
 
 def test_masks_keep_loads_narrow_where_only_the_stride_is_divisible() -> None:
-    from specdec_kernels.triton_shared.jit import ragged
+    from specdec_kernels.triton_shared.jit import unaligned_vocab
 
-    assert ragged(VOCAB, STRIDE) and ragged(VOCAB, VOCAB, STRIDE)
-    assert not ragged(VOCAB, VOCAB) and not ragged(9008, 9008) and not ragged(9008, 9009)
+    assert unaligned_vocab(VOCAB, STRIDE) and unaligned_vocab(VOCAB, VOCAB, STRIDE)
+    assert not unaligned_vocab(VOCAB, VOCAB) and not unaligned_vocab(9008, 9008) and not unaligned_vocab(9008, 9009)

@@ -34,7 +34,7 @@ _LEAST = tl.constexpr(-700.0)
 
 
 @triton.jit
-def fused(x, y, z):
+def fused_multiply_add(x, y, z):
     """x * y + z, rounded once."""
     if _INTERPRETED:  # whose own rounds twice
         return (x.to(tl.float64) * y + z).to(tl.float32)
@@ -43,7 +43,7 @@ def fused(x, y, z):
 
 
 @triton.jit
-def total_of(x, y):
+def two_sum(x, y):
     """(sum, what its rounding leaves) of two float32."""
     total = x + y
     other = total - x
@@ -51,37 +51,37 @@ def total_of(x, y):
 
 
 @triton.jit
-def times_plus(high, low, r, c, d):
+def multiply_add_pair(high, low, r, c, d):
     """(high + low) * r + (c + d) as a pair, of which c is the largest by far."""
     product = high * r
-    rest = fused(high, r, -product)
-    rest = fused(low, r, rest)
+    rest = fused_multiply_add(high, r, -product)
+    rest = fused_multiply_add(low, r, rest)
     total = c + product
     return total, (product - (total - c)) + (rest + d)
 
 
 @triton.jit
-def mass_of(level, top):
+def exp_difference(level, top):
     """exp(level - top) in float64 for float32 tensors or numbers, level <= top; 1 where they are equal, 0 for a level
     that is NaN, -inf or lies 700 or more below."""
-    exponent, error = total_of(level, -top)
+    exponent, error = two_sum(level, -top)
     within = exponent > _LEAST
     exponent = tl.where(within, exponent, 0.0)
     error = tl.where(within, error, 0.0)
     power = (exponent * _LOG2_E + _NEAREST) - _NEAREST
-    r, low = total_of(exponent - power * _LN2_1, -(power * _LN2_2))
-    r, rest = total_of(r, error)
-    r, other = total_of(r, -(power * _LN2_3))
+    r, low = two_sum(exponent - power * _LN2_1, -(power * _LN2_2))
+    r, rest = two_sum(r, error)
+    r, other = two_sum(r, -(power * _LN2_3))
     low += rest + other
     series = (((r * _C11 + _C10) * r + _C9) * r + _C8) * r + _C7
-    value, tail = times_plus(series, series * 0.0, r, _C6, _D6)
-    value, tail = times_plus(value, tail, r, _C5, _D5)
-    value, tail = times_plus(value, tail, r, _C4, _D4)
-    value, tail = times_plus(value, tail, r, _C3, _D3)
-    value, tail = times_plus(value, tail, r, 0.5, 0.0)
-    value, tail = times_plus(value, tail, r, 1.0, 0.0)
-    value, tail = times_plus(value, tail, r, 1.0, 0.0)
-    tail = fused(value, low, tail)
+    value, tail = multiply_add_pair(series, series * 0.0, r, _C6, _D6)
+    value, tail = multiply_add_pair(value, tail, r, _C5, _D5)
+    value, tail = multiply_add_pair(value, tail, r, _C4, _D4)
+    value, tail = multiply_add_pair(value, tail, r, _C3, _D3)
+    value, tail = multiply_add_pair(value, tail, r, 0.5, 0.0)
+    value, tail = multiply_add_pair(value, tail, r, 1.0, 0.0)
+    value, tail = multiply_add_pair(value, tail, r, 1.0, 0.0)
+    tail = fused_multiply_add(value, low, tail)
     # in [0.7, 1.5) in units of 2^-52; what is below 1 has its exponent one lower and twice the units
     whole = (value * 16777216.0).to(tl.int32).to(tl.int64) << 28
     whole += (tail * 4503599627370496.0).to(tl.int32).to(tl.int64)

@@ -38,7 +38,7 @@ def kernel(*specialised: str) -> Callable[[Callable[..., Any]], Any]:
     return decorate
 
 
-def ragged(vocab: int, *strides: int) -> bool:
+def unaligned_vocab(vocab: int, *strides: int) -> bool:
     """Tells whether a mask alone keeps loads of rows from being wide.
 
     That is so where 16 divides a row stride, but not the vocabulary. Kernels then mask the last tile of a row only.

@@ -8,12 +8,12 @@ import triton.language as tl
 from .. import overlay
 
 WORD, PLANES = tl.constexpr(overlay.WORD), tl.constexpr(overlay.PLANES)
-SHIFT = tl.constexpr(overlay.WORD.bit_length() - 1)
+WORD_SHIFT = tl.constexpr(overlay.WORD.bit_length() - 1)
 NO_LOGIT = tl.constexpr(float("-inf"))
 
 
 @triton.jit
-def ones_of(word):
+def count_bits(word):
     """How many bits of a word that is not negative are set; int32 of any shape."""
     word = word - ((word >> 1) & 0x55555555)
     word = (word & 0x33333333) + ((word >> 2) & 0x33333333)
@@ -23,15 +23,15 @@ def ones_of(word):
 
 
 @triton.jit
-def place_of(cells, ids, wanted, vocab, room):
+def find_replacement(cells, ids, wanted, vocab, room):
     """Cell of the other logit of each token, and whether it has one. cells: of one row, `room` of them."""
-    word_at = (ids >> SHIFT) * PLANES
+    word_at = (ids >> WORD_SHIFT) * PLANES
     bit = ids & (WORD - 1)
     word = tl.load(cells + word_at, mask=wanted, other=0)
     wanted = wanted & (((word >> bit) & 1) != 0)
     before = tl.load(cells + word_at + 1, mask=wanted, other=0)
     lower = word & ((bit * 0 - 1 << bit) ^ -1)
-    place = tl.cdiv(vocab, WORD) * PLANES + before + ones_of(lower)
+    place = tl.cdiv(vocab, WORD) * PLANES + before + count_bits(lower)
     return place, wanted & (before >= 0) & (before < room) & (place < room)
 
 
@@ -65,16 +65,16 @@ def store_tile(row, ids, values, inside, count, end):
 
 
 @triton.jit
-def levels(logits, cells, room, ids, inside, vocab, FOLD: tl.constexpr, end):
+def load_logits(logits, cells, room, ids, inside, vocab, FOLD: tl.constexpr, end):
     """Logits of tokens `ids` (int32, any shape) of the row that starts at `logits`, float32; -inf where not `inside`.
 
     FOLD: as the overlay's row at `cells`, of `room` cells, has them. end: as in `load_tile`.
     """
     level = load_tile(logits, ids, inside, vocab, end, NO_LOGIT).to(tl.float32)
     if FOLD:
-        place, moved = place_of(cells, ids, inside, vocab, room)
+        place, moved = find_replacement(cells, ids, inside, vocab, room)
         value = tl.load(cells + place, mask=moved, other=0).to(tl.float32, bitcast=True)
         level = tl.where(moved, value, level)
-        barred = tl.load(cells + (ids >> SHIFT) * PLANES + 2, mask=inside, other=0)
+        barred = tl.load(cells + (ids >> WORD_SHIFT) * PLANES + 2, mask=inside, other=0)
         level = tl.where(((barred >> (ids & (WORD - 1))) & 1) != 0, level + NO_LOGIT, level)
     return level

@@ -65,7 +65,7 @@ def uniform(word):
 
 
 @triton.jit
-def coin(seed, position, place):
+def accept_uniform(seed, position, place):
     """The keyed coin of a node: place within its row, int32."""
     first, _, _, _ = tl.philox(seed, tl.full((), 0, tl.int32), position, place, tl.full((), ACCEPT, tl.int32))
     return uniform(first)

@@ -18,8 +18,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .distribution import NEGATIVE_INFINITY, weigh
-from .overlay import levels, load_tile
+from .distribution import NEGATIVE_INFINITY, token_weights
+from .overlay import load_logits, load_tile
 
 WIDE = ("logits", "stride", "width", "q_logits", "q_stride", "q_width", "columns", "vocab")
 """Arguments that wide loads of whole rows specialise, for `jit_triton.kernel`."""
@@ -33,11 +33,11 @@ def weights_of(dist, row, ids, FOLD: tl.constexpr, end):
     inv_t, lse = tl.load(dist[1] + row), tl.load(dist[2] + row)
     cut, tie = tl.load(dist[3] + row), tl.load(dist[4] + row)
     if FOLD:
-        return weigh(
+        return token_weights(
             dist[0] + row * dist[5], dist[7] + row * dist[8], dist[8], ids, dist[6], inv_t, lse, cut, tie, FOLD, end
         )
     else:
-        return weigh(dist[0] + row * dist[5], dist[4], 0, ids, dist[6], inv_t, lse, cut, tie, FOLD, end)
+        return token_weights(dist[0] + row * dist[5], dist[4], 0, ids, dist[6], inv_t, lse, cut, tie, FOLD, end)
 
 
 @triton.jit
@@ -52,7 +52,7 @@ def log_weights_at(dist, rows, columns, wanted, FOLD: tl.constexpr):
     tie = tl.load(dist[4] + rows, mask=wanted, other=-1)
     wide = rows.to(tl.int64)
     if FOLD:
-        level = levels(
+        level = load_logits(
             dist[0] + wide * dist[5], dist[7] + wide * dist[8], dist[8], columns, wanted, dist[6], FOLD, None
         )
     else:
@@ -63,7 +63,7 @@ def log_weights_at(dist, rows, columns, wanted, FOLD: tl.constexpr):
 
 
 @triton.jit
-def column_of(columns, ids, vocab, MAPPED: tl.constexpr, end):
+def draft_column(columns, ids, vocab, MAPPED: tl.constexpr, end):
     """Columns of the draft distributions that stand for target ids, -1 for none."""
     column = ids
     if MAPPED:
@@ -72,12 +72,12 @@ def column_of(columns, ids, vocab, MAPPED: tl.constexpr, end):
 
 
 @triton.jit
-def proposal(tree, draft, columns, kind: tl.constexpr, first, child, ids, vocab, end):
+def proposal_weights(tree, draft, columns, kind: tl.constexpr, first, child, ids, vocab, end):
     """Draft weights that a drawn child could have been drawn by, not yet normalised for what is excluded."""
     source = tl.load(tree[3] + child)
     tile = end if kind[5] else None
     if kind[2]:
-        q = weights_of(draft, source, column_of(columns, ids, vocab, True, tile), False, None)
+        q = weights_of(draft, source, draft_column(columns, ids, vocab, True, tile), False, None)
     else:
         q = weights_of(draft, source, ids, False, tile)
     if not kind[0]:
@@ -85,14 +85,14 @@ def proposal(tree, draft, columns, kind: tl.constexpr, first, child, ids, vocab,
         if mark >= WITHOUT_EARLIER:
             other = first
             while other >= 0:
-                if gone(tree, kind, mark, source, child, other):
+                if is_excluded(tree, kind, mark, source, child, other):
                     q = tl.where(ids == tl.load(tree[0] + other).to(tl.int32), 0.0, q)
                 other = tl.load(tree[1] + other)
     return q
 
 
 @triton.jit
-def gone(tree, kind: tl.constexpr, mark, source, child, other):
+def is_excluded(tree, kind: tl.constexpr, mark, source, child, other):
     """Whether a child of this mark and source cannot be the token of a sibling."""
     chosen = tl.load(tree[2] + other) == DETERMINISTIC
     earlier = (mark == WITHOUT_EARLIER) & (chosen == 0) & (other < child) & (tl.load(tree[3] + other) == source)
@@ -103,7 +103,7 @@ def gone(tree, kind: tl.constexpr, mark, source, child, other):
 
 
 @triton.jit
-def excludes(tree, kind: tl.constexpr, first, child):
+def exclusions(tree, kind: tl.constexpr, first, child):
     """(whether anything is excluded from a drawn child's distribution, whether its own token is)."""
     mark, source = tl.load(tree[2] + child), tl.load(tree[3] + child)
     token = tl.load(tree[0] + child)
@@ -112,7 +112,7 @@ def excludes(tree, kind: tl.constexpr, first, child):
     if mark >= WITHOUT_EARLIER:
         other = first
         while other >= 0:
-            if gone(tree, kind, mark, source, child, other):
+            if is_excluded(tree, kind, mark, source, child, other):
                 something = child >= 0
                 itself = itself | (tl.load(tree[0] + other) == token)
             other = tl.load(tree[1] + other)
@@ -120,7 +120,7 @@ def excludes(tree, kind: tl.constexpr, first, child):
 
 
 @triton.jit
-def without(rest, tree, draft, columns, steps, kind: tl.constexpr, first, child, ids, vocab, end):
+def subtract_rejected(rest, tree, draft, columns, steps, kind: tl.constexpr, first, child, ids, vocab, end):
     """Weights left after one refusal."""
     token = tl.load(tree[0] + child).to(tl.int32)
     scale = tl.load(steps[1] + child)
@@ -130,7 +130,7 @@ def without(rest, tree, draft, columns, steps, kind: tl.constexpr, first, child,
         if tl.load(tree[2] + child) == DETERMINISTIC:
             rest = tl.where(ids == token, 0.0, rest)
         else:
-            q = proposal(tree, draft, columns, kind, first, child, ids, vocab, end)
+            q = proposal_weights(tree, draft, columns, kind, first, child, ids, vocab, end)
             if not kind[0]:
                 rest = rest * scale
                 q = q * tl.load(steps[2] + child)
@@ -141,13 +141,13 @@ def without(rest, tree, draft, columns, steps, kind: tl.constexpr, first, child,
 
 
 @triton.jit
-def rest_of(target, tree, draft, columns, steps, kind: tl.constexpr, node, first, stop, ids, vocab, end):
+def residual_weights(target, tree, draft, columns, steps, kind: tl.constexpr, node, first, stop, ids, vocab, end):
     """Weights left at a node when its children from `first` up to `stop` (-1: all) were refused."""
     rest = weights_of(target, node, ids, kind[4], end if kind[5] else None)
     child = first
     while (child >= 0) & (child != stop):
         if tl.load(steps[0] + child) != 0:
-            rest = without(rest, tree, draft, columns, steps, kind, first, child, ids, vocab, end)
+            rest = subtract_rejected(rest, tree, draft, columns, steps, kind, first, child, ids, vocab, end)
         if kind[0]:
             child = child * 0 - 1
         else:

@@ -14,21 +14,21 @@ STEPS = tl.constexpr(32)
 
 
 @triton.jit
-def span(offsets, row, nodes):
+def row_bounds(offsets, row, nodes):
     """First node of a row and the one behind its last, both within `nodes`; the first row begins at 0."""
     start = tl.minimum(tl.maximum(tl.load(offsets + row, mask=row > 0, other=0), 0), nodes)
     return start, tl.minimum(tl.maximum(tl.load(offsets + row + 1), start), nodes)
 
 
 @triton.jit
-def onward(links, node, end, wanted):
+def follow_link(links, node, end, wanted):
     """Where links (first_child or next_sibling) lead from the wanted nodes; -1 for nowhere."""
     to = tl.load(links + node, mask=wanted, other=-1)
     return tl.where((to > node) & (to < end), to, -1)
 
 
 @triton.jit
-def end_path(out, length, depth):
+def pad_path(out, length, depth):
     """Writes -1 behind the first `length` nodes of a path, up to the last of its depth + 1 places."""
     for first in range(length, depth + 1, STEPS):
         step = first + tl.arange(0, STEPS)
@@ -36,7 +36,7 @@ def end_path(out, length, depth):
 
 
 @triton.jit
-def plant(parents, first_child, next_sibling, root, end, TILE: tl.constexpr):
+def store_parents(parents, first_child, next_sibling, root, end, TILE: tl.constexpr):
     """Writes the parent of every node of a row, -1 for the root, with one program."""
     for start in range(root, end, TILE):
         node = start + tl.arange(0, TILE)
@@ -44,15 +44,15 @@ def plant(parents, first_child, next_sibling, root, end, TILE: tl.constexpr):
     tl.debug_barrier()  # what one thread writes, others read or overwrite
     for start in range(root, end, TILE):
         node = start + tl.arange(0, TILE)
-        child = onward(first_child, node, end, node < end)
+        child = follow_link(first_child, node, end, node < end)
         while tl.max(child, 0) >= 0:
             tl.store(parents + child, node, mask=child >= 0)
-            child = onward(next_sibling, child, end, child >= 0)
+            child = follow_link(next_sibling, child, end, child >= 0)
     tl.debug_barrier()
 
 
 @triton.jit
-def climb(parents, node, root):
+def climb_to_root(parents, node, root):
     """(where the way up from nodes of a row ends, how many steps it takes); -1 and 0 for a node of -1."""
     steps = node * 0
     going = node > root

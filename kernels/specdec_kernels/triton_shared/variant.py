@@ -43,14 +43,14 @@ class Variant:
     most_registers: int | None = None
 
 
-def count_type(uneven: bool) -> str:
+def size_type(unaligned: bool) -> str:
     """Names the type of an integer argument that a kernel specialises, such as a vocabulary or a row stride.
 
     Args:
-        uneven: Whether the variant stands for integers that 16 does not divide.
+        unaligned: Whether the variant stands for integers that 16 does not divide.
 
     Returns:
         "i32" for those, else "i32:16": Triton may then assume that 16 divides the integer. Both are entries of
         `Variant.arguments`.
     """
-    return "i32" if uneven else "i32:16"
+    return "i32" if unaligned else "i32:16"

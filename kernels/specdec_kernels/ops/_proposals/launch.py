@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...dispatch.workspace import Spec, carve, needs, path_specs, results
 from ...overlay import Overlay
-from ...triton_shared.variant import Variant, count_type
+from ...triton_shared.variant import Variant, size_type
 from ..draft_sample.launch import (
     Rest,
     draw,
@@ -215,15 +215,15 @@ def thresholds_by(op: str, levels: bool, check: Callable[..., None]) -> Callable
 def weigh_variants(op: str, name: str, everyday: bool, dtype: str = "bf16", **kind: bool) -> list[Variant]:
     """Configurations of the kernels that an operator on ordered proposals launches."""
     levels, chosen = op == "traversal_verify", ("sm_90",) if everyday else ()
-    uneven = kind.get("uneven", False)
+    unaligned = kind.get("unaligned", False)
     tables = {
         "offsets": "*i32", "first_child": "*i32", "accept": "*fp32", "reach": "*fp64", "level": "*i32",
-        "parents": "*i32", "level_now": "i32", "rows": "i32", "vocab": count_type(uneven), "dust": "fp32",
+        "parents": "*i32", "level_now": "i32", "rows": "i32", "vocab": size_type(unaligned), "dust": "fp32",
     }  # fmt: skip
     constants = rest_constants(chain=False, **kind) | {"TILE": TILE, "LEVELS": levels, "SHORTCUT": True}
     return [
         Variant(f"{op}/weigh {name}", "recursive_rejection_verify.triton_kernel:weigh",
-                rest_types(dtype, uneven=uneven) | tables, constants, weigh_warps(kind["draft"]),
+                rest_types(dtype, unaligned=unaligned) | tables, constants, weigh_warps(kind["draft"]),
                 everyday=chosen, fusion=False,
                 most_registers=weigh_registers(kind["draft"], kind.get("fold", False)))
     ]  # fmt: skip

@@ -10,8 +10,8 @@ from torch import Tensor
 from ...dispatch.workspace import Spec, carve, needs, results
 from ...overlay import Overlay, folded
 from ...random import BLOCK
-from ...triton_shared.jit import ragged
-from ...triton_shared.variant import Variant, count_type
+from ...triton_shared.jit import unaligned_vocab
+from ...triton_shared.variant import Variant, size_type
 from .reference import FARTHEST, check
 from .triton_kernel import join, scan
 
@@ -62,15 +62,15 @@ def distribution_stats(
         hints, known = (place, 0) if pivots is None else (pivots.contiguous(), pivots.shape[0])
         tables = (hints, top, place, total, over)
         cells, room = folded("distribution_stats", overlay, logits, place)
-        uneven = ragged(vocab, logits.stride(0))
+        unaligned = unaligned_vocab(vocab, logits.stride(0))
         scan[(rows, -(-blocks // GROUP))](
             logits, filters[0], *tables, cells, room, vocab, blocks, logits.stride(0), known, GROUP,
-            pivots is not None, room > 0, uneven, num_warps=WARPS, enable_fp_fusion=False,
+            pivots is not None, room > 0, unaligned, num_warps=WARPS, enable_fp_fusion=False,
         )  # fmt: skip
         join[(rows,)](
             logits, *filters, *tables, contenders, *found[:4], found[4] if masses else nowhere, cells,
             room, vocab, blocks, logits.stride(0), known, 1 << (blocks - 1).bit_length(), ROOM, masses, FARTHEST,
-            pivots is not None, room > 0, uneven, TILE_BLOCKS, num_warps=WARPS, maxnreg=JOIN_REGISTERS,
+            pivots is not None, room > 0, unaligned, TILE_BLOCKS, num_warps=WARPS, maxnreg=JOIN_REGISTERS,
             enable_fp_fusion=False,
         )  # fmt: skip
     return tuple(found)
@@ -91,24 +91,25 @@ def forget(rows: Tensor, stats: Sequence[Tensor]) -> None:
 
 def _variant(
     kernel: str, dtype: str, everyday: tuple[str, ...], blocks: int = 256, masses: bool = True, pivots: bool = True,
-    fold: bool = False, uneven: bool = False,
+    fold: bool = False, unaligned: bool = False,
 ) -> Variant:  # fmt: skip
     logits = {"logits": f"*{dtype}", "temperature": "*fp32", "blocks": "i32", "stride": "i32:16"}
-    logits["vocab"] = count_type(uneven)
+    logits["vocab"] = size_type(unaligned)
     tables = {"pivots": "*i64" if pivots else "*i32", "tops": "*fp32", "places": "*i32", "sums": "*fp32"}
     tables |= {"over": "*fp32", "known": "i32", "cells": "*i32", "room": "i32:16"}
     bare = ("" if pivots else " without pivots") + (" with an overlay" if fold else "")
-    bare += " ragged" if uneven else ""
+    bare += " unaligned vocabulary" if unaligned else ""
     if kernel == "scan":
         return Variant(
             f"distribution_stats/scan {dtype}{bare}", "distribution_stats.triton_kernel:scan", logits | tables,
-            {"GROUP": GROUP, "PIVOTS": pivots, "FOLD": fold, "RAGGED": uneven}, WARPS, everyday=everyday, fusion=False,
+            {"GROUP": GROUP, "PIVOTS": pivots, "FOLD": fold, "UNALIGNED": unaligned}, WARPS, everyday=everyday,
+            fusion=False,
         )  # fmt: skip
     answers = {"out_inv_t": "*fp32", "out_lse": "*fp32", "out_cut": "*fp32", "out_tie": "*i32", "mass": "*fp32"}
     filters = {"top_k": "*i32", "top_p": "*fp32", "min_p": "*fp32", "contenders": "*i64"}
     name = f"distribution_stats/join {dtype} {blocks} blocks{'' if masses else ' without masses'}{bare}"
     constants = {"PLACES": blocks, "ROOM": ROOM, "MASSES": masses, "FARTHEST": FARTHEST, "PIVOTS": pivots}
-    constants |= {"FOLD": fold, "RAGGED": uneven, "BLOCKS": TILE_BLOCKS}
+    constants |= {"FOLD": fold, "UNALIGNED": unaligned, "BLOCKS": TILE_BLOCKS}
     return Variant(
         name, "distribution_stats.triton_kernel:join", logits | tables | filters | answers, constants, WARPS,
         everyday=everyday,
@@ -125,6 +126,6 @@ VARIANTS = [
     _variant("join", "bf16", (), pivots=False),
     _variant("scan", "bf16", (), fold=True),
     _variant("join", "bf16", (), fold=True),
-    *(_variant(kernel, dtype, (), uneven=True) for kernel in ("scan", "join") for dtype in ("bf16", "fp32")),
-    _variant("scan", "bf16", (), fold=True, uneven=True),
+    *(_variant(kernel, dtype, (), unaligned=True) for kernel in ("scan", "join") for dtype in ("bf16", "fp32")),
+    _variant("scan", "bf16", (), fold=True, unaligned=True),
 ]

@@ -17,10 +17,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ...triton_shared.distribution import LAST, NEGATIVE_INFINITY, RACE_BLOCK, id_of, level_of, middle, rank
-from ...triton_shared.float64_masses import mass_of
+from ...triton_shared.distribution import (
+    LAST_ID,
+    NEGATIVE_INFINITY,
+    NOISE_BLOCK,
+    id_of_key,
+    logit_of_key,
+    midpoint,
+    order_key,
+)
+from ...triton_shared.float64_masses import exp_difference
 from ...triton_shared.jit import kernel
-from ...triton_shared.overlay import levels
+from ...triton_shared.overlay import load_logits
 
 INFINITY = tl.constexpr(float("inf"))
 DOUBT = tl.constexpr(1e-5)
@@ -32,24 +40,24 @@ def pivot_of(own, pivots, known, row, vocab, FOLD: tl.constexpr):
     """(token, level) of a row's pivot; -1 and -inf where it has none."""
     token = tl.load(pivots + row, mask=row < known, other=-1).to(tl.int32)
     token = tl.where((token >= 0) & (token < vocab), token, -1)
-    return token, levels(own[0], own[1], own[2], token, token >= 0, vocab, FOLD, None)
+    return token, load_logits(own[0], own[1], own[2], token, token >= 0, vocab, FOLD, None)
 
 
 @kernel("logits", "vocab", "stride")
 def scan(
     logits, temperature, pivots, tops, places, sums, over, cells, room, vocab, blocks, stride, known,
-    GROUP: tl.constexpr, PIVOTS: tl.constexpr, FOLD: tl.constexpr, RAGGED: tl.constexpr,
+    GROUP: tl.constexpr, PIVOTS: tl.constexpr, FOLD: tl.constexpr, UNALIGNED: tl.constexpr,
 ):  # fmt: skip
     """Of GROUP race blocks: the largest logit and sum exp((l - largest) / T); the lowest id of the largest in a greedy
     row; else, of the tokens ranked above the pivot, how many there are and that sum of them.
     """
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1) * GROUP + tl.arange(0, GROUP)
-    ids = block[:, None] * RACE_BLOCK + tl.arange(0, RACE_BLOCK)[None, :]
+    ids = block[:, None] * NOISE_BLOCK + tl.arange(0, NOISE_BLOCK)[None, :]
     t = tl.load(temperature + row)
-    end = (tl.program_id(1) + 1) * GROUP * RACE_BLOCK
-    level = levels(
-        logits + row * stride, cells + row * room, room, ids, ids < vocab, vocab, FOLD, end if RAGGED else None
+    end = (tl.program_id(1) + 1) * GROUP * NOISE_BLOCK
+    level = load_logits(
+        logits + row * stride, cells + row * room, room, ids, ids < vocab, vocab, FOLD, end if UNALIGNED else None
     )
     clean = tl.where(level == level, level, NEGATIVE_INFINITY)
     top = tl.max(clean, 1)
@@ -74,24 +82,24 @@ def scan(
 @triton.jit
 def tile_of(own, start, vocab, how: tl.constexpr):
     """(levels, ranks, inside) of a tile of a row."""
-    ids = start + tl.arange(0, how[1] * RACE_BLOCK)
+    ids = start + tl.arange(0, how[1] * NOISE_BLOCK)
     inside = ids < vocab
-    end = start + how[1] * RACE_BLOCK
-    level = levels(own[0], own[1], own[2], ids, inside, vocab, how[0], end if how[2] else None)
-    return level, rank(level, ids), inside
+    end = start + how[1] * NOISE_BLOCK
+    level = load_logits(own[0], own[1], own[2], ids, inside, vocab, how[0], end if how[2] else None)
+    return level, order_key(level, ids), inside
 
 
 @triton.jit
 def tile_top(tops, start, blocks, how: tl.constexpr):
     """No token of a tile has a higher rank, from what the scan left."""
-    block = start // RACE_BLOCK + tl.arange(0, how[1])
-    return rank(tl.max(tl.load(tops + block, mask=block < blocks, other=NEGATIVE_INFINITY), 0), 0)
+    block = start // NOISE_BLOCK + tl.arange(0, how[1])
+    return order_key(tl.max(tl.load(tops + block, mask=block < blocks, other=NEGATIVE_INFINITY), 0), 0)
 
 
 @triton.jit
 def share_of(level, inv_t, top_scaled):
     """exp(l / T - top / T) in float64 of float32 products, the mass relative to that of the largest logit."""
-    return mass_of(level * inv_t, top_scaled)
+    return exp_difference(level * inv_t, top_scaled)
 
 
 @triton.jit
@@ -101,7 +109,7 @@ def above(own, tops, vocab, blocks, inv_t, top_scaled, floor, ceiling, by_mass, 
     total = tl.zeros((), tl.float64)
     count = tl.zeros((), tl.int32)
     least = tl.full((), 0x7FFFFFFFFFFFFFFF, tl.int64)
-    for start in range(0, vocab, how[1] * RACE_BLOCK):
+    for start in range(0, vocab, how[1] * NOISE_BLOCK):
         if tile_top(tops, start, blocks, how) > floor:
             level, ranked, inside = tile_of(own, start, vocab, how)
             over = inside & (ranked > floor)
@@ -116,7 +124,7 @@ def above(own, tops, vocab, blocks, inv_t, top_scaled, floor, ceiling, by_mass, 
 def gather(own, tops, contenders, vocab, blocks, low, high, ROOM: tl.constexpr, how: tl.constexpr):
     """Writes the ranks in [low, high] in id order, as many as there is room for; returns how many there are."""
     count = tl.zeros((), tl.int32)
-    for start in range(0, vocab, how[1] * RACE_BLOCK):
+    for start in range(0, vocab, how[1] * NOISE_BLOCK):
         if tile_top(tops, start, blocks, how) >= low:
             _, ranked, inside = tile_of(own, start, vocab, how)
             taken = (inside & (ranked >= low) & (ranked <= high)).to(tl.int32)
@@ -137,7 +145,7 @@ def lowest_kept(
     count = gather(own, tops, contenders, vocab, blocks, low, high, ROOM, how)
     if count > ROOM:
         while count > ROOM:
-            half = middle(low, high)
+            half = midpoint(low, high)
             total, upper, _ = above(own, tops, vocab, blocks, inv_t, top_scaled, half, high, by_mass, how)
             if total < target:
                 high = half
@@ -149,10 +157,10 @@ def lowest_kept(
         count = gather(own, tops, contenders, vocab, blocks, low, high, ROOM, how)
     places = tl.arange(0, ROOM)
     ranked = tl.load(contenders + places, mask=places < count, other=-0x7FFFFFFFFFFFFFFF)
-    value = tl.where(by_mass, share_of(level_of(ranked), inv_t, top_scaled), 1.0)
+    value = tl.where(by_mass, share_of(logit_of_key(ranked), inv_t, top_scaled), 1.0)
     value = tl.where(places < count, value, 0.0)
     while low < high:
-        half = middle(low, high)
+        half = midpoint(low, high)
         total = passed + tl.sum(tl.where(ranked > half, value, 0.0), 0)
         if total < target:
             high = half
@@ -165,19 +173,19 @@ def lowest_kept(
 @triton.jit
 def level_bound(tops, blocks, wanted, top, PLACES: tl.constexpr):
     """A rank that at least `wanted` race blocks reach with their largest logit; the lowest rank if there are fewer."""
-    lowest = rank(tl.full((), NEGATIVE_INFINITY, tl.float32), LAST)
+    lowest = order_key(tl.full((), NEGATIVE_INFINITY, tl.float32), LAST_ID)
     block = tl.arange(0, PLACES)
     peak = tl.load(tops + block, mask=block < blocks, other=NEGATIVE_INFINITY)
-    ranked = tl.where(block < blocks, rank(peak, block * 0), lowest - 1)
+    ranked = tl.where(block < blocks, order_key(peak, block * 0), lowest - 1)
     low = lowest
-    high = tl.where(wanted > blocks, lowest, rank(top, 0))
+    high = tl.where(wanted > blocks, lowest, order_key(top, 0))
     while low < high:
         half = (low >> 1) + (high >> 1) + ((low | high) & 1)
         if tl.sum((ranked >= half).to(tl.int32), 0) >= wanted:
             low = half
         else:
             high = half - 1
-    return rank(level_of(low), LAST)
+    return order_key(logit_of_key(low), LAST_ID)
 
 
 @triton.jit
@@ -199,7 +207,7 @@ def last_kept(number, above_it, own, total, top_k, top_p, min_p):
 def join(
     logits, temperature, top_k, top_p, min_p, pivots, tops, places, sums, over, contenders, out_inv_t, out_lse, out_cut,
     out_tie, mass, cells, room, vocab, blocks, stride, known, PLACES: tl.constexpr, ROOM: tl.constexpr,
-    MASSES: tl.constexpr, FARTHEST: tl.constexpr, PIVOTS: tl.constexpr, FOLD: tl.constexpr, RAGGED: tl.constexpr,
+    MASSES: tl.constexpr, FARTHEST: tl.constexpr, PIVOTS: tl.constexpr, FOLD: tl.constexpr, UNALIGNED: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """Joins the blocks of a row; where a filter cuts, finds the cut. One program per row; PLACES >= blocks."""
@@ -215,7 +223,7 @@ def join(
     top = tl.max(peak, 0)
     unit_t = tl.where(greedy, 1.0, inv_t)
     top_scaled = top * unit_t
-    scale = tl.where(peak > NEGATIVE_INFINITY, mass_of(peak * unit_t, top_scaled), 1.0)
+    scale = tl.where(peak > NEGATIVE_INFINITY, exp_difference(peak * unit_t, top_scaled), 1.0)
     part = sum_of.to(tl.float64) * scale
     total = tl.sum(part, 0)
     lse = (top_scaled.to(tl.float64) + tl.log(total)).to(tl.float32)
@@ -229,7 +237,7 @@ def join(
     filtered = (k > 0) | (p < 1) | (m > 0)
     if MASSES:  # before anything is refined: no filter cuts where masses are known
         weighed = finite & (t != 0) & (filtered == 0) & (tl.abs(lse) < FARTHEST)
-        share = part * mass_of(top_scaled, lse)  # in units of the rounded normaliser, as weights are
+        share = part * exp_difference(top_scaled, lse)  # in units of the rounded normaliser, as weights are
         tl.store(mass + row * blocks + block, tl.where(weighed, share.to(tl.float32), float("nan")), mask=have)
     if greedy:
         lse = tl.zeros((), tl.float32)
@@ -239,7 +247,7 @@ def join(
             tie = tl.min(first, 0)
     elif filtered & finite:
         mine = (logits + row * stride, cells + row * room, room)
-        how: tl.constexpr = (FOLD, BLOCKS, RAGGED)
+        how: tl.constexpr = (FOLD, BLOCKS, UNALIGNED)
         settled = top != top
         if PIVOTS:
             token, level = pivot_of(mine, pivots, known, row, vocab, FOLD)
@@ -253,8 +261,8 @@ def join(
                 tie = token
         if settled == 0:
             contenders += row * ROOM
-            highest = rank(top, 0)
-            low = rank(tl.full((), NEGATIVE_INFINITY, tl.float32), LAST)
+            highest = order_key(top, 0)
+            low = order_key(tl.full((), NEGATIVE_INFINITY, tl.float32), LAST_ID)
             for stage in range(2):
                 by_mass = stage == 1
                 wanted = ((stage == 0) & (k > 0)) | (by_mass & (p < 1))
@@ -267,7 +275,7 @@ def join(
                         depth = tl.log(0.5 * (1 - p) * whole / vocab)
                         shy = (depth * 1.0001 - 1e-3) / inv_t - 1e-6 * tl.abs(top).to(tl.float64)
                         deepest = (top.to(tl.float64) + shy).to(tl.float32)
-                        low = tl.maximum(low, rank(deepest, LAST))
+                        low = tl.maximum(low, order_key(deepest, LAST_ID))
                     else:
                         low = level_bound(tops, blocks, k, top, PLACES)
                     low = tl.minimum(low, highest)
@@ -279,16 +287,16 @@ def join(
                 floor = low
                 ceiling = highest
                 while floor < ceiling:  # the smallest rank whose level weighs enough
-                    half = middle(floor, ceiling)
-                    if share_of(level_of(half), inv_t, top_scaled) >= m:
+                    half = midpoint(floor, ceiling)
+                    if share_of(logit_of_key(half), inv_t, top_scaled) >= m:
                         ceiling = half
                     else:
                         floor = half + 1
                 low = floor
             kept, _, least = above(mine, tops, vocab, blocks, inv_t, top_scaled, low - 1, highest, True, how)
             lse = (top_scaled.to(tl.float64) + tl.log(kept)).to(tl.float32)
-            cut = level_of(least)
-            tie = tl.where(cut > NEGATIVE_INFINITY, id_of(least), vocab - 1)
+            cut = logit_of_key(least)
+            tie = tl.where(cut > NEGATIVE_INFINITY, id_of_key(least), vocab - 1)
     tl.store(out_inv_t + row, inv_t)
     tl.store(out_lse + row, tl.where(finite, lse, float("nan")))
     tl.store(out_cut + row, tl.where(finite, cut, float("nan")))

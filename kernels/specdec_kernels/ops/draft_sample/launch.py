@@ -11,8 +11,8 @@ from torch import Tensor
 from ...dispatch.workspace import Spec, carve, needs, results
 from ...overlay import Overlay, folded
 from ...random import BLOCK, DRAFT, RECOVER
-from ...triton_shared.jit import ragged
-from ...triton_shared.variant import Variant, count_type
+from ...triton_shared.jit import unaligned_vocab
+from ...triton_shared.variant import Variant, size_type
 from .reference import check
 from .triton_kernel import masses, race
 
@@ -43,7 +43,7 @@ class Rest(NamedTuple):
 
     tensors: what `rest_triton` describes, with stand-ins where something is absent. kind: (chain, has draft
     distributions, draft columns are mapped, has score-only nodes, the target has an overlay,
-    rows are ragged).
+    vocabulary is unaligned).
     """
 
     tensors: tuple[Any, ...]
@@ -117,8 +117,8 @@ def rest_of(
     )
     cells, room = folded(op, overlay, target[0], p[4])
     mapped = has_draft and token_ids is not None
-    uneven = ragged(vocab, p[5], q[5])
-    kind = (chain, has_draft, mapped, score_only is not None, room > 0, uneven)
+    unaligned = unaligned_vocab(vocab, p[5], q[5])
+    kind = (chain, has_draft, mapped, score_only is not None, room > 0, unaligned)
     return Rest((*p, cells, room, *q, columns, *links, applied, p_scale, q_scale), kind, vocab)
 
 
@@ -210,9 +210,9 @@ def draft_sample(
     return draw(rest, rows, firsts.fill_(-1), *keys, DRAFT, known=mass, out=tokens, part=part)
 
 
-def rest_types(dtype: str, draft: str = "", uneven: bool = False) -> dict[str, str]:
+def rest_types(dtype: str, draft: str = "", unaligned: bool = False) -> dict[str, str]:
     """Types of the kernels' arguments that `Rest` gives."""
-    draft, columns = draft or dtype, count_type(uneven)
+    draft, columns = draft or dtype, size_type(unaligned)
     return {
         "logits": f"*{dtype}", "inv_t": "*fp32", "lse": "*fp32", "cut": "*fp32", "tie_id": "*i32", "stride": "i32:16",
         "width": columns, "cells": "*i32", "room": "i32:16", "q_logits": f"*{draft}", "q_inv_t": "*fp32",
@@ -223,16 +223,28 @@ def rest_types(dtype: str, draft: str = "", uneven: bool = False) -> dict[str, s
 
 
 def rest_constants(
-    chain: bool, draft: bool, mapped: bool = False, score_only: bool = False, fold: bool = False, uneven: bool = False
+    chain: bool,
+    draft: bool,
+    mapped: bool = False,
+    score_only: bool = False,
+    fold: bool = False,
+    unaligned: bool = False,
 ) -> dict[str, bool]:
     """Values of the kernels' constants that `Rest` gives."""
-    return {"CHAIN": chain, "DRAFT": draft, "MAPPED": mapped, "SCORE_ONLY": score_only, "FOLD": fold, "RAGGED": uneven}
+    return {
+        "CHAIN": chain,
+        "DRAFT": draft,
+        "MAPPED": mapped,
+        "SCORE_ONLY": score_only,
+        "FOLD": fold,
+        "UNALIGNED": unaligned,
+    }
 
 
 def _draw(name: str, everyday: bool, dtype: str = "bf16", known: bool = False, **kind: bool) -> list[Variant]:
-    shared = rest_types(dtype, uneven=kind.get("uneven", False)) | {
+    shared = rest_types(dtype, unaligned=kind.get("unaligned", False)) | {
         "nodes": "*i32", "firsts": "*i32", "known": "*fp32", "part": "*fp32", "blocks": "i32",
-        "vocab": count_type(kind.get("uneven", False)),
+        "vocab": size_type(kind.get("unaligned", False)),
     }  # fmt: skip
     noise = {
         "seeds": "*i64", "positions": "*i32", "index": "*i32", "block_noise": "*fp32", "token_noise": "*fp32",
@@ -261,6 +273,14 @@ VARIANTS = [
     *_draw("after a tree fp32 mapped", False, "fp32", chain=False, draft=True, mapped=True),
     *_draw("after a tree bf16 with an overlay", False, chain=False, draft=True, score_only=True, fold=True),
     *_draw("after a chain bf16 with an overlay", False, known=True, chain=True, draft=True, fold=True),
-    *_draw("after a chain bf16 ragged", False, known=True, chain=True, draft=True, uneven=True),
-    *_draw("after a tree fp32 mapped ragged", False, "fp32", chain=False, draft=True, mapped=True, uneven=True),
+    *_draw("after a chain bf16 unaligned vocabulary", False, known=True, chain=True, draft=True, unaligned=True),
+    *_draw(
+        "after a tree fp32 mapped unaligned vocabulary",
+        False,
+        "fp32",
+        chain=False,
+        draft=True,
+        mapped=True,
+        unaligned=True,
+    ),
 ]

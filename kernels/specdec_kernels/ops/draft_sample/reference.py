@@ -48,13 +48,16 @@ def draft_sample(
 
     Args:
         logits: [R, V] float32, bfloat16, float16 or float64, any row stride.
-        inv_t, lse, cut: [R], tie_id: int32 [R], from distribution_stats.
+        inv_t: [R], from distribution_stats, as the next three.
+        lse: [R].
+        cut: [R].
+        tie_id: int32 [R].
         seeds: int64 [R], request seed of each row.
         root_positions: int32 [R], absolute position of the root of the step that will verify the token.
         index: int32 [R], number of the draw within the request's step. Each (seed, root position, index) must be used
             for one draw only: two draws of equal counters are the same draw.
         mass: block masses from distribution_stats(..., masses=True) or None. They save a pass and never change the
-        answer.
+            answer.
 
     Returns:
         int64 [R], ids of the columns of ``logits`` (map them yourself if the draft vocabulary is smaller than the

@@ -9,10 +9,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ...triton_shared.distribution import NEGATIVE_INFINITY, RACE_BLOCK, id_of, rank
+from ...triton_shared.distribution import NEGATIVE_INFINITY, NOISE_BLOCK, id_of_key, order_key
 from ...triton_shared.jit import kernel
 from ...triton_shared.random import gumbel_span, logarithm
-from ...triton_shared.residual import WIDE, rest_of
+from ...triton_shared.residual import WIDE, residual_weights
 
 SMALLEST = tl.constexpr(1.1754943508222875e-38)
 LARGEST = tl.constexpr(3.0e38)
@@ -31,7 +31,7 @@ def masses(
     q_width, columns, tokens, next_sibling, proposal_kinds, dist_index, score_only, applied, p_scale, q_scale, nodes,
     firsts,
     known, part, vocab, blocks, GROUP: tl.constexpr, KNOWN: tl.constexpr, WRITE: tl.constexpr, CHAIN: tl.constexpr,
-    DRAFT: tl.constexpr, MAPPED: tl.constexpr, SCORE_ONLY: tl.constexpr, FOLD: tl.constexpr, RAGGED: tl.constexpr,
+    DRAFT: tl.constexpr, MAPPED: tl.constexpr, SCORE_ONLY: tl.constexpr, FOLD: tl.constexpr, UNALIGNED: tl.constexpr,
 ):  # fmt: skip
     """Masses of GROUP race blocks of what is left at nodes[b] after the children from firsts[b] on.
 
@@ -53,10 +53,10 @@ def masses(
         tree = (tokens, next_sibling, proposal_kinds, dist_index, score_only)
         steps = (applied, p_scale, q_scale)
         block = tl.program_id(1) * GROUP + tl.arange(0, GROUP)
-        ids = block[:, None] * RACE_BLOCK + tl.arange(0, RACE_BLOCK)[None, :]
-        rest = rest_of(
-            target, tree, draft, columns, steps, (CHAIN, DRAFT, MAPPED, SCORE_ONLY, FOLD, RAGGED), node,
-            tl.load(firsts + row), -1, ids, vocab, (tl.program_id(1) + 1) * GROUP * RACE_BLOCK,
+        ids = block[:, None] * NOISE_BLOCK + tl.arange(0, NOISE_BLOCK)[None, :]
+        rest = residual_weights(
+            target, tree, draft, columns, steps, (CHAIN, DRAFT, MAPPED, SCORE_ONLY, FOLD, UNALIGNED), node,
+            tl.load(firsts + row), -1, ids, vocab, (tl.program_id(1) + 1) * GROUP * NOISE_BLOCK,
         )  # fmt: skip
         if WRITE:
             tl.store(part + row.to(tl.int64) * vocab + ids, rest, mask=ids < vocab)
@@ -72,7 +72,7 @@ def race(
     firsts,
     known, part, seeds, positions, index, block_noise, token_noise, out, vocab, blocks, PLACES: tl.constexpr,
     STREAM: tl.constexpr, EXPLICIT: tl.constexpr, KNOWN: tl.constexpr, FEW: tl.constexpr, CHAIN: tl.constexpr,
-    DRAFT: tl.constexpr, MAPPED: tl.constexpr, SCORE_ONLY: tl.constexpr, FOLD: tl.constexpr, RAGGED: tl.constexpr,
+    DRAFT: tl.constexpr, MAPPED: tl.constexpr, SCORE_ONLY: tl.constexpr, FOLD: tl.constexpr, UNALIGNED: tl.constexpr,
 ):  # fmt: skip
     """One draw per row: weighs the blocks that can win, by bounds of their masses, then races inside the winner.
 
@@ -115,11 +115,11 @@ def race(
                 peak = tl.max(bound, 0)
                 while (peak >= best) & (peak > NEGATIVE_INFINITY):
                     block = tl.argmax(bound, 0)
-                    ids = block * RACE_BLOCK + tl.arange(0, RACE_BLOCK)
-                    rest = rest_of(
-                        target, tree, draft, columns, steps, (CHAIN, DRAFT, MAPPED, SCORE_ONLY, FOLD, RAGGED), node,
+                    ids = block * NOISE_BLOCK + tl.arange(0, NOISE_BLOCK)
+                    rest = residual_weights(
+                        target, tree, draft, columns, steps, (CHAIN, DRAFT, MAPPED, SCORE_ONLY, FOLD, UNALIGNED), node,
                         first,
-                        -1, ids, vocab, (block + 1) * RACE_BLOCK,
+                        -1, ids, vocab, (block + 1) * NOISE_BLOCK,
                     )  # fmt: skip
                     mass = tl.sum(rest.to(tl.float64), 0).to(tl.float32)
                     score = log_or_none(mass) + tl.sum(tl.where(place == block, noise, 0.0), 0)
@@ -136,16 +136,15 @@ def race(
                     bound = tl.where(place < blocks, LARGEST, NEGATIVE_INFINITY)
             token = tl.zeros((), tl.int64)
             if found >= 0:
-                ids = found * RACE_BLOCK + tl.arange(0, RACE_BLOCK)
-                rest = rest_of(
-                    target, tree, draft, columns, steps, (CHAIN, DRAFT, MAPPED, SCORE_ONLY, FOLD, RAGGED), node, first,
-                    -1,
-                    ids, vocab, (found + 1) * RACE_BLOCK,
+                ids = found * NOISE_BLOCK + tl.arange(0, NOISE_BLOCK)
+                rest = residual_weights(
+                    target, tree, draft, columns, steps, (CHAIN, DRAFT, MAPPED, SCORE_ONLY, FOLD, UNALIGNED), node,
+                    first, -1, ids, vocab, (found + 1) * NOISE_BLOCK,
                 )  # fmt: skip
                 if EXPLICIT:
                     added = tl.load(token_noise + wide * vocab + ids, mask=ids < vocab, other=0.0)
                 else:
-                    added = gumbel_span(seed, position, number, STREAM, found * RACE_BLOCK, RACE_BLOCK)
+                    added = gumbel_span(seed, position, number, STREAM, found * NOISE_BLOCK, NOISE_BLOCK)
                 score = tl.where(ids < vocab, log_or_none(rest) + added, NEGATIVE_INFINITY)
-                token = id_of(tl.max(rank(score, ids), 0)).to(tl.int64)
+                token = id_of_key(tl.max(order_key(score, ids), 0)).to(tl.int64)
     tl.store(out + row, token)

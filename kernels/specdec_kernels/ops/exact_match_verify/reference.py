@@ -65,7 +65,8 @@ def exact_match_verify(
     Args:
         tokens: int64 [M], packed nodes.
         offsets: int32 [B + 1].
-        first_child, next_sibling: int32 [M], from tree_plan.
+        first_child: int32 [M], first child of each node, from tree_plan.
+        next_sibling: int32 [M], next sibling of each node, from tree_plan.
         node_choice: int64 [M], the target's choice of the token after each node.
         score_only: bool [M], nodes that are never accepted, or None.
         max_depth: capacity of a path, the root not counted.

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ...triton_shared.jit import lanes_for, ragged
-from ...triton_shared.variant import Variant, count_type
+from ...triton_shared.jit import lanes_for, unaligned_vocab
+from ...triton_shared.variant import Variant, size_type
 from .processors import Additions, Forced, NodePaths, Penalties, TokenMasks
 from .reference import check
 from .triton_kernel import sparse, whole
@@ -55,15 +55,15 @@ def process_logits(
             logits, *tree, nodes, *given(forced, "offsets", "positions", "ids"), *given(masks, "words", "index"),
             requests, packed, count(forced, "ids"), count(masks, "words"), vocab, logits.stride(0),
             count(masks, "words", 1), TILE, places, paths.nodes is not None, forced is not None, masks is not None,
-            ragged(vocab, logits.stride(0)), num_warps=WHOLE_WARPS, enable_fp_fusion=False,
+            unaligned_vocab(vocab, logits.stride(0)), num_warps=WHOLE_WARPS, enable_fp_fusion=False,
         )  # fmt: skip
     return logits
 
 
-def _variants(dtype: str, everyday: bool, nodes: bool = False, uneven: bool = False) -> list[Variant]:
+def _variants(dtype: str, everyday: bool, nodes: bool = False, unaligned: bool = False) -> list[Variant]:
     tree = {
         "logits": f"*{dtype}", "tokens": "*i64", "parents": "*i32", "offsets": "*i32", "roots": "*i32",
-        "nodes": "*i32", "requests": "i32", "packed": "i32", "entries": "i32", "vocab": count_type(uneven),
+        "nodes": "*i32", "requests": "i32", "packed": "i32", "entries": "i32", "vocab": size_type(unaligned),
         "stride": "i32:16",
     }  # fmt: skip
     tables = {
@@ -76,13 +76,13 @@ def _variants(dtype: str, everyday: bool, nodes: bool = False, uneven: bool = Fa
     }  # fmt: skip
     chosen, kernel = ("sm_90",) if everyday else (), "process_logits.triton_kernel"
     shared = {"REQUESTS": 32, "NODES": nodes}
-    name = f"{dtype}{' of some nodes' if nodes else ''}{' ragged' if uneven else ''}"
+    name = f"{dtype}{' of some nodes' if nodes else ''}{' unaligned vocabulary' if unaligned else ''}"
     return [
         Variant(f"process_logits/sparse {name}", f"{kernel}:sparse", tree | tables,
                 shared | {"TILE": ENTRIES, "PENALTIES": True, "ADDITIONS": True}, SPARSE_WARPS, everyday=chosen,
                 fusion=False),
         Variant(f"process_logits/whole {name}", f"{kernel}:whole", tree | masks,
-                shared | {"TILE": TILE, "FORCED": True, "MASKS": True, "RAGGED": uneven}, WHOLE_WARPS,
+                shared | {"TILE": TILE, "FORCED": True, "MASKS": True, "UNALIGNED": unaligned}, WHOLE_WARPS,
                 everyday=chosen, fusion=False),
     ]  # fmt: skip
 
@@ -92,5 +92,5 @@ VARIANTS = [
     *_variants("bf16", False),
     *_variants("fp16", False),
     *_variants("bf16", False, nodes=True),
-    _variants("bf16", False, uneven=True)[-1],
+    _variants("bf16", False, unaligned=True)[-1],
 ]

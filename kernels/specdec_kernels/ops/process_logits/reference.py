@@ -121,7 +121,10 @@ def process_logits(
     Args:
         logits: [R, V] float32, bfloat16, float16 or float64; the row stride is free.
         paths: `NodePaths`.
-        penalties, additions, forced, masks: `Penalties`, `Additions`, `Forced`, `TokenMasks`, or None.
+        penalties: `Penalties` or None.
+        additions: `Additions` or None.
+        forced: `Forced` or None.
+        masks: `TokenMasks` or None.
 
     Raises:
         ValueError: wrong shape, dtype or value.

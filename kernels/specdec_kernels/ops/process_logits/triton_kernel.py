@@ -142,7 +142,7 @@ def sparse(
 def whole(
     logits, tokens, parents, offsets, roots, nodes, forced_offsets, forced_positions, forced_ids, words, index,
     requests, packed, entries, masks, vocab, stride, width, TILE: tl.constexpr, REQUESTS: tl.constexpr,
-    NODES: tl.constexpr, FORCED: tl.constexpr, MASKS: tl.constexpr, RAGGED: tl.constexpr,
+    NODES: tl.constexpr, FORCED: tl.constexpr, MASKS: tl.constexpr, UNALIGNED: tl.constexpr,
 ):  # fmt: skip
     """Forced tokens and the mask of one tile of a row. A tile with a barred token is read and written whole, in wide
     loads and stores; its other tokens keep their bits."""
@@ -167,7 +167,7 @@ def whole(
         if tl.max(tl.max(barred.to(tl.int32), 1), 0) > 0:
             logits += row * stride
             end = (tl.program_id(1) + 1) * TILE
-            level = load_tile(logits, ids, inside, vocab, end if RAGGED else None, 0.0)
+            level = load_tile(logits, ids, inside, vocab, end if UNALIGNED else None, 0.0)
             # adding -inf keeps NaN, and turns +inf into NaN: broken rows stay visible
             refused = (level.to(tl.float32) + NEGATIVE_INFINITY).to(logits.dtype.element_ty)
-            store_tile(logits, ids, tl.where(barred, refused, level), inside, vocab, end if RAGGED else None)
+            store_tile(logits, ids, tl.where(barred, refused, level), inside, vocab, end if UNALIGNED else None)

@@ -62,7 +62,11 @@ def process_logits_overlay(
 
     Args:
         logits: [R, V] float32, bfloat16 or float16; the row stride is free.
-        paths, penalties, additions, forced, masks: as in `process_logits`.
+        paths: `NodePaths`.
+        penalties: `Penalties` or None.
+        additions: `Additions` or None.
+        forced: `Forced` or None.
+        masks: `TokenMasks` or None.
 
     Raises:
         ValueError: as `process_logits`; float64 logits.

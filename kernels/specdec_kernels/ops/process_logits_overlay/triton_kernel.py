@@ -11,7 +11,7 @@ import triton.language as tl
 
 from ...triton_shared.distribution import NEGATIVE_INFINITY
 from ...triton_shared.jit import kernel
-from ...triton_shared.overlay import PLANES, WORD, ones_of, place_of
+from ...triton_shared.overlay import PLANES, WORD, count_bits, find_replacement
 from ..process_logits.triton_kernel import entries_of, on_path, penalised, place, uncommitted
 
 
@@ -31,7 +31,7 @@ def mark(cells, plane: tl.constexpr, token, wanted):
 @triton.jit
 def put(cells, token, value, wanted, vocab, room):
     """Writes other logits of tokens that have their bits."""
-    where, known = place_of(cells, token.to(tl.int32), wanted, vocab, room)
+    where, known = find_replacement(cells, token.to(tl.int32), wanted, vocab, room)
     tl.store(cells + where, value.to(tl.int32, bitcast=True), mask=known)
 
 
@@ -120,7 +120,7 @@ def fold(
     for first in range(0, count, WORDS):
         word_at = first + step
         word = tl.load(cells + word_at * PLANES, mask=word_at < count, other=0)
-        own = ones_of(word & 0x7FFFFFFF) + (word < 0).to(tl.int32)
+        own = count_bits(word & 0x7FFFFFFF) + (word < 0).to(tl.int32)
         tl.store(cells + word_at * PLANES + 1, before + tl.cumsum(own, 0) - own, mask=word_at < count)
         before += tl.sum(own, 0)
     tl.debug_barrier()
@@ -160,6 +160,6 @@ def fold(
                 value = tl.load(values + first + lane, mask=inside, other=0.0)
                 here = position < tl.load(until + first + lane, mask=inside, other=0)
                 wanted = (token >= 0) & (token < vocab) & here & (value != NEGATIVE_INFINITY)
-                where, known = place_of(cells, token, wanted, vocab, room)
+                where, known = find_replacement(cells, token, wanted, vocab, room)
                 level = tl.load(cells + where, mask=known, other=0).to(tl.float32, bitcast=True)
                 tl.store(cells + where, (level + value).to(tl.int32, bitcast=True), mask=known)

@@ -18,7 +18,7 @@ VARIANTS = [
     *weigh_variants("recursive_rejection_verify", "fp16", False, "fp16", draft=True),
     *weigh_variants("recursive_rejection_verify", "bf16 chosen", False, draft=False),
     *weigh_variants("recursive_rejection_verify", "bf16 with an overlay", False, draft=True, fold=True),
-    *weigh_variants("recursive_rejection_verify", "bf16 ragged", False, draft=True, uneven=True),
+    *weigh_variants("recursive_rejection_verify", "bf16 unaligned vocabulary", False, draft=True, unaligned=True),
     Variant(
         "recursive_rejection_verify/prepare", "recursive_rejection_verify.triton_kernel:prepare",
         {

@@ -76,11 +76,13 @@ def recursive_rejection_verify(
     Args:
         tokens: int64 [M], packed nodes in target ids; the first node of a row is its root.
         offsets: int32 [B + 1].
-        first_child, next_sibling: int32 [M], from tree_plan.
+        first_child: int32 [M], first child of each node, from tree_plan.
+        next_sibling: int32 [M], next sibling of each node, from tree_plan.
         proposal_kinds: int8 [M], marks 0 to 3 in the order of ``proposals``; ignored at roots.
         dist_index: int32 [M], row of the draft distributions that a drawn node came from; ignored elsewhere.
         target: (logits [M, V], inv_t [M], lse [M], cut [M], tie_id [M]); row i is the distribution of the token after
-        node i. draft: (logits [R, Vd], inv_t [R], lse [R], cut [R], tie_id [R]) or None if every node is chosen.
+            node i.
+        draft: (logits [R, Vd], inv_t [R], lse [R], cut [R], tie_id [R]) or None if every node is chosen.
         token_ids: int64 [Vd], distinct target ids of the draft's columns, or None: column v is id v (Vd <= V).
         score_only: bool [M], nodes that are no proposals and never accepted, or None.
         seeds: int64 [B], request seeds.
@@ -93,12 +95,11 @@ def recursive_rejection_verify(
         path: int32 [B, max_depth + 1], packed indices, root first, padded with -1.
         num_accepted: int32 [B], the root not counted.
         next_token: int64 [B]. A row without nodes has path -1, 0 and next_token -1; a row that stops at a
-        distribution without any weight (lse = NaN, see distribution_stats) has next_token 0.
+            distribution without any weight (lse = NaN, see distribution_stats) has next_token 0.
 
     Raises:
         ValueError: wrong shape, dtype, mark, id or distribution row, links that leave their row or do not point
-        forward, or a
-            tree deeper than max_depth.
+            forward, or a tree deeper than max_depth.
 
     Sources: Miao et al., SpecInfer (2024), algorithm 2; Jeon et al., recursive speculative decoding (2024), section 3;
     Chen et al., Sequoia (2024), algorithm 2; Hu et al. (2025), section 4 (hybrid nodes).

@@ -13,9 +13,9 @@ from __future__ import annotations
 import triton.language as tl
 
 from ...triton_shared.jit import kernel
-from ...triton_shared.random import coin
-from ...triton_shared.residual import DETERMINISTIC, WIDE, excludes, proposal, rest_of
-from ...triton_shared.tree_links import end_path, onward, span
+from ...triton_shared.random import accept_uniform
+from ...triton_shared.residual import DETERMINISTIC, WIDE, exclusions, proposal_weights, residual_weights
+from ...triton_shared.tree_links import follow_link, pad_path, row_bounds
 
 
 @kernel(*WIDE)
@@ -24,7 +24,7 @@ def weigh(
     q_width, columns, tokens, next_sibling, proposal_kinds, dist_index, score_only, applied, p_scale, q_scale, offsets,
     first_child, accept, reach, level, parents, level_now, rows, vocab, dust, TILE: tl.constexpr, LEVELS: tl.constexpr,
     SHORTCUT: tl.constexpr, CHAIN: tl.constexpr, DRAFT: tl.constexpr, MAPPED: tl.constexpr, SCORE_ONLY: tl.constexpr,
-    FOLD: tl.constexpr, RAGGED: tl.constexpr,
+    FOLD: tl.constexpr, UNALIGNED: tl.constexpr,
 ):  # fmt: skip
     """Rounds of one node. LEVELS: only if it is at level_now; its children get their level, parent and reach.
 
@@ -41,7 +41,7 @@ def weigh(
         draft = (q_logits, q_inv_t, q_lse, q_cut, q_tie, q_stride, q_width)
         tree = (tokens, next_sibling, proposal_kinds, dist_index, score_only)
         steps = (applied, p_scale, q_scale)
-        kind: tl.constexpr = (CHAIN, DRAFT, MAPPED, SCORE_ONLY, FOLD, RAGGED)
+        kind: tl.constexpr = (CHAIN, DRAFT, MAPPED, SCORE_ONLY, FOLD, UNALIGNED)
         first = tl.load(first_child + node)
         scale, norm = tl.load(inv_t + node), tl.load(lse + node)
         total = tl.full((), 1.0, tl.float64)
@@ -57,13 +57,13 @@ def weigh(
                 factor = tl.full((), 1.0, tl.float64)
                 if DRAFT:  # noqa: SIM102 (known when compiling)
                     if chosen == 0:
-                        q = proposal(tree, draft, columns, kind, first, child, token, vocab, None)
-                        something, itself = excludes(tree, kind, first, child)
+                        q = proposal_weights(tree, draft, columns, kind, first, child, token, vocab, None)
+                        something, itself = exclusions(tree, kind, first, child)
                         offered = tl.where(itself, 0.0, q.to(tl.float64))
                         if something & (offered > 0):
                             part = tl.zeros((TILE,), tl.float64)
                             for start in range(0, vocab, TILE):
-                                tile = proposal(
+                                tile = proposal_weights(
                                     tree, draft, columns, kind, first, child, start + tl.arange(0, TILE), vocab,
                                     start + TILE,
                                 )  # fmt: skip
@@ -71,7 +71,9 @@ def weigh(
                             factor = 1.0 / tl.sum(part, 0)
                             offered = offered * factor
                 if offered > 0:  # otherwise it was not drawn from its distribution and is no proposal
-                    held = rest_of(target, tree, draft, columns, steps, kind, node, first, child, token, vocab, None)
+                    held = residual_weights(
+                        target, tree, draft, columns, steps, kind, node, first, child, token, vocab, None
+                    )
                     chance = tl.minimum(own * held.to(tl.float64) / total / offered, 1.0)
                     tl.store(accept + child, chance.to(tl.float32))
                     if LEVELS:
@@ -86,7 +88,7 @@ def weigh(
                         part = tl.zeros((TILE,), tl.float64)
                         stop = tl.load(next_sibling + child)
                         for start in range(0, vocab, TILE):
-                            left = rest_of(
+                            left = residual_weights(
                                 target, tree, draft, columns, steps, kind, node, first, stop,
                                 start + tl.arange(0, TILE), vocab, start + TILE,
                             )  # fmt: skip
@@ -119,7 +121,7 @@ def prepare(
     """Grid (rows + 1): links that lead onward and rows of draft distributions that exist, nobody refused, and roots
     of level 0, reach and threshold 1. The last program sees to the nodes of no row."""
     row = tl.program_id(0)
-    start, end = span(offsets, tl.minimum(row, rows - 1), nodes)
+    start, end = row_bounds(offsets, tl.minimum(row, rows - 1), nodes)
     if row == rows:
         start = tl.where(rows > 0, end, 0)
         end = nodes
@@ -128,8 +130,8 @@ def prepare(
         inside = node < end
         linked = inside & (row < rows)
         root = linked & (node == start)
-        tl.store(first + node, onward(first_child, node, end, linked), mask=inside)
-        tl.store(sibling + node, onward(next_sibling, node, end, linked), mask=inside)
+        tl.store(first + node, follow_link(first_child, node, end, linked), mask=inside)
+        tl.store(sibling + node, follow_link(next_sibling, node, end, linked), mask=inside)
         dist = tl.load(dist_index + node, mask=linked, other=0)
         tl.store(source + node, tl.minimum(tl.maximum(dist, 0), dists - 1), mask=inside)
         tl.store(applied + node, tl.zeros((TILE,), tl.int32), mask=inside)
@@ -149,7 +151,7 @@ def walk_down(
     node counts as a leaf: nobody has refused its children."""
     row = tl.program_id(0)
     out = path + row.to(tl.int64) * (depth + 1)
-    root, end = span(offsets, row, nodes)
+    root, end = row_bounds(offsets, row, nodes)
     node = tl.where(root < end, root, -1)
     final = node
     length = tl.zeros((), tl.int32)
@@ -165,13 +167,13 @@ def walk_down(
                 if EXPLICIT:
                     u = tl.load(uniforms + child)
                 else:
-                    u = coin(seed, position, child - root)
+                    u = accept_uniform(seed, position, child - root)
                 passed = u < tl.load(accept + child)
                 if SCORE_ONLY:
                     passed = passed & (tl.load(score_only + child) == 0)
                 node = tl.where(passed, child, -1)
                 child = tl.load(next_sibling + child)
-    end_path(out, length, depth)
+    pad_path(out, length, depth)
     tl.store(accepted + row, tl.maximum(length - 1, 0))
     tl.store(last + row, final)
     first = tl.full((), -1, tl.int32)

@@ -11,7 +11,7 @@ from ...dispatch import argument_checks
 from ...dispatch.workspace import Spec, carve, needs, path_specs, results, total
 from ...overlay import Overlay
 from ...triton_shared.jit import lanes_for
-from ...triton_shared.variant import Variant, count_type
+from ...triton_shared.variant import Variant, size_type
 from ..distribution_stats.launch import beside, distribution_stats, forget
 from ..distribution_stats.launch import scratch as dist_scratch
 from ..distribution_stats.reference import check as check_sampling
@@ -206,9 +206,9 @@ def rejection_thresholds(
 
 
 def _variants(name: str, everyday: bool, dtype: str = "bf16", draws: str = "", **kind: bool) -> list[Variant]:
-    uneven = kind.get("uneven", False)
-    rest, constants = rest_types(dtype, draws, uneven), rest_constants(chain=True, **kind)
-    tables = {"children": "*i32", "reach": "*fp64", "threshold": "*fp32", "vocab": count_type(uneven)}
+    unaligned = kind.get("unaligned", False)
+    rest, constants = rest_types(dtype, draws, unaligned), rest_constants(chain=True, **kind)
+    tables = {"children": "*i32", "reach": "*fp64", "threshold": "*fp32", "vocab": size_type(unaligned)}
     keys = {"seeds": "*i64", "positions": "*i32", "uniforms": "*fp32", "offsets": "*i32"}
     paths = dict.fromkeys(("path", "accepted", "last", "firsts", "source"), "*i32")
     paths |= dict.fromkeys(("nodes", "dists", "depth"), "i32")
@@ -233,7 +233,7 @@ VARIANTS = [
     *_variants("fp32 bf16 drafts", False, "fp32", "bf16", draft=True),
     *_variants("fp32 chosen", False, "fp32", draft=False),
     *_variants("bf16 with an overlay", False, draft=True, fold=True),
-    _variants("bf16 ragged", False, draft=True, uneven=True)[-1],
+    _variants("bf16 unaligned vocabulary", False, draft=True, unaligned=True)[-1],
     Variant(
         "rejection_verify/walk", "rejection_verify.triton_kernel:walk",
         {"threshold": "*fp32", "children": "*i32", "offsets": "*i32", "seeds": "*i64", "positions": "*i32",

@@ -282,7 +282,8 @@ def rejection_verify(
         proposal_kinds: int8 [M], DETERMINISTIC or SAMPLED; ignored at roots.
         dist_index: int32 [M], row of the draft distributions that a drawn node came from; ignored elsewhere.
         target: (logits [M, V], inv_t [M], lse [M], cut [M], tie_id [M]); row i is the distribution of the token after
-        node i. draft: (logits [R, Vd], inv_t [R], lse [R], cut [R], tie_id [R]) or None if every node is chosen.
+            node i.
+        draft: (logits [R, Vd], inv_t [R], lse [R], cut [R], tie_id [R]) or None if every node is chosen.
         token_ids: int64 [Vd], distinct target ids of the draft's columns, or None: column v is id v (Vd <= V).
         seeds: int64 [B], request seeds.
         root_positions: int32 [B], absolute positions of the roots.
@@ -291,14 +292,13 @@ def rejection_verify(
         max_depth: capacity of a path, the root not counted.
         rule: "rejection" or "block".
         mass: block masses of the target distributions, from distribution_stats(..., masses=True), or None. They save
-        passes over the rows
-            and never change the answer, except that h of the block rule may differ by rounding.
+            passes over the rows and never change the answer, except that h of the block rule may differ by rounding.
 
     Returns:
         path: int32 [B, max_depth + 1], packed indices, root first, padded with -1.
         num_accepted: int32 [B], the root not counted.
         next_token: int64 [B]. A row without nodes has path -1, 0 and next_token -1; a row that stops at a
-        distribution without any weight (lse = NaN, see distribution_stats) has next_token 0.
+            distribution without any weight (lse = NaN, see distribution_stats) has next_token 0.
 
     Raises:
         ValueError: wrong shape, dtype, id or distribution row, or a row with more than max_depth draft tokens.

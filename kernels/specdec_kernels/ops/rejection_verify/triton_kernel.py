@@ -12,9 +12,9 @@ import triton.language as tl
 
 from ...triton_shared.distribution import LEAST_LOG_WEIGHT, NEGATIVE_INFINITY
 from ...triton_shared.jit import kernel
-from ...triton_shared.random import coin
-from ...triton_shared.residual import WIDE, column_of, log_weights_at, rest_of
-from ...triton_shared.tree_links import span
+from ...triton_shared.random import accept_uniform
+from ...triton_shared.residual import WIDE, draft_column, log_weights_at, residual_weights
+from ...triton_shared.tree_links import row_bounds
 
 BEYOND = tl.constexpr(1 << 30)
 
@@ -26,13 +26,13 @@ def ratios(
     source,
     children, reach, threshold, seeds, positions, uniforms, path, accepted, last, firsts, vocab, nodes, dists, depth,
     STEPS: tl.constexpr, BLOCK_RULE: tl.constexpr, WALK: tl.constexpr, EXPLICIT: tl.constexpr, CHAIN: tl.constexpr,
-    DRAFT: tl.constexpr, MAPPED: tl.constexpr, SCORE_ONLY: tl.constexpr, FOLD: tl.constexpr, RAGGED: tl.constexpr,
+    DRAFT: tl.constexpr, MAPPED: tl.constexpr, SCORE_ONLY: tl.constexpr, FOLD: tl.constexpr, UNALIGNED: tl.constexpr,
 ):  # fmt: skip
     """Of one chain: every node's child and reach (block rule) or threshold (token rule), and with WALK its path.
 
     dist_index is written: of `source`, the rows of `dists` draft distributions that exist."""
     row = tl.program_id(0)
-    start, end = span(offsets, row, nodes)
+    start, end = row_bounds(offsets, row, nodes)
     count = tl.minimum(end - start, depth + 1)
     step = tl.arange(0, STEPS)
     node = start + step
@@ -46,7 +46,7 @@ def ratios(
         from_dist = inner & (tl.load(proposal_kinds + node, mask=inner, other=0) != 0)
         own = tl.minimum(tl.maximum(tl.load(source + node, mask=from_dist, other=0), 0), dists - 1)
         tl.store(dist_index + node, own, mask=from_dist)
-        log_q = log_weights_at(draft, own, column_of(columns, token, vocab, MAPPED, None), from_dist, False)
+        log_q = log_weights_at(draft, own, draft_column(columns, token, vocab, MAPPED, None), from_dist, False)
         # no weight in q: x was not drawn from this distribution, so it is no proposal and says nothing of what is
         # left of p
         none = from_dist & (log_q < LEAST_LOG_WEIGHT)
@@ -84,7 +84,7 @@ def walk_one(
     if EXPLICIT:
         u = tl.load(uniforms + start + step, mask=inner, other=1.0)
     else:
-        u = coin(tl.load(seeds + row), tl.load(positions + row), step)
+        u = accept_uniform(tl.load(seeds + row), tl.load(positions + row), step)
     passed = inner & (u < limit)
     if BLOCK_RULE:
         length = tl.max(tl.where(passed, step, 0), 0)
@@ -104,7 +104,7 @@ def walk(
 ):  # fmt: skip
     """The walk of the block rule, from thresholds that are known."""
     row = tl.program_id(0)
-    start, end = span(offsets, row, nodes)
+    start, end = row_bounds(offsets, row, nodes)
     count = tl.minimum(end - start, depth + 1)
     step = tl.arange(0, STEPS)
     inner = (step > 0) & (step < count)
@@ -122,7 +122,7 @@ def shares(
     q_width, columns, tokens, next_sibling, proposal_kinds, dist_index, score_only, applied, p_scale, q_scale,
     children, reach,
     threshold, vocab, TILE: tl.constexpr, CHAIN: tl.constexpr, DRAFT: tl.constexpr, MAPPED: tl.constexpr,
-    SCORE_ONLY: tl.constexpr, FOLD: tl.constexpr, RAGGED: tl.constexpr,
+    SCORE_ONLY: tl.constexpr, FOLD: tl.constexpr, UNALIGNED: tl.constexpr,
 ):  # fmt: skip
     """Block rule: the threshold of one node, from the total of what is left there."""
     node = tl.program_id(0)
@@ -137,9 +137,9 @@ def shares(
         steps = (applied, p_scale, q_scale)
         part = tl.zeros((TILE,), tl.float64)
         for first in range(0, vocab, TILE):
-            rest = rest_of(
-                target, tree, draft, columns, steps, (CHAIN, DRAFT, MAPPED, SCORE_ONLY, FOLD, RAGGED), node, child, -1,
-                first + tl.arange(0, TILE), vocab, first + TILE,
+            rest = residual_weights(
+                target, tree, draft, columns, steps, (CHAIN, DRAFT, MAPPED, SCORE_ONLY, FOLD, UNALIGNED), node, child,
+                -1, first + tl.arange(0, TILE), vocab, first + TILE,
             )  # fmt: skip
             part += rest.to(tl.float64)
         left = tl.sum(part, 0)

@@ -48,7 +48,9 @@ def replay_sample(
 
     Args:
         logits: [R, V] float32, bfloat16, float16 or float64, any row stride.
-        inv_t, cut: [R], tie_id: int32 [R], from distribution_stats.
+        inv_t: [R], from distribution_stats, as the next two.
+        cut: [R].
+        tie_id: int32 [R].
         seeds: int64 [R], request seed of each row.
         positions: int32 [R], absolute position of the token being chosen.
         noise: float32 [R, V] Gumbel noise instead of the keyed one.

@@ -57,18 +57,22 @@ def replay_verify(
     is the next token. Only the logits of the nodes on the path need to be read.
 
     Args:
-        tokens, offsets, first_child, next_sibling, score_only: the trees, as exact_match_verify takes them.
+        tokens: int64 [M], packed nodes.
+        offsets: int32 [B + 1].
+        first_child: int32 [M], first child of each node, from tree_plan.
+        next_sibling: int32 [M], next sibling of each node, from tree_plan.
         logits: [M, V]; row i is that of the token after node i.
         sampling: (temperature, top_k, top_p, min_p), each [M], as distribution_stats takes them.
         seeds: int64 [B], request seeds.
         root_positions: int32 [B], absolute positions of the roots; a node of depth d chooses with the noise of d + 1
             positions further.
+        score_only: bool [M], nodes that are never accepted, or None.
         max_depth: capacity of a path, the root not counted.
 
     Returns:
         path, num_accepted, next_token: as exact_match_verify. At a distribution without weight the choice is 0.
         inv_t, lse, cut, tie_id, mass: as distribution_stats(..., masses=True) for the nodes of every path. The other
-        rows are not read: inv_t, cut and tie_id 0, lse +inf, mass NaN.
+            rows are not read: inv_t, cut and tie_id 0, lse +inf, mass NaN.
 
     Raises:
         ValueError: as distribution_stats, replay_sample and exact_match_verify.

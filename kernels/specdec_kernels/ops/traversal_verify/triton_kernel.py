@@ -8,8 +8,8 @@ import triton
 import triton.language as tl
 
 from ...triton_shared.jit import kernel
-from ...triton_shared.random import coin
-from ...triton_shared.tree_links import end_path, span
+from ...triton_shared.random import accept_uniform
+from ...triton_shared.tree_links import pad_path, row_bounds
 
 
 @kernel()
@@ -22,7 +22,7 @@ def walk_up(
     A tree is left after two steps per node; other links, which may lead in circles, then end the walk where it is."""
     row = tl.program_id(0)
     out = path + row.to(tl.int64) * (depth + 1)
-    root, end = span(offsets, row, nodes)
+    root, end = row_bounds(offsets, row, nodes)
     final = tl.full((), -1, tl.int32)
     length = tl.zeros((), tl.int32)
     if root < end:
@@ -43,7 +43,7 @@ def walk_up(
                 if EXPLICIT:
                     u = tl.load(uniforms + node)
                 else:
-                    u = coin(seed, position, node - root)
+                    u = accept_uniform(seed, position, node - root)
                 if (node == root) | (u < tl.load(accept + node)) | (steps < 0):
                     final = node
                 else:
@@ -56,7 +56,7 @@ def walk_up(
         for back in range(length):
             tl.store(out + (length - 1 - back), node)
             node = tl.load(parents + node, mask=node > root, other=-1)
-    end_path(out, length, depth)
+    pad_path(out, length, depth)
     tl.store(accepted + row, tl.maximum(length - 1, 0))
     tl.store(last + row, final)
     first = tl.full((), -1, tl.int32)

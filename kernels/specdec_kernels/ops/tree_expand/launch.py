@@ -9,8 +9,8 @@ from torch import Tensor
 from triton import next_power_of_2
 
 from ...dispatch.workspace import Spec, carve, needs, results
-from ...triton_shared.jit import lanes_for, ragged
-from ...triton_shared.variant import Variant, count_type
+from ...triton_shared.jit import lanes_for, unaligned_vocab
+from ...triton_shared.variant import Variant, size_type
 from .reference import check
 
 TILE = 4096
@@ -71,7 +71,8 @@ def tree_expand(
     if nodes:
         pieces[(nodes, count)](
             logits, *dist, *keys, *parts, vocab, logits.stride(0), width, float(sharpness), TILE=TILE,
-            NOISE=seeds is not None, RAGGED=ragged(vocab, logits.stride(0)), num_warps=WARPS, enable_fp_fusion=False,
+            NOISE=seeds is not None, UNALIGNED=unaligned_vocab(vocab, logits.stride(0)), num_warps=WARPS,
+            enable_fp_fusion=False,
         )  # fmt: skip
         join[(nodes,)](
             *dist, *parts, tokens, found, count, width, float(sharpness), PIECES=next_power_of_2(count),
@@ -82,15 +83,15 @@ def tree_expand(
     return tuple(answer)
 
 
-def _variants(dtype: str, noise: bool, everyday: tuple[str, ...], uneven: bool = False) -> Variant:
+def _variants(dtype: str, noise: bool, everyday: tuple[str, ...], unaligned: bool = False) -> Variant:
     arguments: dict[str, Any] = {
         "logits": f"*{dtype}", "inv_t": "*fp32", "cut": "*fp32", "tie_id": "*i32", "scores": "*fp32", "seeds": "*i64",
-        "positions": "*i32", "ranks": "*i64", "peaks": "*fp32", "sums": "*fp32", "vocab": count_type(uneven),
+        "positions": "*i32", "ranks": "*i64", "peaks": "*fp32", "sums": "*fp32", "vocab": size_type(unaligned),
         "stride": "i32:16", "width": "i32", "sharpness": "fp32",
     }  # fmt: skip
-    name = f"tree_expand/pieces {dtype}{' noise' if noise else ''}{' ragged' if uneven else ''}"
+    name = f"tree_expand/pieces {dtype}{' noise' if noise else ''}{' unaligned vocabulary' if unaligned else ''}"
     kernel = "tree_expand.triton_kernel:pieces"
-    constants = {"TILE": TILE, "NOISE": noise, "RAGGED": uneven}
+    constants = {"TILE": TILE, "NOISE": noise, "UNALIGNED": unaligned}
     return Variant(name, kernel, arguments, constants, WARPS, everyday=everyday, fusion=False)
 
 

@@ -70,17 +70,21 @@ def tree_expand(
 
     Args:
         logits: [N, V] float32, bfloat16, float16 or float64, any row stride; the nodes to grow from.
-        inv_t, cut: [N], tie_id: int32 [N], as distribution_stats makes them; the log-normaliser is found here.
+        inv_t: [N], from distribution_stats, as the next two; the log-normaliser is computed here.
+        cut: [N].
+        tie_id: int32 [N].
         offsets: int32 [B + 1], the nodes of each of B trees.
         scores: [N] of inv_t's dtype, score of every node; -inf: it gets no children.
-        width: children per node, at most V; keep: children per tree; sharpness: of scores, above 1 where first choices
-            come true more often than their weights say.
-        seeds: int64 [N], positions: int32 [N], absolute position of the children: replay noise, none where the position
-            is negative.
+        width: children per node, at most V.
+        keep: children per tree.
+        sharpness: of scores, above 1 where first choices come true more often than their weights say.
+        seeds: int64 [N], request seeds of the replay noise, or None.
+        positions: int32 [N], absolute positions of the children; a negative position gets no replay noise.
 
     Returns:
         tokens: int64 [N, width], best first, the lower id first among equals, -1 where the distribution has no more
-        tokens. scores: [N, width] of inv_t's dtype, -inf where there is no token.
+            tokens.
+        scores: [N, width] of inv_t's dtype, -inf where there is no token.
         best: int32 [B, keep], indices into the flattened children, the best first, the earlier first among equals, -1
             padded.
         A greedy distribution (inv_t 0) has one child, tie_id, at its parent's score. A distribution without tokens

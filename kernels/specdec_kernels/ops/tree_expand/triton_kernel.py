@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from ...triton_shared.distribution import LAST, NEGATIVE_INFINITY, id_of, level_of, rank
+from ...triton_shared.distribution import LAST_ID, NEGATIVE_INFINITY, id_of_key, logit_of_key, order_key
 from ...triton_shared.jit import kernel
 from ...triton_shared.overlay import load_tile
 from ...triton_shared.random import REPLAY, gumbel_span
-from ...triton_shared.tree_links import span
+from ...triton_shared.tree_links import row_bounds
 
 LOWEST = tl.constexpr(-0x7FFFFFFFFFFFFFFF)
 INFINITY = tl.constexpr(float("inf"))
@@ -17,7 +17,7 @@ INFINITY = tl.constexpr(float("inf"))
 @kernel("logits", "vocab", "stride")
 def pieces(
     logits, inv_t, cut, tie_id, scores, seeds, positions, ranks, peaks, sums, vocab, stride, width, sharpness,
-    TILE: tl.constexpr, NOISE: tl.constexpr, RAGGED: tl.constexpr,
+    TILE: tl.constexpr, NOISE: tl.constexpr, UNALIGNED: tl.constexpr,
 ):  # fmt: skip
     """Grid (nodes, pieces of TILE logits): ranks of the `width` best values z of a piece, the largest of them, and the
     sum of exp(sharpness * (z - largest)). Greedy nodes and those without children are left alone."""
@@ -27,7 +27,7 @@ def pieces(
     if (scale != 0) & (least == least) & (tl.load(scores + node) > NEGATIVE_INFINITY):
         first = tl.program_id(1) * TILE
         ids = first + tl.arange(0, TILE)
-        end = first + TILE if RAGGED else None
+        end = first + TILE if UNALIGNED else None
         level = load_tile(logits + node * stride, ids, ids < vocab, vocab, end, NEGATIVE_INFINITY).to(tl.float32)
         kept = (ids < vocab) & ((level > least) | ((level == least) & (ids <= tie)))
         z = level * scale
@@ -40,7 +40,7 @@ def pieces(
         weight = tl.where(z > NEGATIVE_INFINITY, tl.exp(sharpness * (z - peak)), 0.0)
         tl.store(peaks + at, peak)
         tl.store(sums + at, tl.sum(weight, 0))
-        ranked = rank(z, ids)
+        ranked = order_key(z, ids)
         for place in range(width):
             best = tl.max(ranked, 0)
             tl.store(ranks + at * width + place, best)
@@ -69,10 +69,10 @@ def join(
         ranked = tl.load(ranks + node * count * width + place, mask=place < count * width, other=LOWEST)
         for child in range(width):
             best = tl.max(ranked, 0)
-            level = level_of(best)
+            level = logit_of_key(best)
             there = finite & (best > LOWEST) & (level > NEGATIVE_INFINITY)
             score = parent + tl.minimum(level * sharpness - norm, 0.0)
-            tl.store(tokens + node * width + child, tl.where(there, id_of(best), -1).to(tl.int64))
+            tl.store(tokens + node * width + child, tl.where(there, id_of_key(best), -1).to(tl.int64))
             tl.store(found + node * width + child, tl.where(there, score, NEGATIVE_INFINITY))
             ranked = tl.where(ranked == best, LOWEST, ranked)
     else:
@@ -86,17 +86,17 @@ def join(
 def keep_best(offsets, scores, best, nodes, width, keep, BLOCK: tl.constexpr):
     """Grid (trees): flat indices of a tree's `keep` best children, by as many walks over their scores."""
     tree = tl.program_id(0)
-    first, end = span(offsets, tree, nodes)
+    first, end = row_bounds(offsets, tree, nodes)
     first = first * width
     end = end * width
-    nothing = rank(tl.full((), NEGATIVE_INFINITY, tl.float32), LAST)
+    nothing = order_key(tl.full((), NEGATIVE_INFINITY, tl.float32), LAST_ID)
     previous = tl.full((), 0x7FFFFFFFFFFFFFFF, tl.int64)
     for place in range(keep):
         found = nothing
         for start in range(first, end, BLOCK):
             at = start + tl.arange(0, BLOCK)
-            ranked = rank(tl.load(scores + at, mask=at < end, other=NEGATIVE_INFINITY), at)
+            ranked = order_key(tl.load(scores + at, mask=at < end, other=NEGATIVE_INFINITY), at)
             found = tl.maximum(found, tl.max(tl.where(ranked < previous, ranked, nothing), 0))
-        there = level_of(found) > NEGATIVE_INFINITY
-        tl.store(best + tree.to(tl.int64) * keep + place, tl.where(there, id_of(found), -1))
+        there = logit_of_key(found) > NEGATIVE_INFINITY
+        tl.store(best + tree.to(tl.int64) * keep + place, tl.where(there, id_of_key(found), -1))
         previous = found

@@ -133,14 +133,19 @@ def tree_grow(
     are the `limits` best nodes of all that were found, earlier columns first among equals, so that parents are kept.
 
     Args:
-        logits, inv_t, cut, tie_id: [N, V], [N], the distributions after the nodes that grow, as tree_expand takes them.
+        logits: [N, V], the logits after the nodes that grow, as tree_expand takes them.
+        inv_t: [N], from distribution_stats, as the next two.
+        cut: [N].
+        tie_id: int32 [N].
         offsets: int32 [B + 1], the nodes that grow of each of B trees, N in all: on level 0 its root or nothing, then
             those that the level before has packed last.
         growth: written to; level 0 begins anew with the tokens of the roots, in column 0.
-        level: of the table's, from 0 on; width: children per node, if there are so many tokens, and nodes that grow per
-            level; last: nothing grows any more; sharpness: see tree_expand.
-        seeds: int64 [B], positions: int32 [B], absolute positions of the roots: replay noise, none where the position
-            is negative.
+        level: of the table's, from 0 on.
+        width: children per node, if there are so many tokens, and nodes that grow per level.
+        last: nothing grows any more.
+        sharpness: see tree_expand.
+        seeds: int64 [B], request seeds of the replay noise, or None.
+        positions: int32 [B], absolute positions of the roots; a negative position gets no replay noise.
 
     Returns:
         tokens: int64 [R], parents: int32 [R], index within the tree: packed trees, levels in order and the best of a

@@ -6,7 +6,7 @@ import triton.language as tl
 
 from ...triton_shared.distribution import NEGATIVE_INFINITY
 from ...triton_shared.jit import kernel
-from ...triton_shared.tree_links import span
+from ...triton_shared.tree_links import row_bounds
 
 
 @kernel()
@@ -16,7 +16,7 @@ def front(
 ):  # fmt: skip
     """Grid (trees): scores, seeds and positions of the nodes that a tree grows from, of `count` in all."""
     tree = tl.program_id(0)
-    first, end = span(offsets, tree, count)
+    first, end = row_bounds(offsets, tree, count)
     block = tl.where(level == 0, 0, 1 + (level - 1) * keep)
     for start in range(first, end, BLOCK):
         node = start + tl.arange(0, BLOCK)
@@ -48,7 +48,7 @@ def enter(
     entered = place < keep
     tl.store(tokens + start + block + place, tl.load(children + child, mask=there, other=-1), mask=entered)
     tl.store(scores + start + block + place, own, mask=entered)
-    first, _ = span(offsets, tree, growing)
+    first, _ = row_bounds(offsets, tree, growing)
     above = ahead + child // width - first
     tl.store(parents + start + block + place, tl.where(there, above, -1), mask=entered)
     tl.debug_barrier()

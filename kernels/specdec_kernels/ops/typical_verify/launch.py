@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...dispatch.workspace import Spec, carve, needs, path_specs, results
 from ...overlay import Overlay
-from ...triton_shared.variant import Variant, count_type
+from ...triton_shared.variant import Variant, size_type
 from .._proposals.reference import Distribution
 from ..draft_sample.launch import draw, draw_scratch, rest_of, rest_scratch
 from .reference import check
@@ -76,19 +76,19 @@ def typical_verify(
     return path, accepted, following
 
 
-def _dist(dtype: str, uneven: bool) -> dict[str, str]:
+def _dist(dtype: str, unaligned: bool) -> dict[str, str]:
     return {
         "logits": f"*{dtype}", "inv_t": "*fp32", "lse": "*fp32", "cut": "*fp32", "tie_id": "*i32", "stride": "i32:16",
-        "width": count_type(uneven), "cells": "*i32", "room": "i32:16", "first_child": "*i32", "sums": "*fp64",
+        "width": size_type(unaligned), "cells": "*i32", "room": "i32:16", "first_child": "*i32", "sums": "*fp64",
         "pieces": "i32",
     }  # fmt: skip
 
 
 def _variants(
-    dtype: str, everyday: tuple[str, ...], score_only: bool, fold: bool = False, uneven: bool = False
+    dtype: str, everyday: tuple[str, ...], score_only: bool, fold: bool = False, unaligned: bool = False
 ) -> list[Variant]:
     kernel, over = "typical_verify.triton_kernel", " with an overlay" if fold else ""
-    over += " ragged" if uneven else ""
+    over += " unaligned vocabulary" if unaligned else ""
     name = f"{dtype}{' score_only' if score_only else ''}{over}"
     links = {
         "tokens": "*i64", "offsets": "*i32", "next_sibling": "*i32", "score_only": "*i8", "parents": "*i32",
@@ -97,9 +97,9 @@ def _variants(
     }  # fmt: skip
     constants = {"TILE": TILE, "SCORE_ONLY": score_only, "FOLD": fold}
     return [
-        Variant(f"typical_verify/entropies {dtype}{over}", f"{kernel}:entropies", _dist(dtype, uneven),
-                {"TILE": PIECE, "FOLD": fold, "RAGGED": uneven}, WARPS, everyday=everyday, fusion=False),
-        Variant(f"typical_verify/walk {name}", f"{kernel}:walk", _dist(dtype, uneven) | links, constants, 1,
+        Variant(f"typical_verify/entropies {dtype}{over}", f"{kernel}:entropies", _dist(dtype, unaligned),
+                {"TILE": PIECE, "FOLD": fold, "UNALIGNED": unaligned}, WARPS, everyday=everyday, fusion=False),
+        Variant(f"typical_verify/walk {name}", f"{kernel}:walk", _dist(dtype, unaligned) | links, constants, 1,
                 everyday=everyday, fusion=False),
     ]  # fmt: skip
 
@@ -109,5 +109,5 @@ VARIANTS = [
     *_variants("fp16", (), False),
     *_variants("fp32", (), True),
     *_variants("bf16", (), False, fold=True),
-    _variants("bf16", (), False, uneven=True)[0],
+    _variants("bf16", (), False, unaligned=True)[0],
 ]

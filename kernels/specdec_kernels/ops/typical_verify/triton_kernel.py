@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from ...triton_shared.distribution import weigh
+from ...triton_shared.distribution import token_weights
 from ...triton_shared.jit import kernel
 from ...triton_shared.random import logarithm
 from ...triton_shared.residual import log_weights_at
-from ...triton_shared.tree_links import climb, end_path, onward, plant, span
+from ...triton_shared.tree_links import climb_to_root, follow_link, pad_path, row_bounds, store_parents
 from ..draft_sample.triton_kernel import SMALLEST
 
 
 @kernel("logits", "stride", "width")
 def entropies(
     logits, inv_t, lse, cut, tie_id, stride, width, cells, room, first_child, sums, pieces, TILE: tl.constexpr,
-    FOLD: tl.constexpr, RAGGED: tl.constexpr,
+    FOLD: tl.constexpr, UNALIGNED: tl.constexpr,
 ):  # fmt: skip
     """-sum p log p over TILE tokens of a node's distribution, if the node has children."""
     node, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -31,8 +31,18 @@ def entropies(
             cut_at, tie = tl.load(cut + node), tl.load(tie_id + node)
             own = cells + node * room
             end = (piece + 1) * TILE
-            weight = weigh(
-                logits + node * stride, own, room, ids, width, scale, norm, cut_at, tie, FOLD, end if RAGGED else None
+            weight = token_weights(
+                logits + node * stride,
+                own,
+                room,
+                ids,
+                width,
+                scale,
+                norm,
+                cut_at,
+                tie,
+                FOLD,
+                end if UNALIGNED else None,
             )
             part = weight * logarithm(tl.maximum(weight, SMALLEST))
             total -= tl.sum(part.to(tl.float64), 0)
@@ -48,9 +58,9 @@ def walk(
     """The longest path of typical tokens of one row; of several the one whose nodes come first among siblings."""
     row = tl.program_id(0)
     out = path + row.to(tl.int64) * (depth + 1)
-    root, end = span(offsets, row, nodes)
+    root, end = row_bounds(offsets, row, nodes)
     dist = (logits, inv_t, lse, cut, tie_id, stride, width, cells, room)
-    plant(parents, first_child, next_sibling, root, end, TILE)
+    store_parents(parents, first_child, next_sibling, root, end, TILE)
     for start in range(root, end, TILE):  # no way leads to a token that is not typical
         node = start + tl.arange(0, TILE)
         parent = tl.load(parents + node, mask=node < end, other=-1)
@@ -69,11 +79,11 @@ def walk(
     longest = tl.zeros((), tl.int32)
     for start in range(root, end, TILE):
         node = start + tl.arange(0, TILE)
-        top, steps = climb(parents, tl.where(node < end, node, -1), root)
+        top, steps = climb_to_root(parents, tl.where(node < end, node, -1), root)
         longest = tl.maximum(longest, tl.max(tl.where(top == root, steps, 0), 0))
     for start in range(root, end, TILE):
         node = start + tl.arange(0, TILE)
-        top, steps = climb(parents, tl.where(node < end, node, -1), root)
+        top, steps = climb_to_root(parents, tl.where(node < end, node, -1), root)
         at = tl.where((top == root) & (steps == longest), node, -1)
         while tl.max(at, 0) > root:
             tl.store(marks + at, tl.full((TILE,), 1, tl.int32), mask=at > root)
@@ -86,11 +96,11 @@ def walk(
         tl.store(out + length, node)
         final = node
         length += 1
-        child = onward(first_child, node, end, length <= depth)
+        child = follow_link(first_child, node, end, length <= depth)
         node = node * 0 - 1
         while (child >= 0) & (node < 0):
             node = tl.where(tl.load(marks + child) != 0, child, -1)
-            child = onward(next_sibling, child, end, child >= 0)
-    end_path(out, length, depth)
+            child = follow_link(next_sibling, child, end, child >= 0)
+    pad_path(out, length, depth)
     tl.store(accepted + row, tl.maximum(length - 1, 0))
     tl.store(last + row, final)
