@@ -87,7 +87,7 @@ def test_python_of_a_launch(name: str, benchmark: Any, monkeypatch: pytest.Monke
 
     torch.set_num_threads(1)
     monkeypatch.setattr(JITFunction, "__getitem__", lambda self, grid: lambda *args, **kwargs: None)
-    monkeypatch.setattr(argument_checks, "readable", lambda value: False)
+    monkeypatch.setattr(argument_checks, "can_read_values", lambda value: False)
     call, launch = sample(name, SMALL), _launch(LAUNCHES.get(name, name))
 
     def ours() -> Any:

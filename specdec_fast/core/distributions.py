@@ -65,9 +65,12 @@ class TokenDistributions:
         """Raise ValueError unless shapes and dtypes fit together, and columns fit a target's vocabulary. wait: look at
         token_ids on a GPU too, which waits for them.
         """
-        width, ids = argument_checks.dist("dists", "the", (self.logits, *self.stats), "R")[0].shape[1], self.token_ids
+        width, ids = (
+            argument_checks.check_dist("dists", "the", (self.logits, *self.stats), "R")[0].shape[1],
+            self.token_ids,
+        )
         if ids is not None:
-            argument_checks.tensor("dists", "token_ids", ids, torch.int64, width)
+            argument_checks.check_tensor("dists", "token_ids", ids, torch.int64, width)
             if wait and vocab_size is not None:
                 least, most = int(ids.min()), int(ids.max())
                 if not 0 <= least <= most < vocab_size:

@@ -292,7 +292,7 @@ class Draft:
             raise ValueError(f"draft: got counts {self.counts} of rows {rows}; expected a tuple, of each 0 or more")
         shape = chain_layout(rows, self.counts, self.tokens.device)
         looks, nodes = wait or self.tokens.is_cpu, shape.row_of.shape[0]
-        argument_checks.tensor("draft", "tokens", self.tokens, torch.int64, nodes)
+        argument_checks.check_tensor("draft", "tokens", self.tokens, torch.int64, nodes)
         if self._is_usual(shape):  # most chains carry what is remembered
             if looks:
                 self._check_tokens(vocab_size, roots)
@@ -300,11 +300,11 @@ class Draft:
         for name in ("rows", "offsets", "row_of", "parents", "proposal_kinds", "dist_index"):
             got, usual = getattr(self, name), getattr(shape, name)
             if got is not usual:
-                argument_checks.tensor("draft", name, got, usual.dtype, *usual.shape)
+                argument_checks.check_tensor("draft", name, got, usual.dtype, *usual.shape)
                 if looks and name in ("rows", "offsets", "row_of") and not torch.equal(got, usual):
                     raise ValueError(f"draft: got {name} {got.tolist()}; expected {usual.tolist()} as by its counts")
         if self.score_only is not None:
-            argument_checks.tensor("draft", "score_only", self.score_only, torch.bool, nodes)
+            argument_checks.check_tensor("draft", "score_only", self.score_only, torch.bool, nodes)
         if self.dists is not None:
             self.dists.check(vocab_size, wait=looks)
         if looks:

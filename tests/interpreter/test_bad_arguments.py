@@ -43,7 +43,7 @@ def exchanged(own: Tensor, other: Tensor, each: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("case", EVERY)
 def test_what_a_launch_cannot_take_is_refused_in_words(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(argument_checks, "readable", lambda value: False)
+    monkeypatch.setattr(argument_checks, "can_read_values", lambda value: False)
     monkeypatch.setattr(
         pytest.importorskip("specdec_kernels.ops.tree_attention.launch"), "_processors", lambda device: 3
     )

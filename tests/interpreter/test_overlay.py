@@ -164,7 +164,7 @@ def test_operators_read_through_an_overlay(name: str, dtype: torch.dtype) -> Non
 @pytest.mark.parametrize("name", [*FOLDING, "process_logits_overlay"])
 def test_wild_cells_and_edits_lead_nowhere(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bits, counts and tables that no host looks at: no address outside of the launch's tensors."""
-    monkeypatch.setattr(argument_checks, "readable", lambda value: False)
+    monkeypatch.setattr(argument_checks, "can_read_values", lambda value: False)
     source = torch.Generator().manual_seed(seed)
 
     def wild(tensor: Tensor) -> Tensor:
@@ -202,7 +202,7 @@ def test_an_overlay_that_does_not_fit_is_refused() -> None:
 
 @pytest.mark.parametrize("number", [2**31 - 1, 2**31 - 500, -(2**31)])
 def test_numbers_at_the_ends_of_32_bits_lead_nowhere_else(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(argument_checks, "readable", lambda value: False)
+    monkeypatch.setattr(argument_checks, "can_read_values", lambda value: False)
     call = call_of("distribution_stats", torch.bfloat16)
     overlay = overlay_over(call.arguments[0])
     for first in range(4):

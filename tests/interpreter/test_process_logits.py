@@ -57,7 +57,7 @@ def test_a_large_vocabulary_and_a_path_of_64() -> None:
 
 def test_parents_that_lead_nowhere_end_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a device nobody looks at parents: in circles, to itself, ahead and out of the batch."""
-    monkeypatch.setattr(argument_checks, "readable", lambda value: False)
+    monkeypatch.setattr(argument_checks, "can_read_values", lambda value: False)
     tree = [-1, 0, 1, 2, 3, 4]
     request = Request([3], [9], [0, 1, 2, 3, 4, 5], tree, (1.2, 0.5, 0.25), {7: 1.5}, {9: 400}, {4: 2})
     edits = arguments([request, request], 0, None)

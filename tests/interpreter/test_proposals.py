@@ -145,7 +145,7 @@ def test_links_that_lead_nowhere_end_a_walk(rule: str, monkeypatch: pytest.Monke
     """On a device nobody looks at links: back, to itself, into other rows and out of the batch; nor at distribution
     rows.
     """
-    monkeypatch.setattr(argument_checks, "readable", lambda value: False)
+    monkeypatch.setattr(argument_checks, "can_read_values", lambda value: False)
     offsets, nodes, vocab = int32([0, 9, 9, 21]), 25, 5
     for seed in range(4):
         g = torch.Generator().manual_seed(seed)
@@ -176,7 +176,7 @@ def test_links_that_lead_nowhere_end_a_walk(rule: str, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("rule", RULES)
 def test_links_of_one_row_leave_the_others_alone(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Links of the first row lead into the second, whose answer is that of a batch without them."""
-    monkeypatch.setattr(argument_checks, "readable", lambda value: False)
+    monkeypatch.setattr(argument_checks, "can_read_values", lambda value: False)
     case = spine(2, 9, 7)
     verify = RULES[rule][0]
     with use_backend("triton"):
@@ -201,7 +201,7 @@ def test_on_a_device_a_path_that_is_full_ends_as_at_a_leaf(rule: str, monkeypatc
     with use_backend("triton"):
         with pytest.raises(ValueError, match="larger max_depth"):
             verify(**case)
-        monkeypatch.setattr(argument_checks, "readable", lambda value: False)
+        monkeypatch.setattr(argument_checks, "can_read_values", lambda value: False)
         for seed in range(4):
             keys = {"seeds": torch.tensor([seed])}
             got, want = verify(**guarded_case(case | keys)), verify(**guarded_case(shallow | keys))

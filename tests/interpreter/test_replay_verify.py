@@ -73,7 +73,7 @@ def test_no_request_leaves_nothing_known() -> None:
 
 def test_links_that_lead_nowhere_end_a_walk(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a device nobody looks at links: back, to itself, into other rows and out of the batch."""
-    monkeypatch.setattr(argument_checks, "readable", lambda value: False)
+    monkeypatch.setattr(argument_checks, "can_read_values", lambda value: False)
     offsets, nodes, one = torch.tensor([0, 9, 9, 21], dtype=torch.int32), 25, torch.ones(25)
     for seed in range(5):
         g = torch.Generator().manual_seed(seed)

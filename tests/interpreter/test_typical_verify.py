@@ -150,7 +150,7 @@ def test_the_entropy_is_that_of_what_the_cut_leaves() -> None:
 def test_on_a_device_a_path_ends_where_there_is_no_more_room(monkeypatch: pytest.MonkeyPatch) -> None:
     case = forest([60], 7)
     with use_backend("triton"):
-        monkeypatch.setattr(argument_checks, "readable", lambda value: False)
+        monkeypatch.setattr(argument_checks, "can_read_values", lambda value: False)
         path, accepted, _ = typical_verify(**guarded_case(case | {"max_depth": 3}))
     with use_backend("reference"):
         whole = typical_verify(**case | {"max_depth": 60})[0]
@@ -159,7 +159,7 @@ def test_on_a_device_a_path_ends_where_there_is_no_more_room(monkeypatch: pytest
 
 def test_links_that_lead_nowhere_end_a_walk(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a device nobody looks at links: back, to itself, into other rows and out of the batch."""
-    monkeypatch.setattr(argument_checks, "readable", lambda value: False)
+    monkeypatch.setattr(argument_checks, "can_read_values", lambda value: False)
     for seed in range(5):
         case = forest([9, 0, 12, 4], 5, max_depth=4)
         g = torch.Generator().manual_seed(seed)

@@ -45,7 +45,7 @@ def test_all_launches_are_among_the_cases() -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_no_integer_leads_out_of_the_tensors(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(argument_checks, "readable", lambda value: False)
+    monkeypatch.setattr(argument_checks, "can_read_values", lambda value: False)
     name, plain = case.split(" ")[0], CASES[case]()
     for seed in SEEDS:
         call = made_wild(plain, seed)
@@ -76,7 +76,7 @@ def attend_by_plan(call: Call) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.usefixtures("few_programs")
 def test_a_plan_of_wild_lengths_and_offsets(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(argument_checks, "readable", lambda value: False)
+    monkeypatch.setattr(argument_checks, "can_read_values", lambda value: False)
     attend_by_plan(made_wild(sample("tree_attention", SIZES), seed))
 
 
@@ -102,7 +102,7 @@ BY_PLAN = "tree_attention by a plan"
 @pytest.mark.usefixtures("few_programs")
 def test_numbers_that_are_nearly_too_large_lead_nowhere_else(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """And to no loop that is nearly endless."""
-    monkeypatch.setattr(argument_checks, "readable", lambda value: False)
+    monkeypatch.setattr(argument_checks, "can_read_values", lambda value: False)
     name = case.split(" ")[0]
     plain = windowed(FEW) if case.endswith("a window") else sample(name, FEW)
     for call in made_far(plain):
@@ -115,7 +115,7 @@ def test_numbers_that_are_nearly_too_large_lead_nowhere_else(case: str, monkeypa
 
 @pytest.mark.parametrize("bounds", [(0, 1000, 1000, 1000), (-9, -9, 40, 3)])
 def test_attention_stays_within_its_nodes(bounds: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(argument_checks, "readable", lambda value: False)
+    monkeypatch.setattr(argument_checks, "can_read_values", lambda value: False)
     call = sample("tree_attention", SIZES)
     arguments = (*call.arguments[:5], int32(bounds), *call.arguments[6:])
     with use_backend("triton"), watched():
@@ -124,7 +124,7 @@ def test_attention_stays_within_its_nodes(bounds: tuple[int, ...], monkeypatch: 
 
 def test_the_way_up_ends_at_the_root_of_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """Offsets that fall leave nodes that no launch has weighed, and so without a parent."""
-    monkeypatch.setattr(argument_checks, "readable", lambda value: False)
+    monkeypatch.setattr(argument_checks, "can_read_values", lambda value: False)
     call = drafted("traversal_verify", uniforms=torch.ones(SIZES.rows * SIZES.nodes))
     arguments = (call.arguments[0], int32([0, 4, 8, 1]), *call.arguments[2:])
     with use_backend("triton"), watched(*tensors_in(arguments)):

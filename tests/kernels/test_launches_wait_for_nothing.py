@@ -42,7 +42,7 @@ def test_a_launch_can_be_captured(name: str, monkeypatch: pytest.MonkeyPatch) ->
         return lambda *args, **kwargs: None
 
     monkeypatch.setattr(JITFunction, "__getitem__", nothing)
-    monkeypatch.setattr(argument_checks, "readable", lambda value: False)
+    monkeypatch.setattr(argument_checks, "can_read_values", lambda value: False)
     monkeypatch.setattr(torch, "empty", torch.zeros)  # some index by what their kernels would have left
     with torch.inference_mode(), capture_guard():
         launch(*call.arguments, **call.options)

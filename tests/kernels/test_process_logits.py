@@ -124,7 +124,7 @@ def test_checks_compute_nothing_where_values_cannot_be_looked_at(monkeypatch: py
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             raise AssertionError(f"{func} is computed")
 
-    monkeypatch.setattr(argument_checks, "readable", lambda value: False)
+    monkeypatch.setattr(argument_checks, "can_read_values", lambda value: False)
     request = Request([3], [9], [0, 1], [-1, 0], (1.2, 0.5, 0.25), {7: 1.5}, {9: 400}, {4: 2})
     edits = arguments([request], 0, [0, 1])
     masks = TokenMasks(torch.zeros(1, 1, dtype=torch.int32), torch.zeros(2, dtype=torch.int32))

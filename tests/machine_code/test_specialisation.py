@@ -90,7 +90,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiled]:
 
     monkeypatch.setattr(JITFunction, "run", bind)
     monkeypatch.setattr(JITFunction, "_do_compile", compile_nothing)
-    monkeypatch.setattr(argument_checks, "readable", lambda tensor: False)
+    monkeypatch.setattr(argument_checks, "can_read_values", lambda tensor: False)
     for name in ("empty", "empty_like"):  # what no kernel writes is indexed with
         monkeypatch.setattr(torch, name, getattr(torch, name.replace("empty", "zeros")))
     monkeypatch.setattr(driver, "_active", Driver())

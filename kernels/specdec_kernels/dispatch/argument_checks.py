@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..random import BLOCK
 
-FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def statistics_dtype(logits: Tensor) -> torch.dtype:
@@ -15,7 +15,7 @@ def statistics_dtype(logits: Tensor) -> torch.dtype:
     return torch.float64 if logits.dtype == torch.float64 else torch.float32
 
 
-def tensor(op: str, name: str, value: object, dtype: torch.dtype, *shape: int | str) -> Tensor:
+def check_tensor(op: str, name: str, value: object, dtype: torch.dtype, *shape: int | str) -> Tensor:
     """Checks type, dtype, rank and sizes (a string in ``shape`` is a free size, named in the message)."""
     if not isinstance(value, Tensor):
         raise ValueError(f"{op}: {name} is {type(value).__name__}; expected a {dtype} tensor {list(shape)}")
@@ -31,13 +31,13 @@ def tensor(op: str, name: str, value: object, dtype: torch.dtype, *shape: int | 
     return value
 
 
-def logits(op: str, name: str, value: object, rows: int | str) -> Tensor:
+def check_logits(op: str, name: str, value: object, rows: int | str) -> Tensor:
     """Checks a matrix of logits: [rows, V >= 1], a supported float dtype, last dimension contiguous."""
     if not isinstance(value, Tensor) or value.ndim != 2:
         got = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise ValueError(f"{op}: {name} is {got}; expected a tensor [{rows}, V]; flatten batch dimensions first")
-    if value.dtype not in FLOATS:
-        raise ValueError(f"{op}: {name} has dtype {value.dtype}; expected one of {', '.join(map(str, FLOATS))}")
+    if value.dtype not in FLOAT_DTYPES:
+        raise ValueError(f"{op}: {name} has dtype {value.dtype}; expected one of {', '.join(map(str, FLOAT_DTYPES))}")
     if not isinstance(rows, str) and value.shape[0] != rows:
         raise ValueError(f"{op}: {name} has {value.shape[0]} rows; expected {rows}; give one row of logits per node")
     if value.shape[1] < 1 or value.shape[1] >= 2**31:
@@ -50,7 +50,7 @@ def logits(op: str, name: str, value: object, rows: int | str) -> Tensor:
     return value
 
 
-def dist(op: str, name: str, value: object, rows: int | str) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def check_dist(op: str, name: str, value: object, rows: int | str) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Checks a bundle (logits, inv_t, lse, cut, tie_id) as distribution_stats makes it."""
     if not isinstance(value, (tuple, list)) or len(value) != 5:
         raise ValueError(
@@ -58,54 +58,54 @@ def dist(op: str, name: str, value: object, rows: int | str) -> tuple[Tensor, Te
             "distribution_stats(logits, ...) returns the last four"
         )
     matrix, inv_t, lse, cut, tie_id = value
-    logits(op, f"{name} logits", matrix, rows)
+    check_logits(op, f"{name} logits", matrix, rows)
     dtype, count = statistics_dtype(matrix), matrix.shape[0]
-    tensor(op, f"{name} inv_t", inv_t, dtype, count)
-    tensor(op, f"{name} lse", lse, dtype, count)
-    tensor(op, f"{name} cut", cut, dtype, count)
-    tensor(op, f"{name} tie_id", tie_id, torch.int32, count)
+    check_tensor(op, f"{name} inv_t", inv_t, dtype, count)
+    check_tensor(op, f"{name} lse", lse, dtype, count)
+    check_tensor(op, f"{name} cut", cut, dtype, count)
+    check_tensor(op, f"{name} tie_id", tie_id, torch.int32, count)
     return matrix, inv_t, lse, cut, tie_id
 
 
-def mass(op: str, value: object, dist: tuple[Tensor, ...]) -> None:
+def check_block_masses(op: str, value: object, dist: tuple[Tensor, ...]) -> None:
     """Checks the block masses of a distribution, as distribution_stats(..., masses=True) returns them, or None."""
     if value is not None:
         rows, vocab = dist[0].shape
-        tensor(op, "mass", value, statistics_dtype(dist[0]), rows, (vocab + BLOCK - 1) // BLOCK)
+        check_tensor(op, "mass", value, statistics_dtype(dist[0]), rows, (vocab + BLOCK - 1) // BLOCK)
 
 
-def readable(value: Tensor) -> bool:
+def can_read_values(value: Tensor) -> bool:
     """Whether values can be looked at without waiting for a device. Elsewhere only shapes and dtypes are checked."""
     return value.device.type == "cpu"
 
 
-def values(op: str, name: str, good: Tensor, value: Tensor, expected: str) -> None:
+def check_values(op: str, name: str, good: Tensor, value: Tensor, expected: str) -> None:
     """Raises for the first element where ``good`` is false. Only for CPU tensors: elsewhere it would synchronise."""
-    if readable(value) and not bool(good.all()):
+    if can_read_values(value) and not bool(good.all()):
         at = int((~good).nonzero()[0, 0])
         raise ValueError(f"{op}: {name}[{at}] is {value[at].item()}; expected {expected}")
 
 
-def offsets(op: str, value: object, nodes: int) -> Tensor:
+def check_offsets(op: str, value: object, nodes: int) -> Tensor:
     """Checks int32 [B + 1] row offsets: from 0, not decreasing, at most ``nodes``."""
-    checked = tensor(op, "offsets", value, torch.int32, "B + 1")
+    checked = check_tensor(op, "offsets", value, torch.int32, "B + 1")
     if checked.shape[0] < 1:
         raise ValueError(f"{op}: offsets is empty; expected B + 1 entries; an empty batch has offsets [0]")
-    if not readable(checked):
+    if not can_read_values(checked):
         return checked
-    values(op, "offsets", checked[:1] == 0, checked[:1], "0 at the start")
+    check_values(op, "offsets", checked[:1] == 0, checked[:1], "0 at the start")
     good = torch.cat([checked.new_ones(1, dtype=torch.bool), checked[1:] >= checked[:-1]])
-    values(op, "offsets", good & (checked <= nodes), checked, f"offsets that never decrease, up to {nodes} nodes")
+    check_values(op, "offsets", good & (checked <= nodes), checked, f"offsets that never decrease, up to {nodes} nodes")
     return checked
 
 
-def depth(op: str, value: object) -> int:
+def check_max_depth(op: str, value: object) -> int:
     """Checks ``max_depth``."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ValueError(f"{op}: max_depth is {value!r}; expected an int >= 0, the capacity of a path without its root")
     return value
 
 
-def contiguous(*arguments: Tensor | None) -> list[Tensor | None]:
+def make_contiguous(*arguments: Tensor | None) -> list[Tensor | None]:
     """The arguments as the compiled operators take them, where a first try failed on strides."""
     return [argument if argument is None else argument.contiguous() for argument in arguments]

@@ -45,7 +45,7 @@ def verify_with(operator: Callable[..., Any], check: Callable[..., None]) -> Cal
             noise = (seeds, root_positions, uniforms, race)
             check(*tree, target, draft, token_ids, score_only, *noise, max_depth=max_depth)
             parts = (*tree, *target, *(draft or _NO_DIST), token_ids, score_only, *noise[:3], *(race or _NO_RACE))
-            return operator(*argument_checks.contiguous(*parts), max_depth)
+            return operator(*argument_checks.make_contiguous(*parts), max_depth)
 
     return verify
 
@@ -70,6 +70,8 @@ def thresholds_with(operator: Callable[..., Any], check: Callable[..., None]) ->
             return operator(*tree, *target, *(draft or _NO_DIST), token_ids, score_only)
         except (RuntimeError, ValueError, TypeError):
             check(*tree, target, draft, token_ids, score_only)
-            return operator(*argument_checks.contiguous(*tree, *target, *(draft or _NO_DIST), token_ids, score_only))
+            return operator(
+                *argument_checks.make_contiguous(*tree, *target, *(draft or _NO_DIST), token_ids, score_only)
+            )
 
     return thresholds

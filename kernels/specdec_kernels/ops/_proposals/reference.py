@@ -59,19 +59,19 @@ def check(
     """Raises ValueError for a tree draft that `op` cannot take; without max_depth, randomness is not looked at. Without
     drawn and dist_index, distributions of the draft are none of the operator's business.
     """
-    nodes = argument_checks.tensor(op, "tokens", tokens, torch.int64, "M").shape[0]
-    argument_checks.offsets(op, offsets, nodes)
-    argument_checks.tensor(op, "first_child", first_child, torch.int32, nodes)
-    argument_checks.tensor(op, "next_sibling", next_sibling, torch.int32, nodes)
+    nodes = argument_checks.check_tensor(op, "tokens", tokens, torch.int64, "M").shape[0]
+    argument_checks.check_offsets(op, offsets, nodes)
+    argument_checks.check_tensor(op, "first_child", first_child, torch.int32, nodes)
+    argument_checks.check_tensor(op, "next_sibling", next_sibling, torch.int32, nodes)
     if proposal_kinds is not None:
-        argument_checks.tensor(op, "proposal_kinds", proposal_kinds, torch.int8, nodes)
-        argument_checks.tensor(op, "dist_index", dist_index, torch.int32, nodes)
-    vocab = argument_checks.dist(op, "target", target, nodes)[0].shape[1]
+        argument_checks.check_tensor(op, "proposal_kinds", proposal_kinds, torch.int8, nodes)
+        argument_checks.check_tensor(op, "dist_index", dist_index, torch.int32, nodes)
+    vocab = argument_checks.check_dist(op, "target", target, nodes)[0].shape[1]
     dists = 0
     if draft is not None:
-        dists, width = argument_checks.dist(op, "draft", draft, "R")[0].shape
+        dists, width = argument_checks.check_dist(op, "draft", draft, "R")[0].shape
         if token_ids is not None:
-            argument_checks.tensor(op, "token_ids", token_ids, torch.int64, width)
+            argument_checks.check_tensor(op, "token_ids", token_ids, torch.int64, width)
         elif width > vocab:
             raise ValueError(
                 f"{op}: draft distributions have {width} columns, target distributions {vocab}; expected at most as "
@@ -79,20 +79,22 @@ def check(
                 "padding or pass token_ids"
             )
     if score_only is not None:
-        argument_checks.tensor(op, "score_only", score_only, torch.bool, nodes)
+        argument_checks.check_tensor(op, "score_only", score_only, torch.bool, nodes)
     if max_depth is not None:
         batch = offsets.shape[0] - 1
-        argument_checks.tensor(op, "seeds", seeds, torch.int64, batch)
-        argument_checks.tensor(op, "root_positions", root_positions, torch.int32, batch)
+        argument_checks.check_tensor(op, "seeds", seeds, torch.int64, batch)
+        argument_checks.check_tensor(op, "root_positions", root_positions, torch.int32, batch)
         if uniforms is not None:
-            argument_checks.tensor(op, "uniforms", uniforms, torch.float32, nodes)
+            argument_checks.check_tensor(op, "uniforms", uniforms, torch.float32, nodes)
         if race is not None:
             if not isinstance(race, (tuple, list)) or len(race) != 2:
                 raise ValueError(f"{op}: race is {type(race).__name__}; expected (block noise, token noise)")
-            argument_checks.tensor(op, "race block noise", race[0], torch.float32, batch, (vocab + BLOCK - 1) // BLOCK)
-            argument_checks.tensor(op, "race token noise", race[1], torch.float32, batch, vocab)
-        argument_checks.depth(op, max_depth)
-    if argument_checks.readable(tokens):
+            argument_checks.check_tensor(
+                op, "race block noise", race[0], torch.float32, batch, (vocab + BLOCK - 1) // BLOCK
+            )
+            argument_checks.check_tensor(op, "race token noise", race[1], torch.float32, batch, vocab)
+        argument_checks.check_max_depth(op, max_depth)
+    if argument_checks.can_read_values(tokens):
         tree = (tokens, offsets, first_child, next_sibling, proposal_kinds, dist_index)
         _check_values(op, *tree, vocab, dists, token_ids if draft is not None else None, max_depth)
 
@@ -117,18 +119,20 @@ def _check_values(
     end = offsets.long()[(row + 1).clamp(max=len(offsets) - 1)]
     for name, links in (("first_child", first_child), ("next_sibling", next_sibling)):
         good = ~inside | (links == -1) | ((links > index) & (links < end))
-        argument_checks.values(
+        argument_checks.check_values(
             op, name, good, links, "-1 or the packed index of a later node of the row; use tree_plan's links"
         )
     led_to = torch.cat([first_child[inside], next_sibling[inside]]).long()
     links = torch.bincount(led_to[led_to >= 0], minlength=len(tokens))
-    argument_checks.values(
+    argument_checks.check_values(
         op, "first_child, next_sibling", links <= 1, links, "one link to a node; use tree_plan's links"
     )
     inner = inside & (index > offsets.long()[row.clamp(min=0)])
-    argument_checks.values(op, "tokens", ~inner | ((tokens >= 0) & (tokens < vocab)), tokens, f"an id in [0, {vocab})")
+    argument_checks.check_values(
+        op, "tokens", ~inner | ((tokens >= 0) & (tokens < vocab)), tokens, f"an id in [0, {vocab})"
+    )
     if proposal_kinds is not None and dist_index is not None:
-        argument_checks.values(
+        argument_checks.check_values(
             op,
             "proposal_kinds",
             ~inner | ((proposal_kinds >= 0) & (proposal_kinds <= 3)),
@@ -137,7 +141,7 @@ def _check_values(
         )
         from_dist = inner & (proposal_kinds != DETERMINISTIC)
         if dists == 0:
-            argument_checks.values(
+            argument_checks.check_values(
                 op,
                 "proposal_kinds",
                 ~from_dist,
@@ -145,9 +149,11 @@ def _check_values(
                 "0 (chosen) everywhere when there are no draft distributions",
             )
         named = ~from_dist | ((dist_index >= 0) & (dist_index < dists))
-        argument_checks.values(op, "dist_index", named, dist_index, f"a draft distribution in [0, {dists})")
+        argument_checks.check_values(op, "dist_index", named, dist_index, f"a draft distribution in [0, {dists})")
     if token_ids is not None:
-        argument_checks.values(op, "token_ids", (token_ids >= 0) & (token_ids < vocab), token_ids, f"in [0, {vocab})")
+        argument_checks.check_values(
+            op, "token_ids", (token_ids >= 0) & (token_ids < vocab), token_ids, f"in [0, {vocab})"
+        )
     deepest = max(depths(offsets, first_child, next_sibling), default=0)
     if max_depth is not None and deepest > max_depth:
         raise ValueError(

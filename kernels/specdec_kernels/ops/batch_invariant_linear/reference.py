@@ -12,12 +12,12 @@ from ...dispatch import argument_checks
 
 def check(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
     """Raises ValueError unless shapes and dtypes of `batch_invariant_linear` fit together."""
-    if not isinstance(x, Tensor) or x.ndim < 1 or x.dtype not in argument_checks.FLOATS:
+    if not isinstance(x, Tensor) or x.ndim < 1 or x.dtype not in argument_checks.FLOAT_DTYPES:
         got = f"{x.dtype} {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
         raise ValueError(f"batch_invariant_linear: x is {got}; expected a float tensor [..., K]; convert it with .to()")
-    argument_checks.tensor("batch_invariant_linear", "weight", weight, x.dtype, "N", x.shape[-1])
+    argument_checks.check_tensor("batch_invariant_linear", "weight", weight, x.dtype, "N", x.shape[-1])
     if bias is not None:
-        argument_checks.tensor("batch_invariant_linear", "bias", bias, x.dtype, weight.shape[0])
+        argument_checks.check_tensor("batch_invariant_linear", "bias", bias, x.dtype, weight.shape[0])
 
 
 def batch_invariant_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -29,4 +29,4 @@ def distribution_stats(
         return run(logits, temperature, top_k, top_p, min_p)
     except (RuntimeError, ValueError):
         check(logits, temperature, top_k, top_p, min_p)  # raises with a remedy
-        return run(*argument_checks.contiguous(logits, temperature, top_k, top_p, min_p))
+        return run(*argument_checks.make_contiguous(logits, temperature, top_k, top_p, min_p))

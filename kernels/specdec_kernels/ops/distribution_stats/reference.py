@@ -20,7 +20,7 @@ def check_pivots(pivots: Tensor | None, rows: int) -> None:
     """Raises ValueError for pivots that distribution_stats cannot take."""
     if (
         pivots is not None
-        and argument_checks.tensor("distribution_stats", "pivots", pivots, torch.int64, "P").shape[0] > rows
+        and argument_checks.check_tensor("distribution_stats", "pivots", pivots, torch.int64, "P").shape[0] > rows
     ):
         raise ValueError(
             f"distribution_stats: pivots has {pivots.shape[0]} tokens; expected at most one for each of {rows} rows"
@@ -31,24 +31,30 @@ def check(
     logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, pivots: Tensor | None = None
 ) -> None:
     """Raises ValueError for arguments that distribution_stats cannot take."""
-    rows = argument_checks.logits("distribution_stats", "logits", logits, "R").shape[0]
+    rows = argument_checks.check_logits("distribution_stats", "logits", logits, "R").shape[0]
     check_parameters("distribution_stats", temperature, top_k, top_p, min_p, rows)
     check_pivots(pivots, rows)
 
 
 def check_parameters(op: str, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, rows: int) -> None:
     """Raises ValueError for sampling parameters of `rows` rows that do not fit."""
-    argument_checks.tensor(op, "temperature", temperature, torch.float32, rows)
-    argument_checks.tensor(op, "top_k", top_k, torch.int32, rows)
-    argument_checks.tensor(op, "top_p", top_p, torch.float32, rows)
-    argument_checks.tensor(op, "min_p", min_p, torch.float32, rows)
-    if not argument_checks.readable(temperature):
+    argument_checks.check_tensor(op, "temperature", temperature, torch.float32, rows)
+    argument_checks.check_tensor(op, "top_k", top_k, torch.int32, rows)
+    argument_checks.check_tensor(op, "top_p", top_p, torch.float32, rows)
+    argument_checks.check_tensor(op, "min_p", min_p, torch.float32, rows)
+    if not argument_checks.can_read_values(temperature):
         return
     good = (temperature == 0) | ((temperature >= SMALLEST_TEMPERATURE) & torch.isfinite(temperature))
-    argument_checks.values(op, "temperature", good, temperature, f"0 (greedy) or a number >= {SMALLEST_TEMPERATURE}")
-    argument_checks.values(op, "top_k", top_k >= 0, top_k, "a count >= 0; 0 turns top-k off")
-    argument_checks.values(op, "top_p", (top_p > 0) & (top_p <= 1), top_p, "a number in (0, 1]; 1 turns top-p off")
-    argument_checks.values(op, "min_p", (min_p >= 0) & (min_p <= 1), min_p, "a number in [0, 1]; 0 turns min-p off")
+    argument_checks.check_values(
+        op, "temperature", good, temperature, f"0 (greedy) or a number >= {SMALLEST_TEMPERATURE}"
+    )
+    argument_checks.check_values(op, "top_k", top_k >= 0, top_k, "a count >= 0; 0 turns top-k off")
+    argument_checks.check_values(
+        op, "top_p", (top_p > 0) & (top_p <= 1), top_p, "a number in (0, 1]; 1 turns top-p off"
+    )
+    argument_checks.check_values(
+        op, "min_p", (min_p >= 0) & (min_p <= 1), min_p, "a number in [0, 1]; 0 turns min-p off"
+    )
 
 
 def distribution_stats(

@@ -32,15 +32,17 @@ def check(
         raise ValueError(f"{_OP}: vocab_size is {vocab_size}; expected 1..{decoder.vocab_size}, the decoder's")
     if first_draw is not None and not 0 <= first_draw < 2**31 - max(drafts, default=0):
         raise ValueError(f"{_OP}: first_draw is {first_draw}; expected 0 to 2**31, or None for the noise of replay")
-    nodes = argument_checks.tensor(_OP, "tokens", tokens, torch.int64, "M").shape[0]
-    batch = argument_checks.tensor(_OP, "rows", rows, torch.int32, "B").shape[0]
-    capacity = argument_checks.tensor(_OP, "lengths", lengths, torch.int32, "R").shape[0]
-    columns = argument_checks.tensor(_OP, "page_table", page_table, torch.int32, capacity, "P").shape[1]
-    argument_checks.offsets(_OP, argument_checks.tensor(_OP, "offsets", offsets, torch.int32, batch + 1), nodes)
-    argument_checks.tensor(_OP, "top_p", top_p, torch.float32, batch)
+    nodes = argument_checks.check_tensor(_OP, "tokens", tokens, torch.int64, "M").shape[0]
+    batch = argument_checks.check_tensor(_OP, "rows", rows, torch.int32, "B").shape[0]
+    capacity = argument_checks.check_tensor(_OP, "lengths", lengths, torch.int32, "R").shape[0]
+    columns = argument_checks.check_tensor(_OP, "page_table", page_table, torch.int32, capacity, "P").shape[1]
+    argument_checks.check_offsets(
+        _OP, argument_checks.check_tensor(_OP, "offsets", offsets, torch.int32, batch + 1), nodes
+    )
+    argument_checks.check_tensor(_OP, "top_p", top_p, torch.float32, batch)
     check_parameters(_OP, torch.zeros_like(top_p) if temperature is None else temperature, top_k, top_p, min_p, batch)
-    argument_checks.tensor(_OP, "seeds", seeds, torch.int64, batch)
-    argument_checks.tensor(_OP, "positions", positions, torch.int32, batch)
+    argument_checks.check_tensor(_OP, "seeds", seeds, torch.int64, batch)
+    argument_checks.check_tensor(_OP, "positions", positions, torch.int32, batch)
     fed = (offsets[1:] - offsets[:-1]).tolist()
     if len(drafts) != batch or any(count < 1 for count in (*drafts, *fed)) or sum(fed) < nodes or not batch:
         raise ValueError(

@@ -28,5 +28,5 @@ def draft_sample(
     except (RuntimeError, ValueError, TypeError):
         check(logits, inv_t, lse, cut, tie_id, seeds, root_positions, index, mass)  # raises with a remedy
         return _draft_sample(
-            *argument_checks.contiguous(logits, inv_t, lse, cut, tie_id, seeds, root_positions, index, mass)
+            *argument_checks.make_contiguous(logits, inv_t, lse, cut, tie_id, seeds, root_positions, index, mass)
         )

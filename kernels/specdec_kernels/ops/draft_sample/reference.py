@@ -23,12 +23,12 @@ def check(
 ) -> None:
     """Raises ValueError for arguments that draft_sample cannot take."""
     op = "draft_sample"
-    argument_checks.dist(op, "dist", (logits, inv_t, lse, cut, tie_id), "R")
+    argument_checks.check_dist(op, "dist", (logits, inv_t, lse, cut, tie_id), "R")
     rows = logits.shape[0]
-    argument_checks.tensor(op, "seeds", seeds, torch.int64, rows)
-    argument_checks.tensor(op, "root_positions", root_positions, torch.int32, rows)
-    argument_checks.tensor(op, "index", index, torch.int32, rows)
-    argument_checks.mass(op, mass, (logits,))
+    argument_checks.check_tensor(op, "seeds", seeds, torch.int64, rows)
+    argument_checks.check_tensor(op, "root_positions", root_positions, torch.int32, rows)
+    argument_checks.check_tensor(op, "index", index, torch.int32, rows)
+    argument_checks.check_block_masses(op, mass, (logits,))
 
 
 def draft_sample(

@@ -25,5 +25,5 @@ def exact_match_verify(
         return _exact_match_verify(tokens, offsets, first_child, next_sibling, node_choice, score_only, max_depth)
     except (RuntimeError, ValueError):
         check(tokens, offsets, first_child, next_sibling, node_choice, score_only, max_depth=max_depth)
-        links = argument_checks.contiguous(tokens, offsets, first_child, next_sibling, node_choice, score_only)
+        links = argument_checks.make_contiguous(tokens, offsets, first_child, next_sibling, node_choice, score_only)
         return _exact_match_verify(*links, max_depth)  # raises again for a path longer than max_depth

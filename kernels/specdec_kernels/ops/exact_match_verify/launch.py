@@ -42,7 +42,7 @@ def exact_match_verify(
             *links, marks, path, accepted, following, stopped, tokens.shape[0], max_depth, score_only is not None,
             num_warps=1,
         )  # fmt: skip
-        if argument_checks.readable(tokens) and bool(stopped.any()):  # elsewhere the path just ends there
+        if argument_checks.can_read_values(tokens) and bool(stopped.any()):  # elsewhere the path just ends there
             raise too_deep("exact_match_verify", int(stopped.nonzero()[0, 0]), max_depth)
     return path, accepted, following
 

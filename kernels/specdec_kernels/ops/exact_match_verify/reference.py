@@ -20,20 +20,20 @@ def check(
 ) -> None:
     """Raises ValueError for arguments that exact_match_verify cannot take."""
     op = "exact_match_verify"
-    nodes = argument_checks.tensor(op, "tokens", tokens, torch.int64, "M").shape[0]
-    argument_checks.offsets(op, offsets, nodes)
-    argument_checks.tensor(op, "node_choice", node_choice, torch.int64, nodes)
-    argument_checks.tensor(op, "first_child", first_child, torch.int32, nodes)
-    argument_checks.tensor(op, "next_sibling", next_sibling, torch.int32, nodes)
+    nodes = argument_checks.check_tensor(op, "tokens", tokens, torch.int64, "M").shape[0]
+    argument_checks.check_offsets(op, offsets, nodes)
+    argument_checks.check_tensor(op, "node_choice", node_choice, torch.int64, nodes)
+    argument_checks.check_tensor(op, "first_child", first_child, torch.int32, nodes)
+    argument_checks.check_tensor(op, "next_sibling", next_sibling, torch.int32, nodes)
     if score_only is not None:
-        argument_checks.tensor(op, "score_only", score_only, torch.bool, nodes)
-    argument_checks.depth(op, max_depth)
-    if not argument_checks.readable(tokens):
+        argument_checks.check_tensor(op, "score_only", score_only, torch.bool, nodes)
+    argument_checks.check_max_depth(op, max_depth)
+    if not argument_checks.can_read_values(tokens):
         return
     index = torch.arange(nodes, device=tokens.device)
     for name, links in (("first_child", first_child), ("next_sibling", next_sibling)):
         good = (links == -1) | ((links > index) & (links < nodes))
-        argument_checks.values(
+        argument_checks.check_values(
             op, name, good, links, "-1 or the packed index of a later node; use the links of tree_plan"
         )
 

@@ -91,11 +91,11 @@ class DecoderTable:
                 f"{_OP}: got {len(self.layers)} layers, {len(self.keys)} key and {len(self.values)} value caches; "
                 "expected one of each for every layer, and at least one layer"
             )
-        if not isinstance(self.embedding, Tensor) or self.embedding.dtype not in argument_checks.FLOATS:
+        if not isinstance(self.embedding, Tensor) or self.embedding.dtype not in argument_checks.FLOAT_DTYPES:
             raise ValueError(f"{_OP}: embedding is no float tensor [V, hidden]; convert it with .to()")
         dtype = self.embedding.dtype
-        vocab, hidden = argument_checks.tensor(_OP, "embedding", self.embedding, dtype, "V", "hidden").shape
-        _, page, kv_heads, width = argument_checks.tensor(
+        vocab, hidden = argument_checks.check_tensor(_OP, "embedding", self.embedding, dtype, "V", "hidden").shape
+        _, page, kv_heads, width = argument_checks.check_tensor(
             _OP, "keys", self.keys[0], dtype, "pages", "page", "kv_heads", "width"
         ).shape
         first = self.layers[0]
@@ -106,22 +106,22 @@ class DecoderTable:
                 f"{_OP}: query has {outputs} outputs beside {kv_heads} kv_heads of width {width}; expected an even "
                 "width and heads * width outputs, heads a multiple of kv_heads"
             )
-        argument_checks.tensor(_OP, "norm", self.norm, dtype, hidden)
-        argument_checks.tensor(_OP, "head", self.head, dtype, vocab, hidden)
-        argument_checks.tensor(_OP, "rotary", self.rotary, dtype, "P", width)
+        argument_checks.check_tensor(_OP, "norm", self.norm, dtype, hidden)
+        argument_checks.check_tensor(_OP, "head", self.head, dtype, vocab, hidden)
+        argument_checks.check_tensor(_OP, "rotary", self.rotary, dtype, "P", width)
         pages = self.keys[0].shape[0]
         for name, cache in [*(("keys", each) for each in self.keys), *(("values", each) for each in self.values)]:
-            argument_checks.tensor(_OP, name, cache, dtype, pages, page, kv_heads, width)
+            argument_checks.check_tensor(_OP, name, cache, dtype, pages, page, kv_heads, width)
         for layer in self.layers:
             for name in ("norm", "mlp_norm"):
-                argument_checks.tensor(_OP, name, getattr(layer, name), dtype, hidden)
-            argument_checks.tensor(_OP, "query", layer.query, dtype, outputs, hidden)
+                argument_checks.check_tensor(_OP, name, getattr(layer, name), dtype, hidden)
+            argument_checks.check_tensor(_OP, "query", layer.query, dtype, outputs, hidden)
             for name in ("key", "value"):
-                argument_checks.tensor(_OP, name, getattr(layer, name), dtype, kv_heads * width, hidden)
-            argument_checks.tensor(_OP, "out", layer.out, dtype, hidden, outputs)
+                argument_checks.check_tensor(_OP, name, getattr(layer, name), dtype, kv_heads * width, hidden)
+            argument_checks.check_tensor(_OP, "out", layer.out, dtype, hidden, outputs)
             for name in ("gate", "up"):
-                argument_checks.tensor(_OP, name, getattr(layer, name), dtype, inner, hidden)
-            argument_checks.tensor(_OP, "down", layer.down, dtype, hidden, inner)
+                argument_checks.check_tensor(_OP, name, getattr(layer, name), dtype, inner, hidden)
+            argument_checks.check_tensor(_OP, "down", layer.down, dtype, hidden, inner)
         return heads
 
     def _obstacle(self) -> str | None:

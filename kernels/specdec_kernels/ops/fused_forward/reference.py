@@ -23,16 +23,16 @@ def check(
         raise ValueError(
             f"{_OP}: decoder is {type(decoder).__name__}; expected a DecoderTable; make one, once, of the weights"
         )
-    nodes = argument_checks.tensor(_OP, "tokens", tokens, torch.int64, "M").shape[0]
-    argument_checks.tensor(_OP, "positions", positions, torch.int64, nodes)
-    argument_checks.tensor(_OP, "slots", slots, torch.int64, nodes)
-    rows = argument_checks.tensor(_OP, "lengths", lengths, torch.int32, "B").shape[0]
-    argument_checks.tensor(_OP, "page_table", page_table, torch.int32, rows, "P")
-    argument_checks.tensor(_OP, "offsets", offsets, torch.int32, rows + 1)
+    nodes = argument_checks.check_tensor(_OP, "tokens", tokens, torch.int64, "M").shape[0]
+    argument_checks.check_tensor(_OP, "positions", positions, torch.int64, nodes)
+    argument_checks.check_tensor(_OP, "slots", slots, torch.int64, nodes)
+    rows = argument_checks.check_tensor(_OP, "lengths", lengths, torch.int32, "B").shape[0]
+    argument_checks.check_tensor(_OP, "page_table", page_table, torch.int32, rows, "P")
+    argument_checks.check_tensor(_OP, "offsets", offsets, torch.int32, rows + 1)
     limits = [("tokens", tokens, 0, decoder.vocab_size), ("positions", positions, 0, decoder.rotary.shape[0])]
     limits.append(("slots", slots, -(2**63), decoder.keys[0].shape[:2].numel()))
     if wanted is not None:
-        limits.append(("wanted", argument_checks.tensor(_OP, "wanted", wanted, torch.int64, "N"), 0, nodes))
+        limits.append(("wanted", argument_checks.check_tensor(_OP, "wanted", wanted, torch.int64, "N"), 0, nodes))
     for name, values, least, limit in limits:
         if values.numel() and not (least <= int(values.min()) and int(values.max()) < limit):
             raise ValueError(
@@ -40,10 +40,10 @@ def check(
                 + ("" if least else " and none below 0")
             )
     if ancestors is not None:
-        argument_checks.tensor(_OP, "ancestors", ancestors, torch.int32, nodes, "W")
+        argument_checks.check_tensor(_OP, "ancestors", ancestors, torch.int32, nodes, "W")
     if depth is not None:
-        argument_checks.tensor(_OP, "depth", depth, torch.int32, nodes)
-    argument_checks.offsets(_OP, offsets, nodes)
+        argument_checks.check_tensor(_OP, "depth", depth, torch.int32, nodes)
+    argument_checks.check_offsets(_OP, offsets, nodes)
     check_words(ancestors, offsets)
 
 

@@ -25,5 +25,5 @@ def ngram_match(
         found: tuple[Tensor, ...] = _ngram_match(tokens, starts, lengths, *sizes)
     except (RuntimeError, ValueError):
         check(tokens, starts, lengths, n_max, n_min, num_tokens)  # raises with a remedy
-        found = _ngram_match(*argument_checks.contiguous(tokens, starts, lengths), *sizes)
+        found = _ngram_match(*argument_checks.make_contiguous(tokens, starts, lengths), *sizes)
     return found

@@ -57,7 +57,7 @@ def ngram_match(
     wanted = _scratch(tokens, starts, lengths, n_max, n_min, num_tokens, frequent)
     (best, *more), _ = carve("ngram_match", workspace, wanted, device)
     counts = more[0] if more else best
-    where = argument_checks.contiguous(tokens, starts, lengths)
+    where = argument_checks.make_contiguous(tokens, starts, lengths)
     if batch == 0:
         return drafts, matched
     search[(batch, pieces)](*where, best, size, n_max, n_min, TILE=TILE, num_warps=4)

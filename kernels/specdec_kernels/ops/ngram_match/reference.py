@@ -10,9 +10,9 @@ from ...dispatch import argument_checks
 
 def check_sizes(tokens: Tensor, starts: Tensor, lengths: Tensor, n_max: int, n_min: int, num_tokens: int) -> None:
     """Raises ValueError unless shapes, dtypes and numbers of `ngram_match` fit together; looks at no data."""
-    argument_checks.tensor("ngram_match", "tokens", tokens, torch.int64, "N")
-    argument_checks.tensor("ngram_match", "starts", starts, torch.int64, "B")
-    argument_checks.tensor("ngram_match", "lengths", lengths, torch.int32, starts.shape[0])
+    argument_checks.check_tensor("ngram_match", "tokens", tokens, torch.int64, "N")
+    argument_checks.check_tensor("ngram_match", "starts", starts, torch.int64, "B")
+    argument_checks.check_tensor("ngram_match", "lengths", lengths, torch.int32, starts.shape[0])
     if not 1 <= n_min <= n_max:
         raise ValueError(f"ngram_match: n_min is {n_min} and n_max is {n_max}; expected 1 <= n_min <= n_max")
     if num_tokens < 0:

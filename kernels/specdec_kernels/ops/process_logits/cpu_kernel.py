@@ -32,5 +32,5 @@ def process_logits(
         _process_logits(logits, *edits)
     except (RuntimeError, ValueError):
         check(logits, paths, penalties, additions, forced, masks)  # raises with a remedy
-        _process_logits(logits, *argument_checks.contiguous(*edits))
+        _process_logits(logits, *argument_checks.make_contiguous(*edits))
     return logits

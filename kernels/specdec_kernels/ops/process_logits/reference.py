@@ -20,36 +20,36 @@ def check(
     masks: TokenMasks | None = None,
 ) -> None:
     """Raises ValueError for arguments that process_logits cannot take; values are looked at on a CPU only."""
-    rows, vocab = argument_checks.logits(OP, "logits", logits, "R").shape
-    nodes = argument_checks.tensor(OP, "tokens", paths.tokens, torch.int64, "N").shape[0]
-    argument_checks.tensor(OP, "parents", paths.parents, torch.int32, nodes)
-    requests = argument_checks.offsets(OP, paths.offsets, nodes).shape[0] - 1
-    argument_checks.tensor(OP, "roots", paths.roots, torch.int32, requests)
+    rows, vocab = argument_checks.check_logits(OP, "logits", logits, "R").shape
+    nodes = argument_checks.check_tensor(OP, "tokens", paths.tokens, torch.int64, "N").shape[0]
+    argument_checks.check_tensor(OP, "parents", paths.parents, torch.int32, nodes)
+    requests = argument_checks.check_offsets(OP, paths.offsets, nodes).shape[0] - 1
+    argument_checks.check_tensor(OP, "roots", paths.roots, torch.int32, requests)
     if paths.nodes is not None:
-        argument_checks.tensor(OP, "nodes", paths.nodes, torch.int32, rows)
+        argument_checks.check_tensor(OP, "nodes", paths.nodes, torch.int32, rows)
     elif rows != nodes:
         raise ValueError(f"{OP}: logits has {rows} rows; expected {nodes}, one per node, or nodes= with one per row")
     if penalties is not None:
-        table, capacity = argument_checks.tensor(OP, "penalties ids", penalties.ids, torch.int32, "T", "C").shape
-        argument_checks.tensor(OP, "penalties counts", penalties.counts, torch.int32, table, capacity)
-        argument_checks.tensor(OP, "penalties sizes", penalties.sizes, torch.int32, table)
-        argument_checks.tensor(OP, "penalties factors", penalties.factors, torch.float32, requests, 3)
-        argument_checks.tensor(OP, "penalties rows", penalties.rows, torch.int32, requests)
+        table, capacity = argument_checks.check_tensor(OP, "penalties ids", penalties.ids, torch.int32, "T", "C").shape
+        argument_checks.check_tensor(OP, "penalties counts", penalties.counts, torch.int32, table, capacity)
+        argument_checks.check_tensor(OP, "penalties sizes", penalties.sizes, torch.int32, table)
+        argument_checks.check_tensor(OP, "penalties factors", penalties.factors, torch.float32, requests, 3)
+        argument_checks.check_tensor(OP, "penalties rows", penalties.rows, torch.int32, requests)
     if additions is not None:
-        entries = argument_checks.tensor(OP, "additions ids", additions.ids, torch.int32, "E").shape[0]
-        argument_checks.tensor(OP, "additions values", additions.values, torch.float32, entries)
-        argument_checks.tensor(OP, "additions until", additions.until, torch.int32, entries)
-        argument_checks.tensor(OP, "additions offsets", additions.offsets, torch.int32, requests + 1)
+        entries = argument_checks.check_tensor(OP, "additions ids", additions.ids, torch.int32, "E").shape[0]
+        argument_checks.check_tensor(OP, "additions values", additions.values, torch.float32, entries)
+        argument_checks.check_tensor(OP, "additions until", additions.until, torch.int32, entries)
+        argument_checks.check_tensor(OP, "additions offsets", additions.offsets, torch.int32, requests + 1)
     if forced is not None:
-        entries = argument_checks.tensor(OP, "forced ids", forced.ids, torch.int32, "F").shape[0]
-        argument_checks.tensor(OP, "forced positions", forced.positions, torch.int32, entries)
-        argument_checks.tensor(OP, "forced offsets", forced.offsets, torch.int32, requests + 1)
+        entries = argument_checks.check_tensor(OP, "forced ids", forced.ids, torch.int32, "F").shape[0]
+        argument_checks.check_tensor(OP, "forced positions", forced.positions, torch.int32, entries)
+        argument_checks.check_tensor(OP, "forced offsets", forced.offsets, torch.int32, requests + 1)
     if masks is not None:
-        width = argument_checks.tensor(OP, "masks words", masks.words, torch.int32, "K", "W").shape[1]
+        width = argument_checks.check_tensor(OP, "masks words", masks.words, torch.int32, "K", "W").shape[1]
         if 32 * width < vocab:
             raise ValueError(f"{OP}: masks words has {width} words a row; expected at least {-(-vocab // 32)}")
-        argument_checks.tensor(OP, "masks index", masks.index, torch.int32, rows)
-    if argument_checks.readable(logits):
+        argument_checks.check_tensor(OP, "masks index", masks.index, torch.int32, rows)
+    if argument_checks.can_read_values(logits):
         _check_values(nodes, paths, penalties, additions, forced, masks)
 
 
@@ -63,7 +63,7 @@ def _check_values(
 ) -> None:
     """The part of `check` that reads tensors."""
     if paths.nodes is not None:
-        argument_checks.values(
+        argument_checks.check_values(
             OP, "nodes", (paths.nodes >= 0) & (paths.nodes < nodes), paths.nodes, f"nodes below {nodes}"
         )
     bounds, parent_of = paths.offsets.tolist(), paths.parents.tolist()
@@ -76,23 +76,25 @@ def _check_values(
                 )
     if penalties is not None:
         (table, capacity), repetition, sizes = penalties.ids.shape, penalties.factors[:, 0], penalties.sizes
-        argument_checks.values(OP, "penalties repetition", repetition > 0, repetition, "a number > 0; 1 is off")
+        argument_checks.check_values(OP, "penalties repetition", repetition > 0, repetition, "a number > 0; 1 is off")
         fits = (penalties.rows >= 0) & (penalties.rows < table)
-        argument_checks.values(OP, "penalties rows", fits, penalties.rows, f"rows below {table}")
-        argument_checks.values(OP, "penalties sizes", (sizes >= 0) & (sizes <= capacity), sizes, f"at most {capacity}")
+        argument_checks.check_values(OP, "penalties rows", fits, penalties.rows, f"rows below {table}")
+        argument_checks.check_values(
+            OP, "penalties sizes", (sizes >= 0) & (sizes <= capacity), sizes, f"at most {capacity}"
+        )
     if additions is not None:
-        argument_checks.values(
+        argument_checks.check_values(
             OP, "additions values", additions.values < torch.inf, additions.values, "a finite number, or -inf"
         )
     for name, listed in (("additions", additions), ("forced", forced)):
         if listed is not None:
             entries, offsets = listed.ids.shape[0], listed.offsets
             good = (offsets <= entries) & (offsets.diff(prepend=offsets.new_zeros(1)) >= 0)
-            argument_checks.values(OP, f"{name} offsets", good, offsets, f"ascending, up to {entries}")
+            argument_checks.check_values(OP, f"{name} offsets", good, offsets, f"ascending, up to {entries}")
     if masks is not None:
         count = masks.words.shape[0]
         fits = (masks.index >= -1) & (masks.index < count)
-        argument_checks.values(OP, "masks index", fits, masks.index, f"-1, or a mask below {count}")
+        argument_checks.check_values(OP, "masks index", fits, masks.index, f"-1, or a mask below {count}")
 
 
 def process_logits(

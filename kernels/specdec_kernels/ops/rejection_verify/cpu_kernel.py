@@ -49,7 +49,7 @@ def rejection_verify(
         parts = (*chain, *target, *(draft or _NO_DIST), token_ids, seeds, root_positions, uniforms)
         known = None if mass is None else mass.contiguous()
         return _rejection_verify(
-            *argument_checks.contiguous(*parts, *(race or _NO_RACE)), max_depth, _IS_BLOCK[rule], known
+            *argument_checks.make_contiguous(*parts, *(race or _NO_RACE)), max_depth, _IS_BLOCK[rule], known
         )
 
 
@@ -89,7 +89,7 @@ def rejection_verify_logits(
             root_positions,
             max_depth=max_depth, rule=rule,
         )  # fmt: skip
-        return _rejection_verify_logits(*argument_checks.contiguous(*parts), max_depth, _IS_BLOCK[rule])
+        return _rejection_verify_logits(*argument_checks.make_contiguous(*parts), max_depth, _IS_BLOCK[rule])
 
 
 def rejection_thresholds(
@@ -110,5 +110,5 @@ def rejection_thresholds(
     except (RuntimeError, ValueError, TypeError, KeyError):
         chain = (tokens, offsets, proposal_kinds, dist_index)
         check(*chain, target, draft, token_ids, rule=rule)  # raises with a remedy
-        parts = argument_checks.contiguous(*chain, *target, *(draft or _NO_DIST), token_ids)
+        parts = argument_checks.make_contiguous(*chain, *target, *(draft or _NO_DIST), token_ids)
         return _rejection_thresholds(*parts, _IS_BLOCK[rule])

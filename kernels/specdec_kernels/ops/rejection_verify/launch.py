@@ -158,7 +158,7 @@ def rejection_verify_logits(
 ) -> tuple[Tensor, ...]:
     """Statistics of all rows, which are found side by side here; those it passes by are marked as such."""
     op, chain = "rejection_verify_logits", (tokens, offsets, proposal_kinds, dist_index)
-    argument_checks.depth(op, max_depth)
+    argument_checks.check_max_depth(op, max_depth)
     check_sampling(logits, *sampling)
     temperature, top_k, top_p, min_p = sampling
     shaped = (logits, temperature, top_p, min_p, top_k)  # as the distribution will be, which is not there yet

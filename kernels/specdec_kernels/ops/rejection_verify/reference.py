@@ -48,18 +48,18 @@ def check(
     op = "rejection_verify" if max_depth is not None else "rejection_thresholds"
     if rule not in (REJECTION, BLOCK_RULE):
         raise ValueError(f"{op}: rule is {rule!r}; expected {REJECTION!r} or {BLOCK_RULE!r}")
-    nodes = argument_checks.tensor(op, "tokens", tokens, torch.int64, "M").shape[0]
-    argument_checks.offsets(op, offsets, nodes)
+    nodes = argument_checks.check_tensor(op, "tokens", tokens, torch.int64, "M").shape[0]
+    argument_checks.check_offsets(op, offsets, nodes)
     batch = offsets.shape[0] - 1
-    argument_checks.tensor(op, "proposal_kinds", proposal_kinds, torch.int8, nodes)
-    argument_checks.tensor(op, "dist_index", dist_index, torch.int32, nodes)
-    vocab = argument_checks.dist(op, "target", target, nodes)[0].shape[1]
-    argument_checks.mass(op, mass, target)
+    argument_checks.check_tensor(op, "proposal_kinds", proposal_kinds, torch.int8, nodes)
+    argument_checks.check_tensor(op, "dist_index", dist_index, torch.int32, nodes)
+    vocab = argument_checks.check_dist(op, "target", target, nodes)[0].shape[1]
+    argument_checks.check_block_masses(op, mass, target)
     dists = 0
     if draft is not None:
-        dists, width = argument_checks.dist(op, "draft", draft, "R")[0].shape
+        dists, width = argument_checks.check_dist(op, "draft", draft, "R")[0].shape
         if token_ids is not None:
-            argument_checks.tensor(op, "token_ids", token_ids, torch.int64, width)
+            argument_checks.check_tensor(op, "token_ids", token_ids, torch.int64, width)
         elif width > vocab:
             raise ValueError(
                 f"{op}: draft distributions have {width} columns, target distributions {vocab}; expected at most as "
@@ -67,23 +67,27 @@ def check(
                 "padding or pass token_ids"
             )
     if max_depth is not None:
-        argument_checks.tensor(op, "seeds", seeds, torch.int64, batch)
-        argument_checks.tensor(op, "root_positions", root_positions, torch.int32, batch)
+        argument_checks.check_tensor(op, "seeds", seeds, torch.int64, batch)
+        argument_checks.check_tensor(op, "root_positions", root_positions, torch.int32, batch)
         if uniforms is not None:
-            argument_checks.tensor(op, "uniforms", uniforms, torch.float32, nodes)
+            argument_checks.check_tensor(op, "uniforms", uniforms, torch.float32, nodes)
         if race is not None:
             if not isinstance(race, (tuple, list)) or len(race) != 2:
                 raise ValueError(f"{op}: race is {type(race).__name__}; expected (block noise, token noise)")
-            argument_checks.tensor(op, "race block noise", race[0], torch.float32, batch, (vocab + BLOCK - 1) // BLOCK)
-            argument_checks.tensor(op, "race token noise", race[1], torch.float32, batch, vocab)
-        argument_checks.depth(op, max_depth)
-    if not argument_checks.readable(tokens):
+            argument_checks.check_tensor(
+                op, "race block noise", race[0], torch.float32, batch, (vocab + BLOCK - 1) // BLOCK
+            )
+            argument_checks.check_tensor(op, "race token noise", race[1], torch.float32, batch, vocab)
+        argument_checks.check_max_depth(op, max_depth)
+    if not argument_checks.can_read_values(tokens):
         return
     inner = _ChainNodes.of(offsets, nodes).place > 0
-    argument_checks.values(op, "tokens", ~inner | ((tokens >= 0) & (tokens < vocab)), tokens, f"an id in [0, {vocab})")
+    argument_checks.check_values(
+        op, "tokens", ~inner | ((tokens >= 0) & (tokens < vocab)), tokens, f"an id in [0, {vocab})"
+    )
     from_dist = inner & (proposal_kinds != DETERMINISTIC)
     if draft is None:
-        argument_checks.values(
+        argument_checks.check_values(
             op,
             "proposal_kinds",
             ~from_dist,
@@ -92,9 +96,9 @@ def check(
         )
     else:
         named = ~from_dist | ((dist_index >= 0) & (dist_index < dists))
-        argument_checks.values(op, "dist_index", named, dist_index, f"a draft distribution in [0, {dists})")
+        argument_checks.check_values(op, "dist_index", named, dist_index, f"a draft distribution in [0, {dists})")
         if token_ids is not None:
-            argument_checks.values(
+            argument_checks.check_values(
                 op, "token_ids", (token_ids >= 0) & (token_ids < vocab), token_ids, f"in [0, {vocab})"
             )
     longest = int((offsets[1:] - offsets[:-1]).max()) - 1 if batch else 0

@@ -24,4 +24,4 @@ def replay_sample(
         return _replay_sample(logits, inv_t, cut, tie_id, seeds, positions, noise)
     except (RuntimeError, ValueError):
         check(logits, inv_t, cut, tie_id, seeds, positions, noise)  # raises with a remedy
-        return _replay_sample(*argument_checks.contiguous(logits, inv_t, cut, tie_id, seeds, positions, noise))
+        return _replay_sample(*argument_checks.make_contiguous(logits, inv_t, cut, tie_id, seeds, positions, noise))

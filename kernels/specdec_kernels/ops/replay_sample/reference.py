@@ -20,15 +20,15 @@ def check(
 ) -> None:
     """Raises ValueError for arguments that replay_sample cannot take."""
     op = "replay_sample"
-    rows, vocab = argument_checks.logits(op, "logits", logits, "R").shape
+    rows, vocab = argument_checks.check_logits(op, "logits", logits, "R").shape
     dtype = argument_checks.statistics_dtype(logits)
-    argument_checks.tensor(op, "inv_t", inv_t, dtype, rows)
-    argument_checks.tensor(op, "cut", cut, dtype, rows)
-    argument_checks.tensor(op, "tie_id", tie_id, torch.int32, rows)
-    argument_checks.tensor(op, "seeds", seeds, torch.int64, rows)
-    argument_checks.tensor(op, "positions", positions, torch.int32, rows)
+    argument_checks.check_tensor(op, "inv_t", inv_t, dtype, rows)
+    argument_checks.check_tensor(op, "cut", cut, dtype, rows)
+    argument_checks.check_tensor(op, "tie_id", tie_id, torch.int32, rows)
+    argument_checks.check_tensor(op, "seeds", seeds, torch.int64, rows)
+    argument_checks.check_tensor(op, "positions", positions, torch.int32, rows)
     if noise is not None:
-        argument_checks.tensor(op, "noise", noise, torch.float32, rows, vocab)
+        argument_checks.check_tensor(op, "noise", noise, torch.float32, rows, vocab)
 
 
 def replay_sample(

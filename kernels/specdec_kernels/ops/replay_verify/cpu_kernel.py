@@ -32,4 +32,4 @@ def replay_verify(
             tokens, offsets, first_child, next_sibling, score_only, logits, sampling, seeds, root_positions,
             max_depth=max_depth,
         )  # fmt: skip  # raises with a remedy
-        return _replay_verify(*argument_checks.contiguous(*parts), max_depth)
+        return _replay_verify(*argument_checks.make_contiguous(*parts), max_depth)

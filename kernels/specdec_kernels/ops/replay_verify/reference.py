@@ -30,11 +30,11 @@ def check(
     """Raises ValueError for arguments that replay_verify cannot take."""
     op = "replay_verify"
     check_logits(logits, *sampling)
-    argument_checks.tensor(op, "tokens", tokens, torch.int64, len(logits))
+    argument_checks.check_tensor(op, "tokens", tokens, torch.int64, len(logits))
     check_tree(tokens, offsets, first_child, next_sibling, tokens, score_only, max_depth=max_depth)
     batch = offsets.shape[0] - 1
-    argument_checks.tensor(op, "seeds", seeds, torch.int64, batch)
-    argument_checks.tensor(op, "root_positions", root_positions, torch.int32, batch)
+    argument_checks.check_tensor(op, "seeds", seeds, torch.int64, batch)
+    argument_checks.check_tensor(op, "root_positions", root_positions, torch.int32, batch)
 
 
 def replay_verify(

@@ -49,7 +49,7 @@ def look(
     ancestors: Tensor | None = None, *args: Tensor | None, **kwargs: object,
 ) -> None:  # fmt: skip
     """Raises ValueError for data that the reference refuses."""
-    argument_checks.offsets("tree_attention", offsets, query.shape[0])
+    argument_checks.check_offsets("tree_attention", offsets, query.shape[0])
     check_words(ancestors, offsets)
     check_pages(key_cache, page_table, lengths, offsets)
 
@@ -109,7 +109,7 @@ def tree_attention(
     """
     tensors = (query, key_cache, value_cache, page_table, lengths, offsets, ancestors, depth)
     check(*tensors, softcap=softcap, window=window, sinks=sinks, out=out, key_scale=key_scale, value_scale=value_scale)
-    argument_checks.offsets("tree_attention", offsets, query.shape[0])
+    argument_checks.check_offsets("tree_attention", offsets, query.shape[0])
     nodes, heads, _ = query.shape
     page_size, kv_heads = key_cache.shape[1:3]
     check_words(ancestors, offsets)

@@ -34,7 +34,7 @@ def tree_expand(
         check(
             logits, inv_t, cut, tie_id, offsets, scores, width, keep, sharpness, seeds, positions
         )  # raises with a remedy
-        again = argument_checks.contiguous(inv_t, cut, tie_id, offsets, scores)
-        keys = argument_checks.contiguous(seeds, positions)
+        again = argument_checks.make_contiguous(inv_t, cut, tie_id, offsets, scores)
+        keys = argument_checks.make_contiguous(seeds, positions)
         found = _tree_expand(logits, *again, width, keep, sharpness, *keys)
         return found

@@ -24,13 +24,13 @@ def check(
     op: str = "tree_expand",
 ) -> None:
     """Raises ValueError for arguments that tree_expand, or an operator made of it, cannot take."""
-    nodes, vocab = argument_checks.logits(op, "logits", logits, "N").shape
+    nodes, vocab = argument_checks.check_logits(op, "logits", logits, "N").shape
     dtype = argument_checks.statistics_dtype(logits)
-    argument_checks.tensor(op, "inv_t", inv_t, dtype, nodes)
-    argument_checks.tensor(op, "cut", cut, dtype, nodes)
-    argument_checks.tensor(op, "tie_id", tie_id, torch.int32, nodes)
-    argument_checks.offsets(op, offsets, nodes)
-    argument_checks.tensor(op, "scores", scores, dtype, nodes)
+    argument_checks.check_tensor(op, "inv_t", inv_t, dtype, nodes)
+    argument_checks.check_tensor(op, "cut", cut, dtype, nodes)
+    argument_checks.check_tensor(op, "tie_id", tie_id, torch.int32, nodes)
+    argument_checks.check_offsets(op, offsets, nodes)
+    argument_checks.check_tensor(op, "scores", scores, dtype, nodes)
     if not 1 <= width <= vocab:
         raise ValueError(f"{op}: width is {width}; expected between 1 and the vocabulary of {vocab}")
     if keep < 1:
@@ -42,8 +42,8 @@ def check(
     if (seeds is None) != (positions is None):
         raise ValueError(f"{op}: got one of seeds and positions; expected both, or neither for growth without noise")
     if seeds is not None and positions is not None:
-        argument_checks.tensor(op, "seeds", seeds, torch.int64, nodes)
-        argument_checks.tensor(op, "positions", positions, torch.int32, nodes)
+        argument_checks.check_tensor(op, "seeds", seeds, torch.int64, nodes)
+        argument_checks.check_tensor(op, "positions", positions, torch.int32, nodes)
 
 
 def tree_expand(

@@ -33,6 +33,6 @@ def tree_grow(
         found = _tree_grow(logits, inv_t, cut, tie_id, offsets, *table, *sizes, seeds, positions)
     except (RuntimeError, ValueError):
         check(logits, inv_t, cut, tie_id, offsets, growth, level, width, sharpness, seeds, positions)
-        dist = argument_checks.contiguous(inv_t, cut, tie_id, offsets)
-        found = _tree_grow(logits, *dist, *table, *sizes, *argument_checks.contiguous(seeds, positions))
+        dist = argument_checks.make_contiguous(inv_t, cut, tie_id, offsets)
+        found = _tree_grow(logits, *dist, *table, *sizes, *argument_checks.make_contiguous(seeds, positions))
     return found[0], found[1], found[2], TreePlan(*found[3:])

@@ -60,12 +60,12 @@ def check(
     kids = min(width, logits.shape[-1])
     check_expand(logits, inv_t, cut, tie_id, offsets, inv_t, kids, keep, sharpness, None, None, op)
     dtypes = torch.int64, argument_checks.statistics_dtype(logits), torch.int32, torch.int32
-    columns = argument_checks.tensor(op, "tokens", growth.tokens, torch.int64, trees, "C").shape[1]
+    columns = argument_checks.check_tensor(op, "tokens", growth.tokens, torch.int64, trees, "C").shape[1]
     for name, dtype in zip(("tokens", "scores", "parents", "nodes"), dtypes, strict=True):
-        part = argument_checks.tensor(op, name, getattr(growth, name), dtype, trees, columns)
+        part = argument_checks.check_tensor(op, name, getattr(growth, name), dtype, trees, columns)
         if not part.is_contiguous():
             raise ValueError(f"{op}: {name} is not contiguous; expected memory as Growth.room makes it")
-    argument_checks.tensor(op, "limits", growth.limits, torch.int32, trees)
+    argument_checks.check_tensor(op, "limits", growth.limits, torch.int32, trees)
     if level < 0 or (level + 1) * keep >= columns:
         raise ValueError(
             f"{op}: level is {level} in a table of {columns} columns; expected 0 to {(columns - 1) // keep - 1}"
@@ -73,9 +73,9 @@ def check(
     if (seeds is None) != (positions is None):
         raise ValueError(f"{op}: got one of seeds and positions; expected both, or neither for growth without noise")
     if seeds is not None and positions is not None:
-        argument_checks.tensor(op, "seeds", seeds, torch.int64, trees)
-        argument_checks.tensor(op, "positions", positions, torch.int32, trees)
-    if not argument_checks.readable(logits):
+        argument_checks.check_tensor(op, "seeds", seeds, torch.int64, trees)
+        argument_checks.check_tensor(op, "positions", positions, torch.int32, trees)
+    if not argument_checks.can_read_values(logits):
         return
     most = min(width, keep) if level else 1
     counts = offsets.diff().tolist()
@@ -191,7 +191,7 @@ def tree_grow(
     depth = (torch.arange(columns, device=device) + keep - 1) // keep
     counts = torch.stack([packed.sum(1), torch.where(packed, depth, 0).amax(1)]).to(torch.int32)
     most = 1 + (keep if last else (level + 1) * reach)
-    if argument_checks.readable(logits) and trees and int(counts[0].max()) > most:
+    if argument_checks.can_read_values(logits) and trees and int(counts[0].max()) > most:
         tree = int(counts[0].argmax())
         raise ValueError(
             f"tree_grow: tree {tree} of the table has {int(counts[0, tree])} nodes on level {level}; "

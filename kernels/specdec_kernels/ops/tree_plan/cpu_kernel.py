@@ -17,5 +17,5 @@ def tree_plan(parents: Tensor, offsets: Tensor, max_nodes: int | None = None) ->
         plan = TreePlan(*_tree_plan(parents, offsets))
     except (RuntimeError, ValueError):
         check(parents, offsets)  # raises with a remedy
-        plan = TreePlan(*_tree_plan(*argument_checks.contiguous(parents, offsets)))
+        plan = TreePlan(*_tree_plan(*argument_checks.make_contiguous(parents, offsets)))
     return plan if max_nodes is None else plan.widened(max_nodes)

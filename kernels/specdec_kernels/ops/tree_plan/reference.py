@@ -12,8 +12,8 @@ from .plan import TreePlan
 def check(parents: Tensor, offsets: Tensor) -> None:
     """Raises ValueError for arguments that tree_plan cannot take."""
     op = "tree_plan"
-    nodes = argument_checks.tensor(op, "parents", parents, torch.int32, "M").shape[0]
-    argument_checks.offsets(op, offsets, nodes)
+    nodes = argument_checks.check_tensor(op, "parents", parents, torch.int32, "M").shape[0]
+    argument_checks.check_offsets(op, offsets, nodes)
     bounds, parent_of = offsets.tolist(), parents.tolist()
     for row in range(len(bounds) - 1):
         for node in range(bounds[row + 1] - bounds[row]):

@@ -32,5 +32,5 @@ def typical_verify(
         found: tuple[Tensor, Tensor, Tensor] = _typical_verify(*parts, epsilon, delta, max_depth)
     except (RuntimeError, ValueError, TypeError):
         check(*tree, target, score_only, seeds, root_positions, epsilon, delta, max_depth)  # raises with a remedy
-        found = _typical_verify(*argument_checks.contiguous(*parts), epsilon, delta, max_depth)
+        found = _typical_verify(*argument_checks.make_contiguous(*parts), epsilon, delta, max_depth)
     return found
