@@ -14,7 +14,7 @@ import specdec_fast
 from specdec_fast import Engine, SamplingParams, get_drafter, get_rule
 from specdec_fast.cache import PagedCache
 from specdec_fast.drafters import drafter_names
-from specdec_fast.interfaces import Drafter, KVCache, Needs, Rule, Target, shows_thresholds
+from specdec_fast.interfaces import Drafter, KVCache, Needs, Rule, Target, has_thresholds
 from specdec_fast.lab.text_positions import Recorder
 from specdec_fast.rules import rule_names
 
@@ -29,7 +29,7 @@ def test_what_we_ship_satisfies_its_protocols() -> None:
         assert rule.uses_q == (name not in ("greedy", "replay", "lossy"))
         assert rule.replays == (name in ("greedy", "replay"))
         assert rule.prefers == {"greedy": "greedy", "lossy": "greedy", "replay": "coupled"}.get(name, "sampled")
-        assert shows_thresholds(rule) == shows_thresholds(Recorder(rule)) == (not rule.replays)
+        assert has_thresholds(rule) == has_thresholds(Recorder(rule)) == (not rule.replays)
     for oracle in (NoisyChain([], 0.5, 7), NoisyTree([], 0.5, 7)):
         assert isinstance(oracle, Drafter)
 

@@ -25,8 +25,8 @@ from specdec_kernels.names import unknown_name
 class BudgetPolicy(Protocol):
     """Decides before a draft is made; hears afterwards what became of it and what it cost.
 
-    A policy whose numbers never follow from other requests may say `shared = False` in its class (see `Needs.shared`);
-    what a class that it is derived from says does not count.
+    A policy whose numbers never follow from other requests may say `cross_request = False` in its class (see
+    `Needs.cross_request`); what a class that it is derived from says does not count.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Fixed:
     """Every row gets what it asked for."""
 
     name = "fixed"
-    shared = False
+    cross_request = False
 
     def nodes(self, rows: Sequence[int], most: Sequence[int]) -> list[int]:
         return list(most)
@@ -66,7 +66,7 @@ class Entropy(Fixed):
     """
 
     name = "entropy"
-    shared = False
+    cross_request = False
 
     def __init__(self, threshold: float = 0.05) -> None:
         if not 0 < threshold < 1:

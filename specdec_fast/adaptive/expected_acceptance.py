@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specdec_fast.core.distributions import TokenDistributions
 from specdec_fast.core.draft import Draft, ProposalKind
-from specdec_fast.interfaces import Rule, shows_thresholds
+from specdec_fast.interfaces import Rule, has_thresholds
 from specdec_kernels import tree_plan
 
 
@@ -78,7 +78,7 @@ def expected_accepted(rule: Rule, draft: Draft, target_dists: TokenDistributions
     tree = _Weighed(draft, target_dists)
     if rule.replays:
         return tree.total(lambda node, children: _matches(tree, node, children))
-    if not shows_thresholds(rule):
+    if not has_thresholds(rule):
         raise ValueError(f"rule {rule.name}: got a rule without `thresholds`; expected one that shows its coins")
     plan = tree_plan(draft.parents, draft.offsets)
     limit = rule.thresholds(draft, plan, target_dists)[0].tolist()

@@ -66,7 +66,7 @@ class HeadTrees(TreeDrafter):
             partial_dists=partial,
         )
 
-    def captured(self, max_rows: int) -> CudaGraphHeads | str:
+    def cuda_graph_proposals(self, max_rows: int) -> CudaGraphHeads | str:
         """Its proposals for captured steps over an engine of max_rows rows, or why there are none."""
         if self.needs.dists:
             return f"tokens that are drawn carry distributions (how={' or '.join(CHOOSING)} has none)"

@@ -190,7 +190,7 @@ class ParallelHeadsDrafter:
         for row in rows:
             self._states.pop(row, None)
 
-    def captured(self, max_rows: int) -> CudaGraphParallelHeads:
+    def cuda_graph_proposals(self, max_rows: int) -> CudaGraphParallelHeads:
         """Its proposals for captured steps over an engine of max_rows rows."""
         return CudaGraphParallelHeads(self, max_rows)
 

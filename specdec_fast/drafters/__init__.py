@@ -11,7 +11,7 @@ from pkgutil import iter_modules
 from typing import Any
 
 from specdec_fast.core.names import argument_hint
-from specdec_fast.interfaces import Drafter, Parts, Target
+from specdec_fast.interfaces import Drafter, DrafterParts, Target
 from specdec_kernels.names import unknown_name
 
 GROUP = "specdec_fast.drafters"
@@ -46,7 +46,7 @@ def may_take_draft(name: str) -> bool:
 
 
 def drafter_options(name: str) -> dict[str, inspect.Parameter]:
-    """The options of a drafter by name, as its constructor declares them; what it gets from `Parts` is left out."""
+    """The options of a drafter by name, as its constructor declares them, without those that `DrafterParts` fills."""
     found = inspect.signature(get_drafter(name)).parameters
     return {option: each for option, each in found.items() if each.default is not inspect.Parameter.empty}
 
@@ -108,7 +108,7 @@ def make_drafter(
         if not hasattr(build, "from_parts"):
             made: Drafter = build(**options)
         else:
-            made = build.from_parts(Parts(target, tokenizer, draft, prefers, make), **options)
+            made = build.from_parts(DrafterParts(target, tokenizer, draft, prefers, make), **options)
     except TypeError as error:  # an option of another type than its checks expect
         defaults = ", ".join(f"{option}={each.default!r}" for option, each in drafter_options(name).items())
         raise ValueError(

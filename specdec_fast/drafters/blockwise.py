@@ -14,7 +14,7 @@ from specdec_fast.draft_runners.parallel_heads import AUX_HIDDEN_STATE, Parallel
 from specdec_fast.heads.blockwise import BlockwiseHeads
 from specdec_fast.heads.checkpoint import bundled_head
 from specdec_fast.heads.checkpoint_blockwise import load_blockwise
-from specdec_fast.interfaces import Needs, Parts
+from specdec_fast.interfaces import DrafterParts, Needs
 from specdec_fast.trees.topology import shape_of_widths
 
 
@@ -49,7 +49,7 @@ class BlockwiseDrafter(ParallelHeadsDrafter):
         return {"pick": "coupled" if prefers == "coupled" else "greedy"}
 
     @classmethod
-    def from_parts(cls, parts: Parts, **options: Any) -> BlockwiseDrafter:
+    def from_parts(cls, parts: DrafterParts, **options: Any) -> BlockwiseDrafter:
         """For the target at hand, picking with its noise where the rule replays."""
         return cls(parts.target, **{**cls.by_rule(parts.prefers), **options})
 

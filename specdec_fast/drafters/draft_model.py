@@ -21,7 +21,7 @@ from specdec_fast.core.draft import Draft
 from specdec_fast.core.names import RENAMED_PICKS
 from specdec_fast.draft_runners.cross_vocab import CrossVocab, GrowingText
 from specdec_fast.draft_runners.cuda_graph_chains import CudaGraphChains
-from specdec_fast.interfaces import Acceptance, Budget, Needs, Parts, Rng, StateView, TargetOutput
+from specdec_fast.interfaces import Acceptance, Budget, DrafterParts, Needs, Rng, StateView, TargetOutput
 from specdec_fast.sampling.pipeline import Sampling, chain_distributions
 from specdec_fast.targets.fused_forward import FusedForward
 from specdec_fast.targets.huggingface import HuggingFaceTarget
@@ -99,7 +99,7 @@ class DraftModelDrafter:
         return {"pick": prefers}
 
     @classmethod
-    def from_parts(cls, parts: Parts, **options: Any) -> DraftModelDrafter:
+    def from_parts(cls, parts: DrafterParts, **options: Any) -> DraftModelDrafter:
         """Over the draft model that was given, picking tokens as the rule prefers."""
         assert parts.draft is not None
         model: Any = parts.draft()
@@ -272,7 +272,7 @@ class DraftModelDrafter:
             self._texts.pop(row, None)
             self._thresholds.pop(row, None)
 
-    def captured(self, max_rows: int) -> CudaGraphChains | str:
+    def cuda_graph_proposals(self, max_rows: int) -> CudaGraphChains | str:
         """Its proposals for captured steps over an engine of max_rows rows, or why there are none."""
         if self._translation is not None:
             return "a draft with another tokenizer translates its tokens on the host"

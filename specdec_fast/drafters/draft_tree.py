@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from specdec_fast.draft_runners.draft_model_runner import DraftModelRunner
-from specdec_fast.interfaces import Needs, Parts
+from specdec_fast.interfaces import DrafterParts, Needs
 from specdec_fast.targets.huggingface import HuggingFaceTarget
 from specdec_fast.trees.expansion import TreeDrafter
 from specdec_fast.trees.topology import Shape, read_shape, shape_of_widths
@@ -74,7 +74,7 @@ class DraftTreeDrafter(TreeDrafter):
         return {"how": prefers}
 
     @classmethod
-    def from_parts(cls, parts: Parts, **options: Any) -> DraftTreeDrafter:
+    def from_parts(cls, parts: DrafterParts, **options: Any) -> DraftTreeDrafter:
         """Over the draft model that was given, picking tokens as the rule prefers."""
         assert parts.draft is not None
         model: Any = parts.draft()

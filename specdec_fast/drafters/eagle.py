@@ -15,7 +15,7 @@ from specdec_fast.draft_runners.head_runner import PagedHead
 from specdec_fast.draft_runners.head_trees import HeadTrees
 from specdec_fast.heads.checkpoint import bundled_head
 from specdec_fast.heads.checkpoint_eagle import load_eagle
-from specdec_fast.interfaces import Needs, Parts
+from specdec_fast.interfaces import DrafterParts, Needs
 
 
 class EagleDrafter(HeadTrees):
@@ -53,7 +53,7 @@ class EagleDrafter(HeadTrees):
         return {"how": prefers}
 
     @classmethod
-    def from_parts(cls, parts: Parts, **options: Any) -> EagleDrafter:
+    def from_parts(cls, parts: DrafterParts, **options: Any) -> EagleDrafter:
         """Over the target that is drafted for, picking tokens as the rule prefers."""
         return cls(parts.target, **{**cls.by_rule(parts.prefers), **options})
 

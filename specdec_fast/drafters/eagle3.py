@@ -16,7 +16,7 @@ from specdec_fast.draft_runners.head_runner import PagedHead
 from specdec_fast.draft_runners.head_trees import HeadTrees
 from specdec_fast.heads.checkpoint import ASSETS, bundled_head
 from specdec_fast.heads.checkpoint_eagle import load_eagle3
-from specdec_fast.interfaces import Needs, Parts
+from specdec_fast.interfaces import DrafterParts, Needs
 
 log = logging.getLogger("specdec_fast")
 
@@ -70,7 +70,7 @@ class Eagle3Drafter(HeadTrees):
         return {"how": prefers}
 
     @classmethod
-    def from_parts(cls, parts: Parts, **options: Any) -> Eagle3Drafter:
+    def from_parts(cls, parts: DrafterParts, **options: Any) -> Eagle3Drafter:
         """Over the target that is drafted for, picking tokens as the rule prefers."""
         text = options.get("text")
         if options.get("layers") == "auto" and parts.tokenizer is not None and (text is None or isinstance(text, str)):

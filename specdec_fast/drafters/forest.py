@@ -24,7 +24,7 @@ from specdec_fast.core.chain_layout import chain_layout
 from specdec_fast.core.device_transfer import host_to_device, table_to_device
 from specdec_fast.core.distributions import TokenDistributions, concat_distributions
 from specdec_fast.core.draft import Draft, ProposalKind
-from specdec_fast.interfaces import Acceptance, Budget, Drafter, Needs, Parts, Rng, StateView, TargetOutput
+from specdec_fast.interfaces import Acceptance, Budget, Drafter, DrafterParts, Needs, Rng, StateView, TargetOutput
 
 _USUAL = "ngram,recycling"
 _TURN = 16  # tokens between two turns of drafters that would not be asked
@@ -65,7 +65,7 @@ class ForestDrafter:
             )
         if num_draft_tokens < 1:
             raise ValueError(f"forest num_draft_tokens: got {num_draft_tokens}; expected at least 1")
-        unfit = next((source.name for source in of if source.needs.excludes), None)
+        unfit = next((source.name for source in of if source.needs.excludes_siblings), None)
         if unfit is not None:
             raise ValueError(
                 f"forest of: got {unfit} with tokens that are drawn outside their chosen siblings, which others would "
@@ -86,7 +86,7 @@ class ForestDrafter:
         joint = "host_tokens", "own_cache", "partial_layers", "node_choices", "logits", "dists", "partial_dists"
         self.needs = Needs(
             topology="tree",
-            shared=(adapt and len(of) > 1) or any(needs.shared for needs in each),
+            cross_request=(adapt and len(of) > 1) or any(needs.cross_request for needs in each),
             aux_hidden_states=tuple(
                 dict.fromkeys(aux_hidden_state for needs in each for aux_hidden_state in needs.aux_hidden_states)
             ),
@@ -112,7 +112,7 @@ class ForestDrafter:
         return {"of": _USUAL}
 
     @classmethod
-    def from_parts(cls, parts: Parts, of: Names = _USUAL, **options: Any) -> ForestDrafter:
+    def from_parts(cls, parts: DrafterParts, of: Names = _USUAL, **options: Any) -> ForestDrafter:
         """Of drafters by name: "a,b", a list of names, or {name: options}."""
         named = of.split(",") if isinstance(of, str) else of
         chosen: dict[str, Mapping[str, Any]] = dict(named) if isinstance(named, Mapping) else {n: {} for n in named}
@@ -120,7 +120,7 @@ class ForestDrafter:
             raise ValueError("forest of: got a forest; expected drafters that are none")
         made = [parts.make(name, **own) for name, own in chosen.items()]
         for at, (name, own) in enumerate(chosen.items()):
-            if made[at].needs.excludes and not own:
+            if made[at].needs.excludes_siblings and not own:
                 made[at] = parts.make(name, **getattr(made[at], "apart", {}))
         return cls(made, **options)
 

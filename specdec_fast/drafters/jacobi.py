@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specdec_fast.core.draft import Draft
-from specdec_fast.interfaces import Acceptance, Budget, Needs, Parts, Rng, StateView, TargetOutput
+from specdec_fast.interfaces import Acceptance, Budget, DrafterParts, Needs, Rng, StateView, TargetOutput
 
 Fill = int | Callable[[Sequence[int], int], Sequence[int]]
 """Where a guess begins: a token id, or a function (text so far, number of tokens) -> tokens."""
@@ -60,7 +60,7 @@ class JacobiDrafter:
         self._last: Draft | None = None
 
     @classmethod
-    def from_parts(cls, parts: Parts, **options: Any) -> JacobiDrafter:
+    def from_parts(cls, parts: DrafterParts, **options: Any) -> JacobiDrafter:
         """With a fill that the target's vocabulary has."""
         fill, vocab = options.get("fill"), parts.target.vocab_size
         if isinstance(fill, int) and fill >= vocab:

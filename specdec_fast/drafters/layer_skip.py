@@ -25,7 +25,7 @@ from specdec_fast.core.device_transfer import entries, host_to_device
 from specdec_fast.core.distributions import TokenDistributions, concat_distributions
 from specdec_fast.core.draft import Draft
 from specdec_fast.core.names import RENAMED_PICKS
-from specdec_fast.interfaces import Acceptance, Budget, Needs, Parts, Rng, StateView, TargetOutput
+from specdec_fast.interfaces import Acceptance, Budget, DrafterParts, Needs, Rng, StateView, TargetOutput
 from specdec_fast.sampling.pipeline import chain_distributions
 from specdec_fast.targets.skipped_layers import SkippedLayers, chosen_in, place_of
 from specdec_kernels import draft_sample
@@ -106,7 +106,7 @@ class LayerSkipDrafter:
         return {"pick": prefers}
 
     @classmethod
-    def from_parts(cls, parts: Parts, **options: Any) -> LayerSkipDrafter:
+    def from_parts(cls, parts: DrafterParts, **options: Any) -> LayerSkipDrafter:
         """Over the target that is drafted for, picking tokens as the rule prefers."""
         return cls(parts.target, **{**cls.by_rule(parts.prefers), **options})
 

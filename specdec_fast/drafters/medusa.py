@@ -15,7 +15,7 @@ from specdec_fast.draft_runners.parallel_heads import ParallelHeadsDrafter
 from specdec_fast.heads.checkpoint import bundled_head, read_json
 from specdec_fast.heads.checkpoint_medusa import load_medusa
 from specdec_fast.heads.medusa import MedusaHeads
-from specdec_fast.interfaces import Parts
+from specdec_fast.interfaces import DrafterParts
 from specdec_fast.trees.topology import Shape, read_shape
 
 PUBLISHED = Path(__file__).parents[1] / "assets" / "medusa-trees.json"
@@ -84,7 +84,7 @@ class MedusaDrafter(ParallelHeadsDrafter):
         return {"pick": "coupled" if prefers == "coupled" else "greedy"}
 
     @classmethod
-    def from_parts(cls, parts: Parts, **options: Any) -> MedusaDrafter:
+    def from_parts(cls, parts: DrafterParts, **options: Any) -> MedusaDrafter:
         """For the target at hand, picking with its noise where the rule replays."""
         return cls(parts.target, **{**cls.by_rule(parts.prefers), **options})
 

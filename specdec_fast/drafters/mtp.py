@@ -13,7 +13,7 @@ from typing import Any
 from specdec_fast.draft_runners.head_runner import PagedHead
 from specdec_fast.draft_runners.head_trees import HeadTrees
 from specdec_fast.heads.checkpoint_mtp import load_mtp
-from specdec_fast.interfaces import Needs, Parts
+from specdec_fast.interfaces import DrafterParts, Needs
 from specdec_fast.trees.topology import shape_of_widths
 
 
@@ -58,7 +58,7 @@ class MtpDrafter(HeadTrees):
         return {"how": prefers}
 
     @classmethod
-    def from_parts(cls, parts: Parts, **options: Any) -> MtpDrafter:
+    def from_parts(cls, parts: DrafterParts, **options: Any) -> MtpDrafter:
         """Over the target that is drafted for, picking tokens as the rule prefers."""
         return cls(parts.target, **{**cls.by_rule(parts.prefers), **options})
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from specdec_fast.core.device_transfer import host_to_device
 from specdec_fast.core.draft import Draft
 from specdec_fast.core.names import RENAMED_PICKS
-from specdec_fast.interfaces import Acceptance, Budget, Needs, Parts, Rng, StateView, TargetOutput
+from specdec_fast.interfaces import Acceptance, Budget, DrafterParts, Needs, Rng, StateView, TargetOutput
 from specdec_fast.retrieval.suffix_index import structures
 from specdec_kernels import tree_expand
 from specdec_kernels.names import unknown_name
@@ -40,8 +40,9 @@ class RecyclingDrafter:
 
     With `shared`, what one request was given is drafted for another: also what the target showed under the edited
     logits of requests with bans or grammars (in half formats the edits are made in a copy). A rule that replays is
-    exact whatever is drafted. Under the others coins are then keyed by the request too (`Needs.shared`), so a text is
-    no function of its seed; that is why `from_parts` shares by default only under rules that replay and greedy ones.
+    exact whatever is drafted. Under the others uniforms are then keyed by the request too (`Needs.cross_request`), so a
+    text is no function of its seed; that is why `from_parts` shares by default only under rules that replay and greedy
+    ones.
     """
 
     name = "recycling"
@@ -69,7 +70,7 @@ class RecyclingDrafter:
         self.num_draft_tokens = num_draft_tokens
         self._top, self._depth, self._least = top_k, depth, float(min_probability)
         self.pick, self.shared = pick, shared
-        self.needs = replace(self.needs, prompt_aux_hidden_states=(), shared=shared)
+        self.needs = replace(self.needs, prompt_aux_hidden_states=(), cross_request=shared)
         self._lm_head: Callable[[Tensor], Tensor] | None = None
         self._make = structures().Successors
         self._common = self._make()
@@ -81,7 +82,7 @@ class RecyclingDrafter:
         return {"pick": prefers, "shared": prefers in ("coupled", "greedy")}
 
     @classmethod
-    def from_parts(cls, parts: Parts, **options: Any) -> RecyclingDrafter:
+    def from_parts(cls, parts: DrafterParts, **options: Any) -> RecyclingDrafter:
         """One that picks as the rule prefers, learns from prompts, and shares by default where that is exact."""
         made = cls(**{**cls.by_rule(parts.prefers), **options})
         if hasattr(parts.target, "lm_head"):

@@ -13,7 +13,7 @@ from typing import Any
 
 from specdec_fast.core.draft import Draft
 from specdec_fast.core.names import RENAMED_PICKS
-from specdec_fast.interfaces import Acceptance, Budget, Needs, Parts, Rng, StateView, TargetOutput
+from specdec_fast.interfaces import Acceptance, Budget, DrafterParts, Needs, Rng, StateView, TargetOutput
 from specdec_fast.retrieval.datastore import Datastore
 from specdec_fast.retrieval.suffix_index import structures
 from specdec_fast.retrieval.tokenizer_fingerprint import fingerprint
@@ -71,7 +71,7 @@ class RestDrafter:
         return {"pick": prefers}
 
     @classmethod
-    def from_parts(cls, parts: Parts, datastore: Any = (), **options: Any) -> RestDrafter:
+    def from_parts(cls, parts: DrafterParts, datastore: Any = (), **options: Any) -> RestDrafter:
         """One that picks as the rule prefers; its datastores must be those of the target's tokenizer."""
         opened = _open(datastore, fingerprint(parts.tokenizer), parts.target.vocab_size)
         return cls(**{**cls.by_rule(parts.prefers), "datastore": opened, **options})

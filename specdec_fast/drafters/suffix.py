@@ -17,7 +17,7 @@ from typing import Any
 
 from specdec_fast.core.draft import Draft
 from specdec_fast.core.names import RENAMED_PICKS
-from specdec_fast.interfaces import Acceptance, Budget, Needs, Parts, Rng, StateView, TargetOutput
+from specdec_fast.interfaces import Acceptance, Budget, DrafterParts, Needs, Rng, StateView, TargetOutput
 from specdec_fast.retrieval.suffix_index import structures
 from specdec_fast.retrieval.text_memory import TextMemory
 from specdec_fast.retrieval.tokenizer_fingerprint import fingerprint
@@ -53,8 +53,8 @@ class SuffixDrafter:
     others, up to max_tokens tokens; store: file that these are loaded from and saved to (implies shared).
 
     With `shared`, what one request was given is drafted for another. A rule that replays is exact whatever is drafted.
-    Under the others coins are then keyed by the request too (`Needs.shared`), so a text is no function of its seed;
-    that is why `from_parts` shares by default only under rules that replay and greedy ones.
+    Under the others uniforms are then keyed by the request too (`Needs.cross_request`), so a text is no function of its
+    seed; that is why `from_parts` shares by default only under rules that replay and greedy ones.
     """
 
     name = "suffix"
@@ -91,7 +91,7 @@ class SuffixDrafter:
         self._how = (min_match, float(factor), float(min_probability))
         self._make = structures().Automaton
         self.memory = TextMemory(max_tokens) if shared or store is not None else None
-        self.needs = replace(self.needs, shared=self.memory is not None)
+        self.needs = replace(self.needs, cross_request=self.memory is not None)
         self._store, self._vocabulary = store, ""
         self._rows: dict[int, _Row] = {}
         if store is not None:
@@ -103,7 +103,7 @@ class SuffixDrafter:
         return {"pick": prefers, "shared": prefers in ("coupled", "greedy")}
 
     @classmethod
-    def from_parts(cls, parts: Parts, **options: Any) -> SuffixDrafter:
+    def from_parts(cls, parts: DrafterParts, **options: Any) -> SuffixDrafter:
         """One that picks as the rule prefers, shares by default where that is exact, with a store of the target's
         tokenizer.
         """
@@ -111,7 +111,7 @@ class SuffixDrafter:
         made = cls(**{**cls.by_rule(parts.prefers), **options})
         if store is not None:
             made.memory = made.memory or TextMemory(options.get("max_tokens", 100_000))
-            made.needs = replace(made.needs, shared=True)
+            made.needs = replace(made.needs, cross_request=True)
             made._store, made._vocabulary = store, fingerprint(parts.tokenizer)
             made._open(parts.target.vocab_size)
         return made

@@ -90,7 +90,7 @@ class DrafterRunner:
             return handle.params
         if handle not in self._keyed:
             params, others = handle.params, self._running.values()
-            alone = not self.drafter.needs.shared and not vars(type(self.budget)).get("shared", True)
+            alone = not self.drafter.needs.cross_request and not vars(type(self.budget)).get("cross_request", True)
             twin = any(each.params.seed == params.seed and each.prompt == handle.prompt for each in others)
             self._keyed[handle] = params.keyed_by(handle.prompt, None if alone and not twin else handle.request_id)
         return self._keyed[handle]

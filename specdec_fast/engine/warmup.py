@@ -172,7 +172,7 @@ def _twin(engine: Engine, budgets: Sequence[int], captured: bool) -> Engine:
     twin.stats, twin.seconds = RequestStats(), Clock().seconds
     twin.tokenizer, twin.eos_token_ids = None, ()
     drafter = engine.drafter
-    if drafter is not None and (drafter.needs.host_tokens or drafter.needs.shared):
+    if drafter is not None and (drafter.needs.host_tokens or drafter.needs.cross_request):
         drafter = _Guesses(drafter, engine.target.vocab_size)
     twin._proposer = DrafterRunner(drafter, _Given(budgets), twin._running, engine.rule, engine.target.vocab_size)
     twin._captured = engine._captured.for_other_rows(twin._proposer)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from specdec_fast.core.distributions import TokenDistributions
 from specdec_fast.core.draft import Draft
-from specdec_fast.interfaces import Acceptance, Rng, Rule, shows_thresholds
+from specdec_fast.interfaces import Acceptance, Rng, Rule, has_thresholds
 from specdec_fast.lab.exact_distributions import takes_trees
 from specdec_fast.lab.simulator import CHAIN, Layout, Simulator, layout_for
 from specdec_fast.rules import get_rule
@@ -136,7 +136,7 @@ def same_on_every_backend(name: str, vocabs: Sequence[int] = (7, 1030, 2500), ro
 
 def _shown(rule: Rule, draft: Draft, dists: TokenDistributions) -> list[Tensor]:
     """Thresholds and normalised residual weights, as far as the rule has them."""
-    if not shows_thresholds(rule):
+    if not has_thresholds(rule):
         return []
     threshold, residual = rule.thresholds(draft, tree_plan(draft.parents, draft.offsets), dists)
     # where a node is accepted for certain its coin and what follows a refusal never matter

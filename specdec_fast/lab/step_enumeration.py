@@ -20,7 +20,7 @@ import torch
 
 from specdec_fast.core.distributions import TokenDistributions
 from specdec_fast.core.draft import Draft
-from specdec_fast.interfaces import Acceptance, Rng, Rule, ThresholdRule, shows_thresholds
+from specdec_fast.interfaces import Acceptance, Rng, Rule, ThresholdRule, has_thresholds
 from specdec_fast.lab.draft_enumeration import DraftTree
 from specdec_fast.lab.rational_oracle import Distribution, Text
 from specdec_kernels import distribution_stats, tree_plan
@@ -304,6 +304,6 @@ def _choices(trees: Sequence[DraftTree], dists: TokenDistributions) -> np.ndarra
 
 
 def _coins(rule: Rule) -> ThresholdRule:
-    if not shows_thresholds(rule):
+    if not has_thresholds(rule):
         raise ValueError(f"rule {rule.name}: got a rule without `thresholds`; expected one that shows its coins")
     return rule

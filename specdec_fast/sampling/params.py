@@ -50,8 +50,9 @@ class SamplingParams:
 
     seed: 0 <= seed < 2**63, or None to draw one (it is recorded on the request). Requests of one seed share their
     noise: equal prompts give equal texts, others correlated ones; give each a seed of its own, or none. Under rules
-    that do not replay, coins are keyed by the prompt too, and where drafts follow from other requests (`Needs.shared`,
-    budget "goodput"), or beside an equal prompt of that seed, by the number of the request in its engine.
+    that do not replay, uniforms are keyed by the prompt too, and where drafts follow from other requests
+    (`Needs.cross_request`, budget "goodput"), or beside an equal prompt of that seed, by the number of the request in
+    its engine.
     stop: strings that end the text (not part of it). stop_token_ids: further end-of-sequence ids; `ignore_eos` drops
     the model's own. min_new_tokens: before it no end-of-sequence id is produced, and stop strings complete by then
     are text. max_new_tokens: exact upper bound.

@@ -120,7 +120,7 @@ class TreeDrafter:
         self._growth: tuple[tuple[tuple[int, ...], torch.dtype], Growth] | None = None  # limits, dtype, memory
         self._most = shape.num_nodes if not depth else width + (depth - 1) * width * width
         self.num_draft_tokens = min(self._most, num_draft_tokens or (24 if depth else self._most))
-        self.needs = replace(type(self).needs, dists=how not in CHOOSING, excludes=how == "hybrid")
+        self.needs = replace(type(self).needs, dists=how not in CHOOSING, excludes_siblings=how == "hybrid")
 
     def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
         self.source.begin(view, rows, prompt_output)

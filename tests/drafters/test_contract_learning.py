@@ -69,7 +69,7 @@ def test_those_that_share_say_so() -> None:
     found = {each.id: each.values[0]() for each in VARIANTS if each.id in SHARED}
     assert found.keys() == SHARED
     assert all(getattr(made, "shared", False) or made.memory is not None for made in found.values())
-    assert {each.id for each in VARIANTS if each.values[0]().needs.shared} == SHARED, "coins are keyed by it"
+    assert {each.id for each in VARIANTS if each.values[0]().needs.cross_request} == SHARED, "coins are keyed by it"
 
 
 @for_each_own

@@ -38,7 +38,7 @@ def test_chains_are_for_rules_that_take_chains_and_trees_are_not() -> None:
     for options in ({"depth": 2}, {"shape": (-1, 0, 0)}, {"how": "hybrid", "shape": (-1, 0, 0)}):
         assert get_rule("block").why_not(made(**options).needs) is not None, options
     assert made(how="sampled").needs.dists and not made().needs.dists
-    assert made(how="hybrid", shape=(-1, 0, 0)).needs.excludes
+    assert made(how="hybrid", shape=(-1, 0, 0)).needs.excludes_siblings
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block", "recursive_rejection", "traversal"])

@@ -34,14 +34,15 @@ def captured_proposals(drafter: Drafter | None, max_rows: int) -> CudaGraphPropo
         return None
     if drafter.needs.host_tokens:
         return f"drafter {drafter.name} reads committed tokens on the host"
-    make: Any = getattr(drafter, "captured", None)
+    make: Any = getattr(drafter, "cuda_graph_proposals", None)
     if make is None:
         return f"drafter {drafter.name} has no captured proposals"
     for part in type(drafter).__mro__:  # the nearest class that has one of the two has both
-        if "captured" in vars(part):
+        if "cuda_graph_proposals" in vars(part):
             break
         if {"propose", "observe"} & vars(part).keys():
-            return f"drafter {drafter.name} proposes in a way of its own ({part.__name__}), and captured() is inherited"
+            own = f"proposes in a way of its own ({part.__name__})"
+            return f"drafter {drafter.name} {own}, and cuda_graph_proposals() is inherited"
     return make(max_rows)
 
 
