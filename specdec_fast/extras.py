@@ -28,5 +28,5 @@ def require(extra: str, what: str, *packages: str) -> None:
 
         are = "is" if len(missing) == 1 else "are"
         raise ValueError(
-            f"{what}: {', '.join(missing)} {are} not installed; expected the extra {extra!r}; {install(extra)}"
+            f"{what}: {', '.join(missing)} {are} not installed; expected the extra {extra!r}; {install_hint(extra)}"
         )

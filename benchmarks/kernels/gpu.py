@@ -61,7 +61,9 @@ def peers(
         words, calls = describe(op, sizes), copies(op, sizes, device)
         calls = calls if device.type == "cuda" else calls[: rounds + 1]  # as many as are called
         sides: dict[str, list[Callable[[], Any]]] = {
-            f"ours ({OPS[op].choose(*calls[0].arguments, **calls[0].options)})": [call.often(OPS[op]) for call in calls]
+            f"ours ({OPS[op].choose_backend(*calls[0].arguments, **calls[0].options)})": [
+                call.often(OPS[op]) for call in calls
+            ]
         }
         clock = graph_times if device.type == "cuda" else host_times
         for peer in chosen:

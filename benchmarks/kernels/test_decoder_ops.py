@@ -21,7 +21,7 @@ from specdec_fast.sampling.pipeline import Sampling
 from specdec_fast.targets.fused_forward import why_not_fused
 from specdec_kernels.dispatch import extension
 
-pytestmark = pytest.mark.skipif(extension.missing() is not None, reason="CPU extension not built")
+pytestmark = pytest.mark.skipif(extension.unavailable_reason() is not None, reason="CPU extension not built")
 CONTEXT, ROUNDS = 200, 60
 SIDES: dict[str, dict[str, Any]] = {"modules": {}, "compiled": {"compile": True}, "whole": {"fused_forward": True}}
 

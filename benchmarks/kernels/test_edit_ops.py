@@ -29,7 +29,7 @@ from specdec_kernels import (
 )
 from specdec_kernels.dispatch import extension
 
-pytestmark = pytest.mark.skipif(extension.missing() is not None, reason="CPU extension not built")
+pytestmark = pytest.mark.skipif(extension.unavailable_reason() is not None, reason="CPU extension not built")
 
 VOCAB, ROWS, NODES, HISTORY = 151_936, 4, 16, 1000
 

@@ -19,7 +19,7 @@ from specdec_kernels.dispatch import extension
 from specdec_kernels.testing.samples import Sizes
 from specdec_kernels.testing.samples_verify import grow
 
-pytestmark = pytest.mark.skipif(extension.missing() is not None, reason="CPU extension not built")
+pytestmark = pytest.mark.skipif(extension.unavailable_reason() is not None, reason="CPU extension not built")
 
 
 def best_of(call: Callable[[], Any], rounds: int = 40) -> float:

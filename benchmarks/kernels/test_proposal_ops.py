@@ -25,7 +25,7 @@ from specdec_kernels import (
 )
 from specdec_kernels.dispatch import extension
 
-pytestmark = pytest.mark.skipif(extension.missing() is not None, reason="CPU extension not built")
+pytestmark = pytest.mark.skipif(extension.unavailable_reason() is not None, reason="CPU extension not built")
 
 VOCAB = 151_936
 OPERATORS = [recursive_rejection_verify, traversal_verify]

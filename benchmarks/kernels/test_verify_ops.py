@@ -38,7 +38,7 @@ from specdec_kernels import (
 )
 from specdec_kernels.dispatch import extension
 
-pytestmark = pytest.mark.skipif(extension.missing() is not None, reason="CPU extension not built")
+pytestmark = pytest.mark.skipif(extension.unavailable_reason() is not None, reason="CPU extension not built")
 
 VOCAB, SMALL = 151_936, 1024
 MEMORY = 192 << 20  # bytes of target logits that sides go round through, six times 32 MiB of cache

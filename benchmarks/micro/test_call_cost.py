@@ -55,7 +55,7 @@ def microseconds(calls: list[Callable[[], Any]], rounds: int = 15, count: int = 
     return [median(times) for times in taken]
 
 
-@pytest.mark.skipif(extension.missing() is not None, reason=str(extension.missing()))
+@pytest.mark.skipif(extension.unavailable_reason() is not None, reason=str(extension.unavailable_reason()))
 @pytest.mark.parametrize("name", STEP_PATH)
 def test_python_around_a_kernel(name: str, benchmark: Any) -> None:
     torch.set_num_threads(1)

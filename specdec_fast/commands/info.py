@@ -29,9 +29,9 @@ def collect() -> dict[str, Any]:
     from specdec_fast.drafters import drafter_names
     from specdec_fast.rules import rule_names
     from specdec_kernels import OPS
-    from specdec_kernels.dispatch.extension import missing
+    from specdec_kernels.dispatch.extension import unavailable_reason
 
-    reason = missing()
+    reason = unavailable_reason()
     return {
         "versions": versions(),
         "cpu": {

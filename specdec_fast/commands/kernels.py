@@ -269,7 +269,7 @@ def inspect(
     from specdec_kernels.names import unknown_name
     from specdec_kernels.triton_shared.variant import ARCHITECTURES
 
-    reason = machine_code.missing()
+    reason = machine_code.unavailable_reason()
     if reason is not None:
         raise ValueError(f"kernels: nothing can be compiled here: {reason}")
     wanted = arch or list(ARCHITECTURES if record else ("sm_90",))

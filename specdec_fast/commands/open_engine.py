@@ -217,7 +217,7 @@ def _one_line(message: Warning | str, *_: Any, **__: Any) -> None:
     from specdec_kernels.dispatch import extension
 
     words = str(message)
-    why = extension.missing() if isinstance(message, FallbackWarning) else None
+    why = extension.unavailable_reason() if isinstance(message, FallbackWarning) else None
     if why is not None and why in words:
         if why in _TOLD:
             return

@@ -18,7 +18,7 @@ import numpy as np
 from specdec_fast.retrieval import file_format
 from specdec_fast.retrieval.suffix_index import structures
 from specdec_fast.retrieval.tokenizer_fingerprint import refuse_other_vocabulary
-from specdec_kernels.dispatch.extras import install
+from specdec_kernels.dispatch.extras import install_hint
 
 log = logging.getLogger("specdec_fast")
 
@@ -39,7 +39,7 @@ def suffix_array(tokens: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     try:
         from pydivsufsort import divsufsort
     except ImportError:
-        log.warning("datastore: pydivsufsort is not installed, so numpy sorts; %s", install("datastore"))
+        log.warning("datastore: pydivsufsort is not installed, so numpy sorts; %s", install_hint("datastore"))
         return _double(np.asarray(tokens)).astype(dtype)
     unit = tokens.dtype.itemsize  # it sorts bytes: tokens with their largest first are in the same order
     places = divsufsort(tokens.astype(tokens.dtype.newbyteorder(">")).view(np.uint8))

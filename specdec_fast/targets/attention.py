@@ -36,7 +36,7 @@ class PackedContext:
 
     def plan(self, query: Tensor, keys: Tensor, window: int) -> AttentionPlan | None:
         """How GPU kernels share out the keys of this pass: made by the first layer of a kind, good for all others.
-        Compiled passes have no plans here; the operator that they call makes its own (`one_pass`).
+        Compiled passes have no plans here; the operator that they call makes its own (`share_attention_plans`).
         """
         if (query.is_cpu and not INTERPRETED) or is_compiling():
             return None

@@ -132,10 +132,12 @@ def build_fused_forward(model: Any, cache: PagedCache) -> FusedForward:
         raise ValueError(table.obstacle)
     one = torch.zeros(1, dtype=torch.int64, device="cpu")
     length = one.int()
-    name, run = fused_forward.bound(table, one, one, None, one, length[None], length, torch.cat([length, length + 1]))
+    name, run = fused_forward.bind_backend(
+        table, one, one, None, one, length[None], length, torch.cat([length, length + 1])
+    )
     if name != "cpu":
         raise ValueError(f"fused_forward is served by {name}; expected cpu, the compiled extension")
-    return FusedForward(table, cache, run, draft_chain.bound(table, one)[1])
+    return FusedForward(table, cache, run, draft_chain.bind_backend(table, one)[1])
 
 
 def _layer(layer: Any) -> DecoderLayer:

@@ -72,7 +72,7 @@ def store_by_input(model: torch.nn.Module) -> None:
 
 def _compiled(weight: Tensor) -> Callable[..., Tensor] | None:
     try:
-        name, product = batch_invariant_linear.bound(weight[:1], weight)
+        name, product = batch_invariant_linear.bind_backend(weight[:1], weight)
     except UnsupportedError:  # another backend is wished for everywhere
         return None
     return product if name == "cpu" else None

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from specdec_kernels.dispatch.torch_ops import one_pass
+from specdec_kernels.dispatch.torch_ops import share_attention_plans
 
 __all__ = ["compiled"]
 
@@ -43,7 +43,7 @@ def compiled(forward: Callable[..., Any]) -> Callable[..., Any]:
     program = torch.compile(run, dynamic=None, options=options)
 
     def forward_once(**arguments: Any) -> Any:
-        with one_pass():  # the layers share a plan of their attention
+        with share_attention_plans():  # the layers share a plan of their attention
             return program(**arguments)
 
     return forward_once

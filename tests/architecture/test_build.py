@@ -19,7 +19,7 @@ import pytest
 import setuptools
 import torch
 
-from specdec_kernels.dispatch.extras import install
+from specdec_kernels.dispatch.extras import install_hint
 
 ROOT = Path(__file__).resolve().parents[2]
 SETUP = (ROOT / "setup.py").read_text()
@@ -334,9 +334,9 @@ def test_messages_name_extras_that_exist() -> None:
         for path in (ROOT / folder).rglob("*.py"):
             source = path.read_text(encoding="utf-8")
             named += re.findall(r"\b(?:install|require)\([\"'](\w+)[\"']", source)
-            assert "specdec-fast[" not in source, f"{path}: say it by specdec_kernels.dispatch.extras.install"
+            assert "specdec-fast[" not in source, f"{path}: say it by specdec_kernels.dispatch.extras.install_hint"
     assert len(named) >= 8 and set(named) <= extras.keys()
-    assert install("lab") == "run `pip install -e '.[lab]'` in the checkout"
+    assert install_hint("lab") == "run `pip install -e '.[lab]'` in the checkout"
 
 
 def test_torch_is_a_dependency_of_the_package_but_not_of_its_build() -> None:

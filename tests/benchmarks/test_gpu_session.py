@@ -167,7 +167,7 @@ def test_a_session_counts_the_parts_that_fail(command: str, tmp_path: Path) -> N
 def test_a_rehearsal_runs_every_part_on_a_stand_in(command: str, tmp_path: Path) -> None:
     from specdec_kernels import simulated_gpu
 
-    if reason := simulated_gpu.missing():
+    if reason := simulated_gpu.unavailable_reason():
         pytest.skip(reason)
     asked = session(command, tmp_path / "out", "--rehearse", SPECDEC_GPU_CACHE=str(tmp_path / "none.tar.xz"))
     printed, wrong = asked.communicate(timeout=300)

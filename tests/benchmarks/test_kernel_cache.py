@@ -20,8 +20,8 @@ from benchmarks.gpu import cache_jobs, kernel_cache  # noqa: E402
 from specdec_kernels.inspection import machine_code  # noqa: E402
 from specdec_kernels.testing.agreement import SAMPLES  # noqa: E402
 
-if machine_code.missing() is not None:
-    pytest.skip(f"nothing is compiled: {machine_code.missing()}", allow_module_level=True)
+if machine_code.unavailable_reason() is not None:
+    pytest.skip(f"nothing is compiled: {machine_code.unavailable_reason()}", allow_module_level=True)
 
 VERSIONS = kernel_cache.Versions("3.9.9", "ptxas 1", "sm_90", "0123")
 

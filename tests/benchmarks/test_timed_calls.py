@@ -127,7 +127,7 @@ def test_ancestor_words_without_a_bit_are_no_difference() -> None:
 @pytest.mark.parametrize("fault", ["waits", "raises"])
 def test_a_call_that_cannot_be_captured_leaves_others_their_times(fault: str) -> None:
     """As a peer's may be: before the capture where it waits for the device, in it where it raises."""
-    if reason := simulated_gpu.missing():
+    if reason := simulated_gpu.unavailable_reason():
         pytest.skip(reason)
     with simulated_gpu.gpu():
         numbers, runs = torch.ones(3, device="cuda"), []

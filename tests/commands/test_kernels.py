@@ -43,7 +43,7 @@ def test_every_operator_has_a_sample_and_the_backends_here_agree(run: Any) -> No
     assert {row["op"] for row in rows} == set(OPS)
     assert all(row["reason"] for row in rows if not row["ran"])
     ran = {(row["op"], row["case"]) for row in rows if row["ran"] and row["backend"] == "cpu"}
-    if extension.missing() is None:
+    if extension.unavailable_reason() is None:
         left = {(op, case) for op in OPTIONS for case in OPTIONS[op]} - ran
         assert left == {("tree_attention", "float8 cache")}, "what the C++ kernels do not take"
 
@@ -54,7 +54,7 @@ def test_check_names_what_is_not_run_once_and_an_operator_asked_for_twice_too(ru
     text = run("kernels", "check", "tree_plan", "kv_slots", "process_logits").stdout
     if "no CUDA device" in text:
         assert text.count("no CUDA device") == 1 and "all 3 that have it" in text
-    if extension.missing() is None and "no CUDA device" in text:
+    if extension.unavailable_reason() is None and "no CUDA device" in text:
         assert "1 run, 0 of them differ" in once, "dtypes are of no matter to it"
         alone = run("kernels", "check", "process_logits_overlay", "kv_slots").stdout
         assert "nothing but the reference is here: process_logits_overlay\n" in alone
@@ -102,7 +102,7 @@ def test_the_interpreter_alone_is_no_judge(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(tree_plan, "backends", [served])
     (row,) = agreement.check(["tree_plan"])
     assert not row.ran and row.agrees and "make lane-interpreter" in str(row.reason)
-    assert "make lane-interpreter" in str(triton_backend.missing()) or torch.cuda.is_available()
+    assert "make lane-interpreter" in str(triton_backend.unavailable_reason()) or torch.cuda.is_available()
 
 
 def test_a_backend_that_differs_is_shown_and_fails(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,13 +113,13 @@ def test_a_backend_that_differs_is_shown_and_fails(run: Any, monkeypatch: pytest
         plan = tree_plan.reference(*arguments)
         return replace(plan, depth=plan.depth + (torch.arange(len(plan.depth)) == 3).int())
 
-    tree_plan.forget()
+    tree_plan.clear_choices()
     changed = replace(backend, load=lambda: wrong, missing=lambda: None)
     monkeypatch.setattr(tree_plan, "backends", [changed, *others])
     try:
         result = run("kernels", "check", "tree_plan")
     finally:
-        tree_plan.forget()
+        tree_plan.clear_choices()
     assert result.exit_code == 1 and "1 of 16 integers differ" in result.stdout
 
 
@@ -177,7 +177,7 @@ def test_what_is_refused(run: Any, arguments: tuple[str, ...], words: str) -> No
     assert result.exit_code == 2 and words in " ".join(result.stderr.split())
 
 
-@pytest.mark.skipif(machine_code.missing() is not None, reason=str(machine_code.missing()))
+@pytest.mark.skipif(machine_code.unavailable_reason() is not None, reason=str(machine_code.unavailable_reason()))
 def test_inspect_shows_costs_and_fails_on_growth(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_code, "measure", lambda variant, architecture: COST)
     monkeypatch.setattr(machine_code, "ceilings", lambda: {v.name: {"sm_90": vars_of(COST)} for v in variants})
@@ -199,7 +199,7 @@ def test_inspect_shows_costs_and_fails_on_growth(run: Any, monkeypatch: pytest.M
     assert len(rows) == sum(bool(variant.everyday) for variant in variants)
 
 
-@pytest.mark.skipif(machine_code.missing() is not None, reason=str(machine_code.missing()))
+@pytest.mark.skipif(machine_code.unavailable_reason() is not None, reason=str(machine_code.unavailable_reason()))
 def test_inspect_tells_missing_ceilings_from_growth(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = machine_code.variants()[:2]
     monkeypatch.setattr(machine_code, "variants", lambda: [first, second])

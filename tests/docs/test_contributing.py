@@ -38,7 +38,7 @@ def test_the_examples_of_contributing_work(root: Path, monkeypatch: pytest.Monke
     try:
         x, scaled = torch.ones(2), scope["scaled"]
         with use_backend():
-            assert scaled.choose(x, 2) == "doubling" and scaled.choose(x, 3) == "reference"
+            assert scaled.choose_backend(x, 2) == "doubling" and scaled.choose_backend(x, 3) == "reference"
         with use_backend(example_scaled="reference"):
             assert scaled(x, 2).tolist() == [2, 2]
     finally:

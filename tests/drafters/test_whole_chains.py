@@ -22,7 +22,7 @@ from specdec_fast.interfaces import Budget
 from specdec_fast.targets.tiny_models import tiny_model
 from specdec_kernels.dispatch import extension
 
-pytestmark = pytest.mark.skipif(extension.missing() is not None, reason="CPU extension not built")
+pytestmark = pytest.mark.skipif(extension.unavailable_reason() is not None, reason="CPU extension not built")
 FILTERS: dict[str, dict[str, Any]] = {
     "none": {},
     "top-k": {"top_k": 3},

@@ -105,7 +105,7 @@ def test_half_precision_texts_are_the_same_alone_and_in_company() -> None:
     """By our own product of rows, whatever this processor has: a token's bits in a tree among trees are those of a
     step of its own.
     """
-    if extension.missing() is not None:
+    if extension.unavailable_reason() is not None:
         pytest.skip("CPU extension not built")
     wanted = [params(at, temperature, "whole", new=32) for at, temperature in enumerate((0.0, 0.7, 1.0, 1.5))]
     with pytest.MonkeyPatch.context() as patch:

@@ -84,7 +84,7 @@ def test_the_dispatcher_serves_tensors_on_a_gpu(op: str) -> None:
         assert difference(one, other, TOLERANCE[torch.float32])[1] is None
 
 
-@pytest.mark.parametrize("op", sorted(name for name, op in OPS.items() if op._direct))
+@pytest.mark.parametrize("op", sorted(name for name, op in OPS.items() if op._direct_backends))
 def test_with_memory_of_the_caller_s_nothing_is_allocated(op: str) -> None:
     call = sample(op, Sizes(vocab=50_257), "cuda")
     with use_backend("triton"):

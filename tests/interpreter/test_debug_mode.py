@@ -26,16 +26,16 @@ from specdec_kernels.dispatch import debug_mode, torch_ops
 
 @pytest.fixture(autouse=True)
 def debugging(monkeypatch: pytest.MonkeyPatch, on_triton: None) -> Iterator[None]:
-    monkeypatch.setattr(debug_mode, "ON", True)
+    monkeypatch.setattr(debug_mode, "ENABLED", True)
     forget()
     yield
     forget()
 
 
 def forget() -> None:
-    torch_ops._launch.cache_clear()
+    torch_ops._find_launch.cache_clear()
     for op in OPS.values():
-        op.forget()
+        op.clear_choices()
 
 
 def attention(**change: Any) -> None:
@@ -101,14 +101,14 @@ def test_wrong_data_is_refused_and_good_data_is_not(call: Any, change: dict[str,
 
 
 def test_nothing_is_looked_at_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(debug_mode, "capturing", lambda: True)
+    monkeypatch.setattr(debug_mode, "is_capturing", lambda: True)
     stage(slots=torch.tensor([10**6]))
 
 
 def test_calls_of_the_registered_operators_are_looked_at() -> None:
     """Compiled programs make such calls."""
     case, new = build(Shape([1], [3])), torch.ones(1, 2, 64)
-    registers = torch_ops.register("CPU", override=True)
+    registers = torch_ops.register_launches("CPU", override=True)
     try:
         torch.ops.specdec.kv_stage(new, new, case.key_cache, case.value_cache, torch.tensor([4]))
         assert torch.equal(case.key_cache.flatten(0, 1)[4], new[0])

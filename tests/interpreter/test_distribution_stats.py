@@ -189,7 +189,7 @@ def test_a_pivot_at_the_very_limit_decides_nothing() -> None:
 @pytest.mark.parametrize("backend", ["reference", "triton", "cpu"])
 def test_bad_pivots_are_refused(backend: str) -> None:
     level, settings = torch.zeros(2, 5), parameters(2, 1.0, 2)
-    if backend == "cpu" and extension.missing() is not None:
+    if backend == "cpu" and extension.unavailable_reason() is not None:
         pytest.skip("extension not built")
     with use_backend(backend):
         with pytest.raises(ValueError, match="pivots has 3 tokens; expected at most one for each of 2 rows"):

@@ -15,7 +15,7 @@ from specdec_kernels.testing.agreement import TOLERANCE, difference, results, sa
 from specdec_kernels.testing.samples import Sizes
 
 SIZES = Sizes(vocab=3000, nodes=4)
-DIRECT = sorted(name for name, op in OPS.items() if op._direct)
+DIRECT = sorted(name for name, op in OPS.items() if op._direct_backends)
 NO_SCRATCH = ("kv_slots", "tree_plan")
 
 
@@ -74,14 +74,14 @@ def test_the_dispatcher_reaches_the_launches(monkeypatch: pytest.MonkeyPatch) ->
             each.copy_(old)
         recorded[name] = given, call.writes
     places: list[str] = []
-    find = torch_ops._launch
+    find = torch_ops._find_launch
 
     def launch(place: str) -> Any:
         places.append(place)
         return find(place)
 
-    monkeypatch.setattr(torch_ops, "_launch", launch)
-    library = torch_ops.register("CPU", override=True)
+    monkeypatch.setattr(torch_ops, "_find_launch", launch)
+    library = torch_ops.register_launches("CPU", override=True)
     try:
         for name in names:
             with use_backend("reference"):

@@ -26,7 +26,7 @@ from specdec_kernels.testing.agreement import difference, mapped, sample, tensor
 from specdec_kernels.testing.samples import Call
 
 HALF_AND_SINGLE = [torch.float32, torch.bfloat16, torch.float16]
-FOLDING = {name: op._edited for name, op in OPS.items() if op._edited is not None}
+FOLDING = {name: op._overlaid for name, op in OPS.items() if op._overlaid is not None}
 
 
 def edits_of(batch: Any) -> tuple[dict[str, Any], int, int]:

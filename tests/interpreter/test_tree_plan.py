@@ -75,6 +75,6 @@ def test_words_for_more_nodes_than_there_are() -> None:
 def test_rows_beyond_the_kernel_reach_the_reference_through_the_dispatcher(monkeypatch: pytest.MonkeyPatch) -> None:
     """The schema has no bound, so a batch counts as one row; more words than registers hold are nobody's launch."""
     parents, offsets = torch.arange(-1, MOST_NODES, dtype=torch.int32), torch.tensor([0, MOST_NODES + 1])
-    monkeypatch.setattr(torch_ops, "_launch", lambda place: pytest.fail(f"{place} is launched"))
+    monkeypatch.setattr(torch_ops, "_find_launch", lambda place: pytest.fail(f"{place} is launched"))
     depth, *_ = torch_ops.LAUNCHES["tree_plan"](parents, offsets.int())
     assert torch.equal(depth, torch.arange(MOST_NODES + 1, dtype=torch.int32))

@@ -14,7 +14,7 @@ from specdec_kernels.dispatch import extension
 from specdec_kernels.testing.agreement import sample
 from specdec_kernels.testing.samples import Sizes
 
-BACKENDS = ["reference", None] + ([] if extension.missing() else ["cpu"])
+BACKENDS = ["reference", None] + ([] if extension.unavailable_reason() else ["cpu"])
 NAMES = ("query", "key_cache", "value_cache", "page_table", "lengths", "offsets", "ancestors", "depth")
 HEADS, KV_HEADS = Sizes().heads, Sizes().kv_heads
 

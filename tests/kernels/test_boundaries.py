@@ -33,7 +33,7 @@ from specdec_kernels import (
 from specdec_kernels.dispatch import extension
 from specdec_kernels.dispatch.operator import first_tensor_key
 
-BACKENDS = ["reference"] + ([] if extension.missing() else ["cpu"])
+BACKENDS = ["reference"] + ([] if extension.unavailable_reason() else ["cpu"])
 pytestmark = pytest.mark.parametrize("backend", BACKENDS)
 
 

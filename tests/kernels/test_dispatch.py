@@ -57,7 +57,7 @@ SMALL, LARGE = torch.ones(4), torch.ones(9)
 def test_the_first_backend_that_can_serve_is_chosen(op: Op) -> None:
     assert torch.equal(op(SMALL, scale=2.0), SMALL * 2)
     assert CALLS == ["fast"] and op.last_backend == "fast"
-    assert op.choose(SMALL) == "fast"
+    assert op.choose_backend(SMALL) == "fast"
 
 
 def test_the_reference_serves_what_nobody_else_can_and_warns_once(op: Op) -> None:
@@ -83,7 +83,7 @@ def test_the_choice_is_made_once_per_signature(op: Op) -> None:
     assert asked == 1
     op(SMALL.double())
     assert asked == 2
-    op.forget()
+    op.clear_choices()
     op(SMALL)
     assert asked == 3
 
@@ -103,11 +103,11 @@ def test_a_wish_is_met_or_refused_with_every_reason(op: Op) -> None:
 def test_wishes_nest_and_may_name_one_operator(op: Op) -> None:
     with use_backend("reference"):
         with use_backend(test_scale="fast"):
-            assert op.choose(SMALL) == "fast"
+            assert op.choose_backend(SMALL) == "fast"
         with use_backend():
-            assert op.choose(SMALL) == "fast"
-        assert op.choose(SMALL) == "reference"
-    assert op.choose(SMALL) == "fast"
+            assert op.choose_backend(SMALL) == "fast"
+        assert op.choose_backend(SMALL) == "reference"
+    assert op.choose_backend(SMALL) == "fast"
     with pytest.raises(ValueError, match="operator: got 'nonsense'"), use_backend(nonsense="cpu"):
         pass
 
@@ -115,7 +115,7 @@ def test_wishes_nest_and_may_name_one_operator(op: Op) -> None:
 def test_a_wish_holds_for_its_own_thread(op: Op) -> None:
     seen = []
     with use_backend("reference"):
-        thread = threading.Thread(target=lambda: seen.append(op.choose(SMALL)))
+        thread = threading.Thread(target=lambda: seen.append(op.choose_backend(SMALL)))
         thread.start()
         thread.join()
     assert seen == ["fast"]
@@ -123,10 +123,10 @@ def test_a_wish_holds_for_its_own_thread(op: Op) -> None:
 
 def test_a_backend_that_does_not_pay_is_left_for_explicit_wishes(op: Op) -> None:
     op.backends.insert(0, Backend("odd", lambda: fast, not_worth=lambda *a, **k: "never pays"))
-    assert op.choose(SMALL) == "fast"
+    assert op.choose_backend(SMALL) == "fast"
     assert op.explain(SMALL)[0].reason == "never pays"
     with use_backend("odd"):
-        assert op.choose(SMALL) == "odd"
+        assert op.choose_backend(SMALL) == "odd"
 
 
 def test_explain_is_a_table_with_reasons(op: Op) -> None:
@@ -217,7 +217,7 @@ def test_the_page_of_operators_lists_each_with_its_backends() -> None:
     assert table == {name: [each.name for each in op.backends[:-1]] for name, op in OPS.items()}
 
 
-@pytest.mark.skipif(extension.missing() is not None, reason=str(extension.missing()))
+@pytest.mark.skipif(extension.unavailable_reason() is not None, reason=str(extension.unavailable_reason()))
 def test_every_operator_runs_on_its_extension_by_default() -> None:
     ops = set(OPS) - {"attention_plan", "process_logits_overlay"}  # kernels on a CPU need no plan, and edit in place
     assert [row for name in ops for row in OPS[name].explain() if row.chosen and row.backend == "reference"] == []

@@ -20,7 +20,7 @@ from specdec_kernels import distribution_stats, use_backend
 from specdec_kernels.dispatch import extension
 from specdec_kernels.ops.distribution_stats import dist_probs
 
-BACKENDS = ["reference"] + ([] if extension.missing() else ["cpu"])
+BACKENDS = ["reference"] + ([] if extension.unavailable_reason() else ["cpu"])
 quick = settings(max_examples=60, deadline=None, derandomize=True)
 
 

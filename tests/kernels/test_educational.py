@@ -193,7 +193,7 @@ def test_the_last_step_runs_alone_without_a_gpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.aot
-@pytest.mark.skipif(simulated_gpu.missing() is not None, reason=str(simulated_gpu.missing()))
+@pytest.mark.skipif(simulated_gpu.unavailable_reason() is not None, reason=str(simulated_gpu.unavailable_reason()))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", TRITON_STEPS)
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
@@ -207,7 +207,7 @@ def test_kernels_compile_and_launch_for_hopper(name: str, dtype: torch.dtype) ->
     assert all(launch.shared <= simulated_gpu.SHARED_MEMORY["sm_90"] for launch in gpu.launches)
 
 
-@pytest.mark.skipif(simulated_gpu.missing() is not None, reason=str(simulated_gpu.missing()))
+@pytest.mark.skipif(simulated_gpu.unavailable_reason() is not None, reason=str(simulated_gpu.unavailable_reason()))
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
 def test_grids_of_the_triton_steps() -> None:
     """Three blocks at most for each of four heads and three requests; with pieces, as many times that."""
@@ -221,7 +221,7 @@ def test_grids_of_the_triton_steps() -> None:
 
 
 @pytest.mark.aot
-@pytest.mark.skipif(machine_code.missing() is not None, reason=str(machine_code.missing()))
+@pytest.mark.skipif(machine_code.unavailable_reason() is not None, reason=str(machine_code.unavailable_reason()))
 def test_the_page_shows_the_computed_tables() -> None:
     traffic, page = module("traffic"), PAGE.read_text(encoding="utf-8")
     for title, batch in traffic.EXAMPLES.items():

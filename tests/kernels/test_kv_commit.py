@@ -15,7 +15,7 @@ from torch import Tensor
 from specdec_kernels import CacheTable, kv_commit, kv_commit_pages, kv_commit_scratch, use_backend
 from specdec_kernels.dispatch import extension
 
-NEEDS_C = pytest.mark.skipif(extension.missing() is not None, reason=str(extension.missing()))
+NEEDS_C = pytest.mark.skipif(extension.unavailable_reason() is not None, reason=str(extension.unavailable_reason()))
 BACKENDS = ["reference", pytest.param("cpu", marks=NEEDS_C)]
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.uint8]
 

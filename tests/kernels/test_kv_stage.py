@@ -14,7 +14,7 @@ from torch import Tensor
 from specdec_kernels import kv_stage, use_backend
 from specdec_kernels.dispatch import extension
 
-NEEDS_C = pytest.mark.skipif(extension.missing() is not None, reason=str(extension.missing()))
+NEEDS_C = pytest.mark.skipif(extension.unavailable_reason() is not None, reason=str(extension.unavailable_reason()))
 BACKENDS = ["reference", pytest.param("cpu", marks=NEEDS_C)]
 
 

@@ -70,7 +70,7 @@ print(json.dumps(found))
 """
 
 
-@pytest.mark.skipif(extension.missing() is not None, reason=str(extension.missing()))
+@pytest.mark.skipif(extension.unavailable_reason() is not None, reason=str(extension.unavailable_reason()))
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="no peak of memory to be read here")
 def test_nothing_of_the_size_of_the_logits_is_allocated() -> None:
     """The first call of many rows takes a few rows of float32 at most."""

@@ -17,7 +17,7 @@ from specdec_kernels import NodePaths, TokenMasks, process_logits, use_backend
 from specdec_kernels.dispatch import argument_checks, extension
 from specdec_kernels.ops.process_logits.reference import check
 
-BACKENDS = ["reference"] + ([] if extension.missing() else ["cpu"])
+BACKENDS = ["reference"] + ([] if extension.unavailable_reason() else ["cpu"])
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 
 

@@ -22,7 +22,7 @@ from specdec_kernels.random import (
     words,
 )
 
-needs_extension = pytest.mark.skipif(extension.missing() is not None, reason="CPU extension not built")
+needs_extension = pytest.mark.skipif(extension.unavailable_reason() is not None, reason="CPU extension not built")
 
 # Known answers of Philox4x32-10 (Random123, kat_vectors).
 KNOWN = [

@@ -20,7 +20,7 @@ from specdec_kernels import distribution_stats, draft_sample, rejection_threshol
 from specdec_kernels.dispatch import extension
 from specdec_kernels.random import ACCEPT, uniform, words
 
-BACKENDS = ["reference"] + ([] if extension.missing() else ["cpu"])
+BACKENDS = ["reference"] + ([] if extension.unavailable_reason() else ["cpu"])
 FAST = BACKENDS[-1]
 Row = list[Fraction]
 Prefix = tuple[int, ...]

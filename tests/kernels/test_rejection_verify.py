@@ -24,7 +24,7 @@ from specdec_kernels import (
 )
 from specdec_kernels.dispatch import extension
 
-BACKENDS = ["reference"] + ([] if extension.missing() else ["cpu"])
+BACKENDS = ["reference"] + ([] if extension.unavailable_reason() else ["cpu"])
 
 
 @pytest.mark.skipif("cpu" not in BACKENDS, reason="CPU extension not built")

@@ -14,7 +14,7 @@ from specdec_kernels.dispatch import extension
 from specdec_kernels.ops.distribution_stats import dist_probs
 from specdec_kernels.random import replay_noise
 
-BACKENDS = ["reference"] + ([] if extension.missing() else ["cpu"])
+BACKENDS = ["reference"] + ([] if extension.unavailable_reason() else ["cpu"])
 FAST = BACKENDS[-1]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 INF = float("inf")

@@ -12,7 +12,7 @@ from oracles.replay_cases import INF, walks
 from specdec_kernels import distribution_stats, exact_match_verify, replay_sample, replay_verify, tree_plan, use_backend
 from specdec_kernels.dispatch import extension
 
-BACKENDS = ["reference"] + ([] if extension.missing() else ["cpu"])
+BACKENDS = ["reference"] + ([] if extension.unavailable_reason() else ["cpu"])
 
 
 @settings(max_examples=120, deadline=None, derandomize=True)

@@ -14,7 +14,7 @@ from oracles.chain_cases import INF, plain
 from specdec_kernels import distribution_stats, draft_sample, rejection_verify, rejection_verify_logits, use_backend
 from specdec_kernels.dispatch import extension
 
-pytestmark = pytest.mark.skipif(extension.missing() is not None, reason="CPU extension not built")
+pytestmark = pytest.mark.skipif(extension.unavailable_reason() is not None, reason="CPU extension not built")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -14,11 +14,11 @@ from oracles.recorded_calls import calls_of
 
 from specdec_kernels import OPS, use_backend
 from specdec_kernels.dispatch import extension, meta_kernels, torch_ops
-from specdec_kernels.dispatch.operator import UnsupportedError, _pick_for_graph
+from specdec_kernels.dispatch.operator import UnsupportedError, _pick_graph_backend
 from specdec_kernels.testing.agreement import sample, tensors_in
 from specdec_kernels.testing.samples import Sizes
 
-pytestmark = pytest.mark.skipif(extension.missing() is not None, reason=str(extension.missing()))
+pytestmark = pytest.mark.skipif(extension.unavailable_reason() is not None, reason=str(extension.unavailable_reason()))
 SIZES = Sizes(vocab=50, length=20, width=16)
 MORE: dict[str, Callable[..., Any]] = {
     "dist_masses": partial(OPS["distribution_stats"], masses=True),
@@ -101,11 +101,11 @@ def test_an_operator_is_one_piece_of_a_compiled_program(name: str) -> None:
 def test_on_a_gpu_what_is_launched_by_the_extension_is_called_triton() -> None:
     for wish in ("triton", None, "reference"):
         with use_backend(wish):
-            assert _pick_for_graph("distribution_stats", "cuda") == "cuda" + ("" if wish is None else f", {wish}")
+            assert _pick_graph_backend("distribution_stats", "cuda") == "cuda" + ("" if wish is None else f", {wish}")
     calls = OPS["distribution_stats"]._graph_calls
     assert calls["cuda, triton"] is calls["cuda"] is not calls["cuda, reference"]
     with use_backend("cpu"), pytest.raises(UnsupportedError, match="backend 'cpu' cannot serve compiled code on cuda"):
-        _pick_for_graph("distribution_stats", "cuda")
+        _pick_graph_backend("distribution_stats", "cuda")
 
 
 def test_a_wish_holds_while_a_program_is_compiled() -> None:

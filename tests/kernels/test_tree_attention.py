@@ -16,7 +16,7 @@ from specdec_kernels import UnsupportedError, kv_stage, tree_attention, use_back
 from specdec_kernels.dispatch import extension
 from specdec_kernels.ops.tree_attention import sdpa_kernel
 
-NEEDS_C = pytest.mark.skipif(extension.missing() is not None, reason=str(extension.missing()))
+NEEDS_C = pytest.mark.skipif(extension.unavailable_reason() is not None, reason=str(extension.unavailable_reason()))
 BACKENDS = [pytest.param("cpu", marks=NEEDS_C), "sdpa"]
 INSTRUCTION_SETS = {"portable": 1, "avx2": 2, "avx512": 3}
 # Outputs are means of values of size one: absolute errors in units of the dtype's own rounding.
@@ -232,7 +232,7 @@ def test_sdpa_says_when_it_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> Non
     with use_backend("sdpa"), pytest.raises(UnsupportedError, match="no softcap"):
         tree_attention(*small.cache, scale=1.0, softcap=1.0)
     monkeypatch.setattr(sdpa_kernel, "matrix_units", lambda: True)
-    assert tree_attention.choose(*large.cache, scale=1.0) == "sdpa"
+    assert tree_attention.choose_backend(*large.cache, scale=1.0) == "sdpa"
     monkeypatch.setattr(sdpa_kernel, "matrix_units", lambda: False)
     assert "neither AMX nor AVX512-BF16" in reason(large)
 

@@ -18,7 +18,9 @@ from specdec_kernels.random import replay_noise
 
 BACKENDS = [
     "reference",
-    pytest.param("cpu", marks=pytest.mark.skipif(extension.missing() is not None, reason="extension not built")),
+    pytest.param(
+        "cpu", marks=pytest.mark.skipif(extension.unavailable_reason() is not None, reason="extension not built")
+    ),
 ]
 every_backend = pytest.mark.parametrize("backend", BACKENDS)
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
@@ -107,7 +109,7 @@ def test_children_are_those_of_the_definition(backend: str, dtype: torch.dtype, 
             assert best[tree].tolist() == order + [-1] * (keep - len(order))
 
 
-@pytest.mark.skipif(extension.missing() is not None, reason="extension not built")
+@pytest.mark.skipif(extension.unavailable_reason() is not None, reason="extension not built")
 @settings(max_examples=200, deadline=None, derandomize=True)
 @with_cases(expansions())
 def test_the_extension_equals_the_reference(case: dict[str, Any]) -> None:
@@ -207,6 +209,6 @@ def test_bad_arguments_are_named(backend: str, change: dict[str, Any], message: 
 
 
 def test_the_kernel_serves_by_itself() -> None:
-    if extension.missing() is None:
+    if extension.unavailable_reason() is None:
         given = case(0, 5, 7, torch.float32)
-        assert OPS["tree_expand"].choose(given.pop("logits"), **given, width=2, keep=2) == "cpu"
+        assert OPS["tree_expand"].choose_backend(given.pop("logits"), **given, width=2, keep=2) == "cpu"

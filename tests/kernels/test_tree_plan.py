@@ -11,7 +11,7 @@ from torch import Tensor
 from specdec_kernels import tree_plan, use_backend
 from specdec_kernels.dispatch import extension
 
-BACKENDS = ["reference"] + ([] if extension.missing() else ["cpu"])
+BACKENDS = ["reference"] + ([] if extension.unavailable_reason() else ["cpu"])
 
 
 def int32(values: list[int]) -> Tensor:

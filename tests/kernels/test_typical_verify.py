@@ -15,7 +15,7 @@ from torch import Tensor
 from specdec_kernels import distribution_stats, tree_plan, typical_verify, use_backend
 from specdec_kernels.dispatch import extension
 
-BUILT = extension.missing() is None
+BUILT = extension.unavailable_reason() is None
 BACKENDS = ["reference", pytest.param("cpu", marks=pytest.mark.skipif(not BUILT, reason="extension not built"))]
 
 

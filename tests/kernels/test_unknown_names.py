@@ -68,4 +68,4 @@ def test_a_misspelt_operator_is_suggested() -> None:
 def test_a_misspelt_backend_is_suggested() -> None:
     with pytest.raises(ValueError, match=re.escape("is not a backend of this operator; did you mean 'reference'?")):
         with use_backend("refrence"):
-            OPS["kv_stage"].choose()
+            OPS["kv_stage"].choose_backend()

@@ -57,7 +57,7 @@ def test_every_distribution_shape_and_policy_is_tried_over_several_steps() -> No
     assert max(len(shape) - 1 for shape in TREES) == 4 and "rejection" in RULES and "replay" in RULES
 
 
-@pytest.mark.skipif(extension.missing() is not None, reason=str(extension.missing()))
+@pytest.mark.skipif(extension.unavailable_reason() is not None, reason=str(extension.unavailable_reason()))
 @pytest.mark.parametrize("name", RULES)
 def test_compiled_rules_have_the_same_exact_distribution(name: str) -> None:
     """The C++ operators in float64, enumerated like the reference."""

@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    reason = simulated_gpu.missing()
+    reason = simulated_gpu.unavailable_reason()
     for item in items:
         if HERE in item.path.parents and reason is not None:
             item.add_marker(pytest.mark.skip(reason=reason))

@@ -156,7 +156,7 @@ CASES: dict[str, Callable[[], Arguments]] = {
 
 def main(path: str) -> None:
     """Calls all and prints what happened."""
-    assert extension.missing() is None, extension.missing()
+    assert extension.unavailable_reason() is None, extension.unavailable_reason()
     torch.cuda._lazy_init = lambda: None  # type: ignore[assignment] # tensors that say they lie on a GPU need none
     torch.ops.load_library(path)
     runtime: Any = ctypes.CDLL(path)

@@ -111,7 +111,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     def plan_for(query: Tensor, keys: Tensor, *rest: Any, window: int) -> Any:
         return SimpleNamespace(nodes=query.shape[0], lengths=rest[1].tolist(), window=window)
 
-    monkeypatch.setattr(torch_ops, "_launch", launch)
+    monkeypatch.setattr(torch_ops, "_find_launch", launch)
     monkeypatch.setattr(import_module("specdec_kernels.tree_attention"), "plan_for", plan_for)
     library = torch.library.Library("specdec", "IMPL")
     library.impl("tree_attention", torch_ops.LAUNCHES["tree_attention"], "CPU", allow_override=True)
@@ -119,7 +119,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     library._destroy()
 
 
-@pytest.mark.skipif(extension.missing() is not None, reason=str(extension.missing()))
+@pytest.mark.skipif(extension.unavailable_reason() is not None, reason=str(extension.unavailable_reason()))
 @pytest.mark.parametrize("aux_hidden_states", [(), AUX_HIDDEN_STATES])
 def test_the_layers_of_a_compiled_pass_share_a_plan(
     aux_hidden_states: tuple[str, ...], graphs: list[Any], planned: list[Any]
@@ -135,10 +135,10 @@ def test_the_layers_of_a_compiled_pass_share_a_plan(
     assert (first[0].nodes, second[0].nodes, first[0].lengths) == (3, 5, [0])
 
 
-@pytest.mark.skipif(extension.missing() is not None, reason=str(extension.missing()))
+@pytest.mark.skipif(extension.unavailable_reason() is not None, reason=str(extension.unavailable_reason()))
 def test_calls_outside_of_a_pass_have_no_plan(planned: list[Any]) -> None:
     target = HuggingFaceTarget(models.own("llama"), max_length=64)
-    with torch_ops.one_pass():
+    with torch_ops.share_attention_plans():
         pass
     from specdec_kernels.testing.agreement import sample
     from specdec_kernels.testing.samples import Sizes

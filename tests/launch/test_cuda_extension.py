@@ -35,7 +35,7 @@ def missing() -> str | None:
     for compiler in ("nvcc", "g++"):
         if shutil.which(compiler) is None:
             return f"{compiler} is not on PATH"
-    return extension.missing()
+    return extension.unavailable_reason()
 
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))

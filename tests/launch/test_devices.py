@@ -28,7 +28,7 @@ from specdec_kernels.testing.samples import Sizes
 
 pytestmark = [
     pytest.mark.aot,
-    pytest.mark.skipif(simulated_gpu.missing() is not None, reason=str(simulated_gpu.missing())),
+    pytest.mark.skipif(simulated_gpu.unavailable_reason() is not None, reason=str(simulated_gpu.unavailable_reason())),
     pytest.mark.filterwarnings("ignore::specdec_kernels.FallbackWarning"),  # of the answers, which the CPU gives
 ]
 KERNELS = Path(simulated_gpu.__file__).parents[1]
@@ -91,7 +91,7 @@ UNREGISTERED = {"attention_plan", "process_logits_overlay", "kv_commit_scratch"}
 """Operators without a schema."""
 
 
-@pytest.mark.skipif(extension.missing() is not None, reason=str(extension.missing()))
+@pytest.mark.skipif(extension.unavailable_reason() is not None, reason=str(extension.unavailable_reason()))
 @pytest.mark.parametrize("name", [name for name in BY_TRITON if name not in UNREGISTERED])
 def test_what_the_dispatcher_calls_for_a_gpu_does_so_too(name: str) -> None:
     call = sample(name, SMALL)

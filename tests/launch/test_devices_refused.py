@@ -16,7 +16,7 @@ import torch
 
 from specdec_kernels import OPS, explain, simulated_gpu, use_backend
 from specdec_kernels.dispatch import extension
-from specdec_kernels.dispatch.devices import LEAST_SHARED, gpu_missing, unfit
+from specdec_kernels.dispatch.devices import LEAST_SHARED, gpu_unavailable_reason, unsupported_gpu_reason
 from specdec_kernels.dispatch.operator import FallbackWarning
 from specdec_kernels.inspection.machine_code import CEILINGS
 from specdec_kernels.testing.agreement import sample
@@ -26,7 +26,9 @@ from specdec_kernels.triton_shared import triton_backend, versions
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = Sizes(rows=2, nodes=3, vocab=64, length=20, heads=2, kv_heads=1, width=16, layers=2)
 HERE = torch.device("cuda:0")
-needs_simulated_gpu = pytest.mark.skipif(simulated_gpu.missing() is not None, reason=str(simulated_gpu.missing()))
+needs_simulated_gpu = pytest.mark.skipif(
+    simulated_gpu.unavailable_reason() is not None, reason=str(simulated_gpu.unavailable_reason())
+)
 
 
 @pytest.fixture
@@ -64,16 +66,19 @@ def test_a_driver_that_is_missing_or_too_old_is_named(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "init", fail)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    assert gpu_missing() == told
+    assert gpu_unavailable_reason() == told
     if not triton_backend.INTERPRETED:
-        assert str(triton_backend.missing.__wrapped__()).startswith(told)
-    assert extension.cuda_missing.__wrapped__() == told
+        assert str(triton_backend.unavailable_reason.__wrapped__()).startswith(told)
+    assert extension.cuda_unavailable_reason.__wrapped__() == told
 
 
 def test_a_torch_without_cuda_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", None)
-    assert gpu_missing() == f"no CUDA device: torch {torch.__version__} is built without CUDA; operators run on the CPU"
+    assert (
+        gpu_unavailable_reason()
+        == f"no CUDA device: torch {torch.__version__} is built without CUDA; operators run on the CPU"
+    )
 
 
 def device_of(major: int, minor: int, shared: int, name: str) -> SimpleNamespace:
@@ -102,13 +107,13 @@ def test_the_reference_serves_a_gpu_that_does_not_fit(
 ) -> None:
     properties, told = UNFIT[case]
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: properties)
-    assert unfit(HERE) == told and unfit(torch.device("cpu")) is None
+    assert unsupported_gpu_reason(HERE) == told and unsupported_gpu_reason(torch.device("cpu")) is None
     for name, op in OPS.items():
         backends = {backend.name for backend in op.backends}
         if "triton" in backends:
             call = sample(name, SMALL, device=HERE)
             reasons = {row.backend: row.reason for row in op.explain(*call.arguments, **call.options)}
-            assert op.choose(*call.arguments, **call.options) == "reference", name
+            assert op.choose_backend(*call.arguments, **call.options) == "reference", name
             assert told in str(reasons["triton"]), name
     call, expected = sample("kv_stage", SMALL, device=HERE), sample("kv_stage", SMALL)
     gpu.clear()

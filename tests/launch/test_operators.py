@@ -21,7 +21,7 @@ from specdec_kernels.testing.samples import Call, Sizes
 FULL = os.environ.get("SPECDEC_KERNELS_FULL") == "1"
 TRITON = sorted(name for name in SAMPLES if any(backend.name == "triton" for backend in OPS[name].backends))
 CASES = [(op, case) for op in TRITON for case in cases(op)]
-DIRECT = [op for op in TRITON if OPS[op]._direct is not None]
+DIRECT = [op for op in TRITON if OPS[op]._direct_backends is not None]
 OVER_VOCABULARY = [(op, case) for op, case in CASES if "vocab" in SAMPLES[op].names]
 INSPECTION = {"recursive_rejection_thresholds", "traversal_thresholds"}
 """Operators that ask the device how deep trees are, because nothing but tests and tools calls them."""

@@ -43,7 +43,7 @@ def missing() -> str | None:
         return "neither gcc nor clang is on PATH"
     if not (Path(sysconfig.get_paths()["include"]) / "Python.h").exists():
         return "Python.h is not installed"
-    return simulated_gpu.missing()
+    return simulated_gpu.unavailable_reason()
 
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))

@@ -13,7 +13,7 @@ from oracles import heads, models
 
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
 from specdec_kernels import simulated_gpu
-from specdec_kernels.dispatch.torch_ops import LAUNCHES, MOST_TABLES, _table_of
+from specdec_kernels.dispatch.torch_ops import LAUNCHES, MAX_TABLES, _find_table
 from specdec_kernels.testing.agreement import sample
 from specdec_kernels.testing.samples import Sizes
 
@@ -110,16 +110,16 @@ def test_a_remembered_table_says_what_a_new_one_says() -> None:
 
     for caches in (caches_of(3, 3), caches_of(3), [caches_of(3)[0].transpose(1, 2)], caches_of(3, 3)):
         for _ in range(2):
-            found, want = _table_of(caches), CacheTable(caches)
+            found, want = _find_table(caches), CacheTable(caches)
             assert torch.equal(found.layout, want.layout) and torch.equal(found.device_layout, want.layout)
             assert (found.slot_bytes, found.pages, found.page_size) == (want.slot_bytes, want.pages, want.page_size)
             assert all(one is other for one, other in zip(found, caches, strict=True))
-    assert _table_of(caches).device_layout is _table_of(caches).device_layout
+    assert _find_table(caches).device_layout is _find_table(caches).device_layout
 
 
 def test_a_remembered_table_keeps_no_cache_alive() -> None:
     caches = caches_of(3)
-    _table_of(caches)
+    _find_table(caches)
     alive = weakref.ref(caches[0])
     del caches
     gc.collect()
@@ -130,7 +130,7 @@ def test_other_caches_at_the_same_address_have_tables_of_their_own() -> None:
     memory = torch.zeros(4096)
     for shape in ((4, 4, 2, 8), (2, 4, 4, 8), (4, 4, 2, 8)):
         cache = memory[: torch.Size(shape).numel()].view(shape)
-        table = _table_of([cache])
+        table = _find_table([cache])
         assert table.pages == shape[0] and table[0] is cache and table.layout[0, 0] == memory.data_ptr()
 
 
@@ -141,7 +141,7 @@ def test_a_freed_cache_leaves_its_address_to_one_with_another_layout() -> None:
     addresses = set()
     for shape in ((4, 4, 2, 8), (2, 4, 4, 8), (4, 4, 2, 8)):
         cache = torch.frombuffer(memory, dtype=torch.float32).view(shape)  # with a storage of its own
-        table = _table_of([cache])
+        table = _find_table([cache])
         assert torch.equal(table.layout, CacheTable([cache]).layout) and table.pages == shape[0]
         assert table.slot_bytes == [4 * shape[2] * shape[3]]
         addresses.add(cache.data_ptr())
@@ -156,46 +156,46 @@ def test_few_tables_are_remembered() -> None:
     from specdec_kernels.dispatch import torch_ops
 
     first = caches_of(1)
-    forgotten = weakref.ref(_table_of(first).device_layout)
-    kept = [caches_of(pages) for pages in range(2, MOST_TABLES + 10)]
+    forgotten = weakref.ref(_find_table(first).device_layout)
+    kept = [caches_of(pages) for pages in range(2, MAX_TABLES + 10)]
     for each in kept:
-        _table_of(each)
-    assert len(torch_ops._TABLES) == MOST_TABLES
+        _find_table(each)
+    assert len(torch_ops._TABLES) == MAX_TABLES
     gc.collect()
     assert forgotten() is None
-    assert _table_of(kept[-1]).device_layout is _table_of(kept[-1]).device_layout
-    assert _table_of(first).pages == 1, "a forgotten table is made again"
+    assert _find_table(kept[-1]).device_layout is _find_table(kept[-1]).device_layout
+    assert _find_table(first).pages == 1, "a forgotten table is made again"
 
 
 def test_each_stream_has_a_table_of_its_own(gpu: simulated_gpu.Gpu) -> None:
     caches = [cache.cuda() for cache in caches_of(3)]
     other = torch.cuda.Stream()
-    own = _table_of(caches).device_layout
+    own = _find_table(caches).device_layout
     with torch.cuda.stream(other):
-        second = _table_of(caches).device_layout
-        assert second is not own and _table_of(caches).device_layout is second
-    assert _table_of(caches).device_layout is own and torch.equal(own, second)
+        second = _find_table(caches).device_layout
+        assert second is not own and _find_table(caches).device_layout is second
+    assert _find_table(caches).device_layout is own and torch.equal(own, second)
 
 
 def test_the_stream_is_that_of_the_device_of_the_caches(gpu: simulated_gpu.Gpu) -> None:
     caches = [cache.to("cuda:1") for cache in caches_of(3)]
-    own = _table_of(caches).device_layout
+    own = _find_table(caches).device_layout
     with torch.cuda.stream(torch.cuda.Stream(device="cuda:0")):
-        assert _table_of(caches).device_layout is own
+        assert _find_table(caches).device_layout is own
     with torch.cuda.stream(torch.cuda.Stream(device="cuda:1")):
-        assert _table_of(caches).device_layout is not own
+        assert _find_table(caches).device_layout is not own
 
 
 def test_a_capture_on_a_new_stream_copies_nothing_and_its_table_is_never_forgotten(gpu: simulated_gpu.Gpu) -> None:
     caches = [cache.cuda() for cache in caches_of(3)]
-    own, graph = _table_of(caches).device_layout, torch.cuda.CUDAGraph()
+    own, graph = _find_table(caches).device_layout, torch.cuda.CUDAGraph()
     gpu.clear()
     with torch.cuda.graph(graph, stream=torch.cuda.Stream()):
-        captured = weakref.ref(_table_of(caches).device_layout)
+        captured = weakref.ref(_find_table(caches).device_layout)
     assert captured() is own and gpu.uploads == []
     del own
-    for pages in range(1, MOST_TABLES + 2):
-        _table_of(caches_of(pages))
+    for pages in range(1, MAX_TABLES + 2):
+        _find_table(caches_of(pages))
     gc.collect()
     assert captured() is not None
 
@@ -205,15 +205,15 @@ def test_a_second_capture_keeps_the_table_of_the_first(gpu: simulated_gpu.Gpu) -
     tables = []
     for _ in range(2):
         with torch.cuda.stream(stream):
-            _table_of(caches)
+            _find_table(caches)
         with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream):
-            tables.append(weakref.ref(_table_of(caches).device_layout))
-        for pages in range(1, MOST_TABLES + 2):
-            _table_of(caches_of(pages))
+            tables.append(weakref.ref(_find_table(caches).device_layout))
+        for pages in range(1, MAX_TABLES + 2):
+            _find_table(caches_of(pages))
         gc.collect()
     assert tables[0]() is not None and tables[1]() is tables[0]()
 
 
 def test_a_table_of_no_caches_is_refused() -> None:
     with pytest.raises(ValueError, match="the list of caches is empty"):
-        _table_of([])
+        _find_table([])

@@ -206,7 +206,7 @@ def operators(library: Any, gpu: simulated_gpu.Gpu, seen: list[str]) -> dict[str
         for case in cases(op):
             for dtype in DTYPES if "dtype" in SAMPLES[op].names else DTYPES[:1]:
                 call = sample(op, replace(SIZES, dtype=dtype), f"cuda:{HERE}", case)
-                if OPS[op].choose(*call.arguments, **call.options) == "triton":
+                if OPS[op].choose_backend(*call.arguments, **call.options) == "triton":
                     OPS[op](*call.arguments, **call.options)
                 else:
                     refused.add(f"{op}/{case}")

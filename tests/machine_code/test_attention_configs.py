@@ -21,7 +21,7 @@ FULL = os.environ.get("SPECDEC_KERNELS_FULL") == "1"
 pytestmark = [
     pytest.mark.aot,
     pytest.mark.skipif(not FULL, reason="compiles a hundred kernels: make kernels-full"),
-    pytest.mark.skipif(machine_code.missing() is not None, reason=str(machine_code.missing())),
+    pytest.mark.skipif(machine_code.unavailable_reason() is not None, reason=str(machine_code.unavailable_reason())),
 ]
 OPTIONS = {"WINDOW": True, "SOFTCAP": True, "SINKS": True, "LSE": True}
 FORMATS = {"fp32": ("fp32", "", 4), "bf16": ("bf16", "", 2), "bf16 over fp8": ("bf16", "fp8e4nv", 2)}

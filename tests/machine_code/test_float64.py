@@ -16,7 +16,7 @@ from specdec_kernels.inspection import machine_code
 
 pytestmark = [
     pytest.mark.aot,
-    pytest.mark.skipif(machine_code.missing() is not None, reason=str(machine_code.missing())),
+    pytest.mark.skipif(machine_code.unavailable_reason() is not None, reason=str(machine_code.unavailable_reason())),
 ]
 TOKENS = 2048
 """Elements of the smallest tensor that holds one number for each of many tokens of a row."""

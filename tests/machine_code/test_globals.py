@@ -20,7 +20,7 @@ tl = pytest.importorskip("triton.language")
 
 pytestmark = [
     pytest.mark.aot,
-    pytest.mark.skipif(machine_code.missing() is not None, reason=str(machine_code.missing())),
+    pytest.mark.skipif(machine_code.unavailable_reason() is not None, reason=str(machine_code.unavailable_reason())),
 ]
 PLANTED = tl.constexpr(float("nan"))
 

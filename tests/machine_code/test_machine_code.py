@@ -20,7 +20,7 @@ from specdec_kernels.triton_shared.variant import Variant
 
 pytestmark = [
     pytest.mark.aot,
-    pytest.mark.skipif(machine_code.missing() is not None, reason=str(machine_code.missing())),
+    pytest.mark.skipif(machine_code.unavailable_reason() is not None, reason=str(machine_code.unavailable_reason())),
 ]
 FULL = os.environ.get("SPECDEC_KERNELS_FULL") == "1"
 MOST_EVERYDAY = 40
@@ -28,7 +28,7 @@ VERSIONS = ("3.9", "3.7", "3.6")
 """Minor versions of Triton with which nothing may spill on sm_90."""
 SPILLING = {"3.8": 7}
 """Those with which so many variants do, by a few instructions."""
-DETERMINISTIC = variants() if machine_code.missing() is None else []
+DETERMINISTIC = variants() if machine_code.unavailable_reason() is None else []
 EVERYDAY = [(variant, each) for variant in DETERMINISTIC for each in variant.everyday]
 HERE = machine_code.version() if DETERMINISTIC else ""
 PAIRS = [(variant, each) for variant in DETERMINISTIC for each in variant.architectures] if FULL else EVERYDAY

@@ -16,7 +16,9 @@ launch = pytest.importorskip("specdec_kernels.ops.tree_attention.launch")
 variants = pytest.importorskip("specdec_kernels.ops.tree_attention.variants")
 
 pytestmark = pytest.mark.aot
-compiles = pytest.mark.skipif(machine_code.missing() is not None, reason=str(machine_code.missing()))
+compiles = pytest.mark.skipif(
+    machine_code.unavailable_reason() is not None, reason=str(machine_code.unavailable_reason())
+)
 ALL = [(variant, each) for variant in variants.FRUGAL_VARIANTS for each in variant.architectures]
 EVERYDAY = [(variant, each) for variant, each in ALL if variant.name.endswith("frugal rows 32") and each == "sm_89"]
 """The one of the everyday sizes that takes most; the others with SPECDEC_KERNELS_FULL=1 (`make kernels-full`)."""

@@ -28,7 +28,7 @@ kernel = pytest.importorskip("specdec_kernels.triton_shared.jit").kernel
 
 pytestmark = [
     pytest.mark.aot,
-    pytest.mark.skipif(machine_code.missing() is not None, reason=str(machine_code.missing())),
+    pytest.mark.skipif(machine_code.unavailable_reason() is not None, reason=str(machine_code.unavailable_reason())),
 ]
 DEVICE = 77
 """Number of a GPU for which nothing else in this process compiles."""

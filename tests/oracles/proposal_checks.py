@@ -18,7 +18,7 @@ from oracles.proposal_cases import BAD, GOOD, decode, dist, error_of, fixed, int
 from specdec_kernels import tree_plan, use_backend
 from specdec_kernels.dispatch import extension
 
-BACKENDS = ["reference"] + ([] if extension.missing() else ["cpu"])
+BACKENDS = ["reference"] + ([] if extension.unavailable_reason() else ["cpu"])
 needs_extension = pytest.mark.skipif("cpu" not in BACKENDS, reason="CPU extension not built")
 SHARED = [HealthCheck.differing_executors]  # one function, run for two operators on purpose
 

@@ -24,7 +24,7 @@ from specdec_fast.rules import get_rule
 from specdec_kernels import distribution_stats, tree_plan, use_backend
 from specdec_kernels.dispatch import extension
 
-BACKENDS = ["reference"] + ([] if extension.missing() else ["cpu"])
+BACKENDS = ["reference"] + ([] if extension.unavailable_reason() else ["cpu"])
 SHAPES = [(3, 1, 0), (3, 2, 1), (3, 3, 2), (4, 2, 3), (4, 3, 4)]
 
 

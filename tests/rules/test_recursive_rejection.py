@@ -19,7 +19,7 @@ from specdec_kernels import recursive_rejection_thresholds, tree_plan, use_backe
 from specdec_kernels.dispatch import extension
 
 RULE = get_rule("recursive_rejection")
-BACKENDS = ["reference"] + ([] if extension.missing() else ["cpu"])
+BACKENDS = ["reference"] + ([] if extension.unavailable_reason() else ["cpu"])
 
 
 @pytest.mark.parametrize("case", CASES, ids=ids)

@@ -18,7 +18,7 @@ from specdec_kernels import tree_plan, use_backend
 from specdec_kernels.dispatch import extension
 
 RULE = get_rule("traversal")
-BACKENDS = ["reference"] + ([] if extension.missing() else ["cpu"])
+BACKENDS = ["reference"] + ([] if extension.unavailable_reason() else ["cpu"])
 
 
 @pytest.mark.parametrize("case", CASES, ids=ids)

@@ -21,7 +21,7 @@ from specdec_kernels import use_backend
 from specdec_kernels.dispatch import extension
 from specdec_kernels.ops.fused_forward.decoder_table import MATRICES
 
-pytestmark = pytest.mark.skipif(extension.missing() is not None, reason="CPU extension not built")
+pytestmark = pytest.mark.skipif(extension.unavailable_reason() is not None, reason="CPU extension not built")
 PROMPTS = [models.prompt(length) for length in (3, 40, 17)]
 
 

@@ -42,7 +42,7 @@ def test_half_precision_is_ours_where_torch_is_slow(
     monkeypatch.setattr(linear_layers, "has_instructions", lambda asked: asked != dtype or fast)
     model, untouched = load_model("demo-draft", dtype), load_model("demo-draft", dtype)
     store_by_input(model)
-    built = extension.missing() is None
+    built = extension.unavailable_reason() is None
     assert {type(module) is BatchInvariantLinear for module in linears(model).values()} == {built and not fast}
     strides = [module.weight.stride(0) for name, module in linears(model).items() if name != "lm_head"]
     assert all((stride == 1) == (built or fast) for stride in strides), strides
@@ -55,7 +55,7 @@ def test_half_precision_is_ours_where_torch_is_slow(
             assert torch.equal(layer(some)[:2], layer(some[:2]))
 
 
-@pytest.mark.skipif(extension.missing() is not None, reason="CPU extension not built")
+@pytest.mark.skipif(extension.unavailable_reason() is not None, reason="CPU extension not built")
 def test_without_the_kernel_slow_weights_stay_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear_layers, "has_instructions", lambda asked: asked != torch.bfloat16)
     model = load_model("demo-draft", "bfloat16")

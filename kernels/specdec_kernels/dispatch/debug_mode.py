@@ -15,29 +15,31 @@ from typing import Any
 
 import torch
 
-ON = os.environ.get("SPECDEC_DEBUG", "") not in ("", "0")
+ENABLED = os.environ.get("SPECDEC_DEBUG", "") not in ("", "0")
 """Whether operators that can be watched are."""
-INTEGERS = (torch.int32, torch.int64)
+INTEGER_DTYPES = (torch.int32, torch.int64)
 
 
-def capturing() -> bool:
+def is_capturing() -> bool:
     """Whether launches go into a graph now, and do not run."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
-def _on_host(value: Any) -> Any:
+def _copy_integers_to_host(value: Any) -> Any:
     """Integers, which are what is looked at, on the host; in memory of their own, since a look may write to them."""
-    return value.to("cpu", copy=True) if isinstance(value, torch.Tensor) and value.dtype in INTEGERS else value
+    return value.to("cpu", copy=True) if isinstance(value, torch.Tensor) and value.dtype in INTEGER_DTYPES else value
 
 
-def watched(run: Callable[..., Any], look: Callable[..., Any]) -> Callable[..., Any]:
+def with_data_check(run: Callable[..., Any], look: Callable[..., Any]) -> Callable[..., Any]:
     """The launch behind a look at its data, but for calls that are captured: those cannot wait."""
 
     @wraps(run)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        if not capturing():
-            named = {name: _on_host(each) for name, each in kwargs.items() if name not in ("out", "workspace")}
-            look(*map(_on_host, args), **named)
+        if not is_capturing():
+            named = {
+                name: _copy_integers_to_host(each) for name, each in kwargs.items() if name not in ("out", "workspace")
+            }
+            look(*map(_copy_integers_to_host, args), **named)
         return run(*args, **kwargs)
 
     return checked

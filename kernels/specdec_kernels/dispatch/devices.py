@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-LEAST_CAPABILITY = (8, 0)
+MIN_CAPABILITY = (8, 0)
 """Compute capability that the kernels are compiled for at least."""
-LEAST_SHARED = 65_536
+MIN_SHARED_MEMORY = 65_536
 """Bytes of shared memory that a program may take. Tree attention takes more and looks at the device itself."""
 
 
-def gpu_missing() -> str | None:
+def gpu_unavailable_reason() -> str | None:
     """Returns why there is no CUDA device, and what happens instead; None where there is one."""
     if torch.cuda.is_available():
         return None
@@ -30,22 +30,24 @@ def gpu_missing() -> str | None:
     return f"no CUDA device: {reason} (torch is built for {built}); operators run on the CPU"
 
 
-def unfit(device: torch.device) -> str | None:
+def unsupported_gpu_reason(device: torch.device) -> str | None:
     """Returns why compiled kernels cannot run on a GPU, or None where they can and for other kinds of device."""
     if device.type != "cuda":
         return None
     found = torch.cuda.get_device_properties(device)
-    if (found.major, found.minor) < LEAST_CAPABILITY:
-        needed = ".".join(map(str, LEAST_CAPABILITY))
+    if (found.major, found.minor) < MIN_CAPABILITY:
+        needed = ".".join(map(str, MIN_CAPABILITY))
         got = f"{found.major}.{found.minor}"
         return f"{device} ({found.name}) has compute capability {got}; needed is {needed} or later"
-    shared = getattr(found, "shared_memory_per_block_optin", LEAST_SHARED)
-    if shared < LEAST_SHARED:
-        return f"{device} ({found.name}) gives a program {shared} bytes of shared memory; needed are {LEAST_SHARED}"
+    shared = getattr(found, "shared_memory_per_block_optin", MIN_SHARED_MEMORY)
+    if shared < MIN_SHARED_MEMORY:
+        return (
+            f"{device} ({found.name}) gives a program {shared} bytes of shared memory; needed are {MIN_SHARED_MEMORY}"
+        )
     return None
 
 
-def first_tensor(args: Iterable[Any]) -> torch.Tensor | None:
+def find_first_tensor(args: Iterable[Any]) -> torch.Tensor | None:
     """The first tensor among the arguments; lists and distributions are looked into."""
     for argument in args:
         if isinstance(argument, (list, tuple)) and argument:
@@ -55,14 +57,16 @@ def first_tensor(args: Iterable[Any]) -> torch.Tensor | None:
     return None
 
 
-def on_device(kind: str, args: Iterable[Any]) -> str | None:
+def why_not_on_device(kind: str, args: Iterable[Any]) -> str | None:
     """Returns None if the first tensor among the arguments lies on a device of this kind on which kernels can run, or
     if there is none; else the reason.
     """
-    tensor = first_tensor(args)
+    tensor = find_first_tensor(args)
     if tensor is None:
         return None
-    return unfit(tensor.device) if tensor.device.type == kind else f"tensors are on {tensor.device.type}"
+    return (
+        unsupported_gpu_reason(tensor.device) if tensor.device.type == kind else f"tensors are on {tensor.device.type}"
+    )
 
 
 def check_one_device(op: str, named: Iterable[tuple[str, Any]]) -> None:
@@ -93,7 +97,7 @@ def check_one_device(op: str, named: Iterable[tuple[str, Any]]) -> None:
 
 
 @cache
-def of_one_device(launch: Callable[..., Any]) -> Callable[..., Any]:
+def require_one_device(launch: Callable[..., Any]) -> Callable[..., Any]:
     """A launch that refuses tensors of several devices.
 
     The kernels themselves run on the GPU of their tensors (`device_triton.py`).

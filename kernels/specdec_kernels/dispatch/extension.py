@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from . import meta_kernels, torch_ops
-from .devices import gpu_missing, on_device
+from .devices import gpu_unavailable_reason, why_not_on_device
 from .operator import Backend
 
 REMEDY = "build it with `pip install -e .` (or `pip install .`) where a C++20 compiler is on PATH"
@@ -20,7 +20,7 @@ _REGISTERED: list[torch.library.Library] = []
 
 
 @lru_cache(maxsize=1)
-def missing() -> str | None:
+def unavailable_reason() -> str | None:
     """Loads specdec_kernels._C, which registers torch.ops.specdec.*; None, or why it cannot be had."""
     try:
         importlib.import_module("specdec_kernels._C")
@@ -28,18 +28,18 @@ def missing() -> str | None:
         return f"extension specdec_kernels._C not built; {REMEDY}"
     except ImportError as error:
         return f"extension specdec_kernels._C does not load ({error}); {REMEDY}"
-    meta_kernels.register()
+    meta_kernels.register_fakes()
     if torch.cuda.is_available():
         _load_cuda()  # what CUDA C++ serves keeps being served by it
         if importlib.util.find_spec("triton") is not None:
-            _REGISTERED.append(torch_ops.register())
+            _REGISTERED.append(torch_ops.register_launches())
     return None
 
 
 @lru_cache(maxsize=1)
-def cuda_missing() -> str | None:
+def cuda_unavailable_reason() -> str | None:
     """Loads specdec_kernels._C_cuda; None, or why it cannot be had."""
-    return gpu_missing() or missing() or _load_cuda()  # schemas live in _C
+    return gpu_unavailable_reason() or unavailable_reason() or _load_cuda()  # schemas live in _C
 
 
 @lru_cache(maxsize=1)
@@ -57,7 +57,7 @@ def _load_cuda() -> str | None:
 
 def _on(kind: str, why_not: Callable[..., str | None] | None) -> Callable[..., str | None]:
     def check(*args: Any, **kwargs: Any) -> str | None:
-        return on_device(kind, (*args, *kwargs.values())) or (why_not(*args, **kwargs) if why_not else None)
+        return why_not_on_device(kind, (*args, *kwargs.values())) or (why_not(*args, **kwargs) if why_not else None)
 
     return check
 
@@ -74,7 +74,7 @@ def cpu_backend(
     """
 
     def missing_here() -> str | None:
-        reason = missing()
+        reason = unavailable_reason()
         if reason is None and op is not None and not hasattr(torch.ops.specdec, op):
             return f"extension specdec_kernels._C is older than operator {op}; {REMEDY}"
         return reason
@@ -90,4 +90,4 @@ def cuda_backend(
     name: str = "cuda",
 ) -> Backend:
     """Backend that runs in the CUDA extension."""
-    return Backend(name, load, _on("cuda", why_not), cuda_missing, graph_devices={"cuda": name})
+    return Backend(name, load, _on("cuda", why_not), cuda_unavailable_reason, graph_devices={"cuda": name})

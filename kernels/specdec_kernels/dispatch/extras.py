@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 
-def install(extra: str) -> str:
+def install_hint(extra: str) -> str:
     """The remedy, in the words of the README."""
     return f"run `pip install -e '.[{extra}]'` in the checkout"

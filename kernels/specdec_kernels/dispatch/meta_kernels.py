@@ -157,7 +157,7 @@ def _by_name(operator: Any, fake: Callable[[Any], Any]) -> Callable[..., Any]:
     return lambda *args, **kwargs: fake(SimpleNamespace(**dict(zip(names, args)), **kwargs))
 
 
-def register() -> None:
+def register_fakes() -> None:
     """Registers the fake kernels of the operators that the loaded extension has. Call once per process."""
     for name, fake in FAKES.items():
         if hasattr(torch.ops.specdec, name):

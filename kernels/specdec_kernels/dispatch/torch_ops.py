@@ -18,31 +18,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .devices import of_one_device
+from .devices import require_one_device
 from .operator import OPS
 
 
 @lru_cache(maxsize=64)
-def _launch(place: str) -> Callable[..., Any]:
+def _find_launch(place: str) -> Callable[..., Any]:
     folder, _, name = place.partition(":")
     found: Callable[..., Any] = getattr(import_module(f"specdec_kernels.ops.{folder}.launch"), name or folder)
-    return OPS[found.__name__].looking(of_one_device(found))
+    return OPS[found.__name__].with_data_check(require_one_device(found))
 
 
-def _plain(place: str, **options: Any) -> Callable[..., Any]:
-    return lambda *args: _launch(place)(*args, **options)
+def _pass_through(place: str, **options: Any) -> Callable[..., Any]:
+    return lambda *args: _find_launch(place)(*args, **options)
 
 
-def _bundle(parts: Sequence[Any]) -> tuple[Any, ...] | None:
+def _pack_optional(parts: Sequence[Any]) -> tuple[Any, ...] | None:
     """A distribution, or two matrices of noise; None where the schema has nothing."""
     return None if parts[0] is None else tuple(parts)
 
 
 def _draft_sample(*args: Any) -> Tensor:
-    return _launch("draft_sample")(*args[:8], mass=args[8])
+    return _find_launch("draft_sample")(*args[:8], mass=args[8])
 
 
-def _links(plan: Any) -> tuple[Tensor, ...]:
+def _plan_tensors(plan: Any) -> tuple[Tensor, ...]:
     return plan.depth, plan.row, plan.ancestors, plan.first_child, plan.next_sibling
 
 
@@ -50,75 +50,84 @@ def _tree_plan(parents: Tensor, offsets: Tensor) -> tuple[Tensor, ...]:
     from ..ops.tree_plan.launch import why_not
     from ..ops.tree_plan.reference import tree_plan as reference
 
-    run = reference if why_not(parents, offsets) else _launch("tree_plan")  # the schema has no bound of a row's nodes
-    return _links(run(parents, offsets))
+    run = (
+        reference if why_not(parents, offsets) else _find_launch("tree_plan")
+    )  # the schema has no bound of a row's nodes
+    return _plan_tensors(run(parents, offsets))
 
 
 def _exact_match_verify(*args: Any) -> tuple[Tensor, ...]:
-    return _launch("exact_match_verify")(*args[:6], max_depth=args[6])
+    return _find_launch("exact_match_verify")(*args[:6], max_depth=args[6])
 
 
 def _replay_verify(*args: Any) -> tuple[Tensor, ...]:
-    return _launch("replay_verify")(*args[:6], tuple(args[6:10]), *args[10:12], max_depth=args[12])
+    return _find_launch("replay_verify")(*args[:6], tuple(args[6:10]), *args[10:12], max_depth=args[12])
 
 
 def _typical_verify(*args: Any) -> tuple[Tensor, ...]:
     limit = dict(zip(("epsilon", "delta", "max_depth"), args[12:]))
-    return _launch("typical_verify")(*args[:4], _bundle(args[4:9]), *args[9:12], **limit)
+    return _find_launch("typical_verify")(*args[:4], _pack_optional(args[4:9]), *args[9:12], **limit)
 
 
-def _rule(block: bool) -> str:
+def _rule_name(block: bool) -> str:
     return "block" if block else "rejection"
 
 
 def _rejection_verify(*args: Any) -> tuple[Tensor, ...]:
     *_, max_depth, block, mass = args
-    return _launch("rejection_verify")(
-        *args[:4], _bundle(args[4:9]), _bundle(args[9:14]), *args[14:18], _bundle(args[18:20]), max_depth=max_depth,
-        rule=_rule(block), mass=mass,
+    return _find_launch("rejection_verify")(
+        *args[:4], _pack_optional(args[4:9]), _pack_optional(args[9:14]), *args[14:18], _pack_optional(args[18:20]), max_depth=max_depth,
+        rule=_rule_name(block), mass=mass,
     )  # fmt: skip
 
 
 def _rejection_verify_logits(*args: Any) -> tuple[Tensor, ...]:
-    return _launch("rejection_verify:rejection_verify_logits")(
-        *args[:5], tuple(args[5:9]), _bundle(args[9:14]), *args[14:17], max_depth=args[17], rule=_rule(args[18])
+    return _find_launch("rejection_verify:rejection_verify_logits")(
+        *args[:5],
+        tuple(args[5:9]),
+        _pack_optional(args[9:14]),
+        *args[14:17],
+        max_depth=args[17],
+        rule=_rule_name(args[18]),
     )
 
 
 def _rejection_thresholds(*args: Any) -> tuple[Tensor, ...]:
-    dists = _bundle(args[4:9]), _bundle(args[9:14])
-    return _launch("rejection_verify:rejection_thresholds")(*args[:4], *dists, args[14], rule=_rule(args[15]))
+    dists = _pack_optional(args[4:9]), _pack_optional(args[9:14])
+    return _find_launch("rejection_verify:rejection_thresholds")(*args[:4], *dists, args[14], rule=_rule_name(args[15]))
 
 
-def _tree_rule(place: str) -> Callable[..., Any]:
+def _tree_verify(place: str) -> Callable[..., Any]:
     def verify(*args: Any) -> tuple[Tensor, ...]:
-        dists = _bundle(args[6:11]), _bundle(args[11:16])
-        noise = (*args[18:21], _bundle(args[21:23]))
-        return _launch(place)(*args[:6], *dists, *args[16:18], *noise, max_depth=args[23])
+        dists = _pack_optional(args[6:11]), _pack_optional(args[11:16])
+        noise = (*args[18:21], _pack_optional(args[21:23]))
+        return _find_launch(place)(*args[:6], *dists, *args[16:18], *noise, max_depth=args[23])
 
     return verify
 
 
 def _tree_thresholds(place: str) -> Callable[..., Any]:
-    return lambda *args: _launch(place)(*args[:6], _bundle(args[6:11]), _bundle(args[11:16]), *args[16:18])
+    return lambda *args: _find_launch(place)(
+        *args[:6], _pack_optional(args[6:11]), _pack_optional(args[11:16]), *args[16:18]
+    )
 
 
 def _process_logits(*args: Any) -> None:
     from ..ops.process_logits.processors import Additions, Forced, NodePaths, Penalties, TokenMasks
 
-    def made(kind: Any, start: int, stop: int) -> Any:
+    def build(kind: Any, start: int, stop: int) -> Any:
         return None if args[start] is None else kind(*args[start:stop])
 
-    edits = made(Penalties, 6, 11), made(Additions, 11, 15), made(Forced, 15, 18), made(TokenMasks, 18, 20)
-    _launch("process_logits")(args[0], NodePaths(*args[1:6]), *edits)
+    edits = build(Penalties, 6, 11), build(Additions, 11, 15), build(Forced, 15, 18), build(TokenMasks, 18, 20)
+    _find_launch("process_logits")(args[0], NodePaths(*args[1:6]), *edits)
 
 
 _TABLES: OrderedDict[Any, Any] = OrderedDict()  # what was used last is last
 _CAPTURED: dict[Any, Any] = {}
-MOST_TABLES = 256
+MAX_TABLES = 256
 
 
-def _table_of(caches: Sequence[Tensor]) -> Any:
+def _find_table(caches: Sequence[Tensor]) -> Any:
     """The table of a list of caches, remembered by what it says, addresses, shapes and strides, and by the stream.
 
     A table that is remembered holds no caches. Other tensors at the same address with the same layout have the same
@@ -141,7 +150,7 @@ def _table_of(caches: Sequence[Tensor]) -> Any:
     if known is None:
         known = CacheTable(caches).holding(())
     _TABLES[key] = known
-    if len(_TABLES) > MOST_TABLES:
+    if len(_TABLES) > MAX_TABLES:
         _TABLES.popitem(last=False)
     if capturing:
         _CAPTURED[key] = known
@@ -149,14 +158,14 @@ def _table_of(caches: Sequence[Tensor]) -> Any:
 
 
 def _kv_commit(caches: Sequence[Tensor], *args: Any) -> None:
-    _launch("kv_commit")(_table_of(caches), *args)
+    _find_launch("kv_commit")(_find_table(caches), *args)
 
 
 _PLANS: ContextVar[dict[Any, Any] | None] = ContextVar("plans of the attention of a pass", default=None)
 
 
 @contextmanager
-def one_pass() -> Iterator[None]:
+def share_attention_plans() -> Iterator[None]:
     """Lets the calls of torch.ops.specdec.tree_attention within a block share plans: they belong to one forward pass.
 
     Calls of one kind agree in the shape and dtype of their queries, in the dtype, page size, heads and width of their
@@ -175,7 +184,7 @@ def one_pass() -> Iterator[None]:
         _PLANS.reset(token)
 
 
-def _plan_of(args: Sequence[Any]) -> Any:
+def _find_plan(args: Sequence[Any]) -> Any:
     """The plan of a call of tree_attention, or None outside of a pass."""
     plans = _PLANS.get()
     if plans is None:
@@ -190,17 +199,17 @@ def _plan_of(args: Sequence[Any]) -> Any:
 
 
 def _attention_options(args: Sequence[Any]) -> dict[str, Any]:
-    return {**dict(zip(("scale", "softcap", "window", "sinks"), args[8:12])), "plan": _plan_of(args)}
+    return {**dict(zip(("scale", "softcap", "window", "sinks"), args[8:12])), "plan": _find_plan(args)}
 
 
 def _attention_out(*args: Any) -> None:
     out, lse = args[12], args[13]
-    _launch("tree_attention")(*args[:8], **_attention_options(args), out=out, return_lse=lse is not None, lse=lse)
+    _find_launch("tree_attention")(*args[:8], **_attention_options(args), out=out, return_lse=lse is not None, lse=lse)
 
 
 def _tree_expand(*args: Any) -> tuple[Tensor, ...]:
     names = "width", "keep", "sharpness", "seeds", "positions"
-    return _launch("tree_expand")(*args[:6], **dict(zip(names, args[6:])))
+    return _find_launch("tree_expand")(*args[:6], **dict(zip(names, args[6:])))
 
 
 def _tree_grow(*args: Any) -> tuple[Tensor, ...]:
@@ -210,14 +219,14 @@ def _tree_grow(*args: Any) -> tuple[Tensor, ...]:
     growth = Growth(**table, keep=args[12])
     names = "level", "width", "last", "sharpness", "seeds", "positions"
     options = dict(zip(names, (*args[10:12], *args[13:])))
-    tokens, parents, counts, plan = _launch("tree_grow")(*args[:5], growth, **options)
-    return tokens, parents, counts, *_links(plan)
+    tokens, parents, counts, plan = _find_launch("tree_grow")(*args[:5], growth, **options)
+    return tokens, parents, counts, *_plan_tensors(plan)
 
 
 LAUNCHES: dict[str, Callable[..., Any]] = {
-    "distribution_stats": _plain("distribution_stats"),
-    "dist_masses": _plain("distribution_stats", masses=True),
-    "replay_sample": _plain("replay_sample"),
+    "distribution_stats": _pass_through("distribution_stats"),
+    "dist_masses": _pass_through("distribution_stats", masses=True),
+    "replay_sample": _pass_through("replay_sample"),
     "draft_sample": _draft_sample,
     "tree_plan": _tree_plan,
     "exact_match_verify": _exact_match_verify,
@@ -225,21 +234,21 @@ LAUNCHES: dict[str, Callable[..., Any]] = {
     "rejection_verify": _rejection_verify,
     "rejection_verify_logits": _rejection_verify_logits,
     "rejection_thresholds": _rejection_thresholds,
-    "recursive_rejection_verify": _tree_rule("recursive_rejection_verify"),
+    "recursive_rejection_verify": _tree_verify("recursive_rejection_verify"),
     "recursive_rejection_thresholds": _tree_thresholds("recursive_rejection_verify:recursive_rejection_thresholds"),
-    "traversal_verify": _tree_rule("traversal_verify"),
+    "traversal_verify": _tree_verify("traversal_verify"),
     "typical_verify": _typical_verify,
     "traversal_thresholds": _tree_thresholds("traversal_verify:traversal_thresholds"),
     "process_logits": _process_logits,
     "tree_expand": _tree_expand,
     "tree_grow": _tree_grow,
-    "ngram_match": _plain("ngram_match"),
-    "kv_slots": _plain("kv_slots"),
+    "ngram_match": _pass_through("ngram_match"),
+    "kv_slots": _pass_through("kv_slots"),
     "kv_commit": _kv_commit,
-    "kv_commit_pages": _plain("kv_commit:kv_commit_pages"),
-    "kv_stage": _plain("kv_stage"),
-    "tree_attention": lambda *args: _launch("tree_attention")(*args[:8], **_attention_options(args)),
-    "tree_attention_lse": lambda *args: _launch("tree_attention")(
+    "kv_commit_pages": _pass_through("kv_commit:kv_commit_pages"),
+    "kv_stage": _pass_through("kv_stage"),
+    "tree_attention": lambda *args: _find_launch("tree_attention")(*args[:8], **_attention_options(args)),
+    "tree_attention_lse": lambda *args: _find_launch("tree_attention")(
         *args[:8], **_attention_options(args), return_lse=True
     ),
     "tree_attention_out": _attention_out,
@@ -247,7 +256,7 @@ LAUNCHES: dict[str, Callable[..., Any]] = {
 """Operators that the dispatcher knows by the same name, and what serves them on a GPU."""
 
 
-def register(key: str = "CUDA", override: bool = False) -> torch.library.Library:
+def register_launches(key: str = "CUDA", override: bool = False) -> torch.library.Library:
     """Gives the launches a dispatch key; holds for as long as the answer lives. Operators that the extension serves
     there (kv_stage in CUDA C++) keep what they have, unless `override`.
     """

@@ -22,7 +22,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from ..dispatch.extras import install
+from ..dispatch.extras import install_hint
 from ..triton_shared.variant import Variant
 
 _OPS = Path(__file__).parents[1] / "ops"
@@ -57,10 +57,10 @@ class Cost:
     narrow_loads: int
 
 
-def missing() -> str | None:
+def unavailable_reason() -> str | None:
     """None, or why nothing can be compiled here."""
     if find_spec("triton") is None:
-        return f"triton is not installed; {install('gpu')}"
+        return f"triton is not installed; {install_hint('gpu')}"
     if os.environ.get("TRITON_INTERPRET") == "1":
         return "TRITON_INTERPRET=1 is set: this process interprets kernels; unset it to compile them"
     return None

@@ -32,10 +32,10 @@ from typing import Any
 from .records import SHARED_MEMORY, HostRead, Launch, LaunchError, Upload
 from .state import Gpu
 
-__all__ = ["SHARED_MEMORY", "Gpu", "HostRead", "Launch", "LaunchError", "Upload", "gpu", "missing"]
+__all__ = ["SHARED_MEMORY", "Gpu", "HostRead", "Launch", "LaunchError", "Upload", "gpu", "unavailable_reason"]
 
 
-def missing() -> str | None:
+def unavailable_reason() -> str | None:
     """Returns why there can be no stand-in here, or None."""
     import torch
 
@@ -45,7 +45,7 @@ def missing() -> str | None:
         return "one is in place already: blocks do not nest"
     if torch.cuda.is_available():
         return "a CUDA device is present: the stand-in would hide it"
-    return machine_code.missing()
+    return machine_code.unavailable_reason()
 
 
 @contextmanager
@@ -65,12 +65,12 @@ def gpu(
 
     Raises:
         ValueError: For an unknown architecture or no devices.
-        RuntimeError: If there can be no stand-in here (`missing` says why), or one is in place already.
+        RuntimeError: If there can be no stand-in here (`unavailable_reason` says why), or one is in place already.
     """
     from . import answers as answering
     from . import launches, methods, runtime
 
-    reason = missing()
+    reason = unavailable_reason()
     if reason is not None:
         raise RuntimeError(f"standin: {reason}")
     made = Gpu(architecture, devices)

@@ -109,13 +109,13 @@ def _caches() -> list[Any]:
     """Answers about devices that are remembered."""
     from ..ops.tree_attention import launch
 
-    return [launch._processors, launch._shared, triton_backend.missing, extension.cuda_missing]
+    return [launch._processors, launch._shared, triton_backend.unavailable_reason, extension.cuda_unavailable_reason]
 
 
 @contextmanager
 def installed(gpu: Gpu, answers: bool) -> Iterator[None]:
     """Operators answer for launches, for the duration of the block."""
-    extension.missing()  # registers what the CPU has, before there seems to be a GPU
+    extension.unavailable_reason()  # registers what the CPU has, before there seems to be a GPU
     former = {op: list(op.backends) for op in OPS.values()}
     for cache in _caches():
         cache.cache_clear()
@@ -124,13 +124,13 @@ def installed(gpu: Gpu, answers: bool) -> Iterator[None]:
             op.backends = [
                 replace(each, load=_loading(gpu, op, each.load)) if each.name == "triton" else each for each in backends
             ]
-        op.forget()
+        op.clear_choices()
     try:
         yield
     finally:
         for op, backends in former.items():
             op.backends = backends
-            op.forget()
+            op.clear_choices()
         for cache in _caches():
             cache.cache_clear()
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from ..dispatch.devices import gpu_missing, of_one_device, on_device
-from ..dispatch.extras import install
+from ..dispatch.devices import gpu_unavailable_reason, require_one_device, why_not_on_device
+from ..dispatch.extras import install_hint
 from ..dispatch.operator import Backend
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "yes", "y")
@@ -25,11 +25,11 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "o
 
 
 @lru_cache(maxsize=1)
-def missing() -> str | None:
+def unavailable_reason() -> str | None:
     """Why no Triton kernel can run here, or None."""
     if importlib.util.find_spec("triton") is None:
-        return f"triton is not installed; {install('gpu')}"
-    reason = None if INTERPRETED else gpu_missing()
+        return f"triton is not installed; {install_hint('gpu')}"
+    reason = None if INTERPRETED else gpu_unavailable_reason()
     return None if reason is None else f"{reason} (`make lane-interpreter` tests the kernels there)"
 
 
@@ -90,6 +90,6 @@ def triton_backend(
     kind = "cpu" if INTERPRETED else "cuda"
 
     def check(*args: Any, **kwargs: Any) -> str | None:
-        return on_device(kind, chain(args, kwargs.values())) or (why_not(*args, **kwargs) if why_not else None)
+        return why_not_on_device(kind, chain(args, kwargs.values())) or (why_not(*args, **kwargs) if why_not else None)
 
-    return Backend(name, lambda: of_one_device(load()), check, missing, not_worth=not_worth)
+    return Backend(name, lambda: require_one_device(load()), check, unavailable_reason, not_worth=not_worth)

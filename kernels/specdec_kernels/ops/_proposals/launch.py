@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...dispatch.workspace import Spec, carve, needs, path_specs, results
+from ...dispatch.workspace import TensorSpec, carve_workspace, declare_scratch, path_specs, result_tensors
 from ...overlay import Overlay
 from ...triton_shared.variant import Variant, size_type
 from ..draft_sample.launch import (
@@ -50,12 +50,12 @@ class Proposals:
         dist_index: Tensor,
         target: Distribution, draft: Distribution | None = None, token_ids: Tensor | None = None, *args: object,
         **kwargs: object,
-    ) -> list[Spec]:  # fmt: skip
+    ) -> list[TensorSpec]:  # fmt: skip
         """Per node: both links, distribution row, applied, level, parents, accept, both scales, reach; per row: last
         node, its refused child."""
         nodes, rows, vocab = (tokens.shape[0],), (offsets.shape[0] - 1,), target[0].shape[1]
         own = [torch.int32] * 6 + [torch.float32] * 3 + [torch.float64]
-        ends: list[Spec] = [(rows, torch.int32), (rows, torch.int32)]
+        ends: list[TensorSpec] = [(rows, torch.int32), (rows, torch.int32)]
         return [
             *((nodes, dtype) for dtype in own),
             *ends,
@@ -76,7 +76,7 @@ class Proposals:
         sizes = self.scratch(
             tokens, offsets, first_child, next_sibling, proposal_kinds, dist_index, target, draft, token_ids
         )
-        parts, _ = carve(op, workspace, sizes, tokens.device)
+        parts, _ = carve_workspace(op, workspace, sizes, tokens.device)
         self.first, self.sibling, source, applied, self.level, self.parents, self.accept = parts[:7]
         p_scale, q_scale, self.reach, self.last, self.firsts, *rest, self.part = parts[7:]
         given = (self.offsets, *(part.contiguous() for part in (first_child, next_sibling, dist_index)))
@@ -105,7 +105,7 @@ class Proposals:
         self, seeds: Tensor, positions: Tensor, uniforms: Tensor | None, race: tuple[Tensor, Tensor] | None, depth: int,
         out: Sequence[Tensor] | None,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        path, accepted, following = results(self.op, out, path_specs(self.rows, depth), self.device)
+        path, accepted, following = result_tensors(self.op, out, path_specs(self.rows, depth), self.device)
         seeds, positions = seeds.contiguous(), positions.contiguous()
         if self.rows:
             self.weigh(depth, True)
@@ -134,7 +134,7 @@ class Proposals:
 def verify_by(op: str, levels: bool, check: Callable[..., None]) -> Callable[..., Any]:
     """A *_verify over these kernels; `check` raises for what they cannot take."""
 
-    @needs(Proposals.scratch)
+    @declare_scratch(Proposals.scratch)
     def verify(
         tokens: Tensor,
         offsets: Tensor,

@@ -30,6 +30,6 @@ distribution_stats = Op(
     "distribution_stats",
     _reference,
     [triton_backend(_load_triton, half_or_single), cpu_backend(_load_cpu, op="distribution_stats")],
-    direct=("triton",),
-    edited="logits",
+    direct_backends=("triton",),
+    overlaid="logits",
 )

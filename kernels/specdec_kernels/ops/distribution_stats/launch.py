@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...dispatch.workspace import Spec, carve, needs, results
+from ...dispatch.workspace import TensorSpec, carve_workspace, declare_scratch, result_tensors
 from ...overlay import Overlay, folded
 from ...random import BLOCK
 from ...triton_shared.jit import unaligned_vocab
@@ -26,16 +26,16 @@ JOIN_REGISTERS = 255
 """Per thread of `join`. Left to itself ptxas may aim at fewer, and spills."""
 
 
-def scratch(logits: Tensor, *args: object, pivots: object = None, **kwargs: object) -> list[Spec]:
+def scratch(logits: Tensor, *args: object, pivots: object = None, **kwargs: object) -> list[TensorSpec]:
     """Per block: the largest, the total, an id or a number, what is above the pivot; per row: contenders; nowhere."""
     (rows, vocab), single = logits.shape, torch.float32
     blocks = -(-vocab // BLOCK)
-    tables: list[Spec] = [((rows, blocks), single), ((rows, blocks), single), ((rows, blocks), torch.int32)]
-    above: Spec = ((rows if pivots is not None else 0, blocks), single)
+    tables: list[TensorSpec] = [((rows, blocks), single), ((rows, blocks), single), ((rows, blocks), torch.int32)]
+    above: TensorSpec = ((rows if pivots is not None else 0, blocks), single)
     return [*tables, above, ((rows, ROOM), torch.int64), ((1,), single)]
 
 
-@needs(scratch)
+@declare_scratch(scratch)
 def distribution_stats(
     logits: Tensor,
     temperature: Tensor,
@@ -53,10 +53,10 @@ def distribution_stats(
     rows, vocab = logits.shape
     blocks, device = -(-vocab // BLOCK), logits.device
     sizes = scratch(logits, pivots=pivots)
-    (top, total, place, over, contenders, nowhere), _ = carve("distribution_stats", workspace, sizes, device)
+    (top, total, place, over, contenders, nowhere), _ = carve_workspace("distribution_stats", workspace, sizes, device)
     single = torch.float32
-    made: list[Spec] = [((rows,), single), ((rows,), single), ((rows,), single), ((rows,), torch.int32)]
-    found = results("distribution_stats", out, [*made, ((rows, blocks), single)] if masses else made, device)
+    made: list[TensorSpec] = [((rows,), single), ((rows,), single), ((rows,), single), ((rows,), torch.int32)]
+    found = result_tensors("distribution_stats", out, [*made, ((rows, blocks), single)] if masses else made, device)
     if rows:
         filters = [part.contiguous() for part in (temperature, top_k, top_p, min_p)]
         hints, known = (place, 0) if pivots is None else (pivots.contiguous(), pivots.shape[0])

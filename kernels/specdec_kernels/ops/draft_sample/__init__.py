@@ -29,6 +29,6 @@ draft_sample = Op(
     "draft_sample",
     _reference,
     [triton_backend(_load_triton, half_or_single), cpu_backend(_load_cpu, op="draft_sample")],
-    direct=("triton",),
-    edited="logits",
+    direct_backends=("triton",),
+    overlaid="logits",
 )

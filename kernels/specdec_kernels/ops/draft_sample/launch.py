@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...dispatch.workspace import Spec, carve, needs, results
+from ...dispatch.workspace import TensorSpec, carve_workspace, declare_scratch, result_tensors
 from ...overlay import Overlay, folded
 from ...random import BLOCK, DRAFT, RECOVER
 from ...triton_shared.jit import unaligned_vocab
@@ -71,7 +71,7 @@ def columns_of(token_ids: Tensor, columns: Tensor, index: Tensor, places: Tensor
     return columns.fill_(-1).scatter_(0, places, index)
 
 
-def rest_scratch(vocab: int, token_ids: Tensor | None) -> list[Spec]:
+def rest_scratch(vocab: int, token_ids: Tensor | None) -> list[TensorSpec]:
     """What `rest_of` needs: a stand-in for what is absent, and the columns of a smaller draft vocabulary."""
     own, room = (0, 0) if token_ids is None else (token_ids.shape[0], vocab + 1)
     return [((1,), torch.int64), ((room,), torch.int32), ((own,), torch.int32), ((own,), torch.int64)]
@@ -122,7 +122,7 @@ def rest_of(
     return Rest((*p, cells, room, *q, columns, *links, applied, p_scale, q_scale), kind, vocab)
 
 
-def draw_scratch(rows: int, vocab: int) -> list[Spec]:
+def draw_scratch(rows: int, vocab: int) -> list[TensorSpec]:
     """What `draw` needs."""
     blocks = -(-vocab // BLOCK)
     return [((rows, 1 if blocks <= FEW else blocks), torch.float32)]
@@ -179,13 +179,13 @@ def left_of(rest: Rest, firsts: Tensor, nodes: int) -> Tensor:
     return out
 
 
-def _scratch(logits: Tensor, *args: object, **kwargs: object) -> list[Spec]:
+def _scratch(logits: Tensor, *args: object, **kwargs: object) -> list[TensorSpec]:
     rows, vocab = logits.shape
-    own: list[Spec] = [((rows,), torch.int32), ((rows,), torch.int32)]
+    own: list[TensorSpec] = [((rows,), torch.int32), ((rows,), torch.int32)]
     return [*own, *rest_scratch(vocab, None), *draw_scratch(rows, vocab)]
 
 
-@needs(_scratch)
+@declare_scratch(_scratch)
 def draft_sample(
     logits: Tensor,
     inv_t: Tensor,
@@ -202,8 +202,8 @@ def draft_sample(
     workspace: Tensor | None = None,
 ) -> Tensor:
     check(logits, inv_t, lse, cut, tie_id, seeds, root_positions, index, mass)
-    (rows, firsts, *scratch, part), _ = carve("draft_sample", workspace, _scratch(logits), logits.device)
-    (tokens,) = results("draft_sample", out, [((logits.shape[0],), torch.int64)], logits.device)
+    (rows, firsts, *scratch, part), _ = carve_workspace("draft_sample", workspace, _scratch(logits), logits.device)
+    (tokens,) = result_tensors("draft_sample", out, [((logits.shape[0],), torch.int64)], logits.device)
     torch.arange(logits.shape[0], dtype=torch.int32, device=logits.device, out=rows)
     keys = (seeds.contiguous(), root_positions.contiguous(), index.contiguous())
     rest = rest_of((logits, inv_t, lse, cut, tie_id), scratch=scratch, overlay=overlay, op="draft_sample")

@@ -29,5 +29,5 @@ exact_match_verify = Op(
     "exact_match_verify",
     _reference,
     [triton_backend(_load_triton), cpu_backend(_load_cpu, op="exact_match_verify")],
-    direct=("triton",),
+    direct_backends=("triton",),
 )

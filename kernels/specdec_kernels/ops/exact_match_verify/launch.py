@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 
 from ...dispatch import argument_checks
-from ...dispatch.workspace import Spec, carve, needs, path_specs, results
+from ...dispatch.workspace import TensorSpec, carve_workspace, declare_scratch, path_specs, result_tensors
 from ...triton_shared.variant import Variant
 from .reference import check, too_deep
 from .triton_kernel import follow
 
 
-def scratch(tokens: Tensor, offsets: Tensor, *args: object, **kwargs: object) -> list[Spec]:
+def scratch(tokens: Tensor, offsets: Tensor, *args: object, **kwargs: object) -> list[TensorSpec]:
     return [((offsets.shape[0] - 1,), torch.int32)]
 
 
-@needs(scratch)
+@declare_scratch(scratch)
 def exact_match_verify(
     tokens: Tensor,
     offsets: Tensor,
@@ -33,8 +33,8 @@ def exact_match_verify(
 ) -> tuple[Tensor, Tensor, Tensor]:
     check(tokens, offsets, first_child, next_sibling, node_choice, score_only, max_depth=max_depth)
     rows = offsets.shape[0] - 1
-    (stopped,), _ = carve("exact_match_verify", workspace, scratch(tokens, offsets), tokens.device)
-    path, accepted, following = results("exact_match_verify", out, path_specs(rows, max_depth), tokens.device)
+    (stopped,), _ = carve_workspace("exact_match_verify", workspace, scratch(tokens, offsets), tokens.device)
+    path, accepted, following = result_tensors("exact_match_verify", out, path_specs(rows, max_depth), tokens.device)
     if rows:
         links = [part.contiguous() for part in (tokens, offsets, first_child, next_sibling, node_choice)]
         marks = links[0] if score_only is None else score_only.contiguous().view(torch.int8)

@@ -52,7 +52,7 @@ def _op(
 ) -> Op:
     triton = triton_backend(_load_triton(name), why_not)
     backends = [cuda_backend(_load(name)), triton, cpu_backend(_load(name), op="kv_commit_pages")]
-    return Op(name, getattr(reference, name), backends, key=key, look=look)
+    return Op(name, getattr(reference, name), backends, key=key, check_data=look)
 
 
 kv_commit = _op("kv_commit", _key, _no_list, reference.look_in_place)

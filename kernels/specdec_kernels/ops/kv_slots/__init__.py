@@ -27,8 +27,8 @@ kv_slots = Op(
     "kv_slots",
     _reference,
     [triton_backend(_load_triton), cpu_backend(_load_cpu, op="kv_slots")],
-    direct=("triton",),
-    look=_reference,
+    direct_backends=("triton",),
+    check_data=_reference,
 )
 
 __all__ = ["kv_slots"]

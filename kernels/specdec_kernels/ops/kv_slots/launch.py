@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...dispatch.workspace import Spec, results
+from ...dispatch.workspace import TensorSpec, result_tensors
 from ...triton_shared.variant import Variant
 
 
@@ -44,8 +44,8 @@ def kv_slots(
             f"page size {page_size}; expected [B], [B + 1], [nodes] or None, and a page size of at least 1"
         )
     wide = ((nodes,), torch.int64)
-    specs: list[Spec] = [((batch, columns), torch.int32), ((batch,), torch.int32), wide, wide]
-    table, own, slots, positions = results("kv_slots", out, specs, rows.device)
+    specs: list[TensorSpec] = [((batch, columns), torch.int32), ((batch,), torch.int32), wide, wide]
+    table, own, slots, positions = result_tensors("kv_slots", out, specs, rows.device)
     place[(batch + 1,)](
         page_table, lengths, rows, offsets, depth, table, own, slots, positions,
         batch, nodes, capacity, columns,

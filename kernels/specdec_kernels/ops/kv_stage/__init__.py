@@ -43,7 +43,7 @@ kv_stage = Op(
     _reference,
     [cuda_backend(_load), triton_backend(_load_triton, _why_not_triton), cpu_backend(_load, op="kv_stage")],
     key=_key,
-    look=check,
+    check_data=check,
 )
 
 __all__ = ["kv_stage"]

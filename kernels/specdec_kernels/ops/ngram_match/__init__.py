@@ -27,7 +27,7 @@ ngram_match = Op(
     "ngram_match",
     _reference,
     [triton_backend(_load_triton), cpu_backend(_load_cpu, op="ngram_match")],
-    direct=("triton",),
+    direct_backends=("triton",),
 )
 
 __all__ = ["ngram_match"]

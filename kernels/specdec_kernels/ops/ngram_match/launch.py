@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...dispatch import argument_checks
-from ...dispatch.workspace import Spec, carve, needs, results
+from ...dispatch.workspace import TensorSpec, carve_workspace, declare_scratch, result_tensors
 from ...triton_shared.variant import Variant
 from .reference import check_sizes
 
@@ -29,12 +29,12 @@ def _pieces(size: int, batch: int) -> int:
 
 def _scratch(
     tokens: Tensor, starts: Tensor, lengths: Tensor, n_max: int, n_min: int, num_tokens: int, frequent: bool = False
-) -> list[Spec]:
+) -> list[TensorSpec]:
     batch = starts.shape[0]
     return [((batch, _pieces(tokens.shape[0], batch)), torch.int64)] * (1 + frequent)
 
 
-@needs(_scratch)
+@declare_scratch(_scratch)
 def ngram_match(
     tokens: Tensor,
     starts: Tensor,
@@ -51,11 +51,11 @@ def ngram_match(
 
     check_sizes(tokens, starts, lengths, n_max, n_min, num_tokens)
     batch, size, device = starts.shape[0], tokens.shape[0], tokens.device
-    shapes: list[Spec] = [((batch, num_tokens), torch.int64), ((batch,), torch.int32)]
-    drafts, matched = results("ngram_match", out, shapes, device)
+    shapes: list[TensorSpec] = [((batch, num_tokens), torch.int64), ((batch,), torch.int32)]
+    drafts, matched = result_tensors("ngram_match", out, shapes, device)
     pieces = _pieces(size, batch)
     wanted = _scratch(tokens, starts, lengths, n_max, n_min, num_tokens, frequent)
-    (best, *more), _ = carve("ngram_match", workspace, wanted, device)
+    (best, *more), _ = carve_workspace("ngram_match", workspace, wanted, device)
     counts = more[0] if more else best
     where = argument_checks.make_contiguous(tokens, starts, lengths)
     if batch == 0:

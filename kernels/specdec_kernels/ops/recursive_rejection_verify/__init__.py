@@ -47,8 +47,8 @@ recursive_rejection_verify = Op(
     _verify,
     [triton_backend(_load_triton_verify, _why_not), cpu_backend(_load_verify, op="recursive_rejection_verify")],
     key=_key,
-    direct=("triton",),
-    edited="target",
+    direct_backends=("triton",),
+    overlaid="target",
 )
 recursive_rejection_thresholds = Op(
     "recursive_rejection_thresholds",
@@ -58,5 +58,5 @@ recursive_rejection_thresholds = Op(
         cpu_backend(_load_thresholds, op="recursive_rejection_thresholds"),
     ],
     key=_key,
-    edited="target",
+    overlaid="target",
 )

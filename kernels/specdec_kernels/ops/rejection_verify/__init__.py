@@ -71,8 +71,8 @@ rejection_verify = Op(
     _verify,
     [triton_backend(_load_triton_verify, _why_not), cpu_backend(_load_verify, op="rejection_verify")],
     key=_key,
-    direct=("triton",),
-    edited="target",
+    direct_backends=("triton",),
+    overlaid="target",
 )
 rejection_verify_logits = Op(
     "rejection_verify_logits",
@@ -82,13 +82,13 @@ rejection_verify_logits = Op(
         cpu_backend(_load_verify_logits, op="rejection_verify_logits"),
     ],
     key=dists_key(**_LOGITS),
-    direct=("triton",),
-    edited="logits",
+    direct_backends=("triton",),
+    overlaid="logits",
 )
 rejection_thresholds = Op(
     "rejection_thresholds",
     _thresholds,
     [triton_backend(_load_triton_thresholds, _why_not), cpu_backend(_load_thresholds, op="rejection_thresholds")],
     key=_key,
-    edited="target",
+    overlaid="target",
 )

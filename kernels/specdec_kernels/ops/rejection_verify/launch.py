@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...dispatch import argument_checks
-from ...dispatch.workspace import Spec, carve, needs, path_specs, results, total
+from ...dispatch.workspace import TensorSpec, carve_workspace, declare_scratch, path_specs, result_tensors, total_bytes
 from ...overlay import Overlay
 from ...triton_shared.jit import lanes_for
 from ...triton_shared.variant import Variant, size_type
@@ -32,13 +32,13 @@ class _Chains:
         tokens: Tensor, offsets: Tensor, proposal_kinds: Tensor, dist_index: Tensor, target: Distribution,
         draft: Distribution | None = None,
         token_ids: Tensor | None = None, *args: object, **kwargs: object,
-    ) -> list[Spec]:  # fmt: skip
+    ) -> list[TensorSpec]:  # fmt: skip
         """Per node: children, applied, distribution row, threshold, scale, reach; per row: last node, its child;
         the rest.
         """
         nodes, rows, vocab = (tokens.shape[0],), (offsets.shape[0] - 1,), target[0].shape[1]
         single, integer = torch.float32, torch.int32
-        own: list[Spec] = [*[(nodes, integer)] * 3, (nodes, single), (nodes, single), (nodes, torch.float64)]
+        own: list[TensorSpec] = [*[(nodes, integer)] * 3, (nodes, single), (nodes, single), (nodes, torch.float64)]
         return [*own, (rows, integer), (rows, integer), *rest_scratch(vocab, token_ids), *draw_scratch(rows[0], vocab)]
 
     def __init__(
@@ -52,7 +52,7 @@ class _Chains:
         self.steps = lanes_for(depth + 1)
         self.offsets = offsets.contiguous()
         chain = (tokens, offsets, proposal_kinds, dist_index, target, draft, token_ids)
-        parts, _ = carve(op, workspace, self.scratch(*chain), tokens.device)
+        parts, _ = carve_workspace(op, workspace, self.scratch(*chain), tokens.device)
         self.children, applied, source, self.threshold, scale, self.reach, self.last, self.firsts = parts[:8]
         *rest, self.part = parts[8:]
         self.children.fill_(-1)
@@ -64,7 +64,7 @@ class _Chains:
         self.rest: Rest = rest_of(
             target, draft, token_ids, tree, steps, chain=True, scratch=rest, overlay=overlay, op=op
         )
-        self.path, self.accepted, self.tokens = results(op, out, path_specs(self.rows, depth), tokens.device)
+        self.path, self.accepted, self.tokens = result_tensors(op, out, path_specs(self.rows, depth), tokens.device)
 
     def weigh(self, seeds: Tensor, positions: Tensor, uniforms: Tensor | None, walking: bool) -> None:
         explicit = self.threshold if uniforms is None else uniforms.contiguous()
@@ -97,7 +97,7 @@ class _Chains:
         return self.path, self.accepted, self.tokens
 
 
-@needs(_Chains.scratch)
+@declare_scratch(_Chains.scratch)
 def rejection_verify(
     tokens: Tensor,
     offsets: Tensor,
@@ -127,17 +127,19 @@ def rejection_verify(
 def _scratch_logits(
     tokens: Tensor, offsets: Tensor, proposal_kinds: Tensor, dist_index: Tensor, logits: Tensor, sampling: object,
     draft: Distribution | None, token_ids: Tensor | None, *args: object, max_depth: int, **kwargs: object,
-) -> list[Spec]:  # fmt: skip
+) -> list[TensorSpec]:  # fmt: skip
     """Of both parts; per node: whether its distribution is not needed, whether it has no child; per row: its last
     node.
     """
     chain = _Chains.scratch(tokens, offsets, proposal_kinds, dist_index, (logits,) * 5, draft, token_ids)
     nodes, rows = tokens.shape[0], offsets.shape[0] - 1
-    parts: list[Spec] = [((total(part),), torch.uint8) for part in (dist_scratch(logits, pivots=tokens), chain)]
+    parts: list[TensorSpec] = [
+        ((total_bytes(part),), torch.uint8) for part in (dist_scratch(logits, pivots=tokens), chain)
+    ]
     return [*parts, ((nodes + 1,), torch.bool), ((nodes,), torch.bool), ((rows,), torch.int64)]
 
 
-@needs(_scratch_logits)
+@declare_scratch(_scratch_logits)
 def rejection_verify_logits(
     tokens: Tensor,
     offsets: Tensor,
@@ -164,7 +166,7 @@ def rejection_verify_logits(
     shaped = (logits, temperature, top_p, min_p, top_k)  # as the distribution will be, which is not there yet
     check(*chain, shaped, draft, token_ids, seeds, root_positions, max_depth=max_depth, rule=rule)
     sizes = _scratch_logits(*chain, logits, sampling, draft, token_ids, max_depth=max_depth)
-    (of_stats, of_chain, off, childless, index), _ = carve(op, workspace, sizes, logits.device)
+    (of_stats, of_chain, off, childless, index), _ = carve_workspace(op, workspace, sizes, logits.device)
     given, found = (None, None) if out is None else (out[:3], out[3:])
     drafted = tokens[1:]  # after a node comes its child, or another row's root
     given_stats = {"overlay": overlay, "out": found, "workspace": of_stats}

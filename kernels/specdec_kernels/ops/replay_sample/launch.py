@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...dispatch.workspace import Spec, carve, needs, results
+from ...dispatch.workspace import TensorSpec, carve_workspace, declare_scratch, result_tensors
 from ...overlay import Overlay, folded
 from ...triton_shared.jit import unaligned_vocab
 from ...triton_shared.variant import Variant, size_type
@@ -18,12 +18,12 @@ TILES = 2
 WARPS = 8
 
 
-def scratch(logits: Tensor, *args: object, **kwargs: object) -> list[Spec]:
+def scratch(logits: Tensor, *args: object, **kwargs: object) -> list[TensorSpec]:
     rows, vocab = logits.shape
     return [((rows, -(-vocab // (TILE * TILES))), torch.int64)]
 
 
-@needs(scratch)
+@declare_scratch(scratch)
 def replay_sample(
     logits: Tensor,
     inv_t: Tensor,
@@ -39,8 +39,8 @@ def replay_sample(
 ) -> Tensor:
     check(logits, inv_t, cut, tie_id, seeds, positions, noise)
     rows, vocab = logits.shape
-    (best,), _ = carve("replay_sample", workspace, scratch(logits), logits.device)
-    (tokens,) = results("replay_sample", out, [((rows,), torch.int64)], logits.device)
+    (best,), _ = carve_workspace("replay_sample", workspace, scratch(logits), logits.device)
+    (tokens,) = result_tensors("replay_sample", out, [((rows,), torch.int64)], logits.device)
     if rows:
         count = best.shape[1]
         dist = [part.contiguous() for part in (inv_t, cut, tie_id, seeds, positions)]

@@ -30,6 +30,6 @@ replay_verify = Op(
     _reference,
     [triton_backend(_load_triton, dists_half_or_single(logits=5)), cpu_backend(_load_cpu, op="replay_verify")],
     key=dists_key(logits=5),
-    direct=("triton",),
-    edited="logits",
+    direct_backends=("triton",),
+    overlaid="logits",
 )

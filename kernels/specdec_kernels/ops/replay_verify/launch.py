@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...dispatch.workspace import Spec, carve, needs, path_specs, results, total
+from ...dispatch.workspace import TensorSpec, carve_workspace, declare_scratch, path_specs, result_tensors, total_bytes
 from ...overlay import Overlay
 from ...random import BLOCK
 from ...triton_shared.variant import Variant
@@ -28,20 +28,20 @@ def _scratch(
     tokens: Tensor, offsets: Tensor, first_child: Tensor, next_sibling: Tensor, score_only: Tensor | None,
     logits: Tensor,
     *args: object, max_depth: int, **kwargs: object,
-) -> list[Spec]:  # fmt: skip
+) -> list[TensorSpec]:  # fmt: skip
     """Of the three parts; per node: parent, seed, position, choice, whether it is off the paths; nodes of the paths."""
     nodes, rows = tokens.shape[0], offsets.shape[0] - 1
     parts = (dist_scratch(logits, pivots=tokens), choice_scratch(logits), walk_scratch(tokens, offsets))
     types = (torch.int32, torch.int64, torch.int32, torch.int64)
     return [
-        *(((total(part),), torch.uint8) for part in parts),
+        *(((total_bytes(part),), torch.uint8) for part in parts),
         *(((nodes,), dtype) for dtype in types),
         ((nodes + 1,), torch.bool),
         ((rows * (max_depth + 1),), torch.int64),
     ]
 
 
-@needs(_scratch)
+@declare_scratch(_scratch)
 def replay_verify(
     tokens: Tensor,
     offsets: Tensor,
@@ -63,11 +63,11 @@ def replay_verify(
     check(*links, score_only, logits, sampling, seeds, root_positions, max_depth=max_depth)
     (nodes, vocab), rows = logits.shape, offsets.shape[0] - 1
     sizes = _scratch(*links, score_only, logits, max_depth=max_depth)
-    parts, _ = carve(op, workspace, sizes, tokens.device)
+    parts, _ = carve_workspace(op, workspace, sizes, tokens.device)
     of_stats, of_choice, of_walk, parents, node_seeds, node_positions, choice, off, index = parts
     single, statistics = torch.float32, [torch.float32] * 3 + [torch.int32]
-    dists: list[Spec] = [*(((nodes,), dtype) for dtype in statistics), ((nodes, -(-vocab // BLOCK)), single)]
-    found = results(op, out, [*path_specs(rows, max_depth), *dists], tokens.device)
+    dists: list[TensorSpec] = [*(((nodes,), dtype) for dtype in statistics), ((nodes, -(-vocab // BLOCK)), single)]
+    found = result_tensors(op, out, [*path_specs(rows, max_depth), *dists], tokens.device)
     drafted = tokens[1:]  # a chain's node has its child behind it, as every root has
     inv_t, _, cut, tie_id, _ = stats = distribution_stats(
         logits, *sampling, masses=True, pivots=drafted, overlay=overlay, out=found[3:], workspace=of_stats

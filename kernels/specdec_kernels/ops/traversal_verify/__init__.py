@@ -45,13 +45,13 @@ traversal_verify = Op(
     _verify,
     [triton_backend(_load_triton_verify, _why_not), cpu_backend(_load_verify, op="traversal_verify")],
     key=_key,
-    direct=("triton",),
-    edited="target",
+    direct_backends=("triton",),
+    overlaid="target",
 )
 traversal_thresholds = Op(
     "traversal_thresholds",
     _thresholds,
     [triton_backend(_load_triton_thresholds, _why_not), cpu_backend(_load_thresholds, op="traversal_thresholds")],
     key=_key,
-    edited="target",
+    overlaid="target",
 )

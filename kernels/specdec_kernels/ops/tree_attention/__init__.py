@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ...dispatch.extension import cpu_backend, on_device
+from ...dispatch.extension import cpu_backend, why_not_on_device
 from ...dispatch.operator import Backend, Op
 from ...triton_shared.triton_backend import triton_backend
 from . import sdpa_kernel
@@ -46,7 +46,7 @@ def _one_dtype(query: Tensor, key_cache: Tensor, *args: Any, **kwargs: Any) -> s
 
 def _why_not_sdpa(*args: Any, **kwargs: Any) -> str | None:
     return (
-        on_device("cpu", (*args, *kwargs.values()))
+        why_not_on_device("cpu", (*args, *kwargs.values()))
         or _one_dtype(*args, **kwargs)
         or sdpa_kernel.why_not(*args, **kwargs)
     )
@@ -83,7 +83,7 @@ tree_attention = Op(
         cpu_backend(_load_cpu, _one_dtype, op="tree_attention"),
     ],
     key=_key,
-    look=look,
+    check_data=look,
 )
 attention_plan = Op("attention_plan", _plan_reference, [triton_backend(_load_plan)])
 
@@ -102,7 +102,7 @@ def plan_for(
     """The plan of `tree_attention` calls with tensors of these shapes, for all layers of a pass; None where the backend
     that serves them uses none, or rows may be too long to number their tiles in 32 bits. Arguments as in
     `tree_attention`; of query, caches and page table only shapes and dtypes count."""
-    if tree_attention.choose(query, key_cache, page_table, lengths, offsets, scale=1.0) != "triton":
+    if tree_attention.choose_backend(query, key_cache, page_table, lengths, offsets, scale=1.0) != "triton":
         return None
     from .launch import countable, plan_numbers
 

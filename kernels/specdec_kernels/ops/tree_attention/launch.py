@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...dispatch.workspace import Spec, carve, needs, results
+from ...dispatch.workspace import TensorSpec, carve_workspace, declare_scratch, result_tensors
 from ...triton_shared.jit import lanes_for
 from . import shares
 from .checks import check
@@ -85,7 +85,7 @@ def cut(query: Tensor, key_cache: Tensor, page_table: Tensor, batch_invariant: b
 def _scratch(
     query: Tensor, key_cache: Tensor, value_cache: Tensor, page_table: Tensor, *args: Any,
     batch_invariant: bool = False, plan: AttentionPlan | None = None, **kwargs: Any,
-) -> list[Spec]:  # fmt: skip
+) -> list[TensorSpec]:  # fmt: skip
     """float32 numbers for parts of answers."""
     if plan is not None and not batch_invariant:
         return [((shares.part_size(plan, query.shape[2]),), torch.float32)]
@@ -129,7 +129,7 @@ def why_not(query: Tensor, key_cache: Tensor, *args: object, **kwargs: object) -
     return None
 
 
-@needs(_scratch)
+@declare_scratch(_scratch)
 def tree_attention(
     query: Tensor,
     key_cache: Tensor,
@@ -164,7 +164,7 @@ def tree_attention(
     pages, page_size, kv_heads, _ = key_cache.shape
     batch, columns = page_table.shape
     if return_lse:
-        (lse,) = results("tree_attention", lse, [((nodes, heads), torch.float32)], query.device)
+        (lse,) = result_tensors("tree_attention", lse, [((nodes, heads), torch.float32)], query.device)
     if nodes == 0:
         return result if lse is None else (result, lse)
     shape = cut(query, key_cache, page_table, batch_invariant)
@@ -175,7 +175,7 @@ def tree_attention(
     else:
         plan = None
     wanted = _scratch(query, key_cache, value_cache, page_table, batch_invariant=batch_invariant, plan=plan)
-    (memory,), _ = carve("tree_attention", workspace, wanted, query.device)
+    (memory,), _ = carve_workspace("tree_attention", workspace, wanted, query.device)
     strides = (
         columns, page_table.stride(0), 0 if ancestors is None else ancestors.shape[1],
         query.stride(0), query.stride(1), key_cache.stride(0), key_cache.stride(1), key_cache.stride(2),

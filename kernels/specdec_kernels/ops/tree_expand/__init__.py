@@ -44,5 +44,5 @@ tree_expand = Op(
     _reference,
     [triton_backend(_load_triton, _why_not_triton), cpu_backend(_load_cpu, op="tree_expand")],
     key=_key,
-    direct=("triton",),
+    direct_backends=("triton",),
 )

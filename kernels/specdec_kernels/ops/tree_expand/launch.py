@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from triton import next_power_of_2
 
-from ...dispatch.workspace import Spec, carve, needs, results
+from ...dispatch.workspace import TensorSpec, carve_workspace, declare_scratch, result_tensors
 from ...triton_shared.jit import lanes_for, unaligned_vocab
 from ...triton_shared.variant import Variant, size_type
 from .reference import check
@@ -34,13 +34,13 @@ def why_not(logits: Tensor, width: int) -> str | None:
     return None
 
 
-def scratch(logits: Tensor, *args: Any, width: int, **kwargs: Any) -> list[Spec]:
+def scratch(logits: Tensor, *args: Any, width: int, **kwargs: Any) -> list[TensorSpec]:
     nodes, vocab = logits.shape
     count = _pieces(vocab)
     return [((nodes, count, width), torch.int64), ((nodes, count), torch.float32), ((nodes, count), torch.float32)]
 
 
-@needs(scratch)
+@declare_scratch(scratch)
 def tree_expand(
     logits: Tensor,
     inv_t: Tensor,
@@ -62,10 +62,14 @@ def tree_expand(
 
     check(logits, inv_t, cut, tie_id, offsets, scores, width, keep, sharpness, seeds, positions)
     (nodes, vocab), trees, device = logits.shape, offsets.shape[0] - 1, logits.device
-    shapes: list[Spec] = [((nodes, width), torch.int64), ((nodes, width), torch.float32), ((trees, keep), torch.int32)]
-    tokens, found, best = answer = results("tree_expand", out, shapes, device)
+    shapes: list[TensorSpec] = [
+        ((nodes, width), torch.int64),
+        ((nodes, width), torch.float32),
+        ((trees, keep), torch.int32),
+    ]
+    tokens, found, best = answer = result_tensors("tree_expand", out, shapes, device)
     count = _pieces(vocab)
-    parts, _ = carve("tree_expand", workspace, scratch(logits, width=width), device)
+    parts, _ = carve_workspace("tree_expand", workspace, scratch(logits, width=width), device)
     dist = [part.contiguous() for part in (inv_t, cut, tie_id, scores)]
     keys = (dist[2], dist[2]) if seeds is None or positions is None else (seeds.contiguous(), positions.contiguous())
     if nodes:

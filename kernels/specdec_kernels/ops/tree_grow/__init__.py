@@ -45,5 +45,5 @@ tree_grow = Op(
     _reference,
     [triton_backend(_load_triton, _why_not_triton), cpu_backend(_load_cpu, op="tree_grow")],
     key=_key,
-    direct=("triton",),
+    direct_backends=("triton",),
 )

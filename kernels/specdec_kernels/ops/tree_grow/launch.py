@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...dispatch.workspace import Spec, carve, needs, results, total
+from ...dispatch.workspace import TensorSpec, carve_workspace, declare_scratch, result_tensors, total_bytes
 from ...triton_shared.jit import lanes_for
 from ...triton_shared.variant import Variant
 from ..tree_expand.launch import scratch as expand_scratch
@@ -20,17 +20,17 @@ from .reference import Growth, begin, check
 def _scratch(
     logits: Tensor, inv_t: Tensor, cut: Tensor, tie_id: Tensor, offsets: Tensor, growth: Growth, *, width: int,
     **kwargs: Any,
-) -> list[Spec]:  # fmt: skip
+) -> list[TensorSpec]:  # fmt: skip
     """Per node that grows: score, seed, position, children and their scores; per tree: the best of these and its end;
     what tree_expand needs."""
     (nodes, vocab), trees, single, integer = logits.shape, offsets.shape[0] - 1, torch.float32, torch.int32
     kids, wide = min(width, vocab), torch.int64
-    own: list[Spec] = [((nodes,), single), ((nodes,), wide), ((nodes,), integer)]
-    found: list[Spec] = [((nodes, kids), wide), ((nodes, kids), single), ((trees, growth.keep), integer)]
-    return [*own, *found, ((trees + 1,), integer), ((total(expand_scratch(logits, width=kids)),), torch.uint8)]
+    own: list[TensorSpec] = [((nodes,), single), ((nodes,), wide), ((nodes,), integer)]
+    found: list[TensorSpec] = [((nodes, kids), wide), ((nodes, kids), single), ((trees, growth.keep), integer)]
+    return [*own, *found, ((trees + 1,), integer), ((total_bytes(expand_scratch(logits, width=kids)),), torch.uint8)]
 
 
-@needs(_scratch)
+@declare_scratch(_scratch)
 def tree_grow(
     logits: Tensor,
     inv_t: Tensor,
@@ -56,11 +56,13 @@ def tree_grow(
     (trees, columns), keep, kids = growth.tokens.shape, growth.keep, min(width, logits.shape[1])
     (nodes, _), reach, device = logits.shape, min(width, keep), logits.device
     most = 1 + (keep if last else (level + 1) * reach)
-    chain_layout: list[Spec] = [((trees * most,), torch.int64), ((trees * most,), torch.int32)]
+    chain_layout: list[TensorSpec] = [((trees * most,), torch.int64), ((trees * most,), torch.int32)]
     specs = [*chain_layout, ((2, trees), torch.int32), *plan_specs(trees * most, most)]
-    packed, links, counts, *plan = results(op, out, specs, device)
+    packed, links, counts, *plan = result_tensors(op, out, specs, device)
     sizes = _scratch(logits, *dist, offsets, growth, width=width)
-    (own, node_seeds, node_positions, children, found, best, bounds, memory), _ = carve(op, workspace, sizes, device)
+    (own, node_seeds, node_positions, children, found, best, bounds, memory), _ = carve_workspace(
+        op, workspace, sizes, device
+    )
     if level == 0:
         begin(growth)
     offsets = offsets.contiguous()

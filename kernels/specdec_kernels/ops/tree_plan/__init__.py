@@ -46,6 +46,6 @@ tree_plan = Op(
     _reference,
     [triton_backend(_load_triton, _why_not_triton), cpu_backend(_load_cpu)],
     key=_key,
-    direct=("triton",),
-    look=_reference,
+    direct_backends=("triton",),
+    check_data=_reference,
 )

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...dispatch.workspace import Spec, results
+from ...dispatch.workspace import TensorSpec, result_tensors
 from ...triton_shared.jit import lanes_for
 from ...triton_shared.variant import Variant
 from .plan import MOST_NODES, MOST_ROWS, TreePlan
@@ -28,7 +28,7 @@ def why_not(parents: Tensor, offsets: Tensor, max_nodes: int | None = None) -> s
     return None if most <= MOST_NODES else f"rows of up to {most} nodes; at most {MOST_NODES} (give max_nodes)"
 
 
-def plan_specs(nodes: int, most: int) -> list[Spec]:
+def plan_specs(nodes: int, most: int) -> list[TensorSpec]:
     """The tensors of a TreePlan for rows of at most so many nodes."""
     shapes = ((nodes,), (nodes,), (nodes, max(1, -(-most // 32))), (nodes,), (nodes,))
     return [(shape, torch.int32) for shape in shapes]
@@ -44,7 +44,9 @@ def tree_plan(parents: Tensor, offsets: Tensor, max_nodes: int | None = None, *,
     if offsets.shape[0] < 1:
         raise ValueError("tree_plan: offsets is empty; expected B + 1 entries; an empty batch has offsets [0]")
     nodes, batch = parents.shape[0], offsets.shape[0] - 1
-    made = results("tree_plan", out, plan_specs(nodes, nodes if max_nodes is None else max_nodes), parents.device)
+    made = result_tensors(
+        "tree_plan", out, plan_specs(nodes, nodes if max_nodes is None else max_nodes), parents.device
+    )
     words = made[2].shape[1]
     size = block(words)
     if nodes:

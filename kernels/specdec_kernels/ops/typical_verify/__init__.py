@@ -30,6 +30,6 @@ typical_verify = Op(
     _reference,
     [triton_backend(_load_triton, dists_half_or_single(target=4)), cpu_backend(_load_cpu, op="typical_verify")],
     key=dists_key(target=4),
-    direct=("triton",),
-    edited="target",
+    direct_backends=("triton",),
+    overlaid="target",
 )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...dispatch.workspace import Spec, carve, needs, path_specs, results
+from ...dispatch.workspace import TensorSpec, carve_workspace, declare_scratch, path_specs, result_tensors
 from ...overlay import Overlay
 from ...triton_shared.variant import Variant, size_type
 from .._proposals.reference import Distribution
@@ -25,14 +25,14 @@ TILE = 64
 def _scratch(
     tokens: Tensor, offsets: Tensor, first_child: Tensor, next_sibling: Tensor, target: Distribution, *args: object,
     **kwargs: object,
-) -> list[Spec]:  # fmt: skip
+) -> list[TensorSpec]:  # fmt: skip
     """Per node: entropies of the pieces, parent, mark; per row: last node, its refused child (none); the draw's."""
     (nodes, vocab), rows, integer = target[0].shape, offsets.shape[0] - 1, torch.int32
-    own: list[Spec] = [((nodes, -(-vocab // PIECE)), torch.float64), ((nodes,), integer), ((nodes,), integer)]
+    own: list[TensorSpec] = [((nodes, -(-vocab // PIECE)), torch.float64), ((nodes,), integer), ((nodes,), integer)]
     return [*own, ((rows,), integer), ((rows,), integer), *rest_scratch(vocab, None), *draw_scratch(rows, vocab)]
 
 
-@needs(_scratch)
+@declare_scratch(_scratch)
 def typical_verify(
     tokens: Tensor,
     offsets: Tensor,
@@ -53,9 +53,9 @@ def typical_verify(
     tree = (tokens, offsets, first_child, next_sibling)
     check(*tree, target, score_only, seeds, root_positions, epsilon, delta, max_depth)
     sizes, rows = _scratch(*tree, target), offsets.shape[0] - 1
-    parts, _ = carve("typical_verify", workspace, sizes, tokens.device)
+    parts, _ = carve_workspace("typical_verify", workspace, sizes, tokens.device)
     sums, parents, marks, last, firsts, *rest, part = parts
-    path, accepted, following = results("typical_verify", out, path_specs(rows, max_depth), tokens.device)
+    path, accepted, following = result_tensors("typical_verify", out, path_specs(rows, max_depth), tokens.device)
     if rows:
         dists = rest_of(target, scratch=rest, overlay=overlay, op="typical_verify")
         dist, fold = dists.target, dists.kind[4]
