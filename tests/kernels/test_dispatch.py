@@ -20,7 +20,7 @@ from torch import Tensor
 
 from specdec_kernels import OPS, Backend, FallbackWarning, Op, UnsupportedError, explain, use_backend
 from specdec_kernels.dispatch import extension
-from specdec_kernels.dispatch.operator import _parse_wish
+from specdec_kernels.dispatch.operator import _parse_request
 
 CALLS: list[str] = []
 
@@ -206,7 +206,7 @@ def test_an_operator_that_the_environment_misspells_is_told() -> None:
     [("", None), ("auto", None), ("reference", "reference"), ("cpu,kv_stage=b", "cpu"), (" cpu , tree_plan = x ", "x")],
 )
 def test_a_wish_in_words(text: str, name: str | None) -> None:
-    wish = _parse_wish(text)
+    wish = _parse_request(text)
     assert (wish.name_for("tree_plan") if wish else None) == name
 
 
