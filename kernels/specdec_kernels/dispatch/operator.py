@@ -326,6 +326,7 @@ class Op:
                 if backend.name == REFERENCE and wanted is None and reasons and not quiet:
                     self._warn_fallback("; ".join(reasons))
                 run = backend.load()
+                run = debug_mode.with_logits_check(self.name, self.reference, run) if debug_mode.ENABLED else run
                 return backend.name, self.with_data_check(run) if backend.name in ("cuda", "triton") else run
             reasons.append(f"{backend.name}: {reason}")
         everyone = [
