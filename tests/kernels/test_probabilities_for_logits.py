@@ -24,10 +24,10 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         pytest.skip("no extension")
     monkeypatch.setattr(debug_mode, "ENABLED", True)
     for op in OPS.values():
-        op.forget()
+        op.clear_choices()
     yield request.param
     for op in OPS.values():
-        op.forget()
+        op.clear_choices()
 
 
 def settings(rows: int) -> list[torch.Tensor]:
