@@ -36,7 +36,8 @@ def test_nothing_speaks_of_one_machine(root: Path, listed: Listed) -> None:
 def test_a_planted_path_is_caught(tmp_path: Path, write: Write) -> None:
     text = (
         "See `tests/gone.py`, [this](docs/gone.md), `tests/test_<name>.py`, `tests/*.py`, "
-        "`tests/here.py::test_x`, `huggingface.co/tests`.\n```bash\npytest tests/gone2.py -q\n```\n"
+        "`tests/here.py::test_x`, `huggingface.co/tests`.\n```bash\npytest tests/gone2.py -q\n"
+        "cp tests/here.py tests/mine.py\n```\n"
     )
     (document, _) = write({"README.md": text, "tests/here.py": ""})
     assert missing_paths(tmp_path, [document]) == [

@@ -22,6 +22,7 @@ def named_paths(text: str) -> Iterator[str]:
     spans = re.findall(r"`([^`\n]+)`", prose)
     links = [link for link in re.findall(r"\]\(([^)#\s]+)", prose) if "://" not in link]
     shell = [block.source for block in fences(text) if block.language in (*SHELL, "text")]
+    shell = [re.sub(r"^(cp .*) \S+$", r"\1", source, flags=re.MULTILINE) for source in shell]  # a copy is new
     for piece in [*spans, *links, *shell]:
         for word in re.split(r"[\s,;:()'\"=|]+|::", piece):
             if re.search(r"[<>*{}$]", word) or not PATH.fullmatch(word):
