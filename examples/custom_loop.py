@@ -23,7 +23,7 @@ from specdec_fast import (
 )
 from specdec_fast.engine.state import DecodeState
 from specdec_fast.loading import load_model, load_tokenizer
-from specdec_fast.sampling.pipeline import target_distributions
+from specdec_fast.sampling.target_distributions import target_distributions
 from specdec_kernels import TreePlan, exact_match_verify, replay_sample, tree_plan
 
 PROMPT = "1:1 And the sons of Adam were seven; and the sons of Noah were three; and the sons of"
@@ -85,7 +85,7 @@ def main() -> None:
         check_with_operators(draft, plan, dists, rng, acceptance)
 
         target.cache.commit(draft.rows, slots, acceptance.path, acceptance.num_accepted)
-        [(emitted, num_accepted)] = state.read(draft, acceptance)
+        [(emitted, num_accepted)] = state.read_emitted_tokens(draft, acceptance)
         state.append([row], [emitted])
         drafter.observe(state, draft, acceptance, output)
         steps += 1

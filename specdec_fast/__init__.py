@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from specdec_fast.interfaces import Rng as Rng
     from specdec_fast.loading import load as load
     from specdec_fast.rules import get_rule as get_rule
-    from specdec_fast.sampling.pipeline import SamplingParams as SamplingParams
+    from specdec_fast.sampling.params import SamplingParams as SamplingParams
     from specdec_fast.targets.huggingface import HuggingFaceTarget as HuggingFaceTarget
 
 

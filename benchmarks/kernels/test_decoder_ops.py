@@ -17,7 +17,7 @@ import torch
 
 from specdec_fast import HuggingFaceTarget
 from specdec_fast.loading import load_model
-from specdec_fast.sampling.pipeline import Sampling
+from specdec_fast.sampling.sampling_tensors import SamplingTensors
 from specdec_fast.targets.fused_forward import why_not_fused
 from specdec_kernels.dispatch import extension
 
@@ -92,7 +92,7 @@ def chained(rows: int, drafts: int, together: bool) -> Callable[[], float]:
     target.extend(batch, torch.arange(rows * CONTEXT) * 7 % 1000, ends * CONTEXT, logits=False)
     tokens, last, one = torch.arange(rows) * 11 % 1000, ends[1:].long() - 1, torch.ones(rows)
     seeds, roots = torch.arange(rows), torch.full((rows,), CONTEXT, dtype=torch.int32)
-    sampling = Sampling(one, (0 * one).int(), one, 0 * one, seeds, any_greedy=False, any_filter=False)
+    sampling = SamplingTensors(one, (0 * one).int(), one, 0 * one, seeds, any_greedy=False, any_filter=False)
     asked = sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, seeds, roots
 
     def apart() -> None:
@@ -100,7 +100,7 @@ def chained(rows: int, drafts: int, together: bool) -> Callable[[], float]:
         for level in range(drafts):
             logits = target.extend(batch, fed, ends, logits=last).logits
             assert logits is not None
-            fed = sampling.choose(logits, roots + level + 1)
+            fed = sampling.sample_replay(logits, roots + level + 1)
 
     def run() -> float:
         target.cache.rollback(batch, roots)

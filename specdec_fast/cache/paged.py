@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from specdec_fast.cache.pages import PageAllocator
-from specdec_fast.core.device_transfer import upload, write_at
+from specdec_fast.core.device_transfer import upload_values, write_entries
 from specdec_fast.interfaces import Slots
 from specdec_kernels import CacheTable, TreePlan, kv_commit, kv_slots
 
@@ -114,7 +114,7 @@ class PagedCache:
             return False
         start = len(owned)
         try:
-            upload(taken, self.page_table[row, start : start + missing])
+            upload_values(taken, self.page_table[row, start : start + missing])
         except BaseException:
             self.pages.give_back(taken)
             raise
@@ -164,7 +164,7 @@ class PagedCache:
             for row, length in zip(rows, lengths, strict=True):
                 self._lengths_here[row] = length
         else:
-            write_at(rows, lengths, self.lengths)
+            write_entries(rows, lengths, self.lengths)
 
     def fork(self, source: int, row: int, length: int) -> bool:
         """Let an empty row read the first `length` tokens of another: whole pages shared, the last one copied.
@@ -187,7 +187,7 @@ class PagedCache:
                 for pool in self._all:
                     pool[copied[0], :rest] = pool[origin, :rest]
             if owned:
-                upload(owned, self.page_table[row, : len(owned)])
+                upload_values(owned, self.page_table[row, : len(owned)])
         except BaseException:
             self.pages.give_back(owned)
             raise

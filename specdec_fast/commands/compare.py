@@ -13,7 +13,7 @@ import torch
 from specdec_fast.engine.engine import Engine
 from specdec_fast.engine.stats import RequestStats
 from specdec_fast.rules import get_rule
-from specdec_fast.sampling.pipeline import SamplingParams
+from specdec_fast.sampling.params import SamplingParams
 from specdec_kernels.random import replay_noise
 
 if TYPE_CHECKING:

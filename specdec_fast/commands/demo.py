@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from specdec_fast.commands.compare import Comparison
     from specdec_fast.commands.prompts import WorkItem
     from specdec_fast.engine.engine import Engine
-    from specdec_fast.sampling.pipeline import SamplingParams
+    from specdec_fast.sampling.params import SamplingParams
 
 # without --repeats: a fast machine repeats, a slow one is not kept waiting
 _MOST_REPEATS, _BUDGET_SECONDS = 3, 10.0
@@ -81,7 +81,7 @@ def demo(
         raise ValueError(
             "demo: got no drafter to compare with; pass --draft MODEL or --drafter NAME (for example ngram)"
         )
-    from specdec_fast.sampling.pipeline import SamplingParams
+    from specdec_fast.sampling.params import SamplingParams
 
     chosen = temperature or ([0.0] if rule == "greedy" else list(_DEFAULT_TEMPERATURES))
     params = [SamplingParams(temperature=t, max_new_tokens=max_new_tokens, seed=seed) for t in chosen]

@@ -113,9 +113,11 @@ def print_conclusion(out: Console, done: list[Comparison], header: dict[str, Any
         shares.append(f"{share}% {'not drafted' if name == 'plain' else name}", STYLES[name]).append("  ")
     shares.rstrip()
     out.print(shares)
+    rounds = len(done[0].ratios)
+    times = "one round" if rounds == 1 else f"the median of {rounds} rounds over all texts"
     out.print(
-        "tau: tokens per target pass; alpha: share of tested draft tokens accepted; distinct-4: share of runs of four "
-        "tokens that come once (low where a text repeats itself)",
+        f"tok/s: {times}; tau: tokens per target pass; alpha: share of tested draft tokens accepted; distinct-4: share "
+        "of runs of four tokens that come once (low where a text repeats itself)",
         style="dim",
     )
     bound = [each for each in done if is_replaying(header["rule"], each.temperature)]

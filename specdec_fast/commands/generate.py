@@ -132,7 +132,7 @@ def generate(
         compile=compile,
         fused_forward=fused_forward,
     )
-    from specdec_fast.sampling.pipeline import SamplingParams
+    from specdec_fast.sampling.params import SamplingParams
 
     flags = SamplingParams(
         temperature=(0.0 if rule == "greedy" else 1.0) if temperature is None else temperature,

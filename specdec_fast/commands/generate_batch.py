@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from specdec_fast.commands.prompts import Entry
     from specdec_fast.engine.engine import Engine
     from specdec_fast.engine.request import Handle
-    from specdec_fast.sampling.pipeline import SamplingParams
+    from specdec_fast.sampling.params import SamplingParams
 
 
 def engine_tokens(handles: list[Handle]) -> int:
@@ -67,7 +67,7 @@ class Job:
                 of_file = entry.where.startswith("--file") and (name == "prompt" or name in entry.settings)
                 raise (ValueError(f"{entry.where}: {told}") if of_file else told) from error
             refused = Handle(-1, [], params, 0)
-            refused.end("error", told)
+            refused.finish("error", told)
             return refused
 
     def _note_short_context(self) -> None:
@@ -113,7 +113,7 @@ class Job:
         """End what still runs and print what there is of it."""
         for handle in self.handles:
             if not handle.finished:
-                handle.end("cancelled")
+                handle.finish("cancelled")
         self._show()
 
     def left(self) -> str:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from specdec_fast.commands.prompts import Prompt
     from specdec_fast.engine.engine import Engine
     from specdec_fast.lab.run import Lab, Progress
-    from specdec_fast.sampling.pipeline import SamplingParams
+    from specdec_fast.sampling.params import SamplingParams
 
 _WORK = "Work"
 _PROMPTS = 4
@@ -104,7 +104,7 @@ def lab(
     from specdec_fast.lab.run import Lab
     from specdec_fast.lab.sequential_test import Ledger
     from specdec_fast.lab.simulator import layout_for
-    from specdec_fast.sampling.pipeline import SamplingParams
+    from specdec_fast.sampling.params import SamplingParams
 
     if draws < 1:
         raise ValueError(f"--draws: got {draws}; expected at least 1")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from specdec_fast.engine.engine import Engine
     from specdec_fast.engine.request import Prompt
     from specdec_fast.interfaces import Rule
-    from specdec_fast.sampling.pipeline import SamplingParams
+    from specdec_fast.sampling.params import SamplingParams
 
 BUNDLED_TARGET, BUNDLED_DRAFT = "demo-target", "demo-draft"
 NO_DRAFTER = "none"

@@ -55,7 +55,7 @@ def tree(
         )
     from specdec_fast.commands import open_engine
     from specdec_fast.commands.prompts import bundled_workload, one_of_each, read_prompts
-    from specdec_fast.sampling.pipeline import SamplingParams
+    from specdec_fast.sampling.params import SamplingParams
     from specdec_fast.trees.topology import best_shape, expected_tokens, write_shape
     from specdec_fast.tune.draft_tree import measure
     from specdec_fast.tune.parallel_heads import measure_heads

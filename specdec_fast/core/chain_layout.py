@@ -12,7 +12,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from specdec_fast.core.device_transfer import host_to_device, stream_of
+from specdec_fast.core.device_transfer import current_stream_id, host_to_device
 from specdec_kernels import TreePlan, tree_plan
 
 SHORT = 128
@@ -74,7 +74,7 @@ def chain_layout(rows: tuple[int, ...], counts: tuple[int, ...], device: torch.d
     """
     if max(counts, default=0) > SHORT:
         return ChainLayout(rows, counts, device)
-    return _remembered_shape(rows, counts, device, stream_of(device))
+    return _remembered_shape(rows, counts, device, current_stream_id(device))
 
 
 @lru_cache(maxsize=512)

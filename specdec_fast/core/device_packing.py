@@ -31,13 +31,13 @@ class Packing:
         """int64 [B]: each row's last node; any node for rows without."""
         return (self.offsets[1:] - 1).clamp(min=0).long()
 
-    def by_row(self, first: int, stop: int) -> Tensor:
+    def nodes_by_row(self, first: int, stop: int) -> Tensor:
         """int64 [B, stop - first]: the nodes number `first` to `stop` of each row; any nodes where there are none."""
         numbers = torch.arange(first, stop, dtype=torch.int32, device=self.offsets.device)
         return (self.offsets[:-1, None] + numbers).clamp(max=self.place.shape[0] - 1).long()
 
 
-def pack(counts: Tensor, most: int) -> Packing:
+def pack_nodes(counts: Tensor, most: int) -> Packing:
     """counts: int32 [B], nodes of each row, at most `most`: room for B * most nodes. Asks the device nothing."""
     rows = counts.shape[0]
     offsets = pad(counts.cumsum(0, dtype=torch.int32), (1, 0))
@@ -46,7 +46,7 @@ def pack(counts: Tensor, most: int) -> Packing:
     return Packing(offsets, row_of, node - offsets[row_of], node < offsets[-1:])
 
 
-def packed_draft(
+def build_packed_draft(
     rows: Tensor,
     packing: Packing,
     tokens: Tensor,

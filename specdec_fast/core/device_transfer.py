@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 
-def upload(values: Sequence[int] | Sequence[bool], place: Tensor) -> None:
+def upload_values(values: Sequence[int] | Sequence[bool], place: Tensor) -> None:
     """Write values into a tensor of as many elements. On CUDA behind what the current stream has been given so far; the
     source is not used again before it was read.
     """
@@ -29,10 +29,10 @@ def host_to_device(values: Sequence[float], dtype: torch.dtype, device: torch.de
     if not values:
         return torch.empty(0, dtype=dtype, device=device)
     found = torch.frombuffer(array(_CODES[dtype], values), dtype=dtype)
-    return found if device == _HOST else moved(found, device)
+    return found if device == _HOST else copy_to_device(found, device)
 
 
-def moved(host: Tensor, device: torch.device | str) -> Tensor:
+def copy_to_device(host: Tensor, device: torch.device | str) -> Tensor:
     """Copies a tensor of the host to a device without a wait: the copy is a part of the current stream.
 
     Args:
@@ -73,7 +73,7 @@ def table_to_device(rows: Sequence[Sequence[float]], dtype: torch.dtype, device:
     return host_to_device(flat, dtype, device).view(len(rows), len(rows[0]) if rows else 0)
 
 
-def entries(values: Tensor, places: Sequence[int]) -> Tensor:
+def select_entries(values: Tensor, places: Sequence[int]) -> Tensor:
     """Selects entries of a tensor along its first axis, at places that the host knows.
 
     Args:
@@ -90,7 +90,7 @@ def entries(values: Tensor, places: Sequence[int]) -> Tensor:
     return values[host_to_device(places, torch.int64, values.device)]
 
 
-def stream_of(device: torch.device) -> int:
+def current_stream_id(device: torch.device) -> int:
     """Identifies the current stream of a device, for keys of what belongs to one stream.
 
     Args:
@@ -102,6 +102,6 @@ def stream_of(device: torch.device) -> int:
     return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
 
 
-def write_at(rows: Sequence[int], values: Sequence[int], place: Tensor) -> None:
+def write_entries(rows: Sequence[int], values: Sequence[int], place: Tensor) -> None:
     """Write a host number to each of these rows of a vector."""
     place[host_to_device(rows, torch.int64, place.device)] = host_to_device(values, place.dtype, place.device)

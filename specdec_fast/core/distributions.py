@@ -97,16 +97,22 @@ class PendingDistributions(TokenDistributions):
     """Distributions whose statistics nobody has read yet: the first look finds all of them, unless a rule brings its
     own.
 
-    logits: [R, V], never with an overlay; asked: (temperature, top_k, top_p, min_p), each [R], as distribution_stats
+    logits: [R, V], never with an overlay; sampling_args: (temperature, top_k, top_p, min_p), each [R], as distribution_stats
     takes them.
     """
 
-    __slots__ = ("_found", "asked")
-    asked: tuple[Tensor, Tensor, Tensor, Tensor]
+    __slots__ = ("_found", "sampling_args")
+    sampling_args: tuple[Tensor, Tensor, Tensor, Tensor]
     _found: tuple[Tensor, ...] | None
 
-    def __init__(self, logits: Tensor, asked: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
-        self.logits, self.token_ids, self.overlay, self.asked, self._found = logits, None, None, asked, None
+    def __init__(self, logits: Tensor, sampling_args: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
+        self.logits, self.token_ids, self.overlay, self.sampling_args, self._found = (
+            logits,
+            None,
+            None,
+            sampling_args,
+            None,
+        )
 
     def set_stats(self, found: Sequence[Tensor]) -> None:
         """The statistics (inv_t, lse, cut, tie_id, mass) as a rule found them. Rows that it passed by have lse = +inf,
@@ -120,14 +126,14 @@ class PendingDistributions(TokenDistributions):
         if not torch.isposinf(chosen.lse).any():
             return chosen
         inv_t, lse, cut, tie_id, mass = distribution_stats(
-            chosen.logits, *(part[index] for part in self.asked), masses=True
+            chosen.logits, *(part[index] for part in self.sampling_args), masses=True
         )
         return TokenDistributions(chosen.logits, inv_t, lse, cut, tie_id, mass=mass)
 
     def _all(self) -> tuple[Tensor, ...]:
         found = self._found
         if found is None:
-            found = distribution_stats(self.logits, *self.asked, masses=True)
+            found = distribution_stats(self.logits, *self.sampling_args, masses=True)
             self.set_stats(found)
         return found
 

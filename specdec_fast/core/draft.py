@@ -240,7 +240,7 @@ class Draft:
         joined = replace(self, offsets=offsets, counts=self.counts + bare.counts, plan=None, row_ids=every, **both)
         return joined.select([have.get(row, len(have) + at) for at, row in enumerate(rows)])[0]
 
-    def proposals(self, plan: TreePlan) -> tuple[list[int], list[int], Tensor]:
+    def count_proposals(self, plan: TreePlan) -> tuple[list[int], list[int], Tensor]:
         """What may be accepted: nodes per row and the depth of the deepest, root and score-only nodes not counted;
         and bool [M], whether a node has a child that may be.
         """

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_fast.core.device_packing import pack
+from specdec_fast.core.device_packing import pack_nodes
 from specdec_fast.interfaces import Acceptance, CudaGraphRows, CudaGraphTrees, StateView, TargetOutput
 
 
@@ -47,19 +47,19 @@ class CudaGraphChains:
         held = torch.minimum(cache.lengths[index], batch.lengths - 1).clamp(min=0)
         cache.rollback(batch.rows, held)
         drafting = batch.drafts > 0
-        packing = pack(torch.where(drafting, (batch.lengths - held).clamp(max=2), 0), 2)
+        packing = pack_nodes(torch.where(drafting, (batch.lengths - held).clamp(max=2), 0), 2)
         at = (held[packing.row_of] + packing.place).clamp(0, batch.tokens.shape[1] - 1)
         fed = batch.tokens[index[packing.row_of], at.long()]
         chosen: list[Tensor] = []
         for level in range(batch.num_draft_tokens):
             if level:
-                packing = pack((batch.drafts > level).to(torch.int32), 1)
+                packing = pack_nodes((batch.drafts > level).to(torch.int32), 1)
                 fed = chosen[-1][packing.row_of]
             known = packing.inside & (fed < self.model.vocab_size)
             scored = self.model.extend(batch.rows, torch.where(known, fed, 0), packing.offsets, logits=packing.last)
             logits = self.masked(scored.logits)
             positions = batch.lengths + level
-            chosen.append(logits.argmax(1) if self.greedy else batch.sampling.choose(logits, positions))
+            chosen.append(logits.argmax(1) if self.greedy else batch.sampling.sample_replay(logits, positions))
         return CudaGraphTrees(torch.stack(chosen, 1), None, batch.drafts, len(chosen))
 
     def observe(self, batch: CudaGraphRows, acceptance: Acceptance, output: TargetOutput) -> None:

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from specdec_fast.core.device_packing import pack, packed_draft
+from specdec_fast.core.device_packing import build_packed_draft, pack_nodes
 from specdec_fast.core.draft import Draft
 from specdec_fast.interfaces import Acceptance, CudaGraphRows, CudaGraphTrees, StateView, TargetOutput
-from specdec_fast.sampling.pipeline import Sampling
+from specdec_fast.sampling.sampling_tensors import SamplingTensors
 from specdec_fast.trees.dynamic import Front, grow
 from specdec_fast.trees.expansion import TreeDrafter, picking_dist
 from specdec_fast.trees.topology import Shape
@@ -150,7 +150,7 @@ class CudaGraphHeads:
         stored = cache.lengths[index]
         start = torch.where(growing, torch.minimum(stored, batch.lengths - 2), stored)
         cache.rollback(batch.rows, start)
-        packing = pack(torch.where(growing, (batch.lengths - 1 - start).clamp(max=wide), 0), wide)
+        packing = pack_nodes(torch.where(growing, (batch.lengths - 1 - start).clamp(max=wide), 0), wide)
         row, at = index[packing.row_of], start[packing.row_of] + packing.place
         tokens = batch.tokens[row, (at + 1).clamp(0, batch.tokens.shape[1] - 1).long()]
         features = self._window[row, (at - self._first[row]).clamp(0, wide - 1).long()]
@@ -168,7 +168,7 @@ class CudaGraphHeads:
         found: Tensor = self._model.score(draft, features)
         return found
 
-    def _dist(self, hidden: Tensor, sampling: Sampling) -> tuple[Tensor, list[Tensor], Sampling]:
+    def _dist(self, hidden: Tensor, sampling: SamplingTensors) -> tuple[Tensor, list[Tensor], SamplingTensors]:
         """Logits [B * N, V] after nodes of predicted features [B * N, hidden], as many of each row, (1/T, cut, tie)
         that their children are picked by, and the sampling parameters of each.
         """
@@ -178,11 +178,11 @@ class CudaGraphHeads:
             logits = whole.index_copy_(1, self._model.token_ids, logits)
         each = logits.shape[0] // sampling.seeds.shape[0]
         row_of = torch.arange(logits.shape[0], device=logits.device) // each
-        nodes = sampling.spread(row_of)
+        nodes = sampling.gather(row_of)
         filtered = sampling.any_filter and not sampling.all_greedy
         return logits, list(picking_dist(logits, nodes, filtered)), nodes
 
-    def _noise(self, sampling: Sampling, positions: Tensor) -> dict[str, Tensor]:
+    def _noise(self, sampling: SamplingTensors, positions: Tensor) -> dict[str, Tensor]:
         """The target's own, at int32 positions of these rows or nodes."""
         if self._drafter.how != "coupled" or sampling.all_greedy:
             return {}
@@ -199,13 +199,13 @@ class CudaGraphHeads:
             if not count:
                 break
             if depth:
-                packing = pack(torch.where(limits > 0, (limits + 1).clamp(max=size), 0), size)
+                packing = pack_nodes(torch.where(limits > 0, (limits + 1).clamp(max=size), 0), size)
                 place = packing.place.clamp(max=size - 1).long()
                 links = torch.where(packing.inside, self._parents[place], -1)
                 chain = self._drafter.shape.is_chain
                 plan = None if chain else tree_plan(links, packing.offsets, size)
                 staged = tokens[packing.row_of, place].clamp(min=0)
-                draft = packed_draft(batch.rows, packing, staged, links, depth=size, is_chain=chain, plan=plan)
+                draft = build_packed_draft(batch.rows, packing, staged, links, depth=size, is_chain=chain, plan=plan)
                 hidden, starts = self._score(draft, own, hidden, starts), packing.offsets[:-1].long()
             grown = (starts[:, None] + level.parents[:parents]).clamp(max=hidden.shape[0] - 1).flatten()
             logits, dist, sampling = self._dist(hidden[grown], batch.sampling)
@@ -234,7 +234,7 @@ class CudaGraphHeads:
         front = Front(0, (1,) * limits.shape[0], bounds, passes.starts, limits > 0)
         width, sharpness = drafter.width, drafter.sharpness
         trees = grow(passes, batch.rows, front, depth=depth, width=width, sharpness=sharpness, noise=noise)
-        at = pack(trees.counts[0], trees.tokens.shape[0] // limits.shape[0]).by_row(1, 1 + nodes)
+        at = pack_nodes(trees.counts[0], trees.tokens.shape[0] // limits.shape[0]).nodes_by_row(1, 1 + nodes)
         return CudaGraphTrees(trees.tokens[at], trees.parents[at], (trees.counts[0] - 1).clamp(min=0), depth)
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from specdec_fast.core.chain_layout import chain_layout
-from specdec_fast.core.device_transfer import entries, host_to_device, stream_of
+from specdec_fast.core.device_transfer import current_stream_id, host_to_device, select_entries
 from specdec_fast.core.draft import Draft
 from specdec_fast.core.names import RENAMED_PICKS
 from specdec_fast.interfaces import (
@@ -27,7 +27,7 @@ from specdec_fast.interfaces import (
     StateView,
     TargetOutput,
 )
-from specdec_fast.sampling.pipeline import Sampling
+from specdec_fast.sampling.sampling_tensors import SamplingTensors
 from specdec_fast.trees.topology import Shape
 from specdec_kernels import TreePlan, tree_expand, tree_plan
 from specdec_kernels.names import unknown_name
@@ -114,8 +114,8 @@ class ParallelHeadsDrafter:
         if not active:
             return Draft.chains(rows, [[root] for root in roots], device=view.device)
         states = torch.stack([self._states[rows[at]][1] for at in active])
-        best = self.best(states, view.sampling([rows[at] for at in active]), entries(rng.positions, active))
-        pack = self._pack(tuple(counts), best.shape[2], view.device, stream_of(view.device))
+        best = self.best(states, view.sampling([rows[at] for at in active]), select_entries(rng.positions, active))
+        pack = self._pack(tuple(counts), best.shape[2], view.device, current_stream_id(view.device))
         tokens = best.flatten()[pack.source]
         tokens[pack.roots] = host_to_device(roots, torch.int64, view.device)
         shape = chain_layout(tuple(rows), tuple(counts), view.device)
@@ -134,7 +134,7 @@ class ParallelHeadsDrafter:
             row_ids=tuple(rows),
         )
 
-    def best(self, states: Tensor, sampling: Sampling, positions: Tensor) -> Tensor:
+    def best(self, states: Tensor, sampling: SamplingTensors, positions: Tensor) -> Tensor:
         """Tokens int64 [depths, N, ranks], best first, from states [N, hidden]. positions: int32 [N], of the roots."""
         logits = self.heads(states, self._project)[: max(self._depth)]
         depths, count = logits.shape[0], len(states)
@@ -143,7 +143,7 @@ class ParallelHeadsDrafter:
             whole = logits.new_full((depths, count, self._vocab_size), float("-inf"))
             logits = whole.index_copy_(2, ids, logits)
         logits = logits[..., : self._vocab_size].reshape(depths * count, -1)
-        inv_t, cut, tie = (value.repeat(depths) for value in sampling.unfiltered(logits))
+        inv_t, cut, tie = (value.repeat(depths) for value in sampling.unfiltered_stats(logits))
         noise: dict[str, Tensor] = {}
         if self.pick == "coupled" and not sampling.all_greedy:
             ahead = torch.arange(1, depths + 1, dtype=torch.int32, device=positions.device)[:, None]

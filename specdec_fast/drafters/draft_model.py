@@ -15,14 +15,15 @@ from torch import Tensor
 
 from specdec_fast.adaptive.budget import MovingThreshold, surely_accepted
 from specdec_fast.core.chain_layout import ChainLayout, chain_layout
-from specdec_fast.core.device_transfer import entries, host_to_device
+from specdec_fast.core.device_transfer import host_to_device, select_entries
 from specdec_fast.core.distributions import TokenDistributions, concat_distributions
 from specdec_fast.core.draft import Draft
 from specdec_fast.core.names import RENAMED_PICKS
 from specdec_fast.draft_runners.cross_vocab import CrossVocab, GrowingText
 from specdec_fast.draft_runners.cuda_graph_chains import CudaGraphChains
 from specdec_fast.interfaces import Acceptance, Budget, DrafterParts, Needs, Rng, StateView, TargetOutput
-from specdec_fast.sampling.pipeline import Sampling, chain_distributions
+from specdec_fast.sampling.sampling_tensors import SamplingTensors
+from specdec_fast.sampling.target_distributions import chain_distributions
 from specdec_fast.targets.fused_forward import FusedForward
 from specdec_fast.targets.huggingface import HuggingFaceTarget
 from specdec_kernels import draft_sample
@@ -169,9 +170,12 @@ class DraftModelDrafter:
     ) -> TokenDistributions | None:
         """Drafts for the rows that are `active`, in place; what drawn tokens were drawn from."""
         own, texts = [rows[index] for index in active], [held[index] for index in active]
-        sampling, roots = view.sampling(own), rng.positions if len(own) == len(rows) else entries(rng.positions, active)
+        sampling, roots = (
+            view.sampling(own),
+            rng.positions if len(own) == len(rows) else select_entries(rng.positions, active),
+        )
         whole = self._between_nothing()
-        if whole is not None and sampling.edits is None:
+        if whole is not None and sampling.logits_processors is None:
             return self._chain(whole, active, own, texts, counts, sampling, roots, rng.first_draw, drafted, dist_rows)
         logits, parts = self._catch_up(own, texts), []
         levels: list[tuple[list[int], Tensor]] = []  # read at the end: until then a device need not be waited for
@@ -183,13 +187,13 @@ class DraftModelDrafter:
                 if len(going) < len(active):
                     if not going:
                         break
-                    logits, roots = entries(logits, going), entries(roots, going)
+                    logits, roots = select_entries(logits, going), select_entries(roots, going)
                     active, shape, positions = [active[at] for at in going], None, None
                     sampling = view.sampling([rows[index] for index in active])
             if positions is None:
                 positions = self._positions(sampling, roots, max(counts))
             chains = []
-            if sampling.edits is not None:
+            if sampling.logits_processors is not None:
                 known = [dict(zip(earlier, chosen.tolist())) for earlier, chosen in levels]
                 chains = [[view.tokens(rows[at])[-1], *(tokens[at] for tokens in known)] for at in active]
             chosen, dist = self._pick_level(sampling, roots, positions[level], rng.first_draw + level, logits, chains)
@@ -200,7 +204,7 @@ class DraftModelDrafter:
             if not going:
                 break
             if len(going) < len(active):
-                chosen, roots = entries(chosen, going), entries(roots, going)
+                chosen, roots = select_entries(chosen, going), select_entries(roots, going)
                 active, shape, positions = [active[at] for at in going], None, None
                 sampling = view.sampling([rows[index] for index in active])
             if shape is None:
@@ -228,7 +232,7 @@ class DraftModelDrafter:
         rows: list[int],
         texts: list[Sequence[int]],
         counts: list[int],
-        sampling: Sampling,
+        sampling: SamplingTensors,
         roots: Tensor,
         first_draw: int,
         drafted: list[list[int]],
@@ -346,7 +350,7 @@ class DraftModelDrafter:
         if row in self._stored:
             self._stored[row] = length, []
 
-    def _positions(self, sampling: Sampling, roots: Tensor, depth: int) -> Sequence[Tensor]:
+    def _positions(self, sampling: SamplingTensors, roots: Tensor, depth: int) -> Sequence[Tensor]:
         """By level, the positions of the tokens to pick, int32 [B]: made at once, an addition a level takes longer."""
         if self.pick != "coupled" or sampling.all_greedy:  # nobody looks at them
             return (roots,) * depth
@@ -354,7 +358,7 @@ class DraftModelDrafter:
 
     def _pick_level(
         self,
-        sampling: Sampling,
+        sampling: SamplingTensors,
         roots: Tensor,
         positions: Tensor,
         draw: int,
@@ -366,15 +370,15 @@ class DraftModelDrafter:
         """
         if self.tokenizers == "slem":
             return logits.argmax(1), None
-        if sampling.edits is not None:  # q with the target's edits, each row after its own chain
+        if sampling.logits_processors is not None:  # q with the target's edits, each row after its own chain
             dists = chain_distributions(logits, sampling, roots, chains)
             logits = dists.logits
         elif self.pick == "sampled":
-            dists = sampling.dists(logits)
+            dists = sampling.distributions(logits)
         if self.pick == "greedy":
             return logits.argmax(1), None
         if self.pick == "coupled":
-            return sampling.choose(logits, positions), None
+            return sampling.sample_replay(logits, positions), None
         index = torch.full_like(roots, draw)
         return draft_sample(dists.logits, *dists.stats, sampling.seeds, roots, index, mass=dists.mass), dists
 

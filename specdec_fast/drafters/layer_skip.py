@@ -21,12 +21,12 @@ from torch import Tensor
 
 from specdec_fast.adaptive.budget import MovingThreshold
 from specdec_fast.core.chain_layout import chain_layout
-from specdec_fast.core.device_transfer import entries, host_to_device
+from specdec_fast.core.device_transfer import host_to_device, select_entries
 from specdec_fast.core.distributions import TokenDistributions, concat_distributions
 from specdec_fast.core.draft import Draft
 from specdec_fast.core.names import RENAMED_PICKS
 from specdec_fast.interfaces import Acceptance, Budget, DrafterParts, Needs, Rng, StateView, TargetOutput
-from specdec_fast.sampling.pipeline import chain_distributions
+from specdec_fast.sampling.target_distributions import chain_distributions
 from specdec_fast.targets.skipped_layers import SkippedLayers, chosen_in, place_of
 from specdec_kernels import draft_sample
 from specdec_kernels.names import unknown_name
@@ -125,7 +125,7 @@ class LayerSkipDrafter:
         parts: list[TokenDistributions] = []
         if going:
             cache, members = self.target.cache, [drafts[at].row for at in going]
-            self._catch_up([drafts[at] for at in going], entries(cache.lengths, members).tolist())
+            self._catch_up([drafts[at] for at in going], select_entries(cache.lengths, members).tolist())
             try:
                 with self.target.partial(self.skip):
                     self._draft(view, drafts, going, rng, parts)
@@ -194,7 +194,7 @@ class LayerSkipDrafter:
             if self.stop != "fixed":
                 wide = logits.float()
                 sure = (wide.amax(1) - wide.logsumexp(1)).exp().tolist()
-            roots = rng.positions if len(own) == len(drafts) else entries(rng.positions, going)
+            roots = rng.positions if len(own) == len(drafts) else select_entries(rng.positions, going)
             chosen, dists = self._pick(view, own, logits, roots, level, rng.first_draw)
             if dists is not None:
                 parts.append(dists)
@@ -206,7 +206,7 @@ class LayerSkipDrafter:
                     staying.append(place)
             used += len(own)
             level += 1
-            fed = chosen if len(staying) == len(own) else entries(chosen, staying)
+            fed = chosen if len(staying) == len(own) else select_entries(chosen, staying)
             going = [going[place] for place in staying]
 
     def _least(self, row: int) -> float:
@@ -219,14 +219,16 @@ class LayerSkipDrafter:
         self, view: StateView, own: list[_Row], logits: Tensor, roots: Tensor, level: int, first_draw: int
     ) -> tuple[Tensor, TokenDistributions | None]:
         sampling, dists = view.sampling([each.row for each in own]), None
-        if sampling.edits is not None:  # the draft's distribution with the target's edits, each row after its own chain
+        if (
+            sampling.logits_processors is not None
+        ):  # the draft's distribution with the target's edits, each row after its own chain
             dists = chain_distributions(logits, sampling, roots, [[each.text[-1], *each.tokens] for each in own])
             logits = dists.logits
         if self.pick == "greedy":
             return logits.argmax(1), None
         if self.pick == "coupled":
-            return sampling.choose(logits, roots + (level + 1)), None
-        dists = sampling.dists(logits) if dists is None else dists
+            return sampling.sample_replay(logits, roots + (level + 1)), None
+        dists = sampling.distributions(logits) if dists is None else dists
         index = torch.full_like(roots, first_draw + level)
         return draft_sample(dists.logits, *dists.stats, sampling.seeds, roots, index, mass=dists.mass), dists
 

@@ -17,7 +17,7 @@ import torch
 
 from specdec_fast.adaptive.budget import BudgetPolicy
 from specdec_fast.adaptive.cost_model import Outcome
-from specdec_fast.core.device_transfer import entries, host_to_device
+from specdec_fast.core.device_transfer import host_to_device, select_entries
 from specdec_fast.core.draft import Draft
 from specdec_fast.engine.request import Handle
 from specdec_fast.interfaces import (
@@ -30,7 +30,7 @@ from specdec_fast.interfaces import (
     StateView,
     TargetOutput,
 )
-from specdec_fast.sampling.pipeline import SamplingParams
+from specdec_fast.sampling.params import SamplingParams
 
 log = logging.getLogger("specdec_fast")
 
@@ -67,20 +67,22 @@ class DrafterRunner:
         self.num_draft_tokens: int = getattr(drafter, "num_draft_tokens", 0)
         self._running = running
         self._given_up: set[Handle] = set()
-        self._keyed: dict[Handle, SamplingParams] = {}
-        self._puzzled = False  # the last batch could not be observed, but each of its rows alone
+        self._keyed_params: dict[Handle, SamplingParams] = {}
+        self._batch_observe_failed = False  # the last batch could not be observed, but each of its rows alone
         self._logged: set[tuple[str, str, str]] = set()
-        self._asked: tuple[Draft, Draft] | None = None  # of the step: the drafter's own draft, and what was made of it
+        self._step_drafts: tuple[Draft, Draft] | None = (
+            None  # of the step: the drafter's own draft, and what was made of it
+        )
 
-    def most(self, handle: Handle) -> int:
+    def max_draft_nodes(self, handle: Handle) -> int:
         """Draft nodes that the next step of a request may have: the last token of a text needs none."""
-        return max(min(self.asked(handle), handle.remaining - 1), 0)
+        return max(min(self.requested_draft_nodes(handle), handle.remaining - 1), 0)
 
-    def asked(self, handle: Handle) -> int:
+    def requested_draft_nodes(self, handle: Handle) -> int:
         """Draft nodes that a request asks for, wherever its text ends."""
         return 0 if self.drafter is None or handle in self._given_up else handle.num_draft_tokens
 
-    def keyed(self, handle: Handle) -> SamplingParams:
+    def params_with_request_key(self, handle: Handle) -> SamplingParams:
         """A request's parameters as its row has them, also after a preemption. What is drafted may follow from other
         requests: by what is shared or learned, and by who was preempted. A draft that knows something of another text
         of one seed would know something of the coins that test it, so where a rule tosses coins, these are keyed by
@@ -88,19 +90,23 @@ class DrafterRunner:
         """
         if self.drafter is None or getattr(self._rule, "replays", False):
             return handle.params
-        if handle not in self._keyed:
+        if handle not in self._keyed_params:
             params, others = handle.params, self._running.values()
             alone = not self.drafter.needs.cross_request and not vars(type(self.budget)).get("cross_request", True)
             twin = any(each.params.seed == params.seed and each.prompt == handle.prompt for each in others)
-            self._keyed[handle] = params.keyed_by(handle.prompt, None if alone and not twin else handle.request_id)
-        return self._keyed[handle]
+            self._keyed_params[handle] = params.with_derived_seed(
+                handle.prompt, None if alone and not twin else handle.request_id
+            )
+        return self._keyed_params[handle]
 
     def begin(self, view: StateView, rows: Sequence[int], output: TargetOutput | None) -> None:
         """Rows join. output: auxiliary hidden states of all their tokens, row after row."""
-        served = self._served(rows)
+        served = self._active_rows(rows)
         if self.drafter is not None and served:
             self._begin(
-                view, served, output if len(served) == len(rows) else _aux_hidden_states(view, rows, served, output)
+                view,
+                served,
+                output if len(served) == len(rows) else _select_aux_hidden_states(view, rows, served, output),
             )
 
     def _begin(self, view: StateView, rows: Sequence[int], output: TargetOutput | None) -> None:
@@ -109,13 +115,13 @@ class DrafterRunner:
             self.drafter.begin(view, rows, output)
         except Exception as error:
             if len(rows) == 1:
-                self._lost("begin", error, rows)
+                self._give_up("begin", error, rows)
                 return
             for row in rows:  # one by one: who is bad joins alone
-                self._forget(row)
-                self._begin(view, [row], _aux_hidden_states(view, rows, [row], output))
+                self._release_row(row)
+                self._begin(view, [row], _select_aux_hidden_states(view, rows, [row], output))
 
-    def _served(self, rows: Sequence[int]) -> list[int]:
+    def _active_rows(self, rows: Sequence[int]) -> list[int]:
         """The rows whose requests are not given up."""
         if not self._given_up:
             return list(rows)
@@ -123,24 +129,24 @@ class DrafterRunner:
 
     def propose(self, view: StateView, rows: Sequence[int], rng: Rng) -> Draft:
         """A draft for all rows, within the budget of this step."""
-        most = [self.most(self._running[row]) for row in rows]
-        limits = self._limits(rows, most)
-        self._asked = None
+        most = [self.max_draft_nodes(self._running[row]) for row in rows]
+        limits = self._budget_limits(rows, most)
+        self._step_drafts = None
         roots = [view.tokens(row)[-1] for row in rows]
         draft = None
         if any(limits):
             places = list(range(len(rows)))
             if self._given_up:
-                served = set(self._served(rows))
+                served = set(self._active_rows(rows))
                 places = [at for at in places if rows[at] in served]
-            draft = self._contained(view, rows, places, limits, rng)
+            draft = self._propose_contained(view, rows, places, limits, rng)
         if draft is None:
             return Draft.chains(rows, [[root] for root in roots], device=view.device)
         whole = draft if draft.num_rows == len(rows) else draft.with_missing_rows(rows, roots)
-        self._asked = draft, whole
+        self._step_drafts = draft, whole
         return whole
 
-    def _limits(self, rows: Sequence[int], most: list[int]) -> list[int]:
+    def _budget_limits(self, rows: Sequence[int], most: list[int]) -> list[int]:
         """What the budget allows, never more than there is room for; all of that where the budget fails."""
         if self.drafter is None:
             return most
@@ -155,14 +161,14 @@ class DrafterRunner:
         """The drafter hears of the rows that it still serves, and of its own draft as it made it."""
         if self.drafter is None:
             return
-        rows, asked, self._asked = list(draft.host_rows()), self._asked, None
-        served = self._served(rows)
+        rows, asked, self._step_drafts = list(draft.host_rows()), self._step_drafts, None
+        served = self._active_rows(rows)
         if asked is not None and asked[1] is draft:
             served = list(asked[0].host_rows())
         if not served:
             return
         if len(served) < len(rows):
-            draft, acceptance, output = _part(draft, acceptance, output, [rows.index(row) for row in served])
+            draft, acceptance, output = _select_rows(draft, acceptance, output, [rows.index(row) for row in served])
         if asked is not None and asked[0].num_nodes == draft.num_nodes:
             draft = asked[0]
         self._observe(view, draft, acceptance, output)
@@ -172,18 +178,20 @@ class DrafterRunner:
         rows = list(draft.host_rows())
         try:
             self.drafter.observe(view, draft, acceptance, output)
-            self._puzzled &= len(rows) == 1
+            self._batch_observe_failed &= len(rows) == 1
         except Exception as error:
             if len(rows) == 1:
-                self._lost("observe", error, rows)
+                self._give_up("observe", error, rows)
                 return
             for at in range(len(rows)):  # one by one: who is bad is lost alone
-                self._observe(view, *_part(draft, acceptance, output, [at]))
-            if len(self._served(rows)) == len(rows):  # nobody can tell whose fault it is: that may happen once
-                (self._lost if self._puzzled else self._fault)("observe", error, rows)
-                self._puzzled = True
+                self._observe(view, *_select_rows(draft, acceptance, output, [at]))
+            if len(self._active_rows(rows)) == len(rows):  # nobody can tell whose fault it is: that may happen once
+                (self._give_up if self._batch_observe_failed else self._record_fault)("observe", error, rows)
+                self._batch_observe_failed = True
 
-    def learn(self, rows: Sequence[int], outcomes: Sequence[Outcome], drafting: float, verifying: float) -> None:
+    def observe_outcomes(
+        self, rows: Sequence[int], outcomes: Sequence[Outcome], drafting: float, verifying: float
+    ) -> None:
         """The budget hears what a step of these rows brought, and the seconds that it took."""
         try:
             self.budget.observe(rows, outcomes, drafting, verifying)
@@ -195,7 +203,7 @@ class DrafterRunner:
         try:
             return captured.reserve(row, length)
         except Exception as error:
-            self._lost("reserve", error, [row])
+            self._give_up("reserve", error, [row])
             return False
 
     def enter(self, captured: CudaGraphProposals, view: StateView, rows: Sequence[int]) -> list[int]:
@@ -207,9 +215,9 @@ class DrafterRunner:
             if len(rows) > 1:  # one by one: who is bad stays out alone
                 sound = [own for row in rows for own in self.enter(captured, view, [row])]
                 if len(sound) == len(rows):
-                    self._fault("enter", error, rows)
+                    self._record_fault("enter", error, rows)
                 return sound
-            self._lost("enter", error, rows)
+            self._give_up("enter", error, rows)
             return []
 
     def leave(self, captured: CudaGraphProposals, view: StateView, rows: Sequence[int]) -> None:
@@ -218,53 +226,55 @@ class DrafterRunner:
             try:
                 captured.leave(view, [row])
             except Exception as error:
-                self._lost("leave", error, [row])
+                self._give_up("leave", error, [row])
 
     def release(self, rows: Sequence[int]) -> None:
         """Rows leave."""
         for row in rows:
             if self.drafter is not None:
-                self._forget(row)
+                self._release_row(row)
         try:
             self.budget.release(rows)
         except Exception as error:
             self._budget_failed("release", error, "it goes on with what it has")
         self._given_up = {handle for handle in self._given_up if not handle.finished}
-        self._keyed = {handle: params for handle, params in self._keyed.items() if not handle.finished}
+        self._keyed_params = {handle: params for handle, params in self._keyed_params.items() if not handle.finished}
 
-    def _contained(
+    def _propose_contained(
         self, view: StateView, rows: Sequence[int], places: list[int], limits: Sequence[int], rng: Rng
     ) -> Draft | None:
         """The draft of the rows at `places`; without those on which the drafter fails, None if nothing is left."""
         try:
-            return self._ask(view, rows, places, limits, rng)
+            return self._propose_checked(view, rows, places, limits, rng)
         except Exception as error:
             first = error
         sound = []
         for at in places:
             try:
-                self._ask(view, rows, [at], limits, rng)
+                self._propose_checked(view, rows, [at], limits, rng)
                 sound.append(at)
             except Exception as error:
-                self._lost("propose", error, [rows[at]])
+                self._give_up("propose", error, [rows[at]])
         if len(sound) == len(places):  # each of them alone is fine
-            self._fault("propose", first, [rows[at] for at in places])
+            self._record_fault("propose", first, [rows[at] for at in places])
         try:
-            return self._ask(view, rows, sound, limits, rng) if any(limits[at] for at in sound) else None
+            return self._propose_checked(view, rows, sound, limits, rng) if any(limits[at] for at in sound) else None
         except Exception as error:
-            self._lost("propose", error, [rows[at] for at in sound])
+            self._give_up("propose", error, [rows[at] for at in sound])
             return None
 
-    def _ask(self, view: StateView, rows: Sequence[int], places: list[int], limits: Sequence[int], rng: Rng) -> Draft:
+    def _propose_checked(
+        self, view: StateView, rows: Sequence[int], places: list[int], limits: Sequence[int], rng: Rng
+    ) -> Draft:
         assert self.drafter is not None
         if len(places) < len(rows):
-            rng = Rng(entries(rng.seeds, places), entries(rng.positions, places))
+            rng = Rng(select_entries(rng.seeds, places), select_entries(rng.positions, places))
         budget, own = Budget([limits[at] for at in places]), [rows[at] for at in places]
         draft = self.drafter.propose(view, own, budget, rng)
-        self._refuse(view, own, budget, draft)
+        self._check_draft(view, own, budget, draft)
         return draft
 
-    def _refuse(self, view: StateView, rows: Sequence[int], budget: Budget, draft: Draft) -> None:
+    def _check_draft(self, view: StateView, rows: Sequence[int], budget: Budget, draft: Draft) -> None:
         """Raise ValueError for a draft on which the target, the rule or the cache would fail. Values on a GPU are
         looked at where the drafter works on the host, so that nothing is waited for that would not be there.
         """
@@ -281,19 +291,19 @@ class DrafterRunner:
         if getattr(self._rule, "uses_q", False):
             draft.check_no_dropped_samples(self._rule.name)
 
-    def _lost(self, verb: str, error: Exception, rows: Sequence[int]) -> None:
+    def _give_up(self, verb: str, error: Exception, rows: Sequence[int]) -> None:
         """No drafts for these rows any more. The drafter keeps what it knows of them until they leave."""
-        self._fault(verb, error, rows)
+        self._record_fault(verb, error, rows)
         self._given_up.update(self._running[row] for row in rows if row in self._running)
 
-    def _forget(self, row: int) -> None:
+    def _release_row(self, row: int) -> None:
         assert self.drafter is not None
         try:
             self.drafter.release([row])
         except Exception as error:
-            self._fault("release", error, [row])
+            self._record_fault("release", error, [row])
 
-    def _fault(self, verb: str, error: Exception, rows: Sequence[int]) -> None:
+    def _record_fault(self, verb: str, error: Exception, rows: Sequence[int]) -> None:
         for row in rows:
             if row in self._running:
                 self._running[row].stats.faults += 1
@@ -316,7 +326,7 @@ class DrafterRunner:
             )
 
 
-def _aux_hidden_states(
+def _select_aux_hidden_states(
     view: StateView, rows: Sequence[int], wanted: Sequence[int], output: TargetOutput | None
 ) -> TargetOutput | None:
     """The part of what is known of the tokens of rows, row after row, that is of some of them."""
@@ -331,7 +341,7 @@ def _aux_hidden_states(
     return TargetOutput(None, aux_hidden_states)
 
 
-def _part(
+def _select_rows(
     draft: Draft, acceptance: Acceptance, output: TargetOutput, places: list[int]
 ) -> tuple[Draft, Acceptance, TargetOutput]:
     """What a step says about some rows of its batch, by their places."""

@@ -17,20 +17,26 @@ import torch
 
 from specdec_fast.adaptive.budget import BudgetPolicy, budget_for
 from specdec_fast.core.names import explain_names
-from specdec_fast.engine.cuda_graph.eligibility import CaptureFailures, captured_proposals, why_never, why_not_these
+from specdec_fast.engine.cuda_graph.eligibility import (
+    CaptureFailures,
+    engine_ineligible_reasons,
+    get_cuda_graph_proposals,
+    request_ineligible_reasons,
+)
 from specdec_fast.engine.cuda_graph.runner import CudaGraphRunner
 from specdec_fast.engine.drafter_runner import DrafterRunner
 from specdec_fast.engine.generation import generate, stream
-from specdec_fast.engine.outputs import collect_graph_outputs, collect_row_outputs, keep
+from specdec_fast.engine.outputs import collect_graph_outputs, collect_row_outputs, emit_tokens
 from specdec_fast.engine.prefill import prefill
-from specdec_fast.engine.request import Handle, Prompt, accept, encode, with_seed
+from specdec_fast.engine.request import Handle, Prompt, create_handle, encode_prompt, resolve_params
 from specdec_fast.engine.state import DecodeState
 from specdec_fast.engine.stats import Clock, RequestStats
 from specdec_fast.engine.synchronized import synchronized
 from specdec_fast.engine.warmup import warm
 from specdec_fast.interfaces import Drafter, Needs, Rule, Target, TargetOutput
 from specdec_fast.rules import DEFAULT, rule_for
-from specdec_fast.sampling.pipeline import SamplingParams, target_distributions
+from specdec_fast.sampling.params import SamplingParams
+from specdec_fast.sampling.target_distributions import target_distributions
 
 log = logging.getLogger("specdec_fast")
 
@@ -73,25 +79,27 @@ class Engine:
         self.needs = Needs() if drafter is None else drafter.needs
         self.rule, self.why_rule = rule_for(rule, self.needs, temperature)
         self._running: dict[int, Handle] = {}  # by row, in order of admission
-        self._proposer = DrafterRunner(drafter, budget_for(budget), self._running, self.rule, target.vocab_size)
+        self._drafter_runner = DrafterRunner(drafter, budget_for(budget), self._running, self.rule, target.vocab_size)
         if drafter is not None and not self.rule.lossless:  # plain decoding draws from the target's distribution
             log.warning("rule %s is lossy: texts do not have the target's distribution", self.rule.name)
         if prefill_chunk is not None and prefill_chunk < 1:
             raise ValueError(f"prefill_chunk: got {prefill_chunk}; expected at least 1")
         cache: Any = target.cache
-        self._cache, self._chunk = cache, prefill_chunk or (512 if cache.device.type == "cpu" else 2048)
+        self._cache, self._prefill_chunk = cache, prefill_chunk or (512 if cache.device.type == "cpu" else 2048)
         self.state = DecodeState(cache.max_rows, cache.max_length, cache.device)
-        proposals = captured_proposals(drafter, cache.max_rows)
-        self._never = why_never(step_mode, cache.device, proposals, self.rule, self._proposer.budget)
+        proposals = get_cuda_graph_proposals(drafter, cache.max_rows)
+        self._graph_ineligible_reasons = engine_ineligible_reasons(
+            step_mode, cache.device, proposals, self.rule, self._drafter_runner.budget
+        )
         self._failures = CaptureFailures()
         captured = None if isinstance(proposals, str) else proposals
-        self._captured = CudaGraphRunner(target, captured, self.rule, self.state, self._proposer)
+        self._graph_runner = CudaGraphRunner(target, captured, self.rule, self.state, self._drafter_runner)
         self.stats = RequestStats()  # merged from finished requests
         self.seconds = Clock().seconds  # wall-clock per verb, each step counted once
         self._queue: deque[Handle] = deque()
-        self._told: list[Handle] = []  # since the last step: requests that steps under way gave something
+        self._updated_handles: list[Handle] = []  # since the last step: requests that steps under way gave something
         self._next_id = 0
-        self.turn = threading.RLock()
+        self.lock = threading.RLock()
 
     # -- requests ---------------------------------------------------------------------------------------------------
 
@@ -103,26 +111,26 @@ class Engine:
 
         Raises ValueError for a prompt or parameters that cannot be served; nothing else is affected.
         """
-        params, tokens = with_seed(params), self.encode(prompt)
+        params, tokens = resolve_params(params), self.encode(prompt)
         if (reason := self.rule.why_not_sampling(params)) is not None:
             raise ValueError(reason)
-        asked = self._proposer.num_draft_tokens if num_draft_tokens is None else num_draft_tokens
+        asked = self._drafter_runner.num_draft_tokens if num_draft_tokens is None else num_draft_tokens
         known = {"tokenizer": self.tokenizer, "eos_ids": self.eos_token_ids, "vocab_size": self.target.vocab_size}
-        handle = accept(self._next_id, tokens, params, asked, cache=self._cache, **known)
+        handle = create_handle(self._next_id, tokens, params, asked, cache=self._cache, **known)
         self._next_id += 1
         self._queue.append(handle)
         return handle
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt. Raises ValueError for what this target cannot read."""
-        return encode(prompt, self.tokenizer, self.target.vocab_size)
+        return encode_prompt(prompt, self.tokenizer, self.target.vocab_size)
 
     @synchronized
     def cancel(self, handle: Handle) -> None:
         """End a request now; what it has generated stays on the handle. Idempotent. ValueError for another engine's."""
         if handle.finished:
             return
-        self._own(handle)
+        self._check_owner(handle)
         with ExitStack() as leaving:  # for good, even if its text cannot be made
             if handle.row is not None:
                 leaving.callback(self._retire, handle)
@@ -130,9 +138,9 @@ class Engine:
                 leaving.callback(self.stats.merge, handle.stats)
                 leaving.callback(self._queue.remove, handle)
             handle.finish_reason = "cancelled"
-            handle.end("cancelled")
+            handle.finish("cancelled")
 
-    def _own(self, handle: Handle) -> None:
+    def _check_owner(self, handle: Handle) -> None:
         held = None if handle.row is None else self._running.get(handle.row)
         if held is not handle and handle not in self._queue:
             raise ValueError(f"handle: got request {handle.request_id} of another engine; expected one of its own")
@@ -200,25 +208,25 @@ class Engine:
             for handle in [each for each in self._running.values() if each.finished]:  # the step before was broken off
                 self._retire(handle)
             with clock.time("prefill"):
-                self._make_room()
-                self._admit()
+                self._reserve_pages()
+                self._admit_queued()
             graph = self.step_mode == "graph"
-            if self._captured.active and (self._captured.room_again or not graph):
-                self._settle()
+            if self._graph_runner.active and (self._graph_runner.memory_freed or not graph):
+                self._drain_pending()
             handles = list(self._running.values())
             if handles and graph:
-                self._captured_step(handles, clock)
+                self._graph_step(handles, clock)
             elif handles:
-                self._plain_step(handles, clock)
-                self._failures.passed()
-            told, self._told = list(dict.fromkeys([*self._told, *handles])), []
+                self._sync_step(handles, clock)
+                self._failures.record_sync_step()
+            told, self._updated_handles = list(dict.fromkeys([*self._updated_handles, *handles])), []
             return told
 
-    def _plain_step(self, handles: list[Handle], clock: Clock) -> None:
+    def _sync_step(self, handles: list[Handle], clock: Clock) -> None:
         rows, state, target = list(self._running), self.state, self.target
         rng, sampling = state.rng(rows), state.sampling(rows)
         with clock.time("propose"):
-            draft = self._proposer.propose(state, rows, rng)
+            draft = self._drafter_runner.propose(state, rows, rng)
         with clock.time("plan"):
             plan = draft.get_plan()
         with clock.time("score"):
@@ -235,65 +243,67 @@ class Engine:
             with clock.time("append"):
                 given, acceptance = collect_row_outputs(draft, plan, acceptance, dists, sampling)
                 wanted = any(handle.params.logprobs is not None for handle in handles)
-                kept, outcomes = keep(handles, given, dists, acceptance.path.tolist() if wanted else ())
+                kept, outcomes = emit_tokens(handles, given, dists, acceptance.path.tolist() if wanted else ())
                 state.append(rows, kept)
         except BaseException:
-            self._start_over()
+            self._requeue_running()
             raise
         try:
             with clock.time("observe"):
-                self._proposer.observe(state, draft, acceptance, output)
+                self._drafter_runner.observe(state, draft, acceptance, output)
             drafting = clock.seconds["propose"] + clock.seconds["observe"]
-            self._proposer.learn(rows, outcomes, drafting, clock.verifying)
+            self._drafter_runner.observe_outcomes(rows, outcomes, drafting, clock.verifying)
         finally:
-            self._close(handles, clock)
+            self._account_and_retire(handles, clock)
 
-    def _captured_step(self, handles: list[Handle], clock: Clock) -> None:
+    def _graph_step(self, handles: list[Handle], clock: Clock) -> None:
         """Launch a step and read the one before it."""
-        goes_on = any(handle.remaining > self._captured.ahead(handle) for handle in handles)
+        goes_on = any(handle.remaining > self._graph_runner.pending_steps(handle) for handle in handles)
         if goes_on:
             try:
                 with clock.time("score"):
-                    self._captured.launch(self._running)
+                    self._graph_runner.launch(self._running)
             except BaseException as error:  # it may have been interrupted behind the device's back
-                self._settle(clock)
+                self._drain_pending(clock)
                 if not isinstance(error, Exception):
                     raise
-                log.error("%s", self._failures.failed(self._captured.capacity, error), exc_info=error)
+                log.error("%s", self._failures.record_failure(self._graph_runner.capacity, error), exc_info=error)
                 return
-            self._failures.succeeded(self._captured.capacity)
-        if self._captured.pending > 1 or not goes_on:
+            self._failures.record_success(self._graph_runner.capacity)
+        if self._graph_runner.pending > 1 or not goes_on:
             with clock.time("append"):
-                self._take()
-        self._close(handles, clock)
+                self._read_pending()
+        self._account_and_retire(handles, clock)
 
-    def _take(self) -> None:
+    def _read_pending(self) -> None:
         """Hand out what the oldest pending step gave."""
         try:
-            read = self._captured.read()
-            kept, _ = keep([handle for handle, _ in read], [collect_graph_outputs(emission) for _, emission in read])
+            read = self._graph_runner.read_oldest()
+            kept, _ = emit_tokens(
+                [handle for handle, _ in read], [collect_graph_outputs(emission) for _, emission in read]
+            )
             for (handle, _), tokens in zip(read, kept):
                 assert handle.row is not None
                 self.state.append([handle.row], [tokens])
-                self._told.append(handle)
+                self._updated_handles.append(handle)
         except BaseException:
-            self._start_over()
+            self._requeue_running()
             raise
 
-    def _hold(self) -> None:
+    def _prepare_for_warmup(self) -> None:
         """No step is pending and no row on the device's side, before something else runs there."""
-        self._claim()
-        if self._captured.active:
-            self._settle()
+        self._claim_cache()
+        if self._graph_runner.active:
+            self._drain_pending()
 
-    def _settle(self, clock: Clock | None = None) -> None:
+    def _drain_pending(self, clock: Clock | None = None) -> None:
         """Bring the host up to date: no step is pending, and rows go on from what the host knows."""
-        while self._captured.pending:
-            self._take()
-        self._close(list(self._running.values()), clock or Clock())
-        self._captured.suspend()
+        while self._graph_runner.pending:
+            self._read_pending()
+        self._account_and_retire(list(self._running.values()), clock or Clock())
+        self._graph_runner.suspend()
 
-    def _close(self, handles: Sequence[Handle], clock: Clock) -> None:
+    def _account_and_retire(self, handles: Sequence[Handle], clock: Clock) -> None:
         """Account for a step and retire requests that have ended."""
         for handle in handles:
             for verb, seconds in clock.seconds.items():
@@ -305,33 +315,35 @@ class Engine:
 
     # -- who runs -----------------------------------------------------------------------------------------------------
 
-    def _admit(self) -> None:
+    def _admit_queued(self) -> None:
         """Move queued requests to free rows while there is room for their tokens and one step, and prefill them."""
         joined: list[int] = []
         if self._queue:
-            self._claim()
+            self._claim_cache()
         try:
             while self._queue and self.state.num_free:
                 handle = self._queue[0]
                 tokens = [*handle.prompt, *handle.tokens]
-                room = len(tokens) + self._proposer.most(handle)
+                room = len(tokens) + self._drafter_runner.max_draft_nodes(handle)
                 if self._cache.pages_for(room) > self._cache.pages.num_free:
                     if not self._running and not joined:
                         raise RuntimeError("engine: an empty pool has no room for a request that was accepted")
                     break
-                row = self.state.join(tokens, self._proposer.keyed(handle), len(handle.prompt), handle.stop_ids)
+                row = self.state.join(
+                    tokens, self._drafter_runner.params_with_request_key(handle), len(handle.prompt), handle.stop_ids
+                )
                 handle.row, self._running[row] = row, self._queue.popleft()
                 joined.append(row)
                 self._cache.reserve(row, room)
             if joined:
                 output = self._prefill(joined)
-                self._proposer.begin(self.state, joined, output)
+                self._drafter_runner.begin(self.state, joined, output)
         except BaseException:  # keys and values are half there: wait in the queue for another start
             for row in reversed(joined):
                 self._requeue(self._running[row])
             raise
 
-    def _claim(self) -> None:
+    def _claim_cache(self) -> None:
         """Nobody else uses the cache."""
         self._cache.claim(self, self._running)
 
@@ -341,23 +353,23 @@ class Engine:
         """
         aux_hidden_states = tuple(dict.fromkeys((*self.needs.aux_hidden_states, *self.needs.prompt_aux_hidden_states)))
         texts = {row: self.state.tokens(row)[:-1] for row in rows}
-        return prefill(self.target, texts, self._chunk, aux_hidden_states, self.state.device)
+        return prefill(self.target, texts, self._prefill_chunk, aux_hidden_states, self.state.device)
 
-    def _make_room(self) -> None:
+    def _reserve_pages(self) -> None:
         """Reserve slots for this step's nodes; the youngest requests are evicted (and later recomputed) if need be."""
         for row, handle in list(self._running.items()):
-            while row in self._running and not self._cache.reserve(row, self._room(row, handle)):
-                if self._captured.pending:
-                    self._settle()  # texts may have ended, and whoever is evicted keeps all tokens
+            while row in self._running and not self._cache.reserve(row, self._slots_needed(row, handle)):
+                if self._graph_runner.pending:
+                    self._drain_pending()  # texts may have ended, and whoever is evicted keeps all tokens
                     continue
                 youngest = next(reversed(self._running.values()))
                 youngest.stats.preemptions += 1
                 self._requeue(youngest)
 
-    def _room(self, row: int, handle: Handle) -> int:
+    def _slots_needed(self, row: int, handle: Handle) -> int:
         """Slots that a row may fill by the end of the next step, whatever the steps under way accept."""
-        most = self._proposer.most(handle)
-        ahead = self._captured.ahead(handle) * (most + 1) if self._captured.pending else 0
+        most = self._drafter_runner.max_draft_nodes(handle)
+        ahead = self._graph_runner.pending_steps(handle) * (most + 1) if self._graph_runner.pending else 0
         return self.state.length(row) + min(ahead + most, handle.remaining)
 
     def _requeue(self, handle: Handle) -> None:
@@ -367,7 +379,7 @@ class Engine:
         finally:
             self._queue.appendleft(handle)
 
-    def _start_over(self) -> None:
+    def _requeue_running(self) -> None:
         """Keys and values may be ahead of the texts: all requests are recomputed from the tokens that they have."""
         for handle in reversed(list(self._running.values())):
             (self._retire if handle.finished else self._requeue)(handle)
@@ -381,15 +393,15 @@ class Engine:
             if handle.finished:
                 leaving.callback(self.stats.merge, handle.stats)
             leaving.callback(self.state.leave, row)
-            leaving.callback(self._proposer.release, [row])
+            leaving.callback(self._drafter_runner.release, [row])
             leaving.callback(self._cache.release, [row])
-            leaving.callback(self._captured.leave, row)
+            leaving.callback(self._graph_runner.leave, row)
 
     def why_not_graph(self) -> list[str]:
         """Why steps are not captured (`graph` mode): the reasons; empty if they are."""
-        if self._never or self._failures.reason is None:
-            return self._never or why_not_these(self._running.values())
-        return [self._failures.reason, *why_not_these(self._running.values())]
+        if self._graph_ineligible_reasons or self._failures.reason is None:
+            return self._graph_ineligible_reasons or request_ineligible_reasons(self._running.values())
+        return [self._failures.reason, *request_ineligible_reasons(self._running.values())]
 
     @property
     def step_mode(self) -> str:

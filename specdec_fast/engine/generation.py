@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from specdec_fast.engine.request import Handle, Prompt, paired, refused
-from specdec_fast.sampling.pipeline import SamplingParams
+from specdec_fast.engine.request import Handle, Prompt, pair_with_params, rejected_handle
+from specdec_fast.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from specdec_fast.engine.engine import Engine
@@ -38,11 +38,11 @@ def stream(engine: Engine, handle: Handle) -> Iterator[str]:
     """
     shown, over = 0, False
     while not over:
-        with engine.turn:
-            if not (handle.finished or handle.released(shown)):  # another thread's steps may have brought some
-                engine._own(handle)
+        with engine.lock:
+            if not (handle.finished or handle.stable_text(shown)):  # another thread's steps may have brought some
+                engine._check_owner(handle)
                 engine.step()
-            over, fresh = handle.finished, handle.released(shown)
+            over, fresh = handle.finished, handle.stable_text(shown)
         shown += len(fresh)
         if fresh:
             yield fresh
@@ -72,11 +72,11 @@ def generate(
     """
     handles: list[Handle] = []
     try:
-        for prompt, own in paired(prompts, params):
+        for prompt, own in pair_with_params(prompts, params):
             try:
                 handles.append(engine.submit(prompt, own, num_draft_tokens=num_draft_tokens))
             except ValueError as error:
-                handles.append(refused(own, error))
+                handles.append(rejected_handle(own, error))
         with torch.inference_mode():  # entered once, not in every step
             while not all(handle.finished for handle in handles):
                 engine.step()

@@ -17,7 +17,8 @@ from specdec_fast.engine.request import Handle
 from specdec_fast.engine.state import DecodeState
 from specdec_fast.interfaces import Acceptance
 from specdec_fast.sampling.logprobs import token_logprobs
-from specdec_fast.sampling.pipeline import Sampling, failures
+from specdec_fast.sampling.sampling_tensors import SamplingTensors
+from specdec_fast.sampling.target_distributions import find_invalid_distributions
 from specdec_kernels import TreePlan
 
 log = logging.getLogger("specdec_fast")
@@ -41,17 +42,17 @@ class RowOutput:
 
 
 def collect_row_outputs(
-    draft: Draft, plan: TreePlan, acceptance: Acceptance, dists: TokenDistributions, sampling: Sampling
+    draft: Draft, plan: TreePlan, acceptance: Acceptance, dists: TokenDistributions, sampling: SamplingTensors
 ) -> tuple[list[RowOutput], Acceptance]:
     """What a step that is not captured gave its rows, its one host synchronisation; and the answer with that."""
-    broken, goes_on = failures(acceptance.path, dists, sampling), None
+    broken, goes_on = find_invalid_distributions(acceptance.path, dists, sampling), None
     proposed, depths = [count - 1 for count in draft.counts], [count - 1 for count in draft.counts]
     if not draft.is_chain:
-        proposed, depths, inner = draft.proposals(plan)
+        proposed, depths, inner = draft.count_proposals(plan)
         last = acceptance.path.gather(1, acceptance.num_accepted[:, None].long()).squeeze(1)
         goes_on = inner[last.long()].tolist()
     found = []
-    for index, (emitted, accepted) in enumerate(DecodeState.read(draft, acceptance)):
+    for index, (emitted, accepted) in enumerate(DecodeState.read_emitted_tokens(draft, acceptance)):
         sound, reason = broken.get(index, (len(emitted), ""))
         accepted = min(accepted, sound)
         complete = accepted == proposed[index] if goes_on is None else not goes_on[index]
@@ -73,7 +74,7 @@ def collect_graph_outputs(emission: StepOutput) -> RowOutput:
     return RowOutput(emission.tokens[:sound], accepted, drafted, drafted, drafted, complete, reason)
 
 
-def keep(
+def emit_tokens(
     handles: Sequence[Handle],
     given: Sequence[RowOutput],
     dists: TokenDistributions | None = None,
@@ -93,11 +94,11 @@ def keep(
             count, levels = handle.params.logprobs, []
             if count is not None and dists is not None:
                 levels = token_logprobs(dists, path[index], got.tokens, count)
-            taken = handle.take(got.tokens, got.accepted, got.drafted, tested, levels)
+            taken = handle.append_step(got.tokens, got.accepted, got.drafted, tested, levels)
         except Exception as error:  # the tokenizer's: it ends this request, not the batch
             log.exception("request %d: its text could not be made", handle.request_id)
             handle.finish_reason, handle.error = "error", error
         kept.append(taken)
         if got.reason and not handle.finished:
-            handle.end("error", ValueError(f"request {handle.request_id}: {got.reason}"))
+            handle.finish("error", ValueError(f"request {handle.request_id}: {got.reason}"))
     return kept, outcomes

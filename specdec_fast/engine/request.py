@@ -13,7 +13,7 @@ from typing import Any
 from specdec_fast.engine.stats import RequestStats
 from specdec_fast.engine.stop_conditions import StopChecker
 from specdec_fast.sampling.logprobs import TokenLogprob
-from specdec_fast.sampling.pipeline import SamplingParams
+from specdec_fast.sampling.params import SamplingParams
 
 Prompt = str | Sequence[int]
 ACCEPTED, RECOVERED, BONUS, PLAIN = "accepted", "recovered", "bonus", "plain"
@@ -51,7 +51,7 @@ class Handle:
         """Tokens that it may still be given; none after a refusal."""
         return self.checker.remaining if self.checker is not None else 0
 
-    def released(self, shown: int) -> str:
+    def stable_text(self, shown: int) -> str:
         """The text behind its first `shown` characters that can no longer change."""
         return "" if self.checker is None else self.checker.text[shown : self.checker.released]
 
@@ -59,7 +59,7 @@ class Handle:
     def text(self) -> str:
         return self.checker.text if self.checker is not None else ""
 
-    def take(
+    def append_step(
         self,
         emitted: Sequence[int],
         num_accepted: int,
@@ -81,10 +81,10 @@ class Handle:
             origins = [ACCEPTED] * num_accepted + [last if num_drafted else PLAIN]
             self.origins += origins[: len(kept)]
             self.logprobs += logprobs[: len(kept)]
-        self.stats.count(num_drafted, depth, num_accepted, len(kept))
+        self.stats.record_step(num_drafted, depth, num_accepted, len(kept))
         return kept
 
-    def end(self, reason: str, error: Exception | None = None) -> None:
+    def finish(self, reason: str, error: Exception | None = None) -> None:
         """End it from outside (cancelled, error); a text that cannot be made is an error of its own, and no more."""
         self.finish_reason, self.error = reason, error
         try:
@@ -107,7 +107,7 @@ class Handle:
         }
 
 
-def accept(
+def create_handle(
     request_id: int,
     tokens: list[int],
     params: SamplingParams,
@@ -156,7 +156,7 @@ def accept(
     return handle
 
 
-def paired(
+def pair_with_params(
     prompts: Iterable[Prompt], params: SamplingParams | Iterable[SamplingParams] | None
 ) -> list[tuple[Prompt, SamplingParams | None]]:
     """Every prompt with its parameters: the same for all, or one for each. Raises ValueError for other numbers."""
@@ -171,21 +171,21 @@ def paired(
     return list(zip(prompts, each))
 
 
-def with_seed(params: Any) -> SamplingParams:
+def resolve_params(params: Any) -> SamplingParams:
     """A request's parameters, a seed among them. Raises ValueError for what are none."""
     if params is not None and not isinstance(params, SamplingParams):
         raise ValueError(f"params: got {params!r:.80}; expected SamplingParams, or None for the defaults")
     return (params or SamplingParams()).with_seed()
 
 
-def refused(params: Any, error: ValueError) -> Handle:
+def rejected_handle(params: Any, error: ValueError) -> Handle:
     """The handle of a request that was never accepted."""
     handle = Handle(-1, [], params if isinstance(params, SamplingParams) else SamplingParams(), 0)
-    handle.end("error", error)
+    handle.finish("error", error)
     return handle
 
 
-def encode(prompt: Prompt, tokenizer: Any, vocab_size: int) -> list[int]:
+def encode_prompt(prompt: Prompt, tokenizer: Any, vocab_size: int) -> list[int]:
     """Token ids of a prompt. Raises ValueError for what a target of this vocabulary cannot read."""
     if isinstance(prompt, str):
         if tokenizer is None:

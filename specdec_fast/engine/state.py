@@ -13,10 +13,11 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from specdec_fast.core.device_transfer import host_to_device, upload
+from specdec_fast.core.device_transfer import host_to_device, upload_values
 from specdec_fast.core.draft import Draft
 from specdec_fast.interfaces import Acceptance, Rng
-from specdec_fast.sampling.pipeline import Sampling, SamplingParams, SamplingTable
+from specdec_fast.sampling.params import SamplingParams
+from specdec_fast.sampling.sampling_tensors import SamplingTable, SamplingTensors
 
 SETTINGS = {
     "temperature": torch.float32,
@@ -25,7 +26,7 @@ SETTINGS = {
     "min_p": torch.float32,
     "seeds": torch.int64,
 }
-"""Columns of sampling parameters on the device, in the order of `Sampling`."""
+"""Columns of sampling parameters on the device, in the order of `SamplingTensors`."""
 
 _BLOCK = 256
 
@@ -92,7 +93,7 @@ class DecodeState:
         """Tokens of a row's prompt: those behind it were generated, in part perhaps before it joined."""
         return self._table.entry(row)[1]
 
-    def sampling(self, rows: Sequence[int]) -> Sampling:
+    def sampling(self, rows: Sequence[int]) -> SamplingTensors:
         """Packed sampling parameters of rows."""
         return self._table.pack(rows)
 
@@ -108,7 +109,7 @@ class DecodeState:
         return Rng(self._table.pack(rows).seeds, positions)
 
     @staticmethod
-    def read(draft: Draft, acceptance: Acceptance) -> list[tuple[list[int], int]]:
+    def read_emitted_tokens(draft: Draft, acceptance: Acceptance) -> list[tuple[list[int], int]]:
         """The step's one host synchronisation: per row, the emitted tokens and how many of them were drafted."""
         tokens = draft.tokens.tolist()
         emitted = []
@@ -122,7 +123,7 @@ class DecodeState:
         """Commit tokens to rows."""
         for row, tokens in zip(rows, kept):
             self._host[row].extend(tokens)
-            if row in self._table.followed:
+            if row in self._table.rows_to_update:
                 self._table.append(row, tokens)
 
     # -- the device side --------------------------------------------------------------------------------------------
@@ -131,10 +132,10 @@ class DecodeState:
         """Bring the device side of rows up to date with the host mirror: captured steps go on from there."""
         for row in rows:
             host, (params, prompt_length, stop_ids) = self._host[row], self._table.entry(row)
-            upload(host, self.device_tokens[row, : len(host)])
+            upload_values(host, self.device_tokens[row, : len(host)])
             self.lengths[row] = len(host)
             self.limits[row] = min(prompt_length + params.max_new_tokens, self.max_length)
-            upload([*stop_ids, *[-1] * self.STOP_IDS][: self.STOP_IDS], self.ends[row])
+            upload_values([*stop_ids, *[-1] * self.STOP_IDS][: self.STOP_IDS], self.ends[row])
             for name, column in self._settings.items():
                 column[row] = getattr(params, "seed" if name == "seeds" else name)
             self.done[row] = False
@@ -147,10 +148,10 @@ class DecodeState:
             self.lengths[row] = 0
             self._published.remove(row)
 
-    def device_sampling(self, rows: Tensor, all_greedy: bool) -> Sampling:
+    def device_sampling(self, rows: Tensor, all_greedy: bool) -> SamplingTensors:
         """Sampling parameters of rows int64 [B], gathered on the device."""
         temperature, top_k, top_p, min_p, seeds = (self._settings[name][rows] for name in SETTINGS)
-        return Sampling(temperature, top_k, top_p, min_p, seeds, all_greedy=all_greedy)
+        return SamplingTensors(temperature, top_k, top_p, min_p, seeds, all_greedy=all_greedy)
 
     def advance(self, rows: Tensor, emitted: Tensor, counts: Tensor) -> None:
         """Commit tokens on the device, up to the end of each text. rows: int64 [B], all different; emitted: int64

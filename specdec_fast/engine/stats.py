@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from time import perf_counter
 
-VERBS = ("prefill", "propose", "plan", "score", "verify", "commit", "append", "observe")
+PHASES = ("prefill", "propose", "plan", "score", "verify", "commit", "append", "observe")
 
 
 class Clock:
@@ -17,7 +17,7 @@ class Clock:
     __slots__ = ("_start", "_verb", "seconds")
 
     def __init__(self) -> None:
-        self.seconds = dict.fromkeys(VERBS, 0.0)
+        self.seconds = dict.fromkeys(PHASES, 0.0)
 
     def time(self, verb: str) -> Clock:
         self._verb = verb
@@ -52,9 +52,9 @@ class RequestStats:
     accepted_per_position: list[int] = field(default_factory=list)
     preemptions: int = 0
     faults: int = 0
-    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(VERBS, 0.0))
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
 
-    def count(self, drafted: int, depth: int, accepted: int, kept: int) -> None:
+    def record_step(self, drafted: int, depth: int, accepted: int, kept: int) -> None:
         """One step: `drafted` nodes of a tree `depth` deep, `accepted` kept by the rule, `kept` tokens emitted."""
         self.steps += 1
         self.num_draft_tokens += drafted

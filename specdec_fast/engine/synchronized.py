@@ -10,11 +10,11 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def synchronized(method: Method) -> Method:
-    """A method of an object with a lock `turn` that it holds while it runs (`threading.RLock`, for calls within)."""
+    """A method of an object with a lock `lock` that it holds while it runs (`threading.RLock`, for calls within)."""
 
     @wraps(method)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with self.turn:
+        with self.lock:
             return method(self, *args, **kwargs)
 
     return run  # type: ignore[return-value]

@@ -22,7 +22,7 @@ from specdec_fast.engine.cuda_graph.eligibility import CaptureFailures
 from specdec_fast.engine.drafter_runner import DrafterRunner
 from specdec_fast.engine.stats import Clock, RequestStats
 from specdec_fast.interfaces import Budget, Drafter, Rng, StateView
-from specdec_fast.sampling.pipeline import SamplingParams
+from specdec_fast.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from specdec_fast.engine.engine import Engine
@@ -46,7 +46,7 @@ def warm(engine: Engine, capacities: Iterable[tuple[int, int]] | None) -> None:
     if not allowed:
         return
     with torch.inference_mode():
-        engine._hold()
+        engine._prepare_for_warmup()
         captured = _captures(engine, pairs, {params.temperature == 0 for params in allowed})
         for rows in sorted({rows for rows, _ in pairs}):
             most = max(drafted for own, drafted in pairs if own == rows)
@@ -66,7 +66,7 @@ def _checked(engine: Engine, capacities: Iterable[tuple[int, int]] | None) -> li
     most = engine.state.max_rows
     if capacities is None:
         counts = sorted({min(1 << place, most) for place in range(most.bit_length() + 1)})
-        return [(rows, drafted) for rows in counts for drafted in sorted({0, engine._proposer.num_draft_tokens})]
+        return [(rows, drafted) for rows in counts for drafted in sorted({0, engine._drafter_runner.num_draft_tokens})]
     pairs = []
     for rows, drafted in capacities:
         if not (1 <= rows <= most and drafted >= 0):
@@ -79,14 +79,14 @@ def _checked(engine: Engine, capacities: Iterable[tuple[int, int]] | None) -> li
 
 def _captures(engine: Engine, pairs: list[tuple[int, int]], greedy: set[bool]) -> bool:
     """Captures programs where steps are captured. Returns whether they are."""
-    if engine._never or engine._failures.reason is not None:
+    if engine._graph_ineligible_reasons or engine._failures.reason is not None:
         return False
     for rows, drafted in pairs:
         for all_greedy in sorted(greedy):
             try:
-                engine._captured.prepare(rows, drafted, all_greedy)
+                engine._graph_runner.prepare(rows, drafted, all_greedy)
             except Exception as error:  # as in a step: serving goes on without
-                log.error("%s", engine._failures.failed(engine._captured.capacity, error), exc_info=error)
+                log.error("%s", engine._failures.record_failure(engine._graph_runner.capacity, error), exc_info=error)
                 return False
     return True
 
@@ -100,8 +100,8 @@ def _lengths(engine: Engine, most: int) -> list[int]:
     """Lengths of prompts whose passes take all sizes of tiles up to a chunk of prefill: each has a token more than a
     power of two, and a root, which is not prefilled.
     """
-    longest = min(engine._chunk + 1, engine._cache.max_length - most - 2)
-    powers = [1 << place for place in range(2, engine._chunk.bit_length())]
+    longest = min(engine._prefill_chunk + 1, engine._cache.max_length - most - 2)
+    powers = [1 << place for place in range(2, engine._prefill_chunk.bit_length())]
     return [power + 2 for power in powers if power + 2 <= longest]
 
 
@@ -115,7 +115,7 @@ def _rehearse(
     count = min(len(lengths), engine.state.num_free, cache.pages.num_free // pages)
     if not count or new < 1:
         return
-    twin = _twin(engine, budgets, captured)
+    twin = _rehearsal_engine(engine, budgets, captured)
     params = replace(params, max_new_tokens=new)
     with ExitStack() as ends:  # all of them, whatever one raises
         for length in lengths[:count]:
@@ -125,7 +125,7 @@ def _rehearse(
             twin.step()
 
 
-class _Given(Fixed):
+class _ScheduledBudget(Fixed):
     """As many draft tokens in each step as are given for it."""
 
     def __init__(self, budgets: Sequence[int]) -> None:
@@ -136,7 +136,7 @@ class _Given(Fixed):
         return [min(each, now) for each in most]
 
 
-class _Guesses:
+class _PlaceholderDrafter:
     """In place of a drafter that works on the host or learns from texts: its drafts look alike on the device."""
 
     def __init__(self, drafter: Drafter, vocab_size: int) -> None:
@@ -165,18 +165,20 @@ class _Guesses:
         """Nothing."""
 
 
-def _twin(engine: Engine, budgets: Sequence[int], captured: bool) -> Engine:
+def _rehearsal_engine(engine: Engine, budgets: Sequence[int], captured: bool) -> Engine:
     """An engine over the same target, drafter, rows and programs, with requests of its own."""
     twin = copy(engine)
-    twin._running, twin._queue, twin._told = {}, deque(), []
+    twin._running, twin._queue, twin._updated_handles = {}, deque(), []
     twin.stats, twin.seconds = RequestStats(), Clock().seconds
     twin.tokenizer, twin.eos_token_ids = None, ()
     drafter = engine.drafter
     if drafter is not None and (drafter.needs.host_tokens or drafter.needs.cross_request):
-        drafter = _Guesses(drafter, engine.target.vocab_size)
-    twin._proposer = DrafterRunner(drafter, _Given(budgets), twin._running, engine.rule, engine.target.vocab_size)
-    twin._captured = engine._captured.for_other_rows(twin._proposer)
-    twin._never = [] if captured else ["a rehearsal of steps that are not captured"]
+        drafter = _PlaceholderDrafter(drafter, engine.target.vocab_size)
+    twin._drafter_runner = DrafterRunner(
+        drafter, _ScheduledBudget(budgets), twin._running, engine.rule, engine.target.vocab_size
+    )
+    twin._graph_runner = engine._graph_runner.with_separate_rows(twin._drafter_runner)
+    twin._graph_ineligible_reasons = [] if captured else ["a rehearsal of steps that are not captured"]
     twin._failures = engine._failures if captured else CaptureFailures()
-    twin._claim = lambda: None  # type: ignore[method-assign] # the cache stays the engine's
+    twin._claim_cache = lambda: None  # type: ignore[method-assign] # the cache stays the engine's
     return twin

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specdec_fast.interfaces.drafter import StateView
 from specdec_fast.interfaces.step_values import Acceptance, TargetOutput
-from specdec_fast.sampling.pipeline import Sampling
+from specdec_fast.sampling.sampling_tensors import SamplingTensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class CudaGraphRows:
     lengths: Tensor
     drafts: Tensor
     tokens: Tensor
-    sampling: Sampling
+    sampling: SamplingTensors
     num_draft_tokens: int
 
 

@@ -11,7 +11,7 @@ import torch
 from specdec_fast.core.draft import Draft
 from specdec_fast.interfaces.step_values import Acceptance, Budget, Needs, Rng, TargetOutput
 from specdec_fast.interfaces.target import Target
-from specdec_fast.sampling.pipeline import Sampling
+from specdec_fast.sampling.sampling_tensors import SamplingTensors
 
 
 class StateView(Protocol):
@@ -34,7 +34,7 @@ class StateView(Protocol):
         """Returns the number of prompt tokens of a row."""
         ...
 
-    def sampling(self, rows: Sequence[int]) -> Sampling:
+    def sampling(self, rows: Sequence[int]) -> SamplingTensors:
         """Returns the sampling parameters of rows, packed as tensors [B] in the order of `rows`."""
         ...
 

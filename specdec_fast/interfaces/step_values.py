@@ -12,7 +12,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from specdec_fast.sampling.pipeline import Sampling
+from specdec_fast.sampling.sampling_tensors import SamplingTensors
 
 
 @dataclass(slots=True, eq=False)
@@ -61,7 +61,7 @@ class Rng:
     positions: Tensor
     first_draw: int = 0
 
-    def replay_noise_keys(self, sampling: Sampling, pick: str) -> list[tuple[int, int] | None]:
+    def replay_noise_keys(self, sampling: SamplingTensors, pick: str) -> list[tuple[int, int] | None]:
         """Returns the keys of the replay noise, for drafters that sample on the host.
 
         Args:

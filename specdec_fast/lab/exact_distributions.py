@@ -32,7 +32,7 @@ from specdec_fast.lab.draft_enumeration import (
 from specdec_fast.lab.rational_oracle import RationalModel, Text, target_dist, text_dist
 from specdec_fast.lab.step_enumeration import Outcomes, step_outcomes
 from specdec_fast.rules import get_rule, rule_names
-from specdec_fast.sampling.pipeline import SamplingParams
+from specdec_fast.sampling.params import SamplingParams
 from specdec_kernels import use_backend
 
 TOLERANCE = 1e-12

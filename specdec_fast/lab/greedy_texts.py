@@ -14,7 +14,7 @@ from typing import Any
 from specdec_fast.engine.engine import Engine
 from specdec_fast.engine.request import Prompt
 from specdec_fast.lab.text_positions import ROUNDING, plain_logits
-from specdec_fast.sampling.pipeline import SamplingParams
+from specdec_fast.sampling.params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from specdec_fast.lab.sequential_test import Ledger
 from specdec_fast.lab.statistics import Z_999, Spread, Test, holm, spread
 from specdec_fast.lab.text_positions import find_places
 from specdec_fast.rules import get_rule
-from specdec_fast.sampling.pipeline import SamplingParams
+from specdec_fast.sampling.params import SamplingParams
 
 LEVEL = 1e-3
 """Chance that a run rejects anything at all when everything holds."""

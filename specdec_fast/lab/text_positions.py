@@ -25,7 +25,7 @@ from specdec_fast.engine.request import Prompt
 from specdec_fast.interfaces import Acceptance, Rng, Rule
 from specdec_fast.lab.rational_oracle import dist_of_logits
 from specdec_fast.lab.reference_drafts import PlainDraft, plain_draft, plain_output
-from specdec_fast.sampling.pipeline import SamplingParams
+from specdec_fast.sampling.params import SamplingParams
 from specdec_kernels import TreePlan, distribution_stats
 
 ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 0.06, torch.bfloat16: 0.5}

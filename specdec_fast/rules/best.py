@@ -29,7 +29,7 @@ from specdec_fast.core.distributions import TokenDistributions
 from specdec_fast.core.draft import Draft
 from specdec_fast.interfaces import Acceptance, Needs, Rng, Rule
 from specdec_fast.rules import get_rule, traversal
-from specdec_fast.sampling.pipeline import SamplingParams
+from specdec_fast.sampling.params import SamplingParams
 from specdec_kernels import TreePlan
 
 LIKELIEST = "likeliest tokens"

@@ -16,7 +16,7 @@ from specdec_fast.core.distributions import TokenDistributions
 from specdec_fast.core.draft import Draft
 from specdec_fast.interfaces import Acceptance, Needs, Rng
 from specdec_fast.rules.rejection import rejection_coins, verify_chains
-from specdec_fast.sampling.pipeline import SamplingParams
+from specdec_fast.sampling.params import SamplingParams
 from specdec_kernels import TreePlan
 
 

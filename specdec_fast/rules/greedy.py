@@ -11,7 +11,7 @@ from specdec_fast.core.distributions import PendingDistributions, TokenDistribut
 from specdec_fast.core.draft import Draft
 from specdec_fast.interfaces import Acceptance, Needs, Rng
 from specdec_fast.rules.replay import walk, walk_logits
-from specdec_fast.sampling.pipeline import SamplingParams
+from specdec_fast.sampling.params import SamplingParams
 from specdec_kernels import TreePlan
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from specdec_fast.core.distributions import TokenDistributions
 from specdec_fast.core.draft import Draft
 from specdec_fast.interfaces import Acceptance, Needs, Rng
-from specdec_fast.sampling.pipeline import SamplingParams
+from specdec_fast.sampling.params import SamplingParams
 from specdec_kernels import TreePlan, recursive_rejection_thresholds, recursive_rejection_verify
 
 

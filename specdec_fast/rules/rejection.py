@@ -15,7 +15,7 @@ from torch import Tensor
 from specdec_fast.core.distributions import PendingDistributions, TokenDistributions
 from specdec_fast.core.draft import Draft
 from specdec_fast.interfaces import Acceptance, Needs, Rng
-from specdec_fast.sampling.pipeline import SamplingParams
+from specdec_fast.sampling.params import SamplingParams
 from specdec_kernels import TreePlan, rejection_thresholds, rejection_verify, rejection_verify_logits
 
 
@@ -28,7 +28,7 @@ def verify_chains(
     noise = (dists, token_ids, rng.seeds, rng.positions)
     if uniforms is None and isinstance(target_dists, PendingDistributions):
         path, accepted, following, *found = rejection_verify_logits(
-            *nodes, target_dists.logits, target_dists.asked, *noise, max_depth=draft.max_depth, rule=rule
+            *nodes, target_dists.logits, target_dists.sampling_args, *noise, max_depth=draft.max_depth, rule=rule
         )
         target_dists.set_stats(found)
     else:

@@ -15,7 +15,7 @@ from torch import Tensor
 from specdec_fast.core.distributions import PendingDistributions, TokenDistributions
 from specdec_fast.core.draft import Draft
 from specdec_fast.interfaces import Acceptance, Needs, Rng
-from specdec_fast.sampling.pipeline import SamplingParams
+from specdec_fast.sampling.params import SamplingParams
 from specdec_kernels import TreePlan, exact_match_verify, replay_sample, replay_verify
 
 
@@ -42,7 +42,7 @@ def walk_logits(draft: Draft, plan: TreePlan, dists: PendingDistributions, rng: 
         plan.next_sibling,
         draft.score_only,
         dists.logits,
-        dists.asked,
+        dists.sampling_args,
         rng.seeds,
         rng.positions,
         max_depth=draft.max_depth,

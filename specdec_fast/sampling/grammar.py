@@ -33,14 +33,14 @@ class Matcher(Protocol):
     def fill_mask(self, words: Tensor) -> None: ...
 
 
-def token_words(ids: Collection[int], width: int) -> Tensor:
+def pack_token_ids(ids: Collection[int], width: int) -> Tensor:
     """int32 [width] with the bits of the given ids set; ids that do not fit are passed over."""
     known = torch.tensor(sorted({token for token in ids if token < 32 * width}), dtype=torch.int64)
     bits = torch.zeros(width, dtype=torch.int64).index_add_(0, known // 32, 1 << known % 32)
     return torch.where(bits >= 2**31, bits - 2**32, bits).to(torch.int32)
 
 
-class Guide:
+class GrammarState:
     """The matcher of one request, as its text grows.
 
     matcher: a grammar at its start (it is forked, not used up); ends: ids that end the text; generated: tokens that are
@@ -56,14 +56,14 @@ class Guide:
         self._text: list[int] = []
         self._broken = False
         self._renew()
-        self.push(generated)
+        self.advance(generated)
 
     @property
     def width(self) -> int:
         """Words that its masks need."""
         return max(-(-self._start.vocab_size // 32), max(self._ends, default=0) // 32 + 1)
 
-    def push(self, tokens: Sequence[int]) -> None:
+    def advance(self, tokens: Sequence[int]) -> None:
         """Go past committed tokens."""
         try:
             for token in tokens:
@@ -74,7 +74,7 @@ class Guide:
         except Exception as error:
             self.error, self._broken = error, True
 
-    def fill(
+    def fill_masks(
         self, tokens: Sequence[int], parents: Sequence[int], words: Tensor, wanted: Collection[int] | None = None
     ) -> list[bool]:
         """Masks of the nodes of a tree, each on its own path: int32 words [n, W >= width] on the CPU.
@@ -101,10 +101,10 @@ class Guide:
         words.zero_()
         return [True] * len(tokens)
 
-    def opening(self) -> bool:
+    def can_start(self) -> bool:
         """Whether any token may follow the text so far. Raises what the matcher raised."""
         words = torch.zeros(1, self.width, dtype=torch.int32)
-        self.fill([0], [-1], words)
+        self.fill_masks([0], [-1], words)
         if self.error is not None:
             raise self.error
         return bool((words != 0).any())
@@ -170,7 +170,7 @@ class Guide:
         width = words.shape[0]
         ends = self._end_words.get(width)
         if ends is None:
-            ends = self._end_words[width] = token_words(self._ends, width)
+            ends = self._end_words[width] = pack_token_ids(self._ends, width)
         words.zero_()
         self._matcher.fill_mask(words[: -(-self._matcher.vocab_size // 32)])
         words &= ~ends

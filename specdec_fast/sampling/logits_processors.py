@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from specdec_fast.core.device_transfer import host_to_device, moved, table_to_device
-from specdec_fast.sampling.grammar import Guide, token_words
+from specdec_fast.core.device_transfer import copy_to_device, host_to_device, table_to_device
+from specdec_fast.sampling.grammar import GrammarState, pack_token_ids
 from specdec_kernels import (
     ALWAYS,
     Additions,
@@ -116,7 +116,7 @@ class LogitsProcessors:
     """The edits of the B requests of one batch, ready for rows of logits that follow their nodes.
 
     rows: int32 [B]; factors: float32 [B, 3] of `Penalties`, or None when nobody has any; counts: the tables they read;
-    allowed: per request its allowed ids or None; guides: per request its grammar or None; shifts: whether a logit may
+    allowed: per request its allowed ids or None; grammar_states: per request its grammar or None; shifts: whether a logit may
     become another finite number (penalties, bias), and is not merely forbidden.
     """
 
@@ -126,7 +126,7 @@ class LogitsProcessors:
     additions: Additions | None
     forced: Forced | None
     allowed: tuple[tuple[int, ...] | None, ...]
-    guides: tuple[Guide | None, ...]
+    grammar_states: tuple[GrammarState | None, ...]
     shifts: bool
     _words: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False, compare=False)
 
@@ -138,14 +138,14 @@ class LogitsProcessors:
         """
         if self.shifts and logits.dtype in (torch.bfloat16, torch.float16):
             logits = logits.float()
-        process_logits(logits, paths, *self._listed(logits.shape[1], paths, request_of))
+        process_logits(logits, paths, *self._operator_arguments(logits.shape[1], paths, request_of))
         return logits
 
-    def over(self, logits: Tensor, paths: NodePaths, request_of: Tensor) -> Overlay:
+    def make_overlay(self, logits: Tensor, paths: NodePaths, request_of: Tensor) -> Overlay:
         """The same as an overlay, which leaves logits as they are and is as exact as float32; not for float64."""
-        return process_logits_overlay(logits, paths, *self._listed(logits.shape[1], paths, request_of))
+        return process_logits_overlay(logits, paths, *self._operator_arguments(logits.shape[1], paths, request_of))
 
-    def _listed(
+    def _operator_arguments(
         self, vocab: int, paths: NodePaths, request_of: Tensor
     ) -> tuple[Penalties | None, Additions | None, Forced | None, TokenMasks | None]:
         """The edits as operators take them."""
@@ -154,14 +154,14 @@ class LogitsProcessors:
             penalties = Penalties(self.factors, self.rows, *self.counts.tables())
         return penalties, self.additions, self.forced, self._masks(vocab, paths, request_of)
 
-    def why_empty(self, request: int) -> str | None:
+    def explain_empty(self, request: int) -> str | None:
         """Why a distribution of this request has no token left, when its logits are -inf throughout; None: the
         model's doing.
         """
-        guide = self.guides[request]
-        if guide is not None and guide.error is not None:
-            return f"grammar: {guide.error}"
-        if guide is not None:
+        grammar_state = self.grammar_states[request]
+        if grammar_state is not None and grammar_state.error is not None:
+            return f"grammar: {grammar_state.error}"
+        if grammar_state is not None:
             return (
                 "grammar: no token that the request allows continues the text, and it may not end here; check the "
                 "grammar against the vocabulary, banned tokens and min_new_tokens"
@@ -175,16 +175,21 @@ class LogitsProcessors:
         return "banned, allowed and forced tokens leave no token to choose from" if limited else None
 
     def _masks(self, vocab: int, paths: NodePaths, request_of: Tensor) -> TokenMasks | None:
-        guided = [request for request, guide in enumerate(self.guides) if guide is not None]
-        width = max([-(-vocab // 32), *(guide.width for guide in self.guides if guide is not None)])
+        guided = [request for request, grammar_state in enumerate(self.grammar_states) if grammar_state is not None]
+        width = max(
+            [
+                -(-vocab // 32),
+                *(grammar_state.width for grammar_state in self.grammar_states if grammar_state is not None),
+            ]
+        )
         if not guided and not any(ids is not None for ids in self.allowed):
             return None
         if width not in self._words:
             self._words[width] = self._static(width)
         words, mask_of = self._words[width]
-        index = moved(mask_of, request_of.device)[request_of]
+        index = copy_to_device(mask_of, request_of.device)[request_of]
         if not guided:
-            return TokenMasks(moved(words, request_of.device), index)
+            return TokenMasks(copy_to_device(words, request_of.device), index)
         device = index.device
         index, mask_of = index.cpu(), mask_of.cpu()
         nodes = None if paths.nodes is None else paths.nodes.tolist()
@@ -196,9 +201,9 @@ class LogitsProcessors:
             if nodes is not None:
                 row_of = {node - start: row for row, node in enumerate(nodes) if start <= node < stop}
             own = torch.zeros(stop - start, width, dtype=torch.int32)
-            guide = self.guides[request]
-            assert guide is not None
-            reached = guide.fill(tokens[start:stop], parents[start:stop], own, row_of)
+            grammar_state = self.grammar_states[request]
+            assert grammar_state is not None
+            reached = grammar_state.fill_masks(tokens[start:stop], parents[start:stop], own, row_of)
             if mask_of[request] >= 0:
                 own &= words[int(mask_of[request])]
             parts.append(own)
@@ -206,14 +211,14 @@ class LogitsProcessors:
                 if reached[node]:
                     index[row] = used + node
             used += stop - start
-        return TokenMasks(moved(torch.cat(parts), device), moved(index, device))
+        return TokenMasks(copy_to_device(torch.cat(parts), device), copy_to_device(index, device))
 
     def _static(self, width: int) -> tuple[Tensor, Tensor]:
         """(words int32 [K, width], index int32 [B]) of the requests' allowed ids, on the CPU."""
         listed = sorted({ids for ids in self.allowed if ids is not None})
         words = torch.zeros(len(listed), width, dtype=torch.int32)
         for at, ids in enumerate(listed):
-            words[at] = token_words(ids, width)
+            words[at] = pack_token_ids(ids, width)
         index = [-1 if ids is None else listed.index(ids) for ids in self.allowed]
         return words, torch.tensor(index, dtype=torch.int32)
 
@@ -229,7 +234,7 @@ def pack_processors(
     prompt_lengths: Sequence[int],
     stop_ids: Sequence[Sequence[int]],
     counts: TokenCounts,
-    guides: Sequence[Guide | None],
+    grammar_states: Sequence[GrammarState | None],
     device: torch.device,
 ) -> LogitsProcessors | None:
     """The edits of a batch, or None when none of its requests has any."""
@@ -245,7 +250,7 @@ def pack_processors(
         forced.append({prompt + index: token for index, token in own.forced.items()})
     penalised = any(map(has_penalties, params))
     allowed = tuple(own.allowed_token_ids for own in params)
-    if not (penalised or any(added) or any(forced) or any(guides) or any(ids is not None for ids in allowed)):
+    if not (penalised or any(added) or any(forced) or any(grammar_states) or any(ids is not None for ids in allowed)):
         return None
 
     def tensor(values: list, dtype: torch.dtype = torch.int32) -> Tensor:
@@ -274,4 +279,4 @@ def pack_processors(
     # rows without penalties may lie outside the tables; any row of the tables stands in for them
     places = [row if row in counts else next((r for r in rows if r in counts), 0) for row in rows]
     shifts = penalised or any(value != _BANNED for entries in added for value in entries.values())
-    return LogitsProcessors(tensor(places), factors, counts, additions, listed, allowed, tuple(guides), shifts)
+    return LogitsProcessors(tensor(places), factors, counts, additions, listed, allowed, tuple(grammar_states), shifts)

@@ -1,5 +1,5 @@
 """SamplingParams: what one request wants of its tokens, checked when it is made. Tests:
-tests/sampling/test_pipeline.py.
+tests/sampling/test_params.py.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
 from specdec_fast.core.names import explain_names
-from specdec_fast.sampling.grammar import Guide, Matcher
+from specdec_fast.sampling.grammar import GrammarState, Matcher
 
 _SEED_LIMIT = 2**63
 _LARGEST_BIAS = 10_000
@@ -208,7 +208,7 @@ class SamplingParams:
                     "where the grammar does; pass stop_token_ids, and do not ignore_eos"
                 )
             try:
-                begins = Guide(self.grammar, stop_ids).opening()
+                begins = GrammarState(self.grammar, stop_ids).can_start()
             except Exception as error:
                 raise ValueError(f"grammar: {error}") from error
             if not begins:
@@ -218,7 +218,7 @@ class SamplingParams:
         """Itself, or a copy with a fresh random seed when it has none."""
         return self if self.seed is not None else replace(self, seed=secrets.randbelow(_SEED_LIMIT))
 
-    def keyed_by(self, prompt: Sequence[int], number: int | None = None) -> SamplingParams:
+    def with_derived_seed(self, prompt: Sequence[int], number: int | None = None) -> SamplingParams:
         """A copy whose seed, below 2**61, follows from its own, a prompt, and a number if there is one."""
         digest = blake2b(f"{self.seed}/{number}/".encode(), digest_size=8)
         digest.update(array("q", prompt).tobytes())

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_fast.sampling.pipeline import Sampling, SamplingParams, SamplingTable
+from specdec_fast.sampling.params import SamplingParams
+from specdec_fast.sampling.sampling_tensors import SamplingTable, SamplingTensors
 
 # settings of `generate` that change logits in ways that are not followed here
 NOT_FOLLOWED = (
@@ -133,7 +134,7 @@ def jacobi_translate(
     table = SamplingTable(model.device)
     table.set(0, params, 0, tuple(stops))
     sampling = table.pack([0])
-    if sampling.edits is not None:
+    if sampling.logits_processors is not None:
         raise ValueError(
             "jacobi_translate: got penalties, bias, bans or minimum lengths in params; expected them in "
             "model.generation_config, where generate has them too"
@@ -153,7 +154,7 @@ def jacobi_translate(
 
 def _translate(
     row: EncoderDecoder,
-    sampling: Sampling,
+    sampling: SamplingTensors,
     stops: set[int],
     limit: int,
     block: int,
@@ -174,8 +175,8 @@ def _translate(
         passes += 1
         count = len(drafted) + 1
         positions = torch.arange(len(text), len(text) + count, dtype=torch.int32, device=logits.device)
-        nodes = sampling.per_node((count,), torch.zeros(count, dtype=torch.int64, device=logits.device))
-        choice = nodes.choose(logits, positions).tolist()
+        nodes = sampling.expand_to_nodes((count,), torch.zeros(count, dtype=torch.int64, device=logits.device))
+        choice = nodes.sample_replay(logits, positions).tolist()
         accepted = next((at for at, token in enumerate(drafted) if token != choice[at]), len(drafted))
         row.keep(len(text) + accepted)
         for token in choice[: accepted + 1]:

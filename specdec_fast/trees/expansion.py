@@ -27,7 +27,7 @@ from specdec_fast.core.device_transfer import host_to_device
 from specdec_fast.core.distributions import TokenDistributions, concat_distributions
 from specdec_fast.core.draft import Draft, ProposalKind
 from specdec_fast.interfaces import Acceptance, Budget, Needs, Rng, StateView, TargetOutput
-from specdec_fast.sampling.pipeline import Sampling
+from specdec_fast.sampling.sampling_tensors import SamplingTensors
 from specdec_fast.trees.dynamic import Front, grow, reads_freely
 from specdec_fast.trees.logits_source import Source
 from specdec_fast.trees.static_layout import EMPTY, StaticLayout, static_layout
@@ -46,7 +46,7 @@ class _Level:
     shape: ChainLayout  # by tree
     logits: Tensor
     columns: Tensor | None  # int64 [columns of the logits] their target ids, None where these are the same
-    sampling: Sampling  # per node
+    sampling: SamplingTensors  # per node
     noisy: bool  # children are picked under the replay noise, in some row at least
     filtered: bool  # some row has top-k, top-p or min-p
     greedy: bool  # some row may be at temperature 0
@@ -63,14 +63,14 @@ class _Level:
 
 
 def picking_dist(
-    logits: Tensor, sampling: Sampling, filtered: bool, dists: TokenDistributions | None = None
+    logits: Tensor, sampling: SamplingTensors, filtered: bool, dists: TokenDistributions | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(1/T, cut, tie) that children are picked by: at temperature 0 of the distribution at 1. distributions: of these
     logits, if they are known already.
     """
-    inv_t, cut, tie = sampling.unfiltered(logits)
+    inv_t, cut, tie = sampling.unfiltered_stats(logits)
     if filtered:
-        dists = sampling.dists(logits) if dists is None else dists
+        dists = sampling.distributions(logits) if dists is None else dists
         greedy = dists.inv_t == 0
         cut, tie = torch.where(greedy, cut, dists.cut), torch.where(greedy, tie, dists.tie_id)
     return inv_t, cut, tie
@@ -181,7 +181,7 @@ class TreeDrafter:
             scored = scored[host_to_device(ends, torch.int64, self.source.device)]
         logits, columns = self.source.logits(scored), self.source.token_ids
         sampling = view.sampling(own)
-        if columns is not None and (self.how in CHOOSING or view.sampling(rows).edits is not None):
+        if columns is not None and (self.how in CHOOSING or view.sampling(rows).logits_processors is not None):
             # noise and edits go by the ids of the target
             spread = logits.new_full((logits.shape[0], self.source.vocab_size), float("-inf"))
             logits, columns = spread.index_copy_(1, columns, logits), None
@@ -189,13 +189,13 @@ class TreeDrafter:
         if len(own) < len(rows):
             roots = roots[host_to_device(places, torch.int64, roots.device)]
         shape = chain_layout(places, counts, self.source.device)
-        if sampling.edits is not None:  # q with the target's edits, each node after its own path
+        if sampling.logits_processors is not None:  # q with the target's edits, each node after its own path
             nodes = ends.int() if isinstance(ends, Tensor) else host_to_device(ends, torch.int32, logits.device)
             paths = NodePaths(draft.tokens, draft.parents, draft.offsets, roots, nodes)
-            logits = sampling.edits.apply(logits, paths, shape.row_of)
+            logits = sampling.logits_processors.apply(logits, paths, shape.row_of)
         noisy = self.how == "coupled" and not sampling.all_greedy
         filtered, greedy = sampling.any_filter and not sampling.all_greedy, sampling.any_greedy
-        sampling = sampling.per_node(counts, shape.row_of)
+        sampling = sampling.expand_to_nodes(counts, shape.row_of)
         return _Level(shape, logits, columns, sampling, noisy, filtered, greedy, roots, depth)
 
     def _fill(self, view: StateView, rows: Sequence[int], roots: list[int], limits: tuple[int, ...], rng: Rng) -> Draft:
@@ -213,7 +213,7 @@ class TreeDrafter:
             if self.how in CHOOSING:
                 picked = self._choose(level, None, step.widest)
             else:
-                dists = level.sampling.dists(level.logits)
+                dists = level.sampling.distributions(level.logits)
                 parts.append(replace(dists, token_ids=level.columns))
                 first = lines.numbers(tokens, step) + rng.first_draw
                 picked, marks = self._draw(level, dists, step.children, step.widest, first)

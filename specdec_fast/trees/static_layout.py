@@ -15,7 +15,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from specdec_fast.core.device_transfer import host_to_device, stream_of
+from specdec_fast.core.device_transfer import current_stream_id, host_to_device
 from specdec_fast.core.draft import Draft
 from specdec_fast.trees.topology import Shape
 
@@ -81,7 +81,7 @@ class StaticLayout:
 
 def static_layout(shape: Shape, limits: tuple[int, ...], device: torch.device) -> StaticLayout:
     """Of trees with the first `limits` nodes of a shape behind their roots. Its tensors must not be written to."""
-    return _remembered(shape, limits, device, stream_of(device))
+    return _remembered(shape, limits, device, current_stream_id(device))
 
 
 @lru_cache(maxsize=256)

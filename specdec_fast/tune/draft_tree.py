@@ -14,7 +14,7 @@ import torch
 from specdec_fast.core.chain_layout import chain_layout
 from specdec_fast.engine.engine import Engine
 from specdec_fast.interfaces import Target
-from specdec_fast.sampling.pipeline import SamplingParams
+from specdec_fast.sampling.params import SamplingParams
 from specdec_kernels import tree_expand
 from specdec_kernels.names import unknown_name
 

@@ -15,7 +15,7 @@ from specdec_fast.draft_runners.parallel_heads import AUX_HIDDEN_STATE, Parallel
 from specdec_fast.engine.engine import Engine
 from specdec_fast.interfaces import Target
 from specdec_fast.sampling.params import SamplingParams
-from specdec_fast.sampling.pipeline import Sampling
+from specdec_fast.sampling.sampling_tensors import SamplingTensors
 
 
 @torch.inference_mode()
@@ -72,12 +72,12 @@ def _positions(start: int, count: int, device: torch.device) -> torch.Tensor:
     return torch.arange(start + 1, start + 1 + count, dtype=torch.int32).to(device)
 
 
-def _sampling(params: SamplingParams, count: int, device: torch.device) -> Sampling:
+def _sampling(params: SamplingParams, count: int, device: torch.device) -> SamplingTensors:
     """The temperature and seed of a request for `count` places; filters are left aside."""
     assert params.seed is not None
     temperature = torch.full((count,), float(params.temperature)).to(device)
     nothing = torch.zeros_like(temperature)
-    return Sampling(
+    return SamplingTensors(
         temperature,
         nothing.int(),
         nothing + 1,

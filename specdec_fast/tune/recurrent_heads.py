@@ -18,7 +18,7 @@ from specdec_fast.core.chain_layout import chain_layout
 from specdec_fast.engine.engine import Engine
 from specdec_fast.heads.unroll import unroll
 from specdec_fast.interfaces import Target
-from specdec_fast.sampling.pipeline import SamplingParams
+from specdec_fast.sampling.params import SamplingParams
 from specdec_fast.tune.draft_tree import ranks_among
 
 

@@ -19,7 +19,7 @@ from specdec_fast.engine.request import Prompt
 from specdec_fast.interfaces import Acceptance, Drafter, Needs, Rng, Target
 from specdec_fast.rules import get_rule
 from specdec_fast.rules.best import RULE
-from specdec_fast.sampling.pipeline import SamplingParams
+from specdec_fast.sampling.params import SamplingParams
 from specdec_kernels import TreePlan
 
 MOST_REQUESTS = 4

@@ -15,7 +15,7 @@ from typing import Any
 from specdec_fast.drafters import get_drafter
 from specdec_fast.engine.engine import Engine
 from specdec_fast.extras import require
-from specdec_fast.sampling.pipeline import SamplingParams
+from specdec_fast.sampling.params import SamplingParams
 from specdec_fast.targets.skipped_layers import SkippedLayers
 
 

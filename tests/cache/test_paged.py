@@ -9,7 +9,7 @@ import pytest
 import torch
 from oracles.ledger import Ledger, cache, random_path, random_tree
 
-from specdec_fast.core.device_transfer import write_at
+from specdec_fast.core.device_transfer import write_entries
 
 PAGE_SIZES = (1, 4, 16, 256)
 
@@ -224,8 +224,8 @@ class Elsewhere(torch.Tensor):
 def test_host_numbers_are_written_at_rows(kind: type[torch.Tensor]) -> None:
     place = torch.arange(5, dtype=torch.int32).as_subclass(kind)
     assert place.is_cpu == (kind is torch.Tensor)
-    write_at([3, 0], [7, 9], place)
-    write_at([], [], place)
+    write_entries([3, 0], [7, 9], place)
+    write_entries([], [], place)
     assert place.tolist() == [9, 1, 2, 7, 4]
     with pytest.raises((ValueError, RuntimeError)):
-        write_at([1, 2, 3], [5, 6], place)
+        write_entries([1, 2, 3], [5, 6], place)

@@ -71,6 +71,7 @@ def test_a_stall_in_one_round_changes_no_median() -> None:
     assert own["speedup"] is None and own["speedup_doubt"] == "3 measurements differ by 44.0x"
     assert own["plain_tokens_per_s"] == 24.0
     text = shown(done)
+    assert "tok/s: the median of 3 rounds over all texts; tau" in text
     assert "prose greedy 24.0 48.0 ? 3.00" in text and "quiet-0 greedy 24.0 48.0 2.00 3.00" in text
     assert "?: speed-up withheld for 1 of 8 texts, first prose (greedy): 3 measurements differ by 44.0x." in text
     assert text.endswith("24 → 48 tokens/s 2.00x, 8 of 8 texts identical to plain decoding")
@@ -86,6 +87,7 @@ def test_a_busy_machine_gets_no_ratio_at_all() -> None:
     assert "Speed-up withheld: 8 measurements differ by 2.6x." in text
     assert not any(f"{ratio:.2f}" in text for ratio in ratios), "nothing says which of them were not disturbed"
     assert text.count(" ? ") == 9
+    assert "tok/s: one round; tau" in text
     assert text.endswith("tokens/s, 8 of 8 texts identical to plain decoding")
 
 

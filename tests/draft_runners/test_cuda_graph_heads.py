@@ -117,7 +117,7 @@ class Watch:
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self._drafts, self._trees = engine, {}, []
-        drafter, proposals = engine.drafter, engine._captured._proposals
+        drafter, proposals = engine.drafter, engine._graph_runner._proposals
         assert drafter is not None
         self._plain, drafter.propose = drafter.propose, self._propose  # type: ignore[method-assign]
         if proposals is not None:
@@ -240,7 +240,7 @@ def test_a_step_that_fails_half_way_costs_no_token(
     """The other verbs go on: a row that knows more than its text tells drafts again as soon as it may."""
     target = scripted(script(60), VOCAB)
     engine = Engine(target, RIGHT[kind](target), step_mode="graph")
-    proposals, count = engine._captured._proposals, [0]
+    proposals, count = engine._graph_runner._proposals, [0]
     whole = getattr(proposals, verb)
 
     def failing(*args: Any) -> Any:
@@ -286,7 +286,7 @@ def test_what_was_learned_by_half_is_not_believed(kind: str, part: str, write: i
     engine = Engine(target, RIGHT[kind](target), step_mode="graph")
     handle = engine.submit(script(4), SamplingParams(temperature=0, max_new_tokens=40))
     engine.step()
-    proposals = engine._captured._proposals
+    proposals = engine._graph_runner._proposals
     setattr(proposals, part, Stopping(getattr(proposals, part), write))
     while not engine.idle:
         engine.step()

@@ -14,7 +14,7 @@ from oracles.automaton import scripted
 from specdec_fast import Engine, get_drafter
 from specdec_fast.engine.state import DecodeState
 from specdec_fast.interfaces import Budget, Rng
-from specdec_fast.sampling.pipeline import SamplingParams
+from specdec_fast.sampling.params import SamplingParams
 from specdec_kernels import ngram_match
 
 

@@ -95,7 +95,7 @@ def test_two_requests_of_one_seed_do_not_share_coins_where_one_learns_from_the_o
 ) -> None:
     """The first token of the second of two requests, over seeds; by the seed alone it is seen to be off."""
     if not keyed:
-        monkeypatch.setattr(DrafterRunner, "keyed", lambda self, handle: handle.params)
+        monkeypatch.setattr(DrafterRunner, "params_with_request_key", lambda self, handle: handle.params)
     own = AutomatonTarget(random_logits(STATES, 3, seed=5), max_rows=2, max_length=16)
     seen: Counter[tuple[int, ...]] = Counter()
     for seed in range(800):
@@ -115,7 +115,7 @@ def test_two_requests_of_one_seed_do_not_share_coins_where_one_preempts_the_othe
     second and third token of the second of two requests.
     """
     if not keyed:
-        monkeypatch.setattr(DrafterRunner, "keyed", lambda self, handle: handle.params)
+        monkeypatch.setattr(DrafterRunner, "params_with_request_key", lambda self, handle: handle.params)
     logits = torch.tensor([[0.45, 0.5, 0.05], [0.5, 0.3, 0.2], [0.3, 0.5, 0.2]]).log()
     following = torch.arange(3).expand(3, 3).contiguous()
     own = AutomatonTarget(logits, following, max_rows=4, max_length=32, page_size=1, num_pages=14)
@@ -158,7 +158,11 @@ def test_by_what_coins_are_keyed(name: str) -> None:
     """By the prompt where the rule tosses any; by the request's number too where it is said, and beside a twin."""
     make, budget, rule, numbered = SHARED[name]
     engine = Engine(target(), make(), rule=rule, budget=budget)
-    keyed, running, tosses = engine._proposer.keyed, engine._running, rule not in ("replay", "greedy")
+    keyed, running, tosses = (
+        engine._drafter_runner.params_with_request_key,
+        engine._running,
+        rule not in ("replay", "greedy"),
+    )
     params = SamplingParams(seed=7)
     first, second, other = (Handle(number, prompt, params, 1) for number, prompt in enumerate(([1], [1], [2])))
     assert keyed(first) == keyed(first) and (keyed(first) == params) == (not tosses)
@@ -169,6 +173,6 @@ def test_by_what_coins_are_keyed(name: str) -> None:
     for each in (first, second, other, twin):
         seed = keyed(each).seed
         assert seed is not None and 0 <= seed < 2**61
-    first.end("cancelled")
-    engine._proposer.release([])
-    assert set(engine._proposer._keyed) == ({second, other, twin} if tosses else set())
+    first.finish("cancelled")
+    engine._drafter_runner.release([])
+    assert set(engine._drafter_runner._keyed_params) == ({second, other, twin} if tosses else set())

@@ -209,7 +209,7 @@ def test_a_request_that_is_given_up_stays_so_after_a_preemption(verb: str, fault
     assert [handle.tokens for handle in handles] == want[::-1]
     assert handles[1].stats.preemptions > 0 and [handle.stats.faults for handle in handles] == [0, 1]
     assert handles[0].stats.tau > 1.5 > handles[1].stats.tau
-    assert engine.generate([[1]], params)[0].stats.tau > 1.5 and not engine._proposer._given_up
+    assert engine.generate([[1]], params)[0].stats.tau > 1.5 and not engine._drafter_runner._given_up
 
 
 @pytest.mark.parametrize("chunk", [2048, 3])

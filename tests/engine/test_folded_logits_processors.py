@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from engine.test_surface import ENDS, PROMPTS, automaton, drafter, rows, table
+from engine.test_public_interface import ENDS, PROMPTS, automaton, drafter, rows, table
 from oracles.automaton import AutomatonTarget
 from oracles.processed_decoding import edited_decode
 
+import specdec_fast.sampling.target_distributions as target_distributions_module
 from specdec_fast import Engine, get_drafter
-from specdec_fast.sampling import pipeline
 
 RULES = {
     "replay": "recursive_rejection",
@@ -34,7 +34,7 @@ def test_edits_that_lie_over_logits_give_the_texts_of_those_in_place(
     want = [edited_decode(target.logits_after, p, own, ENDS) for p, own in zip(PROMPTS, wanted, strict=True)]
     texts, found = [[*prompt, *text] for prompt, text in zip(PROMPTS, want, strict=True)], []
     for folds in (False, True):
-        monkeypatch.setattr(pipeline, "folds", lambda logits, folds=folds: folds)
+        monkeypatch.setattr(target_distributions_module, "uses_overlay", lambda logits, folds=folds: folds)
         picked = {"pick": "sampled"} if RULES[rule] == "model" else {}
         draft = drafter(RULES[rule], texts)
         if picked:

@@ -17,7 +17,7 @@ from specdec_fast.engine import engine as engine_module
 from specdec_fast.engine import outputs
 from specdec_fast.engine.request import Handle
 from specdec_fast.engine.state import DecodeState
-from specdec_fast.sampling.pipeline import SamplingTable
+from specdec_fast.sampling.sampling_tensors import SamplingTable
 
 PROMPTS = [[1], [2, 3], [1, 2, 3]]
 PARAMS = SamplingParams(seed=3, max_new_tokens=14)
@@ -110,12 +110,12 @@ def test_generate_leaves_nothing_in_the_queue_when_a_prompt_breaks_it_off(error:
 PLACES: dict[str, Any] = {
     "commit": PagedCache,
     "collect_row_outputs": engine_module,
-    "keep": engine_module,
+    "emit_tokens": engine_module,
     "token_logprobs": outputs,
-    "take": Handle,
+    "append_step": Handle,
     "append": DecodeState,
 }
-CONTAINED = ("token_logprobs", "take")  # an exception ends its request there
+CONTAINED = ("token_logprobs", "append_step")  # an exception ends its request there
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["before", "behind"])
@@ -141,7 +141,7 @@ def test_a_step_that_is_broken_off_is_computed_again(
     nothing_is_held(engine)
 
 
-@pytest.mark.parametrize("where", ["keep", "append", "take"])
+@pytest.mark.parametrize("where", ["emit_tokens", "append", "append_step"])
 def test_a_captured_step_that_is_broken_off_is_computed_again(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     want = texts()
     close = AutomatonTarget(random_logits(23, 8, seed=2) + 0.4 * random_logits(23, 8, seed=4), max_rows=3)
@@ -230,7 +230,7 @@ def test_a_cancel_that_is_broken_off_before_its_work_is_a_cancel(monkeypatch: py
     engine.step()
     for handle in handles:
         with monkeypatch.context() as patch:
-            patch.setattr(Handle, "end", breaking(Handle.end, 1, KeyboardInterrupt()))
+            patch.setattr(Handle, "finish", breaking(Handle.finish, 1, KeyboardInterrupt()))
             with pytest.raises(KeyboardInterrupt):
                 engine.cancel(handle)
         assert handle.finish_reason == "cancelled"
@@ -241,9 +241,9 @@ def test_a_cancel_that_is_broken_off_before_its_work_is_a_cancel(monkeypatch: py
 def test_a_generate_that_is_broken_off_cancels_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when Ctrl-C comes again while it does."""
     engine = Engine(target())
-    ends = Handle.end
-    monkeypatch.setattr(Engine, "_plain_step", breaking(Engine._plain_step, 3, KeyboardInterrupt()))
-    monkeypatch.setattr(Handle, "end", breaking(ends, 1, KeyboardInterrupt("again")))
+    ends = Handle.finish
+    monkeypatch.setattr(Engine, "_sync_step", breaking(Engine._sync_step, 3, KeyboardInterrupt()))
+    monkeypatch.setattr(Handle, "finish", breaking(ends, 1, KeyboardInterrupt("again")))
     with pytest.raises(KeyboardInterrupt, match="again"):
         engine.generate([*PROMPTS, [1]], PARAMS)
     nothing_is_held(engine)

@@ -388,7 +388,7 @@ def test_requests_that_ask_for_nothing_pay_nothing(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(logits_processors, "process_logits", lambda *args: calls.append(args))
     engine = Engine(automaton(), drafter("model", []), eos_token_ids=ENDS)
     engine.generate(PROMPTS, SamplingParams(seed=1, max_new_tokens=8, top_p=0.9))
-    assert calls == [] and engine.state.sampling([]).edits is None
+    assert calls == [] and engine.state.sampling([]).logits_processors is None
     with pytest.raises(Exception):  # noqa: B017  the stand-in edits nothing, so something must break
         engine.generate([[1]], SamplingParams(seed=1, max_new_tokens=4, forced_tokens=(3, 3, 3, 3)))
         assert calls == []

@@ -10,9 +10,9 @@ from oracles.automaton import AutomatonTarget, random_logits
 from oracles.toy_tokenizer import byte_tokenizer
 
 from specdec_fast import Engine
-from specdec_fast.engine.request import Handle, encode, paired
+from specdec_fast.engine.request import Handle, encode_prompt, pair_with_params
 from specdec_fast.engine.stop_conditions import StopChecker
-from specdec_fast.sampling.pipeline import SamplingParams
+from specdec_fast.sampling.params import SamplingParams
 
 
 def handle(max_new_tokens: int = 100, eos: tuple[int, ...] = ()) -> Handle:
@@ -23,9 +23,9 @@ def handle(max_new_tokens: int = 100, eos: tuple[int, ...] = ()) -> Handle:
 
 def test_origins_tell_where_each_token_came_from() -> None:
     made = handle()
-    assert made.take([5, 6, 7], 2, 2, 2) == [5, 6, 7]
-    assert made.take([5, 8], 1, 4, 2) == [5, 8]
-    assert made.take([9], 0, 0, 0) == [9]
+    assert made.append_step([5, 6, 7], 2, 2, 2) == [5, 6, 7]
+    assert made.append_step([5, 8], 1, 4, 2) == [5, 8]
+    assert made.append_step([9], 0, 0, 0) == [9]
     assert made.origins == ["accepted", "accepted", "bonus", "accepted", "recovered", "plain"]
     assert made.tokens == [5, 6, 7, 5, 8, 9] and not made.finished
     assert made.stats.new_tokens == 6 and made.stats.steps == 3 and made.stats.num_draft_tokens == 6
@@ -33,20 +33,20 @@ def test_origins_tell_where_each_token_came_from() -> None:
 
 def test_nothing_is_kept_behind_an_end_inside_an_accepted_run() -> None:
     made = handle(eos=(6,))
-    assert made.take([5, 6, 7, 8], 3, 3, 3) == [5, 6]
+    assert made.append_step([5, 6, 7, 8], 3, 3, 3) == [5, 6]
     assert made.finish_reason == "eos" and made.tokens == [5, 6] and made.origins == ["accepted"] * 2
     assert made.stats.new_tokens == 2
 
 
 def test_the_length_limit_cuts_a_run() -> None:
     made = handle(max_new_tokens=2)
-    assert made.take([5, 6, 7], 2, 2, 2) == [5, 6] and made.finish_reason == "length"
+    assert made.append_step([5, 6, 7], 2, 2, 2) == [5, 6] and made.finish_reason == "length"
 
 
 def test_ending_from_outside() -> None:
     made = handle()
-    made.take([5], 0, 0, 0)
-    made.end("error", ValueError("why"))
+    made.append_step([5], 0, 0, 0)
+    made.finish("error", ValueError("why"))
     assert made.finished and made.finish_reason == "error" and made.tokens == [5]
     read = json.loads(json.dumps(made.as_dict()))
     assert read["error"] == "why" and read["seed"] == 7 and read["tokens"] == [5] and read["stats"]["steps"] == 1
@@ -54,35 +54,35 @@ def test_ending_from_outside() -> None:
 
 def test_a_refused_request_has_no_text() -> None:
     refused = Handle(-1, [], SamplingParams(), 0)
-    refused.end("error", ValueError("no"))
+    refused.finish("error", ValueError("no"))
     assert refused.text == "" and refused.finished
 
 
 def test_text_that_the_tokenizer_refuses_is_a_bad_prompt() -> None:
     tokenizer = byte_tokenizer()
-    assert encode("a b", tokenizer, 300)
+    assert encode_prompt("a b", tokenizer, 300)
     with pytest.raises(ValueError, match=r"prompt: got 'a.ud83d b', which the tokenizer refuses .*expected Unicode"):
-        encode("a\ud83d b", tokenizer, 300)
+        encode_prompt("a\ud83d b", tokenizer, 300)
 
 
 @pytest.mark.parametrize("prompt", [b"abc", [True, 2], [1.5], 7])
 def test_what_is_neither_text_nor_ids_is_a_bad_prompt(prompt: Any) -> None:
     with pytest.raises(ValueError, match=r"prompt: got .*; expected text or a sequence of token ids"):
-        encode(prompt, None, 300)
+        encode_prompt(prompt, None, 300)
 
 
 def test_ids_may_come_one_by_one() -> None:
-    assert encode(iter([1, 2]), None, 300) == [1, 2]  # type: ignore[arg-type]
+    assert encode_prompt(iter([1, 2]), None, 300) == [1, 2]  # type: ignore[arg-type]
 
 
 def test_prompts_and_parameters_in_pairs() -> None:
     hot, cold = SamplingParams(), SamplingParams(temperature=0)
-    assert paired(iter([[1], [2]]), iter([hot, cold])) == [([1], hot), ([2], cold)]
-    assert paired([[1], [2]], cold) == [([1], cold), ([2], cold)]
+    assert pair_with_params(iter([[1], [2]]), iter([hot, cold])) == [([1], hot), ([2], cold)]
+    assert pair_with_params([[1], [2]], cold) == [([1], cold), ([2], cold)]
     with pytest.raises(ValueError, match="params: got 1 for 2 prompts; expected one, or one per prompt"):
-        paired([[1], [2]], [hot])
+        pair_with_params([[1], [2]], [hot])
     with pytest.raises(ValueError, match="prompts: got one text, 'abc'; expected a list of prompts"):
-        paired("abc", hot)
+        pair_with_params("abc", hot)
 
 
 def test_parameters_of_another_kind_are_refused_alone() -> None:

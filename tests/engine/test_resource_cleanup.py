@@ -286,7 +286,7 @@ def test_a_grammar_does_not_outlive_a_request_that_never_began(monkeypatch: pyte
 
     table = engine.state._table
     with monkeypatch.context() as patch:
-        patch.setattr(table, "followed", Broken())
+        patch.setattr(table, "rows_to_update", Broken())
         asked = replace(params(1, 9), stop_token_ids=(7,), grammar=counting(VOCAB))
         handle = engine.submit([1, 2], asked)
         with pytest.raises(KeyboardInterrupt):

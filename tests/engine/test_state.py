@@ -9,7 +9,7 @@ import torch
 from specdec_fast.core.draft import Draft
 from specdec_fast.engine.state import DecodeState
 from specdec_fast.interfaces import Acceptance
-from specdec_fast.sampling.pipeline import SamplingParams
+from specdec_fast.sampling.params import SamplingParams
 
 
 def params(seed: int = 1, **changes: object) -> SamplingParams:
@@ -63,7 +63,7 @@ def test_read_joins_the_accepted_path_and_the_next_token() -> None:
         torch.tensor([2, 0], dtype=torch.int32),
         torch.tensor([7, 6]),
     )
-    assert DecodeState.read(draft, acceptance) == [([2, 3, 7], 2), ([6], 0)]
+    assert DecodeState.read_emitted_tokens(draft, acceptance) == [([2, 3, 7], 2), ([6], 0)]
 
 
 def test_the_device_side_mirrors_the_host_when_published() -> None:

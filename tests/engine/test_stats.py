@@ -6,15 +6,15 @@ import json
 
 import pytest
 
-from specdec_fast.engine.stats import VERBS, Clock, RequestStats
+from specdec_fast.engine.stats import PHASES, Clock, RequestStats
 
 
 def test_counts_by_hand() -> None:
     stats = RequestStats()
-    stats.count(drafted=3, depth=3, accepted=3, kept=4)  # all accepted, a bonus
-    stats.count(drafted=3, depth=3, accepted=1, kept=2)  # the second was refused, the third never reached
-    stats.count(drafted=3, depth=3, accepted=0, kept=1)
-    stats.count(drafted=0, depth=0, accepted=0, kept=1)  # plain
+    stats.record_step(drafted=3, depth=3, accepted=3, kept=4)  # all accepted, a bonus
+    stats.record_step(drafted=3, depth=3, accepted=1, kept=2)  # the second was refused, the third never reached
+    stats.record_step(drafted=3, depth=3, accepted=0, kept=1)
+    stats.record_step(drafted=0, depth=0, accepted=0, kept=1)  # plain
     assert (stats.steps, stats.num_draft_tokens, stats.new_tokens) == (4, 9, 8)
     assert stats.tested == [3, 2, 1] and stats.accepted_per_position == [2, 1, 1] and stats.num_accepted == 4
     assert stats.alpha == [2 / 3, 1 / 2, 1.0]
@@ -24,20 +24,20 @@ def test_counts_by_hand() -> None:
 def test_nothing_was_done() -> None:
     stats = RequestStats()
     assert stats.tau == 0.0 and stats.alpha == [] and stats.mean_alpha == 0.0
-    stats.count(drafted=0, depth=0, accepted=0, kept=1)
+    stats.record_step(drafted=0, depth=0, accepted=0, kept=1)
     assert stats.tau == 1.0 and stats.mean_alpha == 0.0
 
 
 def test_a_text_that_ends_inside_an_accepted_run_counts_what_it_kept() -> None:
     stats = RequestStats()
-    stats.count(drafted=4, depth=4, accepted=4, kept=2)
+    stats.record_step(drafted=4, depth=4, accepted=4, kept=2)
     assert stats.new_tokens == 2 and stats.tau == 2.0 and stats.alpha == [1.0] * 4
 
 
 def test_merging_adds_everything() -> None:
     one, two = RequestStats(), RequestStats()
-    one.count(2, 2, 1, 2)
-    two.count(4, 4, 4, 5)
+    one.record_step(2, 2, 1, 2)
+    two.record_step(4, 4, 4, 5)
     two.preemptions, two.seconds["score"] = 3, 0.5
     one.seconds["score"] = 0.25
     one.merge(two)
@@ -48,9 +48,9 @@ def test_merging_adds_everything() -> None:
 
 def test_it_goes_into_json() -> None:
     stats = RequestStats()
-    stats.count(2, 2, 1, 2)
+    stats.record_step(2, 2, 1, 2)
     read = json.loads(json.dumps(stats.as_dict()))
-    assert read["tau"] == 2.0 and read["alpha_per_position"] == [1.0, 0.0] and set(read["seconds"]) == set(VERBS)
+    assert read["tau"] == 2.0 and read["alpha_per_position"] == [1.0, 0.0] and set(read["seconds"]) == set(PHASES)
 
 
 def test_the_clock_adds_up_per_verb_and_survives_errors() -> None:
@@ -59,4 +59,4 @@ def test_the_clock_adds_up_per_verb_and_survives_errors() -> None:
         pass
     with pytest.raises(RuntimeError), clock.time("score"):
         raise RuntimeError
-    assert clock.seconds["score"] > 0 and clock.seconds["plan"] == 0 and set(clock.seconds) == set(VERBS)
+    assert clock.seconds["score"] > 0 and clock.seconds["plan"] == 0 and set(clock.seconds) == set(PHASES)

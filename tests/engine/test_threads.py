@@ -122,9 +122,9 @@ def test_one_steps_while_another_submits_and_cancels() -> None:
 def test_text_that_another_thread_brought_needs_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
     shared = engine()
     handle = shared.submit(PROMPTS[0], PARAMS[0])
-    while not handle.released(0):
+    while not handle.stable_text(0):
         shared.step()
-    there = handle.released(0)
+    there = handle.stable_text(0)
 
     def broken() -> None:
         raise MemoryError

@@ -10,7 +10,7 @@ from oracles import models
 from oracles.automaton import AutomatonTarget, random_logits
 
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
-from specdec_fast.engine.warmup import _twin
+from specdec_fast.engine.warmup import _rehearsal_engine
 
 VOCAB = 9
 
@@ -85,23 +85,23 @@ def test_a_full_engine_warms_what_it_can() -> None:
     handle = engine.submit([1, 2], SamplingParams(seed=1, max_new_tokens=9))
     engine.step()
     engine.warm()
-    assert {capacity.all_greedy for capacity in engine._captured.capacities} == {False, True}
+    assert {capacity.all_greedy for capacity in engine._graph_runner.capacities} == {False, True}
     while not engine.idle:
         engine.step()
     assert handle.tokens == Engine(automaton()).generate([[1, 2]], handle.params)[0].tokens
 
 
 def test_programs_that_were_prepared_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specdec_fast.engine.cuda_graph.runner.PROGRAMS", 1)
+    monkeypatch.setattr("specdec_fast.engine.cuda_graph.runner.MAX_PROGRAMS", 1)
     engine = Engine(automaton(max_rows=4), drafter_of("draft_model"), step_mode="graph")
     engine.warm()
-    prepared = {*engine._captured.capacities}
+    prepared = {*engine._graph_runner.capacities}
     assert {(each.rows, each.nodes) for each in prepared} == {(rows, nodes) for rows in (1, 2, 4) for nodes in (1, 4)}
     engine.generate(PROMPTS, PARAMS)
-    assert {*engine._captured.capacities} == prepared
+    assert {*engine._graph_runner.capacities} == prepared
     for asked in (4, 5, 6):
         engine.generate([[1]], SamplingParams(seed=1, max_new_tokens=20), num_draft_tokens=asked)
-    assert len({*engine._captured.capacities} - prepared) == 1 and prepared <= {*engine._captured.capacities}
+    assert len({*engine._graph_runner.capacities} - prepared) == 1 and prepared <= {*engine._graph_runner.capacities}
 
 
 @pytest.mark.parametrize("pair", [(0, 1), (5, 1), (1, -1)])
@@ -139,5 +139,5 @@ def test_a_rehearsal_shares_nothing_that_steps_write_to() -> None:
     """A new attribute of an engine is either replaced in a rehearsal's twin, or named here."""
     engine = Engine(automaton(max_rows=4), drafter_of("draft_model"), eos_token_ids=(3,))
     engine.tokenizer = object()
-    twin = _twin(engine, [1], captured=False)
+    twin = _rehearsal_engine(engine, [1], captured=False)
     assert {name for name, value in vars(engine).items() if vars(twin)[name] is value} == SHARED

@@ -13,7 +13,7 @@ from oracles.noisy_oracle import NoisyChain, NoisyTree
 from oracles.toy_tokenizer import byte_tokenizer
 
 from specdec_fast import Engine, SamplingParams, get_drafter
-from specdec_fast.sampling.grammar import Guide, Matcher
+from specdec_fast.sampling.grammar import GrammarState, Matcher
 
 pytest.importorskip("llguidance")
 
@@ -83,13 +83,13 @@ def test_masks_after_rollback_are_those_of_a_fresh_matcher() -> None:
     source = torch.Generator().manual_seed(1)
     end = TOKENIZER.eos_token_id
     for grammar in grammars():
-        guide = Guide(grammar, [end])
+        guide = GrammarState(grammar, [end])
         tokens, parents, paths = [0], [-1], [[]]
         words = torch.zeros(1, guide.width, dtype=torch.int32)
         while len(tokens) < 25:
             parent = int(torch.randint(0, len(tokens), (1,), generator=source))
-            fresh = Guide(grammar, [end], paths[parent])
-            fresh.fill([0], [-1], words)
+            fresh = GrammarState(grammar, [end], paths[parent])
+            fresh.fill_masks([0], [-1], words)
             allowed = [t for t in range(VOCAB) if int(words[0, t // 32]) >> t % 32 & 1 and t != end]
             if allowed:
                 token = allowed[int(torch.randint(0, len(allowed), (1,), generator=source))]
@@ -99,9 +99,9 @@ def test_masks_after_rollback_are_those_of_a_fresh_matcher() -> None:
             elif not any(len(path) == 0 for path in paths[1:]) and len(tokens) > 10:
                 break
         whole = torch.zeros(len(tokens), guide.width, dtype=torch.int32)
-        assert all(guide.fill(tokens, parents, whole)) and guide.error is None
+        assert all(guide.fill_masks(tokens, parents, whole)) and guide.error is None
         for node, path in enumerate(paths):
-            Guide(grammar, [end], path).fill([0], [-1], words)
+            GrammarState(grammar, [end], path).fill_masks([0], [-1], words)
             assert torch.equal(whole[node], words[0]), (node, path)
 
 

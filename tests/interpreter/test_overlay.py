@@ -14,9 +14,10 @@ from oracles.launch_cases import SIZES, drafted
 from oracles.logits_processor_cases import Request, arguments, batches, int32, words_of
 from torch import Tensor
 
+import specdec_fast.sampling.target_distributions as target_distributions_module
 from specdec_fast import Draft, Rng, SamplingParams, get_rule
-from specdec_fast.sampling import pipeline
-from specdec_fast.sampling.pipeline import SamplingTable, target_distributions
+from specdec_fast.sampling.sampling_tensors import SamplingTable
+from specdec_fast.sampling.target_distributions import target_distributions
 from specdec_kernels import OPS, Overlay, TokenMasks, process_logits, process_logits_overlay, tree_plan, use_backend
 from specdec_kernels.dispatch import argument_checks
 from specdec_kernels.ops.process_logits_overlay import launch
@@ -259,10 +260,10 @@ def test_rules_on_kernels_with_folded_edits_answer_like_references_on_edited_log
     batch, chain = _Chain(), rule in ("rejection", "block")
     for seed in range(6):
         logits = 2 * torch.randn(8, 40, generator=torch.Generator().manual_seed(seed)).bfloat16()
-        monkeypatch.setattr(pipeline, "folds", lambda logits: False)
+        monkeypatch.setattr(target_distributions_module, "uses_overlay", lambda logits: False)
         with use_backend("reference"):
             want = batch.verified(rule, chain, logits.clone())
-        monkeypatch.setattr(pipeline, "folds", lambda logits: True)
+        monkeypatch.setattr(target_distributions_module, "uses_overlay", lambda logits: True)
         with use_backend("triton", tree_plan="cpu"):
             got = batch.verified(rule, chain, logits)
         for one, other in zip(got, want, strict=True):

@@ -17,7 +17,7 @@ from specdec_fast.lab.run import Lab
 from specdec_fast.lab.text_positions import find_places
 from specdec_fast.loading import load
 from specdec_fast.rules import get_rule
-from specdec_fast.sampling.pipeline import SamplingParams
+from specdec_fast.sampling.params import SamplingParams
 from specdec_fast.targets.tiny_models import tiny_model
 
 PARAMS = SamplingParams(temperature=1.0, max_new_tokens=24, seed=3)

@@ -16,7 +16,7 @@ from specdec_fast.drafters import make_drafter
 from specdec_fast.heads.medusa import MedusaHeads
 from specdec_fast.lab.reference_drafts import plain_draft
 from specdec_fast.lab.text_positions import find_places
-from specdec_fast.sampling.pipeline import SamplingParams
+from specdec_fast.sampling.params import SamplingParams
 
 
 def drafting(name: str, folder: Path) -> Engine:

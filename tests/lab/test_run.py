@@ -24,7 +24,7 @@ from specdec_fast.lab.sequential_test import Ledger
 from specdec_fast.lab.text_positions import KINDS, Recorder, find_places, plain_logits
 from specdec_fast.loading import load
 from specdec_fast.rules import get_rule
-from specdec_fast.sampling.pipeline import SamplingParams
+from specdec_fast.sampling.params import SamplingParams
 from specdec_fast.targets.tiny_models import tiny_model
 
 PARAMS = SamplingParams(temperature=1.0, max_new_tokens=24, seed=3)

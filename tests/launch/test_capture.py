@@ -11,7 +11,7 @@ import torch
 from oracles import models
 
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
-from specdec_fast.engine.cuda_graph.eligibility import MOST_FAILURES, RETRY_AFTER, CaptureFailures
+from specdec_fast.engine.cuda_graph.eligibility import MAX_FAILURES, RETRY_AFTER, CaptureFailures
 from specdec_fast.engine.cuda_graph.step_program import Capacity
 from specdec_kernels import simulated_gpu
 from specdec_kernels.graph_capture import GraphPool, HostReadError, capture
@@ -250,31 +250,31 @@ def test_what_fails_three_times_is_not_tried_again(gpu: simulated_gpu.Gpu, monke
     failing = FailingCaptures(monkeypatch, left=1000)
     engine = Engine(target_on(FIRST))
     modes, _ = steps_of(engine, 30)
-    assert failing.tried == 2 * MOST_FAILURES and modes.count("graph") == MOST_FAILURES
+    assert failing.tried == 2 * MAX_FAILURES and modes.count("graph") == MAX_FAILURES
     assert engine.why_not_graph() == ["a captured step failed: OutOfMemoryError: out of memory"]
 
 
 def test_failures_are_forgiven_when_a_step_of_the_same_capacity_succeeds() -> None:
     failures, small, large = CaptureFailures(), Capacity(1, 1, True), Capacity(2, 1, True)
-    for _ in range(MOST_FAILURES + 2):
-        failures.failed(small, RuntimeError("busy"))
+    for _ in range(MAX_FAILURES + 2):
+        failures.record_failure(small, RuntimeError("busy"))
         assert failures.reason is not None and f"the next attempt is in {RETRY_AFTER} steps" in failures.reason
         for _ in range(RETRY_AFTER):
-            failures.passed()
+            failures.record_sync_step()
         assert failures.reason is None
-        failures.succeeded(small)
-    for count in range(MOST_FAILURES):
+        failures.record_success(small)
+    for count in range(MAX_FAILURES):
         assert count == 0 or f"in {RETRY_AFTER << (count - 1)} steps" in str(failures.reason)
-        failures.failed(small, RuntimeError("busy"))
-        failures.succeeded(large)
+        failures.record_failure(small, RuntimeError("busy"))
+        failures.record_success(large)
     assert failures.reason == "a captured step failed: RuntimeError: busy"
 
 
 def test_a_program_that_asks_the_device_is_not_tried_again() -> None:
     failures = CaptureFailures()
-    told = failures.failed(None, HostReadError("the step asks the device for something: item at model.py:3"))
+    told = failures.record_failure(None, HostReadError("the step asks the device for something: item at model.py:3"))
     for _ in range(10 * RETRY_AFTER):
-        failures.passed()
+        failures.record_sync_step()
     assert told == f"{failures.reason}; steps are not captured from now on" and "item at model.py:3" in told
 
 
@@ -283,7 +283,7 @@ def test_a_program_serves_no_requests_that_ask_for_much_less_or_for_more(gpu: si
     engine = Engine(target_on(FIRST), get_drafter("draft_model")(small, num_draft_tokens=3))
     for asked in (1, 9, None):
         engine.generate(PROMPTS[:1], PARAMS[:1], num_draft_tokens=asked)
-    assert sorted(capacity.nodes for capacity in engine._captured.capacities) == [2, 4, 10]
+    assert sorted(capacity.nodes for capacity in engine._graph_runner.capacities) == [2, 4, 10]
 
 
 def test_programs_do_not_become_smaller_towards_the_end_of_a_text(gpu: simulated_gpu.Gpu) -> None:

@@ -82,7 +82,7 @@ def test_nothing_is_copied_from_pageable_memory(kind: str, rule: str, tmp_path: 
         for _ in range(3):
             engine.step()
         with torch.inference_mode():  # as where the pool is dry
-            engine._hold()
+            engine._prepare_for_warmup()
             engine._requeue([*engine._running.values()][-1])
         while not engine.idle:
             engine.step()

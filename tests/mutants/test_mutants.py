@@ -29,7 +29,7 @@ import specdec_fast.rules.replay as replay_module
 from specdec_fast import Engine
 from specdec_fast.core.draft import Draft
 from specdec_fast.engine.state import DecodeState
-from specdec_fast.sampling.pipeline import Sampling
+from specdec_fast.sampling.sampling_tensors import SamplingTensors
 from specdec_kernels import distribution_stats, exact_match_verify, kv_commit, kv_slots, rejection_verify, replay_sample
 from specdec_kernels.random import ACCEPT
 
@@ -253,8 +253,8 @@ def noise_of_the_path(patch: Patch) -> None:
 
 def draft_noise_off_by_one(patch: Patch) -> None:
     """The draft couples to the noise of the next position: lossless, but nothing much is accepted."""
-    choose = Sampling.choose
-    patch.setattr(Sampling, "choose", lambda self, logits, positions: choose(self, logits, positions + 1))
+    choose = SamplingTensors.sample_replay
+    patch.setattr(SamplingTensors, "sample_replay", lambda self, logits, positions: choose(self, logits, positions + 1))
 
 
 def any_child_is_accepted(patch: Patch) -> None:
@@ -275,12 +275,12 @@ def any_child_is_accepted(patch: Patch) -> None:
 
 
 def forget_to_append_the_next_token(patch: Patch) -> None:
-    read = DecodeState.read
+    read = DecodeState.read_emitted_tokens
 
     def broken(draft: Any, acceptance: Any) -> Any:
         return [(tokens[:-1] if count else tokens, count) for tokens, count in read(draft, acceptance)]
 
-    patch.setattr(DecodeState, "read", staticmethod(broken))
+    patch.setattr(DecodeState, "read_emitted_tokens", staticmethod(broken))
 
 
 def keep_refused_drafts(patch: Patch) -> None:

@@ -174,30 +174,30 @@ def edits_of_the_last_nodes_only(patch: Patch) -> None:
 
 def overlays_of_the_last_nodes_only(patch: Patch) -> None:
     """The same where edits lie over the logits."""
-    over = LogitsProcessors.over
+    over = LogitsProcessors.make_overlay
 
     def broken(self: LogitsProcessors, logits: torch.Tensor, paths: Any, request_of: torch.Tensor) -> Overlay:
         overlay = over(self, logits, paths, request_of)
         overlay.cells[_with_a_child(paths, request_of)] = 0
         return overlay
 
-    patch.setattr(LogitsProcessors, "over", broken)
+    patch.setattr(LogitsProcessors, "make_overlay", broken)
 
 
 def overlays_of_the_node_before(patch: Patch) -> None:
     """Logits of a node are read with the edits of its neighbour."""
-    over = LogitsProcessors.over
+    over = LogitsProcessors.make_overlay
 
     def broken(self: LogitsProcessors, logits: torch.Tensor, paths: Any, request_of: torch.Tensor) -> Overlay:
         overlay = over(self, logits, paths, request_of)
         return replace(overlay, cells=overlay.cells.roll(1, 0))
 
-    patch.setattr(LogitsProcessors, "over", broken)
+    patch.setattr(LogitsProcessors, "make_overlay", broken)
 
 
 def ends_are_looked_for_in_the_last_token(patch: Patch) -> None:
     """An end of sequence among accepted tokens does not end a text."""
-    take = Handle.take
+    take = Handle.append_step
 
     def broken(self: Any, emitted: Sequence[int], *counts: int) -> list[int]:
         ends = self.checker._eos
@@ -207,7 +207,7 @@ def ends_are_looked_for_in_the_last_token(patch: Patch) -> None:
         finally:
             self.checker._eos = ends
 
-    patch.setattr(Handle, "take", broken)
+    patch.setattr(Handle, "append_step", broken)
 
 
 def an_empty_residual_stays_empty(patch: Patch) -> None:
@@ -276,7 +276,7 @@ MUTANTS: list[tuple[str, Callable[[Patch], None], str, str, tuple[Any, ...]]] = 
     ),
     (
         "text cut inside a character", texts_begin_anywhere,
-        "test_stopping.py", "test_runs_of_bytes_are_not_cut_inside_a_character", (0,),
+        "engine/test_stop_conditions.py", "test_runs_of_bytes_are_not_cut_inside_a_character", (0,),
     ),
     (
         "stale keys and values", chains_kept_one_short,
@@ -284,17 +284,19 @@ MUTANTS: list[tuple[str, Callable[[Patch], None], str, str, tuple[Any, ...]]] = 
     ),
     (
         "draft vocabulary off by one", ids_off_by_one,
-        "rules/test_tree.py", "test_a_draft_s_own_vocabulary_changes_no_distribution", ("recursive_rejection",
-            "ordered", "reference"),
+        "rules/test_recursive_rejection.py", "test_a_draft_s_own_vocabulary_changes_no_distribution",
+        ("recursive_rejection", "ordered", "reference"),
     ),
     (
         "processors on the bonus token only", edits_of_the_last_nodes_only,
-        "test_sampling.py", "test_ends_are_forbidden_before_the_minimum_at_each_node_s_own_depth", (3,),
+        "sampling/test_target_distributions.py",
+        "test_ends_are_forbidden_before_the_minimum_at_each_node_s_own_depth", (3,),
     ),
     *(
         (
             name, plant,
-            "engine/test_folded_edits.py", "test_edits_that_lie_over_logits_give_the_texts_of_those_in_place", (rule,),
+            "engine/test_folded_logits_processors.py",
+            "test_edits_that_lie_over_logits_give_the_texts_of_those_in_place", (rule,),
         )
         for name, plant in (
             ("processors on the bonus token only", overlays_of_the_last_nodes_only),
@@ -313,7 +315,7 @@ MUTANTS: list[tuple[str, Callable[[Patch], None], str, str, tuple[Any, ...]]] = 
     ),
     (
         "zero residual", an_empty_residual_stays_empty_in_trees,
-        "rules/test_tree.py", "test_equal_distributions_leave_no_dust_to_draw_from", ("reference",),
+        "rules/test_recursive_rejection.py", "test_equal_distributions_leave_no_dust_to_draw_from", ("reference",),
     ),
     (
         "rough total", coins_are_settled_by_rough_totals,

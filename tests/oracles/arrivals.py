@@ -32,6 +32,6 @@ def texts(engine: Engine, wanted: list[tuple[list[int], SamplingParams]], source
             budget = source.choice([None, 0, 1, 5]) if engine.drafter is not None else None
             handles[at] = engine.submit(prompt, params, num_draft_tokens=budget)
         engine.step()
-        assert engine.why_not_graph() == [] or engine._never == ["step_mode is sync"]
+        assert engine.why_not_graph() == [] or engine._graph_ineligible_reasons == ["step_mode is sync"]
     assert engine.target.cache.pages.num_used == 0  # type: ignore[attr-defined]
     return [(handles[at].tokens, handles[at].finish_reason) for at in range(len(wanted))]

@@ -127,7 +127,7 @@ def host_reads() -> Iterator[list[str]]:
     with ExitStack() as stack:
         for name in ON_HOST:
             stack.enter_context(patch.object(Tensor, name, reads.watched(name)))
-        stack.enter_context(patch.object(paged, "write_at", reads.unwatched(paged.write_at)))
+        stack.enter_context(patch.object(paged, "write_entries", reads.unwatched(paged.write_entries)))
         stack.enter_context(reads)
         yield reads.seen
 

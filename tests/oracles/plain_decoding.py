@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from oracles.distributions import dist
-from specdec_fast.sampling.pipeline import SamplingParams
+from specdec_fast.sampling.params import SamplingParams
 from specdec_kernels.random import replay_noise
 
 LogitsAfter = Callable[[Sequence[int]], np.ndarray]

@@ -9,7 +9,7 @@ import numpy as np
 
 from oracles.distributions import dist
 from oracles.plain_decoding import LogitsAfter, replay_choice
-from specdec_fast.sampling.pipeline import SamplingParams
+from specdec_fast.sampling.params import SamplingParams
 
 
 def edited(

@@ -40,7 +40,7 @@ class DrawnChain:
         chains, dist_rows, parts, used = [[text[-1]] for text in texts], [[] for _ in rows], [], 0
         for level in range(max(budget.nodes, default=0)):
             active = [index for index, limit in enumerate(budget.nodes) if limit > level]
-            dists = view.sampling([rows[index] for index in active]).dists(
+            dists = view.sampling([rows[index] for index in active]).distributions(
                 torch.stack([self.logits_after(texts[index]) for index in active])
             )
             at = torch.full((len(active),), level, dtype=torch.int32)

@@ -51,7 +51,7 @@ class DrawnTree:
         for node, (parent, _) in enumerate(self.shape, 1):
             if parent not in dists and at:
                 logits = torch.stack([self.logits_after(text) for text in texts[parent]])
-                dists[parent] = view.sampling([rows[index] for index in at]).dists(logits)
+                dists[parent] = view.sampling([rows[index] for index in at]).distributions(logits)
             tokens = self._tokens(node, dists[parent], texts, rng, torch.tensor(at)) if at else torch.zeros(0).long()
             if at:
                 likelihood.append(dists[parent].probs().gather(1, tokens[:, None])[:, 0])

@@ -15,7 +15,7 @@ from specdec_fast.core.distributions import TokenDistributions
 from specdec_fast.core.draft import Draft
 from specdec_fast.interfaces import Needs, Rng
 from specdec_fast.rules import get_rule
-from specdec_fast.sampling.pipeline import SamplingParams
+from specdec_fast.sampling.params import SamplingParams
 from specdec_kernels import distribution_stats, tree_plan
 
 

@@ -1,4 +1,4 @@
-"""Guide: masks of a tree by advance and rollback equal those of a fresh matcher on every node's own path."""
+"""GrammarState: masks of a tree by advance and rollback equal those of a fresh matcher on every node's own path."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.toy_grammar import ToyMatcher, counting
 
-from specdec_fast.sampling.grammar import Guide, Matcher, token_words
+from specdec_fast.sampling.grammar import GrammarState, Matcher, pack_token_ids
 
 VOCAB = 40
 
@@ -21,7 +21,7 @@ def tokens_in(words: torch.Tensor) -> set[int]:
 
 @given(st.sets(st.integers(0, 130)), st.integers(1, 5))
 def test_words_hold_the_ids_that_fit(ids: set[int], width: int) -> None:
-    assert tokens_in(token_words(ids, width)) == {token for token in ids if token < 32 * width}
+    assert tokens_in(pack_token_ids(ids, width)) == {token for token in ids if token < 32 * width}
 
 
 def test_the_toy_is_a_matcher() -> None:
@@ -45,8 +45,8 @@ def test_every_node_gets_the_mask_of_its_own_path(grammar: ToyMatcher, data: Any
         follows = sorted(grammar.follows(committed)[0] - set(ends))
         if follows:
             committed.append(data.draw(st.sampled_from(follows)))
-    guide = Guide(grammar, ends, committed[:1])
-    guide.push(committed[1:])
+    guide = GrammarState(grammar, ends, committed[:1])
+    guide.advance(committed[1:])
     likely = st.sampled_from(sorted({t for moves in grammar.moves.values() for t in moves} | set(ends)))
     parents, tokens = [-1], [0]
     for node in range(1, data.draw(st.integers(1, 9))):
@@ -56,7 +56,7 @@ def test_every_node_gets_the_mask_of_its_own_path(grammar: ToyMatcher, data: Any
     width = guide.width + data.draw(st.integers(0, 1))
     for _ in range(2):  # the walk leaves the matcher where it was
         words = torch.full((len(tokens), width), -1, dtype=torch.int32)
-        reached = guide.fill(tokens, parents, words, wanted)
+        reached = guide.fill_masks(tokens, parents, words, wanted)
         assert guide.error is None
         for node in range(len(tokens)):
             path, at = [], node
@@ -107,37 +107,37 @@ def test_trouble_at_a_drafted_token_closes_that_node_only(where: str) -> None:
     moody = Moody(everything.moves, [0], VOCAB)
     moody.where = where
     tokens, parents = [0, 3, 7, 5, 4, 7], [-1, 0, 0, 2, 1, 4]
-    guide = Guide(moody, [39], [1, 2])
+    guide = GrammarState(moody, [39], [1, 2])
     words = torch.zeros(6, 2, dtype=torch.int32)
-    reached = guide.fill(tokens, parents, words)
+    reached = guide.fill_masks(tokens, parents, words)
     assert reached == [True, True, True, False, True, True] and guide.error is not None
     for node in (0, 1, 4):
         assert len(tokens_in(words[node])) == VOCAB
     assert not words[[2, 5]].any()
-    assert guide.fill([0, 3], [-1, 0], torch.zeros(2, 2, dtype=torch.int32)) == [True, True]
+    assert guide.fill_masks([0, 3], [-1, 0], torch.zeros(2, 2, dtype=torch.int32)) == [True, True]
     assert guide.error is None, "a draft that is gone must not end the request"
 
 
 def test_trouble_on_committed_tokens_allows_nothing_from_then_on() -> None:
     moody = Moody({0: dict.fromkeys(range(VOCAB), 0)}, [0], VOCAB)
-    guide = Guide(moody, [39])
-    guide.push([1, 7, 2])
+    guide = GrammarState(moody, [39])
+    guide.advance([1, 7, 2])
     for _ in range(2):
         words = torch.full((2, 2), -1, dtype=torch.int32)
-        assert guide.fill([0, 1], [-1, 0], words) == [True, True]
+        assert guide.fill_masks([0, 1], [-1, 0], words) == [True, True]
         assert not words.any() and str(guide.error) == "gave up"
     with pytest.raises(RuntimeError, match="gave up"):
-        guide.opening()
+        guide.can_start()
 
 
 def test_tokens_behind_the_end_are_not_the_grammar_s() -> None:
-    guide = Guide(ToyMatcher({0: {1: 1}, 1: {}}, [1], VOCAB), [5])
-    guide.push([1, 5, 30])
+    guide = GrammarState(ToyMatcher({0: {1: 1}, 1: {}}, [1], VOCAB), [5])
+    guide.advance([1, 5, 30])
     assert guide.error is None
 
 
 def test_opening_says_whether_a_text_can_begin() -> None:
-    assert Guide(ToyMatcher({0: {1: 0}}, [], VOCAB), [2]).opening()
-    assert Guide(ToyMatcher({0: {}}, [0], VOCAB), [2]).opening(), "an empty text is complete"
-    assert not Guide(ToyMatcher({0: {}}, [], VOCAB), [2]).opening()
-    assert not Guide(ToyMatcher({0: {2: 0}}, [], VOCAB), [2]).opening(), "only an end, and not complete"
+    assert GrammarState(ToyMatcher({0: {1: 0}}, [], VOCAB), [2]).can_start()
+    assert GrammarState(ToyMatcher({0: {}}, [0], VOCAB), [2]).can_start(), "an empty text is complete"
+    assert not GrammarState(ToyMatcher({0: {}}, [], VOCAB), [2]).can_start()
+    assert not GrammarState(ToyMatcher({0: {2: 0}}, [], VOCAB), [2]).can_start(), "only an end, and not complete"

@@ -15,13 +15,13 @@ from oracles.processed_decoding import edited, edited_dist
 from oracles.toy_grammar import counting
 
 from specdec_fast.core.draft import Draft
-from specdec_fast.sampling import pipeline as sampling_module
+from specdec_fast.sampling import target_distributions as sampling_module
 from specdec_fast.sampling.logits_processors import TokenCounts
-from specdec_fast.sampling.pipeline import (
-    SamplingParams,
-    SamplingTable,
+from specdec_fast.sampling.params import SamplingParams
+from specdec_fast.sampling.sampling_tensors import SamplingTable
+from specdec_fast.sampling.target_distributions import (
     chain_distributions,
-    failures,
+    find_invalid_distributions,
     target_distributions,
 )
 from specdec_kernels import tree_plan
@@ -119,7 +119,7 @@ FOLDED = [
 
 def dists_of(folds: bool, draft: Draft, logits: torch.Tensor, sampling: Any, roots: torch.Tensor) -> Any:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(sampling_module, "folds", lambda logits: folds)
+        patched.setattr(sampling_module, "uses_overlay", lambda logits: folds)
         return target_distributions(draft, tree_plan(draft.parents, draft.offsets), logits, sampling, roots)
 
 
@@ -141,7 +141,7 @@ def test_the_distribution_of_every_node_is_that_of_its_own_text(dtype: torch.dty
         texts[row] = new
         at = data.draw(st.integers(0, len(new)))
         table.set(row, params[row], len(prompts[row]), ENDS, [*prompts[row], *new[:at]])
-        if row in table.followed:
+        if row in table.rows_to_update:
             table.append(row, new[at:])
     trees = []
     for row in order:
@@ -254,6 +254,6 @@ def test_failures_name_the_place_and_the_reason(folds: bool) -> None:
     sampling = table.pack([0, 1, 2])
     dists = dists_of(folds, draft, logits, sampling, torch.zeros(3, dtype=torch.int32))
     path = torch.tensor([[0, 1], [2, 3], [4, -1]], dtype=torch.int32)
-    found = failures(path, dists, sampling)
+    found = find_invalid_distributions(path, dists, sampling)
     assert found.keys() == {0, 1} and found[0][0] == 1 and found[1][0] == 0
     assert "leave no token" in found[0][1] and "model returned NaN" in found[1][1]

@@ -77,7 +77,7 @@ def test_a_sample_meets_no_coin_of_the_requests_and_leaves_no_row_behind() -> No
     ours, drafter = target(1.0), drawn(1.0, 1.0)
     watched = Watched(drafter.logits_after, 3)
     sample_ways(ours, watched, [([1, 2], SamplingParams(max_new_tokens=5, seed=3, temperature=0.7))] * 8)
-    own = {SamplingParams(seed=FIRST_SEED + at).keyed_by([1, 2]).seed for at in range(MOST_REQUESTS)}
+    own = {SamplingParams(seed=FIRST_SEED + at).with_derived_seed([1, 2]).seed for at in range(MOST_REQUESTS)}
     assert {seed for seeds in seen for seed in seeds} == own and len(own) == MOST_REQUESTS
     engine, alone = (Engine(mine, drafter, rule="block") for mine in (ours, target(1.0)))
     params = [SamplingParams(seed=3 + at, max_new_tokens=12) for at in range(8)]

@@ -24,11 +24,11 @@ from specdec_kernels.names import unknown_name
 MODES = ("auto", "sync", "graph")
 RETRY_AFTER = 32
 """Steps in `sync` mode after the first failure of a captured step; twice as many after each further one."""
-MOST_FAILURES = 3
+MAX_FAILURES = 3
 """Failures after which steps are not captured any more. Those of a capacity count until a step of it succeeds."""
 
 
-def captured_proposals(drafter: Drafter | None, max_rows: int) -> CudaGraphProposals | str | None:
+def get_cuda_graph_proposals(drafter: Drafter | None, max_rows: int) -> CudaGraphProposals | str | None:
     """What proposes in captured steps (None: nothing does), or why the drafter cannot."""
     if drafter is None:
         return None
@@ -46,7 +46,7 @@ def captured_proposals(drafter: Drafter | None, max_rows: int) -> CudaGraphPropo
     return make(max_rows)
 
 
-def why_never(
+def engine_ineligible_reasons(
     mode: str, device: torch.device, proposals: CudaGraphProposals | str | None, rule: Rule, budget: BudgetPolicy
 ) -> list[str]:
     """Why no step of an engine can be captured: one sentence per reason. mode "graph" asks for them on any device.
@@ -69,7 +69,7 @@ def why_never(
     return reasons
 
 
-def why_not_these(running: Iterable[Handle]) -> list[str]:
+def request_ineligible_reasons(running: Iterable[Handle]) -> list[str]:
     """Why a step of these requests cannot be captured."""
     return sorted({reason for handle in running for reason in _of_request(handle)})
 
@@ -109,7 +109,7 @@ class CaptureFailures:
             return self.last
         return f"{self.last}; the next attempt is in {self._steps_left} steps" if self._steps_left else None
 
-    def failed(self, capacity: Capacity | None, error: Exception) -> str:
+    def record_failure(self, capacity: Capacity | None, error: Exception) -> str:
         """Counts a failure.
 
         Args:
@@ -120,20 +120,20 @@ class CaptureFailures:
             What failed and what happens instead, for the log.
         """
         own = self._counts[capacity] = self._counts.get(capacity, 0) + 1
-        count = min(sum(self._counts.values()), MOST_FAILURES)
+        count = min(sum(self._counts.values()), MAX_FAILURES)
         self.last = f"a captured step failed: {type(error).__name__}: {error}"
-        self._final = isinstance(error, HostReadError) or own >= MOST_FAILURES
+        self._final = isinstance(error, HostReadError) or own >= MAX_FAILURES
         if self._final:
             return f"{self.last}; steps are not captured from now on"
         self._steps_left = RETRY_AFTER << (count - 1)
         return f"{self.last}; the next attempt is in {self._steps_left} steps"
 
-    def succeeded(self, capacity: Capacity | None) -> None:
+    def record_success(self, capacity: Capacity | None) -> None:
         """A captured step of this capacity was launched."""
         if self._counts:
             self._counts.pop(capacity, None)
             self._counts.pop(None, None)
 
-    def passed(self) -> None:
+    def record_sync_step(self) -> None:
         """A step ran in `sync` mode."""
         self._steps_left = max(self._steps_left - 1, 0)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec_fast.core.device_transfer import host_to_device, upload
+from specdec_fast.core.device_transfer import host_to_device, upload_values
 from specdec_fast.engine.cuda_graph.step_program import Capacity, StepOutput, StepProgram
 from specdec_fast.engine.drafter_runner import DrafterRunner
 from specdec_fast.engine.request import Handle
@@ -21,14 +21,14 @@ from specdec_fast.engine.state import DecodeState
 from specdec_fast.interfaces import CudaGraphProposals, Rule, Target
 from specdec_kernels.graph_capture import GraphPool, capture, on
 
-RING = 4
+RING_SIZE = 4
 """Results that may be under way at once; two are."""
-PROGRAMS = 32
+MAX_PROGRAMS = 32
 """Programs that are kept besides those that were prepared; the one that was not used for longest goes first."""
 
 
 @dataclass(slots=True)
-class _Made:
+class _CapturedProgram:
     """A program, how to run it, its ring of results on the host, and what its inputs were last set to."""
 
     program: StepProgram
@@ -58,11 +58,11 @@ class CudaGraphRunner:
         proposals: CudaGraphProposals | None,
         rule: Rule,
         state: DecodeState,
-        proposer: DrafterRunner,
+        drafter_runner: DrafterRunner,
     ) -> None:
         self._target, self._proposals, self._rule, self._state = target, proposals, rule, state
-        self._proposer = proposer
-        self._made: dict[Capacity, _Made] = {}  # in the order of their last use
+        self._drafter_runner = drafter_runner
+        self._programs: dict[Capacity, _CapturedProgram] = {}  # in the order of their last use
         self._prepared: set[Capacity] = set()
         self.capacity: Capacity | None = None  # of the step that was launched last, or could not be
         self._pool = GraphPool(state.device) if state.device.type == "cuda" else None
@@ -70,21 +70,21 @@ class CudaGraphRunner:
         self._drafting: set[int] = set()
         self._denied: set[int] = set()
         self._pending: list[_Pending] = []
-        self.room_again = False  # a row left since another was denied room: rows should enter anew
+        self.memory_freed = False  # a row left since another was denied room: rows should enter anew
 
-    def for_other_rows(self, proposer: DrafterRunner) -> CudaGraphRunner:
+    def with_separate_rows(self, drafter_runner: DrafterRunner) -> CudaGraphRunner:
         """Makes captured steps that share these programs and have rows of their own, while none of these has entered.
 
         Args:
-            proposer: Proposes for the other rows.
+            drafter_runner: Proposes for the other rows.
 
         Returns:
             Captured steps without rows.
         """
         other = copy(self)
-        other._proposer = proposer
+        other._drafter_runner = drafter_runner
         other._entered, other._drafting, other._denied, other._pending = set(), set(), set(), []
-        other.room_again = False
+        other.memory_freed = False
         return other
 
     @property
@@ -100,9 +100,9 @@ class CudaGraphRunner:
     @property
     def capacities(self) -> list[Capacity]:
         """What programs are there for."""
-        return list(self._made)
+        return list(self._programs)
 
-    def ahead(self, handle: Handle) -> int:
+    def pending_steps(self, handle: Handle) -> int:
         """Pending steps that a request takes part in: each of them gives it a token, or its end."""
         return sum(handle in step.handles for step in self._pending)
 
@@ -111,14 +111,17 @@ class CudaGraphRunner:
         handles = list(running.values())
         self.capacity = None
         self._enter(running)
-        asked = [self._proposer.asked(handle) if row in self._drafting else 0 for row, handle in running.items()]
+        asked = [
+            self._drafter_runner.requested_draft_nodes(handle) if row in self._drafting else 0
+            for row, handle in running.items()
+        ]
         self.capacity = self._capacity(handles)
         made = self._program(self.capacity)
-        self._set(made, list(running), asked)
+        self._write_inputs(made, list(running), asked)
         event = None
         with on(self._state.device):
             made.run()
-            slot = made.ring[made.turns % RING]
+            slot = made.ring[made.turns % RING_SIZE]
             made.turns += 1
             slot.copy_(made.program.results, non_blocking=True)
             if self._state.device.type == "cuda":
@@ -126,7 +129,7 @@ class CudaGraphRunner:
                 event.record()
         self._pending.append(_Pending(dict.fromkeys(handles), slot, event))
 
-    def read(self) -> list[tuple[Handle, StepOutput]]:
+    def read_oldest(self) -> list[tuple[Handle, StepOutput]]:
         """What the oldest pending step gave; requests that have ended since are passed over."""
         step = self._pending[0]
         if step.done is not None:
@@ -140,7 +143,7 @@ class CudaGraphRunner:
         """A row is given up; what is under way for it is forgotten with its request."""
         for rows in (self._entered, self._drafting, self._denied):
             rows.discard(row)
-        self.room_again = bool(self._denied)
+        self.memory_freed = bool(self._denied)
         if not self._entered:
             self._pending.clear()
 
@@ -150,14 +153,14 @@ class CudaGraphRunner:
         """
         rows = sorted(self._entered)
         if self._proposals is not None:
-            self._proposer.leave(self._proposals, self._state, rows)
+            self._drafter_runner.leave(self._proposals, self._state, rows)
         self._state.withdraw(rows)
         stored = [self._state.length(row) - 1 for row in rows]
         at, lengths = (host_to_device(values, torch.int32, self._state.device) for values in (rows, stored))
         self._target.cache.rollback(at, lengths)
         for kept in (self._entered, self._drafting, self._denied):
             kept.clear()
-        self.room_again = False
+        self.memory_freed = False
 
     def _enter(self, running: dict[int, Handle]) -> None:
         """Publish rows that are new, and find out which draft."""
@@ -167,19 +170,19 @@ class CudaGraphRunner:
         if self._proposals is None:
             return
         hopeful = [row for row in running if row in self._drafting or row in joining]
-        wanted = [row for row in hopeful if self._proposer.asked(running[row])]
+        wanted = [row for row in hopeful if self._drafter_runner.requested_draft_nodes(running[row])]
         roomy = [row for row in wanted if self._reserve(self._proposals, running[row])]
         self._denied.update(set(wanted).difference(roomy))
         new = [row for row in roomy if row in joining]
-        entered = self._proposer.enter(self._proposals, self._state, new) if new else []
+        entered = self._drafter_runner.enter(self._proposals, self._state, new) if new else []
         self._drafting = self._drafting.intersection(roomy).union(entered)
 
     def _reserve(self, proposals: CudaGraphProposals, handle: Handle) -> bool:
         """Room in the draft's cache for the step to come, whatever the steps under way accept."""
         assert handle.row is not None
-        count = self._proposer.asked(handle)
-        ahead = min(self.ahead(handle) * (count + 1) + count, handle.remaining)
-        return self._proposer.reserve(proposals, handle.row, self._state.length(handle.row) + ahead)
+        count = self._drafter_runner.requested_draft_nodes(handle)
+        ahead = min(self.pending_steps(handle) * (count + 1) + count, handle.remaining)
+        return self._drafter_runner.reserve(proposals, handle.row, self._state.length(handle.row) + ahead)
 
     def prepare(self, rows: int, num_draft_tokens: int, all_greedy: bool) -> None:
         """Makes the program of a batch, if it is not there. It is kept for as long as the engine.
@@ -200,7 +203,7 @@ class CudaGraphRunner:
         """Nodes of a row, the root included, of a program for requests that ask for so many draft tokens: rounded up to
         a power of two, but not beyond what requests ask for by default.
         """
-        usual = self._proposer.num_draft_tokens
+        usual = self._drafter_runner.num_draft_tokens
         return 1 + (min(1 << (asked - 1).bit_length(), usual) if 0 < asked <= usual else asked)
 
     def _capacity(self, handles: list[Handle]) -> Capacity:
@@ -210,32 +213,32 @@ class CudaGraphRunner:
         """
         rows = self._rows(len(handles))
         greedy = all(handle.params.temperature == 0 for handle in handles)
-        asked = [self._proposer.asked(handle) for handle in handles]
+        asked = [self._drafter_runner.requested_draft_nodes(handle) for handle in handles]
         if not any(asked):
             return Capacity(rows, 1, greedy)
-        left = [handle.remaining - self.ahead(handle) for handle in handles]
+        left = [handle.remaining - self.pending_steps(handle) for handle in handles]
         needed = 1 + max(min(count, room - 1) for count, room in zip(asked, left, strict=True))
         usual = self._nodes(max(asked))
-        widest = max(usual, 1 + self._proposer.num_draft_tokens)
-        captured = [each for each in self._made if (each.rows, each.all_greedy) == (rows, greedy)]
+        widest = max(usual, 1 + self._drafter_runner.num_draft_tokens)
+        captured = [each for each in self._programs if (each.rows, each.all_greedy) == (rows, greedy)]
         fitting = [each.nodes for each in captured if each.nodes <= widest or each in self._prepared]
         return Capacity(rows, min((nodes for nodes in fitting if nodes >= needed), default=usual), greedy)
 
-    def _program(self, capacity: Capacity) -> _Made:
-        made = self._made.pop(capacity, None)
+    def _program(self, capacity: Capacity) -> _CapturedProgram:
+        made = self._programs.pop(capacity, None)
         if made is None:
             program = StepProgram(capacity, self._target, self._proposals, self._rule, self._state)
             pinned = self._state.device.type == "cuda"
-            ring = [torch.zeros(program.results.shape, dtype=torch.int64, pin_memory=pinned) for _ in range(RING)]
+            ring = [torch.zeros(program.results.shape, dtype=torch.int64, pin_memory=pinned) for _ in range(RING_SIZE)]
             run = capture(program, self._state.device, self._pool)  # without live rows it changes nothing
-            made = _Made(program, run, ring)
-        self._made[capacity] = made
-        evictable = [each for each in self._made if each not in self._prepared]
-        if len(evictable) > PROGRAMS:
-            del self._made[evictable[0]]
+            made = _CapturedProgram(program, run, ring)
+        self._programs[capacity] = made
+        evictable = [each for each in self._programs if each not in self._prepared]
+        if len(evictable) > MAX_PROGRAMS:
+            del self._programs[evictable[0]]
         return made
 
-    def _set(self, made: _Made, rows: list[int], asked: list[int]) -> None:
+    def _write_inputs(self, made: _CapturedProgram, rows: list[int], asked: list[int]) -> None:
         """The inputs of the program, if they are not what they were; places to spare get rows that nobody uses. How
         many drafts a text has room for is not among them: the device knows.
         """
@@ -244,7 +247,7 @@ class CudaGraphRunner:
         spare = made.program.capacity.rows - len(rows)
         free = [row for row in range(self._state.max_rows) if row not in set(rows)][:spare]
         made.inputs = None  # unknown, should this be interrupted
-        upload([*rows, *free], made.program.rows)
-        upload([True] * len(rows) + [False] * spare, made.program.live)
-        upload([*asked, *[0] * spare], made.program.most)
+        upload_values([*rows, *free], made.program.rows)
+        upload_values([True] * len(rows) + [False] * spare, made.program.live)
+        upload_values([*asked, *[0] * spare], made.program.max_draft_nodes)
         made.inputs = rows, asked

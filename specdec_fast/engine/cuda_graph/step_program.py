@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from specdec_fast.core.device_packing import pack, packed_draft
+from specdec_fast.core.device_packing import build_packed_draft, pack_nodes
 from specdec_fast.core.distributions import TokenDistributions
 from specdec_fast.core.draft import Draft
 from specdec_fast.engine.state import DecodeState
 from specdec_fast.interfaces import Acceptance, CudaGraphProposals, CudaGraphRows, CudaGraphTrees, Rng, Rule, Target
-from specdec_fast.sampling.pipeline import target_distributions
+from specdec_fast.sampling.target_distributions import target_distributions
 from specdec_kernels import TreePlan, tree_plan
 
 
@@ -61,14 +61,14 @@ class StepProgram:
         count, device = capacity.rows, state.device
         self.rows = torch.arange(count, dtype=torch.int32, device=device)
         self.live = torch.zeros(count, dtype=torch.bool, device=device)
-        self.most = torch.zeros(count, dtype=torch.int32, device=device)
+        self.max_draft_nodes = torch.zeros(count, dtype=torch.int32, device=device)
         self.results = torch.zeros(count, capacity.nodes + 4, dtype=torch.int64, device=device)
 
     def __call__(self) -> None:
         state, nodes, index = self.state, self.capacity.nodes, self.rows.long()
         lengths, limits = state.lengths[index], state.limits[index]
         goes_on = self.live & ~state.done[index]
-        drafts = torch.where(goes_on, torch.minimum(self.most, limits - lengths - 1).clamp(0, nodes - 1), 0)
+        drafts = torch.where(goes_on, torch.minimum(self.max_draft_nodes, limits - lengths - 1).clamp(0, nodes - 1), 0)
         sampling = state.device_sampling(index, self.capacity.all_greedy)
         roots = (lengths - 1).clamp(min=0)
         batch = CudaGraphRows(self.rows, lengths, drafts, state.device_tokens, sampling, nodes - 1)
@@ -91,14 +91,14 @@ class StepProgram:
         """Roots int64 [B] and what is behind them as a packed draft; counts int32 [B], the nodes that are there."""
         tokens = roots[:, None] if trees is None else torch.cat([roots[:, None], trees.tokens], 1)
         nodes = tokens.shape[1]
-        packing = pack(counts, nodes)
+        packing = pack_nodes(counts, nodes)
         at = packing.row_of, packing.place.clamp(max=nodes - 1).long()
         parents = packing.place - 1
         if trees is not None and trees.parents is not None:
             parents = pad(trees.parents, (1, 0), value=-1)[at]
         is_chain = trees is None or trees.parents is None
         depth = 0 if trees is None else trees.depth
-        return packed_draft(self.rows, packing, tokens[at], parents, depth=depth, is_chain=is_chain)
+        return build_packed_draft(self.rows, packing, tokens[at], parents, depth=depth, is_chain=is_chain)
 
     def _append(
         self,

@@ -15,7 +15,7 @@ from oracles.arrivals import requests, texts
 from oracles.automaton import AutomatonTarget, random_logits, scripted
 
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
-from specdec_fast.core.device_packing import pack
+from specdec_fast.core.device_packing import pack_nodes
 from specdec_fast.engine.cuda_graph import runner
 
 VOCAB = 9
@@ -159,7 +159,7 @@ def test_a_step_that_fails_falls_back_with_a_reason(caplog: pytest.LogCaptureFix
     want = Engine(automaton()).generate([[1, 2]], SamplingParams(seed=1, max_new_tokens=6))[0].tokens
 
     def once() -> None:
-        if engine.num_running and engine._captured.active and fails:
+        if engine.num_running and engine._graph_runner.active and fails:
             fails.clear()
             raise RuntimeError("cannot be captured")
 
@@ -207,7 +207,7 @@ def test_a_mode_that_does_not_exist_is_refused() -> None:
 
 
 def test_packing_says_where_nodes_belong() -> None:
-    packing = pack(torch.tensor([2, 0, 3], dtype=torch.int32), 3)
+    packing = pack_nodes(torch.tensor([2, 0, 3], dtype=torch.int32), 3)
     assert packing.offsets.tolist() == [0, 2, 2, 5] and packing.inside.sum() == 5
     assert packing.row_of[:5].tolist() == [0, 0, 2, 2, 2] and packing.place[:5].tolist() == [0, 1, 0, 1, 2]
     assert packing.last.tolist() == [1, 1, 4]
@@ -221,7 +221,7 @@ def test_a_step_that_fails_half_way_costs_no_token(verb: str, call: int, monkeyp
     want = [handle.tokens for handle in Engine(automaton()).generate([[1, 2], [3]], params)]
     drafter = drafter_of("coupled", 8)
     engine = Engine(automaton(), drafter, step_mode="graph")
-    proposals, count = engine._captured._proposals, [0]
+    proposals, count = engine._graph_runner._proposals, [0]
     whole, leave = getattr(proposals, verb), proposals.leave
 
     def left(view: Any, rows: Any) -> None:
@@ -277,12 +277,12 @@ def test_drafts_are_no_longer_than_texts() -> None:
         assert handle.num_draft_tokens == 3 and len(handle.tokens) == 4
         most = 3 * (handle.stats.steps + (mode == "graph")) + 1
         assert drafter.model.passes <= most, "one step more than needed is under way"
-    assert [capacity.nodes for capacity in engine._captured.capacities] == [4]
+    assert [capacity.nodes for capacity in engine._graph_runner.capacities] == [4]
     assert engine.submit([1] * 60, SamplingParams(max_new_tokens=90), num_draft_tokens=150).num_draft_tokens == 3
 
 
 def test_programs_are_few_and_the_oldest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "PROGRAMS", 3)
+    monkeypatch.setattr(runner, "MAX_PROGRAMS", 3)
     engine = Engine(automaton(), drafter_of("coupled", 8), step_mode="graph")
     plain = Engine(automaton())
     widths = set()
@@ -291,9 +291,9 @@ def test_programs_are_few_and_the_oldest_goes(monkeypatch: pytest.MonkeyPatch) -
         assert (
             engine.generate([[1]], params, num_draft_tokens=asked)[0].tokens == plain.generate([[1]], params)[0].tokens
         )
-        assert len(engine._captured.capacities) <= 3
-        widths |= {capacity.nodes - 1 for capacity in engine._captured.capacities}
-    assert widths <= {9, 8, 7, 6, 5, 4, 3, 2, 1, 0} and engine._captured.capacities[-1].nodes == 1
+        assert len(engine._graph_runner.capacities) <= 3
+        widths |= {capacity.nodes - 1 for capacity in engine._graph_runner.capacities}
+    assert widths <= {9, 8, 7, 6, 5, 4, 3, 2, 1, 0} and engine._graph_runner.capacities[-1].nodes == 1
 
 
 def test_a_row_without_draft_room_drafts_again_when_there_is_some() -> None:
@@ -325,7 +325,7 @@ def test_a_drafter_that_raises_costs_its_rows_their_drafts(
     params = [SamplingParams(seed=at, max_new_tokens=20) for at in range(2)]
     want = [handle.tokens for handle in Engine(automaton()).generate([[1, 2], [3]], params)]
     engine = Engine(automaton(), drafter_of("coupled", 8), step_mode="graph")
-    proposals, raised = engine._captured._proposals, [0]
+    proposals, raised = engine._graph_runner._proposals, [0]
     whole = getattr(proposals, verb)
 
     def failing(*args: Any) -> Any:
@@ -340,7 +340,7 @@ def test_a_drafter_that_raises_costs_its_rows_their_drafts(
     while not engine.idle:
         engine.step()
         if verb == "leave" and not raised[0]:
-            engine._settle()
+            engine._drain_pending()
     assert [handle.tokens for handle in handles] == want and engine.why_not_graph() == []
     assert raised[0] and engine.stats.faults == sum(handle.stats.faults for handle in handles) > 0
     assert len(faults) == 1 and f"drafter draft_model raised in {verb}: RuntimeError: no" in faults[0]
@@ -363,7 +363,7 @@ def test_nothing_is_kept_of_requests_that_have_ended() -> None:
     engine.step()
     engine.step()
     engine.cancel(handle)
-    assert engine._captured.pending == 0 and not engine._captured.active
+    assert engine._graph_runner.pending == 0 and not engine._graph_runner.active
 
 
 def test_inputs_are_written_when_rows_change_and_not_before_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -372,4 +372,4 @@ def test_inputs_are_written_when_rows_change_and_not_before_every_step(monkeypat
     monkeypatch.setattr(runner, "upload", lambda values, place: (writes.append(1), place.copy_(torch.tensor(values))))
     engine = Engine(automaton(), get_drafter("draft_model")(kin(), num_draft_tokens=16), step_mode="graph")
     engine.generate([[1]], SamplingParams(seed=1, max_new_tokens=16))
-    assert len(writes) == 3 * len(engine._captured.capacities)
+    assert len(writes) == 3 * len(engine._graph_runner.capacities)

@@ -75,7 +75,7 @@ def _host(axes: Axes) -> None:
         if at:
             arrow(axes, (HOST + WIDE / 2, words[at - 1][1] + 38), (HOST + WIDE / 2, y))
     arrow(axes, (HOST + WIDE, 223), (DEVICE, 223), color=BLUE, linewidth=2)
-    count = constant("RING", "CudaGraphRunner")
+    count = constant("RING_SIZE", "CudaGraphRunner")
     left, y, wide = DEVICE, 392.0, (RIGHT - DEVICE) / count
     for at in range(count):
         name = ("t \u2212 1", "t", "", "")[at] if at < 4 else ""
