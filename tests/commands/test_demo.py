@@ -115,7 +115,7 @@ def test_a_rule_that_keeps_only_the_distribution(run: Any, pair: list[str]) -> N
         "--repeats",
         "1",
         "--rule",
-        "token",
+        "rejection",
         "-T",
         "1",
     ]
