@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .dispatch.operator import OPS, Backend, FallbackWarning, Op, UnsupportedError, explain, use_backend
+from .dispatch.backend_request import use_backend
+from .dispatch.operator import Backend, FallbackWarning, Op, UnsupportedError, explain
+from .dispatch.registry import OPS
 from .names import RENAMED_OPERATORS, hint
 from .ops.batch_invariant_linear import batch_invariant_linear
 from .ops.distribution_stats import distribution_stats

@@ -72,6 +72,6 @@ def test_every_tensor_of_another_device_is_named(place: int) -> None:
             with pytest.raises(ValueError) as refused:
                 op(**good | {name: stranger})
             assert str(refused.value) == (
-                f"{op.name}: {called} lies on {ELSEWHERE}; expected cpu like {first}; put all on one device with "
+                f"{op.name}: {called} is on {ELSEWHERE}; expected cpu like {first}; put all on one device with "
                 '.to("...")'
             )

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from specdec_kernels import OPS, Backend, FallbackWarning, Op, UnsupportedError, explain, use_backend
 from specdec_kernels.dispatch import extension
-from specdec_kernels.dispatch.operator import _parse_request
+from specdec_kernels.dispatch.backend_request import parse_request
 
 CALLS: list[str] = []
 
@@ -175,7 +175,7 @@ new, cache = torch.ones(1, 1, 4), torch.zeros(2, 2, 1, 4)
 x = new, new, cache, cache.clone(), torch.tensor([3])
 specdec_kernels.kv_stage(*x)
 assert x[2][1, 1].sum() == 4
-print(specdec_kernels.ops.kv_stage.last_backend)
+print(specdec_kernels.kv_stage.last_backend)
 """
 
 
@@ -186,7 +186,7 @@ def test_without_the_extension_references_serve_and_say_why() -> None:
     assert "extension specdec_kernels._C not built; build it with `pip install -e .`" in out
 
 
-def test_the_environment_is_a_wish_and_the_import_is_light() -> None:
+def test_the_environment_requests_backends_and_the_import_is_light() -> None:
     light = "import sys\nimport specdec_kernels\nheavy = {'triton', 'specdec_kernels._C'} & set(sys.modules)\n"
     out = run_python(light + "print(len(heavy))" + STAGE, SPECDEC_BACKEND="cpu,kv_stage=reference")
     assert out.split() == ["0", "reference"]
@@ -205,9 +205,9 @@ def test_an_operator_that_the_environment_misspells_is_told() -> None:
     ("text", "name"),
     [("", None), ("auto", None), ("reference", "reference"), ("cpu,kv_stage=b", "cpu"), (" cpu , tree_plan = x ", "x")],
 )
-def test_a_wish_in_words(text: str, name: str | None) -> None:
-    wish = _parse_request(text)
-    assert (wish.name_for("tree_plan") if wish else None) == name
+def test_a_request_is_parsed(text: str, name: str | None) -> None:
+    request = parse_request(text)
+    assert (request.name_for("tree_plan") if request else None) == name
 
 
 def test_the_page_of_operators_lists_each_with_its_backends() -> None:

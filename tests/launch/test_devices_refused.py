@@ -16,7 +16,7 @@ import torch
 
 from specdec_kernels import OPS, explain, simulated_gpu, use_backend
 from specdec_kernels.dispatch import extension
-from specdec_kernels.dispatch.devices import LEAST_SHARED, gpu_unavailable_reason, unsupported_gpu_reason
+from specdec_kernels.dispatch.devices import MIN_SHARED_MEMORY, gpu_unavailable_reason, unsupported_gpu_reason
 from specdec_kernels.dispatch.operator import FallbackWarning
 from specdec_kernels.inspection.machine_code import CEILINGS
 from specdec_kernels.testing.agreement import sample
@@ -91,11 +91,11 @@ def device_of(major: int, minor: int, shared: int, name: str) -> SimpleNamespace
 UNFIT = {
     "sm_75": (
         device_of(7, 5, 65_536, "Tesla T4"),
-        "cuda:0 (Tesla T4) has compute capability 7.5; needed is 8.0 or later",
+        "cuda:0 (Tesla T4) has compute capability 7.5; expected 8.0 or later",
     ),
     "little shared memory": (
         device_of(8, 0, 49_152, "small"),
-        f"cuda:0 (small) gives a program 49152 bytes of shared memory; needed are {LEAST_SHARED}",
+        f"cuda:0 (small) gives a program 49152 bytes of shared memory; expected at least {MIN_SHARED_MEMORY}",
     ),
 }
 
@@ -129,7 +129,7 @@ def test_programs_of_other_kernels_than_attention_fit_into_the_least_shared_memo
     costs = {
         name: each["shared"] for section in recorded.values() for name, by in section.items() for each in by.values()
     }
-    assert {name: shared for name, shared in costs.items() if shared > LEAST_SHARED and "attention" not in name} == {}
+    assert {name: shared for name, shared in costs.items() if shared > MIN_SHARED_MEMORY and "attention" not in name} == {}
 
 
 @needs_simulated_gpu

@@ -1,1 +1,1 @@
-"""How a call finds its backend: operators, argument checks, devices, registration with torch."""
+"""Dispatch of operators: backend selection, argument checks, devices, and registration with torch."""

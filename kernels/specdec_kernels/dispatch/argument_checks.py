@@ -1,4 +1,8 @@
-"""Argument checks shared by the operators: every message says what was got, what was expected and what to do."""
+"""Argument checks that the operators share.
+
+Every message says what was got, what was expected and what to do.
+Tests: tests/kernels/test_boundaries.py.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +15,32 @@ FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def statistics_dtype(logits: Tensor) -> torch.dtype:
-    """dtype of everything computed from these logits: float64 for float64, else float32."""
+    """Returns the dtype of everything that is computed from these logits: float64 for float64, else float32."""
     return torch.float64 if logits.dtype == torch.float64 else torch.float32
 
 
 def check_tensor(op: str, name: str, value: object, dtype: torch.dtype, *shape: int | str) -> Tensor:
-    """Checks type, dtype, rank and sizes (a string in ``shape`` is a free size, named in the message)."""
+    """Checks type, dtype, rank and sizes of an argument.
+
+    Args:
+        op: Name of the operator, with which the message begins.
+        name: Name of the argument.
+        value: The argument.
+        dtype: Expected dtype.
+        *shape: Expected sizes. A string is a free size, named in the message.
+
+    Returns:
+        The argument.
+
+    Raises:
+        ValueError: If something differs.
+    """
     if not isinstance(value, Tensor):
         raise ValueError(f"{op}: {name} is {type(value).__name__}; expected a {dtype} tensor {list(shape)}")
     if value.dtype != dtype:
         raise ValueError(f"{op}: {name} has dtype {value.dtype}; expected {dtype}; convert it with .to({dtype})")
     sizes = value.shape
-    if sizes != shape:  # most often they are equal, and launches ask this a dozen times
+    if sizes != shape:  # usually they are equal, and each launch checks a dozen tensors
         fits = len(sizes) == len(shape) and all(isinstance(want, str) or got == want for got, want in zip(sizes, shape))
         if not fits:
             raise ValueError(
@@ -32,7 +50,7 @@ def check_tensor(op: str, name: str, value: object, dtype: torch.dtype, *shape: 
 
 
 def check_logits(op: str, name: str, value: object, rows: int | str) -> Tensor:
-    """Checks a matrix of logits: [rows, V >= 1], a supported float dtype, last dimension contiguous."""
+    """Checks a matrix of logits: [rows, V] with V of at least 1, a float dtype, last dimension contiguous."""
     if not isinstance(value, Tensor) or value.ndim != 2:
         got = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise ValueError(f"{op}: {name} is {got}; expected a tensor [{rows}, V]; flatten batch dimensions first")
@@ -51,7 +69,20 @@ def check_logits(op: str, name: str, value: object, rows: int | str) -> Tensor:
 
 
 def check_dist(op: str, name: str, value: object, rows: int | str) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Checks a bundle (logits, inv_t, lse, cut, tie_id) as distribution_stats makes it."""
+    """Checks a distribution (logits, inv_t, lse, cut, tie_id) as `distribution_stats` returns it.
+
+    Args:
+        op: Name of the operator.
+        name: Name of the argument.
+        value: logits [rows, V]; inv_t, lse and cut [rows], float32 or float64; tie_id int32 [rows].
+        rows: Expected rows, or the name of a free size.
+
+    Returns:
+        The five tensors.
+
+    Raises:
+        ValueError: If something differs.
+    """
     if not isinstance(value, (tuple, list)) or len(value) != 5:
         raise ValueError(
             f"{op}: {name} is {type(value).__name__}; expected a tuple (logits, inv_t, lse, cut, tie_id); "
@@ -68,26 +99,26 @@ def check_dist(op: str, name: str, value: object, rows: int | str) -> tuple[Tens
 
 
 def check_block_masses(op: str, value: object, dist: tuple[Tensor, ...]) -> None:
-    """Checks the block masses of a distribution, as distribution_stats(..., masses=True) returns them, or None."""
+    """Checks block masses as `distribution_stats(..., masses=True)` returns them; None passes."""
     if value is not None:
         rows, vocab = dist[0].shape
         check_tensor(op, "mass", value, statistics_dtype(dist[0]), rows, (vocab + BLOCK - 1) // BLOCK)
 
 
 def can_read_values(value: Tensor) -> bool:
-    """Whether values can be looked at without waiting for a device. Elsewhere only shapes and dtypes are checked."""
+    """Returns whether values can be read without waiting for a device; if not, only shapes and dtypes are checked."""
     return value.device.type == "cpu"
 
 
 def check_values(op: str, name: str, good: Tensor, value: Tensor, expected: str) -> None:
-    """Raises for the first element where ``good`` is false. Only for CPU tensors: elsewhere it would synchronise."""
+    """Raises ValueError for the first element where `good` is false; only on the CPU, where reading does not wait."""
     if can_read_values(value) and not bool(good.all()):
         at = int((~good).nonzero()[0, 0])
         raise ValueError(f"{op}: {name}[{at}] is {value[at].item()}; expected {expected}")
 
 
 def check_offsets(op: str, value: object, nodes: int) -> Tensor:
-    """Checks int32 [B + 1] row offsets: from 0, not decreasing, at most ``nodes``."""
+    """Checks offsets int32 [B + 1]: they begin at 0, do not decrease, and are at most `nodes`."""
     checked = check_tensor(op, "offsets", value, torch.int32, "B + 1")
     if checked.shape[0] < 1:
         raise ValueError(f"{op}: offsets is empty; expected B + 1 entries; an empty batch has offsets [0]")
@@ -100,12 +131,12 @@ def check_offsets(op: str, value: object, nodes: int) -> Tensor:
 
 
 def check_max_depth(op: str, value: object) -> int:
-    """Checks ``max_depth``."""
+    """Checks `max_depth`, an int of at least 0."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ValueError(f"{op}: max_depth is {value!r}; expected an int >= 0, the capacity of a path without its root")
     return value
 
 
 def make_contiguous(*arguments: Tensor | None) -> list[Tensor | None]:
-    """The arguments as the compiled operators take them, where a first try failed on strides."""
+    """Returns the arguments as contiguous tensors, for a second try after the compiled operator refused strides."""
     return [argument if argument is None else argument.contiguous() for argument in arguments]

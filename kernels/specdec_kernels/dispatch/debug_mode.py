@@ -1,9 +1,9 @@
-"""Debug mode: launches look at their data first, as operators on a CPU do, and raise instead of passing over it.
+"""Debug mode: launches check their data before they run, as operators on a CPU do.
 
-That waits for the device at every call, so it is off unless SPECDEC_DEBUG=1 is in the environment at import. Calls of
-the operators are looked at, and those of torch.ops.specdec, from compiled programs for example, that Triton serves.
-What CUDA C++ serves under torch.ops.specdec (kv_stage and commits, where it is built) gets no look there: no Python is
-run.
+The checks wait for the device at every call, so they are off unless SPECDEC_DEBUG=1 is in the environment at import.
+They cover calls of the operators, and those calls of torch.ops.specdec that Triton serves, for example in compiled
+programs. They do not cover what CUDA C++ serves under torch.ops.specdec (kv_stage and commits, where it is built),
+because no Python runs there.
 
 On every device, rows of probabilities in place of logits are warned about: an operator would take them in silence.
 Tests: tests/interpreter/test_debug_mode.py, tests/kernels/test_probabilities_for_logits.py.
@@ -22,22 +22,22 @@ import torch
 from torch import Tensor
 
 ENABLED = os.environ.get("SPECDEC_DEBUG", "") not in ("", "0")
-"""Whether operators that can be watched are."""
+"""Whether launches check their data."""
 INTEGER_DTYPES = (torch.int32, torch.int64)
 
 
 def is_capturing() -> bool:
-    """Whether launches go into a graph now, and do not run."""
+    """Returns whether launches are being captured into a graph instead of running."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def _copy_integers_to_host(value: Any) -> Any:
-    """Integers, which are what is looked at, on the host; in memory of their own, since a look may write to them."""
+    """Copies an integer tensor to the host, because checks read integers and may write to them."""
     return value.to("cpu", copy=True) if isinstance(value, torch.Tensor) and value.dtype in INTEGER_DTYPES else value
 
 
-def with_data_check(run: Callable[..., Any], look: Callable[..., Any]) -> Callable[..., Any]:
-    """The launch behind a look at its data, but for calls that are captured: those cannot wait."""
+def with_data_check(run: Callable[..., Any], check_data: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a launch that checks its data first. Captured calls skip the check, because they cannot wait."""
 
     @wraps(run)
     def checked(*args: Any, **kwargs: Any) -> Any:
@@ -45,7 +45,7 @@ def with_data_check(run: Callable[..., Any], look: Callable[..., Any]) -> Callab
             named = {
                 name: _copy_integers_to_host(each) for name, each in kwargs.items() if name not in ("out", "workspace")
             }
-            look(*map(_copy_integers_to_host, args), **named)
+            check_data(*map(_copy_integers_to_host, args), **named)
         return run(*args, **kwargs)
 
     return checked

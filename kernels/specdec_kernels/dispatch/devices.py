@@ -1,4 +1,7 @@
-"""Where the tensors of a call lie, and what the GPU there is capable of."""
+"""Devices of a call's tensors, and what the GPU there supports.
+
+Tests: tests/launch/test_devices.py, tests/launch/test_devices_refused.py.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,13 @@ from typing import Any
 import torch
 
 MIN_CAPABILITY = (8, 0)
-"""Compute capability that the kernels are compiled for at least."""
+"""Lowest compute capability that the kernels are compiled for."""
 MIN_SHARED_MEMORY = 65_536
-"""Bytes of shared memory that a program may take. Tree attention takes more and looks at the device itself."""
+"""Bytes of shared memory that a program may take. Tree attention takes more and checks the device itself."""
 
 
 def gpu_unavailable_reason() -> str | None:
-    """Returns why there is no CUDA device, and what happens instead; None where there is one."""
+    """Returns why there is no CUDA device and what happens instead, or None if there is one."""
     if torch.cuda.is_available():
         return None
     if torch.version.cuda is None and torch.version.hip is None:
@@ -31,24 +34,23 @@ def gpu_unavailable_reason() -> str | None:
 
 
 def unsupported_gpu_reason(device: torch.device) -> str | None:
-    """Returns why compiled kernels cannot run on a GPU, or None where they can and for other kinds of device."""
+    """Returns why compiled kernels cannot run on this GPU, or None if they can. Other devices give None."""
     if device.type != "cuda":
         return None
     found = torch.cuda.get_device_properties(device)
     if (found.major, found.minor) < MIN_CAPABILITY:
         needed = ".".join(map(str, MIN_CAPABILITY))
         got = f"{found.major}.{found.minor}"
-        return f"{device} ({found.name}) has compute capability {got}; needed is {needed} or later"
+        return f"{device} ({found.name}) has compute capability {got}; expected {needed} or later"
     shared = getattr(found, "shared_memory_per_block_optin", MIN_SHARED_MEMORY)
     if shared < MIN_SHARED_MEMORY:
-        return (
-            f"{device} ({found.name}) gives a program {shared} bytes of shared memory; needed are {MIN_SHARED_MEMORY}"
-        )
+        words = f"{device} ({found.name}) gives a program {shared} bytes of shared memory"
+        return f"{words}; expected at least {MIN_SHARED_MEMORY}"
     return None
 
 
 def find_first_tensor(args: Iterable[Any]) -> torch.Tensor | None:
-    """The first tensor among the arguments; lists and distributions are looked into."""
+    """Returns the first tensor among the arguments, also as first element of a list or a distribution."""
     for argument in args:
         if isinstance(argument, (list, tuple)) and argument:
             argument = argument[0]
@@ -58,8 +60,11 @@ def find_first_tensor(args: Iterable[Any]) -> torch.Tensor | None:
 
 
 def why_not_on_device(kind: str, args: Iterable[Any]) -> str | None:
-    """Returns None if the first tensor among the arguments lies on a device of this kind on which kernels can run, or
-    if there is none; else the reason.
+    """Returns why kernels for a kind of device cannot serve these arguments, or None.
+
+    Args:
+        kind: "cpu" or "cuda".
+        args: Arguments of a call. Its first tensor decides; a call without tensors gives None.
     """
     tensor = find_first_tensor(args)
     if tensor is None:
@@ -70,9 +75,9 @@ def why_not_on_device(kind: str, args: Iterable[Any]) -> str | None:
 
 
 def check_one_device(op: str, named: Iterable[tuple[str, Any]]) -> None:
-    """Raises ValueError where tensors among the arguments, in tuples and in dataclasses lie on several devices.
+    """Raises ValueError if tensors of a call are on several devices, also inside tuples and dataclasses.
 
-    A kernel would follow an address of another device. Memory of the caller's (out, workspace) is checked elsewhere.
+    A kernel would follow an address of another device. Caller-owned memory (out, workspace) is checked elsewhere.
     """
     first = like = None
     for name, value in named:
@@ -84,29 +89,29 @@ def check_one_device(op: str, named: Iterable[tuple[str, Any]]) -> None:
             tensors = [(f"{name}.{field}", getattr(value, field)) for field in value.__dataclass_fields__]
         else:
             continue
-        for called, each in tensors:
+        for label, each in tensors:
             if not isinstance(each, torch.Tensor) or name in ("out", "workspace"):
                 continue
             if first is None:
-                first, like = each.device, called
+                first, like = each.device, label
             elif each.device != first:
                 raise ValueError(
-                    f"{op}: {called} lies on {each.device}; expected {first} like {like}; put all on one device with "
+                    f"{op}: {label} is on {each.device}; expected {first} like {like}; put all on one device with "
                     f'.to("...")'
                 )
 
 
 @cache
 def require_one_device(launch: Callable[..., Any]) -> Callable[..., Any]:
-    """A launch that refuses tensors of several devices.
+    """Returns a launch that refuses tensors on several devices.
 
-    The kernels themselves run on the GPU of their tensors (`device_triton.py`).
+    The kernels themselves run on the GPU of their tensors (`triton_shared/device_kernel.py`).
 
     Args:
         launch: Function of an operator's `launch.py`.
 
     Returns:
-        The launch. It raises ValueError where its tensors lie on several devices.
+        The launch. It raises ValueError if its tensors are on several devices.
     """
     names, op = launch.__code__.co_varnames, launch.__name__
 

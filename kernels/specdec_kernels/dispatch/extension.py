@@ -1,4 +1,4 @@
-"""The compiled extensions: loaded on first use, and the reason in words when they cannot be."""
+"""The compiled extensions: loaded on first use, with a reason in words if one is unavailable."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .operator import Backend
 
 REMEDY = "build it with `pip install -e .` (or `pip install .`) where a C++20 compiler is on PATH"
 _REGISTERED: list[torch.library.Library] = []
-"""Registrations live as long as these."""
+"""Registrations hold as long as these objects live."""
 
 
 @lru_cache(maxsize=1)
 def unavailable_reason() -> str | None:
-    """Loads specdec_kernels._C, which registers torch.ops.specdec.*; None, or why it cannot be had."""
+    """Loads specdec_kernels._C, which registers torch.ops.specdec.*. Returns why it is unavailable, or None."""
     try:
         importlib.import_module("specdec_kernels._C")
     except ModuleNotFoundError:
@@ -30,7 +30,7 @@ def unavailable_reason() -> str | None:
         return f"extension specdec_kernels._C does not load ({error}); {REMEDY}"
     meta_kernels.register_fakes()
     if torch.cuda.is_available():
-        _load_cuda()  # what CUDA C++ serves keeps being served by it
+        _load_cuda()  # first, so that CUDA C++ keeps the operators that it serves
         if importlib.util.find_spec("triton") is not None:
             _REGISTERED.append(torch_ops.register_launches())
     return None
@@ -38,7 +38,7 @@ def unavailable_reason() -> str | None:
 
 @lru_cache(maxsize=1)
 def cuda_unavailable_reason() -> str | None:
-    """Loads specdec_kernels._C_cuda; None, or why it cannot be had."""
+    """Loads specdec_kernels._C_cuda. Returns why it is unavailable, or None."""
     return gpu_unavailable_reason() or unavailable_reason() or _load_cuda()  # schemas live in _C
 
 
@@ -55,7 +55,7 @@ def _load_cuda() -> str | None:
     return None
 
 
-def _on(kind: str, why_not: Callable[..., str | None] | None) -> Callable[..., str | None]:
+def _require_device(kind: str, why_not: Callable[..., str | None] | None) -> Callable[..., str | None]:
     def check(*args: Any, **kwargs: Any) -> str | None:
         return why_not_on_device(kind, (*args, *kwargs.values())) or (why_not(*args, **kwargs) if why_not else None)
 
@@ -68,12 +68,16 @@ def cpu_backend(
     name: str = "cpu",
     op: str | None = None,
 ) -> Backend:
-    """Backend that runs in the CPU extension: refuses when it is not built or the tensors lie elsewhere.
+    """Returns a backend that runs in the CPU extension, for tensors on the CPU.
 
-    op: name in torch.ops.specdec that must be there; an extension built from older sources may lack it.
+    Args:
+        load: Returns the callable.
+        why_not: Returns why the backend cannot serve a call, or None.
+        name: Name of the backend.
+        op: Name of its operator in torch.ops.specdec. An extension that was built from older sources may lack it.
     """
 
-    def missing_here() -> str | None:
+    def find_missing_operator() -> str | None:
         reason = unavailable_reason()
         if reason is None and op is not None and not hasattr(torch.ops.specdec, op):
             return f"extension specdec_kernels._C is older than operator {op}; {REMEDY}"
@@ -81,7 +85,7 @@ def cpu_backend(
 
     # the same call serves tensors on a GPU where a Triton kernel is registered for them
     graph = {"cpu": name} | ({"cuda": "triton"} if op in torch_ops.LAUNCHES else {})
-    return Backend(name, load, _on("cpu", why_not), missing_here, graph_devices=graph)
+    return Backend(name, load, _require_device("cpu", why_not), find_missing_operator, graph_devices=graph)
 
 
 def cuda_backend(
@@ -89,5 +93,5 @@ def cuda_backend(
     why_not: Callable[..., str | None] | None = None,
     name: str = "cuda",
 ) -> Backend:
-    """Backend that runs in the CUDA extension."""
-    return Backend(name, load, _on("cuda", why_not), cuda_unavailable_reason, graph_devices={"cuda": name})
+    """Returns a backend that runs in the CUDA extension, for tensors on a GPU."""
+    return Backend(name, load, _require_device("cuda", why_not), cuda_unavailable_reason, graph_devices={"cuda": name})

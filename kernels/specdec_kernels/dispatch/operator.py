@@ -1,17 +1,14 @@
-"""Operators with several backends: how one is chosen, wished for and explained.
+"""Operators with several backends: selection and explanations.
 
-An `Op` owns a plain PyTorch reference and an ordered list of faster backends. The first backend whose
-`why_not` has nothing to say serves the call; the answer is remembered per signature, so a later call costs
-one dictionary look-up.
+An `Op` owns a plain PyTorch reference and an ordered list of faster backends. The first backend whose `why_not` returns
+None serves the call. The choice is cached per signature, so a later call costs one dictionary look-up.
+Tests: tests/kernels/test_dispatch.py, tests/kernels/test_torch_ops.py.
 """
 
 from __future__ import annotations
 
-import os
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from inspect import signature as parameters_of
@@ -20,33 +17,34 @@ from typing import Any, NamedTuple
 import torch
 from torch.compiler import is_compiling
 
-from ..names import RENAMED_OPERATORS, hint, unknown_name
+from ..names import hint
 from ..overlay import Overlay, check
 from . import debug_mode
+from .backend_request import FROM_ENVIRONMENT, REQUEST, BackendRequest
 from .devices import find_first_tensor
+from .registry import OPS, unknown_operator
 from .workspace import copy_results, total_bytes
 
 REFERENCE = "reference"
-OPS: dict[str, Op] = {}
 
 
 _MEMORY_DOC = """
-    Memory of the caller's: `out=`, a contiguous tensor or a tuple of them as returned, takes the results; `workspace=`,
-    uint8 [`workspace_size(...)`], is scratch. With both, kernels on a GPU allocate nothing.
+    Caller-owned memory: `out=`, a contiguous tensor or a tuple of them as returned, receives the results. `workspace=`,
+    uint8 [`workspace_size(...)`], is scratch memory. With both, kernels on a GPU allocate nothing.
     """
 _OVERLAY_DOC = """
-    Edits: with `overlay=`, an `Overlay` as `process_logits_overlay` makes it for {0}, they are folded in on load by
-    kernels on a GPU; other backends are given a copy of the logits in float32.
+    Logits processors: `overlay=` takes an `Overlay` that `process_logits_overlay` made for {0}. Kernels on a GPU apply
+    it when they load logits; other backends receive a processed copy of the logits in float32.
     """
 _MEMORY_ARGUMENTS = frozenset(("out", "workspace", "overlay"))
 
 
 class UnsupportedError(ValueError):
-    """The backend that was asked for cannot serve this call; the message lists every backend's reason."""
+    """The requested backend cannot serve this call. The message lists the reason of every backend."""
 
 
 class FallbackWarning(UserWarning):
-    """A call is served by the slow reference because no faster backend can serve it."""
+    """The slow reference serves a call because no faster backend can."""
 
 
 def _no_reason(*args: Any, **kwargs: Any) -> str | None:
@@ -57,14 +55,16 @@ def _no_reason(*args: Any, **kwargs: Any) -> str | None:
 class Backend:
     """One implementation of an operator.
 
-    name: "cpu", "cuda", "triton", ...; load: returns the callable (imported on first use; same parameters as
-    the operator); why_not: called with the arguments of a call, returns None or one sentence that says why
-    this backend cannot serve it (shapes, dtypes and devices only: its answer is cached per signature, see
-    `Op`); missing: the reason that needs no arguments (extension not built, no such device), or None;
-    graph_devices: types of devices on which torch.compile may put this backend into a graph (its callable only
-    calls a registered operator with a fake kernel and kernels for these), with the name by which it is wished for
-    there; not_worth: like why_not, but only keeps
-    the automatic choice away; an explicit request may still have the backend.
+    Attributes:
+        name: Such as "cpu", "cuda" or "triton".
+        load: Returns the callable, which has the parameters of the operator. It is imported on first use.
+        why_not: Takes the arguments of a call. Returns one sentence that says why this backend cannot serve it, or
+            None. It reads shapes, dtypes and devices only, because its result is cached per signature (see `Op`).
+        missing: Returns the reason that needs no arguments, such as an extension that is not built, or None.
+        graph_devices: Device types on which torch.compile may put this backend into a graph, with the name under which
+            it is requested there. Its callable only calls a registered operator with a fake kernel.
+        not_worth: Like `why_not`, but only excludes the backend from automatic selection. An explicit request still
+            selects it.
     """
 
     name: str
@@ -76,7 +76,14 @@ class Backend:
 
 
 class Explanation(NamedTuple):
-    """One row of `explain`: `reason` is None for a backend that can serve."""
+    """One row of `explain`.
+
+    Attributes:
+        op: Name of the operator.
+        backend: Name of the backend.
+        chosen: Whether the backend serves the call.
+        reason: Why it cannot serve the call, or None.
+    """
 
     op: str
     backend: str
@@ -84,72 +91,17 @@ class Explanation(NamedTuple):
     reason: str | None
 
 
-@dataclass(frozen=True)
-class _BackendRequest:
-    """Backend names asked for: one for all operators and exceptions by operator name."""
-
-    everywhere: str | None
-    by_op: tuple[tuple[str, str], ...] = ()
-
-    def name_for(self, op: str) -> str | None:
-        for name, _ in self.by_op:  # of the environment, read before there were any: `use_backend` looks at its own
-            if name not in OPS:
-                raise ValueError(_no_operator("SPECDEC_BACKEND", name))
-        return dict(self.by_op).get(op, self.everywhere)
-
-
-def _no_operator(subject: str, got: str) -> str:
-    return unknown_name(f"{subject} operator", got, sorted(OPS), renamed=RENAMED_OPERATORS, kind="operator")
-
-
-def _parse_request(text: str) -> _BackendRequest | None:
-    """A request from text like "cpu" or "cpu,tree_attention=sdpa"; None from "" or "auto"."""
-    everywhere, by_op = None, []
-    for part in filter(None, (p.strip() for p in text.split(","))):
-        op, equals, name = part.rpartition("=")
-        if equals:
-            by_op.append((op.strip(), name.strip()))
-        elif name != "auto":
-            everywhere = name
-    return _BackendRequest(everywhere, tuple(by_op)) if everywhere or by_op else None
-
-
-_FROM_ENVIRONMENT = _parse_request(os.environ.get("SPECDEC_BACKEND", ""))
-_REQUEST: ContextVar[_BackendRequest | None] = ContextVar("specdec_backend", default=_FROM_ENVIRONMENT)
-
-
-@contextmanager
-def use_backend(name: str | None = None, **by_op: str) -> Iterator[None]:
-    """Inside the block operators run on the named backend, or raise UnsupportedError where it cannot serve.
-
-    `use_backend("reference")` for all operators, `use_backend(tree_attention="sdpa")` for one,
-    `use_backend()` for the automatic choice. Holds for the current thread and context only; a compiled program keeps
-    the backends of the time when it was compiled. The environment
-    variable SPECDEC_BACKEND ("cpu", or "cpu,tree_attention=sdpa"), read at import, sets the request outside of
-    any block.
-
-    Raises: ValueError for an operator that does not exist.
-    """
-    for op in by_op:
-        if op not in OPS:
-            raise ValueError(_no_operator("use_backend", op))
-    token = _REQUEST.set(_BackendRequest(name, tuple(sorted(by_op.items()))) if name or by_op else None)
-    try:
-        yield
-    finally:
-        _REQUEST.reset(token)
-
-
 def first_tensor_key(*args: Any, **kwargs: Any) -> Hashable:
-    """Default signature: device and dtype of the first tensor among the arguments, most often the first of them; of a
-    call by keywords alone, of all its tensors.
+    """Default signature of a call: device and dtype of its first tensor.
+
+    A call without positional arguments has the devices and dtypes of all its tensors as signature.
     """
-    if not args:  # which one comes first means nothing
+    if not args:  # the order of keyword arguments carries no meaning
         return tuple((name, t.device, t.dtype) for name, t in sorted(kwargs.items()) if isinstance(t, torch.Tensor))
     first = args[0]
     if not isinstance(first, torch.Tensor):
         first = find_first_tensor((*args, *kwargs.values()))
-        if first is None:  # who is called says what it wants
+        if first is None:  # the backend raises with its own message
             return None
     return first.dtype if first.is_cpu else (first.device, first.dtype)  # on the CPU every microsecond counts
 
@@ -157,13 +109,24 @@ def first_tensor_key(*args: Any, **kwargs: Any) -> Hashable:
 class Op:
     """Callable operator with a reference and faster backends.
 
-    name: unique; reference: plain PyTorch on any device; backends: in order of preference; key: called with
-    the arguments, returns everything (hashable) that a `why_not` of these backends looks at, device type and
-    dtypes first; direct_backends: the operator takes `out` (a tensor, or a tuple, as it returns them) and `workspace` (uint8,
-    `workspace_size` bytes), and these backends take both themselves; results of the others are copied to `out`; look:
-    raises for data that the reference refuses, called with the arguments in `debug_mode`, integers on the host; overlaid:
-    the argument, logits or a distribution, that `overlay` lies over: Triton's launches take it, the others edited
-    logits. The reference is always the last resort; being chosen automatically it warns once per reason.
+    The reference is the last resort. Automatic selection warns once per reason when it selects the reference.
+
+    Args:
+        name: Unique name.
+        reference: Plain PyTorch implementation, for any device.
+        backends: Faster implementations in order of preference.
+        key: Takes the arguments of a call. Returns everything that a `why_not` of these backends reads, hashable,
+            device type and dtypes first.
+        direct_backends: Backends that take `out` and `workspace` themselves. With a value here the operator takes
+            `out` (a tensor, or a tuple as returned) and `workspace` (uint8, `workspace_size` bytes). Results of other
+            backends are copied to `out`.
+        check_data: Raises for data that the reference refuses. `debug_mode` calls it with the arguments of a launch,
+            integers copied to the host.
+        overlaid: Name of the argument, logits or a distribution, to which `overlay` applies. Triton launches take the
+            overlay; other backends receive processed logits.
+
+    Attributes:
+        last_backend: Backend that served the latest call in this process. A diagnostic for tests and benchmarks.
     """
 
     def __init__(
@@ -182,7 +145,6 @@ class Op:
         self.reference = reference
         self.backends = [*backends, Backend(REFERENCE, lambda: reference)]
         self.last_backend: str | None = None
-        """Backend that served the latest call in this process: a diagnostic for tests and benchmarks."""
         self._key = key
         self._choices: dict[Hashable, tuple[str, Callable[..., Any]]] = {}
         self._graph_calls: dict[str, Callable[..., Any]] = {}
@@ -211,7 +173,7 @@ class Op:
             raise
 
     def with_data_check(self, launch: Callable[..., Any]) -> Callable[..., Any]:
-        """A launch of this operator, in `debug_mode` behind a look at its data."""
+        """Returns a launch of this operator. In `debug_mode` it checks its data first."""
         return (
             debug_mode.with_data_check(launch, self._check_data)
             if debug_mode.ENABLED and self._check_data is not None
@@ -219,8 +181,8 @@ class Op:
         )
 
     def _select_backend(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, Callable[..., Any]]:
-        """(name, callable) of the backend that serves a call, remembered."""
-        request = _REQUEST.get()
+        """Returns (name, callable) of the backend that serves a call, from the cache if it is there."""
+        request = REQUEST.get()
         signature = self._key(*args, **kwargs) if request is None else (request, self._key(*args, **kwargs))
         choice = self._choices.get(signature)
         if choice is None:
@@ -230,7 +192,7 @@ class Op:
     def _call_with_memory(
         self, *args: Any, out: Any = None, workspace: torch.Tensor | None = None, **kwargs: Any
     ) -> Any:
-        """A call with memory of the caller's, or with edits over its logits."""
+        """Runs a call with caller-owned memory or with an overlay."""
         if ("overlay" in kwargs and self._overlaid is None) or (
             workspace is not None and self._direct_backends is None
         ):
@@ -256,39 +218,47 @@ class Op:
     def _apply_overlay(
         self, overlay: Overlay, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of a call with a copy of the logits, in float32, that is edited."""
+        """Returns the arguments of a call with a processed float32 copy of its logits."""
         name, place = str(self._overlaid), self._overlaid_place
         known = args[place] if place < len(args) else kwargs[name]
         logits, dist = (known[0], known) if isinstance(known, (tuple, list)) else (known, None)
         check(self.name, overlay, logits)
-        edited = overlay.over(logits)
-        value = edited if dist is None else (edited, *dist[1:])
+        processed = overlay.over(logits)
+        value = processed if dist is None else (processed, *dist[1:])
         if place < len(args):
             return (*args[:place], value, *args[place + 1 :]), kwargs
         return args, {**kwargs, name: value}
 
     def workspace_size(self, *args: Any, **kwargs: Any) -> int:
-        """Bytes of `workspace=` with which this call allocates no scratch; 0 where its backend needs none."""
+        """Returns the bytes of `workspace=` with which this call allocates no scratch; 0 if its backend needs none."""
         kwargs.pop("overlay", None)
-        scratch = getattr(self._find_backend(_REQUEST.get(), args, kwargs, quiet=True)[1], "scratch", None)
+        scratch = getattr(self._find_backend(REQUEST.get(), args, kwargs, quiet=True)[1], "scratch", None)
         return total_bytes(scratch(*args, **kwargs)) if scratch is not None else 0
 
     def __repr__(self) -> str:
         return f"<Op {self.name}: {' > '.join(b.name for b in self.backends)}>"
 
     def choose_backend(self, *args: Any, **kwargs: Any) -> str:
-        """Name of the backend that would serve this call. Raises: UnsupportedError."""
-        return self._find_backend(_REQUEST.get(), args, kwargs, quiet=True)[0]
+        """Returns the name of the backend that would serve this call.
+
+        Raises:
+            UnsupportedError: If the requested backend cannot serve it.
+        """
+        return self._find_backend(REQUEST.get(), args, kwargs, quiet=True)[0]
 
     def bind_backend(self, *args: Any, **kwargs: Any) -> tuple[str, Callable[..., Any]]:
-        """(name, callable) of the backend that would serve this call, for callers that make it so often that they keep
-        the answer. Raises: UnsupportedError.
+        """Returns (name, callable) of the backend that would serve this call.
+
+        Callers that make the same call very often keep the callable.
+
+        Raises:
+            UnsupportedError: If the requested backend cannot serve it.
         """
-        return self._find_backend(_REQUEST.get(), args, kwargs, quiet=True)
+        return self._find_backend(REQUEST.get(), args, kwargs, quiet=True)
 
     def explain(self, *args: Any, **kwargs: Any) -> list[Explanation]:
-        """One row per backend, in order of preference; with arguments, for exactly that call."""
-        request = _REQUEST.get()
+        """Returns one row per backend in order of preference; with arguments, for exactly that call."""
+        request = REQUEST.get()
         wanted = request.name_for(self.name) if request else None
         rows, taken = [], False
         for backend in self.backends:
@@ -302,7 +272,7 @@ class Op:
         return rows
 
     def clear_choices(self) -> None:
-        """Drops cached choices (after an extension was built or loaded by hand)."""
+        """Drops cached choices, for example after an extension was built."""
         self._choices.clear()
         self._graph_calls.clear()
         self._warned.clear()
@@ -312,7 +282,7 @@ class Op:
         return backend.missing() or backend.why_not(*args, **kwargs)
 
     def _find_backend(
-        self, request: _BackendRequest | None, args: tuple[Any, ...], kwargs: dict[str, Any], quiet: bool = False
+        self, request: BackendRequest | None, args: tuple[Any, ...], kwargs: dict[str, Any], quiet: bool = False
     ) -> tuple[str, Callable[..., Any]]:
         wanted = request.name_for(self.name) if request is not None else None
         reasons: list[str] = []
@@ -329,19 +299,19 @@ class Op:
                 run = debug_mode.with_logits_check(self.name, self.reference, run) if debug_mode.ENABLED else run
                 return backend.name, self.with_data_check(run) if backend.name in ("cuda", "triton") else run
             reasons.append(f"{backend.name}: {reason}")
-        everyone = [
+        verdicts = [
             f"{b.name}: {self._reason_against(b, args, kwargs) or 'can serve this call'}" for b in self.backends
         ]
         known = any(b.name == wanted for b in self.backends)
         near = hint(wanted, {b.name for op in OPS.values() for b in op.backends})
         problem = "cannot serve this call" if known else f"is not a backend of this operator{near}"
-        asked = " (of SPECDEC_BACKEND)" if request is _FROM_ENVIRONMENT else ""
+        origin = " (from SPECDEC_BACKEND)" if request is FROM_ENVIRONMENT else ""
         raise UnsupportedError(
-            f"{self.name}: backend {wanted!r}{asked} {problem}. Backends:\n  " + "\n  ".join(everyone)
+            f"{self.name}: backend {wanted!r}{origin} {problem}. Backends:\n  " + "\n  ".join(verdicts)
         )
 
     def _call_traced(self, *args: Any, **kwargs: Any) -> Any:
-        """The call as torch.compile sees it: the backend is picked once, while tracing."""
+        """Runs a call under torch.compile, which selects the backend once, while tracing."""
         overlay = kwargs.pop("overlay", None) if self._overlaid is not None else None
         if overlay is not None:
             args, kwargs = self._apply_overlay(overlay, args, kwargs)
@@ -359,8 +329,8 @@ class Op:
 
 
 def _pick_graph_backend(name: str, device: str) -> str:
-    """Key of the callable, which is in op._graph_calls afterwards. Raises UnsupportedError where a request is not met."""
-    op, request = OPS[name], _REQUEST.get()
+    """Stores the callable in `op._graph_calls` and returns its key. Raises UnsupportedError for an unmet request."""
+    op, request = OPS[name], REQUEST.get()
     wanted = request.name_for(name) if request is not None else None
     key = device if wanted is None else f"{device}, {wanted}"
     if key not in op._graph_calls:
@@ -372,18 +342,23 @@ def _pick_graph_backend(name: str, device: str) -> str:
     return key
 
 
-# What torch.compiler.assume_constant_result does, without importing the compiler: runs while tracing.
+# This is torch.compiler.assume_constant_result without an import of the compiler: the function runs while tracing.
 _pick_graph_backend._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def explain(op: Op | str | None = None, *args: Any, **kwargs: Any) -> str:
-    """Table of operators and backends, which one is chosen and why the others are not.
+    """Returns a table of operators and backends: which one is chosen, and why the others are not.
 
-    op: an operator, its name, or None for all; args, kwargs: a call to explain exactly. Raises: ValueError
-    for an unknown name.
+    Args:
+        op: An operator or its name; None for all operators.
+        *args: Arguments of a call to explain exactly.
+        **kwargs: Its keyword arguments.
+
+    Raises:
+        ValueError: If the name is unknown.
     """
     if isinstance(op, str) and op not in OPS:
-        raise ValueError(_no_operator("explain", op))
+        raise ValueError(unknown_operator("explain", op))
     chosen = [OPS[op]] if isinstance(op, str) else [op] if op is not None else list(OPS.values())
     rows = [row for each in chosen for row in each.explain(*args, **kwargs)]
     wide = max((len(row.op) for row in rows), default=0)

@@ -1,8 +1,8 @@
 """torch.ops.specdec.* for tensors on a GPU: the schemas of the extension, served by the Triton launches.
 
-The extension declares every operator and serves the CPU; here the launches get the CUDA key, so that torch.compile,
-other languages and whoever calls torch.ops.specdec directly reach them. Calls through `Op` go to the launches without
-this detour. Each function takes the arguments of its schema, where distributions are spread out.
+The extension declares every operator and serves the CPU. This module registers the launches under the CUDA key, for
+torch.compile, other languages and direct calls of torch.ops.specdec. Calls through `Op` reach the launches without this
+detour. Each function takes the arguments of its schema, where distributions are spread out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from .devices import require_one_device
-from .operator import OPS
+from .registry import OPS
 
 
 @lru_cache(maxsize=64)
@@ -34,7 +34,7 @@ def _pass_through(place: str, **options: Any) -> Callable[..., Any]:
 
 
 def _pack_optional(parts: Sequence[Any]) -> tuple[Any, ...] | None:
-    """A distribution, or two matrices of noise; None where the schema has nothing."""
+    """Packs a distribution or two matrices of noise into a tuple; None if the schema has None there."""
     return None if parts[0] is None else tuple(parts)
 
 
@@ -52,7 +52,7 @@ def _tree_plan(parents: Tensor, offsets: Tensor) -> tuple[Tensor, ...]:
 
     run = (
         reference if why_not(parents, offsets) else _find_launch("tree_plan")
-    )  # the schema has no bound of a row's nodes
+    )  # the schema has no bound on the nodes of a tree
     return _plan_tensors(run(parents, offsets))
 
 
@@ -76,8 +76,8 @@ def _rule_name(block: bool) -> str:
 def _rejection_verify(*args: Any) -> tuple[Tensor, ...]:
     *_, max_depth, block, mass = args
     return _find_launch("rejection_verify")(
-        *args[:4], _pack_optional(args[4:9]), _pack_optional(args[9:14]), *args[14:18], _pack_optional(args[18:20]), max_depth=max_depth,
-        rule=_rule_name(block), mass=mass,
+        *args[:4], _pack_optional(args[4:9]), _pack_optional(args[9:14]), *args[14:18],
+        _pack_optional(args[18:20]), max_depth=max_depth, rule=_rule_name(block), mass=mass,
     )  # fmt: skip
 
 
@@ -118,22 +118,24 @@ def _process_logits(*args: Any) -> None:
     def build(kind: Any, start: int, stop: int) -> Any:
         return None if args[start] is None else kind(*args[start:stop])
 
-    edits = build(Penalties, 6, 11), build(Additions, 11, 15), build(Forced, 15, 18), build(TokenMasks, 18, 20)
-    _find_launch("process_logits")(args[0], NodePaths(*args[1:6]), *edits)
+    processors = build(Penalties, 6, 11), build(Additions, 11, 15), build(Forced, 15, 18), build(TokenMasks, 18, 20)
+    _find_launch("process_logits")(args[0], NodePaths(*args[1:6]), *processors)
 
 
-_TABLES: OrderedDict[Any, Any] = OrderedDict()  # what was used last is last
+_TABLES: OrderedDict[Any, Any] = OrderedDict()  # in order of use, the latest last
 _CAPTURED: dict[Any, Any] = {}
 MAX_TABLES = 256
 
 
 def _find_table(caches: Sequence[Tensor]) -> Any:
-    """The table of a list of caches, remembered by what it says, addresses, shapes and strides, and by the stream.
+    """Returns the `CacheTable` of a list of caches, from a cache of tables.
 
-    A table that is remembered holds no caches. Other tensors at the same address with the same layout have the same
-    table. The allocator may reuse the memory of a forgotten table at once on the stream that made it, so each stream
-    has tables of its own. Graphs read a table again when they are replayed: what was captured is never forgotten. A
-    capture permits no copy from the host, so one on a new stream takes the table of any other stream.
+    The key is what the table holds: addresses, shapes and strides, and the stream. A cached table keeps no caches
+    alive, and other tensors at the same address with the same layout have the same table.
+
+    The allocator may reuse the memory of a dropped table at once on the stream that made it, so each stream has tables
+    of its own. Graphs read a table again at every replay, so a captured table is never dropped. A capture permits no
+    copy from the host, so a capture on a new stream takes the table of any other stream.
     """
     from ..ops.kv_commit.cache_table import CacheTable
 
@@ -166,16 +168,16 @@ _PLANS: ContextVar[dict[Any, Any] | None] = ContextVar("plans of the attention o
 
 @contextmanager
 def share_attention_plans() -> Iterator[None]:
-    """Lets the calls of torch.ops.specdec.tree_attention within a block share plans: they belong to one forward pass.
+    """Shares plans among the calls of torch.ops.specdec.tree_attention inside the block: one forward pass.
 
-    Calls of one kind agree in the shape and dtype of their queries, in the dtype, page size, heads and width of their
-    keys, and in the window, as those of all layers do. The first of them makes the plan from its page table, lengths,
-    offsets and ancestors. The others take it and do not compare theirs, so these must be the same throughout the block.
-    That serves compiled programs, whose traced code makes no plan. The block counts for its own thread and context
-    alone; a block inside another one starts without plans.
+    Compiled programs use it, because traced code makes no plan. Calls of one kind agree in shape and dtype of their
+    queries, in dtype, page size, heads and width of their keys, and in the window, as those of all layers do. The first
+    of them makes the plan from its page table, lengths, offsets and ancestors. The others reuse it without comparing
+    theirs, so these must be the same throughout the block. The block counts for its own thread and context; a nested
+    block starts without plans.
 
     Yields:
-        Nothing. When the block ends, however it does, its plans are dropped.
+        Nothing. The plans are dropped when the block ends.
     """
     token = _PLANS.set({})
     try:
@@ -185,7 +187,7 @@ def share_attention_plans() -> Iterator[None]:
 
 
 def _find_plan(args: Sequence[Any]) -> Any:
-    """The plan of a call of tree_attention, or None outside of a pass."""
+    """Returns the plan of a call of tree_attention, or None outside of `share_attention_plans`."""
     plans = _PLANS.get()
     if plans is None:
         return None
@@ -253,12 +255,18 @@ LAUNCHES: dict[str, Callable[..., Any]] = {
     ),
     "tree_attention_out": _attention_out,
 }
-"""Operators that the dispatcher knows by the same name, and what serves them on a GPU."""
+"""Launch that serves each operator of torch.ops.specdec on a GPU, by name."""
 
 
 def register_launches(key: str = "CUDA", override: bool = False) -> torch.library.Library:
-    """Gives the launches a dispatch key; holds for as long as the answer lives. Operators that the extension serves
-    there (kv_stage in CUDA C++) keep what they have, unless `override`.
+    """Registers the launches under a dispatch key.
+
+    Args:
+        key: Dispatch key.
+        override: Whether to replace kernels that the extension registered there (kv_stage in CUDA C++).
+
+    Returns:
+        The library. The registration holds as long as it lives.
     """
     library = torch.library.Library("specdec", "IMPL")
     for name, launch in LAUNCHES.items():

@@ -1,7 +1,7 @@
-"""Memory of the caller's for an operator: where results go (`out=`), and scratch for its kernels (`workspace=`).
+"""Caller-owned memory of an operator: results (`out=`) and scratch for its kernels (`workspace=`).
 
-A launch that needs scratch says so in one place, a function from the operator's arguments to shapes and dtypes; the
-size that a caller asks for and the tensors that the launch takes both come from it.
+A launch declares its scratch in one function from the operator's arguments to shapes and dtypes. That function gives
+both the size that a caller asks for and the tensors that the launch takes.
 """
 
 from __future__ import annotations
@@ -15,13 +15,17 @@ import torch
 from torch import Tensor
 
 ALIGNMENT, ALIGNED = 256, 16
-"""Bytes: between the beginnings of tensors in a workspace, and of its own beginning."""
+"""Alignment in bytes of the tensors inside a workspace, and of its own address."""
 TensorSpec = tuple[tuple[int, ...], torch.dtype]
 """Shape and dtype of one tensor."""
 
 
 def declare_scratch(sizes: Callable[..., list[TensorSpec]]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Marks a launch with its scratch: `sizes` takes the launch's arguments and may ignore most of them."""
+    """Attaches a function that computes the scratch of a launch.
+
+    Args:
+        sizes: Takes the arguments of the launch. Returns shape and dtype of each scratch tensor.
+    """
 
     def mark(launch: Callable[..., Any]) -> Callable[..., Any]:
         launch.scratch = sizes  # type: ignore[attr-defined]
@@ -31,7 +35,7 @@ def declare_scratch(sizes: Callable[..., list[TensorSpec]]) -> Callable[[Callabl
 
 
 def path_specs(rows: int, max_depth: int) -> list[TensorSpec]:
-    """Results of a verify operator: path, num_accepted, next_token."""
+    """Returns the specs of a verify operator's results: path, num_accepted, next_token."""
     return [((rows, max_depth + 1), torch.int32), ((rows,), torch.int32), ((rows,), torch.int64)]
 
 
@@ -41,16 +45,26 @@ def _aligned_bytes(spec: TensorSpec) -> int:
 
 
 def total_bytes(specs: Sequence[TensorSpec]) -> int:
-    """Bytes of a workspace for these tensors."""
+    """Returns the bytes of a workspace for these tensors."""
     return sum(map(_aligned_bytes, specs))
 
 
 def carve_workspace(
     op: str, workspace: Tensor | None, specs: Sequence[TensorSpec], device: torch.device
 ) -> tuple[list[Tensor], Tensor | None]:
-    """Tensors for one call, out of the workspace or fresh, and what is left of the workspace.
+    """Allocates the scratch tensors of one call, from the workspace if there is one.
 
-    workspace: uint8 [at least `total_bytes(specs)`], contiguous, on the device of the call, or None.
+    Args:
+        op: Name of the operator, with which messages begin.
+        workspace: uint8 [at least `total_bytes(specs)`], contiguous, on the device of the call, or None.
+        specs: Shape and dtype of each tensor.
+        device: Device of the call.
+
+    Returns:
+        The tensors, and the rest of the workspace.
+
+    Raises:
+        ValueError: If the workspace does not fit.
     """
     if workspace is None:
         return [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in specs], None
@@ -62,7 +76,9 @@ def carve_workspace(
             f"torch.uint8 [{wanted}] or more on {device}; {op}.workspace_size(...) takes the arguments of the call"
         )
     if wanted and workspace.data_ptr() % ALIGNED:
-        raise ValueError(f"{op}: workspace begins at an odd address, expected a multiple of {ALIGNED} bytes")
+        raise ValueError(
+            f"{op}: workspace begins at an odd address, expected a multiple of {ALIGNED} bytes; slice it there"
+        )
     parts, start = [], 0
     for spec in specs:
         shape, dtype = spec
@@ -73,7 +89,7 @@ def carve_workspace(
 
 
 def _flatten_tensors(result: Any) -> list[Tensor]:
-    """Of a result: one tensor, several, or a dataclass of them, also inside of one another."""
+    """Returns the tensors of a result: one tensor, a tuple, or a dataclass, also nested."""
     if isinstance(result, Tensor):
         return [result]
     parts = [getattr(result, each.name) for each in fields(result)] if is_dataclass(result) else result
@@ -81,7 +97,11 @@ def _flatten_tensors(result: Any) -> list[Tensor]:
 
 
 def result_tensors(op: str, out: Any, specs: Sequence[TensorSpec], device: torch.device) -> list[Tensor]:
-    """The tensors that an operator writes its results to: those of `out` (one, or a tuple), or fresh ones."""
+    """Returns the tensors that an operator writes its results to: those of `out`, or new ones.
+
+    Raises:
+        ValueError: If `out` does not fit the specs.
+    """
     if out is None:
         return [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in specs]
     given = _flatten_tensors(out)
@@ -102,7 +122,7 @@ def result_tensors(op: str, out: Any, specs: Sequence[TensorSpec], device: torch
 
 
 def copy_results(op: str, out: Any, found: Any) -> Any:
-    """For kernels that make their own results: copies them to `out`, which is returned. None: what was found."""
+    """Copies the results of a kernel that allocates them to `out`, which is returned; without `out` returns them."""
     if out is None:
         return found
     made = _flatten_tensors(found)

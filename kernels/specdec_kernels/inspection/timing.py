@@ -20,7 +20,9 @@ from typing import Any
 
 import torch
 
-from ..dispatch.operator import OPS, REFERENCE, use_backend
+from ..dispatch.backend_request import use_backend
+from ..dispatch.operator import REFERENCE
+from ..dispatch.registry import OPS
 from ..graph_capture import capture
 from ..testing.agreement import SAMPLES, made_on, mapped, tensors_in
 from ..testing.samples import Call, Sizes, size_of

@@ -12,7 +12,9 @@ from typing import Any
 import torch
 
 from ..dispatch import extension
-from ..dispatch.operator import OPS, FallbackWarning, Op, use_backend
+from ..dispatch.backend_request import use_backend
+from ..dispatch.operator import FallbackWarning, Op
+from ..dispatch.registry import OPS
 from ..dispatch.torch_ops import LAUNCHES
 from ..ops.kv_commit import CacheTable
 from ..testing.agreement import tensors_in

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..dispatch.operator import OPS, REFERENCE, use_backend
+from ..dispatch.backend_request import use_backend
+from ..dispatch.operator import REFERENCE
+from ..dispatch.registry import OPS
 from ..ops.fused_forward import DecoderTable
 from ..ops.kv_commit import CacheTable
 from ..triton_shared.triton_backend import INTERPRETED

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..dispatch.operator import REFERENCE, use_backend
+from ..dispatch.backend_request import use_backend
+from ..dispatch.operator import REFERENCE
 from ..ops._proposals.reference import DETERMINISTIC, SAMPLED, SAMPLED_WITHOUT_DETERMINISTIC, SAMPLED_WITHOUT_EARLIER
 from ..ops.distribution_stats import distribution_stats
 from ..ops.process_logits import Forced

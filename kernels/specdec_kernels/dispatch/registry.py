@@ -1,0 +1,18 @@
+"""The table of operators by name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..names import RENAMED_OPERATORS, unknown_name
+
+if TYPE_CHECKING:
+    from .operator import Op
+
+OPS: dict[str, Op] = {}
+"""Operator by name. An `Op` enters itself when it is made."""
+
+
+def unknown_operator(subject: str, got: str) -> str:
+    """Returns the message of the error for an operator that does not exist."""
+    return unknown_name(f"{subject} operator", got, sorted(OPS), renamed=RENAMED_OPERATORS, kind="operator")
