@@ -1,4 +1,4 @@
-"""Next-token distributions as logits with four numbers a row, made once by whoever samples from them.
+"""Next-token distributions: logits with four numbers per row.
 
 Knows nothing of drafts, models or rules. Tests: tests/core/test_draft.py.
 """
@@ -17,17 +17,24 @@ from specdec_kernels.dispatch import argument_checks
 
 @dataclass(slots=True, eq=False)
 class TokenDistributions:
-    """R next-token distributions, made once by whoever samples from them and never recomputed by a rule.
+    """R next-token distributions, stored as logits and four numbers per row.
 
-    The weight of token v in a row is ``exp(l*inv_t - lse)`` if ``l > cut or (l == cut and v <= tie_id)``, else 0.
-    A row at temperature 0 has ``inv_t == 0`` and its arg-max in ``tie_id``.
+    The probability of token v in a row is ``exp(l * inv_t - lse)`` if ``l > cut or (l == cut and v <= tie_id)``, else
+    0. Filters are exact, and no row is sorted or copied. A row at temperature 0 has ``inv_t == 0`` and its arg-max in
+    ``tie_id``. Distributions are computed once, where tokens are sampled; rules never recompute them.
 
-    logits: [R, V] any float dtype, after penalties, bias and masks, unless an overlay lies over them; inv_t, lse, cut:
-    float [R]; tie_id: int32 [R]; token_ids: int64 [V] draft vocabulary -> target vocabulary, or None when they are the
-    same; mass: float [R, ceil(V / 1024)] block masses of these distributions (`distribution_stats(..., masses=True)`)
-    or bounds of them, or None: they make draws cheaper and never change them; overlay: edits that operators fold in
-    as they load the logits (of a target's distributions on a device), or None. Who reads the logits itself asks for
-    `levels()`.
+    Attributes:
+        logits: Any float dtype, [R, V], after the logits processors unless there is an overlay. Code that reads logits
+            itself calls `effective_logits`.
+        inv_t: Inverse temperature, float [R]; 0 at temperature 0.
+        lse: Logarithm of the sum of the weights that are kept, float [R].
+        cut: Smallest logit that is kept, float [R].
+        tie_id: Largest token id that is kept among logits equal to the cut, int32 [R].
+        token_ids: Target vocabulary id of each column, int64 [V], for draft models with a vocabulary of their own. None
+            if the vocabularies are the same.
+        mass: Total probability of each block of 1,024 tokens, or an upper bound of it, float [R, ceil(V / 1024)].
+            Samplers use it to skip blocks; it never changes a sample. None if it was not computed.
+        overlay: Logits processors that operators apply when they load the logits of a target on a device, or None.
     """
 
     logits: Tensor
@@ -41,15 +48,19 @@ class TokenDistributions:
 
     @property
     def stats(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """(inv_t, lse, cut, tie_id), in the order in which the ops take them."""
+        """`inv_t`, `lse`, `cut` and `tie_id`, each [R], in the order of the operators' arguments."""
         return self.inv_t, self.lse, self.cut, self.tie_id
 
     def effective_logits(self) -> Tensor:
-        """The logits as the distributions have them, [R, V]: a copy in float32 where an overlay lies over them."""
-        return self.logits if self.overlay is None else self.overlay.over(self.logits)
+        """Returns the logits after the logits processors, [R, V]: a float32 copy if there is an overlay."""
+        return self.logits if self.overlay is None else self.overlay.apply(self.logits)
 
     def select(self, index: Tensor) -> TokenDistributions:
-        """The distributions of the given rows (int64 [R'])."""
+        """Returns the distributions of some rows.
+
+        Args:
+            index: Rows in the order of the result, int64 [R'].
+        """
         return TokenDistributions(
             self.logits[index],
             self.inv_t[index],
@@ -58,12 +69,18 @@ class TokenDistributions:
             self.tie_id[index],
             self.token_ids,
             None if self.mass is None else self.mass[index],
-            None if self.overlay is None else self.overlay.select(index),
+            None if self.overlay is None else self.overlay.select_rows(index),
         )
 
     def check(self, vocab_size: int | None = None, *, wait: bool = True) -> None:
-        """Raise ValueError unless shapes and dtypes fit together, and columns fit a target's vocabulary. wait: look at
-        token_ids on a GPU too, which waits for them.
+        """Checks shapes, dtypes, and that columns fit the target's vocabulary.
+
+        Args:
+            vocab_size: V of the target, or None if it is unknown.
+            wait: Check the values of `token_ids` on a GPU too, which waits for the device.
+
+        Raises:
+            ValueError: If something does not fit.
         """
         width, ids = (
             argument_checks.check_dist("dists", "the", (self.logits, *self.stats), "R")[0].shape[1],
@@ -77,13 +94,12 @@ class TokenDistributions:
                     raise ValueError(f"distributions: got token_ids {least}..{most}; expected 0..{vocab_size - 1}")
         elif vocab_size is not None and width > vocab_size:
             raise ValueError(
-                f"distributions: got {width} columns; expected at most the target's {vocab_size}; slice off padding "
-                f"or pass "
-                "token_ids"
+                f"distributions: got {width} columns; expected at most the target's {vocab_size}; slice off padding or "
+                "pass token_ids"
             )
 
     def probs(self) -> Tensor:
-        """The probabilities, [R, V]: for tests and plots; the engine never materialises them."""
+        """Returns the probabilities, float32 or float64 [R, V]. For tests and plots; the engine never computes them."""
         dtype = torch.float64 if self.logits.dtype == torch.float64 else torch.float32
         logits = self.effective_logits().to(dtype)
         ids = torch.arange(logits.shape[1], device=logits.device)
@@ -94,58 +110,70 @@ class TokenDistributions:
 
 
 class PendingDistributions(TokenDistributions):
-    """Distributions whose statistics nobody has read yet: the first look finds all of them, unless a rule brings its
-    own.
+    """Distributions whose statistics are computed when they are first read.
 
-    logits: [R, V], never with an overlay; sampling_args: (temperature, top_k, top_p, min_p), each [R], as distribution_stats
-    takes them.
+    A rule may compute them itself on the way, for the rows that it needs, and set them by `set_stats`.
+
+    Attributes:
+        logits: Any float dtype, [R, V]. There is no overlay.
+        sampling_args: Temperature, top-k, top-p and min-p, each [R], in the order of `distribution_stats`.
     """
 
-    __slots__ = ("_found", "sampling_args")
+    __slots__ = ("_stats", "sampling_args")
     sampling_args: tuple[Tensor, Tensor, Tensor, Tensor]
-    _found: tuple[Tensor, ...] | None
+    _stats: tuple[Tensor, ...] | None
 
     def __init__(self, logits: Tensor, sampling_args: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
-        self.logits, self.token_ids, self.overlay, self.sampling_args, self._found = (
-            logits,
-            None,
-            None,
-            sampling_args,
-            None,
-        )
+        self.logits, self.token_ids, self.overlay = logits, None, None
+        self.sampling_args, self._stats = sampling_args, None
 
-    def set_stats(self, found: Sequence[Tensor]) -> None:
-        """The statistics (inv_t, lse, cut, tie_id, mass) as a rule found them. Rows that it passed by have lse = +inf,
-        and no weights but in `select`.
+    def set_stats(self, stats: Sequence[Tensor]) -> None:
+        """Sets the statistics that a rule computed.
+
+        Args:
+            stats: `inv_t`, `lse`, `cut`, `tie_id` and `mass`. Rows that the rule skipped have `lse` = +inf; `select`
+                computes them if they are needed.
         """
-        self._found = tuple(found)
+        self._stats = tuple(stats)
 
     def select(self, index: Tensor) -> TokenDistributions:
-        """The distributions of the given rows, found now if the rule passed one of them by."""
-        chosen = TokenDistributions.select(self, index)
-        if not torch.isposinf(chosen.lse).any():
-            return chosen
+        """Returns the distributions of some rows, and computes them if the rule skipped one of them.
+
+        Args:
+            index: Rows in the order of the result, int64 [R'].
+        """
+        selected = TokenDistributions.select(self, index)
+        if not torch.isposinf(selected.lse).any():
+            return selected
         inv_t, lse, cut, tie_id, mass = distribution_stats(
-            chosen.logits, *(part[index] for part in self.sampling_args), masses=True
+            selected.logits, *(part[index] for part in self.sampling_args), masses=True
         )
-        return TokenDistributions(chosen.logits, inv_t, lse, cut, tie_id, mass=mass)
+        return TokenDistributions(selected.logits, inv_t, lse, cut, tie_id, mass=mass)
 
-    def _all(self) -> tuple[Tensor, ...]:
-        found = self._found
-        if found is None:
-            found = distribution_stats(self.logits, *self.sampling_args, masses=True)
-            self.set_stats(found)
-        return found
+    def _get_stats(self) -> tuple[Tensor, ...]:
+        """The statistics, computed now if nobody has done so."""
+        stats = self._stats
+        if stats is None:
+            stats = distribution_stats(self.logits, *self.sampling_args, masses=True)
+            self.set_stats(stats)
+        return stats
 
-    inv_t = property(lambda self: self._all()[0])
-    lse = property(lambda self: self._all()[1])
-    cut = property(lambda self: self._all()[2])
-    tie_id = property(lambda self: self._all()[3])
-    mass = property(lambda self: self._all()[4])
+    inv_t = property(lambda self: self._get_stats()[0])
+    lse = property(lambda self: self._get_stats()[1])
+    cut = property(lambda self: self._get_stats()[2])
+    tie_id = property(lambda self: self._get_stats()[3])
+    mass = property(lambda self: self._get_stats()[4])
 
 
 def concat_distributions(parts: Sequence[TokenDistributions]) -> TokenDistributions:
-    """One `TokenDistributions` with the rows of all parts, in order (all over the same vocabulary)."""
+    """Joins distributions over the same vocabulary.
+
+    Args:
+        parts: At least one; their rows follow each other in the result.
+
+    Returns:
+        All rows, without an overlay.
+    """
     if len(parts) == 1:
         return parts[0]
 

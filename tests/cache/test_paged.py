@@ -189,7 +189,7 @@ def test_a_fork_that_is_broken_off_shares_nothing(monkeypatch: pytest.MonkeyPatc
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("specdec_fast.cache.paged.upload", interrupted)
+        patch.setattr("specdec_fast.cache.paged.upload_values", interrupted)
         with pytest.raises(KeyboardInterrupt):
             made.cache.fork(0, 3, 10)
     assert made.cache.pages.num_used == before

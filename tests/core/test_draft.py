@@ -186,6 +186,6 @@ def test_a_plan_is_made_for_the_largest_row(monkeypatch: pytest.MonkeyPatch) -> 
     draft = Draft.trees([0, 1], [([1, 2, 3], [-1, 0, 0]), ([4], [-1])])
     plan = draft.get_plan()
     assert bounds == [3] and replace(draft, plan=plan).get_plan() is plan and bounds == [3]
-    packed_shape_module._remembered_shape.cache_clear()
+    packed_shape_module._remembered_layout.cache_clear()
     Draft.chains([0, 1], [[1], [2, 3, 4, 5]])
     assert bounds == [3, 4] and Draft.trees([], []).get_plan().depth.numel() == 0

@@ -52,8 +52,8 @@ CASES: dict[str, tuple[str, Callable[[AutomatonTarget], Any]]] = {
     "layer_skip, adaptive": ("rejection", layer_skip("adaptive")),
     "draft_model, moving entropy stop": ("rejection", moving_stop),
     "jacobi": ("rejection", lambda own: get_drafter("jacobi")(num_draft_tokens=4)),
-    "lookahead": ("tree", lambda own: get_drafter("lookahead")(window=2, ngram=3, guesses=2)),
-    "suffix": ("tree", lambda own: get_drafter("suffix")(num_draft_tokens=4)),
+    "lookahead": ("recursive_rejection", lambda own: get_drafter("lookahead")(window=2, ngram=3, guesses=2)),
+    "suffix": ("recursive_rejection", lambda own: get_drafter("suffix")(num_draft_tokens=4)),
 }
 
 
@@ -138,17 +138,22 @@ class Learning(Fixed):
 
 
 SHARED: dict[str, tuple[Callable[[], Any], Any, str, bool]] = {
-    "forest, tree": (leaning_forest, Fixed(), "tree", True),
+    "forest, recursive_rejection": (leaning_forest, Fixed(), "recursive_rejection", True),
     "forest, replay": (leaning_forest, Fixed(), "replay", False),
     "forest, greedy": (leaning_forest, Fixed(), "greedy", False),
     "shared suffix, traversal": (lambda: get_drafter("suffix")(shared=True), Fixed(), "traversal", True),
-    "suffix, tree": (lambda: get_drafter("suffix")(), Fixed(), "tree", False),
-    "shared recycling, tree": (lambda: get_drafter("recycling")(shared=True), Fixed(), "tree", True),
-    "recycling, tree": (lambda: get_drafter("recycling")(), Fixed(), "tree", False),
-    "goodput, token": (lambda: get_drafter("ngram")(), Goodput(), "rejection", True),
+    "suffix, recursive_rejection": (lambda: get_drafter("suffix")(), Fixed(), "recursive_rejection", False),
+    "shared recycling, recursive_rejection": (
+        lambda: get_drafter("recycling")(shared=True),
+        Fixed(),
+        "recursive_rejection",
+        True,
+    ),
+    "recycling, recursive_rejection": (lambda: get_drafter("recycling")(), Fixed(), "recursive_rejection", False),
+    "goodput, rejection": (lambda: get_drafter("ngram")(), Goodput(), "rejection", True),
     "goodput, replay": (lambda: get_drafter("ngram")(), Goodput(), "replay", False),
-    "ngram, token": (lambda: get_drafter("ngram")(), Fixed(), "rejection", False),
-    "ngram, token, a budget that is derived": (lambda: get_drafter("ngram")(), Learning(), "rejection", True),
+    "ngram, rejection": (lambda: get_drafter("ngram")(), Fixed(), "rejection", False),
+    "ngram, rejection, a budget that is derived": (lambda: get_drafter("ngram")(), Learning(), "rejection", True),
     "draft_model, entropy": (lambda: moving_stop(target()), Entropy(), "rejection", False),
 }
 

@@ -329,7 +329,7 @@ TREES: dict[str, Callable[[Draft, int], Draft]] = {
     ("rule", "spoilt"),
     [
         *((rule, spoilt) for rule in ("replay", "rejection") for spoilt in CHAINS),
-        *(("tree", spoilt) for spoilt in TREES),
+        *(("recursive_rejection", spoilt) for spoilt in TREES),
     ],
 )
 def test_a_draft_that_is_not_well_formed_costs_its_row_only(rule: str, spoilt: str, faults: list[str]) -> None:

@@ -122,7 +122,7 @@ def test_captured_steps_whose_inputs_were_half_written(at: int, monkeypatch: pyt
     while not first.finished:
         engine.step()
     third = engine.submit([4], params(3, 60))  # in the row of the first, but behind the long one
-    monkeypatch.setattr(runner, "upload", breaking(runner.upload, at, KeyboardInterrupt()))
+    monkeypatch.setattr(runner, "upload_values", breaking(runner.upload_values, at, KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
         engine.step()
     engine.cancel(long)
@@ -174,7 +174,7 @@ def test_pages_that_never_reached_the_table_are_not_owned(
     step_mode: str, at: int, error: type[BaseException], monkeypatch: pytest.MonkeyPatch, faults: list[str]
 ) -> None:
     engine = Engine(target(page_size=1), get_drafter("draft_model")(close(), num_draft_tokens=3), step_mode=step_mode)
-    monkeypatch.setattr(paged, "upload", breaking(paged.upload, at, error()))
+    monkeypatch.setattr(paged, "upload_values", breaking(paged.upload_values, at, error()))
     handles = [engine.submit(prompt, params(3, 30)) for prompt in ([1], [2, 3], [1, 2, 3])]
     assert run_on(engine, error) + len(faults) == 1  # a drafter's row, if that is what it hit, goes on without drafts
     assert all(map(is_plain, handles)) and engine.target.cache.pages.num_used == 0

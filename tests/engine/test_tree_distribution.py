@@ -29,9 +29,9 @@ SHAPES = {
 PENALTIES: dict[str, Any] = {"repetition_penalty": 1.4, "frequency_penalty": 0.5, "presence_penalty": 0.9}
 EDITS = PENALTIES | {"logit_bias": {2: 0.8}, "banned_token_ids": (0,), "forced_tokens": {1: 3}}
 CASES = [
-    ("tree", "hybrid", {}),
-    ("tree", "without_replacement", {"temperature": 1.4, "top_k": 3}),
-    ("tree", "mixed", EDITS),
+    ("recursive_rejection", "hybrid", {}),
+    ("recursive_rejection", "without_replacement", {"temperature": 1.4, "top_k": 3}),
+    ("recursive_rejection", "mixed", EDITS),
     ("traversal", "hybrid", {"temperature": 1.4, "top_p": 0.9}),
     ("traversal", "without_replacement", {}),
     ("traversal", "mixed", {"temperature": 0.7, **EDITS}),

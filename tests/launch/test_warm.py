@@ -20,7 +20,7 @@ PAIRS = [(rows, drafted) for rows in range(1, ROWS + 1) for drafted in range(DRA
 @pytest.fixture(autouse=True)
 def nothing_remembered() -> None:
     """Shapes that stand-ins before have met, with plans that were made there."""
-    chain_layout._remembered_shape.cache_clear()
+    chain_layout._remembered_layout.cache_clear()
 
 
 def engine(kind: str, folder: Path, mode: str = "auto") -> Engine:

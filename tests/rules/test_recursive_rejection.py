@@ -128,7 +128,7 @@ def test_every_drafter_is_taken_and_dropped_tokens_are_not() -> None:
     draft, dists = packed([tree for _, tree in case.trees()])
     rng = Rng(torch.zeros(draft.num_rows, dtype=torch.int64), torch.zeros(draft.num_rows, dtype=torch.int32))
     with pytest.raises(
-        ValueError, match="rule recursive_rejection: got node 1, a drawn token that is a score-only node"
+        ValueError, match="rule recursive_rejection: got node 1, a sampled token that is a score-only node"
     ):
         RULE(draft, tree_plan(draft.parents, draft.offsets), dists, rng)
 

@@ -98,5 +98,5 @@ def test_every_drafter_is_taken_and_dropped_tokens_are_not() -> None:
     case = Case(3, (0, 0), (SAMPLED, DETERMINISTIC), 5, score_only=(1,))
     draft, dists = packed([tree for _, tree in case.trees()])
     rng = Rng(torch.zeros(draft.num_rows, dtype=torch.int64), torch.zeros(draft.num_rows, dtype=torch.int32))
-    with pytest.raises(ValueError, match="rule traversal: got node 1, a drawn token that is a score-only node"):
+    with pytest.raises(ValueError, match="rule traversal: got node 1, a sampled token that is a score-only node"):
         RULE(draft, tree_plan(draft.parents, draft.offsets), dists, rng)

@@ -369,7 +369,9 @@ def test_nothing_is_kept_of_requests_that_have_ended() -> None:
 def test_inputs_are_written_when_rows_change_and_not_before_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """A text near its end has room for fewer drafts in every step: the device knows."""
     writes: list[int] = []
-    monkeypatch.setattr(runner, "upload", lambda values, place: (writes.append(1), place.copy_(torch.tensor(values))))
+    monkeypatch.setattr(
+        runner, "upload_values", lambda values, place: (writes.append(1), place.copy_(torch.tensor(values)))
+    )
     engine = Engine(automaton(), get_drafter("draft_model")(kin(), num_draft_tokens=16), step_mode="graph")
     engine.generate([[1]], SamplingParams(seed=1, max_new_tokens=16))
     assert len(writes) == 3 * len(engine._graph_runner.capacities)
