@@ -1,4 +1,4 @@
-"""Grammars: the protocol of a matcher that says which tokens may follow, and how a tree of tokens is walked with one.
+"""Grammars: the interface of matchers, and the masks of a token tree.
 
 Knows no grammar library; `specdec_fast/integrations/llguidance.py` adapts one. Tests: tests/sampling/test_grammar.py.
 """
@@ -14,38 +14,69 @@ from torch import Tensor
 
 @runtime_checkable
 class Matcher(Protocol):
-    """A grammar at one place of a text. The generated text must match it; the prompt is not looked at.
+    """A grammar at one position of a text.
 
-    vocab_size: tokens that it knows; later ids are refused. complete: the text so far is whole, so it may end here.
-    fork: an independent matcher at the same place. advance: go past one token; False, and nothing changes, if the
-    grammar refuses it. rollback: undo the last `count` advances. fill_mask: overwrite int32 words [ceil(vocab_size /
-    32)] on the CPU; bit v % 32 of word v // 32 is set iff token v may follow. Ids that end a text are not its concern:
-    they are allowed exactly when `complete` holds.
+    The generated text must match the grammar; the prompt is not checked. A matcher knows nothing of ids that end a
+    text: they are allowed exactly where `complete` is true.
     """
 
     @property
-    def vocab_size(self) -> int: ...
+    def vocab_size(self) -> int:
+        """Number of token ids that the matcher knows. Later ids are forbidden."""
+        ...
+
     @property
-    def complete(self) -> bool: ...
-    def fork(self) -> Matcher: ...
-    def advance(self, token: int) -> bool: ...
-    def rollback(self, count: int) -> None: ...
-    def fill_mask(self, words: Tensor) -> None: ...
+    def complete(self) -> bool:
+        """Whether the text so far matches the whole grammar, so that it may end here."""
+        ...
+
+    def fork(self) -> Matcher:
+        """Returns an independent matcher at the same position."""
+        ...
+
+    def advance(self, token: int) -> bool:
+        """Consumes one token. Returns False, without any change, if the grammar forbids it."""
+        ...
+
+    def rollback(self, count: int) -> None:
+        """Undoes the last `count` calls of `advance`."""
+        ...
+
+    def fill_mask(self, words: Tensor) -> None:
+        """Overwrites a mask of the tokens that may follow.
+
+        Args:
+            words: int32 [ceil(vocab_size / 32)] on the CPU. Bit v % 32 of word v // 32 is set if token v may follow.
+        """
+        ...
 
 
 def pack_token_ids(ids: Collection[int], width: int) -> Tensor:
-    """int32 [width] with the bits of the given ids set; ids that do not fit are passed over."""
+    """Packs token ids into a bit mask.
+
+    Args:
+        ids: Token ids. Those of 32 * width and more are ignored.
+        width: Number of words.
+
+    Returns:
+        int32 [width]; bit v % 32 of word v // 32 is set for each id v.
+    """
     known = torch.tensor(sorted({token for token in ids if token < 32 * width}), dtype=torch.int64)
     bits = torch.zeros(width, dtype=torch.int64).index_add_(0, known // 32, 1 << known % 32)
     return torch.where(bits >= 2**31, bits - 2**32, bits).to(torch.int32)
 
 
 class GrammarState:
-    """The matcher of one request, as its text grows.
+    """The grammar of one request, which follows its text.
 
-    matcher: a grammar at its start (it is forked, not used up); ends: ids that end the text; generated: tokens that are
-    there already. `error` is what went wrong with the matcher, if anything did: on committed tokens, from then on it
-    allows nothing; on drafted ones, in the latest `fill`.
+    Args:
+        matcher: A grammar in its initial state. It is forked and never changed.
+        ends: Token ids that end the text.
+        generated: Tokens that were generated already.
+
+    Attributes:
+        error: The exception that the matcher raised, or None. After one on committed tokens the grammar allows nothing
+            any more. One on draft tokens holds until the next `fill_masks`.
     """
 
     def __init__(self, matcher: Matcher, ends: Sequence[int], generated: Sequence[int] = ()) -> None:
@@ -60,11 +91,11 @@ class GrammarState:
 
     @property
     def width(self) -> int:
-        """Words that its masks need."""
+        """Words of its masks: enough for the matcher's ids and for the ids that end the text."""
         return max(-(-self._start.vocab_size // 32), max(self._ends, default=0) // 32 + 1)
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """Go past committed tokens."""
+        """Consumes committed tokens."""
         try:
             for token in tokens:
                 if self._broken or token in self._ends:
@@ -77,15 +108,20 @@ class GrammarState:
     def fill_masks(
         self, tokens: Sequence[int], parents: Sequence[int], words: Tensor, wanted: Collection[int] | None = None
     ) -> list[bool]:
-        """Masks of the nodes of a tree, each on its own path: int32 words [n, W >= width] on the CPU.
+        """Computes the masks of the nodes of a tree, each after its own path.
 
-        tokens, parents: of n nodes, root first (it is committed, so it is not advanced over), parents before children;
-        wanted: fill only these. Returns which nodes can be reached; the others, below a token that the grammar refuses
-        or that ends the text, have no mask. A node at which the matcher raises allows nothing, and neither does
-        anything else if that is the root.
+        Args:
+            tokens: Token of each of the n nodes, root first. The root is committed.
+            parents: Parent of each node, -1 for the root. Parents precede children.
+            words: int32 [n, W] on the CPU, with W at least `width`, that is overwritten with the masks.
+            wanted: Nodes whose masks are needed. None for all.
+
+        Returns:
+            Whether each node can be reached. The others are below a token that the grammar forbids or that ends the
+            text, and have no mask. A node at which the matcher raises allows nothing; if it is the root, no node does.
         """
         words.zero_()
-        if not tokens:  # a row whose tree is grown already, beside others that go on
+        if not tokens:  # the tree of this request is complete, while others of the batch still grow
             return []
         failed: set[int] = set()
         if not self._broken:
@@ -102,7 +138,11 @@ class GrammarState:
         return [True] * len(tokens)
 
     def can_start(self) -> bool:
-        """Whether any token may follow the text so far. Raises what the matcher raised."""
+        """Returns whether any token may follow the text so far.
+
+        Raises:
+            Exception: Whatever the matcher raised.
+        """
         words = torch.zeros(1, self.width, dtype=torch.int32)
         self.fill_masks([0], [-1], words)
         if self.error is not None:
@@ -110,7 +150,7 @@ class GrammarState:
         return bool((words != 0).any())
 
     def _renew(self) -> bool:
-        """A fresh matcher behind the committed text: one that raised may be in any state."""
+        """Replaces the matcher by a fresh one after the committed text, since one that raised may be in any state."""
         try:
             self._matcher = self._start.fork()
             for token in self._text:
@@ -120,6 +160,7 @@ class GrammarState:
         return not self._broken
 
     def _enter(self, token: int) -> None:
+        """Consumes one committed token."""
         if not self._matcher.advance(token):
             raise ValueError(f"the matcher allowed token {token} and then refused it")
 
@@ -132,12 +173,12 @@ class GrammarState:
         failed: set[int],
         reached: list[bool],
     ) -> int | None:
-        """Visit all nodes but those below `failed` ones; the node at which the matcher raised, or None."""
+        """Visits all nodes but those below `failed` ones. Returns the node at which the matcher raised, or None."""
         children: list[list[int]] = [[] for _ in tokens]
         for node, parent in enumerate(parents):
             if parent >= 0 and node not in failed:
                 children[parent].append(node)
-        todo = [0]  # ~node: leave it again
+        todo = [0]  # ~node stands for the return from a node
         node = 0
         try:
             while todo:
@@ -161,12 +202,13 @@ class GrammarState:
         except Exception as error:
             self.error = error
             return node if node >= 0 else ~node
-        except BaseException:  # Ctrl-C: the matcher may stand anywhere
+        except BaseException:  # Ctrl-C may leave the matcher at any node
             self._renew()
             raise
         return None
 
     def _mask(self, words: Tensor) -> None:
+        """Writes the mask at the matcher's position, with the ids that end the text."""
         width = words.shape[0]
         ends = self._end_words.get(width)
         if ends is None:
@@ -179,4 +221,5 @@ class GrammarState:
 
 
 def _has_bit(words: Tensor, token: int) -> bool:
+    """Whether a mask allows a token."""
     return bool(0 <= token < 32 * words.shape[0] and int(words[token // 32]) >> token % 32 & 1)

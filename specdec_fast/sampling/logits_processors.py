@@ -1,8 +1,9 @@
-"""What requests change in logits before temperature: penalties, bias, banned and forced tokens, masks, grammars.
+"""Logits processors: penalties, bias, banned and forced tokens, allowed tokens and grammars.
 
-Everything is sparse and follows the committed tokens as they come; nothing of the size of the vocabulary is built per
-step, but for the masks of grammars. The arithmetic is the operator's (`process_logits`). Tests:
-tests/sampling/test_logits_processors.py.
+Everything is sparse and follows the committed tokens as they come. Nothing of the size of the vocabulary is built per
+step, except masks of grammars. Operator `process_logits` does the arithmetic.
+
+Tests: tests/sampling/test_logits_processors.py.
 """
 
 from __future__ import annotations
@@ -36,11 +37,13 @@ _BANNED = float("-inf")
 
 
 class TokenCounts:
-    """Distinct committed tokens of the rows that have penalties, and how often each was generated.
+    """The distinct committed tokens of rows with penalties, and how often each was generated.
 
-    ids, counts: int32 [rows, capacity]; sizes: int32 [rows]. They grow as needed and are written where a token changes
-    them, never rebuilt: the changes of all rows at once, when somebody looks (`tables`). The prompt counts 0 times: it
-    matters to the repetition penalty alone.
+    Prompt tokens count 0 times; only the repetition penalty reads them. The tables on the device grow as needed, and
+    `tables` writes the changes of all rows at once.
+
+    Args:
+        device: Device of the tables.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -59,22 +62,24 @@ class TokenCounts:
         return row in self._places
 
     def join(self, row: int, prompt: Sequence[int], generated: Sequence[int]) -> None:
-        """Row `row` now holds this text."""
+        """Assigns a text to a row."""
         self._places[row], self._counts[row], self._changed[row] = {}, [], {}
         self._write(row, prompt, 0)
         self._write(row, generated, 1)
 
     def append(self, row: int, tokens: Sequence[int]) -> None:
-        """Tokens were generated in a row."""
+        """Records generated tokens of a row."""
         self._write(row, tokens, 1)
 
     def leave(self, row: int) -> None:
+        """Forgets the text of a row, if it has one."""
         if row in self._places:
-            self._changed[row] = {}  # first: a size of 0, and nothing of what was not written yet
+            self._changed[row] = {}  # first, so that an interrupt leaves a size of 0 and drops unwritten changes
             self._counts.pop(row, None)
             del self._places[row]
 
     def _write(self, row: int, tokens: Sequence[int], times: int) -> None:
+        """Adds `times` to the count of each token, on the host."""
         places, counts = self._places[row], self._counts[row]
         for token in tokens:
             column = places.setdefault(token, len(places))
@@ -85,7 +90,11 @@ class TokenCounts:
         changed.update({places[token]: (token, counts[places[token]]) for token in tokens})
 
     def tables(self) -> tuple[Tensor, Tensor, Tensor]:
-        """(ids, counts, sizes) of all rows as they are now."""
+        """Brings the tables up to date and returns them.
+
+        Returns:
+            Token ids and counts, int32 [rows, capacity] each, and the number of entries of each row, int32 [rows].
+        """
         if self._changed:
             sizes, device = {row: len(self._places.get(row, ())) for row in self._changed}, self._device
             self._grow(max(sizes) + 1, max(sizes.values()))
@@ -102,22 +111,29 @@ class TokenCounts:
         return self._ids, self._times, self._sizes
 
     def _grow(self, rows: int, used: int) -> None:
+        """Enlarges the tables if they are too small."""
         held, capacity = self._ids.shape
         if rows <= held and used <= capacity:
             return
         rows, used = max(rows, held), capacity if used <= capacity else max(64, 2 * used)
         ids, times, sizes = self._zeros(rows, used), self._zeros(rows, used), self._zeros(rows)
         ids[:held, :capacity], times[:held, :capacity], sizes[:held] = self._ids, self._times, self._sizes
-        self._ids, self._times, self._sizes = ids, times, sizes  # at once: memory may run out before
+        self._ids, self._times, self._sizes = ids, times, sizes  # together, since memory may run out above
 
 
 @dataclass(frozen=True, slots=True)
 class LogitsProcessors:
-    """The edits of the B requests of one batch, ready for rows of logits that follow their nodes.
+    """The logits processors of the B requests of a batch.
 
-    rows: int32 [B]; factors: float32 [B, 3] of `Penalties`, or None when nobody has any; counts: the tables they read;
-    allowed: per request its allowed ids or None; grammar_states: per request its grammar or None; shifts: whether a logit may
-    become another finite number (penalties, bias), and is not merely forbidden.
+    Attributes:
+        rows: Row of each request in `counts`, int32 [B].
+        factors: Repetition, presence and frequency penalty of each request, float32 [B, 3]. None if no request has any.
+        counts: The token counts that penalties read.
+        additions: Bias, bans and minimum lengths, or None.
+        forced: Forced tokens, or None.
+        allowed: Allowed ids of each request, or None for all ids.
+        grammar_states: Grammar of each request, or None.
+        shifts: Whether a logit may become another finite number (penalties, bias), and not only -inf.
     """
 
     rows: Tensor
@@ -131,10 +147,18 @@ class LogitsProcessors:
     _words: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False, compare=False)
 
     def apply(self, logits: Tensor, paths: NodePaths, request_of: Tensor) -> Tensor:
-        """Logits [R, V] as the requests want them, each row for the prefix of its node; request_of: int64 [R].
+        """Applies the processors to logits in place.
 
-        In place, except that half formats become float32 where logits are shifted: a small penalty must not be lost to
-        rounding. Forbidding is exact in every format.
+        Half formats become float32 copies if logits are shifted, since rounding would lose small penalties. Bans are
+        exact in every format.
+
+        Args:
+            logits: [R, V]; each row belongs to one node.
+            paths: The nodes, with the tokens before them.
+            request_of: Request of each row, int64 [R].
+
+        Returns:
+            The processed logits, [R, V].
         """
         if self.shifts and logits.dtype in (torch.bfloat16, torch.float16):
             logits = logits.float()
@@ -142,21 +166,32 @@ class LogitsProcessors:
         return logits
 
     def make_overlay(self, logits: Tensor, paths: NodePaths, request_of: Tensor) -> Overlay:
-        """The same as an overlay, which leaves logits as they are and is as exact as float32; not for float64."""
+        """Returns an overlay that operators apply when they load the logits, with the exactness of float32.
+
+        Args:
+            logits: [R, V] in any format but float64. They are not changed.
+            paths: The nodes, with the tokens before them.
+            request_of: Request of each row, int64 [R].
+        """
         return process_logits_overlay(logits, paths, *self._operator_arguments(logits.shape[1], paths, request_of))
 
     def _operator_arguments(
         self, vocab: int, paths: NodePaths, request_of: Tensor
     ) -> tuple[Penalties | None, Additions | None, Forced | None, TokenMasks | None]:
-        """The edits as operators take them."""
+        """The processors in the order of the operators' arguments."""
         penalties = None
         if self.factors is not None:
             penalties = Penalties(self.factors, self.rows, *self.counts.tables())
         return penalties, self.additions, self.forced, self._masks(vocab, paths, request_of)
 
     def explain_empty(self, request: int) -> str | None:
-        """Why a distribution of this request has no token left, when its logits are -inf throughout; None: the
-        model's doing.
+        """Explains why all logits of a request are -inf.
+
+        Args:
+            request: Place of the request in the batch.
+
+        Returns:
+            The reason. None if no processor can cause it, so that the model did.
         """
         grammar_state = self.grammar_states[request]
         if grammar_state is not None and grammar_state.error is not None:
@@ -167,7 +202,7 @@ class LogitsProcessors:
                 "grammar against the vocabulary, banned tokens and min_new_tokens"
             )
         limited = self.allowed[request] is not None
-        if self.additions is not None:  # a bias bans nothing
+        if self.additions is not None:  # finite biases ban nothing
             start, stop = self.additions.offsets[request : request + 2].tolist()
             limited |= bool((self.additions.values[start:stop] == float("-inf")).any())
         if self.forced is not None:
@@ -175,6 +210,7 @@ class LogitsProcessors:
         return "banned, allowed and forced tokens leave no token to choose from" if limited else None
 
     def _masks(self, vocab: int, paths: NodePaths, request_of: Tensor) -> TokenMasks | None:
+        """The masks of allowed ids and of grammars; None if no request has any."""
         guided = [request for request, grammar_state in enumerate(self.grammar_states) if grammar_state is not None]
         width = max(
             [
@@ -185,7 +221,7 @@ class LogitsProcessors:
         if not guided and not any(ids is not None for ids in self.allowed):
             return None
         if width not in self._words:
-            self._words[width] = self._static(width)
+            self._words[width] = self._allowed_masks(width)
         words, mask_of = self._words[width]
         index = copy_to_device(mask_of, request_of.device)[request_of]
         if not guided:
@@ -213,8 +249,8 @@ class LogitsProcessors:
             used += stop - start
         return TokenMasks(copy_to_device(torch.cat(parts), device), copy_to_device(index, device))
 
-    def _static(self, width: int) -> tuple[Tensor, Tensor]:
-        """(words int32 [K, width], index int32 [B]) of the requests' allowed ids, on the CPU."""
+    def _allowed_masks(self, width: int) -> tuple[Tensor, Tensor]:
+        """Masks of allowed ids, int32 [K, width], and the mask of each request or -1, int32 [B], on the CPU."""
         listed = sorted({ids for ids in self.allowed if ids is not None})
         words = torch.zeros(len(listed), width, dtype=torch.int32)
         for at, ids in enumerate(listed):
@@ -224,7 +260,7 @@ class LogitsProcessors:
 
 
 def has_penalties(params: SamplingParams) -> bool:
-    """Whether a request counts its tokens."""
+    """Returns whether a request has repetition, presence or frequency penalties."""
     return (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) != (1, 0, 0)
 
 
@@ -237,7 +273,20 @@ def pack_processors(
     grammar_states: Sequence[GrammarState | None],
     device: torch.device,
 ) -> LogitsProcessors | None:
-    """The edits of a batch, or None when none of its requests has any."""
+    """Collects the logits processors of a batch.
+
+    Args:
+        rows: Row of each of the B requests.
+        params: Parameters of each request.
+        prompt_lengths: Prompt tokens of each request.
+        stop_ids: Token ids that end each text.
+        counts: Token counts of the rows with penalties.
+        grammar_states: Grammar of each request, or None.
+        device: Device of the tensors.
+
+    Returns:
+        The processors, or None if no request has any.
+    """
     added: list[dict[tuple[int, int], float]] = []
     forced: list[dict[int, int]] = []
     for own, prompt, ends in zip(params, prompt_lengths, stop_ids):
@@ -276,7 +325,7 @@ def pack_processors(
     if penalised:
         names = ("repetition_penalty", "presence_penalty", "frequency_penalty")
         factors = table_to_device([[getattr(own, name) for name in names] for own in params], torch.float32, device)
-    # rows without penalties may lie outside the tables; any row of the tables stands in for them
+    # rows without penalties may be outside of the tables, so any row of the tables takes their place
     places = [row if row in counts else next((r for r in rows if r in counts), 0) for row in rows]
     shifts = penalised or any(value != _BANNED for entries in added for value in entries.values())
     return LogitsProcessors(tensor(places), factors, counts, additions, listed, allowed, tuple(grammar_states), shifts)

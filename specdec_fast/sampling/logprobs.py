@@ -1,5 +1,6 @@
-"""Log-probabilities of emitted tokens under the distribution they were chosen from. Tests:
-tests/sampling/test_logprobs.py.
+"""Log-probabilities of emitted tokens under the distribution they were sampled from.
+
+Tests: tests/sampling/test_logprobs.py.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ from specdec_fast.core.distributions import TokenDistributions
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """An emitted token, its natural log-probability, and the likeliest tokens of its distribution with theirs,
-    likeliest first.
+    """The log-probability of an emitted token.
 
-    The distribution is the target's after everything that `SamplingParams` asks for. At temperature 0, where the
-    distribution is a single token, it is the one of temperature 1 over the same edited logits, without top-k, top-p
-    and min-p.
+    The distribution is the target's after all `SamplingParams`. At temperature 0, where it is a single token, it is the
+    distribution at temperature 1 over the same processed logits, without top-k, top-p and min-p.
+
+    Attributes:
+        token: Token id.
+        logprob: Its natural log-probability.
+        top: The most probable tokens with their log-probabilities, the most probable first.
     """
 
     token: int
@@ -29,7 +33,7 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Returns the values for JSON."""
         top = [{"token": token, "logprob": logprob} for token, logprob in self.top]
         return {"token": self.token, "logprob": self.logprob, "top": top}
 
@@ -37,22 +41,30 @@ class TokenLogprob:
 def token_logprobs(
     dists: TokenDistributions, nodes: Sequence[int], tokens: Sequence[int], count: int
 ) -> list[TokenLogprob]:
-    """Log-probabilities of tokens, each after its node. nodes: rows of `dists`; count: alternatives, fewer if fewer are
-    possible.
+    """Computes log-probabilities of emitted tokens.
+
+    Args:
+        dists: The target's distributions after the M nodes of a step.
+        nodes: The node before each token, at least as many as tokens.
+        tokens: Emitted tokens of one request.
+        count: Most probable tokens to report for each. There are fewer if fewer are possible.
+
+    Returns:
+        One entry for each token.
     """
     if not tokens:
         return []
     device = dists.logits.device
     own = dists.select(host_to_device(nodes[: len(tokens)], torch.int64, device))
-    levels = own.effective_logits().to(own.lse.dtype)
-    ids = torch.arange(levels.shape[1], device=device)
-    kept = (levels > own.cut[:, None]) | ((levels == own.cut[:, None]) & (ids <= own.tie_id[:, None]))
-    sampled = torch.where(kept, levels * own.inv_t[:, None] - own.lse[:, None], -torch.inf)
-    logprobs = torch.where((own.inv_t == 0)[:, None], levels.log_softmax(1), sampled)
-    chosen = logprobs.gather(1, host_to_device(tokens, torch.int64, device)[:, None]).squeeze(1).tolist()
-    best = logprobs.topk(min(count, levels.shape[1]), dim=1)
+    logits = own.effective_logits().to(own.lse.dtype)
+    ids = torch.arange(logits.shape[1], device=device)
+    kept = (logits > own.cut[:, None]) | ((logits == own.cut[:, None]) & (ids <= own.tie_id[:, None]))
+    sampled = torch.where(kept, logits * own.inv_t[:, None] - own.lse[:, None], -torch.inf)
+    logprobs = torch.where((own.inv_t == 0)[:, None], logits.log_softmax(1), sampled)
+    of_tokens = logprobs.gather(1, host_to_device(tokens, torch.int64, device)[:, None]).squeeze(1).tolist()
+    best = logprobs.topk(min(count, logits.shape[1]), dim=1)
     found = []
-    for token, logprob, values, others in zip(tokens, chosen, best.values.tolist(), best.indices.tolist()):
+    for token, logprob, values, others in zip(tokens, of_tokens, best.values.tolist(), best.indices.tolist()):
         top = sorted(zip(others, values), key=lambda pair: (-pair[1], pair[0]))
         found.append(TokenLogprob(token, logprob, tuple(pair for pair in top if pair[1] > -torch.inf)))
     return found

@@ -1,6 +1,4 @@
-"""SamplingParams: what one request wants of its tokens, checked when it is made. Tests:
-tests/sampling/test_params.py.
-"""
+"""The sampling parameters of one request, checked when they are created. Tests: tests/sampling/test_params.py."""
 
 from __future__ import annotations
 
@@ -16,11 +14,12 @@ from specdec_fast.sampling.grammar import GrammarState, Matcher
 
 _SEED_LIMIT = 2**63
 _LARGEST_BIAS = 10_000
-_SMALLEST_TOP_P = 1e-30  # float32 has no 0 for it
-_FARTHEST = 2**30  # token, so that positions in a text are int32 whatever the prompt
+_SMALLEST_TOP_P = 1e-30  # smaller numbers become 0 in float32
+_MAX_POSITION = 2**30  # positions are int32, and the prompt comes first
 
 
 def _require(ok: bool, name: str, got: object, expected: str) -> None:
+    """Raises ValueError for the argument `name` unless `ok`."""
     if not ok:
         raise ValueError(f"SamplingParams.{name}: got {got!r}; expected {expected}")
 
@@ -36,7 +35,7 @@ def _is_id(value: object) -> bool:
 
 
 def _ids(name: str, got: object) -> tuple[int, ...]:
-    """Token ids from any iterable of them."""
+    """Token ids from an iterable. Raises ValueError for anything else."""
     ok = isinstance(got, Iterable) and not isinstance(got, (str, bytes, Mapping))
     ids = tuple(got) if ok else ()  # type: ignore[arg-type]
     _require(ok and all(map(_is_id, ids)), name, got, "a sequence of token ids >= 0")
@@ -46,29 +45,42 @@ def _ids(name: str, got: object) -> tuple[int, ...]:
 @explain_names()
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How one request wants its tokens. `temperature=0` is exact greedy, not a small epsilon.
+    """Sampling parameters of one request.
 
-    seed: 0 <= seed < 2**63, or None to draw one (it is recorded on the request). Requests of one seed share their
-    noise: equal prompts give equal texts, others correlated ones; give each a seed of its own, or none. Under rules
-    that do not replay, uniforms are keyed by the prompt too, and where drafts follow from other requests
-    (`Needs.cross_request`, budget "goodput"), or beside an equal prompt of that seed, by the number of the request in
-    its engine.
-    stop: strings that end the text (not part of it). stop_token_ids: further end-of-sequence ids; `ignore_eos` drops
-    the model's own. min_new_tokens: before it no end-of-sequence id is produced, and stop strings complete by then
-    are text. max_new_tokens: exact upper bound.
+    Parameters apply at every node of a draft, for the text that ends there. Order: penalties; bias, bans and minimum
+    length; forced tokens; allowed tokens and grammar; temperature; top-k; top-p; min-p.
 
-    repetition_penalty: divides positive logits and multiplies negative ones of every token in the prompt or the
-    generated text, as in transformers; 1 is off. presence_penalty: subtracted from the logit of every generated token;
-    frequency_penalty: subtracted once per time it was generated; both count generated tokens only, as in vLLM and the
-    OpenAI API; 0 is off. logit_bias: id -> number added to its logit. banned_token_ids: never produced.
-    allowed_token_ids: nothing else is produced. forced_tokens: index of the generated token (0: the first) -> its only
-    choice; a sequence is a forced prefix. grammar: a `Matcher` at its start (`specdec_fast.sampling.grammar`), which
-    the generated text must match; end-of-sequence ids are allowed exactly where it is complete.
+    Attributes:
+        temperature: 0 decodes greedily and exactly. Otherwise 0.001 to 1,000,000.
+        top_k: Keeps the k most probable tokens; 0 is off.
+        top_p: Keeps the smallest set of most probable tokens whose probabilities add up to top_p; 1 is off.
+        min_p: Keeps tokens whose probability is at least min_p times that of the most probable one; 0 is off.
+        seed: 0 <= seed < 2**63. None draws a seed, which the request records. Requests of one seed share their noise:
+            equal prompts give equal texts, other prompts correlated ones. Rules that do not replay key their uniforms
+            by the prompt too. They also use the number of the request in its engine if drafts depend on other requests
+            (`Needs.cross_request`, budget "goodput"), or if an equal prompt with that seed is running.
+        max_new_tokens: Number of generated tokens at which the text ends.
+        min_new_tokens: Number of generated tokens before which no end-of-sequence id is generated. Stop strings that
+            are complete by then stay in the text.
+        stop: Strings that end the text. They are not a part of it.
+        stop_token_ids: Further end-of-sequence ids.
+        ignore_eos: Drops the end-of-sequence ids of the model.
+        repetition_penalty: Divides positive logits and multiplies negative ones, for every token of the prompt or the
+            generated text, as in transformers; 1 is off.
+        presence_penalty: Subtracted from the logit of every generated token, as in vLLM and the OpenAI API; 0 is off.
+        frequency_penalty: Subtracted from the logit of a token once per time it was generated; 0 is off.
+        logit_bias: Token id -> number that is added to its logit.
+        banned_token_ids: Token ids that are never generated.
+        allowed_token_ids: The only token ids that are generated, or None for all.
+        forced_tokens: Index of a generated token, from 0, -> the only token id allowed there. A sequence is a forced
+            prefix.
+        logprobs: Number of alternatives to report beside the log-probability of each token
+            (`specdec_fast.sampling.logprobs`), or None for no log-probabilities.
+        grammar: A `specdec_fast.sampling.grammar.Matcher` in its initial state, which the generated text must match.
+            End-of-sequence ids are allowed exactly where the grammar is complete.
 
-    logprobs: None, or how many alternatives to report beside the log-probability of every emitted token
-    (`specdec_fast.sampling.logprobs`).
-
-    Raises ValueError for values that are out of range or contradict each other.
+    Raises:
+        ValueError: If a value is out of range, or if values contradict each other.
     """
 
     temperature: float = 1.0
@@ -100,8 +112,9 @@ class SamplingParams:
             value = getattr(self, name)
             _require(isinstance(value, int) and not isinstance(value, bool), name, value, "an integer")
         _require(self.temperature >= 0, "temperature", self.temperature, "0 (greedy) or a positive number")
-        hot = self.temperature
-        _require(hot == 0 or 1e-3 <= hot <= 1e6, "temperature", hot, "0, or a number from 0.001 to 1,000,000")
+        temperature = self.temperature
+        in_range = temperature == 0 or 1e-3 <= temperature <= 1e6
+        _require(in_range, "temperature", temperature, "0, or a number from 0.001 to 1,000,000")
         _require(0 <= self.top_k < 2**31, "top_k", self.top_k, "0 (off) or a positive integer")
         _require(_SMALLEST_TOP_P <= self.top_p <= 1, "top_p", self.top_p, "a number from 1e-30 to 1, which is off")
         _require(0 <= self.min_p <= 1, "min_p", self.min_p, "a number in [0, 1]; 0 is off")
@@ -112,7 +125,9 @@ class SamplingParams:
             self.min_new_tokens,
             f"0 to max_new_tokens ({self.max_new_tokens})",
         )
-        _require(self.min_new_tokens < _FARTHEST, "min_new_tokens", self.min_new_tokens, f"less than {_FARTHEST}")
+        _require(
+            self.min_new_tokens < _MAX_POSITION, "min_new_tokens", self.min_new_tokens, f"less than {_MAX_POSITION}"
+        )
         if self.seed is not None:
             _require(type(self.seed) is int and 0 <= self.seed < _SEED_LIMIT, "seed", self.seed, "0 <= seed < 2**63")
         _require(isinstance(self.ignore_eos, bool), "ignore_eos", self.ignore_eos, "True or False")
@@ -125,6 +140,7 @@ class SamplingParams:
         self._check_processors()
 
     def _check_processors(self) -> None:
+        """Checks and normalises everything that changes logits before temperature."""
         value = self.repetition_penalty
         _require(0.01 <= value <= 100, "repetition_penalty", value, "a number from 0.01 to 100; 1 is off")
         for name in ("presence_penalty", "frequency_penalty"):
@@ -152,8 +168,10 @@ class SamplingParams:
             self.forced_tokens,
             "index of a generated token -> token id, or a sequence of ids",
         )
-        last, bound = max(forced, default=0), min(self.max_new_tokens, _FARTHEST)
-        _require(last < bound, "forced_tokens", last, f"an index below {bound} (max_new_tokens, at most {_FARTHEST})")
+        last, bound = max(forced, default=0), min(self.max_new_tokens, _MAX_POSITION)
+        _require(
+            last < bound, "forced_tokens", last, f"an index below {bound} (max_new_tokens, at most {_MAX_POSITION})"
+        )
         object.__setattr__(self, "forced_tokens", dict(forced))
         count = self.logprobs
         _require(
@@ -164,14 +182,19 @@ class SamplingParams:
 
     @property
     def forced(self) -> Mapping[int, int]:
-        """`forced_tokens` as a mapping."""
+        """`forced_tokens` as a mapping from index to token id."""
         assert isinstance(self.forced_tokens, Mapping)
         return self.forced_tokens
 
     def check(self, vocab_size: int, stop_ids: Sequence[int] = ()) -> None:
-        """Raise ValueError for what this vocabulary cannot serve: ids beyond it, or limits that leave no token.
+        """Checks the parameters against a vocabulary.
 
-        stop_ids: ids that end the text.
+        Args:
+            vocab_size: V of the target.
+            stop_ids: Token ids that end the text.
+
+        Raises:
+            ValueError: If an id is outside of the vocabulary, or if no token is left to generate.
         """
         banned, forced, allowed = set(self.banned_token_ids), self.forced, self.allowed_token_ids
         for name, ids in (
@@ -212,14 +235,22 @@ class SamplingParams:
             except Exception as error:
                 raise ValueError(f"grammar: {error}") from error
             if not begins:
-                raise ValueError("grammar: got one that no token of the vocabulary begins; expected at least one")
+                raise ValueError("grammar: got one that no token of the vocabulary can start; expected at least one")
 
     def with_seed(self) -> SamplingParams:
-        """Itself, or a copy with a fresh random seed when it has none."""
+        """Returns these parameters if they have a seed, else a copy with a random one."""
         return self if self.seed is not None else replace(self, seed=secrets.randbelow(_SEED_LIMIT))
 
     def with_derived_seed(self, prompt: Sequence[int], number: int | None = None) -> SamplingParams:
-        """A copy whose seed, below 2**61, follows from its own, a prompt, and a number if there is one."""
+        """Returns a copy whose seed is a function of this seed, a prompt, and a number.
+
+        Args:
+            prompt: Token ids of the prompt.
+            number: Number of the request in its engine, or None.
+
+        Returns:
+            The copy; its seed is below 2**61.
+        """
         digest = blake2b(f"{self.seed}/{number}/".encode(), digest_size=8)
         digest.update(array("q", prompt).tobytes())
         return replace(self, seed=int.from_bytes(digest.digest(), "little") >> 3)
