@@ -352,12 +352,12 @@ def load(
         prefers = getattr(chosen, "prefers", "coupled")
         made = make(prefers)
         settled = getattr(rule_for(chosen, made.needs, temperature)[0], "prefers", prefers)
-        pick: Any = getattr(chosen, "pick", None)
-        undecided = pick is not None and made.needs.dists and temperature != 0 and sample
+        choose: Any = getattr(chosen, "choose_rule", None)
+        undecided = choose is not None and made.needs.dists and temperature != 0 and sample
         if undecided and not make("greedy").needs.dists:  # nobody said how to pick
             of_its_own = policy if hasattr(policy, "settle") else "fixed"
-            weighed = sample_ways(ours, made, sample, tokenizer, of_its_own)
-            chosen, why, settled = pick(made.needs, temperature, weighed)
+            estimates = sample_ways(ours, made, sample, tokenizer, of_its_own)
+            chosen, why, settled = choose(made.needs, temperature, estimates)
             made = make(settled)  # knows nothing of the sample
         elif settled != prefers:  # rule best settled on one that wants tokens picked in another way
             made = make(settled)

@@ -125,7 +125,7 @@ def takes_trees(rule: Rule) -> bool:
 
 def own_rules() -> list[str]:
     """Names of the lossless rules that verify on their own; one that picks another (`pick`) is tested as that one."""
-    return [name for name in rule_names() if get_rule(name).lossless and not hasattr(get_rule(name), "pick")]
+    return [name for name in rule_names() if get_rule(name).lossless and not hasattr(get_rule(name), "choose_rule")]
 
 
 def has_a_dist(rule: Rule) -> bool:

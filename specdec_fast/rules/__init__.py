@@ -1,5 +1,6 @@
-"""Verification rules: pure functions (draft, plan, target distributions, rng) -> Acceptance. The file name is the
-key.
+"""Verification rules: pure functions from a draft and the target's distributions to an `Acceptance`.
+
+The name of a rule is the name of its module.
 """
 
 from __future__ import annotations
@@ -17,14 +18,22 @@ LOSSY = "lossy"
 
 
 def rule_names() -> list[str]:
-    """Names of all rules."""
+    """Returns the names of all rules, sorted."""
     return sorted(module.name for module in iter_modules(__path__))
 
 
 def get_rule(rule: str | Rule = DEFAULT) -> Rule:
-    """The rule of a name, or the given rule itself. A name may carry options: `lossy:lenience=0.5`.
+    """Returns a rule by its name.
 
-    Raises ValueError for an unknown name, and for a rule that is not lossless without saying so in its name.
+    Args:
+        rule: A name, which may carry options: "lossy:lenience=0.5". A rule object is returned unchanged.
+
+    Returns:
+        The rule.
+
+    Raises:
+        ValueError: If the name or an option is unknown, or if a rule object is not lossless and its name does not begin
+            with "lossy".
     """
     if not isinstance(rule, str):
         if not rule.lossless and rule.name.partition(":")[0] != LOSSY:
@@ -43,25 +52,33 @@ def get_rule(rule: str | Rule = DEFAULT) -> Rule:
     return found
 
 
-def _fitting(needs: Needs, temperature: float) -> list[str]:
-    """Names of the lossless rules that verify what a drafter with these needs proposes, at this temperature."""
+def _compatible_rules(needs: Needs, temperature: float) -> list[str]:
+    """Names of the lossless rules that can verify the drafts of a drafter at a temperature."""
     params = SamplingParams(temperature=temperature)
     rules = [rule for rule in map(get_rule, rule_names()) if rule.lossless and rule.why_not(needs) is None]
     return [rule.name for rule in rules if rule.why_not_sampling(params) is None]
 
 
 def rule_for(rule: str | Rule, needs: Needs, temperature: float | None = None) -> tuple[Rule, str]:
-    """The rule that verifies what a drafter with these needs proposes, and why it is this one. temperature: that of all
-    requests, None where they differ or are unknown.
+    """Returns the rule that verifies the drafts of a drafter. Rule `best` chooses another one here.
 
-    Raises ValueError, with the reason, when the rule cannot.
+    Args:
+        rule: A name or a rule.
+        needs: Needs of the drafter.
+        temperature: The temperature of all requests. None if they differ or are unknown.
+
+    Returns:
+        The rule, and the reason for it in one sentence.
+
+    Raises:
+        ValueError: If the rule cannot verify such drafts. The message names the rules that can.
     """
     found, why = get_rule(rule), "asked for by name"
-    pick = getattr(found, "pick", None)  # rule best names another one
-    if pick is not None:
-        found, why, _ = pick(needs, temperature)
+    choose = getattr(found, "choose_rule", None)  # rule best names another one
+    if choose is not None:
+        found, why, _ = choose(needs, temperature)
     reason = found.why_not(needs)
     if reason is not None:
-        others = _fitting(needs, 1.0 if temperature is None else temperature)
+        others = _compatible_rules(needs, 1.0 if temperature is None else temperature)
         raise ValueError(f"{reason}, or another rule ({', '.join(others)})")
     return found, why

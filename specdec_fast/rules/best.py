@@ -1,19 +1,21 @@
-"""Best: the lossless rule that accepts the most expected tokens for what a drafter does. `Best.pick` says why.
+"""Chooses the lossless rule with the most expected accepted tokens for a drafter.
 
-What is known before anything is drafted decides among rules for the same draft: for a drafted chain of drawn tokens
-block verification accepts the most of any lossless rule (Sun et al. 2025; optimal for one path by Thomas and Pal 2026),
-so at least as many as token, and token at least as many as replay with tokens coupled by its noise (Daliri, Musco,
-Suresh 2024); for a tree of them traversal verification accepts at least as many as tree (Weng et al. 2025). Where no
-token is drawn, a lossless rule accepts x with probability p(x), unless the drafter knows the noise, which it does for
-replay.
+The drafter's capabilities decide between rules for the same kind of draft:
 
-Whether to draw at all is no theorem: the likeliest token of q is accepted with p of it, a drawn one with sum min(p, q),
-and either may be more. `weigh` computes both, and all rules, for a draft and the target's distributions; `pick`
-compares their means over the drafts of a sample (`choosing.sample_ways`) before there is an engine. It is not done
-step by step: a choice that looked at drawn tokens would change the distribution, one that looked at other rows would
-make texts depend on their neighbours in every step, and texts of replay are functions of their seeds only while no
-other rule steps in. (Which requests are in the sample may decide which rule it is, and so the text that a seed gives;
-its distribution never.) An engine asked for `best` runs the rule that was picked. Tests: tests/rules/test_best.py.
+- Sampled chains: block verification accepts the most tokens of all lossless rules (Sun et al. 2025; optimal for one
+  path by Thomas and Pal 2026). It accepts at least as many as `rejection`, and `rejection` at least as many as
+  `replay` with tokens coupled by its noise (Daliri, Musco, Suresh 2024).
+- Sampled trees: traversal verification accepts at least as many tokens as `recursive_rejection` (Weng et al. 2025).
+- Deterministic tokens: every lossless rule accepts token x with probability p(x). A drafter for `replay` does better,
+  because it knows the noise.
+
+No theorem says whether to sample at all. The likeliest token of q is accepted with its probability under p, a sampled
+token with sum min(p, q), and either may be larger. `Best.estimate_accepted` computes both for a draft, and
+`specdec_fast.tune.rule_selection` averages them over a sample of drafts before the engine is built.
+
+The choice is made once, not per step. A choice that read sampled tokens would change the distribution, and a choice
+that read other rows would make texts depend on their neighbours. The sample may decide which rule runs, and therefore
+the text of a seed, but never its distribution. Tests: tests/rules/test_best.py.
 """
 
 from __future__ import annotations
@@ -33,11 +35,17 @@ from specdec_fast.sampling.params import SamplingParams
 from specdec_kernels import TreePlan
 
 LIKELIEST = "likeliest tokens"
-"""The way to draft that `weigh` names so: chosen by q without any noise; every rule accepts as many of them."""
+"""Key of `Best.estimate_accepted` for drafts of the likeliest tokens of q, which all rules accept alike."""
 
 
 class Choice(NamedTuple):
-    """A rule, why it was picked, in one sentence, and how the drafter should pick its tokens (`Rule.prefers`)."""
+    """A chosen rule.
+
+    Attributes:
+        rule: The rule.
+        why: The reason, in one sentence.
+        prefers: How the drafter should pick its tokens (`Rule.prefers`).
+    """
 
     rule: Rule
     why: str
@@ -46,10 +54,10 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """Picks by capabilities and by a sample, never by the tokens that it then verifies: that would change the
-    distribution.
+    """Chooses a lossless rule by the drafter's capabilities and by a sample of its drafts.
 
-    Called without having picked, it is rule traversal, which takes every draft.
+    It never chooses by the tokens that it then verifies, because that would change the distribution. An engine runs the
+    chosen rule. Called directly, `Best` is rule `traversal`, which takes every draft.
     """
 
     name: str = "best"
@@ -59,55 +67,72 @@ class Best:
     prefers: str = "sampled"
     from_leaves: bool = True
 
-    def pick(
-        self, needs: Needs, temperature: float | None = None, weighed: Mapping[str, float] | None = None
+    def choose_rule(
+        self, needs: Needs, temperature: float | None = None, estimates: Mapping[str, float] | None = None
     ) -> Choice:
-        """The rule for a drafter, and why. temperature: that of all requests, None where they differ or are unknown;
-        weighed: means of `weigh` over a sample of this drafter's drafts, if there is one.
+        """Chooses the rule for a drafter.
+
+        Args:
+            needs: Needs of the drafter.
+            temperature: The temperature of all requests. None if they differ or are unknown.
+            estimates: Means of `estimate_accepted` over a sample of the drafter's drafts. None without a sample.
+
+        Returns:
+            The rule, the reason, and how the drafter should pick its tokens.
         """
-        name, why = self._by_theorem(needs, temperature)
+        name, why = self._rule_by_theorem(needs, temperature)
         rule = get_rule(name)
-        if not weighed or not needs.dists or temperature == 0:
+        if not estimates or not needs.dists or temperature == 0:
             return Choice(rule, why, rule.prefers)
-        ranked = sorted(weighed.items(), key=lambda each: -each[1])
-        found = ", ".join(f"{value:.3f} {_of(way)}" for way, value in ranked)
+        ranked = sorted(estimates.items(), key=lambda each: -each[1])
+        found = ", ".join(f"{value:.3f} {_describe(method)}" for method, value in ranked)
         numbers = f"expected accepted tokens per draft of a sample: {found}"
-        if weighed[LIKELIEST] > weighed[name]:
-            why = "the likeliest tokens are accepted more often than drawn ones, by all rules alike; the text of replay"
+        if estimates[LIKELIEST] > estimates[name]:
+            why = (
+                "the likeliest tokens are accepted more often than sampled ones, by all rules alike; the text of replay"
+            )
             return Choice(get_rule("replay"), f"{why} depends on the seed alone; {numbers}", "greedy")
         return Choice(rule, f"{why}; {numbers}", rule.prefers)
 
-    def weigh(self, needs: Needs, draft: Draft, target_dists: TokenDistributions) -> dict[str, Tensor]:
-        """Expected accepted tokens of a drafter's draft of drawn tokens, float64 [B]: by the rules for its drafts, by
-        replay if they were coupled instead (chains; siblings have no closed form), and if they were the likeliest.
-        What holds between rules holds for means over drafts, not for each draft.
+    def estimate_accepted(self, needs: Needs, draft: Draft, target_dists: TokenDistributions) -> dict[str, Tensor]:
+        """Computes the expected accepted tokens of a sampled draft under each rule.
+
+        Relations between rules hold for means over drafts, not for each draft.
+
+        Args:
+            needs: Needs of the drafter.
+            draft: Packed trees of M sampled nodes.
+            target_dists: The target's distribution after each node, M rows.
+
+        Returns:
+            Expected accepted tokens, float64 [B], by rule. Chains have an entry "replay" for tokens coupled by its
+            noise; coupled siblings have no closed form. `LIKELIEST` is the entry for drafts of the likeliest tokens.
         """
-        names = ("block", "rejection", "replay") if needs.topology == "chain" else ("traversal", "tree")
+        names = ("block", "rejection", "replay") if needs.topology == "chain" else ("traversal", "recursive_rejection")
         found = {name: expected_accepted(get_rule(name), draft, target_dists) for name in names}
         return found | {LIKELIEST: likeliest_accepted(draft, target_dists)}
 
     @staticmethod
-    def _by_theorem(needs: Needs, temperature: float | None) -> tuple[str, str]:
-        """Name of the rule that nothing beats for the draft that it prefers, and why."""
+    def _rule_by_theorem(needs: Needs, temperature: float | None) -> tuple[str, str]:
+        """Name of the rule that no other one beats for the drafts that it prefers, and the reason."""
         if temperature == 0:
             return "greedy", "at temperature 0 every rule keeps exactly the target's arg-max; greedy reads nothing else"
         if not needs.dists:
             return (
                 "replay",
-                "the drafter chooses its tokens; for replay it may choose them by the noise that the target will use, "
-                "and the text depends on the seed alone",
+                "the drafter proposes deterministic tokens; for replay it may pick them with the noise that the target "
+                "will use, and the text depends on the seed alone",
             )
         if needs.topology == "chain":
             return (
                 "block",
-                "the drafter draws chains; block verification accepts the most tokens of a drawn chain that any "
-                "lossless rule can, at least as many as token",
+                "the drafter samples chains; block verification accepts the most tokens of a sampled chain of all "
+                "lossless rules, at least as many as rule rejection",
             )
         return (
             "traversal",
-            "the drafter draws trees; traversal verification accepts at least as many tokens as rule "
-            "recursive_rejection, and takes "
-            "every proposal distribution",
+            "the drafter samples trees; traversal verification accepts at least as many tokens as rule "
+            "recursive_rejection, and takes every proposal distribution",
         )
 
     def why_not(self, needs: Needs) -> str | None:
@@ -122,13 +147,13 @@ class Best:
         return traversal.RULE(draft, plan, target_dists, rng, uniforms)
 
     def thresholds(self, draft: Draft, plan: TreePlan, target_dists: TokenDistributions) -> tuple[Tensor, Tensor]:
-        """Those of rule traversal."""
+        """Returns the thresholds and residuals of rule `traversal`."""
         return traversal.RULE.thresholds(draft, plan, target_dists)
 
 
-def _of(way: str) -> str:
-    """A way of `weigh` in words."""
-    return {"replay": "coupled, by replay", LIKELIEST: f"of the {LIKELIEST}"}.get(way, f"sampled, by {way}")
+def _describe(method: str) -> str:
+    """A key of `Best.estimate_accepted` in words."""
+    return {"replay": "coupled, by replay", LIKELIEST: f"of the {LIKELIEST}"}.get(method, f"sampled, by {method}")
 
 
 RULE = Best()

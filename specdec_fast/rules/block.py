@@ -1,9 +1,9 @@
-"""Block: block verification on chains (Sun et al. 2025, algorithm 2), which accepts at least as much as rule rejection.
+"""Block verification of chains. Accepts at least as many tokens as rule `rejection`.
 
-The path ends at the last node whose coin passes, whatever the coins before it say. The thresholds weigh what the chain
-as a whole is worth, so that at least i tokens are kept with chance w_i = min(1, w_{i-1} p/q). Chosen tokens are point
-masses (q = 1), where nothing is gained. Uses fresh keyed coins, so the distribution is exact but the text depends on
-the draft. Tests: tests/rules/test_block.py, tests/kernels/test_rejection_verify.py.
+The path ends at the last node whose uniform passes, whatever the earlier uniforms are. The thresholds consider the
+chain as a whole: at least i tokens are kept with probability w_i = min(1, w_{i-1} p/q). Deterministic tokens are point
+masses (q = 1), where the rule gains nothing. Uniforms are keyed and fresh, so the distribution is exact, but the text
+depends on the draft. Tests: tests/rules/test_block.py, tests/kernels/test_rejection_verify.py.
 """
 
 from __future__ import annotations
@@ -15,14 +15,18 @@ from torch import Tensor
 from specdec_fast.core.distributions import TokenDistributions
 from specdec_fast.core.draft import Draft
 from specdec_fast.interfaces import Acceptance, Needs, Rng
-from specdec_fast.rules.rejection import rejection_coins, verify_chains
+from specdec_fast.rules.rejection import chain_thresholds, verify_chains
 from specdec_fast.sampling.params import SamplingParams
 from specdec_kernels import TreePlan
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Chains, chosen or drawn."""
+    """Verifies chains as a whole. Chains may be sampled or deterministic.
+
+    Source:
+        Sun et al. 2025 (block verification), algorithm 2.
+    """
 
     name: str = "block"
     lossless: bool = True
@@ -45,8 +49,8 @@ class Block:
         return verify_chains(self.name, draft, target_dists, rng, uniforms)
 
     def thresholds(self, draft: Draft, plan: TreePlan, target_dists: TokenDistributions) -> tuple[Tensor, Tensor]:
-        """Thresholds [M] and residual weights [M, V] (`rejection_thresholds`); nodes from the last to the first."""
-        return rejection_coins(self.name, draft, target_dists)
+        """Returns accept thresholds [M] and residual weights [M, V]; nodes are tested from the last to the first."""
+        return chain_thresholds(self.name, draft, target_dists)
 
 
 RULE = Block()

@@ -1,6 +1,7 @@
-"""Greedy: accept iff the drafted token is the target's arg-max (Stern et al. 2018, section 3). Temperature 0 only.
+"""Greedy verification at temperature 0: a draft token is accepted if it is the target's arg-max.
 
-Every rule does the same at T = 0; this one says so and reads the arg-max only. Tests: tests/rules/test_greedy.py.
+Every rule behaves like this at temperature 0. This one refuses other temperatures, and reads nothing but the arg-max.
+Tests: tests/rules/test_greedy.py.
 """
 
 from __future__ import annotations
@@ -10,14 +11,18 @@ from dataclasses import dataclass
 from specdec_fast.core.distributions import PendingDistributions, TokenDistributions
 from specdec_fast.core.draft import Draft
 from specdec_fast.interfaces import Acceptance, Needs, Rng
-from specdec_fast.rules.replay import walk, walk_logits
+from specdec_fast.rules.replay import match_choices, sample_and_match
 from specdec_fast.sampling.params import SamplingParams
 from specdec_kernels import TreePlan
 
 
 @dataclass(frozen=True, slots=True)
 class Greedy:
-    """Any tree; refuses requests with a temperature."""
+    """Accepts the target's arg-max, in any tree. Refuses requests with a temperature above 0.
+
+    Source:
+        Stern et al. 2018, section 3.
+    """
 
     name: str = "greedy"
     lossless: bool = True
@@ -30,13 +35,13 @@ class Greedy:
 
     def why_not_sampling(self, params: SamplingParams) -> str | None:
         if params.temperature > 0:
-            return f"rule greedy: got temperature {params.temperature}; expected 0, or another rule (replay, token)"
+            return f"rule greedy: got temperature {params.temperature}; expected 0, or another rule (replay, rejection)"
         return None
 
     def __call__(self, draft: Draft, plan: TreePlan, target_dists: TokenDistributions, rng: Rng) -> Acceptance:
         if isinstance(target_dists, PendingDistributions):
-            return walk_logits(draft, plan, target_dists, rng)
-        return walk(draft, plan, target_dists.tie_id.long())
+            return sample_and_match(draft, plan, target_dists, rng)
+        return match_choices(draft, plan, target_dists.tie_id.long())
 
 
 RULE = Greedy()

@@ -1,13 +1,13 @@
-"""Lossy: three rules that do NOT keep the target's distribution, for comparison only. Refused unless asked for by
-this name.
+"""Three rules that do NOT keep the target's distribution, for comparison only. They are used only if named explicitly.
 
-`lossy` (or `lossy:epsilon=0.09,delta=0.3`) is typical acceptance (Cai et al. 2024, Medusa, section 2.3.2): a token is
-kept when its probability is above min(epsilon, delta * exp(-entropy)), and of all such paths the longest. `lossy:
-lenience=0.5` is lenience (Leviathan et al. 2023, appendix A.5): the rejection rule with q multiplied by l < 1, so
-that no token comes more often than p / l (tokens that were chosen have no q, and are tested as by `token`). At
-temperature 0 both are greedy. `lossy:among=3` is the approximate acceptance of blockwise decoding (Stern et al. 2018,
-section 5): a token is kept when it is among the 3 likeliest, at any temperature; with `lossy:among=3,least=2` the
-first 2 are kept whatever they are. Tests: tests/rules/test_lossy.py.
+- `lossy`, or `lossy:epsilon=0.09,delta=0.3`: typical acceptance (Cai et al. 2024, Medusa, section 2.3.2). A token is
+  kept if its probability exceeds min(epsilon, delta * exp(-entropy)). The longest such path is accepted.
+- `lossy:lenience=0.5`: lenience (Leviathan et al. 2023, appendix A.5). Rule `rejection` with q multiplied by l < 1, so
+  no token is emitted more often than p / l. Deterministic tokens have no q and are tested as by `rejection`.
+- `lossy:among=3`: the approximate acceptance of blockwise decoding (Stern et al. 2018, section 5). A token is kept if
+  it is one of the 3 likeliest, at any temperature. `lossy:among=3,least=2` also keeps the first 2 tokens of a path.
+
+The first two are greedy at temperature 0. Tests: tests/rules/test_lossy.py.
 """
 
 from __future__ import annotations
@@ -21,19 +21,28 @@ from torch import Tensor
 from specdec_fast.core.distributions import TokenDistributions
 from specdec_fast.core.draft import Draft
 from specdec_fast.interfaces import Acceptance, Needs, Rng
-from specdec_fast.rules.rejection import rejection_coins, verify_chains
+from specdec_fast.rules.rejection import chain_thresholds, verify_chains
 from specdec_fast.sampling.params import SamplingParams
 from specdec_kernels import TreePlan, distribution_stats, draft_sample, typical_verify
 
-Cells = tuple[Tensor, Tensor]
-"""(threshold [M], residual [M, V])"""
-NEXT = 2**30
-"""Number of a draw that no drafter makes: the token that follows what `Among` keeps."""
+_NEXT_TOKEN_DRAW = 2**30  # number of the draw of the next token: no drafter makes so many draws
 
 
 @dataclass(frozen=True, slots=True)
 class Typical:
-    """Typical acceptance. Lossy. Any tree; q is not used."""
+    """Typical acceptance. Lossy. Takes any tree; draft distributions are not used.
+
+    Args:
+        epsilon: Upper bound of the threshold, 0 to 1.
+        delta: Factor of exp(-entropy), 0 to 1.
+        name: Name of the rule; "" derives it from the options.
+
+    Raises:
+        ValueError: If an option is out of range.
+
+    Source:
+        Cai et al. 2024 (Medusa), section 2.3.2.
+    """
 
     epsilon: float = 0.09
     delta: float = 0.3
@@ -62,30 +71,42 @@ class Typical:
     def __call__(
         self, draft: Draft, plan: TreePlan, target_dists: TokenDistributions, rng: Rng, uniforms: Tensor | None = None
     ) -> Acceptance:
-        return self._kept(draft, plan, target_dists, rng.seeds, rng.positions)
+        return self._verify(draft, plan, target_dists, rng.seeds, rng.positions)
 
-    def thresholds(self, draft: Draft, plan: TreePlan, target_dists: TokenDistributions) -> Cells:
-        """1 on the longest path of tokens that are typical, 0 elsewhere; and the target's own weights."""
+    def thresholds(self, draft: Draft, plan: TreePlan, target_dists: TokenDistributions) -> tuple[Tensor, Tensor]:
+        """Returns thresholds [M], 1 on the longest typical path and 0 elsewhere, and the target's weights [M, V]."""
         rows = draft.offsets[1:]
-        path = self._kept(draft, plan, target_dists, rows.long(), rows).path.long()
+        path = self._verify(draft, plan, target_dists, rows.long(), rows).path.long()
         weights = target_dists.probs()
         accept = weights.new_zeros(draft.num_nodes)
         accept[path[path >= 0]] = 1.0
         return accept, weights
 
-    def _kept(
+    def _verify(
         self, draft: Draft, plan: TreePlan, dists: TokenDistributions, seeds: Tensor, positions: Tensor
     ) -> Acceptance:
+        """Runs the operator; without random numbers of a step, only its path is used."""
         links = (draft.tokens, draft.offsets, plan.first_child, plan.next_sibling)
         limit = {"epsilon": self.epsilon, "delta": self.delta, "max_depth": draft.max_depth}
         target = (dists.logits, *dists.stats)
-        kept = typical_verify(*links, target, draft.score_only, seeds, positions, overlay=dists.overlay, **limit)
-        return Acceptance(*kept)
+        found = typical_verify(*links, target, draft.score_only, seeds, positions, overlay=dists.overlay, **limit)
+        return Acceptance(*found)
 
 
 @dataclass(frozen=True, slots=True)
 class Lenience:
-    """Lenience. Lossy. Chains."""
+    """Rejection with lenience. Lossy. Takes chains.
+
+    Args:
+        lenience: Factor l of the draft distribution, above 0 and at most 1. 1 is rule `rejection`.
+        name: Name of the rule; "" derives it from the options.
+
+    Raises:
+        ValueError: If `lenience` is out of range.
+
+    Source:
+        Leviathan et al. 2023, appendix A.5.
+    """
 
     lenience: float = 0.5
     name: str = ""
@@ -114,14 +135,14 @@ class Lenience:
     def __call__(
         self, draft: Draft, plan: TreePlan, target_dists: TokenDistributions, rng: Rng, uniforms: Tensor | None = None
     ) -> Acceptance:
-        return verify_chains("rejection", self._lenient(draft), target_dists, rng, uniforms)
+        return verify_chains("rejection", self._scale_dists(draft), target_dists, rng, uniforms)
 
-    def thresholds(self, draft: Draft, plan: TreePlan, target_dists: TokenDistributions) -> Cells:
-        """min(1, p(x) / (l q(x))), and the positive part of p - l q."""
-        return rejection_coins("rejection", self._lenient(draft), target_dists)
+    def thresholds(self, draft: Draft, plan: TreePlan, target_dists: TokenDistributions) -> tuple[Tensor, Tensor]:
+        """Returns thresholds min(1, p(x) / (l q(x))) [M], and residuals, the positive part of p - l q [M, V]."""
+        return chain_thresholds("rejection", self._scale_dists(draft), target_dists)
 
-    def _lenient(self, draft: Draft) -> Draft:
-        """The draft with l q in place of q: a larger log-normaliser."""
+    def _scale_dists(self, draft: Draft) -> Draft:
+        """The draft with l q in place of q, by a larger log-normaliser."""
         if not draft.is_chain:
             raise ValueError("rule lossy:lenience: got a tree; expected chains, or lossy (typical)")
         draft.check_no_dropped_samples(self.name)
@@ -133,10 +154,22 @@ class Lenience:
 
 
 @dataclass(frozen=True, slots=True)
-class Among:
-    """A token is kept when it is one of the `among` likeliest by the target's logits (ties to the lower id), or one of
-    the first `least` of its path. Lossy. Any tree, of which the longest such path is kept; q is not used, and neither
-    are temperature and filters, but for the token that follows. Tokens that are ruled out (-inf) are never kept.
+class TopTokens:
+    """Keeps tokens among the target's likeliest. Lossy. Takes any tree and accepts the longest such path.
+
+    Draft distributions are not used. Temperature and filters affect only the next token. Tokens with a logit of -inf
+    are never kept.
+
+    Args:
+        among: A token is kept if it is one of so many likeliest by the target's logits; ties go to the lower id.
+        least: So many first tokens of a path are kept whatever they are.
+        name: Name of the rule; "" derives it from the options.
+
+    Raises:
+        ValueError: If an option is out of range.
+
+    Source:
+        Stern et al. 2018, section 5.
     """
 
     among: int = 2
@@ -165,24 +198,22 @@ class Among:
     def __call__(
         self, draft: Draft, plan: TreePlan, target_dists: TokenDistributions, rng: Rng, uniforms: Tensor | None = None
     ) -> Acceptance:
-        path, accepted = self._path(draft, plan, target_dists)
+        path, accepted = self._longest_path(draft, plan, target_dists)
         last = target_dists.select(path.gather(1, accepted[:, None].long()).squeeze(1).long().clamp(min=0))
-        index = torch.full_like(accepted, NEXT)
+        index = torch.full_like(accepted, _NEXT_TOKEN_DRAW)
         dist, positions = (last.logits, *last.stats), rng.positions + accepted
         following = draft_sample(*dist, rng.seeds, positions, index, overlay=last.overlay)
         return Acceptance(path, accepted, following)
 
-    def thresholds(self, draft: Draft, plan: TreePlan, target_dists: TokenDistributions) -> Cells:
-        """1 on the path that is kept, 0 elsewhere; and the target's own weights."""
-        path, weights = self._path(draft, plan, target_dists)[0].long(), target_dists.probs()
+    def thresholds(self, draft: Draft, plan: TreePlan, target_dists: TokenDistributions) -> tuple[Tensor, Tensor]:
+        """Returns thresholds [M], 1 on the kept path and 0 elsewhere, and the target's weights [M, V]."""
+        path, weights = self._longest_path(draft, plan, target_dists)[0].long(), target_dists.probs()
         accept = weights.new_zeros(draft.num_nodes)
         accept[path[path >= 0]] = 1.0
         return accept, weights
 
-    def _path(self, draft: Draft, plan: TreePlan, dists: TokenDistributions) -> tuple[Tensor, Tensor]:
-        """The longest path of tokens that may be kept: typical acceptance without a limit, the others being
-        score-only nodes.
-        """
+    def _longest_path(self, draft: Draft, plan: TreePlan, dists: TokenDistributions) -> tuple[Tensor, Tensor]:
+        """The longest path of kept tokens: typical acceptance without a threshold, all other nodes being score-only."""
         logits = dists.effective_logits().float()
         above = draft.offsets[:-1].long()[draft.row_of] + draft.parents.clamp(min=0)
         level = logits[above].gather(1, draft.tokens[:, None])
@@ -193,19 +224,27 @@ class Among:
         if draft.score_only is not None:
             score_only = score_only | draft.score_only
         one, none = torch.ones_like(logits[:, 0]), torch.zeros_like(logits[:, 0])
-        every = (logits, *distribution_stats(logits, one, none.int(), one, none))
+        unfiltered = (logits, *distribution_stats(logits, one, none.int(), one, none))
         links = (draft.tokens, draft.offsets, plan.first_child, plan.next_sibling)
-        anyone = draft.offsets[1:].long(), draft.offsets[1:]  # the token that they draw is not used
+        any_keys = draft.offsets[1:].long(), draft.offsets[1:]  # the token that they sample is not used
         path, accepted, _ = typical_verify(
-            *links, every, score_only, *anyone, max_depth=draft.max_depth, epsilon=0.0, delta=0.0
+            *links, unfiltered, score_only, *any_keys, max_depth=draft.max_depth, epsilon=0.0, delta=0.0
         )
         return path, accepted
 
 
-def with_options(name: str, options: str) -> Typical | Lenience | Among:
-    """The rule that `lossy:<options>` names, for example `lenience=0.5`, `epsilon=0.1,delta=0.3` or `among=3,least=1`.
+def with_options(name: str, options: str) -> Typical | Lenience | TopTokens:
+    """Builds the rule of a name with options.
 
-    Raises ValueError for options that it does not have.
+    Args:
+        name: The whole name, "lossy:lenience=0.5".
+        options: The part after the colon: "lenience=0.5", "epsilon=0.1,delta=0.3" or "among=3,least=1".
+
+    Returns:
+        The rule.
+
+    Raises:
+        ValueError: If an option is unknown, is no number, or is out of range.
     """
     given: dict[str, float] = {}
     for part in options.split(","):
@@ -217,7 +256,7 @@ def with_options(name: str, options: str) -> Typical | Lenience | Among:
     if set(given) == {"lenience"}:
         return Lenience(given["lenience"], name=name)
     if "among" in given and set(given) <= {"among", "least"}:
-        return Among(**given, name=name)  # type: ignore[arg-type]
+        return TopTokens(**given, name=name)  # type: ignore[arg-type]
     if not set(given) <= {"epsilon", "delta"}:
         raise ValueError(
             f"rule {name}: got options {sorted(given)}; expected lenience, epsilon and delta, or among and least"

@@ -1,9 +1,8 @@
-"""Tree: ordered proposals on trees, tested one after another at every node (research literature: recursive rejection).
+"""Recursive rejection on trees: the children of a node are tested one after another.
 
-A node's children are tested in index order, each against the conditional distribution it was drawn from: SpecInfer's
-independent siblings (Miao et al. 2024, algorithm 2), siblings without replacement (Jeon et al. 2024; Chen et al.
-2024, Sequoia, algorithm 2), point masses, and hybrid nodes (Hu et al. 2025); any mixture in one node. On chains this
-is rule rejection. Tests: tests/rules/test_recursive_rejection.py, tests/kernels/test_recursive_rejection_verify.py.
+Each child is tested against the conditional distribution that it was sampled from: independent siblings, siblings
+without replacement, point masses, and hybrid nodes. One node may mix these kinds. On chains this is rule `rejection`.
+Tests: tests/rules/test_recursive_rejection.py, tests/kernels/test_recursive_rejection_verify.py.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from specdec_fast.sampling.params import SamplingParams
 from specdec_kernels import TreePlan, recursive_rejection_thresholds, recursive_rejection_verify
 
 
-def proposals(draft: Draft, plan: TreePlan, target_dists: TokenDistributions) -> tuple[Any, ...]:
-    """A draft and its distributions as the operators on ordered proposals take them."""
+def tree_arguments(draft: Draft, plan: TreePlan, target_dists: TokenDistributions) -> tuple[Any, ...]:
+    """Returns the arguments of the operators on trees of proposals: nodes, links, kinds and distributions."""
     dists = draft.dists
     return (
         draft.tokens,
@@ -38,13 +37,54 @@ def proposals(draft: Draft, plan: TreePlan, target_dists: TokenDistributions) ->
     )
 
 
-@dataclass(frozen=True, slots=True)
-class TreeRule:
-    """A rule over one of the operators on ordered proposals: any tree, any proposal distribution, any temperature."""
+def verify_trees(
+    operator: Callable[..., Any],
+    rule: str,
+    draft: Draft,
+    plan: TreePlan,
+    target_dists: TokenDistributions,
+    rng: Rng,
+    uniforms: Tensor | None,
+) -> Acceptance:
+    """Verifies trees by `recursive_rejection_verify` or `traversal_verify`.
 
-    name: str
-    verify: Callable[..., Any]
-    weigh: Callable[..., Any]
+    Args:
+        operator: The operator.
+        rule: Name of the rule, for messages.
+        draft: Packed trees of M nodes.
+        plan: Depths, ancestors and links of the nodes.
+        target_dists: The target's distribution after each node, M rows.
+        rng: Keys of the random numbers, [B].
+        uniforms: Uniforms of all nodes, float32 [M], in place of the keyed ones; None in an engine.
+
+    Returns:
+        The accepted path and the next token of each request.
+
+    Raises:
+        ValueError: If a sampled token is a score-only node.
+    """
+    draft.check_no_dropped_samples(rule)
+    path, accepted, following = operator(
+        *tree_arguments(draft, plan, target_dists),
+        rng.seeds,
+        rng.positions,
+        uniforms=uniforms,
+        max_depth=draft.max_depth,
+        overlay=target_dists.overlay,
+    )
+    return Acceptance(path, accepted, following)
+
+
+@dataclass(frozen=True, slots=True)
+class RecursiveRejection:
+    """Verifies trees from the root: any tree, any proposal distribution, any temperature.
+
+    Source:
+        Miao et al. 2024 (SpecInfer), algorithm 2, for independent siblings; Jeon et al. 2024 and Chen et al. 2024
+        (Sequoia), algorithm 2, for siblings without replacement; Hu et al. 2025 for hybrid nodes.
+    """
+
+    name: str = "recursive_rejection"
     lossless: bool = True
     replays: bool = False
     uses_q: bool = True
@@ -60,20 +100,12 @@ class TreeRule:
     def __call__(
         self, draft: Draft, plan: TreePlan, target_dists: TokenDistributions, rng: Rng, uniforms: Tensor | None = None
     ) -> Acceptance:
-        draft.check_no_dropped_samples(self.name)
-        path, accepted, following = self.verify(
-            *proposals(draft, plan, target_dists),
-            rng.seeds,
-            rng.positions,
-            uniforms=uniforms,
-            max_depth=draft.max_depth,
-            overlay=target_dists.overlay,
-        )
-        return Acceptance(path, accepted, following)
+        return verify_trees(recursive_rejection_verify, self.name, draft, plan, target_dists, rng, uniforms)
 
     def thresholds(self, draft: Draft, plan: TreePlan, target_dists: TokenDistributions) -> tuple[Tensor, Tensor]:
-        """Accept thresholds [M] and residual weights [M, V], as the operator's *_thresholds defines them."""
-        return self.weigh(*proposals(draft, plan, target_dists), overlay=target_dists.overlay)
+        """Returns accept thresholds [M] and residual weights [M, V] (`recursive_rejection_thresholds`)."""
+        arguments = tree_arguments(draft, plan, target_dists)
+        return recursive_rejection_thresholds(*arguments, overlay=target_dists.overlay)
 
 
-RULE = TreeRule("recursive_rejection", recursive_rejection_verify, recursive_rejection_thresholds)
+RULE = RecursiveRejection()

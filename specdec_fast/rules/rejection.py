@@ -1,8 +1,9 @@
-"""Rejection: speculative sampling on chains (Leviathan et al. 2023, Algorithm 1; Chen et al. 2023, Algorithm 2).
+"""Speculative sampling on chains: the rejection rule of the first papers.
 
-Accept a drafted token x while u < p(x)/q(x); at the first failure emit a token of the residual (p - q)+, else a bonus
-token of p. Chosen tokens are point masses (q = 1). Uses fresh keyed coins, so the distribution is exact but the text
-depends on the draft. Tests: tests/rules/test_rejection.py, tests/kernels/test_rejection_verify.py.
+A draft token x is accepted if u < p(x) / q(x). The first rejected token is replaced by a recovered token from the
+residual (p - q)+; if all are accepted, a bonus token of p follows. Deterministic tokens are point masses (q = 1).
+Uniforms are keyed and fresh, so the distribution is exact, but the text depends on the draft.
+Tests: tests/rules/test_rejection.py, tests/kernels/test_rejection_verify.py.
 """
 
 from __future__ import annotations
@@ -22,15 +23,30 @@ from specdec_kernels import TreePlan, rejection_thresholds, rejection_verify, re
 def verify_chains(
     rule: str, draft: Draft, target_dists: TokenDistributions, rng: Rng, uniforms: Tensor | None
 ) -> Acceptance:
-    """The rule "rejection" or "block" on chains. Of distributions that nobody has looked at yet it finds what it
-    needs."""
-    nodes, dists, token_ids = _proposals(rule, draft)
+    """Verifies chains by rule `rejection` or `block`.
+
+    Target distributions whose statistics are still pending are computed only where the rule needs them.
+
+    Args:
+        rule: "rejection" or "block".
+        draft: Packed chains of M nodes.
+        target_dists: The target's distribution after each node, M rows.
+        rng: Keys of the random numbers, [B].
+        uniforms: Uniforms of all nodes, float32 [M], in place of the keyed ones; None in an engine.
+
+    Returns:
+        The accepted path and the next token of each request.
+
+    Raises:
+        ValueError: If the draft has siblings or score-only nodes.
+    """
+    nodes, dists, token_ids = _chain_arguments(rule, draft)
     noise = (dists, token_ids, rng.seeds, rng.positions)
     if uniforms is None and isinstance(target_dists, PendingDistributions):
-        path, accepted, following, *found = rejection_verify_logits(
+        path, accepted, following, *stats = rejection_verify_logits(
             *nodes, target_dists.logits, target_dists.sampling_args, *noise, max_depth=draft.max_depth, rule=rule
         )
-        target_dists.set_stats(found)
+        target_dists.set_stats(stats)
     else:
         target = (target_dists.logits, *target_dists.stats)
         options = {"mass": target_dists.mass, "overlay": target_dists.overlay, "max_depth": draft.max_depth}
@@ -38,17 +54,27 @@ def verify_chains(
     return Acceptance(path, accepted, following)
 
 
-def rejection_coins(rule: str, draft: Draft, target_dists: TokenDistributions) -> tuple[Tensor, Tensor]:
-    """Accept thresholds [M] and residual weights [M, V] of the rule "rejection" or "block" (`rejection_thresholds`)."""
-    nodes, dists, token_ids = _proposals(rule, draft)
+def chain_thresholds(rule: str, draft: Draft, target_dists: TokenDistributions) -> tuple[Tensor, Tensor]:
+    """Computes the thresholds of rule `rejection` or `block`.
+
+    Args:
+        rule: "rejection" or "block".
+        draft: Packed chains of M nodes.
+        target_dists: The target's distribution after each node, M rows.
+
+    Returns:
+        Accept thresholds [M] and residual weights [M, V], as `rejection_thresholds` defines them.
+
+    Raises:
+        ValueError: If the draft has siblings or score-only nodes.
+    """
+    nodes, dists, token_ids = _chain_arguments(rule, draft)
     target = (target_dists.logits, *target_dists.stats)
     return rejection_thresholds(*nodes, target, dists, token_ids, rule=rule, overlay=target_dists.overlay)
 
 
-def _proposals(rule: str, draft: Draft) -> tuple[tuple[Tensor, ...], Any, Tensor | None]:
-    """A draft of chains as the operators take it: nodes, distributions, ids. Raises ValueError for trees and
-    score-only nodes.
-    """
+def _chain_arguments(rule: str, draft: Draft) -> tuple[tuple[Tensor, ...], Any, Tensor | None]:
+    """Arguments of the operators on chains: nodes, draft distributions and their token ids. Raises ValueError."""
     if not draft.is_chain:
         raise ValueError(f"rule {rule}: got a tree; expected chains (every node's parent is the node before it)")
     if draft.score_only is not None:
@@ -63,7 +89,11 @@ def _proposals(rule: str, draft: Draft) -> tuple[tuple[Tensor, ...], Any, Tensor
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """Chains, chosen or drawn."""
+    """Verifies chains by speculative sampling. Chains may be sampled or deterministic.
+
+    Source:
+        Leviathan et al. 2023, algorithm 1; Chen et al. 2023, algorithm 2.
+    """
 
     name: str = "rejection"
     lossless: bool = True
@@ -86,8 +116,8 @@ class Rejection:
         return verify_chains(self.name, draft, target_dists, rng, uniforms)
 
     def thresholds(self, draft: Draft, plan: TreePlan, target_dists: TokenDistributions) -> tuple[Tensor, Tensor]:
-        """Accept thresholds [M] and residual weights [M, V] (`rejection_thresholds`); node i follows node i - 1."""
-        return rejection_coins(self.name, draft, target_dists)
+        """Returns accept thresholds [M] and residual weights [M, V]; node i follows node i - 1."""
+        return chain_thresholds(self.name, draft, target_dists)
 
 
 RULE = Rejection()

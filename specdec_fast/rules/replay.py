@@ -1,9 +1,8 @@
-"""Replay: accept iff the drafted token is the one that the target itself draws with the shared keyed noise.
+"""Replay: a draft token is accepted if the target itself samples it with the shared keyed noise.
 
-Sample-and-match (research literature: "target-only" verification) with Gumbel noise keyed by (seed, absolute position,
-token): the text is a function of the seed alone, with or without speculation, for every drafter, tree and batch.
-Daliri, Musco, Suresh 2024 (coupling without communication) for the acceptance bound. T = 0 is greedy.
-Tests: tests/rules/test_replay.py, tests/engine/test_replay.py.
+This is sample-and-match ("target-only") verification with Gumbel noise keyed by seed, absolute position and token. The
+text is a function of the seed alone, with or without speculation, for every drafter, tree and batch. Temperature 0 is
+greedy. Tests: tests/rules/test_replay.py, tests/engine/test_replay.py.
 """
 
 from __future__ import annotations
@@ -19,8 +18,17 @@ from specdec_fast.sampling.params import SamplingParams
 from specdec_kernels import TreePlan, exact_match_verify, replay_sample, replay_verify
 
 
-def walk(draft: Draft, plan: TreePlan, choice: Tensor) -> Acceptance:
-    """Follow the target's choice from the root as far as the draft has it. choice: int64 [M]."""
+def match_choices(draft: Draft, plan: TreePlan, choice: Tensor) -> Acceptance:
+    """Accepts the path from the root on which every token is the target's choice.
+
+    Args:
+        draft: Packed trees of M nodes.
+        plan: Depths, ancestors and links of the nodes.
+        choice: The target's choice after each node, int64 [M].
+
+    Returns:
+        The accepted path and the next token of each request, with `choice`.
+    """
     path, accepted, following = exact_match_verify(
         draft.tokens,
         draft.offsets,
@@ -33,9 +41,19 @@ def walk(draft: Draft, plan: TreePlan, choice: Tensor) -> Acceptance:
     return Acceptance(path, accepted, following, choice)
 
 
-def walk_logits(draft: Draft, plan: TreePlan, dists: PendingDistributions, rng: Rng) -> Acceptance:
-    """The same where nobody wants choices beside the path: finds distributions and tokens of the nodes it comes to."""
-    path, accepted, following, *found = replay_verify(
+def sample_and_match(draft: Draft, plan: TreePlan, dists: PendingDistributions, rng: Rng) -> Acceptance:
+    """Samples the target's choices along the accepted path only, and accepts as `match_choices` does.
+
+    Args:
+        draft: Packed trees of M nodes.
+        plan: Depths, ancestors and links of the nodes.
+        dists: The target's pending distributions, M rows. They receive the statistics of the visited nodes.
+        rng: Keys of the random numbers, [B].
+
+    Returns:
+        The accepted path and the next token of each request, without `node_choice`.
+    """
+    path, accepted, following, *stats = replay_verify(
         draft.tokens,
         draft.offsets,
         plan.first_child,
@@ -47,13 +65,19 @@ def walk_logits(draft: Draft, plan: TreePlan, dists: PendingDistributions, rng: 
         rng.positions,
         max_depth=draft.max_depth,
     )
-    dists.set_stats(found)
+    dists.set_stats(stats)
     return Acceptance(path, accepted, following)
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Any tree, any proposal distribution (q is not used), any temperature."""
+    """Accepts the tokens that plain decoding with the same seed would emit: any tree, any temperature.
+
+    Draft distributions are not used, so drafters may drop nodes and pick tokens as they like.
+
+    Source:
+        Daliri, Musco, Suresh 2024 (coupling without communication), for the acceptance bound.
+    """
 
     name: str = "replay"
     lossless: bool = True
@@ -70,12 +94,12 @@ class Replay:
     def __call__(self, draft: Draft, plan: TreePlan, target_dists: TokenDistributions, rng: Rng) -> Acceptance:
         dists = target_dists
         if isinstance(dists, PendingDistributions):
-            return walk_logits(draft, plan, dists, rng)
+            return sample_and_match(draft, plan, dists, rng)
         positions = rng.positions.index_select(0, draft.row_of) + plan.depth + 1
         seeds = rng.seeds.index_select(0, draft.row_of)
         dist = (dists.logits, dists.inv_t, dists.cut, dists.tie_id)
         choice = replay_sample(*dist, seeds, positions, overlay=dists.overlay)
-        return walk(draft, plan, choice)
+        return match_choices(draft, plan, choice)
 
 
 RULE = Replay()

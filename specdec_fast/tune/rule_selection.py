@@ -41,7 +41,7 @@ class _Weighing:
 
     def __call__(self, draft: Draft, plan: TreePlan, target_dists: TokenDistributions, rng: Rng) -> Acceptance:
         drafted = torch.tensor(draft.counts) > 1
-        for way, values in RULE.weigh(self._needs, draft, target_dists).items():
+        for way, values in RULE.estimate_accepted(self._needs, draft, target_dists).items():
             self.found.setdefault(way, []).append(values[drafted])
         return self._rule(draft, plan, target_dists, rng)
 
@@ -53,7 +53,7 @@ def sample_ways(
     tokenizer: object = None,
     budget: str | BudgetPolicy = "fixed",
 ) -> dict[str, float]:
-    """Means of `Best.weigh` over the drafts that are made for the first of these requests; empty where none is.
+    """Means of `Best.estimate_accepted` over the drafts of the first requests; empty if no draft is made.
 
     The drafter must draw its tokens (`Needs.dists`). Requests that an engine refuses are passed over, and so are
     those at temperature 0, where all rules accept the same. The drafter is used up: one that learns from finished texts

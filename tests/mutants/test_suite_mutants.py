@@ -147,13 +147,13 @@ def mask_of_a_sibling(patch: Patch) -> None:
 
 def ids_off_by_one(patch: Patch) -> None:
     """Column v of a reduced draft distribution is taken for the id behind its own."""
-    proposals = tree_module.proposals
+    arguments = tree_module.tree_arguments
 
     def broken(draft: Any, plan: Any, target_dists: TokenDistributions) -> tuple[Any, ...]:
-        *found, ids, score_only = proposals(draft, plan, target_dists)
+        *found, ids, score_only = arguments(draft, plan, target_dists)
         return (*found, None if ids is None else (ids + 1) % target_dists.logits.shape[1], score_only)
 
-    patch.setattr(tree_module, "proposals", broken)
+    patch.setattr(tree_module, "tree_arguments", broken)
 
 
 def _with_a_child(paths: Any, request_of: torch.Tensor) -> torch.Tensor:
@@ -212,13 +212,13 @@ def ends_are_looked_for_in_the_last_token(patch: Patch) -> None:
 
 def an_empty_residual_stays_empty(patch: Patch) -> None:
     """Where p - q leaves nothing but rounding, p does not take its place."""
-    residual = chain_module._residual
-    patch.setattr(chain_module, "_residual", lambda *given, fall_back=True: residual(*given, fall_back=False))
+    residual = chain_module.residual_weights
+    patch.setattr(chain_module, "residual_weights", lambda *given, fall_back=True: residual(*given, fall_back=False))
 
 
 def an_empty_residual_stays_empty_in_trees(patch: Patch) -> None:
     """The same for siblings."""
-    patch.setattr(proposals_module, "dust", lambda target, draft: -1.0)
+    patch.setattr(proposals_module, "residual_epsilon", lambda target, draft: -1.0)
 
 
 def the_last_rejection_to_be_ready_counts(patch: Patch) -> None:
@@ -310,12 +310,12 @@ MUTANTS: list[tuple[str, Callable[[Patch], None], str, str, tuple[Any, ...]]] = 
     ),
     (
         "zero residual", an_empty_residual_stays_empty,
-        "kernels/test_rejection_verify.py", "test_equal_distributions_are_always_accepted_and_leave_no_dust",
+        "kernels/test_rejection_verify.py", "test_equal_distributions_are_always_accepted_and_leave_nothing",
         ("reference",),
     ),
     (
         "zero residual", an_empty_residual_stays_empty_in_trees,
-        "rules/test_recursive_rejection.py", "test_equal_distributions_leave_no_dust_to_draw_from", ("reference",),
+        "rules/test_recursive_rejection.py", "test_equal_distributions_leave_nothing_to_draw_from", ("reference",),
     ),
     (
         "rough total", coins_are_settled_by_rough_totals,

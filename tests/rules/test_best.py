@@ -26,9 +26,9 @@ from specdec_kernels import distribution_stats, use_backend
 @pytest.mark.parametrize(
     ("needs", "temperature", "rule", "why"),
     [
-        (Needs(dists=True), None, "block", "draws chains"),
-        (Needs(topology="tree", dists=True), None, "traversal", "draws trees"),
-        (Needs(), None, "replay", "chooses its tokens"),
+        (Needs(dists=True), None, "block", "samples chains"),
+        (Needs(topology="tree", dists=True), None, "traversal", "samples trees"),
+        (Needs(), None, "replay", "deterministic tokens"),
         (Needs(topology="tree"), 1.0, "replay", "seed alone"),
         (Needs(topology="tree", dists=True), 0.0, "greedy", "arg-max"),
     ],
@@ -36,13 +36,13 @@ from specdec_kernels import distribution_stats, use_backend
 def test_the_choice_follows_the_drafter_and_says_why(
     needs: Needs, temperature: float | None, rule: str, why: str
 ) -> None:
-    choice = RULE.pick(needs, temperature)
+    choice = RULE.choose_rule(needs, temperature)
     assert choice.rule.name == rule and why in choice.why
     assert choice.rule.lossless and choice.rule.why_not(needs) is None
 
 
 @pytest.mark.parametrize(
-    ("needs", "weighed", "rule", "prefers"),
+    ("needs", "estimates", "rule", "prefers"),
     [
         (Needs(dists=True), {"block": 2.1, "rejection": 2.0, "replay": 1.9, LIKELIEST: 2.2}, "replay", "greedy"),
         (Needs(dists=True), {"block": 2.1, "rejection": 2.0, "replay": 1.9, LIKELIEST: 2.05}, "block", "sampled"),
@@ -55,17 +55,17 @@ def test_the_choice_follows_the_drafter_and_says_why(
         ),
     ],
 )
-def test_a_sample_decides_whether_to_draw(needs: Needs, weighed: dict[str, float], rule: str, prefers: str) -> None:
-    choice = RULE.pick(needs, None, weighed)
+def test_a_sample_decides_whether_to_sample(needs: Needs, estimates: dict[str, float], rule: str, prefers: str) -> None:
+    choice = RULE.choose_rule(needs, None, estimates)
     assert (choice.rule.name, choice.prefers) == (rule, prefers)
-    assert all(f"{value:.3f}" in choice.why for value in weighed.values())
-    assert f"{weighed[LIKELIEST]:.3f} of the likeliest tokens" in choice.why
-    assert RULE.pick(needs, 0.0, weighed).rule.name == "greedy"
-    assert RULE.pick(Needs(), None, weighed) == RULE.pick(Needs(), None)
+    assert all(f"{value:.3f}" in choice.why for value in estimates.values())
+    assert f"{estimates[LIKELIEST]:.3f} of the likeliest tokens" in choice.why
+    assert RULE.choose_rule(needs, 0.0, estimates).rule.name == "greedy"
+    assert RULE.choose_rule(Needs(), None, estimates) == RULE.choose_rule(Needs(), None)
 
 
-def test_a_draft_is_weighed_by_every_rule_that_takes_it() -> None:
-    """On the mean over all drafts block accepts more than token, and token more than replay does of coupled tokens."""
+def test_accepted_tokens_of_a_draft_are_estimated_for_every_rule_that_takes_it() -> None:
+    """In the mean over all drafts: block above rejection, and rejection above replay of coupled tokens."""
     target = random_logits(11, 6)
     p = TokenDistributions(
         torch.as_tensor(target[:4]).double(), *distribution_stats(torch.as_tensor(target[:4]).double(), *_plain(4))
@@ -75,42 +75,42 @@ def test_a_draft_is_weighed_by_every_rule_that_takes_it() -> None:
     found = []
     for tokens in product(range(6), repeat=3):
         draft = Draft.chains([0], [[0, *tokens]], dist_rows=[[0, 1, 2]], dists=q)
-        weighed = {way: float(value) for way, value in RULE.weigh(Needs(dists=True), draft, p).items()}
-        assert list(weighed) == ["block", "rejection", "replay", LIKELIEST]
-        found.append((float(q.probs()[range(3), tokens].prod()), weighed))
-    block, token, replay = (
-        sum(chance * each[way] for chance, each in found) for way in ("block", "rejection", "replay")
+        estimates = {rule: float(value) for rule, value in RULE.estimate_accepted(Needs(dists=True), draft, p).items()}
+        assert list(estimates) == ["block", "rejection", "replay", LIKELIEST]
+        found.append((float(q.probs()[range(3), tokens].prod()), estimates))
+    block, rejection, replay = (
+        sum(chance * each[rule] for chance, each in found) for rule in ("block", "rejection", "replay")
     )
-    assert block > token > replay > 0.2
+    assert block > rejection > replay > 0.2
 
 
 def _plain(rows: int) -> tuple[torch.Tensor, ...]:
     return torch.ones(rows), torch.zeros(rows, dtype=torch.int32), torch.ones(rows), torch.zeros(rows)
 
 
-def test_an_engine_runs_what_was_picked() -> None:
+def test_an_engine_runs_the_chosen_rule() -> None:
     target = AutomatonTarget(random_logits(11, 6))
     assert Engine(target, rule="best").rule.name == "replay"
     engine = Engine(target, NoisyTree([], 0.8, 6), rule="best")
     assert engine.rule.name == "replay" and "seed alone" in engine.why_rule
-    drawn = DrawnChain(lambda tokens: torch.from_numpy(target.logits_after(tokens)), 3)
-    engine = Engine(target, drawn, rule="best")
-    assert engine.rule.name == "block" and "draws chains" in engine.why_rule
+    sampled = DrawnChain(lambda tokens: torch.from_numpy(target.logits_after(tokens)), 3)
+    engine = Engine(target, sampled, rule="best")
+    assert engine.rule.name == "block" and "samples chains" in engine.why_rule
     assert len(engine.generate([[1, 2]], SamplingParams(seed=3, max_new_tokens=9))[0].tokens) == 9
-    assert Engine(target, drawn, rule="rejection").why_rule == "asked for by name"
+    assert Engine(target, sampled, rule="rejection").why_rule == "asked for by name"
 
 
 def test_an_engine_that_knows_its_temperature_says_what_follows_from_it() -> None:
     target = AutomatonTarget(random_logits(11, 6))
-    drawn = DrawnChain(lambda tokens: torch.from_numpy(target.logits_after(tokens)), 3)
-    engine = Engine(target, drawn, rule="best", temperature=0.0)
+    sampled = DrawnChain(lambda tokens: torch.from_numpy(target.logits_after(tokens)), 3)
+    engine = Engine(target, sampled, rule="best", temperature=0.0)
     assert engine.explain().startswith("rule greedy: at temperature 0 every rule keeps exactly the target's arg-max")
     with pytest.raises(ValueError, match=r"rule greedy: got temperature 1\.0"):
         engine.submit([1], SamplingParams())
     for temperature in (None, 0.7):
-        engine = Engine(target, drawn, rule="best", temperature=temperature)
-        assert engine.explain().startswith("rule block: the drafter draws chains")
-    assert Engine(target, drawn, rule="rejection", temperature=0.0).rule.name == "rejection"
+        engine = Engine(target, sampled, rule="best", temperature=temperature)
+        assert engine.explain().startswith("rule block: the drafter samples chains")
+    assert Engine(target, sampled, rule="rejection", temperature=0.0).rule.name == "rejection"
 
 
 def test_a_pair_that_does_not_fit_is_refused_with_reasons() -> None:
@@ -140,7 +140,7 @@ CHOSEN_ONLY = [case for case in CASES if set(case.marks) == {DETERMINISTIC}]
 
 
 @pytest.mark.parametrize("case", CHOSEN_ONLY, ids=ids)
-def test_where_nothing_is_drawn_all_rules_accept_the_same(case: Case) -> None:
+def test_where_nothing_is_sampled_all_rules_accept_the_same(case: Case) -> None:
     """Expected accepted tokens: the chance that the target itself draws each path, as replay's choices do."""
     ((_, tree),) = case.trees()
     paths = {tree.text(node) for node in range(1, len(tree.nodes)) if not _below_a_scout(case, node)}

@@ -22,7 +22,7 @@ from specdec_fast import Engine, SamplingParams, get_rule
 from specdec_fast.core.distributions import TokenDistributions
 from specdec_fast.core.draft import Draft
 from specdec_fast.interfaces import Needs, Rng, Rule
-from specdec_fast.rules.lossy import Among, Lenience, Typical
+from specdec_fast.rules.lossy import Lenience, TopTokens, Typical
 from specdec_fast.rules.replay import Replay
 from specdec_kernels import distribution_stats, tree_plan
 
@@ -30,7 +30,7 @@ CHAINS = [Case(3, tuple(range(size)), (SAMPLED,) * size, 60 + 10 * size + seed) 
 TREES = [Case(3, (0, 0, 1), (DETERMINISTIC, DETERMINISTIC, DETERMINISTIC), seed) for seed in (1, 2, 3)]
 
 
-def distance(case: Case, rule: Typical | Lenience | Among) -> float:
+def distance(case: Case, rule: Typical | Lenience | TopTokens) -> float:
     """Total variation between what the rule emits and the target's distribution."""
     found, length = dist_of_cells(case, rule, "ordered")
     exact = target_dist(case.target.after, length)
@@ -41,7 +41,7 @@ def distance(case: Case, rule: Typical | Lenience | Among) -> float:
 def test_their_distributions_are_not_the_target_s() -> None:
     assert max(distance(case, Lenience(0.5)) for case in CHAINS) > 0.05
     assert max(distance(case, Typical()) for case in TREES) > 0.05
-    assert max(distance(case, Among(2)) for case in TREES) > 0.05
+    assert max(distance(case, TopTokens(2)) for case in TREES) > 0.05
 
 
 def test_without_lenience_it_is_rule_token() -> None:
@@ -98,14 +98,14 @@ def test_what_is_among_the_likeliest_is_kept(temperature: float) -> None:
     logits = torch.tensor([4.0, 3.0, 2.0, 2.0, 1.0, -torch.inf]).repeat(5, 1)
     draft = Draft.chains([0], [[0, 1, 2, 0, 3]])
     for among, least, kept in ((1, 0, 0), (2, 0, 1), (3, 0, 3), (4, 0, 4), (1, 2, 3), (1, 4, 4), (2, 2, 3)):
-        path, following = answer(draft, logits, Among(among, least), temperature)
+        path, following = answer(draft, logits, TopTokens(among, least), temperature)
         assert path == list(range(kept + 1)) and (following == 0 or temperature > 0)
     barred = Draft.chains([0], [[0, 1, 5, 0]])
-    assert answer(barred, logits[:4], Among(6, 3), temperature)[0] == [0, 1]
+    assert answer(barred, logits[:4], TopTokens(6, 3), temperature)[0] == [0, 1]
     tree = Draft.trees([0], [([0, 3, 1, 2, 4, 1], [-1, 0, 0, 1, 2, 2])])
-    assert answer(tree, logits[[0] * 6], Among(3), temperature)[0] == [0, 2, 5]
-    assert answer(tree, logits[[0] * 6], Among(3, 1), temperature)[0] == [0, 1, 3]
-    tokens = {answer(draft, 9 * torch.eye(6)[at].repeat(5, 1), Among(6), temperature)[1] for at in range(6)}
+    assert answer(tree, logits[[0] * 6], TopTokens(3), temperature)[0] == [0, 2, 5]
+    assert answer(tree, logits[[0] * 6], TopTokens(3, 1), temperature)[0] == [0, 1, 3]
+    tokens = {answer(draft, 9 * torch.eye(6)[at].repeat(5, 1), TopTokens(6), temperature)[1] for at in range(6)}
     assert tokens == set(range(6))  # from the target's distribution at the last node
 
 
@@ -158,14 +158,14 @@ def test_nobody_gets_a_lossy_rule_without_asking_for_one() -> None:
         Engine(automaton(), rule=Silent())
     assert Engine(automaton(), rule=Silent(name="lossy:quick")).rule.name == "lossy:quick"
     for needs in (Needs(), Needs(dists=True), Needs(topology="tree"), Needs(topology="tree", dists=True)):
-        assert get_rule("best").pick(needs).rule.lossless  # type: ignore[attr-defined]
+        assert get_rule("best").choose_rule(needs).rule.lossless  # type: ignore[attr-defined]
 
 
 def test_options_are_part_of_the_name() -> None:
     assert get_rule("lossy") == Typical() and get_rule("lossy").name == "lossy" == Typical().name
     assert get_rule("lossy:lenience=0.25") == Lenience(0.25)
     assert get_rule("lossy:epsilon=0.1,delta=0.2") == Typical(0.1, 0.2)
-    assert get_rule("lossy:among=3") == Among(3) and get_rule("lossy:among=3,least=1") == Among(3, 1)
+    assert get_rule("lossy:among=3") == TopTokens(3) and get_rule("lossy:among=3,least=1") == TopTokens(3, 1)
     for name in ("lossy:among=3,least=1", "lossy:lenience=0.25", "lossy:epsilon=0.1,delta=0.2", "lossy:delta=0.3"):
         assert get_rule(name).name == name and not get_rule(name).lossless
     for name, message in (

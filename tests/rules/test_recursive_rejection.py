@@ -103,7 +103,7 @@ def test_tokens_that_were_not_drawn_from_their_distribution_change_nothing(backe
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_equal_distributions_leave_no_dust_to_draw_from(backend: str) -> None:
+def test_equal_distributions_leave_nothing_to_draw_from(backend: str) -> None:
     """p = q up to rounding: a refusal is rounding, so what follows is p itself and not what rounding left."""
     vocab = 50
     logits = torch.randn(vocab, generator=torch.Generator().manual_seed(3))

@@ -101,8 +101,8 @@ def test_chosen_chains_keep_the_joint_distribution_over_several_steps(vocab: int
 def test_the_walk_goes_where_its_coins_send_it(
     vocab: int, depth: int, seed: int, chosen: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every cell of the rule: each stop of each chain, each token of the race there, with coins beside the
-    exact threshold.
+    """Every cell of the rule: each stop of each chain, each token that Gumbel noise selects there, with uniforms beside
+    the exact threshold.
     """
     target = RationalModel(vocab, seed)
     drafting = RationalModel(vocab, seed + 50, like=target)
@@ -110,7 +110,7 @@ def test_the_walk_goes_where_its_coins_send_it(
         found = [(Fraction(1), chain) for chain in product(range(vocab), repeat=depth)]
     else:
         found = chains(drafting.after, (), depth)
-    cells: list[tuple[Text, list[float], int, Text]] = []  # chain, coins, token favoured by the race, emitted
+    cells: list[tuple[Text, list[float], int, Text]] = []  # chain, coins, token favoured by the noise, emitted
     for _, chain in found:
         coins: list[float] = []
         for at in range(depth + 1):
@@ -136,12 +136,12 @@ def test_the_walk_goes_where_its_coins_send_it(
     uniforms = torch.tensor([coin for _, own, *_ in cells for coin in (0.5, *own)], dtype=torch.float32)
     noise = torch.zeros(len(cells), vocab)
     for row, (_, _, favoured, _) in enumerate(cells):
-        noise[row, favoured] = 22.0  # about the largest there is; more would make rounding dust win
-    race = (torch.zeros(len(cells), 1), noise)
+        noise[row, favoured] = 22.0  # about the largest there is; more would make rounding residues win
+    gumbel_noise = (torch.zeros(len(cells), 1), noise)
     monkeypatch.setattr(
         token_rule_module,
         "rejection_verify",
-        lambda *args, **kwargs: rejection_verify(*args, race=race, **kwargs),
+        lambda *args, **kwargs: rejection_verify(*args, gumbel_noise=gumbel_noise, **kwargs),
     )
     rng = Rng(torch.zeros(len(cells), dtype=torch.int64), torch.zeros(len(cells), dtype=torch.int32))
     answer = get_rule("rejection")(draft, tree_plan(draft.parents, draft.offsets), dists, rng, uniforms)

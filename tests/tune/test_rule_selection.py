@@ -38,8 +38,8 @@ def test_the_rule_with_the_larger_expectation_is_picked(
     """A sharp target takes the likeliest tokens of a flat draft that ranks as it does, and few of those it draws."""
     monkeypatch.setattr(rule_selection, "MOST_REQUESTS", len(REQUESTS))
     drafter = drawn(sharpness, draft)
-    weighed = sample_ways(target(sharpness), drafter, REQUESTS)
-    choice = RULE.pick(drafter.needs, 1.0, weighed)
+    estimates = sample_ways(target(sharpness), drafter, REQUESTS)
+    choice = RULE.choose_rule(drafter.needs, 1.0, estimates)
     assert choice.rule.name == rule and choice.prefers == ("greedy" if rule == "replay" else "sampled")
     assert rule_for("best", drafter.needs, 1.0)[0].name == "block", "what holds for every draft says nothing about it"
 
@@ -53,16 +53,16 @@ def test_the_rule_with_the_larger_expectation_is_picked(
     likeliest = ChosenChain(lambda text: int(table[reader.state_after(text)].argmax()), 3)
     measured = {"block": accepted(drafter, "block"), "replay": accepted(likeliest, "replay")}
     assert max(measured, key=lambda name: measured[name]) == rule
-    assert weighed["block"] == pytest.approx(measured["block"], abs=0.3)
+    assert estimates["block"] == pytest.approx(measured["block"], abs=0.3)
 
 
-def test_trees_are_weighed_by_their_rules() -> None:
+def test_trees_are_estimated_by_their_rules() -> None:
     shape = [(0, ProposalKind.SAMPLED), (0, ProposalKind.SAMPLED_WITHOUT_EARLIER), (1, ProposalKind.SAMPLED)]
     drafter = DrawnTree(drawn(1.0, 0.3).logits_after, shape)
-    weighed = sample_ways(target(1.0), drafter, REQUESTS)
+    estimates = sample_ways(target(1.0), drafter, REQUESTS)
     assert (
-        set(weighed) == {"traversal", "recursive_rejection", LIKELIEST}
-        and weighed["traversal"] >= weighed["recursive_rejection"] > 0.5
+        set(estimates) == {"traversal", "recursive_rejection", LIKELIEST}
+        and estimates["traversal"] >= estimates["recursive_rejection"] > 0.5
     )
 
 
@@ -87,4 +87,4 @@ def test_a_sample_meets_no_coin_of_the_requests_and_leaves_no_row_behind() -> No
 def test_requests_that_say_nothing_are_passed_over() -> None:
     refused, certain = SamplingParams(stop=("x",)), SamplingParams(temperature=0)
     assert sample_ways(target(1.0), drawn(1.0, 1.0), [([1], refused), ([1], certain)]) == {}
-    assert RULE.pick(drawn(1.0, 1.0).needs, None, {}).why == rule_for("best", drawn(1.0, 1.0).needs)[1]
+    assert RULE.choose_rule(drawn(1.0, 1.0).needs, None, {}).why == rule_for("best", drawn(1.0, 1.0).needs)[1]
