@@ -1,4 +1,8 @@
-"""specdec-fast: speculative decoding that anyone can check. See README.md and ARCHITECTURE.md."""
+"""specdec-fast: lossless speculative decoding with a reference and a test for every claim.
+
+`load` builds an `Engine`, which turns prompts into `Handle`s under `SamplingParams`. Names are imported when they are
+first used, so `import specdec_fast` loads neither torch nor transformers. Tests: tests/test_interfaces.py.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,11 @@ from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-_HOME = {
+_HOME = {  # exported name -> module that defines it
     "Acceptance": "interfaces",
     "Budget": "interfaces",
     "Draft": "core.draft",
-    "ProposalKind": "core.draft",
+    "ProposalKind": "core.proposal_kind",
     "Engine": "engine.engine",
     "Handle": "engine.request",
     "HuggingFaceTarget": "targets.huggingface",
@@ -29,7 +33,7 @@ __all__ = ["__version__", *_HOME]
 if TYPE_CHECKING:
     from specdec_fast.core.distributions import TokenDistributions as TokenDistributions
     from specdec_fast.core.draft import Draft as Draft
-    from specdec_fast.core.draft import ProposalKind as ProposalKind
+    from specdec_fast.core.proposal_kind import ProposalKind as ProposalKind
     from specdec_fast.drafters import get_drafter as get_drafter
     from specdec_fast.engine.engine import Engine as Engine
     from specdec_fast.engine.request import Handle as Handle
@@ -46,7 +50,7 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> object:
     if name in _HOME:
         return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-    if name.startswith("_"):  # what tools look for; nothing is loaded to answer
+    if name.startswith("_"):  # tools look for such names; a hint would load torch
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from specdec_fast.core.names import missing_attribute
 

@@ -1,4 +1,4 @@
-"""Packages that only parts of the program need, and the extras of pyproject.toml that bring them.
+"""Optional packages, and the extras of pyproject.toml that install them.
 
 Tests: tests/test_extras.py.
 """
@@ -14,17 +14,23 @@ EXTRAS = {
     "grammar": ("llguidance",),
     "datastore": ("pyarrow",),
 }
-"""What an extra must have brought; some bring more, for speed."""
+"""Extra -> packages that it must have installed. Some extras install more, for speed."""
 
 
 def require(extra: str, what: str, *packages: str) -> None:
-    """Raise ValueError, with the remedy, unless the packages of an extra are installed.
+    """Checks that the packages of an extra are installed.
 
-    what: who needs them; packages: which of them (default: all).
+    Args:
+        extra: Name of the extra.
+        what: What needs the packages, for the message.
+        *packages: The packages that are needed; by default all of the extra.
+
+    Raises:
+        ValueError: If a package is missing. The message names the command that installs it.
     """
     missing = [name for name in packages or EXTRAS[extra] if find_spec(name) is None]
     if missing:
-        from specdec_kernels.dispatch.extras import install  # brings torch, which help pages do without
+        from specdec_kernels.dispatch.extras import install_hint  # imports torch, which help pages do not load
 
         are = "is" if len(missing) == 1 else "are"
         raise ValueError(
