@@ -17,7 +17,7 @@ launch = pytest.importorskip("specdec_kernels.ops.ngram_match.launch")
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Histories of a few tokens span several tiles and pieces."""
     monkeypatch.setattr(launch, "TILE", 8)
-    monkeypatch.setattr(launch, "OTHERS", 16)
+    monkeypatch.setattr(launch, "OTHER_TILE", 16)
     monkeypatch.setattr(launch, "ROWS", 4)
 
 

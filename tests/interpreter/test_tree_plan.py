@@ -58,7 +58,7 @@ def test_parents_that_make_no_tree_end_the_walk() -> None:
 
 def test_more_rows_than_a_block_holds_are_refused_with_the_reason() -> None:
     offsets = torch.zeros(32_769, dtype=torch.int32)
-    with use_backend("triton"), pytest.raises(UnsupportedError, match="32768 rows; at most 32767"):
+    with use_backend("triton"), pytest.raises(UnsupportedError, match="32768 requests; expected at most 32767"):
         tree_plan(offsets[:0], offsets, max_nodes=1)
 
 
@@ -68,7 +68,7 @@ def test_words_for_more_nodes_than_there_are() -> None:
         with use_backend(backend):
             assert tree_plan(parents, offsets, max_nodes=65).ancestors.tolist() == [[1, 0, 0], [3, 0, 0]]
     large = torch.tensor([-1, *range(40)], dtype=torch.int32)
-    with use_backend("reference"), pytest.raises(ValueError, match="expected at least the largest row"):
+    with use_backend("reference"), pytest.raises(ValueError, match="expected at least the nodes of the largest tree"):
         tree_plan(large, torch.tensor([0, 41], dtype=torch.int32), max_nodes=32)
 
 

@@ -143,11 +143,11 @@ def test_measurements(gpu: simulated_gpu.Gpu) -> None:
 
 
 def test_an_error_in_a_launch_leaves_the_current_device(gpu: simulated_gpu.Gpu) -> None:
-    from specdec_kernels.ops.tree_plan.triton_kernel import plan
+    from specdec_kernels.ops.tree_plan.triton_kernel import plan_trees
 
     call = sample("tree_plan", SMALL, device=HERE)
     with pytest.raises(TypeError):
-        plan[(1,)](*call.arguments)  # more arguments are missing
+        plan_trees[(1,)](*call.arguments)  # more arguments are missing
     assert torch.cuda.current_device() == 0
 
 

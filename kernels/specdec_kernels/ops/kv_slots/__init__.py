@@ -1,4 +1,4 @@
-"""Where the staged nodes of a packed batch go in a paged cache. See `kv_slots` for the contract."""
+"""kv_slots: slots and positions of the staged nodes of a packed batch in a paged cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""C++ backend of kv_slots: one call, no Python in between."""
+"""C++ backend of kv_slots: the registered operator itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes new keys and values into their slots of a paged cache. See `kv_stage` for the contract."""
+"""kv_stage: writes new keys and values into their slots of a paged cache."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor
 from ...dispatch.extension import cpu_backend, cuda_backend
 from ...dispatch.operator import Op
 from ...triton_shared.triton_backend import INTERPRETED, triton_backend
-from .reference import check
+from .reference import check_arguments
 from .reference import kv_stage as _reference
 
 
-def _load() -> Callable[..., Any]:  # the operator itself tells CPU from CUDA by its tensors
+def _load() -> Callable[..., Any]:  # one operator: the dispatcher selects CPU or CUDA by its tensors
     from .cpu_kernel import kv_stage
 
     return kv_stage
@@ -43,7 +43,7 @@ kv_stage = Op(
     _reference,
     [cuda_backend(_load), triton_backend(_load_triton, _why_not_triton), cpu_backend(_load, op="kv_stage")],
     key=_key,
-    check_data=check,
+    check_data=check_arguments,
 )
 
 __all__ = ["kv_stage"]

@@ -1,4 +1,4 @@
-"""C++ backend of kv_stage: one call, no Python in between."""
+"""C++ backend of kv_stage: the registered operator itself."""
 
 from __future__ import annotations
 

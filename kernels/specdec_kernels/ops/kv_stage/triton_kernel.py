@@ -1,4 +1,12 @@
-"""Triton kernel of kv_stage: one program per node and block of heads writes its key and its value."""
+"""Triton kernel of kv_stage: one program per node and block of heads writes its key and its value.
+
+Shapes:
+    key, value: [num_nodes, NUM_HEADS, HEAD_DIM]
+    key_cache, value_cache: [pages, PAGE_SIZE, NUM_HEADS, HEAD_DIM], num_slots = pages * PAGE_SIZE
+    slots: int64 [num_nodes]
+
+Strides are in elements; the last axis is contiguous.
+"""
 
 from __future__ import annotations
 
@@ -6,32 +14,37 @@ import triton.language as tl
 
 from ...triton_shared.jit import kernel
 
-WIDE = (
-    "key", "value", "key_cache", "value_cache", "k_node", "k_head", "v_node", "v_head", "kc_page", "kc_slot", "kc_head",
-    "vc_page", "vc_slot", "vc_head",
+VECTORIZED = (
+    "key_ptr", "value_ptr", "key_cache_ptr", "value_cache_ptr", "key_node_stride", "key_head_stride",
+    "value_node_stride", "value_head_stride", "key_cache_page_stride", "key_cache_slot_stride", "key_cache_head_stride",
+    "value_cache_page_stride", "value_cache_slot_stride", "value_cache_head_stride",
 )  # fmt: skip
-"""Arguments that wide loads and stores specialise, for `jit_triton.kernel`."""
+"""Arguments that are specialised, so that loads and stores are vectorized; see `triton_shared.jit.kernel`."""
 
 
-@kernel(*WIDE)
-def stage(
-    key, value, key_cache, value_cache, slots, capacity,
-    k_node, k_head, v_node, v_head, kc_page, kc_slot, kc_head, vc_page, vc_slot, vc_head,
-    HEADS: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
+@kernel(*VECTORIZED)
+def stage_nodes(
+    key_ptr, value_ptr, key_cache_ptr, value_cache_ptr, slots_ptr, num_slots, key_node_stride, key_head_stride,
+    value_node_stride, value_head_stride, key_cache_page_stride, key_cache_slot_stride, key_cache_head_stride,
+    value_cache_page_stride, value_cache_slot_stride, value_cache_head_stride, NUM_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Grid (nodes, blocks of heads). A negative slot is the trash; one beyond the cache is not written."""
+    """Grid: (num_nodes, blocks of heads). A negative slot is the trash. A slot beyond the cache is not written."""
     node = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
-    wide = tl.arange(0, BLOCK_D)
-    slot = tl.maximum(tl.load(slots + node), 0)
-    inside = (head < tl.where(slot < capacity, HEADS, 0))[:, None] & (wide < WIDTH)[None, :]
-    page = slot // PAGE
-    place = slot % PAGE
-    k_from = key + node * k_node + head[:, None] * k_head + wide[None, :]
-    v_from = value + node * v_node + head[:, None] * v_head + wide[None, :]
-    k_to = key_cache + page * kc_page + place * kc_slot + head.to(tl.int64)[:, None] * kc_head + wide[None, :]
-    v_to = value_cache + page * vc_page + place * vc_slot + head.to(tl.int64)[:, None] * vc_head + wide[None, :]
-    new_key = tl.load(k_from, mask=inside)
-    new_value = tl.load(v_from, mask=inside)
-    tl.store(k_to, new_key, mask=inside)
-    tl.store(v_to, new_value, mask=inside)
+    dim = tl.arange(0, BLOCK_D)
+    slot = tl.maximum(tl.load(slots_ptr + node), 0)
+    mask = (head < tl.where(slot < num_slots, NUM_HEADS, 0))[:, None] & (dim < HEAD_DIM)[None, :]
+    page = slot // PAGE_SIZE
+    offset = slot % PAGE_SIZE
+    key_from = key_ptr + node * key_node_stride + head[:, None] * key_head_stride + dim[None, :]
+    value_from = value_ptr + node * value_node_stride + head[:, None] * value_head_stride + dim[None, :]
+    cache_head = head.to(tl.int64)[:, None]
+    key_slot = page * key_cache_page_stride + offset * key_cache_slot_stride
+    key_to = key_cache_ptr + key_slot + cache_head * key_cache_head_stride + dim[None, :]
+    value_slot = page * value_cache_page_stride + offset * value_cache_slot_stride
+    value_to = value_cache_ptr + value_slot + cache_head * value_cache_head_stride + dim[None, :]
+    new_key = tl.load(key_from, mask=mask)
+    new_value = tl.load(value_from, mask=mask)
+    tl.store(key_to, new_key, mask=mask)
+    tl.store(value_to, new_value, mask=mask)

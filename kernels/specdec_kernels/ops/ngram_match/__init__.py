@@ -1,4 +1,4 @@
-"""What followed the longest suffix of a token history that occurred before. See `ngram_match` for the contract."""
+"""ngram_match: prompt lookup, the continuation of the longest suffix of a history that occurred before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""C++ backend of ngram_match: one scan of every history, backwards."""
+"""C++ backend of ngram_match: one backward scan of every history."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...dispatch import argument_checks
-from .reference import check
+from .reference import check_arguments
 
 _ngram_match = torch.ops.specdec.ngram_match.default
 
@@ -24,6 +24,6 @@ def ngram_match(
     try:
         found: tuple[Tensor, ...] = _ngram_match(tokens, starts, lengths, *sizes)
     except (RuntimeError, ValueError):
-        check(tokens, starts, lengths, n_max, n_min, num_tokens)  # raises with a remedy
+        check_arguments(tokens, starts, lengths, n_max, n_min, num_tokens)  # raises with a message that says what to do
         found = _ngram_match(*argument_checks.make_contiguous(tokens, starts, lengths), *sizes)
     return found

@@ -1,4 +1,4 @@
-"""Prompt lookup over token histories in plain PyTorch."""
+"""Plain PyTorch definition of ngram_match."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ...dispatch import argument_checks
 
 
 def check_sizes(tokens: Tensor, starts: Tensor, lengths: Tensor, n_max: int, n_min: int, num_tokens: int) -> None:
-    """Raises ValueError unless shapes, dtypes and numbers of `ngram_match` fit together; looks at no data."""
+    """Raises ValueError unless shapes, dtypes and numbers fit together. Reads no data."""
     argument_checks.check_tensor("ngram_match", "tokens", tokens, torch.int64, "N")
     argument_checks.check_tensor("ngram_match", "starts", starts, torch.int64, "B")
     argument_checks.check_tensor("ngram_match", "lengths", lengths, torch.int32, starts.shape[0])
@@ -19,8 +19,8 @@ def check_sizes(tokens: Tensor, starts: Tensor, lengths: Tensor, n_max: int, n_m
         raise ValueError(f"ngram_match: num_tokens is {num_tokens}; expected 0 or more")
 
 
-def check(tokens: Tensor, starts: Tensor, lengths: Tensor, n_max: int, n_min: int, num_tokens: int) -> None:
-    """`check_sizes`, and that no history leaves `tokens`. Reads starts and lengths on the host."""
+def check_arguments(tokens: Tensor, starts: Tensor, lengths: Tensor, n_max: int, n_min: int, num_tokens: int) -> None:
+    """Checks sizes, and that no history leaves `tokens`. Reads starts and lengths on the host."""
     check_sizes(tokens, starts, lengths, n_max, n_min, num_tokens)
     size = tokens.shape[0]
     for at, (start, length) in enumerate(zip(starts.tolist(), lengths.tolist())):
@@ -40,22 +40,34 @@ def ngram_match(
     num_tokens: int,
     frequent: bool = False,
 ) -> tuple[Tensor, ...]:
-    """What followed the longest suffix of each history that occurred in it before (prompt lookup, Saxena 2023).
+    """Drafts what followed the longest suffix of each history that occurred in it before (prompt lookup).
 
-    The suffix has n_min to n_max tokens and ends at the newest one; an occurrence ends earlier. Of the
-    occurrences of the longest such suffix the last one is copied, or, with `frequent`, the last of those that are
-    followed by the token that most of them are followed by (of two that tie, the one that was seen last). A copy that
-    reaches the end of the history goes on into itself.
+    The suffix has n_min to n_max tokens and ends at the newest one; an occurrence ends earlier. The last occurrence of
+    the longest such suffix is copied. With `frequent`, only occurrences that are followed by the most frequent token
+    count; of two tokens that tie, the one seen last counts. A copy that reaches the end of the history continues in
+    itself.
 
-    tokens: int64 [N]; starts: int64 [B]; lengths: int32 [B]: history b is tokens[starts[b] : starts[b] + lengths[b]].
-    Packed histories have starts = offsets[:-1]; rows of a buffer [R, L] are tokens.view(-1) with starts = rows * L.
-    n_max, n_min: longest and shortest suffix; num_tokens: K
+    Args:
+        tokens: Histories, int64 [N]. History b is tokens[starts[b] : starts[b] + lengths[b]]. Packed histories have
+            starts = offsets[:-1]; rows of a buffer [R, L] are tokens.view(-1) with starts = rows * L.
+        starts: First token of each history, int64 [B].
+        lengths: Tokens of each history, int32 [B].
+        n_max: Longest suffix.
+        n_min: Shortest suffix.
+        num_tokens: Draft tokens per history, K.
+        frequent: Whether to prefer the most frequent continuation.
 
-    Returns: (int64 [B, K] tokens, -1 where nothing matched; int32 [B] length of the suffix that matched, 0 for none).
-    Raises: ValueError for sizes that make no sense and histories that leave `tokens` (GPU kernels, which
-        cannot raise for data, take these for empty).
+    Returns:
+        Draft tokens, int64 [B, K], -1 if nothing matched; and the length of the matched suffix, int32 [B], 0 for none.
+
+    Raises:
+        ValueError: If sizes make no sense or a history leaves `tokens`. GPU kernels, which cannot raise for data, treat
+            such a history as empty.
+
+    Source:
+        Prompt lookup decoding, Saxena 2023.
     """
-    check(tokens, starts, lengths, n_max, n_min, num_tokens)
+    check_arguments(tokens, starts, lengths, n_max, n_min, num_tokens)
     batch = starts.shape[0]
     drafts = torch.full((batch, num_tokens), -1, dtype=torch.int64, device=tokens.device)
     matched = torch.zeros(batch, dtype=torch.int32, device=tokens.device)

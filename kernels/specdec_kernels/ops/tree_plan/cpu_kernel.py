@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ...dispatch import argument_checks
 from .plan import TreePlan
-from .reference import check
+from .reference import check_arguments
 
 _tree_plan = torch.ops.specdec.tree_plan.default
 
@@ -16,6 +16,6 @@ def tree_plan(parents: Tensor, offsets: Tensor, max_nodes: int | None = None) ->
     try:
         plan = TreePlan(*_tree_plan(parents, offsets))
     except (RuntimeError, ValueError):
-        check(parents, offsets)  # raises with a remedy
+        check_arguments(parents, offsets)  # raises with a message that says what to do
         plan = TreePlan(*_tree_plan(*argument_checks.make_contiguous(parents, offsets)))
     return plan if max_nodes is None else plan.widened(max_nodes)

@@ -9,7 +9,7 @@ from ...dispatch import argument_checks
 from .plan import TreePlan
 
 
-def check(parents: Tensor, offsets: Tensor) -> None:
+def check_arguments(parents: Tensor, offsets: Tensor) -> None:
     """Raises ValueError for arguments that tree_plan cannot take."""
     op = "tree_plan"
     nodes = argument_checks.check_tensor(op, "parents", parents, torch.int32, "M").shape[0]
@@ -30,32 +30,34 @@ def check(parents: Tensor, offsets: Tensor) -> None:
 
 
 def tree_plan(parents: Tensor, offsets: Tensor, max_nodes: int | None = None) -> TreePlan:
-    """Depths, rows, ancestor words and child links of packed trees, one per request.
+    """Computes depths, ancestor words and child links of packed trees, one tree per request.
 
     Args:
-        parents: int32 [M], index of the parent within the row, -1 for the root; a parent precedes its children.
-        offsets: int32 [B + 1], the rows' nodes are offsets[b] .. offsets[b + 1] - 1. Rows without nodes are legal;
-            nodes from offsets[B] on are the tail and belong to no row.
-        max_nodes: nodes of the largest row or more, which the host knows; then there are ancestor words for so many.
-            None: as few words as the data need; a GPU kernel, which asks nobody, makes words for M nodes.
+        parents: Index of each node's parent within its tree, int32 [M]; -1 for the root. Parents precede children.
+        offsets: First node of each request, int32 [B + 1]. Empty trees are allowed. Nodes from offsets[B] on are the
+            tail and belong to no request.
+        max_nodes: Upper bound on the nodes of a tree, if the host knows one. It fixes the number of ancestor words.
+            With None there are as few words as the data needs; a GPU kernel, which reads nothing back, makes words for
+            M nodes.
 
     Returns:
-        TreePlan, see there.
+        The `TreePlan`.
 
     Raises:
-        ValueError: wrong shape or dtype, offsets that decrease, a root that is not first, a parent that does not
-            precede its child (names row and node).
+        ValueError: If a shape or dtype is wrong, offsets decrease, a root is not first, or a parent does not precede
+            its child. The message names row and node.
 
-    Source: SpecInfer (Miao et al., 2024), section 4 (topology-aware causal mask).
+    Source:
+        SpecInfer (Miao et al. 2024), section 4: topology-aware causal mask.
     """
-    check(parents, offsets)
+    check_arguments(parents, offsets)
     bounds, parent_of = offsets.tolist(), parents.tolist()
     nodes = len(parent_of)
     widest = max((end - start for start, end in zip(bounds[:-1], bounds[1:], strict=True)), default=0)
     words = max(1, (widest + 31) // 32)
     depth, row_of = [0] * nodes, [-1] * nodes
     first_child, next_sibling = [-1] * nodes, [-1] * nodes
-    ancestors = [0] * nodes  # python integers: bit j is node j of the row
+    ancestors = [0] * nodes  # Python integers: bit j is node j of the tree
     for row, (start, end) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
         latest: dict[int, int] = {}  # parent -> its latest child so far
         for node in range(start, end):
