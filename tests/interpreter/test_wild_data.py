@@ -134,13 +134,13 @@ def test_the_way_up_ends_at_the_root_of_its_row(monkeypatch: pytest.MonkeyPatch)
 
 def test_what_is_watched_is_noticed() -> None:
     """A page table that is said to have more columns than it has."""
-    from specdec_kernels.ops.kv_slots.triton_kernel import place
+    from specdec_kernels.ops.kv_slots.triton_kernel import assign_slots
 
     table, lengths, rows, offsets, depth, nodes, page = sample("kv_slots", SIZES).arguments
     own = [torch.zeros(size, dtype=kind) for size, kind in ((99, torch.int32), (3, torch.int32))]
     own += [torch.zeros(nodes, dtype=torch.int64) for _ in range(2)]
-    sizes, kinds = (len(rows), nodes, *table.shape), {"PAGE": page, "ADVANCE": False, "TREE": True, "BLOCK": 16}
+    sizes, kinds = (len(rows), nodes, *table.shape), {"PAGE_SIZE": page, "ADVANCE": False, "TREE": True, "BLOCK": 16}
     with watched():
-        place[(4,)](table, lengths, rows, offsets, depth, *own, *sizes, **kinds)
+        assign_slots[(4,)](table, lengths, rows, offsets, depth, *own, *sizes, **kinds)
         with pytest.raises(Exception, match="reads memory of no tensor"):
-            place[(4,)](table, lengths, rows, offsets, depth, *own, *sizes[:3], 9, **kinds)
+            assign_slots[(4,)](table, lengths, rows, offsets, depth, *own, *sizes[:3], 9, **kinds)
