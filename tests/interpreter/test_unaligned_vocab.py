@@ -25,7 +25,7 @@ CASES = (
     ("distribution_stats", "overlay"),
     ("replay_sample", ""), ("draft_sample", "top-p"), ("rejection_verify", "top-p"), ("rejection_verify", "block rule"),
     ("rejection_verify", "overlay"), ("rejection_verify_logits", "top-p"), ("replay_verify", "top-k"),
-    ("recursive_rejection_verify", "drawn without replacement"), ("traversal_verify", "proposal_kinds"),
+    ("recursive_rejection_verify", "sampled without replacement"), ("traversal_verify", "sampled"),
     ("typical_verify", ""),
     ("tree_expand", "noise"), ("process_logits", ""),
 )  # fmt: skip

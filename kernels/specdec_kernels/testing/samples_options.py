@@ -40,9 +40,9 @@ Make = Callable[[Sizes], Call]
 FILTERS = {"top-k": (1.0, 20, 1.0, 0.0), "top-p": (1.0, 0, 0.6, 0.0), "min-p": (0.7, 0, 1.0, 0.05)}
 """Temperature, top-k, top-p and min-p."""
 MARKS = {
-    "proposal_kinds": (SAMPLED, SAMPLED),
-    "drawn without replacement": (SAMPLED_WITHOUT_EARLIER, SAMPLED_WITHOUT_EARLIER),
-    "chosen and drawn": (DETERMINISTIC, SAMPLED_WITHOUT_DETERMINISTIC),
+    "sampled": (SAMPLED, SAMPLED),
+    "sampled without replacement": (SAMPLED_WITHOUT_EARLIER, SAMPLED_WITHOUT_EARLIER),
+    "deterministic and sampled": (DETERMINISTIC, SAMPLED_WITHOUT_DETERMINISTIC),
 }
 """Of the two children of a node."""
 
@@ -230,7 +230,7 @@ OPTIONS: dict[str, dict[str, Make]] = {
         "width 256": wide(256),
     },
     "draft_chain": {
-        "proposal_kinds": lambda sizes: replace(drafting(sizes), options={"first_draw": 0}),
+        "sampled": lambda sizes: replace(drafting(sizes), options={"first_draw": 0}),
         "greedy": lambda sizes: greedily(drafting(sizes)),
     },
     "distribution_stats": {
