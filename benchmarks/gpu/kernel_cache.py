@@ -34,7 +34,7 @@ TESTED = ((3, 6), (3, 9))
 """First and last minor version of Triton that the kernels are tested with."""
 KEY = "specdec.key"
 """File beside a compiled kernel: its key without the name of Triton's installation."""
-SOURCES = Path(__file__).parents[1] / "kernels" / "specdec_kernels"
+SOURCES = Path(__file__).parents[2] / "kernels" / "specdec_kernels"
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ pytestmark = [
     pytest.mark.skipif(simulated_gpu.unavailable_reason() is not None, reason=str(simulated_gpu.unavailable_reason())),
     pytest.mark.filterwarnings("ignore::specdec_kernels.FallbackWarning"),  # of the answers, which the CPU gives
 ]
-KERNELS = Path(simulated_gpu.__file__).parents[1]
+OPERATORS = Path(simulated_gpu.__file__).parents[1] / "ops"
 SMALL = Sizes(rows=2, nodes=3, vocab=64, length=20, heads=2, kv_heads=1, width=16, layers=2)
 HERE = torch.device("cuda:1")
 BY_TRITON = sorted(name for name, op in OPS.items() if "triton" in [backend.name for backend in op.backends])
@@ -73,8 +73,8 @@ def test_operators_launch_on_the_gpu_of_their_tensors(gpu: simulated_gpu.Gpu, na
 
 def launch_of(name: str) -> Callable[..., Any]:
     """The function of a `launch.py` that serves an operator."""
-    for path in (*KERNELS.glob(f"{name}/launch.py"), *KERNELS.glob("*/launch.py"), *KERNELS.glob("*/shares.py")):
-        module = import_module(".".join(("specdec_kernels", *path.relative_to(KERNELS).with_suffix("").parts)))
+    for path in (*OPERATORS.glob(f"{name}/launch.py"), *OPERATORS.glob("*/launch.py"), *OPERATORS.glob("*/shares.py")):
+        module = import_module(".".join(("specdec_kernels.ops", *path.relative_to(OPERATORS).with_suffix("").parts)))
         if hasattr(module, name):
             found: Callable[..., Any] = getattr(module, name)
             return found
@@ -166,7 +166,7 @@ def launched(path: Path) -> Iterator[tuple[str, str]]:
     """Module and name of what a module imports and writes as `name[grid](...)`."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level and node.module]
-    package = ("specdec_kernels", *path.relative_to(KERNELS).parent.parts)
+    package = ("specdec_kernels", "ops", *path.relative_to(OPERATORS).parent.parts)
     of = {a.asname or a.name: (".".join((*package[: len(package) + 1 - node.level], str(node.module))), a.name)
           for node in imports for a in node.names}  # fmt: skip
     subscripts = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
@@ -181,7 +181,7 @@ def test_every_kernel_that_is_launched_sees_to_its_device() -> None:
 
     from specdec_kernels.triton_shared.device_kernel import DeviceKernel
 
-    places = {place for path in KERNELS.rglob("*.py") for place in launched(path)}
+    places = {place for path in OPERATORS.rglob("*.py") for place in launched(path)}
     kernels = {place: getattr(import_module(place[0]), place[1]) for place in places}
     kinds = {place: type(kernel) for place, kernel in kernels.items() if isinstance(kernel, JITFunction)}
     assert len(kinds) > 30

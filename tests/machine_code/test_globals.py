@@ -36,14 +36,14 @@ def fill_by_call(out):
 
 
 def kernels() -> Iterator[tuple[str, Any]]:
-    """Every function for Triton that a module of the package defines, by "module:name"."""
+    """Every function for Triton in the package, by "module:name"; modules of operators without "ops."."""
     folder = Path(specdec_kernels.__file__).parent
     for path in sorted(folder.rglob("*.py")):
         if "import triton.language" in path.read_text(encoding="utf-8"):
             module = ".".join(path.relative_to(folder).with_suffix("").parts)
             for name, value in vars(import_module(f"specdec_kernels.{module}")).items():
                 if isinstance(value, triton.JITFunction) and value.__module__ == f"specdec_kernels.{module}":
-                    yield f"{module}:{name}", value
+                    yield f"{module.removeprefix('ops.')}:{name}", value
 
 
 def unequal(kernel: Any) -> list[str]:

@@ -28,10 +28,10 @@ VERSIONS = ("3.9", "3.7", "3.6")
 """Minor versions of Triton with which nothing may spill on sm_90."""
 SPILLING = {"3.8": 7}
 """Those with which so many variants do, by a few instructions."""
-DETERMINISTIC = variants() if machine_code.unavailable_reason() is None else []
-EVERYDAY = [(variant, each) for variant in DETERMINISTIC for each in variant.everyday]
-HERE = machine_code.version() if DETERMINISTIC else ""
-PAIRS = [(variant, each) for variant in DETERMINISTIC for each in variant.architectures] if FULL else EVERYDAY
+VARIANTS = variants() if machine_code.unavailable_reason() is None else []
+EVERYDAY = [(variant, each) for variant in VARIANTS for each in variant.everyday]
+HERE = machine_code.version() if VARIANTS else ""
+PAIRS = [(variant, each) for variant in VARIANTS for each in variant.architectures] if FULL else EVERYDAY
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -51,40 +51,40 @@ def test_no_kernel_costs_more_than_recorded(variant: Variant, architecture: str)
 
 def test_everyday_variants_are_few_and_cover_every_kernel_on_hopper() -> None:
     assert len(EVERYDAY) <= MOST_EVERYDAY
-    assert all(set(variant.everyday) <= set(variant.architectures) for variant in DETERMINISTIC)
+    assert all(set(variant.everyday) <= set(variant.architectures) for variant in VARIANTS)
     covered = {variant.kernel for variant, architecture in EVERYDAY if architecture == "sm_90"}
-    assert covered == {variant.kernel for variant in DETERMINISTIC}
+    assert covered == {variant.kernel for variant in VARIANTS}
 
 
 def test_kv_slots_writes_a_length_after_all_warps_have_read_it() -> None:
     """The last store of a program is to memory that each of its warps has read: a barrier lies between."""
-    (variant,) = (each for each in DETERMINISTIC if each.name == "kv_slots/page 16")
+    (variant,) = (each for each in VARIANTS if each.name == "kv_slots/page 16")
     code = machine_code.compile_variant(variant, "sm_90").asm["ptx"]
     before = code[: code.rindex("st.global")]
     assert before.rindex("bar.sync") > before.rindex("ld.global")
 
 
-@pytest.mark.parametrize("kernel", ["scan", "join"])
+@pytest.mark.parametrize("kernel", ["scan_blocks", "join_blocks"])
 def test_inverse_temperatures_are_rounded_as_the_references_round_them(kernel: str) -> None:
     """`/` of float32 becomes an approximate division."""
     (variant,) = (
-        each for each in DETERMINISTIC if each.kernel == f"distribution_stats.triton_kernel:{kernel}" and each.everyday
+        each for each in VARIANTS if each.kernel == f"distribution_stats.triton_kernel:{kernel}" and each.everyday
     )
     code = machine_code.compile_variant(variant, "sm_90").asm["ptx"]
     assert "div.rn.f32" in code and "div.full.f32" not in code
 
 
 def test_every_operator_with_triton_kernels_lists_variants() -> None:
-    folder = Path(machine_code.__file__).parent
+    folder = Path(machine_code.__file__).parents[1] / "ops"
     kernels = {path.parent.name for path in folder.glob("*/triton_kernel.py")}
-    assert kernels and {variant.kernel.partition(".")[0] for variant in DETERMINISTIC} == kernels
-    assert {variant.name.partition("/")[0] for variant in DETERMINISTIC} == kernels
+    assert kernels and {variant.kernel.partition(".")[0] for variant in VARIANTS} == kernels
+    assert {variant.name.partition("/")[0] for variant in VARIANTS} == kernels
 
 
 @pytest.mark.parametrize("version", [*VERSIONS, *SPILLING])
 def test_ceilings_are_recorded_for_all_that_exists_and_nothing_else(version: str) -> None:
     recorded = machine_code.recorded()[version]
-    assert {n: set(each) for n, each in recorded.items()} == {v.name: set(v.architectures) for v in DETERMINISTIC}
+    assert {n: set(each) for n, each in recorded.items()} == {v.name: set(v.architectures) for v in VARIANTS}
     spills = [each["sm_90"]["spills"] for each in recorded.values()]
     assert sum(map(bool, spills)) == SPILLING.get(version, 0) and max(spills) <= 6
 
@@ -152,7 +152,7 @@ def test_spills_on_hopper_and_missing_ceilings_are_breaches() -> None:
 
 
 def test_arguments_that_do_not_fit_the_kernel_are_named() -> None:
-    variant = DETERMINISTIC[0]
+    variant = VARIANTS[0]
     wrong = replace(variant, arguments={**variant.arguments, "nonsense": "i32"})
     with pytest.raises(ValueError, match=r"other arguments.*nonsense"):
         measure(wrong, "sm_90")
@@ -160,7 +160,7 @@ def test_arguments_that_do_not_fit_the_kernel_are_named() -> None:
 
 def test_recording_keeps_what_it_does_not_measure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(machine_code, "CEILINGS", tmp_path / "ceilings.json")
-    first, second = DETERMINISTIC[0].name, DETERMINISTIC[1].name
+    first, second = VARIANTS[0].name, VARIANTS[1].name
     machine_code.record({first: {"sm_80": GOOD, "sm_90": GOOD}, "gone": {"sm_90": GOOD}})
     machine_code.record({second: {"sm_90": replace(GOOD, registers=7)}})
     kept = machine_code.ceilings()
@@ -175,8 +175,8 @@ def test_recording_keeps_what_it_does_not_measure(monkeypatch: pytest.MonkeyPatc
 def test_another_triton_fails_on_growth_and_spills(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(machine_code, "variants", lambda: [DETERMINISTIC[0]])
-    monkeypatch.setattr(machine_code, "ceilings", lambda: {DETERMINISTIC[0].name: {"sm_90": asdict(GOOD)}})
+    monkeypatch.setattr(machine_code, "variants", lambda: [VARIANTS[0]])
+    monkeypatch.setattr(machine_code, "ceilings", lambda: {VARIANTS[0].name: {"sm_90": asdict(GOOD)}})
     monkeypatch.setattr(machine_code, "measure", lambda variant, architecture: GOOD)
     assert compile_all.main() == 0
     monkeypatch.setattr(machine_code, "measure", lambda variant, architecture: replace(GOOD, registers=200))

@@ -100,7 +100,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiled]:
 
 
 def launch_of(op: str) -> Callable[..., Any]:
-    launch: Callable[..., Any] = getattr(import_module(f"specdec_kernels.{PLACES.get(op, f'{op}.launch')}"), op)
+    launch: Callable[..., Any] = getattr(import_module(f"specdec_kernels.ops.{PLACES.get(op, f'{op}.launch')}"), op)
     return launch
 
 
