@@ -1,4 +1,4 @@
-"""Edits that lie over logits: whoever reads the logits folds them in on load, and no copy in float32 is made."""
+"""Processed logits as a sparse overlay. Operators that read the logits apply it on load, without a float32 copy."""
 
 from __future__ import annotations
 
@@ -11,78 +11,80 @@ from torch import Tensor
 WORD = 32
 """Tokens of one word."""
 PLANES = 3
-"""Words of 32 tokens: which have another logit, how many such there are before them, which are forbidden."""
+"""Words per 32 tokens: which are replaced, how many are replaced before them, which are forbidden."""
 
 
-def words_of(vocab: int) -> int:
-    """Words of a vocabulary."""
-    return -(-vocab // WORD)
+def num_words(vocab_size: int) -> int:
+    """Returns the number of 32-bit words of a vocabulary."""
+    return -(-vocab_size // WORD)
 
 
 @dataclass(frozen=True, slots=True)
 class Overlay:
-    """What `process_logits_overlay` makes of the edits of R rows of logits.
+    """Processed logits of R rows, as `process_logits_overlay` makes them.
 
-    cells: int32 [R, 3 * W + C], contiguous, W = ceil(V / 32). Of the 32 tokens from 32 * w on, cell 3 * w has a bit for
-        each that has another logit, 3 * w + 1 says how many such there are in the row before them, 3 * w + 2 has a bit
-        for each that is forbidden (-inf is added, so that NaN and +inf stay visible as NaN). The bits of the other
-        logits, float32 in order of ids, follow from cell 3 * W on: up to C of them.
-    vocab: V, columns of the logits that it is for.
+    Attributes:
+        words: int32 [R, 3 * W + C], contiguous, W = ceil(V / 32). For the 32 tokens from 32 * w on, word 3 * w has a
+            bit for each replaced logit, word 3 * w + 1 counts the replaced logits of the row before them, and word
+            3 * w + 2 has a bit for each forbidden token (-inf is added, so NaN and +inf stay visible as NaN). From word
+            3 * W on follow the bits of up to C replaced logits, float32, in order of ids.
+        vocab_size: V, columns of the logits.
     """
 
-    cells: Tensor
-    vocab: int
+    words: Tensor
+    vocab_size: int
 
-    def select(self, index: Tensor) -> Overlay:
-        """That of the given rows (int64 [R'])."""
-        return Overlay(self.cells[index], self.vocab)
+    def select_rows(self, index: Tensor) -> Overlay:
+        """Returns the overlay of some rows, int64 [R']."""
+        return Overlay(self.words[index], self.vocab_size)
 
-    def over(self, logits: Tensor) -> Tensor:
-        """Logits [R, V] with the edits, a copy in float32: what reading through the overlay means."""
-        rows = [_edited(*part) for part in zip(logits.split(_AT_ONCE), self.cells.split(_AT_ONCE))]
+    def apply(self, logits: Tensor) -> Tensor:
+        """Returns a float32 copy of logits [R, V] with the overlay applied: the definition of reading through it."""
+        pairs = zip(logits.split(_ROWS_AT_ONCE), self.words.split(_ROWS_AT_ONCE))
+        rows = [_apply_words(*pair) for pair in pairs]
         return rows[0] if len(rows) == 1 else torch.cat(rows)
 
 
-_AT_ONCE = 32
-"""Rows whose bits are spread out at a time: they take several times the room of the logits."""
+_ROWS_AT_ONCE = 32
+"""Rows whose bits are unpacked at a time: unpacked, they take several times the memory of the logits."""
 
 
-def _edited(logits: Tensor, cells: Tensor) -> Tensor:
-    vocab, device = logits.shape[1], logits.device
-    words = words_of(vocab)
-    planes = cells[:, : PLANES * words].unflatten(1, (words, PLANES))
-    ids = torch.arange(vocab, device=device)
-    moved, barred = ((planes[:, ids // WORD, plane] >> (ids % WORD)) & 1 for plane in (0, 2))
-    level, values = logits.float(), cells[:, PLANES * words :].contiguous().view(torch.float32)
+def _apply_words(logits: Tensor, words: Tensor) -> Tensor:
+    vocab_size, device = logits.shape[1], logits.device
+    count = num_words(vocab_size)
+    planes = words[:, : PLANES * count].unflatten(1, (count, PLANES))
+    ids = torch.arange(vocab_size, device=device)
+    replaced, forbidden = ((planes[:, ids // WORD, plane] >> (ids % WORD)) & 1 for plane in (0, 2))
+    level, values = logits.float(), words[:, PLANES * count :].contiguous().view(torch.float32)
     if values.shape[1]:
-        place = (moved.cumsum(1) - 1).clamp(0, values.shape[1] - 1)
-        level = torch.where(moved == 1, values.gather(1, place), level)
-    return torch.where(barred == 1, level - torch.inf, level)
+        place = (replaced.cumsum(1) - 1).clamp(0, values.shape[1] - 1)
+        level = torch.where(replaced == 1, values.gather(1, place), level)
+    return torch.where(forbidden == 1, level - torch.inf, level)
 
 
-def check(op: str, overlay: Any, logits: Tensor) -> Tensor:
-    """The cells of an overlay. Raises ValueError for one that is not of these logits."""
-    rows, vocab = logits.shape
-    least = PLANES * words_of(vocab)
-    cells = overlay.cells if isinstance(overlay, Overlay) else None
-    if cells is None or cells.dtype != torch.int32 or cells.ndim != 2 or not cells.is_contiguous():
-        got = type(overlay).__name__ if cells is None else f"{cells.dtype} {list(cells.shape)}"
+def check_overlay(op: str, overlay: Any, logits: Tensor) -> Tensor:
+    """Returns the words of an overlay. Raises ValueError if it does not belong to these logits."""
+    rows, vocab_size = logits.shape
+    least = PLANES * num_words(vocab_size)
+    words = overlay.words if isinstance(overlay, Overlay) else None
+    if words is None or words.dtype != torch.int32 or words.ndim != 2 or not words.is_contiguous():
+        got = type(overlay).__name__ if words is None else f"{words.dtype} {list(words.shape)}"
         raise ValueError(
             f"{op}: overlay is {got}; expected an Overlay as process_logits_overlay returns it: contiguous int32"
         )
-    fits = cells.shape[0] == rows and overlay.vocab == vocab and cells.shape[1] >= least
-    if not fits or cells.device != logits.device:
+    fits = words.shape[0] == rows and overlay.vocab_size == vocab_size and words.shape[1] >= least
+    if not fits or words.device != logits.device:
         raise ValueError(
-            f"{op}: overlay is {list(cells.shape)} for {overlay.vocab} tokens on {cells.device}; expected "
-            f"[{rows}, {least} or more] for {vocab} on {logits.device}, like the logits; process_logits_overlay "
+            f"{op}: overlay is {list(words.shape)} for {overlay.vocab_size} tokens on {words.device}; expected "
+            f"[{rows}, {least} or more] for {vocab_size} on {logits.device}, like the logits; process_logits_overlay "
             f"makes them"
         )
-    return cells
+    return words
 
 
-def folded(op: str, overlay: Overlay | None, logits: Tensor, nothing: Tensor) -> tuple[Tensor, int]:
-    """(cells, how many a row has) for a launch; without an overlay `nothing`, any int32 tensor, and 0."""
+def launch_arguments(op: str, overlay: Overlay | None, logits: Tensor, absent: Tensor) -> tuple[Tensor, int]:
+    """Returns (words, words per row) for a launch; without an overlay `absent`, any int32 tensor, and 0."""
     if overlay is None:
-        return nothing, 0
-    cells = check(op, overlay, logits)
-    return cells, cells.shape[1]
+        return absent, 0
+    words = check_overlay(op, overlay, logits)
+    return words, words.shape[1]

@@ -18,9 +18,9 @@ from torch import Tensor
 REPLAY = 0
 """Noise shared by target and drafter: position = absolute position of the token being chosen, index = 0."""
 ACCEPT = 1
-"""Coins of the accept tests: position = position of the step's root, index = tested node within its row, token = 0."""
+"""Uniform draws of acceptance: position = position of the step's root, index = node within its row, token = 0."""
 DRAFT = 2
-"""Token noise of a drafter's draw: position = position of the step's root, index = draw."""
+"""Token noise of a draft sample: position = position of the step's root, index = draw."""
 RECOVER = 3
 """Token noise of recovered and bonus tokens: position = position of the step's root, index = number accepted."""
 DRAFT_BLOCK = 4
@@ -29,7 +29,7 @@ RECOVER_BLOCK = 5
 """Block noise that goes with RECOVER (token = block)."""
 
 BLOCK = 1024
-"""Token ids per block of the two-level race."""
+"""Token ids per block of two-level Gumbel-max."""
 
 _MASK = 0xFFFFFFFF
 _SPLIT = 1 << 29  # words below it (x < 1/8) take the branch that keeps tiny exponentials precise
@@ -59,11 +59,14 @@ def _int64(value: Tensor | int, device: torch.device) -> Tensor:
 def philox(
     c0: Tensor | int, c1: Tensor | int, c2: Tensor | int, c3: Tensor | int, seed: Tensor | int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Four Philox4x32-10 words for a counter and a 64-bit seed.
+    """Returns four Philox4x32-10 words for a counter and a 64-bit seed.
 
     Args:
-        c0, c1, c2, c3: counter words, broadcastable; their low 32 bits are used.
-        seed: key, broadcastable; low half is key word 0, high half key word 1.
+        c0: First counter word, broadcastable like all arguments. The low 32 bits of counter words are used.
+        c1: Second counter word.
+        c2: Third counter word.
+        c3: Fourth counter word.
+        seed: Key; its low half is key word 0, its high half key word 1.
 
     Returns:
         Four int64 tensors of the broadcast shape with values in [0, 2**32).
@@ -130,7 +133,7 @@ def exponential(word: Tensor) -> Tensor:
     """Standard exponential variate of a word: float32 in [2**-33, 22.9].
 
     E = -log(1 - x) with x = (word + 1/2) / 2**32. Words below 2**29 use a polynomial in x, so that the small values,
-    which win races, keep their full relative precision; the others use the logarithm of 1 - x.
+    which win, keep their full relative precision; the others use the logarithm of 1 - x.
     """
     x = (word.to(torch.float32) + 0.5) * _INV32
     poly = torch.full_like(x, _Q[-1])
@@ -155,59 +158,64 @@ def uniform(word: Tensor) -> Tensor:
 
 
 def replay_noise(seeds: Tensor, positions: Tensor, vocab: int) -> Tensor:
-    """Gumbel noise shared by target and drafter for every token id: float32 [R, vocab].
+    """Returns the Gumbel noise that target and drafter share, for every token id.
 
     Args:
-        seeds: int64 [R], request seeds.
-        positions: int32 [R], absolute positions of the tokens being chosen.
-        vocab: number of token ids.
+        seeds: Request seeds, int64 [R].
+        positions: Absolute positions of the tokens being chosen, int32 [R].
+        vocab: Number of token ids.
+
+    Returns:
+        float32 [R, vocab].
     """
     return gumbel(span_words(seeds, positions, 0, REPLAY, vocab))
 
 
-def draw_from_weights(
+def sample_from_weights(
     weights: Tensor,
     seeds: Tensor | None,
     positions: Tensor | None,
     index: Tensor | None,
     stream: int = RECOVER,
-    race: tuple[Tensor, Tensor] | None = None,
+    gumbel_noise: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """Draw one token per row from unnormalised weights by the two-level race.
+    """Samples one token per row from unnormalised weights by two-level Gumbel-max.
 
-    The vocabulary is cut in blocks of ``BLOCK`` ids. The block with the largest ``log(mass) + gumbel`` wins, then the
-    token in it with the largest ``log(weight) + gumbel``. Two independent levels of Gumbel-max, so the distribution
-    is that of the weights while the noise needed is one word per block and one per token of a single block. Tokens of
-    weight zero never win; ties go to the lower id; a row without any weight gives token 0.
+    The vocabulary is split in blocks of ``BLOCK`` ids. The block with the largest ``log(mass) + gumbel`` wins, then the
+    token in it with the largest ``log(weight) + gumbel``. Both levels are independent, so the distribution is that of
+    the weights. The noise needed is one word per block, and one per token of a single block. Tokens of weight zero
+    never win. Ties go to the lower id. A row without any weight gives token 0.
 
     Args:
         weights: float32 or float64 [R, V], not negative.
-        seeds, positions, index: [R] each, the counter of the draw; unused when ``race`` is given.
+        seeds: Request seeds, int64 [R]. Unused with `gumbel_noise`, like the next two.
+        positions: Absolute positions of the roots, int32 [R].
+        index: Number of each draw within its step, int32 [R].
         stream: DRAFT or RECOVER; its block stream is two further on.
-        race: explicit Gumbel noise (blocks [R, ceil(V / BLOCK)], tokens [R, V]), float32.
+        gumbel_noise: Gumbel noise (blocks [R, ceil(V / BLOCK)], tokens [R, V]), float32, in place of keyed noise.
 
     Returns:
-        int64 [R].
+        Token ids, int64 [R].
     """
-    rows, vocab = weights.shape
+    rows, vocab_size = weights.shape
     if rows == 0:
         return torch.zeros(0, dtype=torch.int64, device=weights.device)
-    count = (vocab + BLOCK - 1) // BLOCK
-    width = BLOCK if count > 1 else vocab
-    padded = torch.nn.functional.pad(weights, (0, count * width - vocab)).view(rows, count, width)
+    count = (vocab_size + BLOCK - 1) // BLOCK
+    width = BLOCK if count > 1 else vocab_size
+    padded = torch.nn.functional.pad(weights, (0, count * width - vocab_size)).view(rows, count, width)
     mass = padded.sum(-1, dtype=torch.float64).to(weights.dtype)
-    if race is None:
+    if gumbel_noise is None:
         assert seeds is not None and positions is not None and index is not None
         block_noise = gumbel(span_words(seeds, positions, index, stream + 2, count))
     else:
-        block_noise = race[0]
+        block_noise = gumbel_noise[0]
     block = (mass.log() + block_noise).argmax(-1)
     inside = padded[torch.arange(rows, device=weights.device), block]
     ids = block[:, None] * BLOCK + torch.arange(width, device=weights.device)
-    if race is None:
+    if gumbel_noise is None:
         assert seeds is not None and positions is not None and index is not None
         noise = gumbel(words(seeds[:, None], positions[:, None], index[:, None], stream, ids))
     else:
-        noise = race[1].gather(1, ids.clamp(max=vocab - 1))
+        noise = gumbel_noise[1].gather(1, ids.clamp(max=vocab_size - 1))
     best = (inside.log() + noise).argmax(-1)
     return ids.gather(1, best[:, None]).squeeze(1)

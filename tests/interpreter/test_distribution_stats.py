@@ -60,7 +60,7 @@ def spoil_between_launches(monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Ten
     """From now on `spoil` changes the logits after they were read once."""
     from specdec_kernels.ops.distribution_stats import launch
 
-    real = launch.join
+    real = launch.join_blocks
 
     class Spoiling:
         def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
@@ -70,7 +70,7 @@ def spoil_between_launches(monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Ten
 
             return run
 
-    monkeypatch.setattr(launch, "join", Spoiling())
+    monkeypatch.setattr(launch, "join_blocks", Spoiling())
 
 
 def test_a_row_is_read_again_only_where_a_filter_cuts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from specdec_kernels.testing.samples import Sizes
 from specdec_kernels.testing.samples_options import OPTIONS
 
 SIZES = Sizes(rows=2, nodes=5, length=20, heads=4, kv_heads=2, width=32, vocab=1100)
-"""More than one block of the race, more than one page."""
+"""More than one noise block, more than one page."""
 HERE = [op for op in OPTIONS if any(backend.name == "triton" for backend in OPS[op].backends)]
 
 

@@ -21,8 +21,7 @@ from specdec_fast.sampling.target_distributions import target_distributions
 from specdec_kernels import OPS, Overlay, TokenMasks, process_logits, process_logits_overlay, tree_plan, use_backend
 from specdec_kernels.dispatch import argument_checks
 from specdec_kernels.ops.process_logits_overlay import launch
-from specdec_kernels.overlay import PLANES
-from specdec_kernels.overlay import words_of as words_in
+from specdec_kernels.overlay import PLANES, num_words
 from specdec_kernels.testing.agreement import difference, mapped, sample, tensors_in
 from specdec_kernels.testing.samples import Call
 
@@ -60,12 +59,12 @@ def test_cells_equal_the_reference_and_mean_the_edited_logits(
         patched.setattr(launch, "ENTRIES", steps[0])
         patched.setattr(launch, "WORDS", steps[1])
         got = process_logits_overlay(copy, **guarded_case(edits))
-    planes = PLANES * words_in(vocab)
-    assert torch.equal(got.cells[:, :planes], want.cells[:, :planes])
-    values = [cells[:, planes:].contiguous().view(torch.float32) for cells in (got.cells, want.cells)]
+    planes = PLANES * num_words(vocab)
+    assert torch.equal(got.words[:, :planes], want.words[:, :planes])
+    values = [cells[:, planes:].contiguous().view(torch.float32) for cells in (got.words, want.words)]
     torch.testing.assert_close(*values, rtol=0, atol=0, equal_nan=True)
     assert torch.equal(copy.nan_to_num(nan=9.0), before.nan_to_num(nan=9.0)), "logits were written"
-    torch.testing.assert_close(got.over(logits), dense, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(got.apply(logits), dense, rtol=0, atol=0, equal_nan=True)
 
 
 def test_a_large_vocabulary_and_a_path_of_64() -> None:
@@ -85,7 +84,7 @@ def test_a_large_vocabulary_and_a_path_of_64() -> None:
         dense = process_logits(logits.float(), **edits)
     with use_backend("triton"):
         got = process_logits_overlay(logits, **edits)
-    assert torch.equal(got.over(logits), dense)
+    assert torch.equal(got.apply(logits), dense)
 
 
 def call_of(name: str, dtype: torch.dtype) -> Call:
@@ -141,7 +140,7 @@ def test_operators_read_through_an_overlay(name: str, dtype: torch.dtype) -> Non
     call = call_of(name, dtype)
     at, logits = logits_of(call)
     overlay = overlay_over(logits)
-    edited = overlay.over(logits)
+    edited = overlay.apply(logits)
     assert not torch.equal(edited, logits.float())
     call = with_dists(name, call, at, edited)
     known = call.arguments[at]
@@ -154,7 +153,7 @@ def test_operators_read_through_an_overlay(name: str, dtype: torch.dtype) -> Non
         want = list(tensors_in(OPS[name](*dense, **call.options)))
         plain = list(tensors_in(OPS[name](*call.arguments, **call.options)))
     for backend in ("reference", "cpu", "triton"):
-        with use_backend(backend), watched(*tensors_in(call.arguments), overlay.cells):
+        with use_backend(backend), watched(*tensors_in(call.arguments), overlay.words):
             got = list(tensors_in(OPS[name](*call.arguments, **call.options, overlay=overlay)))
             assert OPS[name].last_backend == backend
         assert [difference(a, b, 2e-5)[1] for a, b in zip(got, want, strict=True)] == [None] * len(want), backend
@@ -179,15 +178,15 @@ def test_wild_cells_and_edits_lead_nowhere(name: str, seed: int, monkeypatch: py
         return
     call = call_of(name, torch.bfloat16)
     _, logits = logits_of(call)
-    overlay = replace(overlay_over(logits), cells=wild(overlay_over(logits).cells))
-    with use_backend("triton"), watched(*tensors_in(call.arguments), overlay.cells):
+    overlay = replace(overlay_over(logits), words=wild(overlay_over(logits).words))
+    with use_backend("triton"), watched(*tensors_in(call.arguments), overlay.words):
         OPS[name](*call.arguments, **call.options, overlay=overlay)
 
 
 def test_an_overlay_that_does_not_fit_is_refused() -> None:
     call = sample("distribution_stats", SIZES)
     logits = call.arguments[0]
-    cells = overlay_over(logits).cells
+    cells = overlay_over(logits).words
     bad = {
         r"overlay is Tensor; expected an Overlay": cells,
         r"overlay is torch.int64 \[12, \d+\]; expected an Overlay": Overlay(cells.long(), 130),
@@ -207,7 +206,7 @@ def test_numbers_at_the_ends_of_32_bits_lead_nowhere_else(number: int, monkeypat
     call = call_of("distribution_stats", torch.bfloat16)
     overlay = overlay_over(call.arguments[0])
     for first in range(4):
-        cells = overlay.cells.clone()
+        cells = overlay.words.clone()
         cells[:, 0] = -1
         cells[:, first::3] = number
         with use_backend("triton"), wrapping(), watched(*tensors_in(call.arguments), cells):

@@ -46,7 +46,7 @@ def test_errors_are_named(backend: str) -> None:
             exact_match_verify(tokens, offsets, int32([3, 2, -1]), following, choice, max_depth=2)
         with pytest.raises(ValueError, match=r"node_choice.*torch.int64"):
             exact_match_verify(tokens, offsets, first, following, choice.int(), max_depth=2)
-        with pytest.raises(ValueError, match=r"score-only nodes.*torch.bool"):
+        with pytest.raises(ValueError, match=r"score_only.*torch.bool"):
             exact_match_verify(tokens, offsets, first, following, choice, tokens, max_depth=2)
         with pytest.raises(ValueError, match="offsets"):
             exact_match_verify(tokens, int32([0, 4]), first, following, choice, max_depth=2)

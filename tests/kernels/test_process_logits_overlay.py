@@ -12,14 +12,13 @@ from oracles.logits_processor_cases import Request, arguments, batches, check_no
 from torch import Tensor
 
 from specdec_kernels import Overlay, TokenMasks, distribution_stats, process_logits_overlay, use_backend
-from specdec_kernels.overlay import PLANES
-from specdec_kernels.overlay import words_of as words_in
+from specdec_kernels.overlay import PLANES, num_words
 
 
 def through_an_overlay(logits: Tensor, **edits: Any) -> Tensor:
     """What `process_logits` would do to float32 logits, in place, for the tests of that operator."""
     with use_backend("reference"):
-        return logits.copy_(process_logits_overlay(logits, **edits).over(logits))
+        return logits.copy_(process_logits_overlay(logits, **edits).apply(logits))
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -41,21 +40,21 @@ def listed() -> tuple[Tensor, Overlay]:
 
 def test_cells_are_bits_ranks_and_logits_in_order_of_ids() -> None:
     _, overlay = listed()
-    planes = overlay.cells[:, : PLANES * words_in(70)].view(2, 3, PLANES)
+    planes = overlay.words[:, : PLANES * num_words(70)].view(2, 3, PLANES)
     moved = 1 << 3 | 1 << 5 | 1 << 9
     assert planes[:, :, 0].tolist() == [[moved, 1 << 8, 1 << 1]] * 2
     assert planes[:, :, 1].tolist() == [[0, 3, 4]] * 2
     assert planes[:, :, 2].tolist() == [[1 << 7 | 1 << 11, 0, 0], [1 << 7, 0, 0]]
-    values = overlay.cells[:, PLANES * 3 :].contiguous().view(torch.float32)
+    values = overlay.words[:, PLANES * 3 :].contiguous().view(torch.float32)
     assert torch.equal(values[:, :5], torch.tensor([[10.0, 20.001, 10.0, 10.0, 10.0]] * 2))
 
 
 def test_a_small_bias_is_not_rounded_away_and_the_logits_stay() -> None:
     logits, overlay = listed()
-    edited = overlay.over(logits)
+    edited = overlay.apply(logits)
     assert edited.dtype == torch.float32 and bool((logits == 20).all())
     assert edited[1, [3, 5, 7, 9, 11, 40, 65]].tolist() == [10, pytest.approx(20.001), -torch.inf, 10, 20, 10, 10]
-    assert torch.equal(overlay.select(torch.tensor([1])).over(logits[1:]), edited[1:])
+    assert torch.equal(overlay.select_rows(torch.tensor([1])).apply(logits[1:]), edited[1:])
 
 
 def test_backends_that_do_not_fold_are_given_edited_logits() -> None:
@@ -63,7 +62,7 @@ def test_backends_that_do_not_fold_are_given_edited_logits() -> None:
     logits, overlay = listed()
     one, none = torch.ones(2), torch.zeros(2)
     asked = (one, none.int(), one, none)
-    want = distribution_stats(overlay.over(logits), *asked)
+    want = distribution_stats(overlay.apply(logits), *asked)
     for backend in (None, "reference"):
         with use_backend(backend):
             got = distribution_stats(logits, *asked, overlay=overlay)

@@ -12,11 +12,11 @@ from specdec_kernels import random
 from specdec_kernels.dispatch import extension
 from specdec_kernels.random import (
     BLOCK,
-    draw_from_weights,
     exponential,
     gumbel,
     philox,
     replay_noise,
+    sample_from_weights,
     span_words,
     uniform,
     words,
@@ -110,11 +110,11 @@ def test_noise_of_the_extension_on_many_words() -> None:
     assert torch.equal(got, replay_noise(torch.tensor([99]), torch.tensor([5], dtype=torch.int32), count)[0])
 
 
-def test_draw_from_weights_has_the_distribution_of_the_weights() -> None:
+def test_sample_from_weights_has_the_distribution_of_the_weights() -> None:
     rows = 40_000
     weights = torch.tensor([0.0, 3.0, 1.0, 0.0, 0.5, 5.5])
     position, index = torch.zeros(rows, dtype=torch.int32), torch.zeros(rows, dtype=torch.int32)
-    tokens = draw_from_weights(weights.expand(rows, -1), torch.arange(rows), position, index)
+    tokens = sample_from_weights(weights.expand(rows, -1), torch.arange(rows), position, index)
     counts = torch.bincount(tokens, minlength=6)
     assert counts[0] == counts[3] == 0
     kept = weights > 0
@@ -122,17 +122,17 @@ def test_draw_from_weights_has_the_distribution_of_the_weights() -> None:
     assert stats.chisquare(counts[kept].numpy(), expected.numpy()).pvalue > 1e-3
 
 
-def test_draw_from_weights_across_blocks() -> None:
+def test_sample_from_weights_across_blocks() -> None:
     rows, vocab = 1200, 2 * BLOCK + 10
     weights = torch.zeros(vocab)
     weights[5], weights[BLOCK + 1], weights[2 * BLOCK + 9] = 1.0, 2.0, 5.0
     zeros = torch.zeros(rows, dtype=torch.int32)
-    tokens = draw_from_weights(weights.expand(rows, -1), torch.arange(rows), zeros, zeros, random.DRAFT)
+    tokens = sample_from_weights(weights.expand(rows, -1), torch.arange(rows), zeros, zeros, random.DRAFT)
     counts = [int((tokens == v).sum()) for v in (5, BLOCK + 1, 2 * BLOCK + 9)]
     assert sum(counts) == rows
     assert stats.chisquare(counts, [rows / 8, rows / 4, rows * 5 / 8]).pvalue > 1e-3
 
 
-def test_draw_from_weights_without_any_weight_gives_token_zero() -> None:
+def test_sample_from_weights_without_any_weight_gives_token_zero() -> None:
     zeros = torch.zeros(2, dtype=torch.int32)
-    assert draw_from_weights(torch.zeros(2, 3000), torch.arange(2), zeros, zeros).tolist() == [0, 0]
+    assert sample_from_weights(torch.zeros(2, 3000), torch.arange(2), zeros, zeros).tolist() == [0, 0]

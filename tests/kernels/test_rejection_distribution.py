@@ -190,7 +190,7 @@ def test_one_step_emits_the_target_s_distribution_exactly(backend: str, vocab: i
     exact_residual = {(path, i): model.residual(path[:i], path[i] if i < length else None) for path, i in accept}
     for cell in accept:
         assert accept[cell] == pytest.approx(float(exact_accept[cell]), abs=1e-12)
-        # rounding may leave dust of p - q where the exact rest is empty; such a cell has no probability
+        # rounding may leave a residue of p - q where the exact rest is empty; such a cell has no probability
         if model.proposal(cell[0]) > 0 and (cell[1] == length or exact_accept[cell[0], cell[1] + 1] < 1):
             assert residual[cell] == pytest.approx([float(w) for w in exact_residual[cell]], abs=1e-12)
     want = target_dist(model)
@@ -259,7 +259,7 @@ def generate(
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 @pytest.mark.parametrize("kind", ["proposal_kinds", "mixed"])
 def test_keyed_draws_have_the_joint_distribution_over_steps(kind: str, rule: str) -> None:
-    """Several tokens and steps: a coin or a race used twice, or shared between streams, shows in the joint
+    """Several tokens and steps: a uniform draw or noise used twice, or shared between streams, shows in the joint
     distribution.
     """
     vocab, length, wanted, requests = 3, 2, 4, 1_000_000

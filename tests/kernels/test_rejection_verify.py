@@ -100,7 +100,7 @@ def test_the_test_is_strict(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_equal_distributions_are_always_accepted_and_leave_no_dust(backend: str) -> None:
+def test_equal_distributions_are_always_accepted_and_leave_nothing(backend: str) -> None:
     rows, vocab = 50, 2000
     level = torch.randn(rows, vocab) * 3
     offsets = int32(list(range(0, rows + 1, 2)))
@@ -332,7 +332,7 @@ def test_errors_are_named(backend: str) -> None:
         ({"token_ids": torch.tensor([0, 1, 2, 4])}, r"token_ids\[3\] is 4"),
         ({"seeds": int32([1])}, r"seeds.*torch.int64"),
         ({"uniforms": torch.zeros(2)}, r"uniforms.*shape"),
-        ({"race": (torch.zeros(1, 1), torch.zeros(1, 3))}, r"race token noise.*shape"),
+        ({"gumbel_noise": (torch.zeros(1, 1), torch.zeros(1, 3))}, r"gumbel_noise of tokens.*shape"),
         ({"proposal_kinds": torch.zeros(3)}, r"proposal_kinds.*torch.int8"),
         ({"rule": "recursive_rejection"}, r"rule is 'recursive_rejection'; expected 'rejection' or 'block'"),
         ({"mass": torch.zeros(3, 2)}, r"mass.*shape"),

@@ -89,7 +89,7 @@ def verifications(draw: st.DrawFn, dtypes: Sequence[torch.dtype] = DTYPES) -> di
         "seeds": torch.randint(-(2**63), 2**63 - 1, (len(counts),), generator=g),
         "root_positions": torch.randint(0, 2**31 - 1, (len(counts),), generator=g, dtype=torch.int32),
         "uniforms": torch.rand(nodes, generator=g) if draw(st.booleans()) else None,
-        "race": None
+        "gumbel_noise": None
         if draw(st.booleans())
         else tuple(
             gumbel(torch.randint(0, 2**32, (len(counts), size), generator=g)) for size in (-(-vocab // 1024), vocab)
@@ -99,7 +99,9 @@ def verifications(draw: st.DrawFn, dtypes: Sequence[torch.dtype] = DTYPES) -> di
 
 def fixed(case: dict[str, Any]) -> dict[str, Any]:
     """The part of a case that the thresholds take."""
-    return {name: case[name] for name in case if name not in ("seeds", "root_positions", "uniforms", "race", "mass")}
+    return {
+        name: case[name] for name in case if name not in ("seeds", "root_positions", "uniforms", "gumbel_noise", "mass")
+    }
 
 
 def compare_thresholds(case: dict[str, Any], got: tuple[Tensor, Tensor], want: tuple[Tensor, Tensor]) -> None:
@@ -119,7 +121,7 @@ def check_logits(case: dict[str, Any], sampling: tuple[Tensor, ...], backends: S
     """rejection_verify_logits answers as rejection_verify does on the distributions of distribution_stats, which it
     gives where a path ends by a refusal, and may give where nothing was refused.
     """
-    case = {name: case[name] for name in case if name not in ("uniforms", "race", "mass", "target")} | {
+    case = {name: case[name] for name in case if name not in ("uniforms", "gumbel_noise", "mass", "target")} | {
         "max_depth": 6,
         "logits": case["target"][0],
         "sampling": sampling,

@@ -93,13 +93,17 @@ def proposals(draw: st.DrawFn, dtypes: Sequence[torch.dtype] = DTYPES) -> dict[s
         "seeds": torch.randint(-(2**63), 2**63 - 1, (len(counts),), generator=g),
         "root_positions": torch.randint(0, 2**31 - 1, (len(counts),), generator=g, dtype=torch.int32),
         "uniforms": torch.rand(nodes, generator=g) if draw(st.booleans()) else None,
-        "race": None if draw(st.booleans()) else tuple(noise),
+        "gumbel_noise": None if draw(st.booleans()) else tuple(noise),
     }
 
 
 def fixed(case: dict[str, Any]) -> dict[str, Any]:
     """The part of a case that the thresholds take."""
-    return {key: case[key] for key in case if key not in ("seeds", "root_positions", "uniforms", "race", "max_depth")}
+    return {
+        key: case[key]
+        for key in case
+        if key not in ("seeds", "root_positions", "uniforms", "gumbel_noise", "max_depth")
+    }
 
 
 def error_of(case: dict[str, Any]) -> float:
@@ -127,7 +131,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tokens": torch.tensor([0, -1, 2, 1])}, r"tokens\[1\] is -1"),
     ({"dist_index": int32([-1, 1, -1, -1])}, r"dist_index\[1\] is 1"),
     ({"draft": None}, r"proposal_kinds\[1\] is 1.*no draft distributions"),
-    ({"proposal_kinds": torch.tensor([0, 4, 0, 0], dtype=torch.int8)}, r"proposal_kinds\[1\] is 4; expected a mark"),
+    ({"proposal_kinds": torch.tensor([0, 4, 0, 0], dtype=torch.int8)}, r"proposal_kinds\[1\] is 4; expected a kind"),
     ({"max_depth": 1}, r"2 draft tokens deep.*larger max_depth"),
     ({"first_child": int32([0, -1, -1, -1])}, r"first_child\[0\] is 0.*later node"),
     ({"next_sibling": int32([-1, 4, -1, -1])}, r"next_sibling\[1\] is 4.*later node"),
@@ -136,10 +140,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"target": torch.zeros(4, 4)}, "distribution_stats"),
     ({"draft": dist(torch.zeros(1, 5))}, "5 columns"),
     ({"token_ids": torch.tensor([0, 1, 2, 4])}, r"token_ids\[3\] is 4"),
-    ({"score_only": torch.zeros(3, dtype=torch.bool)}, r"score-only nodes.*shape"),
+    ({"score_only": torch.zeros(3, dtype=torch.bool)}, r"score_only.*shape"),
     ({"seeds": int32([1])}, r"seeds.*torch.int64"),
     ({"uniforms": torch.zeros(2)}, r"uniforms.*shape"),
-    ({"race": (torch.zeros(1, 1), torch.zeros(1, 3))}, r"race token noise.*shape"),
+    ({"gumbel_noise": (torch.zeros(1, 1), torch.zeros(1, 3))}, r"gumbel_noise of tokens.*shape"),
 ]
 
 

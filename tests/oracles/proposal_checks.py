@@ -186,7 +186,7 @@ class ProposalChecks:
 
     @needs_extension
     def test_keyed_draws_have_the_joint_distribution_over_several_steps(self) -> None:
-        """A coin or a race that is used twice, or shared between streams, shows in the joint distribution of four
+        """A uniform draw or noise used twice, or shared between streams, shows in the joint distribution of four
         tokens.
         """
         p, q = models()

@@ -10,7 +10,7 @@ from torch import Tensor
 from specdec_fast.core.distributions import TokenDistributions, concat_distributions
 from specdec_fast.core.draft import Draft, ProposalKind
 from specdec_fast.interfaces import Acceptance, Budget, Needs, Rng, StateView, TargetOutput
-from specdec_kernels.random import DRAFT, draw_from_weights
+from specdec_kernels.random import DRAFT, sample_from_weights
 
 
 class DrawnTree:
@@ -80,7 +80,7 @@ class DrawnTree:
                 if other < node and other not in chosen:
                     left.scatter_(1, torch.tensor([text[-1] for text in texts[other]])[:, None], 0.0)
         left = torch.where(left.sum(1, keepdim=True) > 0, left, weights)  # the rule sees that it was not drawn so
-        return draw_from_weights(left, rng.seeds[at], rng.positions[at], torch.full_like(at, node), DRAFT)
+        return sample_from_weights(left, rng.seeds[at], rng.positions[at], torch.full_like(at, node), DRAFT)
 
     def _packed(
         self,

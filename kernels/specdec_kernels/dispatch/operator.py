@@ -18,7 +18,7 @@ import torch
 from torch.compiler import is_compiling
 
 from ..names import hint
-from ..overlay import Overlay, check
+from ..overlay import Overlay, check_overlay
 from . import debug_mode
 from .backend_request import FROM_ENVIRONMENT, REQUEST, BackendRequest
 from .devices import find_first_tensor
@@ -222,8 +222,8 @@ class Op:
         name, place = str(self._overlaid), self._overlaid_place
         known = args[place] if place < len(args) else kwargs[name]
         logits, dist = (known[0], known) if isinstance(known, (tuple, list)) else (known, None)
-        check(self.name, overlay, logits)
-        processed = overlay.over(logits)
+        check_overlay(self.name, overlay, logits)
+        processed = overlay.apply(logits)
         value = processed if dist is None else (processed, *dist[1:])
         if place < len(args):
             return (*args[:place], value, *args[place + 1 :]), kwargs

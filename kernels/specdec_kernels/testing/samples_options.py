@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..dispatch.backend_request import use_backend
 from ..dispatch.operator import REFERENCE
-from ..ops._proposals.reference import DETERMINISTIC, SAMPLED, SAMPLED_WITHOUT_DETERMINISTIC, SAMPLED_WITHOUT_EARLIER
+from ..ops._proposals.checks import DETERMINISTIC, SAMPLED, SAMPLED_WITHOUT_DETERMINISTIC, SAMPLED_WITHOUT_EARLIER
 from ..ops.distribution_stats import distribution_stats
 from ..ops.process_logits import Forced
 from ..ops.process_logits_overlay import process_logits_overlay
@@ -146,7 +146,7 @@ def chain_under_overlay(sizes: Sizes) -> Call:
     """The chain whose target distribution is that of the edited logits."""
     call, overlay = chain(sizes), overlay_of(sizes)
     *nodes, target, draft, ids, own, roots = call.arguments
-    edited = dist(overlay.over(target[0]))
+    edited = dist(overlay.apply(target[0]))
     arguments = (*nodes, (target[0], *edited[1:]), draft, ids, own, roots)
     return _with_options(replace(call, arguments=arguments), overlay=overlay)
 

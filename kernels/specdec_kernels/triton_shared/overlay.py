@@ -1,4 +1,8 @@
-"""Reading logits inside Triton kernels, with the edits of an overlay folded in where there is one."""
+"""Reads logits inside Triton kernels, with a sparse overlay of processed logits applied on load.
+
+`specdec_kernels.overlay.Overlay` describes the layout: three planes of ceil(V / 32) words, then the replaced logits.
+Functions take pointers to one row; overlay_stride is the number of int32 words of a row of the overlay.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ NO_LOGIT = tl.constexpr(float("-inf"))
 
 @triton.jit
 def count_bits(word):
-    """How many bits of a word that is not negative are set; int32 of any shape."""
+    """Number of set bits of words that are not negative; int32 of any shape."""
     word = word - ((word >> 1) & 0x55555555)
     word = (word & 0x33333333) + ((word >> 2) & 0x33333333)
     word = (word + (word >> 4)) & 0x0F0F0F0F
@@ -23,58 +27,58 @@ def count_bits(word):
 
 
 @triton.jit
-def find_replacement(cells, ids, wanted, vocab, room):
-    """Cell of the other logit of each token, and whether it has one. cells: of one row, `room` of them."""
+def find_replacement(overlay_ptr, ids, wanted, vocab_size, overlay_stride):
+    """(word with the replaced logit of each token, whether the token has one)."""
     word_at = (ids >> WORD_SHIFT) * PLANES
     bit = ids & (WORD - 1)
-    word = tl.load(cells + word_at, mask=wanted, other=0)
+    word = tl.load(overlay_ptr + word_at, mask=wanted, other=0)
     wanted = wanted & (((word >> bit) & 1) != 0)
-    before = tl.load(cells + word_at + 1, mask=wanted, other=0)
+    before = tl.load(overlay_ptr + word_at + 1, mask=wanted, other=0)
     lower = word & ((bit * 0 - 1 << bit) ^ -1)
-    place = tl.cdiv(vocab, WORD) * PLANES + before + count_bits(lower)
-    return place, wanted & (before >= 0) & (before < room) & (place < room)
+    place = tl.cdiv(vocab_size, WORD) * PLANES + before + count_bits(lower)
+    return place, wanted & (before >= 0) & (before < overlay_stride) & (place < overlay_stride)
 
 
 @triton.jit
-def load_tile(row, ids, inside, count, end, other):
-    """What lies at `ids` of a row of `count` numbers; `other` where not `inside`.
+def load_tile(row_ptr, ids, inside, num_columns, tile_end, other):
+    """Loads columns `ids` of a row; `other` where not `inside`.
 
-    end: behind the last of the ids, which are consecutive, so that a tile before the last one is loaded without a mask
-    and in wide loads whatever the count is; None: they are no tile, or a mask keeps no load narrow.
+    tile_end: the end of consecutive ids. A tile before the last one is then loaded without a mask, in wide loads,
+    whatever `num_columns` is. None: the ids are no tile, or the mask keeps no load narrow.
     """
-    if end is None:
-        found = tl.load(row + ids, mask=inside, other=other)
+    if tile_end is None:
+        found = tl.load(row_ptr + ids, mask=inside, other=other)
     else:
-        if end <= count:
-            found = tl.load(row + ids)
+        if tile_end <= num_columns:
+            found = tl.load(row_ptr + ids)
         else:
-            found = tl.load(row + ids, mask=inside, other=other)
+            found = tl.load(row_ptr + ids, mask=inside, other=other)
     return found
 
 
 @triton.jit
-def store_tile(row, ids, values, inside, count, end):
-    """Writes values to `ids` of a row of `count` numbers, where `inside`; end: as in `load_tile`."""
-    if end is None:
-        tl.store(row + ids, values, mask=inside)
+def store_tile(row_ptr, ids, values, inside, num_columns, tile_end):
+    """Stores values to columns `ids` of a row where `inside`. tile_end: see `load_tile`."""
+    if tile_end is None:
+        tl.store(row_ptr + ids, values, mask=inside)
     else:
-        if end <= count:
-            tl.store(row + ids, values)
+        if tile_end <= num_columns:
+            tl.store(row_ptr + ids, values)
         else:
-            tl.store(row + ids, values, mask=inside)
+            tl.store(row_ptr + ids, values, mask=inside)
 
 
 @triton.jit
-def load_logits(logits, cells, room, ids, inside, vocab, FOLD: tl.constexpr, end):
-    """Logits of tokens `ids` (int32, any shape) of the row that starts at `logits`, float32; -inf where not `inside`.
+def load_logits(logits_ptr, overlay_ptr, overlay_stride, ids, inside, vocab_size, HAS_OVERLAY: tl.constexpr, tile_end):
+    """Logits of tokens `ids` (int32, any shape) of one row, float32; -inf where not `inside`.
 
-    FOLD: as the overlay's row at `cells`, of `room` cells, has them. end: as in `load_tile`.
+    HAS_OVERLAY: apply the row of the overlay at `overlay_ptr`. tile_end: see `load_tile`.
     """
-    level = load_tile(logits, ids, inside, vocab, end, NO_LOGIT).to(tl.float32)
-    if FOLD:
-        place, moved = find_replacement(cells, ids, inside, vocab, room)
-        value = tl.load(cells + place, mask=moved, other=0).to(tl.float32, bitcast=True)
-        level = tl.where(moved, value, level)
-        barred = tl.load(cells + (ids >> WORD_SHIFT) * PLANES + 2, mask=inside, other=0)
-        level = tl.where(((barred >> (ids & (WORD - 1))) & 1) != 0, level + NO_LOGIT, level)
+    level = load_tile(logits_ptr, ids, inside, vocab_size, tile_end, NO_LOGIT).to(tl.float32)
+    if HAS_OVERLAY:
+        place, replaced = find_replacement(overlay_ptr, ids, inside, vocab_size, overlay_stride)
+        value = tl.load(overlay_ptr + place, mask=replaced, other=0).to(tl.float32, bitcast=True)
+        level = tl.where(replaced, value, level)
+        forbidden = tl.load(overlay_ptr + (ids >> WORD_SHIFT) * PLANES + 2, mask=inside, other=0)
+        level = tl.where(((forbidden >> (ids & (WORD - 1))) & 1) != 0, level + NO_LOGIT, level)
     return level

@@ -1,19 +1,20 @@
-"""What is left of a node's distribution after some of its children were refused, tile by tile inside Triton kernels.
+"""Residual distributions inside Triton kernels: a node's distribution after some of its children were rejected.
 
-Nothing dense is kept between passes: a tile of what is left is the target's weights, from which the refused proposals
-are taken one after another, each with two numbers (`steps`) that earlier passes found. So a later proposal costs a few
-more instructions per token instead of a copy of the distribution.
+No dense residual is stored between passes. A tile of it is made of the target's weights, from which the rejected
+proposals are subtracted one after another. Each needs two numbers (`Rejections`) that earlier passes found. A later
+proposal costs a few more instructions per token instead of a copy of the distribution.
 
-The arguments come in tuples: a distribution is (logits, inv_t, lse, cut, tie_id, row stride, columns), that of the
-target followed by the cells of an overlay and how many a row has; the tree is (tokens, next_sibling, drawn,
-dist_index, score_only), with siblings that lead onward and distribution rows that exist
-(`recursive_rejection_verify` prepares them); steps are (applied, p_scale, q_scale), one entry per node, about its own
-refusal. `kind` is (chain, has draft distributions, draft columns are mapped, has score-only nodes, the target has an
-overlay, rows are ragged), all known when compiling. `end` is that of a tile of ids (as in
-`overlay_triton.load_tile`), None for other ids.
+Shapes: M nodes, R rows of draft distributions, V = vocab_size, Vd columns of draft logits.
+
+NamedTuples exist inside kernels only. A launch passes flat arguments, and `pack_residual_inputs` packs them at the top
+of each kernel: Triton 3.6 to 3.9 specialise the fields of a NamedTuple argument even if `do_not_specialize` names it,
+so counts and alignments that vary while serving would compile kernels anew. Constants travel apart, in
+`ResidualFlags`: among tensors, Triton turns them into tensors.
 """
 
 from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
@@ -21,119 +22,201 @@ import triton.language as tl
 from .distribution import NEGATIVE_INFINITY, token_weights
 from .overlay import load_logits, load_tile
 
-WIDE = ("logits", "stride", "width", "q_logits", "q_stride", "q_width", "columns", "vocab")
-"""Arguments that wide loads of whole rows specialise, for `jit_triton.kernel`."""
-DETERMINISTIC, WITHOUT_EARLIER, WITHOUT_CHOSEN = tl.constexpr(0), tl.constexpr(2), tl.constexpr(3)
+WIDE = (
+    "logits_ptr", "logits_stride", "num_columns", "q_logits_ptr", "q_logits_stride", "q_num_columns",
+    "draft_column_ptr", "vocab_size",
+)  # fmt: skip
+"""Arguments that wide loads of whole rows specialise, for `jit.kernel`."""
+DETERMINISTIC, WITHOUT_EARLIER, WITHOUT_DETERMINISTIC = tl.constexpr(0), tl.constexpr(2), tl.constexpr(3)
+
+
+class Distributions(NamedTuple):
+    """Rows of logits and their statistics, as `distribution_stats` returns them."""
+
+    logits_ptr: Any  # [rows, num_columns], row stride logits_stride
+    inv_t_ptr: Any  # float32 [rows]
+    lse_ptr: Any  # float32 [rows]
+    cut_ptr: Any  # float32 [rows]
+    tie_id_ptr: Any  # int32 [rows]
+    logits_stride: Any
+    num_columns: Any
+    overlay_ptr: Any  # int32 [rows, overlay_stride]; not read without an overlay
+    overlay_stride: Any
+
+
+class ProposalTree(NamedTuple):
+    """Tokens and proposal kinds of packed nodes. Links lead onward, and draft distribution rows exist."""
+
+    tokens_ptr: Any  # int64 [M]
+    next_sibling_ptr: Any  # int32 [M]; not read for chains
+    proposal_kinds_ptr: Any  # int8 [M]
+    dist_index_ptr: Any  # int32 [M]
+    score_only_ptr: Any  # int8 [M]; not read without score-only nodes
+
+
+class Rejections(NamedTuple):
+    """Effect of a node's rejection on the distribution of its parent."""
+
+    applied_ptr: Any  # int32 [M], whether it subtracts anything
+    p_scale_ptr: Any  # float32 [M], factor of the residual before it
+    q_scale_ptr: Any  # float32 [M], factor of its proposal
+
+
+class ResidualFlags(NamedTuple):
+    """Properties that are known when a kernel is compiled. Kernels declare it as tl.constexpr."""
+
+    is_chain: Any  # a node has one child at most
+    has_draft: Any  # there are draft distributions
+    mapped: Any  # draft columns stand for other ids
+    has_score_only: Any  # there are score-only nodes
+    has_overlay: Any  # the target's logits have an overlay
+    unaligned: Any  # see `jit.unaligned_vocab`
+
+
+class ResidualInputs(NamedTuple):
+    """All that a residual distribution is computed from."""
+
+    target: Distributions  # rows are nodes
+    draft: Distributions  # rows are draft distributions
+    draft_column_ptr: Any  # int32 [V], draft column of each token id, -1 for none; read if draft columns are mapped
+    tree: ProposalTree
+    rejections: Rejections
+    vocab_size: Any
 
 
 @triton.jit
-def weights_of(dist, row, ids, FOLD: tl.constexpr, end):
-    """Weights of tokens of one row of a distribution. FOLD: with its overlay."""
+def pack_residual_inputs(
+    logits_ptr, inv_t_ptr, lse_ptr, cut_ptr, tie_id_ptr, logits_stride, num_columns, overlay_ptr, overlay_stride,
+    q_logits_ptr, q_inv_t_ptr, q_lse_ptr, q_cut_ptr, q_tie_id_ptr, q_logits_stride, q_num_columns, draft_column_ptr,
+    tokens_ptr, next_sibling_ptr, proposal_kinds_ptr, dist_index_ptr, score_only_ptr, applied_ptr, p_scale_ptr,
+    q_scale_ptr, vocab_size,
+):  # fmt: skip
+    """`ResidualInputs` of a kernel's arguments, ordered as `ResidualArguments.tensors` of `draft_sample.launch`."""
+    target = Distributions(
+        logits_ptr, inv_t_ptr, lse_ptr, cut_ptr, tie_id_ptr, logits_stride, num_columns, overlay_ptr, overlay_stride
+    )
+    draft = Distributions(
+        q_logits_ptr, q_inv_t_ptr, q_lse_ptr, q_cut_ptr, q_tie_id_ptr, q_logits_stride, q_num_columns, overlay_ptr, 0
+    )
+    tree = ProposalTree(tokens_ptr, next_sibling_ptr, proposal_kinds_ptr, dist_index_ptr, score_only_ptr)
+    rejections = Rejections(applied_ptr, p_scale_ptr, q_scale_ptr)
+    return ResidualInputs(target, draft, draft_column_ptr, tree, rejections, vocab_size)
+
+
+@triton.jit
+def weights_of_row(dists, row, ids, HAS_OVERLAY: tl.constexpr, tile_end):
+    """Weights of tokens `ids` of one row of distributions, float32. tile_end: see `overlay.load_tile`."""
     row = row.to(tl.int64)
-    inv_t, lse = tl.load(dist[1] + row), tl.load(dist[2] + row)
-    cut, tie = tl.load(dist[3] + row), tl.load(dist[4] + row)
-    if FOLD:
-        return token_weights(
-            dist[0] + row * dist[5], dist[7] + row * dist[8], dist[8], ids, dist[6], inv_t, lse, cut, tie, FOLD, end
-        )
-    else:
-        return token_weights(dist[0] + row * dist[5], dist[4], 0, ids, dist[6], inv_t, lse, cut, tie, FOLD, end)
+    inv_t, lse = tl.load(dists.inv_t_ptr + row), tl.load(dists.lse_ptr + row)
+    cut, tie_id = tl.load(dists.cut_ptr + row), tl.load(dists.tie_id_ptr + row)
+    return token_weights(
+        dists.logits_ptr + row * dists.logits_stride, dists.overlay_ptr + row * dists.overlay_stride,
+        dists.overlay_stride, ids, dists.num_columns, inv_t, lse, cut, tie_id, HAS_OVERLAY, tile_end,
+    )  # fmt: skip
 
 
 @triton.jit
-def log_weights_at(dist, rows, columns, wanted, FOLD: tl.constexpr):
-    """Log weight of one column of each row, -inf where it has none or is not wanted. FOLD: with the distribution's
-    overlay.
-    """
-    wanted = wanted & (columns >= 0) & (columns < dist[6])
-    inv_t = tl.load(dist[1] + rows, mask=wanted, other=0.0)
-    lse = tl.load(dist[2] + rows, mask=wanted, other=0.0)
-    cut = tl.load(dist[3] + rows, mask=wanted, other=0.0)
-    tie = tl.load(dist[4] + rows, mask=wanted, other=-1)
+def log_weights_at(dists, rows, columns, wanted, HAS_OVERLAY: tl.constexpr):
+    """Log weight of one column of each row; -inf where the column has no weight or is not wanted."""
+    wanted = wanted & (columns >= 0) & (columns < dists.num_columns)
+    inv_t = tl.load(dists.inv_t_ptr + rows, mask=wanted, other=0.0)
+    lse = tl.load(dists.lse_ptr + rows, mask=wanted, other=0.0)
+    cut = tl.load(dists.cut_ptr + rows, mask=wanted, other=0.0)
+    tie_id = tl.load(dists.tie_id_ptr + rows, mask=wanted, other=-1)
     wide = rows.to(tl.int64)
-    if FOLD:
+    logits_ptr = dists.logits_ptr + wide * dists.logits_stride
+    if HAS_OVERLAY:
         level = load_logits(
-            dist[0] + wide * dist[5], dist[7] + wide * dist[8], dist[8], columns, wanted, dist[6], FOLD, None
-        )
+            logits_ptr, dists.overlay_ptr + wide * dists.overlay_stride, dists.overlay_stride, columns, wanted,
+            dists.num_columns, HAS_OVERLAY, None,
+        )  # fmt: skip
     else:
-        level = tl.load(dist[0] + wide * dist[5] + columns, mask=wanted, other=NEGATIVE_INFINITY).to(tl.float32)
-    kept = wanted & ((level > cut) | ((level == cut) & (columns <= tie)))
+        level = tl.load(logits_ptr + columns, mask=wanted, other=NEGATIVE_INFINITY).to(tl.float32)
+    kept = wanted & ((level > cut) | ((level == cut) & (columns <= tie_id)))
     value = tl.where(inv_t == 0, 0.0, level * inv_t - lse)
     return tl.where(kept & (value == value), value, NEGATIVE_INFINITY)
 
 
 @triton.jit
-def draft_column(columns, ids, vocab, MAPPED: tl.constexpr, end):
-    """Columns of the draft distributions that stand for target ids, -1 for none."""
+def draft_column(draft_column_ptr, ids, vocab_size, MAPPED: tl.constexpr, tile_end):
+    """Draft columns that stand for token ids, -1 for none."""
     column = ids
     if MAPPED:
-        column = load_tile(columns, ids, (ids >= 0) & (ids < vocab), vocab, end, -1)
+        column = load_tile(draft_column_ptr, ids, (ids >= 0) & (ids < vocab_size), vocab_size, tile_end, -1)
     return column
 
 
 @triton.jit
-def proposal_weights(tree, draft, columns, kind: tl.constexpr, first, child, ids, vocab, end):
-    """Draft weights that a drawn child could have been drawn by, not yet normalised for what is excluded."""
-    source = tl.load(tree[3] + child)
-    tile = end if kind[5] else None
-    if kind[2]:
-        q = weights_of(draft, source, draft_column(columns, ids, vocab, True, tile), False, None)
+def proposal_weights(inputs, flags: tl.constexpr, first, child, ids, tile_end):
+    """Draft weights that a sampled child could have been drawn by, not normalised after exclusions.
+
+    first: The first of its siblings.
+    """
+    tree = inputs.tree
+    source = tl.load(tree.dist_index_ptr + child)
+    tile_end = tile_end if flags.unaligned else None
+    if flags.mapped:
+        column = draft_column(inputs.draft_column_ptr, ids, inputs.vocab_size, True, tile_end)
+        q = weights_of_row(inputs.draft, source, column, False, None)
     else:
-        q = weights_of(draft, source, ids, False, tile)
-    if not kind[0]:
-        mark = tl.load(tree[2] + child)
-        if mark >= WITHOUT_EARLIER:
+        q = weights_of_row(inputs.draft, source, ids, False, tile_end)
+    if not flags.is_chain:
+        kind = tl.load(tree.proposal_kinds_ptr + child)
+        if kind >= WITHOUT_EARLIER:
             other = first
             while other >= 0:
-                if is_excluded(tree, kind, mark, source, child, other):
-                    q = tl.where(ids == tl.load(tree[0] + other).to(tl.int32), 0.0, q)
-                other = tl.load(tree[1] + other)
+                if is_excluded(inputs, flags, kind, source, child, other):
+                    q = tl.where(ids == tl.load(tree.tokens_ptr + other).to(tl.int32), 0.0, q)
+                other = tl.load(tree.next_sibling_ptr + other)
     return q
 
 
 @triton.jit
-def is_excluded(tree, kind: tl.constexpr, mark, source, child, other):
-    """Whether a child of this mark and source cannot be the token of a sibling."""
-    chosen = tl.load(tree[2] + other) == DETERMINISTIC
-    earlier = (mark == WITHOUT_EARLIER) & (chosen == 0) & (other < child) & (tl.load(tree[3] + other) == source)
-    found = earlier | ((mark == WITHOUT_CHOSEN) & chosen)
-    if kind[3]:
-        found = found & (tl.load(tree[4] + other) == 0)
+def is_excluded(inputs, flags: tl.constexpr, kind, source, child, other):
+    """Whether a child of this proposal kind and draft distribution cannot have the token of a sibling."""
+    tree = inputs.tree
+    deterministic = tl.load(tree.proposal_kinds_ptr + other) == DETERMINISTIC
+    earlier = (kind == WITHOUT_EARLIER) & (deterministic == 0) & (other < child)
+    earlier = earlier & (tl.load(tree.dist_index_ptr + other) == source)
+    found = earlier | ((kind == WITHOUT_DETERMINISTIC) & deterministic)
+    if flags.has_score_only:
+        found = found & (tl.load(tree.score_only_ptr + other) == 0)
     return found
 
 
 @triton.jit
-def exclusions(tree, kind: tl.constexpr, first, child):
-    """(whether anything is excluded from a drawn child's distribution, whether its own token is)."""
-    mark, source = tl.load(tree[2] + child), tl.load(tree[3] + child)
-    token = tl.load(tree[0] + child)
-    something = child < 0
+def exclusions(inputs, flags: tl.constexpr, first, child):
+    """(whether a sampled child's distribution excludes any token, whether it excludes the child's own)."""
+    tree = inputs.tree
+    kind, source = tl.load(tree.proposal_kinds_ptr + child), tl.load(tree.dist_index_ptr + child)
+    token = tl.load(tree.tokens_ptr + child)
+    anything = child < 0
     itself = child < 0
-    if mark >= WITHOUT_EARLIER:
+    if kind >= WITHOUT_EARLIER:
         other = first
         while other >= 0:
-            if is_excluded(tree, kind, mark, source, child, other):
-                something = child >= 0
-                itself = itself | (tl.load(tree[0] + other) == token)
-            other = tl.load(tree[1] + other)
-    return something, itself
+            if is_excluded(inputs, flags, kind, source, child, other):
+                anything = child >= 0
+                itself = itself | (tl.load(tree.tokens_ptr + other) == token)
+            other = tl.load(tree.next_sibling_ptr + other)
+    return anything, itself
 
 
 @triton.jit
-def subtract_rejected(rest, tree, draft, columns, steps, kind: tl.constexpr, first, child, ids, vocab, end):
-    """Weights left after one refusal."""
-    token = tl.load(tree[0] + child).to(tl.int32)
-    scale = tl.load(steps[1] + child)
-    if kind[0]:
+def subtract_rejected(rest, inputs, flags: tl.constexpr, first, child, ids, tile_end):
+    """Weights of tokens `ids` after one more rejection."""
+    token = tl.load(inputs.tree.tokens_ptr + child).to(tl.int32)
+    scale = tl.load(inputs.rejections.p_scale_ptr + child)
+    if flags.is_chain:
         rest = rest * scale
-    if kind[1]:
-        if tl.load(tree[2] + child) == DETERMINISTIC:
+    if flags.has_draft:
+        if tl.load(inputs.tree.proposal_kinds_ptr + child) == DETERMINISTIC:
             rest = tl.where(ids == token, 0.0, rest)
         else:
-            q = proposal_weights(tree, draft, columns, kind, first, child, ids, vocab, end)
-            if not kind[0]:
+            q = proposal_weights(inputs, flags, first, child, ids, tile_end)
+            if not flags.is_chain:
                 rest = rest * scale
-                q = q * tl.load(steps[2] + child)
+                q = q * tl.load(inputs.rejections.q_scale_ptr + child)
             rest = tl.maximum(rest - q, 0.0)
     else:
         rest = tl.where(ids == token, 0.0, rest)
@@ -141,15 +224,15 @@ def subtract_rejected(rest, tree, draft, columns, steps, kind: tl.constexpr, fir
 
 
 @triton.jit
-def residual_weights(target, tree, draft, columns, steps, kind: tl.constexpr, node, first, stop, ids, vocab, end):
-    """Weights left at a node when its children from `first` up to `stop` (-1: all) were refused."""
-    rest = weights_of(target, node, ids, kind[4], end if kind[5] else None)
+def residual_weights(inputs, flags: tl.constexpr, node, first, stop, ids, tile_end):
+    """Weights of tokens `ids` at a node after its children from `first` up to `stop` (-1: all) were rejected."""
+    rest = weights_of_row(inputs.target, node, ids, flags.has_overlay, tile_end if flags.unaligned else None)
     child = first
     while (child >= 0) & (child != stop):
-        if tl.load(steps[0] + child) != 0:
-            rest = subtract_rejected(rest, tree, draft, columns, steps, kind, first, child, ids, vocab, end)
-        if kind[0]:
+        if tl.load(inputs.rejections.applied_ptr + child) != 0:
+            rest = subtract_rejected(rest, inputs, flags, first, child, ids, tile_end)
+        if flags.is_chain:
             child = child * 0 - 1
         else:
-            child = tl.load(tree[1] + child)
+            child = tl.load(inputs.tree.next_sibling_ptr + child)
     return rest

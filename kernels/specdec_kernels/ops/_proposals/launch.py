@@ -12,234 +12,202 @@ from ...dispatch.workspace import TensorSpec, carve_workspace, declare_scratch, 
 from ...overlay import Overlay
 from ...triton_shared.variant import Variant, size_type
 from ..draft_sample.launch import (
-    Rest,
-    draw,
+    ProposalTensors,
+    RejectionTensors,
+    dense_residuals,
     draw_scratch,
-    left_of,
-    rest_constants,
-    rest_of,
-    rest_scratch,
-    rest_types,
+    residual_arguments,
+    residual_constants,
+    residual_scratch,
+    residual_types,
+    sample_residuals,
 )
-from ..recursive_rejection_verify.triton_kernel import prepare, walk_down, weigh
+from ..recursive_rejection_verify.triton_kernel import prepare_trees, reject_children, walk_down
 from ..rejection_verify.launch import TILE, WARPS
 from ..traversal_verify.triton_kernel import walk_up
-from .reference import Distribution, depths, dust
+from .batch import DraftTrees, Randomness, bind_trees
+from .checks import depths
+from .reference import residual_epsilon
 
 NODES = 256
-"""Nodes of a step of `prepare`."""
+"""Nodes of a step of `prepare_trees`."""
 
 
-def weigh_warps(draft: bool) -> int:
-    """Warps of `weigh`; without draft distributions there is less to do per token."""
+def reject_warps(draft: bool) -> int:
+    """Warps of `reject_children`. Without draft distributions there is less to do per token."""
     return WARPS if draft else WARPS // 2
 
 
-def weigh_registers(draft: bool, fold: bool = False) -> int:
-    """Per thread of `weigh`; 24, 20 or, with an overlay, 16 warps fit on a multiprocessor. Left alone, ptxas may aim at
-    fewer and spill."""
-    return 112 if fold else 80 if draft else 96
+def reject_registers(draft: bool, overlay: bool = False) -> int:
+    """Registers per thread of `reject_children`: 24, 20 or, with an overlay, 16 warps fit on a multiprocessor.
+
+    By default ptxas may aim at fewer and spill.
+    """
+    return 112 if overlay else 80 if draft else 96
 
 
-class Proposals:
-    """Buffers of one call on a batch of trees. levels: weigh them level by level, each with what reaches it."""
+def _tree_scratch(trees: DraftTrees) -> list[TensorSpec]:
+    """Scratch of `_TreeLaunches`.
 
-    @staticmethod
-    def scratch(
-        tokens: Tensor, offsets: Tensor, first_child: Tensor, next_sibling: Tensor, proposal_kinds: Tensor,
-        dist_index: Tensor,
-        target: Distribution, draft: Distribution | None = None, token_ids: Tensor | None = None, *args: object,
-        **kwargs: object,
-    ) -> list[TensorSpec]:  # fmt: skip
-        """Per node: both links, distribution row, applied, level, parents, accept, both scales, reach; per row: last
-        node, its refused child."""
-        nodes, rows, vocab = (tokens.shape[0],), (offsets.shape[0] - 1,), target[0].shape[1]
-        own = [torch.int32] * 6 + [torch.float32] * 3 + [torch.float64]
-        ends: list[TensorSpec] = [(rows, torch.int32), (rows, torch.int32)]
-        return [
-            *((nodes, dtype) for dtype in own),
-            *ends,
-            *rest_scratch(vocab, token_ids),
-            *draw_scratch(rows[0], vocab),
-        ]
+    Per node: both links, distribution row, applied, level, parent, threshold, both scales, reach. Per row: last node,
+    its first rejected child. Then that of residuals and of the draw.
+    """
+    nodes, rows, vocab_size = (trees.tokens.shape[0],), (trees.offsets.shape[0] - 1,), trees.target[0].shape[1]
+    own = [torch.int32] * 6 + [torch.float32] * 3 + [torch.float64]
+    ends: list[TensorSpec] = [(rows, torch.int32), (rows, torch.int32)]
+    draw = (*residual_scratch(vocab_size, trees.token_ids), *draw_scratch(rows[0], vocab_size))
+    return [*((nodes, dtype) for dtype in own), *ends, *draw]
+
+
+class _TreeLaunches:
+    """Buffers of one call on a batch of trees, and its launches.
+
+    levels: reject the children level by level, each node with its reach.
+    """
 
     def __init__(
-        self, op: str, tokens: Tensor, offsets: Tensor, first_child: Tensor, next_sibling: Tensor,
-        proposal_kinds: Tensor,
-        dist_index: Tensor, target: Distribution, draft: Distribution | None, token_ids: Tensor | None,
-        score_only: Tensor | None,
-        levels: bool, workspace: Tensor | None = None, overlay: Overlay | None = None,
-    ) -> None:  # fmt: skip
-        self.op, self.device, self.nodes, self.rows = op, tokens.device, tokens.shape[0], offsets.shape[0] - 1
-        self.offsets = offsets.contiguous()
-        self.levels, self.dust = levels, dust(target, draft)
-        sizes = self.scratch(
-            tokens, offsets, first_child, next_sibling, proposal_kinds, dist_index, target, draft, token_ids
-        )
-        parts, _ = carve_workspace(op, workspace, sizes, tokens.device)
-        self.first, self.sibling, source, applied, self.level, self.parents, self.accept = parts[:7]
-        p_scale, q_scale, self.reach, self.last, self.firsts, *rest, self.part = parts[7:]
-        given = (self.offsets, *(part.contiguous() for part in (first_child, next_sibling, dist_index)))
-        kept = (self.first, self.sibling, source, applied, self.level, self.parents, self.accept, self.reach)
-        if self.nodes:
-            dists = 1 if draft is None else max(1, draft[0].shape[0])
-            prepare[(self.rows + 1,)](*given, *kept, self.rows, self.nodes, dists, NODES, num_warps=2)
-        self.score_only = score_only if score_only is None else score_only.contiguous()
-        tree = (tokens.contiguous(), self.sibling, proposal_kinds.contiguous(), source, self.score_only)
-        steps = (applied, p_scale, q_scale)
-        self.rest: Rest = rest_of(target, draft, token_ids, tree, steps, scratch=rest, overlay=overlay, op=op)
+        self,
+        op: str,
+        trees: DraftTrees,
+        levels: bool,
+        workspace: Tensor | None = None,
+        overlay: Overlay | None = None,
+    ) -> None:
+        assert trees.proposal_kinds is not None and trees.dist_index is not None
+        self.op, self.device, self.levels = op, trees.tokens.device, levels
+        self.num_nodes, self.num_rows = trees.tokens.shape[0], trees.offsets.shape[0] - 1
+        self.offsets = trees.offsets.contiguous()
+        self.epsilon = residual_epsilon(trees.target, trees.draft)
+        parts, _ = carve_workspace(op, workspace, _tree_scratch(trees), self.device)
+        self.first_child, self.next_sibling, dist_index, applied, self.level, self.parents, self.accept = parts[:7]
+        p_scale, q_scale, self.reach, self.last, self.first_rejected, *residual_parts, self.block_masses = parts[7:]
+        if self.num_nodes:
+            given = (self.offsets, trees.first_child, trees.next_sibling, trees.dist_index)
+            num_dists = 1 if trees.draft is None else max(1, trees.draft[0].shape[0])
+            prepare_trees[(self.num_rows + 1,)](
+                *(part.contiguous() for part in given), self.first_child, self.next_sibling, dist_index, applied,
+                self.level, self.parents, self.accept, self.reach, self.num_rows, self.num_nodes, num_dists, NODES,
+                num_warps=2,
+            )  # fmt: skip
+        self.score_only = None if trees.score_only is None else trees.score_only.contiguous()
+        kinds = trees.proposal_kinds.contiguous()
+        self.residual = residual_arguments(
+            trees.target, trees.draft, trees.token_ids,
+            ProposalTensors(trees.tokens.contiguous(), self.next_sibling, kinds, dist_index, self.score_only),
+            RejectionTensors(applied, p_scale, q_scale), scratch=residual_parts, overlay=overlay, op=op,
+        )  # fmt: skip
 
-    def weigh(self, depth: int, shortcut: bool) -> None:
-        """Thresholds of all nodes; depth: that of the deepest node, or more."""
-        if self.nodes == 0 or self.rows == 0:
+    def compute_thresholds(self, depth: int, shortcut: bool) -> None:
+        """Thresholds of all nodes. depth: of the deepest node, or more."""
+        if self.num_nodes == 0 or self.num_rows == 0:
             return
+        residual, flags = self.residual, self.residual.flags
         for level in range(depth if self.levels else 1):
-            weigh[(self.nodes,)](
-                *self.rest.tensors, self.offsets, self.first, self.accept, self.reach, self.level, self.parents, level,
-                self.rows, self.rest.vocab, self.dust, TILE, self.levels, shortcut, *self.rest.kind,
-                num_warps=weigh_warps(self.rest.kind[1]), enable_fp_fusion=False,
-                maxnreg=weigh_registers(self.rest.kind[1], self.rest.kind[4]),
+            reject_children[(self.num_nodes,)](
+                *residual.tensors, self.offsets, self.first_child, self.accept, self.reach, self.level, self.parents,
+                level, self.num_rows, residual.vocab_size, self.epsilon, TILE, self.levels, shortcut, *flags,
+                num_warps=reject_warps(flags.has_draft), enable_fp_fusion=False,
+                maxnreg=reject_registers(flags.has_draft, flags.has_overlay),
             )  # fmt: skip
 
     def verify(
-        self, seeds: Tensor, positions: Tensor, uniforms: Tensor | None, race: tuple[Tensor, Tensor] | None, depth: int,
-        out: Sequence[Tensor] | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        path, accepted, following = result_tensors(self.op, out, path_specs(self.rows, depth), self.device)
-        seeds, positions = seeds.contiguous(), positions.contiguous()
-        if self.rows:
-            self.weigh(depth, True)
-            coins = self.accept if uniforms is None else uniforms.contiguous()
-            marks = self.accept if self.score_only is None else self.score_only.view(torch.int8)
-            links = (self.offsets, self.first, self.sibling, marks, self.accept)
-            ends = (path, accepted, self.last, self.firsts)
-            given = (seeds, positions, coins, *ends, self.nodes, depth)
-            kind = (uniforms is not None, self.score_only is not None)
+        self, randomness: Randomness, max_depth: int, out: Sequence[Tensor] | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Path, number accepted and next token of every row."""
+        path, num_accepted, next_token = result_tensors(self.op, out, path_specs(self.num_rows, max_depth), self.device)
+        seeds, positions = randomness.seeds.contiguous(), randomness.root_positions.contiguous()
+        if self.num_rows:
+            self.compute_thresholds(max_depth, True)
+            explicit, has_score_only = randomness.uniforms is not None, self.score_only is not None
+            uniforms = self.accept if randomness.uniforms is None else randomness.uniforms.contiguous()
+            score_only = self.accept if self.score_only is None else self.score_only.view(torch.int8)
+            links = (self.offsets, self.first_child, self.next_sibling, score_only, self.accept)
+            keys = (seeds, positions, uniforms, path, num_accepted, self.last, self.first_rejected)
+            sizes = (self.num_nodes, max_depth, explicit, has_score_only)
             if self.levels:
-                walk_up[(self.rows,)](*links, self.level, self.parents, *given, *kind, num_warps=1)
+                walk_up[(self.num_rows,)](*links, self.level, self.parents, *keys, *sizes, num_warps=1)
             else:
-                walk_down[(self.rows,)](*links, *given, *kind, num_warps=1)
-        where = (self.rest, self.last, self.firsts, seeds, positions, accepted)
-        return path, accepted, draw(*where, noise=race, out=following, part=self.part)
+                walk_down[(self.num_rows,)](*links, *keys, *sizes, num_warps=1)
+        sample_residuals(
+            self.residual, self.last, self.first_rejected, seeds, positions, num_accepted,
+            gumbel_noise=randomness.gumbel_noise, out=next_token, block_masses=self.block_masses,
+        )  # fmt: skip
+        return path, num_accepted, next_token
 
     def thresholds(self) -> tuple[Tensor, Tensor]:
-        """For inspection, so it may ask the device how deep the trees are."""
-        deepest = max(depths(self.offsets, self.first, self.sibling), default=0)
-        self.weigh(deepest, False)
-        left = left_of(self.rest, self.first, self.nodes)
-        inside = torch.arange(self.nodes, device=self.device) < self.offsets[-1]
+        """Thresholds and residuals of all nodes, for inspection: it reads the depth of the trees from the device."""
+        deepest = max(depths(self.offsets, self.first_child, self.next_sibling), default=0)
+        self.compute_thresholds(deepest, False)
+        left = dense_residuals(self.residual, self.first_child, self.num_nodes)
+        inside = torch.arange(self.num_nodes, device=self.device) < self.offsets[-1]
         return self.accept, torch.where(inside[:, None], left, 0.0)
 
 
-def verify_by(op: str, levels: bool, check: Callable[..., None]) -> Callable[..., Any]:
-    """A *_verify over these kernels; `check` raises for what they cannot take."""
+def _scratch(*args: Any, max_depth: int = 0, **named: Any) -> list[TensorSpec]:
+    return _tree_scratch(bind_trees(*args, **named)[0])
 
-    @declare_scratch(Proposals.scratch)
+
+def verify_by(op: str, levels: bool, check: Callable[..., None]) -> Callable[..., Any]:
+    """Makes a *_verify over these kernels; `check` raises for arguments that they cannot take."""
+
+    @declare_scratch(_scratch)
     def verify(
-        tokens: Tensor,
-        offsets: Tensor,
-        first_child: Tensor,
-        next_sibling: Tensor,
-        proposal_kinds: Tensor,
-        dist_index: Tensor,
-        target: Distribution,
-        draft: Distribution | None,
-        token_ids: Tensor | None,
-        score_only: Tensor | None,
-        seeds: Tensor,
-        root_positions: Tensor,
-        uniforms: Tensor | None = None,
-        race: tuple[Tensor, Tensor] | None = None,
-        *,
+        *args: Any,
         max_depth: int,
         overlay: Overlay | None = None,
         out: Sequence[Tensor] | None = None,
         workspace: Tensor | None = None,
+        **named: Any,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        tree = (
-            tokens,
-            offsets,
-            first_child,
-            next_sibling,
-            proposal_kinds,
-            dist_index,
-            target,
-            draft,
-            token_ids,
-            score_only,
-        )
-        check(*tree, seeds, root_positions, uniforms, race, max_depth=max_depth)
-        proposals = Proposals(op, *tree, levels=levels, workspace=workspace, overlay=overlay)
-        return proposals.verify(seeds, root_positions, uniforms, race, max_depth, out)
+        trees, randomness = bind_trees(*args, **named)
+        check(trees, randomness, max_depth=max_depth)
+        return _TreeLaunches(op, trees, levels, workspace, overlay).verify(randomness, max_depth, out)
 
     verify.__name__ = op
     return verify
 
 
 def thresholds_by(op: str, levels: bool, check: Callable[..., None]) -> Callable[..., Any]:
-    """A *_thresholds over these kernels."""
+    """Makes a *_thresholds over these kernels."""
 
-    def thresholds(
-        tokens: Tensor,
-        offsets: Tensor,
-        first_child: Tensor,
-        next_sibling: Tensor,
-        proposal_kinds: Tensor,
-        dist_index: Tensor,
-        target: Distribution,
-        draft: Distribution | None,
-        token_ids: Tensor | None,
-        score_only: Tensor | None = None,
-        *,
-        overlay: Overlay | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        tree = (
-            tokens,
-            offsets,
-            first_child,
-            next_sibling,
-            proposal_kinds,
-            dist_index,
-            target,
-            draft,
-            token_ids,
-            score_only,
-        )
-        check(*tree)
-        return Proposals(op, *tree, levels=levels, overlay=overlay).thresholds()
+    def thresholds(*args: Any, overlay: Overlay | None = None, **named: Any) -> tuple[Tensor, Tensor]:
+        trees, _ = bind_trees(*args, **named)
+        check(trees)
+        return _TreeLaunches(op, trees, levels, overlay=overlay).thresholds()
 
     thresholds.__name__ = op
     return thresholds
 
 
-def weigh_variants(op: str, name: str, everyday: bool, dtype: str = "bf16", **kind: bool) -> list[Variant]:
-    """Configurations of the kernels that an operator on ordered proposals launches."""
-    levels, chosen = op == "traversal_verify", ("sm_90",) if everyday else ()
-    unaligned = kind.get("unaligned", False)
-    tables = {
-        "offsets": "*i32", "first_child": "*i32", "accept": "*fp32", "reach": "*fp64", "level": "*i32",
-        "parents": "*i32", "level_now": "i32", "rows": "i32", "vocab": size_type(unaligned), "dust": "fp32",
+def reject_variants(op: str, name: str, everyday: bool, dtype: str = "bf16", **flags: bool) -> list[Variant]:
+    """Configurations of `reject_children` that an operator on ordered proposals launches."""
+    levels, architectures = op == "traversal_verify", ("sm_90",) if everyday else ()
+    unaligned, draft = flags.get("unaligned", False), flags["draft"]
+    nodes = {
+        "offsets_ptr": "*i32", "first_child_ptr": "*i32", "accept_ptr": "*fp32", "reach_ptr": "*fp64",
+        "level_ptr": "*i32", "parents_ptr": "*i32", "current_level": "i32", "num_rows": "i32",
+        "vocab_size": size_type(unaligned), "residual_epsilon": "fp32",
     }  # fmt: skip
-    constants = rest_constants(chain=False, **kind) | {"TILE": TILE, "LEVELS": levels, "SHORTCUT": True}
+    constants = residual_constants(chain=False, **flags) | {"TILE": TILE, "LEVELS": levels, "SHORTCUT": True}
     return [
-        Variant(f"{op}/weigh {name}", "recursive_rejection_verify.triton_kernel:weigh",
-                rest_types(dtype, unaligned=unaligned) | tables, constants, weigh_warps(kind["draft"]),
-                everyday=chosen, fusion=False,
-                most_registers=weigh_registers(kind["draft"], kind.get("fold", False)))
+        Variant(f"{op}/reject_children {name}", "recursive_rejection_verify.triton_kernel:reject_children",
+                residual_types(dtype, unaligned=unaligned) | nodes, constants, reject_warps(draft),
+                everyday=architectures, fusion=False,
+                most_registers=reject_registers(draft, flags.get("overlay", False)))
     ]  # fmt: skip
 
 
 def walk_variant(op: str, score_only: bool) -> Variant:
     """Configuration of an operator's walk."""
     arguments = {
-        "offsets": "*i32", "first_child": "*i32", "next_sibling": "*i32", "score_only": "*i8", "accept": "*fp32",
-        "seeds": "*i64", "positions": "*i32", "uniforms": "*fp32", "path": "*i32", "accepted": "*i32",
-        "last": "*i32:1", "firsts": "*i32:1", "nodes": "i32", "depth": "i32",
+        "offsets_ptr": "*i32", "first_child_ptr": "*i32", "next_sibling_ptr": "*i32", "score_only_ptr": "*i8",
+        "accept_ptr": "*fp32", "seeds_ptr": "*i64", "root_positions_ptr": "*i32", "uniforms_ptr": "*fp32",
+        "path_ptr": "*i32", "num_accepted_ptr": "*i32", "last_node_ptr": "*i32:1", "first_rejected_ptr": "*i32:1",
+        "num_nodes": "i32", "max_depth": "i32",
     }  # fmt: skip
-    up = op == "traversal_verify"
-    if up:
-        arguments |= {"level": "*i32", "parents": "*i32"}
-    return Variant(
-        f"{op}/walk", f"{op}.triton_kernel:{'walk_up' if up else 'walk_down'}", arguments,
-        {"EXPLICIT": False, "SCORE_ONLY": score_only}, 1, fusion=False,
-    )  # fmt: skip
+    kernel = "walk_down"
+    if op == "traversal_verify":
+        kernel = "walk_up"
+        arguments |= {"level_ptr": "*i32", "parents_ptr": "*i32"}
+    constants = {"EXPLICIT_UNIFORMS": False, "HAS_SCORE_ONLY": score_only}
+    return Variant(f"{op}/{kernel}", f"{op}.triton_kernel:{kernel}", arguments, constants, 1, fusion=False)

@@ -22,11 +22,12 @@ def distribution_stats(
     masses: bool = False,
     pivots: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
+    """The operator."""
     if pivots is not None:
         check_pivots(pivots, logits.shape[0])
     run = _dist_masses if masses else _distribution_stats
     try:
         return run(logits, temperature, top_k, top_p, min_p)
     except (RuntimeError, ValueError):
-        check(logits, temperature, top_k, top_p, min_p)  # raises with a remedy
+        check(logits, temperature, top_k, top_p, min_p)  # names a remedy
         return run(*argument_checks.make_contiguous(logits, temperature, top_k, top_p, min_p))

@@ -1,4 +1,7 @@
-"""Plain PyTorch definition of distribution_stats."""
+"""Plain PyTorch definition of distribution_stats.
+
+Tests: tests/kernels/test_distribution_stats.py.
+"""
 
 from __future__ import annotations
 
@@ -67,44 +70,51 @@ def distribution_stats(
     masses: bool = False,
     pivots: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    """Statistics that turn a row of logits into its processed sampling distribution, without storing probabilities.
+    """Computes the statistics that turn rows of logits into sampling distributions, without storing probabilities.
+
+    Shapes: R rows, V token ids, K = ceil(V / 1024) noise blocks.
 
     The weight of token v is ``exp(l * inv_t - lse)`` if ``l > cut`` or (``l == cut`` and ``v <= tie_id``), else 0, with
-    ``l = logits[r, v]``; the weights of a row sum to 1. Order of the filters: temperature, then top-k, then top-p on
-    the renormalised top-k (a token stays iff the mass strictly before it, logits descending and ids ascending, is
-    below top_p), then min-p (a token stays iff its probability is at least min_p times the largest). All of them keep
-    a prefix of that order, so one cut describes them exactly; ties go to the lower id.
+    ``l = logits[r, v]``. The weights of a row sum to 1. The filters apply in this order:
+
+    1. temperature;
+    2. top-k;
+    3. top-p on the renormalised top-k: a token stays iff the mass strictly before it, logits descending and ids
+       ascending, is below top_p;
+    4. min-p: a token stays iff its probability is at least min_p times the largest.
+
+    All of them keep a prefix of that order, so one cut describes them exactly. Ties go to the lower id.
 
     Args:
-        logits: [R, V] float32, bfloat16, float16 or float64. The row stride is free: pass ``logits[:, :V]`` of a padded
+        logits: float32, bfloat16, float16 or float64 [R, V]. The row stride is free: pass ``logits[:, :V]`` of a padded
             vocabulary. -inf marks a forbidden token.
-        temperature: float32 [R]; 0 is greedy, else >= 1e-6.
-        top_k: int32 [R]; 0 is off. Values above V are off too.
+        temperature: float32 [R]; 0 is greedy, else at least 1e-6.
+        top_k: int32 [R]; 0 is off, and so are values above V.
         top_p: float32 [R] in (0, 1]; 1 is off.
         min_p: float32 [R] in [0, 1]; 0 is off.
-        masses: also return the total weight of every race block (``random.BLOCK`` ids), which costs no further pass and
-            spares whoever draws from the row one.
-        pivots: int64 [P], P <= R, a token for each of the first rows, or a negative number: the drafted one, whose
-            rank and mass above come out of the pass that finds the normaliser. Where they show that it is the last one
-            kept (the likely one, drafted, of a peaked distribution under top-p), a backend may read the row no second
-            time. They change no cut and no tie, and lse by a rounding at most; the reference and the C++ backend
-            ignore them.
+        masses: Also return the total weight of every noise block (``random.BLOCK`` ids). It costs no further pass and
+            saves one for operators that draw from the row.
+        pivots: Drafted token of each of the first P rows, int64 [P], P <= R, or a negative number. The pass that finds
+            the normaliser also finds the pivot's place and the mass before it. If these show that it is the last token
+            kept, a backend need not read the row twice. Pivots change no cut and no tie, and lse by a rounding at most.
+            The reference and the C++ backend ignore them.
 
     Returns:
-        (inv_t, lse, cut, tie_id), each [R]; the first three float32 (float64 for float64 logits), tie_id int32; then
-        mass, if wanted.
-        Temperature only: cut = -inf, tie_id = V - 1. Greedy: inv_t = 0, lse = 0, cut = largest logit, tie_id = its
-        lowest id; ``inv_t == 0`` is the mark of a greedy row. A row with a NaN or +inf logit, or without a finite one,
-        has lse = cut = NaN and tie_id = 0: no token has weight, and the caller reports the row.
-        mass: [R, ceil(V / 1024)] of lse's dtype, equal to the sums of the weights up to rounding; NaN throughout for
-        rows that are greedy, filtered (top-k, top-p, min-p), without a distribution or with a normaliser beyond 1e4,
-        where rounding hides what the weights are.
+        inv_t: [R], 1 / temperature; 0 marks a greedy row. float32 like the next two, or float64 for float64 logits.
+        lse: [R]. 0 for greedy rows. NaN, like cut, for a row with a NaN or +inf logit, or without a finite one: no
+            token has weight, tie_id is 0, and the caller reports the row.
+        cut: [R]. -inf without filters; the largest logit for greedy rows.
+        tie_id: int32 [R]. V - 1 without filters; the lowest id of the largest logit for greedy rows.
+        mass: Only with `masses`: [R, K] of lse's dtype, equal to the sums of the weights up to rounding. NaN throughout
+            for rows that are greedy, filtered or without a distribution, or whose normaliser is beyond 1e4, where
+            rounding hides the weights.
 
     Raises:
-        ValueError: wrong shape, dtype or parameter value.
+        ValueError: If a shape, dtype or parameter value is wrong.
 
-    Sources: top-k Fan, Lewis, Dauphin (2018) section 5.1; top-p Holtzman et al. (2020) section 3.1; min-p Nguyen et al.
-    (2024) section 3.
+    Source:
+        Top-k Fan, Lewis, Dauphin (2018) section 5.1; top-p Holtzman et al. (2020) section 3.1; min-p Nguyen et al.
+        (2024) section 3.
     """
     check(logits, temperature, top_k, top_p, min_p, pivots)
     rows, vocab = logits.shape
@@ -153,10 +163,19 @@ def distribution_stats(
 
 
 def dist_probs(logits: Tensor, inv_t: Tensor, lse: Tensor, cut: Tensor, tie_id: Tensor) -> Tensor:
-    """Weights of a distribution, the definition in the contract of distribution_stats: [R, V] float32 (float64 for
-    float64 logits).
+    """Returns the weights of distributions, as distribution_stats defines them.
 
-    Materialises the matrix: for references, tests and inspection, not for a decoding step.
+    It materialises the matrix: for references, tests and inspection, not for a decoding step.
+
+    Args:
+        logits: [R, V].
+        inv_t: [R], from distribution_stats, as the next three.
+        lse: [R].
+        cut: [R].
+        tie_id: int32 [R].
+
+    Returns:
+        Weights, float32 [R, V], or float64 for float64 logits.
     """
     level = logits.to(argument_checks.statistics_dtype(logits))
     ids = torch.arange(logits.shape[1], device=logits.device)
@@ -166,18 +185,19 @@ def dist_probs(logits: Tensor, inv_t: Tensor, lse: Tensor, cut: Tensor, tie_id: 
     return torch.where(keep, log_weight.exp(), 0.0)
 
 
-def only(rows: Tensor, stats: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """What distribution_stats(..., masses=True) found, for some rows (bool [R]); the others get the marks of a row
-    that nobody asked for: inv_t, cut and tie_id 0, lse +inf, mass NaN.
+def keep_rows(rows: Tensor, stats: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Keeps the results of distribution_stats(..., masses=True) for some rows (bool [R]) and clears the others.
+
+    Cleared rows have inv_t, cut and tie_id 0, lse +inf and mass NaN.
     """
     inv_t, lse, cut, tie_id, mass = stats
-    unknown = torch.full_like(lse, torch.inf), torch.full_like(mass, torch.nan)
+    no_lse, no_mass = torch.full_like(lse, torch.inf), torch.full_like(mass, torch.nan)
     return (
         torch.where(rows, inv_t, 0.0),
-        torch.where(rows, lse, unknown[0]),
+        torch.where(rows, lse, no_lse),
         torch.where(rows, cut, 0.0),
         torch.where(rows, tie_id, 0),
-        torch.where(rows[:, None], mass, unknown[1]),
+        torch.where(rows[:, None], mass, no_mass),
     )
 
 

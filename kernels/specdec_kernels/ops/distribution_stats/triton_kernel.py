@@ -1,18 +1,27 @@
 """Triton kernels of distribution_stats: one read of every row, then a launch that joins its blocks and refines rows
 with a cut.
 
-That read also tells how many tokens, and what mass, are ranked above a row's pivot, the drafted token. If these say
-that it is the last one kept, with room for the roundings of float32 sums, the row has nothing to refine.
+The read also finds how many tokens, and what mass, are ordered before a row's pivot, the drafted token. If these show
+that the pivot is the last token kept, with a margin for the rounding of float32 sums, the row needs no refinement.
 
-Refining finds the cut by bisection on the rank of tokens (`dist_triton.rank`: level, then id), with masses in float64.
-Tiles whose largest logit lies below what can be kept are not read again; when few contenders are left they are gathered
-in a scratch of a few thousand ranks and decided there. Nothing is sorted and no weight is stored.
+Refinement finds the cut by bisection on the order of tokens (`distribution.order_key`: logit, then id), with masses in
+float64. Tiles whose largest logit cannot be kept are not read again. Once few contenders are left, their keys are
+gathered in scratch and decided there. Nothing is sorted, and no weight is stored.
 
-A row is passed on as (its logits, its cells of an overlay, how many these are); `how` is (whether these are folded in,
-race blocks of a tile while refining, whether rows are ragged), known when compiling.
+Shapes: R rows, V = vocab_size, K = num_blocks = ceil(V / 1024) noise blocks.
+    logits_ptr [R, V], row stride logits_stride; overlay_ptr int32 [R, overlay_stride]
+    temperature_ptr, top_p_ptr, min_p_ptr float32 [R]; top_k_ptr int32 [R]; pivots_ptr int64 [num_pivots]
+    block_top_ptr float32 [R, K], largest logit of a block
+    block_sum_ptr float32 [R, K], sum of exp((l - largest) / T) of a block
+    block_place_ptr int32 [R, K], greedy rows: lowest id of the largest logit; others: tokens before the pivot
+    block_above_ptr float32 [R, K], the part of block_sum of tokens before the pivot
+    contenders_ptr int64 [R, CONTENDERS], order keys
+    inv_t_ptr, lse_ptr, cut_ptr float32 [R], tie_id_ptr int32 [R], mass_ptr float32 [R, K]: results
 """
 
 from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
@@ -31,137 +40,174 @@ from ...triton_shared.jit import kernel
 from ...triton_shared.overlay import load_logits
 
 INFINITY = tl.constexpr(float("inf"))
-DOUBT = tl.constexpr(1e-5)
-"""Of a total: how near to a filter's limit a float32 sum decides nothing."""
+MARGIN = tl.constexpr(1e-5)
+"""Part of a total: so near to a filter's limit, a float32 sum decides nothing."""
+
+
+class Row(NamedTuple):
+    """One row of logits. Kernels take flat arguments and make it, see `triton_shared.residual`."""
+
+    logits_ptr: Any
+    overlay_ptr: Any
+    overlay_stride: Any
+    vocab_size: Any
+
+
+class RefinedRow(NamedTuple):
+    """A row whose cut is searched for."""
+
+    logits: Row
+    block_top_ptr: Any  # float32 [K], of this row
+    num_blocks: Any
+    inv_t: Any
+    scaled_top: Any  # largest logit times inv_t
+
+
+class RowFlags(NamedTuple):
+    """Numbers that are known when a kernel is compiled. Kernels declare it as tl.constexpr."""
+
+    has_overlay: Any
+    unaligned: Any  # see `jit.unaligned_vocab`
+    tile_blocks: Any  # noise blocks of a tile during refinement
 
 
 @triton.jit
-def pivot_of(own, pivots, known, row, vocab, FOLD: tl.constexpr):
-    """(token, level) of a row's pivot; -1 and -inf where it has none."""
-    token = tl.load(pivots + row, mask=row < known, other=-1).to(tl.int32)
-    token = tl.where((token >= 0) & (token < vocab), token, -1)
-    return token, load_logits(own[0], own[1], own[2], token, token >= 0, vocab, FOLD, None)
+def load_row(row, flags: tl.constexpr, ids, inside, tile_end):
+    """Logits of tokens `ids` of a row, float32; -inf where not `inside`."""
+    return load_logits(
+        row.logits_ptr, row.overlay_ptr, row.overlay_stride, ids, inside, row.vocab_size, flags.has_overlay,
+        tile_end if flags.unaligned else None,
+    )  # fmt: skip
 
 
-@kernel("logits", "vocab", "stride")
-def scan(
-    logits, temperature, pivots, tops, places, sums, over, cells, room, vocab, blocks, stride, known,
-    GROUP: tl.constexpr, PIVOTS: tl.constexpr, FOLD: tl.constexpr, UNALIGNED: tl.constexpr,
+@triton.jit
+def load_pivot(row, flags: tl.constexpr, pivots_ptr, num_pivots, index):
+    """(token, logit) of a row's pivot; -1 and -inf where it has none."""
+    token = tl.load(pivots_ptr + index, mask=index < num_pivots, other=-1).to(tl.int32)
+    token = tl.where((token >= 0) & (token < row.vocab_size), token, -1)
+    return token, load_row(row, flags, token, token >= 0, None)
+
+
+@kernel("logits_ptr", "vocab_size", "logits_stride")
+def scan_blocks(
+    logits_ptr, temperature_ptr, pivots_ptr, block_top_ptr, block_place_ptr, block_sum_ptr, block_above_ptr,
+    overlay_ptr, overlay_stride, vocab_size, num_blocks, logits_stride, num_pivots, GROUP: tl.constexpr,
+    HAS_PIVOTS: tl.constexpr, HAS_OVERLAY: tl.constexpr, UNALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """Of GROUP race blocks: the largest logit and sum exp((l - largest) / T); the lowest id of the largest in a greedy
-    row; else, of the tokens ranked above the pivot, how many there are and that sum of them.
-    """
-    row = tl.program_id(0).to(tl.int64)
+    """Grid (R, ceil(K / GROUP)): largest logit, sum, place and mass before the pivot of GROUP noise blocks."""
+    index = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1) * GROUP + tl.arange(0, GROUP)
     ids = block[:, None] * NOISE_BLOCK + tl.arange(0, NOISE_BLOCK)[None, :]
-    t = tl.load(temperature + row)
-    end = (tl.program_id(1) + 1) * GROUP * NOISE_BLOCK
-    level = load_logits(
-        logits + row * stride, cells + row * room, room, ids, ids < vocab, vocab, FOLD, end if UNALIGNED else None
-    )
+    temperature = tl.load(temperature_ptr + index)
+    tile_end = (tl.program_id(1) + 1) * GROUP * NOISE_BLOCK
+    row_ptr, row_overlay_ptr = logits_ptr + index * logits_stride, overlay_ptr + index * overlay_stride
+    row = Row(row_ptr, row_overlay_ptr, overlay_stride, vocab_size)
+    flags: tl.constexpr = RowFlags(HAS_OVERLAY, UNALIGNED, GROUP)
+    level = load_row(row, flags, ids, ids < vocab_size, tile_end)
     clean = tl.where(level == level, level, NEGATIVE_INFINITY)
     top = tl.max(clean, 1)
-    at = row * blocks + block
-    if t == 0:
+    at = index * num_blocks + block
+    if temperature == 0:
         place = tl.min(tl.where(clean == top[:, None], ids, 0x7FFFFFFF), 1)
-        tl.store(places + at, place, mask=block < blocks)
-    inv_t = tl.where(t == 0, 1.0, tl.math.div_rn(1.0, t))  # `/` is not correctly rounded on a GPU
+        tl.store(block_place_ptr + at, place, mask=block < num_blocks)
+    # `/` is not correctly rounded on a GPU
+    inv_t = tl.where(temperature == 0, 1.0, tl.math.div_rn(1.0, temperature))
     scaled_top = top * inv_t
     shift = tl.where(scaled_top > NEGATIVE_INFINITY, scaled_top, 0.0)
     part = tl.exp(level * inv_t - shift[:, None])
-    tl.store(sums + at, tl.sum(part, 1), mask=block < blocks)
-    if PIVOTS:
-        mine = (logits + row * stride, cells + row * room, room)
-        token, own = pivot_of(mine, pivots, known, row, vocab, FOLD)
-        better = (level > own) | ((level == own) & (ids < token))
-        tl.store(over + at, tl.sum(tl.where(better, part, 0.0), 1), mask=block < blocks)
-        tl.store(places + at, tl.sum(better.to(tl.int32), 1), mask=(block < blocks) & (t != 0))
-    tl.store(tops + at, top, mask=block < blocks)
+    tl.store(block_sum_ptr + at, tl.sum(part, 1), mask=block < num_blocks)
+    if HAS_PIVOTS:
+        pivot, pivot_level = load_pivot(row, flags, pivots_ptr, num_pivots, index)
+        before = (level > pivot_level) | ((level == pivot_level) & (ids < pivot))
+        tl.store(block_above_ptr + at, tl.sum(tl.where(before, part, 0.0), 1), mask=block < num_blocks)
+        counts = tl.sum(before.to(tl.int32), 1)
+        tl.store(block_place_ptr + at, counts, mask=(block < num_blocks) & (temperature != 0))
+    tl.store(block_top_ptr + at, top, mask=block < num_blocks)
 
 
 @triton.jit
-def tile_of(own, start, vocab, how: tl.constexpr):
-    """(levels, ranks, inside) of a tile of a row."""
-    ids = start + tl.arange(0, how[1] * NOISE_BLOCK)
-    inside = ids < vocab
-    end = start + how[1] * NOISE_BLOCK
-    level = load_logits(own[0], own[1], own[2], ids, inside, vocab, how[0], end if how[2] else None)
+def load_key_tile(row, flags: tl.constexpr, start):
+    """(logits, order keys, inside) of a tile of a row."""
+    ids = start + tl.arange(0, flags.tile_blocks * NOISE_BLOCK)
+    inside = ids < row.logits.vocab_size
+    tile_end = start + flags.tile_blocks * NOISE_BLOCK
+    level = load_row(row.logits, flags, ids, inside, tile_end)
     return level, order_key(level, ids), inside
 
 
 @triton.jit
-def tile_top(tops, start, blocks, how: tl.constexpr):
-    """No token of a tile has a higher rank, from what the scan left."""
-    block = start // NOISE_BLOCK + tl.arange(0, how[1])
-    return order_key(tl.max(tl.load(tops + block, mask=block < blocks, other=NEGATIVE_INFINITY), 0), 0)
+def tile_bound(row, flags: tl.constexpr, start):
+    """An order key that no token of a tile exceeds, from the blocks' largest logits."""
+    block = start // NOISE_BLOCK + tl.arange(0, flags.tile_blocks)
+    tops = tl.load(row.block_top_ptr + block, mask=block < row.num_blocks, other=NEGATIVE_INFINITY)
+    return order_key(tl.max(tops, 0), 0)
 
 
 @triton.jit
-def share_of(level, inv_t, top_scaled):
-    """exp(l / T - top / T) in float64 of float32 products, the mass relative to that of the largest logit."""
-    return exp_difference(level * inv_t, top_scaled)
+def relative_mass(level, inv_t, scaled_top):
+    """exp(l / T - top / T) in float64 of float32 products: the mass relative to that of the largest logit."""
+    return exp_difference(level * inv_t, scaled_top)
 
 
 @triton.jit
-def above(own, tops, vocab, blocks, inv_t, top_scaled, floor, ceiling, by_mass, how: tl.constexpr):
-    """Of the tokens ranked over `floor`: their total (masses, or how many), how many are ranked up to `ceiling`, and
-    the lowest rank."""
+def sum_above(row, flags: tl.constexpr, floor, ceiling, by_mass):
+    """Sums over the tokens whose keys exceed `floor`.
+
+    Returns their total (masses, or how many), how many have keys up to `ceiling`, and the lowest key.
+    """
     total = tl.zeros((), tl.float64)
     count = tl.zeros((), tl.int32)
     least = tl.full((), 0x7FFFFFFFFFFFFFFF, tl.int64)
-    for start in range(0, vocab, how[1] * NOISE_BLOCK):
-        if tile_top(tops, start, blocks, how) > floor:
-            level, ranked, inside = tile_of(own, start, vocab, how)
-            over = inside & (ranked > floor)
-            value = tl.where(by_mass, share_of(level, inv_t, top_scaled), 1.0)
-            total += tl.sum(tl.where(over, value, 0.0), 0)
-            count += tl.sum((over & (ranked <= ceiling)).to(tl.int32), 0)
-            least = tl.minimum(least, tl.min(tl.where(over, ranked, 0x7FFFFFFFFFFFFFFF), 0))
+    for start in range(0, row.logits.vocab_size, flags.tile_blocks * NOISE_BLOCK):
+        if tile_bound(row, flags, start) > floor:
+            level, key, inside = load_key_tile(row, flags, start)
+            above = inside & (key > floor)
+            value = tl.where(by_mass, relative_mass(level, row.inv_t, row.scaled_top), 1.0)
+            total += tl.sum(tl.where(above, value, 0.0), 0)
+            count += tl.sum((above & (key <= ceiling)).to(tl.int32), 0)
+            least = tl.minimum(least, tl.min(tl.where(above, key, 0x7FFFFFFFFFFFFFFF), 0))
     return total, count, least
 
 
 @triton.jit
-def gather(own, tops, contenders, vocab, blocks, low, high, ROOM: tl.constexpr, how: tl.constexpr):
-    """Writes the ranks in [low, high] in id order, as many as there is room for; returns how many there are."""
+def gather_contenders(row, flags: tl.constexpr, contenders_ptr, low, high, CONTENDERS: tl.constexpr):
+    """Writes the keys in [low, high] in id order, up to CONTENDERS of them; returns how many there are."""
     count = tl.zeros((), tl.int32)
-    for start in range(0, vocab, how[1] * NOISE_BLOCK):
-        if tile_top(tops, start, blocks, how) >= low:
-            _, ranked, inside = tile_of(own, start, vocab, how)
-            taken = (inside & (ranked >= low) & (ranked <= high)).to(tl.int32)
+    for start in range(0, row.logits.vocab_size, flags.tile_blocks * NOISE_BLOCK):
+        if tile_bound(row, flags, start) >= low:
+            _, key, inside = load_key_tile(row, flags, start)
+            taken = (inside & (key >= low) & (key <= high)).to(tl.int32)
             place = count + tl.cumsum(taken, 0) - 1
-            tl.store(contenders + place, ranked, mask=(taken > 0) & (place < ROOM))
+            tl.store(contenders_ptr + place, key, mask=(taken > 0) & (place < CONTENDERS))
             count += tl.sum(taken, 0)
     tl.debug_barrier()
     return count
 
 
 @triton.jit
-def lowest_kept(
-    own, tops, contenders, vocab, blocks, inv_t, top_scaled, low, high, target, by_mass, ROOM: tl.constexpr,
-    how: tl.constexpr,
-):  # fmt: skip
-    """The smallest rank with less than `target` (mass, or number) above it, in [low, high]."""
-    passed = tl.zeros((), tl.float64)  # total above `high`
-    count = gather(own, tops, contenders, vocab, blocks, low, high, ROOM, how)
-    if count > ROOM:
-        while count > ROOM:
+def lowest_kept_key(row, flags: tl.constexpr, contenders_ptr, low, high, target, by_mass, CONTENDERS: tl.constexpr):
+    """The smallest key in [low, high] with less than `target` (mass, or number) above it."""
+    above_high = tl.zeros((), tl.float64)
+    count = gather_contenders(row, flags, contenders_ptr, low, high, CONTENDERS)
+    if count > CONTENDERS:
+        while count > CONTENDERS:
             half = midpoint(low, high)
-            total, upper, _ = above(own, tops, vocab, blocks, inv_t, top_scaled, half, high, by_mass, how)
+            total, upper, _ = sum_above(row, flags, half, high, by_mass)
             if total < target:
                 high = half
-                passed = total
+                above_high = total
                 count = count - upper
             else:
                 low = half + 1
                 count = upper
-        count = gather(own, tops, contenders, vocab, blocks, low, high, ROOM, how)
-    places = tl.arange(0, ROOM)
-    ranked = tl.load(contenders + places, mask=places < count, other=-0x7FFFFFFFFFFFFFFF)
-    value = tl.where(by_mass, share_of(logit_of_key(ranked), inv_t, top_scaled), 1.0)
-    value = tl.where(places < count, value, 0.0)
+        count = gather_contenders(row, flags, contenders_ptr, low, high, CONTENDERS)
+    place = tl.arange(0, CONTENDERS)
+    key = tl.load(contenders_ptr + place, mask=place < count, other=-0x7FFFFFFFFFFFFFFF)
+    value = tl.where(by_mass, relative_mass(logit_of_key(key), row.inv_t, row.scaled_top), 1.0)
+    value = tl.where(place < count, value, 0.0)
     while low < high:
         half = midpoint(low, high)
-        total = passed + tl.sum(tl.where(ranked > half, value, 0.0), 0)
+        total = above_high + tl.sum(tl.where(key > half, value, 0.0), 0)
         if total < target:
             high = half
         else:
@@ -171,17 +217,17 @@ def lowest_kept(
 
 
 @triton.jit
-def level_bound(tops, blocks, wanted, top, PLACES: tl.constexpr):
-    """A rank that at least `wanted` race blocks reach with their largest logit; the lowest rank if there are fewer."""
+def top_k_bound(row, wanted, top, PLACES: tl.constexpr):
+    """A key that at least `wanted` noise blocks reach with their largest logit; the lowest key if there are fewer."""
     lowest = order_key(tl.full((), NEGATIVE_INFINITY, tl.float32), LAST_ID)
     block = tl.arange(0, PLACES)
-    peak = tl.load(tops + block, mask=block < blocks, other=NEGATIVE_INFINITY)
-    ranked = tl.where(block < blocks, order_key(peak, block * 0), lowest - 1)
+    block_top = tl.load(row.block_top_ptr + block, mask=block < row.num_blocks, other=NEGATIVE_INFINITY)
+    key = tl.where(block < row.num_blocks, order_key(block_top, block * 0), lowest - 1)
     low = lowest
-    high = tl.where(wanted > blocks, lowest, order_key(top, 0))
+    high = tl.where(wanted > row.num_blocks, lowest, order_key(top, 0))
     while low < high:
         half = (low >> 1) + (high >> 1) + ((low | high) & 1)
-        if tl.sum((ranked >= half).to(tl.int32), 0) >= wanted:
+        if tl.sum((key >= half).to(tl.int32), 0) >= wanted:
             low = half
         else:
             high = half - 1
@@ -189,115 +235,120 @@ def level_bound(tops, blocks, wanted, top, PLACES: tl.constexpr):
 
 
 @triton.jit
-def last_kept(number, above_it, own, total, top_k, top_p, min_p):
-    """Whether a token is surely the last one that the filters keep: so many are ranked above it, which weigh
-    `above_it`, and it weighs `own`, all of them `total`, relative to the largest; top_k is 0 where it is off.
+def is_last_kept(number, mass_before, own_mass, total, top_k, top_p, min_p):
+    """Whether a token is surely the last one that the filters keep.
+
+    number, mass_before: tokens ordered before it and their mass. Masses are relative to the largest logit's. top_k is 0
+    if off.
     """
-    doubt = DOUBT * total
-    upto = above_it + own
+    margin = MARGIN * total
+    mass_upto = mass_before + own_mass
     limited, nucleus = top_k > 0, top_p < 1
-    # the top-k tokens weigh as much as they do down to this one, or up to all there is
-    least = tl.where(limited, upto, total)
+    # the mass of the top-k tokens is at least the mass down to this one, or all there is
+    least = tl.where(limited, mass_upto, total)
     kept = (limited == 0) | (number < top_k)
-    kept = kept & ((nucleus == 0) | (above_it < top_p * least - doubt)) & (own >= min_p)
-    return kept & ((limited & (number == top_k - 1)) | (nucleus & (upto >= top_p * total + doubt)))
+    kept = kept & ((nucleus == 0) | (mass_before < top_p * least - margin)) & (own_mass >= min_p)
+    return kept & ((limited & (number == top_k - 1)) | (nucleus & (mass_upto >= top_p * total + margin)))
 
 
-@kernel("logits", "contenders", "vocab", "stride")
-def join(
-    logits, temperature, top_k, top_p, min_p, pivots, tops, places, sums, over, contenders, out_inv_t, out_lse, out_cut,
-    out_tie, mass, cells, room, vocab, blocks, stride, known, PLACES: tl.constexpr, ROOM: tl.constexpr,
-    MASSES: tl.constexpr, FARTHEST: tl.constexpr, PIVOTS: tl.constexpr, FOLD: tl.constexpr, UNALIGNED: tl.constexpr,
-    BLOCKS: tl.constexpr,
+@kernel("logits_ptr", "contenders_ptr", "vocab_size", "logits_stride")
+def join_blocks(
+    logits_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, pivots_ptr, block_top_ptr, block_place_ptr,
+    block_sum_ptr, block_above_ptr, contenders_ptr, inv_t_ptr, lse_ptr, cut_ptr, tie_id_ptr, mass_ptr, overlay_ptr,
+    overlay_stride, vocab_size, num_blocks, logits_stride, num_pivots, PLACES: tl.constexpr, CONTENDERS: tl.constexpr,
+    HAS_MASSES: tl.constexpr, FARTHEST: tl.constexpr, HAS_PIVOTS: tl.constexpr, HAS_OVERLAY: tl.constexpr,
+    UNALIGNED: tl.constexpr, TILE_BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """Joins the blocks of a row; where a filter cuts, finds the cut. One program per row; PLACES >= blocks."""
-    row = tl.program_id(0).to(tl.int64)
+    """Grid (R): joins the blocks of a row, and finds the cut if a filter applies. PLACES: at least K."""
+    index = tl.program_id(0).to(tl.int64)
     block = tl.arange(0, PLACES)
-    have = block < blocks
-    tops += row * blocks
-    peak = tl.load(tops + block, mask=have, other=NEGATIVE_INFINITY)
-    sum_of = tl.load(sums + row * blocks + block, mask=have, other=0.0)
-    t = tl.load(temperature + row)
-    greedy = t == 0
-    inv_t = tl.where(greedy, 0.0, tl.math.div_rn(1.0, t))
-    top = tl.max(peak, 0)
-    unit_t = tl.where(greedy, 1.0, inv_t)
-    top_scaled = top * unit_t
-    scale = tl.where(peak > NEGATIVE_INFINITY, exp_difference(peak * unit_t, top_scaled), 1.0)
-    part = sum_of.to(tl.float64) * scale
+    exists = block < num_blocks
+    block_top_ptr += index * num_blocks
+    block_top = tl.load(block_top_ptr + block, mask=exists, other=NEGATIVE_INFINITY)
+    block_sum = tl.load(block_sum_ptr + index * num_blocks + block, mask=exists, other=0.0)
+    temperature = tl.load(temperature_ptr + index)
+    greedy = temperature == 0
+    inv_t = tl.where(greedy, 0.0, tl.math.div_rn(1.0, temperature))
+    top = tl.max(block_top, 0)
+    scale = tl.where(greedy, 1.0, inv_t)
+    scaled_top = top * scale
+    block_scale = tl.where(block_top > NEGATIVE_INFINITY, exp_difference(block_top * scale, scaled_top), 1.0)
+    part = block_sum.to(tl.float64) * block_scale
     total = tl.sum(part, 0)
-    lse = (top_scaled.to(tl.float64) + tl.log(total)).to(tl.float32)
+    lse = (scaled_top.to(tl.float64) + tl.log(total)).to(tl.float32)
     finite = (tl.abs(lse) < INFINITY) & (tl.abs(top) < INFINITY)  # false for NaN
     cut = tl.full((), NEGATIVE_INFINITY, tl.float32)
-    tie = vocab - 1
-    k = tl.load(top_k + row)
-    p = tl.load(top_p + row).to(tl.float64)
-    m = tl.load(min_p + row).to(tl.float64)
-    k = tl.where(k < vocab, k, 0)
-    filtered = (k > 0) | (p < 1) | (m > 0)
-    if MASSES:  # before anything is refined: no filter cuts where masses are known
-        weighed = finite & (t != 0) & (filtered == 0) & (tl.abs(lse) < FARTHEST)
-        share = part * exp_difference(top_scaled, lse)  # in units of the rounded normaliser, as weights are
-        tl.store(mass + row * blocks + block, tl.where(weighed, share.to(tl.float32), float("nan")), mask=have)
+    tie_id = vocab_size - 1
+    top_k = tl.load(top_k_ptr + index)
+    top_p = tl.load(top_p_ptr + index).to(tl.float64)
+    min_p = tl.load(min_p_ptr + index).to(tl.float64)
+    top_k = tl.where(top_k < vocab_size, top_k, 0)
+    filtered = (top_k > 0) | (top_p < 1) | (min_p > 0)
+    if HAS_MASSES:  # before refinement: masses are known only where no filter cuts
+        known = finite & (temperature != 0) & (filtered == 0) & (tl.abs(lse) < FARTHEST)
+        mass = part * exp_difference(scaled_top, lse)  # in units of the rounded normaliser, like weights
+        tl.store(mass_ptr + index * num_blocks + block, tl.where(known, mass.to(tl.float32), float("nan")), mask=exists)
     if greedy:
         lse = tl.zeros((), tl.float32)
         if finite:
-            first = tl.load(places + row * blocks + block, mask=have & (peak == top), other=0x7FFFFFFF)
+            largest = exists & (block_top == top)
+            first = tl.load(block_place_ptr + index * num_blocks + block, mask=largest, other=0x7FFFFFFF)
             cut = top
-            tie = tl.min(first, 0)
+            tie_id = tl.min(first, 0)
     elif filtered & finite:
-        mine = (logits + row * stride, cells + row * room, room)
-        how: tl.constexpr = (FOLD, BLOCKS, UNALIGNED)
+        row_ptr, row_overlay_ptr = logits_ptr + index * logits_stride, overlay_ptr + index * overlay_stride
+        logits = Row(row_ptr, row_overlay_ptr, overlay_stride, vocab_size)
+        row = RefinedRow(logits, block_top_ptr, num_blocks, inv_t, scaled_top)
+        flags: tl.constexpr = RowFlags(HAS_OVERLAY, UNALIGNED, TILE_BLOCKS)
         settled = top != top
-        if PIVOTS:
-            token, level = pivot_of(mine, pivots, known, row, vocab, FOLD)
-            above_it = tl.sum(tl.load(over + row * blocks + block, mask=have, other=0.0).to(tl.float64) * scale, 0)
-            number = tl.sum(tl.load(places + row * blocks + block, mask=have, other=0), 0)
-            own = share_of(level, inv_t, top_scaled)
-            settled = (level > NEGATIVE_INFINITY) & last_kept(number, above_it, own, total, k, p, m)
+        if HAS_PIVOTS:
+            pivot, level = load_pivot(logits, flags, pivots_ptr, num_pivots, index)
+            block_above = tl.load(block_above_ptr + index * num_blocks + block, mask=exists, other=0.0)
+            mass_before = tl.sum(block_above.to(tl.float64) * block_scale, 0)
+            number = tl.sum(tl.load(block_place_ptr + index * num_blocks + block, mask=exists, other=0), 0)
+            own_mass = relative_mass(level, inv_t, scaled_top)
+            settled = is_last_kept(number, mass_before, own_mass, total, top_k, top_p, min_p)
+            settled = (level > NEGATIVE_INFINITY) & settled
             if settled:
-                lse = (top_scaled.to(tl.float64) + tl.log(above_it + own)).to(tl.float32)
+                lse = (scaled_top.to(tl.float64) + tl.log(mass_before + own_mass)).to(tl.float32)
                 cut = level
-                tie = token
+                tie_id = pivot
         if settled == 0:
-            contenders += row * ROOM
+            contenders_ptr += index * CONTENDERS
             highest = order_key(top, 0)
             low = order_key(tl.full((), NEGATIVE_INFINITY, tl.float32), LAST_ID)
             for stage in range(2):
                 by_mass = stage == 1
-                wanted = ((stage == 0) & (k > 0)) | (by_mass & (p < 1))
+                wanted = ((stage == 0) & (top_k > 0)) | (by_mass & (top_p < 1))
                 if wanted:
-                    target = k.to(tl.float64)
+                    target = top_k.to(tl.float64)
                     if by_mass:
-                        whole, _, _ = above(mine, tops, vocab, blocks, inv_t, top_scaled, low - 1, highest, True, how)
-                        target = p * whole
-                        # tokens of relative mass x weigh at most vocab * x together: all that is kept lies above this
-                        depth = tl.log(0.5 * (1 - p) * whole / vocab)
-                        shy = (depth * 1.0001 - 1e-3) / inv_t - 1e-6 * tl.abs(top).to(tl.float64)
-                        deepest = (top.to(tl.float64) + shy).to(tl.float32)
+                        whole, _, _ = sum_above(row, flags, low - 1, highest, True)
+                        target = top_p * whole
+                        # tokens of relative mass x weigh at most V * x together: all kept tokens are above this one
+                        depth = tl.log(0.5 * (1 - top_p) * whole / vocab_size)
+                        distance = (depth * 1.0001 - 1e-3) / inv_t - 1e-6 * tl.abs(top).to(tl.float64)
+                        deepest = (top.to(tl.float64) + distance).to(tl.float32)
                         low = tl.maximum(low, order_key(deepest, LAST_ID))
                     else:
-                        low = level_bound(tops, blocks, k, top, PLACES)
+                        low = top_k_bound(row, top_k, top, PLACES)
                     low = tl.minimum(low, highest)
-                    low = lowest_kept(
-                        mine, tops, contenders, vocab, blocks, inv_t, top_scaled, low, highest, target, by_mass, ROOM,
-                        how,
-                    )  # fmt: skip
-            if m > 0:
+                    low = lowest_kept_key(row, flags, contenders_ptr, low, highest, target, by_mass, CONTENDERS)
+            if min_p > 0:
                 floor = low
                 ceiling = highest
-                while floor < ceiling:  # the smallest rank whose level weighs enough
+                while floor < ceiling:  # the smallest key whose logit has enough mass
                     half = midpoint(floor, ceiling)
-                    if share_of(logit_of_key(half), inv_t, top_scaled) >= m:
+                    if relative_mass(logit_of_key(half), inv_t, scaled_top) >= min_p:
                         ceiling = half
                     else:
                         floor = half + 1
                 low = floor
-            kept, _, least = above(mine, tops, vocab, blocks, inv_t, top_scaled, low - 1, highest, True, how)
-            lse = (top_scaled.to(tl.float64) + tl.log(kept)).to(tl.float32)
+            kept, _, least = sum_above(row, flags, low - 1, highest, True)
+            lse = (scaled_top.to(tl.float64) + tl.log(kept)).to(tl.float32)
             cut = logit_of_key(least)
-            tie = tl.where(cut > NEGATIVE_INFINITY, id_of_key(least), vocab - 1)
-    tl.store(out_inv_t + row, inv_t)
-    tl.store(out_lse + row, tl.where(finite, lse, float("nan")))
-    tl.store(out_cut + row, tl.where(finite, cut, float("nan")))
-    tl.store(out_tie + row, tl.where(finite, tie, 0))
+            tie_id = tl.where(cut > NEGATIVE_INFINITY, id_of_key(least), vocab_size - 1)
+    tl.store(inv_t_ptr + index, inv_t)
+    tl.store(lse_ptr + index, tl.where(finite, lse, float("nan")))
+    tl.store(cut_ptr + index, tl.where(finite, cut, float("nan")))
+    tl.store(tie_id_ptr + index, tl.where(finite, tie_id, 0))

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ...dispatch import argument_checks
+from .._proposals.batch import DistributionBatch
 from .reference import check
 
 _draft_sample = torch.ops.specdec.draft_sample.default
@@ -23,10 +24,10 @@ def draft_sample(
     *,
     mass: Tensor | None = None,
 ) -> Tensor:
+    """The operator."""
     try:
         return _draft_sample(logits, inv_t, lse, cut, tie_id, seeds, root_positions, index, mass)
     except (RuntimeError, ValueError, TypeError):
-        check(logits, inv_t, lse, cut, tie_id, seeds, root_positions, index, mass)  # raises with a remedy
-        return _draft_sample(
-            *argument_checks.make_contiguous(logits, inv_t, lse, cut, tie_id, seeds, root_positions, index, mass)
-        )
+        dists = DistributionBatch(logits, inv_t, lse, cut, tie_id)
+        check(dists, seeds, root_positions, index, mass)  # names a remedy
+        return _draft_sample(*argument_checks.make_contiguous(*dists, seeds, root_positions, index, mass))

@@ -9,180 +9,232 @@ import torch
 from torch import Tensor
 
 from ...dispatch.workspace import TensorSpec, carve_workspace, declare_scratch, result_tensors
-from ...overlay import Overlay, folded
+from ...overlay import Overlay, launch_arguments
 from ...random import BLOCK, DRAFT, RECOVER
 from ...triton_shared.jit import unaligned_vocab
+from ...triton_shared.residual import ResidualFlags
 from ...triton_shared.variant import Variant, size_type
+from .._proposals.batch import Distribution, DistributionBatch
 from .reference import check
-from .triton_kernel import masses, race
+from .triton_kernel import sample_tokens, sum_block_masses
 
 GROUP = 8
-"""Race blocks whose masses one program sums: 8,192 logits."""
+"""Noise blocks whose masses one program sums: 8,192 logits."""
 FEW = 2
-"""Race blocks up to which all of them are weighed in the race itself, without a launch for their masses."""
+"""Up to so many noise blocks, the drawing kernel weighs all of them, and no launch sums their masses."""
 MASS_WARPS = 8
-RACE_WARPS = 4
+SAMPLE_WARPS = 4
 
 
-def mass_registers(fold: bool) -> int | None:
-    """Per thread of the masses, where an overlay takes more than ptxas would give."""
-    return 192 if fold else None
+def mass_registers(overlay: bool) -> int | None:
+    """Registers per thread of `sum_block_masses`: with an overlay it needs more than ptxas gives."""
+    return 192 if overlay else None
 
 
-def race_registers(fold: bool) -> int:
-    """Per thread of the race. Left to itself ptxas aims at fewer, for programs that are not there, and spills."""
-    return 112 if fold else 96
+def sample_registers(overlay: bool) -> int:
+    """Registers per thread of `sample_tokens`. By default ptxas aims at fewer and spills."""
+    return 112 if overlay else 96
 
 
-Distribution = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+class ProposalTensors(NamedTuple):
+    """Proposals of all nodes, contiguous: `triton_shared.residual.ProposalTree` describes them."""
+
+    tokens: Tensor
+    next_sibling: Tensor
+    proposal_kinds: Tensor
+    dist_index: Tensor
+    score_only: Tensor | None = None
 
 
-class Rest(NamedTuple):
-    """The distributions and proposals that a draw, or a pass before it, reads: the kernels' arguments in order, and
-    their kind.
+class RejectionTensors(NamedTuple):
+    """Numbers of every node's rejection: `triton_shared.residual.Rejections` describes them."""
 
-    tensors: what `rest_triton` describes, with stand-ins where something is absent. kind: (chain, has draft
-    distributions, draft columns are mapped, has score-only nodes, the target has an overlay,
-    vocabulary is unaligned).
+    applied: Tensor
+    p_scale: Tensor
+    q_scale: Tensor
+
+
+class ResidualArguments(NamedTuple):
+    """The arguments that `triton_shared.residual.pack_residual_inputs` packs.
+
+    Attributes:
+        target: The target's distributions and their overlay, nine arguments.
+        others: The arguments after those. Unread tensors stand in for absent ones.
+        flags: Constants of the kernels.
+        vocab_size: Columns of the target's logits.
     """
 
-    tensors: tuple[Any, ...]
-    kind: tuple[bool, bool, bool, bool, bool, bool]
-    vocab: int
+    target: tuple[Any, ...]
+    others: tuple[Any, ...]
+    flags: ResidualFlags
+    vocab_size: int
 
     @property
-    def target(self) -> tuple[Any, ...]:
-        """The target's distribution and its overlay."""
-        return self.tensors[:9]
+    def tensors(self) -> tuple[Any, ...]:
+        """All arguments before those of a kernel's own."""
+        return self.target + self.others
 
 
-def dist_arguments(dist: Distribution) -> tuple[Any, ...]:
-    """A distribution as the kernels take it."""
-    logits, *others = dist
-    return (logits, *(part.contiguous() for part in others), logits.stride(0), logits.shape[1])
+class _Rows(NamedTuple):
+    """Distributions as the kernels take them."""
+
+    logits: Tensor
+    inv_t: Tensor
+    lse: Tensor
+    cut: Tensor
+    tie_id: Tensor
+    logits_stride: int
+    num_columns: int
 
 
-def columns_of(token_ids: Tensor, columns: Tensor, index: Tensor, places: Tensor) -> Tensor:
-    """Fills int32 [vocab + 1] with the draft column of every target id, -1 for none. Ids that do not exist share the
-    last place. index: int32, places: int64, both [draft vocabulary] and scratch."""
-    room = columns.shape[0]
+def _rows(dists: Distribution) -> _Rows:
+    logits, *statistics = dists
+    return _Rows(logits, *(part.contiguous() for part in statistics), logits.stride(0), logits.shape[1])
+
+
+def _fill_draft_columns(token_ids: Tensor, columns: Tensor, index: Tensor, places: Tensor) -> Tensor:
+    """Fills int32 [V + 1] with the draft column of every token id, -1 for none.
+
+    Ids that do not exist share the last place. index: int32 [Vd], places: int64 [Vd], both scratch.
+    """
+    size = columns.shape[0]
     torch.arange(token_ids.shape[0], dtype=torch.int32, device=token_ids.device, out=index)
-    torch.clamp(token_ids, -1, room - 1, out=places).remainder_(room)
+    torch.clamp(token_ids, -1, size - 1, out=places).remainder_(size)
     return columns.fill_(-1).scatter_(0, places, index)
 
 
-def rest_scratch(vocab: int, token_ids: Tensor | None) -> list[TensorSpec]:
-    """What `rest_of` needs: a stand-in for what is absent, and the columns of a smaller draft vocabulary."""
-    own, room = (0, 0) if token_ids is None else (token_ids.shape[0], vocab + 1)
-    return [((1,), torch.int64), ((room,), torch.int32), ((own,), torch.int32), ((own,), torch.int64)]
+def residual_scratch(vocab_size: int, token_ids: Tensor | None) -> list[TensorSpec]:
+    """Scratch of `residual_arguments`: a stand-in for absent tensors, and the columns of a smaller draft vocabulary."""
+    mapped, size = (0, 0) if token_ids is None else (token_ids.shape[0], vocab_size + 1)
+    return [((1,), torch.int64), ((size,), torch.int32), ((mapped,), torch.int32), ((mapped,), torch.int64)]
 
 
-def rest_of(
+def residual_arguments(
     target: Distribution,
     draft: Distribution | None = None,
     token_ids: Tensor | None = None,
-    tree: tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None] | None = None,
-    steps: tuple[Tensor, Tensor, Tensor] | None = None,
+    tree: ProposalTensors | None = None,
+    rejections: RejectionTensors | None = None,
     chain: bool = False,
     *,
     scratch: Sequence[Tensor],
     overlay: Overlay | None = None,
     op: str = "",
-) -> Rest:
-    """tree: (tokens, next_sibling, drawn, dist_index, score_only); steps: (applied, p_scale, q_scale) per node;
-    scratch: as `rest_scratch` says; overlay: of the target's logits, refused in the name of `op` where it does not fit.
+) -> ResidualArguments:
+    """Makes the kernels' arguments of residual distributions.
 
-    chain: a node has one child at most, the next node; next_sibling is not read.
+    Args:
+        target: Target distributions, [M, V].
+        draft: Draft distributions, [R, Vd], or None.
+        token_ids: int64 [Vd], token id of each draft column, or None.
+        tree: Proposals, or None for draws without a rejection.
+        rejections: Numbers of their rejections, or None as `tree`.
+        chain: A node has one child at most, the next node; next_sibling is not read.
+        scratch: Tensors as `residual_scratch` lists them.
+        overlay: Processed logits of the target.
+        op: Operator that an error about the overlay names.
+
+    Returns:
+        The arguments.
     """
-    p, vocab = dist_arguments(target), target[0].shape[1]
+    p, vocab_size = _rows(target), target[0].shape[1]
     has_draft = draft is not None and draft[0].shape[0] > 0
-    q = dist_arguments(draft) if has_draft and draft is not None else p
-    nothing, columns, *order = scratch
-    if has_draft and token_ids is not None:
-        columns = columns_of(token_ids, columns, *order)
-    tokens, siblings, proposal_kinds, dist_index, score_only = tree or (
-        nothing,
-        p[4],
-        nothing.view(torch.int8),
-        p[4],
-        None,
-    )
-    applied, p_scale, q_scale = steps or (p[4], p[1], p[1])
-    links = (
-        tokens,
-        siblings,
-        proposal_kinds,
-        dist_index,
-        proposal_kinds if score_only is None else score_only.view(torch.int8),
-    )
-    cells, room = folded(op, overlay, target[0], p[4])
+    q = _rows(draft) if has_draft and draft is not None else p
+    absent, columns, *order = scratch
     mapped = has_draft and token_ids is not None
-    unaligned = unaligned_vocab(vocab, p[5], q[5])
-    kind = (chain, has_draft, mapped, score_only is not None, room > 0, unaligned)
-    return Rest((*p, cells, room, *q, columns, *links, applied, p_scale, q_scale), kind, vocab)
+    if mapped and token_ids is not None:
+        columns = _fill_draft_columns(token_ids, columns, *order)
+    if tree is None:
+        tree = ProposalTensors(absent, p.tie_id, absent.view(torch.int8), p.tie_id)
+    score_only = tree.proposal_kinds if tree.score_only is None else tree.score_only.view(torch.int8)
+    rejections = rejections or RejectionTensors(p.tie_id, p.inv_t, p.inv_t)
+    words, overlay_stride = launch_arguments(op, overlay, target[0], p.tie_id)
+    unaligned = unaligned_vocab(vocab_size, p.logits_stride, q.logits_stride)
+    flags = ResidualFlags(
+        is_chain=chain, has_draft=has_draft, mapped=mapped, has_score_only=tree.score_only is not None,
+        has_overlay=overlay_stride > 0, unaligned=unaligned,
+    )  # fmt: skip
+    others = (*q, columns, *tree._replace(score_only=score_only), *rejections)
+    return ResidualArguments((*p, words, overlay_stride), others, flags, vocab_size)
 
 
-def draw_scratch(rows: int, vocab: int) -> list[TensorSpec]:
-    """What `draw` needs."""
-    blocks = -(-vocab // BLOCK)
+def draw_scratch(rows: int, vocab_size: int) -> list[TensorSpec]:
+    """Scratch of `sample_residuals`: block masses."""
+    blocks = -(-vocab_size // BLOCK)
     return [((rows, 1 if blocks <= FEW else blocks), torch.float32)]
 
 
-def draw(
-    rest: Rest,
+def sample_residuals(
+    residual: ResidualArguments,
     nodes: Tensor,
-    firsts: Tensor,
+    first_rejected: Tensor,
     seeds: Tensor,
     positions: Tensor,
     index: Tensor,
     stream: int = RECOVER,
-    noise: tuple[Tensor, Tensor] | None = None,
-    known: Tensor | None = None,
+    gumbel_noise: tuple[Tensor, Tensor] | None = None,
+    known_masses: Tensor | None = None,
     *,
     out: Tensor,
-    part: Tensor,
+    block_masses: Tensor,
 ) -> Tensor:
-    """One token per row of nodes int32 [B] (-1: none), after the refused children from firsts int32 [B] (-1: none) on.
+    """Draws one token per row from the residual of a node.
 
-    known: masses of the target's race blocks that bound those of what is left, or None; out: int64 [B]; part: as
-    `draw_scratch` says.
+    Args:
+        residual: Distributions and rejections.
+        nodes: int32 [B], node of each draw, -1 for none.
+        first_rejected: int32 [B], first rejected child of that node, -1 for none.
+        seeds: int64 [B], request seeds.
+        positions: int32 [B], absolute positions of the roots.
+        index: int32 [B], number of each draw within its step.
+        stream: Stream of the noise, DRAFT or RECOVER.
+        gumbel_noise: Noise in place of the keyed one, (blocks [B, K], tokens [B, V]).
+        known_masses: Block masses of the target's distributions, float32 [M, K], or None. They bound the residuals'.
+        out: int64 [B].
+        block_masses: Scratch as `draw_scratch` lists it.
+
+    Returns:
+        `out`.
     """
-    rows, blocks = nodes.shape[0], -(-rest.vocab // BLOCK)
+    rows, blocks = nodes.shape[0], -(-residual.vocab_size // BLOCK)
     if rows == 0:
         return out
-    few = blocks <= FEW
-    given = part if known is None else known.contiguous()
-    shared = (*rest.tensors, nodes, firsts, given, part)
+    few, known, flags = blocks <= FEW, known_masses is not None, residual.flags
+    masses = block_masses if known_masses is None else known_masses.contiguous()
+    shared = (*residual.tensors, nodes, first_rejected, masses, block_masses)
     if not few:
-        masses[(rows, -(-blocks // GROUP))](
-            *shared, rest.vocab, blocks, GROUP, known is not None, False, *rest.kind, num_warps=MASS_WARPS,
-            maxnreg=mass_registers(rest.kind[4]), enable_fp_fusion=False,
+        sum_block_masses[(rows, -(-blocks // GROUP))](
+            *shared, residual.vocab_size, blocks, GROUP, known, False, *flags, num_warps=MASS_WARPS,
+            maxnreg=mass_registers(flags.has_overlay), enable_fp_fusion=False,
         )  # fmt: skip
-    explicit = (part, part) if noise is None else tuple(each.contiguous() for each in noise)
-    race[(rows,)](
-        *shared, seeds, positions, index, *explicit, out, rest.vocab, blocks, max(4, 1 << (blocks - 1).bit_length()),
-        stream, noise is not None, known is not None and not few, few, *rest.kind,
-        num_warps=RACE_WARPS, maxnreg=race_registers(rest.kind[4]), enable_fp_fusion=False,
+    noise = (block_masses, block_masses) if gumbel_noise is None else tuple(each.contiguous() for each in gumbel_noise)
+    sample_tokens[(rows,)](
+        *shared, seeds, positions, index, *noise, out, residual.vocab_size, blocks,
+        max(4, 1 << (blocks - 1).bit_length()), stream, gumbel_noise is not None, known and not few, few, *flags,
+        num_warps=SAMPLE_WARPS, maxnreg=sample_registers(flags.has_overlay), enable_fp_fusion=False,
     )  # fmt: skip
     return out
 
 
-def left_of(rest: Rest, firsts: Tensor, nodes: int) -> Tensor:
-    """Weights left at every node after its children from firsts[i] on were refused: float32 [nodes, V]."""
-    out = torch.empty(nodes, rest.vocab, dtype=torch.float32, device=firsts.device)
+def dense_residuals(residual: ResidualArguments, first_rejected: Tensor, nodes: int) -> Tensor:
+    """Residuals of all nodes after their children from first_rejected[i] on were rejected: float32 [nodes, V]."""
+    out = torch.empty(nodes, residual.vocab_size, dtype=torch.float32, device=first_rejected.device)
     if nodes:
-        blocks, all_nodes = -(-rest.vocab // BLOCK), torch.arange(nodes, dtype=torch.int32, device=firsts.device)
-        masses[(nodes, -(-blocks // GROUP))](
-            *rest.tensors, all_nodes, firsts, out, out, rest.vocab, blocks, GROUP, False, True, *rest.kind,
-            num_warps=MASS_WARPS, maxnreg=mass_registers(rest.kind[4]), enable_fp_fusion=False,
+        blocks = -(-residual.vocab_size // BLOCK)
+        all_nodes = torch.arange(nodes, dtype=torch.int32, device=first_rejected.device)
+        sum_block_masses[(nodes, -(-blocks // GROUP))](
+            *residual.tensors, all_nodes, first_rejected, out, out, residual.vocab_size, blocks, GROUP, False, True,
+            *residual.flags, num_warps=MASS_WARPS, maxnreg=mass_registers(residual.flags.has_overlay),
+            enable_fp_fusion=False,
         )  # fmt: skip
     return out
 
 
 def _scratch(logits: Tensor, *args: object, **kwargs: object) -> list[TensorSpec]:
-    rows, vocab = logits.shape
+    """Per row: its number, its rejected child (none); scratch of the draw."""
+    rows, vocab_size = logits.shape
     own: list[TensorSpec] = [((rows,), torch.int32), ((rows,), torch.int32)]
-    return [*own, *rest_scratch(vocab, None), *draw_scratch(rows, vocab)]
+    return [*own, *residual_scratch(vocab_size, None), *draw_scratch(rows, vocab_size)]
 
 
 @declare_scratch(_scratch)
@@ -201,86 +253,85 @@ def draft_sample(
     out: Tensor | None = None,
     workspace: Tensor | None = None,
 ) -> Tensor:
-    check(logits, inv_t, lse, cut, tie_id, seeds, root_positions, index, mass)
-    (rows, firsts, *scratch, part), _ = carve_workspace("draft_sample", workspace, _scratch(logits), logits.device)
+    """One draw per row."""
+    dists = DistributionBatch(logits, inv_t, lse, cut, tie_id)
+    check(dists, seeds, root_positions, index, mass)
+    (rows, none, *scratch, block_masses), _ = carve_workspace(
+        "draft_sample", workspace, _scratch(logits), logits.device
+    )
     (tokens,) = result_tensors("draft_sample", out, [((logits.shape[0],), torch.int64)], logits.device)
     torch.arange(logits.shape[0], dtype=torch.int32, device=logits.device, out=rows)
     keys = (seeds.contiguous(), root_positions.contiguous(), index.contiguous())
-    rest = rest_of((logits, inv_t, lse, cut, tie_id), scratch=scratch, overlay=overlay, op="draft_sample")
-    return draw(rest, rows, firsts.fill_(-1), *keys, DRAFT, known=mass, out=tokens, part=part)
+    residual = residual_arguments(dists, scratch=scratch, overlay=overlay, op="draft_sample")
+    return sample_residuals(
+        residual, rows, none.fill_(-1), *keys, DRAFT, known_masses=mass, out=tokens, block_masses=block_masses
+    )
 
 
-def rest_types(dtype: str, draft: str = "", unaligned: bool = False) -> dict[str, str]:
-    """Types of the kernels' arguments that `Rest` gives."""
+def residual_types(dtype: str, draft: str = "", unaligned: bool = False) -> dict[str, str]:
+    """Types of the kernels' arguments that `ResidualArguments` holds."""
     draft, columns = draft or dtype, size_type(unaligned)
     return {
-        "logits": f"*{dtype}", "inv_t": "*fp32", "lse": "*fp32", "cut": "*fp32", "tie_id": "*i32", "stride": "i32:16",
-        "width": columns, "cells": "*i32", "room": "i32:16", "q_logits": f"*{draft}", "q_inv_t": "*fp32",
-        "q_lse": "*fp32", "q_cut": "*fp32", "q_tie": "*i32", "q_stride": "i32:16", "q_width": columns,
-        "columns": "*i32", "tokens": "*i64", "next_sibling": "*i32", "proposal_kinds": "*i8", "dist_index": "*i32",
-        "score_only": "*i8", "applied": "*i32", "p_scale": "*fp32", "q_scale": "*fp32",
+        "logits_ptr": f"*{dtype}", "inv_t_ptr": "*fp32", "lse_ptr": "*fp32", "cut_ptr": "*fp32", "tie_id_ptr": "*i32",
+        "logits_stride": "i32:16", "num_columns": columns, "overlay_ptr": "*i32", "overlay_stride": "i32:16",
+        "q_logits_ptr": f"*{draft}", "q_inv_t_ptr": "*fp32", "q_lse_ptr": "*fp32", "q_cut_ptr": "*fp32",
+        "q_tie_id_ptr": "*i32", "q_logits_stride": "i32:16", "q_num_columns": columns, "draft_column_ptr": "*i32",
+        "tokens_ptr": "*i64", "next_sibling_ptr": "*i32", "proposal_kinds_ptr": "*i8", "dist_index_ptr": "*i32",
+        "score_only_ptr": "*i8", "applied_ptr": "*i32", "p_scale_ptr": "*fp32", "q_scale_ptr": "*fp32",
     }  # fmt: skip
 
 
-def rest_constants(
+def residual_constants(
     chain: bool,
     draft: bool,
     mapped: bool = False,
     score_only: bool = False,
-    fold: bool = False,
+    overlay: bool = False,
     unaligned: bool = False,
 ) -> dict[str, bool]:
-    """Values of the kernels' constants that `Rest` gives."""
+    """Values of the kernels' constants that `ResidualArguments` holds."""
     return {
-        "CHAIN": chain,
-        "DRAFT": draft,
-        "MAPPED": mapped,
-        "SCORE_ONLY": score_only,
-        "FOLD": fold,
+        "IS_CHAIN": chain, "HAS_DRAFT": draft, "MAPPED": mapped, "HAS_SCORE_ONLY": score_only, "HAS_OVERLAY": overlay,
         "UNALIGNED": unaligned,
-    }
+    }  # fmt: skip
 
 
-def _draw(name: str, everyday: bool, dtype: str = "bf16", known: bool = False, **kind: bool) -> list[Variant]:
-    shared = rest_types(dtype, unaligned=kind.get("unaligned", False)) | {
-        "nodes": "*i32", "firsts": "*i32", "known": "*fp32", "part": "*fp32", "blocks": "i32",
-        "vocab": size_type(kind.get("unaligned", False)),
+def _variants(name: str, everyday: bool, dtype: str = "bf16", known: bool = False, **flags: bool) -> list[Variant]:
+    unaligned, overlay = flags.get("unaligned", False), flags.get("overlay", False)
+    shared = residual_types(dtype, unaligned=unaligned) | {
+        "nodes_ptr": "*i32", "first_rejected_ptr": "*i32", "known_masses_ptr": "*fp32", "block_masses_ptr": "*fp32",
+        "num_blocks": "i32", "vocab_size": size_type(unaligned),
     }  # fmt: skip
     noise = {
-        "seeds": "*i64", "positions": "*i32", "index": "*i32", "block_noise": "*fp32", "token_noise": "*fp32",
-        "out": "*i64",
+        "seeds_ptr": "*i64", "root_positions_ptr": "*i32", "draw_index_ptr": "*i32", "block_noise_ptr": "*fp32",
+        "token_noise_ptr": "*fp32", "out_ptr": "*i64",
     }  # fmt: skip
-    constants = rest_constants(**kind) | {"KNOWN": known}
+    constants = residual_constants(**flags) | {"KNOWN": known}
     mass_constants = constants | {"GROUP": GROUP, "WRITE": False}
-    race_constants = constants | {"PLACES": 256, "STREAM": RECOVER, "EXPLICIT": False, "FEW": False}
-    chosen = ("sm_90",) if everyday else ()
+    sample_constants = constants | {"PLACES": 256, "STREAM": RECOVER, "EXPLICIT_NOISE": False, "FEW": False}
+    architectures = ("sm_90",) if everyday else ()
     kernel = "draft_sample.triton_kernel"
     return [
-        Variant(f"draft_sample/masses {name}", f"{kernel}:masses", shared, mass_constants, MASS_WARPS, everyday=chosen,
-                fusion=False, most_registers=mass_registers(kind.get("fold", False))),
-        Variant(f"draft_sample/race {name}", f"{kernel}:race", shared | noise, race_constants, RACE_WARPS,
-                everyday=chosen, fusion=False, most_registers=race_registers(kind.get("fold", False))),
+        Variant(f"draft_sample/sum_block_masses {name}", f"{kernel}:sum_block_masses", shared, mass_constants,
+                MASS_WARPS, everyday=architectures, fusion=False, most_registers=mass_registers(overlay)),
+        Variant(f"draft_sample/sample_tokens {name}", f"{kernel}:sample_tokens", shared | noise, sample_constants,
+                SAMPLE_WARPS, everyday=architectures, fusion=False, most_registers=sample_registers(overlay)),
     ]  # fmt: skip
 
 
 VARIANTS = [
-    *_draw("of a distribution bf16", False, chain=False, draft=False),
-    *_draw("of a distribution fp32 known masses", False, "fp32", True, chain=False, draft=False),
-    *_draw("after a chain bf16", False, known=True, chain=True, draft=True),
-    *_draw("after a chain bf16 mapped", False, chain=True, draft=True, mapped=True),
-    *_draw("after a tree bf16", True, chain=False, draft=True, score_only=True),
-    *_draw("after a tree fp16", False, "fp16", chain=False, draft=True),
-    *_draw("after a tree fp32 mapped", False, "fp32", chain=False, draft=True, mapped=True),
-    *_draw("after a tree bf16 with an overlay", False, chain=False, draft=True, score_only=True, fold=True),
-    *_draw("after a chain bf16 with an overlay", False, known=True, chain=True, draft=True, fold=True),
-    *_draw("after a chain bf16 unaligned vocabulary", False, known=True, chain=True, draft=True, unaligned=True),
-    *_draw(
-        "after a tree fp32 mapped unaligned vocabulary",
-        False,
-        "fp32",
-        chain=False,
-        draft=True,
-        mapped=True,
+    *_variants("of a distribution bf16", False, chain=False, draft=False),
+    *_variants("of a distribution fp32 known masses", False, "fp32", True, chain=False, draft=False),
+    *_variants("after a chain bf16", False, known=True, chain=True, draft=True),
+    *_variants("after a chain bf16 mapped", False, chain=True, draft=True, mapped=True),
+    *_variants("after a tree bf16", True, chain=False, draft=True, score_only=True),
+    *_variants("after a tree fp16", False, "fp16", chain=False, draft=True),
+    *_variants("after a tree fp32 mapped", False, "fp32", chain=False, draft=True, mapped=True),
+    *_variants("after a tree bf16 with an overlay", False, chain=False, draft=True, score_only=True, overlay=True),
+    *_variants("after a chain bf16 with an overlay", False, known=True, chain=True, draft=True, overlay=True),
+    *_variants("after a chain bf16 unaligned vocabulary", False, known=True, chain=True, draft=True, unaligned=True),
+    *_variants(
+        "after a tree fp32 mapped unaligned vocabulary", False, "fp32", chain=False, draft=True, mapped=True,
         unaligned=True,
     ),
-]
+]  # fmt: skip

@@ -1,4 +1,7 @@
-"""Plain PyTorch definition of draft_sample."""
+"""Plain PyTorch definition of draft_sample.
+
+Tests: tests/kernels/test_draft_sample.py.
+"""
 
 from __future__ import annotations
 
@@ -6,29 +9,21 @@ import torch
 from torch import Tensor
 
 from ...dispatch import argument_checks
-from ...random import DRAFT, draw_from_weights
+from ...random import DRAFT, sample_from_weights
+from .._proposals.batch import DistributionBatch
 from ..distribution_stats.reference import dist_probs
 
 
 def check(
-    logits: Tensor,
-    inv_t: Tensor,
-    lse: Tensor,
-    cut: Tensor,
-    tie_id: Tensor,
-    seeds: Tensor,
-    root_positions: Tensor,
-    index: Tensor,
-    mass: Tensor | None = None,
+    dists: DistributionBatch, seeds: Tensor, root_positions: Tensor, index: Tensor, mass: Tensor | None = None
 ) -> None:
     """Raises ValueError for arguments that draft_sample cannot take."""
     op = "draft_sample"
-    argument_checks.check_dist(op, "dist", (logits, inv_t, lse, cut, tie_id), "R")
-    rows = logits.shape[0]
+    rows = argument_checks.check_dist(op, "dist", dists, "R")[0].shape[0]
     argument_checks.check_tensor(op, "seeds", seeds, torch.int64, rows)
     argument_checks.check_tensor(op, "root_positions", root_positions, torch.int32, rows)
     argument_checks.check_tensor(op, "index", index, torch.int32, rows)
-    argument_checks.check_block_masses(op, mass, (logits,))
+    argument_checks.check_block_masses(op, mass, (dists.logits,))
 
 
 def draft_sample(
@@ -43,29 +38,30 @@ def draft_sample(
     *,
     mass: Tensor | None = None,
 ) -> Tensor:
-    """One fresh draw per row from its distribution, for drafters, by the two-level race of
-    ``random.draw_from_weights``.
+    """Samples one token per row from its distribution, for drafters (``random.sample_from_weights``).
+
+    Shapes: R rows, V token ids.
 
     Args:
-        logits: [R, V] float32, bfloat16, float16 or float64, any row stride.
-        inv_t: [R], from distribution_stats, as the next three.
-        lse: [R].
-        cut: [R].
-        tie_id: int32 [R].
-        seeds: int64 [R], request seed of each row.
-        root_positions: int32 [R], absolute position of the root of the step that will verify the token.
-        index: int32 [R], number of the draw within the request's step. Each (seed, root position, index) must be used
-            for one draw only: two draws of equal counters are the same draw.
-        mass: block masses from distribution_stats(..., masses=True) or None. They save a pass and never change the
-            answer.
+        logits: float32, bfloat16, float16 or float64 [R, V], any row stride.
+        inv_t: Inverse temperatures, [R], from distribution_stats, as the next three.
+        lse: Normalisers, [R].
+        cut: Smallest logits that are kept, [R].
+        tie_id: Largest ids that are kept at `cut`, int32 [R].
+        seeds: Request seed of each row, int64 [R].
+        root_positions: Absolute position of the root of the step that will verify the token, int32 [R].
+        index: Number of the draw within the request's step, int32 [R]. Use each (seed, root position, index) for one
+            draw only: two draws of equal counters are the same draw.
+        mass: Block masses from distribution_stats(..., masses=True), or None. They save a pass and never change the
+            result.
 
     Returns:
-        int64 [R], ids of the columns of ``logits`` (map them yourself if the draft vocabulary is smaller than the
-        target's). Greedy rows give tie_id; rows without any weight give 0.
+        Columns of ``logits``, int64 [R]; map them if the draft vocabulary is smaller than the target's. Greedy rows
+        give tie_id. Rows without any weight give 0.
 
     Raises:
-        ValueError: wrong shape or dtype.
+        ValueError: If a shape or dtype is wrong.
     """
-    check(logits, inv_t, lse, cut, tie_id, seeds, root_positions, index, mass)
-    weights = dist_probs(logits, inv_t, lse, cut, tie_id)
-    return draw_from_weights(weights, seeds, root_positions, index, DRAFT)
+    dists = DistributionBatch(logits, inv_t, lse, cut, tie_id)
+    check(dists, seeds, root_positions, index, mass)
+    return sample_from_weights(dist_probs(*dists), seeds, root_positions, index, DRAFT)

@@ -1,7 +1,17 @@
-"""Triton kernels of every draw: masses of the race blocks, then the two-level race (``random.draw_from_weights``).
+"""Triton kernels of every draw: masses of the noise blocks, then two-level Gumbel-max (`random.sample_from_weights`).
 
-They serve draft_sample and the last step of all verify operators: one row per request is read, from which the refused
-proposals of the row's last node are taken on the way (`rest_triton`).
+They serve draft_sample and the last step of all verify operators. One row of logits per request is read; the rejected
+proposals of the request's last node are subtracted on load (`triton_shared.residual`).
+
+Shapes: B rows to draw, V = vocab_size, K = num_blocks = ceil(V / 1024) noise blocks. Statistics and links have one
+entry per node, see `triton_shared.residual`.
+    nodes_ptr int32 [B], node of each draw, -1 for none
+    first_rejected_ptr int32 [B], first rejected child of that node, -1 for none
+    known_masses_ptr float32 [nodes, K], block masses of the target's distributions; read if KNOWN
+    block_masses_ptr float32 [B, K], block masses of the residuals
+    seeds_ptr int64 [B], root_positions_ptr int32 [B], draw_index_ptr int32 [B]
+    block_noise_ptr float32 [B, K], token_noise_ptr float32 [B, V]; read if EXPLICIT_NOISE
+    out_ptr int64 [B]
 """
 
 from __future__ import annotations
@@ -12,7 +22,7 @@ import triton.language as tl
 from ...triton_shared.distribution import NEGATIVE_INFINITY, NOISE_BLOCK, id_of_key, order_key
 from ...triton_shared.jit import kernel
 from ...triton_shared.random import gumbel_span, logarithm
-from ...triton_shared.residual import WIDE, residual_weights
+from ...triton_shared.residual import WIDE, ResidualFlags, pack_residual_inputs, residual_weights
 
 SMALLEST = tl.constexpr(1.1754943508222875e-38)
 LARGEST = tl.constexpr(3.0e38)
@@ -26,125 +36,126 @@ def log_or_none(weight):
 
 
 @kernel(*WIDE)
-def masses(
-    logits, inv_t, lse, cut, tie_id, stride, width, cells, room, q_logits, q_inv_t, q_lse, q_cut, q_tie, q_stride,
-    q_width, columns, tokens, next_sibling, proposal_kinds, dist_index, score_only, applied, p_scale, q_scale, nodes,
-    firsts,
-    known, part, vocab, blocks, GROUP: tl.constexpr, KNOWN: tl.constexpr, WRITE: tl.constexpr, CHAIN: tl.constexpr,
-    DRAFT: tl.constexpr, MAPPED: tl.constexpr, SCORE_ONLY: tl.constexpr, FOLD: tl.constexpr, UNALIGNED: tl.constexpr,
+def sum_block_masses(
+    logits_ptr, inv_t_ptr, lse_ptr, cut_ptr, tie_id_ptr, logits_stride, num_columns, overlay_ptr, overlay_stride,
+    q_logits_ptr, q_inv_t_ptr, q_lse_ptr, q_cut_ptr, q_tie_id_ptr, q_logits_stride, q_num_columns, draft_column_ptr,
+    tokens_ptr, next_sibling_ptr, proposal_kinds_ptr, dist_index_ptr, score_only_ptr, applied_ptr, p_scale_ptr,
+    q_scale_ptr, nodes_ptr, first_rejected_ptr, known_masses_ptr, block_masses_ptr, vocab_size, num_blocks,
+    GROUP: tl.constexpr, KNOWN: tl.constexpr, WRITE: tl.constexpr, IS_CHAIN: tl.constexpr, HAS_DRAFT: tl.constexpr,
+    MAPPED: tl.constexpr, HAS_SCORE_ONLY: tl.constexpr, HAS_OVERLAY: tl.constexpr, UNALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """Masses of GROUP race blocks of what is left at nodes[b] after the children from firsts[b] on.
+    """Grid (B, ceil(K / GROUP)): masses of GROUP noise blocks of the residual of one draw.
 
-    WRITE: for inspection, what is left itself, of every node and whatever its distribution: part is float32 [rows,
-    vocab]."""
+    WRITE: for inspection, the residuals of all nodes themselves; block_masses_ptr is then float32 [B, V].
+    """
     row = tl.program_id(0)
-    node = tl.load(nodes + row)
+    node = tl.load(nodes_ptr + row)
     needed = node >= 0
     if not WRITE:  # noqa: SIM102 (known when compiling)
         if needed:
-            level = tl.load(lse + node)
-            needed = (tl.load(inv_t + node) != 0) & (level == level)
+            lse = tl.load(lse_ptr + node)
+            needed = (tl.load(inv_t_ptr + node) != 0) & (lse == lse)
             if KNOWN:
-                given = tl.load(known + node.to(tl.int64) * blocks)
-                needed = needed & (given != given)
+                known = tl.load(known_masses_ptr + node.to(tl.int64) * num_blocks)
+                needed = needed & (known != known)
     if needed:
-        target = (logits, inv_t, lse, cut, tie_id, stride, width, cells, room)
-        draft = (q_logits, q_inv_t, q_lse, q_cut, q_tie, q_stride, q_width)
-        tree = (tokens, next_sibling, proposal_kinds, dist_index, score_only)
-        steps = (applied, p_scale, q_scale)
+        inputs = pack_residual_inputs(
+            logits_ptr, inv_t_ptr, lse_ptr, cut_ptr, tie_id_ptr, logits_stride, num_columns, overlay_ptr,
+            overlay_stride, q_logits_ptr, q_inv_t_ptr, q_lse_ptr, q_cut_ptr, q_tie_id_ptr, q_logits_stride,
+            q_num_columns, draft_column_ptr, tokens_ptr, next_sibling_ptr, proposal_kinds_ptr, dist_index_ptr,
+            score_only_ptr, applied_ptr, p_scale_ptr, q_scale_ptr, vocab_size,
+        )  # fmt: skip
+        flags: tl.constexpr = ResidualFlags(IS_CHAIN, HAS_DRAFT, MAPPED, HAS_SCORE_ONLY, HAS_OVERLAY, UNALIGNED)
         block = tl.program_id(1) * GROUP + tl.arange(0, GROUP)
         ids = block[:, None] * NOISE_BLOCK + tl.arange(0, NOISE_BLOCK)[None, :]
-        rest = residual_weights(
-            target, tree, draft, columns, steps, (CHAIN, DRAFT, MAPPED, SCORE_ONLY, FOLD, UNALIGNED), node,
-            tl.load(firsts + row), -1, ids, vocab, (tl.program_id(1) + 1) * GROUP * NOISE_BLOCK,
-        )  # fmt: skip
+        first = tl.load(first_rejected_ptr + row)
+        rest = residual_weights(inputs, flags, node, first, -1, ids, (tl.program_id(1) + 1) * GROUP * NOISE_BLOCK)
         if WRITE:
-            tl.store(part + row.to(tl.int64) * vocab + ids, rest, mask=ids < vocab)
+            tl.store(block_masses_ptr + row.to(tl.int64) * vocab_size + ids, rest, mask=ids < vocab_size)
         else:
-            total = tl.sum(rest.to(tl.float64), 1).to(tl.float32)
-            tl.store(part + row.to(tl.int64) * blocks + block, total, mask=block < blocks)
+            mass = tl.sum(rest.to(tl.float64), 1).to(tl.float32)
+            tl.store(block_masses_ptr + row.to(tl.int64) * num_blocks + block, mass, mask=block < num_blocks)
 
 
 @kernel(*WIDE)
-def race(
-    logits, inv_t, lse, cut, tie_id, stride, width, cells, room, q_logits, q_inv_t, q_lse, q_cut, q_tie, q_stride,
-    q_width, columns, tokens, next_sibling, proposal_kinds, dist_index, score_only, applied, p_scale, q_scale, nodes,
-    firsts,
-    known, part, seeds, positions, index, block_noise, token_noise, out, vocab, blocks, PLACES: tl.constexpr,
-    STREAM: tl.constexpr, EXPLICIT: tl.constexpr, KNOWN: tl.constexpr, FEW: tl.constexpr, CHAIN: tl.constexpr,
-    DRAFT: tl.constexpr, MAPPED: tl.constexpr, SCORE_ONLY: tl.constexpr, FOLD: tl.constexpr, UNALIGNED: tl.constexpr,
+def sample_tokens(
+    logits_ptr, inv_t_ptr, lse_ptr, cut_ptr, tie_id_ptr, logits_stride, num_columns, overlay_ptr, overlay_stride,
+    q_logits_ptr, q_inv_t_ptr, q_lse_ptr, q_cut_ptr, q_tie_id_ptr, q_logits_stride, q_num_columns, draft_column_ptr,
+    tokens_ptr, next_sibling_ptr, proposal_kinds_ptr, dist_index_ptr, score_only_ptr, applied_ptr, p_scale_ptr,
+    q_scale_ptr, nodes_ptr, first_rejected_ptr, known_masses_ptr, block_masses_ptr, seeds_ptr, root_positions_ptr,
+    draw_index_ptr, block_noise_ptr, token_noise_ptr, out_ptr, vocab_size, num_blocks, PLACES: tl.constexpr,
+    STREAM: tl.constexpr, EXPLICIT_NOISE: tl.constexpr, KNOWN: tl.constexpr, FEW: tl.constexpr,
+    IS_CHAIN: tl.constexpr, HAS_DRAFT: tl.constexpr, MAPPED: tl.constexpr, HAS_SCORE_ONLY: tl.constexpr,
+    HAS_OVERLAY: tl.constexpr, UNALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """One draw per row: weighs the blocks that can win, by bounds of their masses, then races inside the winner.
+    """Grid (B): one draw. Weighs the blocks that can win, by bounds of their masses, then selects inside the winner.
 
-    FEW: there are no bounds, every block is weighed. Rows without a node get -1, greedy rows and rows without a
-    distribution tie_id, rows without any weight 0.
+    FEW: there are no bounds, and every block is weighed. PLACES: at least K. Rows without a node get -1, greedy rows
+    and rows without a distribution tie_id, rows without any weight 0.
     """
     row = tl.program_id(0)
-    node = tl.load(nodes + row)
+    node = tl.load(nodes_ptr + row)
     token = tl.full((), -1, tl.int64)
     if node >= 0:
-        token = tl.load(tie_id + node).to(tl.int64)
-        level = tl.load(lse + node)
-        if (tl.load(inv_t + node) != 0) & (level == level):
-            target = (logits, inv_t, lse, cut, tie_id, stride, width, cells, room)
-            draft = (q_logits, q_inv_t, q_lse, q_cut, q_tie, q_stride, q_width)
-            tree = (tokens, next_sibling, proposal_kinds, dist_index, score_only)
-            steps = (applied, p_scale, q_scale)
+        token = tl.load(tie_id_ptr + node).to(tl.int64)
+        lse = tl.load(lse_ptr + node)
+        if (tl.load(inv_t_ptr + node) != 0) & (lse == lse):
+            inputs = pack_residual_inputs(
+                logits_ptr, inv_t_ptr, lse_ptr, cut_ptr, tie_id_ptr, logits_stride, num_columns, overlay_ptr,
+                overlay_stride, q_logits_ptr, q_inv_t_ptr, q_lse_ptr, q_cut_ptr, q_tie_id_ptr, q_logits_stride,
+                q_num_columns, draft_column_ptr, tokens_ptr, next_sibling_ptr, proposal_kinds_ptr, dist_index_ptr,
+                score_only_ptr, applied_ptr, p_scale_ptr, q_scale_ptr, vocab_size,
+            )  # fmt: skip
+            flags: tl.constexpr = ResidualFlags(IS_CHAIN, HAS_DRAFT, MAPPED, HAS_SCORE_ONLY, HAS_OVERLAY, UNALIGNED)
             wide = row.to(tl.int64)
-            seed, position, number = tl.load(seeds + row), tl.load(positions + row), tl.load(index + row)
+            seed, position = tl.load(seeds_ptr + row), tl.load(root_positions_ptr + row)
+            index = tl.load(draw_index_ptr + row)
             place = tl.arange(0, PLACES)
-            if EXPLICIT:
-                noise = tl.load(block_noise + wide * blocks + place, mask=place < blocks, other=0.0)
+            if EXPLICIT_NOISE:
+                noise = tl.load(block_noise_ptr + wide * num_blocks + place, mask=place < num_blocks, other=0.0)
             else:
-                noise = gumbel_span(seed, position, number, STREAM + 2, 0, PLACES)
-            first = tl.load(firsts + row)
+                noise = gumbel_span(seed, position, index, STREAM + 2, 0, PLACES)
+            first = tl.load(first_rejected_ptr + row)
             bound = tl.full((PLACES,), LARGEST, tl.float32)
             if not FEW:
-                bound = tl.load(part + wide * blocks + place, mask=place < blocks, other=0.0)
+                bound = tl.load(block_masses_ptr + wide * num_blocks + place, mask=place < num_blocks, other=0.0)
                 if KNOWN:
-                    given = tl.load(known + node.to(tl.int64) * blocks + place, mask=place < blocks, other=0.0)
-                    if CHAIN & (first >= 0):
-                        given = given * tl.load(p_scale + first)
-                    bound = tl.where(given == given, given, bound)
+                    known_row_ptr = known_masses_ptr + node.to(tl.int64) * num_blocks
+                    known = tl.load(known_row_ptr + place, mask=place < num_blocks, other=0.0)
+                    if IS_CHAIN & (first >= 0):
+                        known = known * tl.load(p_scale_ptr + first)
+                    bound = tl.where(known == known, known, bound)
                 bound = log_or_none(bound) + SLACK + noise
-            bound = tl.where(place < blocks, bound, NEGATIVE_INFINITY)
-            found = tl.full((), -1, tl.int32)
+            bound = tl.where(place < num_blocks, bound, NEGATIVE_INFINITY)
+            winner = tl.full((), -1, tl.int32)
             tries = tl.zeros((), tl.int32)
-            while (found < 0) & (tries < 2):
+            while (winner < 0) & (tries < 2):
                 best = tl.full((), NEGATIVE_INFINITY, tl.float32)
                 peak = tl.max(bound, 0)
                 while (peak >= best) & (peak > NEGATIVE_INFINITY):
                     block = tl.argmax(bound, 0)
                     ids = block * NOISE_BLOCK + tl.arange(0, NOISE_BLOCK)
-                    rest = residual_weights(
-                        target, tree, draft, columns, steps, (CHAIN, DRAFT, MAPPED, SCORE_ONLY, FOLD, UNALIGNED), node,
-                        first,
-                        -1, ids, vocab, (block + 1) * NOISE_BLOCK,
-                    )  # fmt: skip
+                    rest = residual_weights(inputs, flags, node, first, -1, ids, (block + 1) * NOISE_BLOCK)
                     mass = tl.sum(rest.to(tl.float64), 0).to(tl.float32)
                     score = log_or_none(mass) + tl.sum(tl.where(place == block, noise, 0.0), 0)
-                    if (score > best) | ((score == best) & (block < found)):
+                    if (score > best) | ((score == best) & (block < winner)):
                         best = score
-                        found = block
+                        winner = block
                     bound = tl.where(place == block, NEGATIVE_INFINITY, bound)
                     peak = tl.max(bound, 0)
                 tries += 1
-                if (found < 0) & (tries < 2):
-                    # nothing left: the proposal's distribution is the target's up to rounding; every block of the
-                    # latter runs
+                if (winner < 0) & (tries < 2):
+                    # The residual is empty: proposal and target are equal up to rounding. Draw from the target.
                     first = first * 0 - 1
-                    bound = tl.where(place < blocks, LARGEST, NEGATIVE_INFINITY)
+                    bound = tl.where(place < num_blocks, LARGEST, NEGATIVE_INFINITY)
             token = tl.zeros((), tl.int64)
-            if found >= 0:
-                ids = found * NOISE_BLOCK + tl.arange(0, NOISE_BLOCK)
-                rest = residual_weights(
-                    target, tree, draft, columns, steps, (CHAIN, DRAFT, MAPPED, SCORE_ONLY, FOLD, UNALIGNED), node,
-                    first, -1, ids, vocab, (found + 1) * NOISE_BLOCK,
-                )  # fmt: skip
-                if EXPLICIT:
-                    added = tl.load(token_noise + wide * vocab + ids, mask=ids < vocab, other=0.0)
+            if winner >= 0:
+                ids = winner * NOISE_BLOCK + tl.arange(0, NOISE_BLOCK)
+                rest = residual_weights(inputs, flags, node, first, -1, ids, (winner + 1) * NOISE_BLOCK)
+                if EXPLICIT_NOISE:
+                    token_noise = tl.load(token_noise_ptr + wide * vocab_size + ids, mask=ids < vocab_size, other=0.0)
                 else:
-                    added = gumbel_span(seed, position, number, STREAM, found * NOISE_BLOCK, NOISE_BLOCK)
-                score = tl.where(ids < vocab, log_or_none(rest) + added, NEGATIVE_INFINITY)
+                    token_noise = gumbel_span(seed, position, index, STREAM, winner * NOISE_BLOCK, NOISE_BLOCK)
+                score = tl.where(ids < vocab_size, log_or_none(rest) + token_noise, NEGATIVE_INFINITY)
                 token = id_of_key(tl.max(order_key(score, ids), 0)).to(tl.int64)
-    tl.store(out + row, token)
+    tl.store(out_ptr + row, token)

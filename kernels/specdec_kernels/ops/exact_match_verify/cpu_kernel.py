@@ -21,6 +21,7 @@ def exact_match_verify(
     *,
     max_depth: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """The operator."""
     try:
         return _exact_match_verify(tokens, offsets, first_child, next_sibling, node_choice, score_only, max_depth)
     except (RuntimeError, ValueError):

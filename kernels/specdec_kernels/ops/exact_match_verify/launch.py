@@ -11,10 +11,11 @@ from ...dispatch import argument_checks
 from ...dispatch.workspace import TensorSpec, carve_workspace, declare_scratch, path_specs, result_tensors
 from ...triton_shared.variant import Variant
 from .reference import check, too_deep
-from .triton_kernel import follow
+from .triton_kernel import follow_choices
 
 
 def scratch(tokens: Tensor, offsets: Tensor, *args: object, **kwargs: object) -> list[TensorSpec]:
+    """Per row: whether its path is too deep."""
     return [((offsets.shape[0] - 1,), torch.int32)]
 
 
@@ -31,32 +32,35 @@ def exact_match_verify(
     out: Sequence[Tensor] | None = None,
     workspace: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """The operator in one launch."""
     check(tokens, offsets, first_child, next_sibling, node_choice, score_only, max_depth=max_depth)
     rows = offsets.shape[0] - 1
-    (stopped,), _ = carve_workspace("exact_match_verify", workspace, scratch(tokens, offsets), tokens.device)
-    path, accepted, following = result_tensors("exact_match_verify", out, path_specs(rows, max_depth), tokens.device)
+    (is_too_deep,), _ = carve_workspace("exact_match_verify", workspace, scratch(tokens, offsets), tokens.device)
+    specs = path_specs(rows, max_depth)
+    path, num_accepted, next_token = result_tensors("exact_match_verify", out, specs, tokens.device)
     if rows:
         links = [part.contiguous() for part in (tokens, offsets, first_child, next_sibling, node_choice)]
-        marks = links[0] if score_only is None else score_only.contiguous().view(torch.int8)
-        follow[(rows,)](
-            *links, marks, path, accepted, following, stopped, tokens.shape[0], max_depth, score_only is not None,
-            num_warps=1,
+        score_only_bytes = links[0] if score_only is None else score_only.contiguous().view(torch.int8)
+        follow_choices[(rows,)](
+            *links, score_only_bytes, path, num_accepted, next_token, is_too_deep, tokens.shape[0], max_depth,
+            score_only is not None, num_warps=1,
         )  # fmt: skip
-        if argument_checks.can_read_values(tokens) and bool(stopped.any()):  # elsewhere the path just ends there
-            raise too_deep("exact_match_verify", int(stopped.nonzero()[0, 0]), max_depth)
-    return path, accepted, following
+        if argument_checks.can_read_values(tokens) and bool(is_too_deep.any()):  # on a GPU the path just ends there
+            raise too_deep("exact_match_verify", int(is_too_deep.nonzero()[0, 0]), max_depth)
+    return path, num_accepted, next_token
 
 
-def _follow(score_only: bool, everyday: bool) -> Variant:
+def _variant(score_only: bool, everyday: bool) -> Variant:
     arguments = {
-        "tokens": "*i64", "offsets": "*i32", "first_child": "*i32", "next_sibling": "*i32", "choice": "*i64",
-        "score_only": "*i8", "path": "*i32", "accepted": "*i32:1", "following": "*i64", "stopped": "*i32:1",
-        "nodes": "i32", "depth": "i32",
+        "tokens_ptr": "*i64", "offsets_ptr": "*i32", "first_child_ptr": "*i32", "next_sibling_ptr": "*i32",
+        "node_choice_ptr": "*i64", "score_only_ptr": "*i8", "path_ptr": "*i32", "num_accepted_ptr": "*i32:1",
+        "next_token_ptr": "*i64", "too_deep_ptr": "*i32:1", "num_nodes": "i32", "max_depth": "i32",
     }  # fmt: skip
     return Variant(
-        f"exact_match_verify/follow{' score_only' if score_only else ''}", "exact_match_verify.triton_kernel:follow",
-        arguments, {"SCORE_ONLY": score_only}, 1, everyday=("sm_90",) if everyday else (),
+        f"exact_match_verify/follow_choices{' score-only nodes' if score_only else ''}",
+        "exact_match_verify.triton_kernel:follow_choices", arguments, {"HAS_SCORE_ONLY": score_only}, 1,
+        everyday=("sm_90",) if everyday else (),
     )  # fmt: skip
 
 
-VARIANTS = [_follow(False, True), _follow(True, False)]
+VARIANTS = [_variant(False, True), _variant(True, False)]

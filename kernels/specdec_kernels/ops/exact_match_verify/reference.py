@@ -1,4 +1,7 @@
-"""Plain PyTorch definition of exact_match_verify."""
+"""Plain PyTorch definition of exact_match_verify.
+
+Tests: tests/kernels/test_exact_match_verify.py.
+"""
 
 from __future__ import annotations
 
@@ -56,53 +59,56 @@ def exact_match_verify(
     *,
     max_depth: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Longest path from each root whose tokens are the target's own choices, and the choice after it.
+    """Follows the target's choices through draft trees: the longest path whose tokens are those choices.
 
-    At every node the walk goes to the first child, in sibling order, whose token equals the node's choice. With greedy
-    choices this is greedy verification; with replay_sample's choices the text equals plain decoding with that seed;
-    with choices from any other exact sampler it is sample-and-match.
+    Shapes: M packed nodes of B rows.
+
+    At every node the walk goes to the first child, in sibling order, whose token equals the node's choice. Greedy
+    choices make this greedy verification. With replay_sample's choices the text equals plain decoding with that seed.
+    Choices of any other exact sampler make it sample-and-match.
 
     Args:
-        tokens: int64 [M], packed nodes.
-        offsets: int32 [B + 1].
-        first_child: int32 [M], first child of each node, from tree_plan.
-        next_sibling: int32 [M], next sibling of each node, from tree_plan.
-        node_choice: int64 [M], the target's choice of the token after each node.
-        score_only: bool [M], nodes that are never accepted, or None.
-        max_depth: capacity of a path, the root not counted.
+        tokens: Packed nodes, int64 [M]; the first node of a row is its root.
+        offsets: First node of each row, int32 [B + 1].
+        first_child: First child of each node, int32 [M], from tree_plan.
+        next_sibling: Next sibling of each node, int32 [M], from tree_plan.
+        node_choice: The target's choice of the token after each node, int64 [M].
+        score_only: Nodes that are never accepted, bool [M], or None.
+        max_depth: Capacity of a path, the root not counted.
 
     Returns:
-        path: int32 [B, max_depth + 1], packed indices, root first, padded with -1.
+        path: Packed indices, int32 [B, max_depth + 1], root first, padded with -1.
         num_accepted: int32 [B], the root not counted.
         next_token: int64 [B], node_choice of the last node. A row without nodes has path -1, 0 and next_token -1.
 
     Raises:
-        ValueError: wrong shape or dtype, links that do not point forward, a path longer than max_depth.
+        ValueError: If a shape or dtype is wrong, links do not point forward, or a path is longer than max_depth.
 
-    Sources: Miao et al., SpecInfer (2024), section 5; sampled choices: "naive sampling" there.
+    Source:
+        Miao et al., SpecInfer (2024), section 5; sampled choices: "naive sampling" there.
     """
     check(tokens, offsets, first_child, next_sibling, node_choice, score_only, max_depth=max_depth)
     bounds, token, choice = offsets.tolist(), tokens.tolist(), node_choice.tolist()
     child_of, sibling_of = first_child.tolist(), next_sibling.tolist()
-    score_only_node = score_only.tolist() if score_only is not None else [False] * len(token)
-    paths, accepted, following = [], [], []
+    is_score_only = score_only.tolist() if score_only is not None else [False] * len(token)
+    paths, accepted, next_tokens = [], [], []
     for row, (start, end) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
         path: list[int] = []
         node = start if end > start else -1
         while node >= 0:
             path.append(node)
             child = child_of[node]
-            while child >= 0 and (score_only_node[child] or token[child] != choice[node]):
+            while child >= 0 and (is_score_only[child] or token[child] != choice[node]):
                 child = sibling_of[child]
             node = child
         if len(path) > max_depth + 1:
             raise too_deep("exact_match_verify", row, max_depth)
-        following.append(choice[path[-1]] if path else -1)
+        next_tokens.append(choice[path[-1]] if path else -1)
         accepted.append(max(len(path) - 1, 0))
         paths.append(path + [-1] * (max_depth + 1 - len(path)))
     device = tokens.device
     return (
         torch.tensor(paths, dtype=torch.int32, device=device).reshape(len(paths), max_depth + 1),
         torch.tensor(accepted, dtype=torch.int32, device=device),
-        torch.tensor(following, dtype=torch.int64, device=device),
+        torch.tensor(next_tokens, dtype=torch.int64, device=device),
     )

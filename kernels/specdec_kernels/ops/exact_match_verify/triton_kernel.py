@@ -1,5 +1,9 @@
-"""Triton kernel of exact_match_verify: one program follows one row's choices; links of a row stay in the nearest
-cache.
+"""Triton kernel of exact_match_verify: one program follows one row's choices. Links of a row stay in the nearest cache.
+
+Shapes: M = num_nodes packed nodes of B rows.
+    tokens_ptr int64 [M], offsets_ptr int32 [B + 1], first_child_ptr and next_sibling_ptr int32 [M]
+    node_choice_ptr int64 [M], score_only_ptr int8 [M] (read if HAS_SCORE_ONLY)
+    path_ptr int32 [B, max_depth + 1], num_accepted_ptr int32 [B], next_token_ptr int64 [B], too_deep_ptr int32 [B]
 """
 
 from __future__ import annotations
@@ -11,30 +15,30 @@ from ...triton_shared.tree_links import follow_link, pad_path, row_bounds
 
 
 @kernel()
-def follow(
-    tokens, offsets, first_child, next_sibling, choice, score_only, path, accepted, following, stopped, nodes,
-    depth, SCORE_ONLY: tl.constexpr,
+def follow_choices(
+    tokens_ptr, offsets_ptr, first_child_ptr, next_sibling_ptr, node_choice_ptr, score_only_ptr, path_ptr,
+    num_accepted_ptr, next_token_ptr, too_deep_ptr, num_nodes, max_depth, HAS_SCORE_ONLY: tl.constexpr,
 ):  # fmt: skip
-    """Path, number accepted and next token of one row; stopped: whether the path would be longer than `depth`."""
+    """Grid (B): path, number accepted and next token of one row, and whether the path exceeds `max_depth`."""
     row = tl.program_id(0)
-    out = path + row.to(tl.int64) * (depth + 1)
-    node, end = row_bounds(offsets, row, nodes)
+    path_ptr += row.to(tl.int64) * (max_depth + 1)
+    node, end = row_bounds(offsets_ptr, row, num_nodes)
     node = tl.where(node < end, node, -1)
     length = tl.zeros((), tl.int32)
     token = tl.full((), -1, tl.int64)
-    while (node >= 0) & (length <= depth):
-        tl.store(out + length, node)
+    while (node >= 0) & (length <= max_depth):
+        tl.store(path_ptr + length, node)
         length += 1
-        token = tl.load(choice + node)
-        child = follow_link(first_child, node, end, node >= 0)
+        token = tl.load(node_choice_ptr + node)
+        child = follow_link(first_child_ptr, node, end, node >= 0)
         node = node * 0 - 1
         while (child >= 0) & (node < 0):
-            fits = tl.load(tokens + child) == token
-            if SCORE_ONLY:
-                fits = fits & (tl.load(score_only + child) == 0)
-            node = tl.where(fits, child, -1)
-            child = follow_link(next_sibling, child, end, child >= 0)
-    pad_path(out, length, depth)
-    tl.store(accepted + row, tl.maximum(length - 1, 0))
-    tl.store(following + row, token)
-    tl.store(stopped + row, (node >= 0).to(tl.int32))
+            matches = tl.load(tokens_ptr + child) == token
+            if HAS_SCORE_ONLY:
+                matches = matches & (tl.load(score_only_ptr + child) == 0)
+            node = tl.where(matches, child, -1)
+            child = follow_link(next_sibling_ptr, child, end, child >= 0)
+    pad_path(path_ptr, length, max_depth)
+    tl.store(num_accepted_ptr + row, tl.maximum(length - 1, 0))
+    tl.store(next_token_ptr + row, token)
+    tl.store(too_deep_ptr + row, (node >= 0).to(tl.int32))

@@ -10,13 +10,43 @@ from ...triton_shared.jit import lanes_for, unaligned_vocab
 from ...triton_shared.variant import Variant, size_type
 from .processors import Additions, Forced, NodePaths, Penalties, TokenMasks
 from .reference import check
-from .triton_kernel import sparse, whole
+from .triton_kernel import apply_sparse, forbid_tokens
 
 ENTRIES = 256
 """Table entries of one step over committed tokens or additions."""
 TILE = 4096
-"""Logits that one program bars."""
-SPARSE_WARPS, WHOLE_WARPS = 2, 8
+"""Logits of one program of `forbid_tokens`."""
+SPARSE_WARPS, FORBID_WARPS = 2, 8
+
+
+class ProcessorArguments:
+    """The kernels' arguments of node paths and logits processors. Unread tensors stand in for absent ones."""
+
+    def __init__(
+        self,
+        paths: NodePaths,
+        penalties: Penalties | None,
+        additions: Additions | None,
+        forced: Forced | None,
+        masks: TokenMasks | None,
+    ) -> None:
+        nodes = paths.offsets if paths.nodes is None else paths.nodes
+        tree = (paths.tokens, paths.parents, paths.offsets, paths.roots, nodes)
+        self.tree = [part.contiguous() for part in tree]
+        self.num_requests, self.num_nodes = paths.offsets.shape[0] - 1, paths.tokens.shape[0]
+        self.has_nodes, self.requests = paths.nodes is not None, lanes_for(self.num_requests)
+        self._absent = paths.offsets
+        self.penalties = self._fields(penalties, "factors", "rows", "ids", "counts", "sizes")
+        self.num_tables, self.table_capacity = (0, 0) if penalties is None else penalties.ids.shape
+        self.additions = self._fields(additions, "offsets", "ids", "values", "until")
+        self.num_additions = 0 if additions is None else additions.ids.shape[0]
+        self.forced = self._fields(forced, "offsets", "positions", "ids")
+        self.num_forced = 0 if forced is None else forced.ids.shape[0]
+        self.masks = self._fields(masks, "words", "index")
+        self.num_masks, self.mask_words = (0, 0) if masks is None else masks.words.shape
+
+    def _fields(self, processor: Any, *names: str) -> list[Tensor]:
+        return [self._absent if processor is None else getattr(processor, name).contiguous() for name in names]
 
 
 def process_logits(
@@ -27,63 +57,57 @@ def process_logits(
     forced: Forced | None = None,
     masks: TokenMasks | None = None,
 ) -> Tensor:
+    """The operator in up to two launches."""
     check(logits, paths, penalties, additions, forced, masks)
-    (rows, vocab), requests, packed = logits.shape, paths.offsets.shape[0] - 1, paths.tokens.shape[0]
-    if rows == 0 or requests == 0:
+    (rows, vocab_size), stride = logits.shape, logits.stride(0)
+    if rows == 0 or paths.offsets.shape[0] == 1:
         return logits
-
-    def given(edits: Any, *names: str) -> list[Tensor]:
-        """Fields of edits, stand-ins where there are none."""
-        return [paths.offsets if edits is None else getattr(edits, name).contiguous() for name in names]
-
-    def count(edits: Any, name: str, axis: int = 0) -> int:
-        return 0 if edits is None else getattr(edits, name).shape[axis]
-
-    nodes = paths.offsets if paths.nodes is None else paths.nodes.contiguous()
-    tree = [part.contiguous() for part in (paths.tokens, paths.parents, paths.offsets, paths.roots)]
-    places = lanes_for(requests)
+    given = ProcessorArguments(paths, penalties, additions, forced, masks)
     if penalties is not None or additions is not None:
-        sparse[(rows,)](
-            logits, *tree, nodes, *given(penalties, "factors", "rows", "ids", "counts", "sizes"),
-            *given(additions, "offsets", "ids", "values", "until"), requests, packed, count(penalties, "ids"),
-            count(additions, "ids"), vocab, logits.stride(0), count(penalties, "ids", 1), ENTRIES, places,
-            paths.nodes is not None, penalties is not None, additions is not None, num_warps=SPARSE_WARPS,
+        apply_sparse[(rows,)](
+            logits, *given.tree, *given.penalties, *given.additions, given.num_requests, given.num_nodes,
+            given.num_tables, given.num_additions, vocab_size, stride, given.table_capacity, ENTRIES, given.requests,
+            given.has_nodes, penalties is not None, additions is not None, num_warps=SPARSE_WARPS,
             enable_fp_fusion=False,
         )  # fmt: skip
     if forced is not None or masks is not None:
-        whole[(rows, -(-vocab // TILE))](
-            logits, *tree, nodes, *given(forced, "offsets", "positions", "ids"), *given(masks, "words", "index"),
-            requests, packed, count(forced, "ids"), count(masks, "words"), vocab, logits.stride(0),
-            count(masks, "words", 1), TILE, places, paths.nodes is not None, forced is not None, masks is not None,
-            unaligned_vocab(vocab, logits.stride(0)), num_warps=WHOLE_WARPS, enable_fp_fusion=False,
+        forbid_tokens[(rows, -(-vocab_size // TILE))](
+            logits, *given.tree, *given.forced, *given.masks, given.num_requests, given.num_nodes, given.num_forced,
+            given.num_masks, vocab_size, stride, given.mask_words, TILE, given.requests, given.has_nodes,
+            forced is not None, masks is not None, unaligned_vocab(vocab_size, stride), num_warps=FORBID_WARPS,
+            enable_fp_fusion=False,
         )  # fmt: skip
     return logits
 
 
+TREE_TYPES = {
+    "tokens_ptr": "*i64", "parents_ptr": "*i32", "offsets_ptr": "*i32", "root_positions_ptr": "*i32",
+    "nodes_ptr": "*i32", "num_requests": "i32", "num_nodes": "i32", "logits_stride": "i32:16",
+}  # fmt: skip
+SPARSE_TYPES = {
+    "factors_ptr": "*fp32", "table_rows_ptr": "*i32", "table_ids_ptr": "*i32", "table_counts_ptr": "*i32",
+    "table_sizes_ptr": "*i32", "add_offsets_ptr": "*i32", "add_ids_ptr": "*i32", "add_values_ptr": "*fp32",
+    "add_until_ptr": "*i32", "num_tables": "i32", "num_additions": "i32", "table_capacity": "i32",
+}  # fmt: skip
+FORBID_TYPES = {
+    "forced_offsets_ptr": "*i32", "forced_positions_ptr": "*i32", "forced_ids_ptr": "*i32", "mask_words_ptr": "*i32",
+    "mask_index_ptr": "*i32", "num_forced": "i32", "num_masks": "i32", "mask_words": "i32",
+}  # fmt: skip
+"""Types of the kernels' arguments, here and in process_logits_overlay."""
+
+
 def _variants(dtype: str, everyday: bool, nodes: bool = False, unaligned: bool = False) -> list[Variant]:
-    tree = {
-        "logits": f"*{dtype}", "tokens": "*i64", "parents": "*i32", "offsets": "*i32", "roots": "*i32",
-        "nodes": "*i32", "requests": "i32", "packed": "i32", "entries": "i32", "vocab": size_type(unaligned),
-        "stride": "i32:16",
-    }  # fmt: skip
-    tables = {
-        "factors": "*fp32", "rows": "*i32", "ids": "*i32", "counts": "*i32", "sizes": "*i32", "add_offsets": "*i32",
-        "add_ids": "*i32", "values": "*fp32", "until": "*i32", "tables": "i32", "capacity": "i32",
-    }  # fmt: skip
-    masks = {
-        "forced_offsets": "*i32", "forced_positions": "*i32", "forced_ids": "*i32", "words": "*i32", "index": "*i32",
-        "masks": "i32", "width": "i32",
-    }  # fmt: skip
-    chosen, kernel = ("sm_90",) if everyday else (), "process_logits.triton_kernel"
-    shared = {"REQUESTS": 32, "NODES": nodes}
+    shared = {"logits_ptr": f"*{dtype}", "vocab_size": size_type(unaligned)} | TREE_TYPES
+    architectures, kernel = ("sm_90",) if everyday else (), "process_logits.triton_kernel"
+    constants = {"REQUESTS": 32, "HAS_NODES": nodes}
+    sparse = {"TILE": ENTRIES, "HAS_PENALTIES": True, "HAS_ADDITIONS": True}
+    forbid = {"TILE": TILE, "HAS_FORCED": True, "HAS_MASKS": True, "UNALIGNED": unaligned}
     name = f"{dtype}{' of some nodes' if nodes else ''}{' unaligned vocabulary' if unaligned else ''}"
     return [
-        Variant(f"process_logits/sparse {name}", f"{kernel}:sparse", tree | tables,
-                shared | {"TILE": ENTRIES, "PENALTIES": True, "ADDITIONS": True}, SPARSE_WARPS, everyday=chosen,
-                fusion=False),
-        Variant(f"process_logits/whole {name}", f"{kernel}:whole", tree | masks,
-                shared | {"TILE": TILE, "FORCED": True, "MASKS": True, "UNALIGNED": unaligned}, WHOLE_WARPS,
-                everyday=chosen, fusion=False),
+        Variant(f"process_logits/apply_sparse {name}", f"{kernel}:apply_sparse", shared | SPARSE_TYPES,
+                constants | sparse, SPARSE_WARPS, everyday=architectures, fusion=False),
+        Variant(f"process_logits/forbid_tokens {name}", f"{kernel}:forbid_tokens", shared | FORBID_TYPES,
+                constants | forbid, FORBID_WARPS, everyday=architectures, fusion=False),
     ]  # fmt: skip
 
 

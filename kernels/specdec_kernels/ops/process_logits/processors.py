@@ -1,4 +1,7 @@
-"""What `process_logits` takes: where each row of logits stands, and the four kinds of sparse edits."""
+"""Arguments of `process_logits`: the node that each row of logits follows, and four kinds of logits processors.
+
+Shapes: R rows of logits, V token ids, N packed nodes, B requests.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,17 @@ ALWAYS = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class NodePaths:
-    """Packed trees of N nodes and B requests, and the node each of the R rows of logits follows.
+    """Packed trees of N nodes and B requests, and the node that each row of logits follows.
 
-    tokens: int64 [N]; parents: int32 [N], index within the request, -1 for its root, parents first; offsets:
-        int32 [B + 1]; roots: int32 [B], absolute positions of the roots.
-    nodes: int32 [R], packed index of the node that a row of logits follows; None: row i follows node i.
+    The path of a node is the node and its ancestors without the root, which is committed already. A row of logits
+    decides the token at position root + depth + 1.
 
-    The tokens on a node's path are those of the node and its ancestors without the root, which is committed already.
-    A row of logits decides the token at position root + depth + 1.
+    Attributes:
+        tokens: int64 [N].
+        parents: Index within the request, int32 [N]; -1 for its root. Parents come first.
+        offsets: First node of each request, int32 [B + 1].
+        roots: Absolute positions of the roots, int32 [B].
+        nodes: Packed index of the node that each row follows, int32 [R]; None: row i follows node i.
     """
 
     tokens: Tensor
@@ -31,12 +37,14 @@ class NodePaths:
 
 @dataclass(frozen=True, slots=True)
 class Penalties:
-    """Repetition, presence and frequency penalties and the committed tokens that they count.
+    """Repetition, presence and frequency penalties, and the committed tokens that they count.
 
-    factors: float32 [B, 3], (repetition > 0, presence, frequency); (1, 0, 0) is off.
-    rows: int32 [B], each request's row in the tables below.
-    ids, counts: int32 [T, C], the distinct committed tokens of a table row and how often each was generated (0: it is
-        in the prompt only); sizes: int32 [T], how many entries of a table row are in use.
+    Attributes:
+        factors: (repetition > 0, presence, frequency) of each request, float32 [B, 3]; (1, 0, 0) is off.
+        rows: Row of the tables below of each request, int32 [B].
+        ids: Distinct committed tokens of each table row, int32 [T, C].
+        counts: How often each was generated, int32 [T, C]; 0: it is in the prompt only.
+        sizes: Entries of each table row that are in use, int32 [T].
     """
 
     factors: Tensor
@@ -48,10 +56,13 @@ class Penalties:
 
 @dataclass(frozen=True, slots=True)
 class Additions:
-    """Numbers added to logits: bias, and -inf for what is banned, for good or up to a position.
+    """Numbers added to logits: bias, and -inf for tokens that are banned, always or up to a position.
 
-    offsets: int32 [B + 1]; ids: int32 [E], distinct within a request unless the value is -inf; values: float32 [E],
-    finite or -inf; until: int32 [E], added where the position being decided is lower (`ALWAYS`: everywhere).
+    Attributes:
+        offsets: First entry of each request, int32 [B + 1].
+        ids: int32 [E], distinct within a request unless the value is -inf.
+        values: float32 [E], finite or -inf.
+        until: An entry applies at positions below this one, int32 [E]; `ALWAYS`: everywhere.
     """
 
     offsets: Tensor
@@ -62,7 +73,13 @@ class Additions:
 
 @dataclass(frozen=True, slots=True)
 class Forced:
-    """Tokens without an alternative. offsets: int32 [B + 1]; positions, ids: int32 [F], the only token there."""
+    """Tokens without an alternative.
+
+    Attributes:
+        offsets: First entry of each request, int32 [B + 1].
+        positions: int32 [F].
+        ids: The only token at the position, int32 [F].
+    """
 
     offsets: Tensor
     positions: Tensor
@@ -73,8 +90,9 @@ class Forced:
 class TokenMasks:
     """Bit masks of allowed tokens.
 
-    words: int32 [K, W] with 32 * W >= V; bit v % 32 of word v // 32 is set iff token v is allowed.
-    index: int32 [R], the mask of each row of logits, -1 for none.
+    Attributes:
+        words: int32 [K, W] with 32 * W >= V. Bit v % 32 of word v // 32 is set iff token v is allowed.
+        index: Mask of each row of logits, int32 [R]; -1 for none.
     """
 
     words: Tensor

@@ -1,5 +1,5 @@
-"""rejection_verify: the token and the block rule on chains; rejection_verify_logits: the same with distribution_stats
-in it; rejection_thresholds: their introspection.
+"""Operators rejection_verify (rejection and block rule on chains), rejection_verify_logits (the same with
+distribution_stats in it) and rejection_thresholds (their introspection).
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from typing import Any
 from ...dispatch.extension import cpu_backend
 from ...dispatch.operator import Op
 from ...triton_shared.triton_backend import dists_half_or_single, dists_key, triton_backend
-from .reference import BLOCK_RULE, DETERMINISTIC, REJECTION, SAMPLED
+from .._proposals.checks import DETERMINISTIC, SAMPLED
+from .checks import BLOCK_RULE, REJECTION
 from .reference import rejection_thresholds as _thresholds
 from .reference import rejection_verify as _verify
 from .reference import rejection_verify_logits as _verify_logits

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,130 +13,156 @@ from ...dispatch.workspace import TensorSpec, carve_workspace, declare_scratch, 
 from ...overlay import Overlay
 from ...triton_shared.jit import lanes_for
 from ...triton_shared.variant import Variant, size_type
-from ..distribution_stats.launch import beside, distribution_stats, forget
-from ..distribution_stats.launch import scratch as dist_scratch
+from .._proposals.batch import Distribution, DistributionBatch, DraftChains, Randomness, bind_chains
+from ..distribution_stats.launch import clear_stats, distribution_stats, unlisted_nodes
+from ..distribution_stats.launch import scratch as stats_scratch
 from ..distribution_stats.reference import check as check_sampling
-from ..draft_sample.launch import Rest, draw, draw_scratch, left_of, rest_constants, rest_of, rest_scratch, rest_types
-from .reference import BLOCK_RULE, REJECTION, Distribution, check
-from .triton_kernel import ratios, shares, walk
+from ..draft_sample.launch import (
+    ProposalTensors,
+    RejectionTensors,
+    dense_residuals,
+    draw_scratch,
+    residual_arguments,
+    residual_constants,
+    residual_scratch,
+    residual_types,
+    sample_residuals,
+)
+from .checks import BLOCK_RULE, REJECTION, check
+from .triton_kernel import block_thresholds, compute_ratios, walk_chains
 
 TILE = 2048
 """Tokens of one step of a pass over a distribution."""
 WARPS = 8
 
 
-class _Chains:
+def _chain_scratch(chains: DraftChains) -> list[TensorSpec]:
+    """Scratch of `_ChainLaunches`.
+
+    Per node: child, applied, distribution row, threshold, scale, reach. Per row: last node, its rejected child. Then
+    that of residuals and of the draw.
+    """
+    nodes, rows, vocab_size = (chains.tokens.shape[0],), (chains.offsets.shape[0] - 1,), chains.target[0].shape[1]
+    single, integer = torch.float32, torch.int32
+    own: list[TensorSpec] = [*[(nodes, integer)] * 3, (nodes, single), (nodes, single), (nodes, torch.float64)]
+    own += [(rows, integer), (rows, integer)]
+    return [*own, *residual_scratch(vocab_size, chains.token_ids), *draw_scratch(rows[0], vocab_size)]
+
+
+class _ChainLaunches:
     """Buffers of one call, and its launches."""
 
-    @staticmethod
-    def scratch(
-        tokens: Tensor, offsets: Tensor, proposal_kinds: Tensor, dist_index: Tensor, target: Distribution,
-        draft: Distribution | None = None,
-        token_ids: Tensor | None = None, *args: object, **kwargs: object,
-    ) -> list[TensorSpec]:  # fmt: skip
-        """Per node: children, applied, distribution row, threshold, scale, reach; per row: last node, its child;
-        the rest.
-        """
-        nodes, rows, vocab = (tokens.shape[0],), (offsets.shape[0] - 1,), target[0].shape[1]
-        single, integer = torch.float32, torch.int32
-        own: list[TensorSpec] = [*[(nodes, integer)] * 3, (nodes, single), (nodes, single), (nodes, torch.float64)]
-        return [*own, (rows, integer), (rows, integer), *rest_scratch(vocab, token_ids), *draw_scratch(rows[0], vocab)]
-
     def __init__(
-        self, op: str, tokens: Tensor, offsets: Tensor, proposal_kinds: Tensor, dist_index: Tensor,
-        target: Distribution, draft: Distribution | None,
-        token_ids: Tensor | None, rule: str, depth: int, out: Sequence[Tensor] | None = None,
-        workspace: Tensor | None = None, overlay: Overlay | None = None,
-    ) -> None:  # fmt: skip
-        self.nodes, self.rows = tokens.shape[0], offsets.shape[0] - 1
-        self.block, self.depth = rule == BLOCK_RULE, depth
-        self.steps = lanes_for(depth + 1)
-        self.offsets = offsets.contiguous()
-        chain = (tokens, offsets, proposal_kinds, dist_index, target, draft, token_ids)
-        parts, _ = carve_workspace(op, workspace, self.scratch(*chain), tokens.device)
-        self.children, applied, source, self.threshold, scale, self.reach, self.last, self.firsts = parts[:8]
-        *rest, self.part = parts[8:]
-        self.children.fill_(-1)
+        self,
+        op: str,
+        chains: DraftChains,
+        rule: str,
+        max_depth: int,
+        out: Sequence[Tensor] | None = None,
+        workspace: Tensor | None = None,
+        overlay: Overlay | None = None,
+    ) -> None:
+        self.num_nodes, self.num_rows = chains.tokens.shape[0], chains.offsets.shape[0] - 1
+        self.is_block, self.max_depth = rule == BLOCK_RULE, max_depth
+        self.steps = lanes_for(max_depth + 1)
+        self.offsets = chains.offsets.contiguous()
+        device = chains.tokens.device
+        parts, _ = carve_workspace(op, workspace, _chain_scratch(chains), device)
+        self.child, applied, dist_index, self.threshold, scale, self.reach, self.last, self.first_rejected = parts[:8]
+        *residual_parts, self.block_masses = parts[8:]
+        self.child.fill_(-1)
         self.reach.zero_()
         self.threshold.zero_()
-        self.source, self.dists = dist_index.contiguous(), 1 if draft is None else max(1, draft[0].shape[0])
-        tree = (tokens.contiguous(), source, proposal_kinds.contiguous(), source, None)
-        steps = (applied, scale, scale)
-        self.rest: Rest = rest_of(
-            target, draft, token_ids, tree, steps, chain=True, scratch=rest, overlay=overlay, op=op
-        )
-        self.path, self.accepted, self.tokens = result_tensors(op, out, path_specs(self.rows, depth), tokens.device)
-
-    def weigh(self, seeds: Tensor, positions: Tensor, uniforms: Tensor | None, walking: bool) -> None:
-        explicit = self.threshold if uniforms is None else uniforms.contiguous()
-        keys = (seeds, positions, explicit, self.path, self.accepted, self.last, self.firsts)
-        ratios[(self.rows,)](
-            *self.rest.tensors, self.offsets, self.source, self.children, self.reach, self.threshold, *keys,
-            self.rest.vocab, self.nodes, self.dists, self.depth, self.steps, self.block, walking and not self.block,
-            uniforms is not None, *self.rest.kind, num_warps=1, enable_fp_fusion=False,
+        self.given_dist_index = chains.dist_index.contiguous()
+        self.num_dists = 1 if chains.draft is None else max(1, chains.draft[0].shape[0])
+        kinds = chains.proposal_kinds.contiguous()
+        self.residual = residual_arguments(
+            chains.target, chains.draft, chains.token_ids,
+            ProposalTensors(chains.tokens.contiguous(), dist_index, kinds, dist_index),
+            RejectionTensors(applied, scale, scale), chain=True, scratch=residual_parts, overlay=overlay, op=op,
         )  # fmt: skip
-        if self.block:
-            shares[(self.nodes,)](
-                *self.rest.tensors, self.children, self.reach, self.threshold, self.rest.vocab, TILE, *self.rest.kind,
+        self.path, self.num_accepted, self.next_token = result_tensors(
+            op, out, path_specs(self.num_rows, max_depth), device
+        )
+
+    def compute_thresholds(self, seeds: Tensor, positions: Tensor, uniforms: Tensor | None, walk: bool) -> None:
+        """Thresholds of all nodes, and with `walk` the paths."""
+        residual, explicit = self.residual, uniforms is not None
+        given = self.threshold if uniforms is None else uniforms.contiguous()
+        keys = (seeds, positions, given, self.path, self.num_accepted, self.last, self.first_rejected)
+        compute_ratios[(self.num_rows,)](
+            *residual.tensors, self.offsets, self.given_dist_index, self.child, self.reach, self.threshold, *keys,
+            residual.vocab_size, self.num_nodes, self.num_dists, self.max_depth, self.steps, self.is_block,
+            walk and not self.is_block, explicit, *residual.flags, num_warps=1, enable_fp_fusion=False,
+        )  # fmt: skip
+        if self.is_block:
+            block_thresholds[(self.num_nodes,)](
+                *residual.tensors, self.child, self.reach, self.threshold, residual.vocab_size, TILE, *residual.flags,
                 num_warps=WARPS, enable_fp_fusion=False,
             )  # fmt: skip
-            if walking:
-                walk[(self.rows,)](
-                    self.threshold, self.children, self.offsets, *keys, self.nodes, self.depth, self.steps,
-                    uniforms is not None, num_warps=1, enable_fp_fusion=False,
+            if walk:
+                walk_chains[(self.num_rows,)](
+                    self.threshold, self.child, self.offsets, *keys, self.num_nodes, self.max_depth, self.steps,
+                    explicit, num_warps=1, enable_fp_fusion=False,
                 )  # fmt: skip
 
-    def verify(
-        self, seeds: Tensor, positions: Tensor, uniforms: Tensor | None, race: tuple[Tensor, Tensor] | None,
-        mass: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        if self.rows:
-            keys = (seeds.contiguous(), positions.contiguous())
-            self.weigh(*keys, uniforms, True)
-            where = (self.rest, self.last, self.firsts, *keys, self.accepted)
-            draw(*where, noise=race, known=mass, out=self.tokens, part=self.part)
-        return self.path, self.accepted, self.tokens
+    def verify(self, randomness: Randomness, mass: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Path, number accepted and next token of every row."""
+        if self.num_rows:
+            keys = (randomness.seeds.contiguous(), randomness.root_positions.contiguous())
+            self.compute_thresholds(*keys, randomness.uniforms, True)
+            sample_residuals(
+                self.residual, self.last, self.first_rejected, *keys, self.num_accepted,
+                gumbel_noise=randomness.gumbel_noise, known_masses=mass, out=self.next_token,
+                block_masses=self.block_masses,
+            )  # fmt: skip
+        return self.path, self.num_accepted, self.next_token
 
 
-@declare_scratch(_Chains.scratch)
+def _scratch(*args: Any, **named: Any) -> list[TensorSpec]:
+    for name in ("max_depth", "rule", "mass"):
+        named.pop(name, None)
+    return _chain_scratch(bind_chains(*args, **named)[0])
+
+
+@declare_scratch(_scratch)
 def rejection_verify(
-    tokens: Tensor,
-    offsets: Tensor,
-    proposal_kinds: Tensor,
-    dist_index: Tensor,
-    target: Distribution,
-    draft: Distribution | None,
-    token_ids: Tensor | None,
-    seeds: Tensor,
-    root_positions: Tensor,
-    uniforms: Tensor | None = None,
-    race: tuple[Tensor, Tensor] | None = None,
-    *,
+    *args: Any,
     max_depth: int,
     rule: str = REJECTION,
     mass: Tensor | None = None,
     overlay: Overlay | None = None,
     out: Sequence[Tensor] | None = None,
     workspace: Tensor | None = None,
+    **named: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    chain = (tokens, offsets, proposal_kinds, dist_index, target, draft, token_ids)
-    check(*chain, seeds, root_positions, uniforms, race, max_depth=max_depth, rule=rule, mass=mass)
-    chains = _Chains("rejection_verify", *chain, rule, max_depth, out, workspace, overlay)
-    return chains.verify(seeds, root_positions, uniforms, race, mass)
+    """The operator, its arguments as `bind_chains` takes them."""
+    chains, randomness = bind_chains(*args, **named)
+    check("rejection_verify", chains, randomness, max_depth=max_depth, rule=rule, mass=mass)
+    launches = _ChainLaunches("rejection_verify", chains, rule, max_depth, out, workspace, overlay)
+    return launches.verify(randomness, mass)
 
 
 def _scratch_logits(
-    tokens: Tensor, offsets: Tensor, proposal_kinds: Tensor, dist_index: Tensor, logits: Tensor, sampling: object,
-    draft: Distribution | None, token_ids: Tensor | None, *args: object, max_depth: int, **kwargs: object,
-) -> list[TensorSpec]:  # fmt: skip
-    """Of both parts; per node: whether its distribution is not needed, whether it has no child; per row: its last
+    tokens: Tensor,
+    offsets: Tensor,
+    proposal_kinds: Tensor,
+    dist_index: Tensor,
+    logits: Tensor,
+    sampling: object,
+    draft: Distribution | None,
+    token_ids: Tensor | None,
+    *args: object,
+    max_depth: int,
+    **kwargs: object,
+) -> list[TensorSpec]:
+    """Scratch of both parts. Per node: whether its statistics are unneeded, whether it has no child. Per row: its last
     node.
     """
-    chain = _Chains.scratch(tokens, offsets, proposal_kinds, dist_index, (logits,) * 5, draft, token_ids)
+    chains = DraftChains(tokens, offsets, proposal_kinds, dist_index, (logits,) * 5, draft, token_ids)
     nodes, rows = tokens.shape[0], offsets.shape[0] - 1
-    parts: list[TensorSpec] = [
-        ((total_bytes(part),), torch.uint8) for part in (dist_scratch(logits, pivots=tokens), chain)
-    ]
+    of_parts = (stats_scratch(logits, pivots=tokens), _chain_scratch(chains))
+    parts: list[TensorSpec] = [((total_bytes(part),), torch.uint8) for part in of_parts]
     return [*parts, ((nodes + 1,), torch.bool), ((nodes,), torch.bool), ((rows,), torch.int64)]
 
 
@@ -158,73 +185,76 @@ def rejection_verify_logits(
     out: Sequence[Tensor] | None = None,
     workspace: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    """Statistics of all rows, which are found side by side here; those it passes by are marked as such."""
-    op, chain = "rejection_verify_logits", (tokens, offsets, proposal_kinds, dist_index)
+    """The operator. Statistics of all rows are computed in parallel; unneeded ones are then marked as such."""
+    op = "rejection_verify_logits"
     argument_checks.check_max_depth(op, max_depth)
     check_sampling(logits, *sampling)
     temperature, top_k, top_p, min_p = sampling
-    shaped = (logits, temperature, top_p, min_p, top_k)  # as the distribution will be, which is not there yet
-    check(*chain, shaped, draft, token_ids, seeds, root_positions, max_depth=max_depth, rule=rule)
-    sizes = _scratch_logits(*chain, logits, sampling, draft, token_ids, max_depth=max_depth)
-    (of_stats, of_chain, off, childless, index), _ = carve_workspace(op, workspace, sizes, logits.device)
-    given, found = (None, None) if out is None else (out[:3], out[3:])
-    drafted = tokens[1:]  # after a node comes its child, or another row's root
-    given_stats = {"overlay": overlay, "out": found, "workspace": of_stats}
-    *dist, mass = stats = distribution_stats(logits, *sampling, masses=True, pivots=drafted, **given_stats)
-    target = (logits, *dist)
-    chains = _Chains(op, *chain, target, draft, token_ids, rule, max_depth, given, of_chain, overlay)
-    answer = chains.verify(seeds, root_positions, None, None, mass)
-    passed = beside(chains.last, off, index)
-    if chains.block:  # it reads every node that has a child
-        passed.logical_and_(torch.lt(chains.children, 0, out=childless))
-    forget(passed, stats)
-    return (*answer, *stats)
+    shaped = (logits, temperature, top_p, min_p, top_k)  # shapes and dtypes of the statistics to come
+    chains = DraftChains(tokens, offsets, proposal_kinds, dist_index, shaped, draft, token_ids)
+    randomness = Randomness(seeds, root_positions, None, None)
+    check("rejection_verify", chains, randomness, max_depth=max_depth, rule=rule)
+    sizes = _scratch_logits(
+        tokens, offsets, proposal_kinds, dist_index, logits, sampling, draft, token_ids, max_depth=max_depth
+    )
+    (of_stats, of_chains, unneeded, childless, index), _ = carve_workspace(op, workspace, sizes, logits.device)
+    path_out, stats_out = (None, None) if out is None else (out[:3], out[3:])
+    stats = distribution_stats(
+        logits, *sampling, masses=True, pivots=tokens[1:],  # after a node comes its child, or another row's root
+        overlay=overlay, out=stats_out, workspace=of_stats,
+    )  # fmt: skip
+    *statistics, mass = stats
+    chains = chains._replace(target=DistributionBatch(logits, *statistics))
+    launches = _ChainLaunches(op, chains, rule, max_depth, path_out, of_chains, overlay)
+    verified = launches.verify(randomness, mass)
+    unlisted = unlisted_nodes(launches.last, unneeded, index)
+    if launches.is_block:  # it reads every node that has a child
+        unlisted.logical_and_(torch.lt(launches.child, 0, out=childless))
+    clear_stats(unlisted, stats)
+    return (*verified, *stats)
 
 
 def rejection_thresholds(
-    tokens: Tensor,
-    offsets: Tensor,
-    proposal_kinds: Tensor,
-    dist_index: Tensor,
-    target: Distribution,
-    draft: Distribution | None,
-    token_ids: Tensor | None,
-    *,
-    rule: str = REJECTION,
-    overlay: Overlay | None = None,
+    *args: Any, rule: str = REJECTION, overlay: Overlay | None = None, **named: Any
 ) -> tuple[Tensor, Tensor]:
-    chain = (tokens, offsets, proposal_kinds, dist_index, target, draft, token_ids)
-    check(*chain, rule=rule)
-    nodes = tokens.shape[0]
-    chains = _Chains("rejection_thresholds", *chain, rule, max(nodes - 1, 0), overlay=overlay)
-    if nodes and chains.rows:
-        chains.weigh(offsets, offsets, None, False)
-    left = left_of(chains.rest, chains.children, nodes)
-    whole = left_of(chains.rest, torch.full_like(chains.children, -1), nodes)
-    # nothing left: the proposal's distribution is the target's up to rounding, and the target's is the one to draw from
+    """The operator, its arguments as `bind_chains` takes them."""
+    chains, _ = bind_chains(*args, **named)
+    check("rejection_thresholds", chains, rule=rule)
+    nodes, offsets = chains.tokens.shape[0], chains.offsets
+    launches = _ChainLaunches("rejection_thresholds", chains, rule, max(nodes - 1, 0), overlay=overlay)
+    if nodes and launches.num_rows:
+        launches.compute_thresholds(offsets, offsets, None, False)
+    left = dense_residuals(launches.residual, launches.child, nodes)
+    whole = dense_residuals(launches.residual, torch.full_like(launches.child, -1), nodes)
+    # An empty residual: proposal and target are equal up to rounding. The token is drawn from the target.
     left = torch.where(left.sum(1, keepdim=True, dtype=torch.float64) > 0, left, whole)
-    inside = torch.arange(nodes, device=tokens.device) < offsets[-1]
-    return chains.threshold, torch.where(inside[:, None], left, 0.0)
+    inside = torch.arange(nodes, device=chains.tokens.device) < offsets[-1]
+    return launches.threshold, torch.where(inside[:, None], left, 0.0)
 
 
-def _variants(name: str, everyday: bool, dtype: str = "bf16", draws: str = "", **kind: bool) -> list[Variant]:
-    unaligned = kind.get("unaligned", False)
-    rest, constants = rest_types(dtype, draws, unaligned), rest_constants(chain=True, **kind)
-    tables = {"children": "*i32", "reach": "*fp64", "threshold": "*fp32", "vocab": size_type(unaligned)}
-    keys = {"seeds": "*i64", "positions": "*i32", "uniforms": "*fp32", "offsets": "*i32"}
-    paths = dict.fromkeys(("path", "accepted", "last", "firsts", "source"), "*i32")
-    paths |= dict.fromkeys(("nodes", "dists", "depth"), "i32")
-    kernel, chosen = "rejection_verify.triton_kernel", ("sm_90",) if everyday else ()
-    steps: dict[str, object] = {"STEPS": 32, "EXPLICIT": False}
+def _variants(name: str, everyday: bool, dtype: str = "bf16", drafts: str = "", **flags: bool) -> list[Variant]:
+    unaligned = flags.get("unaligned", False)
+    residual, constants = residual_types(dtype, drafts, unaligned), residual_constants(chain=True, **flags)
+    nodes = {
+        "child_ptr": "*i32", "reach_ptr": "*fp64", "threshold_ptr": "*fp32", "vocab_size": size_type(unaligned),
+    }  # fmt: skip
+    walk = {
+        "seeds_ptr": "*i64", "root_positions_ptr": "*i32", "uniforms_ptr": "*fp32", "offsets_ptr": "*i32",
+        "path_ptr": "*i32", "num_accepted_ptr": "*i32", "last_node_ptr": "*i32", "first_rejected_ptr": "*i32",
+        "given_dist_index_ptr": "*i32", "num_nodes": "i32", "num_dists": "i32", "max_depth": "i32",
+    }  # fmt: skip
+    kernel, architectures = "rejection_verify.triton_kernel", ("sm_90",) if everyday else ()
+    steps: dict[str, object] = {"STEPS": 32, "EXPLICIT_UNIFORMS": False}
     return [
         *(
-            Variant(f"rejection_verify/ratios {rule} {name}", f"{kernel}:ratios", rest | tables | keys | paths,
+            Variant(f"rejection_verify/compute_ratios {rule} {name}", f"{kernel}:compute_ratios",
+                    residual | nodes | walk,
                     constants | steps | {"BLOCK_RULE": rule == BLOCK_RULE, "WALK": rule == REJECTION}, 1,
-                    everyday=chosen if rule == REJECTION else (), fusion=False)
+                    everyday=architectures if rule == REJECTION else (), fusion=False)
             for rule in (REJECTION, BLOCK_RULE)
         ),
-        Variant(f"rejection_verify/shares {name}", f"{kernel}:shares", rest | tables, constants | {"TILE": TILE}, WARPS,
-                everyday=chosen, fusion=False),
+        Variant(f"rejection_verify/block_thresholds {name}", f"{kernel}:block_thresholds", residual | nodes,
+                constants | {"TILE": TILE}, WARPS, everyday=architectures, fusion=False),
     ]  # fmt: skip
 
 
@@ -233,14 +263,14 @@ VARIANTS = [
     *_variants("bf16 mapped", False, draft=True, mapped=True),
     *_variants("fp16", False, "fp16", draft=True),
     *_variants("fp32 bf16 drafts", False, "fp32", "bf16", draft=True),
-    *_variants("fp32 chosen", False, "fp32", draft=False),
-    *_variants("bf16 with an overlay", False, draft=True, fold=True),
+    *_variants("fp32 deterministic", False, "fp32", draft=False),
+    *_variants("bf16 with an overlay", False, draft=True, overlay=True),
     _variants("bf16 unaligned vocabulary", False, draft=True, unaligned=True)[-1],
     Variant(
-        "rejection_verify/walk", "rejection_verify.triton_kernel:walk",
-        {"threshold": "*fp32", "children": "*i32", "offsets": "*i32", "seeds": "*i64", "positions": "*i32",
-         "uniforms": "*fp32", "path": "*i32", "accepted": "*i32", "last": "*i32", "firsts": "*i32",
-         "nodes": "i32", "depth": "i32"},
-        {"STEPS": 32, "EXPLICIT": False}, 1, fusion=False,
+        "rejection_verify/walk_chains", "rejection_verify.triton_kernel:walk_chains",
+        {"threshold_ptr": "*fp32", "child_ptr": "*i32", "offsets_ptr": "*i32", "seeds_ptr": "*i64",
+         "root_positions_ptr": "*i32", "uniforms_ptr": "*fp32", "path_ptr": "*i32", "num_accepted_ptr": "*i32",
+         "last_node_ptr": "*i32", "first_rejected_ptr": "*i32", "num_nodes": "i32", "max_depth": "i32"},
+        {"STEPS": 32, "EXPLICIT_UNIFORMS": False}, 1, fusion=False,
     ),
 ]  # fmt: skip

@@ -1,8 +1,19 @@
-"""Triton kernels of rejection_verify: accept thresholds and the walk; the draw is that of `draft_sample`.
+"""Triton kernels of rejection_verify: accept thresholds and the walk. `draft_sample`'s kernels draw the next token.
 
-One program holds a whole chain. The rejection rule needs a few numbers per node, so it walks at once. The block rule
-needs what is left of the distribution at every node that has a child: one program per such node sums it, then the
-walk follows.
+One program holds a whole chain. The rejection rule needs a few numbers per node, so its walk follows at once. The block
+rule needs the mass of the residual at every node that has a child: one program per such node sums it, then a third
+kernel walks.
+
+Shapes: M = num_nodes packed nodes of B rows, V = vocab_size. Distributions: see `triton_shared.residual`.
+    offsets_ptr int32 [B + 1]
+    given_dist_index_ptr int32 [M], the caller's rows of draft distributions, of which there are num_dists
+    child_ptr int32 [M], the proposal after each node, -1 for none
+    reach_ptr float64 [M], block rule: probability that the path ends at the node or later
+    threshold_ptr float32 [M], the uniform draw of a node is compared with it
+    seeds_ptr int64 [B], root_positions_ptr int32 [B], uniforms_ptr float32 [M] (read if EXPLICIT_UNIFORMS)
+    path_ptr int32 [B, max_depth + 1], num_accepted_ptr int32 [B]
+    last_node_ptr int32 [B], end of the path, -1 for none
+    first_rejected_ptr int32 [B], the rejected proposal after it, -1 for none
 """
 
 from __future__ import annotations
@@ -13,135 +24,156 @@ import triton.language as tl
 from ...triton_shared.distribution import LEAST_LOG_WEIGHT, NEGATIVE_INFINITY
 from ...triton_shared.jit import kernel
 from ...triton_shared.random import accept_uniform
-from ...triton_shared.residual import WIDE, draft_column, log_weights_at, residual_weights
+from ...triton_shared.residual import (
+    WIDE,
+    ResidualFlags,
+    draft_column,
+    log_weights_at,
+    pack_residual_inputs,
+    residual_weights,
+)
 from ...triton_shared.tree_links import row_bounds
 
 BEYOND = tl.constexpr(1 << 30)
 
 
 @kernel()
-def ratios(
-    logits, inv_t, lse, cut, tie_id, stride, width, cells, room, q_logits, q_inv_t, q_lse, q_cut, q_tie, q_stride,
-    q_width, columns, tokens, next_sibling, proposal_kinds, dist_index, score_only, applied, p_scale, q_scale, offsets,
-    source,
-    children, reach, threshold, seeds, positions, uniforms, path, accepted, last, firsts, vocab, nodes, dists, depth,
-    STEPS: tl.constexpr, BLOCK_RULE: tl.constexpr, WALK: tl.constexpr, EXPLICIT: tl.constexpr, CHAIN: tl.constexpr,
-    DRAFT: tl.constexpr, MAPPED: tl.constexpr, SCORE_ONLY: tl.constexpr, FOLD: tl.constexpr, UNALIGNED: tl.constexpr,
+def compute_ratios(
+    logits_ptr, inv_t_ptr, lse_ptr, cut_ptr, tie_id_ptr, logits_stride, num_columns, overlay_ptr, overlay_stride,
+    q_logits_ptr, q_inv_t_ptr, q_lse_ptr, q_cut_ptr, q_tie_id_ptr, q_logits_stride, q_num_columns, draft_column_ptr,
+    tokens_ptr, next_sibling_ptr, proposal_kinds_ptr, dist_index_ptr, score_only_ptr, applied_ptr, p_scale_ptr,
+    q_scale_ptr, offsets_ptr, given_dist_index_ptr, child_ptr, reach_ptr, threshold_ptr, seeds_ptr, root_positions_ptr,
+    uniforms_ptr, path_ptr, num_accepted_ptr, last_node_ptr, first_rejected_ptr, vocab_size, num_nodes, num_dists,
+    max_depth, STEPS: tl.constexpr, BLOCK_RULE: tl.constexpr, WALK: tl.constexpr, EXPLICIT_UNIFORMS: tl.constexpr,
+    IS_CHAIN: tl.constexpr, HAS_DRAFT: tl.constexpr, MAPPED: tl.constexpr, HAS_SCORE_ONLY: tl.constexpr,
+    HAS_OVERLAY: tl.constexpr, UNALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """Of one chain: every node's child and reach (block rule) or threshold (token rule), and with WALK its path.
+    """Grid (B): child and reach (block rule) or threshold (rejection rule) of every node of a chain.
 
-    dist_index is written: of `source`, the rows of `dists` draft distributions that exist."""
+    WALK: the path too. STEPS: at least max_depth + 1. dist_index_ptr is written: the caller's rows, clamped to those
+    that exist.
+    """
     row = tl.program_id(0)
-    start, end = row_bounds(offsets, row, nodes)
-    count = tl.minimum(end - start, depth + 1)
+    inputs = pack_residual_inputs(
+        logits_ptr, inv_t_ptr, lse_ptr, cut_ptr, tie_id_ptr, logits_stride, num_columns, overlay_ptr, overlay_stride,
+        q_logits_ptr, q_inv_t_ptr, q_lse_ptr, q_cut_ptr, q_tie_id_ptr, q_logits_stride, q_num_columns,
+        draft_column_ptr, tokens_ptr, next_sibling_ptr, proposal_kinds_ptr, dist_index_ptr, score_only_ptr, applied_ptr,
+        p_scale_ptr, q_scale_ptr, vocab_size,
+    )  # fmt: skip
+    start, end = row_bounds(offsets_ptr, row, num_nodes)
+    length = tl.minimum(end - start, max_depth + 1)
     step = tl.arange(0, STEPS)
     node = start + step
-    real, inner = step < count, (step > 0) & (step < count)
-    token = tl.load(tokens + node, mask=inner, other=0).to(tl.int32)
-    target = (logits, inv_t, lse, cut, tie_id, stride, width, cells, room)
-    ratio = log_weights_at(target, node - 1, token, inner, FOLD)
+    real, inner = step < length, (step > 0) & (step < length)
+    token = tl.load(tokens_ptr + node, mask=inner, other=0).to(tl.int32)
+    ratio = log_weights_at(inputs.target, node - 1, token, inner, HAS_OVERLAY)
     proposed = inner
-    if DRAFT:
-        draft = (q_logits, q_inv_t, q_lse, q_cut, q_tie, q_stride, q_width)
-        from_dist = inner & (tl.load(proposal_kinds + node, mask=inner, other=0) != 0)
-        own = tl.minimum(tl.maximum(tl.load(source + node, mask=from_dist, other=0), 0), dists - 1)
-        tl.store(dist_index + node, own, mask=from_dist)
-        log_q = log_weights_at(draft, own, draft_column(columns, token, vocab, MAPPED, None), from_dist, False)
-        # no weight in q: x was not drawn from this distribution, so it is no proposal and says nothing of what is
-        # left of p
-        none = from_dist & (log_q < LEAST_LOG_WEIGHT)
+    if HAS_DRAFT:
+        sampled = inner & (tl.load(proposal_kinds_ptr + node, mask=inner, other=0) != 0)
+        source = tl.load(given_dist_index_ptr + node, mask=sampled, other=0)
+        source = tl.minimum(tl.maximum(source, 0), num_dists - 1)
+        tl.store(dist_index_ptr + node, source, mask=sampled)
+        column = draft_column(draft_column_ptr, token, vocab_size, MAPPED, None)
+        log_q = log_weights_at(inputs.draft, source, column, sampled, False)
+        # A token without weight in q was not drawn from q. It is no proposal, and nothing is subtracted from p.
+        none = sampled & (log_q < LEAST_LOG_WEIGHT)
         proposed = inner & (none == 0)
-        ratio = tl.where(none, NEGATIVE_INFINITY, ratio - tl.where(from_dist & (none == 0), log_q, 0.0))
-    child = tl.where(step + 1 < count, node + 1, -1)
-    tl.store(children + node - 1, node, mask=proposed)
+        ratio = tl.where(none, NEGATIVE_INFINITY, ratio - tl.where(sampled & (none == 0), log_q, 0.0))
+    child = tl.where(step + 1 < length, node + 1, -1)
+    tl.store(child_ptr + node - 1, node, mask=proposed)
     if BLOCK_RULE:
-        chance = tl.full((STEPS,), 1.0, tl.float64)
+        reach = tl.full((STEPS,), 1.0, tl.float64)
         value = tl.full((), 1.0, tl.float64)
         factor = tl.exp(ratio.to(tl.float64))
-        for place in range(1, count):
+        for place in range(1, length):
             value = tl.minimum(value * tl.sum(tl.where(step == place, factor, 0.0), 0), 1.0)
-            chance = tl.where(step == place, value, chance)
-        tl.store(reach + node, chance, mask=real)
-        tl.store(p_scale + child, chance.to(tl.float32), mask=real & (child >= 0))
+            reach = tl.where(step == place, value, reach)
+        tl.store(reach_ptr + node, reach, mask=real)
+        tl.store(p_scale_ptr + child, reach.to(tl.float32), mask=real & (child >= 0))
     else:
-        limit = tl.where(inner, tl.minimum(tl.exp(ratio), 1.0), 1.0)
-        tl.store(threshold + node, limit, mask=real)
-        tl.store(p_scale + child, tl.full((STEPS,), 1.0, tl.float32), mask=real & (child >= 0))
+        threshold = tl.where(inner, tl.minimum(tl.exp(ratio), 1.0), 1.0)
+        tl.store(threshold_ptr + node, threshold, mask=real)
+        tl.store(p_scale_ptr + child, tl.full((STEPS,), 1.0, tl.float32), mask=real & (child >= 0))
         if WALK:
-            walk_one(
-                limit, inner, proposed, step, start, count, row, seeds, positions, uniforms, path, accepted, last,
-                firsts, depth, STEPS, False, EXPLICIT,
+            store_path(
+                threshold, inner, proposed, step, start, length, row, seeds_ptr, root_positions_ptr, uniforms_ptr,
+                path_ptr, num_accepted_ptr, last_node_ptr, first_rejected_ptr, max_depth, STEPS, False,
+                EXPLICIT_UNIFORMS,
             )  # fmt: skip
-    tl.store(applied + child, tl.full((STEPS,), 1, tl.int32), mask=real & (child >= 0))
+    tl.store(applied_ptr + child, tl.full((STEPS,), 1, tl.int32), mask=real & (child >= 0))
 
 
 @triton.jit
-def walk_one(
-    limit, inner, proposed, step, start, count, row, seeds, positions, uniforms, path, accepted, last, firsts, depth,
-    STEPS: tl.constexpr, BLOCK_RULE: tl.constexpr, EXPLICIT: tl.constexpr,
+def store_path(
+    threshold, inner, proposed, step, start, length, row, seeds_ptr, root_positions_ptr, uniforms_ptr, path_ptr,
+    num_accepted_ptr, last_node_ptr, first_rejected_ptr, max_depth, STEPS: tl.constexpr, BLOCK_RULE: tl.constexpr,
+    EXPLICIT_UNIFORMS: tl.constexpr,
 ):  # fmt: skip
-    """Path, number accepted, last node and its refused child (-1: none) of one chain. proposed: of inner nodes."""
-    if EXPLICIT:
-        u = tl.load(uniforms + start + step, mask=inner, other=1.0)
+    """Walks one chain: path, number accepted, last node and its rejected child. proposed: among inner nodes."""
+    if EXPLICIT_UNIFORMS:
+        u = tl.load(uniforms_ptr + start + step, mask=inner, other=1.0)
     else:
-        u = accept_uniform(tl.load(seeds + row), tl.load(positions + row), step)
-    passed = inner & (u < limit)
+        u = accept_uniform(tl.load(seeds_ptr + row), tl.load(root_positions_ptr + row), step)
+    passed = inner & (u < threshold)
     if BLOCK_RULE:
-        length = tl.max(tl.where(passed, step, 0), 0)
+        accepted = tl.max(tl.where(passed, step, 0), 0)
     else:
-        length = tl.minimum(tl.min(tl.where((step > 0) & (passed == 0), step, BEYOND), 0), tl.maximum(count, 1)) - 1
-    nodes = tl.where((step <= length) & (count > 0), start + step, -1)
-    tl.store(path + row.to(tl.int64) * (depth + 1) + step, nodes, mask=step <= depth)
-    tl.store(accepted + row, length)
-    tl.store(last + row, tl.where(count > 0, start + length, -1))
-    tl.store(firsts + row, tl.max(tl.where(proposed & (step == length + 1), start + step, -1), 0))
+        first_failure = tl.min(tl.where((step > 0) & (passed == 0), step, BEYOND), 0)
+        accepted = tl.minimum(first_failure, tl.maximum(length, 1)) - 1
+    path = tl.where((step <= accepted) & (length > 0), start + step, -1)
+    tl.store(path_ptr + row.to(tl.int64) * (max_depth + 1) + step, path, mask=step <= max_depth)
+    tl.store(num_accepted_ptr + row, accepted)
+    tl.store(last_node_ptr + row, tl.where(length > 0, start + accepted, -1))
+    first_rejected = tl.max(tl.where(proposed & (step == accepted + 1), start + step, -1), 0)
+    tl.store(first_rejected_ptr + row, first_rejected)
 
 
 @kernel()
-def walk(
-    threshold, children, offsets, seeds, positions, uniforms, path, accepted, last, firsts, nodes, depth,
-    STEPS: tl.constexpr, EXPLICIT: tl.constexpr,
+def walk_chains(
+    threshold_ptr, child_ptr, offsets_ptr, seeds_ptr, root_positions_ptr, uniforms_ptr, path_ptr, num_accepted_ptr,
+    last_node_ptr, first_rejected_ptr, num_nodes, max_depth, STEPS: tl.constexpr, EXPLICIT_UNIFORMS: tl.constexpr,
 ):  # fmt: skip
-    """The walk of the block rule, from thresholds that are known."""
+    """Grid (B): the walk of the block rule, from the thresholds of all nodes."""
     row = tl.program_id(0)
-    start, end = row_bounds(offsets, row, nodes)
-    count = tl.minimum(end - start, depth + 1)
+    start, end = row_bounds(offsets_ptr, row, num_nodes)
+    length = tl.minimum(end - start, max_depth + 1)
     step = tl.arange(0, STEPS)
-    inner = (step > 0) & (step < count)
-    limit = tl.load(threshold + start + step, mask=inner, other=0.0)
-    proposed = inner & (tl.load(children + start + step - 1, mask=inner, other=-1) >= 0)
-    walk_one(
-        limit, inner, proposed, step, start, count, row, seeds, positions, uniforms, path, accepted, last, firsts,
-        depth, STEPS, True, EXPLICIT,
+    inner = (step > 0) & (step < length)
+    threshold = tl.load(threshold_ptr + start + step, mask=inner, other=0.0)
+    proposed = inner & (tl.load(child_ptr + start + step - 1, mask=inner, other=-1) >= 0)
+    store_path(
+        threshold, inner, proposed, step, start, length, row, seeds_ptr, root_positions_ptr, uniforms_ptr, path_ptr,
+        num_accepted_ptr, last_node_ptr, first_rejected_ptr, max_depth, STEPS, True, EXPLICIT_UNIFORMS,
     )  # fmt: skip
 
 
 @kernel(*WIDE)
-def shares(
-    logits, inv_t, lse, cut, tie_id, stride, width, cells, room, q_logits, q_inv_t, q_lse, q_cut, q_tie, q_stride,
-    q_width, columns, tokens, next_sibling, proposal_kinds, dist_index, score_only, applied, p_scale, q_scale,
-    children, reach,
-    threshold, vocab, TILE: tl.constexpr, CHAIN: tl.constexpr, DRAFT: tl.constexpr, MAPPED: tl.constexpr,
-    SCORE_ONLY: tl.constexpr, FOLD: tl.constexpr, UNALIGNED: tl.constexpr,
+def block_thresholds(
+    logits_ptr, inv_t_ptr, lse_ptr, cut_ptr, tie_id_ptr, logits_stride, num_columns, overlay_ptr, overlay_stride,
+    q_logits_ptr, q_inv_t_ptr, q_lse_ptr, q_cut_ptr, q_tie_id_ptr, q_logits_stride, q_num_columns, draft_column_ptr,
+    tokens_ptr, next_sibling_ptr, proposal_kinds_ptr, dist_index_ptr, score_only_ptr, applied_ptr, p_scale_ptr,
+    q_scale_ptr, child_ptr, reach_ptr, threshold_ptr, vocab_size, TILE: tl.constexpr, IS_CHAIN: tl.constexpr,
+    HAS_DRAFT: tl.constexpr, MAPPED: tl.constexpr, HAS_SCORE_ONLY: tl.constexpr, HAS_OVERLAY: tl.constexpr,
+    UNALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """Block rule: the threshold of one node, from the total of what is left there."""
+    """Grid (M): the block rule's threshold of one node, from the mass of its residual."""
     node = tl.program_id(0)
-    child = tl.load(children + node)
-    chance = tl.load(reach + node)
-    share = chance
-    norm = tl.load(lse + node)
-    if (child >= 0) & (chance < 1) & (chance > 0) & (norm == norm):
-        target = (logits, inv_t, lse, cut, tie_id, stride, width, cells, room)
-        draft = (q_logits, q_inv_t, q_lse, q_cut, q_tie, q_stride, q_width)
-        tree = (tokens, next_sibling, proposal_kinds, dist_index, score_only)
-        steps = (applied, p_scale, q_scale)
+    child = tl.load(child_ptr + node)
+    reach = tl.load(reach_ptr + node)
+    threshold = reach
+    lse = tl.load(lse_ptr + node)
+    if (child >= 0) & (reach < 1) & (reach > 0) & (lse == lse):
+        inputs = pack_residual_inputs(
+            logits_ptr, inv_t_ptr, lse_ptr, cut_ptr, tie_id_ptr, logits_stride, num_columns, overlay_ptr,
+            overlay_stride, q_logits_ptr, q_inv_t_ptr, q_lse_ptr, q_cut_ptr, q_tie_id_ptr, q_logits_stride,
+            q_num_columns, draft_column_ptr, tokens_ptr, next_sibling_ptr, proposal_kinds_ptr, dist_index_ptr,
+            score_only_ptr, applied_ptr, p_scale_ptr, q_scale_ptr, vocab_size,
+        )  # fmt: skip
+        flags: tl.constexpr = ResidualFlags(IS_CHAIN, HAS_DRAFT, MAPPED, HAS_SCORE_ONLY, HAS_OVERLAY, UNALIGNED)
         part = tl.zeros((TILE,), tl.float64)
-        for first in range(0, vocab, TILE):
-            rest = residual_weights(
-                target, tree, draft, columns, steps, (CHAIN, DRAFT, MAPPED, SCORE_ONLY, FOLD, UNALIGNED), node, child,
-                -1, first + tl.arange(0, TILE), vocab, first + TILE,
-            )  # fmt: skip
+        for first in range(0, vocab_size, TILE):
+            rest = residual_weights(inputs, flags, node, child, -1, first + tl.arange(0, TILE), first + TILE)
             part += rest.to(tl.float64)
-        left = tl.sum(part, 0)
-        share = tl.minimum(left / (left + (1.0 - chance)), chance)
-    tl.store(threshold + node, share.to(tl.float32))
+        mass = tl.sum(part, 0)
+        threshold = tl.minimum(mass / (mass + (1.0 - reach)), reach)
+    tl.store(threshold_ptr + node, threshold.to(tl.float32))

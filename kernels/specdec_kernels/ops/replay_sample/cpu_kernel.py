@@ -20,8 +20,9 @@ def replay_sample(
     positions: Tensor,
     noise: Tensor | None = None,
 ) -> Tensor:
+    """The operator."""
     try:
         return _replay_sample(logits, inv_t, cut, tie_id, seeds, positions, noise)
     except (RuntimeError, ValueError):
-        check(logits, inv_t, cut, tie_id, seeds, positions, noise)  # raises with a remedy
+        check(logits, inv_t, cut, tie_id, seeds, positions, noise)  # names a remedy
         return _replay_sample(*argument_checks.make_contiguous(logits, inv_t, cut, tie_id, seeds, positions, noise))

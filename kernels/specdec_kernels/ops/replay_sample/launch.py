@@ -6,21 +6,22 @@ import torch
 from torch import Tensor
 
 from ...dispatch.workspace import TensorSpec, carve_workspace, declare_scratch, result_tensors
-from ...overlay import Overlay, folded
+from ...overlay import Overlay, launch_arguments
 from ...triton_shared.jit import unaligned_vocab
 from ...triton_shared.variant import Variant, size_type
 from .reference import check
-from .triton_kernel import choose, pieces
+from .triton_kernel import score_pieces, select_tokens
 
 TILE = 2048
 TILES = 2
-"""Tiles of one program: noise costs about a hundred instructions a token, so pieces are short and many."""
+"""Tiles of one program: noise costs about a hundred instructions per token, so pieces are short and many."""
 WARPS = 8
 
 
 def scratch(logits: Tensor, *args: object, **kwargs: object) -> list[TensorSpec]:
-    rows, vocab = logits.shape
-    return [((rows, -(-vocab // (TILE * TILES))), torch.int64)]
+    """Per row: the best order key of every piece."""
+    rows, vocab_size = logits.shape
+    return [((rows, -(-vocab_size // (TILE * TILES))), torch.int64)]
 
 
 @declare_scratch(scratch)
@@ -37,49 +38,55 @@ def replay_sample(
     out: Tensor | None = None,
     workspace: Tensor | None = None,
 ) -> Tensor:
+    """The operator in two launches."""
     check(logits, inv_t, cut, tie_id, seeds, positions, noise)
-    rows, vocab = logits.shape
+    rows, vocab_size = logits.shape
     (best,), _ = carve_workspace("replay_sample", workspace, scratch(logits), logits.device)
     (tokens,) = result_tensors("replay_sample", out, [((rows,), torch.int64)], logits.device)
     if rows:
-        count = best.shape[1]
-        dist = [part.contiguous() for part in (inv_t, cut, tie_id, seeds, positions)]
-        added = logits if noise is None else noise.contiguous()
-        cells, room = folded("replay_sample", overlay, logits, dist[2])
-        pieces[(rows, count)](
-            logits, *dist, added, best, cells, room, vocab, logits.stride(0), vocab, TILE, TILES, noise is not None,
-            room > 0, unaligned_vocab(vocab, logits.stride(0)), num_warps=WARPS, enable_fp_fusion=False,
+        pieces = best.shape[1]
+        inv_t, tie_id = inv_t.contiguous(), tie_id.contiguous()
+        keys = (inv_t, cut.contiguous(), tie_id, seeds.contiguous(), positions.contiguous())
+        given_noise = logits if noise is None else noise.contiguous()
+        words, overlay_stride = launch_arguments("replay_sample", overlay, logits, tie_id)
+        score_pieces[(rows, pieces)](
+            logits, *keys, given_noise, best, words, overlay_stride, vocab_size, logits.stride(0), vocab_size, TILE,
+            TILES, noise is not None, overlay_stride > 0, unaligned_vocab(vocab_size, logits.stride(0)),
+            num_warps=WARPS, enable_fp_fusion=False,
         )  # fmt: skip
-        choose[(rows,)](dist[0], dist[2], best, tokens, count, 1 << (count - 1).bit_length(), num_warps=1)
+        select_tokens[(rows,)](inv_t, tie_id, best, tokens, pieces, 1 << (pieces - 1).bit_length(), num_warps=1)
     return tokens
 
 
-def _pieces(
-    dtype: str, everyday: tuple[str, ...], explicit: bool = False, fold: bool = False, unaligned: bool = False
+def _variant(
+    dtype: str, everyday: tuple[str, ...], explicit: bool = False, overlay: bool = False, unaligned: bool = False
 ) -> Variant:
     arguments = {
-        "logits": f"*{dtype}", "inv_t": "*fp32", "cut": "*fp32", "tie_id": "*i32", "seeds": "*i64",
-        "positions": "*i32", "noise": "*fp32", "best": "*i64", "cells": "*i32", "room": "i32:16",
-        "vocab": size_type(unaligned), "stride": "i32:16", "noise_stride": "i32",
+        "logits_ptr": f"*{dtype}", "inv_t_ptr": "*fp32", "cut_ptr": "*fp32", "tie_id_ptr": "*i32", "seeds_ptr": "*i64",
+        "positions_ptr": "*i32", "noise_ptr": "*fp32", "best_ptr": "*i64", "overlay_ptr": "*i32",
+        "overlay_stride": "i32:16", "vocab_size": size_type(unaligned), "logits_stride": "i32:16",
+        "noise_stride": "i32",
     }  # fmt: skip
-    special = (" given noise" if explicit else "") + (" with an overlay" if fold else "")
+    special = (" given noise" if explicit else "") + (" with an overlay" if overlay else "")
     special += " unaligned vocabulary" if unaligned else ""
-    constants = {"TILE": TILE, "TILES": TILES, "EXPLICIT": explicit, "FOLD": fold, "UNALIGNED": unaligned}
+    constants = {
+        "TILE": TILE, "TILES": TILES, "EXPLICIT_NOISE": explicit, "HAS_OVERLAY": overlay, "UNALIGNED": unaligned,
+    }  # fmt: skip
     return Variant(
-        f"replay_sample/pieces {dtype}{special}", "replay_sample.triton_kernel:pieces", arguments, constants, WARPS,
-        everyday=everyday, fusion=False,
+        f"replay_sample/score_pieces {dtype}{special}", "replay_sample.triton_kernel:score_pieces", arguments,
+        constants, WARPS, everyday=everyday, fusion=False,
     )  # fmt: skip
 
 
 VARIANTS = [
-    *(_pieces(dtype, ("sm_90",) if dtype == "bf16" else ()) for dtype in ("bf16", "fp16", "fp32")),
-    _pieces("bf16", (), explicit=True),
-    _pieces("bf16", (), fold=True),
-    *(_pieces(dtype, (), unaligned=True) for dtype in ("bf16", "fp32")),
-    _pieces("bf16", (), fold=True, unaligned=True),
+    *(_variant(dtype, ("sm_90",) if dtype == "bf16" else ()) for dtype in ("bf16", "fp16", "fp32")),
+    _variant("bf16", (), explicit=True),
+    _variant("bf16", (), overlay=True),
+    *(_variant(dtype, (), unaligned=True) for dtype in ("bf16", "fp32")),
+    _variant("bf16", (), overlay=True, unaligned=True),
     Variant(
-        "replay_sample/choose", "replay_sample.triton_kernel:choose",
-        {"inv_t": "*fp32", "tie_id": "*i32", "best": "*i64", "tokens": "*i64", "count": "i32"}, {"PIECES": 64}, 1,
-
+        "replay_sample/select_tokens", "replay_sample.triton_kernel:select_tokens",
+        {"inv_t_ptr": "*fp32", "tie_id_ptr": "*i32", "best_ptr": "*i64", "tokens_ptr": "*i64", "num_pieces": "i32"},
+        {"PIECES": 64}, 1,
     ),
 ]  # fmt: skip

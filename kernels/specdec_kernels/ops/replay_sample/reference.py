@@ -1,4 +1,7 @@
-"""Plain PyTorch definition of replay_sample."""
+"""Plain PyTorch definition of replay_sample.
+
+Tests: tests/kernels/test_replay_sample.py.
+"""
 
 from __future__ import annotations
 
@@ -40,29 +43,32 @@ def replay_sample(
     positions: Tensor,
     noise: Tensor | None = None,
 ) -> Tensor:
-    """The token of each row's distribution that the request's shared noise selects: argmax of ``l * inv_t + gumbel``.
+    """Samples the token of each row that the request's shared noise selects: argmax of ``l * inv_t + gumbel``.
+
+    Shapes: R rows, V token ids.
 
     The noise depends only on (seed, absolute position, token id). Target and drafter that use it agree as often as
-    their distributions allow within a factor (at least (1 - TV) / (1 + TV)), and the text of a seed is the same with
-    and without speculation.
+    their distributions allow within a factor, at least (1 - TV) / (1 + TV). The text of a seed is the same with and
+    without speculation.
 
     Args:
-        logits: [R, V] float32, bfloat16, float16 or float64, any row stride.
-        inv_t: [R], from distribution_stats, as the next two.
-        cut: [R].
-        tie_id: int32 [R].
-        seeds: int64 [R], request seed of each row.
-        positions: int32 [R], absolute position of the token being chosen.
-        noise: float32 [R, V] Gumbel noise instead of the keyed one.
+        logits: float32, bfloat16, float16 or float64 [R, V], any row stride.
+        inv_t: Inverse temperatures, [R], from distribution_stats, as the next two.
+        cut: Smallest logits that are kept, [R].
+        tie_id: Largest ids that are kept at `cut`, int32 [R].
+        seeds: Request seed of each row, int64 [R].
+        positions: Absolute position of the token being chosen, int32 [R].
+        noise: Gumbel noise in place of keyed noise, float32 [R, V], or None.
 
     Returns:
-        int64 [R]. Only tokens with weight are chosen; ties go to the lower id; greedy rows give tie_id; rows without
-        any weight (see distribution_stats) give 0.
+        Token ids, int64 [R]. Only tokens with weight are chosen. Ties go to the lower id. Greedy rows give tie_id. Rows
+        without any weight (see distribution_stats) give 0.
 
     Raises:
-        ValueError: wrong shape or dtype.
+        ValueError: If a shape or dtype is wrong.
 
-    Sources: Gumbel-max trick; coupling by shared noise, Daliri, Musco, Suresh (2024), theorem 3.
+    Source:
+        Gumbel-max trick; coupling by shared noise, Daliri, Musco, Suresh (2024), theorem 3.
     """
     check(logits, inv_t, cut, tie_id, seeds, positions, noise)
     rows, vocab = logits.shape

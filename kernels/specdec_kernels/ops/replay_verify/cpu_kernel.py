@@ -24,6 +24,7 @@ def replay_verify(
     *,
     max_depth: int,
 ) -> tuple[Tensor, ...]:
+    """The operator."""
     parts = (tokens, offsets, first_child, next_sibling, score_only, logits, *sampling, seeds, root_positions)
     try:
         return _replay_verify(*parts, max_depth)
@@ -31,5 +32,5 @@ def replay_verify(
         check(
             tokens, offsets, first_child, next_sibling, score_only, logits, sampling, seeds, root_positions,
             max_depth=max_depth,
-        )  # fmt: skip  # raises with a remedy
+        )  # fmt: skip  # names a remedy
         return _replay_verify(*argument_checks.make_contiguous(*parts), max_depth)

@@ -1,4 +1,4 @@
-"""Triton backend of replay_verify: the launches of its three parts, and the noise of every node between them."""
+"""Triton backend of replay_verify: the launches of its three parts, and the keys of every node's noise between them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ...dispatch.workspace import TensorSpec, carve_workspace, declare_scratch, 
 from ...overlay import Overlay
 from ...random import BLOCK
 from ...triton_shared.variant import Variant
-from ..distribution_stats.launch import beside, distribution_stats, forget
-from ..distribution_stats.launch import scratch as dist_scratch
+from ..distribution_stats.launch import clear_stats, distribution_stats, unlisted_nodes
+from ..distribution_stats.launch import scratch as stats_scratch
 from ..exact_match_verify.launch import exact_match_verify
 from ..exact_match_verify.launch import scratch as walk_scratch
 from ..replay_sample.launch import replay_sample
@@ -21,7 +21,7 @@ from .reference import check
 from .triton_kernel import key_nodes
 
 TILE = 64
-"""Nodes of a row that are looked at side by side."""
+"""Nodes of a row that are processed in parallel."""
 
 
 def _scratch(
@@ -29,9 +29,9 @@ def _scratch(
     logits: Tensor,
     *args: object, max_depth: int, **kwargs: object,
 ) -> list[TensorSpec]:  # fmt: skip
-    """Of the three parts; per node: parent, seed, position, choice, whether it is off the paths; nodes of the paths."""
+    """Of the three parts. Per node: parent, seed, position, choice, whether on no path. Then nodes of the paths."""
     nodes, rows = tokens.shape[0], offsets.shape[0] - 1
-    parts = (dist_scratch(logits, pivots=tokens), choice_scratch(logits), walk_scratch(tokens, offsets))
+    parts = (stats_scratch(logits, pivots=tokens), choice_scratch(logits), walk_scratch(tokens, offsets))
     types = (torch.int32, torch.int64, torch.int32, torch.int64)
     return [
         *(((total_bytes(part),), torch.uint8) for part in parts),
@@ -58,27 +58,27 @@ def replay_verify(
     out: Sequence[Tensor] | None = None,
     workspace: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    """Statistics and choices of all nodes, which are found side by side here."""
+    """The operator. Statistics and choices of all nodes are computed in parallel."""
     op, links = "replay_verify", (tokens, offsets, first_child, next_sibling)
     check(*links, score_only, logits, sampling, seeds, root_positions, max_depth=max_depth)
     (nodes, vocab), rows = logits.shape, offsets.shape[0] - 1
     sizes = _scratch(*links, score_only, logits, max_depth=max_depth)
     parts, _ = carve_workspace(op, workspace, sizes, tokens.device)
-    of_stats, of_choice, of_walk, parents, node_seeds, node_positions, choice, off, index = parts
+    of_stats, of_choice, of_walk, parents, node_seeds, node_positions, choice, unlisted, index = parts
     single, statistics = torch.float32, [torch.float32] * 3 + [torch.int32]
     dists: list[TensorSpec] = [*(((nodes,), dtype) for dtype in statistics), ((nodes, -(-vocab // BLOCK)), single)]
     found = result_tensors(op, out, [*path_specs(rows, max_depth), *dists], tokens.device)
-    drafted = tokens[1:]  # a chain's node has its child behind it, as every root has
     inv_t, _, cut, tie_id, _ = stats = distribution_stats(
-        logits, *sampling, masses=True, pivots=drafted, overlay=overlay, out=found[3:], workspace=of_stats
-    )
+        logits, *sampling, masses=True, pivots=tokens[1:],  # the child of a chain's node, and of every root
+        overlay=overlay, out=found[3:], workspace=of_stats,
+    )  # fmt: skip
     if rows:
         trees = (part.contiguous() for part in (*links[1:], seeds, root_positions))
         key_nodes[(rows,)](*trees, parents, node_seeds, node_positions, rows, nodes, TILE, num_warps=1)
         keys = (inv_t, cut, tie_id, node_seeds, node_positions)
         replay_sample(logits, *keys, overlay=overlay, out=choice, workspace=of_choice)
     exact_match_verify(*links, choice, score_only, max_depth=max_depth, out=found[:3], workspace=of_walk)
-    forget(beside(found[0], off, index), stats)
+    clear_stats(unlisted_nodes(found[0], unlisted, index), stats)
     return tuple(found)
 
 
@@ -86,8 +86,9 @@ VARIANTS = [
     Variant(
         "replay_verify/key_nodes", "replay_verify.triton_kernel:key_nodes",
         {
-            "offsets": "*i32", "first_child": "*i32", "next_sibling": "*i32", "seeds": "*i64", "positions": "*i32",
-            "parents": "*i32", "node_seeds": "*i64", "node_positions": "*i32", "rows": "i32", "nodes": "i32",
+            "offsets_ptr": "*i32", "first_child_ptr": "*i32", "next_sibling_ptr": "*i32", "seeds_ptr": "*i64",
+            "root_positions_ptr": "*i32", "parents_ptr": "*i32", "node_seeds_ptr": "*i64", "node_positions_ptr": "*i32",
+            "num_rows": "i32", "num_nodes": "i32",
         },
         {"TILE": TILE}, 1,
     ),

@@ -1,4 +1,7 @@
-"""Plain PyTorch definition of replay_verify."""
+"""Plain PyTorch definition of replay_verify.
+
+Tests: tests/kernels/test_replay_verify.py.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,9 @@ import torch
 from torch import Tensor
 
 from ...dispatch import argument_checks
-from .._proposals.reference import depths
+from .._proposals.checks import depths
 from ..distribution_stats.reference import check as check_logits
-from ..distribution_stats.reference import distribution_stats, on_paths, only
+from ..distribution_stats.reference import distribution_stats, keep_rows, on_paths
 from ..exact_match_verify.reference import check as check_tree
 from ..exact_match_verify.reference import exact_match_verify
 from ..replay_sample.reference import replay_sample
@@ -50,32 +53,35 @@ def replay_verify(
     *,
     max_depth: int,
 ) -> tuple[Tensor, ...]:
-    """distribution_stats, replay_sample and exact_match_verify in one, for whoever needs no choice but those on the
-    path.
+    """Runs distribution_stats, replay_sample and exact_match_verify in one operator.
 
-    Each tree is walked from its root: the token that replay_sample gives at a node leads to the child that has it, or
-    is the next token. Only the logits of the nodes on the path need to be read.
+    Shapes: M packed nodes of B rows, V target ids, K = ceil(V / 1024) noise blocks.
+
+    Each tree is walked from its root. The token that replay_sample gives at a node leads to the child with that token,
+    or is the next token. Only the logits of the nodes on the path need to be read.
 
     Args:
-        tokens: int64 [M], packed nodes.
-        offsets: int32 [B + 1].
-        first_child: int32 [M], first child of each node, from tree_plan.
-        next_sibling: int32 [M], next sibling of each node, from tree_plan.
-        logits: [M, V]; row i is that of the token after node i.
+        tokens: Packed nodes, int64 [M]; the first node of a row is its root.
+        offsets: First node of each row, int32 [B + 1].
+        first_child: First child of each node, int32 [M], from tree_plan.
+        next_sibling: Next sibling of each node, int32 [M], from tree_plan.
+        score_only: Nodes that are never accepted, bool [M], or None.
+        logits: [M, V]; row i belongs to the token after node i.
         sampling: (temperature, top_k, top_p, min_p), each [M], as distribution_stats takes them.
-        seeds: int64 [B], request seeds.
-        root_positions: int32 [B], absolute positions of the roots; a node of depth d chooses with the noise of d + 1
+        seeds: Request seeds, int64 [B].
+        root_positions: Absolute positions of the roots, int32 [B]. A node of depth d chooses with the noise of d + 1
             positions further.
-        score_only: bool [M], nodes that are never accepted, or None.
-        max_depth: capacity of a path, the root not counted.
+        max_depth: Capacity of a path, the root not counted.
 
     Returns:
-        path, num_accepted, next_token: as exact_match_verify. At a distribution without weight the choice is 0.
-        inv_t, lse, cut, tie_id, mass: as distribution_stats(..., masses=True) for the nodes of every path. The other
-            rows are not read: inv_t, cut and tie_id 0, lse +inf, mass NaN.
+        path: As exact_match_verify.
+        num_accepted: As exact_match_verify.
+        next_token: As exact_match_verify. At a distribution without weight the choice is 0.
+        inv_t, lse, cut, tie_id, mass: As distribution_stats(..., masses=True) for the nodes of every path. Other rows
+            are cleared: inv_t, cut and tie_id 0, lse +inf, mass NaN.
 
     Raises:
-        ValueError: as distribution_stats, replay_sample and exact_match_verify.
+        ValueError: As distribution_stats, replay_sample and exact_match_verify.
     """
     links = (tokens, offsets, first_child, next_sibling)
     check(*links, score_only, logits, sampling, seeds, root_positions, max_depth=max_depth)
@@ -87,5 +93,5 @@ def replay_verify(
         row = row.clamp(max=len(seeds) - 1)
         depth = torch.tensor(depths(offsets, first_child, next_sibling), dtype=torch.int32, device=tokens.device)
         choice = replay_sample(logits, inv_t, cut, tie_id, seeds[row], root_positions[row] + depth + 1)
-    walked = exact_match_verify(*links, choice, score_only, max_depth=max_depth)
-    return (*walked, *only(on_paths(walked[0], len(tokens)), stats))
+    verified = exact_match_verify(*links, choice, score_only, max_depth=max_depth)
+    return (*verified, *keep_rows(on_paths(verified[0], len(tokens)), stats))

@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from ...dispatch import argument_checks
-from .._proposals.reference import Distribution
-from .reference import check
+from .reference import bind, check
 
 _typical_verify = torch.ops.specdec.typical_verify.default
 
 
 def typical_verify(
-    tokens: Tensor,
-    offsets: Tensor,
-    first_child: Tensor,
-    next_sibling: Tensor,
-    target: Distribution,
-    score_only: Tensor | None,
-    seeds: Tensor,
-    root_positions: Tensor,
-    *,
-    epsilon: float,
-    delta: float,
-    max_depth: int,
+    *args: Any, epsilon: float, delta: float, max_depth: int, **named: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    tree = (tokens, offsets, first_child, next_sibling)
-    parts = (*tree, *target, score_only, seeds, root_positions)
+    """The operator, its arguments as `bind` takes them."""
+    trees, randomness = bind(*args, **named)
+    links = (trees.tokens, trees.offsets, trees.first_child, trees.next_sibling)
+    others = (trees.score_only, randomness.seeds, randomness.root_positions)
     try:
-        found: tuple[Tensor, Tensor, Tensor] = _typical_verify(*parts, epsilon, delta, max_depth)
+        found: tuple[Tensor, Tensor, Tensor] = _typical_verify(
+            *links, *trees.target, *others, epsilon, delta, max_depth
+        )
     except (RuntimeError, ValueError, TypeError):
-        check(*tree, target, score_only, seeds, root_positions, epsilon, delta, max_depth)  # raises with a remedy
-        found = _typical_verify(*argument_checks.make_contiguous(*parts), epsilon, delta, max_depth)
+        check(trees, randomness, epsilon, delta, max_depth)  # names a remedy
+        parts = argument_checks.make_contiguous(*links, *trees.target, *others)
+        found = _typical_verify(*parts, epsilon, delta, max_depth)
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,97 +11,105 @@ from torch import Tensor
 from ...dispatch.workspace import TensorSpec, carve_workspace, declare_scratch, path_specs, result_tensors
 from ...overlay import Overlay
 from ...triton_shared.variant import Variant, size_type
-from .._proposals.reference import Distribution
-from ..draft_sample.launch import draw, draw_scratch, rest_of, rest_scratch
-from .reference import check
-from .triton_kernel import entropies, walk
+from .._proposals.batch import DraftTrees
+from ..draft_sample.launch import draw_scratch, residual_arguments, residual_scratch, sample_residuals
+from .reference import bind, check
+from .triton_kernel import compute_entropies, walk_typical
 
 PIECE = 8192
-"""Tokens of whose distribution one program finds the entropy."""
+"""Tokens whose entropy one program sums."""
 WARPS = 8
 TILE = 64
-"""Nodes of a row that are looked at side by side."""
+"""Nodes of a row that are processed in parallel."""
 
 
-def _scratch(
-    tokens: Tensor, offsets: Tensor, first_child: Tensor, next_sibling: Tensor, target: Distribution, *args: object,
-    **kwargs: object,
-) -> list[TensorSpec]:  # fmt: skip
-    """Per node: entropies of the pieces, parent, mark; per row: last node, its refused child (none); the draw's."""
-    (nodes, vocab), rows, integer = target[0].shape, offsets.shape[0] - 1, torch.int32
-    own: list[TensorSpec] = [((nodes, -(-vocab // PIECE)), torch.float64), ((nodes,), integer), ((nodes,), integer)]
-    return [*own, ((rows,), integer), ((rows,), integer), *rest_scratch(vocab, None), *draw_scratch(rows, vocab)]
+def _tree_scratch(trees: DraftTrees) -> list[TensorSpec]:
+    """Per node: entropies of pieces, parent, mark. Per row: last node, its rejected child (none). Then the draw's."""
+    (nodes, vocab_size), rows, integer = trees.target[0].shape, trees.offsets.shape[0] - 1, torch.int32
+    own: list[TensorSpec] = [
+        ((nodes, -(-vocab_size // PIECE)), torch.float64),
+        ((nodes,), integer),
+        ((nodes,), integer),
+    ]
+    own += [((rows,), integer), ((rows,), integer)]
+    return [*own, *residual_scratch(vocab_size, None), *draw_scratch(rows, vocab_size)]
+
+
+def _scratch(*args: Any, **named: Any) -> list[TensorSpec]:
+    for name in ("epsilon", "delta", "max_depth"):
+        named.pop(name, None)
+    return _tree_scratch(bind(*args, **named)[0])
 
 
 @declare_scratch(_scratch)
 def typical_verify(
-    tokens: Tensor,
-    offsets: Tensor,
-    first_child: Tensor,
-    next_sibling: Tensor,
-    target: Distribution,
-    score_only: Tensor | None,
-    seeds: Tensor,
-    root_positions: Tensor,
-    *,
+    *args: Any,
     epsilon: float,
     delta: float,
     max_depth: int,
     overlay: Overlay | None = None,
     out: Sequence[Tensor] | None = None,
     workspace: Tensor | None = None,
+    **named: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    tree = (tokens, offsets, first_child, next_sibling)
-    check(*tree, target, score_only, seeds, root_positions, epsilon, delta, max_depth)
-    sizes, rows = _scratch(*tree, target), offsets.shape[0] - 1
-    parts, _ = carve_workspace("typical_verify", workspace, sizes, tokens.device)
-    sums, parents, marks, last, firsts, *rest, part = parts
-    path, accepted, following = result_tensors("typical_verify", out, path_specs(rows, max_depth), tokens.device)
+    """The operator, its arguments as `bind` takes them."""
+    trees, randomness = bind(*args, **named)
+    check(trees, randomness, epsilon, delta, max_depth)
+    rows, device = trees.offsets.shape[0] - 1, trees.tokens.device
+    parts, _ = carve_workspace("typical_verify", workspace, _tree_scratch(trees), device)
+    entropy, parents, marks, last, no_rejection, *residual_parts, block_masses = parts
+    path, num_accepted, next_token = result_tensors("typical_verify", out, path_specs(rows, max_depth), device)
     if rows:
-        dists = rest_of(target, scratch=rest, overlay=overlay, op="typical_verify")
-        dist, fold = dists.target, dists.kind[4]
-        links = [each.contiguous() for each in tree]
-        nodes, pieces = sums.shape
+        residual = residual_arguments(trees.target, scratch=residual_parts, overlay=overlay, op="typical_verify")
+        target, flags = residual.target, residual.flags
+        tokens, offsets = trees.tokens.contiguous(), trees.offsets.contiguous()
+        first_child, next_sibling = trees.first_child.contiguous(), trees.next_sibling.contiguous()
+        score_only = tokens if trees.score_only is None else trees.score_only.contiguous().view(torch.int8)
+        nodes, pieces = entropy.shape
         if nodes:
-            entropies[(nodes, pieces)](
-                *dist, links[2], sums, pieces, PIECE, fold, dists.kind[5], num_warps=WARPS, enable_fp_fusion=False
-            )
-        walk[(rows,)](
-            *dist, *links, links[0] if score_only is None else score_only.contiguous().view(torch.int8), sums, parents,
-            marks,
-            path, accepted, last, float(epsilon), float(delta), pieces, nodes, max_depth, TILE,
-            score_only is not None, fold, num_warps=1, enable_fp_fusion=False,
+            compute_entropies[(nodes, pieces)](
+                *target, first_child, entropy, pieces, PIECE, flags.has_overlay, flags.unaligned, num_warps=WARPS,
+                enable_fp_fusion=False,
+            )  # fmt: skip
+        walk_typical[(rows,)](
+            *target, tokens, offsets, first_child, next_sibling, score_only, entropy, parents, marks, path,
+            num_accepted, last, float(epsilon), float(delta), pieces, nodes, max_depth, TILE,
+            trees.score_only is not None, flags.has_overlay, num_warps=1, enable_fp_fusion=False,
         )  # fmt: skip
-        keys = (seeds.contiguous(), root_positions.contiguous(), accepted)
-        draw(dists, last, firsts.fill_(-1), *keys, out=following, part=part)
-    return path, accepted, following
+        keys = (randomness.seeds.contiguous(), randomness.root_positions.contiguous(), num_accepted)
+        sample_residuals(
+            residual, last, no_rejection.fill_(-1), *keys, out=next_token, block_masses=block_masses
+        )  # fmt: skip
+    return path, num_accepted, next_token
 
 
-def _dist(dtype: str, unaligned: bool) -> dict[str, str]:
+def _distribution_types(dtype: str, unaligned: bool) -> dict[str, str]:
     return {
-        "logits": f"*{dtype}", "inv_t": "*fp32", "lse": "*fp32", "cut": "*fp32", "tie_id": "*i32", "stride": "i32:16",
-        "width": size_type(unaligned), "cells": "*i32", "room": "i32:16", "first_child": "*i32", "sums": "*fp64",
-        "pieces": "i32",
+        "logits_ptr": f"*{dtype}", "inv_t_ptr": "*fp32", "lse_ptr": "*fp32", "cut_ptr": "*fp32", "tie_id_ptr": "*i32",
+        "logits_stride": "i32:16", "num_columns": size_type(unaligned), "overlay_ptr": "*i32",
+        "overlay_stride": "i32:16", "first_child_ptr": "*i32", "entropy_ptr": "*fp64", "num_pieces": "i32",
     }  # fmt: skip
 
 
 def _variants(
-    dtype: str, everyday: tuple[str, ...], score_only: bool, fold: bool = False, unaligned: bool = False
+    dtype: str, everyday: tuple[str, ...], score_only: bool, overlay: bool = False, unaligned: bool = False
 ) -> list[Variant]:
-    kernel, over = "typical_verify.triton_kernel", " with an overlay" if fold else ""
-    over += " unaligned vocabulary" if unaligned else ""
-    name = f"{dtype}{' score_only' if score_only else ''}{over}"
+    kernel, special = "typical_verify.triton_kernel", " with an overlay" if overlay else ""
+    special += " unaligned vocabulary" if unaligned else ""
+    name = f"{dtype}{' score-only nodes' if score_only else ''}{special}"
     links = {
-        "tokens": "*i64", "offsets": "*i32", "next_sibling": "*i32", "score_only": "*i8", "parents": "*i32",
-        "marks": "*i32", "path": "*i32", "accepted": "*i32:1", "last": "*i32:1", "epsilon": "fp32", "delta": "fp32",
-        "nodes": "i32", "depth": "i32",
+        "tokens_ptr": "*i64", "offsets_ptr": "*i32", "next_sibling_ptr": "*i32", "score_only_ptr": "*i8",
+        "parents_ptr": "*i32", "marks_ptr": "*i32", "path_ptr": "*i32", "num_accepted_ptr": "*i32:1",
+        "last_node_ptr": "*i32:1", "epsilon": "fp32", "delta": "fp32", "num_nodes": "i32", "max_depth": "i32",
     }  # fmt: skip
-    constants = {"TILE": TILE, "SCORE_ONLY": score_only, "FOLD": fold}
+    distribution = _distribution_types(dtype, unaligned)
     return [
-        Variant(f"typical_verify/entropies {dtype}{over}", f"{kernel}:entropies", _dist(dtype, unaligned),
-                {"TILE": PIECE, "FOLD": fold, "UNALIGNED": unaligned}, WARPS, everyday=everyday, fusion=False),
-        Variant(f"typical_verify/walk {name}", f"{kernel}:walk", _dist(dtype, unaligned) | links, constants, 1,
-                everyday=everyday, fusion=False),
+        Variant(f"typical_verify/compute_entropies {dtype}{special}", f"{kernel}:compute_entropies", distribution,
+                {"TILE": PIECE, "HAS_OVERLAY": overlay, "UNALIGNED": unaligned}, WARPS, everyday=everyday,
+                fusion=False),
+        Variant(f"typical_verify/walk_typical {name}", f"{kernel}:walk_typical", distribution | links,
+                {"TILE": TILE, "HAS_SCORE_ONLY": score_only, "HAS_OVERLAY": overlay}, 1, everyday=everyday,
+                fusion=False),
     ]  # fmt: skip
 
 
@@ -108,6 +117,6 @@ VARIANTS = [
     *_variants("bf16", ("sm_90",), False),
     *_variants("fp16", (), False),
     *_variants("fp32", (), True),
-    *_variants("bf16", (), False, fold=True),
+    *_variants("bf16", (), False, overlay=True),
     _variants("bf16", (), False, unaligned=True)[0],
 ]

@@ -1,4 +1,7 @@
-"""Plain PyTorch definition of typical_verify."""
+"""Plain PyTorch definition of typical_verify.
+
+Tests: tests/kernels/test_typical_verify.py.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,12 @@ from math import exp
 import torch
 from torch import Tensor
 
-from .._proposals.reference import Distribution, Tree, answer
-from .._proposals.reference import check as check_proposals
+from .._proposals.batch import Distribution, DraftTrees, Randomness
+from .._proposals.checks import check as check_trees
+from .._proposals.reference import DenseTrees, pack_result
 
 
-def _all_chosen(tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Marks and distribution rows of a draft whose distributions do not matter."""
-    return torch.zeros_like(tokens, dtype=torch.int8), torch.full_like(tokens, -1, dtype=torch.int32)
-
-
-def check(
+def bind(
     tokens: Tensor,
     offsets: Tensor,
     first_child: Tensor,
@@ -25,14 +24,15 @@ def check(
     score_only: Tensor | None,
     seeds: Tensor,
     root_positions: Tensor,
-    epsilon: float,
-    delta: float,
-    max_depth: int,
-) -> None:
+) -> tuple[DraftTrees, Randomness]:
+    """Bundles the arguments of typical_verify; checks nothing. The trees have no proposal kinds."""
+    trees = DraftTrees(tokens, offsets, first_child, next_sibling, None, None, target, None, None, score_only)
+    return trees, Randomness(seeds, root_positions, None, None)
+
+
+def check(trees: DraftTrees, randomness: Randomness, epsilon: float, delta: float, max_depth: int) -> None:
     """Raises ValueError for arguments that typical_verify cannot take."""
-    tree = (tokens, offsets, first_child, next_sibling, None, None)
-    noise = (seeds, root_positions)
-    check_proposals("typical_verify", *tree, target, None, None, score_only, *noise, max_depth=max_depth)
+    check_trees("typical_verify", trees, randomness, max_depth=max_depth)
     for name, value in (("epsilon", epsilon), ("delta", delta)):
         if not value >= 0:
             raise ValueError(f"typical_verify: {name} is {value}; expected 0 or more")
@@ -52,38 +52,55 @@ def typical_verify(
     delta: float,
     max_depth: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Typical acceptance: the longest path of typical tokens, and a draw after it. Does NOT keep the target's
-    distribution.
+    """Verifies draft trees by typical acceptance. Lossy: it does not keep the target's distribution.
 
-    A node's token is typical when its probability after its parent is above min(epsilon, delta * exp(-H)), H the
-    entropy of that distribution in nats. Of several longest paths the one whose nodes come first among siblings is
-    kept. The next token is drawn from the target's distribution at its end (``random.draw_from_weights``).
+    Shapes: M packed nodes of B rows, V target ids.
 
-    Args: tokens, offsets, first_child, next_sibling, target, score_only, seeds, root_positions, max_depth as in
-    recursive_rejection_verify; epsilon, delta: 0 or more.
+    A node's token is typical if its probability after its parent is above min(epsilon, delta * exp(-H)), where H is the
+    entropy of that distribution in nats. The path is the longest one of typical tokens; of several, the one whose nodes
+    come first among siblings. The next token is drawn from the target's distribution at its end
+    (``random.sample_from_weights``).
 
-    Returns: path, num_accepted, next_token, as recursive_rejection_verify.
+    Args:
+        tokens: Packed nodes in target ids, int64 [M]; the first node of a row is its root.
+        offsets: First node of each row, int32 [B + 1].
+        first_child: First child of each node, int32 [M], from tree_plan.
+        next_sibling: Next sibling of each node, int32 [M], from tree_plan.
+        target: (logits [M, V], inv_t [M], lse [M], cut [M], tie_id [M]). Row i is the distribution of the token after
+            node i.
+        score_only: Nodes that are never accepted, bool [M], or None.
+        seeds: Request seeds, int64 [B].
+        root_positions: Absolute positions of the roots, int32 [B].
+        epsilon: Largest threshold of a typical token, 0 or more.
+        delta: Factor of exp(-H), 0 or more.
+        max_depth: Capacity of a path, the root not counted.
 
-    Raises: ValueError: wrong shape, dtype, id or number, a tree deeper than max_depth.
+    Returns:
+        path: Packed indices, int32 [B, max_depth + 1], root first, padded with -1.
+        num_accepted: int32 [B], the root not counted.
+        next_token: int64 [B], for special rows as in recursive_rejection_verify.
 
-    Source: Cai et al., Medusa (2024), section 2.3.2.
+    Raises:
+        ValueError: If a shape, dtype, id or number is wrong, or a tree is deeper than max_depth.
+
+    Source:
+        Cai et al., Medusa (2024), section 2.3.2.
     """
-    check(
-        tokens, offsets, first_child, next_sibling, target, score_only, seeds, root_positions, epsilon, delta, max_depth
-    )
-    links = (first_child, next_sibling, *_all_chosen(tokens))
-    tree = Tree(tokens, offsets, *links, target, None, None, score_only)
+    given, randomness = bind(tokens, offsets, first_child, next_sibling, target, score_only, seeds, root_positions)
+    check(given, randomness, epsilon, delta, max_depth)
+    kinds, rows = torch.zeros_like(tokens, dtype=torch.int8), torch.full_like(tokens, -1, dtype=torch.int32)
+    trees = DenseTrees(given._replace(proposal_kinds=kinds, dist_index=rows))
     paths = []
-    for start, end in zip(tree.bounds[:-1], tree.bounds[1:], strict=True):
+    for start, end in zip(trees.bounds[:-1], trees.bounds[1:], strict=True):
         longest: dict[int, list[int]] = {}
         for node in reversed(range(start, end)):  # children come after their parents
             typical: list[int] = []
-            if tree.children[node]:
-                weights = tree.target(node)
+            if trees.children[node]:
+                weights = trees.target(node)
                 entropy = -float(torch.special.xlogy(weights, weights).sum(dtype=torch.float64))
                 limit = min(epsilon, delta * exp(-entropy))
-                typical = [child for child in tree.children[node] if float(weights[tree.token[child]]) > limit]
+                typical = [child for child in trees.children[node] if float(weights[trees.tokens[child]]) > limit]
             longest[node] = [node, *max((longest[child] for child in typical), key=len, default=[])]
         paths.append(longest[start] if end > start else [])
-    rest = [tree.target(path[-1]) for path in paths if path]
-    return answer(paths, rest, max_depth, seeds, root_positions, None)
+    residuals = [trees.target(path[-1]) for path in paths if path]
+    return pack_result(paths, residuals, max_depth, randomness)
