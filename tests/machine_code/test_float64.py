@@ -25,7 +25,7 @@ MOST = 150
 
 
 def joined() -> Any:
-    name = "distribution_stats/join bf16 256 blocks"
+    name = "distribution_stats/join_blocks bf16 256 blocks"
     (variant,) = (each for each in machine_code.variants() if each.name == name)
     return machine_code.compile_variant(variant, "sm_90")
 

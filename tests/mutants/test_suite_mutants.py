@@ -178,7 +178,7 @@ def overlays_of_the_last_nodes_only(patch: Patch) -> None:
 
     def broken(self: LogitsProcessors, logits: torch.Tensor, paths: Any, request_of: torch.Tensor) -> Overlay:
         overlay = over(self, logits, paths, request_of)
-        overlay.cells[_with_a_child(paths, request_of)] = 0
+        overlay.words[_with_a_child(paths, request_of)] = 0
         return overlay
 
     patch.setattr(LogitsProcessors, "make_overlay", broken)
@@ -190,7 +190,7 @@ def overlays_of_the_node_before(patch: Patch) -> None:
 
     def broken(self: LogitsProcessors, logits: torch.Tensor, paths: Any, request_of: torch.Tensor) -> Overlay:
         overlay = over(self, logits, paths, request_of)
-        return replace(overlay, cells=overlay.cells.roll(1, 0))
+        return replace(overlay, words=overlay.words.roll(1, 0))
 
     patch.setattr(LogitsProcessors, "make_overlay", broken)
 
