@@ -24,16 +24,16 @@ def attend(
 ) -> Any:
     options: dict[str, Any] = {"batch_invariant": way == "fixed pieces", "scale": 0.2, **more}
     if way == "one piece":
-        monkeypatch.setattr(launch, "pieces", lambda *_: 1)
-    launch._cut.cache_clear()
+        monkeypatch.setattr(launch, "choose_pieces", lambda *_: 1)
+    launch._partition.cache_clear()
     if way == "shares":
-        monkeypatch.setattr(launch, "_processors", lambda _: 1)
-        monkeypatch.setattr(launch, "resident", lambda _: 3)
+        monkeypatch.setattr(launch, "_num_processors", lambda _: 1)
+        monkeypatch.setattr(launch, "programs_per_processor", lambda _: 3)
         options["plan"] = plan_for(*plan_of, window=options.get("window", 0))
         assert isinstance(options["plan"], AttentionPlan)
     found = tree_attention(*case, return_lse=True, **options)
     monkeypatch.undo()
-    launch._cut.cache_clear()
+    launch._partition.cache_clear()
     return found
 
 

@@ -45,7 +45,7 @@ def exchanged(own: Tensor, other: Tensor, each: Tensor) -> Tensor:
 def test_what_a_launch_cannot_take_is_refused_in_words(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(argument_checks, "can_read_values", lambda value: False)
     monkeypatch.setattr(
-        pytest.importorskip("specdec_kernels.ops.tree_attention.launch"), "_processors", lambda device: 3
+        pytest.importorskip("specdec_kernels.ops.tree_attention.launch"), "_num_processors", lambda device: 3
     )
     name, plain, refusals = case.split(" ")[0], EVERY[case](), 0
     for own in tensors_in((plain.arguments, tuple(plain.options.values()))):

@@ -95,18 +95,18 @@ def test_the_kernel_equals_the_reference(case: tuple[Shape, dict[str, Any]], cou
     option["sinks"] = torch.randn(batch.shape.heads) if option["sinks"] else None
     want = run("reference", batch, return_lse=True, **option)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launch, "pieces", lambda *_: count)
-        launch._cut.cache_clear()
+        patch.setattr(launch, "choose_pieces", lambda *_: count)
+        launch._partition.cache_clear()
         got = run("triton", batch, return_lse=True, **option)
-    launch._cut.cache_clear()
+    launch._partition.cache_clear()
     assert_same(got, want)
 
 
 def programs(count: int) -> pytest.MonkeyPatch:
     """A grid of so many programs, whatever the device."""
     patch = pytest.MonkeyPatch()
-    patch.setattr(launch, "_processors", lambda _: 1)
-    patch.setattr(launch, "resident", lambda _: count)
+    patch.setattr(launch, "_num_processors", lambda _: 1)
+    patch.setattr(launch, "programs_per_processor", lambda _: count)
     return patch
 
 

@@ -61,7 +61,7 @@ def test_no_integer_leads_out_of_the_tensors(case: str, monkeypatch: pytest.Monk
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     from specdec_kernels.ops.tree_attention import launch
 
-    monkeypatch.setattr(launch, "_processors", lambda device: 3)
+    monkeypatch.setattr(launch, "_num_processors", lambda device: 3)
 
 
 def attend_by_plan(call: Call) -> None:

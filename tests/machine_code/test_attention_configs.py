@@ -32,7 +32,7 @@ def demanding() -> dict[str, Variant]:
     found: dict[str, Variant] = {}
     for name, width, rows in product(FORMATS, (64, 96, 128, 256), (16, 32, 64, 128)):
         dtype, kv, size = FORMATS[name]
-        chosen = config.choose(rows, width, size, bool(kv))
+        chosen = config.choose_config(rows, width, size, bool(kv))
         special = {"WIDTH": width, "SCALED": bool(kv), **OPTIONS}
         title = f"{name} width {width} {chosen.block_m} by {chosen.block_n}"
         found[f"{title} prefill"] = variants._attend("", dtype, chosen, (), kv, CAUSAL=True, PIECES=1, **special)
@@ -49,7 +49,7 @@ def test_nothing_spills_on_hopper(name: str) -> None:
 def test_float32_heads_over_128_take_plain_products() -> None:
     """Three TF32 products for one would spill there; below they are what is taken."""
     wide, usual = (
-        measure(variants._attend("", "fp32", config.choose(32, width, 4), (), WIDTH=width), "sm_90")
+        measure(variants._attend("", "fp32", config.choose_config(32, width, 4), (), WIDTH=width), "sm_90")
         for width in (256, 64)
     )
     assert wide.mma == wide.wgmma == 0 < usual.mma

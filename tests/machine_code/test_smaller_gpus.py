@@ -38,26 +38,26 @@ def call(rows: int, width: int = 128) -> tuple[torch.Tensor, torch.Tensor, torch
 )
 def test_what_smaller_gpus_run_fits_in_their_shared_memory(variant: Variant, architecture: str) -> None:
     cost = measure(variant, architecture)
-    assert cost.shared <= config.FRUGAL
+    assert cost.shared <= config.SMALL_SHARED_MEMORY
     assert cost.mma, "products on matrix instructions"
 
 
 def test_a_smaller_gpu_is_given_fewer_stages_and_one_program_of_a_multiprocessor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    large = [launch.cut(*call(rows)).config for rows in (16, 32, 64, 128)]
+    large = [launch.partition_call(*call(rows)).config for rows in (16, 32, 64, 128)]
     programs = launch.plan_numbers(*call(16))["programs"]
-    monkeypatch.setattr(launch, "_shared", lambda device: config.FRUGAL)
-    small = [launch.cut(*call(rows)).config for rows in (16, 32, 64, 128)]
+    monkeypatch.setattr(launch, "_shared_memory", lambda device: config.SMALL_SHARED_MEMORY)
+    small = [launch.partition_call(*call(rows)).config for rows in (16, 32, 64, 128)]
     assert [each.stages for each in small] == [each.stages - 1 for each in large]
     assert [(each.block_m, each.block_n) for each in small] == [(each.block_m, each.block_n) for each in large], (
         "tiles decide the order of sums"
     )
-    assert launch.cut(*call(16), batch_invariant=True).config.stages == 3
+    assert launch.partition_call(*call(16), batch_invariant=True).config.stages == 3
     assert launch.plan_numbers(*call(16))["programs"] == programs // 2
     assert launch.why_not(*call(16)) is None
 
 
 def test_a_gpu_with_less_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "_shared", lambda device: 64 * 1024)
+    monkeypatch.setattr(launch, "_shared_memory", lambda device: 64 * 1024)
     assert launch.why_not(*call(16)) == ("this GPU gives a program 65536 bytes of shared memory; needed are 101376")

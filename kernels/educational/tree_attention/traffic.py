@@ -152,7 +152,7 @@ def packed(batch: Sequence[Request]) -> tuple[Any, list[Block]]:
 
     group = batch[0].heads // batch[0].kv_heads
     mean = ceil(sum(r.nodes for r in batch), len(batch))
-    chosen = config.choose(mean * group, batch[0].width, batch[0].itemsize)
+    chosen = config.choose_config(mean * group, batch[0].width, batch[0].itemsize)
     blocks = []
     for r in batch:
         for start in range(0, r.nodes * group, chosen.block_m):
@@ -177,8 +177,8 @@ def shipped_pieces(batch: Sequence[Request]) -> Cost:
 
     config, blocks = packed(batch)
     first, nodes = batch[0], sum(r.nodes for r in batch)
-    grid = plan.blocks_of(nodes, len(batch), first.heads // first.kv_heads, config.block_m) * first.kv_heads
-    pieces = configs.pieces(grid, max(r.keys for r in batch), config)
+    grid = plan.count_blocks(nodes, len(batch), first.heads // first.kv_heads, config.block_m) * first.kv_heads
+    pieces = configs.choose_pieces(grid, max(r.keys for r in batch), config)
     scratch = 0
     for block in blocks if pieces > 1 else ():
         filled = ceil(block.tiles, ceil(block.tiles, pieces))  # the others write the log of their sum, and no mean
@@ -197,8 +197,8 @@ def shipped_plan(batch: Sequence[Request]) -> Cost:
 
     config, blocks = packed(batch)
     first = batch[0]
-    programs = configs.resident(config) * configs.PROCESSORS
-    share = plan.share_of(sum(block.tiles for block in blocks), first.kv_heads, programs)
+    programs = configs.programs_per_processor(config) * configs.PROCESSORS
+    share = plan.tiles_per_share(sum(block.tiles for block in blocks), first.kv_heads, programs)
     rows, begin = 0, 0
     for block in blocks:
         for _ in range(first.kv_heads):  # parts of a block and head: shares that hold some of its tiles

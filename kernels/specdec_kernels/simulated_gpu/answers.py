@@ -111,7 +111,12 @@ def _caches() -> list[Any]:
     """Answers about devices that are remembered."""
     from ..ops.tree_attention import launch
 
-    return [launch._processors, launch._shared, triton_backend.unavailable_reason, extension.cuda_unavailable_reason]
+    return [
+        launch._num_processors,
+        launch._shared_memory,
+        triton_backend.unavailable_reason,
+        extension.cuda_unavailable_reason,
+    ]
 
 
 @contextmanager

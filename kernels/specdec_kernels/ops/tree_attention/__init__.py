@@ -13,7 +13,7 @@ from ...triton_shared.triton_backend import triton_backend
 from . import sdpa_kernel
 from .plan import AttentionPlan
 from .plan import attention_plan as _plan_reference
-from .reference import look
+from .reference import check_data
 from .reference import tree_attention as _reference
 
 __all__ = ["AttentionPlan", "attention_plan", "plan_for", "tree_attention"]
@@ -83,7 +83,7 @@ tree_attention = Op(
         cpu_backend(_load_cpu, _one_dtype, op="tree_attention"),
     ],
     key=_key,
-    check_data=look,
+    check_data=check_data,
 )
 attention_plan = Op("attention_plan", _plan_reference, [triton_backend(_load_plan)])
 
@@ -104,9 +104,9 @@ def plan_for(
     `tree_attention`; of query, caches and page table only shapes and dtypes count."""
     if tree_attention.choose_backend(query, key_cache, page_table, lengths, offsets, scale=1.0) != "triton":
         return None
-    from .launch import countable, plan_numbers
+    from .launch import fits_plan, plan_numbers
 
-    if not countable(query, key_cache, page_table):
+    if not fits_plan(query, key_cache, page_table):
         return None
     numbers = plan_numbers(query, key_cache, page_table)
     nodes, causal = query.shape[0], ancestors is None

@@ -19,7 +19,7 @@ def check_numbers(softcap: float, window: int) -> None:
         raise ValueError(f"{OP}: window is {window!r}, expected a number of positions, or 0 for none")
 
 
-def check(
+def check_arguments(
     query: Tensor,
     key_cache: Tensor,
     value_cache: Tensor,

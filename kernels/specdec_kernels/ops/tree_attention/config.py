@@ -8,13 +8,13 @@ from triton import next_power_of_2
 
 INVARIANT_ROWS = 32
 """Query rows of a program in the batch-invariant mode: another number would be another order of addition."""
-MOST_PIECES = 32
+MAX_PIECES = 32
 PROCESSORS = 132
 """Multiprocessors to fill where there is no device to ask."""
 JOINED_ROWS = 4
-PLENTY = 160 * 1024
+LARGE_SHARED_MEMORY = 160 * 1024
 """Bytes of shared memory that a program may have on the large GPUs (sm_80, sm_90, sm_100)."""
-FRUGAL = 99 * 1024
+SMALL_SHARED_MEMORY = 99 * 1024
 """And on those with least of it that are served (sm_86, sm_89, sm_120)."""
 
 
@@ -31,10 +31,10 @@ class Config:
     registers: int | None = None
 
 
-def choose(rows: int, width: int, itemsize: int, narrow: bool = False, frugal: bool = False) -> Config:
+def choose_config(rows: int, width: int, itemsize: int, narrow: bool = False, frugal: bool = False) -> Config:
     """Config for so many query rows per request and key/value head, head width and bytes per number of a query.
 
-    narrow: the cache holds 8-bit numbers, whose conversion takes registers; frugal: for GPUs with `FRUGAL` bytes of
+    narrow: the cache holds 8-bit numbers, whose conversion takes registers; frugal: for GPUs with `SMALL_SHARED_MEMORY` bytes of
     shared memory, where one tile less is fetched ahead. Sums are the same with it.
 
     16 and 32 rows run on warp-level matrix instructions, 64 and 128 on warp-group ones (Hopper). Wide heads, float32
@@ -56,25 +56,25 @@ def choose(rows: int, width: int, itemsize: int, narrow: bool = False, frugal: b
     return Config(block_m, 32 if block_m > 32 or narrow else 64, block_d, 4, 3 if frugal else 4, registers)
 
 
-def resident(config: Config) -> int:
+def programs_per_processor(config: Config) -> int:
     """Programs of a multiprocessor on a fixed grid."""
     return 1 if config.warps > 4 else 2
 
 
-def pieces(blocks: int, capacity: int, config: Config, processors: int = PROCESSORS) -> int:
+def choose_pieces(blocks: int, capacity: int, config: Config, processors: int = PROCESSORS) -> int:
     """Into how many pieces keys are cut, so that blocks x pieces fill the processors about twice; a power of two."""
     if config.block_m >= 128:
         return 1
-    wanted = min(2 * processors // max(1, blocks), capacity // (4 * config.block_n), MOST_PIECES)
+    wanted = min(2 * processors // max(1, blocks), capacity // (4 * config.block_n), MAX_PIECES)
     return 1 << max(0, wanted.bit_length() - 1)
 
 
-def joint(count: int, block_d: int) -> tuple[int, int]:
+def combine_tile(count: int, block_d: int) -> tuple[int, int]:
     """(pieces, heads) of a tile of the joining kernel: about 4,096 numbers."""
-    block_p = min(MOST_PIECES, next_power_of_2(count))
+    block_p = min(MAX_PIECES, next_power_of_2(count))
     return block_p, max(1, 4096 // (block_p * block_d))
 
 
-def joined(block_d: int) -> tuple[int, int]:
+def combine_shares_tile(block_d: int) -> tuple[int, int]:
     """(rows, parts) of a tile of the kernel that joins shares: about 4,096 numbers."""
     return JOINED_ROWS, max(1, 4096 // (JOINED_ROWS * block_d))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .checks import check, check_numbers
+from .checks import check_arguments, check_numbers
 from .plan import AttentionPlan
 
 _attention = torch.ops.specdec.tree_attention.default
@@ -52,6 +52,8 @@ def tree_attention(
         _attention_out(query, key_cache, value_cache, *rest, out, lse)
     except (RuntimeError, ValueError):
         tensors = (query, key_cache, value_cache, page_table, lengths, offsets, ancestors, depth)
-        check(*tensors, softcap=softcap, window=window, sinks=sinks, out=out)  # says what was got, if it is that
+        check_arguments(
+            *tensors, softcap=softcap, window=window, sinks=sinks, out=out
+        )  # says what was got, if it is that
         raise
     return out if lse is None else (out, lse)

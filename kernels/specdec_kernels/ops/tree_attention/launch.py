@@ -12,44 +12,44 @@ from torch import Tensor
 from ...dispatch.workspace import TensorSpec, carve_workspace, declare_scratch, result_tensors
 from ...triton_shared.jit import lanes_for
 from . import shares
-from .checks import check
+from .checks import check_arguments
 from .config import (
-    FRUGAL,
     INVARIANT_ROWS,
-    MOST_PIECES,
-    PLENTY,
+    LARGE_SHARED_MEMORY,
+    MAX_PIECES,
     PROCESSORS,
+    SMALL_SHARED_MEMORY,
     Config,
-    choose,
-    joint,
-    pieces,
-    resident,
+    choose_config,
+    choose_pieces,
+    combine_tile,
+    programs_per_processor,
 )
-from .plan import AttentionPlan, blocks_of, most_tiles
+from .plan import AttentionPlan, count_blocks, max_tiles_per_block
 from .variants import VARIANTS as VARIANTS
 
 PIECE_SLOTS = 1024
 """Slots of a piece in the batch-invariant mode: pieces then begin at fixed places whatever else is in the batch."""
-WIDEST = 256
+MAX_HEAD_DIM = 256
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LOG2_E = 1.4426950408889634
 
 
 @lru_cache(maxsize=8)
-def _processors(device: torch.device) -> int:
+def _num_processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else PROCESSORS
 
 
 @lru_cache(maxsize=8)
-def _shared(device: torch.device) -> int:
+def _shared_memory(device: torch.device) -> int:
     """Bytes of shared memory that a program may have."""
     if device.type != "cuda":
-        return PLENTY
-    return int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", PLENTY))
+        return LARGE_SHARED_MEMORY
+    return int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", LARGE_SHARED_MEMORY))
 
 
 @dataclass(frozen=True)
-class Shape:
+class Partition:
     """How one call is cut: all of it known from shapes, nothing from lengths."""
 
     config: Config
@@ -59,27 +59,29 @@ class Shape:
 
 
 @lru_cache(maxsize=4096)
-def _cut(
+def _partition(
     nodes: int, batch: int, heads: int, kv_heads: int, width: int, itemsize: int, narrow: bool, capacity: int,
     invariant: bool, processors: int, frugal: bool,
-) -> Shape:  # fmt: skip
+) -> Partition:  # fmt: skip
     group = heads // kv_heads
     rows = INVARIANT_ROWS if invariant else -(-nodes // max(1, batch)) * group
-    config = choose(rows, width, itemsize, narrow, frugal)
-    blocks = blocks_of(nodes, batch, group, config.block_m)
+    config = choose_config(rows, width, itemsize, narrow, frugal)
+    blocks = count_blocks(nodes, batch, group, config.block_m)
     if invariant:
-        return Shape(config, blocks, max(2, -(-capacity // PIECE_SLOTS)), PIECE_SLOTS // config.block_n)
-    return Shape(config, blocks, pieces(blocks * kv_heads, capacity, config, processors), 0)
+        return Partition(config, blocks, max(2, -(-capacity // PIECE_SLOTS)), PIECE_SLOTS // config.block_n)
+    return Partition(config, blocks, choose_pieces(blocks * kv_heads, capacity, config, processors), 0)
 
 
-def cut(query: Tensor, key_cache: Tensor, page_table: Tensor, batch_invariant: bool = False) -> Shape:
+def partition_call(query: Tensor, key_cache: Tensor, page_table: Tensor, batch_invariant: bool = False) -> Partition:
     """How a call with these tensors is cut."""
     nodes, heads, width = query.shape
     batch, columns = page_table.shape
     _, page_size, kv_heads, _ = key_cache.shape
     narrow = key_cache.element_size() == 1
     shape = (nodes, batch, heads, kv_heads, width, query.element_size(), narrow, columns * page_size)
-    return _cut(*shape, batch_invariant, _processors(query.device), _shared(query.device) < PLENTY)
+    return _partition(
+        *shape, batch_invariant, _num_processors(query.device), _shared_memory(query.device) < LARGE_SHARED_MEMORY
+    )
 
 
 def _scratch(
@@ -88,29 +90,29 @@ def _scratch(
 ) -> list[TensorSpec]:  # fmt: skip
     """float32 numbers for parts of answers."""
     if plan is not None and not batch_invariant:
-        return [((shares.part_size(plan, query.shape[2]),), torch.float32)]
-    count = cut(query, key_cache, page_table, batch_invariant).pieces
+        return [((shares.partial_size(plan, query.shape[2]),), torch.float32)]
+    count = partition_call(query, key_cache, page_table, batch_invariant).pieces
     size = 0 if count == 1 else count * query.shape[0] * query.shape[1] * (query.shape[2] + 1)
     return [((size,), torch.float32)]
 
 
 def plan_numbers(query: Tensor, key_cache: Tensor, page_table: Tensor) -> dict[str, int]:
     """The numbers of `attention_plan` for calls with these tensors."""
-    config, kv_heads = cut(query, key_cache, page_table).config, key_cache.shape[2]
-    held = resident(config) if _shared(query.device) >= PLENTY else 1
+    config, kv_heads = partition_call(query, key_cache, page_table).config, key_cache.shape[2]
+    held = programs_per_processor(config) if _shared_memory(query.device) >= LARGE_SHARED_MEMORY else 1
     return {
         "kv_heads": kv_heads,
         "group": query.shape[1] // kv_heads,
         "block_m": config.block_m,
         "block_n": config.block_n,
-        "programs": held * _processors(query.device),
+        "programs": held * _num_processors(query.device),
     }
 
 
-def countable(query: Tensor, key_cache: Tensor, page_table: Tensor) -> bool:
+def fits_plan(query: Tensor, key_cache: Tensor, page_table: Tensor) -> bool:
     """Whether a plan can count the tiles of rows as long as the page table has room for."""
-    shape, (_, page_size, kv_heads, _) = cut(query, key_cache, page_table), key_cache.shape
-    return page_table.shape[1] * page_size <= most_tiles(shape.blocks, kv_heads) * shape.config.block_n
+    shape, (_, page_size, kv_heads, _) = partition_call(query, key_cache, page_table), key_cache.shape
+    return page_table.shape[1] * page_size <= max_tiles_per_block(shape.blocks, kv_heads) * shape.config.block_n
 
 
 def why_not(query: Tensor, key_cache: Tensor, *args: object, **kwargs: object) -> str | None:
@@ -122,10 +124,10 @@ def why_not(query: Tensor, key_cache: Tensor, *args: object, **kwargs: object) -
     old = query.is_cuda and torch.cuda.get_device_capability(query.device) < (8, 9)
     if key_cache.dtype == torch.float8_e4m3fn and old:
         return "this GPU has no float8_e4m3fn; sm_89 and later have"
-    if query.shape[-1] > WIDEST:
-        return f"heads are {query.shape[-1]} wide; served are up to {WIDEST}"
-    if _shared(query.device) < FRUGAL:
-        return f"this GPU gives a program {_shared(query.device)} bytes of shared memory; needed are {FRUGAL}"
+    if query.shape[-1] > MAX_HEAD_DIM:
+        return f"heads are {query.shape[-1]} wide; served are up to {MAX_HEAD_DIM}"
+    if _shared_memory(query.device) < SMALL_SHARED_MEMORY:
+        return f"this GPU gives a program {_shared_memory(query.device)} bytes of shared memory; needed are {SMALL_SHARED_MEMORY}"
     return None
 
 
@@ -158,7 +160,9 @@ def tree_attention(
     from .triton_kernel import attend, combine
 
     tensors = (query, key_cache, value_cache, page_table, lengths, offsets, ancestors, depth)
-    check(*tensors, softcap=softcap, window=window, sinks=sinks, out=out, key_scale=key_scale, value_scale=value_scale)
+    check_arguments(
+        *tensors, softcap=softcap, window=window, sinks=sinks, out=out, key_scale=key_scale, value_scale=value_scale
+    )
     result = torch.empty(query.shape, dtype=query.dtype, device=query.device) if out is None else out
     nodes, heads, width = query.shape
     pages, page_size, kv_heads, _ = key_cache.shape
@@ -167,7 +171,7 @@ def tree_attention(
         (lse,) = result_tensors("tree_attention", lse, [((nodes, heads), torch.float32)], query.device)
     if nodes == 0:
         return result if lse is None else (result, lse)
-    shape = cut(query, key_cache, page_table, batch_invariant)
+    shape = partition_call(query, key_cache, page_table, batch_invariant)
     config, count = shape.config, shape.pieces
     if plan is not None and not batch_invariant:
         numbered = plan_numbers(query, key_cache, page_table)
@@ -190,7 +194,7 @@ def tree_attention(
     }  # fmt: skip
     if plan is not None:
         given = (*tensors, sinks, result, lse, key_scale, value_scale)
-        shares.launch(plan, given, numbers, memory, kinds, config)
+        shares.launch_shares(plan, given, numbers, memory, kinds, config)
         return result if lse is None else (result, lse)
     size = count * nodes * heads
     part, part_lse = (memory[: size * width], memory[size * width :]) if count > 1 else (None, None)
@@ -201,7 +205,7 @@ def tree_attention(
     )  # fmt: skip
     if count > 1:
         # how pieces are joined must not depend on how many there are, nor that they are
-        block_p, block_h = joint(MOST_PIECES if batch_invariant else count, config.block_d)
+        block_p, block_h = combine_tile(MAX_PIECES if batch_invariant else count, config.block_d)
         combine[(nodes, -(-heads // block_h))](
             part, part_lse, sinks, offsets, result, lse, batch, nodes, result.stride(0), result.stride(1),
             HEADS=heads, WIDTH=width, BLOCK_D=config.block_d, BLOCK_H=block_h, BLOCK_P=block_p, PIECES=count,

@@ -30,12 +30,14 @@ class AttentionPlan:
     window: int
 
 
-def blocks_of(nodes: int, batch: int, group: int, block_m: int) -> int:
+def count_blocks(nodes: int, batch: int, group: int, block_m: int) -> int:
     """Blocks of a packed batch, as many as its shapes may need; some stay empty."""
     return nodes * group // block_m + batch + 1
 
 
-def parts_of(out: Tensor | None, device: torch.device, blocks: int, programs: int) -> tuple[Tensor, Tensor, Tensor]:
+def split_plan_tensors(
+    out: Tensor | None, device: torch.device, blocks: int, programs: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """starts, rows and firsts in one piece of memory. Raises: ValueError for another size of `out`."""
     size = 2 * blocks + 1 + programs
     whole = torch.empty(size, dtype=torch.int32, device=device) if out is None else out
@@ -47,7 +49,9 @@ def parts_of(out: Tensor | None, device: torch.device, blocks: int, programs: in
     return starts, rows, firsts
 
 
-def check(lengths: Tensor, offsets: Tensor, nodes: int, group: int, block_m: int, block_n: int, programs: int) -> None:
+def check_plan_arguments(
+    lengths: Tensor, offsets: Tensor, nodes: int, group: int, block_m: int, block_n: int, programs: int
+) -> None:
     """Raises ValueError for arguments that attention_plan cannot take; looks at no data."""
     fits = all(each.dtype == torch.int32 and each.ndim == 1 and each.is_contiguous() for each in (lengths, offsets))
     if not fits or offsets.shape[0] != lengths.shape[0] + 1:
@@ -62,20 +66,20 @@ def check(lengths: Tensor, offsets: Tensor, nodes: int, group: int, block_m: int
         )
 
 
-LEAST = 2
+MIN_SHARE_TILES = 2
 """Tiles of a share, if there are so many."""
-MOST_TILES = 2**30
+MAX_TILES = 2**30
 """Of a pass: they are numbered in 32 bits."""
 
 
-def most_tiles(blocks: int, kv_heads: int) -> int:
+def max_tiles_per_block(blocks: int, kv_heads: int) -> int:
     """Tiles of a block and a key/value head that a plan counts."""
-    return MOST_TILES // max(1, blocks * kv_heads)
+    return MAX_TILES // max(1, blocks * kv_heads)
 
 
-def share_of(total: int, kv_heads: int, programs: int) -> int:
+def tiles_per_share(total: int, kv_heads: int, programs: int) -> int:
     """Tiles of a share."""
-    return max(-(-total * kv_heads // programs), LEAST)
+    return max(-(-total * kv_heads // programs), MIN_SHARE_TILES)
 
 
 def attention_plan(
@@ -102,10 +106,10 @@ def attention_plan(
     out: int32 [2 * (M * group // block_m + B + 1) + 1 + programs], memory of the plan's tensors
     Raises: ValueError for shapes, dtypes or numbers that do not fit.
     """
-    check(lengths, offsets, nodes, group, block_m, block_n, programs)
+    check_plan_arguments(lengths, offsets, nodes, group, block_m, block_n, programs)
     batch = lengths.shape[0]
-    blocks = blocks_of(nodes, batch, group, block_m)
-    starts, rows, firsts = parts_of(out, lengths.device, blocks, programs)
+    blocks = count_blocks(nodes, batch, group, block_m)
+    starts, rows, firsts = split_plan_tensors(out, lengths.device, blocks, programs)
     bounds = [*offsets.tolist(), nodes]
     begins = [bounds[row] * group // block_m + row for row in range(batch + 1)]
     total, tiles_before, own_rows = 0, [], []
@@ -120,9 +124,9 @@ def attention_plan(
         last = min((own * block_m + block_m - 1) // group, count - 1)
         nearest = length + (own * block_m // group if causal else 0)
         begin = max(nearest - window + 1, 0) // block_n if window else 0
-        total += max(min(-(-(length + last + 1) // block_n), most_tiles(blocks, kv_heads)) - begin, 0)
+        total += max(min(-(-(length + last + 1) // block_n), max_tiles_per_block(blocks, kv_heads)) - begin, 0)
     tiles_before.append(total)
-    share = share_of(total, kv_heads, programs)
+    share = tiles_per_share(total, kv_heads, programs)
     wanted = [program * share // kv_heads for program in range(programs)]
     found = [max(b for b in range(blocks) if tiles_before[b] <= tile) for tile in wanted]
     for tensor, values in ((starts, tiles_before), (rows, own_rows), (firsts, found)):

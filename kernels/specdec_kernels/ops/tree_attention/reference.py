@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...dispatch import argument_checks
-from .checks import check
+from .checks import check_arguments
 from .plan import AttentionPlan
 
 
@@ -44,7 +44,7 @@ def check_words(ancestors: Tensor | None, offsets: Tensor) -> None:
         )
 
 
-def look(
+def check_data(
     query: Tensor, key_cache: Tensor, value_cache: Tensor, page_table: Tensor, lengths: Tensor, offsets: Tensor,
     ancestors: Tensor | None = None, *args: Tensor | None, **kwargs: object,
 ) -> None:  # fmt: skip
@@ -108,7 +108,9 @@ def tree_attention(
     Raises: ValueError for shapes, dtypes or pages that do not fit.
     """
     tensors = (query, key_cache, value_cache, page_table, lengths, offsets, ancestors, depth)
-    check(*tensors, softcap=softcap, window=window, sinks=sinks, out=out, key_scale=key_scale, value_scale=value_scale)
+    check_arguments(
+        *tensors, softcap=softcap, window=window, sinks=sinks, out=out, key_scale=key_scale, value_scale=value_scale
+    )
     argument_checks.check_offsets("tree_attention", offsets, query.shape[0])
     nodes, heads, _ = query.shape
     page_size, kv_heads = key_cache.shape[1:3]

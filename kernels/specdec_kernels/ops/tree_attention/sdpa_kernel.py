@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from .checks import check
+from .checks import check_arguments
 from .plan import AttentionPlan
-from .reference import look, visible_nodes
+from .reference import check_data, visible_nodes
 
 LARGE = 256
 """Nodes in one call from which gathering pages pays."""
@@ -103,8 +103,8 @@ def tree_attention(
     plan: AttentionPlan | None = None,
 ) -> Tensor:
     tensors = (query, key_cache, value_cache, page_table, lengths, offsets, ancestors, depth)
-    check(*tensors, softcap=softcap, window=window, sinks=sinks, out=out)
-    look(*tensors)
+    check_arguments(*tensors, softcap=softcap, window=window, sinks=sinks, out=out)
+    check_data(*tensors)
     page_size, kv_heads = key_cache.shape[1:3]
     result = query.new_zeros(query.shape) if out is None else out.zero_()
     bounds = offsets.tolist()

@@ -8,14 +8,14 @@ from typing import Any
 from torch import Tensor
 from triton import next_power_of_2
 
-from .config import Config, joined
-from .plan import AttentionPlan, blocks_of, check, most_tiles, parts_of
+from .config import Config, combine_shares_tile
+from .plan import AttentionPlan, check_plan_arguments, count_blocks, max_tiles_per_block, split_plan_tensors
 
 PLAN_BLOCK = 256
 """Blocks that the plan counts at a time."""
 
 
-def _steps(count: int) -> int:
+def _bisection_steps(count: int) -> int:
     """Bisections that find one of so many."""
     return max(1, count).bit_length()
 
@@ -37,20 +37,20 @@ def attention_plan(
     """The operator in one launch of one program."""
     from .triton_shares import plan_shares
 
-    check(lengths, offsets, nodes, group, block_m, block_n, programs)
+    check_plan_arguments(lengths, offsets, nodes, group, block_m, block_n, programs)
     batch = lengths.shape[0]
-    blocks = blocks_of(nodes, batch, group, block_m)
-    starts, rows, firsts = parts_of(out, lengths.device, blocks, programs)
+    blocks = count_blocks(nodes, batch, group, block_m)
+    starts, rows, firsts = split_plan_tensors(out, lengths.device, blocks, programs)
     plan_shares[(1,)](
-        lengths, offsets, starts, rows, firsts, window, batch, nodes, blocks, most_tiles(blocks, kv_heads),
-        _steps(max(blocks, batch + 1)), KV_HEADS=kv_heads, GROUP=group, BLOCK_M=block_m, BLOCK_N=block_n,
+        lengths, offsets, starts, rows, firsts, window, batch, nodes, blocks, max_tiles_per_block(blocks, kv_heads),
+        _bisection_steps(max(blocks, batch + 1)), KV_HEADS=kv_heads, GROUP=group, BLOCK_M=block_m, BLOCK_N=block_n,
         CAUSAL=causal, WINDOW=window > 0, PROGRAMS=programs, PLACES=next_power_of_2(programs), BLOCK=PLAN_BLOCK,
         num_warps=4,
     )  # fmt: skip
     return AttentionPlan(starts, rows, firsts, block_m, block_n, programs, kv_heads, group, causal, window)
 
 
-def part_size(plan: AttentionPlan, width: int) -> int:
+def partial_size(plan: AttentionPlan, width: int) -> int:
     """float32 numbers of the parts of all shares: it depends on the grid alone."""
     return 2 * plan.programs * plan.block_m * (width + 1)
 
@@ -66,7 +66,7 @@ def check_plan(
         raise ValueError(
             f"tree_attention: plan has {got}, expected {want}; make one for these shapes and options with plan_for"
         )
-    most = most_tiles(blocks, plan.kv_heads) * plan.block_n
+    most = max_tiles_per_block(blocks, plan.kv_heads) * plan.block_n
     if capacity > most:
         raise ValueError(
             f"tree_attention: the page table has room for {capacity} tokens a row, expected at most {most} with a plan "
@@ -74,7 +74,7 @@ def check_plan(
         )
 
 
-def launch(plan: AttentionPlan, tensors: tuple[Any, ...], numbers: tuple[Any, ...], part: Tensor, kinds: dict[str, Any],
+def launch_shares(plan: AttentionPlan, tensors: tuple[Any, ...], numbers: tuple[Any, ...], part: Tensor, kinds: dict[str, Any],
            config: Config) -> None:  # fmt: skip
     """Both launches: shares, then what several of them hold. Arguments in the order of the kernels."""
     from .triton_shares import attend_shares, join_shares
@@ -89,7 +89,7 @@ def launch(plan: AttentionPlan, tensors: tuple[Any, ...], numbers: tuple[Any, ..
         scale, softcap, window, batch, nodes, blocks, pages, *strides, PROGRAMS=plan.programs, **kinds,
         num_warps=config.warps, num_stages=config.stages, maxnreg=config.registers,
     )  # fmt: skip
-    rows, parts = joined(kinds["BLOCK_D"])
+    rows, parts = combine_shares_tile(kinds["BLOCK_D"])
     shared = {name: kinds[name] for name in ("HEADS", "GROUP", "WIDTH", "BLOCK_D", "BLOCK_M", "SINKS", "LSE")}
     join_shares[(blocks, kinds["HEADS"] // kinds["GROUP"], plan.block_m // rows)](
         part, part_lse, plan.starts, plan.rows, inputs[5], sinks, out, lse, batch, nodes, blocks, *strides[-2:],

@@ -15,7 +15,7 @@ from ...triton_shared.jit import kernel
 from . import plan
 from .triton_kernel import WIDE, attend_tiles, nodes_of, tile_range, write_answer, write_part
 
-LEAST = tl.constexpr(plan.LEAST)
+LEAST = tl.constexpr(plan.MIN_SHARE_TILES)
 
 
 @triton.jit
