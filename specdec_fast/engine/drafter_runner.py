@@ -1,25 +1,21 @@
-"""Between the engine and its drafter: how many nodes each row may draft, and what happens when the drafter fails.
+"""Runs the drafter: budgets per row, and containment of its failures.
 
-A drafter that raises never ends a request, nor does one whose drafts are not well formed. The rows it was working on
-when it did so are found one at a time; their requests go on without drafts until they end, the others as before. Every
-fault is counted in the statistics of its requests and the first of its kind is logged. Owns no tokens.
-Tests: tests/engine/test_failures.py.
+A drafter that raises, or returns a malformed draft, never ends a request. The rows that it failed on are found one by
+one; their requests continue without drafts, the others as before. Every failure counts in the statistics of its
+requests, and the first of its kind is logged. Tests: tests/engine/test_failures.py.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from itertools import accumulate
-
-import torch
 
 from specdec_fast.adaptive.budget import BudgetPolicy
-from specdec_fast.adaptive.cost_model import Outcome
-from specdec_fast.core.device_transfer import host_to_device, select_entries
+from specdec_fast.adaptive.cost_model import DraftOutcome
+from specdec_fast.core.device_transfer import select_entries
 from specdec_fast.core.draft import Draft
 from specdec_fast.engine.request import Handle
+from specdec_fast.engine.row_selection import select_aux_hidden_states, select_step_rows
 from specdec_fast.interfaces import (
     Acceptance,
     Budget,
@@ -36,12 +32,26 @@ log = logging.getLogger("specdec_fast")
 
 
 class DrafterRunner:
-    """A drafter (or none) with its budget, contained. running: the engine's requests by row; rule: what verifies the
-    drafts; vocab_size: the target's.
+    """A drafter, or none, with its budget.
 
-    A request that is given up drafts no more until it ends, on another row after a preemption neither, and the drafter
-    hears no more of it but that its row left. Under rules that use q a fault that depends on what was drawn drops drawn
-    tokens in one step of a request at most; under replay and greedy nothing depends on drafts at all.
+    A request that is given up drafts no more until it ends, also on another row after a preemption. The drafter then
+    observes nothing of it but its release.
+
+    Under rules that read draft distributions, a failure that depends on sampled tokens drops sampled tokens in at most
+    one step of a request. Under `replay` and `greedy`, texts do not depend on drafts at all.
+
+    Args:
+        drafter: The drafter, or None.
+        budget: How many nodes each row may draft.
+        running: The engine's running requests by row.
+        rule: The rule that verifies the drafts.
+        vocab_size: V of the target.
+
+    Attributes:
+        num_draft_tokens: The drafter's default draft tokens per step.
+
+    Raises:
+        ValueError: If the drafter's vocabulary is larger than the target's.
     """
 
     def __init__(
@@ -59,34 +69,36 @@ class DrafterRunner:
                 f"no more; where both have one tokenizer give it vocab_size={vocab_size}, which masks ids beyond, "
                 "else use tokenizers='tli' or 'slem' of draft_model"
             )
-        settle = getattr(budget, "settle", None)  # a policy that works through an option of the drafter's
-        if drafter is not None and settle is not None:
-            settle(drafter)
+        configure = getattr(budget, "configure_drafter", None)  # some policies set an option of the drafter
+        if drafter is not None and configure is not None:
+            configure(drafter)
         self.drafter, self.budget = drafter, budget
         self._rule, self._vocab_size = rule, vocab_size
         self.num_draft_tokens: int = getattr(drafter, "num_draft_tokens", 0)
         self._running = running
         self._given_up: set[Handle] = set()
         self._keyed_params: dict[Handle, SamplingParams] = {}
-        self._batch_observe_failed = False  # the last batch could not be observed, but each of its rows alone
+        self._batch_observe_failed = False  # the last batch failed in observe, and none of its rows alone
         self._logged: set[tuple[str, str, str]] = set()
         self._step_drafts: tuple[Draft, Draft] | None = (
             None  # of the step: the drafter's own draft, and what was made of it
         )
 
     def max_draft_nodes(self, handle: Handle) -> int:
-        """Draft nodes that the next step of a request may have: the last token of a text needs none."""
+        """Returns the draft nodes that the next step of a request may have. The last token of a text needs none."""
         return max(min(self.requested_draft_nodes(handle), handle.remaining - 1), 0)
 
     def requested_draft_nodes(self, handle: Handle) -> int:
-        """Draft nodes that a request asks for, wherever its text ends."""
+        """Returns the draft nodes per step that a request asks for, wherever its text ends."""
         return 0 if self.drafter is None or handle in self._given_up else handle.num_draft_tokens
 
     def params_with_request_key(self, handle: Handle) -> SamplingParams:
-        """A request's parameters as its row has them, also after a preemption. What is drafted may follow from other
-        requests: by what is shared or learned, and by who was preempted. A draft that knows something of another text
-        of one seed would know something of the coins that test it, so where a rule tosses coins, these are keyed by
-        the prompt too, and by the request's number where much may be shared and beside an equal prompt of that seed.
+        """Returns the parameters of a request as its row uses them, the same ones after a preemption.
+
+        Drafts may depend on other requests: through shared data, learning, or preemption. A draft that depends on the
+        text of another request with the same seed would depend on the uniforms that verify it. Under rules that use
+        fresh uniforms, the seed is therefore derived from the prompt too. It also depends on the request's number if
+        much may be shared, and beside a running request with an equal prompt and seed.
         """
         if self.drafter is None or getattr(self._rule, "replays", False):
             return handle.params
@@ -100,13 +112,19 @@ class DrafterRunner:
         return self._keyed_params[handle]
 
     def begin(self, view: StateView, rows: Sequence[int], output: TargetOutput | None) -> None:
-        """Rows join. output: auxiliary hidden states of all their tokens, row after row."""
+        """Adds rows after their prefill.
+
+        Args:
+            view: Committed data.
+            rows: Rows that join.
+            output: Hidden states of all committed tokens but the roots, [M, hidden] by name, or None.
+        """
         served = self._active_rows(rows)
         if self.drafter is not None and served:
             self._begin(
                 view,
                 served,
-                output if len(served) == len(rows) else _select_aux_hidden_states(view, rows, served, output),
+                output if len(served) == len(rows) else select_aux_hidden_states(view, rows, served, output),
             )
 
     def _begin(self, view: StateView, rows: Sequence[int], output: TargetOutput | None) -> None:
@@ -117,18 +135,27 @@ class DrafterRunner:
             if len(rows) == 1:
                 self._give_up("begin", error, rows)
                 return
-            for row in rows:  # one by one: who is bad joins alone
+            for row in rows:  # one by one, so that only the rows that fail are given up
                 self._release_row(row)
-                self._begin(view, [row], _select_aux_hidden_states(view, rows, [row], output))
+                self._begin(view, [row], select_aux_hidden_states(view, rows, [row], output))
 
     def _active_rows(self, rows: Sequence[int]) -> list[int]:
-        """The rows whose requests are not given up."""
+        """The rows whose requests have not been given up."""
         if not self._given_up:
             return list(rows)
         return [row for row in rows if self._running[row] not in self._given_up]
 
     def propose(self, view: StateView, rows: Sequence[int], rng: Rng) -> Draft:
-        """A draft for all rows, within the budget of this step."""
+        """Proposes for all rows within the budget of this step.
+
+        Args:
+            view: Committed data.
+            rows: Rows of the step, in order.
+            rng: Keys of the random numbers, in the order of `rows`.
+
+        Returns:
+            A draft for exactly these rows. Rows without proposals have their root alone.
+        """
         most = [self.max_draft_nodes(self._running[row]) for row in rows]
         limits = self._budget_limits(rows, most)
         self._step_drafts = None
@@ -147,30 +174,37 @@ class DrafterRunner:
         return whole
 
     def _budget_limits(self, rows: Sequence[int], most: list[int]) -> list[int]:
-        """What the budget allows, never more than there is room for; all of that where the budget fails."""
+        """Draft nodes that the budget allows, at most `most`; all of `most` if the budget fails."""
         if self.drafter is None:
             return most
         try:
-            asked = self.budget.nodes(rows, most)
-            return [max(0, min(limit, room)) for limit, room in zip(asked, most, strict=True)]
+            wanted = self.budget.nodes(rows, most)
+            return [max(0, min(limit, bound)) for limit, bound in zip(wanted, most, strict=True)]
         except Exception as error:
             self._budget_failed("budget", error, "drafts are as long as they may be")
             return most
 
     def observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
-        """The drafter hears of the rows that it still serves, and of its own draft as it made it."""
+        """Lets the drafter observe the rows that it still serves, with the draft that it made itself.
+
+        Args:
+            view: Committed data, with the tokens of this step.
+            draft: The draft that was verified.
+            acceptance: What the rule accepted.
+            output: Logits [M, V] and hidden states [M, hidden] of all nodes.
+        """
         if self.drafter is None:
             return
-        rows, asked, self._step_drafts = list(draft.host_rows()), self._step_drafts, None
+        rows, drafts, self._step_drafts = list(draft.host_rows()), self._step_drafts, None
         served = self._active_rows(rows)
-        if asked is not None and asked[1] is draft:
-            served = list(asked[0].host_rows())
+        if drafts is not None and drafts[1] is draft:
+            served = list(drafts[0].host_rows())
         if not served:
             return
         if len(served) < len(rows):
-            draft, acceptance, output = _select_rows(draft, acceptance, output, [rows.index(row) for row in served])
-        if asked is not None and asked[0].num_nodes == draft.num_nodes:
-            draft = asked[0]
+            draft, acceptance, output = select_step_rows(draft, acceptance, output, [rows.index(row) for row in served])
+        if drafts is not None and drafts[0].num_nodes == draft.num_nodes:
+            draft = drafts[0]
         self._observe(view, draft, acceptance, output)
 
     def _observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
@@ -183,23 +217,39 @@ class DrafterRunner:
             if len(rows) == 1:
                 self._give_up("observe", error, rows)
                 return
-            for at in range(len(rows)):  # one by one: who is bad is lost alone
-                self._observe(view, *_select_rows(draft, acceptance, output, [at]))
-            if len(self._active_rows(rows)) == len(rows):  # nobody can tell whose fault it is: that may happen once
+            for at in range(len(rows)):  # one by one, so that only the rows that fail are given up
+                self._observe(view, *select_step_rows(draft, acceptance, output, [at]))
+            if len(self._active_rows(rows)) == len(rows):  # no row fails alone: tolerated once
                 (self._give_up if self._batch_observe_failed else self._record_fault)("observe", error, rows)
                 self._batch_observe_failed = True
 
     def observe_outcomes(
-        self, rows: Sequence[int], outcomes: Sequence[Outcome], drafting: float, verifying: float
+        self, rows: Sequence[int], outcomes: Sequence[DraftOutcome], drafting: float, verifying: float
     ) -> None:
-        """The budget hears what a step of these rows brought, and the seconds that it took."""
+        """Lets the budget observe a step.
+
+        Args:
+            rows: Rows of the step.
+            outcomes: What became of each draft.
+            drafting: Seconds that the drafter took.
+            verifying: Seconds that the rest of the step took.
+        """
         try:
             self.budget.observe(rows, outcomes, drafting, verifying)
         except Exception as error:
             self._budget_failed("observe", error, "it goes on with what it has")
 
     def reserve(self, captured: CudaGraphProposals, row: int, length: int) -> bool:
-        """Whether a row may draft in captured steps until it holds so many tokens."""
+        """Reserves memory for a row of CUDA-graph steps.
+
+        Args:
+            captured: Proposals of the drafter.
+            row: The row.
+            length: Tokens that the row may hold.
+
+        Returns:
+            Whether the row may draft.
+        """
         try:
             return captured.reserve(row, length)
         except Exception as error:
@@ -207,12 +257,21 @@ class DrafterRunner:
             return False
 
     def enter(self, captured: CudaGraphProposals, view: StateView, rows: Sequence[int]) -> list[int]:
-        """Rows join captured steps; those that do, without those on which the drafter fails."""
+        """Adds rows to CUDA-graph steps.
+
+        Args:
+            captured: Proposals of the drafter.
+            view: Committed data.
+            rows: Rows that join.
+
+        Returns:
+            The rows on which the drafter did not fail.
+        """
         try:
             captured.enter(view, rows)
             return list(rows)
         except Exception as error:
-            if len(rows) > 1:  # one by one: who is bad stays out alone
+            if len(rows) > 1:  # one by one, so that only the rows that fail are left out
                 sound = [own for row in rows for own in self.enter(captured, view, [row])]
                 if len(sound) == len(rows):
                     self._record_fault("enter", error, rows)
@@ -221,7 +280,7 @@ class DrafterRunner:
             return []
 
     def leave(self, captured: CudaGraphProposals, view: StateView, rows: Sequence[int]) -> None:
-        """Rows go back to steps that are not captured."""
+        """Returns rows to `sync` steps."""
         for row in rows:
             try:
                 captured.leave(view, [row])
@@ -229,7 +288,7 @@ class DrafterRunner:
                 self._give_up("leave", error, [row])
 
     def release(self, rows: Sequence[int]) -> None:
-        """Rows leave."""
+        """Removes rows from the drafter and the budget."""
         for row in rows:
             if self.drafter is not None:
                 self._release_row(row)
@@ -243,7 +302,7 @@ class DrafterRunner:
     def _propose_contained(
         self, view: StateView, rows: Sequence[int], places: list[int], limits: Sequence[int], rng: Rng
     ) -> Draft | None:
-        """The draft of the rows at `places`; without those on which the drafter fails, None if nothing is left."""
+        """The draft of the rows at `places`, without those on which the drafter fails; None if no row is left."""
         try:
             return self._propose_checked(view, rows, places, limits, rng)
         except Exception as error:
@@ -255,7 +314,7 @@ class DrafterRunner:
                 sound.append(at)
             except Exception as error:
                 self._give_up("propose", error, [rows[at]])
-        if len(sound) == len(places):  # each of them alone is fine
+        if len(sound) == len(places):  # no row fails alone
             self._record_fault("propose", first, [rows[at] for at in places])
         try:
             return self._propose_checked(view, rows, sound, limits, rng) if any(limits[at] for at in sound) else None
@@ -275,12 +334,16 @@ class DrafterRunner:
         return draft
 
     def _check_draft(self, view: StateView, rows: Sequence[int], budget: Budget, draft: Draft) -> None:
-        """Raise ValueError for a draft on which the target, the rule or the cache would fail. Values on a GPU are
-        looked at where the drafter works on the host, so that nothing is waited for that would not be there.
+        """Raises ValueError for a draft on which target, rule or cache would fail.
+
+        Values on a GPU are checked only if the drafter works on the host, because other checks would wait for the
+        device.
         """
         assert self.drafter is not None
         who, needs = f"drafter {self.drafter.name}", self.drafter.needs
-        if any(not 0 < count <= 1 + limit for count, limit in zip(draft.counts, budget.nodes)):  # would leave its pages
+        if any(
+            not 0 < count <= 1 + limit for count, limit in zip(draft.counts, budget.nodes)
+        ):  # more would not fit its pages
             raise ValueError(f"{who}: got {draft.counts} nodes; expected 1 + {budget.nodes} at most, the root included")
         own, here = draft.tokens.device, view.device
         if own != here and (own.type != here.type or (own.index or 0) != (here.index or 0)):
@@ -292,11 +355,12 @@ class DrafterRunner:
             draft.check_no_dropped_samples(self._rule.name)
 
     def _give_up(self, verb: str, error: Exception, rows: Sequence[int]) -> None:
-        """No drafts for these rows any more. The drafter keeps what it knows of them until they leave."""
+        """Stops drafting for rows. The drafter keeps their data until they leave."""
         self._record_fault(verb, error, rows)
         self._given_up.update(self._running[row] for row in rows if row in self._running)
 
     def _release_row(self, row: int) -> None:
+        """Removes one row from the drafter."""
         assert self.drafter is not None
         try:
             self.drafter.release([row])
@@ -304,6 +368,7 @@ class DrafterRunner:
             self._record_fault("release", error, [row])
 
     def _record_fault(self, verb: str, error: Exception, rows: Sequence[int]) -> None:
+        """Counts a failure of the drafter in the statistics of rows."""
         for row in rows:
             if row in self._running:
                 self._running[row].stats.faults += 1
@@ -312,58 +377,16 @@ class DrafterRunner:
         self._log(verb, error, f"drafter {self.drafter.name}", consequence)
 
     def _budget_failed(self, verb: str, error: Exception, consequence: str) -> None:
+        """Logs a failure of the budget."""
         self._log(verb, error, f"budget {type(self.budget).__name__}", consequence)
 
     def _log(self, verb: str, error: Exception, who: str, consequence: str) -> None:
-        """Say what went wrong, the first time."""
+        """Logs a failure, the first of its kind."""
         kind = (who, verb, type(error).__name__)
         if kind not in self._logged:
             self._logged.add(kind)
             log.error(
-                "%s raised in %s: %s: %s; %s, and this is logged once; mend it or its options, or choose another",
+                "%s raised in %s: %s: %s; %s, and this is logged once; fix it or its options, or choose another",
                 *(who, verb, type(error).__name__, error, consequence),
                 exc_info=error,
             )
-
-
-def _select_aux_hidden_states(
-    view: StateView, rows: Sequence[int], wanted: Sequence[int], output: TargetOutput | None
-) -> TargetOutput | None:
-    """The part of what is known of the tokens of rows, row after row, that is of some of them."""
-    if output is None:
-        return None
-    ends = list(accumulate(view.length(row) - 1 for row in rows))  # the root was not prefilled
-    spans = {row: slice(start, end) for row, start, end in zip(rows, [0, *ends], ends)}
-    aux_hidden_states = {
-        name: torch.cat([aux_hidden_state[spans[row]] for row in wanted])
-        for name, aux_hidden_state in output.aux_hidden_states.items()
-    }
-    return TargetOutput(None, aux_hidden_states)
-
-
-def _select_rows(
-    draft: Draft, acceptance: Acceptance, output: TargetOutput, places: list[int]
-) -> tuple[Draft, Acceptance, TargetOutput]:
-    """What a step says about some rows of its batch, by their places."""
-    part, nodes = draft.select(places)
-    place_of = torch.full((draft.num_nodes + 1,), -1, dtype=torch.int32, device=nodes.device)  # the last one is for -1
-    place_of[nodes] = torch.arange(nodes.shape[0], dtype=torch.int32, device=nodes.device)
-    choice, at = acceptance.node_choice, host_to_device(places, torch.int64, nodes.device)
-    heard = replace(
-        acceptance,
-        path=place_of[acceptance.path[at].long()],
-        num_accepted=acceptance.num_accepted[at],
-        next_token=acceptance.next_token[at],
-        node_choice=None if choice is None else choice[nodes],
-        num_accepted_host=None
-        if acceptance.num_accepted_host is None
-        else tuple(acceptance.num_accepted_host[place] for place in places),
-    )
-    logits = None if output.logits is None else output.logits[nodes]
-    return (
-        part,
-        heard,
-        TargetOutput(
-            logits, {name: aux_hidden_state[nodes] for name, aux_hidden_state in output.aux_hidden_states.items()}
-        ),
-    )

@@ -1,4 +1,4 @@
-"""What drives an engine until texts are there: the text of one request as it grows, or all prompts to their ends.
+"""Runs an engine until texts are complete: `stream` for one request, `generate` for a batch of prompts.
 
 Tests: tests/engine/test_public_interface.py, tests/engine/test_threads.py, tests/engine/test_interrupts.py.
 """
@@ -19,27 +19,27 @@ if TYPE_CHECKING:
 
 
 def stream(engine: Engine, handle: Handle) -> Iterator[str]:
-    """Yields the text of one request as it grows, and drives the engine until the request ends.
+    """Yields the text of one request as it grows, and runs steps until the request ends.
 
-    Several threads may each stream a request of one engine: every step advances all requests, and each thread shows its
-    own. The engine is free for others while the caller holds a piece.
+    Several threads may stream requests of one engine. Every step advances all requests, and the lock is free while the
+    caller handles a piece.
 
     Args:
-        engine: The engine that steps.
-        handle: The request, which this engine accepted; one that has ended yields its text without a step.
+        engine: The engine that runs the steps.
+        handle: A request of this engine. If it has ended, no step runs.
 
     Yields:
-        The text that can no longer change and was not yielded before; never an empty one. All pieces joined are
-        `handle.text`. A request without a tokenizer yields nothing.
+        New text that can no longer change, never empty. The pieces joined are `handle.text`. Without a tokenizer there
+        are none.
 
     Raises:
-        ValueError: For a handle of another engine that has not ended; the text that it has already comes first.
-        Exception: Whatever a step of the engine raises.
+        ValueError: For a running request of another engine, after the text that it has.
+        Exception: Whatever a step raises.
     """
     shown, over = 0, False
     while not over:
         with engine.lock:
-            if not (handle.finished or handle.stable_text(shown)):  # another thread's steps may have brought some
+            if not (handle.finished or handle.stable_text(shown)):  # unless another thread has made progress
                 engine._check_owner(handle)
                 engine.step()
             over, fresh = handle.finished, handle.stable_text(shown)
@@ -54,21 +54,21 @@ def generate(
     params: SamplingParams | Iterable[SamplingParams] | None,
     num_draft_tokens: int | None,
 ) -> list[Handle]:
-    """Runs prompts to their ends, batched with whatever else the engine runs.
+    """Generates texts for prompts, batched with the other requests of the engine.
 
     Args:
-        engine: The engine that steps.
+        engine: The engine that runs the steps.
         prompts: Texts or sequences of token ids.
-        params: Parameters of all prompts, or one for each; None for the defaults.
-        num_draft_tokens: Draft tokens of each step and request; None for the drafter's default.
+        params: Sampling parameters of all prompts, or one for each. None for the defaults.
+        num_draft_tokens: Draft tokens per step and request. None for the drafter's default.
 
     Returns:
-        One ended handle per prompt, in their order. A prompt that the engine refuses has a handle with
+        One ended handle per prompt, in their order. A prompt that the engine cannot serve gets a handle with
         `finish_reason="error"` and the exception in `error`; the others run.
 
     Raises:
-        ValueError: For a single text as prompts, or when there are not as many `params` as prompts.
-        BaseException: Whatever a step raises, an interrupt too. All requests of this call are cancelled first.
+        ValueError: For a single text as prompts, or if there are not as many `params` as prompts.
+        BaseException: Whatever a step raises, interrupts included. All requests of this call are cancelled first.
     """
     handles: list[Handle] = []
     try:
@@ -80,8 +80,8 @@ def generate(
         with torch.inference_mode():  # entered once, not in every step
             while not all(handle.finished for handle in handles):
                 engine.step()
-    except BaseException:  # the caller never sees these handles, so nobody else could give back what they hold
-        with ExitStack() as ends:  # all of them, whatever one raises
+    except BaseException:  # the caller never gets these handles, so they are cancelled here
+        with ExitStack() as ends:  # all of them, even if one raises
             for handle in reversed(handles):
                 ends.callback(engine.cancel, handle)
         raise

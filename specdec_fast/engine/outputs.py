@@ -1,6 +1,6 @@
-"""From what a step gave a batch to what its requests keep: stop conditions, counters, log-probabilities, errors.
+"""From the result of a step to what its requests keep: stop conditions, counters, log-probabilities, errors.
 
-The same for steps that are captured and steps that are not. Tests: tests/engine/.
+`sync` steps and CUDA-graph steps share it. Tests: tests/engine/.
 """
 
 from __future__ import annotations
@@ -9,96 +9,121 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specdec_fast.adaptive.cost_model import Outcome
+from specdec_fast.adaptive.cost_model import DraftOutcome
 from specdec_fast.core.distributions import TokenDistributions
 from specdec_fast.core.draft import Draft
 from specdec_fast.engine.cuda_graph.step_program import StepOutput
 from specdec_fast.engine.request import Handle
 from specdec_fast.engine.state import DecodeState
 from specdec_fast.interfaces import Acceptance
-from specdec_fast.sampling.logprobs import token_logprobs
+from specdec_fast.sampling.logprobs import TokenLogprob, token_logprobs
 from specdec_fast.sampling.sampling_tensors import SamplingTensors
 from specdec_fast.sampling.target_distributions import find_invalid_distributions
 from specdec_kernels import TreePlan
 
 log = logging.getLogger("specdec_fast")
-NO_DIST = "the model returned NaN or no finite logit"
+INVALID_LOGITS = "the model returned NaN or no finite logit"
 
 
 @dataclass(slots=True)
 class RowOutput:
-    """What a step gave one request. tokens: accepted ones and the next; drafted, depth: of its draft (of captured
-    ones a bound of the depth); nodes: with its score-only nodes; complete: nothing of the draft was left to test;
-    reason: why the text breaks off after these tokens, or "".
+    """The result of a step for one request.
+
+    Attributes:
+        tokens: Accepted tokens and the next token.
+        num_accepted: Accepted draft tokens.
+        num_draft_tokens: Draft tokens that could be accepted.
+        depth: Depth of the deepest of them; of CUDA-graph steps an upper bound.
+        num_nodes: Nodes of the tree, score-only nodes included, root not counted.
+        complete: Whether the accepted path ends at a leaf, so that the next token is a bonus token.
+        error: Why the text ends after these tokens, or "".
     """
 
     tokens: list[int]
-    accepted: int
-    drafted: int
+    num_accepted: int
+    num_draft_tokens: int
     depth: int
-    nodes: int
+    num_nodes: int
     complete: bool
-    reason: str = ""
+    error: str = ""
 
 
 def collect_row_outputs(
     draft: Draft, plan: TreePlan, acceptance: Acceptance, dists: TokenDistributions, sampling: SamplingTensors
 ) -> tuple[list[RowOutput], Acceptance]:
-    """What a step that is not captured gave its rows, its one host synchronisation; and the answer with that."""
-    broken, goes_on = find_invalid_distributions(acceptance.path, dists, sampling), None
+    """Reads the result of a `sync` step: its one host synchronisation.
+
+    Args:
+        draft: The draft that was verified.
+        plan: Depths, ancestors and links of the M nodes.
+        acceptance: What the rule accepted.
+        dists: The target's distributions after the M nodes.
+        sampling: Parameters of the B requests.
+
+    Returns:
+        One output for each request, and the acceptance with `num_accepted_host`.
+    """
+    invalid, has_child = find_invalid_distributions(acceptance.path, dists, sampling), None
     proposed, depths = [count - 1 for count in draft.counts], [count - 1 for count in draft.counts]
     if not draft.is_chain:
         proposed, depths, inner = draft.count_proposals(plan)
         last = acceptance.path.gather(1, acceptance.num_accepted[:, None].long()).squeeze(1)
-        goes_on = inner[last.long()].tolist()
-    found = []
+        has_child = inner[last.long()].tolist()
+    outputs = []
     for index, (emitted, accepted) in enumerate(DecodeState.read_emitted_tokens(draft, acceptance)):
-        sound, reason = broken.get(index, (len(emitted), ""))
-        accepted = min(accepted, sound)
-        complete = accepted == proposed[index] if goes_on is None else not goes_on[index]
-        found.append(
-            RowOutput(
-                emitted[:sound], accepted, proposed[index], depths[index], draft.counts[index] - 1, complete, reason
-            )
-        )
-    of, counts = acceptance, tuple([each.accepted for each in found])
-    return found, Acceptance(of.path, of.num_accepted, of.next_token, of.node_choice, counts)
+        valid, error = invalid.get(index, (len(emitted), ""))
+        accepted = min(accepted, valid)
+        complete = accepted == proposed[index] if has_child is None else not has_child[index]
+        num_nodes = draft.counts[index] - 1
+        outputs.append(RowOutput(emitted[:valid], accepted, proposed[index], depths[index], num_nodes, complete, error))
+    counts = tuple([output.num_accepted for output in outputs])
+    path, num_accepted, next_token = acceptance.path, acceptance.num_accepted, acceptance.next_token
+    return outputs, Acceptance(path, num_accepted, next_token, acceptance.node_choice, counts)
 
 
-def collect_graph_outputs(emission: StepOutput) -> RowOutput:
-    """What a captured step gave a row."""
-    sound = len(emission.tokens) if emission.broken is None else emission.broken
-    accepted, drafted = min(emission.accepted, sound), emission.drafted
-    complete = emission.complete and accepted == emission.accepted
-    reason = NO_DIST if emission.broken is not None else ""
-    return RowOutput(emission.tokens[:sound], accepted, drafted, drafted, drafted, complete, reason)
+def graph_row_output(output: StepOutput) -> RowOutput:
+    """Converts the result of a CUDA-graph step for one request."""
+    valid = len(output.tokens) if output.first_invalid is None else output.first_invalid
+    accepted, drafted = min(output.num_accepted, valid), output.num_draft_tokens
+    complete = output.complete and accepted == output.num_accepted
+    error = INVALID_LOGITS if output.first_invalid is not None else ""
+    return RowOutput(output.tokens[:valid], accepted, drafted, drafted, drafted, complete, error)
 
 
 def emit_tokens(
     handles: Sequence[Handle],
-    given: Sequence[RowOutput],
+    outputs: Sequence[RowOutput],
     dists: TokenDistributions | None = None,
-    path: Sequence[Sequence[int]] = (),
-) -> tuple[list[list[int]], list[Outcome]]:
-    """Hand out tokens up to the end of each text: (tokens kept per row, what became of the drafts).
+    paths: Sequence[Sequence[int]] = (),
+) -> tuple[list[list[int]], list[DraftOutcome]]:
+    """Appends the tokens of a step to its requests, up to the end of each text.
 
-    distributions, path: of the nodes, for requests that want log-probabilities.
+    Args:
+        handles: The requests of the step.
+        outputs: The result of each.
+        dists: The target's distributions after the nodes, for requests that ask for log-probabilities.
+        paths: Accepted nodes of each request, for the same.
+
+    Returns:
+        The tokens that each request kept, and what became of each draft.
     """
     kept: list[list[int]] = []
-    outcomes: list[Outcome] = []
-    for index, (handle, got) in enumerate(zip(handles, given)):
-        taken: list[int] = []  # exactly one entry of `kept` per row, whatever happens
+    outcomes: list[DraftOutcome] = []
+    for index, (handle, output) in enumerate(zip(handles, outputs)):
+        taken: list[int] = []  # `kept` gets one entry per request, whatever is raised
         try:
-            tested = got.accepted if got.complete else got.accepted + 1
-            outcomes.append(Outcome(got.drafted, got.depth, tested, got.accepted, got.nodes))
-            count, levels = handle.params.logprobs, []
+            accepted = output.num_accepted
+            tested = accepted if output.complete else accepted + 1
+            outcomes.append(DraftOutcome(output.num_draft_tokens, output.depth, tested, accepted, output.num_nodes))
+            logprobs: list[TokenLogprob] = []
+            count = handle.params.logprobs
             if count is not None and dists is not None:
-                levels = token_logprobs(dists, path[index], got.tokens, count)
-            taken = handle.append_step(got.tokens, got.accepted, got.drafted, tested, levels)
+                logprobs = token_logprobs(dists, paths[index], output.tokens, count)
+            taken = handle.append_step(output.tokens, accepted, output.num_draft_tokens, tested, logprobs)
         except Exception as error:  # the tokenizer's: it ends this request, not the batch
-            log.exception("request %d: its text could not be made", handle.request_id)
+            log.exception("request %d: its text could not be decoded", handle.request_id)
             handle.finish_reason, handle.error = "error", error
         kept.append(taken)
-        if got.reason and not handle.finished:
-            handle.finish("error", ValueError(f"request {handle.request_id}: {got.reason}"))
+        if output.error and not handle.finished:
+            handle.finish("error", ValueError(f"request {handle.request_id}: {output.error}"))
     return kept, outcomes

@@ -1,4 +1,4 @@
-"""Prefill: keys and values of committed tokens, in chunks of several rows at once.
+"""Prefill: stores keys and values of committed tokens, in chunks that may span several rows.
 
 Tests: tests/engine/test_engine.py, tests/targets/test_aux_hidden_states.py, tests/launch/test_uploads.py.
 """
@@ -21,28 +21,27 @@ def prefill(
     aux_hidden_states: Sequence[str],
     device: torch.device,
 ) -> TargetOutput | None:
-    """Stores keys and values of texts in rows that hold nothing yet, and have room for them.
+    """Stores keys and values of texts in empty rows with reserved pages.
 
     Args:
-        target: Whose cache is filled.
-        texts: Token ids by row, in the order of the auxiliary hidden states.
+        target: The model whose cache is filled.
+        texts: Token ids by row.
         chunk: Most tokens of a pass.
-        auxiliary hidden states: Hidden states that are wanted.
-        device: The target's.
+        aux_hidden_states: Names of hidden states to return, as in `Needs.aux_hidden_states`.
+        device: Device of the target.
 
     Returns:
-        The auxiliary hidden states of all tokens, [M, hidden] each, row after row. None without auxiliary hidden
-        states.
+        Hidden states of all tokens by name, [M, hidden] each, in the order of `texts`. None if no names are given.
     """
     left = {row: list(tokens) for row, tokens in texts.items()}
     outputs: dict[str, list[torch.Tensor]] = {}
     while any(left.values()):
-        room, batch = chunk, []
+        budget, batch = chunk, []
         for row, tokens in left.items():
-            take = min(room, len(tokens))
+            take = min(budget, len(tokens))
             if take:
                 batch.append((row, tokens[:take]))
-                left[row], room = tokens[take:], room - take
+                left[row], budget = tokens[take:], budget - take
         output = target.extend(
             host_to_device([row for row, _ in batch], torch.int32, device),
             host_to_device([token for _, tokens in batch for token in tokens], torch.int64, device),

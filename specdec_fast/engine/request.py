@@ -1,4 +1,4 @@
-"""A request and the handle its owner holds: prompt, parameters, what came out, why it ended, what it cost.
+"""Requests: the handle that a caller holds, and the checks of prompts and parameters.
 
 Tests: tests/engine/test_request.py, tests/engine/test_engine.py.
 """
@@ -16,16 +16,28 @@ from specdec_fast.sampling.logprobs import TokenLogprob
 from specdec_fast.sampling.params import SamplingParams
 
 Prompt = str | Sequence[int]
+"""Text, or token ids."""
 ACCEPTED, RECOVERED, BONUS, PLAIN = "accepted", "recovered", "bonus", "plain"
 
 
 @dataclass(eq=False, slots=True)
 class Handle:
-    """One request, alive or ended.
+    """One request, running or ended.
 
-    tokens: generated ids; origins: for each of them "accepted", "recovered", "bonus", or "plain" (nothing was
-    drafted); logprobs: one per token, if asked for; text: generated text ("" without a tokenizer); finish_reason:
-    "eos", "stop", "length", "cancelled", "error" or None while it runs; error: the exception that ended it, or None.
+    Attributes:
+        request_id: Number of the request in its engine; -1 if the engine refused it.
+        prompt: Token ids of the prompt.
+        params: Sampling parameters, with a seed.
+        num_draft_tokens: Draft tokens per step that the request asks for.
+        checker: Stop conditions and text of the request; None if the engine refused it.
+        stop_ids: Token ids that end the text.
+        tokens: Generated token ids.
+        origins: Origin of each token: "accepted", "recovered", "bonus", or "plain" if nothing was drafted.
+        logprobs: Log-probability of each token, if the parameters ask for it.
+        finish_reason: "eos", "stop", "length", "cancelled" or "error"; None while the request is queued or running.
+        error: The exception that ended the request, or None.
+        stats: Counters of the request.
+        row: Row of the decode state while the request runs, else None.
     """
 
     request_id: int
@@ -44,19 +56,21 @@ class Handle:
 
     @property
     def finished(self) -> bool:
+        """Whether the request has ended."""
         return self.finish_reason is not None
 
     @property
     def remaining(self) -> int:
-        """Tokens that it may still be given; none after a refusal."""
+        """Tokens that may still be generated; 0 if the engine refused the request."""
         return self.checker.remaining if self.checker is not None else 0
 
     def stable_text(self, shown: int) -> str:
-        """The text behind its first `shown` characters that can no longer change."""
+        """Returns the text after its first `shown` characters that can no longer change."""
         return "" if self.checker is None else self.checker.text[shown : self.checker.released]
 
     @property
     def text(self) -> str:
+        """Generated text; "" without a tokenizer."""
         return self.checker.text if self.checker is not None else ""
 
     def append_step(
@@ -67,13 +81,24 @@ class Handle:
         depth: int,
         logprobs: Sequence[TokenLogprob] = (),
     ) -> list[int]:
-        """Keep emitted tokens up to the end of the text, with their log-probabilities; sets `finish_reason` there."""
+        """Appends the tokens of a step up to the end of the text, and sets `finish_reason` there.
+
+        Args:
+            emitted: Accepted tokens and the next token.
+            num_accepted: Accepted tokens.
+            num_drafted: Draft tokens that were proposed.
+            depth: Depth of the deepest draft token that was tested.
+            logprobs: Log-probability of each emitted token, or none.
+
+        Returns:
+            The tokens that were kept.
+        """
         assert self.checker is not None
         before, last = len(self.tokens), BONUS if num_accepted == depth else RECOVERED
         try:
             for token in emitted:
                 self.finish_reason = self.checker.push(token)
-                self.tokens.append(token)  # one by one, as the checker takes them: broken off, both have as many
+                self.tokens.append(token)  # one by one, so that an interrupt leaves as many here as in the checker
                 if self.finish_reason is not None:
                     break
         finally:
@@ -85,7 +110,13 @@ class Handle:
         return kept
 
     def finish(self, reason: str, error: Exception | None = None) -> None:
-        """End it from outside (cancelled, error); a text that cannot be made is an error of its own, and no more."""
+        """Ends the request from outside.
+
+        Args:
+            reason: The `finish_reason`, "cancelled" or "error".
+            error: The exception that ended the request. If the text cannot be made, that exception is kept instead of
+                None.
+        """
         self.finish_reason, self.error = reason, error
         try:
             if self.checker is not None:
@@ -94,8 +125,8 @@ class Handle:
             self.error = error or broken
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        asked = self.params.logprobs is not None
+        """Returns the results for JSON."""
+        has_logprobs = self.params.logprobs is not None
         return {
             "text": self.text,
             "tokens": list(self.tokens),
@@ -103,7 +134,7 @@ class Handle:
             "error": None if self.error is None else str(self.error),
             "seed": self.params.seed,
             "stats": self.stats.as_dict(),
-            **({"logprobs": [each.as_dict() for each in self.logprobs]} if asked else {}),
+            **({"logprobs": [each.as_dict() for each in self.logprobs]} if has_logprobs else {}),
         }
 
 
@@ -118,12 +149,26 @@ def create_handle(
     vocab_size: int,
     cache: Any,
 ) -> Handle:
-    """A handle for a request that a target of this vocabulary and cache can serve. eos_ids: the model's.
+    """Checks a request and creates its handle.
 
-    Raises ValueError for one that cannot be served.
+    Args:
+        request_id: Number of the request in its engine.
+        tokens: Token ids of the prompt.
+        params: Sampling parameters with a seed.
+        num_draft_tokens: Draft tokens per step that the request asks for.
+        tokenizer: A transformers tokenizer, or None.
+        eos_ids: End-of-sequence ids of the model.
+        vocab_size: V of the target.
+        cache: The target's cache.
+
+    Returns:
+        The handle, which is not queued yet.
+
+    Raises:
+        ValueError: If a target of this vocabulary and cache cannot serve the request.
     """
-    whole = hasattr(num_draft_tokens, "__index__") and not isinstance(num_draft_tokens, bool)
-    if not whole or num_draft_tokens < 0:
+    is_integer = hasattr(num_draft_tokens, "__index__") and not isinstance(num_draft_tokens, bool)
+    if not is_integer or num_draft_tokens < 0:
         raise ValueError(f"num_draft_tokens: got {num_draft_tokens!r}; expected an integer, 0 or more")
     stop_ids = (*(() if params.ignore_eos else eos_ids), *params.stop_token_ids)
     params.check(vocab_size, stop_ids)
@@ -135,14 +180,14 @@ def create_handle(
             f"prompt: got {len(tokens)} tokens; expected fewer than the context limit of {limit}; shorten it"
         )
     longest = min(len(tokens) + params.max_new_tokens, limit)
-    needed, there = cache.pages_for(longest), cache.pages.num_pages - 1
-    if needed > there:
+    needed, available = cache.pages_for(longest), cache.pages.num_pages - 1
+    if needed > available:
         raise ValueError(
-            f"request: {longest} tokens need {needed} pages of the cache; the pool has {there}; lower max_new_tokens "
-            "or raise num_pages"
+            f"request: {longest} tokens need {needed} pages of the cache; the pool has {available}; lower "
+            "max_new_tokens or raise num_pages"
         )
-    most = max(longest - len(tokens) - 1, 0)
-    handle = Handle(request_id, tokens, params, min(operator.index(num_draft_tokens), most))
+    max_useful = max(longest - len(tokens) - 1, 0)  # the last token of a text needs no draft
+    handle = Handle(request_id, tokens, params, min(operator.index(num_draft_tokens), max_useful))
     handle.stop_ids = stop_ids
     handle.checker = StopChecker(
         tokenizer,
@@ -159,7 +204,18 @@ def create_handle(
 def pair_with_params(
     prompts: Iterable[Prompt], params: SamplingParams | Iterable[SamplingParams] | None
 ) -> list[tuple[Prompt, SamplingParams | None]]:
-    """Every prompt with its parameters: the same for all, or one for each. Raises ValueError for other numbers."""
+    """Pairs prompts with parameters.
+
+    Args:
+        prompts: Texts or sequences of token ids.
+        params: Parameters of all prompts, or one for each, or None.
+
+    Returns:
+        Each prompt with its parameters.
+
+    Raises:
+        ValueError: For a single text as prompts, or if the numbers differ.
+    """
     if isinstance(prompts, str | bytes):
         raise ValueError(f"prompts: got one text, {prompts!r:.60}; expected a list of prompts")
     prompts = list(prompts)
@@ -172,21 +228,33 @@ def pair_with_params(
 
 
 def resolve_params(params: Any) -> SamplingParams:
-    """A request's parameters, a seed among them. Raises ValueError for what are none."""
+    """Returns parameters with a seed, the default ones for None. Raises ValueError for another type."""
     if params is not None and not isinstance(params, SamplingParams):
         raise ValueError(f"params: got {params!r:.80}; expected SamplingParams, or None for the defaults")
     return (params or SamplingParams()).with_seed()
 
 
 def rejected_handle(params: Any, error: ValueError) -> Handle:
-    """The handle of a request that was never accepted."""
+    """Returns the handle of a request that the engine refused, which has ended with `error`."""
     handle = Handle(-1, [], params if isinstance(params, SamplingParams) else SamplingParams(), 0)
     handle.finish("error", error)
     return handle
 
 
 def encode_prompt(prompt: Prompt, tokenizer: Any, vocab_size: int) -> list[int]:
-    """Token ids of a prompt. Raises ValueError for what a target of this vocabulary cannot read."""
+    """Converts a prompt to token ids.
+
+    Args:
+        prompt: Text or a sequence of token ids.
+        tokenizer: A transformers tokenizer, which text needs, or None.
+        vocab_size: V of the target.
+
+    Returns:
+        At least one token id.
+
+    Raises:
+        ValueError: If the prompt is empty or cannot be converted, or if an id is outside of the vocabulary.
+    """
     if isinstance(prompt, str):
         if tokenizer is None:
             raise ValueError("prompt: got text and an engine without a tokenizer; pass token ids or tokenizer=")
@@ -194,8 +262,8 @@ def encode_prompt(prompt: Prompt, tokenizer: Any, vocab_size: int) -> list[int]:
             tokens = list(tokenizer.encode(prompt))
         except Exception as error:
             raise ValueError(
-                f"prompt: got {prompt!r:.60}, which the tokenizer refuses ({type(error).__name__}: {error}); expected "
-                "Unicode text, without halves of surrogate pairs; repair it, or pass token ids"
+                f"prompt: got {prompt!r:.60}, which the tokenizer cannot encode ({type(error).__name__}: {error}); "
+                "expected Unicode text without lone surrogates; repair it, or pass token ids"
             ) from error
     else:
         try:

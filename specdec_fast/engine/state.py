@@ -1,8 +1,7 @@
-"""What has been decoded: tokens, lengths and done flags of every row. The only writer of them.
+"""The decode state: tokens, lengths and parameters of every row. Only this module writes tokens.
 
-The host mirror is what `sync` steps work on; the device side has fixed capacities ([max_rows, max_length]) and is what
-captured steps read and write, for rows that were published. Knows nothing of models, caches or text.
-Tests: tests/engine/test_state.py.
+`sync` steps work on the host side. The device side has fixed shapes; CUDA-graph steps read and write it for published
+rows. The state knows nothing of models, caches or text. Tests: tests/engine/test_state.py.
 """
 
 from __future__ import annotations
@@ -26,25 +25,34 @@ SETTINGS = {
     "min_p": torch.float32,
     "seeds": torch.int64,
 }
-"""Columns of sampling parameters on the device, in the order of `SamplingTensors`."""
+"""Sampling parameters on the device, in the order of `SamplingTensors`."""
 
-_BLOCK = 256
+_POSITIONS_PER_BLOCK = 256
 
 
 @lru_cache(maxsize=64)
 def _positions(block: int) -> tuple[Tensor, ...]:
-    """Every position of a block as int32 [1], remembered; read only."""
+    """All positions of a block, int32 [1] each. They are remembered and must not be written to."""
     with torch.inference_mode(False):
-        places = torch.arange(block * _BLOCK, (block + 1) * _BLOCK, dtype=torch.int32, device="cpu")
-        return places[:, None].unbind()
+        first, stop = block * _POSITIONS_PER_BLOCK, (block + 1) * _POSITIONS_PER_BLOCK
+        return torch.arange(first, stop, dtype=torch.int32, device="cpu")[:, None].unbind()
 
 
 class DecodeState:
-    """Rows 0..max_rows-1, free or in use; it is also the `StateView` that drafters read.
+    """Tokens and sampling parameters of rows 0 to max_rows - 1. It is the `StateView` that drafters read.
 
-    Device side: device_tokens int64 [max_rows, max_length + 1], the last column is for nobody; lengths int32
-    [max_rows]; done bool [max_rows] (rows that were not published are done); limits int32 [max_rows], the length at
-    which a text ends; ends int64 [max_rows, STOP_IDS], the ids that end it, -1 padded; and its sampling parameters.
+    Args:
+        max_rows: Number of rows.
+        max_length: Most tokens of a row.
+        device: Device of the device side.
+
+    Attributes:
+        device_tokens: Committed tokens of published rows, int64 [max_rows, max_length + 1]. The last column receives
+            writes that nothing reads.
+        lengths: Committed tokens of published rows, int32 [max_rows].
+        limits: Length at which a text ends, int32 [max_rows].
+        done: Whether a text has ended, bool [max_rows]. Rows that are not published are done.
+        ends: Token ids that end a text, padded with -1, int64 [max_rows, STOP_IDS].
     """
 
     STOP_IDS = 16
@@ -58,7 +66,7 @@ class DecodeState:
         self.done = torch.ones(max_rows, dtype=torch.bool, device=device)
         self.ends = torch.full((max_rows, self.STOP_IDS), -1, dtype=torch.int64, device=device)
         self._settings = {name: torch.zeros(max_rows, dtype=kind, device=device) for name, kind in SETTINGS.items()}
-        self._settings["top_p"].fill_(1.0)  # rows that nobody uses have parameters too
+        self._settings["top_p"].fill_(1.0)  # unused rows need valid parameters too
         self._published: set[int] = set()
         self._host: list[list[int]] = [[] for _ in range(max_rows)]
         self._table = SamplingTable(self.device)
@@ -66,51 +74,71 @@ class DecodeState:
 
     @property
     def num_free(self) -> int:
+        """Number of free rows."""
         return len(self._free)
 
     def join(self, tokens: Sequence[int], params: SamplingParams, prompt_length: int, stop_ids: Sequence[int]) -> int:
-        """Give a free row to a text of committed tokens (prompt, and what was generated before a preemption)."""
+        """Assigns a free row to a text.
+
+        Args:
+            tokens: Committed tokens: the prompt, and tokens that were generated before a preemption.
+            params: Sampling parameters with a seed.
+            prompt_length: Number of prompt tokens.
+            stop_ids: Token ids that end the text.
+
+        Returns:
+            The row.
+        """
         row = self._free[-1]
         self._host[row] = list(tokens)
         self._table.set(row, params, prompt_length, stop_ids, self._host[row])
-        return self._free.pop()  # whatever raised, the row is free
+        return self._free.pop()  # last, so that the row stays free if something raises
 
     def leave(self, row: int) -> None:
-        """Free a row."""
+        """Frees a row."""
         self._host[row] = []
         self._table.clear(row)
         self.withdraw([row])
         self._free.append(row)
 
     def tokens(self, row: int) -> Sequence[int]:
-        """Committed tokens of a row (host mirror; not to be written)."""
+        """Returns the committed tokens of a row. They must not be written to."""
         return self._host[row]
 
     def length(self, row: int) -> int:
+        """Returns the number of committed tokens of a row."""
         return len(self._host[row])
 
     def prompt_length(self, row: int) -> int:
-        """Tokens of a row's prompt: those behind it were generated, in part perhaps before it joined."""
+        """Returns the number of prompt tokens of a row. Later tokens were generated, some maybe before it joined."""
         return self._table.entry(row)[1]
 
     def sampling(self, rows: Sequence[int]) -> SamplingTensors:
-        """Packed sampling parameters of rows."""
+        """Returns the sampling parameters of rows, [B] each."""
         return self._table.pack(rows)
 
     def rng(self, rows: Sequence[int]) -> Rng:
-        """Seeds and root positions of rows: the newest committed token is the root."""
+        """Returns the seeds of rows and the positions of their roots, [B] each. The root is the newest token."""
         places = [len(self._host[row]) - 1 for row in rows]
         if (
             len(places) == 1 and self._on_host
-        ):  # behind a pass, which empties the caches, even a small tensor takes a while
-            positions = _positions(places[0] // _BLOCK)[places[0] % _BLOCK]
+        ):  # a pass empties the processor's caches, after which creating even a small tensor is slow
+            positions = _positions(places[0] // _POSITIONS_PER_BLOCK)[places[0] % _POSITIONS_PER_BLOCK]
         else:
             positions = host_to_device(places, torch.int32, self.device)
         return Rng(self._table.pack(rows).seeds, positions)
 
     @staticmethod
     def read_emitted_tokens(draft: Draft, acceptance: Acceptance) -> list[tuple[list[int], int]]:
-        """The step's one host synchronisation: per row, the emitted tokens and how many of them were drafted."""
+        """Reads the tokens of a step on the host: the one synchronisation of a `sync` step.
+
+        Args:
+            draft: The draft that was verified.
+            acceptance: What the rule accepted.
+
+        Returns:
+            Per request, the accepted tokens with the next token, and the number of accepted tokens.
+        """
         tokens = draft.tokens.tolist()
         emitted = []
         for path, count, following in zip(
@@ -120,7 +148,12 @@ class DecodeState:
         return emitted
 
     def append(self, rows: Sequence[int], kept: Sequence[Sequence[int]]) -> None:
-        """Commit tokens to rows."""
+        """Commits tokens to rows.
+
+        Args:
+            rows: Rows of the step.
+            kept: New tokens of each.
+        """
         for row, tokens in zip(rows, kept):
             self._host[row].extend(tokens)
             if row in self._table.rows_to_update:
@@ -129,7 +162,7 @@ class DecodeState:
     # -- the device side --------------------------------------------------------------------------------------------
 
     def publish(self, rows: Sequence[int]) -> None:
-        """Bring the device side of rows up to date with the host mirror: captured steps go on from there."""
+        """Copies rows to the device side, from which CUDA-graph steps continue."""
         for row in rows:
             host, (params, prompt_length, stop_ids) = self._host[row], self._table.entry(row)
             upload_values(host, self.device_tokens[row, : len(host)])
@@ -142,26 +175,38 @@ class DecodeState:
             self._published.add(row)
 
     def withdraw(self, rows: Sequence[int]) -> None:
-        """Captured steps no longer work on these rows."""
+        """Removes rows from the device side, so that CUDA-graph steps ignore them."""
         for row in self._published.intersection(rows):
             self.done[row] = True
             self.lengths[row] = 0
             self._published.remove(row)
 
     def device_sampling(self, rows: Tensor, all_greedy: bool) -> SamplingTensors:
-        """Sampling parameters of rows int64 [B], gathered on the device."""
+        """Gathers sampling parameters on the device.
+
+        Args:
+            rows: int64 [B].
+            all_greedy: Whether all of these rows are at temperature 0.
+
+        Returns:
+            The parameters, [B] each.
+        """
         temperature, top_k, top_p, min_p, seeds = (self._settings[name][rows] for name in SETTINGS)
         return SamplingTensors(temperature, top_k, top_p, min_p, seeds, all_greedy=all_greedy)
 
     def advance(self, rows: Tensor, emitted: Tensor, counts: Tensor) -> None:
-        """Commit tokens on the device, up to the end of each text. rows: int64 [B], all different; emitted: int64
-        [B, N], of which the first counts (int32 [B]) are there.
+        """Commits tokens on the device, up to the end of each text.
+
+        Args:
+            rows: Rows, all different, int64 [B].
+            emitted: New tokens of each row, int64 [B, N].
+            counts: Number of new tokens, the first ones of each row of `emitted`, int32 [B].
         """
         lengths, limits = self.lengths[rows], self.limits[rows]
         place = torch.arange(emitted.shape[1], dtype=torch.int32, device=self.device)
-        there = place < counts[:, None]
-        ends = there & (emitted[:, :, None] == self.ends[rows][:, None]).any(2)
-        kept = there & (ends.cumsum(1) - ends.long() == 0) & (lengths[:, None] + place < limits[:, None])
+        valid = place < counts[:, None]
+        ends = valid & (emitted[:, :, None] == self.ends[rows][:, None]).any(2)
+        kept = valid & (ends.cumsum(1) - ends.long() == 0) & (lengths[:, None] + place < limits[:, None])
         at = torch.where(kept, lengths[:, None] + place, self.max_length)
         self.device_tokens[rows[:, None], at] = emitted
         lengths = lengths + kept.sum(1, dtype=torch.int32)

@@ -1,4 +1,4 @@
-"""What a request cost and what speculation gained: counters, tau, alpha per position, time per verb.
+"""Statistics of requests: counters, tau, acceptance rates, and seconds per phase of a step.
 
 Tests: tests/engine/test_stats.py.
 """
@@ -12,37 +12,48 @@ PHASES = ("prefill", "propose", "plan", "score", "verify", "commit", "append", "
 
 
 class Clock:
-    """Seconds per verb of one step. `with clock.time(verb)` adds to a verb's; verbs do not nest."""
+    """Measures the phases of one step: `with clock.time(phase)` adds to the seconds of a phase. Phases do not nest.
 
-    __slots__ = ("_start", "_verb", "seconds")
+    Attributes:
+        seconds: Wall-clock seconds per phase.
+    """
+
+    __slots__ = ("_phase", "_start", "seconds")
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(PHASES, 0.0)
 
-    def time(self, verb: str) -> Clock:
-        self._verb = verb
+    def time(self, phase: str) -> Clock:
+        """Selects the phase that the next `with` block measures."""
+        self._phase = phase
         return self
 
     def __enter__(self) -> None:
         self._start = perf_counter()
 
     def __exit__(self, *_: object) -> None:
-        self.seconds[self._verb] += perf_counter() - self._start
+        self.seconds[self._phase] += perf_counter() - self._start
 
     @property
     def verifying(self) -> float:
         """Seconds of a step from its plan to the committed tokens."""
-        return sum(self.seconds[verb] for verb in ("plan", "score", "verify", "commit", "append"))
+        return sum(self.seconds[phase] for phase in ("plan", "score", "verify", "commit", "append"))
 
 
 @dataclass(slots=True)
 class RequestStats:
-    """Counters of one request.
+    """Counters of one request, or of several after `merge`.
 
-    steps: target passes; new_tokens: tokens kept; tested[i], accepted[i]: how often the draft token at depth i + 1 was
-    reached by the walk, and kept by it; seconds: time per verb of the steps the request took part in (shared with
-    the rest of its batch); preemptions: how often it was evicted and recomputed; faults: how often its drafter raised
-    while it worked on the request, which then went on without drafts.
+    Attributes:
+        steps: Target passes.
+        new_tokens: Generated tokens.
+        num_draft_tokens: Draft tokens that were proposed; nodes of a tree count one each.
+        tested: At index i, how many draft tokens at depth i + 1 the rule tested.
+        accepted_per_position: At index i, how many draft tokens at depth i + 1 the rule accepted.
+        preemptions: How many times the request was preempted and recomputed.
+        faults: How many times the drafter raised while it worked on the request, which then continued without drafts.
+        seconds: Wall-clock seconds per phase of the steps that the request took part in. The requests of a batch share
+            them.
     """
 
     steps: int = 0
@@ -55,7 +66,14 @@ class RequestStats:
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
 
     def record_step(self, drafted: int, depth: int, accepted: int, kept: int) -> None:
-        """One step: `drafted` nodes of a tree `depth` deep, `accepted` kept by the rule, `kept` tokens emitted."""
+        """Counts one step.
+
+        Args:
+            drafted: Draft tokens that were proposed.
+            depth: Depth of the deepest draft token that could be tested.
+            accepted: Draft tokens that the rule accepted.
+            kept: Tokens that were emitted.
+        """
         self.steps += 1
         self.num_draft_tokens += drafted
         self.new_tokens += kept
@@ -70,7 +88,7 @@ class RequestStats:
 
     @property
     def num_accepted(self) -> int:
-        """Draft tokens that the rule accepted, at all positions together."""
+        """Draft tokens that the rule accepted, at all depths."""
         return sum(self.accepted_per_position)
 
     @property
@@ -80,16 +98,16 @@ class RequestStats:
 
     @property
     def alpha(self) -> list[float]:
-        """Acceptance rate at each depth, of the tokens that were reached there."""
-        return [hit / seen for hit, seen in zip(self.accepted_per_position, self.tested)]
+        """Acceptance rate at each depth, among the draft tokens that were tested there."""
+        return [accepted / tested for accepted, tested in zip(self.accepted_per_position, self.tested)]
 
     @property
     def mean_alpha(self) -> float:
-        """Acceptance rate over all tested tokens; 0 when none was tested."""
+        """Acceptance rate among all tested draft tokens; 0 if none was tested."""
         return self.num_accepted / sum(self.tested) if any(self.tested) else 0.0
 
     def merge(self, other: RequestStats) -> None:
-        """Add another request's counters."""
+        """Adds the counters of another request."""
         self.steps += other.steps
         self.new_tokens += other.new_tokens
         self.num_draft_tokens += other.num_draft_tokens
@@ -99,11 +117,11 @@ class RequestStats:
             mine.extend([0] * (len(theirs) - len(mine)))
             for position, count in enumerate(theirs):
                 mine[position] += count
-        for verb, seconds in other.seconds.items():
-            self.seconds[verb] += seconds
+        for phase, seconds in other.seconds.items():
+            self.seconds[phase] += seconds
 
     def as_dict(self) -> dict[str, object]:
-        """For JSON."""
+        """Returns the values for JSON."""
         return {
             "steps": self.steps,
             "new_tokens": self.new_tokens,

@@ -1,4 +1,4 @@
-"""When a text ends: end-of-sequence ids, stop strings across token borders, lengths; and its text as it grows.
+"""Stop conditions: end-of-sequence ids, stop strings and lengths; and the text of a request as it grows.
 
 Tests: tests/engine/test_stop_conditions.py.
 """
@@ -9,40 +9,47 @@ from collections.abc import Sequence
 from typing import Any
 
 _INCOMPLETE = "�"
-_LONGEST = 4
-"""Bytes of a character, and so tokens of one, at most."""
+_MAX_CHARACTER_TOKENS = 4
+"""Most bytes of a character in UTF-8, and therefore most tokens of one."""
 _CONTEXT = 8
-"""Tokens that what follows is decoded with."""
+"""Tokens of context with which new tokens are decoded."""
 
 
 class TextStream:
-    """Turns tokens into text piece by piece, holding back bytes that do not yet make a character.
+    """Decodes tokens piece by piece, and holds back bytes that do not complete a character.
 
-    tokenizer: a transformers tokenizer, or None (no text is made). text: what the tokens were made into so far.
+    Args:
+        tokenizer: A transformers tokenizer. None makes no text.
+        prompt: Token ids of the prompt, as context.
+
+    Attributes:
+        text: The text so far.
     """
 
     def __init__(self, tokenizer: Any, prompt: Sequence[int]) -> None:
         self.text = ""
         self._tokenizer = tokenizer
-        self._tokens = list(prompt[-_CONTEXT - _LONGEST + 1 :])  # context, so that a word keeps its leading space
+        self._tokens = list(
+            prompt[-_CONTEXT - _MAX_CHARACTER_TOKENS + 1 :]
+        )  # context, so that a word keeps its leading space
         self._start = 0
         self._shown = 0
-        self._borders: tuple[int, ...] = ()  # numbers of tokens behind which a character surely ends
+        self._borders: tuple[int, ...] = ()  # numbers of tokens after which a character surely ends
         self._fresh = False
         self._prompt_text = None if tokenizer is None else self._context()
 
     def _context(self) -> tuple[str, str]:
-        """Begin in the prompt, with a whole character: the text from there, and as far as its last whole character."""
+        """Starts at a whole character of the prompt. Returns the text from there, and up to its last whole one."""
         count = len(self._tokens)
-        starts = [max(0, count - _CONTEXT - more) for more in range(_LONGEST)]
-        for cut in range(min(_LONGEST, count)):
+        starts = [max(0, count - _CONTEXT - more) for more in range(_MAX_CHARACTER_TOKENS)]
+        for cut in range(min(_MAX_CHARACTER_TOKENS, count)):
             for start in starts:
                 text = self._decode(start, cut)
                 if not (text.startswith(_INCOMPLETE) or text.endswith(_INCOMPLETE)):
                     self._start = start
                     return self._decode(start) if cut else text, text
         self._start = starts[0]
-        texts = [self._decode(starts[0], cut) for cut in range(min(_LONGEST, count))] or [""]
+        texts = [self._decode(starts[0], cut) for cut in range(min(_MAX_CHARACTER_TOKENS, count))] or [""]
         return texts[0], next((text for text in texts if not text.endswith(_INCOMPLETE)), texts[0])
 
     def _decode(self, start: int, cut: int = 0) -> str:
@@ -51,27 +58,28 @@ class TextStream:
         )
         return text
 
-    def _cut_off(self, text: str) -> str:
-        """A text that ends inside a character, which alone is lost: tokenizers that fall back on bytes lose the whole
-        run of bytes.
-        """
-        for cut in range(1, _LONGEST):
+    def _replace_incomplete(self, text: str) -> str:
+        """Replaces an incomplete last character. Byte-fallback tokenizers alone would lose the whole run of bytes."""
+        for cut in range(1, _MAX_CHARACTER_TOKENS):
             whole = self._decode(self._start, cut)
             if not whole.endswith(_INCOMPLETE):
                 return text if text.startswith(whole) else whole + _INCOMPLETE
         return text
 
     def push(self, token: int) -> None:
-        """Take a token; nothing is decoded yet."""
+        """Adds a token, without decoding it."""
         if self._tokenizer is not None:
             self._tokens.append(token)
             self._fresh = True
 
     def flush(self, final: bool = False) -> str:
-        """Add to the text what the tokens since the last flush complete, and return it: "" while a character is
-        unfinished.
+        """Decodes the tokens since the last flush and adds them to the text.
 
-        final: nothing will follow, so give out what is held back.
+        Args:
+            final: No token will follow, so incomplete characters are decoded too.
+
+        Returns:
+            The new text; "" while a character is incomplete.
         """
         if not self._fresh:
             return ""
@@ -79,26 +87,26 @@ class TextStream:
         if text.endswith(_INCOMPLETE):
             if not final:
                 return ""
-            text = self._cut_off(text)
+            text = self._replace_incomplete(text)
         if self._prompt_text is not None:  # a prompt may end inside a character that the new tokens complete
             shown = max(_common_length(each, text) for each in self._prompt_text)
         piece, shown, borders = text[shown:], len(text), (*self._borders, len(self._tokens))
-        if len(self._tokens) - start > 3 * _CONTEXT:  # keep the window short: decoding stays cheap on long texts
-            # not inside a character: a tokenizer may then lose others beside it
+        if len(self._tokens) - start > 3 * _CONTEXT:  # a short window keeps decoding cheap on long texts
+            # it must not start inside a character, or a tokenizer may lose others beside it
             start = max((at for at in borders if at <= len(self._tokens) - _CONTEXT), default=start)
             shown, borders = len(self._decode(start)), tuple(at for at in borders if at > start)
         self._prompt_text, self._fresh = None, False
         self.text, self._start, self._shown, self._borders = self.text + piece, start, shown, borders
         return piece
 
-    def mark(self) -> tuple[Any, ...]:
-        """Where it is now, for `back_to`."""
+    def snapshot(self) -> tuple[Any, ...]:
+        """Returns the current state, for `restore`."""
         where = self._start, self._shown, self._borders
         return len(self._tokens), self.text, where, self._fresh, self._prompt_text
 
-    def back_to(self, mark: tuple[Any, ...]) -> None:
-        """Forget what was taken since."""
-        count, self.text, where, self._fresh, self._prompt_text = mark
+    def restore(self, snapshot: tuple[Any, ...]) -> None:
+        """Returns to the state of a `snapshot`."""
+        count, self.text, where, self._fresh, self._prompt_text = snapshot
         self._start, self._shown, self._borders = where
         del self._tokens[count:]
 
@@ -109,11 +117,19 @@ def _common_length(ours: str, theirs: str) -> int:
 
 
 class StopChecker:
-    """Decides after each token of one request whether the text ends there.
+    """Decides after each token of a request whether the text ends there.
 
-    eos_ids: ids that end it; stop: strings that end it, cut from the text, unless they are complete within the first
-    min_new_tokens tokens: there they are text; max_new_tokens and max_length: hard limits.
-    Text is decoded when somebody asks for it, and after every token only if there are stop strings to look for.
+    Text is decoded when it is read. It is decoded after every token only if there are stop strings.
+
+    Args:
+        tokenizer: A transformers tokenizer, or None.
+        prompt: Token ids of the prompt.
+        eos_ids: Token ids that end the text.
+        stop: Strings that end the text and are cut from it. Those that are complete within the first `min_new_tokens`
+            tokens stay in the text.
+        max_new_tokens: Most generated tokens.
+        max_length: Most tokens of prompt and text together.
+        min_new_tokens: Number of tokens before which stop strings do not count.
     """
 
     def __init__(
@@ -130,46 +146,51 @@ class StopChecker:
         self._stream = TextStream(tokenizer, prompt)
         self._eos = frozenset(eos_ids)
         self._stop = tuple(stop)
-        self._least, self._most = min_new_tokens, min(max_new_tokens, max_length - len(prompt))
-        self._given = 0
-        self._looked = 0  # how much of the text was looked through for stop strings
-        self._end: int | None = None  # where the first of them begins
+        self._min_tokens, self._max_tokens = min_new_tokens, min(max_new_tokens, max_length - len(prompt))
+        self._num_tokens = 0
+        self._searched = 0  # length of the text that was searched for stop strings
+        self._end: int | None = None  # start of the first stop string
         self._released = 0
 
     @property
     def text(self) -> str:
-        """All text so far."""
+        """The text so far."""
         self._decode()
         return self._stream.text[: self._end]
 
     @property
     def released(self) -> int:
-        """How much of the text can no longer become part of a stop string."""
+        """Length of the text that can no longer become part of a stop string."""
         self._decode()
         return self._released
 
     @property
     def remaining(self) -> int:
-        """Tokens that may still be produced."""
-        return self._most - self._given
+        """Tokens that may still be generated."""
+        return self._max_tokens - self._num_tokens
 
     def push(self, token: int) -> str | None:
-        """Take one token; the reason the text ends with it ("eos", "stop", "length"), or None.
+        """Adds one token. An interrupt (Ctrl-C) leaves the checker as it was.
 
-        Interrupted (Ctrl-C) it is as if the token had not been given.
+        Args:
+            token: Token id.
+
+        Returns:
+            Why the text ends with this token ("eos", "stop" or "length"), or None if it continues.
         """
-        mark = self._given, self._looked, self._end, self._released, self._stream.mark()
+        mark = self._num_tokens, self._searched, self._end, self._released, self._stream.snapshot()
         try:
-            return self._take(token)
+            return self._add(token)
         except Exception:
             raise
         except BaseException:
-            self._given, self._looked, self._end, self._released, stream = mark
-            self._stream.back_to(stream)
+            self._num_tokens, self._searched, self._end, self._released, stream = mark
+            self._stream.restore(stream)
             raise
 
-    def _take(self, token: int) -> str | None:
-        self._given += 1
+    def _add(self, token: int) -> str | None:
+        """Adds one token, and returns why the text ends with it."""
+        self._num_tokens += 1
         if token in self._eos:
             self._finish()
             return "eos"
@@ -181,31 +202,31 @@ class StopChecker:
         return None
 
     def close(self) -> None:
-        """No more tokens will come (cancelled): release what was held back."""
+        """Ends the text without another token, and releases the text that was held back."""
         self._finish()
 
     def _finish(self) -> bool:
-        """Release everything; True if a stop string was found in it."""
+        """Releases all text. Returns whether it has a stop string."""
         found = self._decode(final=True)
         self._released = len(self._stream.text) if self._end is None else self._end
         return found
 
     def _decode(self, final: bool = False) -> bool:
-        """Bring the text up to date; True if it has a stop string, which ends it."""
+        """Decodes new tokens. Returns whether the text has a stop string."""
         self._stream.flush(final)
-        text, looked = self._stream.text, self._looked
-        if len(text) == looked or self._end is not None:
+        text, searched = self._stream.text, self._searched
+        if len(text) == searched or self._end is not None:
             return self._end is not None
-        if self._given > self._least:
-            starts = [(stop, max(0, looked - len(stop) + 1)) for stop in self._stop]
+        if self._num_tokens > self._min_tokens:
+            starts = [(stop, max(0, searched - len(stop) + 1)) for stop in self._stop]
             found = [at for at in (text.find(stop, start) for stop, start in starts) if at >= 0]
             self._end = min(found, default=None)
-        self._looked = len(text)
-        self._released = max(self._released, len(text) - self._held(text)) if self._end is None else self._end
+        self._searched = len(text)
+        self._released = max(self._released, len(text) - self._held_back(text)) if self._end is None else self._end
         return self._end is not None
 
-    def _held(self, text: str) -> int:
-        """Length of the longest tail that is the beginning of a stop string."""
+    def _held_back(self, text: str) -> int:
+        """Length of the longest suffix that is a prefix of a stop string."""
         longest = 0
         for stop in self._stop:
             for size in range(min(len(stop) - 1, len(text)), longest, -1):

@@ -1,4 +1,4 @@
-"""One thread at a time: methods of an object that wait for each other. Tests: tests/engine/test_threads.py."""
+"""Methods that hold a lock of their object. Tests: tests/engine/test_threads.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,16 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def synchronized(method: Method) -> Method:
-    """A method of an object with a lock `lock` that it holds while it runs (`threading.RLock`, for calls within)."""
+    """Decorates a method, so that it holds `self.lock` while it runs.
+
+    The lock is a `threading.RLock`, so such methods may call each other.
+
+    Args:
+        method: A method of an object with an attribute `lock`.
+
+    Returns:
+        The method with the lock.
+    """
 
     @wraps(method)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:

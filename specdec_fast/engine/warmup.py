@@ -1,7 +1,7 @@
-"""Compiles and captures ahead of the first request, by rehearsals with requests that leave no trace.
+"""Warm-up: compiles kernels and captures CUDA graphs before the first request.
 
-A rehearsal runs the engine's own steps in rows and pages that are free, with a queue, statistics and a budget of its
-own. Tests: tests/launch/test_warm.py, tests/engine/test_warmup.py.
+A rehearsal runs the engine's own steps on free rows and pages. Its engine shares target, drafter and programs, and has
+a queue, statistics and a budget of its own. Tests: tests/launch/test_warm.py, tests/engine/test_warmup.py.
 """
 
 from __future__ import annotations
@@ -34,35 +34,35 @@ KINDS = (
     SamplingParams(temperature=1.0, seed=0),
     SamplingParams(temperature=1.0, top_k=20, top_p=0.9, min_p=0.01, seed=0),
 )
-"""Sampling parameters of batches that steps tell apart."""
-PROMPT = 3
+"""Sampling parameters for which steps launch different kernels."""
+PROMPT_LENGTH = 3
 """Tokens of the prompts of most rehearsals."""
 
 
 def warm(engine: Engine, capacities: Iterable[tuple[int, int]] | None) -> None:
-    """See `Engine.warm`, which holds the engine's turn."""
-    pairs = _checked(engine, capacities)
+    """Warms an engine. See `Engine.warm`, which calls it and holds the engine's lock."""
+    pairs = _resolve_capacities(engine, capacities)
     allowed = [params for params in KINDS if engine.rule.why_not_sampling(params) is None]
     if not allowed:
         return
     with torch.inference_mode():
         engine._prepare_for_warmup()
-        captured = _captures(engine, pairs, {params.temperature == 0 for params in allowed})
+        captured = _capture_programs(engine, pairs, {params.temperature == 0 for params in allowed})
         for rows in sorted({rows for rows, _ in pairs}):
             most = max(drafted for own, drafted in pairs if own == rows)
             for params in allowed:
-                _rehearse(engine, [PROMPT] * rows, most, params, _shorter(most), captured=False)
+                _rehearse(engine, [PROMPT_LENGTH] * rows, most, params, _decreasing_budgets(most), captured=False)
         most = max(drafted for _, drafted in pairs)
-        for length in _lengths(engine, most):
+        for length in _prompt_lengths(engine, most):
             _rehearse(engine, [length], most, allowed[0], [min(most, 1)], captured=False)
-        if captured:  # rows enter and leave
+        if captured:  # rows also enter and leave CUDA-graph steps
             rows = min(rows for rows, _ in pairs)
             most = max(drafted for own, drafted in pairs if own == rows)
-            _rehearse(engine, [PROMPT] * rows, most, allowed[0], [most], captured=True)
+            _rehearse(engine, [PROMPT_LENGTH] * rows, most, allowed[0], [most], captured=True)
 
 
-def _checked(engine: Engine, capacities: Iterable[tuple[int, int]] | None) -> list[tuple[int, int]]:
-    """The capacities that are asked for, by default the usual ones. Raises ValueError for those that cannot be."""
+def _resolve_capacities(engine: Engine, capacities: Iterable[tuple[int, int]] | None) -> list[tuple[int, int]]:
+    """The requested capacities, or the default ones. Raises ValueError for capacities that the engine cannot serve."""
     most = engine.state.max_rows
     if capacities is None:
         counts = sorted({min(1 << place, most) for place in range(most.bit_length() + 1)})
@@ -77,28 +77,29 @@ def _checked(engine: Engine, capacities: Iterable[tuple[int, int]] | None) -> li
     return pairs or [(1, 0)]
 
 
-def _captures(engine: Engine, pairs: list[tuple[int, int]], greedy: set[bool]) -> bool:
-    """Captures programs where steps are captured. Returns whether they are."""
+def _capture_programs(engine: Engine, pairs: list[tuple[int, int]], greedy: set[bool]) -> bool:
+    """Captures programs if steps may run as CUDA graphs. Returns whether they do."""
     if engine._graph_ineligible_reasons or engine._failures.reason is not None:
         return False
     for rows, drafted in pairs:
         for all_greedy in sorted(greedy):
             try:
                 engine._graph_runner.prepare(rows, drafted, all_greedy)
-            except Exception as error:  # as in a step: serving goes on without
+            except Exception as error:  # as in a step, serving continues in sync mode
                 log.error("%s", engine._failures.record_failure(engine._graph_runner.capacity, error), exc_info=error)
                 return False
     return True
 
 
-def _shorter(most: int) -> list[int]:
-    """Draft tokens of the steps of a rehearsal: fewer and fewer, as towards the end of a text."""
+def _decreasing_budgets(most: int) -> list[int]:
+    """Draft tokens of the steps of a rehearsal, decreasing as towards the end of a text."""
     return [most, *(1 << place for place in reversed(range(most.bit_length())) if 1 << place < most), 0][: most + 1]
 
 
-def _lengths(engine: Engine, most: int) -> list[int]:
-    """Lengths of prompts whose passes take all sizes of tiles up to a chunk of prefill: each has a token more than a
-    power of two, and a root, which is not prefilled.
+def _prompt_lengths(engine: Engine, most: int) -> list[int]:
+    """Prompt lengths whose passes use all tile sizes up to a prefill chunk.
+
+    Each is two more than a power of two: one token above it, and the root, which is not prefilled.
     """
     longest = min(engine._prefill_chunk + 1, engine._cache.max_length - most - 2)
     powers = [1 << place for place in range(2, engine._prefill_chunk.bit_length())]
@@ -108,7 +109,7 @@ def _lengths(engine: Engine, most: int) -> list[int]:
 def _rehearse(
     engine: Engine, lengths: Sequence[int], most: int, params: SamplingParams, budgets: list[int], captured: bool
 ) -> None:
-    """Runs a step for each budget with prompts of these lengths; fewer of them where rows or pages are in use."""
+    """Runs one step per budget with prompts of these lengths, or with fewer prompts if rows or pages are in use."""
     cache, new = engine._cache, sum(budgets) + len(budgets) + 1
     new = min(new, cache.max_length - max(lengths))
     pages = cache.pages_for(min(max(lengths) + new + most, cache.max_length))
@@ -117,7 +118,7 @@ def _rehearse(
         return
     twin = _rehearsal_engine(engine, budgets, captured)
     params = replace(params, max_new_tokens=new)
-    with ExitStack() as ends:  # all of them, whatever one raises
+    with ExitStack() as ends:  # all of them, even if one raises
         for length in lengths[:count]:
             prompt = [place % engine.target.vocab_size for place in range(length)]
             ends.callback(twin.cancel, twin.submit(prompt, params, num_draft_tokens=most))
@@ -126,28 +127,29 @@ def _rehearse(
 
 
 class _ScheduledBudget(Fixed):
-    """As many draft tokens in each step as are given for it."""
+    """A budget with a fixed number of draft tokens for each step."""
 
     def __init__(self, budgets: Sequence[int]) -> None:
         self._left = list(budgets)
 
     def nodes(self, rows: Sequence[int], most: Sequence[int]) -> list[int]:
-        now = self._left.pop(0) if self._left else 0
-        return [min(each, now) for each in most]
+        """Returns the draft tokens of the next step, at most `most` of each row."""
+        count = self._left.pop(0) if self._left else 0
+        return [min(each, count) for each in most]
 
 
 class _PlaceholderDrafter:
-    """In place of a drafter that works on the host or learns from texts: its drafts look alike on the device."""
+    """Replaces a drafter that works on the host or learns from texts, with drafts of the same shapes."""
 
     def __init__(self, drafter: Drafter, vocab_size: int) -> None:
         self.name, self.needs, self._vocab_size = drafter.name, drafter.needs, vocab_size
         self.num_draft_tokens: int = getattr(drafter, "num_draft_tokens", 0)
 
     def begin(self, view: StateView, rows: Sequence[int], prompt_output: Any) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
-        """Chains, or trees of two branches, of the first tokens of the vocabulary."""
+        """Returns chains, or trees with two branches, of the first tokens of the vocabulary."""
         trees = []
         for row, count in zip(rows, budget.nodes):
             parents = [-1, *range(count)]
@@ -159,14 +161,14 @@ class _PlaceholderDrafter:
         return Draft.trees(rows, trees, device=view.device)
 
     def observe(self, view: StateView, draft: Draft, acceptance: Any, output: Any) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def release(self, rows: Sequence[int]) -> None:
-        """Nothing."""
+        """Does nothing."""
 
 
 def _rehearsal_engine(engine: Engine, budgets: Sequence[int], captured: bool) -> Engine:
-    """An engine over the same target, drafter, rows and programs, with requests of its own."""
+    """An engine that shares target, drafter, rows and programs, and has requests of its own."""
     twin = copy(engine)
     twin._running, twin._queue, twin._updated_handles = {}, deque(), []
     twin.stats, twin.seconds = RequestStats(), Clock().seconds
@@ -178,7 +180,7 @@ def _rehearsal_engine(engine: Engine, budgets: Sequence[int], captured: bool) ->
         drafter, _ScheduledBudget(budgets), twin._running, engine.rule, engine.target.vocab_size
     )
     twin._graph_runner = engine._graph_runner.with_separate_rows(twin._drafter_runner)
-    twin._graph_ineligible_reasons = [] if captured else ["a rehearsal of steps that are not captured"]
+    twin._graph_ineligible_reasons = [] if captured else ["a rehearsal of sync steps"]
     twin._failures = engine._failures if captured else CaptureFailures()
-    twin._claim_cache = lambda: None  # type: ignore[method-assign] # the cache stays the engine's
+    twin._claim_cache = lambda: None  # type: ignore[method-assign] # the cache still belongs to the engine
     return twin

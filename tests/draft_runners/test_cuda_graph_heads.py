@@ -252,7 +252,7 @@ def test_a_step_that_fails_half_way_costs_no_token(
     monkeypatch.setattr(proposals, verb, failing)
     handle = engine.generate([script(4)], SamplingParams(temperature=0, max_new_tokens=40))[0]
     assert handle.tokens == script(60)[4:44] and count[0] == call
-    assert "a captured step failed: RuntimeError: half-way" in engine.explain()
+    assert "a CUDA-graph step failed: RuntimeError: half-way" in engine.explain()
     assert handle.stats.steps <= 11, "one step without a draft at most"
 
 

@@ -365,7 +365,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"forced_tokens": (8,), "min_new_tokens": 2}, r"forced_tokens: got 8, which ends the text"),
     ({"allowed_token_ids": (8,), "min_new_tokens": 2}, r"min_new_tokens: got only end-of-sequence ids"),
     ({"grammar": counting(VOCAB), "ignore_eos": True}, r"grammar: got a request without an end-of-sequence id"),
-    ({"grammar": ToyMatcher({0: {}}, [], VOCAB)}, r"grammar: got one that no token of the vocabulary begins"),
+    ({"grammar": ToyMatcher({0: {}}, [], VOCAB)}, r"grammar: got one that no token of the vocabulary can start"),
     ({"grammar": ToyMatcher({}, [], VOCAB)}, r"grammar: 0"),
 ]
 

@@ -196,7 +196,7 @@ def test_a_model_that_asks_the_device_goes_on_uncaptured_and_says_what_asked(
     engine = Engine(target)
     assert [handle.tokens for handle in engine.generate(PROMPTS, PARAMS)] == texts
     told = engine.explain()
-    assert "steps sync: a captured step failed: HostReadError: the step asks the device for something: " in told
+    assert "steps sync: a CUDA-graph step failed: HostReadError: the step asks the device for something: " in told
     assert "Tensor.__bool__ at test_capture.py:" in told and "next attempt" not in told
     assert gpu.captures == []
     hook.remove()
@@ -242,7 +242,7 @@ def test_a_capture_that_failed_for_reasons_of_others_is_tried_again(
     assert text == expected
     assert modes[:1] == ["graph"] and modes[1 : 1 + RETRY_AFTER] == ["sync"] * RETRY_AFTER
     assert set(modes[1 + RETRY_AFTER :]) == {"graph"} and engine.step_mode == "graph"
-    assert "a captured step failed: OutOfMemoryError: out of memory, but not since" in engine.explain()
+    assert "a CUDA-graph step failed: OutOfMemoryError: out of memory, but not since" in engine.explain()
 
 
 def test_what_fails_three_times_is_not_tried_again(gpu: simulated_gpu.Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,7 +251,7 @@ def test_what_fails_three_times_is_not_tried_again(gpu: simulated_gpu.Gpu, monke
     engine = Engine(target_on(FIRST))
     modes, _ = steps_of(engine, 30)
     assert failing.tried == 2 * MAX_FAILURES and modes.count("graph") == MAX_FAILURES
-    assert engine.why_not_graph() == ["a captured step failed: OutOfMemoryError: out of memory"]
+    assert engine.why_not_graph() == ["a CUDA-graph step failed: OutOfMemoryError: out of memory"]
 
 
 def test_failures_are_forgiven_when_a_step_of_the_same_capacity_succeeds() -> None:
@@ -267,7 +267,7 @@ def test_failures_are_forgiven_when_a_step_of_the_same_capacity_succeeds() -> No
         assert count == 0 or f"in {RETRY_AFTER << (count - 1)} steps" in str(failures.reason)
         failures.record_failure(small, RuntimeError("busy"))
         failures.record_success(large)
-    assert failures.reason == "a captured step failed: RuntimeError: busy"
+    assert failures.reason == "a CUDA-graph step failed: RuntimeError: busy"
 
 
 def test_a_program_that_asks_the_device_is_not_tried_again() -> None:
@@ -275,7 +275,7 @@ def test_a_program_that_asks_the_device_is_not_tried_again() -> None:
     told = failures.record_failure(None, HostReadError("the step asks the device for something: item at model.py:3"))
     for _ in range(10 * RETRY_AFTER):
         failures.record_sync_step()
-    assert told == f"{failures.reason}; steps are not captured from now on" and "item at model.py:3" in told
+    assert told == f"{failures.reason}; steps run in sync mode from now on" and "item at model.py:3" in told
 
 
 def test_a_program_serves_no_requests_that_ask_for_much_less_or_for_more(gpu: simulated_gpu.Gpu) -> None:

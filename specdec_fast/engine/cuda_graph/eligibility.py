@@ -1,8 +1,9 @@
-"""Which step mode serves, from what device, drafter, rule and requests need. Tests:
-tests/engine/cuda_graph/test_step_program.py.
+"""Which step mode applies: whether device, drafter, rule and requests allow CUDA-graph steps.
 
-`sync`: the host sees the tokens of a step before the next begins. `graph`: a captured step, the host one step behind.
-A captured step that failed is tried again, unless its program can never be captured.
+`sync`: the host sees the tokens of a step before the next begins. `graph`: a CUDA-graph step, with the host one step
+behind. A step that failed is tried again later, unless its program can never be captured.
+
+Tests: tests/engine/cuda_graph/test_step_program.py, tests/launch/test_capture.py.
 """
 
 from __future__ import annotations
@@ -23,13 +24,21 @@ from specdec_kernels.names import unknown_name
 
 MODES = ("auto", "sync", "graph")
 RETRY_AFTER = 32
-"""Steps in `sync` mode after the first failure of a captured step; twice as many after each further one."""
+"""`sync` steps after the first failure of a CUDA-graph step; twice as many after each further failure."""
 MAX_FAILURES = 3
-"""Failures after which steps are not captured any more. Those of a capacity count until a step of it succeeds."""
+"""Failures of one capacity after which all steps are `sync`. They count until a step of that capacity succeeds."""
 
 
 def get_cuda_graph_proposals(drafter: Drafter | None, max_rows: int) -> CudaGraphProposals | str | None:
-    """What proposes in captured steps (None: nothing does), or why the drafter cannot."""
+    """Returns the proposals of a drafter for CUDA-graph steps.
+
+    Args:
+        drafter: The drafter, or None.
+        max_rows: Rows of the decode state.
+
+    Returns:
+        The proposals; None without a drafter; or one sentence that says why the drafter has none.
+    """
     if drafter is None:
         return None
     if drafter.needs.host_tokens:
@@ -37,7 +46,7 @@ def get_cuda_graph_proposals(drafter: Drafter | None, max_rows: int) -> CudaGrap
     make: Any = getattr(drafter, "cuda_graph_proposals", None)
     if make is None:
         return f"drafter {drafter.name} has no captured proposals"
-    for part in type(drafter).__mro__:  # the nearest class that has one of the two has both
+    for part in type(drafter).__mro__:  # a subclass that proposes differently must define all three methods
         if "cuda_graph_proposals" in vars(part):
             break
         if {"propose", "observe"} & vars(part).keys():
@@ -49,9 +58,17 @@ def get_cuda_graph_proposals(drafter: Drafter | None, max_rows: int) -> CudaGrap
 def engine_ineligible_reasons(
     mode: str, device: torch.device, proposals: CudaGraphProposals | str | None, rule: Rule, budget: BudgetPolicy
 ) -> list[str]:
-    """Why no step of an engine can be captured: one sentence per reason. mode "graph" asks for them on any device.
+    """Returns why no step of an engine can run as a CUDA graph, one sentence per reason.
 
-    Raises ValueError for a mode that does not exist.
+    Args:
+        mode: The option `step_mode`. "graph" allows devices without CUDA.
+        device: Device of the target.
+        proposals: What `get_cuda_graph_proposals` returned.
+        rule: The verification rule.
+        budget: The budget policy.
+
+    Raises:
+        ValueError: For an unknown mode.
     """
     if mode not in MODES:
         raise ValueError(unknown_name("step_mode", mode, MODES))
@@ -70,18 +87,19 @@ def engine_ineligible_reasons(
 
 
 def request_ineligible_reasons(running: Iterable[Handle]) -> list[str]:
-    """Why a step of these requests cannot be captured."""
+    """Returns why a step of these requests cannot run as a CUDA graph, one sentence per reason."""
     return sorted({reason for handle in running for reason in _of_request(handle)})
 
 
 def _of_request(handle: Handle) -> Iterable[str]:
+    """The reasons of one request."""
     params = handle.params
     if params.stop:
         yield "a running request has stop strings"
     if has_penalties(params) or params.grammar is not None:
         yield "a running request has penalties or a grammar, which follow its tokens on the host"
-    edits = (params.logit_bias, params.banned_token_ids, params.forced, params.min_new_tokens)
-    if any(edits) or params.allowed_token_ids is not None:
+    processors = (params.logit_bias, params.banned_token_ids, params.forced, params.min_new_tokens)
+    if any(processors) or params.allowed_token_ids is not None:
         yield "a running request changes its logits (bias, banned, allowed or forced tokens, minimum length)"
     if params.logprobs is not None:
         yield "a running request wants logprobs"
@@ -90,21 +108,24 @@ def _of_request(handle: Handle) -> Iterable[str]:
 
 
 class CaptureFailures:
-    """Failures of an engine's captured steps: when the next attempt is due, and whether there is one.
+    """The failures of an engine's CUDA-graph steps, and when the next attempt is due.
 
-    A program that asks the device for something would do so again: there is no other attempt. Whatever else fails may
-    pass, such as memory that another program holds.
+    A program that reads from the device would do so again, so it is not tried again. Other failures may pass, such as
+    those of memory that another program holds.
+
+    Attributes:
+        last: The last failure, in words, even if a step succeeded since; None if none failed.
     """
 
     def __init__(self) -> None:
         self._counts: dict[Capacity | None, int] = {}
         self._steps_left = 0
-        self.last: str | None = None  # what failed, whether or not there was a success since
+        self.last: str | None = None
         self._final = False
 
     @property
     def reason(self) -> str | None:
-        """Why the next step is not captured, or None."""
+        """Why the next step does not run as a CUDA graph, or None if it may."""
         if self.last is None or self._final:
             return self.last
         return f"{self.last}; the next attempt is in {self._steps_left} steps" if self._steps_left else None
@@ -113,27 +134,27 @@ class CaptureFailures:
         """Counts a failure.
 
         Args:
-            capacity: Of the step, None if it was not known yet.
-            error: What was raised.
+            capacity: Capacity of the step, or None if it was not known yet.
+            error: The exception that was raised.
 
         Returns:
-            What failed and what happens instead, for the log.
+            The failure and its consequence, for the log.
         """
         own = self._counts[capacity] = self._counts.get(capacity, 0) + 1
         count = min(sum(self._counts.values()), MAX_FAILURES)
-        self.last = f"a captured step failed: {type(error).__name__}: {error}"
+        self.last = f"a CUDA-graph step failed: {type(error).__name__}: {error}"
         self._final = isinstance(error, HostReadError) or own >= MAX_FAILURES
         if self._final:
-            return f"{self.last}; steps are not captured from now on"
+            return f"{self.last}; steps run in sync mode from now on"
         self._steps_left = RETRY_AFTER << (count - 1)
         return f"{self.last}; the next attempt is in {self._steps_left} steps"
 
     def record_success(self, capacity: Capacity | None) -> None:
-        """A captured step of this capacity was launched."""
+        """Records that a CUDA-graph step of this capacity was launched."""
         if self._counts:
             self._counts.pop(capacity, None)
             self._counts.pop(None, None)
 
     def record_sync_step(self) -> None:
-        """A step ran in `sync` mode."""
+        """Records that a step ran in `sync` mode."""
         self._steps_left = max(self._steps_left - 1, 0)

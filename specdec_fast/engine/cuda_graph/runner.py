@@ -1,7 +1,8 @@
-"""Captured steps of an engine: programs per capacity, replayed without waiting, and what they gave, one step behind.
+"""Runs CUDA-graph steps: one program per capacity, replayed without waiting, with the host one step behind.
 
-Owns the programs, the ring of results and which rows are published; decides nothing about requests.
-Tests: tests/engine/cuda_graph/test_step_program.py.
+Owns the programs, their result buffers, and which rows are published. It decides nothing about requests.
+
+Tests: tests/engine/cuda_graph/test_step_program.py, tests/launch/test_capture.py.
 """
 
 from __future__ import annotations
@@ -22,34 +23,47 @@ from specdec_fast.interfaces import CudaGraphProposals, Rule, Target
 from specdec_kernels.graph_capture import GraphPool, capture, on
 
 RING_SIZE = 4
-"""Results that may be under way at once; two are."""
+"""Result buffers of a program. At most two are in use at once."""
 MAX_PROGRAMS = 32
-"""Programs that are kept besides those that were prepared; the one that was not used for longest goes first."""
+"""Programs that are kept, besides the prepared ones. The least recently used one is dropped first."""
 
 
 @dataclass(slots=True)
 class _CapturedProgram:
-    """A program, how to run it, its ring of results on the host, and what its inputs were last set to."""
+    """A program with its result buffers on the host, and the inputs that were last written."""
 
     program: StepProgram
     run: Callable[[], None]
     ring: list[Tensor]
     inputs: tuple[list[int], list[int]] | None = None
-    turns: int = 0
+    num_runs: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class _Pending:
+class _PendingStep:
+    """A step that was launched and not read."""
+
     handles: dict[Handle, None]  # in the order of the results
     results: Tensor
     done: torch.cuda.Event | None
 
 
 class CudaGraphRunner:
-    """One step at a time is under way: `launch` starts the next, `read` answers with the one before.
+    """Runs the CUDA-graph steps of an engine: `launch` starts a step, `read_oldest` returns the one before.
 
-    A row drafts from when it enters until there is no room for its drafts; then its drafts would go on from a text with
-    gaps, so it has none until all rows have left (`suspend`) and enter again.
+    A row drafts from the step in which it enters until the draft's cache has no memory for it. Later drafts would
+    continue a text with gaps, so the row drafts again only after all rows have left (`suspend`) and entered again.
+
+    Args:
+        target: The model that scores drafts.
+        proposals: Proposals of the drafter, or None for plain decoding.
+        rule: The verification rule.
+        state: The decode state of the engine.
+        drafter_runner: The drafter with its budget.
+
+    Attributes:
+        capacity: Capacity of the step that was launched last, or could not be launched; None if it is unknown.
+        memory_freed: Whether a row has left since another was denied memory, so that rows should enter again.
     """
 
     def __init__(
@@ -64,22 +78,19 @@ class CudaGraphRunner:
         self._drafter_runner = drafter_runner
         self._programs: dict[Capacity, _CapturedProgram] = {}  # in the order of their last use
         self._prepared: set[Capacity] = set()
-        self.capacity: Capacity | None = None  # of the step that was launched last, or could not be
+        self.capacity: Capacity | None = None
         self._pool = GraphPool(state.device) if state.device.type == "cuda" else None
         self._entered: set[int] = set()
         self._drafting: set[int] = set()
         self._denied: set[int] = set()
-        self._pending: list[_Pending] = []
-        self.memory_freed = False  # a row left since another was denied room: rows should enter anew
+        self._pending: list[_PendingStep] = []
+        self.memory_freed = False
 
     def with_separate_rows(self, drafter_runner: DrafterRunner) -> CudaGraphRunner:
-        """Makes captured steps that share these programs and have rows of their own, while none of these has entered.
+        """Returns a runner that shares these programs and has rows of its own. No row of this one may have entered.
 
         Args:
-            drafter_runner: Proposes for the other rows.
-
-        Returns:
-            Captured steps without rows.
+            drafter_runner: Proposes for the rows of the result.
         """
         other = copy(self)
         other._drafter_runner = drafter_runner
@@ -89,58 +100,62 @@ class CudaGraphRunner:
 
     @property
     def pending(self) -> int:
-        """Steps that were launched and not read."""
+        """Number of steps that were launched and not read."""
         return len(self._pending)
 
     @property
     def active(self) -> bool:
-        """Whether rows are on the device's side, or steps pending."""
+        """Whether rows have entered or steps are pending."""
         return bool(self._entered or self._pending)
 
     @property
     def capacities(self) -> list[Capacity]:
-        """What programs are there for."""
+        """Capacities of the programs that exist."""
         return list(self._programs)
 
     def pending_steps(self, handle: Handle) -> int:
-        """Pending steps that a request takes part in: each of them gives it a token, or its end."""
+        """Returns the pending steps that a request takes part in. Each adds at least one token or ends the request."""
         return sum(handle in step.handles for step in self._pending)
 
     def launch(self, running: dict[int, Handle]) -> None:
-        """Start a step of all running rows."""
+        """Starts a step of all running requests.
+
+        Args:
+            running: Requests by row.
+        """
         handles = list(running.values())
         self.capacity = None
         self._enter(running)
-        asked = [
+        requested = [
             self._drafter_runner.requested_draft_nodes(handle) if row in self._drafting else 0
             for row, handle in running.items()
         ]
-        self.capacity = self._capacity(handles)
-        made = self._program(self.capacity)
-        self._write_inputs(made, list(running), asked)
+        self.capacity = self._choose_capacity(handles)
+        made = self._get_program(self.capacity)
+        self._write_inputs(made, list(running), requested)
         event = None
         with on(self._state.device):
             made.run()
-            slot = made.ring[made.turns % RING_SIZE]
-            made.turns += 1
-            slot.copy_(made.program.results, non_blocking=True)
+            results = made.ring[made.num_runs % RING_SIZE]
+            made.num_runs += 1
+            results.copy_(made.program.results, non_blocking=True)
             if self._state.device.type == "cuda":
                 event = torch.cuda.Event()
                 event.record()
-        self._pending.append(_Pending(dict.fromkeys(handles), slot, event))
+        self._pending.append(_PendingStep(dict.fromkeys(handles), results, event))
 
     def read_oldest(self) -> list[tuple[Handle, StepOutput]]:
-        """What the oldest pending step gave; requests that have ended since are passed over."""
+        """Waits for the oldest pending step and returns its outputs, without those of requests that have ended."""
         step = self._pending[0]
         if step.done is not None:
             step.done.synchronize()
-        found = zip(step.handles, StepProgram.read(step.results))
-        given = [(handle, got) for handle, got in found if got is not None and not handle.finished]
+        read = zip(step.handles, StepProgram.read(step.results))
+        outputs = [(handle, output) for handle, output in read if output is not None and not handle.finished]
         del self._pending[0]
-        return given
+        return outputs
 
     def leave(self, row: int) -> None:
-        """A row is given up; what is under way for it is forgotten with its request."""
+        """Removes a row. Outputs of pending steps for its request are ignored."""
         for rows in (self._entered, self._drafting, self._denied):
             rows.discard(row)
         self.memory_freed = bool(self._denied)
@@ -148,8 +163,9 @@ class CudaGraphRunner:
             self._pending.clear()
 
     def suspend(self) -> None:
-        """Rows go back to steps that are not captured; nothing may be pending. What the host knows is what counts: a
-        step that failed may have stored more.
+        """Returns all rows to `sync` steps. No step may be pending.
+
+        Caches are rolled back to the host's texts, since a step that failed may have stored more.
         """
         rows = sorted(self._entered)
         if self._proposals is not None:
@@ -162,69 +178,74 @@ class CudaGraphRunner:
             kept.clear()
         self.memory_freed = False
 
-    def _enter(self, running: dict[int, Handle]) -> None:
-        """Publish rows that are new, and find out which draft."""
-        joining = [row for row in running if row not in self._entered]
-        self._state.publish(joining)
-        self._entered.update(joining)
-        if self._proposals is None:
-            return
-        hopeful = [row for row in running if row in self._drafting or row in joining]
-        wanted = [row for row in hopeful if self._drafter_runner.requested_draft_nodes(running[row])]
-        roomy = [row for row in wanted if self._reserve(self._proposals, running[row])]
-        self._denied.update(set(wanted).difference(roomy))
-        new = [row for row in roomy if row in joining]
-        entered = self._drafter_runner.enter(self._proposals, self._state, new) if new else []
-        self._drafting = self._drafting.intersection(roomy).union(entered)
-
-    def _reserve(self, proposals: CudaGraphProposals, handle: Handle) -> bool:
-        """Room in the draft's cache for the step to come, whatever the steps under way accept."""
-        assert handle.row is not None
-        count = self._drafter_runner.requested_draft_nodes(handle)
-        ahead = min(self.pending_steps(handle) * (count + 1) + count, handle.remaining)
-        return self._drafter_runner.reserve(proposals, handle.row, self._state.length(handle.row) + ahead)
-
     def prepare(self, rows: int, num_draft_tokens: int, all_greedy: bool) -> None:
-        """Makes the program of a batch, if it is not there. It is kept for as long as the engine.
+        """Captures the program of a batch if it does not exist. It is kept for the life of the engine.
 
         Args:
             rows: Requests of the batch.
             num_draft_tokens: The most draft tokens that one of them asks for.
             all_greedy: Whether all of them are at temperature 0.
         """
-        self.capacity = Capacity(self._rows(rows), self._nodes(num_draft_tokens), all_greedy)
-        self._program(self.capacity)
+        self.capacity = Capacity(self._row_capacity(rows), self._node_capacity(num_draft_tokens), all_greedy)
+        self._get_program(self.capacity)
         self._prepared.add(self.capacity)
 
-    def _rows(self, count: int) -> int:
+    def _enter(self, running: dict[int, Handle]) -> None:
+        """Publishes new rows, and decides which rows draft."""
+        joining = [row for row in running if row not in self._entered]
+        self._state.publish(joining)
+        self._entered.update(joining)
+        if self._proposals is None:
+            return
+        eligible = [row for row in running if row in self._drafting or row in joining]
+        wanted = [row for row in eligible if self._drafter_runner.requested_draft_nodes(running[row])]
+        reserved = [row for row in wanted if self._reserve(self._proposals, running[row])]
+        self._denied.update(set(wanted).difference(reserved))
+        new = [row for row in reserved if row in joining]
+        entered = self._drafter_runner.enter(self._proposals, self._state, new) if new else []
+        self._drafting = self._drafting.intersection(reserved).union(entered)
+
+    def _reserve(self, proposals: CudaGraphProposals, handle: Handle) -> bool:
+        """Reserves memory of the drafter for the next step, whatever pending steps accept."""
+        assert handle.row is not None
+        count = self._drafter_runner.requested_draft_nodes(handle)
+        new = min(self.pending_steps(handle) * (count + 1) + count, handle.remaining)
+        return self._drafter_runner.reserve(proposals, handle.row, self._state.length(handle.row) + new)
+
+    def _row_capacity(self, count: int) -> int:
+        """Rows of a program for `count` requests: a power of two, or all rows."""
         return min(1 << (count - 1).bit_length(), self._state.max_rows)
 
-    def _nodes(self, asked: int) -> int:
-        """Nodes of a row, the root included, of a program for requests that ask for so many draft tokens: rounded up to
-        a power of two, but not beyond what requests ask for by default.
-        """
-        usual = self._drafter_runner.num_draft_tokens
-        return 1 + (min(1 << (asked - 1).bit_length(), usual) if 0 < asked <= usual else asked)
+    def _node_capacity(self, requested: int) -> int:
+        """Nodes per row, root included, of a program for so many draft tokens.
 
-    def _capacity(self, handles: list[Handle]) -> Capacity:
-        """What a program must have room for. A text near its end has room for fewer drafts in every step: that takes a
-        smaller program where there is one, and never makes one. A program that is wider than these requests ask for,
-        made for others on the way, does not serve them: its target passes would cost more. One that was prepared does.
+        Draft tokens are rounded up to a power of two, but not beyond the drafter's default.
         """
-        rows = self._rows(len(handles))
+        default = self._drafter_runner.num_draft_tokens
+        return 1 + (min(1 << (requested - 1).bit_length(), default) if 0 < requested <= default else requested)
+
+    def _choose_capacity(self, handles: list[Handle]) -> Capacity:
+        """The capacity of the next step.
+
+        Texts near their ends need fewer drafts in every step, for which an existing smaller program is used, and none
+        is captured. A program that is wider than these requests ask for is used only if it was prepared, because its
+        target passes cost more.
+        """
+        rows = self._row_capacity(len(handles))
         greedy = all(handle.params.temperature == 0 for handle in handles)
-        asked = [self._drafter_runner.requested_draft_nodes(handle) for handle in handles]
-        if not any(asked):
+        requested = [self._drafter_runner.requested_draft_nodes(handle) for handle in handles]
+        if not any(requested):
             return Capacity(rows, 1, greedy)
         left = [handle.remaining - self.pending_steps(handle) for handle in handles]
-        needed = 1 + max(min(count, room - 1) for count, room in zip(asked, left, strict=True))
-        usual = self._nodes(max(asked))
+        needed = 1 + max(min(count, tokens - 1) for count, tokens in zip(requested, left, strict=True))
+        usual = self._node_capacity(max(requested))
         widest = max(usual, 1 + self._drafter_runner.num_draft_tokens)
-        captured = [each for each in self._programs if (each.rows, each.all_greedy) == (rows, greedy)]
-        fitting = [each.nodes for each in captured if each.nodes <= widest or each in self._prepared]
+        existing = [each for each in self._programs if (each.rows, each.all_greedy) == (rows, greedy)]
+        fitting = [each.nodes for each in existing if each.nodes <= widest or each in self._prepared]
         return Capacity(rows, min((nodes for nodes in fitting if nodes >= needed), default=usual), greedy)
 
-    def _program(self, capacity: Capacity) -> _CapturedProgram:
+    def _get_program(self, capacity: Capacity) -> _CapturedProgram:
+        """The program of a capacity, captured now if it does not exist."""
         made = self._programs.pop(capacity, None)
         if made is None:
             program = StepProgram(capacity, self._target, self._proposals, self._rule, self._state)
@@ -238,16 +259,17 @@ class CudaGraphRunner:
             del self._programs[evictable[0]]
         return made
 
-    def _write_inputs(self, made: _CapturedProgram, rows: list[int], asked: list[int]) -> None:
-        """The inputs of the program, if they are not what they were; places to spare get rows that nobody uses. How
-        many drafts a text has room for is not among them: the device knows.
+    def _write_inputs(self, made: _CapturedProgram, rows: list[int], requested: list[int]) -> None:
+        """Writes the inputs of a program if they have changed. Spare places get rows that are not in use.
+
+        The end of a text is no input: the device knows how many drafts it leaves.
         """
-        if made.inputs == (rows, asked):
+        if made.inputs == (rows, requested):
             return
         spare = made.program.capacity.rows - len(rows)
         free = [row for row in range(self._state.max_rows) if row not in set(rows)][:spare]
-        made.inputs = None  # unknown, should this be interrupted
+        made.inputs = None  # unknown if this is interrupted
         upload_values([*rows, *free], made.program.rows)
         upload_values([True] * len(rows) + [False] * spare, made.program.live)
-        upload_values([*asked, *[0] * spare], made.program.max_draft_nodes)
-        made.inputs = rows, asked
+        upload_values([*requested, *[0] * spare], made.program.max_draft_nodes)
+        made.inputs = rows, requested

@@ -1,9 +1,10 @@
-"""One captured step: propose, plan, score, verify, commit and append as a program over tensors that stay in place.
+"""The program of a CUDA-graph step: propose, plan, score, verify, commit and append over static tensors.
 
-On a GPU the program is captured once per capacity as a CUDA graph and replayed; elsewhere the same callable is run,
-which is how its text and its safety are tested. Nothing in it asks the device for a number, and no shape depends on
-data: rows without nodes and nodes without a row take up what is not used. Tests:
-tests/engine/cuda_graph/test_step_program.py, tests/engine/cuda_graph/test_capture_safety.py.
+On a GPU the program is captured once per capacity and replayed. Elsewhere the same callable runs as it is, which is how
+tests check its texts and its safety. It never reads from the device, and no shape depends on data: rows without nodes,
+and nodes without a row, fill the unused places.
+
+Tests: tests/engine/cuda_graph/test_step_program.py, tests/engine/cuda_graph/test_capture_safety.py.
 """
 
 from __future__ import annotations
@@ -25,7 +26,13 @@ from specdec_kernels import TreePlan, tree_plan
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What a program is made for. rows: requests; nodes: of each, root included; all_greedy: every row is at T = 0."""
+    """The batch that a program can serve.
+
+    Attributes:
+        rows: Requests.
+        nodes: Nodes of each request, root included.
+        all_greedy: Whether all requests are at temperature 0.
+    """
 
     rows: int
     nodes: int
@@ -34,23 +41,38 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What a step gave one row: accepted and next tokens, how many were accepted and drafted, whether nothing drafted
-    was left behind what was accepted, and the place of the path at which the target had no distribution (None:
-    everywhere).
+    """The result of a CUDA-graph step for one request.
+
+    Attributes:
+        tokens: Accepted tokens and the next token.
+        num_accepted: Accepted draft tokens.
+        num_draft_tokens: Draft tokens that were proposed.
+        complete: Whether the accepted path ends at a leaf.
+        first_invalid: First place of the path at which the target's distribution is NaN. None if there is none.
     """
 
     tokens: list[int]
-    accepted: int
-    drafted: int
+    num_accepted: int
+    num_draft_tokens: int
     complete: bool
-    broken: int | None
+    first_invalid: int | None
 
 
 class StepProgram:
-    """The step of a capacity, as a callable without arguments.
+    """A step of one capacity, as a callable without arguments.
 
-    Inputs, written by the host between calls: rows int32 [B], all different; live bool [B], false for places without a
-    request; most int32 [B], draft nodes that a row may have. Output: results int64 [B, N + 4], see `read`.
+    Args:
+        capacity: The batch that the program can serve.
+        target: The model that scores drafts.
+        proposals: Proposals of the drafter, or None for plain decoding.
+        rule: The verification rule.
+        state: The decode state whose device side the program reads and writes.
+
+    Attributes:
+        rows: Input. Row of each place in the batch, all different, int32 [B].
+        live: Input. Whether a place has a request, bool [B].
+        max_draft_nodes: Input. Draft nodes that each request may have, int32 [B].
+        results: Output, int64 [B, N + 4]; `read` decodes it.
     """
 
     def __init__(
@@ -65,17 +87,18 @@ class StepProgram:
         self.results = torch.zeros(count, capacity.nodes + 4, dtype=torch.int64, device=device)
 
     def __call__(self) -> None:
+        """Runs the step. The inputs are `rows`, `live` and `max_draft_nodes`."""
         state, nodes, index = self.state, self.capacity.nodes, self.rows.long()
         lengths, limits = state.lengths[index], state.limits[index]
-        goes_on = self.live & ~state.done[index]
-        drafts = torch.where(goes_on, torch.minimum(self.max_draft_nodes, limits - lengths - 1).clamp(0, nodes - 1), 0)
+        active = self.live & ~state.done[index]
+        drafts = torch.where(active, torch.minimum(self.max_draft_nodes, limits - lengths - 1).clamp(0, nodes - 1), 0)
         sampling = state.device_sampling(index, self.capacity.all_greedy)
         roots = (lengths - 1).clamp(min=0)
         batch = CudaGraphRows(self.rows, lengths, drafts, state.device_tokens, sampling, nodes - 1)
         proposals = self.proposals if nodes > 1 else None
         trees = None if proposals is None else proposals.propose(batch)
-        drafted = torch.zeros_like(drafts) if trees is None else torch.where(goes_on, trees.counts, 0)
-        draft = self._draft(state.device_tokens[index, roots.long()], trees, torch.where(goes_on, drafted + 1, 0))
+        drafted = torch.zeros_like(drafts) if trees is None else torch.where(active, trees.counts, 0)
+        draft = self._draft(state.device_tokens[index, roots.long()], trees, torch.where(active, drafted + 1, 0))
         plan = tree_plan(draft.parents, draft.offsets, draft.counts[0])
         output, slots = self.target.score(draft, plan, () if proposals is None else proposals.aux_hidden_states)
         assert output.logits is not None
@@ -83,12 +106,12 @@ class StepProgram:
         dists = target_distributions(draft, plan, output.logits, sampling, roots, whole=True)
         acceptance = self.rule(draft, plan, dists, rng)
         self.target.cache.commit(self.rows, slots, acceptance.path, acceptance.num_accepted)
-        self._append(index, draft, plan, dists, acceptance, goes_on, drafted)
+        self._append(index, draft, plan, dists, acceptance, active, drafted)
         if proposals is not None:
             proposals.observe(batch, acceptance, output)
 
     def _draft(self, roots: Tensor, trees: CudaGraphTrees | None, counts: Tensor) -> Draft:
-        """Roots int64 [B] and what is behind them as a packed draft; counts int32 [B], the nodes that are there."""
+        """Packs roots, int64 [B], and the trees below them into a draft. `counts` are the nodes of each, int32 [B]."""
         tokens = roots[:, None] if trees is None else torch.cat([roots[:, None], trees.tokens], 1)
         nodes = tokens.shape[1]
         packing = pack_nodes(counts, nodes)
@@ -107,28 +130,37 @@ class StepProgram:
         plan: TreePlan,
         dists: TokenDistributions,
         acceptance: Acceptance,
-        goes_on: Tensor,
+        active: Tensor,
         drafted: Tensor,
     ) -> None:
+        """Appends accepted and next tokens to the state, and writes the results."""
         path, accepted, nodes = acceptance.path, acceptance.num_accepted, self.capacity.nodes
         following = path[:, 1:].clamp(min=0).long()
         emitted = torch.cat([draft.tokens[following], acceptance.next_token[:, None]], 1)
         place = torch.arange(path.shape[1], dtype=torch.int32, device=path.device)
         emitted = torch.where(place == accepted[:, None], acceptance.next_token[:, None], emitted)
-        lawless = (path >= 0) & torch.isnan(dists.lse)[path.clamp(min=0).long()]
-        broken = torch.where(lawless, place, nodes).amin(1)  # the first place of the path without a distribution
+        invalid = (path >= 0) & torch.isnan(dists.lse)[path.clamp(min=0).long()]
+        first_invalid = torch.where(invalid, place, nodes).amin(1)
         last = path.gather(1, accepted[:, None].long()).squeeze(1).clamp(min=0).long()
-        counts = torch.where(goes_on, torch.minimum(accepted + 1, broken), 0)
+        counts = torch.where(active, torch.minimum(accepted + 1, first_invalid), 0)
         self.state.advance(index, emitted, counts)
         complete = (plan.first_child[last] < 0).int()
-        told = torch.stack([torch.where(goes_on, accepted + 1, 0), drafted, complete, broken], 1)
-        self.results.copy_(torch.cat([pad(emitted, (0, nodes - path.shape[1])), told], 1))
+        numbers = torch.stack([torch.where(active, accepted + 1, 0), drafted, complete, first_invalid], 1)
+        self.results.copy_(torch.cat([pad(emitted, (0, nodes - path.shape[1])), numbers], 1))
 
     @staticmethod
     def read(results: Tensor) -> list[StepOutput | None]:
-        """Results as the host sees them: per place what it was given, None for places where nothing happened."""
-        found: list[StepOutput | None] = []
-        for *tokens, count, drafted, complete, broken in results.tolist():
-            sound = None if broken == len(tokens) else broken
-            found.append(StepOutput(tokens[:count], count - 1, drafted, bool(complete), sound) if count else None)
-        return found
+        """Decodes results on the host.
+
+        Args:
+            results: A copy of `results`, int64 [B, N + 4]: tokens, then the number of emitted tokens, the number of
+                draft tokens, whether the path is complete, and the first invalid place.
+
+        Returns:
+            One output for each place, None for places that were not active.
+        """
+        outputs: list[StepOutput | None] = []
+        for *tokens, count, drafted, complete, first_invalid in results.tolist():
+            place = None if first_invalid == len(tokens) else first_invalid
+            outputs.append(StepOutput(tokens[:count], count - 1, drafted, bool(complete), place) if count else None)
+        return outputs

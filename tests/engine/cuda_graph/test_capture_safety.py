@@ -75,7 +75,7 @@ def test_a_model_that_cannot_be_captured_goes_on_without(monkeypatch: pytest.Mon
     guard_programs(monkeypatch)
     engine = Engine(models.target("gpt2", max_rows=2, max_length=64), step_mode="graph")
     assert engine.generate([models.prompt(5)], wanted)[0].tokens == want
-    assert "a captured step failed" in engine.explain()
+    assert "a CUDA-graph step failed" in engine.explain()
 
 
 def test_a_row_that_has_ended_is_left_alone_by_the_step_under_way(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -165,7 +165,7 @@ def test_a_step_that_fails_falls_back_with_a_reason(caplog: pytest.LogCaptureFix
 
     target.before_pass = once
     assert engine.generate([[1, 2]], SamplingParams(seed=1, max_new_tokens=6))[0].tokens == want
-    assert engine.step_mode == "sync" and "a captured step failed: RuntimeError" in engine.explain()
+    assert engine.step_mode == "sync" and "a CUDA-graph step failed: RuntimeError" in engine.explain()
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_a_step_that_fails_half_way_costs_no_token(verb: str, call: int, monkeyp
 
     def left(view: Any, rows: Any) -> None:
         leave(view, rows)
-        assert all(drafter._stored[row][0] <= view.length(row) for row in rows), "what nobody saw is not held"
+        assert all(drafter._runner._stored[row][0] <= view.length(row) for row in rows), "what nobody saw is not held"
 
     monkeypatch.setattr(proposals, "leave", left)
 
@@ -238,7 +238,7 @@ def test_a_step_that_fails_half_way_costs_no_token(verb: str, call: int, monkeyp
 
     monkeypatch.setattr(proposals, verb, failing)
     assert [handle.tokens for handle in engine.generate([[1, 2], [3]], params)] == want
-    assert count[0] == call and "a captured step failed: RuntimeError: half-way" in engine.explain()
+    assert count[0] == call and "a CUDA-graph step failed: RuntimeError: half-way" in engine.explain()
     assert engine.stats.mean_alpha > 0.5, "the draft went on from the text"
 
 

@@ -1,0 +1,162 @@
+"""Which requests run: admission, page reservation, preemption and retirement.
+
+Tests: tests/engine/test_pressure.py, tests/engine/test_interrupts.py, tests/engine/test_resource_cleanup.py.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from specdec_fast.engine.cuda_graph.runner import CudaGraphRunner
+from specdec_fast.engine.drafter_runner import DrafterRunner
+from specdec_fast.engine.prefill import prefill
+from specdec_fast.engine.request import Handle
+from specdec_fast.engine.state import DecodeState
+from specdec_fast.engine.stats import Clock, RequestStats
+from specdec_fast.interfaces import Needs, Target, TargetOutput
+
+
+class Scheduler:
+    """The queue and the running requests of an engine. `Engine` derives from it and runs the steps.
+
+    Attributes:
+        target: The model that scores drafts.
+        needs: Requirements of the drafter.
+        state: Tokens, lengths and parameters of all rows.
+        stats: Counters of all requests that have ended.
+        seconds: Wall-clock seconds per phase; each step counts once.
+    """
+
+    target: Target
+    needs: Needs
+    _drafter_runner: DrafterRunner
+    _graph_runner: CudaGraphRunner
+
+    def __init__(self, target: Target, prefill_chunk: int | None) -> None:
+        if prefill_chunk is not None and prefill_chunk < 1:
+            raise ValueError(f"prefill_chunk: got {prefill_chunk}; expected at least 1")
+        cache: Any = target.cache
+        self.target, self._cache = target, cache
+        self._prefill_chunk = prefill_chunk or (512 if cache.device.type == "cpu" else 2048)
+        self.state = DecodeState(cache.max_rows, cache.max_length, cache.device)
+        self.stats = RequestStats()
+        self.seconds = Clock().seconds
+        self._queue: deque[Handle] = deque()
+        self._running: dict[int, Handle] = {}  # by row, in order of admission
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is queued or running."""
+        return not self._queue and not self._running
+
+    @property
+    def num_running(self) -> int:
+        """Number of running requests."""
+        return len(self._running)
+
+    @property
+    def num_queued(self) -> int:
+        """Number of queued requests."""
+        return len(self._queue)
+
+    def _check_owner(self, handle: Handle) -> None:
+        """Raises ValueError for a request of another engine."""
+        held = None if handle.row is None else self._running.get(handle.row)
+        if held is not handle and handle not in self._queue:
+            raise ValueError(f"handle: got request {handle.request_id} of another engine; expected one of its own")
+
+    def _admit_queued(self) -> None:
+        """Moves queued requests to free rows while there are pages for their tokens and one step, and prefills them."""
+        joined: list[int] = []
+        if self._queue:
+            self._claim_cache()
+        try:
+            while self._queue and self.state.num_free:
+                handle = self._queue[0]
+                tokens = [*handle.prompt, *handle.tokens]
+                length = len(tokens) + self._drafter_runner.max_draft_nodes(handle)
+                if self._cache.pages_for(length) > self._cache.pages.num_free:
+                    if not self._running and not joined:
+                        raise RuntimeError("engine: an empty pool has too few pages for a request that was accepted")
+                    break
+                params = self._drafter_runner.params_with_request_key(handle)
+                row = self.state.join(tokens, params, len(handle.prompt), handle.stop_ids)
+                handle.row, self._running[row] = row, self._queue.popleft()
+                joined.append(row)
+                self._cache.reserve(row, length)
+            if joined:
+                output = self._prefill(joined)
+                self._drafter_runner.begin(self.state, joined, output)
+        except BaseException:  # keys and values are incomplete, so the requests start again later
+            for row in reversed(joined):
+                self._requeue(self._running[row])
+            raise
+
+    def _claim_cache(self) -> None:
+        """Makes sure that no other engine uses the cache."""
+        self._cache.claim(self, self._running)
+
+    def _prefill(self, rows: list[int]) -> TargetOutput | None:
+        """Stores keys and values of all committed tokens but the roots. Returns their hidden states."""
+        aux_hidden_states = tuple(dict.fromkeys((*self.needs.aux_hidden_states, *self.needs.prompt_aux_hidden_states)))
+        texts = {row: self.state.tokens(row)[:-1] for row in rows}
+        return prefill(self.target, texts, self._prefill_chunk, aux_hidden_states, self.state.device)
+
+    def _reserve_pages(self) -> None:
+        """Reserves pages for the nodes of this step. If there are too few, it preempts the youngest requests."""
+        for row, handle in list(self._running.items()):
+            while row in self._running and not self._cache.reserve(row, self._slots_needed(row, handle)):
+                if self._graph_runner.pending:
+                    self._drain_pending()  # texts may have ended, and preempted requests keep all their tokens
+                    continue
+                youngest = next(reversed(self._running.values()))
+                youngest.stats.preemptions += 1
+                self._requeue(youngest)
+
+    def _slots_needed(self, row: int, handle: Handle) -> int:
+        """Slots that a row may use by the end of the next step, whatever pending steps accept."""
+        nodes = self._drafter_runner.max_draft_nodes(handle)
+        pending = self._graph_runner.pending_steps(handle) * (nodes + 1) if self._graph_runner.pending else 0
+        return self.state.length(row) + min(pending + nodes, handle.remaining)
+
+    def _drain_pending(self, clock: Clock | None = None) -> None:
+        """Reads all pending steps. Implemented by the engine."""
+        raise NotImplementedError
+
+    def _requeue(self, handle: Handle) -> None:
+        """Returns a request to the head of the queue. Its tokens stay; keys and values will be recomputed."""
+        try:
+            self._retire(handle)
+        finally:
+            self._queue.appendleft(handle)
+
+    def _requeue_running(self) -> None:
+        """Requeues all requests after a failure: keys and values may be ahead of the texts."""
+        for handle in reversed(list(self._running.values())):
+            (self._retire if handle.finished else self._requeue)(handle)
+
+    def _retire(self, handle: Handle) -> None:
+        """Takes a request off its row and frees everything that it held."""
+        row, handle.row = handle.row, None
+        assert row is not None
+        del self._running[row]
+        with ExitStack() as leaving:  # from the last to the first, and all of them even if one raises
+            if handle.finished:
+                leaving.callback(self.stats.merge, handle.stats)
+            leaving.callback(self.state.leave, row)
+            leaving.callback(self._drafter_runner.release, [row])
+            leaving.callback(self._cache.release, [row])
+            leaving.callback(self._graph_runner.leave, row)
+
+    def _account_and_retire(self, handles: Sequence[Handle], clock: Clock) -> None:
+        """Adds the seconds of a step to its requests, and retires those that have ended."""
+        for handle in handles:
+            for phase, seconds in clock.seconds.items():
+                handle.stats.seconds[phase] += seconds
+            if handle.finished and handle.row is not None:
+                self._retire(handle)
+        for phase, seconds in clock.seconds.items():
+            self.seconds[phase] += seconds
