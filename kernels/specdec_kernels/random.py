@@ -1,4 +1,4 @@
-"""Counter-based randomness: Philox4x32-10 words and the noise made of them, the one definition for all backends.
+"""Counter-based randomness: Philox4x32-10 words and the noise made of them, defined here for all backends.
 
 A word is a pure function of (request seed, stream, position, index, token id); nothing depends on a row's place in the
 batch, on the number of steps so far or on a generator's state. ``csrc/random.h`` is the same arithmetic in C++.

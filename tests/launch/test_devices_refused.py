@@ -160,16 +160,16 @@ def test_commits_run_through_triton_where_cuda_code_is_not_built(
     [("3.6.0", True), ("3.9.1", True), ("3.9.0+git1234", True), ("3.5.1", False), ("3.10.0", False), ("4.0.0", False)],
 )
 def test_versions_of_triton(version: str, fits: bool) -> None:
-    told = versions.untested(version)
-    assert (told is None) == fits
-    if told is not None:
-        assert told == (
+    warning = versions.untested_warning(version)
+    assert (warning is None) == fits
+    if warning is not None:
+        assert warning == (
             f"Triton {version} is outside of the tested range, 3.6 to 3.9: the kernels run, but their results and "
             "speed are not known; install triton==3.9.* for tested ones"
         )
 
 
-def test_an_untested_triton_is_told_once_and_its_kernels_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_untested_triton_warns_once_and_its_kernels_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
     triton = pytest.importorskip("triton")
     from specdec_kernels.triton_shared import device_kernel
 
@@ -192,7 +192,7 @@ def test_an_untested_triton_is_told_once_and_its_kernels_are_made(monkeypatch: p
 def test_the_range_is_that_of_ceilings_and_documents() -> None:
     sections = {tuple(map(int, each.split("."))) for each in json.loads(CEILINGS.read_text(encoding="utf-8"))}
     assert (min(sections), max(sections)) == (versions.FIRST, versions.LAST)
-    assert f"Triton {versions.in_words()}" in (ROOT / "kernels" / "README.md").read_text(encoding="utf-8")
+    assert f"Triton {versions.tested_range()}" in (ROOT / "kernels" / "README.md").read_text(encoding="utf-8")
     (row,) = (
         line for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines() if line.startswith("| triton")
     )

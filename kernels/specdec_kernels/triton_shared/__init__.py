@@ -1,1 +1,1 @@
-"""Triton functions that several kernels share, and how their launches are compiled."""
+"""Triton functions that several kernels share, and the compilation of their launches."""

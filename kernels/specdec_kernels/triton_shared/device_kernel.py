@@ -1,8 +1,10 @@
 """Triton kernels that run on the GPU of their tensors, on its current stream.
 
 Triton launches on the current device. Kernels of this package are launched by operators, by other launches, by
-torch.ops.specdec and by measurements, so the kernel itself sees to its device: whatever the way to a launch, there is
-one comparison, and the current device changes only where it has to.
+torch.ops.specdec and by measurements. So the kernel itself selects its device: every launch makes one comparison, and
+the current device changes only if needed.
+
+Tests: tests/launch/test_devices.py.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from .versions import warn_if_untested
 
 
 def device_of(values: tuple[Any, ...]) -> int:
-    """Index of the GPU of the first tensor among the arguments of a launch; -1 for the CPU and without a tensor."""
+    """Returns the index of the GPU of a launch's first tensor; -1 for the CPU and without a tensor."""
     for value in values:
         if isinstance(value, torch.Tensor):
             return value.get_device()
@@ -27,7 +29,7 @@ class DeviceKernel(JITFunction):
     """A kernel that makes the GPU of its tensors the current one while it is launched."""
 
     def run(self, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-        """What `kernel[grid](...)` calls: binds the arguments, compiles and launches.
+        """Binds the arguments, compiles and launches; `kernel[grid](...)` calls it.
 
         Args:
             args: The arguments of the kernel, tensors first.
@@ -50,8 +52,8 @@ def on_own_device(kernel: Any) -> Any:
     """Makes a kernel of `triton.jit` launch on the GPU of its tensors.
 
     Args:
-        kernel: What `triton.jit` returned. Triton has made it, because constructors differ between its versions. That
-            of the interpreter, which works on tensors of the CPU, stays as it is.
+        kernel: Result of `triton.jit`, whose class changes here because constructors differ between versions of Triton.
+            A kernel of the interpreter, which works on tensors of the CPU, is not changed.
 
     Returns:
         The kernel.

@@ -1,11 +1,13 @@
 """Masses of tokens as float64 inside Triton kernels, without a product of float64.
 
-Most GPUs compute float64 at a sixty-fourth of the speed of float32. Here an exponential is made of pairs of float32
-whose sum is the number, with an error of about 2^-45 of it, and integers then set the bits of the float64. Sums of
-masses are left to float64 additions.
+Most GPUs compute float64 at a sixty-fourth of the speed of float32. Here an exponential is computed in pairs of float32
+whose sum is the number, with a relative error of about 2^-45. Integers then set the bits of the float64. Masses are
+summed by float64 additions.
 
-Compile whatever calls these functions with ``enable_fp_fusion=False``: a fused multiply-add in the place of a product
+Compile kernels that call these functions with ``enable_fp_fusion=False``: a fused multiply-add in place of a product
 and a sum would change the errors that pairs carry.
+
+Tests: tests/interpreter/test_float64_masses.py.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ _LOG2_E, _NEAREST = tl.constexpr(1.4426950216293335), tl.constexpr(12582912.0)
 _LN2_1 = tl.constexpr(0.69317626953125)
 _LN2_2 = tl.constexpr(-2.9090791940689087e-05)
 _LN2_3 = tl.constexpr(1.820636014021829e-09)
-# 1 / n! with what rounding leaves
+# 1 / n! and its rounding error
 _C3, _D3 = tl.constexpr(0.1666666716337204), tl.constexpr(-4.967053879312289e-09)
 _C4, _D4 = tl.constexpr(0.0416666679084301), tl.constexpr(-1.2417634698280722e-09)
 _C5, _D5 = tl.constexpr(0.008333333767950535), tl.constexpr(-4.3461720333760644e-10)
@@ -36,7 +38,7 @@ _LEAST = tl.constexpr(-700.0)
 @triton.jit
 def fused_multiply_add(x, y, z):
     """x * y + z, rounded once."""
-    if _INTERPRETED:  # whose own rounds twice
+    if _INTERPRETED:  # its own tl.fma rounds twice
         return (x.to(tl.float64) * y + z).to(tl.float32)
     else:
         return tl.fma(x, y, z)
@@ -44,7 +46,7 @@ def fused_multiply_add(x, y, z):
 
 @triton.jit
 def two_sum(x, y):
-    """(sum, what its rounding leaves) of two float32."""
+    """(sum, rounding error) of two float32."""
     total = x + y
     other = total - x
     return total, (x - (total - other)) + (y - other)
@@ -62,8 +64,10 @@ def multiply_add_pair(high, low, r, c, d):
 
 @triton.jit
 def exp_difference(level, top):
-    """exp(level - top) in float64 for float32 tensors or numbers, level <= top; 1 where they are equal, 0 for a level
-    that is NaN, -inf or lies 700 or more below."""
+    """exp(level - top) in float64 for float32 tensors or numbers, level <= top.
+
+    1 where they are equal; 0 for a level that is NaN, -inf or 700 or more below.
+    """
     exponent, error = two_sum(level, -top)
     within = exponent > _LEAST
     exponent = tl.where(within, exponent, 0.0)
@@ -82,7 +86,7 @@ def exp_difference(level, top):
     value, tail = multiply_add_pair(value, tail, r, 1.0, 0.0)
     value, tail = multiply_add_pair(value, tail, r, 1.0, 0.0)
     tail = fused_multiply_add(value, low, tail)
-    # in [0.7, 1.5) in units of 2^-52; what is below 1 has its exponent one lower and twice the units
+    # in [0.7, 1.5) in units of 2^-52; below 1 the exponent is one lower, with twice the units
     whole = (value * 16777216.0).to(tl.int32).to(tl.int64) << 28
     whole += (tail * 4503599627370496.0).to(tl.int32).to(tl.int64)
     above = whole >= 4503599627370496

@@ -1,4 +1,7 @@
-"""Triton kernels whose compilation depends on nothing that varies while serving."""
+"""Triton kernels whose compilation does not depend on numbers that vary while serving.
+
+Tests: tests/machine_code/test_specialisation.py.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from .device_kernel import on_own_device
 
 
 def kernel(*specialised: str) -> Callable[[Callable[..., Any]], Any]:
-    """`triton.jit` for a kernel that is launched: only the named arguments, and constants, decide what is compiled.
+    """Applies `triton.jit` to a kernel whose compilation depends only on the named arguments and on constants.
 
     Triton by default compiles a kernel anew for every combination of integers that are 1, or divisible by 16, and of
     pointers that are aligned to 16 bytes. Counts of rows, nodes or pages, and views into larger tensors, change these
@@ -23,7 +26,7 @@ def kernel(*specialised: str) -> Callable[[Callable[..., Any]], Any]:
             vocabulary and row strides.
 
     Returns:
-        The decorator. It raises ValueError where the kernel has no argument of a name.
+        The decorator. It raises ValueError if the kernel has no argument of a given name.
     """
 
     def decorate(function: Callable[..., Any]) -> Any:
@@ -39,9 +42,9 @@ def kernel(*specialised: str) -> Callable[[Callable[..., Any]], Any]:
 
 
 def unaligned_vocab(vocab: int, *strides: int) -> bool:
-    """Tells whether a mask alone keeps loads of rows from being wide.
+    """Returns whether a mask alone keeps loads of rows from being wide.
 
-    That is so where 16 divides a row stride, but not the vocabulary. Kernels then mask the last tile of a row only.
+    This is the case if 16 divides a row stride, but not the vocabulary. Kernels then mask only the last tile of a row.
     Rows that do not begin at multiples of 16 have narrow loads anyway.
 
     Args:
@@ -49,19 +52,19 @@ def unaligned_vocab(vocab: int, *strides: int) -> bool:
         strides: Row strides of the matrices that a kernel reads, in elements.
 
     Returns:
-        True if 16 divides one of the strides and not the vocabulary. It is a constant of the kernel (RAGGED).
+        True if 16 divides one of the strides and not the vocabulary. It is the kernels' constant UNALIGNED.
     """
     return vocab % 16 != 0 and any(stride % 16 == 0 for stride in strides)
 
 
 def lanes_for(count: int, least: int = 32) -> int:
-    """Chooses lanes for a number that varies while serving.
+    """Returns a number of lanes for a count that varies while serving.
 
-    Lanes are constants of a kernel. Few sizes mean few kernels, and lanes without work are masked.
+    Numbers of lanes are constants of a kernel. Few numbers mean few kernels, and lanes without work are masked.
 
     Args:
-        count: What the lanes have to hold: rows, trees, words or tokens.
-        least: The smallest answer, a power of two, as Triton's ranges are.
+        count: Rows, trees, words or tokens that the lanes hold.
+        least: The smallest number of lanes, a power of two, as Triton's ranges are.
 
     Returns:
         The smallest of least, 8 * least, 64 * least, ... that is at least `count`; a power of two.

@@ -1,6 +1,8 @@
-"""The noise of ``random.py`` inside Triton kernels: the same words and the same float bits.
+"""The noise of ``specdec_kernels.random`` inside Triton kernels: the same words and the same float bits.
 
-Compile whatever calls these functions with ``enable_fp_fusion=False``: a fused multiply-add would change bits.
+Compile kernels that call these functions with ``enable_fp_fusion=False``: a fused multiply-add would change bits.
+
+Tests: tests/interpreter/test_noise.py.
 """
 
 from __future__ import annotations
@@ -66,7 +68,7 @@ def uniform(word):
 
 @triton.jit
 def accept_uniform(seed, position, place):
-    """The keyed coin of a node: place within its row, int32."""
+    """The keyed uniform draw of a node's acceptance test. place: of the node within its row, int32."""
     first, _, _, _ = tl.philox(seed, tl.full((), 0, tl.int32), position, place, tl.full((), ACCEPT, tl.int32))
     return uniform(first)
 

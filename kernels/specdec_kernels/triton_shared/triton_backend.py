@@ -1,8 +1,10 @@
-"""Triton backends: when they can serve a call, and how their kernels run on tensors of the CPU, for tests.
+"""Triton backends: the calls that they can serve, on a GPU or, for tests, in Triton's interpreter on a CPU.
 
 With TRITON_INTERPRET=1 in the environment before triton is first imported, kernels run in Triton's interpreter on CPU
-tensors: slowly, program after program, but the same source. Then the backends can be wished for
-(``use_backend("triton")``); they are never chosen on their own.
+tensors: the same source, slowly, one program after another. The backends then serve explicit requests
+(``use_backend("triton")``) and are never selected automatically.
+
+Tests: tests/interpreter/.
 """
 
 from __future__ import annotations
@@ -21,12 +23,12 @@ from ..dispatch.extras import install_hint
 from ..dispatch.operator import Backend
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "yes", "y")
-"""Whether kernels of this process run in the interpreter; triton reads the variable once, so this is per process."""
+"""Whether kernels of this process run in the interpreter. Triton reads the variable once per process."""
 
 
 @lru_cache(maxsize=1)
 def unavailable_reason() -> str | None:
-    """Why no Triton kernel can run here, or None."""
+    """Returns the reason why no Triton kernel can run here, or None."""
     if importlib.util.find_spec("triton") is None:
         return f"triton is not installed; {install_hint('gpu')}"
     reason = None if INTERPRETED else gpu_unavailable_reason()
@@ -34,13 +36,17 @@ def unavailable_reason() -> str | None:
 
 
 def not_worth(*args: Any, **kwargs: Any) -> str | None:
-    """Keeps the automatic choice away from the interpreter."""
+    """Excludes the interpreter from automatic selection."""
     return "Triton's interpreter is for tests" if INTERPRETED else None
 
 
-def half_or_single(logits: object, *args: Any, **kwargs: Any) -> str | None:
-    """Why kernels that compute in float32 cannot take these logits (a tensor, or the first of a distribution), or
-    None.
+def why_not_float64(logits: object, *args: Any, **kwargs: Any) -> str | None:
+    """Returns the reason why kernels that compute in float32 cannot take these logits, or None.
+
+    Args:
+        logits: A tensor of logits, or a distribution, whose first tensor they are.
+        *args: Ignored, like `kwargs`.
+        **kwargs: Ignored.
     """
     first = logits[0] if isinstance(logits, (tuple, list)) and logits else logits
     if isinstance(first, torch.Tensor) and first.dtype == torch.float64:
@@ -48,25 +54,31 @@ def half_or_single(logits: object, *args: Any, **kwargs: Any) -> str | None:
     return None
 
 
-def _both(places: dict[str, int], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+def _arguments_at(places: dict[str, int], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     return [args[place] if place < len(args) else kwargs.get(name) for name, place in places.items()]
 
 
-def dists_half_or_single(**places: int) -> Callable[..., str | None]:
-    """`half_or_single` for an operator that takes distributions, or logits, under these names and at these places."""
+def why_not_float64_dists(**places: int) -> Callable[..., str | None]:
+    """Makes a `why_not_float64` for an operator that takes several distributions or logits.
+
+    Args:
+        **places: Name and position of each of these arguments.
+    """
 
     def why_not(*args: Any, **kwargs: Any) -> str | None:
-        return next(filter(None, map(half_or_single, _both(places, args, kwargs))), None)
+        return next(filter(None, map(why_not_float64, _arguments_at(places, args, kwargs))), None)
 
     return why_not
 
 
-def dists_key(**places: int) -> Callable[..., Hashable]:
-    """Signature of an operator on packed nodes: the device of its tokens and the dtypes of its distributions, or
-    logits.
+def dists_signature(**places: int) -> Callable[..., Hashable]:
+    """Makes the signature of an operator on packed nodes: device of its tokens, dtypes of its distributions or logits.
 
-    A call is a few microseconds, so distributions that are given by place are not looked for by name."""
+    A call takes a few microseconds, so positional arguments are not looked up by name.
 
+    Args:
+        **places: Name and position of each distribution or tensor of logits.
+    """
     at, last = tuple(places.values()), max(places.values())
 
     def dtype(dist: Any) -> torch.dtype | None:
@@ -75,7 +87,7 @@ def dists_key(**places: int) -> Callable[..., Hashable]:
 
     def key(*args: Any, **kwargs: Any) -> Hashable:
         tokens = args[0] if args else kwargs["tokens"]
-        dists = [args[place] for place in at] if len(args) > last else _both(places, args, kwargs)
+        dists = [args[place] for place in at] if len(args) > last else _arguments_at(places, args, kwargs)
         return (tokens.is_cpu or tokens.device, *map(dtype, dists))
 
     return key
@@ -86,7 +98,13 @@ def triton_backend(
     why_not: Callable[..., str | None] | None = None,
     name: str = "triton",
 ) -> Backend:
-    """Backend whose kernels are written in Triton: for tensors on a GPU, or on the CPU in the interpreter."""
+    """Makes a backend of Triton kernels, for tensors on a GPU, or on the CPU in the interpreter.
+
+    Args:
+        load: Imports and returns the launch.
+        why_not: Returns the reason why the kernels cannot serve a call, or None.
+        name: Name of the backend.
+    """
     kind = "cpu" if INTERPRETED else "cuda"
 
     def check(*args: Any, **kwargs: Any) -> str | None:

@@ -1,1 +1,1 @@
-"""Proposals on packed trees, shared by the rules that look at draft distributions."""
+"""Draft chains and trees with proposals, shared by the operators that use draft distributions."""

@@ -1,4 +1,4 @@
-"""distribution_stats: what a row of logits and sampling parameters say as a distribution (inv_t, lse, cut, tie_id)."""
+"""Operator distribution_stats: four numbers per row that define its sampling distribution."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from ...dispatch.extension import cpu_backend
 from ...dispatch.operator import Op
-from ...triton_shared.triton_backend import half_or_single, triton_backend
+from ...triton_shared.triton_backend import triton_backend, why_not_float64
 from .reference import dist_probs
 from .reference import distribution_stats as _reference
 
@@ -29,7 +29,7 @@ def _load_triton() -> Callable[..., Any]:
 distribution_stats = Op(
     "distribution_stats",
     _reference,
-    [triton_backend(_load_triton, half_or_single), cpu_backend(_load_cpu, op="distribution_stats")],
+    [triton_backend(_load_triton, why_not_float64), cpu_backend(_load_cpu, op="distribution_stats")],
     direct_backends=("triton",),
     overlaid="logits",
 )

@@ -1,4 +1,4 @@
-"""draft_sample: fresh draws for drafters, independent of everything the verification will use."""
+"""Operator draft_sample: draws for drafters, independent of all randomness of the verification."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from ...dispatch.extension import cpu_backend
 from ...dispatch.operator import Op
-from ...triton_shared.triton_backend import half_or_single, triton_backend
+from ...triton_shared.triton_backend import triton_backend, why_not_float64
 from .reference import draft_sample as _reference
 
 __all__ = ["draft_sample"]
@@ -28,7 +28,7 @@ def _load_triton() -> Callable[..., Any]:
 draft_sample = Op(
     "draft_sample",
     _reference,
-    [triton_backend(_load_triton, half_or_single), cpu_backend(_load_cpu, op="draft_sample")],
+    [triton_backend(_load_triton, why_not_float64), cpu_backend(_load_cpu, op="draft_sample")],
     direct_backends=("triton",),
     overlaid="logits",
 )

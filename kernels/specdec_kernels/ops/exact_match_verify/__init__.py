@@ -1,4 +1,4 @@
-"""exact_match_verify: follow the target's own choices through a draft tree."""
+"""Operator exact_match_verify: follows the target's choices through draft trees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""process_logits: penalties, bias, forced tokens and masks, for every node on its own path."""
+"""Operator process_logits: penalties, bias, forced tokens and masks, for every node on its own path."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from ...dispatch.extension import cpu_backend
 from ...dispatch.operator import Op
-from ...triton_shared.triton_backend import half_or_single, triton_backend
+from ...triton_shared.triton_backend import triton_backend, why_not_float64
 from .processors import ALWAYS, Additions, Forced, NodePaths, Penalties, TokenMasks
 from .reference import process_logits as _reference
 
@@ -29,5 +29,5 @@ def _load_triton() -> Callable[..., Any]:
 process_logits = Op(
     "process_logits",
     _reference,
-    [triton_backend(_load_triton, half_or_single), cpu_backend(_load_cpu, op="process_logits")],
+    [triton_backend(_load_triton, why_not_float64), cpu_backend(_load_cpu, op="process_logits")],
 )

@@ -20,8 +20,9 @@ def process_logits(
     forced: Forced | None = None,
     masks: TokenMasks | None = None,
 ) -> Tensor:
+    """The operator."""
     p, a, f, m = penalties, additions, forced, masks
-    edits: list[Tensor | None] = [
+    parts: list[Tensor | None] = [
         *((paths.tokens, paths.parents, paths.offsets, paths.roots, paths.nodes)),
         *((None,) * 5 if p is None else (p.factors, p.rows, p.ids, p.counts, p.sizes)),
         *((None,) * 4 if a is None else (a.offsets, a.ids, a.values, a.until)),
@@ -29,8 +30,8 @@ def process_logits(
         *((None,) * 2 if m is None else (m.words, m.index)),
     ]
     try:  # all arguments are checked before the first write, so a second try starts from the same logits
-        _process_logits(logits, *edits)
+        _process_logits(logits, *parts)
     except (RuntimeError, ValueError):
-        check(logits, paths, penalties, additions, forced, masks)  # raises with a remedy
-        _process_logits(logits, *argument_checks.make_contiguous(*edits))
+        check(logits, paths, penalties, additions, forced, masks)  # names a remedy
+        _process_logits(logits, *argument_checks.make_contiguous(*parts))
     return logits

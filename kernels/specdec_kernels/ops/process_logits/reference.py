@@ -1,4 +1,7 @@
-"""Plain PyTorch definition of process_logits."""
+"""Plain PyTorch definition of process_logits.
+
+Tests: tests/kernels/test_process_logits.py.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ def check(
     forced: Forced | None = None,
     masks: TokenMasks | None = None,
 ) -> None:
-    """Raises ValueError for arguments that process_logits cannot take; values are looked at on a CPU only."""
+    """Raises ValueError for arguments that process_logits cannot take; values are checked on a CPU only."""
     rows, vocab = argument_checks.check_logits(OP, "logits", logits, "R").shape
     nodes = argument_checks.check_tensor(OP, "tokens", paths.tokens, torch.int64, "N").shape[0]
     argument_checks.check_tensor(OP, "parents", paths.parents, torch.int32, nodes)
@@ -105,33 +108,39 @@ def process_logits(
     forced: Forced | None = None,
     masks: TokenMasks | None = None,
 ) -> Tensor:
-    """Applies sparse edits to rows of logits, in place, each for the prefix of its own node. Returns `logits`.
+    """Applies logits processors to rows of logits in place, each for the prefix of its own node.
 
-    In this order, l being the logit of a token:
+    Shapes: R rows of logits, V token ids, N packed nodes of B requests.
+
+    The processors apply in this order, where l is the logit of a token:
 
     1. penalties, for tokens that are committed or on the node's path: ``l = l * r if l < 0 else l / r`` with the
-       repetition penalty r, then ``l -= frequency * n``, then ``l -= presence`` if n > 0, where n is how often the
-       token was generated, on the path included;
-    2. additions: ``l += value`` where the position being decided is below `until`;
-    3. forced: where that position is listed, all tokens but the listed one are forbidden;
+       repetition penalty r, then ``l -= frequency * n``, then ``l -= presence`` if n > 0. n counts how often the token
+       was generated, including the path;
+    2. additions: ``l += value`` if the position to decide is below `until`;
+    3. forced tokens: if the position is listed, all tokens but the listed one are forbidden;
     4. masks: tokens whose bit is clear are forbidden.
 
-    Forbidding is adding -inf, so NaN and +inf stay visible as NaN. Numbers are computed in float32 (float64 for float64
-    logits); steps 1 and 2 each round once to the dtype of the logits. Ids outside the vocabulary are passed over: a
-    draft's may be smaller. Rows that follow no request (tail nodes) are left alone.
+    A forbidden token has -inf added, so NaN and +inf stay visible as NaN. Numbers are computed in float32 (float64 for
+    float64 logits); steps 1 and 2 each round once to the dtype of the logits. Ids outside the vocabulary are ignored,
+    because a draft's vocabulary may be smaller. Rows that follow no request (tail nodes) are not changed.
 
     Args:
-        logits: [R, V] float32, bfloat16, float16 or float64; the row stride is free.
-        paths: `NodePaths`.
-        penalties: `Penalties` or None.
-        additions: `Additions` or None.
-        forced: `Forced` or None.
-        masks: `TokenMasks` or None.
+        logits: float32, bfloat16, float16 or float64 [R, V]; the row stride is free.
+        paths: Packed trees, and the node that each row of logits follows.
+        penalties: Repetition, presence and frequency penalties, or None.
+        additions: Numbers added to logits, or None.
+        forced: Tokens without an alternative, or None.
+        masks: Bit masks of allowed tokens, or None.
+
+    Returns:
+        `logits`.
 
     Raises:
-        ValueError: wrong shape, dtype or value.
+        ValueError: If a shape, dtype or value is wrong.
 
-    Sources: repetition penalty Keskar et al. (2019) section 4.1, in the form of transformers (signs told apart).
+    Source:
+        Repetition penalty: Keskar et al. (2019) section 4.1, in the form of transformers, which distinguishes signs.
     """
     check(logits, paths, penalties, additions, forced, masks)
     vocab, dtype, device = logits.shape[1], argument_checks.statistics_dtype(logits), logits.device

@@ -1,6 +1,4 @@
-"""process_logits_overlay: what `process_logits` does to rows of logits, as an overlay that their readers fold in on
-load.
-"""
+"""Operator process_logits_overlay: the effect of `process_logits` as an overlay that operators apply on load."""
 
 from __future__ import annotations
 
@@ -8,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...dispatch.operator import Op
-from ...triton_shared.triton_backend import half_or_single, triton_backend
+from ...triton_shared.triton_backend import triton_backend, why_not_float64
 from .reference import process_logits_overlay as _reference
 
 __all__ = ["process_logits_overlay"]
@@ -20,4 +18,4 @@ def _load_triton() -> Callable[..., Any]:
     return process_logits_overlay
 
 
-process_logits_overlay = Op("process_logits_overlay", _reference, [triton_backend(_load_triton, half_or_single)])
+process_logits_overlay = Op("process_logits_overlay", _reference, [triton_backend(_load_triton, why_not_float64)])

@@ -1,5 +1,5 @@
-"""recursive_rejection_verify: rejection sampling over ordered proposals on trees, and
-recursive_rejection_thresholds, its introspection.
+"""Operators recursive_rejection_verify (rejection sampling over ordered proposals on trees) and
+recursive_rejection_thresholds (its introspection).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any
 
 from ...dispatch.extension import cpu_backend
 from ...dispatch.operator import Op
-from ...triton_shared.triton_backend import dists_half_or_single, dists_key, triton_backend
+from ...triton_shared.triton_backend import dists_signature, triton_backend, why_not_float64_dists
 from .reference import recursive_rejection_thresholds as _thresholds
 from .reference import recursive_rejection_verify as _verify
 
@@ -40,8 +40,8 @@ def _load_triton_thresholds() -> Callable[..., Any]:
     return recursive_rejection_thresholds
 
 
-_key = dists_key(target=6, draft=7)
-_why_not = dists_half_or_single(target=6, draft=7)
+_key = dists_signature(target=6, draft=7)
+_why_not = why_not_float64_dists(target=6, draft=7)
 recursive_rejection_verify = Op(
     "recursive_rejection_verify",
     _verify,

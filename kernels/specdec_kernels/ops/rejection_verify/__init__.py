@@ -9,7 +9,7 @@ from typing import Any
 
 from ...dispatch.extension import cpu_backend
 from ...dispatch.operator import Op
-from ...triton_shared.triton_backend import dists_half_or_single, dists_key, triton_backend
+from ...triton_shared.triton_backend import dists_signature, triton_backend, why_not_float64_dists
 from .._proposals.checks import DETERMINISTIC, SAMPLED
 from .checks import BLOCK_RULE, REJECTION
 from .reference import rejection_thresholds as _thresholds
@@ -65,8 +65,8 @@ def _load_triton_logits() -> Callable[..., Any]:
 
 _DISTS = {"target": 4, "draft": 5}
 _LOGITS = {"logits": 4, "draft": 6}
-_key = dists_key(**_DISTS)
-_why_not = dists_half_or_single(**_DISTS)
+_key = dists_signature(**_DISTS)
+_why_not = why_not_float64_dists(**_DISTS)
 rejection_verify = Op(
     "rejection_verify",
     _verify,
@@ -79,10 +79,10 @@ rejection_verify_logits = Op(
     "rejection_verify_logits",
     _verify_logits,
     [
-        triton_backend(_load_triton_logits, dists_half_or_single(**_LOGITS)),
+        triton_backend(_load_triton_logits, why_not_float64_dists(**_LOGITS)),
         cpu_backend(_load_verify_logits, op="rejection_verify_logits"),
     ],
-    key=dists_key(**_LOGITS),
+    key=dists_signature(**_LOGITS),
     direct_backends=("triton",),
     overlaid="logits",
 )

@@ -1,4 +1,4 @@
-"""replay_sample: tokens chosen by shared Gumbel noise, the same with and without speculation."""
+"""Operator replay_sample: samples tokens with shared Gumbel noise, the same with and without speculation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from ...dispatch.extension import cpu_backend
 from ...dispatch.operator import Op
-from ...triton_shared.triton_backend import half_or_single, triton_backend
+from ...triton_shared.triton_backend import triton_backend, why_not_float64
 from .reference import replay_sample as _reference
 
 __all__ = ["replay_sample"]
@@ -28,7 +28,7 @@ def _load_triton() -> Callable[..., Any]:
 replay_sample = Op(
     "replay_sample",
     _reference,
-    [triton_backend(_load_triton, half_or_single), cpu_backend(_load_cpu, op="replay_sample")],
+    [triton_backend(_load_triton, why_not_float64), cpu_backend(_load_cpu, op="replay_sample")],
     direct_backends=("triton",),
     overlaid="logits",
 )

@@ -1,4 +1,4 @@
-"""replay_verify: replay_sample at the nodes that the walk of exact_match_verify comes to, and at no others."""
+"""Operator replay_verify: replay_sample at the nodes that exact_match_verify visits, and at no others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from ...dispatch.extension import cpu_backend
 from ...dispatch.operator import Op
-from ...triton_shared.triton_backend import dists_half_or_single, dists_key, triton_backend
+from ...triton_shared.triton_backend import dists_signature, triton_backend, why_not_float64_dists
 from .reference import replay_verify as _reference
 
 __all__ = ["replay_verify"]
@@ -28,8 +28,8 @@ def _load_triton() -> Callable[..., Any]:
 replay_verify = Op(
     "replay_verify",
     _reference,
-    [triton_backend(_load_triton, dists_half_or_single(logits=5)), cpu_backend(_load_cpu, op="replay_verify")],
-    key=dists_key(logits=5),
+    [triton_backend(_load_triton, why_not_float64_dists(logits=5)), cpu_backend(_load_cpu, op="replay_verify")],
+    key=dists_signature(logits=5),
     direct_backends=("triton",),
     overlaid="logits",
 )

@@ -1,4 +1,4 @@
-"""traversal_verify: leaf-to-root verification on trees, and traversal_thresholds, its introspection."""
+"""Operators traversal_verify (leaf-to-root verification on trees) and traversal_thresholds (its introspection)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from ...dispatch.extension import cpu_backend
 from ...dispatch.operator import Op
-from ...triton_shared.triton_backend import dists_half_or_single, dists_key, triton_backend
+from ...triton_shared.triton_backend import dists_signature, triton_backend, why_not_float64_dists
 from .reference import traversal_thresholds as _thresholds
 from .reference import traversal_verify as _verify
 
@@ -38,8 +38,8 @@ def _load_triton_thresholds() -> Callable[..., Any]:
     return traversal_thresholds
 
 
-_key = dists_key(target=6, draft=7)
-_why_not = dists_half_or_single(target=6, draft=7)
+_key = dists_signature(target=6, draft=7)
+_why_not = why_not_float64_dists(target=6, draft=7)
 traversal_verify = Op(
     "traversal_verify",
     _verify,

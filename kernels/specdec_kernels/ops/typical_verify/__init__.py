@@ -1,4 +1,4 @@
-"""typical_verify: typical acceptance on trees. Lossy: it does not keep the target's distribution."""
+"""Operator typical_verify: typical acceptance on trees. Lossy: it does not keep the target's distribution."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from ...dispatch.extension import cpu_backend
 from ...dispatch.operator import Op
-from ...triton_shared.triton_backend import dists_half_or_single, dists_key, triton_backend
+from ...triton_shared.triton_backend import dists_signature, triton_backend, why_not_float64_dists
 from .reference import typical_verify as _reference
 
 __all__ = ["typical_verify"]
@@ -28,8 +28,8 @@ def _load_triton() -> Callable[..., Any]:
 typical_verify = Op(
     "typical_verify",
     _reference,
-    [triton_backend(_load_triton, dists_half_or_single(target=4)), cpu_backend(_load_cpu, op="typical_verify")],
-    key=dists_key(target=4),
+    [triton_backend(_load_triton, why_not_float64_dists(target=4)), cpu_backend(_load_cpu, op="typical_verify")],
+    key=dists_signature(target=4),
     direct_backends=("triton",),
     overlaid="target",
 )
