@@ -85,7 +85,8 @@ def test_fused_forward(benchmark: Any, name: str, rows: int, nodes: int, threads
 def chained(rows: int, drafts: int, together: bool) -> Callable[[], float]:
     """Seconds of a chain of each row at T = 1, which is forgotten afterwards."""
     target = HuggingFaceTarget(load_model("demo-draft"), max_rows=rows, max_length=CONTEXT + 32, fused_forward=True)
-    whole, batch, ends = target.whole, torch.arange(rows, dtype=torch.int32), torch.arange(rows + 1, dtype=torch.int32)
+    whole, batch = target.fused_forward, torch.arange(rows, dtype=torch.int32)
+    ends = torch.arange(rows + 1, dtype=torch.int32)
     assert whole is not None
     for row in range(rows):
         assert target.cache.reserve(row, CONTEXT + drafts)

@@ -26,10 +26,11 @@ class ForwardClock:
     def __init__(self, *models: HuggingFaceTarget) -> None:
         self.seconds = 0.0
         for model in models:
-            if model.whole is None:
+            if model.fused_forward is None:
                 model._logits = self._timed(model._logits)
             else:
-                model.whole.run, model.whole.run_chain = map(self._timed, (model.whole.run, model.whole.run_chain))
+                fused = model.fused_forward
+                fused.run, fused.run_chain = map(self._timed, (fused.run, fused.run_chain))
 
     def _timed(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         def run(*arguments: Any, **named: Any) -> Any:

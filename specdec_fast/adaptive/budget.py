@@ -1,10 +1,11 @@
-"""How many draft nodes each row gets in a step: as many as were asked for (`fixed`), those of them that the draft's
-distribution is sure enough of (`entropy`), or as many as pay (`goodput`).
+"""Draft budgets: the number of draft nodes that each row gets in a step.
 
-A policy sees committed data and the times of past steps, never a draft that is about to be verified: settling a budget
-by what was drawn would change the distribution of the text under rules that use q. `surely_accepted` is for drafters
-that stop early: it looks at the distribution of a token that is not drawn yet. `MovingThreshold` is for them too: it
-looks at what became of earlier drafts. Tests: tests/adaptive/test_budget.py.
+Policy `fixed` grants each request's own number, `goodput` grants the nodes that increase tokens per second, and
+`entropy` makes the drafter stop at uncertain distributions. A policy sees committed data and the times of past steps.
+It never sees a draft that is about to be verified: a budget that follows sampled tokens would change the distribution
+of the text under rules that use q. `acceptance_lower_bound` is for drafters that stop early, and reads the distribution
+of a token that is not sampled yet. `MovingThreshold` follows the outcomes of earlier drafts.
+Tests: tests/adaptive/test_budget.py.
 """
 
 from __future__ import annotations
@@ -17,32 +18,51 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from specdec_fast.adaptive.cost_model import CostModel, Outcome, Times
+from specdec_fast.adaptive.cost_model import CostModel, DraftOutcome, TimeTable
 from specdec_kernels.names import unknown_name
 
 
 @runtime_checkable
 class BudgetPolicy(Protocol):
-    """Decides before a draft is made; hears afterwards what became of it and what it cost.
+    """Decides the budgets of a step before its drafts are made, and observes outcomes and times afterwards.
 
-    A policy whose numbers never follow from other requests may say `cross_request = False` in its class (see
-    `Needs.cross_request`); what a class that it is derived from says does not count.
+    A policy whose budgets never depend on other requests may set `cross_request = False` in its class (see
+    `Needs.cross_request`). The attribute is not inherited. A policy with a method `configure_drafter(drafter)` is
+    called with the drafter once.
+
+    Attributes:
+        name: Name of the policy.
     """
 
     name: str
 
     def nodes(self, rows: Sequence[int], most: Sequence[int]) -> list[int]:
-        """Draft nodes of each row for this step, at most `most`."""
+        """Decides the budgets of a step.
 
-    def observe(self, rows: Sequence[int], outcomes: Sequence[Outcome], propose: float, verify: float) -> None:
-        """A step is over: seconds of the drafter's work, and of all from the target's pass to the committed tokens."""
+        Args:
+            rows: Rows of the step.
+            most: Largest budget of each row.
+
+        Returns:
+            Draft nodes of each row, at most `most`.
+        """
+
+    def observe(self, rows: Sequence[int], outcomes: Sequence[DraftOutcome], propose: float, verify: float) -> None:
+        """Observes the end of a step.
+
+        Args:
+            rows: Rows of the step.
+            outcomes: Outcome of each row's draft.
+            propose: Seconds of the drafter's work.
+            verify: Seconds from the target's pass to the committed tokens.
+        """
 
     def release(self, rows: Sequence[int]) -> None:
-        """Rows have left."""
+        """Removes rows."""
 
 
 class Fixed:
-    """Every row gets what it asked for."""
+    """Grants every row the number of draft tokens of its request."""
 
     name = "fixed"
     cross_request = False
@@ -50,7 +70,7 @@ class Fixed:
     def nodes(self, rows: Sequence[int], most: Sequence[int]) -> list[int]:
         return list(most)
 
-    def observe(self, rows: Sequence[int], outcomes: Sequence[Outcome], propose: float, verify: float) -> None:
+    def observe(self, rows: Sequence[int], outcomes: Sequence[DraftOutcome], propose: float, verify: float) -> None:
         pass
 
     def release(self, rows: Sequence[int]) -> None:
@@ -58,11 +78,13 @@ class Fixed:
 
 
 class Entropy(Fixed):
-    """Every row gets what it asked for, and the drafter ends a chain before a token whose distribution is too
-    uncertain.
+    """Grants what `Fixed` grants, and makes the drafter end a chain before a too uncertain distribution.
 
-    threshold: what `surely_accepted` has to reach, for a drafter that was given no `entropy_stop` of its own; the
-    drafter is told once and keeps it.
+    Args:
+        threshold: Lower limit of `acceptance_lower_bound`, for drafters without an `entropy_stop` of their own.
+
+    Raises:
+        ValueError: If `threshold` is not between 0 and 1.
     """
 
     name = "entropy"
@@ -73,33 +95,46 @@ class Entropy(Fixed):
             raise ValueError(f"entropy threshold: got {threshold}; expected a number above 0 and below 1")
         self.threshold = threshold
 
-    def settle(self, drafter: Any) -> None:
-        """Tells a drafter to stop. Raises ValueError for one that cannot: it has no distribution before it has a
-        token.
+    def configure_drafter(self, drafter: Any) -> None:
+        """Sets the drafter's `entropy_stop`, once.
+
+        Args:
+            drafter: The engine's drafter.
+
+        Raises:
+            ValueError: If the drafter cannot stop by a distribution.
         """
         if not hasattr(drafter, "entropy_stop"):
             raise ValueError(
-                f"budget entropy: got drafter {drafter.name}, which does not stop by a distribution; expected "
-                f"draft_model, or "
-                "budget fixed or goodput"
+                f"budget entropy: got drafter {drafter.name}, which cannot stop by a distribution; "
+                "expected draft_model, or budget fixed or goodput"
             )
         drafter.entropy_stop = drafter.entropy_stop or self.threshold
 
 
 class Goodput:
-    """As many nodes as bring the most tokens per second by what was measured, none where drafting does not pay.
+    """Grants the nodes that bring the most tokens per second by measurement, or none if drafting does not pay.
 
-    Tokens: `CostModel`. Seconds: a table of measured times by the nodes of a pass, and one of the drafter's work by
-    the largest budget. A drafter that often has no draft is expected to cost its work every time, the larger pass as
-    often as it has nodes, score-only nodes included, and to bring tokens as often as some of them may be accepted.
-    Nodes are admitted one after another, the one that brings most first, and the best point on the way is taken (Liu
-    et al. 2024, TurboSpec; the survival order of DSpark 2026), if it promises more than `margin` beyond plain steps.
-    The first steps, and a step now and then, go to measuring.
+    Expected tokens come from a `CostModel`. Seconds come from two tables of measured times: target passes by nodes, and
+    the drafter's work by the largest budget. A drafter that often has no draft costs its work every time, and the
+    larger pass only when it has nodes.
 
-    first_rate: what is expected of a depth that was never tested; probe: steps without drafts until the next try, which
-    costs at most half a step more than a plain one and comes half as often every time that it changes nothing, down to
-    a 64th; refresh: steps with drafts between two measurements of a step without; margin: a share of the speed of steps
-    that have drafts; free: a share of a plain step's time; drafters that work no longer are not left unasked for it.
+    Nodes are granted one by one, the one with the largest expected gain first. The best point on the way is chosen if
+    it exceeds the speed of plain steps by `margin`. The first steps, and a step now and then, are measurements.
+
+    Args:
+        first_rate: Acceptance rate of a depth that was never tested.
+        probe: Steps without drafts until the next try. A try costs at most half a plain step more. The interval doubles
+            with every try without effect, up to 64 times.
+        refresh: Steps with drafts between two measurements of a step without.
+        margin: Required gain, as a share of the speed.
+        free: Drafter work below this share of a plain step's time counts as free.
+
+    Raises:
+        ValueError: If an option is out of range.
+
+    Source:
+        Liu et al. 2024 (TurboSpec); DSpark 2026 for the order by survival.
     """
 
     name = "goodput"
@@ -114,64 +149,68 @@ class Goodput:
         if not margin >= 0 or not free >= 0:
             raise ValueError(f"goodput margin, free: got {margin}, {free}; expected 0 or more")
         self._probe, self._refresh, self._margin, self._free = probe, refresh, margin, free
-        self._expectations = CostModel(first_rate)
-        self._verify, self._propose = Times(), Times()
-        self._measuring = list(FIRST)
-        self._asked: dict[int, int] = {}  # nodes of each row in this step
-        self._idle, self._patience, self._busy, self._again = 0, probe, 0, 2
+        self._cost_model = CostModel(first_rate)
+        self._verify_times, self._propose_times = TimeTable(), TimeTable()
+        self._warmup_budgets = list(WARMUP_BUDGETS)
+        self._granted: dict[int, int] = {}  # budget of each row in this step
+        self._idle_steps, self._probe_interval, self._draft_steps, self._refresh_interval = 0, probe, 0, 2
 
     def nodes(self, rows: Sequence[int], most: Sequence[int]) -> list[int]:
         chosen = self._choose(rows, most)
-        self._asked = dict(zip(rows, chosen))
+        self._granted = dict(zip(rows, chosen))
         return chosen
 
     def _choose(self, rows: Sequence[int], most: Sequence[int]) -> list[int]:
+        """Budgets of a step: a measurement, a probe, or the best by measurement."""
         if not any(most):
             return list(most)
-        if self._measuring:
-            return [min(limit, self._measuring[0]) for limit in most]
-        chosen = self._best(rows, most)
+        if self._warmup_budgets:
+            return [min(limit, self._warmup_budgets[0]) for limit in most]
+        chosen = self._maximize_goodput(rows, most)
         if not any(chosen):
-            self._idle, self._busy, self._again = self._idle + 1, 0, 2
-            if self._idle >= self._patience:
-                self._idle, self._patience = 0, min(2 * self._patience, 64 * self._probe)
-                return self._try(most)
+            self._idle_steps, self._draft_steps, self._refresh_interval = self._idle_steps + 1, 0, 2
+            if self._idle_steps >= self._probe_interval:
+                self._idle_steps, self._probe_interval = 0, min(2 * self._probe_interval, 64 * self._probe)
+                return self._probe_budgets(most)
             return chosen
-        self._idle, self._busy = 0, self._busy + 1
-        if self._busy >= self._again:  # at first a step without drafts follows soon: was it a slip of the clock?
-            self._busy, self._again = 0, min(2 * self._again, self._refresh)
-            self._patience = self._probe if self._again == self._refresh else self._patience
+        self._idle_steps, self._draft_steps = 0, self._draft_steps + 1
+        if (
+            self._draft_steps >= self._refresh_interval
+        ):  # the first step without drafts follows soon, to check the measurement
+            self._draft_steps, self._refresh_interval = 0, min(2 * self._refresh_interval, self._refresh)
+            self._probe_interval = self._probe if self._refresh_interval == self._refresh else self._probe_interval
             return [0] * len(chosen)
         return chosen
 
-    def observe(self, rows: Sequence[int], outcomes: Sequence[Outcome], propose: float, verify: float) -> None:
-        asked = [self._asked.get(row, 0) for row in rows]
-        known = all(row in self._expectations for row in rows)  # the first draft of a row may include its whole prompt
-        if self._measuring:
-            self._measuring.pop(0)
-        self._verify.add(len(rows) + sum(outcome.nodes for outcome in outcomes), verify)
-        if known and any(asked):
-            self._propose.add(max(asked), propose)
-        self._expectations.observe(rows, asked, outcomes)
+    def observe(self, rows: Sequence[int], outcomes: Sequence[DraftOutcome], propose: float, verify: float) -> None:
+        budgets = [self._granted.get(row, 0) for row in rows]
+        known = all(row in self._cost_model for row in rows)  # the first draft of a row may process its whole prompt
+        if self._warmup_budgets:
+            self._warmup_budgets.pop(0)
+        self._verify_times.add(len(rows) + sum(outcome.num_scored for outcome in outcomes), verify)
+        if known and any(budgets):
+            self._propose_times.add(max(budgets), propose)
+        self._cost_model.observe(rows, budgets, outcomes)
 
     def release(self, rows: Sequence[int]) -> None:
-        self._expectations.release(rows)
+        self._cost_model.release(rows)
 
-    def _try(self, most: Sequence[int]) -> list[int]:
-        """As many nodes as cost half a step at most, and one in any case."""
+    def _probe_budgets(self, most: Sequence[int]) -> list[int]:
+        """The largest budgets that add at most half a step's time, and at least one node."""
         count = len(most)
-        plain, limit = self._verify.at(count), max(most)
+        plain, limit = self._verify_times.seconds_at(count), max(most)
         while limit > 1:
             nodes = [min(limit, own) for own in most]
-            if self._verify.at(count + sum(nodes)) + self._propose.at(limit) <= 1.5 * plain:
+            if self._verify_times.seconds_at(count + sum(nodes)) + self._propose_times.seconds_at(limit) <= 1.5 * plain:
                 break
             limit //= 2
         return [min(limit, own) for own in most]
 
-    def _best(self, rows: Sequence[int], most: Sequence[int]) -> list[int]:
-        gains = [self._expectations.expected(row, limit) for row, limit in zip(rows, most)]
-        chances = [(self._expectations.answered(row), self._expectations.scored(row)) for row in rows]
-        verify, propose = self._verify.table(len(rows) + sum(most)), self._propose.table(max(most))
+    def _maximize_goodput(self, rows: Sequence[int], most: Sequence[int]) -> list[int]:
+        """The budgets with the most expected tokens per second."""
+        gains = [self._cost_model.expected_accepted(row, limit) for row, limit in zip(rows, most)]
+        chances = [(self._cost_model.draft_probability(row), self._cost_model.scoring_probability(row)) for row in rows]
+        verify, propose = self._verify_times.table(len(rows) + sum(most)), self._propose_times.table(max(most))
         heap = [(own[0] - own[1], at) for at, own in enumerate(gains) if len(own) > 1]
         heapify(heap)
         count, tokens, plain = len(rows), float(len(rows)), max(verify[len(rows)], 1e-9)
@@ -179,18 +218,18 @@ class Goodput:
         best, keep, widest, likeliest = tokens / plain, 0, 0, 0.0
         while heap:
             gain, at = heap[0]
-            (chance, paid), count, nodes[at] = chances[at], count + 1, nodes[at] + 1
-            tokens, seconds = tokens - chance * gain, seconds + paid * (verify[count] - verify[count - 1])
-            widest, likeliest = max(widest, nodes[at]), max(likeliest, paid)
+            (drafted, scored), count, nodes[at] = chances[at], count + 1, nodes[at] + 1
+            tokens, seconds = tokens - drafted * gain, seconds + scored * (verify[count] - verify[count - 1])
+            widest, likeliest = max(widest, nodes[at]), max(likeliest, scored)
             order.append(at)
             work = propose[widest] if propose[widest] > free else 0.0
-            cost = max(seconds, plain) + work  # a larger pass that seems to take less is a slip of the clock
+            cost = max(seconds, plain) + work  # a larger pass cannot take less time
             found = tokens / ((1 + self._margin * likeliest) * cost)
             if found > best:
                 best, keep = found, len(order)
             own, after = gains[at], nodes[at]
             heapreplace(heap, (own[after] - own[after + 1], at) if after + 1 < len(own) else (1.0, at))
-            if heap[0][0] > 0:  # what is left are rows that have all they asked for
+            if heap[0][0] > 0:  # all remaining rows have their largest budget
                 break
         chosen = [0] * len(rows)
         for at in order[:keep]:
@@ -198,14 +237,25 @@ class Goodput:
         return chosen
 
 
-FIRST = (0, 4, 2, 0, 6, 0)  # nodes of the first steps: few, for nothing is known of what they cost or bring
+WARMUP_BUDGETS = (0, 4, 2, 0, 6, 0)
+"""Budgets of the first steps: small, since cost and gain are unknown."""
 
 
 POLICIES: dict[str, type[Fixed] | type[Goodput]] = {"entropy": Entropy, "fixed": Fixed, "goodput": Goodput}
 
 
 def budget_for(policy: str | BudgetPolicy) -> BudgetPolicy:
-    """A policy by name, or the object itself. Raises ValueError for an unknown name and for what is no policy."""
+    """Returns a budget policy.
+
+    Args:
+        policy: Name of a policy, or a `BudgetPolicy`, which is returned unchanged.
+
+    Returns:
+        The policy.
+
+    Raises:
+        ValueError: If the name is unknown, or if the object is no policy.
+    """
     if isinstance(policy, BudgetPolicy):
         return policy
     if not isinstance(policy, str) or policy not in POLICIES:
@@ -213,12 +263,21 @@ def budget_for(policy: str | BudgetPolicy) -> BudgetPolicy:
     return POLICIES[policy]()
 
 
-def surely_accepted(logits: Tensor, temperature: Tensor, scale: float = 0.2) -> Tensor:
-    """A low estimate of the chance that a token of each distribution is accepted, from the distribution's entropy
-    alone: float [R].
+def acceptance_lower_bound(logits: Tensor, temperature: Tensor, scale: float = 0.2) -> Tensor:
+    """Computes a lower estimate of the acceptance probability of a token, from the entropy of its distribution.
 
-    1 - sqrt(scale * H), H in nats (Agrawal et al. 2024, AdaEDL). logits: [R, V]; temperature: float32 [R]; rows at
-    temperature 0 are looked at as if at 1, for their certainty says nothing.
+    The estimate is 1 - sqrt(scale * H), H in nats. Rows at temperature 0 are treated as at temperature 1.
+
+    Args:
+        logits: Draft logits [R, V].
+        temperature: Temperature of each row, float32 [R].
+        scale: Factor of the entropy.
+
+    Returns:
+        Estimates, float [R]. They may be negative.
+
+    Source:
+        Agrawal et al. 2024 (AdaEDL).
     """
     wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
     inv_t = torch.where(temperature == 0, 1.0, 1.0 / temperature).to(wide)
@@ -229,10 +288,18 @@ def surely_accepted(logits: Tensor, temperature: Tensor, scale: float = 0.2) -> 
 
 @dataclass(slots=True)
 class MovingThreshold:
-    """Below which a request's drafts end: moves by `step`, damped, towards a goal of accepted / drafted tokens.
+    """A threshold below which a request's drafts end. It moves towards a goal of accepted / drafted tokens.
 
-    Zhang et al. 2023 (Draft & Verify, section 3.3), and after them Agrawal et al. 2024 (AdaEDL). rate: smoothed share
-    of accepted tokens, 0 at the start.
+    Attributes:
+        threshold: Current threshold.
+        goal: Share of accepted tokens to aim at.
+        rate: Smoothed share of accepted tokens, 0 at the start.
+        step: Size of a move, before damping.
+        keep_rate: Weight of the old `rate`.
+        keep_threshold: Weight of the old `threshold`.
+
+    Source:
+        Zhang et al. 2023 (Draft & Verify), section 3.3; Agrawal et al. 2024 (AdaEDL).
     """
 
     threshold: float
@@ -243,8 +310,13 @@ class MovingThreshold:
     keep_threshold: float = 0.9
 
     def update(self, accepted: int, drafted: int, full: bool) -> None:
-        """After a verification of at least one token. full: it gives no reason to lower the threshold, since longer
-        drafts were not allowed.
+        """Moves the threshold after the verification of at least one token.
+
+        Args:
+            accepted: Accepted tokens.
+            drafted: Drafted tokens.
+            full: The whole budget was accepted. The threshold is not lowered then, since longer drafts were not
+                allowed.
         """
         self.rate = self.keep_rate * self.rate + (1 - self.keep_rate) * accepted / drafted
         if self.rate < self.goal:

@@ -1,5 +1,6 @@
-"""What drafts cost and what they bring, by what became of earlier ones: seconds by a number of nodes, accepted tokens
-by a budget. Knows committed data and times only. Tests: tests/adaptive/test_cost_model.py.
+"""Cost model of drafts: measured seconds by number of nodes, and expected accepted tokens by budget.
+
+It reads committed data and times only. Tests: tests/adaptive/test_cost_model.py.
 """
 
 from __future__ import annotations
@@ -10,65 +11,81 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
-class Outcome:
-    """What became of one row's draft: nodes that may be accepted (`drafted`, root not counted), their depth, depths
-    reached by the walk (`tested`), tokens accepted; nodes: all that were scored for it, score-only nodes included.
+class DraftOutcome:
+    """The outcome of one row's draft in a step.
+
+    Attributes:
+        num_drafted: Nodes that may be accepted, root not counted.
+        depth: Depth of these nodes.
+        depths_tested: Depths that the rule tested.
+        num_accepted: Accepted draft tokens.
+        num_scored: All nodes that were scored for the draft, score-only nodes included.
     """
 
-    drafted: int
+    num_drafted: int
     depth: int
-    tested: int
-    accepted: int
-    nodes: int
+    depths_tested: int
+    num_accepted: int
+    num_scored: int
 
 
 @dataclass(slots=True)
-class Times:
-    """Measured seconds by a number of nodes; between two measured numbers, a straight line.
+class TimeTable:
+    """Measured seconds by number of nodes, interpolated linearly.
 
-    Numbers are measured at different times, and a machine that others use is faster at one time than at another:
-    `pace`, which follows quickly, is what all numbers have in common, so that they are compared as of the same time.
-    follow: how quickly, per measurement.
+    Numbers are measured at different times, and a shared machine is faster at one time than at another. `slowdown`
+    follows the machine's speed quickly and applies to all numbers, so measurements of different times can be compared.
+
+    Attributes:
+        slowdown_rate: Weight of each measurement in `slowdown`.
+        seconds: Seconds by number of nodes, at slowdown 1.
+        counts: Measurements by number of nodes.
+        keys: Measured numbers, sorted.
+        slowdown: Current seconds relative to `seconds`.
     """
 
-    follow: float = 0.1
-
-    seconds: dict[int, float] = field(default_factory=dict)  # at pace 1
+    slowdown_rate: float = 0.1
+    seconds: dict[int, float] = field(default_factory=dict)
     counts: dict[int, int] = field(default_factory=dict)
     keys: list[int] = field(default_factory=list)
-    pace: float = 1.0
+    slowdown: float = 1.0
 
     def add(self, number: int, seconds: float) -> None:
+        """Adds a measurement. Numbers above 32 are rounded down to multiples of 8."""
         key = number if number <= 32 else number // 8 * 8
         count = self.counts.get(key, 0)
         if not count:
             self.keys.insert(bisect_left(self.keys, key), key)
-            self.seconds[key] = seconds / self.pace
-        else:  # a pause of the machine is no measurement, and a first one that was is soon forgotten
-            now, known = seconds / self.pace, self.seconds[key]
+            self.seconds[key] = seconds / self.slowdown
+        else:  # outliers are clipped, since the machine may pause; an early outlier is soon overruled
+            scaled, known = seconds / self.slowdown, self.seconds[key]
             if count < 4:
-                known = min(known, 1.5 * now)
-            found = min(max(now, 0.8 * known), 1.25 * known)
-            self.seconds[key] = known + max(1 / (count + 1), 0.05) * (found - known)
+                known = min(known, 1.5 * scaled)
+            clipped = min(max(scaled, 0.8 * known), 1.25 * known)
+            self.seconds[key] = known + max(1 / (count + 1), 0.05) * (clipped - known)
             if count >= 4 and known > 0:
-                self.pace *= 1 + self.follow * (found / known - 1)
+                self.slowdown *= 1 + self.slowdown_rate * (clipped / known - 1)
         self.counts[key] = count + 1
 
-    def at(self, number: int) -> float:
-        """Seconds for a number; beyond what was measured the last slope goes on, never downwards."""
-        return self._steady(number) * self.pace
+    def seconds_at(self, number: int) -> float:
+        """Returns the seconds for a number of nodes.
+
+        Beyond the measured numbers the last slope continues, never downwards.
+        """
+        return self._interpolate(number) * self.slowdown
 
     def table(self, last: int) -> list[float]:
-        """Seconds for every number from 0 to `last`: `at` of each."""
+        """Returns `seconds_at` for every number from 0 to `last`."""
         found: list[float] = []
         knots = [0, *(key for key in self.keys if 0 < key < last), last]
-        values = [self.at(knot) for knot in knots]
+        values = [self.seconds_at(knot) for knot in knots]
         for low, high, first, then in zip(knots, knots[1:], values, values[1:]):
             slope = (then - first) / max(high - low, 1)
             found += [first + slope * place for place in range(high - low)]
         return [*found, values[-1]]
 
-    def _steady(self, number: int) -> float:
+    def _interpolate(self, number: int) -> float:
+        """Seconds for a number at slowdown 1."""
         keys, seconds = self.keys, self.seconds
         if not keys:
             return 0.0
@@ -88,115 +105,142 @@ class Times:
 
 @dataclass(slots=True)
 class _Rate:
-    """How often something came when it was tried; recent tries count more."""
+    """A success rate in which recent trials count more."""
 
-    tried: float = 0.0
-    came: float = 0.0
+    trials: float = 0.0
+    successes: float = 0.0
 
-    def fade(self, forget: float) -> None:
-        self.tried *= forget
-        self.came *= forget
+    def decay(self, factor: float) -> None:
+        """Reduces the weight of earlier trials."""
+        self.trials *= factor
+        self.successes *= factor
 
-    def add(self, forget: float, came: bool) -> None:
-        self.fade(forget)
-        self.tried += 1
-        self.came += came
+    def add(self, factor: float, success: bool) -> None:
+        """Adds a trial."""
+        self.decay(factor)
+        self.trials += 1
+        self.successes += success
 
-    def of(self, prior: float, weight: float) -> float:
-        return (self.came + weight * prior) / (self.tried + weight)
+    def estimate(self, prior: float, weight: float) -> float:
+        """Success rate, with a prior that counts as `weight` trials."""
+        return (self.successes + weight * prior) / (self.trials + weight)
 
 
 @dataclass(slots=True)
 class _Rates:
-    """How often there was a draft when one was asked for, how often there were nodes to score, and the acceptance rate
-    at each depth, given that the walk got there. What was known of depths that are no longer drafted is forgotten
-    too: bad luck there is not believed for ever.
+    """Success rates of drafts.
+
+    Attributes:
+        decay: Factor on the weight of earlier trials.
+        drafts: A requested draft had nodes that may be accepted.
+        passes: A requested draft had nodes to score.
+        accepted: Acceptance at each depth, given that the depth was tested. Depths that are no longer drafted decay
+            too, so early rejections there do not count forever.
     """
 
-    forget: float
-    answers: _Rate = field(default_factory=_Rate)
-    scored: _Rate = field(default_factory=_Rate)
-    depths: list[_Rate] = field(default_factory=list)
+    decay: float
+    drafts: _Rate = field(default_factory=_Rate)
+    passes: _Rate = field(default_factory=_Rate)
+    accepted: list[_Rate] = field(default_factory=list)
 
-    def add(self, outcome: Outcome) -> None:
-        self.answers.add(self.forget, outcome.drafted > 0)
-        self.scored.add(self.forget, outcome.nodes > 0)
-        if not outcome.drafted:
+    def add(self, outcome: DraftOutcome) -> None:
+        self.drafts.add(self.decay, outcome.num_drafted > 0)
+        self.passes.add(self.decay, outcome.num_scored > 0)
+        if not outcome.num_drafted:
             return
-        while len(self.depths) < outcome.tested:
-            self.depths.append(_Rate())
-        for depth in range(outcome.tested):
-            self.depths[depth].add(self.forget, depth < outcome.accepted)
-        for rate in self.depths[outcome.depth :]:
-            rate.fade(self.forget)
+        while len(self.accepted) < outcome.depths_tested:
+            self.accepted.append(_Rate())
+        for depth in range(outcome.depths_tested):
+            self.accepted[depth].add(self.decay, depth < outcome.num_accepted)
+        for rate in self.accepted[outcome.depth :]:
+            rate.decay(self.decay)
 
     def rate(self, depth: int, prior: float, weight: float) -> float:
-        return self.depths[depth].of(prior, weight) if depth < len(self.depths) else prior
+        """Acceptance rate of a depth."""
+        return self.accepted[depth].estimate(prior, weight) if depth < len(self.accepted) else prior
 
 
 class CostModel:
-    """What a drafter's budgets bring in accepted tokens, by what became of its drafts: per row, the product of its
-    acceptance rates down to each depth (few data lean on those of all rows); a budget of n nodes reaches the depth that
-    drafts of n nodes had. first_rate: of a depth that was never tested.
+    """Estimates the accepted tokens of a drafter's budgets from the outcomes of its drafts.
+
+    A row's estimate for a depth is the product of its acceptance rates down to that depth. Rows with few data lean on
+    the rates of all rows. A budget of n nodes reaches the depth that drafts of n nodes had.
+
+    Args:
+        first_rate: Acceptance rate of a depth that was never tested.
     """
 
     def __init__(self, first_rate: float = 0.7) -> None:
         self.first_rate = first_rate
         self._all = _Rates(0.99)
         self._rows: dict[int, _Rates] = {}
-        self._reached = Times(follow=0.0)  # depth of drafts by their nodes
-        self._gains: dict[int, list[float]] = {}  # answers that are still good, by row
+        self._depth_by_nodes = TimeTable(slowdown_rate=0.0)  # depth of drafts in place of seconds
+        self._gains: dict[int, list[float]] = {}  # by row, valid until the next draft
 
     def __contains__(self, row: int) -> bool:
-        """Whether a row was heard of."""
+        """Returns whether a row was observed."""
         return row in self._rows
 
-    def observe(self, rows: Sequence[int], asked: Sequence[int], outcomes: Sequence[Outcome]) -> None:
-        """What became of a step's drafts. asked: nodes that each row was allowed."""
-        for row, wanted, outcome in zip(rows, asked, outcomes):
-            mine = self._rows.setdefault(row, _Rates(0.95))
-            if not wanted:
+    def observe(self, rows: Sequence[int], budgets: Sequence[int], outcomes: Sequence[DraftOutcome]) -> None:
+        """Adds the outcomes of a step.
+
+        Args:
+            rows: Rows of the step.
+            budgets: Budget of each row. Rows with budget 0 count as observed only.
+            outcomes: Outcome of each row.
+        """
+        for row, budget, outcome in zip(rows, budgets, outcomes):
+            own = self._rows.setdefault(row, _Rates(0.95))
+            if not budget:
                 continue
-            mine.add(outcome)
+            own.add(outcome)
             self._all.add(outcome)
-            if outcome.drafted:
-                self._reached.add(outcome.drafted, outcome.depth)
+            if outcome.num_drafted:
+                self._depth_by_nodes.add(outcome.num_drafted, outcome.depth)
                 self._gains.clear()
 
     def release(self, rows: Sequence[int]) -> None:
-        """Rows have left."""
+        """Removes rows."""
         for row in rows:
             self._rows.pop(row, None)
             self._gains.pop(row, None)
 
-    def answered(self, row: int) -> float:
-        """The chance that there is a draft for a row if one is asked for."""
-        mine, usual = self._rows.get(row), self._all.answers.of(1.0, 2.0)
-        return usual if mine is None else mine.answers.of(usual, 8.0)
+    def draft_probability(self, row: int) -> float:
+        """Returns the probability that a requested draft of a row has nodes that may be accepted."""
+        own, usual = self._rows.get(row), self._all.drafts.estimate(1.0, 2.0)
+        return usual if own is None else own.drafts.estimate(usual, 8.0)
 
-    def scored(self, row: int) -> float:
-        """The chance that a pass has nodes for a row if a draft is asked for: score-only nodes are there where
-        drafts are not.
+    def scoring_probability(self, row: int) -> float:
+        """Returns the probability that a requested draft of a row adds nodes to the target's pass.
+
+        Drafts may consist of score-only nodes.
         """
-        mine, usual = self._rows.get(row), self._all.scored.of(1.0, 2.0)
-        return usual if mine is None else mine.scored.of(usual, 8.0)
+        own, usual = self._rows.get(row), self._all.passes.estimate(1.0, 2.0)
+        return usual if own is None else own.passes.estimate(usual, 8.0)
 
-    def expected(self, row: int, most: int) -> list[float]:
-        """Accepted tokens to be expected of drafts of 0..most nodes of a row, where there are such."""
+    def expected_accepted(self, row: int, max_nodes: int) -> list[float]:
+        """Returns the expected accepted tokens of drafts with 0..max_nodes nodes, given that there is a draft."""
         gains = self._gains.get(row, [])
-        if len(gains) <= most:
-            gains = self._gains[row] = self._expected(self._rows.get(row), most)
-        return gains[: most + 1]
+        if len(gains) <= max_nodes:
+            gains = self._gains[row] = self._compute_gains(self._rows.get(row), max_nodes)
+        return gains[: max_nodes + 1]
 
-    def _expected(self, mine: _Rates | None, most: int) -> list[float]:
-        reached = self._reached.table(most) if self._reached.keys else [float(nodes) for nodes in range(most + 1)]
+    def _compute_gains(self, own: _Rates | None, max_nodes: int) -> list[float]:
+        """Expected accepted tokens by number of nodes."""
+        reached = (
+            self._depth_by_nodes.table(max_nodes)
+            if self._depth_by_nodes.keys
+            else [float(nodes) for nodes in range(max_nodes + 1)]
+        )
         depths, below = [], 0.0
         for nodes, depth in enumerate(reached):
             below = max(min(max(depth, below), nodes), min(1.0, nodes))
             depths.append(below)
-        rate, survival, gains = self.first_rate, 1.0, [0.0]  # of drafts of every depth
+        rate, survival, gains = self.first_rate, 1.0, [0.0]  # by depth
         for level in range(int(below) + 1):
             rate = self._all.rate(level, rate, 2.0)
-            survival *= rate if mine is None else mine.rate(level, rate, 8.0)
+            survival *= rate if own is None else own.rate(level, rate, 8.0)
             gains.append(gains[-1] + survival)
-        return [gains[int(deep)] + (deep - int(deep)) * (gains[int(deep) + 1] - gains[int(deep)]) for deep in depths]
+        return [
+            gains[int(depth)] + (depth - int(depth)) * (gains[int(depth) + 1] - gains[int(depth)]) for depth in depths
+        ]

@@ -73,7 +73,7 @@ def resolve(
     """
     from specdec_fast.adaptive.budget import budget_for
     from specdec_fast.commands.options import read_drafter_options
-    from specdec_fast.drafters import drafter_names, may_take_draft, refuse_unknown_options
+    from specdec_fast.drafters import check_option_names, drafter_names, may_take_draft
     from specdec_fast.rules import get_rule
     from specdec_kernels.names import unknown_name
 
@@ -98,7 +98,7 @@ def resolve(
     if chosen and drafter in (None, NO_DRAFTER):
         raise ValueError(f"--drafter-option {next(iter(chosen))}: got no drafter; pass --drafter NAME")
     if chosen and drafter is not None:
-        refuse_unknown_options(drafter, chosen)
+        check_option_names(drafter, chosen)
     if draft_tokens == 0 or drafter == NO_DRAFTER:
         draft, drafter, chosen = None, None, {}
     return Setup(

@@ -1,54 +1,49 @@
-"""Chains of a draft model in captured steps: K passes over its cache, whose lengths on the device say what is held.
+"""Chains of a draft model in CUDA-graph steps: K passes over its cache, whose lengths on the device say what is stored.
 
-The first pass feeds one or two committed tokens a row: the root, and before it the last drafted one where all were
+The first pass feeds one or two committed tokens per row: the root, and before it the last drafted token if all were
 accepted. Tests: tests/engine/cuda_graph/test_step_program.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from specdec_fast.core.device_packing import pack_nodes
+from specdec_fast.draft_runners.draft_chain_runner import DraftChainRunner
 from specdec_fast.interfaces import Acceptance, CudaGraphRows, CudaGraphTrees, StateView, TargetOutput
 
 
-@dataclass(eq=False)
 class CudaGraphChains:
-    """Chains of `model`, a target over a cache of its own.
+    """Proposes chains of a draft model in CUDA-graph steps (`specdec_fast.interfaces.CudaGraphProposals`).
 
-    greedy: likeliest tokens, else those of the noise of replay; masked: its logits as tokens are picked from;
-    catch_up: feeds rows what is new of their tokens; room: whether a row may hold so many; left: is told how much of
-    its text a row holds that leaves.
+    Args:
+        runner: Rows of the draft model.
+        greedy: Pick the likeliest tokens; otherwise pick with the noise of rule `replay`.
     """
 
-    model: Any
-    greedy: bool
-    masked: Callable[[Tensor | None], Tensor]
-    catch_up: Callable[[list[int], list[Sequence[int]]], Tensor]
-    room: Callable[[int, int], bool]
-    left: Callable[[int, int], None]
     aux_hidden_states: tuple[str, ...] = ()
+
+    def __init__(self, runner: DraftChainRunner, greedy: bool) -> None:
+        self.runner, self.model, self.greedy = runner, runner.model, greedy
 
     def enter(self, view: StateView, rows: Sequence[int]) -> None:
         tokens = [view.tokens(row) for row in rows]
         if rows:
-            self.catch_up(list(rows), tokens)
+            self.runner.catch_up(list(rows), tokens)
 
     def reserve(self, row: int, length: int) -> bool:
-        return self.room(row, length)
+        return self.runner.reserve(row, length)
 
     def propose(self, batch: CudaGraphRows) -> CudaGraphTrees:
         cache, index = self.model.cache, batch.rows.long()
-        held = torch.minimum(cache.lengths[index], batch.lengths - 1).clamp(min=0)
-        cache.rollback(batch.rows, held)
+        stored = torch.minimum(cache.lengths[index], batch.lengths - 1).clamp(min=0)
+        cache.rollback(batch.rows, stored)
         drafting = batch.drafts > 0
-        packing = pack_nodes(torch.where(drafting, (batch.lengths - held).clamp(max=2), 0), 2)
-        at = (held[packing.row_of] + packing.place).clamp(0, batch.tokens.shape[1] - 1)
+        packing = pack_nodes(torch.where(drafting, (batch.lengths - stored).clamp(max=2), 0), 2)
+        at = (stored[packing.row_of] + packing.place).clamp(0, batch.tokens.shape[1] - 1)
         fed = batch.tokens[index[packing.row_of], at.long()]
         chosen: list[Tensor] = []
         for level in range(batch.num_draft_tokens):
@@ -57,7 +52,7 @@ class CudaGraphChains:
                 fed = chosen[-1][packing.row_of]
             known = packing.inside & (fed < self.model.vocab_size)
             scored = self.model.extend(batch.rows, torch.where(known, fed, 0), packing.offsets, logits=packing.last)
-            logits = self.masked(scored.logits)
+            logits = self.runner.mask_logits(scored.logits)
             positions = batch.lengths + level
             chosen.append(logits.argmax(1) if self.greedy else batch.sampling.sample_replay(logits, positions))
         return CudaGraphTrees(torch.stack(chosen, 1), None, batch.drafts, len(chosen))
@@ -67,5 +62,5 @@ class CudaGraphChains:
         cache.rollback(batch.rows, torch.minimum(cache.lengths[batch.rows.long()], known))
 
     def leave(self, view: StateView, rows: Sequence[int]) -> None:
-        for row in rows:  # beyond the text is what a step that failed has drafted
-            self.left(row, min(int(self.model.cache.lengths[row]), view.length(row)))
+        for row in rows:  # a failed step may have drafted tokens beyond the text
+            self.runner.leave_cuda_graph(row, min(int(self.model.cache.lengths[row]), view.length(row)))

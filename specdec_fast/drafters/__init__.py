@@ -1,4 +1,7 @@
-"""Drafters: one file each, the file name is the key; more come from the entry-point group `specdec_fast.drafters`."""
+"""Drafters, one per module. The name of a drafter is the name of its module.
+
+Other packages add drafters by the entry-point group `specdec_fast.drafters`.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +21,23 @@ GROUP = "specdec_fast.drafters"
 
 
 def drafter_names() -> list[str]:
-    """Names of all drafters that can be built here."""
+    """Returns the names of all built-in and installed drafters, sorted."""
     built_in = {module.name for module in iter_modules(__path__)}
     return sorted(built_in | {point.name for point in entry_points(group=GROUP)})
 
 
 def get_drafter(name: str) -> type[Any]:
-    """The drafter class of a name. Raises ValueError for an unknown name."""
+    """Returns the class of a drafter.
+
+    Args:
+        name: Name of a built-in drafter, or of an entry point.
+
+    Returns:
+        The class. `make_drafter` builds an instance by name.
+
+    Raises:
+        ValueError: If the name is unknown.
+    """
     if name in {module.name for module in iter_modules(__path__)}:
         found: type[Any] = import_module(f"{__name__}.{name}").DRAFTER
         return found
@@ -36,23 +49,31 @@ def get_drafter(name: str) -> type[Any]:
 
 
 def takes_draft(name: str) -> bool:
-    """Whether the drafter of a name wants a draft model."""
+    """Returns whether a drafter requires a draft model."""
     return bool(getattr(get_drafter(name), "takes_draft", False))
 
 
 def may_take_draft(name: str) -> bool:
-    """Whether the drafter of a name wants a draft model, or has a use for one with some options."""
+    """Returns whether a drafter uses a draft model, with some options at least."""
     return takes_draft(name) or bool(getattr(get_drafter(name), "may_take_draft", False))
 
 
 def drafter_options(name: str) -> dict[str, inspect.Parameter]:
-    """The options of a drafter by name, as its constructor declares them, without those that `DrafterParts` fills."""
+    """Returns the options of a drafter: the parameters of its constructor that have defaults."""
     found = inspect.signature(get_drafter(name)).parameters
     return {option: each for option, each in found.items() if each.default is not inspect.Parameter.empty}
 
 
-def refuse_unknown_options(name: str, options: Iterable[str]) -> None:
-    """Raise ValueError where the constructor of a drafter takes no option of such a name."""
+def check_option_names(name: str, options: Iterable[str]) -> None:
+    """Checks the names of options.
+
+    Args:
+        name: Name of the drafter.
+        options: Names of options.
+
+    Raises:
+        ValueError: If the drafter has no option of such a name.
+    """
     known = drafter_options(name)
     unknown = sorted(set(options) - set(known))
     if unknown:
@@ -62,22 +83,38 @@ def refuse_unknown_options(name: str, options: Iterable[str]) -> None:
         raise ValueError(f"drafter {name}: got option {unknown[0]!r}; expected one of {', '.join(known)}{words}")
 
 
-def refuse_other_kinds(name: str, options: Mapping[str, Any]) -> None:
-    """Raise ValueError where an option that a drafter declares as a whole number, or as true or false, is none."""
+def check_option_types(name: str, options: Mapping[str, Any]) -> None:
+    """Checks options that are declared as integers or booleans.
+
+    Args:
+        name: Name of the drafter.
+        options: Values by name.
+
+    Raises:
+        ValueError: If a value has another type.
+    """
     for option, value in options.items():
         declared = drafter_options(name)[option].annotation
-        kinds = set(declared.split(" | ")) if isinstance(declared, str) else {declared}
-        if kinds == {"bool"} and not isinstance(value, bool):
+        types = set(declared.split(" | ")) if isinstance(declared, str) else {declared}
+        if types == {"bool"} and not isinstance(value, bool):
             raise ValueError(f"drafter {name}: {option}: got {value!r}; expected true or false")
         whole = isinstance(value, Integral) and not isinstance(value, bool)
-        if kinds == {"int"} and not whole:
+        if types == {"int"} and not whole:
             raise ValueError(f"drafter {name}: {option}: got {value!r}; expected a whole number")
-        if kinds == {"int", "None"} and not whole and value is not None:
+        if types == {"int", "None"} and not whole and value is not None:
             raise ValueError(f"drafter {name}: {option}: got {value!r}; expected a whole number, or none")
 
 
-def refuse_missing_draft(name: str, given: bool) -> None:
-    """Raise ValueError where the drafter of a name wants a draft model and there is none."""
+def check_draft_model(name: str, given: bool) -> None:
+    """Checks that a drafter which requires a draft model gets one.
+
+    Args:
+        name: Name of the drafter.
+        given: Whether there is a draft model.
+
+    Raises:
+        ValueError: If it is missing.
+    """
     if takes_draft(name) and not given:
         raise ValueError(f"drafter {name}: got no draft model; expected draft=, a model of the target's family")
 
@@ -91,14 +128,26 @@ def make_drafter(
     draft: Callable[[], Target] | None = None,
     prefers: str = "coupled",
 ) -> Drafter:
-    """The drafter of a name out of what there is.
+    """Builds a drafter by name.
 
-    Raises ValueError, which begins with "drafter NAME: ", for options that its constructor does not take or refuses,
-    for files that cannot be opened, and for a draft model that is missing or does not fit.
+    Args:
+        name: Name of the drafter.
+        options: Values of options by name.
+        target: The target to draft for.
+        tokenizer: The target's tokenizer, or None.
+        draft: Opens the draft model. None: there is none.
+        prefers: How the rule wants draft tokens picked (`Rule.prefers`).
+
+    Returns:
+        The drafter.
+
+    Raises:
+        ValueError: If an option is unknown or refused, if a file cannot be opened, or if a draft model is missing or
+            does not fit. The message begins with "drafter NAME: ".
     """
-    refuse_unknown_options(name, options)
-    refuse_other_kinds(name, options)
-    refuse_missing_draft(name, draft is not None)
+    check_option_names(name, options)
+    check_option_types(name, options)
+    check_draft_model(name, draft is not None)
 
     def make(other: str, **theirs: Any) -> Drafter:
         return make_drafter(other, theirs, target=target, tokenizer=tokenizer, draft=draft, prefers=prefers)
@@ -109,21 +158,21 @@ def make_drafter(
             made: Drafter = build(**options)
         else:
             made = build.from_parts(DrafterParts(target, tokenizer, draft, prefers, make), **options)
-    except TypeError as error:  # an option of another type than its checks expect
+    except TypeError as error:  # an option whose type its checks do not expect
         defaults = ", ".join(f"{option}={each.default!r}" for option, each in drafter_options(name).items())
         raise ValueError(
             f"drafter {name}: got {dict(options)} ({error}); expected values like the defaults: {defaults}"
         ) from error
     except OSError as error:
-        told = str(error) if error.filename is None else f"got {str(error.filename)!r}: {error.strerror}"
-        raise ValueError(f"drafter {name}: {told}; expected a file that is there and may be read") from error
+        reason = str(error) if error.filename is None else f"got {str(error.filename)!r}: {error.strerror}"
+        raise ValueError(f"drafter {name}: {reason}; expected a readable file") from error
     except ValueError as error:
-        raise ValueError(_named(name, str(error))) from error
+        raise ValueError(_prefix_name(name, str(error))) from error
     return made
 
 
-def _named(name: str, message: str) -> str:
-    """A message that begins with the drafter's name; that of a drafter made for another one has its own."""
+def _prefix_name(name: str, message: str) -> str:
+    """Prefixes a message with the drafter's name, unless it names a drafter already."""
     if message.startswith("drafter "):
         return message
     return f"drafter {name}: {message.removeprefix(f'{name} ').removeprefix(f'{name}: ')}"

@@ -1,8 +1,8 @@
-"""Blockwise parallel decoding: a chain of the best token of every place ahead (Stern et al. 2018).
+"""Blockwise parallel decoding: one head per position drafts a chain (Stern et al. 2018).
 
-Scoring and proposing are one pass, as in section 5 of the paper: the pass that verifies a draft leaves the hidden state
-that the next one starts from. The target itself is the paper's first head, so the text is the target's, and any rule
-may verify; the paper's approximate acceptance is rule lossy:among=k. Tests: tests/drafters/test_blockwise.py.
+Scoring and proposing share one pass, as in section 5 of the paper: the pass that verifies a draft yields the hidden
+state for the next one. The target itself is the paper's first head, so the text is the target's, and every rule may
+verify. The paper's approximate acceptance is rule `lossy:among=k`. Tests: tests/drafters/test_blockwise.py.
 """
 
 from __future__ import annotations
@@ -19,12 +19,19 @@ from specdec_fast.trees.topology import shape_of_widths
 
 
 class BlockwiseDrafter(ParallelHeadsDrafter):
-    """Drafts a chain, one token per head.
+    """Drafts a chain of the best token of each head.
 
-    head: folder or hub id of the heads, or the heads themselves; num_draft_tokens: length of the chain (default: all
-    heads); pick: "coupled" for `replay`, "greedy" for other rules.
+    Args:
+        target: The target to draft for.
+        head: Folder or hub id of the heads, or loaded heads. None: the heads bundled for the target.
+        num_draft_tokens: Length of the chain. None: all heads.
+        pick: "coupled" picks tokens with the noise of rule `replay`, "greedy" by the logits alone.
 
-    Raises ValueError for heads that cannot be loaded or belong to another target.
+    Raises:
+        ValueError: If the heads cannot be loaded or belong to another target, or if an option is out of range.
+
+    Source:
+        Stern et al. 2018, sections 3 and 5.
     """
 
     name = "blockwise"
@@ -45,12 +52,12 @@ class BlockwiseDrafter(ParallelHeadsDrafter):
 
     @staticmethod
     def by_rule(prefers: str) -> dict[str, Any]:
-        """Defaults where it is made for a rule."""
+        """Returns the defaults of options that follow from the rule."""
         return {"pick": "coupled" if prefers == "coupled" else "greedy"}
 
     @classmethod
     def from_parts(cls, parts: DrafterParts, **options: Any) -> BlockwiseDrafter:
-        """For the target at hand, picking with its noise where the rule replays."""
+        """Builds a drafter for `parts.target` that picks tokens as the rule prefers."""
         return cls(parts.target, **{**cls.by_rule(parts.prefers), **options})
 
 

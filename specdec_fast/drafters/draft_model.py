@@ -1,8 +1,9 @@
-"""A small model drafts a chain of K tokens (Leviathan et al. 2023; Chen et al. 2023), over a paged cache of its own.
+"""A small draft model drafts a chain of K tokens, over a paged cache of its own.
 
-How a token is picked: `coupled` (arg-max under the replay noise that the target will use), `drawn` (from the draft's
-distribution, which travels with the draft) or `greedy`. All are lossless under every lossless rule; `coupled` suits
-`replay`, `drawn` suits `token`. Tests: tests/drafters/test_draft_model.py and the contract suite.
+Tokens are picked in one of three ways. `coupled` is the arg-max under the replay noise of the target; it suits rule
+`replay`. `sampled` samples the draft's distribution, which accompanies the draft; it suits `rejection` and `block`.
+`greedy` is the arg-max. All are lossless under every lossless rule. Tests: tests/drafters/test_draft_model.py and the
+contract suite.
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_fast.adaptive.budget import MovingThreshold, surely_accepted
-from specdec_fast.core.chain_layout import ChainLayout, chain_layout
+from specdec_fast.adaptive.budget import MovingThreshold, acceptance_lower_bound
+from specdec_fast.core.chain_layout import chain_layout
 from specdec_fast.core.device_transfer import host_to_device, select_entries
 from specdec_fast.core.distributions import TokenDistributions, concat_distributions
 from specdec_fast.core.draft import Draft
 from specdec_fast.core.names import RENAMED_PICKS
-from specdec_fast.draft_runners.cross_vocab import CrossVocab, GrowingText
+from specdec_fast.draft_runners.cross_vocab import CrossVocab
 from specdec_fast.draft_runners.cuda_graph_chains import CudaGraphChains
+from specdec_fast.draft_runners.draft_chain_runner import DraftChainRunner
 from specdec_fast.interfaces import Acceptance, Budget, DrafterParts, Needs, Rng, StateView, TargetOutput
 from specdec_fast.sampling.sampling_tensors import SamplingTensors
 from specdec_fast.sampling.target_distributions import chain_distributions
@@ -34,14 +36,27 @@ TOKENIZERS = ("same", "tli", "slem")
 
 
 class DraftModelDrafter:
-    """Drafts with `model`, a target of its own whose rows mirror those of the engine.
+    """Drafts chains with a small model.
 
-    num_draft_tokens: K, the default budget per row; pick: "coupled", "sampled" or "greedy"; vocab_size: the target's
-    (draft ids beyond it are masked); entropy_stop: a row's chain ends before a token whose distribution is so
-    uncertain that the bound of Agrawal et al. 2024 on its acceptance (`surely_accepted`) is below this; 0 never
-    stops; entropy_goal: the share of accepted tokens that each request moves its `entropy_stop` towards; 0 leaves it
-    as it is; tokenizers: "same", or for a draft with another one "tli" (its distribution restricted to common tokens)
-    or "slem" (its text, likeliest tokens first, in the target's tokens), both by way of `translation`.
+    Args:
+        model: The draft model, a target of its own. Its rows follow those of the engine.
+        num_draft_tokens: Default budget K per row.
+        pick: "coupled", "sampled" or "greedy".
+        vocab_size: Vocabulary of the target; draft ids beyond it are masked. None: the draft model's.
+        entropy_stop: A chain ends before a token whose distribution is too uncertain: the bound of Agrawal et al. 2024
+            on its acceptance (`acceptance_lower_bound`) is below this number. 0 never stops.
+        entropy_goal: Share of accepted tokens towards which each request adapts its `entropy_stop`. 0 keeps it
+            constant.
+        tokenizers: "same" for a draft model with the target's tokenizer. "tli" restricts the draft's distribution to
+            common tokens. "slem" re-encodes the draft's text in the target's tokens, and picks the likeliest tokens.
+        translation: Translation between the vocabularies, for "tli" and "slem". `load` builds it.
+
+    Raises:
+        ValueError: If an option is out of range or two options contradict each other.
+
+    Source:
+        Leviathan et al. 2023; Chen et al. 2023. Agrawal et al. 2024 (AdaEDL) for `entropy_stop`; Timor et al. 2025 for
+        other tokenizers.
     """
 
     name = "draft_model"
@@ -60,19 +75,19 @@ class DraftModelDrafter:
         translation: CrossVocab | None = None,
     ) -> None:
         if tokenizers not in TOKENIZERS:
-            or_else = ": the last two are for a draft whose tokenizer is not the target's"
+            or_else = ": the last two are for a draft with another tokenizer"
             raise ValueError(unknown_name("draft_model tokenizers", tokenizers, TOKENIZERS, or_else=or_else))
         if (tokenizers == "same") != (translation is None):
             raise ValueError(
                 f"draft_model tokenizers: got {tokenizers!r} {'with' if translation else 'without'} a translation; "
-                "expected one for tli and slem; load() and the command line make it from the models' tokenizers"
+                "expected one for tli and slem; load() and the command line build it from the models' tokenizers"
             )
         if not 0 <= entropy_stop < 1:
             raise ValueError(f"draft_model entropy_stop: got {entropy_stop}; expected a number in [0, 1); 0 is off")
         if not 0 <= entropy_goal <= 1 or (entropy_goal and not entropy_stop):
             raise ValueError(
                 f"draft_model entropy_goal: got {entropy_goal} with entropy_stop {entropy_stop}; expected a number in "
-                "[0, 1], and above 0 (off) with an entropy_stop to begin with"
+                "[0, 1], and above 0 (off) only with an entropy_stop"
             )
         if num_draft_tokens < 1:
             raise ValueError(f"draft_model num_draft_tokens: got {num_draft_tokens}; expected at least 1")
@@ -82,26 +97,22 @@ class DraftModelDrafter:
         self.num_draft_tokens = num_draft_tokens
         self.pick = pick
         self.entropy_stop, self.entropy_goal = entropy_stop, float(entropy_goal)
-        self.tokenizers, self._translation = tokenizers, translation
-        self._vocab_size = min(vocab_size or model.vocab_size, model.vocab_size)
-        if translation is not None:
-            self._vocab_size = model.vocab_size
-        dists, ids = pick == "sampled" and tokenizers != "slem", self._vocab_size if translation is None else None
+        self.tokenizers = tokenizers
+        size = model.vocab_size if translation is not None else min(vocab_size or model.vocab_size, model.vocab_size)
+        self._runner = DraftChainRunner(model, size, tokenizers, translation)
+        dists, ids = pick == "sampled" and tokenizers != "slem", size if translation is None else None
         self.needs = Needs(topology="chain", own_cache=True, dists=dists, vocab_size=ids)
-        self._stored: dict[int, tuple[int, list[int]]] = {}  # per row: committed tokens held, drafted tokens held
-        self._fed: dict[int, list[int]] = {}  # per row, with a translation: the draft's tokens that are held
-        self._texts: dict[int, GrowingText] = {}  # and its text in these
         self._thresholds: dict[int, MovingThreshold] = {}  # per row, with a goal
-        self._last: tuple[Draft | None, tuple[int, ...]] = (None, ())  # with the budget of each of its rows
+        self._last: tuple[Draft | None, tuple[int, ...]] = (None, ())  # the last draft, and the budgets of its rows
 
     @staticmethod
     def by_rule(prefers: str) -> dict[str, Any]:
-        """Defaults where it is made for a rule."""
+        """Returns the defaults of options that follow from the rule."""
         return {"pick": prefers}
 
     @classmethod
     def from_parts(cls, parts: DrafterParts, **options: Any) -> DraftModelDrafter:
-        """Over the draft model that was given, picking tokens as the rule prefers."""
+        """Builds a drafter over the caller's draft model that picks tokens as the rule prefers."""
         assert parts.draft is not None
         model: Any = parts.draft()
         translation = None
@@ -113,43 +124,32 @@ class DraftModelDrafter:
         return cls(model, **{**cls.by_rule(parts.prefers), **defaults, **options})
 
     def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
-        room = self.model.cache.max_rows
-        if max(rows) >= room:
-            raise ValueError(
-                f"draft_model: got row {max(rows)} of the engine and a draft with room for {room} rows; expected at "
-                "least as many as the target has; build the draft with the target's max_rows"
-            )
+        self._runner.begin(rows)
         for row in rows:
-            self._stored[row], self._fed[row] = (0, []), []
-            if self._translation is not None:
-                self._texts[row] = GrowingText(self._translation)
             if self.entropy_goal:
                 self._thresholds[row] = MovingThreshold(self.entropy_stop, self.entropy_goal)
 
     def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
         tokens = [view.tokens(row) for row in rows]
-        held = tokens
-        if self._translation is not None:
-            each = zip(rows, budget.nodes, tokens)
-            held = [self._texts[row].to_draft(have) if limit > 0 else have for row, limit, have in each]
+        each = zip(rows, budget.nodes, tokens)
+        texts = [self._runner.to_draft(row, text) if limit > 0 else text for row, limit, text in each]
         counts = [
-            limit if limit > 0 and self._room(row, len(have) + limit) else 0
-            for row, limit, have in zip(rows, budget.nodes, held)
+            limit if limit > 0 and self._runner.reserve(row, len(text) + limit) else 0
+            for row, limit, text in zip(rows, budget.nodes, texts)
         ]
         active = [index for index, count in enumerate(counts) if count]
         if not active:
-            return Draft.chains(rows, [[have[-1]] for have in tokens], device=view.device)
+            return Draft.chains(rows, [[text[-1]] for text in tokens], device=view.device)
         drafted: list[list[int]] = [[] for _ in rows]
-        dist_rows: list[list[int]] = [[] for _ in rows]  # of each drafted token, where it was drawn
-        dists = self._draft(view, rows, active, held, counts, rng, drafted, dist_rows)
+        dist_rows: list[list[int]] = [[] for _ in rows]  # of each drafted token, the row of its distribution
+        dists = self._draft_levels(view, rows, active, texts, counts, rng, drafted, dist_rows)
         for index, row in enumerate(rows):
             if drafted[index]:
-                self._stored[row] = (len(held[index]), drafted[index][:-1])  # the last one was not fed
-                if self._translation is not None:
-                    drafted[index] = self._translated(row, tokens[index], held[index], drafted[index])
+                self._runner.mark_drafted(row, texts[index], drafted[index])
+                drafted[index] = self._runner.to_target(row, tokens[index], texts[index], drafted[index])
         draft = Draft.chains(
             rows,
-            [[have[-1], *more] for have, more in zip(tokens, drafted)],
+            [[text[-1], *more] for text, more in zip(tokens, drafted)],
             dist_rows=None if dists is None else dist_rows,
             dists=dists,
             device=view.device,
@@ -157,33 +157,36 @@ class DraftModelDrafter:
         self._last = draft, tuple(budget.nodes)
         return draft
 
-    def _draft(
+    def _draft_levels(
         self,
         view: StateView,
         rows: Sequence[int],
         active: list[int],
-        held: list[Sequence[int]],
+        texts: list[Sequence[int]],
         counts: list[int],
         rng: Rng,
         drafted: list[list[int]],
         dist_rows: list[list[int]],
     ) -> TokenDistributions | None:
-        """Drafts for the rows that are `active`, in place; what drawn tokens were drawn from."""
-        own, texts = [rows[index] for index in active], [held[index] for index in active]
+        """Drafts for the active rows, in place; returns the distributions of sampled tokens."""
+        own, own_texts = [rows[index] for index in active], [texts[index] for index in active]
         sampling, roots = (
             view.sampling(own),
             rng.positions if len(own) == len(rows) else select_entries(rng.positions, active),
         )
-        whole = self._between_nothing()
-        if whole is not None and sampling.logits_processors is None:
-            return self._chain(whole, active, own, texts, counts, sampling, roots, rng.first_draw, drafted, dist_rows)
-        logits, parts = self._catch_up(own, texts), []
-        levels: list[tuple[list[int], Tensor]] = []  # read at the end: until then a device need not be waited for
-        shape = positions = None  # of the active rows: a pass over one token of each, and where tokens will stand
+        fused = self._fused_chain_forward()
+        if fused is not None and sampling.logits_processors is None:
+            arguments = own, own_texts, counts, sampling, roots, rng.first_draw
+            return self._draft_fused(fused, active, *arguments, drafted, dist_rows)
+        logits, parts = self._runner.catch_up(own, own_texts), []
+        levels: list[tuple[list[int], Tensor]] = []  # read at the end, so that nothing waits for the device before
+        shape = positions = None  # of the active rows: layout of one token each, and positions by level
         for level in range(max(counts)):
-            if self.entropy_stop:  # before the token is drawn: a token that was drawn is never dropped
-                sure = surely_accepted(logits, sampling.temperature).tolist()
-                going = [at for at, bound in enumerate(sure) if bound >= self._least(rows[active[at]], level)]
+            if self.entropy_stop:  # before the token is sampled: a sampled token is never dropped
+                bounds = acceptance_lower_bound(logits, sampling.temperature).tolist()
+                going = [
+                    at for at, bound in enumerate(bounds) if bound >= self._stop_threshold(rows[active[at]], level)
+                ]
                 if len(going) < len(active):
                     if not going:
                         break
@@ -209,8 +212,10 @@ class DraftModelDrafter:
                 sampling = view.sampling([rows[index] for index in active])
             if shape is None:
                 shape = chain_layout(tuple([rows[index] for index in active]), (1,) * len(active), view.device)
-            fed = self._translation.ids(chosen) if self.tokenizers == "tli" and self._translation else chosen
-            logits = self._masked(self.model.extend(shape.rows, fed, shape.offsets, logits=shape.last).logits)
+            fed = self._runner.draft_ids(chosen)
+            logits = self._runner.mask_logits(
+                self.model.extend(shape.rows, fed, shape.offsets, logits=shape.last).logits
+            )
         used = 0
         for active, chosen in levels:
             for at, (index, token) in enumerate(zip(active, chosen.tolist())):
@@ -219,15 +224,15 @@ class DraftModelDrafter:
             used += len(active)
         return concat_distributions(parts) if parts and self.pick == "sampled" else None
 
-    def _between_nothing(self) -> FusedForward | None:
-        """Its passes as one operator, where nothing but picks comes between those of a chain."""
-        if self.entropy_stop or self._translation is not None or not isinstance(self.model, HuggingFaceTarget):
+    def _fused_chain_forward(self) -> FusedForward | None:
+        """The fused forward, if nothing but picking a token happens between the passes of a chain."""
+        if self.entropy_stop or self.tokenizers != "same" or not isinstance(self.model, HuggingFaceTarget):
             return None
-        return self.model.whole
+        return self.model.fused_forward
 
-    def _chain(
+    def _draft_fused(
         self,
-        whole: FusedForward,
+        fused: FusedForward,
         active: list[int],
         rows: list[int],
         texts: list[Sequence[int]],
@@ -238,13 +243,13 @@ class DraftModelDrafter:
         drafted: list[list[int]],
         dist_rows: list[list[int]],
     ) -> TokenDistributions | None:
-        """The same in one call. rows, texts: of the active ones."""
-        shape, fed = self._behind(rows, texts)
+        """Drafts whole chains in one operator call. rows, texts: of the active rows."""
+        shape, fed = self._runner.missing_tokens(rows, texts)
         temperature = None if self.pick == "greedy" else sampling.temperature
-        asked = temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.seeds, roots
+        params = temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.seeds, roots
         draw, own = first_draw if self.pick == "sampled" else None, [counts[index] for index in active]
-        found = whole.chain(shape.rows, fed, shape.offsets, own, *asked, self._vocab_size, draw)
-        self._held(rows, texts)
+        found = fused.chain(shape.rows, fed, shape.offsets, own, *params, self._runner.vocab_size, draw)
+        self._runner.mark_stored(rows, texts)
         chosen, dist = (found, ()) if isinstance(found, Tensor) else (found[0], found[1:])
         for index, count, tokens in zip(active, own, chosen.tolist()):
             drafted[index] = tokens[:count]
@@ -260,99 +265,45 @@ class DraftModelDrafter:
         return TokenDistributions(logits, inv_t, lse, cut, tie_id, mass=mass)
 
     def observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
-        """Moves thresholds; what was accepted the next propose sees by comparing its tokens with the committed ones."""
+        """Adapts thresholds. `propose` finds accepted tokens by comparing its own with the committed ones."""
         last, limits = self._last
         if not self.entropy_goal or draft is not last:
             return
-        taken = acceptance.read_num_accepted()
-        for row, count, limit, accepted in zip(draft.host_rows(), draft.counts, limits, taken):
+        num_accepted = acceptance.read_num_accepted()
+        for row, count, limit, accepted in zip(draft.host_rows(), draft.counts, limits, num_accepted):
             if count > 1 and row in self._thresholds:
                 self._thresholds[row].update(accepted, count - 1, full=accepted == limit)
 
     def release(self, rows: Sequence[int]) -> None:
-        self.model.cache.release([row for row in rows if self._stored.pop(row, None) is not None])
+        self._runner.release(rows)
         for row in rows:
-            self._fed.pop(row, None)
-            self._texts.pop(row, None)
             self._thresholds.pop(row, None)
 
     def cuda_graph_proposals(self, max_rows: int) -> CudaGraphChains | str:
-        """Its proposals for captured steps over an engine of max_rows rows, or why there are none."""
-        if self._translation is not None:
+        """Returns the proposals for CUDA-graph steps of an engine with `max_rows` rows, or why there are none."""
+        if self.tokenizers != "same":
             return "a draft with another tokenizer translates its tokens on the host"
         if self.entropy_stop:
             return "entropy_stop decides on the host how long a draft is"
         if self.pick == "sampled":
-            return "tokens that are drawn carry distributions (pick=coupled or greedy has none)"
+            return "sampled tokens carry distributions (pick=coupled or greedy has none)"
         if self.model.cache.max_rows < max_rows:
             return f"the draft has room for {self.model.cache.max_rows} rows, the target for {max_rows}"
-        return CudaGraphChains(
-            self.model, self.pick == "greedy", self._masked, self._catch_up, self._room, self._settle
-        )
+        return CudaGraphChains(self._runner, self.pick == "greedy")
 
-    def _least(self, row: int, level: int) -> float:
-        """The bound below which a row's chain ends. Its first token costs no pass of its own, so a threshold that moves
-        lets it through: one that has risen too far would hear of nothing any more.
+    def _stop_threshold(self, row: int, level: int) -> float:
+        """The bound below which a row's chain ends.
+
+        The first token costs no pass of its own. A moving threshold always lets it pass, since one that has risen too
+        far would observe no acceptance any more.
         """
         if not self.entropy_goal:
             return self.entropy_stop
         return self._thresholds[row].threshold if level else float("-inf")
 
-    def _room(self, row: int, length: int) -> bool:
-        cache = self.model.cache
-        return length <= self.model.max_length and cache.reserve(row, length)
-
-    def _masked(self, logits: Tensor | None) -> Tensor:
-        assert logits is not None
-        if self.tokenizers == "tli" and self._translation is not None:
-            return self._translation.dist(logits)
-        return logits if logits.shape[1] == self._vocab_size else logits[:, : self._vocab_size]
-
-    def _catch_up(self, rows: list[int], tokens: list[Sequence[int]]) -> Tensor:
-        """Drop what was not accepted, feed what is new; logits [B, V] after the root."""
-        shape, fed = self._behind(rows, tokens)
-        output = self.model.extend(shape.rows, fed, shape.offsets, logits=shape.last)
-        self._held(rows, tokens)
-        return self._masked(output.logits)
-
-    def _behind(self, rows: list[int], tokens: list[Sequence[int]]) -> tuple[ChainLayout, Tensor]:
-        """What the draft has to be fed, with what was not accepted dropped."""
-        kept: list[int] = []
-        fed: list[int] = []
-        counts: list[int] = []
-        for row, have in zip(rows, tokens):
-            start, drafted = self._stored[row]
-            for token in drafted:  # drafted tokens that were accepted are already stored
-                if start >= len(have) or have[start] != token:
-                    break
-                start += 1
-            if self._translation is not None:
-                start = _common(self._fed[row], have)
-            start = min(start, len(have) - 1)  # the root is always fed: its logits are wanted
-            self._stored[row] = start, []  # whatever breaks off what follows
-            kept.append(start)
-            # a target's padding ids may lie beyond the draft's embedding: what stands in for them only costs acceptance
-            fed.extend(token if token < self.model.vocab_size else 0 for token in have[start:])
-            counts.append(len(have) - start)
-        device = self.model.device
-        self.model.cache.rollback(rows, kept)
-        return chain_layout(tuple(rows), tuple(counts), device), host_to_device(fed, torch.int64, device)
-
-    def _held(self, rows: list[int], tokens: list[Sequence[int]]) -> None:
-        """These tokens are stored now."""
-        for row, have in zip(rows, tokens):
-            self._stored[row] = (len(have), [])
-            if self._translation is not None:
-                self._fed[row] = list(have)
-
-    def _settle(self, row: int, length: int) -> None:
-        """A row has left captured steps, in which it came to hold `length` tokens of its text."""
-        if row in self._stored:
-            self._stored[row] = length, []
-
     def _positions(self, sampling: SamplingTensors, roots: Tensor, depth: int) -> Sequence[Tensor]:
-        """By level, the positions of the tokens to pick, int32 [B]: made at once, an addition a level takes longer."""
-        if self.pick != "coupled" or sampling.all_greedy:  # nobody looks at them
+        """Positions of the picked tokens by level, int32 [B] each; faster built at once than level by level."""
+        if self.pick != "coupled" or sampling.all_greedy:  # not used
             return (roots,) * depth
         return (roots + host_to_device(range(1, depth + 1), torch.int32, roots.device)[:, None]).unbind()
 
@@ -365,12 +316,16 @@ class DraftModelDrafter:
         logits: Tensor,
         chains: list[list[int]],
     ) -> tuple[Tensor, TokenDistributions | None]:
-        """Tokens of the rows that are active. positions: where they will stand; draw: number of this level's draw;
-        chains: root and drafted tokens so far, where there are edits.
+        """Picks the tokens of one level; sampled ones come with their distributions.
+
+        positions: of these tokens; draw: number of the level's draw; chains: root and drafted tokens so far, if there
+        are logits processors.
         """
         if self.tokenizers == "slem":
             return logits.argmax(1), None
-        if sampling.logits_processors is not None:  # q with the target's edits, each row after its own chain
+        if (
+            sampling.logits_processors is not None
+        ):  # the target's processors apply to q too, each row after its own chain
             dists = chain_distributions(logits, sampling, roots, chains)
             logits = dists.logits
         elif self.pick == "sampled":
@@ -381,25 +336,6 @@ class DraftModelDrafter:
             return sampling.sample_replay(logits, positions), None
         index = torch.full_like(roots, draw)
         return draft_sample(dists.logits, *dists.stats, sampling.seeds, roots, index, mass=dists.mass), dists
-
-    def _translated(self, row: int, tokens: Sequence[int], held: Sequence[int], drafted: list[int]) -> list[int]:
-        """The drafted tokens as the target's; remembers what the draft was fed."""
-        assert self._translation is not None
-        if self.tokenizers == "slem":
-            self._fed[row] = [*held, *drafted[:-1]]
-            return self._translation.to_target(tokens, held, drafted)[: len(drafted)]
-        fed = host_to_device(drafted[:-1], torch.int64, self.model.device)
-        self._fed[row] = [*held, *self._translation.ids(fed).tolist()]
-        return drafted
-
-
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """Length of the common beginning, by halves."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if one[low:middle] == other[low:middle] else (low, middle - 1)
-    return low
 
 
 DRAFTER = DraftModelDrafter

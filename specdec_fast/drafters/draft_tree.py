@@ -1,7 +1,7 @@
-"""A small model drafts a tree, level by level, over a paged cache of its own (SpecInfer, Sequoia, EAGLE-2).
+"""A small draft model drafts a tree level by level, over a paged cache of its own (SpecInfer, Sequoia, EAGLE-2).
 
-How trees grow and siblings are picked: specdec_fast/trees/expansion.py. Tests: tests/drafters/test_draft_tree.py and
-the contract suite.
+specdec_fast/trees/expansion.py says how trees grow and how siblings are picked. Tests:
+tests/drafters/test_draft_tree.py and the contract suite.
 """
 
 from __future__ import annotations
@@ -18,21 +18,32 @@ from specdec_fast.trees.expansion import TreeDrafter
 from specdec_fast.trees.topology import Shape, read_shape, shape_of_widths
 
 PREFERRED = {"sampled": "hybrid", "greedy": "top_k"}
-"""What to do for a rule that `prefers` so; its "coupled" means the same here."""
+"""Option `how` for a rule's `prefers`; "coupled" means the same here."""
 
 
 class DraftTreeDrafter(TreeDrafter):
-    """Drafts with `model`, a target of its own whose rows mirror those of the engine.
+    """Drafts trees with a small model.
 
-    widths: children of each node by level, (3, 2, 1): three, two for each of them, one for each of those; shape: in
-    place of widths, a list of parents or a file of `specdec tune tree`; depth: above 0, levels of a dynamic tree in
-    place of a static one, `width` nodes of each grown, `width` children looked at of each, scored as if the draft's
-    distribution were raised to the power `sharpness` (its first choices come true more often than it says);
-    num_draft_tokens: the default budget per row (default: all of a static tree, 24 of a dynamic one); how: one of
-    `HOWS`, or a rule's `prefers`; vocab_size: the target's (draft ids beyond it are masked).
+    Every level is one pass over the whole tree so far. Keys and values of accepted nodes are kept.
 
-    A pass per level runs over the tree so far, because tree attention takes whole trees; the keys and values of what is
-    accepted move to the front and stay.
+    Args:
+        model: The draft model, a target of its own. Its rows follow those of the engine.
+        widths: Children per node by level. (3, 2, 1): three children, two for each of them, one for each of those.
+        num_draft_tokens: Default budget per row. None: all nodes of a static tree, 24 of a dynamic one.
+        how: How siblings are picked: one of `specdec_fast.trees.expansion.HOWS`, or a rule's `prefers`.
+        vocab_size: Vocabulary of the target; draft ids beyond it are masked. None: the draft model's.
+        shape: Static tree in place of `widths`: a list of parents, or a file of `specdec tune tree`.
+        depth: Levels of a dynamic tree. 0: a static tree.
+        width: Nodes that grow per level of a dynamic tree, and children considered for each of them.
+        sharpness: Exponent on the draft's distribution in the scores of a dynamic tree. A draft model's first choices
+            are accepted more often than its probabilities say.
+
+    Raises:
+        ValueError: If an option is out of range or two options contradict each other.
+
+    Source:
+        Miao et al. 2024 (SpecInfer); Chen et al. 2024 (Sequoia); Li et al. 2024 (EAGLE-2), section 4, for dynamic
+        trees.
     """
 
     name = "draft_tree"
@@ -70,12 +81,12 @@ class DraftTreeDrafter(TreeDrafter):
 
     @staticmethod
     def by_rule(prefers: str) -> dict[str, Any]:
-        """Defaults where it is made for a rule."""
+        """Returns the defaults of options that follow from the rule."""
         return {"how": prefers}
 
     @classmethod
     def from_parts(cls, parts: DrafterParts, **options: Any) -> DraftTreeDrafter:
-        """Over the draft model that was given, picking tokens as the rule prefers."""
+        """Builds a drafter over the caller's draft model that picks tokens as the rule prefers."""
         assert parts.draft is not None
         model: Any = parts.draft()
         how = "top_k" if options.get("depth") and parts.prefers == "sampled" else parts.prefers

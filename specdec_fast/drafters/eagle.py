@@ -1,8 +1,8 @@
-"""EAGLE-1 and EAGLE-2: a head that predicts the target's next hidden state drafts a tree, level by level.
+"""EAGLE-1 and EAGLE-2: a head predicts the target's next hidden states and drafts a tree level by level.
 
-EAGLE-2 (Li et al. 2024b, section 4) grows a dynamic tree and is the default; `depth=0` is EAGLE-1 (Li et al. 2024a,
-section 4.2): a static tree, its siblings drawn without replacement where the rule uses distributions. The head:
-specdec_fast/heads/eagle.py. Tests: tests/drafters/test_eagle.py and the contract suite.
+EAGLE-2 grows a dynamic tree and is the default. `depth=0` is EAGLE-1: a static tree, whose siblings are sampled without
+replacement if the rule uses distributions. The head is in specdec_fast/heads/eagle.py.
+Tests: tests/drafters/test_eagle.py and the contract suite.
 """
 
 from __future__ import annotations
@@ -19,13 +19,24 @@ from specdec_fast.interfaces import DrafterParts, Needs
 
 
 class EagleDrafter(HeadTrees):
-    """Drafts for `target` with `head`: a folder or hub id of a checkpoint, or a head that is open already
-    (default: the one that is bundled for the target).
+    """Drafts trees with an EAGLE head.
 
-    depth: levels of a dynamic tree, 0 for the static tree `shape` (a list of parents, a file of `specdec tune tree`;
-    default: the published one); width: nodes that are grown per level, and children looked at of each;
-    num_draft_tokens: the default budget per row (default: 24, or the static tree); how: one of `growing.HOWS`, or a
-    rule's `prefers`. The head's keys and values come from true hidden states wherever these are known.
+    Keys and values of the head come from the target's true hidden states wherever these are known.
+
+    Args:
+        target: The target to draft for.
+        head: Folder or hub id of a checkpoint, or a loaded head. None: the head bundled for the target.
+        num_draft_tokens: Default budget per row. None: 24, or all nodes of the static tree.
+        how: How siblings are picked: one of `specdec_fast.trees.expansion.HOWS`, or a rule's `prefers`.
+        depth: Levels of a dynamic tree. 0: the static tree `shape` (EAGLE-1).
+        width: Nodes that grow per level of a dynamic tree, and children considered for each of them.
+        shape: Static tree: a list of parents, or a file of `specdec tune tree`. None: the published tree.
+
+    Raises:
+        ValueError: If the head cannot be loaded or belongs to another target, or if an option is out of range.
+
+    Source:
+        Li et al. 2024a (EAGLE), section 4.2; Li et al. 2024b (EAGLE-2), section 4.
     """
 
     name = "eagle"
@@ -49,12 +60,12 @@ class EagleDrafter(HeadTrees):
 
     @staticmethod
     def by_rule(prefers: str) -> dict[str, Any]:
-        """Defaults where it is made for a rule."""
+        """Returns the defaults of options that follow from the rule."""
         return {"how": prefers}
 
     @classmethod
     def from_parts(cls, parts: DrafterParts, **options: Any) -> EagleDrafter:
-        """Over the target that is drafted for, picking tokens as the rule prefers."""
+        """Builds a drafter for `parts.target` that picks tokens as the rule prefers."""
         return cls(parts.target, **{**cls.by_rule(parts.prefers), **options})
 
 

@@ -1,6 +1,6 @@
-"""EAGLE-3: a head that reads three hidden states of the target drafts a dynamic tree, level by level.
+"""EAGLE-3: a head reads three hidden states of the target and drafts a dynamic tree level by level.
 
-Li et al. 2025; the tree is that of EAGLE-2. Draft tokens come from the head's own vocabulary. The head:
+The tree is the one of EAGLE-2. Draft tokens come from the head's own vocabulary. The head is in
 specdec_fast/heads/eagle3.py. Tests: tests/drafters/test_eagle.py and the contract suite.
 """
 
@@ -22,16 +22,27 @@ log = logging.getLogger("specdec_fast")
 
 
 class Eagle3Drafter(HeadTrees):
-    """Drafts for `target` with `head`: a folder or hub id of a checkpoint, or a head that is open already
-    (default: the one that is bundled for the target).
+    """Drafts trees with an EAGLE-3 head.
 
-    layers: in place of what the checkpoint says, the layers of the target whose inputs the head reads, or "auto":
-    those told, one before or one behind, whichever is accepted most on `text` (token ids; `from_parts` takes words
-    too, and has some of its own);
-    depth: levels of a dynamic tree, 0 for the static tree `shape` (a list of parents, a file of `specdec tune tree`;
-    default: the published one); width: nodes that are grown per level, and children looked at of each;
-    num_draft_tokens: the default budget per row (default: 24, or the static tree); how: one of `growing.HOWS`, or a
-    rule's `prefers`. The head's keys and values come from true hidden states wherever these are known.
+    Keys and values of the head come from the target's true hidden states wherever these are known.
+
+    Args:
+        target: The target to draft for.
+        head: Folder or hub id of a checkpoint, or a loaded head. None: the head bundled for the target.
+        num_draft_tokens: Default budget per row. None: 24, or all nodes of the static tree.
+        how: How siblings are picked: one of `specdec_fast.trees.expansion.HOWS`, or a rule's `prefers`.
+        depth: Levels of a dynamic tree. 0: the static tree `shape`.
+        width: Nodes that grow per level of a dynamic tree, and children considered for each of them.
+        shape: Static tree: a list of parents, or a file of `specdec tune tree`. None: the published tree.
+        layers: Layers of the target whose inputs the head reads, in place of those that the checkpoint names. "auto"
+            tries these, one layer earlier and one later, and keeps those with the best acceptance on `text`.
+        text: Text for `layers="auto"`, as token ids. `from_parts` also accepts a string, and has a default.
+
+    Raises:
+        ValueError: If the head cannot be loaded or belongs to another target, or if an option is out of range.
+
+    Source:
+        Li et al. 2025 (EAGLE-3).
     """
 
     name = "eagle3"
@@ -51,14 +62,14 @@ class Eagle3Drafter(HeadTrees):
     ) -> None:
         if isinstance(layers, str) and (layers != "auto" or text is None or isinstance(text, str)):
             raise ValueError(
-                f"eagle3 layers: got {layers!r} and text {text!r:.40}; expected numbers, or 'auto' and a text to tell "
-                "by, as token ids"
+                f"eagle3 layers: got {layers!r} and text {text!r:.40}; expected numbers, or 'auto' and a text to "
+                "measure on, as token ids"
             )
         if head is None:
             head = bundled_head(target, self.name)
         if isinstance(head, (str, Path)):
-            told = None if isinstance(layers, str) else layers
-            head = PagedHead(load_eagle3(head, target, layers=told), target)
+            listed = None if isinstance(layers, str) else layers
+            head = PagedHead(load_eagle3(head, target, layers=listed), target)
         if layers == "auto":
             rates = choose_layers(head, target, text)
             log.info("eagle3 reads %s; acceptance by layers: %s", ", ".join(head.aux_hidden_states), rates)
@@ -66,12 +77,12 @@ class Eagle3Drafter(HeadTrees):
 
     @staticmethod
     def by_rule(prefers: str) -> dict[str, Any]:
-        """Defaults where it is made for a rule."""
+        """Returns the defaults of options that follow from the rule."""
         return {"how": prefers}
 
     @classmethod
     def from_parts(cls, parts: DrafterParts, **options: Any) -> Eagle3Drafter:
-        """Over the target that is drafted for, picking tokens as the rule prefers."""
+        """Builds a drafter for `parts.target` that picks tokens as the rule prefers."""
         text = options.get("text")
         if options.get("layers") == "auto" and parts.tokenizer is not None and (text is None or isinstance(text, str)):
             words = text or (ASSETS / "heldout.txt").read_text(encoding="utf-8")[:4000]

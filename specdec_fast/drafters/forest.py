@@ -1,10 +1,12 @@
-"""Several drafters at once (`of`, without it ngram and recycling): their proposals joined into one tree per row.
+"""Several drafters at once: their proposals are joined into one tree per row.
 
-Siblings are tested drawn ones first, each under the distribution that it was drawn from. A chosen token that is there
-already becomes the same node; a drawn one stays beside its equal, for each was drawn and has to be verified. With
-drawn tokens in front this folding loses nothing and is lossless: a chosen token behind an equal one that was drawn
-and refused has no mass left. Every drafter hears of the step as if it had been alone; one that works from hidden
-states of the target hears of all that was accepted, whoever drafted it, since it needs those states. Tests:
+Sampled siblings are tested before deterministic ones, each under the distribution that it was sampled from. A
+deterministic token that equals an existing sibling shares its node. A sampled token keeps its own node, because every
+sampled token must be verified. With sampled tokens first, sharing nodes loses nothing and is lossless: after an equal
+sampled token was rejected, a deterministic token has no probability left.
+
+Every drafter observes the step as if it had drafted alone. A drafter that works from the target's hidden states
+observes all accepted tokens, whichever drafter proposed them, since it needs those states. Tests:
 tests/drafters/test_forest.py.
 """
 
@@ -19,39 +21,45 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from specdec_fast.adaptive.cost_model import CostModel, Outcome
+from specdec_fast.adaptive.cost_model import CostModel, DraftOutcome
 from specdec_fast.core.chain_layout import chain_layout
 from specdec_fast.core.device_transfer import host_to_device, table_to_device
 from specdec_fast.core.distributions import TokenDistributions, concat_distributions
 from specdec_fast.core.draft import Draft, ProposalKind
 from specdec_fast.interfaces import Acceptance, Budget, Drafter, DrafterParts, Needs, Rng, StateView, TargetOutput
 
-_USUAL = "ngram,recycling"
-_TURN = 16  # tokens between two turns of drafters that would not be asked
+_DEFAULT_DRAFTERS = "ngram,recycling"
+_TURN = 16  # tokens between two turns of drafters whose share would be 0
 Names = str | Sequence[str] | Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(slots=True)
-class _Joined:
-    """One row's tree while drafts are joined; node 0 is the root."""
+class _JoinedTree:
+    """The tree of one row while drafts are joined. Node 0 is the root."""
 
     tokens: list[int]
     parents: list[int] = field(default_factory=lambda: [-1])
     proposal_kinds: list[int] = field(default_factory=lambda: [0])
     dist_index: list[int] = field(default_factory=lambda: [-1])
     score_only: list[bool] = field(default_factory=lambda: [False])
-    chosen: dict[tuple[int, int], int] = field(default_factory=dict)  # (parent, token) -> node to fold into
+    nodes_by_token: dict[tuple[int, int], int] = field(default_factory=dict)  # (parent, token) -> node to share
 
 
 class ForestDrafter:
-    """Joins the drafts of the drafters `of`; by name they are made with their own defaults, or {name: options}.
+    """Joins the drafts of several drafters.
 
-    of: by name, without it ngram and recycling; num_draft_tokens: the default budget per row, which they share; adapt:
-    share it by the tokens that each is expected to bring, from its acceptance so far; otherwise evenly.
+    Drafters that sample tokens without their deterministic siblings cannot be joined (`draft_tree` with how="hybrid"):
+    siblings from another drafter would change the distribution of these tokens. If several drafters sample, their
+    distributions must cover the whole vocabulary.
 
-    Drafters whose drawn tokens exclude chosen siblings (`draft_tree` with how=hybrid) cannot be joined with others: a
-    sibling from elsewhere would change the distribution that their tokens were drawn from. Drafters that draw have
-    their distributions stacked, so one whose distributions are over part of the vocabulary is the only one that draws.
+    Args:
+        of: The drafters. By name, `from_parts` accepts "a,b", a list, or {name: options}; its default is ngram and
+            recycling.
+        num_draft_tokens: Default budget per row, which the drafters share.
+        adapt: Split the budget by the accepted tokens expected of each drafter; otherwise evenly.
+
+    Raises:
+        ValueError: If there are no drafters, if they cannot be joined, or if an option is out of range.
     """
 
     name = "forest"
@@ -61,23 +69,24 @@ class ForestDrafter:
     def __init__(self, of: Sequence[Drafter] = (), num_draft_tokens: int = 16, adapt: bool = True) -> None:
         if not of or any(isinstance(source, str) for source in of):
             raise ValueError(
-                f"forest of: got {of!r}; expected drafters; by name with `-o of=ngram,recycling` or load()"
+                f"forest of: got {of!r}; expected drafters; pass names with `-o of=ngram,recycling` or load()"
             )
         if num_draft_tokens < 1:
             raise ValueError(f"forest num_draft_tokens: got {num_draft_tokens}; expected at least 1")
         unfit = next((source.name for source in of if source.needs.excludes_siblings), None)
         if unfit is not None:
             raise ValueError(
-                f"forest of: got {unfit} with tokens that are drawn outside their chosen siblings, which others would "
-                'join; expected other ways to pick, such as of={"draft_tree": {"how": "without_replacement"}}'
+                f"forest of: got {unfit} whose tokens are sampled without their deterministic siblings, which other "
+                "drafters would add to; expected another way to pick, such as "
+                'of={"draft_tree": {"how": "without_replacement"}}'
             )
-        drawing = [source for source in of if source.needs.dists]
-        partial = next((source.name for source in drawing if source.needs.partial_dists), None)
-        if partial is not None and len(drawing) > 1:
+        sampling = [source for source in of if source.needs.dists]
+        partial = next((source.name for source in sampling if source.needs.partial_dists), None)
+        if partial is not None and len(sampling) > 1:
             raise ValueError(
-                f"forest of: got {partial}, which draws from distributions over part of the vocabulary, beside "
-                f"another that "
-                'draws; expected all but one to choose their tokens, such as of={"eagle3": {"how": "top_k"}}'
+                f"forest of: got {partial}, which samples from distributions over part of the vocabulary, beside "
+                "another drafter that "
+                'samples; expected deterministic tokens of all but one drafter, such as of={"eagle3": {"how": "top_k"}}'
             )
         self.sources = list(of)
         self.num_draft_tokens = num_draft_tokens
@@ -96,28 +105,28 @@ class ForestDrafter:
             vocab_size=max((needs.vocab_size for needs in each if needs.vocab_size is not None), default=None),
             **{name: any(getattr(needs, name) for needs in each) for name in joint},
         )
-        self._records = [CostModel() for _ in of]  # acceptance of each, by row and overall
-        self._last: Draft | None = None  # of the step, and of each drafter: its own, with its nodes in the forest
-        self._drafts: list[tuple[Draft, list[int], list[int]]] = []  # and with the nodes that it was allowed
+        self._cost_models = [CostModel() for _ in of]  # acceptance of each drafter, by row and overall
+        self._last: Draft | None = None  # the joined draft of the step
+        self._drafts: list[tuple[Draft, list[int], list[int]]] = []  # per drafter: draft, its joined nodes, budgets
 
     def forget(self) -> None:
-        """Drafters that share what they learn between requests forget it."""
+        """Makes drafters drop the data that they share between requests."""
         for source in self.sources:
             if hasattr(source, "forget"):
                 source.forget()
 
     @staticmethod
     def by_rule(prefers: str) -> dict[str, Any]:
-        """Defaults where it is made for a rule."""
-        return {"of": _USUAL}
+        """Returns the defaults of options that follow from the rule."""
+        return {"of": _DEFAULT_DRAFTERS}
 
     @classmethod
-    def from_parts(cls, parts: DrafterParts, of: Names = _USUAL, **options: Any) -> ForestDrafter:
-        """Of drafters by name: "a,b", a list of names, or {name: options}."""
+    def from_parts(cls, parts: DrafterParts, of: Names = _DEFAULT_DRAFTERS, **options: Any) -> ForestDrafter:
+        """Builds the drafters by name: "a,b", a list of names, or {name: options}."""
         named = of.split(",") if isinstance(of, str) else of
         chosen: dict[str, Mapping[str, Any]] = dict(named) if isinstance(named, Mapping) else {n: {} for n in named}
         if cls.name in chosen:
-            raise ValueError("forest of: got a forest; expected drafters that are none")
+            raise ValueError("forest of: got a forest; expected other drafters")
         made = [parts.make(name, **own) for name, own in chosen.items()]
         for at, (name, own) in enumerate(chosen.items()):
             if made[at].needs.excludes_siblings and not own:
@@ -129,9 +138,9 @@ class ForestDrafter:
             source.begin(view, rows, prompt_output)
 
     def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
-        shares = [self._shares(row, limit, view.length(row)) for row, limit in zip(rows, budget.nodes)]
-        trees = [_Joined([view.tokens(row)[-1]]) for row in rows]
-        drafts = [  # each with draws of its own: two draws of one number would come from the same noise
+        shares = [self._share_budget(row, limit, view.length(row)) for row, limit in zip(rows, budget.nodes)]
+        trees = [_JoinedTree([view.tokens(row)[-1]]) for row in rows]
+        drafts = [  # each with its own draw numbers: two draws of one number would read the same noise
             source.propose(
                 view,
                 rows,
@@ -140,11 +149,13 @@ class ForestDrafter:
             )
             for at, source in enumerate(self.sources)
         ]
-        dists, first = _stack([draft.dists for draft in drafts])
+        dists, first = _concat_draft_distributions([draft.dists for draft in drafts])
         placed: list[list[int]] = [[] for _ in drafts]
-        for at in sorted(range(len(drafts)), key=lambda one: drafts[one].dists is None):  # into drawn nodes others fold
-            placed[at] = _place(trees, drafts[at], first[at])
-        order = [_siblings_in_order(tree) for tree in trees]
+        for at in sorted(
+            range(len(drafts)), key=lambda one: drafts[one].dists is None
+        ):  # sampled drafts first: others share their nodes
+            placed[at] = _add_draft(trees, drafts[at], first[at])
+        order = [_order_siblings(tree) for tree in trees]
         starts = [0]
         for tree in trees:
             starts.append(starts[-1] + len(tree.tokens))
@@ -152,20 +163,20 @@ class ForestDrafter:
         for at, (draft, nodes) in enumerate(zip(drafts, placed)):
             joined = [starts[row] + order[row][node] for row, node in zip(draft.row_of.tolist(), nodes)]
             self._drafts.append((draft, joined, [share[at] for share in shares]))
-        self._last = _pack(rows, trees, order, dists, view.device)
+        self._last = _pack_trees(rows, trees, order, dists, view.device)
         return self._last
 
     def observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
-        if draft is not self._last:  # a step that was not drafted here
+        if draft is not self._last:  # another drafter's step
             for source in self.sources:
                 source.observe(view, draft, acceptance, output)
             return
         rows = draft.host_rows()
         paths = [path[: count + 1] for path, count in zip(acceptance.path.tolist(), acceptance.read_num_accepted())]
-        tokens, following = draft.tokens.tolist(), acceptance.next_token.tolist()
-        for source, record, (own, nodes, asked) in zip(self.sources, self._records, self._drafts):
-            heard, outcomes = _alone(own, nodes, paths, tokens, following, acceptance)
-            record.observe(rows, asked, outcomes)
+        tokens, next_tokens = draft.tokens.tolist(), acceptance.next_token.tolist()
+        for source, cost_model, (own, nodes, budgets) in zip(self.sources, self._cost_models, self._drafts):
+            own_acceptance, outcomes = _restrict_acceptance(own, nodes, paths, tokens, next_tokens, acceptance)
+            cost_model.observe(rows, budgets, outcomes)
             if source.needs.aux_hidden_states:
                 source.observe(view, draft, acceptance, output)
                 continue
@@ -174,7 +185,7 @@ class ForestDrafter:
             source.observe(
                 view,
                 own,
-                heard,
+                own_acceptance,
                 TargetOutput(
                     logits, {n: aux_hidden_state[at] for n, aux_hidden_state in output.aux_hidden_states.items()}
                 ),
@@ -182,16 +193,16 @@ class ForestDrafter:
         self._last, self._drafts = None, []
 
     def release(self, rows: Sequence[int]) -> None:
-        with ExitStack() as leaving:  # all of them, whatever one raises
-            for source, record in zip(self.sources, self._records):
+        with ExitStack() as leaving:  # all of them, even if one raises
+            for source, cost_model in zip(self.sources, self._cost_models):
                 leaving.callback(source.release, rows)
-                leaving.callback(record.release, rows)
+                leaving.callback(cost_model.release, rows)
 
-    def _shares(self, row: int, limit: int, length: int) -> list[int]:
-        """Nodes of each drafter: one for each, of whom most is expected first, then where the next one brings most.
+    def _share_budget(self, row: int, limit: int, length: int) -> list[int]:
+        """Splits a row's budget: one node each, then every further node to the drafter with the largest expected gain.
 
-        length: tokens of the row; where not all can have one, one of them has it in turn every so many tokens, for who
-        is never asked can show nothing.
+        The drafters with the largest gains come first. If there are fewer nodes than drafters, the others take turns
+        every `_TURN` tokens of the row, since a drafter that never drafts shows no acceptance.
         """
         count = len(self.sources)
         if not self.adapt:
@@ -199,7 +210,10 @@ class ForestDrafter:
         shares = [0] * count
         if limit == 0:
             return shares
-        gains = [[record.answered(row) * gain for gain in record.expected(row, limit)] for record in self._records]
+        gains = [
+            [model.draft_probability(row) * gain for gain in model.expected_accepted(row, limit)]
+            for model in self._cost_models
+        ]
         order = sorted(range(count), key=lambda at: gains[at][0] - gains[at][1])
         if length % _TURN == 0:
             order.sort(key=lambda at: at != length // _TURN % count)
@@ -211,8 +225,8 @@ class ForestDrafter:
         return shares
 
 
-def _place(trees: list[_Joined], draft: Draft, first: int) -> list[int]:
-    """Enter a draft's nodes; the node of its row's tree that each became. first: its first distribution row."""
+def _add_draft(trees: list[_JoinedTree], draft: Draft, first: int) -> list[int]:
+    """Adds a draft's nodes to the trees; returns their nodes there. first: row of its first distribution."""
     tokens, parents, proposal_kinds = draft.tokens.tolist(), draft.parents.tolist(), draft.proposal_kinds.tolist()
     dist_index, offsets = draft.dist_index.tolist(), draft.offsets.tolist()
     score_only = [False] * len(tokens) if draft.score_only is None else draft.score_only.tolist()
@@ -223,13 +237,13 @@ def _place(trees: list[_Joined], draft: Draft, first: int) -> list[int]:
         for node in range(start + 1, offsets[row + 1]):
             parent = placed[start + parents[node]]
             key = (parent, tokens[node])
-            folds = proposal_kinds[node] == ProposalKind.DETERMINISTIC and not score_only[node]
-            if folds and key in tree.chosen:
-                placed.append(tree.chosen[key])
+            shares = proposal_kinds[node] == ProposalKind.DETERMINISTIC and not score_only[node]
+            if shares and key in tree.nodes_by_token:
+                placed.append(tree.nodes_by_token[key])
                 continue
             placed.append(len(tree.tokens))
             if not score_only[node]:
-                tree.chosen.setdefault(key, len(tree.tokens))
+                tree.nodes_by_token.setdefault(key, len(tree.tokens))
             tree.tokens.append(tokens[node])
             tree.parents.append(parent)
             tree.proposal_kinds.append(proposal_kinds[node])
@@ -240,49 +254,52 @@ def _place(trees: list[_Joined], draft: Draft, first: int) -> list[int]:
     return placed
 
 
-def _siblings_in_order(tree: _Joined) -> list[int]:
-    """Where each node goes so that drawn siblings come before chosen ones, and parents before children."""
+def _order_siblings(tree: _JoinedTree) -> list[int]:
+    """New place of each node: sampled siblings before deterministic ones, parents before children."""
     children: list[list[int]] = [[] for _ in tree.tokens]
     for node, parent in enumerate(tree.parents[1:], start=1):
         children[parent].append(node)
     order, place = [0], [0] * len(tree.tokens)
-    for node in order:  # grows while it is read: breadth first
+    for node in order:  # grows while it is read: breadth-first
         for child in sorted(children[node], key=lambda one: tree.proposal_kinds[one] == ProposalKind.DETERMINISTIC):
             place[child] = len(order)
             order.append(child)
     return place
 
 
-def _stack(parts: Sequence[TokenDistributions | None]) -> tuple[TokenDistributions | None, list[int]]:
-    """All distributions over one vocabulary, and where those of each drafter begin."""
+def _concat_draft_distributions(
+    parts: Sequence[TokenDistributions | None],
+) -> tuple[TokenDistributions | None, list[int]]:
+    """Concatenates distributions over one vocabulary; returns them and the first row of each drafter."""
     first, used = [], 0
     for part in parts:
         first.append(used)
         used += 0 if part is None else part.inv_t.shape[0]
-    there = [part for part in parts if part is not None]
-    if len(there) < 2:
-        return (there[0] if there else None), first
-    if any(part.token_ids is not None for part in there):
+    present = [part for part in parts if part is not None]
+    if len(present) < 2:
+        return (present[0] if present else None), first
+    if any(part.token_ids is not None for part in present):
         raise ValueError(
             "forest: got distributions over part of a vocabulary from several drafters; expected one such drafter"
         )
-    widest = max(part.logits.shape[1] for part in there)
+    widest = max(part.logits.shape[1] for part in present)
     same = [
         part
         if part.logits.shape[1] == widest
         else replace(part, logits=pad(part.logits, (0, widest - part.logits.shape[1]), value=-torch.inf), mass=None)
-        for part in there
+        for part in present
     ]
     return concat_distributions(same), first
 
 
-def _pack(
+def _pack_trees(
     rows: Sequence[int],
-    trees: list[_Joined],
+    trees: list[_JoinedTree],
     order: list[list[int]],
     dists: TokenDistributions | None,
     device: torch.device,
 ) -> Draft:
+    """Packs the joined trees, each in its order, into one draft."""
     columns: dict[str, list[Any]] = {
         name: [] for name in ("tokens", "parents", "proposal_kinds", "dist_index", "score_only")
     }
@@ -317,47 +334,47 @@ def _pack(
     )
 
 
-def _alone(
+def _restrict_acceptance(
     own: Draft,
     nodes: list[int],
     paths: list[list[int]],
     tokens: list[int],
-    following: list[int],
+    next_tokens: list[int],
     acceptance: Acceptance,
-) -> tuple[Acceptance, list[Outcome]]:
-    """A step as one drafter would have seen it alone: the part of the accepted path that it had drafted too."""
+) -> tuple[Acceptance, list[DraftOutcome]]:
+    """The step from the view of one drafter: the part of the accepted path that it drafted too, and its outcome."""
     offsets, parents = own.offsets.tolist(), own.parents.tolist()
-    may = [True] * own.num_nodes if own.score_only is None else (~own.score_only).tolist()
-    mine, following_mine, outcomes = [], [], []
+    acceptable = [True] * own.num_nodes if own.score_only is None else (~own.score_only).tolist()
+    own_paths, own_next, outcomes = [], [], []
     for row, path in enumerate(paths):
         start, stop = offsets[row], offsets[row + 1]
-        walk, depth = [start], [0] * (stop - start)
+        path_here, depth = [start], [0] * (stop - start)
         for node in range(start + 1, stop):
             depth[node - start] = depth[parents[node]] + 1
         for reached in path[1:]:
-            here = walk[-1] - start
+            here = path_here[-1] - start
             step = next((n for n in range(start, stop) if parents[n] == here and nodes[n] == reached), None)
             if step is None:
                 break
-            walk.append(step)
-        mine.append(walk)
-        accepted = len(walk) - 1
-        following_mine.append(tokens[path[accepted + 1]] if accepted + 1 < len(path) else following[row])
-        drafted = [n for n in range(start + 1, stop) if may[n]]
-        went_on = any(parents[n] == walk[-1] - start for n in drafted)
+            path_here.append(step)
+        own_paths.append(path_here)
+        accepted = len(path_here) - 1
+        own_next.append(tokens[path[accepted + 1]] if accepted + 1 < len(path) else next_tokens[row])
+        drafted = [n for n in range(start + 1, stop) if acceptable[n]]
+        continues = any(parents[n] == path_here[-1] - start for n in drafted)
         deepest = max((depth[n - start] for n in drafted), default=0)
-        outcomes.append(Outcome(len(drafted), deepest, accepted + went_on, accepted, stop - start - 1))
+        outcomes.append(DraftOutcome(len(drafted), deepest, accepted + continues, accepted, stop - start - 1))
     width = own.max_depth + 1
     device = acceptance.path.device
-    padded = [walk + [-1] * (width - len(walk)) for walk in mine]
+    padded = [own_path + [-1] * (width - len(own_path)) for own_path in own_paths]
     choice = acceptance.node_choice
-    heard = Acceptance(
+    own_acceptance = Acceptance(
         path=table_to_device(padded, torch.int32, device),
-        num_accepted=host_to_device([len(walk) - 1 for walk in mine], torch.int32, device),
-        next_token=host_to_device(following_mine, torch.int64, device),
+        num_accepted=host_to_device([len(own_path) - 1 for own_path in own_paths], torch.int32, device),
+        next_token=host_to_device(own_next, torch.int64, device),
         node_choice=None if choice is None else choice[host_to_device(nodes, torch.int64, device)],
     )
-    return heard, outcomes
+    return own_acceptance, outcomes
 
 
 DRAFTER = ForestDrafter

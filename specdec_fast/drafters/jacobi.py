@@ -1,11 +1,10 @@
-"""Jacobi, Gauss-Seidel-Jacobi and hybrid decoding (Santilli et al. 2023, section 3, algorithms 1 to 3).
+"""Jacobi decoding: the target's own choices after a guess of the next tokens become the next guess.
 
-The text is the root of a triangular system, y_i = choice(y_<i). Every step puts a guess of the next tokens through the
-target at once, keeps the prefix that agrees with the target's choice, and takes the choices behind it for the next
-guess. Under `replay` the choice is the arg-max with noise that is fixed for each position, so the iteration has one
-fixed point at any temperature and it is the text of plain decoding. Works with every rule: one that does not tell the
-choice at every node leaves the arg-max of the logits as the next guess.
-For encoder-decoder models, where it was published: specdec_fast/targets/encoder_decoder.py.
+The text is the solution of a triangular system, y_i = choice(y_<i). Every step scores a guess of the next tokens at
+once, keeps the prefix that agrees with the target's choices, and uses the choices behind it as the next guess. Under
+rule `replay` a choice is the arg-max under noise that is fixed per position, so the iteration has one fixed point at
+any temperature: the text of plain decoding. Every rule works; if a rule does not report the choice at every node, the
+arg-max of the logits becomes the next guess. For encoder-decoder models see specdec_fast/targets/encoder_decoder.py.
 Tests: tests/drafters/test_jacobi.py and the contract suite.
 """
 
@@ -19,12 +18,18 @@ from specdec_fast.core.draft import Draft
 from specdec_fast.interfaces import Acceptance, Budget, DrafterParts, Needs, Rng, StateView, TargetOutput
 
 Fill = int | Callable[[Sequence[int], int], Sequence[int]]
-"""Where a guess begins: a token id, or a function (text so far, number of tokens) -> tokens."""
+"""Initial content of a guess: a token id, or a function (text so far, number of tokens) -> tokens."""
 
 
 @dataclass(slots=True)
 class _Row:
-    """One request: tokens of its prompt, and a guess of the tokens from absolute position `start` on."""
+    """State of one row.
+
+    Attributes:
+        prompt: Prompt tokens.
+        start: Absolute position of the first guessed token.
+        guess: Guessed tokens from `start` on.
+    """
 
     prompt: int
     start: int = 0
@@ -32,11 +37,23 @@ class _Row:
 
 
 class JacobiDrafter:
-    """Iterates on a block of future tokens: "PJ" with one block without end, PGJ(b) in blocks, HGJ(b, h) to a horizon.
+    """Iterates on a block of future tokens.
 
-    block: b, so that a guess ends with its block, counted from the start of the request; None: no blocks. horizon: h,
-    generated tokens after which plain decoding takes over; None: never. fill: what a guess holds where nothing is known
-    (default: the newest token); num_draft_tokens: longest guess (default: b - 1, or 15 without blocks).
+    Without blocks this is Jacobi decoding (PJ), with `block` Gauss-Seidel-Jacobi decoding (PGJ), and with `block` and
+    `horizon` hybrid decoding (HGJ).
+
+    Args:
+        block: A guess ends with its block; blocks are counted from the start of the request. None: no blocks.
+        horizon: Generated tokens after which plain decoding takes over. None: never.
+        fill: Content of a guess where no choice is known: a token id, or a function (text so far, number of tokens) ->
+            tokens. None: the newest token.
+        num_draft_tokens: Longest guess. None: `block - 1`, or 15 without blocks.
+
+    Raises:
+        ValueError: If an option is out of range.
+
+    Source:
+        Santilli et al. 2023, section 3, algorithms 1 to 3.
     """
 
     name = "jacobi"
@@ -61,7 +78,7 @@ class JacobiDrafter:
 
     @classmethod
     def from_parts(cls, parts: DrafterParts, **options: Any) -> JacobiDrafter:
-        """With a fill that the target's vocabulary has."""
+        """Builds a drafter and checks `fill` against the target's vocabulary."""
         fill, vocab = options.get("fill"), parts.target.vocab_size
         if isinstance(fill, int) and fill >= vocab:
             raise ValueError(f"jacobi fill: got token id {fill}; expected 0..{vocab - 1}")
@@ -75,12 +92,12 @@ class JacobiDrafter:
         chains = []
         for row, limit in zip(rows, budget.nodes):
             text, state = view.tokens(row), self._rows[row]
-            count = self._room(len(text) - state.prompt, limit)
+            count = self._guess_length(len(text) - state.prompt, limit)
             known = state.guess[len(text) - state.start :] if len(text) >= state.start else []
             chain = [text[-1], *known[:count]]
             missing = 1 + count - len(chain)
             if missing:
-                chain += self._filled(text, chain[1:], missing)
+                chain += self._fill_tokens(text, chain[1:], missing)
             chains.append(chain)
         self._last = Draft.chains(rows, chains, device=view.device)
         return self._last
@@ -92,12 +109,12 @@ class JacobiDrafter:
         if choice is None:
             assert output.logits is not None
             choice = output.logits.argmax(1)
-        answers, first = choice.tolist(), 0
+        choices, first = choice.tolist(), 0
         accepted = acceptance.read_num_accepted()
-        for row, count, taken in zip(draft.host_rows(), draft.counts, accepted):
+        for row, count, num_accepted in zip(draft.host_rows(), draft.counts, accepted):
             state = self._rows.get(row)
-            if state is not None:  # the tail behind the token that follows the accepted ones
-                state.guess = answers[first + taken + 1 : first + count]
+            if state is not None:  # the choices behind the next token
+                state.guess = choices[first + num_accepted + 1 : first + count]
                 state.start = view.length(row)
             first += count
 
@@ -105,15 +122,16 @@ class JacobiDrafter:
         for row in rows:
             self._rows.pop(row, None)
 
-    def _room(self, generated: int, limit: int) -> int:
-        """Guessed tokens of this step; the target's answer to the last of them is still inside block and horizon."""
+    def _guess_length(self, generated: int, limit: int) -> int:
+        """Number of guessed tokens, such that the choice after the last one stays inside block and horizon."""
         if self.block is not None:
             limit = min(limit, self.block - generated % self.block - 1)
         if self.horizon is not None:
             limit = min(limit, self.horizon - generated - 1)
         return max(limit, 0)
 
-    def _filled(self, text: Sequence[int], known: Sequence[int], count: int) -> Sequence[int]:
+    def _fill_tokens(self, text: Sequence[int], known: Sequence[int], count: int) -> Sequence[int]:
+        """Tokens for the part of a guess for which no choice is known."""
         if callable(self.fill):
             return list(self.fill([*text, *known], count))[:count]
         return [text[-1] if self.fill is None else self.fill] * count

@@ -1,13 +1,13 @@
-"""Draft & Verify (Zhang et al. 2023): the target drafts for itself with some attention and MLP sub-blocks left out.
+"""Self-speculation: the target drafts for itself with some attention and MLP sub-blocks skipped (Zhang et al. 2023).
 
-Early exit after layer E is the case in which everything behind E is left out. Drafted tokens are staged behind the
-committed prefix in the target's own cache, so that the layers that stay read the exact keys and values of the prefix;
-then the row is rolled back, and verification writes the same slots anew in all layers. Nothing committed is touched.
+Early exit after layer E is the case that skips everything behind E. Drafted tokens are staged behind the committed
+prefix in the target's own cache, so the remaining layers read the exact keys and values of the prefix. Then the row is
+rolled back, and verification writes the same slots again in all layers. Committed data is never touched.
 
-A draft ends at its budget (`fixed`), or behind the first token at which the largest probability of the draft's
-distribution at temperature 1 is below a threshold (`threshold`), which may follow the acceptance rate (`adaptive`,
-section 3.3). That token is kept and verified, so stopping is lossless under every rule. Tests:
-tests/drafters/test_layer_skip.py and the contract suite.
+A draft ends at its budget (`stop="fixed"`). It may end earlier, after the first token at which the largest probability
+of the draft's distribution at temperature 1 is below a threshold (`"threshold"`). That threshold may follow the
+acceptance rate (`"adaptive"`). The token is kept and verified, so stopping is lossless under every rule.
+Tests: tests/drafters/test_layer_skip.py and the contract suite.
 """
 
 from __future__ import annotations
@@ -37,7 +37,15 @@ STOPS = ("adaptive", "fixed", "threshold")
 
 @dataclass(slots=True)
 class _Row:
-    """One row's draft while it grows."""
+    """The draft of one row while it grows.
+
+    Attributes:
+        row: Row number.
+        text: Committed tokens.
+        limit: Budget.
+        tokens: Drafted tokens.
+        dist_rows: Row of each drafted token among the draft distributions.
+    """
 
     row: int
     text: Sequence[int]
@@ -47,15 +55,32 @@ class _Row:
 
 
 class LayerSkipDrafter:
-    """Drafts with `target` itself, which has to offer `partial` (transformers targets do).
+    """Drafts chains with the target itself, some of whose sub-blocks are skipped.
 
-    What is left out: skip_attention and skip_mlp (layer numbers), or exit_after (the first layers alone), or layers (a
-    file of `specdec tune layers`); without any of them what was tuned for this model id, else the middle half of the
-    layers. stop: "adaptive", "threshold" or "fixed"; threshold: its first or only value; goal: the acceptance rate that
-    the adaptive one aims at; num_draft_tokens: most tokens of a draft (default: 12; 4 where stop is "fixed"); pick: as
-    in draft_model.
+    Skipped sub-blocks are given by `skip_attention` and `skip_mlp`, or by `exit_after`, or by `layers`. Without any of
+    them, the choice that was tuned for this model id applies, else the middle half of the layers.
 
-    A target that is not the engine's own is kept up to date with full passes, which is right but gains nothing.
+    A target other than the engine's own works, but costs full passes over committed tokens and gains nothing.
+
+    Args:
+        target: The target, which must offer `skip_layers` (`HuggingFaceTarget` does).
+        skip_attention: Layers whose attention is skipped.
+        skip_mlp: Layers whose MLP is skipped.
+        exit_after: The number of first layers that run.
+        layers: File of `specdec tune layers`.
+        stop: When a draft ends: "adaptive", "threshold" or "fixed".
+        threshold: Probability below which a draft ends; the first value if `stop` is "adaptive".
+        goal: Acceptance rate that the adaptive threshold aims at.
+        num_draft_tokens: Default budget per row. None: 12, or 4 if `stop` is "fixed".
+        pick: "coupled" picks tokens with the noise of rule `replay`, "sampled" samples them and passes their
+            distributions, "greedy" takes the arg-max.
+        vocab_size: Vocabulary to draft from; ids beyond it are masked. None: the target's.
+
+    Raises:
+        ValueError: If the target cannot skip layers, or if options are out of range or contradict each other.
+
+    Source:
+        Zhang et al. 2023 (Draft & Verify), section 3.3 for the adaptive threshold.
     """
 
     name = "layer_skip"
@@ -77,66 +102,67 @@ class LayerSkipDrafter:
         pick: str = "coupled",
         vocab_size: int | None = None,
     ) -> None:
-        if not hasattr(target, "partial"):
+        if not hasattr(target, "skip_layers"):
             raise ValueError(
-                f"layer_skip: got a target ({type(target).__name__}) that cannot leave layers out; expected one with "
-                "`partial`, such as HuggingFaceTarget"
+                f"layer_skip: got a target ({type(target).__name__}) that cannot skip layers; expected one with "
+                "`skip_layers`, such as HuggingFaceTarget"
             )
-        for what, got, known in (("stop", stop, STOPS), ("pick", pick, PICKS)):
+        for option, got, known in (("stop", stop, STOPS), ("pick", pick, PICKS)):
             if got not in known:
-                raise ValueError(unknown_name(f"layer_skip {what}", got, known, renamed=RENAMED_PICKS))
+                raise ValueError(unknown_name(f"layer_skip {option}", got, known, renamed=RENAMED_PICKS))
         for what, share in (("threshold", threshold), ("goal", goal)):
             if not isinstance(share, (int, float)) or not 0 <= share <= 1:
                 raise ValueError(f"layer_skip {what}: got {share!r}; expected a number from 0 to 1")
         if num_draft_tokens is not None and num_draft_tokens < 1:
             raise ValueError(f"layer_skip num_draft_tokens: got {num_draft_tokens}; expected at least 1")
         self.target = target
-        self.skip = _settle(target, skip_attention, skip_mlp, exit_after, layers)
+        self.skip = _resolve_skipped_layers(target, skip_attention, skip_mlp, exit_after, layers)
         self.stop, self.threshold, self.goal, self.pick = stop, float(threshold), float(goal), pick
         self.num_draft_tokens = num_draft_tokens or (4 if stop == "fixed" else 12)
         self.needs = Needs(topology="chain", host_tokens=True, partial_layers=True, dists=pick == "sampled")
         self._vocab_size = min(vocab_size or target.vocab_size, target.vocab_size)
-        self._exits: dict[int, MovingThreshold] = {}
-        self._filled: set[int] = set()  # rows whose texts were stored here: the target is not the engine's own
+        self._thresholds: dict[int, MovingThreshold] = {}
+        self._stored_here: set[int] = set()  # rows that this drafter stored, since the target is not the engine's own
         self._last: tuple[Draft | None, tuple[int, ...]] = (None, ())
 
     @staticmethod
     def by_rule(prefers: str) -> dict[str, Any]:
-        """Defaults where it is made for a rule."""
+        """Returns the defaults of options that follow from the rule."""
         return {"pick": prefers}
 
     @classmethod
     def from_parts(cls, parts: DrafterParts, **options: Any) -> LayerSkipDrafter:
-        """Over the target that is drafted for, picking tokens as the rule prefers."""
+        """Builds a drafter for `parts.target` that picks tokens as the rule prefers."""
         return cls(parts.target, **{**cls.by_rule(parts.prefers), **options})
 
     def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
-        room = self.target.cache.max_rows
-        if max(rows) >= room:
+        max_rows = self.target.cache.max_rows
+        if max(rows) >= max_rows:
             raise ValueError(
-                f"layer_skip: got row {max(rows)} and a target with room for {room} rows; use the engine's"
+                f"layer_skip: got row {max(rows)} and a target for {max_rows} rows; expected fewer "
+                "rows; use the engine's target"
             )
         for row in rows:
-            self._exits[row] = MovingThreshold(self.threshold, self.goal)
+            self._thresholds[row] = MovingThreshold(self.threshold, self.goal)
 
     def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
         drafts = [_Row(row, view.tokens(row), limit) for row, limit in zip(rows, budget.nodes)]
-        going = [at for at, own in enumerate(drafts) if own.limit > 0 and self._room(own)]
+        going = [at for at, own in enumerate(drafts) if own.limit > 0 and self._reserve(own)]
         parts: list[TokenDistributions] = []
         if going:
             cache, members = self.target.cache, [drafts[at].row for at in going]
             self._catch_up([drafts[at] for at in going], select_entries(cache.lengths, members).tolist())
             try:
-                with self.target.partial(self.skip):
-                    self._draft(view, drafts, going, rng, parts)
+                with self.target.skip_layers(self.skip):
+                    self._draft_levels(view, drafts, going, rng, parts)
             finally:
                 cache.rollback(members, [len(drafts[at].text) - 1 for at in going])
-        drawn = self.pick == "sampled" and bool(parts)
+        sampled = self.pick == "sampled" and bool(parts)
         draft = Draft.chains(
             rows,
             [[own.text[-1], *own.tokens] for own in drafts],
-            dist_rows=[own.dist_rows for own in drafts] if drawn else None,
-            dists=concat_distributions(parts) if drawn else None,
+            dist_rows=[own.dist_rows for own in drafts] if sampled else None,
+            dists=concat_distributions(parts) if sampled else None,
             device=view.device,
         )
         self._last = (draft, tuple(budget.nodes))
@@ -146,28 +172,29 @@ class LayerSkipDrafter:
         last, limits = self._last
         if self.stop != "adaptive" or draft is not last:
             return
-        taken = acceptance.read_num_accepted()
-        for row, count, limit, accepted in zip(draft.host_rows(), draft.counts, limits, taken):
-            if count > 1 and row in self._exits:
-                self._exits[row].update(accepted, count - 1, full=count - 1 == limit)
+        num_accepted = acceptance.read_num_accepted()
+        for row, count, limit, accepted in zip(draft.host_rows(), draft.counts, limits, num_accepted):
+            if count > 1 and row in self._thresholds:
+                self._thresholds[row].update(accepted, count - 1, full=count - 1 == limit)
 
     def release(self, rows: Sequence[int]) -> None:
         for row in rows:
-            self._exits.pop(row, None)
-        mine = self._filled.intersection(rows)
-        self._filled -= mine
+            self._thresholds.pop(row, None)
+        mine = self._stored_here.intersection(rows)
+        self._stored_here -= mine
         self.target.cache.release(sorted(mine))
 
-    def _room(self, own: _Row) -> bool:
+    def _reserve(self, own: _Row) -> bool:
+        """Reserves pages for a draft; returns whether they are available."""
         length = len(own.text) - 1 + own.limit
         return length <= self.target.max_length and self.target.cache.reserve(own.row, length)
 
     def _catch_up(self, drafts: list[_Row], held: list[int]) -> None:
-        """Full passes over committed tokens that the target has not stored: none, where it is the engine's."""
+        """Stores committed tokens that the target has not stored: none if it is the engine's own."""
         behind = [(own, have) for own, have in zip(drafts, held) if have < len(own.text) - 1]
         if not behind:
             return
-        self._filled.update(own.row for own, _ in behind)
+        self._stored_here.update(own.row for own, _ in behind)
         shape = chain_layout(
             tuple(own.row for own, _ in behind),
             tuple(len(own.text) - 1 - have for own, have in behind),
@@ -178,10 +205,10 @@ class LayerSkipDrafter:
             shape.rows, host_to_device(fed, torch.int64, self.target.device), shape.offsets, logits=False
         )
 
-    def _draft(
+    def _draft_levels(
         self, view: StateView, drafts: list[_Row], going: list[int], rng: Rng, parts: list[TokenDistributions]
     ) -> None:
-        """Level by level; the token before each level is fed, and vanishes with the rollback."""
+        """Drafts level by level. The token before each level is fed, and disappears with the rollback."""
         device, used = self.target.device, 0
         fed = host_to_device([drafts[at].text[-1] for at in going], torch.int64, device)
         level = 0
@@ -190,38 +217,39 @@ class LayerSkipDrafter:
             shape = chain_layout(tuple(each.row for each in own), (1,) * len(own), device)
             output = self.target.extend(shape.rows, fed, shape.offsets, logits=shape.last)
             logits = output.logits[:, : self._vocab_size]
-            sure = [1.0] * len(own)
+            confidence = [1.0] * len(own)
             if self.stop != "fixed":
                 wide = logits.float()
-                sure = (wide.amax(1) - wide.logsumexp(1)).exp().tolist()
+                confidence = (wide.amax(1) - wide.logsumexp(1)).exp().tolist()
             roots = rng.positions if len(own) == len(drafts) else select_entries(rng.positions, going)
-            chosen, dists = self._pick(view, own, logits, roots, level, rng.first_draw)
+            chosen, dists = self._pick_tokens(view, own, logits, roots, level, rng.first_draw)
             if dists is not None:
                 parts.append(dists)
             staying = []
             for place, (each, token) in enumerate(zip(own, chosen.tolist())):
                 each.tokens.append(token)
                 each.dist_rows.append(used + place)
-                if len(each.tokens) < each.limit and sure[place] >= self._least(each.row):
+                if len(each.tokens) < each.limit and confidence[place] >= self._stop_threshold(each.row):
                     staying.append(place)
             used += len(own)
             level += 1
             fed = chosen if len(staying) == len(own) else select_entries(chosen, staying)
             going = [going[place] for place in staying]
 
-    def _least(self, row: int) -> float:
-        """The probability below which a draft ends."""
+    def _stop_threshold(self, row: int) -> float:
+        """Probability below which a draft ends."""
         if self.stop == "fixed":
             return 0.0
-        return self._exits[row].threshold if self.stop == "adaptive" else self.threshold
+        return self._thresholds[row].threshold if self.stop == "adaptive" else self.threshold
 
-    def _pick(
+    def _pick_tokens(
         self, view: StateView, own: list[_Row], logits: Tensor, roots: Tensor, level: int, first_draw: int
     ) -> tuple[Tensor, TokenDistributions | None]:
+        """Tokens of one level and, if sampled, their distributions."""
         sampling, dists = view.sampling([each.row for each in own]), None
         if (
             sampling.logits_processors is not None
-        ):  # the draft's distribution with the target's edits, each row after its own chain
+        ):  # the target's processors apply to the draft too, each row after its own chain
             dists = chain_distributions(logits, sampling, roots, [[each.text[-1], *each.tokens] for each in own])
             logits = dists.logits
         if self.pick == "greedy":
@@ -233,14 +261,14 @@ class LayerSkipDrafter:
         return draft_sample(dists.logits, *dists.stats, sampling.seeds, roots, index, mass=dists.mass), dists
 
 
-def _settle(
+def _resolve_skipped_layers(
     target: Any,
     skip_attention: Sequence[int] | None,
     skip_mlp: Sequence[int] | None,
     exit_after: int | None,
     layers: str | None,
 ) -> SkippedLayers:
-    """What is left out. Raises ValueError for contradictions and for layers that the model does not have."""
+    """The skipped sub-blocks. Raises ValueError for contradictions and for layers that the model does not have."""
     listed = skip_attention is not None or skip_mlp is not None
     given = [
         name
@@ -264,7 +292,7 @@ def _settle(
         model_id = getattr(target, "model_id", "")
         tuned = place_of(model_id) if model_id else None
         found = chosen_in(tuned, count) if tuned is not None and tuned.is_file() else SkippedLayers.middle(count)
-    with target.partial(found):  # sub-blocks that cannot be left out are refused here
+    with target.skip_layers(found):  # refuses sub-blocks that cannot be skipped
         pass
     return found
 

@@ -1,9 +1,9 @@
-"""Lookahead decoding (Fu et al. 2024, sections 3.1 to 3.3): a Jacobi window grows n-grams, a pool of them drafts.
+"""Lookahead decoding: a Jacobi window generates n-grams, and a pool of them drafts (Fu et al. 2024).
 
-No model and no training. Window and guesses travel in one tree: the window's nodes are score-only nodes, which the
-target scores and no rule accepts, and its mask is a parents array. Works with every rule that takes trees: where a
-rule tells the target's choice at every node (`replay`, `greedy`) the window follows the choice, so that it sees the
-noise which the text will see; elsewhere it follows the arg-max of the logits, as published for sampling.
+Needs no model and no training. Window and guesses share one tree. The nodes of the window are score-only nodes: the
+target scores them and no rule accepts them; the parents array is the attention mask. Every rule that takes trees works.
+If the rule reports the target's choice at every node (`replay`, `greedy`), the window follows the choices and sees the
+noise of the text. Otherwise it follows the arg-max of the logits, as published for sampling.
 Tests: tests/drafters/test_lookahead.py and the contract suite.
 """
 
@@ -20,21 +20,39 @@ GOLDEN = 0.6180339887498949
 
 @dataclass(slots=True)
 class _Row:
-    """One request. rows: the window's rows of tokens; the place of the root, column 0 of row 0, holds no meaning."""
+    """State of one row.
+
+    Attributes:
+        rows: Rows of the window. Column 0 of row 0 is the place of the root and has no meaning.
+        pool: First token -> n-grams that begin with it, the newest last.
+        indexed: Committed tokens whose n-grams are in the pool.
+    """
 
     rows: list[list[int]]
     pool: dict[int, dict[tuple[int, ...], None]] = field(default_factory=dict)
-    indexed: int = 0  # committed tokens whose n-grams are in the pool
+    indexed: int = 0
 
 
 class LookaheadDrafter:
-    """N-grams of `ngram` tokens from a window of `window` columns; at most `guesses` of one first token are verified.
+    """Drafts n-grams that a Jacobi window has generated.
 
-    window: W >= 1 columns; ngram: N >= 2, so the window has N - 1 rows and a guess N - 1 tokens (N = 2 is Jacobi
-    decoding with a pool); guesses: G >= 0 n-grams kept for each first token, the least recently seen leaves first;
-    pool_from_prompt: n-grams of prompt and text enter the pool too. A step scores up to (W + G)(N - 1) nodes.
+    A step scores up to (W + G)(N - 1) nodes. If the budget is short, guesses go first, and the window gets as many
+    columns as fit.
 
-    Guesses go first when the budget is short; then the window is as many columns wide as fit.
+    Args:
+        window: Columns W of the window, at least 1.
+        ngram: Length N of the n-grams, at least 2. The window has N - 1 rows and a guess has N - 1 tokens. N = 2 is
+            Jacobi decoding with a pool.
+        guesses: N-grams G that are kept, and verified, for each first token. The least recently seen one is dropped
+            first.
+        pool_from_prompt: N-grams of the prompt and of the text enter the pool too.
+        num_draft_tokens: Default budget per row. None: all nodes of window and guesses.
+
+    Raises:
+        ValueError: If an option is out of range.
+
+    Source:
+        Fu et al. 2024, sections 3.1 to 3.3.
     """
 
     name = "lookahead"
@@ -65,7 +83,7 @@ class LookaheadDrafter:
     def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
         for row in rows:
             text = view.tokens(row)
-            width = self.window + self.ngram - 2  # a column is lost with each row that is filled
+            width = self.window + self.ngram - 2  # every row that is filled loses a column
             spread = [text[int(at * GOLDEN % 1 * len(text))] for at in range(1, width + 1)]
             self._rows[row] = _Row([spread])
 
@@ -76,10 +94,10 @@ class LookaheadDrafter:
         for row, limit in zip(rows, budget.nodes):
             text, state = view.tokens(row), self._rows[row]
             if self.pool_from_prompt:
-                self._read(state, text)
-            tokens, parents = self._guess(state, text[-1], limit)
+                self._index_text(state, text)
+            tokens, parents = self._guess_tree(state, text[-1], limit)
             first = len(tokens)
-            # row 0's column 0 is the root, which is there already
+            # column 0 of row 0 is the root, which is a node already
             columns = min(len(state.rows[0]), (limit + 2 - first) // len(state.rows)) if limit else 0
             if columns > 0:
                 windows[row] = (first, columns)
@@ -98,34 +116,34 @@ class LookaheadDrafter:
         if choice is None:
             assert output.logits is not None
             choice = output.logits.argmax(1)
-        answers, start = choice.tolist(), 0
+        choices, start = choice.tolist(), 0
         tokens = draft.tokens[draft.offsets[:-1].long()].tolist()
         for at, (row, count) in enumerate(zip(draft.host_rows(), draft.counts)):
             state = self._rows.get(row)
             if row in windows and state is not None:
-                self._move(state, tokens[at], answers[start : start + count], *windows[row])
+                self._advance_window(state, tokens[at], choices[start : start + count], *windows[row])
             start += count
 
     def release(self, rows: Sequence[int]) -> None:
         for row in rows:
             self._rows.pop(row, None)
 
-    def _read(self, state: _Row, text: Sequence[int]) -> None:
-        """N-grams of committed tokens that were not read yet."""
+    def _index_text(self, state: _Row, text: Sequence[int]) -> None:
+        """Adds the n-grams of new committed tokens to the pool."""
         for end in range(max(state.indexed, self.ngram - 1), len(text)):
-            self._keep(state, tuple(text[end - self.ngram + 1 : end + 1]))
+            self._add_ngram(state, tuple(text[end - self.ngram + 1 : end + 1]))
         state.indexed = len(text)
 
-    def _keep(self, state: _Row, gram: tuple[int, ...]) -> None:
-        """An n-gram enters the pool, or becomes its newest."""
+    def _add_ngram(self, state: _Row, gram: tuple[int, ...]) -> None:
+        """Adds an n-gram to the pool, or makes it the newest one."""
         known = state.pool.setdefault(gram[0], {})
         known.pop(gram[1:], None)
         known[gram[1:]] = None
         if len(known) > self.guesses:
             del known[next(iter(known))]
 
-    def _guess(self, state: _Row, root: int, limit: int) -> tuple[list[int], list[int]]:
-        """The pool's n-grams that begin with the root as a tree, newest first; equal beginnings are shared."""
+    def _guess_tree(self, state: _Row, root: int, limit: int) -> tuple[list[int], list[int]]:
+        """Builds a tree of the pool's n-grams that begin with the root, newest first; equal prefixes share nodes."""
         tokens, parents = [root], [-1]
         children: dict[tuple[int, int], int] = {}
         for guess in reversed(state.pool.get(root, {})):
@@ -141,28 +159,26 @@ class LookaheadDrafter:
                 node = below
         return tokens, parents
 
-    def _move(self, state: _Row, root: int, answers: list[int], first: int, columns: int) -> None:
-        """Collect n-grams and move the window one position on. answers: the target's choice at the row's nodes."""
+    def _advance_window(self, state: _Row, root: int, choices: list[int], first: int, columns: int) -> None:
+        """Collects n-grams and moves the window one position on, by the target's choices at the row's nodes."""
         rows = state.rows
         height = len(rows)
         if height == 1:
             ends = [0, *range(first, first + columns - 1)]
         else:
             ends = list(range(first + height * columns - 1 - columns, first + height * columns - 1))
-        fresh = [answers[node] for node in ends] + rows[-1][columns:]
+        fresh = [choices[node] for node in ends] + rows[-1][columns:]
         if height < self.ngram - 1:
             state.rows = [row[1:] for row in (*rows, fresh)]
             return
         for column in range(columns):
             key = rows[0][column] if column else root
-            self._keep(state, (key, *(row[column] for row in rows[1:]), fresh[column]))
+            self._add_ngram(state, (key, *(row[column] for row in rows[1:]), fresh[column]))
         state.rows = [*rows[1:], fresh]
 
 
 def _add_window(rows: list[list[int]], columns: int, tokens: list[int], parents: list[int]) -> None:
-    """The window's nodes behind those that are there: row 0 is a chain from the root, and below each of its columns
-    hangs the column of the other rows, the history of one trajectory.
-    """
+    """Appends the window's nodes: row 0 is a chain from the root, and each column of the other rows hangs below it."""
     base = len(tokens) - 1  # node of row 0, column i > 0
     tokens += rows[0][1:columns]
     parents += [0, *range(base + 1, base + columns - 1)][: columns - 1]

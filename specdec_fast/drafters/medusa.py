@@ -1,7 +1,8 @@
-"""Medusa heads draft a static sparse tree from the hidden state before the root (Cai et al. 2024, section 2).
+"""Medusa: several heads draft a static sparse tree from the hidden state before the root (Cai et al. 2024).
 
-Tokens are chosen, by the logits of the heads or with the target's own replay noise, and verified by any rule that takes
-trees; the paper's typical acceptance is not used, so the text is the target's. Tests: tests/drafters/test_medusa.py.
+Tokens are deterministic: picked by the logits of the heads, or with the target's replay noise. Every rule that takes
+trees may verify them. The paper's typical acceptance is not used, so the text is the target's.
+Tests: tests/drafters/test_medusa.py.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ DEFAULT, TREE = "mc_sim_7b_63", "tree.json"
 
 @lru_cache(maxsize=1)
 def published_trees() -> dict[str, Shape]:
-    """The authors' trees of 63 nodes by the names that they gave them; the file says where they are from."""
+    """Returns the authors' trees of 63 nodes by their published names."""
     return {name: Shape(tuple(parents)) for name, parents in read_json(PUBLISHED)["trees"].items()}
 
 
-def _shape(wanted: str | Path | Sequence[int]) -> Shape:
+def _resolve_shape(wanted: str | Path | Sequence[int]) -> Shape:
+    """The tree of option `shape`."""
     if not isinstance(wanted, (str, Path)):
         return Shape(tuple(wanted))
     named = published_trees().get(str(wanted))
@@ -41,14 +43,22 @@ def _shape(wanted: str | Path | Sequence[int]) -> Shape:
 
 
 class MedusaDrafter(ParallelHeadsDrafter):
-    """Drafts with Medusa heads over the target's last hidden state.
+    """Drafts a static tree with Medusa heads over the target's last hidden state.
 
-    head: folder or hub id of the heads, or the heads themselves (default: those that are bundled for the target);
-    shape: a published tree by name, a list of parents, or a file (default: `tree.json` beside the heads, where training
-    puts one, else "mc_sim_7b_63"); a budget of n nodes takes the first n; num_draft_tokens: the default budget per row;
-    pick: "coupled" for `replay`, "greedy" for other rules; num_heads: how many heads of a file to use (default: all).
+    Args:
+        target: The target to draft for.
+        head: Folder or hub id of the heads, or loaded heads. None: the heads bundled for the target.
+        num_draft_tokens: Default budget per row. None: all nodes of the tree. A budget of n uses the first n nodes.
+        shape: Name of a published tree, a list of parents, or a file. None: `tree.json` beside the heads if training
+            wrote one, else "mc_sim_7b_63".
+        pick: "coupled" picks tokens with the noise of rule `replay`, "greedy" by the logits alone.
+        num_heads: Heads of a checkpoint to use. None: all.
 
-    Raises ValueError for heads that cannot be loaded or belong to another target.
+    Raises:
+        ValueError: If the heads cannot be loaded or belong to another target, or if an option is out of range.
+
+    Source:
+        Cai et al. 2024 (Medusa), section 2.
     """
 
     name = "medusa"
@@ -62,7 +72,7 @@ class MedusaDrafter(ParallelHeadsDrafter):
         pick: str = "coupled",
         num_heads: int | None = None,
     ) -> None:
-        tree = _shape(DEFAULT if shape is None else shape)
+        tree = _resolve_shape(DEFAULT if shape is None else shape)
         if not isinstance(head, MedusaHeads):
             place = bundled_head(target, self.name) if head is None else head
             if shape is None and (Path(place) / TREE).is_file():
@@ -73,19 +83,19 @@ class MedusaDrafter(ParallelHeadsDrafter):
             head = head.to(device=target.device, dtype=target.dtype)
         elif num_heads is not None:
             raise ValueError(
-                f"medusa num_heads: got {num_heads} with heads that are open; expected it with a folder or hub id; "
-                "leave it out, or pass where the heads lie"
+                f"medusa num_heads: got {num_heads} with loaded heads; expected a folder or hub id as head; "
+                "leave num_heads out, or pass the folder"
             )
         super().__init__(target, head, tree, num_draft_tokens, pick)
 
     @staticmethod
     def by_rule(prefers: str) -> dict[str, Any]:
-        """Defaults where it is made for a rule."""
+        """Returns the defaults of options that follow from the rule."""
         return {"pick": "coupled" if prefers == "coupled" else "greedy"}
 
     @classmethod
     def from_parts(cls, parts: DrafterParts, **options: Any) -> MedusaDrafter:
-        """For the target at hand, picking with its noise where the rule replays."""
+        """Builds a drafter for `parts.target` that picks tokens as the rule prefers."""
         return cls(parts.target, **{**cls.by_rule(parts.prefers), **options})
 
 

@@ -1,7 +1,6 @@
-"""Multi-token prediction: the module that came with the target drafts a chain, or a tree, by being applied again.
+"""Multi-token prediction: the module that was trained with the target drafts a chain or a tree by repeated application.
 
-DeepSeek-AI 2024 (DeepSeek-V3), section 2.2. The module: specdec_fast/heads/mtp.py. Tests: tests/drafters/test_mtp.py
-and the contract suite.
+The module is in specdec_fast/heads/mtp.py. Tests: tests/drafters/test_mtp.py and the contract suite.
 """
 
 from __future__ import annotations
@@ -18,15 +17,23 @@ from specdec_fast.trees.topology import shape_of_widths
 
 
 class MtpDrafter(HeadTrees):
-    """Drafts for `target` with `head`: a folder or hub id of a checkpoint with such modules, or a head that is open
-    already (default: the checkpoint that the target came from).
+    """Drafts with the multi-token prediction module of a checkpoint.
 
-    num_draft_tokens: nodes per row (default: 3, a static tree's or 24 of a dynamic one); depth, width: levels of a
-    dynamic tree and nodes grown on each, 0 for a static `shape` (a list of parents, a file of `specdec tune tree`;
-    default: a chain); how: one of `growing.HOWS`, or a rule's `prefers`.
+    Args:
+        target: The target to draft for.
+        head: Folder or hub id of a checkpoint with such a module, or a loaded head. None: the target's own checkpoint.
+        num_draft_tokens: Default budget per row. None: 3, or 24 with `depth`, or all nodes of `shape`.
+        how: How siblings are picked: one of `specdec_fast.trees.expansion.HOWS`, or a rule's `prefers`.
+        depth: Levels of a dynamic tree. 0: the static tree `shape`.
+        width: Nodes that grow per level of a dynamic tree, and children considered for each of them.
+        shape: Static tree: a list of parents, or a file of `specdec tune tree`. None: a chain.
 
-    Raises ValueError for heads that cannot be loaded or belong to another target, and for targets with latent attention
-    or recurrent layers.
+    Raises:
+        ValueError: If the head cannot be loaded or belongs to another target, or if the target has latent attention or
+            recurrent layers.
+
+    Source:
+        DeepSeek-AI 2024 (DeepSeek-V3), section 2.2.
     """
 
     name = "mtp"
@@ -54,12 +61,12 @@ class MtpDrafter(HeadTrees):
 
     @staticmethod
     def by_rule(prefers: str) -> dict[str, Any]:
-        """Defaults where it is made for a rule."""
+        """Returns the defaults of options that follow from the rule."""
         return {"how": prefers}
 
     @classmethod
     def from_parts(cls, parts: DrafterParts, **options: Any) -> MtpDrafter:
-        """Over the target that is drafted for, picking tokens as the rule prefers."""
+        """Builds a drafter for `parts.target` that picks tokens as the rule prefers."""
         return cls(parts.target, **{**cls.by_rule(parts.prefers), **options})
 
 

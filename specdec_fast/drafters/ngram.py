@@ -1,9 +1,8 @@
-"""Prompt lookup: what followed the newest n-gram before (Saxena 2023, prompt lookup decoding).
+"""Prompt lookup: copies the tokens that followed an earlier occurrence of the newest n-gram (Saxena 2023).
 
-Needs no model. Keeps an index of every n-gram's place per row, extended as tokens are committed, so that a proposal
-costs the same at any length of the text. The operator `ngram_match` gives the same answers from the tokens alone, by
-reading all of them: for steps that live on a device, where no index is kept.
-Tests: tests/drafters/test_ngram.py and the contract suite.
+Needs no model. Every row keeps an index of all n-grams, extended as tokens are committed, so a proposal costs the same
+at any text length. The operator `ngram_match` returns the same matches from the tokens alone, by reading all of them,
+for steps on a device. Tests: tests/drafters/test_ngram.py and the contract suite.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ MATCHES = ("last", "frequent")
 
 
 class _Index:
-    """Where to copy from after each n-gram of a row: `ends[gram]` is the position after the occurrence to copy.
+    """An index of the n-grams of one row: `ends[gram]` is the position after the occurrence to copy from.
 
-    With `frequent` that is the last one followed by the commonest next token, and `counts[*gram, next]` is how often
-    each followed. Grams of all sizes share the tables: their lengths tell them apart.
+    With `frequent` it is the last occurrence followed by the most frequent next token, and `counts[*gram, next]` is the
+    number of times each token followed. N-grams of all sizes share the tables, since their lengths differ.
     """
 
     def __init__(self, sizes: range, frequent: bool) -> None:
@@ -31,7 +30,7 @@ class _Index:
         self.indexed = 0
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Index n-grams that end before the newest token (so that a look-up never finds itself)."""
+        """Indexes the n-grams that end before the newest token, so a look-up never finds itself."""
         ends, counts = self.ends, self.counts
         for end in range(self.indexed + 1, len(tokens)):
             window = tuple(tokens[max(end - self.longest, 0) : end])
@@ -44,13 +43,13 @@ class _Index:
                     counts[longer] = count = 1 if before is None else counts.get(longer, 0) + 1
                     if before is not None and tokens[before] != tokens[end]:
                         rival = (*gram, tokens[before])
-                        if count < counts[rival]:  # of two that tie, the one that was seen last
+                        if count < counts[rival]:  # ties go to the one seen last
                             continue
                 ends[gram] = end
         self.indexed = max(self.indexed, len(tokens) - 1)
 
     def find(self, tokens: Sequence[int]) -> int | None:
-        """Position after the occurrence to copy of the longest indexed suffix, or None."""
+        """Returns the position to copy from, for the longest indexed suffix, or None."""
         newest = tuple(tokens[-self.longest :])
         for size in self.sizes:
             if size <= len(newest):
@@ -61,10 +60,20 @@ class _Index:
 
 
 class NgramDrafter:
-    """Copies up to `num_draft_tokens` tokens behind a match of the longest suffix of n_max..n_min tokens.
+    """Copies the continuation of the longest matching suffix.
 
-    match: "last" copies the last occurrence; "frequent" the last one that is followed by the token that most
-    occurrences are followed by.
+    Args:
+        num_draft_tokens: Default budget per row.
+        n_max: Longest suffix that is looked up.
+        n_min: Shortest suffix that is looked up.
+        match: "last" copies after the last occurrence. "frequent" copies after the last occurrence that is followed by
+            the most frequent next token.
+
+    Raises:
+        ValueError: If an option is out of range.
+
+    Source:
+        Saxena 2023, prompt lookup decoding.
     """
 
     name = "ngram"
@@ -96,7 +105,7 @@ class NgramDrafter:
             end = index.find(tokens) if limit > 0 else None
             if end is not None:
                 chain += tokens[end : end + limit]
-                for at in range(len(chain), 1 + limit):  # a match close to the end runs on into its own copy
+                for at in range(len(chain), 1 + limit):  # a match close to the end continues in its own copy
                     chain.append(chain[at - (len(tokens) - end)])
             chains.append(chain)
         return Draft.chains(rows, chains, device=view.device)

@@ -1,9 +1,9 @@
-"""Token recycling: trees from the likeliest successors that the target last showed (Luo et al. 2024, section 3).
+"""Token recycling: drafts trees from the likeliest next tokens that the target last showed (Luo et al. 2024).
 
-Needs no model. For every token, the likeliest next tokens of the newest node that held it are noted with their
-log-probabilities, in prompts and on refused branches too. From these a tree grows best-first. Where the rule replays,
-each place of it is a race of the noted distribution under the very noise that the target will use there (Kool et al.
-2019), the chance that a token which is not noted wins counted in: a sampled text is drafted as well as a greedy one.
+Needs no model. For every token, the likeliest next tokens of its newest node are stored with their log-probabilities.
+Prompts and rejected branches count too. A tree grows best-first from this table. If the rule replays, every node is a
+Gumbel-max of the stored distribution under the noise that the target will use there (Kool et al. 2019); the probability
+that a token outside the table wins is included. Sampled texts are thus drafted as well as greedy ones.
 Tests: tests/drafters/test_recycling.py and the contract suite.
 """
 
@@ -27,22 +27,33 @@ from specdec_kernels.names import unknown_name
 
 PICKS = ("coupled", "greedy")
 _AUX_HIDDEN_STATE = "final_norm"
-_ROWS = 256  # of a prompt whose logits are computed at once
-_CERTAIN = 1.5  # at temperature 0 the first choice comes true more often than its probability says
+_ROWS = 256  # rows of a prompt whose logits are computed together
+_GREEDY_INV_T = 1.5  # at temperature 0 the likeliest token is right more often than its probability says
 
 
 class RecyclingDrafter:
-    """Up to `num_draft_tokens` nodes, at most `depth` deep, from the last seen `top_k` successors of each token.
+    """Drafts from a table of the last seen next tokens of each token.
 
-    num_draft_tokens: of requests that ask for no other number; min_probability: of a path; pick: "greedy" (by the
-    noted distributions alone; also what "sampled" means here) or "coupled" (under the noise of `replay`); shared: one
-    table for all requests, kept when they end; otherwise each request learns for itself.
+    With `shared`, tokens that the target showed for one request are drafted for another. This includes distributions
+    under the logits processors of requests with bans or grammars (in half precision, processors work on a copy). Rules
+    that replay stay exact functions of the seed. Other rules then key their uniforms by the request too
+    (`Needs.cross_request`), so a text is no function of its seed. That is why `from_parts` shares by default only under
+    rules that replay and greedy ones.
 
-    With `shared`, what one request was given is drafted for another: also what the target showed under the edited
-    logits of requests with bans or grammars (in half formats the edits are made in a copy). A rule that replays is
-    exact whatever is drafted. Under the others uniforms are then keyed by the request too (`Needs.cross_request`), so a
-    text is no function of its seed; that is why `from_parts` shares by default only under rules that replay and greedy
-    ones.
+    Args:
+        num_draft_tokens: Default budget per row.
+        top_k: Next tokens that are stored per token.
+        depth: Depth limit of a tree.
+        min_probability: Paths with a smaller probability are dropped.
+        pick: "greedy" ranks paths by the stored distributions, "coupled" with the noise of rule `replay`. "sampled"
+            means "greedy" here.
+        shared: One table for all requests, kept when they end. Otherwise each request has its own.
+
+    Raises:
+        ValueError: If an option is out of range.
+
+    Source:
+        Luo et al. 2024 (token recycling), section 3.
     """
 
     name = "recycling"
@@ -68,38 +79,38 @@ class RecyclingDrafter:
         if pick not in PICKS:
             raise ValueError(unknown_name("recycling pick", pick, PICKS, renamed=RENAMED_PICKS))
         self.num_draft_tokens = num_draft_tokens
-        self._top, self._depth, self._least = top_k, depth, float(min_probability)
+        self._top_k, self._depth, self._min_probability = top_k, depth, float(min_probability)
         self.pick, self.shared = pick, shared
         self.needs = replace(self.needs, prompt_aux_hidden_states=(), cross_request=shared)
         self._lm_head: Callable[[Tensor], Tensor] | None = None
-        self._make = structures().Successors
-        self._common = self._make()
-        self._own: dict[int, Any] = {}
+        self._new_table = structures().Successors
+        self._shared_table = self._new_table()
+        self._tables: dict[int, Any] = {}
 
     @staticmethod
     def by_rule(prefers: str) -> dict[str, Any]:
-        """Defaults where it is made for a rule."""
+        """Returns the defaults of options that follow from the rule."""
         return {"pick": prefers, "shared": prefers in ("coupled", "greedy")}
 
     @classmethod
     def from_parts(cls, parts: DrafterParts, **options: Any) -> RecyclingDrafter:
-        """One that picks as the rule prefers, learns from prompts, and shares by default where that is exact."""
+        """Builds a drafter that picks as the rule prefers, learns from prompts, and shares where that is exact."""
         made = cls(**{**cls.by_rule(parts.prefers), **options})
         if hasattr(parts.target, "lm_head"):
             made.read_prompts(parts.target.lm_head)
         return made
 
     def read_prompts(self, lm_head: Callable[[Tensor], Tensor]) -> None:
-        """Note what the target shows behind the tokens of prompts, too; before the engine is made. lm_head: of the
-        target, from hidden states [N, hidden] as tapped at "final_norm" to logits [N, V].
+        """Makes the drafter learn from prompts too. Call it before the engine is built.
+
+        Args:
+            lm_head: The target's projection from hidden states "final_norm" [N, hidden] to logits [N, V].
         """
         self._lm_head, self.needs = lm_head, replace(self.needs, prompt_aux_hidden_states=(_AUX_HIDDEN_STATE,))
 
     def successors(self, row: int) -> Any:
-        """What a row reads: the likeliest next tokens by token (`Successors` of
-        specdec_fast/retrieval/suffix_index.py).
-        """
-        return self._common if self.shared else self._own.setdefault(row, self._make())
+        """Returns the table of a row (`Successors` of specdec_fast/retrieval/suffix_index.py)."""
+        return self._shared_table if self.shared else self._tables.setdefault(row, self._new_table())
 
     def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
         if self._lm_head is None or prompt_output is None or _AUX_HIDDEN_STATE not in prompt_output.aux_hidden_states:
@@ -111,7 +122,7 @@ class RecyclingDrafter:
             start += len(prompt)
             for first in range(0, len(newest), _ROWS):
                 tokens, places = zip(*newest[first : first + _ROWS])
-                top = _likeliest(self._lm_head(hidden[list(places)]), self._top)
+                top = _top_tokens(self._lm_head(hidden[list(places)]), self._top_k)
                 self.successors(row).learn(np.array(tokens), *top)
 
     def propose(self, view: StateView, rows: Sequence[int], budget: Budget, rng: Rng) -> Draft:
@@ -122,17 +133,19 @@ class RecyclingDrafter:
             rows, budget.nodes, dists, rng.replay_noise_keys(sampling, self.pick)
         ):
             root = view.tokens(row)[-1]
-            how = (1 / temperature, *kept) if temperature else (_CERTAIN, 0, 1.0, 0.0)
-            tokens, parents, *_ = self.successors(row).grow(root, self._depth, limit, self._least, *how, noise)
+            how = (1 / temperature, *kept) if temperature else (_GREEDY_INV_T, 0, 1.0, 0.0)
+            tokens, parents, *_ = self.successors(row).grow(
+                root, self._depth, limit, self._min_probability, *how, noise
+            )
             trees.append(([root, *tokens], [-1, *parents]))
         return Draft.trees(rows, trees, device=view.device)
 
     def observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
         assert output.logits is not None
-        top, values = _likeliest(output.logits, self._top)
+        top, values = _top_tokens(output.logits, self._top_k)
         tokens = draft.tokens.numpy(force=True)
         if self.shared:
-            self._common.learn(tokens, top, values)
+            self._shared_table.learn(tokens, top, values)
             return
         start = 0
         for row, count in zip(draft.host_rows(), draft.counts):
@@ -142,17 +155,15 @@ class RecyclingDrafter:
 
     def release(self, rows: Sequence[int]) -> None:
         for row in rows:
-            self._own.pop(row, None)
+            self._tables.pop(row, None)
 
     def forget(self) -> None:
         """Empties the table that requests share."""
-        self._common = self._make()
+        self._shared_table = self._new_table()
 
 
-def _likeliest(logits: Tensor, width: int) -> tuple[Any, Any]:
-    """The `width` likeliest tokens of every row, the likeliest first, -1 where there are no more; and their
-    log-probabilities at temperature 1. Arrays [M, width], int64 and float32.
-    """
+def _top_tokens(logits: Tensor, width: int) -> tuple[Any, Any]:
+    """The likeliest tokens of every row in order, int64 [M, width], -1 padded, and their log-probabilities, float32."""
     nodes, vocab = logits.shape
     width = min(width, vocab)
     device = logits.device

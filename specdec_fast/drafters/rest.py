@@ -1,7 +1,7 @@
-"""REST: trees from what followed the newest tokens in a datastore of text (He et al. 2023, section 3).
+"""REST: drafts trees of the continuations that a datastore of text has for the newest tokens (He et al. 2023).
 
-Needs no model, but a datastore: `specdec datastore build`. The longest suffix of max_match..min_match tokens that any
-datastore has is looked up, its continuations are counted over all of them, and the commonest prefixes make the tree.
+Needs no model, but a datastore: `specdec datastore build`. The longest suffix that any datastore contains is looked up.
+Its continuations are counted over all datastores, and the most frequent prefixes form the tree.
 Tests: tests/drafters/test_rest.py and the contract suite.
 """
 
@@ -23,12 +23,23 @@ PICKS = ("coupled", "sampled", "greedy")
 
 
 class RestDrafter:
-    """The `num_draft_tokens` commonest continuations, as a tree at most `depth` deep.
+    """Drafts the most frequent continuations in datastores, as a tree.
 
-    datastore: a path, an open `Datastore`, or several of them; max_match, min_match: longest and shortest suffix;
-    samples: places of each datastore that are looked at, evenly spread over the matches; min_probability: of a path,
-    its share of the matches; pick: "greedy" (by the counts alone; also what "sampled" means here) or "coupled" (under
-    the noise of `replay`).
+    Args:
+        num_draft_tokens: Default budget per row.
+        datastore: A path, an open `Datastore`, or several of them.
+        max_match: Longest suffix that is looked up.
+        min_match: Shortest suffix that is looked up.
+        depth: Depth limit of the tree.
+        samples: Matches considered per datastore, spread evenly over all matches.
+        min_probability: Paths with a smaller share of the matches are dropped.
+        pick: "greedy" ranks paths by counts, "coupled" with the noise of rule `replay`. "sampled" means "greedy" here.
+
+    Raises:
+        ValueError: If there is no datastore, if one cannot be read, or if an option is out of range.
+
+    Source:
+        He et al. 2023 (REST), section 3.
     """
 
     name = "rest"
@@ -61,19 +72,19 @@ class RestDrafter:
         self.num_draft_tokens, self.pick = num_draft_tokens, pick
         self._max_match, self._min_match = max_match, min_match
         self._depth, self._samples, self._min_probability = depth, samples, float(min_probability)
-        self.datastores = _open(datastore)
+        self.datastores = _open_datastores(datastore)
         self._arrays = [each.array for each in self.datastores]
         self._look_up = structures().look_up
 
     @staticmethod
     def by_rule(prefers: str) -> dict[str, Any]:
-        """Defaults where it is made for a rule."""
+        """Returns the defaults of options that follow from the rule."""
         return {"pick": prefers}
 
     @classmethod
     def from_parts(cls, parts: DrafterParts, datastore: Any = (), **options: Any) -> RestDrafter:
-        """One that picks as the rule prefers; its datastores must be those of the target's tokenizer."""
-        opened = _open(datastore, fingerprint(parts.tokenizer), parts.target.vocab_size)
+        """Builds a drafter that picks as the rule prefers, and checks that datastores fit the target's tokenizer."""
+        opened = _open_datastores(datastore, fingerprint(parts.tokenizer), parts.target.vocab_size)
         return cls(**{**cls.by_rule(parts.prefers), "datastore": opened, **options})
 
     def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
@@ -88,6 +99,7 @@ class RestDrafter:
         return Draft.trees(rows, trees, device=view.device)
 
     def _tree(self, context: list[int], limit: int, noise: tuple[int, int] | None) -> tuple[list[int], list[int]]:
+        """Looks the context up: tokens and parents below the root."""
         try:
             tokens, parents, _, _ = self._look_up(
                 self._arrays,
@@ -114,7 +126,8 @@ class RestDrafter:
         pass
 
 
-def _open(datastore: Any, vocabulary: str = "", vocab_size: int | None = None) -> list[Datastore]:
+def _open_datastores(datastore: Any, vocabulary: str = "", vocab_size: int | None = None) -> list[Datastore]:
+    """Opens datastores and checks them against a tokenizer. Raises ValueError."""
     given = [datastore] if isinstance(datastore, (str, Path, Datastore)) else list(datastore)
     if not given:
         raise ValueError(

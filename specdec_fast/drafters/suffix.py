@@ -1,9 +1,8 @@
-"""Suffix decoding: trees from what followed the longest suffix before, in this text and in finished ones.
+"""Suffix decoding: drafts trees of the continuations of the longest repeated suffix, in this text and in finished ones.
 
-Oliaro et al. 2024 (SuffixDecoding, section 3) for counted trees, length by match and best-first growth; Hu et al. 2024
-(SAM Decoding, section 3) for the automaton. Needs no model. Each row keeps a suffix automaton of its own text; texts of
-finished requests may be remembered in a counted tree that all rows read. The source whose tree promises more accepted
-tokens proposes. Tests: tests/drafters/test_suffix.py and the contract suite.
+Needs no model. Every row keeps a suffix automaton of its own text. Texts of finished requests may be stored in a
+counted tree that all rows read. The source whose tree promises more accepted tokens proposes.
+Tests: tests/drafters/test_suffix.py and the contract suite.
 """
 
 from __future__ import annotations
@@ -27,34 +26,55 @@ log = logging.getLogger("specdec_fast")
 
 PICKS = ("coupled", "sampled", "greedy")
 
-_CONTEXT = 16  # longest match in finished texts, and what is remembered in front of a generated text
+_CONTEXT = 16  # longest match in finished texts, and prompt tokens stored with a generated text
 
 
 @dataclass(slots=True)
 class _Row:
-    """The automaton over a row's text, and the text from `_CONTEXT` tokens before what is generated."""
+    """State of one row.
+
+    Attributes:
+        automaton: Suffix automaton of the text.
+        skipped: Tokens in front of `text`.
+        text: The text from `_CONTEXT` tokens before the generated ones.
+        length: Tokens at the start of the request.
+    """
 
     automaton: Any
     skipped: int
     text: list[int]
-    length: int  # tokens when the row began
+    length: int
 
     def extend(self, tokens: Sequence[int]) -> None:
+        """Appends new committed tokens."""
         new = tokens[len(self.automaton) :]
         self.automaton.extend(new)
         self.text += new
 
 
 class SuffixDrafter:
-    """Up to `num_draft_tokens` nodes, at most `factor` times as deep as the match is long.
+    """Drafts counted continuations of the longest repeated suffix.
 
-    min_match: shortest suffix that proposes; min_probability: of a path; pick: "greedy" (by the counts alone; also what
-    "sampled" means here) or "coupled" (under the noise of `replay`); shared: remember texts of finished requests for
-    others, up to max_tokens tokens; store: file that these are loaded from and saved to (implies shared).
+    With `shared`, texts of one request are drafted for another. Rules that replay stay exact functions of the seed.
+    Other rules then key their uniforms by the request too (`Needs.cross_request`), so a text is no function of its
+    seed. That is why `from_parts` shares by default only under rules that replay and greedy ones.
 
-    With `shared`, what one request was given is drafted for another. A rule that replays is exact whatever is drafted.
-    Under the others uniforms are then keyed by the request too (`Needs.cross_request`), so a text is no function of its
-    seed; that is why `from_parts` shares by default only under rules that replay and greedy ones.
+    Args:
+        num_draft_tokens: Default budget per row.
+        min_match: Shortest suffix that proposes.
+        factor: Depth limit of a tree, as a multiple of the length of the match.
+        min_probability: Paths with a smaller estimated probability are dropped.
+        pick: "greedy" ranks paths by counts, "coupled" with the noise of rule `replay`. "sampled" means "greedy" here.
+        shared: Store texts of finished requests for other requests.
+        max_tokens: Capacity of that memory, in tokens. The oldest texts are dropped first.
+        store: File from which these texts are loaded and to which they are saved. Implies `shared`.
+
+    Raises:
+        ValueError: If an option is out of range, or if `store` cannot be read.
+
+    Source:
+        Oliaro et al. 2024 (SuffixDecoding), section 3, for counted trees, length by match and best-first growth; Hu et
+        al. 2024 (SAM Decoding), section 3, for the automaton.
     """
 
     name = "suffix"
@@ -95,28 +115,27 @@ class SuffixDrafter:
         self._store, self._vocabulary = store, ""
         self._rows: dict[int, _Row] = {}
         if store is not None:
-            self._open(None)
+            self._open_store(None)
 
     @staticmethod
     def by_rule(prefers: str) -> dict[str, Any]:
-        """Defaults where it is made for a rule."""
+        """Returns the defaults of options that follow from the rule."""
         return {"pick": prefers, "shared": prefers in ("coupled", "greedy")}
 
     @classmethod
     def from_parts(cls, parts: DrafterParts, **options: Any) -> SuffixDrafter:
-        """One that picks as the rule prefers, shares by default where that is exact, with a store of the target's
-        tokenizer.
-        """
+        """Builds a drafter that picks as the rule prefers and shares by default where that is exact."""
         store = options.pop("store", None)
         made = cls(**{**cls.by_rule(parts.prefers), **options})
         if store is not None:
             made.memory = made.memory or TextMemory(options.get("max_tokens", 100_000))
             made.needs = replace(made.needs, cross_request=True)
             made._store, made._vocabulary = store, fingerprint(parts.tokenizer)
-            made._open(parts.target.vocab_size)
+            made._open_store(parts.target.vocab_size)
         return made
 
-    def _open(self, vocab_size: int | None) -> None:
+    def _open_store(self, vocab_size: int | None) -> None:
+        """Loads the file `store` if it exists. Raises ValueError."""
         assert self.memory is not None and self._store is not None
         if Path(self._store).exists():
             self.memory.load(self._store, self._vocabulary, vocab_size)
@@ -141,7 +160,7 @@ class SuffixDrafter:
         return Draft.trees(rows, trees, device=view.device)
 
     def _tree(self, row: _Row, limit: int, noise: tuple[int, int] | None) -> tuple[list[int], list[int]]:
-        """Tokens and parents below the root, from the source that promises more."""
+        """Tokens and parents below the root, from the source that promises more accepted tokens."""
         best = row.automaton.grow(limit, *self._how, noise)
         if self.memory is not None and len(self.memory):
             other = self.memory.grow(row.text[-_CONTEXT:], limit, _CONTEXT, *self._how, noise)
@@ -163,12 +182,12 @@ class SuffixDrafter:
         if remembered and self._store is not None and self.memory is not None:
             try:
                 self.memory.save(self._store, self._vocabulary)
-            except OSError as error:  # decoding goes on; the file keeps what it held
-                log.warning("suffix store %s cannot be written any more: %s", self._store, error)
+            except OSError as error:  # decoding continues; the file keeps its content
+                log.warning("suffix store %s cannot be written: %s", self._store, error)
                 self._store = None
 
     def forget(self) -> None:
-        """Forgets the texts of finished requests; a store's file keeps what it holds until the next request ends."""
+        """Drops the texts of finished requests. A file `store` keeps its content until the next request ends."""
         if self.memory is not None:
             self.memory = TextMemory(self.memory.max_tokens)
 

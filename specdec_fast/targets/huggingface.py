@@ -213,7 +213,7 @@ class HuggingFaceTarget:
         return self._run(draft.tokens, slots, None, aux_hidden_states), slots
 
     @contextmanager
-    def partial(self, skip: SkippedLayers) -> Iterator[None]:
+    def skip_layers(self, skip: SkippedLayers) -> Iterator[None]:
         """While entered, passes leave these sub-blocks out (and are not compiled): self-speculation.
 
         Layers whose attention is left out store no keys and values. Raises ValueError for a layer that is not there and
@@ -281,7 +281,7 @@ class HuggingFaceTarget:
         return self.layers[int(index)].register_forward_pre_hook(keep, with_kwargs=True)
 
     @property
-    def whole(self) -> FusedForward | None:
+    def fused_forward(self) -> FusedForward | None:
         """Its passes where they are one operator, and `extend` is ours: who has them can have chains of them too."""
         ours = type(self).extend is HuggingFaceTarget.extend and "extend" not in vars(self)
         return self._logits if ours and isinstance(self._logits, FusedForward) else None

@@ -76,7 +76,7 @@ def _whole_pass(target: HuggingFaceTarget, texts: Sequence[Sequence[int]]) -> tu
     layers = target.layers
     shape = chain_layout(tuple(range(len(texts))), (1,) * len(texts), device)
     last = torch.tensor([text[-1] for text in texts], dtype=torch.int64).to(device)
-    with target.partial(SkippedLayers()):  # hooks are not seen by compiled code
+    with target.skip_layers(SkippedLayers()):  # hooks are not seen by compiled code
         hooks = [layer.register_forward_hook(keep, with_kwargs=True) for layer in layers]
         try:
             target.extend(shape.rows, last, shape.offsets, logits=True)
@@ -119,7 +119,7 @@ def _grow(target: HuggingFaceTarget, layers: list[Any], states: list[Tensor]) ->
 
 
 def _without(target: Any, attention: tuple[int, ...], mlp: tuple[int, ...]) -> AbstractContextManager[None]:
-    found: AbstractContextManager[None] = target.partial(
+    found: AbstractContextManager[None] = target.skip_layers(
         SkippedLayers() if attention and mlp else SkippedLayers(attention, mlp)
     )
     return found

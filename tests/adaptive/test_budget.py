@@ -23,10 +23,10 @@ from specdec_fast.adaptive.budget import (
     Fixed,
     Goodput,
     MovingThreshold,
+    acceptance_lower_bound,
     budget_for,
-    surely_accepted,
 )
-from specdec_fast.adaptive.cost_model import Outcome
+from specdec_fast.adaptive.cost_model import DraftOutcome
 from specdec_fast.core.draft import Draft
 from specdec_fast.interfaces import Budget, Rng, Slots, StateView, TargetOutput
 
@@ -59,11 +59,11 @@ class Machine:
             limit = wanted if self.answers == 1 or self.random.random() < self.answers else 0
             hits = itertools.takewhile(lambda _: self.random.random() < self.rates[row], range(limit))  # noqa: B023
             accepted = len(list(hits))
-            outcomes.append(Outcome(limit, limit, min(accepted + 1, limit), accepted, limit))
+            outcomes.append(DraftOutcome(limit, limit, min(accepted + 1, limit), accepted, limit))
             self.tokens += accepted + 1
             self.asked[row] += wanted
         spent = self.propose(max(limits)) if any(limits) else 0.0
-        cost = self.verify(len(rows) + sum(outcome.drafted for outcome in outcomes))
+        cost = self.verify(len(rows) + sum(outcome.num_drafted for outcome in outcomes))
         self.policy.observe(rows, outcomes, spent, cost)
         self.seconds += spent + cost
         return limits
@@ -219,7 +219,7 @@ def test_entropy_is_the_stop_of_a_draft_model() -> None:
     assert drafted("entropy", entropy_stop=0.01) == drafted("fixed", entropy_stop=0.01) != stopped
     assert Engine(target(), budget="entropy").drafter is None
     with pytest.raises(
-        ValueError, match="budget entropy: got drafter ngram, which does not stop by a distribution; expected"
+        ValueError, match="budget entropy: got drafter ngram, which cannot stop by a distribution; expected"
     ):
         Engine(target(), get_drafter("ngram")(), budget="entropy")
     with pytest.raises(ValueError, match="entropy threshold: got 1; expected"):
@@ -278,9 +278,11 @@ def test_score_only_are_paid_for_and_bring_nothing(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("specdec_fast.engine.stats.perf_counter", lambda: target.now)
     engine = Engine(target, get_drafter("lookahead")(window=3, ngram=3, guesses=3), budget=policy)
     engine.generate([[1, 2]], SamplingParams(seed=1, max_new_tokens=100, ignore_eos=True))
-    times = policy._verify
+    times = policy._verify_times
     assert engine.stats.num_draft_tokens > 0 and len(times.keys) > 3
-    assert [times.at(nodes) for nodes in times.keys] == pytest.approx([1 + 0.1 * (nodes - 1) for nodes in times.keys])
+    assert [times.seconds_at(nodes) for nodes in times.keys] == pytest.approx(
+        [1 + 0.1 * (nodes - 1) for nodes in times.keys]
+    )
 
 
 @pytest.mark.parametrize(
@@ -311,7 +313,7 @@ def test_in_an_engine_goodput_is_hardly_slower_than_plain_decoding_whatever_draf
 
 def test_the_entropy_bound_is_that_of_the_distribution() -> None:
     logits = torch.tensor([[0.0, 0.0, 0.0, 0.0], [60.0, 0.0, 0.0, 0.0], [0.0, 0.0, float("-inf"), float("-inf")]])
-    bound = surely_accepted(logits, torch.tensor([0.7, 2.0, 0.0]), scale=0.5)
+    bound = acceptance_lower_bound(logits, torch.tensor([0.7, 2.0, 0.0]), scale=0.5)
     want = [1 - (0.5 * h) ** 0.5 for h in (math.log(4), 0.0, math.log(2))]
     assert torch.allclose(bound, torch.tensor(want), atol=1e-4)
 
@@ -337,8 +339,8 @@ def test_the_threshold_moves_as_published() -> None:
 class ByTheClock(Goodput):
     """Its times are made of what was drafted, so that a run repeats itself."""
 
-    def observe(self, rows: Sequence[int], outcomes: Sequence[Outcome], propose: float, verify: float) -> None:
-        nodes = [outcome.nodes for outcome in outcomes]
+    def observe(self, rows: Sequence[int], outcomes: Sequence[DraftOutcome], propose: float, verify: float) -> None:
+        nodes = [outcome.num_scored for outcome in outcomes]
         super().observe(rows, outcomes, 1e-4 * max(nodes), 1e-3 * (1 + 0.05 * sum(nodes)))
 
 

@@ -17,7 +17,7 @@ from benchmarks.drafter_rows import FORCED, NOTE, OWN_RUN, as_markdown, key_of, 
 from benchmarks.drafters import METHODS, copied_share, copiers, copies, measure
 from benchmarks.harness.interleave import interleave
 from benchmarks.progress import Progress
-from specdec_fast.drafters import drafter_names, refuse_unknown_options
+from specdec_fast.drafters import check_option_names, drafter_names
 from specdec_fast.loading import load_tokenizer
 from specdec_fast.rules import DEFAULT
 
@@ -31,7 +31,7 @@ ROW = {
 def test_every_drafter_is_measured_with_options_that_it_takes() -> None:
     assert {method.drafter for method in METHODS.values()} >= set(drafter_names())
     for method in METHODS.values():
-        refuse_unknown_options(method.drafter, method.options)
+        check_option_names(method.drafter, method.options)
     verified = {(method.options.get("how"), method.rule) for method in METHODS.values() if method.rule != DEFAULT}
     hows = ("hybrid", "iid", "without_replacement")
     assert verified == {(how, rule) for how in hows for rule in ("traversal", "recursive_rejection")}, (

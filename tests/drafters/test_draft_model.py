@@ -16,7 +16,7 @@ from oracles.distributions import dist
 from oracles.plain_decoding import plain_decode
 
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
-from specdec_fast.adaptive.budget import surely_accepted
+from specdec_fast.adaptive.budget import acceptance_lower_bound
 from specdec_fast.core.draft import Draft
 from specdec_fast.engine.state import DecodeState
 from specdec_fast.interfaces import Budget
@@ -254,7 +254,9 @@ def test_an_entropy_goal_moves_each_request_s_stop_by_its_acceptance(pick: str) 
                 continue
             chain, longest = chains[own.row][1:], min(4, remaining - 1)
             for level in range(1, min(len(chain) + 1, longest)):
-                bound = float(surely_accepted(model.table[[model.state_after(text + chain[:level])]], torch.ones(1)))
+                bound = float(
+                    acceptance_lower_bound(model.table[[model.state_after(text + chain[:level])]], torch.ones(1))
+                )
                 assert (bound >= thresholds[at]) == (level < len(chain))
             ends.add(len(chain))
             accepted = sum(own.stats.accepted_per_position) - accepted

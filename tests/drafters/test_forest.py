@@ -238,7 +238,7 @@ def test_drawn_siblings_of_two_drafters_are_drawn_apart(rule: str) -> None:
 def test_drafters_that_cannot_stand_beside_others() -> None:
     model = automaton()
     alone = get_drafter("draft_tree")(model, how="hybrid")
-    with pytest.raises(ValueError, match="drawn outside their chosen siblings"):
+    with pytest.raises(ValueError, match="sampled without their deterministic siblings"):
         forest(alone, Fixed([1, 2, 0], [0, 0, 1]))
     engine = load(
         "demo-target",
@@ -256,11 +256,11 @@ def test_score_only_are_no_drafts_of_who_has_them(monkeypatch: pytest.MonkeyPatc
     """Of a window without guesses nothing can be accepted, so nothing is held against its drafter."""
     outcomes: list[Any] = []
     made = forest(get_drafter("lookahead")(pool_from_prompt=False), num_draft_tokens=12)
-    monkeypatch.setattr(made._records[0], "observe", lambda rows, asked, found: outcomes.extend(found))
+    monkeypatch.setattr(made._cost_models[0], "observe", lambda rows, asked, found: outcomes.extend(found))
     engine = Engine(automaton(max_rows=1), made)
     engine.submit([1, 2], SamplingParams(seed=3, max_new_tokens=30))
     engine.step()
-    assert outcomes[0].nodes > 0 == outcomes[0].drafted == outcomes[0].depth == outcomes[0].tested
+    assert outcomes[0].num_scored > 0 == outcomes[0].num_drafted == outcomes[0].depth == outcomes[0].depths_tested
 
 
 def test_distributions_over_part_of_a_vocabulary_stand_alone() -> None:
@@ -271,7 +271,7 @@ def test_distributions_over_part_of_a_vocabulary_stand_alone() -> None:
 
     draft = get_drafter("draft_model")(automaton(), pick="sampled")
     with pytest.raises(
-        ValueError, match="forest of: got eagle3, which draws from distributions over part of the vocabulary"
+        ValueError, match="forest of: got eagle3, which samples from distributions over part of the vocabulary"
     ):
         forest(head("sampled"), draft)
     assert (
@@ -307,6 +307,6 @@ def test_bad_options_are_named() -> None:
 def test_forgetting_reaches_what_its_drafters_share() -> None:
     shared = get_drafter("recycling")()
     made = get_drafter("forest")([get_drafter("ngram")(), shared])
-    before = shared._common
+    before = shared._shared_table
     made.forget()
-    assert shared._common is not before
+    assert shared._shared_table is not before

@@ -186,14 +186,14 @@ def test_each_request_s_threshold_follows_its_own_acceptance() -> None:
                 move = 0.01 if rates[at] < 0.7 else 0.0 if longest else -0.01
                 thresholds[at] = 0.9 * thresholds[at] + 0.1 * (thresholds[at] + move)
                 moves.add(move)
-            found = made._exits[own.row]
+            found = made._thresholds[own.row]
             assert (found.rate, found.threshold) == (pytest.approx(rates[at]), pytest.approx(thresholds[at]))
     assert moves == {0.01, 0.0, -0.01} and len(set(thresholds)) == 3
 
 
 def sure(target: AutomatonTarget, made: Any, text: list[int]) -> float:
     """The largest probability of the draft's distribution at temperature 1."""
-    with target.partial(made.skip):
+    with target.skip_layers(made.skip):
         return float(torch.softmax(torch.tensor(target.logits_after(text)), 0).max())
 
 
@@ -226,7 +226,7 @@ def test_the_threshold_belongs_to_its_request() -> None:
         target = automaton(max_rows=max_rows)
         made = get_drafter("layer_skip")(target, exit_after=2, threshold=0.4)
         handles = Engine(target, made).generate(texts, params)
-        assert not made._exits
+        assert not made._thresholds
         return [(handle.stats.steps, handle.stats.num_draft_tokens) for handle in handles]
 
     assert steps(6) == steps(1) == steps(2)
@@ -266,7 +266,7 @@ def test_bad_settings(options: dict[str, Any], message: str) -> None:
 
 
 def test_a_target_without_parts_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"layer_skip: got a target \(object\) that cannot leave layers out"):
+    with pytest.raises(ValueError, match=r"layer_skip: got a target \(object\) that cannot skip layers"):
         get_drafter("layer_skip")(object())
 
 

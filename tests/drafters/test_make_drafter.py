@@ -89,7 +89,7 @@ WIDE = "{place}: its tokens go up to 29; expected ids below 8; make it again wit
             "suffix",
             "store",
             lambda folder: folder,
-            "got '{place}': Is a directory; expected a file that is there and may be read",
+            "got '{place}': Is a directory; expected a readable file",
         ),
         (
             "suffix",

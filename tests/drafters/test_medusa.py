@@ -218,9 +218,9 @@ def test_over_a_model_text_is_equal_and_a_reloaded_head_drafts_the_same(tmp_path
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"pick": "sampled"}, "pick: got 'drawn'; expected one of coupled, greedy"),
+        ({"pick": "sampled"}, "pick: got 'sampled'; expected one of coupled, greedy"),
         ({"num_draft_tokens": 0}, "num_draft_tokens: got 0; expected at least 1"),
-        ({"num_heads": 1}, "num_heads: got 1 with heads that are open; expected it with a folder"),
+        ({"num_heads": 1}, "num_heads: got 1 with loaded heads; expected a folder"),
         ({"shape": "mc_sim"}, "shape: got 'mc_sim'; expected a file, a list of parents or one of mc_sim_7b_63"),
     ],
 )

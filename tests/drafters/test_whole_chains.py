@@ -37,7 +37,7 @@ def draft(**shape: Any) -> HuggingFaceTarget:
 def proposals(made: Any, filters: dict[str, Any], monkeypatch: Any, whole: bool) -> list[Draft]:
     """Three drafts of three rows of which one does not draft, with a text that grows in between."""
     if not whole:
-        monkeypatch.setattr(DraftModelDrafter, "_between_nothing", lambda self: None)
+        monkeypatch.setattr(DraftModelDrafter, "_fused_chain_forward", lambda self: None)
     state, found = DecodeState(8, 128), []
     for at, temperature in enumerate([1.0, 0.0, 0.6, 1.3]):
         params = SamplingParams(seed=10 + at, temperature=temperature, **(filters if temperature else {}))
@@ -93,7 +93,7 @@ def test_a_draft_s_ids_beyond_the_target_s_are_never_picked() -> None:
 def test_edits_come_between_passes(changes: dict[str, Any], monkeypatch: Any) -> None:
     """And where nothing does, the chain is one call."""
     made, calls = get_drafter("draft_model")(draft(), num_draft_tokens=3), []
-    whole = made.model.whole
+    whole = made.model.fused_forward
     run = whole.run_chain
     whole.run_chain = lambda *arguments: calls.append(len(calls)) or run(*arguments)
     for edits, expected in (({}, True), (changes, False)):
@@ -120,10 +120,10 @@ def test_a_chain_that_is_broken_off_claims_nothing(monkeypatch: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(made, "_held", broken)
+        patch.setattr(made._runner, "mark_stored", broken)
         with pytest.raises(KeyboardInterrupt):
             propose(made)
-    kept, drafted = made._stored[rows[0]]
+    kept, drafted = made._runner._stored[rows[0]]
     assert kept <= state.length(rows[0]) - 1 and drafted == []
     fresh = get_drafter("draft_model")(draft())
     fresh.begin(state, rows, None)
@@ -139,7 +139,7 @@ def test_an_extend_of_somebody_s_own_is_called() -> None:
             return output
 
     model = Own(tiny_model("llama"), max_length=128, fused_forward=True)
-    assert model.whole is None and draft().whole is not None
+    assert model.fused_forward is None and draft().fused_forward is not None
     made, state = get_drafter("draft_model")(model), DecodeState(8, 128)
     rows = [state.join([3], SamplingParams(seed=at, temperature=1.0), 1, ()) for at in range(3)]
     made.begin(state, rows, None)
@@ -156,7 +156,7 @@ def test_texts_have_the_distribution_of_the_target(rule: str, temperature: float
         tiny_model("llama", vocab_size=4, logit_std=1.5), max_length=32, max_rows=64, fused_forward=True
     )
     made = get_drafter("draft_model")(small, num_draft_tokens=2, pick="sampled")
-    assert small.whole is not None
+    assert small.fused_forward is not None
     engine, seen = Engine(target, made, rule=rule), Counter[tuple[int, ...]]()
     params = [SamplingParams(seed=seed, temperature=temperature, max_new_tokens=3) for seed in range(12000)]
     for handle in engine.generate([[1]] * len(params), params):

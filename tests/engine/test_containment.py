@@ -11,7 +11,7 @@ from oracles.noisy_oracle import NoisyTree
 
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
 from specdec_fast.adaptive.budget import Fixed, Goodput
-from specdec_fast.adaptive.cost_model import Outcome
+from specdec_fast.adaptive.cost_model import DraftOutcome
 from specdec_fast.core.draft import Draft
 
 PROMPTS = [models.prompt(17), models.prompt(9)]
@@ -152,7 +152,7 @@ def test_goodput_ends_its_measuring_although_rows_come_and_go() -> None:
         rows = [step % 3, (step + 1) % 3, (step + 2) % 3]
         budget.release([step % 3])
         limits = budget.nodes(rows, [4, 4, 4])
-        outcomes = [Outcome(limit, limit, min(1, limit), 0, limit) for limit in limits]
+        outcomes = [DraftOutcome(limit, limit, min(1, limit), 0, limit) for limit in limits]
         budget.observe(rows, outcomes, 5.0 * max(limits), 1.0 + sum(limits))
     assert limits == [0, 0, 0], "nothing is ever accepted"
 

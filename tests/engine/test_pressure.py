@@ -63,7 +63,7 @@ def nothing_is_held(engine: Engine) -> None:
     assert engine.state.num_free == engine.target.cache.max_rows
     model = getattr(engine.drafter, "model", None)
     if model is not None:
-        assert model.cache.pages.num_used == 0 and engine.drafter._stored == {}
+        assert model.cache.pages.num_used == 0 and engine.drafter._runner._stored == {}
     for name in ("_rows", "known"):
         assert not getattr(engine.drafter, name, {})
 

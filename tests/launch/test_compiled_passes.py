@@ -88,7 +88,7 @@ def test_partial_passes_are_not_compiled(graphs: list[Any]) -> None:
     target = HuggingFaceTarget(models.own("llama"), max_length=64, compile=True)
     assert target.cache.reserve(0, 16)
     plan = tree_plan(DRAFTS[0].parents, DRAFTS[0].offsets)
-    with target.partial(SkippedLayers(attention=(1,), mlp=())):
+    with target.skip_layers(SkippedLayers(attention=(1,), mlp=())):
         target.score(DRAFTS[0], plan, AUX_HIDDEN_STATES)
     assert graphs == []
     target.score(DRAFTS[0], plan, AUX_HIDDEN_STATES)

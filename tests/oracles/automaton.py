@@ -115,7 +115,7 @@ class AutomatonTarget:
         return hidden @ self.table
 
     @contextmanager
-    def partial(self, skip: Sized) -> Iterator[None]:
+    def skip_layers(self, skip: Sized) -> Iterator[None]:
         """While entered, the logits are off by as much as there is in `skip`, and what is stored is wrong."""
         table, transitions = self.table, self.transitions
         if len(skip):

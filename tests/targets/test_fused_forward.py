@@ -120,7 +120,7 @@ def test_aux_hidden_states_and_partial_passes_run_the_modules() -> None:
     target, plain = models.target("llama", fused_forward=True), models.target("llama")
     assert torch.equal(scored(target, ("entering:1",)), scored(plain, ("entering:1",)))
     skip = SkippedLayers((1,), (0,))
-    with target.partial(skip), plain.partial(skip):
+    with target.skip_layers(skip), plain.skip_layers(skip):
         assert torch.equal(scored(target), scored(plain))
     assert isinstance(target._logits, FusedForward)
 

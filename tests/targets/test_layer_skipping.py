@@ -49,7 +49,7 @@ def logits(target: HuggingFaceTarget, text: list[int]) -> torch.Tensor:
 def test_a_sub_block_that_is_left_out_adds_nothing(family: str, skip: SkippedLayers) -> None:
     target, text = models.target(family, max_rows=1), models.prompt(40)
     whole = logits(target, text)
-    with target.partial(skip):
+    with target.skip_layers(skip):
         without = logits(target, text)
     with torch.inference_mode():
         want = silenced(family, skip)(torch.tensor([text]), use_cache=False).logits[0]
@@ -68,7 +68,7 @@ def test_a_forward_that_somebody_gave_a_module_is_given_back() -> None:
     layers[0].mlp.forward = steered
     try:
         want = logits(target, text)
-        with target.partial(SkippedLayers(mlp=(0,))):
+        with target.skip_layers(SkippedLayers(mlp=(0,))):
             assert layers[0].mlp.forward is not steered
         assert layers[0].mlp.forward is steered and torch.equal(logits(target, text), want)
     finally:
@@ -78,7 +78,7 @@ def test_a_forward_that_somebody_gave_a_module_is_given_back() -> None:
 def test_a_layer_without_both_is_not_called_and_a_norm_that_feeds_nobody_is_passed_by() -> None:
     target = models.target("llama", max_rows=1)
     layers, called = target.model.model.layers, []
-    with target.partial(SkippedLayers()):
+    with target.skip_layers(SkippedLayers()):
         pass  # the pass that looks at the model is behind us
     for index, layer in enumerate(layers):
         for name in ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp"):
@@ -89,7 +89,7 @@ def test_a_layer_without_both_is_not_called_and_a_norm_that_feeds_nobody_is_pass
                 called.append((*at, busy))
 
             inner.register_forward_hook(note)
-    with target.partial(SkippedLayers((0, 1), (0,))):
+    with target.skip_layers(SkippedLayers((0, 1), (0,))):
         logits(target, [1, 2, 3])
     assert called == [
         (1, "input_layernorm", False),
@@ -103,24 +103,24 @@ def test_a_pass_that_fails_leaves_the_model_whole() -> None:
     target = models.target("gpt2", max_rows=1)
     whole = logits(target, [1, 2, 3])
     with pytest.raises(RuntimeError, match="no more"):
-        with target.partial(SkippedLayers((1,), (1,))):
+        with target.skip_layers(SkippedLayers((1,), (1,))):
             raise RuntimeError("no more")
     assert torch.equal(logits(target, [1, 2, 3]), whole)
 
 
 def test_layers_that_are_not_there_and_sub_blocks_that_are_no_module() -> None:
     with pytest.raises(ValueError, match=r"layers to skip: got mlp of layer 2; expected 0\.\.1"):
-        with models.target("llama", max_rows=1).partial(SkippedLayers((), (2,))):
+        with models.target("llama", max_rows=1).skip_layers(SkippedLayers((), (2,))):
             pass
     from transformers import OPTConfig, OPTForCausalLM
 
     config = OPTConfig(vocab_size=64, hidden_size=32, ffn_dim=48, num_hidden_layers=2, num_attention_heads=2,
                        max_position_embeddings=64, word_embed_proj_dim=32)  # fmt: skip
     target = HuggingFaceTarget(OPTForCausalLM(config), max_rows=1)
-    with target.partial(SkippedLayers((1,), ())):
+    with target.skip_layers(SkippedLayers((1,), ())):
         logits(target, [1, 2, 3])
     with pytest.raises(ValueError, match="the MLP of layer 1 is no part of its own and cannot be skipped alone"):
-        with target.partial(SkippedLayers((), (1,))):
+        with target.skip_layers(SkippedLayers((), (1,))):
             pass
-    with target.partial(SkippedLayers((1,), (1,))):
+    with target.skip_layers(SkippedLayers((1,), (1,))):
         logits(target, [1, 2, 3])

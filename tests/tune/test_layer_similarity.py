@@ -46,7 +46,7 @@ def closeness(over: HuggingFaceTarget, skip: SkippedLayers) -> float:
             hook = over.model.model.norm.register_forward_pre_hook(
                 lambda _, args, caught=caught: caught.append(args[0])
             )
-            with over.partial(left_out):
+            with over.skip_layers(left_out):
                 over.extend(rows, torch.tensor(text[-1:]), torch.tensor([0, 1], dtype=torch.int32), logits=True)
             hook.remove()
             states.append(caught[0][0, 0])
