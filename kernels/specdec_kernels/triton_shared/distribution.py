@@ -9,12 +9,10 @@ import triton
 import triton.language as tl
 
 from .. import random
-from ..ops.distribution_stats import reference
 from .overlay import load_logits
 
 NOISE_BLOCK = tl.constexpr(random.BLOCK)
 NEGATIVE_INFINITY = tl.constexpr(float("-inf"))
-LEAST_LOG_WEIGHT = tl.constexpr(reference.LEAST_LOG_WEIGHT)
 LAST_ID = tl.constexpr(0x7FFFFFFF)
 """An id above all token ids."""
 

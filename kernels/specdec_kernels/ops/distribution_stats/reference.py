@@ -13,8 +13,6 @@ from ...random import BLOCK
 
 SMALLEST_TEMPERATURE = 1e-6
 """Below it (and above 0) logits times 1 / T would leave float32."""
-LEAST_LOG_WEIGHT = -87.0
-"""Below it a token has no weight: float32 has no normal number for it."""
 FARTHEST = 1e4
 """Normalisers beyond it leave too few digits to the weights for masses to be of use."""
 

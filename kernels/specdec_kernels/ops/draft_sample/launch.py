@@ -89,7 +89,8 @@ class _Rows(NamedTuple):
 
 def _rows(dists: Distribution) -> _Rows:
     logits, *statistics = dists
-    return _Rows(logits, *(part.contiguous() for part in statistics), logits.stride(0), logits.shape[1])
+    inv_t, lse, cut, tie_id = (part.contiguous() for part in statistics)
+    return _Rows(logits, inv_t, lse, cut, tie_id, logits.stride(0), logits.shape[1])
 
 
 def _fill_draft_columns(token_ids: Tensor, columns: Tensor, index: Tensor, places: Tensor) -> Tensor:

@@ -12,7 +12,10 @@ from torch import Tensor
 
 from .._proposals.batch import Distribution, DistributionBatch, DraftChains
 from .._proposals.checks import DETERMINISTIC
-from ..distribution_stats.reference import LEAST_LOG_WEIGHT, dist_probs
+from ..distribution_stats.reference import dist_probs
+
+LEAST_LOG_WEIGHT = -87.0
+"""Below it a token has no weight: float32 has no normal number for it."""
 
 
 class ChainNodes(NamedTuple):

@@ -21,7 +21,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ...triton_shared.distribution import LEAST_LOG_WEIGHT, NEGATIVE_INFINITY
+from ...triton_shared.distribution import NEGATIVE_INFINITY
 from ...triton_shared.jit import kernel
 from ...triton_shared.random import accept_uniform
 from ...triton_shared.residual import (
@@ -33,8 +33,10 @@ from ...triton_shared.residual import (
     residual_weights,
 )
 from ...triton_shared.tree_links import row_bounds
+from . import chains
 
 BEYOND = tl.constexpr(1 << 30)
+LEAST_LOG_WEIGHT = tl.constexpr(chains.LEAST_LOG_WEIGHT)
 
 
 @kernel()
