@@ -30,7 +30,7 @@ def test_a_tokenizer_that_cannot_be_read_is_not_taken_for_none(folder: Path, tmp
     whole = (folder / "tokenizer.json").read_text()
     (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
     (tmp_path / "tokenizer.json").write_text(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match=r"tokenizer: got .*cannot be read.*; expected .*or take them away and pass"):
+    with pytest.raises(ValueError, match=r"tokenizer: got .*cannot be read.*; expected .*or remove them and pass"):
         load_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").unlink()
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
@@ -76,7 +76,7 @@ def test_a_tokenizer_on_the_hub_that_cannot_be_made_is_not_taken_for_none(
 
 def test_a_tokenizer_that_was_named_must_be_there(folder: Path) -> None:
     for place in ("no/such-model", "/no/such/folder"):
-        with pytest.raises(ValueError, match=rf"tokenizer: got '{place}', where none is; expected a folder or hub id"):
+        with pytest.raises(ValueError, match=rf"tokenizer: got '{place}', which has none; expected a folder or hub id"):
             load(folder, tokenizer=place, max_length=64)
 
 

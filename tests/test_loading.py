@@ -14,7 +14,7 @@ from oracles.toy_tokenizer import END_OF_TEXT, PIECES, byte_tokenizer
 from specdec_fast import SamplingParams, load
 from specdec_fast.loading import eos_ids, is_hub_id, load_model, load_tokenizer
 from specdec_fast.rules.best import LIKELIEST
-from specdec_fast.targets.huggingface import UnsupportedModelError
+from specdec_fast.targets.model_support import UnsupportedModelError
 from specdec_fast.targets.tiny_models import tiny_model
 
 TOKENIZER = byte_tokenizer()
@@ -78,7 +78,7 @@ def test_the_best_rule_follows_a_sample(
         sampled.append(drafter)
         return found
 
-    monkeypatch.setattr("specdec_fast.loading.sample_ways", sample)
+    monkeypatch.setattr("specdec_fast.loading.engine_builder.sample_ways", sample)
     model, requests = models.own("llama"), [(models.prompt(17), SamplingParams())]
     engine = load(model, models.kin("llama"), rule="best", max_length=64, sample=requests)
     assert engine.rule.name == rule and engine.drafter.pick == pick
@@ -215,7 +215,7 @@ def test_tokenizers_that_differ_are_refused(folder: Path, tmp_path: Path) -> Non
     )
     with pytest.raises(ValueError, match="draft: its tokenizer differs from the target's") as error:
         load(folder, tmp_path, max_length=64)
-    assert "expected the same vocabulary" in str(error.value) and "take a draft of the same model family" in str(
+    assert "expected the same vocabulary" in str(error.value) and "choose a draft of the same model family" in str(
         error.value
     )
 

@@ -128,9 +128,9 @@ def test_streams_graphs_and_events_belong_to_the_gpu_of_the_state(monkeypatch: p
     runner.capture(part("program"), gpu)
     steps = runner.CudaGraphRunner.__new__(runner.CudaGraphRunner)
     steps._state, steps._drafting, steps._pending = MagicMock(device=gpu, max_rows=1), set(), []
-    made = MagicMock(turns=0, run=part("run"))
+    made = MagicMock(num_runs=0, run=part("run"))
     made.ring[0].copy_ = part("copy")
-    for name, value in (("_enter", None), ("_capacity", 0), ("_program", made), ("_set", None)):
+    for name, value in (("_enter", None), ("_choose_capacity", 0), ("_get_program", made), ("_write_inputs", None)):
         monkeypatch.setattr(steps, name, lambda *args, answer=value: answer)
     steps.launch({0: MagicMock(params=SamplingParams())})
     assert {name for name, _ in seen} == {*parts, "program", "run", "copy"} and len(current) == 1

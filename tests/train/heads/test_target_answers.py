@@ -111,6 +111,7 @@ def test_a_head_is_trained_on_what_the_target_answers(
         return load_model(source, dtype, device)
 
     monkeypatch.setattr(loading, "load_model", noted)
+    monkeypatch.setattr("specdec_fast.loading.engine_builder.load_model", noted)
     monkeypatch.setattr(training_curve, "training_curve", lambda *history: None)  # it takes a while
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"text": f"def f{at}("}) + "\n" for at in range(4)))
     options: dict[str, Any] = {"steps": 2, "batch": 1, "length": 16, "heads": 2, "inner": 16}

@@ -1,0 +1,204 @@
+"""Builds an engine from model names, and refuses parts that do not fit together. Tests: tests/test_loading.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from specdec_fast.adaptive.budget import BudgetPolicy, budget_for
+from specdec_fast.core.names import explain_arguments
+from specdec_fast.drafters import (
+    check_draft_model,
+    check_option_names,
+    drafter_names,
+    make_drafter,
+    may_take_draft,
+)
+from specdec_fast.engine.engine import Engine
+from specdec_fast.engine.request import Prompt
+from specdec_fast.interfaces import Drafter, Rule
+from specdec_fast.loading.models import EXPECTED, check_device, load_model, resolve_dtype
+from specdec_fast.loading.tokenizers import check_same_tokenizer, eos_ids, load_tokenizer
+from specdec_fast.retrieval.tokenizer_fingerprint import vocabulary_size
+from specdec_fast.rules import DEFAULT, get_rule, rule_for
+from specdec_fast.sampling.params import SamplingParams
+from specdec_fast.targets.fused_forward import widen_small_model
+from specdec_fast.targets.huggingface import HuggingFaceTarget
+from specdec_fast.targets.model_support import UnsupportedModelError
+from specdec_fast.tune.rule_selection import sample_ways
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@contextmanager
+def _naming_model(what: str) -> Iterator[None]:
+    """Adds to errors which of the models is not supported."""
+    try:
+        yield
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(f"{what}: {error}") from None
+
+
+@explain_arguments(SamplingParams)
+def load(
+    target: str | Path | PreTrainedModel,
+    draft: str | Path | PreTrainedModel | None = None,
+    *,
+    drafter: str | None = None,
+    drafter_options: Mapping[str, Any] | None = None,
+    rule: str | Rule = DEFAULT,
+    num_draft_tokens: int | None = None,
+    tokenizer: Any = None,
+    dtype: str | torch.dtype = "float32",
+    device: str = "cpu",
+    max_rows: int = 8,
+    max_length: int | None = None,
+    page_size: int = 16,
+    num_pages: int | None = None,
+    compile: bool = False,
+    fused_forward: bool = False,
+    eos_token_ids: Sequence[int] | None = None,
+    budget: str | BudgetPolicy = "fixed",
+    step_mode: str = "auto",
+    temperature: float | None = None,
+    sample: Sequence[tuple[Prompt, SamplingParams]] = (),
+) -> Engine:
+    """Builds an engine from model names.
+
+    Args:
+        target: The target: a bundled name ("demo-target", "demo-draft"), a folder, a hub id, or a loaded transformers
+            model.
+        draft: The draft model, in the same form, or None.
+        drafter: Name of the drafter. Default: "draft_model" if there is a draft model, else none.
+        drafter_options: Further arguments of the drafter's constructor.
+        rule: Verification rule, by name or as an object.
+        num_draft_tokens: Draft tokens per step. None for the drafter's default.
+        tokenizer: A transformers tokenizer, or a folder or hub id that has one. Default: the target's.
+        dtype: Dtype of the models that are loaded here.
+        device: Device of the models that are loaded here.
+        max_rows: Most running requests.
+        max_length: Most tokens of a request, prompt included. Default: the model's limit, at most 4,096.
+        page_size: Tokens of a cache page.
+        num_pages: Pages of the cache. Default: enough for `max_rows` requests of full length.
+        compile: Run the forward passes through `torch.compile`.
+        fused_forward: Run the target's passes as one operator. Draft models use it wherever they can, and a small one
+            of half precision is loaded in float32 for it, which changes no distribution.
+        eos_token_ids: Token ids that end a text. Default: the target's.
+        budget: How many nodes are drafted, as in `Engine`.
+        step_mode: How steps run, as in `Engine`.
+        temperature: Temperature of all requests if it is known, by which rule `best` chooses.
+        sample: Typical requests. Rule `best` generates their first tokens to choose how to draft. Without them it uses
+            what holds for every draft.
+
+    Returns:
+        The engine.
+
+    Raises:
+        ValueError: If something cannot be loaded, or if the parts do not fit together.
+    """
+    check_device(device)
+    resolve_dtype(dtype)
+    chosen, policy = get_rule(rule), budget_for(budget)
+    name = drafter or ("draft_model" if draft is not None else None)
+    options: dict[str, Any] = {**(drafter_options or {})}
+    if name is None and options:
+        raise ValueError(f"drafter_options: got {options} and no drafter; expected drafter=NAME, which takes them")
+    if name is None and num_draft_tokens:
+        raise ValueError(f"num_draft_tokens {num_draft_tokens}: got no drafter; pass draft=MODEL or drafter=NAME")
+    if num_draft_tokens is not None:
+        options["num_draft_tokens"] = num_draft_tokens
+    if name is not None:  # checked before anything is loaded
+        check_draft_model(name, draft is not None)
+        check_option_names(name, options)
+    if draft is not None and name is not None and not may_take_draft(name):
+        takers = [each for each in drafter_names() if may_take_draft(each)]
+        raise ValueError(f"draft: got a draft model and drafter {name!r}; expected {' or '.join(takers)}, or no draft")
+
+    def from_any(source: str | Path | PreTrainedModel, what: str) -> PreTrainedModel:
+        if isinstance(source, (str, Path)):
+            return load_model(source, dtype, device, what=what)
+        if not isinstance(source, torch.nn.Module):
+            raise ValueError(f"{what}: got {type(source).__name__}; {EXPECTED}, or a loaded transformers model")
+        return source
+
+    model = from_any(target, "model")
+    if isinstance(tokenizer, (str, Path)):
+        place, tokenizer = tokenizer, load_tokenizer(tokenizer)
+        if tokenizer is None:
+            raise ValueError(f"tokenizer: got {str(place)!r}, which has none; expected a folder or hub id that has one")
+    elif tokenizer is None and isinstance(target, (str, Path)):
+        tokenizer = load_tokenizer(target)
+    vocab_size = None if tokenizer is None else vocabulary_size(tokenizer)
+    shape: dict[str, Any] = {"max_rows": max_rows, "page_size": page_size, "compile": compile}
+    with _naming_model("model"):
+        ours = HuggingFaceTarget(
+            model,
+            max_length=max_length,
+            num_pages=num_pages,
+            vocab_size=vocab_size,
+            fused_forward=fused_forward,
+            **shape,
+        )
+
+    def open_draft() -> HuggingFaceTarget:
+        assert draft is not None
+        small, theirs = from_any(draft, "draft"), None
+        if isinstance(draft, (str, Path)):
+            small, theirs = widen_small_model(small), load_tokenizer(draft)
+        size = vocab_size
+        if options.get("tokenizers", "same") == "same":
+            check_same_tokenizer(tokenizer, theirs)
+        elif theirs is not None:
+            size = vocabulary_size(theirs)
+        if small is model:
+            raise ValueError("draft: got the target itself; expected another model (its cache would be shared)")
+        with _naming_model("draft"):
+            small_one = HuggingFaceTarget(
+                small, max_length=ours.max_length, vocab_size=size, fused_forward=None, **shape
+            )
+        small_one.tokenizer = theirs
+        return small_one
+
+    opened: list[HuggingFaceTarget] = []
+
+    def make(prefers: str) -> Drafter:
+        """Builds the drafter. Each call reuses the draft models of the one before, in the order of opening."""
+        numbers = count()
+
+        def next_draft() -> HuggingFaceTarget:
+            at = next(numbers)
+            if at == len(opened):
+                opened.append(open_draft())
+            return opened[at]
+
+        take = None if draft is None else next_draft
+        return make_drafter(name or "", options, target=ours, tokenizer=tokenizer, draft=take, prefers=prefers)
+
+    made, why = None, None
+    if name is not None:
+        prefers = getattr(chosen, "prefers", "coupled")
+        made = make(prefers)
+        preferred = getattr(rule_for(chosen, made.needs, temperature)[0], "prefers", prefers)
+        choose: Any = getattr(chosen, "choose_rule", None)
+        undecided = choose is not None and made.needs.dists and temperature != 0 and sample
+        if undecided and not make("greedy").needs.dists:  # the options do not fix how tokens are picked
+            sample_budget = policy if hasattr(policy, "configure_drafter") else "fixed"
+            estimates = sample_ways(ours, made, sample, tokenizer, sample_budget)
+            chosen, why, preferred = choose(made.needs, temperature, estimates)
+            made = make(preferred)  # a fresh drafter, which has not seen the sample
+        elif preferred != prefers:  # the rule that `best` chose prefers another way to pick
+            made = make(preferred)
+    found = [
+        token for token in eos_ids(model, tokenizer) if 0 <= token < ours.vocab_size
+    ]  # the target never generates others
+    ids = found if eos_token_ids is None else eos_token_ids
+    given: dict[str, Any] = {"tokenizer": tokenizer, "budget": policy, "step_mode": step_mode}
+    engine = Engine(ours, made, rule=chosen, eos_token_ids=ids, temperature=temperature, **given)
+    engine.why_rule = why or engine.why_rule
+    return engine
