@@ -12,7 +12,9 @@ from specdec_fast.heads.checkpoint_medusa import save_medusa
 from specdec_fast.heads.medusa import MedusaHeads
 from specdec_fast.loading import load_model, load_tokenizer
 from specdec_fast.train.heads.parallel import AheadTrainee
-from specdec_fast.train.heads.trainer import Settings, TargetStates, fit
+from specdec_fast.train.heads.settings import Settings
+from specdec_fast.train.heads.target_states import TargetStates
+from specdec_fast.train.heads.trainer import fit
 from specdec_fast.train.heads.training_texts import split, text_row
 
 TEXT = Path(argparse.__file__)  # any text that the target knows how to continue

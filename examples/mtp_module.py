@@ -12,7 +12,9 @@ from specdec_fast.heads.checkpoint_mtp import save_mtp
 from specdec_fast.heads.mtp import mtp_head
 from specdec_fast.loading import load_model, load_tokenizer
 from specdec_fast.train.heads.recurrent import Eagle3Trainee
-from specdec_fast.train.heads.trainer import Settings, TargetStates, fit
+from specdec_fast.train.heads.settings import Settings
+from specdec_fast.train.heads.target_states import TargetStates
+from specdec_fast.train.heads.trainer import fit
 from specdec_fast.train.heads.training_texts import split, text_row
 
 TEXT = Path(argparse.__file__)  # any text that the target knows how to continue

@@ -1,6 +1,6 @@
 """Reading documents: text files, fields of JSONL lines, columns of Parquet files.
 
-Tests: tests/commands/test_datastore.py, tests/train/heads/test_trainer.py.
+Tests: tests/commands/test_datastore.py, tests/train/heads/test_training_texts.py.
 """
 
 from __future__ import annotations

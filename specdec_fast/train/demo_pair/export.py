@@ -31,7 +31,7 @@ from specdec_fast.train.token_batches import Tokens
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
 
-WORKLOAD = Path(__file__).parent.parent / "assets" / "workload.json"
+WORKLOAD = Path(__file__).parents[2] / "assets" / "workload.json"
 
 
 def save_model(model: LlamaForCausalLM, tokenizer_folder: Path, folder: Path) -> None:

@@ -68,7 +68,7 @@ def eagle(
     """
     from specdec_fast.heads.checkpoint_eagle import save_eagle
     from specdec_fast.train.heads.recurrent import FINAL, EagleTrainee, new_eagle
-    from specdec_fast.train.heads.trainer import TargetStates
+    from specdec_fast.train.heads.target_states import TargetStates
 
     def build(target: Any, _row: Any) -> EagleTrainee:
         head = new_eagle(target, bias=bias, **layer.changes())
@@ -107,7 +107,7 @@ def eagle3(
     """
     from specdec_fast.heads.checkpoint_eagle import save_eagle3
     from specdec_fast.train.heads.recurrent import FINAL, Eagle3Trainee, frequent_ids, new_eagle3
-    from specdec_fast.train.heads.trainer import TargetStates
+    from specdec_fast.train.heads.target_states import TargetStates
 
     if layers is not None and not layers.replace(",", "").replace(" ", "").isdigit():
         raise ValueError(f"--layers: got {layers!r}; expected numbers with commas between them, as in 2,6,9")

@@ -1,7 +1,7 @@
 """Which tokens of a training text count: those of answers do, those of the prompts before them do not.
 
 A token that does not count is stored as ~token, below zero. Heads read it as any other and need not foresee it.
-Tests: tests/train/heads/test_trainer.py and test_recurrent.py.
+Tests: tests/train/heads/test_parallel.py, tests/train/heads/test_recurrent.py.
 """
 
 from __future__ import annotations

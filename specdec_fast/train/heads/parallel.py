@@ -1,6 +1,6 @@
 """Training of heads that look ahead from one hidden state: Medusa-1 (Cai et al. 2024, section 2.2.1) and blockwise.
 
-Tests: tests/train/heads/test_trainer.py.
+Tests: tests/train/heads/test_parallel.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from specdec_fast.train.heads.loss_mask import mean_where, told_apart
-from specdec_fast.train.heads.trainer import TargetStates
+from specdec_fast.train.heads.target_states import TargetStates
 from specdec_kernels.names import unknown_name
 
 AUX_HIDDEN_STATE = "final_norm"

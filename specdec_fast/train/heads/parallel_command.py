@@ -1,6 +1,6 @@
 """`specdec train medusa | blockwise`: the command lines of heads that look ahead, and what all heads share.
 
-Tests: tests/train/heads/test_trainer.py.
+Tests: tests/train/heads/test_parallel_training.py.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def medusa(
     from specdec_fast.heads.checkpoint_medusa import LAYOUTS, save_medusa
     from specdec_fast.heads.medusa import MedusaHeads
     from specdec_fast.train.heads.parallel import AUX_HIDDEN_STATE, AheadTrainee, rank_rates
-    from specdec_fast.train.heads.trainer import TargetStates
+    from specdec_fast.train.heads.target_states import TargetStates
     from specdec_fast.trees.topology import best_shape, expected_tokens, write_shape
 
     if layout not in LAYOUTS:
@@ -94,7 +94,7 @@ def blockwise(
     from specdec_fast.heads.blockwise import BlockwiseHeads
     from specdec_fast.heads.checkpoint_blockwise import save_blockwise
     from specdec_fast.train.heads.parallel import AUX_HIDDEN_STATE, AheadTrainee
-    from specdec_fast.train.heads.trainer import TargetStates
+    from specdec_fast.train.heads.target_states import TargetStates
 
     def build(target: Any, _row: Any) -> AheadTrainee:
         rows = len(target.get_output_embeddings().weight)
@@ -189,14 +189,9 @@ def train_heads(
     import torch
 
     from specdec_fast.loading import load_model, load_tokenizer
-    from specdec_fast.train.heads.trainer import (
-        Settings,
-        accelerator_of,
-        fit,
-        refuse_another_run,
-        stored_step,
-        with_team,
-    )
+    from specdec_fast.train.heads.run_checkpoint import check_same_run, read_stored_step, with_process_count
+    from specdec_fast.train.heads.settings import Settings
+    from specdec_fast.train.heads.trainer import create_accelerator, fit
     from specdec_fast.train.heads.training_curve import write_history
     from specdec_fast.train.heads.training_texts import split
 
@@ -212,8 +207,8 @@ def train_heads(
     if text.answer:  # what the target says depends on how it computes too; the format is that of rows with marks
         source |= {"temperature": text.temperature, "seed": made.seed, "dtype": dtype, "format": 2}
     run = {"kind": kind, "dtype": dtype, **facts, **source}
-    here = accelerator_of(made)
-    refuse_another_run(out, made, with_team(run, here))  # before the target answers prompts for hours
+    here = create_accelerator(made)
+    check_same_run(out, made, with_process_count(run, here))  # before the target answers prompts for hours
     if threads:
         torch.set_num_threads(threads)
     torch.manual_seed(made.seed)
@@ -235,7 +230,7 @@ def train_heads(
     row, held = split(np.load(place), made.length)
     trainee = build(target, row)
     title = f"{kind} heads for {model}"
-    if (stored := stored_step(out)) and here.is_main_process:
+    if (stored := read_stored_step(out)) and here.is_main_process:
         print(f"{out / 'checkpoint'}: goes on behind step {stored} of {made.steps}", file=sys.stderr)
     with _Bar(f"{kind}, {len(row):,} tokens") as bar:
         try:

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from specdec_fast.heads.unroll import unroll
 from specdec_fast.train.heads.loss_mask import mean_where, told_apart
-from specdec_fast.train.heads.trainer import TargetStates
+from specdec_fast.train.heads.target_states import TargetStates
 
 FINAL = "final_norm"
 

@@ -1,4 +1,7 @@
-"""Loss and acceptance of a training run, as numbers and as a picture. Tests: tests/train/heads/test_trainer.py."""
+"""Loss and acceptance of a training run, as numbers and as a plot.
+
+Tests: tests/train/heads/test_parallel_training.py.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What heads are trained on: one row of tokens, from documents. For prompts that the target answers: answers.py.
 
-Tests: tests/train/heads/test_trainer.py.
+Tests: tests/train/heads/test_training_texts.py.
 """
 
 from __future__ import annotations

@@ -15,8 +15,7 @@ from unittest.mock import patch
 
 import pytest
 
-from specdec_fast.train.heads import trainer
-from specdec_fast.train.heads.trainer import _resume, _save, stored_step
+from specdec_fast.train.heads.run_checkpoint import RUN_FILE, load_checkpoint, read_stored_step, save_checkpoint
 
 PARTS = ("model.safetensors", "optimizer.bin", "random_states_0.pkl")
 
@@ -81,13 +80,13 @@ def lived(folder: Path, steps: int, deeds: int | None = None) -> tuple[int, int,
     """
     process = Accelerator()
     with life(deeds) as done:
-        _resume(process, folder)
+        load_checkpoint(process, folder)
         found = saved = process.step
-        assert stored_step(folder) == found
+        assert read_stored_step(folder) == found
         try:
             for _ in range(steps):
                 process.step += 1
-                _save(process, folder, {"step": process.step})
+                save_checkpoint(process, folder, {"step": process.step})
                 saved = process.step
         except Killed:
             pass
@@ -115,7 +114,7 @@ def test_a_kill_while_a_checkpoint_is_written_loses_the_step_under_way_at_most(t
 def test_what_a_process_finds_is_whole_or_named(tmp_path: Path) -> None:
     """Half a file under the name of a checkpoint, as a full disk leaves one, is an error and no beginning anew."""
     lived(tmp_path, 2)
-    run = tmp_path / "checkpoint" / trainer._RUN
+    run = tmp_path / "checkpoint" / RUN_FILE
     run.write_text(json.dumps({"step": 2})[:5])
-    with pytest.raises(ValueError, match="checkpoint: it cannot be read, or is of other settings"):
+    with pytest.raises(ValueError, match="checkpoint: the checkpoint is damaged or has other settings"):
         lived(tmp_path, 1)

@@ -22,7 +22,9 @@ from specdec_fast.heads.medusa import MedusaHeads
 from specdec_fast.train.heads.parallel import AUX_HIDDEN_STATE, AheadTrainee
 from specdec_fast.train.heads.parallel_command import refuse_apart
 from specdec_fast.train.heads.recurrent import Eagle3Trainee, EagleTrainee, new_eagle, new_eagle3
-from specdec_fast.train.heads.trainer import Settings, TargetStates, accelerator_of, fit
+from specdec_fast.train.heads.settings import Settings
+from specdec_fast.train.heads.target_states import TargetStates
+from specdec_fast.train.heads.trainer import create_accelerator, fit
 from specdec_fast.train.heads.training_texts import split
 from specdec_fast.train.token_batches import blocks
 
@@ -60,7 +62,7 @@ def one_of_them(folder: Path) -> None:
             progress = fit(trainee, trainee.states, row, held, SETTINGS, folder / kind, stop_after=stop_after)
             assert progress.step == (stop_after or SETTINGS.steps)
         told[kind] = {"history": progress.history, **trainee.state_dict()}
-    accelerator = accelerator_of(SETTINGS)
+    accelerator = create_accelerator(SETTINGS)
     refuse_apart(accelerator, folder / "shared")
     try:
         refuse_apart(accelerator, folder / f"of-{rank}")
@@ -78,7 +80,7 @@ def launched(arguments: list[str], said: Path) -> None:
         for number in (1, 2):
             os.dup2(file.fileno(), number)
     sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
-    paths = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+    paths = os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])
     os.environ.update(ACCELERATE_USE_CPU="true", OMP_NUM_THREADS="1", PYTHONPATH=paths)
     launch_command(launch_command_parser().parse_args(arguments))
 

@@ -28,7 +28,8 @@ from specdec_fast.drafters import make_drafter
 from specdec_fast.loading import load_model, load_tokenizer
 from specdec_fast.train.heads import trainer, training_curve
 from specdec_fast.train.heads.eagle_command import eagle, eagle3
-from specdec_fast.train.heads.trainer import Settings
+from specdec_fast.train.heads.run_checkpoint import read_stored_step
+from specdec_fast.train.heads.settings import Settings
 
 TINY: dict[str, Any] = {"steps": 6, "batch": 2, "length": 32, "lr": 3e-3, "measure_every": 3, "threads": 1}
 LAYER: dict[str, Any] = {"attention_heads": 2, "kv_heads": 1, "inner": 64}
@@ -118,7 +119,7 @@ def test_a_killed_run_loses_no_step_and_ends_with_the_weights_of_one_that_was_no
     died.start()
     died.join(300)
     assert died.exitcode == -signal.SIGKILL, errors.read_text()
-    assert trainer.stored_step(cut) == 4 and not (cut / "head").exists(), "four steps were whole"
+    assert read_stored_step(cut) == 4 and not (cut / "head").exists(), "four steps were whole"
     assert [each["step"] for each in json.loads((cut / "history.json").read_text())] == [0, 3], "as soon as measured"
     assert (cut / "training_curve.png").read_bytes()[-8:-4] == b"IEND" and not list(cut.glob("*.partial"))
 

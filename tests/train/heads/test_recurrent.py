@@ -21,7 +21,9 @@ from specdec_fast.heads.checkpoint_eagle import load_eagle, load_eagle3, save_ea
 from specdec_fast.heads.unroll import unroll
 from specdec_fast.loading import load_model, load_tokenizer
 from specdec_fast.train.heads.recurrent import Eagle3Trainee, EagleTrainee, frequent_ids, new_eagle, new_eagle3
-from specdec_fast.train.heads.trainer import Settings, TargetStates, fit
+from specdec_fast.train.heads.settings import Settings
+from specdec_fast.train.heads.target_states import TargetStates
+from specdec_fast.train.heads.trainer import fit
 from specdec_fast.train.heads.training_texts import split, text_row
 
 

@@ -1,0 +1,92 @@
+"""Hidden states of a frozen target model, as heads are trained on them.
+
+Tests: tests/train/heads/test_target_states.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class TargetStates:
+    """Computes auxiliary hidden states of a frozen transformers model.
+
+    Args:
+        model: A causal language model of transformers. Its parameters are frozen.
+        aux_hidden_states: Names as in `Needs.aux_hidden_states`: "final_norm" or "entering:i".
+
+    Raises:
+        ValueError: If the model has no hidden state of that name.
+    """
+
+    def __init__(self, model: Any, aux_hidden_states: tuple[str, ...]) -> None:
+        self.model, self.aux_hidden_states = model.eval().requires_grad_(False), aux_hidden_states
+        count = model.config.get_text_config().num_hidden_layers
+        self._layers = next(
+            (each for each in model.base_model.modules() if isinstance(each, nn.ModuleList) and len(each) == count),
+            None,
+        )
+        for aux_hidden_state in aux_hidden_states:
+            place, _, index = aux_hidden_state.partition(":")
+            known = place == "entering" and index.isdigit() and int(index) < count and self._layers is not None
+            if aux_hidden_state != "final_norm" and not known:
+                raise ValueError(
+                    f"auxiliary hidden state: got {aux_hidden_state!r}; expected 'final_norm' or 'entering:i' with i "
+                    f"< {count}"
+                )
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the hidden states."""
+        return int(self.model.config.get_text_config().hidden_size)
+
+    @torch.no_grad()
+    def __call__(self, tokens: Tensor) -> dict[str, Tensor]:
+        """Runs the model without gradients.
+
+        Args:
+            tokens: Token ids, int64 [B, L].
+
+        Returns:
+            Hidden states [B, L, hidden] by name.
+        """
+        captured: dict[str, Tensor] = {}
+        hooks = []
+        for aux_hidden_state in self.aux_hidden_states:
+            if aux_hidden_state != "final_norm":
+                assert self._layers is not None
+
+                def capture(
+                    _module: Any,
+                    args: tuple[Any, ...],
+                    kwargs: dict[str, Any],
+                    aux_hidden_state: str = aux_hidden_state,
+                ) -> None:
+                    captured[aux_hidden_state] = args[0] if args else kwargs["hidden_states"]
+
+                layer = self._layers[int(aux_hidden_state.partition(":")[2])]
+                hooks.append(layer.register_forward_pre_hook(capture, with_kwargs=True))
+        try:
+            output = self.model.base_model(input_ids=tokens, use_cache=False)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if "final_norm" in self.aux_hidden_states:
+            captured["final_norm"] = output[0]
+        return captured
+
+    def lm_head(self, hidden: Tensor) -> Tensor:
+        """Applies the target's LM head; gradients flow to `hidden`.
+
+        Args:
+            hidden: Hidden states after the final norm, [..., hidden].
+
+        Returns:
+            Logits, [..., V].
+        """
+        logits: Tensor = self.model.get_output_embeddings()(hidden)
+        softcap = getattr(self.model.config.get_text_config(), "final_logit_softcapping", None)
+        return logits if softcap is None else softcap * torch.tanh(logits / softcap)
