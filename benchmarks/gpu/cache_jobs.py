@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 from benchmarks.gpu.kernel_cache import ARCHITECTURE, recorded_keys
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)

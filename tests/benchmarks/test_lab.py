@@ -19,7 +19,7 @@ def test_draws_are_timed_and_judged(tmp_path: Path, capsys: pytest.CaptureFixtur
     found = json.loads(capsys.readouterr().out)
     assert found == json.loads(out.read_text()) and found["vocab"] == 40 and found["environment"]["cores"]
     assert [(row["rule"], row["drafts"]) for row in found["rows"]] == [
-        ("rejection", "2 nodes, drawn"),
+        ("rejection", "2 nodes, sampled"),
         ("replay", "2 nodes, coupled"),
     ]
     assert all(row["lowest_p"] > 1e-4 and row["seconds"] >= 0 for row in found["rows"])

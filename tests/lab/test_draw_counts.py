@@ -1,4 +1,4 @@
-"""Many draws through production randomness: right rules are accepted, spoilt ones rejected, interrupted runs go on."""
+"""Many draws through production randomness: correct rules pass, mutants fail, interrupted runs continue."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from oracles.planted_rules import Planted, place
 
 from specdec_fast.core.distributions import TokenDistributions
 from specdec_fast.interfaces import Rng
-from specdec_fast.lab import draws as draws_module
+from specdec_fast.lab import draw_counts
 from specdec_fast.lab.backend_agreement import dist_index
 from specdec_fast.lab.draft_enumeration import POLICIES, all_drafts
 from specdec_fast.lab.draw_counts import SEEDS, Drawing, branch_dists, coupled_matches, groups_of
@@ -191,7 +191,7 @@ def test_siblings_have_the_distributions_of_their_marks(pick: str) -> None:
         dist[:, best] = q / (1 - q[best])
         dist[best] = 0
         assert set(second) == {best} == set(simulator.chosen)
-    assert draws_module.chi_square(pairs.astype(np.int64).ravel(), (dist / dist.sum()).ravel()).p_value > 1e-4
+    assert draw_counts.chi_square(pairs.astype(np.int64).ravel(), (dist / dist.sum()).ravel()).p_value > 1e-4
 
 
 def test_coupled_matches_are_those_of_the_definition() -> None:
@@ -241,7 +241,7 @@ def test_groups_part_what_is_accepted_from_what_is_recovered() -> None:
 
 
 def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draws_module, "CHUNK", 1000)
+    monkeypatch.setattr(draw_counts, "CHUNK", 1000)
     whole = Drawing(place(60, 0), get_rule("rejection"), seed=5)
     whole.run(5000)
     file = tmp_path / "here.npz"
@@ -256,7 +256,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch
     second = Drawing(place(60, 0), get_rule("rejection"), 5, file)
     assert second.counts.draws == 3000
     second.run(5000)
-    for name in (*draws_module.VECTORS, "joint", "depth"):
+    for name in (*draw_counts.VECTORS, "joint", "depth"):
         assert (getattr(second.counts, name) == getattr(whole.counts, name)).all(), name
 
 

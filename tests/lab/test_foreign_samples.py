@@ -137,5 +137,5 @@ def test_files_that_are_none_are_explained(tmp_path: Path) -> None:
 
 
 def test_the_document_names_every_field() -> None:
-    document = (Path(__file__).parents[2] / "docs" / "losslessness.md").read_text("utf-8")
+    document = (Path(__file__).parents[2] / "docs" / "concepts" / "losslessness.md").read_text("utf-8")
     assert all(f"`{name}`" in document for name in FIELDS)
