@@ -186,7 +186,7 @@ def test_a_plan_is_for_the_shapes_and_options_it_was_made_for() -> None:
     one, other = (run("triton", case, plan=each, batch_invariant=True) for each in (plan, None))
     assert torch.equal(one, other), "shares depend on the batch"
     with pytest.MonkeyPatch.context() as patch, use_backend("triton"):
-        patch.setattr(pytest.importorskip("specdec_kernels.ops.tree_attention.plan"), "MOST_TILES", 8)
+        patch.setattr(pytest.importorskip("specdec_kernels.ops.tree_attention.plan"), "MAX_TILES", 8)
         assert plan_for(*case.cache[:2], *case.cache[3:]) is None
         with pytest.raises(ValueError, match=r"room for \d+ tokens a row, expected at most 64 with a plan of 4 blocks"):
             run("triton", case, plan=plan)
@@ -259,13 +259,13 @@ def test_a_node_has_the_same_bits_however_wide_the_page_table_is(monkeypatch: py
     """batch_invariant: one piece, three and more than are joined at once; sinks take part where pieces are joined."""
     from specdec_kernels.ops.tree_attention import triton_kernel
 
-    join, tiles = triton_kernel.combine, []
+    join, tiles = triton_kernel.combine_pieces, []
 
     class Watched:
         def __getitem__(self, grid: Any) -> Any:
             return lambda *args, **options: tiles.append(options["BLOCK_P"]) or join[grid](*args, **options)
 
-    monkeypatch.setattr(triton_kernel, "combine", Watched())
+    monkeypatch.setattr(triton_kernel, "combine_pieces", Watched())
     case, sinks = build(Shape([3], [600], width=16, heads=2, kv_heads=1)), torch.tensor([0.3, -1.0])
     want = run("triton", case, batch_invariant=True, sinks=sinks, return_lse=True)
     for pieces in (3, 33):
@@ -280,8 +280,8 @@ def test_slots_of_a_page_may_lie_further_apart_than_int32_reaches(monkeypatch: p
     """The first slot alone is there; where those behind it would lie is computed, and then not read."""
     from specdec_kernels.ops.tree_attention import triton_kernel
 
-    kernel = triton_kernel.attend
-    place = kernel.arg_names.index("k_slot")
+    kernel = triton_kernel.attend_pieces
+    place = kernel.arg_names.index("key_slot_stride")
 
     class Far:
         def __getitem__(self, grid: Any) -> Any:
@@ -289,7 +289,7 @@ def test_slots_of_a_page_may_lie_further_apart_than_int32_reaches(monkeypatch: p
 
     case = build(Shape([1], [0], page_size=96))
     want = run("triton", case)
-    monkeypatch.setattr(triton_kernel, "attend", Far())
+    monkeypatch.setattr(triton_kernel, "attend_pieces", Far())
     assert torch.equal(run("triton", case), want)
 
 
@@ -369,7 +369,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"query": torch.zeros(3, 256)}, r"query is torch.float32 \[3, 256\], expected \[nodes, heads, width\]"),
     ({"depth": torch.zeros(1, dtype=torch.int32).expand(3)}, "depth is .* with a contiguous last axis"),
     ({"page_table": torch.ones(1, 8, dtype=torch.int32)[:, ::2]}, "page_table is .* with a contiguous last axis"),
-    ({"key_cache": torch.zeros(9, 16, 2, 64, device="meta")}, "key_cache lies on meta; expected cpu like query"),
+    ({"key_cache": torch.zeros(9, 16, 2, 64, device="meta")}, "key_cache is on meta; expected cpu like query"),
     ({"sinks": torch.zeros(2)}, r"sinks is torch.float32 \[2\] on cpu, expected contiguous float32 \[4\]"),
     ({"sinks": torch.zeros(4, dtype=torch.int32)}, "sinks is torch.int32"),
     ({"sinks": torch.zeros(8)[::2]}, "sinks is .* one per query head"),

@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.skipif(not FULL, reason="compiles a hundred kernels: make kernels-full"),
     pytest.mark.skipif(machine_code.unavailable_reason() is not None, reason=str(machine_code.unavailable_reason())),
 ]
-OPTIONS = {"WINDOW": True, "SOFTCAP": True, "SINKS": True, "LSE": True}
+OPTIONS = {"HAS_WINDOW": True, "HAS_SOFTCAP": True, "HAS_SINKS": True, "HAS_LSE": True}
 FORMATS = {"fp32": ("fp32", "", 4), "bf16": ("bf16", "", 2), "bf16 over fp8": ("bf16", "fp8e4nv", 2)}
 
 
@@ -33,9 +33,9 @@ def demanding() -> dict[str, Variant]:
     for name, width, rows in product(FORMATS, (64, 96, 128, 256), (16, 32, 64, 128)):
         dtype, kv, size = FORMATS[name]
         chosen = config.choose_config(rows, width, size, bool(kv))
-        special = {"WIDTH": width, "SCALED": bool(kv), **OPTIONS}
+        special = {"HEAD_DIM": width, "HAS_SCALES": bool(kv), **OPTIONS}
         title = f"{name} width {width} {chosen.block_m} by {chosen.block_n}"
-        found[f"{title} prefill"] = variants._attend("", dtype, chosen, (), kv, CAUSAL=True, PIECES=1, **special)
+        found[f"{title} prefill"] = variants._attend("", dtype, chosen, (), kv, IS_CAUSAL=True, NUM_PIECES=1, **special)
         found[f"{title} shares"] = variants._shares("", chosen, (), dtype, kv, **special)
     return found
 
@@ -49,7 +49,7 @@ def test_nothing_spills_on_hopper(name: str) -> None:
 def test_float32_heads_over_128_take_plain_products() -> None:
     """Three TF32 products for one would spill there; below they are what is taken."""
     wide, usual = (
-        measure(variants._attend("", "fp32", config.choose_config(32, width, 4), (), WIDTH=width), "sm_90")
+        measure(variants._attend("", "fp32", config.choose_config(32, width, 4), (), HEAD_DIM=width), "sm_90")
         for width in (256, 64)
     )
     assert wide.mma == wide.wgmma == 0 < usual.mma

@@ -149,7 +149,7 @@ def test_attention_is_compiled_for_the_number_of_query_rows_of_a_block(compiled:
     few = [replace(BASE, nodes=nodes) for nodes in (1, 8, 16, 32)]
     for sizes in few:
         attend(sizes, True)
-    assert {name for name, _ in compiled} == {"plan_shares", "attend_shares", "join_shares"}
+    assert {name for name, _ in compiled} == {"plan_shares", "attend_shares", "combine_shares"}
     assert len(compiled) == 3 * len(few)
     prompts = [replace(BASE, rows=1, nodes=nodes, length=0) for nodes in (33, 47, 64, 100, 129, 255)]
     assert compiled.by(lambda: [attend(sizes, True) for sizes in (*SERVED, *prompts)]) == []

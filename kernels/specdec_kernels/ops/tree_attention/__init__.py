@@ -1,4 +1,4 @@
-"""Attention of packed token trees over a paged cache. See `tree_attention` for the contract."""
+"""tree_attention: attention of packed token trees over a paged cache. attention_plan: its plan of equal shares."""
 
 from __future__ import annotations
 
@@ -99,9 +99,21 @@ def plan_for(
     window: int = 0,
     out: Tensor | None = None,
 ) -> AttentionPlan | None:
-    """The plan of `tree_attention` calls with tensors of these shapes, for all layers of a pass; None where the backend
-    that serves them uses none, or rows may be too long to number their tiles in 32 bits. Arguments as in
-    `tree_attention`; of query, caches and page table only shapes and dtypes count."""
+    """Makes the plan of `tree_attention` calls with tensors of these shapes, for all layers of a pass.
+
+    Args:
+        query: Queries, [M, H, D]. Of query, caches and page table only shapes and dtypes count.
+        key_cache: Keys, [pages, page_size, Hkv, D].
+        page_table: Pages of each request, int32 [B, P].
+        lengths: Committed tokens of each request, int32 [B].
+        offsets: First node of each request, int32 [B + 1].
+        ancestors: Ancestor words, int32 [M, W]; None for causal calls.
+        window: Sliding window of the calls, 0 for none.
+        out: Memory of the plan; see `attention_plan`.
+
+    Returns:
+        The plan. None if the backend of the calls uses none, or requests may be too long to number their tiles.
+    """
     if tree_attention.choose_backend(query, key_cache, page_table, lengths, offsets, scale=1.0) != "triton":
         return None
     from .launch import fits_plan, plan_numbers

@@ -1,4 +1,4 @@
-"""What tree_attention takes, checked alike for all backends: types, shapes, dtypes, devices, strides and numbers."""
+"""Argument checks of tree_attention for all backends: types, shapes, dtypes, devices, strides and numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def check_numbers(softcap: float, window: int) -> None:
-    """Raises ValueError for a softcap or a window that means nothing."""
+    """Raises ValueError for an invalid softcap or window."""
     if not (isinstance(softcap, (int, float)) and math.isfinite(softcap) and softcap >= 0):
         raise ValueError(f"{OP}: softcap is {softcap!r}, expected a finite number above 0, or 0 for none")
     if not isinstance(window, int) or window < 0:
@@ -36,7 +36,7 @@ def check_arguments(
     key_scale: Tensor | None = None,
     value_scale: Tensor | None = None,
 ) -> None:
-    """Raises ValueError for arguments that no backend can take; looks at no data."""
+    """Raises ValueError for arguments that no backend can take. Reads no data."""
     check_numbers(softcap, window)
     integers = {
         "page_table": page_table, "lengths": lengths, "offsets": offsets, "ancestors": ancestors, "depth": depth,
@@ -78,7 +78,7 @@ def _check_floats(query: Tensor, key_cache: Tensor, value_cache: Tensor, out: Te
         if strided is None:
             continue
         if strided.device != query.device:
-            raise ValueError(f"{OP}: {name} lies on {strided.device}, expected {query.device} like query; move it")
+            raise ValueError(f"{OP}: {name} is on {strided.device}; expected {query.device} like query; move it")
         if strided.stride(-1) != 1 and strided.shape[-1] > 1:
             raise ValueError(f"{OP}: {name} has a strided last axis, expected a contiguous one; call .contiguous()")
     if out is not None and (out.shape != query.shape or out.dtype != query.dtype):

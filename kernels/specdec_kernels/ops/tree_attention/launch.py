@@ -1,4 +1,4 @@
-"""Launch of the Triton tree attention: how a call is cut, checks of arguments, and the kernels' calls."""
+"""Triton backend of tree_attention: partition of a call, argument checks, and launches."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .plan import AttentionPlan, count_blocks, max_tiles_per_block
 from .variants import VARIANTS as VARIANTS
 
 PIECE_SLOTS = 1024
-"""Slots of a piece in the batch-invariant mode: pieces then begin at fixed places whatever else is in the batch."""
+"""Slots of a piece in the batch-invariant mode. Pieces then begin at fixed slots, whatever else is in the batch."""
 MAX_HEAD_DIM = 256
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LOG2_E = 1.4426950408889634
@@ -42,7 +42,7 @@ def _num_processors(device: torch.device) -> int:
 
 @lru_cache(maxsize=8)
 def _shared_memory(device: torch.device) -> int:
-    """Bytes of shared memory that a program may have."""
+    """Returns the bytes of shared memory that a program may have."""
     if device.type != "cuda":
         return LARGE_SHARED_MEMORY
     return int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", LARGE_SHARED_MEMORY))
@@ -50,7 +50,14 @@ def _shared_memory(device: torch.device) -> int:
 
 @dataclass(frozen=True)
 class Partition:
-    """How one call is cut: all of it known from shapes, nothing from lengths."""
+    """Partition of one call into programs. It follows from shapes, not from lengths.
+
+    Attributes:
+        config: Block sizes.
+        blocks: Blocks of query rows.
+        pieces: Pieces of the keys.
+        piece_tiles: Tiles of a piece in the batch-invariant mode, else 0.
+    """
 
     config: Config
     blocks: int
@@ -73,7 +80,7 @@ def _partition(
 
 
 def partition_call(query: Tensor, key_cache: Tensor, page_table: Tensor, batch_invariant: bool = False) -> Partition:
-    """How a call with these tensors is cut."""
+    """Returns the partition of a call with these tensors."""
     nodes, heads, width = query.shape
     batch, columns = page_table.shape
     _, page_size, kv_heads, _ = key_cache.shape
@@ -88,7 +95,7 @@ def _scratch(
     query: Tensor, key_cache: Tensor, value_cache: Tensor, page_table: Tensor, *args: Any,
     batch_invariant: bool = False, plan: AttentionPlan | None = None, **kwargs: Any,
 ) -> list[TensorSpec]:  # fmt: skip
-    """float32 numbers for parts of answers."""
+    """Returns the specs of float32 memory for partial results."""
     if plan is not None and not batch_invariant:
         return [((shares.partial_size(plan, query.shape[2]),), torch.float32)]
     count = partition_call(query, key_cache, page_table, batch_invariant).pieces
@@ -97,7 +104,7 @@ def _scratch(
 
 
 def plan_numbers(query: Tensor, key_cache: Tensor, page_table: Tensor) -> dict[str, int]:
-    """The numbers of `attention_plan` for calls with these tensors."""
+    """Returns the keyword arguments of `attention_plan` for calls with these tensors."""
     config, kv_heads = partition_call(query, key_cache, page_table).config, key_cache.shape[2]
     held = programs_per_processor(config) if _shared_memory(query.device) >= LARGE_SHARED_MEMORY else 1
     return {
@@ -110,13 +117,13 @@ def plan_numbers(query: Tensor, key_cache: Tensor, page_table: Tensor) -> dict[s
 
 
 def fits_plan(query: Tensor, key_cache: Tensor, page_table: Tensor) -> bool:
-    """Whether a plan can count the tiles of rows as long as the page table has room for."""
+    """Returns whether a plan can number the tiles of requests as long as the page table allows."""
     shape, (_, page_size, kv_heads, _) = partition_call(query, key_cache, page_table), key_cache.shape
     return page_table.shape[1] * page_size <= max_tiles_per_block(shape.blocks, kv_heads) * shape.config.block_n
 
 
 def why_not(query: Tensor, key_cache: Tensor, *args: object, **kwargs: object) -> str | None:
-    """Reasons of shapes and dtypes that the kernels do not serve."""
+    """Returns why the kernels cannot serve these shapes and dtypes, or None."""
     if query.dtype not in DTYPES:
         return f"queries are {query.dtype}; served are float32, bfloat16 and float16"
     if key_cache.dtype not in (query.dtype, torch.float8_e4m3fn):
@@ -127,7 +134,8 @@ def why_not(query: Tensor, key_cache: Tensor, *args: object, **kwargs: object) -
     if query.shape[-1] > MAX_HEAD_DIM:
         return f"heads are {query.shape[-1]} wide; served are up to {MAX_HEAD_DIM}"
     if _shared_memory(query.device) < SMALL_SHARED_MEMORY:
-        return f"this GPU gives a program {_shared_memory(query.device)} bytes of shared memory; needed are {SMALL_SHARED_MEMORY}"
+        words = f"this GPU gives a program {_shared_memory(query.device)} bytes of shared memory"
+        return f"{words}; needed are {SMALL_SHARED_MEMORY}"
     return None
 
 
@@ -155,9 +163,11 @@ def tree_attention(
     plan: AttentionPlan | None = None,
     lse: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """The operator on Triton kernels: one launch for one piece, two for several and with a plan. See the reference for
-    arguments; lse: contiguous float32 [M, H] that return_lse writes to."""
-    from .triton_kernel import attend, combine
+    """Runs the operator: one launch for one piece, two for several pieces and with a plan.
+
+    Args as in the reference; `lse` is contiguous float32 [M, H] that `return_lse` writes to.
+    """
+    from .triton_kernel import attend_pieces, combine_pieces
 
     tensors = (query, key_cache, value_cache, page_table, lengths, offsets, ancestors, depth)
     check_arguments(
@@ -187,10 +197,10 @@ def tree_attention(
     )  # fmt: skip
     numbers = (scale if softcap else scale * LOG2_E, softcap, window, batch, nodes, pages, *strides)
     kinds = {
-        "HEADS": heads, "GROUP": heads // kv_heads, "PAGE": page_size, "WIDTH": width, "BLOCK_D": config.block_d,
-        "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "CAUSAL": ancestors is None, "WINDOW": window > 0,
-        "SOFTCAP": softcap > 0, "SINKS": sinks is not None, "LSE": return_lse, "SCALED": key_scale is not None,
-        "ALIKE": key_cache.stride() == value_cache.stride(),
+        "NUM_HEADS": heads, "GROUP_SIZE": heads // kv_heads, "PAGE_SIZE": page_size, "HEAD_DIM": width,
+        "BLOCK_D": config.block_d, "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "IS_CAUSAL": ancestors is None,
+        "HAS_WINDOW": window > 0, "HAS_SOFTCAP": softcap > 0, "HAS_SINKS": sinks is not None, "HAS_LSE": return_lse,
+        "HAS_SCALES": key_scale is not None, "SAME_STRIDES": key_cache.stride() == value_cache.stride(),
     }  # fmt: skip
     if plan is not None:
         given = (*tensors, sinks, result, lse, key_scale, value_scale)
@@ -198,17 +208,17 @@ def tree_attention(
         return result if lse is None else (result, lse)
     size = count * nodes * heads
     part, part_lse = (memory[: size * width], memory[size * width :]) if count > 1 else (None, None)
-    attend[(shape.blocks, kv_heads, count)](
+    attend_pieces[(shape.blocks, kv_heads, count)](
         *tensors, sinks, result, lse, part, part_lse, key_scale, value_scale, *numbers, **kinds,
-        BLOCK_B=lanes_for(batch + 1, 16), PIECES=count, PIECE_TILES=shape.piece_tiles,
+        BLOCK_B=lanes_for(batch + 1, 16), NUM_PIECES=count, TILES_PER_PIECE=shape.piece_tiles,
         num_warps=config.warps, num_stages=config.stages, maxnreg=config.registers,
     )  # fmt: skip
     if count > 1:
-        # how pieces are joined must not depend on how many there are, nor that they are
+        # in the batch-invariant mode the order of addition must not depend on the number of pieces
         block_p, block_h = combine_tile(MAX_PIECES if batch_invariant else count, config.block_d)
-        combine[(nodes, -(-heads // block_h))](
+        combine_pieces[(nodes, -(-heads // block_h))](
             part, part_lse, sinks, offsets, result, lse, batch, nodes, result.stride(0), result.stride(1),
-            HEADS=heads, WIDTH=width, BLOCK_D=config.block_d, BLOCK_H=block_h, BLOCK_P=block_p, PIECES=count,
-            SINKS=sinks is not None, LSE=return_lse, num_warps=4,
+            NUM_HEADS=heads, HEAD_DIM=width, BLOCK_D=config.block_d, BLOCK_H=block_h, BLOCK_P=block_p, NUM_PIECES=count,
+            HAS_SINKS=sinks is not None, HAS_LSE=return_lse, num_warps=4,
         )  # fmt: skip
     return result if lse is None else (result, lse)

@@ -1,4 +1,4 @@
-"""How the tiles of one pass of tree attention are shared out, once for all layers: the values and their reference."""
+"""AttentionPlan: equal shares of the tiles of one pass of tree attention, made once for all layers. Its reference."""
 
 from __future__ import annotations
 
@@ -10,12 +10,22 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """Shares of the tiles of one pass; integers follow from shapes, tensors (int32) from lengths on the device.
+    """Shares of the tiles of one pass.
 
-    A block is block_m query rows (nodes times the heads that share a key/value head) of one request; tiles are block_n
-    keys. programs: how many shares there are; kv_heads, group, causal, window: of the calls that the plan is for.
-    starts: [blocks + 1] tiles before each block, per key/value head. rows: [blocks] its request. firsts: [programs]
-    the block in which each share begins.
+    Integers follow from shapes, tensors (int32) from lengths on the device. A block is block_m query rows of one
+    request, where a query row is a node and one of the heads that share a key/value head. A tile is block_n keys.
+
+    Attributes:
+        starts: Tiles before each block, per key/value head, [blocks + 1].
+        rows: Request of each block, [blocks].
+        firsts: Block in which each share begins, [programs].
+        block_m: Query rows of a block.
+        block_n: Keys of a tile.
+        programs: Number of shares.
+        kv_heads: Key/value heads of the calls.
+        group: Query heads per key/value head.
+        causal: Whether the calls have no ancestors.
+        window: Their sliding window.
     """
 
     starts: Tensor
@@ -31,14 +41,14 @@ class AttentionPlan:
 
 
 def count_blocks(nodes: int, batch: int, group: int, block_m: int) -> int:
-    """Blocks of a packed batch, as many as its shapes may need; some stay empty."""
+    """Returns the blocks that a packed batch of these shapes may need; some stay empty."""
     return nodes * group // block_m + batch + 1
 
 
 def split_plan_tensors(
     out: Tensor | None, device: torch.device, blocks: int, programs: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """starts, rows and firsts in one piece of memory. Raises: ValueError for another size of `out`."""
+    """Returns starts, rows and firsts in one tensor. Raises ValueError if the size of `out` differs."""
     size = 2 * blocks + 1 + programs
     whole = torch.empty(size, dtype=torch.int32, device=device) if out is None else out
     if whole.dtype != torch.int32 or whole.shape != (size,) or not whole.is_contiguous() or whole.device != device:
@@ -52,7 +62,7 @@ def split_plan_tensors(
 def check_plan_arguments(
     lengths: Tensor, offsets: Tensor, nodes: int, group: int, block_m: int, block_n: int, programs: int
 ) -> None:
-    """Raises ValueError for arguments that attention_plan cannot take; looks at no data."""
+    """Raises ValueError for arguments that attention_plan cannot take. Reads no data."""
     fits = all(each.dtype == torch.int32 and each.ndim == 1 and each.is_contiguous() for each in (lengths, offsets))
     if not fits or offsets.shape[0] != lengths.shape[0] + 1:
         raise ValueError(
@@ -67,18 +77,18 @@ def check_plan_arguments(
 
 
 MIN_SHARE_TILES = 2
-"""Tiles of a share, if there are so many."""
+"""Least tiles of a share, if there are so many."""
 MAX_TILES = 2**30
-"""Of a pass: they are numbered in 32 bits."""
+"""Most tiles of a pass, because they are numbered in 32 bits."""
 
 
 def max_tiles_per_block(blocks: int, kv_heads: int) -> int:
-    """Tiles of a block and a key/value head that a plan counts."""
+    """Returns the most tiles of a block and a key/value head that a plan can number."""
     return MAX_TILES // max(1, blocks * kv_heads)
 
 
 def tiles_per_share(total: int, kv_heads: int, programs: int) -> int:
-    """Tiles of a share."""
+    """Returns the tiles of a share."""
     return max(-(-total * kv_heads // programs), MIN_SHARE_TILES)
 
 
@@ -96,15 +106,29 @@ def attention_plan(
     window: int = 0,
     out: Tensor | None = None,
 ) -> AttentionPlan:
-    """Shares out the tiles that one pass of tree attention reads, equally and whatever the lengths of its rows.
+    """Divides the tiles that one pass of tree attention reads into equal shares, whatever the lengths of its requests.
 
-    A plan is good for all layers with these numbers: `plan_for` chooses them, `tree_attention(..., plan=)` takes it.
-    It counts up to 2^30 tiles, over all blocks and key/value heads.
+    A plan serves all layers with these numbers. `plan_for` chooses them, and `tree_attention(..., plan=)` takes it. It
+    numbers up to 2^30 tiles, over all blocks and key/value heads.
 
-    lengths: int32 [B], offsets: int32 [B + 1], nodes: M, as in `tree_attention`; group: query heads per key/value head
-    block_m, block_n, programs, causal, window: see `AttentionPlan`
-    out: int32 [2 * (M * group // block_m + B + 1) + 1 + programs], memory of the plan's tensors
-    Raises: ValueError for shapes, dtypes or numbers that do not fit.
+    Args:
+        lengths: Committed tokens of each request, int32 [B].
+        offsets: First node of each request, int32 [B + 1].
+        nodes: Nodes of the batch, M.
+        kv_heads: Key/value heads.
+        group: Query heads per key/value head.
+        block_m: Query rows of a block.
+        block_n: Keys of a tile.
+        programs: Number of shares.
+        causal: Whether the calls have no ancestors.
+        window: Sliding window, 0 for none.
+        out: Memory of the plan, int32 [2 * (M * group // block_m + B + 1) + 1 + programs].
+
+    Returns:
+        The plan.
+
+    Raises:
+        ValueError: If shapes, dtypes or numbers do not fit.
     """
     check_plan_arguments(lengths, offsets, nodes, group, block_m, block_n, programs)
     batch = lengths.shape[0]

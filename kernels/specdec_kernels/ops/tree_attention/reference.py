@@ -1,4 +1,4 @@
-"""Tree attention in plain PyTorch: one row after the other, one softmax over all visible keys."""
+"""Plain PyTorch definition of tree_attention: one request after the other, one softmax over all visible keys."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from .plan import AttentionPlan
 
 
 def visible_nodes(ancestors: Tensor, count: int) -> Tensor:
-    """Boolean [n, count]: bit j of each node's words. ancestors: int32 [n, W]."""
+    """Unpacks ancestor words int32 [n, W] into booleans [n, count]."""
     index = torch.arange(count, device=ancestors.device)
     return ((ancestors[:, index >> 5] >> (index & 31)) & 1).bool()
 
 
 def check_pages(key_cache: Tensor, page_table: Tensor, lengths: Tensor, offsets: Tensor) -> None:
-    """Raises ValueError for rows that need more slots than they have, and for pages that do not exist."""
+    """Raises ValueError for requests that need more slots than they have, and for pages that do not exist."""
     pages, page_size = key_cache.shape[:2]
     bounds, room = offsets.tolist(), page_table.shape[1] * page_size
     for row, length in enumerate(lengths.tolist()):
@@ -35,7 +35,7 @@ def check_pages(key_cache: Tensor, page_table: Tensor, lengths: Tensor, offsets:
 
 
 def check_words(ancestors: Tensor | None, offsets: Tensor) -> None:
-    """Raises ValueError for ancestor words that are too few for the nodes of a row."""
+    """Raises ValueError if there are fewer ancestor words than the nodes of a request need."""
     most = int(offsets.diff().max()) if offsets.shape[0] > 1 else 0
     if ancestors is not None and most > 32 * ancestors.shape[1]:
         raise ValueError(
@@ -76,36 +76,45 @@ def tree_attention(
     batch_invariant: bool = False,
     plan: AttentionPlan | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Attention of packed tree nodes over a paged cache that already holds their own keys and values.
+    """Computes attention of packed tree nodes over a paged cache that already holds their own keys and values.
 
-    query: [M, H, D], any float dtype (the head and node axes may be strided)
-    key_cache, value_cache: [pages, page_size, Hkv, D] of query's dtype, H a multiple of Hkv, last axis
-        contiguous; a cache stored head-first is passed as a transposed view, one that is contiguous per row ([B, slots,
-        Hkv, D]) with a page table of arange(B)[:, None]. float8_e4m3fn caches go with any query dtype
-    page_table: int32 [B, P], pages of each row in order; lengths: int32 [B], committed tokens of each row
-    offsets: int32 [B + 1], nodes of row b are offsets[b]..offsets[b + 1] - 1; node i of a row lies in slot
-        lengths[b] + i. Rows without nodes are fine; nodes beyond offsets[B] get zeros (and an lse of -inf)
-    ancestors: int32 [M, W], bit j of word j >> 5 set iff node j of the row is an ancestor of the node or the
-        node itself; None: causal, node i sees nodes 0..i (prefill)
-    depth: int32 [M], needed with ancestors and a window, ignored otherwise
-    scale: factor of the scores; softcap: scores become softcap * tanh(score / softcap), 0 is off
-    window: a key is visible iff query position - key position < window, 0 is off. Slot s < lengths[b] has
-        position s, node i has lengths[b] + depth[i] (causal: lengths[b] + i)
-    sinks: [H], logits that take part in the softmax without a value
-    return_lse: also return the log of the softmax denominator (sinks included)
-    out: [M, H, D] tensor to write to
-    key_scale, value_scale: float32 [Hkv], both or neither: factors of what the caches hold
-    workspace: uint8 [`tree_attention.workspace_size(...)` of this call's arguments] for backends that need some, so
-        that they allocate nothing when out is given too
-    batch_invariant: GPU kernels add keys in an order that depends on their slots alone, so that a node's bits do not
-        depend on the rest of the batch (the C++ kernel does so in any case for rows of up to 64 nodes)
-    plan: what `plan_for` made once for all layers of this pass, whose lengths and offsets are these: GPU kernels then
-        run on a fixed grid whose programs read equal shares of all keys, however ragged the batch. Not used with
-        batch_invariant, for shares depend on the batch
+    Node i of request b is stored in slot lengths[b] + i. A node sees all committed slots, its ancestors and itself. A
+    head-first cache is passed as a transposed view, a contiguous cache [B, slots, Hkv, D] with the page table
+    arange(B)[:, None].
 
-    Returns: [M, H, D] of query's dtype, computed in float32 (float64 for float64); with return_lse also
-    lse float32 (float64) [M, H].
-    Raises: ValueError for shapes, dtypes or pages that do not fit.
+    Args:
+        query: Queries, [M, H, D], any float dtype. Head and node axes may be strided.
+        key_cache: Keys, [pages, page_size, Hkv, D] of query's dtype or float8_e4m3fn; H is a multiple of Hkv and the
+            last axis contiguous.
+        value_cache: Values, like `key_cache`.
+        page_table: Pages of each request in order, int32 [B, P].
+        lengths: Committed tokens of each request, int32 [B].
+        offsets: First node of each request, int32 [B + 1]. Empty requests are allowed. Nodes from offsets[B] on get
+            zeros, and an lse of -inf.
+        ancestors: Ancestor words, int32 [M, W]. Bit j of word j >> 5 is set if node j of the request is an ancestor of
+            the node or the node itself. None means causal: node i sees nodes 0..i (prefill).
+        depth: Depth of each node, int32 [M]; needed with ancestors and a window, ignored otherwise.
+        scale: Factor of the scores.
+        softcap: Scores become softcap * tanh(score / softcap); 0 turns it off.
+        window: A key is visible if query position - key position < window; 0 turns it off. Slot s < lengths[b] has
+            position s; node i has lengths[b] + depth[i], or lengths[b] + i if causal.
+        sinks: Logits that take part in the softmax without a value, [H].
+        return_lse: Whether to return the log of the softmax denominator, sinks included.
+        out: Memory of the result, [M, H, D].
+        key_scale: Factors of the cached keys, float32 [Hkv]; both scales or neither.
+        value_scale: Factors of the cached values, float32 [Hkv].
+        workspace: Scratch, uint8 [`tree_attention.workspace_size(...)`]. With `out` too, backends allocate nothing.
+        batch_invariant: Whether GPU kernels add keys in an order that depends on their slots alone, so that the bits of
+            a node do not depend on the rest of the batch. The C++ kernel always does, for up to 64 nodes per request.
+        plan: Result of `plan_for` for this pass, with the same lengths and offsets. GPU kernels then run on a fixed
+            grid whose programs read equal shares of all keys. Ignored with `batch_invariant`.
+
+    Returns:
+        [M, H, D] of query's dtype, computed in float32 (float64 for float64). With `return_lse` also lse, float32
+        (float64) [M, H].
+
+    Raises:
+        ValueError: If shapes, dtypes or pages do not fit.
     """
     tensors = (query, key_cache, value_cache, page_table, lengths, offsets, ancestors, depth)
     check_arguments(
@@ -154,8 +163,8 @@ def tree_attention(
         if sinks is not None:
             joined = torch.cat([scores, sinks.to(wide)[:, None, None].expand(-1, count, 1)], dim=2)
         row_lse = torch.logsumexp(joined, dim=2)
-        blind = (row_lse == -torch.inf)[:, :, None]  # nothing visible at all: zeros
-        weights = torch.where(blind, 0.0, torch.exp(scores - row_lse[:, :, None]))
+        unseen = (row_lse == -torch.inf)[:, :, None]  # no visible key: zeros
+        weights = torch.where(unseen, 0.0, torch.exp(scores - row_lse[:, :, None]))
         result[first:last] = torch.einsum("hnl,lhd->nhd", weights, value).to(query.dtype)
         lse[first:last] = row_lse.T
     return (result, lse) if return_lse else result

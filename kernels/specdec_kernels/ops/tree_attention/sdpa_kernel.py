@@ -18,7 +18,7 @@ from .plan import AttentionPlan
 from .reference import check_data, visible_nodes
 
 LARGE = 256
-"""Nodes in one call from which gathering pages pays."""
+"""Nodes of a call from which gathering pages pays off."""
 
 
 @lru_cache(maxsize=1)
@@ -71,7 +71,7 @@ def row_mask(
     window: int,
     device: torch.device,
 ) -> Tensor:
-    """Boolean [count, length + count]: which slots of a row each node sees."""
+    """Returns which slots of a request each node sees, bool [count, length + count]."""
     index = torch.arange(count, device=device)
     nodes = index[:, None] >= index if ancestors is None else visible_nodes(ancestors[first : first + count], count)
     visible = torch.cat([nodes.new_ones(count, length), nodes], dim=1)

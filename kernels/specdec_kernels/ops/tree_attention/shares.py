@@ -1,4 +1,4 @@
-"""Launches of tree attention on a fixed grid, and of the plan that its programs share."""
+"""Triton backend of attention_plan, and the launches of tree attention on a fixed grid."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .config import Config, combine_shares_tile
 from .plan import AttentionPlan, check_plan_arguments, count_blocks, max_tiles_per_block, split_plan_tensors
 
 PLAN_BLOCK = 256
-"""Blocks that the plan counts at a time."""
+"""Blocks that `plan_shares` processes at a time."""
 
 
 def _bisection_steps(count: int) -> int:
-    """Bisections that find one of so many."""
+    """Returns the bisection steps that find one of `count` entries."""
     return max(1, count).bit_length()
 
 
@@ -34,7 +34,7 @@ def attention_plan(
     window: int = 0,
     out: Tensor | None = None,
 ) -> AttentionPlan:
-    """The operator in one launch of one program."""
+    """Runs the operator in one launch of one program."""
     from .triton_shares import plan_shares
 
     check_plan_arguments(lengths, offsets, nodes, group, block_m, block_n, programs)
@@ -43,23 +43,25 @@ def attention_plan(
     starts, rows, firsts = split_plan_tensors(out, lengths.device, blocks, programs)
     plan_shares[(1,)](
         lengths, offsets, starts, rows, firsts, window, batch, nodes, blocks, max_tiles_per_block(blocks, kv_heads),
-        _bisection_steps(max(blocks, batch + 1)), KV_HEADS=kv_heads, GROUP=group, BLOCK_M=block_m, BLOCK_N=block_n,
-        CAUSAL=causal, WINDOW=window > 0, PROGRAMS=programs, PLACES=next_power_of_2(programs), BLOCK=PLAN_BLOCK,
-        num_warps=4,
+        _bisection_steps(max(blocks, batch + 1)), NUM_KV_HEADS=kv_heads, GROUP_SIZE=group, BLOCK_M=block_m,
+        BLOCK_N=block_n, IS_CAUSAL=causal, HAS_WINDOW=window > 0, NUM_PROGRAMS=programs,
+        PROGRAM_LANES=next_power_of_2(programs), BLOCK=PLAN_BLOCK, num_warps=4,
     )  # fmt: skip
     return AttentionPlan(starts, rows, firsts, block_m, block_n, programs, kv_heads, group, causal, window)
 
 
 def partial_size(plan: AttentionPlan, width: int) -> int:
-    """float32 numbers of the parts of all shares: it depends on the grid alone."""
+    """Returns the float32 elements of all partial results; they depend on the grid alone."""
     return 2 * plan.programs * plan.block_m * (width + 1)
 
 
 def check_plan(
     plan: AttentionPlan, numbers: Mapping[str, int], blocks: int, causal: bool, window: int, capacity: int
 ) -> None:
-    """Raises ValueError for a plan that was made for other shapes or options, or cannot count rows of so many slots;
-    numbers: as `attention_plan` takes them, of which programs are the plan's own."""
+    """Raises ValueError for a plan of other shapes or options, or one that cannot number so many slots.
+
+    `numbers` are the keyword arguments of `attention_plan`, of which `programs` is the plan's own.
+    """
     want = {**numbers, "programs": plan.programs, "blocks": blocks, "causal": causal, "window": window}
     got = {name: plan.rows.shape[0] if name == "blocks" else getattr(plan, name) for name in want}
     if got != want:
@@ -74,24 +76,29 @@ def check_plan(
         )
 
 
-def launch_shares(plan: AttentionPlan, tensors: tuple[Any, ...], numbers: tuple[Any, ...], part: Tensor, kinds: dict[str, Any],
-           config: Config) -> None:  # fmt: skip
-    """Both launches: shares, then what several of them hold. Arguments in the order of the kernels."""
-    from .triton_shares import attend_shares, join_shares
+def launch_shares(
+    plan: AttentionPlan, tensors: tuple[Any, ...], numbers: tuple[Any, ...], part: Tensor, kinds: dict[str, Any],
+    config: Config,
+) -> None:  # fmt: skip
+    """Launches `attend_shares` and `combine_shares`. Arguments are in the order of the kernels."""
+    from .triton_shares import attend_shares, combine_shares
 
     *inputs, sinks, out, lse, key_scale, value_scale = tensors
     scale, softcap, window, batch, nodes, pages, *strides = numbers
-    blocks, width = plan.rows.shape[0], kinds["WIDTH"]
+    blocks, width = plan.rows.shape[0], kinds["HEAD_DIM"]
     size = 2 * plan.programs * plan.block_m
     part, part_lse = part[: size * width], part[size * width : size * (width + 1)]
     attend_shares[(plan.programs,)](
         *inputs, sinks, out, lse, part, part_lse, key_scale, value_scale, plan.starts, plan.rows, plan.firsts,
-        scale, softcap, window, batch, nodes, blocks, pages, *strides, PROGRAMS=plan.programs, **kinds,
+        scale, softcap, window, batch, nodes, blocks, pages, *strides, NUM_PROGRAMS=plan.programs, **kinds,
         num_warps=config.warps, num_stages=config.stages, maxnreg=config.registers,
     )  # fmt: skip
     rows, parts = combine_shares_tile(kinds["BLOCK_D"])
-    shared = {name: kinds[name] for name in ("HEADS", "GROUP", "WIDTH", "BLOCK_D", "BLOCK_M", "SINKS", "LSE")}
-    join_shares[(blocks, kinds["HEADS"] // kinds["GROUP"], plan.block_m // rows)](
+    shared = {
+        name: kinds[name]
+        for name in ("NUM_HEADS", "GROUP_SIZE", "HEAD_DIM", "BLOCK_D", "BLOCK_M", "HAS_SINKS", "HAS_LSE")
+    }
+    combine_shares[(blocks, kinds["NUM_HEADS"] // kinds["GROUP_SIZE"], plan.block_m // rows)](
         part, part_lse, plan.starts, plan.rows, inputs[5], sinks, out, lse, batch, nodes, blocks, *strides[-2:],
-        BLOCK_R=rows, BLOCK_P=parts, PROGRAMS=plan.programs, **shared, num_warps=4,
+        BLOCK_R=rows, BLOCK_P=parts, NUM_PROGRAMS=plan.programs, **shared, num_warps=4,
     )  # fmt: skip
