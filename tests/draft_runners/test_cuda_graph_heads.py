@@ -166,20 +166,15 @@ def check_drafts(sync: Watch, graph: Watch, least: int) -> None:
 def test_texts_and_drafts_are_those_of_steps_that_are_not_captured(
     kind: str, rows: int, rule: str, temperatures: tuple[float, ...]
 ) -> None:
-    wanted, made, told = requests(20, temperatures), {}, {}
-    watch = {}
+    wanted, watch, made, told = requests(20, temperatures), {}, {}, {}
     for mode in ("sync", "graph"):
         target = automaton(max_rows=rows)
         engine = Engine(target, MADE[kind](target), rule=rule, eos_token_ids=(3,), step_mode=mode)
         watch[mode] = Watch(engine)
         made[mode] = texts(engine, wanted, random.Random(rows))
-        told[mode] = (
-            engine.stats.steps,
-            engine.stats.num_draft_tokens,
-            engine.stats.tested,
-            engine.stats.accepted_per_position,
-        )
-        assert engine.stats.faults == 0
+        stats = engine.stats
+        told[mode] = stats.steps, stats.num_draft_tokens, stats.tested, stats.accepted_per_position
+        assert stats.faults == 0
     assert made["graph"] == made["sync"] and told["graph"] == told["sync"]
     check_drafts(watch["sync"], watch["graph"], 20)
     assert engine.stats.mean_alpha > 0.3
@@ -344,10 +339,8 @@ def test_a_step_can_be_captured_and_meets_the_same_tensors_every_time(
 ) -> None:
     """And over transformers models too a head drafts what it drafts in other steps."""
     prompts = [models.prompt(length) for length in (1, 5, 17)]
-    wanted = [
-        SamplingParams(temperature=t, seed=s, max_new_tokens=n, top_p=0.9)
-        for s, (t, n) in enumerate([(0, 4), (1.5, 15), (0.7, 20)])
-    ]
+    kinds = enumerate([(0, 4), (1.5, 15), (0.7, 20)])
+    wanted = [SamplingParams(temperature=t, seed=s, max_new_tokens=n, top_p=0.9) for s, (t, n) in kinds]
     target, made, watch = models.target("llama", max_rows=4, max_length=64), {}, {}
     runs = guard_programs(monkeypatch)
     for mode in ("sync", "graph"):
