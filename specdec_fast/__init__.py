@@ -1,4 +1,4 @@
-"""specdec-fast: lossless speculative decoding with a reference and a test for every claim.
+"""specdec-fast: lossless speculative decoding, with kernels, verification rules, drafters and a small engine.
 
 `load` builds an `Engine`, which turns prompts into `Handle`s under `SamplingParams`. Names are imported when they are
 first used, so `import specdec_fast` loads neither torch nor transformers. Tests: tests/test_interfaces.py.

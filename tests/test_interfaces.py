@@ -1,4 +1,4 @@
-"""The seams: what we ship satisfies its protocols, and packages load without heavy imports."""
+"""The interfaces: what we ship satisfies its protocols, and packages load without heavy imports."""
 
 from __future__ import annotations
 

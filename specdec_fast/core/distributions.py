@@ -151,7 +151,7 @@ class PendingDistributions(TokenDistributions):
         return TokenDistributions(selected.logits, inv_t, lse, cut, tie_id, mass=mass)
 
     def _get_stats(self) -> tuple[Tensor, ...]:
-        """The statistics, computed now if nobody has done so."""
+        """The statistics, which are computed now if they are not known."""
         stats = self._stats
         if stats is None:
             stats = distribution_stats(self.logits, *self.sampling_args, masses=True)

@@ -308,9 +308,9 @@ class Draft:
     def check_no_dropped_samples(self, rule: str) -> None:
         """Checks, for a rule that uses draft distributions, that every sampled token is verified.
 
-        A draft can show this part of the contract only. The rest is the drafter's word: the number of children of a
-        node, and which sampled tokens are verified, may depend on committed data and on tokens sampled before, never on
-        the token itself or on later ones.
+        A draft can show this part of the contract only. The rest is the drafter's word. The number of children of a
+        node, and which sampled tokens are verified, may depend on committed data and on earlier samples. They may not
+        depend on the token itself or on later ones.
 
         Args:
             rule: Name of the rule, for the message.

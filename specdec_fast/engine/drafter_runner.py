@@ -128,6 +128,7 @@ class DrafterRunner:
             )
 
     def _begin(self, view: StateView, rows: Sequence[int], output: TargetOutput | None) -> None:
+        """Adds rows to the drafter, and gives up those on which it fails."""
         assert self.drafter is not None
         try:
             self.drafter.begin(view, rows, output)
@@ -208,6 +209,7 @@ class DrafterRunner:
         self._observe(view, draft, acceptance, output)
 
     def _observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
+        """Lets the drafter observe a step, and gives up the rows on which it fails."""
         assert self.drafter is not None
         rows = list(draft.host_rows())
         try:
@@ -237,7 +239,7 @@ class DrafterRunner:
         try:
             self.budget.observe(rows, outcomes, drafting, verifying)
         except Exception as error:
-            self._budget_failed("observe", error, "it goes on with what it has")
+            self._budget_failed("observe", error, "it continues with what it has")
 
     def reserve(self, captured: CudaGraphProposals, row: int, length: int) -> bool:
         """Reserves memory for a row of CUDA-graph steps.
@@ -295,7 +297,7 @@ class DrafterRunner:
         try:
             self.budget.release(rows)
         except Exception as error:
-            self._budget_failed("release", error, "it goes on with what it has")
+            self._budget_failed("release", error, "it continues with what it has")
         self._given_up = {handle for handle in self._given_up if not handle.finished}
         self._keyed_params = {handle: params for handle, params in self._keyed_params.items() if not handle.finished}
 
@@ -325,6 +327,7 @@ class DrafterRunner:
     def _propose_checked(
         self, view: StateView, rows: Sequence[int], places: list[int], limits: Sequence[int], rng: Rng
     ) -> Draft:
+        """Asks the drafter for the rows at `places`, and checks the draft."""
         assert self.drafter is not None
         if len(places) < len(rows):
             rng = Rng(select_entries(rng.seeds, places), select_entries(rng.positions, places))

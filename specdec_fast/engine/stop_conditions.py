@@ -53,6 +53,7 @@ class TextStream:
         return texts[0], next((text for text in texts if not text.endswith(_INCOMPLETE)), texts[0])
 
     def _decode(self, start: int, cut: int = 0) -> str:
+        """Decodes the tokens from `start`, without the last `cut`."""
         text: str = self._tokenizer.decode(
             self._tokens[start : len(self._tokens) - cut], skip_special_tokens=True, clean_up_tokenization_spaces=False
         )

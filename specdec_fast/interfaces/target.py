@@ -132,8 +132,8 @@ class Target(Protocol):
             rows: Row of each request, int32 [B].
             tokens: Packed tokens, int64 [M].
             offsets: First token of each request, int32 [B + 1].
-            logits: True for the logits after the last token of each request, False for none, or the packed indices of
-                the tokens whose logits the caller needs, int64 [N].
+            logits: True for the logits after the last token of each request, False for none. A tensor has the packed
+                indices of the tokens whose logits the caller needs, int64 [N].
             aux_hidden_states: Names of hidden states to return, as in `Needs.aux_hidden_states`.
 
         Returns:

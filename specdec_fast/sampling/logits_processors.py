@@ -55,7 +55,8 @@ class TokenCounts:
         self._sizes = self._zeros(0)
 
     def _zeros(self, *shape: int) -> Tensor:
-        with torch.inference_mode(False):  # written to inside and outside of inference mode
+        """Zeros that may be written to inside and outside of inference mode, int32."""
+        with torch.inference_mode(False):
             return torch.zeros(*shape, dtype=torch.int32, device=self._device)
 
     def __contains__(self, row: int) -> bool:

@@ -25,12 +25,14 @@ def _require(ok: bool, name: str, got: object, expected: str) -> None:
 
 
 def _is_number(value: object) -> bool:
+    """Whether a value is a finite number."""
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return False
     return math.isfinite(value) if isinstance(value, float) else abs(value) < 2**63
 
 
 def _is_id(value: object) -> bool:
+    """Whether a value can be a token id."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
 
 
@@ -57,8 +59,8 @@ class SamplingParams:
         min_p: Keeps tokens whose probability is at least min_p times that of the most probable one; 0 is off.
         seed: 0 <= seed < 2**63. None draws a seed, which the request records. Requests of one seed share their noise:
             equal prompts give equal texts, other prompts correlated ones. Rules that do not replay key their uniforms
-            by the prompt too. They also use the number of the request in its engine if drafts depend on other requests
-            (`Needs.cross_request`, budget "goodput"), or if an equal prompt with that seed is running.
+            by the prompt too. They add the number of the request in its engine in two cases: if drafts depend on other
+            requests (`Needs.cross_request`, budget "goodput"), or if an equal prompt with that seed is running.
         max_new_tokens: Number of generated tokens at which the text ends.
         min_new_tokens: Number of generated tokens before which no end-of-sequence id is generated. Stop strings that
             are complete by then stay in the text.
