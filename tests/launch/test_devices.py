@@ -176,7 +176,7 @@ def launched(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def test_every_kernel_that_is_launched_sees_to_its_device() -> None:
-    """Kernels that `jit_triton.kernel` did not make would launch on the current device."""
+    """Kernels that `jit.kernel` did not make would launch on the current device."""
     from triton.runtime.jit import JITFunction
 
     from specdec_kernels.triton_shared.device_kernel import DeviceKernel

@@ -12,7 +12,7 @@ from .batch import bind_trees
 
 
 def verify_with(operator: Callable[..., Any], check: Callable[..., None]) -> Callable[..., Any]:
-    """Makes a *_verify over a C++ operator; `check` raises with a remedy for arguments that the operator refuses."""
+    """Makes a *_verify over a C++ operator; `check` raises with a remedy for arguments that the operator rejects."""
 
     def verify(*args: Any, max_depth: int, **named: Any) -> tuple[Tensor, Tensor, Tensor]:
         trees, randomness = bind_trees(*args, **named)
