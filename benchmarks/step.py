@@ -179,7 +179,7 @@ def passes_of_head(head: PagedHead, rows: int, drafted: int) -> Callable[[], Non
     aux_hidden_states = {
         name: torch.zeros(count, tapped, dtype=head.target.dtype, device=device) for name in head.aux_hidden_states
     }
-    tokens, features = torch.ones(count, dtype=torch.int64, device=device), head.blank(count)
+    tokens, features = torch.ones(count, dtype=torch.int64, device=device), head.zero_features(count)
     chains = [Draft.chains(every, [[1] * size] * rows, device=device) for size in range(2, drafted + 1)]
     ends = [chain.offsets[1:].long() - 1 for chain in chains]
 

@@ -1,8 +1,7 @@
-"""How many tokens of a draft a rule is expected to accept, from the distributions of draft and target, before a coin
-is tossed.
+"""Expected accepted tokens of a draft under a rule, from the distributions of draft and target.
 
-Exact expectations for the draft at hand, so averages over drafts have no noise of coins in them. Everything is dense:
-for choosing and explaining, not for a decoding step. Tests: tests/adaptive/test_expected_acceptance.py.
+The expectations are exact for the draft at hand, so means over drafts contain no noise of uniforms. All arithmetic is
+dense: it serves choices and explanations, not decoding steps. Tests: tests/adaptive/test_expected_acceptance.py.
 """
 
 from __future__ import annotations
@@ -18,10 +17,8 @@ from specdec_fast.interfaces import Rule, has_thresholds
 from specdec_kernels import tree_plan
 
 
-class _Weighed:
-    """A draft on the host: children of every node, the target's weights after it, the distribution of its drawn
-    children.
-    """
+class _DenseDraft:
+    """A draft on the host: children of every node, the target's weights after it, and draft distributions."""
 
     def __init__(self, draft: Draft, target_dists: TokenDistributions) -> None:
         self.tokens, self.proposal_kinds = draft.tokens.tolist(), draft.proposal_kinds.tolist()
@@ -40,7 +37,7 @@ class _Weighed:
         self._dist_row = dist_index
 
     def draft_dist(self, node: int) -> Tensor | None:
-        """The distribution that the first drawn child of a node came from, [V]; None where all are chosen."""
+        """The distribution of the first sampled child of a node, [V]; None if all children are deterministic."""
         rows = [
             self._dist_row[child]
             for child in self.children[node]
@@ -53,13 +50,13 @@ class _Weighed:
         dist[torch.arange(len(q)) if self._ids is None else self._ids.to(dist.device)] = q
         return dist
 
-    def total(self, chance: Callable[[int, list[int]], Sequence[float]]) -> Tensor:
-        """Expected depth per row, if the walk goes from a node to its children with these chances."""
+    def expected_depth(self, probabilities: Callable[[int, list[int]], Sequence[float]]) -> Tensor:
+        """Expected depth per row, given the probabilities of moving from a node to its children."""
 
         def below(node: int) -> float:
             children = self.children[node]
             return sum(
-                share * (1 + below(child)) for child, share in zip(children, chance(node, children), strict=True)
+                share * (1 + below(child)) for child, share in zip(children, probabilities(node, children), strict=True)
             )
 
         starts = iter(self.starts)
@@ -67,59 +64,77 @@ class _Weighed:
 
 
 def expected_accepted(rule: Rule, draft: Draft, target_dists: TokenDistributions) -> Tensor:
-    """Expected accepted tokens of every row, float64 [B], over all coins of a rule, or over replay's noise.
+    """Computes the expected accepted tokens over all uniforms of a rule, or over the noise of a rule that replays.
 
-    For a rule that replays, chosen tokens know nothing of the noise, and a token that was drawn stands for one that the
-    drafter chose from the same distribution by the target's own noise: coupled tokens have that distribution. Such a
-    token x is also the target's choice with chance 1 / sum_y max(q_x p_y / p_x, q_y) (Daliri, Musco, Suresh 2024).
+    For a rule that replays, deterministic tokens are independent of the noise. A sampled token represents a token that
+    the drafter picks from the same distribution by the target's own noise: coupled tokens have that distribution. Such
+    a token x is also the target's choice with probability 1 / sum_y max(q_x p_y / p_x, q_y).
 
-    Raises ValueError for a rule that shows neither, and for coupled siblings, of which there is no closed form.
+    Args:
+        rule: The rule.
+        draft: Packed trees of M nodes.
+        target_dists: The target's distribution after each node, M rows.
+
+    Returns:
+        Expected accepted tokens, float64 [B].
+
+    Raises:
+        ValueError: If the rule neither replays nor has thresholds, or for coupled siblings, which have no closed form.
+
+    Source:
+        Daliri, Musco, Suresh 2024, for coupled tokens.
     """
-    tree = _Weighed(draft, target_dists)
+    tree = _DenseDraft(draft, target_dists)
     if rule.replays:
-        return tree.total(lambda node, children: _matches(tree, node, children))
+        return tree.expected_depth(lambda node, children: _match_probabilities(tree, node, children))
     if not has_thresholds(rule):
-        raise ValueError(f"rule {rule.name}: got a rule without `thresholds`; expected one that shows its coins")
+        raise ValueError(f"rule {rule.name}: got a rule without `thresholds`; expected one with thresholds")
     plan = tree_plan(draft.parents, draft.offsets)
     limit = rule.thresholds(draft, plan, target_dists)[0].tolist()
     if not rule.from_leaves:
-        return tree.total(lambda node, children: _in_order([limit[child] for child in children]))
+        return tree.expected_depth(lambda node, children: _first_to_pass([limit[child] for child in children]))
 
-    def first_to_pass(node: int, depth: int) -> tuple[float, float]:
-        """Chance that no coin below a node passes, and the expected depth of the first that does, in post-order."""
+    def descend(node: int, depth: int) -> tuple[float, float]:
+        """Probability that no uniform below a node passes, and expected depth of the first that does, in post-order."""
         fails, found = 1.0, 0.0
         for child in tree.children[node]:
-            nothing, deep = first_to_pass(child, depth + 1)
+            nothing, deep = descend(child, depth + 1)
             found += fails * (deep + nothing * limit[child] * (depth + 1))
             fails *= nothing * (1 - limit[child])
         return fails, found
 
     starts = iter(tree.starts)
-    depths = [first_to_pass(next(starts), 0)[1] if size else 0.0 for size in tree.counts]
+    depths = [descend(next(starts), 0)[1] if size else 0.0 for size in tree.counts]
     return torch.tensor(depths, dtype=torch.float64)
 
 
 def likeliest_accepted(draft: Draft, target_dists: TokenDistributions) -> Tensor:
-    """Expected accepted tokens, float64 [B], of a draft like this one whose tokens are the likeliest of the same
-    distributions.
+    """Estimates the accepted tokens of a draft with the likeliest tokens of the same distributions.
 
-    At every node as many as it has children, each accepted by any lossless rule with the target's own probability. What
-    follows them is taken to be what follows the tokens of the draft, so beyond the first level this is an estimate.
+    Every node has as many children as in the draft. Any lossless rule accepts each of them with the target's own
+    probability. Distributions below the first level are taken from the draft, so beyond it this is an estimate.
+
+    Args:
+        draft: Packed trees of M nodes.
+        target_dists: The target's distribution after each node, M rows.
+
+    Returns:
+        Expected accepted tokens, float64 [B].
     """
-    tree = _Weighed(draft, target_dists)
+    tree = _DenseDraft(draft, target_dists)
 
-    def chance(node: int, children: list[int]) -> Sequence[float]:
+    def probabilities(node: int, children: list[int]) -> Sequence[float]:
         q = tree.draft_dist(node)
         if q is None:
-            return _matches(tree, node, children)
+            return _match_probabilities(tree, node, children)
         found: list[float] = tree.p[node][torch.topk(q, len(children)).indices].tolist()
         return found
 
-    return tree.total(chance)
+    return tree.expected_depth(probabilities)
 
 
-def _in_order(limits: Sequence[float]) -> list[float]:
-    """Chance that each of some coins is the first to pass."""
+def _first_to_pass(limits: Sequence[float]) -> list[float]:
+    """Probability that each of several uniforms is the first to pass."""
     found, left = [], 1.0
     for limit in limits:
         found.append(left * limit)
@@ -127,8 +142,8 @@ def _in_order(limits: Sequence[float]) -> list[float]:
     return found
 
 
-def _matches(tree: _Weighed, node: int, children: list[int]) -> list[float]:
-    """Chance that the target's choice after a node is each of the children; a token that comes again adds nothing."""
+def _match_probabilities(tree: _DenseDraft, node: int, children: list[int]) -> list[float]:
+    """Probability that the target's choice after a node is each of the children. Repeated tokens count once."""
     p = tree.p[node]
     if len(children) == 1 and tree.proposal_kinds[children[0]] != ProposalKind.DETERMINISTIC:
         q, token = tree.draft_dist(node), tree.tokens[children[0]]
@@ -137,7 +152,7 @@ def _matches(tree: _Weighed, node: int, children: list[int]) -> list[float]:
             return [0.0]
         return [1.0 / float(torch.maximum(p * (q[token] / p[token]), q).sum())]
     if any(tree.proposal_kinds[child] != ProposalKind.DETERMINISTIC for child in children):
-        raise ValueError("replay: got drawn siblings; expected chosen ones, or one child to every node")
+        raise ValueError("replay: got sampled siblings; expected deterministic ones, or one child per node")
     seen: set[int] = set()
     found = []
     for child in children:

@@ -1,7 +1,7 @@
-"""The paged key/value cache: the only writer of its tensors, page tables and lengths.
+"""The paged key/value cache, the only writer of its tensors, page tables and lengths.
 
-Knows nothing of models beyond the shape of a layer's keys and values. Between steps `lengths[row]` committed tokens
-of a row lie at positions 0..lengths-1; staged nodes lie behind them and vanish unless committed.
+It knows nothing of models beyond the shapes of keys and values. Between steps, the `lengths[row]` committed tokens of a
+row occupy positions 0..lengths - 1. Staged nodes follow them, and disappear unless committed.
 Tests: tests/cache/test_paged.py.
 """
 
@@ -24,7 +24,13 @@ from specdec_kernels import CacheTable, TreePlan, kv_commit, kv_slots
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """Key/value shape of one attention layer."""
+    """Key/value shape of one attention layer.
+
+    Attributes:
+        num_kv_heads: Heads of keys and values.
+        key_dim: Size of a key.
+        value_dim: Size of a value.
+    """
 
     num_kv_heads: int
     key_dim: int
@@ -32,9 +38,26 @@ class LayerShape:
 
 
 class PagedCache:
-    """Keys and values of all layers in pages of `page_size` tokens, [num_pages, page_size, heads, dim] each.
+    """Keys and values of all layers in pages of `page_size` tokens.
 
-    max_rows and max_length are capacities: the page table is int32 [max_rows, ceil(max_length / page_size)].
+    Args:
+        layers: Shape of each layer.
+        num_pages: Pages of the pool. Page 0 is the trash page.
+        page_size: Tokens per page, 1 to 256.
+        max_rows: Rows of the page table.
+        max_length: Tokens per row.
+        dtype: Dtype of keys and values.
+        device: Device of all tensors.
+
+    Attributes:
+        keys: Keys by layer, [num_pages, page_size, heads, key_dim] each.
+        values: Values by layer, [num_pages, page_size, heads, value_dim] each.
+        page_table: Pages of each row in order, int32 [max_rows, ceil(max_length / page_size)].
+        lengths: Committed tokens of each row, int32 [max_rows].
+        pages: The allocator of the pool.
+
+    Raises:
+        ValueError: If `page_size` or `num_pages` is out of range.
     """
 
     def __init__(
@@ -64,27 +87,33 @@ class PagedCache:
         self._all = CacheTable([*self.keys, *self.values])
         self.page_table = torch.zeros(max_rows, -(-max_length // page_size), dtype=torch.int32, device=device)
         self.lengths = torch.zeros(max_rows, dtype=torch.int32, device=device)
-        # the same memory; numpy's own items are slower whenever a pass has emptied the processor's caches
+        # a view of the same memory: reading items of tensors or numpy arrays is slower
         on_host = self.device.type == "cpu"
-        self._lengths_here: memoryview | None = memoryview(self.lengths.numpy().data) if on_host else None
+        self._host_lengths: memoryview | None = memoryview(self.lengths.numpy().data) if on_host else None
         self._owned: list[list[int]] = [[] for _ in range(max_rows)]
         self._owner: weakref.ref[object] | None = None
 
     def __getstate__(self) -> dict[str, object]:
-        """A copy's lengths lie elsewhere, and nobody owns it."""
-        return {**self.__dict__, "_lengths_here": None, "_owner": None}
+        """A copy has its own lengths and no owner."""
+        return {**self.__dict__, "_host_lengths": None, "_owner": None}
 
     def claim(self, owner: object, rows: Collection[int] = ()) -> None:
-        """From now on `owner` alone uses this cache, and holds pages in `rows` alone: what lies in others was left by
-        an owner that is gone, or by a release that was broken off, and is given back.
+        """Makes `owner` the only user of the cache, and frees the pages of all rows but `rows`.
 
-        Raises ValueError while somebody else holds pages: another owner that is alive, or one that never claimed.
+        Such pages remain after an owner was dropped, or after an interrupted release.
+
+        Args:
+            owner: The engine that uses the cache from now on.
+            rows: Rows that the owner occupies.
+
+        Raises:
+            ValueError: If another live owner, or a user that never claimed the cache, holds pages.
         """
         if self._owner is None or self._owner() is not owner:
             if any(self._owned) and not self._is_abandoned():
                 raise ValueError(
-                    "target: got one in which somebody else holds pages; expected one engine at a time: finish or "
-                    "cancel what another engine, drafter or loop runs on it, drop it, or give each a target of its own"
+                    "target: got one whose pages another user holds; expected one engine at a time: finish or "
+                    "cancel the requests of the other engine, drafter or loop, drop it, or use separate targets"
                 )
             self._owner = weakref.ref(owner)
         self.release([row for row, pages in enumerate(self._owned) if pages and row not in rows])
@@ -92,43 +121,62 @@ class PagedCache:
             self.pages.reset()
 
     def _is_abandoned(self) -> bool:
-        """Whether there was an owner, and it is gone."""
+        """Whether there was an owner that no longer exists."""
         if self._owner is not None and self._owner() is not None:
-            gc.collect()  # an exception that was caught may keep the frames of an engine that was dropped
+            gc.collect()  # a caught exception may keep the frames of a dropped engine alive
         return self._owner is not None and self._owner() is None
 
     def pages_for(self, length: int) -> int:
-        """Pages that `length` tokens of a row occupy."""
+        """Returns the number of pages that `length` tokens of a row occupy."""
         return -(-length // self.page_size)
 
     def reserve(self, row: int, length: int) -> bool:
-        """Make room for `length` tokens of a row; False (and nothing changed) when the pool is dry."""
+        """Reserves pages for the first `length` tokens of a row.
+
+        Args:
+            row: The row.
+            length: Tokens, staged nodes included.
+
+        Returns:
+            False, without any change, if the pool has too few free pages.
+
+        Raises:
+            ValueError: If `length` exceeds `max_length`.
+        """
         if length > self.max_length:
             raise ValueError(f"reserve: got length {length} for row {row}; expected at most {self.max_length}")
         owned = self._owned[row]
         missing = self.pages_for(length) - len(owned)
         if missing <= 0:
             return True
-        taken = self.pages.take(missing)
-        if taken is None:
+        allocated = self.pages.allocate(missing)
+        if allocated is None:
             return False
         start = len(owned)
         try:
-            upload_values(taken, self.page_table[row, start : start + missing])
+            upload_values(allocated, self.page_table[row, start : start + missing])
         except BaseException:
-            self.pages.give_back(taken)
+            self.pages.free(allocated)
             raise
-        owned.extend(taken)  # last: who owns a page reads it through the table
+        owned.extend(allocated)  # last: an interruption before it frees the pages again
         return True
 
     def stage(
         self, rows: Tensor, offsets: Tensor, num_nodes: int, plan: TreePlan | None = None, *, advance: bool = False
     ) -> Slots:
-        """Where `num_nodes` packed nodes go: node i of row b at slot `lengths[b] + i`.
+        """Assigns slots to packed nodes: node i of row b at slot `lengths[b] + i`. The caller has reserved pages.
 
-        rows: int32 [B]; offsets: int32 [B+1]; plan gives depths and ancestors of trees, None means causal chains.
-        The caller has reserved the room. Nodes behind offsets[-1] go to the trash page. With `advance` they are
-        committed where they lie (known tokens: prefill, and every token a draft model feeds itself).
+        Nodes behind `offsets[-1]` go to the trash page.
+
+        Args:
+            rows: Row of each request, int32 [B].
+            offsets: First node of each request, int32 [B + 1].
+            num_nodes: Nodes M of the packed axis.
+            plan: Depths and ancestors of trees. None: causal chains.
+            advance: Commit the nodes at once. For known tokens: prefill, and tokens that a draft model feeds itself.
+
+        Returns:
+            The places of the nodes.
         """
         depth, ancestors = (None, None) if plan is None else (plan.depth, plan.ancestors)
         table, lengths, slots, positions = kv_slots(
@@ -144,39 +192,59 @@ class PagedCache:
         num_accepted: Tensor,
         chains: Sequence[int] | None = None,
     ) -> None:
-        """Keep the accepted path of a step (root first), forget the other nodes; lengths grow by the path's.
+        """Keeps the accepted path of each request and drops the other nodes. Lengths grow by the path, root included.
 
-        chains: the rows as host integers, where all of them are chains and the host may read now: these lie where they
-        are kept, so that on a CPU only lengths change.
+        Args:
+            rows: Row of each request, int32 [B].
+            slots: The places of the staged nodes.
+            path: Accepted nodes on the packed axis, root first and padded with -1, int32 [B, D + 1].
+            num_accepted: Accepted draft nodes of each request, int32 [B].
+            chains: The rows as host integers, if all drafts are chains and the host may read now. Nodes of chains need
+                not move, so on a CPU only lengths change.
         """
-        if chains is not None and self._lengths_here is not None:
+        if chains is not None and self._host_lengths is not None:
             staged = [end - start for start, end in pairwise(slots.offsets.tolist())]
             for row, count, accepted in zip(chains, staged, num_accepted.tolist(), strict=True):
-                self._lengths_here[row] += min(accepted + 1, count)
+                self._host_lengths[row] += min(accepted + 1, count)
             return
         kv_commit(self._all, slots.page_table, slots.lengths, path, slots.offsets, num_accepted, rows, self.lengths)
 
     def rollback(self, rows: Tensor | Sequence[int], lengths: Tensor | Sequence[int]) -> None:
-        """Truncate rows to absolute lengths: both int32 [B], or both of the host."""
+        """Truncates rows to absolute lengths.
+
+        Args:
+            rows: B rows, int32 or host integers.
+            lengths: New lengths, int32 [B] or host integers.
+        """
         if isinstance(rows, Tensor) or isinstance(lengths, Tensor):
             self.lengths[rows] = lengths  # type: ignore[assignment]
-        elif self._lengths_here is not None:  # every step of a draft model: no operator
+        elif self._host_lengths is not None:  # a draft model does this in every step, so no operator is called
             for row, length in zip(rows, lengths, strict=True):
-                self._lengths_here[row] = length
+                self._host_lengths[row] = length
         else:
             write_entries(rows, lengths, self.lengths)
 
     def fork(self, source: int, row: int, length: int) -> bool:
-        """Let an empty row read the first `length` tokens of another: whole pages shared, the last one copied.
+        """Makes an empty row share the first `length` tokens of another row. The last, partial page is copied.
 
-        False (and nothing changed) when the pool is dry. While both rows live, neither may be rolled back into pages
-        that they share: what is staged there next would be written for both.
+        While both rows exist, neither may be rolled back into shared pages: nodes staged there would overwrite both.
+
+        Args:
+            source: The row to read from.
+            row: The empty row.
+            length: Tokens to share.
+
+        Returns:
+            False, without any change, if the pool has too few free pages.
+
+        Raises:
+            ValueError: If `row` already holds pages.
         """
         if self._owned[row]:
             raise ValueError(f"fork: row {row} already holds pages; release it first")
         shared = self._owned[source][: length // self.page_size]
         rest = length % self.page_size
-        copied = self.pages.take(1) if rest else []
+        copied = self.pages.allocate(1) if rest else []
         if copied is None:
             return False
         self.pages.share(shared)
@@ -189,24 +257,34 @@ class PagedCache:
             if owned:
                 upload_values(owned, self.page_table[row, : len(owned)])
         except BaseException:
-            self.pages.give_back(owned)
+            self.pages.free(owned)
             raise
         self.lengths[row] = length
         self._owned[row] = owned
         return True
 
     def release(self, rows: Sequence[int]) -> None:
-        """Give back all pages of the rows. Idempotent."""
+        """Frees all pages of rows. Calling it twice is harmless."""
         for row in rows:
             self.lengths[row] = 0
             owned, self._owned[row] = self._owned[row], []
             if owned:
                 self.page_table[row].zero_()
-                self.pages.give_back(owned)  # last: broken off before, it loses pages, and nobody reads a wrong one
+                self.pages.free(owned)  # last: an interruption before it loses pages, but no row reads a wrong one
 
     def read(self, row: int, layer: int) -> tuple[Tensor, Tensor]:
-        """Copies of a row's committed keys and values, [length, heads, dim]: for tests and for recompute checks."""
+        """Copies a row's committed keys and values of one layer, for tests.
+
+        Args:
+            row: The row.
+            layer: Index of the layer.
+
+        Returns:
+            Keys and values, [length, heads, dim] each.
+        """
         length = int(self.lengths[row])
-        at = torch.arange(length, device=self.device)
-        pages = self.page_table[row][at // self.page_size].long()
-        return self.keys[layer][pages, at % self.page_size], self.values[layer][pages, at % self.page_size]
+        positions = torch.arange(length, device=self.device)
+        pages = self.page_table[row][positions // self.page_size].long()
+        return self.keys[layer][pages, positions % self.page_size], self.values[layer][
+            pages, positions % self.page_size
+        ]

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from specdec_fast.targets.skipped_layers import SkippedLayers
     from specdec_fast.tune.skipped_layers import Trial
 
-app = typer.Typer(help="Choose by measuring what a drafter is made of.", no_args_is_help=True)
+app = typer.Typer(help="Tune layers, trees and heads of a drafter by measurement.", no_args_is_help=True)
 METHODS = ("bayes", "similarity")
 _PROMPTS = 8  # of the bundled workload, and rows for the similarity of hidden states
 
 
 @app.callback()
 def main() -> None:
-    """Choose by measuring what a drafter is made of."""
+    """Tune layers, trees and heads of a drafter by measurement."""
 
 
 app.command()(tree)
@@ -40,31 +40,38 @@ def layers(
     model: options.Model = "demo-target",
     method: Annotated[
         str,
-        typer.Option(help="bayes: Bayesian optimisation; similarity: one choice per size by hidden states, all timed."),
+        typer.Option(
+            help="bayes: Bayesian optimisation; similarity: rank layers by hidden states and time one "
+            "selection per size."
+        ),
     ] = "bayes",
-    trials: Annotated[int, typer.Option(help="Most choices to measure, those of earlier runs included.")] = 60,
+    trials: Annotated[int, typer.Option(help="Maximum number of selections to measure, including earlier runs.")] = 60,
     file: Annotated[
         str | None,
-        typer.Option("--file", "-f", help="Prompts, as in `generate`, without own settings (default: bundled)."),
+        typer.Option(
+            "--file",
+            "-f",
+            help="File with prompts, as in `generate`, without sampling parameters (default: bundled prompts).",
+        ),
     ] = None,
-    lines: Annotated[bool, typer.Option("--lines", help="Every line is a prompt.")] = False,
-    new_tokens: Annotated[int, typer.Option(help="Tokens decoded per prompt and measurement.")] = 32,
-    repeats: Annotated[int, typer.Option(help="Measurements per trial; their spread is the noise.")] = 2,
-    stop: Annotated[str, typer.Option(help="How a draft ends: adaptive, fixed or threshold.")] = "adaptive",
-    seed: Annotated[int, typer.Option(help="Of the search.")] = 0,
+    lines: Annotated[bool, typer.Option("--lines", help="Treat every line of the file as a prompt.")] = False,
+    new_tokens: Annotated[int, typer.Option(help="Tokens to decode per prompt and measurement.")] = 32,
+    repeats: Annotated[int, typer.Option(help="Measurements per trial; their spread estimates the noise.")] = 2,
+    stop: Annotated[str, typer.Option(help="Stop criterion of drafts: adaptive, fixed or threshold.")] = "adaptive",
+    seed: Annotated[int, typer.Option(help="Seed of the search.")] = 0,
     out: Annotated[
-        Path | None, typer.Option(help="Result file (default: in the user's data folder, beside the model id).")
+        Path | None, typer.Option(help="Result file (default: in the user's data folder, under the model id).")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="PNG of the search (default: beside the result).")] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Forget the trials of earlier runs.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="PNG plot of the search (default: next to the result).")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Discard the trials of earlier runs.")] = False,
     dtype: options.Dtype = "float32",
     device: options.Device = "cpu",
     threads: options.Threads = None,
     as_json: options.Json = False,
 ) -> None:
-    """Find the attention and MLP sub-blocks that layer_skip best leaves out for a model (extra: tune).
+    """Find the attention and MLP sub-blocks that the drafter layer_skip should skip (extra: tune).
 
-    An interrupted search goes on where it stopped when it is called again, with the same settings.
+    An interrupted search continues when the same command runs again.
     """
     if method not in METHODS:
         from specdec_kernels.names import unknown_name
@@ -77,7 +84,7 @@ def layers(
 
     from specdec_fast.commands import open_engine
     from specdec_fast.commands.terminal_output import counted
-    from specdec_fast.targets.skipped_layers import place_of, write_layers
+    from specdec_fast.targets.skipped_layers import choice_path, write_layers
     from specdec_fast.tune.layer_similarity import similar_choices
     from specdec_fast.tune.search_plot import search_chart
     from specdec_fast.tune.skipped_layers import Bench, best_of, confirm, search
@@ -92,7 +99,7 @@ def layers(
     engine = open_engine.open_engine(setup, threads=threads, max_rows=_PROMPTS)
     target: Any = engine.target
     prompts = [engine.encode(prompt) for prompt in _read(file, lines)]
-    place = out or place_of(target.model_id or model)
+    place = out or choice_path(target.model_id or model)
     count = target.num_layers
     settings = {"model": model, "dtype": dtype, "device": device, "threads": torch.get_num_threads(), "stop": stop,
                 "new_tokens": new_tokens, "prompts": len(prompts), "prompt_ids": _fingerprint(prompts)}  # fmt: skip
@@ -172,19 +179,22 @@ def _read(file: str | None, lines: bool) -> Sequence[Any]:
 
 
 def _fingerprint(prompts: Sequence[Sequence[int]]) -> str:
-    """A part of the hash of all token ids."""
+    """Returns part of a hash of all token ids."""
     return hashlib.sha256(json.dumps([list(prompt) for prompt in prompts]).encode()).hexdigest()[:16]
 
 
 def _resumed(place: Path, num_layers: int, settings: Mapping[str, Any]) -> list[Trial]:
-    """Trials of earlier runs. Raises ValueError for a file of another model, and for trials under other settings."""
+    """Reads trials of earlier runs.
+
+    Raises ValueError for a file of another model, and for trials with other settings.
+    """
     from specdec_fast.commands.terminal_output import counted
-    from specdec_fast.targets.skipped_layers import chosen_in, read_layers
+    from specdec_fast.targets.skipped_layers import read_choice, read_layers
     from specdec_fast.tune.skipped_layers import Trial
 
     if not place.is_file():
         return []
-    chosen_in(place, num_layers)
+    read_choice(place, num_layers)
     stored = read_layers(place)
     trials = [Trial.from_json(entry) for entry in stored.get("trials", [])]
     held = counted(len(trials), "trial")
@@ -198,7 +208,7 @@ def _resumed(place: Path, num_layers: int, settings: Mapping[str, Any]) -> list[
 
 
 def _spread(choices: Sequence[SkippedLayers], count: int) -> list[SkippedLayers]:
-    """At most so many of the choices, evenly from few to many sub-blocks left out."""
+    """Selects at most that many selections, evenly from few to many skipped sub-blocks."""
     if count < 2:
         return list(choices[len(choices) // 2 :][:count])
     last, count = len(choices) - 1, min(count, len(choices))
@@ -206,7 +216,7 @@ def _spread(choices: Sequence[SkippedLayers], count: int) -> list[SkippedLayers]
 
 
 def _starts(similar: Sequence[SkippedLayers], num_layers: int, trials: int) -> list[SkippedLayers]:
-    """What the search begins with: nothing, the middle, and a few that hidden states recommend."""
+    """Returns the first selections of the search: none, the middle, and a few by hidden states."""
     from specdec_fast.targets.skipped_layers import SkippedLayers
 
     return [SkippedLayers(), SkippedLayers.middle(num_layers), *_spread(similar[1:-1], max(trials // 5, 1))]

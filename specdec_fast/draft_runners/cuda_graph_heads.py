@@ -1,8 +1,8 @@
-"""Trees by a recurrent trained head in captured steps: static ones, and dynamic ones that keep the best (EAGLE-2).
+"""Trees of a recurrent trained head in CUDA-graph steps: static ones, and dynamic ones (EAGLE-2).
 
-The trees are those of `TreeDrafter` over `HeadRunner`; here no shape and no number of passes depends on data. Every row
-has a window of true features on the device: of the token before its root, and of what the last step added. A step
-stores the places of what is new from these, then grows its trees behind them.
+The trees are those of `TreeDrafter` over `HeadRunner`, but no shape and no number of passes depends on data. Every row
+has a window of true features on the device: those of the token before its root, and of the tokens of the last step. A
+step stores the new places from these features, then grows its trees behind them.
 Tests: tests/draft_runners/test_cuda_graph_heads.py.
 """
 
@@ -21,31 +21,39 @@ from specdec_fast.core.device_packing import build_packed_draft, pack_nodes
 from specdec_fast.core.draft import Draft
 from specdec_fast.interfaces import Acceptance, CudaGraphRows, CudaGraphTrees, StateView, TargetOutput
 from specdec_fast.sampling.sampling_tensors import SamplingTensors
-from specdec_fast.trees.dynamic import Front, grow
-from specdec_fast.trees.expansion import TreeDrafter, picking_dist
+from specdec_fast.trees.dynamic import Frontier, grow
+from specdec_fast.trees.expansion import TreeDrafter
+from specdec_fast.trees.sibling_picking import pick_stats
 from specdec_fast.trees.topology import Shape
 from specdec_kernels import Growth, tree_expand, tree_plan
 
 
 @dataclass(frozen=True, slots=True)
 class _Level:
-    """One level of a static tree: its nodes, in order, and their parents, by their first child. slots, ranks: whose
-    child each node is, and which of its children.
+    """One level of a static tree.
+
+    Attributes:
+        nodes: Its nodes, in order.
+        ranks: Rank of each node among its siblings.
+        slots: Index of each node's parent in `parents`.
+        on_device: Nodes, slots and ranks, int64 [3, nodes].
+        parents: Parents of the nodes, by first child, int64.
     """
 
     nodes: list[int]
     ranks: list[int]
     slots: list[int]
-    on_device: Tensor  # int64 [3, nodes]: nodes, slots, ranks
-    parents: Tensor  # int64
+    on_device: Tensor
+    parents: Tensor
 
-    def until(self, last: int) -> tuple[int, int, int]:
-        """Of the tree's nodes up to `last`: how many are here, of how many parents, and how many of one at most."""
+    def count_until(self, last: int) -> tuple[int, int, int]:
+        """Counts this level's nodes up to node `last`, their parents, and the most children of one parent."""
         count = bisect_right(self.nodes, last)
         return count, 1 + max(self.slots[:count], default=-1), 1 + max(self.ranks[:count], default=-1)
 
 
 def _levels(shape: Shape, device: torch.device) -> list[_Level]:
+    """The levels of a static tree."""
     depth, rank, children = [0], [0], [0] * len(shape.parents)
     for parent in shape.parents[1:]:
         depth.append(depth[parent] + 1)
@@ -62,12 +70,15 @@ def _levels(shape: Shape, device: torch.device) -> list[_Level]:
 
 
 class CudaGraphHeads:
-    """Of a drafter whose source is a `HeadRunner`.
+    """Proposals of a `TreeDrafter` over a `HeadRunner` in CUDA-graph steps.
 
-    Per row, on the device: known int32, the length of the text whose features are complete (0: none is); first int32,
-    the token that the window begins with; and in the head's cache how many places are stored from true features, which
-    is all of them up to the window. A row that took part without drafting, for want of room, falls behind: what the
-    target showed is gone, and the request drafts no more.
+    The device keeps two numbers per row. `known` is the length of the text whose features are complete, 0 for none.
+    `first` is the position of the window's first token. The head's cache has all places up to the window, from true
+    features. A row that could not draft for lack of pages loses its features, and its request drafts no more.
+
+    Args:
+        drafter: The drafter.
+        max_rows: Rows of the engine.
     """
 
     def __init__(self, drafter: TreeDrafter, max_rows: int) -> None:
@@ -78,7 +89,7 @@ class CudaGraphHeads:
         device = source.device
         self._levels = [] if drafter.depth else _levels(drafter.shape, device)
         self._parents = torch.tensor(drafter.shape.parents, dtype=torch.int32).to(device)
-        self._window = self._model.blank(max_rows, (drafter.depth or len(self._levels)) + 2)
+        self._window = self._model.zero_features(max_rows, (drafter.depth or len(self._levels)) + 2)
         self._known, self._first = torch.zeros(2, max_rows, dtype=torch.int32, device=device)
 
     # -- between steps ------------------------------------------------------------------------------------------------
@@ -86,12 +97,12 @@ class CudaGraphHeads:
     def enter(self, view: StateView, rows: Sequence[int]) -> None:
         source: Any = self._source
         lengths = {row: view.length(row) for row in rows}
-        ready = [row for row, length in lengths.items() if source.room(row, length, length)]
+        ready = [row for row, length in lengths.items() if source.reserve(row, length, length)]
         if ready:
             source.catch_up(ready, [view.tokens(row) for row in ready])
         for row, length in lengths.items():
             self._known[row] = length if row in ready or length == 1 else 0
-            self._first[row], features = length - 2, source.lend(row)
+            self._first[row], features = length - 2, source.share_features(row)
             if row in ready:
                 self._window[row, 0] = features[-1]
 
@@ -104,27 +115,27 @@ class CudaGraphHeads:
         for row in rows:
             length, first = view.length(row), int(self._first[row])
             features, start = self._window[row, :0], 0
-            if 1 < length <= int(self._known[row]) and first <= length - 2:  # a step that failed may know more
+            if 1 < length <= int(self._known[row]) and first <= length - 2:  # a failed step may know more
                 start = max(min(int(self._model.cache.lengths[row]), length - 2), first)
                 features = self._window[row, start - first : length - 1 - first].clone()
-            source.take_back(row, features, start)
+            source.return_features(row, features, start)
 
     # -- in a step ----------------------------------------------------------------------------------------------------
 
     def propose(self, batch: CudaGraphRows) -> CudaGraphTrees:
         drafter, index, lengths = self._drafter, batch.rows.long(), batch.lengths
-        nodes = min(batch.num_draft_tokens, drafter._most)
+        nodes = min(batch.num_draft_tokens, drafter._max_nodes)
         limits = batch.drafts.clamp(max=nodes)
         holds = lengths + limits.clamp(min=(drafter.depth - 1) * drafter.width)
         ready = (self._known[index] == lengths) & (lengths > 1) & (holds <= self._model.cache.max_length)
         limits = torch.where(ready, limits, 0)
-        own, hidden = self._catch_up(batch, limits > 0)
+        before_root, hidden = self._store_new_places(batch, limits > 0)
         if drafter.depth:
-            return self._grow(batch, limits, nodes, own, hidden)
-        return self._fill(batch, limits, nodes, own, hidden)
+            return self._grow_dynamic(batch, limits, nodes, before_root, hidden)
+        return self._fill_static(batch, limits, nodes, before_root, hidden)
 
     def observe(self, batch: CudaGraphRows, acceptance: Acceptance, output: TargetOutput) -> None:
-        """The window moves on: it begins with the token before this step's root."""
+        """Moves the window on, so that it begins with the token before this step's root."""
         path, index, lengths = acceptance.path, batch.rows.long(), batch.lengths
         at = path.clamp(min=0).flatten().long()
         new = self._model.features({name: output.aux_hidden_states[name][at] for name in self.aux_hidden_states})
@@ -132,7 +143,7 @@ class CudaGraphHeads:
         sound = (path[:, 0] >= 0) & (self._known[index] == lengths) & (stored >= lengths - 2)
         new = new.to(old.dtype).unflatten(0, path.shape)
         moved = torch.cat([self._before_root(index, lengths)[:, None], new, old[:, path.shape[1] + 1 :]], 1)
-        self._known[index] = torch.where(sound, 0, self._known[index])  # until all of it is written
+        self._known[index] = torch.where(sound, 0, self._known[index])  # until the window is written
         self._window[index] = torch.where(sound[:, None, None], moved, old)
         self._first[index] = torch.where(sound, lengths - 2, self._first[index])
         self._known[index] = torch.where(sound, lengths + acceptance.num_accepted + 1, self._known[index])
@@ -142,9 +153,10 @@ class CudaGraphHeads:
         at = (lengths - 2 - self._first[index]).clamp(0, self._window.shape[1] - 1)
         return self._window[index, at.long()]
 
-    def _catch_up(self, batch: CudaGraphRows, growing: Tensor) -> tuple[Tensor, Tensor]:
-        """Store the places that are new, from true features, the root's once more; the cache ends before the root. Of
-        the roots: the features of the tokens before them and the predicted ones, [B, hidden].
+    def _store_new_places(self, batch: CudaGraphRows, growing: Tensor) -> tuple[Tensor, Tensor]:
+        """Stores new places from true features, and the root's place again. The cache then ends before the root.
+
+        Returns the features before the roots and the predicted features of the roots, [B, hidden] each.
         """
         cache, index, wide = self._model.cache, batch.rows.long(), self._window.shape[1]
         stored = cache.lengths[index]
@@ -159,43 +171,50 @@ class CudaGraphHeads:
         cache.rollback(batch.rows, torch.where(growing, batch.lengths - 2, stored))
         return self._before_root(index, batch.lengths), hidden[packing.last]
 
-    def _score(self, draft: Draft, own: Tensor, hidden: Tensor, starts: Tensor) -> Tensor:
-        """One pass over packed trees: predicted features [M, hidden]. hidden: those of the pass before, in which rows
-        began at `starts`; own: of the tokens before the roots.
+    def _score(self, draft: Draft, before_root: Tensor, hidden: Tensor, starts: Tensor) -> Tensor:
+        """Runs one pass over packed trees; returns predicted features [M, hidden].
+
+        before_root: features before the roots; hidden: predicted features of the last pass, whose rows begin at
+        `starts`.
         """
         above = hidden[(starts[draft.row_of] + draft.parents).clamp(0, hidden.shape[0] - 1).long()]
-        features = torch.where((draft.parents < 0)[:, None], own[draft.row_of], above)
+        features = torch.where((draft.parents < 0)[:, None], before_root[draft.row_of], above)
         found: Tensor = self._model.score(draft, features)
         return found
 
-    def _dist(self, hidden: Tensor, sampling: SamplingTensors) -> tuple[Tensor, list[Tensor], SamplingTensors]:
-        """Logits [B * N, V] after nodes of predicted features [B * N, hidden], as many of each row, (1/T, cut, tie)
-        that their children are picked by, and the sampling parameters of each.
+    def _compute_logits(
+        self, hidden: Tensor, sampling: SamplingTensors
+    ) -> tuple[Tensor, list[Tensor], SamplingTensors]:
+        """Logits [B * N, V] after N nodes per row, from predicted features [B * N, hidden].
+
+        Also returns (1/T, cut, tie) for picking their children, and the sampling parameters of each node.
         """
         logits = self._model.logits(hidden)
-        if self._model.token_ids is not None:  # noise goes by the ids of the target
+        if self._model.token_ids is not None:  # the noise uses the target's ids
             whole = logits.new_full((logits.shape[0], self._model.vocab_size), float("-inf"))
             logits = whole.index_copy_(1, self._model.token_ids, logits)
         each = logits.shape[0] // sampling.seeds.shape[0]
         row_of = torch.arange(logits.shape[0], device=logits.device) // each
         nodes = sampling.gather(row_of)
         filtered = sampling.any_filter and not sampling.all_greedy
-        return logits, list(picking_dist(logits, nodes, filtered)), nodes
+        return logits, list(pick_stats(logits, nodes, filtered)), nodes
 
-    def _noise(self, sampling: SamplingTensors, positions: Tensor) -> dict[str, Tensor]:
-        """The target's own, at int32 positions of these rows or nodes."""
+    def _noise_keys(self, sampling: SamplingTensors, positions: Tensor) -> dict[str, Tensor]:
+        """Keys of the replay noise at int32 positions of these rows or nodes; empty without noise."""
         if self._drafter.how != "coupled" or sampling.all_greedy:
             return {}
         return {"seeds": sampling.seeds, "positions": torch.where(sampling.temperature == 0, -1, positions)}
 
-    def _fill(self, batch: CudaGraphRows, limits: Tensor, nodes: int, own: Tensor, hidden: Tensor) -> CudaGraphTrees:
-        """A static tree's first `nodes`, level by level, less those for which the distribution has no token."""
+    def _fill_static(
+        self, batch: CudaGraphRows, limits: Tensor, nodes: int, before_root: Tensor, hidden: Tensor
+    ) -> CudaGraphTrees:
+        """A static tree's first `nodes`, level by level, without nodes for which the distribution has no token."""
         rows, deepest = batch.rows.shape[0], 0
         tokens = torch.full((rows, 1 + nodes), -1, dtype=torch.int64, device=limits.device)
         tokens[:, 0] = batch.tokens[batch.rows.long(), (batch.lengths - 1).clamp(min=0).long()]
         starts, size = torch.arange(rows, device=limits.device), 1
         for depth, level in enumerate(self._levels):
-            count, parents, width = level.until(nodes)
+            count, parents, width = level.count_until(nodes)
             if not count:
                 break
             if depth:
@@ -206,11 +225,11 @@ class CudaGraphHeads:
                 plan = None if chain else tree_plan(links, packing.offsets, size)
                 staged = tokens[packing.row_of, place].clamp(min=0)
                 draft = build_packed_draft(batch.rows, packing, staged, links, depth=size, is_chain=chain, plan=plan)
-                hidden, starts = self._score(draft, own, hidden, starts), packing.offsets[:-1].long()
+                hidden, starts = self._score(draft, before_root, hidden, starts), packing.offsets[:-1].long()
             grown = (starts[:, None] + level.parents[:parents]).clamp(max=hidden.shape[0] - 1).flatten()
-            logits, dist, sampling = self._dist(hidden[grown], batch.sampling)
+            logits, dist, sampling = self._compute_logits(hidden[grown], batch.sampling)
             roots = (batch.lengths - 1)[:, None].expand(rows, parents).flatten()
-            noise = {} if batch.sampling.all_greedy else self._noise(sampling, roots + (depth + 1))
+            noise = {} if batch.sampling.all_greedy else self._noise_keys(sampling, roots + (depth + 1))
             bounds = torch.arange(2, dtype=torch.int32, device=logits.device) * logits.shape[0]
             width = min(width, logits.shape[1])
             found = tree_expand(logits, *dist, bounds, torch.zeros_like(dist[0]), width=width, keep=1, **noise)[0]
@@ -225,42 +244,47 @@ class CudaGraphHeads:
         above = None if self._drafter.shape.is_chain else renamed.gather(1, order)
         return CudaGraphTrees(tokens.gather(1, order).clamp(min=0), above, counts, deepest)
 
-    def _grow(self, batch: CudaGraphRows, limits: Tensor, nodes: int, own: Tensor, hidden: Tensor) -> CudaGraphTrees:
-        """Dynamic trees of at most `nodes`: whatever grows, every level has room for all that may."""
+    def _grow_dynamic(
+        self, batch: CudaGraphRows, limits: Tensor, nodes: int, before_root: Tensor, hidden: Tensor
+    ) -> CudaGraphTrees:
+        """Dynamic trees of at most `nodes`. Every level reserves space for all nodes that may grow."""
         drafter, depth = self._drafter, min(self._drafter.depth, nodes)
-        passes = _Passes(self, batch, limits, nodes, own, hidden, torch.arange(limits.shape[0], device=limits.device))
-        noise = self._noise(batch.sampling, batch.lengths - 1)
+        starts = torch.arange(limits.shape[0], device=limits.device)
+        forward = _Forward(self, batch, limits, nodes, before_root, hidden, starts)
+        noise = self._noise_keys(batch.sampling, batch.lengths - 1)
         bounds = torch.arange(limits.shape[0] + 1, dtype=torch.int32, device=limits.device)
-        front = Front(0, (1,) * limits.shape[0], bounds, passes.starts, limits > 0)
+        frontier = Frontier(0, (1,) * limits.shape[0], bounds, forward.starts, limits > 0)
         width, sharpness = drafter.width, drafter.sharpness
-        trees = grow(passes, batch.rows, front, depth=depth, width=width, sharpness=sharpness, noise=noise)
+        trees = grow(forward, batch.rows, frontier, depth=depth, width=width, sharpness=sharpness, noise=noise)
         at = pack_nodes(trees.counts[0], trees.tokens.shape[0] // limits.shape[0]).nodes_by_row(1, 1 + nodes)
         return CudaGraphTrees(trees.tokens[at], trees.parents[at], (trees.counts[0] - 1).clamp(min=0), depth)
 
 
 @dataclass(slots=True)
-class _Passes:
-    """Of a captured head over trees that grow. own: features of the tokens before the roots; hidden: predicted ones
-    [M, hidden] of the last pass, in which rows began at `starts`.
+class _Forward:
+    """Passes of a head over growing trees.
+
+    before_root: features before the roots; hidden: predicted features [M, hidden] of the last pass, whose rows begin at
+    `starts`.
     """
 
     heads: CudaGraphHeads
     batch: CudaGraphRows
     limits: Tensor
     nodes: int
-    own: Tensor
+    before_root: Tensor
     hidden: Tensor
     starts: Tensor
 
-    def dists(self, front: Front) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        logits, (inv_t, cut, tie), _ = self.heads._dist(self.hidden[front.places], self.batch.sampling)
+    def dists(self, frontier: Frontier) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        logits, (inv_t, cut, tie), _ = self.heads._compute_logits(self.hidden[frontier.places], self.batch.sampling)
         return logits, inv_t, cut, tie
 
     def score(self, draft: Draft) -> None:
-        self.hidden = self.heads._score(draft, self.own, self.hidden, self.starts)
+        self.hidden = self.heads._score(draft, self.before_root, self.hidden, self.starts)
         self.starts = draft.offsets[:-1].long()
 
-    def room(self, dtype: torch.dtype) -> Growth:
+    def allocate(self, dtype: torch.dtype) -> Growth:
         batch, roots = self.batch, (self.batch.lengths - 1).clamp(min=0).long()
         growth = Growth.room(self.limits, self.nodes, min(self.heads._drafter.depth, self.nodes), dtype)
         growth.tokens[:, 0] = batch.tokens[batch.rows.long(), roots]

@@ -133,12 +133,12 @@ class DraftChainRunner:
         """Returns logits over the vocabulary to draft from, [B, V]."""
         assert logits is not None
         if self._tokenizers == "tli" and self._translation is not None:
-            return self._translation.dist(logits)
+            return self._translation.to_target_logits(logits)
         return logits if logits.shape[1] == self.vocab_size else logits[:, : self.vocab_size]
 
     def draft_ids(self, tokens: Tensor) -> Tensor:
         """Returns the draft's ids of picked tokens, int64 [N]."""
-        return self._translation.ids(tokens) if self._tokenizers == "tli" and self._translation else tokens
+        return self._translation.to_draft_ids(tokens) if self._tokenizers == "tli" and self._translation else tokens
 
     def to_draft(self, row: int, text: Sequence[int]) -> Sequence[int]:
         """Returns a row's committed text in the draft's tokens."""
@@ -162,7 +162,7 @@ class DraftChainRunner:
             self._fed[row] = [*draft_text, *drafted[:-1]]
             return self._translation.to_target(text, draft_text, drafted)[: len(drafted)]
         fed = host_to_device(drafted[:-1], torch.int64, self.model.device)
-        self._fed[row] = [*draft_text, *self._translation.ids(fed).tolist()]
+        self._fed[row] = [*draft_text, *self._translation.to_draft_ids(fed).tolist()]
         return drafted
 
 

@@ -1,4 +1,4 @@
-"""A draft model whose rows follow those of the engine: what is committed stays, the trees that were drafted lie behind.
+"""Runs a draft model for trees: rows follow those of the engine, and drafted trees are stored behind committed tokens.
 
 The only writer of the draft's cache for drafters of trees. Tests: tests/drafters/test_draft_tree.py.
 """
@@ -21,64 +21,70 @@ from specdec_fast.trees.logits_source import Staged
 
 
 class DraftModelRunner:
-    """model: a target of its own; vocab_size: the target's (draft ids beyond it are masked); name: the drafter's, for
-    messages.
+    """A source of logits over a draft model (`specdec_fast.trees.logits_source.Source`).
 
-    Rows are given by number, as the engine counts them; the caller asks `room` before it stages anything.
+    Rows are numbered as in the engine. The caller reserves pages before it stages anything.
+
+    Args:
+        model: The draft model, a target of its own.
+        vocab_size: Vocabulary of the target; draft ids beyond it are masked.
+        name: Name of the drafter, for messages.
     """
 
     token_ids: Tensor | None = None
-    keeps = True
+    keeps_staged_keys = True
 
     def __init__(self, model: Any, vocab_size: int, name: str) -> None:
         self.model, self._name = model, name
         self.device: torch.device = model.device
         self.vocab_size = min(vocab_size, model.vocab_size)
-        self._wider = vocab_size > model.vocab_size  # the target's padding ids may lie beyond the draft's embedding
-        self._held: dict[int, tuple[int, Staged | None]] = {}  # per row: committed tokens held, the tree behind them
-        self._scored: dict[int, int] = {}  # per row: nodes of the last pass over this tree, or more
-        self._doubtful: set[int] = set()  # rows whose cache may hold more than that
+        self._has_fewer_ids = vocab_size > model.vocab_size  # the target's padding ids may exceed the draft's embedding
+        self._stored: dict[
+            int, tuple[int, Staged | None]
+        ] = {}  # per row: stored committed tokens, the tree behind them
+        self._scored: dict[int, int] = {}  # per row: upper bound of the nodes in the last pass
+        self._uncertain: set[int] = set()  # rows whose cache may hold more than that
 
     def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
-        """Rows join with nothing stored. Raises ValueError where the draft has fewer rows than the engine."""
-        room = self.model.cache.max_rows
-        if max(rows) >= room:
+        """Adds rows, with nothing stored. Raises ValueError if the draft model has fewer rows than the engine."""
+        max_rows = self.model.cache.max_rows
+        if max(rows) >= max_rows:
             raise ValueError(
-                f"{self._name}: got row {max(rows)} of the engine and a draft with room for {room} rows; expected at "
-                "least as many as the target has; build the draft with the target's max_rows"
+                f"{self._name}: got row {max(rows)} of the engine and a draft with room for {max_rows} rows; "
+                "expected at least as many as the target has; build the draft with the target's max_rows"
             )
         for row in rows:
-            self._held[row], self._scored[row] = (0, None), 0
-        self._doubtful.update(rows)
+            self._stored[row], self._scored[row] = (0, None), 0
+        self._uncertain.update(rows)
 
-    def room(self, row: int, tokens: int, length: int) -> bool:
-        """Whether a row can hold `length` tokens."""
+    def reserve(self, row: int, tokens: int, length: int) -> bool:
+        """Reserves pages for `length` tokens of a row; returns whether they are available."""
         return length <= self.model.max_length and bool(self.model.cache.reserve(row, length))
 
     def observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
-        """Nothing: `catch_up` compares what is staged with what was committed."""
+        """Does nothing: `catch_up` compares staged trees with committed tokens."""
 
     def release(self, rows: Sequence[int]) -> None:
-        """Rows leave."""
-        self.model.cache.release([row for row in rows if self._held.pop(row, None) is not None])
+        """Removes rows and gives back their pages."""
+        self.model.cache.release([row for row in rows if self._stored.pop(row, None) is not None])
 
     def catch_up(self, rows: Sequence[int], texts: Sequence[Sequence[int]]) -> None:
-        """Keep what was accepted of the trees that are staged, forget the rest, feed what is new but the root."""
+        """Keeps accepted nodes of staged trees, drops the others, and feeds new tokens, all but the root."""
         device, cache = self.model.device, self.model.cache
-        doubtful = [row for row in rows if row in self._doubtful]  # a pass over these raised, or there was none yet
-        if doubtful:
-            cache.rollback(doubtful, [self._held[row][0] for row in doubtful])
-        self._doubtful.update(rows)
+        uncertain = [row for row in rows if row in self._uncertain]  # a pass over these failed, or there was none yet
+        if uncertain:
+            cache.rollback(uncertain, [self._stored[row][0] for row in uncertain])
+        self._uncertain.update(rows)
         self._scored.update(dict.fromkeys(rows, 0))
         kept: list[tuple[int, int, list[int]]] = []  # row, nodes staged, accepted path
         for row, text in zip(rows, texts):
-            held, tree = self._held[row]
-            path = [] if tree is None else tree.walk(text[held : len(text) - 1])
+            stored, tree = self._stored[row]
+            path = [] if tree is None else tree.match_path(text[stored : len(text) - 1])
             if path:
                 assert tree is not None
                 kept.append((row, tree.num_nodes, path))
             else:
-                self._held[row] = (held, None)
+                self._stored[row] = (stored, None)
         if kept:
             shape = chain_layout(tuple(row for row, *_ in kept), tuple(staged for _, staged, _ in kept), device)
             slots = cache.stage(shape.rows, shape.offsets, sum(staged for _, staged, _ in kept))
@@ -90,40 +96,42 @@ class DraftModelRunner:
             accepted = host_to_device([len(path) - 1 for *_, path in kept], torch.int32, device)
             cache.commit(shape.rows, slots, table_to_device(paths, torch.int32, device), accepted)
             for row, _, path in kept:
-                self._held[row] = (self._held[row][0] + len(path), None)
-        new = [(row, text[self._held[row][0] : -1]) for row, text in zip(rows, texts)]
+                self._stored[row] = (self._stored[row][0] + len(path), None)
+        new = [(row, text[self._stored[row][0] : -1]) for row, text in zip(rows, texts)]
         new = [(row, part) for row, part in new if part]
         if new:
             shape = chain_layout(tuple(row for row, _ in new), tuple(len(part) for _, part in new), device)
-            fed = host_to_device([token for _, part in new for token in self._known(part)], torch.int64, device)
+            fed = host_to_device(
+                [token for _, part in new for token in self._replace_unknown(part)], torch.int64, device
+            )
             self.model.extend(shape.rows, fed, shape.offsets, logits=False)
             for row, part in new:
-                self._held[row] = (self._held[row][0] + len(part), None)
-        self._doubtful.difference_update(rows)
+                self._stored[row] = (self._stored[row][0] + len(part), None)
+        self._uncertain.difference_update(rows)
 
     def score(self, rows: Sequence[int], draft: Draft) -> Tensor:
-        """One pass over whole trees: what was staged behind the rows before is written over. Logits [M, V]."""
+        """Runs one pass over whole trees, which replace the trees staged before; returns logits [M, V]."""
         for row, count in zip(rows, draft.counts):
-            self._held[row] = (self._held[row][0], None)
-            if count:  # a tree that grows no more is staged as it was
+            self._stored[row] = (self._stored[row][0], None)
+            if count:  # a tree that grows no more stays staged
                 self._scored[row] = count
-        if self._wider:
+        if self._has_fewer_ids:
             draft = replace(draft, tokens=torch.where(draft.tokens < self.model.vocab_size, draft.tokens, 0))
         output, _ = self.model.score(draft, draft.get_plan())
         assert output.logits is not None
         return output.logits
 
     def logits(self, scored: Tensor) -> Tensor:
-        """Logits [N, vocab_size] of some rows of what `score` gave."""
+        """Returns the logits [N, vocab_size] of rows of a result of `score`."""
         return scored if scored.shape[1] == self.vocab_size else scored[:, : self.vocab_size]
 
-    def told(self, trees: Sequence[tuple[int, tuple[list[int], list[int]]]]) -> None:
-        """What lies behind the rows: of each tree as many nodes as the last pass had of it."""
+    def record_trees(self, trees: Sequence[tuple[int, tuple[list[int], list[int]]]]) -> None:
+        """Notes the staged trees: the nodes of each that the last pass scored."""
         for row, (tokens, parents) in trees:
             count = self._scored.get(row, 0)
-            self._held[row] = (self._held[row][0], Staged(tokens[:count], parents[:count]))
+            self._stored[row] = (self._stored[row][0], Staged(tokens[:count], parents[:count]))
 
-    def _known(self, tokens: Sequence[int]) -> list[int]:
-        """Tokens that the draft embeds: what stands in for others only costs acceptance."""
+    def _replace_unknown(self, tokens: Sequence[int]) -> list[int]:
+        """Tokens that the draft can embed. A substitute for others costs acceptance only."""
         size = self.model.vocab_size
         return [token if token < size else 0 for token in tokens]

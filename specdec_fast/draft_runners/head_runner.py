@@ -1,9 +1,9 @@
-"""A trained head over the hidden states of a target, with a paged cache of its own whose rows follow the engine's.
+"""Runs a trained head over the hidden states of a target, with a paged cache whose rows follow the engine's.
 
-`PagedHead` runs a head's layers through the attention and the cache of targets. `HeadRunner` keeps, row by row, the
-true features that the target has shown, stores the keys and values of what was committed from these, and stages the
-trees that are drafted behind them: what a tree stored for a token that was accepted came from predicted features, and
-is written over (Li et al. 2024, EAGLE). Tests: tests/draft_runners/test_head_runner.py.
+`PagedHead` runs a head's layers with the attention and the cache of targets. `HeadRunner` keeps the true features that
+the target has shown, and stores keys and values of committed tokens from them. Drafted trees are staged behind these.
+The keys of an accepted draft token came from predicted features and are overwritten (Li et al. 2024, EAGLE).
+Tests: tests/draft_runners/test_head_runner.py.
 """
 
 from __future__ import annotations
@@ -24,10 +24,18 @@ from specdec_fast.targets import attention
 
 
 class PagedHead:
-    """head: a module as in specdec_fast/heads/ (auxiliary hidden states, fuse, forward, read); target: lends
-    embedding and projection.
+    """A trained head with a paged cache. Capacities, device and dtype are the target's.
 
-    Capacities, device and dtype are the target's.
+    Args:
+        head: A module of specdec_fast/heads/ with `aux_hidden_states`, `fuse`, `forward` and `read`.
+        target: The target, whose embedding and projection the head may use.
+        page_size: Tokens per page.
+
+    Attributes:
+        aux_hidden_states: Hidden states of the target that the head reads.
+        vocab_size: V of the target.
+        token_ids: Target ids of the columns of the logits, int64 [Vd]; None for all.
+        cache: Keys and values of the head.
     """
 
     def __init__(self, head: Any, target: Any, *, page_size: int = 16) -> None:
@@ -53,36 +61,43 @@ class PagedHead:
 
     @torch.no_grad()
     def features(self, aux_hidden_states: Mapping[str, Tensor]) -> Tensor:
-        """Features [M, hidden] out of the target's hidden states."""
+        """Fuses the target's hidden states [M, hidden] by name into features [M, hidden]."""
         found: Tensor = self.head.fuse([aux_hidden_states[name] for name in self.aux_hidden_states])
         return found
 
-    def blank(self, *shape: int) -> Tensor:
-        """Zeros [*shape, hidden] in place of features."""
+    def zero_features(self, *shape: int) -> Tensor:
+        """Returns zero features [*shape, hidden]."""
         return torch.zeros(*shape, self.head.hidden_size, dtype=self.target.dtype, device=self.device)
 
     def extend(self, rows: Tensor, tokens: Tensor, features: Tensor, offsets: Tensor) -> Tensor:
-        """Append places to rows (causal): predicted features [M, hidden].
+        """Appends places to rows, causally.
 
-        rows: int32 [B]; tokens: int64 [M]; features: [M, hidden], of the token before each; offsets: int32 [B+1].
+        Args:
+            rows: Row of each request, int32 [B].
+            tokens: Packed tokens, int64 [M].
+            features: Features of the token before each, [M, hidden].
+            offsets: First place of each request, int32 [B + 1].
+
+        Returns:
+            Predicted features [M, hidden].
         """
         return self._run(tokens, features, self.cache.stage(rows, offsets, tokens.shape[0], advance=True))
 
     def score(self, draft: Draft, features: Tensor) -> Tensor:
-        """Predicted features [M, hidden] of every node of a draft; features: [M, hidden], of the token before each."""
+        """Returns predicted features [M, hidden] of a draft's nodes, from the features of the tokens before them."""
         plan = None if draft.is_chain else draft.get_plan()
         slots = self.cache.stage(draft.rows, draft.offsets, draft.num_nodes, plan)
         return self._run(draft.tokens, features, slots)
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [N, columns] of predicted features."""
+        """Returns the logits [N, columns] of predicted features [N, hidden]."""
         found: Tensor = self.head.read(hidden, self.target.lm_head)
         return found
 
     @torch.no_grad()
     def embed(self, tokens: Tensor) -> Tensor:
-        """Embeddings [..., hidden] of tokens int64 [...]: the head's own, or the target's."""
+        """Returns embeddings [..., hidden] of tokens int64 [...]: the head's own, or the target's."""
         own = getattr(self.head, "embed_tokens", None)
         found: Tensor = self.target.embed(tokens) if own is None else own(tokens)
         return found
@@ -97,25 +112,34 @@ class PagedHead:
 
 @dataclass(slots=True)
 class _Row:
-    """features: [n, hidden], true ones of the tokens from `first` on; stored: places whose keys come from true ones;
-    lent: somebody else goes on from them.
+    """State of one row.
+
+    Attributes:
+        features: True features of the tokens from `first` on, [n, hidden].
+        first: Position of the first of these tokens.
+        stored: Places whose keys come from true features.
+        is_shared: CUDA-graph steps continue from these features.
     """
 
     features: Tensor
     first: int = 0
     stored: int = 0
-    lent: bool = False
+    is_shared: bool = False
 
 
 class HeadRunner:
-    """model: a `PagedHead`, or anything with its verbs; name: the drafter's, for messages.
+    """A source of logits over a trained head (`specdec_fast.trees.logits_source.Source`).
 
-    Place i of a row is token i + 1 with the feature of token i, so a text of n tokens has n - 1 places; the last is
-    the root of the trees. A row whose features are not all known (a text of one token, a drafter that joined late)
-    is not drafted for.
+    Place i of a row pairs token i + 1 with the feature of token i, so a text of n tokens has n - 1 places. The last one
+    is the root of the trees. Rows with missing features are not drafted for: texts of one token, and rows that the
+    drafter did not observe from the start.
+
+    Args:
+        model: A `PagedHead`, or an object with its methods.
+        name: Name of the drafter, for messages.
     """
 
-    keeps = False
+    keeps_staged_keys = False
 
     def __init__(self, model: Any, name: str) -> None:
         self.model, self._name = model, name
@@ -129,7 +153,7 @@ class HeadRunner:
         self._at_roots = False  # the last pass was that of `catch_up`
 
     def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
-        """Rows join; prompt_output: the auxiliary hidden states of all their tokens but the roots."""
+        """Adds rows, with the hidden states of all their tokens but the roots."""
         counts = [view.length(row) - 1 for row in rows]
         known = prompt_output is not None and all(
             name in prompt_output.aux_hidden_states for name in self.model.aux_hidden_states
@@ -142,15 +166,15 @@ class HeadRunner:
         for row, part in zip(rows, features.split(counts)):
             self._rows[row] = _Row(part.clone())
 
-    def room(self, row: int, tokens: int, length: int) -> bool:
-        """Whether the features of all but the newest token are known, and the row can hold `length` tokens."""
+    def reserve(self, row: int, tokens: int, length: int) -> bool:
+        """Reserves pages for `length` tokens; False also if features of tokens before the newest are missing."""
         own = self._rows[row]
         if tokens < 2 or own.first + own.features.shape[0] != tokens - 1:
             return False
         return length <= self.model.cache.max_length and bool(self.model.cache.reserve(row, length))
 
     def catch_up(self, rows: Sequence[int], texts: Sequence[Sequence[int]]) -> None:
-        """Store the places that are new, from true features, the root's once more; their cache ends before the root."""
+        """Stores new places from true features, and the root's place again. The cache then ends before the root."""
         fed: list[int] = []
         counts: list[int] = []
         parts: list[Tensor] = []
@@ -173,34 +197,34 @@ class HeadRunner:
             own.stored = len(text) - 1
             own.features, own.first = own.features[-1:], len(text) - 2
         each = chain_layout(tuple(rows), (1,) * len(rows), self.device)
-        self._remember(hidden[shape.last], list(rows), each.offsets)
+        self._set_last_pass(hidden[shape.last], list(rows), each.offsets)
         self._at_roots = True
 
     def score(self, rows: Sequence[int], draft: Draft) -> Tensor:
-        """One pass over whole trees, which grow by nodes at their ends. Predicted features [M, hidden]."""
+        """Runs one pass over whole trees, which grow at their ends; returns predicted features [M, hidden]."""
         assert self._hidden is not None and self._offsets is not None
         starts = self._offsets[:-1]
         if list(rows) != self._last:
             starts = starts[host_to_device([self._last.index(row) for row in rows], torch.int64, self.device)]
         if self._at_roots and draft.max_depth == 0:
             return self._hidden if list(rows) == self._last else self._hidden[starts]
-        before = self._hidden.shape[0]  # where the features of the roots' own tokens are, behind those of the last pass
+        before = self._hidden.shape[0]  # the features before the roots follow those of the last pass
         source = torch.where(draft.parents < 0, before + draft.row_of, starts[draft.row_of] + draft.parents)
         both = torch.cat([self._hidden, *(self._rows[row].features for row in rows)])
         hidden = self.model.score(draft, both[source])
-        self._remember(hidden, list(rows), draft.offsets)
+        self._set_last_pass(hidden, list(rows), draft.offsets)
         return hidden
 
     def logits(self, scored: Tensor) -> Tensor:
-        """Logits [N, columns] of some rows of what `score` gave."""
+        """Returns the logits [N, columns] of rows of a result of `score`."""
         found: Tensor = self.model.logits(scored)
         return found
 
-    def told(self, trees: Sequence[tuple[int, tuple[list[int], list[int]]]]) -> None:
-        """Nothing: keys of what is accepted come from true features, whatever was staged."""
+    def record_trees(self, trees: Sequence[tuple[int, tuple[list[int], list[int]]]]) -> None:
+        """Does nothing: keys of accepted tokens come from true features."""
 
     def observe(self, view: StateView, draft: Draft, acceptance: Acceptance, output: TargetOutput) -> None:
-        """The features of what was accepted are known now."""
+        """Stores the true features of accepted tokens."""
         if any(name not in output.aux_hidden_states for name in self.model.aux_hidden_states):
             return
         counts, width = [accepted + 1 for accepted in acceptance.read_num_accepted()], acceptance.path.shape[1]
@@ -212,28 +236,32 @@ class HeadRunner:
         for row, part in zip(draft.host_rows(), features.split(counts)):
             own = self._rows[row]
             if own.first + own.features.shape[0] >= view.length(row) - 1:
-                continue  # heard before
+                continue  # observed before
             if own.features.shape[0]:
                 own.features = torch.cat([own.features, part.to(own.features.dtype)])
-            elif own.first == 0 and view.length(row) - 1 == part.shape[0]:  # the text began with its root
+            elif own.first == 0 and view.length(row) - 1 == part.shape[0]:  # a prompt of one token
                 own.features = part.clone()
 
-    def lend(self, row: int) -> Tensor:
-        """Features [n, hidden] of a row's last tokens but the root, for somebody who goes on from them."""
-        self._rows[row].lent = True
+    def share_features(self, row: int) -> Tensor:
+        """Returns the features [n, hidden] of a row's last tokens but the root, for CUDA-graph steps."""
+        self._rows[row].is_shared = True
         return self._rows[row].features
 
-    def take_back(self, row: int, features: Tensor, stored: int) -> None:
-        """What is known now of a row that was lent, if it was: features of the tokens from `stored` on, in front of
-        which all places are stored.
+    def return_features(self, row: int, features: Tensor, stored: int) -> None:
+        """Updates a row whose features were shared.
+
+        Args:
+            row: The row.
+            features: Features of the tokens from `stored` on, [n, hidden].
+            stored: Places that are stored.
         """
         own = self._rows.get(row)
-        if own is not None and own.lent:
+        if own is not None and own.is_shared:
             self._rows[row] = _Row(features, stored, stored)
 
     def release(self, rows: Sequence[int]) -> None:
-        """Rows leave."""
+        """Removes rows and gives back their pages."""
         self.model.cache.release([row for row in rows if self._rows.pop(row, None) is not None])
 
-    def _remember(self, hidden: Tensor, rows: list[int], offsets: Tensor) -> None:
+    def _set_last_pass(self, hidden: Tensor, rows: list[int], offsets: Tensor) -> None:
         self._hidden, self._last, self._offsets, self._at_roots = hidden, rows, offsets, False

@@ -1,6 +1,6 @@
-"""Drafting with heads that look a fixed number of places ahead from one hidden state: one product, one static tree.
+"""Drafting with heads that predict several positions from one hidden state: one product, one static tree.
 
-What the drafters medusa and blockwise have in common. Tests: tests/drafters/test_medusa.py.
+The base of drafters `medusa` and `blockwise`. Tests: tests/drafters/test_medusa.py.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ PICKS = ("coupled", "greedy")
 
 
 class Heads(Protocol):
-    """Logits [heads, N, V] for 2, 3, ... places ahead of states [N, hidden]; lm_head is the target's projection."""
+    """Heads for 2, 3, ... positions ahead.
+
+    Called with states [N, hidden] and the target's projection, they return logits [heads, N, V].
+    """
 
     hidden_size: int
     vocab_size: int
@@ -49,27 +52,33 @@ class Heads(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Pack:
-    """All of a batch of trees that does not depend on its tokens."""
+class _TreeLayout:
+    """The parts of a batch of trees that do not depend on its tokens."""
 
     parents: Tensor
-    source: Tensor  # int64 [M]: where each node's token lies among [depths, rows, ranks]; 0 for roots
+    source: Tensor  # int64 [M]: index of each node's token among [depths, rows, ranks]; 0 for roots
     roots: Tensor  # int64 [B]: the roots' nodes
     depth: int
     plan: TreePlan
 
 
 class ParallelHeadsDrafter:
-    """Fills a static tree with the best tokens of each head; every node of a depth draws on the same head.
+    """Fills a static tree with the best tokens of each head. All nodes of a depth use the same head.
 
-    target: what it drafts for; heads: on the target's device, in its dtype; shape: the tree, whose nodes below the last
-    head or beyond the vocabulary are left out; num_draft_tokens: nodes per row (default: all); pick: "coupled" orders
-    tokens by the replay noise that the target will use, "greedy" by the logits alone.
+    The hidden state of the root is unknown when a draft is made, since the root is stored by the pass that verifies the
+    draft. A step therefore starts from the state before the root, whose next token is the root: head k (from 0)
+    predicts the token k + 1 positions behind the root. A prompt of one token has no such state, and drafts from its
+    second step on.
 
-    The hidden state of the root is unknown when a draft is due: the root is stored by the very pass that verifies the
-    draft. So a step starts from the state before the root, whose next token is the root: head k (from 0) speaks of the
-    token k + 1 places behind the root. A row whose prompt is one token has no such state and drafts from its second
-    step on.
+    Args:
+        target: The target to draft for.
+        heads: The heads, on the target's device and in its dtype.
+        shape: The tree. Nodes deeper than the last head, or beyond the vocabulary, are left out.
+        num_draft_tokens: Default budget per row. None: all nodes.
+        pick: "coupled" orders tokens by the replay noise of the target, "greedy" by the logits alone.
+
+    Raises:
+        ValueError: If an option is out of range.
     """
 
     name = "ahead"
@@ -86,12 +95,12 @@ class ParallelHeadsDrafter:
         self._target = target
         self._project: Callable[[Tensor], Tensor] | None = getattr(target, "lm_head", None)
         known = heads.vocab_size if heads.token_ids is None else len(heads.token_ids)
-        self._depth, self._rank, self._parents = _within(shape, heads.num_heads, min(known, target.vocab_size))
+        self._depth, self._rank, self._parents = _fit_shape(shape, heads.num_heads, min(known, target.vocab_size))
         self._vocab_size: int = target.vocab_size
         most = len(self._parents) - 1
         self.num_draft_tokens = min(most, num_draft_tokens or most)
         self._states: dict[int, tuple[int, Tensor]] = {}  # row -> (length of its text, hidden state before its root)
-        self._pack = lru_cache(maxsize=256)(self._make_pack)
+        self._layout = lru_cache(maxsize=256)(self._build_layout)
 
     def begin(self, view: StateView, rows: Sequence[int], prompt_output: TargetOutput | None) -> None:
         if prompt_output is None:
@@ -114,32 +123,43 @@ class ParallelHeadsDrafter:
         if not active:
             return Draft.chains(rows, [[root] for root in roots], device=view.device)
         states = torch.stack([self._states[rows[at]][1] for at in active])
-        best = self.best(states, view.sampling([rows[at] for at in active]), select_entries(rng.positions, active))
-        pack = self._pack(tuple(counts), best.shape[2], view.device, current_stream_id(view.device))
-        tokens = best.flatten()[pack.source]
-        tokens[pack.roots] = host_to_device(roots, torch.int64, view.device)
+        best = self.pick_tokens(
+            states, view.sampling([rows[at] for at in active]), select_entries(rng.positions, active)
+        )
+        layout = self._layout(tuple(counts), best.shape[2], view.device, current_stream_id(view.device))
+        tokens = best.flatten()[layout.source]
+        tokens[layout.roots] = host_to_device(roots, torch.int64, view.device)
         shape = chain_layout(tuple(rows), tuple(counts), view.device)
         return Draft(
             rows=shape.rows,
             tokens=tokens,
-            parents=pack.parents,
+            parents=layout.parents,
             offsets=shape.offsets,
             proposal_kinds=shape.proposal_kinds,
             dist_index=shape.dist_index,
             row_of=shape.row_of,
             counts=tuple(counts),
-            max_depth=pack.depth,
+            max_depth=layout.depth,
             is_chain=self.needs.topology == "chain",
-            plan=pack.plan,
+            plan=layout.plan,
             row_ids=tuple(rows),
         )
 
-    def best(self, states: Tensor, sampling: SamplingTensors, positions: Tensor) -> Tensor:
-        """Tokens int64 [depths, N, ranks], best first, from states [N, hidden]. positions: int32 [N], of the roots."""
+    def pick_tokens(self, states: Tensor, sampling: SamplingTensors, positions: Tensor) -> Tensor:
+        """Picks the best tokens of each head.
+
+        Args:
+            states: Hidden states before the roots, [N, hidden].
+            sampling: Sampling parameters of the N rows.
+            positions: Positions of the roots, int32 [N].
+
+        Returns:
+            Tokens, best first, int64 [depths, N, ranks].
+        """
         logits = self.heads(states, self._project)[: max(self._depth)]
         depths, count = logits.shape[0], len(states)
         ids = self.heads.token_ids
-        if ids is not None:  # the noise is that of the target's ids
+        if ids is not None:  # the noise uses the target's ids
             whole = logits.new_full((depths, count, self._vocab_size), float("-inf"))
             logits = whole.index_copy_(2, ids, logits)
         logits = logits[..., : self._vocab_size].reshape(depths * count, -1)
@@ -153,9 +173,10 @@ class ParallelHeadsDrafter:
         nothing = torch.zeros_like(inv_t)
         width = max(self._rank) + 1
         tokens, _, _ = tree_expand(logits, inv_t, cut, tie, bounds, nothing, width=width, keep=1, **noise)
-        return tokens.long().clamp(min=0).reshape(depths, count, width)  # -1: logits that are no numbers
+        return tokens.long().clamp(min=0).reshape(depths, count, width)  # -1 where logits are NaN
 
-    def _make_pack(self, counts: tuple[int, ...], width: int, device: torch.device, stream: int) -> _Pack:
+    def _build_layout(self, counts: tuple[int, ...], width: int, device: torch.device, stream: int) -> _TreeLayout:
+        """Builds the layout of a batch with `counts` nodes per row."""
         active = sum(count > 1 for count in counts)
         parents: list[int] = []
         source: list[int] = []
@@ -172,7 +193,7 @@ class ParallelHeadsDrafter:
         with torch.inference_mode(False):
             above = host_to_device(parents, torch.int32, device)
             offsets = host_to_device([*roots, len(parents)], torch.int32, device)
-            return _Pack(
+            return _TreeLayout(
                 above,
                 host_to_device(source, torch.int64, device),
                 host_to_device(roots, torch.int64, device),
@@ -191,13 +212,19 @@ class ParallelHeadsDrafter:
             self._states.pop(row, None)
 
     def cuda_graph_proposals(self, max_rows: int) -> CudaGraphParallelHeads:
-        """Its proposals for captured steps over an engine of max_rows rows."""
+        """Returns the proposals for CUDA-graph steps of an engine with `max_rows` rows."""
         return CudaGraphParallelHeads(self, max_rows)
 
 
 class CudaGraphParallelHeads:
-    """Static trees in captured steps: the state before each row's root waits for the next step in a tensor that stays
-    in place, with the length of the text that it belongs to. A row without one drafts nothing in this step.
+    """Static trees in CUDA-graph steps.
+
+    The state before each row's root stays in a static tensor until the next step, with the length of its text. A row
+    without a state does not draft in this step.
+
+    Args:
+        drafter: The drafter.
+        max_rows: Rows of the engine.
     """
 
     aux_hidden_states = (AUX_HIDDEN_STATE,)
@@ -221,7 +248,7 @@ class CudaGraphParallelHeads:
 
     def propose(self, batch: CudaGraphRows) -> CudaGraphTrees:
         drafter, index = self._drafter, batch.rows.long()
-        best = drafter.best(self._states[index], batch.sampling, batch.lengths - 1)
+        best = drafter.pick_tokens(self._states[index], batch.sampling, batch.lengths - 1)
         nodes = min(batch.num_draft_tokens, len(drafter._parents) - 1)
         tokens = best[self._depth[:nodes].long() - 1, :, self._rank[:nodes].long()].T
         chain = drafter.needs.topology == "chain"
@@ -235,17 +262,17 @@ class CudaGraphParallelHeads:
         last = path.gather(1, accepted[:, None].long()).squeeze(1).long()
         there = last >= 0
         states = output.aux_hidden_states[AUX_HIDDEN_STATE][last.clamp(min=0)].to(self._states.dtype)
-        # the length first: after a stop between the two it is not the text's, and the state is passed over
+        # the length first: if a step is interrupted in between, the length does not match and the state is ignored
         self._lengths[index] = torch.where(there, batch.lengths + accepted + 1, self._lengths[index])
         self._states[index] = torch.where(there[:, None], states, self._states[index])
 
     def leave(self, view: StateView, rows: Sequence[int]) -> None:
-        for row in rows:  # of a step that failed half-way the length is another than the text's
+        for row in rows:  # after a failed step the length differs from the text's
             self._drafter._states[row] = int(self._lengths[row]), self._states[row].clone()
 
 
-def _within(shape: Shape, depths: int, ranks: int) -> tuple[list[int], list[int], list[int]]:
-    """(depth, rank, parent) of the nodes of a shape that heads for so many depths and ranks can fill."""
+def _fit_shape(shape: Shape, depths: int, ranks: int) -> tuple[list[int], list[int], list[int]]:
+    """Depths, ranks and parents of the nodes of a shape that heads with these depths and ranks can fill."""
     place, depth, rank, parents = {0: 0}, [0], [0], [-1]
     children = [0] * len(shape.parents)
     for node, parent in enumerate(shape.parents[1:], 1):

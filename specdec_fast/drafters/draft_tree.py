@@ -30,7 +30,7 @@ class DraftTreeDrafter(TreeDrafter):
         model: The draft model, a target of its own. Its rows follow those of the engine.
         widths: Children per node by level. (3, 2, 1): three children, two for each of them, one for each of those.
         num_draft_tokens: Default budget per row. None: all nodes of a static tree, 24 of a dynamic one.
-        how: How siblings are picked: one of `specdec_fast.trees.expansion.HOWS`, or a rule's `prefers`.
+        how: How siblings are picked: one of `specdec_fast.trees.sibling_picking.HOWS`, or a rule's `prefers`.
         vocab_size: Vocabulary of the target; draft ids beyond it are masked. None: the draft model's.
         shape: Static tree in place of `widths`: a list of parents, or a file of `specdec tune tree`.
         depth: Levels of a dynamic tree. 0: a static tree.

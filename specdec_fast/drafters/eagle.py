@@ -27,7 +27,7 @@ class EagleDrafter(HeadTrees):
         target: The target to draft for.
         head: Folder or hub id of a checkpoint, or a loaded head. None: the head bundled for the target.
         num_draft_tokens: Default budget per row. None: 24, or all nodes of the static tree.
-        how: How siblings are picked: one of `specdec_fast.trees.expansion.HOWS`, or a rule's `prefers`.
+        how: How siblings are picked: one of `specdec_fast.trees.sibling_picking.HOWS`, or a rule's `prefers`.
         depth: Levels of a dynamic tree. 0: the static tree `shape` (EAGLE-1).
         width: Nodes that grow per level of a dynamic tree, and children considered for each of them.
         shape: Static tree: a list of parents, or a file of `specdec tune tree`. None: the published tree.

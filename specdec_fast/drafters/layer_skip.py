@@ -27,7 +27,7 @@ from specdec_fast.core.draft import Draft
 from specdec_fast.core.names import RENAMED_PICKS
 from specdec_fast.interfaces import Acceptance, Budget, DrafterParts, Needs, Rng, StateView, TargetOutput
 from specdec_fast.sampling.target_distributions import chain_distributions
-from specdec_fast.targets.skipped_layers import SkippedLayers, chosen_in, place_of
+from specdec_fast.targets.skipped_layers import SkippedLayers, choice_path, read_choice
 from specdec_kernels import draft_sample
 from specdec_kernels.names import unknown_name
 
@@ -287,11 +287,11 @@ def _resolve_skipped_layers(
     elif exit_after is not None:
         found = SkippedLayers.after(exit_after, count)
     elif layers is not None:
-        found = chosen_in(layers, count)
+        found = read_choice(layers, count)
     else:
         model_id = getattr(target, "model_id", "")
-        tuned = place_of(model_id) if model_id else None
-        found = chosen_in(tuned, count) if tuned is not None and tuned.is_file() else SkippedLayers.middle(count)
+        tuned = choice_path(model_id) if model_id else None
+        found = read_choice(tuned, count) if tuned is not None and tuned.is_file() else SkippedLayers.middle(count)
     with target.skip_layers(found):  # refuses sub-blocks that cannot be skipped
         pass
     return found

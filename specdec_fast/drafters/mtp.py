@@ -23,7 +23,7 @@ class MtpDrafter(HeadTrees):
         target: The target to draft for.
         head: Folder or hub id of a checkpoint with such a module, or a loaded head. None: the target's own checkpoint.
         num_draft_tokens: Default budget per row. None: 3, or 24 with `depth`, or all nodes of `shape`.
-        how: How siblings are picked: one of `specdec_fast.trees.expansion.HOWS`, or a rule's `prefers`.
+        how: How siblings are picked: one of `specdec_fast.trees.sibling_picking.HOWS`, or a rule's `prefers`.
         depth: Levels of a dynamic tree. 0: the static tree `shape`.
         width: Nodes that grow per level of a dynamic tree, and children considered for each of them.
         shape: Static tree: a list of parents, or a file of `specdec tune tree`. None: a chain.

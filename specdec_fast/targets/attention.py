@@ -1,7 +1,7 @@
-"""The attention function that transformers models call in place of their own: paged, packed, tree-aware.
+"""The attention function that transformers models call in place of their own: paged, packed and tree-aware.
 
-Registered under one name in transformers' AttentionInterface; no mask function is registered, so that models build
-no mask. The context of a forward pass travels in a keyword argument. Tests: tests/targets/test_huggingface.py.
+It is registered under one name in transformers' AttentionInterface. No mask function is registered, so models build no
+mask. The context of a forward pass travels in a keyword argument. Tests: tests/targets/test_huggingface.py.
 """
 
 from __future__ import annotations
@@ -25,18 +25,26 @@ NAME = "specdec_paged"
 
 @dataclass(slots=True)
 class PackedContext:
-    """What one forward pass tells every attention layer: where nodes live and who sees whom."""
+    """The context of one forward pass, which every attention layer receives.
+
+    Attributes:
+        slots: Places of the staged nodes.
+        keys: Keys by layer, [num_pages, page_size, heads, dim] each.
+        values: Values by layer.
+        plans: Attention plans by kind of layer.
+        hidden_states: Hidden states of this pass, by name.
+    """
 
     slots: Slots
     keys: Sequence[Tensor]
     values: Sequence[Tensor]
     plans: dict[Hashable, AttentionPlan | None] = field(default_factory=dict)
-    caught: dict[str, Tensor] = field(default_factory=dict)
-    """Hidden states of this pass, by the names of the auxiliary hidden states that asked for them."""
+    hidden_states: dict[str, Tensor] = field(default_factory=dict)
 
     def plan(self, query: Tensor, keys: Tensor, window: int) -> AttentionPlan | None:
-        """How GPU kernels share out the keys of this pass: made by the first layer of a kind, good for all others.
-        Compiled passes have no plans here; the operator that they call makes its own (`share_attention_plans`).
+        """Returns the attention plan of GPU kernels. The first layer of a kind builds it, and the others reuse it.
+
+        Compiled passes have no plans here: the operator that they call builds its own (`share_attention_plans`).
         """
         if (query.is_cpu and not INTERPRETED) or is_compiling():
             return None
@@ -50,14 +58,14 @@ class PackedContext:
 
 @dataclass(slots=True)
 class Probe:
-    """Stands in for a context in a dry run: records every layer's attention module and the shape of what it stores."""
+    """Records the attention module and the key/value shape of every layer in a dry run."""
 
     layers: dict[int, LayerShape] = field(default_factory=dict)
     modules: dict[int, torch.nn.Module] = field(default_factory=dict)
 
 
 class OutsideTargetError(RuntimeError):
-    """The attention function was called without the context of a packed pass."""
+    """A call of the attention function without the context of a packed pass."""
 
 
 def attend(
@@ -74,7 +82,26 @@ def attend(
     packed: PackedContext | Probe | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """Attention of packed nodes [1, H, M, D] over the paged cache; returns [1, M, H, Dv] as transformers expects."""
+    """Attention of packed nodes over the paged cache, called by transformers.
+
+    Args:
+        module: The model's attention module, with its `layer_idx`.
+        query: Queries [1, H, M, D].
+        key: Keys of the new nodes [1, Hk, M, D].
+        value: Values of the new nodes [1, Hk, M, Dv].
+        attention_mask: Not used.
+        scaling: Factor of the scores. None: D ** -0.5.
+        sliding_window: Window of the layer, in tokens.
+        softcap: Soft cap of the scores.
+        s_aux: Attention sinks [H].
+        packed: Context of the pass.
+
+    Returns:
+        Outputs [1, M, H, Dv], and None for the attention weights.
+
+    Raises:
+        OutsideTargetError: If `packed` is missing.
+    """
     if packed is None:
         raise OutsideTargetError(
             f"a model with attention '{NAME}' was called outside its target; call HuggingFaceTarget.extend or .score, "
@@ -91,13 +118,11 @@ def attend(
     keys, values = packed.keys[layer], packed.values[layer]
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
     value_dim = value.shape[3]
-    if value_dim != key.shape[3]:  # latent attention: the narrower of the two is padded with zeros, which add nothing
+    if value_dim != key.shape[3]:  # latent attention: the narrower one is padded with zeros, which add nothing
         query, key, value = (pad(part, (0, keys.shape[3] - part.shape[3])) for part in (query, key, value))
     kv_stage(key[0].transpose(0, 1), value[0].transpose(0, 1), keys, values, slots.slots)
     packed_query = query[0].transpose(0, 1)
-    options: dict[str, Any] = {
-        "scale": scale
-    }  # what is not asked for is not passed: every layer of every pass calls this
+    options: dict[str, Any] = {"scale": scale}  # defaults are not passed, to keep calls of every layer cheap
     if softcap:
         options["softcap"] = softcap
     if sliding_window:
@@ -113,15 +138,15 @@ def attend(
 
 
 def is_served(config: Any) -> bool:
-    """Whether a model with this configuration calls `attend`."""
-    try:  # every pass asks, and transformers' own way to attributes takes some microseconds
+    """Returns whether a model with this configuration calls `attend`."""
+    try:  # called in every pass; transformers' own attribute access takes some microseconds
         return bool(object.__getattribute__(config, "_attn_implementation_internal") == NAME)
     except AttributeError:
         return bool(config._attn_implementation == NAME)
 
 
 def register() -> None:
-    """Make transformers know the attention function. Idempotent."""
+    """Registers the attention function with transformers. Calling it twice is harmless."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, attend)

@@ -1,9 +1,9 @@
 """Jacobi decoding of encoder-decoder models, for which it was published (Santilli et al. 2023, section 3).
 
-Translation models (Marian, MBart, T5 and the like) do not go through the packed engine: here every source has an
-encoder pass and a decoder cache of its own, so nothing is padded and a row does not know of the others. The model's
-generation settings (forced, suppressed and bad tokens, least lengths, repeated n-grams) hold at every position, each
-for its own prefix. Tests: tests/targets/test_encoder_decoder.py.
+Translation models (Marian, MBart, T5 and others) do not use the packed engine. Every source has an encoder pass and a
+decoder cache of its own, so nothing is padded and rows are independent. The model's generation settings (forced,
+suppressed and bad tokens, minimum lengths, repeated n-grams) apply at every position, each for its own prefix.
+Tests: tests/targets/test_encoder_decoder.py.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch import Tensor
 from specdec_fast.sampling.params import SamplingParams
 from specdec_fast.sampling.sampling_tensors import SamplingTable, SamplingTensors
 
-# settings of `generate` that change logits in ways that are not followed here
-NOT_FOLLOWED = (
+# settings of `generate` that change logits and are not supported here
+UNSUPPORTED_SETTINGS = (
     "begin_suppress_tokens",
     "encoder_no_repeat_ngram_size",
     "encoder_repetition_penalty",
@@ -30,20 +30,29 @@ NOT_FOLLOWED = (
 
 
 @dataclass(frozen=True, slots=True)
-class CrossVocab:
-    """tokens: with the end-of-sequence token, without the start; passes: of the decoder."""
+class TranslationResult:
+    """A translated text.
+
+    Attributes:
+        tokens: Token ids, with the end-of-sequence token and without the start token.
+        passes: Decoder passes.
+    """
 
     tokens: list[int]
     passes: int
 
 
 class EncoderDecoder:
-    """One source of an encoder-decoder model: scores decoder tokens over a cache that can be cut.
+    """One source text of an encoder-decoder model: scores decoder tokens over a cache that can be truncated.
 
-    model: a transformers sequence-to-sequence model; source: token ids; start: the decoder's first token (default: the
-    model's); max_new_tokens: what a forced end of text refers to.
+    Args:
+        model: A transformers sequence-to-sequence model.
+        source: Token ids.
+        start: First decoder token. None: the model's.
+        max_new_tokens: Length to which a forced end of text refers.
 
-    Raises ValueError for other models, and for generation settings that are not followed here.
+    Raises:
+        ValueError: If the model is no encoder-decoder, or if a generation setting is not supported here.
     """
 
     def __init__(
@@ -63,38 +72,49 @@ class EncoderDecoder:
         if found is None:
             raise ValueError("start: got none and the model names none; pass the decoder's first token")
         self.model, self.start = model, int(found)
-        self._edits = _settings(config, 1 + max_new_tokens, model.device)
+        self._processors = _build_logits_processors(config, 1 + max_new_tokens, model.device)
         ids = torch.tensor([list(source)], device=model.device)
-        self._seen = torch.ones_like(ids)
+        self._mask = torch.ones_like(ids)
         with torch.inference_mode():
-            self._encoded = model.get_encoder()(input_ids=ids, attention_mask=self._seen)
+            self._encoded = model.get_encoder()(input_ids=ids, attention_mask=self._mask)
         self._cache: Any = None
 
     def score(self, text: Sequence[int], fed: Sequence[int]) -> Tensor:
-        """Logits [len(fed), V] after each token of `fed`, which follow `text`, the tokens that are stored."""
+        """Scores tokens that follow the stored text.
+
+        Args:
+            text: Stored tokens.
+            fed: Tokens behind them.
+
+        Returns:
+            Logits [len(fed), V] after each fed token.
+        """
         with torch.inference_mode():
             output = self.model(
                 encoder_outputs=self._encoded,
-                attention_mask=self._seen,
+                attention_mask=self._mask,
                 decoder_input_ids=torch.tensor([list(fed)], device=self.model.device),
                 past_key_values=self._cache,
                 use_cache=True,
             )
             self._cache, logits = output.past_key_values, output.logits[0]
-            if not self._edits:
+            if not self._processors:
                 return logits
             whole = torch.tensor([[*text, *fed]], device=self.model.device)
             return torch.cat(
-                [self._edits(whole[:, : len(text) + at + 1], logits[at : at + 1].clone()) for at in range(len(fed))]
+                [
+                    self._processors(whole[:, : len(text) + at + 1], logits[at : at + 1].clone())
+                    for at in range(len(fed))
+                ]
             )
 
-    def keep(self, length: int) -> None:
-        """Forget what is stored behind the first `length` tokens."""
+    def truncate(self, length: int) -> None:
+        """Drops stored tokens beyond the first `length`."""
         for layer in self._cache.self_attention_cache.layers:
             layer.keys, layer.values = layer.keys[..., :length, :], layer.values[..., :length, :]
 
-    def stored(self) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values of the decoder's own layers, [1, heads, length, dim]."""
+    def stored_layers(self) -> list[tuple[Tensor, Tensor]]:
+        """Returns the stored keys and values of the decoder's self-attention by layer, [1, heads, length, dim]."""
         return [(layer.keys, layer.values) for layer in self._cache.self_attention_cache.layers]
 
 
@@ -107,18 +127,31 @@ def jacobi_translate(
     horizon: int | None = None,
     fill: int | Callable[[Sequence[int], int], Sequence[int]] | None = None,
     start: int | None = None,
-) -> list[CrossVocab]:
-    """Translate token ids with PJ (no block), PGJ(block) or HGJ(block, horizon); the text is that of plain decoding.
+) -> list[TranslationResult]:
+    """Translates token ids by Jacobi decoding. The text equals plain decoding's.
 
-    A pass puts a guess of the rest of the block through the decoder, as far as its positions go; the prefix
-    that agrees with the model's choices is final, and the choices behind it are the next guess. params: temperature 0
-    (default) is greedy as published, above it the choice is the arg-max with the request's replay noise, and
-    max_new_tokens bounds every text; fill: what a guess holds at first, a token id or a function (text, number) ->
-    tokens (default: the padding token).
+    A pass scores a guess of the rest of the block. The prefix that agrees with the model's choices is final, and the
+    choices behind it are the next guess. Without `block` this is PJ, with it PGJ, with `horizon` too HGJ.
 
-    Raises ValueError for sizes below 1, for a model or settings that do not fit, for a fill beyond the vocabulary, for
-    stop strings (here are token ids alone), and for edits of logits in `params` (those of the model's generation config
-    are followed).
+    Args:
+        model: A transformers sequence-to-sequence model.
+        sources: Token ids of each source.
+        params: Sampling parameters. None: temperature 0, greedy as published. Above 0, a choice is the arg-max under
+            the request's replay noise. `max_new_tokens` bounds every text.
+        block: Tokens per block. None: no blocks.
+        horizon: Tokens after which plain decoding takes over. None: never.
+        fill: Initial content of a guess: a token id, or a function (text, number) -> tokens. None: the padding token.
+        start: First decoder token. None: the model's.
+
+    Returns:
+        A result per source.
+
+    Raises:
+        ValueError: If a size is below 1, if the model or a setting is not supported, or if `params` has stop strings or
+            logits processors (those of the model's generation config apply).
+
+    Source:
+        Santilli et al. 2023, section 3, algorithms 1 to 3.
     """
     for what, size in (("block", block), ("horizon", horizon)):
         if size is not None and (not isinstance(size, int) or size < 1):
@@ -160,42 +193,43 @@ def _translate(
     block: int,
     horizon: int,
     fill: int | Callable[[Sequence[int], int], Sequence[int]],
-) -> CrossVocab:
+) -> TranslationResult:
+    """Decodes one text."""
     text, passes = [row.start], 0
-    places = getattr(row.model.config, "max_position_embeddings", None) or limit + 1
+    max_positions = getattr(row.model.config, "max_position_embeddings", None) or limit + 1
     guess: list[int] = []
     while len(text) - 1 < limit:
         done = len(text) - 1
-        room = max(min(block - done % block - 1, horizon - done - 1, limit - done - 1, places - len(text)), 0)
-        drafted = guess[:room]
-        if len(drafted) < room:
-            missing = room - len(drafted)
+        count = max(min(block - done % block - 1, horizon - done - 1, limit - done - 1, max_positions - len(text)), 0)
+        drafted = guess[:count]
+        if len(drafted) < count:
+            missing = count - len(drafted)
             drafted += [fill] * missing if isinstance(fill, int) else list(fill([*text, *drafted], missing))[:missing]
         logits = row.score(text[:-1], [text[-1], *drafted])
         passes += 1
-        count = len(drafted) + 1
-        positions = torch.arange(len(text), len(text) + count, dtype=torch.int32, device=logits.device)
-        nodes = sampling.expand_to_nodes((count,), torch.zeros(count, dtype=torch.int64, device=logits.device))
+        nodes_fed = len(drafted) + 1
+        positions = torch.arange(len(text), len(text) + nodes_fed, dtype=torch.int32, device=logits.device)
+        nodes = sampling.expand_to_nodes((nodes_fed,), torch.zeros(nodes_fed, dtype=torch.int64, device=logits.device))
         choice = nodes.sample_replay(logits, positions).tolist()
         accepted = next((at for at, token in enumerate(drafted) if token != choice[at]), len(drafted))
-        row.keep(len(text) + accepted)
+        row.truncate(len(text) + accepted)
         for token in choice[: accepted + 1]:
             text.append(token)
             if token in stops:
-                return CrossVocab(text[1:], passes)
+                return TranslationResult(text[1:], passes)
         guess = choice[accepted + 1 :]
-    return CrossVocab(text[1:], passes)
+    return TranslationResult(text[1:], passes)
 
 
-def _settings(config: Any, max_length: int, device: Any) -> Any:
+def _build_logits_processors(config: Any, max_length: int, device: Any) -> Any:
     """The model's generation settings as transformers applies them in greedy search. Raises ValueError."""
     from transformers import LogitsProcessorList
     from transformers.generation import logits_process as those
 
-    for name in NOT_FOLLOWED:
+    for name in UNSUPPORTED_SETTINGS:
         if getattr(config, name, None) not in (None, 0, 1.0):
             raise ValueError(
-                f"generation setting {name}: got {getattr(config, name)}; it is not followed here; unset it"
+                f"generation setting {name}: got {getattr(config, name)}; it is not supported here; unset it"
             )
     eos = config.eos_token_id
     ends = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)

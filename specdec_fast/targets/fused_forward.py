@@ -1,4 +1,4 @@
-"""Passes of Llama-like models as one operator call, and chains of them. Tests: tests/targets/test_fused_forward.py."""
+"""Forward passes of Llama-like models in one operator call, and chains. Tests: tests/targets/test_fused_forward.py."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from specdec_fast.targets.attention import PackedContext
 from specdec_fast.targets.linear_layers import BatchInvariantLinear
 from specdec_kernels import DecoderLayer, DecoderTable, draft_chain, fused_forward
 
-__all__ = ["FusedForward", "fused_forward", "why_not_fused", "widened"]
+__all__ = ["FusedForward", "fused_forward", "why_not_fused", "widen_small_model"]
 
 _LLAMA = "LlamaForCausalLM"
-SMALL = 2**25
-"""Bytes of weights in float32, about what a cache holds."""
-_KINDS = {
+SMALL_MODEL_BYTES = 2**25
+"""Size of weights in float32 that fit into a processor's cache."""
+_MODULE_TYPES = {
     "_proj": BatchInvariantLinear.__name__,
     "lm_head": BatchInvariantLinear.__name__,
     "embed_tokens": "Embedding",
@@ -28,11 +28,15 @@ _KINDS = {
     "mlp": "LlamaMLP",
     "self_attn": "LlamaAttention",
 }
-"""What the modules of a Llama are, by the ends of their names."""
+"""Types of a Llama's modules, by the ends of their names."""
 
 
 def why_not_fused(model: Any) -> str | None:
-    """Why `fused_forward` cannot stand for a model's own forward; None where it can."""
+    """Returns why `fused_forward` cannot replace a model's own forward, or None if it can.
+
+    Args:
+        model: A transformers model.
+    """
     if type(model).__name__ != _LLAMA or not type(model).__module__.startswith("transformers."):
         return f"the model is {type(model).__name__}; expected transformers' {_LLAMA}"
     if model.device.type != "cpu" or model.dtype != torch.float32:
@@ -41,7 +45,7 @@ def why_not_fused(model: Any) -> str | None:
         return f"its activation is {model.config.hidden_act}; expected silu"
     for name, module in model.named_modules():
         last = name.rpartition(".")[2]
-        expected = next((kind for end, kind in _KINDS.items() if last.endswith(end)), None)
+        expected = next((kind for end, kind in _MODULE_TYPES.items() if last.endswith(end)), None)
         if expected is not None and type(module).__name__ != expected:
             return f"{name} is {type(module).__name__}; expected {expected}"
         if getattr(module, "bias", None) is not None:
@@ -53,31 +57,43 @@ def why_not_fused(model: Any) -> str | None:
     return None
 
 
-def widened(model: Any) -> Any:
-    """A small model like Llama of half precision, on a CPU, in float32 from now on, in which its passes are one
-    operator: what its modules cost is in their calls, not in its weights. Others stay as they are.
+def widen_small_model(model: Any) -> Any:
+    """Converts a small Llama-like model in half precision on a CPU to float32, in place.
+
+    Its passes can then be fused. The calls of its modules cost more time than its weights do.
+
+    Args:
+        model: A transformers model.
+
+    Returns:
+        The same model. Other models are unchanged.
     """
-    small = 4 * sum(each.numel() for each in model.parameters()) <= SMALL
+    small = 4 * sum(each.numel() for each in model.parameters()) <= SMALL_MODEL_BYTES
     half = model.device.type == "cpu" and model.dtype in (torch.bfloat16, torch.float16)
     return model.float() if small and half and type(model).__name__ == _LLAMA else model
 
 
 def _has_hooks(module: Any) -> bool:
-    """Hooks of its user's: those of transformers record states for callers of the model's own forward."""
+    """Whether a user registered hooks. Hooks of transformers only record states for callers of the model's forward."""
     hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
     return any(not str(getattr(each, "__module__", "")).startswith("transformers.") for each in hooks)
 
 
 @dataclass(slots=True)
 class FusedForward:
-    """A packed pass of a model (`packed_logits`) by `fused_forward`."""
+    """A packed pass of a model (`build_packed_forward`) by the operator `fused_forward`.
+
+    Attributes:
+        table: Weights and constants of the model.
+        cache: The paged cache.
+    """
 
     table: DecoderTable
     cache: PagedCache
     run: Callable[..., Tensor]
-    """The operator's backend itself."""
+    """Backend of `fused_forward`."""
     run_chain: Callable[..., Tensor | tuple[Tensor, ...]]
-    """That of `draft_chain`."""
+    """Backend of `draft_chain`."""
 
     def __call__(self, tokens: Tensor, positions: Tensor, wanted: Tensor | None, packed: PackedContext) -> Tensor:
         at = packed.slots
@@ -99,27 +115,52 @@ class FusedForward:
         vocab_size: int,
         first_draw: int | None,
     ) -> Tensor | tuple[Tensor, ...]:
-        """Rows are fed tokens (as by `extend`) and draft `counts` more: the result of `draft_chain`. The caller has
-        reserved the room.
+        """Feeds tokens to rows, as `extend` does, and drafts chains behind them. The caller has reserved pages.
+
+        Args:
+            rows: Row of each request, int32 [B].
+            tokens: Packed tokens, int64 [M].
+            offsets: First token of each request, int32 [B + 1].
+            counts: Tokens to draft per request.
+            temperature: Temperature of each request, float32 [B]; None for greedy picks.
+            top_k: Top-k of each request, int32 [B].
+            top_p: Top-p of each request, float32 [B].
+            min_p: Min-p of each request, float32 [B].
+            seeds: Seed of each request, int64 [B].
+            roots: Position of each root, int32 [B].
+            vocab_size: Ids beyond it are masked.
+            first_draw: Number of the first draw if tokens are sampled; None picks with the noise of rule `replay`.
+
+        Returns:
+            The result of `specdec_kernels.draft_chain`: tokens, and distributions if tokens are sampled.
         """
         where = rows, self.cache.page_table, self.cache.lengths
-        asked = temperature, top_k, top_p, min_p, seeds, roots
-        return self.run_chain(self.table, tokens, offsets, counts, *where, *asked, vocab_size, first_draw)
+        params = temperature, top_k, top_p, min_p, seeds, roots
+        return self.run_chain(self.table, tokens, offsets, counts, *where, *params, vocab_size, first_draw)
 
 
 def build_fused_forward(model: Any, cache: PagedCache) -> FusedForward:
-    """The passes of a model that `why_not_fused` has nothing against, over its cache.
+    """Builds the fused forward of a model over its cache.
 
-    Weights stay where they are, and may be changed in place; whoever replaces one makes another target. Raises
-    ValueError where the compiled operator cannot read them.
+    Weights stay in place and may be changed in place. After replacing a weight, build another target.
+
+    Args:
+        model: A model for which `why_not_fused` is None.
+        cache: The target's cache.
+
+    Returns:
+        The fused forward.
+
+    Raises:
+        ValueError: If the compiled operator is missing or cannot read the weights.
     """
     base, config = model.model, model.config
-    places = torch.arange(min(cache.max_length, config.max_position_embeddings), device="cpu")
+    positions = torch.arange(min(cache.max_length, config.max_position_embeddings), device="cpu")
     with torch.no_grad():
-        found = base.rotary_emb(torch.zeros(1, dtype=torch.float32, device="cpu"), places[None])
+        found = base.rotary_emb(torch.zeros(1, dtype=torch.float32, device="cpu"), positions[None])
     table = DecoderTable(
         base.embed_tokens.weight,
-        [_layer(each) for each in base.layers],
+        [_layer_weights(each) for each in base.layers],
         base.norm.weight,
         model.lm_head.weight,
         torch.cat([part[0].chunk(2, 1)[0] for part in found], 1),
@@ -140,7 +181,7 @@ def build_fused_forward(model: Any, cache: PagedCache) -> FusedForward:
     return FusedForward(table, cache, run, draft_chain.bind_backend(table, one)[1])
 
 
-def _layer(layer: Any) -> DecoderLayer:
+def _layer_weights(layer: Any) -> DecoderLayer:
     attention, mlp = layer.self_attn, layer.mlp
     return DecoderLayer(
         norm=layer.input_layernorm.weight,

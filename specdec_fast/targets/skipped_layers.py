@@ -1,4 +1,4 @@
-"""Which sub-blocks of a model a draft leaves out, and the files that hold such choices beside the model's id.
+"""The sub-blocks of a model that a draft skips, and the files that store such choices by model id.
 
 Tests: tests/targets/test_skipped_layers.py.
 """
@@ -19,14 +19,19 @@ FORMAT = "specdec-layers-1"
 
 @dataclass(frozen=True, slots=True)
 class SkippedLayers:
-    """Attention and MLP sub-blocks that are left out, as sorted layer numbers."""
+    """Skipped attention and MLP sub-blocks.
+
+    Attributes:
+        attention: Layers whose attention is skipped, sorted.
+        mlp: Layers whose MLP is skipped, sorted.
+    """
 
     attention: tuple[int, ...] = ()
     mlp: tuple[int, ...] = ()
 
     @staticmethod
     def of(attention: Iterable[int] = (), mlp: Iterable[int] = ()) -> SkippedLayers:
-        """In any order. Raises ValueError for what is no layer number."""
+        """Builds a choice from layer numbers in any order. Raises ValueError for other values."""
         sets = []
         for kind, numbers in (("attention", attention), ("mlp", mlp)):
             entries = list(numbers) if isinstance(numbers, Iterable) and not isinstance(numbers, str) else [numbers]
@@ -38,7 +43,7 @@ class SkippedLayers:
 
     @staticmethod
     def after(layers: int, num_layers: int) -> SkippedLayers:
-        """Early exit: everything behind the first `layers` layers. Raises ValueError unless 0 <= layers < all."""
+        """Builds early exit: skips everything behind the first `layers` layers. Raises ValueError if out of range."""
         if not isinstance(layers, int) or isinstance(layers, bool) or not 0 <= layers < num_layers:
             raise ValueError(
                 f"exit_after: got {layers!r}; expected 0..{num_layers - 1}: the model has {num_layers} layers"
@@ -48,26 +53,26 @@ class SkippedLayers:
 
     @staticmethod
     def middle(num_layers: int) -> SkippedLayers:
-        """The middle half of the layers, whole: a choice for want of a better one."""
+        """Builds the default: skips the middle half of the layers."""
         rest = tuple(range(-(-num_layers // 4), num_layers - num_layers // 4))
         return SkippedLayers(rest, rest)
 
     @staticmethod
     def of_bits(bits: Iterable[bool | int]) -> SkippedLayers:
-        """From 2L bits, attention first: 1 is left out."""
+        """Builds a choice from 2L bits, attention first. 1 is skipped."""
         flags = [bool(bit) for bit in bits]
         half = len(flags) // 2
         return SkippedLayers.of((at for at in range(half) if flags[at]), (at for at in range(half) if flags[half + at]))
 
     def bits(self, num_layers: int) -> tuple[int, ...]:
-        """2L bits, attention first: 1 is left out."""
+        """Returns 2L bits, attention first. 1 is skipped."""
         return tuple(int(at in kind) for kind in (self.attention, self.mlp) for at in range(num_layers))
 
     def __len__(self) -> int:
         return len(self.attention) + len(self.mlp)
 
     def check(self, num_layers: int, where: str = "layers to skip") -> SkippedLayers:
-        """Itself. Raises ValueError where it names a layer that the model does not have."""
+        """Returns the choice itself. Raises ValueError if it names a layer that the model does not have."""
         for kind, numbers in (("attention", self.attention), ("mlp", self.mlp)):
             beyond = [each for each in numbers if each >= num_layers]
             if beyond:
@@ -79,7 +84,7 @@ class SkippedLayers:
 
 
 def data_folder() -> Path:
-    """Where choices are kept: the variable SPECDEC_DATA, else the user's data folder."""
+    """Returns the folder of stored choices: the variable SPECDEC_DATA, else the user's data folder."""
     chosen = os.environ.get("SPECDEC_DATA")
     if chosen:
         return Path(chosen)
@@ -87,8 +92,8 @@ def data_folder() -> Path:
     return (Path(home) if home else Path.home() / ".local" / "share") / "specdec-fast"
 
 
-def place_of(model_id: str) -> Path:
-    """The file for a model's choice. A folder is told apart from others of its name by a part of a hash."""
+def choice_path(model_id: str) -> Path:
+    """Returns the file of a model's choice. Folders of one name differ by a part of a hash."""
     name = re.sub(r"[^\w.-]+", "--", model_id)
     folder = Path(model_id)
     if folder.is_dir():
@@ -97,7 +102,14 @@ def place_of(model_id: str) -> Path:
 
 
 def write_layers(path: Path, chosen: SkippedLayers, num_layers: int, facts: Mapping[str, Any]) -> None:
-    """Write a choice with whatever else is known of it. The old file stays until the new one is complete."""
+    """Writes a choice. The old file stays until the new one is complete.
+
+    Args:
+        path: The file.
+        chosen: The choice.
+        num_layers: Layers of the model.
+        facts: Further fields: how the choice was made.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {
         "format": FORMAT,
@@ -112,7 +124,7 @@ def write_layers(path: Path, chosen: SkippedLayers, num_layers: int, facts: Mapp
 
 
 def read_layers(path: str | Path) -> dict[str, Any]:
-    """What `write_layers` wrote. Raises ValueError for a file that is missing or something else."""
+    """Returns the content of a file of `write_layers`. Raises ValueError if it is missing or another file."""
     place = Path(path)
     remedy = "make one with `specdec tune layers`"
     if not place.is_file():
@@ -127,8 +139,8 @@ def read_layers(path: str | Path) -> dict[str, Any]:
     return found
 
 
-def chosen_in(path: str | Path, num_layers: int) -> SkippedLayers:
-    """The choice of a file, for a model of so many layers. Raises ValueError."""
+def read_choice(path: str | Path, num_layers: int) -> SkippedLayers:
+    """Returns the choice in a file, for a model of `num_layers` layers. Raises ValueError."""
     found = read_layers(path)
     if found["num_layers"] != num_layers:
         raise ValueError(

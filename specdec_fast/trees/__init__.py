@@ -1,1 +1,1 @@
-"""Token trees: shapes, static layouts, and expansion level by level."""
+"""Token trees: topologies, static layouts, dynamic trees, and expansion level by level."""

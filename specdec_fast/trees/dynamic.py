@@ -1,9 +1,8 @@
-"""Dynamic trees (Li et al. 2024, EAGLE-2, section 4): they grow from the best nodes of each level and keep the best of
-all that were seen.
+"""Dynamic trees (EAGLE-2): they grow from the best nodes of each level and keep the best of all nodes.
 
-Nobody asks a device how many these are: every level has room for all that may grow, places to spare have no children,
-and nodes behind the last tree belong to nobody. Where memory is the host's own there is nobody to wait for, and passes
-are as large as their trees. The same for steps that are captured and for steps that are not.
+No size is read from a device. Every level reserves space for all nodes that may grow; unused places have no children,
+and nodes behind the last tree belong to no tree. On a CPU, reading sizes is free, and passes are as large as their
+trees. CUDA-graph steps and other steps share this code.
 Tests: tests/drafters/test_eagle.py, tests/drafters/test_host_reads.py.
 """
 
@@ -23,24 +22,35 @@ from specdec_kernels import Growth, TreePlan, tree_grow
 
 
 @dataclass(frozen=True, slots=True)
-class Front:
+class Frontier:
     """Nodes that may get children, tree after tree.
 
-    level: 0 for the roots; sizes: how many of each tree; bounds: int32 [B + 1], where they begin; places: where they
-    are among the nodes of the last pass, those that are not there at their tree's root; there: bool, or None for all.
+    Attributes:
+        level: 0 for the roots.
+        sizes: Nodes of each of the B trees.
+        bounds: First node of each tree, int32 [B + 1].
+        places: The nodes among those of the last pass, int64 [N] or host integers. Unused places name their tree's
+            root.
+        present: Which places are used, bool [N]. None: all.
     """
 
     level: int
     sizes: tuple[int, ...]
     bounds: Tensor
     places: Tensor | list[int]
-    there: Tensor | None = None
+    present: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Grown:
-    """Packed trees, the best of all: tokens int64 and parents int32 [B * most], 0 and -1 behind the last node; counts:
-    int32 [2, B], the nodes of each, root included, and the depth of its deepest; staged: what was scored, by level.
+class GrownTrees:
+    """Packed trees of the best nodes.
+
+    Attributes:
+        tokens: Tokens, int64 [B * most], 0 behind the last node.
+        parents: Parents, int32 [B * most], -1 behind the last node.
+        counts: Nodes of each tree, root included, and depth of its deepest node, int32 [2, B].
+        plan: Depths, ancestors and links.
+        staged: The scored draft of each level.
     """
 
     tokens: Tensor
@@ -50,92 +60,108 @@ class Grown:
     staged: list[Draft]
 
 
-class Passes(Protocol):
-    """Who knows the model that B trees grow by."""
+class TreeForward(Protocol):
+    """The model that B trees grow by."""
 
-    def dists(self, front: Front) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Logits [N, V] after nodes of the last pass, and (1/T, cut, tie) that their children are picked by."""
+    def dists(self, frontier: Frontier) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Returns logits [N, V] after nodes of the last pass, and (1/T, cut, tie) for picking their children."""
         ...
 
     def score(self, draft: Draft) -> None:
-        """The next pass, over trees whose `counts` are bounds."""
+        """Scores the next level. The `counts` of the draft are bounds."""
         ...
 
-    def room(self, dtype: torch.dtype) -> Growth:
-        """Memory for the trees, with the tokens of their roots."""
+    def allocate(self, dtype: torch.dtype) -> Growth:
+        """Returns memory for the trees, with the tokens of their roots."""
         ...
 
 
-def reads_freely(device: torch.device) -> bool:
-    """Whether the host need not wait for what is in this memory."""
+def host_reads_are_free(device: torch.device) -> bool:
+    """Returns whether the host can read this device's memory without waiting."""
     return device.type == "cpu"
 
 
 def grow(
-    passes: Passes,
+    forward: TreeForward,
     rows: Tensor,
-    front: Front,
+    frontier: Frontier,
     *,
     depth: int,
     width: int,
     sharpness: float,
     noise: dict[str, Tensor],
     row_ids: tuple[int, ...] | None = None,
-) -> Grown:
-    """rows: int32 [B]; front: the roots of the trees that are more than that; depth, width, sharpness: as in
-    `growing.TreeDrafter`; noise: seeds and positions as tree_grow takes them, or nothing; row_ids: rows on the host,
-    which then looks at the size of every level.
+) -> GrownTrees:
+    """Grows trees level by level.
+
+    Args:
+        forward: The model.
+        rows: Row of each tree, int32 [B].
+        frontier: The roots of trees that may have draft nodes.
+        depth: Levels.
+        width: Nodes that grow per level, and children considered for each of them.
+        sharpness: Exponent on the model's distribution in the scores.
+        noise: Seeds and positions for coupled picks, as `tree_grow` takes them; empty without noise.
+        row_ids: Rows as host integers. The host then reads the size of every level. None: it reads nothing.
+
+    Returns:
+        The trees.
+
+    Source:
+        Li et al. 2024 (EAGLE-2), section 4.
     """
     staged = list[Draft]()
     growth: Growth
     for level in range(depth):
-        last = level == depth - 1 or not any(front.sizes)
-        if any(front.sizes):
-            logits, inv_t, cut, tie = passes.dists(front)
+        last = level == depth - 1 or not any(frontier.sizes)
+        if any(frontier.sizes):
+            logits, inv_t, cut, tie = forward.dists(frontier)
             if level == 0:
-                growth = passes.room(inv_t.dtype)
-            if front.there is not None:  # a place to spare has no children
-                cut = torch.where(front.there, cut, float("inf"))
-        else:  # what was found is all there is
+                growth = forward.allocate(inv_t.dtype)
+            if frontier.present is not None:  # an unused place has no children
+                cut = torch.where(frontier.present, cut, float("inf"))
+        else:  # no node is left to grow
             logits, inv_t, cut, tie = logits[:0], inv_t[:0], cut[:0], tie[:0]
         sizes = {"level": level, "width": width, "last": last, "sharpness": sharpness}
-        tokens, parents, counts, plan = tree_grow(logits, inv_t, cut, tie, front.bounds, growth, **sizes, **noise)
+        tokens, parents, counts, plan = tree_grow(logits, inv_t, cut, tie, frontier.bounds, growth, **sizes, **noise)
         if last:
             break
         if row_ids is None:
-            draft = _bounded(rows, tokens, parents, counts, plan, level + 1)
-            front = _room_to_grow(level, width, growth, draft.offsets)
+            draft = _build_bounded_draft(rows, tokens, parents, counts, plan, level + 1)
+            frontier = _reserve_frontier(level, width, growth, draft.offsets)
         else:
             now, deepest = counts.tolist()
             draft = Draft.packed(row_ids, tokens, parents, tuple(now), max(deepest), plan)
-            front = _grown(level, front, staged[-1].counts if staged else (1,) * len(now), draft)
-        if any(front.sizes):
+            frontier = _collect_frontier(level, frontier, staged[-1].counts if staged else (1,) * len(now), draft)
+        if any(frontier.sizes):
             staged.append(draft)
-            passes.score(draft)
-    return Grown(tokens, parents, counts, plan, staged)
+            forward.score(draft)
+    return GrownTrees(tokens, parents, counts, plan, staged)
 
 
-def _grown(level: int, before: Front, had: tuple[int, ...], draft: Draft) -> Front:
-    """The nodes that a level has added, which are the last of each tree. had: nodes of each at the level before."""
-    sizes = tuple([max(new - old, 0) for new, old in zip(draft.counts, had)])
+def _collect_frontier(level: int, before: Frontier, previous: tuple[int, ...], draft: Draft) -> Frontier:
+    """The nodes that a level has added: the last ones of each tree. previous: nodes at the level before."""
+    sizes = tuple([max(new - old, 0) for new, old in zip(draft.counts, previous)])
     stops = accumulate(draft.counts)
     places = [node for stop, size in zip(stops, sizes) for node in range(stop - size, stop)]
     bounds = chain_layout(tuple(range(len(sizes))), sizes, draft.tokens.device).offsets
-    return Front(level + 1, sizes, bounds, places)
+    return Frontier(level + 1, sizes, bounds, places)
 
 
-def _room_to_grow(level: int, width: int, growth: Growth, offsets: Tensor) -> Front:
+def _reserve_frontier(level: int, width: int, growth: Growth, offsets: Tensor) -> Frontier:
     """Places for all nodes that a level may have added to trees that begin at `offsets`."""
-    trees, each, first = growth.tokens.shape[0], min(width, growth.keep), 1 + level * growth.keep
-    ends = growth.nodes[:, first : first + each]
-    most = trees * (1 + (level + 1) * each)
-    places = (ends.clamp(min=0) + offsets[:-1, None]).flatten().clamp(max=most - 1).long()
-    bounds = torch.arange(trees + 1, dtype=torch.int32, device=offsets.device) * each
-    return Front(level + 1, (each,) * trees, bounds, places, (ends >= 0).flatten())
+    trees, size, first = growth.tokens.shape[0], min(width, growth.keep), 1 + level * growth.keep
+    nodes = growth.nodes[:, first : first + size]
+    most = trees * (1 + (level + 1) * size)
+    places = (nodes.clamp(min=0) + offsets[:-1, None]).flatten().clamp(max=most - 1).long()
+    bounds = torch.arange(trees + 1, dtype=torch.int32, device=offsets.device) * size
+    return Frontier(level + 1, (size,) * trees, bounds, places, (nodes >= 0).flatten())
 
 
-def _bounded(rows: Tensor, tokens: Tensor, parents: Tensor, counts: Tensor, plan: TreePlan, depth: int) -> Draft:
-    """Trees of chosen tokens, with room for as many nodes of each."""
+def _build_bounded_draft(
+    rows: Tensor, tokens: Tensor, parents: Tensor, counts: Tensor, plan: TreePlan, depth: int
+) -> Draft:
+    """A draft of deterministic tokens whose counts are bounds."""
     return Draft(
         rows=rows,
         tokens=tokens,

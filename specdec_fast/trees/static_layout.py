@@ -1,7 +1,7 @@
-"""Static trees of a batch before a token is known: where every node lies, level by level.
+"""Layouts of static trees: the place of every node of a batch, level by level, before any token is known.
 
-Everything here follows from the shape and the budgets, so a drafter can stage, score and fill whole levels without
-looking at what was drawn: a token that its distribution does not give leaves its place empty, and everything below it.
+A layout follows from topology and budgets. Drafters can therefore stage, score and fill whole levels without reading
+sampled tokens. If a distribution yields no token for a place, the place and everything below it stay empty.
 Tests: tests/drafters/test_host_reads.py, tests/drafters/test_draft_tree.py.
 """
 
@@ -20,18 +20,26 @@ from specdec_fast.core.draft import Draft
 from specdec_fast.trees.topology import Shape
 
 EMPTY = -1
-"""Token of a place that nothing was drawn for."""
+"""Token of an empty place."""
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """Nodes that get children, of all trees that grow here.
+    """Nodes that get children, of all trees that grow at this level.
 
-    places: of these trees in the batch; draft: the trees down to these nodes, with rows and tokens to be put in; sizes:
-    nodes that grow, of each; ends: where they are in the draft; children: how many each gets, widest: at most;
-    staged: int64 [nodes of the draft], its nodes among all; at: int64, the children among all nodes, and for each its
-    parent there (above) and where it is found in [nodes that grow, widest] (picked); before, roots: int64 [nodes that
-    grow], the node before the first child of each, and its root.
+    Attributes:
+        places: Indices of these trees in the batch.
+        draft: The trees down to these nodes; rows and tokens are filled in later.
+        sizes: Growing nodes of each tree.
+        ends: The growing nodes among the nodes of the draft.
+        children: Children of each growing node, int32.
+        widest: Most children of one node.
+        staged: The draft's nodes among all nodes, int64.
+        at: The children among all nodes, int64.
+        above: Parent of each child among all nodes, int64.
+        picked: Index of each child in [growing nodes, widest], int64.
+        before: The node before the first child of each growing node, int64.
+        roots: The root of each growing node, int64.
     """
 
     places: tuple[int, ...]
@@ -52,8 +60,11 @@ class Level:
 class StaticLayout:
     """The nodes of a batch's trees on one axis, row after row, each tree level by level.
 
-    parents: per row, of every node in its tree; sources: per row and node the distribution that its token comes from,
-    counted over the nodes that grow, level after level; above: int64 [nodes], every node's parent, a root's is itself.
+    Attributes:
+        parents: Parent of every node in its tree, per row.
+        sources: Index of the distribution of every node's token, per row, counted over growing nodes level by level.
+        above: Parent of every node on the packed axis, int64; a root is its own parent.
+        levels: The levels.
     """
 
     parents: list[list[int]]
@@ -62,37 +73,46 @@ class StaticLayout:
     levels: list[Level]
 
     def table(self, roots: Sequence[int]) -> Tensor:
-        """int64 [2, nodes]: tokens, of which the roots are known, and how they were picked."""
+        """Builds int64 [2, nodes]: tokens, of which the roots are known, and proposal kinds."""
         tokens: list[int] = []
         for root, parents in zip(roots, self.parents):
             tokens += [root, *[EMPTY] * (len(parents) - 1)]
         return host_to_device(tokens + [0] * len(tokens), torch.int64, self.above.device).view(2, -1)
 
-    def numbers(self, tokens: Tensor, level: Level) -> Tensor:
-        """int32: the number of the first draw of each node that grows: a node that is not there draws nothing."""
-        proposal_kinds = (tokens[self.above] != EMPTY).cumsum(0, dtype=torch.int32)
-        return proposal_kinds[level.before] - proposal_kinds[level.roots]
+    def draw_numbers(self, tokens: Tensor, level: Level) -> Tensor:
+        """Returns the number of the first draw of each growing node, int32. Empty nodes draw nothing."""
+        present = (tokens[self.above] != EMPTY).cumsum(0, dtype=torch.int32)
+        return present[level.before] - present[level.roots]
 
     def trees(self, tokens: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-        """(tokens, parents) of every row's tree, EMPTY ones in it."""
+        """Returns (tokens, parents) of every row's tree, with EMPTY ones."""
         ends = list(accumulate(map(len, self.parents)))
         return [(list(tokens[a:b]), parents) for a, b, parents in zip([0, *ends], ends, self.parents)]
 
 
 def static_layout(shape: Shape, limits: tuple[int, ...], device: torch.device) -> StaticLayout:
-    """Of trees with the first `limits` nodes of a shape behind their roots. Its tensors must not be written to."""
-    return _remembered(shape, limits, device, current_stream_id(device))
+    """Returns the layout of trees with the first `limits` nodes of a topology.
+
+    Args:
+        shape: The topology.
+        limits: Draft nodes of each row.
+        device: Device of the tensors.
+
+    Returns:
+        A cached layout. Its tensors must not be changed.
+    """
+    return _cached_layout(shape, limits, device, current_stream_id(device))
 
 
 @lru_cache(maxsize=256)
-def _remembered(shape: Shape, limits: tuple[int, ...], device: torch.device, stream: int) -> StaticLayout:
-    """Its tensors are written behind what that stream has to do, so other streams have their own."""
+def _cached_layout(shape: Shape, limits: tuple[int, ...], device: torch.device, stream: int) -> StaticLayout:
+    """Tensors are written in the order of a stream, so every stream has its own layouts."""
     trees = [_by_level(shape, limit) for limit in limits]
     starts = list(accumulate((len(parents) for parents, _ in trees), initial=0))
     above = [start + max(parent, 0) for start, (parents, _) in zip(starts, trees) for parent in parents]
     sources = [[EMPTY] * len(parents) for parents, _ in trees]
     levels: list[Level] = []
-    with torch.inference_mode(False):  # remembered: used inside and outside of it
+    with torch.inference_mode(False):  # cached tensors are used inside and outside of it
         while True:
             found = _level(shape, trees, starts, sources, len(levels), device)
             if found is None:
@@ -105,9 +125,9 @@ def _remembered(shape: Shape, limits: tuple[int, ...], device: torch.device, str
 
 @lru_cache(maxsize=512)
 def _by_level(shape: Shape, limit: int) -> tuple[list[int], list[list[tuple[int, list[int]]]]]:
-    """Parents of a shape's first nodes, taken level by level; per level the nodes that get children, with these."""
+    """Parents of a topology's first nodes, level by level; per level the nodes with children, and these children."""
     children, order = shape.children(limit), [0]
-    for node in order:  # grows while it is read
+    for node in order:  # grows while it is read: breadth-first
         order.extend(children[node])
     place = {node: at for at, node in enumerate(order)}
     parents = [place.get(shape.parents[node], -1) for node in order]
@@ -128,7 +148,7 @@ def _level(
     depth: int,
     device: torch.device,
 ) -> Level | None:
-    """The nodes at a depth that get children, or None; notes in `sources` where these come from."""
+    """The nodes at a depth that get children, or None. Fills `sources` for these children."""
     places = tuple(place for place, (_, levels) in enumerate(trees) if len(levels) > depth)
     if not places:
         return None

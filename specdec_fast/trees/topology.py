@@ -1,6 +1,6 @@
-"""Shapes of static token trees: by widths, by a list of parents, or the best one for measured acceptance rates.
+"""Topologies of static token trees: by widths, by a list of parents, or the best one for measured acceptance rates.
 
-A shape says how many children each node gets and nothing of tokens, so it may be settled before anything is drawn.
+A topology says how many children each node gets. It contains no tokens, so it can be fixed before tokens are sampled.
 Tests: tests/trees/test_topology.py.
 """
 
@@ -19,11 +19,13 @@ FORMAT = "specdec tree shape 1"
 
 @dataclass(frozen=True)
 class Shape:
-    """parents[i]: parent of node i, -1 for the root, which is node 0; parents come first, siblings by rank.
+    """The topology of a static tree. A budget of n nodes uses the first n nodes behind the root.
 
-    A budget of n nodes takes the first n nodes behind the root.
+    Attributes:
+        parents: Parent of each node, -1 for node 0, the root. Parents precede children, siblings are ordered by rank.
 
-    Raises ValueError for a list that is no such tree.
+    Raises:
+        ValueError: If the list is no such tree.
     """
 
     parents: tuple[int, ...]
@@ -48,7 +50,7 @@ class Shape:
         return self.parents == tuple(range(-1, self.num_nodes))
 
     def children(self, limit: int) -> tuple[tuple[int, ...], ...]:
-        """Children of every node among the first `limit` behind the root."""
+        """Returns the children of every node among the first `limit` nodes behind the root."""
         return _children(self.parents, limit)
 
 
@@ -62,7 +64,14 @@ def _children(parents: tuple[int, ...], limit: int) -> tuple[tuple[int, ...], ..
 
 
 def shape_of_widths(widths: Sequence[int]) -> Shape:
-    """(3, 2, 1): three children, two for each of them, one for each of those. Level by level."""
+    """Builds a topology from the number of children per level.
+
+    Args:
+        widths: Children of each node by level. (3, 2, 1): three children, two for each of them, one for each of those.
+
+    Returns:
+        The topology, numbered level by level.
+    """
     parents, level = [-1], [0]
     for width in widths:
         following = []
@@ -75,8 +84,15 @@ def shape_of_widths(widths: Sequence[int]) -> Shape:
 
 
 def expected_tokens(shape: Shape, rates: Sequence[Sequence[float]]) -> float:
-    """Tokens per step of a shape, the target's own one included. rates[d][r]: chance that the walk, being at depth d,
-    goes on to the child of rank r. Depths and ranks beyond the table count nothing.
+    """Computes the expected tokens per step of a topology, the target's own token included.
+
+    Args:
+        shape: The topology.
+        rates: `rates[d][r]` is the probability that an accepted path of depth d continues to the child of rank r.
+            Depths and ranks beyond the table count 0.
+
+    Returns:
+        Expected tokens.
     """
     reach, depth, taken = [1.0], [0], [0] * len(shape.parents)
     for parent in shape.parents[1:]:
@@ -89,50 +105,76 @@ def expected_tokens(shape: Shape, rates: Sequence[Sequence[float]]) -> float:
 
 
 def best_shape(rates: Sequence[Sequence[float]], nodes: int) -> Shape:
-    """The shape of `nodes` nodes behind the root that promises most tokens per step; any first part of it is best too.
+    """Finds the topology with the most expected tokens per step. Every prefix of it is optimal too.
 
-    rates as in `expected_tokens`; of every depth they must not increase with the rank (measured ones are made so). A
-    child's chance to be reached is at most its parent's, so taking the likeliest open place again and again is optimal
-    and needs no table: the optimum of the dynamic program of Sequoia (Chen et al. 2024), section 3.1, for rates by
-    depth.
+    A child's probability is at most its parent's, so adding the likeliest open place again and again is optimal. For
+    rates by depth this equals the optimum of the dynamic program of Sequoia.
 
-    Raises ValueError for rates outside [0, 1], an empty table or no nodes.
+    Args:
+        rates: As in `expected_tokens`. Measured rates that increase with the rank are lowered.
+        nodes: Nodes behind the root.
+
+    Returns:
+        The topology, with fewer nodes if the table ends.
+
+    Raises:
+        ValueError: If a rate is outside [0, 1], the table is empty, or there are no nodes.
+
+    Source:
+        Chen et al. 2024 (Sequoia), section 3.1.
     """
     if nodes < 1 or not rates or not rates[0]:
         raise ValueError(
             f"best shape: got {nodes} nodes and {len(rates)} depths of rates; expected at least one of both"
         )
     if any(not 0 <= rate <= 1 for row in rates for rate in row):
-        raise ValueError("best shape: got a rate outside [0, 1]; expected chances")
+        raise ValueError("best shape: got a rate outside [0, 1]; expected probabilities")
     falling = [[min(row[: rank + 1]) for rank in range(len(row))] for row in rates]
     parents, depth, reach, taken = [-1], [0], [1.0], [0]
-    places: list[tuple[float, int]] = []  # chance of a node's next child, and the node
+    heap: list[tuple[float, int]] = []  # negative probability of a node's next child, and the node
 
-    def offer(node: int) -> None:
+    def push_child(node: int) -> None:
+        """Adds the next child of a node to the heap."""
         level, rank = depth[node], taken[node]
         if level < len(falling) and rank < len(falling[level]) and falling[level][rank] > 0:
-            heapq.heappush(places, (-reach[node] * falling[level][rank], node))
+            heapq.heappush(heap, (-reach[node] * falling[level][rank], node))
 
-    offer(0)
-    while places and len(parents) <= nodes:
-        chance, parent = heapq.heappop(places)
+    push_child(0)
+    while heap and len(parents) <= nodes:
+        negative, parent = heapq.heappop(heap)
         taken[parent] += 1
         parents.append(parent)
         depth.append(depth[parent] + 1)
-        reach.append(-chance)
+        reach.append(-negative)
         taken.append(0)
-        offer(parent)
-        offer(len(parents) - 1)
+        push_child(parent)
+        push_child(len(parents) - 1)
     return Shape(tuple(parents))
 
 
 def write_shape(path: Path, shape: Shape, facts: Mapping[str, Any]) -> None:
-    """JSON with the shape and what it was made from."""
+    """Writes a topology as JSON.
+
+    Args:
+        path: The file.
+        shape: The topology.
+        facts: Further fields: how it was made.
+    """
     path.write_text(json.dumps({"format": FORMAT, "parents": list(shape.parents), **facts}, indent=2) + "\n")
 
 
 def read_shape(path: str | Path) -> Shape:
-    """The shape in a file of `write_shape`. Raises ValueError for anything else."""
+    """Reads a topology from a file of `write_shape`.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The topology.
+
+    Raises:
+        ValueError: If the file cannot be read or is no such file.
+    """
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:

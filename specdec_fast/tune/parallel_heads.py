@@ -55,7 +55,9 @@ def measure_heads(
         finally:
             target.cache.release([0])
         here = states[start : start + count]
-        best = drafter.best(here, _sampling(each, count, here.device), _positions(start, count, here.device)).cpu()
+        best = drafter.pick_tokens(
+            here, _sampling(each, count, here.device), _positions(start, count, here.device)
+        ).cpu()
         if not len(hits):
             hits, places = torch.zeros(best.shape[0], best.shape[2]), torch.zeros(best.shape[0], 1)
         for head in range(len(best)):

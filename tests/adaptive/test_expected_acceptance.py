@@ -82,7 +82,7 @@ def test_rows_without_drafts_accept_nothing_and_draft_ids_are_translated() -> No
 
 def test_what_has_no_expectation_is_refused() -> None:
     draft, dists, _ = drafts("sampled", TREES[0], "full")
-    with pytest.raises(ValueError, match="got drawn siblings"):
+    with pytest.raises(ValueError, match="got sampled siblings"):
         expected_accepted(get_rule("replay"), draft, dists)
 
     class Blind:

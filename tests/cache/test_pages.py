@@ -12,25 +12,25 @@ from specdec_fast.cache import PageAllocator
 
 def test_page_zero_is_never_handed_out() -> None:
     pages = PageAllocator(8)
-    taken = pages.take(7)
-    assert taken is not None and sorted(taken) == list(range(1, 8))
+    allocated = pages.allocate(7)
+    assert allocated is not None and sorted(allocated) == list(range(1, 8))
     assert pages.num_free == 0 and pages.num_used == 7
 
 
 def test_taking_too_many_takes_nothing() -> None:
     pages = PageAllocator(4)
-    assert pages.take(4) is None and pages.num_free == 3
-    assert pages.take(0) == []
+    assert pages.allocate(4) is None and pages.num_free == 3
+    assert pages.allocate(0) == []
 
 
 def test_shared_pages_live_until_their_last_owner() -> None:
     pages = PageAllocator(4)
-    taken = pages.take(2)
-    assert taken is not None
-    pages.share(taken)
-    pages.give_back(taken)
+    allocated = pages.allocate(2)
+    assert allocated is not None
+    pages.share(allocated)
+    pages.free(allocated)
     assert pages.num_free == 1
-    pages.give_back(taken)
+    pages.free(allocated)
     assert pages.num_free == 3
 
 
@@ -38,13 +38,13 @@ def test_misuse_is_named() -> None:
     with pytest.raises(ValueError, match="num_pages: got 1; expected at least 2"):
         PageAllocator(1)
     pages = PageAllocator(4)
-    taken = pages.take(1)
-    assert taken is not None
-    pages.give_back(taken)
-    with pytest.raises(ValueError, match=f"page {taken[0]} is not in use"):
-        pages.give_back(taken)
-    with pytest.raises(ValueError, match=f"page {taken[0]} is free"):
-        pages.share(taken)
+    allocated = pages.allocate(1)
+    assert allocated is not None
+    pages.free(allocated)
+    with pytest.raises(ValueError, match=f"page {allocated[0]} is not in use"):
+        pages.free(allocated)
+    with pytest.raises(ValueError, match=f"page {allocated[0]} is free"):
+        pages.share(allocated)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -56,9 +56,9 @@ def test_random_programs_against_a_counter(seed: int) -> None:
         action = source.random()
         if action < 0.45:
             wanted = source.randrange(6)
-            taken = pages.take(wanted)
-            assert (taken is None) == (wanted > 19 - len(owners))
-            for page in taken or []:
+            allocated = pages.allocate(wanted)
+            assert (allocated is None) == (wanted > 19 - len(owners))
+            for page in allocated or []:
                 assert page not in owners and 1 <= page < 20
                 owners[page] += 1
         elif held:
@@ -68,7 +68,7 @@ def test_random_programs_against_a_counter(seed: int) -> None:
                 pages.share(some)
                 owners.update(some)
             else:
-                pages.give_back(some)
+                pages.free(some)
                 owners.subtract(some)
                 owners = +owners
         assert pages.num_used == len(owners) and pages.num_free == 19 - len(owners)

@@ -128,11 +128,11 @@ def test_common_tokens_and_texts_pass() -> None:
     new = between.to_target(text, between.to_draft(text), FEWER.convert_tokens_to_ids(["th", "e", "ab"]))
     assert OURS.decode(new) == "theab" and len(new) == 5
     logits = torch.arange(float(len(FEWER)))[None]
-    dist = between.dist(logits)
+    dist = between.to_target_logits(logits)
     assert dist.shape == (1, 96) and int(torch.isfinite(dist).sum()) == 54
     ids = OURS.convert_tokens_to_ids(["q", " ", "<end>"])
     assert dist[0, ids].tolist() == [float(at) for at in FEWER.convert_tokens_to_ids(["q", " ", "<end>"])]
-    assert between.ids(torch.tensor(ids)).tolist() == FEWER.convert_tokens_to_ids(["q", " ", "<end>"])
+    assert between.to_draft_ids(torch.tensor(ids)).tolist() == FEWER.convert_tokens_to_ids(["q", " ", "<end>"])
     assert between.to_draft([]) == [0]
 
 

@@ -119,12 +119,12 @@ def test_a_pool_without_room_for_the_text_is_refused(learnt: Any, whose: str) ->
     target, folder, text = learnt
     model = PagedHead(load_eagle3(folder, target), target)
     cache = {"target": target, "model": model}[whose].cache
-    held = cache.pages.take(cache.pages.num_free - 1)
+    held = cache.pages.allocate(cache.pages.num_free - 1)
     try:
         with pytest.raises(ValueError, match="layers: got a pool of 1 free pages; expected"):
             layer_acceptance(model, target, text)
     finally:
-        cache.pages.give_back(held)
+        cache.pages.free(held)
 
 
 def test_the_program_says_which_layers_to_use(learnt: Any, tmp_path: Path) -> None:

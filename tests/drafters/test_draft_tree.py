@@ -256,12 +256,12 @@ def test_the_cache_holds_what_was_accepted_and_nothing_is_fed_twice(how: str) ->
     assert made.model.cache.pages.num_used == 0
 
 
-def test_a_dynamic_tree_is_told_as_it_was_scored_last(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dynamic_tree_is_recorded_as_it_was_scored_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of unlike budgets stop growing at unlike levels, one of them before its root has been left."""
     made = drafter("top_k", depth=4, width=3)
     state, rows = joined(made, [[1, 2], [3], [4, 1]])
     scored: dict[int, tuple[list[int], list[int]]] = {}
-    told: list[Any] = []
+    recorded: list[Any] = []
     score = made.source.score
 
     def spy(rows: list[int], draft: Draft) -> Any:
@@ -271,14 +271,14 @@ def test_a_dynamic_tree_is_told_as_it_was_scored_last(monkeypatch: pytest.Monkey
                 scored[row] = draft.tokens.tolist()[start:stop], draft.parents.tolist()[start:stop]
         return score(rows, draft)
 
-    tell = made.source.told
+    record = made.source.record_trees
     monkeypatch.setattr(made.source, "score", spy)
-    monkeypatch.setattr(made.source, "told", lambda trees: (told.append(trees), tell(trees)))
+    monkeypatch.setattr(made.source, "record_trees", lambda trees: (recorded.append(trees), record(trees)))
     propose(made, state, rows, [20, 1, 4])
     sizes = [len(tokens) for tokens, _ in scored.values()]
     assert sizes[0] > sizes[2] > sizes[1] >= 1
-    assert told == [[(row, scored[row]) for row in rows]]
-    assert [made.source._held[row][1].num_nodes for row in rows] == sizes, "all of that is staged"
+    assert recorded == [[(row, scored[row]) for row in rows]]
+    assert [made.source._stored[row][1].num_nodes for row in rows] == sizes, "all of that is staged"
 
 
 def _kin() -> Any:

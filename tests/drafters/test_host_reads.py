@@ -63,7 +63,7 @@ def test_a_proposal_of_any_depth_is_read_once(
     """
     drafts = []
     for freely in (False, True) if depth else (False,):
-        monkeypatch.setattr(expansion, "reads_freely", lambda device, freely=freely: freely)
+        monkeypatch.setattr(expansion, "host_reads_are_free", lambda device, freely=freely: freely)
         drafts.append(run(name, how, depth, tmp_path / str(freely), freely))
     assert drafts[0] == drafts[-1]
 

@@ -92,7 +92,7 @@ def test_a_mirror_finds_its_place_again(faults: list[str]) -> None:
     while not engine.idle:
         engine.step()
         for row in engine._running:
-            assert int(model.cache.lengths[row]) == drafter.source._held[row][0]
+            assert int(model.cache.lengths[row]) == drafter.source._stored[row][0]
     assert all(handle.stats.tau > 3.3 for handle in handles) and len(faults) == 1
 
 

@@ -95,7 +95,7 @@ def test_an_engine_does_not_take_what_others_hold() -> None:
     shared.cache.reserve(2, 9)  # a loop of one's own
     engine = Engine(shared)
     handle = engine.submit([1], params(1, 12))
-    with pytest.raises(ValueError, match="somebody else holds pages"):
+    with pytest.raises(ValueError, match="whose pages another user holds"):
         engine.step()
     shared.cache.release([2])
     assert run_on(engine, ValueError) == 0 and is_plain(handle)
@@ -106,7 +106,7 @@ def test_engines_take_turns_on_a_target() -> None:
     first, second = Engine(shared), Engine(shared)
     one, two = first.submit([1], params(1, 12)), second.submit([2, 3], params(2, 12))
     first.step()
-    with pytest.raises(ValueError, match="somebody else holds pages; expected one engine at a time"):
+    with pytest.raises(ValueError, match="whose pages another user holds; expected one engine at a time"):
         second.step()
     assert run_on(first, ValueError) == 0 and run_on(second, ValueError) == 0
     three = first.submit([4], params(3, 12))
@@ -132,7 +132,7 @@ def test_captured_steps_whose_inputs_were_half_written(at: int, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["before", "behind"])
-@pytest.mark.parametrize(("owner", "name"), [(PageAllocator, "give_back"), (PagedCache, "release")])
+@pytest.mark.parametrize(("owner", "name"), [(PageAllocator, "free"), (PagedCache, "release")])
 def test_rows_whose_release_was_interrupted_serve_others(
     owner: type, name: str, late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,7 +151,7 @@ def test_rows_whose_release_was_interrupted_serve_others(
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["before", "behind"])
-@pytest.mark.parametrize(("owner", "name"), [(PageAllocator, "give_back"), (PagedCache, "release")])
+@pytest.mark.parametrize(("owner", "name"), [(PageAllocator, "free"), (PagedCache, "release")])
 def test_pages_of_an_interrupted_release_come_back(
     owner: type, name: str, late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,7 +30,7 @@ class AutomatonHead:
     def features(self, aux_hidden_states: Mapping[str, Tensor]) -> Tensor:
         return aux_hidden_states["final_norm"]
 
-    def blank(self, *shape: int) -> Tensor:
+    def zero_features(self, *shape: int) -> Tensor:
         return torch.zeros(*shape, len(self.model.table))
 
     def extend(self, rows: Tensor, tokens: Tensor, features: Tensor, offsets: Tensor) -> Tensor:

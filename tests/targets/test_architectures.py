@@ -10,7 +10,8 @@ import torch
 from oracles import models
 
 from specdec_fast.core.draft import Draft
-from specdec_fast.targets.huggingface import HuggingFaceTarget, UnsupportedModelError
+from specdec_fast.targets.huggingface import HuggingFaceTarget
+from specdec_fast.targets.model_support import UnsupportedModelError
 from specdec_fast.targets.tiny_models import SHAPE
 from specdec_kernels import tree_plan
 
@@ -86,7 +87,7 @@ def test_trees_behind_a_prefix_have_the_model_s_own_logits(kind: str) -> None:
     ("kind", "changes", "message"),
     [
         ("diffllama", {}, "differ from the model's own"),  # two attentions per layer
-        ("nemotron", {}, "does not hand keyword arguments on"),
+        ("nemotron", {}, "does not pass keyword arguments on"),
         ("llama4_text", EXPERTS, "chunked_attention"),
         ("lfm2", {"layer_types": ["conv", "full_attention"]}, "conv"),
         ("qwen3_next", EXPERTS, "recurrent state"),

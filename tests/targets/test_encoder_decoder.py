@@ -150,14 +150,14 @@ def test_the_cache_after_a_cut_is_that_of_a_fresh_pass() -> None:
     made = model("mbart")
     row = EncoderDecoder(made, SOURCES[0])
     row.score([], [2, 5, 6, 7])
-    row.keep(2)
+    row.truncate(2)
     row.score([2, 5], [9, 9, 4])
-    row.keep(4)
+    row.truncate(4)
     fresh = EncoderDecoder(made, SOURCES[0])
     logits = fresh.score([], [2, 5, 9, 9])
-    for (keys, values), (want_keys, want_values) in zip(row.stored(), fresh.stored(), strict=True):
+    for (keys, values), (want_keys, want_values) in zip(row.stored_layers(), fresh.stored_layers(), strict=True):
         assert keys.shape == want_keys.shape and torch.allclose(keys, want_keys) and torch.allclose(values, want_values)
-    row.keep(3)
+    row.truncate(3)
     assert torch.allclose(row.score([2, 5, 9], [9])[0], logits[-1])
 
 
@@ -192,7 +192,7 @@ def test_bad_input() -> None:
         jacobi_translate(made, SOURCES, SamplingParams(repetition_penalty=1.2))
     for changes in ({"sequence_bias": {(5,): 2.0}}, {"encoder_repetition_penalty": 1.3}):
         (name,) = changes
-        with settings(made, **changes), pytest.raises(ValueError, match=f"setting {name}: got .* not followed here"):
+        with settings(made, **changes), pytest.raises(ValueError, match=f"setting {name}: got .* not supported here"):
             jacobi_translate(made, SOURCES)
     with settings(made, encoder_repetition_penalty=1.0):
         assert len(jacobi_translate(made, SOURCES[:1], greedy(2))[0].tokens) == 2

@@ -206,7 +206,7 @@ def test_another_backend_can_be_wished_for() -> None:
 
 def test_drafts_run_whole_where_they_can_and_targets_where_asked(tmp_path: Path) -> None:
     engine: Any = load("demo-target", "demo-draft", max_length=64, max_rows=1)
-    assert engine.target.why_not_fused == "nobody asked" and engine.drafter.model.why_not_fused is None
+    assert engine.target.why_not_fused == "it was not requested" and engine.drafter.model.why_not_fused is None
     engine = load("demo-target", "demo-draft", max_length=64, max_rows=1, compile=True, fused_forward=True)
     assert isinstance(engine.target._logits, FusedForward) and isinstance(engine.drafter.model._logits, FusedForward)
     engine = load("demo-target", "demo-draft", max_length=64, max_rows=1, dtype="bfloat16")
@@ -234,7 +234,7 @@ def test_a_small_draft_of_half_precision_is_loaded_in_float32(dtype: str, monkey
     for one, other in zip(small.model.parameters(), exact.parameters(), strict=True):
         assert torch.equal(one, other.float())
     assert drafted(exact).dtype == getattr(torch, dtype)
-    monkeypatch.setattr(fused_forward, "SMALL", 2**20)
+    monkeypatch.setattr(fused_forward, "SMALL_MODEL_BYTES", 2**20)
     assert drafted("demo-draft").dtype == getattr(torch, dtype)
 
 

@@ -16,7 +16,8 @@ from oracles.ledger import random_path, random_tree
 from specdec_fast import Engine, SamplingParams
 from specdec_fast.core.draft import Draft
 from specdec_fast.targets import attention
-from specdec_fast.targets.huggingface import HuggingFaceTarget, UnsupportedModelError
+from specdec_fast.targets.huggingface import HuggingFaceTarget
+from specdec_fast.targets.model_support import UnsupportedModelError
 from specdec_kernels import tree_plan
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specdec_fast.targets.skipped_layers import SkippedLayers, chosen_in, place_of, read_layers, write_layers
+from specdec_fast.targets.skipped_layers import SkippedLayers, choice_path, read_choice, read_layers, write_layers
 
 
 def test_ways_to_say_it() -> None:
@@ -23,7 +23,7 @@ def test_ways_to_say_it() -> None:
 def test_a_file_says_what_was_written(tmp_path: Path) -> None:
     place = tmp_path / "deep" / "x.json"
     write_layers(place, SkippedLayers((1,), (0, 2)), 4, {"model": "someone/model"})
-    assert chosen_in(place, 4) == SkippedLayers((1,), (0, 2)) and read_layers(place)["model"] == "someone/model"
+    assert read_choice(place, 4) == SkippedLayers((1,), (0, 2)) and read_layers(place)["model"] == "someone/model"
     assert [path.name for path in place.parent.iterdir()] == ["x.json"]
 
 
@@ -41,7 +41,7 @@ def test_a_file_says_what_was_written(tmp_path: Path) -> None:
 def test_files_that_are_none(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "x.json").write_text(content)
     with pytest.raises(ValueError, match=message):
-        chosen_in(tmp_path / "x.json", 4)
+        read_choice(tmp_path / "x.json", 4)
 
 
 def test_every_model_has_a_place_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,9 +49,9 @@ def test_every_model_has_a_place_of_its_own(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "a" / "model").mkdir(parents=True)
     (tmp_path / "b" / "model").mkdir(parents=True)
     ids = ["someone/model", "model", str(tmp_path / "a" / "model"), str(tmp_path / "b" / "model")]
-    places = [place_of(each) for each in ids]
+    places = [choice_path(each) for each in ids]
     assert len(set(places)) == 4 and {place.parent for place in places} == {tmp_path / "layers"}
     assert places[0].name == "someone--model.json" and places[2].name.startswith("model-")
     monkeypatch.delenv("SPECDEC_DATA")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "x"))
-    assert place_of("m") == tmp_path / "x" / "specdec-fast" / "layers" / "m.json"
+    assert choice_path("m") == tmp_path / "x" / "specdec-fast" / "layers" / "m.json"
