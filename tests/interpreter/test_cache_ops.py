@@ -202,5 +202,5 @@ def test_what_commits_refuse() -> None:
         elsewhere = [each.to("meta") for each in trees]
         with pytest.raises(ValueError, match=r"kv_commit: page_table is .* on meta; expected .* on cpu"):
             launch.kv_commit(CacheTable([case.key_cache]), *elsewhere)
-        with pytest.raises(ValueError, match="kv_commit_scratch: the scratch lies on meta, expected the device of"):
+        with pytest.raises(ValueError, match="kv_commit_scratch: the scratch is on meta; expected cpu like the caches"):
             launch.kv_commit_scratch(CacheTable([case.key_cache]), [torch.zeros(2, 2, 64, device="meta")], *trees)

@@ -1,4 +1,4 @@
-"""Commits of accepted nodes in all layers of a cache: in place, out of a scratch, or of page ids alone."""
+"""kv_commit, kv_commit_scratch, kv_commit_pages: commits of accepted nodes in all layers of a paged cache."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from . import reference
 from .cache_table import CacheTable
 
 
-def _load(name: str) -> Callable[[], Callable[..., Any]]:  # the operator itself tells CPU from CUDA by its tensors
+def _load(
+    name: str,
+) -> Callable[[], Callable[..., Any]]:  # one operator: the dispatcher selects CPU or CUDA by its tensors
     def load() -> Callable[..., Any]:
         if name == "kv_commit_scratch":
             from . import scratch_kernel
@@ -36,7 +38,7 @@ def _load_triton(name: str) -> Callable[[], Callable[..., Any]]:
     return load
 
 
-def _no_list(caches: Any, *args: Any, **kwargs: Any) -> str | None:
+def _why_not_list(caches: Any, *args: Any, **kwargs: Any) -> str | None:
     if not isinstance(caches, CacheTable):
         return "a list of caches; a CacheTable made from it once keeps its addresses on the device"
     return None
@@ -47,16 +49,16 @@ def _key(caches: Any, *args: Any, **kwargs: Any) -> Hashable:
     return True if table.is_cpu and not INTERPRETED else (table.device, isinstance(caches, CacheTable))
 
 
-def _op(
-    name: str, key: Callable[..., Hashable], why_not: Callable[..., str | None] | None, look: Callable[..., None]
+def _make_op(
+    name: str, key: Callable[..., Hashable], why_not: Callable[..., str | None] | None, check_data: Callable[..., None]
 ) -> Op:
     triton = triton_backend(_load_triton(name), why_not)
     backends = [cuda_backend(_load(name)), triton, cpu_backend(_load(name), op="kv_commit_pages")]
-    return Op(name, getattr(reference, name), backends, key=key, check_data=look)
+    return Op(name, getattr(reference, name), backends, key=key, check_data=check_data)
 
 
-kv_commit = _op("kv_commit", _key, _no_list, reference.look_in_place)
-kv_commit_scratch = _op("kv_commit_scratch", _key, _no_list, reference.look_scratch)
-kv_commit_pages = _op("kv_commit_pages", first_tensor_key, None, reference.look_pages)
+kv_commit = _make_op("kv_commit", _key, _why_not_list, reference.check_in_place_data)
+kv_commit_scratch = _make_op("kv_commit_scratch", _key, _why_not_list, reference.check_scratch_data)
+kv_commit_pages = _make_op("kv_commit_pages", first_tensor_key, None, reference.check_pages_data)
 
 __all__ = ["CacheTable", "kv_commit", "kv_commit_pages", "kv_commit_scratch"]

@@ -1,4 +1,4 @@
-"""The memory layout of a set of caches, described once so that commits need not look at them again."""
+"""CacheTable: addresses and strides of a set of caches, read once for all commits."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from torch import Tensor
 
 
 def slot_layout(cache: Tensor) -> list[int]:
-    """[address, bytes between pages, between slots, runs per slot, bytes between runs, bytes per run].
+    """Returns [address, bytes between pages, bytes between slots, runs per slot, bytes between runs, bytes per run].
 
-    A run is a piece of a slot that is contiguous in memory: the whole slot for [pages, page_size, heads, D],
-    one head of it for a head-first cache.
+    A run is a part of a slot that is contiguous in memory: the whole slot for [pages, page_size, heads, D], one head of
+    it for a head-first cache.
 
-    Raises: ValueError if a slot is not made of equally spaced runs.
+    Raises:
+        ValueError: If a slot does not consist of equally spaced runs.
     """
     size = cache.element_size()
     run, axis = 1, cache.dim() - 1
@@ -42,11 +43,22 @@ def slot_layout(cache: Tensor) -> list[int]:
 class CacheTable:
     """A prepared list of caches for `kv_commit`: addresses and strides are read once, at construction.
 
-    caches: tensors [pages, page_size, ...] on one device with equal first two sizes. They are kept alive;
-    the table goes stale when a cache is reallocated (`set_`, `resize_`), so make a new one then. A sequence
-    of the caches itself. The addresses lie on the device of the caches, so that a captured launch can be replayed.
+    A table is a sequence of its caches and keeps them alive. It is stale once a cache is reallocated (`set_`,
+    `resize_`); make a new one then. The addresses are on the device of the caches, so that a graph can be replayed.
 
-    Raises: ValueError for an empty list, unequal pages, several devices or an unsupported layout.
+    Args:
+        caches: Tensors [pages, page_size, ...] on one device with equal first two sizes.
+
+    Attributes:
+        caches: The tensors.
+        pages: Pages of each cache.
+        page_size: Slots of a page.
+        layout: Result of `slot_layout` for each cache, int64 [n, 6], on the host.
+        device_layout: The same on the device of the caches.
+        slot_bytes: Bytes of a slot in each cache.
+
+    Raises:
+        ValueError: If the list is empty, pages differ, devices differ, or a layout is not supported.
     """
 
     __slots__ = ("caches", "device_layout", "layout", "page_size", "pages", "slot_bytes")
@@ -71,7 +83,7 @@ class CacheTable:
 
     @classmethod
     def packed(cls, nodes: Sequence[Tensor]) -> CacheTable:
-        """The table of a scratch, tensors [M, ...] of packed nodes: a cache of one page."""
+        """Returns the table of a scratch, tensors [M, ...] of packed nodes, as a cache of one page."""
         return cls([each[None] for each in nodes])
 
     def holding(self, caches: Sequence[Tensor]) -> CacheTable:
@@ -91,7 +103,7 @@ class CacheTable:
         return made
 
     def __reduce__(self) -> tuple[type[CacheTable], tuple[tuple[Tensor, ...]]]:
-        return CacheTable, (self.caches,)  # the addresses are those of copies, too
+        return CacheTable, (self.caches,)  # a copy has addresses of its own
 
     def __getitem__(self, index: int) -> Tensor:
         return self.caches[index]
@@ -103,10 +115,10 @@ class CacheTable:
         return iter(self.caches)
 
 
-def tables_of(
+def make_tables(
     caches: Sequence[Tensor] | CacheTable, scratch: Sequence[Tensor] | CacheTable
 ) -> tuple[CacheTable, CacheTable]:
-    """Tables of caches and of the scratch for them. Raises: ValueError where a scratch does not fit its cache."""
+    """Returns the tables of caches and of their scratch. Raises ValueError if a scratch does not fit its cache."""
     into = caches if isinstance(caches, CacheTable) else CacheTable(caches)
     out_of = scratch if isinstance(scratch, CacheTable) else CacheTable.packed(scratch)
     fits = len(into) == len(out_of) and into.slot_bytes == out_of.slot_bytes and out_of.pages == 1

@@ -29,4 +29,4 @@ def kv_commit(
     if isinstance(caches, CacheTable) and not is_compiling():
         _commit_table(caches.device_layout, caches.device_layout, caches.pages, caches.page_size, 0, *rest)
     else:
-        _commit(list(caches), *rest)  # a compiler sees what this one writes; addresses tell it nothing
+        _commit(list(caches), *rest)  # its schema names what is written, which a compiler needs

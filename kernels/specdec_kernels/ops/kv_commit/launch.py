@@ -1,4 +1,4 @@
-"""Launches of the Triton commits."""
+"""Triton backends of kv_commit, kv_commit_scratch and kv_commit_pages: argument checks, launches, variants."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 
 from ...triton_shared.variant import Variant
-from .cache_table import CacheTable, tables_of
-from .reference import check_apart, check_pair
+from .cache_table import CacheTable, make_tables
+from .reference import check_no_overlap, check_rows_and_lengths
 
-BLOCK, ROUND = 256, 8
+BLOCK, SLOTS_AT_ONCE = 256, 8
 WARPS = 8
-"""With fewer an older ptxas spills."""
+"""Warps of a program. With fewer, older versions of ptxas spill."""
 WORD = 4
-"""Bytes of a unit where all of a cache is aligned to 16 bytes; elsewhere bytes are copied one by one."""
+"""Bytes of a unit if a whole cache is aligned to 16 bytes; else bytes are copied one by one."""
 
 
-def _check(op: str, device: torch.device, *named: tuple[str, Tensor, int, int]) -> None:
-    """Raises ValueError for other than contiguous int32 of so many rows and dimensions on the device."""
+def _check_integers(op: str, device: torch.device, *named: tuple[str, Tensor, int, int]) -> None:
+    """Raises ValueError unless tensors are contiguous int32 of these rows and dimensions on the device."""
     for name, given, rows, dimensions in named:
         if (
             given.dtype != torch.int32
@@ -36,34 +36,40 @@ def _check(op: str, device: torch.device, *named: tuple[str, Tensor, int, int]) 
 
 
 def _check_trees(op: str, device: torch.device, *trees: Tensor) -> None:
+    """Checks page table, lengths, path, offsets and num_accepted of a commit."""
     table, lengths, path, offsets, accepted = trees
     batch = lengths.shape[0]
-    _check(op, device, ("page_table", table, batch, 2), ("lengths", lengths, batch, 1), ("path", path, batch, 2))
-    _check(op, device, ("offsets", offsets, batch + 1, 1), ("num_accepted", accepted, batch, 1))
+    _check_integers(
+        op, device, ("page_table", table, batch, 2), ("lengths", lengths, batch, 1), ("path", path, batch, 2)
+    )
+    _check_integers(op, device, ("offsets", offsets, batch + 1, 1), ("num_accepted", accepted, batch, 1))
 
 
 def _commit(
     op: str, into: CacheTable, out_of: CacheTable | None, rows: Tensor | None, cache_lengths: Tensor | None,
     *trees: Tensor,
 ) -> None:  # fmt: skip
-    from .triton_kernel import commit
+    """Launches a commit inside caches, or out of a scratch."""
+    from .triton_kernel import commit_nodes
 
     layout = into.device_layout
     scratch, device = layout if out_of is None else out_of.device_layout, layout.device
-    check_pair(op, trees[1], rows, cache_lengths)
+    check_rows_and_lengths(op, trees[1], rows, cache_lengths)
     _check_trees(op, device, *trees)
     if scratch.device != device:
-        raise ValueError(f"{op}: the scratch lies on {scratch.device}, expected the device of the caches, {device}")
+        raise ValueError(f"{op}: the scratch is on {scratch.device}; expected {device} like the caches; move it")
     batch, path_width = trees[2].shape
     if batch == 0:
         return
     if rows is not None and cache_lengths is not None:
-        _check(op, device, ("rows", rows, batch, 1), ("cache_lengths", cache_lengths, cache_lengths.shape[0], 1))
-    commit[(batch, len(into), -(-max(into.slot_bytes) // (WORD * BLOCK)))](
+        _check_integers(
+            op, device, ("rows", rows, batch, 1), ("cache_lengths", cache_lengths, cache_lengths.shape[0], 1)
+        )
+    commit_nodes[(batch, len(into), -(-max(into.slot_bytes) // (WORD * BLOCK)))](
         layout, scratch, *trees, rows, cache_lengths, trees[0].shape[1], path_width, into.pages,
         0 if out_of is None else out_of.page_size, 0 if cache_lengths is None else cache_lengths.shape[0],
-        PAGE=into.page_size, BLOCK=BLOCK, ROUND=ROUND,
-        ADVANCE=rows is not None, SCRATCH=out_of is not None, num_warps=WARPS,
+        PAGE_SIZE=into.page_size, BLOCK=BLOCK, SLOTS_AT_ONCE=SLOTS_AT_ONCE,
+        ADVANCE=rows is not None, FROM_SCRATCH=out_of is not None, num_warps=WARPS,
     )  # fmt: skip
 
 
@@ -77,8 +83,8 @@ def kv_commit(
     rows: Tensor | None = None,
     cache_lengths: Tensor | None = None,
 ) -> None:
-    """The operator in one launch for all caches. Data is not checked: what lies beyond the cache is not moved."""
-    assert isinstance(caches, CacheTable)  # why_not has seen to it
+    """Runs the operator in one launch for all caches. Data is not checked; nodes beyond the cache are not moved."""
+    assert isinstance(caches, CacheTable)  # why_not refuses lists
     _commit("kv_commit", caches, None, rows, cache_lengths, page_table, lengths, path, offsets, num_accepted)
 
 
@@ -93,8 +99,8 @@ def kv_commit_scratch(
     rows: Tensor | None = None,
     cache_lengths: Tensor | None = None,
 ) -> None:
-    """The operator in one launch for all caches. Data is not checked: what lies beyond either is not copied."""
-    tables = tables_of(caches, scratch)
+    """Runs the operator in one launch for all caches. Data is not checked; nodes beyond either are not copied."""
+    tables = make_tables(caches, scratch)
     trees = (page_table, lengths, path, offsets, num_accepted)
     _commit("kv_commit_scratch", *tables, rows, cache_lengths, *trees)
 
@@ -109,7 +115,7 @@ def kv_commit_pages(
     cache_lengths: Tensor,
     cache_page_table: Tensor,
 ) -> None:
-    """The operator in one launch. Data is not checked: page ids beyond a row of the page table are not moved."""
+    """Runs the operator in one launch. Data is not checked; page ids beyond the page table are not moved."""
     from .triton_kernel import commit_pages
 
     op, trees = "kv_commit_pages", (page_table, lengths, path, offsets, num_accepted)
@@ -117,10 +123,10 @@ def kv_commit_pages(
     _check_trees(op, device, *trees)
     batch, columns = page_table.shape
     capacity = cache_lengths.shape[0]
-    _check(op, device, ("rows", rows, batch, 1), ("cache_lengths", cache_lengths, capacity, 1))
-    _check(op, device, ("cache_page_table", cache_page_table, capacity, 2))
-    check_pair(op, lengths, rows, cache_lengths)
-    check_apart(op, ("page_table", page_table), ("cache_page_table", cache_page_table))
+    _check_integers(op, device, ("rows", rows, batch, 1), ("cache_lengths", cache_lengths, capacity, 1))
+    _check_integers(op, device, ("cache_page_table", cache_page_table, capacity, 2))
+    check_rows_and_lengths(op, lengths, rows, cache_lengths)
+    check_no_overlap(op, ("page_table", page_table), ("cache_page_table", cache_page_table))
     if cache_page_table.shape[1] != columns:
         raise ValueError(
             f"kv_commit_pages: cache_page_table is {list(cache_page_table.shape)}, expected {columns} columns like "
@@ -133,16 +139,19 @@ def kv_commit_pages(
         )  # fmt: skip
 
 
-_TREES = dict.fromkeys(("page_table", "lengths", "path", "offsets", "accepted", "rows", "cache_lengths"), "*i32")
+_TREES = dict.fromkeys(
+    ("page_table_ptr", "lengths_ptr", "path_ptr", "offsets_ptr", "num_accepted_ptr", "rows_ptr", "cache_lengths_ptr"),
+    "*i32",
+)
 
 
 def _variant(name: str, scratch: bool) -> Variant:
-    numbers = dict.fromkeys(("columns", "path_width", "pages", "held", "capacity"), "i32")
-    constants: dict[str, Any] = {"PAGE": 16, "BLOCK": BLOCK, "ROUND": ROUND}
-    arguments = {"layout": "*i64", "scratch": "*i64", **_TREES, **numbers}
+    numbers = dict.fromkeys(("max_pages", "path_width", "num_pages", "scratch_nodes", "num_rows"), "i32")
+    constants: dict[str, Any] = {"PAGE_SIZE": 16, "BLOCK": BLOCK, "SLOTS_AT_ONCE": SLOTS_AT_ONCE}
+    arguments = {"layout_ptr": "*i64", "scratch_ptr": "*i64", **_TREES, **numbers}
     return Variant(
-        f"kv_commit/{name}", "kv_commit.triton_kernel:commit", arguments,
-        constants | {"ADVANCE": True, "SCRATCH": scratch}, WARPS, stages=1, everyday=() if scratch else ("sm_90",),
+        f"kv_commit/{name}", "kv_commit.triton_kernel:commit_nodes", arguments,
+        constants | {"ADVANCE": True, "FROM_SCRATCH": scratch}, WARPS, stages=1, everyday=() if scratch else ("sm_90",),
     )  # fmt: skip
 
 
@@ -151,7 +160,7 @@ VARIANTS = [
     _variant("out of a scratch", True),
     Variant(
         "kv_commit/pages", "kv_commit.triton_kernel:commit_pages",
-        {**_TREES, "cache_table": "*i32", **dict.fromkeys(("columns", "path_width", "capacity"), "i32")},
+        {**_TREES, "cache_page_table_ptr": "*i32", **dict.fromkeys(("max_pages", "path_width", "num_rows"), "i32")},
         {"BLOCK": 128}, stages=1,
     ),
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""C++ and CUDA backends of the commit out of a scratch. Apart, for `torch.compiler` takes its time to be imported."""
+"""C++ and CUDA backends of kv_commit_scratch. A module of its own, because `torch.compiler` is slow to import."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .cache_table import CacheTable, tables_of
+from .cache_table import CacheTable, make_tables
 
 _commit_table = torch.ops.specdec.kv_commit_table.default
 
@@ -26,7 +26,7 @@ def kv_commit_scratch(
     rows: Tensor | None = None,
     cache_lengths: Tensor | None = None,
 ) -> None:
-    into, out_of = tables_of(caches, scratch)
+    into, out_of = make_tables(caches, scratch)
     size = (into.pages, into.page_size, out_of.page_size)
     rest = (page_table, lengths, path, offsets, num_accepted, rows, cache_lengths)
     _commit_table(into.device_layout, out_of.device_layout, *size, *rest)
