@@ -69,10 +69,10 @@ def run(job: Job) -> None:
 
 def run_operator(op: str, sizes: Any) -> None:
     from specdec_kernels import OPS, use_backend
-    from specdec_kernels.testing.agreement import made_on
+    from specdec_kernels.testing.agreement import make_timed_sample
 
     with use_backend():
-        call = made_on("cuda", op, sizes)
+        call = make_timed_sample("cuda", op, sizes)
     with use_backend("triton"):
         OPS[op](*call.arguments, **call.options)
 

@@ -34,7 +34,7 @@ from specdec_kernels.inspection.timing import (
     shapes_of,
     timed,
 )
-from specdec_kernels.testing.agreement import SAMPLES, TOLERANCE, made_on, tensors_in
+from specdec_kernels.testing.agreement import SAMPLES, TOLERANCE, make_timed_sample, tensors_in
 from specdec_kernels.testing.samples import Sizes
 
 
@@ -62,7 +62,7 @@ def peers(
         calls = calls if device.type == "cuda" else calls[: rounds + 1]  # as many as are called
         sides: dict[str, list[Callable[[], Any]]] = {
             f"ours ({OPS[op].choose_backend(*calls[0].arguments, **calls[0].options)})": [
-                call.often(OPS[op]) for call in calls
+                call.repeatable(OPS[op]) for call in calls
             ]
         }
         clock = graph_times if device.type == "cuda" else host_times
@@ -86,7 +86,7 @@ def peers(
 
 def differs(peer: Peer, sizes: Sizes, device: torch.device) -> str | None:
     """How a peer's answer, or what it leaves in the caches, differs from ours, or None."""
-    theirs, ours = (made_on(device, peer.op, sizes) for _ in range(2))
+    theirs, ours = (make_timed_sample(device, peer.op, sizes) for _ in range(2))
     got, want = peer.make(theirs)(), OPS[peer.op](*ours.arguments, **ours.options)
     pairs = [*zip(tensors_in(got), tensors_in(want)), *zip(theirs.writes, ours.writes)]
     pairs = [(one, other) for one, other in pairs if other.is_floating_point()]  # lengths of a cache are ours to write

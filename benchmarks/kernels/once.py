@@ -16,7 +16,7 @@ import torch
 from benchmarks.kernels.nvidia_tools import REHEARSAL
 from specdec_kernels import OPS, use_backend
 from specdec_kernels.inspection.timing import shapes_of
-from specdec_kernels.testing.agreement import SAMPLES, cases, made_on, sample
+from specdec_kernels.testing.agreement import SAMPLES, cases, make_sample, make_timed_sample
 from specdec_kernels.testing.samples import Sizes
 
 SMALL = Sizes(rows=2, nodes=5, length=33, vocab=1030)
@@ -29,7 +29,7 @@ def small(op: str) -> None:
             continue
         for case in cases(op):
             with use_backend():
-                call = sample(op, replace(SMALL, dtype=dtype), "cuda", case)
+                call = make_sample(op, replace(SMALL, dtype=dtype), "cuda", case)
                 OPS[op](*call.arguments, **call.options)
             torch.cuda.synchronize()
             print(f"{op} {case or 'plain'} {dtype}: ran", flush=True)
@@ -40,7 +40,7 @@ def large(op: str, tiny: bool) -> None:
     device = torch.device("cuda")
     shapes = (Sizes(),) if tiny else shapes_of(op, device)
     for place in sorted({min(2, len(shapes) - 1), len(shapes) - 1}):
-        run = made_on(device, op, shapes[place]).often(OPS[op])
+        run = make_timed_sample(device, op, shapes[place]).repeatable(OPS[op])
         run()
         torch.cuda.synchronize()
         with nullcontext() if REHEARSAL in os.environ else torch.cuda.profiler.profile():

@@ -28,7 +28,7 @@ from oracles.recorded_calls import calls_of
 from specdec_kernels import OPS, use_backend
 from specdec_kernels.dispatch import argument_checks, extension
 from specdec_kernels.dispatch.torch_ops import _launch
-from specdec_kernels.testing.agreement import sample
+from specdec_kernels.testing.agreement import make_sample
 from specdec_kernels.testing.samples import Sizes
 from specdec_kernels.triton_shared import triton_backend
 
@@ -59,7 +59,7 @@ def microseconds(calls: list[Callable[[], Any]], rounds: int = 15, count: int = 
 @pytest.mark.parametrize("name", STEP_PATH)
 def test_python_around_a_kernel(name: str, benchmark: Any) -> None:
     torch.set_num_threads(1)
-    call, op, registered = sample(name, SMALL), OPS[name], REGISTERED.get(name, name)
+    call, op, registered = make_sample(name, SMALL), OPS[name], REGISTERED.get(name, name)
 
     def ours() -> Any:
         return op(*call.arguments, **call.options)
@@ -88,7 +88,7 @@ def test_python_of_a_launch(name: str, benchmark: Any, monkeypatch: pytest.Monke
     torch.set_num_threads(1)
     monkeypatch.setattr(JITFunction, "__getitem__", lambda self, grid: lambda *args, **kwargs: None)
     monkeypatch.setattr(argument_checks, "can_read_values", lambda value: False)
-    call, launch = sample(name, SMALL), _launch(LAUNCHES.get(name, name))
+    call, launch = make_sample(name, SMALL), _launch(LAUNCHES.get(name, name))
 
     def ours() -> Any:
         return launch(*call.arguments, **call.options)

@@ -180,13 +180,13 @@ def explain(
     """Which backend serves a call of this shape, and why the others do not."""
     from specdec_kernels import OPS
     from specdec_kernels.inspection.timing import describe
-    from specdec_kernels.testing.agreement import sample
+    from specdec_kernels.testing.agreement import make_sample
 
     (op,) = _names([op])
     sizes = _sizes(op, shape or ())
     where = _device(device)
     try:
-        call = sample(op, sizes, where)
+        call = make_sample(op, sizes, where)
     except (ValueError, RuntimeError, MemoryError) as error:
         first = next(iter(str(error).splitlines()), type(error).__name__)
         raise ValueError(f"kernels: no call of {op} with {describe(op, sizes)} can be made: {first}") from error

@@ -20,7 +20,7 @@ from benchmarks.kernels.gpu import peers  # noqa: E402
 from benchmarks.kernels.peers import PEERS, Peer, index_copy  # noqa: E402
 from benchmarks.kernels.whole_chains import kept, torch_chain  # noqa: E402
 from specdec_kernels import OPS, use_backend  # noqa: E402
-from specdec_kernels.testing.agreement import SAMPLES, sample  # noqa: E402
+from specdec_kernels.testing.agreement import SAMPLES, make_sample  # noqa: E402
 from specdec_kernels.testing.samples import Call, Sizes  # noqa: E402
 
 SIZES = (Sizes(nodes=6, length=40, heads=4, kv_heads=2, width=16, vocab=200),)
@@ -55,7 +55,7 @@ def test_a_peer_that_is_wrong_or_fails_is_not_timed_and_ends_nothing(monkeypatch
         Peer("moves", "kv_commit", "torch", index_copy, gpu=False, same=True),
     ]
     monkeypatch.setattr(gpu, "PEERS", wrong)
-    monkeypatch.setattr(gpu, "copies", lambda op, sizes, *_: [sample(op, sizes) for _ in range(3)])
+    monkeypatch.setattr(gpu, "copies", lambda op, sizes, *_: [make_sample(op, sizes) for _ in range(3)])
     found = {row.backend: row for row in peers("kv_commit", torch.device("cpu"), 3, SIZES)}
     assert "differs from ours by" in str(found["moves nothing"].reason)
     assert "out of luck" in str(found["fails late"].reason)
@@ -92,12 +92,12 @@ def test_what_sglang_is_given_is_our_tree(monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_chain_of_torch_operators_accepts_as_ours_does(top_p: float) -> None:
     """Mean number of accepted tokens, over draws of their own: the whole operator is compared, filters included."""
     sizes = Sizes(rows=64, nodes=4, vocab=50, top_p=top_p)
-    call = sample("rejection_verify_logits", sizes)
+    call = make_sample("rejection_verify_logits", sizes)
     torch.manual_seed(0)
     run = torch_chain(call)
     theirs = torch.cat([run()[0] for _ in range(200)]).float()
     with use_backend("reference"):
-        accept, _ = OPS["rejection_thresholds"](*sample("rejection_thresholds", sizes).arguments)
+        accept, _ = OPS["rejection_thresholds"](*make_sample("rejection_thresholds", sizes).arguments)
     chains = accept.view(sizes.rows, sizes.nodes)[:, 1:]
     assert abs(float(theirs.mean()) - float(chains.cumprod(1).sum(1).mean())) < 0.05
     last = run()[1]

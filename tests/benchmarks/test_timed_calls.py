@@ -14,7 +14,15 @@ sys.path.insert(0, str(ROOT))
 
 from specdec_kernels import simulated_gpu, use_backend  # noqa: E402
 from specdec_kernels.inspection import timing  # noqa: E402
-from specdec_kernels.testing.agreement import SAMPLES, difference, made_on, results, sample, tensors_in, told_by_both  # noqa: E402
+from specdec_kernels.testing.agreement import (  # noqa: E402
+    SAMPLES,
+    comparable_results,
+    difference,
+    make_sample,
+    make_timed_sample,
+    run_sample,
+    tensors_in,
+)
 from specdec_kernels.testing.samples import Sizes, attention_with_plan  # noqa: E402
 
 
@@ -64,7 +72,7 @@ def test_tensors_are_made_on_the_device_that_is_timed(op: str, monkeypatch: pyte
         return original(tensor, *args, **kwargs)
 
     monkeypatch.setattr(torch.Tensor, "to", to)
-    call = made_on("meta", op, Sizes(rows=64, nodes=6, vocab=128_256, length=300))
+    call = make_timed_sample("meta", op, Sizes(rows=64, nodes=6, vocab=128_256, length=300))
     tensors = list(tensors_in((call.arguments, tuple(call.options.values()))))
     assert {tensor.device.type for tensor in tensors} == {"meta"}
     assert max(largest) <= 2**21 < max([2**22, *(tensor.numel() for tensor in tensors)]), "two million numbers repeat"
@@ -72,7 +80,9 @@ def test_tensors_are_made_on_the_device_that_is_timed(op: str, monkeypatch: pyte
 
 def test_a_call_made_on_a_device_has_the_numbers_of_the_sample() -> None:
     for op in ("tree_attention", "rejection_verify_logits", "process_logits"):
-        one, other = (made(op) for made in (lambda op: made_on("cpu", op, Sizes()), lambda op: sample(op, Sizes())))
+        one, other = (
+            made(op) for made in (lambda op: make_timed_sample("cpu", op, Sizes()), lambda op: make_sample(op, Sizes()))
+        )
         pairs = zip(*(tensors_in((call.arguments, tuple(call.options.values()))) for call in (one, other)), strict=True)
         assert all(torch.equal(a, b) for a, b in pairs)
 
@@ -111,17 +121,17 @@ def test_an_engine_s_calls_are_what_is_timed_on_a_gpu() -> None:
 
 def test_ancestor_words_without_a_bit_are_no_difference() -> None:
     """A kernel that knows no bound of its rows has words for all nodes of the batch."""
-    call = sample("tree_plan", Sizes(rows=5, nodes=33))
+    call = make_sample("tree_plan", Sizes(rows=5, nodes=33))
     with use_backend("reference"):
-        want = results("tree_plan", call)
+        want = run_sample("tree_plan", call)
     wide = [*want[:2], torch.nn.functional.pad(want[2], (0, 4)), *want[3:]]
     for got, other in ((wide, want), (want, wide)):
-        pairs = zip(*told_by_both("tree_plan", got, other), strict=True)
+        pairs = zip(*comparable_results("tree_plan", got, other), strict=True)
         assert [difference(one, two, 0.0)[1] for one, two in pairs] == [None] * 5
     wide[2][0, 5] = 1
-    pairs = zip(*told_by_both("tree_plan", wide, want), strict=True)
+    pairs = zip(*comparable_results("tree_plan", wide, want), strict=True)
     assert [difference(one, two, 0.0)[1] for one, two in pairs][2] == "1 of 990 integers differ"
-    assert made_on("cpu", "tree_plan", Sizes(nodes=7)).options == {"max_nodes": 7}, "as engines call it"
+    assert make_timed_sample("cpu", "tree_plan", Sizes(nodes=7)).options == {"max_nodes": 7}, "as engines call it"
 
 
 @pytest.mark.parametrize("fault", ["waits", "raises"])

@@ -74,7 +74,7 @@ ANSWERS_DIFFER = {"distribution_stats", "tree_expand", "tree_grow", "process_log
 @pytest.mark.parametrize("op", OPTIONS)
 def test_no_sample_with_options_is_the_plain_one_or_another(op: str) -> None:
     with use_backend("reference"):
-        calls = {case: agreement.sample(op, Sizes(), case=case) for case in agreement.cases(op)}
+        calls = {case: agreement.make_sample(op, Sizes(), case=case) for case in agreement.cases(op)}
         given = {
             case: [*agreement.tensors_in((call.arguments, tuple(call.options.values())))]
             for case, call in calls.items()
@@ -91,7 +91,7 @@ def test_no_sample_with_options_is_the_plain_one_or_another(op: str) -> None:
 
 def test_samples_that_do_not_exist_are_named() -> None:
     with pytest.raises(ValueError, match="no sample 'nonsense' of tree_expand; there are noise"):
-        agreement.sample("tree_expand", Sizes(), case="nonsense")
+        agreement.make_sample("tree_expand", Sizes(), case="nonsense")
 
 
 def test_the_interpreter_alone_is_no_judge(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from oracles import heads, models
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
 from specdec_kernels import OPS, tree_attention, use_backend
 from specdec_kernels.dispatch import meta_kernels, torch_ops
-from specdec_kernels.testing.agreement import TOLERANCE, check, difference, made_on, sample, tensors_in
+from specdec_kernels.testing.agreement import TOLERANCE, check, difference, make_sample, make_timed_sample, tensors_in
 from specdec_kernels.testing.samples import Sizes
 from specdec_kernels.testing.samples_options import OPTIONS
 
@@ -73,8 +73,8 @@ def test_captured_steps_write_the_same_text(kind: str, temperature: float, tmp_p
 def test_the_dispatcher_serves_tensors_on_a_gpu(op: str) -> None:
     name = f"specdec::{op}"
     assert torch._C._dispatch_has_kernel_for_dispatch_key(name, "CUDA") and op in meta_kernels.FAKES
-    call = sample(op, Sizes(), "cuda")
-    want = sample(op, Sizes(), "cuda")
+    call = make_sample(op, Sizes(), "cuda")
+    want = make_sample(op, Sizes(), "cuda")
     torch._dynamo.reset()
     program = torch.compile(lambda *args: OPS[op](*args, **call.options), backend="aot_eager", fullgraph=True)
     got = [*tensors_in(program(*call.arguments)), *call.writes]
@@ -86,7 +86,7 @@ def test_the_dispatcher_serves_tensors_on_a_gpu(op: str) -> None:
 
 @pytest.mark.parametrize("op", sorted(name for name, op in OPS.items() if op._direct_backends))
 def test_with_memory_of_the_caller_s_nothing_is_allocated(op: str) -> None:
-    call = sample(op, Sizes(vocab=50_257), "cuda")
+    call = make_sample(op, Sizes(vocab=50_257), "cuda")
     with use_backend("triton"):
         want = list(tensors_in(OPS[op](*call.arguments, **call.options)))
         out = want[0].clone() if len(want) == 1 else tuple(map(torch.empty_like, want))
@@ -103,7 +103,7 @@ def test_with_memory_of_the_caller_s_nothing_is_allocated(op: str) -> None:
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_attention_with_a_plan_gives_what_the_reference_gives(sizes: Sizes) -> None:
     with use_backend("triton"):
-        call = made_on("cuda", "tree_attention", sizes)
+        call = make_timed_sample("cuda", "tree_attention", sizes)
         got = tree_attention(*call.arguments, **call.options)
     assert call.options["plan"] is not None
     with use_backend("reference"):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specdec_kernels import OPS, UnsupportedError, use_backend
 from specdec_kernels.dispatch import argument_checks
-from specdec_kernels.testing.agreement import mapped, sample, tensors_in
+from specdec_kernels.testing.agreement import make_sample, map_tensors, tensors_in
 from specdec_kernels.testing.samples import Call
 
 EVERY: dict[str, Callable[[], Call]] = {
@@ -52,7 +52,7 @@ def test_what_a_launch_cannot_take_is_refused_in_words(case: str, monkeypatch: p
         for other in wrong(own, strided=case in PLAIN and not case.endswith("_verify")):
             try:
                 with use_backend("triton"), wrapping():
-                    call = mapped(plain, partial(exchanged, own, other))
+                    call = map_tensors(plain, partial(exchanged, own, other))
                     with watched(*tensors_in((call.arguments, tuple(call.options.values())))):
                         OPS[name](*call.arguments, **call.options)
             except UnsupportedError:

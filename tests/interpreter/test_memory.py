@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from specdec_kernels import OPS, use_backend
 from specdec_kernels.dispatch import argument_checks, torch_ops
-from specdec_kernels.testing.agreement import TOLERANCE, difference, results, sample, tensors_in
+from specdec_kernels.testing.agreement import TOLERANCE, difference, make_sample, run_sample, tensors_in
 from specdec_kernels.testing.samples import Sizes
 
 SIZES = Sizes(vocab=3000, nodes=4)
@@ -33,7 +33,7 @@ class NothingNew(TorchDispatchMode):
 @pytest.mark.parametrize("name", DIRECT)
 def test_out_and_workspace_hold_the_same_answer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with use_backend("reference"):
-        call = sample(name, SIZES)
+        call = make_sample(name, SIZES)
         want = list(tensors_in(OPS[name](*call.arguments, **call.options)))
     with use_backend("triton"):
         size = OPS[name].workspace_size(*call.arguments, **call.options)
@@ -65,7 +65,7 @@ def test_the_dispatcher_reaches_the_launches(monkeypatch: pytest.MonkeyPatch) ->
     names = sorted({*OPS} & set(torch_ops.LAUNCHES))
     recorded = {}
     for name in names:
-        call = sample(name, SIZES)
+        call = make_sample(name, SIZES)
         arguments = (list(call.arguments[0]), *call.arguments[1:]) if name == "kv_commit" else call.arguments
         before = [each.clone() for each in call.writes]
         with use_backend("cpu"):
@@ -85,7 +85,7 @@ def test_the_dispatcher_reaches_the_launches(monkeypatch: pytest.MonkeyPatch) ->
     try:
         for name in names:
             with use_backend("reference"):
-                want = results(name, sample(name, SIZES))
+                want = run_sample(name, make_sample(name, SIZES))
             given, writes = recorded[name]
             places.clear()
             got = [*tensors_in(getattr(torch.ops.specdec, name)(*given)), *writes]

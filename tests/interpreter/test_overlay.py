@@ -22,7 +22,7 @@ from specdec_kernels import OPS, Overlay, TokenMasks, process_logits, process_lo
 from specdec_kernels.dispatch import argument_checks
 from specdec_kernels.ops.process_logits_overlay import launch
 from specdec_kernels.overlay import PLANES, num_words
-from specdec_kernels.testing.agreement import difference, mapped, sample, tensors_in
+from specdec_kernels.testing.agreement import difference, make_sample, map_tensors, tensors_in
 from specdec_kernels.testing.samples import Call
 
 HALF_AND_SINGLE = [torch.float32, torch.bfloat16, torch.float16]
@@ -97,7 +97,7 @@ def call_of(name: str, dtype: torch.dtype) -> Call:
         place = next(at for at, each in enumerate(call.arguments) if isinstance(each, tuple))
         target = (call.arguments[place][0].to(dtype), *call.arguments[place][1:])
         return replace(call, arguments=(*call.arguments[:place], target, *call.arguments[place + 1 :]))
-    return sample(name, sizes)
+    return make_sample(name, sizes)
 
 
 def logits_of(call: Call) -> tuple[int, Tensor]:
@@ -172,7 +172,7 @@ def test_wild_cells_and_edits_lead_nowhere(name: str, seed: int, monkeypatch: py
         return torch.where(torch.rand(tensor.shape, generator=source) < 0.5, numbers.to(tensor.dtype), tensor)
 
     if name == "process_logits_overlay":
-        call = mapped(sample(name, SIZES), lambda each: each if each.is_floating_point() else wild(each))
+        call = map_tensors(make_sample(name, SIZES), lambda each: each if each.is_floating_point() else wild(each))
         with use_backend("triton"), watched(*tensors_in(call.arguments)):
             process_logits_overlay(*call.arguments)
         return
@@ -184,7 +184,7 @@ def test_wild_cells_and_edits_lead_nowhere(name: str, seed: int, monkeypatch: py
 
 
 def test_an_overlay_that_does_not_fit_is_refused() -> None:
-    call = sample("distribution_stats", SIZES)
+    call = make_sample("distribution_stats", SIZES)
     logits = call.arguments[0]
     cells = overlay_over(logits).words
     bad = {
@@ -214,14 +214,14 @@ def test_numbers_at_the_ends_of_32_bits_lead_nowhere_else(number: int, monkeypat
 
 
 def test_operators_without_edits_take_no_overlay() -> None:
-    call, overlay = sample("exact_match_verify", SIZES), overlay_over(torch.randn(12, 130))
+    call, overlay = make_sample("exact_match_verify", SIZES), overlay_over(torch.randn(12, 130))
     for each in (overlay, None):
         with pytest.raises(TypeError, match=r"exact_match_verify\(\) takes no argument 'overlay'"):
             OPS["exact_match_verify"](*call.arguments, **call.options, overlay=each)
 
 
 def test_float64_logits_have_no_overlay() -> None:
-    call = sample("process_logits_overlay", replace(SIZES, dtype=torch.float64))
+    call = make_sample("process_logits_overlay", replace(SIZES, dtype=torch.float64))
     with (
         use_backend("reference"),
         pytest.raises(ValueError, match=r"process_logits_overlay: logits has dtype torch\.float64"),

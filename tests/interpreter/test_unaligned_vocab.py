@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from specdec_kernels import OPS, use_backend
-from specdec_kernels.testing.agreement import mapped, sample, tensors_in
+from specdec_kernels.testing.agreement import make_sample, map_tensors, tensors_in
 from specdec_kernels.testing.samples import Call, Sizes
 
 VOCAB = 9001
@@ -41,7 +41,7 @@ def padded(call: Call, stride: int) -> Call:
         whole[:, :VOCAB] = tensor
         return whole[:, :VOCAB]
 
-    return mapped(call, move)
+    return map_tensors(call, move)
 
 
 def answers(op: str, call: Call) -> Iterator[Tensor]:
@@ -54,7 +54,7 @@ def answers(op: str, call: Call) -> Iterator[Tensor]:
 @pytest.mark.parametrize(("op", "case"), CASES)
 def test_rows_padded_to_wide_loads_have_the_same_answers(op: str, case: str, dtype: torch.dtype) -> None:
     with use_backend("reference"):
-        made = [padded(sample(op, replace(SIZES, dtype=dtype), case=case), stride) for stride in (STRIDE, VOCAB)]
+        made = [padded(make_sample(op, replace(SIZES, dtype=dtype), case=case), stride) for stride in (STRIDE, VOCAB)]
     wide, narrow = (list(answers(op, call)) for call in made)
     assert len(wide) == len(narrow) > 0
     for got, want in zip(wide, narrow):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specdec_kernels import OPS, attention_plan, tree_attention, use_backend
 from specdec_kernels.dispatch import argument_checks
-from specdec_kernels.testing.agreement import mapped, sample, tensors_in
+from specdec_kernels.testing.agreement import make_sample, map_tensors, tensors_in
 from specdec_kernels.testing.samples import Call, int32
 
 SEEDS = range(3)
@@ -35,7 +35,7 @@ def made_wild(call: Call, seed: int) -> Call:
             return tensor.clone()
         return torch.where(torch.rand(tensor.shape, generator=g) < share, wild.to(tensor.dtype), tensor)
 
-    return mapped(call, change)
+    return map_tensors(call, change)
 
 
 def test_all_launches_are_among_the_cases() -> None:
@@ -77,7 +77,7 @@ def attend_by_plan(call: Call) -> None:
 @pytest.mark.usefixtures("few_programs")
 def test_a_plan_of_wild_lengths_and_offsets(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(argument_checks, "can_read_values", lambda value: False)
-    attend_by_plan(made_wild(sample("tree_attention", SIZES), seed))
+    attend_by_plan(made_wild(make_sample("tree_attention", SIZES), seed))
 
 
 def made_far(call: Call) -> Iterator[Call]:
@@ -91,7 +91,7 @@ def made_far(call: Call) -> Iterator[Call]:
 
     for wanted in [each for each in tensors_in(call.arguments) if each.dtype in INTEGERS]:
         for number, first, step in FAR:
-            yield mapped(call, partial(change, wanted=wanted, number=number, first=first, step=step))
+            yield map_tensors(call, partial(change, wanted=wanted, number=number, first=first, step=step))
 
 
 FEW = replace(SIZES, rows=2, layers=1)
@@ -104,7 +104,7 @@ def test_numbers_that_are_nearly_too_large_lead_nowhere_else(case: str, monkeypa
     """And to no loop that is nearly endless."""
     monkeypatch.setattr(argument_checks, "can_read_values", lambda value: False)
     name = case.split(" ")[0]
-    plain = windowed(FEW) if case.endswith("a window") else sample(name, FEW)
+    plain = windowed(FEW) if case.endswith("a window") else make_sample(name, FEW)
     for call in made_far(plain):
         with use_backend("triton"), wrapping(), watched(*tensors_in(call.arguments)):
             if case == BY_PLAN:
@@ -116,7 +116,7 @@ def test_numbers_that_are_nearly_too_large_lead_nowhere_else(case: str, monkeypa
 @pytest.mark.parametrize("bounds", [(0, 1000, 1000, 1000), (-9, -9, 40, 3)])
 def test_attention_stays_within_its_nodes(bounds: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(argument_checks, "can_read_values", lambda value: False)
-    call = sample("tree_attention", SIZES)
+    call = make_sample("tree_attention", SIZES)
     arguments = (*call.arguments[:5], int32(bounds), *call.arguments[6:])
     with use_backend("triton"), watched():
         tree_attention(*arguments, **call.options)
@@ -136,7 +136,7 @@ def test_what_is_watched_is_noticed() -> None:
     """A page table that is said to have more columns than it has."""
     from specdec_kernels.ops.kv_slots.triton_kernel import assign_slots
 
-    table, lengths, rows, offsets, depth, nodes, page = sample("kv_slots", SIZES).arguments
+    table, lengths, rows, offsets, depth, nodes, page = make_sample("kv_slots", SIZES).arguments
     own = [torch.zeros(size, dtype=kind) for size, kind in ((99, torch.int32), (3, torch.int32))]
     own += [torch.zeros(nodes, dtype=torch.int64) for _ in range(2)]
     sizes, kinds = (len(rows), nodes, *table.shape), {"PAGE_SIZE": page, "ADVANCE": False, "TREE": True, "BLOCK": 16}

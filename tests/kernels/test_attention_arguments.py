@@ -11,7 +11,7 @@ import torch
 
 from specdec_kernels import tree_attention, use_backend
 from specdec_kernels.dispatch import extension
-from specdec_kernels.testing.agreement import sample
+from specdec_kernels.testing.agreement import make_sample
 from specdec_kernels.testing.samples import Sizes
 
 BACKENDS = ["reference", None] + ([] if extension.unavailable_reason() else ["cpu"])
@@ -20,7 +20,7 @@ HEADS, KV_HEADS = Sizes().heads, Sizes().kv_heads
 
 
 def call(**changes: Any) -> Any:
-    given = dict(zip(NAMES, sample("tree_attention", Sizes()).arguments, strict=True))
+    given = dict(zip(NAMES, make_sample("tree_attention", Sizes()).arguments, strict=True))
     for name, change in changes.items():
         if name in given:
             given[name] = change(given[name]) if callable(change) else change

@@ -13,7 +13,7 @@ from oracles.capture_guard import capture_guard
 
 from specdec_kernels import OPS
 from specdec_kernels.dispatch import argument_checks
-from specdec_kernels.testing.agreement import sample
+from specdec_kernels.testing.agreement import make_sample
 from specdec_kernels.testing.samples import Sizes
 from specdec_kernels.triton_shared import triton_backend
 
@@ -33,7 +33,7 @@ def launches() -> list[str]:
 def test_a_launch_can_be_captured(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from triton.runtime.jit import JITFunction
 
-    call, op = sample(name, SIZES), OPS[name]
+    call, op = make_sample(name, SIZES), OPS[name]
     (backend,) = (each for each in op.backends if each.name == "triton")
     launch, launched = backend.load(), []
 

@@ -15,7 +15,7 @@ from oracles.recorded_calls import calls_of
 from specdec_kernels import OPS, use_backend
 from specdec_kernels.dispatch import extension, meta_kernels, torch_ops
 from specdec_kernels.dispatch.operator import UnsupportedError, _pick_graph_backend
-from specdec_kernels.testing.agreement import sample, tensors_in
+from specdec_kernels.testing.agreement import make_sample, tensors_in
 from specdec_kernels.testing.samples import Sizes
 
 pytestmark = pytest.mark.skipif(extension.unavailable_reason() is not None, reason=str(extension.unavailable_reason()))
@@ -50,7 +50,9 @@ def arguments(name: str) -> tuple[Any, ...]:
     """What the sample call hands to torch.ops.specdec.<name>."""
     folder = FOLDER.get(name, name.removesuffix("_lse").removesuffix("_out"))
     # NaN in a result (the marks of rows that were not looked at) is no difference to us, but to opcheck it is
-    call = sample(folder, replace(SIZES, nodes=1) if name in ("replay_verify", "rejection_verify_logits") else SIZES)
+    call = make_sample(
+        folder, replace(SIZES, nodes=1) if name in ("replay_verify", "rejection_verify_logits") else SIZES
+    )
     if name == "dist_masses":
         call.arguments[3].fill_(1.0)
     with use_backend("cpu"):
@@ -83,7 +85,7 @@ IN_GRAPHS = sorted(set(OPS) - set(OUTSIDE))
 @pytest.mark.parametrize("name", IN_GRAPHS)
 def test_an_operator_is_one_piece_of_a_compiled_program(name: str) -> None:
     torch._dynamo.reset()
-    want, call = (sample(name, SIZES) for _ in range(2))
+    want, call = (make_sample(name, SIZES) for _ in range(2))
     found: list[str] = []
 
     def keep(module: Any, _inputs: Any) -> Any:
@@ -109,7 +111,7 @@ def test_on_a_gpu_what_is_launched_by_the_extension_is_called_triton() -> None:
 
 
 def test_a_wish_holds_while_a_program_is_compiled() -> None:
-    call, found = sample("batch_invariant_linear", SIZES), []
+    call, found = make_sample("batch_invariant_linear", SIZES), []
 
     def keep(module: Any, _inputs: Any) -> Any:
         found.append({str(node.target) for node in module.graph.nodes if node.op == "call_function"})

@@ -140,9 +140,9 @@ def test_calls_outside_of_a_pass_have_no_plan(planned: list[Any]) -> None:
     target = HuggingFaceTarget(models.own("llama"), max_length=64)
     with torch_ops.share_attention_plans():
         pass
-    from specdec_kernels.testing.agreement import sample
+    from specdec_kernels.testing.agreement import make_sample
     from specdec_kernels.testing.samples import Sizes
 
-    call = sample("tree_attention", Sizes(vocab=50, length=20, width=16))
+    call = make_sample("tree_attention", Sizes(vocab=50, length=20, width=16))
     torch.ops.specdec.tree_attention(*call.arguments, call.options["scale"], 0.0, 0, None)
     assert planned[-1] is None and target.num_layers == 2

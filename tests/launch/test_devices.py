@@ -23,7 +23,7 @@ from specdec_kernels.dispatch.torch_ops import LAUNCHES
 from specdec_kernels.ops.kv_commit import CacheTable
 from specdec_kernels.ops.process_logits import NodePaths
 from specdec_kernels.ops.tree_attention import plan_for
-from specdec_kernels.testing.agreement import cases, sample
+from specdec_kernels.testing.agreement import cases, make_sample
 from specdec_kernels.testing.samples import Sizes
 
 pytestmark = [
@@ -66,7 +66,7 @@ def check(gpu: simulated_gpu.Gpu, call: Callable[[], Any]) -> Any:
 @pytest.mark.parametrize("name", BY_TRITON)
 def test_operators_launch_on_the_gpu_of_their_tensors(gpu: simulated_gpu.Gpu, name: str) -> None:
     for case in cases(name):
-        call = sample(name, SMALL, device=HERE, case=case)
+        call = make_sample(name, SMALL, device=HERE, case=case)
         with use_backend("triton"):
             check(gpu, lambda call=call: OPS[name](*call.arguments, **call.options))
 
@@ -83,7 +83,7 @@ def launch_of(name: str) -> Callable[..., Any]:
 
 @pytest.mark.parametrize("name", BY_TRITON)
 def test_launches_that_are_called_without_an_operator_do_so_too(gpu: simulated_gpu.Gpu, name: str) -> None:
-    call = sample(name, SMALL, device=HERE)
+    call = make_sample(name, SMALL, device=HERE)
     check(gpu, lambda: launch_of(name)(*call.arguments, **call.options))
 
 
@@ -94,7 +94,7 @@ UNREGISTERED = {"attention_plan", "process_logits_overlay", "kv_commit_scratch"}
 @pytest.mark.skipif(extension.unavailable_reason() is not None, reason=str(extension.unavailable_reason()))
 @pytest.mark.parametrize("name", [name for name in BY_TRITON if name not in UNREGISTERED])
 def test_what_the_dispatcher_calls_for_a_gpu_does_so_too(name: str) -> None:
-    call = sample(name, SMALL)
+    call = make_sample(name, SMALL)
     if name == "kv_commit":  # with a list of caches; a table's addresses say nothing of another device
         call = replace(call, arguments=(list(call.arguments[0]), *call.arguments[1:]))
     with use_backend("cpu"), torch.inference_mode():
@@ -112,7 +112,7 @@ def on_gpu(value: Any) -> Any:
 
 
 def test_plans_and_attention_with_a_plan(gpu: simulated_gpu.Gpu) -> None:
-    call = sample("tree_attention", SMALL, device=HERE)
+    call = make_sample("tree_attention", SMALL, device=HERE)
     query, key_cache, _, page_table, lengths, offsets, *rest = call.arguments
     plan = check(gpu, lambda: plan_for(query, key_cache, page_table, lengths, offsets, rest[0]))
     assert plan is not None and plan.starts.device == HERE
@@ -122,21 +122,21 @@ def test_plans_and_attention_with_a_plan(gpu: simulated_gpu.Gpu) -> None:
 def test_tensors_that_lie_in_dataclasses_and_tables_alone_say_where(gpu: simulated_gpu.Gpu) -> None:
     """What names no tensor itself: paths, edits, growth, overlays, tables."""
     for name in ("process_logits_overlay", "process_logits", "tree_grow", "kv_commit", "kv_commit_scratch"):
-        call = sample(name, SMALL, device=HERE)
+        call = make_sample(name, SMALL, device=HERE)
         held = [each for each in call.arguments if is_dataclass(each) or isinstance(each, CacheTable)]
         assert held, name
         for each in held:
             tensors = each if isinstance(each, CacheTable) else [getattr(each, field.name) for field in fields(each)]
             assert {tensor.device for tensor in tensors if isinstance(tensor, torch.Tensor)} == {HERE}
         check(gpu, lambda name=name, call=call: OPS[name](*call.arguments, **call.options))
-    assert isinstance(sample("process_logits", SMALL).arguments[1], NodePaths)
+    assert isinstance(make_sample("process_logits", SMALL).arguments[1], NodePaths)
 
 
 def test_measurements(gpu: simulated_gpu.Gpu) -> None:
     """Graphs that are timed are captured on the device of their calls."""
     from specdec_kernels.inspection.timing import seconds_of
 
-    call = sample("tree_plan", SMALL, device=HERE)
+    call = make_sample("tree_plan", SMALL, device=HERE)
     gpu.clear()
     assert seconds_of(HERE, [lambda: OPS["tree_plan"](*call.arguments)], rounds=2).median > 0
     assert gpu.launches and {each.device for each in gpu.launches} == {1} and torch.cuda.current_device() == 0
@@ -145,7 +145,7 @@ def test_measurements(gpu: simulated_gpu.Gpu) -> None:
 def test_an_error_in_a_launch_leaves_the_current_device(gpu: simulated_gpu.Gpu) -> None:
     from specdec_kernels.ops.tree_plan.triton_kernel import plan_trees
 
-    call = sample("tree_plan", SMALL, device=HERE)
+    call = make_sample("tree_plan", SMALL, device=HERE)
     with pytest.raises(TypeError):
         plan_trees[(1,)](*call.arguments)  # more arguments are missing
     assert torch.cuda.current_device() == 0
@@ -154,7 +154,7 @@ def test_an_error_in_a_launch_leaves_the_current_device(gpu: simulated_gpu.Gpu) 
 def test_a_kernel_without_the_guard_is_caught(gpu: simulated_gpu.Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     from specdec_kernels.triton_shared.device_kernel import DeviceKernel
 
-    call = sample("tree_plan", SMALL, device=HERE)
+    call = make_sample("tree_plan", SMALL, device=HERE)
     with monkeypatch.context() as patch:
         patch.delattr(DeviceKernel, "run")
         with pytest.raises(simulated_gpu.LaunchError, match=r"lies on cuda:1; the launch goes to cuda:0"):

@@ -19,7 +19,7 @@ from specdec_kernels.dispatch import extension
 from specdec_kernels.dispatch.devices import MIN_SHARED_MEMORY, gpu_unavailable_reason, unsupported_gpu_reason
 from specdec_kernels.dispatch.operator import FallbackWarning
 from specdec_kernels.inspection.machine_code import CEILINGS
-from specdec_kernels.testing.agreement import sample
+from specdec_kernels.testing.agreement import make_sample
 from specdec_kernels.testing.samples import Sizes
 from specdec_kernels.triton_shared import triton_backend, versions
 
@@ -111,11 +111,11 @@ def test_the_reference_serves_a_gpu_that_does_not_fit(
     for name, op in OPS.items():
         backends = {backend.name for backend in op.backends}
         if "triton" in backends:
-            call = sample(name, SMALL, device=HERE)
+            call = make_sample(name, SMALL, device=HERE)
             reasons = {row.backend: row.reason for row in op.explain(*call.arguments, **call.options)}
             assert op.choose_backend(*call.arguments, **call.options) == "reference", name
             assert told in str(reasons["triton"]), name
-    call, expected = sample("kv_stage", SMALL, device=HERE), sample("kv_stage", SMALL)
+    call, expected = make_sample("kv_stage", SMALL, device=HERE), make_sample("kv_stage", SMALL)
     gpu.clear()
     with pytest.warns(FallbackWarning, match=re.escape(told)):
         OPS["kv_stage"](*call.arguments)
@@ -140,7 +140,7 @@ def test_commits_run_through_triton_where_cuda_code_is_not_built(
     monkeypatch.setattr(extension, "_load_cuda", extension._load_cuda.__wrapped__)
     monkeypatch.setitem(sys.modules, "specdec_kernels._C_cuda", None)
     for name in ("kv_commit", "kv_commit_scratch", "kv_commit_pages", "kv_stage"):
-        call, expected = sample(name, SMALL, device=HERE), sample(name, SMALL)
+        call, expected = make_sample(name, SMALL, device=HERE), make_sample(name, SMALL)
         told = explain(name, *call.arguments, **call.options).splitlines()
         assert told[0].split(maxsplit=2)[:2] == [name, "cuda"]
         assert "no: extension specdec_kernels._C_cuda not built; run `SPECDEC_BUILD=cuda pip install" in told[0]

@@ -15,7 +15,7 @@ from specdec_fast import SamplingParams
 from specdec_fast.engine.cuda_graph.step_program import StepProgram
 from specdec_kernels import OPS, simulated_gpu
 from specdec_kernels.simulated_gpu import LaunchError
-from specdec_kernels.testing.agreement import sample
+from specdec_kernels.testing.agreement import make_sample
 from specdec_kernels.testing.samples import Sizes
 
 triton = pytest.importorskip("triton")
@@ -96,7 +96,7 @@ def test_an_operator_that_asks_its_tensors_is_seen(gpu: simulated_gpu.Gpu, monke
         assert int(found[0][0]) is not None
         return found
 
-    call = sample("tree_plan", SIZES, "cuda")
+    call = make_sample("tree_plan", SIZES, "cuda")
     monkeypatch.setattr(module, "results", asks)
     gpu.clear()
     OPS["tree_plan"](*call.arguments)

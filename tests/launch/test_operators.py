@@ -15,7 +15,7 @@ import torch
 
 from specdec_kernels import OPS, simulated_gpu, tree_plan, use_backend
 from specdec_kernels.ops.tree_plan import MOST_ROWS
-from specdec_kernels.testing.agreement import SAMPLES, cases, difference, sample, tensors_in
+from specdec_kernels.testing.agreement import SAMPLES, cases, difference, make_sample, tensors_in
 from specdec_kernels.testing.samples import Call, Sizes
 
 FULL = os.environ.get("SPECDEC_KERNELS_FULL") == "1"
@@ -44,7 +44,7 @@ def launched(gpu: simulated_gpu.Gpu, op: str, call: Call, **options: Any) -> Any
 
 def on_gpu(op: str, sizes: Sizes, case: str = "") -> Call:
     """A sample on the second GPU, while the first is the current one."""
-    return sample(op, sizes, "cuda:1", case)
+    return make_sample(op, sizes, "cuda:1", case)
 
 
 @pytest.mark.parametrize(("op", "case"), CASES)

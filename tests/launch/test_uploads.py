@@ -14,7 +14,7 @@ from oracles import heads, models
 from specdec_fast import Engine, HuggingFaceTarget, SamplingParams, get_drafter
 from specdec_kernels import simulated_gpu
 from specdec_kernels.dispatch.torch_ops import LAUNCHES, MAX_TABLES, _find_table
-from specdec_kernels.testing.agreement import sample
+from specdec_kernels.testing.agreement import make_sample
 from specdec_kernels.testing.samples import Sizes
 
 pytestmark = [
@@ -92,7 +92,9 @@ def test_nothing_is_copied_from_pageable_memory(kind: str, rule: str, tmp_path: 
 
 def test_the_dispatcher_copies_addresses_of_caches_once() -> None:
     with simulated_gpu.gpu("sm_90") as gpu, torch.inference_mode():
-        call = sample("kv_commit", Sizes(rows=2, nodes=3, length=20, heads=2, kv_heads=1, width=16, layers=2), "cuda")
+        call = make_sample(
+            "kv_commit", Sizes(rows=2, nodes=3, length=20, heads=2, kv_heads=1, width=16, layers=2), "cuda"
+        )
         caches = [*call.arguments[0]]
         LAUNCHES["kv_commit"](caches, *call.arguments[1:])
         gpu.clear()

@@ -32,7 +32,7 @@ from triton.runtime.jit import JITFunction
 from specdec_kernels import OPS, simulated_gpu
 from specdec_kernels.ops.tree_attention import plan_for
 from specdec_kernels.simulated_gpu.runtime import PROCESSORS
-from specdec_kernels.testing.agreement import SAMPLES, cases, sample
+from specdec_kernels.testing.agreement import SAMPLES, cases, make_sample
 from specdec_kernels.testing.samples import Sizes
 
 HERE = 1
@@ -185,7 +185,7 @@ def faults(library: Any) -> dict[str, str]:
     with torch.cuda.device(1):
         found["a kernel of another device"] = told(lambda: kernel[(1, 1, 1)](out, 5, 3, 64))
     little = {**active.utils.get_device_properties(0), "max_shared_mem": 100}
-    call = sample("distribution_stats", SIZES, "cuda:1")
+    call = make_sample("distribution_stats", SIZES, "cuda:1")
     with patch.object(active.utils, "get_device_properties", lambda device: little):
         found["less shared memory than the kernel takes"] = told(lambda: OPS["distribution_stats"](*call.arguments))
     return found
@@ -205,12 +205,12 @@ def operators(library: Any, gpu: simulated_gpu.Gpu, seen: list[str]) -> dict[str
     for op in TRITON:
         for case in cases(op):
             for dtype in DTYPES if "dtype" in SAMPLES[op].names else DTYPES[:1]:
-                call = sample(op, replace(SIZES, dtype=dtype), f"cuda:{HERE}", case)
+                call = make_sample(op, replace(SIZES, dtype=dtype), f"cuda:{HERE}", case)
                 if OPS[op].choose_backend(*call.arguments, **call.options) == "triton":
                     OPS[op](*call.arguments, **call.options)
                 else:
                     refused.add(f"{op}/{case}")
-    attention = sample("tree_attention", replace(SIZES, dtype=torch.bfloat16), f"cuda:{HERE}")
+    attention = make_sample("tree_attention", replace(SIZES, dtype=torch.bfloat16), f"cuda:{HERE}")
     query, keys, _, table, lengths, offsets, ancestors, *_ = attention.arguments
     plan = plan_for(query, keys, table, lengths, offsets, ancestors)
     OPS["tree_attention"](*attention.arguments, **attention.options, plan=plan)

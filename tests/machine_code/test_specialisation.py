@@ -20,7 +20,7 @@ from torch import Tensor
 from specdec_kernels import OPS
 from specdec_kernels.dispatch import argument_checks
 from specdec_kernels.inspection import machine_code
-from specdec_kernels.testing.agreement import SAMPLES, cases, mapped, sample
+from specdec_kernels.testing.agreement import SAMPLES, cases, make_sample, map_tensors
 from specdec_kernels.testing.samples import Call, Sizes
 
 triton = pytest.importorskip("triton")
@@ -113,11 +113,11 @@ def shifted(call: Call) -> Call:
         whole = torch.zeros(tensor.numel() + 1, dtype=tensor.dtype)
         return whole[1:].copy_(tensor.view(-1)).view(tensor.shape)
 
-    return mapped(call, move)
+    return map_tensors(call, move)
 
 
 def run(op: str, case: str, sizes: Sizes) -> None:
-    call = sample(op, sizes, case=case)
+    call = make_sample(op, sizes, case=case)
     for each in (call, shifted(call)):
         launch_of(op)(*each.arguments, **each.options)
 
@@ -136,7 +136,7 @@ def attend(sizes: Sizes, planned: bool) -> None:
     from specdec_kernels.ops.tree_attention.launch import plan_numbers, tree_attention
     from specdec_kernels.ops.tree_attention.shares import attention_plan
 
-    for call in (made := sample("tree_attention", sizes), shifted(made)):
+    for call in (made := make_sample("tree_attention", sizes), shifted(made)):
         query, keys, _, table, lengths, offsets, *_ = call.arguments
         options = dict(call.options)
         if planned:

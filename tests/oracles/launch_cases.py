@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from specdec_kernels import Forced, Growth, distribution_stats
-from specdec_kernels.testing.agreement import sample
+from specdec_kernels.testing.agreement import make_sample
 from specdec_kernels.testing.samples import Call, Sizes, int32
 
 SIZES = Sizes(rows=3, nodes=4, length=20, heads=2, kv_heads=1, width=16, vocab=130)
@@ -18,7 +18,7 @@ SIZES = Sizes(rows=3, nodes=4, length=20, heads=2, kv_heads=1, width=16, vocab=1
 
 def drafted(name: str, **options: Any) -> Call:
     """A verify operator whose tokens were drawn from distributions over part of the vocabulary."""
-    call = sample(name, SIZES)
+    call = make_sample(name, SIZES)
     place = next(at for at, each in enumerate(call.arguments) if isinstance(each, tuple))
     nodes = len(call.arguments[0])
     one = torch.ones(2)
@@ -32,19 +32,19 @@ def drafted(name: str, **options: Any) -> Call:
 
 def edited() -> Call:
     """All four kinds of edits."""
-    call = sample("process_logits", SIZES)
+    call = make_sample("process_logits", SIZES)
     entries = Forced(int32([0, 1, 2, 3]), int32([21, 21, 22]), int32([3, 4, 5]))
     return replace(call, arguments=(*call.arguments[:4], entries, call.arguments[5]))
 
 
 def windowed(sizes: Sizes = SIZES) -> Call:
-    call = sample("tree_attention", sizes)
+    call = make_sample("tree_attention", sizes)
     return replace(call, options=call.options | {"window": 9})
 
 
 def grown() -> Call:
     """The second level of trees whose first may be anything."""
-    call = sample("tree_grow", SIZES)
+    call = make_sample("tree_grow", SIZES)
     growth = Growth.room(int32([8] * SIZES.rows), 8, 2)
     for part, value in ((growth.tokens, 1), (growth.scores, -1.0), (growth.parents, 0), (growth.nodes, 1)):
         part.fill_(value)

@@ -24,7 +24,7 @@ from ..dispatch.backend_request import use_backend
 from ..dispatch.operator import REFERENCE
 from ..dispatch.registry import OPS
 from ..graph_capture import capture
-from ..testing.agreement import SAMPLES, made_on, mapped, tensors_in
+from ..testing.agreement import SAMPLES, make_timed_sample, map_tensors, tensors_in
 from ..testing.samples import Call, Sizes, size_of
 
 MOST_COPIES, MOST_HELD, MOST_HELD_CPU = 1024, 16 << 30, 384 << 20
@@ -103,7 +103,7 @@ def find_peers(module: str) -> Peers:
     return found
 
 
-def _all(calls: Sequence[Callable[[], Any]]) -> None:
+def _call_all(calls: Sequence[Callable[[], Any]]) -> None:
     for call in calls:
         call()
 
@@ -111,7 +111,7 @@ def _all(calls: Sequence[Callable[[], Any]]) -> None:
 def graph_times(sides: Mapping[str, Sequence[Callable[[], Any]]], rounds: int = ROUNDS) -> dict[str, Spread]:
     """Seconds per call of a captured graph of each side, which runs every one of its calls once; sides take turns."""
     device = torch.device("cuda", torch.cuda.current_device())
-    replays = {name: capture(partial(_all, calls), device) for name, calls in sides.items()}
+    replays = {name: capture(partial(_call_all, calls), device) for name, calls in sides.items()}
     times: dict[str, list[float]] = {name: [] for name in sides}
     for turn in range(rounds + 3):
         for name, replay in replays.items():
@@ -209,12 +209,12 @@ def copies(op: str, sizes: Sizes, device: torch.device) -> list[Call]:
     too few for that are not made.
     """
     with use_backend():
-        first = made_on(device, op, sizes)
+        first = make_timed_sample(device, op, sizes)
     held = max(1, size_of(*tensors_in((first.arguments, tuple(first.options.values())))))
     wanted = 4 * cache_size(device) // max(1, first.bytes) + 1
     most = min(MOST_COPIES, max(1, (MOST_HELD if device.type == "cuda" else MOST_HELD_CPU) // held))
     count = min(wanted, most) if device.type == "cuda" or wanted <= most else 1
-    return [first, *(mapped(first, torch.clone) for _ in range(count - 1))]
+    return [first, *(map_tensors(first, torch.clone) for _ in range(count - 1))]
 
 
 def in_cache(calls: Sequence[Call], device: torch.device) -> bool:
@@ -244,13 +244,13 @@ def bench(
         for shape in (sizes,) if sizes is not None else shapes_of(op, device):
             calls = copies(op, shape, device)
             for backend in OPS[op].backends:
-                yield _time(op, backend.name, shape, device, calls, rounds, limit)
+                yield _time_backend(op, backend.name, shape, device, calls, rounds, limit)
             if peers is not None:
                 del calls  # peers make their own
                 yield from peers(op, device, rounds, (shape,))
 
 
-def _time(
+def _time_backend(
     op: str, backend: str, sizes: Sizes, device: torch.device, calls: list[Call], rounds: int, limit: Ceilings
 ) -> Timing:
     words = describe(op, sizes)
@@ -267,16 +267,16 @@ def _time(
             reason = "for inspection: it asks the device how deep the trees are, so no graph"
         if reason is not None:
             return Timing(op, backend, words, None, reason=reason)
-        run = [call.often(OPS[op]) for call in calls]
+        run = [call.repeatable(OPS[op]) for call in calls]
         try:
             spread = seconds_of(device, run, rounds)
         except Exception as error:  # one kernel that fails leaves the others their times
             first = next(iter(str(error).splitlines()), "")
             return Timing(op, backend, words, None, reason=f"{type(error).__name__}: {first}")
-    return timed(op, backend, words, calls, spread, limit, device)
+    return make_timing(op, backend, words, calls, spread, limit, device)
 
 
-def timed(
+def make_timing(
     op: str,
     backend: str,
     words: str,

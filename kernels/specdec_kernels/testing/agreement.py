@@ -52,20 +52,20 @@ def cases(op: str) -> tuple[str, ...]:
     return ("", *OPTIONS.get(op, ()))
 
 
-def sample(op: str, sizes: Sizes, device: torch.device | str = "cpu", case: str = "") -> Call:
+def make_sample(op: str, sizes: Sizes, device: torch.device | str = "cpu", case: str = "") -> Call:
     """A call of an operator with tensors on a device. Raises: ValueError for an operator without such a sample."""
     if op not in SAMPLES:
         raise ValueError(f"agreement: no sample of operator {op!r}; there are {', '.join(sorted(SAMPLES))}")
     if case not in cases(op):
         raise ValueError(f"agreement: no sample {case!r} of {op}; there are {', '.join(filter(None, cases(op)))}")
     call = OPTIONS[op][case](sizes) if case else SAMPLES[op].make(sizes)
-    return call if torch.device(device).type == "cpu" else mapped(call, lambda tensor: tensor.to(device))
+    return call if torch.device(device).type == "cpu" else map_tensors(call, lambda tensor: tensor.to(device))
 
 
-def made_on(device: torch.device | str, op: str, sizes: Sizes) -> Call:
+def make_timed_sample(device: torch.device | str, op: str, sizes: Sizes) -> Call:
     """The call that is timed. Its tensors are made on the device, so that large ones need not cross from the host.
 
-    Its numbers are those of `sample`, but for what operators compute for it: they run where the tensors are.
+    Its numbers are those of `make_sample`, but for what operators compute for it: they run where the tensors are.
 
     Args:
         device: Where the call's tensors lie.
@@ -76,7 +76,7 @@ def made_on(device: torch.device | str, op: str, sizes: Sizes) -> Call:
         return (SAMPLES[op].timed or SAMPLES[op].make)(sizes)
 
 
-def mapped(call: Call, change: Callable[[Tensor], Tensor]) -> Call:
+def map_tensors(call: Call, change: Callable[[Tensor], Tensor]) -> Call:
     """The call with other tensors; one that occurs twice is changed once."""
     moved: dict[int, Tensor] = {}
 
@@ -113,12 +113,12 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(getattr(value, each.name))
 
 
-def results(op: str, call: Call) -> list[Tensor]:
+def run_sample(op: str, call: Call) -> list[Tensor]:
     """Runs the operator: what it returns, then what it wrote."""
     return [*tensors_in(OPS[op](*call.arguments, **call.options)), *call.writes]
 
 
-def told_by_both(op: str, got: list[Tensor], want: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+def comparable_results(op: str, got: list[Tensor], want: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     """The results without what backends may differ in: the distribution after a whole chain, which may be left out
     (`rejection_verify_logits`), and ancestor words without a bit, which a backend that knows no bound adds
     (`tree_plan`).
@@ -170,7 +170,7 @@ def check(
 
 def _check_case(name: str, case: str, sizes: Sizes, device: torch.device | str) -> Iterator[Agreement]:
     with use_backend(REFERENCE):
-        known = sample(name, sizes, device, case)
+        known = make_sample(name, sizes, device, case)
     want: list[Tensor] | None = None
     for backend in OPS[name].backends:
         if backend.name == REFERENCE:
@@ -182,7 +182,7 @@ def _check_case(name: str, case: str, sizes: Sizes, device: torch.device | str) 
             continue
         if want is None:  # nobody to compare it with is nothing to wait for
             with use_backend(REFERENCE):
-                want = results(name, known)
+                want = run_sample(name, known)
         yield _compare(name, backend.name, case, sizes, device, want)
 
 
@@ -199,14 +199,14 @@ def _compare(
 ) -> Agreement:
     short = str(sizes.dtype).removeprefix("torch.")
     with use_backend(REFERENCE):  # what the operator is called with must not depend on the backend
-        call = sample(name, sizes, device, case)
+        call = make_sample(name, sizes, device, case)
     with use_backend(backend):
         try:
-            got = results(name, call)
+            got = run_sample(name, call)
         except Exception as error:  # of any kind, and the other backends and operators go on
             words = f"{type(error).__name__}: {error}"
             return Agreement(name, backend, short, True, False, float("inf"), words, case)
-    pairs = zip(*told_by_both(name, got, want), strict=True)
+    pairs = zip(*comparable_results(name, got, want), strict=True)
     found = [difference(a, b, TOLERANCE[sizes.dtype]) for a, b in pairs]
     words = "; ".join(text for _, text in found if text)
     worst = max((each for each, _ in found), default=0.0)

@@ -33,7 +33,7 @@ class Call:
     products: int = 0
     grows: int | None = None
 
-    def often(self, op: Callable[..., Any]) -> Callable[[], Any]:
+    def repeatable(self, op: Callable[..., Any]) -> Callable[[], Any]:
         """The call by an operator, as often as one likes: what it adds to is put back after each."""
         run = partial(op, *self.arguments, **self.options)
         if self.grows is None:
@@ -83,7 +83,7 @@ def size_of(*tensors: Tensor) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def room(names: Sequence[str], sizes: Sizes) -> int:
+def estimate_bytes(names: Sequence[str], sizes: Sizes) -> int:
     """About how many bytes a sample that looks at these sizes takes while it is made."""
     count, size = sizes.rows * (sizes.nodes if "nodes" in names else 1), sizes.dtype.itemsize
     total = count * (64 + 4 * -(-sizes.nodes // 32))
@@ -107,10 +107,10 @@ def random(sizes: Sizes, *shape: int, scale: float = 1.0) -> Tensor:
     """
     generator, count = torch.Generator().manual_seed(sum(shape)), prod(shape)
     numbers = (torch.randn(min(count, 2**21), generator=generator, device="cpu") * scale).to(sizes.dtype)
-    return here(numbers).repeat(-(-count // 2**21))[:count].view(shape)
+    return to_default_device(numbers).repeat(-(-count // 2**21))[:count].view(shape)
 
 
-def here(tensor: Tensor) -> Tensor:
+def to_default_device(tensor: Tensor) -> Tensor:
     """The tensor on the device on which new tensors are made (`with torch.device(...)`)."""
     return tensor.to(torch.get_default_device())
 
@@ -128,7 +128,7 @@ def parents(sizes: Sizes) -> Tensor:
     return int32([-1, *((node - 1) // 2 for node in range(1, sizes.nodes))] * sizes.rows)
 
 
-def planned(sizes: Sizes) -> TreePlan:
+def make_plan(sizes: Sizes) -> TreePlan:
     return tree_plan(parents(sizes), offsets(sizes))
 
 
@@ -136,7 +136,7 @@ def pages(sizes: Sizes) -> Tensor:
     """Page table [rows, P] of pages in random order; page 0 stays free."""
     per_row = -(-(sizes.length + sizes.nodes) // sizes.page)
     order = torch.randperm(sizes.rows * per_row, generator=torch.Generator().manual_seed(0), device="cpu") + 1
-    return here(order.view(sizes.rows, per_row).int())
+    return to_default_device(order.view(sizes.rows, per_row).int())
 
 
 def caches(sizes: Sizes, count: int) -> list[Tensor]:
@@ -146,7 +146,7 @@ def caches(sizes: Sizes, count: int) -> list[Tensor]:
 
 
 def attention(sizes: Sizes) -> Call:
-    plan, (keys, values) = planned(sizes), caches(sizes, 2)
+    plan, (keys, values) = make_plan(sizes), caches(sizes, 2)
     query = random(sizes, sizes.rows * sizes.nodes, sizes.heads, sizes.width)
     lengths = int32([sizes.length] * sizes.rows)
     seen = sizes.rows * (sizes.length + sizes.nodes)
@@ -199,7 +199,7 @@ def weighted(sizes: Sizes) -> tuple[DecoderTable, int]:
 
 def decoder(sizes: Sizes) -> Call:
     """Trees over a decoder."""
-    (made, weights), table, plan = weighted(sizes), pages(sizes), planned(sizes)
+    (made, weights), table, plan = weighted(sizes), pages(sizes), make_plan(sizes)
     tokens = torch.arange(sizes.rows * sizes.nodes) * 7 % sizes.vocab
     place = sizes.length + torch.arange(sizes.nodes).repeat(sizes.rows)
     slots = table.long().repeat_interleave(sizes.nodes, 0).gather(1, place[:, None] // sizes.page)[:, 0]
@@ -251,7 +251,7 @@ def plan_in_bounds(sizes: Sizes) -> Call:
 def slots(sizes: Sizes) -> Call:
     table, lengths = pages(sizes), int32([sizes.length] * sizes.rows)
     nodes = sizes.rows * sizes.nodes
-    where = torch.arange(sizes.rows).int(), offsets(sizes), planned(sizes).depth
+    where = torch.arange(sizes.rows).int(), offsets(sizes), make_plan(sizes).depth
     return Call((table, lengths, *where, nodes, sizes.page), bytes=2 * size_of(table) + 16 * nodes)
 
 

@@ -18,7 +18,7 @@ from ..ops.process_logits import Forced
 from ..ops.process_logits_overlay import process_logits_overlay
 from ..ops.tree_grow import Growth, tree_grow
 from ..overlay import Overlay
-from .samples import Call, Sizes, attention, drafting, here, int32, random, size_of
+from .samples import Call, Sizes, attention, drafting, int32, random, size_of, to_default_device
 from .samples_verify import (
     chain,
     chain_logits,
@@ -212,7 +212,7 @@ def pairs(sizes: Sizes) -> Call:
     """Histories of three tokens: each pair of them was there often, and was followed by any of them."""
     tokens, starts, lengths, *_ = match(sizes).arguments
     generator = torch.Generator().manual_seed(1)
-    tokens = here(torch.randint(3, tokens.shape, generator=generator, device="cpu"))
+    tokens = to_default_device(torch.randint(3, tokens.shape, generator=generator, device="cpu"))
     return Call((tokens, starts, lengths, 2, 1, 8), bytes=size_of(tokens))
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..ops.distribution_stats import distribution_stats
 from ..ops.process_logits import ALWAYS, Additions, NodePaths, Penalties, TokenMasks
 from ..ops.tree_grow import Growth
-from .samples import DTYPES, Call, Sample, Sizes, here, int32, offsets, parents, planned, random, size_of
+from .samples import DTYPES, Call, Sample, Sizes, int32, make_plan, offsets, parents, random, size_of, to_default_device
 
 
 def logits(sizes: Sizes) -> Tensor:
@@ -69,7 +69,7 @@ def near(sizes: Sizes, matrix: Tensor) -> Tensor:
 
 def tree(sizes: Sizes, marks: tuple[int, int] | None = None) -> Call:
     """Two children per node: chosen tokens, or proposals with these marks from the draft's distributions."""
-    matrix, plan = logits(sizes), planned(sizes)
+    matrix, plan = logits(sizes), make_plan(sizes)
     count = len(matrix)
     guessed = matrix if marks is None else near(sizes, matrix)
     first = guessed.float().topk(2, 1).indices
@@ -141,7 +141,7 @@ def match(sizes: Sizes) -> Call:
 
 
 def walk(sizes: Sizes) -> Call:
-    plan, count = planned(sizes), sizes.rows * sizes.nodes
+    plan, count = make_plan(sizes), sizes.rows * sizes.nodes
     tokens = torch.arange(count) % 3
     arguments = (tokens, offsets(sizes), plan.first_child, plan.next_sibling, torch.arange(count) % 2 + 1)
     return Call(arguments, {"max_depth": sizes.nodes}, bytes=size_of(*arguments))
@@ -153,7 +153,10 @@ def edit(sizes: Sizes) -> Call:
     generator = torch.Generator().manual_seed(1)
     on_cpu: dict[str, Any] = {"generator": generator, "device": "cpu"}
     proposal_kinds = torch.stack([torch.randperm(sizes.vocab, **on_cpu)[:history] for _ in range(rows)]).int()
-    ids, tokens = here(proposal_kinds), here(torch.randint(sizes.vocab, (len(matrix),), **on_cpu))
+    ids, tokens = (
+        to_default_device(proposal_kinds),
+        to_default_device(torch.randint(sizes.vocab, (len(matrix),), **on_cpu)),
+    )
     paths = NodePaths(tokens, parents(sizes), offsets(sizes), int32([history] * rows))
     factors = torch.tensor([[1.2, 0.1, 0.2]] * rows)
     own = torch.arange(rows).int()
@@ -162,7 +165,7 @@ def edit(sizes: Sizes) -> Call:
         own.new_tensor(range(rows + 1)), ids[:, 0].contiguous(), torch.ones(rows), own + ALWAYS - rows
     )
     words = torch.randint(-(2**31), 2**31, (rows, -(-sizes.vocab // 32)), **on_cpu).int()
-    masks = TokenMasks(here(words), torch.arange(rows).repeat_interleave(sizes.nodes).int())
+    masks = TokenMasks(to_default_device(words), torch.arange(rows).repeat_interleave(sizes.nodes).int())
     return Call((matrix, paths, penalties, additions, None, masks), {}, (matrix,), bytes=2 * size_of(matrix))
 
 
