@@ -30,9 +30,9 @@ from specdec_kernels.inspection.timing import (
     describe,
     graph_times,
     host_times,
+    make_timing,
     measure_ceilings,
     shapes_of,
-    timed,
 )
 from specdec_kernels.testing.agreement import SAMPLES, TOLERANCE, make_timed_sample, tensors_in
 from specdec_kernels.testing.samples import Sizes
@@ -81,7 +81,7 @@ def peers(
             else:
                 yield Timing(op, peer.name, words, None, reason=reason)
         for name, spread in clock(sides, rounds).items():
-            yield timed(op, name, words, calls, spread, limit, device)
+            yield make_timing(op, name, words, calls, spread, limit, device)
 
 
 def differs(peer: Peer, sizes: Sizes, device: torch.device) -> str | None:

@@ -287,7 +287,7 @@ def transformers_sampling(call: Call) -> Run:
 
     def run() -> None:
         for row in range(rows):
-            make_sample(ids[row : row + 1], views[1][row : row + 1, 1:], nodes - 1, views[0][row : row + 1])
+            sample(ids[row : row + 1], views[1][row : row + 1, 1:], nodes - 1, views[0][row : row + 1])
 
     return run
 

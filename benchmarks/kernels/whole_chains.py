@@ -89,6 +89,6 @@ def vllm_whole_chain(call: Call) -> Run:
         p = (level if share is None else cut(level, None, share)).softmax(1).view(rows, drafted + 1, vocab)
         bonus = (p[:, -1] / torch.empty_like(p[:, -1]).exponential_()).argmax(1, keepdim=True).int()
         flat = p[:, :-1].reshape(-1, vocab)
-        return make_sample(tokens.reshape(-1), [drafted] * rows, drafted, ends, q, flat, bonus, settings)
+        return sample(tokens.reshape(-1), [drafted] * rows, drafted, ends, q, flat, bonus, settings)
 
     return run

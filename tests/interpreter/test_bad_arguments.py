@@ -19,7 +19,7 @@ from specdec_kernels.testing.samples import Call
 
 EVERY: dict[str, Callable[[], Call]] = {
     **CASES,
-    **{name: partial(sample, name, SIZES) for name in sorted(NUMBERS | PARTS)},
+    **{name: partial(make_sample, name, SIZES) for name in sorted(NUMBERS | PARTS)},
 }
 OTHER = {torch.int32: torch.int64, torch.int64: torch.int32}
 

@@ -62,7 +62,7 @@ PLAIN = (
     "process_logits_overlay",
 )  # fmt: skip
 CASES: dict[str, Callable[[], Call]] = {
-    **{name: partial(sample, name, SIZES) for name in PLAIN},
+    **{name: partial(make_sample, name, SIZES) for name in PLAIN},
     "rejection_verify": partial(drafted, "rejection_verify"),
     "rejection_verify by the block rule": partial(drafted, "rejection_verify", rule="block"),
     "rejection_thresholds": partial(drafted, "rejection_thresholds"),
