@@ -80,7 +80,7 @@ def test_no_sample_with_options_is_the_plain_one_or_another(op: str) -> None:
             for case, call in calls.items()
         }
         given = {case: [each.clone() for each in tensors] for case, tensors in given.items()}
-        answers = {case: agreement.results(op, call) for case, call in calls.items()}
+        answers = {case: agreement.run_sample(op, call) for case, call in calls.items()}
     plain = {case: str({n: v for n, v in call.options.items() if isinstance(v, (int, float, str))})
              for case, call in calls.items()}  # fmt: skip
     for one, other in combinations(calls, 2):
