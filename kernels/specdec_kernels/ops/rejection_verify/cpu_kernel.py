@@ -1,4 +1,7 @@
-"""C++ backend of rejection_verify and rejection_thresholds."""
+"""C++ backend of rejection_verify and rejection_thresholds.
+
+A call takes microseconds, so arguments are bundled for checks only, after the operator has refused them.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...dispatch import argument_checks
-from .._proposals.batch import NO_DISTRIBUTION, Distribution, DraftChains, Randomness, bind_chains
+from .._proposals.batch import NO_DISTRIBUTION, NO_NOISE, Distribution, DraftChains, Randomness, bind_chains
 from ..distribution_stats.cpu_kernel import distribution_stats
 from .checks import BLOCK_RULE, REJECTION, check
 
@@ -19,13 +22,33 @@ _IS_BLOCK = {REJECTION: False, BLOCK_RULE: True}
 
 
 def rejection_verify(
-    *args: Any, max_depth: int, rule: str = REJECTION, mass: Tensor | None = None, **named: Any
+    tokens: Tensor,
+    offsets: Tensor,
+    proposal_kinds: Tensor,
+    dist_index: Tensor,
+    target: Distribution,
+    draft: Distribution | None,
+    token_ids: Tensor | None,
+    seeds: Tensor,
+    root_positions: Tensor,
+    uniforms: Tensor | None = None,
+    gumbel_noise: tuple[Tensor, Tensor] | None = None,
+    *,
+    max_depth: int,
+    rule: str = REJECTION,
+    mass: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The operator, its arguments as `bind_chains` takes them."""
-    chains, randomness = bind_chains(*args, **named)
+    """The operator."""
     try:
-        return _rejection_verify(*chains.flat(), *randomness.flat(), max_depth, _IS_BLOCK[rule], mass)
+        return _rejection_verify(
+            tokens, offsets, proposal_kinds, dist_index, *target, *(draft or NO_DISTRIBUTION), token_ids, seeds,
+            root_positions, uniforms, *(gumbel_noise or NO_NOISE), max_depth, _IS_BLOCK[rule], mass,
+        )  # fmt: skip
     except (RuntimeError, ValueError, TypeError, KeyError):
+        chains, randomness = bind_chains(
+            tokens, offsets, proposal_kinds, dist_index, target, draft, token_ids, seeds, root_positions, uniforms,
+            gumbel_noise,
+        )  # fmt: skip
         check("rejection_verify", chains, randomness, max_depth=max_depth, rule=rule, mass=mass)  # names a remedy
         parts = argument_checks.make_contiguous(*chains.flat(), *randomness.flat())
         return _rejection_verify(*parts, max_depth, _IS_BLOCK[rule], *argument_checks.make_contiguous(mass))

@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from ...dispatch import argument_checks
+from .._proposals.batch import Distribution
 from .reference import bind, check
 
 _typical_verify = torch.ops.specdec.typical_verify.default
 
 
 def typical_verify(
-    *args: Any, epsilon: float, delta: float, max_depth: int, **named: Any
+    tokens: Tensor,
+    offsets: Tensor,
+    first_child: Tensor,
+    next_sibling: Tensor,
+    target: Distribution,
+    score_only: Tensor | None,
+    seeds: Tensor,
+    root_positions: Tensor,
+    *,
+    epsilon: float,
+    delta: float,
+    max_depth: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The operator, its arguments as `bind` takes them."""
-    trees, randomness = bind(*args, **named)
-    links = (trees.tokens, trees.offsets, trees.first_child, trees.next_sibling)
-    others = (trees.score_only, randomness.seeds, randomness.root_positions)
+    """The operator."""
+    links = (tokens, offsets, first_child, next_sibling)
     try:
         found: tuple[Tensor, Tensor, Tensor] = _typical_verify(
-            *links, *trees.target, *others, epsilon, delta, max_depth
+            *links, *target, score_only, seeds, root_positions, epsilon, delta, max_depth
         )
     except (RuntimeError, ValueError, TypeError):
-        check(trees, randomness, epsilon, delta, max_depth)  # names a remedy
-        parts = argument_checks.make_contiguous(*links, *trees.target, *others)
+        check(*bind(*links, target, score_only, seeds, root_positions), epsilon, delta, max_depth)  # names a remedy
+        parts = argument_checks.make_contiguous(*links, *target, score_only, seeds, root_positions)
         found = _typical_verify(*parts, epsilon, delta, max_depth)
     return found
