@@ -119,7 +119,7 @@ def dists_of_the_draw_before(patch: Patch) -> None:
 
 def texts_begin_anywhere(patch: Patch) -> None:
     """What is decoded begins a fixed number of tokens back, inside a character or not."""
-    patch.setattr(stopping_module, "_LONGEST", 1)
+    patch.setattr(stopping_module, "_MAX_CHARACTER_TOKENS", 1)
 
 
 def chains_kept_one_short(patch: Patch) -> None:
